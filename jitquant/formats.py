@@ -1,0 +1,91 @@
+"""The number formats: maxima, block sizes, dtypes, packing and layouts. Constants and nothing else.
+
+E2M1 (FP4): 1 sign bit, 2 exponent bits (bias 1), 1 mantissa bit; no infinity and no NaN.
+E4M3 (FP8, ``float8_e4m3fn``): 1 sign bit, 4 exponent bits (bias 7), 3 mantissa bits; no infinity,
+NaN is ``S.1111.111``.
+
+NVFP4 is E2M1 in blocks of 16 along one dimension, with one E4M3 scale for each block and one fp32
+scale for each tensor (or for each row).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import torch
+
+E2M1_MAX: Final = 6.0
+"""Largest E2M1 value."""
+
+E2M1_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitude that each of the three-bit codes 0..7 stands for; bit 3 of a code is the sign."""
+
+E2M1_SIGN_BIT: Final = 8
+"""Mask of the sign in a four-bit code."""
+
+E2M1_TIES: Final = (
+    (0.25, 0.0),
+    (0.75, 1.0),
+    (1.25, 1.0),
+    (1.75, 2.0),
+    (2.5, 2.0),
+    (3.5, 4.0),
+    (5.0, 4.0),
+)
+"""Midpoint between neighbouring magnitudes, and the magnitude it rounds to (the even code)."""
+
+E4M3_MAX: Final = 448.0
+"""Largest finite E4M3 value."""
+
+E4M3_NAN: Final = 0x7F
+"""The byte that every NaN is stored as."""
+
+NVFP4_BLOCK: Final = 16
+"""Elements that share one E4M3 scale."""
+
+NVFP4_DIVISOR: Final = E2M1_MAX * E4M3_MAX
+"""2688: ``gsa = amax / 2688``, so that the block with the largest element gets the scale 448."""
+
+FP32_MAX: Final = 3.4028234663852886e38
+"""Largest finite fp32 value; encoding factors are clamped to it."""
+
+FP4_DTYPE: Final = torch.float4_e2m1fn_x2
+"""Two E2M1 codes in a byte; the element with the even index is in the low nibble."""
+
+SCALE_DTYPE: Final = torch.float8_e4m3fn
+"""Dtype of NVFP4 block scales."""
+
+INPUT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+"""Dtypes that can be quantized, and that can be dequantized to."""
+
+CODES_PER_BYTE: Final = 2
+
+SWIZZLE_ROWS: Final = 128
+"""Rows of one tile of the swizzled scale layout."""
+
+SWIZZLE_COLS: Final = 4
+"""Scales in one row of a tile of the swizzled scale layout."""
+
+MHC_MAX: Final = 8
+"""Largest number of hyper-connections that the fused mHC op takes."""
+
+Granularity = Literal["tensor", "row"]
+ScaleLayout = Literal["linear", "swizzled_128x4"]
+Recipe = Literal["te", "vllm"]
+WeightBlock = Literal["1x16", "16x16"]
+DeinterleaveOp = Literal["select", "swiglu"]
+
+GRANULARITIES: Final[tuple[str, ...]] = ("tensor", "row")
+"""What one gsa covers: the whole tensor, or one row (one index of the leading dimensions)."""
+
+SCALE_LAYOUTS: Final[tuple[str, ...]] = ("linear", "swizzled_128x4")
+"""Row major, or the 128x4 tiles that cuBLASLt's block-scaled matrix multiplication reads."""
+
+RECIPES: Final[tuple[str, ...]] = ("te", "vllm")
+"""TransformerEngine's arithmetic (the default), or that of vLLM, SGLang and FlashInfer."""
+
+WEIGHT_BLOCKS: Final[tuple[str, ...]] = ("1x16", "16x16")
+"""Elements of a weight that share one scale."""
+
+DEINTERLEAVE_OPS: Final[tuple[str, ...]] = ("select", "swiglu")
+"""What is done with a gate and an up value: keep the gate, or ``silu(gate) * up``."""

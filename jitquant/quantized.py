@@ -1,0 +1,417 @@
+"""`QuantizedActivation`: a tensor in NVFP4, as the ops return it and consumers take it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from jitquant.formats import (
+    CODES_PER_BYTE,
+    FP4_DTYPE,
+    GRANULARITIES,
+    NVFP4_BLOCK,
+    RECIPES,
+    SCALE_DTYPE,
+    SCALE_LAYOUTS,
+    SWIZZLE_COLS,
+    SWIZZLE_ROWS,
+)
+
+
+def _ceil_to(size: int, multiple: int) -> int:
+    return (size + multiple - 1) // multiple * multiple
+
+
+def _one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise ValueError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))}")
+
+
+@dataclass(eq=False, repr=False)
+class QuantizedActivation:
+    """A tensor in NVFP4: packed codes, block scales, and the global factor that dequantizes.
+
+    The value of an element is ``e2m1 * s * gsa``. For a logical shape (..., N) quantized along its
+    last dimension, with ``rows`` the product of the leading ones:
+
+    Attributes:
+        x_fp4: ``float4_e2m1fn_x2`` (..., ceil(N / 16) * 8); the even element in the low nibble.
+        x_sf: ``float8_e4m3fn`` scales: (..., ceil(N / 16)), or, swizzled,
+            (ceil(rows / 128) * 128, ceil(ceil(N / 16) / 4) * 4), the bytes of a 128x4 tile together
+            and zero where there is no row or block.
+        gsa: fp32, (1,) with granularity "tensor", (rows,) with "row".
+        inv_rms: fp32 (rows,), ``1 / sqrt(mean(v^2) + eps)``, from the ops that have a norm in them.
+        cols: logical size of the packed dimension: N. Default: all that is packed.
+        scale_layout: "linear" or "swizzled_128x4".
+        granularity: "tensor" or "row": what one gsa covers.
+        recipe: "te" or "vllm": the arithmetic it was quantized with.
+        dim: the packed dimension: -1, or 0 for a (K, N) weight, where x_fp4 is
+            (ceil(K / 16) * 8, N), x_sf (ceil(K / 16), N), and ``cols`` is K.
+
+    It is a registered pytree: ``torch.compile`` and ``torch.export`` take and return it. Nothing is
+    checked when one is made, `validate` does that. Equality is identity; compare the parts.
+    """
+
+    x_fp4: Tensor
+    x_sf: Tensor
+    gsa: Tensor
+    inv_rms: Tensor | None = None
+    cols: int | None = None
+    scale_layout: str = "linear"
+    granularity: str = "tensor"
+    recipe: str = "te"
+    dim: int = -1
+
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, ...] | list[int],
+        *,
+        granularity: str = "tensor",
+        scale_layout: str = "linear",
+        recipe: str = "te",
+        device: torch.device | str | None = None,
+        inv_rms: bool = False,
+        dim: int = -1,
+    ) -> QuantizedActivation:
+        """Uninitialised buffers for a tensor of a logical shape, to be given as ``out=``.
+
+        Args:
+            shape: (..., N) of the tensor that will be quantized; (K, N) with ``dim=0``. For
+                `deinterleave_quantize_nvfp4` N is ``intermediate``; for
+                `mhc_rmsnorm_quantize_nvfp4` the dimension of the hyper-connections is left out.
+            granularity: "tensor": gsa is (1,); "row": (rows,).
+            scale_layout: "linear" or "swizzled_128x4"; ``dim=0`` has "linear" only.
+            recipe: "te" or "vllm"; written over by the op that fills the buffers.
+            device: default is PyTorch's.
+            inv_rms: whether there is a buffer for inv_rms.
+            dim: -1 or 0.
+
+        Raises:
+            ValueError: an argument is none of these.
+        """
+        shape = tuple(shape)
+        _one_of("granularity", granularity, GRANULARITIES)
+        _one_of("scale_layout", scale_layout, SCALE_LAYOUTS)
+        _one_of("recipe", recipe, RECIPES)
+        if dim not in (-1, 0):
+            raise ValueError(f"dim is {dim!r}; accepted are -1 (the last dimension) and 0")
+        if len(shape) == 0 or (dim == 0 and len(shape) != 2) or shape[dim] == 0:
+            raise ValueError(
+                f"shape is {shape}; accepted is (..., N) with N >= 1, or with dim=0 (K, N), K >= 1"
+            )
+        if dim == 0 and scale_layout != "linear":
+            raise ValueError(f"scale_layout is {scale_layout!r}; with dim=0 it is 'linear'")
+        if dim == 0 and granularity != "tensor":
+            raise ValueError(f"granularity is {granularity!r}; with dim=0 it is 'tensor'")
+        cols = shape[dim]
+        groups = _ceil_to(cols, NVFP4_BLOCK) // NVFP4_BLOCK
+        packed = groups * (NVFP4_BLOCK // CODES_PER_BYTE)
+        rows = math.prod(shape[:-1])
+        fp4_shape: tuple[int, ...] = (*shape[:-1], packed)
+        sf_shape: tuple[int, ...] = (*shape[:-1], groups)
+        if dim == 0:
+            fp4_shape, sf_shape = (packed, shape[1]), (groups, shape[1])
+        if scale_layout == "swizzled_128x4":
+            sf_shape = (_ceil_to(rows, SWIZZLE_ROWS), _ceil_to(groups, SWIZZLE_COLS))
+        count = rows if granularity == "row" else 1
+        return cls(
+            torch.empty(fp4_shape, dtype=FP4_DTYPE, device=device),
+            torch.empty(sf_shape, dtype=SCALE_DTYPE, device=device),
+            torch.empty(count, dtype=torch.float32, device=device),
+            torch.empty(rows, dtype=torch.float32, device=device) if inv_rms else None,
+            cols,
+            scale_layout,
+            granularity,
+            recipe,
+            dim,
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape: that of the tensor that was quantized."""
+        packed = tuple(self.x_fp4.shape)
+        if self.dim == 0:
+            cols = CODES_PER_BYTE * packed[0] if self.cols is None else self.cols
+            return (cols, *packed[1:])
+        cols = CODES_PER_BYTE * packed[-1] if self.cols is None else self.cols
+        return (*packed[:-1], cols)
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows: the product of all dimensions but the last; 1 for a 1-D tensor."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.x_fp4.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales, gsa and inv_rms, padding included."""
+        return sum(t.nbytes for t in self._tensors())
+
+    @property
+    def x_fp4_bytes(self) -> Tensor:
+        """x_fp4 as uint8, the same memory; DLPack has no type for two codes in a byte."""
+        return self.x_fp4.view(torch.uint8)
+
+    @property
+    def x_sf_bytes(self) -> Tensor:
+        """x_sf as uint8, the same memory."""
+        return self.x_sf.view(torch.uint8)
+
+    def _tensors(self) -> list[Tensor]:
+        parts = (self.x_fp4, self.x_sf, self.gsa, self.inv_rms)
+        return [t for t in parts if t is not None]
+
+    def _like(
+        self,
+        x_fp4: Tensor,
+        x_sf: Tensor,
+        gsa: Tensor,
+        inv_rms: Tensor | None,
+        cols: int | None = None,
+    ) -> QuantizedActivation:
+        return QuantizedActivation(
+            x_fp4,
+            x_sf,
+            gsa,
+            inv_rms,
+            self.cols if cols is None else cols,
+            self.scale_layout,
+            self.granularity,
+            self.recipe,
+            self.dim,
+        )
+
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
+        """The values, ``e2m1 * s * gsa`` in fp32 and rounded once to ``dtype``.
+
+        Args:
+            dtype: bfloat16, float16 or float32.
+            out: contiguous tensor of the logical shape and of ``dtype`` to write to.
+
+        Returns:
+            A tensor of the logical shape, or ``out``.
+
+        Raises:
+            TypeError, ValueError: see `jitquant.dequantize_nvfp4`.
+        """
+        from jitquant.ops import dequantize_nvfp4
+
+        return dequantize_nvfp4(self, dtype=dtype, out=out)
+
+    def to(
+        self, device: torch.device | str | int, *, non_blocking: bool = False
+    ) -> QuantizedActivation:
+        """On another device; itself if it is there.
+
+        Args:
+            device: where to.
+            non_blocking: as in ``Tensor.to``.
+
+        Raises:
+            TypeError: ``device`` is a dtype: `dequantize` is what gives another dtype.
+        """
+        if isinstance(device, torch.dtype):
+            raise TypeError(
+                f"device is the dtype {device}; a quantized tensor has no other dtype to go to. "
+                f"For values call .dequantize({device})"
+            )
+        target = torch.empty(0, device=device).device
+        if all(t.device == target for t in self._tensors()):
+            return self
+
+        # Codes and scales go as bytes: PyTorch lacks copy kernels for float4_e2m1fn_x2.
+        return self._like(
+            self.x_fp4_bytes.to(target, non_blocking=non_blocking).view(self.x_fp4.dtype),
+            self.x_sf_bytes.to(target, non_blocking=non_blocking).view(self.x_sf.dtype),
+            self.gsa.to(target, non_blocking=non_blocking),
+            None if self.inv_rms is None else self.inv_rms.to(target, non_blocking=non_blocking),
+        )
+
+    def clone(self) -> QuantizedActivation:
+        """A copy with memory of its own."""
+        return self._like(
+            self.x_fp4_bytes.clone().view(self.x_fp4.dtype),
+            self.x_sf_bytes.clone().view(self.x_sf.dtype),
+            self.gsa.clone(),
+            None if self.inv_rms is None else self.inv_rms.clone(),
+        )
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: slice) -> QuantizedActivation:
+        """Rows ``i:j`` of the first dimension, as views of the same memory.
+
+        Linear scales: any ``i:j``. Swizzled scales: where the rows begin and end at multiples of
+        128 (or at the last row), as 128 rows share a tile. ``dim=0``: where they begin and end at
+        multiples of 16 (or at the last row), as 16 rows share a scale.
+
+        Raises:
+            TypeError: ``index`` is no slice.
+            IndexError: the tensor is 1-D: there is one row.
+            ValueError: the step is not 1, or the layout does not allow this slice.
+        """
+        if not isinstance(index, slice):
+            raise TypeError(
+                f"index is {index!r}; accepted are slices of the first dimension, such as q[2:10] "
+                "(q[i:i + 1] for one row)"
+            )
+        shape = self.shape
+        if len(shape) == 1:
+            raise IndexError(f"a quantized tensor of shape {shape} is one row, nothing to slice")
+        start, stop, step = index.indices(shape[0])
+        if step != 1:
+            raise ValueError(f"the slice's step is {step}; accepted is 1")
+        stop = max(start, stop)
+        if self.dim == 0:
+            return self._slice_packed(start, stop, shape[0])
+        inner = math.prod(shape[1:-1])
+        first, last = start * inner, stop * inner
+        rows = self.num_tokens
+        if self.scale_layout == "linear":
+            x_sf = self.x_sf[start:stop]
+        else:
+            if first % SWIZZLE_ROWS or (last % SWIZZLE_ROWS and last != rows):
+                raise ValueError(
+                    f"rows {first}:{last} of a swizzled_128x4 tensor of {rows} rows; 128 rows "
+                    "share a tile, so accepted are multiples of 128. For other rows quantize with "
+                    "scale_layout='linear', or slice before quantizing"
+                )
+            x_sf = self.x_sf[first : first + _ceil_to(last - first, SWIZZLE_ROWS)]
+        return self._like(
+            self.x_fp4[start:stop],
+            x_sf,
+            self.gsa[first:last] if self.granularity == "row" else self.gsa,
+            None if self.inv_rms is None else self.inv_rms[first:last],
+        )
+
+    def _slice_packed(self, start: int, stop: int, size: int) -> QuantizedActivation:
+        if start % NVFP4_BLOCK or (stop % NVFP4_BLOCK and stop != size):
+            raise ValueError(
+                f"rows {start}:{stop} of a tensor packed along dim 0 with {size} rows; 16 rows "
+                "share a scale, so accepted are multiples of 16"
+            )
+        if start == stop:
+            raise ValueError(f"rows {start}:{stop} of a tensor packed along dim 0 are none")
+        first, last = start // NVFP4_BLOCK, _ceil_to(stop, NVFP4_BLOCK) // NVFP4_BLOCK
+        width = NVFP4_BLOCK // CODES_PER_BYTE
+        return self._like(
+            self.x_fp4[first * width : last * width],
+            self.x_sf[first:last],
+            self.gsa,
+            self.inv_rms,
+            cols=stop - start,
+        )
+
+    def validate(self, name: str = "q") -> None:
+        """Checks that the parts fit together: dtypes, shapes, devices.
+
+        Args:
+            name: what an error calls this tensor.
+
+        Raises:
+            TypeError: a part is no tensor or has another dtype.
+            ValueError: a shape, device, layout, granularity, recipe or dim is not what it must be.
+        """
+        _one_of(f"{name}.scale_layout", self.scale_layout, SCALE_LAYOUTS)
+        _one_of(f"{name}.granularity", self.granularity, GRANULARITIES)
+        _one_of(f"{name}.recipe", self.recipe, RECIPES)
+        if self.dim not in (-1, 0):
+            raise ValueError(f"{name}.dim is {self.dim!r}; accepted are -1 and 0")
+        for field, dtype in (
+            ("x_fp4", FP4_DTYPE),
+            ("x_sf", SCALE_DTYPE),
+            ("gsa", torch.float32),
+            ("inv_rms", torch.float32),
+        ):
+            part = getattr(self, field)
+            if part is None and field == "inv_rms":
+                continue
+            if not isinstance(part, Tensor) or part.dtype != dtype:
+                given = part.dtype if isinstance(part, Tensor) else type(part).__name__
+                raise TypeError(f"{name}.{field} is {given}; accepted is a tensor of {dtype}")
+            if part.device != self.x_fp4.device:
+                raise ValueError(
+                    f"{name}.{field} is on {part.device} and {name}.x_fp4 on {self.x_fp4.device}; "
+                    "accepted are parts on one device. Move all of them with .to(device)"
+                )
+        packed = self.x_fp4.shape[self.dim] if self.x_fp4.dim() else 0
+        width = NVFP4_BLOCK // CODES_PER_BYTE
+        low, high = CODES_PER_BYTE * packed - NVFP4_BLOCK, CODES_PER_BYTE * packed
+        cols = high if self.cols is None else self.cols
+        if packed == 0 or packed % width or not low < cols <= high:
+            raise ValueError(
+                f"{name}.x_fp4 is {tuple(self.x_fp4.shape)} with cols {self.cols}; accepted is "
+                "ceil(cols / 16) * 8 bytes along the packed dimension"
+            )
+        want = QuantizedActivation.empty(
+            self.shape,
+            granularity=self.granularity,
+            scale_layout=self.scale_layout,
+            device="meta",
+            inv_rms=self.inv_rms is not None,
+            dim=self.dim,
+        )
+        for field in ("x_sf", "gsa", "inv_rms"):
+            part, wanted = getattr(self, field), getattr(want, field)
+            if part is not None and part.shape != wanted.shape:
+                raise ValueError(
+                    f"{name}.{field} is {tuple(part.shape)}; accepted is {tuple(wanted.shape)} for "
+                    f"the logical shape {self.shape}, scale_layout {self.scale_layout!r}, "
+                    f"granularity {self.granularity!r}"
+                )
+
+    def __repr__(self) -> str:
+        # Shapes and names only: data would have to be copied from the device first.
+        return (
+            f"QuantizedActivation(shape={tuple(self.shape)}, nvfp4, recipe={self.recipe!r}, "
+            f"granularity={self.granularity!r}, scale_layout={self.scale_layout!r}, "
+            f"dim={self.dim}, inv_rms={'no' if self.inv_rms is None else 'yes'}, "
+            f"{self.nbytes} bytes, device={str(self.device)!r})"
+        )
+
+
+_CONTEXT_FIELDS = ("cols", "scale_layout", "granularity", "recipe", "dim")
+_TENSOR_FIELDS = ("x_fp4", "x_sf", "gsa", "inv_rms")
+
+
+def _context(q: QuantizedActivation) -> tuple[Any, ...]:
+    return tuple(getattr(q, name) for name in _CONTEXT_FIELDS)
+
+
+def _flatten(q: QuantizedActivation) -> tuple[list[Any], tuple[Any, ...]]:
+    return [q.x_fp4, q.x_sf, q.gsa, q.inv_rms], _context(q)
+
+
+def _flatten_with_keys(
+    q: QuantizedActivation,
+) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[Any, ...]]:
+    keyed: list[tuple[pytree.KeyEntry, Any]] = [
+        (pytree.GetAttrKey(name), getattr(q, name)) for name in _TENSOR_FIELDS
+    ]
+    return keyed, _context(q)
+
+
+def _unflatten(parts: Any, context: tuple[Any, ...]) -> QuantizedActivation:
+    return QuantizedActivation(*parts, *context)
+
+
+pytree.register_pytree_node(
+    QuantizedActivation,
+    _flatten,
+    _unflatten,
+    serialized_type_name="jitquant.QuantizedActivation",
+    to_dumpable_context=list,
+    from_dumpable_context=tuple,
+    flatten_with_keys_fn=_flatten_with_keys,
+)

@@ -1,0 +1,206 @@
+"""What is computed before quantization in one pass: deinterleave, RMSNorm, mHC.
+
+Every value is computed in fp32 and quantized as it is, without a rounding to the input's dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import NVFP4_DIVISOR
+from jitquant.reference.elements import constant
+from jitquant.reference.nvfp4 import quantize_values, quantize_values_static, rows_of
+
+
+def deinterleave(
+    fused: Tensor, intermediate: int, granularity_cols: int, op: str, halves: bool
+) -> Tensor:
+    """The values of a fused gate-and-up projection, fp32 (rows, intermediate).
+
+    Args:
+        fused: (..., 2 * intermediate).
+        intermediate: columns of the result.
+        granularity_cols: G; output column c is gate column ``c // G * 2G + c % G`` and the up
+            column G further. Divides ``intermediate``.
+        op: "select" gives the gate, "swiglu" ``gate / (1 + exp(-gate)) * up``.
+        halves: gate is the first half of the columns and up the second; G is ignored.
+    """
+    v = rows_of(fused)
+    if halves:
+        gate, up = v[:, :intermediate], v[:, intermediate:]
+    else:
+        runs = v.reshape(v.shape[0], intermediate // granularity_cols, 2, granularity_cols)
+        gate = runs[:, :, 0].reshape(v.shape[0], intermediate)
+        up = runs[:, :, 1].reshape(v.shape[0], intermediate)
+    if op == "select":
+        return gate
+    return torch.div(gate, constant(1.0, gate) + torch.exp(-gate)) * up
+
+
+def deinterleave_quantize_nvfp4(
+    fused: Tensor,
+    intermediate: int,
+    granularity_cols: int,
+    divisor: float = NVFP4_DIVISOR,
+    *,
+    global_scale: float | None = None,
+    op: str = "select",
+    halves: bool = False,
+    granularity: str = "tensor",
+    recipe: str = "te",
+    scale_layout: str = "linear",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x_fp4, x_sf, gsa of the values of `deinterleave`; the amax is theirs, not ``fused``'s."""
+    v = deinterleave(fused, intermediate, granularity_cols, op, halves)
+    return quantize_values(
+        v, fused.shape[:-1], divisor, global_scale, granularity, recipe, scale_layout
+    )
+
+
+def deinterleave_quantize_nvfp4_static(
+    fused: Tensor,
+    intermediate: int,
+    granularity: int,
+    global_scale: Tensor,
+    *,
+    op: str = "select",
+    halves: bool = False,
+    recipe: str = "te",
+    scale_layout: str = "linear",
+) -> tuple[Tensor, Tensor]:
+    """x_fp4, x_sf of the values of `deinterleave`, with the gsa given."""
+    v = deinterleave(fused, intermediate, granularity, op, halves)
+    return quantize_values_static(v, fused.shape[:-1], global_scale, recipe, scale_layout)
+
+
+def _add_residual(x: Tensor, residual: Tensor | None) -> Tensor:
+    """``residual <- x + residual``, added in fp32 and rounded once; then the residual as stored."""
+    if residual is None:
+        return x
+    residual.copy_(x.to(torch.float32) + residual.to(torch.float32))
+    return residual
+
+
+def rmsnorm(v: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """``v * inv_rms * weight`` and ``inv_rms = 1 / sqrt(mean(v^2) + eps)``.
+
+    The squares are rounded to fp32 and summed in fp64: an fp32 sum depends on its order, and this
+    is the value that every order approximates.
+
+    Args:
+        v: fp32 (rows, N).
+        weight: (N,).
+        eps: added to the mean of the squares.
+
+    Returns:
+        fp32 (rows, N) and fp32 (rows,).
+    """
+    total = v.square().sum(dim=1, dtype=torch.float64).to(torch.float32)
+    mean = torch.div(total, constant(float(v.shape[1]), v))
+    inv_rms = torch.div(constant(1.0, v), torch.sqrt(mean + constant(eps, v)))
+    return v * inv_rms[:, None] * weight.to(torch.float32), inv_rms
+
+
+def rmsnorm_quantize_nvfp4(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    divisor: float = NVFP4_DIVISOR,
+    *,
+    residual: Tensor | None = None,
+    global_scale: float | None = None,
+    granularity: str = "row",
+    recipe: str = "te",
+    scale_layout: str = "linear",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x_fp4, x_sf, gsa, inv_rms of `rmsnorm` of ``x``, or of ``x + residual``, added in place."""
+    y, inv_rms = rmsnorm(rows_of(_add_residual(x, residual)), weight, eps)
+    quantized = quantize_values(
+        y, x.shape[:-1], divisor, global_scale, granularity, recipe, scale_layout
+    )
+    return (*quantized, inv_rms)
+
+
+def rmsnorm_quantize_nvfp4_static(
+    x: Tensor,
+    weight: Tensor,
+    gsa: Tensor,
+    eps: float = 1e-6,
+    *,
+    residual: Tensor | None = None,
+    recipe: str = "te",
+    scale_layout: str = "linear",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x_fp4, x_sf, inv_rms, with the gsa given."""
+    y, inv_rms = rmsnorm(rows_of(_add_residual(x, residual)), weight, eps)
+    return (*quantize_values_static(y, x.shape[:-1], gsa, recipe, scale_layout), inv_rms)
+
+
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """``a * b + c`` of fp32 tensors, rounded once.
+
+    The product is exact in fp64. The sum is rounded to odd there (an inexact sum gets its last bit
+    set), which makes the final rounding to fp32 the only one that counts.
+    """
+    p, c = a.double() * b.double(), c.double()
+    total = p + c
+    c_part = total - p
+    error = (p - (total - c_part)) + (c - c_part)
+    bits = total.view(torch.int64)
+    inexact_even = (error != 0) & (bits & 1 == 0) & total.isfinite()
+    # One step towards the exact sum: away from zero if the error has the sign of the sum.
+    step = torch.where((error > 0) == (total > 0), 1, -1)
+    return torch.where(inexact_even, bits + step, bits).view(torch.float64).to(torch.float32)
+
+
+def hyper_connection_sum(x: Tensor, a: Tensor) -> Tensor:
+    """``sum over h of A[h] * X[h]``, fp32 (rows, N), in the order of h, each step one fma.
+
+    Args:
+        x: (..., H, N).
+        a: (..., H).
+    """
+    streams = x.shape[-2]
+    rows = x.numel() // (streams * x.shape[-1])
+    v = x.reshape(rows, streams, x.shape[-1]).to(torch.float32)
+    mix = a.reshape(rows, streams).to(torch.float32)
+    total = mix[:, :1] * v[:, 0]
+    for h in range(1, streams):
+        total = _fma(mix[:, h : h + 1], v[:, h], total)
+    return total
+
+
+def mhc_rmsnorm_quantize_nvfp4(
+    X: Tensor,
+    A: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    divisor: float = NVFP4_DIVISOR,
+    *,
+    global_scale: float | None = None,
+    granularity: str = "row",
+    recipe: str = "te",
+    scale_layout: str = "linear",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x_fp4, x_sf, gsa, inv_rms of `rmsnorm` of `hyper_connection_sum`."""
+    y, inv_rms = rmsnorm(hyper_connection_sum(X, A), weight, eps)
+    quantized = quantize_values(
+        y, X.shape[:-2], divisor, global_scale, granularity, recipe, scale_layout
+    )
+    return (*quantized, inv_rms)
+
+
+def mhc_rmsnorm_quantize_nvfp4_static(
+    X: Tensor,
+    A: Tensor,
+    weight: Tensor,
+    gsa: Tensor,
+    eps: float = 1e-6,
+    *,
+    recipe: str = "te",
+    scale_layout: str = "linear",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x_fp4, x_sf, inv_rms, with the gsa given."""
+    y, inv_rms = rmsnorm(hyper_connection_sum(X, A), weight, eps)
+    return (*quantize_values_static(y, X.shape[:-2], gsa, recipe, scale_layout), inv_rms)
