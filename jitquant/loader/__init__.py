@@ -1,0 +1,133 @@
+"""Compile CUDA sources on first use and load them: :func:`get_cuda_module`.
+
+The loader knows nothing of quantization; it compiles any ``.cu`` and ``.cpp``. ``docs/loader.md``
+describes how the cache works and every environment variable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from .core import Loader
+from .errors import (
+    CacheError,
+    CaptureError,
+    CompileError,
+    DamagedEntryError,
+    DamagedEntryWarning,
+    Diagnostic,
+    FrozenError,
+    HostCompilerNotFoundError,
+    LoaderError,
+    LockTimeoutError,
+    NvccNotFoundError,
+    UnsupportedArchError,
+)
+from .module import CudaModule
+
+__all__ = [
+    "CacheError",
+    "CaptureError",
+    "CompileError",
+    "CudaModule",
+    "DamagedEntryError",
+    "DamagedEntryWarning",
+    "Diagnostic",
+    "FrozenError",
+    "HostCompilerNotFoundError",
+    "Loader",
+    "LoaderError",
+    "LockTimeoutError",
+    "NvccNotFoundError",
+    "UnsupportedArchError",
+    "freeze",
+    "get_cuda_module",
+    "unfreeze",
+    "warmup",
+]
+
+_default = Loader()
+
+
+def get_cuda_module(
+    name: str,
+    sources: Sequence[str | os.PathLike[str]],
+    *,
+    include_dirs: Sequence[str | os.PathLike[str]] = (),
+    cuda_flags: Sequence[str] = (),
+    cxx_flags: Sequence[str] = (),
+    archs: str | Sequence[str] | None = None,
+) -> CudaModule:
+    """The module compiled from ``sources``; built now if no build of these contents is cached.
+
+    Cheap enough to be called before every use: while nothing changed it costs microseconds and
+    returns the same object. After an edit of a source, or of any header that it read, it returns
+    the new code; the old module stays loaded for whoever holds it.
+
+    Args:
+        name: the module's name, an identifier. Builds with one name and unlike contents live side
+            by side: each gets its own value of the macro ``TORCH_EXTENSION_NAME``.
+        sources: ``.cu`` and ``.cpp`` files. A bare name (``"amax_gsa.cu"``) is one of the
+            project's kernels; a :class:`~pathlib.Path` or a string with a directory part
+            (``"./k.cu"``) is the caller's own. ``bindings/k.cpp`` beside ``k.cu`` is compiled
+            with it unless a C++ source is named.
+        include_dirs: searched before the project's own device headers, which are always found.
+        cuda_flags: more flags for nvcc (not to select architectures: that is ``archs``).
+        cxx_flags: more flags for the C++ compiler; ``-l``, ``-L`` and ``-Wl,`` go to the linker.
+        archs: GPU architectures, such as ``"9.0"`` or ``["90a", "100a"]``; ``None`` means
+            ``JITQUANT_CUDA_ARCHS``, else ``TORCH_CUDA_ARCH_LIST``, else the visible GPUs, else
+            sm_90a.
+
+    Returns:
+        A :class:`CudaModule`, whose attributes are the operators (TORCH_LIBRARY,
+        STABLE_TORCH_LIBRARY) and functions (PYBIND11_MODULE) of the sources.
+
+    Raises:
+        TypeError, ValueError, FileNotFoundError: an argument is wrong.
+        NvccNotFoundError, HostCompilerNotFoundError: a compiler is missing.
+        UnsupportedArchError: an architecture cannot be compiled for.
+        CompileError: a source does not compile or link.
+        LockTimeoutError: another process has been building it for too long.
+        CacheError: the cache directory cannot be used, or its disk is full.
+        CaptureError: a build or load would be needed during CUDA graph capture.
+        FrozenError: it is not loaded, and :func:`freeze` was called.
+        LoaderError: the library does not load.
+    """
+    return _default.get(
+        name,
+        sources,
+        include_dirs=include_dirs,
+        cuda_flags=cuda_flags,
+        cxx_flags=cxx_flags,
+        archs=archs,
+    )
+
+
+def warmup(*names: str, devices: Iterable[int] | None = None) -> dict[str, CudaModule]:
+    """Build (several at once), load and make resident the named modules; all without names.
+
+    After it the first launch of a kernel works under CUDA graph capture.
+
+    Args:
+        names: kernels of the project (``"amax_gsa"``), or modules asked for before.
+        devices: indices of the GPUs to load the kernels on; ``None`` means the current one.
+
+    Raises:
+        ValueError: an unknown name.
+        LoaderError: as :func:`get_cuda_module`, for the first module that failed.
+    """
+    return _default.warmup(*names, devices=devices)
+
+
+def freeze() -> None:
+    """Stop looking for changes: a loaded module is returned as it is, anything else raises.
+
+    :class:`FrozenError` names the caller that asked for a module which is not loaded.
+    """
+    _default.freeze()
+
+
+def unfreeze() -> None:
+    """Undo :func:`freeze`."""
+    _default.unfreeze()

@@ -1,0 +1,245 @@
+"""From a plan to a shared library: compile side by side, link, try to load."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .archs import gencode_flags
+from .diagnostics import compile_error
+from .errors import CompileError
+from .plan import Plan, python_include_dir, torch_include_dirs
+from .processes import Command, run_side_by_side
+from .sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
+from .toolchain import cudart_flags
+from .trial import Trial, link_and_try
+
+_LOG = logging.getLogger("jitquant.loader")
+
+#: The oldest torch whose stable ABI the bindings are written against: 2.11.
+STABLE_TARGET = "0x020b000000000000"
+_HALF_FLAGS = (
+    "-D__CUDA_NO_HALF_OPERATORS__",
+    "-D__CUDA_NO_HALF_CONVERSIONS__",
+    "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-D__CUDA_NO_HALF2_OPERATORS__",
+)
+_LINKER_FLAGS = ("-l", "-L", "-Wl,")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One source with the command that compiles it."""
+
+    source: str
+    command: Command
+    depfile: Path
+    scan: IncludeScan
+
+
+@dataclass(frozen=True)
+class Built:
+    """A linked library and everything the compilers read for it."""
+
+    library: Path
+    read: tuple[str, ...]
+    trial: Trial
+
+
+def make_units(plan: Plan, extension: str, staging: Path) -> list[Unit]:
+    """The compile command of each source; objects are numbered, so equal names do not meet."""
+    units: list[Unit] = []
+    for index, source in enumerate(plan.sources):
+        scan = scan_includes(source, plan.include_dirs)
+        depfile = staging / f"o{index}.d"
+        is_cuda = source.lower().endswith(CUDA_SUFFIXES)
+        make = _cuda_command if is_cuda else _cxx_command
+        argv = make(plan, extension, source, f"o{index}", scan)
+        label = (
+            f"{'nvcc' if is_cuda else os.path.basename(plan.host.command[0])} "
+            f"{os.path.basename(source)}"
+        )
+        units.append(
+            Unit(source, Command(tuple(argv), label, staging / f"o{index}.log"), depfile, scan)
+        )
+    return units
+
+
+def _cuda_command(
+    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan
+) -> list[str]:
+    nvcc = plan.nvcc
+    assert nvcc is not None
+    flags = plan.request.cuda_flags
+    argv = [nvcc.path, "-c", source, "-o", f"{stem}.o", "-MD", "-MF", f"{stem}.d"]
+    if "NVCC_CCBIN" not in os.environ and not any(
+        flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags
+    ):
+        argv += [
+            "-ccbin",
+            plan.host.command[-1] if len(plan.host.command) > 1 else plan.host.command[0],
+        ]
+    argv += gencode_flags(plan.archs.archs)
+    if len(plan.archs.archs) > 1:
+        argv += ["--threads", str(min(len(plan.archs.archs), os.cpu_count() or 1))]
+    argv += ["-O3", "-lineinfo", "-Xcompiler", "-fPIC", f"-DTORCH_EXTENSION_NAME={extension}"]
+    if not _sets_standard(flags):
+        argv.append("-std=c++20" if scan.torch else "-std=c++17")
+    for directory in plan.include_dirs:
+        argv += ["-I", directory]
+    if scan.torch:
+        argv += [*_HALF_FLAGS, "--expt-relaxed-constexpr", "-DTORCH_API_INCLUDE_EXTENSION_H"]
+        for directory in (*torch_include_dirs(), python_include_dir()):
+            argv += ["-isystem", directory]
+    return [*argv, *flags]
+
+
+def _cxx_command(
+    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan
+) -> list[str]:
+    flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
+    argv = [*plan.host.command, "-c", source, "-o", f"{stem}.o", "-MD", "-MF", f"{stem}.d"]
+    argv += ["-O2", "-fPIC", f"-DTORCH_EXTENSION_NAME={extension}"]
+    if scan.torch:
+        argv.append("-DTORCH_API_INCLUDE_EXTENSION_H")
+    else:
+        argv.append(f"-DTORCH_TARGET_VERSION={STABLE_TARGET}")
+    if not _sets_standard(flags):
+        argv.append("-std=c++20")
+    for directory in plan.include_dirs:
+        argv += ["-I", directory]
+    cuda = plan.nvcc.include_dirs if plan.nvcc else ()
+    for directory in (*torch_include_dirs(), python_include_dir(), *cuda):
+        argv += ["-isystem", directory]
+    return [*argv, *flags]
+
+
+def _sets_standard(flags: tuple[str, ...] | list[str]) -> bool:
+    return any(flag.startswith(("-std", "--std")) for flag in flags)
+
+
+def compiler_environment(staging: Path) -> dict[str, str]:
+    """The environment of the compilers: messages in English, temporary files in ``staging``."""
+    return {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(staging)}
+
+
+def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:
+    """What to link besides torch's own libraries."""
+    import torch
+
+    flags = [f for f in plan.request.cxx_flags if f.startswith(_LINKER_FLAGS)]
+    if torch.version.cuda and any(unit.scan.torch for unit in units):
+        flags += ["-lc10_cuda", "-ltorch_cuda"]
+    if plan.nvcc is not None:
+        flags += cudart_flags(plan.nvcc)
+    return flags
+
+
+def build(
+    plan: Plan,
+    extension: str,
+    staging: Path,
+    *,
+    slots: threading.Semaphore,
+    on_tick: Callable[[list[str]], None],
+    write_log: Callable[[str], Path | None],
+) -> Built:
+    """Compile, link and try to load in ``staging``.
+
+    Raises:
+        CompileError: a compiler or the linker failed.
+        LoaderError: the library was built but does not load.
+        OSError: a file cannot be written, or a compiler not started.
+    """
+    units = make_units(plan, extension, staging)
+    env = compiler_environment(staging)
+    prepare = threading.Thread(target=_import_torch_extension_tools, daemon=True)
+    prepare.start()
+    finished = run_side_by_side(
+        [unit.command for unit in units], slots=slots, env=env, cwd=staging, on_tick=on_tick
+    )
+    for item in finished:
+        if item.returncode != 0:
+            text = item.text()
+            raise compile_error(
+                plan.name,
+                label=item.command.label,
+                command=item.command.argv,
+                returncode=item.returncode,
+                text=text,
+                root=staging,
+                log_path=write_log(f"$ {shlex.join(item.command.argv)}\n{text}"),
+            )
+    for item in finished:
+        if text := item.text().strip():
+            _LOG.warning("%s: %s said:\n%s", plan.name, item.command.label, text)
+    prepare.join()
+    try:
+        trial = link_and_try(
+            extension,
+            staging,
+            objects=[f"o{index}.o" for index in range(len(units))],
+            flags=linker_flags(plan, units),
+            on_tick=lambda: on_tick(["linker"]),
+        )
+    except CompileError as error:
+        log = write_log(f"$ {shlex.join(error.command)}\n{error}")
+        raise compile_error(
+            plan.name,
+            label="linking",
+            command=error.command,
+            returncode=1,
+            text=str(error),
+            root=staging,
+            log_path=log,
+        ) from None
+    read: dict[str, None] = {}
+    for unit in units:
+        for path in parse_depfile(unit.depfile.read_text(errors="surrogateescape")):
+            read.setdefault(os.path.join(staging, path))
+    for unit in units:
+        read.pop(unit.source, None)
+    return Built(staging / f"{extension}.so", tuple(read), trial)
+
+
+def _import_torch_extension_tools() -> None:
+    """Import torch's extension tools (a fifth of a second) while the compilers run."""
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.suppress(ImportError):
+            import torch.utils.cpp_extension  # noqa: F401
+    finally:
+        logger.setLevel(level)
+
+
+def wait_for_next_tick(directory: Path) -> int:
+    """A time of this file system's clock before which everything changed until now was changed.
+
+    Files changed at or before it carry an earlier or equal ``ctime``; files changed after this
+    call returns carry a later one.
+    """
+    marker = directory / "marker"
+    marker.write_bytes(b"")
+    first = os.stat(marker).st_ctime_ns
+    time.sleep(0.012)
+    return first
+
+
+def changed_after(paths: Mapping[str, object] | tuple[str, ...], moment_ns: int) -> str | None:
+    """The first of ``paths`` that was changed after ``moment_ns``, if there is one."""
+    for path in paths:
+        try:
+            if os.stat(path).st_ctime_ns > moment_ns:
+                return path
+        except OSError:
+            return path
+    return None

@@ -1,0 +1,566 @@
+"""``get_cuda_module``: from a name and sources to a loaded module."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .archs import ArchChoice, choose_archs, visible_archs
+from .cache import Cache, Entry, default_root
+from .errors import CaptureError, FrozenError, LoaderError
+from .module import CudaModule, load_module
+from .plan import Plan, Request, make_plan, python_abi
+from .processes import default_jobs
+from .report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten, what_changed
+from .sources import (
+    FileHasher,
+    Signature,
+    as_strings,
+    check_name,
+    search_places,
+    settled,
+    signature_of,
+    visible_names,
+)
+from .toolchain import Memo
+
+_DEFAULT_LOCK_SECONDS = 600.0
+_MOST_ATTEMPTS = 5
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+Watch = tuple[tuple[str, "Signature | None"], ...]
+
+
+def default_kernels_dir() -> Path:
+    """``kernels_cu`` inside the package (a wheel) or beside it (a checkout)."""
+    package = Path(_PACKAGE)
+    inside = package / "kernels_cu"
+    return inside if inside.is_dir() else package.parent / "kernels_cu"
+
+
+def capturing_now() -> bool:
+    """Whether the current stream is being captured; never initialises CUDA."""
+    torch = sys.modules.get("torch")
+    return bool(
+        torch is not None
+        and torch.cuda.is_initialized()
+        and torch.cuda.is_current_stream_capturing()
+    )
+
+
+class _ChangedError(Exception):
+    """A source changed while it was being compiled."""
+
+
+@dataclass
+class _Record:
+    """A module that this process has loaded, and what must stay as it is for it to be current."""
+
+    module: CudaModule
+    request: Request
+    watch: Watch
+    environment: tuple[str | None, str | None] | None
+    directory: str | None
+
+    def changed(self) -> str | None:
+        """What is not as it was: the path of a file or directory, or a name; else ``None``."""
+        stat = os.stat
+        for path, signature in self.watch:
+            try:
+                status = stat(path)
+            except OSError:
+                return path
+            if signature != (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino):
+                return path
+        if self.environment is not None and self.environment != _arch_environment():
+            return "architectures"
+        if self.directory is not None and self.directory != os.getcwd():
+            return "working directory"
+        return None
+
+
+def _arch_environment() -> tuple[str | None, str | None]:
+    get = os.environ.get
+    return (get("JITQUANT_CUDA_ARCHS"), get("TORCH_CUDA_ARCH_LIST"))
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    entry: Entry
+    module: CudaModule
+
+
+class Loader:
+    """Compiles, caches and loads modules. All state of the loader is in here.
+
+    Args:
+        cache_dir: the cache; ``None`` means ``JITQUANT_CACHE_DIR`` or the user's cache directory.
+        kernels_dir: where bare source names are looked up; ``None`` means the project's kernels.
+        capturing: tells whether a CUDA graph is being captured.
+        native: tells the architectures of the visible GPUs.
+        lock_timeout: seconds to wait for another process's build; ``None`` means
+            ``JITQUANT_LOCK_TIMEOUT`` or 600.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        kernels_dir: str | os.PathLike[str] | None = None,
+        capturing: Callable[[], bool] = capturing_now,
+        native: Callable[[], tuple[str, ...]] = visible_archs,
+        lock_timeout: float | None = None,
+    ) -> None:
+        self._cache_dir = None if cache_dir is None else Path(os.path.abspath(cache_dir))
+        self._kernels_dir = None if kernels_dir is None else Path(os.path.abspath(kernels_dir))
+        self._capturing = capturing
+        self._native = native
+        self._native_archs: tuple[str, ...] | None = None
+        self._lock_timeout = lock_timeout
+        self._reporter = Reporter()
+        self._hasher = FileHasher()
+        self._memo = Memo()
+        self._records: dict[object, _Record] = {}
+        self._loaded: dict[str, list[_Loaded]] = {}
+        self._named: dict[str, tuple[object, Request]] = {}
+        self._frozen = False
+        self._caches: dict[Path, Cache] = {}
+        self._reset_locks()
+
+    def _reset_locks(self) -> None:
+        self._pid = os.getpid()
+        self._guard = threading.Lock()
+        self._key_locks: dict[object, threading.Lock] = {}
+        self._load_lock = threading.Lock()
+        self._slots: threading.Semaphore | None = None
+
+    # -- the call ------------------------------------------------------------------------------
+
+    def get(
+        self,
+        name: str,
+        sources: Sequence[str | os.PathLike[str]],
+        *,
+        include_dirs: Sequence[str | os.PathLike[str]] = (),
+        cuda_flags: Sequence[str] = (),
+        cxx_flags: Sequence[str] = (),
+        archs: str | Sequence[str] | None = None,
+    ) -> CudaModule:
+        """See :func:`jitquant.loader.get_cuda_module`."""
+        key: object
+        try:
+            key = (
+                name,
+                tuple(sources),
+                tuple(include_dirs),
+                tuple(cuda_flags),
+                tuple(cxx_flags),
+                archs if archs is None or archs.__class__ is str else tuple(archs),
+            )
+            record = self._records.get(key)
+        except TypeError:
+            record, key = None, None
+        if record is not None and (self._frozen or record.changed() is None):
+            return record.module
+        request = Request(
+            check_name(name),
+            self._check_sources(sources),
+            as_strings(include_dirs, "include_dirs", "'include'"),
+            as_strings(cuda_flags, "cuda_flags", "'-lineinfo'"),
+            as_strings(cxx_flags, "cxx_flags", "'-O3'"),
+            archs
+            if archs is None or isinstance(archs, str)
+            else as_strings(archs, "archs", "'9.0'"),
+        )
+        return self._get_slowly(key, request)
+
+    @staticmethod
+    def _check_sources(sources: object) -> tuple[object, ...]:
+        as_strings(sources, "sources", "'kernel.cu'")
+        return tuple(sources)  # type: ignore[arg-type]
+
+    def _get_slowly(self, key: object, request: Request) -> CudaModule:
+        if self._frozen:
+            raise FrozenError(self._frozen_message(request))
+        with self._guard_current():
+            self._named[request.name] = (key, request)
+            lock = self._key_locks.setdefault(key, threading.Lock())
+        if self._capturing():
+            return self._get_while_capturing(key, request)
+        with lock:
+            record = self._records.get(key)
+            if record is not None and record.changed() is None:
+                return record.module
+            for _ in range(_MOST_ATTEMPTS):
+                plan, states = self._plan(request)
+                try:
+                    module, watch = self._find(plan) or self._build(plan)
+                except _ChangedError:
+                    continue
+                self._records[key] = self._record(plan, module, states + watch)
+                return module
+            raise LoaderError(
+                f"module {request.name!r}: its sources change faster than they compile; the last "
+                f"{_MOST_ATTEMPTS} builds were out of date when they were done. Save less often, "
+                "or look for a program that writes to them."
+            )
+
+    def _get_while_capturing(self, key: object, request: Request) -> CudaModule:
+        record = self._records.get(key)
+        way_out = (
+            f"Call jitquant.warmup({request.name!r}) (or run the code once) before the capture."
+        )
+        if record is None:
+            raise CaptureError(
+                f"module {request.name!r} is not loaded, and a CUDA graph is being captured: "
+                f"compiling and loading must not happen within a capture. {way_out}"
+            )
+        changed = record.changed()
+        if changed is None:
+            return record.module
+        plan, _ = self._plan(request)
+        found = self._find_loaded(plan)
+        if found is not None and found[0] is record.module:
+            return record.module
+        raise CaptureError(
+            f"module {request.name!r} is out of date ({changed} changed) and a CUDA graph is "
+            f"being captured: compiling must not happen within a capture. {way_out}"
+        )
+
+    def _frozen_message(self, request: Request) -> str:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.f_back
+        return (
+            f"module {request.name!r} is not loaded, and jitquant.freeze() was called: no module "
+            f"is looked for any more. Asked for at {frame.f_code.co_filename}:{frame.f_lineno}. "
+            f"Call jitquant.warmup({request.name!r}) before freeze(), or unfreeze()."
+        )
+
+    @contextlib.contextmanager
+    def _guard_current(self) -> Any:
+        """The guard of the tables; a forked child starts with locks of its own."""
+        if self._pid != os.getpid():
+            self._reset_locks()
+        with self._guard:
+            yield
+
+    # -- looking up ----------------------------------------------------------------------------
+
+    def kernels_dir(self) -> Path:
+        """Where bare source names are looked up."""
+        return self._kernels_dir if self._kernels_dir is not None else default_kernels_dir()
+
+    def cache(self) -> Cache:
+        """The cache in use now."""
+        root = self._cache_dir if self._cache_dir is not None else default_root()
+        cache = self._caches.get(root)
+        if cache is None:
+            cache = self._caches.setdefault(root, Cache(root))
+        return cache
+
+    def choose(self, explicit: str | Sequence[str] | None) -> ArchChoice:
+        """The architectures for ``archs=explicit``."""
+        if self._native_archs is None:
+            self._native_archs = None if explicit else self._native()
+        choice = choose_archs(
+            explicit, env=os.environ.get, native=lambda: self._native_archs or self._native()
+        )
+        if choice.skipped:
+            self._reporter.say_once(
+                f"TORCH_CUDA_ARCH_LIST: {', '.join(choice.skipped)} skipped (older than 8.0 or "
+                "unknown)"
+            )
+        if choice.origin.startswith("default"):
+            self._reporter.say_once(
+                "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
+            )
+        return choice
+
+    def _plan(self, request: Request) -> tuple[Plan, Watch]:
+        cache = self.cache()
+        cache.check()
+        self._memo.attach(cache.memo_directory)
+        plan = make_plan(
+            request,
+            kernels_dir=self.kernels_dir(),
+            hasher=self._hasher,
+            memo=self._memo,
+            choose=self.choose,
+        )
+        for note in plan.notes:
+            self._reporter.say_once(f"{note}; using {plan.nvcc.path if plan.nvcc else 'none'}")
+        return plan, plan.watch
+
+    def _record(self, plan: Plan, module: CudaModule, watch: Watch) -> _Record:
+        request = plan.request
+        relative = any(
+            (not os.path.isabs(os.fspath(s)) and os.path.dirname(os.fspath(s)))  # type: ignore[call-overload]
+            or (isinstance(s, Path) and not s.is_absolute())
+            for s in request.sources
+        ) or any(not os.path.isabs(d) for d in request.include_dirs)
+        return _Record(
+            module,
+            request,
+            watch,
+            environment=_arch_environment() if request.archs is None and plan.nvcc else None,
+            directory=os.getcwd() if relative else None,
+        )
+
+    def _match(self, plan: Plan, entry: Entry) -> Watch | str:
+        """What to watch if ``entry`` is a build of what ``plan`` sees now, else what differs."""
+        watch: list[tuple[str, Signature | None]] = []
+        for name, digest in entry.headers.items():
+            path = plan.roots.path(name)
+            state = self._hasher.state(path) if path else None
+            if state is None or state.digest != digest:
+                return name
+            watch.append((path, state.signature))
+        if entry.python_abi is not None and entry.python_abi != python_abi():
+            return "Python ABI"
+        places = self._watch_places(plan, entry.headers)
+        if visible_names(plan.roots, entry.included, entry.headers) != entry.visible:
+            return "search path"
+        return (*watch, *places)
+
+    def _watch_places(self, plan: Plan, headers: Iterable[str]) -> Watch:
+        now = time.time_ns()
+        places: dict[str, Signature | None] = {}
+        for place in search_places(plan.roots, headers):
+            path = os.path.normpath(plan.roots.path(place))
+            while path not in places:
+                try:
+                    status = os.stat(path)
+                except OSError:
+                    path = os.path.dirname(path)
+                    continue
+                places[path] = signature_of(status) if settled(status, now) else None
+        return tuple(places.items())
+
+    def _find_loaded(self, plan: Plan) -> tuple[CudaModule, Watch] | None:
+        for loaded in self._loaded.get(plan.level1, ()):
+            match = self._match(plan, loaded.entry)
+            if not isinstance(match, str):
+                return loaded.module, match
+        return None
+
+    def _find(self, plan: Plan) -> tuple[CudaModule, Watch] | None:
+        """A module that this process has loaded, or else one from the cache."""
+        if found := self._find_loaded(plan):
+            return found
+        caches = [self.cache()]
+        if caches[0].has_temporary:
+            caches.append(caches[0].temporary())
+        for cache in caches:
+            for directory, entry in cache.candidates(plan.level1):
+                match = self._match(plan, entry)
+                if isinstance(match, str):
+                    continue
+                library = cache.verified_library(directory, entry)
+                if library is not None:
+                    return self._load(plan, entry, library), match
+        return None
+
+    def _load(self, plan: Plan, entry: Entry, library: Path) -> CudaModule:
+        with self._load_lock:
+            for loaded in self._loaded.get(entry.level1, ()):
+                if loaded.entry.level2 == entry.level2:
+                    return loaded.module
+            self._check_namespaces(entry, library)
+            module = load_module(
+                plan.name,
+                extension_name=entry.extension,
+                key=entry.level2,
+                archs=entry.inputs["archs"],
+                path=library,
+                ops=entry.ops,
+                init_symbols=entry.init_symbols,
+            )
+            self._loaded.setdefault(entry.level1, []).append(_Loaded(entry, module))
+            return module
+
+    def _check_namespaces(self, entry: Entry, library: Path) -> None:
+        """Try a library first that may register names which this process has already.
+
+        Registering an operator twice ends the process, so it is tried in a child.
+        """
+        import torch
+
+        if str(library) in torch.ops.loaded_libraries:
+            return
+        own = f"{entry.extension}::"
+        fixed = {op.partition("::")[0] for op in entry.ops or () if not op.startswith(own)}
+        if entry.ops is not None and not fixed:
+            return
+        present = {op.partition("::")[0] for op in torch._C._dispatch_get_all_op_names()}
+        if entry.ops is not None and not fixed & present:
+            return
+        from .trial import try_load
+
+        scratch = self.cache()
+        if not scratch.prepare():
+            scratch = scratch.temporary()
+        try_load(library, entry.init_symbols, scratch.base / "staging")
+
+    # -- building ------------------------------------------------------------------------------
+
+    def _build(self, plan: Plan) -> tuple[CudaModule, Watch]:
+        cache = self.cache()
+        if not cache.prepare():
+            self._reporter.say_once(
+                f"the cache {cache.root} cannot be written to; building into a private temporary "
+                "directory, which goes when this process ends"
+            )
+            cache = cache.temporary()
+        self._memo.attach(cache.memo_directory)
+        heartbeat = Heartbeat(self._reporter, plan.name)
+        timeout = self._lock_timeout
+        if timeout is None:
+            timeout = _seconds("JITQUANT_LOCK_TIMEOUT", _DEFAULT_LOCK_SECONDS)
+
+        def on_wait(owner: str, waited: float) -> None:
+            self._reporter.say(
+                f"waiting for {owner}, which is building {plan.name} "
+                f"(or something with the same lock); {waited:.0f} s so far"
+            )
+
+        with cache.lock(
+            plan.level1, timeout=timeout, beat=HEARTBEAT_SECONDS, on_wait=on_wait
+        ) as locked:
+            if found := self._find(plan):
+                if heartbeat.seconds > 1.0:
+                    self._reporter.say(
+                        f"{plan.name}: another process built it (waited {heartbeat.seconds:.1f} s)"
+                    )
+                return found
+            if locked:
+                cache.sweep(plan.level1)
+            else:
+                self._reporter.say_once(
+                    f"the file system of {cache.root} has no locks; two processes may build the "
+                    "same thing"
+                )
+            staging = cache.new_staging(plan.level1, locked)
+            try:
+                entry, directory = self._build_in(plan, cache, staging, heartbeat)
+            except OSError as error:
+                if isinstance(error, LoaderError):
+                    raise
+                raise cache.explain_os_error(error) from error
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+        library = cache.verified_library(directory, entry)
+        match = self._match(plan, entry)
+        if library is None or isinstance(match, str):
+            raise _ChangedError
+        return self._load(plan, entry, library), match
+
+    def _build_in(
+        self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat
+    ) -> tuple[Entry, Path]:
+        from .build import build, changed_after, wait_for_next_tick
+        from .publish import describe
+
+        if self._slots is None:
+            self._slots = threading.BoundedSemaphore(default_jobs())
+        extension = f"{plan.name}_{os.urandom(6).hex()}"
+        self._announce(plan, cache)
+        for attempt in range(_MOST_ATTEMPTS):
+            work = staging / str(attempt)
+            work.mkdir(mode=0o700)
+            moment = wait_for_next_tick(work)
+            built = build(
+                plan,
+                extension,
+                work,
+                slots=self._slots,
+                on_tick=heartbeat.tick,
+                write_log=lambda text: cache.write_log(plan.name, text),
+            )
+            for path, digest in zip(
+                plan.sources, (pair[1] for pair in plan.inputs["sources"]), strict=True
+            ):
+                state = self._hasher.state(path)
+                if state is None or state.digest != digest:
+                    self._reporter.say(f"{os.path.basename(path)} changed while it was compiled")
+                    raise _ChangedError
+            described = describe(plan, extension, built, self._hasher, heartbeat.seconds)
+            changed = changed_after(described.own_headers, moment)
+            if changed is None:
+                break
+            self._reporter.say(
+                f"{os.path.basename(changed)} changed while {plan.name} was "
+                "compiled; compiling again"
+            )
+        else:
+            raise _ChangedError
+        entry = described.entry
+        final = staging / "entry"
+        final.mkdir(mode=0o700)
+        os.rename(built.library, final / entry.library)
+        (final / "entry.json").write_text(entry.to_json())
+        directory = cache.publish(final, entry)
+        cache.remember_last(entry)
+        self._reporter.say(f"built {plan.name} in {heartbeat.seconds:.1f} s")
+        kept = Entry.from_json((directory / "entry.json").read_bytes())
+        return kept, directory
+
+    def _announce(self, plan: Plan, cache: Cache) -> None:
+        from .sources import CUDA_SUFFIXES, scan_includes
+
+        last = cache.last(plan.name)
+        now: dict[str, str | None] = {}
+        for name in (last or {}).get("headers", {}):
+            path = plan.roots.path(name)
+            state = self._hasher.state(path) if path else None
+            now[name] = state.digest if state else None
+        why = what_changed(last, plan.inputs, now)
+        slow = [
+            os.path.basename(path)
+            for path in plan.sources
+            if path.lower().endswith(CUDA_SUFFIXES) and scan_includes(path, plan.include_dirs).torch
+        ]
+        archs = ", ".join(f"sm_{arch}" for arch in plan.archs.archs) or "host only"
+        cost = f"; the torch headers in {shorten(slow)} cost most of the time" if slow else ""
+        self._reporter.say(f"building {plan.name} for {archs}: {why}{cost}")
+
+    # -- before and after ----------------------------------------------------------------------
+
+    def warmup(self, *names: str, devices: Iterable[int] | None = None) -> dict[str, CudaModule]:
+        """See :func:`jitquant.loader.warmup`."""
+        from .warm import warm
+
+        return warm(self, names, devices)
+
+    def known_request(self, name: str) -> tuple[object, Request] | None:
+        """The newest request for a module of this name, whether or not it was fulfilled."""
+        return self._named.get(name)
+
+    def freeze(self) -> None:
+        """See :func:`jitquant.loader.freeze`."""
+        self._frozen = True
+
+    def unfreeze(self) -> None:
+        """See :func:`jitquant.loader.unfreeze`."""
+        self._frozen = False
+
+
+def _seconds(variable: str, default: float) -> float:
+    given = os.environ.get(variable)
+    if not given:
+        return default
+    try:
+        value = float(given)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise ValueError(f"{variable}={given!r}: give a number of seconds, 0 or more.")
+    return value

@@ -1,0 +1,197 @@
+"""Reading what nvcc, the host compiler, ptxas and the linker print."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import CompileError, Diagnostic
+
+_MOST_SHOWN = 3
+# a.cu(3): error: identifier "x" is undefined          (cudafe++, cicc)
+_EDG = re.compile(
+    r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?P<severity>(?:catastrophic |fatal )?"
+    r"error|warning)(?: #[\w-]+)?: (?P<message>.*)$"
+)
+# a.cpp:3:14: error: 'x' was not declared in this scope (gcc, clang)
+_GNU = re.compile(
+    r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? "
+    r"(?P<severity>fatal error|error|warning): (?P<message>.*)$"
+)
+# ptxas /tmp/k.ptx, line 24; error   : Unknown modifier '.bar'
+_PTXAS = re.compile(
+    r"^ptxas(?: [^,]+, line (?P<line>\d+);)? ?(?P<severity>error|fatal|warning)\s*: "
+    r"(?P<message>.*)$"
+)
+# nvcc fatal   : Unknown option '--bogus'
+_NVCC = re.compile(
+    r"^(?:nvcc|nvlink|cicc|cudafe\+\+|fatbinary)\s?(?P<severity>fatal|error|warning)"
+    r"\s*: (?P<message>.*)$"
+)
+_LINKER = re.compile(
+    r"^(?:(?:\S*/)?ld(?:\.\w+)?|collect2|\S+\.o): (?P<message>.*(?:undefined|"
+    r"cannot find|multiple definition|error|not found|relocation).*)$"
+)
+_CARET = re.compile(r"^(\s*)\^[\s~]*$")
+_KILLED = re.compile(
+    r"died due to signal 9|Killed \(program|\bKilled signal terminated program|"
+    r"out of memory|cannot allocate memory|virtual memory exhausted|"
+    r"std::bad_alloc",
+    re.IGNORECASE,
+)
+
+
+def parse(text: str, root: Path) -> list[Diagnostic]:
+    """The messages in the output of a compiler or linker, in order, without repetitions.
+
+    ``root`` is the directory that relative file names in ``text`` start from.
+    """
+    found: dict[Diagnostic, None] = {}
+    lines = text.splitlines()
+    for index, line in enumerate(lines):
+        diagnostic = _parse_line(line, lines[index + 1 : index + 3], root)
+        if diagnostic is not None:
+            found.setdefault(diagnostic)
+    return list(found)
+
+
+def _edg_column(match: re.Match[str], following: Sequence[str], root: Path) -> int | None:
+    """The column of a message of EDG's front end, which shows the preprocessed line."""
+    source = _source_line(root / match["file"], int(match["line"]))
+    if source is None:
+        return None
+    if len(following) == 2 and following[0].strip() == source.strip():
+        caret = _CARET.match(following[1])
+        if caret:
+            shown_indent = len(following[0]) - len(following[0].lstrip())
+            source_indent = len(source) - len(source.lstrip())
+            return max(len(caret.group(1)) - shown_indent + source_indent + 1, 1)
+    quoted = re.search(r'"(\w+)"', match["message"])
+    where = re.search(rf"\b{quoted.group(1)}\b", source) if quoted else None
+    return where.start() + 1 if where else None
+
+
+def _source_line(path: Path, line: int) -> str | None:
+    try:
+        return path.read_text(errors="replace").splitlines()[line - 1].expandtabs(1)
+    except (OSError, IndexError):
+        return None
+
+
+def _parse_line(line: str, following: Sequence[str], root: Path) -> Diagnostic | None:
+    if match := _EDG.match(line):
+        severity = "warning" if match["severity"] == "warning" else "error"
+        return Diagnostic(
+            match["file"],
+            int(match["line"]),
+            _edg_column(match, following, root),
+            severity,
+            match["message"],
+        )
+    if match := _GNU.match(line):
+        column = int(match["column"]) if match["column"] else None
+        return Diagnostic(
+            match["file"], int(match["line"]), column, match["severity"], match["message"]
+        )
+    if match := _PTXAS.match(line):
+        severity = "warning" if match["severity"] == "warning" else "error"
+        where = f" (line {match['line']} of the PTX)" if match["line"] else ""
+        return Diagnostic("", 0, None, severity, f"ptxas: {match['message']}{where}")
+    if match := _NVCC.match(line):
+        severity = "warning" if match["severity"] == "warning" else "error"
+        return Diagnostic("", 0, None, severity, f"nvcc: {match['message']}")
+    if match := _LINKER.match(line):
+        return Diagnostic("", 0, None, "error", f"linker: {match['message']}")
+    return None
+
+
+def excerpt(diagnostic: Diagnostic, root: Path) -> str:
+    """The source line of ``diagnostic`` with a caret below the column; ``""`` if unknown."""
+    if not diagnostic.file:
+        return ""
+    source = _source_line(root / diagnostic.file, diagnostic.line)
+    if source is None:
+        return ""
+    number = f"{diagnostic.line:6d}"
+    shown = f"{number} | {source}"
+    if diagnostic.column is not None:
+        shown += f"\n{' ' * len(number)} | {' ' * (diagnostic.column - 1)}^"
+    return shown
+
+
+def out_of_memory(text: str, returncode: int) -> bool:
+    """Whether a command ended because the machine ran out of memory."""
+    return returncode in (137, -9) or bool(_KILLED.search(text))
+
+
+def hints(text: str, returncode: int) -> list[str]:
+    """What to do about failures whose own message does not say it."""
+    found: list[str] = []
+    if out_of_memory(text, returncode):
+        found.append(
+            "The compiler was killed, most likely because memory ran out. Compile fewer things at "
+            "once (JITQUANT_JOBS=1), for fewer architectures (JITQUANT_CUDA_ARCHS), or give the "
+            "container more memory."
+        )
+    if re.search(
+        r"unsupported GNU version|unsupported clang version|-allow-unsupported-compiler", text
+    ):
+        found.append(
+            "This nvcc does not support this host compiler. Install an older one and set CXX to "
+            "it (for example CXX=g++-13), or use a newer CUDA toolkit."
+        )
+    if "cuda_cmake_macros.h" in text or re.search(
+        r"ATen/cuda/\S+: No such file|c10/cuda/\S+: No such file", text
+    ):
+        found.append(
+            "This source includes torch's CUDA headers, which only a CUDA build of torch can "
+            "compile against. Bind the launcher through torch/csrc/stable/library.h instead, or "
+            "install a CUDA build of torch."
+        )
+    if "either TORCH_STABLE_ONLY or TORCH_TARGET_VERSION is defined" in text:
+        found.append(
+            "A source mixes torch's stable headers with others. Include torch/extension.h in the "
+            "source itself, not only in a header that is found through a compiler flag."
+        )
+    if re.search(r"lto-wrapper|fatal error: .*\bptxas\b.*version|Unsupported \.version", text):
+        found.append(
+            "The parts of the CUDA toolkit are of different versions: nvcc, nvvm and crt must be "
+            "of one minor version."
+        )
+    return found
+
+
+def compile_error(
+    name: str,
+    *,
+    label: str,
+    command: Sequence[str],
+    returncode: int,
+    text: str,
+    root: Path,
+    log_path: Path | None,
+) -> CompileError:
+    """The error for a command that failed, with excerpts of the sources it complains of."""
+    diagnostics = parse(text, root)
+    errors = [d for d in diagnostics if d.is_error]
+    how = f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+    lines = [f"building {name!r} failed: {label} ({how})."]
+    for diagnostic in errors[:_MOST_SHOWN]:
+        where = f"{diagnostic.file}:{diagnostic.line}: " if diagnostic.file else ""
+        lines.append(f"\n{where}{diagnostic.severity}: {diagnostic.message}")
+        if shown := excerpt(diagnostic, root):
+            lines.append(shown)
+    if len(errors) > _MOST_SHOWN:
+        lines.append(f"\n({len(errors) - _MOST_SHOWN} more errors in the log)")
+    if not errors:
+        tail = text.strip().splitlines()[-12:]
+        lines.append("\n" + ("\n".join(tail) if tail else "(the command printed nothing)"))
+    lines.extend(f"\n{hint}" for hint in hints(text, returncode))
+    lines.append(f"\ncommand: {shlex.join(command)}")
+    if log_path is not None:
+        lines.append(f"whole log: {log_path}")
+    return CompileError(
+        "\n".join(lines), diagnostics=diagnostics, command=command, log_path=log_path
+    )

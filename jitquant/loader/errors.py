@@ -1,0 +1,94 @@
+"""What the loader raises.
+
+Every class derives from :class:`LoaderError`, so ``except LoaderError`` catches whatever can go
+wrong between a source file and a loaded module. A wrong *argument* (a name that is no identifier,
+a source that does not exist) is a plain ``ValueError``, ``TypeError`` or ``FileNotFoundError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class LoaderError(RuntimeError):
+    """A module could not be built or loaded."""
+
+
+class NvccNotFoundError(LoaderError):
+    """No usable nvcc; the message lists the places looked at and what to install."""
+
+
+class HostCompilerNotFoundError(LoaderError):
+    """No usable C++ compiler for the host side of a module."""
+
+
+class UnsupportedArchError(LoaderError, ValueError):
+    """A GPU architecture that cannot be compiled for; the message names those that can."""
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One message of a compiler: ``severity`` is ``"error"``, ``"fatal error"`` or ``"warning"``.
+
+    ``file`` is ``""`` and ``line`` 0 where the tool named none (ptxas, the linker).
+    """
+
+    file: str
+    line: int
+    column: int | None
+    severity: str
+    message: str
+
+    @property
+    def is_error(self) -> bool:
+        """Whether this message made the command fail."""
+        return self.severity != "warning"
+
+
+class CompileError(LoaderError):
+    """One compiler or linker command failed.
+
+    Attributes:
+        diagnostics: what the command said, in its order, as :class:`Diagnostic`.
+        command: the one command that failed, as an argument vector.
+        log_path: the file that holds the whole output, or ``None``.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        diagnostics: Sequence[Diagnostic] = (),
+        command: Sequence[str] = (),
+        log_path: Path | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
+        self.command: tuple[str, ...] = tuple(command)
+        self.log_path = log_path
+
+
+class LockTimeoutError(LoaderError, TimeoutError):
+    """Another process held the build lock for longer than the limit; the message names it."""
+
+
+class CacheError(LoaderError):
+    """The cache directory cannot be used; the message says why and how to mend it."""
+
+
+class DamagedEntryWarning(UserWarning):
+    """A cache entry did not match its digest; it was set aside and is built again."""
+
+
+class DamagedEntryError(LoaderError):
+    """A cache entry is damaged and could neither be repaired nor replaced."""
+
+
+class CaptureError(LoaderError):
+    """A build would be needed while a CUDA graph is being captured."""
+
+
+class FrozenError(LoaderError):
+    """A module that is not loaded was asked for after :func:`jitquant.loader.freeze`."""

@@ -1,0 +1,134 @@
+"""The object that stands for a loaded library."""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import importlib.machinery
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import LoaderError
+
+
+class CudaModule(ModuleType):
+    """A compiled module; its attributes are its functions.
+
+    Operators registered through TORCH_LIBRARY or STABLE_TORCH_LIBRARY appear as the packets of
+    ``torch.ops`` (so ``module.f.default`` and ``module.f.out`` work); the attributes of a
+    PYBIND11_MODULE appear as they are.
+
+    Attributes:
+        key: the final cache key (hexadecimal).
+        archs: canonical names of the architectures it holds code for.
+        path: the shared library.
+        extension_name: the value that TORCH_EXTENSION_NAME had.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        extension_name: str,
+        key: str,
+        archs: Iterable[str],
+        path: Path,
+        functions: dict[str, Any],
+        library: ctypes.CDLL,
+    ) -> None:
+        super().__init__(name, f"Functions of the compiled module {name!r}.")
+        self.extension_name = extension_name
+        self.key = key
+        self.archs = tuple(archs)
+        self.path = path
+        self.library = library
+        self._functions = tuple(sorted(functions))
+        self.__file__ = str(path)
+        self.__dict__.update(functions)
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        names = self.__dict__.get("_functions", ())
+        near = difflib.get_close_matches(attribute, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        has = ", ".join(names) if names else "no functions (it registers none)"
+        raise AttributeError(
+            f"compiled module {self.__name__!r} has no attribute {attribute!r}.{hint} "
+            f"It has: {has}."
+        )
+
+    def __dir__(self) -> list[str]:
+        return [*self._functions, "archs", "extension_name", "key", "library", "path"]
+
+    def __repr__(self) -> str:
+        archs = ", ".join(f"sm_{arch}" for arch in self.archs) or "host only"
+        return f"<CudaModule {self.__name__!r} ({archs}) key {self.key[:12]} from {self.path}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"compiled module {self.__name__!r} cannot be pickled; call get_cuda_module in the "
+            "process that needs it (it is a hit there)."
+        )
+
+
+def import_extension(name: str, library: Path) -> ModuleType:
+    """Import ``library`` as the Python extension module ``name``, leaving ``sys.modules`` alone."""
+    loader = importlib.machinery.ExtensionFileLoader(name, str(library))
+    spec = importlib.util.spec_from_file_location(name, str(library), loader=loader)
+    if spec is None:
+        raise LoaderError(f"{library} cannot be imported as {name!r}.")
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def load_module(
+    name: str,
+    *,
+    extension_name: str,
+    key: str,
+    archs: Iterable[str],
+    path: Path,
+    ops: Iterable[str] | None,
+    init_symbols: Iterable[str],
+) -> CudaModule:
+    """Load a library and collect its functions.
+
+    ``ops`` are the operators it registers (``namespace::name`` or ``namespace::name.overload``);
+    ``None`` means to find out by comparing.
+
+    Raises:
+        LoaderError: the dynamic linker or the extension's own initialisation refuses.
+    """
+    import torch
+
+    before = set(torch._C._dispatch_get_all_op_names()) if ops is None else set()
+    functions: dict[str, Any] = {}
+    try:
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+        library = ctypes.CDLL(str(path))
+        for symbol in init_symbols:
+            extension = import_extension(symbol, path)
+            functions.update((k, v) for k, v in vars(extension).items() if not k.startswith("__"))
+    except (OSError, ImportError) as error:
+        raise LoaderError(f"module {name!r}: {path} does not load: {error}") from error
+    if ops is None:
+        ops = set(torch._C._dispatch_get_all_op_names()) - before
+    # Names of the module's own namespace last, so that they win over those of a fixed one.
+    for op in sorted(ops, key=lambda o: o.startswith(f"{extension_name}::")):
+        namespace, _, rest = op.partition("::")
+        function = rest.partition(".")[0]
+        functions[function] = getattr(getattr(torch.ops, namespace), function)
+    return CudaModule(
+        name,
+        extension_name=extension_name,
+        key=key,
+        archs=archs,
+        path=path,
+        functions=functions,
+        library=library,
+    )

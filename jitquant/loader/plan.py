@@ -1,0 +1,213 @@
+"""What a request means here and now: files, flags, compilers, and the level-1 key."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .archs import ArchChoice
+from .cache import SCHEMA, digest_of
+from .errors import UnsupportedArchError
+from .sources import CUDA_SUFFIXES, FileHasher, Roots, Signature, resolve_sources
+from .toolchain import HostCompiler, Memo, Nvcc, find_host_compiler, find_nvcc
+
+#: Variables that change what a compiler does without showing in its command line.
+_COMPILER_VARIABLES = (
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "COMPILER_PATH",
+    "GCC_EXEC_PREFIX",
+)
+_ARCH_FLAGS = ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of one ``get_cuda_module`` call, with paths as they were given."""
+
+    name: str
+    sources: tuple[object, ...]
+    include_dirs: tuple[str, ...] = ()
+    cuda_flags: tuple[str, ...] = ()
+    cxx_flags: tuple[str, ...] = ()
+    archs: str | tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request with everything looked up; ``inputs`` is the readable form of the level-1 key."""
+
+    request: Request
+    sources: tuple[str, ...]
+    include_dirs: tuple[str, ...]
+    archs: ArchChoice
+    nvcc: Nvcc | None
+    host: HostCompiler
+    roots: Roots
+    inputs: dict[str, Any]
+    level1: str
+    notes: tuple[str, ...]
+    watch: tuple[tuple[str, Signature | None], ...]
+
+    @property
+    def name(self) -> str:
+        """The module's name."""
+        return self.request.name
+
+
+def check_flags(cuda_flags: tuple[str, ...]) -> None:
+    """Refuse flags of nvcc that would work against the loader's own.
+
+    Raises:
+        ValueError: a flag that selects an architecture, or separate device compilation.
+    """
+    for flag in cuda_flags:
+        if flag.split("=", 1)[0] in _ARCH_FLAGS:
+            raise ValueError(
+                f"cuda_flags: {flag!r} selects an architecture; give archs=[...] instead "
+                "(for example archs=['9.0a'])."
+            )
+        if flag in ("-dc", "--device-c", "-rdc=true", "--relocatable-device-code=true", "-dw"):
+            raise ValueError(
+                f"cuda_flags: {flag!r} asks for separate device compilation, which is not "
+                "supported: each .cu is compiled whole. Put the device functions that two files "
+                "share in a header."
+            )
+
+
+def torch_include_dirs() -> tuple[str, ...]:
+    """Where torch's headers are (as ``torch.utils.cpp_extension.include_paths`` says)."""
+    import torch
+
+    base = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "include")
+    return (base, os.path.join(base, "torch", "csrc", "api", "include"))
+
+
+def python_include_dir() -> str:
+    """Where Python.h is."""
+    return sysconfig.get_path("include", scheme="posix_prefix") or ""
+
+
+def python_abi() -> str:
+    """The ABI that an extension module with Python's own API is bound to."""
+    return str(sysconfig.get_config_var("SOABI") or platform.python_version())
+
+
+def make_roots(
+    sources: tuple[str, ...],
+    include_dirs: tuple[str, ...],
+    library_dir: str,
+    host: HostCompiler,
+    nvcc: Nvcc | None,
+) -> Roots:
+    """The directories that headers are named after."""
+    labels: dict[str, str] = {}
+    for path in sources:
+        directory = os.path.dirname(path)
+        if directory not in labels.values():
+            labels[f"src{len(labels)}"] = directory
+    for index, directory in enumerate(d for d in include_dirs if d != library_dir):
+        labels[f"inc{index}"] = directory
+    labels["lib"] = library_dir
+    versioned: dict[str, tuple[str, ...]] = {
+        "torch": torch_include_dirs(),
+        "python": (python_include_dir(),),
+        "system": host.include_dirs,
+        "cuda": nvcc.include_dirs if nvcc else (),
+    }
+    return Roots(labels, {k: tuple(d for d in v if d) for k, v in versioned.items()})
+
+
+def make_plan(
+    request: Request,
+    *,
+    kernels_dir: Path,
+    hasher: FileHasher,
+    memo: Memo,
+    choose: Any,
+    env: Mapping[str, str] | None = None,
+) -> Plan:
+    """Look up everything that ``request`` needs; compiles nothing.
+
+    Raises:
+        FileNotFoundError, ValueError, TypeError: as :func:`resolve_sources` and
+            :func:`check_flags`.
+        NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as their names say.
+    """
+    import torch
+
+    env = os.environ if env is None else env
+    check_flags(request.cuda_flags)
+    sources = resolve_sources(request.sources, kernels_dir)
+    library_dir = str(kernels_dir / "include")
+    include_dirs = tuple(os.path.abspath(d) for d in request.include_dirs)
+    for given, directory in zip(request.include_dirs, include_dirs, strict=True):
+        if not os.path.isdir(directory):
+            raise FileNotFoundError(
+                f"include_dirs: {given!r} is not a directory (looked at {directory})."
+            )
+    has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
+    host = find_host_compiler(memo, env)
+    nvcc, notes = find_nvcc(memo, env) if has_cuda else (None, ())
+    archs = choose(request.archs) if has_cuda else ArchChoice((), "no CUDA source")
+    if nvcc is not None:
+        _check_known(archs, nvcc)
+
+    contents: list[list[str]] = []
+    watch: list[tuple[str, Signature | None]] = []
+    for path in sources:
+        state = hasher.state(path)
+        if state is None:
+            raise FileNotFoundError(f"sources: {path} went away while it was being read.")
+        contents.append([os.path.basename(path), state.digest])
+        watch.append((path, state.signature))
+    inputs: dict[str, Any] = {
+        "schema": SCHEMA,
+        "name": request.name,
+        "sources": contents,
+        "include_dirs": len(include_dirs),
+        "cuda_flags": list(request.cuda_flags),
+        "cxx_flags": list(request.cxx_flags),
+        "archs": list(archs.archs),
+        "nvcc": nvcc.version if nvcc else None,
+        "host_compiler": [host.version, list(host.command[1:])],
+        "libc": "-".join(platform.libc_ver()),
+        "machine": platform.machine(),
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "cxx11_abi": bool(torch._C._GLIBCXX_USE_CXX11_ABI),
+        "environment": {k: env[k] for k in _COMPILER_VARIABLES if env.get(k)},
+    }
+    return Plan(
+        request=request,
+        sources=sources,
+        include_dirs=(*include_dirs, library_dir),
+        archs=archs,
+        nvcc=nvcc,
+        host=host,
+        roots=make_roots(sources, include_dirs, library_dir, host, nvcc),
+        inputs=inputs,
+        level1=digest_of(inputs),
+        notes=notes,
+        watch=tuple(watch),
+    )
+
+
+def _check_known(archs: ArchChoice, nvcc: Nvcc) -> None:
+    for arch in archs.archs:
+        number = int(arch.partition("+")[0].rstrip("af"))
+        if nvcc.archs and number not in nvcc.archs:
+            known = ", ".join(f"{n // 10}.{n % 10}" for n in nvcc.archs if n >= 80)
+            raise UnsupportedArchError(
+                f"architecture {arch!r} (from {archs.origin}) is not known to nvcc "
+                f"{nvcc.version} ({nvcc.path}). Accepted with it: {known}. A newer CUDA toolkit "
+                "may know more; set CUDA_HOME to it."
+            )

@@ -1,0 +1,321 @@
+"""Finding nvcc and the host compiler, and what their versions are.
+
+Running a compiler only to ask its version costs tens of milliseconds, so the answers are kept in
+the cache (:class:`Memo`) for as long as the files they came from do not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .errors import HostCompilerNotFoundError, NvccNotFoundError
+
+_PROBE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """A CUDA compiler: the real binary, its version, and the toolkit around it."""
+
+    path: str
+    version: str
+    origin: str
+    include_dirs: tuple[str, ...]
+    lib_dirs: tuple[str, ...]
+    archs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """A C++ compiler: command (``CXX`` may hold a wrapper), version and its own header roots."""
+
+    command: tuple[str, ...]
+    version: str
+    include_dirs: tuple[str, ...]
+
+
+class Memo:
+    """Answers of programs, kept with the signatures of the files they depend on.
+
+    They live in memory, and in a directory too once :meth:`attach` has named one.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory
+        self._records: dict[str, dict[str, Any]] = {}
+
+    def attach(self, directory: Path | None) -> None:
+        """Keep answers in ``directory`` from now on, those known already included."""
+        if directory is None or directory == self._directory:
+            return
+        self._directory = directory
+        for record in list(self._records.values()):
+            self._write(record)
+
+    def get(
+        self, question: str, ask: Callable[[], tuple[dict[str, Any], list[str]]]
+    ) -> dict[str, Any]:
+        """The answer to ``question``; ``ask`` returns it with the files it depends on."""
+        record = self._records.get(question)
+        if record is None and self._directory is not None:
+            with contextlib.suppress(OSError, ValueError):
+                record = json.loads(self._path(self._directory, question).read_bytes())
+        if record is not None:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                if record["question"] == question and all(
+                    list(_signature(name)) == signature for name, signature in record["files"]
+                ):
+                    self._records[question] = record
+                    return dict(record["answer"])
+        answer, files = ask()
+        record = {
+            "question": question,
+            "answer": answer,
+            "files": [[name, list(_signature(name))] for name in files],
+        }
+        self._records[question] = record
+        self._write(record)
+        return answer
+
+    @staticmethod
+    def _path(directory: Path, question: str) -> Path:
+        return directory / f"{hashlib.sha256(question.encode()).hexdigest()[:24]}.json"
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._directory is None:
+            return
+        path = self._path(self._directory, record["question"])
+        temporary = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        try:
+            temporary.write_text(json.dumps(record))
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def _signature(path: str) -> tuple[str, int, int]:
+    try:
+        real = os.path.realpath(path)
+        status = os.stat(real)
+    except OSError:
+        return ("", 0, 0)
+    return (real, status.st_mtime_ns, status.st_size)
+
+
+def _ask(command: Iterable[str], **kwargs: Any) -> str:
+    """stdout and stderr of a short command in the C locale; ``""`` if it cannot be run."""
+    env = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            list(command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            timeout=_PROBE_SECONDS,
+            check=False,
+            **kwargs,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return bytes(done.stdout).decode(errors="replace")
+
+
+def _wheel_nvcc() -> str | None:
+    """nvcc of the PyPI wheels, if they are installed beside this interpreter's packages."""
+    try:
+        spec = importlib.util.find_spec("nvidia")
+    except (ImportError, ValueError):
+        return None
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    found = [
+        candidate
+        for root in roots
+        for candidate in sorted(Path(root).glob("*/bin/nvcc"), reverse=True)
+    ]
+    if not found:
+        return None
+    with contextlib.suppress(Exception):
+        from cuda.pathfinder import find_nvidia_binary_utility
+
+        located = find_nvidia_binary_utility("nvcc")
+        if located and any(str(located).startswith(str(root) + os.sep) for root in roots):
+            return str(located)
+    return str(found[0])
+
+
+def _candidates(env: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """(path, origin) in order of preference; a path may not exist."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if env.get(variable):
+            yield os.path.join(env[variable], "bin", "nvcc"), f"{variable}={env[variable]}"
+    wheel = _wheel_nvcc()
+    if wheel:
+        yield wheel, "the PyPI wheel nvidia-cuda-nvcc"
+    on_path = shutil.which("nvcc", path=env.get("PATH"))
+    if on_path:
+        yield on_path, "PATH"
+    yield "/usr/local/cuda/bin/nvcc", "/usr/local/cuda"
+
+
+def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, tuple[str, ...]]:
+    """The nvcc to use, and notes about settings that led nowhere.
+
+    Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheel, ``PATH``, ``/usr/local/cuda``.
+
+    Raises:
+        NvccNotFoundError: none of them is a working nvcc.
+    """
+    env = os.environ if env is None else env
+    tried: list[str] = []
+    notes: list[str] = []
+    for path, origin in _candidates(env):
+        if not (os.path.isfile(path) and os.access(path, os.X_OK)):
+            tried.append(f"{origin}: no {path}")
+            if "=" in origin:
+                notes.append(f"{origin} has no bin/nvcc")
+            continue
+        answer = memo.get(f"nvcc 3 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        if "failed" in answer:
+            tried.append(f"{origin}: {path} does not work: {answer['failed']}")
+            notes.append(f"{path} ({origin}) does not work")
+            continue
+        nvcc = Nvcc(
+            path=answer["path"],
+            version=answer["version"],
+            origin=origin,
+            include_dirs=tuple(answer["include_dirs"]),
+            lib_dirs=tuple(answer["lib_dirs"]),
+            archs=tuple(answer["archs"]),
+        )
+        return nvcc, tuple(notes)
+    looked = "\n".join(f"  - {line}" for line in tried)
+    raise NvccNotFoundError(
+        "no CUDA compiler (nvcc) was found. Looked at, in this order:\n"
+        f"{looked}\n"
+        "  - CUDA_HOME, CUDA_PATH, the PyPI wheel and PATH name none besides these\n"
+        "Install one with `pip install jitquant[nvcc]`, or set CUDA_HOME to a CUDA toolkit "
+        "(12.8 or newer for 10.0 and 12.0)."
+    )
+
+
+def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
+    output = _ask([path, "--version"])
+    release = re.search(r"\bV(\d+\.\d+\.\d+)", output)
+    if release is None:
+        return {"failed": output.strip()[-300:] or "it does not run"}, [path]
+    # A wrapper script says through its dry run where the toolkit is that it stands for.
+    dry = _ask([path, "--dryrun", "-c", "x.cu", "-o", "x.o"])
+    here = re.search(r"^#\$ _HERE_=(.*)$", dry, re.MULTILINE)
+    binary = os.path.realpath(path)
+    if here and os.path.isfile(os.path.join(here.group(1).strip(), "nvcc")):
+        binary = os.path.realpath(os.path.join(here.group(1).strip(), "nvcc"))
+    root = os.path.dirname(os.path.dirname(binary))
+    includes = _existing(
+        *re.findall(r'"-I([^"]+)"', dry),
+        os.path.join(root, "include"),
+        *re.findall(r'"-isystem" "([^"]+)"', dry),
+    )
+    libs = _existing(
+        *re.findall(r'"-L([^"]+)"', dry), os.path.join(root, "lib64"), os.path.join(root, "lib")
+    )
+    archs = sorted({int(n) for n in re.findall(r"compute_(\d+)", _ask([path, "--list-gpu-arch"]))})
+    assembler = os.path.join(os.path.dirname(binary), "ptxas")
+    ptxas = re.search(r"\bV(\d+\.\d+\.\d+)", _ask([assembler, "--version"]))
+    version = release.group(1)
+    if ptxas and ptxas.group(1) != version:
+        version += f" (ptxas {ptxas.group(1)})"
+    answer = {
+        "path": binary,
+        "version": version,
+        "include_dirs": includes,
+        "lib_dirs": [d for d in libs if not d.endswith("/stubs")],
+        "archs": archs,
+    }
+    return answer, [path, binary, assembler]
+
+
+def _existing(*paths: str) -> list[str]:
+    seen: dict[str, None] = {}
+    for path in paths:
+        if os.path.isdir(path):
+            seen.setdefault(os.path.realpath(path))
+    return list(seen)
+
+
+def find_host_compiler(memo: Memo, env: Mapping[str, str] | None = None) -> HostCompiler:
+    """``CXX`` if set, else ``c++``, else ``g++``.
+
+    Raises:
+        HostCompilerNotFoundError: none of them is there, or it does not run.
+    """
+    env = os.environ if env is None else env
+    chosen = env.get("CXX", "").strip()
+    for text in [chosen] if chosen else ["c++", "g++"]:
+        command = shlex.split(text)
+        program = shutil.which(command[0], path=env.get("PATH"))
+        if program is None:
+            continue
+        full = (program, *command[1:])
+        answer = memo.get(f"host 2 {shlex.join(full)}", partial(_probe_host, full))
+        if "failed" not in answer:
+            return HostCompiler(full, answer["version"], tuple(answer["include_dirs"]))
+        raise HostCompilerNotFoundError(
+            f"the C++ compiler {shlex.join(full)} does not work: {answer['failed']}\n"
+            "Set CXX to a working one (g++ or clang++)."
+        )
+    given = f"CXX={chosen!r} is not a program on PATH" if chosen else "neither c++ nor g++ on PATH"
+    raise HostCompilerNotFoundError(
+        f"no C++ compiler: {given}. Install one (Debian/Ubuntu: `apt install g++`; conda: "
+        "`conda install gxx`) or set CXX."
+    )
+
+
+def _probe_host(command: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+    output = _ask([*command, "-v", "-E", "-x", "c++", os.devnull])
+    version = re.search(r"^(.*\bversion \d+\.\d.*)$", output, re.MULTILINE)
+    target = re.search(r"^Target: (.*)$", output, re.MULTILINE)
+    if version is None:
+        return {"failed": output.strip()[-300:] or "it does not run"}, [command[0]]
+    listed = re.search(r"search starts here:\s*\n((?: .*\n)+)End of search list", output)
+    # /usr/local/include holds what people put there by hand: no version speaks for it.
+    roots = [line.strip() for line in listed.group(1).splitlines()] if listed else []
+    roots = [d for d in roots if os.path.isdir(d) and os.path.normpath(d) != "/usr/local/include"]
+    answer = {
+        "version": f"{version.group(1).strip()} {target.group(1) if target else ''}".strip(),
+        "include_dirs": sorted({*roots, *(os.path.realpath(d) for d in roots)}),
+    }
+    return answer, [command[0]]
+
+
+def cudart_flags(nvcc: Nvcc) -> list[str]:
+    """Linker flags for the CUDA runtime: the static library, else the shared one by its path.
+
+    The PyPI wheels carry only the shared one.
+    """
+    for directory in nvcc.lib_dirs:
+        if os.path.isfile(os.path.join(directory, "libcudart_static.a")):
+            return [os.path.join(directory, "libcudart_static.a"), "-ldl", "-lrt", "-lpthread"]
+    for directory in nvcc.lib_dirs:
+        shared = sorted(Path(directory).glob("libcudart.so*"), reverse=True)
+        if shared:
+            return [str(shared[0]), f"-Wl,-rpath,{directory}"]
+    raise NvccNotFoundError(
+        f"the CUDA toolkit of {nvcc.path} ({nvcc.origin}) has no libcudart: looked in "
+        f"{', '.join(nvcc.lib_dirs) or 'no directory at all'}. Install the CUDA runtime "
+        "(`pip install jitquant[nvcc]` brings it)."
+    )
