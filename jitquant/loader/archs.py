@@ -20,6 +20,8 @@ from .errors import UnsupportedArchError
 KNOWN = (80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
 #: What is compiled for when no GPU is visible and nothing was asked for.
 DEFAULT = ("90a",)
+#: Where :data:`DEFAULT` comes from, in messages.
+NO_GPU = "default, no GPU is visible"
 FORMS = "9.0, 9.0a, 90a, sm_90a, 10.0f, 100f, 8.0+PTX, 'native', or lists such as '9.0;10.0'"
 
 _MARKETING = {
@@ -215,4 +217,4 @@ def choose_archs(
         return ArchChoice(archs, "TORCH_CUDA_ARCH_LIST", skipped)
     if visible:
         return ArchChoice(visible, "visible GPUs")
-    return ArchChoice(DEFAULT, "default, no GPU is visible")
+    return ArchChoice(DEFAULT, NO_GPU)

@@ -82,10 +82,7 @@ def _cuda_command(
     if "NVCC_CCBIN" not in os.environ and not any(
         flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags
     ):
-        argv += [
-            "-ccbin",
-            plan.host.command[-1] if len(plan.host.command) > 1 else plan.host.command[0],
-        ]
+        argv += ["-ccbin", plan.host.program]
     argv += gencode_flags(plan.archs.archs)
     if len(plan.archs.archs) > 1:
         argv += ["--threads", str(min(len(plan.archs.archs), os.cpu_count() or 1))]
@@ -185,6 +182,7 @@ def build(
         trial = link_and_try(
             extension,
             staging,
+            compiler=plan.host.command,
             objects=[f"o{index}.o" for index in range(len(units))],
             flags=linker_flags(plan, units),
             on_tick=lambda: on_tick(["linker"]),

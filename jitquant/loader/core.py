@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .archs import ArchChoice, choose_archs, visible_archs
+from .archs import NO_GPU, ArchChoice, choose_archs, visible_archs
 from .cache import Cache, Entry, default_root
 from .errors import CaptureError, FrozenError, LoaderError
 from .module import CudaModule, load_module
 from .plan import Plan, Request, make_plan, python_abi
 from .processes import default_jobs
+from .record import Record, Watched, arch_environment
 from .report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten, what_changed
 from .sources import (
     FileHasher,
@@ -31,12 +32,11 @@ from .sources import (
     visible_names,
 )
 from .toolchain import Memo
+from .watch import Watcher
 
 _DEFAULT_LOCK_SECONDS = 600.0
 _MOST_ATTEMPTS = 5
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-Watch = tuple[tuple[str, "Signature | None"], ...]
 
 
 def default_kernels_dir() -> Path:
@@ -48,48 +48,15 @@ def default_kernels_dir() -> Path:
 
 def capturing_now() -> bool:
     """Whether the current stream is being captured; never initialises CUDA."""
-    torch = sys.modules.get("torch")
-    return bool(
-        torch is not None
-        and torch.cuda.is_initialized()
-        and torch.cuda.is_current_stream_capturing()
-    )
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 class _ChangedError(Exception):
     """A source changed while it was being compiled."""
-
-
-@dataclass
-class _Record:
-    """A module that this process has loaded, and what must stay as it is for it to be current."""
-
-    module: CudaModule
-    request: Request
-    watch: Watch
-    environment: tuple[str | None, str | None] | None
-    directory: str | None
-
-    def changed(self) -> str | None:
-        """What is not as it was: the path of a file or directory, or a name; else ``None``."""
-        stat = os.stat
-        for path, signature in self.watch:
-            try:
-                status = stat(path)
-            except OSError:
-                return path
-            if signature != (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino):
-                return path
-        if self.environment is not None and self.environment != _arch_environment():
-            return "architectures"
-        if self.directory is not None and self.directory != os.getcwd():
-            return "working directory"
-        return None
-
-
-def _arch_environment() -> tuple[str | None, str | None]:
-    get = os.environ.get
-    return (get("JITQUANT_CUDA_ARCHS"), get("TORCH_CUDA_ARCH_LIST"))
 
 
 @dataclass(frozen=True)
@@ -128,7 +95,7 @@ class Loader:
         self._reporter = Reporter()
         self._hasher = FileHasher()
         self._memo = Memo()
-        self._records: dict[object, _Record] = {}
+        self._records: dict[object, Record] = {}
         self._loaded: dict[str, list[_Loaded]] = {}
         self._named: dict[str, tuple[object, Request]] = {}
         self._frozen = False
@@ -141,6 +108,7 @@ class Loader:
         self._key_locks: dict[object, threading.Lock] = {}
         self._load_lock = threading.Lock()
         self._slots: threading.Semaphore | None = None
+        self._watcher: Watcher | None = None
 
     # -- the call ------------------------------------------------------------------------------
 
@@ -193,6 +161,8 @@ class Loader:
         with self._guard_current():
             self._named[request.name] = (key, request)
             lock = self._key_locks.setdefault(key, threading.Lock())
+            if self._watcher is None:
+                self._watcher = Watcher()
         if self._capturing():
             return self._get_while_capturing(key, request)
         with lock:
@@ -269,23 +239,14 @@ class Loader:
 
     def choose(self, explicit: str | Sequence[str] | None) -> ArchChoice:
         """The architectures for ``archs=explicit``."""
-        if self._native_archs is None:
-            self._native_archs = None if explicit else self._native()
-        choice = choose_archs(
-            explicit, env=os.environ.get, native=lambda: self._native_archs or self._native()
-        )
-        if choice.skipped:
-            self._reporter.say_once(
-                f"TORCH_CUDA_ARCH_LIST: {', '.join(choice.skipped)} skipped (older than 8.0 or "
-                "unknown)"
-            )
-        if choice.origin.startswith("default"):
-            self._reporter.say_once(
-                "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
-            )
-        return choice
+        return choose_archs(explicit, env=os.environ.get, native=self._native_once)
 
-    def _plan(self, request: Request) -> tuple[Plan, Watch]:
+    def _native_once(self) -> tuple[str, ...]:
+        if self._native_archs is None:
+            self._native_archs = self._native()
+        return self._native_archs
+
+    def _plan(self, request: Request) -> tuple[Plan, Watched]:
         cache = self.cache()
         cache.check()
         self._memo.attach(cache.memo_directory)
@@ -296,26 +257,24 @@ class Loader:
             memo=self._memo,
             choose=self.choose,
         )
-        for note in plan.notes:
-            self._reporter.say_once(f"{note}; using {plan.nvcc.path if plan.nvcc else 'none'}")
         return plan, plan.watch
 
-    def _record(self, plan: Plan, module: CudaModule, watch: Watch) -> _Record:
+    def _record(self, plan: Plan, module: CudaModule, watch: Watched) -> Record:
         request = plan.request
         relative = any(
             (not os.path.isabs(os.fspath(s)) and os.path.dirname(os.fspath(s)))  # type: ignore[call-overload]
             or (isinstance(s, Path) and not s.is_absolute())
             for s in request.sources
         ) or any(not os.path.isabs(d) for d in request.include_dirs)
-        return _Record(
+        return Record(
             module,
-            request,
             watch,
-            environment=_arch_environment() if request.archs is None and plan.nvcc else None,
+            environment=arch_environment() if request.archs is None and plan.nvcc else None,
             directory=os.getcwd() if relative else None,
+            watcher=self._watcher,
         )
 
-    def _match(self, plan: Plan, entry: Entry) -> Watch | str:
+    def _match(self, plan: Plan, entry: Entry) -> Watched | str:
         """What to watch if ``entry`` is a build of what ``plan`` sees now, else what differs."""
         watch: list[tuple[str, Signature | None]] = []
         for name, digest in entry.headers.items():
@@ -331,7 +290,7 @@ class Loader:
             return "search path"
         return (*watch, *places)
 
-    def _watch_places(self, plan: Plan, headers: Iterable[str]) -> Watch:
+    def _watch_places(self, plan: Plan, headers: Iterable[str]) -> Watched:
         now = time.time_ns()
         places: dict[str, Signature | None] = {}
         for place in search_places(plan.roots, headers):
@@ -345,14 +304,14 @@ class Loader:
                 places[path] = signature_of(status) if settled(status, now) else None
         return tuple(places.items())
 
-    def _find_loaded(self, plan: Plan) -> tuple[CudaModule, Watch] | None:
+    def _find_loaded(self, plan: Plan) -> tuple[CudaModule, Watched] | None:
         for loaded in self._loaded.get(plan.level1, ()):
             match = self._match(plan, loaded.entry)
             if not isinstance(match, str):
                 return loaded.module, match
         return None
 
-    def _find(self, plan: Plan) -> tuple[CudaModule, Watch] | None:
+    def _find(self, plan: Plan) -> tuple[CudaModule, Watched] | None:
         """A module that this process has loaded, or else one from the cache."""
         if found := self._find_loaded(plan):
             return found
@@ -412,7 +371,7 @@ class Loader:
 
     # -- building ------------------------------------------------------------------------------
 
-    def _build(self, plan: Plan) -> tuple[CudaModule, Watch]:
+    def _build(self, plan: Plan) -> tuple[CudaModule, Watched]:
         cache = self.cache()
         if not cache.prepare():
             self._reporter.say_once(
@@ -516,6 +475,17 @@ class Loader:
     def _announce(self, plan: Plan, cache: Cache) -> None:
         from .sources import CUDA_SUFFIXES, scan_includes
 
+        for note in plan.notes:
+            self._reporter.say_once(f"{note}; using {plan.nvcc.path if plan.nvcc else 'none'}")
+        if plan.archs.skipped:
+            self._reporter.say_once(
+                f"TORCH_CUDA_ARCH_LIST: {', '.join(plan.archs.skipped)} skipped (older than 8.0 "
+                "or unknown)"
+            )
+        if plan.archs.origin == NO_GPU:
+            self._reporter.say_once(
+                "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
+            )
         last = cache.last(plan.name)
         now: dict[str, str | None] = {}
         for name in (last or {}).get("headers", {}):

@@ -179,6 +179,7 @@ def make_plan(
         "cxx_flags": list(request.cxx_flags),
         "archs": list(archs.archs),
         "nvcc": nvcc.version if nvcc else None,
+        "cudart": nvcc.cudart_name if nvcc else None,
         "host_compiler": [host.version, list(host.command[1:])],
         "libc": "-".join(platform.libc_ver()),
         "machine": platform.machine(),

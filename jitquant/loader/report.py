@@ -96,6 +96,7 @@ def what_changed(
     for key, label in (
         ("archs", "architectures"),
         ("nvcc", "nvcc"),
+        ("cudart", "CUDA runtime"),
         ("host_compiler", "host compiler"),
         ("torch", "torch"),
         ("cuda_flags", "cuda_flags"),

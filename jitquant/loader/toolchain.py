@@ -7,6 +7,7 @@ the cache (:class:`Memo`) for as long as the files they came from do not change.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import importlib.util
 import json
@@ -24,6 +25,7 @@ from typing import Any
 from .errors import HostCompilerNotFoundError, NvccNotFoundError
 
 _PROBE_SECONDS = 60.0
+_WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,13 @@ class Nvcc:
     version: str
     origin: str
     include_dirs: tuple[str, ...]
-    lib_dirs: tuple[str, ...]
+    cudart: str
     archs: tuple[int, ...]
+
+    @property
+    def cudart_name(self) -> str:
+        """File name of the CUDA runtime: the static library, or the shared one's soname."""
+        return os.path.basename(self.cudart)
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,12 @@ class HostCompiler:
     command: tuple[str, ...]
     version: str
     include_dirs: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        """The compiler itself, without a wrapper such as ccache and without flags."""
+        wrapped = os.path.basename(self.command[0]) in _WRAPPERS and len(self.command) > 1
+        return self.command[1] if wrapped else self.command[0]
 
 
 class Memo:
@@ -189,7 +202,9 @@ def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, t
             if "=" in origin:
                 notes.append(f"{origin} has no bin/nvcc")
             continue
-        answer = memo.get(f"nvcc 3 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        answer = memo.get(f"nvcc 4 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        if "failed" not in answer and not answer["cudart"]:
+            answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
             tried.append(f"{origin}: {path} does not work: {answer['failed']}")
             notes.append(f"{path} ({origin}) does not work")
@@ -199,7 +214,7 @@ def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, t
             version=answer["version"],
             origin=origin,
             include_dirs=tuple(answer["include_dirs"]),
-            lib_dirs=tuple(answer["lib_dirs"]),
+            cudart=answer["cudart"],
             archs=tuple(answer["archs"]),
         )
         return nvcc, tuple(notes)
@@ -243,7 +258,7 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
         "path": binary,
         "version": version,
         "include_dirs": includes,
-        "lib_dirs": [d for d in libs if not d.endswith("/stubs")],
+        "cudart": _find_cudart([d for d in libs if not d.endswith("/stubs")]),
         "archs": archs,
     }
     return answer, [path, binary, assembler]
@@ -258,27 +273,29 @@ def _existing(*paths: str) -> list[str]:
 
 
 def find_host_compiler(memo: Memo, env: Mapping[str, str] | None = None) -> HostCompiler:
-    """``CXX`` if set, else ``c++``, else ``g++``.
+    """``CXX`` if set, else ``g++`` (what nvcc takes by itself), else ``c++``.
 
     Raises:
         HostCompilerNotFoundError: none of them is there, or it does not run.
     """
     env = os.environ if env is None else env
     chosen = env.get("CXX", "").strip()
-    for text in [chosen] if chosen else ["c++", "g++"]:
+    for text in [chosen] if chosen else ["g++", "c++"]:
         command = shlex.split(text)
         program = shutil.which(command[0], path=env.get("PATH"))
         if program is None:
             continue
         full = (program, *command[1:])
-        answer = memo.get(f"host 2 {shlex.join(full)}", partial(_probe_host, full))
+        answer = memo.get(f"host 3 {shlex.join(full)}", partial(_probe_host, full))
         if "failed" not in answer:
             return HostCompiler(full, answer["version"], tuple(answer["include_dirs"]))
         raise HostCompilerNotFoundError(
             f"the C++ compiler {shlex.join(full)} does not work: {answer['failed']}\n"
             "Set CXX to a working one (g++ or clang++)."
         )
-    given = f"CXX={chosen!r} is not a program on PATH" if chosen else "neither c++ nor g++ on PATH"
+    given = (
+        f"CXX={chosen!r} is not a program on PATH" if chosen else "neither g++ nor c++ is on PATH"
+    )
     raise HostCompilerNotFoundError(
         f"no C++ compiler: {given}. Install one (Debian/Ubuntu: `apt install g++`; conda: "
         "`conda install gxx`) or set CXX."
@@ -299,23 +316,23 @@ def _probe_host(command: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
         "version": f"{version.group(1).strip()} {target.group(1) if target else ''}".strip(),
         "include_dirs": sorted({*roots, *(os.path.realpath(d) for d in roots)}),
     }
-    return answer, [command[0]]
+    programs = [shutil.which(word) or "" for word in command[:2] if not word.startswith("-")]
+    return answer, [program for program in programs if program]
+
+
+def _find_cudart(directories: Iterable[str]) -> str:
+    """The CUDA runtime: the static library, else the shared one; the PyPI wheels have only that."""
+    directories = list(directories)
+    for pattern in ("libcudart_static.a", "libcudart.so.[0-9]*", "libcudart.so"):
+        for directory in directories:
+            found = sorted(glob.glob(os.path.join(glob.escape(directory), pattern)), key=len)
+            if found:
+                return found[0]
+    return ""
 
 
 def cudart_flags(nvcc: Nvcc) -> list[str]:
-    """Linker flags for the CUDA runtime: the static library, else the shared one by its path.
-
-    The PyPI wheels carry only the shared one.
-    """
-    for directory in nvcc.lib_dirs:
-        if os.path.isfile(os.path.join(directory, "libcudart_static.a")):
-            return [os.path.join(directory, "libcudart_static.a"), "-ldl", "-lrt", "-lpthread"]
-    for directory in nvcc.lib_dirs:
-        shared = sorted(Path(directory).glob("libcudart.so*"), reverse=True)
-        if shared:
-            return [str(shared[0]), f"-Wl,-rpath,{directory}"]
-    raise NvccNotFoundError(
-        f"the CUDA toolkit of {nvcc.path} ({nvcc.origin}) has no libcudart: looked in "
-        f"{', '.join(nvcc.lib_dirs) or 'no directory at all'}. Install the CUDA runtime "
-        "(`pip install jitquant[nvcc]` brings it)."
-    )
+    """Linker flags for the CUDA runtime."""
+    if nvcc.cudart.endswith(".a"):
+        return [nvcc.cudart, "-ldl", "-lrt", "-lpthread"]
+    return [nvcc.cudart, f"-Wl,-rpath,{os.path.dirname(nvcc.cudart)}"]

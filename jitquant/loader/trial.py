@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -45,6 +46,7 @@ def link_and_try(
     extension: str,
     staging: Path,
     *,
+    compiler: Sequence[str],
     objects: Sequence[str],
     flags: Sequence[str],
     on_tick: Callable[[], None],
@@ -59,7 +61,7 @@ def link_and_try(
     stub.write_text(_STUB)
     library = staging / f"{extension}.so"
     outcome = _in_child(
-        lambda: _link_and_load(extension, staging, stub, objects, flags),
+        lambda: _link_and_load(extension, staging, stub, compiler, objects, flags),
         staging / "trial.log",
         library,
         on_tick,
@@ -240,7 +242,12 @@ class _LinkError(Exception):
 
 
 def _link_and_load(
-    extension: str, staging: Path, stub: Path, objects: Sequence[str], flags: Sequence[str]
+    extension: str,
+    staging: Path,
+    stub: Path,
+    compiler: Sequence[str],
+    objects: Sequence[str],
+    flags: Sequence[str],
 ) -> dict[str, Any]:
     import torch
     from torch.utils import cpp_extension
@@ -248,6 +255,7 @@ def _link_and_load(
     _put_ninja_on_path()
     os.environ["TMPDIR"] = str(staging)
     os.environ["LC_ALL"] = "C.UTF-8"
+    os.environ["CXX"] = shlex.join(compiler)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     before = set(torch._C._dispatch_get_all_op_names())
     library = staging / f"{extension}.so"
@@ -302,6 +310,4 @@ def _put_ninja_on_path() -> None:
 
 def _escape(flag: str) -> str:
     """``flag`` for a line of a ninja file that a shell will read."""
-    import shlex
-
     return shlex.quote(flag).replace("$", "$$")

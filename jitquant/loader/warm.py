@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import difflib
-import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -31,6 +30,8 @@ def warm(
         ValueError: a name that is neither a kernel of the project nor was asked for before.
         LoaderError: a module could not be built; the others are finished first.
     """
+    import torch  # noqa: F401  (threads that import it at the same time see half of it)
+
     requests = {name: _request(loader, name) for name in names or _all_names(loader)}
     modules: dict[str, CudaModule] = {}
     failed: dict[str, BaseException] = {}
@@ -93,8 +94,9 @@ def make_resident(modules: Iterable[CudaModule], devices: Iterable[int] | None) 
     Raises:
         LoaderError: CUDA refuses; the message has its error code.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    import torch
+
+    if not torch.cuda.is_available():
         return
     chosen = [torch.cuda.current_device()] if devices is None else list(devices)
     for device in chosen:
