@@ -1,0 +1,92 @@
+// The number formats as bits: E4M3 (OCP OFP8, "fn": no infinity, NaN is 0x7f) and E2M1 (OCP MX
+// FP4).
+#pragma once
+
+#include "jitquant/numeric.cuh"
+
+namespace jitquant {
+
+constexpr int kNvfp4Block = 16;     // elements that share a scale
+constexpr float kE4m3Max = 448.0f;  // largest finite E4M3
+
+// E4M3 of x, to nearest even, saturating (Inf too) at +-448; NaN gives 0x7f.
+JITQUANT_HD uint8_t e4m3_from_float(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  return static_cast<uint8_t>(pair);
+#else
+  if (is_nan(x)) return 0x7f;
+  const uint32_t sign = (float_bits(x) >> 24) & 0x80u;
+  float a = abs_of(x);
+  a = a < kE4m3Max ? a : kE4m3Max;
+  uint32_t code;
+  if (a < 0x1p-6f) {
+    // Subnormals are multiples of 2^-9, which is the spacing of fp32 at 2^14: the sum rounds.
+    code = float_bits(add_rn(a, 0x1p14f)) - float_bits(0x1p14f);
+  } else {
+    const uint32_t bits = float_bits(a);
+    code = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - ((127u - 7u) << 3);
+  }
+  return static_cast<uint8_t>(sign | code);
+#endif
+}
+
+// Exact; 0x7f and 0xff give NaN.
+JITQUANT_HD float float_from_e4m3(uint8_t code) {
+  const uint32_t magnitude = code & 0x7fu;
+  const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
+  if (magnitude == 0x7fu) return bits_float(sign | 0x7fc00000u);
+  // The bits put in place are the value times 2^-120, subnormals included.
+  return mul_rn(bits_float(sign | (magnitude << 20)), 0x1p120f);
+}
+
+// E2M1 of x in the low four bits, to nearest even, saturating at +-6, the sign of zero kept; a NaN
+// gives a zero. Each saturated term covers one binade; adding it to 2^23 rounds it to a whole code.
+JITQUANT_HD uint32_t e2m1_from_float(float x) {
+  const float a = abs_of(x);
+  const float low = fma_saturate(a, 0.5f, 0.0f);
+  const float middle = fma_saturate(a, 0.5f, -1.0f);
+  const float high = fma_saturate(a, 0.5f, -2.0f);
+  float t = fma_rn(low, 4.0f, 0x1p23f);
+  t = fma_rn(middle, 2.0f, t);
+  t = add_rn(t, high);
+  return (float_bits(t) & 7u) | ((float_bits(x) >> 28) & 8u);
+}
+
+// Exact; reads the low four bits.
+JITQUANT_HD float float_from_e2m1(uint32_t code) {
+  const uint32_t bits = ((code & 8u) << 28) | ((code & 7u) << 22);
+  return mul_rn(bits_float(bits), 0x1p126f);  // the bits are the value times 2^-126
+}
+
+#if defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000
+#define JITQUANT_HAS_E2M1_INSTRUCTION 1
+#endif
+
+// Eight E2M1 codes, v[0] in the low four bits. No v[i] may be NaN.
+JITQUANT_HD uint32_t e2m1x8_from_float(const float* v) {
+#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
+  uint32_t codes;
+  asm("{\n"
+      " .reg .b8 b0, b1, b2, b3;\n"
+      " cvt.rn.satfinite.e2m1x2.f32 b0, %2, %1;\n"
+      " cvt.rn.satfinite.e2m1x2.f32 b1, %4, %3;\n"
+      " cvt.rn.satfinite.e2m1x2.f32 b2, %6, %5;\n"
+      " cvt.rn.satfinite.e2m1x2.f32 b3, %8, %7;\n"
+      " mov.b32 %0, {b0, b1, b2, b3};\n"
+      "}"
+      : "=r"(codes)
+      : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
+  return codes;
+#else
+  uint32_t codes = 0;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int i = 0; i < 8; ++i) codes |= e2m1_from_float(v[i]) << (4 * i);
+  return codes;
+#endif
+}
+
+}  // namespace jitquant

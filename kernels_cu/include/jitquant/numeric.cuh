@@ -1,0 +1,130 @@
+// fp32 arithmetic that gives the same bits on every compiler: each operation is rounded once, to
+// nearest even, and is never contracted, reassociated or approximated. Compiles as CUDA and as
+// plain C++17, so that the recipes built on it can be swept exhaustively on a machine without a
+// GPU.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define JITQUANT_HD __host__ __device__ __forceinline__
+#else
+#define JITQUANT_HD inline
+#endif
+
+namespace jitquant {
+
+constexpr float kFloatMax = 0x1.fffffep127f;
+
+JITQUANT_HD uint32_t float_bits(float x) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(x);
+#else
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+#endif
+}
+
+JITQUANT_HD float bits_float(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+#endif
+}
+
+// The host versions are plain operators: host code is compiled with -ffp-contract=off.
+JITQUANT_HD float mul_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+JITQUANT_HD float add_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+JITQUANT_HD float div_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+JITQUANT_HD float reciprocal_rn(float a) {
+#if defined(__CUDA_ARCH__)
+  return __frcp_rn(a);
+#else
+  return 1.0f / a;
+#endif
+}
+
+JITQUANT_HD float sqrt_rn(float a) {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(a);
+#else
+  return std::sqrt(a);
+#endif
+}
+
+JITQUANT_HD float fma_rn(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
+#endif
+}
+
+// a * b + c clamped to [0, 1]; NaN becomes 0.
+JITQUANT_HD float fma_saturate(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __saturatef(__fmaf_rn(a, b, c));
+#else
+  const float y = std::fma(a, b, c);
+  return y > 0.0f ? (y < 1.0f ? y : 1.0f) : 0.0f;
+#endif
+}
+
+JITQUANT_HD float abs_of(float x) {
+  return bits_float(float_bits(x) & 0x7fffffffu);
+}
+
+JITQUANT_HD bool is_nan(float x) {
+  return (float_bits(x) & 0x7fffffffu) > 0x7f800000u;
+}
+
+// max(a, |x|), NaN if either is NaN.
+JITQUANT_HD float amax_keep_nan(float a, float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(fabsf(x)));
+  return y;
+#else
+  const float b = abs_of(x);
+  return is_nan(a) ? a : (is_nan(b) || b > a ? b : a);
+#endif
+}
+
+// max(a, |x|) where a is no NaN; a NaN in x is as if it were not there.
+JITQUANT_HD float amax_ignore_nan(float a, float x) {
+#if defined(__CUDA_ARCH__)
+  return fmaxf(a, fabsf(x));
+#else
+  const float b = abs_of(x);
+  return b > a ? b : a;
+#endif
+}
+
+}  // namespace jitquant
