@@ -1,0 +1,134 @@
+"""Timing on a GPU by graph replay, on the host by the clock, and the memory ceilings of a GPU."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ROTATE_BYTES = 320 * 2**20
+"""Inputs rotate through this much memory, which is more than the L2 cache of any GPU so far."""
+
+MAX_SETS = 24_000
+"""Most calls in one graph."""
+
+
+def sets_needed(bytes_per_call: int, rotate_bytes: int = ROTATE_BYTES) -> int:
+    """How many sets of inputs fill ``rotate_bytes``; at least 2."""
+    return min(MAX_SETS, max(2, math.ceil(rotate_bytes / max(1, bytes_per_call))))
+
+
+def graph_us(
+    fn: Callable[..., Any],
+    inputs: Sequence[tuple[Any, ...]],
+    *,
+    seconds: float = 0.1,
+    repeats: int = 5,
+) -> float:
+    """Microseconds of one ``fn(*inputs[i])``, by replaying a CUDA graph of one call each.
+
+    Every call has inputs of its own, and results of its own too: they are kept until the graph is
+    done, so that the allocator cannot hand one piece of memory, which would stay in the L2 cache,
+    to all of them.
+
+    Args:
+        fn: what is timed; it has been called before, so nothing compiles now.
+        inputs: arguments of each call in the graph.
+        seconds: about how long one measurement replays.
+        repeats: measurements; the median is returned.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    keep = []
+    with torch.cuda.stream(stream):
+        for arguments in inputs[:2]:
+            fn(*arguments)
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            for arguments in inputs:
+                keep.append(fn(*arguments))
+    torch.cuda.synchronize()
+    try:
+        graph.replay()
+        once_ms = _elapsed_ms(graph.replay, 1)
+        replays = max(1, min(10_000, math.ceil(seconds * 1e3 / max(once_ms, 1e-3))))
+        times = [_elapsed_ms(graph.replay, replays) / replays for _ in range(repeats)]
+    finally:
+        keep.clear()
+        graph.reset()
+    return statistics.median(times) * 1e3 / len(inputs)
+
+
+def _elapsed_ms(fn: Callable[[], Any], times: int) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(times):
+        fn()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop))
+
+
+def host_us(fn: Callable[[], Any], *, calls: int = 100, repeats: int = 15) -> float:
+    """Microseconds the host spends in one eager ``fn()``, the GPU's own time left out.
+
+    The queue is drained before each measurement, and ``calls`` is small enough not to fill it.
+    The minimum over ``repeats`` is returned: whatever else the host does only adds.
+    """
+    for _ in range(3):
+        fn()
+    best = math.inf
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            fn()
+        best = min(best, time.perf_counter() - begin)
+    torch.cuda.synchronize()
+    return best * 1e6 / calls
+
+
+def wall_us(fn: Callable[[], Any], *, repeats: int = 5) -> float:
+    """Microseconds of one ``fn()`` by the clock, the best of ``repeats``, for work on the CPU."""
+    fn()
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        fn()
+        times.append(time.perf_counter() - begin)
+    return min(times) * 1e6
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this GPU's memory gives, in GB/s (1e9 bytes)."""
+
+    copy: float
+    """Device-to-device copy, bytes read plus bytes written."""
+    read: float
+    """The fastest of some reductions over memory that is only read."""
+
+
+def measure_ceilings(device: torch.device, size: int = 2 * 2**30) -> Ceilings:
+    """Copy and read ceilings over ``size`` bytes; less where there is less free memory."""
+    free, _ = torch.cuda.mem_get_info(device)
+    size = min(size, free // 4) // 2**20 * 2**20
+    source = torch.empty(size // 4, device=device).uniform_(-1, 1)
+    target = torch.empty_like(source)
+    copy = 2 * source.nbytes / (graph_us(target.copy_, [(source,), (source,)]) * 1e3)
+    rows = source.view(-1, 2**14)
+    column = torch.ones(2**14, 1, device=device)
+    readers: Iterable[Callable[[torch.Tensor], torch.Tensor]] = (
+        lambda x: x.sum(dim=1),
+        lambda x: x.amax(dim=1),
+        lambda x: x @ column,
+    )
+    read = max(source.nbytes / (graph_us(fn, [(rows,), (rows,)]) * 1e3) for fn in readers)
+    return Ceilings(copy=copy, read=read)
