@@ -15,7 +15,7 @@ from pathlib import Path
 from .archs import gencode_flags
 from .diagnostics import compile_error
 from .errors import CompileError
-from .plan import Plan, python_include_dir, torch_include_dirs
+from .plan import Plan, python_include_dir, torch_include_dirs, wheel_include_dirs
 from .processes import Command, run_side_by_side
 from .sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
 from .toolchain import cudart_flags
@@ -72,6 +72,15 @@ def make_units(plan: Plan, extension: str, staging: Path) -> list[Unit]:
     return units
 
 
+def _host_flags(plan: Plan) -> list[str]:
+    """Flags for the host side of every source.
+
+    GCC makes the statics of inline functions one object for all the libraries of a process
+    (STB_GNU_UNIQUE): two modules, or two versions of one, would share it. clang does not.
+    """
+    return ["-fPIC"] if "clang" in plan.host.version else ["-fPIC", "-fno-gnu-unique"]
+
+
 def _cuda_command(
     plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan
 ) -> list[str]:
@@ -86,14 +95,15 @@ def _cuda_command(
     argv += gencode_flags(plan.archs.archs)
     if len(plan.archs.archs) > 1:
         argv += ["--threads", str(min(len(plan.archs.archs), os.cpu_count() or 1))]
-    argv += ["-O3", "-lineinfo", "-Xcompiler", "-fPIC", f"-DTORCH_EXTENSION_NAME={extension}"]
+    argv += ["-O3", "-lineinfo", f"-DTORCH_EXTENSION_NAME={extension}"]
+    argv += ["-Xcompiler", ",".join(_host_flags(plan))]
     if not _sets_standard(flags):
         argv.append("-std=c++20" if scan.torch else "-std=c++17")
     for directory in plan.include_dirs:
         argv += ["-I", directory]
     if scan.torch:
         argv += [*_HALF_FLAGS, "--expt-relaxed-constexpr", "-DTORCH_API_INCLUDE_EXTENSION_H"]
-        for directory in (*torch_include_dirs(), python_include_dir()):
+        for directory in (*torch_include_dirs(), python_include_dir(), *wheel_include_dirs()):
             argv += ["-isystem", directory]
     return [*argv, *flags]
 
@@ -103,7 +113,7 @@ def _cxx_command(
 ) -> list[str]:
     flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
     argv = [*plan.host.command, "-c", source, "-o", f"{stem}.o", "-MD", "-MF", f"{stem}.d"]
-    argv += ["-O2", "-fPIC", f"-DTORCH_EXTENSION_NAME={extension}"]
+    argv += ["-O2", *_host_flags(plan), f"-DTORCH_EXTENSION_NAME={extension}"]
     if scan.torch:
         argv.append("-DTORCH_API_INCLUDE_EXTENSION_H")
     else:
@@ -113,6 +123,8 @@ def _cxx_command(
     for directory in plan.include_dirs:
         argv += ["-I", directory]
     cuda = plan.nvcc.include_dirs if plan.nvcc else ()
+    if scan.torch:
+        cuda += wheel_include_dirs()
     for directory in (*torch_include_dirs(), python_include_dir(), *cuda):
         argv += ["-isystem", directory]
     return [*argv, *flags]
@@ -124,7 +136,7 @@ def _sets_standard(flags: tuple[str, ...] | list[str]) -> bool:
 
 def compiler_environment(staging: Path) -> dict[str, str]:
     """The environment of the compilers: messages in English, temporary files in ``staging``."""
-    return {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(staging)}
+    return {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": "."}
 
 
 def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:
@@ -182,6 +194,7 @@ def build(
         trial = link_and_try(
             extension,
             staging,
+            sources=plan.sources,
             compiler=plan.host.command,
             objects=[f"o{index}.o" for index in range(len(units))],
             flags=linker_flags(plan, units),

@@ -16,7 +16,7 @@ from typing import Any
 from .archs import NO_GPU, ArchChoice, choose_archs, visible_archs
 from .cache import Cache, Entry, default_root
 from .errors import CaptureError, FrozenError, LoaderError
-from .module import CudaModule, load_module
+from .module import CudaModule, load_module, loaded_under
 from .plan import Plan, Request, make_plan, python_abi
 from .processes import default_jobs
 from .record import Record, Watched, arch_environment
@@ -92,7 +92,7 @@ class Loader:
         self._native = native
         self._native_archs: tuple[str, ...] | None = None
         self._lock_timeout = lock_timeout
-        self._reporter = Reporter()
+        self.reporter = Reporter()
         self._hasher = FileHasher()
         self._memo = Memo()
         self._records: dict[object, Record] = {}
@@ -333,7 +333,10 @@ class Loader:
             for loaded in self._loaded.get(entry.level1, ()):
                 if loaded.entry.level2 == entry.level2:
                     return loaded.module
-            self._check_namespaces(entry, library)
+            # The name of a library is unique to its build. If this process has it from a copy of
+            # the cache, its operators are registered; registering them again would end it.
+            library = loaded_under(library.name) or library
+            self._check_namespaces(plan, entry, library)
             module = load_module(
                 plan.name,
                 extension_name=entry.extension,
@@ -346,7 +349,7 @@ class Loader:
             self._loaded.setdefault(entry.level1, []).append(_Loaded(entry, module))
             return module
 
-    def _check_namespaces(self, entry: Entry, library: Path) -> None:
+    def _check_namespaces(self, plan: Plan, entry: Entry, library: Path) -> None:
         """Try a library first that may register names which this process has already.
 
         Registering an operator twice ends the process, so it is tried in a child.
@@ -367,26 +370,26 @@ class Loader:
         scratch = self.cache()
         if not scratch.prepare():
             scratch = scratch.temporary()
-        try_load(library, entry.init_symbols, scratch.base / "staging")
+        try_load(library, entry.init_symbols, scratch.base / "staging", plan.sources)
 
     # -- building ------------------------------------------------------------------------------
 
     def _build(self, plan: Plan) -> tuple[CudaModule, Watched]:
         cache = self.cache()
         if not cache.prepare():
-            self._reporter.say_once(
+            self.reporter.say_once(
                 f"the cache {cache.root} cannot be written to; building into a private temporary "
                 "directory, which goes when this process ends"
             )
             cache = cache.temporary()
         self._memo.attach(cache.memo_directory)
-        heartbeat = Heartbeat(self._reporter, plan.name)
+        heartbeat = Heartbeat(self.reporter, plan.name)
         timeout = self._lock_timeout
         if timeout is None:
             timeout = _seconds("JITQUANT_LOCK_TIMEOUT", _DEFAULT_LOCK_SECONDS)
 
         def on_wait(owner: str, waited: float) -> None:
-            self._reporter.say(
+            self.reporter.say(
                 f"waiting for {owner}, which is building {plan.name} "
                 f"(or something with the same lock); {waited:.0f} s so far"
             )
@@ -396,14 +399,14 @@ class Loader:
         ) as locked:
             if found := self._find(plan):
                 if heartbeat.seconds > 1.0:
-                    self._reporter.say(
+                    self.reporter.say(
                         f"{plan.name}: another process built it (waited {heartbeat.seconds:.1f} s)"
                     )
                 return found
             if locked:
                 cache.sweep(plan.level1)
             else:
-                self._reporter.say_once(
+                self.reporter.say_once(
                     f"the file system of {cache.root} has no locks; two processes may build the "
                     "same thing"
                 )
@@ -449,13 +452,13 @@ class Loader:
             ):
                 state = self._hasher.state(path)
                 if state is None or state.digest != digest:
-                    self._reporter.say(f"{os.path.basename(path)} changed while it was compiled")
+                    self.reporter.say(f"{os.path.basename(path)} changed while it was compiled")
                     raise _ChangedError
             described = describe(plan, extension, built, self._hasher, heartbeat.seconds)
             changed = changed_after(described.own_headers, moment)
             if changed is None:
                 break
-            self._reporter.say(
+            self.reporter.say(
                 f"{os.path.basename(changed)} changed while {plan.name} was "
                 "compiled; compiling again"
             )
@@ -468,7 +471,7 @@ class Loader:
         (final / "entry.json").write_text(entry.to_json())
         directory = cache.publish(final, entry)
         cache.remember_last(entry)
-        self._reporter.say(f"built {plan.name} in {heartbeat.seconds:.1f} s")
+        self.reporter.say(f"built {plan.name} in {heartbeat.seconds:.1f} s")
         kept = Entry.from_json((directory / "entry.json").read_bytes())
         return kept, directory
 
@@ -476,14 +479,14 @@ class Loader:
         from .sources import CUDA_SUFFIXES, scan_includes
 
         for note in plan.notes:
-            self._reporter.say_once(f"{note}; using {plan.nvcc.path if plan.nvcc else 'none'}")
+            self.reporter.say_once(f"{note}; using {plan.nvcc.path if plan.nvcc else 'none'}")
         if plan.archs.skipped:
-            self._reporter.say_once(
+            self.reporter.say_once(
                 f"TORCH_CUDA_ARCH_LIST: {', '.join(plan.archs.skipped)} skipped (older than 8.0 "
                 "or unknown)"
             )
         if plan.archs.origin == NO_GPU:
-            self._reporter.say_once(
+            self.reporter.say_once(
                 "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
             )
         last = cache.last(plan.name)
@@ -500,7 +503,7 @@ class Loader:
         ]
         archs = ", ".join(f"sm_{arch}" for arch in plan.archs.archs) or "host only"
         cost = f"; the torch headers in {shorten(slow)} cost most of the time" if slow else ""
-        self._reporter.say(f"building {plan.name} for {archs}: {why}{cost}")
+        self.reporter.say(f"building {plan.name} for {archs}: {why}{cost}")
 
     # -- before and after ----------------------------------------------------------------------
 

@@ -31,8 +31,9 @@ _NVCC = re.compile(
     r"\s*: (?P<message>.*)$"
 )
 _LINKER = re.compile(
-    r"^(?:(?:\S*/)?ld(?:\.\w+)?|collect2|\S+\.o): (?P<message>.*(?:undefined|"
-    r"cannot find|multiple definition|error|not found|relocation).*)$"
+    r"^(?:(?:\S*/)?ld(?:\.\w+)?|collect2): (?P<message>(?!.*\bin function\b).*"
+    r"(?:undefined|cannot find|multiple definition|error|not found|relocation|No space).*)$"
+    r"|^[^:]*:\([^)]*\): (?P<symbol>(?:multiple definition of|undefined reference to) .*)$"
 )
 _CARET = re.compile(r"^(\s*)\^[\s~]*$")
 _KILLED = re.compile(
@@ -103,7 +104,8 @@ def _parse_line(line: str, following: Sequence[str], root: Path) -> Diagnostic |
         severity = "warning" if match["severity"] == "warning" else "error"
         return Diagnostic("", 0, None, severity, f"nvcc: {match['message']}")
     if match := _LINKER.match(line):
-        return Diagnostic("", 0, None, "error", f"linker: {match['message']}")
+        message = match["symbol"] or match["message"]
+        return Diagnostic("", 0, None, "error", f"linker: {message}")
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import difflib
 import importlib.machinery
@@ -86,6 +87,16 @@ def import_extension(name: str, library: Path) -> ModuleType:
     return module
 
 
+def loaded_under(file_name: str) -> Path | None:
+    """The path under which this process has loaded a library of this name, if it has."""
+    import torch
+
+    for path in torch.ops.loaded_libraries:
+        if path.endswith(f"/{file_name}"):
+            return Path(path)
+    return None
+
+
 def load_module(
     name: str,
     *,
@@ -115,14 +126,18 @@ def load_module(
             extension = import_extension(symbol, path)
             functions.update((k, v) for k, v in vars(extension).items() if not k.startswith("__"))
     except (OSError, ImportError) as error:
-        raise LoaderError(f"module {name!r}: {path} does not load: {error}") from error
+        raise LoaderError(
+            f"module {name!r}: {path} does not load: {error.__cause__ or error}"
+        ) from error
     if ops is None:
         ops = set(torch._C._dispatch_get_all_op_names()) - before
     # Names of the module's own namespace last, so that they win over those of a fixed one.
     for op in sorted(ops, key=lambda o: o.startswith(f"{extension_name}::")):
         namespace, _, rest = op.partition("::")
         function = rest.partition(".")[0]
-        functions[function] = getattr(getattr(torch.ops, namespace), function)
+        # An implementation of an operator that nobody has declared has no packet.
+        with contextlib.suppress(AttributeError):
+            functions[function] = getattr(getattr(torch.ops, namespace), function)
     return CudaModule(
         name,
         extension_name=extension_name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import sysconfig
@@ -14,7 +15,7 @@ from .archs import ArchChoice
 from .cache import SCHEMA, digest_of
 from .errors import UnsupportedArchError
 from .sources import CUDA_SUFFIXES, FileHasher, Roots, Signature, resolve_sources
-from .toolchain import HostCompiler, Memo, Nvcc, find_host_compiler, find_nvcc
+from .toolchain import HostCompiler, Memo, Nvcc, find_host_compiler, find_nvcc, wheel_roots
 
 #: Variables that change what a compiler does without showing in its command line.
 _COMPILER_VARIABLES = (
@@ -84,12 +85,46 @@ def check_flags(cuda_flags: tuple[str, ...]) -> None:
             )
 
 
+def check_paths(sources: tuple[str, ...], include_dirs: tuple[str, ...]) -> None:
+    """Refuse paths that a compiler would read as something else.
+
+    nvcc passes the paths on through a shell, within double quotes.
+
+    Raises:
+        ValueError: the path of a source or of an include directory holds such a character.
+    """
+    has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
+    refused = '\\\n"$`' if has_cuda else "\\\n"
+    for argument, paths in (("sources", sources), ("include_dirs", include_dirs)):
+        for path in paths:
+            found = sorted(set(path) & set(refused))
+            if found:
+                raise ValueError(
+                    f"{argument}: {path!r} has {found[0]!r} in it, which "
+                    f"{'nvcc' if has_cuda else 'the compiler'} does not take literally. Rename "
+                    "that directory or file; spaces and letters of any script are fine."
+                )
+
+
 def torch_include_dirs() -> tuple[str, ...]:
     """Where torch's headers are (as ``torch.utils.cpp_extension.include_paths`` says)."""
     import torch
 
     base = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "include")
     return (base, os.path.join(base, "torch", "csrc", "api", "include"))
+
+
+def wheel_include_dirs() -> tuple[str, ...]:
+    """Headers of the CUDA libraries that a CUDA build of torch brings from PyPI.
+
+    torch's own headers include cublas, cusparse and cusolver, which a toolkit made for compiling
+    alone does not have.
+    """
+    return tuple(
+        directory
+        for root in wheel_roots()
+        for directory in sorted(glob.glob(os.path.join(glob.escape(root), "*", "include")))
+    )
 
 
 def python_include_dir() -> str:
@@ -119,7 +154,7 @@ def make_roots(
         labels[f"inc{index}"] = directory
     labels["lib"] = library_dir
     versioned: dict[str, tuple[str, ...]] = {
-        "torch": torch_include_dirs(),
+        "torch": (*torch_include_dirs(), *wheel_include_dirs()),
         "python": (python_include_dir(),),
         "system": host.include_dirs,
         "cuda": nvcc.include_dirs if nvcc else (),
@@ -155,6 +190,7 @@ def make_plan(
             raise FileNotFoundError(
                 f"include_dirs: {given!r} is not a directory (looked at {directory})."
             )
+    check_paths(sources, (*include_dirs, library_dir))
     has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
     host = find_host_compiler(memo, env)
     nvcc, notes = find_nvcc(memo, env) if has_cuda else (None, ())

@@ -148,13 +148,18 @@ def _ask(command: Iterable[str], **kwargs: Any) -> str:
     return bytes(done.stdout).decode(errors="replace")
 
 
-def _wheel_nvcc() -> str | None:
-    """nvcc of the PyPI wheels, if they are installed beside this interpreter's packages."""
+def wheel_roots() -> list[str]:
+    """The directories that NVIDIA's PyPI wheels are installed into, if there are any."""
     try:
         spec = importlib.util.find_spec("nvidia")
     except (ImportError, ValueError):
-        return None
-    roots = list(spec.submodule_search_locations or ()) if spec else []
+        return []
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+def _wheel_nvcc() -> str | None:
+    """nvcc of the PyPI wheels, if they are installed beside this interpreter's packages."""
+    roots = wheel_roots()
     found = [
         candidate
         for root in roots

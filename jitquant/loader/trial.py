@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .advice import advice
 from .errors import CompileError, LoaderError
 
 _HANG_SECONDS = 25.0
 _TOTAL_SECONDS = 300.0
 _PR_SET_PDEATHSIG = 1
+_UNQUOTABLE = re.compile(r"[^\w ./+,=@~%-]")
 _STUB = "// Links the objects that were compiled beside this file.\n"
 
 
@@ -46,6 +48,7 @@ def link_and_try(
     extension: str,
     staging: Path,
     *,
+    sources: Sequence[str],
     compiler: Sequence[str],
     objects: Sequence[str],
     flags: Sequence[str],
@@ -66,10 +69,12 @@ def link_and_try(
         library,
         on_tick,
     )
-    return _read_outcome(outcome, staging, library)
+    return _read_outcome(outcome, staging, library, sources)
 
 
-def try_load(library: Path, init_symbols: Sequence[str], scratch: Path) -> None:
+def try_load(
+    library: Path, init_symbols: Sequence[str], scratch: Path, sources: Sequence[str]
+) -> None:
     """Load a finished library in a child, to see whether this process could.
 
     Raises:
@@ -78,7 +83,7 @@ def try_load(library: Path, init_symbols: Sequence[str], scratch: Path) -> None:
     log = scratch / f"trial-{os.urandom(4).hex()}.log"
     try:
         outcome = _in_child(lambda: _load_only(library, init_symbols), log, library, lambda: None)
-        _read_outcome(outcome, scratch, library)
+        _read_outcome(outcome, scratch, library, sources)
     finally:
         with contextlib.suppress(OSError):
             log.unlink()
@@ -102,7 +107,7 @@ class _Outcome:
     timed_out: bool
 
 
-def _read_outcome(outcome: _Outcome, staging: Path, library: Path) -> Trial:
+def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequence[str]) -> Trial:
     result = outcome.result
     if result is not None and "ops" in result:
         return Trial(list(result["ops"]), list(result["init"]))
@@ -113,29 +118,11 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path) -> Trial:
         return Trial(None, init_symbols_of(library))
     said = str(result["error"]) if result is not None else _last_words(outcome.output)
     how = "" if result is not None else f" ({_describe_status(outcome.status)})"
+    hint = advice(f"{how} {said}", sources)
     raise LoaderError(
-        f"the library {library.stem!r} was built but does not load{how}:\n{said}{_advice(said)}"
+        f"the library {library.stem!r} was built but does not load{how}:\n{said}"
+        + (f"\n{hint}" if hint else "")
     )
-
-
-def _advice(said: str) -> str:
-    if re.search(
-        r"register the namespace|[Rr]egister(?:ed)? (?:an operator|a kernel).*multiple|"
-        r"same name and the same overload|multiple times|already registered",
-        said,
-    ):
-        return (
-            "\nThis process has another version of it loaded, and a name can be registered only "
-            "once. Use the macro TORCH_EXTENSION_NAME in place of the fixed name (in TORCH_LIBRARY "
-            "or PYBIND11_MODULE): it is another one in each build. Otherwise start a new process."
-        )
-    missing = re.search(r"undefined symbol: (\S+)", said)
-    if missing:
-        return (
-            f"\n{missing.group(1)} is declared and used, but no source of this module defines it. "
-            "Name the file that does in sources, or its library in cxx_flags (-l...)."
-        )
-    return ""
 
 
 def _describe_status(status: int) -> str:
@@ -231,7 +218,8 @@ def _child(work: Callable[[], dict[str, Any]], log: Path, writer: int) -> NoRetu
     except BaseException as error:
         with contextlib.suppress(BaseException):
             stage = "link" if isinstance(error, _LinkError) else "load"
-            text = str(error) or type(error).__name__
+            # torch says which library; the cause says why.
+            text = str(error.__cause__ or error) or type(error).__name__
             os.write(writer, json.dumps({"stage": stage, "error": text[-20000:]}).encode())
     finally:
         os._exit(code)
@@ -253,18 +241,22 @@ def _link_and_load(
     from torch.utils import cpp_extension
 
     _put_ninja_on_path()
-    os.environ["TMPDIR"] = str(staging)
+    os.environ["TMPDIR"] = "."
     os.environ["LC_ALL"] = "C.UTF-8"
     os.environ["CXX"] = shlex.join(compiler)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    place = staging
+    if _UNQUOTABLE.search(str(staging)):
+        # torch does not quote paths for ninja; this one leads to the same directory.
+        place = Path(f"/proc/{os.getpid()}/fd/{os.open(staging, os.O_PATH)}")
     before = set(torch._C._dispatch_get_all_op_names())
     library = staging / f"{extension}.so"
     try:
         cpp_extension.load(
             extension,
-            [str(stub)],
+            [str(place / stub.name)],
             extra_ldflags=[_escape(flag) for flag in (*objects, *flags)],
-            build_directory=str(staging),
+            build_directory=str(place),
             is_python_module=False,
             verbose=False,
         )

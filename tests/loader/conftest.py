@@ -1,0 +1,85 @@
+"""Fixtures of the loader's tests: toys that are built once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jitquant.loader import CudaModule, Loader
+
+from .toys import copy_cache, new_loader, nvcc_or_reason, write_plain, write_toy
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the person who runs the tests reaches the loader."""
+    for variable in (
+        "JITQUANT_CACHE_DIR",
+        "JITQUANT_CUDA_ARCHS",
+        "JITQUANT_JOBS",
+        "JITQUANT_LOCK_TIMEOUT",
+        "JITQUANT_QUIET",
+        "TORCH_CUDA_ARCH_LIST",
+    ):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A source that was built once, and the cache that it was built into."""
+
+    source: Path
+    cache: Path
+    module: CudaModule
+    said: str
+
+    def copy(self, directory: Path) -> tuple[Path, Path]:
+        """(source, cache): copies that a test may change."""
+        target = directory / "source"
+        target.mkdir(parents=True)
+        for path in self.source.parent.rglob("*"):
+            if path.is_file():
+                copied = target / path.relative_to(self.source.parent)
+                copied.parent.mkdir(exist_ok=True)
+                copied.write_bytes(path.read_bytes())
+        return target / self.source.name, copy_cache(self.cache, directory / "cache")
+
+
+def _build(tmp_path_factory: pytest.TempPathFactory, write: Callable[[Path], Path]) -> Toy:
+    directory = tmp_path_factory.mktemp("toy")
+    source = write(directory / "source")
+    cache = directory / "cache"
+    lines: list[str] = []
+    loader = new_loader(cache)
+    loader.reporter.say = lines.append  # type: ignore[method-assign]
+    module = loader.get(source.stem, [source])
+    return Toy(source, cache, module, "\n".join(lines))
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> None:
+    """Skips where there is no CUDA compiler."""
+    reason = nvcc_or_reason()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def toy(nvcc: None, tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """A kernel with its binding, compiled by nvcc."""
+    return _build(tmp_path_factory, write_toy)
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """A C++ source without CUDA."""
+    return _build(tmp_path_factory, write_plain)
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> Loader:
+    """A loader with an empty cache of its own."""
+    return new_loader(tmp_path / "cache")

@@ -1,0 +1,116 @@
+"""Every wrong argument has its error, before anything is compiled or created."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jitquant.loader import Loader, UnsupportedArchError
+
+from .toys import new_loader, write_plain, write_toy
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "a b", "", "1a", "a-b", "a.b", "é", "a" * 101, "a\n", "a;rm"]
+)
+def test_name_that_is_no_identifier(loader: Loader, tmp_path: Path, name: str) -> None:
+    source = write_plain(tmp_path)
+    with pytest.raises(ValueError, match=r"name: .* is not accepted"):
+        loader.get(name, [source])
+    assert not (tmp_path / "cache").exists()
+
+
+def test_name_that_is_no_string(loader: Loader, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="name: expected a string, got int"):
+        loader.get(3, [write_plain(tmp_path)])  # type: ignore[arg-type]
+
+
+def test_missing_kernel_lists_near_names(tmp_path: Path) -> None:
+    write_toy(tmp_path / "kernels_cu", stem="quantize_nvfp4")
+    loader = new_loader(tmp_path / "cache", kernels_dir=tmp_path / "kernels_cu")
+    with pytest.raises(FileNotFoundError, match=r"Near names: quantize_nvfp4\.cu") as caught:
+        loader.get("q", ["quantise_nvfp4.cu"])
+    assert "give a path: './quantise_nvfp4.cu'" in str(caught.value)
+    with pytest.raises(FileNotFoundError, match=r"There are: quantize_nvfp4\.cu"):
+        loader.get("q", ["zzz.cu"])
+
+
+def test_missing_file_of_the_caller_says_where_it_looked(loader: Loader, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"looked at .*gone\.cu"):
+        loader.get("q", [tmp_path / "gone.cu"])
+
+
+@pytest.mark.parametrize(
+    ("sources", "error", "message"),
+    [
+        ([], ValueError, "the list is empty"),
+        ("k.cu", TypeError, r"sources: expected a list, got 'k.cu'"),
+        ([b"k.cu"], TypeError, "is bytes"),
+        ([3], TypeError, "sources: 3 is int"),
+        (7, TypeError, "sources: expected a list"),
+        (["./k.ptx"], ValueError, r"suffix '.ptx'; .cu, .cpp, .cc, .cxx are compiled"),
+    ],
+)
+def test_sources_of_a_wrong_kind(
+    loader: Loader, sources: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        loader.get("k", sources)  # type: ignore[arg-type]
+
+
+def test_directory_and_repeated_sources(loader: Loader, tmp_path: Path) -> None:
+    (tmp_path / "d.cu").mkdir()
+    with pytest.raises(ValueError, match="is a directory"):
+        loader.get("k", [tmp_path / "d.cu"])
+    source = write_plain(tmp_path)
+    with pytest.raises(ValueError, match="is named twice"):
+        loader.get("k", [source, source])
+
+
+def test_missing_include_directory(loader: Loader, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"include_dirs: .*nowhere"):
+        loader.get("k", [write_plain(tmp_path)], include_dirs=[tmp_path / "nowhere"])
+    with pytest.raises(TypeError, match="include_dirs: expected a list"):
+        loader.get("k", [write_plain(tmp_path)], include_dirs="include")
+
+
+@pytest.mark.parametrize(
+    "flag", ["-arch=sm_90", "-gencode=arch=compute_90,code=sm_90", "--gpu-code=sm_80", "-gencode"]
+)
+def test_flag_that_selects_an_architecture(loader: Loader, tmp_path: Path, flag: str) -> None:
+    with pytest.raises(ValueError, match=r"selects an architecture; give archs="):
+        loader.get("k", [write_toy(tmp_path)], cuda_flags=[flag])
+
+
+def test_flag_for_separate_compilation(loader: Loader, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="separate device compilation"):
+        loader.get("k", [write_toy(tmp_path)], cuda_flags=["-rdc=true"])
+
+
+@pytest.mark.parametrize("name", ["$x", 'a"b', "a`b", "a\\b", "a\nb"])
+def test_path_that_nvcc_would_read_as_something_else(
+    loader: Loader, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ValueError, match=r"sources: .* does not take literally"):
+        loader.get("toy", [write_toy(tmp_path / name)])
+
+
+@pytest.mark.usefixtures("nvcc")
+def test_unsupported_architecture(loader: Loader, tmp_path: Path) -> None:
+    source = write_toy(tmp_path / "source")
+    with pytest.raises(UnsupportedArchError, match=r"'7.5' is older than 8.0. Accepted: 8.0, 8.6"):
+        loader.get("k", [source], archs="7.5")
+    with pytest.raises(TypeError, match="archs: 90 is int"):
+        loader.get("k", [source], archs=[90])  # type: ignore[list-item]
+
+
+def test_binding_beside_a_kernel_is_taken_unless_one_is_named(tmp_path: Path) -> None:
+    from jitquant.loader.sources import resolve_sources
+
+    source = write_toy(tmp_path / "source")
+    binding = source.parent / "bindings" / "toy.cpp"
+    other = write_plain(tmp_path / "source")
+    assert resolve_sources([source], tmp_path) == (str(source), str(binding))
+    assert resolve_sources([source, other], tmp_path) == (str(source), str(other))
+    assert resolve_sources(["toy.cu"], source.parent) == (str(source), str(binding))

@@ -1,0 +1,137 @@
+"""Small sources that the loader's tests compile, and processes that use the loader.
+
+A toy's binding registers its launcher for the CPU and does its arithmetic on the host, so that
+the result shows which version of the code ran, without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from jitquant.loader import Loader
+from jitquant.loader.errors import NvccNotFoundError
+from jitquant.loader.toolchain import Memo, find_nvcc
+
+ROOT = Path(__file__).resolve().parents[2]
+
+KERNEL = """
+#include "{header}"
+__global__ void multiply(float* x, int n) {{
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) x[i] *= FACTOR;
+}}
+int {symbol}() {{ return FACTOR; }}
+void {symbol}_launch(float* x, int n, cudaStream_t stream) {{
+  multiply<<<(n + 255) / 256, 256, 0, stream>>>(x, n);
+}}
+"""
+
+BINDING = """
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+using torch::stable::Tensor;
+int {symbol}();
+Tensor scale(Tensor x, double s) {{
+  Tensor y = torch::stable::empty_like(x);
+  const float* from = static_cast<const float*>(x.data_ptr());
+  float* to = static_cast<float*>(y.data_ptr());
+  for (int64_t i = 0; i < x.numel(); ++i) to[i] = from[i] * static_cast<float>(s) * {symbol}();
+  return y;
+}}
+STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {{ m.def("scale(Tensor x, float s) -> Tensor"); }}
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) {{ m.impl("scale", TORCH_BOX(&scale)); }}
+"""
+
+#: A C++ source without any CUDA, which compiles in a fifth of the time: for what does not
+#: depend on nvcc. It registers nothing and exports two C functions.
+PLAIN = """
+#include "{header}"
+extern "C" int factor() {{ return FACTOR; }}
+"""
+
+
+def write_toy(directory: Path, factor: int = 3, stem: str = "toy") -> Path:
+    """A kernel, its binding and its header in ``directory``; returns the ``.cu``."""
+    (directory / "bindings").mkdir(parents=True, exist_ok=True)
+    source = directory / f"{stem}.cu"
+    names = {"header": f"{stem}.cuh", "symbol": f"{stem}_factor"}
+    source.write_text(KERNEL.format(**names))
+    (directory / "bindings" / f"{stem}.cpp").write_text(BINDING.format(**names))
+    write_factor(directory / f"{stem}.cuh", factor)
+    return source
+
+
+def write_plain(directory: Path, factor: int = 3, stem: str = "plain") -> Path:
+    """A C++ source and its header in ``directory``; returns the ``.cpp``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    source = directory / f"{stem}.cpp"
+    source.write_text(PLAIN.format(header=f"{stem}.h"))
+    write_factor(directory / f"{stem}.h", factor)
+    return source
+
+
+def write_factor(header: Path, factor: int) -> None:
+    """(Re)write a toy's header."""
+    header.write_text(f"#define FACTOR {factor}\n")
+
+
+def entries(cache: Path) -> list[Path]:
+    """The published entries of a cache."""
+    return sorted(path.parent for path in cache.glob("v1/entries/*/*/entry.json"))
+
+
+def litter(cache: Path) -> list[str]:
+    """What is left in a cache of builds in progress."""
+    left = [path.name for path in cache.glob("v1/staging/*")]
+    return left + [path.name for path in cache.glob("v1/locks/*.owner")]
+
+
+def nvcc_or_reason() -> str | None:
+    """Why kernels cannot be compiled here, or ``None`` if they can."""
+    try:
+        find_nvcc(Memo())
+    except NvccNotFoundError as error:
+        return f"no nvcc: {str(error).splitlines()[0]}"
+    return None
+
+
+def new_loader(cache: Path, **options: object) -> Loader:
+    """A loader of its own, that sees no GPU unless told otherwise."""
+    options.setdefault("native", lambda: ())
+    return Loader(cache_dir=cache, **options)  # type: ignore[arg-type]
+
+
+def python(code: str, cache: Path, **env: str) -> subprocess.Popen[str]:
+    """A process that runs ``code`` against ``cache``."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "JITQUANT_CACHE_DIR": str(cache),
+            **env,
+        },
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 120.0) -> tuple[str, str]:
+    """stdout and stderr of a process that has to succeed."""
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
+    return out, err
+
+
+def copy_cache(source: Path, target: Path) -> Path:
+    """A private copy of a cache that a fixture has filled."""
+    shutil.copytree(source, target)
+    target.chmod(0o700)
+    return target
