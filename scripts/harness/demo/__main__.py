@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import platform
-import sys
 import time
 from dataclasses import asdict
 from enum import Enum
@@ -36,6 +35,10 @@ class Recipe(str, Enum):
     vllm = "vllm"
 
 
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
 def main(
     model: Annotated[
         Path | None,
@@ -183,4 +186,4 @@ def run(
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    app(prog_name="./scripts/demo")

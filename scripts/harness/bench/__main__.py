@@ -1,0 +1,222 @@
+"""Command line of the benchmark."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+SIZES = "1,16,64,256,1024,4096,16384,65536"
+DTYPES = ("bfloat16", "float16", "float32")
+
+app = typer.Typer(add_completion=False)
+console = Console()
+
+
+def fail(message: str, code: int = 1) -> typer.Exit:
+    """Says what is wrong; the result is to be raised."""
+    console.print(message, highlight=False, soft_wrap=True)
+    return typer.Exit(code)
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, the GPU, and a digest of the CUDA sources."""
+    import torch
+
+    from harness.bench.loader import kernels_dir
+
+    digest = hashlib.sha256()
+    root = kernels_dir()
+    for path in sorted(p for p in root.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    gpu = None
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        gpu = {
+            "name": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+            "l2_bytes": properties.L2_cache_size,
+        }
+    return {
+        "gpu": gpu,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "kernels_sha256": digest.hexdigest(),
+        "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """Writes a record, and says where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+@app.callback(invoke_without_command=True)
+def kernels(
+    context: typer.Context,
+    m: Annotated[str, typer.Option(help="Numbers of rows.")] = SIZES,
+    n: Annotated[int, typer.Option(help="Columns, a multiple of 16.", min=16)] = 7168,
+    dtype: Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}.")] = "bfloat16",
+    ops: Annotated[str, typer.Option(help="Names, separated by commas, or all.")] = "all",
+    plain: Annotated[
+        bool, typer.Option(help="Also measure torch.compile of the plain PyTorch code.")
+    ] = True,
+    seconds: Annotated[
+        float, typer.Option(help="After this long the plain code is left out.")
+    ] = 150.0,
+    out: Annotated[Path, typer.Option(help="Where the JSON and the PNG go.")] = Path("out/bench"),
+) -> None:
+    """Measure every kernel on a GPU; with the command `loader`, the loader instead.
+
+    Times are of CUDA graph replays whose inputs rotate through more memory than the L2 cache holds.
+    The ceilings are measured in the same run.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise fail(
+            f"No GPU: torch {torch.__version__} sees none, and kernels can be timed only on one. "
+            "`./scripts/bench loader` measures the loader and needs only nvcc; "
+            "`./scripts/demo` runs anywhere.",
+            2,
+        )
+    try:
+        sizes = [int(size) for size in m.split(",")]
+    except ValueError:
+        raise fail(f"--m {m}: accepted are numbers separated by commas", 2) from None
+    if min(sizes) < 1 or n % 16 or dtype not in DTYPES:
+        raise fail(
+            f"--m {m} --n {n} --dtype {dtype}: accepted are M of at least 1, N that is a multiple "
+            f"of 16, and the dtypes {', '.join(DTYPES)}",
+            2,
+        )
+    measure_kernels(sizes, n, dtype, ops, plain, seconds, out)
+
+
+def measure_kernels(
+    sizes: list[int], n: int, dtype: str, names: str, plain: bool, seconds: float, out: Path
+) -> None:
+    """Runs the ops, prints a table after each, and writes the files."""
+    import torch
+
+    import jitquant
+    from harness import timing
+    from harness.bench import kernels as bench
+    from harness.bench import report
+    from harness.bench.ops import chosen
+
+    try:
+        ops = list(chosen(names))
+    except ValueError as error:
+        raise fail(str(error), 2) from None
+    begin = time.perf_counter()
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.manual_seed(0)
+    jitquant.warmup(*dict.fromkeys(module for op in ops for module in op.modules))
+    built = time.perf_counter() - begin
+    ceilings = timing.measure_ceilings(device)
+    probe = torch.randn(16, n, device=device, dtype=getattr(torch, dtype))
+    abs_us = timing.host_us(lambda: torch.abs(probe))
+    gpu = torch.cuda.get_device_name(device)
+    console.print(
+        f"{gpu}, torch {torch.__version__}, {dtype}, N = {n}. Modules ready in {built:.1f} s.\n"
+        f"Ceilings in this run: copy {ceilings.copy:.0f} GB/s read and written, "
+        f"read {ceilings.read:.0f} GB/s.\n"
+        f"Host time of torch.abs(x): {abs_us:.1f} us.\n"
+        "us: one call, by graph replay over more memory than the L2 cache holds. GB/s counts every "
+        "reading of the inputs (two where an amax over all comes first) and the results. "
+        "compiled: torch.compile of the plain PyTorch code.\n",
+        highlight=False,
+    )
+    rows = []
+    by_name = {op.name: op for op in ops}
+    for part in bench.run(
+        ops,
+        sizes,
+        n,
+        getattr(torch, dtype),
+        device,
+        ceilings,
+        compile_plain=plain,
+        seconds=max(0.0, seconds - (time.perf_counter() - begin)),
+    ):
+        rows += part
+        console.print(report.kernel_table(by_name[part[0].op], part))
+        for text in dict.fromkeys(f"{row.error}|{row.note}".strip("|") for row in part):
+            if text:
+                console.print(f"  {text}", style="yellow", highlight=False, markup=False)
+        console.print()
+    took = time.perf_counter() - begin
+    write_json(
+        out / "kernels.json",
+        {
+            **provenance(),
+            "n": n,
+            "dtype": dtype,
+            "rotate_bytes": timing.ROTATE_BYTES,
+            "ceilings_gb_per_s": asdict(ceilings),
+            "host_us_torch_abs": abs_us,
+            "modules_ready_seconds": built,
+            "seconds": took,
+            "rows": [asdict(row) for row in rows],
+        },
+    )
+    try:
+        png = out / "kernels.png"
+        if report.picture(ops, rows, f"jitquant on {gpu}, {dtype}, N = {n}", png):
+            console.print(f"wrote {png}", highlight=False, soft_wrap=True)
+    except ImportError as error:
+        console.print(f"no picture: {error}", highlight=False)
+    console.print(f"Done in {took:.1f} s.", highlight=False)
+    failed = [row for row in rows if row.error]
+    if failed:
+        raise fail(f"{len(failed)} of {len(rows)} measurements failed.")
+
+
+@app.command()
+def loader(
+    compare: Annotated[
+        bool, typer.Option(help="Also time a plain load of the same kernels (minutes).")
+    ] = True,
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+) -> None:
+    """Time the loader: cold, all modules, warm, and a plain load of the same kernels."""
+    from harness.bench import loader as bench
+    from harness.bench import report
+
+    rows = []
+
+    def done(row: bench.Row) -> None:
+        rows.append(row)
+        what, seconds, remark = row
+        value = "-" if seconds is None else f"{seconds:.3f} s"
+        console.print(f"{what}: {value}  {remark}", highlight=False, markup=False)
+
+    results = bench.measure(done, compare=compare)
+    cold, plain = results.get("cold"), results.get("plain")
+    if cold and plain:
+        rows.append(("plain load / cold", None, f"{plain / cold:.1f} times faster"))
+    console.print()
+    console.print(report.loader_table(rows))
+    write_json(out / "loader.json", {**provenance(), "seconds": results})
+    if cold is None:
+        raise fail("The loader could not be measured; the first remark says why.")
+
+
+if __name__ == "__main__":
+    app(prog_name="./scripts/bench")

@@ -1,0 +1,119 @@
+"""Measuring one op at one size, and running through all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness import timing
+from harness.bench.ops import Op
+
+
+@dataclass
+class Measurement:
+    """One row of the table. What could not be measured is None, and ``error`` or ``note`` says why.
+
+    ``of_copy`` and ``of_read`` count all readings of the inputs (twice where an amax over all comes
+    first); ``of_copy_once`` counts each input once.
+    """
+
+    op: str
+    m: int
+    n: int
+    us: float | None = None
+    gb_per_s: float | None = None
+    of_copy: float | None = None
+    of_read: float | None = None
+    of_copy_once: float | None = None
+    launches: int | None = None
+    host_us: float | None = None
+    plain_us: float | None = None
+    plain_launches: int | None = None
+    plain_host_us: float | None = None
+    note: str = ""
+    error: str = ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def _host(fn: Callable[..., Any], arguments: tuple[Any, ...], m: int) -> float:
+    # A large call keeps the GPU busy for longer than the host, so fewer of them are queued.
+    calls, repeats = (100, 15) if m <= 1024 else (20, 7)
+    return timing.host_us(lambda: fn(*arguments), calls=calls, repeats=repeats)
+
+
+def measure(
+    op: Op,
+    m: int,
+    n: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    ceilings: timing.Ceilings,
+    compiled: Callable[..., Any] | None,
+) -> Measurement:
+    """One op at one size, and its plain code if that is given; failures are put into the row."""
+    from jitquant.testing import count_launches
+
+    row = Measurement(op.name, m, n)
+    inputs: list[tuple[Any, ...]] = []
+    try:
+        inputs = op.inputs(m, n, dtype, device)
+        row.launches = int(count_launches(op.run, *inputs[0]))
+        row.us = timing.graph_us(op.run, inputs)
+        once, moved = op.traffic(m, n, dtype.itemsize)
+        row.gb_per_s = moved / (row.us * 1e3)
+        row.of_copy = row.gb_per_s / ceilings.copy
+        row.of_read = row.gb_per_s / ceilings.read
+        row.of_copy_once = once / (row.us * 1e3) / ceilings.copy
+        row.host_us = _host(op.run, inputs[0], m)
+    except Exception as error:
+        row.error = _first_line(error)
+    if compiled is None:
+        row.note = "plain code not measured"
+        return row
+    try:
+        compiled(*inputs[0])
+        row.plain_launches = int(count_launches(compiled, *inputs[0]))
+        # Its host time is its own too, but thousands of calls are not needed to see it.
+        row.plain_us = timing.graph_us(compiled, inputs)
+        row.plain_host_us = _host(compiled, inputs[0], m)
+    except Exception as error:
+        row.note = f"plain code: {_first_line(error)}"
+    return row
+
+
+def run(
+    ops: Sequence[Op],
+    sizes: Sequence[int],
+    n: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    ceilings: timing.Ceilings,
+    *,
+    compile_plain: bool = True,
+    seconds: float = 165.0,
+) -> Iterator[list[Measurement]]:
+    """The rows of one op after the other.
+
+    Args:
+        compile_plain: whether ``torch.compile`` of the plain code is measured as well.
+        seconds: after this time the plain code is left out, so that the ops themselves are done.
+    """
+    begin = time.perf_counter()
+    for op in ops:
+        torch.compiler.reset()
+        compiled = torch.compile(op.plain, dynamic=True) if compile_plain else None
+        rows = []
+        for m in sizes:
+            if time.perf_counter() - begin > seconds:
+                compiled = None
+            rows.append(measure(op, m, n, dtype, device, ceilings, compiled))
+            torch.cuda.empty_cache()
+        yield rows

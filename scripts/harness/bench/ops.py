@@ -1,0 +1,195 @@
+"""What is measured: each op's inputs, its call here, and the plain code beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import jitquant
+from harness import timing
+from harness.bench import plain
+
+HYPER_CONNECTIONS = 4
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of the benchmark.
+
+    Attributes:
+        name: as ``--ops`` takes it.
+        call: what it is, for people.
+        modules: the compiled modules behind it.
+        run: the op, taking the tensors that `inputs` makes.
+        plain: the same in plain PyTorch.
+        shapes: of the inputs that are read in full, for (m, n).
+        reads: how often these must be read: twice where an amax over all comes first.
+        written: bytes of results for (m, n, element size).
+        extra: further arguments, for (n, dtype, device), the same for every call.
+    """
+
+    name: str
+    call: str
+    modules: tuple[str, ...]
+    run: Callable[..., Any]
+    plain: Callable[..., Any]
+    shapes: Callable[[int, int], tuple[tuple[int, ...], ...]]
+    reads: int
+    written: Callable[[int, int, int], int]
+    extra: Callable[[int, torch.dtype, torch.device], tuple[Tensor, ...]] = lambda *_: ()
+    quantized_input: bool = False
+
+    def traffic(self, m: int, n: int, element: int) -> tuple[int, int]:
+        """Bytes that must be moved: with every input read once, and with all its readings."""
+        if self.quantized_input:
+            read = packed_bytes(m, n, 1)
+        else:
+            read = sum(math.prod(shape) for shape in self.shapes(m, n)) * element
+        write = self.written(m, n, element)
+        return read + write, self.reads * read + write
+
+    def inputs(
+        self, m: int, n: int, dtype: torch.dtype, device: torch.device
+    ) -> list[tuple[Any, ...]]:
+        """Arguments of as many calls as it takes to leave the L2 cache behind."""
+        extra = self.extra(n, dtype, device)
+        per_call = self.traffic(m, n, dtype.itemsize)[0]
+        count = 1 if per_call > timing.ROTATE_BYTES else timing.sets_needed(per_call)
+        pools = [
+            torch.empty((count, *shape), dtype=dtype, device=device).normal_()
+            for shape in self.shapes(m, n)
+        ]
+        if self.quantized_input:
+            return [(jitquant.quantize_nvfp4(x),) for x in pools[0]]
+        return [(*(pool[i] for pool in pools), *extra) for i in range(count)]
+
+
+def packed_bytes(rows: int, n: int, gsa: int) -> int:
+    """Bytes of codes, scales and ``gsa`` factors."""
+    return rows * (n // 2 + n // 16) + 4 * gsa
+
+
+def _vector(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(n, dtype=dtype, device=device).uniform_(0.5, 1.5)
+
+
+def _plain_dequantize(q: Any) -> Tensor:
+    return plain.dequantize(q.x_fp4.view(torch.uint8), q.x_sf, q.gsa)
+
+
+def _rmsnorm_residual(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
+    return jitquant.rmsnorm_quantize_nvfp4(x, weight, residual=residual)
+
+
+OPS = (
+    Op(
+        "quantize-tensor",
+        "quantize_nvfp4(x)",
+        ("fused_amax_quantize",),
+        lambda x: jitquant.quantize_nvfp4(x),
+        plain.quantize,
+        lambda m, n: ((m, n),),
+        2,
+        lambda m, n, _: packed_bytes(m, n, 1),
+    ),
+    Op(
+        "quantize-row",
+        "quantize_nvfp4(x, granularity='row')",
+        ("fused_amax_quantize",),
+        lambda x: jitquant.quantize_nvfp4(x, granularity="row"),
+        lambda x: plain.quantize(x, "row"),
+        lambda m, n: ((m, n),),
+        1,
+        lambda m, n, _: packed_bytes(m, n, m),
+    ),
+    Op(
+        "quantize-given",
+        "quantize_nvfp4(x, gsa)",
+        ("fused_amax_quantize", "quantize_nvfp4"),
+        lambda x, gsa: jitquant.quantize_nvfp4(x, gsa),
+        plain.quantize_given,
+        lambda m, n: ((m, n),),
+        1,
+        lambda m, n, _: packed_bytes(m, n, 0),
+        lambda n, dtype, device: (torch.full((1,), 4.0 / plain.DIVISOR, device=device),),
+    ),
+    Op(
+        "swiglu",
+        "deinterleave_quantize_nvfp4(fused, N, op='swiglu')",
+        ("deinterleave_quantize",),
+        lambda fused: jitquant.deinterleave_quantize_nvfp4(fused, fused.shape[1] // 2, op="swiglu"),
+        plain.swiglu,
+        lambda m, n: ((m, 2 * n),),
+        2,
+        lambda m, n, _: packed_bytes(m, n, 1),
+    ),
+    Op(
+        # 8 columns of gate and 8 of up share a sector of memory, so all of fused is read.
+        "select",
+        "deinterleave_quantize_nvfp4(fused, N, op='select')",
+        ("deinterleave_quantize",),
+        lambda fused: jitquant.deinterleave_quantize_nvfp4(fused, fused.shape[1] // 2, op="select"),
+        plain.select,
+        lambda m, n: ((m, 2 * n),),
+        2,
+        lambda m, n, _: packed_bytes(m, n, 1),
+    ),
+    Op(
+        "rmsnorm",
+        "rmsnorm_quantize_nvfp4(x, weight)",
+        ("fused_rmsnorm_quantize",),
+        lambda x, weight: jitquant.rmsnorm_quantize_nvfp4(x, weight),
+        plain.rmsnorm,
+        lambda m, n: ((m, n),),
+        1,
+        lambda m, n, _: packed_bytes(m, n, 2 * m),
+        lambda n, dtype, device: (_vector(n, dtype, device),),
+    ),
+    Op(
+        "rmsnorm-residual",
+        "rmsnorm_quantize_nvfp4(x, weight, residual=r)",
+        ("fused_rmsnorm_quantize",),
+        _rmsnorm_residual,
+        plain.rmsnorm_residual,
+        lambda m, n: ((m, n), (m, n)),
+        1,
+        lambda m, n, element: packed_bytes(m, n, 2 * m) + m * n * element,
+        lambda n, dtype, device: (_vector(n, dtype, device),),
+    ),
+    Op(
+        "mhc",
+        f"mhc_rmsnorm_quantize_nvfp4(X, A, weight), {HYPER_CONNECTIONS} hyper-connections",
+        ("fused_mhc_rmsnorm_quantize",),
+        lambda x, a, weight: jitquant.mhc_rmsnorm_quantize_nvfp4(x, a, weight),
+        plain.mhc,
+        lambda m, n: ((m, HYPER_CONNECTIONS, n), (m, HYPER_CONNECTIONS)),
+        1,
+        lambda m, n, _: packed_bytes(m, n, 2 * m),
+        lambda n, dtype, device: (_vector(n, dtype, device),),
+    ),
+    Op(
+        "dequantize",
+        "dequantize_nvfp4(q)",
+        ("dequant_nvfp4", "fused_amax_quantize"),
+        lambda q: jitquant.dequantize_nvfp4(q),
+        _plain_dequantize,
+        lambda m, n: ((m, n),),
+        1,
+        lambda m, n, _: 2 * m * n,
+        quantized_input=True,
+    ),
+)
+
+
+def chosen(names: str) -> Iterator[Op]:
+    """The ops of a comma-separated list, or all of them."""
+    by_name = {op.name: op for op in OPS}
+    for name in by_name if names == "all" else names.split(","):
+        if name not in by_name:
+            raise ValueError(f"--ops {name}: accepted are all, {', '.join(by_name)}")
+        yield by_name[name]

@@ -1,0 +1,115 @@
+"""The benchmark's tables and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from harness.bench.kernels import Measurement
+from harness.bench.ops import Op
+
+
+def _number(value: float | None, form: str = ".1f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def kernel_table(op: Op, rows: Sequence[Measurement]) -> Table:
+    """All sizes of one op."""
+    view = Table(
+        title=f"{op.name}: {op.call}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1),
+    )
+    for heading in (
+        "M",
+        "us",
+        "GB/s",
+        "of copy\nceiling",
+        "launches",
+        "host us",
+        "compiled\nus",
+        "compiled\nlaunches",
+        "compiled\nhost us",
+        "times\nfaster",
+    ):
+        view.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        faster = row.plain_us / row.us if row.us and row.plain_us else None
+        view.add_row(
+            str(row.m),
+            _number(row.us, ".2f"),
+            _number(row.gb_per_s, ".0f"),
+            _number(row.of_copy, ".0%"),
+            _number(row.launches, "d"),
+            _number(row.host_us),
+            _number(row.plain_us, ".2f"),
+            _number(row.plain_launches, "d"),
+            _number(row.plain_host_us),
+            _number(faster, ".2f"),
+        )
+    return view
+
+
+def loader_table(rows: Sequence[tuple[str, float | None, str]]) -> Table:
+    """What was measured, seconds, and a remark."""
+    view = Table(title="loader", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    view.add_column("measured")
+    view.add_column("seconds", justify="right", no_wrap=True)
+    view.add_column("remark")
+    for what, seconds, remark in rows:
+        form = ".4f" if seconds is not None and seconds < 1 else ".2f"
+        view.add_row(what, _number(seconds, form), remark)
+    return view
+
+
+def picture(ops: Sequence[Op], rows: Sequence[Measurement], title: str, path: Path) -> bool:
+    """Times and fractions of the ceiling over M; False if there is nothing to draw."""
+    if not any(row.us for row in rows):
+        return False
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.6), layout="constrained")
+    colors = plt.get_cmap("tab10").colors
+    for index, op in enumerate(ops):
+        mine = [row for row in rows if row.op == op.name and row.us]
+        compiled = [row for row in mine if row.plain_us]
+        color = colors[index % len(colors)]
+        left.plot([r.m for r in mine], [r.us for r in mine], "o-", ms=4, color=color)
+        left.plot([r.m for r in compiled], [r.plain_us for r in compiled], "--", lw=1, color=color)
+        right.plot(
+            [r.m for r in mine],
+            [100 * (r.of_copy or 0) for r in mine],
+            "o-",
+            ms=4,
+            color=color,
+            label=op.name,
+        )
+    left.set_yscale("log")
+    left.set_ylabel("microseconds, by graph replay")
+    left.set_title("time (dashed: torch.compile of the plain code)", loc="left", fontsize=10)
+    right.set_ylabel("% of the copy ceiling")
+    right.set_ylim(bottom=0)
+    right.axhline(100, color="0.6", lw=1, ls=":")
+    right.set_title("bytes moved against a device-to-device copy", loc="left", fontsize=10)
+    sizes = sorted({row.m for row in rows})
+    for axes in (left, right):
+        axes.set_xscale("log", base=4)
+        axes.set_xticks(sizes, [str(m) for m in sizes])
+        axes.minorticks_off()
+        axes.set_xlabel("M (rows)")
+        axes.grid(color="0.92")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return True
