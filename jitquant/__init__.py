@@ -1,3 +1,71 @@
-"""NVFP4 quantization by CUDA kernels compiled on first use, with the reference recipes' bits."""
+"""NVFP4 quantization by CUDA kernels compiled on first use, with the reference recipes' bits.
+
+Importing it registers ``torch.ops.jitquant`` and does no other work: nothing is compiled, no GPU is
+touched, no directory is made.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jitquant.ops import (
+    amax_gsa,
+    deinterleave_quantize_nvfp4,
+    dequantize_nvfp4,
+    mhc_rmsnorm_quantize_nvfp4,
+    quantize_nvfp4,
+    quantize_weight_nvfp4,
+    rmsnorm_quantize_nvfp4,
+)
+from jitquant.quantized import QuantizedActivation
+
+if TYPE_CHECKING:
+    from jitquant.loader import freeze, get_cuda_module, unfreeze, warmup
+
+    __version__: str
+
+__all__ = [
+    "QuantizedActivation",
+    "__version__",
+    "amax_gsa",
+    "deinterleave_quantize_nvfp4",
+    "dequantize_nvfp4",
+    "freeze",
+    "get_cuda_module",
+    "mhc_rmsnorm_quantize_nvfp4",
+    "quantize_nvfp4",
+    "quantize_weight_nvfp4",
+    "rmsnorm_quantize_nvfp4",
+    "unfreeze",
+    "warmup",
+]
+
+_OF_THE_LOADER = ("freeze", "get_cuda_module", "unfreeze", "warmup")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("jitquant")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    # The loader and the package's metadata are read when they are asked for.
+    value: Any
+    if name in _OF_THE_LOADER:
+        from jitquant import loader
+
+        value = getattr(loader, name)
+    elif name == "__version__":
+        value = _version()
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -35,8 +35,8 @@ def encode_e2m1(x: Tensor) -> Tensor:
         x: fp32, any shape.
 
     Returns:
-        uint8 of the same shape, codes 0..15. The sign bit is that of ``x``, for zero too.
-        NaN gives magnitude 0 (callers zero the codes of a block that has a NaN).
+        uint8 of the same shape, codes 0..15. The sign bit is that of ``x``, for zero too; NaN gives
+        code 0.
     """
     m = x.abs()
     code = (m > 0.25).to(torch.uint8)
@@ -46,7 +46,8 @@ def encode_e2m1(x: Tensor) -> Tensor:
     code += m > 2.5
     code += m >= 3.5
     code += m > 5.0
-    return code.add_(x.signbit(), alpha=E2M1_SIGN_BIT)
+    code.add_(x.signbit(), alpha=E2M1_SIGN_BIT)
+    return code.masked_fill_(x.isnan(), 0)
 
 
 def decode_e2m1(codes: Tensor) -> Tensor:

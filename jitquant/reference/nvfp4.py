@@ -80,8 +80,8 @@ def block_scales(b: Tensor, s: Tensor, recipe: str) -> tuple[Tensor, Tensor]:
     sixth = torch.div(one, constant(E2M1_MAX, b))
     scales = encode_e4m3(b * (s * sixth) if recipe == "te" else s * (b * sixth))
     decoded = decode_e4m3(scales)
-    # fmin drops a NaN: with S denormal, 1 / S can be infinite, and 0 * inf is one.
-    factor = torch.fmin(torch.div(one, decoded * torch.div(one, s)), constant(FP32_MAX, b))
+    # Where s is zero and 1 / S infinite (S denormal) this is NaN; such a block's codes become 0.
+    factor = torch.minimum(torch.div(one, decoded * torch.div(one, s)), constant(FP32_MAX, b))
     if recipe == "vllm":
         factor = torch.where(decoded == 0, constant(0.0, b), factor)
     return scales, factor
@@ -137,13 +137,13 @@ def quantize_values(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Quantizes fp32 rows (rows, N) of a tensor (*leading, N): x_fp4, x_sf and gsa.
 
-    ``global_scale``, if given, is the gsa of every row, and nothing is reduced.
+    ``global_scale``, if given, is the gsa of the whole tensor: nothing is reduced, and gsa is (1,)
+    whatever the granularity.
     """
     if global_scale is None:
         s, gsa = scales_from_amax(amax(v, granularity), divisor)
     else:
-        count = v.shape[0] if granularity == "row" else 1
-        gsa = torch.full((count,), global_scale, dtype=torch.float32, device=v.device)
+        gsa = torch.full((1,), global_scale, dtype=torch.float32, device=v.device)
         s = scale_from_gsa(gsa)
     return (*_packed(*quantize_rows(v, s, recipe), leading, scale_layout), gsa)
 

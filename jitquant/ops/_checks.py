@@ -1,0 +1,292 @@
+"""Argument checks, shared by the public functions and by every implementation of an op.
+
+Plain Python on a tensor's attributes: no tensor op, no synchronisation, and sizes may be symbolic.
+Every message names the argument, what was given, what is accepted and the way out. A wrong type or
+dtype is a TypeError, anything else a ValueError.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from jitquant.formats import FP4_DTYPE, FP32_MAX, INPUT_DTYPES, SCALE_DTYPE
+
+DEVICES = ("cpu", "cuda", "meta")
+_FP32_TINIEST = 1.401298464324817e-45
+_INPUT_DTYPES_TEXT = "bfloat16, float16 and float32"
+
+
+def shape_text(t: Tensor) -> str:
+    """A tensor's shape as an error shows it."""
+    return str(tuple(t.shape))
+
+
+def as_tensor(value: Any, name: str) -> Tensor:
+    """``value`` as a tensor on a device that there are kernels for.
+
+    Anything that has ``__dlpack__`` (a CuPy or NumPy array) becomes a tensor of the same memory.
+    """
+    if isinstance(value, Tensor):
+        tensor: Tensor = value
+    else:
+        if not hasattr(value, "__dlpack__"):
+            raise TypeError(
+                f"{name} is {type(value).__name__}; accepted are a torch.Tensor and anything with "
+                f"__dlpack__, such as a CuPy array. Convert it with torch.as_tensor({name})"
+            )
+        try:
+            tensor = from_dlpack(value)
+        except (BufferError, RuntimeError) as error:
+            raise ValueError(
+                f"{name} is {type(value).__name__} that cannot be read through DLPack ({error}); "
+                f"accepted are writable arrays of {_INPUT_DTYPES_TEXT}. Pass a copy of it"
+            ) from error
+    if tensor.device.type not in DEVICES:
+        raise ValueError(
+            f"{name} is on {tensor.device}; accepted devices are cpu and cuda. Move it with "
+            f"{name}.to('cuda')"
+        )
+    return tensor
+
+
+def as_gsa(gsa: object) -> float | Tensor | None:
+    """``gsa`` as None, a float or a tensor of at least one dimension."""
+    if gsa is None or isinstance(gsa, float):
+        return gsa
+    if isinstance(gsa, Tensor) or hasattr(gsa, "__dlpack__"):
+        tensor = as_tensor(gsa, "gsa")
+        # One element of any shape is one gsa; reshape makes a view here.
+        return tensor.reshape(1) if tensor.dim() != 1 and tensor.numel() == 1 else tensor
+    if not isinstance(gsa, bool) and isinstance(gsa, Real):
+        return float(gsa)
+    raise TypeError(
+        f"gsa is {type(gsa).__name__}; accepted are None (it is computed), a number, and a "
+        "float32 tensor of one element or of one for each row"
+    )
+
+
+def one_of(value: str, name: str, accepted: tuple[str, ...]) -> None:
+    """A keyword is one of a few names."""
+    if value not in accepted:
+        raise ValueError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))}")
+
+
+def dimension(dim: int) -> None:
+    """``dim`` is -1 or 0."""
+    if dim != -1 and dim != 0:
+        raise ValueError(f"dim is {dim!r}; accepted are -1 (blocks along the last dimension) and 0")
+
+
+def input_tensor(t: Tensor, name: str, min_dim: int = 1, shape: str = "(..., N)") -> None:
+    """A tensor to be quantized: dtype, dimensions, last dimension contiguous."""
+    if t.dtype not in INPUT_DTYPES:
+        raise TypeError(
+            f"{name} is {t.dtype}; accepted are {_INPUT_DTYPES_TEXT}. Convert it with "
+            f"{name}.to(torch.bfloat16)"
+        )
+    if t.layout != torch.strided:
+        raise TypeError(
+            f"{name} has layout {t.layout}; accepted is torch.strided. Convert it with "
+            f"{name}.to_dense()"
+        )
+    if t.dim() < min_dim:
+        raise ValueError(
+            f"{name} has shape {shape_text(t)}; accepted is {shape}. Give it the missing "
+            f"dimensions with {name}.reshape(...)"
+        )
+    if t.shape[-1] == 0:
+        raise ValueError(
+            f"{name} has shape {shape_text(t)}; accepted is {shape} with N of 1 or more. An empty "
+            "tensor may have no rows, but has columns"
+        )
+    if t.stride(-1) != 1 and t.shape[-1] != 1:
+        raise ValueError(
+            f"{name} has strides {tuple(t.stride())}; accepted are tensors whose last dimension is "
+            f"contiguous (stride 1). Call {name}.contiguous() first"
+        )
+
+
+def same_device(t: Tensor, name: str, like: Tensor, like_name: str) -> None:
+    """Two tensors are on one device."""
+    if t.device != like.device:
+        raise ValueError(
+            f"{name} is on {t.device} and {like_name} on {like.device}; accepted are tensors on "
+            f"one device. Move it with {name}.to({str(like.device)!r})"
+        )
+
+
+def gsa_tensor(gsa: Tensor, rows: int, like: Tensor, like_name: str) -> None:
+    """A given gsa: fp32, of one element or of one for each row."""
+    if gsa.dtype != torch.float32:
+        raise TypeError(f"gsa is {gsa.dtype}; accepted is float32. Convert it with gsa.float()")
+    same_device(gsa, "gsa", like, like_name)
+    # The number of elements is looked at first: with one, any shape is right.
+    if gsa.numel() != 1 and (gsa.dim() != 1 or gsa.shape[0] != rows):
+        raise ValueError(
+            f"gsa has shape {shape_text(gsa)}; accepted are one element, or (rows,) = ({rows},) "
+            f"for this {like_name}. A gsa a row in another shape: gsa.reshape(-1)"
+        )
+
+
+def gsa_of_tensor(gsa: Tensor, like: Tensor, like_name: str) -> None:
+    """A given gsa of a weight: fp32, of one element."""
+    if gsa.numel() != 1:
+        raise ValueError(f"gsa has shape {shape_text(gsa)}; accepted is one element for a weight")
+    gsa_tensor(gsa, 1, like, like_name)
+
+
+def gsa_value(value: float | None) -> None:
+    """A gsa that is given as a number."""
+    if value is not None and not 0.0 <= value <= FP32_MAX:
+        raise ValueError(
+            f"gsa is {value}; accepted is a finite number that is not negative, such as amax / 2688"
+        )
+
+
+def divisor_value(divisor: float) -> None:
+    """``divisor`` is positive and finite in fp32."""
+    if not _FP32_TINIEST <= divisor <= FP32_MAX:
+        raise ValueError(
+            f"divisor is {divisor}; accepted is a positive number that is finite in float32. "
+            "2688 = 6 * 448 is NVFP4's"
+        )
+
+
+def eps_value(eps: float) -> None:
+    """``eps`` is finite and not negative."""
+    if not 0.0 <= eps <= FP32_MAX:
+        raise ValueError(f"eps is {eps}; accepted is a finite number that is not negative")
+
+
+def column_weight(weight: Tensor, cols: int, like: Tensor, like_name: str) -> None:
+    """The weight of a norm: (N,), contiguous, of the input's dtype or fp32."""
+    same_device(weight, "weight", like, like_name)
+    if weight.dtype != like.dtype and weight.dtype != torch.float32:
+        raise TypeError(
+            f"weight is {weight.dtype}; accepted are {like_name}'s dtype {like.dtype} and float32. "
+            f"Convert it with weight.to({like_name}.dtype)"
+        )
+    if weight.dim() != 1 or weight.shape[0] != cols:
+        raise ValueError(
+            f"weight has shape {shape_text(weight)}; accepted is ({cols},), one for each column "
+            f"of {like_name}"
+        )
+    if not weight.is_contiguous():
+        raise ValueError(
+            f"weight has strides {tuple(weight.stride())}; accepted is a contiguous tensor. Call "
+            "weight.contiguous() first"
+        )
+
+
+def residual_tensor(residual: Tensor | None, x: Tensor) -> None:
+    """The residual, which is written in place: like x, each element in memory of its own."""
+    if residual is None:
+        return
+    same_device(residual, "residual", x, "x")
+    if residual.dtype != x.dtype:
+        raise TypeError(
+            f"residual is {residual.dtype}; accepted is x's dtype {x.dtype}. Keep both in one dtype"
+        )
+    if residual.shape != x.shape:
+        raise ValueError(
+            f"residual has shape {shape_text(residual)}; accepted is x's shape {shape_text(x)}"
+        )
+    if residual.stride(-1) != 1 and residual.shape[-1] != 1:
+        raise ValueError(
+            f"residual has strides {tuple(residual.stride())}; accepted are tensors whose last "
+            "dimension is contiguous (stride 1). Make residual contiguous where it is made"
+        )
+    pairs = zip(residual.shape, residual.stride(), strict=True)
+    if any(stride == 0 and size != 1 for size, stride in pairs):
+        raise ValueError(
+            f"residual has strides {tuple(residual.stride())}; it is written in place, so an "
+            "expanded tensor is not accepted. Call residual.contiguous() first"
+        )
+    if residual.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "residual requires grad and is written in place by an op that has no derivative; "
+            "accepted is one that does not. Call under torch.no_grad(), or pass residual.detach()"
+        )
+
+
+def hyper_connection_weights(A: Tensor, X: Tensor) -> None:
+    """A is (..., H) for X (..., H, N)."""
+    same_device(A, "A", X, "X")
+    if A.dtype != X.dtype and A.dtype != torch.float32:
+        raise TypeError(
+            f"A is {A.dtype}; accepted are X's dtype {X.dtype} and float32. Convert it with "
+            "A.to(X.dtype)"
+        )
+    if A.shape != X.shape[:-1]:
+        raise ValueError(
+            f"A has shape {shape_text(A)}; accepted is X's shape without its last dimension, "
+            f"{tuple(X.shape[:-1])}"
+        )
+    if not A.is_contiguous():
+        raise ValueError(
+            f"A has strides {tuple(A.stride())}; accepted is a contiguous tensor. Call "
+            "A.contiguous() first"
+        )
+
+
+def packed_tensor(t: Tensor, name: str, dtype: torch.dtype) -> None:
+    """Codes or scales to be read: their dtype or uint8, contiguous."""
+    if t.dtype != dtype and t.dtype != torch.uint8:
+        raise TypeError(
+            f"{name} is {t.dtype}; accepted are {dtype} and its bytes as torch.uint8. See them as "
+            f"such with {name}.view(torch.uint8)"
+        )
+    if not t.is_contiguous():
+        raise ValueError(
+            f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Make a "
+            f"contiguous copy with {name}.view(torch.uint8).contiguous()"
+        )
+
+
+def output_dtype(dtype: torch.dtype | None) -> None:
+    """The dtype to dequantize to."""
+    if dtype is not None and dtype not in INPUT_DTYPES:
+        raise TypeError(
+            f"dtype is {dtype}; accepted are {_INPUT_DTYPES_TEXT}. Dequantize to float32 and "
+            "convert the result for another one"
+        )
+
+
+def tensor_out(out: object) -> None:
+    """The buffer for a result that is one tensor is a tensor."""
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out is {type(out).__name__}; accepted is a torch.Tensor to write to")
+
+
+def out_tensor(
+    t: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """A buffer for a result: shape, dtype (codes and scales: or uint8), device, contiguous."""
+    if t.dtype != dtype and not (t.dtype == torch.uint8 and dtype in (FP4_DTYPE, SCALE_DTYPE)):
+        raise TypeError(f"{name} is {t.dtype}; accepted is {dtype} for this call")
+    if t.device != device:
+        raise ValueError(
+            f"{name} is on {t.device}; accepted is the input's device {device}. Make the buffer "
+            "there"
+        )
+    if tuple(t.shape) != tuple(shape):
+        raise ValueError(
+            f"{name} has shape {shape_text(t)}; accepted is {tuple(shape)} for this call. "
+            "QuantizedActivation.empty(shape, ...) makes buffers that fit"
+        )
+    if not t.is_contiguous():
+        raise ValueError(
+            f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Make the "
+            "buffer contiguous"
+        )
+
+
+def row_count(shape: tuple[int, ...] | torch.Size) -> int:
+    """Rows of a tensor with these leading dimensions; one where there is none."""
+    return math.prod(shape)

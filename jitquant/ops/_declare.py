@@ -1,0 +1,205 @@
+"""An op is declared once: everything that PyTorch and the tests need is made from the declaration.
+
+From an `Op` come, in ``torch.ops.jitquant``, the functional op and its ``out`` overload, each with
+its CPU, CUDA and fake implementation:
+
+- CPU: the reference; ``out`` copies its results into the buffers.
+- CUDA: the compiled module's function of the same arguments, and its own ``out`` overload.
+- fake (meta tensors, ``torch.compile``, ``torch.export``): shapes and dtypes from ``plan``.
+
+Every implementation begins with ``plan``, so an argument is checked however an op is reached.
+
+Ops have no derivative: no result requires grad, whatever the inputs do. PyTorch's default for an op
+without one would give its results a grad_fn that warns in backward.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from jitquant.ops import _checks
+
+LIBRARY: Any = torch.library.Library("jitquant", "DEF")  # type: ignore[no-untyped-call]
+
+
+class Result(NamedTuple):
+    """Shape and dtype of a result."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Plan(NamedTuple):
+    """What a call with checked arguments gives."""
+
+    device: torch.device
+    results: tuple[Result, ...]
+
+
+def _bytes(t: Tensor) -> Tensor:
+    return t if t.dtype.itemsize != 1 else t.view(torch.uint8)
+
+
+def reloads() -> bool:
+    """Whether an op looks for edits of its kernel at each call: in a checkout, not in a wheel.
+
+    ``JITQUANT_RELOAD`` set to 1 or 0 decides; looking costs some microseconds a call.
+    """
+    setting = os.environ.get("JITQUANT_RELOAD", "")
+    if setting in ("0", "1"):
+        return setting == "1"
+    return not (Path(__file__).parents[1] / "kernels_cu").is_dir()
+
+
+class Op:
+    """A declared and registered op.
+
+    Attributes:
+        name: its name in ``torch.ops.jitquant``.
+        arguments: its arguments as schema text; those with an alias annotation are written to.
+        results: names of its results, which are the buffers' names in the ``out`` overload.
+        module: the compiled module, from ``<module>.cu``.
+        function: the module's function, which takes the same arguments.
+        plan: checks the arguments and says what the results are.
+        reference: computes the results, as a tuple.
+        default: the functional overload.
+        out: the overload that writes to buffers and returns nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: str,
+        results: Sequence[str],
+        *,
+        module: str,
+        function: str,
+        plan: Callable[..., Plan],
+        reference: Callable[..., tuple[Tensor, ...]],
+    ) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.results = tuple(results)
+        self.module = module
+        self.function = function
+        self.plan = plan
+        self.reference = reference
+        self._sources = [f"{module}.cu"]
+        self._kept: Any = None
+        self._labels = [f"out.{r}" for r in results] if len(self.results) > 1 else ["out"]
+        self._register()
+        packet = getattr(torch.ops.jitquant, name)
+        self.default: Any = packet.default
+        self.out: Any = packet.out
+
+    def __repr__(self) -> str:
+        return f"Op({self.name!r})"
+
+    @property
+    def schemas(self) -> tuple[str, str]:
+        """Schema text of the functional overload and of ``out``."""
+        used = self.arguments.count("!")
+        letters = "abcdefgh"[used:]
+        pairs = zip(letters, self.results, strict=False)
+        buffers = ", ".join(f"Tensor({letter}!) {name}" for letter, name in pairs)
+        comma = ", " if "*" in self.arguments else ", *, "
+        returned = (
+            "Tensor"
+            if len(self.results) == 1
+            else f"({', '.join(f'Tensor {name}' for name in self.results)})"
+        )
+        return (
+            f"{self.name}({self.arguments}) -> {returned}",
+            f"{self.name}.out({self.arguments}{comma}{buffers}) -> ()",
+        )
+
+    def compiled(self) -> Any:
+        """The compiled module's function, built now if need be.
+
+        Raises:
+            jitquant.loader.LoaderError: it cannot be built or loaded.
+        """
+        if self._kept is not None:
+            return self._kept
+        from jitquant.loader import get_cuda_module
+
+        function = getattr(get_cuda_module(self.module, self._sources), self.function)
+        if not reloads():
+            self._kept = function
+        return function
+
+    def _returned(self, results: tuple[Tensor, ...]) -> Any:
+        return results if len(results) > 1 else results[0]
+
+    def _cpu(self, *args: Any, **kwargs: Any) -> Any:
+        self.plan(*args, **kwargs)
+        with torch.no_grad():
+            return self._returned(self.reference(*args, **kwargs))
+
+    def _cuda(self, *args: Any, **kwargs: Any) -> Any:
+        self.plan(*args, **kwargs)
+        _mark_written(kwargs.get("residual"))
+        with torch.no_grad():
+            return self.compiled().default(*args, **kwargs)
+
+    def _fake(self, *args: Any, **kwargs: Any) -> Any:
+        plan = self.plan(*args, **kwargs)
+        return self._returned(
+            tuple(torch.empty(r.shape, dtype=r.dtype, device=plan.device) for r in plan.results)
+        )
+
+    def _buffers(self, kwargs: dict[str, Any]) -> list[Tensor]:
+        return [kwargs.pop(name) for name in self.results]
+
+    def _plan_out(self, buffers: list[Tensor], *args: Any, **kwargs: Any) -> Plan:
+        plan = self.plan(*args, **kwargs)
+        for label, buffer, result in zip(self._labels, buffers, plan.results, strict=True):
+            _checks.out_tensor(buffer, label, result.shape, result.dtype, plan.device)
+        return plan
+
+    def _cpu_out(self, *args: Any, **kwargs: Any) -> None:
+        buffers = self._buffers(kwargs)
+        self._plan_out(buffers, *args, **kwargs)
+        with torch.no_grad():
+            for buffer, result in zip(buffers, self.reference(*args, **kwargs), strict=True):
+                # As bytes: PyTorch lacks copy kernels for float4_e2m1fn_x2.
+                _bytes(buffer).copy_(_bytes(result))
+
+    def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
+        buffers = self._buffers(kwargs)
+        plan = self._plan_out(buffers, *args, **kwargs)
+        _mark_written(kwargs.get("residual"), *buffers)
+        typed = {
+            name: buffer if buffer.dtype == result.dtype else buffer.view(result.dtype)
+            for name, buffer, result in zip(self.results, buffers, plan.results, strict=True)
+        }
+        with torch.no_grad():
+            self.compiled().out(*args, **kwargs, **typed)
+
+    def _fake_out(self, *args: Any, **kwargs: Any) -> None:
+        self._plan_out(self._buffers(kwargs), *args, **kwargs)
+
+    def _register(self) -> None:
+        implementations = (
+            (self.name, self._cpu, self._cuda, self._fake),
+            (f"{self.name}.out", self._cpu_out, self._cuda_out, self._fake_out),
+        )
+        for schema, (name, cpu, cuda, fake) in zip(self.schemas, implementations, strict=True):
+            LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+            LIBRARY.impl(name, cpu, "CPU")
+            LIBRARY.impl(name, cuda, "CUDA")
+            LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+            torch.library.register_fake(f"jitquant::{name}", fake, lib=LIBRARY)
+
+
+def _mark_written(*tensors: Tensor | None) -> None:
+    """Tells autograd of a write that PyTorch did not see: that by a compiled kernel."""
+    for t in tensors:
+        if t is not None and not t.is_inference():
+            torch.autograd.graph.increment_version(t)

@@ -1,0 +1,496 @@
+"""The public functions: gsa and ``out=`` sorted out, then one op.
+
+What they share:
+
+- Inputs are bfloat16, float16 or float32, on the CPU or a GPU, of any leading dimensions and
+  strides, with a contiguous last dimension; anything with ``__dlpack__`` is taken as well. On a GPU
+  up to three leading dimensions that do not follow each other in memory are read in place. A size N
+  that is no multiple of 16 is filled up with zeros; the logical shape is kept.
+- ``gsa`` is the factor that dequantizes: ``value = e2m1 * s * gsa``. None: it is computed, as
+  ``amax / divisor``, for the tensor or for each row as ``granularity`` says. A number: it is taken
+  as the gsa of the tensor. A float32 tensor of one element, or of one a row, is taken as it is: the
+  result's ``gsa`` is that very tensor (no copy), and its values are never read on the CPU. A gsa
+  that is given decides the granularity, and ``divisor`` is not used.
+- ``out`` is a `QuantizedActivation` whose buffers are written and which is returned; with a gsa
+  tensor its ``gsa`` attribute becomes that tensor. Buffers are contiguous and share no memory with
+  the inputs. Inductor cannot write to a float4_e2m1fn_x2 input of a compiled graph; there, return
+  the result instead.
+- Nothing is differentiable: no result requires grad.
+
+Errors: TypeError for a wrong type or dtype, ValueError for a shape, stride, device, number or name
+that is not accepted; the message says what is. On a GPU also `jitquant.loader.LoaderError` and its
+subclasses, where a kernel cannot be compiled or loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import (
+    GRANULARITIES,
+    NVFP4_DIVISOR,
+    DeinterleaveOp,
+    Granularity,
+    Recipe,
+    ScaleLayout,
+    WeightBlock,
+)
+from jitquant.ops import _checks, _table
+from jitquant.ops._declare import Op
+from jitquant.quantized import QuantizedActivation
+
+
+def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = None) -> Tensor:
+    """``max |x| / divisor``, the gsa of a tensor; a NaN is as if it were not there.
+
+    Args:
+        x: (..., N).
+        divisor: positive; 2688 = 6 * 448 is NVFP4's.
+        out: float32 (1,) to write to.
+
+    Returns:
+        float32 (1,), or ``out``; 0 for an empty tensor.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    x = _checks.as_tensor(x, "x")
+    if out is None:
+        result: Tensor = _table.AMAX_GSA.default(x, divisor)
+        return result
+    _checks.tensor_out(out)
+    _table.AMAX_GSA.out(x, divisor, gsa=out)
+    return out
+
+
+def quantize_nvfp4(
+    x: Tensor,
+    gsa: float | Tensor | None = None,
+    *,
+    granularity: Granularity = "tensor",
+    divisor: float = NVFP4_DIVISOR,
+    recipe: Recipe = "te",
+    scale_layout: ScaleLayout = "linear",
+    out: QuantizedActivation | None = None,
+) -> QuantizedActivation:
+    """Quantizes activations to NVFP4: at most two launches, one if gsa is given.
+
+    Args:
+        x: (..., N); a 1-D tensor is one row.
+        gsa: None to compute it, a number, or float32 of one element or (rows,).
+        granularity: what one computed gsa covers: "tensor" or "row".
+        divisor: a computed gsa is the amax over it.
+        recipe: "te" (TransformerEngine) or "vllm"; see ``docs/numerics.md``.
+        scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
+        out: buffers of ``QuantizedActivation.empty(x.shape, ...)``.
+
+    Returns:
+        x_fp4 (..., ceil(N / 16) * 8), x_sf (..., ceil(N / 16)) or swizzled, gsa (1,) or (rows,).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    x = _checks.as_tensor(x, "x")
+    return _run(
+        _table.QUANTIZE,
+        (x,),
+        (),
+        gsa,
+        granularity,
+        divisor,
+        {"recipe": recipe, "scale_layout": scale_layout},
+        out,
+        x.shape,
+    )
+
+
+def quantize_weight_nvfp4(
+    w: Tensor,
+    *,
+    block: WeightBlock = "1x16",
+    dim: int = -1,
+    gsa: float | Tensor | None = None,
+    divisor: float = NVFP4_DIVISOR,
+    recipe: Recipe = "te",
+    scale_layout: ScaleLayout = "linear",
+    out: QuantizedActivation | None = None,
+) -> QuantizedActivation:
+    """Quantizes a weight to NVFP4, with blocks along the dimension that a product sums over.
+
+    Args:
+        w: (N, K), or (K, N) with ``dim=0``.
+        block: "1x16", or "16x16": 16 by 16 elements share a scale, which is stored for each of the
+            16, so that x_sf has the same shape and a transposed weight the same values.
+        dim: dimension of K: -1 or 0.
+        gsa: None to compute it, a number, or float32 of one element.
+        divisor: a computed gsa is the amax over it.
+        recipe: "te" or "vllm".
+        scale_layout: "linear", or, with ``dim=-1``, "swizzled_128x4".
+        out: buffers of ``QuantizedActivation.empty(w.shape, dim=dim, ...)``.
+
+    Returns:
+        ``dim=-1``: x_fp4 (N, ceil(K / 16) * 8), x_sf (N, ceil(K / 16)) or swizzled. ``dim=0``:
+        x_fp4 (ceil(K / 16) * 8, N) with neighbours of K in a byte, x_sf (ceil(K / 16), N).
+        gsa (1,).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    w = _checks.as_tensor(w, "w")
+    return _run(
+        _table.WEIGHT,
+        (w,),
+        (),
+        gsa,
+        "tensor",
+        divisor,
+        {"block": block, "dim": dim, "recipe": recipe, "scale_layout": scale_layout},
+        out,
+        w.shape,
+    )
+
+
+def deinterleave_quantize_nvfp4(
+    fused: Tensor,
+    intermediate: int,
+    gsa: float | Tensor | None = None,
+    *,
+    granularity_cols: int = 8,
+    op: DeinterleaveOp = "swiglu",
+    halves: bool = False,
+    granularity: Granularity = "tensor",
+    divisor: float = NVFP4_DIVISOR,
+    recipe: Recipe = "te",
+    scale_layout: ScaleLayout = "linear",
+    out: QuantizedActivation | None = None,
+) -> QuantizedActivation:
+    """Quantizes what a fused gate-and-up projection stands for; the amax is that of these values.
+
+    Args:
+        fused: (..., 2 * intermediate), gate and up columns in turns of ``granularity_cols``.
+        intermediate: columns of the result.
+        gsa: None to compute it, a number, or float32 of one element or (rows,).
+        granularity_cols: length of the turns; divides ``intermediate``.
+        op: "swiglu": ``silu(gate) * up`` in fp32; "select": the gate as it is, for a GEMM whose
+            epilogue has applied SwiGLU.
+        halves: the columns are [gate | up] instead; ``granularity_cols`` is not used.
+        granularity: what one computed gsa covers: "tensor" or "row".
+        divisor: a computed gsa is the amax over it.
+        recipe: "te" or "vllm".
+        scale_layout: "linear" or "swizzled_128x4".
+        out: buffers of ``QuantizedActivation.empty((*fused.shape[:-1], intermediate), ...)``.
+
+    Returns:
+        A quantized tensor of the shape (..., intermediate).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    fused = _checks.as_tensor(fused, "fused")
+    return _run(
+        _table.DEINTERLEAVE,
+        (fused, intermediate, granularity_cols),
+        (),
+        gsa,
+        granularity,
+        divisor,
+        {"op": op, "halves": halves, "recipe": recipe, "scale_layout": scale_layout},
+        out,
+        (*fused.shape[:-1], intermediate),
+    )
+
+
+def rmsnorm_quantize_nvfp4(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    residual: Tensor | None = None,
+    gsa: float | Tensor | None = None,
+    granularity: Granularity = "row",
+    divisor: float = NVFP4_DIVISOR,
+    recipe: Recipe = "te",
+    scale_layout: ScaleLayout = "linear",
+    out: QuantizedActivation | None = None,
+) -> QuantizedActivation:
+    """RMSNorm and quantization in one launch (two with a computed gsa for the tensor).
+
+    ``y = v * inv_rms * weight`` in fp32, ``inv_rms = 1 / sqrt(mean(v^2) + eps)``; y is quantized as
+    it is, without a rounding to the input's dtype.
+
+    Args:
+        x: (..., N).
+        weight: (N,), contiguous, of x's dtype or float32.
+        eps: added to the mean of the squares.
+        residual: of x's shape and dtype; becomes ``x + residual``, added in fp32 and rounded once,
+            and that is the v which is normalized. Without it v is x.
+        gsa: None to compute it, a number, or float32 of one element or (rows,).
+        granularity: what one computed gsa covers: "tensor" or "row".
+        divisor: a computed gsa is the amax over it.
+        recipe: "te" or "vllm".
+        scale_layout: "linear" or "swizzled_128x4".
+        out: buffers of ``QuantizedActivation.empty(x.shape, inv_rms=True, granularity=...)``.
+
+    Returns:
+        A quantized tensor of x's shape with ``inv_rms`` (rows,).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    x = _checks.as_tensor(x, "x")
+    weight = _checks.as_tensor(weight, "weight")
+    if residual is not None:
+        residual = _checks.as_tensor(residual, "residual")
+    return _run(
+        _table.RMSNORM,
+        (x, weight),
+        (eps,),
+        gsa,
+        granularity,
+        divisor,
+        {"residual": residual, "recipe": recipe, "scale_layout": scale_layout},
+        out,
+        x.shape,
+    )
+
+
+def mhc_rmsnorm_quantize_nvfp4(
+    X: Tensor,
+    A: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    gsa: float | Tensor | None = None,
+    granularity: Granularity = "row",
+    divisor: float = NVFP4_DIVISOR,
+    recipe: Recipe = "te",
+    scale_layout: ScaleLayout = "linear",
+    out: QuantizedActivation | None = None,
+) -> QuantizedActivation:
+    """The mix of hyper-connections, RMSNorm and quantization, in as many launches as the norm.
+
+    ``v = sum over h of A[..., h] * X[..., h, :]`` in fp32, in the order of h; then as
+    `rmsnorm_quantize_nvfp4`.
+
+    Args:
+        X: (..., n_hc, N), n_hc from 1 to 8.
+        A: (..., n_hc), contiguous, of X's dtype or float32.
+        weight: (N,), contiguous, of X's dtype or float32.
+        eps: added to the mean of the squares.
+        gsa: None to compute it, a number, or float32 of one element or (rows,).
+        granularity: what one computed gsa covers: "tensor" or "row".
+        divisor: a computed gsa is the amax over it.
+        recipe: "te" or "vllm".
+        scale_layout: "linear" or "swizzled_128x4".
+        out: buffers of ``QuantizedActivation.empty((..., N), inv_rms=True, granularity=...)``.
+
+    Returns:
+        A quantized tensor of the shape (..., N) with ``inv_rms`` (rows,).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    X = _checks.as_tensor(X, "X")
+    A = _checks.as_tensor(A, "A")
+    weight = _checks.as_tensor(weight, "weight")
+    return _run(
+        _table.MHC,
+        (X, A, weight),
+        (eps,),
+        gsa,
+        granularity,
+        divisor,
+        {"recipe": recipe, "scale_layout": scale_layout},
+        out,
+        (*X.shape[:-2], X.shape[-1]),
+    )
+
+
+@overload
+def dequantize_nvfp4(
+    q: QuantizedActivation,
+    dtype: torch.dtype | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor: ...
+
+
+@overload
+def dequantize_nvfp4(
+    x_fp4: Tensor,
+    x_sf: Tensor,
+    gsa: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    cols: int | None = None,
+    dim: int = -1,
+    scale_layout: ScaleLayout = "linear",
+    out: Tensor | None = None,
+) -> Tensor: ...
+
+
+def dequantize_nvfp4(*args: Any, **kwargs: Any) -> Tensor:
+    """The values of a quantized tensor: ``e2m1 * s * gsa`` in fp32, rounded once to ``dtype``.
+
+    ``dequantize_nvfp4(q, dtype)``, or from the parts:
+    ``dequantize_nvfp4(x_fp4, x_sf, gsa, dtype, cols=None, dim=-1, scale_layout="linear")``.
+
+    Args:
+        q: the quantized tensor, of any layout and granularity.
+        dtype: bfloat16, float16 or float32; default bfloat16, or that of ``out``.
+        x_fp4: packed codes, or their bytes as uint8: (..., P), or (P, N) with ``dim=0``.
+        x_sf: their scales, or the scales' bytes.
+        gsa: float32, one element or (rows,).
+        cols: logical size of the packed dimension; default 2 * P.
+        dim: the packed dimension: -1 or 0.
+        scale_layout: of x_sf: "linear" or "swizzled_128x4".
+        out: contiguous tensor of the logical shape to write to.
+
+    Returns:
+        A tensor of the logical shape, or ``out``.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    first = args[0] if args else kwargs.get("q")
+    if isinstance(first, QuantizedActivation):
+        return _dequantize_whole(*args, **kwargs)
+    if "q" in kwargs or (len(args) == 1 and not kwargs):
+        raise TypeError(
+            f"q is {type(first).__name__}; accepted are a QuantizedActivation, or the parts x_fp4, "
+            "x_sf, gsa"
+        )
+    return _dequantize_parts(*args, **kwargs)
+
+
+def _dequantize_whole(
+    q: QuantizedActivation, dtype: torch.dtype | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    return _dequantize_parts(
+        q.x_fp4,
+        q.x_sf,
+        q.gsa,
+        dtype,
+        cols=q.cols,
+        dim=q.dim,
+        scale_layout=q.scale_layout,
+        out=out,
+    )
+
+
+def _dequantize_parts(
+    x_fp4: Tensor,
+    x_sf: Tensor,
+    gsa: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    cols: int | None = None,
+    dim: int = -1,
+    scale_layout: str = "linear",
+    out: Tensor | None = None,
+) -> Tensor:
+    x_fp4 = _checks.as_tensor(x_fp4, "x_fp4")
+    x_sf = _checks.as_tensor(x_sf, "x_sf")
+    gsa = _checks.as_tensor(gsa, "gsa")
+    keywords = {"cols": cols, "dim": dim, "scale_layout": scale_layout}
+    if out is None:
+        result: Tensor = _table.DEQUANTIZE.default(x_fp4, x_sf, gsa, dtype=dtype, **keywords)
+        return result
+    _checks.tensor_out(out)
+    dtype = out.dtype if dtype is None else dtype
+    _table.DEQUANTIZE.out(x_fp4, x_sf, gsa, dtype=dtype, out=out, **keywords)
+    return out
+
+
+def _run(
+    family: _table.Family,
+    before: tuple[Any, ...],
+    after: tuple[Any, ...],
+    gsa: float | Tensor | None,
+    granularity: str,
+    divisor: float,
+    keywords: dict[str, Any],
+    out: QuantizedActivation | None,
+    shape: tuple[int, ...],
+) -> QuantizedActivation:
+    """One call of the family's op that the gsa asks for, and its results put together.
+
+    ``before`` and ``after`` are the positional arguments on either side of a given gsa, ``shape``
+    is the logical shape of the result.
+    """
+    scale = _checks.as_gsa(gsa)
+    given: Tensor | None = None
+    if isinstance(scale, Tensor):
+        given = scale
+        _checks.one_of(granularity, "granularity", GRANULARITIES)
+        op, args = family.static, (*before, given, *after)
+        granularity = "tensor" if given.numel() == 1 else "row"
+    else:
+        op, args = family.dynamic, (*before, *after, divisor)
+        if family is not _table.WEIGHT:
+            keywords["granularity"] = granularity
+        if scale is not None:
+            keywords["global_scale"] = scale
+            granularity = "tensor"
+    if out is not None:
+        return _run_out(op, args, keywords, out, given, granularity, shape)
+    parts = dict(zip(op.results, op.default(*args, **keywords), strict=True))
+    dim = keywords.get("dim", -1)
+    return QuantizedActivation(
+        parts["x_fp4"],
+        parts["x_sf"],
+        parts["gsa"] if given is None else given,
+        parts.get("inv_rms"),
+        shape[dim],
+        keywords["scale_layout"],
+        granularity,
+        keywords["recipe"],
+        dim,
+    )
+
+
+def _run_out(
+    op: Op,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+    out: QuantizedActivation,
+    given: Tensor | None,
+    granularity: str,
+    shape: tuple[int, ...],
+) -> QuantizedActivation:
+    """The same into the buffers of ``out``; ``given`` is a gsa tensor."""
+    if not isinstance(out, QuantizedActivation):
+        raise TypeError(
+            f"out is {type(out).__name__}; accepted is a QuantizedActivation, such as "
+            "QuantizedActivation.empty(shape, ...) makes"
+        )
+    for name, has, wanted in (
+        ("shape", out.shape, tuple(shape)),
+        ("dim", out.dim, keywords.get("dim", -1)),
+        ("scale_layout", out.scale_layout, keywords["scale_layout"]),
+        ("granularity", out.granularity if given is None else granularity, granularity),
+    ):
+        if has != wanted:
+            raise ValueError(
+                f"out.{name} is {has!r}; accepted is {wanted!r} for this call. "
+                "QuantizedActivation.empty(shape, ...) makes buffers that fit"
+            )
+    if "inv_rms" in op.results and out.inv_rms is None:
+        raise ValueError(
+            f"out.inv_rms is None; {op.name} has such a result. Make the buffers with inv_rms=True"
+        )
+    if "inv_rms" not in op.results and out.inv_rms is not None:
+        raise ValueError(
+            f"out.inv_rms is given; {op.name} has no such result. Make the buffers without it"
+        )
+    # Compiled graphs take the codes as bytes: Inductor cannot copy float4_e2m1fn_x2.
+    x_fp4 = out.x_fp4_bytes if torch.compiler.is_compiling() else out.x_fp4
+    buffers = {"x_fp4": x_fp4, "x_sf": out.x_sf, "gsa": out.gsa, "inv_rms": out.inv_rms}
+    op.out(*args, **keywords, **{name: buffers[name] for name in op.results})
+    out.recipe = keywords["recipe"]
+    if given is not None:
+        out.gsa, out.granularity = given, granularity
+    return out
