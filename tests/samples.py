@@ -1,0 +1,453 @@
+"""Arguments for every op, made once for all tests: of the CPU path, of ``out=``, of the kernels.
+
+``samples(name)`` lists the samples of an op of ``torch.ops.jitquant``; ``sample.make(device)``
+gives its positional and keyword arguments, the same values on every device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitquant import reference
+from jitquant.ops import ALL_OPS, Op
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LAYOUTS = ("linear", "swizzled_128x4")
+GRANULARITIES = ("tensor", "row")
+RECIPES = ("te", "vllm")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments of an op.
+
+    Attributes:
+        op: the op's name.
+        label: what is special.
+        make: from a device to (args, kwargs).
+        exact: the kernel's results are the reference's bit for bit; not so where a sum's order or
+            the exponential function shows.
+    """
+
+    op: str
+    label: str
+    make: Callable[[torch.device | str], Arguments]
+    exact: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.label}"
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+    """Normal values on the CPU, the same in every process."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def specials(dtype: torch.dtype) -> Tensor:
+    """Blocks with NaN, infinities, zeros of both signs, subnormals, ties and extremes."""
+    x = randn(12, 48, dtype=torch.float32, seed=3)
+    big = torch.finfo(dtype).max
+    tiny = torch.finfo(dtype).smallest_normal
+    x[0, 5] = math.nan
+    x[1] = math.nan
+    x[2, 7] = -math.nan
+    x[3] = 0.0
+    x[4] = -0.0
+    x[5] = tiny * torch.linspace(-2, 2, 48)
+    x[6, ::2] = tiny / 4
+    x[7] = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(6)
+    x[8] = -x[7]
+    x[9, 3], x[9, 20] = big, -big
+    x[10, 16:32] = 0.0
+    x[11] *= 1e-4
+    return x.to(dtype)
+
+
+def inputs() -> dict[str, Callable[[torch.dtype, torch.device | str], Tensor]]:
+    """Tensors (..., N) to quantize, by what is special of them."""
+
+    def contiguous(*shape: int) -> Callable[[torch.dtype, torch.device | str], Tensor]:
+        return lambda dtype, device: randn(*shape, dtype=dtype).to(device)
+
+    def with_infinity(dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        x = specials(dtype)
+        x[9, 4], x[10, 40] = math.inf, -math.inf
+        return x.to(device)
+
+    return {
+        "rows": contiguous(7, 64),
+        "one_row": contiguous(48),
+        "tail": contiguous(5, 19),
+        "one_column": contiguous(3, 1),
+        "tiles": contiguous(130, 80),
+        "four_dims": contiguous(2, 3, 2, 24),
+        "no_rows": contiguous(0, 32),
+        "no_rows_3d": contiguous(2, 0, 17),
+        "row_stride": lambda t, d: randn(6, 96, dtype=t).to(d)[:, 32:80],
+        "odd_stride": lambda t, d: randn(5, 39, dtype=t).to(d)[:, 3:36],
+        "every_other": lambda t, d: randn(9, 32, dtype=t).to(d)[::2],
+        "expanded": lambda t, d: randn(1, 32, dtype=t).to(d).expand(4, 32),
+        "transposed_leading": lambda t, d: randn(3, 4, 32, dtype=t).to(d).transpose(0, 1),
+        "specials": lambda t, d: specials(t).to(d),
+        "infinity": with_infinity,
+        "zeros": lambda t, d: torch.zeros(4, 32, dtype=t).to(d),
+        "decades": lambda t, d: (
+            (randn(16, 64, dtype=torch.float32) * torch.logspace(-4, 4, 16)[:, None]).to(t).to(d)
+        ),
+    }
+
+
+def _gsa(device: torch.device | str, rows: int | None = None) -> Tensor:
+    if rows is None:
+        return torch.tensor([0.0013], device=device)
+    return (torch.linspace(0.2, 3.0, max(rows, 1))[:rows] * 1e-3).to(device)
+
+
+def _rows(x: Tensor, trailing: int = 1) -> int:
+    return math.prod(x.shape[: x.dim() - trailing])
+
+
+def _cycle(*lists: tuple[Any, ...]) -> Callable[[int], tuple[Any, ...]]:
+    """The i-th of all combinations, so that a list of inputs meets every combination in turn."""
+    combinations = list(itertools.product(*lists))
+    return lambda i: combinations[i % len(combinations)]
+
+
+def _amax_samples() -> list[Sample]:
+    out = []
+    for label, make in inputs().items():
+        for dtype in DTYPES:
+            out.append(
+                Sample(
+                    "amax_gsa",
+                    f"{label}-{str(dtype)[6:]}",
+                    lambda d, make=make, dtype=dtype: ((make(dtype, d),), {}),
+                )
+            )
+    out.append(Sample("amax_gsa", "divisor", lambda d: ((randn(4, 32).to(d), 6.0), {})))
+    return out
+
+
+def _quantize_samples() -> tuple[list[Sample], list[Sample]]:
+    dynamic, static = [], []
+    combination = _cycle(GRANULARITIES, LAYOUTS, RECIPES)
+    for i, ((label, make), dtype) in enumerate(itertools.product(inputs().items(), DTYPES)):
+        for j in (3 * i, 3 * i + 1, 3 * i + 5):
+            granularity, layout, recipe = combination(j)
+            keywords = {"recipe": recipe, "scale_layout": layout}
+            name = f"{label}-{str(dtype)[6:]}-{granularity}-{layout}-{recipe}"
+
+            def make_dynamic(d, make=make, dtype=dtype, k=keywords, granularity=granularity):
+                return (make(dtype, d),), {"granularity": granularity, **k}
+
+            def make_static(d, make=make, dtype=dtype, k=keywords, granularity=granularity):
+                x = make(dtype, d)
+                rows = _rows(x) if granularity == "row" else None
+                return (x, _gsa(d, rows)), dict(k)
+
+            dynamic.append(Sample("quantize_nvfp4", name, make_dynamic))
+            static.append(Sample("quantize_nvfp4_static", name, make_static))
+    for value in (0.0, 1e-42, 0.002, 3e38):
+        dynamic.append(
+            Sample(
+                "quantize_nvfp4",
+                f"number-{value}",
+                lambda d, v=value: ((randn(5, 40).to(d),), {"global_scale": v}),
+            )
+        )
+        static.append(
+            Sample(
+                "quantize_nvfp4_static",
+                f"value-{value}",
+                lambda d, v=value: ((randn(5, 40).to(d), torch.tensor([v]).to(d)), {}),
+            )
+        )
+    for value in (math.nan, math.inf):
+        static.append(
+            Sample(
+                "quantize_nvfp4_static",
+                f"value-{value}",
+                lambda d, v=value: ((randn(5, 40).to(d), torch.tensor([v]).to(d)), {}),
+            )
+        )
+    dynamic.append(
+        Sample("quantize_nvfp4", "divisor", lambda d: ((randn(5, 40).to(d), 1344.0), {}))
+    )
+    return dynamic, static
+
+
+def _deinterleave_samples() -> tuple[list[Sample], list[Sample]]:
+    dynamic, static = [], []
+    # rows, intermediate, run, halves
+    shapes = (
+        ((5,), 32, 8, False),
+        ((3,), 40, 8, False),
+        ((130,), 64, 8, False),
+        ((2, 3), 24, 4, False),
+        ((4,), 21, 7, False),
+        ((6,), 48, 16, False),
+        ((5,), 35, 8, True),
+        ((0,), 16, 8, False),
+        ((), 16, 8, False),
+    )
+    combination = _cycle(("select", "swiglu"), GRANULARITIES, LAYOUTS, RECIPES)
+    for i, (((leading, inter, run, halves), dtype), op) in enumerate(
+        itertools.product(itertools.product(shapes, DTYPES), ("select", "swiglu"))
+    ):
+        _, granularity, layout, recipe = combination(i)
+        keywords = {"op": op, "halves": halves, "recipe": recipe, "scale_layout": layout}
+        name = f"{leading}x{inter}-run{run}-{halves}-{str(dtype)[6:]}-{op}-{granularity}-{layout}"
+
+        def fused(d, leading=leading, inter=inter, dtype=dtype):
+            return randn(*leading, 2 * inter, dtype=dtype).to(d)
+
+        def make_dynamic(d, x=fused, inter=inter, run=run, k=keywords, g=granularity):
+            return (x(d), inter, run), {"granularity": g, **k}
+
+        def make_static(d, x=fused, inter=inter, run=run, k=keywords, g=granularity):
+            t = x(d)
+            return (t, inter, run, _gsa(d, _rows(t) if g == "row" else None)), dict(k)
+
+        exact = op == "select"
+        dynamic.append(Sample("deinterleave_quantize_nvfp4", name, make_dynamic, exact))
+        static.append(Sample("deinterleave_quantize_nvfp4_static", name, make_static, exact))
+    dynamic.append(
+        Sample(
+            "deinterleave_quantize_nvfp4",
+            "row_stride",
+            lambda d: ((randn(6, 80).to(d)[:, 8:72], 32, 8), {}),
+        )
+    )
+    dynamic.append(
+        Sample(
+            "deinterleave_quantize_nvfp4",
+            "number",
+            lambda d: ((randn(6, 64).to(d), 32, 8), {"global_scale": 0.01}),
+        )
+    )
+    return dynamic, static
+
+
+def _norm_samples() -> tuple[list[Sample], list[Sample]]:
+    dynamic, static = [], []
+    combination = _cycle((False, True), GRANULARITIES, LAYOUTS, RECIPES)
+    kept = [k for k in inputs() if k not in ("specials", "infinity", "expanded")]
+    for i, (label, dtype) in enumerate(itertools.product(kept, DTYPES)):
+        make = inputs()[label]
+        residual, granularity, layout, recipe = combination(5 * i)
+        keywords = {"recipe": recipe, "scale_layout": layout}
+        weight_dtype = torch.float32 if i % 2 else dtype
+        name = f"{label}-{str(dtype)[6:]}-{residual}-{granularity}-{layout}-{recipe}"
+
+        def tensors(d, make=make, dtype=dtype, weight_dtype=weight_dtype, residual=residual):
+            x = make(dtype, d)
+            weight = randn(x.shape[-1], dtype=weight_dtype, seed=5).to(d)
+            added = randn(*x.shape, dtype=dtype, seed=6).to(d) if residual else None
+            return x, weight, added
+
+        def make_dynamic(d, tensors=tensors, k=keywords, g=granularity):
+            x, weight, added = tensors(d)
+            return (x, weight), {"residual": added, "granularity": g, **k}
+
+        def make_static(d, tensors=tensors, k=keywords, g=granularity):
+            x, weight, added = tensors(d)
+            gsa = _gsa(d, _rows(x) if g == "row" else None)
+            return (x, weight, gsa), {"residual": added, **k}
+
+        dynamic.append(Sample("rmsnorm_quantize_nvfp4", name, make_dynamic, False))
+        static.append(Sample("rmsnorm_quantize_nvfp4_static", name, make_static, False))
+    dynamic.append(
+        Sample(
+            "rmsnorm_quantize_nvfp4",
+            "number-eps",
+            lambda d: ((randn(6, 64).to(d), randn(64).to(d), 0.1), {"global_scale": 0.01}),
+            False,
+        )
+    )
+    static.append(
+        Sample(
+            "rmsnorm_quantize_nvfp4_static",
+            "eps",
+            lambda d: ((randn(6, 64).to(d), randn(64).to(d), _gsa(d), 0.1), {}),
+            False,
+        )
+    )
+    return dynamic, static
+
+
+def _mhc_samples() -> tuple[list[Sample], list[Sample]]:
+    dynamic, static = [], []
+    shapes = ((5, 4, 64), (3, 1, 33), (130, 2, 48), (2, 3, 8, 32), (0, 4, 32), (4, 32))
+    combination = _cycle(GRANULARITIES, LAYOUTS, RECIPES)
+    for i, (shape, dtype) in enumerate(itertools.product(shapes, DTYPES)):
+        granularity, layout, recipe = combination(5 * i)
+        keywords = {"recipe": recipe, "scale_layout": layout}
+        name = f"{'x'.join(map(str, shape))}-{str(dtype)[6:]}-{granularity}-{layout}-{recipe}"
+
+        def tensors(d, shape=shape, dtype=dtype, fp32=bool(i % 2)):
+            mix_dtype = torch.float32 if fp32 else dtype
+            X = randn(*shape, dtype=dtype).to(d)
+            A = randn(*shape[:-1], dtype=mix_dtype, seed=7).to(d)
+            return X, A, randn(shape[-1], dtype=mix_dtype, seed=8).to(d)
+
+        def make_dynamic(d, tensors=tensors, k=keywords, g=granularity):
+            return tensors(d), {"granularity": g, **k}
+
+        def make_static(d, tensors=tensors, k=keywords, g=granularity):
+            X, A, weight = tensors(d)
+            return (X, A, weight, _gsa(d, _rows(X, 2) if g == "row" else None)), dict(k)
+
+        dynamic.append(Sample("mhc_rmsnorm_quantize_nvfp4", name, make_dynamic, False))
+        static.append(Sample("mhc_rmsnorm_quantize_nvfp4_static", name, make_static, False))
+    dynamic.append(
+        Sample(
+            "mhc_rmsnorm_quantize_nvfp4",
+            "strided-number",
+            lambda d: (
+                (
+                    randn(4, 6, 64).to(d)[:, ::2, :40],
+                    randn(4, 3, seed=7).to(d),
+                    randn(40, seed=8).to(d),
+                ),
+                {"global_scale": 0.02},
+            ),
+            False,
+        )
+    )
+    return dynamic, static
+
+
+def _weight_samples() -> tuple[list[Sample], list[Sample]]:
+    dynamic, static = [], []
+    shapes = ((32, 64), (17, 40), (130, 96), (5, 1), (1, 16), (48, 33))
+    combination = _cycle(("1x16", "16x16"), (-1, 0), LAYOUTS, RECIPES)
+    for i in range(48):
+        block, dim, layout, recipe = combination(i)
+        if dim == 0:
+            layout = "linear"
+        shape, dtype = shapes[(i // 3) % len(shapes)], DTYPES[i % 3]
+        keywords = {"block": block, "dim": dim, "recipe": recipe, "scale_layout": layout}
+        name = f"{shape[0]}x{shape[1]}-{str(dtype)[6:]}-{block}-{dim}-{layout}-{recipe}-{i}"
+
+        def weight(d, shape=shape, dtype=dtype):
+            return randn(*shape, dtype=dtype).to(d)
+
+        dynamic.append(
+            Sample(
+                "quantize_weight_nvfp4", name, lambda d, w=weight, k=keywords: ((w(d),), dict(k))
+            )
+        )
+        static.append(
+            Sample(
+                "quantize_weight_nvfp4_static",
+                name,
+                lambda d, w=weight, k=keywords: ((w(d), _gsa(d)), dict(k)),
+            )
+        )
+    for block, dim in itertools.product(("1x16", "16x16"), (-1, 0)):
+        keywords = {"block": block, "dim": dim}
+        dynamic += [
+            Sample(
+                "quantize_weight_nvfp4",
+                f"specials-{block}-{dim}",
+                lambda d, k=keywords: ((specials(torch.bfloat16).to(d),), dict(k)),
+            ),
+            Sample(
+                "quantize_weight_nvfp4",
+                f"row_stride-{block}-{dim}",
+                lambda d, k=keywords: (
+                    (randn(33, 70).to(d)[:, 5:55],),
+                    {"global_scale": 0.01, **k},
+                ),
+            ),
+        ]
+    return dynamic, static
+
+
+def _dequantize_samples() -> list[Sample]:
+    out = []
+    shapes = ((5, 64), (48,), (3, 19), (130, 80), (2, 3, 24), (0, 32))
+    combination = _cycle(GRANULARITIES, LAYOUTS)
+    for i, (shape, dtype) in enumerate(itertools.product(shapes, (None, *DTYPES))):
+        granularity, layout = combination(i + i // 4)
+
+        def make(d, shape=shape, dtype=dtype, granularity=granularity, layout=layout):
+            parts = reference.quantize_nvfp4(
+                randn(*shape), granularity=granularity, scale_layout=layout
+            )
+            # As bytes: PyTorch's own checks of an op cannot compare these dtypes.
+            x_fp4, x_sf = (t.view(torch.uint8).to(d) for t in parts[:2])
+            keywords = {"cols": shape[-1], "scale_layout": layout, "dtype": dtype}
+            return (x_fp4, x_sf, parts[2].to(d)), keywords
+
+        name = f"{'x'.join(map(str, shape))}-{str(dtype)[6:]}-{granularity}-{layout}"
+        out.append(Sample("dequantize_nvfp4", name, make))
+
+    def columns(d: torch.device | str) -> Arguments:
+        x_fp4, x_sf, gsa = reference.quantize_weight_nvfp4(randn(40, 21), dim=0)
+        codes, scales = (t.view(torch.uint8).to(d) for t in (x_fp4, x_sf))
+        return (codes, scales, gsa.to(d)), {"cols": 40, "dim": 0}
+
+    def all_bytes(d: torch.device | str) -> Arguments:
+        codes = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
+        scales = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 32)
+        return (codes.to(d), scales.to(d), _gsa(d, 256)), {"dtype": torch.float32}
+
+    return [
+        *out,
+        Sample("dequantize_nvfp4", "dim0", columns),
+        Sample("dequantize_nvfp4", "all_bytes", all_bytes),
+    ]
+
+
+def _all() -> dict[str, list[Sample]]:
+    lists = [_amax_samples(), _dequantize_samples()]
+    for pair in (
+        _quantize_samples(),
+        _deinterleave_samples(),
+        _norm_samples(),
+        _mhc_samples(),
+        _weight_samples(),
+    ):
+        lists += pair
+    return {group[0].op: group for group in lists}
+
+
+SAMPLES: dict[str, list[Sample]] = _all()
+ALL_SAMPLES: list[Sample] = [sample for group in SAMPLES.values() for sample in group]
+OPS: dict[str, Op] = {op.name: op for op in ALL_OPS}
+
+
+def samples(name: str) -> list[Sample]:
+    """The samples of an op."""
+    return SAMPLES[name]
+
+
+def poisoned_buffers(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+    """Buffers for the ``out`` overload, full of a byte that no result should keep."""
+    plan = op.plan(*args, **kwargs)
+    buffers = {}
+    for name, result in zip(op.results, plan.results, strict=True):
+        buffer = torch.empty(result.shape, dtype=result.dtype, device=plan.device)
+        if buffer.numel():
+            buffer.view(torch.uint8).fill_(0xA5)
+        buffers[name] = buffer
+    return buffers
+
+
+def byte_view(t: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, NaN of one sign and payload in floats."""
+    if t.dtype.itemsize > 1:
+        t = torch.where(t.isnan(), torch.full_like(t, math.nan), t)
+        return t.reshape(-1).view(torch.uint8)
+    return t.view(torch.uint8)
