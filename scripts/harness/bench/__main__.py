@@ -30,10 +30,10 @@ def provenance() -> dict[str, Any]:
     """Versions, the GPU, and a digest of the CUDA sources."""
     import torch
 
-    from harness.bench.loader import kernels_dir
+    from jitquant.loader.core import default_kernels_dir
 
     digest = hashlib.sha256()
-    root = kernels_dir()
+    root = default_kernels_dir()
     for path in sorted(p for p in root.rglob("*") if p.is_file()):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())

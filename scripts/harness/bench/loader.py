@@ -12,6 +12,9 @@ from pathlib import Path
 
 import torch
 
+from jitquant.loader.core import default_kernels_dir
+from jitquant.loader.toolchain import Memo, find_nvcc
+
 Row = tuple[str, float | None, str]
 
 MODULE = "fused_amax_quantize"
@@ -74,7 +77,8 @@ def _python(code: str, environment: dict[str, str], *arguments: str) -> tuple[fl
             remark = rest
     if result.returncode or seconds is None:
         lines = (result.stderr.strip() or "no output").splitlines()
-        raise _FailedError(lines[-1][:200])
+        told = [line for line in lines if ": error: " in line or ": cannot find " in line]
+        raise _FailedError((told[0] if told else lines[-1])[:200])
     return seconds, remark
 
 
@@ -84,15 +88,6 @@ def _row(what: str, measure: Callable[[], tuple[float, str]]) -> Row:
     except _FailedError as failure:
         return what, None, f"failed: {failure}"
     return what, seconds, remark
-
-
-def kernels_dir() -> Path:
-    """The CUDA sources of the jitquant that is imported."""
-    import jitquant
-
-    package = Path(jitquant.__file__).resolve().parent
-    inside = package / "kernels_cu"
-    return inside if inside.is_dir() else package.parent / "kernels_cu"
 
 
 def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str, float | None]:
@@ -136,9 +131,11 @@ def _plain(directory: Path, environment: dict[str, str]) -> Row:
         return what, None, "this torch is a CPU build, which cannot load a .cu with torch headers"
     directory.mkdir()
     source = directory / "plain_extension.cu"
-    kernels = kernels_dir()
+    kernels = default_kernels_dir()
     source.write_text(SOURCE.format(source=kernels / f"{MODULE}.cu"), encoding="utf-8")
-    environment = {**environment}
+    # torch takes the toolkit to be around the first nvcc on PATH, which may be a wrapper script.
+    toolkit = Path(find_nvcc(Memo())[0].path).resolve().parent.parent
+    environment = {"CUDA_HOME": str(toolkit), **environment}
     if not torch.cuda.is_available():
         environment.setdefault("TORCH_CUDA_ARCH_LIST", "9.0a")
     return _row(what, lambda: _python(PLAIN, environment, str(source), str(kernels / "include")))
