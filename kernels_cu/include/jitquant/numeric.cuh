@@ -43,7 +43,8 @@ JITQUANT_HD float mul_rn(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
 #else
-  return a * b;
+  const float y = a * b;
+  return y != y ? bits_float(0x7fffffffu) : y;  // the device's only NaN; a host's may be negative
 #endif
 }
 

@@ -66,6 +66,13 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const float (&v)[kNvfp4Block], float
 #pragma unroll
 #endif
   for (int i = 0; i < kNvfp4Block; ++i) scaled[i] = mul_rn(v[i], enc);
+#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
+  // Inf * 0, with a gsa beyond 2^119: the instruction would make it 6.
+  if (!(enc > 0.0f)) {
+#pragma unroll
+    for (int i = 0; i < kNvfp4Block; ++i) scaled[i] = is_nan(scaled[i]) ? 0.0f : scaled[i];
+  }
+#endif
   out.low = e2m1x8_from_float(scaled);
   out.high = e2m1x8_from_float(scaled + 8);
   if (out.scale == 0x7f) out.low = out.high = 0;  // the block is NaN: its codes carry nothing

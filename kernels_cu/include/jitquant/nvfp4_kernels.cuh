@@ -88,7 +88,8 @@ __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scal
 }
 
 template <class Source>
-__global__ void __launch_bounds__(kThreads) amax_kernel(Source source, float* partials) {
+__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
+    amax_kernel(Source source, float* partials) {
   __shared__ float scratch[33];
   const int64_t width = blocks_of(source.cols);
   float amax = 0.0f;
@@ -103,12 +104,13 @@ __global__ void __launch_bounds__(kThreads) amax_kernel(Source source, float* pa
 }
 
 template <class Source>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     quantize_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out) {
   __shared__ float scratch[33];
   const bool by_row = scale.kind == GlobalScale::kRows;
   Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, scratch);
   const int64_t rows = padded_rows(out);
+#pragma unroll 1
   for (BlockWalk walk(padded_blocks(out)); walk.row < rows; walk.next()) {
     if (walk.row >= out.rows || walk.block >= out.blocks) {
       store_scale(out, walk.row, walk.block, 0);
@@ -145,8 +147,9 @@ struct RowCache {
 
 // Threads own the same blocks in every pass, so the cache needs no barrier of its own.
 template <class Source, bool kNorm>
-__global__ void row_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
-                           Nvfp4Recipe recipe, Nvfp4Output out, bool cached) {
+__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
+    row_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
+               Nvfp4Recipe recipe, Nvfp4Output out, bool cached) {
   extern __shared__ float4 row_storage[];
   __shared__ float scratch[33];
   const int64_t width = blocks_of(source.cols);
@@ -161,6 +164,7 @@ __global__ void row_kernel(Source source, Normalize<typename Source::Element> no
 
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
     if (row >= source.rows) {
+#pragma unroll 1
       for (int64_t b = threadIdx.x; b < padded_blocks(out); b += blockDim.x) {
         store_scale(out, row, b, 0);
       }
@@ -171,6 +175,7 @@ __global__ void row_kernel(Source source, Normalize<typename Source::Element> no
     float inverse = 0.0f;
     if constexpr (kNorm) {
       float squares = 0.0f;
+#pragma unroll 1
       for (int64_t b = threadIdx.x; b < width; b += blockDim.x) {
         float v[16];
         source.load(row, b, v);
@@ -184,6 +189,7 @@ __global__ void row_kernel(Source source, Normalize<typename Source::Element> no
       if (threadIdx.x == 0) norm.inv_rms[row] = inverse;
     }
     if (scale.mode != RowMode::kGiven) {
+#pragma unroll 1
       for (int64_t b = threadIdx.x; b < width; b += blockDim.x) {
         float v[16];
         if constexpr (kNorm) {
@@ -213,6 +219,7 @@ __global__ void row_kernel(Source source, Normalize<typename Source::Element> no
     } else if (scale.given.kind == GlobalScale::kRows) {
       encoding = nvfp4_encoding_from_gsa(scale.given.gsa[row * scale.given.stride]);
     }
+#pragma unroll 1
     for (int64_t b = threadIdx.x; b < padded_blocks(out); b += blockDim.x) {
       if (b >= width) {
         store_scale(out, row, b, 0);
@@ -306,13 +313,13 @@ struct RowLaunch {
   size_t shared;
 };
 
-// A block of up to 512 threads a row, about two blocks of 16 a thread, and the row in shared memory
+// A block of up to 256 threads a row, about two blocks of 16 a thread, and the row in shared memory
 // where at least two such blocks fit on a multiprocessor of any supported device (sm_86 has 100
 // KiB).
 inline RowLaunch row_launch(int64_t rows, int64_t cols) {
   const int64_t width = blocks_of(cols);
   int64_t threads = ((width + 1) / 2 + 31) / 32 * 32;
-  threads = threads < 512 ? threads : 512;
+  threads = threads < kThreads ? threads : kThreads;
   const size_t bytes = static_cast<size_t>(width) * 64;
   return {static_cast<int>(threads), persistent_grid(rows, 1 << 16),
           bytes <= 46 * 1024 ? bytes : 0};

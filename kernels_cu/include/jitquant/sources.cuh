@@ -33,6 +33,7 @@ struct RowPointer {
 template <class T>
 struct PlainSource {
   using Element = T;
+  static constexpr int kBlocksPerSm = 5;
   RowPointer<const T> row_pointer;
   int64_t rows, cols;
   bool vector;
@@ -56,6 +57,7 @@ __device__ __forceinline__ float swiglu(float gate, float up) {
 template <class T>
 struct DeinterleaveSource {
   using Element = T;
+  static constexpr int kBlocksPerSm = 3;
   RowPointer<const T> row_pointer;
   int64_t rows, cols;
   uint32_t run;
@@ -116,6 +118,7 @@ struct DeinterleaveSource {
 template <class T>
 struct ResidualSource {
   using Element = T;
+  static constexpr int kBlocksPerSm = 3;
   RowPointer<const T> row_pointer;
   RowPointer<T> residual;
   int64_t rows, cols;
@@ -150,6 +153,7 @@ struct ResidualSource {
 template <class T>
 struct HyperConnectionSource {
   using Element = T;
+  static constexpr int kBlocksPerSm = 3;
   RowPointer<const T> row_pointer;  // of (row, 0, 0)
   const void* weights;
   int64_t rows, cols, stream_stride, weight_row_stride, weight_stride;
@@ -206,6 +210,7 @@ struct Normalize {
 template <class Source>
 struct NormalizedSource {
   using Element = typename Source::Element;
+  static constexpr int kBlocksPerSm = 3;
   Source source;
   Normalize<Element> norm;
   int64_t rows, cols;

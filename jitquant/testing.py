@@ -1,0 +1,178 @@
+"""What model code is checked with, and this project's own tests: captures, synchronisations, launches.
+
+Each needs a CUDA device and raises `RuntimeError` where there is none. Kernels are built and loaded
+before they are looked at, so the first call of a step may be the one that is checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+__all__ = ["assert_capturable", "assert_no_sync", "bytes_of", "count_launches"]
+
+_KERNEL, _MEMCPY, _MEMSET, _CHILD_GRAPH = 0, 1, 2, 4  # CUgraphNodeType
+_SLEEP_CYCLES = 200_000_000  # about 0.1 s at 2 GHz
+
+
+def bytes_of(t: Tensor) -> Tensor:
+    """The bytes of a tensor, uint8 and flat, for comparisons that NaN and packed types allow."""
+    return t.detach().contiguous().view(torch.uint8).reshape(-1)
+
+
+def assert_capturable(
+    fn: Callable[..., Any], *args: Any, replays: int = 2, warmup_calls: int = 0
+) -> None:
+    """Captures ``fn(*args)`` in a CUDA graph, replays it with fresh inputs, compares with eager calls.
+
+    Args:
+        fn: returns tensors, in any nesting that is a pytree. May write to its arguments: these are
+            compared too.
+        args: pytrees; every floating CUDA tensor of at least 16 bits is replaced by fresh values
+            before each replay (a random permutation of its own, times a random factor near 1), all
+            other arguments stay. The caller's tensors are left as they are.
+        replays: how many fresh inputs.
+        warmup_calls: eager calls before the capture, for code that sets itself up on its first call.
+            With 0 the captured call is the first.
+
+    Raises:
+        AssertionError: a replay gives other bytes than the eager call; it says which result.
+        RuntimeError: no CUDA device, or whatever the capture raised.
+    """
+    _need_device()
+    leaves, spec = pytree.tree_flatten(args)
+    static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    call_args = pytree.tree_unflatten(static, spec)
+    for _ in range(warmup_calls):
+        fn(*call_args)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fn(*call_args)
+    for replay in range(replays):
+        fresh = [_fresh(leaf) for leaf in leaves]
+        for target, source in zip(static, fresh, strict=True):
+            if isinstance(target, Tensor):
+                _copy_bytes(target, source)
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = fn(*pytree.tree_unflatten(fresh, spec))
+        _compare("result", captured, expected, replay)
+        _compare("argument", static, fresh, replay)
+
+
+def assert_no_sync(fn: Callable[..., Any], *args: Any) -> None:
+    """Fails if ``fn(*args)`` makes the CPU wait for the GPU.
+
+    The call is made twice to set itself up, then under ``torch.cuda.set_sync_debug_mode("error")``
+    behind a kernel that keeps the stream busy: a call that waits for it has synchronised, whichever
+    library did it.
+
+    Raises:
+        AssertionError: the call returned only after the GPU had caught up.
+        RuntimeError: PyTorch saw a synchronising call (its own message), or no CUDA device.
+    """
+    _need_device()
+    for _ in range(2):
+        fn(*args)
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    busy = torch.cuda.Event()
+    torch.cuda._sleep(_SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+    busy.record()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fn(*args)
+        waited = busy.query()  # type: ignore[no-untyped-call]
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.synchronize()
+    if waited:
+        raise AssertionError(f"{_name(fn)} returned only when the GPU had finished earlier work")
+
+
+def count_launches(fn: Callable[..., Any], *args: Any) -> int:
+    """Kernel launches, copies and memsets of one call of ``fn(*args)``.
+
+    Counted in a capture, so nothing is executed and the count is exact. ``fn`` is called once
+    before, to set itself up.
+
+    Raises:
+        RuntimeError: no CUDA device, or ``fn`` cannot be captured.
+    """
+    _need_device()
+    fn(*args)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        kept = fn(*args)
+    driver = ctypes.CDLL("libcuda.so.1")
+    count = _count_nodes(driver, ctypes.c_void_p(graph.raw_cuda_graph()))
+    del kept
+    return count
+
+
+def _count_nodes(driver: ctypes.CDLL, graph: ctypes.c_void_p) -> int:
+    size = ctypes.c_size_t()
+    _check(driver.cuGraphGetNodes(graph, None, ctypes.byref(size)))
+    nodes = (ctypes.c_void_p * size.value)()
+    _check(driver.cuGraphGetNodes(graph, nodes, ctypes.byref(size)))
+    total = 0
+    for node in nodes[: size.value]:
+        kind = ctypes.c_int()
+        _check(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+        if kind.value in (_KERNEL, _MEMCPY, _MEMSET):
+            total += 1
+        elif kind.value == _CHILD_GRAPH:
+            child = ctypes.c_void_p()
+            _check(driver.cuGraphChildGraphNodeGetGraph(ctypes.c_void_p(node), ctypes.byref(child)))
+            total += _count_nodes(driver, child)
+    return total
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise RuntimeError(f"the CUDA driver could not read the captured graph: error {status}")
+
+
+def _need_device() -> None:
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "jitquant.testing looks at launches and captures: it needs a CUDA device"
+        )
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", repr(fn))
+
+
+def _fresh(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if not (leaf.is_cuda and leaf.is_floating_point() and leaf.element_size() >= 2):
+        return leaf.clone()
+    order = torch.randperm(leaf.numel(), device=leaf.device)
+    factor = 0.5 + torch.rand((), device=leaf.device)
+    values = (leaf.reshape(-1)[order].float() * factor).to(leaf.dtype).reshape(leaf.shape)
+    return leaf.clone().copy_(values)  # a clone keeps the strides of a dense tensor
+
+
+def _copy_bytes(target: Tensor, source: Tensor) -> None:
+    if target.element_size() == 1:
+        target.view(torch.uint8).copy_(source.view(torch.uint8))
+    else:
+        target.copy_(source)
+
+
+def _compare(what: str, got: Any, expected: Any, replay: int) -> None:
+    got_leaves, expected_leaves = pytree.tree_leaves(got), pytree.tree_leaves(expected)
+    for i, (a, b) in enumerate(zip(got_leaves, expected_leaves, strict=True)):
+        if not isinstance(a, Tensor):
+            continue
+        if a.shape != b.shape or not torch.equal(bytes_of(a), bytes_of(b)):
+            raise AssertionError(f"{what} {i} of replay {replay} differs from the eager call's")

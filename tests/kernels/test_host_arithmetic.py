@@ -1,0 +1,143 @@
+"""The arithmetic that the kernels run, compiled for the CPU and swept: the same bits as the reference."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sweeps import GSA_GRID, RECIPES, all_bf16, all_bf16_arrangements, all_fp16, same_floats
+from torch import Tensor
+
+from jitquant import reference
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = tmp_path_factory.mktemp("host") / "host_arithmetic.so"
+    subprocess.run(
+        [
+            *os.environ.get("CXX", "c++").split(),
+            *("-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-ffp-contract=off"),
+            f"-I{ROOT / 'kernels_cu' / 'include'}",
+            str(Path(__file__).with_name("host_arithmetic.cpp")),
+            *("-o", str(library)),
+        ],
+        check=True,
+    )
+    lib = ctypes.CDLL(str(library))
+    lib.count_wrong_e2m1.restype = ctypes.c_int64
+    lib.swizzled_offset.restype = ctypes.c_int64
+    lib.swizzled_offset.argtypes = [ctypes.c_int64] * 3
+    lib.amax_ignoring_nan.restype = ctypes.c_float
+    return lib
+
+
+def _pointer(t: Tensor) -> ctypes.c_void_p:
+    assert t.is_contiguous()
+    return ctypes.c_void_p(t.data_ptr())
+
+
+def _map(function: ctypes._CFuncPtr, x: Tensor, dtype: torch.dtype) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty(x.shape, dtype=dtype)
+    function(_pointer(x), _pointer(out), ctypes.c_int64(x.numel()))
+    return out
+
+
+def _host_quantize(
+    host: ctypes.CDLL, x: Tensor, value: float, recipe: str, mode: int = 0, divisor: float = 2688.0
+) -> tuple[Tensor, Tensor]:
+    x = x.float().contiguous()
+    blocks = x.numel() // 16
+    codes = torch.empty((blocks, 8), dtype=torch.uint8)
+    scales = torch.empty(blocks, dtype=torch.uint8)
+    host.quantize_blocks(
+        _pointer(x),
+        ctypes.c_int64(blocks),
+        mode,
+        ctypes.c_float(value),
+        ctypes.c_float(divisor),
+        RECIPES.index(recipe),
+        _pointer(codes),
+        _pointer(scales),
+    )
+    return codes, scales
+
+
+# Every fp32 pattern from 0 to 8 and its negative, which holds every tie, and a stretch of the rest.
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        (0x3E000000, 0x41000000),
+        (0xBF000000, 0xC1000000),
+        (0x00000000, 0x00100000),
+        (0x7F7F0000, 0x7FC10000),
+        (0xFF7F0000, 0xFFC10000),
+    ],
+)
+def test_e2m1_is_the_nearest_with_ties_to_even(host: ctypes.CDLL, first: int, last: int) -> None:
+    assert host.count_wrong_e2m1(ctypes.c_uint32(first), ctypes.c_uint32(last)) == 0
+
+
+@pytest.mark.parametrize("values", [all_bf16(), all_fp16()], ids=["bf16", "fp16"])
+def test_elements_equal_the_reference(host: ctypes.CDLL, values: Tensor) -> None:
+    x = values.float()
+    number = ~torch.isnan(x)
+    e2m1 = _map(host.encode_e2m1, x, torch.uint8)
+    assert torch.equal(e2m1[number], reference.encode_e2m1(x).view(torch.uint8)[number])
+    e4m3 = _map(host.encode_e4m3, x, torch.uint8)
+    assert torch.equal(e4m3[number], reference.encode_e4m3(x).view(torch.uint8)[number])
+    assert bool((e4m3[~number] & 0x7F == 0x7F).all())
+
+
+def test_decoding_equals_the_formats(host: ctypes.CDLL) -> None:
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    assert same_floats(
+        _map(host.decode_e4m3, codes, torch.float32), codes.view(torch.float8_e4m3fn).float()
+    )
+    nibbles = _map(host.decode_e2m1, codes[:16], torch.float32)
+    magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    expected = torch.tensor(magnitudes + [-m for m in magnitudes])
+    assert same_floats(nibbles, expected)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("gsa", GSA_GRID)
+def test_every_bf16_with_a_given_gsa(host: ctypes.CDLL, recipe: str, gsa: float) -> None:
+    for x in all_bf16_arrangements():
+        codes, scales = _host_quantize(host, x, gsa, recipe)
+        x_fp4, x_sf = reference.quantize_nvfp4_static(x, torch.tensor([gsa]), recipe=recipe)
+        assert torch.equal(scales, x_sf.view(torch.uint8).reshape(-1))
+        assert torch.equal(codes, x_fp4.view(torch.uint8).reshape(-1, 8))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("divisor", [2688.0, 1536.0])
+def test_every_bf16_with_its_own_gsa(host: ctypes.CDLL, recipe: str, divisor: float) -> None:
+    everything = all_bf16()
+    finite = everything[torch.isfinite(everything.float()).all(dim=1)]
+    for x in (everything, finite, finite[:64], torch.zeros(2, 16, dtype=torch.bfloat16)):
+        values = x.float().contiguous()
+        amax = host.amax_ignoring_nan(_pointer(values), ctypes.c_int64(values.numel()))
+        codes, scales = _host_quantize(host, x, amax, recipe, 1, divisor)
+        x_fp4, x_sf, gsa = reference.quantize_nvfp4(x, divisor, recipe=recipe)
+        assert np.float32(amax) / np.float32(divisor) == gsa.item()
+        assert torch.equal(scales, x_sf.view(torch.uint8).reshape(-1))
+        assert torch.equal(codes, x_fp4.view(torch.uint8).reshape(-1, 8))
+
+
+def test_swizzle_equals_the_reference(host: ctypes.CDLL) -> None:
+    rows, groups = 300, 10
+    scales = torch.arange(rows * groups, dtype=torch.int32).to(torch.uint8).reshape(rows, groups)
+    swizzled = reference.swizzle_128x4(scales.view(torch.float8_e4m3fn)).view(torch.uint8)
+    flat, padded = swizzled.reshape(-1), swizzled.shape[1]
+    for row in range(0, rows, 7):
+        for block in range(groups):
+            assert flat[host.swizzled_offset(row, block, padded)] == scales[row, block]
