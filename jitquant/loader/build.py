@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shlex
@@ -143,7 +144,8 @@ def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:
     """What to link besides torch's own libraries."""
     import torch
 
-    flags = [f for f in plan.request.cxx_flags if f.startswith(_LINKER_FLAGS)]
+    flags = [*plan.host.flags]
+    flags += [f for f in plan.request.cxx_flags if f.startswith(_LINKER_FLAGS)]
     if torch.version.cuda and any(unit.scan.torch for unit in units):
         flags += ["-lc10_cuda", "-ltorch_cuda"]
     if plan.nvcc is not None:
@@ -177,6 +179,7 @@ def build(
     for item in finished:
         if item.returncode != 0:
             text = item.text()
+            _raise_if_disk_is_full(text, staging)
             raise compile_error(
                 plan.name,
                 label=item.command.label,
@@ -195,12 +198,13 @@ def build(
             extension,
             staging,
             sources=plan.sources,
-            compiler=plan.host.command,
+            compiler=plan.host.program,
             objects=[f"o{index}.o" for index in range(len(units))],
             flags=linker_flags(plan, units),
             on_tick=lambda: on_tick(["linker"]),
         )
     except CompileError as error:
+        _raise_if_disk_is_full(str(error), staging)
         log = write_log(f"$ {shlex.join(error.command)}\n{error}")
         raise compile_error(
             plan.name,
@@ -218,6 +222,12 @@ def build(
     for unit in units:
         read.pop(unit.source, None)
     return Built(staging / f"{extension}.so", tuple(read), trial)
+
+
+def _raise_if_disk_is_full(text: str, staging: Path) -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if os.strerror(number) in text:
+            raise OSError(number, os.strerror(number), str(staging))
 
 
 def _import_torch_extension_tools() -> None:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from .errors import CaptureError, FrozenError, LoaderError
 from .module import CudaModule, load_module, loaded_under
 from .plan import Plan, Request, make_plan, python_abi
 from .processes import default_jobs
-from .record import Record, Watched, arch_environment
+from .record import Loaded, Record, Watched, arch_environment
 from .report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten, what_changed
 from .sources import (
     FileHasher,
@@ -59,12 +58,6 @@ class _ChangedError(Exception):
     """A source changed while it was being compiled."""
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    entry: Entry
-    module: CudaModule
-
-
 class Loader:
     """Compiles, caches and loads modules. All state of the loader is in here.
 
@@ -96,7 +89,7 @@ class Loader:
         self._hasher = FileHasher()
         self._memo = Memo()
         self._records: dict[object, Record] = {}
-        self._loaded: dict[str, list[_Loaded]] = {}
+        self._loaded: dict[str, list[Loaded]] = {}
         self._named: dict[str, tuple[object, Request]] = {}
         self._frozen = False
         self._caches: dict[Path, Cache] = {}
@@ -172,11 +165,11 @@ class Loader:
             for _ in range(_MOST_ATTEMPTS):
                 plan, states = self._plan(request)
                 try:
-                    module, watch = self._find(plan) or self._build(plan)
+                    loaded, watch = self._find(plan) or self._build(plan)
                 except _ChangedError:
                     continue
-                self._records[key] = self._record(plan, module, states + watch)
-                return module
+                self._records[key] = self._record(plan, loaded, states + watch)
+                return loaded.module
             raise LoaderError(
                 f"module {request.name!r}: its sources change faster than they compile; the last "
                 f"{_MOST_ATTEMPTS} builds were out of date when they were done. Save less often, "
@@ -193,17 +186,26 @@ class Loader:
                 f"module {request.name!r} is not loaded, and a CUDA graph is being captured: "
                 f"compiling and loading must not happen within a capture. {way_out}"
             )
-        changed = record.changed()
-        if changed is None:
+        if record.changed() is None:
             return record.module
         plan, _ = self._plan(request)
         found = self._find_loaded(plan)
-        if found is not None and found[0] is record.module:
+        if found is not None and found[0].module is record.module:
             return record.module
+        made_from = {"inputs": record.entry.inputs, "headers": record.entry.headers}
+        why = what_changed(made_from, plan.inputs, self._digests_now(plan, record.entry.headers))
         raise CaptureError(
-            f"module {request.name!r} is out of date ({changed} changed) and a CUDA graph is "
-            f"being captured: compiling must not happen within a capture. {way_out}"
+            f"module {request.name!r} is out of date ({why}) and a CUDA graph is being captured: "
+            f"compiling must not happen within a capture. {way_out}"
         )
+
+    def _digests_now(self, plan: Plan, headers: Iterable[str]) -> dict[str, str | None]:
+        now: dict[str, str | None] = {}
+        for name in headers:
+            path = plan.roots.path(name)
+            state = self._hasher.state(path) if path else None
+            now[name] = state.digest if state else None
+        return now
 
     def _frozen_message(self, request: Request) -> str:
         frame = sys._getframe(1)
@@ -259,7 +261,7 @@ class Loader:
         )
         return plan, plan.watch
 
-    def _record(self, plan: Plan, module: CudaModule, watch: Watched) -> Record:
+    def _record(self, plan: Plan, loaded: Loaded, watch: Watched) -> Record:
         request = plan.request
         relative = any(
             (not os.path.isabs(os.fspath(s)) and os.path.dirname(os.fspath(s)))  # type: ignore[call-overload]
@@ -267,7 +269,8 @@ class Loader:
             for s in request.sources
         ) or any(not os.path.isabs(d) for d in request.include_dirs)
         return Record(
-            module,
+            loaded.module,
+            loaded.entry,
             watch,
             environment=arch_environment() if request.archs is None and plan.nvcc else None,
             directory=os.getcwd() if relative else None,
@@ -304,14 +307,14 @@ class Loader:
                 places[path] = signature_of(status) if settled(status, now) else None
         return tuple(places.items())
 
-    def _find_loaded(self, plan: Plan) -> tuple[CudaModule, Watched] | None:
+    def _find_loaded(self, plan: Plan) -> tuple[Loaded, Watched] | None:
         for loaded in self._loaded.get(plan.level1, ()):
             match = self._match(plan, loaded.entry)
             if not isinstance(match, str):
-                return loaded.module, match
+                return loaded, match
         return None
 
-    def _find(self, plan: Plan) -> tuple[CudaModule, Watched] | None:
+    def _find(self, plan: Plan) -> tuple[Loaded, Watched] | None:
         """A module that this process has loaded, or else one from the cache."""
         if found := self._find_loaded(plan):
             return found
@@ -328,11 +331,11 @@ class Loader:
                     return self._load(plan, entry, library), match
         return None
 
-    def _load(self, plan: Plan, entry: Entry, library: Path) -> CudaModule:
+    def _load(self, plan: Plan, entry: Entry, library: Path) -> Loaded:
         with self._load_lock:
             for loaded in self._loaded.get(entry.level1, ()):
                 if loaded.entry.level2 == entry.level2:
-                    return loaded.module
+                    return loaded
             # The name of a library is unique to its build. If this process has it from a copy of
             # the cache, its operators are registered; registering them again would end it.
             library = loaded_under(library.name) or library
@@ -346,8 +349,9 @@ class Loader:
                 ops=entry.ops,
                 init_symbols=entry.init_symbols,
             )
-            self._loaded.setdefault(entry.level1, []).append(_Loaded(entry, module))
-            return module
+            loaded = Loaded(entry, module)
+            self._loaded.setdefault(entry.level1, []).append(loaded)
+            return loaded
 
     def _check_namespaces(self, plan: Plan, entry: Entry, library: Path) -> None:
         """Try a library first that may register names which this process has already.
@@ -374,7 +378,7 @@ class Loader:
 
     # -- building ------------------------------------------------------------------------------
 
-    def _build(self, plan: Plan) -> tuple[CudaModule, Watched]:
+    def _build(self, plan: Plan) -> tuple[Loaded, Watched]:
         cache = self.cache()
         if not cache.prepare():
             self.reporter.say_once(
@@ -490,11 +494,7 @@ class Loader:
                 "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
             )
         last = cache.last(plan.name)
-        now: dict[str, str | None] = {}
-        for name in (last or {}).get("headers", {}):
-            path = plan.roots.path(name)
-            state = self._hasher.state(path) if path else None
-            now[name] = state.digest if state else None
+        now = self._digests_now(plan, (last or {}).get("headers", {}))
         why = what_changed(last, plan.inputs, now)
         slow = [
             os.path.basename(path)

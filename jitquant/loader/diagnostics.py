@@ -10,6 +10,7 @@ from pathlib import Path
 from .errors import CompileError, Diagnostic
 
 _MOST_SHOWN = 3
+_PLAIN_QUOTES = str.maketrans("‘’", "''")
 # a.cu(3): error: identifier "x" is undefined          (cudafe++, cicc)
 _EDG = re.compile(
     r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?P<severity>(?:catastrophic |fatal )?"
@@ -52,7 +53,7 @@ def parse(text: str, root: Path) -> list[Diagnostic]:
     found: dict[Diagnostic, None] = {}
     lines = text.splitlines()
     for index, line in enumerate(lines):
-        diagnostic = _parse_line(line, lines[index + 1 : index + 3], root)
+        diagnostic = _parse_line(line.translate(_PLAIN_QUOTES), lines[index + 1 : index + 3], root)
         if diagnostic is not None:
             found.setdefault(diagnostic)
     return list(found)

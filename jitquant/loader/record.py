@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from .cache import Entry
 from .module import CudaModule
 from .sources import Signature
 from .watch import TRUST_SECONDS, Places, Watcher, places_of
@@ -30,6 +31,14 @@ def arch_environment() -> tuple[str | None, str | None]:
     )
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A library that this process has loaded, and the cache entry that it came from."""
+
+    entry: Entry
+    module: CudaModule
+
+
 @dataclass
 class Record:
     """A loaded module, and what must stay as it is for it to be current.
@@ -41,6 +50,7 @@ class Record:
     """
 
     module: CudaModule
+    entry: Entry
     watched: Watched
     environment: tuple[str | None, str | None] | None
     directory: str | None

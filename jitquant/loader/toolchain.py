@@ -56,8 +56,16 @@ class HostCompiler:
     @property
     def program(self) -> str:
         """The compiler itself, without a wrapper such as ccache and without flags."""
-        wrapped = os.path.basename(self.command[0]) in _WRAPPERS and len(self.command) > 1
-        return self.command[1] if wrapped else self.command[0]
+        return self.command[self._wrapped]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What ``CXX`` says after the compiler."""
+        return self.command[self._wrapped + 1 :]
+
+    @property
+    def _wrapped(self) -> int:
+        return int(os.path.basename(self.command[0]) in _WRAPPERS and len(self.command) > 1)
 
 
 class Memo:

@@ -49,7 +49,7 @@ def link_and_try(
     staging: Path,
     *,
     sources: Sequence[str],
-    compiler: Sequence[str],
+    compiler: str,
     objects: Sequence[str],
     flags: Sequence[str],
     on_tick: Callable[[], None],
@@ -233,7 +233,7 @@ def _link_and_load(
     extension: str,
     staging: Path,
     stub: Path,
-    compiler: Sequence[str],
+    compiler: str,
     objects: Sequence[str],
     flags: Sequence[str],
 ) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _link_and_load(
     _put_ninja_on_path()
     os.environ["TMPDIR"] = "."
     os.environ["LC_ALL"] = "C.UTF-8"
-    os.environ["CXX"] = shlex.join(compiler)
+    os.environ["CXX"] = compiler
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     place = staging
     if _UNQUOTABLE.search(str(staging)):

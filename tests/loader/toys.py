@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from jitquant.loader import Loader
@@ -128,6 +130,28 @@ def finish(process: subprocess.Popen[str], timeout: float = 120.0) -> tuple[str,
     out, err = process.communicate(timeout=timeout)
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
     return out, err
+
+
+def fork(work: Callable[[], bool], output: Path) -> int:
+    """A forked process that does ``work`` and ends with status 0 if that is true; its pid.
+
+    It has torch in memory, which a new interpreter needs seconds for. ``output`` gets what it
+    prints.
+    """
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(target, 1)
+            os.dup2(target, 2)
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+            status = 0 if work() else 2
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(status)
+    return pid
 
 
 def copy_cache(source: Path, target: Path) -> Path:

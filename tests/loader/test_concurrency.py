@@ -1,0 +1,303 @@
+"""Many processes and threads at once, and builders that die."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from jitquant.loader import CudaModule, Loader, LockTimeoutError
+
+from .conftest import Toy
+from .toys import (
+    entries,
+    finish,
+    fork,
+    litter,
+    new_loader,
+    python,
+    write_factor,
+    write_plain,
+    write_toy,
+)
+
+ONE = """
+    from pathlib import Path
+    from jitquant.loader import get_cuda_module
+    module = get_cuda_module({name!r}, [Path({source!r})])
+    print({expression})
+    """
+
+
+def one(source: Path, expression: str = "module.library.factor()") -> str:
+    return ONE.format(name=source.stem, source=str(source), expression=expression)
+
+
+def slow_compiler(directory: Path, seconds: float) -> str:
+    """A C++ compiler that takes its time with everything that it compiles."""
+    path = directory / "slow" / "g++"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        f'#!/bin/sh\ncase "$*" in *" -c "*plain*) sleep {seconds};; esac\nexec g++ "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.slow
+def test_twenty_processes_build_a_cold_module_once(tmp_path: Path, nvcc: None) -> None:
+    source = write_toy(tmp_path / "source")
+
+    def work() -> bool:
+        module = new_loader(tmp_path / "cache").get("toy", [source])
+        return bool(module.scale(torch.ones(1), 1.0).item() == 3)
+
+    outputs = [tmp_path / f"{index}.txt" for index in range(20)]
+    processes = [fork(work, output) for output in outputs]
+    statuses = [os.waitpid(pid, 0)[1] for pid in processes]
+    said = "".join(output.read_text() for output in outputs)
+    assert statuses == [0] * 20, said
+    assert said.count("building toy for") == 1
+    assert len(entries(tmp_path / "cache")) == 1
+    assert litter(tmp_path / "cache") == []
+
+
+def test_threads_of_one_process_build_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = write_plain(tmp_path / "source")
+    for loaders in ([new_loader(tmp_path / "a")] * 8, [new_loader(tmp_path / "b")] * 4):
+        modules: list[CudaModule] = []
+        barrier = threading.Barrier(len(loaders))
+
+        def work(loader: Loader, barrier: threading.Barrier, modules: list[CudaModule]) -> None:
+            barrier.wait()
+            modules.append(loader.get("plain", [source]))
+
+        threads = [
+            threading.Thread(target=work, args=(loader, barrier, modules)) for loader in loaders
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(modules) == len(loaders)
+        assert len(set(map(id, modules))) == 1
+    assert capfd.readouterr().err.count("building plain") == 2
+
+
+def test_two_loaders_of_one_process_build_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = write_plain(tmp_path / "source")
+    loaders = [new_loader(tmp_path / "cache") for _ in range(4)]
+    threads = [threading.Thread(target=loader.get, args=("plain", [source])) for loader in loaders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert capfd.readouterr().err.count("building plain") == 1
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+@pytest.mark.slow
+def test_builder_killed_at_any_of_ten_moments_leaves_a_cache_that_works(
+    tmp_path: Path, nvcc: None
+) -> None:
+    source = write_toy(tmp_path / "source")
+    cache = tmp_path / "cache"
+    generator = random.Random(1)
+
+    def factor() -> float:
+        module = new_loader(cache).get("toy", [source])
+        return float(module.scale(torch.ones(1), 1.0).item())
+
+    # A first build tells how long one takes here.
+    started = time.monotonic()
+    factor()
+    whole = time.monotonic() - started
+    killed_while_building = 0
+    for moment in range(10):
+        write_factor(source.with_suffix(".cuh"), 100 + moment)
+        builder = fork(lambda: factor() > 0, tmp_path / "output.txt")
+        time.sleep(whole * (moment + generator.random()) / 10)
+        killed_while_building += os.waitpid(builder, os.WNOHANG)[0] == 0
+        kill(builder, group=False)
+    assert killed_while_building >= 7
+    started = time.monotonic()
+    for moment in (9, 0, 4):
+        write_factor(source.with_suffix(".cuh"), 100 + moment)
+        assert factor() == 100 + moment
+    assert time.monotonic() - started < 30
+    assert litter(cache) == []
+
+
+def test_orphaned_compiler_does_not_hold_the_lock(tmp_path: Path) -> None:
+    source = write_plain(tmp_path / "source")
+    compiler = slow_compiler(tmp_path, 20)
+    builder = python(one(source), tmp_path / "cache", CXX=compiler)
+    wait_for(lambda: litter(tmp_path / "cache"), 30)
+    wait_for(lambda: children(builder.pid), 30)
+    orphans = children(builder.pid)
+    builder.kill()
+    builder.communicate()
+    try:
+        started = time.monotonic()
+        # The same key: the slow compiler is the same one to the cache.
+        text = Path(compiler).read_text()
+        Path(compiler).write_text(text.replace("sleep 20", "sleep 0"))
+        out, _ = finish(python(one(source), tmp_path / "cache", CXX=compiler), 30)
+        assert out.strip() == "3"
+        assert time.monotonic() - started < 15
+        assert litter(tmp_path / "cache") == []
+    finally:
+        for orphan in orphans:
+            kill(orphan)
+
+
+def test_interrupt_kills_the_compilers(tmp_path: Path) -> None:
+    source = write_plain(tmp_path / "source")
+    builder = python(one(source), tmp_path / "cache", CXX=slow_compiler(tmp_path, 20))
+    wait_for(lambda: children(builder.pid), 30)
+    compilers = children(builder.pid)
+    builder.send_signal(signal.SIGINT)
+    _, err = builder.communicate(timeout=15)
+    assert "KeyboardInterrupt" in err
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in compilers), 5)
+    assert litter(tmp_path / "cache") == []
+
+
+def test_waiting_names_the_builder_and_ends_at_the_limit(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import jitquant.loader.core as core
+
+    monkeypatch.setattr(core, "HEARTBEAT_SECONDS", 0.2)
+    source, cache = plain.copy(tmp_path)
+    write_factor(source.with_suffix(".h"), 4)
+    (entry,) = entries(cache)
+    level1 = json.loads((entry / "entry.json").read_text())["level1"]
+    lock = cache / "v1" / "locks" / f"{level1[:3]}.lock"
+    with lock.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        lock.with_suffix(".owner").write_text(
+            json.dumps({"pid": 4242, "host": "elsewhere", "started": time.time() - 60})
+        )
+        monkeypatch.setenv("JITQUANT_LOCK_TIMEOUT", "0.7")
+        with pytest.raises(LockTimeoutError, match=r"held by process 4242 on elsewhere \(for 6"):
+            new_loader(cache).get("plain", [source])
+        assert "waiting for process 4242 on elsewhere" in capfd.readouterr().err
+        monkeypatch.setenv("JITQUANT_LOCK_TIMEOUT", "soon")
+        with pytest.raises(ValueError, match="JITQUANT_LOCK_TIMEOUT='soon': give a number"):
+            new_loader(cache).get("plain", [source])
+    # A lock that a dead process left behind is no lock.
+    monkeypatch.setenv("JITQUANT_LOCK_TIMEOUT", "5")
+    assert new_loader(cache).get("plain", [source]).library.factor() == 4
+
+
+def test_losers_of_a_race_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = write_plain(tmp_path / "source")
+    monkeypatch.setenv("CXX", slow_compiler(tmp_path, 3))
+
+    def work() -> bool:
+        return bool(new_loader(tmp_path / "cache").get("plain", [source]).library.factor() == 3)
+
+    builder = fork(work, tmp_path / "output.txt")
+    wait_for(lambda: children(builder), 30)
+    assert work()
+    assert os.waitpid(builder, 0)[1] == 0
+    said = capfd.readouterr().err
+    assert "another process built it (waited" in said
+    assert "building plain" not in said
+
+
+def test_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import errno
+
+    def no_flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    source = write_plain(tmp_path / "source")
+    loader = new_loader(tmp_path / "cache")
+    assert loader.get("plain", [source]).library.factor() == 3
+    assert "has no locks; two processes may build the same thing" in capfd.readouterr().err
+    assert litter(tmp_path / "cache") == []
+
+
+def test_sweep_takes_what_dead_builders_left(plain: Toy, tmp_path: Path) -> None:
+    source, cache = plain.copy(tmp_path)
+    (entry,) = entries(cache)
+    shard = json.loads((entry / "entry.json").read_text())["level1"][:3]
+    dead = cache / "v1" / "staging" / f"{shard}-1-dead"
+    other = cache / "v1" / "staging" / ("000-1-x" if shard != "000" else "111-1-x")
+    dead.mkdir()
+    other.mkdir()
+    write_factor(source.with_suffix(".h"), 4)
+    new_loader(cache).get("plain", [source])
+    assert not dead.exists()
+    assert other.exists()
+    os.utime(other, (0, 0))
+    write_factor(source.with_suffix(".h"), 5)
+    new_loader(cache).get("plain", [source])
+    assert litter(cache) == []
+
+
+def test_forked_child_uses_and_builds_modules(plain: Toy, tmp_path: Path) -> None:
+    source, cache = plain.copy(tmp_path)
+    code = f"""
+        import os, time
+        from pathlib import Path
+        from jitquant.loader import get_cuda_module
+        source = Path({str(source)!r})
+        for _ in range(20):
+            module = get_cuda_module("plain", [source])
+        child = os.fork()
+        if child == 0:
+            ok = get_cuda_module("plain", [source]) is module
+            source.with_suffix(".h").write_text("#define FACTOR 8\\n")
+            ok = ok and get_cuda_module("plain", [source]).library.factor() == 8
+            os._exit(0 if ok else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        print(get_cuda_module("plain", [source]).library.factor())
+        """
+    out, _ = finish(python(code, cache))
+    assert out.strip() == "8"
+
+
+def wait_for(condition: object, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():  # type: ignore[operator]
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"not so within {seconds} s")
+
+
+def children(pid: int) -> list[int]:
+    """The compilers that a process has started (which lead process groups of their own)."""
+    done = subprocess.run(
+        ["ps", "-o", "pid=,pgid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    )
+    pairs = (line.split() for line in done.stdout.splitlines())
+    return [int(child) for child, group in pairs if child == group]
+
+
+def kill(pid: int, *, group: bool = True) -> None:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        (os.killpg if group else os.kill)(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -1,0 +1,235 @@
+"""Finding the compilers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jitquant.loader import HostCompilerNotFoundError, Loader, NvccNotFoundError
+from jitquant.loader import toolchain as tools
+from jitquant.loader.toolchain import Memo, Nvcc, cudart_flags, find_host_compiler, find_nvcc
+
+from .toys import new_loader, write_plain, write_toy
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """An environment, and a machine, that lead to no nvcc."""
+    real = os.path.isfile
+    monkeypatch.setattr(tools, "_wheel_nvcc", lambda: None)
+    monkeypatch.setattr(
+        tools.os.path, "isfile", lambda p: real(p) and not str(p).startswith("/usr/local/cuda")
+    )
+    return {"PATH": str(tmp_path)}
+
+
+def fake_nvcc(
+    directory: Path, version: str = "13.0.88", runtime: str = "libcudart_static.a"
+) -> Path:
+    """A toolkit whose nvcc answers questions and compiles nothing."""
+    (directory / "bin").mkdir(parents=True)
+    (directory / "include").mkdir()
+    (directory / "lib64").mkdir()
+    if runtime:
+        (directory / "lib64" / runtime).write_text("")
+    nvcc = directory / "bin" / "nvcc"
+    nvcc.write_text(
+        "#!/bin/sh\n"
+        f'echo run >> "{directory}/runs"\n'
+        'case "$1" in\n'
+        f'  --version) echo "Cuda compilation tools, release 13.0, V13.0.88";;\n'
+        f'  --dryrun) echo "#$ _HERE_={directory}/bin";;\n'
+        "  --list-gpu-arch) echo compute_80; echo compute_90;;\n"
+        "esac\n"
+    )
+    nvcc.chmod(0o755)
+    return nvcc
+
+
+def test_no_nvcc_says_where_it_looked_and_what_to_install(
+    nowhere: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(NvccNotFoundError) as caught:
+        find_nvcc(Memo(), {**nowhere, "CUDA_HOME": str(tmp_path / "gone")})
+    text = str(caught.value)
+    assert f"CUDA_HOME={tmp_path / 'gone'}: no {tmp_path / 'gone'}/bin/nvcc" in text
+    assert "/usr/local/cuda: no /usr/local/cuda/bin/nvcc" in text
+    assert "pip install jitquant[nvcc]" in text
+
+
+def test_a_kernel_without_nvcc_raises_and_a_cpp_does_not(
+    nowhere: dict[str, str], tmp_path: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("g++", "c++", "as", "ld", "sh", "ninja", "which"):
+        program = shutil.which(name)
+        if program:
+            (tmp_path / name).symlink_to(program)
+    monkeypatch.setenv("PATH", nowhere["PATH"])
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    with pytest.raises(NvccNotFoundError):
+        loader.get("toy", [write_toy(tmp_path / "source")])
+    assert loader.get("plain", [write_plain(tmp_path / "source")]).library.factor() == 3
+
+
+def test_order_of_places(nowhere: dict[str, str], tmp_path: Path) -> None:
+    home = fake_nvcc(tmp_path / "home")
+    path = fake_nvcc(tmp_path / "path")
+    env = {"PATH": str(path.parent), "CUDA_HOME": str(home.parents[1])}
+    found, notes = find_nvcc(Memo(), env)
+    assert (found.path, notes) == (str(home), ())
+    assert found.origin == f"CUDA_HOME={home.parents[1]}"
+    assert found.archs == (80, 90)
+    found, notes = find_nvcc(Memo(), {**env, "CUDA_HOME": str(tmp_path / "gone")})
+    assert found.path == str(path)
+    assert notes == (f"CUDA_HOME={tmp_path / 'gone'} has no bin/nvcc",)
+    found, _ = find_nvcc(Memo(), {"PATH": "", "CUDA_PATH": str(home.parents[1])})
+    assert found.path == str(home)
+
+
+def test_wheel_comes_after_the_variables_and_before_path(
+    nowhere: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = fake_nvcc(tmp_path / "wheel", runtime="libcudart.so.13")
+    path = fake_nvcc(tmp_path / "path")
+    monkeypatch.setattr(tools, "_wheel_nvcc", lambda: str(wheel))
+    found, _ = find_nvcc(Memo(), {"PATH": str(path.parent)})
+    assert found.path == str(wheel)
+    runtime = wheel.parents[1] / "lib64" / "libcudart.so.13"
+    assert cudart_flags(found) == [str(runtime), f"-Wl,-rpath,{runtime.parent}"]
+    found, _ = find_nvcc(Memo(), {"PATH": "", "CUDA_HOME": str(path.parents[1])})
+    assert found.path == str(path)
+    assert cudart_flags(found)[1:] == ["-ldl", "-lrt", "-lpthread"]
+
+
+def test_wrapper_script_leads_to_the_toolkit_behind_it(
+    nowhere: dict[str, str], tmp_path: Path
+) -> None:
+    real = fake_nvcc(tmp_path / "toolkit")
+    wrapper = tmp_path / "bin" / "nvcc"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nexec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    found, _ = find_nvcc(Memo(), {"PATH": str(wrapper.parent)})
+    assert found.path == str(real)
+    assert found.include_dirs == (str(tmp_path / "toolkit" / "include"),)
+
+
+def test_nvcc_that_does_not_work_is_passed_over_and_said(
+    nowhere: dict[str, str], tmp_path: Path
+) -> None:
+    bad = fake_nvcc(tmp_path / "bad")
+    bad.write_text("#!/bin/sh\necho broken\n")
+    no_runtime = fake_nvcc(tmp_path / "no_runtime", runtime="")
+    good = fake_nvcc(tmp_path / "good")
+    env = {
+        "CUDA_HOME": str(bad.parents[1]),
+        "CUDA_PATH": str(no_runtime.parents[1]),
+        "PATH": str(good.parent),
+    }
+    found, notes = find_nvcc(Memo(), env)
+    assert found.path == str(good)
+    assert len(notes) == 2
+    with pytest.raises(NvccNotFoundError, match=r"(?s)does not work: broken.*has no libcudart"):
+        find_nvcc(Memo(), {**env, "PATH": ""})
+
+
+def test_answers_are_kept_until_the_compiler_changes(
+    nowhere: dict[str, str], tmp_path: Path
+) -> None:
+    nvcc = fake_nvcc(tmp_path / "toolkit")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    env = {"PATH": "", "CUDA_HOME": str(nvcc.parents[1])}
+
+    def runs() -> int:
+        return len((tmp_path / "toolkit" / "runs").read_text().split())
+
+    memory = Memo()
+    find_nvcc(memory, env)
+    first = runs()
+    find_nvcc(memory, env)
+    memory.attach(kept)
+    find_nvcc(Memo(kept), env)
+    assert runs() == first
+    nvcc.write_text(nvcc.read_text().replace("V13.0.88", "V13.9.999"))
+    assert find_nvcc(Memo(kept), env)[0].version == "13.9.999"
+    for path in kept.iterdir():
+        path.write_text("{")
+    assert find_nvcc(Memo(kept), env)[0].version == "13.9.999"
+
+
+def test_host_compiler(tmp_path: Path) -> None:
+    with pytest.raises(HostCompilerNotFoundError, match=r"neither g\+\+ nor c\+\+ is on PATH"):
+        find_host_compiler(Memo(), {"PATH": str(tmp_path)})
+    with pytest.raises(HostCompilerNotFoundError, match="CXX='gone' is not a program"):
+        find_host_compiler(Memo(), {"PATH": os.environ["PATH"], "CXX": "gone"})
+    with pytest.raises(HostCompilerNotFoundError, match="does not work"):
+        find_host_compiler(Memo(), {"PATH": os.environ["PATH"], "CXX": "true"})
+    wrapper = tmp_path / "ccache"
+    wrapper.write_text('#!/bin/sh\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    found = find_host_compiler(Memo(), {"PATH": path, "CXX": "ccache g++ -m64"})
+    assert found.program == "g++"
+    assert found.flags == ("-m64",)
+    assert "version" in found.version
+
+
+def test_ccache_style_wrapper_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvcc: None
+) -> None:
+    wrapper = tmp_path / "ccache"
+    wrapper.write_text('#!/bin/sh\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{wrapper} g++")
+    module = new_loader(tmp_path / "cache").get("toy", [write_toy(tmp_path / "source")])
+    assert "scale" in dir(module)
+
+
+def test_architecture_that_this_nvcc_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    from jitquant.loader import UnsupportedArchError
+
+    nvcc = fake_nvcc(tmp_path / "toolkit")
+    monkeypatch.setenv("CUDA_HOME", str(nvcc.parents[1]))
+    with pytest.raises(UnsupportedArchError, match=r"'100a' \(from archs=\) is not known to nvcc"):
+        loader.get("toy", [write_toy(tmp_path / "source")], archs="10.0")
+
+
+def test_setting_that_leads_nowhere_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    loader: Loader,
+    nvcc: None,
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "gone"))
+    loader.get("toy", [write_toy(tmp_path / "source")])
+    assert f"CUDA_HOME={tmp_path / 'gone'} has no bin/nvcc; using " in capfd.readouterr().err
+
+
+def test_shared_runtime_is_preferred_by_its_soname(tmp_path: Path) -> None:
+    for name in ("libcudart.so.13", "libcudart.so.13.0.96", "libcudart.so"):
+        (tmp_path / name).write_text("")
+    found = tools._find_cudart([str(tmp_path)])
+    assert found == str(tmp_path / "libcudart.so.13")
+    nvcc = Nvcc("nvcc", "13.0.88", "here", (), found, ())
+    assert nvcc.cudart_name == "libcudart.so.13"
+
+
+def test_ninja_beside_python_but_not_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Loader
+) -> None:
+    pytest.importorskip("ninja")
+    for name in ("g++", "c++", "as", "ld", "sh", "which"):
+        program = shutil.which(name)
+        if program:
+            (tmp_path / name).symlink_to(program)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert loader.get("plain", [write_plain(tmp_path / "source")]).library.factor() == 3
+    assert os.environ["PATH"] == str(tmp_path)
