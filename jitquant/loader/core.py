@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,18 @@ from typing import Any
 from .archs import NO_GPU, ArchChoice, choose_archs, visible_archs
 from .cache import Cache, Entry, default_root
 from .errors import CaptureError, FrozenError, LoaderError
+from .match import digests_now, match_entry
 from .module import CudaModule, load_module, loaded_under
-from .plan import Plan, Request, make_plan, python_abi
+from .plan import Plan, Request, make_plan
 from .processes import default_jobs
 from .record import Loaded, Record, Watched, arch_environment
 from .report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten, what_changed
 from .sources import (
     FileHasher,
-    Signature,
     as_strings,
     check_name,
-    search_places,
-    settled,
-    signature_of,
-    visible_names,
 )
-from .toolchain import Memo
+from .toolchain import Memo, preload_runtime
 from .watch import Watcher
 
 _DEFAULT_LOCK_SECONDS = 600.0
@@ -193,19 +188,13 @@ class Loader:
         if found is not None and found[0].module is record.module:
             return record.module
         made_from = {"inputs": record.entry.inputs, "headers": record.entry.headers}
-        why = what_changed(made_from, plan.inputs, self._digests_now(plan, record.entry.headers))
+        why = what_changed(
+            made_from, plan.inputs, digests_now(plan, self._hasher, record.entry.headers)
+        )
         raise CaptureError(
             f"module {request.name!r} is out of date ({why}) and a CUDA graph is being captured: "
             f"compiling must not happen within a capture. {way_out}"
         )
-
-    def _digests_now(self, plan: Plan, headers: Iterable[str]) -> dict[str, str | None]:
-        now: dict[str, str | None] = {}
-        for name in headers:
-            path = plan.roots.path(name)
-            state = self._hasher.state(path) if path else None
-            now[name] = state.digest if state else None
-        return now
 
     def _frozen_message(self, request: Request) -> str:
         frame = sys._getframe(1)
@@ -277,39 +266,9 @@ class Loader:
             watcher=self._watcher,
         )
 
-    def _match(self, plan: Plan, entry: Entry) -> Watched | str:
-        """What to watch if ``entry`` is a build of what ``plan`` sees now, else what differs."""
-        watch: list[tuple[str, Signature | None]] = []
-        for name, digest in entry.headers.items():
-            path = plan.roots.path(name)
-            state = self._hasher.state(path) if path else None
-            if state is None or state.digest != digest:
-                return name
-            watch.append((path, state.signature))
-        if entry.python_abi is not None and entry.python_abi != python_abi():
-            return "Python ABI"
-        places = self._watch_places(plan, entry.headers)
-        if visible_names(plan.roots, entry.included, entry.headers) != entry.visible:
-            return "search path"
-        return (*watch, *places)
-
-    def _watch_places(self, plan: Plan, headers: Iterable[str]) -> Watched:
-        now = time.time_ns()
-        places: dict[str, Signature | None] = {}
-        for place in search_places(plan.roots, headers):
-            path = os.path.normpath(plan.roots.path(place))
-            while path not in places:
-                try:
-                    status = os.stat(path)
-                except OSError:
-                    path = os.path.dirname(path)
-                    continue
-                places[path] = signature_of(status) if settled(status, now) else None
-        return tuple(places.items())
-
     def _find_loaded(self, plan: Plan) -> tuple[Loaded, Watched] | None:
         for loaded in self._loaded.get(plan.level1, ()):
-            match = self._match(plan, loaded.entry)
+            match = match_entry(plan, self._hasher, loaded.entry)
             if not isinstance(match, str):
                 return loaded, match
         return None
@@ -323,7 +282,7 @@ class Loader:
             caches.append(caches[0].temporary())
         for cache in caches:
             for directory, entry in cache.candidates(plan.level1):
-                match = self._match(plan, entry)
+                match = match_entry(plan, self._hasher, entry)
                 if isinstance(match, str):
                     continue
                 library = cache.verified_library(directory, entry)
@@ -340,6 +299,8 @@ class Loader:
             # the cache, its operators are registered; registering them again would end it.
             library = loaded_under(library.name) or library
             self._check_namespaces(plan, entry, library)
+            if plan.nvcc is not None:
+                preload_runtime(plan.nvcc)
             module = load_module(
                 plan.name,
                 extension_name=entry.extension,
@@ -424,7 +385,7 @@ class Loader:
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
         library = cache.verified_library(directory, entry)
-        match = self._match(plan, entry)
+        match = match_entry(plan, self._hasher, entry)
         if library is None or isinstance(match, str):
             raise _ChangedError
         return self._load(plan, entry, library), match
@@ -494,7 +455,7 @@ class Loader:
                 "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
             )
         last = cache.last(plan.name)
-        now = self._digests_now(plan, (last or {}).get("headers", {}))
+        now = digests_now(plan, self._hasher, (last or {}).get("headers", {}))
         why = what_changed(last, plan.inputs, now)
         slow = [
             os.path.basename(path)

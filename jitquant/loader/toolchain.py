@@ -7,6 +7,7 @@ the cache (:class:`Memo`) for as long as the files they came from do not change.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import glob
 import hashlib
 import importlib.util
@@ -349,3 +350,13 @@ def cudart_flags(nvcc: Nvcc) -> list[str]:
     if nvcc.cudart.endswith(".a"):
         return [nvcc.cudart, "-ldl", "-lrt", "-lpthread"]
     return [nvcc.cudart, f"-Wl,-rpath,{os.path.dirname(nvcc.cudart)}"]
+
+
+def preload_runtime(nvcc: Nvcc) -> None:
+    """Load a shared CUDA runtime, so that libraries linked to it find it by its soname.
+
+    A build may come from an environment that is gone, and the path in it with it.
+    """
+    if not nvcc.cudart.endswith(".a"):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(nvcc.cudart)

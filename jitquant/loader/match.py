@@ -1,0 +1,55 @@
+"""Whether a cached build is one of what the files say now."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from .cache import Entry
+from .plan import Plan, python_abi
+from .record import Watched
+from .sources import FileHasher, Signature, search_places, settled, signature_of, visible_names
+
+
+def match_entry(plan: Plan, hasher: FileHasher, entry: Entry) -> Watched | str:
+    """What to watch if ``entry`` is a build of what ``plan`` sees now, else what differs."""
+    watched: list[tuple[str, Signature | None]] = []
+    for name, digest in entry.headers.items():
+        path = plan.roots.path(name)
+        state = hasher.state(path) if path else None
+        if state is None or state.digest != digest:
+            return name
+        watched.append((path, state.signature))
+    if entry.python_abi is not None and entry.python_abi != python_abi():
+        return "Python ABI"
+    # The directories are looked at before their contents: what comes in between is seen later.
+    places = _directories(plan, entry.headers)
+    if visible_names(plan.roots, entry.included, entry.headers) != entry.visible:
+        return "search path"
+    return (*watched, *places)
+
+
+def digests_now(plan: Plan, hasher: FileHasher, headers: Iterable[str]) -> dict[str, str | None]:
+    """The digests that these headers have now, ``None`` for one that is gone."""
+    now: dict[str, str | None] = {}
+    for name in headers:
+        path = plan.roots.path(name)
+        state = hasher.state(path) if path else None
+        now[name] = state.digest if state else None
+    return now
+
+
+def _directories(plan: Plan, headers: Iterable[str]) -> Watched:
+    now = time.time_ns()
+    found: dict[str, Signature | None] = {}
+    for place in search_places(plan.roots, headers):
+        path = os.path.normpath(plan.roots.path(place))
+        while path not in found:
+            try:
+                status = os.stat(path)
+            except OSError:
+                path = os.path.dirname(path)
+                continue
+            found[path] = signature_of(status) if settled(status, now) else None
+    return tuple(found.items())
