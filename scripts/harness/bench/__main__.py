@@ -36,7 +36,7 @@ def provenance() -> dict[str, Any]:
     root = default_kernels_dir()
     for path in sorted(p for p in root.rglob("*") if p.is_file()):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        digest.update(path.read_bytes())
     gpu = None
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -52,7 +52,7 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "kernels_sha256": digest.hexdigest(),
+        "kernels_cu_sha256": digest.hexdigest(),
         "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

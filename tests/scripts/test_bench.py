@@ -1,0 +1,82 @@
+"""The benchmark's plain code has the reference's bits, and its sums of bytes are right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import timing
+from harness.bench import plain
+from harness.bench.ops import OPS, Op, chosen
+from torch import Tensor
+
+from jitquant import QuantizedActivation, reference
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _parts(result: object) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    assert isinstance(result, QuantizedActivation)
+    parts = (result.x_fp4, result.x_sf, result.gsa, result.inv_rms)
+    return [part for part in parts if part is not None]
+
+
+def _arguments(op: Op, m: int, n: int, dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(m + n)
+    shaped = [torch.randn(shape, dtype=dtype) for shape in op.shapes(m, n)]
+    return [*shaped, *op.extra(n, dtype, torch.device("cpu"))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", [op for op in OPS if not op.quantized_input], ids=lambda op: op.name)
+def test_plain_code_has_the_bits_of_the_op(op: Op, dtype: torch.dtype) -> None:
+    arguments = _arguments(op, 24, 256, dtype)
+    if op.name != "mhc":  # the sign of a sum of zeros depends on where it starts
+        arguments[0][3] = 0
+    copies = [argument.clone() for argument in arguments]
+    for mine, theirs in zip(op.plain(*copies), _parts(op.run(*arguments)), strict=True):
+        assert mine.shape == theirs.shape
+        if mine.dtype == torch.float32:  # sums of squares in whatever order
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0)
+        else:
+            same = mine.view(torch.uint8) == theirs.view(torch.uint8)
+            assert (~same).float().mean() <= (1e-3 if "rmsnorm" in op.name + op.call else 0)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+def test_plain_dequantization_has_the_bits_of_the_reference(granularity: str) -> None:
+    parts = plain.quantize(torch.randn(5, 64), granularity)
+    codes, scales, gsa = parts
+    (expected,) = reference.dequantize_nvfp4(codes.view(torch.float4_e2m1fn_x2), scales, gsa)
+    assert torch.equal(plain.dequantize(*parts), expected)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_traffic_is_that_of_the_tensors(op: Op) -> None:
+    m, n = 6, 64
+    arguments = _arguments(op, m, n, torch.bfloat16)
+    if op.quantized_input:
+        arguments = [reference.quantize_nvfp4(arguments[0])]  # type: ignore[list-item]
+        read = sum(part.nbytes for part in arguments[0])
+        written = m * n * 2
+    else:
+        inputs = arguments[: len(op.shapes(m, n))]
+        read = sum(argument.nbytes for argument in inputs)
+        written = sum(part.nbytes for part in _parts(op.run(*arguments)))
+        written += arguments[1].nbytes if op.name == "rmsnorm-residual" else 0
+        written -= 4 if op.name == "quantize-given" else 0
+    assert op.traffic(m, n, 2) == (read + written, op.reads * read + written)
+
+
+def test_inputs_rotate_through_more_than_the_cache() -> None:
+    assert timing.sets_needed(2 * 7168) * 2 * 7168 > 300e6
+    assert timing.sets_needed(10**9) == 2
+    assert timing.sets_needed(1) == timing.MAX_SETS
+
+
+def test_ops_are_chosen_by_name() -> None:
+    assert [op.name for op in chosen("mhc,select")] == ["mhc", "select"]
+    assert len(list(chosen("all"))) == len(OPS)
+    with pytest.raises(ValueError, match="quantize-row"):
+        list(chosen("nothing"))
