@@ -115,6 +115,7 @@ def warmup(*names: str, devices: Iterable[int] | None = None) -> dict[str, CudaM
 
     Raises:
         ValueError: an unknown name.
+        CaptureError: a CUDA graph is being captured.
         LoaderError: as :func:`get_cuda_module`, for the first module that failed.
     """
     return _default.warmup(*names, devices=devices)

@@ -472,6 +472,12 @@ class Loader:
         """See :func:`jitquant.loader.warmup`."""
         from .warm import warm
 
+        # Asked here, since the threads that build have streams of their own.
+        if self._capturing():
+            raise CaptureError(
+                f"warmup({', '.join(map(repr, names))}): a CUDA graph is being captured, and "
+                "compiling and loading must not happen within a capture. Call it before."
+            )
         return warm(self, names, devices)
 
     def known_request(self, name: str) -> tuple[object, Request] | None:

@@ -45,6 +45,8 @@ def test_capture(plain: Toy, tmp_path: Path) -> None:
     # Even a build that is in the cache: loading it must not happen within a capture either.
     with pytest.raises(CaptureError, match=r"Call jitquant\.warmup\('plain'\)"):
         loader.get("plain", [source])
+    with pytest.raises(CaptureError, match=r"warmup\('plain'\): a CUDA graph is being captured"):
+        loader.warmup("plain")
     capturing = False
     (module,) = loader.warmup("plain").values()
     capturing = True
