@@ -10,9 +10,12 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cmath>
+#include <cstdio>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "jitquant/launch.h"
@@ -22,6 +25,29 @@ namespace jitquant {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using torch::stable::accelerator::DeviceGuard;
+
+inline std::string text(const std::string& s) {
+  return s;
+}
+inline std::string text(double d) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%g", d);
+  return buffer;
+}
+template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
+std::string text(Integer i) {
+  return std::to_string(i);
+}
+
+// Throws what torch raises as a RuntimeError. No iostream: where the host compiler links its
+// library statically, a stream would mix two copies of it.
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  throw std::runtime_error((text(parts) + ...));
+}
+
+#define JITQUANT_CHECK(condition, ...) \
+  if (!(condition)) jitquant::fail(__VA_ARGS__)
 
 // The stream that torch works on. The function stands in libtorch_cuda.so, which a build of torch
 // without CUDA does not have and which a library that loads there as well cannot be linked with.
@@ -33,16 +59,16 @@ inline cudaStream_t current_stream(const Tensor& t) {
                ? nullptr
                : reinterpret_cast<Function>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
   }();
-  STD_TORCH_CHECK(function != nullptr, "this build of torch has no CUDA streams");
+  JITQUANT_CHECK(function != nullptr, "this build of torch has no CUDA streams");
   void* stream = nullptr;
-  STD_TORCH_CHECK(function(t.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
-                  "torch gives no current stream for device ", t.get_device_index());
+  JITQUANT_CHECK(function(t.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
+                 "torch gives no current stream for device ", t.get_device_index());
   return static_cast<cudaStream_t>(stream);
 }
 
 inline void check_launch(cudaError_t error, const char* what) {
-  STD_TORCH_CHECK(error == cudaSuccess, what, ": CUDA error ", cudaGetErrorName(error), ": ",
-                  cudaGetErrorString(error));
+  JITQUANT_CHECK(error == cudaSuccess, what, ": CUDA error ", cudaGetErrorName(error), ": ",
+                 cudaGetErrorString(error));
 }
 
 inline std::string shape_text(const Tensor& t) {
@@ -52,11 +78,11 @@ inline std::string shape_text(const Tensor& t) {
 }
 
 inline void check_cuda(const Tensor& t, const char* name, const Tensor* like = nullptr) {
-  STD_TORCH_CHECK(t.is_cuda(), name, " must be a CUDA tensor");
-  STD_TORCH_CHECK(like == nullptr || t.get_device_index() == like->get_device_index(), name,
-                  " is on cuda:", t.get_device_index(),
-                  ", but the input is on cuda:", like ? like->get_device_index() : -1,
-                  "; move one of them with .to()");
+  JITQUANT_CHECK(t.is_cuda(), name, " must be a CUDA tensor");
+  JITQUANT_CHECK(like == nullptr || t.get_device_index() == like->get_device_index(), name,
+                 " is on cuda:", t.get_device_index(),
+                 ", but the input is on cuda:", like ? like->get_device_index() : -1,
+                 "; move one of them with .to()");
 }
 
 inline DType dtype_of(const Tensor& t, const char* name) {
@@ -68,7 +94,7 @@ inline DType dtype_of(const Tensor& t, const char* name) {
     case ScalarType::Float:
       return DType::kFloat32;
     default:
-      STD_TORCH_CHECK(false, name, " must be bfloat16, float16 or float32; convert it with .to()");
+      JITQUANT_CHECK(false, name, " must be bfloat16, float16 or float32; convert it with .to()");
   }
   return DType::kFloat32;
 }
@@ -88,10 +114,10 @@ inline Matrix matrix_of(const Tensor& t, const char* name, int64_t leading) {
   m.data = t.const_data_ptr();
   m.dtype = dtype_of(t, name);
   m.cols = t.size(t.dim() - 1);
-  STD_TORCH_CHECK(m.cols >= 1, name, " has no columns: its shape is ", shape_text(t));
-  STD_TORCH_CHECK(m.cols == 1 || t.stride(t.dim() - 1) == 1, name,
-                  " must have a contiguous last dimension, but its stride is ",
-                  t.stride(t.dim() - 1), "; pass ", name, ".contiguous()");
+  JITQUANT_CHECK(m.cols >= 1, name, " has no columns: its shape is ", shape_text(t));
+  JITQUANT_CHECK(m.cols == 1 || t.stride(t.dim() - 1) == 1, name,
+                 " must have a contiguous last dimension, but its stride is ",
+                 t.stride(t.dim() - 1), "; pass ", name, ".contiguous()");
   m.rows = 1;
   int64_t sizes[3] = {1, 1, 1}, strides[3] = {0, 0, 0};  // innermost first
   int count = 0;
@@ -103,10 +129,10 @@ inline Matrix matrix_of(const Tensor& t, const char* name, int64_t leading) {
       sizes[count - 1] *= size;
       continue;
     }
-    STD_TORCH_CHECK(count < 3, name,
-                    " has more than three leading dimensions that do not follow "
-                    "each other in memory: its shape is ",
-                    shape_text(t), "; pass ", name, ".contiguous()");
+    JITQUANT_CHECK(count < 3, name,
+                   " has more than three leading dimensions that do not follow "
+                   "each other in memory: its shape is ",
+                   shape_text(t), "; pass ", name, ".contiguous()");
     sizes[count] = size;
     strides[count++] = stride;
   }
@@ -120,40 +146,40 @@ inline Matrix matrix_of(const Tensor& t, const char* name, int64_t leading) {
 
 inline Matrix matrix_of(const Tensor& t, const char* name) {
   check_cuda(t, name);
-  STD_TORCH_CHECK(t.dim() >= 1, name, " must have at least one dimension");
+  JITQUANT_CHECK(t.dim() >= 1, name, " must have at least one dimension");
   return matrix_of(t, name, t.dim() - 1);
 }
 
 inline Nvfp4Recipe recipe_of(const std::string& recipe) {
   if (recipe == "te") return Nvfp4Recipe::kTe;
-  STD_TORCH_CHECK(recipe == "vllm", "recipe must be 'te' or 'vllm', not '", recipe, "'");
+  JITQUANT_CHECK(recipe == "vllm", "recipe must be 'te' or 'vllm', not '", recipe, "'");
   return Nvfp4Recipe::kVllm;
 }
 
 inline bool swizzled_of(const std::string& scale_layout) {
   if (scale_layout == "linear") return false;
-  STD_TORCH_CHECK(scale_layout == "swizzled_128x4",
-                  "scale_layout must be 'linear' or 'swizzled_128x4', not '", scale_layout, "'");
+  JITQUANT_CHECK(scale_layout == "swizzled_128x4",
+                 "scale_layout must be 'linear' or 'swizzled_128x4', not '", scale_layout, "'");
   return true;
 }
 
 inline bool by_row(const std::string& granularity) {
   if (granularity == "tensor") return false;
-  STD_TORCH_CHECK(granularity == "row", "granularity must be 'tensor' or 'row', not '", granularity,
-                  "'");
+  JITQUANT_CHECK(granularity == "row", "granularity must be 'tensor' or 'row', not '", granularity,
+                 "'");
   return true;
 }
 
 inline bool activates(const std::string& op) {
   if (op == "select") return false;
-  STD_TORCH_CHECK(op == "swiglu", "op must be 'swiglu' or 'select', not '", op, "'");
+  JITQUANT_CHECK(op == "swiglu", "op must be 'swiglu' or 'select', not '", op, "'");
   return true;
 }
 
 inline float divisor_of(double divisor) {
   const float d = static_cast<float>(divisor);
-  STD_TORCH_CHECK(std::isfinite(d) && d > 0, "divisor must be positive and finite in fp32, not ",
-                  divisor);
+  JITQUANT_CHECK(std::isfinite(d) && d > 0, "divisor must be positive and finite in fp32, not ",
+                 divisor);
   return d;
 }
 
@@ -164,16 +190,16 @@ inline Tensor empty(const std::vector<int64_t>& sizes, ScalarType dtype, const T
 inline void check_out(const Tensor& t, const char* name, ScalarType dtype,
                       const std::vector<int64_t>& sizes, const Tensor& like) {
   check_cuda(t, name, &like);
-  STD_TORCH_CHECK(t.scalar_type() == dtype, name, " has the wrong dtype for an output");
+  JITQUANT_CHECK(t.scalar_type() == dtype, name, " has the wrong dtype for an output");
   bool same = t.dim() == static_cast<int64_t>(sizes.size());
   std::string wanted;
   for (size_t i = 0; i < sizes.size(); ++i) {
     same = same && t.size(static_cast<int64_t>(i)) == sizes[i];
     wanted += (i ? ", " : "") + std::to_string(sizes[i]);
   }
-  STD_TORCH_CHECK(same, name, " must have shape (", wanted, "), not ", shape_text(t));
-  STD_TORCH_CHECK(t.is_contiguous() && aligned(t.const_data_ptr(), 8), name,
-                  " must be contiguous and aligned to 8 bytes");
+  JITQUANT_CHECK(same, name, " must have shape (", wanted, "), not ", shape_text(t));
+  JITQUANT_CHECK(t.is_contiguous() && aligned(t.const_data_ptr(), 8), name,
+                 " must be contiguous and aligned to 8 bytes");
 }
 
 // The packed outputs of `rows` lines of `cols` elements with the leading dimensions of `lead`.
@@ -226,16 +252,16 @@ inline Tensor empty_floats(int64_t count, const Tensor& like) {
 inline GlobalScale given_scale(const Tensor& gsa, const char* name, int64_t rows,
                                const Tensor& like) {
   check_cuda(gsa, name, &like);
-  STD_TORCH_CHECK(gsa.scalar_type() == ScalarType::Float, name, " must be float32");
+  JITQUANT_CHECK(gsa.scalar_type() == ScalarType::Float, name, " must be float32");
   GlobalScale scale = {};
   scale.gsa = static_cast<const float*>(gsa.const_data_ptr());
   if (gsa.numel() == 1) {
     scale.kind = GlobalScale::kTensor;
     return scale;
   }
-  STD_TORCH_CHECK(gsa.dim() == 1 && gsa.size(0) == rows, name,
-                  " must have one element, or one for each of the ", rows,
-                  " rows in shape (rows,); its shape is ", shape_text(gsa));
+  JITQUANT_CHECK(gsa.dim() == 1 && gsa.size(0) == rows, name,
+                 " must have one element, or one for each of the ", rows,
+                 " rows in shape (rows,); its shape is ", shape_text(gsa));
   scale.kind = GlobalScale::kRows;
   scale.stride = gsa.stride(0);
   return scale;
@@ -265,12 +291,12 @@ inline float* floats(const Tensor& t) {
 
 inline ColumnVector column_vector(const Tensor& weight, const Matrix& x, const Tensor& like) {
   check_cuda(weight, "weight", &like);
-  STD_TORCH_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight must have shape (", x.cols,
-                  ",), not ", shape_text(weight));
-  STD_TORCH_CHECK(weight.is_contiguous(), "weight must be contiguous; pass weight.contiguous()");
+  JITQUANT_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight must have shape (", x.cols,
+                 ",), not ", shape_text(weight));
+  JITQUANT_CHECK(weight.is_contiguous(), "weight must be contiguous; pass weight.contiguous()");
   const DType dtype = dtype_of(weight, "weight");
-  STD_TORCH_CHECK(dtype == x.dtype || dtype == DType::kFloat32,
-                  "weight must have the input's dtype, or float32");
+  JITQUANT_CHECK(dtype == x.dtype || dtype == DType::kFloat32,
+                 "weight must have the input's dtype, or float32");
   const void* data = weight.const_data_ptr();
   return {data, dtype == DType::kFloat32, aligned(data, 16)};
 }

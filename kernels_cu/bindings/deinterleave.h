@@ -18,12 +18,12 @@ struct Deinterleave {
   static Deinterleave of(const Tensor& fused, int64_t intermediate, int64_t granularity,
                          bool halves, bool swizzled) {
     const Matrix m = matrix_of(fused, "fused");
-    STD_TORCH_CHECK(
+    JITQUANT_CHECK(
         intermediate >= 1 && intermediate < (int64_t{1} << 31) && m.cols == 2 * intermediate,
         "fused must have 2 * intermediate = ", 2 * intermediate, " columns, not ", m.cols);
-    STD_TORCH_CHECK(halves || (granularity >= 1 && intermediate % granularity == 0),
-                    "granularity_cols must divide intermediate = ", intermediate, ", but is ",
-                    granularity, "; for the layout [gate | up] pass halves");
+    JITQUANT_CHECK(halves || (granularity >= 1 && intermediate % granularity == 0),
+                   "granularity_cols must divide intermediate = ", intermediate, ", but is ",
+                   granularity, "; for the layout [gate | up] pass halves");
     return {m, PackedShape(leading_sizes(fused, fused.dim() - 1), m.rows, intermediate, swizzled),
             halves ? intermediate : granularity};
   }

@@ -18,25 +18,25 @@ constexpr int64_t kMaxStreams = 8;
 HyperConnection mix_of(const Tensor& X, const Tensor& A) {
   check_cuda(X, "X");
   check_cuda(A, "A", &X);
-  STD_TORCH_CHECK(X.dim() >= 2, "X must have shape (..., n_hc, N), not ", shape_text(X));
+  JITQUANT_CHECK(X.dim() >= 2, "X must have shape (..., n_hc, N), not ", shape_text(X));
   const int64_t leading = X.dim() - 2;
   HyperConnection mix = {};
   mix.x = matrix_of(X, "X", leading);
   const int64_t streams = X.size(leading);
-  STD_TORCH_CHECK(streams >= 1 && streams <= kMaxStreams, "n_hc must be from 1 to ", kMaxStreams,
-                  ", not ", streams);
+  JITQUANT_CHECK(streams >= 1 && streams <= kMaxStreams, "n_hc must be from 1 to ", kMaxStreams,
+                 ", not ", streams);
   mix.streams = static_cast<int>(streams);
   mix.stream_stride = X.stride(leading);
   mix.x.vector = mix.x.vector && mix.stream_stride * element_size(mix.x.dtype) % 16 == 0;
 
   bool same = A.dim() == leading + 1;
   for (int64_t i = 0; same && i <= leading; ++i) same = A.size(i) == X.size(i);
-  STD_TORCH_CHECK(same, "A must have X's shape without its last dimension, but X is ",
-                  shape_text(X), " and A ", shape_text(A));
+  JITQUANT_CHECK(same, "A must have X's shape without its last dimension, but X is ", shape_text(X),
+                 " and A ", shape_text(A));
   const DType dtype = dtype_of(A, "A");
-  STD_TORCH_CHECK(dtype == mix.x.dtype || dtype == DType::kFloat32,
-                  "A must have X's dtype, or float32");
-  STD_TORCH_CHECK(A.is_contiguous(), "A must be contiguous; pass A.contiguous()");
+  JITQUANT_CHECK(dtype == mix.x.dtype || dtype == DType::kFloat32,
+                 "A must have X's dtype, or float32");
+  JITQUANT_CHECK(A.is_contiguous(), "A must be contiguous; pass A.contiguous()");
   mix.weights = A.const_data_ptr();
   mix.weights_fp32 = dtype == DType::kFloat32;
   mix.weight_row_stride = streams;
@@ -50,8 +50,8 @@ PackedShape shape_of(const Tensor& X, const HyperConnection& mix, const std::str
 }
 
 void run(const Tensor& X, const Tensor& A, const Tensor& weight, const NormArguments& a,
-         const std::string& scale_layout, const Tensor& x_fp4, const Tensor& x_sf,
-         const Tensor* gsa, const Tensor& inv_rms) {
+         const Tensor* given, const std::string& scale_layout, const Tensor& x_fp4,
+         const Tensor& x_sf, const Tensor* gsa, const Tensor& inv_rms) {
   const HyperConnection mix = mix_of(X, A);
   const ColumnVector w = column_vector(weight, mix.x, X);
   const int64_t rows = mix.x.rows;
@@ -62,7 +62,7 @@ void run(const Tensor& X, const Tensor& A, const Tensor& weight, const NormArgum
   const DeviceGuard guard(X.get_device_index());
   const cudaStream_t stream = current_stream(X);
   launch_norm(
-      a, rows, gsa_out, X, "mhc_rmsnorm_quantize_nvfp4",
+      a, given, rows, gsa_out, X, "mhc_rmsnorm_quantize_nvfp4",
       [&](const RowScale& scale, int partials) {
         return launch_mhc_rows(mix, w, a.eps, inv, scale, partials, a.recipe, out, stream);
       },
@@ -77,9 +77,9 @@ void mhc_rmsnorm_quantize_nvfp4_out(const Tensor& X, const Tensor& A, const Tens
                                     const std::string& granularity, const std::string& recipe,
                                     const std::string& scale_layout, const Tensor& x_fp4,
                                     const Tensor& x_sf, const Tensor& gsa, const Tensor& inv_rms) {
-  const NormArguments a = {eps_of(eps),         global_scale,        nullptr,
-                           divisor_of(divisor), by_row(granularity), recipe_of(recipe)};
-  run(X, A, weight, a, scale_layout, x_fp4, x_sf, &gsa, inv_rms);
+  const NormArguments a = {eps_of(eps), global_scale, divisor_of(divisor), by_row(granularity),
+                           recipe_of(recipe)};
+  run(X, A, weight, a, nullptr, scale_layout, x_fp4, x_sf, &gsa, inv_rms);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> mhc_rmsnorm_quantize_nvfp4(
@@ -100,9 +100,8 @@ void mhc_from_buffer_out(const Tensor& X, const Tensor& A, const Tensor& weight,
                          double eps, const std::string& recipe, const std::string& scale_layout,
                          const Tensor& x_fp4, const Tensor& x_sf, const Tensor& inv_rms) {
   NormArguments a = {eps_of(eps)};
-  a.given = &gsa;
   a.recipe = recipe_of(recipe);
-  run(X, A, weight, a, scale_layout, x_fp4, x_sf, nullptr, inv_rms);
+  run(X, A, weight, a, &gsa, scale_layout, x_fp4, x_sf, nullptr, inv_rms);
 }
 
 std::tuple<Tensor, Tensor, Tensor> mhc_from_buffer(const Tensor& X, const Tensor& A,

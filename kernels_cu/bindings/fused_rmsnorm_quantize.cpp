@@ -18,8 +18,8 @@ PackedShape shape_of(const Tensor& x, const Matrix& m, const std::string& scale_
 }
 
 void run(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& residual,
-         const NormArguments& a, const std::string& scale_layout, const Tensor& x_fp4,
-         const Tensor& x_sf, const Tensor* gsa, const Tensor& inv_rms) {
+         const NormArguments& a, const Tensor* given, const std::string& scale_layout,
+         const Tensor& x_fp4, const Tensor& x_sf, const Tensor* gsa, const Tensor& inv_rms) {
   const Matrix m = matrix_of(x, "x");
   const ColumnVector w = column_vector(weight, m, x);
   Matrix r = {};
@@ -27,8 +27,8 @@ void run(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& res
     check_cuda(*residual, "residual", &x);
     bool same = residual->dim() == x.dim() && residual->scalar_type() == x.scalar_type();
     for (int64_t i = 0; same && i < x.dim(); ++i) same = residual->size(i) == x.size(i);
-    STD_TORCH_CHECK(same, "residual must have x's shape ", shape_text(x),
-                    " and dtype; its shape is ", shape_text(*residual));
+    JITQUANT_CHECK(same, "residual must have x's shape ", shape_text(x),
+                   " and dtype; its shape is ", shape_text(*residual));
     r = matrix_of(*residual, "residual");
   }
   const Matrix* residual_rows = residual ? &r : nullptr;
@@ -39,7 +39,7 @@ void run(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& res
   const DeviceGuard guard(x.get_device_index());
   const cudaStream_t stream = current_stream(x);
   launch_norm(
-      a, m.rows, gsa_out, x, "rmsnorm_quantize_nvfp4",
+      a, given, m.rows, gsa_out, x, "rmsnorm_quantize_nvfp4",
       [&](const RowScale& scale, int partials) {
         return launch_rmsnorm_rows(m, residual_rows, w, a.eps, inv, scale, partials, a.recipe, out,
                                    stream);
@@ -55,9 +55,9 @@ void rmsnorm_quantize_nvfp4_out(const Tensor& x, const Tensor& weight, double ep
                                 const std::string& granularity, const std::string& recipe,
                                 const std::string& scale_layout, const Tensor& x_fp4,
                                 const Tensor& x_sf, const Tensor& gsa, const Tensor& inv_rms) {
-  const NormArguments a = {eps_of(eps),         global_scale,        nullptr,
-                           divisor_of(divisor), by_row(granularity), recipe_of(recipe)};
-  run(x, weight, residual, a, scale_layout, x_fp4, x_sf, &gsa, inv_rms);
+  const NormArguments a = {eps_of(eps), global_scale, divisor_of(divisor), by_row(granularity),
+                           recipe_of(recipe)};
+  run(x, weight, residual, a, nullptr, scale_layout, x_fp4, x_sf, &gsa, inv_rms);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> rmsnorm_quantize_nvfp4(
@@ -79,9 +79,8 @@ void rmsnorm_from_buffer_out(const Tensor& x, const Tensor& weight, const Tensor
                              const std::string& scale_layout, const Tensor& x_fp4,
                              const Tensor& x_sf, const Tensor& inv_rms) {
   NormArguments a = {eps_of(eps)};
-  a.given = &gsa;
   a.recipe = recipe_of(recipe);
-  run(x, weight, residual, a, scale_layout, x_fp4, x_sf, nullptr, inv_rms);
+  run(x, weight, residual, a, &gsa, scale_layout, x_fp4, x_sf, nullptr, inv_rms);
 }
 
 std::tuple<Tensor, Tensor, Tensor> rmsnorm_from_buffer(const Tensor& x, const Tensor& weight,

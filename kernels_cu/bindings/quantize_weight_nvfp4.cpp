@@ -20,12 +20,12 @@ struct Weight {
 
   static Weight of(const Tensor& w, const std::string& block, int64_t dim, bool swizzled) {
     check_cuda(w, "w");
-    STD_TORCH_CHECK(w.dim() == 2, "w must have two dimensions; its shape is ", shape_text(w));
-    STD_TORCH_CHECK(block == "1x16" || block == "16x16", "block must be '1x16' or '16x16', not '",
-                    block, "'");
-    STD_TORCH_CHECK(dim >= -2 && dim <= 1, "dim must be -1 or 0, not ", dim);
+    JITQUANT_CHECK(w.dim() == 2, "w must have two dimensions; its shape is ", shape_text(w));
+    JITQUANT_CHECK(block == "1x16" || block == "16x16", "block must be '1x16' or '16x16', not '",
+                   block, "'");
+    JITQUANT_CHECK(dim >= -2 && dim <= 1, "dim must be -1 or 0, not ", dim);
     const bool columns = dim == 0 || dim == -2;
-    STD_TORCH_CHECK(!(columns && swizzled), "scale_layout must be 'linear' where dim is 0");
+    JITQUANT_CHECK(!(columns && swizzled), "scale_layout must be 'linear' where dim is 0");
     const Matrix m = matrix_of(w, "w");
     const int64_t stride = w.stride(0);
     const bool tile = block == "16x16";
