@@ -1,4 +1,4 @@
-"""What model code is checked with, and this project's own tests: captures, synchronisations, launches.
+"""What model code is checked with, and the project itself: captures, synchronisation, launches.
 
 Each needs a CUDA device and raises `RuntimeError` where there is none. Kernels are built and loaded
 before they are looked at, so the first call of a step may be the one that is checked.
@@ -28,7 +28,7 @@ def bytes_of(t: Tensor) -> Tensor:
 def assert_capturable(
     fn: Callable[..., Any], *args: Any, replays: int = 2, warmup_calls: int = 0
 ) -> None:
-    """Captures ``fn(*args)`` in a CUDA graph, replays it with fresh inputs, compares with eager calls.
+    """Captures ``fn(*args)`` in a CUDA graph, replays it on fresh inputs and compares.
 
     Args:
         fn: returns tensors, in any nesting that is a pytree. May write to its arguments: these are
@@ -37,8 +37,8 @@ def assert_capturable(
             before each replay (a random permutation of its own, times a random factor near 1), all
             other arguments stay. The caller's tensors are left as they are.
         replays: how many fresh inputs.
-        warmup_calls: eager calls before the capture, for code that sets itself up on its first call.
-            With 0 the captured call is the first.
+        warmup_calls: eager calls before the capture, for code that sets itself up on its first
+            one. With 0 the captured call is the first.
 
     Raises:
         AssertionError: a replay gives other bytes than the eager call; it says which result.

@@ -1,31 +1,20 @@
-"""Tests of the kernels. They need a CUDA device; what ran is written where JITQUANT_RESULTS says."""
+"""Tests of the kernels. They need a CUDA device; JITQUANT_RESULTS says where the outcome goes."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 import torch
+from harness.provenance import provenance
 
 HERE = Path(__file__).parent
-KERNELS = HERE.parents[1] / "kernels_cu"
 _outcomes: dict[str, str] = {}
 _started = time.time()
-
-
-def kernels_digest() -> str:
-    """sha256 over the names and contents of kernels_cu."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in KERNELS.rglob("*") if p.is_file()):
-        digest.update(f"{path.relative_to(KERNELS).as_posix()}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,11 +37,7 @@ def pytest_sessionfinish() -> None:
         return
     counts = {kind: sum(o == kind for o in _outcomes.values()) for kind in set(_outcomes.values())}
     result = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "kernels_cu_sha256": kernels_digest(),
+        **provenance(),
         "seconds": round(time.time() - _started, 1),
         "outcomes": counts,
         "not_passed": sorted(name for name, o in _outcomes.items() if o != "passed"),

@@ -1,4 +1,4 @@
-"""The arithmetic that the kernels run, compiled for the CPU and swept: the same bits as the reference."""
+"""The arithmetic of the kernels, compiled for the CPU and swept: the bits of the reference."""
 
 from __future__ import annotations
 

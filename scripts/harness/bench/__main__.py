@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from harness.provenance import provenance
 
 SIZES = "1,16,64,256,1024,4096,16384,65536"
 DTYPES = ("bfloat16", "float16", "float32")
@@ -24,37 +24,6 @@ def fail(message: str, code: int = 1) -> typer.Exit:
     """Says what is wrong; the result is to be raised."""
     console.print(message, highlight=False, soft_wrap=True)
     return typer.Exit(code)
-
-
-def provenance() -> dict[str, Any]:
-    """Versions, the GPU, and a digest of the CUDA sources."""
-    import torch
-
-    from jitquant.loader.core import default_kernels_dir
-
-    digest = hashlib.sha256()
-    root = default_kernels_dir()
-    for path in sorted(p for p in root.rglob("*") if p.is_file()):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
-        digest.update(path.read_bytes())
-    gpu = None
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        gpu = {
-            "name": properties.name,
-            "capability": f"{properties.major}.{properties.minor}",
-            "multiprocessors": properties.multi_processor_count,
-            "memory_bytes": properties.total_memory,
-            "l2_bytes": properties.L2_cache_size,
-        }
-    return {
-        "gpu": gpu,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "kernels_cu_sha256": digest.hexdigest(),
-        "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:

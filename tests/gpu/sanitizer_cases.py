@@ -1,0 +1,56 @@
+"""Every kernel once on small, awkward shapes, to be run under compute-sanitizer."""
+
+from __future__ import annotations
+
+import torch
+
+from jitquant.loader import get_cuda_module
+
+
+def main() -> None:
+    """Runs the cases; what they compute is checked by the tests."""
+
+    def module(name: str):  # type: ignore[no-untyped-def]
+        return get_cuda_module(name, [f"{name}.cu"])
+
+    fused, deinterleave = module("fused_amax_quantize"), module("deinterleave_quantize")
+    norm, mhc = module("fused_rmsnorm_quantize"), module("fused_mhc_rmsnorm_quantize")
+    weights = module("quantize_weight_nvfp4")
+    gsa = torch.tensor([0.01], device="cuda")
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 80, 16), (40, 1024, 0)):
+            x = torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols]
+            w = torch.rand(cols).to(dtype).cuda()
+            module("amax_gsa").compute_amax_gsa(x)
+            for layout in ("linear", "swizzled_128x4"):
+                k = {"scale_layout": layout}
+                packed = fused.amax_quantize_nvfp4(x, **k)
+                module("dequant_nvfp4").dequant_nvfp4(*packed, cols=cols, dtype=dtype, **k)
+                module("quantize_nvfp4").quantize_nvfp4(x, gsa, **k)
+                for granularity in ("tensor", "row"):
+                    g = {"granularity": granularity, **k}
+                    fused.amax_quantize_nvfp4(x, **g)
+                    residual = torch.randn(rows, cols).to(dtype).cuda()
+                    norm.rmsnorm_quantize_nvfp4(x, w, residual=residual, **g)
+                    X = torch.randn(rows, 3, cols).to(dtype).cuda()
+                    mhc.mhc_rmsnorm_quantize_nvfp4(X, torch.rand(rows, 3).cuda(), w, **g)
+                    both = torch.randn(rows, 2 * cols).to(dtype).cuda()
+                    for op, halves in (("select", False), ("swiglu", True)):
+                        deinterleave.deinterleave_amax_quantize_nvfp4(
+                            both, cols, cols if cols % 8 else 8, op=op, halves=halves, **g
+                        )
+            for dim in (-1, 0):
+                for block in ("1x16", "16x16"):
+                    parts = weights.quantize_weight_nvfp4(x, block=block, dim=dim)
+                    size = rows if dim == 0 else cols
+                    module("dequant_nvfp4").dequant_nvfp4(*parts, cols=size, dim=dim, dtype=dtype)
+    # More than one block of the cooperative launch, and of the partial maxima.
+    large = torch.randn(300, 7168).bfloat16().cuda()
+    module("amax_gsa").compute_amax_gsa(large)
+    fused.amax_quantize_nvfp4(large)
+    torch.cuda.synchronize()
+    print("all cases ran")
+
+
+if __name__ == "__main__":
+    main()
