@@ -246,6 +246,15 @@ class QuantizedActivation:
             None if self.inv_rms is None else self.inv_rms.clone(),
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        # As bytes: PyTorch cannot pickle float4_e2m1fn_x2.
+        return {**vars(self), "x_fp4": self.x_fp4_bytes, "x_sf": self.x_sf_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.x_fp4 = self.x_fp4.view(FP4_DTYPE)
+        self.x_sf = self.x_sf.view(SCALE_DTYPE)
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -382,28 +391,33 @@ class QuantizedActivation:
 
 
 _CONTEXT_FIELDS = ("cols", "scale_layout", "granularity", "recipe", "dim")
-_TENSOR_FIELDS = ("x_fp4", "x_sf", "gsa", "inv_rms")
+_TENSOR_FIELDS = ("x_fp4", "x_sf", "gsa", "inv_rms")  # the last one only where it is no None
 
 
 def _context(q: QuantizedActivation) -> tuple[Any, ...]:
     return tuple(getattr(q, name) for name in _CONTEXT_FIELDS)
 
 
+def _present(q: QuantizedActivation) -> tuple[str, ...]:
+    return _TENSOR_FIELDS if q.inv_rms is not None else _TENSOR_FIELDS[:-1]
+
+
 def _flatten(q: QuantizedActivation) -> tuple[list[Any], tuple[Any, ...]]:
-    return [q.x_fp4, q.x_sf, q.gsa, q.inv_rms], _context(q)
+    return [getattr(q, name) for name in _present(q)], _context(q)
 
 
 def _flatten_with_keys(
     q: QuantizedActivation,
 ) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[Any, ...]]:
     keyed: list[tuple[pytree.KeyEntry, Any]] = [
-        (pytree.GetAttrKey(name), getattr(q, name)) for name in _TENSOR_FIELDS
+        (pytree.GetAttrKey(name), getattr(q, name)) for name in _present(q)
     ]
     return keyed, _context(q)
 
 
 def _unflatten(parts: Any, context: tuple[Any, ...]) -> QuantizedActivation:
-    return QuantizedActivation(*parts, *context)
+    x_fp4, x_sf, gsa, *inv_rms = parts
+    return QuantizedActivation(x_fp4, x_sf, gsa, inv_rms[0] if inv_rms else None, *context)
 
 
 pytree.register_pytree_node(

@@ -45,7 +45,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
         except (BufferError, RuntimeError) as error:
             raise ValueError(
                 f"{name} is {type(value).__name__} that cannot be read through DLPack ({error}); "
-                f"accepted are writable arrays of {_INPUT_DTYPES_TEXT}. Pass a copy of it"
+                f"accepted are writable arrays of {_INPUT_DTYPES_TEXT}. Convert or copy it first"
             ) from error
     if tensor.device.type not in DEVICES:
         raise ValueError(

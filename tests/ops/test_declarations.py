@@ -1,0 +1,252 @@
+"""What is made from each declaration: schemas, implementations, ``out``, fakes, the CUDA call."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from samples import ALL_SAMPLES, OPS, SAMPLES, Sample, byte_view, poisoned_buffers
+
+import jitquant.loader
+from jitquant.ops import ALL_OPS, Op
+from jitquant.ops import _declare as declare
+
+U8 = torch.uint8
+by_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(byte_view(a), byte_view(b))
+
+
+def as_tuple(results: Any) -> tuple[torch.Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def test_every_op_has_samples() -> None:
+    assert {op.name for op in ALL_OPS} == set(SAMPLES)
+
+
+def test_samples_are_told_apart_by_their_names() -> None:
+    assert len({str(s) for s in ALL_SAMPLES}) == len(ALL_SAMPLES)
+
+
+@by_op
+def test_schema(op: Op) -> None:
+    functional, out = op.default._schema, op.out._schema
+    assert functional.name == out.name == f"jitquant::{op.name}"
+    assert out.overload_name == "out"
+    assert len(functional.returns) == len(op.results)
+    assert not out.returns
+    written = [a.name for a in functional.arguments if a.alias_info and a.alias_info.is_write]
+    assert written == (["residual"] if "residual" in op.arguments else [])
+    written = [a.name for a in out.arguments if a.alias_info and a.alias_info.is_write]
+    assert written == [*(["residual"] if "residual" in op.arguments else []), *op.results]
+    assert [a.name for a in functional.arguments] == [
+        a.name for a in out.arguments if a.name not in op.results
+    ]
+
+
+@by_op
+def test_plan_and_reference_take_the_schemas_arguments(op: Op) -> None:
+    arguments = op.default._schema.arguments
+    for function in (op.plan, op.reference):
+        parameters = list(inspect.signature(function).parameters.values())
+        assert len(parameters) == len(arguments)
+        for parameter, argument in zip(parameters, arguments, strict=True):
+            keyword = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+            assert keyword == argument.kwarg_only
+            assert (
+                parameter.default is not inspect.Parameter.empty
+            ) == argument.has_default_value()
+            if argument.has_default_value():
+                assert parameter.default == argument.default_value
+            if keyword:  # the others are given by position
+                assert parameter.name == argument.name
+
+
+@by_op
+def test_registered_for_every_backend(op: Op) -> None:
+    for suffix in ("", ".out"):
+        for key in ("CPU", "CUDA", "Meta"):
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(
+                f"jitquant::{op.name}{suffix}", key
+            )
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_cpu_is_the_reference(name: str) -> None:
+    for sample in SAMPLES[name]:
+        op = OPS[sample.op]
+        args, kwargs = sample.make("cpu")
+        got = as_tuple(op.default(*args, **kwargs))
+        args, kwargs = sample.make("cpu")
+        for a, b in zip(got, op.reference(*args, **kwargs), strict=True):
+            assert same(a, b), sample
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_results_are_those_of_the_plan(name: str) -> None:
+    for sample in SAMPLES[name]:
+        op = OPS[sample.op]
+        args, kwargs = sample.make("cpu")
+        plan = op.plan(*args, **kwargs)
+        for t, planned in zip(as_tuple(op.default(*args, **kwargs)), plan.results, strict=True):
+            assert t.shape == planned.shape, sample
+            assert t.dtype == planned.dtype, sample
+            assert t.is_contiguous(), sample
+            assert t.device == plan.device, sample
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_out_overwrites_every_byte(name: str) -> None:
+    for sample in SAMPLES[name]:
+        op = OPS[sample.op]
+        args, kwargs = sample.make("cpu")
+        want = as_tuple(op.default(*args, **kwargs))
+        args, kwargs = sample.make("cpu")
+        buffers = poisoned_buffers(op, args, kwargs)
+        assert op.out(*args, **kwargs, **buffers) is None
+        for a, b in zip(buffers.values(), want, strict=True):
+            assert same(a, b), sample
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_meta_tensors(name: str) -> None:
+    def to_meta(value: Any) -> Any:
+        return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+    for sample in SAMPLES[name]:
+        op = OPS[sample.op]
+        args, kwargs = sample.make("cpu")
+        want = op.plan(*args, **kwargs).results
+        args = tuple(map(to_meta, args))
+        kwargs = {k: to_meta(v) for k, v in kwargs.items()}
+        for t, planned in zip(as_tuple(op.default(*args, **kwargs)), want, strict=True):
+            assert (t.shape, t.dtype, t.device.type) == (planned.shape, planned.dtype, "meta")
+        op.out(*args, **kwargs, **poisoned_meta(op, args, kwargs))
+
+
+def poisoned_meta(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    results = op.plan(*args, **kwargs).results
+    return {
+        name: torch.empty(r.shape, dtype=r.dtype, device="meta")
+        for name, r in zip(op.results, results, strict=True)
+    }
+
+
+def test_out_takes_bytes_for_codes_and_scales() -> None:
+    op = OPS["quantize_nvfp4"]
+    x = torch.randn(3, 20)
+    want = op.default(x)
+    x_fp4, x_sf, gsa = torch.empty(3, 16, dtype=U8), torch.empty(3, 2, dtype=U8), torch.empty(1)
+    op.out(x, x_fp4=x_fp4, x_sf=x_sf, gsa=gsa)
+    assert torch.equal(x_fp4, want[0].view(U8))
+    assert torch.equal(x_sf, want[1].view(U8))
+    assert torch.equal(gsa, want[2])
+
+
+class Recorder:
+    """Stands in for a compiled module's function: keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def default(self, *args: Any, **kwargs: Any) -> str:
+        assert not torch.is_grad_enabled()
+        self.calls.append(("default", args, kwargs))
+        return "results"
+
+    def out(self, *args: Any, **kwargs: Any) -> None:
+        assert not torch.is_grad_enabled()
+        self.calls.append(("out", args, kwargs))
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """get_cuda_module gives modules of recorders; the list of what it was asked for."""
+    asked: list[tuple[str, list[str]]] = []
+
+    def get_cuda_module(name: str, sources: list[str]) -> SimpleNamespace:
+        asked.append((name, sources))
+        function = next(op.function for op in ALL_OPS if op.module == name)
+        functions = {op.function: recorders.setdefault(op.function, Recorder()) for op in ALL_OPS}
+        assert function in functions
+        return SimpleNamespace(**functions)
+
+    recorders: dict[str, Recorder] = {}
+    monkeypatch.setattr(jitquant.loader, "get_cuda_module", get_cuda_module)
+    for op in ALL_OPS:
+        monkeypatch.setattr(op, "_kept", None)
+    return asked
+
+
+def first_with_residual(op: Op) -> Sample:
+    group = SAMPLES[op.name]
+    return next((s for s in group if s.make("cpu")[1].get("residual") is not None), group[0])
+
+
+@by_op
+def test_cuda_hands_the_arguments_on(op: Op, modules: list[tuple[str, list[str]]]) -> None:
+    args, kwargs = first_with_residual(op).make("cpu")
+    assert op._cuda(*args, **kwargs) == "results"
+    assert modules == [(op.module, [f"{op.module}.cu"])]
+    recorder = op.compiled()
+    kind, got_args, got_kwargs = recorder.calls[-1]
+    assert kind == "default"
+    assert got_args == args
+    assert got_kwargs.keys() == kwargs.keys()
+    assert all(got_kwargs[k] is kwargs[k] for k in kwargs)
+    # Buffers of bytes reach the kernel in the results' dtypes, as the same memory.
+    buffers = poisoned_buffers(op, args, kwargs)
+    as_bytes = {k: t.view(U8) if t.dtype.itemsize == 1 else t for k, t in buffers.items()}
+    op._cuda_out(*args, **kwargs, **as_bytes)
+    kind, got_args, got_kwargs = recorder.calls[-1]
+    assert kind == "out"
+    for name, buffer in buffers.items():
+        assert got_kwargs[name].dtype == buffer.dtype
+        assert got_kwargs[name].data_ptr() == buffer.data_ptr()
+
+
+def test_cuda_checks_its_arguments(modules: list[tuple[str, list[str]]]) -> None:
+    with pytest.raises(ValueError, match="granularity is 'column'"):
+        OPS["quantize_nvfp4"]._cuda(torch.zeros(2, 16), granularity="column")
+    assert modules == []
+
+
+def test_cuda_tells_autograd_of_its_writes(modules: list[tuple[str, list[str]]]) -> None:
+    op = OPS["rmsnorm_quantize_nvfp4"]
+    x, weight, residual = torch.ones(2, 16), torch.ones(16), torch.ones(2, 16)
+    before = residual._version
+    op._cuda(x, weight, residual=residual)
+    assert residual._version == before + 1
+    with torch.inference_mode():
+        op._cuda(x, weight, residual=torch.ones(2, 16))
+
+
+def test_checkout_asks_the_loader_at_each_call(
+    modules: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op, x = OPS["amax_gsa"], torch.ones(1, 16)
+    monkeypatch.setenv("JITQUANT_RELOAD", "1")
+    op._cuda(x)
+    op._cuda(x)
+    assert len(modules) == 2
+    monkeypatch.setenv("JITQUANT_RELOAD", "0")
+    op._cuda(x)
+    op._cuda(x)
+    assert len(modules) == 3
+
+
+def test_reloads_in_a_checkout_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.delenv("JITQUANT_RELOAD", raising=False)
+    file = tmp_path / "jitquant" / "ops" / "_declare.py"
+    monkeypatch.setattr(declare, "__file__", str(file))
+    assert declare.reloads()
+    (tmp_path / "jitquant" / "kernels_cu").mkdir(parents=True)
+    assert not declare.reloads()
+    monkeypatch.setenv("JITQUANT_RELOAD", "1")
+    assert declare.reloads()

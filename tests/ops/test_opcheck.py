@@ -1,0 +1,61 @@
+"""torch.library.opcheck of every op and overload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from samples import OPS, SAMPLES, Sample, poisoned_buffers
+
+
+def chosen(name: str) -> list[Sample]:
+    """Two unlike samples with rows; with a residual where there is one."""
+    group = []
+    for sample in SAMPLES[name]:
+        args, kwargs = sample.make("cpu")
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        special = any(t.is_floating_point() and not t.isfinite().all() for t in tensors)
+        nan_results = sample.label == "all_bytes"  # opcheck takes NaN for a difference
+        if all(t.numel() for t in tensors) and not special and not nan_results:
+            group.append((kwargs.get("residual") is None, sample))
+    group.sort(key=lambda pair: pair[0])
+    return [group[0][1], group[-1][1]]
+
+
+CHOSEN = [sample for name in SAMPLES for sample in chosen(name)]
+
+
+def check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    results = torch.library.opcheck(op, args, kwargs)
+    assert set(results.values()) == {"SUCCESS"}
+    assert set(results) >= {
+        "test_schema",
+        "test_faketensor",
+        "test_aot_dispatch_dynamic",
+        "test_autograd_registration",
+    }
+
+
+@pytest.mark.parametrize("sample", CHOSEN, ids=str)
+def test_functional(sample: Sample) -> None:
+    check(OPS[sample.op].default, *sample.make("cpu"))
+
+
+@pytest.mark.parametrize("sample", CHOSEN[::2], ids=str)
+def test_out(sample: Sample) -> None:
+    op = OPS[sample.op]
+    args, kwargs = sample.make("cpu")
+    # As bytes: opcheck compares mutated arguments, and PyTorch cannot compare these dtypes.
+    buffers = {
+        name: t.view(torch.uint8) if t.dtype.itemsize == 1 else t
+        for name, t in poisoned_buffers(op, args, kwargs).items()
+    }
+    check(op.out, args, {**kwargs, **buffers})
+
+
+@pytest.mark.parametrize("name", ["quantize_nvfp4", "rmsnorm_quantize_nvfp4"])
+def test_inputs_that_require_grad(name: str) -> None:
+    args, kwargs = SAMPLES[name][0].make("cpu")
+    args = tuple(a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in args)
+    check(OPS[name].default, args, kwargs)
