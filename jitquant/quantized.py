@@ -32,6 +32,15 @@ def _one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))}")
 
 
+def _bounds(index: slice, size: int) -> tuple[int, int]:
+    """First and last + 1 of a slice; ``slice.indices`` is not traced by every PyTorch."""
+    start = 0 if index.start is None else index.start
+    stop = size if index.stop is None else index.stop
+    start = min(max(start + size if start < 0 else start, 0), size)
+    stop = min(max(stop + size if stop < 0 else stop, 0), size)
+    return start, max(start, stop)
+
+
 @dataclass(eq=False, repr=False)
 class QuantizedActivation:
     """A tensor in NVFP4: packed codes, block scales, and the global factor that dequantizes.
@@ -278,10 +287,9 @@ class QuantizedActivation:
         shape = self.shape
         if len(shape) == 1:
             raise IndexError(f"a quantized tensor of shape {shape} is one row, nothing to slice")
-        start, stop, step = index.indices(shape[0])
-        if step != 1:
-            raise ValueError(f"the slice's step is {step}; accepted is 1")
-        stop = max(start, stop)
+        if index.step is not None and index.step != 1:
+            raise ValueError(f"the slice's step is {index.step}; accepted is 1")
+        start, stop = _bounds(index, shape[0])
         if self.dim == 0:
             return self._slice_packed(start, stop, shape[0])
         inner = math.prod(shape[1:-1])

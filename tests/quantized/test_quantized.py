@@ -145,6 +145,13 @@ def test_slice_of_linear(shape: tuple[int, ...], index: slice, granularity: str)
         assert part.gsa is q.gsa
 
 
+@pytest.mark.parametrize("start", [None, -9, -6, -2, 0, 3, 6, 9])
+@pytest.mark.parametrize("stop", [None, -9, -6, -2, 0, 3, 6, 9])
+def test_slice_bounds_are_pythons(start: int | None, stop: int | None) -> None:
+    q = quantized(6, 16)
+    assert q[start:stop].shape == (len(range(6)[start:stop]), 16)
+
+
 def test_slice_with_inv_rms() -> None:
     q = jitquant.rmsnorm_quantize_nvfp4(randn(6, 2, 32), torch.ones(32))
     part = q[1:4]
