@@ -109,14 +109,19 @@ class _Outcome:
 
 def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequence[str]) -> Trial:
     result = outcome.result
-    if result is not None and "ops" in result:
+    # torch 2.11 only prints what goes wrong in a registration, and leaves the operator out.
+    unregistered = result is not None and "Exception in aoti_torch" in outcome.output
+    if result is not None and "ops" in result and not unregistered:
         return Trial(list(result["ops"]), list(result["init"]))
     if result is not None and result.get("stage") == "link":
         raise CompileError(str(result["error"]), command=["ninja", "-v", "-C", str(staging)])
     if outcome.timed_out and library.is_file():
         # A lock of some library was held at the fork. The library itself may well be good.
         return Trial(None, init_symbols_of(library))
-    said = str(result["error"]) if result is not None else _last_words(outcome.output)
+    if result is not None and "error" in result:
+        said = str(result["error"])
+    else:
+        said = _last_words(outcome.output)
     how = "" if result is not None else f" ({_describe_status(outcome.status)})"
     hint = advice(f"{how} {said}", sources)
     raise LoaderError(
