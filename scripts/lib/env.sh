@@ -8,6 +8,10 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
 VENV="$ROOT/.venv"
 PYTHON=""
 
+# Threads that wait for each other sleep. Spinning, they take the time of whoever they wait for when
+# there is other work on the machine, and a run takes several times as long.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+
 say() { printf '%s\n' "$*" >&2; }
 die() {
   say "error: $*"
