@@ -64,8 +64,8 @@ def scale_from_gsa(gsa: Tensor) -> Tensor:
 def block_scales(b: Tensor, s: Tensor, recipe: str) -> tuple[Tensor, Tensor]:
     """The stored E4M3 scale of each block and the factor that its elements are encoded with.
 
-    ``te`` is TransformerEngine's rule (``NVFP4QuantizerRef`` and the CUDA kernels agree), ``vllm``
-    that of vLLM, SGLang and FlashInfer with exact reciprocals in place of their approximate ones.
+    ``te`` is the rule of TransformerEngine's reference quantizer, whose bits tests/data has;
+    ``vllm`` that of vLLM, SGLang and FlashInfer with exact reciprocals for their approximate ones.
     Which operand is multiplied first is load-bearing: the two differ in some scale bytes.
 
     Args:

@@ -46,19 +46,12 @@ def test_dtype_is_kept() -> None:
 
 
 def test_the_blocks_that_pytorch_feeds_to_cublas() -> None:
-    """The rearrangement in PyTorch's own tests of ``torch._scaled_mm`` (``to_blocked``)."""
-
-    def to_blocked(scales: torch.Tensor) -> torch.Tensor:
-        rows, cols = scales.shape
-        row_blocks, col_blocks = -(-rows // 128), -(-cols // 4)
-        padded = torch.zeros(row_blocks * 128, col_blocks * 4, dtype=scales.dtype)
-        padded[:rows, :cols] = scales
-        blocks = padded.view(row_blocks, 128, col_blocks, 4).permute(0, 2, 1, 3)
-        return blocks.reshape(-1, 4, 32, 4).transpose(1, 2).reshape(-1, 32, 16).flatten()
-
+    # What PyTorch's own tests of its scaled matrix product rearrange scales with.
+    to_blocked = pytest.importorskip("torch.testing._internal.common_quantized").to_blocked
     for rows, groups in SHAPES:
         scales = torch.randint(0, 256, (rows, groups), dtype=torch.uint8)
-        assert torch.equal(reference.swizzle_128x4(scales).flatten(), to_blocked(scales))
+        blocked = to_blocked(scales)
+        assert torch.equal(reference.swizzle_128x4(scales).flatten(), blocked.flatten())
 
 
 @pytest.mark.parametrize("shape", [(5, 40), (2, 70, 16), (130, 100), (0, 32), (48,)])
