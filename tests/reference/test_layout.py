@@ -45,15 +45,6 @@ def test_dtype_is_kept() -> None:
     assert swizzled.is_contiguous()
 
 
-def test_the_blocks_that_pytorch_feeds_to_cublas() -> None:
-    # What PyTorch's own tests of its scaled matrix product rearrange scales with.
-    to_blocked = pytest.importorskip("torch.testing._internal.common_quantized").to_blocked
-    for rows, groups in SHAPES:
-        scales = torch.randint(0, 256, (rows, groups), dtype=torch.uint8)
-        blocked = to_blocked(scales)
-        assert torch.equal(reference.swizzle_128x4(scales).flatten(), blocked.flatten())
-
-
 @pytest.mark.parametrize("shape", [(5, 40), (2, 70, 16), (130, 100), (0, 32), (48,)])
 def test_the_layout_changes_nothing_but_the_place(shape: tuple[int, ...]) -> None:
     x = randn(*shape)
