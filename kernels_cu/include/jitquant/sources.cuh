@@ -179,6 +179,11 @@ struct HyperConnectionSource {
 #pragma unroll
       for (int i = 0; i < 16; ++i) v[i] = fma_rn(a, x[i], v[i]);
     }
+    // A negative weight has made the zeros past the last column negative.
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if (i >= cols - block * 16) v[i] = 0.0f;
+    }
   }
   __device__ __forceinline__ void reload(int64_t row, int64_t block, float (&v)[16]) const {
     load(row, block, v);
