@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from jitquant import formats, reference
-from reference import oracle
+
+from . import oracle
 
 
 def every_16_bit(dtype: torch.dtype) -> torch.Tensor:

@@ -14,7 +14,8 @@ from samples import DTYPES, randn
 
 from jitquant import reference
 from jitquant.reference import fused as fused_module
-from reference import oracle
+
+from . import oracle
 
 U8 = torch.uint8
 

@@ -13,7 +13,8 @@ from samples import DTYPES, GRANULARITIES, RECIPES, inputs, randn, specials
 from torch import Tensor
 
 from jitquant import reference
-from reference import oracle
+
+from . import oracle
 
 U8 = torch.uint8
 
