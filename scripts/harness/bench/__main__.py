@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ SIZES = "1,16,64,256,1024,4096,16384,65536"
 DTYPES = ("bfloat16", "float16", "float32")
 
 app = typer.Typer(add_completion=False)
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 120)  # a log is not 80 columns wide
 
 
 def fail(message: str, code: int = 1) -> typer.Exit:
@@ -45,7 +46,7 @@ def kernels(
     ] = True,
     seconds: Annotated[
         float, typer.Option(help="After this long the plain code is left out.")
-    ] = 150.0,
+    ] = 300.0,
     out: Annotated[Path, typer.Option(help="Where the JSON and the PNG go.")] = Path("out/bench"),
 ) -> None:
     """Measure every kernel on a GPU; with the command `loader`, the loader instead.

@@ -105,6 +105,9 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
 
     with tempfile.TemporaryDirectory(prefix="jitquant-bench-") as scratch:
         environment = {**os.environ, "JITQUANT_QUIET": "1"}
+        # As where the package is installed: a module is compiled to bytecode once, not each time.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONPYCACHEPREFIX"] = str(Path(scratch, "bytecode"))
         environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "one"))
         done("cold", _row(f"{MODULE}, cold", lambda: _python(COLD, environment)))
         if results["cold"] is not None:
