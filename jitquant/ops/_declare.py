@@ -15,6 +15,7 @@ without one would give its results a grad_fn that warns in backward.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,7 +55,12 @@ def reloads() -> bool:
     setting = os.environ.get("JITQUANT_RELOAD", "")
     if setting in ("0", "1"):
         return setting == "1"
-    return not (Path(__file__).parents[1] / "kernels_cu").is_dir()
+    return not _is_wheel()
+
+
+@functools.cache
+def _is_wheel() -> bool:
+    return (Path(__file__).parents[1] / "kernels_cu").is_dir()
 
 
 class Op:
