@@ -82,7 +82,7 @@ def assert_no_sync(fn: Callable[..., Any], *args: Any) -> None:
         fn(*args)
     torch.cuda.synchronize()
     before = torch.cuda.get_sync_debug_mode()
-    busy = torch.cuda.Event()
+    busy = torch.cuda.Event()  # type: ignore[no-untyped-call]
     torch.cuda._sleep(_SLEEP_CYCLES)  # type: ignore[no-untyped-call]
     busy.record()
     torch.cuda.set_sync_debug_mode("error")
