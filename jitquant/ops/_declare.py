@@ -15,7 +15,6 @@ without one would give its results a grad_fn that warns in backward.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,17 +49,13 @@ def _bytes(t: Tensor) -> Tensor:
 def reloads() -> bool:
     """Whether an op looks for edits of its kernel at each call: in a checkout, not in a wheel.
 
-    ``JITQUANT_RELOAD`` set to 1 or 0 decides; looking costs some microseconds a call.
+    ``JITQUANT_RELOAD`` set to 1 or 0 decides; looking costs some microseconds a call. It is read at
+    an op's first call.
     """
     setting = os.environ.get("JITQUANT_RELOAD", "")
     if setting in ("0", "1"):
         return setting == "1"
-    return not _is_wheel()
-
-
-@functools.cache
-def _is_wheel() -> bool:
-    return (Path(__file__).parents[1] / "kernels_cu").is_dir()
+    return not (Path(__file__).parents[1] / "kernels_cu").is_dir()
 
 
 class Op:
@@ -98,6 +93,7 @@ class Op:
         self.reference = reference
         self._sources = [f"{module}.cu"]
         self._kept: Any = None
+        self._reloads: bool | None = None  # decided at the first call
         self._labels = [f"out.{r}" for r in results] if len(self.results) > 1 else ["out"]
         self._register()
         packet = getattr(torch.ops.jitquant, name)
@@ -135,8 +131,10 @@ class Op:
             return self._kept
         from jitquant.loader import get_cuda_module
 
+        if self._reloads is None:
+            self._reloads = reloads()
         function = getattr(get_cuda_module(self.module, self._sources), self.function)
-        if not reloads():
+        if not self._reloads:
             self._kept = function
         return function
 

@@ -181,6 +181,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     monkeypatch.setattr(jitquant.loader, "get_cuda_module", get_cuda_module)
     for op in ALL_OPS:
         monkeypatch.setattr(op, "_kept", None)
+        monkeypatch.setattr(op, "_reloads", None)
     return asked
 
 
@@ -236,6 +237,7 @@ def test_checkout_asks_the_loader_at_each_call(
     op._cuda(x)
     assert len(modules) == 2
     monkeypatch.setenv("JITQUANT_RELOAD", "0")
+    monkeypatch.setattr(op, "_reloads", None)
     op._cuda(x)
     op._cuda(x)
     assert len(modules) == 3
