@@ -98,7 +98,9 @@ def rmsnorm(v: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """
     total = v.square().sum(dim=1, dtype=torch.float64).to(torch.float32)
     mean = torch.div(total, constant(float(v.shape[1]), v))
-    inv_rms = torch.div(constant(1.0, v), torch.sqrt(mean + constant(eps, v)))
+    # PyTorch's fp32 square root is not always correctly rounded on a CPU; by way of fp64 it is.
+    root = torch.sqrt((mean + constant(eps, v)).double()).to(torch.float32)
+    inv_rms = torch.div(constant(1.0, v), root)
     return v * inv_rms[:, None] * weight.to(torch.float32), inv_rms
 
 

@@ -128,6 +128,15 @@ def test_rmsnorm_against_float64(shape: tuple[int, ...], dtype: torch.dtype) -> 
     torch.testing.assert_close(y.double(), v * inv[:, None] * weight.double(), rtol=6e-7, atol=0)
 
 
+def test_inv_rms_is_correctly_rounded_at_each_step() -> None:
+    v = randn(3000, 48, dtype=torch.float32)
+    _, inv_rms = reference.rmsnorm(v, torch.ones(48), 1e-6)
+    squares = v.numpy() * v.numpy()
+    total = np.array([math.fsum(row) for row in squares.astype(float)]).astype(np.float32)
+    root = np.sqrt(total / np.float32(48) + np.float32(1e-6))
+    np.testing.assert_array_equal(inv_rms.numpy(), np.float32(1) / root)
+
+
 def test_rmsnorm_is_pytorchs() -> None:
     x, weight = randn(6, 384, dtype=torch.float32), randn(384, dtype=torch.float32, seed=1)
     y, _ = reference.rmsnorm(x, weight, 1e-5)
