@@ -29,7 +29,7 @@ def _needs(*modules: str) -> None:
             pytest.skip(f"{module} is not installed")
 
 
-@pytest.mark.parametrize("name", ["test", "demo", "bench"])
+@pytest.mark.parametrize("name", ["test", "demo", "bench", "gpu-suite"])
 def test_help(name: str, tmp_path: Path) -> None:
     _needs("typer", "rich")
     done = _run(str(ROOT / "scripts" / name), "--help", cwd=tmp_path)
