@@ -19,7 +19,7 @@ from .errors import CompileError
 from .plan import Plan, python_include_dir, torch_include_dirs, wheel_include_dirs
 from .processes import Command, run_side_by_side
 from .sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
-from .toolchain import cudart_flags
+from .toolchain import cudart_flags, cxx_runtime_flags
 from .trial import Trial, link_and_try
 
 _LOG = logging.getLogger("jitquant.loader")
@@ -150,7 +150,7 @@ def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:
         flags += ["-lc10_cuda", "-ltorch_cuda"]
     if plan.nvcc is not None:
         flags += cudart_flags(plan.nvcc)
-    return flags
+    return [*flags, *cxx_runtime_flags(plan.host)]
 
 
 def build(

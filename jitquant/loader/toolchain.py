@@ -352,6 +352,22 @@ def cudart_flags(nvcc: Nvcc) -> list[str]:
     return [nvcc.cudart, f"-Wl,-rpath,{os.path.dirname(nvcc.cudart)}"]
 
 
+def cxx_runtime_flags(host: HostCompiler) -> list[str]:
+    """Linker flags for the C++ runtime that torch uses, the shared one.
+
+    A compiler that is set up to link its own statically would bring a second copy into the
+    process, whose streams and locales do not work beside the first. The archive that the compiler
+    names after these flags then has nothing left to add.
+    """
+    if "clang" in host.version:
+        return []
+    argv = [host.program, "-print-file-name=libstdc++.so.6"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(argv, capture_output=True, text=True, timeout=30).stdout.strip()
+        return [found] if os.path.isabs(found) else []
+    return []
+
+
 def preload_runtime(nvcc: Nvcc) -> None:
     """Load a shared CUDA runtime, so that libraries linked to it find it by its soname.
 

@@ -1,0 +1,43 @@
+"""One C++ runtime a process, also where the compiler would link its own statically."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from .toys import new_loader
+
+SOURCE = """
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+#include <sstream>
+torch::stable::Tensor refuse(const torch::stable::Tensor& x) {
+  std::ostringstream text;
+  text << "refused: " << x.dim() << ' ' << 0.5;
+  throw std::runtime_error(text.str());
+}
+STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("refuse(Tensor x) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { m.impl("refuse", TORCH_BOX(&refuse)); }
+"""
+
+
+def test_a_compiler_that_links_its_runtime_statically(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcc = shutil.which("g++")
+    if gcc is None:
+        pytest.skip("no g++")
+    monkeypatch.setenv("CXX", f"{gcc} -static-libstdc++")
+    source = tmp_path / "refuse.cpp"
+    source.write_text(SOURCE)
+    module = new_loader(tmp_path / "cache").get("refuse", [source])
+    needed = subprocess.run(["readelf", "-d", str(module.path)], capture_output=True, text=True)
+    assert "libstdc++.so.6" in needed.stdout
+    assert ctypes.CDLL(str(module.path))
+    with pytest.raises(RuntimeError, match=r"refused: 2 0\.5"):
+        module.refuse(torch.ones(2, 2))
