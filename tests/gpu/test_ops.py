@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -231,3 +233,38 @@ def test_after_an_edit_a_captured_graph_keeps_the_old_code(tmp_path: Any) -> Non
     write("2.0f")
     loader.get("scale", [source]).scale(x)
     assert x.unique().tolist() == [40.0]
+
+
+FIRST_CALL = """
+import torch, jitquant
+from jitquant import reference
+from jitquant.loader import CaptureError
+jitquant.warmup("fused_amax_quantize")
+x = torch.randn(300, 1024, device="cuda", dtype=torch.bfloat16)
+graph = torch.cuda.CUDAGraph()
+torch.cuda.set_sync_debug_mode("error")
+with torch.cuda.graph(graph):
+    q = jitquant.quantize_nvfp4(x)
+torch.cuda.set_sync_debug_mode("default")
+x.copy_(torch.randn(300, 1024, device="cuda") * 7)
+graph.replay()
+codes, scales, gsa = reference.quantize_nvfp4(x)
+assert torch.equal(q.x_fp4_bytes, codes.view(torch.uint8))
+assert torch.equal(q.x_sf_bytes, scales.view(torch.uint8))
+assert torch.equal(q.gsa, gsa)
+try:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        jitquant.amax_gsa(x)
+except CaptureError as error:
+    assert "warmup(" in str(error)
+else:
+    raise AssertionError("a module that is not loaded was captured")
+jitquant.freeze()
+jitquant.quantize_nvfp4(x)
+print("as expected")
+"""
+
+
+def test_the_first_call_of_a_process_is_captured_after_warmup() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL], capture_output=True, text=True)
+    assert done.stdout == "as expected\n", done.stderr
