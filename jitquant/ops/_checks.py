@@ -275,7 +275,7 @@ def out_tensor(
             f"{name} is on {t.device}; accepted is the input's device {device}. Make the buffer "
             "there"
         )
-    if tuple(t.shape) != tuple(shape):
+    if t.shape != shape:
         raise ValueError(
             f"{name} has shape {shape_text(t)}; accepted is {tuple(shape)} for this call. "
             "QuantizedActivation.empty(shape, ...) makes buffers that fit"

@@ -148,7 +148,9 @@ class Op:
 
     def _cuda(self, *args: Any, **kwargs: Any) -> Any:
         self.plan(*args, **kwargs)
-        _mark_written(kwargs.get("residual"))
+        residual = kwargs.get("residual")
+        if residual is not None:
+            torch.autograd.graph.increment_version(residual)
         with torch.no_grad():
             return self.compiled().default(*args, **kwargs)
 
@@ -178,7 +180,10 @@ class Op:
     def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
         buffers = self._buffers(kwargs)
         plan = self._plan_out(buffers, *args, **kwargs)
-        _mark_written(kwargs.get("residual"), *buffers)
+        residual = kwargs.get("residual")
+        written = buffers if residual is None else [*buffers, residual]
+        # Tells autograd of a write that PyTorch does not see.
+        torch.autograd.graph.increment_version(written)
         typed = {
             name: buffer if buffer.dtype == result.dtype else buffer.view(result.dtype)
             for name, buffer, result in zip(self.results, buffers, plan.results, strict=True)
@@ -200,10 +205,3 @@ class Op:
             LIBRARY.impl(name, cuda, "CUDA")
             LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
             torch.library.register_fake(f"jitquant::{name}", fake, lib=LIBRARY)
-
-
-def _mark_written(*tensors: Tensor | None) -> None:
-    """Tells autograd of a write that PyTorch did not see: that by a compiled kernel."""
-    for t in tensors:
-        if t is not None and not t.is_inference():
-            torch.autograd.graph.increment_version(t)
