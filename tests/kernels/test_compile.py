@@ -90,12 +90,12 @@ def test_no_spills_and_no_stack(source: str, arch: str, nvcc: str, tmp_path: Pat
     assert set(report) == {("0", "0")}, done.stderr
 
 
-def test_every_supported_architecture(nvcc: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_supported_architecture(source: str, nvcc: str, tmp_path: Path) -> None:
     subprocess.run(
         [
             *(nvcc, "-std=c++17", "--threads=2", *map(_gencode, ARCHS), "-c"),
-            *(f"-I{KERNELS / 'include'}", str(KERNELS / "quantize_nvfp4.cu")),
-            *("-o", str(tmp_path / "out.o")),
+            *(f"-I{KERNELS / 'include'}", str(KERNELS / source), "-o", str(tmp_path / "out.o")),
         ],
         check=True,
     )
