@@ -21,7 +21,7 @@ _GNU = re.compile(
     r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? "
     r"(?P<severity>fatal error|error|warning): (?P<message>.*)$"
 )
-# ptxas /tmp/k.ptx, line 24; error   : Unknown modifier '.bar'
+# ptxas k.ptx, line 24; error   : Unknown modifier '.bar'
 _PTXAS = re.compile(
     r"^ptxas(?: [^,]+, line (?P<line>\d+);)? ?(?P<severity>error|fatal|warning)\s*: "
     r"(?P<message>.*)$"

@@ -1,7 +1,7 @@
 // The given-gsa half of the deinterleaving pipelines, which two libraries export.
 #pragma once
 
-#include "common.h"
+#include "quantize.h"
 
 namespace jitquant {
 
@@ -29,14 +29,14 @@ struct Deinterleave {
   }
 };
 
-inline void deinterleave_quantize_out(const Tensor& fused, int64_t intermediate,
-                                      int64_t granularity, const Tensor& gsa, const std::string& op,
-                                      bool halves, const std::string& recipe,
-                                      const std::string& scale_layout, const Tensor& x_fp4,
-                                      const Tensor& x_sf) {
+template <const char* kName>
+void deinterleave_given_out(const Tensor& fused, int64_t intermediate, int64_t granularity,
+                            const Tensor& gsa, const std::string& op, bool halves,
+                            const std::string& recipe, const std::string& scale_layout,
+                            const Tensor& x_fp4, const Tensor& x_sf) {
   const Deinterleave d =
       Deinterleave::of(fused, intermediate, granularity, halves, swizzled_of(scale_layout));
-  const GlobalScale scale = given_scale(gsa, "gsa", d.matrix.rows, fused);
+  const GlobalScale scale = given_scale(gsa, kName, d.matrix.rows, fused);
   const Nvfp4Output out = d.shape.output(x_fp4, x_sf, fused);
   const DeviceGuard guard(fused.get_device_index());
   check_launch(launch_deinterleave_quantize_nvfp4(d.matrix, d.run, activates(op), scale,
@@ -44,16 +44,17 @@ inline void deinterleave_quantize_out(const Tensor& fused, int64_t intermediate,
                "deinterleave_quantize_nvfp4");
 }
 
-inline std::tuple<Tensor, Tensor> deinterleave_quantize(const Tensor& fused, int64_t intermediate,
-                                                        int64_t granularity, const Tensor& gsa,
-                                                        const std::string& op, bool halves,
-                                                        const std::string& recipe,
-                                                        const std::string& scale_layout) {
+template <const char* kName>
+std::tuple<Tensor, Tensor> deinterleave_given(const Tensor& fused, int64_t intermediate,
+                                              int64_t granularity, const Tensor& gsa,
+                                              const std::string& op, bool halves,
+                                              const std::string& recipe,
+                                              const std::string& scale_layout) {
   const Deinterleave d =
       Deinterleave::of(fused, intermediate, granularity, halves, swizzled_of(scale_layout));
   Tensor x_fp4 = d.shape.empty_codes(fused), x_sf = d.shape.empty_scales(fused);
-  deinterleave_quantize_out(fused, intermediate, granularity, gsa, op, halves, recipe, scale_layout,
-                            x_fp4, x_sf);
+  deinterleave_given_out<kName>(fused, intermediate, granularity, gsa, op, halves, recipe,
+                                scale_layout, x_fp4, x_sf);
   return {x_fp4, x_sf};
 }
 

@@ -90,8 +90,10 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) {
-  m.impl("deinterleave_quantize_nvfp4", TORCH_BOX(&jitquant::deinterleave_quantize));
-  m.impl("deinterleave_quantize_nvfp4.out", TORCH_BOX(&jitquant::deinterleave_quantize_out));
+  m.impl("deinterleave_quantize_nvfp4",
+         TORCH_BOX(&jitquant::deinterleave_given<jitquant::kGlobalScale>));
+  m.impl("deinterleave_quantize_nvfp4.out",
+         TORCH_BOX(&jitquant::deinterleave_given_out<jitquant::kGlobalScale>));
   m.impl("deinterleave_amax_quantize_nvfp4", TORCH_BOX(&jitquant::deinterleave_amax_quantize));
   m.impl("deinterleave_amax_quantize_nvfp4.out",
          TORCH_BOX(&jitquant::deinterleave_amax_quantize_out));

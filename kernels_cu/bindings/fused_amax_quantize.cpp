@@ -1,11 +1,10 @@
 #include "deinterleave.h"
+#include "quantize.h"
 
 namespace jitquant {
 
 int amax_partials(const Matrix& x);
 cudaError_t launch_amax_partials(const Matrix& x, float* partials, int count, cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
-                                  const Nvfp4Output& out, cudaStream_t stream);
 cudaError_t launch_quantize_nvfp4_rows(const Matrix& x, float divisor, float* gsa,
                                        Nvfp4Recipe recipe, const Nvfp4Output& out,
                                        cudaStream_t stream);
@@ -55,28 +54,6 @@ std::tuple<Tensor, Tensor, Tensor> amax_quantize_nvfp4(const Tensor& x, double d
   return {x_fp4, x_sf, gsa};
 }
 
-void quantize_nvfp4_from_buffer_out(const Tensor& x, const Tensor& gsa, const std::string& recipe,
-                                    const std::string& scale_layout, const Tensor& x_fp4,
-                                    const Tensor& x_sf) {
-  const Matrix m = matrix_of(x, "x");
-  const PackedShape shape(leading_sizes(x, x.dim() - 1), m.rows, m.cols, swizzled_of(scale_layout));
-  const GlobalScale scale = given_scale(gsa, "gsa", m.rows, x);
-  const Nvfp4Output out = shape.output(x_fp4, x_sf, x);
-  const DeviceGuard guard(x.get_device_index());
-  check_launch(launch_quantize_nvfp4(m, scale, recipe_of(recipe), out, current_stream(x)),
-               "quantize_nvfp4_from_buffer");
-}
-
-std::tuple<Tensor, Tensor> quantize_nvfp4_from_buffer(const Tensor& x, const Tensor& gsa,
-                                                      const std::string& recipe,
-                                                      const std::string& scale_layout) {
-  const Matrix m = matrix_of(x, "x");
-  const PackedShape shape(leading_sizes(x, x.dim() - 1), m.rows, m.cols, swizzled_of(scale_layout));
-  Tensor x_fp4 = shape.empty_codes(x), x_sf = shape.empty_scales(x);
-  quantize_nvfp4_from_buffer_out(x, gsa, recipe, scale_layout, x_fp4, x_sf);
-  return {x_fp4, x_sf};
-}
-
 }  // namespace
 }  // namespace jitquant
 
@@ -108,8 +85,11 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
 STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) {
   m.impl("amax_quantize_nvfp4", TORCH_BOX(&jitquant::amax_quantize_nvfp4));
   m.impl("amax_quantize_nvfp4.out", TORCH_BOX(&jitquant::amax_quantize_nvfp4_out));
-  m.impl("quantize_nvfp4_from_buffer", TORCH_BOX(&jitquant::quantize_nvfp4_from_buffer));
-  m.impl("quantize_nvfp4_from_buffer.out", TORCH_BOX(&jitquant::quantize_nvfp4_from_buffer_out));
-  m.impl("deinterleave_quantize_from_buffer", TORCH_BOX(&jitquant::deinterleave_quantize));
-  m.impl("deinterleave_quantize_from_buffer.out", TORCH_BOX(&jitquant::deinterleave_quantize_out));
+  m.impl("quantize_nvfp4_from_buffer", TORCH_BOX(&jitquant::quantize_given<jitquant::kGsa>));
+  m.impl("quantize_nvfp4_from_buffer.out",
+         TORCH_BOX(&jitquant::quantize_given_out<jitquant::kGsa>));
+  m.impl("deinterleave_quantize_from_buffer",
+         TORCH_BOX(&jitquant::deinterleave_given<jitquant::kGsa>));
+  m.impl("deinterleave_quantize_from_buffer.out",
+         TORCH_BOX(&jitquant::deinterleave_given_out<jitquant::kGsa>));
 }

@@ -41,17 +41,21 @@ JITQUANT_HD float float_from_e4m3(uint8_t code) {
   return mul_rn(bits_float(sign | (magnitude << 20)), 0x1p120f);
 }
 
-// E2M1 of x in the low four bits, to nearest even, saturating at +-6, the sign of zero kept; a NaN
-// gives a zero. Each saturated term covers one binade; adding it to 2^23 rounds it to a whole code.
-JITQUANT_HD uint32_t e2m1_from_float(float x) {
+// 2^23 plus the magnitude code of E2M1 of x: to nearest even, saturating at 6; a NaN gives a zero.
+// Each saturated term covers one binade; adding it to 2^23 rounds it to a whole code.
+JITQUANT_HD float e2m1_magnitude(float x) {
   const float a = abs_of(x);
   const float low = fma_saturate(a, 0.5f, 0.0f);
   const float middle = fma_saturate(a, 0.5f, -1.0f);
   const float high = fma_saturate(a, 0.5f, -2.0f);
   float t = fma_rn(low, 4.0f, 0x1p23f);
   t = fma_rn(middle, 2.0f, t);
-  t = add_rn(t, high);
-  return (float_bits(t) & 7u) | ((float_bits(x) >> 28) & 8u);
+  return add_rn(t, high);
+}
+
+// E2M1 of x in the low four bits, the sign of zero kept.
+JITQUANT_HD uint32_t e2m1_from_float(float x) {
+  return (float_bits(e2m1_magnitude(x)) & 7u) | ((float_bits(x) >> 28) & 8u);
 }
 
 // Exact; reads the low four bits.
@@ -80,11 +84,17 @@ JITQUANT_HD uint32_t e2m1x8_from_float(const float* v) {
       : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
   return codes;
 #else
-  uint32_t codes = 0;
+  // Shifted sums instead of masks: what 2^23 adds to them is known and comes off at the end.
+  uint32_t codes = 0, signs = 0, offset = 0;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-  for (int i = 0; i < 8; ++i) codes |= e2m1_from_float(v[i]) << (4 * i);
+  for (int i = 0; i < 8; ++i) {
+    codes += float_bits(e2m1_magnitude(v[i])) << (4 * i);
+    signs |= (float_bits(v[i]) >> (28 - 4 * i)) & (8u << (4 * i));
+    offset += 0x4b000000u << (4 * i);
+  }
+  codes = (codes - offset) | signs;
   return codes;
 #endif
 }
