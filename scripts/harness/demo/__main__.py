@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from harness import DemoError
 
-LOWEST_COSINE = 0.9
+LOWEST_COSINE = 0.85
 """Below this the embeddings are not those of the model any more, and the demo fails."""
 
 
