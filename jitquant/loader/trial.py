@@ -30,6 +30,7 @@ _HANG_SECONDS = 25.0
 _TOTAL_SECONDS = 300.0
 _PR_SET_PDEATHSIG = 1
 _UNQUOTABLE = re.compile(r"[^\w ./+,=@~%-]")
+_UNQUOTED = re.compile(r"[^\w./+,=@~%-]")  # where torch passes a path through a shell as it is
 _STUB = "// Links the objects that were compiled beside this file.\n"
 
 
@@ -252,8 +253,10 @@ def _link_and_load(
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     place = staging
     if _UNQUOTABLE.search(str(staging)):
-        # torch does not quote paths for ninja; this one leads to the same directory.
-        place = Path(f"/proc/{os.getpid()}/fd/{os.open(staging, os.O_PATH)}")
+        # torch does not quote paths for ninja.
+        place = Path(_plain_path(staging))
+    if _UNQUOTED.search(cpp_extension.TORCH_LIB_PATH):
+        cpp_extension.TORCH_LIB_PATH = _plain_path(cpp_extension.TORCH_LIB_PATH)  # this child's own
     before = set(torch._C._dispatch_get_all_op_names())
     library = staging / f"{extension}.so"
     try:
@@ -273,6 +276,11 @@ def _link_and_load(
     _import_all(library, init)
     after = set(torch._C._dispatch_get_all_op_names())
     return {"ops": sorted(after - before), "init": init}
+
+
+def _plain_path(directory: str | os.PathLike[str]) -> str:
+    """A path to ``directory`` without special characters, good while this process lives."""
+    return f"/proc/{os.getpid()}/fd/{os.open(directory, os.O_PATH)}"
 
 
 def _load_only(library: Path, init_symbols: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One C++ runtime a process, also where the compiler would link its own statically."""
+"""Linking where the compiler or the place of torch is unusual."""
 
 from __future__ import annotations
 
@@ -41,3 +41,17 @@ def test_a_compiler_that_links_its_runtime_statically(
     assert ctypes.CDLL(str(module.path))
     with pytest.raises(RuntimeError, match=r"refused: 2 0\.5"):
         module.refuse(torch.ones(2, 2))
+
+
+def test_torch_in_a_path_with_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import cpp_extension
+
+    spaced = tmp_path / "with a space"
+    spaced.symlink_to(cpp_extension.TORCH_LIB_PATH)
+    monkeypatch.setattr(cpp_extension, "TORCH_LIB_PATH", str(spaced))
+    source = tmp_path / "refuse.cpp"
+    source.write_text(SOURCE)
+    module = new_loader(tmp_path / "cache").get("refuse", [source])
+    with pytest.raises(RuntimeError, match="refused"):
+        module.refuse(torch.ones(2, 2))
+    assert str(spaced) == cpp_extension.TORCH_LIB_PATH
