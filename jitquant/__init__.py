@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 _OF_THE_LOADER = ("freeze", "get_cuda_module", "unfreeze", "warmup")
+_MODULES = ("loader", "reference", "testing")
 
 
 def _version() -> str:
@@ -59,6 +60,10 @@ def __getattr__(name: str) -> Any:
         from jitquant import loader
 
         value = getattr(loader, name)
+    elif name in _MODULES:
+        from importlib import import_module
+
+        value = import_module(f"{__name__}.{name}")
     elif name == "__version__":
         value = _version()
     else:
@@ -68,4 +73,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
