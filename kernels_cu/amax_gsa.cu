@@ -11,14 +11,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     amax_gsa_kernel(PlainSource<T> source, float divisor, float* partials, float* gsa) {
   __shared__ float scratch[33];
-  float amax = 0.0f;
-  for (BlockWalk walk(blocks_of(source.cols)); walk.row < source.rows; walk.next()) {
-    float v[16];
-    source.load(walk.row, walk.block, v);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) amax = amax_ignore_nan(amax, v[i]);
-  }
-  amax = block_reduce<MaxOp>(amax, scratch);
+  float amax = block_amax(source, scratch);
   if (gridDim.x > 1) {
     if (threadIdx.x == 0) partials[blockIdx.x] = amax;
     cooperative_groups::this_grid().sync();

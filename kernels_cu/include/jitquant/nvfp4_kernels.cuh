@@ -45,10 +45,10 @@ struct BlockWalk {
   }
 };
 
-__device__ __forceinline__ int64_t padded_rows(const Nvfp4Output& out) {
+JITQUANT_HD int64_t padded_rows(const Nvfp4Output& out) {
   return out.swizzled ? (out.rows + 127) & ~int64_t{127} : out.rows;
 }
-__device__ __forceinline__ int64_t padded_blocks(const Nvfp4Output& out) {
+JITQUANT_HD int64_t padded_blocks(const Nvfp4Output& out) {
   return out.swizzled ? (out.blocks + 3) & ~int64_t{3} : out.blocks;
 }
 
@@ -87,19 +87,24 @@ __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scal
   return nvfp4_encoding_from_gsa(gsa);
 }
 
+// The amax of what this block's threads walk over; every thread of the block gets it.
 template <class Source>
-__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
-    amax_kernel(Source source, float* partials) {
-  __shared__ float scratch[33];
-  const int64_t width = blocks_of(source.cols);
+__device__ __forceinline__ float block_amax(const Source& source, float* scratch) {
   float amax = 0.0f;
-  for (BlockWalk walk(width); walk.row < source.rows; walk.next()) {
+  for (BlockWalk walk(blocks_of(source.cols)); walk.row < source.rows; walk.next()) {
     float v[16];
     source.load(walk.row, walk.block, v);
 #pragma unroll
     for (int i = 0; i < 16; ++i) amax = amax_ignore_nan(amax, v[i]);
   }
-  amax = block_reduce<MaxOp>(amax, scratch);
+  return block_reduce<MaxOp>(amax, scratch);
+}
+
+template <class Source>
+__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
+    amax_kernel(Source source, float* partials) {
+  __shared__ float scratch[33];
+  const float amax = block_amax(source, scratch);
   if (threadIdx.x == 0) partials[blockIdx.x] = amax;
 }
 
@@ -226,14 +231,14 @@ __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
         continue;
       }
       float v[16];
-      const bool normalized = !kNorm || scale.mode == RowMode::kRowAmax;
       if (cached) {
         cache.get(b, v);
       } else {
         source.reload(row, b, v);
       }
       if constexpr (kNorm) {
-        if (!(cached && normalized)) norm.apply(inverse, b, source.cols, v);
+        const bool normalized = cached && scale.mode == RowMode::kRowAmax;
+        if (!normalized) norm.apply(inverse, b, source.cols, v);
       }
       store_block(out, row, b, nvfp4_quantize_block(v, nvfp4_block_amax(v), encoding, recipe));
     }
@@ -285,12 +290,8 @@ cudaError_t launch_amax(const Source& source, float* partials, int count, cudaSt
 template <class Source>
 cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {
-  int64_t rows = out.rows, blocks = out.blocks;
-  if (out.swizzled) {
-    rows = (rows + 127) & ~int64_t{127};
-    blocks = (blocks + 3) & ~int64_t{3};
-  }
-  const int64_t grid = persistent_grid((rows * blocks + kThreads - 1) / kThreads, 8);
+  const int64_t items = (padded_rows(out) * padded_blocks(out) + kThreads - 1) / kThreads;
+  const int64_t grid = persistent_grid(items, 8);
   return launch<&quantize_kernel<Source>>({grid, kThreads}, stream, source, scale, recipe, out);
 }
 
@@ -330,7 +331,7 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
                         RowScale scale, Nvfp4Recipe recipe, const Nvfp4Output& out, int partials,
                         cudaStream_t stream) {
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
-  const int64_t rows = quantizes && out.swizzled ? (out.rows + 127) & ~int64_t{127} : source.rows;
+  const int64_t rows = quantizes ? padded_rows(out) : source.rows;
   const RowLaunch shape = row_launch(rows, source.cols);
   const int64_t grid = quantizes ? shape.grid : partials;
   const bool cached = shape.shared > 0 && (kNorm || scale.mode == RowMode::kRowAmax);
