@@ -1,6 +1,6 @@
 """Arguments for every op, made once for all tests: of the CPU path, of ``out=``, of the kernels.
 
-``samples(name)`` lists the samples of an op of ``torch.ops.jitquant``; ``sample.make(device)``
+``SAMPLES[name]`` lists the samples of an op of ``torch.ops.jitquant``; ``sample.make(device)``
 gives its positional and keyword arguments, the same values on every device.
 """
 
@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from jitquant import reference
+from jitquant.formats import GRANULARITIES, RECIPES
+from jitquant.formats import SCALE_LAYOUTS as LAYOUTS
 from jitquant.ops import ALL_OPS, Op
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-LAYOUTS = ("linear", "swizzled_128x4")
-GRANULARITIES = ("tensor", "row")
-RECIPES = ("te", "vllm")
 
 
 @dataclass(frozen=True)
@@ -426,11 +425,6 @@ def _all() -> dict[str, list[Sample]]:
 SAMPLES: dict[str, list[Sample]] = _all()
 ALL_SAMPLES: list[Sample] = [sample for group in SAMPLES.values() for sample in group]
 OPS: dict[str, Op] = {op.name: op for op in ALL_OPS}
-
-
-def samples(name: str) -> list[Sample]:
-    """The samples of an op."""
-    return SAMPLES[name]
 
 
 def poisoned_buffers(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:

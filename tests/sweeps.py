@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-RECIPES = ("te", "vllm")
-
 # 0 (what an all-zero tensor returns), subnormals, powers of two, values between them, the largest
 # number, Inf and NaN.
 GSA_GRID = (

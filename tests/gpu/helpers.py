@@ -11,11 +11,6 @@ from torch import Tensor
 from jitquant.loader import CudaModule, get_cuda_module
 from jitquant.testing import bytes_of
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-LAYOUTS = ("linear", "swizzled_128x4")
-GRANULARITIES = ("tensor", "row")
-RECIPES = ("te", "vllm")
-
 # rows, columns: one block, a tail, a padded tile, a decode step, more rows than a tile, long rows.
 SHAPES = ((1, 16), (3, 1), (5, 17), (1, 7168), (7, 384), (130, 100), (129, 2048), (33, 7168))
 
@@ -76,8 +71,8 @@ def adversarial(rows: int, cols: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: t.to(dtype) for name, t in named.items()}
 
 
-def views(x: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Ways to hold the values of ``x`` (rows, cols) in memory; each gives an equal tensor."""
+def views() -> dict[str, Callable[[Tensor], Tensor]]:
+    """Ways to hold a tensor (rows, cols) in memory; each gives an equal one."""
 
     def strided(t: Tensor) -> Tensor:
         buffer = torch.empty(t.shape[0], t.shape[1] + 24, dtype=t.dtype, device=t.device)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from samples import DTYPES, GRANULARITIES, LAYOUTS, RECIPES
 from torch import Tensor
 
 from jitquant import reference
 
-from .helpers import DTYPES, GRANULARITIES, LAYOUTS, RECIPES, adversarial, module, randn, same
+from .helpers import adversarial, module, randn, same
 
 
 def _codes(x_fp4: Tensor) -> Tensor:

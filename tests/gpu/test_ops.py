@@ -19,8 +19,6 @@ from jitquant.testing import assert_capturable, assert_no_sync, bytes_of, count_
 
 from .helpers import same
 
-EVERY = [sample for group in SAMPLES.values() for sample in group]
-
 
 def _agree(sample: Sample, got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
     """Bit for bit; of the fusions all but a few codes (test_fused.py says why)."""

@@ -6,22 +6,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import DTYPES, GRANULARITIES, LAYOUTS, RECIPES
 from sweeps import GSA_GRID, all_bf16_arrangements, all_fp16
 
 from jitquant import reference
 
-from .helpers import (
-    DTYPES,
-    GRANULARITIES,
-    LAYOUTS,
-    RECIPES,
-    SHAPES,
-    adversarial,
-    module,
-    randn,
-    same,
-    views,
-)
+from .helpers import SHAPES, adversarial, module, randn, same, views
 
 
 def _dynamic(x: torch.Tensor, what: str = "", **options: object) -> None:
@@ -45,7 +35,7 @@ def test_dynamic(dtype: torch.dtype, granularity: str, scale_layout: str, recipe
 def test_views_are_read_in_place(dtype: torch.dtype, granularity: str) -> None:
     for rows, cols in ((5, 64), (6, 100), (40, 7168)):
         x = randn(rows, cols, dtype=dtype)
-        for name, view in views(x).items():
+        for name, view in views().items():
             _dynamic(view(x), name, granularity=granularity)
     cube = randn(4, 6, 8, 5, 48, dtype=dtype)
     for name, x in {
@@ -102,7 +92,7 @@ def test_amax_gsa(dtype: torch.dtype) -> None:
             same([got], reference.amax_gsa(x, 2688.0), what=f"{shape} {name}")
     x = randn(33, 7168, dtype=dtype)
     same([module("amax_gsa").compute_amax_gsa(x, 1536.0)], reference.amax_gsa(x, 1536.0))
-    for view in views(x).values():
+    for view in views().values():
         same([module("amax_gsa").compute_amax_gsa(view(x))], reference.amax_gsa(x))
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sweeps import GSA_GRID, RECIPES, all_bf16, all_bf16_arrangements, all_fp16, same_floats
+from sweeps import GSA_GRID, all_bf16, all_bf16_arrangements, all_fp16, same_floats
 from torch import Tensor
 
 from jitquant import reference
+from jitquant.formats import RECIPES
 
 ROOT = Path(__file__).parents[2]
 
