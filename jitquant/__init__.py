@@ -1,23 +1,27 @@
 """NVFP4 quantization by CUDA kernels compiled on first use, with the reference recipes' bits.
 
 Importing it registers ``torch.ops.jitquant`` and does no other work: nothing is compiled, no GPU is
-touched, no directory is made.
+touched, no directory is made. Only the command line, which is to answer before torch could be
+imported, leaves the operators to whoever asks for one.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jitquant.ops import (
-    amax_gsa,
-    deinterleave_quantize_nvfp4,
-    dequantize_nvfp4,
-    mhc_rmsnorm_quantize_nvfp4,
-    quantize_nvfp4,
-    quantize_weight_nvfp4,
-    rmsnorm_quantize_nvfp4,
-)
-from jitquant.quantized import QuantizedActivation
+from jitquant._command import started_as_command
+
+if TYPE_CHECKING or not started_as_command():
+    from jitquant.ops import (
+        amax_gsa,
+        deinterleave_quantize_nvfp4,
+        dequantize_nvfp4,
+        mhc_rmsnorm_quantize_nvfp4,
+        quantize_nvfp4,
+        quantize_weight_nvfp4,
+        rmsnorm_quantize_nvfp4,
+    )
+    from jitquant.quantized import QuantizedActivation
 
 if TYPE_CHECKING:
     from jitquant.loader import freeze, get_cuda_module, unfreeze, warmup
@@ -66,6 +70,10 @@ def __getattr__(name: str) -> Any:
         value = import_module(f"{__name__}.{name}")
     elif name == "__version__":
         value = _version()
+    elif name in __all__:
+        from jitquant import ops, quantized
+
+        value = getattr(ops if hasattr(ops, name) else quantized, name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -16,10 +16,11 @@ from pathlib import Path
 from .archs import gencode_flags
 from .diagnostics import compile_error
 from .errors import CompileError
-from .plan import Plan, python_include_dir, torch_include_dirs, wheel_include_dirs
+from .plan import Plan, python_include_dir, wheel_include_dirs
 from .processes import Command, run_side_by_side
 from .sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
 from .toolchain import cudart_flags, cxx_runtime_flags
+from .torch_install import torch_install
 from .trial import Trial, link_and_try
 
 _LOG = logging.getLogger("jitquant.loader")
@@ -55,9 +56,15 @@ class Built:
 
 
 def make_units(plan: Plan, extension: str, staging: Path) -> list[Unit]:
-    """The compile command of each source; objects are numbered, so equal names do not meet."""
+    """The compile command of each source; objects are numbered, so equal names do not meet.
+
+    The bindings that have to be generated are written to ``staging``.
+    """
     units: list[Unit] = []
-    for index, source in enumerate(plan.sources):
+    generated = [str(staging / binding.file_name) for binding in plan.bindings]
+    for binding, path in zip(plan.bindings, generated, strict=True):
+        Path(path).write_text(binding.text(binding.source))
+    for index, source in enumerate((*plan.sources, *generated)):
         scan = scan_includes(source, plan.include_dirs)
         depfile = staging / f"o{index}.d"
         is_cuda = source.lower().endswith(CUDA_SUFFIXES)
@@ -104,7 +111,11 @@ def _cuda_command(
         argv += ["-I", directory]
     if scan.torch:
         argv += [*_HALF_FLAGS, "--expt-relaxed-constexpr", "-DTORCH_API_INCLUDE_EXTENSION_H"]
-        for directory in (*torch_include_dirs(), python_include_dir(), *wheel_include_dirs()):
+        for directory in (
+            *torch_install().include_dirs,
+            python_include_dir(),
+            *wheel_include_dirs(),
+        ):
             argv += ["-isystem", directory]
     return [*argv, *flags]
 
@@ -126,7 +137,7 @@ def _cxx_command(
     cuda = plan.nvcc.include_dirs if plan.nvcc else ()
     if scan.torch:
         cuda += wheel_include_dirs()
-    for directory in (*torch_include_dirs(), python_include_dir(), *cuda):
+    for directory in (*torch_install().include_dirs, python_include_dir(), *cuda):
         argv += ["-isystem", directory]
     return [*argv, *flags]
 
@@ -142,11 +153,9 @@ def compiler_environment(staging: Path) -> dict[str, str]:
 
 def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:
     """What to link besides torch's own libraries."""
-    import torch
-
     flags = [*plan.host.flags]
     flags += [f for f in plan.request.cxx_flags if f.startswith(_LINKER_FLAGS)]
-    if torch.version.cuda and any(unit.scan.torch for unit in units):
+    if torch_install().cuda and any(unit.scan.torch for unit in units):
         flags += ["-lc10_cuda", "-ltorch_cuda"]
     if plan.nvcc is not None:
         flags += cudart_flags(plan.nvcc)

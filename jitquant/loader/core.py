@@ -16,7 +16,7 @@ from .cache import Cache, Entry, default_root
 from .errors import CaptureError, FrozenError, LoaderError
 from .match import digests_now, match_entry
 from .module import CudaModule, load_module, loaded_under
-from .plan import Plan, Request, make_plan
+from .plan import Plan, Request, Wanted, look_up, make_plan
 from .processes import default_jobs
 from .record import Loaded, Record, Watched, arch_environment
 from .report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten, what_changed
@@ -241,14 +241,13 @@ class Loader:
         cache = self.cache()
         cache.check()
         self._memo.attach(cache.memo_directory)
-        plan = make_plan(
-            request,
-            kernels_dir=self.kernels_dir(),
-            hasher=self._hasher,
-            memo=self._memo,
-            choose=self.choose,
-        )
+        plan = make_plan(self._look_up(request), self._memo)
         return plan, plan.watch
+
+    def _look_up(self, request: Request) -> Wanted:
+        return look_up(
+            request, kernels_dir=self.kernels_dir(), hasher=self._hasher, choose=self.choose
+        )
 
     def _record(self, plan: Plan, loaded: Loaded, watch: Watched) -> Record:
         request = plan.request
@@ -433,6 +432,8 @@ class Loader:
         final = staging / "entry"
         final.mkdir(mode=0o700)
         os.rename(built.library, final / entry.library)
+        for binding in plan.bindings:
+            os.rename(work / binding.file_name, final / binding.file_name)
         (final / "entry.json").write_text(entry.to_json())
         directory = cache.publish(final, entry)
         cache.remember_last(entry)

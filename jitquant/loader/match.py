@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable
 
 from .cache import Entry
-from .plan import Plan, python_abi
+from .plan import Wanted, python_abi
 from .record import Watched
 from .sources import FileHasher, Signature, search_places, settled, signature_of, visible_names
 
 
-def match_entry(plan: Plan, hasher: FileHasher, entry: Entry) -> Watched | str:
+def match_entry(plan: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
     """What to watch if ``entry`` is a build of what ``plan`` sees now, else what differs."""
     watched: list[tuple[str, Signature | None]] = []
     for name, digest in entry.headers.items():
@@ -30,7 +30,7 @@ def match_entry(plan: Plan, hasher: FileHasher, entry: Entry) -> Watched | str:
     return (*watched, *places)
 
 
-def digests_now(plan: Plan, hasher: FileHasher, headers: Iterable[str]) -> dict[str, str | None]:
+def digests_now(plan: Wanted, hasher: FileHasher, headers: Iterable[str]) -> dict[str, str | None]:
     """The digests that these headers have now, ``None`` for one that is gone."""
     now: dict[str, str | None] = {}
     for name in headers:
@@ -40,7 +40,7 @@ def digests_now(plan: Plan, hasher: FileHasher, headers: Iterable[str]) -> dict[
     return now
 
 
-def _directories(plan: Plan, headers: Iterable[str]) -> Watched:
+def _directories(plan: Wanted, headers: Iterable[str]) -> Watched:
     now = time.time_ns()
     found: dict[str, Signature | None] = {}
     for place in search_places(plan.roots, headers):

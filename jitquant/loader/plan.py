@@ -6,7 +6,7 @@ import glob
 import os
 import platform
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 from .archs import ArchChoice
 from .cache import SCHEMA, digest_of
 from .errors import UnsupportedArchError
+from .exports import Binding, find_binding
 from .sources import CUDA_SUFFIXES, FileHasher, Roots, Signature, resolve_sources
 from .toolchain import HostCompiler, Memo, Nvcc, find_host_compiler, find_nvcc, wheel_roots
+from .torch_install import TorchInstall, torch_install
 
 #: Variables that change what a compiler does without showing in its command line.
 _COMPILER_VARIABLES = (
@@ -44,25 +46,39 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A request with everything looked up; ``inputs`` is the readable form of the level-1 key."""
+class Wanted:
+    """A request with its files looked up, before any compiler is.
+
+    ``inputs`` is the readable form of what a build of it depends on; ``roots`` name its headers.
+    """
 
     request: Request
     sources: tuple[str, ...]
     include_dirs: tuple[str, ...]
     archs: ArchChoice
-    nvcc: Nvcc | None
-    host: HostCompiler
     roots: Roots
     inputs: dict[str, Any]
-    level1: str
-    notes: tuple[str, ...]
     watch: tuple[tuple[str, Signature | None], ...]
 
     @property
     def name(self) -> str:
         """The module's name."""
         return self.request.name
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether a source is compiled by nvcc."""
+        return any(path.lower().endswith(CUDA_SUFFIXES) for path in self.sources)
+
+
+@dataclass(frozen=True)
+class Plan(Wanted):
+    """What is wanted and the compilers for it; ``inputs`` has them, and hashes to ``level1``."""
+
+    nvcc: Nvcc | None
+    host: HostCompiler
+    level1: str
+    notes: tuple[str, ...]
 
 
 def check_flags(cuda_flags: tuple[str, ...]) -> None:
@@ -106,14 +122,6 @@ def check_paths(sources: tuple[str, ...], include_dirs: tuple[str, ...]) -> None
                 )
 
 
-def torch_include_dirs() -> tuple[str, ...]:
-    """Where torch's headers are (as ``torch.utils.cpp_extension.include_paths`` says)."""
-    import torch
-
-    base = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "include")
-    return (base, os.path.join(base, "torch", "csrc", "api", "include"))
-
-
 def wheel_include_dirs() -> tuple[str, ...]:
     """Headers of the CUDA libraries that a CUDA build of torch brings from PyPI.
 
@@ -137,50 +145,51 @@ def python_abi() -> str:
     return str(sysconfig.get_config_var("SOABI") or platform.python_version())
 
 
-def make_roots(
-    sources: tuple[str, ...],
-    include_dirs: tuple[str, ...],
-    library_dir: str,
-    host: HostCompiler,
-    nvcc: Nvcc | None,
-) -> Roots:
-    """The directories that headers are named after."""
+def _labels_of(
+    sources: tuple[str, ...], include_dirs: tuple[str, ...], library_dir: str
+) -> dict[str, str]:
+    """The caller's and the project's directories that headers are named after."""
     labels: dict[str, str] = {}
     for path in sources:
         directory = os.path.dirname(path)
         if directory not in labels.values():
             labels[f"src{len(labels)}"] = directory
-    for index, directory in enumerate(d for d in include_dirs if d != library_dir):
+    for index, directory in enumerate(include_dirs):
         labels[f"inc{index}"] = directory
     labels["lib"] = library_dir
+    if bindings_dir is not None:
+        labels["bind"] = bindings_dir
+    return labels
+
+
+def _versioned_roots(
+    torch: TorchInstall, host: HostCompiler, nvcc: Nvcc | None
+) -> dict[str, tuple[str, ...]]:
+    """The directories whose headers are represented by versions."""
     versioned: dict[str, tuple[str, ...]] = {
-        "torch": (*torch_include_dirs(), *wheel_include_dirs()),
+        "torch": (*torch.include_dirs, *wheel_include_dirs()),
         "python": (python_include_dir(),),
         "system": host.include_dirs,
         "cuda": nvcc.include_dirs if nvcc else (),
     }
-    return Roots(labels, {k: tuple(d for d in v if d) for k, v in versioned.items()})
+    return {k: tuple(d for d in v if d) for k, v in versioned.items()}
 
 
-def make_plan(
+def look_up(
     request: Request,
     *,
     kernels_dir: Path,
     hasher: FileHasher,
-    memo: Memo,
-    choose: Any,
-    env: Mapping[str, str] | None = None,
-) -> Plan:
-    """Look up everything that ``request`` needs; compiles nothing.
+    choose: Callable[[str | Sequence[str] | None], ArchChoice],
+) -> Wanted:
+    """The files and architectures of ``request``; neither needs nor looks for a compiler.
 
     Raises:
         FileNotFoundError, ValueError, TypeError: as :func:`resolve_sources` and
             :func:`check_flags`.
-        NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as their names say.
+        UnsupportedArchError: an architecture that cannot be compiled for.
     """
-    import torch
-
-    env = os.environ if env is None else env
+    torch = torch_install()
     check_flags(request.cuda_flags)
     sources = resolve_sources(request.sources, kernels_dir)
     library_dir = str(kernels_dir / "include")
@@ -192,12 +201,7 @@ def make_plan(
             )
     check_paths(sources, (*include_dirs, library_dir))
     has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
-    host = find_host_compiler(memo, env)
-    nvcc, notes = find_nvcc(memo, env) if has_cuda else (None, ())
     archs = choose(request.archs) if has_cuda else ArchChoice((), "no CUDA source")
-    if nvcc is not None:
-        _check_known(archs, nvcc)
-
     contents: list[list[str]] = []
     watch: list[tuple[str, Signature | None]] = []
     for path in sources:
@@ -206,6 +210,13 @@ def make_plan(
             raise FileNotFoundError(f"sources: {path} went away while it was being read.")
         contents.append([os.path.basename(path), state.digest])
         watch.append((path, state.signature))
+    bindings = tuple(
+        binding
+        for path in sources
+        if path.lower().endswith(CUDA_SUFFIXES)
+        if (binding := find_binding(request.name, path)) is not None
+    )
+    bindings_dir = str(kernels_dir / "bindings") if bindings else None
     inputs: dict[str, Any] = {
         "schema": SCHEMA,
         "name": request.name,
@@ -214,27 +225,55 @@ def make_plan(
         "cuda_flags": list(request.cuda_flags),
         "cxx_flags": list(request.cxx_flags),
         "archs": list(archs.archs),
-        "nvcc": nvcc.version if nvcc else None,
-        "cudart": nvcc.cudart_name if nvcc else None,
-        "host_compiler": [host.version, list(host.command[1:])],
         "libc": "-".join(platform.libc_ver()),
         "machine": platform.machine(),
-        "torch": f"{torch.__version__} {torch.version.git_version}",
-        "cxx11_abi": bool(torch._C._GLIBCXX_USE_CXX11_ABI),
-        "environment": {k: env[k] for k in _COMPILER_VARIABLES if env.get(k)},
+        "torch": torch.identity,
+        "cxx11_abi": torch.cxx11_abi,
     }
-    return Plan(
+    own = tuple(d for d in include_dirs if d != library_dir)
+    return Wanted(
         request=request,
         sources=sources,
         include_dirs=(*include_dirs, library_dir),
         archs=archs,
+        roots=Roots(_labels_of(sources, own, library_dir), {}),
+        inputs=inputs,
+        watch=tuple(watch),
+    )
+
+
+def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) -> Plan:
+    """Find the compilers for what is wanted; compiles nothing.
+
+    Raises:
+        NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as their names say.
+        CompileError: a JITQUANT_EXPORT that cannot be used.
+    """
+    env = os.environ if env is None else env
+    host = find_host_compiler(memo, env)
+    nvcc, notes = find_nvcc(memo, env) if wanted.has_cuda else (None, ())
+    if nvcc is not None:
+        _check_known(wanted.archs, nvcc)
+    inputs = {
+        **wanted.inputs,
+        "nvcc": nvcc.version if nvcc else None,
+        "cudart": nvcc.cudart_name if nvcc else None,
+        "host_compiler": [host.version, list(host.command[1:])],
+        "environment": {k: env[k] for k in _COMPILER_VARIABLES if env.get(k)},
+    }
+    return Plan(
+        request=wanted.request,
+        sources=wanted.sources,
+        include_dirs=wanted.include_dirs,
+        archs=wanted.archs,
+        roots=Roots(wanted.roots.labels, _versioned_roots(torch_install(), host, nvcc)),
+        inputs=inputs,
+        watch=wanted.watch,
         nvcc=nvcc,
         host=host,
-        roots=make_roots(sources, include_dirs, library_dir, host, nvcc),
-        inputs=inputs,
         level1=digest_of(inputs),
         notes=notes,
-        watch=tuple(watch),
+        bindings=bindings,
     )
 
 
