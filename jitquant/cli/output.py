@@ -1,0 +1,72 @@
+"""Printing: tables and lines for people, JSON for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as _json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+#: The option of every command whose result a machine may read.
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console; one that is no terminal is as wide as its lines, since no eye sees it wrap."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 200
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=True)
+
+
+def table(*headings: str, right: tuple[str, ...] = ()) -> Table:
+    """An empty table; columns in ``right`` are set flush right."""
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
+    for heading in headings:
+        made.add_column(heading, justify="right" if heading in right else "left")
+    return made
+
+
+def print_json(value: Any) -> None:
+    """``value``, a dataclass or a plain value, as JSON on stdout."""
+    sys.stdout.write(_json.dumps(value, indent=1, default=_plain) + "\n")
+
+
+def print_error(error: Exception, *, json: bool) -> None:
+    """An error in its own words: on stdout as JSON, or on stderr for people."""
+    if json:
+        print_json({"error": type(error).__name__, "message": str(error)})
+    else:
+        console(stderr=True).print(f"error: {error}", markup=False)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def size(count: int) -> str:
+    """A number of bytes for people."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.0f} h"
+    return f"{seconds / 86400:.0f} days"
