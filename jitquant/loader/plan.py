@@ -14,7 +14,7 @@ from typing import Any
 from .archs import ArchChoice
 from .cache import SCHEMA, digest_of
 from .errors import UnsupportedArchError
-from .exports import Binding, find_binding
+from .exports import Binding, exports_something, find_binding, generator_file
 from .sources import CUDA_SUFFIXES, FileHasher, Roots, Signature, resolve_sources
 from .toolchain import HostCompiler, Memo, Nvcc, find_host_compiler, find_nvcc, wheel_roots
 from .torch_install import TorchInstall, torch_install
@@ -73,12 +73,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Plan(Wanted):
-    """What is wanted and the compilers for it; ``inputs`` has them, and hashes to ``level1``."""
+    """What is wanted and the compilers for it; ``inputs`` has them, and hashes to ``level1``.
+
+    ``bindings`` are those to generate, for the sources that export launchers.
+    """
 
     nvcc: Nvcc | None
     host: HostCompiler
     level1: str
     notes: tuple[str, ...]
+    bindings: tuple[Binding, ...]
 
 
 def check_flags(cuda_flags: tuple[str, ...]) -> None:
@@ -146,7 +150,10 @@ def python_abi() -> str:
 
 
 def _labels_of(
-    sources: tuple[str, ...], include_dirs: tuple[str, ...], library_dir: str
+    sources: tuple[str, ...],
+    include_dirs: tuple[str, ...],
+    library_dir: str,
+    bindings_dir: str | None,
 ) -> dict[str, str]:
     """The caller's and the project's directories that headers are named after."""
     labels: dict[str, str] = {}
@@ -210,13 +217,8 @@ def look_up(
             raise FileNotFoundError(f"sources: {path} went away while it was being read.")
         contents.append([os.path.basename(path), state.digest])
         watch.append((path, state.signature))
-    bindings = tuple(
-        binding
-        for path in sources
-        if path.lower().endswith(CUDA_SUFFIXES)
-        if (binding := find_binding(request.name, path)) is not None
-    )
-    bindings_dir = str(kernels_dir / "bindings") if bindings else None
+    generates = any(map(exports_something, sources))
+    bindings_dir = str(kernels_dir / "bindings") if generates else None
     inputs: dict[str, Any] = {
         "schema": SCHEMA,
         "name": request.name,
@@ -230,13 +232,17 @@ def look_up(
         "torch": torch.identity,
         "cxx11_abi": torch.cxx11_abi,
     }
+    if generates:
+        # The sources and what makes a binding of them stand for the text of the binding.
+        generator = hasher.state(generator_file())
+        inputs["binding_generator"] = generator.digest if generator else None
     own = tuple(d for d in include_dirs if d != library_dir)
     return Wanted(
         request=request,
         sources=sources,
-        include_dirs=(*include_dirs, library_dir),
+        include_dirs=(*include_dirs, library_dir, *([bindings_dir] if bindings_dir else [])),
         archs=archs,
-        roots=Roots(_labels_of(sources, own, library_dir), {}),
+        roots=Roots(_labels_of(sources, own, library_dir, bindings_dir), {}),
         inputs=inputs,
         watch=tuple(watch),
     )
@@ -273,7 +279,11 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
         host=host,
         level1=digest_of(inputs),
         notes=notes,
-        bindings=bindings,
+        bindings=tuple(
+            binding
+            for path in wanted.sources
+            if (binding := find_binding(wanted.name, path)) is not None
+        ),
     )
 
 
