@@ -89,3 +89,70 @@ WEIGHT_BLOCKS: Final[tuple[str, ...]] = ("1x16", "16x16")
 
 DEINTERLEAVE_OPS: Final[tuple[str, ...]] = ("select", "swiglu")
 """What is done with a gate and an up value: keep the gate, or ``silu(gate) * up``."""
+
+E5M2_MAX: Final = 57344.0
+"""Largest finite E5M2 value (``float8_e5m2``: bias 15, infinity 0x7C; results saturate instead)."""
+
+E5M2_NAN: Final = 0x7F
+"""The byte that every NaN is stored as in E5M2."""
+
+INT8_MAX: Final = 127.0
+"""Largest magnitude of symmetric INT8; -128 is not used."""
+
+MXFP8_BLOCK: Final = 32
+"""Elements that share one E8M0 scale in the OCP MX formats."""
+
+E8M0_DTYPE: Final = torch.float8_e8m0fnu
+"""Powers of two: byte e stands for ``2^(e - 127)``, 255 for NaN."""
+
+FP8_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""FP8 formats that can be quantized to; e5m2 is for gradients."""
+
+GROUP_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+"""Dtypes that groups and blocks can be quantized to."""
+
+QUANTIZED_MAX: Final = {
+    torch.float8_e4m3fn: E4M3_MAX,
+    torch.float8_e5m2: E5M2_MAX,
+    torch.int8: INT8_MAX,
+}
+"""Largest magnitude of each dtype that is quantized to."""
+
+GROUP_SIZES: Final = (16, 32, 64, 128, 256)
+"""Neighbours in a row that can share a scale."""
+
+BLOCK_SHAPES: Final = ((16, 16), (32, 32), (64, 64), (128, 128))
+"""Rows and columns of the tiles that can share a scale."""
+
+GROUP_EPS: Final = {"te": 1e-10, "deepgemm": 1e-4, "vllm": 1e-10}
+"""What each recipe raises the amax of a group or block to."""
+
+GROUP_EPS_MIN: Final = 1e-35
+"""Least eps: no scale and no reciprocal of one leaves the normal range."""
+
+GroupRecipe = Literal["te", "deepgemm", "vllm"]
+ScaleFormat = Literal["float32", "ue8m0", "ue8m0_packed"]
+GroupScaleLayout = Literal["row", "column", "column_tma"]
+BlockScaleLayout = Literal["row", "row_padded"]
+Activation = Literal["none", "relu", "silu", "gelu"]
+
+GROUP_RECIPES: Final[tuple[str, ...]] = ("te", "deepgemm", "vllm")
+"""Arithmetic of groups and blocks: TransformerEngine's and torchao's, DeepGEMM's, vLLM's."""
+
+SCALE_FORMATS: Final[tuple[str, ...]] = ("float32", "ue8m0", "ue8m0_packed")
+"""Scales as fp32; as fp32 that hold powers of two; as their exponents, four to an int32."""
+
+GROUP_SCALE_LAYOUTS: Final[tuple[str, ...]] = ("row", "column", "column_tma")
+"""Row major; column major; column major with columns padded to 16 bytes."""
+
+BLOCK_SCALE_LAYOUTS: Final[tuple[str, ...]] = ("row", "row_padded")
+"""Row major; row major with rows padded to four scales."""
+
+GROUPED_FORMATS: Final[tuple[str, ...]] = ("fp8_tensor", "nvfp4")
+"""What the tensors of one buffer can be quantized to."""
+
+ACTIVATIONS: Final[tuple[str, ...]] = ("none", "relu", "silu", "gelu")
+"""Functions whose derivative can be fused into the cast of a gradient; gelu is the tanh form."""
+
+AMAX_ALGORITHMS: Final[tuple[str, ...]] = ("max", "most_recent")
+"""What delayed scaling takes from the history of amaxes."""

@@ -74,7 +74,7 @@ def deinterleave_quantize_nvfp4_static(
     return quantize_values_static(v, fused.shape[:-1], global_scale, recipe, scale_layout)
 
 
-def _add_residual(x: Tensor, residual: Tensor | None) -> Tensor:
+def add_residual(x: Tensor, residual: Tensor | None) -> Tensor:
     """``residual <- x + residual``, added in fp32 and rounded once; then the residual as stored."""
     if residual is None:
         return x
@@ -117,7 +117,7 @@ def rmsnorm_quantize_nvfp4(
     scale_layout: str = "linear",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x_fp4, x_sf, gsa, inv_rms of `rmsnorm` of ``x``, or of ``x + residual``, added in place."""
-    y, inv_rms = rmsnorm(rows_of(_add_residual(x, residual)), weight, eps)
+    y, inv_rms = rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
     quantized = quantize_values(
         y, x.shape[:-1], divisor, global_scale, granularity, recipe, scale_layout
     )
@@ -135,7 +135,7 @@ def rmsnorm_quantize_nvfp4_static(
     scale_layout: str = "linear",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x_fp4, x_sf, inv_rms, with the gsa given."""
-    y, inv_rms = rmsnorm(rows_of(_add_residual(x, residual)), weight, eps)
+    y, inv_rms = rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
     return (*quantize_values_static(y, x.shape[:-1], gsa, recipe, scale_layout), inv_rms)
 
 

@@ -40,7 +40,7 @@ def amax(v: Tensor, granularity: str) -> Tensor:
     return magnitude.amax().reshape(1)
 
 
-def _usable(scale: Tensor) -> Tensor:
+def usable_scale(scale: Tensor) -> Tensor:
     """``min(scale, FLT_MAX)``, and 1 where that is 0; NaN stays."""
     scale = torch.minimum(scale, constant(FP32_MAX, scale))
     return torch.where(scale == 0, constant(1.0, scale), scale)
@@ -52,12 +52,12 @@ def scales_from_amax(a: Tensor, divisor: float) -> tuple[Tensor, Tensor]:
     S is not ``1 / gsa``: that differs in the last bit for about a quarter of all A.
     """
     d = constant(divisor, a)
-    return _usable(torch.div(d, a)), torch.div(a, d)
+    return usable_scale(torch.div(d, a)), torch.div(a, d)
 
 
 def scale_from_gsa(gsa: Tensor) -> Tensor:
     """S of a given gsa: ``min(1 / gsa, FLT_MAX)``; 1 where gsa or the result is 0."""
-    s = _usable(torch.div(constant(1.0, gsa), gsa))
+    s = usable_scale(torch.div(constant(1.0, gsa), gsa))
     return torch.where(gsa == 0, constant(1.0, s), s)
 
 
