@@ -22,6 +22,7 @@ from .sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
 from .toolchain import cudart_flags, cxx_runtime_flags
 from .torch_install import torch_install
 from .trial import Trial, link_and_try
+from .usage import KernelUsage, split_usage
 
 _LOG = logging.getLogger("jitquant.loader")
 
@@ -48,11 +49,16 @@ class Unit:
 
 @dataclass(frozen=True)
 class Built:
-    """A linked library and everything the compilers read for it."""
+    """A linked library, everything the compilers read for it, and what they said.
+
+    ``steps`` are the seconds of each command; the compilers run side by side.
+    """
 
     library: Path
     read: tuple[str, ...]
     trial: Trial
+    steps: tuple[tuple[str, float], ...]
+    kernels: tuple[KernelUsage, ...]
 
 
 def make_units(plan: Plan, extension: str, staging: Path) -> list[Unit]:
@@ -103,7 +109,7 @@ def _cuda_command(
     argv += gencode_flags(plan.archs.archs)
     if len(plan.archs.archs) > 1:
         argv += ["--threads", str(min(len(plan.archs.archs), os.cpu_count() or 1))]
-    argv += ["-O3", "-lineinfo", f"-DTORCH_EXTENSION_NAME={extension}"]
+    argv += ["-O3", "-lineinfo", "--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
     argv += ["-Xcompiler", ",".join(_host_flags(plan))]
     if not _sets_standard(flags):
         argv.append("-std=c++20" if scan.torch else "-std=c++17")
@@ -185,9 +191,12 @@ def build(
     finished = run_side_by_side(
         [unit.command for unit in units], slots=slots, env=env, cwd=staging, on_tick=on_tick
     )
+    kernels: list[KernelUsage] = []
+    said: list[tuple[str, str]] = []
     for item in finished:
+        used, text = split_usage(item.text())
+        kernels += used
         if item.returncode != 0:
-            text = item.text()
             _raise_if_disk_is_full(text, staging)
             raise compile_error(
                 plan.name,
@@ -198,10 +207,12 @@ def build(
                 root=staging,
                 log_path=write_log(f"$ {shlex.join(item.command.argv)}\n{text}"),
             )
-    for item in finished:
-        if text := item.text().strip():
-            _LOG.warning("%s: %s said:\n%s", plan.name, item.command.label, text)
+        if text := text.strip():
+            said.append((item.command.label, text))
+    for label, text in said:
+        _LOG.warning("%s: %s said:\n%s", plan.name, label, text)
     prepare.join()
+    linking = time.monotonic()
     try:
         trial = link_and_try(
             extension,
@@ -230,7 +241,9 @@ def build(
             read.setdefault(os.path.join(staging, path))
     for unit in units:
         read.pop(unit.source, None)
-    return Built(staging / f"{extension}.so", tuple(read), trial)
+    steps = [(item.command.label, item.seconds) for item in finished]
+    steps.append(("linking and first load", time.monotonic() - linking))
+    return Built(staging / f"{extension}.so", tuple(read), trial, tuple(steps), tuple(kernels))
 
 
 def _raise_if_disk_is_full(text: str, staging: Path) -> None:

@@ -8,12 +8,14 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .archs import NO_GPU, ArchChoice, choose_archs, visible_archs
 from .cache import Cache, Entry, default_root
 from .errors import CaptureError, FrozenError, LoaderError
+from .hold import Hold, hold
 from .match import digests_now, match_entry
 from .module import CudaModule, load_module, loaded_under
 from .plan import Plan, Request, Wanted, look_up, make_plan
@@ -51,6 +53,17 @@ def capturing_now() -> bool:
 
 class _ChangedError(Exception):
     """A source changed while it was being compiled."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build in a cache, held there: its entry, its library, and what it must be watched for."""
+
+    entry: Entry
+    library: Path
+    watch: Watched
+    hold: Hold
+    is_new: bool = False
 
 
 class Loader:
@@ -160,16 +173,32 @@ class Loader:
             for _ in range(_MOST_ATTEMPTS):
                 plan, states = self._plan(request)
                 try:
-                    loaded, watch = self._find(plan) or self._build(plan)
+                    loaded, watch = self._find_loaded(plan) or self._load(
+                        plan, self._find(plan) or self._build(plan)
+                    )
                 except _ChangedError:
                     continue
                 self._records[key] = self._record(plan, loaded, states + watch)
                 return loaded.module
-            raise LoaderError(
-                f"module {request.name!r}: its sources change faster than they compile; the last "
-                f"{_MOST_ATTEMPTS} builds were out of date when they were done. Save less often, "
-                "or look for a program that writes to them."
-            )
+            raise _changes_too_fast(request)
+
+    def ensure(
+        self, request: Request, *, on_tick: Callable[[Sequence[str]], None] = lambda _: None
+    ) -> Build:
+        """The build of ``request`` in the cache, built now if there is none; it is not loaded.
+
+        Args:
+            on_tick: called many times a second while compilers run, with what is running.
+
+        Raises:
+            LoaderError, ValueError, TypeError, FileNotFoundError: as
+                :func:`jitquant.loader.get_cuda_module`.
+        """
+        for _ in range(_MOST_ATTEMPTS):
+            plan, _ = self._plan(request)
+            with contextlib.suppress(_ChangedError):
+                return self._find(plan) or self._build(plan, on_tick)
+        raise _changes_too_fast(request)
 
     def _get_while_capturing(self, key: object, request: Request) -> CudaModule:
         record = self._records.get(key)
@@ -272,10 +301,8 @@ class Loader:
                 return loaded, match
         return None
 
-    def _find(self, plan: Plan) -> tuple[Loaded, Watched] | None:
-        """A module that this process has loaded, or else one from the cache."""
-        if found := self._find_loaded(plan):
-            return found
+    def _find(self, plan: Plan) -> Build | None:
+        """A build from the cache."""
         caches = [self.cache()]
         if caches[0].has_temporary:
             caches.append(caches[0].temporary())
@@ -284,16 +311,30 @@ class Loader:
                 match = match_entry(plan, self._hasher, entry)
                 if isinstance(match, str):
                     continue
-                library = cache.verified_library(directory, entry)
-                if library is not None:
-                    return self._load(plan, entry, library), match
+                if build := self._take(cache, directory, entry, match):
+                    return build
         return None
 
-    def _load(self, plan: Plan, entry: Entry, library: Path) -> Loaded:
+    @staticmethod
+    def _take(cache: Cache, directory: Path, entry: Entry, match: Watched) -> Build | None:
+        """The build in ``directory``, unless it is damaged or just being removed."""
+        held = hold(directory / entry.library)
+        if held is None and not directory.is_dir():
+            return None
+        library = cache.verified_library(directory, entry)
+        if library is not None and held is not None:
+            return Build(entry, library, match, held)
+        if held is not None:
+            held.release()
+        return None
+
+    def _load(self, plan: Plan, build: Build) -> tuple[Loaded, Watched]:
+        entry, library = build.entry, build.library
         with self._load_lock:
             for loaded in self._loaded.get(entry.level1, ()):
                 if loaded.entry.level2 == entry.level2:
-                    return loaded
+                    build.hold.release()
+                    return loaded, build.watch
             # The name of a library is unique to its build. If this process has it from a copy of
             # the cache, its operators are registered; registering them again would end it.
             library = loaded_under(library.name) or library
@@ -309,9 +350,10 @@ class Loader:
                 ops=entry.ops,
                 init_symbols=entry.init_symbols,
             )
+            build.hold.keep()
             loaded = Loaded(entry, module)
             self._loaded.setdefault(entry.level1, []).append(loaded)
-            return loaded
+            return loaded, build.watch
 
     def _check_namespaces(self, plan: Plan, entry: Entry, library: Path) -> None:
         """Try a library first that may register names which this process has already.
@@ -338,7 +380,9 @@ class Loader:
 
     # -- building ------------------------------------------------------------------------------
 
-    def _build(self, plan: Plan) -> tuple[Loaded, Watched]:
+    def _build(
+        self, plan: Plan, on_tick: Callable[[Sequence[str]], None] = lambda _: None
+    ) -> Build:
         cache = self.cache()
         if not cache.prepare():
             self.reporter.say_once(
@@ -347,7 +391,7 @@ class Loader:
             )
             cache = cache.temporary()
         self._memo.attach(cache.memo_directory)
-        heartbeat = Heartbeat(self.reporter, plan.name)
+        heartbeat = Heartbeat(self.reporter, plan.name, on_tick)
         timeout = self._lock_timeout
         if timeout is None:
             timeout = _seconds("JITQUANT_LOCK_TIMEOUT", _DEFAULT_LOCK_SECONDS)
@@ -383,11 +427,11 @@ class Loader:
                 raise cache.explain_os_error(error) from error
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
-        library = cache.verified_library(directory, entry)
         match = match_entry(plan, self._hasher, entry)
-        if library is None or isinstance(match, str):
+        built = None if isinstance(match, str) else self._take(cache, directory, entry, match)
+        if built is None:
             raise _ChangedError
-        return self._load(plan, entry, library), match
+        return replace(built, is_new=True)
 
     def _build_in(
         self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat
@@ -492,6 +536,14 @@ class Loader:
     def unfreeze(self) -> None:
         """See :func:`jitquant.loader.unfreeze`."""
         self._frozen = False
+
+
+def _changes_too_fast(request: Request) -> LoaderError:
+    return LoaderError(
+        f"module {request.name!r}: its sources change faster than they compile; the last "
+        f"{_MOST_ATTEMPTS} builds were out of date when they were done. Save less often, "
+        "or look for a program that writes to them."
+    )
 
 
 def _seconds(variable: str, default: float) -> float:

@@ -31,6 +31,7 @@ class Finished:
 
     command: Command
     returncode: int
+    seconds: float = 0.0
 
     def text(self) -> str:
         """What the command printed."""
@@ -84,33 +85,34 @@ def run_side_by_side(
         OSError: a command cannot be started.
     """
     waiting = list(commands)
-    running: list[tuple[Command, subprocess.Popen[bytes]]] = []
+    running: list[tuple[Command, subprocess.Popen[bytes], float]] = []
     finished: list[Finished] = []
     try:
         while waiting or running:
             while waiting and slots.acquire(blocking=False):
                 command = waiting.pop(0)
                 try:
-                    running.append((command, _start(command, env, cwd)))
+                    running.append((command, _start(command, env, cwd), time.monotonic()))
                 except BaseException:
                     slots.release()
                     raise
             for item in list(running):
-                command, process = item
+                command, process, started = item
                 if process.poll() is not None:
                     running.remove(item)
                     slots.release()
-                    finished.append(Finished(command, process.returncode))
+                    took = time.monotonic() - started
+                    finished.append(Finished(command, process.returncode, took))
                     if process.returncode != 0:
                         return finished
-            on_tick([command.label for command, _ in running])
+            on_tick([command.label for command, _, _ in running])
             if waiting or running:
                 time.sleep(_POLL_SECONDS)
         return finished
     finally:
-        for _, process in running:
+        for _, process, _ in running:
             kill_group(process.pid)
-        for _, process in running:
+        for _, process, _ in running:
             process.wait()
             slots.release()
 

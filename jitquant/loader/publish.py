@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from .build import Built
 from .cache import Entry
@@ -81,6 +81,9 @@ def describe(
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "sources": list(plan.sources),
+            "include_dirs": [os.path.abspath(d) for d in plan.request.include_dirs],
+            "steps": [[label, round(took, 3)] for label, took in built.steps],
+            "kernels": [asdict(kernel) for kernel in built.kernels],
             "archs_from": plan.archs.origin,
             "nvcc": plan.nvcc.path if plan.nvcc else None,
         },

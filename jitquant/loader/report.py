@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 LOG = logging.getLogger("jitquant.loader")
@@ -42,10 +42,16 @@ class Reporter:
 
 
 class Heartbeat:
-    """Says every ten seconds what a build is doing."""
+    """Says every ten seconds what a build is doing, and to ``on_tick`` each time it is told."""
 
-    def __init__(self, reporter: Reporter, name: str) -> None:
+    def __init__(
+        self,
+        reporter: Reporter,
+        name: str,
+        on_tick: Callable[[Sequence[str]], None] = lambda _: None,
+    ) -> None:
         self._reporter = reporter
+        self._on_tick = on_tick
         self._name = name
         self._started = self._last = time.monotonic()
 
@@ -56,6 +62,7 @@ class Heartbeat:
 
     def tick(self, labels: Sequence[str]) -> None:
         """Say so if it is time to."""
+        self._on_tick(labels)
         now = time.monotonic()
         if now - self._last >= HEARTBEAT_SECONDS:
             self._last = now
