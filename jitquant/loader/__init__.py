@@ -7,7 +7,7 @@ describes how the cache works and every environment variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .core import Loader
 from .errors import (
@@ -22,8 +22,10 @@ from .errors import (
     LoaderError,
     LockTimeoutError,
     NvccNotFoundError,
+    OldGraphWarning,
     UnsupportedArchError,
 )
+from .live import reloads
 from .module import CudaModule
 
 __all__ = [
@@ -40,9 +42,12 @@ __all__ = [
     "LoaderError",
     "LockTimeoutError",
     "NvccNotFoundError",
+    "OldGraphWarning",
     "UnsupportedArchError",
     "freeze",
+    "freshness",
     "get_cuda_module",
+    "reloads",
     "unfreeze",
     "warmup",
 ]
@@ -63,7 +68,7 @@ def get_cuda_module(
 
     Cheap enough to be called before every use: while nothing changed it costs microseconds and
     returns the same object. After an edit of a source, or of any header that it read, it returns
-    the new code; the old module stays loaded for whoever holds it.
+    the new code (see :func:`reloads`); the old module stays loaded for whoever holds it.
 
     Args:
         name: the module's name, an identifier. Builds with one name and unlike contents live side
@@ -93,6 +98,8 @@ def get_cuda_module(
         CaptureError: a build or load would be needed during CUDA graph capture.
         FrozenError: it is not loaded, and :func:`freeze` was called.
         LoaderError: the library does not load.
+
+    After an edit that fails, ``last_good`` of the error is the module from before it.
     """
     return _default.get(
         name,
@@ -102,6 +109,20 @@ def get_cuda_module(
         cxx_flags=cxx_flags,
         archs=archs,
     )
+
+
+def freshness(module: CudaModule) -> Callable[[], bool]:
+    """A function that tells whether ``module`` is still current, for callers in a hurry.
+
+    It costs half a microsecond, where :func:`get_cuda_module` costs several: it looks at the files
+    alone, not at the working directory or the variables that choose architectures. It is true
+    for ever once it no longer matters (:func:`freeze`, or edits not looked for). Once it says
+    ``False``, call :func:`get_cuda_module` again, and :func:`freshness` of what that returns.
+
+    Raises:
+        ValueError: ``module`` is not one that :func:`get_cuda_module` would return now.
+    """
+    return _default.freshness(module)
 
 
 def warmup(*names: str, devices: Iterable[int] | None = None) -> dict[str, CudaModule]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from .archs import NO_GPU, ArchChoice, choose_archs, visible_archs
 from .cache import Cache, Entry, default_root
 from .errors import CaptureError, FrozenError, LoaderError
 from .hold import Hold, hold
+from .live import freshness, reloads, warn_of_old_graphs
 from .match import digests_now, match_entry
 from .module import CudaModule, load_module, loaded_under
 from .plan import Plan, Request, Wanted, look_up, make_plan
@@ -76,6 +77,8 @@ class Loader:
         native: tells the architectures of the visible GPUs.
         lock_timeout: seconds to wait for another process's build; ``None`` means
             ``JITQUANT_LOCK_TIMEOUT`` or 600.
+        reload: whether edits are looked for; ``None`` means ``JITQUANT_RELOAD``, else whether this
+            is a source checkout.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Loader:
         capturing: Callable[[], bool] = capturing_now,
         native: Callable[[], tuple[str, ...]] = visible_archs,
         lock_timeout: float | None = None,
+        reload: bool | None = None,
     ) -> None:
         self._cache_dir = None if cache_dir is None else Path(os.path.abspath(cache_dir))
         self._kernels_dir = None if kernels_dir is None else Path(os.path.abspath(kernels_dir))
@@ -93,12 +97,14 @@ class Loader:
         self._native = native
         self._native_archs: tuple[str, ...] | None = None
         self._lock_timeout = lock_timeout
+        self._reload = reload
         self.reporter = Reporter()
         self._hasher = FileHasher()
         self._memo = Memo()
         self._records: dict[object, Record] = {}
         self._loaded: dict[str, list[Loaded]] = {}
         self._named: dict[str, tuple[object, Request]] = {}
+        self._warned_of: set[str] = set()
         self._frozen = False
         self._caches: dict[Path, Cache] = {}
         self._reset_locks()
@@ -166,7 +172,7 @@ class Loader:
                 self._watcher = Watcher()
         if self._capturing():
             return self._get_while_capturing(key, request)
-        with lock:
+        with lock, self._offering_last_good(key):
             record = self._records.get(key)
             if record is not None and record.changed() is None:
                 return record.module
@@ -179,6 +185,13 @@ class Loader:
                 except _ChangedError:
                     continue
                 self._records[key] = self._record(plan, loaded, states + watch)
+                older = [
+                    other.module
+                    for loadeds in list(self._loaded.values())
+                    for other in list(loadeds)
+                    if other.entry.name == request.name
+                ]
+                warn_of_old_graphs(loaded.module, older, self._warned_of)
                 return loaded.module
             raise _changes_too_fast(request)
 
@@ -199,6 +212,26 @@ class Loader:
             with contextlib.suppress(_ChangedError):
                 return self._find(plan) or self._build(plan, on_tick)
         raise _changes_too_fast(request)
+
+    @contextlib.contextmanager
+    def _offering_last_good(self, key: object) -> Iterator[None]:
+        try:
+            yield
+        except LoaderError as error:
+            record = self._records.get(key)
+            if record is not None:
+                error.offer(record.module)
+            raise
+
+    def freshness(self, module: CudaModule) -> Callable[[], bool]:
+        """See :func:`jitquant.loader.freshness`."""
+        records = [record for record in self._records.values() if record.module is module]
+        if not records:
+            raise ValueError(
+                f"freshness: {module!r} is not what get_cuda_module would return now; ask for it "
+                "again first."
+            )
+        return freshness(records, lambda: self._frozen)
 
     def _get_while_capturing(self, key: object, request: Request) -> CudaModule:
         record = self._records.get(key)
@@ -292,6 +325,7 @@ class Loader:
             environment=arch_environment() if request.archs is None and plan.nvcc else None,
             directory=os.getcwd() if relative else None,
             watcher=self._watcher,
+            reloads=reloads() if self._reload is None else self._reload,
         )
 
     def _find_loaded(self, plan: Plan) -> tuple[Loaded, Watched] | None:

@@ -10,10 +10,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .module import CudaModule
 
 
 class LoaderError(RuntimeError):
-    """A module could not be built or loaded."""
+    """A module could not be built or loaded.
+
+    Attributes:
+        last_good: the module as it was before the edit that failed, ready to be used on; ``None``
+            if this process has none. It does not travel with the error to another process.
+    """
+
+    last_good: CudaModule | None = None
+
+    def offer(self, module: CudaModule) -> None:
+        """Name ``module`` as the last good one, in the attribute and in the text."""
+        self.last_good = module
+        self.args = (
+            f"{self.args[0]}\nThe module from before this edit can be used on: it is this error's "
+            "`last_good`, and after jitquant.freeze() every call has it.",
+            *self.args[1:],
+        )
+
+    def __reduce__(self) -> Any:
+        state = {k: v for k, v in self.__dict__.items() if k != "last_good"}
+        return (type(self), self.args, state)
 
 
 class NvccNotFoundError(LoaderError):
@@ -80,6 +104,10 @@ class CacheError(LoaderError):
 
 class DamagedEntryWarning(UserWarning):
     """A cache entry did not match its digest; it was set aside and is built again."""
+
+
+class OldGraphWarning(UserWarning):
+    """A CUDA graph was captured with code that an edit has replaced; it still replays that code."""
 
 
 class DamagedEntryError(LoaderError):

@@ -15,7 +15,8 @@ import select
 import struct
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 #: Longest time for which inotify's silence is taken for an answer.
 TRUST_SECONDS = 0.5
@@ -29,6 +30,38 @@ _INSIDE = (
 _ITSELF = _DELETE_SELF | _MOVE_SELF
 _MASK_ADD = 0x20000000
 _EVENT = struct.Struct("iIII")
+
+
+#: File systems whose files change without an event here, since other machines (or another part of
+#: this one) write to them too: the f_type of statfs(2).
+_SILENT = {
+    0x0000517B: "smb",
+    0x00006969: "nfs",
+    0x01021997: "9p",
+    0x01161970: "gfs2",
+    0x0BD00BD0: "lustre",
+    0x00C36400: "ceph",
+    0x19830326: "beegfs",
+    0x47504653: "gpfs",
+    0x5346414F: "afs",
+    0x65735546: "fuse",
+    0x6B414653: "kafs",
+    0x73757245: "coda",
+    0x7461636F: "ocfs2",
+    0x786F4256: "vboxsf",
+    0xAAD7AAEA: "panfs",
+    0xFE534D42: "smb2",
+    0xFF534D42: "cifs",
+}
+
+
+def reports_events(directory: str) -> bool:
+    """Whether every change below ``directory`` makes an event here."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = (ctypes.c_long * 64)()  # struct statfs begins with f_type; 120 bytes of it are used
+    if libc.statfs(os.fsencode(directory), result) != 0:
+        return False
+    return (result[0] & 0xFFFFFFFF) not in _SILENT
 
 
 #: Directories, each with the events of it that matter.
@@ -54,6 +87,14 @@ class Watcher:
                 self._poll.register(descriptor, select.EPOLLIN)
                 _all.add(self)
 
+    @property
+    def pending(self) -> Callable[..., Any] | None:
+        """``poll(0, 1)`` of the queue of events, which is empty while nothing changes.
+
+        It raises ValueError once the watcher is closed.
+        """
+        return None if self._poll is None else self._poll.poll
+
     def __del__(self) -> None:
         self.close()
 
@@ -65,7 +106,10 @@ class Watcher:
             os.close(self._descriptor)
 
     def ensure(self, places: Places) -> bool:
-        """Watch ``places``; whether all of them are watched from now on."""
+        """Watch ``places``; whether all of them are watched from now on.
+
+        They are not where a file system does not report its changes.
+        """
         watched = self._watched
         if self._poll is not None and places <= watched:
             return True
@@ -73,7 +117,7 @@ class Watcher:
             return all(self._add(directory, mask) for directory, mask in places)
 
     def _add(self, directory: str, mask: int) -> bool:
-        if self._poll is None or self._libc is None:
+        if self._poll is None or self._libc is None or not reports_events(directory):
             return False
         done = self._libc.inotify_add_watch(
             self._descriptor, os.fsencode(directory), ctypes.c_uint32(mask | _MASK_ADD)
@@ -88,7 +132,7 @@ class Watcher:
         poll = self._poll
         if poll is None:
             return -1
-        if poll.poll(0):
+        if poll.poll(0, 1):
             self._drain()
         return self.generation
 

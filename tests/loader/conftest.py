@@ -22,6 +22,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "JITQUANT_JOBS",
         "JITQUANT_LOCK_TIMEOUT",
         "JITQUANT_QUIET",
+        "JITQUANT_RELOAD",
         "TORCH_CUDA_ARCH_LIST",
     ):
         monkeypatch.delenv(variable, raising=False)
