@@ -1,4 +1,4 @@
-#include "common.h"
+#include "function.h"
 
 namespace jitquant {
 
@@ -8,33 +8,18 @@ cudaError_t launch_amax_gsa(const Matrix& x, float divisor, float* partials, int
 
 namespace {
 
-void compute_amax_gsa_out(const Tensor& x, double divisor, const Tensor& gsa) {
+void compute_amax_gsa(Call& call, const View& x, double divisor, Result& gsa) {
   const Matrix m = matrix_of(x, "x");
   const float d = divisor_of(divisor);
-  float* out = float_out(gsa, "gsa", 1, x);
-  const DeviceGuard guard(x.get_device_index());
+  float* out = gsa.floats("gsa", 1, x);
+  const Launching at(call, x);
   const int blocks = amax_gsa_blocks(m);
   const Tensor partials = empty_floats(blocks, x);
-  check_launch(launch_amax_gsa(m, d, floats(partials), blocks, out, current_stream(x)),
-               "compute_amax_gsa");
-}
-
-Tensor compute_amax_gsa(const Tensor& x, double divisor) {
-  check_cuda(x, "x");
-  Tensor gsa = empty_floats(1, x);
-  compute_amax_gsa_out(x, divisor, gsa);
-  return gsa;
+  check_launch(launch_amax_gsa(m, d, floats(partials), blocks, out, at.stream), "compute_amax_gsa");
 }
 
 }  // namespace
 }  // namespace jitquant
 
-STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-  m.def("compute_amax_gsa(Tensor x, float divisor=2688.) -> Tensor");
-  m.def("compute_amax_gsa.out(Tensor x, float divisor=2688., *, Tensor(a!) gsa) -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) {
-  m.impl("compute_amax_gsa", TORCH_BOX(&jitquant::compute_amax_gsa));
-  m.impl("compute_amax_gsa.out", TORCH_BOX(&jitquant::compute_amax_gsa_out));
-}
+JITQUANT_FUNCTIONS(function<&compute_amax_gsa>("compute_amax_gsa", "Tensor x, float divisor=2688.",
+                                               {"gsa"}))

@@ -9,15 +9,17 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <tuple>
+#include <string_view>
 #include <type_traits>
-#include <vector>
 
+#include "captured.h"
 #include "jitquant/launch.h"
 
 namespace jitquant {
@@ -26,8 +28,8 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using torch::stable::accelerator::DeviceGuard;
 
-inline std::string text(const std::string& s) {
-  return s;
+inline std::string text(std::string_view s) {
+  return std::string(s);
 }
 inline std::string text(double d) {
   char buffer[32];
@@ -49,9 +51,80 @@ template <class... Parts>
 #define JITQUANT_CHECK(condition, ...) \
   if (!(condition)) jitquant::fail(__VA_ARGS__)
 
+// What the checks need of a tensor, whichever way it came. Sizes and strides are the tensor's
+// own.
+struct View {
+  void* data = nullptr;
+  ScalarType dtype = ScalarType::Undefined;
+  bool cuda = false;
+  int32_t device = -1;
+  int64_t rank = 0;
+  const int64_t* sizes = nullptr;
+  const int64_t* strides = nullptr;
+
+  View() = default;
+  View(const Tensor& t)  // NOLINT: a tensor is good wherever a view is asked for
+      : data(t.mutable_data_ptr()),
+        dtype(t.scalar_type()),
+        cuda(t.is_cuda()),
+        device(t.get_device_index()),
+        rank(t.dim()),
+        sizes(t.sizes().data()),
+        strides(t.strides().data()) {}
+
+  bool is_cuda() const { return cuda; }
+  int32_t get_device_index() const { return device; }
+  ScalarType scalar_type() const { return dtype; }
+  int64_t dim() const { return rank; }
+  int64_t size(int64_t i) const { return sizes[i]; }
+  int64_t stride(int64_t i) const { return strides[i]; }
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int64_t i = 0; i < rank; ++i) count *= sizes[i];
+    return count;
+  }
+  bool is_contiguous() const {
+    int64_t expected = 1;
+    for (int64_t i = rank - 1; i >= 0; --i) {
+      if (sizes[i] != 1 && strides[i] != expected) return numel() == 0;
+      expected *= sizes[i];
+    }
+    return true;
+  }
+  const void* const_data_ptr() const { return data; }
+  void* mutable_data_ptr() const { return data; }
+};
+
+// A tensor that is written in place.
+struct InPlace : View {
+  using View::View;
+};
+
+// The shape of a result: leading sizes of an input, which must outlive it, and one or two more.
+class Shape {
+ public:
+  static Shape of(const View& like, int64_t leading, int64_t last) {
+    return {like.sizes, leading, {last, 0}, 1};
+  }
+  static Shape of(int64_t size) { return {nullptr, 0, {size, 0}, 1}; }
+  static Shape of(int64_t first, int64_t second) { return {nullptr, 0, {first, second}, 2}; }
+
+  int64_t dim() const { return leading_ + trailing_; }
+  int64_t size(int64_t i) const { return i < leading_ ? lead_[i] : tail_[i - leading_]; }
+
+ private:
+  Shape(const int64_t* lead, int64_t leading, std::array<int64_t, 2> tail, int64_t trailing)
+      : lead_(lead), leading_(leading), tail_(tail), trailing_(trailing) {}
+
+  const int64_t* lead_;
+  int64_t leading_;
+  std::array<int64_t, 2> tail_;
+  int64_t trailing_;
+};
+
 // The stream that torch works on. The function stands in libtorch_cuda.so, which a build of torch
 // without CUDA does not have and which a library that loads there as well cannot be linked with.
-inline cudaStream_t current_stream(const Tensor& t) {
+inline cudaStream_t current_stream(const View& t) {
   using Function = AOTITorchError (*)(int32_t, void**);
   static const Function function = [] {
     void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
@@ -63,6 +136,7 @@ inline cudaStream_t current_stream(const Tensor& t) {
   void* stream = nullptr;
   JITQUANT_CHECK(function(t.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
                  "torch gives no current stream for device ", t.get_device_index());
+  note_capture(static_cast<cudaStream_t>(stream));
   return static_cast<cudaStream_t>(stream);
 }
 
@@ -71,13 +145,14 @@ inline void check_launch(cudaError_t error, const char* what) {
                  cudaGetErrorString(error));
 }
 
-inline std::string shape_text(const Tensor& t) {
+template <class Sized>
+std::string shape_text(const Sized& t) {
   std::string text = "(";
   for (int64_t i = 0; i < t.dim(); ++i) text += (i ? ", " : "") + std::to_string(t.size(i));
   return text + ")";
 }
 
-inline void check_cuda(const Tensor& t, const char* name, const Tensor* like = nullptr) {
+inline void check_cuda(const View& t, const char* name, const View* like = nullptr) {
   JITQUANT_CHECK(t.is_cuda(), name, " must be a CUDA tensor");
   JITQUANT_CHECK(like == nullptr || t.get_device_index() == like->get_device_index(), name,
                  " is on cuda:", t.get_device_index(),
@@ -85,8 +160,8 @@ inline void check_cuda(const Tensor& t, const char* name, const Tensor* like = n
                  "; move one of them with .to()");
 }
 
-inline DType dtype_of(const Tensor& t, const char* name) {
-  switch (t.scalar_type()) {
+inline DType dtype_of(ScalarType dtype, const char* name) {
+  switch (dtype) {
     case ScalarType::BFloat16:
       return DType::kBFloat16;
     case ScalarType::Half:
@@ -99,6 +174,10 @@ inline DType dtype_of(const Tensor& t, const char* name) {
   return DType::kFloat32;
 }
 
+inline DType dtype_of(const View& t, const char* name) {
+  return dtype_of(t.scalar_type(), name);
+}
+
 inline int64_t element_size(DType dtype) {
   return dtype == DType::kFloat32 ? 4 : 2;
 }
@@ -109,7 +188,7 @@ inline bool aligned(const void* p, int64_t bytes) {
 
 // The last dimension is the columns; the `leading` first ones are the rows, in place, whatever
 // their strides; dimensions between the two are for the caller.
-inline Matrix matrix_of(const Tensor& t, const char* name, int64_t leading) {
+inline Matrix matrix_of(const View& t, const char* name, int64_t leading) {
   Matrix m = {};
   m.data = t.const_data_ptr();
   m.dtype = dtype_of(t, name);
@@ -144,113 +223,153 @@ inline Matrix matrix_of(const Tensor& t, const char* name, int64_t leading) {
   return m;
 }
 
-inline Matrix matrix_of(const Tensor& t, const char* name) {
+inline Matrix matrix_of(const View& t, const char* name) {
   check_cuda(t, name);
   JITQUANT_CHECK(t.dim() >= 1, name, " must have at least one dimension");
   return matrix_of(t, name, t.dim() - 1);
 }
 
-inline Nvfp4Recipe recipe_of(const std::string& recipe) {
+inline Nvfp4Recipe recipe_of(std::string_view recipe) {
   if (recipe == "te") return Nvfp4Recipe::kTe;
   JITQUANT_CHECK(recipe == "vllm", "recipe must be 'te' or 'vllm', not '", recipe, "'");
   return Nvfp4Recipe::kVllm;
 }
 
-inline bool swizzled_of(const std::string& scale_layout) {
+inline bool swizzled_of(std::string_view scale_layout) {
   if (scale_layout == "linear") return false;
   JITQUANT_CHECK(scale_layout == "swizzled_128x4",
                  "scale_layout must be 'linear' or 'swizzled_128x4', not '", scale_layout, "'");
   return true;
 }
 
-inline bool by_row(const std::string& granularity) {
+inline bool by_row(std::string_view granularity) {
   if (granularity == "tensor") return false;
   JITQUANT_CHECK(granularity == "row", "granularity must be 'tensor' or 'row', not '", granularity,
                  "'");
   return true;
 }
 
-inline bool activates(const std::string& op) {
+inline bool activates(std::string_view op) {
   if (op == "select") return false;
   JITQUANT_CHECK(op == "swiglu", "op must be 'swiglu' or 'select', not '", op, "'");
   return true;
 }
 
 inline float divisor_of(double divisor) {
-  const float d = static_cast<float>(divisor);
-  JITQUANT_CHECK(std::isfinite(d) && d > 0, "divisor must be positive and finite in fp32, not ",
-                 divisor);
-  return d;
+  JITQUANT_CHECK(divisor >= std::numeric_limits<float>::denorm_min() &&
+                     divisor <= std::numeric_limits<float>::max(),
+                 "divisor must be positive and finite in fp32, not ", divisor);
+  return static_cast<float>(divisor);
 }
 
-inline Tensor empty(const std::vector<int64_t>& sizes, ScalarType dtype, const Tensor& like) {
-  return torch::stable::empty({sizes.data(), sizes.size()}, dtype, std::nullopt, like.device());
+// Scratch memory of a call; torch gives it to no other work of this stream before ours is done.
+inline Tensor empty_floats(int64_t count, const View& like) {
+  return torch::stable::empty({&count, 1}, ScalarType::Float, std::nullopt,
+                              torch::stable::Device(torch::headeronly::DeviceType::CUDA,
+                                                    static_cast<int32_t>(like.device)));
 }
 
-inline void check_out(const Tensor& t, const char* name, ScalarType dtype,
-                      const std::vector<int64_t>& sizes, const Tensor& like) {
-  check_cuda(t, name, &like);
-  JITQUANT_CHECK(t.scalar_type() == dtype, name, " has the wrong dtype for an output");
-  bool same = t.dim() == static_cast<int64_t>(sizes.size());
-  std::string wanted;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    same = same && t.size(static_cast<int64_t>(i)) == sizes[i];
-    wanted += (i ? ", " : "") + std::to_string(sizes[i]);
-  }
-  JITQUANT_CHECK(same, name, " must have shape (", wanted, "), not ", shape_text(t));
-  JITQUANT_CHECK(t.is_contiguous() && aligned(t.const_data_ptr(), 8), name,
-                 " must be contiguous and aligned to 8 bytes");
-}
-
-// The packed outputs of `rows` lines of `cols` elements with the leading dimensions of `lead`.
-struct PackedShape {
-  std::vector<int64_t> codes, scales;
-  int64_t rows, blocks;
-  bool swizzled;
-
-  PackedShape(std::vector<int64_t> lead, int64_t rows, int64_t cols, bool swizzled)
-      : codes(lead),
-        scales(std::move(lead)),
-        rows(rows),
-        blocks((cols + 15) / 16),
-        swizzled(swizzled) {
-    codes.push_back(blocks * 8);
-    scales.push_back(blocks);
-    if (swizzled) scales = {(rows + 127) / 128 * 128, (blocks + 3) / 4 * 4};
-  }
-
-  Tensor empty_codes(const Tensor& like) const {
-    return empty(codes, ScalarType::Float4_e2m1fn_x2, like);
-  }
-  Tensor empty_scales(const Tensor& like) const {
-    return empty(scales, ScalarType::Float8_e4m3fn, like);
-  }
-  Nvfp4Output output(const Tensor& x_fp4, const Tensor& x_sf, const Tensor& like) const {
-    check_out(x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2, codes, like);
-    check_out(x_sf, "x_sf", ScalarType::Float8_e4m3fn, scales, like);
-    return {static_cast<uint8_t*>(x_fp4.mutable_data_ptr()),
-            static_cast<uint8_t*>(x_sf.mutable_data_ptr()), rows, blocks, swizzled};
-  }
-};
-
-inline std::vector<int64_t> leading_sizes(const Tensor& t, int64_t count) {
-  std::vector<int64_t> sizes;
-  for (int64_t i = 0; i < count; ++i) sizes.push_back(t.size(i));
-  return sizes;
-}
-
-inline float* float_out(const Tensor& t, const char* name, int64_t count, const Tensor& like) {
-  check_out(t, name, ScalarType::Float, {count}, like);
+inline float* floats(const Tensor& t) {
   return static_cast<float*>(t.mutable_data_ptr());
 }
 
-inline Tensor empty_floats(int64_t count, const Tensor& like) {
-  return empty({count}, ScalarType::Float, like);
+// A buffer for a result. Codes and scales may be given as bytes.
+inline void check_out(const View& t, const char* name, ScalarType dtype, const Shape& shape,
+                      const View& like) {
+  check_cuda(t, name, &like);
+  const bool packed =
+      dtype != ScalarType::Float && dtype != ScalarType::BFloat16 && dtype != ScalarType::Half;
+  JITQUANT_CHECK(t.dtype == dtype || (packed && t.dtype == ScalarType::Byte), name,
+                 " has the wrong dtype for an output");
+  bool same = t.dim() == shape.dim();
+  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.size(i) == shape.size(i);
+  JITQUANT_CHECK(same, name, " must have shape ", shape_text(shape), ", not ", shape_text(t));
+  JITQUANT_CHECK(t.is_contiguous() && aligned(t.data, 8), name,
+                 " must be contiguous and aligned to 8 bytes");
 }
 
+// A result of a call: a buffer that the caller gave, or a tensor that is made once its shape is
+// known. Every argument has been checked before the first result is asked for its memory.
+class Result {
+ public:
+  Result() = default;
+  explicit Result(const View& given) : given_(given) {}
+  Result(const Result&) = delete;
+  Result& operator=(const Result&) = delete;
+
+  void* memory(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
+    if (!given_) return make(dtype, shape, like);
+    check_out(*given_, name, dtype, shape, like);
+    return given_->data;
+  }
+  float* floats(const char* name, int64_t count, const View& like) {
+    return static_cast<float*>(memory(name, ScalarType::Float, Shape::of(count), like));
+  }
+
+ protected:
+  ~Result() = default;
+  virtual void* make(ScalarType, const Shape&, const View&) { return nullptr; }
+
+ private:
+  std::optional<View> given_;
+};
+
+// One call of a function, by torch or by Python.
+class Call {
+ public:
+  virtual void begin() {}  // nothing can be refused any more: the next thing is a launch
+  virtual void end() {}
+
+ protected:
+  ~Call() = default;
+};
+
+// While it lives, the input's device is the current one, and `stream` takes the launches.
+class __attribute__((visibility("hidden"))) Launching {
+ public:
+  Launching(Call& call, const View& like) : call_(call), stream(current_stream(like)) {
+    int current = -1;
+    if (cudaGetDevice(&current) != cudaSuccess || current != like.device)
+      guard_.emplace(like.device);
+    call_.begin();
+  }
+  ~Launching() { call_.end(); }
+  Launching(const Launching&) = delete;
+  Launching& operator=(const Launching&) = delete;
+
+ private:
+  Call& call_;
+  std::optional<DeviceGuard> guard_;
+
+ public:
+  const cudaStream_t stream;
+};
+
+// The packed results of `rows` lines of `cols` elements whose leading sizes are those of `like`.
+struct PackedShape {
+  Shape codes, scales;
+  int64_t rows, blocks;
+  bool swizzled;
+
+  static PackedShape of(const View& like, int64_t leading, int64_t rows, int64_t cols,
+                        bool swizzled) {
+    const int64_t blocks = (cols + 15) / 16;
+    return {Shape::of(like, leading, blocks * 8),
+            swizzled ? Shape::of((rows + 127) / 128 * 128, (blocks + 3) / 4 * 4)
+                     : Shape::of(like, leading, blocks),
+            rows, blocks, swizzled};
+  }
+
+  Nvfp4Output output(Result& x_fp4, Result& x_sf, const View& like) const {
+    void* codes_to = x_fp4.memory("x_fp4", ScalarType::Float4_e2m1fn_x2, codes, like);
+    void* scales_to = x_sf.memory("x_sf", ScalarType::Float8_e4m3fn, scales, like);
+    return {static_cast<uint8_t*>(codes_to), static_cast<uint8_t*>(scales_to), rows, blocks,
+            swizzled};
+  }
+};
+
 // A gsa tensor of one element, or of one for each row.
-inline GlobalScale given_scale(const Tensor& gsa, const char* name, int64_t rows,
-                               const Tensor& like) {
+inline GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, const View& like) {
   check_cuda(gsa, name, &like);
   JITQUANT_CHECK(gsa.scalar_type() == ScalarType::Float, name, " must be float32");
   GlobalScale scale = {};
@@ -267,10 +386,18 @@ inline GlobalScale given_scale(const Tensor& gsa, const char* name, int64_t rows
   return scale;
 }
 
-inline GlobalScale value_scale(double value, float* gsa_out) {
+// A gsa that is given as a number.
+inline std::optional<float> gsa_value(std::optional<double> value) {
+  if (!value) return std::nullopt;
+  JITQUANT_CHECK(*value >= 0.0 && *value <= std::numeric_limits<float>::max(),
+                 "global_scale must be finite and not negative, not ", *value);
+  return static_cast<float>(*value);
+}
+
+inline GlobalScale value_scale(float value, float* gsa_out) {
   GlobalScale scale = {};
   scale.kind = GlobalScale::kValue;
-  scale.value = static_cast<float>(value);
+  scale.value = value;
   scale.gsa_out = gsa_out;
   return scale;
 }
@@ -285,11 +412,7 @@ inline GlobalScale partial_scale(const Tensor& partials, float divisor, float* g
   return scale;
 }
 
-inline float* floats(const Tensor& t) {
-  return static_cast<float*>(t.mutable_data_ptr());
-}
-
-inline ColumnVector column_vector(const Tensor& weight, const Matrix& x, const Tensor& like) {
+inline ColumnVector column_vector(const View& weight, const Matrix& x, const View& like) {
   check_cuda(weight, "weight", &like);
   JITQUANT_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight must have shape (", x.cols,
                  ",), not ", shape_text(weight));

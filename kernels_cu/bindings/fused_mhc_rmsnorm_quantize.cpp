@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMaxStreams = 8;
 
 // X is (..., H, N), A (..., H).
-HyperConnection mix_of(const Tensor& X, const Tensor& A) {
+HyperConnection mix_of(const View& X, const View& A) {
   check_cuda(X, "X");
   check_cuda(A, "A", &X);
   JITQUANT_CHECK(X.dim() >= 2, "X must have shape (..., n_hc, N), not ", shape_text(X));
@@ -44,105 +44,62 @@ HyperConnection mix_of(const Tensor& X, const Tensor& A) {
   return mix;
 }
 
-PackedShape shape_of(const Tensor& X, const HyperConnection& mix, const std::string& scale_layout) {
-  return PackedShape(leading_sizes(X, X.dim() - 2), mix.x.rows, mix.x.cols,
-                     swizzled_of(scale_layout));
-}
-
-void run(const Tensor& X, const Tensor& A, const Tensor& weight, const NormArguments& a,
-         const Tensor* given, const std::string& scale_layout, const Tensor& x_fp4,
-         const Tensor& x_sf, const Tensor* gsa, const Tensor& inv_rms) {
+// `given` is gsa as a tensor, `gsa` where a computed one goes; one of the two is null.
+void run(Call& call, const View& X, const View& A, const View& weight, const NormArguments& a,
+         const View* given, std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result* gsa,
+         Result& inv_rms) {
   const HyperConnection mix = mix_of(X, A);
   const ColumnVector w = column_vector(weight, mix.x, X);
   const int64_t rows = mix.x.rows;
-  const Nvfp4Output out = shape_of(X, mix, scale_layout).output(x_fp4, x_sf, X);
-  float* inv = float_out(inv_rms, "inv_rms", rows, X);
-  float* gsa_out =
-      gsa == nullptr ? nullptr : float_out(*gsa, "gsa", a.rows && !a.global_scale ? rows : 1, X);
-  const DeviceGuard guard(X.get_device_index());
-  const cudaStream_t stream = current_stream(X);
+  GlobalScale scale = {};
+  if (given != nullptr) scale = given_scale(*given, "gsa", rows, X);
+  const PackedShape shape =
+      PackedShape::of(X, X.dim() - 2, rows, mix.x.cols, swizzled_of(scale_layout));
+  const Nvfp4Output out = shape.output(x_fp4, x_sf, X);
+  float* gsa_out = gsa == nullptr ? nullptr : gsa->floats("gsa", a.rows && !a.gsa ? rows : 1, X);
+  float* inv = inv_rms.floats("inv_rms", rows, X);
+  const Launching at(call, X);
   launch_norm(
-      a, given, rows, gsa_out, X, "mhc_rmsnorm_quantize_nvfp4",
-      [&](const RowScale& scale, int partials) {
-        return launch_mhc_rows(mix, w, a.eps, inv, scale, partials, a.recipe, out, stream);
+      a, given != nullptr ? &scale : nullptr, gsa_out, X, "mhc_rmsnorm_quantize_nvfp4",
+      [&](const RowScale& row_scale, int partials) {
+        return launch_mhc_rows(mix, w, a.eps, inv, row_scale, partials, a.recipe, out, at.stream);
       },
-      [&](const GlobalScale& scale) {
-        return launch_mhc_quantize(mix, w, inv, scale, a.recipe, out, stream);
+      [&](const GlobalScale& second) {
+        return launch_mhc_quantize(mix, w, inv, second, a.recipe, out, at.stream);
       },
       [&] { return mhc_amax_partials(mix); });
 }
 
-void mhc_rmsnorm_quantize_nvfp4_out(const Tensor& X, const Tensor& A, const Tensor& weight,
-                                    double eps, double divisor, std::optional<double> global_scale,
-                                    const std::string& granularity, const std::string& recipe,
-                                    const std::string& scale_layout, const Tensor& x_fp4,
-                                    const Tensor& x_sf, const Tensor& gsa, const Tensor& inv_rms) {
-  const NormArguments a = {eps_of(eps), global_scale, divisor_of(divisor), by_row(granularity),
-                           recipe_of(recipe)};
-  run(X, A, weight, a, nullptr, scale_layout, x_fp4, x_sf, &gsa, inv_rms);
+void mhc_rmsnorm_quantize_nvfp4(Call& call, const View& X, const View& A, const View& weight,
+                                double eps, double divisor, std::optional<double> global_scale,
+                                std::string_view granularity, std::string_view recipe,
+                                std::string_view scale_layout, Result& x_fp4, Result& x_sf,
+                                Result& gsa, Result& inv_rms) {
+  const NormArguments a = {eps_of(eps), gsa_value(global_scale), divisor_of(divisor),
+                           by_row(granularity), recipe_of(recipe)};
+  run(call, X, A, weight, a, nullptr, scale_layout, x_fp4, x_sf, &gsa, inv_rms);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> mhc_rmsnorm_quantize_nvfp4(
-    const Tensor& X, const Tensor& A, const Tensor& weight, double eps, double divisor,
-    std::optional<double> global_scale, const std::string& granularity, const std::string& recipe,
-    const std::string& scale_layout) {
-  const HyperConnection mix = mix_of(X, A);
-  const PackedShape shape = shape_of(X, mix, scale_layout);
-  Tensor x_fp4 = shape.empty_codes(X), x_sf = shape.empty_scales(X);
-  Tensor gsa = empty_floats(gsa_count(granularity, global_scale, mix.x.rows), X);
-  Tensor inv_rms = empty_floats(mix.x.rows, X);
-  mhc_rmsnorm_quantize_nvfp4_out(X, A, weight, eps, divisor, global_scale, granularity, recipe,
-                                 scale_layout, x_fp4, x_sf, gsa, inv_rms);
-  return {x_fp4, x_sf, gsa, inv_rms};
-}
-
-void mhc_from_buffer_out(const Tensor& X, const Tensor& A, const Tensor& weight, const Tensor& gsa,
-                         double eps, const std::string& recipe, const std::string& scale_layout,
-                         const Tensor& x_fp4, const Tensor& x_sf, const Tensor& inv_rms) {
+void mhc_from_buffer(Call& call, const View& X, const View& A, const View& weight, const View& gsa,
+                     double eps, std::string_view recipe, std::string_view scale_layout,
+                     Result& x_fp4, Result& x_sf, Result& inv_rms) {
   NormArguments a = {eps_of(eps)};
   a.recipe = recipe_of(recipe);
-  run(X, A, weight, a, &gsa, scale_layout, x_fp4, x_sf, nullptr, inv_rms);
-}
-
-std::tuple<Tensor, Tensor, Tensor> mhc_from_buffer(const Tensor& X, const Tensor& A,
-                                                   const Tensor& weight, const Tensor& gsa,
-                                                   double eps, const std::string& recipe,
-                                                   const std::string& scale_layout) {
-  const HyperConnection mix = mix_of(X, A);
-  const PackedShape shape = shape_of(X, mix, scale_layout);
-  Tensor x_fp4 = shape.empty_codes(X), x_sf = shape.empty_scales(X);
-  Tensor inv_rms = empty_floats(mix.x.rows, X);
-  mhc_from_buffer_out(X, A, weight, gsa, eps, recipe, scale_layout, x_fp4, x_sf, inv_rms);
-  return {x_fp4, x_sf, inv_rms};
+  run(call, X, A, weight, a, &gsa, scale_layout, x_fp4, x_sf, nullptr, inv_rms);
 }
 
 }  // namespace
 }  // namespace jitquant
 
-STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) {
-  m.def(
-      "mhc_rmsnorm_quantize_nvfp4(Tensor X, Tensor A, Tensor weight, float eps=1e-6, "
-      "float divisor=2688., *, float? global_scale=None, str granularity='row', "
-      "str recipe='te', str scale_layout='linear') "
-      "-> (Tensor x_fp4, Tensor x_sf, Tensor gsa, Tensor inv_rms)");
-  m.def(
-      "mhc_rmsnorm_quantize_nvfp4.out(Tensor X, Tensor A, Tensor weight, float eps=1e-6, "
-      "float divisor=2688., *, float? global_scale=None, str granularity='row', "
-      "str recipe='te', str scale_layout='linear', Tensor(a!) x_fp4, Tensor(b!) x_sf, "
-      "Tensor(c!) gsa, Tensor(d!) inv_rms) -> ()");
-  m.def(
-      "mhc_rmsnorm_quantize_nvfp4_from_buffer(Tensor X, Tensor A, Tensor weight, Tensor gsa, "
-      "float eps=1e-6, *, str recipe='te', str scale_layout='linear') "
-      "-> (Tensor x_fp4, Tensor x_sf, Tensor inv_rms)");
-  m.def(
-      "mhc_rmsnorm_quantize_nvfp4_from_buffer.out(Tensor X, Tensor A, Tensor weight, Tensor gsa, "
-      "float eps=1e-6, *, str recipe='te', str scale_layout='linear', Tensor(a!) x_fp4, "
-      "Tensor(b!) x_sf, Tensor(c!) inv_rms) -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) {
-  m.impl("mhc_rmsnorm_quantize_nvfp4", TORCH_BOX(&jitquant::mhc_rmsnorm_quantize_nvfp4));
-  m.impl("mhc_rmsnorm_quantize_nvfp4.out", TORCH_BOX(&jitquant::mhc_rmsnorm_quantize_nvfp4_out));
-  m.impl("mhc_rmsnorm_quantize_nvfp4_from_buffer", TORCH_BOX(&jitquant::mhc_from_buffer));
-  m.impl("mhc_rmsnorm_quantize_nvfp4_from_buffer.out", TORCH_BOX(&jitquant::mhc_from_buffer_out));
-}
+JITQUANT_FUNCTIONS(
+    function<&mhc_rmsnorm_quantize_nvfp4>(
+        "mhc_rmsnorm_quantize_nvfp4",
+        "Tensor X, Tensor A, Tensor weight, float eps=1e-6, float divisor=2688., *, "
+        "float? global_scale=None, str granularity='row', str recipe='te', "
+        "str scale_layout='linear'",
+        {"x_fp4", "x_sf", "gsa", "inv_rms"}),
+    function<&mhc_from_buffer>(
+        "mhc_rmsnorm_quantize_nvfp4_from_buffer",
+        "Tensor X, Tensor A, Tensor weight, Tensor gsa, float eps=1e-6, *, str recipe='te', "
+        "str scale_layout='linear'",
+        {"x_fp4", "x_sf", "inv_rms"}))

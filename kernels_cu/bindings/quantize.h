@@ -1,7 +1,7 @@
 // Quantization with a given gsa, which two libraries export under different names of the argument.
 #pragma once
 
-#include "common.h"
+#include "function.h"
 
 namespace jitquant {
 
@@ -12,26 +12,16 @@ cudaError_t launch_quantize_nvfp4(const Matrix& x, const GlobalScale& scale, Nvf
                                   const Nvfp4Output& out, cudaStream_t stream);
 
 template <const char* kName>
-void quantize_given_out(const Tensor& x, const Tensor& gsa, const std::string& recipe,
-                        const std::string& scale_layout, const Tensor& x_fp4, const Tensor& x_sf) {
+void quantize_given(Call& call, const View& x, const View& gsa, std::string_view recipe,
+                    std::string_view scale_layout, Result& x_fp4, Result& x_sf) {
   const Matrix m = matrix_of(x, "x");
-  const PackedShape shape(leading_sizes(x, x.dim() - 1), m.rows, m.cols, swizzled_of(scale_layout));
   const GlobalScale scale = given_scale(gsa, kName, m.rows, x);
+  const Nvfp4Recipe r = recipe_of(recipe);
+  const PackedShape shape =
+      PackedShape::of(x, x.dim() - 1, m.rows, m.cols, swizzled_of(scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, x);
-  const DeviceGuard guard(x.get_device_index());
-  check_launch(launch_quantize_nvfp4(m, scale, recipe_of(recipe), out, current_stream(x)),
-               "quantize_nvfp4");
-}
-
-template <const char* kName>
-std::tuple<Tensor, Tensor> quantize_given(const Tensor& x, const Tensor& gsa,
-                                          const std::string& recipe,
-                                          const std::string& scale_layout) {
-  const Matrix m = matrix_of(x, "x");
-  const PackedShape shape(leading_sizes(x, x.dim() - 1), m.rows, m.cols, swizzled_of(scale_layout));
-  Tensor x_fp4 = shape.empty_codes(x), x_sf = shape.empty_scales(x);
-  quantize_given_out<kName>(x, gsa, recipe, scale_layout, x_fp4, x_sf);
-  return {x_fp4, x_sf};
+  const Launching at(call, x);
+  check_launch(launch_quantize_nvfp4(m, scale, r, out, at.stream), "quantize_nvfp4");
 }
 
 }  // namespace jitquant

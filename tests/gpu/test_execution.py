@@ -265,7 +265,7 @@ def test_bad_arguments_reach_no_kernel() -> None:
     good = fused.amax_quantize_nvfp4(x)
     for bad, message in (
         ((good[0][:2], good[1], good[2]), "x_fp4 must have shape"),
-        ((good[0].view(torch.uint8), good[1], good[2]), "x_fp4 has the wrong dtype"),
+        ((good[0].view(torch.int8), good[1], good[2]), "x_fp4 has the wrong dtype"),
         ((good[0], good[1].T.contiguous().T, good[2]), "x_sf must be contiguous"),
         ((good[0], good[1], good[2].expand(2)), "gsa must have shape"),
     ):
