@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .core import Loader
 from .errors import (
+    BundleError,
     CacheError,
     CaptureError,
     CompileError,
@@ -29,6 +30,7 @@ from .live import reloads
 from .module import CudaModule
 
 __all__ = [
+    "BundleError",
     "CacheError",
     "CaptureError",
     "CompileError",

@@ -130,6 +130,22 @@ def gencode_flags(archs: Iterable[str]) -> tuple[str, ...]:
     return tuple(flags)
 
 
+def runs_on(built: str, wanted: str) -> bool:
+    """Whether code for the canonical name ``built`` runs where ``wanted`` was asked for.
+
+    Arch-specific code runs on its own architecture alone; family code, and plain code, also on
+    later ones of the same major number; PTX is compiled for any later one by the driver.
+    """
+    name, _, ptx = built.partition("+")
+    target = wanted.partition("+")[0]
+    own, asked = int(name.rstrip("af")), int(target.rstrip("af"))
+    if ptx and own <= asked:
+        return True
+    if name.endswith("a"):
+        return own == asked and not target.endswith("f")
+    return own // 10 == asked // 10 and own <= asked
+
+
 def _nvml_capabilities() -> list[int] | None:
     """Compute capability of every GPU of the machine through NVML, which starts no CUDA context."""
     try:

@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from .archs import NO_GPU, ArchChoice, choose_archs, visible_archs
+from .bundles import VARIABLE, bundle_paths, fits, library_of, open_bundle
 from .cache import Cache, Entry, default_root
-from .errors import CaptureError, FrozenError, LoaderError
+from .errors import (
+    BundleError,
+    CaptureError,
+    FrozenError,
+    HostCompilerNotFoundError,
+    LoaderError,
+    NvccNotFoundError,
+)
 from .hold import Hold, hold
 from .live import freshness, reloads, warn_of_old_graphs
 from .match import digests_now, match_entry
@@ -99,7 +107,7 @@ class Loader:
         self._lock_timeout = lock_timeout
         self._reload = reload
         self.reporter = Reporter()
-        self._hasher = FileHasher()
+        self.hasher = FileHasher()
         self._memo = Memo()
         self._records: dict[object, Record] = {}
         self._loaded: dict[str, list[Loaded]] = {}
@@ -177,14 +185,12 @@ class Loader:
             if record is not None and record.changed() is None:
                 return record.module
             for _ in range(_MOST_ATTEMPTS):
-                plan, states = self._plan(request)
+                wanted = self.look_up(request)
                 try:
-                    loaded, watch = self._find_loaded(plan) or self._load(
-                        plan, self._find(plan) or self._build(plan)
-                    )
+                    loaded, watch = self._get_bundled(wanted) or self._get_built(wanted)
                 except _ChangedError:
                     continue
-                self._records[key] = self._record(plan, loaded, states + watch)
+                self._records[key] = self._record(wanted, loaded, wanted.watch + watch)
                 older = [
                     other.module
                     for loadeds in list(self._loaded.values())
@@ -208,7 +214,7 @@ class Loader:
                 :func:`jitquant.loader.get_cuda_module`.
         """
         for _ in range(_MOST_ATTEMPTS):
-            plan, _ = self._plan(request)
+            plan = self.plan(self.look_up(request))
             with contextlib.suppress(_ChangedError):
                 return self._find(plan) or self._build(plan, on_tick)
         raise _changes_too_fast(request)
@@ -245,13 +251,16 @@ class Loader:
             )
         if record.changed() is None:
             return record.module
-        plan, _ = self._plan(request)
+        wanted = self.look_up(request)
+        if bundle_paths() and not isinstance(fits(wanted, self.hasher, record.entry), str):
+            return record.module  # there may be no compiler to ask
+        plan = self.plan(wanted)
         found = self._find_loaded(plan)
         if found is not None and found[0].module is record.module:
             return record.module
         made_from = {"inputs": record.entry.inputs, "headers": record.entry.headers}
         why = what_changed(
-            made_from, plan.inputs, digests_now(plan, self._hasher, record.entry.headers)
+            made_from, plan.inputs, digests_now(plan, self.hasher, record.entry.headers)
         )
         raise CaptureError(
             f"module {request.name!r} is out of date ({why}) and a CUDA graph is being captured: "
@@ -299,20 +308,59 @@ class Loader:
             self._native_archs = self._native()
         return self._native_archs
 
-    def _plan(self, request: Request) -> tuple[Plan, Watched]:
+    def look_up(self, request: Request) -> Wanted:
+        """The files and architectures of a request."""
+        return look_up(
+            request, kernels_dir=self.kernels_dir(), hasher=self.hasher, choose=self.choose
+        )
+
+    def plan(self, wanted: Wanted) -> Plan:
+        """What is wanted with the compilers for it.
+
+        Raises:
+            CacheError, NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as
+                their names say; if a compiler is missing, also why no bundle would do.
+        """
         cache = self.cache()
         cache.check()
         self._memo.attach(cache.memo_directory)
-        plan = make_plan(self._look_up(request), self._memo)
-        return plan, plan.watch
+        try:
+            return make_plan(wanted, self._memo)
+        except (NvccNotFoundError, HostCompilerNotFoundError) as error:
+            refused = self.search_bundles(wanted)[1]
+            if paths := bundle_paths():
+                refused = refused or [f"{path}: it has no such module" for path in paths]
+                listed = "\n".join(f"  - {line}" for line in refused)
+                error.args = (f"{error.args[0]}\nNo bundle has it ready:\n{listed}",)
+            raise
 
-    def _look_up(self, request: Request) -> Wanted:
-        return look_up(
-            request, kernels_dir=self.kernels_dir(), hasher=self._hasher, choose=self.choose
-        )
+    def search_bundles(self, wanted: Wanted) -> tuple[Build | None, list[str]]:
+        """The build of what is wanted in ``JITQUANT_BUNDLES``, and what speaks against others."""
+        refused: list[str] = []
+        for path in bundle_paths():
+            try:
+                bundle = open_bundle(path)
+            except BundleError as error:
+                refused.append(str(error))
+                continue
+            for directory, entry in bundle.entries(wanted.name):
+                if isinstance(entry, str):
+                    refused.append(entry)
+                    continue
+                match = fits(wanted, self.hasher, entry)
+                if isinstance(match, str):
+                    refused.append(f"{path}: {wanted.name}: {match}")
+                    continue
+                library = library_of(directory, entry)
+                if library is not None:
+                    return Build(entry, library, match, Hold(None)), refused
+                refused.append(
+                    f"{directory / entry.library} does not have the digest it was built with"
+                )
+        return None, refused
 
-    def _record(self, plan: Plan, loaded: Loaded, watch: Watched) -> Record:
-        request = plan.request
+    def _record(self, wanted: Wanted, loaded: Loaded, watch: Watched) -> Record:
+        request = wanted.request
         relative = any(
             (not os.path.isabs(os.fspath(s)) and os.path.dirname(os.fspath(s)))  # type: ignore[call-overload]
             or (isinstance(s, Path) and not s.is_absolute())
@@ -322,15 +370,34 @@ class Loader:
             loaded.module,
             loaded.entry,
             watch,
-            environment=arch_environment() if request.archs is None and plan.nvcc else None,
+            environment=arch_environment() if request.archs is None and wanted.has_cuda else None,
             directory=os.getcwd() if relative else None,
             watcher=self._watcher,
             reloads=reloads() if self._reload is None else self._reload,
         )
 
+    def _get_bundled(self, wanted: Wanted) -> tuple[Loaded, Watched] | None:
+        """The module loaded from a bundle, if one has it; what is refused is said once."""
+        if not os.environ.get(VARIABLE):
+            return None
+        build, refused = self.search_bundles(wanted)
+        if build is not None:
+            try:
+                return self._load(wanted, build)
+            except LoaderError as error:
+                refused.append(str(error))
+        for line in refused:
+            self.reporter.say_once(f"not taken from a bundle: {line}")
+        return None
+
+    def _get_built(self, wanted: Wanted) -> tuple[Loaded, Watched]:
+        """The module loaded from the cache, or built; if this process has it, that."""
+        plan = self.plan(wanted)
+        return self._find_loaded(plan) or self._load(plan, self._find(plan) or self._build(plan))
+
     def _find_loaded(self, plan: Plan) -> tuple[Loaded, Watched] | None:
         for loaded in self._loaded.get(plan.level1, ()):
-            match = match_entry(plan, self._hasher, loaded.entry)
+            match = match_entry(plan, self.hasher, loaded.entry)
             if not isinstance(match, str):
                 return loaded, match
         return None
@@ -342,7 +409,7 @@ class Loader:
             caches.append(caches[0].temporary())
         for cache in caches:
             for directory, entry in cache.candidates(plan.level1):
-                match = match_entry(plan, self._hasher, entry)
+                match = match_entry(plan, self.hasher, entry)
                 if isinstance(match, str):
                     continue
                 if build := self._take(cache, directory, entry, match):
@@ -362,7 +429,7 @@ class Loader:
             held.release()
         return None
 
-    def _load(self, plan: Plan, build: Build) -> tuple[Loaded, Watched]:
+    def _load(self, wanted: Wanted, build: Build) -> tuple[Loaded, Watched]:
         entry, library = build.entry, build.library
         with self._load_lock:
             for loaded in self._loaded.get(entry.level1, ()):
@@ -372,11 +439,12 @@ class Loader:
             # The name of a library is unique to its build. If this process has it from a copy of
             # the cache, its operators are registered; registering them again would end it.
             library = loaded_under(library.name) or library
-            self._check_namespaces(plan, entry, library)
-            if plan.nvcc is not None:
-                preload_runtime(plan.nvcc)
+            self._check_namespaces(wanted, entry, library)
+            preload_runtime(
+                entry.inputs["cudart"], wanted.nvcc if isinstance(wanted, Plan) else None
+            )
             module = load_module(
-                plan.name,
+                wanted.name,
                 extension_name=entry.extension,
                 key=entry.level2,
                 archs=entry.inputs["archs"],
@@ -389,7 +457,7 @@ class Loader:
             self._loaded.setdefault(entry.level1, []).append(loaded)
             return loaded, build.watch
 
-    def _check_namespaces(self, plan: Plan, entry: Entry, library: Path) -> None:
+    def _check_namespaces(self, wanted: Wanted, entry: Entry, library: Path) -> None:
         """Try a library first that may register names which this process has already.
 
         Registering an operator twice ends the process, so it is tried in a child.
@@ -410,7 +478,7 @@ class Loader:
         scratch = self.cache()
         if not scratch.prepare():
             scratch = scratch.temporary()
-        try_load(library, entry.init_symbols, scratch.base / "staging", plan.sources)
+        try_load(library, entry.init_symbols, scratch.base / "staging", wanted.sources)
 
     # -- building ------------------------------------------------------------------------------
 
@@ -461,7 +529,7 @@ class Loader:
                 raise cache.explain_os_error(error) from error
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
-        match = match_entry(plan, self._hasher, entry)
+        match = match_entry(plan, self.hasher, entry)
         built = None if isinstance(match, str) else self._take(cache, directory, entry, match)
         if built is None:
             raise _ChangedError
@@ -492,11 +560,11 @@ class Loader:
             for path, digest in zip(
                 plan.sources, (pair[1] for pair in plan.inputs["sources"]), strict=True
             ):
-                state = self._hasher.state(path)
+                state = self.hasher.state(path)
                 if state is None or state.digest != digest:
                     self.reporter.say(f"{os.path.basename(path)} changed while it was compiled")
                     raise _ChangedError
-            described = describe(plan, extension, built, self._hasher, heartbeat.seconds)
+            described = describe(plan, extension, built, self.hasher, heartbeat.seconds)
             changed = changed_after(described.own_headers, moment)
             if changed is None:
                 break
@@ -534,7 +602,7 @@ class Loader:
                 "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
             )
         last = cache.last(plan.name)
-        now = digests_now(plan, self._hasher, (last or {}).get("headers", {}))
+        now = digests_now(plan, self.hasher, (last or {}).get("headers", {}))
         why = what_changed(last, plan.inputs, now)
         slow = [
             os.path.basename(path)

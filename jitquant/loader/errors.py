@@ -102,6 +102,10 @@ class CacheError(LoaderError):
     """The cache directory cannot be used; the message says why and how to mend it."""
 
 
+class BundleError(LoaderError):
+    """A directory in ``JITQUANT_BUNDLES`` is no bundle that can be used; the message says why."""
+
+
 class DamagedEntryWarning(UserWarning):
     """A cache entry did not match its digest; it was set aside and is built again."""
 

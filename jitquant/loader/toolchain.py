@@ -368,11 +368,19 @@ def cxx_runtime_flags(host: HostCompiler) -> list[str]:
     return []
 
 
-def preload_runtime(nvcc: Nvcc) -> None:
-    """Load a shared CUDA runtime, so that libraries linked to it find it by its soname.
+def preload_runtime(soname: str | None, nvcc: Nvcc | None) -> None:
+    """Load a shared CUDA runtime, so that libraries linked to ``soname`` find it.
 
-    A build may come from an environment that is gone, and the path in it with it.
+    A build may come from an environment that is gone, and the path in it with it; or from a
+    bundle, and there is no compiler. A static runtime is in the library itself.
     """
-    if not nvcc.cudart.endswith(".a"):
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(nvcc.cudart)
+    if not soname or ".so" not in soname:
+        return
+    places = [nvcc.cudart] if nvcc is not None else []
+    for root in wheel_roots():
+        places += sorted(glob.glob(os.path.join(glob.escape(root), "*", "lib", soname)))
+    for place in [*places, soname]:
+        if os.path.basename(place) == soname:
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(place)
+                return

@@ -17,6 +17,7 @@ from .toys import copy_cache, new_loader, nvcc_or_reason, write_plain, write_toy
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No setting of the person who runs the tests reaches the loader."""
     for variable in (
+        "JITQUANT_BUNDLES",
         "JITQUANT_CACHE_DIR",
         "JITQUANT_CUDA_ARCHS",
         "JITQUANT_JOBS",
