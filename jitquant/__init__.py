@@ -12,16 +12,32 @@ from typing import TYPE_CHECKING, Any
 from jitquant._command import started_as_command
 
 if TYPE_CHECKING or not started_as_command():
+    from jitquant.delayed_scaling import DelayedScaling
     from jitquant.ops import (
         amax_gsa,
         deinterleave_quantize_nvfp4,
+        dequantize,
+        dequantize_grouped,
         dequantize_nvfp4,
         mhc_rmsnorm_quantize_nvfp4,
+        quantize_block,
+        quantize_fp8,
+        quantize_group,
+        quantize_group_both,
+        quantize_grouped,
+        quantize_grouped_grad,
+        quantize_mxfp8,
+        quantize_mxfp8_both,
         quantize_nvfp4,
         quantize_weight_nvfp4,
+        rmsnorm_quantize_fp8,
+        rmsnorm_quantize_group,
         rmsnorm_quantize_nvfp4,
+        silu_mul_quantize_fp8,
+        silu_mul_quantize_group,
     )
     from jitquant.quantized import QuantizedActivation
+    from jitquant.quantized_tensor import QuantizedGroups, QuantizedTensor
 
 if TYPE_CHECKING:
     from jitquant.loader import freeze, get_cuda_module, unfreeze, warmup
@@ -29,17 +45,34 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "DelayedScaling",
     "QuantizedActivation",
+    "QuantizedGroups",
+    "QuantizedTensor",
     "__version__",
     "amax_gsa",
     "deinterleave_quantize_nvfp4",
+    "dequantize",
+    "dequantize_grouped",
     "dequantize_nvfp4",
     "freeze",
     "get_cuda_module",
     "mhc_rmsnorm_quantize_nvfp4",
+    "quantize_block",
+    "quantize_fp8",
+    "quantize_group",
+    "quantize_group_both",
+    "quantize_grouped",
+    "quantize_grouped_grad",
+    "quantize_mxfp8",
+    "quantize_mxfp8_both",
     "quantize_nvfp4",
     "quantize_weight_nvfp4",
+    "rmsnorm_quantize_fp8",
+    "rmsnorm_quantize_group",
     "rmsnorm_quantize_nvfp4",
+    "silu_mul_quantize_fp8",
+    "silu_mul_quantize_group",
     "unfreeze",
     "warmup",
 ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from jitquant.formats import FP4_DTYPE, FP32_MAX, INPUT_DTYPES, SCALE_DTYPE
+from jitquant.formats import FP32_MAX, INPUT_DTYPES
 
 DEVICES = ("cpu", "cuda", "meta")
 _FP32_TINIEST = 1.401298464324817e-45
@@ -267,8 +267,8 @@ def tensor_out(out: object) -> None:
 def out_tensor(
     t: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """A buffer for a result: shape, dtype (codes and scales: or uint8), device, contiguous."""
-    if t.dtype != dtype and not (t.dtype == torch.uint8 and dtype in (FP4_DTYPE, SCALE_DTYPE)):
+    """A buffer for a result: shape, dtype (of one byte: or uint8), device, contiguous."""
+    if t.dtype != dtype and not (t.dtype == torch.uint8 and dtype.itemsize == 1):
         raise TypeError(f"{name} is {t.dtype}; accepted is {dtype} for this call")
     if t.device != device:
         raise ValueError(

@@ -297,7 +297,7 @@ def load_scales(stored: Tensor, rows: int, groups: int, scale_layout: str) -> Te
             batches = stored.numel() // (stored.shape[-2] * stored.shape[-1])
             stored = stored[..., : rows // batches, :]
     if stored.dtype == torch.int32:
-        exponents = stored.contiguous().view(torch.uint8).view(E8M0_DTYPE)
+        exponents = stored.reshape(-1).view(torch.uint8).view(E8M0_DTYPE)
         return decode_e8m0(exponents.reshape(rows, -1)[:, :groups])
     if stored.dtype == torch.float32:
         return stored.reshape(rows, stored.shape[-1] if stored.dim() else 1)[:, :groups]
@@ -324,12 +324,10 @@ def _quantize_groups(
     return data.reshape(v.shape[0], -1)[:, : v.shape[1]].contiguous(), scale_inv.reshape(b.shape)
 
 
-def _valid_rows(counts: Tensor, rows: int, per_batch: int) -> Tensor:
-    """Whether a row (of batches of ``per_batch``) is before its batch's count: bool (rows,)."""
-    row = torch.arange(rows, device=counts.device)
-    if per_batch == 0:
-        return row < 0
-    return row % per_batch < counts.reshape(-1).long()[row // per_batch]
+def rows_past_counts(counts: Tensor, leading: tuple[int, ...]) -> Tensor:
+    """Whether a row of (*batch, T) is at or past the count of its batch: bool (*batch, T)."""
+    row = torch.arange(leading[-1], device=counts.device)
+    return row >= counts.reshape(*leading[:-1], 1)
 
 
 def _quantize_group_values(
@@ -348,10 +346,10 @@ def _quantize_group_values(
     )
     stored = store_scales(scale_inv, leading, scale_format, scale_layout)
     if counts is not None:
-        rest = ~_valid_rows(counts, v.shape[0], leading[-1])
-        data.view(torch.uint8)[rest] = 0
+        rest = rows_past_counts(counts, leading)
+        data.view(torch.uint8).masked_fill_(rest.reshape(-1, 1), 0)
         # Where the scales of those rows lie is found by storing a mask in the same way.
-        marks = rest[:, None].expand(scale_inv.shape).to(torch.float32)
+        marks = rest.reshape(-1, 1).expand(scale_inv.shape).to(torch.float32)
         if scale_format == "ue8m0_packed":
             marks = marks[:, ::4]
         stored.masked_fill_(store_scales(marks, leading, "float32", scale_layout) != 0, 0)

@@ -1,0 +1,246 @@
+"""Argument checks of the FP8, INT8 and MXFP8 ops, beside those that all ops share in `_checks`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import (
+    ACTIVATIONS,
+    BLOCK_SHAPES,
+    FP8_DTYPES,
+    FP32_MAX,
+    GROUP_DTYPES,
+    GROUP_EPS_MIN,
+    GROUP_RECIPES,
+    GROUP_SIZES,
+    INPUT_DTYPES,
+)
+from jitquant.ops import _checks
+
+
+def fp8_dtype(dtype: torch.dtype) -> None:
+    """``dtype`` is an FP8 format."""
+    if dtype not in FP8_DTYPES:
+        raise TypeError(f"dtype is {dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2")
+
+
+def group_dtype(dtype: torch.dtype) -> None:
+    """``dtype`` is one that groups and blocks are quantized to."""
+    if dtype not in GROUP_DTYPES:
+        raise TypeError(
+            f"dtype is {dtype}; accepted are torch.float8_e4m3fn, torch.float8_e5m2 and torch.int8"
+        )
+
+
+def group_size(size: int) -> None:
+    """``group_size`` is one that there are kernels for."""
+    if size not in GROUP_SIZES:
+        raise ValueError(
+            f"group_size is {size}; accepted are {', '.join(map(str, GROUP_SIZES))}. For one scale "
+            "a row call quantize_fp8 with granularity='row'"
+        )
+
+
+def block_shape(rows: int, cols: int) -> None:
+    """``block`` is one that there are kernels for."""
+    if (rows, cols) not in BLOCK_SHAPES:
+        raise ValueError(
+            f"block is {(rows, cols)}; accepted are {', '.join(map(str, BLOCK_SHAPES))}. For "
+            "blocks of one row call quantize_group"
+        )
+
+
+def group_numerics(
+    dtype: torch.dtype,
+    scale_format: str,
+    scale_layout: str,
+    eps: float | None,
+    recipe: str,
+    formats: tuple[str, ...],
+    layouts: tuple[str, ...],
+    eps_name: str = "eps",
+) -> None:
+    """What groups and blocks have in common."""
+    group_dtype(dtype)
+    _checks.one_of(scale_format, "scale_format", formats)
+    _checks.one_of(scale_layout, "scale_layout", layouts)
+    _checks.one_of(recipe, "recipe", GROUP_RECIPES)
+    if eps is not None and not GROUP_EPS_MIN <= eps <= FP32_MAX:
+        raise ValueError(
+            f"{eps_name} is {eps}; accepted is a finite number from {GROUP_EPS_MIN} on, or None "
+            "for the recipe's. Below it the scale of a group of zeros would overflow"
+        )
+
+
+def scale_tensor(scale: Tensor, rows: int, granularity: str, like: Tensor, like_name: str) -> None:
+    """A given scale: fp32, contiguous, one element or one for each row."""
+    if scale.dtype != torch.float32:
+        raise TypeError(
+            f"scale is {scale.dtype}; accepted is float32. Convert it with scale.float()"
+        )
+    _checks.same_device(scale, "scale", like, like_name)
+    count = rows if granularity == "row" else 1
+    if scale.numel() != count:
+        raise ValueError(
+            f"scale has shape {_checks.shape_text(scale)}; accepted with granularity "
+            f"{granularity!r} is a tensor of {count} element{'' if count == 1 else 's'}"
+        )
+    if not scale.is_contiguous():
+        raise ValueError(
+            f"scale has strides {tuple(scale.stride())}; accepted is a contiguous tensor. Call "
+            "scale.contiguous() first"
+        )
+
+
+def scale_number(value: float | None) -> None:
+    """A scale that is given as a number."""
+    if value is not None and not 0.0 < value <= FP32_MAX:
+        raise ValueError(
+            f"scale is {value}; accepted is a finite positive number, such as 448 / amax: elements "
+            "are multiplied with it"
+        )
+
+
+def upper_bound(value: float | None, given: bool) -> None:
+    """The bound of the amax that a computed scale is made from."""
+    if value is None:
+        return
+    if given:
+        raise ValueError(
+            f"scale_ub is {value} beside a scale; accepted is one of the two: scale_ub bounds the "
+            "amax that a scale is computed from"
+        )
+    if not 0.0 < value <= FP32_MAX:
+        raise ValueError(f"scale_ub is {value}; accepted is a finite positive number")
+
+
+def counts_tensor(counts: Tensor, leading: tuple[int, ...], like: Tensor, name: str) -> None:
+    """Rows of each batch: integers, one for each index of the dimensions before the rows'."""
+    if counts.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            f"counts is {counts.dtype}; accepted are int32 and int64. Convert it with counts.int()"
+        )
+    _checks.same_device(counts, "counts", like, name)
+    if len(leading) == 0:
+        raise ValueError(
+            f"counts is given with {name} of shape {_checks.shape_text(like)}; accepted is "
+            "(E, T, N) with a count for each E, or (T, N) with one count"
+        )
+    batches = _checks.row_count(leading[:-1])
+    if counts.numel() != batches:
+        raise ValueError(
+            f"counts has shape {_checks.shape_text(counts)}; accepted for {name} of shape "
+            f"{_checks.shape_text(like)} are {batches} numbers of rows"
+        )
+    if not counts.is_contiguous():
+        raise ValueError(
+            f"counts has strides {tuple(counts.stride())}; accepted is a contiguous tensor. Call "
+            "counts.contiguous() first"
+        )
+
+
+def gate_and_up(fused: Tensor, interleave: int) -> int:
+    """A fused gate-and-up tensor (..., 2 * N); returns N."""
+    _checks.input_tensor(fused, "fused", shape="(..., 2 * N)")
+    if fused.shape[-1] % 2:
+        raise ValueError(
+            f"fused has shape {_checks.shape_text(fused)}; accepted is (..., 2 * N): gate and up"
+        )
+    cols: int = fused.shape[-1] // 2
+    if interleave < 0 or (interleave and cols % interleave):
+        raise ValueError(
+            f"interleave is {interleave} with N = {cols}; accepted are 0 for [gate | up], and "
+            "divisors of N"
+        )
+    return cols
+
+
+def matrix(t: Tensor, name: str) -> None:
+    """A tensor to be quantized along both dimensions."""
+    _checks.input_tensor(t, name, 2, "(M, K)")
+    if t.dim() != 2 or t.shape[0] == 0:
+        raise ValueError(
+            f"{name} has shape {_checks.shape_text(t)}; accepted is (M, K) with M and K >= 1. "
+            f"Flatten leading dimensions with {name}.flatten(0, -2)"
+        )
+
+
+def activation(name: str, act_input: Tensor | None, grad: Tensor) -> None:
+    """The activation whose derivative is fused, and what went into it."""
+    _checks.one_of(name, "activation", ACTIVATIONS)
+    if (name == "none") != (act_input is None):
+        raise ValueError(
+            f"activation is {name!r} and act_input is "
+            f"{'None' if act_input is None else 'given'}; accepted are both or neither"
+        )
+    if act_input is None:
+        return
+    _checks.same_device(act_input, "act_input", grad, "grad")
+    if act_input.dtype != grad.dtype or act_input.shape != grad.shape:
+        raise ValueError(
+            f"act_input is {act_input.dtype} {_checks.shape_text(act_input)}; accepted is grad's "
+            f"dtype and shape, {grad.dtype} {_checks.shape_text(grad)}"
+        )
+    if not act_input.is_contiguous():
+        raise ValueError(
+            f"act_input has strides {tuple(act_input.stride())}; accepted is a contiguous tensor. "
+            "Call act_input.contiguous() first"
+        )
+
+
+def buffer_of_groups(t: Tensor, name: str) -> None:
+    """A buffer that holds many tensors: dtype and contiguity; it may be empty."""
+    if t.dtype not in INPUT_DTYPES:
+        raise TypeError(
+            f"{name} is {t.dtype}; accepted are bfloat16, float16 and float32. Convert it with "
+            f"{name}.to(torch.bfloat16)"
+        )
+    if t.layout != torch.strided or not t.is_contiguous():
+        raise ValueError(
+            f"{name} is not contiguous; accepted is a contiguous buffer, as offsets count its "
+            f"elements. Call {name}.contiguous() first"
+        )
+    if t.dim() == 0:
+        raise ValueError(f"{name} has shape (); accepted is a tensor of one dimension or more")
+
+
+def offsets_tensor(offsets: Tensor, sizes: Tensor | None, like: Tensor, like_name: str) -> int:
+    """Where groups begin and how long they are; returns the number of groups."""
+    for t, name in ((offsets, "offsets"), (sizes, "sizes")):
+        if t is None:
+            continue
+        if t.dtype != torch.int64:
+            raise TypeError(
+                f"{name} is {t.dtype}; accepted is int64. Convert it with {name}.long()"
+            )
+        _checks.same_device(t, name, like, like_name)
+        if t.dim() != 1 or (t.shape[0] == 0 and t is offsets):
+            wanted = "(G + 1,)" if t is offsets else "(G,)"
+            raise ValueError(f"{name} has shape {_checks.shape_text(t)}; accepted is {wanted}")
+        if not t.is_contiguous():
+            raise ValueError(
+                f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Call "
+                f"{name}.contiguous() first"
+            )
+    count: int = offsets.shape[0] - 1
+    if sizes is not None and sizes.shape[0] != count:
+        raise ValueError(
+            f"sizes has shape {_checks.shape_text(sizes)}; accepted is ({count},), one for each "
+            "group of offsets"
+        )
+    return count
+
+
+def floats_of_groups(t: Tensor | None, name: str, count: int, like: Tensor, like_name: str) -> None:
+    """One fp32 for each group."""
+    if t is None:
+        return
+    if t.dtype != torch.float32:
+        raise TypeError(f"{name} is {t.dtype}; accepted is float32. Convert it with {name}.float()")
+    _checks.same_device(t, name, like, like_name)
+    if t.dim() != 1 or t.shape[0] != count or not t.is_contiguous():
+        raise ValueError(
+            f"{name} has shape {_checks.shape_text(t)}; accepted is ({count},), contiguous, one "
+            "for each group"
+        )

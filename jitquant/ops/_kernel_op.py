@@ -1,0 +1,83 @@
+"""What the FP8, INT8 and MXFP8 ops have beyond an `Op`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitquant.ops import _checks
+from jitquant.ops._declare import Op, Plan
+
+
+def _check_elements(t: Tensor, label: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """A buffer for elements: its rows may lie apart."""
+    if t.dtype != dtype and t.dtype != torch.uint8:
+        raise TypeError(f"{label} is {t.dtype}; accepted is {dtype} for this call")
+    if t.shape != shape:
+        raise ValueError(
+            f"{label} has shape {_checks.shape_text(t)}; accepted is {tuple(shape)} for this call. "
+            "QuantizedTensor.empty(shape, ...) makes buffers that fit"
+        )
+    if t.stride(-1) != 1 and t.shape[-1] != 1:
+        raise ValueError(
+            f"{label} has strides {tuple(t.stride())}; accepted is a buffer whose last dimension "
+            "is contiguous (stride 1)"
+        )
+    pairs = zip(t.shape, t.stride(), strict=True)
+    if any(stride == 0 and size > 1 for size, stride in pairs):
+        raise ValueError(
+            f"{label} has strides {tuple(t.stride())}; accepted is a buffer where each element has "
+            "memory of its own"
+        )
+
+
+class KernelOp(Op):
+    """An op whose ``data`` buffer may have rows that lie apart, and which may leave rows alone.
+
+    A call with ``zero_rest=False`` and buffers writes only the rows that ``counts`` counts. Where
+    there is no kernel file yet a CUDA tensor gives NotImplementedError.
+    """
+
+    def compiled(self) -> Any:
+        """The compiled module's function, built now if need be."""
+        try:
+            return super().compiled()
+        except FileNotFoundError as error:
+            raise NotImplementedError(
+                f"{self.name} has no CUDA kernel yet; accepted are tensors on the CPU. Move them "
+                "with .cpu()"
+            ) from error
+
+    def _plan_out(self, buffers: list[Tensor], *args: Any, **kwargs: Any) -> Plan:
+        plan = self.plan(*args, **kwargs)
+        for name, label, buffer, result in zip(
+            self.results, self._labels, buffers, plan.results, strict=True
+        ):
+            if name == "data" and buffer.device == plan.device:
+                _check_elements(buffer, label, result.shape, result.dtype)
+            else:
+                _checks.out_tensor(buffer, label, result.shape, result.dtype, plan.device)
+        return plan
+
+    def _cpu_out(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("zero_rest", True) or args[2] is None:
+            super()._cpu_out(*args, **kwargs)
+            return
+        from jitquant.reference.fp8 import rows_past_counts
+
+        before = {name: kwargs[name].clone() for name in self.results}
+        super()._cpu_out(*args, **kwargs)
+        rest = rows_past_counts(args[2], args[0].shape[:-1])
+        for name, old in before.items():
+            buffer = kwargs[name]
+            mask = rest[..., None]
+            if name != "data" and kwargs.get("scale_layout", "row") != "row":
+                mask = mask.transpose(-1, -2)
+                old, buffer = (t[..., : mask.shape[-1]] for t in (old, buffer))
+            buffer.copy_(torch.where(mask, _bytes(old), _bytes(buffer)).view(buffer.dtype))
+
+
+def _bytes(t: Tensor) -> Tensor:
+    return t.view(torch.uint8) if t.dtype.itemsize == 1 else t

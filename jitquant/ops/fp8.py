@@ -1,0 +1,635 @@
+"""FP8 and INT8: the public functions. Scales and ``out=`` sorted out, then one op.
+
+What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.grouped`:
+
+- Inputs are bfloat16, float16 or float32, on the CPU or a GPU, of any leading dimensions and
+  strides, with a contiguous last dimension; anything with ``__dlpack__`` is taken as well.
+- ``scale`` is the factor that encodes, ``q = x * scale``, as TransformerEngine's is. ``scale_inv``
+  of a result is the factor that dequantizes, ``1 / scale`` to the bit. A checkpoint that stores the
+  factor that dequantizes passes its reciprocal.
+- ``out`` is a `QuantizedTensor` whose buffers are written and which is returned. Buffers are
+  contiguous, those of the elements may have rows that lie apart, and they share no memory with the
+  inputs.
+- Nothing is differentiable: no result requires grad.
+- Nothing is read back to the CPU, and every call can be captured in a CUDA graph.
+
+Errors: TypeError for a wrong type or dtype, ValueError for a shape, stride, device, number or name
+that is not accepted; the message says what is. On a GPU also `jitquant.loader.LoaderError` and its
+subclasses, where a kernel cannot be compiled or loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import (
+    BlockScaleLayout,
+    Granularity,
+    GroupRecipe,
+    GroupScaleLayout,
+    ScaleFormat,
+)
+from jitquant.ops import _checks, _table_fp8
+from jitquant.ops._kernel_op import KernelOp
+from jitquant.quantized_tensor import QuantizedTensor
+
+E4M3 = torch.float8_e4m3fn
+
+
+def quantize_fp8(
+    x: Tensor,
+    *,
+    granularity: Granularity = "tensor",
+    dtype: torch.dtype = E4M3,
+    scale: float | Tensor | None = None,
+    scale_ub: float | None = None,
+    amax: bool = True,
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """Quantizes a tensor to FP8 with one scale, or one for each row (token).
+
+    ``scale = top / amax``, 1 where the amax is 0, infinite or NaN, at most FLT_MAX; top is 448, or
+    57344 for e5m2. This is TransformerEngine's current scaling; with a scale given, the cast of its
+    delayed scaling. Two launches for a computed scale of the whole tensor, one for all else.
+
+    Args:
+        x: (..., N); a 1-D tensor is one row.
+        granularity: what a computed scale covers: "tensor" or "row".
+        dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+        scale: None to compute it; a number; float32 of one element or of one for each row, which
+            decides the granularity.
+        scale_ub: a computed scale is made from ``min(amax, scale_ub)``, as vLLM and FBGEMM have it.
+        amax: whether a given scale comes with the amax of ``x``, for a history; a computed scale
+            always does.
+        out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_tensor" or "fp8_row", ...)``.
+
+    Returns:
+        data (..., N), scale_inv and amax: (1,) for the tensor, (..., 1) for rows. amax is that of
+        ``x``, before scale_ub, and NaN where ``x`` has one.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    x = _checks.as_tensor(x, "x")
+    given, number, granularity = _scale(scale, x, granularity)
+    keywords = {"dtype": dtype, "scale_value": number, "scale_ub": scale_ub}
+    return _run_fp8(_table_fp8.QUANTIZE_FP8, (x, given), keywords, granularity, amax, x.shape, out)
+
+
+def silu_mul_quantize_fp8(
+    fused: Tensor,
+    *,
+    granularity: Granularity = "row",
+    dtype: torch.dtype = E4M3,
+    scale: float | Tensor | None = None,
+    scale_ub: float | None = None,
+    interleave: int = 0,
+    amax: bool = True,
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """``silu(gate) * up`` in fp32, then `quantize_fp8` of it, in one launch.
+
+    The product is not rounded to the input's dtype in between; amax and scale are the product's.
+
+    Args:
+        fused: (..., 2 * N): [gate | up].
+        granularity: "row"; "tensor" where a scale is given.
+        dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+        scale: None to compute one for each row; else as in `quantize_fp8`.
+        scale_ub: as in `quantize_fp8`.
+        interleave: gate and up columns come in turns of this many; 0: [gate | up].
+        amax: whether a given scale comes with the amax.
+        out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), ...)``.
+
+    Returns:
+        A quantized tensor of the shape (..., N).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    fused = _checks.as_tensor(fused, "fused")
+    given, number, granularity = _scale(scale, fused, granularity)
+    keywords = {
+        "dtype": dtype,
+        "scale_value": number,
+        "scale_ub": scale_ub,
+        "interleave": interleave,
+    }
+    shape = _halved(fused)
+    return _run_fp8(
+        _table_fp8.SILU_MUL_FP8, (fused, given), keywords, granularity, amax, shape, out
+    )
+
+
+def rmsnorm_quantize_fp8(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    residual: Tensor | None = None,
+    granularity: Granularity = "row",
+    dtype: torch.dtype = E4M3,
+    scale: float | Tensor | None = None,
+    scale_ub: float | None = None,
+    amax: bool = True,
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """RMSNorm in fp32, then `quantize_fp8` of it, in one launch.
+
+    ``y = v * inv_rms * weight``, ``inv_rms = 1 / sqrt(mean(v^2) + eps)``; y is not rounded to the
+    input's dtype in between.
+
+    Args:
+        x: (..., N).
+        weight: (N,), contiguous, of x's dtype or float32.
+        eps: added to the mean of the squares.
+        residual: of x's shape and dtype; becomes ``x + residual``, added in fp32 and rounded once,
+            and that is the v which is normalized. Without it v is x.
+        granularity: "row"; "tensor" where a scale is given.
+        dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+        scale: None to compute one for each row; else as in `quantize_fp8`.
+        scale_ub: as in `quantize_fp8`.
+        amax: whether a given scale comes with the amax of y.
+        out: buffers of ``QuantizedTensor.empty(x.shape, inv_rms=True, ...)``.
+
+    Returns:
+        A quantized tensor of x's shape with ``inv_rms`` (rows,).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    x, weight, residual = _norm_inputs(x, weight, residual)
+    given, number, granularity = _scale(scale, x, granularity)
+    keywords = {
+        "residual": residual,
+        "dtype": dtype,
+        "scale_value": number,
+        "scale_ub": scale_ub,
+    }
+    args = (x, weight, given, eps)
+    return _run_fp8(_table_fp8.RMSNORM_FP8, args, keywords, granularity, amax, x.shape, out)
+
+
+def quantize_group(
+    x: Tensor,
+    group_size: int = 128,
+    *,
+    dtype: torch.dtype = E4M3,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: GroupScaleLayout = "row",
+    eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    counts: Tensor | None = None,
+    zero_rest: bool = True,
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """Quantizes to FP8 or INT8 with a scale for ``group_size`` neighbours of a row: one launch.
+
+    Args:
+        x: (..., N); the last group of a row has the elements that there are.
+        group_size: 16, 32, 64, 128 or 256.
+        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8`` (to nearest, ties to even).
+        scale_format: "float32"; "ue8m0": float32 that hold powers of two, rounded up;
+            "ue8m0_packed": their exponents, four groups in an int32, the first in the lowest byte,
+            zeros for groups that there are not.
+        scale_layout: "row": (..., G); "column": (..., T, G) with strides (1, T), as scaled_mm
+            takes them; "column_tma": with strides (1, T up to a multiple of 4), as DeepGEMM does,
+            padding zero.
+        eps: amaxes are raised to it; None: 1e-10, or 1e-4 with recipe "deepgemm".
+        recipe: "te" (TransformerEngine, torchao), "deepgemm" or "vllm"; see ``docs/numerics.md``.
+        counts: int32 or int64, on x's device, how many rows of each batch (..., :, :) there are:
+            (E,) for x (E, T, N), one for (T, N). Rows past it are not read and influence no scale.
+        zero_rest: rows past the count become zero, elements and scales. False: they are left as
+            they are in ``out``, or uninitialised.
+        out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", ...)``.
+
+    Returns:
+        data (..., N) and scale_inv (..., G).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    x = _checks.as_tensor(x, "x")
+    keywords = {
+        "dtype": dtype,
+        "scale_format": scale_format,
+        "scale_layout": scale_layout,
+        "eps": eps,
+        "recipe": recipe,
+    }
+    args = (x, group_size, _counts(counts))
+    return _run_group(
+        _table_fp8.QUANTIZE_GROUP, args, keywords, group_size, x.shape, out, zero_rest
+    )
+
+
+def silu_mul_quantize_group(
+    fused: Tensor,
+    group_size: int = 128,
+    *,
+    dtype: torch.dtype = E4M3,
+    interleave: int = 0,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: GroupScaleLayout = "row",
+    eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    counts: Tensor | None = None,
+    zero_rest: bool = True,
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """``silu(gate) * up`` in fp32, then `quantize_group` of it, in one launch.
+
+    Args:
+        fused: (..., 2 * N): [gate | up].
+        interleave: gate and up columns come in turns of this many; 0: [gate | up].
+        group_size, dtype, scale_format, scale_layout, eps, recipe, counts, zero_rest: as in
+            `quantize_group`.
+        out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), format="fp8_group", ...)``.
+
+    Returns:
+        A quantized tensor of the shape (..., N).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    fused = _checks.as_tensor(fused, "fused")
+    keywords = {
+        "dtype": dtype,
+        "interleave": interleave,
+        "scale_format": scale_format,
+        "scale_layout": scale_layout,
+        "eps": eps,
+        "recipe": recipe,
+    }
+    args = (fused, group_size, _counts(counts))
+    shape = _halved(fused)
+    return _run_group(_table_fp8.SILU_MUL_GROUP, args, keywords, group_size, shape, out, zero_rest)
+
+
+def rmsnorm_quantize_group(
+    x: Tensor,
+    weight: Tensor,
+    group_size: int = 128,
+    eps: float = 1e-6,
+    *,
+    residual: Tensor | None = None,
+    dtype: torch.dtype = E4M3,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: GroupScaleLayout = "row",
+    amax_eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """RMSNorm in fp32 as in `rmsnorm_quantize_fp8`, then `quantize_group` of it, in one launch.
+
+    Args:
+        x: (..., N).
+        weight: (N,), contiguous, of x's dtype or float32.
+        group_size: 16, 32, 64, 128 or 256.
+        eps: added to the mean of the squares.
+        residual: as in `rmsnorm_quantize_fp8`.
+        dtype, scale_format, scale_layout, recipe: as in `quantize_group`.
+        amax_eps: the eps of `quantize_group`.
+        out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", inv_rms=True, ...)``.
+
+    Returns:
+        A quantized tensor of x's shape with ``inv_rms`` (rows,).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    x, weight, residual = _norm_inputs(x, weight, residual)
+    keywords = {
+        "residual": residual,
+        "dtype": dtype,
+        "scale_format": scale_format,
+        "scale_layout": scale_layout,
+        "amax_eps": amax_eps,
+        "recipe": recipe,
+    }
+    args = (x, weight, group_size, eps)
+    return _run_group(_table_fp8.RMSNORM_GROUP, args, keywords, group_size, x.shape, out)
+
+
+def quantize_block(
+    w: Tensor,
+    block: Sequence[int] = (128, 128),
+    *,
+    dtype: torch.dtype = E4M3,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: BlockScaleLayout = "row",
+    eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """Quantizes a weight to FP8 or INT8 with a scale for each block, in one launch.
+
+    Args:
+        w: (..., N, K); blocks at the edges have the elements that there are.
+        block: rows and columns: (128, 128), (64, 64), (32, 32) or (16, 16).
+        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
+        scale_format: "float32", or "ue8m0": float32 that hold powers of two, rounded up.
+        scale_layout: "row": (..., ceil(N / rows), ceil(K / columns)); "row_padded": the same with
+            rows that lie a multiple of four scales apart, as scaled_mm takes them for 128x128,
+            padding zero.
+        eps, recipe: as in `quantize_group`.
+        out: buffers of ``QuantizedTensor.empty(w.shape, format="fp8_block", ...)``.
+
+    Returns:
+        data (..., N, K) and scale_inv (..., ceil(N / rows), ceil(K / columns)).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    w = _checks.as_tensor(w, "w")
+    rows, cols = _pair(block)
+    keywords = {
+        "dtype": dtype,
+        "scale_format": scale_format,
+        "scale_layout": scale_layout,
+        "eps": eps,
+        "recipe": recipe,
+    }
+    q = _described("block", (rows, cols), keywords)
+    return _run(_table_fp8.QUANTIZE_BLOCK, (w, rows, cols), keywords, q, w.shape, out)
+
+
+def quantize_group_both(
+    x: Tensor,
+    group_size: int = 128,
+    *,
+    dtype: torch.dtype = E4M3,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: GroupScaleLayout = "column",
+    eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    out: tuple[QuantizedTensor, QuantizedTensor] | None = None,
+) -> tuple[QuantizedTensor, QuantizedTensor]:
+    """Quantizes a matrix row-wise (1xG) and column-wise (Gx1), reading it once: for training.
+
+    The first result is `quantize_group` of x, the second that of its transpose, which is stored
+    transposed: the operands of both products of a backward pass, without a copy.
+
+    Args:
+        x: (M, K), M and K >= 1.
+        group_size, dtype, scale_format, eps, recipe: as in `quantize_group`.
+        scale_layout: as in `quantize_group`; "column" is what scaled_mm takes.
+        out: buffers for the two results.
+
+    Returns:
+        Quantized tensors of the shapes (M, K), with groups along K, and (K, M), along M.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    x = _checks.as_tensor(x, "x")
+    keywords = {
+        "dtype": dtype,
+        "scale_format": scale_format,
+        "scale_layout": scale_layout,
+        "eps": eps,
+        "recipe": recipe,
+    }
+    q = _described("group", (1, group_size), keywords)
+    return run_both(_table_fp8.QUANTIZE_GROUP_BOTH, (x, group_size), keywords, q, out)
+
+
+def dequantize(
+    q: QuantizedTensor, dtype: torch.dtype | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """The values of a quantized tensor: ``data * scale_inv`` in fp32, rounded once to ``dtype``.
+
+    Args:
+        q: of any format and layout.
+        dtype: bfloat16, float16 or float32; default bfloat16, or that of ``out``.
+        out: contiguous tensor of the logical shape to write to.
+
+    Returns:
+        A tensor of the logical shape, or ``out``.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    if not isinstance(q, QuantizedTensor):
+        raise TypeError(
+            f"q is {type(q).__name__}; accepted is a QuantizedTensor. For NVFP4 call "
+            "dequantize_nvfp4, for many tensors in a buffer dequantize_grouped"
+        )
+    args = (q.data, q.stored_scales, *q.block)
+    if out is None:
+        result: Tensor = _table_fp8.DEQUANTIZE.default(*args, scale_layout=q.layout, dtype=dtype)
+        return result
+    _checks.tensor_out(out)
+    dtype = out.dtype if dtype is None else dtype
+    _table_fp8.DEQUANTIZE.out(*args, scale_layout=q.layout, dtype=dtype, out=out)
+    return out
+
+
+def _halved(fused: Tensor) -> tuple[int, ...]:
+    return (*fused.shape[:-1], fused.shape[-1] // 2) if fused.dim() else ()
+
+
+def _norm_inputs(
+    x: Tensor, weight: Tensor, residual: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    added = None if residual is None else _checks.as_tensor(residual, "residual")
+    return _checks.as_tensor(x, "x"), _checks.as_tensor(weight, "weight"), added
+
+
+def _counts(counts: Tensor | None) -> Tensor | None:
+    return None if counts is None else _checks.as_tensor(counts, "counts")
+
+
+def _pair(block: Sequence[int]) -> tuple[int, int]:
+    pair = tuple(block) if isinstance(block, Sequence) else ()
+    if len(pair) != 2:
+        raise ValueError(f"block is {block!r}; accepted are rows and columns, such as (128, 128)")
+    return pair
+
+
+def _scale(
+    scale: float | Tensor | None, x: Tensor, granularity: Granularity
+) -> tuple[Tensor | None, float | None, Granularity]:
+    """A given scale as a tensor or a number, and the granularity that it decides."""
+    if scale is None:
+        return None, None, granularity
+    if isinstance(scale, Tensor) or hasattr(scale, "__dlpack__"):
+        given = _checks.as_tensor(scale, "scale")
+        if given.numel() != 1:
+            return given, None, "row"
+        one_row = granularity == "row" and _checks.row_count(x.shape[:-1]) == 1
+        return given, None, granularity if one_row else "tensor"
+    number: object = scale
+    if not isinstance(number, bool) and isinstance(number, Real):
+        return None, float(number), "tensor"
+    raise TypeError(
+        f"scale is {type(scale).__name__}; accepted are None (it is computed), a number, and a "
+        "float32 tensor of one element or of one for each row"
+    )
+
+
+def _described(kind: str, block: tuple[int, int], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The description of a result in groups or blocks: what it has beside its parts."""
+    elements = "int8" if keywords["dtype"] == torch.int8 else "fp8"
+    return {
+        "format": f"{elements}_{kind}",
+        "block": block,
+        "scale_format": keywords["scale_format"],
+        "layout": keywords["scale_layout"],
+        "recipe": keywords["recipe"],
+    }
+
+
+def _run_fp8(
+    op: KernelOp,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+    granularity: str,
+    amax: bool,
+    shape: tuple[int, ...],
+    out: QuantizedTensor | None,
+) -> QuantizedTensor:
+    """One call of an op that has a scale for the tensor or for each row."""
+    keywords["granularity"] = granularity
+    given = args[1 if op is not _table_fp8.RMSNORM_FP8 else 2] is not None
+    if (given or keywords["scale_value"] is not None) and not amax:
+        keywords["with_amax"] = False
+    described = {
+        "format": f"fp8_{granularity}",
+        "block": (1, 0) if granularity == "row" else (0, 0),
+    }
+    return _run(op, args, keywords, described, shape, out)
+
+
+def _run_group(
+    op: KernelOp,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+    group_size: int,
+    shape: tuple[int, ...],
+    out: QuantizedTensor | None,
+    zero_rest: bool = True,
+) -> QuantizedTensor:
+    """One call of an op that has a scale for each group."""
+    described = _described("group", (1, group_size), keywords)
+    if not zero_rest:
+        keywords["zero_rest"] = False
+        if out is None:
+            op.plan(*args, **keywords)
+            out = QuantizedTensor.empty(
+                shape,
+                format=described["format"],
+                dtype=keywords["dtype"],
+                group_size=group_size,
+                scale_format=keywords["scale_format"],
+                layout=keywords["scale_layout"],
+                device=args[0].device,
+            )
+    return _run(op, args, keywords, described, shape, out)
+
+
+def _run(
+    op: KernelOp,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+    described: dict[str, Any],
+    shape: tuple[int, ...],
+    out: QuantizedTensor | None,
+) -> QuantizedTensor:
+    """One call of an op with one quantized result."""
+    if out is not None:
+        check_buffers(out, "out", described, tuple(shape), keywords["dtype"])
+        op.out(*args, **keywords, **_buffers(op, out, keywords))
+        out.recipe = described.get("recipe", out.recipe)
+        return out
+    results = op.default(*args, **keywords)
+    parts = dict(zip(op.results, results, strict=True))
+    amax = parts.get("amax")
+    return QuantizedTensor(
+        parts["data"],
+        parts["scale_inv"],
+        None if keywords.get("with_amax") is False else amax,
+        parts.get("inv_rms"),
+        **described,
+    )
+
+
+def _buffers(op: KernelOp, out: QuantizedTensor, keywords: dict[str, Any]) -> dict[str, Tensor]:
+    """The buffers of ``out`` by the names of the op's results."""
+    buffers = {"data": out.data, "scale_inv": out.stored_scales}
+    for name, value in (("amax", out.amax), ("inv_rms", out.inv_rms)):
+        wanted = name in op.results and not (name == "amax" and keywords.get("with_amax") is False)
+        if wanted and value is None:
+            raise ValueError(
+                f"out.{name} is None; {op.name} has such a result. Make the buffers with "
+                f"{name}=True"
+            )
+        if not wanted and value is not None:
+            raise ValueError(
+                f"out.{name} is given; this call of {op.name} has no such result. Make the buffers "
+                f"with {name}=False"
+            )
+        if name in op.results:
+            empty = torch.empty(0, dtype=torch.float32, device=out.data.device)
+            buffers[name] = empty if value is None else value
+    return buffers
+
+
+def check_buffers(
+    out: object,
+    name: str,
+    described: dict[str, Any],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> None:
+    """Raises where ``out`` is not a container for a result of this description."""
+    if not isinstance(out, QuantizedTensor):
+        raise TypeError(
+            f"{name} is {type(out).__name__}; accepted is a QuantizedTensor, such as "
+            "QuantizedTensor.empty(shape, ...) makes"
+        )
+    wanted = {"shape": shape, "dtype": dtype, **described}
+    for field, value in wanted.items():
+        has = getattr(out, field)
+        if field != "recipe" and has != value:
+            raise ValueError(
+                f"{name}.{field} is {has!r}; accepted is {value!r} for this call. "
+                "QuantizedTensor.empty(shape, ...) makes buffers that fit"
+            )
+
+
+def run_both(
+    op: KernelOp,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+    described: dict[str, Any],
+    out: tuple[QuantizedTensor, QuantizedTensor] | None,
+) -> tuple[QuantizedTensor, QuantizedTensor]:
+    """One call of an op that quantizes a matrix and its transpose."""
+    if out is None:
+        data, scales, data_t, scales_t = op.default(*args, **keywords)
+        return (
+            QuantizedTensor(data, scales, **described),
+            QuantizedTensor(data_t, scales_t, **described),
+        )
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(f"out is {type(out).__name__}; accepted is a tuple of two QuantizedTensor")
+    shape = tuple(args[0].shape)
+    check_buffers(out[0], "out[0]", described, shape, keywords["dtype"])
+    check_buffers(out[1], "out[1]", described, shape[::-1], keywords["dtype"])
+    op.out(
+        *args,
+        **keywords,
+        data=out[0].data,
+        scale_inv=out[0].stored_scales,
+        data_t=out[1].data,
+        scale_inv_t=out[1].stored_scales,
+    )
+    for q in out:
+        q.recipe = described.get("recipe", q.recipe)
+    return out

@@ -1,0 +1,212 @@
+"""Many tensors in one buffer: the public functions. `jitquant.ops.fp8` says what they share.
+
+A buffer holds G tensors, one after the other, of any shapes: group i is the elements ``offsets[i]``
+to ``offsets[i + 1]`` of the flattened buffer. With ``sizes`` it is the ``sizes[i]`` elements from
+``offsets[i]`` on, and what follows up to the next group is padding, for alignment. Padding is not
+read, and its results are zero. Offsets ascend; they lie on the buffer's device and are not read by
+the CPU, so they are not checked: whatever they are, nothing outside of the buffer is touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import GROUPED_FORMATS, Activation, Recipe
+from jitquant.ops import _checks, _table_grouped
+from jitquant.ops._kernel_op import KernelOp
+from jitquant.ops.fp8 import E4M3
+from jitquant.quantized_tensor import QuantizedGroups
+
+
+def quantize_grouped(
+    x: Tensor,
+    offsets: Tensor,
+    *,
+    format: Literal["fp8_tensor", "nvfp4"] = "fp8_tensor",
+    scale: Tensor | None = None,
+    sizes: Tensor | None = None,
+    dtype: torch.dtype = E4M3,
+    recipe: Recipe = "te",
+    out: QuantizedGroups | None = None,
+) -> QuantizedGroups:
+    """Quantizes each tensor of a buffer with a scale of its own.
+
+    Two launches, or one with scales given, whatever the number of groups.
+
+    Args:
+        x: contiguous, of any shape; offsets count its elements.
+        offsets: int64 (G + 1,), ascending.
+        format: "fp8_tensor": each group as `jitquant.quantize_fp8` of a tensor. "nvfp4": each as
+            `jitquant.quantize_nvfp4`, in blocks of 16 neighbours of the buffer; groups begin at
+            multiples of 16, and a block belongs to the group of its first element.
+        scale: float32 (G,), the factors that encode (NVFP4: S, 2688 / amax); None: from the amaxes.
+        sizes: int64 (G,), elements of each group; None: groups follow each other.
+        dtype: of "fp8_tensor": ``float8_e4m3fn`` or ``float8_e5m2``.
+        recipe: of "nvfp4": "te" or "vllm".
+        out: buffers of ``QuantizedGroups.empty(x.shape, offsets, ...)``.
+
+    Returns:
+        data, scale_inv (G,), amax (G,), and for NVFP4 block_scales. An empty group has the amax 0.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    x = _checks.as_tensor(x, "x")
+    _checks.one_of(format, "format", GROUPED_FORMATS)
+    args, keywords = _groups(x, offsets, scale, sizes)
+    if format == "nvfp4":
+        keywords["recipe"] = recipe
+        names = ("data", "block_scales", "scale_inv", "amax")
+        return _run(_table_grouped.QUANTIZE_NVFP4, args, keywords, names, format, recipe, out)
+    keywords["dtype"] = dtype
+    return _run(
+        _table_grouped.QUANTIZE_FP8,
+        args,
+        keywords,
+        ("data", "scale_inv", "amax"),
+        format,
+        "te",
+        out,
+    )
+
+
+def quantize_grouped_grad(
+    grad: Tensor,
+    offsets: Tensor,
+    *,
+    scale: Tensor | None = None,
+    sizes: Tensor | None = None,
+    act_input: Tensor | None = None,
+    activation: Activation = "none",
+    dbias: bool = True,
+    dtype: torch.dtype = torch.float8_e5m2,
+    out: QuantizedGroups | None = None,
+) -> QuantizedGroups:
+    """Quantizes the gradients of a buffer of tensors, with the bias gradients of each.
+
+    What is cast is ``grad * activation'(act_input)``, made in fp32 and not rounded in between; its
+    sums over the rows of a group are the group's bias gradients. As many launches as
+    `quantize_grouped`.
+
+    Args:
+        grad: (..., N), contiguous. Groups are whole rows of it: offsets are multiples of N.
+        offsets: int64 (G + 1,), ascending, in elements.
+        scale: float32 (G,) to take; None: from the amaxes.
+        sizes: int64 (G,), elements of each group; None: groups follow each other.
+        act_input: what went into the activation, of grad's shape and dtype.
+        activation: "none", "relu", "silu" or "gelu" (its tanh form).
+        dbias: whether bias gradients are made.
+        dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+        out: buffers of ``QuantizedGroups.empty(grad.shape, offsets, dbias=..., ...)``.
+
+    Returns:
+        data, scale_inv (G,), amax (G,) of the product, and dbias float32 (G, N).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    grad = _checks.as_tensor(grad, "grad")
+    args, keywords = _groups(grad, offsets, scale, sizes)
+    keywords["act_input"] = None if act_input is None else _checks.as_tensor(act_input, "act_input")
+    keywords |= {"activation": activation, "with_dbias": dbias, "dtype": dtype}
+    names = ("data", "scale_inv", "amax", "dbias")
+    return _run(_table_grouped.QUANTIZE_GRAD_FP8, args, keywords, names, "fp8_tensor", "te", out)
+
+
+def dequantize_grouped(
+    q: QuantizedGroups, dtype: torch.dtype | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """The values of a buffer of quantized tensors, in fp32 and rounded once to ``dtype``.
+
+    Args:
+        q: what `quantize_grouped` or `quantize_grouped_grad` gave.
+        dtype: bfloat16, float16 or float32; default bfloat16, or that of ``out``.
+        out: contiguous tensor of the buffer's shape to write to.
+
+    Returns:
+        A tensor of the buffer's shape, zero outside of the groups, or ``out``.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    if not isinstance(q, QuantizedGroups):
+        raise TypeError(
+            f"q is {type(q).__name__}; accepted is QuantizedGroups, as quantize_grouped gives"
+        )
+    keywords: dict[str, Any] = {"sizes": q.sizes, "dtype": dtype}
+    if q.format == "nvfp4":
+        op = _table_grouped.DEQUANTIZE_NVFP4
+        args: tuple[Any, ...] = (q.data, q.block_scales, q.scale_inv, q.offsets)
+        keywords["numel"] = _checks.row_count(q.shape)
+    else:
+        op, args = _table_grouped.DEQUANTIZE_FP8, (q.data, q.scale_inv, q.offsets)
+    if out is None:
+        result: Tensor = op.default(*args, **keywords)
+        return result.reshape(q.shape)
+    _checks.tensor_out(out)
+    _checks.out_tensor(
+        out, "out", tuple(q.shape), out.dtype if dtype is None else dtype, q.data.device
+    )
+    keywords["dtype"] = out.dtype
+    op.out(*args, **keywords, out=out.view(-1) if q.format == "nvfp4" else out)
+    return out
+
+
+def _groups(
+    x: Tensor, offsets: Tensor, scale: Tensor | None, sizes: Tensor | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    offsets = _checks.as_tensor(offsets, "offsets")
+    given = None if scale is None else _checks.as_tensor(scale, "scale")
+    lengths = None if sizes is None else _checks.as_tensor(sizes, "sizes")
+    return (x, offsets, given), {"sizes": lengths}
+
+
+def _run(
+    op: KernelOp,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+    names: tuple[str, ...],
+    format: str,
+    recipe: str,
+    out: QuantizedGroups | None,
+) -> QuantizedGroups:
+    """One call of an op whose results are the parts of these names."""
+    x, offsets, _ = args
+    with_dbias = keywords.get("with_dbias", False)
+    if out is None:
+        parts = dict(zip(names, op.default(*args, **keywords), strict=True))
+        if not with_dbias:
+            parts.pop("dbias", None)
+        return QuantizedGroups(
+            **parts,
+            offsets=offsets,
+            sizes=keywords["sizes"],
+            format=format,
+            shape=tuple(x.shape),
+            recipe=recipe,
+        )
+    if not isinstance(out, QuantizedGroups):
+        raise TypeError(
+            f"out is {type(out).__name__}; accepted is QuantizedGroups, such as "
+            "QuantizedGroups.empty(shape, offsets, ...) makes"
+        )
+    for field, wanted in (("format", format), ("shape", tuple(x.shape))):
+        if getattr(out, field) != wanted:
+            raise ValueError(
+                f"out.{field} is {getattr(out, field)!r}; accepted is {wanted!r} for this call. "
+                "QuantizedGroups.empty(shape, offsets, ...) makes buffers that fit"
+            )
+    if (out.dbias is not None) != with_dbias:
+        raise ValueError(
+            f"out.dbias is {'None' if out.dbias is None else 'given'}; accepted is the opposite "
+            f"for this call. Make the buffers with dbias={with_dbias}"
+        )
+    buffers = dict(zip(op.results, (getattr(out, name) for name in names), strict=True))
+    if "dbias" in buffers and out.dbias is None:
+        buffers["dbias"] = torch.empty((0, x.shape[-1]), dtype=torch.float32, device=x.device)
+    op.out(*args, **keywords, **buffers)
+    out.offsets, out.sizes, out.recipe = offsets, keywords["sizes"], recipe
+    return out

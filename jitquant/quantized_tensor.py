@@ -1,0 +1,613 @@
+"""`QuantizedTensor`: a tensor in FP8, INT8 or MXFP8; `QuantizedGroups`: many tensors in one buffer.
+
+Both are what the ops return, what consumers take, and what ``out=`` is given.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from jitquant.formats import (
+    BLOCK_SCALE_LAYOUTS,
+    BLOCK_SHAPES,
+    CODES_PER_BYTE,
+    E8M0_DTYPE,
+    FP4_DTYPE,
+    FP8_DTYPES,
+    GROUP_RECIPES,
+    GROUP_SCALE_LAYOUTS,
+    GROUP_SIZES,
+    GROUPED_FORMATS,
+    MXFP8_BLOCK,
+    NVFP4_BLOCK,
+    RECIPES,
+    SCALE_DTYPE,
+    SCALE_FORMATS,
+    SCALE_LAYOUTS,
+    SWIZZLE_COLS,
+    SWIZZLE_ROWS,
+)
+
+FORMATS: tuple[str, ...] = (
+    "fp8_tensor",
+    "fp8_row",
+    "fp8_group",
+    "int8_group",
+    "fp8_block",
+    "int8_block",
+    "mxfp8",
+)
+"""What a `QuantizedTensor` can be: the elements and what shares a scale."""
+
+_Self = TypeVar("_Self", bound="_Parts")
+
+
+def _ceil_to(size: int, multiple: int) -> int:
+    return (size + multiple - 1) // multiple * multiple
+
+
+def _one_of(name: str, value: object, accepted: tuple[Any, ...]) -> None:
+    if value not in accepted:
+        raise ValueError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))}")
+
+
+def scales_shape(
+    leading: tuple[int, ...], groups: int, scale_format: str, scale_layout: str
+) -> tuple[int, ...]:
+    """Shape in memory of ``groups`` scales for each row of a tensor with these leading dimensions.
+
+    Args:
+        leading: (*batch, T); () is one row.
+        groups: scales of a row.
+        scale_format: "ue8m0_packed" has four in an element.
+        scale_layout: "row", "linear": (*leading, P); "row_padded": (*leading, P up to 4);
+            "column": (*batch, P, T); "column_tma": (*batch, P, T up to 4); "swizzled_128x4":
+            (rows up to 128, P up to 4).
+    """
+    if scale_format == "ue8m0_packed":
+        groups = _ceil_to(groups, 4) // 4
+    if scale_layout in ("row", "linear"):
+        return (*leading, groups)
+    if scale_layout == "row_padded":
+        return (*leading, _ceil_to(groups, 4))
+    if scale_layout == "swizzled_128x4":
+        rows = math.prod(leading)
+        return (_ceil_to(rows, SWIZZLE_ROWS), _ceil_to(groups, SWIZZLE_COLS))
+    batch, rows = (leading[:-1], leading[-1]) if leading else ((), 1)
+    return (*batch, groups, rows if scale_layout == "column" else _ceil_to(rows, 4))
+
+
+class _Parts:
+    """Tensors with a description: what the containers of this module share."""
+
+    _TENSORS: ClassVar[tuple[str, ...]]
+
+    def _present(self) -> dict[str, Tensor]:
+        parts = ((name, getattr(self, name)) for name in self._TENSORS)
+        return {name: part for name, part in parts if part is not None}
+
+    def _described(self) -> dict[str, Any]:
+        names = (field.name for field in fields(self) if field.name not in self._TENSORS)  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names}
+
+    def _with(self: _Self, parts: dict[str, Tensor]) -> _Self:
+        return type(self)(**parts, **self._described())
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        device: torch.device = self._present()["data"].device
+        return device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts, padding included."""
+        return sum(t.nbytes for t in self._present().values())
+
+    def to(self: _Self, device: torch.device | str | int, *, non_blocking: bool = False) -> _Self:
+        """On another device; itself if it is there.
+
+        Args:
+            device: where to.
+            non_blocking: as in ``Tensor.to``.
+
+        Raises:
+            TypeError: ``device`` is a dtype: ``dequantize`` is what gives another dtype.
+        """
+        if isinstance(device, torch.dtype):
+            raise TypeError(
+                f"device is the dtype {device}; a quantized tensor has no other dtype to go to. "
+                f"For values call .dequantize({device})"
+            )
+        target = torch.empty(0, device=device).device
+        parts = self._present()
+        if all(t.device == target for t in parts.values()):
+            return self
+        # As bytes: PyTorch lacks copy kernels for some of the dtypes.
+        moved = {
+            name: _bytes(t).to(target, non_blocking=non_blocking).view(t.dtype)
+            for name, t in parts.items()
+        }
+        return self._with(moved)
+
+    def clone(self: _Self) -> _Self:
+        """A copy with memory of its own."""
+        return self._with({n: _bytes(t).clone().view(t.dtype) for n, t in self._present().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The parts by name, contiguous: what ``safetensors.torch.save_file`` writes.
+
+        FP4 codes are given as uint8. `metadata` has the rest.
+        """
+        return {
+            name: (t.view(torch.uint8) if t.dtype == FP4_DTYPE else t).contiguous()
+            for name, t in self._present().items()
+        }
+
+    def metadata(self) -> dict[str, str]:
+        """The description as text, for the metadata of a safetensors file."""
+        return {name: repr(value) for name, value in self._described().items()}
+
+    @classmethod
+    def from_tensors(
+        cls: type[_Self], tensors: dict[str, Tensor], metadata: dict[str, str]
+    ) -> _Self:
+        """Undoes `tensors` and `metadata`; other keys of ``metadata`` are left alone.
+
+        Raises:
+            KeyError: a part or a description is missing.
+            ValueError: a description cannot be read.
+        """
+        from ast import literal_eval
+
+        described = {
+            field.name: literal_eval(metadata[field.name])
+            for field in fields(cls)  # type: ignore[arg-type]
+            if field.name not in cls._TENSORS
+        }
+        parts = {name: tensors[name] for name in cls._TENSORS if name in tensors}
+        if described["format"] == "nvfp4":
+            parts["data"] = parts["data"].view(FP4_DTYPE)
+        if "data" not in parts:
+            raise KeyError("data")
+        return cls(**parts, **described)
+
+    def __getstate__(self) -> dict[str, Any]:
+        parts = {n: (_bytes(t), t.dtype) for n, t in self._present().items()}
+        return {**self._described(), **parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name in self._TENSORS:
+            part = state.pop(name, None)
+            setattr(self, name, None if part is None else part[0].view(part[1]))
+        vars(self).update(state)
+
+
+def _bytes(t: Tensor) -> Tensor:
+    return t.view(torch.uint8) if t.dtype.itemsize == 1 else t
+
+
+@dataclass(eq=False, repr=False)
+class QuantizedTensor(_Parts):
+    """A tensor in FP8, INT8 or MXFP8: elements, and the factors that dequantize them.
+
+    The value of an element is ``data * scale_inv``, with the scale_inv that it shares with others.
+
+    Attributes:
+        data: (..., N) ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``; its shape is the logical one.
+        stored_scales: the scales as they lie in memory, contiguous, padding included; see
+            `scale_inv`.
+        amax: fp32, the largest magnitude of the tensor (1,) or of each row (..., 1), NaN if there
+            is one; None where it was not computed.
+        inv_rms: fp32 (rows,), from the functions that have a norm in them.
+        format: "fp8_tensor", "fp8_row", "fp8_group", "int8_group", "fp8_block", "int8_block" or
+            "mxfp8".
+        block: rows and columns that share a scale; 0 is all of them.
+        scale_format: "float32", "ue8m0", "ue8m0_packed", or "e8m0" for MXFP8.
+        layout: of the scales: "row", "column", "column_tma", "row_padded", "linear" or
+            "swizzled_128x4".
+        recipe: "te", "deepgemm" or "vllm": the arithmetic it was quantized with.
+
+    It is a registered pytree: ``torch.compile`` and ``torch.export`` take and return it. Nothing is
+    checked when one is made, `validate` does that. Equality is identity; compare the parts.
+    """
+
+    data: Tensor
+    stored_scales: Tensor
+    amax: Tensor | None = None
+    inv_rms: Tensor | None = None
+    format: str = "fp8_tensor"
+    block: tuple[int, int] = (0, 0)
+    scale_format: str = "float32"
+    layout: str = "row"
+    recipe: str = "te"
+
+    _TENSORS: ClassVar[tuple[str, ...]] = ("data", "stored_scales", "amax", "inv_rms")
+
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, ...] | list[int],
+        *,
+        format: str = "fp8_tensor",
+        dtype: torch.dtype | None = None,
+        group_size: int = 128,
+        block: tuple[int, int] = (128, 128),
+        scale_format: str = "float32",
+        layout: str | None = None,
+        recipe: str = "te",
+        amax: bool | None = None,
+        inv_rms: bool = False,
+        device: torch.device | str | None = None,
+    ) -> QuantizedTensor:
+        """Uninitialised buffers for a tensor of a logical shape, to be given as ``out=``.
+
+        Args:
+            shape: (..., N) of the tensor that will be quantized; what comes out of the function
+                where it does more than that.
+            format: see the class.
+            dtype: of the elements; default ``float8_e4m3fn``, or ``int8`` for the INT8 formats.
+            group_size: of "fp8_group" and "int8_group".
+            block: of "fp8_block" and "int8_block".
+            scale_format: of groups and blocks; MXFP8 has "e8m0" whatever is given.
+            layout: of the scales; default "row", or "linear" for MXFP8.
+            recipe: of groups and blocks; written over by the op that fills the buffers.
+            amax: whether there is a buffer for it; default: with "fp8_tensor" and "fp8_row".
+            inv_rms: whether there is a buffer for it.
+            device: default is PyTorch's.
+
+        Raises:
+            ValueError, TypeError: an argument is none of these.
+        """
+        shape = tuple(shape)
+        _one_of("format", format, FORMATS)
+        integer = format.startswith("int8")
+        if dtype is None:
+            dtype = torch.int8 if integer else torch.float8_e4m3fn
+        if dtype not in ((torch.int8,) if integer else FP8_DTYPES):
+            raise TypeError(
+                f"dtype is {dtype}; accepted with format {format!r} is "
+                f"{'torch.int8' if integer else 'torch.float8_e4m3fn and torch.float8_e5m2'}"
+            )
+        if layout is None:
+            layout = "linear" if format == "mxfp8" else "row"
+        kind = format.partition("_")[2]
+        tiles = {
+            "tensor": (0, 0),
+            "row": (1, 0),
+            "group": (1, group_size),
+            "block": tuple(block),
+        }.get(kind, (1, MXFP8_BLOCK))
+        q = cls(
+            torch.empty(0, dtype=dtype, device="meta"),
+            torch.empty(0, device="meta"),
+            None,
+            None,
+            format,
+            tiles,  # type: ignore[arg-type]
+            "e8m0" if format == "mxfp8" else scale_format,
+            layout,
+            recipe,
+        )
+        q._check_description("")
+        if len(shape) < (2 if kind == "block" else 1) or shape[-1] == 0:
+            wanted = "(..., N, K) with K" if kind == "block" else "(..., N) with N"
+            raise ValueError(f"shape is {shape}; accepted is {wanted} >= 1")
+        stored, scale_dtype = q._scales_of(shape)
+        q.data = torch.empty(shape, dtype=dtype, device=device)
+        q.stored_scales = torch.empty(stored, dtype=scale_dtype, device=device)
+        if amax if amax is not None else kind in ("tensor", "row"):
+            q.amax = torch.empty(q._amax_shape(shape), dtype=torch.float32, device=device)
+        if inv_rms:
+            rows = math.prod(shape[:-1])
+            q.inv_rms = torch.empty(rows, dtype=torch.float32, device=device)
+        return q
+
+    def _scales_of(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape in memory and dtype of the scales of a tensor of this logical shape."""
+        dtype = {"e8m0": E8M0_DTYPE, "ue8m0_packed": torch.int32}.get(
+            self.scale_format, torch.float32
+        )
+        rows, cols = self.block
+        if rows == 0:
+            return (1,), dtype
+        groups = 1 if cols == 0 else _ceil_to(shape[-1], cols) // cols
+        leading = shape[:-1]
+        if rows > 1:
+            leading = (*shape[:-2], _ceil_to(shape[-2], rows) // rows)
+        return scales_shape(leading, groups, self.scale_format, self.layout), dtype
+
+    def _amax_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape[:-1], 1) if self.format == "fp8_row" else (1,)
+
+    @property
+    def scale_inv(self) -> Tensor:
+        """The factors that dequantize, as views of `stored_scales`.
+
+        ``fp8_tensor`` (1,); ``fp8_row`` (..., 1); groups (..., ceil(N / G)); blocks
+        (..., ceil(N / rows), ceil(K / columns)); ``mxfp8`` (..., ceil(N / 32)) as
+        ``float8_e8m0fnu``, or swizzled with its padding. Layout "column" has strides (1, rows),
+        "column_tma" (1, rows up to 4), "row_padded" (columns up to 4, 1). "ue8m0_packed" has four
+        exponents in an int32, so a fourth of the groups, rounded up.
+        """
+        stored = self.stored_scales
+        if self.layout == "row_padded":
+            cols = self.block[1]
+            return stored[..., : _ceil_to(self.data.shape[-1], cols) // cols]
+        if self.layout in ("column", "column_tma"):
+            shape = self.data.shape
+            rows = shape[-2] if len(shape) > 1 else 1
+            view = stored.transpose(-1, -2)[..., :rows, :]
+            return view if len(shape) > 1 else view[0]
+        return stored
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape: that of the tensor that was quantized."""
+        return tuple(self.data.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the elements."""
+        return self.data.dtype
+
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
+        """The values, ``data * scale_inv`` in fp32 and rounded once to ``dtype``.
+
+        Args:
+            dtype: bfloat16, float16 or float32.
+            out: contiguous tensor of the logical shape and of ``dtype`` to write to.
+
+        Raises:
+            TypeError, ValueError: see `jitquant.dequantize`.
+        """
+        from jitquant.ops.fp8 import dequantize
+
+        return dequantize(self, dtype=dtype, out=out)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def _check_description(self, prefix: str) -> None:
+        """Raises where format, block, scale_format, layout and recipe do not go together."""
+        _one_of(f"{prefix}format", self.format, FORMATS)
+        _one_of(f"{prefix}recipe", self.recipe, GROUP_RECIPES)
+        kind = self.format.partition("_")[2]
+        blocks: tuple[Any, ...] = {
+            "tensor": ((0, 0),),
+            "row": ((1, 0),),
+            "group": tuple((1, size) for size in GROUP_SIZES),
+            "block": BLOCK_SHAPES,
+        }.get(kind, ((1, MXFP8_BLOCK),))
+        _one_of(f"{prefix}block", tuple(self.block), blocks)
+        scale_formats: tuple[str, ...] = {
+            "group": SCALE_FORMATS,
+            "block": SCALE_FORMATS[:2],
+            "": ("e8m0",),
+        }.get(kind, ("float32",))
+        _one_of(f"{prefix}scale_format", self.scale_format, scale_formats)
+        layouts: tuple[str, ...] = {
+            "group": GROUP_SCALE_LAYOUTS,
+            "block": BLOCK_SCALE_LAYOUTS,
+            "": SCALE_LAYOUTS,
+        }.get(kind, ("row",))
+        _one_of(f"{prefix}layout", self.layout, layouts)
+
+    def validate(self, name: str = "q") -> None:
+        """Checks that the parts fit together: dtypes, shapes, devices.
+
+        Args:
+            name: what an error calls this tensor.
+
+        Raises:
+            TypeError: a part is no tensor or has another dtype.
+            ValueError: a shape, device or part of the description is not what it must be.
+        """
+        self._check_description(f"{name}.")
+        integer = self.format.startswith("int8")
+        accepted = (torch.int8,) if integer else FP8_DTYPES
+        if not isinstance(self.data, Tensor) or self.data.dtype not in accepted:
+            given = getattr(self.data, "dtype", type(self.data).__name__)
+            raise TypeError(
+                f"{name}.data is {given}; accepted with format {self.format!r} is a tensor of "
+                f"{', '.join(map(str, accepted))}"
+            )
+        if self.data.dim() == 0 or self.data.shape[-1] == 0:
+            raise ValueError(f"{name}.data has shape {self.shape}; accepted is (..., N), N >= 1")
+        stored, scale_dtype = self._scales_of(self.shape)
+        for field, shape, dtype in (
+            ("stored_scales", stored, scale_dtype),
+            ("amax", self._amax_shape(self.shape), torch.float32),
+            ("inv_rms", (math.prod(self.shape[:-1]),), torch.float32),
+        ):
+            part = getattr(self, field)
+            if part is None and field != "stored_scales":
+                continue
+            if not isinstance(part, Tensor) or part.dtype != dtype:
+                given = getattr(part, "dtype", type(part).__name__)
+                raise TypeError(f"{name}.{field} is {given}; accepted is a tensor of {dtype}")
+            if part.device != self.data.device:
+                raise ValueError(
+                    f"{name}.{field} is on {part.device} and {name}.data on {self.data.device}; "
+                    "accepted are parts on one device. Move all of them with .to(device)"
+                )
+            if tuple(part.shape) != tuple(shape):
+                raise ValueError(
+                    f"{name}.{field} is {tuple(part.shape)}; accepted is {tuple(shape)} for the "
+                    f"logical shape {self.shape}, format {self.format!r}, layout {self.layout!r}"
+                )
+
+    def __repr__(self) -> str:
+        # Shapes and names only: data would have to be copied from the device first.
+        return (
+            f"QuantizedTensor(shape={self.shape}, {self.format}, {str(self.dtype)[6:]}, "
+            f"block={self.block}, scale_format={self.scale_format!r}, layout={self.layout!r}, "
+            f"recipe={self.recipe!r}, amax={'no' if self.amax is None else 'yes'}, "
+            f"inv_rms={'no' if self.inv_rms is None else 'yes'}, {self.nbytes} bytes, "
+            f"device={str(self.device)!r})"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class QuantizedGroups(_Parts):
+    """Many tensors in one buffer, each with a scale of its own.
+
+    Attributes:
+        data: "fp8_tensor": elements, of the buffer's shape; "nvfp4": ``float4_e2m1fn_x2``
+            (ceil(numel / 16) * 8,), blocks of 16 neighbours of the flattened buffer.
+        scale_inv: fp32 (G,), the factor that dequantizes each group; "nvfp4": its gsa.
+        amax: fp32 (G,), the largest magnitude of each group.
+        offsets: int64 (G + 1,), where groups begin, in elements, and where the last one ends.
+        sizes: int64 (G,), their elements; None: each ends where the next begins.
+        block_scales: "nvfp4": ``float8_e4m3fn`` (ceil(numel / 16),).
+        dbias: fp32 (G, N), the sum over the rows of each group, from `quantize_grouped_grad`.
+        format: "fp8_tensor" or "nvfp4".
+        shape: of the buffer that was quantized.
+        recipe: "te" or "vllm".
+
+    It is a registered pytree. Equality is identity; compare the parts.
+    """
+
+    data: Tensor
+    scale_inv: Tensor
+    amax: Tensor
+    offsets: Tensor
+    sizes: Tensor | None = None
+    block_scales: Tensor | None = None
+    dbias: Tensor | None = None
+    format: str = "fp8_tensor"
+    shape: tuple[int, ...] = ()
+    recipe: str = "te"
+
+    _TENSORS: ClassVar[tuple[str, ...]] = (
+        "data",
+        "scale_inv",
+        "amax",
+        "offsets",
+        "sizes",
+        "block_scales",
+        "dbias",
+    )
+
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, ...] | list[int],
+        offsets: Tensor,
+        *,
+        sizes: Tensor | None = None,
+        format: str = "fp8_tensor",
+        dtype: torch.dtype = torch.float8_e4m3fn,
+        dbias: bool = False,
+        recipe: str = "te",
+    ) -> QuantizedGroups:
+        """Uninitialised buffers on the device of ``offsets``, to be given as ``out=``.
+
+        Args:
+            shape: of the buffer that will be quantized.
+            offsets: int64 (G + 1,); kept as it is.
+            sizes: int64 (G,) or None; kept as it is.
+            format: "fp8_tensor" or "nvfp4".
+            dtype: of FP8 elements: ``float8_e4m3fn`` or ``float8_e5m2``.
+            dbias: whether there is a buffer for it.
+            recipe: "te" or "vllm"; written over by the op that fills the buffers.
+
+        Raises:
+            ValueError, TypeError: an argument is none of these.
+        """
+        shape = tuple(shape)
+        _one_of("format", format, GROUPED_FORMATS)
+        _one_of("recipe", recipe, RECIPES)
+        if dtype not in FP8_DTYPES:
+            raise TypeError(
+                f"dtype is {dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2"
+            )
+        device, count = offsets.device, offsets.shape[0] - 1
+        blocks = _ceil_to(math.prod(shape), NVFP4_BLOCK) // NVFP4_BLOCK
+        packed = format == "nvfp4"
+        data: tuple[int, ...] = (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),) if packed else shape
+        return cls(
+            torch.empty(data, dtype=FP4_DTYPE if packed else dtype, device=device),
+            torch.empty(count, dtype=torch.float32, device=device),
+            torch.empty(count, dtype=torch.float32, device=device),
+            offsets,
+            sizes,
+            torch.empty(blocks, dtype=SCALE_DTYPE, device=device) if packed else None,
+            torch.empty((count, shape[-1]), dtype=torch.float32, device=device) if dbias else None,
+            format,
+            shape,
+            recipe,
+        )
+
+    @property
+    def num_groups(self) -> int:
+        """G."""
+        return self.offsets.shape[0] - 1
+
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
+        """The buffer's values, rounded once to ``dtype``, zero outside of the groups.
+
+        Args:
+            dtype: bfloat16, float16 or float32.
+            out: contiguous tensor of the buffer's shape and of ``dtype`` to write to.
+
+        Raises:
+            TypeError, ValueError: see `jitquant.dequantize_grouped`.
+        """
+        from jitquant.ops.grouped import dequantize_grouped
+
+        return dequantize_grouped(self, dtype=dtype, out=out)
+
+    def __len__(self) -> int:
+        return self.num_groups
+
+    def __repr__(self) -> str:
+        return (
+            f"QuantizedGroups({self.num_groups} groups, shape={self.shape}, {self.format}, "
+            f"recipe={self.recipe!r}, dbias={'no' if self.dbias is None else 'yes'}, "
+            f"{self.nbytes} bytes, device={str(self.device)!r})"
+        )
+
+
+def _register(cls: type[_Parts]) -> None:
+    """Makes a container a pytree: the parts that are there are leaves, the rest is context."""
+
+    def context(q: Any) -> tuple[Any, ...]:
+        described = q._described()
+        return (tuple(q._present()), tuple(described), tuple(described.values()))
+
+    def flatten(q: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        return list(q._present().values()), context(q)
+
+    def flatten_with_keys(q: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[Any, ...]]:
+        keyed: list[tuple[pytree.KeyEntry, Any]] = [
+            (pytree.GetAttrKey(name), part) for name, part in q._present().items()
+        ]
+        return keyed, context(q)
+
+    def unflatten(parts: Any, context: tuple[Any, ...]) -> Any:
+        names, described, values = context
+        return cls(**dict(zip(names, parts)), **dict(zip(described, values)))  # noqa: B905
+
+    def as_tuples(value: Any) -> Any:
+        return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+    pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"jitquant.{cls.__name__}",
+        to_dumpable_context=list,
+        from_dumpable_context=as_tuples,
+        flatten_with_keys_fn=flatten_with_keys,
+    )
+
+
+_register(QuantizedTensor)
+_register(QuantizedGroups)
