@@ -7,7 +7,11 @@ its CPU, CUDA and fake implementation:
 - CUDA: the compiled module's function of the same arguments, and its own ``out`` overload.
 - fake (meta tensors, ``torch.compile``, ``torch.export``): shapes and dtypes from ``plan``.
 
-Every implementation begins with ``plan``, so an argument is checked however an op is reached.
+Arguments are checked however an op is reached: by ``plan``, or on CUDA by the compiled function,
+which refuses whatever ``plan`` would; only then is ``plan`` asked what is wrong.
+
+The dispatcher takes longer than a small kernel, so there is a way past it, `Op.direct`, for callers
+whom nothing looks over the shoulder (`plain`).
 
 Ops have no derivative: no result requires grad, whatever the inputs do. PyTorch's default for an op
 without one would give its results a grad_fn that warns in backward.
@@ -15,15 +19,22 @@ without one would give its results a grad_fn that warns in backward.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _is_tracing,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+from torch._C._autograd import _profiler_enabled
+from torch.compiler import is_dynamo_compiling
 
 from jitquant.ops import _checks
+from jitquant.ops._checks import PLAIN_TYPES
 
 LIBRARY: Any = torch.library.Library("jitquant", "DEF")  # type: ignore[no-untyped-call]
 
@@ -46,16 +57,36 @@ def _bytes(t: Tensor) -> Tensor:
     return t if t.dtype.itemsize != 1 else t.view(torch.uint8)
 
 
-def reloads() -> bool:
-    """Whether an op looks for edits of its kernel at each call: in a checkout, not in a wheel.
+def plain(x: Tensor) -> bool:
+    """Whether a call with ``x`` may go past the dispatcher.
 
-    ``JITQUANT_RELOAD`` set to 1 or 0 decides; looking costs some microseconds a call. It is read at
-    an op's first call.
+    ``x`` is a CUDA tensor of no subclass, nothing is traced or compiled, no mode or transform is
+    active, and no profiler wants to see an op of this name.
     """
-    setting = os.environ.get("JITQUANT_RELOAD", "")
-    if setting in ("0", "1"):
-        return setting == "1"
-    return not (Path(__file__).parents[1] / "kernels_cu").is_dir()
+    return (
+        not is_dynamo_compiling()
+        and type(x) in PLAIN_TYPES
+        and x.is_cuda
+        and not (
+            _len_torch_dispatch_stack()
+            or _len_torch_function_stack()
+            or _are_functorch_transforms_active()
+            or _is_tracing()
+            or _profiler_enabled()
+        )
+    )
+
+
+class Compiled(NamedTuple):
+    """What an op uses of its compiled module."""
+
+    operator: Any
+    direct: Callable[..., Any]
+    fresh: Callable[[], bool]
+
+
+def _no_direct(*_: Any) -> Any:
+    return NotImplemented
 
 
 class Op:
@@ -92,13 +123,17 @@ class Op:
         self.plan = plan
         self.reference = reference
         self._sources = [f"{module}.cu"]
-        self._kept: Any = None
-        self._reloads: bool | None = None  # decided at the first call
+        self._kept: Compiled | None = None
         self._labels = [f"out.{r}" for r in results] if len(self.results) > 1 else ["out"]
         self._register()
         packet = getattr(torch.ops.jitquant, name)
         self.default: Any = packet.default
         self.out: Any = packet.out
+        arguments_ = self.default._schema.arguments
+        self._defaults = [
+            (a.name, a.default_value if a.has_default_value() else None) for a in arguments_
+        ]
+        self._positional = sum(not a.kwarg_only for a in arguments_)
 
     def __repr__(self) -> str:
         return f"Op({self.name!r})"
@@ -127,16 +162,44 @@ class Op:
         Raises:
             jitquant.loader.LoaderError: it cannot be built or loaded.
         """
-        if self._kept is not None:
-            return self._kept
-        from jitquant.loader import get_cuda_module
+        kept = self._kept
+        if kept is None or not kept.fresh():
+            from jitquant.loader import freshness, get_cuda_module
 
-        if self._reloads is None:
-            self._reloads = reloads()
-        function = getattr(get_cuda_module(self.module, self._sources), self.function)
-        if not self._reloads:
-            self._kept = function
-        return function
+            module = get_cuda_module(self.module, self._sources)
+            direct = getattr(module, f"direct_{self.function}", _no_direct)
+            kept = Compiled(getattr(module, self.function), direct, freshness(module))
+            self._kept = kept
+        return kept.operator
+
+    def direct(self, *args: Any) -> Any:
+        """The results on CUDA as a tuple, past the dispatcher, or ``NotImplemented``.
+
+        Args:
+            args: all arguments, by position in the schema's order; then the buffers, if any, and
+                the result is None.
+
+        Nothing was done where it is ``NotImplemented``: the module has to be loaded, or an argument
+        is not plain or not accepted. The op itself is to be called then, which loads the module, or
+        says what is wrong.
+        """
+        kept = self._kept
+        if kept is None or not kept.fresh():
+            return NotImplemented
+        return kept.direct(*args)
+
+    def dispatched(self, *args: Any) -> Any:
+        """As `direct`, through the dispatcher: the op itself."""
+        names = [*(name for name, _ in self._defaults), *self.results][self._positional :]
+        keywords = dict(zip(names, args[self._positional :], strict=False))
+        if len(args) > len(self._defaults):
+            return self.out(*args[: self._positional], **keywords)
+        results = self.default(*args[: self._positional], **keywords)
+        return results if len(self.results) > 1 else (results,)
+
+    def _complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """All arguments by position: the dispatcher leaves out what equals its default."""
+        return [*args, *(kwargs.get(name, value) for name, value in self._defaults[len(args) :])]
 
     def _returned(self, results: tuple[Tensor, ...]) -> Any:
         return results if len(results) > 1 else results[0]
@@ -147,6 +210,9 @@ class Op:
             return self._returned(self.reference(*args, **kwargs))
 
     def _cuda(self, *args: Any, **kwargs: Any) -> Any:
+        results = self.direct(*self._complete(args, kwargs))
+        if results is not NotImplemented:
+            return self._returned(results)
         self.plan(*args, **kwargs)
         residual = kwargs.get("residual")
         if residual is not None:
@@ -179,6 +245,8 @@ class Op:
 
     def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
         buffers = self._buffers(kwargs)
+        if self.direct(*self._complete(args, kwargs), *buffers) is None:
+            return
         plan = self._plan_out(buffers, *args, **kwargs)
         residual = kwargs.get("residual")
         written = buffers if residual is None else [*buffers, residual]

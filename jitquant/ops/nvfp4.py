@@ -39,7 +39,7 @@ from jitquant.formats import (
     WeightBlock,
 )
 from jitquant.ops import _checks, _table
-from jitquant.ops._declare import Op
+from jitquant.ops._declare import Op, plain
 from jitquant.quantized import QuantizedActivation
 
 
@@ -57,13 +57,7 @@ def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = 
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x = _checks.as_tensor(x, "x")
-    if out is None:
-        result: Tensor = _table.AMAX_GSA.default(x, divisor)
-        return result
-    _checks.tensor_out(out)
-    _table.AMAX_GSA.out(x, divisor, gsa=out)
-    return out
+    return _one_tensor(_table.AMAX_GSA, (_checks.as_tensor(x, "x"), divisor), out)
 
 
 def quantize_nvfp4(
@@ -94,17 +88,14 @@ def quantize_nvfp4(
         TypeError, ValueError: an argument is not accepted.
     """
     x = _checks.as_tensor(x, "x")
-    return _run(
-        _table.QUANTIZE,
-        (x,),
-        (),
-        gsa,
-        granularity,
-        divisor,
-        {"recipe": recipe, "scale_layout": scale_layout},
-        out,
-        x.shape,
-    )
+    given = _checks.as_gsa(gsa)
+    args: tuple[Any, ...]
+    if isinstance(given, Tensor):
+        op, args = _table.QUANTIZE.static, (x, given, recipe, scale_layout)
+    else:
+        op = _table.QUANTIZE.dynamic
+        args = (x, divisor, given, granularity, recipe, scale_layout)
+    return _quantized(op, args, given, granularity, recipe, scale_layout, _columns(x), out)
 
 
 def quantize_weight_nvfp4(
@@ -140,17 +131,15 @@ def quantize_weight_nvfp4(
         TypeError, ValueError: an argument is not accepted.
     """
     w = _checks.as_tensor(w, "w")
-    return _run(
-        _table.WEIGHT,
-        (w,),
-        (),
-        gsa,
-        "tensor",
-        divisor,
-        {"block": block, "dim": dim, "recipe": recipe, "scale_layout": scale_layout},
-        out,
-        w.shape,
-    )
+    given = _checks.as_gsa(gsa)
+    args: tuple[Any, ...]
+    if isinstance(given, Tensor):
+        op, args = _table.WEIGHT.static, (w, given, block, dim, recipe, scale_layout)
+    else:
+        op = _table.WEIGHT.dynamic
+        args = (w, divisor, given, block, dim, recipe, scale_layout)
+    cols = w.shape[0] if dim == 0 and w.dim() == 2 else _columns(w)
+    return _quantized(op, args, given, "tensor", recipe, scale_layout, cols, out, dim=dim)
 
 
 def deinterleave_quantize_nvfp4(
@@ -190,17 +179,17 @@ def deinterleave_quantize_nvfp4(
         TypeError, ValueError: an argument is not accepted.
     """
     fused = _checks.as_tensor(fused, "fused")
-    return _run(
-        _table.DEINTERLEAVE,
-        (fused, intermediate, granularity_cols),
-        (),
-        gsa,
-        granularity,
-        divisor,
-        {"op": op, "halves": halves, "recipe": recipe, "scale_layout": scale_layout},
-        out,
-        (*fused.shape[:-1], intermediate),
-    )
+    given = _checks.as_gsa(gsa)
+    how = (op, halves)
+    args: tuple[Any, ...]
+    if isinstance(given, Tensor):
+        which = _table.DEINTERLEAVE.static
+        args = (fused, intermediate, granularity_cols, given, *how, recipe, scale_layout)
+    else:
+        which = _table.DEINTERLEAVE.dynamic
+        sizes = (fused, intermediate, granularity_cols)
+        args = (*sizes, divisor, given, *how, granularity, recipe, scale_layout)
+    return _quantized(which, args, given, granularity, recipe, scale_layout, intermediate, out)
 
 
 def rmsnorm_quantize_nvfp4(
@@ -244,17 +233,14 @@ def rmsnorm_quantize_nvfp4(
     weight = _checks.as_tensor(weight, "weight")
     if residual is not None:
         residual = _checks.as_tensor(residual, "residual")
-    return _run(
-        _table.RMSNORM,
-        (x, weight),
-        (eps,),
-        gsa,
-        granularity,
-        divisor,
-        {"residual": residual, "recipe": recipe, "scale_layout": scale_layout},
-        out,
-        x.shape,
-    )
+    given = _checks.as_gsa(gsa)
+    args: tuple[Any, ...]
+    if isinstance(given, Tensor):
+        op, args = _table.RMSNORM.static, (x, weight, given, eps, residual, recipe, scale_layout)
+    else:
+        op = _table.RMSNORM.dynamic
+        args = (x, weight, eps, divisor, residual, given, granularity, recipe, scale_layout)
+    return _quantized(op, args, given, granularity, recipe, scale_layout, _columns(x), out)
 
 
 def mhc_rmsnorm_quantize_nvfp4(
@@ -296,16 +282,15 @@ def mhc_rmsnorm_quantize_nvfp4(
     X = _checks.as_tensor(X, "X")
     A = _checks.as_tensor(A, "A")
     weight = _checks.as_tensor(weight, "weight")
-    return _run(
-        _table.MHC,
-        (X, A, weight),
-        (eps,),
-        gsa,
-        granularity,
-        divisor,
-        {"recipe": recipe, "scale_layout": scale_layout},
-        out,
-        (*X.shape[:-2], X.shape[-1]),
+    given = _checks.as_gsa(gsa)
+    args: tuple[Any, ...]
+    if isinstance(given, Tensor):
+        op, args = _table.MHC.static, (X, A, weight, given, eps, recipe, scale_layout)
+    else:
+        op = _table.MHC.dynamic
+        args = (X, A, weight, eps, divisor, given, granularity, recipe, scale_layout)
+    return _quantized(
+        op, args, given, granularity, recipe, scale_layout, _columns(X), out, reduced=2
     )
 
 
@@ -395,83 +380,142 @@ def _dequantize_parts(
     x_fp4 = _checks.as_tensor(x_fp4, "x_fp4")
     x_sf = _checks.as_tensor(x_sf, "x_sf")
     gsa = _checks.as_tensor(gsa, "gsa")
-    keywords = {"cols": cols, "dim": dim, "scale_layout": scale_layout}
+    if dtype is None and isinstance(out, Tensor):
+        dtype = out.dtype
+    return _one_tensor(_table.DEQUANTIZE, (x_fp4, x_sf, gsa, cols, dim, scale_layout, dtype), out)
+
+
+def _columns(x: Tensor) -> int:
+    """Size of the last dimension; where there is none the op says so."""
+    return x.shape[-1] if x.dim() else 0
+
+
+def _one_tensor(op: Op, args: tuple[Any, ...], out: Tensor | None) -> Tensor:
+    """A call of an op that has one result."""
     if out is None:
-        result: Tensor = _table.DEQUANTIZE.default(x_fp4, x_sf, gsa, dtype=dtype, **keywords)
+        results = op.direct(*args) if plain(args[0]) else NotImplemented
+        if results is NotImplemented:
+            results = op.dispatched(*args)
+        result: Tensor = results[0]
         return result
     _checks.tensor_out(out)
-    dtype = out.dtype if dtype is None else dtype
-    _table.DEQUANTIZE.out(x_fp4, x_sf, gsa, dtype=dtype, out=out, **keywords)
+    if not (plain(args[0]) and op.direct(*args, out) is None):
+        op.dispatched(*args, out)
     return out
 
 
-def _run(
-    family: _table.Family,
-    before: tuple[Any, ...],
-    after: tuple[Any, ...],
-    gsa: float | Tensor | None,
+def _quantized(
+    op: Op,
+    args: tuple[Any, ...],
+    given: float | Tensor | None,
     granularity: str,
-    divisor: float,
-    keywords: dict[str, Any],
+    recipe: str,
+    scale_layout: str,
+    cols: int,
     out: QuantizedActivation | None,
-    shape: tuple[int, ...],
+    *,
+    dim: int = -1,
+    reduced: int = 1,
 ) -> QuantizedActivation:
-    """One call of the family's op that the gsa asks for, and its results put together.
+    """A call of an op that quantizes, and its results put together.
 
-    ``before`` and ``after`` are the positional arguments on either side of a given gsa, ``shape``
-    is the logical shape of the result.
+    Args:
+        op: the op that the gsa asks for.
+        args: all of its arguments, in its order.
+        given: the gsa that is given.
+        cols: logical size of the packed dimension.
+        reduced: how many last dimensions of the input become that one.
     """
-    scale = _checks.as_gsa(gsa)
-    given: Tensor | None = None
-    if isinstance(scale, Tensor):
-        given = scale
+    gsa = given if isinstance(given, Tensor) else None
+    if gsa is not None:
         _checks.one_of(granularity, "granularity", GRANULARITIES)
-        op, args = family.static, (*before, given, *after)
-        granularity = "tensor" if given.numel() == 1 else "row"
-    else:
-        op, args = family.dynamic, (*before, *after, divisor)
-        if family is not _table.WEIGHT:
-            keywords["granularity"] = granularity
-        if scale is not None:
-            keywords["global_scale"] = scale
-            granularity = "tensor"
+        granularity = "tensor" if gsa.numel() == 1 else "row"
+    elif given is not None:
+        # The op has looked at the name that was given, or does so now.
+        granularity = "tensor"
     if out is not None:
-        return _run_out(op, args, keywords, out, given, granularity, shape)
-    parts = dict(zip(op.results, op.default(*args, **keywords), strict=True))
-    dim = keywords.get("dim", -1)
+        form = (cols, scale_layout, granularity, dim)
+        return _quantized_into(out, op, args, gsa, recipe, form, reduced)
+    results = op.direct(*args) if plain(args[0]) else NotImplemented
+    if results is NotImplemented:
+        results = op.dispatched(*args)
     return QuantizedActivation(
-        parts["x_fp4"],
-        parts["x_sf"],
-        parts["gsa"] if given is None else given,
-        parts.get("inv_rms"),
-        shape[dim],
-        keywords["scale_layout"],
+        results[0],
+        results[1],
+        results[2] if gsa is None else gsa,
+        results[-1] if op.results[-1] == "inv_rms" else None,
+        cols,
+        scale_layout,
         granularity,
-        keywords["recipe"],
+        recipe,
         dim,
     )
 
 
-def _run_out(
+def _quantized_into(
+    out: QuantizedActivation,
     op: Op,
     args: tuple[Any, ...],
-    keywords: dict[str, Any],
-    out: QuantizedActivation,
-    given: Tensor | None,
-    granularity: str,
-    shape: tuple[int, ...],
+    gsa: Tensor | None,
+    recipe: str,
+    form: tuple[int, str, str, int],
+    reduced: int,
 ) -> QuantizedActivation:
-    """The same into the buffers of ``out``; ``given`` is a gsa tensor."""
+    """The same into the buffers of ``out``, of this form; ``gsa`` is a gsa given as a tensor."""
+    cols, scale_layout, granularity, dim = form
+    normed = op.results[-1] == "inv_rms"
+    if not (
+        plain(args[0])
+        and type(out) is QuantizedActivation
+        and out.cols == cols
+        and out.scale_layout == scale_layout
+        and (out.granularity == granularity or gsa is not None)
+        and out.dim == dim
+        and (out.inv_rms is not None) == normed
+        and op.direct(*args, *_buffers(out, gsa, normed)) is None
+    ):
+        x = args[0]
+        shape = (*x.shape[: x.dim() - reduced], cols) if dim else tuple(x.shape)
+        _check_form(out, op, shape, scale_layout, granularity if gsa is None else None, dim)
+        buffers = _buffers(out, gsa, normed)
+        if torch.compiler.is_compiling():
+            # Codes go in as bytes: Inductor cannot copy float4_e2m1fn_x2.
+            buffers = (out.x_fp4_bytes, *buffers[1:])
+        op.dispatched(*args, *buffers)
+    out.recipe = recipe
+    if gsa is not None:
+        out.gsa, out.granularity = gsa, granularity
+    return out
+
+
+def _buffers(out: QuantizedActivation, gsa: Tensor | None, normed: bool) -> tuple[Any, ...]:
+    """The buffers of ``out`` that an op writes to, in the order of its results."""
+    if normed:
+        if gsa is None:
+            return out.x_fp4, out.x_sf, out.gsa, out.inv_rms
+        return out.x_fp4, out.x_sf, out.inv_rms
+    return (out.x_fp4, out.x_sf, out.gsa) if gsa is None else (out.x_fp4, out.x_sf)
+
+
+def _check_form(
+    out: object,
+    op: Op,
+    shape: tuple[int, ...],
+    scale_layout: str,
+    granularity: str | None,
+    dim: int,
+) -> None:
+    """Buffers are for a result of this logical shape and layout; the op looks at the tensors."""
     if not isinstance(out, QuantizedActivation):
         raise TypeError(
             f"out is {type(out).__name__}; accepted is a QuantizedActivation, such as "
             "QuantizedActivation.empty(shape, ...) makes"
         )
     for name, has, wanted in (
-        ("shape", out.shape, tuple(shape)),
-        ("dim", out.dim, keywords.get("dim", -1)),
-        ("scale_layout", out.scale_layout, keywords["scale_layout"]),
-        ("granularity", out.granularity if given is None else granularity, granularity),
+        ("shape", out.shape, shape),
+        ("dim", out.dim, dim),
+        ("scale_layout", out.scale_layout, scale_layout),
+        ("granularity", out.granularity if granularity else granularity, granularity),
     ):
         if has != wanted:
             raise ValueError(
@@ -486,11 +530,3 @@ def _run_out(
         raise ValueError(
             f"out.inv_rms is given; {op.name} has no such result. Make the buffers without it"
         )
-    # Compiled graphs take the codes as bytes: Inductor cannot copy float4_e2m1fn_x2.
-    x_fp4 = out.x_fp4_bytes if torch.compiler.is_compiling() else out.x_fp4
-    buffers = {"x_fp4": x_fp4, "x_sf": out.x_sf, "gsa": out.gsa, "inv_rms": out.inv_rms}
-    op.out(*args, **keywords, **{name: buffers[name] for name in op.results})
-    out.recipe = keywords["recipe"]
-    if given is not None:
-        out.gsa, out.granularity = given, granularity
-    return out

@@ -12,7 +12,6 @@ from samples import ALL_SAMPLES, OPS, SAMPLES, Sample, byte_view, poisoned_buffe
 
 import jitquant.loader
 from jitquant.ops import ALL_OPS, Op
-from jitquant.ops import _declare as declare
 
 U8 = torch.uint8
 by_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
@@ -179,9 +178,9 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 
     recorders: dict[str, Recorder] = {}
     monkeypatch.setattr(jitquant.loader, "get_cuda_module", get_cuda_module)
+    monkeypatch.setattr(jitquant.loader, "freshness", lambda _: lambda: True)
     for op in ALL_OPS:
         monkeypatch.setattr(op, "_kept", None)
-        monkeypatch.setattr(op, "_reloads", None)
     return asked
 
 
@@ -228,27 +227,15 @@ def test_cuda_tells_autograd_of_its_writes(modules: list[tuple[str, list[str]]])
         op._cuda(x, weight, residual=torch.ones(2, 16))
 
 
-def test_checkout_asks_the_loader_at_each_call(
+def test_the_loader_is_asked_again_after_an_edit(
     modules: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     op, x = OPS["amax_gsa"], torch.ones(1, 16)
-    monkeypatch.setenv("JITQUANT_RELOAD", "1")
+    fresh = [True]
+    monkeypatch.setattr(jitquant.loader, "freshness", lambda _: lambda: fresh[0])
     op._cuda(x)
     op._cuda(x)
-    assert len(modules) == 2
-    monkeypatch.setenv("JITQUANT_RELOAD", "0")
-    monkeypatch.setattr(op, "_reloads", None)
+    assert len(modules) == 1
+    fresh[0] = False
     op._cuda(x)
-    op._cuda(x)
-    assert len(modules) == 3
-
-
-def test_reloads_in_a_checkout_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.delenv("JITQUANT_RELOAD", raising=False)
-    file = tmp_path / "jitquant" / "ops" / "_declare.py"
-    monkeypatch.setattr(declare, "__file__", str(file))
-    assert declare.reloads()
-    (tmp_path / "jitquant" / "kernels_cu").mkdir(parents=True)
-    assert not declare.reloads()
-    monkeypatch.setenv("JITQUANT_RELOAD", "1")
-    assert declare.reloads()
+    assert len(modules) > 1
