@@ -112,11 +112,12 @@ def _gsa(device: torch.device | str, rows: int | None = None) -> Tensor:
     return (torch.linspace(0.2, 3.0, max(rows, 1))[:rows] * 1e-3).to(device)
 
 
-def _rows(x: Tensor, trailing: int = 1) -> int:
+def row_count(x: Tensor, trailing: int = 1) -> int:
+    """Rows of a tensor with ``trailing`` dimensions that are no rows."""
     return math.prod(x.shape[: x.dim() - trailing])
 
 
-def _cycle(*lists: tuple[Any, ...]) -> Callable[[int], tuple[Any, ...]]:
+def cycle(*lists: tuple[Any, ...]) -> Callable[[int], tuple[Any, ...]]:
     """The i-th of all combinations, so that a list of inputs meets every combination in turn."""
     combinations = list(itertools.product(*lists))
     return lambda i: combinations[i % len(combinations)]
@@ -139,7 +140,7 @@ def _amax_samples() -> list[Sample]:
 
 def _quantize_samples() -> tuple[list[Sample], list[Sample]]:
     dynamic, static = [], []
-    combination = _cycle(GRANULARITIES, LAYOUTS, RECIPES)
+    combination = cycle(GRANULARITIES, LAYOUTS, RECIPES)
     for i, ((label, make), dtype) in enumerate(itertools.product(inputs().items(), DTYPES)):
         for j in (3 * i, 3 * i + 1, 3 * i + 5):
             granularity, layout, recipe = combination(j)
@@ -151,7 +152,7 @@ def _quantize_samples() -> tuple[list[Sample], list[Sample]]:
 
             def make_static(d, make=make, dtype=dtype, k=keywords, granularity=granularity):
                 x = make(dtype, d)
-                rows = _rows(x) if granularity == "row" else None
+                rows = row_count(x) if granularity == "row" else None
                 return (x, _gsa(d, rows)), dict(k)
 
             dynamic.append(Sample("quantize_nvfp4", name, make_dynamic))
@@ -199,7 +200,7 @@ def _deinterleave_samples() -> tuple[list[Sample], list[Sample]]:
         ((0,), 16, 8, False),
         ((), 16, 8, False),
     )
-    combination = _cycle(("select", "swiglu"), GRANULARITIES, LAYOUTS, RECIPES)
+    combination = cycle(("select", "swiglu"), GRANULARITIES, LAYOUTS, RECIPES)
     for i, (((leading, inter, run, halves), dtype), op) in enumerate(
         itertools.product(itertools.product(shapes, DTYPES), ("select", "swiglu"))
     ):
@@ -215,7 +216,7 @@ def _deinterleave_samples() -> tuple[list[Sample], list[Sample]]:
 
         def make_static(d, x=fused, inter=inter, run=run, k=keywords, g=granularity):
             t = x(d)
-            return (t, inter, run, _gsa(d, _rows(t) if g == "row" else None)), dict(k)
+            return (t, inter, run, _gsa(d, row_count(t) if g == "row" else None)), dict(k)
 
         exact = op == "select"
         dynamic.append(Sample("deinterleave_quantize_nvfp4", name, make_dynamic, exact))
@@ -239,7 +240,7 @@ def _deinterleave_samples() -> tuple[list[Sample], list[Sample]]:
 
 def _norm_samples() -> tuple[list[Sample], list[Sample]]:
     dynamic, static = [], []
-    combination = _cycle((False, True), GRANULARITIES, LAYOUTS, RECIPES)
+    combination = cycle((False, True), GRANULARITIES, LAYOUTS, RECIPES)
     kept = [k for k in inputs() if k not in ("specials", "infinity", "expanded")]
     for i, (label, dtype) in enumerate(itertools.product(kept, DTYPES)):
         make = inputs()[label]
@@ -260,7 +261,7 @@ def _norm_samples() -> tuple[list[Sample], list[Sample]]:
 
         def make_static(d, tensors=tensors, k=keywords, g=granularity):
             x, weight, added = tensors(d)
-            gsa = _gsa(d, _rows(x) if g == "row" else None)
+            gsa = _gsa(d, row_count(x) if g == "row" else None)
             return (x, weight, gsa), {"residual": added, **k}
 
         dynamic.append(Sample("rmsnorm_quantize_nvfp4", name, make_dynamic, False))
@@ -287,7 +288,7 @@ def _norm_samples() -> tuple[list[Sample], list[Sample]]:
 def _mhc_samples() -> tuple[list[Sample], list[Sample]]:
     dynamic, static = [], []
     shapes = ((5, 4, 64), (3, 1, 33), (130, 2, 48), (2, 3, 8, 32), (0, 4, 32), (4, 32))
-    combination = _cycle(GRANULARITIES, LAYOUTS, RECIPES)
+    combination = cycle(GRANULARITIES, LAYOUTS, RECIPES)
     for i, (shape, dtype) in enumerate(itertools.product(shapes, DTYPES)):
         granularity, layout, recipe = combination(5 * i)
         keywords = {"recipe": recipe, "scale_layout": layout}
@@ -304,7 +305,7 @@ def _mhc_samples() -> tuple[list[Sample], list[Sample]]:
 
         def make_static(d, tensors=tensors, k=keywords, g=granularity):
             X, A, weight = tensors(d)
-            return (X, A, weight, _gsa(d, _rows(X, 2) if g == "row" else None)), dict(k)
+            return (X, A, weight, _gsa(d, row_count(X, 2) if g == "row" else None)), dict(k)
 
         dynamic.append(Sample("mhc_rmsnorm_quantize_nvfp4", name, make_dynamic, False))
         static.append(Sample("mhc_rmsnorm_quantize_nvfp4_static", name, make_static, False))
@@ -329,7 +330,7 @@ def _mhc_samples() -> tuple[list[Sample], list[Sample]]:
 def _weight_samples() -> tuple[list[Sample], list[Sample]]:
     dynamic, static = [], []
     shapes = ((32, 64), (17, 40), (130, 96), (5, 1), (1, 16), (48, 33))
-    combination = _cycle(("1x16", "16x16"), (-1, 0), LAYOUTS, RECIPES)
+    combination = cycle(("1x16", "16x16"), (-1, 0), LAYOUTS, RECIPES)
     for i in range(48):
         block, dim, layout, recipe = combination(i)
         if dim == 0:
@@ -376,7 +377,7 @@ def _weight_samples() -> tuple[list[Sample], list[Sample]]:
 def _dequantize_samples() -> list[Sample]:
     out = []
     shapes = ((5, 64), (48,), (3, 19), (130, 80), (2, 3, 24), (0, 32))
-    combination = _cycle(GRANULARITIES, LAYOUTS)
+    combination = cycle(GRANULARITIES, LAYOUTS)
     for i, (shape, dtype) in enumerate(itertools.product(shapes, (None, *DTYPES))):
         granularity, layout = combination(i + i // 4)
 
@@ -422,7 +423,9 @@ def _all() -> dict[str, list[Sample]]:
     return {group[0].op: group for group in lists}
 
 
-SAMPLES: dict[str, list[Sample]] = _all()
+from samples_fp8 import fp8_samples  # noqa: E402 - it uses what stands above
+
+SAMPLES: dict[str, list[Sample]] = {**_all(), **fp8_samples()}
 ALL_SAMPLES: list[Sample] = [sample for group in SAMPLES.values() for sample in group]
 OPS: dict[str, Op] = {op.name: op for op in ALL_OPS}
 
@@ -441,7 +444,6 @@ def poisoned_buffers(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
 
 def byte_view(t: Tensor) -> Tensor:
     """The bytes of a contiguous tensor, NaN of one sign and payload in floats."""
-    if t.dtype.itemsize > 1:
+    if t.dtype.itemsize > 1 and t.is_floating_point():
         t = torch.where(t.isnan(), torch.full_like(t, math.nan), t)
-        return t.reshape(-1).view(torch.uint8)
-    return t.view(torch.uint8)
+    return t.reshape(-1).view(torch.uint8)

@@ -158,7 +158,8 @@ def silu_mul(fused: Tensor, interleave: int) -> Tensor:
     """
     v = rows_of(fused)
     n = v.shape[1] // 2
-    turns = v.reshape(v.shape[0], -1, 2, interleave if interleave else n)
+    run = interleave if interleave else n
+    turns = v.reshape(v.shape[0], n // run, 2, run)
     gate, up = turns[:, :, 0].reshape(v.shape[0], n), turns[:, :, 1].reshape(v.shape[0], n)
     return torch.div(gate, constant(1.0, gate) + torch.exp(-gate)) * up
 
@@ -298,7 +299,7 @@ def load_scales(stored: Tensor, rows: int, groups: int, scale_layout: str) -> Te
             stored = stored[..., : rows // batches, :]
     if stored.dtype == torch.int32:
         exponents = stored.reshape(-1).view(torch.uint8).view(E8M0_DTYPE)
-        return decode_e8m0(exponents.reshape(rows, -1)[:, :groups])
+        return decode_e8m0(exponents.reshape(rows, 4 * stored.shape[-1])[:, :groups])
     if stored.dtype == torch.float32:
         return stored.reshape(rows, stored.shape[-1] if stored.dim() else 1)[:, :groups]
     return decode_e8m0(stored).reshape(rows, groups)
@@ -319,9 +320,15 @@ def _quantize_groups(
     """Elements (rows, N) and scale_inv fp32 (rows, G) of fp32 rows."""
     blocks, b = group_amax(v, group_size)
     data, scale_inv = quantize_tiles(
-        blocks.reshape(-1, group_size), b.reshape(-1), dtype, eps, recipe, scale_format != "float32"
+        blocks.reshape(b.numel(), group_size),
+        b.reshape(-1),
+        dtype,
+        eps,
+        recipe,
+        scale_format != "float32",
     )
-    return data.reshape(v.shape[0], -1)[:, : v.shape[1]].contiguous(), scale_inv.reshape(b.shape)
+    data = data.reshape(v.shape[0], b.shape[1] * group_size)[:, : v.shape[1]].contiguous()
+    return data, scale_inv.reshape(b.shape)
 
 
 def rows_past_counts(counts: Tensor, leading: tuple[int, ...]) -> Tensor:
@@ -468,12 +475,12 @@ def quantize_block(
     the last dimension a multiple of four with "row_padded".
     """
     rows, cols = w.shape[-2:]
-    matrices = w.reshape(-1, rows, cols).to(torch.float32)
-    count, tall, wide = matrices.shape[0], ceil_div(rows, block_rows), ceil_div(cols, block_cols)
+    count, tall, wide = w.shape[:-2].numel(), ceil_div(rows, block_rows), ceil_div(cols, block_cols)
+    matrices = w.reshape(count, rows, cols).to(torch.float32)
     padded = functional.pad(
         matrices, (0, wide * block_cols - cols, 0, tall * block_rows - rows)
     ).reshape(count, tall, block_rows, wide, block_cols)
-    tiles = padded.permute(0, 1, 3, 2, 4).reshape(-1, block_rows * block_cols)
+    tiles = padded.permute(0, 1, 3, 2, 4).reshape(count * tall * wide, block_rows * block_cols)
     data, scale_inv = quantize_tiles(
         tiles,
         tiles.abs().amax(dim=1),

@@ -31,7 +31,7 @@ def _quantize_rows(v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     blocks, b = group_amax(v, MXFP8_BLOCK)
     exponent = e8m0_rceil(torch.div(b, constant(QUANTIZED_MAX[dtype], b)))
     data = encode(blocks * inverse_power_of_two(exponent)[:, :, None], dtype)
-    data = data.reshape(v.shape[0], -1)[:, : v.shape[1]].contiguous()
+    data = data.reshape(v.shape[0], b.shape[1] * MXFP8_BLOCK)[:, : v.shape[1]].contiguous()
     return data, exponent.to(torch.uint8).view(E8M0_DTYPE)
 
 

@@ -9,14 +9,17 @@ import torch
 from samples import OPS, SAMPLES, Sample, poisoned_buffers
 
 
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
+
+
 def chosen(name: str) -> list[Sample]:
     """Two unlike samples with rows; with a residual where there is one."""
     group = []
     for sample in SAMPLES[name]:
         args, kwargs = sample.make("cpu")
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        special = any(t.is_floating_point() and not t.isfinite().all() for t in tensors)
-        nan_results = sample.label == "all_bytes"  # opcheck takes NaN for a difference
+        special = any(t.is_floating_point() and not t.float().isfinite().all() for t in tensors)
+        nan_results = sample.label.startswith("all_bytes")  # opcheck takes NaN for a difference
         if all(t.numel() for t in tensors) and not special and not nan_results:
             group.append((kwargs.get("residual") is None, sample))
     group.sort(key=lambda pair: pair[0])
@@ -26,15 +29,15 @@ def chosen(name: str) -> list[Sample]:
 CHOSEN = [sample for name in SAMPLES for sample in chosen(name)]
 
 
+CHECKS = ("test_faketensor", "test_aot_dispatch_dynamic", "test_autograd_registration")
+
+
 def check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    results = torch.library.opcheck(op, args, kwargs)
-    assert set(results.values()) == {"SUCCESS"}
-    assert set(results) >= {
-        "test_schema",
-        "test_faketensor",
-        "test_aot_dispatch_dynamic",
-        "test_autograd_registration",
-    }
+    # What it does to its arguments cannot be compared by PyTorch where they are of one byte.
+    small = any(isinstance(a, torch.Tensor) and a.dtype in FP8 for a in args)
+    checks = CHECKS if small else ("test_schema", *CHECKS)
+    results = torch.library.opcheck(op, args, kwargs, test_utils=checks)
+    assert results == dict.fromkeys(checks, "SUCCESS")
 
 
 @pytest.mark.parametrize("sample", CHOSEN, ids=str)
