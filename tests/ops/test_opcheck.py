@@ -8,7 +8,6 @@ import pytest
 import torch
 from samples import OPS, SAMPLES, Sample, poisoned_buffers
 
-
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
 
 
