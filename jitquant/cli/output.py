@@ -13,6 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+#: The option of every command that can be asked about another architecture than the one here.
+Arch = Annotated[
+    str | None,
+    typer.Option("--arch", help="Architectures, such as 90a,100a,103a,120f; else as everywhere."),
+]
 #: The option of every command whose result a machine may read.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
@@ -51,22 +56,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
-
-
-def size(count: int) -> str:
-    """A number of bytes for people."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} bytes"
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 48 * 3600:
-        return f"{seconds / 3600:.0f} h"
-    return f"{seconds / 86400:.0f} days"

@@ -175,6 +175,15 @@ def _nvml_capabilities() -> list[int] | None:
         nvml.nvmlShutdown()
 
 
+def _has_driver() -> bool:
+    """Whether the CUDA driver can be loaded; without it torch sees no GPU either."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def visible_archs() -> tuple[str, ...]:
     """Canonical names for the GPUs this process can use; ``()`` where there is none.
 
@@ -187,6 +196,8 @@ def visible_archs() -> tuple[str, ...]:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1", "NoDevFiles"):
         return ()
     numbers = _nvml_capabilities()
+    if numbers is None and not _has_driver():
+        return ()
     if numbers is None or (len(set(numbers)) > 1 and "CUDA_VISIBLE_DEVICES" in os.environ):
         import torch
 

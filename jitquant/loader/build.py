@@ -17,7 +17,7 @@ from .archs import gencode_flags
 from .diagnostics import compile_error
 from .errors import CompileError
 from .plan import Plan, python_include_dir, wheel_include_dirs
-from .processes import Command, run_side_by_side
+from .processes import Command, default_jobs, run_side_by_side
 from .sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
 from .toolchain import cudart_flags, cxx_runtime_flags
 from .torch_install import torch_install
@@ -108,7 +108,7 @@ def _cuda_command(
         argv += ["-ccbin", plan.host.program]
     argv += gencode_flags(plan.archs.archs)
     if len(plan.archs.archs) > 1:
-        argv += ["--threads", str(min(len(plan.archs.archs), os.cpu_count() or 1))]
+        argv += ["--threads", str(min(len(plan.archs.archs), default_jobs()))]
     argv += ["-O3", "-lineinfo", "--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
     argv += ["-Xcompiler", ",".join(_host_flags(plan))]
     if not _sets_standard(flags):

@@ -15,6 +15,7 @@ from typing import Any
 from .archs import NO_GPU, ArchChoice, choose_archs, visible_archs
 from .bundles import VARIABLE, bundle_paths, fits, library_of, open_bundle
 from .cache import Cache, Entry, default_root
+from .changes import what_changed
 from .errors import (
     BundleError,
     CaptureError,
@@ -30,7 +31,7 @@ from .module import CudaModule, load_module, loaded_under
 from .plan import Plan, Request, Wanted, look_up, make_plan
 from .processes import default_jobs
 from .record import Loaded, Record, Watched, arch_environment
-from .report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten, what_changed
+from .report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten
 from .sources import (
     FileHasher,
     as_strings,
@@ -216,7 +217,7 @@ class Loader:
         for _ in range(_MOST_ATTEMPTS):
             plan = self.plan(self.look_up(request))
             with contextlib.suppress(_ChangedError):
-                return self._find(plan) or self._build(plan, on_tick)
+                return self.find(plan) or self._build(plan, on_tick)
         raise _changes_too_fast(request)
 
     @contextlib.contextmanager
@@ -393,7 +394,7 @@ class Loader:
     def _get_built(self, wanted: Wanted) -> tuple[Loaded, Watched]:
         """The module loaded from the cache, or built; if this process has it, that."""
         plan = self.plan(wanted)
-        return self._find_loaded(plan) or self._load(plan, self._find(plan) or self._build(plan))
+        return self._find_loaded(plan) or self._load(plan, self.find(plan) or self._build(plan))
 
     def _find_loaded(self, plan: Plan) -> tuple[Loaded, Watched] | None:
         for loaded in self._loaded.get(plan.level1, ()):
@@ -402,8 +403,8 @@ class Loader:
                 return loaded, match
         return None
 
-    def _find(self, plan: Plan) -> Build | None:
-        """A build from the cache."""
+    def find(self, plan: Plan) -> Build | None:
+        """The build of ``plan`` in the cache, held there."""
         caches = [self.cache()]
         if caches[0].has_temporary:
             caches.append(caches[0].temporary())
@@ -507,7 +508,7 @@ class Loader:
         with cache.lock(
             plan.level1, timeout=timeout, beat=HEARTBEAT_SECONDS, on_wait=on_wait
         ) as locked:
-            if found := self._find(plan):
+            if found := self.find(plan):
                 if heartbeat.seconds > 1.0:
                     self.reporter.say(
                         f"{plan.name}: another process built it (waited {heartbeat.seconds:.1f} s)"

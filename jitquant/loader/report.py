@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 LOG = logging.getLogger("jitquant.loader")
 
@@ -76,52 +75,3 @@ def shorten(items: Sequence[str], most: int = 3) -> str:
     """``items`` joined, the rest as a number."""
     shown = ", ".join(items[:most])
     return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
-
-
-def what_changed(
-    last: dict[str, Any] | None, inputs: dict[str, Any], headers: dict[str, str | None]
-) -> str:
-    """Why a build is needed, from what the last build of the module was made from.
-
-    ``headers`` maps the headers of the last build to the digests that they have now.
-    """
-    if last is None:
-        return "first build"
-    before: dict[str, Any] = last.get("inputs", {})
-    reasons: list[str] = []
-    old_sources = dict(map(tuple, before.get("sources", [])))
-    new_sources = dict(map(tuple, inputs["sources"]))
-    changed = [
-        name
-        for name in {**old_sources, **new_sources}
-        if old_sources.get(name) != new_sources.get(name)
-    ]
-    old_headers: dict[str, str] = last.get("headers", {})
-    changed += [name for name, digest in old_headers.items() if headers.get(name) != digest]
-    if changed:
-        reasons.append(f"{shorten(changed)} changed")
-    for key, label in (
-        ("archs", "architectures"),
-        ("nvcc", "nvcc"),
-        ("cudart", "CUDA runtime"),
-        ("host_compiler", "host compiler"),
-        ("torch", "torch"),
-        ("cuda_flags", "cuda_flags"),
-        ("cxx_flags", "cxx_flags"),
-        ("environment", "compiler variables"),
-        ("libc", "C library"),
-        ("schema", "cache format"),
-        ("include_dirs", "include_dirs"),
-        ("machine", "machine"),
-        ("cxx11_abi", "C++ ABI"),
-    ):
-        old, new = before.get(key), inputs.get(key)
-        if old != new:
-            reasons.append(f"{label}: {_plain(old)} -> {_plain(new)}")
-    return "; ".join(reasons) if reasons else "not in the cache any more"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_plain, value)) or "none"
-    return str(value)

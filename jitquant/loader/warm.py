@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .errors import LoaderError
 from .module import CudaModule
+from .names import kernel_names
 from .plan import Request
 from .processes import default_jobs
 
@@ -32,7 +33,7 @@ def warm(
     """
     import torch  # noqa: F401  (threads that import it at the same time see half of it)
 
-    requests = {name: _request(loader, name) for name in names or _all_names(loader)}
+    requests = {name: _request(loader, name) for name in names or kernel_names(loader)}
     modules: dict[str, CudaModule] = {}
     failed: dict[str, BaseException] = {}
     # Twice the compilers: a thread is also busy with hashing, linking and loading.
@@ -65,17 +66,13 @@ def warm(
     return modules
 
 
-def _all_names(loader: Loader) -> list[str]:
-    return sorted(path.stem for path in loader.kernels_dir().glob("*.cu"))
-
-
 def _request(loader: Loader, name: str) -> Request:
     if not isinstance(name, str):
         raise TypeError(f"warmup: {name!r} is {type(name).__name__}; give names of modules.")
     known = loader.known_request(name)
     if known is not None:
         return known[1]
-    available = _all_names(loader)
+    available = kernel_names(loader)
     if name not in available:
         near = difflib.get_close_matches(name, available, n=3, cutoff=0.5)
         hint = f"Near names: {', '.join(near)}." if near else f"There are: {', '.join(available)}."

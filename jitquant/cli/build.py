@@ -1,0 +1,181 @@
+"""``jitquant build``: compile ahead of time, with a bar for each module."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from jitquant.loader.ahead import Outcome, build_all, expected_seconds
+from jitquant.loader.core import Loader
+from jitquant.loader.names import kernel_names, request_of
+from jitquant.loader.plan import Request
+from jitquant.loader.processes import default_jobs
+from jitquant.loader.report import LOG, Reporter
+
+from .output import Arch, Json, console, print_json
+from .units import show_duration
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Kernels, .cu files, or modules built before; all kernels without any."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Compilers at once; else the processors, at most one for each GiB of memory."
+    ),
+]
+
+
+def build(names: Names = None, arch: Arch = None, jobs: Jobs = None, json: Json = False) -> None:
+    """Build modules side by side; what the cache has already is left as it is."""
+    outcomes = build_named(names, arch, jobs, quiet=json)
+    if json:
+        print_json([_plain(outcome) for outcome in outcomes])
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if failed and not json:
+        out = console(stderr=True)
+        for outcome in failed:
+            out.print(f"\n{outcome.error}", markup=False)
+    raise typer.Exit(1 if failed else 0)
+
+
+def build_named(
+    names: Sequence[str] | None, arch: str | None, jobs: int | None, *, quiet: bool
+) -> list[Outcome]:
+    """Build what the names stand for, and show how it goes on stderr."""
+    if jobs is not None:
+        os.environ["JITQUANT_JOBS"] = str(jobs)
+    loader = Loader()
+    loader.reporter = _LogOnly()
+    requests = {
+        request.name: request
+        for request in (request_of(loader, name, arch) for name in names or kernel_names(loader))
+    }
+    if quiet:
+        return build_all(loader, requests)
+    return _show(loader, requests, console(stderr=True))
+
+
+class _LogOnly(Reporter):
+    """The bars say on the terminal what the loader would."""
+
+    def say(self, line: str) -> None:
+        LOG.info("%s", line)
+
+
+def _show(loader: Loader, requests: Mapping[str, Request], out: Console) -> list[Outcome]:
+    expected = expected_seconds(loader, list(requests))
+    began: dict[str, float] = {}
+    doing: dict[str, str] = {}
+    over = threading.Event()
+
+    def on_tick(name: str, labels: Sequence[str]) -> None:
+        if labels:
+            began.setdefault(name, time.monotonic())
+        doing[name] = ", ".join(labels) or "waiting for a free processor"
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=out,
+        disable=not out.is_terminal,
+    )
+    with progress:
+        bars = {
+            name: progress.add_task(name, total=expected[name], start=False, note="")
+            for name in requests
+        }
+        whole = progress.add_task(f"all, {default_jobs()} at once", total=len(requests), note="")
+
+        def on_done(outcome: Outcome) -> None:
+            bar = bars[outcome.name]
+            progress.start_task(bar)
+            progress.update(bar, total=1.0, completed=1.0, note=_note(outcome))
+            progress.stop_task(bar)
+            progress.advance(whole)
+            began.pop(outcome.name, None)
+            doing[outcome.name] = "done"
+            if not out.is_terminal:
+                out.print(f"{outcome.name}: {_note(outcome)}", markup=False)
+
+        def refresh() -> None:
+            while not over.wait(0.1):
+                _move(progress, bars, began, doing, expected)
+                left = remaining(expected, began, doing, time.monotonic(), default_jobs())
+                note = "" if left is None else f"about {show_duration(left)} left"
+                progress.update(whole, note=note)
+
+        thread = threading.Thread(target=refresh, daemon=True)
+        thread.start()
+        try:
+            outcomes = build_all(loader, requests, on_tick=on_tick, on_done=on_done)
+        finally:
+            over.set()
+            thread.join()
+        progress.update(whole, note="")
+    return outcomes
+
+
+def _move(
+    progress: Progress,
+    bars: Mapping[str, TaskID],
+    began: Mapping[str, float],
+    doing: Mapping[str, str],
+    expected: Mapping[str, float | None],
+) -> None:
+    for name, start in list(began.items()):
+        progress.start_task(bars[name])
+        elapsed, total = time.monotonic() - start, expected[name]
+        if total is None:
+            note = doing[name]
+        else:
+            left = max(total - elapsed, 0.0)
+            note = f"{doing[name]}; about {show_duration(left)} left" if left else doing[name]
+            elapsed = min(elapsed, 0.99 * total)
+        progress.update(bars[name], completed=elapsed, note=note)
+
+
+def remaining(
+    expected: Mapping[str, float | None],
+    began: Mapping[str, float],
+    doing: Mapping[str, str],
+    now: float,
+    jobs: int,
+) -> float | None:
+    """Seconds until all is built if each takes as long as last time; ``None`` if one is new."""
+    left: list[float] = []
+    for name, seconds in expected.items():
+        if doing.get(name) == "done":
+            continue
+        if seconds is None:
+            return None
+        left.append(max(seconds - (now - began[name] if name in began else 0.0), 0.0))
+    return max(max(left, default=0.0), sum(left) / jobs)
+
+
+def _note(outcome: Outcome) -> str:
+    if outcome.state == "hit":
+        return "in the cache already"
+    return f"{outcome.state} in {show_duration(outcome.seconds)}"
+
+
+def _plain(outcome: Outcome) -> dict[str, object]:
+    build = outcome.build
+    return {
+        "name": outcome.name,
+        "state": outcome.state,
+        "seconds": round(outcome.seconds, 3),
+        "archs": build.entry.inputs["archs"] if build else [],
+        "library": build.library if build else None,
+        "error": None if outcome.error is None else str(outcome.error),
+    }

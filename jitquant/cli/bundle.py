@@ -1,0 +1,48 @@
+"""``jitquant bundle``: builds to carry to where there is no compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jitquant.loader.bundles import VARIABLE, write_bundle
+
+from .build import Jobs, Names, build_named
+from .output import Arch, Json, console, print_json
+from .units import show_size
+
+
+def bundle(
+    names: Names = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="A directory that is not there yet.")
+    ] = Path("jitquant-bundle"),
+    arch: Arch = None,
+    jobs: Jobs = None,
+    json: Json = False,
+) -> None:
+    """Build modules and copy them into a directory for machines without a compiler.
+
+    Needs no GPU. The directory may be moved; JITQUANT_BUNDLES=DIR uses it, with the same torch and
+    the same sources.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise typer.BadParameter(f"{output} is there already; remove it or give another")
+    outcomes = build_named(names, arch, jobs, quiet=json)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    written = write_bundle(
+        [(o.build.library.parent, o.build.entry) for o in outcomes if o.build is not None], output
+    )
+    if json:
+        print_json(written)
+        return
+    size = show_size(sum(build.size for build in written.builds))
+    console().print(
+        f"{len(written.builds)} builds, {size}, in {written.path}\n"
+        f"use them with {VARIABLE}={written.path}",
+        markup=False,
+    )

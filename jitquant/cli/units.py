@@ -1,0 +1,51 @@
+"""Sizes and times as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def parse_size(text: str) -> int:
+    """Bytes, from ``"500M"``, ``"2 GB"``, ``"1.5GiB"`` (units of 1024) or a plain number.
+
+    Raises:
+        ValueError: another form.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; give one such as 500M, 2GB or 1.5GiB.")
+    return int(float(match[1]) * _SIZES[match[2].upper()])
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, from ``"30d"``, ``"12h"``, ``"90m"``, ``"2w"`` or ``"45s"``.
+
+    Raises:
+        ValueError: another form.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is no time; give one such as 30d, 12h, 90m or 2w.")
+    return float(match[1]) * _TIMES[match[2].lower()]
+
+
+def show_size(count: int) -> str:
+    """A number of bytes for people."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def show_duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.0f} h"
+    return f"{seconds / 86400:.0f} days"

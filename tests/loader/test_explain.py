@@ -1,0 +1,163 @@
+"""What explain says, and what names stand for."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from jitquant.loader import Loader
+from jitquant.loader.bundles import write_bundle
+from jitquant.loader.cache import Entry
+from jitquant.loader.changes import Change
+from jitquant.loader.explain import explain
+from jitquant.loader.names import kernel_names, request_of
+from jitquant.loader.plan import Request
+
+from .conftest import Toy
+from .toys import entries, new_loader, write_plain
+
+
+@pytest.fixture
+def copied(plain: Toy, tmp_path: Path) -> tuple[Loader, Path]:
+    source, cache = plain.copy(tmp_path)
+    return new_loader(cache), source
+
+
+def test_a_hit_tells_of_its_build(copied: tuple[Loader, Path], plain: Toy) -> None:
+    loader, source = copied
+    found = explain(loader, Request("plain", (source,)))
+    assert (found.state, found.reason, found.changes) == ("hit", "", [])
+    assert found.directory in entries(loader.cache().root)
+    assert found.last is not None
+    assert found.last.seconds >= max(seconds for _, seconds in found.last.steps)
+    assert [label for label, _ in found.last.steps] == ["g++ plain.cpp", "linking and first load"]
+    assert 0 < time.time() - found.last.built < 3600
+
+
+def test_a_first_build(copied: tuple[Loader, Path], tmp_path: Path) -> None:
+    loader, _ = copied
+    other = write_plain(tmp_path / "other", stem="other")
+    found = explain(loader, Request("other", (other,)))
+    assert (found.state, found.reason, found.last) == ("miss", "first build", None)
+    assert not (loader.cache().root / "v1" / "last" / "other.json").exists()
+
+
+def test_a_header_and_a_source_that_changed(copied: tuple[Loader, Path]) -> None:
+    loader, source = copied
+    header = source.with_suffix(".h")
+    header.write_text("#define FACTOR 9\n")
+    source.write_text(source.read_text() + "// edited\n")
+    found = explain(loader, Request("plain", (source,)))
+    assert found.state == "miss"
+    assert found.reason == "plain.cpp, src0/plain.h changed"
+    assert [(c.kind, c.name) for c in found.changes] == [
+        ("source", "plain.cpp"),
+        ("header", "src0/plain.h"),
+    ]
+    assert all(c.before != c.now and len(c.now or "") == 64 for c in found.changes)
+    assert found.last is not None
+    header.unlink()
+    gone = explain(loader, Request("plain", (source,))).changes[1]
+    assert (gone.name, gone.now) == ("src0/plain.h", None)
+
+
+def test_flags_and_compilers_that_changed(
+    copied: tuple[Loader, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, source = copied
+    found = explain(loader, Request("plain", (source,), cxx_flags=("-O0", "-g")))
+    assert found.changes == [Change("cxx_flags", "", "none", "-O0 -g")]
+    monkeypatch.setenv("CXX", "g++ -DX")
+    found = explain(loader, Request("plain", (source,)))
+    assert [c.kind for c in found.changes] == ["host compiler"]
+    assert found.reason.endswith("-DX")
+
+
+def test_architectures_that_changed(toy: Toy) -> None:
+    loader = new_loader(toy.cache)
+    found = explain(loader, Request("toy", (toy.source,), archs=("100a", "90a")))
+    assert found.changes == [Change("architectures", "", "90a", "90a 100a")]
+    assert found.reason == "architectures: 90a -> 90a 100a"
+    assert explain(loader, Request("toy", (toy.source,))).archs == ["90a"]
+
+
+def test_a_header_that_shadows_another(toy: Toy, tmp_path: Path) -> None:
+    source, cache = toy.copy(tmp_path)
+    (source.parent / "bindings" / "toy.cuh").write_text("#define FACTOR 3\n")
+    found = explain(new_loader(cache), Request("toy", (source,)))
+    assert found.state == "miss"
+    assert found.reason == "an included name is now found in another directory first"
+
+
+def test_an_entry_that_is_gone(copied: tuple[Loader, Path]) -> None:
+    loader, source = copied
+    (directory,) = entries(loader.cache().root)
+    (directory / "entry.json").unlink()
+    next(directory.glob("*.so")).unlink()
+    directory.rmdir()
+    found = explain(loader, Request("plain", (source,)))
+    assert (found.state, found.reason, found.changes) == ("miss", "not in the cache any more", [])
+
+
+def test_a_bundle_is_said_and_why_another_is_not_taken(
+    copied: tuple[Loader, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, source = copied
+    (directory,) = entries(loader.cache().root)
+    entry = Entry.from_json((directory / "entry.json").read_bytes())
+    path = write_bundle([(directory, entry)], tmp_path / "bundle").path
+    monkeypatch.setenv("JITQUANT_BUNDLES", f"/nowhere:{path}")
+    found = explain(loader, Request("plain", (source,)))
+    assert found.state == "bundle"
+    assert found.directory is not None
+    assert found.directory.is_relative_to(path)
+    assert len(found.refused) == 1
+    assert "/nowhere is no bundle" in found.refused[0]
+
+
+def test_names(copied: tuple[Loader, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, source = copied
+    assert "amax_gsa" in kernel_names(loader)
+    assert request_of(loader, "amax_gsa", "90a") == Request(
+        "amax_gsa", ("amax_gsa.cu",), archs="90a"
+    )
+    monkeypatch.chdir(source.parent)
+    assert request_of(loader, "./plain.cpp") == Request("plain", (source,))
+    with pytest.raises(ValueError, match=r"'amax_gs' is no kernel.*Near names: amax_gsa"):
+        request_of(loader, "amax_gs")
+    with pytest.raises(ValueError, match="is not accepted"):
+        request_of(loader, "../../x")
+
+
+def test_an_earlier_build_is_known_by_its_name_with_all_its_arguments(tmp_path: Path) -> None:
+    loader = new_loader(tmp_path / "cache")
+    source = write_plain(tmp_path / "source", stem="mine")
+    include = tmp_path / "include"
+    source.with_suffix(".h").rename(include.with_suffix(".tmp"))
+    include.mkdir()
+    include.with_suffix(".tmp").rename(include / "mine.h")
+    asked = Request("mine", (source,), include_dirs=(str(include),), cxx_flags=("-O1",))
+    loader.ensure(asked).hold.release()
+    for name in ("mine", str(source)):
+        assert request_of(loader, name) == asked
+        assert explain(loader, request_of(loader, name)).state == "hit"
+    source.unlink()
+    with pytest.raises(FileNotFoundError, match=r"mine\.cpp"):
+        explain(loader, request_of(loader, "mine"))
+
+
+def test_architectures_of_an_earlier_build_are_kept_if_they_were_asked_for(
+    toy: Toy, tmp_path: Path
+) -> None:
+    _, cache = toy.copy(tmp_path)
+    loader = new_loader(cache)
+    assert request_of(loader, "toy").archs is None
+    path = cache / "v1" / "last" / "toy.json"
+    last = json.loads(path.read_text())
+    last["info"]["archs_from"] = "archs="
+    path.write_text(json.dumps(last))
+    assert request_of(loader, "toy").archs == ("90a",)
+    assert request_of(loader, "toy", "100a").archs == "100a"

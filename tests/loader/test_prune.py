@@ -1,0 +1,202 @@
+"""Pruning: the least recently used go, what a live process has loaded stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from jitquant.loader.cache import Cache
+from jitquant.loader.hold import hold, unused
+from jitquant.loader.plan import Request
+from jitquant.loader.prune import clear, prune, stored
+
+from .conftest import Toy
+from .toys import entries, fork, litter, new_loader, python
+
+USE = """
+    import sys, time
+    from pathlib import Path
+    from jitquant.loader import Loader
+    module = Loader(native=lambda: ()).get("plain", [Path({source!r})])
+    print("loaded", flush=True)
+    time.sleep(100)
+"""
+
+
+def age(directory: Path, days: float) -> None:
+    moment = time.time() - days * 86400
+    os.utime(directory, (moment, moment))
+
+
+@pytest.fixture
+def three(plain: Toy, tmp_path: Path) -> tuple[Path, list[Path]]:
+    """A cache with three builds, and their directories, the least recently used first."""
+    source, cache = plain.copy(tmp_path)
+    loader = new_loader(cache)
+    for number in (4, 5):
+        source.with_suffix(".h").write_text(f"#define FACTOR {number}\n")
+        loader.ensure(Request("plain", (source,))).hold.release()
+    directories = sorted(entries(cache), key=lambda path: path.stat().st_mtime_ns)
+    for days, directory in zip((30, 20, 10), directories, strict=True):
+        age(directory, days)
+    return cache, directories
+
+
+def test_what_is_stored(three: tuple[Path, list[Path]]) -> None:
+    cache, directories = three
+    found = stored(Cache(cache))
+    assert [build.directory for build in found] == directories
+    assert {(build.name, build.in_use) for build in found} == {("plain", False)}
+    files = [path.stat().st_size for path in directories[0].iterdir()]
+    assert found[0].size == sum(files)
+
+
+def test_the_least_recently_used_go_first(three: tuple[Path, list[Path]]) -> None:
+    cache, directories = three
+    size = stored(Cache(cache))[0].size
+    done = prune(Cache(cache), max_size=2 * size + size // 2)
+    assert [build.directory for build in done.removed] == directories[:1]
+    assert done.size_before - done.size_after == done.removed[0].size
+    assert set(entries(cache)) == set(directories[1:])
+    assert litter(cache) == []
+
+
+def test_the_old_ones_go(three: tuple[Path, list[Path]]) -> None:
+    cache, directories = three
+    done = prune(Cache(cache), older_than=15 * 86400)
+    assert [build.directory for build in done.removed] == directories[:2]
+    assert prune(Cache(cache), older_than=15 * 86400).removed == []
+
+
+def test_to_be_loaded_is_to_be_used(plain: Toy, tmp_path: Path) -> None:
+    source, cache = plain.copy(tmp_path)
+    (directory,) = entries(cache)
+    age(directory, 30)
+    loader = new_loader(cache)
+    loader.ensure(Request("plain", (source,))).hold.release()
+    assert prune(Cache(cache), older_than=86400).removed == []
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_live_process_has_loaded_stays_until_it_ends(
+    plain: Toy, tmp_path: Path, end: int
+) -> None:
+    source, cache = plain.copy(tmp_path)
+    user = python(USE.format(source=str(source)), cache)
+    try:
+        assert user.stdout is not None
+        assert user.stdout.readline().strip() == "loaded"
+        done = prune(Cache(cache), max_size=0, older_than=0)
+        assert done.removed == []
+        assert [build.name for build in done.in_use] == ["plain"]
+        assert stored(Cache(cache))[0].in_use
+        assert clear(Cache(cache)).removed == []
+        assert len(entries(cache)) == 1
+    finally:
+        user.send_signal(end)
+        user.wait()
+    assert len(prune(Cache(cache), max_size=0).removed) == 1
+    assert entries(cache) == []
+
+
+def test_a_forked_child_goes_on_using_it(plain: Toy, tmp_path: Path) -> None:
+    library = next(plain.cache.glob("v1/entries/*/*/*.so"))
+    copy = tmp_path / "copy.so"
+    copy.write_bytes(library.read_bytes())
+    held = hold(copy)
+    assert held is not None
+    child = fork(lambda: time.sleep(100) is None, tmp_path / "log")
+    held.release()
+    with unused(copy) as free:
+        assert not free
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with unused(copy) as free:
+        assert free
+        assert hold(copy) is None  # it is just being removed
+
+
+def test_a_program_started_by_a_user_of_it_does_not_keep_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.so"
+    path.write_bytes(b"")
+    held = hold(path)
+    assert held is not None
+    with subprocess.Popen(["sleep", "100"], close_fds=False) as other:
+        held.release()
+        with unused(path) as free:
+            assert free
+        other.kill()
+
+
+def test_nothing_is_lost_while_others_load_and_build(plain: Toy, tmp_path: Path) -> None:
+    source, cache = plain.copy(tmp_path)
+    over = threading.Event()
+    pruned = 0
+
+    def keep_pruning() -> None:
+        nonlocal pruned
+        while not over.is_set():
+            pruned += len(prune(Cache(cache), max_size=0).removed)
+
+    thread = threading.Thread(target=keep_pruning)
+    thread.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(8):
+                build = new_loader(cache).ensure(Request("plain", (source,)))
+                assert build.library.is_file()
+                time.sleep(0.02)
+                assert build.library.is_file()
+                build.hold.release()
+    finally:
+        over.set()
+        thread.join()
+    assert pruned > 0
+
+
+def test_what_dead_builders_left_goes(plain: Toy, tmp_path: Path) -> None:
+    _, cache = plain.copy(tmp_path)
+    left = cache / "v1" / "staging" / "abc-1-2"
+    left.mkdir()
+    busy = cache / "v1" / "staging" / "def-1-2"
+    busy.mkdir()
+    with Cache(cache).lock("def", timeout=1, beat=1, on_wait=lambda *_: None):
+        prune(Cache(cache), older_than=1e9)
+    assert not left.exists()
+    assert busy.exists()
+
+
+def test_clear_forgets_all(plain: Toy, tmp_path: Path) -> None:
+    _, cache = plain.copy(tmp_path)
+    (cache / "v1" / "logs" / "x.log").write_text("")
+    assert len(clear(Cache(cache)).removed) == 1
+    left = [path for path in (cache / "v1").rglob("*") if path.is_file()]
+    assert [path.parent.name for path in left if path.parent.name != "locks"] == []
+    assert list((cache / "v1" / "entries").iterdir()) == []
+
+
+def test_a_damaged_entry_can_go_too(plain: Toy, tmp_path: Path) -> None:
+    _, cache = plain.copy(tmp_path)
+    (directory,) = entries(cache)
+    (directory / "entry.json").write_text("{")
+    assert [build.name for build in stored(Cache(cache))] == [""]
+    assert len(prune(Cache(cache), max_size=0).removed) == 1
+    assert not directory.exists()
+
+
+def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert prune(Cache(tmp_path / "none"), max_size=0).removed == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_negative_limits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_size: -1 is negative"):
+        prune(Cache(tmp_path), max_size=-1)
