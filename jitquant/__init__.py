@@ -104,9 +104,10 @@ def __getattr__(name: str) -> Any:
     elif name == "__version__":
         value = _version()
     elif name in __all__:
-        from jitquant import ops, quantized
+        from jitquant import delayed_scaling, ops, quantized, quantized_tensor
 
-        value = getattr(ops if hasattr(ops, name) else quantized, name)
+        places = (ops, quantized, quantized_tensor, delayed_scaling)
+        value = next(getattr(place, name) for place in places if hasattr(place, name))
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

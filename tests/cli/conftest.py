@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loader.toys import copy_cache, new_loader, nvcc_or_reason, write_toy
 
 from jitquant.cli import main
+from jitquant.loader.plan import Request
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,34 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
         return Ran(code, out, err)
 
     return command
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel of the test's own, and the cache that holds a build of it."""
+
+    source: Path
+    cache: Path
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Built once for two architectures; skips where there is no nvcc."""
+    reason = nvcc_or_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    directory = tmp_path_factory.mktemp("built")
+    source = write_toy(directory / "source")
+    loader = new_loader(directory / "cache")
+    loader.ensure(Request("toy", (source,), archs=("90a", "100a"))).hold.release()
+    return Built(source, directory / "cache")
+
+
+@pytest.fixture
+def cached(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    """That build in a cache of the test's own, which commands use; and its source."""
+    cache = copy_cache(built.cache, tmp_path / "cached")
+    source = write_toy(tmp_path / "source")
+    monkeypatch.setenv("JITQUANT_CACHE_DIR", str(cache))
+    monkeypatch.setenv("JITQUANT_CUDA_ARCHS", "90a,100a")
+    return Built(source, cache)

@@ -1,0 +1,137 @@
+"""``jitquant build``, ``bundle`` and ``explain``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from loader.toys import entries, write_plain
+
+import jitquant
+from jitquant.cli.build import remaining
+
+from .conftest import Built, Run
+
+ROOT = Path(jitquant.__file__).resolve().parents[1]
+
+
+def test_build_and_build_again(run: Run, tmp_path: Path) -> None:
+    source = write_plain(tmp_path / "source", stem="one")
+    other = write_plain(tmp_path / "source", stem="two")
+    done = run("build", source, other, "--jobs", "2", "--json")
+    assert done.code == 0
+    assert [(r["name"], r["state"], r["error"]) for r in done.json] == [
+        ("one", "built", None),
+        ("two", "built", None),
+    ]
+    assert all(Path(r["library"]).is_file() for r in done.json)
+    assert len(entries(tmp_path / "cache")) == 2
+    shown = run("build", source)
+    assert shown.err == "one: in the cache already\n"
+    assert shown.out == ""
+
+
+def test_one_that_fails_does_not_stop_the_others(run: Run, tmp_path: Path) -> None:
+    source = write_plain(tmp_path / "source", stem="good")
+    bad = tmp_path / "bad.cpp"
+    bad.write_text("int f( {\n")
+    done = run("build", bad, source)
+    assert done.code == 1
+    assert "good: built in " in done.err
+    assert "building 'bad' failed: g++ bad.cpp" in done.err
+    assert f"{bad}:1: error:" in done.err
+    report = run("build", bad, source, "--json").json
+    assert [r["state"] for r in report] == ["failed", "hit"]
+
+
+def test_wrong_names_and_numbers(run: Run) -> None:
+    assert "Near names: amax_gsa" in run("build", "amax_gs").err
+    assert run("build", "--jobs", "0").code == 2
+    done = run("build", "amax_gsa", "--arch", "75")
+    assert done.code == 1
+    assert "architecture '75' is older than 8.0" in done.err
+
+
+def test_a_kernel_for_several_architectures_is_a_hit_once_built(run: Run, cached: Built) -> None:
+    (report,) = run("build", cached.source, "--arch", "100a,90a", "--json").json
+    assert (report["state"], report["archs"]) == ("hit", ["90a", "100a"])
+
+
+def test_the_time_that_is_left() -> None:
+    expected = {"a": 10.0, "b": 4.0, "c": 6.0}
+    assert remaining(expected, {}, {}, 100.0, 2) == 10.0
+    assert remaining(expected, {}, {}, 100.0, 1) == 20.0
+    assert remaining(expected, {"a": 97.0}, {"c": "done"}, 100.0, 1) == 11.0
+    assert remaining({"a": 1.0, "b": None}, {}, {}, 0.0, 1) is None
+    assert remaining({"a": 1.0}, {"a": 0.0}, {}, 50.0, 1) == 0.0
+
+
+def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
+    source = write_plain(tmp_path / "source")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JITQUANT_CACHE_DIR": str(tmp_path / "cache"),
+        "TERM": "xterm",
+        "COLUMNS": "120",
+    }
+    command = f"{sys.executable} -m jitquant build {source}"
+    done = subprocess.run(
+        ["script", "-qec", command, "/dev/null"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0 and "script" in done.stderr:
+        pytest.skip("there is no script(1) to make a terminal")
+    assert "plain" in done.stdout
+    assert "built in" in done.stdout
+    assert "━" in done.stdout
+
+
+def test_bundle_and_its_use(
+    run: Run, cached: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "bundle"
+    done = run("bundle", cached.source, "-o", place)
+    assert done.code == 0
+    assert f"JITQUANT_BUNDLES={place}" in done.out
+    manifest = json.loads((place / "manifest.json").read_text())
+    assert [(b["name"], b["archs"]) for b in manifest["builds"]] == [("toy", ["90a", "100a"])]
+    again = run("bundle", cached.source, "-o", place)
+    assert again.code == 2
+    assert "is there already" in again.err
+    monkeypatch.setenv("JITQUANT_BUNDLES", str(place))
+    monkeypatch.setenv("JITQUANT_CUDA_ARCHS", "100a")
+    found = run("explain", cached.source, "--json").json
+    assert (found["state"], found["archs"]) == ("bundle", ["100a"])
+    assert found["directory"].startswith(str(place))
+
+
+def test_bundle_of_what_does_not_compile_is_none(run: Run, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.cpp"
+    bad.write_text("int f( {\n")
+    done = run("bundle", bad, "-o", tmp_path / "bundle")
+    assert done.code == 1
+    assert "building 'bad' failed" in done.err
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_explain(run: Run, cached: Built) -> None:
+    shown = run("explain", cached.source)
+    assert shown.out.startswith("toy: in the cache: it would be loaded\n")
+    assert "this build took" in shown.out
+    assert "nvcc toy.cu" in shown.out
+    cached.source.with_suffix(".cuh").write_text("#define FACTOR 4\n")
+    shown = run("explain", cached.source)
+    assert shown.out.startswith("toy: it would be built: src0/toy.cuh changed\n")
+    assert "header src0/toy.cuh: " in shown.out
+    found = run("explain", "toy", "--arch", "80", "--json").json
+    assert found["state"] == "miss"
+    assert "architectures" in [change["kind"] for change in found["changes"]]
+    assert run("explain", "../../x").code == 1
