@@ -18,7 +18,6 @@ from torch.utils.dlpack import from_dlpack
 from jitquant.formats import FP32_MAX, INPUT_DTYPES
 
 DEVICES = ("cpu", "cuda", "meta")
-PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))  # tensors that torch handles by itself
 _FP32_TINIEST = 1.401298464324817e-45
 _INPUT_DTYPES_TEXT = "bfloat16, float16 and float32"
 
@@ -33,12 +32,8 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
     Anything that has ``__dlpack__`` (a CuPy or NumPy array) becomes a tensor of the same memory.
     """
-    tensor: Tensor
-    if type(value) in PLAIN_TYPES and value.is_cuda:
-        tensor = value
-        return tensor
     if isinstance(value, Tensor):
-        tensor = value
+        tensor: Tensor = value
     else:
         if not hasattr(value, "__dlpack__"):
             raise TypeError(
@@ -62,7 +57,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 def as_gsa(gsa: object) -> float | Tensor | None:
     """``gsa`` as None, a float or a tensor of at least one dimension."""
-    if gsa is None or isinstance(gsa, float):
+    if gsa is None or isinstance(gsa, float) or (isinstance(gsa, Tensor) and gsa.dim() == 1):
         return gsa
     if isinstance(gsa, Tensor) or hasattr(gsa, "__dlpack__"):
         tensor = as_tensor(gsa, "gsa")

@@ -10,8 +10,8 @@ its CPU, CUDA and fake implementation:
 Arguments are checked however an op is reached: by ``plan``, or on CUDA by the compiled function,
 which refuses whatever ``plan`` would; only then is ``plan`` asked what is wrong.
 
-The dispatcher takes longer than a small kernel, so there is a way past it, `Op.direct`, for callers
-whom nothing looks over the shoulder (`plain`).
+The dispatcher takes longer than a small kernel, so there is a way past it, `Op.direct`, for calls
+with plain CUDA tensors that nothing looks at on their way.
 
 Ops have no derivative: no result requires grad, whatever the inputs do. PyTorch's default for an op
 without one would give its results a grad_fn that warns in backward.
@@ -24,17 +24,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import (
-    _are_functorch_transforms_active,
-    _is_tracing,
-    _len_torch_dispatch_stack,
-    _len_torch_function_stack,
-)
-from torch._C._autograd import _profiler_enabled
 from torch.compiler import is_dynamo_compiling
 
 from jitquant.ops import _checks
-from jitquant.ops._checks import PLAIN_TYPES
 
 LIBRARY: Any = torch.library.Library("jitquant", "DEF")  # type: ignore[no-untyped-call]
 
@@ -55,26 +47,6 @@ class Plan(NamedTuple):
 
 def _bytes(t: Tensor) -> Tensor:
     return t if t.dtype.itemsize != 1 else t.view(torch.uint8)
-
-
-def plain(x: Tensor) -> bool:
-    """Whether a call with ``x`` may go past the dispatcher.
-
-    ``x`` is a CUDA tensor of no subclass, nothing is traced or compiled, no mode or transform is
-    active, and no profiler wants to see an op of this name.
-    """
-    return (
-        not is_dynamo_compiling()
-        and type(x) in PLAIN_TYPES
-        and x.is_cuda
-        and not (
-            _len_torch_dispatch_stack()
-            or _len_torch_function_stack()
-            or _are_functorch_transforms_active()
-            or _is_tracing()
-            or _profiler_enabled()
-        )
-    )
 
 
 class Compiled(NamedTuple):
@@ -133,6 +105,7 @@ class Op:
         self._defaults = [
             (a.name, a.default_value if a.has_default_value() else None) for a in arguments_
         ]
+        self._kinds = [(a.name, str(a.type)) for a in arguments_]
         self._positional = sum(not a.kwarg_only for a in arguments_)
 
     def __repr__(self) -> str:
@@ -173,29 +146,46 @@ class Op:
         return kept.operator
 
     def direct(self, *args: Any) -> Any:
-        """The results on CUDA as a tuple, past the dispatcher, or ``NotImplemented``.
+        """The results on CUDA as a tuple, past the dispatcher, or else ``NotImplemented``.
 
         Args:
             args: all arguments, by position in the schema's order; then the buffers, if any, and
                 the result is None.
 
-        Nothing was done where it is ``NotImplemented``: the module has to be loaded, or an argument
-        is not plain or not accepted. The op itself is to be called then, which loads the module, or
-        says what is wrong.
+        Nothing was done where it is ``NotImplemented``: the module has to be loaded; a tensor is
+        none of torch's own on the current GPU; a mode, a transform, a compiler or a profiler is to
+        see the op; or an argument is not accepted. `dispatched` is to be called then, which does
+        all of this, or says what is wrong.
         """
+        return NotImplemented if is_dynamo_compiling() else self._launched(True, args)
+
+    def _launched(self, for_dispatcher: bool, args: Sequence[Any]) -> Any:
         kept = self._kept
         if kept is None or not kept.fresh():
             return NotImplemented
-        return kept.direct(*args)
+        return kept.direct(for_dispatcher, *args)
 
     def dispatched(self, *args: Any) -> Any:
-        """As `direct`, through the dispatcher: the op itself."""
+        """As `direct`, by the op itself; its tensors are to be tensors."""
         names = [*(name for name, _ in self._defaults), *self.results][self._positional :]
         keywords = dict(zip(names, args[self._positional :], strict=False))
         if len(args) > len(self._defaults):
             return self.out(*args[: self._positional], **keywords)
         results = self.default(*args[: self._positional], **keywords)
         return results if len(self.results) > 1 else (results,)
+
+    def tensors(self, args: Sequence[Any]) -> list[Any]:
+        """``args`` with arrays of other libraries seen as tensors.
+
+        Raises:
+            TypeError, ValueError: an argument can be no tensor on a device that is known.
+        """
+        return [
+            _checks.as_tensor(value, name)
+            if kind == "Tensor" or (kind == "Optional[Tensor]" and value is not None)
+            else value
+            for (name, kind), value in zip(self._kinds, args, strict=True)
+        ]
 
     def _complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """All arguments by position: the dispatcher leaves out what equals its default."""
@@ -210,7 +200,7 @@ class Op:
             return self._returned(self.reference(*args, **kwargs))
 
     def _cuda(self, *args: Any, **kwargs: Any) -> Any:
-        results = self.direct(*self._complete(args, kwargs))
+        results = self._launched(False, self._complete(args, kwargs))
         if results is not NotImplemented:
             return self._returned(results)
         self.plan(*args, **kwargs)
@@ -245,7 +235,7 @@ class Op:
 
     def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
         buffers = self._buffers(kwargs)
-        if self.direct(*self._complete(args, kwargs), *buffers) is None:
+        if self._launched(False, [*self._complete(args, kwargs), *buffers]) is None:
             return
         plan = self._plan_out(buffers, *args, **kwargs)
         residual = kwargs.get("residual")

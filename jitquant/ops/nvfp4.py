@@ -39,7 +39,7 @@ from jitquant.formats import (
     WeightBlock,
 )
 from jitquant.ops import _checks, _table
-from jitquant.ops._declare import Op, plain
+from jitquant.ops._declare import Op
 from jitquant.quantized import QuantizedActivation
 
 
@@ -57,7 +57,7 @@ def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = 
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return _one_tensor(_table.AMAX_GSA, (_checks.as_tensor(x, "x"), divisor), out)
+    return _one_tensor(_table.AMAX_GSA, (x, divisor), out)
 
 
 def quantize_nvfp4(
@@ -87,7 +87,6 @@ def quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x = _checks.as_tensor(x, "x")
     given = _checks.as_gsa(gsa)
     args: tuple[Any, ...]
     if isinstance(given, Tensor):
@@ -95,7 +94,7 @@ def quantize_nvfp4(
     else:
         op = _table.QUANTIZE.dynamic
         args = (x, divisor, given, granularity, recipe, scale_layout)
-    return _quantized(op, args, given, granularity, recipe, scale_layout, _columns(x), out)
+    return _quantized(op, args, given, granularity, recipe, scale_layout, out)
 
 
 def quantize_weight_nvfp4(
@@ -130,7 +129,6 @@ def quantize_weight_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    w = _checks.as_tensor(w, "w")
     given = _checks.as_gsa(gsa)
     args: tuple[Any, ...]
     if isinstance(given, Tensor):
@@ -138,8 +136,7 @@ def quantize_weight_nvfp4(
     else:
         op = _table.WEIGHT.dynamic
         args = (w, divisor, given, block, dim, recipe, scale_layout)
-    cols = w.shape[0] if dim == 0 and w.dim() == 2 else _columns(w)
-    return _quantized(op, args, given, "tensor", recipe, scale_layout, cols, out, dim=dim)
+    return _quantized(op, args, given, "tensor", recipe, scale_layout, out, dim=dim)
 
 
 def deinterleave_quantize_nvfp4(
@@ -178,7 +175,6 @@ def deinterleave_quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    fused = _checks.as_tensor(fused, "fused")
     given = _checks.as_gsa(gsa)
     how = (op, halves)
     args: tuple[Any, ...]
@@ -189,7 +185,7 @@ def deinterleave_quantize_nvfp4(
         which = _table.DEINTERLEAVE.dynamic
         sizes = (fused, intermediate, granularity_cols)
         args = (*sizes, divisor, given, *how, granularity, recipe, scale_layout)
-    return _quantized(which, args, given, granularity, recipe, scale_layout, intermediate, out)
+    return _quantized(which, args, given, granularity, recipe, scale_layout, out, cols=intermediate)
 
 
 def rmsnorm_quantize_nvfp4(
@@ -229,10 +225,6 @@ def rmsnorm_quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x = _checks.as_tensor(x, "x")
-    weight = _checks.as_tensor(weight, "weight")
-    if residual is not None:
-        residual = _checks.as_tensor(residual, "residual")
     given = _checks.as_gsa(gsa)
     args: tuple[Any, ...]
     if isinstance(given, Tensor):
@@ -240,7 +232,7 @@ def rmsnorm_quantize_nvfp4(
     else:
         op = _table.RMSNORM.dynamic
         args = (x, weight, eps, divisor, residual, given, granularity, recipe, scale_layout)
-    return _quantized(op, args, given, granularity, recipe, scale_layout, _columns(x), out)
+    return _quantized(op, args, given, granularity, recipe, scale_layout, out)
 
 
 def mhc_rmsnorm_quantize_nvfp4(
@@ -279,9 +271,6 @@ def mhc_rmsnorm_quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    X = _checks.as_tensor(X, "X")
-    A = _checks.as_tensor(A, "A")
-    weight = _checks.as_tensor(weight, "weight")
     given = _checks.as_gsa(gsa)
     args: tuple[Any, ...]
     if isinstance(given, Tensor):
@@ -289,9 +278,7 @@ def mhc_rmsnorm_quantize_nvfp4(
     else:
         op = _table.MHC.dynamic
         args = (X, A, weight, eps, divisor, given, granularity, recipe, scale_layout)
-    return _quantized(
-        op, args, given, granularity, recipe, scale_layout, _columns(X), out, reduced=2
-    )
+    return _quantized(op, args, given, granularity, recipe, scale_layout, out, reduced=2)
 
 
 @overload
@@ -377,29 +364,22 @@ def _dequantize_parts(
     scale_layout: str = "linear",
     out: Tensor | None = None,
 ) -> Tensor:
-    x_fp4 = _checks.as_tensor(x_fp4, "x_fp4")
-    x_sf = _checks.as_tensor(x_sf, "x_sf")
-    gsa = _checks.as_tensor(gsa, "gsa")
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
     return _one_tensor(_table.DEQUANTIZE, (x_fp4, x_sf, gsa, cols, dim, scale_layout, dtype), out)
 
 
-def _columns(x: Tensor) -> int:
-    """Size of the last dimension; where there is none the op says so."""
-    return x.shape[-1] if x.dim() else 0
-
-
 def _one_tensor(op: Op, args: tuple[Any, ...], out: Tensor | None) -> Tensor:
     """A call of an op that has one result."""
     if out is None:
-        results = op.direct(*args) if plain(args[0]) else NotImplemented
+        results = op.direct(*args)
         if results is NotImplemented:
-            results = op.dispatched(*args)
+            results = op.dispatched(*op.tensors(args))
         result: Tensor = results[0]
         return result
-    _checks.tensor_out(out)
-    if not (plain(args[0]) and op.direct(*args, out) is None):
+    if op.direct(*args, out) is NotImplemented:
+        args = tuple(op.tensors(args))
+        _checks.tensor_out(out)
         op.dispatched(*args, out)
     return out
 
@@ -411,10 +391,10 @@ def _quantized(
     granularity: str,
     recipe: str,
     scale_layout: str,
-    cols: int,
     out: QuantizedActivation | None,
     *,
     dim: int = -1,
+    cols: int | None = None,
     reduced: int = 1,
 ) -> QuantizedActivation:
     """A call of an op that quantizes, and its results put together.
@@ -423,28 +403,28 @@ def _quantized(
         op: the op that the gsa asks for.
         args: all of its arguments, in its order.
         given: the gsa that is given.
-        cols: logical size of the packed dimension.
-        reduced: how many last dimensions of the input become that one.
+        cols: logical size of the packed dimension, where it is not that of the input.
+        reduced: how many last dimensions of the input become the result's last.
     """
-    gsa = given if isinstance(given, Tensor) else None
-    if gsa is not None:
+    gsa = None
+    if isinstance(given, Tensor):
+        gsa = given
         _checks.one_of(granularity, "granularity", GRANULARITIES)
         granularity = "tensor" if gsa.numel() == 1 else "row"
     elif given is not None:
-        # The op has looked at the name that was given, or does so now.
-        granularity = "tensor"
+        granularity = "tensor"  # of the name that was given the op says whether it is one
     if out is not None:
         form = (cols, scale_layout, granularity, dim)
         return _quantized_into(out, op, args, gsa, recipe, form, reduced)
-    results = op.direct(*args) if plain(args[0]) else NotImplemented
+    results = op.direct(*args)
     if results is NotImplemented:
-        results = op.dispatched(*args)
+        results = op.dispatched(*op.tensors(args))
     return QuantizedActivation(
         results[0],
         results[1],
         results[2] if gsa is None else gsa,
         results[-1] if op.results[-1] == "inv_rms" else None,
-        cols,
+        args[0].shape[dim] if cols is None else cols,
         scale_layout,
         granularity,
         recipe,
@@ -458,25 +438,27 @@ def _quantized_into(
     args: tuple[Any, ...],
     gsa: Tensor | None,
     recipe: str,
-    form: tuple[int, str, str, int],
+    form: tuple[int | None, str, str, int],
     reduced: int,
 ) -> QuantizedActivation:
     """The same into the buffers of ``out``, of this form; ``gsa`` is a gsa given as a tensor."""
     cols, scale_layout, granularity, dim = form
     normed = op.results[-1] == "inv_rms"
     if not (
-        plain(args[0])
-        and type(out) is QuantizedActivation
-        and out.cols == cols
+        type(out) is QuantizedActivation
         and out.scale_layout == scale_layout
-        and (out.granularity == granularity or gsa is not None)
+        and (gsa is not None or out.granularity == granularity)
         and out.dim == dim
         and (out.inv_rms is not None) == normed
+        and out.cols == (_size(args[0], dim) if cols is None else cols)
         and op.direct(*args, *_buffers(out, gsa, normed)) is None
     ):
-        x = args[0]
-        shape = (*x.shape[: x.dim() - reduced], cols) if dim else tuple(x.shape)
-        _check_form(out, op, shape, scale_layout, granularity if gsa is None else None, dim)
+        args = tuple(op.tensors(args))
+        shape = args[0].shape
+        if dim == -1:
+            size = shape[-1] if cols is None and shape else cols
+            shape = (*shape[: len(shape) - reduced], size)
+        _check_form(out, op, tuple(shape), scale_layout, granularity if gsa is None else None, dim)
         buffers = _buffers(out, gsa, normed)
         if torch.compiler.is_compiling():
             # Codes go in as bytes: Inductor cannot copy float4_e2m1fn_x2.
@@ -486,6 +468,11 @@ def _quantized_into(
     if gsa is not None:
         out.gsa, out.granularity = gsa, granularity
     return out
+
+
+def _size(x: object, dim: int) -> int | None:
+    """Size of a dimension of what may be no tensor, or have no such dimension."""
+    return x.size(dim) if isinstance(x, Tensor) and x.dim() else None
 
 
 def _buffers(out: QuantizedActivation, gsa: Tensor | None, normed: bool) -> tuple[Any, ...]:

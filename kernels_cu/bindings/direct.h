@@ -2,11 +2,13 @@
 // exchange API, which is C and stable, and results are made as Inductor makes them. On an H200 this
 // takes half the time of an operator's call.
 //
-// A direct function takes all arguments of the schema by position, then none or all of the buffers.
-// It returns NotImplemented, having done nothing, for whatever is not plain: a tensor of a
-// subclass, on another device than the current one, or with a stride that torch may have to
-// resolve; and for whatever the function refuses. The operator is called then, and says what is
-// wrong. It does not look at modes and transforms; that is for who calls it.
+// A direct function takes whether it stands for the dispatcher, all arguments of the schema by
+// position, then none or all of the buffers. It returns NotImplemented, having done nothing, for
+// whatever is not plain: a tensor of a subclass, on another device than the current one, or with a
+// stride that torch may have to resolve; and for whatever the function refuses. The operator is
+// called then, and says what is wrong. A call that stands for the dispatcher is not plain either
+// where the dispatcher would do more than to launch: a mode or a transform is active, torch.jit
+// traces, or a profiler is to see the operator's name.
 //
 // Without Python's headers there are no direct functions, and all calls are the operator's.
 #pragma once
@@ -72,6 +74,8 @@ struct TorchPython {
   const DLPackExchange* exchange;
   PyObject *tensor, *parameter;    // types
   PyObject *empty, *bump_version;  // functions
+  PyObject* watchers[4];           // functions that say whether something looks on
+  PyObject *profiler, *profiling;  // a module, and the name of its flag
   PyObject* requires_grad;         // the attribute's name
   PyObject* dtypes[std::size(kDTypes)];
 
@@ -87,6 +91,14 @@ struct TorchPython {
     if ((parameter = at("torch.nn", "Parameter")) == nullptr) return false;
     if ((empty = at("torch._C._dynamo.guards", "_empty_strided_cuda")) == nullptr) return false;
     if ((bump_version = at("torch._C", "_increment_version")) == nullptr) return false;
+    const char* names[] = {"_len_torch_dispatch_stack", "_len_torch_function_stack",
+                           "_are_functorch_transforms_active", "_is_tracing"};
+    for (size_t i = 0; i < std::size(names); ++i) {
+      if ((watchers[i] = at("torch._C", names[i])) == nullptr) return false;
+    }
+    if ((profiler = PyImport_ImportModule("torch.autograd.profiler")) == nullptr) return false;
+    if ((profiling = PyUnicode_InternFromString("_is_profiler_enabled")) == nullptr) return false;
+    if (!PyObject_HasAttr(profiler, profiling)) return false;
     if ((requires_grad = PyUnicode_InternFromString("requires_grad")) == nullptr) return false;
     for (size_t i = 0; i < std::size(kDTypes); ++i) {
       if ((dtypes[i] = at("torch", kDTypes[i].name)) == nullptr) return false;
@@ -149,6 +161,19 @@ class DirectCall : public Call {
     return given;
   }
 
+  // Whether the dispatcher would do no more than to launch.
+  bool unwatched() {
+    const TorchPython& torch = torch_python();
+    PyObject* seen = PyObject_GetAttr(torch.profiler, torch.profiling);
+    for (size_t i = 0; !truth(seen) && i < std::size(torch.watchers); ++i) {
+      Py_DECREF(seen);
+      seen = PyObject_CallNoArgs(torch.watchers[i]);
+    }
+    const bool watched = truth(seen);
+    Py_DECREF(seen);
+    return !watched;
+  }
+
   int device() {
     if (device_ < 0 && cudaGetDevice(&device_) != cudaSuccess) throw NotPlain();
     return device_;
@@ -167,6 +192,12 @@ class DirectCall : public Call {
   void end() override { PyEval_RestoreThread(thread_); }
 
  private:
+  static bool truth(PyObject* o) {
+    const int is = o == nullptr ? -1 : PyObject_IsTrue(o);
+    if (is < 0) throw PythonError();
+    return is != 0;
+  }
+
   PyObject* written_ = nullptr;
   PyThreadState* thread_ = nullptr;
   int device_ = -1;
@@ -298,6 +329,8 @@ class Direct {
   static PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
     DirectCall call;
     try {
+      if (count < 1 || (args[0] != Py_False && !call.unwatched())) throw NotPlain();
+      ++args, --count;
       if (count == S::kInputs) return functional(call, args, InputIndices(), ResultIndices());
       if (count == S::kInputs + S::kResults) {
         return out(call, args, InputIndices(), ResultIndices());
