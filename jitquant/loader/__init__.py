@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, overload
 
 from .core import Loader
+from .device_module import DeviceKernel, DeviceModule
 from .errors import (
     BundleError,
     CacheError,
@@ -23,6 +25,7 @@ from .errors import (
     LoaderError,
     LockTimeoutError,
     NvccNotFoundError,
+    NvrtcNotFoundError,
     OldGraphWarning,
     UnsupportedArchError,
 )
@@ -37,6 +40,8 @@ __all__ = [
     "CudaModule",
     "DamagedEntryError",
     "DamagedEntryWarning",
+    "DeviceKernel",
+    "DeviceModule",
     "Diagnostic",
     "FrozenError",
     "HostCompilerNotFoundError",
@@ -44,7 +49,9 @@ __all__ = [
     "LoaderError",
     "LockTimeoutError",
     "NvccNotFoundError",
+    "NvrtcNotFoundError",
     "OldGraphWarning",
+    "ToolNotFoundError",
     "UnsupportedArchError",
     "freeze",
     "freshness",
@@ -57,6 +64,31 @@ __all__ = [
 _default = Loader()
 
 
+@overload
+def get_cuda_module(
+    name: str,
+    sources: Sequence[str | os.PathLike[str]],
+    *,
+    include_dirs: Sequence[str | os.PathLike[str]] = ...,
+    cuda_flags: Sequence[str] = ...,
+    cxx_flags: Sequence[str] = ...,
+    archs: str | Sequence[str] | None = ...,
+    backend: Literal["nvcc"] = ...,
+) -> CudaModule: ...
+
+
+@overload
+def get_cuda_module(
+    name: str,
+    sources: Sequence[str | os.PathLike[str]],
+    *,
+    include_dirs: Sequence[str | os.PathLike[str]] = ...,
+    cuda_flags: Sequence[str] = ...,
+    archs: str | Sequence[str] | None = ...,
+    backend: Literal["nvrtc"],
+) -> DeviceModule: ...
+
+
 def get_cuda_module(
     name: str,
     sources: Sequence[str | os.PathLike[str]],
@@ -65,7 +97,8 @@ def get_cuda_module(
     cuda_flags: Sequence[str] = (),
     cxx_flags: Sequence[str] = (),
     archs: str | Sequence[str] | None = None,
-) -> CudaModule:
+    backend: Literal["nvcc", "nvrtc"] = "nvcc",
+) -> CudaModule | DeviceModule:
     """The module compiled from ``sources``; built now if no build of these contents is cached.
 
     Cheap enough to be called before every use: while nothing changed it costs microseconds and
@@ -85,14 +118,17 @@ def get_cuda_module(
         archs: GPU architectures, such as ``"9.0"`` or ``["90a", "100a"]``; ``None`` means
             ``JITQUANT_CUDA_ARCHS``, else ``TORCH_CUDA_ARCH_LIST``, else the visible GPUs, else
             sm_90a.
+        backend: ``"nvcc"``, or ``"nvrtc"`` for the device half of one ``.cu`` alone, compiled in
+            a fraction of a second without nvcc or a host compiler, to be launched by hand.
 
     Returns:
         A :class:`CudaModule`, whose attributes are the operators (TORCH_LIBRARY,
-        STABLE_TORCH_LIBRARY) and functions (PYBIND11_MODULE) of the sources.
+        STABLE_TORCH_LIBRARY, JITQUANT_EXPORT) and functions (PYBIND11_MODULE) of the sources;
+        with ``backend="nvrtc"`` a :class:`DeviceModule`, whose attributes are kernels.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: an argument is wrong.
-        NvccNotFoundError, HostCompilerNotFoundError: a compiler is missing.
+        NvccNotFoundError, HostCompilerNotFoundError, NvrtcNotFoundError: a compiler is missing.
         UnsupportedArchError: an architecture cannot be compiled for.
         CompileError: a source does not compile or link.
         LockTimeoutError: another process has been building it for too long.
@@ -103,6 +139,14 @@ def get_cuda_module(
 
     After an edit that fails, ``last_good`` of the error is the module from before it.
     """
+    if backend != "nvcc":
+        if backend != "nvrtc":
+            raise ValueError(f"backend={backend!r}: give 'nvcc' or 'nvrtc'.")
+        if cxx_flags:
+            raise ValueError("cxx_flags: backend='nvrtc' compiles no C++ source; leave them out.")
+        return _default.get_device_module(
+            name, sources, include_dirs=include_dirs, cuda_flags=cuda_flags, archs=archs
+        )
     return _default.get(
         name,
         sources,

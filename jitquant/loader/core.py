@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .archs import NO_GPU, ArchChoice, choose_archs, visible_archs
 from .bundles import VARIABLE, bundle_paths, fits, library_of, open_bundle
@@ -39,6 +39,10 @@ from .sources import (
 )
 from .toolchain import Memo, preload_runtime
 from .watch import Watcher
+
+if TYPE_CHECKING:
+    from .device_build import DeviceBuilder
+    from .device_module import DeviceModule
 
 _DEFAULT_LOCK_SECONDS = 600.0
 _MOST_ATTEMPTS = 5
@@ -125,6 +129,7 @@ class Loader:
         self._load_lock = threading.Lock()
         self._slots: threading.Semaphore | None = None
         self._watcher: Watcher | None = None
+        self._devices: DeviceBuilder | None = None
 
     # -- the call ------------------------------------------------------------------------------
 
@@ -138,7 +143,7 @@ class Loader:
         cxx_flags: Sequence[str] = (),
         archs: str | Sequence[str] | None = None,
     ) -> CudaModule:
-        """See :func:`jitquant.loader.get_cuda_module`."""
+        """See :func:`jitquant.loader.get_cuda_module`, whose ``backend`` here is ``"nvcc"``."""
         key: object
         try:
             key = (
@@ -154,7 +159,42 @@ class Loader:
             record, key = None, None
         if record is not None and (self._frozen or record.changed() is None):
             return record.module
-        request = Request(
+        request = self._request(name, sources, include_dirs, cuda_flags, cxx_flags, archs)
+        return self._get_slowly(key, request)
+
+    def get_device_module(
+        self,
+        name: str,
+        sources: Sequence[str | os.PathLike[str]],
+        *,
+        include_dirs: Sequence[str | os.PathLike[str]] = (),
+        cuda_flags: Sequence[str] = (),
+        archs: str | Sequence[str] | None = None,
+    ) -> DeviceModule:
+        """See :func:`jitquant.loader.get_cuda_module`, whose ``backend`` here is ``"nvrtc"``."""
+        from .device_build import DeviceBuilder
+
+        request = self._request(name, sources, include_dirs, cuda_flags, (), archs)
+        with self._guard_current():
+            if self._devices is None:
+                self._devices = DeviceBuilder(self)
+        return self._devices.get(
+            request,
+            frozen=self._frozen,
+            capturing=self._capturing(),
+            reload=reloads() if self._reload is None else self._reload,
+        )
+
+    def _request(
+        self,
+        name: str,
+        sources: Sequence[str | os.PathLike[str]],
+        include_dirs: Sequence[str | os.PathLike[str]],
+        cuda_flags: Sequence[str],
+        cxx_flags: Sequence[str],
+        archs: str | Sequence[str] | None,
+    ) -> Request:
+        return Request(
             check_name(name),
             self._check_sources(sources),
             as_strings(include_dirs, "include_dirs", "'include'"),
@@ -164,7 +204,6 @@ class Loader:
             if archs is None or isinstance(archs, str)
             else as_strings(archs, "archs", "'9.0'"),
         )
-        return self._get_slowly(key, request)
 
     @staticmethod
     def _check_sources(sources: object) -> tuple[object, ...]:

@@ -44,6 +44,10 @@ class NvccNotFoundError(LoaderError):
     """No usable nvcc; the message lists the places looked at and what to install."""
 
 
+class NvrtcNotFoundError(LoaderError):
+    """There is no NVRTC library, which backend='nvrtc' needs; the message says what to install."""
+
+
 class HostCompilerNotFoundError(LoaderError):
     """No usable C++ compiler for the host side of a module."""
 
@@ -100,6 +104,10 @@ class LockTimeoutError(LoaderError, TimeoutError):
 
 class CacheError(LoaderError):
     """The cache directory cannot be used; the message says why and how to mend it."""
+
+
+class ToolNotFoundError(LoaderError):
+    """A program of the CUDA toolkit that looks into binaries is not there."""
 
 
 class BundleError(LoaderError):

@@ -21,6 +21,8 @@
 // It returns a cudaError_t, allocates nothing and never synchronises. No torch header is read here.
 #pragma once
 
+#include <cstdint>
+
 #if defined(__CUDACC_RTC__)
 #define JITQUANT_EXPORT(launcher, schema)
 #else
@@ -28,7 +30,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdarg>
-#include <cstdint>
 #include <cstdio>
 #include <limits>
 #include <optional>

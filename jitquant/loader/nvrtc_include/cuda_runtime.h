@@ -1,0 +1,1 @@
+// What device code uses of it is built into NVRTC.

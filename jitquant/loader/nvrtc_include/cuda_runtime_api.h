@@ -1,0 +1,1 @@
+// Only host code uses it, and NVRTC compiles none.
