@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Key = TypeVar("Key", bound=Hashable)
 
 ROTATE_BYTES = 320 * 2**20
 """Inputs rotate through this much memory, which is more than the L2 cache of any GPU so far."""
@@ -93,6 +95,28 @@ def host_us(fn: Callable[[], Any], *, calls: int = 100, repeats: int = 15) -> fl
         best = min(best, time.perf_counter() - begin)
     torch.cuda.synchronize()
     return best * 1e6 / calls
+
+
+def host_medians_us(
+    calls: Mapping[Key, Callable[[], Any]], *, rounds: int, repeats: int = 15, per_repeat: int = 200
+) -> dict[Key, float]:
+    """Microseconds the host spends in each call, the median over all rounds.
+
+    The calls take turns, ``rounds`` times: what the host does meanwhile falls on all of them.
+    """
+    times: dict[Key, list[float]] = {key: [] for key in calls}
+    for _ in range(rounds):
+        for key, fn in calls.items():
+            for _ in range(20):
+                fn()
+            for _ in range(repeats):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                for _ in range(per_repeat):
+                    fn()
+                times[key].append((time.perf_counter() - begin) * 1e6 / per_repeat)
+    torch.cuda.synchronize()
+    return {key: statistics.median(values) for key, values in times.items()}
 
 
 def wall_us(fn: Callable[[], Any], *, repeats: int = 5) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from harness import timing
-from harness.bench import plain
+from harness.bench import host, plain
 from harness.bench.ops import OPS, Op, chosen
 from torch import Tensor
 
@@ -80,3 +80,10 @@ def test_ops_are_chosen_by_name() -> None:
     assert len(list(chosen("all"))) == len(OPS)
     with pytest.raises(ValueError, match="quantize-row"):
         list(chosen("nothing"))
+
+
+def test_the_calls_of_the_host_table_take_both_ways() -> None:
+    for call in host.calls(1, 64, torch.device("cpu")):
+        made, written = call.new(), call.into()
+        assert type(made) is type(written), call.name
+        assert call.into() is written, call.name

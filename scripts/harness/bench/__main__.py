@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -49,7 +50,7 @@ def kernels(
     ] = 300.0,
     out: Annotated[Path, typer.Option(help="Where the JSON and the PNG go.")] = Path("out/bench"),
 ) -> None:
-    """Measure every kernel on a GPU; with the command `loader`, the loader instead.
+    """Measure every kernel on a GPU; with the commands `host` and `loader`, these instead.
 
     Times are of CUDA graph replays whose inputs rotate through more memory than the L2 cache holds.
     The ceilings are measured in the same run.
@@ -156,6 +157,43 @@ def measure_kernels(
     failed = [row for row in rows if row.error]
     if failed:
         raise fail(f"{len(failed)} of {len(rows)} measurements failed.")
+
+
+@app.command()
+def host(
+    m: Annotated[int, typer.Option(help="Rows.", min=1)] = 1,
+    n: Annotated[int, typer.Option(help="Columns, a multiple of 16.", min=16)] = 7168,
+    compiled: Annotated[bool, typer.Option(help="Also time the calls under torch.compile.")] = True,
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+) -> None:
+    """Time what an eager call costs the host, beside torch.abs, with and without out=.
+
+    Kernels are taken as they are, as in an installed package, unless JITQUANT_RELOAD says
+    otherwise.
+    """
+    os.environ.setdefault("JITQUANT_RELOAD", "0")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise fail(f"No GPU: torch {torch.__version__} sees none, and a call needs one.", 2)
+    import jitquant
+    from harness.bench import host as bench
+    from harness.bench import report
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    jitquant.warmup(*bench.MODULES)
+    rows = bench.run(m, n, device, compiled=compiled)
+    console.print(report.host_table(rows, m, n))
+    write_json(
+        out / "host.json",
+        {
+            **provenance(),
+            "m": m,
+            "n": n,
+            "reload": os.environ["JITQUANT_RELOAD"],
+            "rows": [asdict(row) for row in rows],
+        },
+    )
 
 
 @app.command()

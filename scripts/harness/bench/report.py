@@ -8,6 +8,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from harness.bench.host import HostRow
 from harness.bench.kernels import Measurement
 from harness.bench.ops import Op
 
@@ -51,6 +52,30 @@ def kernel_table(op: Op, rows: Sequence[Measurement]) -> Table:
             _number(row.plain_launches, "d"),
             _number(row.plain_host_us),
             _number(faster, ".2f"),
+        )
+    return view
+
+
+def host_table(rows: Sequence[HostRow], m: int, n: int) -> Table:
+    """What calls cost the host, beside torch.abs."""
+    view = Table(
+        title=f"host time, x ({m}, {n}) bfloat16",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1),
+    )
+    view.add_column("call", no_wrap=True)
+    for heading in ("us", "/ torch.abs(x)", "out= us", "/ torch.abs(x, out=)", "compiled us"):
+        view.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        view.add_row(
+            row.name,
+            _number(row.us, ".2f"),
+            _number(row.ratio, ".2f"),
+            _number(row.out_us, ".2f"),
+            _number(row.out_ratio, ".2f"),
+            _number(row.compiled_us, ".2f"),
         )
     return view
 

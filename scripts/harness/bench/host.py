@@ -1,0 +1,133 @@
+"""What an eager call costs the host, beside ``torch.abs`` in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import jitquant
+from harness import timing
+from jitquant import QuantizedActivation
+
+MODULES = (
+    "deinterleave_quantize",
+    "dequant_nvfp4",
+    "fused_amax_quantize",
+    "fused_rmsnorm_quantize",
+    "quantize_nvfp4",
+)
+ROUNDS = 5
+"""Each call is timed this often, all calls in turn; the median counts."""
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """A call that makes its results, and the same call into buffers."""
+
+    name: str
+    new: Callable[[], Any]
+    into: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """Microseconds of host time, and ratios to `torch.abs` with and without ``out=``.
+
+    ``compiled_us`` is a `torch.compile`d function that makes the call with new results.
+    """
+
+    name: str
+    us: float
+    ratio: float
+    out_us: float
+    out_ratio: float
+    compiled_us: float | None
+
+
+def calls(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
+    """The calls that are timed, on (m, n) in bf16; `torch.abs`, which they are held against, first.
+
+    Args:
+        m: rows.
+        n: columns.
+        device: a GPU.
+    """
+    x = torch.randn(m, n, device=device, dtype=torch.bfloat16)
+    y, residual = torch.empty_like(x), torch.zeros_like(x)
+    fused = torch.randn(m, 2 * n, device=device, dtype=torch.bfloat16)
+    weight = torch.ones(n, device=device, dtype=torch.bfloat16)
+    gsa = torch.full((1,), 0.002, device=device)
+    out = QuantizedActivation.empty((m, n), device=device)
+    rows = QuantizedActivation.empty((m, n), device=device, granularity="row")
+    normed = QuantizedActivation.empty((m, n), device=device, granularity="row", inv_rms=True)
+    quantize, rmsnorm = jitquant.quantize_nvfp4, jitquant.rmsnorm_quantize_nvfp4
+    deinterleave, dequantize = jitquant.deinterleave_quantize_nvfp4, jitquant.dequantize_nvfp4
+    given = quantize(x, gsa)
+    return (
+        HostCall("torch.abs(x)", lambda: torch.abs(x), lambda: torch.abs(x, out=y)),
+        HostCall("quantize_nvfp4(x)", lambda: quantize(x), lambda: quantize(x, out=out)),
+        HostCall(
+            "quantize_nvfp4(x, gsa)", lambda: quantize(x, gsa), lambda: quantize(x, gsa, out=out)
+        ),
+        HostCall(
+            "quantize_nvfp4(x, granularity='row')",
+            lambda: quantize(x, granularity="row"),
+            lambda: quantize(x, granularity="row", out=rows),
+        ),
+        HostCall(
+            "rmsnorm_quantize_nvfp4(x, weight)",
+            lambda: rmsnorm(x, weight),
+            lambda: rmsnorm(x, weight, out=normed),
+        ),
+        HostCall(
+            "rmsnorm_quantize_nvfp4(x, weight, residual=r)",
+            lambda: rmsnorm(x, weight, residual=residual),
+            lambda: rmsnorm(x, weight, residual=residual, out=normed),
+        ),
+        HostCall(
+            "deinterleave_quantize_nvfp4(fused, N)",
+            lambda: deinterleave(fused, n),
+            lambda: deinterleave(fused, n, out=out),
+        ),
+        HostCall(
+            "deinterleave_quantize_nvfp4(fused, N, gsa)",
+            lambda: deinterleave(fused, n, gsa),
+            lambda: deinterleave(fused, n, gsa, out=out),
+        ),
+        HostCall(
+            "dequantize_nvfp4(q)", lambda: dequantize(given), lambda: dequantize(given, out=y)
+        ),
+    )
+
+
+def run(m: int, n: int, device: torch.device, *, compiled: bool = True) -> list[HostRow]:
+    """The rows of the table, `torch.abs` first.
+
+    Args:
+        m: rows.
+        n: columns.
+        device: a GPU.
+        compiled: whether to time the calls under ``torch.compile`` too.
+    """
+    timed = calls(m, n, device)
+    variants: dict[tuple[int, str], Callable[[], Any]] = {}
+    for i, call in enumerate(timed):
+        variants[i, "new"], variants[i, "into"] = call.new, call.into
+        if compiled:
+            variants[i, "compiled"] = torch.compile(call.new, fullgraph=True, dynamic=False)
+    times = timing.host_medians_us(variants, rounds=ROUNDS)
+    base, base_out = times[0, "new"], times[0, "into"]
+    return [
+        HostRow(
+            call.name,
+            times[i, "new"],
+            times[i, "new"] / base,
+            times[i, "into"],
+            times[i, "into"] / base_out,
+            times.get((i, "compiled")),
+        )
+        for i, call in enumerate(timed)
+    ]
