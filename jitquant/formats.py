@@ -97,7 +97,7 @@ E5M2_NAN: Final = 0x7F
 """The byte that every NaN is stored as in E5M2."""
 
 INT8_MAX: Final = 127.0
-"""Largest magnitude of symmetric INT8; -128 is not used."""
+"""What the largest element of a group becomes in INT8; -128 comes of negative infinity alone."""
 
 MXFP8_BLOCK: Final = 32
 """Elements that share one E8M0 scale in the OCP MX formats."""
@@ -127,7 +127,7 @@ BLOCK_SHAPES: Final = ((16, 16), (32, 32), (64, 64), (128, 128))
 GROUP_EPS: Final = {"te": 1e-10, "deepgemm": 1e-4, "vllm": 1e-10}
 """What each recipe raises the amax of a group or block to."""
 
-GROUP_EPS_MIN: Final = 1e-35
+GROUP_EPS_MIN: Final = 1e-32
 """Least eps: no scale and no reciprocal of one leaves the normal range."""
 
 GroupRecipe = Literal["te", "deepgemm", "vllm"]

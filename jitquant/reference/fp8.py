@@ -35,8 +35,8 @@ def encode_e5m2(x: Tensor) -> Tensor:
 
 
 def encode_int8(x: Tensor) -> Tensor:
-    """Rounds fp32 to the nearest integer, ties to even; saturates at +-127; NaN is 0."""
-    return x.nan_to_num(nan=0.0).clamp(-INT8_MAX, INT8_MAX).round().to(torch.int8)
+    """Rounds fp32 to the nearest integer, ties to even; saturates at -128 and 127; NaN is 0."""
+    return x.nan_to_num(nan=0.0).clamp(-INT8_MAX - 1, INT8_MAX).round().to(torch.int8)
 
 
 def encode(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -71,7 +71,7 @@ def ue8m0_exponent(scale_inv: Tensor) -> Tensor:
 
     The exponent field, plus 1 if any bit of the mantissa is set; 255 where that is no number.
     """
-    bits = scale_inv.view(torch.int32)
+    bits = scale_inv.view(torch.int32) & 0x7FFFFFFF  # NaN may have a sign
     exponent = (bits >> 23) + (bits & 0x7FFFFF != 0).to(torch.int32)
     return exponent.clamp(max=_EXPONENT_NAN)
 

@@ -1,0 +1,296 @@
+// FP8, INT8 and E8M0 as bits, and the recipes of 8-bit quantization, each rule once. A value is
+// element * scale_inv. jitquant/reference/fp8.py and mxfp8.py are the same in PyTorch; they agree
+// bit for bit.
+//
+// Per element there is one product, whatever the rule. Recipe "vllm" divides: the quotient comes
+// from the group's reciprocal and four multiply-adds, correctly rounded.
+#pragma once
+
+#include "jitquant/formats.cuh"
+
+namespace jitquant {
+
+enum class EightBit : int { kE4m3 = 0, kE5m2 = 1, kInt8 = 2 };
+
+// te: TransformerEngine, torchao. deepgemm: DeepGEMM. vllm: vLLM's group kernels.
+enum class GroupRecipe : int { kTe = 0, kDeepGemm = 1, kVllm = 2 };
+
+constexpr float kE5m2Max = 57344.0f;
+constexpr int kMxfp8Block = 32;
+
+// What the amax is brought to.
+JITQUANT_HD constexpr float largest(EightBit format) {
+  return format == EightBit::kE4m3 ? kE4m3Max : (format == EightBit::kE5m2 ? kE5m2Max : 127.0f);
+}
+
+// ---- elements ----------------------------------------------------------------------------------
+
+// E5M2 of x, to nearest even, saturating (Inf too) at +-57344; NaN gives 0x7f.
+JITQUANT_HD uint8_t e5m2_from_float(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  return static_cast<uint8_t>(pair);
+#else
+  if (is_nan(x)) return 0x7f;
+  const uint32_t sign = (float_bits(x) >> 24) & 0x80u;
+  float a = abs_of(x);
+  a = a < kE5m2Max ? a : kE5m2Max;
+  uint32_t code;
+  if (a < 0x1p-14f) {
+    // Subnormals are multiples of 2^-16, which is the spacing of fp32 at 2^7: the sum rounds.
+    code = float_bits(add_rn(a, 0x1p7f)) - float_bits(0x1p7f);
+  } else {
+    const uint32_t bits = float_bits(a);
+    code = ((bits + 0xfffffu + ((bits >> 21) & 1u)) >> 21) - ((127u - 15u) << 2);
+  }
+  return static_cast<uint8_t>(sign | code);
+#endif
+}
+
+// Exact.
+JITQUANT_HD float float_from_e5m2(uint8_t code) {
+#if defined(__CUDA_ARCH__)
+  // E5M2 is the upper byte of an fp16.
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<uint16_t>(code << 8)));
+  return x;
+#else
+  const uint32_t magnitude = code & 0x7fu;
+  const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
+  if (magnitude > 0x7cu) return bits_float(sign | 0x7fc00000u);
+  if (magnitude == 0x7cu) return bits_float(sign | 0x7f800000u);
+  return mul_rn(bits_float(sign | (magnitude << 21)), 0x1p112f);
+#endif
+}
+
+// The nearest integer, ties to even, from -128 to 127; NaN gives 0.
+JITQUANT_HD int32_t int8_from_float(float x) {
+#if defined(__CUDA_ARCH__)
+  int32_t y;
+  asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+#else
+  if (is_nan(x)) return 0;
+  const float a = x < -128.0f ? -128.0f : (x > 127.0f ? 127.0f : x);
+  return static_cast<int32_t>(std::nearbyint(a));
+#endif
+}
+
+// Four elements in a word, v[0] in the lowest byte.
+template <EightBit kFormat>
+JITQUANT_HD uint32_t pack4(const float* v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (kFormat != EightBit::kInt8) {
+    uint16_t low, high;
+    if constexpr (kFormat == EightBit::kE4m3) {
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[1]), "f"(v[0]));
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[3]), "f"(v[2]));
+    } else {
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[1]), "f"(v[0]));
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[3]), "f"(v[2]));
+    }
+    return low | (static_cast<uint32_t>(high) << 16);
+  }
+#endif
+#if defined(__CUDA_ARCH__)
+  if constexpr (kFormat == EightBit::kInt8) {
+    int32_t i[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) asm("cvt.rni.s32.f32 %0, %1;" : "=r"(i[k]) : "f"(v[k]));
+    uint32_t word;
+    asm("{\n"
+        " .reg .b32 upper;\n"
+        " cvt.pack.sat.s8.s32.b32 upper, %4, %3, 0;\n"
+        " cvt.pack.sat.s8.s32.b32 %0, %2, %1, upper;\n"
+        "}"
+        : "=r"(word)
+        : "r"(i[0]), "r"(i[1]), "r"(i[2]), "r"(i[3]));
+    return word;
+  }
+#endif
+  uint32_t word = 0;
+  for (int k = 0; k < 4; ++k) {
+    uint32_t code;
+    if constexpr (kFormat == EightBit::kE4m3) {
+      code = e4m3_from_float(v[k]);
+    } else if constexpr (kFormat == EightBit::kE5m2) {
+      code = e5m2_from_float(v[k]);
+    } else {
+      code = static_cast<uint32_t>(int8_from_float(v[k])) & 0xffu;
+    }
+    word |= code << (8 * k);
+  }
+  return word;
+}
+
+template <EightBit kFormat>
+JITQUANT_HD float float_from_code(uint8_t code) {
+  if constexpr (kFormat == EightBit::kE4m3) return float_from_e4m3(code);
+  if constexpr (kFormat == EightBit::kE5m2) return float_from_e5m2(code);
+  return static_cast<float>(static_cast<int8_t>(code));
+}
+
+JITQUANT_HD float dequantize_fp8(float element, float scale_inv) {
+  return mul_rn(element, scale_inv);
+}
+
+// ---- powers of two -----------------------------------------------------------------------------
+
+// Biased exponent of the power of two that s > 0 is rounded up to: the exponent field, plus 1 if
+// any bit of the mantissa is set. 255 for Inf and NaN.
+JITQUANT_HD uint32_t ue8m0_exponent(float s) {
+  const uint32_t e = ((float_bits(s) & 0x7fffffffu) + 0x7fffffu) >> 23;
+  return e < 255u ? e : 255u;
+}
+
+// MXFP8's rounding (RCEIL): up to 2^-127 it is 0, Inf is 254, NaN is 255.
+JITQUANT_HD uint32_t e8m0_rceil(float s) {
+  const uint32_t bits = float_bits(s) & 0x7fffffffu;
+  if (bits <= 0x400000u) return 0u;
+  if (bits > 0x7f800000u) return 255u;
+  const uint32_t e = (bits + 0x7fffffu) >> 23;
+  return e < 254u ? e : 254u;
+}
+
+// 2^(e - 127); Inf for 255.
+JITQUANT_HD float power_of_two(uint32_t e) {
+  return bits_float(e > 0u ? e << 23 : 0x400000u);
+}
+
+// 2^(127 - e), for 255 as well: exact, so that a product with it is.
+JITQUANT_HD float inverse_power_of_two(uint32_t e) {
+  return bits_float(e < 254u ? (254u - e) << 23 : 0x400000u >> (e - 254u));
+}
+
+// E8M0, as scales of MXFP8 and packed exponents are read: 255 is NaN.
+JITQUANT_HD float float_from_e8m0(uint32_t e) {
+  return e == 255u ? bits_float(0x7fffffffu) : power_of_two(e);
+}
+
+// ---- one scale for a tensor or a row -----------------------------------------------------------
+
+// min(top / amax, FLT_MAX); 1 where amax is 0, Inf or NaN. Elements are multiplied with it;
+// scale_inv is fp8_scale_inv of it.
+JITQUANT_HD float fp8_scale_from_amax(float amax, float top) {
+  if (!(amax > 0.0f) || amax > kFloatMax) return 1.0f;
+  const float scale = div_rn(top, amax);
+  return scale > kFloatMax ? kFloatMax : scale;
+}
+
+JITQUANT_HD float fp8_scale_inv(float scale) {
+  return reciprocal_rn(scale);
+}
+
+// min(amax, bound), NaN if amax is.
+JITQUANT_HD float bound_amax(float amax, float bound) {
+  return amax > bound ? bound : amax;
+}
+
+// ---- one scale for a group or block ------------------------------------------------------------
+
+struct GroupScale {
+  float scale_inv;    // stored; recipe vllm divides by it
+  float factor;       // what elements are multiplied with
+  uint32_t exponent;  // of scale_inv where it is a power of two
+};
+
+// b is the amax of the group, NaN if the group has one; eps is at least 1e-32.
+JITQUANT_HD GroupScale group_scale(float b, float top, float eps, GroupRecipe recipe,
+                                   bool power_of_two_scales) {
+  if (b < eps) b = eps;  // a NaN stays
+  GroupScale g;
+  if (recipe == GroupRecipe::kTe) {
+    g.factor = div_rn(top, b);
+    g.scale_inv = reciprocal_rn(g.factor);
+  } else {
+    g.scale_inv = div_rn(b, top);
+    g.factor = reciprocal_rn(g.scale_inv);
+  }
+  g.exponent = 0;
+  if (power_of_two_scales) {
+    g.exponent = ue8m0_exponent(g.scale_inv);
+    g.factor = inverse_power_of_two(g.exponent);
+    if (!is_nan(g.scale_inv)) g.scale_inv = power_of_two(g.exponent);
+  }
+  return g;
+}
+
+// x / s, correctly rounded, for the s and r = 1 / s of a group that `group_divides_fast`. The first
+// correction brings the quotient within an ulp, the second rounds it (Markstein); zeros get their
+// sign back.
+JITQUANT_HD float group_divide(float x, float s, float r) {
+  float q = mul_rn(x, r);
+  q = fma_rn(fma_rn(-q, s, x), r, q);
+  q = fma_rn(fma_rn(-q, s, x), r, q);
+  return bits_float((float_bits(q) & 0x7fffffffu) | (float_bits(x) & 0x80000000u));
+}
+
+// Whether no remainder of an element that counts leaves the normal range. With eps from 1e-19 on it
+// is so for every finite group.
+JITQUANT_HD bool group_divides_fast(float s) {
+  return s >= 0x1p-80f && s <= 0x1p120f;
+}
+
+// Scales `kCount` elements of one group in place; what comes out goes to pack4. `divide` is that
+// the recipe is vllm and scales are no powers of two.
+template <int kCount>
+JITQUANT_HD void scale_group(float (&v)[kCount], const GroupScale& g, bool divide) {
+  if (!divide) {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int i = 0; i < kCount; ++i) v[i] = mul_rn(v[i], g.factor);
+  } else if (group_divides_fast(g.scale_inv)) {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int i = 0; i < kCount; ++i) v[i] = group_divide(v[i], g.scale_inv, g.factor);
+  } else {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int i = 0; i < kCount; ++i) v[i] = div_rn(v[i], g.scale_inv);
+  }
+}
+
+// MXFP8: the stored exponent of a block of 32 whose amax is b; elements are multiplied with
+// inverse_power_of_two of it.
+JITQUANT_HD uint32_t mxfp8_exponent(float b, float top) {
+  return e8m0_rceil(div_rn(b, top));
+}
+
+// ---- where scales and groups lie ---------------------------------------------------------------
+
+enum class ScaleOrder : int { kRow = 0, kColumn = 1 };
+
+// Scales of `batches` matrices with `rows` rows, as `stored_cols` columns (packed: int32) of
+// `stored_rows` (row order: rows; column order: rows, or with TMA padding rows up to 4).
+struct ScaleGrid {
+  ScaleOrder order;
+  int64_t stored_rows, stored_cols;
+
+  JITQUANT_HD int64_t offset(int64_t batch, int64_t row, int64_t col) const {
+    return order == ScaleOrder::kRow ? (batch * stored_rows + row) * stored_cols + col
+                                     : (batch * stored_cols + col) * stored_rows + row;
+  }
+};
+
+struct GroupBounds {
+  int64_t start, stop;
+};
+
+// Group i of a buffer of `numel` elements; sizes may be null. Never outside of the buffer.
+JITQUANT_HD GroupBounds group_bounds(const int64_t* offsets, const int64_t* sizes, int64_t i,
+                                     int64_t numel) {
+  const int64_t from = offsets[i], to = offsets[i + 1];
+  const int64_t start = from < 0 ? 0 : (from < numel ? from : numel);
+  int64_t stop = to < 0 ? 0 : (to < numel ? to : numel);
+  if (sizes != nullptr) {
+    const int64_t size = sizes[i] < 0 ? 0 : (sizes[i] < numel ? sizes[i] : numel);
+    if (start + size < stop) stop = start + size;
+  }
+  return {start, stop < start ? start : stop};
+}
+
+}  // namespace jitquant
