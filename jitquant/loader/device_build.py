@@ -211,7 +211,13 @@ class DeviceBuilder:
             *given,
         ]
         try:
-            compiled = self._nvrtc.compile(half.text, path, options, expressions)
+            # Under a name beside the copies, since that is where "..." is looked for first.
+            compiled = self._nvrtc.compile(
+                _called(path, half.text),
+                str(_copy_of(wanted, copies, path)),
+                options,
+                expressions,
+            )
         except NvrtcFailure as failure:
             log = cache.write_log(name, failure.log)
             hint = f"\n{_HINT}" if "JIT mode" in failure.log or "identifier" in failure.log else ""
@@ -326,14 +332,21 @@ def _copy_device_halves(wanted: _Wanted, target: Path) -> list[str]:
     the originals.
     """
     for path in wanted.closure.headers:
-        label, rest = wanted.of.roots.name(path)
         with open(path, encoding="utf-8", errors="surrogateescape") as stream:
             text = stream.read()
-        copy = Path(os.path.normpath(target / label / rest))
+        copy = _copy_of(wanted, target, path)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shown = path.replace("\\", "\\\\").replace('"', '\\"')
-        copy.write_text(f'#line 1 "{shown}"\n{device_half(text).text}', errors="surrogateescape")
+        copy.write_text(_called(path, device_half(text).text), errors="surrogateescape")
     return [str(target / label) for label in wanted.of.roots.labels]
+
+
+def _copy_of(wanted: _Wanted, target: Path, path: str) -> Path:
+    return Path(os.path.normpath(target.joinpath(*wanted.of.roots.name(path))))
+
+
+def _called(path: str, text: str) -> str:
+    shown = path.replace("\\", "\\\\").replace('"', '\\"')
+    return f'#line 1 "{shown}"\n{text}'
 
 
 def _digest_of_own_headers() -> str:
