@@ -7,7 +7,9 @@ import typer
 from . import cache
 from .build import build
 from .bundle import bundle
+from .code import ptx, sass
 from .explain import explain
+from .stats import stats
 
 app = typer.Typer(
     help="Build, look into and mend what jitquant compiles.",
@@ -19,4 +21,7 @@ app = typer.Typer(
 app.command()(build)
 app.command()(bundle)
 app.command()(explain)
+app.command()(stats)
+app.command()(sass)
+app.command()(ptx)
 app.add_typer(cache.app, name="cache")

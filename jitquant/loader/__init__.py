@@ -27,6 +27,7 @@ from .errors import (
     NvccNotFoundError,
     NvrtcNotFoundError,
     OldGraphWarning,
+    ToolNotFoundError,
     UnsupportedArchError,
 )
 from .live import reloads

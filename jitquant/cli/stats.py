@@ -1,0 +1,85 @@
+"""``jitquant stats``: what the kernels take of a multiprocessor."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from jitquant.loader.core import Loader
+from jitquant.loader.explain import explain
+from jitquant.loader.inspect import build_of, kernels_of
+from jitquant.loader.names import kernel_names, request_of
+from jitquant.loader.usage import KernelUsage, occupancy
+
+from .build import Names
+from .output import Arch, Json, console, print_json, table
+
+_BLOCKS = (64, 128, 256, 512, 1024)
+
+
+def stats(
+    names: Names = None,
+    arch: Arch = None,
+    threads: Annotated[int, typer.Option(help="Threads of a block.", min=1, max=1024)] = 256,
+    shared: Annotated[
+        int, typer.Option(help="Bytes of shared memory that a launch asks for.", min=0)
+    ] = 0,
+    json: Json = False,
+) -> None:
+    """Show registers, spills, shared memory and occupancy of each kernel and architecture.
+
+    A module that is named is built if need be; without names, those that are built are shown. Says
+    what the assembler said when they were; occupancy is what the limits of a multiprocessor allow.
+    """
+    loader = Loader()
+    chosen = list(names or kernel_names(loader))
+    absent: list[str] = []
+    found: list[tuple[str, KernelUsage]] = []
+    for name in chosen:
+        request = request_of(loader, name, arch)
+        if not names and explain(loader, request).state == "miss":
+            absent.append(name)
+            continue
+        found += [(request.name, usage) for usage in kernels_of(build_of(loader, request))]
+    if json:
+        print_json([_plain(name, usage, shared) for name, usage in found])
+        return
+    out = console()
+    right = ("registers", "spilled", "stack", "shared", f"occupancy at {threads}")
+    view = table("module", "kernel", "for", *right, "limited by", right=right)
+    for name, usage in found:
+        here = occupancy(usage, threads, shared)
+        spilled = usage.spill_stores + usage.spill_loads
+        view.add_row(
+            name,
+            _short(usage.name),
+            f"sm_{usage.arch}",
+            str(usage.registers),
+            f"[red]{spilled}[/red]" if spilled else "0",
+            str(usage.stack),
+            str(usage.shared),
+            "-" if here is None else f"{here.occupancy:.0%}" if here.blocks else "none fits",
+            "-" if here is None else here.limit,
+        )
+    if found:
+        out.print(view)
+    if absent:
+        out.print(f"not built: {', '.join(absent)} (`jitquant build` does)", markup=False)
+
+
+def _plain(name: str, usage: KernelUsage, shared: int) -> dict[str, Any]:
+    at = {threads: occupancy(usage, threads, shared) for threads in _BLOCKS}
+    return {"module": name, "name": usage.name, **asdict(usage), "occupancy": at}
+
+
+def _short(name: str) -> str:
+    """A kernel's name without its parameters, which its template arguments tell already."""
+    name = name.removeprefix("void ")
+    depth = 0
+    for index, char in enumerate(name):
+        depth += (char == "<") - (char == ">")
+        if char == "(" and depth == 0 and not name[index:].startswith("(anonymous namespace)"):
+            return name[:index]
+    return name
