@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from .errors import UnsupportedArchError
+from .nvml import read_driver
 
 #: Compute capabilities that the loader compiles for, in canonical digits.
 KNOWN = (80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
@@ -146,35 +147,6 @@ def runs_on(built: str, wanted: str) -> bool:
     return own // 10 == asked // 10 and own <= asked
 
 
-def _nvml_capabilities() -> list[int] | None:
-    """Compute capability of every GPU of the machine through NVML, which starts no CUDA context."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2() != 0:
-            return None
-    except (OSError, AttributeError):
-        return None
-    try:
-        count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return None
-        result: list[int] = []
-        for index in range(count.value):
-            handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-                return None
-            if nvml.nvmlDeviceGetCudaComputeCapability(
-                handle, ctypes.byref(major), ctypes.byref(minor)
-            ):
-                return None
-            result.append(major.value * 10 + minor.value)
-        return result
-    except AttributeError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
-
-
 def _has_driver() -> bool:
     """Whether the CUDA driver can be loaded; without it torch sees no GPU either."""
     try:
@@ -195,7 +167,8 @@ def visible_archs() -> tuple[str, ...]:
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1", "NoDevFiles"):
         return ()
-    numbers = _nvml_capabilities()
+    driver = read_driver()
+    numbers = None if driver is None else [gpu.capability for gpu in driver.gpus]
     if numbers is None and not _has_driver():
         return ()
     if numbers is None or (len(set(numbers)) > 1 and "CUDA_VISIBLE_DEVICES" in os.environ):

@@ -17,7 +17,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -199,29 +199,29 @@ def _candidates(env: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     yield "/usr/local/cuda/bin/nvcc", "/usr/local/cuda"
 
 
-def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, tuple[str, ...]]:
-    """The nvcc to use, and notes about settings that led nowhere.
+@dataclass(frozen=True)
+class Candidate:
+    """A place where nvcc may be; ``why_not`` says why it is no nvcc where ``nvcc`` is ``None``."""
 
-    Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheel, ``PATH``, ``/usr/local/cuda``.
+    path: str
+    origin: str
+    exists: bool
+    nvcc: Nvcc | None
+    why_not: str = ""
 
-    Raises:
-        NvccNotFoundError: none of them is a working nvcc.
-    """
-    env = os.environ if env is None else env
-    tried: list[str] = []
-    notes: list[str] = []
-    for path, origin in _candidates(env):
+
+def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[Candidate]:
+    """Every place where nvcc may be, in order of preference: the first that works is used."""
+    for path, origin in _candidates(os.environ if env is None else env):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
-            tried.append(f"{origin}: no {path}")
-            if "=" in origin:
-                notes.append(f"{origin} has no bin/nvcc")
+            yield Candidate(path, origin, False, None, f"no {path}")
             continue
         answer = memo.get(f"nvcc 4 {os.path.abspath(path)}", partial(_probe_nvcc, path))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
-            tried.append(f"{origin}: {path} does not work: {answer['failed']}")
-            notes.append(f"{path} ({origin}) does not work")
+            why_not = f"{path} does not work: {answer['failed']}"
+            yield Candidate(path, origin, True, None, why_not)
             continue
         nvcc = Nvcc(
             path=answer["path"],
@@ -231,7 +231,27 @@ def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, t
             cudart=answer["cudart"],
             archs=tuple(answer["archs"]),
         )
-        return nvcc, tuple(notes)
+        yield Candidate(path, origin, True, nvcc)
+
+
+def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, tuple[str, ...]]:
+    """The nvcc to use, and notes about settings that led nowhere.
+
+    Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheel, ``PATH``, ``/usr/local/cuda``.
+
+    Raises:
+        NvccNotFoundError: none of them is a working nvcc.
+    """
+    tried: list[str] = []
+    notes: list[str] = []
+    for candidate in examine_nvccs(memo, env):
+        if candidate.nvcc is not None:
+            return candidate.nvcc, tuple(notes)
+        tried.append(f"{candidate.origin}: {candidate.why_not}")
+        if candidate.exists:
+            notes.append(f"{candidate.path} ({candidate.origin}) does not work")
+        elif "=" in candidate.origin:
+            notes.append(f"{candidate.origin} has no bin/nvcc")
     looked = "\n".join(f"  - {line}" for line in tried)
     raise NvccNotFoundError(
         "no CUDA compiler (nvcc) was found. Looked at, in this order:\n"
