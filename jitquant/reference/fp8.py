@@ -89,8 +89,8 @@ def amax_keep_nan(v: Tensor, granularity: str) -> Tensor:
 def scale_from_amax(a: Tensor, top: float) -> Tensor:
     """``min(top / A, FLT_MAX)``; 1 where A is 0, infinite or NaN.
 
-    TransformerEngine's current scaling. scale_inv is ``1 / scale``, which is not ``A / top``: half
-    of the time they differ by an ulp.
+    TransformerEngine's current scaling. scale_inv is ``1 / scale``, which is not ``A / top``:
+    for a quarter of all A the last bit differs.
     """
     scale = torch.minimum(torch.div(constant(top, a), a), constant(FP32_MAX, a))
     usable = (a > 0) & (a < float("inf"))
@@ -298,7 +298,8 @@ def load_scales(stored: Tensor, rows: int, groups: int, scale_layout: str) -> Te
             batches = stored.numel() // (stored.shape[-2] * stored.shape[-1])
             stored = stored[..., : rows // batches, :]
     if stored.dtype == torch.int32:
-        exponents = stored.reshape(-1).view(torch.uint8).view(E8M0_DTYPE)
+        stored = stored.clone(memory_format=torch.contiguous_format)
+        exponents = stored.view(torch.uint8).view(E8M0_DTYPE)
         return decode_e8m0(exponents.reshape(rows, 4 * stored.shape[-1])[:, :groups])
     if stored.dtype == torch.float32:
         return stored.reshape(rows, stored.shape[-1] if stored.dim() else 1)[:, :groups]
