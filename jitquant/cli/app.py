@@ -9,7 +9,9 @@ from .build import build
 from .bundle import bundle
 from .code import ptx, sass
 from .explain import explain
+from .new import new
 from .stats import stats
+from .watch import watch
 
 app = typer.Typer(
     help="Build, look into and mend what jitquant compiles.",
@@ -24,4 +26,6 @@ app.command()(explain)
 app.command()(stats)
 app.command()(sass)
 app.command()(ptx)
+app.command()(new)
+app.command()(watch)
 app.add_typer(cache.app, name="cache")

@@ -1,0 +1,232 @@
+"""``jitquant new``: a kernel to start from, which works."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jitquant.loader.sources import check_name
+
+from .output import Json, console, print_json
+
+_KERNEL = """\
+// out = x * s, element by element.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "jitquant/device.cuh"
+#include "jitquant/export.h"
+
+namespace {
+
+template <class T>
+__global__ void NAME_kernel(const T* x, float s, T* out, int64_t n) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (; i < n; i += stride) out[i] = static_cast<T>(static_cast<float>(x[i]) * s);
+}
+
+template <class T>
+cudaError_t launch_typed(const jitquant::TensorView& x, float s, const jitquant::TensorView& out,
+                         cudaStream_t stream) {
+  constexpr int kThreads = 256;
+  const T* from = x.contiguous().data<const T>();
+  T* to = out.with_shape_of(x).contiguous().data<T>();
+  const int64_t n = x.numel();
+  if (n == 0) return cudaSuccess;
+  const int64_t blocks = jitquant::persistent_grid((n + kThreads - 1) / kThreads, 8);
+  return jitquant::launch<&NAME_kernel<T>>({blocks, kThreads}, stream, from, s, to, n);
+}
+
+}  // namespace
+
+cudaError_t launch_NAME(const jitquant::TensorView& x, float s, const jitquant::TensorView& out,
+                        cudaStream_t stream) {
+  switch (x.dtype) {
+    case jitquant::ElementType::kFloat32:
+      return launch_typed<float>(x, s, out, stream);
+    case jitquant::ElementType::kFloat16:
+      return launch_typed<__half>(x, s, out, stream);
+    case jitquant::ElementType::kBFloat16:
+      return launch_typed<__nv_bfloat16>(x, s, out, stream);
+    default:
+      jitquant::refuse("x must be float32, float16 or bfloat16, not %s",
+                       jitquant::element_name(x.dtype));
+  }
+}
+
+JITQUANT_EXPORT(launch_NAME, "NAME(Tensor x, float s, *, Tensor(a!) out) -> ()")
+JITQUANT_EXPORT_RESIDENT()
+"""
+
+_OPERATOR = '''\
+"""The operator NAME: ``x * s``, by NAME.cu on a GPU and in plain PyTorch elsewhere."""
+
+from pathlib import Path
+
+import jitquant
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("NAME.cu")
+
+
+def module() -> jitquant.loader.CudaModule:
+    """The compiled module, as the source is now."""
+    return jitquant.get_cuda_module("NAME", [SOURCE])
+
+
+def reference(x: Tensor, s: float) -> Tensor:
+    """What the kernel has to give: the product in fp32, rounded once to the dtype of x."""
+    return (x.float() * s).to(x.dtype)
+
+
+@torch.library.custom_op("NAME::NAME", mutates_args=(), device_types="cpu")
+def NAME(x: Tensor, s: float) -> Tensor:
+    """``x * s`` in the shape and dtype of x, contiguous."""
+    return reference(x, s).contiguous()
+
+
+@NAME.register_kernel("cuda")
+def _(x: Tensor, s: float) -> Tensor:
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    module().NAME(x.contiguous(), s, out=out)
+    return out
+
+
+@NAME.register_fake
+def _(x: Tensor, s: float) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+'''
+
+_TEST = '''\
+"""NAME against its reference, on the CPU and, where there is one, on a GPU."""
+
+import jitquant
+import pytest
+import torch
+from jitquant.loader import NvccNotFoundError
+
+from NAME import NAME, module, reference
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+def samples(dtype: torch.dtype, device: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = [(1,), (3, 257), (0, 4), (5, 7, 11)]
+    tensors = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+    return [*tensors, torch.randn(16, 8, device=device).to(dtype).t()]
+
+
+def test_the_reference_by_hand() -> None:
+    x = torch.tensor([1.0, -2.0, 0.0, float("inf")])
+    assert reference(x, 0.5).tolist() == [0.5, -1.0, 0.0, float("inf")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_operator_on_the_cpu(dtype: torch.dtype) -> None:
+    for x in samples(dtype, "cpu"):
+        assert torch.equal(NAME(x, 1.5), reference(x, 1.5))
+
+
+def test_the_operator_is_declared_as_it_behaves() -> None:
+    torch.library.opcheck(NAME, (samples(torch.float32, "cpu")[-1], 1.5))
+
+
+def test_the_kernel_compiles_and_refuses_what_it_cannot_do() -> None:
+    try:
+        compiled = module()
+    except NvccNotFoundError as error:
+        pytest.skip(f"there is no CUDA compiler: {error}")
+    x = torch.ones(3)
+    with pytest.raises(RuntimeError, match="x must be a CUDA tensor"):
+        compiled.NAME(x, 2.0, out=torch.empty(3))
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_kernel_gives_the_bits_of_the_reference(dtype: torch.dtype) -> None:
+    for x in samples(dtype, "cuda"):
+        assert torch.equal(NAME(x, 1.5), reference(x, 1.5))
+
+
+@needs_gpu
+def test_the_kernel_refuses_wrong_tensors() -> None:
+    x = torch.ones(3, device="cuda")
+    with pytest.raises(RuntimeError, match="out must have the shape of x"):
+        module().NAME(x, 2.0, out=torch.empty(4, device="cuda"))
+    with pytest.raises(RuntimeError, match="x must be float32, float16 or bfloat16, not int64"):
+        module().NAME(x.long(), 2.0, out=x.long())
+
+
+@needs_gpu
+def test_the_kernel_can_be_captured() -> None:
+    module()
+    jitquant.warmup("NAME")
+    jitquant.testing.assert_capturable(NAME, torch.randn(1000, device="cuda"), 1.5)
+'''
+
+_FILES = {"{name}.cu": _KERNEL, "{name}.py": _OPERATOR, "test_{name}.py": _TEST}
+
+
+def files_of(name: str) -> dict[str, str]:
+    """The files of a new kernel: their names and texts.
+
+    Raises:
+        ValueError: the name cannot be that of a C function and a Python module, or is taken.
+        TypeError: it is no string.
+    """
+    check_name(name)
+    if keyword.iskeyword(name) or name in sys.stdlib_module_names:
+        raise ValueError(f"name: {name!r} means something in Python already; choose another.")
+    if name in sys.modules or importlib.util.find_spec(name) is not None:
+        raise ValueError(
+            f"name: a Python module {name!r} is installed already, and {name}.py would hide it; "
+            "choose another."
+        )
+    return {file.format(name=name): text.replace("NAME", name) for file, text in _FILES.items()}
+
+
+def write_new(name: str, directory: Path) -> list[Path]:
+    """Write the files of a new kernel; none if one of them is there already.
+
+    Raises:
+        ValueError: as :func:`files_of`, or a file is there already.
+        OSError: a file cannot be written.
+    """
+    files = {directory / file: text for file, text in files_of(name).items()}
+    for path in files:
+        if path.exists():
+            raise ValueError(f"{path} exists already; choose another name, or another --dir.")
+    directory.mkdir(parents=True, exist_ok=True)
+    for path, text in files.items():
+        path.write_text(text)
+    return list(files)
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="The kernel's name, an identifier.")],
+    directory: Annotated[Path, typer.Option("--dir", help="Where to write the files.")] = Path(),
+    json: Json = False,
+) -> None:
+    """Write a kernel that works: NAME.cu, its operator NAME.py, and test_NAME.py.
+
+    The kernel and its launcher are one file, from which the binding is generated. The operator has
+    a reference in plain PyTorch, which is what runs on a CPU.
+    """
+    paths = write_new(name, directory)
+    if json:
+        print_json({"files": paths})
+        return
+    out = console()
+    for path in paths:
+        out.print(f"wrote {path}", markup=False)
+    out.print(f"try: python -m pytest {paths[-1]}", markup=False)
+    out.print(f"then: jitquant watch {paths[0]} -- python -m pytest {paths[-1]}", markup=False)

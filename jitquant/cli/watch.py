@@ -1,0 +1,166 @@
+"""``jitquant watch``: build after each edit, and run a command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jitquant.loader.core import Build, Loader
+from jitquant.loader.errors import CompileError, LoaderError
+from jitquant.loader.names import request_of
+from jitquant.loader.plan import Request
+from jitquant.loader.sources import CUDA_SUFFIXES, CXX_SUFFIXES
+
+from .output import Arch, console
+
+_SUFFIXES = (*CUDA_SUFFIXES, *CXX_SUFFIXES, ".cuh", ".h", ".hpp", ".hh", ".inl", ".inc")
+_GRACE_SECONDS = 3.0
+_POLL_MILLISECONDS = 100
+
+
+class Child:
+    """The command, of which one at most is running; it leads a process group of its own."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Run it anew; the one before is ended."""
+        self.stop()
+        if self.command:
+            self._process = subprocess.Popen(self.command, start_new_session=True)
+
+    def ended(self) -> int | None:
+        """Its exit code, once, after it has ended by itself."""
+        if self._process is None or self._process.poll() is None:
+            return None
+        code, self._process = self._process.returncode, None
+        return code
+
+    def stop(self) -> None:
+        """End it, with SIGTERM and, if that does not help, with SIGKILL."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_SECONDS)
+                return
+
+
+class Watch:
+    """Builds a request again whenever what it is made from changes."""
+
+    def __init__(self, loader: Loader, request: Request, child: Child) -> None:
+        self._loader = loader
+        self._request = request
+        self._child = child
+        self._running: str | None = None  # the build that the command was started with
+        self._failed: str | None = None
+        self._directories: set[Path] = set()
+        self._out = console(stderr=True)
+
+    def build(self) -> None:
+        """Build if need be; start the command if the build is another one than before."""
+        started = time.monotonic()
+        try:
+            build = self._loader.ensure(self._request)
+        except (LoaderError, FileNotFoundError, ValueError) as error:
+            self._directories |= self._places(None)
+            if str(error.args[0]) != self._failed:
+                self._failed = str(error.args[0])
+                self._out.print(f"error: {error}", markup=False)
+                if not isinstance(error, CompileError | FileNotFoundError):
+                    raise
+            return
+        self._failed = None
+        build.hold.release()
+        self._directories = self._places(build)
+        if build.entry.level2 == self._running:
+            return
+        self._running = build.entry.level2
+        seconds = time.monotonic() - started
+        how = f"built in {seconds:.1f} s" if build.is_new else "as built before"
+        running = f"; {' '.join(self._child.command)}" if self._child.command else ""
+        self._out.print(f"{self._request.name}: {how}{running}", markup=False)
+        self._child.start()
+
+    def _places(self, build: Build | None) -> set[Path]:
+        found = [path for path, _ in build.watch] if build is not None else []
+        with contextlib.suppress(LoaderError, FileNotFoundError, ValueError):
+            wanted = self._loader.look_up(self._request)
+            found += [*wanted.sources, *wanted.include_dirs]
+        paths = [Path(path) for path in found]
+        # Where a source stood that is gone, it may come back.
+        paths += [Path.cwd() / str(source) for source in self._request.sources]
+        places = {path if path.is_dir() else path.parent for path in paths}
+        return {place for place in places if place.is_dir()}
+
+    def run(self) -> None:
+        """Until it is interrupted."""
+        while True:
+            self.build()
+            watched = set(self._directories)
+            changes = _changes(watched)
+            next(changes)
+            self.build()  # what changed before the watching began
+            while self._directories == watched:
+                changed = next(changes)
+                code = self._child.ended()
+                if code is not None:
+                    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                    self._out.print(f"{self._child.command[0]} ended with {how}", markup=False)
+                if changed:
+                    self.build()
+            changes.close()
+
+
+def _changes(directories: set[Path]) -> Generator[bool, None, None]:
+    """Whether a source or header in ``directories`` has changed, several times a second."""
+    from watchfiles import watch
+
+    for found in watch(
+        *sorted(map(str, directories)),
+        watch_filter=lambda _, path: path.lower().endswith(_SUFFIXES),
+        recursive=False,
+        step=30,
+        rust_timeout=_POLL_MILLISECONDS,
+        yield_on_timeout=True,
+        raise_interrupt=True,
+    ):
+        yield bool(found)
+
+
+def watch(
+    name: Annotated[
+        str, typer.Argument(help="A kernel's name, a .cu of your own, or a module built before.")
+    ],
+    command: Annotated[
+        list[str] | None, typer.Argument(help="What to run after each build, after --.")
+    ] = None,
+    arch: Arch = None,
+) -> None:
+    """Build a module again whenever its sources or headers are saved, and run a command.
+
+    A command that is still running is ended before the next one starts. An edit that does not
+    compile is said, and the command of the last good build goes on. Ctrl-C ends both.
+    """
+    loader = Loader()
+    child = Child(command or [])
+    try:
+        Watch(loader, request_of(loader, name, arch), child).run()
+    except KeyboardInterrupt:
+        return
+    finally:
+        child.stop()

@@ -1,0 +1,100 @@
+"""``jitquant watch``: rebuild on save, run the command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loader.toys import write_factor, write_plain
+
+import jitquant
+
+ROOT = Path(jitquant.__file__).resolve().parents[1]
+COMMAND = "import sys, time; print('sta' + 'rted', flush=True); time.sleep(100)"
+
+
+class Watching:
+    """A running ``jitquant watch``; its output is in one file."""
+
+    def __init__(self, directory: Path, *command: str) -> None:
+        self.source = write_plain(directory / "source")
+        self.output = directory / "output.txt"
+        words = [sys.executable, "-m", "jitquant", "watch", str(self.source)]
+        with self.output.open("w") as stream:
+            self.process = subprocess.Popen(
+                [*words, *(["--", *command] if command else [])],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "JITQUANT_CACHE_DIR": str(directory / "cache"),
+                },
+            )
+
+    def wait_for(self, text: str, count: int = 1, seconds: float = 60) -> str:
+        end = time.monotonic() + seconds
+        while self.output.read_text().count(text) < count:
+            assert self.process.poll() is None, self.output.read_text()
+            assert time.monotonic() < end, self.output.read_text()
+            time.sleep(0.02)
+        return self.output.read_text()
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Iterator[Watching]:
+    made = Watching(tmp_path, sys.executable, "-c", COMMAND)
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+        made.process.wait()
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_each_good_edit_is_built_and_starts_the_command_anew(watching: Watching) -> None:
+    said = watching.wait_for("started")
+    assert said.index("plain: built in") < said.index("started")
+    header = watching.source.with_suffix(".h")
+    (first,) = children(watching.process.pid)
+    saved = time.monotonic()
+    write_factor(header, 4)
+    watching.wait_for("started", 2)
+    assert time.monotonic() - saved < 5
+    assert not Path(f"/proc/{first}").exists()
+    (second,) = children(watching.process.pid)
+    header.write_text("#error out\n")
+    watching.wait_for("error: ")
+    assert "out" in watching.wait_for("building 'plain' failed")
+    assert children(watching.process.pid) == [second]  # the last good one goes on
+    write_factor(header, 4)
+    time.sleep(0.7)
+    assert children(watching.process.pid) == [second]  # as it was: nothing to do
+    write_factor(header, 3)
+    watching.wait_for("plain: as built before")
+    watching.wait_for("started", 3)
+    watching.source.unlink()
+    watching.wait_for("does not exist")
+    write_plain(watching.source.parent, 5)
+    watching.wait_for("started", 4)
+    (last,) = children(watching.process.pid)
+    watching.process.send_signal(signal.SIGINT)
+    assert watching.process.wait(20) == 0
+    assert not Path(f"/proc/{last}").exists()
+
+
+def test_a_command_that_ends_is_said(tmp_path: Path) -> None:
+    made = Watching(tmp_path, sys.executable, "-c", "raise SystemExit(3)")
+    try:
+        made.wait_for("ended with exit code 3")
+    finally:
+        made.process.send_signal(signal.SIGINT)
+        assert made.process.wait(20) == 0
