@@ -157,13 +157,15 @@ class Op:
         see the op; or an argument is not accepted. `dispatched` is to be called then, which does
         all of this, or says what is wrong.
         """
-        return NotImplemented if is_dynamo_compiling() else self._launched(True, args)
-
-    def _launched(self, for_dispatcher: bool, args: Sequence[Any]) -> Any:
-        kept = self._kept
+        kept = None if is_dynamo_compiling() else self._kept
         if kept is None or not kept.fresh():
             return NotImplemented
-        return kept.direct(for_dispatcher, *args)
+        return kept.direct(True, *args)
+
+    def _direct_in_dispatcher(self, args: Sequence[Any]) -> Any:
+        """As `direct`, where the dispatcher has done its part."""
+        kept = self._kept
+        return kept.direct(False, *args) if kept is not None and kept.fresh() else NotImplemented
 
     def dispatched(self, *args: Any) -> Any:
         """As `direct`, by the op itself; its tensors are to be tensors."""
@@ -200,7 +202,7 @@ class Op:
             return self._returned(self.reference(*args, **kwargs))
 
     def _cuda(self, *args: Any, **kwargs: Any) -> Any:
-        results = self._launched(False, self._complete(args, kwargs))
+        results = self._direct_in_dispatcher(self._complete(args, kwargs))
         if results is not NotImplemented:
             return self._returned(results)
         self.plan(*args, **kwargs)
@@ -235,7 +237,7 @@ class Op:
 
     def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
         buffers = self._buffers(kwargs)
-        if self._launched(False, [*self._complete(args, kwargs), *buffers]) is None:
+        if self._direct_in_dispatcher([*self._complete(args, kwargs), *buffers]) is None:
             return
         plan = self._plan_out(buffers, *args, **kwargs)
         residual = kwargs.get("residual")

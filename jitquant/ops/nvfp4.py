@@ -409,79 +409,79 @@ def _quantized(
     gsa = None
     if isinstance(given, Tensor):
         gsa = given
-        _checks.one_of(granularity, "granularity", GRANULARITIES)
+        if granularity not in GRANULARITIES:
+            _checks.one_of(granularity, "granularity", GRANULARITIES)
         granularity = "tensor" if gsa.numel() == 1 else "row"
     elif given is not None:
         granularity = "tensor"  # of the name that was given the op says whether it is one
-    if out is not None:
-        form = (cols, scale_layout, granularity, dim)
-        return _quantized_into(out, op, args, gsa, recipe, form, reduced)
-    results = op.direct(*args)
-    if results is NotImplemented:
-        results = op.dispatched(*op.tensors(args))
-    return QuantizedActivation(
-        results[0],
-        results[1],
-        results[2] if gsa is None else gsa,
-        results[-1] if op.results[-1] == "inv_rms" else None,
-        args[0].shape[dim] if cols is None else cols,
-        scale_layout,
-        granularity,
-        recipe,
-        dim,
-    )
-
-
-def _quantized_into(
-    out: QuantizedActivation,
-    op: Op,
-    args: tuple[Any, ...],
-    gsa: Tensor | None,
-    recipe: str,
-    form: tuple[int | None, str, str, int],
-    reduced: int,
-) -> QuantizedActivation:
-    """The same into the buffers of ``out``, of this form; ``gsa`` is a gsa given as a tensor."""
-    cols, scale_layout, granularity, dim = form
-    normed = op.results[-1] == "inv_rms"
+    if out is None:
+        results = op.direct(*args)
+        if results is NotImplemented:
+            results = op.dispatched(*op.tensors(args))
+        return QuantizedActivation(
+            results[0],
+            results[1],
+            results[2] if gsa is None else gsa,
+            results[-1] if op.results[-1] == "inv_rms" else None,
+            args[0].shape[dim] if cols is None else cols,
+            scale_layout,
+            granularity,
+            recipe,
+            dim,
+        )
     if not (
         type(out) is QuantizedActivation
         and out.scale_layout == scale_layout
         and (gsa is not None or out.granularity == granularity)
         and out.dim == dim
-        and (out.inv_rms is not None) == normed
         and out.cols == (_size(args[0], dim) if cols is None else cols)
-        and op.direct(*args, *_buffers(out, gsa, normed)) is None
+        and op.direct(*args, *_buffers(out, op, gsa)) is None
     ):
-        args = tuple(op.tensors(args))
-        shape = args[0].shape
-        if dim == -1:
-            size = shape[-1] if cols is None and shape else cols
-            shape = (*shape[: len(shape) - reduced], size)
-        _check_form(out, op, tuple(shape), scale_layout, granularity if gsa is None else None, dim)
-        buffers = _buffers(out, gsa, normed)
-        if torch.compiler.is_compiling():
-            # Codes go in as bytes: Inductor cannot copy float4_e2m1fn_x2.
-            buffers = (out.x_fp4_bytes, *buffers[1:])
-        op.dispatched(*args, *buffers)
+        _dispatch_into(out, op, args, gsa, (cols, scale_layout, granularity, dim), reduced)
     out.recipe = recipe
     if gsa is not None:
         out.gsa, out.granularity = gsa, granularity
     return out
 
 
-def _size(x: object, dim: int) -> int | None:
+def _size(x: Any, dim: int) -> int | None:
     """Size of a dimension of what may be no tensor, or have no such dimension."""
-    return x.size(dim) if isinstance(x, Tensor) and x.dim() else None
+    try:
+        size: int = x.size(dim)
+    except (AttributeError, IndexError, TypeError):
+        return None
+    return size
 
 
-def _buffers(out: QuantizedActivation, gsa: Tensor | None, normed: bool) -> tuple[Any, ...]:
+def _buffers(out: QuantizedActivation, op: Op, gsa: Tensor | None) -> tuple[Any, ...]:
     """The buffers of ``out`` that an op writes to, in the order of its results."""
-    if normed:
-        if gsa is None:
-            return out.x_fp4, out.x_sf, out.gsa, out.inv_rms
-        return out.x_fp4, out.x_sf, out.inv_rms
-    return (out.x_fp4, out.x_sf, out.gsa) if gsa is None else (out.x_fp4, out.x_sf)
+    x_fp4, x_sf, inv_rms = out.x_fp4, out.x_sf, out.inv_rms
+    parts = (x_fp4, x_sf, out.gsa) if gsa is None else (x_fp4, x_sf)
+    # Too many, or None among them, is refused.
+    return parts if inv_rms is None and op.results[-1] != "inv_rms" else (*parts, inv_rms)
+
+
+def _dispatch_into(
+    out: QuantizedActivation,
+    op: Op,
+    args: tuple[Any, ...],
+    gsa: Tensor | None,
+    form: tuple[int | None, str, str, int],
+    reduced: int,
+) -> None:
+    """The call into ``out`` by the op itself, with what is wrong with ``out`` said first."""
+    cols, scale_layout, granularity, dim = form
+    args = tuple(op.tensors(args))
+    shape = args[0].shape
+    if dim == -1:
+        size = shape[-1] if cols is None and shape else cols
+        shape = (*shape[: len(shape) - reduced], size)
+    _check_form(out, op, tuple(shape), scale_layout, granularity if gsa is None else None, dim)
+    buffers = _buffers(out, op, gsa)
+    if torch.compiler.is_compiling():
+        # Codes go in as bytes: Inductor cannot copy float4_e2m1fn_x2.
+        buffers = (out.x_fp4_bytes, *buffers[1:])
+    op.dispatched(*args, *buffers)
 
 
 def _check_form(

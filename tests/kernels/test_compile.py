@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from jitquant.loader import Loader, NvccNotFoundError
 from jitquant.loader.toolchain import Memo, find_nvcc
@@ -68,6 +69,12 @@ def test_the_loader_builds_and_loads(name: str, loader: Loader, nvcc: str) -> No
     assert [f for f in EXPORTS[name] if not hasattr(module, f)] == []
     for function in EXPORTS[name]:
         assert {"default", "out"} <= set(getattr(module, function).overloads())
+        # What is not on a GPU is not for the way past the dispatcher.
+        schema = getattr(module, function).default._schema
+        arguments = [torch.ones(1, 16)] * len(schema.arguments)
+        for for_dispatcher in (True, False):
+            direct = getattr(module, f"direct_{function}")
+            assert direct(for_dispatcher, *arguments) is NotImplemented
     # Kernels are listed for residency by their library and by no other.
     library = ctypes.CDLL(str(module.path))
     assert library.jitquant_make_resident() != 0  # there is no device: the call says so
