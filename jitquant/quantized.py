@@ -23,16 +23,18 @@ from jitquant.formats import (
 )
 
 
-def _ceil_to(size: int, multiple: int) -> int:
+def ceil_to(size: int, multiple: int) -> int:
+    """``size`` rounded up to a multiple."""
     return (size + multiple - 1) // multiple * multiple
 
 
-def _one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:
+def one_of(name: str, value: object, accepted: tuple[Any, ...]) -> None:
+    """Raises where ``value`` is not accepted."""
     if value not in accepted:
         raise ValueError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))}")
 
 
-def _bounds(index: slice, size: int) -> tuple[int, int]:
+def slice_bounds(index: slice, size: int) -> tuple[int, int]:
     """First and last + 1 of a slice; ``slice.indices`` is not traced by every PyTorch."""
     start = 0 if index.start is None else index.start
     stop = size if index.stop is None else index.stop
@@ -105,9 +107,9 @@ class QuantizedActivation:
             ValueError: an argument is none of these.
         """
         shape = tuple(shape)
-        _one_of("granularity", granularity, GRANULARITIES)
-        _one_of("scale_layout", scale_layout, SCALE_LAYOUTS)
-        _one_of("recipe", recipe, RECIPES)
+        one_of("granularity", granularity, GRANULARITIES)
+        one_of("scale_layout", scale_layout, SCALE_LAYOUTS)
+        one_of("recipe", recipe, RECIPES)
         if dim not in (-1, 0):
             raise ValueError(f"dim is {dim!r}; accepted are -1 (the last dimension) and 0")
         if len(shape) == 0 or (dim == 0 and len(shape) != 2) or shape[dim] == 0:
@@ -119,7 +121,7 @@ class QuantizedActivation:
         if dim == 0 and granularity != "tensor":
             raise ValueError(f"granularity is {granularity!r}; with dim=0 it is 'tensor'")
         cols = shape[dim]
-        groups = _ceil_to(cols, NVFP4_BLOCK) // NVFP4_BLOCK
+        groups = ceil_to(cols, NVFP4_BLOCK) // NVFP4_BLOCK
         packed = groups * (NVFP4_BLOCK // CODES_PER_BYTE)
         rows = math.prod(shape[:-1])
         fp4_shape: tuple[int, ...] = (*shape[:-1], packed)
@@ -127,7 +129,7 @@ class QuantizedActivation:
         if dim == 0:
             fp4_shape, sf_shape = (packed, shape[1]), (groups, shape[1])
         if scale_layout == "swizzled_128x4":
-            sf_shape = (_ceil_to(rows, SWIZZLE_ROWS), _ceil_to(groups, SWIZZLE_COLS))
+            sf_shape = (ceil_to(rows, SWIZZLE_ROWS), ceil_to(groups, SWIZZLE_COLS))
         count = rows if granularity == "row" else 1
         return cls(
             torch.empty(fp4_shape, dtype=FP4_DTYPE, device=device),
@@ -289,7 +291,7 @@ class QuantizedActivation:
             raise IndexError(f"a quantized tensor of shape {shape} is one row, nothing to slice")
         if index.step is not None and index.step != 1:
             raise ValueError(f"the slice's step is {index.step}; accepted is 1")
-        start, stop = _bounds(index, shape[0])
+        start, stop = slice_bounds(index, shape[0])
         if self.dim == 0:
             return self._slice_packed(start, stop, shape[0])
         inner = math.prod(shape[1:-1])
@@ -304,7 +306,7 @@ class QuantizedActivation:
                     "share a tile, so accepted are multiples of 128. For other rows quantize with "
                     "scale_layout='linear', or slice before quantizing"
                 )
-            x_sf = self.x_sf[first : first + _ceil_to(last - first, SWIZZLE_ROWS)]
+            x_sf = self.x_sf[first : first + ceil_to(last - first, SWIZZLE_ROWS)]
         return self._like(
             self.x_fp4[start:stop],
             x_sf,
@@ -320,7 +322,7 @@ class QuantizedActivation:
             )
         if start == stop:
             raise ValueError(f"rows {start}:{stop} of a tensor packed along dim 0 are none")
-        first, last = start // NVFP4_BLOCK, _ceil_to(stop, NVFP4_BLOCK) // NVFP4_BLOCK
+        first, last = start // NVFP4_BLOCK, ceil_to(stop, NVFP4_BLOCK) // NVFP4_BLOCK
         width = NVFP4_BLOCK // CODES_PER_BYTE
         return self._like(
             self.x_fp4[first * width : last * width],
@@ -340,9 +342,9 @@ class QuantizedActivation:
             TypeError: a part is no tensor or has another dtype.
             ValueError: a shape, device, layout, granularity, recipe or dim is not what it must be.
         """
-        _one_of(f"{name}.scale_layout", self.scale_layout, SCALE_LAYOUTS)
-        _one_of(f"{name}.granularity", self.granularity, GRANULARITIES)
-        _one_of(f"{name}.recipe", self.recipe, RECIPES)
+        one_of(f"{name}.scale_layout", self.scale_layout, SCALE_LAYOUTS)
+        one_of(f"{name}.granularity", self.granularity, GRANULARITIES)
+        one_of(f"{name}.recipe", self.recipe, RECIPES)
         if self.dim not in (-1, 0):
             raise ValueError(f"{name}.dim is {self.dim!r}; accepted are -1 and 0")
         for field, dtype in (

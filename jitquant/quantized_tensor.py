@@ -33,6 +33,7 @@ from jitquant.formats import (
     SWIZZLE_COLS,
     SWIZZLE_ROWS,
 )
+from jitquant.quantized import ceil_to, one_of, slice_bounds
 
 FORMATS: tuple[str, ...] = (
     "fp8_tensor",
@@ -46,15 +47,6 @@ FORMATS: tuple[str, ...] = (
 """What a `QuantizedTensor` can be: the elements and what shares a scale."""
 
 _Self = TypeVar("_Self", bound="_Parts")
-
-
-def _ceil_to(size: int, multiple: int) -> int:
-    return (size + multiple - 1) // multiple * multiple
-
-
-def _one_of(name: str, value: object, accepted: tuple[Any, ...]) -> None:
-    if value not in accepted:
-        raise ValueError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))}")
 
 
 def scales_shape(
@@ -71,16 +63,16 @@ def scales_shape(
             (rows up to 128, P up to 4).
     """
     if scale_format == "ue8m0_packed":
-        groups = _ceil_to(groups, 4) // 4
+        groups = ceil_to(groups, 4) // 4
     if scale_layout in ("row", "linear"):
         return (*leading, groups)
     if scale_layout == "row_padded":
-        return (*leading, _ceil_to(groups, 4))
+        return (*leading, ceil_to(groups, 4))
     if scale_layout == "swizzled_128x4":
         rows = math.prod(leading)
-        return (_ceil_to(rows, SWIZZLE_ROWS), _ceil_to(groups, SWIZZLE_COLS))
+        return (ceil_to(rows, SWIZZLE_ROWS), ceil_to(groups, SWIZZLE_COLS))
     batch, rows = (leading[:-1], leading[-1]) if leading else ((), 1)
-    return (*batch, groups, rows if scale_layout == "column" else _ceil_to(rows, 4))
+    return (*batch, groups, rows if scale_layout == "column" else ceil_to(rows, 4))
 
 
 class _Parts:
@@ -266,7 +258,7 @@ class QuantizedTensor(_Parts):
             ValueError, TypeError: an argument is none of these.
         """
         shape = tuple(shape)
-        _one_of("format", format, FORMATS)
+        one_of("format", format, FORMATS)
         integer = format.startswith("int8")
         if dtype is None:
             dtype = torch.int8 if integer else torch.float8_e4m3fn
@@ -317,10 +309,10 @@ class QuantizedTensor(_Parts):
         rows, cols = self.block
         if rows == 0:
             return (1,), dtype
-        groups = 1 if cols == 0 else _ceil_to(shape[-1], cols) // cols
+        groups = 1 if cols == 0 else ceil_to(shape[-1], cols) // cols
         leading = shape[:-1]
         if rows > 1:
-            leading = (*shape[:-2], _ceil_to(shape[-2], rows) // rows)
+            leading = (*shape[:-2], ceil_to(shape[-2], rows) // rows)
         return scales_shape(leading, groups, self.scale_format, self.layout), dtype
 
     def _amax_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -339,7 +331,7 @@ class QuantizedTensor(_Parts):
         stored = self.stored_scales
         if self.layout == "row_padded":
             cols = self.block[1]
-            return stored[..., : _ceil_to(self.data.shape[-1], cols) // cols]
+            return stored[..., : ceil_to(self.data.shape[-1], cols) // cols]
         if self.layout in ("column", "column_tma"):
             shape = self.data.shape
             rows = shape[-2] if len(shape) > 1 else 1
@@ -374,10 +366,46 @@ class QuantizedTensor(_Parts):
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __getitem__(self, index: slice) -> QuantizedTensor:
+        """Rows ``i:j`` of the first dimension, as views of the same memory; amax is left out.
+
+        Raises:
+            TypeError: ``index`` is no slice.
+            IndexError: the tensor is 1-D: there is one row.
+            ValueError: the step is not 1, or rows share scales in memory: blocks, and layouts other
+                than "row" and "linear".
+        """
+        if not isinstance(index, slice):
+            raise TypeError(
+                f"index is {index!r}; accepted are slices of the first dimension, such as q[2:10] "
+                "(q[i:i + 1] for one row)"
+            )
+        if len(self.shape) == 1:
+            raise IndexError(
+                f"a quantized tensor of shape {self.shape} is one row, nothing to slice"
+            )
+        if index.step is not None and index.step != 1:
+            raise ValueError(f"the slice's step is {index.step}; accepted is 1")
+        if self.layout not in ("row", "linear") or self.block[0] > 1:
+            raise ValueError(
+                f"layout is {self.layout!r} and block {self.block}; accepted are blocks of one row "
+                "in layout 'row' or 'linear'. Slice before quantizing"
+            )
+        start, stop = slice_bounds(index, self.shape[0])
+        inner = math.prod(self.shape[1:-1])
+        rows = slice(start, stop)
+        return QuantizedTensor(
+            self.data[rows],
+            self.stored_scales if self.block[0] == 0 else self.stored_scales[rows],
+            None,
+            None if self.inv_rms is None else self.inv_rms[start * inner : stop * inner],
+            **self._described(),
+        )
+
     def _check_description(self, prefix: str) -> None:
         """Raises where format, block, scale_format, layout and recipe do not go together."""
-        _one_of(f"{prefix}format", self.format, FORMATS)
-        _one_of(f"{prefix}recipe", self.recipe, GROUP_RECIPES)
+        one_of(f"{prefix}format", self.format, FORMATS)
+        one_of(f"{prefix}recipe", self.recipe, GROUP_RECIPES)
         kind = self.format.partition("_")[2]
         blocks: tuple[Any, ...] = {
             "tensor": ((0, 0),),
@@ -385,19 +413,19 @@ class QuantizedTensor(_Parts):
             "group": tuple((1, size) for size in GROUP_SIZES),
             "block": BLOCK_SHAPES,
         }.get(kind, ((1, MXFP8_BLOCK),))
-        _one_of(f"{prefix}block", tuple(self.block), blocks)
+        one_of(f"{prefix}block", tuple(self.block), blocks)
         scale_formats: tuple[str, ...] = {
             "group": SCALE_FORMATS,
             "block": SCALE_FORMATS[:2],
             "": ("e8m0",),
         }.get(kind, ("float32",))
-        _one_of(f"{prefix}scale_format", self.scale_format, scale_formats)
+        one_of(f"{prefix}scale_format", self.scale_format, scale_formats)
         layouts: tuple[str, ...] = {
             "group": GROUP_SCALE_LAYOUTS,
             "block": BLOCK_SCALE_LAYOUTS,
             "": SCALE_LAYOUTS,
         }.get(kind, ("row",))
-        _one_of(f"{prefix}layout", self.layout, layouts)
+        one_of(f"{prefix}layout", self.layout, layouts)
 
     def validate(self, name: str = "q") -> None:
         """Checks that the parts fit together: dtypes, shapes, devices.
@@ -522,14 +550,14 @@ class QuantizedGroups(_Parts):
             ValueError, TypeError: an argument is none of these.
         """
         shape = tuple(shape)
-        _one_of("format", format, GROUPED_FORMATS)
-        _one_of("recipe", recipe, RECIPES)
+        one_of("format", format, GROUPED_FORMATS)
+        one_of("recipe", recipe, RECIPES)
         if dtype not in FP8_DTYPES:
             raise TypeError(
                 f"dtype is {dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2"
             )
         device, count = offsets.device, offsets.shape[0] - 1
-        blocks = _ceil_to(math.prod(shape), NVFP4_BLOCK) // NVFP4_BLOCK
+        blocks = ceil_to(math.prod(shape), NVFP4_BLOCK) // NVFP4_BLOCK
         packed = format == "nvfp4"
         data: tuple[int, ...] = (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),) if packed else shape
         return cls(

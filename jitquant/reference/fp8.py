@@ -278,7 +278,7 @@ def store_scales(
     stored = scale_inv.reshape(*batch, rows, columns).transpose(-1, -2)
     if scale_layout == "column_tma":
         stored = functional.pad(stored, (0, -rows % 4))
-    return stored.contiguous()
+    return stored.clone(memory_format=torch.contiguous_format)
 
 
 def load_scales(stored: Tensor, rows: int, groups: int, scale_layout: str) -> Tensor:
