@@ -379,24 +379,34 @@ DirectFunction direct_function() {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Direct<kFunction>::call));
 }
 
-// The Python module of a library; it is empty where torch lacks what a direct call needs.
+// Named direct_<function>; none where torch lacks what a direct call needs.
 template <class Functions>
-PyObject* python_module(const char* name, const Functions& functions) {
+std::vector<PyMethodDef> direct_methods(const Functions& functions) {
   static std::vector<std::string> names;
-  static std::vector<PyMethodDef> methods;
   if (torch_python().find()) {
     for (const auto& f : functions) names.push_back("direct_" + f.name);
-    for (size_t i = 0; i < names.size(); ++i) {
-      methods.push_back({names[i].c_str(), functions[i].direct, METH_FASTCALL, nullptr});
-    }
   }
   PyErr_Clear();
+  std::vector<PyMethodDef> methods;
+  for (size_t i = 0; i < names.size(); ++i) {
+    methods.push_back({names[i].c_str(), functions[i].direct, METH_FASTCALL, nullptr});
+  }
   methods.push_back({nullptr, nullptr, 0, nullptr});
-  static PyModuleDef definition = {};
-  definition.m_base = PyModuleDef_Base PyModuleDef_HEAD_INIT;
-  definition.m_name = name;
-  definition.m_size = -1;
-  definition.m_methods = methods.data();
+  return methods;
+}
+
+// The Python module of a library. Its functions point into what is made once.
+template <class Functions>
+PyObject* python_module(const char* name, const Functions& functions) {
+  static std::vector<PyMethodDef> methods = direct_methods(functions);
+  static PyModuleDef definition = [&] {
+    PyModuleDef made = {};
+    made.m_base = PyModuleDef_Base PyModuleDef_HEAD_INIT;
+    made.m_name = name;
+    made.m_size = -1;
+    made.m_methods = methods.data();
+    return made;
+  }();
   PyObject* module = PyModule_Create(&definition);
 #ifdef Py_GIL_DISABLED
   if (module != nullptr) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
