@@ -68,7 +68,7 @@ def test_the_wheel_has_the_kernels_the_licence_and_nothing_else(wheel: Path) -> 
     suffixes = {Path(name).suffix for name in names if name.startswith("jitquant/")}
     assert suffixes == {".py", ".typed", ".cu", ".cuh", ".cpp", ".h"}
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"jitquant"}
-    for extra in ("cupy", "nvcc", "test", "bench", "demo"):
+    for extra in ("cupy", "nvcc", "nvrtc", "test", "bench", "demo"):
         assert f"Provides-Extra: {extra}\n" in text
 
 

@@ -1,0 +1,126 @@
+"""``pip install jitquant[nvcc]``: a compiler from PyPI, in an environment that has no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNEL = """
+#include "jitquant/export.h"
+__global__ void fill(float* out, int n) {
+  if (threadIdx.x < n) out[threadIdx.x] = 1.0f;
+}
+cudaError_t launch_fill(float* out, int n, cudaStream_t stream) {
+  fill<<<1, 32, 0, stream>>>(out, n);
+  return cudaGetLastError();
+}
+JITQUANT_EXPORT(launch_fill, "fill(Tensor(a!) out, int n) -> ()")
+"""
+CODE = """
+import json, subprocess, sys
+from pathlib import Path
+import torch
+from jitquant.loader import get_cuda_module
+from jitquant.loader.toolchain import Memo, find_nvcc
+nvcc, notes = find_nvcc(Memo())
+module = get_cuda_module("fill", [Path(sys.argv[1])], archs="90a;100a;120a")
+try:
+    module.fill(torch.ones(1), 1)
+    said = "nothing"
+except RuntimeError as error:
+    said = str(error)
+needed = subprocess.run(["ldd", module.path], capture_output=True, text=True).stdout
+mapped = [line.split()[-1] for line in open("/proc/self/maps") if "libcudart" in line]
+print(json.dumps({"nvcc": nvcc.path, "version": nvcc.version, "origin": nvcc.origin,
+                  "cudart": nvcc.cudart, "said": said, "needed": needed, "mapped": mapped}))
+"""
+
+
+def requirements() -> list[str]:
+    """The extra ``nvcc`` of the project."""
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = re.search(r"^nvcc = \[\n(.*?)^\]", text, re.M | re.S)
+    assert listed is not None
+    return re.findall(r'"([^"]+)"', listed.group(1))
+
+
+def test_the_parts_are_of_one_minor_release() -> None:
+    """nvcc 13.0 with the nvvm of 13.5 fails in ptxas."""
+    pins = dict(item.split("==") for item in requirements())
+    assert {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm"} <= set(pins)
+    assert len(set(pins.values())) == 1
+    assert re.fullmatch(r"\d+\.\d+\.\*", pins["nvidia-cuda-nvcc"])
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh virtual environment with the extra, and torch from the one of the tests."""
+    directory = tmp_path_factory.mktemp("environment")
+    python = directory / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    done = subprocess.run(
+        [*pip, "--disable-pip-version-check", "--no-deps", *requirements()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"pip cannot install the extra here: {done.stderr.strip()[-300:]}")
+    (packages,) = (directory / "lib").glob("python*/site-packages")
+    others = [path for path in site.getsitepackages() if Path(path).is_dir()]
+    (packages / "torch_from_elsewhere.pth").write_text("\n".join([str(ROOT), *others]) + "\n")
+    return directory
+
+
+def without_a_toolkit(command: list[str]) -> list[str]:
+    """``command`` in a mount namespace where /usr/local/cuda is empty, if that can be had."""
+    toolkit = Path("/usr/local/cuda").resolve()
+    if not toolkit.is_dir():
+        return command
+    hide = f'mount -t tmpfs none "{toolkit}" && exec "$@"'
+    hidden = ["unshare", "--mount", "sh", "-c", hide, "sh"]
+    if shutil.which("unshare") is None:
+        return command
+    works = subprocess.run([*hidden, "true"], capture_output=True, check=False).returncode == 0
+    return [*hidden, *command] if works else command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("static", [True, False], ids=["as installed", "shared runtime only"])
+def test_a_kernel_builds_and_loads(environment: Path, tmp_path: Path, static: bool) -> None:
+    if not static:  # as the wheels of some releases are
+        for library in environment.glob("lib/**/libcudart_static.a"):
+            library.unlink()
+    source = tmp_path / "fill.cu"
+    source.write_text(KERNEL)
+    dropped = ("CUDA_HOME", "CUDA_PATH", "CXX", "LD_LIBRARY_PATH", "PYTHONPATH")
+    clean = {k: v for k, v in os.environ.items() if k not in dropped}
+    clean |= {
+        "PATH": "/usr/bin:/bin",
+        "JITQUANT_CACHE_DIR": str(tmp_path / "cache"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    python = str(environment / "bin" / "python")
+    command = without_a_toolkit([python, "-c", CODE, str(source)])
+    done = subprocess.run(command, capture_output=True, text=True, env=clean, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert Path(found["nvcc"]).is_relative_to(environment.resolve())
+    assert found["origin"] == "the PyPI wheel nvidia-cuda-nvcc"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", found["version"])  # ptxas is of the same release
+    assert "out must be a CUDA tensor" in found["said"]
+    if not static:
+        assert Path(found["cudart"]).name.startswith("libcudart.so.")
+        (line,) = [line for line in found["needed"].splitlines() if "libcudart.so" in line]
+        assert str(environment.resolve()) in line
+        assert any(Path(path).is_relative_to(environment.resolve()) for path in found["mapped"])
