@@ -8,6 +8,7 @@ from . import cache
 from .build import build
 from .bundle import bundle
 from .code import ptx, sass
+from .doctor import doctor
 from .explain import explain
 from .new import new
 from .stats import stats
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(doctor)
 app.command()(build)
 app.command()(bundle)
 app.command()(explain)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jitquant.loader.bundles import VARIABLE, write_bundle
+from jitquant.loader.bundles import VARIABLE, check_free, write_bundle
 
 from .build import Jobs, Names, build_named
 from .output import Arch, Json, console, print_json
@@ -28,8 +28,7 @@ def bundle(
     Needs no GPU. The directory may be moved; JITQUANT_BUNDLES=DIR uses it, with the same torch and
     the same sources.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise typer.BadParameter(f"{output} is there already; remove it or give another")
+    check_free(output)  # before the minutes that it may take
     outcomes = build_named(names, arch, jobs, quiet=json)
     for outcome in outcomes:
         if outcome.error is not None:

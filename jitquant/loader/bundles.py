@@ -157,6 +157,18 @@ def library_of(directory: Path, entry: Entry) -> Path | None:
     return path if found == entry.library_sha256 else None
 
 
+def check_free(directory: Path) -> None:
+    """Refuse a place for a bundle that is there and not empty.
+
+    Raises:
+        ValueError: it is.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(
+            f"bundle: {directory} is there already. Remove it, or give another directory."
+        )
+
+
 def write_bundle(builds: Sequence[tuple[Path, Entry]], directory: Path) -> Bundle:
     """Copy ``builds`` (directory and entry of each) into a new bundle, which appears whole.
 
@@ -166,10 +178,7 @@ def write_bundle(builds: Sequence[tuple[Path, Entry]], directory: Path) -> Bundl
     """
     if not builds:
         raise ValueError("bundle: there are no builds to put into it.")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ValueError(
-            f"bundle: {directory} is there already. Remove it, or give another directory."
-        )
+    check_free(directory)
     directory = Path(os.path.abspath(directory))
     directory.parent.mkdir(parents=True, exist_ok=True)
     staging = directory.with_name(f".{directory.name}-{os.getpid()}-{os.urandom(4).hex()}")

@@ -113,7 +113,7 @@ class Loader:
         self._reload = reload
         self.reporter = Reporter()
         self.hasher = FileHasher()
-        self._memo = Memo()
+        self.memo = Memo()
         self._records: dict[object, Record] = {}
         self._loaded: dict[str, list[Loaded]] = {}
         self._named: dict[str, tuple[object, Request]] = {}
@@ -363,9 +363,9 @@ class Loader:
         """
         cache = self.cache()
         cache.check()
-        self._memo.attach(cache.memo_directory)
+        self.memo.attach(cache.memo_directory)
         try:
-            return make_plan(wanted, self._memo)
+            return make_plan(wanted, self.memo)
         except (NvccNotFoundError, HostCompilerNotFoundError) as error:
             refused = self.search_bundles(wanted)[1]
             if paths := bundle_paths():
@@ -532,7 +532,7 @@ class Loader:
                 "directory, which goes when this process ends"
             )
             cache = cache.temporary()
-        self._memo.attach(cache.memo_directory)
+        self.memo.attach(cache.memo_directory)
         heartbeat = Heartbeat(self.reporter, plan.name, on_tick)
         timeout = self._lock_timeout
         if timeout is None:

@@ -63,6 +63,21 @@ def hold(library: Path) -> Hold | None:
         time.sleep(0.005)
 
 
+def has_locks(directory: Path) -> bool:
+    """Whether the file system of ``directory`` has the locks that this needs."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in _NO_FLOCK
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def _is_still(path: Path, descriptor: int) -> bool:
     try:
         there, held = os.stat(path), os.fstat(descriptor)

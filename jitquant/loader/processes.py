@@ -47,11 +47,11 @@ def default_jobs() -> int:
     if given.isdigit() and int(given) > 0:
         return int(given)
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    memory = _available_bytes()
+    memory = available_bytes()
     return max(1, min(processors, memory // _BYTES_PER_JOB if memory else processors))
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """Memory that is free to use, in bytes; 0 where it cannot be told."""
     found: list[int] = []
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as stream:

@@ -104,8 +104,10 @@ def test_bundle_and_its_use(
     manifest = json.loads((place / "manifest.json").read_text())
     assert [(b["name"], b["archs"]) for b in manifest["builds"]] == [("toy", ["90a", "100a"])]
     again = run("bundle", cached.source, "-o", place)
-    assert again.code == 2
-    assert "is there already" in again.err
+    assert again.code == 1
+    assert again.err == (
+        f"error: bundle: {place} is there already. Remove it, or give another directory.\n"
+    )
     monkeypatch.setenv("JITQUANT_BUNDLES", str(place))
     monkeypatch.setenv("JITQUANT_CUDA_ARCHS", "100a")
     found = run("explain", cached.source, "--json").json

@@ -1,0 +1,38 @@
+"""``jitquant doctor``."""
+
+from __future__ import annotations
+
+import pytest
+
+from jitquant.loader import doctor as examined
+from jitquant.loader.trial_build import TrialBuild
+
+from .conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own tests try the build."""
+    monkeypatch.setattr(examined, "try_build", lambda loader: TrialBuild(0.5, None))
+
+
+def test_for_people_and_for_machines(run: Run) -> None:
+    found = run("doctor", "--json").json
+    shown = run("doctor")
+    assert shown.code == (0 if found["works"] else 1)
+    for finding in found["findings"]:
+        assert finding["text"].splitlines()[0][:60] in shown.out
+        assert finding["fix"] in shown.out
+    assert shown.out.splitlines()[-1].startswith("A build works here. (")
+
+
+def test_the_exit_code_says_whether_a_build_would_work(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = OSError("[no] compiler")
+    monkeypatch.setattr(examined, "try_build", lambda loader: TrialBuild(0.5, error))
+    shown = run("doctor")
+    assert shown.code == 1
+    assert "[no] compiler" in shown.out
+    assert "A build does not work here." in shown.out
+    assert run("doctor", "--json").code == 1

@@ -1,0 +1,271 @@
+"""What doctor finds, each with its fix; and the build that it tries."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jitquant.loader import CompileError, LoaderError
+from jitquant.loader import doctor as module
+from jitquant.loader import toolchain as tools
+from jitquant.loader.doctor import Diagnosis, Finding, examine, filesystem_of
+from jitquant.loader.nvml import Driver, Gpu
+from jitquant.loader.torch_install import torch_install
+from jitquant.loader.trial_build import TrialBuild, try_build
+
+from .toys import new_loader
+
+H200 = Gpu("NVIDIA H200", 90, 141 << 30)
+
+
+@pytest.fixture
+def no_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leave out the build, for tests of one finding; and nothing of the person who runs them."""
+    monkeypatch.setattr(module, "try_build", lambda loader: TrialBuild(0.1, None))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "torch_extensions"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def of(diagnosis: Diagnosis, check: str, state: str) -> list[Finding]:
+    return [f for f in diagnosis.findings if (f.check, f.state) == (check, state)]
+
+
+def one(diagnosis: Diagnosis, check: str, state: str) -> Finding:
+    (finding,) = of(diagnosis, check, state)
+    return finding
+
+
+def test_all_is_well_after_really_building(nvcc: None, tmp_path: Path) -> None:
+    loader = new_loader(tmp_path / "cache")
+    found = examine(loader)
+    assert found.works, found
+    assert "compiled, linked, loaded and called" in one(found, "trial build", "ok").text
+    assert torch_install().version in of(found, "torch", "ok")[0].text
+    assert "used, the first that works" in of(found, "nvcc", "ok")[0].text
+    assert "sm_90a" in one(found, "architectures", "ok").text
+    assert {f.check for f in found.findings} >= {
+        *("torch", "driver", "nvcc", "architectures", "host compiler", "ninja", "headers"),
+        *("jobs", "cache", "torch_extensions", "trial build"),
+    }
+    assert not (tmp_path / "cache").exists()
+
+
+def test_whatever_is_not_in_order_has_its_fix(no_trial: None, tmp_path: Path) -> None:
+    for finding in examine(new_loader(tmp_path / "cache")).findings:
+        assert bool(finding.fix) or finding.state in ("ok", "note")
+
+
+def test_a_trial_that_fails_says_what_the_compiler_says(
+    nvcc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "--no-such-flag")
+    outcome = try_build(new_loader(tmp_path / "cache"))
+    assert isinstance(outcome.error, CompileError)
+    found = examine(new_loader(tmp_path / "cache"))
+    assert not found.works
+    assert "Unknown option '--no-such-flag'" in one(found, "trial build", "error").text
+
+
+def test_a_library_that_does_not_load_is_no_success(
+    nvcc: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "torch"
+    directory.mkdir()
+    for name in ("libtorch_cpu.so", "libtorch.so", "libc10.so"):
+        shutil.copy(Path(torch_install().library_dir, "libc10.so"), directory / name)
+    from jitquant.loader import trial_build
+
+    other = replace(torch_install(), directory=str(tmp_path))
+    monkeypatch.setattr(trial_build, "torch_install", lambda: other)
+    (tmp_path / "lib").symlink_to(directory)
+    outcome = try_build(new_loader(tmp_path / "cache"))
+    assert isinstance(outcome.error, LoaderError)
+    assert "aoti_torch_device_type_cpu" in str(outcome.error)
+
+
+def test_no_nvcc_is_an_error(
+    no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.path.isfile
+    monkeypatch.setattr(tools, "_wheel_nvcc", lambda: None)
+    monkeypatch.setattr(tools.os.path, "isfile", lambda p: real(p) and not str(p).endswith("/nvcc"))
+    monkeypatch.setenv("CUDA_HOME", "/gone")
+    found = examine(new_loader(tmp_path / "cache"))
+    assert not found.works
+    assert "jitquant[nvcc]" in one(found, "nvcc", "error").fix
+    assert of(found, "nvcc", "warning")[0] == Finding(
+        "nvcc",
+        "warning",
+        "CUDA_HOME=/gone: no /gone/bin/nvcc",
+        "Unset CUDA_HOME, or set it to a CUDA toolkit.",
+    )
+
+
+def test_no_host_compiler_and_no_ninja_are_errors(
+    no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setitem(sys.modules, "ninja", None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    found = examine(new_loader(tmp_path / "cache"))
+    host = one(found, "host compiler", "error")
+    assert "neither g++ nor c++ is on PATH" in host.text
+    assert "apt install g++" in f"{host.text} {host.fix}"
+    assert one(found, "ninja", "error").fix == "Run `pip install ninja`."
+
+
+def test_ninja_of_the_package_will_do(
+    no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = examine(new_loader(tmp_path / "cache"))
+    assert "on PATH" not in one(found, "ninja", "ok").text
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "state", "said"),
+    [
+        (Driver("580.1", "13.0", (H200,)), None, "warning", "is a build for CPUs"),
+        (Driver("550.1", "12.4", (H200,)), "13.0", "warning", "the driver knows CUDA up to 12.4"),
+        (Driver("1", "13.0", (Gpu("T4", 75, 16 << 30),)), "13.0", "warning", "T4, sm_75, 16 GiB"),
+        (Driver("580.1", "13.0", (H200,)), "13.0", "ok", "NVIDIA H200, sm_90, 141 GiB"),
+    ],
+)
+def test_driver_gpus_and_torch_that_do_not_fit(
+    no_trial: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: Driver,
+    cuda: str | None,
+    state: str,
+    said: str,
+) -> None:
+    here = replace(torch_install(), cuda=cuda)
+    monkeypatch.setattr(module, "read_driver", lambda: driver)
+    monkeypatch.setattr(module, "torch_install", lambda: here)
+    found = examine(new_loader(tmp_path / "cache"))
+    assert any(said in f.text for f in of(found, "gpu", state)), found.findings
+    assert driver.version in one(found, "driver", "ok").text
+
+
+def test_an_nvcc_newer_than_the_driver(
+    nvcc: None, no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "read_driver", lambda: Driver("470", "11.4", ()))
+    found = examine(new_loader(tmp_path / "cache"))
+    assert "knows CUDA up to 11.4" in of(found, "nvcc", "warning")[0].text
+
+
+@pytest.mark.parametrize(
+    ("version", "works"), [("2.10.1+cu130", False), ("2.11.0", True), ("3.0.0a0+git12", True)]
+)
+def test_a_torch_that_is_too_old(
+    no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, works: bool
+) -> None:
+    here = replace(torch_install(), version=version)
+    monkeypatch.setattr(module, "torch_install", lambda: here)
+    found = examine(new_loader(tmp_path / "cache"))
+    assert [f.state for f in found.findings if f.check == "torch"] == ["ok" if works else "error"]
+
+
+def test_architectures_that_cannot_be(
+    no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITQUANT_CUDA_ARCHS", "7.5")
+    found = examine(new_loader(tmp_path / "cache"))
+    assert "is older than 8.0" in one(found, "architectures", "error").text
+    monkeypatch.setenv("JITQUANT_CUDA_ARCHS", "")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5;9.0")
+    found = examine(new_loader(tmp_path / "cache"))
+    assert "7.5: skipped" in one(found, "architectures", "note").text
+
+
+def test_the_cache(no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "cache"
+    assert "made with the first build" in one(examine(new_loader(root)), "cache", "ok").text
+    root.mkdir(mode=0o700)
+    assert "mode 0700" in one(examine(new_loader(root)), "cache", "ok").text
+    root.chmod(0o777)
+    found = examine(new_loader(root))
+    assert not found.works
+    assert "others can write to it" in one(found, "cache", "error").text
+    root.chmod(0o700)
+    monkeypatch.setattr(module, "has_locks", lambda place: False)
+    assert "has no locks" in one(examine(new_loader(root)), "cache", "warning").text
+    monkeypatch.setattr(
+        module.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10, 9, 5 << 20)
+    )
+    assert any(
+        "5 MiB are free" in f.text for f in of(examine(new_loader(root)), "cache", "warning")
+    )
+
+
+def test_stale_locks_of_torch_extensions_are_told_from_live_ones(
+    no_trial: None, tmp_path: Path
+) -> None:
+    root = tmp_path / "torch_extensions"
+    for name in ("py311_cpu/dead", "py311_cpu/alive", "built"):
+        (root / name).mkdir(parents=True)
+    dead, alive = root / "py311_cpu" / "dead" / "lock", root / "py311_cpu" / "alive" / "lock"
+    dead.touch()
+    loader = new_loader(tmp_path / "cache")
+    with alive.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        finding = one(examine(loader), "torch_extensions", "warning")
+    assert f"{dead}, 0.0 h old, is held by no process" in finding.text
+    assert "load of 'dead'" in finding.text
+    assert f"`rm {dead}`" in finding.fix
+    dead.unlink()
+    alive.unlink()
+    assert "no stale locks" in one(examine(loader), "torch_extensions", "ok").text
+
+
+def test_bundles_and_jobs(no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITQUANT_BUNDLES", str(tmp_path / "none"))
+    monkeypatch.setenv("JITQUANT_JOBS", "many")
+    monkeypatch.setattr(module, "available_bytes", lambda: 100 << 20)
+    found = examine(new_loader(tmp_path / "cache"))
+    assert "is no bundle" in one(found, "bundles", "warning").text
+    texts = [finding.text for finding in of(found, "jobs", "warning")]
+    assert "0.1 GiB of memory are free, and nvcc may need one GiB" in texts[0]
+    assert "JITQUANT_JOBS='many'" in texts[1]
+    assert found.works
+
+
+def test_file_systems(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/sda / ext4 rw 0 0\n"
+        "server:/x /home/some\\040body nfs4 rw 0 0\n"
+        "tmpfs /home tmpfs rw 0 0\n"
+    )
+    assert filesystem_of(Path("/"), str(mounts)) == ("ext4", False)
+    assert filesystem_of(Path("/homes"), str(mounts)) == ("ext4", False)
+    assert filesystem_of(Path("/home/x"), str(mounts)) == ("tmpfs", False)
+    assert filesystem_of(Path("/home/some body/cache"), str(mounts)) == ("nfs4", True)
+
+
+def test_it_asks_nothing_of_torch_itself(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv[0] = 'jitquant'\n"
+        "from jitquant.cli import main\n"
+        "code = main(['doctor', '--json'])\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    environment = {**os.environ, "JITQUANT_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
