@@ -1,0 +1,447 @@
+"""Every bad argument of the 8-bit functions: the error names it and the way out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from samples import randn
+
+import jitquant
+from jitquant import QuantizedGroups, QuantizedTensor
+
+J = jitquant
+X, W = randn(4, 32), torch.ones(32)
+FUSED = randn(4, 64)
+META = torch.zeros(4, 32, device="meta")
+AT = torch.tensor([0, 64, 128])
+ONE = torch.ones(1)
+Q = J.quantize_fp8(X)
+GROUPS = J.quantize_grouped(X, AT)
+empty = QuantizedTensor.empty
+
+Case = tuple[Callable[[], Any], type[Exception], list[str]]
+
+
+def changed(**parts: Any) -> QuantizedTensor:
+    out = empty((4, 32))
+    for name, value in parts.items():
+        setattr(out, name, value)
+    return out
+
+
+CASES: dict[str, Case] = {
+    "x list": (lambda: J.quantize_fp8([1.0]), TypeError, ["x is list", "__dlpack__"]),
+    "x int": (lambda: J.quantize_group(X.int()), TypeError, ["x is torch.int32", "bfloat16"]),
+    "x transposed": (
+        lambda: J.quantize_mxfp8(X.T),
+        ValueError,
+        ["strides (1, 32)", "contiguous()"],
+    ),
+    "x 0-dim": (lambda: J.quantize_fp8(torch.tensor(1.0)), ValueError, ["x has shape ()"]),
+    "x no columns": (lambda: J.quantize_group(torch.zeros(3, 0)), ValueError, ["N of 1 or more"]),
+    "granularity": (
+        lambda: J.quantize_fp8(X, granularity="token"),
+        ValueError,
+        ["granularity is 'token'", "'tensor', 'row'"],
+    ),
+    "dtype": (
+        lambda: J.quantize_fp8(X, dtype=torch.int8),
+        TypeError,
+        ["dtype is torch.int8", "float8_e4m3fn", "float8_e5m2"],
+    ),
+    "dtype of groups": (
+        lambda: J.quantize_group(X, dtype=torch.float16),
+        TypeError,
+        ["dtype is torch.float16", "torch.int8"],
+    ),
+    "dtype of mxfp8": (
+        lambda: J.quantize_mxfp8(X, dtype=torch.int8),
+        TypeError,
+        ["dtype is torch.int8"],
+    ),
+    # Scales.
+    "scale str": (
+        lambda: J.quantize_fp8(X, scale="1"),
+        TypeError,
+        ["scale is str", "a number", "float32 tensor"],
+    ),
+    "scale bool": (lambda: J.quantize_fp8(X, scale=True), TypeError, ["scale is bool"]),
+    "scale 0": (
+        lambda: J.quantize_fp8(X, scale=0.0),
+        ValueError,
+        ["scale is 0.0", "finite positive", "448 / amax"],
+    ),
+    "scale nan": (lambda: J.quantize_fp8(X, scale=math.nan), ValueError, ["scale is nan"]),
+    "scale dtype": (
+        lambda: J.quantize_fp8(X, scale=ONE.half()),
+        TypeError,
+        ["scale is torch.float16", "scale.float()"],
+    ),
+    "scale count": (
+        lambda: J.quantize_fp8(X, scale=torch.ones(3)),
+        ValueError,
+        ["scale has shape (3,)", "'row'", "4 elements"],
+    ),
+    "scale strides": (
+        lambda: J.quantize_fp8(X, scale=torch.ones(8)[::2]),
+        ValueError,
+        ["scale has strides (2,)", "scale.contiguous()"],
+    ),
+    "scale device": (
+        lambda: J.quantize_fp8(META, scale=ONE),
+        ValueError,
+        ["scale is on cpu and x on meta"],
+    ),
+    "scale_ub 0": (lambda: J.quantize_fp8(X, scale_ub=0.0), ValueError, ["scale_ub is 0.0"]),
+    "scale_ub beside a scale": (
+        lambda: J.quantize_fp8(X, scale=1.0, scale_ub=2.0),
+        ValueError,
+        ["scale_ub is 2.0 beside a scale"],
+    ),
+    "tensor scale of a fused producer": (
+        lambda: J.rmsnorm_quantize_fp8(X, W, granularity="tensor"),
+        ValueError,
+        ["granularity is 'tensor' without a scale", "'row'", "quantize_fp8"],
+    ),
+    "scale twice": (
+        lambda: torch.ops.jitquant.quantize_fp8(X, ONE, dtype=torch.float8_e4m3fn, scale_value=2.0),
+        ValueError,
+        ["as a tensor and as a number"],
+    ),
+    "number with rows": (
+        lambda: torch.ops.jitquant.quantize_fp8(
+            X, dtype=torch.float8_e4m3fn, scale_value=2.0, granularity="row"
+        ),
+        ValueError,
+        ["scale is one number", "granularity 'tensor'"],
+    ),
+    # Groups and blocks.
+    "group_size": (
+        lambda: J.quantize_group(X, 48),
+        ValueError,
+        ["group_size is 48", "16, 32, 64, 128, 256", "granularity='row'"],
+    ),
+    "scale_format": (
+        lambda: J.quantize_group(X, scale_format="e8m0"),
+        ValueError,
+        ["scale_format is 'e8m0'", "'float32', 'ue8m0', 'ue8m0_packed'"],
+    ),
+    "scale_layout": (
+        lambda: J.quantize_group(X, scale_layout="tma"),
+        ValueError,
+        ["scale_layout is 'tma'", "'row', 'column', 'column_tma'"],
+    ),
+    "recipe": (
+        lambda: J.quantize_group(X, recipe="trt"),
+        ValueError,
+        ["recipe is 'trt'", "'te', 'deepgemm', 'vllm'"],
+    ),
+    "eps": (
+        lambda: J.quantize_group(X, eps=0.0),
+        ValueError,
+        ["eps is 0.0", "from 1e-32 on", "group of zeros"],
+    ),
+    "eps nan": (lambda: J.quantize_block(X, eps=math.nan), ValueError, ["eps is nan"]),
+    "amax_eps": (
+        lambda: J.rmsnorm_quantize_group(X, W, amax_eps=math.inf),
+        ValueError,
+        ["amax_eps is inf"],
+    ),
+    "eps of the norm": (
+        lambda: J.rmsnorm_quantize_group(X, W, eps=-1.0),
+        ValueError,
+        ["eps is -1.0", "not negative"],
+    ),
+    "block": (
+        lambda: J.quantize_block(X, (128, 64)),
+        ValueError,
+        ["block is (128, 64)", "(128, 128)", "quantize_group"],
+    ),
+    "block number": (lambda: J.quantize_block(X, 128), ValueError, ["block is 128", "(128, 128)"]),
+    "block 1-D": (lambda: J.quantize_block(X[0]), ValueError, ["w has shape (32,)", "(..., N, K)"]),
+    "packed block": (
+        lambda: J.quantize_block(X, scale_format="ue8m0_packed"),
+        ValueError,
+        ["scale_format is 'ue8m0_packed'", "'float32', 'ue8m0'"],
+    ),
+    "layout of blocks": (
+        lambda: J.quantize_block(X, scale_layout="column"),
+        ValueError,
+        ["scale_layout is 'column'", "'row', 'row_padded'"],
+    ),
+    "layout of mxfp8": (
+        lambda: J.quantize_mxfp8(X, scale_layout="row"),
+        ValueError,
+        ["scale_layout is 'row'", "'linear', 'swizzled_128x4'"],
+    ),
+    "both of three dimensions": (
+        lambda: J.quantize_group_both(randn(2, 3, 32)),
+        ValueError,
+        ["x has shape (2, 3, 32)", "(M, K)", "x.flatten(0, -2)"],
+    ),
+    "both of no rows": (
+        lambda: J.quantize_mxfp8_both(torch.zeros(0, 32)),
+        ValueError,
+        ["x has shape (0, 32)"],
+    ),
+    # Experts.
+    "counts dtype": (
+        lambda: J.quantize_group(X, counts=torch.ones(1)),
+        TypeError,
+        ["counts is torch.float32", "int32 and int64", "counts.int()"],
+    ),
+    "counts number": (
+        lambda: J.quantize_group(randn(3, 4, 32), counts=torch.ones(2, dtype=torch.int32)),
+        ValueError,
+        ["counts has shape (2,)", "3 numbers"],
+    ),
+    "counts of one row": (
+        lambda: J.quantize_group(X[0], counts=torch.ones(1, dtype=torch.int32)),
+        ValueError,
+        ["counts is given with x of shape (32,)", "(E, T, N)"],
+    ),
+    "counts device": (
+        lambda: J.quantize_group(META, counts=torch.ones(1, dtype=torch.int32)),
+        ValueError,
+        ["counts is on cpu and x on meta"],
+    ),
+    "counts strides": (
+        lambda: J.quantize_group(randn(2, 3, 32), counts=torch.ones(4, dtype=torch.int32)[::2]),
+        ValueError,
+        ["counts has strides (2,)", "counts.contiguous()"],
+    ),
+    # Fused.
+    "fused odd": (
+        lambda: J.silu_mul_quantize_fp8(randn(4, 33)),
+        ValueError,
+        ["fused has shape (4, 33)", "(..., 2 * N)"],
+    ),
+    "interleave": (
+        lambda: J.silu_mul_quantize_group(FUSED, interleave=5),
+        ValueError,
+        ["interleave is 5 with N = 32", "divisors of N"],
+    ),
+    "weight": (
+        lambda: J.rmsnorm_quantize_fp8(X, W[:5]),
+        ValueError,
+        ["weight has shape (5,)", "(32,)"],
+    ),
+    "residual": (
+        lambda: J.rmsnorm_quantize_group(X, W, residual=X[:2]),
+        ValueError,
+        ["residual has shape (2, 32)"],
+    ),
+    # Grouped.
+    "offsets dtype": (
+        lambda: J.quantize_grouped(X, AT.int()),
+        TypeError,
+        ["offsets is torch.int32", "int64", "offsets.long()"],
+    ),
+    "offsets shape": (
+        lambda: J.quantize_grouped(X, AT[None]),
+        ValueError,
+        ["offsets has shape (1, 3)", "(G + 1,)"],
+    ),
+    "no offsets": (lambda: J.quantize_grouped(X, AT[:0]), ValueError, ["offsets has shape (0,)"]),
+    "offsets strides": (
+        lambda: J.quantize_grouped(X, torch.arange(6)[::2]),
+        ValueError,
+        ["offsets has strides (2,)"],
+    ),
+    "offsets device": (
+        lambda: J.quantize_grouped(META, AT),
+        ValueError,
+        ["offsets is on cpu and x on meta"],
+    ),
+    "sizes": (
+        lambda: J.quantize_grouped(X, AT, sizes=AT),
+        ValueError,
+        ["sizes has shape (3,)", "(2,)"],
+    ),
+    "scale of groups": (
+        lambda: J.quantize_grouped(X, AT, scale=ONE),
+        ValueError,
+        ["scale has shape (1,)", "(2,)"],
+    ),
+    "grouped strides": (
+        lambda: J.quantize_grouped(X[:, ::2], AT),
+        ValueError,
+        ["x is not contiguous", "x.contiguous()"],
+    ),
+    "format": (
+        lambda: J.quantize_grouped(X, AT, format="mxfp8"),
+        ValueError,
+        ["format is 'mxfp8'", "'fp8_tensor', 'nvfp4'"],
+    ),
+    "recipe of groups": (
+        lambda: J.quantize_grouped(X, AT, format="nvfp4", recipe="deepgemm"),
+        ValueError,
+        ["recipe is 'deepgemm'", "'te', 'vllm'"],
+    ),
+    "activation": (
+        lambda: J.quantize_grouped_grad(X, AT, act_input=X, activation="tanh"),
+        ValueError,
+        ["activation is 'tanh'", "'silu'"],
+    ),
+    "activation without its input": (
+        lambda: J.quantize_grouped_grad(X, AT, activation="silu"),
+        ValueError,
+        ["activation is 'silu' and act_input is None", "both or neither"],
+    ),
+    "act_input": (
+        lambda: J.quantize_grouped_grad(X, AT, act_input=X.float(), activation="silu"),
+        ValueError,
+        ["act_input is torch.float32", "torch.bfloat16 (4, 32)"],
+    ),
+    # Dequantization.
+    "q": (lambda: J.dequantize(X), TypeError, ["q is Tensor", "dequantize_nvfp4"]),
+    "q grouped": (lambda: J.dequantize_grouped(Q), TypeError, ["q is QuantizedTensor"]),
+    "to float64": (lambda: J.dequantize(Q, torch.float64), TypeError, ["dtype is torch.float64"]),
+    "data": (
+        lambda: J.dequantize(changed(data=X)),
+        TypeError,
+        ["data is torch.bfloat16", "float8_e4m3fn"],
+    ),
+    "scales shape": (
+        lambda: J.dequantize(changed(stored_scales=torch.ones(3))),
+        ValueError,
+        ["scale_inv has shape (3,)", "(1,)"],
+    ),
+    "scales dtype": (
+        lambda: J.dequantize(changed(stored_scales=ONE.half())),
+        TypeError,
+        ["scale_inv is torch.float16", "float32"],
+    ),
+    "out of dequantize": (
+        lambda: J.dequantize(Q, out=torch.empty(4, 31)),
+        ValueError,
+        ["out has shape (4, 31)", "(4, 32)"],
+    ),
+    # out.
+    "out type": (
+        lambda: J.quantize_fp8(X, out=X),
+        TypeError,
+        ["out is Tensor", "QuantizedTensor.empty"],
+    ),
+    "out shape": (
+        lambda: J.quantize_fp8(X, out=empty((4, 31))),
+        ValueError,
+        ["out.shape is (4, 31)", "(4, 32)"],
+    ),
+    "out dtype": (
+        lambda: J.quantize_fp8(X, out=empty((4, 32), dtype=torch.float8_e5m2)),
+        ValueError,
+        ["out.dtype is torch.float8_e5m2", "torch.float8_e4m3fn"],
+    ),
+    "out format": (
+        lambda: J.quantize_fp8(X, out=empty((4, 32), format="fp8_row")),
+        ValueError,
+        ["out.format is 'fp8_row'", "'fp8_tensor'"],
+    ),
+    "out layout": (
+        lambda: J.quantize_group(
+            X, 16, out=empty((4, 32), format="fp8_group", group_size=16, layout="column")
+        ),
+        ValueError,
+        ["out.layout is 'column'", "'row'"],
+    ),
+    "out without amax": (
+        lambda: J.quantize_fp8(X, out=empty((4, 32), amax=False)),
+        ValueError,
+        ["out.amax is None", "amax=True"],
+    ),
+    "out with amax": (
+        lambda: J.quantize_fp8(X, scale=1.0, amax=False, out=empty((4, 32))),
+        ValueError,
+        ["out.amax is given", "amax=False"],
+    ),
+    "out without inv_rms": (
+        lambda: J.rmsnorm_quantize_fp8(X, W, out=empty((4, 32), format="fp8_row")),
+        ValueError,
+        ["out.inv_rms is None", "inv_rms=True"],
+    ),
+    "out.data device": (
+        lambda: J.quantize_fp8(X, out=changed(data=Q.data.to("meta"))),
+        ValueError,
+        ["out.data is on meta"],
+    ),
+    "out.data strides": (
+        lambda: J.quantize_fp8(
+            X, out=changed(data=torch.empty(32, 4, dtype=torch.float8_e4m3fn).T)
+        ),
+        ValueError,
+        ["out.data has strides (1, 4)", "last dimension"],
+    ),
+    "out.data expanded": (
+        lambda: J.quantize_fp8(
+            X, out=changed(data=torch.empty(1, 32, dtype=torch.float8_e4m3fn).expand(4, 32))
+        ),
+        ValueError,
+        ["out.data has strides (0, 1)", "memory of its own"],
+    ),
+    "out.scale_inv": (
+        lambda: J.quantize_fp8(X, out=changed(stored_scales=torch.ones(2))),
+        ValueError,
+        ["out.scale_inv has shape (2,)", "(1,)"],
+    ),
+    "out of both": (
+        lambda: J.quantize_group_both(X, out=empty((4, 32))),
+        TypeError,
+        ["out is QuantizedTensor", "tuple of two"],
+    ),
+    "out of both swapped": (
+        lambda: J.quantize_mxfp8_both(
+            X, out=(empty((32, 4), format="mxfp8"), empty((4, 32), format="mxfp8"))
+        ),
+        ValueError,
+        ["out[0].shape is (32, 4)", "(4, 32)"],
+    ),
+    "out of groups": (
+        lambda: J.quantize_grouped(X, AT, out=Q),
+        TypeError,
+        ["out is QuantizedTensor", "QuantizedGroups.empty"],
+    ),
+    "out format of groups": (
+        lambda: J.quantize_grouped(X, AT, format="nvfp4", out=QuantizedGroups.empty((4, 32), AT)),
+        ValueError,
+        ["out.format is 'fp8_tensor'", "'nvfp4'"],
+    ),
+    "out dbias": (
+        lambda: J.quantize_grouped_grad(
+            X, AT, dtype=torch.float8_e4m3fn, out=QuantizedGroups.empty((4, 32), AT)
+        ),
+        ValueError,
+        ["out.dbias is None", "dbias=True"],
+    ),
+    "out of dequantize_grouped": (
+        lambda: J.dequantize_grouped(GROUPS, out=torch.empty(128)),
+        ValueError,
+        ["out has shape (128,)", "(4, 32)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_error(name: str) -> None:
+    call, error, parts = CASES[name]
+    with pytest.raises(error) as caught:
+        call()
+    text = str(caught.value)
+    assert [part for part in parts if part not in text] == [], text
+
+
+def test_a_refused_call_writes_nothing() -> None:
+    out = empty((4, 32))
+    for part in (out.data, out.stored_scales, out.amax):
+        part.view(torch.uint8).fill_(0xA5)
+    with pytest.raises(ValueError, match="scale_ub"):
+        J.quantize_fp8(X, scale_ub=-1.0, out=out)
+    out.amax = torch.empty(2)
+    with pytest.raises(ValueError, match=r"out\.amax has shape \(2,\)"):
+        J.quantize_fp8(X, out=out)
+    assert (out.data.view(torch.uint8) == 0xA5).all()
+    assert (out.stored_scales.view(torch.uint8) == 0xA5).all()

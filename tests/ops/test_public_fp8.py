@@ -1,0 +1,329 @@
+"""The public functions of FP8, INT8, MXFP8 and grouped tensors: scales, ``out=``, experts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from samples import OPS, byte_view, randn
+from torch.utils import _pytree as pytree
+
+import jitquant
+import jitquant.loader
+from jitquant import QuantizedGroups, QuantizedTensor, reference
+
+U8 = torch.uint8
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+X, W = randn(6, 48), torch.ones(48)
+FUSED = randn(6, 96)
+OFFSETS = torch.tensor([0, 96, 96, 240])
+
+
+def same(a: Any, b: Any) -> bool:
+    leaves = list(zip(pytree.tree_leaves(a), pytree.tree_leaves(b), strict=True))
+    return repr(a) == repr(b) and all(
+        t.shape == u.shape and torch.equal(byte_view(t.contiguous()), byte_view(u.contiguous()))
+        for t, u in leaves
+    )
+
+
+def buffers_like(q: QuantizedTensor) -> QuantizedTensor:
+    out = q.clone()
+    for part in pytree.tree_leaves(out):
+        part.view(U8).fill_(0xA5)
+    return out
+
+
+Call = Callable[..., QuantizedTensor]
+CALLS: dict[str, Call] = {
+    "tensor": lambda **k: jitquant.quantize_fp8(X, **k),
+    "tensor e5m2": lambda **k: jitquant.quantize_fp8(X, dtype=E5M2, **k),
+    "row": lambda **k: jitquant.quantize_fp8(X, granularity="row", **k),
+    "given": lambda **k: jitquant.quantize_fp8(X, scale=torch.tensor(3.0), **k),
+    "given without amax": lambda **k: jitquant.quantize_fp8(X, scale=3.0, amax=False, **k),
+    "silu": lambda **k: jitquant.silu_mul_quantize_fp8(FUSED, **k),
+    "silu given": lambda **k: jitquant.silu_mul_quantize_fp8(FUSED, scale=2.0, **k),
+    "norm": lambda **k: jitquant.rmsnorm_quantize_fp8(X, W, **k),
+    "norm given": lambda **k: jitquant.rmsnorm_quantize_fp8(X, W, scale=2.0, amax=False, **k),
+    "group": lambda **k: jitquant.quantize_group(X, 16, **k),
+    "group tma": lambda **k: jitquant.quantize_group(
+        X, 16, scale_layout="column_tma", scale_format="ue8m0_packed", recipe="deepgemm", **k
+    ),
+    "int8": lambda **k: jitquant.quantize_group(X, 32, dtype=torch.int8, recipe="vllm", **k),
+    "silu group": lambda **k: jitquant.silu_mul_quantize_group(FUSED, 16, interleave=8, **k),
+    "norm group": lambda **k: jitquant.rmsnorm_quantize_group(X, W, 16, **k),
+    "block": lambda **k: jitquant.quantize_block(X, (16, 16), scale_layout="row_padded", **k),
+    "mxfp8": lambda **k: jitquant.quantize_mxfp8(X, **k),
+    "mxfp8 swizzled": lambda **k: jitquant.quantize_mxfp8(X, scale_layout="swizzled_128x4", **k),
+}
+every_call = pytest.mark.parametrize("name", CALLS)
+
+
+@every_call
+def test_out(name: str) -> None:
+    q = CALLS[name]()
+    q.validate()
+    out = buffers_like(q)
+    assert CALLS[name](out=out) is out
+    assert same(out, q)
+
+
+@every_call
+def test_rows_of_a_buffer_may_lie_apart(name: str) -> None:
+    q = CALLS[name]()
+    whole = torch.full((6, 80), 0xA5, dtype=U8)
+    out = buffers_like(q)
+    out.data = whole[:, 16:64].view(q.dtype)
+    CALLS[name](out=out)
+    assert torch.equal(whole[:, 16:64], q.data.view(U8))
+    assert (whole[:, :16] == 0xA5).all()
+    assert (whole[:, 64:] == 0xA5).all()
+
+
+@every_call
+def test_no_result_requires_grad(name: str) -> None:
+    X.requires_grad_()
+    FUSED.requires_grad_()
+    try:
+        q = CALLS[name]()
+    finally:
+        X.requires_grad_(False)
+        FUSED.requires_grad_(False)
+    assert not any(t.requires_grad for t in pytree.tree_leaves(q))
+
+
+@pytest.mark.parametrize(
+    "scale", [2.0, np.float32(2.0), 2, torch.tensor(2.0), torch.full((1, 1), 2.0)]
+)
+def test_a_scale_in_every_form(scale: Any) -> None:
+    q = jitquant.quantize_fp8(X, scale=scale)
+    assert q.format == "fp8_tensor"
+    assert q.scale_inv.tolist() == [0.5]
+    assert torch.equal(q.amax, X.float().abs().amax().reshape(1))
+    assert torch.equal(q.data.view(U8), (X.float() * 2).clamp(-448, 448).to(E4M3).view(U8))
+    assert jitquant.quantize_fp8(X, scale=scale, granularity="row").format == "fp8_tensor"
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (2, 3, 1)])
+def test_a_scale_a_row(shape: tuple[int, ...]) -> None:
+    scale = torch.linspace(1, 6, 6).reshape(shape)
+    q = jitquant.quantize_fp8(X, scale=scale)
+    assert q.format == "fp8_row"
+    assert q.scale_inv.shape == q.amax.shape == (6, 1)
+    assert torch.equal(q.scale_inv.reshape(-1), 1 / scale.reshape(-1))
+    one = jitquant.quantize_fp8(X[:1], scale=scale.reshape(-1)[:1], granularity="row")
+    assert one.format == "fp8_row"
+    assert one.scale_inv.shape == (1, 1)
+
+
+def test_amax_is_of_the_input_before_the_bound() -> None:
+    q = jitquant.quantize_fp8(X, granularity="row", scale_ub=0.5)
+    amax = X.float().abs().amax(dim=1, keepdim=True)
+    assert torch.equal(q.amax, amax)
+    used = amax.clamp(max=0.5)
+    scale = torch.div(torch.tensor(448.0), used)
+    assert torch.equal(q.scale_inv, torch.div(torch.tensor(1.0), scale))
+
+
+@pytest.mark.parametrize("recipe", ["te", "deepgemm", "vllm"])
+def test_round_trip_of_a_weight(recipe: str) -> None:
+    w = randn(200, 300)
+    q = jitquant.quantize_block(w, recipe=recipe)
+    assert q.scale_inv.shape == (2, 3)
+    assert ((q.dequantize(torch.float32) - w.float()).abs() <= w.float().abs() / 15 + 1e-3).all()
+
+
+def test_dequantize_out() -> None:
+    q = jitquant.quantize_mxfp8(X)
+    out = torch.empty(6, 48, dtype=torch.float16)
+    assert jitquant.dequantize(q, out=out) is out
+    assert torch.equal(out, q.dequantize(torch.float16))
+    assert torch.equal(q.dequantize(torch.float16, out=out), out)
+
+
+def test_residual_is_updated() -> None:
+    residual = randn(6, 48, seed=3)
+    want = (X.float() + residual.float()).bfloat16()
+    for call in (jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_group):
+        added = residual.clone()
+        call(X, W, residual=added)
+        assert torch.equal(added, want)
+
+
+def test_numpy_arrays() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
+    assert same(jitquant.quantize_fp8(x), jitquant.quantize_fp8(torch.from_numpy(x)))
+    scale = np.array([2.0], np.float32)
+    assert jitquant.quantize_fp8(x, scale=scale).scale_inv.item() == 0.5
+
+
+# ---- experts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "scale_format"),
+    itertools.product(["row", "column", "column_tma"], ["float32", "ue8m0_packed"]),
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_rows_past_the_count(layout: str, scale_format: str, fused: bool) -> None:
+    call = jitquant.silu_mul_quantize_group if fused else jitquant.quantize_group
+    x = randn(3, 6, 160 if fused else 80)
+    counts = torch.tensor([2, 0, 6], dtype=torch.int32)
+    keywords = {"scale_layout": layout, "scale_format": scale_format}
+    full = call(x, 32, **keywords)
+    there = torch.arange(6) < counts[:, None]
+    x[~there] = math.nan
+    zeroed = call(x, 32, counts=counts, **keywords)
+    assert torch.equal(zeroed.data.view(U8), full.data.view(U8) * there[:, :, None])
+    assert torch.equal(zeroed.scale_inv, full.scale_inv * there[:, :, None])
+    out = buffers_like(full)
+    assert call(x, 32, counts=counts, zero_rest=False, out=out, **keywords) is out
+    assert torch.equal(out.data.view(U8)[there], full.data.view(U8)[there])
+    assert (out.data.view(U8)[~there] == 0xA5).all()
+    assert torch.equal(out.scale_inv[there], full.scale_inv[there])
+    left = out.scale_inv[~there].contiguous()
+    assert (left.view(U8) == 0xA5).all()
+    if layout == "column_tma":
+        assert not out.stored_scales[:, :, 6:].any()
+    fresh = call(x, 32, counts=counts, zero_rest=False, **keywords)
+    assert torch.equal(fresh.data.view(U8)[there], full.data.view(U8)[there])
+    zeros = buffers_like(full)
+    assert same(call(x, 32, counts=counts, out=zeros, **keywords), zeroed)
+
+
+def test_one_count_for_a_matrix() -> None:
+    x = randn(5, 32)
+    q = jitquant.quantize_group(x, 16, counts=torch.tensor([3]))
+    assert not q.data.view(U8)[3:].any()
+    assert torch.equal(q.data[:3].view(U8), jitquant.quantize_group(x[:3], 16).data.view(U8))
+
+
+# ---- both orientations -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["row", "column", "column_tma"])
+def test_both_orientations(layout: str) -> None:
+    x = randn(40, 70)
+    keywords = {"scale_layout": layout, "recipe": "deepgemm"}
+    got = jitquant.quantize_group_both(x, 32, **keywords)
+    want = (
+        jitquant.quantize_group(x, 32, **keywords),
+        jitquant.quantize_group(x.T.contiguous(), 32, **keywords),
+    )
+    assert all(same(a, b) for a, b in zip(got, want, strict=True))
+    out = tuple(map(buffers_like, got))
+    assert jitquant.quantize_group_both(x, 32, **keywords, out=out) is out
+    assert all(same(a, b) for a, b in zip(out, want, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+def test_both_orientations_of_mxfp8(layout: str) -> None:
+    x = randn(40, 70)
+    got = jitquant.quantize_mxfp8_both(x, scale_layout=layout)
+    want = tuple(jitquant.quantize_mxfp8(t.contiguous(), scale_layout=layout) for t in (x, x.T))
+    assert all(same(a, b) for a, b in zip(got, want, strict=True))
+    out = tuple(map(buffers_like, got))
+    assert jitquant.quantize_mxfp8_both(x, scale_layout=layout, out=out) is out
+    assert all(same(a, b) for a, b in zip(out, want, strict=True))
+
+
+# ---- grouped -----------------------------------------------------------------------------------
+
+
+def grouped_calls() -> dict[str, Callable[..., QuantizedGroups]]:
+    x, sizes = randn(5, 48), torch.tensor([90, 0, 100])
+    scale = torch.tensor([1.0, 2.0, 3.0])
+    return {
+        "fp8": lambda **k: jitquant.quantize_grouped(x, OFFSETS, **k),
+        "sizes": lambda **k: jitquant.quantize_grouped(x, OFFSETS, sizes=sizes, dtype=E5M2, **k),
+        "given": lambda **k: jitquant.quantize_grouped(x, OFFSETS, scale=scale, **k),
+        "nvfp4": lambda **k: jitquant.quantize_grouped(x, OFFSETS, format="nvfp4", **k),
+        "nvfp4 given": lambda **k: jitquant.quantize_grouped(
+            x, OFFSETS, format="nvfp4", scale=scale, sizes=sizes, recipe="vllm", **k
+        ),
+        "grad": lambda **k: jitquant.quantize_grouped_grad(x, OFFSETS, **k),
+        "grad silu": lambda **k: jitquant.quantize_grouped_grad(
+            x, OFFSETS, act_input=x, activation="silu", scale=scale, dbias=False, **k
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", grouped_calls())
+def test_grouped_out(name: str) -> None:
+    call = grouped_calls()[name]
+    q = call()
+    out = q.clone()
+    for field in ("data", "scale_inv", "amax", "block_scales", "dbias"):
+        if getattr(out, field) is not None:
+            getattr(out, field).view(U8).fill_(0xA5)
+    assert call(out=out) is out
+    assert same(out, q)
+    assert out.offsets is OFFSETS
+    buffer = torch.empty(5, 48, dtype=torch.float32)
+    assert jitquant.dequantize_grouped(q, out=buffer) is buffer
+    assert torch.equal(buffer, q.dequantize(torch.float32))
+    assert q.dequantize().shape == (5, 48)
+
+
+def test_grouped_is_a_tensor_each() -> None:
+    x = randn(5, 48)
+    flat = x.reshape(-1)
+    q = jitquant.quantize_grouped(x, OFFSETS)
+    for i, (start, stop) in enumerate(itertools.pairwise(OFFSETS.tolist())):
+        if start < stop:
+            one = jitquant.quantize_fp8(flat[start:stop])
+            assert torch.equal(q.data.reshape(-1)[start:stop].view(U8), one.data.view(U8))
+            assert torch.equal(q.scale_inv[i : i + 1], one.scale_inv)
+            assert torch.equal(q.amax[i : i + 1], one.amax)
+
+
+def test_bias_gradients() -> None:
+    grad = randn(5, 48)
+    q = jitquant.quantize_grouped_grad(grad, OFFSETS)
+    assert q.data.dtype == E5M2
+    want = torch.stack(
+        [grad[:2].double().sum(0), grad[:0].double().sum(0), grad[2:].double().sum(0)]
+    )
+    torch.testing.assert_close(q.dbias.double(), want, rtol=1e-6, atol=1e-6)
+
+
+# ---- a GPU without the kernel ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["quantize_fp8", "quantize_grouped_fp8", "dequantize"])
+def test_without_a_kernel_file_the_error_says_so(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_file(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(jitquant.loader, "get_cuda_module", no_file)
+    monkeypatch.setattr(OPS[name], "_kept", None)
+    with pytest.raises(NotImplementedError, match=rf"{name} has no CUDA kernel.*\.cpu\(\)"):
+        OPS[name].compiled()
+
+
+def test_meta_tensors() -> None:
+    x = torch.empty(4, 64, device="meta")
+    for q in (
+        jitquant.quantize_fp8(x),
+        jitquant.quantize_group(x, 16, scale_layout="column_tma"),
+        jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4"),
+        jitquant.quantize_block(x),
+    ):
+        q.validate()
+        assert q.device.type == "meta"
+        assert q.dequantize().shape == (4, 64)
+
+
+def test_the_reference_is_what_runs() -> None:
+    data, scale_inv, amax = reference.quantize_fp8(X, dtype=E4M3)
+    q = jitquant.quantize_fp8(X)
+    assert torch.equal(q.data.view(U8), data.view(U8))
+    assert torch.equal(q.scale_inv, scale_inv)
+    assert torch.equal(q.amax, amax)
