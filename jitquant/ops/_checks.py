@@ -57,7 +57,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 def as_gsa(gsa: object) -> float | Tensor | None:
     """``gsa`` as None, a float or a tensor of at least one dimension."""
-    if gsa is None or isinstance(gsa, float) or (isinstance(gsa, Tensor) and gsa.dim() == 1):
+    if gsa is None or (isinstance(gsa, Tensor) and gsa.dim() == 1) or isinstance(gsa, float):
         return gsa
     if isinstance(gsa, Tensor) or hasattr(gsa, "__dlpack__"):
         tensor = as_tensor(gsa, "gsa")

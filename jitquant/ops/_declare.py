@@ -20,6 +20,7 @@ without one would give its results a grad_fn that warns in backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,10 @@ class Compiled(NamedTuple):
     operator: Any
     direct: Callable[..., Any]
     fresh: Callable[[], bool]
+
+
+def _alone(buffer: Tensor) -> tuple[Tensor]:
+    return (buffer,)
 
 
 def _no_direct(*_: Any) -> Any:
@@ -96,6 +101,7 @@ class Op:
         self.reference = reference
         self._sources = [f"{module}.cu"]
         self._kept: Compiled | None = None
+        self._parts = attrgetter(*results) if len(self.results) > 1 else _alone
         self._labels = [f"out.{r}" for r in results] if len(self.results) > 1 else ["out"]
         self._register()
         packet = getattr(torch.ops.jitquant, name)
@@ -145,12 +151,13 @@ class Op:
             self._kept = kept
         return kept.operator
 
-    def direct(self, *args: Any) -> Any:
+    def direct(self, args: Sequence[Any], out: Any = None) -> Any:
         """The results on CUDA as a tuple, past the dispatcher, or else ``NotImplemented``.
 
         Args:
-            args: all arguments, by position in the schema's order; then the buffers, if any, and
-                the result is None.
+            args: all arguments, by position in the schema's order.
+            out: the buffer for a single result, or what has the buffers as attributes of the
+                results' names. They are written to, and the result is None.
 
         Nothing was done where it is ``NotImplemented``: the module has to be loaded; a tensor is
         none of torch's own on the current GPU; a mode, a transform, a compiler or a profiler is to
@@ -160,20 +167,22 @@ class Op:
         kept = None if is_dynamo_compiling() else self._kept
         if kept is None or not kept.fresh():
             return NotImplemented
-        return kept.direct(True, *args)
+        if out is None:
+            return kept.direct(True, *args)
+        return kept.direct(True, *args, *self._parts(out))
 
     def _direct_in_dispatcher(self, args: Sequence[Any]) -> Any:
         """As `direct`, where the dispatcher has done its part."""
         kept = self._kept
         return kept.direct(False, *args) if kept is not None and kept.fresh() else NotImplemented
 
-    def dispatched(self, *args: Any) -> Any:
+    def dispatched(self, args: Sequence[Any], buffers: Sequence[Any] = ()) -> Any:
         """As `direct`, by the op itself; its tensors are to be tensors."""
-        names = [*(name for name, _ in self._defaults), *self.results][self._positional :]
-        keywords = dict(zip(names, args[self._positional :], strict=False))
-        if len(args) > len(self._defaults):
-            return self.out(*args[: self._positional], **keywords)
-        results = self.default(*args[: self._positional], **keywords)
+        keywords = {name: value for (name, _), value in zip(self._defaults, args, strict=True)}
+        first = [keywords.pop(name) for name, _ in self._defaults[: self._positional]]
+        if buffers:
+            return self.out(*first, **keywords, **dict(zip(self.results, buffers, strict=True)))
+        results = self.default(*first, **keywords)
         return results if len(self.results) > 1 else (results,)
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:

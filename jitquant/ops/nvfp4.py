@@ -372,15 +372,15 @@ def _dequantize_parts(
 def _one_tensor(op: Op, args: tuple[Any, ...], out: Tensor | None) -> Tensor:
     """A call of an op that has one result."""
     if out is None:
-        results = op.direct(*args)
+        results = op.direct(args)
         if results is NotImplemented:
-            results = op.dispatched(*op.tensors(args))
+            results = op.dispatched(op.tensors(args))
         result: Tensor = results[0]
         return result
-    if op.direct(*args, out) is NotImplemented:
-        args = tuple(op.tensors(args))
+    if op.direct(args, out) is NotImplemented:
+        tensors = op.tensors(args)
         _checks.tensor_out(out)
-        op.dispatched(*args, out)
+        op.dispatched(tensors, (out,))
     return out
 
 
@@ -415,9 +415,9 @@ def _quantized(
     elif given is not None:
         granularity = "tensor"  # of the name that was given the op says whether it is one
     if out is None:
-        results = op.direct(*args)
+        results = op.direct(args)
         if results is NotImplemented:
-            results = op.dispatched(*op.tensors(args))
+            results = op.dispatched(op.tensors(args))
         return QuantizedActivation(
             results[0],
             results[1],
@@ -435,7 +435,8 @@ def _quantized(
         and (gsa is not None or out.granularity == granularity)
         and out.dim == dim
         and out.cols == (_size(args[0], dim) if cols is None else cols)
-        and op.direct(*args, *_buffers(out, op, gsa)) is None
+        and (out.inv_rms is None or "inv_rms" in op.results)
+        and op.direct(args, out) is None
     ):
         _dispatch_into(out, op, args, gsa, (cols, scale_layout, granularity, dim), reduced)
     out.recipe = recipe
@@ -453,14 +454,6 @@ def _size(x: Any, dim: int) -> int | None:
     return size
 
 
-def _buffers(out: QuantizedActivation, op: Op, gsa: Tensor | None) -> tuple[Any, ...]:
-    """The buffers of ``out`` that an op writes to, in the order of its results."""
-    x_fp4, x_sf, inv_rms = out.x_fp4, out.x_sf, out.inv_rms
-    parts = (x_fp4, x_sf, out.gsa) if gsa is None else (x_fp4, x_sf)
-    # Too many, or None among them, is refused.
-    return parts if inv_rms is None and op.results[-1] != "inv_rms" else (*parts, inv_rms)
-
-
 def _dispatch_into(
     out: QuantizedActivation,
     op: Op,
@@ -471,17 +464,16 @@ def _dispatch_into(
 ) -> None:
     """The call into ``out`` by the op itself, with what is wrong with ``out`` said first."""
     cols, scale_layout, granularity, dim = form
-    args = tuple(op.tensors(args))
-    shape = args[0].shape
+    tensors = op.tensors(args)
+    shape = tensors[0].shape
     if dim == -1:
         size = shape[-1] if cols is None and shape else cols
         shape = (*shape[: len(shape) - reduced], size)
     _check_form(out, op, tuple(shape), scale_layout, granularity if gsa is None else None, dim)
-    buffers = _buffers(out, op, gsa)
+    buffers = [getattr(out, name) for name in op.results]
     if torch.compiler.is_compiling():
-        # Codes go in as bytes: Inductor cannot copy float4_e2m1fn_x2.
-        buffers = (out.x_fp4_bytes, *buffers[1:])
-    op.dispatched(*args, *buffers)
+        buffers[0] = out.x_fp4_bytes  # Inductor cannot copy float4_e2m1fn_x2
+    op.dispatched(tensors, buffers)
 
 
 def _check_form(
