@@ -10,6 +10,7 @@ import pytest
 import torch
 from samples import ALL_SAMPLES, OPS, SAMPLES, Sample, byte_view, poisoned_buffers
 
+import jitquant
 import jitquant.loader
 from jitquant.ops import ALL_OPS, Op
 
@@ -225,6 +226,81 @@ def test_cuda_tells_autograd_of_its_writes(modules: list[tuple[str, list[str]]])
     assert residual._version == before + 1
     with torch.inference_mode():
         op._cuda(x, weight, residual=torch.ones(2, 16))
+
+
+class Direct:
+    """Stands in for a module's direct function: keeps its arguments, and refuses or not."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.refuses = False
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls.append(args)
+        return NotImplemented if self.refuses else ("a", "b")
+
+
+@by_op
+def test_a_direct_function_gets_all_arguments(
+    op: Op, modules: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, kwargs = first_with_residual(op).make("cpu")
+    complete = op._complete(args, kwargs)
+    names = [a.name for a in op.default._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    for name, value, argument in zip(names, complete, op.default._schema.arguments, strict=True):
+        if name in given:
+            assert value is given[name]
+        else:
+            assert value == argument.default_value
+    assert op.direct(complete) is NotImplemented  # nothing is loaded
+    assert modules == []
+    op.compiled()
+    direct = Direct()
+    assert op._kept is not None
+    monkeypatch.setattr(op, "_kept", op._kept._replace(direct=direct))
+    assert op.direct(complete) == ("a", "b")
+    assert direct.calls.pop() == (True, *complete)
+    assert op._cuda(*args, **kwargs) in (("a", "b"), "a")
+    assert direct.calls.pop() == (False, *complete)
+    buffers = poisoned_buffers(op, args, kwargs)
+    into = SimpleNamespace(**buffers) if len(buffers) > 1 else buffers[op.results[0]]
+    op.direct(complete, into)
+    op._cuda_out(*args, **kwargs, **buffers)
+    for call, for_dispatcher in zip(direct.calls, (True, False), strict=True):
+        assert call[0] is for_dispatcher
+        assert [*map(id, call[1:])] == [*map(id, (*complete, *buffers.values()))]
+
+
+def test_what_a_direct_function_refuses_goes_on_to_the_operator(
+    modules: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op, x = OPS["amax_gsa"], torch.ones(1, 16)
+    op.compiled()
+    direct = Direct()
+    direct.refuses = True
+    assert op._kept is not None
+    monkeypatch.setattr(op, "_kept", op._kept._replace(direct=direct))
+    assert op._cuda(x) == "results"
+    op._cuda_out(x, gsa=torch.ones(1))
+    assert [kind for kind, _, _ in op.compiled().calls] == ["default", "out"]
+    with pytest.raises(ValueError, match="divisor is 0"):
+        op._cuda(x, 0.0)
+    assert len(op.compiled().calls) == 2
+
+
+def test_nothing_goes_past_the_dispatcher_in_a_compiled_function(
+    modules: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op, x = OPS["amax_gsa"], torch.ones(1, 16)
+    op.compiled()
+    direct = Direct()
+    assert op._kept is not None
+    monkeypatch.setattr(op, "_kept", op._kept._replace(direct=direct))
+    f = torch.compile(jitquant.amax_gsa, fullgraph=True, backend="eager")
+    torch.compiler.reset()
+    assert f(x).item() == pytest.approx(1 / 2688)
+    assert direct.calls == []
 
 
 def test_the_loader_is_asked_again_after_an_edit(
