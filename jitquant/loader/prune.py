@@ -119,11 +119,11 @@ def _stored(directory: Path) -> Stored:
 
 
 def _remove(cache: Cache, build: Stored) -> bool:
-    """Take a build out by one rename, with its library locked against being loaded meanwhile."""
-    libraries = sorted(build.directory.glob("*.so")) or [build.directory / "none.so"]
+    """Take a build out by one rename, with its files locked against being loaded meanwhile."""
+    files = [Path(item.path) for item in _scan(build.directory) if item.name != "entry.json"]
     aside = cache.base / "staging" / f"pruned-{os.urandom(6).hex()}"
     with contextlib.ExitStack() as stack:
-        if not all(stack.enter_context(unused(library)) for library in libraries):
+        if not all(stack.enter_context(unused(file)) for file in files):
             return False
         try:
             os.rename(build.directory, aside)
