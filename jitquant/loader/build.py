@@ -61,10 +61,11 @@ class Built:
     kernels: tuple[KernelUsage, ...]
 
 
-def make_units(plan: Plan, extension: str, staging: Path) -> list[Unit]:
+def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = None) -> list[Unit]:
     """The compile command of each source; objects are numbered, so equal names do not meet.
 
-    The bindings that have to be generated are written to ``staging``.
+    The bindings that have to be generated are written to ``staging``. A compiler that works on
+    several architectures does so on at most ``jobs`` at once.
     """
     units: list[Unit] = []
     generated = [str(staging / binding.file_name) for binding in plan.bindings]
@@ -75,7 +76,7 @@ def make_units(plan: Plan, extension: str, staging: Path) -> list[Unit]:
         depfile = staging / f"o{index}.d"
         is_cuda = source.lower().endswith(CUDA_SUFFIXES)
         make = _cuda_command if is_cuda else _cxx_command
-        argv = make(plan, extension, source, f"o{index}", scan)
+        argv = make(plan, extension, source, f"o{index}", scan, jobs or default_jobs())
         label = (
             f"{'nvcc' if is_cuda else os.path.basename(plan.host.command[0])} "
             f"{os.path.basename(source)}"
@@ -96,7 +97,7 @@ def _host_flags(plan: Plan) -> list[str]:
 
 
 def _cuda_command(
-    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan
+    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan, jobs: int
 ) -> list[str]:
     nvcc = plan.nvcc
     assert nvcc is not None
@@ -108,7 +109,7 @@ def _cuda_command(
         argv += ["-ccbin", plan.host.program]
     argv += gencode_flags(plan.archs.archs)
     if len(plan.archs.archs) > 1:
-        argv += ["--threads", str(min(len(plan.archs.archs), default_jobs()))]
+        argv += ["--threads", str(min(len(plan.archs.archs), jobs))]
     argv += ["-O3", "-lineinfo", "--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
     argv += ["-Xcompiler", ",".join(_host_flags(plan))]
     if not _sets_standard(flags):
@@ -127,7 +128,7 @@ def _cuda_command(
 
 
 def _cxx_command(
-    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan
+    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan, jobs: int
 ) -> list[str]:
     flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
     argv = [*plan.host.command, "-c", source, "-o", f"{stem}.o", "-MD", "-MF", f"{stem}.d"]
@@ -173,6 +174,7 @@ def build(
     extension: str,
     staging: Path,
     *,
+    jobs: int,
     slots: threading.Semaphore,
     on_tick: Callable[[list[str]], None],
     write_log: Callable[[str], Path | None],
@@ -184,7 +186,7 @@ def build(
         LoaderError: the library was built but does not load.
         OSError: a file cannot be written, or a compiler not started.
     """
-    units = make_units(plan, extension, staging)
+    units = make_units(plan, extension, staging, jobs)
     env = compiler_environment(staging)
     prepare = threading.Thread(target=_import_torch_extension_tools, daemon=True)
     prepare.start()

@@ -334,6 +334,11 @@ class Cache:
                     ours = item.name.startswith(_shard(level1) + "-")
                     if ours or now - item.stat().st_mtime > _STALE_SECONDS:
                         shutil.rmtree(item.path, ignore_errors=True)
+        for directory in ("last", "toolchain"):
+            for path in (self.base / directory).glob("*.tmp"):
+                if not _lives(path.suffixes[-2][1:].partition("-")[0]):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
 
     def write_log(self, name: str, text: str) -> Path | None:
         """Keep the output of a failed command; the oldest logs go."""
@@ -440,6 +445,19 @@ def _describe_owner(path: Path) -> str:
         return f"process {int(owner['pid'])} on {owner['host']} (for {max(age, 0.0):.0f} s)"
     except (OSError, ValueError, KeyError, TypeError):
         return "a process that has not said who it is"
+
+
+def _lives(pid: str) -> bool:
+    """Whether there is a process ``pid`` here. Who writes from elsewhere writes again next time."""
+    try:
+        os.kill(int(pid), 0)
+    except ValueError:
+        return True
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _remove_if_owner(path: Path, pid: int) -> None:

@@ -19,6 +19,7 @@ from .changes import what_changed
 from .errors import (
     BundleError,
     CaptureError,
+    CompileError,
     FrozenError,
     HostCompilerNotFoundError,
     LoaderError,
@@ -127,6 +128,7 @@ class Loader:
         self._guard = threading.Lock()
         self._key_locks: dict[object, threading.Lock] = {}
         self._load_lock = threading.Lock()
+        self._jobs = 1
         self._slots: threading.Semaphore | None = None
         self._watcher: Watcher | None = None
         self._devices: DeviceBuilder | None = None
@@ -582,21 +584,34 @@ class Loader:
         from .publish import describe
 
         if self._slots is None:
-            self._slots = threading.BoundedSemaphore(default_jobs())
+            self._set_jobs(default_jobs())
         extension = f"{plan.name}_{os.urandom(6).hex()}"
         self._announce(plan, cache)
         for attempt in range(_MOST_ATTEMPTS):
             work = staging / str(attempt)
             work.mkdir(mode=0o700)
             moment = wait_for_next_tick(work)
-            built = build(
-                plan,
-                extension,
-                work,
-                slots=self._slots,
-                on_tick=heartbeat.tick,
-                write_log=lambda text: cache.write_log(plan.name, text),
-            )
+            jobs, slots = self._jobs, self._slots
+            assert slots is not None
+            try:
+                built = build(
+                    plan,
+                    extension,
+                    work,
+                    jobs=jobs,
+                    slots=slots,
+                    on_tick=heartbeat.tick,
+                    write_log=lambda text: cache.write_log(plan.name, text),
+                )
+            except CompileError as error:
+                if not error.out_of_memory or jobs == 1 or attempt == _MOST_ATTEMPTS - 1:
+                    raise
+                self._set_jobs(1)
+                self.reporter.say(
+                    f"a compiler of {plan.name} was killed, most likely because memory ran out; "
+                    f"from now on one compiles at a time instead of {jobs}, and {plan.name} again"
+                )
+                continue
             for path, digest in zip(
                 plan.sources, (pair[1] for pair in plan.inputs["sources"]), strict=True
             ):
@@ -626,6 +641,9 @@ class Loader:
         self.reporter.say(f"built {plan.name} in {heartbeat.seconds:.1f} s")
         kept = Entry.from_json((directory / "entry.json").read_bytes())
         return kept, directory
+
+    def _set_jobs(self, jobs: int) -> None:
+        self._jobs, self._slots = jobs, threading.BoundedSemaphore(jobs)
 
     def _announce(self, plan: Plan, cache: Cache) -> None:
         from .sources import CUDA_SUFFIXES, scan_includes

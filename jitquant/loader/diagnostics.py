@@ -38,10 +38,11 @@ _LINKER = re.compile(
 )
 _CARET = re.compile(r"^(\s*)\^[\s~]*$")
 _KILLED = re.compile(
+    r"^Killed\s*$|FAILED: \[code=137\]|"
     r"died due to signal 9|Killed \(program|\bKilled signal terminated program|"
     r"out of memory|cannot allocate memory|virtual memory exhausted|"
     r"std::bad_alloc",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
 )
 
 
@@ -196,5 +197,9 @@ def compile_error(
     if log_path is not None:
         lines.append(f"whole log: {log_path}")
     return CompileError(
-        "\n".join(lines), diagnostics=diagnostics, command=command, log_path=log_path
+        "\n".join(lines),
+        diagnostics=diagnostics,
+        command=command,
+        log_path=log_path,
+        out_of_memory=out_of_memory(text, returncode),
     )

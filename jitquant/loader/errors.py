@@ -82,6 +82,7 @@ class CompileError(LoaderError):
         diagnostics: what the command said, in its order, as :class:`Diagnostic`.
         command: the one command that failed, as an argument vector.
         log_path: the file that holds the whole output, or ``None``.
+        out_of_memory: whether the command ended because memory ran out, as far as can be told.
     """
 
     def __init__(
@@ -91,11 +92,13 @@ class CompileError(LoaderError):
         diagnostics: Sequence[Diagnostic] = (),
         command: Sequence[str] = (),
         log_path: Path | None = None,
+        out_of_memory: bool = False,
     ) -> None:
         super().__init__(message)
         self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
         self.command: tuple[str, ...] = tuple(command)
         self.log_path = log_path
+        self.out_of_memory = out_of_memory
 
 
 class LockTimeoutError(LoaderError, TimeoutError):

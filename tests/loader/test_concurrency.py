@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import random
 import signal
 import subprocess
 import threading
@@ -55,18 +54,18 @@ def slow_compiler(directory: Path, seconds: float) -> str:
 
 
 @pytest.mark.slow
-def test_twenty_processes_build_a_cold_module_once(tmp_path: Path, nvcc: None) -> None:
+def test_thirty_two_processes_build_a_cold_module_once(tmp_path: Path, nvcc: None) -> None:
     source = write_toy(tmp_path / "source")
 
     def work() -> bool:
         module = new_loader(tmp_path / "cache").get("toy", [source])
         return bool(module.scale(torch.ones(1), 1.0).item() == 3)
 
-    outputs = [tmp_path / f"{index}.txt" for index in range(20)]
+    outputs = [tmp_path / f"{index}.txt" for index in range(32)]
     processes = [fork(work, output) for output in outputs]
     statuses = [os.waitpid(pid, 0)[1] for pid in processes]
     said = "".join(output.read_text() for output in outputs)
-    assert statuses == [0] * 20, said
+    assert statuses == [0] * 32, said
     assert said.count("building toy for") == 1
     assert len(entries(tmp_path / "cache")) == 1
     assert litter(tmp_path / "cache") == []
@@ -108,38 +107,6 @@ def test_two_loaders_of_one_process_build_once(
         thread.join()
     assert capfd.readouterr().err.count("building plain") == 1
     assert len(entries(tmp_path / "cache")) == 1
-
-
-@pytest.mark.slow
-def test_builder_killed_at_any_of_ten_moments_leaves_a_cache_that_works(
-    tmp_path: Path, nvcc: None
-) -> None:
-    source = write_toy(tmp_path / "source")
-    cache = tmp_path / "cache"
-    generator = random.Random(1)
-
-    def factor() -> float:
-        module = new_loader(cache).get("toy", [source])
-        return float(module.scale(torch.ones(1), 1.0).item())
-
-    # A first build tells how long one takes here.
-    started = time.monotonic()
-    factor()
-    whole = time.monotonic() - started
-    killed_while_building = 0
-    for moment in range(10):
-        write_factor(source.with_suffix(".cuh"), 100 + moment)
-        builder = fork(lambda: factor() > 0, tmp_path / "output.txt")
-        time.sleep(whole * (moment + generator.random()) / 10)
-        killed_while_building += os.waitpid(builder, os.WNOHANG)[0] == 0
-        kill(builder, group=False)
-    assert killed_while_building >= 7
-    started = time.monotonic()
-    for moment in (9, 0, 4):
-        write_factor(source.with_suffix(".cuh"), 100 + moment)
-        assert factor() == 100 + moment
-    assert time.monotonic() - started < 30
-    assert litter(cache) == []
 
 
 def test_orphaned_compiler_does_not_hold_the_lock(tmp_path: Path) -> None:
@@ -264,7 +231,7 @@ def test_forked_child_uses_and_builds_modules(plain: Toy, tmp_path: Path) -> Non
         from pathlib import Path
         from jitquant.loader import get_cuda_module
         source = Path({str(source)!r})
-        for _ in range(20):
+        for _ in range(32):
             module = get_cuda_module("plain", [source])
         child = os.fork()
         if child == 0:

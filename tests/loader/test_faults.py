@@ -1,0 +1,345 @@
+"""What goes wrong on real machines, done for real: each ends soon, rightly, and leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from jitquant.loader import CompileError, Loader
+
+from .conftest import Toy
+from .toys import (
+    ROOT,
+    entries,
+    fork,
+    litter,
+    new_loader,
+    write_factor,
+    write_plain,
+    write_toy,
+)
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture(autouse=True)
+def no_hang() -> Iterator[None]:
+    """Nothing here waits for longer than half a minute."""
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < 60
+
+
+def factor(cache: Path, source: Path) -> int:
+    """The result of a module that a new loader gives, within 30 seconds."""
+    started = time.monotonic()
+    result = int(new_loader(cache).get(source.stem, [source]).library.factor())
+    assert time.monotonic() - started < 30
+    return result
+
+
+def compiler(directory: Path, script: str, what: str = "/plain.cpp") -> str:
+    """A C++ compiler that does ``script`` where it compiles ``what``."""
+    path = directory / "stub" / "g++"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        f'#!/bin/sh\ncase " $*" in *" -c "*"{what}"*) {script};; esac\n'
+        f'exec {shutil.which("g++")} "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.slow
+def test_a_builder_killed_a_hundred_times(tmp_path: Path) -> None:
+    """Each builds another version, so that no kill meets a cache that has the answer."""
+    source = write_plain(tmp_path / "source")
+    cache = tmp_path / "cache"
+    assert factor(cache, source) == 3
+    write_factor(source.with_suffix(".h"), 4)
+    started = time.monotonic()
+    assert factor(cache, source) == 4
+    whole = time.monotonic() - started
+    generator = random.Random(1)
+    unfinished = 0
+    for index in range(100):
+        write_factor(source.with_suffix(".h"), 100 + index)
+        builder = fork(lambda: factor(cache, source) > 0, tmp_path / "output.txt")
+        time.sleep(whole * generator.random())
+        unfinished += os.waitpid(builder, os.WNOHANG)[0] == 0
+        try:
+            os.kill(builder, 9)
+            os.waitpid(builder, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+    assert unfinished >= 60
+    stale = cache / "v1" / "last" / "plain.999999999-0a0b.tmp"  # of one killed while it wrote it
+    stale.touch()
+    for index in (*range(0, 100, 20), 99):
+        write_factor(source.with_suffix(".h"), 100 + index)
+        assert factor(cache, source) == 100 + index
+    write_factor(source.with_suffix(".h"), 3)
+    assert factor(cache, source) == 3  # nothing that was there before is lost
+    assert litter(cache) == []
+    assert list(cache.glob("v1/*/*.tmp")) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP], ids=["ENOLCK", "EOPNOTSUPP"])
+def test_processes_on_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    source = write_plain(tmp_path / "source")
+    cache = tmp_path / "cache"
+    outputs = [tmp_path / f"{index}.txt" for index in range(4)]
+    processes = [fork(lambda: factor(cache, source) == 3, output) for output in outputs]
+    statuses = [os.waitpid(pid, 0)[1] for pid in processes]
+    assert statuses == [0] * 4, "".join(output.read_text() for output in outputs)
+    assert len(entries(cache)) == 1
+    assert litter(cache) == []
+    assert factor(cache, source) == 3
+
+
+SHIFT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/time.h>
+#include <time.h>
+static const long kBack = 40L * 24 * 3600;
+int clock_gettime(clockid_t clock, struct timespec* t) {
+  static int (*real)(clockid_t, struct timespec*);
+  if (!real) real = (int (*)(clockid_t, struct timespec*))dlsym(RTLD_NEXT, "clock_gettime");
+  const int result = real(clock, t);
+  if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) t->tv_sec -= kBack;
+  return result;
+}
+int gettimeofday(struct timeval* t, void* zone) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  t->tv_sec = now.tv_sec, t->tv_usec = now.tv_nsec / 1000;
+  return 0;
+}
+time_t time(time_t* out) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (out) *out = now.tv_sec;
+  return now.tv_sec;
+}
+"""
+
+
+def test_the_clock_is_set_back(tmp_path: Path) -> None:
+    """By forty days, for a process whose cache and sources carry the dates of before."""
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("no C compiler")
+    (tmp_path / "shift.c").write_text(SHIFT)
+    library = tmp_path / "shift.so"
+    command = [gcc, "-shared", "-fPIC", "-o", str(library), str(tmp_path / "shift.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    source = write_plain(tmp_path / "source")
+    cache = tmp_path / "cache"
+    assert factor(cache, source) == 3
+    before = time.time()
+    code = f"""
+import sys, time
+assert time.time() < {before} - 39 * 24 * 3600
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+from pathlib import Path
+from loader.toys import new_loader, write_factor
+source = Path({str(source)!r})
+loader = new_loader(Path({str(cache)!r}))
+module = loader.get("plain", [source])
+values = [module.library.factor()]
+for value in (4, 5, 3, 4):
+    write_factor(source.with_suffix(".h"), value)
+    values.append(loader.get("plain", [source]).library.factor())
+    again = loader.get("plain", [source])
+    assert again is loader.get("plain", [source])
+print(values)
+"""
+    environment = {**os.environ, "LD_PRELOAD": str(library), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[3, 4, 5, 3, 4]"
+    assert done.stderr.count("building plain") == 2  # 4 and 5, each once
+    assert "compiling again" not in done.stderr
+    assert litter(cache) == []
+    assert factor(cache, source) == 4
+    assert len(entries(cache)) == 3
+
+
+def readable_for_all(path: Path) -> bool:
+    return all(p.stat().st_mode & 0o005 == 0o005 for p in (path, *path.parents))
+
+
+def as_user(number: int, work: Callable[[], bool]) -> Callable[[], bool]:
+    def done() -> bool:
+        os.setgroups([])
+        os.setgid(number)
+        os.setuid(number)
+        return work()
+
+    return done
+
+
+@needs_root
+def test_two_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of root's serves another user, who cannot write to it; a third one's is refused."""
+    place = Path(tempfile.mkdtemp(prefix="jitquant-test-"))
+    place.chmod(0o755)
+    try:
+        source = write_plain(place / "source")
+        cache = place / "cache"
+        assert factor(cache, source) == 3
+        for path in [cache, *cache.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        (place / "tmp").mkdir()
+        (place / "tmp").chmod(0o1777)
+        monkeypatch.setenv("TMPDIR", str(place / "tmp"))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        edited = write_plain(place / "edited", 4)
+        own = place / "own"
+        shutil.copytree(cache, own)
+        for path in [own, *own.rglob("*")]:
+            os.chown(path, 4001, 4001)
+        own.chmod(0o700)
+        can_compile = readable_for_all(Path(sysconfig.get_path("include")))
+
+        def other_user() -> bool:
+            assert factor(cache, source) == 3
+            assert factor(own, source) == 3
+            loader = new_loader(cache)
+            if can_compile:
+                missed = loader.get("plain", [edited])
+                assert cache not in missed.path.parents
+                assert missed.library.factor() == 4
+            else:  # Python's headers are not this user's to read
+                with pytest.raises(CompileError, match="Permission denied"):
+                    loader.get("plain", [edited])
+            shutil.rmtree(loader.cache().temporary().root)
+            return True
+
+        def third_user() -> bool:
+            try:
+                factor(own, source)
+            except Exception as error:
+                return "is owned by uid 4001" in str(error)
+            return False
+
+        for number, work in ((4001, other_user), (4002, third_user)):
+            output = tmp_path / f"{number}.txt"
+            assert os.waitpid(fork(as_user(number, work), output), 0)[1] == 0, output.read_text()
+        assert factor(cache, source) == 3
+        assert len(entries(cache)) == 1
+        assert litter(cache) == litter(own) == []
+    finally:
+        shutil.rmtree(place)
+
+
+def test_the_compiler_runs_out_of_memory_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flag = tmp_path / "was here"
+    script = f'[ -e "{flag}" ] || {{ touch "{flag}"; exit 137; }}'
+    monkeypatch.setenv("CXX", compiler(tmp_path, script))
+    monkeypatch.setenv("JITQUANT_JOBS", "4")
+    sources = [write_plain(tmp_path / "source"), tmp_path / "source" / "plain_two.cpp"]
+    sources[1].write_text("int two() { return 2; }\n")
+    loader = new_loader(tmp_path / "cache")
+    assert loader.get("plain", sources).library.factor() == 3
+    said = capfd.readouterr().err
+    assert "most likely because memory ran out; from now on one compiles at a time" in said
+    assert "instead of 4, and plain again" in said
+    assert litter(tmp_path / "cache") == []
+    write_factor(sources[0].with_suffix(".h"), 4)
+    assert loader.get("plain", sources).library.factor() == 4
+    assert "memory" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [("exit 137", "/plain.cpp"), ("kill -9 $$", "/plain.cpp"), ("kill -9 $$", "/plain_")],
+    ids=["code", "signal", "linking"],
+)
+def test_the_compiler_always_runs_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, what: str
+) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, how, what))
+    monkeypatch.setenv("JITQUANT_JOBS", "4")
+    source = write_plain(tmp_path / "source")
+    with pytest.raises(CompileError, match=r"memory ran out.*\(JITQUANT_JOBS=1\)") as caught:
+        new_loader(tmp_path / "cache").get("plain", [source])
+    assert caught.value.out_of_memory
+    assert entries(tmp_path / "cache") == []
+    assert litter(tmp_path / "cache") == []
+
+
+def test_no_temporary_directory_an_open_umask_and_a_path_of_many_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvcc: None
+) -> None:
+    source = write_toy(tmp_path / "Ünïcode ✓ und Leerzeichen", 6)
+    cache = tmp_path / "Zwischen lager ✓"
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    before = os.umask(0)
+    try:
+        module = new_loader(cache).get("toy", [source])
+    finally:
+        os.umask(before)
+    assert torch.equal(module.scale(torch.ones(2), 1.0), torch.full((2,), 6.0))
+    open_to_others = [
+        p for p in (cache, *cache.rglob("*")) if p.is_dir() and p.stat().st_mode & 0o077
+    ]
+    assert open_to_others == []
+    assert litter(cache) == []
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_source_deleted_after_the_build_is_missed_by_name_and_the_module_lives_on(
+    plain: Toy, tmp_path: Path
+) -> None:
+    source, cache = plain.copy(tmp_path)
+    loader = new_loader(cache)
+    module = loader.get("plain", [source])
+    shutil.rmtree(source.parent)
+    with pytest.raises(FileNotFoundError, match=r"plain\.cpp"):
+        loader.get("plain", [source])
+    assert module.library.factor() == 3
+    loader.freeze()
+    assert loader.get("plain", [source]) is module
+    assert litter(cache) == []
+    assert len(entries(cache)) == 1
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/x", "a/../../b", "x\0y", "..", "a;touch x"])
+def test_a_hostile_name_touches_nothing(tmp_path: Path, name: str) -> None:
+    source = write_plain(tmp_path / "inside" / "source")
+    loader: Loader = new_loader(tmp_path / "inside" / "cache")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="it becomes a C identifier"):
+        loader.get(name, [source])
+    assert sorted(tmp_path.rglob("*")) == before
