@@ -19,23 +19,41 @@ from jitquant.testing import assert_capturable, assert_no_sync, bytes_of, count_
 
 from .helpers import same
 
+KERNELS = jitquant.loader.core.default_kernels_dir()
+
+
+# Ops whose kernel file is there: the others are refused on a GPU, which tests/ops looks at.
+NAMES = sorted(name for name, op in OPS.items() if (KERNELS / f"{op.module}.cu").is_file())
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
+
 
 def _agree(sample: Sample, got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
     """Bit for bit; of the fusions all but a few codes (test_fused.py says why)."""
     if sample.exact:
         same(got, expected, what=str(sample))
         return
-    codes, wanted = (reference.unpack_e2m1(t[0].cpu()) for t in (got, expected))
-    assert (codes != wanted).sum() <= max(2, 1e-3 * codes.numel()), sample
-    for a, b in zip(got[2:], expected[2:], strict=True):
-        torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=0, equal_nan=True)
+    for name, a, b in zip(OPS[sample.op].results, got, expected, strict=True):
+        a = a.cpu()
+        if name == "x_sf":
+            continue
+        if b.dtype == torch.float4_e2m1fn_x2:
+            a, b = reference.unpack_e2m1(a), reference.unpack_e2m1(b)
+        elif not b.is_floating_point() or b.dtype.itemsize == 1:
+            a, b = a.view(torch.uint8), b.view(torch.uint8)
+        else:
+            # A sum of both signs may be small beside its terms.
+            atol = 1e-6 * float(b.abs().amax()) if name == "dbias" and b.numel() else 0
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=atol, equal_nan=True)
+            continue
+        step = (a.int() - b.int()).abs()
+        assert (step != 0).sum() <= max(2, 1e-3 * step.numel()), f"{sample} {name}"
 
 
 def _as_tuple(results: Any) -> tuple[Tensor, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-@pytest.mark.parametrize("name", sorted(SAMPLES))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_sample_equals_the_cpu(name: str) -> None:
     for sample in SAMPLES[name]:
         cpu_args, cpu_kwargs = sample.make("cpu")
@@ -60,12 +78,16 @@ def _plain_sample(name: str) -> Sample:
     raise AssertionError(name)
 
 
-@pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str) -> None:
     sample = _plain_sample(name)
     args, kwargs = sample.make("cuda")
-    results = torch.library.opcheck(OPS[name].default, args, kwargs)
-    assert set(results.values()) == {"SUCCESS"}
+    # PyTorch cannot compare arguments of these dtypes.
+    small = any(isinstance(a, Tensor) and a.dtype in FP8 for a in args)
+    checks = ["test_faketensor", "test_aot_dispatch_dynamic", "test_autograd_registration"]
+    checks += [] if small else ["test_schema"]
+    results = torch.library.opcheck(OPS[name].default, args, kwargs, test_utils=checks)
+    assert results == dict.fromkeys(checks, "SUCCESS")
 
 
 def _steps() -> dict[str, tuple[Callable[..., Any], list[Tensor], int]]:
