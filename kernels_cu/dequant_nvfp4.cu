@@ -3,23 +3,58 @@
 
 namespace jitquant {
 
+// Half a block of values: a word of codes, and neighbouring threads store next to each other.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    dequant_kernel(Nvfp4Input in, T* out, int64_t cols, bool vector) {
-  for (BlockWalk walk(in.blocks); walk.row < in.rows; walk.next()) {
-    const float gsa = in.gsa[walk.row * in.gsa_stride];
-    const float scale = float_from_e4m3(
-        in.scales[in.swizzled ? swizzle_128x4(walk.row, walk.block, (in.blocks + 3) & ~int64_t{3})
-                              : walk.row * in.scale_stride + walk.block]);
-    const uint2 codes =
-        *reinterpret_cast<const uint2*>(in.codes + walk.row * in.code_stride + walk.block * 8);
-    float v[16];
+struct Half {
+  float v[8];
+
+  __device__ __forceinline__ void store(T* p, int64_t count, bool vector) const {
+    if (vector && count >= 8) {
+      Block<T> block;  // its first half
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const uint32_t word = i < 8 ? codes.x : codes.y;
-      v[i] = nvfp4_dequantize(word >> (4 * (i & 7)), scale, gsa);
+      for (int i = 0; i < 8; ++i) set_value(block, i, v[i]);
+      store_words<Block<T>::kWords / 2>(p, block.words);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i < count) p[i] = from_float<T>(v[i]);
+      }
     }
-    store16(out + walk.row * cols + walk.block * 16, cols - walk.block * 16, vector, v);
+  }
+};
+
+// The next half is loaded while one is computed.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 6)
+    dequant_kernel(Nvfp4Input in, T* out, int64_t cols, bool vector) {
+  let_next_begin();
+  wait_for_previous();
+  BlockWalk walk(2 * in.blocks);
+  uint32_t next_codes = 0;
+  uint8_t next_scale = 0;
+  float next_gsa = 0.0f;
+  auto fetch = [&] {
+    if (walk.row >= in.rows) return;
+    const int64_t block = walk.block >> 1;
+    next_codes =
+        *reinterpret_cast<const uint32_t*>(in.codes + walk.row * in.code_stride + walk.block * 4);
+    next_scale =
+        in.scales[in.swizzled ? swizzle_128x4(walk.row, block, (in.blocks + 3) & ~int64_t{3})
+                              : walk.row * in.scale_stride + block];
+    next_gsa = in.gsa[walk.row * in.gsa_stride];
+  };
+  fetch();
+#pragma unroll 1
+  while (walk.row < in.rows) {
+    const uint32_t codes = next_codes;
+    const float scale = float_from_e4m3(next_scale), gsa = next_gsa;
+    T* p = out + walk.row * cols + walk.block * 8;
+    const int64_t left = cols - walk.block * 8;
+    walk.next();
+    fetch();
+    Half<T> half;
+    nvfp4_dequantize8(codes, scale, gsa, half.v);
+    half.store(p, left, vector);
   }
 }
 
@@ -27,6 +62,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     dequant_columns_kernel(Nvfp4Input in, T* out, int64_t out_rows, int64_t cols) {
+  let_next_begin();
+  wait_for_previous();
   const float gsa = *in.gsa;
   for (BlockWalk walk(cols); walk.row < in.blocks; walk.next()) {
     const int64_t column = walk.block;
@@ -47,12 +84,14 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, int64_t cols,
                                  cudaStream_t stream) {
-  const int64_t grid = persistent_grid((in.rows * in.blocks + kThreads - 1) / kThreads, 8);
+  const int64_t items = (in.rows * in.blocks * 2 + kThreads - 1) / kThreads;
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
+    constexpr auto kKernel = &dequant_kernel<T>;
+    const int64_t grid = persistent_grid(items, 6);
     const bool vector = reinterpret_cast<uintptr_t>(out) % 16 == 0 && cols * sizeof(T) % 16 == 0;
-    return launch<&dequant_kernel<T>>({grid, kThreads}, stream, in, static_cast<T*>(out), cols,
-                                      vector);
+    return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream, in, static_cast<T*>(out),
+                           cols, vector);
   });
 }
 
@@ -61,8 +100,8 @@ cudaError_t launch_dequant_nvfp4_columns(const Nvfp4Input& in, void* out, DType 
   const int64_t grid = persistent_grid((in.blocks * cols + kThreads - 1) / kThreads, 8);
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    return launch<&dequant_columns_kernel<T>>({grid, kThreads}, stream, in, static_cast<T*>(out),
-                                              out_rows, cols);
+    return launch<&dequant_columns_kernel<T>>({grid, kThreads, Start::kOverlapped}, stream, in,
+                                              static_cast<T*>(out), out_rows, cols);
   });
 }
 

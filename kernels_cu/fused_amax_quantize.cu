@@ -1,16 +1,28 @@
-// NVFP4 of a tensor with its own gsa: amax, then quantize, in two launches; a row at a time in one.
-// And the second halves by themselves, for a gsa that is on the device already.
-#include "jitquant/nvfp4_kernels.cuh"
+// NVFP4 of a tensor with its own gsa: in one launch where a cluster holds it, otherwise amax, then
+// quantize, in two; a row at a time in one. And the second halves by themselves, for a gsa that is on
+// the device already.
+#include "jitquant/nvfp4_rows.cuh"
 
 namespace jitquant {
 
 int amax_partials(const Matrix& x) {
-  return amax_grid(x.rows, x.cols);
+  return amax_plan(x.rows, x.cols).partials;
 }
 
-cudaError_t launch_amax_partials(const Matrix& x, float* partials, int count, cudaStream_t stream) {
+cudaError_t launch_amax_quantize_nvfp4(const Matrix& x, float divisor, float* partials, float* gsa,
+                                       Nvfp4Recipe recipe, const Nvfp4Output& out,
+                                       cudaStream_t stream) {
+  const AmaxPlan plan = amax_plan(x.rows, x.cols);
   return dispatch(x.dtype, [&](auto element) {
-    return launch_amax(PlainSource<decltype(element)>(flattened(x)), partials, count, stream);
+    using T = decltype(element);
+    if (plan.cluster > 0) {
+      return launch_cluster(PlainSource<T>(x), plan.cluster, divisor, gsa, recipe, out, stream);
+    }
+    const cudaError_t error =
+        launch_amax_plain<T>(x, partials, plan.partials, stream);
+    if (error != cudaSuccess) return error;
+    return launch_quantize_plain<T>(x, partials_scale(partials, plan.partials, divisor, gsa),
+                                    recipe, out, stream);
   });
 }
 
@@ -32,9 +44,8 @@ cudaError_t launch_quantize_nvfp4_rows(const Matrix& x, float divisor, float* gs
 cudaError_t launch_deinterleave_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate,
                                                const GlobalScale& scale, Nvfp4Recipe recipe,
                                                const Nvfp4Output& out, cudaStream_t stream) {
-  return dispatch(fused.dtype, [&](auto element) {
-    return launch_quantize(DeinterleaveSource<decltype(element)>(fused, run, activate), scale,
-                           recipe, out, stream);
+  return deinterleaved(fused, run, activate, [&](const auto& source) {
+    return launch_quantize(source, scale, recipe, out, stream);
   });
 }
 

@@ -1,6 +1,6 @@
 // The mix of the streams of a hyper-connection (sum over h of A[h] * X[h]), RMSNorm, NVFP4: one
 // launch with a gsa a row or a given gsa, two with one gsa for the tensor.
-#include "jitquant/nvfp4_kernels.cuh"
+#include "jitquant/nvfp4_rows.cuh"
 
 namespace jitquant {
 
@@ -16,18 +16,24 @@ HyperConnectionSource<T> source_of(const HyperConnection& mix) {
 }  // namespace
 
 int mhc_amax_partials(const HyperConnection& mix) {
-  return norm_grid(mix.x.rows);
+  int64_t grid = 0;
+  dispatch(mix.x.dtype, [&](auto element) {
+    using T = decltype(element);
+    grid = row_shape<HyperConnectionSource<T>, true>(mix.x.rows, mix.x.cols).grid;
+    return cudaSuccess;
+  });
+  return static_cast<int>(grid);
 }
 
 // The only launch, or the first of two (scale.mode == kTensorAmax).
 cudaError_t launch_mhc_rows(const HyperConnection& mix, const ColumnVector& weight, float eps,
-                            float* inv_rms, const RowScale& scale, int partials, Nvfp4Recipe recipe,
+                            float* inv_rms, const RowScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {
   return dispatch(mix.x.dtype, [&](auto element) {
     using T = decltype(element);
     return launch_rows<HyperConnectionSource<T>, true>(source_of<T>(mix),
                                                        Normalize<T>{weight, eps, inv_rms}, scale,
-                                                       recipe, out, partials, stream);
+                                                       recipe, out, stream);
   });
 }
 

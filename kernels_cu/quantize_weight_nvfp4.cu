@@ -9,21 +9,23 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     weight_kernel(const T* w, WeightShape shape, GlobalScale scale, Nvfp4Recipe recipe,
                   Nvfp4Output out) {
-  __shared__ float scratch[33];
-  const Nvfp4Encoding encoding = tensor_encoding(scale, scratch);
-  const int64_t width = (padded_rows(out) + 15) / 16 * 16;  // whole tiles: all 16 lanes are there
-  const int64_t blocks = padded_blocks(out);
-  for (BlockWalk walk(width); walk.row < blocks; walk.next()) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  let_next_begin();
+  wait_for_previous();
+  const Nvfp4Encoding encoding = tensor_encoding(scale, reduce);
+  const int64_t width = (out.rows + 15) / 16 * 16;  // whole tiles: all 16 lanes are there
+  for (BlockWalk walk(width); walk.row < out.blocks; walk.next()) {
     const int64_t line = walk.block, block = walk.row;
-    const bool inside = line < out.rows && block < out.blocks;
-    float v[16];
+    const bool inside = line < out.rows;
+    Block<T> v;
     const int64_t count = inside ? shape.length - block * 16 : 0;
     const T* p = w + line * shape.line_stride + block * 16 * shape.element_stride;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      v[i] = i < count ? to_float(p[i * shape.element_stride]) : 0.0f;
+      set_value(v, i, i < count ? to_float(p[i * shape.element_stride]) : 0.0f);
     }
-    float b = nvfp4_block_amax(v);
+    float b = block_amax(v);
     if (shape.tile) {
       // The walk keeps 16 neighbours in step: width and the step are multiples of 16.
       const unsigned lanes = 0xffffu << (threadIdx.x & 16);
@@ -32,10 +34,7 @@ __global__ void __launch_bounds__(kThreads)
         b = amax_keep_nan(b, __shfl_xor_sync(lanes, b, offset));
       }
     }
-    if (!inside) {
-      if (out.swizzled && line < padded_rows(out)) store_scale(out, line, block, 0);
-      continue;
-    }
+    if (!inside) continue;
     const Nvfp4Codes codes = nvfp4_quantize_block(v, b, encoding, recipe);
     if (shape.columns) {
       out.scales[block * out.rows + line] = codes.scale;
@@ -45,9 +44,10 @@ __global__ void __launch_bounds__(kThreads)
         out.codes[(block * 8 + i) * out.rows + line] = static_cast<uint8_t>(word >> (8 * (i & 3)));
       }
     } else {
-      store_block(out, line, block, codes);
+      store_codes(out, line, block, codes);
     }
   }
+  zero_padding(out);
 }
 
 int weight_amax_partials(const Matrix& w) {
@@ -57,18 +57,18 @@ int weight_amax_partials(const Matrix& w) {
 cudaError_t launch_weight_amax_partials(const Matrix& w, float* partials, int count,
                                         cudaStream_t stream) {
   return dispatch(w.dtype, [&](auto element) {
-    return launch_amax(PlainSource<decltype(element)>(flattened(w)), partials, count, stream);
+    return launch_amax_plain<decltype(element)>(w, partials, count, stream);
   });
 }
 
 cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, const WeightShape& shape,
                                          const GlobalScale& scale, Nvfp4Recipe recipe,
                                          const Nvfp4Output& out, cudaStream_t stream) {
-  const int64_t lines = (out.rows + 127) / 128 * 128, blocks = (out.blocks + 3) / 4 * 4;
-  const int64_t grid = persistent_grid((lines * blocks + kThreads - 1) / kThreads, 8);
+  const int64_t lines = (out.rows + 15) / 16 * 16;
+  const int64_t grid = persistent_grid((lines * out.blocks + kThreads - 1) / kThreads, 8);
   return dispatch(w.dtype, [&](auto element) {
     using T = decltype(element);
-    return launch<&weight_kernel<T>>({grid, kThreads}, stream, static_cast<const T*>(w.data), shape,
+    return launch<&weight_kernel<T>>({grid, kThreads, Start::kOverlapped}, stream, static_cast<const T*>(w.data), shape,
                                      scale, recipe, out);
   });
 }

@@ -14,8 +14,9 @@ void compute_amax_gsa(Call& call, const View& x, double divisor, Result& gsa) {
   float* out = gsa.floats("gsa", 1, x);
   const Launching at(call, x);
   const int blocks = amax_gsa_blocks(m);
-  const Tensor partials = empty_floats(blocks, x);
-  check_launch(launch_amax_gsa(m, d, floats(partials), blocks, out, at.stream), "compute_amax_gsa");
+  const Workspace partials(blocks > 1 ? blocks : 0, x);
+  check_launch(launch_amax_gsa(m, d, partials.floats(), blocks, out, at.stream),
+               "compute_amax_gsa");
 }
 
 }  // namespace

@@ -263,15 +263,24 @@ inline float divisor_of(double divisor) {
 }
 
 // Scratch memory of a call; torch gives it to no other work of this stream before ours is done.
-inline Tensor empty_floats(int64_t count, const View& like) {
-  return torch::stable::empty({&count, 1}, ScalarType::Float, std::nullopt,
-                              torch::stable::Device(torch::headeronly::DeviceType::CUDA,
-                                                    static_cast<int32_t>(like.device)));
-}
+// Floats for the time of a call; null where none are needed.
+class __attribute__((visibility("hidden"))) Workspace {
+ public:
+  Workspace(int count, const View& like) {
+    const int64_t size = count;
+    if (count > 0) {
+      memory_ = torch::stable::empty({&size, 1}, ScalarType::Float, std::nullopt,
+                                     torch::stable::Device(torch::headeronly::DeviceType::CUDA,
+                                                           static_cast<int32_t>(like.device)));
+    }
+  }
+  float* floats() const {
+    return memory_ ? static_cast<float*>(memory_->mutable_data_ptr()) : nullptr;
+  }
 
-inline float* floats(const Tensor& t) {
-  return static_cast<float*>(t.mutable_data_ptr());
-}
+ private:
+  std::optional<Tensor> memory_;
+};
 
 // A buffer for a result. Codes and scales may be given as bytes.
 inline void check_out(const View& t, const char* name, ScalarType dtype, const Shape& shape,
@@ -398,16 +407,6 @@ inline GlobalScale value_scale(float value, float* gsa_out) {
   GlobalScale scale = {};
   scale.kind = GlobalScale::kValue;
   scale.value = value;
-  scale.gsa_out = gsa_out;
-  return scale;
-}
-
-inline GlobalScale partial_scale(const Tensor& partials, float divisor, float* gsa_out) {
-  GlobalScale scale = {};
-  scale.kind = GlobalScale::kPartials;
-  scale.partials = static_cast<const float*>(partials.const_data_ptr());
-  scale.count = static_cast<int>(partials.size(0));
-  scale.divisor = divisor;
   scale.gsa_out = gsa_out;
   return scale;
 }

@@ -3,8 +3,10 @@
 namespace jitquant {
 
 int deinterleave_amax_partials(const Matrix& fused);
-cudaError_t launch_deinterleave_amax_partials(const Matrix& fused, int64_t run, bool activate,
-                                              float* partials, int count, cudaStream_t stream);
+cudaError_t launch_deinterleave_amax_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate,
+                                                    float divisor, float* partials, float* gsa,
+                                                    Nvfp4Recipe recipe, const Nvfp4Output& out,
+                                                    cudaStream_t stream);
 cudaError_t launch_deinterleave_quantize_nvfp4_rows(const Matrix& fused, int64_t run, bool activate,
                                                     float divisor, float* gsa, Nvfp4Recipe recipe,
                                                     const Nvfp4Output& out, cudaStream_t stream);
@@ -42,13 +44,9 @@ void deinterleave_amax_quantize(Call& call, const View& fused, int64_t intermedi
                  kName);
     return;
   }
-  const int count = deinterleave_amax_partials(m);
-  const Tensor partials = empty_floats(count, fused);
-  check_launch(
-      launch_deinterleave_amax_partials(m, in.run, activate, floats(partials), count, at.stream),
-      kName);
-  const GlobalScale scale = partial_scale(partials, d, gsa_out);
-  check_launch(launch_deinterleave_quantize_nvfp4(m, in.run, activate, scale, r, out, at.stream),
+  const Workspace partials(deinterleave_amax_partials(m), fused);
+  check_launch(launch_deinterleave_amax_quantize_nvfp4(m, in.run, activate, d, partials.floats(),
+                                                       gsa_out, r, out, at.stream),
                kName);
 }
 

@@ -4,7 +4,9 @@
 namespace jitquant {
 
 int amax_partials(const Matrix& x);
-cudaError_t launch_amax_partials(const Matrix& x, float* partials, int count, cudaStream_t stream);
+cudaError_t launch_amax_quantize_nvfp4(const Matrix& x, float divisor, float* partials, float* gsa,
+                                       Nvfp4Recipe recipe, const Nvfp4Output& out,
+                                       cudaStream_t stream);
 cudaError_t launch_quantize_nvfp4_rows(const Matrix& x, float divisor, float* gsa,
                                        Nvfp4Recipe recipe, const Nvfp4Output& out,
                                        cudaStream_t stream);
@@ -33,11 +35,9 @@ void amax_quantize_nvfp4(Call& call, const View& x, double divisor,
   } else if (rows) {
     check_launch(launch_quantize_nvfp4_rows(m, d, gsa_out, r, out, at.stream), kName);
   } else {
-    const int count = amax_partials(m);
-    const Tensor partials = empty_floats(count, x);
-    check_launch(launch_amax_partials(m, floats(partials), count, at.stream), kName);
-    check_launch(launch_quantize_nvfp4(m, partial_scale(partials, d, gsa_out), r, out, at.stream),
-                 kName);
+    const Workspace partials(amax_partials(m), x);
+    check_launch(
+        launch_amax_quantize_nvfp4(m, d, partials.floats(), gsa_out, r, out, at.stream), kName);
   }
 }
 

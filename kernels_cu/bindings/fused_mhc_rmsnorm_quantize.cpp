@@ -4,7 +4,7 @@ namespace jitquant {
 
 int mhc_amax_partials(const HyperConnection& mix);
 cudaError_t launch_mhc_rows(const HyperConnection& mix, const ColumnVector& weight, float eps,
-                            float* inv_rms, const RowScale& scale, int partials, Nvfp4Recipe recipe,
+                            float* inv_rms, const RowScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream);
 cudaError_t launch_mhc_quantize(const HyperConnection& mix, const ColumnVector& weight,
                                 float* inv_rms, const GlobalScale& scale, Nvfp4Recipe recipe,
@@ -61,8 +61,8 @@ void run(Call& call, const View& X, const View& A, const View& weight, const Nor
   const Launching at(call, X);
   launch_norm(
       a, given != nullptr ? &scale : nullptr, gsa_out, X, "mhc_rmsnorm_quantize_nvfp4",
-      [&](const RowScale& row_scale, int partials) {
-        return launch_mhc_rows(mix, w, a.eps, inv, row_scale, partials, a.recipe, out, at.stream);
+      [&](const RowScale& row_scale) {
+        return launch_mhc_rows(mix, w, a.eps, inv, row_scale, a.recipe, out, at.stream);
       },
       [&](const GlobalScale& second) {
         return launch_mhc_quantize(mix, w, inv, second, a.recipe, out, at.stream);

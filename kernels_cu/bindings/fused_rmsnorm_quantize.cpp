@@ -2,12 +2,11 @@
 
 namespace jitquant {
 
-int rmsnorm_amax_partials(const Matrix& x);
+int rmsnorm_amax_partials(const Matrix& x, bool residual);
 cudaError_t launch_rmsnorm_rows(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
-                                float eps, float* inv_rms, const RowScale& scale, int partials,
+                                float eps, float* inv_rms, const RowScale& scale,
                                 Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
-cudaError_t launch_rmsnorm_quantize(const Matrix& x, const Matrix* residual,
-                                    const ColumnVector& weight, float* inv_rms,
+cudaError_t launch_rmsnorm_quantize(const Matrix& x, const ColumnVector& weight, float* inv_rms,
                                     const GlobalScale& scale, Nvfp4Recipe recipe,
                                     const Nvfp4Output& out, cudaStream_t stream);
 
@@ -48,14 +47,15 @@ void run(Call& call, const View& x, const View& weight, const std::optional<InPl
   const Launching at(call, x);
   launch_norm(
       a, given != nullptr ? &scale : nullptr, gsa_out, x, "rmsnorm_quantize_nvfp4",
-      [&](const RowScale& row_scale, int partials) {
-        return launch_rmsnorm_rows(m, residual_rows, w, a.eps, inv, row_scale, partials, a.recipe,
-                                   out, at.stream);
+      [&](const RowScale& row_scale) {
+        return launch_rmsnorm_rows(m, residual_rows, w, a.eps, inv, row_scale, a.recipe, out,
+                                   at.stream);
       },
       [&](const GlobalScale& second) {
-        return launch_rmsnorm_quantize(m, residual_rows, w, inv, second, a.recipe, out, at.stream);
+        const Matrix& normalized = residual_rows != nullptr ? *residual_rows : m;
+        return launch_rmsnorm_quantize(normalized, w, inv, second, a.recipe, out, at.stream);
       },
-      [&] { return rmsnorm_amax_partials(m); });
+      [&] { return rmsnorm_amax_partials(m, residual_rows != nullptr); });
 }
 
 void rmsnorm_quantize_nvfp4(Call& call, const View& x, const View& weight, double eps,

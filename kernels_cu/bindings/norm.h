@@ -20,8 +20,8 @@ inline float eps_of(double eps) {
   return static_cast<float>(eps);
 }
 
-// `given` is gsa as a tensor, or null. `launch_rows(scale, partials)` is the only launch or the
-// first, `launch_second(scale)` the second; `partial_count()` says how many partials the first
+// `given` is gsa as a tensor, or null. `launch_rows(scale)` is the only launch or the first,
+// `launch_second(scale)` the second; `partial_count()` says how many partials the first
 // writes.
 template <class Rows, class Second, class Count>
 void launch_norm(const NormArguments& a, const GlobalScale* given, float* gsa_out, const View& like,
@@ -32,18 +32,18 @@ void launch_norm(const NormArguments& a, const GlobalScale* given, float* gsa_ou
   if (given != nullptr || a.gsa) {
     scale.mode = RowMode::kGiven;
     scale.given = given != nullptr ? *given : value_scale(*a.gsa, gsa_out);
-    check_launch(launch_rows(scale, 0), name);
+    check_launch(launch_rows(scale), name);
   } else if (a.rows) {
     scale.mode = RowMode::kRowAmax;
     scale.gsa_out = gsa_out;
-    check_launch(launch_rows(scale, 0), name);
+    check_launch(launch_rows(scale), name);
   } else {
     const int count = partial_count();
-    const Tensor partials = empty_floats(count, like);
+    const Workspace partials(count, like);
     scale.mode = RowMode::kTensorAmax;
-    scale.partials = floats(partials);
-    check_launch(launch_rows(scale, count), name);
-    check_launch(launch_second(partial_scale(partials, a.divisor, gsa_out)), name);
+    scale.partials = partials.floats();
+    check_launch(launch_rows(scale), name);
+    check_launch(launch_second(partials_scale(partials.floats(), count, a.divisor, gsa_out)), name);
   }
 }
 

@@ -48,9 +48,9 @@ void launch_all(Call& call, const View& w, const Weight& in, const GlobalScale* 
     return;
   }
   const int count = weight_amax_partials(in.matrix);
-  const Tensor partials = empty_floats(count, w);
-  check_launch(launch_weight_amax_partials(in.matrix, floats(partials), count, at.stream), kName);
-  const GlobalScale scale = partial_scale(partials, divisor, gsa_out);
+  const Workspace partials(count, w);
+  check_launch(launch_weight_amax_partials(in.matrix, partials.floats(), count, at.stream), kName);
+  const GlobalScale scale = partials_scale(partials.floats(), count, divisor, gsa_out);
   check_launch(launch_quantize_weight_nvfp4(in.matrix, in.shape, scale, recipe, out, at.stream),
                kName);
 }

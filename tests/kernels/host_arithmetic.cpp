@@ -41,16 +41,13 @@ int64_t count_wrong_e2m1(uint32_t first, uint32_t last) {
   return wrong;
 }
 
-// blocks x 16 values; gsa given (mode 0), or the amax of the tensor and a divisor (mode 1).
-void quantize_blocks(const float* x, int64_t blocks, int mode, float value, float divisor,
-                     int recipe, uint8_t* codes, uint8_t* scales) {
-  const Nvfp4Encoding e =
-      mode == 0 ? nvfp4_encoding_from_gsa(value) : nvfp4_encoding_from_amax(value, divisor);
+}  // extern "C"
+
+template <class T>
+static void quantize(const Block<T>* x, int64_t blocks, const Nvfp4Encoding& e, Nvfp4Recipe recipe,
+                     uint8_t* codes, uint8_t* scales) {
   for (int64_t i = 0; i < blocks; ++i) {
-    float v[16];
-    for (int j = 0; j < 16; ++j) v[j] = x[16 * i + j];
-    const Nvfp4Codes out =
-        nvfp4_quantize_block(v, nvfp4_block_amax(v), e, static_cast<Nvfp4Recipe>(recipe));
+    const Nvfp4Codes out = nvfp4_quantize_block(x[i], block_amax(x[i]), e, recipe);
     for (int j = 0; j < 4; ++j) {
       codes[8 * i + j] = static_cast<uint8_t>(out.low >> (8 * j));
       codes[8 * i + 4 + j] = static_cast<uint8_t>(out.high >> (8 * j));
@@ -59,10 +56,48 @@ void quantize_blocks(const float* x, int64_t blocks, int mode, float value, floa
   }
 }
 
-float amax_ignoring_nan(const float* x, int64_t n) {
-  float a = 0.0f;
-  for (int64_t i = 0; i < n; ++i) a = amax_ignore_nan(a, x[i]);
-  return a;
+template <class T>
+static float amax_of(const Block<T>* x, int64_t blocks) {
+  Amax<T> amax;
+  for (int64_t i = 0; i < blocks; ++i) amax.add(x[i]);
+  return amax.result();
+}
+
+template <class F>
+static auto with_blocks(const void* x, int dtype, F&& f) {
+  switch (dtype) {
+    case 0:
+      return f(static_cast<const Block<Bf16>*>(x));
+    case 1:
+      return f(static_cast<const Block<Fp16>*>(x));
+    default:
+      return f(static_cast<const Block<float>*>(x));
+  }
+}
+
+extern "C" {
+
+// blocks x 16 values of bf16 (dtype 0), fp16 (1) or fp32 (2); gsa given (mode 0), or the amax of the
+// tensor and a divisor (mode 1).
+void quantize_blocks(const void* x, int dtype, int64_t blocks, int mode, float value, float divisor,
+                     int recipe, uint8_t* codes, uint8_t* scales) {
+  const Nvfp4Encoding e =
+      mode == 0 ? nvfp4_encoding_from_gsa(value) : nvfp4_encoding_from_amax(value, divisor);
+  with_blocks(x, dtype, [&](auto p) {
+    quantize(p, blocks, e, static_cast<Nvfp4Recipe>(recipe), codes, scales);
+  });
+}
+
+float amax_ignoring_nan(const void* x, int dtype, int64_t blocks) {
+  return with_blocks(x, dtype, [&](auto p) { return amax_of(p, blocks); });
+}
+
+// blocks x 8 bytes of codes, a scale each.
+void dequantize_blocks(const uint32_t* codes, const uint8_t* scales, int64_t blocks, float gsa,
+                       float* x) {
+  for (int64_t i = 0; i < 2 * blocks; ++i) {
+    nvfp4_dequantize8(codes[i], float_from_e4m3(scales[i / 2]), gsa, x + 8 * i);
+  }
 }
 
 int64_t swizzled_offset(int64_t row, int64_t block, int64_t padded_blocks) {

@@ -14,7 +14,7 @@ from sweeps import GSA_GRID, all_bf16, all_bf16_arrangements, all_fp16, same_flo
 from torch import Tensor
 
 from jitquant import reference
-from jitquant.formats import RECIPES
+from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, RECIPES, SCALE_DTYPE
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,12 +55,12 @@ def _map(function: ctypes._CFuncPtr, x: Tensor, dtype: torch.dtype) -> Tensor:
 def _host_quantize(
     host: ctypes.CDLL, x: Tensor, value: float, recipe: str, mode: int = 0, divisor: float = 2688.0
 ) -> tuple[Tensor, Tensor]:
-    x = x.float().contiguous()
     blocks = x.numel() // 16
     codes = torch.empty((blocks, 8), dtype=torch.uint8)
     scales = torch.empty(blocks, dtype=torch.uint8)
     host.quantize_blocks(
         _pointer(x),
+        INPUT_DTYPES.index(x.dtype),
         ctypes.c_int64(blocks),
         mode,
         ctypes.c_float(value),
@@ -111,8 +111,19 @@ def test_decoding_equals_the_formats(host: ctypes.CDLL) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("gsa", GSA_GRID)
-def test_every_bf16_with_a_given_gsa(host: ctypes.CDLL, recipe: str, gsa: float) -> None:
-    for x in all_bf16_arrangements():
+@pytest.mark.parametrize(
+    "arrangements",
+    [
+        all_bf16_arrangements(),
+        [x.float() for x in all_bf16_arrangements()],
+        [all_fp16(), all_fp16().T.contiguous().reshape(-1, 16)],
+    ],
+    ids=["bf16", "bf16 as fp32", "fp16"],
+)
+def test_every_value_with_a_given_gsa(
+    host: ctypes.CDLL, recipe: str, gsa: float, arrangements: list[Tensor]
+) -> None:
+    for x in arrangements:
         codes, scales = _host_quantize(host, x, gsa, recipe)
         x_fp4, x_sf = reference.quantize_nvfp4_static(x, torch.tensor([gsa]), recipe=recipe)
         assert torch.equal(scales, x_sf.view(torch.uint8).reshape(-1))
@@ -121,17 +132,41 @@ def test_every_bf16_with_a_given_gsa(host: ctypes.CDLL, recipe: str, gsa: float)
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("divisor", [2688.0, 1536.0])
-def test_every_bf16_with_its_own_gsa(host: ctypes.CDLL, recipe: str, divisor: float) -> None:
-    everything = all_bf16()
+@pytest.mark.parametrize("everything", [all_bf16(), all_fp16()], ids=["bf16", "fp16"])
+def test_every_value_with_its_own_gsa(
+    host: ctypes.CDLL, recipe: str, divisor: float, everything: Tensor
+) -> None:
     finite = everything[torch.isfinite(everything.float()).all(dim=1)]
-    for x in (everything, finite, finite[:64], torch.zeros(2, 16, dtype=torch.bfloat16)):
-        values = x.float().contiguous()
-        amax = host.amax_ignoring_nan(_pointer(values), ctypes.c_int64(values.numel()))
+    unusual = everything[~torch.isfinite(everything.float()).all(dim=1)]
+    inputs = [everything, finite, finite[:64], unusual, torch.zeros_like(finite[:2])]
+    for x in [*inputs, *(x.float() for x in inputs)]:
+        blocks = ctypes.c_int64(x.numel() // 16)
+        amax = host.amax_ignoring_nan(_pointer(x), INPUT_DTYPES.index(x.dtype), blocks)
         codes, scales = _host_quantize(host, x, amax, recipe, 1, divisor)
         x_fp4, x_sf, gsa = reference.quantize_nvfp4(x, divisor, recipe=recipe)
         assert np.float32(amax) / np.float32(divisor) == gsa.item()
         assert torch.equal(scales, x_sf.view(torch.uint8).reshape(-1))
         assert torch.equal(codes, x_fp4.view(torch.uint8).reshape(-1, 8))
+
+
+@pytest.mark.parametrize("gsa", [0.0, 1e-45, 3e-39, 1.0 / 2688.0, 0.7, 1e30, 3.4e38])
+def test_every_code_with_every_scale_dequantizes(host: ctypes.CDLL, gsa: float) -> None:
+    # A block of codes 0 to 15 and one of 15 to 0 for every scale.
+    row = torch.tensor([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE], dtype=torch.uint8)
+    other = torch.tensor([0xEF, 0xCD, 0xAB, 0x89, 0x67, 0x45, 0x23, 0x01], dtype=torch.uint8)
+    codes = torch.stack([row, other]).repeat(256, 1)
+    scales = torch.arange(256, dtype=torch.int32).to(torch.uint8).repeat_interleave(2)
+    out = torch.empty(512, 16)
+    host.dequantize_blocks(
+        _pointer(codes), _pointer(scales), ctypes.c_int64(512), ctypes.c_float(gsa), _pointer(out)
+    )
+    expected = reference.dequantize_nvfp4(
+        codes.view(FP4_DTYPE),
+        scales.view(SCALE_DTYPE).unsqueeze(1),
+        torch.tensor([gsa]),
+        dtype=torch.float32,
+    )
+    assert same_floats(out, expected[0])
 
 
 def test_swizzle_equals_the_reference(host: ctypes.CDLL) -> None:

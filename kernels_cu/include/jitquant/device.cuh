@@ -1,4 +1,4 @@
-// Launching: the number of SMs, residency, and the choice of a grid.
+// Launching: traits of the device, overlap, residency, and the choice of a grid.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,21 +8,49 @@
 
 namespace jitquant {
 
-inline int sm_count() {
+struct DeviceTraits {
+  int sms;
+  int major;  // of the compute capability
+};
+
+inline DeviceTraits device_traits() {
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices];
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 1;
-  int count = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
-  if (count == 0) {
-    if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-      return 1;
+  if (cudaGetDevice(&device) != cudaSuccess) return {1, 0};
+  int packed = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
+  if (packed == 0) {
+    int sms = 0, major = 0;
+    if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+      return {1, 0};
     }
-    if (device < kDevices) known[device].store(count, std::memory_order_relaxed);
+    packed = sms | (major << 16);
+    if (device < kDevices) known[device].store(packed, std::memory_order_relaxed);
   }
-  return count;
+  return {packed & 0xffff, packed >> 16};
 }
 
+inline int sm_count() {
+  return device_traits().sms;
+}
+
+// Programmatic dependent launch (compute capability 9.0 on; nothing before): the blocks of a kernel
+// are put on the multiprocessors while the kernel before it ends. A kernel that is launched so reads
+// and writes nothing that an earlier one touches before it has called wait_for_previous().
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// From here on the next kernel may be put on the multiprocessors.
+__device__ __forceinline__ void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#if !defined(__CUDACC_RTC__)
 // The kernels of this library. A kernel joins the list when the library is loaded, by being named
 // in a call of launch() that is compiled, so nothing has to be listed by hand.
 struct KernelList {
@@ -46,12 +74,20 @@ struct Listed {
   }
   static inline const bool done = add();
 };
+#endif
+
+enum class Start {
+  kAlone,        // when the kernel before it is done
+  kOverlapped,   // programmatic dependent launch: the kernel calls wait_for_previous()
+  kCooperative,  // alone, and all blocks at once: grid.sync() works
+};
 
 struct LaunchShape {
   int64_t grid;
   int block;
+  Start start = Start::kAlone;
+  int cluster = 1;  // blocks; more than one from compute capability 9.0 on
   size_t shared = 0;
-  bool cooperative = false;
 };
 
 template <auto kKernel, class... Args>
@@ -62,16 +98,65 @@ cudaError_t launch(const LaunchShape& shape, cudaStream_t stream, const Args&...
   config.blockDim = dim3(static_cast<unsigned>(shape.block));
   config.dynamicSmemBytes = shape.shared;
   config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
-  config.attrs = &attribute;
-  config.numAttrs = shape.cooperative ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (shape.start == Start::kCooperative) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  } else if (shape.start == Start::kOverlapped && device_traits().major >= 9) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  }
   return cudaLaunchKernelEx(&config, kKernel, args...);
 }
 
-// Blocks of a persistent grid: enough for `items` work items of a block each, at most `per_sm` a
-// multiprocessor.
+// Blocks of `threads` threads with `shared` bytes that a multiprocessor holds at once; 0 where such a
+// block is too large for it. Lets the kernel have as much shared memory as the device gives a block.
+template <auto kKernel>
+int blocks_per_sm(int threads, size_t shared) {
+  constexpr int kDevices = 64;
+  static std::atomic<int> most_shared[kDevices];
+  static std::atomic<int> registers{0};
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return 0;
+  int most = most_shared[device].load(std::memory_order_relaxed);
+  if (most == 0) {
+    cudaFuncAttributes attributes;
+    if (cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
+            cudaSuccess ||
+        cudaFuncGetAttributes(&attributes, kKernel) != cudaSuccess) {
+      return 0;
+    }
+    most -= static_cast<int>(attributes.sharedSizeBytes);
+    if (cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most) !=
+        cudaSuccess) {
+      return 0;
+    }
+    registers.store(attributes.numRegs, std::memory_order_relaxed);
+    most_shared[device].store(most, std::memory_order_release);
+  }
+  if (shared > static_cast<size_t>(most)) return 0;
+  // The limits of every device from compute capability 8.0 on: registers by the warp in steps of 8 a
+  // thread, 1 KiB of shared memory that the system takes of each block.
+  const int per_thread = (registers.load(std::memory_order_relaxed) + 7) / 8 * 8;
+  const int by_registers = 65536 / (per_thread * threads);
+  const int by_shared = (most + 1024) / static_cast<int>(shared + 1024);
+  const int by_threads = 1536 / threads;
+  int count = by_registers < by_shared ? by_registers : by_shared;
+  count = count < by_threads ? count : by_threads;
+  return count < 1 ? 1 : count < 16 ? count : 16;
+}
+
+// Blocks of a grid whose blocks are all at work at once: enough for `items` work items of a block
+// each.
 inline int64_t persistent_grid(int64_t items, int per_sm) {
   const int64_t limit = static_cast<int64_t>(sm_count()) * per_sm;
   return items < 1 ? 1 : (items < limit ? items : limit);

@@ -34,17 +34,30 @@ JITQUANT_HD uint8_t e4m3_from_float(float x) {
 
 // Exact; 0x7f and 0xff give NaN.
 JITQUANT_HD float float_from_e4m3(uint8_t code) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  float x;
+  asm("{\n"
+      " .reg .b32 halves;\n"
+      " .reg .b16 low, high;\n"
+      " cvt.rn.f16x2.e4m3x2 halves, %1;\n"
+      " mov.b32 {low, high}, halves;\n"
+      " cvt.f32.f16 %0, low;\n"
+      "}"
+      : "=f"(x)
+      : "h"(static_cast<uint16_t>(code)));
+  return x;
+#else
   const uint32_t magnitude = code & 0x7fu;
   const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
   if (magnitude == 0x7fu) return bits_float(sign | 0x7fc00000u);
   // The bits put in place are the value times 2^-120, subnormals included.
   return mul_rn(bits_float(sign | (magnitude << 20)), 0x1p120f);
+#endif
 }
 
-// 2^23 plus the magnitude code of E2M1 of x: to nearest even, saturating at 6; a NaN gives a zero.
-// Each saturated term covers one binade; adding it to 2^23 rounds it to a whole code.
-JITQUANT_HD float e2m1_magnitude(float x) {
-  const float a = abs_of(x);
+// 2^23 plus the code of a >= 0: to nearest even, saturating at 6; a NaN gives a zero. Each saturated
+// term covers one binade; adding it to 2^23 rounds it to a whole code.
+JITQUANT_HD float e2m1_magnitude(float a) {
   const float low = fma_saturate(a, 0.5f, 0.0f);
   const float middle = fma_saturate(a, 0.5f, -1.0f);
   const float high = fma_saturate(a, 0.5f, -2.0f);
@@ -55,7 +68,7 @@ JITQUANT_HD float e2m1_magnitude(float x) {
 
 // E2M1 of x in the low four bits, the sign of zero kept.
 JITQUANT_HD uint32_t e2m1_from_float(float x) {
-  return (float_bits(e2m1_magnitude(x)) & 7u) | ((float_bits(x) >> 28) & 8u);
+  return (float_bits(e2m1_magnitude(abs_of(x))) & 7u) | ((float_bits(x) >> 28) & 8u);
 }
 
 // Exact; reads the low four bits.
@@ -67,36 +80,5 @@ JITQUANT_HD float float_from_e2m1(uint32_t code) {
 #if defined(__CUDA_ARCH_FAMILY_SPECIFIC__) && __CUDA_ARCH_FAMILY_SPECIFIC__ >= 1000
 #define JITQUANT_HAS_E2M1_INSTRUCTION 1
 #endif
-
-// Eight E2M1 codes, v[0] in the low four bits. No v[i] may be NaN.
-JITQUANT_HD uint32_t e2m1x8_from_float(const float* v) {
-#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
-  uint32_t codes;
-  asm("{\n"
-      " .reg .b8 b0, b1, b2, b3;\n"
-      " cvt.rn.satfinite.e2m1x2.f32 b0, %2, %1;\n"
-      " cvt.rn.satfinite.e2m1x2.f32 b1, %4, %3;\n"
-      " cvt.rn.satfinite.e2m1x2.f32 b2, %6, %5;\n"
-      " cvt.rn.satfinite.e2m1x2.f32 b3, %8, %7;\n"
-      " mov.b32 %0, {b0, b1, b2, b3};\n"
-      "}"
-      : "=r"(codes)
-      : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
-  return codes;
-#else
-  // Shifted sums instead of masks: what 2^23 adds to them is known and comes off at the end.
-  uint32_t codes = 0, signs = 0, offset = 0;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-  for (int i = 0; i < 8; ++i) {
-    codes += float_bits(e2m1_magnitude(v[i])) << (4 * i);
-    signs |= (float_bits(v[i]) >> (28 - 4 * i)) & (8u << (4 * i));
-    offset += 0x4b000000u << (4 * i);
-  }
-  codes = (codes - offset) | signs;
-  return codes;
-#endif
-}
 
 }  // namespace jitquant

@@ -13,7 +13,8 @@ namespace jitquant {
 
 enum class DType : int { kBFloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
 
-// Rows of elements. Row r = (i0 * n1 + i1) * n2 + i2 starts at data + i0 * s0 + i1 * s1 + i2 * s2.
+// Rows of elements. Row r = (i0 * n1 + i1) * n2 + i2 starts at data + i0 * s0 + i1 * s1 + i2 * s2. Where
+// n2 is not all rows there are less than 2^32 of them.
 struct Matrix {
   const void* data;
   DType dtype;
@@ -47,6 +48,10 @@ struct GlobalScale {
   float divisor;
   float* gsa_out;  // (1,), written where kind is kValue or kPartials; may be null
 };
+
+inline GlobalScale partials_scale(const float* partials, int count, float divisor, float* gsa) {
+  return {GlobalScale::kPartials, 0.0f, nullptr, 0, partials, count, divisor, gsa};
+}
 
 struct Nvfp4Output {
   uint8_t* codes;  // (rows, blocks * 8), aligned to 8 bytes

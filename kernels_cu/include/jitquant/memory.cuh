@@ -1,31 +1,11 @@
-// Element types as bits, conversions, and loads and stores of eight neighbours. Own types instead
-// of cuda_bf16.h and cuda_fp16.h, which take longer to compile than a kernel does.
+// Loads and stores of a block.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "jitquant/numeric.cuh"
+#include "jitquant/block.cuh"
 
 namespace jitquant {
-
-struct Bf16 {
-  uint16_t bits;
-};
-struct Fp16 {
-  uint16_t bits;
-};
-
-__device__ __forceinline__ float to_float(Bf16 x) {
-  return bits_float(static_cast<uint32_t>(x.bits) << 16);
-}
-__device__ __forceinline__ float to_float(Fp16 x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-  return y;
-}
-__device__ __forceinline__ float to_float(float x) {
-  return x;
-}
 
 template <class T>
 __device__ __forceinline__ T from_float(float x);
@@ -46,66 +26,82 @@ __device__ __forceinline__ float from_float<float>(float x) {
   return x;
 }
 
-// Eight elements; p is aligned to 16 bytes.
-template <class T>
-__device__ __forceinline__ void load8(const T* p, float* v) {
-  static_assert(sizeof(T) == 2);
-  const uint4 raw = *reinterpret_cast<const uint4*>(p);
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    v[2 * i] = to_float(T{static_cast<uint16_t>(words[i] & 0xffffu)});
-    v[2 * i + 1] = to_float(T{static_cast<uint16_t>(words[i] >> 16)});
-  }
+// Value i becomes x, rounded to T. Values are set in order.
+__device__ __forceinline__ void set_value(Block<float>& block, int i, float x) {
+  block.words[i] = float_bits(x);
 }
-template <>
-__device__ __forceinline__ void load8<float>(const float* p, float* v) {
-  const float4 a = reinterpret_cast<const float4*>(p)[0];
-  const float4 b = reinterpret_cast<const float4*>(p)[1];
-  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-  v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+template <class T>
+__device__ __forceinline__ void set_value(Block<T>& block, int i, float x) {
+  const uint32_t bits = from_float<T>(x).bits;
+  block.words[i >> 1] = i & 1 ? block.words[i >> 1] | (bits << 16) : bits;
 }
 
-template <class T>
-__device__ __forceinline__ void store8(T* p, const float* v) {
-  static_assert(sizeof(T) == 2);
-  uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    words[i] = static_cast<uint32_t>(from_float<T>(v[2 * i]).bits) |
-               (static_cast<uint32_t>(from_float<T>(v[2 * i + 1]).bits) << 16);
-  }
-  *reinterpret_cast<uint4*>(p) = make_uint4(words[0], words[1], words[2], words[3]);
+__device__ __forceinline__ uint32_t bits_of(float x) {
+  return float_bits(x);
 }
-template <>
-__device__ __forceinline__ void store8<float>(float* p, const float* v) {
-  reinterpret_cast<float4*>(p)[0] = make_float4(v[0], v[1], v[2], v[3]);
-  reinterpret_cast<float4*>(p)[1] = make_float4(v[4], v[5], v[6], v[7]);
+template <class T>
+__device__ __forceinline__ uint32_t bits_of(T x) {
+  return x.bits;
+}
+
+// A block of which element(i) gives the elements below `count`; the others are zero. In a short loop,
+// which is for what is not aligned: the registers are all named by constants.
+template <class T, class F>
+__device__ __forceinline__ Block<T> gather_block(int64_t count, F&& element) {
+  constexpr int kPerWord = 4 / sizeof(T);
+  Block<T> block = {};
+  const int n = count < 16 ? static_cast<int>(count) : 16;
+#pragma unroll 1
+  for (int i = 0; i < n; ++i) {
+    const uint32_t bits = bits_of(element(i)) << (16 * (i & (kPerWord - 1)));
+#pragma unroll
+    for (int j = 0; j < Block<T>::kWords; ++j) {
+      block.words[j] |= j == i / kPerWord ? bits : 0u;
+    }
+  }
+  return block;
+}
+
+// Part of a block: kWords of its words from memory that is aligned to 16 bytes.
+template <int kWords>
+__device__ __forceinline__ void load_words(const void* p, uint32_t* words) {
+#pragma unroll
+  for (int i = 0; i < kWords; i += 4) {
+    const uint4 raw = reinterpret_cast<const uint4*>(p)[i / 4];
+    words[i] = raw.x, words[i + 1] = raw.y, words[i + 2] = raw.z, words[i + 3] = raw.w;
+  }
+}
+template <int kWords>
+__device__ __forceinline__ void store_words(void* p, const uint32_t* words) {
+#pragma unroll
+  for (int i = 0; i < kWords; i += 4) {
+    reinterpret_cast<uint4*>(p)[i / 4] =
+        make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
+  }
 }
 
 // Sixteen elements from p, of which the first `count` are there; the others become zero. `vector`
 // says that p is aligned to 16 bytes.
 template <class T>
-__device__ __forceinline__ void load16(const T* p, int64_t count, bool vector, float (&v)[16]) {
-  if (vector && count >= 16) {
-    load8(p, v);
-    load8(p + 8, v + 8);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = i < count ? to_float(p[i]) : 0.0f;
+__device__ __forceinline__ Block<T> load_block(const T* p, int64_t count, bool vector) {
+  if (!vector || count < 16) {
+    return gather_block<T>(count, [=](int i) { return p[i]; });
   }
+  Block<T> block;
+  load_words<Block<T>::kWords>(p, block.words);
+  return block;
 }
 
 template <class T>
-__device__ __forceinline__ void store16(T* p, int64_t count, bool vector, const float (&v)[16]) {
+__device__ __forceinline__ void store_block(T* p, int64_t count, bool vector,
+                                            const Block<T>& block) {
   if (vector && count >= 16) {
-    store8(p, v);
-    store8(p + 8, v + 8);
-  } else {
+    store_words<Block<T>::kWords>(p, block.words);
+    return;
+  }
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      if (i < count) p[i] = from_float<T>(v[i]);
-    }
+  for (int i = 0; i < 16; ++i) {
+    if (i < count) p[i] = from_float<T>(value_of(block, i));
   }
 }
 

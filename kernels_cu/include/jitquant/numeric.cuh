@@ -99,7 +99,11 @@ JITQUANT_HD float fma_saturate(float a, float b, float c) {
 }
 
 JITQUANT_HD float abs_of(float x) {
+#if defined(__CUDA_ARCH__)
+  return fabsf(x);  // becomes a modifier of the instruction that reads it
+#else
   return bits_float(float_bits(x) & 0x7fffffffu);
+#endif
 }
 
 JITQUANT_HD bool is_nan(float x) {
@@ -125,6 +129,20 @@ JITQUANT_HD float amax_ignore_nan(float a, float x) {
 #else
   const float b = abs_of(x);
   return b > a ? b : a;
+#endif
+}
+
+// Four of the eight bytes of (low, high), chosen by the nibbles of `selector`, lowest first.
+JITQUANT_HD uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(low, high, selector);
+#else
+  const uint64_t bytes = (static_cast<uint64_t>(high) << 32) | low;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) {
+    out |= static_cast<uint32_t>((bytes >> (8 * ((selector >> (4 * i)) & 7u))) & 0xffu) << (8 * i);
+  }
+  return out;
 #endif
 }
 

@@ -4,7 +4,7 @@
 // jitquant/reference/nvfp4.py is the same in PyTorch; the two agree bit for bit.
 #pragma once
 
-#include "jitquant/formats.cuh"
+#include "jitquant/block.cuh"
 
 namespace jitquant {
 
@@ -55,41 +55,43 @@ struct Nvfp4Codes {
   uint8_t scale;
 };
 
-// A block whose amax is b (of these elements, or of a larger tile that they belong to).
-JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const float (&v)[kNvfp4Block], float b,
-                                            const Nvfp4Encoding& e, Nvfp4Recipe recipe) {
+// A block whose amax is b (of these elements, or of a larger tile that they belong to). With a
+// `factor` > 0 it is x * factor that is quantized, and b is the amax of that.
+template <class T>
+JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nvfp4Encoding& e,
+                                            Nvfp4Recipe recipe, float factor = 1.0f) {
   Nvfp4Codes out;
   out.scale = nvfp4_block_scale(b, e, recipe);
-  const float enc = nvfp4_block_encode(out.scale, e, recipe);
-  float scaled[kNvfp4Block];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-  for (int i = 0; i < kNvfp4Block; ++i) scaled[i] = mul_rn(v[i], enc);
-#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
-  // Inf * 0, with a gsa beyond 2^119: the instruction would make it 6.
-  if (!(enc > 0.0f)) {
-#pragma unroll
-    for (int i = 0; i < kNvfp4Block; ++i) scaled[i] = is_nan(scaled[i]) ? 0.0f : scaled[i];
+  const float enc = mul_rn(nvfp4_block_encode(out.scale, e, recipe), factor);
+  if (enc > 0.0f) {
+    out.low = e2m1x8(x, 0, enc);
+    out.high = e2m1x8(x, 1, enc);
+  } else if (enc == 0.0f) {
+    out.low = e2m1x8_of_zeros(x, 0);
+    out.high = e2m1x8_of_zeros(x, 1);
+  } else {
+    out.low = out.high = 0;  // the block is NaN: its codes carry nothing
   }
-#endif
-  out.low = e2m1x8_from_float(scaled);
-  out.high = e2m1x8_from_float(scaled + 8);
-  if (out.scale == 0x7f) out.low = out.high = 0;  // the block is NaN: its codes carry nothing
   return out;
-}
-
-JITQUANT_HD float nvfp4_block_amax(const float (&v)[kNvfp4Block]) {
-  float b = 0.0f;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-  for (int i = 0; i < kNvfp4Block; ++i) b = amax_keep_nan(b, v[i]);
-  return b;
 }
 
 JITQUANT_HD float nvfp4_dequantize(uint32_t code, float scale, float gsa) {
   return mul_rn(mul_rn(float_from_e2m1(code), scale), gsa);
+}
+
+// Eight codes of one word. As fp16 the bits of a code, put in place, are its value times 2^-14:
+// two at once, and the factor goes to the scale, whose 4 bits of mantissa keep every product exact.
+JITQUANT_HD void nvfp4_dequantize8(uint32_t codes, float scale, float gsa, float* v) {
+  const float factor = mul_rn(scale, 0x1p14f);
+  JITQUANT_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    // Codes i and i + 4 are 16 bits apart.
+    const uint32_t pair = codes >> (4 * i);
+    const uint32_t halves = ((pair << 12) & 0x80008000u) | ((pair << 9) & 0x0e000e00u);
+    const Block<Fp16> both = {{halves}};
+    v[i] = mul_rn(mul_rn(value_of(both, 0), factor), gsa);
+    v[i + 4] = mul_rn(mul_rn(value_of(both, 1), factor), gsa);
+  }
 }
 
 // Byte of the scale of (row, block) in cuBLASLt's 128x4 layout; `padded_blocks` is a multiple of 4.

@@ -1,9 +1,9 @@
 // The kernels that every NVFP4 pipeline is put together from, templates over where the values come
-// from (sources.cuh):
+// from (sources.cuh); those that go row by row are in nvfp4_rows.cuh:
 //   amax_kernel       launch 1 of tensor granularity: each block's amax into partials
-//   quantize_kernel   launch 2, or the only one where gsa is given
-//   row_kernel        a block a row: row granularity, and the norms, in one launch; or, for a norm
-//                     with tensor granularity, launch 1
+//   quantize_kernel   launch 2, or the only one where gsa is given; flat_quantize_kernel is the same
+//                     for a contiguous tensor and linear scales, with less to compute for a block
+//   cluster_kernel    both in one launch, for what a cluster holds in its registers
 // The amax goes from launch to launch as partial maxima in a workspace of the call's own, which
 // every block of launch 2 reduces for itself: no counter, no memset, nothing that has to be put
 // back, so concurrent calls, replayed graphs and launches that never ran cannot disturb each other.
@@ -45,9 +45,6 @@ struct BlockWalk {
   }
 };
 
-JITQUANT_HD int64_t padded_rows(const Nvfp4Output& out) {
-  return out.swizzled ? (out.rows + 127) & ~int64_t{127} : out.rows;
-}
 JITQUANT_HD int64_t padded_blocks(const Nvfp4Output& out) {
   return out.swizzled ? (out.blocks + 3) & ~int64_t{3} : out.blocks;
 }
@@ -59,26 +56,51 @@ __device__ __forceinline__ void store_scale(const Nvfp4Output& out, int64_t row,
   out.scales[i] = scale;
 }
 
-__device__ __forceinline__ void store_block(const Nvfp4Output& out, int64_t row, int64_t block,
+__device__ __forceinline__ void store_codes(const Nvfp4Output& out, int64_t row, int64_t block,
                                             const Nvfp4Codes& codes) {
   *reinterpret_cast<uint2*>(out.codes + (row * out.blocks + block) * 8) =
       make_uint2(codes.low, codes.high);
   store_scale(out, row, block, codes.scale);
 }
 
-__device__ __forceinline__ float block_max_of_partials(const GlobalScale& scale, float* scratch) {
-  float amax = 0.0f;
-  for (int i = threadIdx.x; i < scale.count; i += blockDim.x) {
-    amax = fmaxf(amax, scale.partials[i]);
+// The swizzled layout is padded to whole tiles of 128 rows by 4 blocks. All threads of the grid.
+__device__ __forceinline__ void zero_padding(const Nvfp4Output& out) {
+  if (!out.swizzled) return;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  const int64_t tiles = padded_blocks(out) >> 2;
+  if (out.rows & 127) {
+    // Sixteen bytes of a tile belong to four rows, 32 apart.
+    const int64_t tile_row = out.rows >> 7;
+    for (int64_t i = first; i < tiles * 32; i += step) {
+      uint8_t* p = out.scales + (tile_row * tiles + (i >> 5)) * 512 + (i & 31) * 16;
+      const int64_t row = (tile_row << 7) + (i & 31);
+      if (row >= out.rows) {
+        reinterpret_cast<uint2*>(p)[0] = reinterpret_cast<uint2*>(p)[1] = make_uint2(0, 0);
+      } else {
+        for (int quarter = 1; quarter < 4; ++quarter) {
+          if (row + 32 * quarter >= out.rows) reinterpret_cast<uint32_t*>(p)[quarter] = 0;
+        }
+      }
+    }
   }
-  return block_reduce<MaxOp>(amax, scratch);
+  if (out.blocks & 3) {
+    for (int64_t row = first; row < out.rows; row += step) {
+      for (int64_t b = out.blocks; b < padded_blocks(out); ++b) store_scale(out, row, b, 0);
+    }
+  }
 }
 
 // The encoding of the whole tensor; every thread of the block calls it. Not for kRows.
-__device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scale, float* scratch) {
+__device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scale,
+                                                         BlockReduce& reduce) {
   const bool writes = scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
   if (scale.kind == GlobalScale::kPartials) {
-    const float amax = block_max_of_partials(scale, scratch);
+    float amax = 0.0f;
+    for (int i = threadIdx.x; i < scale.count; i += blockDim.x) {
+      amax = fmaxf(amax, scale.partials[i]);
+    }
+    amax = reduce.max(amax);
     if (writes) *scale.gsa_out = div_rn(amax, scale.divisor);
     return nvfp4_encoding_from_amax(amax, scale.divisor);
   }
@@ -89,165 +111,160 @@ __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scal
 
 // The amax of what this block's threads walk over; every thread of the block gets it.
 template <class Source>
-__device__ __forceinline__ float block_amax(const Source& source, float* scratch) {
-  float amax = 0.0f;
-  for (BlockWalk walk(blocks_of(source.cols)); walk.row < source.rows; walk.next()) {
-    float v[16];
-    source.load(walk.row, walk.block, v);
+__device__ __forceinline__ float walked_amax(const Source& source, BlockReduce& reduce) {
+  constexpr int kAtOnce = sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
+  Amax<typename Source::Value::Element> amax;
+  BlockWalk walk(blocks_of(source.cols));
+#pragma unroll 1
+  while (walk.row < source.rows) {
+    typename Source::Fetched fetched[kAtOnce];
+    int64_t rows[kAtOnce], blocks[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) amax = amax_ignore_nan(amax, v[i]);
+    for (int i = 0; i < kAtOnce; ++i) {
+      rows[i] = walk.row, blocks[i] = walk.block;
+      if (walk.row < source.rows) fetched[i] = source.fetch(walk.row, walk.block);
+      walk.next();
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (rows[i] < source.rows) amax.add(source.value(fetched[i], rows[i], blocks[i]));
+    }
   }
-  return block_reduce<MaxOp>(amax, scratch);
+  return reduce.max(amax.result());
+}
+template <class T>
+__device__ __forceinline__ float walked_amax(const FlatSource<T>& source, BlockReduce& reduce) {
+  constexpr int kAtOnce = sizeof(T) == 2 ? 2 : 1;
+  Amax<T> amax;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  int64_t block = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+#pragma unroll 1
+  for (; block + (kAtOnce - 1) * step < source.blocks; block += kAtOnce * step) {
+    Block<T> x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) x[i] = source.fetch(block + i * step);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) amax.add(x[i]);
+  }
+  if (block < source.blocks) amax.add(source.fetch(block));
+  return reduce.max(amax.result());
 }
 
 template <class Source>
-__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
-    amax_kernel(Source source, float* partials) {
-  __shared__ float scratch[33];
-  const float amax = block_amax(source, scratch);
+__global__ void __launch_bounds__(2 * kThreads) amax_kernel(Source source, float* partials) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  // In this order: quantize_kernel fetches before it waits, so what came before this kernel has to
+  // be done when it begins.
+  wait_for_previous();
+  let_next_begin();
+  const float amax = walked_amax(source, reduce);
   if (threadIdx.x == 0) partials[blockIdx.x] = amax;
 }
 
+// The next block is loaded while one is computed: without that the loads of a multiprocessor's
+// threads do not cover the latency of the memory.
 template <class Source>
 __global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
     quantize_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out) {
-  __shared__ float scratch[33];
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
+  BlockWalk walk(out.blocks);
+  typename Source::Fetched next;
+  if (early && walk.row < out.rows) next = source.fetch(walk.row, walk.block);
+  let_next_begin();
+  wait_for_previous();
+  if (!early && walk.row < out.rows) next = source.fetch(walk.row, walk.block);
+
   const bool by_row = scale.kind == GlobalScale::kRows;
-  Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, scratch);
-  const int64_t rows = padded_rows(out);
+  Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, reduce);
 #pragma unroll 1
-  for (BlockWalk walk(padded_blocks(out)); walk.row < rows; walk.next()) {
-    if (walk.row >= out.rows || walk.block >= out.blocks) {
-      store_scale(out, walk.row, walk.block, 0);
-      continue;
-    }
-    float v[16];
-    source.load(walk.row, walk.block, v);
-    if (by_row) encoding = nvfp4_encoding_from_gsa(scale.gsa[walk.row * scale.stride]);
-    store_block(out, walk.row, walk.block,
-                nvfp4_quantize_block(v, nvfp4_block_amax(v), encoding, recipe));
+  while (walk.row < out.rows) {
+    const typename Source::Fetched fetched = next;
+    const int64_t row = walk.row, block = walk.block;
+    walk.next();
+    if (walk.row < out.rows) next = source.fetch(walk.row, walk.block);
+    if (by_row) encoding = nvfp4_encoding_from_gsa(scale.gsa[row * scale.stride]);
+    const typename Source::Value v = source.value(fetched, row, block);
+    store_codes(out, row, block, nvfp4_quantize_block(v, block_amax(v), encoding, recipe));
+  }
+  zero_padding(out);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, FlatSource<T>::kBlocksPerSm)
+    flat_quantize_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
+                         uint8_t* codes, uint8_t* scales) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  const bool early = scale.kind == GlobalScale::kPartials;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  Block<T> next;
+  if (early && block < source.blocks) next = source.fetch(block);
+  let_next_begin();
+  wait_for_previous();
+  if (!early && block < source.blocks) next = source.fetch(block);
+  const Nvfp4Encoding encoding = tensor_encoding(scale, reduce);
+#pragma unroll 1
+  while (block < source.blocks) {
+    const Block<T> x = next;
+    const int64_t here = block;
+    block += step;
+    if (block < source.blocks) next = source.fetch(block);
+    const Nvfp4Codes out = nvfp4_quantize_block(x, block_amax(x), encoding, recipe);
+    reinterpret_cast<uint2*>(codes)[here] = make_uint2(out.low, out.high);
+    scales[here] = out.scale;
   }
 }
 
-// A row between its passes: in shared memory where it fits there, read again where not. Rows of
-// float4 are `width` apart, so that neighbouring threads touch neighbouring banks.
-struct RowCache {
-  float4* data;  // null: not kept
-  int64_t width;
+constexpr int kClusterThreads = 512;  // of a block, one block of 16 values each
+constexpr int kClusterBlocks = 8;     // every device with clusters has them of this size
 
-  __device__ __forceinline__ void put(int64_t block, const float (&v)[16]) const {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      data[j * width + block] = make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
+// A tensor of one block of values a thread, in one cluster (or one block): the amax goes through the
+// blocks' shared memory.
+template <class Source>
+__global__ void __launch_bounds__(kClusterThreads)
+    cluster_kernel(Source source, float divisor, float* gsa, Nvfp4Recipe recipe, Nvfp4Output out) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  __shared__ BlockReduce::Scratch scratch;
+  __shared__ float maxima[kClusterBlocks];
+  BlockReduce reduce(scratch);
+  const bool clustered = gridDim.x > 1;
+  if (clustered) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t row = i / out.blocks, block = i - row * out.blocks;
+  let_next_begin();
+  wait_for_previous();
+
+  typename Source::Value v = {};
+  if (row < out.rows) v = source.value(source.fetch(row, block), row, block);
+  Amax<typename Source::Value::Element> mine;
+  mine.add(v);
+  float amax = reduce.max(mine.result());
+  if (clustered) {
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all blocks have begun
+    if (threadIdx.x < gridDim.x) {
+      const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(maxima + blockIdx.x));
+      uint32_t there;
+      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                   : "=r"(there)
+                   : "r"(here), "r"(threadIdx.x));
+      asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(amax) : "memory");
     }
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    const int lane = threadIdx.x & 31;
+    amax = warp_max(lane < gridDim.x ? maxima[lane] : 0.0f);
   }
-  __device__ __forceinline__ void get(int64_t block, float (&v)[16]) const {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float4 q = data[j * width + block];
-      v[4 * j] = q.x, v[4 * j + 1] = q.y, v[4 * j + 2] = q.z, v[4 * j + 3] = q.w;
-    }
+  if (i == 0) *gsa = div_rn(amax, divisor);
+  if (row < out.rows) {
+    const Nvfp4Encoding encoding = nvfp4_encoding_from_amax(amax, divisor);
+    store_codes(out, row, block, nvfp4_quantize_block(v, block_amax(v), encoding, recipe));
   }
-};
-
-// Threads own the same blocks in every pass, so the cache needs no barrier of its own.
-template <class Source, bool kNorm>
-__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
-    row_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
-               Nvfp4Recipe recipe, Nvfp4Output out, bool cached) {
-  extern __shared__ float4 row_storage[];
-  __shared__ float scratch[33];
-  const int64_t width = blocks_of(source.cols);
-  const RowCache cache = {cached ? row_storage : nullptr, width};
-  Nvfp4Encoding encoding = {};
-  if (scale.mode == RowMode::kGiven && scale.given.kind != GlobalScale::kRows) {
-    encoding = tensor_encoding(scale.given, scratch);
-  }
-  const bool quantizes = scale.mode != RowMode::kTensorAmax;
-  const int64_t rows = quantizes ? padded_rows(out) : source.rows;
-  float tensor_amax = 0.0f;
-
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    if (row >= source.rows) {
-#pragma unroll 1
-      for (int64_t b = threadIdx.x; b < padded_blocks(out); b += blockDim.x) {
-        store_scale(out, row, b, 0);
-      }
-      continue;
-    }
-
-    float amax = 0.0f;
-    float inverse = 0.0f;
-    if constexpr (kNorm) {
-      float squares = 0.0f;
-#pragma unroll 1
-      for (int64_t b = threadIdx.x; b < width; b += blockDim.x) {
-        float v[16];
-        source.load(row, b, v);
-        if (cached) cache.put(b, v);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) squares = fma_rn(v[i], v[i], squares);
-      }
-      const float sum = block_reduce<SumOp>(squares, scratch);
-      const float mean = div_rn(sum, static_cast<float>(source.cols));
-      inverse = reciprocal_rn(sqrt_rn(add_rn(mean, norm.eps)));
-      if (threadIdx.x == 0) norm.inv_rms[row] = inverse;
-    }
-    if (scale.mode != RowMode::kGiven) {
-#pragma unroll 1
-      for (int64_t b = threadIdx.x; b < width; b += blockDim.x) {
-        float v[16];
-        if constexpr (kNorm) {
-          if (cached) {
-            cache.get(b, v);
-          } else {
-            source.reload(row, b, v);
-          }
-          norm.apply(inverse, b, source.cols, v);
-        } else {
-          source.load(row, b, v);
-        }
-        if (cached && quantizes) cache.put(b, v);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) amax = amax_ignore_nan(amax, v[i]);
-      }
-    }
-    if (!quantizes) {
-      tensor_amax = fmaxf(tensor_amax, amax);
-      continue;
-    }
-
-    if (scale.mode == RowMode::kRowAmax) {
-      amax = block_reduce<MaxOp>(amax, scratch);
-      if (threadIdx.x == 0) scale.gsa_out[row] = div_rn(amax, scale.divisor);
-      encoding = nvfp4_encoding_from_amax(amax, scale.divisor);
-    } else if (scale.given.kind == GlobalScale::kRows) {
-      encoding = nvfp4_encoding_from_gsa(scale.given.gsa[row * scale.given.stride]);
-    }
-#pragma unroll 1
-    for (int64_t b = threadIdx.x; b < padded_blocks(out); b += blockDim.x) {
-      if (b >= width) {
-        store_scale(out, row, b, 0);
-        continue;
-      }
-      float v[16];
-      if (cached) {
-        cache.get(b, v);
-      } else {
-        source.reload(row, b, v);
-      }
-      if constexpr (kNorm) {
-        const bool normalized = cached && scale.mode == RowMode::kRowAmax;
-        if (!normalized) norm.apply(inverse, b, source.cols, v);
-      }
-      store_block(out, row, b, nvfp4_quantize_block(v, nvfp4_block_amax(v), encoding, recipe));
-    }
-  }
-
-  if (!quantizes) {
-    tensor_amax = block_reduce<MaxOp>(tensor_amax, scratch);
-    if (threadIdx.x == 0) scale.partials[blockIdx.x] = tensor_amax;
-  }
+  zero_padding(out);
+#endif
 }
 
 // Calls f(Element{}) with the element type of `dtype`.
@@ -264,93 +281,98 @@ cudaError_t dispatch(DType dtype, F&& f) {
   return cudaErrorInvalidValue;
 }
 
-// A matrix whose rows follow each other without a gap is one long row, which saves the padding of
-// each; only where the output does not need to know the rows.
-inline Matrix flattened(const Matrix& m) {
-  if (m.cols % 16 != 0 || m.n2 != m.rows || m.s2 != m.cols || m.rows < 2) return m;
-  Matrix flat = m;
-  flat.rows = flat.n1 = flat.n2 = 1;
-  flat.cols = m.rows * m.cols;
-  flat.s0 = flat.s1 = flat.s2 = flat.cols;
-  return flat;
+// Calls f(source) with the source of a gate-and-up projection.
+template <class F>
+cudaError_t deinterleaved(const Matrix& fused, int64_t run, bool activate, F&& f) {
+  return dispatch(fused.dtype, [&](auto element) {
+    using T = decltype(element);
+    return f(DeinterleaveSource<T>(fused, run, activate));
+  });
 }
 
-// How many partials amax_kernel and row_kernel write for a matrix.
+// Whether a matrix is whole blocks that follow each other without a gap.
+inline bool is_flat(const Matrix& m) {
+  return m.cols % 16 == 0 && m.vector && m.n2 == m.rows && (m.s2 == m.cols || m.rows < 2);
+}
+template <class T>
+FlatSource<T> flat_source(const Matrix& m) {
+  return {static_cast<const T*>(m.data), m.rows * (m.cols / 16)};
+}
+
+// How a tensor of rows x cols values gets its own gsa, from its size and the device alone:
+//   one launch    from compute capability 9.0 on, up to 8 x 512 blocks of 16 values: a cluster of
+//                 blocks, one block of values a thread
+//   two launches  anything else, with a workspace of `partials` floats
+// On an H200 the cluster takes 1.7 to 2.3 us where two launches take 2.5; a cluster of 16 blocks, and
+// a cooperative launch that keeps up to 29 MB on the chip, were slower than two overlapped launches
+// at every size (docs/performance.md).
+struct AmaxPlan {
+  int cluster;   // blocks of the one launch; 0: two launches
+  int partials;  // of two launches
+};
+
 inline int amax_grid(int64_t rows, int64_t cols) {
-  const int64_t items = (rows * blocks_of(cols) + 2 * kThreads - 1) / (2 * kThreads);
-  const int64_t grid = persistent_grid(items, 8);
+  // Launch 1 leaves room on a multiprocessor for the blocks of launch 2.
+  const int64_t items = (rows * blocks_of(cols) + 4 * kThreads - 1) / (4 * kThreads);
+  const int64_t grid = persistent_grid(items, 2);
   return static_cast<int>(grid < kMaxPartials ? grid : kMaxPartials);
+}
+
+inline AmaxPlan amax_plan(int64_t rows, int64_t cols) {
+  const int64_t blocks = rows * blocks_of(cols);
+  const DeviceTraits device = device_traits();
+  if (device.major >= 9 && blocks <= kClusterBlocks * kClusterThreads) {
+    int cluster = 1;
+    while (cluster * kClusterThreads < blocks) cluster *= 2;
+    return {cluster, 0};
+  }
+  return {0, amax_grid(rows, cols)};
 }
 
 template <class Source>
 cudaError_t launch_amax(const Source& source, float* partials, int count, cudaStream_t stream) {
-  return launch<&amax_kernel<Source>>({count, kThreads}, stream, source, partials);
+  return launch<&amax_kernel<Source>>({count, 2 * kThreads, Start::kOverlapped}, stream, source,
+                                      partials);
 }
 
 template <class Source>
 cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {
-  const int64_t items = (padded_rows(out) * padded_blocks(out) + kThreads - 1) / kThreads;
-  const int64_t grid = persistent_grid(items, 8);
-  return launch<&quantize_kernel<Source>>({grid, kThreads}, stream, source, scale, recipe, out);
+  const int64_t items = (out.rows * out.blocks + kThreads - 1) / kThreads;
+  const int64_t grid =
+      persistent_grid(items, blocks_per_sm<&quantize_kernel<Source>>(kThreads, 0));
+  return launch<&quantize_kernel<Source>>({grid, kThreads, Start::kOverlapped}, stream, source,
+                                          scale, recipe, out);
+}
+
+template <class Source>
+cudaError_t launch_cluster(const Source& source, int cluster, float divisor, float* gsa,
+                           Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream) {
+  const int64_t blocks = out.rows * out.blocks;
+  const int threads = static_cast<int>(((blocks + cluster - 1) / cluster + 31) / 32 * 32);
+  return launch<&cluster_kernel<Source>>(
+      {cluster, threads < 32 ? 32 : threads, Start::kOverlapped, cluster}, stream, source, divisor,
+      gsa, recipe, out);
+}
+
+// The same of a plain tensor.
+template <class T>
+cudaError_t launch_amax_plain(const Matrix& x, float* partials, int count, cudaStream_t stream) {
+  return is_flat(x) ? launch_amax(flat_source<T>(x), partials, count, stream)
+                    : launch_amax(PlainSource<T>(x), partials, count, stream);
 }
 
 template <class T>
 cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
                                   const Nvfp4Output& out, cudaStream_t stream) {
-  if (out.swizzled || scale.kind == GlobalScale::kRows) {
+  if (out.swizzled || scale.kind == GlobalScale::kRows || !is_flat(x)) {
     return launch_quantize(PlainSource<T>(x), scale, recipe, out, stream);
   }
-  const Matrix flat = flattened(x);
-  Nvfp4Output flat_out = out;
-  flat_out.rows = flat.rows;
-  flat_out.blocks = blocks_of(flat.cols);
-  return launch_quantize(PlainSource<T>(flat), scale, recipe, flat_out, stream);
-}
-
-struct RowLaunch {
-  int block;
-  int64_t grid;
-  size_t shared;
-};
-
-// A block of up to 256 threads a row, about two blocks of 16 a thread, and the row in shared memory
-// where at least two such blocks fit on a multiprocessor of any supported device (sm_86 has 100
-// KiB).
-inline RowLaunch row_launch(int64_t rows, int64_t cols) {
-  const int64_t width = blocks_of(cols);
-  int64_t threads = ((width + 1) / 2 + 31) / 32 * 32;
-  threads = threads < kThreads ? threads : kThreads;
-  const size_t bytes = static_cast<size_t>(width) * 64;
-  return {static_cast<int>(threads), persistent_grid(rows, 1 << 16),
-          bytes <= 46 * 1024 ? bytes : 0};
-}
-
-template <class Source, bool kNorm>
-cudaError_t launch_rows(const Source& source, const Normalize<typename Source::Element>& norm,
-                        RowScale scale, Nvfp4Recipe recipe, const Nvfp4Output& out, int partials,
-                        cudaStream_t stream) {
-  const bool quantizes = scale.mode != RowMode::kTensorAmax;
-  const int64_t rows = quantizes ? padded_rows(out) : source.rows;
-  const RowLaunch shape = row_launch(rows, source.cols);
-  const int64_t grid = quantizes ? shape.grid : partials;
-  const bool cached = shape.shared > 0 && (kNorm || scale.mode == RowMode::kRowAmax);
-  return launch<&row_kernel<Source, kNorm>>({grid, shape.block, cached ? shape.shared : 0}, stream,
-                                            source, norm, scale, recipe, out, cached);
-}
-
-// Row granularity of a source that is quantized as it is.
-template <class Source>
-cudaError_t launch_row_amax(const Source& source, float divisor, float* gsa, Nvfp4Recipe recipe,
-                            const Nvfp4Output& out, cudaStream_t stream) {
-  const RowScale scale = {RowMode::kRowAmax, divisor, gsa, nullptr, {}};
-  return launch_rows<Source, false>(source, {}, scale, recipe, out, 0, stream);
-}
-
-// Blocks, and so partials, of row_kernel where it is the first of two launches.
-inline int norm_grid(int64_t rows) {
-  const int64_t grid = persistent_grid(rows, 8);
-  return static_cast<int>(grid < kMaxPartials ? grid : kMaxPartials);
+  const FlatSource<T> source = flat_source<T>(x);
+  const int64_t grid = persistent_grid((source.blocks + kThreads - 1) / kThreads,
+                                       FlatSource<T>::kBlocksPerSm);
+  return launch<&flat_quantize_kernel<T>>({grid, kThreads, Start::kOverlapped}, stream, source,
+                                          scale, recipe, out.codes, out.scales);
 }
 
 }  // namespace jitquant

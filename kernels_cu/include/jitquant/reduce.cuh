@@ -1,44 +1,50 @@
-// Reductions over the threads of a block, in a fixed order, so that a result never depends on
-// timing.
+// Reductions, in a fixed order, so that a result never depends on timing.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include "jitquant/numeric.cuh"
+
 namespace jitquant {
 
-struct MaxOp {
-  static __device__ __forceinline__ float combine(float a, float b) { return fmaxf(a, b); }
-};
-struct SumOp {
-  static __device__ __forceinline__ float combine(float a, float b) { return a + b; }
-};
-
-// Every thread of the block calls it and gets the result. `scratch` has 33 floats; blockDim.x is a
-// multiple of 32. Identity of both operations on the values used here is 0 (maxima of magnitudes).
-template <class Op>
-__device__ __forceinline__ float block_reduce(float value, float* scratch) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset >>= 1) {
-    value = Op::combine(value, __shfl_xor_sync(0xffffffffu, value, offset));
-  }
-  const int lane = threadIdx.x & 31;
-  const int warp = threadIdx.x >> 5;
-  const int warps = blockDim.x >> 5;
-  if (warps == 1) return value;
-  if (lane == 0) scratch[warp] = value;
-  __syncthreads();
-  if (warp == 0) {
-    value = lane < warps ? scratch[lane] : 0.0f;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset >>= 1) {
-      value = Op::combine(value, __shfl_xor_sync(0xffffffffu, value, offset));
-    }
-    if (lane == 0) scratch[32] = value;
-  }
-  __syncthreads();
-  value = scratch[32];
-  __syncthreads();  // scratch may be used again at once
-  return value;
+// The maximum over a warp of values that are neither negative nor NaN: they order as integers.
+__device__ __forceinline__ float warp_max(float x) {
+  return bits_float(__reduce_max_sync(0xffffffffu, float_bits(x)));
 }
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+}
+
+// Over a block of threads, all of which call it together and get the result. One barrier each, with
+// two buffers in turn: a barrier stands between a reading and the next writing of either.
+class BlockReduce {
+ public:
+  using Scratch = float2[2][32];
+
+  __device__ __forceinline__ explicit BlockReduce(Scratch& scratch) : scratch_(scratch) {}
+
+  __device__ __forceinline__ float max(float x) { return sum_and_max(0.0f, x).y; }
+
+  // {the sum of `sum`, the maximum of `max`}
+  __device__ __forceinline__ float2 sum_and_max(float sum, float max) {
+    float2 both = {warp_sum(sum), warp_max(max)};
+    const int warps = blockDim.x >> 5;
+    if (warps == 1) return both;
+    float2* buffer = scratch_[turn_];
+    turn_ ^= 1;
+    const int lane = threadIdx.x & 31;
+    if (lane == 0) buffer[threadIdx.x >> 5] = both;
+    __syncthreads();
+    both = lane < warps ? buffer[lane] : float2{0.0f, 0.0f};
+    return {warp_sum(both.x), warp_max(both.y)};
+  }
+
+ private:
+  Scratch& scratch_;
+  int turn_ = 0;
+};
 
 }  // namespace jitquant

@@ -1,6 +1,13 @@
 // Where the values of a quantizer come from. A source has `rows` and `cols` and
-//   load(row, block, v)    the 16 values of a block, zeros past the last column; called once a
-//   block reload(row, block, v)  the same values once more
+//   Value                            the type of a block of its values
+//   Fetched fetch(row, block)        what has to be loaded for a block, once a block
+//   Value value(fetched, row, block) the block: zeros past the last column
+//   Fetched refetch(row, block)      for the same value once more
+//   kRowsPerSm                       blocks of 512 threads of row_kernel that a SM has to hold
+// and, where quantize_kernel takes it,
+//   kBlocksPerSm                     blocks of that kernel that its registers let a SM hold
+//   kReadsOnlyInputs                 nothing it reads is written by the launch before
+// Loading and computing are apart so that a kernel can load a block while it computes another.
 #pragma once
 
 #include "jitquant/launch.h"
@@ -12,28 +19,34 @@ namespace jitquant {
 template <class T>
 struct RowPointer {
   T* data;
-  int64_t rows, n1, n2, s0, s1, s2;
+  bool even;  // rows are s2 apart
+  uint32_t n1, n2;
+  int64_t s0, s1, s2;
 
   explicit RowPointer(const Matrix& m)
       : data(static_cast<T*>(const_cast<void*>(m.data))),
-        rows(m.rows),
-        n1(m.n1),
-        n2(m.n2),
+        even(m.n2 == m.rows),
+        n1(static_cast<uint32_t>(m.n1)),
+        n2(static_cast<uint32_t>(m.n2)),
         s0(m.s0),
         s1(m.s1),
         s2(m.s2) {}
 
   __device__ __forceinline__ T* operator()(int64_t row) const {
-    if (n2 == rows) return data + row * s2;
-    const int64_t i = row / n2;
-    return data + (i / n1) * s0 + (i % n1) * s1 + (row % n2) * s2;
+    if (even) return data + row * s2;
+    const uint32_t r = static_cast<uint32_t>(row), i = r / n2;
+    return data + (i / n1) * s0 + (i % n1) * s1 + (r % n2) * s2;
   }
 };
 
 template <class T>
 struct PlainSource {
   using Element = T;
-  static constexpr int kBlocksPerSm = 5;
+  using Value = Block<T>;
+  using Fetched = Block<T>;
+  static constexpr int kRowsPerSm = sizeof(T) == 2 ? 2 : 1;
+  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 5 : 4;
+  static constexpr bool kReadsOnlyInputs = true;
   RowPointer<const T> row_pointer;
   int64_t rows, cols;
   bool vector;
@@ -41,23 +54,50 @@ struct PlainSource {
   explicit PlainSource(const Matrix& m)
       : row_pointer(m), rows(m.rows), cols(m.cols), vector(m.vector) {}
 
-  __device__ __forceinline__ void load(int64_t row, int64_t block, float (&v)[16]) const {
-    load16(row_pointer(row) + block * 16, cols - block * 16, vector, v);
+  __device__ __forceinline__ Fetched fetch(int64_t row, int64_t block) const {
+    return load_block(row_pointer(row) + block * 16, cols - block * 16, vector);
   }
-  __device__ __forceinline__ void reload(int64_t row, int64_t block, float (&v)[16]) const {
-    load(row, block, v);
+  __device__ __forceinline__ Fetched refetch(int64_t row, int64_t block) const {
+    return fetch(row, block);
+  }
+  __device__ __forceinline__ Value value(const Fetched& x, int64_t, int64_t) const { return x; }
+};
+
+// Blocks that follow each other without a gap, as one row.
+template <class T>
+struct FlatSource {
+  using Element = T;
+  using Value = Block<T>;
+  using Fetched = Block<T>;
+  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 5 : 4;
+  static constexpr bool kReadsOnlyInputs = true;
+  const T* data;
+  int64_t blocks;
+
+  __device__ __forceinline__ Fetched fetch(int64_t block) const {
+    Fetched x;
+    load_words<Fetched::kWords>(data + block * 16, x.words);
+    return x;
   }
 };
 
+// silu(gate) * up with the hardware's exponential and reciprocal, whose errors are far below what a
+// code can show.
 __device__ __forceinline__ float swiglu(float gate, float up) {
-  return mul_rn(div_rn(gate, add_rn(1.0f, expf(-gate))), up);
+  return mul_rn(__fdividef(gate, add_rn(1.0f, __expf(-gate))), up);
 }
 
 // Gate and up columns in turns of `run`: run == cols is the plain layout [gate | up].
 template <class T>
 struct DeinterleaveSource {
   using Element = T;
-  static constexpr int kBlocksPerSm = 3;
+  using Value = Block<float>;
+  struct Fetched {
+    Block<T> gate, up;
+  };
+  static constexpr int kRowsPerSm = 1;
+  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 3 : 1;
+  static constexpr bool kReadsOnlyInputs = true;
   RowPointer<const T> row_pointer;
   int64_t rows, cols;
   uint32_t run;
@@ -78,74 +118,82 @@ struct DeinterleaveSource {
     return static_cast<int64_t>(c / run) * 2 * run + c % run;
   }
 
-  __device__ __forceinline__ void load(int64_t row, int64_t block, float (&v)[16]) const {
-    const T* p = row_pointer(row);
+  __device__ __forceinline__ Fetched fetch(int64_t row, int64_t block) const {
+    const T* gate = row_pointer(row);
+    const T* up = gate + run;
     const uint32_t first = static_cast<uint32_t>(block * 16);
-    if (vector && first + 16 <= cols) {
-#pragma unroll
-      for (int half = 0; half < 16; half += 8) {
-        const T* gate = p + gate_column(first + half);
-        load8(gate, v + half);
-        if (activate) {
-          float up[8];
-          load8(gate + run, up);
-#pragma unroll
-          for (int i = 0; i < 8; ++i) v[half + i] = swiglu(v[half + i], up[i]);
-        }
+    const int64_t count = cols - first;
+    Fetched f = {};
+    if (vector && count >= 16) {
+      constexpr int kHalf = Block<T>::kWords / 2;
+      const int64_t a = gate_column(first), b = gate_column(first + 8);
+      load_words<kHalf>(gate + a, f.gate.words);
+      load_words<kHalf>(gate + b, f.gate.words + kHalf);
+      if (activate) {
+        load_words<kHalf>(up + a, f.up.words);
+        load_words<kHalf>(up + b, f.up.words + kHalf);
       }
     } else {
-#pragma unroll 1
-      for (int i = 0; i < 16; ++i) {
-        float value = 0.0f;
-        if (first + i < cols) {
-          const T* gate = p + gate_column(first + i);
-          value = to_float(gate[0]);
-          if (activate) value = swiglu(value, to_float(gate[run]));
-        }
-        // A constant index keeps v in registers.
-#pragma unroll
-        for (int j = 0; j < 16; ++j) v[j] = j == i ? value : v[j];
+      f.gate = gather_block<T>(count, [&](int i) { return gate[gate_column(first + i)]; });
+      if (activate) {
+        f.up = gather_block<T>(count, [&](int i) { return up[gate_column(first + i)]; });
       }
     }
+    return f;
   }
-  __device__ __forceinline__ void reload(int64_t row, int64_t block, float (&v)[16]) const {
-    load(row, block, v);
+  __device__ __forceinline__ Fetched refetch(int64_t row, int64_t block) const {
+    return fetch(row, block);
+  }
+  __device__ __forceinline__ Value value(const Fetched& f, int64_t, int64_t) const {
+    Value v;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float gate = value_of(f.gate, i);
+      set_value(v, i, activate ? swiglu(gate, value_of(f.up, i)) : gate);
+    }
+    return v;
   }
 };
 
-// x, or x + residual: the sum is made in fp32, rounded once to the residual's type, stored there,
-// and that is the value that goes on, as in a model that adds and normalizes in two steps.
+// x + residual: the sum is made in fp32, rounded once to the residual's type, stored there, and
+// that is the value that goes on, as in a model that adds and normalizes in two steps.
 template <class T>
 struct ResidualSource {
   using Element = T;
-  static constexpr int kBlocksPerSm = 3;
+  using Value = Block<T>;
+  struct Fetched {
+    Block<T> x, residual;
+    bool summed;  // x is the sum already
+  };
+  static constexpr int kRowsPerSm = 1;
   RowPointer<const T> row_pointer;
   RowPointer<T> residual;
   int64_t rows, cols;
-  bool vector, has_residual;
+  bool vector;
 
-  ResidualSource(const Matrix& x, const Matrix* residual)
+  ResidualSource(const Matrix& x, const Matrix& residual)
       : row_pointer(x),
-        residual(residual ? *residual : x),
+        residual(residual),
         rows(x.rows),
         cols(x.cols),
-        vector(x.vector && (!residual || residual->vector)),
-        has_residual(residual != nullptr) {}
+        vector(x.vector && residual.vector) {}
 
-  __device__ __forceinline__ void load(int64_t row, int64_t block, float (&v)[16]) const {
-    load16(row_pointer(row) + block * 16, cols - block * 16, vector, v);
-    if (has_residual) {
-      T* r = residual(row) + block * 16;
-      float sum[16];
-      load16(static_cast<const T*>(r), cols - block * 16, vector, sum);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) v[i] = to_float(from_float<T>(add_rn(v[i], sum[i])));
-      store16(r, cols - block * 16, vector, v);
-    }
+  __device__ __forceinline__ Fetched fetch(int64_t row, int64_t block) const {
+    return {load_block(row_pointer(row) + block * 16, cols - block * 16, vector),
+            load_block<T>(residual(row) + block * 16, cols - block * 16, vector), false};
   }
-  __device__ __forceinline__ void reload(int64_t row, int64_t block, float (&v)[16]) const {
-    const T* p = has_residual ? static_cast<const T*>(residual(row)) : row_pointer(row);
-    load16(p + block * 16, cols - block * 16, vector, v);
+  __device__ __forceinline__ Fetched refetch(int64_t row, int64_t block) const {
+    return {load_block<T>(residual(row) + block * 16, cols - block * 16, vector), {}, true};
+  }
+  __device__ __forceinline__ Value value(const Fetched& f, int64_t row, int64_t block) const {
+    if (f.summed) return f.x;
+    Value sum;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      set_value(sum, i, add_rn(value_of(f.x, i), value_of(f.residual, i)));
+    }
+    store_block(residual(row) + block * 16, cols - block * 16, vector, sum);
+    return sum;
   }
 };
 
@@ -153,7 +201,12 @@ struct ResidualSource {
 template <class T>
 struct HyperConnectionSource {
   using Element = T;
-  static constexpr int kBlocksPerSm = 3;
+  using Value = Block<float>;
+  static constexpr int kAtOnce = sizeof(T) == 2 ? 2 : 1;  // streams that are loaded together
+  struct Fetched {
+    Block<T> x[kAtOnce];
+  };
+  static constexpr int kRowsPerSm = 1;
   RowPointer<const T> row_pointer;  // of (row, 0, 0)
   const void* weights;
   int64_t rows, cols, stream_stride, weight_row_stride, weight_stride;
@@ -165,49 +218,81 @@ struct HyperConnectionSource {
     return weights_fp32 ? static_cast<const float*>(weights)[i]
                         : to_float(static_cast<const T*>(weights)[i]);
   }
-
-  __device__ __forceinline__ void load(int64_t row, int64_t block, float (&v)[16]) const {
-    const T* p = row_pointer(row) + block * 16;
-    load16(p, cols - block * 16, vector, v);
-    const float first = weight(row, 0);
+  __device__ __forceinline__ Fetched fetch(int64_t row, int64_t block, int first = 0) const {
+    const T* p = row_pointer(row) + first * stream_stride + block * 16;
+    Fetched f;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = mul_rn(first, v[i]);
-    for (int h = 1; h < streams; ++h) {
-      const float a = weight(row, h);
-      float x[16];
-      load16(p + h * stream_stride, cols - block * 16, vector, x);
+    for (int h = 0; h < kAtOnce; ++h) {
+      if (first + h < streams) f.x[h] = load_block(p, cols - block * 16, vector);
+      p += stream_stride;
+    }
+    return f;
+  }
+  __device__ __forceinline__ Fetched refetch(int64_t row, int64_t block) const {
+    return fetch(row, block);
+  }
+  __device__ __forceinline__ Value value(Fetched f, int64_t row, int64_t block) const {
+    float v[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) v[i] = fma_rn(a, x[i], v[i]);
+    for (int i = 0; i < 16; ++i) v[i] = -0.0f;  // what changes no bit of the first product
+#pragma unroll 1
+    for (int first = 0;;) {
+#pragma unroll
+      for (int h = 0; h < kAtOnce; ++h) {
+        if (first + h >= streams) break;
+        const float a = weight(row, first + h);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) v[i] = fma_rn(a, value_of(f.x[h], i), v[i]);
+      }
+      first += kAtOnce;
+      if (first >= streams) break;
+      f = fetch(row, block, first);
     }
     // A negative weight has made the zeros past the last column negative.
+    Value mix;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      if (i >= cols - block * 16) v[i] = 0.0f;
-    }
-  }
-  __device__ __forceinline__ void reload(int64_t row, int64_t block, float (&v)[16]) const {
-    load(row, block, v);
+    for (int i = 0; i < 16; ++i) set_value(mix, i, i < cols - block * 16 ? v[i] : 0.0f);
+    return mix;
   }
 };
 
-// What RMSNorm multiplies with: values of a source times inv_rms[row] times weight.
+// What RMSNorm multiplies with: values of a source times weight times inv_rms[row].
 template <class T>
 struct Normalize {
   ColumnVector weight;
   float eps;
   float* inv_rms;  // (rows,)
 
-  __device__ __forceinline__ void apply(float inverse, int64_t block, int64_t cols,
-                                        float (&v)[16]) const {
-    float w[16];
-    const int64_t left = cols - block * 16;
+  template <class Value>
+  __device__ __forceinline__ Block<float> weighted(const Value& x, int64_t block,
+                                                   int64_t cols) const {
+    Block<float> y;
     if (weight.fp32) {
-      load16(static_cast<const float*>(weight.data) + block * 16, left, weight.vector, w);
+      multiply(x, static_cast<const float*>(weight.data) + block * 16, cols - block * 16, y);
     } else {
-      load16(static_cast<const T*>(weight.data) + block * 16, left, weight.vector, w);
+      multiply(x, static_cast<const T*>(weight.data) + block * 16, cols - block * 16, y);
     }
+    return y;
+  }
+
+ private:
+  template <class Value, class W>
+  __device__ __forceinline__ void multiply(const Value& x, const W* w, int64_t count,
+                                           Block<float>& y) const {
+    constexpr int kHalf = Block<W>::kWords / 2;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = mul_rn(mul_rn(v[i], inverse), w[i]);
+    for (int half = 0; half < 2; ++half) {  // fewer registers than all weights at once
+      Block<W> part;
+      if (weight.vector && count >= 16) {
+        load_words<kHalf>(w + 8 * half, part.words);
+      } else {
+        part = gather_block<W>(count - 8 * half, [=](int i) { return w[8 * half + i]; });
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        set_value(y, 8 * half + i, mul_rn(value_of(x, 8 * half + i), value_of(part, i)));
+      }
+    }
   }
 };
 
@@ -215,7 +300,10 @@ struct Normalize {
 template <class Source>
 struct NormalizedSource {
   using Element = typename Source::Element;
-  static constexpr int kBlocksPerSm = 3;
+  using Value = Block<float>;
+  using Fetched = typename Source::Fetched;
+  static constexpr int kBlocksPerSm = sizeof(Fetched) <= 32 ? 3 : 1;
+  static constexpr bool kReadsOnlyInputs = false;
   Source source;
   Normalize<Element> norm;
   int64_t rows, cols;
@@ -223,9 +311,15 @@ struct NormalizedSource {
   NormalizedSource(const Source& source, const Normalize<Element>& norm)
       : source(source), norm(norm), rows(source.rows), cols(source.cols) {}
 
-  __device__ __forceinline__ void load(int64_t row, int64_t block, float (&v)[16]) const {
-    source.reload(row, block, v);
-    norm.apply(norm.inv_rms[row], block, cols, v);
+  __device__ __forceinline__ Fetched fetch(int64_t row, int64_t block) const {
+    return source.refetch(row, block);
+  }
+  __device__ __forceinline__ Value value(const Fetched& f, int64_t row, int64_t block) const {
+    Value v = norm.weighted(source.value(f, row, block), block, cols);
+    const float inverse = norm.inv_rms[row];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) set_value(v, i, mul_rn(value_of(v, i), inverse));
+    return v;
   }
 };
 

@@ -1,0 +1,208 @@
+// Sixteen neighbours, which share a scale, as memory holds them: 16-bit types in pairs, so that what
+// a quantizer asks of them costs half an instruction each where the hardware has one for pairs.
+// Compiles as CUDA and as plain C++17, as numeric.cuh does.
+#pragma once
+
+#include <type_traits>
+
+#include "jitquant/formats.cuh"
+
+#if defined(__CUDACC__)
+#define JITQUANT_UNROLL _Pragma("unroll")
+#else
+#define JITQUANT_UNROLL
+#endif
+
+namespace jitquant {
+
+// Own types instead of cuda_bf16.h and cuda_fp16.h, which take longer to compile than a kernel does.
+struct Bf16 {
+  uint16_t bits;
+};
+struct Fp16 {
+  uint16_t bits;
+};
+
+JITQUANT_HD float to_float(Bf16 x) {
+  return bits_float(static_cast<uint32_t>(x.bits) << 16);
+}
+JITQUANT_HD float to_float(Fp16 x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+#else
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
+  const uint32_t magnitude = x.bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return bits_float(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  // The bits put in place are the value times 2^-112, subnormals included.
+  return mul_rn(bits_float(sign | (magnitude << 13)), 0x1p112f);
+#endif
+}
+JITQUANT_HD float to_float(float x) {
+  return x;
+}
+
+template <class T>
+struct Block {
+  using Element = T;
+  static constexpr int kWords = 4 * sizeof(T);
+  uint32_t words[kWords];
+};
+
+// Value i of the block; i is a constant once loops are unrolled.
+JITQUANT_HD float value_of(const Block<Bf16>& x, int i) {
+  const uint32_t pair = x.words[i >> 1];
+  return bits_float(i & 1 ? pair & 0xffff0000u : pair << 16);
+}
+JITQUANT_HD float value_of(const Block<Fp16>& x, int i) {
+  return to_float(Fp16{static_cast<uint16_t>(x.words[i >> 1] >> (16 * (i & 1)))});
+}
+JITQUANT_HD float value_of(const Block<float>& x, int i) {
+  return bits_float(x.words[i]);
+}
+
+template <class T>
+JITQUANT_HD float magnitude_of(const Block<T>& x, int i) {
+  return abs_of(value_of(x, i));
+}
+JITQUANT_HD float magnitude_of(const Block<Bf16>& x, int i) {
+  const uint32_t pair = x.words[i >> 1];
+  return i & 1 ? bits_float(pair & 0x7fff0000u) : abs_of(bits_float(pair << 16));
+}
+
+// Per half, the larger magnitude of a and b, under a sign that means nothing. kNan: a NaN wins;
+// otherwise it is as if it were not there.
+template <class T, bool kNan>
+JITQUANT_HD uint32_t pair_max(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+  constexpr bool kBf16 = sizeof(T) == sizeof(Bf16) && !std::is_same<T, Fp16>::value;
+  uint32_t y;
+  if constexpr (kBf16 && kNan) {
+    asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else if constexpr (kBf16) {
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else if constexpr (kNan) {
+    asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else {
+    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
+  return y;
+#else
+  // Magnitudes order as integers, NaN above infinity.
+  const uint32_t infinity = std::is_same<T, Fp16>::value ? 0x7c00u : 0x7f80u;
+  uint32_t y = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    uint32_t p = (a >> shift) & 0x7fffu, q = (b >> shift) & 0x7fffu;
+    if (!kNan && p > infinity) p = 0;
+    if (!kNan && q > infinity) q = 0;
+    y |= (p > q ? p : q) << shift;
+  }
+  return y;
+#endif
+}
+
+// The amax of blocks, a NaN in them as if it were not there.
+template <class T>
+struct Amax {
+  uint32_t pair = 0;
+
+  JITQUANT_HD void add(const Block<T>& x) {
+    JITQUANT_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+      pair = pair_max<T, false>(pair, pair_max<T, false>(x.words[i], x.words[i + 1]));
+    }
+  }
+  JITQUANT_HD float result() const {
+    const Block<T> both = {{pair}};
+    // A NaN is left where there is nothing but NaN: its maximum with 0 is 0.
+    return amax_ignore_nan(amax_ignore_nan(0.0f, value_of(both, 0)), value_of(both, 1));
+  }
+};
+template <>
+struct Amax<float> {
+  float amax = 0.0f;
+
+  JITQUANT_HD void add(const Block<float>& x) {
+    JITQUANT_UNROLL
+    for (int i = 0; i < 16; ++i) amax = amax_ignore_nan(amax, value_of(x, i));
+  }
+  JITQUANT_HD float result() const { return amax; }
+};
+
+// The amax of one block, NaN if there is one in it.
+template <class T>
+JITQUANT_HD float block_amax(const Block<T>& x) {
+  uint32_t pair = x.words[0];
+  JITQUANT_UNROLL
+  for (int i = 1; i < 8; ++i) pair = pair_max<T, true>(pair, x.words[i]);
+  const Block<T> both = {{pair}};
+  return amax_keep_nan(amax_keep_nan(0.0f, value_of(both, 0)), value_of(both, 1));
+}
+JITQUANT_HD float block_amax(const Block<float>& x) {
+  float b = 0.0f;
+  JITQUANT_UNROLL
+  for (int i = 0; i < 16; ++i) b = amax_keep_nan(b, value_of(x, i));
+  return b;
+}
+
+// The signs of values 8 * half to 8 * half + 7, each where the sign of its E2M1 code is.
+template <class T>
+JITQUANT_HD uint32_t e2m1x8_signs(const Block<T>& x, int half) {
+  uint32_t even, odd;  // the bytes that hold the signs of the even values, and of the odd ones
+  if (sizeof(T) == 2) {
+    const uint32_t* w = x.words + 4 * half;
+    const uint32_t a = byte_permute(w[0], w[1], 0x7351), b = byte_permute(w[2], w[3], 0x7351);
+    even = byte_permute(a, b, 0x5410), odd = byte_permute(a, b, 0x7632);
+  } else {
+    const uint32_t* w = x.words + 8 * half;
+    even = byte_permute(byte_permute(w[0], w[2], 0x73), byte_permute(w[4], w[6], 0x73), 0x5410);
+    odd = byte_permute(byte_permute(w[1], w[3], 0x73), byte_permute(w[5], w[7], 0x73), 0x5410);
+  }
+  return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
+}
+
+// E2M1 of values 8 * half to 8 * half + 7 times enc > 0, the first in the low four bits.
+template <class T>
+JITQUANT_HD uint32_t e2m1x8(const Block<T>& x, int half, float enc) {
+#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
+  float v[8];
+  JITQUANT_UNROLL
+  for (int i = 0; i < 8; ++i) v[i] = mul_rn(value_of(x, 8 * half + i), enc);
+  uint32_t codes;
+  asm("{\n"
+      " .reg .b8 b0, b1, b2, b3;\n"
+      " cvt.rn.satfinite.e2m1x2.f32 b0, %2, %1;\n"
+      " cvt.rn.satfinite.e2m1x2.f32 b1, %4, %3;\n"
+      " cvt.rn.satfinite.e2m1x2.f32 b2, %6, %5;\n"
+      " cvt.rn.satfinite.e2m1x2.f32 b3, %8, %7;\n"
+      " mov.b32 %0, {b0, b1, b2, b3};\n"
+      "}"
+      : "=r"(codes)
+      : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
+  return codes;
+#else
+  // Shifted sums instead of masks: what 2^23 adds to them is known and comes off at the end.
+  uint32_t codes = 0, offset = 0;
+  JITQUANT_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    const float a = mul_rn(magnitude_of(x, 8 * half + i), enc);
+    codes += float_bits(e2m1_magnitude(a)) << (4 * i);
+    offset += 0x4b000000u << (4 * i);
+  }
+  return (codes - offset) | e2m1x8_signs(x, half);
+#endif
+}
+
+// The same times 0: the signs of what is finite; infinities and NaN give 0.
+template <class T>
+JITQUANT_HD uint32_t e2m1x8_of_zeros(const Block<T>& x, int half) {
+  uint32_t finite = 0;
+  JITQUANT_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    if (magnitude_of(x, 8 * half + i) <= kFloatMax) finite |= 8u << (4 * i);
+  }
+  return e2m1x8_signs(x, half) & finite;
+}
+
+}  // namespace jitquant
