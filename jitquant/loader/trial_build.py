@@ -8,7 +8,6 @@ with torch's C++ libraries alone.
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING
 from .build import compiler_environment, linker_flags, make_units
 from .diagnostics import compile_error
 from .errors import LoaderError
-from .plan import Request
+from .plan import Plan, Request
 from .processes import Command, default_jobs, run_side_by_side
-from .torch_install import torch_install
+from .torch_install import TorchInstall, torch_install
 
 if TYPE_CHECKING:
     from .core import Loader
@@ -33,8 +32,11 @@ _KERNEL = """\
 __global__ void add_one(float* x) { x[threadIdx.x] += 1.0f; }
 int jitquant_trial_kernel() { return reinterpret_cast<void*>(&add_one) != nullptr; }
 """
+#: Of torch a light header and a function of its C interface; the bindings' own takes a second.
 _BINDING = """\
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/inductor/aoti_torch/c/macros.h>
+#include <vector>
+extern "C" int32_t aoti_torch_device_type_cpu();
 int jitquant_trial_kernel();
 extern "C" int jitquant_trial() {
   return 41 + jitquant_trial_kernel() + aoti_torch_device_type_cpu();
@@ -42,7 +44,14 @@ extern "C" int jitquant_trial() {
 """
 #: The device type of the CPU is 0.
 _ANSWER = 42
-_LOAD = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).jitquant_trial())"
+#: Loads torch's libraries while the compilers run, then the library that is named on stdin.
+_LOAD = """\
+import ctypes, sys
+ctypes.CDLL(sys.argv[1])
+path = sys.stdin.readline().rstrip("\\n")
+if path:
+    print(ctypes.CDLL(path).jitquant_trial())
+"""
 _SECONDS = 120.0
 _NAME = "jitquant_trial"
 
@@ -78,59 +87,61 @@ def try_build(loader: Loader, archs: Sequence[str] | None = None) -> TrialBuild:
 
 def _build_and_call(loader: Loader, request: Request, directory: Path) -> None:
     plan = loader.plan(loader.look_up(request))
-    units = make_units(plan, _NAME, directory)
-    env = compiler_environment(directory)
-    finished = run_side_by_side(
-        [unit.command for unit in units],
-        slots=threading.BoundedSemaphore(max(2, default_jobs())),
-        env=env,
-        cwd=directory,
-        on_tick=lambda labels: None,
-    )
-    library = directory / f"{_NAME}.so"
     torch = torch_install()
+    argv = [sys.executable, "-I", "-S", "-c", _LOAD, f"{torch.library_dir}/libtorch_cpu.so"]
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            library = _compile_and_link(plan, torch, directory)
+            out, said = process.communicate(f"{library}\n", timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise LoaderError(
+                f"the library was built and does not load within {_SECONDS:.0f} s"
+            ) from error
+        finally:
+            process.kill()
+    if process.returncode != 0 or out.strip() != str(_ANSWER):
+        last = (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise LoaderError(f"the library was built but does not load: {last}")
+
+
+def _compile_and_link(plan: Plan, torch: TorchInstall, directory: Path) -> Path:
+    units = make_units(plan, _NAME, directory)
+    library = directory / f"{_NAME}.so"
     link = Command(
         (
             *(plan.host.program, "-shared", "-o", library.name),
             *(f"o{index}.o" for index in range(len(units))),
             *(f"-L{torch.library_dir}", f"-Wl,-rpath,{torch.library_dir}"),
-            *("-ltorch_cpu", "-ltorch", "-lc10"),
+            *("-ltorch_cpu", "-lc10"),
             *linker_flags(plan, units),
         ),
         "linking",
         directory / "link.log",
     )
-    if all(item.returncode == 0 for item in finished):
-        finished += run_side_by_side(
-            [link],
-            slots=threading.BoundedSemaphore(1),
-            env=env,
+    for commands in ([unit.command for unit in units], [link]):
+        finished = run_side_by_side(
+            commands,
+            slots=threading.BoundedSemaphore(max(2, default_jobs())),
+            env=compiler_environment(directory),
             cwd=directory,
             on_tick=lambda labels: None,
         )
-    for item in finished:
-        if item.returncode != 0:
-            raise compile_error(
-                "a trial",
-                label=item.command.label,
-                command=item.command.argv,
-                returncode=item.returncode,
-                text=item.text(),
-                root=directory,
-                log_path=None,
-            )
-    argv = [sys.executable, "-I", "-S", "-c", _LOAD, str(library)]
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace"
-        )
-    except subprocess.TimeoutExpired as error:
-        raise LoaderError(f"the library was built and does not load within {_SECONDS:.0f} s") from (
-            error
-        )
-    if done.returncode != 0 or done.stdout.strip() != str(_ANSWER):
-        said = done.stderr.strip().splitlines()
-        raise LoaderError(
-            "the library was built but does not load: "
-            f"{said[-1] if said else f'exit code {done.returncode}'}\ncommand: {shlex.join(argv)}"
-        )
+        for item in finished:
+            if item.returncode != 0:
+                raise compile_error(
+                    "a trial",
+                    label=item.command.label,
+                    command=item.command.argv,
+                    returncode=item.returncode,
+                    text=item.text(),
+                    root=directory,
+                    log_path=None,
+                )
+    return library

@@ -199,11 +199,11 @@ def host(
 @app.command()
 def loader(
     compare: Annotated[
-        bool, typer.Option(help="Also time a plain load of the same kernels (minutes).")
+        bool, typer.Option(help="Also time torch's load and load_inline of the same (minutes).")
     ] = True,
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
 ) -> None:
-    """Time the loader: cold, all modules, warm, and a plain load of the same kernels."""
+    """Time the loader: cold, warm, per call, its commands, and torch's own ways of the same."""
     from harness.bench import loader as bench
     from harness.bench import report
 
@@ -212,17 +212,23 @@ def loader(
     def done(row: bench.Row) -> None:
         rows.append(row)
         what, seconds, remark = row
-        value = "-" if seconds is None else f"{seconds:.3f} s"
+        value = report.shown_seconds(seconds)
         console.print(f"{what}: {value}  {remark}", highlight=False, markup=False)
 
     results = bench.measure(done, compare=compare)
-    cold, plain = results.get("cold"), results.get("plain")
-    if cold and plain:
-        rows.append(("plain load / cold", None, f"{plain / cold:.1f} times faster"))
+    for mine, theirs, what in (
+        ("cold", "plain", "plain load / cold"),
+        ("cold", "inline", "load_inline / cold"),
+        ("cpp_cold", "cpp_load", "C++ function: plain load / cold"),
+        ("cpp_cold", "cpp_inline", "C++ function: load_inline / cold"),
+    ):
+        fast, slow = results.get(mine), results.get(theirs)
+        if fast and slow:
+            rows.append((what, None, f"{slow / fast:.1f} times faster"))
     console.print()
     console.print(report.loader_table(rows))
     write_json(out / "loader.json", {**provenance(), "seconds": results})
-    if cold is None:
+    if results.get("cold") is None:
         raise fail("The loader could not be measured; the first remark says why.")
 
 

@@ -1,4 +1,8 @@
-"""How long the loader takes: cold, all at once, warm; and a plain ``load`` of the same kernels."""
+"""How long the loader takes: cold, warm, per call; and torch's own ways beside it.
+
+Every figure is of new processes and caches. What needs a GPU build of torch says so where there is
+none; the rest is measured on any machine with a compiler.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,6 +48,115 @@ begin = time.perf_counter()
 load("plain_extension", [sys.argv[1]], extra_include_paths=[sys.argv[2]],
      extra_cuda_cflags=["-O3", "-lineinfo"], build_directory=os.path.dirname(sys.argv[1]))
 print("seconds", time.perf_counter() - begin)
+"""
+
+INLINE = """
+import os, sys, time, torch
+from torch.utils.cpp_extension import load_inline
+begin = time.perf_counter()
+load_inline("inline_extension",
+            cpp_sources=["int64_t bytes_of(const torch::Tensor& x);"],
+            cuda_sources=[f'#include "{sys.argv[1]}"\n'
+                          'int64_t bytes_of(const torch::Tensor& x) { return x.nbytes(); }'],
+            functions=["bytes_of"], extra_include_paths=[sys.argv[2]],
+            extra_cuda_cflags=["-O3", "-lineinfo"], build_directory=sys.argv[3])
+print("seconds", time.perf_counter() - begin)
+"""
+
+#: One C++ function three times: bound through the stable ABI, by pybind11, and for load_inline.
+STABLE = """
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+static int64_t numel(torch::stable::Tensor x) { return x.numel(); }
+STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("numel(Tensor x) -> int"); }
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { m.impl("numel", TORCH_BOX(&numel)); }
+"""
+PYBIND = """
+#include <torch/extension.h>
+static int64_t numel(const torch::Tensor& x) { return x.numel(); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("numel", &numel); }
+"""
+CPP_COLD = """
+import sys, time, torch
+begin = time.perf_counter()
+from jitquant.loader import get_cuda_module
+assert get_cuda_module("bench_stable", [sys.argv[1]]).numel(torch.ones(3)) == 3
+print("seconds", time.perf_counter() - begin)
+"""
+CPP_LOAD = """
+import os, sys, time, torch
+from torch.utils.cpp_extension import load
+begin = time.perf_counter()
+module = load("bench_load", [sys.argv[1]], extra_cflags=["-O2"],
+              build_directory=os.path.dirname(sys.argv[1]))
+assert module.numel(torch.ones(3)) == 3
+print("seconds", time.perf_counter() - begin)
+"""
+CPP_INLINE = """
+import sys, time, torch
+from torch.utils.cpp_extension import load_inline
+begin = time.perf_counter()
+module = load_inline("bench_inline", cpp_sources=[
+    "static int64_t numel(const torch::Tensor& x) { return x.numel(); }"],
+    functions=["numel"], build_directory=sys.argv[1])
+assert module.numel(torch.ones(3)) == 3
+print("seconds", time.perf_counter() - begin)
+"""
+
+HIT = """
+import sys, time, torch
+from jitquant.loader import get_cuda_module
+sources = [sys.argv[1]]
+get_cuda_module("bench_stable", sources)
+time.sleep(0.3)
+def once(count=5000):
+    begin = time.perf_counter()
+    for _ in range(count):
+        get_cuda_module("bench_stable", sources)
+    return (time.perf_counter() - begin) / count
+print("seconds", min(once() for _ in range(20)))
+"""
+
+#: Calls of one function: as torch's own load gives it, and as the loader does. Turn by turn.
+CALLS = """
+import importlib.util, sys, time, torch
+from jitquant.loader import get_cuda_module
+kind, stable, pybind, built = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("bench_load", built)
+plain = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plain)
+mine = get_cuda_module("bench_pybind", [pybind])
+ops = get_cuda_module("bench_stable", [stable])
+functions = {"plain": plain.numel, "mine": mine.numel, "op": ops.numel.default}
+x = torch.ones(16)
+def once(function, count=20000):
+    begin = time.perf_counter()
+    for _ in range(count):
+        function(x)
+    return (time.perf_counter() - begin) / count
+best = dict.fromkeys(functions, float("inf"))
+for _ in range(30):
+    for name, function in functions.items():
+        best[name] = min(best[name], once(function))
+print("remark", f"{best[kind] / best['plain']:.2f} times a plain pybind function's")
+print("seconds", best[kind])
+"""
+
+FIRST_CALL = """
+import sys, time, torch
+x = torch.ones(3)
+begin = time.perf_counter()
+import jitquant
+assert jitquant.get_cuda_module("bench_stable", [sys.argv[1]]).numel(x) == 3
+print("seconds", time.perf_counter() - begin)
+"""
+
+COMMAND = """
+import subprocess, sys, time
+begin = time.perf_counter()
+done = subprocess.run([sys.executable, "-m", "jitquant", *sys.argv[1:]], capture_output=True)
+print("seconds", time.perf_counter() - begin)
+sys.exit(done.returncode)
 """
 
 SOURCE = """
@@ -90,12 +204,20 @@ def _row(what: str, measure: Callable[[], tuple[float, str]]) -> Row:
     return what, seconds, remark
 
 
+def _median(what: str, remark: str, measure: Callable[[], tuple[float, str]], runs: int) -> Row:
+    rows = [_row(what, measure) for _ in range(runs)]
+    known = sorted(seconds for _, seconds, _ in rows if seconds is not None)
+    if not known:
+        return rows[-1]
+    return what, known[len(known) // 2], f"{remark}; median of {len(known)}"
+
+
 def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str, float | None]:
     """Runs everything, each in processes and caches of its own, and returns the seconds.
 
     Args:
         report: called with each row as it is done.
-        compare: whether the plain load is measured, which takes the longest.
+        compare: whether torch's own ways are measured too, which take the longest.
     """
     results: dict[str, float | None] = {}
 
@@ -111,34 +233,90 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
         environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "one"))
         done("cold", _row(f"{MODULE}, cold", lambda: _python(COLD, environment)))
         if results["cold"] is not None:
-            again = [_row("", lambda: _python(COLD, environment))[1] for _ in range(5)]
-            known = sorted(seconds for seconds in again if seconds is not None)
-            done(
-                "warm",
-                (
-                    f"{MODULE}, warm, in a new process",
-                    known[len(known) // 2] if known else None,
-                    "beyond importing torch; median of 5",
-                ),
-            )
+            what = f"{MODULE}, warm, in a new process"
+            warm = lambda: _python(COLD, environment)  # noqa: E731
+            done("warm", _median(what, "beyond importing torch", warm, 5))
+        for command, limit in (("explain", 2), ("doctor", 2)):
+            words = [command, *([MODULE] if command == "explain" else [])]
+            run = partial(_python, COMMAND, environment, *words)
+            what = f"jitquant {' '.join(words)}, the whole command"
+            done(command, _median(what, f"at most {limit} s", run, 5))
         environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "all"))
         done("all_cold", _row("all modules, cold", lambda: _python(ALL_COLD, environment)))
+        _measure_cpp(Path(scratch, "cpp"), environment, done, compare=compare)
         if compare:
             done("plain", _plain(Path(scratch, "plain"), environment))
+            done("inline", _inline(Path(scratch, "inline"), environment))
     return results
 
 
-def _plain(directory: Path, environment: dict[str, str]) -> Row:
-    what = f"{MODULE}'s kernels behind torch/extension.h, plain load, cold"
-    if torch.version.cuda is None:
-        return what, None, "this torch is a CPU build, which cannot load a .cu with torch headers"
+def _measure_cpp(
+    directory: Path,
+    environment: dict[str, str],
+    done: Callable[[str, Row], None],
+    *,
+    compare: bool,
+) -> None:
+    """One C++ function, which any torch can call: cold, warm, and each call of it."""
     directory.mkdir()
-    source = directory / "plain_extension.cu"
+    environment = {**environment, "JITQUANT_CACHE_DIR": str(directory / "cache")}
+    stable, pybind = directory / "stable.cpp", directory / "load" / "pybind.cpp"
+    pybind.parent.mkdir()
+    stable.write_text(STABLE, encoding="utf-8")
+    pybind.write_text(PYBIND, encoding="utf-8")
+    run = partial(_python, CPP_COLD, environment, str(stable))
+    done("cpp_cold", _row("a C++ function through the stable ABI, cold", run))
+    run = partial(_python, FIRST_CALL, environment, str(stable))
+    what = "the same, warm: from import jitquant to its first call"
+    done("first_call", _median(what, "beyond importing torch", run, 5))
+    run = partial(_python, HIT, environment, str(stable))
+    done("hit", _row("get_cuda_module on a hit, each call (at most 5 us)", run))
+    if not compare:
+        return
+    run = partial(_python, CPP_LOAD, environment, str(pybind))
+    done("cpp_load", _row("the same function behind torch/extension.h, plain load, cold", run))
+    inline = directory / "inline"
+    inline.mkdir()
+    run = partial(_python, CPP_INLINE, environment, str(inline))
+    done("cpp_inline", _row("the same, torch's load_inline, cold", run))
+    arguments = (str(stable), str(pybind), str(pybind.with_name("bench_load.so")))
+    for kind, what in (
+        ("plain", "a call of a pybind function from a plain load"),
+        ("mine", "a call of the same from get_cuda_module (at most 1.2 times)"),
+        ("op", "a call of an operator from get_cuda_module, through torch's dispatcher"),
+    ):
+        done(f"call_{kind}", _row(what, partial(_python, CALLS, environment, kind, *arguments)))
+
+
+_NO_CUDA = "needs a CUDA build of torch: this one cannot load a .cu with torch headers"
+
+
+def _inline(directory: Path, environment: dict[str, str]) -> Row:
+    what = f"{MODULE}'s kernels, torch's load_inline, cold"
+    if torch.version.cuda is None:
+        return what, None, _NO_CUDA
+    directory.mkdir()
     kernels = default_kernels_dir()
-    source.write_text(SOURCE.format(source=kernels / f"{MODULE}.cu"), encoding="utf-8")
+    arguments = (str(kernels / f"{MODULE}.cu"), str(kernels / "include"), str(directory))
+    return _row(what, lambda: _python(INLINE, _for_torch(environment), *arguments))
+
+
+def _for_torch(environment: dict[str, str]) -> dict[str, str]:
     # torch takes the toolkit to be around the first nvcc on PATH, which may be a wrapper script.
     toolkit = Path(find_nvcc(Memo())[0].path).resolve().parent.parent
     environment = {"CUDA_HOME": str(toolkit), **environment}
     if not torch.cuda.is_available():
         environment.setdefault("TORCH_CUDA_ARCH_LIST", "9.0a")
-    return _row(what, lambda: _python(PLAIN, environment, str(source), str(kernels / "include")))
+    return environment
+
+
+def _plain(directory: Path, environment: dict[str, str]) -> Row:
+    what = f"{MODULE}'s kernels behind torch/extension.h, plain load, cold"
+    if torch.version.cuda is None:
+        return what, None, _NO_CUDA
+    directory.mkdir()
+    source = directory / "plain_extension.cu"
+    kernels = default_kernels_dir()
+    source.write_text(SOURCE.format(source=kernels / f"{MODULE}.cu"), encoding="utf-8")
+    arguments = (str(source), str(kernels / "include"))
+    return _row(what, lambda: _python(PLAIN, _for_torch(environment), *arguments))

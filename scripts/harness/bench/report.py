@@ -80,15 +80,23 @@ def host_table(rows: Sequence[HostRow], m: int, n: int) -> Table:
     return view
 
 
+def shown_seconds(seconds: float | None) -> str:
+    """A time in the unit that suits it."""
+    if seconds is None:
+        return "-"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.2f} us"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
 def loader_table(rows: Sequence[tuple[str, float | None, str]]) -> Table:
-    """What was measured, seconds, and a remark."""
+    """What was measured, the time, and a remark."""
     view = Table(title="loader", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     view.add_column("measured")
-    view.add_column("seconds", justify="right", no_wrap=True)
+    view.add_column("time", justify="right", no_wrap=True)
     view.add_column("remark")
     for what, seconds, remark in rows:
-        form = ".4f" if seconds is not None and seconds < 1 else ".2f"
-        view.add_row(what, _number(seconds, form), remark)
+        view.add_row(what, shown_seconds(seconds), remark)
     return view
 
 
