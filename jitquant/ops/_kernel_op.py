@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,7 +39,18 @@ class KernelOp(Op):
 
     A call with ``zero_rest=False`` and buffers writes only the rows that ``counts`` counts. Where
     there is no kernel file yet a CUDA tensor gives NotImplementedError.
+
+    Attributes:
+        has_amax: whether one of the results is an amax.
+        has_inv_rms: whether one of the results is inv_rms.
+        keywords: names of the arguments that are given by name.
     """
+
+    def __init__(self, name: str, arguments: str, results: Sequence[str], **rest: Any) -> None:
+        super().__init__(name, arguments, results, **rest)
+        self.has_amax = "amax" in results
+        self.has_inv_rms = "inv_rms" in results
+        self.keywords = [name for name, _ in self._defaults[self._positional :]]
 
     def compiled(self) -> Any:
         """The compiled module's function, built now if need be."""

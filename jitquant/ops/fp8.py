@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import (
+    GRANULARITIES,
     BlockScaleLayout,
     Granularity,
     GroupRecipe,
@@ -75,10 +76,10 @@ def quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x = _checks.as_tensor(x, "x")
     given, number, granularity = _scale(scale, x, granularity)
-    keywords = {"dtype": dtype, "scale_value": number, "scale_ub": scale_ub}
-    return _run_fp8(_table_fp8.QUANTIZE_FP8, (x, given), keywords, granularity, amax, x.shape, out)
+    amax = amax or scale is None
+    args = (x, given, dtype, number, scale_ub, granularity, amax)
+    return quantized(_table_fp8.QUANTIZE_FP8, args, _OF_FP8[granularity], dtype, out, amax)
 
 
 def silu_mul_quantize_fp8(
@@ -112,18 +113,11 @@ def silu_mul_quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    fused = _checks.as_tensor(fused, "fused")
     given, number, granularity = _scale(scale, fused, granularity)
-    keywords = {
-        "dtype": dtype,
-        "scale_value": number,
-        "scale_ub": scale_ub,
-        "interleave": interleave,
-    }
-    shape = _halved(fused)
-    return _run_fp8(
-        _table_fp8.SILU_MUL_FP8, (fused, given), keywords, granularity, amax, shape, out
-    )
+    amax = amax or scale is None
+    args = (fused, given, dtype, number, scale_ub, granularity, interleave, amax)
+    form = _OF_FP8[granularity]
+    return quantized(_table_fp8.SILU_MUL_FP8, args, form, dtype, out, amax, halved=True)
 
 
 def rmsnorm_quantize_fp8(
@@ -163,16 +157,10 @@ def rmsnorm_quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x, weight, residual = _norm_inputs(x, weight, residual)
     given, number, granularity = _scale(scale, x, granularity)
-    keywords = {
-        "residual": residual,
-        "dtype": dtype,
-        "scale_value": number,
-        "scale_ub": scale_ub,
-    }
-    args = (x, weight, given, eps)
-    return _run_fp8(_table_fp8.RMSNORM_FP8, args, keywords, granularity, amax, x.shape, out)
+    amax = amax or scale is None
+    args = (x, weight, given, eps, residual, dtype, number, scale_ub, granularity, amax)
+    return quantized(_table_fp8.RMSNORM_FP8, args, _OF_FP8[granularity], dtype, out, amax)
 
 
 def quantize_group(
@@ -214,18 +202,14 @@ def quantize_group(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x = _checks.as_tensor(x, "x")
-    keywords = {
-        "dtype": dtype,
-        "scale_format": scale_format,
-        "scale_layout": scale_layout,
-        "eps": eps,
-        "recipe": recipe,
-    }
-    args = (x, group_size, _counts(counts))
-    return _run_group(
-        _table_fp8.QUANTIZE_GROUP, args, keywords, group_size, x.shape, out, zero_rest
+    args = (
+        *(x, group_size, counts),
+        *(dtype, scale_format, scale_layout, eps, recipe, zero_rest),
     )
+    form = _form("group", (1, group_size), dtype, scale_format, scale_layout, recipe)
+    if not zero_rest and out is None:
+        return _left_alone(_table_fp8.QUANTIZE_GROUP, args, form, dtype)
+    return quantized(_table_fp8.QUANTIZE_GROUP, args, form, dtype, out)
 
 
 def silu_mul_quantize_group(
@@ -257,18 +241,14 @@ def silu_mul_quantize_group(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    fused = _checks.as_tensor(fused, "fused")
-    keywords = {
-        "dtype": dtype,
-        "interleave": interleave,
-        "scale_format": scale_format,
-        "scale_layout": scale_layout,
-        "eps": eps,
-        "recipe": recipe,
-    }
-    args = (fused, group_size, _counts(counts))
-    shape = _halved(fused)
-    return _run_group(_table_fp8.SILU_MUL_GROUP, args, keywords, group_size, shape, out, zero_rest)
+    args = (
+        *(fused, group_size, counts),
+        *(dtype, interleave, scale_format, scale_layout, eps, recipe, zero_rest),
+    )
+    form = _form("group", (1, group_size), dtype, scale_format, scale_layout, recipe)
+    if not zero_rest and out is None:
+        return _left_alone(_table_fp8.SILU_MUL_GROUP, args, form, dtype, halved=True)
+    return quantized(_table_fp8.SILU_MUL_GROUP, args, form, dtype, out, halved=True)
 
 
 def rmsnorm_quantize_group(
@@ -303,17 +283,12 @@ def rmsnorm_quantize_group(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x, weight, residual = _norm_inputs(x, weight, residual)
-    keywords = {
-        "residual": residual,
-        "dtype": dtype,
-        "scale_format": scale_format,
-        "scale_layout": scale_layout,
-        "amax_eps": amax_eps,
-        "recipe": recipe,
-    }
-    args = (x, weight, group_size, eps)
-    return _run_group(_table_fp8.RMSNORM_GROUP, args, keywords, group_size, x.shape, out)
+    args = (
+        *(x, weight, group_size, eps),
+        *(residual, dtype, scale_format, scale_layout, amax_eps, recipe),
+    )
+    form = _form("group", (1, group_size), dtype, scale_format, scale_layout, recipe)
+    return quantized(_table_fp8.RMSNORM_GROUP, args, form, dtype, out)
 
 
 def quantize_block(
@@ -346,17 +321,10 @@ def quantize_block(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    w = _checks.as_tensor(w, "w")
     rows, cols = _pair(block)
-    keywords = {
-        "dtype": dtype,
-        "scale_format": scale_format,
-        "scale_layout": scale_layout,
-        "eps": eps,
-        "recipe": recipe,
-    }
-    q = _described("block", (rows, cols), keywords)
-    return _run(_table_fp8.QUANTIZE_BLOCK, (w, rows, cols), keywords, q, w.shape, out)
+    args = (w, rows, cols, dtype, scale_format, scale_layout, eps, recipe)
+    form = _form("block", (rows, cols), dtype, scale_format, scale_layout, recipe)
+    return quantized(_table_fp8.QUANTIZE_BLOCK, args, form, dtype, out)
 
 
 def quantize_group_both(
@@ -387,16 +355,9 @@ def quantize_group_both(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x = _checks.as_tensor(x, "x")
-    keywords = {
-        "dtype": dtype,
-        "scale_format": scale_format,
-        "scale_layout": scale_layout,
-        "eps": eps,
-        "recipe": recipe,
-    }
-    q = _described("group", (1, group_size), keywords)
-    return run_both(_table_fp8.QUANTIZE_GROUP_BOTH, (x, group_size), keywords, q, out)
+    args = (x, group_size, dtype, scale_format, scale_layout, eps, recipe)
+    form = _form("group", (1, group_size), dtype, scale_format, scale_layout, recipe)
+    return quantized_both(_table_fp8.QUANTIZE_GROUP_BOTH, args, form, dtype, out)
 
 
 def dequantize(
@@ -420,29 +381,46 @@ def dequantize(
             f"q is {type(q).__name__}; accepted is a QuantizedTensor. For NVFP4 call "
             "dequantize_nvfp4, for many tensors in a buffer dequantize_grouped"
         )
-    args = (q.data, q.stored_scales, *q.block)
+    if dtype is None and isinstance(out, Tensor):
+        dtype = out.dtype
+    args = (q.data, q.stored_scales, *q.block, q.layout, dtype)
+    return one_tensor(_table_fp8.DEQUANTIZE, args, out)
+
+
+def one_tensor(op: KernelOp, args: tuple[Any, ...], out: Tensor | None) -> Tensor:
+    """A call of an op that has one result."""
     if out is None:
-        result: Tensor = _table_fp8.DEQUANTIZE.default(*args, scale_layout=q.layout, dtype=dtype)
+        results = op.direct(args)
+        if results is NotImplemented:
+            results = op.dispatched(op.tensors(args))
+        result: Tensor = results[0]
         return result
-    _checks.tensor_out(out)
-    dtype = out.dtype if dtype is None else dtype
-    _table_fp8.DEQUANTIZE.out(*args, scale_layout=q.layout, dtype=dtype, out=out)
+    if op.direct(args, out) is NotImplemented:
+        tensors = op.tensors(args)
+        _checks.tensor_out(out)
+        op.dispatched(tensors, (out,))
     return out
 
 
-def _halved(fused: Tensor) -> tuple[int, ...]:
-    return (*fused.shape[:-1], fused.shape[-1] // 2) if fused.dim() else ()
+Form = tuple[str, tuple[int, int], str, str, str]
+"""Format, block, scale format, layout and recipe: what a QuantizedTensor has beside its parts."""
+
+_OF_FP8: dict[str, Form] = {
+    "tensor": ("fp8_tensor", (0, 0), "float32", "row", "te"),
+    "row": ("fp8_row", (1, 0), "float32", "row", "te"),
+}
 
 
-def _norm_inputs(
-    x: Tensor, weight: Tensor, residual: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    added = None if residual is None else _checks.as_tensor(residual, "residual")
-    return _checks.as_tensor(x, "x"), _checks.as_tensor(weight, "weight"), added
-
-
-def _counts(counts: Tensor | None) -> Tensor | None:
-    return None if counts is None else _checks.as_tensor(counts, "counts")
+def _form(
+    kind: str,
+    block: tuple[int, int],
+    dtype: torch.dtype,
+    scale_format: str,
+    layout: str,
+    recipe: str,
+) -> Form:
+    name = f"int8_{kind}" if dtype == torch.int8 else f"fp8_{kind}"
+    return name, block, scale_format, layout, recipe
 
 
 def _pair(block: Sequence[int]) -> tuple[int, int]:
@@ -457,6 +435,8 @@ def _scale(
 ) -> tuple[Tensor | None, float | None, Granularity]:
     """A given scale as a tensor or a number, and the granularity that it decides."""
     if scale is None:
+        if granularity not in GRANULARITIES:
+            _checks.one_of(granularity, "granularity", GRANULARITIES)
         return None, None, granularity
     if isinstance(scale, Tensor) or hasattr(scale, "__dlpack__"):
         given = _checks.as_tensor(scale, "scale")
@@ -473,163 +453,139 @@ def _scale(
     )
 
 
-def _described(kind: str, block: tuple[int, int], keywords: dict[str, Any]) -> dict[str, Any]:
-    """The description of a result in groups or blocks: what it has beside its parts."""
-    elements = "int8" if keywords["dtype"] == torch.int8 else "fp8"
-    return {
-        "format": f"{elements}_{kind}",
-        "block": block,
-        "scale_format": keywords["scale_format"],
-        "layout": keywords["scale_layout"],
-        "recipe": keywords["recipe"],
-    }
-
-
-def _run_fp8(
+def quantized(
     op: KernelOp,
     args: tuple[Any, ...],
-    keywords: dict[str, Any],
-    granularity: str,
-    amax: bool,
-    shape: tuple[int, ...],
+    form: Form,
+    dtype: torch.dtype,
     out: QuantizedTensor | None,
+    amax: bool = False,
+    *,
+    halved: bool = False,
 ) -> QuantizedTensor:
-    """One call of an op that has a scale for the tensor or for each row."""
-    keywords["granularity"] = granularity
-    given = args[1 if op is not _table_fp8.RMSNORM_FP8 else 2] is not None
-    if (given or keywords["scale_value"] is not None) and not amax:
-        keywords["with_amax"] = False
-    described = {
-        "format": f"fp8_{granularity}",
-        "block": (1, 0) if granularity == "row" else (0, 0),
-    }
-    return _run(op, args, keywords, described, shape, out)
+    """A call of an op with one quantized result.
+
+    Args:
+        op: what quantizes.
+        args: all of its arguments, in its order.
+        form: of the result.
+        dtype: of the elements.
+        out: buffers for the result.
+        amax: whether the result has an amax.
+        halved: whether the result has half as many columns as the input.
+    """
+    if out is None:
+        results = op.direct(args)
+        if results is NotImplemented:
+            results = op.dispatched(op.tensors(args))
+        return QuantizedTensor(
+            results[0],
+            results[1],
+            results[2] if amax else None,
+            results[-1] if op.has_inv_rms else None,
+            *form,
+        )
+    if not (
+        type(out) is QuantizedTensor
+        and (out.format, out.block, out.scale_format, out.layout) == form[:4]
+        and (out.amax is not None) == amax
+        and (out.inv_rms is not None) == op.has_inv_rms
+        and op.direct((*args, *_buffers(op, out))) is None
+    ):
+        tensors = op.tensors(args)
+        shape = tuple(tensors[0].shape)
+        if halved and shape:
+            shape = (*shape[:-1], shape[-1] // 2)
+        check_buffers(out, "out", form, shape, dtype)
+        _check_extras(op, out, amax)
+        op.dispatched(tensors, _buffers(op, out))
+    out.recipe = form[4]
+    return out
 
 
-def _run_group(
+def _left_alone(
     op: KernelOp,
     args: tuple[Any, ...],
-    keywords: dict[str, Any],
-    group_size: int,
-    shape: tuple[int, ...],
-    out: QuantizedTensor | None,
-    zero_rest: bool = True,
+    form: Form,
+    dtype: torch.dtype,
+    *,
+    halved: bool = False,
 ) -> QuantizedTensor:
-    """One call of an op that has a scale for each group."""
-    described = _described("group", (1, group_size), keywords)
-    if not zero_rest:
-        keywords["zero_rest"] = False
-        if out is None:
-            op.plan(*args, **keywords)
-            out = QuantizedTensor.empty(
-                shape,
-                format=described["format"],
-                dtype=keywords["dtype"],
-                group_size=group_size,
-                scale_format=keywords["scale_format"],
-                layout=keywords["scale_layout"],
-                device=args[0].device,
-            )
-    return _run(op, args, keywords, described, shape, out)
+    """A call that writes only the rows that are counted, into new buffers."""
+    tensors = op.tensors(args)
+    plan = op.plan(*tensors[:3], **dict(zip(op.keywords, tensors[3:], strict=True)))
+    data, scales = (torch.empty(r.shape, dtype=r.dtype, device=plan.device) for r in plan.results)
+    out = QuantizedTensor(data, scales, None, None, *form)
+    return quantized(op, args, form, dtype, out, halved=halved)
 
 
-def _run(
-    op: KernelOp,
-    args: tuple[Any, ...],
-    keywords: dict[str, Any],
-    described: dict[str, Any],
-    shape: tuple[int, ...],
-    out: QuantizedTensor | None,
-) -> QuantizedTensor:
-    """One call of an op with one quantized result."""
-    if out is not None:
-        check_buffers(out, "out", described, tuple(shape), keywords["dtype"])
-        op.out(*args, **keywords, **_buffers(op, out, keywords))
-        out.recipe = described.get("recipe", out.recipe)
-        return out
-    results = op.default(*args, **keywords)
-    parts = dict(zip(op.results, results, strict=True))
-    amax = parts.get("amax")
-    return QuantizedTensor(
-        parts["data"],
-        parts["scale_inv"],
-        None if keywords.get("with_amax") is False else amax,
-        parts.get("inv_rms"),
-        **described,
-    )
+def _buffers(op: KernelOp, out: QuantizedTensor) -> tuple[Any, ...]:
+    """The buffers of ``out``, in the order of the op's results."""
+    buffers: tuple[Any, ...] = (out.data, out.stored_scales)
+    if op.has_amax:
+        empty = out.amax is None
+        amax = torch.empty(0, dtype=torch.float32, device=out.data.device) if empty else out.amax
+        buffers = (*buffers, amax)
+    return (*buffers, out.inv_rms) if op.has_inv_rms else buffers
 
 
-def _buffers(op: KernelOp, out: QuantizedTensor, keywords: dict[str, Any]) -> dict[str, Tensor]:
-    """The buffers of ``out`` by the names of the op's results."""
-    buffers = {"data": out.data, "scale_inv": out.stored_scales}
-    for name, value in (("amax", out.amax), ("inv_rms", out.inv_rms)):
-        wanted = name in op.results and not (name == "amax" and keywords.get("with_amax") is False)
-        if wanted and value is None:
+def _check_extras(op: KernelOp, out: QuantizedTensor, amax: bool) -> None:
+    """Raises where ``out`` has not just the buffers that the call has results for."""
+    for name, wanted in (("amax", amax), ("inv_rms", op.has_inv_rms)):
+        given = getattr(out, name) is not None
+        if given != wanted:
             raise ValueError(
-                f"out.{name} is None; {op.name} has such a result. Make the buffers with "
-                f"{name}=True"
+                f"out.{name} is {'given' if given else 'None'}; this call of {op.name} has "
+                f"{'no such result' if given else 'such a result'}. Make the buffers with "
+                f"{name}={wanted}"
             )
-        if not wanted and value is not None:
-            raise ValueError(
-                f"out.{name} is given; this call of {op.name} has no such result. Make the buffers "
-                f"with {name}=False"
-            )
-        if name in op.results:
-            empty = torch.empty(0, dtype=torch.float32, device=out.data.device)
-            buffers[name] = empty if value is None else value
-    return buffers
 
 
 def check_buffers(
-    out: object,
-    name: str,
-    described: dict[str, Any],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
+    out: object, name: str, form: Form, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """Raises where ``out`` is not a container for a result of this description."""
+    """Raises where ``out`` is no container for a result of this form."""
     if not isinstance(out, QuantizedTensor):
         raise TypeError(
             f"{name} is {type(out).__name__}; accepted is a QuantizedTensor, such as "
             "QuantizedTensor.empty(shape, ...) makes"
         )
-    wanted = {"shape": shape, "dtype": dtype, **described}
-    for field, value in wanted.items():
+    fields = ("format", "block", "scale_format", "layout", "dtype", "shape")
+    for field, wanted in zip(fields, (*form[:4], dtype, shape), strict=True):
         has = getattr(out, field)
-        if field != "recipe" and has != value:
+        if has != wanted:
             raise ValueError(
-                f"{name}.{field} is {has!r}; accepted is {value!r} for this call. "
+                f"{name}.{field} is {has!r}; accepted is {wanted!r} for this call. "
                 "QuantizedTensor.empty(shape, ...) makes buffers that fit"
             )
 
 
-def run_both(
+def quantized_both(
     op: KernelOp,
     args: tuple[Any, ...],
-    keywords: dict[str, Any],
-    described: dict[str, Any],
+    form: Form,
+    dtype: torch.dtype,
     out: tuple[QuantizedTensor, QuantizedTensor] | None,
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
-    """One call of an op that quantizes a matrix and its transpose."""
+    """A call of an op that quantizes a matrix and its transpose."""
     if out is None:
-        data, scales, data_t, scales_t = op.default(*args, **keywords)
+        results = op.direct(args)
+        if results is NotImplemented:
+            results = op.dispatched(op.tensors(args))
+        data, scales, data_t, scales_t = results
         return (
-            QuantizedTensor(data, scales, **described),
-            QuantizedTensor(data_t, scales_t, **described),
+            QuantizedTensor(data, scales, None, None, *form),
+            QuantizedTensor(data_t, scales_t, None, None, *form),
         )
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(f"out is {type(out).__name__}; accepted is a tuple of two QuantizedTensor")
-    shape = tuple(args[0].shape)
-    check_buffers(out[0], "out[0]", described, shape, keywords["dtype"])
-    check_buffers(out[1], "out[1]", described, shape[::-1], keywords["dtype"])
-    op.out(
-        *args,
-        **keywords,
-        data=out[0].data,
-        scale_inv=out[0].stored_scales,
-        data_t=out[1].data,
-        scale_inv_t=out[1].stored_scales,
-    )
+    tensors = op.tensors(args)
+    shape = tuple(tensors[0].shape)
+    check_buffers(out[0], "out[0]", form, shape, dtype)
+    check_buffers(out[1], "out[1]", form, shape[::-1], dtype)
+    buffers = (out[0].data, out[0].stored_scales, out[1].data, out[1].stored_scales)
+    if op.direct((*args, *buffers)) is NotImplemented:
+        op.dispatched(tensors, buffers)
     for q in out:
-        q.recipe = described.get("recipe", q.recipe)
+        q.recipe = form[4]
     return out

@@ -17,7 +17,7 @@ from torch import Tensor
 from jitquant.formats import GROUPED_FORMATS, Activation, Recipe
 from jitquant.ops import _checks, _table_grouped
 from jitquant.ops._kernel_op import KernelOp
-from jitquant.ops.fp8 import E4M3
+from jitquant.ops.fp8 import E4M3, one_tensor
 from jitquant.quantized_tensor import QuantizedGroups
 
 
@@ -54,23 +54,13 @@ def quantize_grouped(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x = _checks.as_tensor(x, "x")
-    _checks.one_of(format, "format", GROUPED_FORMATS)
-    args, keywords = _groups(x, offsets, scale, sizes)
+    groups = (x, offsets, scale, sizes)
     if format == "nvfp4":
-        keywords["recipe"] = recipe
-        names = ("data", "block_scales", "scale_inv", "amax")
-        return _run(_table_grouped.QUANTIZE_NVFP4, args, keywords, names, format, recipe, out)
-    keywords["dtype"] = dtype
-    return _run(
-        _table_grouped.QUANTIZE_FP8,
-        args,
-        keywords,
-        ("data", "scale_inv", "amax"),
-        format,
-        "te",
-        out,
-    )
+        op = _table_grouped.QUANTIZE_NVFP4
+        return _quantized(op, (*groups, recipe), _OF_NVFP4, format, recipe, out)
+    _checks.one_of(format, "format", GROUPED_FORMATS)
+    op = _table_grouped.QUANTIZE_FP8
+    return _quantized(op, (*groups, dtype), _OF_FP8, format, "te", out)
 
 
 def quantize_grouped_grad(
@@ -108,12 +98,9 @@ def quantize_grouped_grad(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    grad = _checks.as_tensor(grad, "grad")
-    args, keywords = _groups(grad, offsets, scale, sizes)
-    keywords["act_input"] = None if act_input is None else _checks.as_tensor(act_input, "act_input")
-    keywords |= {"activation": activation, "with_dbias": dbias, "dtype": dtype}
-    names = ("data", "scale_inv", "amax", "dbias")
-    return _run(_table_grouped.QUANTIZE_GRAD_FP8, args, keywords, names, "fp8_tensor", "te", out)
+    args = (grad, offsets, scale, sizes, act_input, activation, dbias, dtype)
+    op = _table_grouped.QUANTIZE_GRAD_FP8
+    return _quantized(op, args, _OF_GRADIENT, "fp8_tensor", "te", out, dbias)
 
 
 def dequantize_grouped(
@@ -136,77 +123,86 @@ def dequantize_grouped(
         raise TypeError(
             f"q is {type(q).__name__}; accepted is QuantizedGroups, as quantize_grouped gives"
         )
-    keywords: dict[str, Any] = {"sizes": q.sizes, "dtype": dtype}
-    if q.format == "nvfp4":
-        op = _table_grouped.DEQUANTIZE_NVFP4
-        args: tuple[Any, ...] = (q.data, q.block_scales, q.scale_inv, q.offsets)
-        keywords["numel"] = _checks.row_count(q.shape)
-    else:
-        op, args = _table_grouped.DEQUANTIZE_FP8, (q.data, q.scale_inv, q.offsets)
+    if dtype is None and isinstance(out, Tensor):
+        dtype = out.dtype
+    if q.format != "nvfp4":
+        args = (q.data, q.scale_inv, q.offsets, q.sizes, dtype)
+        return one_tensor(_table_grouped.DEQUANTIZE_FP8, args, out)
+    numel = _checks.row_count(q.shape)
+    parts = (q.data, q.block_scales, q.scale_inv, q.offsets, numel, q.sizes, dtype)
     if out is None:
-        result: Tensor = op.default(*args, **keywords)
-        return result.reshape(q.shape)
+        return one_tensor(_table_grouped.DEQUANTIZE_NVFP4, parts, None).reshape(q.shape)
     _checks.tensor_out(out)
-    _checks.out_tensor(
-        out, "out", tuple(q.shape), out.dtype if dtype is None else dtype, q.data.device
-    )
-    keywords["dtype"] = out.dtype
-    op.out(*args, **keywords, out=out.view(-1) if q.format == "nvfp4" else out)
+    wanted = torch.bfloat16 if dtype is None else dtype
+    _checks.out_tensor(out, "out", tuple(q.shape), wanted, q.data.device)
+    one_tensor(_table_grouped.DEQUANTIZE_NVFP4, parts, out.view(-1))
     return out
 
 
-def _groups(
-    x: Tensor, offsets: Tensor, scale: Tensor | None, sizes: Tensor | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    offsets = _checks.as_tensor(offsets, "offsets")
-    given = None if scale is None else _checks.as_tensor(scale, "scale")
-    lengths = None if sizes is None else _checks.as_tensor(sizes, "sizes")
-    return (x, offsets, given), {"sizes": lengths}
+_OF_FP8 = ("data", "scale_inv", "amax")
+_OF_GRADIENT = (*_OF_FP8, "dbias")
+_OF_NVFP4 = ("data", "block_scales", "scale_inv", "amax")
 
 
-def _run(
+def _quantized(
     op: KernelOp,
     args: tuple[Any, ...],
-    keywords: dict[str, Any],
     names: tuple[str, ...],
     format: str,
     recipe: str,
     out: QuantizedGroups | None,
+    dbias: bool = False,
 ) -> QuantizedGroups:
-    """One call of an op whose results are the parts of these names."""
-    x, offsets, _ = args
-    with_dbias = keywords.get("with_dbias", False)
+    """A call of an op whose results are the parts of these names.
+
+    Args:
+        op: what quantizes.
+        args: all of its arguments, in its order: the buffer, offsets, scale and sizes first.
+        names: the parts that its results are.
+        format: of the result.
+        recipe: of the result.
+        out: buffers for the result.
+        dbias: whether the result has bias gradients.
+    """
     if out is None:
-        parts = dict(zip(names, op.default(*args, **keywords), strict=True))
-        if not with_dbias:
+        results = op.direct(args)
+        if results is NotImplemented:
+            args = tuple(op.tensors(args))
+            results = op.dispatched(args)
+        parts = dict(zip(names, results, strict=True))
+        if not dbias:
             parts.pop("dbias", None)
         return QuantizedGroups(
             **parts,
-            offsets=offsets,
-            sizes=keywords["sizes"],
+            offsets=args[1],
+            sizes=args[3],
             format=format,
-            shape=tuple(x.shape),
+            shape=tuple(args[0].shape),
             recipe=recipe,
         )
+    args = tuple(op.tensors(args))
     if not isinstance(out, QuantizedGroups):
         raise TypeError(
             f"out is {type(out).__name__}; accepted is QuantizedGroups, such as "
             "QuantizedGroups.empty(shape, offsets, ...) makes"
         )
-    for field, wanted in (("format", format), ("shape", tuple(x.shape))):
+    for field, wanted in (("format", format), ("shape", tuple(args[0].shape))):
         if getattr(out, field) != wanted:
             raise ValueError(
                 f"out.{field} is {getattr(out, field)!r}; accepted is {wanted!r} for this call. "
                 "QuantizedGroups.empty(shape, offsets, ...) makes buffers that fit"
             )
-    if (out.dbias is not None) != with_dbias:
+    if (out.dbias is not None) != dbias:
         raise ValueError(
             f"out.dbias is {'None' if out.dbias is None else 'given'}; accepted is the opposite "
-            f"for this call. Make the buffers with dbias={with_dbias}"
+            f"for this call. Make the buffers with dbias={dbias}"
         )
-    buffers = dict(zip(op.results, (getattr(out, name) for name in names), strict=True))
-    if "dbias" in buffers and out.dbias is None:
-        buffers["dbias"] = torch.empty((0, x.shape[-1]), dtype=torch.float32, device=x.device)
-    op.out(*args, **keywords, **buffers)
-    out.offsets, out.sizes, out.recipe = offsets, keywords["sizes"], recipe
+    buffers = [getattr(out, name) for name in names]
+    if names is _OF_GRADIENT and out.dbias is None:
+        buffers[-1] = torch.empty(
+            (0, args[0].shape[-1]), dtype=torch.float32, device=args[0].device
+        )
+    if op.direct((*args, *buffers)) is NotImplemented:
+        op.dispatched(args, buffers)
+    out.offsets, out.sizes, out.recipe = args[1], args[3], recipe
     return out

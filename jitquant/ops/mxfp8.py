@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from jitquant.formats import MXFP8_BLOCK, ScaleLayout
-from jitquant.ops import _checks, _table_fp8
-from jitquant.ops.fp8 import E4M3, check_buffers, run_both
+from jitquant.ops import _table_fp8
+from jitquant.ops.fp8 import E4M3, Form, quantized, quantized_both
 from jitquant.quantized_tensor import QuantizedTensor
 
 
@@ -38,14 +36,8 @@ def quantize_mxfp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x = _checks.as_tensor(x, "x")
-    described = _described(scale_layout)
-    op, keywords = _table_fp8.QUANTIZE_MXFP8, {"dtype": dtype, "scale_layout": scale_layout}
-    if out is None:
-        return QuantizedTensor(*op.default(x, **keywords), **described)
-    check_buffers(out, "out", described, tuple(x.shape), dtype)
-    op.out(x, **keywords, data=out.data, scale_inv=out.stored_scales)
-    return out
+    form = _form(scale_layout)
+    return quantized(_table_fp8.QUANTIZE_MXFP8, (x, dtype, scale_layout), form, dtype, out)
 
 
 def quantize_mxfp8_both(
@@ -72,16 +64,9 @@ def quantize_mxfp8_both(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x = _checks.as_tensor(x, "x")
-    keywords = {"dtype": dtype, "scale_layout": scale_layout}
-    described = _described(scale_layout)
-    return run_both(_table_fp8.QUANTIZE_MXFP8_BOTH, (x,), keywords, described, out)
+    args = (x, dtype, scale_layout)
+    return quantized_both(_table_fp8.QUANTIZE_MXFP8_BOTH, args, _form(scale_layout), dtype, out)
 
 
-def _described(scale_layout: str) -> dict[str, Any]:
-    return {
-        "format": "mxfp8",
-        "block": (1, MXFP8_BLOCK),
-        "scale_format": "e8m0",
-        "layout": scale_layout,
-    }
+def _form(scale_layout: str) -> Form:
+    return "mxfp8", (1, MXFP8_BLOCK), "e8m0", scale_layout, "te"

@@ -16,6 +16,9 @@ from torch.utils import _pytree as pytree
 import jitquant
 import jitquant.loader
 from jitquant import QuantizedGroups, QuantizedTensor, reference
+from jitquant.ops._declare import Compiled
+from jitquant.ops._table_fp8 import FP8_OPS
+from jitquant.ops._table_grouped import GROUPED_OPS
 
 U8 = torch.uint8
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -167,7 +170,7 @@ def test_numpy_arrays() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "scale_format"),
-    itertools.product(["row", "column", "column_tma"], ["float32", "ue8m0_packed"]),
+    list(itertools.product(["row", "column", "column_tma"], ["float32", "ue8m0_packed"])),
 )
 @pytest.mark.parametrize("fused", [False, True])
 def test_rows_past_the_count(layout: str, scale_format: str, fused: bool) -> None:
@@ -290,6 +293,75 @@ def test_bias_gradients() -> None:
         [grad[:2].double().sum(0), grad[:0].double().sum(0), grad[2:].double().sum(0)]
     )
     torch.testing.assert_close(q.dbias.double(), want, rtol=1e-6, atol=1e-6)
+
+
+# ---- the way past the dispatcher ---------------------------------------------------------------
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Direct functions that compute what the op does; the names of those that were called."""
+    called: list[str] = []
+
+    def function_of(op: Any) -> Callable[..., Any]:
+        def function(alone: bool, *args: Any) -> Any:
+            assert alone
+            count = len(op.default._schema.arguments)
+            results = op.dispatched(args[:count])
+            called.append(op.name)
+            if len(args) == count:
+                return results
+            for buffer, result in zip(args[count:], results, strict=True):
+                small = result.dtype.itemsize == 1
+                pair = (buffer.view(U8), result.view(U8)) if small else (buffer, result)
+                pair[0].copy_(pair[1])
+            return None
+
+        return function
+
+    for op in (*FP8_OPS, *GROUPED_OPS):
+        monkeypatch.setattr(op, "_kept", Compiled(None, function_of(op), lambda: True))
+    return called
+
+
+@every_call
+def test_direct_calls_have_every_argument_in_its_place(name: str, direct: list[str]) -> None:
+    q = CALLS[name]()
+    out = buffers_like(q)
+    assert CALLS[name](out=out) is out
+    assert same(out, q)
+    assert len(direct) == 2
+    direct.clear()
+    values = q.dequantize()
+    buffer = torch.empty(6, 48, dtype=torch.bfloat16)
+    assert torch.equal(q.dequantize(out=buffer), values)
+    assert direct == ["dequantize"] * 2
+
+
+@pytest.mark.parametrize("name", grouped_calls())
+def test_direct_grouped_calls(name: str, direct: list[str]) -> None:
+    call = grouped_calls()[name]
+    q = call()
+    assert same(call(out=q.clone()), q)
+    assert len(direct) == 2
+    assert q.dequantize().shape == (5, 48)
+    assert len(direct) == 3
+
+
+def test_direct_calls_of_both_orientations(direct: list[str]) -> None:
+    x = randn(40, 70)
+    for call in (jitquant.quantize_group_both, jitquant.quantize_mxfp8_both):
+        q = call(x)
+        out = tuple(map(buffers_like, q))
+        assert all(same(a, b) for a, b in zip(call(x, out=out), q, strict=True))
+    assert len(direct) == 4
+
+
+def test_direct_calls_leave_rows_alone(direct: list[str]) -> None:
+    counts = torch.tensor([2])
+    q = jitquant.quantize_group(X, 16, counts=counts, zero_rest=False)
+    assert direct == ["quantize_group"]
+    assert torch.equal(q.data[:2].view(U8), jitquant.quantize_group(X[:2], 16).data.view(U8))
 
 
 # ---- a GPU without the kernel ------------------------------------------------------------------
