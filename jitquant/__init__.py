@@ -1,6 +1,4 @@
-"""NVFP4, FP8, INT8 and MXFP8 quantization, with the reference recipes' bits.
-
-The CUDA kernels are compiled on first use.
+"""NVFP4, FP8, INT8 and MXFP8 quantization by CUDA kernels that are compiled on first use.
 
 Importing it registers ``torch.ops.jitquant`` and does no other work: nothing is compiled, no GPU is
 touched, no directory is made. Only the command line, which is to answer before torch could be
