@@ -118,6 +118,7 @@ class Loader:
         self._records: dict[object, Record] = {}
         self._loaded: dict[str, list[Loaded]] = {}
         self._named: dict[str, tuple[object, Request]] = {}
+        self._superseded: dict[object, list[CudaModule]] = {}
         self._warned_of: set[str] = set()
         self._frozen = False
         self._caches: dict[Path, Cache] = {}
@@ -233,12 +234,9 @@ class Loader:
                 except _ChangedError:
                     continue
                 self._records[key] = self._record(wanted, loaded, wanted.watch + watch)
-                older = [
-                    other.module
-                    for loadeds in list(self._loaded.values())
-                    for other in list(loadeds)
-                    if other.entry.name == request.name
-                ]
+                older = self._superseded.setdefault(key, [])
+                if record is not None and record.module not in older:
+                    older.append(record.module)
                 warn_of_old_graphs(loaded.module, older, self._warned_of)
                 return loaded.module
             raise _changes_too_fast(request)

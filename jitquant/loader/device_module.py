@@ -291,9 +291,21 @@ def _handle(stream: Any) -> int:
     return int(stream)
 
 
+class _Stream:
+    """A stream's handle in the protocol of CUDA's Python packages."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._handle)
+
+
 def _with_cupy() -> Launch:
     import cupy
 
+    # What came later takes any object that follows the protocol; what was before, a number.
+    from_external = getattr(cupy.cuda.Stream, "from_external", None)
     modules: dict[str, Any] = {}
 
     def launch(
@@ -314,7 +326,11 @@ def _with_cupy() -> Launch:
                 stack.enter_context(cupy.cuda.Device(device.index))
             if stream is not None or device.torch:
                 handle = _handle(stream) if stream is not None else _torch_stream(device)
-                stack.enter_context(cupy.cuda.ExternalStream(handle))
+                stack.enter_context(
+                    from_external(_Stream(handle))
+                    if from_external is not None
+                    else cupy.cuda.ExternalStream(handle)
+                )
             function = module.get_function(symbol)
             if shared > 48 << 10:
                 function.max_dynamic_shared_size_bytes = shared

@@ -68,7 +68,10 @@ def test_on_a_gpu_nothing_is_skipped(run: Run, tmp_path: Path) -> None:
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--no-header"],
         cwd=tmp_path,
-        env={**{k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}},
+        env={
+            **{k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"},
+            "PYTHONPATH": str(ROOT),
+        },
         capture_output=True,
         text=True,
         timeout=300,

@@ -135,6 +135,10 @@ def test_a_graph_of_the_code_before_an_edit_is_named_once(plain: Toy, tmp_path: 
         for value in (6, 7):
             write_factor(source.with_suffix(".h"), value)
             assert loader.get("plain", [source]).library.factor() == value
+    # Another module of the same name is another module.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.get("plain", [source], cxx_flags=["-DOTHER"])
     # A graph that was captured with an old module later on is named as well.
     first.library.capture()
     write_factor(source.with_suffix(".h"), 8)
