@@ -271,7 +271,7 @@ class Loader:
 
     def freshness(self, module: CudaModule) -> Callable[[], bool]:
         """See :func:`jitquant.loader.freshness`."""
-        records = [record for record in self._records.values() if record.module is module]
+        records = [r for r in list(self._records.values()) if r.module is module]
         if not records:
             raise ValueError(
                 f"freshness: {module!r} is not what get_cuda_module would return now; ask for it "

@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPILE = """
 from pathlib import Path
 import jitquant
-from jitquant.loader import Loader
+from jitquant.loader import Loader, reloads
+assert not reloads()
 module = jitquant.get_cuda_module("quantize_nvfp4", ["quantize_nvfp4.cu"])
 assert {"default", "out"} <= set(module.quantize_nvfp4.overloads())
 print(Path(jitquant.__file__).parent)
@@ -55,6 +56,8 @@ def test_the_wheel_has_the_kernels_the_licence_and_nothing_else(wheel: Path) -> 
         names = set(archive.namelist())
         described = next(name for name in names if name.endswith("/METADATA"))
         text = archive.read(described).decode()
+        commands = archive.read(described.replace("METADATA", "entry_points.txt")).decode()
+    assert "jitquant = jitquant.cli:main" in commands
     kernels = {
         f"jitquant/kernels_cu/{path.relative_to(ROOT / 'kernels_cu').as_posix()}"
         for path in (ROOT / "kernels_cu").rglob("*")
@@ -65,10 +68,12 @@ def test_the_wheel_has_the_kernels_the_licence_and_nothing_else(wheel: Path) -> 
     assert kernels <= names
     assert "jitquant/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
-    suffixes = {Path(name).suffix for name in names if name.startswith("jitquant/")}
-    assert suffixes == {".py", ".typed", ".cu", ".cuh", ".cpp", ".h"}
+    # What NVRTC includes has the standard headers' own names.
+    inside = {name for name in names if name.startswith("jitquant/")}
+    plain = {name for name in inside if "/nvrtc_include/" not in name}
+    assert {Path(name).suffix for name in plain} == {".py", ".typed", ".cu", ".cuh", ".cpp", ".h"}
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"jitquant"}
-    for extra in ("cupy", "nvcc", "nvrtc", "test", "bench", "demo"):
+    for extra in ("cupy", "inspect", "nvcc", "nvrtc", "test", "bench", "demo"):
         assert f"Provides-Extra: {extra}\n" in text
 
 

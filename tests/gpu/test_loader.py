@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 import warnings
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import jitquant
 from jitquant.loader import CudaModule, Loader, OldGraphWarning
 from jitquant.loader import device_module as device_modules
 from jitquant.loader.live import was_captured
@@ -156,13 +158,19 @@ def test_a_graph_of_the_code_before_an_edit_replays_and_is_named(
     assert out.tolist() == [3.0] * 8
 
 
-def test_the_projects_kernels_say_that_they_were_captured() -> None:
+@pytest.mark.parametrize("way", ["dispatcher", "public function"])
+def test_the_projects_kernels_say_that_they_were_captured(way: str) -> None:
     amax = module("amax_gsa")
+    call = amax.compute_amax_gsa if way == "dispatcher" else jitquant.amax_gsa
     x = torch.randn(64, 64, device="cuda")
-    amax.compute_amax_gsa(x)
+    call(x)
+    flag = ctypes.c_int.in_dll(amax.library, "jitquant_captured")
+    flag.value = 0  # another test may have captured it
+    call(x)
+    assert not was_captured(amax)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        amax.compute_amax_gsa(x)
+        call(x)
     assert was_captured(amax)
 
 
