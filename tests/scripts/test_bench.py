@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 import torch
 from harness import timing
-from harness.bench import host, plain
+from harness.bench import host, loader, plain
 from harness.bench.ops import OPS, Op, chosen
 from torch import Tensor
 
@@ -80,6 +82,13 @@ def test_ops_are_chosen_by_name() -> None:
     assert len(list(chosen("all"))) == len(OPS)
     with pytest.raises(ValueError, match="quantize-row"):
         list(chosen("nothing"))
+
+
+def test_the_programs_of_the_loader_table_are_python() -> None:
+    programs = {name: text for name, text in vars(loader).items() if "print(" in str(text)}
+    assert len(programs) == 11
+    for name, text in programs.items():
+        compile(textwrap.dedent(text), name, "exec")
 
 
 def test_the_calls_of_the_host_table_take_both_ways() -> None:

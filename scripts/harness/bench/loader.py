@@ -56,7 +56,7 @@ from torch.utils.cpp_extension import load_inline
 begin = time.perf_counter()
 load_inline("inline_extension",
             cpp_sources=["int64_t bytes_of(const torch::Tensor& x);"],
-            cuda_sources=[f'#include "{sys.argv[1]}"\n'
+            cuda_sources=[f'#include "{sys.argv[1]}"\\n'
                           'int64_t bytes_of(const torch::Tensor& x) { return x.nbytes(); }'],
             functions=["bytes_of"], extra_include_paths=[sys.argv[2]],
             extra_cuda_cflags=["-O3", "-lineinfo"], build_directory=sys.argv[3])
