@@ -159,6 +159,8 @@ def hints(text: str, returncode: int) -> list[str]:
             "A source mixes torch's stable headers with others. Include torch/extension.h in the "
             "source itself, not only in a header that is found through a compiler flag."
         )
+    if re.search(r"no storage class or type specifier\n\s*JITQUANT_EXPORT", text):
+        found.append('JITQUANT_EXPORT is not known: write #include "jitquant/export.h".')
     if re.search(r"lto-wrapper|fatal error: .*\bptxas\b.*version|Unsupported \.version", text):
         found.append(
             "The parts of the CUDA toolkit are of different versions: nvcc, nvvm and crt must be "

@@ -191,6 +191,12 @@ def test_excerpt_of_a_file_that_is_gone_is_empty(tmp_path: Path) -> None:
         ("", -9, "memory ran out"),
         ("#error -- unsupported GNU version! gcc 15", 1, "CXX=g++-13"),
         ("c10/cuda/CUDAMacros.h: No such file", 1, "CUDA build of torch"),
+        (
+            "k.cu(2): error: this declaration has no storage class or type specifier\n"
+            '  JITQUANT_EXPORT(launch_a, "a(Tensor(a!) x) -> ()")\n  ^',
+            2,
+            '#include "jitquant/export.h"',
+        ),
     ],
 )
 def test_hints(text: str, code: int, hint: str) -> None:
