@@ -320,18 +320,16 @@ class QuantizedTensor(_Parts):
 
     @property
     def scale_inv(self) -> Tensor:
-        """The factors that dequantize, as views of `stored_scales`.
+        """The factors that dequantize, as views of `stored_scales` that consumers take.
 
         ``fp8_tensor`` (1,); ``fp8_row`` (..., 1); groups (..., ceil(N / G)); blocks
         (..., ceil(N / rows), ceil(K / columns)); ``mxfp8`` (..., ceil(N / 32)) as
-        ``float8_e8m0fnu``, or swizzled with its padding. Layout "column" has strides (1, rows),
-        "column_tma" (1, rows up to 4), "row_padded" (columns up to 4, 1). "ue8m0_packed" has four
-        exponents in an int32, so a fourth of the groups, rounded up.
+        ``float8_e8m0fnu``. Layout "column" has strides (1, rows), "column_tma"
+        (1, rows up to 4); "row_padded" has its last size up to a multiple of 4, and
+        "swizzled_128x4" is (rows up to 128, blocks up to 4), both with the padding.
+        "ue8m0_packed" has four exponents in an int32, so a fourth of the groups, rounded up.
         """
         stored = self.stored_scales
-        if self.layout == "row_padded":
-            cols = self.block[1]
-            return stored[..., : ceil_to(self.data.shape[-1], cols) // cols]
         if self.layout in ("column", "column_tma"):
             shape = self.data.shape
             rows = shape[-2] if len(shape) > 1 else 1

@@ -309,14 +309,14 @@ def quantize_block(
         block: rows and columns: (128, 128), (64, 64), (32, 32) or (16, 16).
         dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
         scale_format: "float32", or "ue8m0": float32 that hold powers of two, rounded up.
-        scale_layout: "row": (..., ceil(N / rows), ceil(K / columns)); "row_padded": the same with
-            rows that lie a multiple of four scales apart, as scaled_mm takes them for 128x128,
-            padding zero.
+        scale_layout: "row": (..., ceil(N / rows), ceil(K / columns)); "row_padded": the last size
+            filled up to a multiple of four with zeros, whose transpose is what scaled_mm takes for
+            a 128x128 weight.
         eps, recipe: as in `quantize_group`.
         out: buffers of ``QuantizedTensor.empty(w.shape, format="fp8_block", ...)``.
 
     Returns:
-        data (..., N, K) and scale_inv (..., ceil(N / rows), ceil(K / columns)).
+        data (..., N, K) and scale_inv (..., ceil(N / rows), ceil(K / columns)), or padded.
 
     Raises:
         TypeError, ValueError: an argument is not accepted.
