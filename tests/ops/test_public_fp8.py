@@ -199,6 +199,13 @@ def test_rows_past_the_count(layout: str, scale_format: str, fused: bool) -> Non
     assert same(call(x, 32, counts=counts, out=zeros, **keywords), zeroed)
 
 
+def test_without_counts_every_row_is_there() -> None:
+    want = jitquant.quantize_group(X, 16)
+    assert same(jitquant.quantize_group(X, 16, zero_rest=False), want)
+    out = buffers_like(want)
+    assert same(jitquant.quantize_group(X, 16, zero_rest=False, out=out), want)
+
+
 def test_one_count_for_a_matrix() -> None:
     x = randn(5, 32)
     q = jitquant.quantize_group(x, 16, counts=torch.tensor([3]))
