@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -51,17 +52,35 @@ def build_named(
     names: Sequence[str] | None, arch: str | None, jobs: int | None, *, quiet: bool
 ) -> list[Outcome]:
     """Build what the names stand for, and show how it goes on stderr."""
-    if jobs is not None:
-        os.environ["JITQUANT_JOBS"] = str(jobs)
     loader = Loader()
     loader.reporter = _LogOnly()
-    requests = {
-        request.name: request
-        for request in (request_of(loader, name, arch) for name in names or kernel_names(loader))
-    }
-    if quiet:
-        return build_all(loader, requests)
-    return _show(loader, requests, console(stderr=True))
+    requests: dict[str, Request] = {}
+    for name in names or kernel_names(loader):
+        request = request_of(loader, name, arch)
+        if requests.setdefault(request.name, request) != request:
+            raise ValueError(
+                f"two of these are modules of the name {request.name!r}; build one at a time."
+            )
+    with _at_once(jobs):
+        if quiet:
+            return build_all(loader, requests)
+        return _show(loader, requests, console(stderr=True))
+
+
+@contextlib.contextmanager
+def _at_once(jobs: int | None) -> Iterator[None]:
+    """Within the block ``jobs`` compilers run at once."""
+    before = os.environ.get("JITQUANT_JOBS")
+    if jobs is not None:
+        os.environ["JITQUANT_JOBS"] = str(jobs)
+    try:
+        yield
+    finally:
+        if jobs is not None:
+            if before is None:
+                del os.environ["JITQUANT_JOBS"]
+            else:
+                os.environ["JITQUANT_JOBS"] = before
 
 
 class _LogOnly(Reporter):

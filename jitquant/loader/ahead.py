@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -55,14 +56,22 @@ def build_all(
 ) -> list[Outcome]:
     """Build what the cache lacks; a module that fails does not stop the others.
 
-    How many compilers run at once is :func:`default_jobs`. ``on_done`` is called in this thread.
+    How many compilers run at once is :func:`default_jobs`. ``on_done`` is called in this thread;
+    what interrupts it ends the compilers too.
     """
     import torch  # noqa: F401  (threads that import it at the same time see half of it)
+
+    interrupted = threading.Event()
+
+    def tick(name: str, labels: Sequence[str]) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        on_tick(name, labels)
 
     def one(name: str, request: Request) -> Outcome:
         started = time.monotonic()
         try:
-            build = loader.ensure(request, on_tick=lambda labels: on_tick(name, labels))
+            build = loader.ensure(request, on_tick=lambda labels: tick(name, labels))
         except (LoaderError, ValueError, TypeError, OSError) as error:
             return Outcome(name, time.monotonic() - started, None, error)
         return Outcome(name, time.monotonic() - started, build, None)
@@ -71,8 +80,14 @@ def build_all(
     # Twice the compilers: a thread is also busy with hashing and linking.
     with ThreadPoolExecutor(max_workers=max(1, min(len(requests), 2 * default_jobs()))) as pool:
         futures = [pool.submit(one, name, request) for name, request in requests.items()]
-        for future in as_completed(futures):
-            outcome = future.result()
-            done[outcome.name] = outcome
-            on_done(outcome)
+        try:
+            for future in as_completed(futures):
+                outcome = future.result()
+                done[outcome.name] = outcome
+                on_done(outcome)
+        except BaseException:
+            interrupted.set()
+            for future in futures:
+                future.cancel()
+            raise
     return [done[name] for name in requests]

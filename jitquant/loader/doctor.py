@@ -6,10 +6,12 @@ Each check gives findings; one that is not in order has its fix. Nothing is chan
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.util
 import os
 import platform
 import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -40,6 +42,16 @@ OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 _OLDEST_TORCH = (2, 11)
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "fuse", "9p", "afs", "beegfs", "ceph")
 _LITTLE_SPACE = 1 << 30
+#: The variables of jitquant, with what each may be; architectures have a check of their own.
+SETTINGS = {
+    "JITQUANT_BUNDLES": r".*",
+    "JITQUANT_CACHE_DIR": r".*",
+    "JITQUANT_CUDA_ARCHS": r".*",
+    "JITQUANT_JOBS": r"[1-9]\d*",
+    "JITQUANT_LOCK_TIMEOUT": r"\d+(?:\.\d*)?",
+    "JITQUANT_QUIET": r"[01]",
+    "JITQUANT_RELOAD": r"[01]",
+}
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,7 @@ def examine(loader: Loader) -> Diagnosis:
     findings.append(about_host)
     findings += _about_ninja()
     findings += _about_headers(torch, nvcc)
+    findings += _about_settings()
     findings += _about_memory()
     findings += _about_cache(loader)
     findings += _about_bundles()
@@ -307,11 +320,24 @@ def _about_memory() -> Iterator[Finding]:
         )
     else:
         yield Finding("jobs", OK, said)
-    given = os.environ.get("JITQUANT_JOBS", "")
-    if given and not (given.isdigit() and int(given) > 0):
-        yield Finding(
-            "jobs", WARNING, f"JITQUANT_JOBS={given!r} is no number", "Give 1 or more, or unset it."
-        )
+
+
+def _about_settings() -> Iterator[Finding]:
+    for name in sorted(name for name in os.environ if name.startswith("JITQUANT_")):
+        value = os.environ[name]
+        if name not in SETTINGS:
+            near = difflib.get_close_matches(name, SETTINGS, n=1)
+            fix = f"{near[0]} is meant?" if near else f"There are {', '.join(SETTINGS)}."
+            yield Finding("settings", NOTE, f"{name}={value!r} is no setting", fix)
+        elif value and not re.fullmatch(SETTINGS[name], value):
+            yield Finding(
+                "settings",
+                WARNING,
+                f"{name}={value!r} is not understood",
+                "See docs/loader.md for what it may be, or unset it.",
+            )
+        elif value:
+            yield Finding("settings", OK, f"{name}={value!r}")
 
 
 def _about_cache(loader: Loader) -> Iterator[Finding]:

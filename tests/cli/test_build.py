@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from loader.toys import entries, write_plain
+from loader.toys import entries, litter, write_plain
 
 import jitquant
 from jitquant.cli.build import remaining
@@ -54,6 +56,42 @@ def test_wrong_names_and_numbers(run: Run) -> None:
     done = run("build", "amax_gsa", "--arch", "75")
     assert done.code == 1
     assert "architecture '75' is older than 8.0" in done.err
+
+
+def test_two_modules_of_one_name_are_refused(run: Run, tmp_path: Path) -> None:
+    one = write_plain(tmp_path / "a", stem="same")
+    other = write_plain(tmp_path / "b", stem="same")
+    assert "of the name 'same'" in run("build", one, other).err
+    assert run("build", one, one).code == 0
+
+
+def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path) -> None:
+    compiler = tmp_path / "slow++"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in "-c "*) echo $$ > {tmp_path}/pid; exec sleep 300;; esac\n'
+        'exec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    cache = tmp_path / "cache"
+    source = write_plain(tmp_path / "source")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JITQUANT_CACHE_DIR": str(cache),
+        "CXX": str(compiler),
+    }
+    command = [sys.executable, "-m", "jitquant", "build", str(source)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        for _ in range(1000):
+            if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip():
+                break
+            time.sleep(0.02)
+        compiling = int((tmp_path / "pid").read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(compiling, 0)
+    assert litter(cache) == []
 
 
 def test_a_kernel_for_several_architectures_is_a_hit_once_built(run: Run, cached: Built) -> None:

@@ -15,6 +15,7 @@ import jitquant.loader
 from jitquant.cli import main
 from jitquant.cli.app import app
 from jitquant.loader import errors
+from jitquant.loader.doctor import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADER = (ROOT / "docs" / "loader.md").read_text(encoding="utf-8")
@@ -119,6 +120,7 @@ def test_the_table_of_variables_is_whole_and_the_only_one() -> None:
     assert names - NOT_SETTINGS <= set(listed), names - set(listed)
     assert not [name for name in listed if name not in read | {"TMPDIR", "CPATH"}]
     assert LOADER.count("| variable |") == 1
+    assert {name for name in listed if name.startswith("JITQUANT_")} == set(SETTINGS)
 
 
 def test_every_error_is_there() -> None:

@@ -230,14 +230,31 @@ def test_stale_locks_of_torch_extensions_are_told_from_live_ones(
 
 def test_bundles_and_jobs(no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITQUANT_BUNDLES", str(tmp_path / "none"))
-    monkeypatch.setenv("JITQUANT_JOBS", "many")
     monkeypatch.setattr(module, "available_bytes", lambda: 100 << 20)
     found = examine(new_loader(tmp_path / "cache"))
     assert "is no bundle" in one(found, "bundles", "warning").text
     texts = [finding.text for finding in of(found, "jobs", "warning")]
-    assert "0.1 GiB of memory are free, and nvcc may need one GiB" in texts[0]
-    assert "JITQUANT_JOBS='many'" in texts[1]
+    assert ["0.1 GiB of memory are free, and nvcc may need one GiB" in text for text in texts] == [
+        True
+    ]
     assert found.works
+
+
+def test_settings(no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("JITQUANT_")]:
+        monkeypatch.delenv(name)
+    assert not [f for f in examine(new_loader(tmp_path)).findings if f.check == "settings"]
+    monkeypatch.setenv("JITQUANT_RELOAD", "yes")
+    monkeypatch.setenv("JITQUANT_JOBS", "many")
+    monkeypatch.setenv("JITQUANT_QUIET", "1")
+    monkeypatch.setenv("JITQUANT_CACHEDIR", "/x")
+    found = examine(new_loader(tmp_path))
+    assert [f.text for f in of(found, "settings", "warning")] == [
+        "JITQUANT_JOBS='many' is not understood",
+        "JITQUANT_RELOAD='yes' is not understood",
+    ]
+    assert one(found, "settings", "ok").text == "JITQUANT_QUIET='1'"
+    assert one(found, "settings", "note").fix == "JITQUANT_CACHE_DIR is meant?"
 
 
 def test_file_systems(tmp_path: Path) -> None:
