@@ -55,8 +55,8 @@ def warn_of_old_graphs(new: CudaModule, old: Iterable[CudaModule], warned: set[s
         warned.add(module.key)
         warnings.warn(
             f"jitquant: module {module.__name__!r} was edited and has been built again, and CUDA "
-            "graphs were captured with the code before the edit. They still replay that code; "
-            "capture them again to have the new one.",
+            f"graphs were captured with the code before the edit (build {module.key[:12]}). "
+            "They still replay that code; capture them again to have the new one.",
             OldGraphWarning,
             stacklevel=2,
         )
