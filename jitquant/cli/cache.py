@@ -80,7 +80,10 @@ def _show(done: Pruned, json: bool) -> None:
     for build in done.removed:
         out.print(f"removed {build.name or build.directory}", markup=False)
     for build in done.in_use:
-        out.print(f"kept {build.name}: a live process uses it", markup=False)
+        out.print(
+            f"kept {build.name}: a live process uses it, or the file system cannot tell",
+            markup=False,
+        )
     freed = show_size(done.size_before - done.size_after)
     out.print(
         f"{len(done.removed)} builds removed, {freed} freed; {show_size(done.size_after)} left"

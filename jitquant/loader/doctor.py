@@ -100,7 +100,7 @@ def examine(loader: Loader) -> Diagnosis:
         findings.append(Finding("torch", ERROR, *_split(str(error))))
     driver = read_driver()
     findings += _about_gpus(driver, torch)
-    findings += _about_nvcc(candidates, driver)
+    findings += _about_nvcc(candidates, driver, torch)
     findings += _about_archs(loader, nvcc)
     findings.append(about_host)
     findings += _about_ninja()
@@ -188,7 +188,9 @@ def _about_gpus(driver: Driver | None, torch: TorchInstall | None) -> Iterator[F
         )
 
 
-def _about_nvcc(candidates: list[Candidate], driver: Driver | None) -> Iterator[Finding]:
+def _about_nvcc(
+    candidates: list[Candidate], driver: Driver | None, torch: TorchInstall | None
+) -> Iterator[Finding]:
     chosen: Nvcc | None = None
     for candidate in candidates:
         found = candidate.nvcc
@@ -226,6 +228,15 @@ def _about_nvcc(candidates: list[Candidate], driver: Driver | None) -> Iterator[
             f"nvcc {chosen.version} makes code that this driver may not load: it knows CUDA up to "
             f"{driver.cuda}",
             "Update the driver, or set CUDA_HOME to an older toolkit.",
+        )
+
+    made_for = torch.cuda if torch is not None else None
+    if chosen is not None and made_for and _major(chosen.version) != _major(made_for):
+        yield Finding(
+            "nvcc",
+            NOTE,
+            f"nvcc is of CUDA {chosen.version}, torch of {made_for}: torch's own load() refuses "
+            "that; a .cu without torch headers does not mind",
         )
 
 

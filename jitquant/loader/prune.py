@@ -140,7 +140,14 @@ def _remove(cache: Cache, build: Stored) -> bool:
 
 def _sweep(cache: Cache) -> None:
     """Remove what builders left that are no more: nobody holds the lock of their build."""
-    for shard in sorted({item.name.partition("-")[0] for item in _scan(cache.base / "staging")}):
+    shards: set[str] = set()
+    for item in _scan(cache.base / "staging"):
+        kind = item.name.partition("-")[0]
+        if kind in ("pruned", "damaged"):  # whoever set it aside was about to remove it
+            shutil.rmtree(item.path, ignore_errors=True)
+        elif kind != "free":  # made where there are no locks; it goes after a day
+            shards.add(kind)
+    for shard in sorted(shards):
         with _locked(cache, shard) as locked:
             if locked:
                 cache.sweep(shard)

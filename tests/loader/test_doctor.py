@@ -162,6 +162,9 @@ def test_an_nvcc_newer_than_the_driver(
     monkeypatch.setattr(module, "read_driver", lambda: Driver("470", "11.4", ()))
     found = examine(new_loader(tmp_path / "cache"))
     assert "knows CUDA up to 11.4" in of(found, "nvcc", "warning")[0].text
+    here = replace(torch_install(), cuda="12.6")
+    monkeypatch.setattr(module, "torch_install", lambda: here)
+    assert "torch of 12.6" in of(examine(new_loader(tmp_path)), "nvcc", "note")[-1].text
 
 
 @pytest.mark.parametrize(

@@ -168,10 +168,14 @@ def test_what_dead_builders_left_goes(plain: Toy, tmp_path: Path) -> None:
     left.mkdir()
     busy = cache / "v1" / "staging" / "def-1-2"
     busy.mkdir()
+    for kind in ("pruned", "damaged"):
+        (cache / "v1" / "staging" / f"{kind}-12" / "deep").mkdir(parents=True)
+    locks = set((cache / "v1" / "locks").iterdir())
     with Cache(cache).lock("def", timeout=1, beat=1, on_wait=lambda *_: None):
         prune(Cache(cache), older_than=1e9)
-    assert not left.exists()
-    assert busy.exists()
+    assert list((cache / "v1" / "staging").iterdir()) == [busy]
+    names = {path.name for path in set((cache / "v1" / "locks").iterdir()) - locks}
+    assert names <= {"abc.lock", "def.lock"}
 
 
 def test_clear_forgets_all(plain: Toy, tmp_path: Path) -> None:
