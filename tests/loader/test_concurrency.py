@@ -43,11 +43,11 @@ def one(source: Path, expression: str = "module.library.factor()") -> str:
 
 
 def slow_compiler(directory: Path, seconds: float) -> str:
-    """A C++ compiler that takes its time with everything that it compiles."""
+    """A C++ compiler that takes its time with the source of a test."""
     path = directory / "slow" / "g++"
     path.parent.mkdir(exist_ok=True)
     path.write_text(
-        f'#!/bin/sh\ncase "$*" in *" -c "*plain*) sleep {seconds};; esac\nexec g++ "$@"\n'
+        f'#!/bin/sh\ncase " $*" in *" -c "*/plain.cpp*) sleep {seconds};; esac\nexec g++ "$@"\n'
     )
     path.chmod(0o755)
     return str(path)
