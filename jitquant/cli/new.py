@@ -112,7 +112,7 @@ import pytest
 import torch
 from jitquant.loader import NvccNotFoundError
 
-from NAME import NAME, module, reference
+from NAME import MEMBERS
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -191,7 +191,11 @@ def files_of(name: str) -> dict[str, str]:
             f"name: a Python module {name!r} is installed already, and {name}.py would hide it; "
             "choose another."
         )
-    return {file.format(name=name): text.replace("NAME", name) for file, text in _FILES.items()}
+    members = ", ".join(sorted([name, "module", "reference"], key=lambda m: (m.islower(), m)))
+    return {
+        file.format(name=name): text.replace("MEMBERS", members).replace("NAME", name)
+        for file, text in _FILES.items()
+    }
 
 
 def write_new(name: str, directory: Path) -> list[Path]:
