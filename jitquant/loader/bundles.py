@@ -54,6 +54,7 @@ class Bundled:
     directory: str
     library: str
     size: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,9 @@ class Bundle:
             if entry.schema != SCHEMA or entry.level2[:32] != directory.name:
                 yield directory, f"{directory / 'entry.json'} does not hash to its own name"
                 continue
+            if (entry.library, entry.library_sha256) != (build.library, build.sha256):
+                yield directory, f"{directory / 'entry.json'} is not what the manifest speaks of"
+                continue
             yield directory, entry
 
 
@@ -95,18 +99,19 @@ def open_bundle(path: Path) -> Bundle:
         BundleError: it is none, one of a format that is not known here, or others can write to it.
     """
     try:
-        status = os.stat(path)
+        modes = [os.stat(place).st_mode for place in (path, path / MANIFEST)]
         text = (path / MANIFEST).read_bytes()
     except OSError as error:
         raise BundleError(
             f"{path} is no bundle: {error.strerror} ({error.filename}). Make one with "
             f"`jitquant bundle -o {path}`, or take it out of {VARIABLE}."
         ) from error
-    if status.st_mode & 0o022:
-        raise BundleError(
-            f"{path} has mode {stat.S_IMODE(status.st_mode):04o}: others can write to it, and "
-            f"could make this process load any code. Run `chmod go-w {path}` if nobody did."
-        )
+    for place, mode in zip((path, path / MANIFEST), modes, strict=True):
+        if mode & 0o022:
+            raise BundleError(
+                f"{place} has mode {stat.S_IMODE(mode):04o}: others can write to it, and could "
+                f"make this process load any code. Run `chmod go-w {place}` if nobody did."
+            )
     try:
         manifest = json.loads(text)
         version = manifest["format"]
@@ -203,6 +208,7 @@ def write_bundle(builds: Sequence[tuple[Path, Entry]], directory: Path) -> Bundl
                     place.as_posix(),
                     entry.library,
                     entry.library_size,
+                    entry.library_sha256,
                 )
             )
         inputs = builds[0][1].inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -195,6 +196,21 @@ def test_a_damaged_library_is_refused_and_left_as_it_is(
     assert library.stat().st_size == 1000
 
 
+def test_a_library_that_the_manifest_does_not_speak_of_is_refused(
+    plain: Toy, bundle: Path, tmp_path: Path
+) -> None:
+    (library,) = bundle.glob("entries/*/*/*.so")
+    other = library.read_bytes() + b"something else"
+    library.chmod(0o644)
+    library.write_bytes(other)
+    digest = hashlib.sha256(other).hexdigest()
+    edit_entry(bundle, lambda described: described.update(library_sha256=digest))
+    loader = new_loader(tmp_path / "cache")
+    build, refused = loader.search_bundles(loader.look_up(Request("plain", (plain.source,))))
+    assert build is None
+    assert "is not what the manifest speaks of" in refused[0]
+
+
 def no_manifest(bundle: Path) -> None:
     (bundle / "manifest.json").unlink()
 
@@ -211,6 +227,10 @@ def others_write(bundle: Path) -> None:
     bundle.chmod(0o777)
 
 
+def others_write_the_manifest(bundle: Path) -> None:
+    (bundle / "manifest.json").chmod(0o664)
+
+
 def gone(bundle: Path) -> None:
     shutil.rmtree(bundle)
 
@@ -223,6 +243,7 @@ def gone(bundle: Path) -> None:
         (newer_format, "has format 2, and this jitquant reads format 1"),
         (no_builds, r"manifest\.json cannot be read"),
         (others_write, "has mode 0777: others can write to it"),
+        (others_write_the_manifest, r"manifest\.json has mode 0664: others can write to it"),
     ],
 )
 def test_what_is_no_bundle_is_said_and_passed_over(
