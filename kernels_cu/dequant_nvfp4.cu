@@ -58,6 +58,38 @@ __global__ void __launch_bounds__(kThreads, 6)
   }
 }
 
+// The same where everything follows each other without a gap and there is one gsa: word i of the
+// codes and half of scale i / 2 give values 8 * i to 8 * i + 7.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    flat_dequant_kernel(const uint32_t* codes, const uint8_t* scales, const float* gsa, T* out,
+                        int64_t words) {
+  constexpr int kAtOnce = 4;
+  let_next_begin();
+  wait_for_previous();
+  const float factor = *gsa;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * kAtOnce;
+  int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads * kAtOnce + threadIdx.x;
+#pragma unroll 1
+  for (; first < words; first += step) {
+    uint32_t word[kAtOnce];
+    uint8_t scale[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t i = first + k * kThreads;
+      if (i < words) word[k] = codes[i], scale[k] = scales[i >> 1];
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t i = first + k * kThreads;
+      if (i >= words) break;
+      Half<T> half;
+      nvfp4_dequantize8(word[k], float_from_e4m3(scale[k]), factor, half.v);
+      half.store(out + i * 8, 8, true);
+    }
+  }
+}
+
 // Packed along the rows: neighbouring threads take neighbouring columns.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -87,11 +119,19 @@ cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, i
   const int64_t items = (in.rows * in.blocks * 2 + kThreads - 1) / kThreads;
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    constexpr auto kKernel = &dequant_kernel<T>;
-    const int64_t grid = persistent_grid(items, 6);
-    const bool vector = reinterpret_cast<uintptr_t>(out) % 16 == 0 && cols * sizeof(T) % 16 == 0;
-    return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream, in, static_cast<T*>(out),
-                           cols, vector);
+    T* const p = static_cast<T*>(out);
+    const bool aligned = reinterpret_cast<uintptr_t>(out) % 16 == 0;
+    const bool flat = aligned && !in.swizzled && in.gsa_stride == 0 && cols == in.blocks * 16 &&
+                      in.code_stride == in.blocks * 8 && in.scale_stride == in.blocks;
+    if (flat) {
+      const int per_sm = blocks_per_sm<&flat_dequant_kernel<T>>(kThreads, 0);
+      return launch<&flat_dequant_kernel<T>>(
+          {persistent_grid((items + 3) / 4, per_sm), kThreads, Start::kOverlapped}, stream,
+          reinterpret_cast<const uint32_t*>(in.codes), in.scales, in.gsa, p,
+          in.rows * in.blocks * 2);
+    }
+    return launch<&dequant_kernel<T>>({persistent_grid(items, 6), kThreads, Start::kOverlapped},
+                                      stream, in, p, cols, aligned && cols * sizeof(T) % 16 == 0);
   });
 }
 

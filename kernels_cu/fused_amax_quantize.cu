@@ -1,6 +1,6 @@
 // NVFP4 of a tensor with its own gsa: in one launch where a cluster holds it, otherwise amax, then
-// quantize, in two; a row at a time in one. And the second halves by themselves, for a gsa that is on
-// the device already.
+// quantize, in two; a row at a time in one. And the second halves by themselves, for a gsa that is
+// on the device already.
 #include "jitquant/nvfp4_rows.cuh"
 
 namespace jitquant {
@@ -18,8 +18,7 @@ cudaError_t launch_amax_quantize_nvfp4(const Matrix& x, float divisor, float* pa
     if (plan.cluster > 0) {
       return launch_cluster(PlainSource<T>(x), plan.cluster, divisor, gsa, recipe, out, stream);
     }
-    const cudaError_t error =
-        launch_amax_plain<T>(x, partials, plan.partials, stream);
+    const cudaError_t error = launch_amax_plain<T>(x, partials, plan.partials, stream);
     if (error != cudaSuccess) return error;
     return launch_quantize_plain<T>(x, partials_scale(partials, plan.partials, divisor, gsa),
                                     recipe, out, stream);

@@ -15,11 +15,11 @@ HyperConnectionSource<T> source_of(const HyperConnection& mix) {
 
 }  // namespace
 
-int mhc_amax_partials(const HyperConnection& mix) {
+int mhc_amax_partials(const HyperConnection& mix, const ColumnVector& weight) {
   int64_t grid = 0;
   dispatch(mix.x.dtype, [&](auto element) {
     using T = decltype(element);
-    grid = row_shape<HyperConnectionSource<T>, true>(mix.x.rows, mix.x.cols).grid;
+    grid = row_partials(source_of<T>(mix), weight);
     return cudaSuccess;
   });
   return static_cast<int>(grid);
@@ -31,9 +31,8 @@ cudaError_t launch_mhc_rows(const HyperConnection& mix, const ColumnVector& weig
                             const Nvfp4Output& out, cudaStream_t stream) {
   return dispatch(mix.x.dtype, [&](auto element) {
     using T = decltype(element);
-    return launch_rows<HyperConnectionSource<T>, true>(source_of<T>(mix),
-                                                       Normalize<T>{weight, eps, inv_rms}, scale,
-                                                       recipe, out, stream);
+    return launch_rows<true>(source_of<T>(mix), Normalize<T>{weight, eps, inv_rms}, scale, recipe,
+                             out, stream);
   });
 }
 

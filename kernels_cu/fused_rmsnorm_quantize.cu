@@ -4,12 +4,12 @@
 
 namespace jitquant {
 
-int rmsnorm_amax_partials(const Matrix& x, bool residual) {
+int rmsnorm_amax_partials(const Matrix& x, const Matrix* residual, const ColumnVector& weight) {
   int64_t grid = 0;
   dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    grid = residual ? row_shape<ResidualSource<T>, true>(x.rows, x.cols).grid
-                    : row_shape<PlainSource<T>, true>(x.rows, x.cols).grid;
+    grid = residual != nullptr ? row_partials(ResidualSource<T>(x, *residual), weight)
+                               : row_partials(PlainSource<T>(x), weight);
     return cudaSuccess;
   });
   return static_cast<int>(grid);
@@ -23,9 +23,9 @@ cudaError_t launch_rmsnorm_rows(const Matrix& x, const Matrix* residual, const C
     using T = decltype(element);
     const Normalize<T> norm = {weight, eps, inv_rms};
     if (residual != nullptr) {
-      return launch_rows<ResidualSource<T>, true>({x, *residual}, norm, scale, recipe, out, stream);
+      return launch_rows<true>(ResidualSource<T>(x, *residual), norm, scale, recipe, out, stream);
     }
-    return launch_rows<PlainSource<T>, true>(PlainSource<T>(x), norm, scale, recipe, out, stream);
+    return launch_rows<true>(PlainSource<T>(x), norm, scale, recipe, out, stream);
   });
 }
 
@@ -35,9 +35,9 @@ cudaError_t launch_rmsnorm_quantize(const Matrix& x, const ColumnVector& weight,
                                     const Nvfp4Output& out, cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    return launch_quantize(NormalizedSource<PlainSource<T>>(
-                               PlainSource<T>(x), Normalize<T>{weight, 0.0f, inv_rms}),
-                           scale, recipe, out, stream);
+    return launch_quantize(
+        NormalizedSource<PlainSource<T>>(PlainSource<T>(x), Normalize<T>{weight, 0.0f, inv_rms}),
+        scale, recipe, out, stream);
   });
 }
 

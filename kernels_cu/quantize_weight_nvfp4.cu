@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kThreads)
   BlockReduce reduce(scratch);
   let_next_begin();
   wait_for_previous();
-  const Nvfp4Encoding encoding = tensor_encoding(scale, reduce);
+  const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
   const int64_t width = (out.rows + 15) / 16 * 16;  // whole tiles: all 16 lanes are there
   for (BlockWalk walk(width); walk.row < out.blocks; walk.next()) {
     const int64_t line = walk.block, block = walk.row;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     if (!inside) continue;
-    const Nvfp4Codes codes = nvfp4_quantize_block(v, b, encoding, recipe);
+    const Nvfp4Codes codes = nvfp4_quantize_block(v, b, encoding);
     if (shape.columns) {
       out.scales[block * out.rows + line] = codes.scale;
 #pragma unroll
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
         out.codes[(block * 8 + i) * out.rows + line] = static_cast<uint8_t>(word >> (8 * (i & 3)));
       }
     } else {
-      store_codes(out, line, block, codes);
+      OutputRow(out, line).store(block, codes);
     }
   }
   zero_padding(out);
@@ -68,8 +68,8 @@ cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, const WeightShape& sha
   const int64_t grid = persistent_grid((lines * out.blocks + kThreads - 1) / kThreads, 8);
   return dispatch(w.dtype, [&](auto element) {
     using T = decltype(element);
-    return launch<&weight_kernel<T>>({grid, kThreads, Start::kOverlapped}, stream, static_cast<const T*>(w.data), shape,
-                                     scale, recipe, out);
+    return launch<&weight_kernel<T>>({grid, kThreads, Start::kOverlapped}, stream,
+                                     static_cast<const T*>(w.data), shape, scale, recipe, out);
   });
 }
 

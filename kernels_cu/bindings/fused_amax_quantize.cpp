@@ -36,8 +36,8 @@ void amax_quantize_nvfp4(Call& call, const View& x, double divisor,
     check_launch(launch_quantize_nvfp4_rows(m, d, gsa_out, r, out, at.stream), kName);
   } else {
     const Workspace partials(amax_partials(m), x);
-    check_launch(
-        launch_amax_quantize_nvfp4(m, d, partials.floats(), gsa_out, r, out, at.stream), kName);
+    check_launch(launch_amax_quantize_nvfp4(m, d, partials.floats(), gsa_out, r, out, at.stream),
+                 kName);
   }
 }
 

@@ -2,7 +2,7 @@
 
 namespace jitquant {
 
-int mhc_amax_partials(const HyperConnection& mix);
+int mhc_amax_partials(const HyperConnection& mix, const ColumnVector& weight);
 cudaError_t launch_mhc_rows(const HyperConnection& mix, const ColumnVector& weight, float eps,
                             float* inv_rms, const RowScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream);
@@ -67,7 +67,7 @@ void run(Call& call, const View& X, const View& A, const View& weight, const Nor
       [&](const GlobalScale& second) {
         return launch_mhc_quantize(mix, w, inv, second, a.recipe, out, at.stream);
       },
-      [&] { return mhc_amax_partials(mix); });
+      [&] { return mhc_amax_partials(mix, w); });
 }
 
 void mhc_rmsnorm_quantize_nvfp4(Call& call, const View& X, const View& A, const View& weight,

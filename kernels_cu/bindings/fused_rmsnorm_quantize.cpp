@@ -2,7 +2,7 @@
 
 namespace jitquant {
 
-int rmsnorm_amax_partials(const Matrix& x, bool residual);
+int rmsnorm_amax_partials(const Matrix& x, const Matrix* residual, const ColumnVector& weight);
 cudaError_t launch_rmsnorm_rows(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
                                 float eps, float* inv_rms, const RowScale& scale,
                                 Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream);
@@ -55,7 +55,7 @@ void run(Call& call, const View& x, const View& weight, const std::optional<InPl
         const Matrix& normalized = residual_rows != nullptr ? *residual_rows : m;
         return launch_rmsnorm_quantize(normalized, w, inv, second, a.recipe, out, at.stream);
       },
-      [&] { return rmsnorm_amax_partials(m, residual_rows != nullptr); });
+      [&] { return rmsnorm_amax_partials(m, residual_rows, w); });
 }
 
 void rmsnorm_quantize_nvfp4(Call& call, const View& x, const View& weight, double eps,

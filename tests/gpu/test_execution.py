@@ -15,6 +15,8 @@ from jitquant.testing import assert_capturable, assert_no_sync, bytes_of, count_
 from .helpers import module, randn, same
 
 N = 768
+# Of up to 4096 blocks of 16 values, where a GPU has clusters of blocks.
+ONE = 1 if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) else 2
 
 
 def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Tensor]], int]]:
@@ -49,12 +51,12 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
         "given": (lambda t: module("quantize_nvfp4").quantize_nvfp4(t, gsa), x, 1),
         "given rows": (lambda t: module("quantize_nvfp4").quantize_nvfp4(t, rows), x, 1),
         "from buffer": (lambda t: fused.quantize_nvfp4_from_buffer(t, gsa), x, 1),
-        "select": (lambda t: deinterleave.deinterleave_amax_quantize_nvfp4(t, N // 2, 8), x, 2),
+        "select": (lambda t: deinterleave.deinterleave_amax_quantize_nvfp4(t, N // 2, 8), x, ONE),
         "select given": (
             lambda t: deinterleave.deinterleave_quantize_nvfp4(t, N // 2, 8, gsa), x, 1),
         "swiglu": (
             lambda t: deinterleave.deinterleave_amax_quantize_nvfp4(
-                t, N // 2, 8, op="swiglu"), x, 2),
+                t, N // 2, 8, op="swiglu"), x, ONE),
         "swiglu row": (
             lambda t: deinterleave.deinterleave_amax_quantize_nvfp4(
                 t, N // 2, 8, op="swiglu", granularity="row"), x, 1),
@@ -78,6 +80,26 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
 def test_launches_are_exact() -> None:
     for name, (fn, arguments, launches) in _pipelines().items():
         assert count_launches(fn, *arguments()) == launches, name
+
+
+@pytest.mark.parametrize("scale_layout", ["linear", "swizzled_128x4"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_launch_up_to_4096_blocks(dtype: torch.dtype, scale_layout: str) -> None:
+    quantize = module("fused_amax_quantize").amax_quantize_nvfp4
+    for shape, launches in [
+        *(((1, 16 * blocks), ONE) for blocks in (1, 31, 448, 512, 513, 2049, 4095, 4096)),
+        *(((rows, 7168), ONE) for rows in (2, 3, 8, 9)),
+        *(((rows, 40), ONE) for rows in (1, 33, 700)),
+        *(((1, 16 * 4096 + 1), 2), ((10, 7168), 2), ((700, 100), 2)),
+    ]:
+        x = randn(*shape, dtype=dtype)
+        same(
+            quantize(x, scale_layout=scale_layout),
+            reference.quantize_nvfp4(x, scale_layout=scale_layout),
+        )
+        assert count_launches(lambda t: quantize(t, scale_layout=scale_layout), x) == launches, (
+            shape
+        )
 
 
 def test_no_call_waits_for_the_gpu() -> None:

@@ -98,6 +98,7 @@ def _steps() -> dict[str, tuple[Callable[..., Any], list[Tensor], int]]:
     gsa = torch.tensor([0.002], device="cuda")
     buffers = QuantizedActivation.empty((130, 768), device="cuda")
     q = jitquant.quantize_nvfp4(x)
+    one = 1 if torch.cuda.get_device_capability() >= (9, 0) else 2  # it has few values
     return {
         "amax_gsa": (jitquant.amax_gsa, [x], 1),
         "tensor": (jitquant.quantize_nvfp4, [x], 2),
@@ -106,7 +107,7 @@ def _steps() -> dict[str, tuple[Callable[..., Any], list[Tensor], int]]:
         "given": (lambda t: jitquant.quantize_nvfp4(t, gsa), [x], 1),
         "number": (lambda t: jitquant.quantize_nvfp4(t, 0.002), [x], 1),
         "weight": (lambda t: jitquant.quantize_weight_nvfp4(t, block="16x16"), [x], 2),
-        "swiglu": (lambda t: jitquant.deinterleave_quantize_nvfp4(t, 384), [x], 2),
+        "swiglu": (lambda t: jitquant.deinterleave_quantize_nvfp4(t, 384), [x], one),
         "rmsnorm": (jitquant.rmsnorm_quantize_nvfp4, [x, w], 1),
         "residual": (
             lambda t, v, r: jitquant.rmsnorm_quantize_nvfp4(t, v, residual=r),

@@ -14,7 +14,7 @@ void decode_e2m1(const uint8_t* code, float* x, int64_t n) {
 }
 
 void encode_e4m3(const float* x, uint8_t* code, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) code[i] = e4m3_from_float(x[i]);
+  for (int64_t i = 0; i < n; ++i) code[i] = static_cast<uint8_t>(e4m3_from_float(x[i]));
 }
 
 void decode_e4m3(const uint8_t* code, float* x, int64_t n) {
@@ -29,13 +29,13 @@ int64_t count_wrong_e2m1(uint32_t first, uint32_t last) {
   for (uint64_t bits = first; bits <= last; ++bits) {
     const float x = bits_float(static_cast<uint32_t>(bits));
     // Beyond 8 the nearest is 6, and a difference of doubles would no longer tell the values apart.
-    const double a = std::isnan(x) ? x : std::fmin(std::fabs(static_cast<double>(x)), 8.0);
+    if (std::isnan(x)) continue;
+    const double a = std::fmin(std::fabs(static_cast<double>(x)), 8.0);
     uint32_t best = 0;
     for (uint32_t c = 1; c < 8; ++c) {
       const double was = std::fabs(a - values[best]), is = std::fabs(a - values[c]);
       if (is < was || (is == was && c % 2 == 0)) best = c;
     }
-    if (std::isnan(a)) best = 0;
     wrong += e2m1_from_float(x) != (best | ((bits >> 31) << 3));
   }
   return wrong;
@@ -44,10 +44,10 @@ int64_t count_wrong_e2m1(uint32_t first, uint32_t last) {
 }  // extern "C"
 
 template <class T>
-static void quantize(const Block<T>* x, int64_t blocks, const Nvfp4Encoding& e, Nvfp4Recipe recipe,
-                     uint8_t* codes, uint8_t* scales) {
+static void quantize(const Block<T>* x, int64_t blocks, const Nvfp4Encoding& e, uint8_t* codes,
+                     uint8_t* scales) {
   for (int64_t i = 0; i < blocks; ++i) {
-    const Nvfp4Codes out = nvfp4_quantize_block(x[i], block_amax(x[i]), e, recipe);
+    const Nvfp4Codes out = nvfp4_quantize_block(x[i], block_amax(x[i]), e);
     for (int j = 0; j < 4; ++j) {
       codes[8 * i + j] = static_cast<uint8_t>(out.low >> (8 * j));
       codes[8 * i + 4 + j] = static_cast<uint8_t>(out.high >> (8 * j));
@@ -77,15 +77,14 @@ static auto with_blocks(const void* x, int dtype, F&& f) {
 
 extern "C" {
 
-// blocks x 16 values of bf16 (dtype 0), fp16 (1) or fp32 (2); gsa given (mode 0), or the amax of the
-// tensor and a divisor (mode 1).
+// blocks x 16 values of bf16 (dtype 0), fp16 (1) or fp32 (2); gsa given (mode 0), or the amax of
+// the tensor and a divisor (mode 1).
 void quantize_blocks(const void* x, int dtype, int64_t blocks, int mode, float value, float divisor,
                      int recipe, uint8_t* codes, uint8_t* scales) {
+  const Nvfp4Recipe r = static_cast<Nvfp4Recipe>(recipe);
   const Nvfp4Encoding e =
-      mode == 0 ? nvfp4_encoding_from_gsa(value) : nvfp4_encoding_from_amax(value, divisor);
-  with_blocks(x, dtype, [&](auto p) {
-    quantize(p, blocks, e, static_cast<Nvfp4Recipe>(recipe), codes, scales);
-  });
+      mode == 0 ? nvfp4_encoding_from_gsa(value, r) : nvfp4_encoding_from_amax(value, divisor, r);
+  with_blocks(x, dtype, [&](auto p) { quantize(p, blocks, e, codes, scales); });
 }
 
 float amax_ignoring_nan(const void* x, int dtype, int64_t blocks) {

@@ -1,6 +1,6 @@
-// Sixteen neighbours, which share a scale, as memory holds them: 16-bit types in pairs, so that what
-// a quantizer asks of them costs half an instruction each where the hardware has one for pairs.
-// Compiles as CUDA and as plain C++17, as numeric.cuh does.
+// Sixteen neighbours, which share a scale, as memory holds them: 16-bit types in pairs, so that
+// what a quantizer asks of them costs half an instruction each where the hardware has one for
+// pairs. Compiles as CUDA and as plain C++17, as numeric.cuh does.
 #pragma once
 
 #include <type_traits>
@@ -15,7 +15,8 @@
 
 namespace jitquant {
 
-// Own types instead of cuda_bf16.h and cuda_fp16.h, which take longer to compile than a kernel does.
+// Own types instead of cuda_bf16.h and cuda_fp16.h, which take longer to compile than a kernel
+// does.
 struct Bf16 {
   uint16_t bits;
 };

@@ -36,8 +36,8 @@ inline int sm_count() {
 }
 
 // Programmatic dependent launch (compute capability 9.0 on; nothing before): the blocks of a kernel
-// are put on the multiprocessors while the kernel before it ends. A kernel that is launched so reads
-// and writes nothing that an earlier one touches before it has called wait_for_previous().
+// are put on the multiprocessors while the kernel before it ends. A kernel that is launched so
+// reads and writes nothing that an earlier one touches before it has called wait_for_previous().
 __device__ __forceinline__ void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -118,8 +118,9 @@ cudaError_t launch(const LaunchShape& shape, cudaStream_t stream, const Args&...
   return cudaLaunchKernelEx(&config, kKernel, args...);
 }
 
-// Blocks of `threads` threads with `shared` bytes that a multiprocessor holds at once; 0 where such a
-// block is too large for it. Lets the kernel have as much shared memory as the device gives a block.
+// Blocks of `threads` threads with `shared` bytes that a multiprocessor holds at once; 0 where such
+// a block is too large for it. Lets the kernel have as much shared memory as the device gives a
+// block.
 template <auto kKernel>
 int blocks_per_sm(int threads, size_t shared) {
   constexpr int kDevices = 64;
@@ -144,8 +145,8 @@ int blocks_per_sm(int threads, size_t shared) {
     most_shared[device].store(most, std::memory_order_release);
   }
   if (shared > static_cast<size_t>(most)) return 0;
-  // The limits of every device from compute capability 8.0 on: registers by the warp in steps of 8 a
-  // thread, 1 KiB of shared memory that the system takes of each block.
+  // The limits of every device from compute capability 8.0 on: registers by the warp in steps of 8
+  // a thread, 1 KiB of shared memory that the system takes of each block.
   const int per_thread = (registers.load(std::memory_order_relaxed) + 7) / 8 * 8;
   const int by_registers = 65536 / (per_thread * threads);
   const int by_shared = (most + 1024) / static_cast<int>(shared + 1024);

@@ -10,11 +10,11 @@ constexpr int kNvfp4Block = 16;     // elements that share a scale
 constexpr float kE4m3Max = 448.0f;  // largest finite E4M3
 
 // E4M3 of x, to nearest even, saturating (Inf too) at +-448; NaN gives 0x7f.
-JITQUANT_HD uint8_t e4m3_from_float(float x) {
+JITQUANT_HD uint16_t e4m3_from_float(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-  return static_cast<uint8_t>(pair);
+  return pair;
 #else
   if (is_nan(x)) return 0x7f;
   const uint32_t sign = (float_bits(x) >> 24) & 0x80u;
@@ -28,12 +28,12 @@ JITQUANT_HD uint8_t e4m3_from_float(float x) {
     const uint32_t bits = float_bits(a);
     code = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - ((127u - 7u) << 3);
   }
-  return static_cast<uint8_t>(sign | code);
+  return static_cast<uint16_t>(sign | code);
 #endif
 }
 
 // Exact; 0x7f and 0xff give NaN.
-JITQUANT_HD float float_from_e4m3(uint8_t code) {
+JITQUANT_HD float float_from_e4m3(uint16_t code) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   float x;
   asm("{\n"
@@ -44,7 +44,7 @@ JITQUANT_HD float float_from_e4m3(uint8_t code) {
       " cvt.f32.f16 %0, low;\n"
       "}"
       : "=f"(x)
-      : "h"(static_cast<uint16_t>(code)));
+      : "h"(code));
   return x;
 #else
   const uint32_t magnitude = code & 0x7fu;
@@ -55,18 +55,25 @@ JITQUANT_HD float float_from_e4m3(uint8_t code) {
 #endif
 }
 
-// 2^23 plus the code of a >= 0: to nearest even, saturating at 6; a NaN gives a zero. Each saturated
-// term covers one binade; adding it to 2^23 rounds it to a whole code.
+// 2^23 plus the code of a >= 0: to nearest even, saturating at 6. A code is the least of three
+// lines through a, one for each binade, and adding a line to 2^23 rounds it to a whole code.
 JITQUANT_HD float e2m1_magnitude(float a) {
-  const float low = fma_saturate(a, 0.5f, 0.0f);
-  const float middle = fma_saturate(a, 0.5f, -1.0f);
-  const float high = fma_saturate(a, 0.5f, -2.0f);
-  float t = fma_rn(low, 4.0f, 0x1p23f);
-  t = fma_rn(middle, 2.0f, t);
-  return add_rn(t, high);
+  const float low = fma_rn(a, 2.0f, 0x1p23f);
+  const float middle = add_rn(a, 0x1p23f + 2.0f);
+  const float high = fma_rn(a, 0.5f, 0x1p23f + 4.0f);
+  constexpr float kMost = 0x1p23f + 7.0f;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  // Positive floats order as integers, of which one instruction takes three.
+  const int least = __vimin3_s32(__float_as_int(low), __float_as_int(middle), __float_as_int(high));
+  return __int_as_float(min(least, __float_as_int(kMost)));
+#else
+  const float least = low < middle ? low : middle;
+  const float lesser = least < high ? least : high;
+  return lesser < kMost ? lesser : kMost;
+#endif
 }
 
-// E2M1 of x in the low four bits, the sign of zero kept.
+// E2M1 of x, which is no NaN, in the low four bits, the sign of zero kept.
 JITQUANT_HD uint32_t e2m1_from_float(float x) {
   return (float_bits(e2m1_magnitude(abs_of(x))) & 7u) | ((float_bits(x) >> 28) & 8u);
 }

@@ -13,8 +13,8 @@ namespace jitquant {
 
 enum class DType : int { kBFloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
 
-// Rows of elements. Row r = (i0 * n1 + i1) * n2 + i2 starts at data + i0 * s0 + i1 * s1 + i2 * s2. Where
-// n2 is not all rows there are less than 2^32 of them.
+// Rows of elements. Row r = (i0 * n1 + i1) * n2 + i2 starts at data + i0 * s0 + i1 * s1 + i2 * s2.
+// Where n2 is not all rows there are less than 2^32 of them.
 struct Matrix {
   const void* data;
   DType dtype;

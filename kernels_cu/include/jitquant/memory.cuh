@@ -44,8 +44,8 @@ __device__ __forceinline__ uint32_t bits_of(T x) {
   return x.bits;
 }
 
-// A block of which element(i) gives the elements below `count`; the others are zero. In a short loop,
-// which is for what is not aligned: the registers are all named by constants.
+// A block of which element(i) gives the elements below `count`; the others are zero. In a short
+// loop, which is for what is not aligned: the registers are all named by constants.
 template <class T, class F>
 __device__ __forceinline__ Block<T> gather_block(int64_t count, F&& element) {
   constexpr int kPerWord = 4 / sizeof(T);
@@ -81,10 +81,10 @@ __device__ __forceinline__ void store_words(void* p, const uint32_t* words) {
 }
 
 // Sixteen elements from p, of which the first `count` are there; the others become zero. `vector`
-// says that p is aligned to 16 bytes.
-template <class T>
+// says that p is aligned to 16 bytes; kWhole, that it is and that all sixteen are there.
+template <bool kWhole = false, class T>
 __device__ __forceinline__ Block<T> load_block(const T* p, int64_t count, bool vector) {
-  if (!vector || count < 16) {
+  if (!kWhole && (!vector || count < 16)) {
     return gather_block<T>(count, [=](int i) { return p[i]; });
   }
   Block<T> block;
@@ -92,16 +92,20 @@ __device__ __forceinline__ Block<T> load_block(const T* p, int64_t count, bool v
   return block;
 }
 
-template <class T>
+template <bool kWhole = false, class T>
 __device__ __forceinline__ void store_block(T* p, int64_t count, bool vector,
                                             const Block<T>& block) {
-  if (vector && count >= 16) {
+  if (kWhole || (vector && count >= 16)) {
     store_words<Block<T>::kWords>(p, block.words);
-    return;
-  }
+  } else {
+    const int n = count < 16 ? static_cast<int>(count) : 16;
+#pragma unroll 1
+    for (int i = 0; i < n; ++i) {
+      float x = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    if (i < count) p[i] = from_float<T>(value_of(block, i));
+      for (int j = 0; j < 16; ++j) x = j == i ? value_of(block, j) : x;
+      p[i] = from_float<T>(x);
+    }
   }
 }
 

@@ -72,6 +72,17 @@ JITQUANT_HD float reciprocal_rn(float a) {
 #endif
 }
 
+// The same where a is known to be 2^-125 to 2^125 in magnitude, or NaN: without the checks.
+JITQUANT_HD float reciprocal_rn_ordinary(float a) {
+#if defined(__CUDA_ARCH__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
+  return __fmaf_rn(r, -__fmaf_rn(a, r, -1.0f), r);
+#else
+  return 1.0f / a;
+#endif
+}
+
 JITQUANT_HD float sqrt_rn(float a) {
 #if defined(__CUDA_ARCH__)
   return __fsqrt_rn(a);
@@ -85,16 +96,6 @@ JITQUANT_HD float fma_rn(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 #else
   return std::fma(a, b, c);
-#endif
-}
-
-// a * b + c clamped to [0, 1]; NaN becomes 0.
-JITQUANT_HD float fma_saturate(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return __saturatef(__fmaf_rn(a, b, c));
-#else
-  const float y = std::fma(a, b, c);
-  return y > 0.0f ? (y < 1.0f ? y : 1.0f) : 0.0f;
 #endif
 }
 

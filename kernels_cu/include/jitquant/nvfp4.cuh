@@ -12,42 +12,54 @@ enum class Nvfp4Recipe : int { kTe = 0, kVllm = 1 };
 
 constexpr float kSixth = 1.0f / 6.0f;
 
-// The scale of a whole tensor (or row) as the quantizer uses it.
+// The scale of a whole tensor (or row) as the quantizer uses it, S being the encoding scale: what a
+// value is multiplied with before the block scale and the code share it out.
 struct Nvfp4Encoding {
-  float S;       // encoding scale: value * S is what the block scale and the code share out
-  float S_6;     // S * (1/6)
-  float over_S;  // 1 / S
+  float first, second;  // the stored scale is RN(RN(b * first) * second): S / 6, or 1 / 6 and S
+  float over_S;         // 1 / S
+  float of_zero;        // what elements are multiplied with where the stored scale is 0
+  bool ordinary;        // a nonzero stored scale times over_S is far from the ends of fp32
 };
 
-JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S) {
+JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
   if (S > kFloatMax) S = kFloatMax;  // not fminf: a NaN stays
   if (S == 0.0f) S = 1.0f;
-  return {S, mul_rn(S, kSixth), reciprocal_rn(S)};
+  const bool te = recipe == Nvfp4Recipe::kTe;
+  Nvfp4Encoding e;
+  e.first = te ? mul_rn(S, kSixth) : kSixth;
+  e.second = te ? 1.0f : S;
+  e.over_S = reciprocal_rn(S);
+  e.ordinary = e.over_S >= 0x1p-100f && e.over_S <= 0x1p100f;
+  // For te as for every scale: 1 / (0 / S), no more than the largest number; 0 / S may be NaN.
+  e.of_zero = te ? (e.over_S <= kFloatMax ? kFloatMax : mul_rn(0.0f, e.over_S)) : 0.0f;
+  return e;
 }
 
 // From the amax of the tensor or row (no NaN). `divisor` is 6 * 448 = 2688 unless the caller says.
-JITQUANT_HD Nvfp4Encoding nvfp4_encoding_from_amax(float amax, float divisor) {
-  return nvfp4_encoding(amax == 0.0f ? 1.0f : div_rn(divisor, amax));
+JITQUANT_HD Nvfp4Encoding nvfp4_encoding_from_amax(float amax, float divisor, Nvfp4Recipe recipe) {
+  return nvfp4_encoding(amax == 0.0f ? 1.0f : div_rn(divisor, amax), recipe);
 }
 
 // From a given gsa; 0, which an all-zero tensor returns, means the same here as there.
-JITQUANT_HD Nvfp4Encoding nvfp4_encoding_from_gsa(float gsa) {
-  return nvfp4_encoding(gsa == 0.0f ? 1.0f : reciprocal_rn(gsa));
+JITQUANT_HD Nvfp4Encoding nvfp4_encoding_from_gsa(float gsa, Nvfp4Recipe recipe) {
+  return nvfp4_encoding(gsa == 0.0f ? 1.0f : reciprocal_rn(gsa), recipe);
 }
 
 // The stored scale of a block whose amax is b; a NaN b gives NaN (0x7f).
-JITQUANT_HD uint8_t nvfp4_block_scale(float b, const Nvfp4Encoding& e, Nvfp4Recipe recipe) {
-  const float scale =
-      recipe == Nvfp4Recipe::kTe ? mul_rn(b, e.S_6) : mul_rn(e.S, mul_rn(b, kSixth));
-  return e4m3_from_float(scale);
+JITQUANT_HD uint16_t nvfp4_block_scale(float b, const Nvfp4Encoding& e) {
+  return e4m3_from_float(mul_rn(mul_rn(b, e.first), e.second));
 }
 
 // What the elements of a block are multiplied with before they are rounded to E2M1.
-JITQUANT_HD float nvfp4_block_encode(uint8_t stored, const Nvfp4Encoding& e, Nvfp4Recipe recipe) {
+JITQUANT_HD float nvfp4_block_encode(uint16_t stored, const Nvfp4Encoding& e) {
   const float s = float_from_e4m3(stored);
-  if (recipe == Nvfp4Recipe::kVllm && s == 0.0f) return 0.0f;
-  const float enc = reciprocal_rn(mul_rn(s, e.over_S));
-  return enc > kFloatMax ? kFloatMax : enc;
+  const float shared = mul_rn(s, e.over_S);
+  float enc = reciprocal_rn_ordinary(shared);
+  if (!e.ordinary) {
+    enc = reciprocal_rn(shared);
+    enc = enc > kFloatMax ? kFloatMax : enc;
+  }
+  return s == 0.0f ? e.of_zero : enc;
 }
 
 struct Nvfp4Codes {
@@ -55,14 +67,9 @@ struct Nvfp4Codes {
   uint8_t scale;
 };
 
-// A block whose amax is b (of these elements, or of a larger tile that they belong to). With a
-// `factor` > 0 it is x * factor that is quantized, and b is the amax of that.
+// The codes of a block whose elements are multiplied with enc.
 template <class T>
-JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nvfp4Encoding& e,
-                                            Nvfp4Recipe recipe, float factor = 1.0f) {
-  Nvfp4Codes out;
-  out.scale = nvfp4_block_scale(b, e, recipe);
-  const float enc = mul_rn(nvfp4_block_encode(out.scale, e, recipe), factor);
+JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& out) {
   if (enc > 0.0f) {
     out.low = e2m1x8(x, 0, enc);
     out.high = e2m1x8(x, 1, enc);
@@ -72,6 +79,27 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nv
   } else {
     out.low = out.high = 0;  // the block is NaN: its codes carry nothing
   }
+}
+
+// A block whose amax is b (of these elements, or of a larger tile that they belong to).
+template <class T>
+JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nvfp4Encoding& e) {
+  const uint16_t scale = nvfp4_block_scale(b, e);
+  Nvfp4Codes out;
+  out.scale = static_cast<uint8_t>(scale);
+  nvfp4_encode_block(x, nvfp4_block_encode(scale, e), out);
+  return out;
+}
+
+// The block x * factor, where b is the amax of x and factor > 0.
+template <class T>
+JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, float factor,
+                                                   const Nvfp4Encoding& e) {
+  const uint16_t scale = nvfp4_block_scale(mul_rn(b, factor), e);
+  Nvfp4Codes out;
+  out.scale = static_cast<uint8_t>(scale);
+  const float enc = mul_rn(nvfp4_block_encode(scale, e), factor);
+  nvfp4_encode_block(x, enc > kFloatMax ? kFloatMax : enc, out);  // infinity times 0 is NaN
   return out;
 }
 

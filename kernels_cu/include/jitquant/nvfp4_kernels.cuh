@@ -1,8 +1,8 @@
 // The kernels that every NVFP4 pipeline is put together from, templates over where the values come
 // from (sources.cuh); those that go row by row are in nvfp4_rows.cuh:
 //   amax_kernel       launch 1 of tensor granularity: each block's amax into partials
-//   quantize_kernel   launch 2, or the only one where gsa is given; flat_quantize_kernel is the same
-//                     for a contiguous tensor and linear scales, with less to compute for a block
+//   quantize_kernel   launch 2, or the only one where gsa is given; flat_quantize_kernel for a
+//                     contiguous tensor
 //   cluster_kernel    both in one launch, for what a cluster holds in its registers
 // The amax goes from launch to launch as partial maxima in a workspace of the call's own, which
 // every block of launch 2 reduces for itself: no counter, no memset, nothing that has to be put
@@ -49,19 +49,26 @@ JITQUANT_HD int64_t padded_blocks(const Nvfp4Output& out) {
   return out.swizzled ? (out.blocks + 3) & ~int64_t{3} : out.blocks;
 }
 
-__device__ __forceinline__ void store_scale(const Nvfp4Output& out, int64_t row, int64_t block,
-                                            uint8_t scale) {
-  const int64_t i =
-      out.swizzled ? swizzle_128x4(row, block, padded_blocks(out)) : row * out.blocks + block;
-  out.scales[i] = scale;
-}
+// Where a row's codes and scales go.
+struct OutputRow {
+  uint2* codes;
+  uint8_t* scales;
+  bool swizzled;
 
-__device__ __forceinline__ void store_codes(const Nvfp4Output& out, int64_t row, int64_t block,
-                                            const Nvfp4Codes& codes) {
-  *reinterpret_cast<uint2*>(out.codes + (row * out.blocks + block) * 8) =
-      make_uint2(codes.low, codes.high);
-  store_scale(out, row, block, codes.scale);
-}
+  __device__ __forceinline__ OutputRow(const Nvfp4Output& out, int64_t row)
+      : codes(reinterpret_cast<uint2*>(out.codes) + row * out.blocks),
+        scales(out.scales +
+               (out.swizzled ? swizzle_128x4(row, 0, padded_blocks(out)) : row * out.blocks)),
+        swizzled(out.swizzled) {}
+
+  __device__ __forceinline__ void store_scale(int64_t block, uint8_t scale) const {
+    scales[swizzled ? swizzle_128x4(0, block, 0) : block] = scale;
+  }
+  __device__ __forceinline__ void store(int64_t block, const Nvfp4Codes& x) const {
+    codes[block] = make_uint2(x.low, x.high);
+    store_scale(block, x.scale);
+  }
+};
 
 // The swizzled layout is padded to whole tiles of 128 rows by 4 blocks. All threads of the grid.
 __device__ __forceinline__ void zero_padding(const Nvfp4Output& out) {
@@ -86,14 +93,15 @@ __device__ __forceinline__ void zero_padding(const Nvfp4Output& out) {
   }
   if (out.blocks & 3) {
     for (int64_t row = first; row < out.rows; row += step) {
-      for (int64_t b = out.blocks; b < padded_blocks(out); ++b) store_scale(out, row, b, 0);
+      const OutputRow to(out, row);
+      for (int64_t b = out.blocks; b < padded_blocks(out); ++b) to.store_scale(b, 0);
     }
   }
 }
 
 // The encoding of the whole tensor; every thread of the block calls it. Not for kRows.
 __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scale,
-                                                         BlockReduce& reduce) {
+                                                         Nvfp4Recipe recipe, BlockReduce& reduce) {
   const bool writes = scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
   if (scale.kind == GlobalScale::kPartials) {
     float amax = 0.0f;
@@ -102,11 +110,11 @@ __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scal
     }
     amax = reduce.max(amax);
     if (writes) *scale.gsa_out = div_rn(amax, scale.divisor);
-    return nvfp4_encoding_from_amax(amax, scale.divisor);
+    return nvfp4_encoding_from_amax(amax, scale.divisor, recipe);
   }
   const float gsa = scale.kind == GlobalScale::kValue ? scale.value : *scale.gsa;
   if (writes) *scale.gsa_out = gsa;
-  return nvfp4_encoding_from_gsa(gsa);
+  return nvfp4_encoding_from_gsa(gsa, recipe);
 }
 
 // The amax of what this block's threads walk over; every thread of the block gets it.
@@ -122,12 +130,16 @@ __device__ __forceinline__ float walked_amax(const Source& source, BlockReduce& 
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       rows[i] = walk.row, blocks[i] = walk.block;
-      if (walk.row < source.rows) fetched[i] = source.fetch(walk.row, walk.block);
+      if (walk.row < source.rows) {
+        fetched[i] = source.template fetch<false>(source.row(walk.row), walk.block);
+      }
       walk.next();
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (rows[i] < source.rows) amax.add(source.value(fetched[i], rows[i], blocks[i]));
+      if (rows[i] < source.rows) {
+        amax.add(source.template value<false>(fetched[i], source.row(rows[i]), blocks[i]));
+      }
     }
   }
   return reduce.max(amax.result());
@@ -162,40 +174,51 @@ __global__ void __launch_bounds__(2 * kThreads) amax_kernel(Source source, float
   if (threadIdx.x == 0) partials[blockIdx.x] = amax;
 }
 
+template <class T>
+constexpr int flat_blocks_per_sm() {
+  return sizeof(T) == 2 ? 5 : 4;
+}
+
 // The next block is loaded while one is computed: without that the loads of a multiprocessor's
 // threads do not cover the latency of the memory.
 template <class Source>
-__global__ void __launch_bounds__(kThreads, Source::kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads)
     quantize_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
   BlockWalk walk(out.blocks);
   typename Source::Fetched next;
-  if (early && walk.row < out.rows) next = source.fetch(walk.row, walk.block);
+  auto fetch = [&] {
+    if (walk.row < out.rows) {
+      next = source.template fetch<false>(source.row(walk.row), walk.block);
+    }
+  };
+  if (early) fetch();
   let_next_begin();
   wait_for_previous();
-  if (!early && walk.row < out.rows) next = source.fetch(walk.row, walk.block);
+  if (!early) fetch();
 
   const bool by_row = scale.kind == GlobalScale::kRows;
-  Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, reduce);
+  Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, recipe, reduce);
 #pragma unroll 1
   while (walk.row < out.rows) {
     const typename Source::Fetched fetched = next;
     const int64_t row = walk.row, block = walk.block;
     walk.next();
-    if (walk.row < out.rows) next = source.fetch(walk.row, walk.block);
-    if (by_row) encoding = nvfp4_encoding_from_gsa(scale.gsa[row * scale.stride]);
-    const typename Source::Value v = source.value(fetched, row, block);
-    store_codes(out, row, block, nvfp4_quantize_block(v, block_amax(v), encoding, recipe));
+    fetch();
+    if (by_row) encoding = nvfp4_encoding_from_gsa(scale.gsa[row * scale.stride], recipe);
+    const typename Source::Value v = source.template value<false>(fetched, source.row(row), block);
+    OutputRow(out, row).store(block, nvfp4_quantize_block(v, block_amax(v), encoding));
   }
   zero_padding(out);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads, FlatSource<T>::kBlocksPerSm)
+// The same for a contiguous tensor, with less to compute for a block.
+template <class T, bool kSwizzled>
+__global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
     flat_quantize_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
-                         uint8_t* codes, uint8_t* scales) {
+                         Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   const bool early = scale.kind == GlobalScale::kPartials;
@@ -206,24 +229,31 @@ __global__ void __launch_bounds__(kThreads, FlatSource<T>::kBlocksPerSm)
   let_next_begin();
   wait_for_previous();
   if (!early && block < source.blocks) next = source.fetch(block);
-  const Nvfp4Encoding encoding = tensor_encoding(scale, reduce);
+  const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
+  BlockWalk walk(kSwizzled ? out.blocks : 1);
 #pragma unroll 1
   while (block < source.blocks) {
     const Block<T> x = next;
     const int64_t here = block;
     block += step;
     if (block < source.blocks) next = source.fetch(block);
-    const Nvfp4Codes out = nvfp4_quantize_block(x, block_amax(x), encoding, recipe);
-    reinterpret_cast<uint2*>(codes)[here] = make_uint2(out.low, out.high);
-    scales[here] = out.scale;
+    const Nvfp4Codes codes = nvfp4_quantize_block(x, block_amax(x), encoding);
+    reinterpret_cast<uint2*>(out.codes)[here] = make_uint2(codes.low, codes.high);
+    if constexpr (kSwizzled) {
+      out.scales[swizzle_128x4(walk.row, walk.block, padded_blocks(out))] = codes.scale;
+      walk.next();
+    } else {
+      out.scales[here] = codes.scale;
+    }
   }
+  if constexpr (kSwizzled) zero_padding(out);
 }
 
 constexpr int kClusterThreads = 512;  // of a block, one block of 16 values each
 constexpr int kClusterBlocks = 8;     // every device with clusters has them of this size
 
-// A tensor of one block of values a thread, in one cluster (or one block): the amax goes through the
-// blocks' shared memory.
+// A tensor of one block of values a thread, in one cluster (or one block): the amax goes through
+// the blocks' shared memory.
 template <class Source>
 __global__ void __launch_bounds__(kClusterThreads)
     cluster_kernel(Source source, float divisor, float* gsa, Nvfp4Recipe recipe, Nvfp4Output out) {
@@ -239,7 +269,10 @@ __global__ void __launch_bounds__(kClusterThreads)
   wait_for_previous();
 
   typename Source::Value v = {};
-  if (row < out.rows) v = source.value(source.fetch(row, block), row, block);
+  if (row < out.rows) {
+    const typename Source::Row p = source.row(row);
+    v = source.template value<false>(source.template fetch<false>(p, block), p, block);
+  }
   Amax<typename Source::Value::Element> mine;
   mine.add(v);
   float amax = reduce.max(mine.result());
@@ -260,8 +293,8 @@ __global__ void __launch_bounds__(kClusterThreads)
   }
   if (i == 0) *gsa = div_rn(amax, divisor);
   if (row < out.rows) {
-    const Nvfp4Encoding encoding = nvfp4_encoding_from_amax(amax, divisor);
-    store_codes(out, row, block, nvfp4_quantize_block(v, block_amax(v), encoding, recipe));
+    const Nvfp4Encoding encoding = nvfp4_encoding_from_amax(amax, divisor, recipe);
+    OutputRow(out, row).store(block, nvfp4_quantize_block(v, block_amax(v), encoding));
   }
   zero_padding(out);
 #endif
@@ -303,9 +336,9 @@ FlatSource<T> flat_source(const Matrix& m) {
 //   one launch    from compute capability 9.0 on, up to 8 x 512 blocks of 16 values: a cluster of
 //                 blocks, one block of values a thread
 //   two launches  anything else, with a workspace of `partials` floats
-// On an H200 the cluster takes 1.7 to 2.3 us where two launches take 2.5; a cluster of 16 blocks, and
-// a cooperative launch that keeps up to 29 MB on the chip, were slower than two overlapped launches
-// at every size (docs/performance.md).
+// On an H200 the cluster takes 1.7 to 2.3 us where two launches take 2.5; a cluster of 16 blocks,
+// and a cooperative launch that keeps up to 29 MB on the chip, were slower than two overlapped
+// launches at every size (docs/performance.md).
 struct AmaxPlan {
   int cluster;   // blocks of the one launch; 0: two launches
   int partials;  // of two launches
@@ -339,8 +372,7 @@ template <class Source>
 cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {
   const int64_t items = (out.rows * out.blocks + kThreads - 1) / kThreads;
-  const int64_t grid =
-      persistent_grid(items, blocks_per_sm<&quantize_kernel<Source>>(kThreads, 0));
+  const int64_t grid = persistent_grid(items, blocks_per_sm<&quantize_kernel<Source>>(kThreads, 0));
   return launch<&quantize_kernel<Source>>({grid, kThreads, Start::kOverlapped}, stream, source,
                                           scale, recipe, out);
 }
@@ -365,14 +397,16 @@ cudaError_t launch_amax_plain(const Matrix& x, float* partials, int count, cudaS
 template <class T>
 cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
                                   const Nvfp4Output& out, cudaStream_t stream) {
-  if (out.swizzled || scale.kind == GlobalScale::kRows || !is_flat(x)) {
+  if (scale.kind == GlobalScale::kRows || !is_flat(x)) {
     return launch_quantize(PlainSource<T>(x), scale, recipe, out, stream);
   }
   const FlatSource<T> source = flat_source<T>(x);
-  const int64_t grid = persistent_grid((source.blocks + kThreads - 1) / kThreads,
-                                       FlatSource<T>::kBlocksPerSm);
-  return launch<&flat_quantize_kernel<T>>({grid, kThreads, Start::kOverlapped}, stream, source,
-                                          scale, recipe, out.codes, out.scales);
+  const int64_t items = (source.blocks + kThreads - 1) / kThreads;
+  const LaunchShape shape = {persistent_grid(items, flat_blocks_per_sm<T>()), kThreads,
+                             Start::kOverlapped};
+  return out.swizzled
+             ? launch<&flat_quantize_kernel<T, true>>(shape, stream, source, scale, recipe, out)
+             : launch<&flat_quantize_kernel<T, false>>(shape, stream, source, scale, recipe, out);
 }
 
 }  // namespace jitquant

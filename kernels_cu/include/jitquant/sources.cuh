@@ -1,11 +1,12 @@
 // Where the values of a quantizer come from. A source has `rows` and `cols` and
 //   Value                            the type of a block of its values
+//   Row row(r)                       where a row is
 //   Fetched fetch(row, block)        what has to be loaded for a block, once a block
 //   Value value(fetched, row, block) the block: zeros past the last column
 //   Fetched refetch(row, block)      for the same value once more
-//   kRowsPerSm                       blocks of 512 threads of row_kernel that a SM has to hold
-// and, where quantize_kernel takes it,
-//   kBlocksPerSm                     blocks of that kernel that its registers let a SM hold
+//   whole()                          all blocks are whole and aligned to 16 bytes; the last three
+//                                    are templates with a bool, which is true only then
+//   kShare                           blocks of a row that a thread of row_kernel should have
 //   kReadsOnlyInputs                 nothing it reads is written by the launch before
 // Loading and computing are apart so that a kernel can load a block while it computes another.
 #pragma once
@@ -42,25 +43,30 @@ struct RowPointer {
 template <class T>
 struct PlainSource {
   using Element = T;
+  static constexpr int kShare = 4;
   using Value = Block<T>;
   using Fetched = Block<T>;
-  static constexpr int kRowsPerSm = sizeof(T) == 2 ? 2 : 1;
-  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 5 : 4;
+  using Row = const T*;
   static constexpr bool kReadsOnlyInputs = true;
-  RowPointer<const T> row_pointer;
+  RowPointer<const T> row;
   int64_t rows, cols;
   bool vector;
 
-  explicit PlainSource(const Matrix& m)
-      : row_pointer(m), rows(m.rows), cols(m.cols), vector(m.vector) {}
+  explicit PlainSource(const Matrix& m) : row(m), rows(m.rows), cols(m.cols), vector(m.vector) {}
 
-  __device__ __forceinline__ Fetched fetch(int64_t row, int64_t block) const {
-    return load_block(row_pointer(row) + block * 16, cols - block * 16, vector);
+  bool whole() const { return vector && cols % 16 == 0; }
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched fetch(Row p, int64_t block) const {
+    return load_block<kWhole>(p + block * 16, cols - block * 16, vector);
   }
-  __device__ __forceinline__ Fetched refetch(int64_t row, int64_t block) const {
-    return fetch(row, block);
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched refetch(Row p, int64_t block) const {
+    return fetch<kWhole>(p, block);
   }
-  __device__ __forceinline__ Value value(const Fetched& x, int64_t, int64_t) const { return x; }
+  template <bool kWhole>
+  __device__ __forceinline__ Value value(const Fetched& x, Row, int64_t) const {
+    return x;
+  }
 };
 
 // Blocks that follow each other without a gap, as one row.
@@ -68,16 +74,11 @@ template <class T>
 struct FlatSource {
   using Element = T;
   using Value = Block<T>;
-  using Fetched = Block<T>;
-  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 5 : 4;
-  static constexpr bool kReadsOnlyInputs = true;
   const T* data;
   int64_t blocks;
 
-  __device__ __forceinline__ Fetched fetch(int64_t block) const {
-    Fetched x;
-    load_words<Fetched::kWords>(data + block * 16, x.words);
-    return x;
+  __device__ __forceinline__ Value fetch(int64_t block) const {
+    return load_block<true>(data + block * 16, 16, true);
   }
 };
 
@@ -91,21 +92,21 @@ __device__ __forceinline__ float swiglu(float gate, float up) {
 template <class T>
 struct DeinterleaveSource {
   using Element = T;
+  static constexpr int kShare = 4;
   using Value = Block<float>;
   struct Fetched {
     Block<T> gate, up;
   };
-  static constexpr int kRowsPerSm = 1;
-  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 3 : 1;
+  using Row = const T*;
   static constexpr bool kReadsOnlyInputs = true;
-  RowPointer<const T> row_pointer;
+  RowPointer<const T> row;
   int64_t rows, cols;
   uint32_t run;
   bool activate;  // silu(gate) * up; otherwise the gate as it is
   bool vector;    // eight neighbours are in one run and aligned
 
   DeinterleaveSource(const Matrix& m, int64_t run, bool activate)
-      : row_pointer(m),
+      : row(m),
         rows(m.rows),
         cols(m.cols / 2),
         run(static_cast<uint32_t>(run)),
@@ -118,13 +119,14 @@ struct DeinterleaveSource {
     return static_cast<int64_t>(c / run) * 2 * run + c % run;
   }
 
-  __device__ __forceinline__ Fetched fetch(int64_t row, int64_t block) const {
-    const T* gate = row_pointer(row);
+  bool whole() const { return vector && cols % 16 == 0; }
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched fetch(Row gate, int64_t block) const {
     const T* up = gate + run;
     const uint32_t first = static_cast<uint32_t>(block * 16);
     const int64_t count = cols - first;
     Fetched f = {};
-    if (vector && count >= 16) {
+    if (kWhole || (vector && count >= 16)) {
       constexpr int kHalf = Block<T>::kWords / 2;
       const int64_t a = gate_column(first), b = gate_column(first + 8);
       load_words<kHalf>(gate + a, f.gate.words);
@@ -141,10 +143,12 @@ struct DeinterleaveSource {
     }
     return f;
   }
-  __device__ __forceinline__ Fetched refetch(int64_t row, int64_t block) const {
-    return fetch(row, block);
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched refetch(Row gate, int64_t block) const {
+    return fetch<kWhole>(gate, block);
   }
-  __device__ __forceinline__ Value value(const Fetched& f, int64_t, int64_t) const {
+  template <bool kWhole>
+  __device__ __forceinline__ Value value(const Fetched& f, Row, int64_t) const {
     Value v;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -160,39 +164,51 @@ struct DeinterleaveSource {
 template <class T>
 struct ResidualSource {
   using Element = T;
+  static constexpr int kShare = 2;
   using Value = Block<T>;
   struct Fetched {
     Block<T> x, residual;
     bool summed;  // x is the sum already
   };
-  static constexpr int kRowsPerSm = 1;
-  RowPointer<const T> row_pointer;
-  RowPointer<T> residual;
+  struct Row {
+    const T* x;
+    T* residual;
+  };
+  RowPointer<const T> x_row;
+  RowPointer<T> residual_row;
   int64_t rows, cols;
   bool vector;
 
   ResidualSource(const Matrix& x, const Matrix& residual)
-      : row_pointer(x),
-        residual(residual),
+      : x_row(x),
+        residual_row(residual),
         rows(x.rows),
         cols(x.cols),
         vector(x.vector && residual.vector) {}
 
-  __device__ __forceinline__ Fetched fetch(int64_t row, int64_t block) const {
-    return {load_block(row_pointer(row) + block * 16, cols - block * 16, vector),
-            load_block<T>(residual(row) + block * 16, cols - block * 16, vector), false};
+  bool whole() const { return vector && cols % 16 == 0; }
+  __device__ __forceinline__ Row row(int64_t r) const { return {x_row(r), residual_row(r)}; }
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block) const {
+    const int64_t count = cols - block * 16;
+    const T* residual = p.residual + block * 16;
+    return {load_block<kWhole>(p.x + block * 16, count, vector),
+            load_block<kWhole>(residual, count, vector), false};
   }
-  __device__ __forceinline__ Fetched refetch(int64_t row, int64_t block) const {
-    return {load_block<T>(residual(row) + block * 16, cols - block * 16, vector), {}, true};
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched refetch(const Row& p, int64_t block) const {
+    const T* sum = p.residual + block * 16;
+    return {load_block<kWhole>(sum, cols - block * 16, vector), {}, true};
   }
-  __device__ __forceinline__ Value value(const Fetched& f, int64_t row, int64_t block) const {
+  template <bool kWhole>
+  __device__ __forceinline__ Value value(const Fetched& f, const Row& p, int64_t block) const {
     if (f.summed) return f.x;
     Value sum;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       set_value(sum, i, add_rn(value_of(f.x, i), value_of(f.residual, i)));
     }
-    store_block(residual(row) + block * 16, cols - block * 16, vector, sum);
+    store_block<kWhole>(p.residual + block * 16, cols - block * 16, vector, sum);
     return sum;
   }
 };
@@ -201,37 +217,46 @@ struct ResidualSource {
 template <class T>
 struct HyperConnectionSource {
   using Element = T;
+  static constexpr int kShare = 4;
   using Value = Block<float>;
-  static constexpr int kAtOnce = sizeof(T) == 2 ? 2 : 1;  // streams that are loaded together
+  static constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // streams that are loaded together
   struct Fetched {
     Block<T> x[kAtOnce];
   };
-  static constexpr int kRowsPerSm = 1;
-  RowPointer<const T> row_pointer;  // of (row, 0, 0)
+  struct Row {
+    const T* x;
+    int64_t weights;  // of its first stream
+  };
+  RowPointer<const T> x_row;  // of (row, 0, 0)
   const void* weights;
   int64_t rows, cols, stream_stride, weight_row_stride, weight_stride;
   int streams;
   bool vector, weights_fp32;
 
-  __device__ __forceinline__ float weight(int64_t row, int h) const {
-    const int64_t i = row * weight_row_stride + h * weight_stride;
+  bool whole() const { return vector && cols % 16 == 0; }
+  __device__ __forceinline__ Row row(int64_t r) const { return {x_row(r), r * weight_row_stride}; }
+  __device__ __forceinline__ float weight(const Row& p, int h) const {
+    const int64_t i = p.weights + h * weight_stride;
     return weights_fp32 ? static_cast<const float*>(weights)[i]
                         : to_float(static_cast<const T*>(weights)[i]);
   }
-  __device__ __forceinline__ Fetched fetch(int64_t row, int64_t block, int first = 0) const {
-    const T* p = row_pointer(row) + first * stream_stride + block * 16;
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block, int first = 0) const {
+    const T* x = p.x + first * stream_stride + block * 16;
     Fetched f;
 #pragma unroll
     for (int h = 0; h < kAtOnce; ++h) {
-      if (first + h < streams) f.x[h] = load_block(p, cols - block * 16, vector);
-      p += stream_stride;
+      if (first + h < streams) f.x[h] = load_block<kWhole>(x, cols - block * 16, vector);
+      x += stream_stride;
     }
     return f;
   }
-  __device__ __forceinline__ Fetched refetch(int64_t row, int64_t block) const {
-    return fetch(row, block);
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched refetch(const Row& p, int64_t block) const {
+    return fetch<kWhole>(p, block);
   }
-  __device__ __forceinline__ Value value(Fetched f, int64_t row, int64_t block) const {
+  template <bool kWhole>
+  __device__ __forceinline__ Value value(Fetched f, const Row& p, int64_t block) const {
     float v[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) v[i] = -0.0f;  // what changes no bit of the first product
@@ -240,18 +265,20 @@ struct HyperConnectionSource {
 #pragma unroll
       for (int h = 0; h < kAtOnce; ++h) {
         if (first + h >= streams) break;
-        const float a = weight(row, first + h);
+        const float a = weight(p, first + h);
 #pragma unroll
         for (int i = 0; i < 16; ++i) v[i] = fma_rn(a, value_of(f.x[h], i), v[i]);
       }
       first += kAtOnce;
       if (first >= streams) break;
-      f = fetch(row, block, first);
+      f = fetch<kWhole>(p, block, first);
     }
     // A negative weight has made the zeros past the last column negative.
     Value mix;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) set_value(mix, i, i < cols - block * 16 ? v[i] : 0.0f);
+    for (int i = 0; i < 16; ++i) {
+      set_value(mix, i, kWhole || i < cols - block * 16 ? v[i] : 0.0f);
+    }
     return mix;
   }
 };
@@ -263,27 +290,28 @@ struct Normalize {
   float eps;
   float* inv_rms;  // (rows,)
 
-  template <class Value>
+  template <bool kWhole, class Value>
   __device__ __forceinline__ Block<float> weighted(const Value& x, int64_t block,
                                                    int64_t cols) const {
+    const int64_t first = block * 16;
     Block<float> y;
     if (weight.fp32) {
-      multiply(x, static_cast<const float*>(weight.data) + block * 16, cols - block * 16, y);
+      multiply<kWhole>(x, static_cast<const float*>(weight.data) + first, cols - first, y);
     } else {
-      multiply(x, static_cast<const T*>(weight.data) + block * 16, cols - block * 16, y);
+      multiply<kWhole>(x, static_cast<const T*>(weight.data) + first, cols - first, y);
     }
     return y;
   }
 
  private:
-  template <class Value, class W>
+  template <bool kWhole, class Value, class W>
   __device__ __forceinline__ void multiply(const Value& x, const W* w, int64_t count,
                                            Block<float>& y) const {
     constexpr int kHalf = Block<W>::kWords / 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // fewer registers than all weights at once
       Block<W> part;
-      if (weight.vector && count >= 16) {
+      if (kWhole || (weight.vector && count >= 16)) {
         load_words<kHalf>(w + 8 * half, part.words);
       } else {
         part = gather_block<W>(count - 8 * half, [=](int i) { return w[8 * half + i]; });
@@ -302,7 +330,10 @@ struct NormalizedSource {
   using Element = typename Source::Element;
   using Value = Block<float>;
   using Fetched = typename Source::Fetched;
-  static constexpr int kBlocksPerSm = sizeof(Fetched) <= 32 ? 3 : 1;
+  struct Row {
+    typename Source::Row row;
+    float inv_rms;
+  };
   static constexpr bool kReadsOnlyInputs = false;
   Source source;
   Normalize<Element> norm;
@@ -311,14 +342,17 @@ struct NormalizedSource {
   NormalizedSource(const Source& source, const Normalize<Element>& norm)
       : source(source), norm(norm), rows(source.rows), cols(source.cols) {}
 
-  __device__ __forceinline__ Fetched fetch(int64_t row, int64_t block) const {
-    return source.refetch(row, block);
+  __device__ __forceinline__ Row row(int64_t r) const { return {source.row(r), norm.inv_rms[r]}; }
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block) const {
+    return source.template refetch<kWhole>(p.row, block);
   }
-  __device__ __forceinline__ Value value(const Fetched& f, int64_t row, int64_t block) const {
-    Value v = norm.weighted(source.value(f, row, block), block, cols);
-    const float inverse = norm.inv_rms[row];
+  template <bool kWhole>
+  __device__ __forceinline__ Value value(const Fetched& f, const Row& p, int64_t block) const {
+    Value v =
+        norm.template weighted<kWhole>(source.template value<kWhole>(f, p.row, block), block, cols);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) set_value(v, i, mul_rn(value_of(v, i), inverse));
+    for (int i = 0; i < 16; ++i) set_value(v, i, mul_rn(value_of(v, i), p.inv_rms));
     return v;
   }
 };
