@@ -186,12 +186,11 @@ inline bool aligned(const void* p, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
-// The last dimension is the columns; the `leading` first ones are the rows, in place, whatever
-// their strides; dimensions between the two are for the caller.
-inline Matrix matrix_of(const View& t, const char* name, int64_t leading) {
+// Where the rows of a tensor lie: the last dimension is the columns; the `leading` first ones are
+// the rows, in place, whatever their strides; dimensions between the two are for the caller.
+inline Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t element_bytes) {
   Matrix m = {};
   m.data = t.const_data_ptr();
-  m.dtype = dtype_of(t, name);
   m.cols = t.size(t.dim() - 1);
   JITQUANT_CHECK(m.cols >= 1, name, " has no columns: its shape is ", shape_text(t));
   JITQUANT_CHECK(m.cols == 1 || t.stride(t.dim() - 1) == 1, name,
@@ -217,9 +216,16 @@ inline Matrix matrix_of(const View& t, const char* name, int64_t leading) {
   }
   m.n2 = sizes[0], m.n1 = sizes[1];
   m.s2 = strides[0], m.s1 = strides[1], m.s0 = strides[2];
-  const int64_t bytes = element_size(m.dtype);
+  const int64_t bytes = element_bytes;
   m.vector = aligned(m.data, 16) && m.s0 * bytes % 16 == 0 && m.s1 * bytes % 16 == 0 &&
              m.s2 * bytes % 16 == 0;
+  return m;
+}
+
+inline Matrix matrix_of(const View& t, const char* name, int64_t leading) {
+  const DType dtype = dtype_of(t, name);
+  Matrix m = rows_of(t, name, leading, element_size(dtype));
+  m.dtype = dtype;
   return m;
 }
 
@@ -282,17 +288,33 @@ class __attribute__((visibility("hidden"))) Workspace {
   std::optional<Tensor> memory_;
 };
 
-// A buffer for a result. Codes and scales may be given as bytes.
-inline void check_out(const View& t, const char* name, ScalarType dtype, const Shape& shape,
-                      const View& like) {
+inline bool holds_bytes(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Char:
+    case ScalarType::Float8_e4m3fn:
+    case ScalarType::Float8_e5m2:
+    case ScalarType::Float8_e8m0fnu:
+    case ScalarType::Float4_e2m1fn_x2:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// A buffer for a result, wherever its rows lie. Codes and scales may be given as bytes.
+inline void check_kind(const View& t, const char* name, ScalarType dtype, const Shape& shape,
+                       const View& like) {
   check_cuda(t, name, &like);
-  const bool packed =
-      dtype != ScalarType::Float && dtype != ScalarType::BFloat16 && dtype != ScalarType::Half;
-  JITQUANT_CHECK(t.dtype == dtype || (packed && t.dtype == ScalarType::Byte), name,
+  JITQUANT_CHECK(t.dtype == dtype || (holds_bytes(dtype) && t.dtype == ScalarType::Byte), name,
                  " has the wrong dtype for an output");
   bool same = t.dim() == shape.dim();
   for (int64_t i = 0; same && i < t.dim(); ++i) same = t.size(i) == shape.size(i);
   JITQUANT_CHECK(same, name, " must have shape ", shape_text(shape), ", not ", shape_text(t));
+}
+
+inline void check_out(const View& t, const char* name, ScalarType dtype, const Shape& shape,
+                      const View& like) {
+  check_kind(t, name, dtype, shape, like);
   JITQUANT_CHECK(t.is_contiguous() && aligned(t.data, 8), name,
                  " must be contiguous and aligned to 8 bytes");
 }
@@ -313,6 +335,26 @@ class Result {
   }
   float* floats(const char* name, int64_t count, const View& like) {
     return static_cast<float*>(memory(name, ScalarType::Float, Shape::of(count), like));
+  }
+  // Elements of one byte; the rows of a buffer may lie apart.
+  Matrix rows(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
+    if (given_) {
+      check_kind(*given_, name, dtype, shape, like);
+      for (int64_t i = 0; i < given_->dim(); ++i) {
+        JITQUANT_CHECK(given_->stride(i) != 0 || given_->size(i) <= 1, name,
+                       " is written and must not be expanded");
+      }
+      return rows_of(*given_, name, shape.dim() - 1, 1);
+    }
+    Matrix m = {};
+    m.data = make(dtype, shape, like);
+    m.rows = 1;
+    for (int64_t i = 0; i < shape.dim() - 1; ++i) m.rows *= shape.size(i);
+    m.cols = m.s2 = shape.size(shape.dim() - 1);
+    m.n1 = 1;
+    m.n2 = m.rows;
+    m.vector = aligned(m.data, 16) && m.cols % 16 == 0;
+    return m;
   }
 
  protected:

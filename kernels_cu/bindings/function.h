@@ -29,6 +29,13 @@ struct Boxed<View> {
   static View view(const Tensor& t) { return t; }
 };
 template <>
+struct Boxed<std::optional<View>> {
+  using Type = std::optional<Tensor>;
+  static std::optional<View> view(const std::optional<Tensor>& t) {
+    return t ? std::optional<View>(View(*t)) : std::nullopt;
+  }
+};
+template <>
 struct Boxed<std::optional<InPlace>> {
   using Type = std::optional<Tensor>;
   static std::optional<InPlace> view(const std::optional<Tensor>& t) {
