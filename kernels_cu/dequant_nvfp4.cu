@@ -9,11 +9,15 @@ struct Half {
   float v[8];
 
   __device__ __forceinline__ void store(T* p, int64_t count, bool vector) const {
-    if (vector && count >= 8) {
-      Block<T> block;  // its first half
+    Block<T> block;  // its first half
 #pragma unroll
-      for (int i = 0; i < 8; ++i) set_value(block, i, v[i]);
-      store_words<Block<T>::kWords / 2>(p, block.words);
+    for (int i = 0; i < 8; ++i) set_value(block, i, v[i]);
+    constexpr int kWords = Block<T>::kWords / 2;
+    if (vector && count >= 8) {
+      store_words<kWords>(p, block.words);
+    } else if (count >= 8 && reinterpret_cast<uintptr_t>(p) % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) reinterpret_cast<uint32_t*>(p)[i] = block.words[i];
     } else {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -81,10 +81,14 @@ def build_all(
     with ThreadPoolExecutor(max_workers=max(1, min(len(requests), 2 * default_jobs()))) as pool:
         futures = [pool.submit(one, name, request) for name, request in requests.items()]
         try:
-            for future in as_completed(futures):
-                outcome = future.result()
-                done[outcome.name] = outcome
-                on_done(outcome)
+            pending = set(futures)
+            while pending:
+                # With a timeout: an interrupt that another thread is given does not wake this one.
+                finished, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    outcome = future.result()
+                    done[outcome.name] = outcome
+                    on_done(outcome)
         except BaseException:
             interrupted.set()
             for future in futures:

@@ -103,30 +103,36 @@ JITQUANT_HD uint32_t pair_max(uint32_t a, uint32_t b) {
 #endif
 }
 
-// The amax of blocks, a NaN in them as if it were not there.
-template <class T>
+// max(a, |x|): with kNan a NaN stays, otherwise it is as if it were not there.
+template <bool kNan>
+JITQUANT_HD float amax_of(float a, float x) {
+  return kNan ? amax_keep_nan(a, x) : amax_ignore_nan(a, x);
+}
+
+// The amax of blocks. kNan: NaN if there is one in them; otherwise as if it were not there.
+template <class T, bool kNan = false>
 struct Amax {
   uint32_t pair = 0;
 
   JITQUANT_HD void add(const Block<T>& x) {
     JITQUANT_UNROLL
     for (int i = 0; i < 8; i += 2) {
-      pair = pair_max<T, false>(pair, pair_max<T, false>(x.words[i], x.words[i + 1]));
+      pair = pair_max<T, kNan>(pair, pair_max<T, kNan>(x.words[i], x.words[i + 1]));
     }
   }
   JITQUANT_HD float result() const {
     const Block<T> both = {{pair}};
-    // A NaN is left where there is nothing but NaN: its maximum with 0 is 0.
-    return amax_ignore_nan(amax_ignore_nan(0.0f, value_of(both, 0)), value_of(both, 1));
+    // Without kNan a NaN is left where there is nothing but NaN: its maximum with 0 is 0.
+    return amax_of<kNan>(amax_of<kNan>(0.0f, value_of(both, 0)), value_of(both, 1));
   }
 };
-template <>
-struct Amax<float> {
+template <bool kNan>
+struct Amax<float, kNan> {
   float amax = 0.0f;
 
   JITQUANT_HD void add(const Block<float>& x) {
     JITQUANT_UNROLL
-    for (int i = 0; i < 16; ++i) amax = amax_ignore_nan(amax, value_of(x, i));
+    for (int i = 0; i < 16; ++i) amax = amax_of<kNan>(amax, value_of(x, i));
   }
   JITQUANT_HD float result() const { return amax; }
 };

@@ -84,10 +84,18 @@ __device__ __forceinline__ void store_words(void* p, const uint32_t* words) {
 // says that p is aligned to 16 bytes; kWhole, that it is and that all sixteen are there.
 template <bool kWhole = false, class T>
 __device__ __forceinline__ Block<T> load_block(const T* p, int64_t count, bool vector) {
-  if (!kWhole && (!vector || count < 16)) {
-    return gather_block<T>(count, [=](int i) { return p[i]; });
-  }
   Block<T> block;
+  if (!kWhole && (!vector || count < 16)) {
+    if (count < 16 || reinterpret_cast<uintptr_t>(p) % 4 != 0) {
+      return gather_block<T>(count, [=](int i) { return p[i]; });
+    }
+    // Rows of an even number of elements.
+#pragma unroll
+    for (int i = 0; i < Block<T>::kWords; ++i) {
+      block.words[i] = reinterpret_cast<const uint32_t*>(p)[i];
+    }
+    return block;
+  }
   load_words<Block<T>::kWords>(p, block.words);
   return block;
 }

@@ -118,10 +118,10 @@ __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scal
 }
 
 // The amax of what this block's threads walk over; every thread of the block gets it.
-template <class Source>
+template <bool kNan = false, class Source>
 __device__ __forceinline__ float walked_amax(const Source& source, BlockReduce& reduce) {
   constexpr int kAtOnce = sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
-  Amax<typename Source::Value::Element> amax;
+  Amax<typename Source::Value::Element, kNan> amax;
   BlockWalk walk(blocks_of(source.cols));
 #pragma unroll 1
   while (walk.row < source.rows) {
@@ -144,10 +144,10 @@ __device__ __forceinline__ float walked_amax(const Source& source, BlockReduce& 
   }
   return reduce.max(amax.result());
 }
-template <class T>
+template <bool kNan = false, class T>
 __device__ __forceinline__ float walked_amax(const FlatSource<T>& source, BlockReduce& reduce) {
   constexpr int kAtOnce = sizeof(T) == 2 ? 2 : 1;
-  Amax<T> amax;
+  Amax<T, kNan> amax;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   int64_t block = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 #pragma unroll 1
@@ -163,14 +163,15 @@ __device__ __forceinline__ float walked_amax(const FlatSource<T>& source, BlockR
 }
 
 template <class Source>
-__global__ void __launch_bounds__(2 * kThreads) amax_kernel(Source source, float* partials) {
+__global__ void __launch_bounds__(2 * kThreads, sizeof(typename Source::Element) == 2 ? 2 : 1)
+    amax_kernel(Source source, float* partials) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   // In this order: quantize_kernel fetches before it waits, so what came before this kernel has to
   // be done when it begins.
   wait_for_previous();
   let_next_begin();
-  const float amax = walked_amax(source, reduce);
+  const float amax = walked_amax<kNan>(source, reduce);
   if (threadIdx.x == 0) partials[blockIdx.x] = amax;
 }
 
@@ -181,8 +182,15 @@ constexpr int flat_blocks_per_sm() {
 
 // The next block is loaded while one is computed: without that the loads of a multiprocessor's
 // threads do not cover the latency of the memory.
+// Blocks of it that a multiprocessor has to hold: bounds its registers.
 template <class Source>
-__global__ void __launch_bounds__(kThreads)
+constexpr int quantize_blocks_per_sm() {
+  constexpr size_t kFetched = sizeof(typename Source::Fetched);
+  return kFetched <= 32 ? 5 : (kFetched <= 64 ? 3 : 1);
+}
+
+template <class Source>
+__global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     quantize_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
@@ -362,10 +370,10 @@ inline AmaxPlan amax_plan(int64_t rows, int64_t cols) {
   return {0, amax_grid(rows, cols)};
 }
 
-template <class Source>
+template <bool kNan = false, class Source>
 cudaError_t launch_amax(const Source& source, float* partials, int count, cudaStream_t stream) {
-  return launch<&amax_kernel<Source>>({count, 2 * kThreads, Start::kOverlapped}, stream, source,
-                                      partials);
+  return launch<&amax_kernel<Source, kNan>>({count, 2 * kThreads, Start::kOverlapped}, stream,
+                                            source, partials);
 }
 
 template <class Source>
@@ -388,10 +396,10 @@ cudaError_t launch_cluster(const Source& source, int cluster, float divisor, flo
 }
 
 // The same of a plain tensor.
-template <class T>
+template <class T, bool kNan = false>
 cudaError_t launch_amax_plain(const Matrix& x, float* partials, int count, cudaStream_t stream) {
-  return is_flat(x) ? launch_amax(flat_source<T>(x), partials, count, stream)
-                    : launch_amax(PlainSource<T>(x), partials, count, stream);
+  return is_flat(x) ? launch_amax<kNan>(flat_source<T>(x), partials, count, stream)
+                    : launch_amax<kNan>(PlainSource<T>(x), partials, count, stream);
 }
 
 template <class T>
