@@ -163,7 +163,12 @@ __device__ __forceinline__ float walked_amax(const FlatSource<T>& source, BlockR
 }
 
 template <class Source>
-__global__ void __launch_bounds__(2 * kThreads, sizeof(typename Source::Element) == 2 ? 2 : 1)
+constexpr int amax_blocks_per_sm() {
+  return sizeof(typename Source::Element) == 2 ? 2 : 1;
+}
+
+template <class Source, bool kNan>
+__global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
     amax_kernel(Source source, float* partials) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
@@ -180,15 +185,15 @@ constexpr int flat_blocks_per_sm() {
   return sizeof(T) == 2 ? 5 : 4;
 }
 
-// The next block is loaded while one is computed: without that the loads of a multiprocessor's
-// threads do not cover the latency of the memory.
-// Blocks of it that a multiprocessor has to hold: bounds its registers.
+// Blocks of quantize_kernel that a multiprocessor has to hold: bounds its registers.
 template <class Source>
 constexpr int quantize_blocks_per_sm() {
   constexpr size_t kFetched = sizeof(typename Source::Fetched);
-  return kFetched <= 32 ? 5 : (kFetched <= 64 ? 3 : 1);
+  return kFetched <= 32 ? 4 : (kFetched <= 64 ? 3 : 1);
 }
 
+// The next block is loaded while one is computed: without that the loads of a multiprocessor's
+// threads do not cover the latency of the memory.
 template <class Source>
 __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     quantize_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out) {
