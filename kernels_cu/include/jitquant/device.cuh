@@ -153,7 +153,7 @@ int blocks_per_sm(int threads, size_t shared) {
   const int by_threads = 1536 / threads;
   int count = by_registers < by_shared ? by_registers : by_shared;
   count = count < by_threads ? count : by_threads;
-  return count < 1 ? 1 : count < 16 ? count : 16;
+  return count < 1 ? 1 : (count < 32 ? count : 32);
 }
 
 // Blocks of a grid whose blocks are all at work at once: enough for `items` work items of a block
