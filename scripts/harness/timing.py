@@ -138,10 +138,12 @@ class Ceilings:
     """The fastest of some copies, bytes read plus bytes written."""
     read: float
     """The fastest of some reductions over memory that is only read."""
+    write: float
+    """The fastest of some fills of memory that is only written."""
 
 
 def measure_ceilings(device: torch.device, size: int = 2 * 2**30) -> Ceilings:
-    """Copy and read ceilings over ``size`` bytes; less where there is less free memory."""
+    """Ceilings over ``size`` bytes; less where there is less free memory."""
     free, _ = torch.cuda.mem_get_info(device)
     size = min(size, free // 4) // 2**20 * 2**20
     source = torch.empty(size // 4, device=device).uniform_(-1, 1)
@@ -160,4 +162,9 @@ def measure_ceilings(device: torch.device, size: int = 2 * 2**30) -> Ceilings:
         lambda x: x @ column,
     )
     read = max(source.nbytes / (graph_us(fn, [(rows,), (rows,)]) * 1e3) for fn in readers)
-    return Ceilings(copy=copy, read=read)
+    # Filling with zeros would be a memset; a kernel writes its values.
+    fills = (target, target.view(torch.bfloat16))
+    write = max(
+        fill.nbytes / (graph_us(lambda x: x.fill_(1.5), [(fill,), (fill,)]) * 1e3) for fill in fills
+    )
+    return Ceilings(copy=copy, read=read, write=write)

@@ -7,8 +7,8 @@ import textwrap
 import pytest
 import torch
 from harness import timing
-from harness.bench import host, loader, plain
-from harness.bench.ops import OPS, Op, chosen
+from harness.bench import host, kernels, loader, plain
+from harness.bench.ops import OPS, Op, Traffic, chosen
 from torch import Tensor
 
 from jitquant import QuantizedActivation, reference
@@ -68,7 +68,33 @@ def test_traffic_is_that_of_the_tensors(op: Op) -> None:
         written = sum(part.nbytes for part in _parts(op.run(*arguments)))
         written += arguments[1].nbytes if op.name == "rmsnorm-residual" else 0
         written -= 4 if op.name == "quantize-given" else 0
-    assert op.traffic(m, n, 2) == (read + written, op.reads * read + written)
+    assert op.traffic(m, n, 2) == Traffic(read + written, op.reads * read, written)
+
+
+CEILINGS = timing.Ceilings(copy=4000.0, read=4400.0, write=3300.0)
+
+
+def test_floors_are_bytes_over_ceilings() -> None:
+    traffic = Traffic(once=3_000_000, read=4_400_000, written=800_000)
+    assert traffic.moved == 5_200_000
+    assert traffic.floor_us(CEILINGS) == pytest.approx(1.3)
+    assert traffic.mixed_floor_us(CEILINGS) == pytest.approx(1.0 + 800 / 3300)
+
+
+def test_a_row_has_its_floors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "sets_needed", lambda _: 2)
+    monkeypatch.setattr(timing, "graph_us", lambda fn, inputs: len(inputs) * 5.0)
+    monkeypatch.setattr(timing, "host_us", lambda fn, **_: 1.0)
+    monkeypatch.setattr("jitquant.testing.count_launches", lambda fn, *arguments: 2)
+    (op,) = chosen("quantize-tensor")
+    cpu = torch.device("cpu")
+    row = kernels.measure(op, 16, 256, torch.bfloat16, cpu, CEILINGS, None)
+    read, written = 2 * 16 * 256 * 2, 16 * 256 * 9 // 16 + 4
+    assert (row.error, row.us, row.launches) == ("", 10.0, 2)
+    assert row.floor_us == pytest.approx((read + written) / 4000e3)
+    assert row.of_floor == pytest.approx((read + written) / 4000e3 / 10)
+    assert row.of_floor == pytest.approx(row.of_copy)
+    assert row.of_mixed == pytest.approx((read / 4400e3 + written / 3300e3) / 10)
 
 
 def test_inputs_rotate_through_more_than_the_cache() -> None:

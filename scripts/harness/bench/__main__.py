@@ -15,7 +15,7 @@ from rich.console import Console
 
 from harness.provenance import provenance
 
-SIZES = "1,16,64,256,1024,4096,16384,65536"
+SIZES = "1,16,64,1024,2048,4096,16384,65536"
 DTYPES = ("bfloat16", "float16", "float32")
 
 app = typer.Typer(add_completion=False)
@@ -107,11 +107,12 @@ def measure_kernels(
     console.print(
         f"{gpu}, torch {torch.__version__}, {dtype}, N = {n}. Modules ready in {built:.1f} s.\n"
         f"Ceilings in this run: copy {ceilings.copy:.0f} GB/s read and written, "
-        f"read {ceilings.read:.0f} GB/s.\n"
+        f"read {ceilings.read:.0f} GB/s, write {ceilings.write:.0f} GB/s.\n"
         f"Host time of torch.abs(x): {abs_us:.1f} us.\n"
         "us: one call, by graph replay over more memory than the L2 cache holds. GB/s counts every "
-        "reading of the inputs (two where an amax over all comes first) and the results. "
-        "compiled: torch.compile of the plain PyTorch code.\n",
+        "reading of the inputs (two where an amax over all comes first) and the results. floor: "
+        "what a copy takes for as many bytes. of read + write: of the readings at the read ceiling "
+        "and the results at the write ceiling. compiled: torch.compile of the plain code.\n",
         highlight=False,
     )
     rows = []

@@ -18,7 +18,10 @@ class Measurement:
     """One row of the table. What could not be measured is None, and ``error`` or ``note`` says why.
 
     ``of_copy`` and ``of_read`` count all readings of the inputs (twice where an amax over all comes
-    first); ``of_copy_once`` counts each input once.
+    first); ``of_copy_once`` counts each input once. ``floor_us`` is what a copy takes for as many
+    bytes, and ``of_floor`` is that over ``us``, which is ``of_copy`` once more, as a time.
+    ``of_mixed`` is against the readings at the read ceiling and the results at the write ceiling:
+    for what mostly writes.
     """
 
     op: str
@@ -29,6 +32,9 @@ class Measurement:
     of_copy: float | None = None
     of_read: float | None = None
     of_copy_once: float | None = None
+    floor_us: float | None = None
+    of_floor: float | None = None
+    of_mixed: float | None = None
     launches: int | None = None
     host_us: float | None = None
     plain_us: float | None = None
@@ -67,11 +73,14 @@ def measure(
         inputs = op.inputs(m, n, dtype, device)
         row.launches = int(count_launches(op.run, *inputs[0]))
         row.us = timing.graph_us(op.run, inputs)
-        once, moved = op.traffic(m, n, dtype.itemsize)
-        row.gb_per_s = moved / (row.us * 1e3)
+        traffic = op.traffic(m, n, dtype.itemsize)
+        row.gb_per_s = traffic.moved / (row.us * 1e3)
         row.of_copy = row.gb_per_s / ceilings.copy
         row.of_read = row.gb_per_s / ceilings.read
-        row.of_copy_once = once / (row.us * 1e3) / ceilings.copy
+        row.of_copy_once = traffic.once / (row.us * 1e3) / ceilings.copy
+        row.floor_us = traffic.floor_us(ceilings)
+        row.of_floor = row.floor_us / row.us
+        row.of_mixed = traffic.mixed_floor_us(ceilings) / row.us
         row.host_us = _host(op.run, inputs[0], m)
     except Exception as error:
         row.error = _first_line(error)

@@ -18,6 +18,32 @@ HYPER_CONNECTIONS = 4
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Bytes that a call moves: ``once`` with every input read once, ``read`` in all readings."""
+
+    once: int
+    read: int
+    written: int
+
+    @property
+    def moved(self) -> int:
+        """All readings and the results."""
+        return self.read + self.written
+
+    def floor_us(self, ceilings: timing.Ceilings) -> float:
+        """Microseconds in which a copy moves as much."""
+        return self.moved / (ceilings.copy * 1e3)
+
+    def mixed_floor_us(self, ceilings: timing.Ceilings) -> float:
+        """Microseconds of the readings at the read ceiling, then of the results at the write one.
+
+        For what a copy, of which half is written, is no measure of. Not a bound: a GPU reads and
+        writes at once, and a copy itself may take less.
+        """
+        return (self.read / ceilings.read + self.written / ceilings.write) / 1e3
+
+
+@dataclass(frozen=True)
 class Op:
     """One op of the benchmark.
 
@@ -44,21 +70,21 @@ class Op:
     extra: Callable[[int, torch.dtype, torch.device], tuple[Tensor, ...]] = lambda *_: ()
     quantized_input: bool = False
 
-    def traffic(self, m: int, n: int, element: int) -> tuple[int, int]:
-        """Bytes that must be moved: with every input read once, and with all its readings."""
+    def traffic(self, m: int, n: int, element: int) -> Traffic:
+        """Bytes that a call has to move."""
         if self.quantized_input:
             read = packed_bytes(m, n, 1)
         else:
             read = sum(math.prod(shape) for shape in self.shapes(m, n)) * element
         write = self.written(m, n, element)
-        return read + write, self.reads * read + write
+        return Traffic(read + write, self.reads * read, write)
 
     def inputs(
         self, m: int, n: int, dtype: torch.dtype, device: torch.device
     ) -> list[tuple[Any, ...]]:
         """Arguments of as many calls as it takes to leave the L2 cache behind."""
         extra = self.extra(n, dtype, device)
-        per_call = self.traffic(m, n, dtype.itemsize)[0]
+        per_call = self.traffic(m, n, dtype.itemsize).once
         count = 1 if per_call > timing.ROTATE_BYTES else timing.sets_needed(per_call)
         pools = [
             torch.empty((count, *shape), dtype=dtype, device=device).normal_()

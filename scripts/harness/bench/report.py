@@ -29,8 +29,10 @@ def kernel_table(op: Op, rows: Sequence[Measurement]) -> Table:
     for heading in (
         "M",
         "us",
+        "floor\nus",
         "GB/s",
-        "of copy\nceiling",
+        "of\nfloor",
+        "of read\n+ write",
         "launches",
         "host us",
         "compiled\nus",
@@ -44,8 +46,10 @@ def kernel_table(op: Op, rows: Sequence[Measurement]) -> Table:
         view.add_row(
             str(row.m),
             _number(row.us, ".2f"),
+            _number(row.floor_us, ".2f"),
             _number(row.gb_per_s, ".0f"),
-            _number(row.of_copy, ".0%"),
+            _number(row.of_floor, ".0%"),
+            _number(row.of_mixed, ".0%"),
             _number(row.launches, "d"),
             _number(row.host_us),
             _number(row.plain_us, ".2f"),
