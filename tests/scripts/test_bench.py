@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 from harness import timing
-from harness.bench import host, kernels, loader, plain
+from harness.bench import host, kernels, loader, plain, report, sweep
 from harness.bench.ops import OPS, Op, Traffic, chosen
 from torch import Tensor
 
@@ -95,6 +95,67 @@ def test_a_row_has_its_floors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.of_floor == pytest.approx((read + written) / 4000e3 / 10)
     assert row.of_floor == pytest.approx(row.of_copy)
     assert row.of_mixed == pytest.approx((read / 4400e3 + written / 3300e3) / 10)
+
+
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+@pytest.mark.parametrize("n", [64, 67, 70])
+def test_the_sweep_counts_the_bytes_of_the_tensors(n: int, layout: str) -> None:
+    case = sweep.Case("", 20, n, torch.float16, pad=16, layout=layout)
+    xs = [torch.randn(20, n + 16).half()[:, :n] for _ in range(2)]
+    values = 20 * n * 2
+    for op in sweep.OPS:
+        run, traffic, inputs = sweep.call(op, case, xs)
+        assert len(inputs) == 2
+        result = run(*inputs[0])
+        parts = _parts(inputs[0][0] if op == "dequantize" else result)
+        packed = sum(part.nbytes for part in parts) - (4 if op == "given" else 0)
+        if op == "dequantize":
+            assert (result.dtype, result.nbytes) == (torch.float16, values)
+            assert traffic == Traffic(packed + values, packed, values)
+        else:
+            assert (result.scale_layout, result.shape) == (layout, (20, n))
+            assert traffic == Traffic(values + packed, (1 + (op == "tensor")) * values, packed)
+
+
+def test_the_sweep_names_its_worst_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = sweep.Case("usual", 16, 64)
+    fp16 = sweep.Case("fp16", 16, 64, torch.float16)
+    short = sweep.Case("N", 32, 32)
+    slow = {("row", 32): 9.0, ("given", 64): 2.0}
+
+    def timed(fn: object, inputs: list[tuple[Tensor]], **_: object) -> float:
+        op = sweep.OPS[counter.pop(0) % len(sweep.OPS)]
+        shape = inputs[0][0].shape
+        if op == "dequantize" and shape[-1] == 32:
+            raise RuntimeError("no such luck")
+        return slow.get((op, shape[-1]), 1.0)
+
+    counter = list(range(15))
+    monkeypatch.setattr(sweep, "CASES", (usual, fp16, short))
+    monkeypatch.setattr(timing, "sets_needed", lambda _: 2)
+    monkeypatch.setattr(timing, "graph_us", timed)
+    points = [p for part in sweep.run(torch.device("cpu"), CEILINGS) for p in part]
+    assert [point.op for point in points] == list(sweep.OPS) * 3
+    (failed,) = [point for point in points if point.error]
+    assert (failed.op, failed.case, failed.us) == ("dequantize", "32 x 32", None)
+    row = sweep.worst(points, "row")
+    assert row is not None
+    assert (row.case, row.per_value) == ("32 x 32", 9.0)
+    assert sweep.worst(points) == row
+    lines = report.sweep_summary(points)
+    assert lines[-1].startswith("Worst point: row at 32 x 32: ")
+    assert "9.00 times" in lines[-1]
+    assert any(line.startswith("fp16 / bf16: tensor 1.000, given 1.000") for line in lines)
+    assert report.sweep_table(points).row_count == 3
+
+
+def test_the_cases_of_the_sweep_are_of_equal_work() -> None:
+    names = [case.name for case in sweep.CASES]
+    assert len(set(names)) == len(names)
+    assert sweep.CASES[0].name == "8192 x 7168"
+    assert {384, 7168, 7170, 7171, 7176, 28672} <= {case.n for case in sweep.CASES}
+    for case in sweep.CASES:
+        assert case.m * case.n / (sweep.M * sweep.N) == pytest.approx(1, abs=0.25)
 
 
 def test_inputs_rotate_through_more_than_the_cache() -> None:

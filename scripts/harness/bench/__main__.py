@@ -50,7 +50,7 @@ def kernels(
     ] = 300.0,
     out: Annotated[Path, typer.Option(help="Where the JSON and the PNG go.")] = Path("out/bench"),
 ) -> None:
-    """Measure every kernel on a GPU; with the commands `host` and `loader`, these instead.
+    """Measure every kernel on a GPU; with a command, what that says instead.
 
     Times are of CUDA graph replays whose inputs rotate through more memory than the L2 cache holds.
     The ceilings are measured in the same run.
@@ -158,6 +158,51 @@ def measure_kernels(
     failed = [row for row in rows if row.error]
     if failed:
         raise fail(f"{len(failed)} of {len(rows)} measurements failed.")
+
+
+@app.command()
+def sweep(
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+) -> None:
+    """Time lengths of rows, strides, dtypes and layouts beside each other on a GPU, at equal work.
+
+    Every case has about as many values as 8192 x 7168. The worst point is named at the end.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise fail(f"No GPU: torch {torch.__version__} sees none, and kernels need one.", 2)
+    import jitquant
+    from harness import timing
+    from harness.bench import report
+    from harness.bench import sweep as bench
+
+    begin = time.perf_counter()
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.manual_seed(0)
+    jitquant.warmup(*bench.MODULES)
+    ceilings = timing.measure_ceilings(device)
+    points = [point for part in bench.run(device, ceilings) for point in part]
+    console.print(report.sweep_table(points))
+    for line in report.sweep_summary(points):
+        console.print(line, highlight=False, soft_wrap=True)
+    failed = [point for point in points if point.error]
+    for point in failed:
+        text = f"{point.op} at {point.case}: {point.error}"
+        console.print(text, style="yellow", highlight=False, markup=False)
+    worst = {op: bench.worst(points, op) for op in bench.OPS}
+    write_json(
+        out / "sweep.json",
+        {
+            **provenance(),
+            "ceilings_gb_per_s": asdict(ceilings),
+            "seconds": time.perf_counter() - begin,
+            "worst": {op: asdict(point) for op, point in worst.items() if point is not None},
+            "points": [asdict(point) for point in points],
+        },
+    )
+    if failed:
+        raise fail(f"{len(failed)} of {len(points)} measurements failed.")
 
 
 @app.command()

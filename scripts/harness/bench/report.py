@@ -11,6 +11,8 @@ from rich.table import Table
 from harness.bench.host import HostRow
 from harness.bench.kernels import Measurement
 from harness.bench.ops import Op
+from harness.bench.sweep import OPS as SWEPT
+from harness.bench.sweep import Point, worst
 
 
 def _number(value: float | None, form: str = ".1f") -> str:
@@ -58,6 +60,58 @@ def kernel_table(op: Op, rows: Sequence[Measurement]) -> Table:
             _number(faster, ".2f"),
         )
     return view
+
+
+def sweep_table(points: Sequence[Point]) -> Table:
+    """A line a case, a column an op."""
+    view = Table(
+        title="microseconds, part of the floor",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1),
+    )
+    view.add_column("case", no_wrap=True)
+    for op in SWEPT:
+        view.add_column(op, justify="right", no_wrap=True)
+    by_case: dict[str, dict[str, Point]] = {}
+    for point in points:
+        by_case.setdefault(point.case, {})[point.op] = point
+    for case, mine in by_case.items():
+        view.add_row(case, *(_swept(mine.get(op)) for op in SWEPT))
+    return view
+
+
+def _swept(point: Point | None) -> str:
+    if point is None or point.us is None:
+        return "-"
+    return f"{point.us:.1f}  {_number(point.of_floor, '.0%'):>4}"
+
+
+def sweep_summary(points: Sequence[Point]) -> list[str]:
+    """Each op's worst point, what fp16 and the swizzled layout cost, and the worst point of all."""
+    lines = []
+    for op in SWEPT:
+        if (point := worst(points, op)) is not None:
+            lines.append(f"{op}: worst at {_named(point)}")
+    for group, usual in (("fp16", "bf16"), ("swizzled", "linear")):
+        ratios = [
+            f"{point.op} {point.per_value:.3f}"
+            for point in points
+            if point.group == group and point.per_value is not None
+        ]
+        if ratios:
+            lines.append(f"{group} / {usual}: {', '.join(ratios)}")
+    if (point := worst(points)) is not None:
+        lines.append(f"Worst point: {point.op} at {_named(point)}")
+    return lines
+
+
+def _named(point: Point) -> str:
+    return (
+        f"{point.case}: {_number(point.of_floor, '.0%')} of its floor, "
+        f"{_number(point.per_value, '.2f')} times the usual case's time for a value"
+    )
 
 
 def host_table(rows: Sequence[HostRow], m: int, n: int) -> Table:
