@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jitquant.loader.ahead import Outcome, build_all, expected_seconds
+from jitquant.loader.archs import parse_archs, visible_archs
 from jitquant.loader.core import Loader
 from jitquant.loader.names import kernel_names, request_of
 from jitquant.loader.plan import Request
@@ -52,6 +53,10 @@ def build_named(
     names: Sequence[str] | None, arch: str | None, jobs: int | None, *, quiet: bool
 ) -> list[Outcome]:
     """Build what the names stand for, and show how it goes on stderr."""
+    if arch is not None:
+        parse_archs(
+            arch, native=visible_archs
+        )  # what is wrong with it is wrong for every module: said once
     loader = Loader()
     loader.reporter = _LogOnly()
     requests: dict[str, Request] = {}

@@ -175,3 +175,9 @@ def test_explain(run: Run, cached: Built) -> None:
     assert found["state"] == "miss"
     assert "architectures" in [change["kind"] for change in found["changes"]]
     assert run("explain", "../../x").code == 1
+
+
+def test_a_wrong_architecture_is_said_once(run: Run) -> None:
+    done = run("build", "--arch", "12")
+    assert done.code == 1
+    assert done.err.count("is older than 8.0") == 1
