@@ -54,7 +54,7 @@ def stats(
         spilled = usage.spill_stores + usage.spill_loads
         view.add_row(
             name,
-            _short(usage.name),
+            usage.short_name,
             f"sm_{usage.arch}",
             str(usage.registers),
             f"[red]{spilled}[/red]" if spilled else "0",
@@ -72,14 +72,3 @@ def stats(
 def _plain(name: str, usage: KernelUsage, shared: int) -> dict[str, Any]:
     at = {threads: occupancy(usage, threads, shared) for threads in _BLOCKS}
     return {"module": name, "name": usage.name, **asdict(usage), "occupancy": at}
-
-
-def _short(name: str) -> str:
-    """A kernel's name without its parameters, which its template arguments tell already."""
-    name = name.removeprefix("void ")
-    depth = 0
-    for index, char in enumerate(name):
-        depth += (char == "<") - (char == ">")
-        if char == "(" and depth == 0 and not name[index:].startswith("(anonymous namespace)"):
-            return name[:index]
-    return name

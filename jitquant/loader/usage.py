@@ -65,6 +65,17 @@ class KernelUsage:
         """The kernel's name as a person writes it."""
         return demangle(self.kernel)
 
+    @property
+    def short_name(self) -> str:
+        """The name without the parameters, which the template arguments tell already."""
+        name = self.name.removeprefix("void ")
+        depth = 0
+        for index, char in enumerate(name):
+            depth += (char == "<") - (char == ">")
+            if char == "(" and depth == 0 and not name[index:].startswith("(anonymous namespace)"):
+                return name[:index]
+        return name
+
 
 @dataclass(frozen=True)
 class Occupancy:

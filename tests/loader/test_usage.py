@@ -87,6 +87,7 @@ def test_what_the_assembler_says_is_read_and_warnings_are_left() -> None:
     ]
     assert rest.strip() == 'k.cu(3): warning #177-D: variable "x" was declared but never referenced'
     assert kernels[1].name == "spill(float*, int)"
+    assert kernels[1].short_name == "spill"
 
 
 def test_names() -> None:
