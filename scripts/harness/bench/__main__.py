@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.provenance import provenance
+from harness.provenance import kernels_digest, provenance
 
 SIZES = "1,16,64,1024,2048,4096,16384,65536"
 DTYPES = ("bfloat16", "float16", "float32")
@@ -203,6 +203,25 @@ def sweep(
     )
     if failed:
         raise fail(f"{len(failed)} of {len(points)} measurements failed.")
+
+
+@app.command()
+def resources(
+    arch: Annotated[str, typer.Option(help="What to compile for.")] = "90a",
+    out: Annotated[Path, typer.Option(help="Where the document goes.")] = Path("out/bench"),
+) -> None:
+    """Write registers, spills, shared memory and occupancy of every kernel; needs nvcc, no GPU."""
+    from harness.bench import resources as bench
+    from jitquant.loader import Loader, LoaderError
+
+    try:
+        built = bench.builds(Loader(), arch)
+    except (LoaderError, ValueError) as error:
+        raise fail(str(error)) from None
+    path = out / "kernels-resources.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(bench.document(built, arch, kernels_digest()), encoding="utf-8")
+    console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
 @app.command()
