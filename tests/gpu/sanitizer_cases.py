@@ -7,6 +7,27 @@ import torch
 from jitquant.loader import get_cuda_module
 
 
+def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
+    """FP8, with buffers whose rows lie apart."""
+    quantize, back = module("quantize_fp8").quantize_fp8, module("dequantize").dequantize
+    scale = torch.tensor([3.0], device="cuda")
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 80, 16), (300, 1024, 0)):
+            x = torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols]
+            for fp8 in (torch.float8_e4m3fn, torch.float8_e5m2):
+                data, scale_inv, amax = quantize(x, dtype=fp8)
+                back(data, scale_inv, 0, 0, dtype=dtype)
+                quantize(x, scale, dtype=fp8)
+                quantize(x, scale, dtype=fp8, with_amax=False)
+                parts = quantize(x, dtype=fp8, granularity="row")
+                back(*parts[:2], 1, 0, dtype=dtype)
+                quantize(x, parts[1], dtype=fp8, granularity="row", with_amax=False)
+                apart = torch.empty(rows, cols + 5, dtype=torch.uint8, device="cuda")
+                apart = apart[:, 3 : 3 + cols].view(fp8)
+                quantize.out(x, dtype=fp8, data=apart, scale_inv=scale_inv, amax=amax)
+                back(apart, scale_inv, 0, 0, dtype=dtype)
+
+
 def main() -> None:
     """Runs the cases; what they compute is checked by the tests."""
 
@@ -44,6 +65,7 @@ def main() -> None:
                     parts = weights.quantize_weight_nvfp4(x, block=block, dim=dim)
                     size = rows if dim == 0 else cols
                     module("dequant_nvfp4").dequant_nvfp4(*parts, cols=size, dim=dim, dtype=dtype)
+    eight_bits(module)
     # More than one block of the cooperative launch, and of the partial maxima.
     large = torch.randn(300, 7168).bfloat16().cuda()
     module("amax_gsa").compute_amax_gsa(large)

@@ -20,6 +20,7 @@ EXPORTS = {
     "amax_gsa": ["compute_amax_gsa"],
     "deinterleave_quantize": ["deinterleave_amax_quantize_nvfp4", "deinterleave_quantize_nvfp4"],
     "dequant_nvfp4": ["dequant_nvfp4"],
+    "dequantize": ["dequantize"],
     "fused_amax_quantize": [
         "amax_quantize_nvfp4",
         "deinterleave_quantize_from_buffer",
@@ -30,6 +31,7 @@ EXPORTS = {
         "mhc_rmsnorm_quantize_nvfp4_from_buffer",
     ],
     "fused_rmsnorm_quantize": ["rmsnorm_quantize_nvfp4", "rmsnorm_quantize_nvfp4_from_buffer"],
+    "quantize_fp8": ["quantize_fp8"],
     "quantize_nvfp4": ["quantize_nvfp4"],
     "quantize_weight_nvfp4": ["quantize_weight_nvfp4", "quantize_weight_nvfp4_from_buffer"],
 }

@@ -1,0 +1,75 @@
+// What the FP8 bindings with one scale for a tensor or a row do alike.
+#pragma once
+
+#include "function.h"
+#include "jitquant/fp8_launch.h"
+
+namespace jitquant {
+
+inline EightBit fp8_format(ScalarType dtype) {
+  if (dtype == ScalarType::Float8_e4m3fn) return EightBit::kE4m3;
+  JITQUANT_CHECK(dtype == ScalarType::Float8_e5m2, "dtype must be float8_e4m3fn or float8_e5m2");
+  return EightBit::kE5m2;
+}
+
+inline float positive(double value, const char* name) {
+  JITQUANT_CHECK(value > 0.0 && value <= std::numeric_limits<float>::max(), name,
+                 " must be finite and positive, not ", value);
+  return static_cast<float>(value);
+}
+
+// The arguments that say how a tensor is scaled, checked, and the shape of what is learned of it.
+struct Fp8Arguments {
+  ScalarType dtype;
+  EightBit format;
+  Fp8Scale scale;
+  Shape shape;  // of scale_inv, and of amax unless nobody asks
+  bool with_amax;
+
+  static Fp8Arguments of(const View& x, int64_t rows, const std::optional<View>& given,
+                         ScalarType dtype, std::optional<double> scale_value,
+                         std::optional<double> scale_ub, std::string_view granularity,
+                         bool with_amax, bool dynamic_tensor) {
+    const EightBit format = fp8_format(dtype);
+    Fp8Scale scale = {};
+    scale.by_row = by_row(granularity);
+    scale.bound = std::numeric_limits<float>::infinity();
+    if (given) {
+      JITQUANT_CHECK(!scale_value, "scale and scale_value are given; pass one of them");
+      check_cuda(*given, "scale", &x);
+      JITQUANT_CHECK(given->scalar_type() == ScalarType::Float, "scale must be float32");
+      const int64_t count = scale.by_row ? rows : 1;
+      JITQUANT_CHECK(given->numel() == count && given->is_contiguous(), "scale must have ", count,
+                     " elements, contiguous; its shape is ", shape_text(*given));
+      scale.kind = scale.by_row ? Fp8Scale::kRows : Fp8Scale::kTensor;
+      scale.given = static_cast<const float*>(given->const_data_ptr());
+    } else if (scale_value) {
+      JITQUANT_CHECK(!scale.by_row, "scale_value is one number: granularity must be 'tensor'");
+      scale.kind = Fp8Scale::kValue;
+      scale.value = positive(*scale_value, "scale_value");
+    } else {
+      JITQUANT_CHECK(scale.by_row || dynamic_tensor,
+                     "granularity 'tensor' needs a scale; without one it must be 'row'");
+      scale.kind = Fp8Scale::kAmax;
+    }
+    if (scale_ub) {
+      JITQUANT_CHECK(scale.kind == Fp8Scale::kAmax, "scale_ub is given beside a scale");
+      scale.bound = positive(*scale_ub, "scale_ub");
+    }
+    return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1),
+            with_amax};
+  }
+
+  // Asks the results for their memory.
+  ElementRows results(Result& data, Result& scale_inv, Result& amax, const Shape& elements,
+                      const View& like) {
+    const ElementRows out = {data.rows("data", dtype, elements, like), format};
+    scale.scale_inv =
+        static_cast<float*>(scale_inv.memory("scale_inv", ScalarType::Float, shape, like));
+    void* to = amax.memory("amax", ScalarType::Float, with_amax ? shape : Shape::of(0), like);
+    scale.amax = with_amax ? static_cast<float*>(to) : nullptr;
+    return out;
+  }
+};
+
+}  // namespace jitquant

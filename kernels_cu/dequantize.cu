@@ -1,0 +1,145 @@
+// Values from FP8, INT8 and MXFP8: element * scale_inv in fp32, rounded once to the output's type.
+#include "jitquant/fp8_launch.h"
+#include "jitquant/nvfp4_kernels.cuh"
+
+namespace jitquant {
+
+// Exact; v[0] is the lowest byte.
+template <EightBit kFormat>
+__device__ __forceinline__ void unpack4(uint32_t word, float* v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (kFormat == EightBit::kE4m3) {
+    Block<Fp16> halves = {};
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves.words[0]) : "h"(static_cast<uint16_t>(word)));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
+        : "=r"(halves.words[1])
+        : "h"(static_cast<uint16_t>(word >> 16)));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = value_of(halves, i);
+    return;
+  }
+#endif
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = float_from_code<kFormat>(static_cast<uint8_t>(word >> 8 * i));
+}
+
+// a / b, of which both are usually small.
+__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
+  if ((a | b) >> 32 == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
+
+__device__ __forceinline__ float scale_at(const StoredScales& s, int64_t row, uint32_t half) {
+  if (s.block_rows == 0) return *static_cast<const float*>(s.data);
+  const uint32_t col = s.halves_per_col == 0 ? 0 : half / s.halves_per_col;
+  int64_t batch = 0, line = row;
+  if (s.per_matrix) {
+    batch = quotient(row, s.matrix_rows);
+    line = row - batch * s.matrix_rows;
+    if (s.block_rows > 1) line = quotient(line, s.block_rows);
+  }
+  const bool packed = s.type == StoredScales::kPacked;
+  const int64_t at = s.swizzled
+                         ? swizzle_128x4(batch * s.grid.stored_rows + line, col, s.grid.stored_cols)
+                         : s.grid.offset(batch, line, packed ? col >> 2 : col);
+  if (s.type == StoredScales::kFloat) return static_cast<const float*>(s.data)[at];
+  return float_from_e8m0(static_cast<const uint8_t*>(s.data)[packed ? 4 * at + (col & 3) : at]);
+}
+
+// Eight elements from p, of which the first `count` are there. `vector`: p is aligned to 8 bytes.
+__device__ __forceinline__ uint2 load8(const uint8_t* p, int count, bool vector) {
+  if (vector && count >= 8) return *reinterpret_cast<const uint2*>(p);
+  uint2 codes = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < count) (i < 4 ? codes.x : codes.y) |= static_cast<uint32_t>(p[i]) << (8 * (i & 3));
+  }
+  return codes;
+}
+
+template <EightBit kFormat, class T>
+__device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count, bool vector) {
+  float v[8];
+  unpack4<kFormat>(codes.x, v);
+  unpack4<kFormat>(codes.y, v + 4);
+  Block<T> block;  // its first half
+#pragma unroll
+  for (int i = 0; i < 8; ++i) set_value(block, i, dequantize_fp8(v[i], scale));
+  if (vector && count >= 8) {
+    store_words<Block<T>::kWords / 2>(p, block.words);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < count) p[i] = from_float<T>(dequantize_fp8(v[i], scale));
+    }
+  }
+}
+
+// Eight values a thread, so that neighbouring threads store next to each other, and several such
+// loads in flight together.
+template <class T, EightBit kFormat>
+__global__ void __launch_bounds__(kThreads, 4)
+    dequantize_kernel(RowPointer<const uint8_t> data, int64_t rows, int64_t cols, bool vector,
+                      StoredScales scales, T* out, bool out_vector) {
+  constexpr int kAtOnce = 4;
+  let_next_begin();
+  wait_for_previous();
+  BlockWalk walk((cols + 7) / 8);
+#pragma unroll 1
+  while (walk.row < rows) {
+    uint2 codes[kAtOnce];
+    float scale[kAtOnce];
+    T* to[kAtOnce];
+    int count[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      count[k] = 0;
+      if (walk.row < rows) {
+        const int64_t first = walk.block * 8, left = cols - first;
+        count[k] = left < 8 ? static_cast<int>(left) : 8;
+        to[k] = out + walk.row * cols + first;
+        codes[k] = load8(data(walk.row) + first, count[k], vector);
+        scale[k] = scale_at(scales, walk.row, static_cast<uint32_t>(walk.block));
+      }
+      walk.next();
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (count[k] > 0) write8<kFormat>(codes[k], scale[k], to[k], count[k], out_vector);
+    }
+  }
+}
+
+template <EightBit kFormat>
+cudaError_t launch_format(const Matrix& data, const StoredScales& scales, void* out, DType dtype,
+                          cudaStream_t stream) {
+  return dispatch(dtype, [&](auto element) {
+    using T = decltype(element);
+    constexpr auto kKernel = &dequantize_kernel<T, kFormat>;
+    const int64_t items = (data.rows * ((data.cols + 7) / 8) + kThreads - 1) / kThreads;
+    const int64_t grid = persistent_grid((items + 3) / 4, blocks_per_sm<kKernel>(kThreads, 0));
+    const bool out_vector =
+        reinterpret_cast<uintptr_t>(out) % 16 == 0 && data.cols * sizeof(T) % 16 == 0;
+    return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream,
+                           RowPointer<const uint8_t>(data), data.rows, data.cols, data.vector,
+                           scales, static_cast<T*>(out), out_vector);
+  });
+}
+
+// data.vector: every row starts on a multiple of 8 bytes.
+cudaError_t launch_dequantize(const Matrix& data, EightBit format, const StoredScales& scales,
+                              void* out, DType dtype, cudaStream_t stream) {
+  switch (format) {
+    case EightBit::kE4m3:
+      return launch_format<EightBit::kE4m3>(data, scales, out, dtype, stream);
+    case EightBit::kE5m2:
+      return launch_format<EightBit::kE5m2>(data, scales, out, dtype, stream);
+    case EightBit::kInt8:
+      return launch_format<EightBit::kInt8>(data, scales, out, dtype, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

@@ -1,0 +1,293 @@
+// The kernels of FP8 with one scale for a tensor or for each row, templates over where the values
+// come from (sources.cuh); the one that goes row by row is in fp8_rows.cuh:
+//   amax_kernel (nvfp4_kernels.cuh)   launch 1 of a computed scale of the tensor
+//   cast_kernel                       launch 2, or the only one where the scale is given;
+//                                     flat_cast_kernel for a contiguous tensor
+//   cluster_cast_kernel               amax and cast in one launch, for what a cluster holds
+// Where a scale is given and the amax of the tensor is wanted as well, the launch is cooperative:
+// its barrier lets block 0 see the others' maxima.
+#pragma once
+
+#include <cooperative_groups.h>
+
+#include "jitquant/fp8_launch.h"
+#include "jitquant/nvfp4_kernels.cuh"
+
+namespace jitquant {
+
+// Magnitudes, NaN among them, order as integers.
+__device__ __forceinline__ float larger_magnitude(float a, float b) {
+  return bits_float(max(float_bits(a), float_bits(b)));
+}
+
+// Sixteen bytes at p, of which the first `count` are there. `vector` says that p is aligned to 16.
+__device__ __forceinline__ void store_codes(uint8_t* p, int64_t count, bool vector,
+                                            const uint4& codes) {
+  if (vector && count >= 16) {
+    *reinterpret_cast<uint4*>(p) = codes;
+    return;
+  }
+  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+  if (count >= 16 && reinterpret_cast<uintptr_t>(p) % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) reinterpret_cast<uint32_t*>(p)[i] = words[i];
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (i < count) p[i] = static_cast<uint8_t>(words[i >> 2] >> (8 * (i & 3)));
+  }
+}
+
+template <EightBit kFormat>
+__device__ __forceinline__ uint4 pack16(const float* v) {
+  return make_uint4(pack4<kFormat>(v), pack4<kFormat>(v + 4), pack4<kFormat>(v + 8),
+                    pack4<kFormat>(v + 12));
+}
+
+// FP8 of a block times `factor`; `format` is one of the two.
+template <class T>
+__device__ __forceinline__ uint4 cast_block(const Block<T>& x, float factor, EightBit format) {
+  float v[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) v[i] = mul_rn(value_of(x, i), factor);
+  return format == EightBit::kE4m3 ? pack16<EightBit::kE4m3>(v) : pack16<EightBit::kE5m2>(v);
+}
+
+// The scale of the whole tensor; every thread of the block calls it.
+__device__ __forceinline__ float tensor_scale(const Fp8Scale& scale, int partials, float top,
+                                              BlockReduce& reduce) {
+  const bool writes = blockIdx.x == 0 && threadIdx.x == 0;
+  float factor;
+  if (scale.kind == Fp8Scale::kAmax) {
+    float amax = 0.0f;
+    for (int i = threadIdx.x; i < partials; i += blockDim.x) {
+      amax = larger_magnitude(amax, scale.partials[i]);
+    }
+    amax = reduce.max(amax);
+    if (writes && scale.amax != nullptr) *scale.amax = amax;
+    factor = fp8_scale_from_amax(bound_amax(amax, scale.bound), top);
+  } else {
+    factor = scale.kind == Fp8Scale::kValue ? scale.value : *scale.given;
+  }
+  if (writes) *scale.scale_inv = fp8_scale_inv(factor);
+  return factor;
+}
+
+// The amax of a tensor whose scale is given, from every thread's part of it. All threads of a grid
+// that is one block or cooperative; the last thing that it does.
+__device__ __forceinline__ void finish_tensor_amax(float mine, const Fp8Scale& scale,
+                                                   BlockReduce& reduce) {
+  float amax = reduce.max(mine);
+  if (gridDim.x > 1) {
+    if (threadIdx.x == 0) scale.partials[blockIdx.x] = amax;
+    cooperative_groups::this_grid().sync();
+    if (blockIdx.x != 0) return;
+    amax = 0.0f;
+    for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) {
+      amax = larger_magnitude(amax, __ldcg(scale.partials + i));
+    }
+    amax = reduce.max(amax);
+  }
+  if (threadIdx.x == 0) *scale.amax = amax;
+}
+
+// Whether the scale is given, for the tensor, and the tensor's amax is wanted.
+JITQUANT_HD bool watches_tensor(const Fp8Scale& scale) {
+  return scale.kind != Fp8Scale::kAmax && !scale.by_row && scale.amax != nullptr;
+}
+
+// The next block is loaded while one is computed. With a scale for each row it is given.
+template <class Source>
+__global__ void __launch_bounds__(kThreads)
+    cast_kernel(Source source, Fp8Scale scale, int partials, RowPointer<uint8_t> out, bool vector,
+                EightBit format) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  const bool early = scale.kind == Fp8Scale::kAmax && Source::kReadsOnlyInputs;
+  BlockWalk walk(blocks_of(source.cols));
+  typename Source::Fetched next;
+  auto fetch = [&] {
+    if (walk.row < source.rows) {
+      next = source.template fetch<false>(source.row(walk.row), walk.block);
+    }
+  };
+  if (early) fetch();
+  let_next_begin();
+  wait_for_previous();
+  if (!early) fetch();
+
+  float factor = 1.0f;
+  if (!scale.by_row) factor = tensor_scale(scale, partials, largest(format), reduce);
+  const bool watches = watches_tensor(scale);
+  Amax<typename Source::Value::Element, true> amax;
+#pragma unroll 1
+  while (walk.row < source.rows) {
+    const typename Source::Fetched fetched = next;
+    const int64_t row = walk.row, block = walk.block;
+    walk.next();
+    fetch();
+    if (scale.by_row) {
+      factor = scale.given[row];
+      if (block == 0) scale.scale_inv[row] = fp8_scale_inv(factor);
+    }
+    const typename Source::Value v = source.template value<false>(fetched, source.row(row), block);
+    if (watches) amax.add(v);
+    store_codes(out(row) + block * 16, source.cols - block * 16, vector,
+                cast_block(v, factor, format));
+  }
+  if (watches) finish_tensor_amax(amax.result(), scale, reduce);
+}
+
+// The same for a contiguous tensor and one scale. After an amax it goes from the end to the
+// beginning: what launch 1 has read last is in the L2 cache.
+template <class T>
+__global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
+    flat_cast_kernel(FlatSource<T> source, Fp8Scale scale, int partials, uint4* out,
+                     EightBit format) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  const bool dynamic = scale.kind == Fp8Scale::kAmax;
+  const int64_t chunks = (source.blocks + kThreads - 1) / kThreads;
+  int64_t left = chunks - blockIdx.x;  // chunks to the end, where there is one more to do
+  int64_t block = (dynamic ? left - 1 : blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t step = (dynamic ? -1 : 1) * static_cast<int64_t>(gridDim.x) * kThreads;
+  Block<T> next;
+  auto fetch = [&] {
+    if (left > 0 && block < source.blocks) next = source.fetch(block);
+  };
+  if (dynamic) fetch();
+  let_next_begin();
+  wait_for_previous();
+  if (!dynamic) fetch();
+  const float factor = tensor_scale(scale, partials, largest(format), reduce);
+  const bool watches = watches_tensor(scale);
+  Amax<T, true> amax;
+#pragma unroll 1
+  while (left > 0) {
+    const Block<T> x = next;
+    const int64_t here = block;
+    block += step;
+    left -= gridDim.x;
+    fetch();
+    if (here >= source.blocks) continue;
+    if (watches) amax.add(x);
+    out[here] = cast_block(x, factor, format);
+  }
+  if (watches) finish_tensor_amax(amax.result(), scale, reduce);
+}
+
+// A tensor of one block of values a thread, in one cluster (or one block): the amax goes through
+// the blocks' shared memory.
+template <class Source>
+__global__ void __launch_bounds__(kClusterThreads)
+    cluster_cast_kernel(Source source, Fp8Scale scale, RowPointer<uint8_t> out, bool vector,
+                        EightBit format) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  __shared__ BlockReduce::Scratch scratch;
+  __shared__ float maxima[kClusterBlocks];
+  BlockReduce reduce(scratch);
+  const bool clustered = gridDim.x > 1;
+  if (clustered) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  const uint32_t width = static_cast<uint32_t>(blocks_of(source.cols));
+  const uint32_t row = i / width, block = i - row * width;
+  let_next_begin();
+  wait_for_previous();
+
+  typename Source::Value v = {};
+  if (row < source.rows) {
+    const typename Source::Row p = source.row(row);
+    v = source.template value<false>(source.template fetch<false>(p, block), p, block);
+  }
+  Amax<typename Source::Value::Element, true> mine;
+  mine.add(v);
+  float amax = reduce.max(mine.result());
+  if (clustered) {
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all blocks have begun
+    if (threadIdx.x < gridDim.x) {
+      const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(maxima + blockIdx.x));
+      uint32_t there;
+      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                   : "=r"(there)
+                   : "r"(here), "r"(threadIdx.x));
+      asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(amax) : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    const int lane = threadIdx.x & 31;
+    amax = warp_max(lane < gridDim.x ? maxima[lane] : 0.0f);
+  }
+  float factor;
+  if (scale.kind == Fp8Scale::kAmax) {
+    factor = fp8_scale_from_amax(bound_amax(amax, scale.bound), largest(format));
+  } else {
+    factor = scale.kind == Fp8Scale::kValue ? scale.value : *scale.given;
+  }
+  if (i == 0) {
+    if (scale.amax != nullptr) *scale.amax = amax;
+    *scale.scale_inv = fp8_scale_inv(factor);
+  }
+  if (row < source.rows) {
+    store_codes(out(row) + block * 16, source.cols - block * 16, vector,
+                cast_block(v, factor, format));
+  }
+#endif
+}
+
+// Whether there is an amax to compute.
+inline bool needs_amax(const Fp8Scale& scale) {
+  return scale.kind == Fp8Scale::kAmax || scale.amax != nullptr;
+}
+
+// Whether a call needs workspace: for maxima that go from launch to launch, or through a barrier.
+inline bool fp8_partials(const Fp8Scale& scale, int64_t rows, int64_t cols) {
+  return !scale.by_row && needs_amax(scale) && amax_plan(rows, cols).cluster == 0;
+}
+
+// One launch that casts; `partials` is how many an amax launch before it wrote.
+template <class Source>
+cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partials,
+                        const ElementRows& out, cudaStream_t stream) {
+  const int64_t items = (source.rows * blocks_of(source.cols) + kThreads - 1) / kThreads;
+  LaunchShape shape = {persistent_grid(items, blocks_per_sm<&cast_kernel<Source>>(kThreads, 0)),
+                       kThreads, Start::kOverlapped};
+  if (watches_tensor(scale)) {
+    if (shape.grid > kMaxPartials) shape.grid = kMaxPartials;
+    if (shape.grid > 1) shape.start = Start::kCooperative;
+  }
+  return launch<&cast_kernel<Source>>(shape, stream, source, scale, partials,
+                                      RowPointer<uint8_t>(out.rows), out.rows.vector, out.format);
+}
+
+template <class Source>
+cudaError_t launch_cluster_cast(const Source& source, int cluster, const Fp8Scale& scale,
+                                const ElementRows& out, cudaStream_t stream) {
+  const int64_t blocks = source.rows * blocks_of(source.cols);
+  const int threads = static_cast<int>(((blocks + cluster - 1) / cluster + 31) / 32 * 32);
+  return launch<&cluster_cast_kernel<Source>>(
+      {cluster, threads < 32 ? 32 : threads, Start::kOverlapped, cluster}, stream, source, scale,
+      RowPointer<uint8_t>(out.rows), out.rows.vector, out.format);
+}
+
+// The same as launch_cast of a plain tensor.
+template <class T>
+cudaError_t launch_cast_plain(const Matrix& x, const Fp8Scale& scale, int partials,
+                              const ElementRows& out, cudaStream_t stream) {
+  if (scale.by_row || !is_flat(x) || !is_flat(out.rows)) {
+    return launch_cast(PlainSource<T>(x), scale, partials, out, stream);
+  }
+  const FlatSource<T> source = flat_source<T>(x);
+  const int64_t items = (source.blocks + kThreads - 1) / kThreads;
+  LaunchShape shape = {persistent_grid(items, flat_blocks_per_sm<T>()), kThreads,
+                       Start::kOverlapped};
+  if (watches_tensor(scale)) {
+    if (shape.grid > kMaxPartials) shape.grid = kMaxPartials;
+    if (shape.grid > 1) shape.start = Start::kCooperative;
+  }
+  return launch<&flat_cast_kernel<T>>(shape, stream, source, scale, partials,
+                                      reinterpret_cast<uint4*>(const_cast<void*>(out.rows.data)),
+                                      out.format);
+}
+
+}  // namespace jitquant
