@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -156,6 +157,29 @@ def test_the_cases_of_the_sweep_are_of_equal_work() -> None:
     assert {384, 7168, 7170, 7171, 7176, 28672} <= {case.n for case in sweep.CASES}
     for case in sweep.CASES:
         assert case.m * case.n / (sweep.M * sweep.N) == pytest.approx(1, abs=0.25)
+
+
+def test_a_roofline_is_drawn_for_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    ops = list(chosen("quantize-tensor,mhc,dequantize"))
+    failed = kernels.Measurement("mhc", 1, 256, error="no memory")
+    rows = [failed]
+    for op in ops:
+        for m in (1, 64, 4096):
+            traffic = op.traffic(m, 256, 2)
+            us = 2 + 2 * traffic.floor_us(CEILINGS)
+            rate = traffic.moved / (us * 1e3)
+            row = kernels.Measurement(op.name, m, 256, us, rate, rate / CEILINGS.copy)
+            row.of_mixed = traffic.mixed_floor_us(CEILINGS) / us
+            row.plain_us = None if op.name == "mhc" else 3 * us
+            rows.append(row)
+    path = tmp_path / "kernels.png"
+    assert not report.picture(ops, [failed], CEILINGS, "nothing", path)
+    assert not path.exists()
+    assert report.picture(ops, rows, CEILINGS, "three", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    one = [row for row in rows if row.op == "dequantize"]
+    assert report.picture(ops, one[:1], CEILINGS, "a panel, a point", path)
 
 
 def test_inputs_rotate_through_more_than_the_cache() -> None:

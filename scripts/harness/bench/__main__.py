@@ -150,7 +150,8 @@ def measure_kernels(
     )
     try:
         png = out / "kernels.png"
-        if report.picture(ops, rows, f"jitquant on {gpu}, {dtype}, N = {n}", png):
+        title = f"jitquant on {gpu}, {dtype}, N = {n}"
+        if report.picture(ops, rows, ceilings, title, png):
             console.print(f"wrote {png}", highlight=False, soft_wrap=True)
     except ImportError as error:
         console.print(f"no picture: {error}", highlight=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -13,6 +15,7 @@ from harness.bench.kernels import Measurement
 from harness.bench.ops import Op
 from harness.bench.sweep import OPS as SWEPT
 from harness.bench.sweep import Point, worst
+from harness.timing import Ceilings
 
 
 def _number(value: float | None, form: str = ".1f") -> str:
@@ -158,49 +161,101 @@ def loader_table(rows: Sequence[tuple[str, float | None, str]]) -> Table:
     return view
 
 
-def picture(ops: Sequence[Op], rows: Sequence[Measurement], title: str, path: Path) -> bool:
-    """Times and fractions of the ceiling over M; False if there is nothing to draw."""
-    if not any(row.us for row in rows):
+def picture(
+    ops: Sequence[Op],
+    rows: Sequence[Measurement],
+    ceilings: Ceilings,
+    title: str,
+    path: Path,
+) -> bool:
+    """A roofline an op: bandwidth over M, below what a copy has; False if nothing was measured.
+
+    Lines of equal time are diagonals, so a panel shows where a call is bound by the memory and
+    where by the time that any launch takes. Points are labelled with their time, and from a quarter
+    of the ceiling on with the part that they have of it.
+    """
+    measured = [row for row in rows if row.us and row.gb_per_s and row.of_copy]
+    drawn = [op for op in ops if any(row.op == op.name for row in measured)]
+    if not drawn:
         return False
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.6), layout="constrained")
-    colors = plt.get_cmap("tab10").colors
-    for index, op in enumerate(ops):
-        mine = [row for row in rows if row.op == op.name and row.us]
-        compiled = [row for row in mine if row.plain_us]
-        color = colors[index % len(colors)]
-        left.plot([r.m for r in mine], [r.us for r in mine], "o-", ms=4, color=color)
-        left.plot([r.m for r in compiled], [r.plain_us for r in compiled], "--", lw=1, color=color)
-        right.plot(
-            [r.m for r in mine],
-            [100 * (r.of_copy or 0) for r in mine],
-            "o-",
-            ms=4,
-            color=color,
-            label=op.name,
-        )
-    left.set_yscale("log")
-    left.set_ylabel("microseconds, by graph replay")
-    left.set_title("time (dashed: torch.compile of the plain code)", loc="left", fontsize=10)
-    right.set_ylabel("% of the copy ceiling")
-    right.set_ylim(bottom=0)
-    right.axhline(100, color="0.6", lw=1, ls=":")
-    right.set_title("bytes moved against a device-to-device copy", loc="left", fontsize=10)
-    sizes = sorted({row.m for row in rows})
-    for axes in (left, right):
-        axes.set_xscale("log", base=4)
-        axes.set_xticks(sizes, [str(m) for m in sizes])
+    columns = min(3, len(drawn))
+    lines = math.ceil(len(drawn) / columns)
+    figure, panels = plt.subplots(
+        lines,
+        columns,
+        figsize=(4.6 * columns, 0.9 + 3.1 * lines),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    sizes = sorted({row.m for row in measured})
+    lowest = min(row.gb_per_s for row in measured if row.gb_per_s)
+    for axes, op in zip(panels.flat, drawn, strict=False):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlim(sizes[0] / 6, sizes[-1] * 2.5)
+        axes.set_ylim(lowest / 2, 2.2 * ceilings.copy)
+        _roofline(axes, op, [row for row in measured if row.op == op.name], ceilings)
+        axes.set_xticks(sizes, [str(m) for m in sizes], rotation=45)
         axes.minorticks_off()
-        axes.set_xlabel("M (rows)")
-        axes.grid(color="0.92")
-        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels.flat[len(drawn) :]:
+        axes.set_visible(False)
+    for axes in panels[-1]:
+        axes.set_xlabel("M (rows)", fontsize=8)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("GB/s, all readings and results", fontsize=8)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8
+    )
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return True
+
+
+def _roofline(axes: Any, op: Op, rows: Sequence[Measurement], ceilings: Ceilings) -> None:
+    sizes = [row.m for row in rows]
+    reached = [row.gb_per_s or 0.0 for row in rows]
+    kilobytes = [rate * (row.us or 0.0) for row, rate in zip(rows, reached, strict=True)]
+    left, right = axes.get_xlim()
+    for us in (1, 10, 100, 1000):
+        rates = [m * kilobytes[-1] / sizes[-1] / us for m in (left, right)]
+        axes.plot((left, right), rates, color="0.88", lw=0.8, zorder=0)
+        m = 1.15 * ceilings.copy * us * sizes[-1] / kilobytes[-1]
+        if left < m < right / 2:
+            axes.text(m, 1.22 * ceilings.copy, f"{us} us", color="0.6", fontsize=6, ha="center")
+    axes.axhline(ceilings.copy, color="black", lw=1, label="a copy")
+    if rows[-1].of_mixed:
+        mixed = reached[-1] / rows[-1].of_mixed
+        axes.axhline(mixed, color="black", lw=1, ls=":", label="the readings, then the results")
+    axes.plot(sizes, reached, "o-", ms=3.5, color="tab:blue", label="jitquant")
+    compiled = [
+        (row.m, moved / row.plain_us)
+        for row, moved in zip(rows, kilobytes, strict=True)
+        if row.plain_us
+    ]
+    if compiled:
+        label = "torch.compile of the plain code"
+        axes.plot(*zip(*compiled, strict=True), "--", lw=1, color="tab:orange", label=label)
+    for row, rate in zip(rows, reached, strict=True):
+        part = row.of_copy or 0.0
+        small = part < 0.25
+        axes.annotate(
+            f"{row.us:.2f} us" if small else f"{part:.0%}",
+            (row.m, rate),
+            xytext=(-4, 1) if small else (0, -5),
+            textcoords="offset points",
+            ha="right" if small else "center",
+            va="bottom" if small else "top",
+            fontsize=6.5,
+        )
+    axes.set_title(op.call, loc="left", fontsize=8)
