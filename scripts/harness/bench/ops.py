@@ -104,6 +104,17 @@ def _vector(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(n, dtype=dtype, device=device).uniform_(0.5, 1.5)
 
 
+def _gsa(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    return (torch.full((1,), 4.0 / plain.DIVISOR, device=device),)
+
+
+def _deinterleave(op: Any) -> Callable[..., Any]:
+    def run(fused: Tensor, gsa: Tensor | None = None) -> Any:
+        return jitquant.deinterleave_quantize_nvfp4(fused, fused.shape[1] // 2, gsa, op=op)
+
+    return run
+
+
 def _plain_dequantize(q: Any) -> Tensor:
     return plain.dequantize(q.x_fp4.view(torch.uint8), q.x_sf, q.gsa)
 
@@ -142,28 +153,50 @@ OPS = (
         lambda m, n: ((m, n),),
         1,
         lambda m, n, _: packed_bytes(m, n, 0),
-        lambda n, dtype, device: (torch.full((1,), 4.0 / plain.DIVISOR, device=device),),
+        _gsa,
     ),
     Op(
         "swiglu",
         "deinterleave_quantize_nvfp4(fused, N, op='swiglu')",
         ("deinterleave_quantize",),
-        lambda fused: jitquant.deinterleave_quantize_nvfp4(fused, fused.shape[1] // 2, op="swiglu"),
+        _deinterleave("swiglu"),
         plain.swiglu,
         lambda m, n: ((m, 2 * n),),
         2,
         lambda m, n, _: packed_bytes(m, n, 1),
     ),
     Op(
+        "swiglu-given",
+        "deinterleave_quantize_nvfp4(fused, N, gsa, op='swiglu')",
+        ("deinterleave_quantize",),
+        _deinterleave("swiglu"),
+        plain.swiglu_given,
+        lambda m, n: ((m, 2 * n),),
+        1,
+        lambda m, n, _: packed_bytes(m, n, 0),
+        _gsa,
+    ),
+    Op(
         # 8 columns of gate and 8 of up share a sector of memory, so all of fused is read.
         "select",
         "deinterleave_quantize_nvfp4(fused, N, op='select')",
         ("deinterleave_quantize",),
-        lambda fused: jitquant.deinterleave_quantize_nvfp4(fused, fused.shape[1] // 2, op="select"),
+        _deinterleave("select"),
         plain.select,
         lambda m, n: ((m, 2 * n),),
         2,
         lambda m, n, _: packed_bytes(m, n, 1),
+    ),
+    Op(
+        "select-given",
+        "deinterleave_quantize_nvfp4(fused, N, gsa, op='select')",
+        ("deinterleave_quantize",),
+        _deinterleave("select"),
+        plain.select_given,
+        lambda m, n: ((m, 2 * n),),
+        1,
+        lambda m, n, _: packed_bytes(m, n, 0),
+        _gsa,
     ),
     Op(
         "rmsnorm",

@@ -69,9 +69,20 @@ def swiglu(fused: Tensor, run: int = 8) -> Parts:
     return _quantize(silu(gate.float()) * up.float(), "tensor")
 
 
+def swiglu_given(fused: Tensor, gsa: Tensor, run: int = 8) -> Parts:
+    """silu(gate) * up of interleaved runs, with the gsa given, (1,)."""
+    gate, up = _runs(fused, run)
+    return quantize_given(silu(gate.float()) * up.float(), gsa)
+
+
 def select(fused: Tensor, run: int = 8) -> Parts:
     """The gate runs as they are, granularity tensor."""
     return _quantize(_runs(fused, run)[0].float(), "tensor")
+
+
+def select_given(fused: Tensor, gsa: Tensor, run: int = 8) -> Parts:
+    """The gate runs as they are, with the gsa given, (1,)."""
+    return quantize_given(_runs(fused, run)[0], gsa)
 
 
 def _norm(v: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

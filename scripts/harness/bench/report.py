@@ -206,10 +206,12 @@ def picture(
         axes.minorticks_off()
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in panels.flat[len(drawn) :]:
-        axes.set_visible(False)
-    for axes in panels[-1]:
-        axes.set_xlabel("M (rows)", fontsize=8)
+    for index, axes in enumerate(panels.flat):
+        if index >= len(drawn):
+            axes.set_visible(False)
+        elif index + columns >= len(drawn):  # nothing below it
+            axes.set_xlabel("M (rows)", fontsize=8)
+            axes.tick_params(labelbottom=True)
     for axes in panels[:, 0]:
         axes.set_ylabel("GB/s, all readings and results", fontsize=8)
     handles, labels = panels[0, 0].get_legend_handles_labels()
