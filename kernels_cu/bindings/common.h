@@ -106,6 +106,9 @@ class Shape {
   static Shape of(const View& like, int64_t leading, int64_t last) {
     return {like.sizes, leading, {last, 0}, 1};
   }
+  static Shape of(const View& like, int64_t leading, int64_t first, int64_t last) {
+    return {like.sizes, leading, {first, last}, 2};
+  }
   static Shape of(int64_t size) { return {nullptr, 0, {size, 0}, 1}; }
   static Shape of(int64_t first, int64_t second) { return {nullptr, 0, {first, second}, 2}; }
 

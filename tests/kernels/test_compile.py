@@ -31,7 +31,10 @@ EXPORTS = {
         "mhc_rmsnorm_quantize_nvfp4_from_buffer",
     ],
     "fused_rmsnorm_quantize": ["rmsnorm_quantize_nvfp4", "rmsnorm_quantize_nvfp4_from_buffer"],
+    "quantize_block": ["quantize_block"],
     "quantize_fp8": ["quantize_fp8"],
+    "quantize_group": ["quantize_group"],
+    "quantize_mxfp8": ["quantize_mxfp8"],
     "quantize_nvfp4": ["quantize_nvfp4"],
     "quantize_weight_nvfp4": ["quantize_weight_nvfp4", "quantize_weight_nvfp4_from_buffer"],
 }

@@ -1,0 +1,103 @@
+// What the bindings of groups and blocks in eight bits do alike.
+#pragma once
+
+#include "function.h"
+#include "jitquant/groups.h"
+
+namespace jitquant {
+
+inline EightBit eight_bit_of(ScalarType dtype, bool integers) {
+  if (dtype == ScalarType::Float8_e4m3fn) return EightBit::kE4m3;
+  if (dtype == ScalarType::Float8_e5m2) return EightBit::kE5m2;
+  JITQUANT_CHECK(integers && dtype == ScalarType::Char,
+                 integers ? "dtype must be float8_e4m3fn, float8_e5m2 or int8"
+                          : "dtype must be float8_e4m3fn or float8_e5m2");
+  return EightBit::kInt8;
+}
+
+inline GroupNumerics group_numerics(ScalarType dtype, std::string_view scale_format,
+                                    std::string_view recipe, std::optional<double> eps,
+                                    bool packed = true) {
+  GroupNumerics n = {};
+  n.format = eight_bit_of(dtype, true);
+  if (recipe == "te") {
+    n.recipe = GroupRecipe::kTe;
+  } else if (recipe == "deepgemm") {
+    n.recipe = GroupRecipe::kDeepGemm;
+  } else {
+    JITQUANT_CHECK(recipe == "vllm", "recipe must be 'te', 'deepgemm' or 'vllm', not '", recipe,
+                   "'");
+    n.recipe = GroupRecipe::kVllm;
+  }
+  if (scale_format == "float32") {
+    n.scale_format = ScaleFormat::kFloat32;
+  } else if (scale_format == "ue8m0") {
+    n.scale_format = ScaleFormat::kPowerOfTwo;
+  } else {
+    JITQUANT_CHECK(packed && scale_format == "ue8m0_packed", "scale_format must be 'float32'",
+                   packed ? ", 'ue8m0' or 'ue8m0_packed'" : " or 'ue8m0'", ", not '", scale_format,
+                   "'");
+    n.scale_format = ScaleFormat::kPacked;
+  }
+  const double value = eps.value_or(n.recipe == GroupRecipe::kDeepGemm ? 1e-4 : 1e-10);
+  JITQUANT_CHECK(value >= 1e-32 && value <= std::numeric_limits<float>::max(),
+                 "eps must be finite and at least 1e-32, not ", value);
+  n.eps = static_cast<float>(value);
+  return n;
+}
+
+inline GroupNumerics mxfp8_numerics(ScalarType dtype) {
+  return {eight_bit_of(dtype, false), GroupRecipe::kTe, ScaleFormat::kE8m0, 0.0f};
+}
+
+inline void check_group_size(int64_t size) {
+  JITQUANT_CHECK(size == 16 || size == 32 || size == 64 || size == 128 || size == 256,
+                 "group_size must be 16, 32, 64, 128 or 256, not ", size);
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// The scales of `batches` matrices of `rows` rows with `groups` groups each, and their tensor,
+// whose leading sizes, where it has them, are the first `leading` of `like`: (*batch, rows).
+struct ScalesPlan {
+  GroupScales scales;
+  Shape shape;
+  ScalarType dtype;
+
+  static ScalesPlan of(const View& like, int64_t leading, int64_t batches, int64_t rows,
+                       int64_t groups, ScaleFormat format, std::string_view scale_layout) {
+    const bool packed = format == ScaleFormat::kPacked;
+    const int64_t stored = packed ? ceil_div(groups, 4) : groups;
+    GroupScales s = {nullptr, format, {ScaleOrder::kRow, rows, stored}, false, batches,
+                     rows,    groups};
+    const ScalarType dtype = packed ? ScalarType::Int : ScalarType::Float;
+    if (scale_layout == "row") return {s, Shape::of(like, leading, stored), dtype};
+    JITQUANT_CHECK(scale_layout == "column" || scale_layout == "column_tma",
+                   "scale_layout must be 'row', 'column' or 'column_tma', not '", scale_layout,
+                   "'");
+    s.grid.order = ScaleOrder::kColumn;
+    if (scale_layout == "column_tma") s.grid.stored_rows = ceil_div(rows, 4) * 4;
+    const int64_t batch_sizes = leading > 0 ? leading - 1 : 0;
+    return {s, Shape::of(like, batch_sizes, stored, s.grid.stored_rows), dtype};
+  }
+
+  static ScalesPlan mxfp8(const View& like, int64_t leading, int64_t rows, int64_t groups,
+                          bool swizzled) {
+    const GroupScales s = {
+        nullptr, ScaleFormat::kE8m0, {ScaleOrder::kRow, rows, groups}, swizzled, 1, rows, groups};
+    return {s,
+            swizzled ? Shape::of(ceil_div(rows, 128) * 128, ceil_div(groups, 4) * 4)
+                     : Shape::of(like, leading, groups),
+            ScalarType::Float8_e8m0fnu};
+  }
+
+  GroupScales store(Result& scale_inv, const char* name, const View& like) const {
+    GroupScales s = scales;
+    s.data = scale_inv.memory(name, dtype, shape, like);
+    return s;
+  }
+};
+
+}  // namespace jitquant

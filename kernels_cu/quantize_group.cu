@@ -1,0 +1,15 @@
+// FP8 and INT8 with a scale for each group of neighbours in a row.
+#include "jitquant/group_rows.cuh"
+
+namespace jitquant {
+
+cudaError_t launch_quantize_group(const Matrix& x, int64_t group_size,
+                                  const GroupNumerics& numerics, const GroupOutput& out,
+                                  const RowCounts& counts, cudaStream_t stream) {
+  if (x.rows == 0) return cudaSuccess;
+  return launch_group(x, numerics, out, counts, group_size, stream);
+}
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

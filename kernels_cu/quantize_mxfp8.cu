@@ -1,0 +1,14 @@
+// MXFP8: FP8 with an E8M0 scale for 32 neighbours in a row.
+#include "jitquant/group_rows.cuh"
+
+namespace jitquant {
+
+cudaError_t launch_quantize_mxfp8(const Matrix& x, const GroupNumerics& numerics,
+                                  const GroupOutput& out, cudaStream_t stream) {
+  if (x.rows == 0) return cudaSuccess;
+  return launch_group(x, numerics, out, {nullptr, false, true}, kMxfp8Block, stream);
+}
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()
