@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 _OF_THE_LOADER = ("freeze", "get_cuda_module", "unfreeze", "warmup")
-_MODULES = ("loader", "reference", "testing")
+_MODULES = ("loader", "nn", "reference", "testing")
 
 
 def _version() -> str:

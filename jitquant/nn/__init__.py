@@ -1,0 +1,11 @@
+"""Layers that quantize what they multiply: to train in FP8, to serve in NVFP4.
+
+They are imported by ``import jitquant.nn``, or when ``jitquant.nn`` is first asked for.
+"""
+
+from __future__ import annotations
+
+from jitquant.nn.float8 import Float8BlockwiseLinear
+from jitquant.nn.nvfp4 import NVFP4Linear
+
+__all__ = ["Float8BlockwiseLinear", "NVFP4Linear"]

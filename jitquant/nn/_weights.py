@@ -1,0 +1,130 @@
+"""A weight in FP8, kept until the weight changes."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from jitquant.formats import GROUP_EPS_MIN
+from jitquant.nn._matmul import TILE, transposed_blocks
+from jitquant.ops.fp8 import quantize_block
+from jitquant.quantized_tensor import QuantizedTensor
+
+
+class _OptimizerSteps:
+    """How often any optimizer of this process has stepped.
+
+    A weight's version counter does not tell everything: fused optimizers, optimizers that write to
+    ``weight.data``, and FSDP, which gathers into the same memory, leave it as it is.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._watched = False
+
+    def watch(self) -> None:
+        """Begins to count."""
+        if not self._watched:
+            self._watched = True
+            register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, *_: Any) -> None:
+        # A compiled step would be compiled again for each count; its writes are versioned.
+        if not torch.compiler.is_compiling():
+            self.count += 1
+
+
+STEPS = _OptimizerSteps()
+
+
+class QuantizedWeight(NamedTuple):
+    """A weight (N, K) in FP8, sizes padded with zeros to multiples of 128.
+
+    Attributes:
+        data: (N, K) in blocks: of the forward product.
+        data_t: (K, N), its transpose: of the gradient of the input; None where it was not asked.
+    """
+
+    data: QuantizedTensor
+    data_t: QuantizedTensor | None
+
+
+def padded(x: Tensor) -> Tensor:
+    """A matrix with zeros up to multiples of 128, last dimension contiguous."""
+    rows, cols = x.shape
+    if rows % TILE or cols % TILE:
+        return functional.pad(x, (0, -cols % TILE, 0, -rows % TILE))
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@torch.no_grad()
+def quantize_weight(weight: Tensor, transpose: bool) -> QuantizedWeight:
+    """Quantizes a weight in 128x128 blocks.
+
+    Args:
+        weight: (N, K).
+        transpose: whether the transpose is wanted as well.
+    """
+    w = quantize_block(padded(weight.detach()), scale_layout="row_padded", eps=GROUP_EPS_MIN)
+    return QuantizedWeight(w, transposed_blocks(w) if transpose else None)
+
+
+class WeightCache:
+    """The last quantized weight, and what it was made of.
+
+    Copies and pickles of it are empty.
+    """
+
+    def __init__(self) -> None:
+        STEPS.watch()
+        self._kept: tuple[Any, weakref.ref[Tensor], QuantizedWeight] | None = None
+
+    def clear(self) -> None:
+        """Forgets the weight."""
+        self._kept = None
+
+    def get(self, weight: Tensor, transpose: bool) -> QuantizedWeight:
+        """The weight in FP8; quantized now where it is not known to be what it was.
+
+        Nothing is kept, and nothing that was kept is used, while a compiler or a CUDA graph records
+        the call: a replay has to see the weight as it is then. The same goes for tensors without a
+        version (``torch.inference_mode``), without memory (meta), and of other classes.
+        """
+        if (
+            torch.compiler.is_compiling()
+            or type(weight) not in (Tensor, nn.Parameter)
+            or weight.is_meta
+            or weight.is_inference()
+            or (weight.is_cuda and torch.cuda.is_current_stream_capturing())
+        ):
+            return quantize_weight(weight, transpose)
+        key = (
+            STEPS.count,
+            weight._version,
+            weight.data_ptr(),
+            weight.shape,
+            weight.stride(),
+            weight.dtype,
+            torch.cuda.current_stream(weight.device) if weight.is_cuda else None,
+        )
+        kept = self._kept
+        if kept is not None and kept[0] == key and kept[1]() is weight:
+            quantized = kept[2]
+            if quantized.data_t is not None or not transpose:
+                return quantized
+            quantized = QuantizedWeight(quantized.data, transposed_blocks(quantized.data))
+        else:
+            quantized = quantize_weight(weight, transpose)
+        self._kept = (key, weakref.ref(weight), quantized)
+        return quantized
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WeightCache:
+        return WeightCache()
+
+    def __reduce__(self) -> tuple[type[WeightCache], tuple[()]]:
+        return WeightCache, ()

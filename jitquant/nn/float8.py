@@ -1,0 +1,201 @@
+"""`Float8BlockwiseLinear`: a linear layer whose three products are of FP8 matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from jitquant.formats import FP8_DTYPES, GROUP_EPS_MIN, INPUT_DTYPES
+from jitquant.nn._matmul import blocks, fp8_mm, groups, output_dtype
+from jitquant.nn._weights import WeightCache, padded
+from jitquant.ops.fp8 import quantize_group, quantize_group_both
+from jitquant.quantized_tensor import QuantizedTensor
+
+E4M3 = FP8_DTYPES[0]
+
+
+def _rowwise(x: Tensor) -> QuantizedTensor:
+    return quantize_group(x, dtype=E4M3, scale_layout="column", eps=GROUP_EPS_MIN)
+
+
+def _both(x: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
+    return quantize_group_both(x, dtype=E4M3, eps=GROUP_EPS_MIN)
+
+
+class _Linear(torch.autograd.Function):
+    """``x @ weight.T``: (rows, K) and (N, K) to (rows, N).
+
+    The weight comes quantized; the weight itself is there for its gradient to have a place to go.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        w: Tensor,
+        w_scales: Tensor,
+        w_t: Tensor | None,
+        w_t_scales: Tensor | None,
+        weight_grad: bool,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        if weight_grad:
+            xq, xq_t = _both(padded(x))
+            saved: tuple[Tensor | None, ...] = (xq_t.data, xq_t.stored_scales)
+        else:
+            xq, saved = _rowwise(padded(x)), (None, None)
+        ctx.save_for_backward(*saved, w_t, w_t_scales)
+        ctx.sizes = (*x.shape, weight.shape[0])
+        ctx.dtypes = (x.dtype, weight.dtype)
+        product = fp8_mm(xq, blocks(w, w_scales), dtype)
+        return product[: x.shape[0], : weight.shape[0]].contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x_t, x_t_scales, w_t, w_t_scales = ctx.saved_tensors
+        rows, cols, out = ctx.sizes
+        x_dtype, weight_dtype = ctx.dtypes
+        grad_x = grad_weight = None
+        grad = padded(grad)
+        if x_t is not None:
+            gq, gq_t = _both(grad)
+            product = fp8_mm(gq_t, groups(x_t, x_t_scales), weight_dtype)
+            grad_weight = product[:out, :cols].contiguous()
+        else:
+            gq = _rowwise(grad)
+        if w_t is not None:
+            product = fp8_mm(gq, blocks(w_t, w_t_scales), x_dtype)
+            grad_x = product[:rows, :cols].contiguous()
+        return grad_x, grad_weight, None, None, None, None, None, None
+
+
+class Float8BlockwiseLinear(nn.Linear):
+    """``nn.Linear`` with FP8 products, forward and backward, and a state_dict that is the same.
+
+    The recipe is DeepSeek-V3's (https://arxiv.org/abs/2412.19437, section 3.3): E4M3 everywhere,
+    fp32 scales, activations and gradients in groups of 1x128, weights in blocks of 128x128, sums in
+    fp32:
+
+        y  = x (1x128 along K)      @ W (128x128).T
+        dx = dy (1x128 along N)     @ W (128x128)
+        dW = dy.T (1x128 along M)   @ x.T (1x128 along M).T
+
+    Both orientations of x and of dy come of one read each. What backward keeps of x is its FP8
+    transpose, half the bytes of bf16. The weight is quantized once, and again after an optimizer
+    has stepped or its version has changed: accumulation of gradients, ``torch.no_grad`` and
+    recomputation for activation checkpoints use the same one. A write to ``weight.data`` that no
+    ``torch.optim.Optimizer`` makes is not seen; write under ``torch.no_grad`` instead, or call
+    `weight_changed`. Under ``torch.compile`` and in a CUDA graph the quantization of the weight is
+    part of what is recorded.
+
+    The product is ``torch.nn.functional.scaled_mm`` on sm_90 with CUDA 12.9 or newer, where sizes
+    that are no multiples of 128 cost a padded copy. Elsewhere, the CPU included, the same FP8
+    values are dequantized and multiplied in fp32: slow, and the same numerics.
+
+    A group or block of zeros has the scale 1e-32 / 448 and gives zeros; NaN and infinity in an
+    input give NaN in what they take part in.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as in ``nn.Linear``; dtype is bfloat16,
+            float16 or float32.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._cache = WeightCache()
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear) -> Float8BlockwiseLinear:
+        """A layer with the very parameters of ``linear``: no copy, and optimizers stay right.
+
+        Args:
+            linear: of the class ``nn.Linear`` itself.
+
+        Raises:
+            TypeError: it is of another class, whose forward may be another, or of a dtype that
+                cannot be quantized.
+        """
+        if type(linear) is not nn.Linear:
+            raise TypeError(
+                f"linear is {type(linear).__name__}; accepted is torch.nn.Linear itself, as "
+                "another class may compute something else"
+            )
+        if linear.weight.dtype not in INPUT_DTYPES:
+            raise TypeError(
+                f"linear.weight is {linear.weight.dtype}; accepted are bfloat16, float16, float32"
+            )
+        sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+        made = cls(*sizes, device="meta", dtype=linear.weight.dtype)
+        made.weight, made.bias = linear.weight, linear.bias
+        return made.train(linear.training)
+
+    def weight_changed(self) -> None:
+        """Has the weight quantized anew: to be called after a write that left no trace."""
+        self._cache.clear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x @ weight.T + bias``.
+
+        Args:
+            x: (..., in_features), bfloat16, float16 or float32.
+
+        Returns:
+            (..., out_features), of autocast's dtype where autocast is enabled, else of x's.
+
+        Raises:
+            TypeError: x is of another dtype.
+            ValueError: x has another last dimension.
+        """
+        if x.dtype not in INPUT_DTYPES:
+            raise TypeError(f"x is {x.dtype}; accepted are bfloat16, float16 and float32")
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}; accepted is (..., {self.in_features}), as "
+                f"in_features is {self.in_features}"
+            )
+        dtype = output_dtype(x)
+        if x.numel() == 0:
+            return self._of_no_rows(x, dtype)
+        weight = self.weight
+        input_grad = torch.is_grad_enabled() and x.requires_grad
+        w, w_t = self._cache.get(weight, input_grad)
+        kept = w_t if input_grad else None
+        y: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+            x.reshape(-1, self.in_features),
+            weight,
+            w.data,
+            w.stored_scales,
+            None if kept is None else kept.data,
+            None if kept is None else kept.stored_scales,
+            torch.is_grad_enabled() and weight.requires_grad,
+            dtype,
+        )
+        if self.bias is not None:
+            y = y + self.bias.to(dtype)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def _of_no_rows(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return functional.linear(x.to(dtype), self.weight.to(dtype), bias)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Float8BlockwiseLinear:
+        self._cache.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._cache.clear()
+        super()._load_from_state_dict(*args, **kwargs)
