@@ -16,17 +16,14 @@ __device__ __forceinline__ void unpack4(uint32_t word, float* v) {
         : "h"(static_cast<uint16_t>(word >> 16)));
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = value_of(halves, i);
-    return;
-  }
+  } else
 #endif
+  {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = float_from_code<kFormat>(static_cast<uint8_t>(word >> 8 * i));
-}
-
-// a / b, of which both are usually small.
-__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
-  if ((a | b) >> 32 == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-  return a / b;
+    for (int i = 0; i < 4; ++i) {
+      v[i] = float_from_code<kFormat>(static_cast<uint8_t>(word >> 8 * i));
+    }
+  }
 }
 
 __device__ __forceinline__ float scale_at(const StoredScales& s, int64_t row, uint32_t half) {
@@ -75,38 +72,39 @@ __device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count
   }
 }
 
+constexpr int kAtOnce = 4;
+
 // Eight values a thread, so that neighbouring threads store next to each other, and several such
-// loads in flight together.
+// loads in flight together. A block of threads for each piece of work: the hardware starts them in
+// order, so that what is read and written at a time lies together.
 template <class T, EightBit kFormat>
 __global__ void __launch_bounds__(kThreads, 4)
     dequantize_kernel(RowPointer<const uint8_t> data, int64_t rows, int64_t cols, bool vector,
                       StoredScales scales, T* out, bool out_vector) {
-  constexpr int kAtOnce = 4;
+  const int64_t width = (cols + 7) / 8;
+  int64_t eighth = static_cast<int64_t>(blockIdx.x) * (kThreads * kAtOnce) + threadIdx.x;
   let_next_begin();
   wait_for_previous();
-  BlockWalk walk((cols + 7) / 8);
-#pragma unroll 1
-  while (walk.row < rows) {
-    uint2 codes[kAtOnce];
-    float scale[kAtOnce];
-    T* to[kAtOnce];
-    int count[kAtOnce];
+  uint2 codes[kAtOnce];
+  float scale[kAtOnce];
+  T* to[kAtOnce];
+  int count[kAtOnce];
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      count[k] = 0;
-      if (walk.row < rows) {
-        const int64_t first = walk.block * 8, left = cols - first;
-        count[k] = left < 8 ? static_cast<int>(left) : 8;
-        to[k] = out + walk.row * cols + first;
-        codes[k] = load8(data(walk.row) + first, count[k], vector);
-        scale[k] = scale_at(scales, walk.row, static_cast<uint32_t>(walk.block));
-      }
-      walk.next();
+  for (int k = 0; k < kAtOnce; ++k) {
+    const int64_t row = quotient(eighth, width), block = eighth - row * width;
+    eighth += kThreads;
+    count[k] = 0;
+    if (row < rows) {
+      const int64_t first = block * 8, left = cols - first;
+      count[k] = left < 8 ? static_cast<int>(left) : 8;
+      to[k] = out + row * cols + first;
+      codes[k] = load8(data(row) + first, count[k], vector);
+      scale[k] = scale_at(scales, row, static_cast<uint32_t>(block));
     }
+  }
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      if (count[k] > 0) write8<kFormat>(codes[k], scale[k], to[k], count[k], out_vector);
-    }
+  for (int k = 0; k < kAtOnce; ++k) {
+    if (count[k] > 0) write8<kFormat>(codes[k], scale[k], to[k], count[k], out_vector);
   }
 }
 
@@ -116,8 +114,8 @@ cudaError_t launch_format(const Matrix& data, const StoredScales& scales, void* 
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     constexpr auto kKernel = &dequantize_kernel<T, kFormat>;
-    const int64_t items = (data.rows * ((data.cols + 7) / 8) + kThreads - 1) / kThreads;
-    const int64_t grid = persistent_grid((items + 3) / 4, blocks_per_sm<kKernel>(kThreads, 0));
+    constexpr int kWork = kThreads * kAtOnce;
+    const int64_t grid = (data.rows * ((data.cols + 7) / 8) + kWork - 1) / kWork;
     const bool out_vector =
         reinterpret_cast<uintptr_t>(out) % 16 == 0 && data.cols * sizeof(T) % 16 == 0;
     return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream,
