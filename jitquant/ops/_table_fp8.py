@@ -460,7 +460,7 @@ SILU_MUL_GROUP = KernelOp(
     "Tensor fused, int group_size, Tensor? counts=None, *, ScalarType dtype, int interleave=0, "
     f"{_GROUP}, bool zero_rest=True",
     ["data", "scale_inv"],
-    module="silu_mul_quantize",
+    module="silu_mul_quantize_group",
     function="silu_mul_quantize_group",
     plan=_plan_silu_mul_group,
     reference=reference.silu_mul_quantize_group,

@@ -10,6 +10,7 @@ from jitquant.loader import get_cuda_module
 def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
     """FP8, with buffers whose rows lie apart."""
     quantize, back = module("quantize_fp8").quantize_fp8, module("dequantize").dequantize
+    silu = module("silu_mul_quantize").silu_mul_quantize_fp8
     scale = torch.tensor([3.0], device="cuda")
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 80, 16), (300, 1024, 0)):
@@ -22,6 +23,11 @@ def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
                 parts = quantize(x, dtype=fp8, granularity="row")
                 back(*parts[:2], 1, 0, dtype=dtype)
                 quantize(x, parts[1], dtype=fp8, granularity="row", with_amax=False)
+                both = torch.randn(rows, 2 * cols).to(dtype).cuda()
+                for interleave in (0, 8 if cols % 8 == 0 else cols):
+                    silu(both, dtype=fp8, interleave=interleave)
+                    silu(both, scale, dtype=fp8, granularity="tensor", interleave=interleave)
+                silu(both, scale, dtype=fp8, granularity="tensor", with_amax=False)
                 apart = torch.empty(rows, cols + 5, dtype=torch.uint8, device="cuda")
                 apart = apart[:, 3 : 3 + cols].view(fp8)
                 quantize.out(x, dtype=fp8, data=apart, scale_inv=scale_inv, amax=amax)

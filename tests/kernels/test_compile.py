@@ -37,6 +37,7 @@ EXPORTS = {
     "quantize_mxfp8": ["quantize_mxfp8"],
     "quantize_nvfp4": ["quantize_nvfp4"],
     "quantize_weight_nvfp4": ["quantize_weight_nvfp4", "quantize_weight_nvfp4_from_buffer"],
+    "silu_mul_quantize": ["silu_mul_quantize_fp8"],
 }
 
 

@@ -1,0 +1,51 @@
+#include "fp8.h"
+
+namespace jitquant {
+
+bool silu_mul_fp8_partials(const Matrix& fused, const Fp8Scale& scale);
+cudaError_t launch_silu_mul_fp8(const Matrix& fused, int64_t run, const Fp8Scale& scale,
+                                const ElementRows& out, cudaStream_t stream);
+
+namespace {
+
+// Gate and up columns in turns of `run`.
+struct GateAndUp {
+  Matrix fused;
+  int64_t cols, run;
+
+  GateAndUp(const View& t, int64_t interleave) : fused(matrix_of(t, "fused")) {
+    JITQUANT_CHECK(fused.cols % 2 == 0, "fused must have an even number of columns, not ",
+                   fused.cols);
+    cols = fused.cols / 2;
+    JITQUANT_CHECK(cols < (int64_t{1} << 31), "fused must have less than 2^32 columns");
+    JITQUANT_CHECK(interleave == 0 || (interleave > 0 && cols % interleave == 0),
+                   "interleave must be 0, or divide N = ", cols, "; it is ", interleave);
+    run = interleave == 0 ? cols : interleave;
+  }
+};
+
+void silu_mul_quantize_fp8(Call& call, const View& fused, std::optional<View> scale,
+                           ScalarType dtype, std::optional<double> scale_value,
+                           std::optional<double> scale_ub, std::string_view granularity,
+                           int64_t interleave, bool with_amax, Result& data, Result& scale_inv,
+                           Result& amax) {
+  const GateAndUp in(fused, interleave);
+  Fp8Arguments a = Fp8Arguments::of(fused, in.fused.rows, scale, dtype, scale_value, scale_ub,
+                                    granularity, with_amax, false);
+  const ElementRows out =
+      a.results(data, scale_inv, amax, Shape::of(fused, fused.dim() - 1, in.cols), fused);
+  const Launching at(call, fused);
+  const Workspace partials(silu_mul_fp8_partials(in.fused, a.scale) ? kMaxPartials : 0, fused);
+  a.scale.partials = partials.floats();
+  check_launch(launch_silu_mul_fp8(in.fused, in.run, a.scale, out, at.stream),
+               "silu_mul_quantize_fp8");
+}
+
+}  // namespace
+}  // namespace jitquant
+
+JITQUANT_FUNCTIONS(function<&silu_mul_quantize_fp8>(
+    "silu_mul_quantize_fp8",
+    "Tensor fused, Tensor? scale=None, *, ScalarType dtype, float? scale_value=None, "
+    "float? scale_ub=None, str granularity='row', int interleave=0, bool with_amax=True",
+    {"data", "scale_inv", "amax"}))
