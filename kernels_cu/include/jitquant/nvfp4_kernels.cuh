@@ -349,9 +349,10 @@ FlatSource<T> flat_source(const Matrix& m) {
 //   one launch    from compute capability 9.0 on, up to 8 x 512 blocks of 16 values: a cluster of
 //                 blocks, one block of values a thread
 //   two launches  anything else, with a workspace of `partials` floats
-// On an H200 the cluster takes 1.7 to 2.3 us where two launches take 2.5; a cluster of 16 blocks,
-// and a cooperative launch that keeps up to 29 MB on the chip, were slower than two overlapped
-// launches at every size (docs/performance.md).
+// On an H200 the cluster takes 1.9 to 2.4 us where two launches take 2.5. A cluster of 16 blocks
+// would save 0.2 us for twice as many values and is not sure to fit; a cooperative launch that
+// keeps up to 29 MB on the chip was slower than two overlapped launches at every size
+// (docs/performance.md).
 struct AmaxPlan {
   int cluster;   // blocks of the one launch; 0: two launches
   int partials;  // of two launches
