@@ -41,7 +41,7 @@ def kernels(
     m: Annotated[str, typer.Option(help="Numbers of rows.")] = SIZES,
     n: Annotated[int, typer.Option(help="Columns, a multiple of 16.", min=16)] = 7168,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}.")] = "bfloat16",
-    ops: Annotated[str, typer.Option(help="Names, separated by commas, or all.")] = "all",
+    ops: Annotated[str, typer.Option(help="Names, separated by commas; all; or fp8.")] = "all",
     plain: Annotated[
         bool, typer.Option(help="Also measure torch.compile of the plain PyTorch code.")
     ] = True,

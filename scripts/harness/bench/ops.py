@@ -246,9 +246,12 @@ OPS = (
 
 
 def chosen(names: str) -> Iterator[Op]:
-    """The ops of a comma-separated list, or all of them."""
-    by_name = {op.name: op for op in OPS}
-    for name in by_name if names == "all" else names.split(","):
+    """The ops of a comma-separated list; all of NVFP4 with "all", all of FP8 with "fp8"."""
+    from harness.bench.ops_fp8 import FP8_OPS
+
+    groups = {"all": OPS, "fp8": FP8_OPS}
+    by_name = {op.name: op for op in (*OPS, *FP8_OPS)}
+    for name in (op.name for op in groups[names]) if names in groups else names.split(","):
         if name not in by_name:
-            raise ValueError(f"--ops {name}: accepted are all, {', '.join(by_name)}")
+            raise ValueError(f"--ops {name}: accepted are all, fp8, {', '.join(by_name)}")
         yield by_name[name]

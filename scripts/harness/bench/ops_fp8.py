@@ -1,0 +1,146 @@
+"""The FP8 ops that are measured. `cast` is what one pass over a tensor costs at least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import jitquant
+from harness.bench import plain_fp8 as plain
+from harness.bench.ops import Op, _vector
+
+GROUP = 128
+
+
+def _scale(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    return (torch.full((1,), 37.5, device=device),)
+
+
+def _weight(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    return (_vector(n, dtype, device),)
+
+
+def _weight_and_scale(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    return (*_weight(n, dtype, device), *_scale(n, dtype, device))
+
+
+def _written(floats: Callable[[int, int], int]) -> Callable[[int, int, int], int]:
+    """Bytes of the elements and of as many fp32."""
+    return lambda m, n, _: m * n + 4 * floats(m, n)
+
+
+def _rmsnorm_residual(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
+    return jitquant.rmsnorm_quantize_fp8(x, weight, residual=residual)
+
+
+FP8_OPS = (
+    Op(
+        "cast",
+        "quantize_fp8(x, scale=s, amax=False)",
+        ("quantize_fp8",),
+        lambda x, scale: jitquant.quantize_fp8(x, scale=scale, amax=False),
+        plain.cast,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: 1),
+        _scale,
+    ),
+    Op(
+        "fp8-tensor",
+        "quantize_fp8(x)",
+        ("quantize_fp8",),
+        lambda x: jitquant.quantize_fp8(x),
+        plain.quantize,
+        lambda m, n: ((m, n),),
+        2,
+        _written(lambda m, n: 2),
+    ),
+    Op(
+        "fp8-row",
+        "quantize_fp8(x, granularity='row')",
+        ("quantize_fp8",),
+        lambda x: jitquant.quantize_fp8(x, granularity="row"),
+        lambda x: plain.quantize(x, "row"),
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: 2 * m),
+    ),
+    Op(
+        "fp8-group",
+        f"quantize_group(x, {GROUP})",
+        ("quantize_group",),
+        lambda x: jitquant.quantize_group(x, GROUP),
+        plain.group,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: m * (n // GROUP)),
+    ),
+    Op(
+        "fp8-rmsnorm",
+        "rmsnorm_quantize_fp8(x, weight)",
+        ("rmsnorm_quantize",),
+        lambda x, weight: jitquant.rmsnorm_quantize_fp8(x, weight),
+        plain.rmsnorm,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: 3 * m),
+        _weight,
+    ),
+    Op(
+        "fp8-rmsnorm-given",
+        "rmsnorm_quantize_fp8(x, weight, scale=s, amax=False)",
+        ("rmsnorm_quantize",),
+        lambda x, weight, scale: jitquant.rmsnorm_quantize_fp8(x, weight, scale=scale, amax=False),
+        plain.rmsnorm_given,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: m + 1),
+        _weight_and_scale,
+    ),
+    Op(
+        "fp8-rmsnorm-group",
+        f"rmsnorm_quantize_group(x, weight, {GROUP})",
+        ("rmsnorm_quantize",),
+        lambda x, weight: jitquant.rmsnorm_quantize_group(x, weight, GROUP),
+        plain.rmsnorm_group,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: m * (n // GROUP) + m),
+        _weight,
+    ),
+    Op(
+        "fp8-rmsnorm-residual",
+        "rmsnorm_quantize_fp8(x, weight, residual=r)",
+        ("rmsnorm_quantize",),
+        _rmsnorm_residual,
+        plain.rmsnorm_residual,
+        lambda m, n: ((m, n), (m, n)),
+        1,
+        lambda m, n, element: m * n * (1 + element) + 12 * m,
+        _weight,
+    ),
+    Op(
+        "fp8-silu",
+        "silu_mul_quantize_fp8(fused)",
+        ("silu_mul_quantize",),
+        lambda fused: jitquant.silu_mul_quantize_fp8(fused),
+        plain.silu_mul,
+        lambda m, n: ((m, 2 * n),),
+        1,
+        _written(lambda m, n: 2 * m),
+    ),
+    Op(
+        "fp8-silu-given",
+        "silu_mul_quantize_fp8(fused, scale=s, amax=False)",
+        ("silu_mul_quantize",),
+        lambda fused, scale: jitquant.silu_mul_quantize_fp8(fused, scale=scale, amax=False),
+        plain.silu_mul_given,
+        lambda m, n: ((m, 2 * n),),
+        1,
+        _written(lambda m, n: 1),
+        _scale,
+    ),
+)

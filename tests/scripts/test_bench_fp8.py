@@ -1,0 +1,56 @@
+"""The benchmark's plain FP8 code has the ops' bits, and its sums of bytes are right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness.bench.ops import OPS, Op, Traffic, chosen
+from harness.bench.ops_fp8 import FP8_OPS
+from torch import Tensor
+
+from jitquant import QuantizedTensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _parts(result: object) -> list[Tensor]:
+    assert isinstance(result, QuantizedTensor)
+    parts = (result.data, result.scale_inv, result.amax, result.inv_rms)
+    return [part for part in parts if part is not None]
+
+
+def _arguments(op: Op, m: int, n: int, dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(m + n)
+    shaped = [torch.randn(shape, dtype=dtype) for shape in op.shapes(m, n)]
+    return [*shaped, *op.extra(n, dtype, torch.device("cpu"))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", FP8_OPS, ids=lambda op: op.name)
+def test_plain_code_has_the_bits_of_the_op(op: Op, dtype: torch.dtype) -> None:
+    arguments = _arguments(op, 24, 256, dtype)
+    arguments[0][3] = 0
+    copies = [argument.clone() for argument in arguments]
+    for mine, theirs in zip(op.plain(*copies), _parts(op.run(*arguments)), strict=True):
+        assert mine.shape == theirs.shape
+        if mine.dtype == torch.float32:  # sums of squares in whatever order
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0)
+        else:
+            same = mine.view(torch.uint8) == theirs.view(torch.uint8)
+            assert (~same).float().mean() <= (1e-3 if "rmsnorm" in op.name else 0)
+
+
+@pytest.mark.parametrize("op", FP8_OPS, ids=lambda op: op.name)
+def test_traffic_is_that_of_the_tensors(op: Op) -> None:
+    m, n = 6, 256
+    arguments = _arguments(op, m, n, torch.bfloat16)
+    read = sum(argument.nbytes for argument in arguments[: len(op.shapes(m, n))])
+    written = sum(part.nbytes for part in _parts(op.run(*arguments)))
+    written += arguments[1].nbytes if op.name == "fp8-rmsnorm-residual" else 0
+    assert op.traffic(m, n, 2) == Traffic(read + written, op.reads * read, written)
+
+
+def test_they_are_chosen_by_name() -> None:
+    assert list(chosen("fp8")) == list(FP8_OPS)
+    assert [op.name for op in chosen("cast,quantize-row")] == ["cast", "quantize-row"]
+    assert len({op.name for op in (*OPS, *FP8_OPS)}) == len(OPS) + len(FP8_OPS)
