@@ -212,7 +212,7 @@ def _nvfp4_mm_fake(x_fp4: Tensor, *rest: Any) -> Tensor:
 
 def _register(schema: str, implementation: Any, fake: Any) -> Any:
     name = schema.partition("(")[0]
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(name, implementation, key)
     LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")

@@ -133,9 +133,13 @@ def test_products_are_those_of_the_quantized_operands() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e-12, 1e12])
-def test_magnitude_of_gradients_does_not_matter(scale: float) -> None:
+def test_magnitude_of_gradients_and_weights_does_not_matter(scale: float) -> None:
     made, x, grad = layer(dtype=torch.float32), randn(128, 256).float(), randn(128, 384).float()
     assert min(against_float64(made, x, grad * scale)[1:]) > 25
+    made = layer(dtype=torch.float32, bias=False)
+    with torch.no_grad():
+        made.weight.mul_(scale)
+    assert min(against_float64(made, x, grad)) > 25
 
 
 def test_zeros_are_no_nan() -> None:
