@@ -5,7 +5,8 @@ They are imported by ``import jitquant.nn``, or when ``jitquant.nn`` is first as
 
 from __future__ import annotations
 
+from jitquant.nn._convert import Conversion, convert
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
 
-__all__ = ["Float8BlockwiseLinear", "NVFP4Linear"]
+__all__ = ["Conversion", "Float8BlockwiseLinear", "NVFP4Linear", "convert"]

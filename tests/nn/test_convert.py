@@ -1,0 +1,164 @@
+"""`convert` on small models, a Llama of transformers among them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear, convert
+
+from .helpers import sqnr
+
+BF16 = torch.bfloat16
+
+
+class Block(nn.Module):
+    """A gated MLP between an embedding and a head with the same weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(96, 64)
+        self.gate, self.up = nn.Linear(64, 160, bias=False), nn.Linear(64, 160, bias=False)
+        self.down = nn.Linear(160, 64)
+        self.head = nn.Linear(64, 96, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        y: Tensor = self.head(x)
+        return y
+
+
+@pytest.fixture
+def model() -> Block:
+    torch.manual_seed(0)
+    return Block().to(BF16).eval()
+
+
+TOKENS = torch.arange(48).reshape(2, 24)
+
+
+def test_fp8(model: Block) -> None:
+    names, want = list(model.state_dict()), model(TOKENS).detach()
+    parameters = dict(model.named_parameters())
+    done = convert(model, "fp8_block")
+    assert done.replaced == ["gate", "up", "down", "head"]
+    assert done.skipped == {}
+    assert all(type(getattr(model, n)) is Float8BlockwiseLinear for n in done.replaced)
+    assert list(model.state_dict()) == names
+    assert all(p is parameters[name] for name, p in model.named_parameters())
+    assert model.head.weight is model.embed.weight
+    assert not model.down.training
+    y = model(TOKENS)
+    assert sqnr(y.detach(), want) > 22
+    y.float().square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert done.bytes_before == done.bytes_after
+    assert convert(model, "nvfp4").replaced == []  # nothing is converted twice
+
+
+def test_nvfp4(model: Block) -> None:
+    want, other = model(TOKENS), Block()
+    done = convert(model, "nvfp4")
+    assert done.replaced == ["gate", "up", "down"]
+    assert done.skipped == {"head": "its weight is also embed.weight"}
+    assert all(type(getattr(model, n)) is NVFP4Linear for n in done.replaced)
+    assert 10 < sqnr(model(TOKENS).detach(), want.detach()) < 60
+    assert done.bytes_after < 0.3 * done.bytes_before
+    text = str(done)
+    assert "nvfp4: 3 of 4 linears replaced, weights 0.1 MiB -> 0.0 MiB" in text
+    assert "left as it is: head: its weight is also embed.weight" in text
+    convert(other.to(BF16).eval(), "nvfp4")
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(TOKENS), model(TOKENS))
+
+
+def test_filter(model: Block) -> None:
+    done = convert(model, "fp8_block", filter=lambda name, module: module.out_features == 160)
+    assert done.replaced == ["gate", "up"]
+    assert done.skipped == {"down": "refused by filter", "head": "refused by filter"}
+    assert type(model.down) is nn.Linear
+
+
+def test_what_is_skipped() -> None:
+    class Mine(nn.Linear):
+        pass
+
+    hooked = nn.Linear(16, 16)
+    hooked.register_forward_hook(lambda *_: None)
+    model = nn.ModuleDict(
+        {
+            "mine": Mine(16, 16),
+            "hooked": hooked,
+            "wide": nn.Linear(16, 16, dtype=torch.float64),
+            "attention": nn.MultiheadAttention(16, 2),
+            "encoder": nn.TransformerEncoderLayer(16, 2, 32),
+            "normed": nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)),
+            "good": nn.Linear(16, 16),
+        }
+    )
+    before = copy.deepcopy(model)
+    done = convert(model, "nvfp4")
+    assert done.replaced == ["good"]
+    assert done.skipped == {
+        "mine": "it is a Mine, which may compute something else",
+        "hooked": "it has hooks, which would be lost",
+        "wide": "its weight is torch.float64",
+        "attention.out_proj": "it is a NonDynamicallyQuantizableLinear, which may compute "
+        "something else",
+        "encoder.self_attn.out_proj": "it is a NonDynamicallyQuantizableLinear, which may compute "
+        "something else",
+        "encoder.linear1": "TransformerEncoderLayer reads its weight past its forward",
+        "encoder.linear2": "TransformerEncoderLayer reads its weight past its forward",
+        "normed": "it is a ParametrizedLinear, which may compute something else",
+    }
+    assert [type(m) for m in model.values()][:-1] == [type(m) for m in before.values()][:-1]
+
+
+def test_a_linear_at_two_places_stays_one() -> None:
+    shared = nn.Linear(32, 32, dtype=BF16).eval()
+    model = nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared))
+    done = convert(model, "nvfp4")
+    assert done.replaced == ["0"]
+    assert type(model[0]) is NVFP4Linear
+    assert model[2][0] is model[0]
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="recipe is 'fp4'; accepted are 'fp8_block', 'nvfp4'"):
+        convert(nn.Sequential(), "fp4")
+    with pytest.raises(ValueError, match=r"call NVFP4Linear\.from_linear"):
+        convert(nn.Linear(16, 16), "nvfp4")
+    with pytest.raises(TypeError, match="model is int"):
+        convert(3, "nvfp4")
+
+
+@pytest.mark.parametrize("recipe", ["fp8_block", "nvfp4"])
+def test_a_llama_of_transformers(recipe: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    llama = transformers.LlamaForCausalLM(config).to(BF16).eval()
+    tokens = torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        want = llama(tokens).logits
+        done = convert(llama, recipe, filter=lambda name, module: name != "lm_head")
+        got = llama(tokens).logits
+    assert len(done.replaced) == 2 * 7
+    assert done.skipped == {"lm_head": "refused by filter"}
+    assert sqnr(got, want) > (22 if recipe == "fp8_block" else 12)
+    if recipe == "fp8_block":
+        llama.train()
+        llama(tokens, labels=tokens).loss.backward()
+        assert all(p.grad is not None for p in llama.parameters())
