@@ -89,10 +89,11 @@ class Float8BlockwiseLinear(nn.Linear):
     Both orientations of x and of dy come of one read each. What backward keeps of x is its FP8
     transpose, half the bytes of bf16. The weight is quantized once, and again after an optimizer
     has stepped or its version has changed: accumulation of gradients, ``torch.no_grad`` and
-    recomputation for activation checkpoints use the same one. A write to ``weight.data`` that no
-    ``torch.optim.Optimizer`` makes is not seen; write under ``torch.no_grad`` instead, or call
-    `weight_changed`. Under ``torch.compile`` and in a CUDA graph the quantization of the weight is
-    part of what is recorded.
+    recomputation for activation checkpoints use the same one, which takes two bytes an element
+    while gradients of inputs are asked for, and one otherwise. A write to ``weight.data`` that no
+    ``torch.optim.Optimizer`` makes is seen at the next ``train()`` or ``eval()``; write under
+    ``torch.no_grad`` instead, or call `weight_changed`. Under ``torch.compile`` and in a CUDA graph
+    the quantization of the weight is part of what is recorded.
 
     The product is ``torch.nn.functional.scaled_mm`` on sm_90 with CUDA 12.9 or newer, where sizes
     that are no multiples of 128 cost a padded copy. Elsewhere, the CPU included, the same FP8
@@ -190,6 +191,12 @@ class Float8BlockwiseLinear(nn.Linear):
     def _of_no_rows(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         bias = None if self.bias is None else self.bias.to(dtype)
         return functional.linear(x.to(dtype), self.weight.to(dtype), bias)
+
+    def train(self, mode: bool = True) -> Float8BlockwiseLinear:
+        """As ``nn.Module.train``. Averaged weights are put in and taken out around it."""
+        self._cache.clear()
+        super().train(mode)
+        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Float8BlockwiseLinear:
         self._cache.clear()

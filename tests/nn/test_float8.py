@@ -273,9 +273,11 @@ def test_weight_is_quantized_once_a_step(name: str, quantized: list[Tensor]) -> 
         lambda m: m.load_state_dict({"weight": m.weight + 1, "bias": m.bias}),
         lambda m: m.load_state_dict({"weight": m.weight + 1, "bias": m.bias}, assign=True),
         lambda m: (m.weight.data.add_(1), m.weight_changed()),
+        lambda m: (m.weight.data.add_(1), m.eval()),
+        lambda m: (m.train(), m.weight.data.add_(1)),
         lambda m: m.float(),
     ],
-    ids=["in_place", "parameter", "data", "load", "assign", "told", "dtype"],
+    ids=["in_place", "parameter", "data", "load", "assign", "told", "eval", "train", "dtype"],
 )
 @torch.no_grad()
 def test_every_change_is_seen(change: Callable[[Any], Any], quantized: list[Tensor]) -> None:
