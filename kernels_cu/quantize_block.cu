@@ -66,9 +66,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
     for (int k = 0; k < kHeld; ++k) {
       const int64_t r = row + k * row_step;
       if (r >= matrix_rows || block >= blocks) continue;
-      uint32_t words[4];
-      encode_block(x[k], numerics, g, words);
-      store_bytes<kWhole>(data(above + r) + at, source.cols - at, vector, words);
+      store_bytes<kWhole>(data(above + r) + at, source.cols - at, vector,
+                          encode_block(x[k], numerics, g));
     }
   }
 }

@@ -10,17 +10,45 @@ namespace jitquant {
 
 // ---- one group ---------------------------------------------------------------------------------
 
-// The scale of a group whose amax is b.
+// a / b, correctly rounded, where r is 1 / b, correctly rounded, and the remainder is exact
+// (Markstein).
+__device__ __forceinline__ float quotient(float a, float b, float r) {
+  const float q = mul_rn(a, r);
+  return fma_rn(fma_rn(-q, b, a), r, q);
+}
+
+// The scale of a group whose amax is b: group_scale and mxfp8_exponent of fp8.cuh to the bit, whose
+// divisions would check for what cannot be here, or is here selected at the end.
 __device__ __forceinline__ GroupScale scale_of(const GroupNumerics& n, float b) {
-  const float top = largest(n.format);
+  const float top = largest(n.format), over_top = reciprocal_rn_ordinary(top);
+  GroupScale g;
   if (n.scale_format == ScaleFormat::kE8m0) {
-    GroupScale g;
-    g.exponent = mxfp8_exponent(b, top);
+    const float s = quotient(b, top, over_top);
+    g.exponent = e8m0_rceil(b <= kFloatMax ? s : b);
     g.factor = inverse_power_of_two(g.exponent);
     g.scale_inv = 0.0f;
     return g;
   }
-  return group_scale(b, top, n.eps, n.recipe, n.scale_format != ScaleFormat::kFloat32);
+  if (b < n.eps) b = n.eps;  // a NaN stays
+  if (n.recipe == GroupRecipe::kTe) {
+    const float lift = b > 0x1p100f ? 0x1p-64f : 1.0f, lifted = mul_rn(b, lift);
+    g.factor = mul_rn(quotient(top, lifted, reciprocal_rn_ordinary(lifted)), lift);
+    g.scale_inv = reciprocal_rn_ordinary(g.factor);
+  } else {
+    g.scale_inv = quotient(b, top, over_top);
+    g.factor = reciprocal_rn_ordinary(g.scale_inv);
+  }
+  if (!(b <= kFloatMax)) {
+    g.scale_inv = b;
+    g.factor = is_nan(b) ? b : 0.0f;
+  }
+  g.exponent = 0;
+  if (n.scale_format != ScaleFormat::kFloat32) {
+    g.exponent = ue8m0_exponent(g.scale_inv);
+    g.factor = inverse_power_of_two(g.exponent);
+    if (!is_nan(g.scale_inv)) g.scale_inv = power_of_two(g.exponent);
+  }
+  return g;
 }
 
 __device__ __forceinline__ bool divides(const GroupNumerics& n) {
@@ -56,7 +84,8 @@ __device__ __forceinline__ GroupDivisor group_divisor(float scale_inv, float r) 
   return {lift, scale_inv <= kFloatMax ? mul_rn(scale_inv, lift) : 0.0f, r};
 }
 __device__ __forceinline__ float group_reciprocal(float scale_inv) {
-  return reciprocal_rn(mul_rn(scale_inv, lift_of(scale_inv)));
+  const float r = reciprocal_rn_ordinary(mul_rn(scale_inv, lift_of(scale_inv)));
+  return scale_inv <= kFloatMax ? r : (is_nan(scale_inv) ? scale_inv : 0.0f);
 }
 __device__ __forceinline__ float divide(float x, const GroupDivisor& d) {
   return group_divide(mul_rn(x, d.lift), d.s, d.r);
@@ -65,52 +94,51 @@ __device__ __forceinline__ float divide(float x, const GroupDivisor& d) {
 // A block of one group as its sixteen bytes. `factor` is the group's, or, by division, the
 // group_reciprocal of the scale.
 template <EightBit kFormat, class T>
-__device__ __forceinline__ void encode_block(const Block<T>& x, bool by_division, float factor,
-                                             float scale_inv, uint32_t (&words)[4]) {
+__device__ __forceinline__ uint4 encode_block(const Block<T>& x, bool by_division, float factor,
+                                              float scale_inv) {
   if (!by_division) {
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      float v[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = mul_rn(value_of(x, 4 * q + i), factor);
-      words[q] = pack4<kFormat>(v);
-    }
-  } else {
-    const GroupDivisor d = group_divisor(scale_inv, factor);
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      float v[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = divide(value_of(x, 4 * q + i), d);
-      words[q] = pack4<kFormat>(v);
-    }
+    const auto word = [&](int i) {
+      const float v[4] = {mul_rn(value_of(x, i), factor), mul_rn(value_of(x, i + 1), factor),
+                          mul_rn(value_of(x, i + 2), factor), mul_rn(value_of(x, i + 3), factor)};
+      return pack4<kFormat>(v);
+    };
+    return make_uint4(word(0), word(4), word(8), word(12));
   }
+  const GroupDivisor d = group_divisor(scale_inv, factor);
+  const auto word = [&](int i) {
+    const float v[4] = {divide(value_of(x, i), d), divide(value_of(x, i + 1), d),
+                        divide(value_of(x, i + 2), d), divide(value_of(x, i + 3), d)};
+    return pack4<kFormat>(v);
+  };
+  return make_uint4(word(0), word(4), word(8), word(12));
 }
 
 template <class T>
-__device__ __forceinline__ void encode_block(const Block<T>& x, const GroupNumerics& n,
-                                             const GroupScale& g, uint32_t (&words)[4]) {
+__device__ __forceinline__ uint4 encode_block(const Block<T>& x, const GroupNumerics& n,
+                                              const GroupScale& g) {
   const bool by_division = divides(n);
   const float factor = by_division ? group_reciprocal(g.scale_inv) : g.factor;
-  with_format(n.format, [&](auto format) {
-    encode_block<format>(x, by_division, factor, g.scale_inv, words);
-  });
+  if (n.format == EightBit::kE4m3) {
+    return encode_block<EightBit::kE4m3>(x, by_division, factor, g.scale_inv);
+  }
+  if (n.format == EightBit::kE5m2) {
+    return encode_block<EightBit::kE5m2>(x, by_division, factor, g.scale_inv);
+  }
+  return encode_block<EightBit::kInt8>(x, by_division, factor, g.scale_inv);
 }
 
 // Sixteen bytes to p, of which the first `count` are there.
 template <bool kWhole>
 __device__ __forceinline__ void store_bytes(uint8_t* p, int64_t count, bool vector,
-                                            const uint32_t (&words)[4]) {
+                                            const uint4& bytes) {
   if (kWhole || (vector && count >= 16)) {
-    store_words<4>(p, words);
+    *reinterpret_cast<uint4*>(p) = bytes;
     return;
   }
   const int n = count < 16 ? static_cast<int>(count) : 16;
 #pragma unroll 1
   for (int i = 0; i < n; ++i) {
-    uint32_t word = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) word = j == i / 4 ? words[j] : word;
+    const uint32_t word = i < 8 ? (i < 4 ? bytes.x : bytes.y) : (i < 12 ? bytes.z : bytes.w);
     p[i] = static_cast<uint8_t>(word >> (8 * (i & 3)));
   }
 }

@@ -6,11 +6,15 @@
 
 namespace jitquant {
 
+constexpr int kGroupThreads = 128;
+constexpr int kHeldRows = 4;  // blocks of 16 values that a thread holds, one of a row
+
 // How the lanes of a warp share out a tile: 2^log_lanes neighbours take neighbouring blocks of a
 // row, and the next as many take the next row.
 struct WarpShape {
   int log_lanes, log_rows;
   int group_lanes;  // of these, those that share a scale
+  int held;         // rows of a thread
 };
 
 inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks) {
@@ -23,7 +27,11 @@ inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks) {
   while (!fits(log_rows)) --log_rows;
   while (log_rows < 5 && fits(log_rows + 1) && (32 >> (log_rows + 1)) >= blocks) ++log_rows;
   while (log_rows > 0 && (int64_t{1} << (log_rows - 1)) >= s.rows) --log_rows;
-  return {5 - log_rows, log_rows, static_cast<int>(group_blocks)};
+  // With few rows, which leave most of the device idle, a thread has one.
+  const int64_t warps = s.batches * ((s.rows + (1 << log_rows) - 1) >> log_rows) *
+                        ((blocks + (31 >> log_rows)) >> (5 - log_rows));
+  const int held = warps > 32 * sm_count() ? kHeldRows : (warps > 16 * sm_count() ? 2 : 1);
+  return {5 - log_rows, log_rows, static_cast<int>(group_blocks), held};
 }
 
 __device__ __forceinline__ int64_t rows_there(const RowCounts& c, int64_t batch, int64_t rows) {
@@ -33,10 +41,11 @@ __device__ __forceinline__ int64_t rows_there(const RowCounts& c, int64_t batch,
   return count < rows ? count : rows;
 }
 
-// A warp a tile; the next block is loaded while one is computed. kWhole: all blocks are whole and
-// aligned to 16 bytes.
+// A warp a tile of `held` times the rows of its shape. All that a thread has of a tile is loaded
+// before any of it is computed: that many loads in flight cover the latency of the memory. kWhole:
+// all blocks are whole and aligned to 16 bytes.
 template <class T, bool kWhole>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kGroupThreads, sizeof(T) == 2 ? 5 : 4)
     group_kernel(PlainSource<T> source, RowPointer<uint8_t> data, bool vector,
                  GroupNumerics numerics, GroupScales scales, RowCounts counts, WarpShape shape,
                  TileGrid grid, bool uneven) {
@@ -44,51 +53,82 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int lane_row = lane >> shape.log_lanes;
   const int lane_block = lane & ((1 << shape.log_lanes) - 1);
   const uint32_t blocks = static_cast<uint32_t>(blocks_of(source.cols));
+  const int tile_rows = shape.held << shape.log_rows;
   const auto tiles_of = [&](uint32_t batch) {
     const int64_t there = rows_there(counts, batch, scales.rows);
-    return static_cast<uint32_t>(there > 0 ? (there + (1 << shape.log_rows) - 1) >> shape.log_rows
-                                           : 0);
+    return static_cast<uint32_t>(there > 0 ? (there + tile_rows - 1) / tile_rows : 0);
   };
+  // Four lanes of a group that have nothing else to do take the scale of one of its rows each.
+  const bool shares = shape.group_lanes >= kHeldRows;
+  const int quarter = lane & (kHeldRows - 1);
+  const bool by_division = divides(numerics);
+  const int scales_of_lane = shares ? 1 : kHeldRows;
+  const int group_lane = lane_block & (shape.group_lanes - 1);
   let_next_begin();
   wait_for_previous();
-  TileWalk walk(grid, blockIdx.x * (kThreads / 32) + (threadIdx.x >> 5), uneven, tiles_of);
-  Block<T> next;
-  bool next_there = false;
-  const auto fetch = [&] {
-    if (walk.batch >= grid.batches) return;
-    const int64_t row = (static_cast<int64_t>(walk.tile) << shape.log_rows) + lane_row;
-    const uint32_t block = (walk.chunk << shape.log_lanes) + lane_block;
-    next_there = row < rows_there(counts, walk.batch, scales.rows);
-    if (next_there && block < blocks) {
-      next = source.template fetch<kWhole>(source.row(walk.batch * scales.rows + row), block);
-    } else {
-      next = {};
-    }
-  };
-  fetch();
+  TileWalk walk(grid, blockIdx.x * (kGroupThreads / 32) + (threadIdx.x >> 5), uneven, tiles_of);
 #pragma unroll 1
-  while (walk.batch < grid.batches) {
-    const Block<T> x = next;
-    const bool there = next_there;
-    const uint32_t tile = walk.tile;
-    const int64_t batch = walk.batch;
+  for (; walk.batch < grid.batches; walk.next(grid, uneven, tiles_of)) {
     const uint32_t block = (walk.chunk << shape.log_lanes) + lane_block;
-    walk.next(grid, uneven, tiles_of);
-    fetch();
-    const GroupScale g = scale_of(numerics, lanes_amax(block_amax(x), shape.group_lanes));
-    uint32_t words[4];
-    encode_block(x, numerics, g, words);
-    const int64_t row = (static_cast<int64_t>(tile) << shape.log_rows) + lane_row;
-    if (row >= scales.rows || block >= blocks) continue;
-    const bool write = there || counts.zero_rest;
-    if (!there) words[0] = words[1] = words[2] = words[3] = 0;
-    if (write) {
-      store_bytes<kWhole>(data(batch * scales.rows + row) + int64_t{16} * block,
-                          source.cols - int64_t{16} * block, vector, words);
+    const int64_t first = static_cast<int64_t>(walk.tile) * tile_rows + lane_row;
+    const int64_t above = walk.batch * scales.rows;
+    const int64_t there = rows_there(counts, walk.batch, scales.rows);
+    Block<T> x[kHeldRows];
+#pragma unroll
+    for (int k = 0; k < kHeldRows; ++k) {
+      const int64_t row = first + (k << shape.log_rows);
+      x[k] = {};
+      if (k < shape.held && row < there && block < blocks) {
+        x[k] = source.template fetch<kWhole>(source.row(above + row), block);
+      }
     }
-    if ((lane_block & (shape.group_lanes - 1)) == 0) {
-      store_scale(scales, batch, row, block / shape.group_lanes, g, !there, write);
+    const uint32_t group = block / shape.group_lanes;
+    const auto store = [&](int k, const GroupScale& g) {
+      const int64_t row = first + (k << shape.log_rows);
+      // The block of this lane may not exist; the first of its group does where the group does.
+      if (k >= shape.held || row >= scales.rows || group >= scales.groups) return;
+      const bool present = row < there;
+      store_scale(scales, walk.batch, row, group, g, !present, present || counts.zero_rest);
+    };
+    float b[kHeldRows], factor[kHeldRows] = {}, scale_inv[kHeldRows] = {};
+#pragma unroll
+    for (int k = 0; k < kHeldRows; ++k) b[k] = lanes_amax(block_amax(x[k]), shape.group_lanes);
+    if (shares) b[0] = quarter < 2 ? (quarter == 0 ? b[0] : b[1]) : (quarter == 2 ? b[2] : b[3]);
+#pragma unroll 1
+    for (int i = 0; i < scales_of_lane; ++i) {
+      const GroupScale g = scale_of(numerics, b[0]);
+      if (group_lane < kHeldRows / scales_of_lane) store(shares ? quarter : i, g);
+#pragma unroll
+      for (int k = 0; k + 1 < kHeldRows; ++k) {
+        b[k] = b[k + 1], factor[k] = factor[k + 1], scale_inv[k] = scale_inv[k + 1];
+      }
+      factor[kHeldRows - 1] = by_division ? group_reciprocal(g.scale_inv) : g.factor;
+      scale_inv[kHeldRows - 1] = g.scale_inv;
     }
+    if (shares) {
+      const float f = factor[kHeldRows - 1], s = scale_inv[kHeldRows - 1];
+#pragma unroll
+      for (int k = 0; k < kHeldRows; ++k) {
+        const int from = (lane & ~(kHeldRows - 1)) | k;
+        factor[k] = __shfl_sync(0xffffffffu, f, from);
+        if (by_division) scale_inv[k] = __shfl_sync(0xffffffffu, s, from);
+      }
+    }
+    with_format(numerics.format, [&](auto format) {
+#pragma unroll
+      for (int k = 0; k < kHeldRows; ++k) {
+        const int64_t row = first + (k << shape.log_rows);
+        if (k >= shape.held || row >= scales.rows || block >= blocks) break;
+        uint4 codes = make_uint4(0, 0, 0, 0);
+        if (row < there) {
+          codes = encode_block<format>(x[k], by_division, factor[k], scale_inv[k]);
+        } else if (!counts.zero_rest) {
+          break;
+        }
+        store_bytes<kWhole>(data(above + row) + int64_t{16} * block,
+                            source.cols - int64_t{16} * block, vector, codes);
+      }
+    });
   }
   zero_scale_padding(scales);
 }
@@ -102,15 +142,16 @@ cudaError_t launch_group_of(const Matrix& x, const GroupNumerics& numerics, cons
   const bool uneven = counts.counts != nullptr && !counts.zero_rest && s.grid.stored_rows == s.rows;
   TileGrid grid = {};
   grid.batches = static_cast<uint32_t>(s.batches);
-  grid.tiles = static_cast<uint32_t>((s.rows + (1 << shape.log_rows) - 1) >> shape.log_rows);
+  const int tile_rows = shape.held << shape.log_rows;
+  grid.tiles = static_cast<uint32_t>((s.rows + tile_rows - 1) / tile_rows);
   grid.chunks =
       static_cast<uint32_t>((blocks_of(x.cols) + (1 << shape.log_lanes) - 1) >> shape.log_lanes);
-  constexpr int kWarps = kThreads / 32;
-  const int per_sm = blocks_per_sm<&group_kernel<T, kWhole>>(kThreads, 0);
+  constexpr int kWarps = kGroupThreads / 32;
+  const int per_sm = blocks_per_sm<&group_kernel<T, kWhole>>(kGroupThreads, 0);
   const int64_t ctas = persistent_grid((grid.items() + kWarps - 1) / kWarps, per_sm);
   grid.set_step(ctas * kWarps, uneven);
   return launch<&group_kernel<T, kWhole>>(
-      {ctas, kThreads, Start::kOverlapped}, stream, PlainSource<T>(x),
+      {ctas, kGroupThreads, Start::kOverlapped}, stream, PlainSource<T>(x),
       RowPointer<uint8_t>(out.data), out.data.vector, numerics, s, counts, shape, grid, uneven);
 }
 
