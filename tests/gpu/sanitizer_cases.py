@@ -34,6 +34,27 @@ def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
                 back(apart, scale_inv, 0, 0, dtype=dtype)
 
 
+def eight_bit_groups(x: torch.Tensor) -> None:
+    """Groups, blocks, MXFP8 and both orientations of a matrix."""
+    both = get_cuda_module("quantize_both", ["quantize_both.cu"])
+    one = {
+        name: getattr(get_cuda_module(name, [f"{name}.cu"]), name)
+        for name in ("quantize_group", "quantize_block", "quantize_mxfp8")
+    }
+    fp8 = {"dtype": torch.float8_e4m3fn}
+    for layout in ("row", "column", "column_tma"):
+        for size, scales in ((16, "float32"), (128, "ue8m0_packed"), (256, "float32")):
+            options = {**fp8, "scale_format": scales, "scale_layout": layout}
+            one["quantize_group"](x, size, **options)
+            one["quantize_group"](x, size, torch.tensor([3], device="cuda"), **options)
+            both.quantize_group_both(x, size, **options)
+    for side in (16, 128):
+        one["quantize_block"](x, side, side, scale_layout="row_padded", **fp8)
+    for layout in ("linear", "swizzled_128x4"):
+        one["quantize_mxfp8"](x, scale_layout=layout, **fp8)
+        both.quantize_mxfp8_both(x, scale_layout=layout, **fp8)
+
+
 def main() -> None:
     """Runs the cases; what they compute is checked by the tests."""
 
@@ -72,6 +93,9 @@ def main() -> None:
                     size = rows if dim == 0 else cols
                     module("dequant_nvfp4").dequant_nvfp4(*parts, cols=size, dim=dim, dtype=dtype)
     eight_bits(module)
+    for dtype in (torch.bfloat16, torch.float32):
+        for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 272, 16)):
+            eight_bit_groups(torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols])
     # More than one block of the cooperative launch, and of the partial maxima.
     large = torch.randn(300, 7168).bfloat16().cuda()
     module("amax_gsa").compute_amax_gsa(large)

@@ -32,6 +32,7 @@ EXPORTS = {
     ],
     "fused_rmsnorm_quantize": ["rmsnorm_quantize_nvfp4", "rmsnorm_quantize_nvfp4_from_buffer"],
     "quantize_block": ["quantize_block"],
+    "quantize_both": ["quantize_group_both", "quantize_mxfp8_both"],
     "quantize_fp8": ["quantize_fp8"],
     "quantize_group": ["quantize_group"],
     "quantize_mxfp8": ["quantize_mxfp8"],

@@ -1,0 +1,250 @@
+"""Groups, blocks, MXFP8 and both orientations: the reference's bits, and how the kernels run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jitquant import reference
+from jitquant.formats import GROUP_RECIPES, GROUP_SIZES
+from jitquant.testing import assert_capturable, assert_no_sync, count_launches
+
+from .helpers import module, randn, same, views
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+FORMATS = (E4M3, E5M2, torch.int8)
+GIB = 2**30
+
+
+def quantize(name: str, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    where = "quantize_both" if name.endswith("_both") else name
+    out: tuple[Tensor, ...] = getattr(module(where), name)(*args, **kwargs)
+    return out
+
+
+def check(name: str, *args: Any, what: str = "", **kwargs: Any) -> None:
+    """The kernel's results are those of the reference on the CPU."""
+    there = [a.cpu() if isinstance(a, Tensor) else a for a in args]
+    expected = getattr(reference, name)(*there, **kwargs)
+    same(quantize(name, *args, **kwargs), expected, what=f"{name} {what} {kwargs}")
+
+
+def _every_value(dtype: torch.dtype) -> Tensor:
+    """All 65,536 values of a 16-bit type: in order, and each among 255 others of any magnitude."""
+    values = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    mixed = values.reshape(256, 256).T.reshape(-1)
+    return torch.cat((values, mixed)).reshape(256, 512).cuda()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_value_of_16_bits(dtype: torch.dtype) -> None:
+    x = _every_value(dtype)
+    for fmt, recipe, scales in itertools.product(FORMATS, GROUP_RECIPES, ("float32", "ue8m0")):
+        check("quantize_group", x, 16, dtype=fmt, recipe=recipe, scale_format=scales)
+        check("quantize_block", x, 16, 16, dtype=fmt, recipe=recipe, scale_format=scales)
+        check("quantize_group_both", x, 16, dtype=fmt, recipe=recipe, scale_format=scales)
+    for fmt in (E4M3, E5M2):
+        check("quantize_mxfp8", x, dtype=fmt)
+        check("quantize_mxfp8_both", x, dtype=fmt)
+
+
+def _magnitudes() -> Tensor:
+    """fp32 rows of every magnitude, ends of the range and specials among them."""
+    exponents = torch.arange(-150, 128).repeat_interleave(40).float()
+    x = torch.ldexp(1 + torch.rand(exponents.numel(), 32), exponents[:, None])
+    x *= torch.randn(exponents.numel(), 32).sign()
+    x[::7] *= torch.rand(x[::7].shape) ** 8
+    x = x.clamp(-torch.finfo().max, torch.finfo().max)
+    x[5::11, 3] = float("inf")
+    x[9::13, 8] = float("nan")
+    return x.cuda()
+
+
+@pytest.mark.parametrize("eps", [None, 1e-32, 1e30])
+def test_every_magnitude_of_fp32(eps: float | None) -> None:
+    """The divisions are made without the checks of the compiler's: their bits at the ends."""
+    x = _magnitudes()
+    for fmt, recipe, scales in itertools.product(FORMATS, GROUP_RECIPES, ("float32", "ue8m0")):
+        check("quantize_group", x, 16, dtype=fmt, recipe=recipe, scale_format=scales, eps=eps)
+    if eps is None:
+        for fmt in (E4M3, E5M2):
+            check("quantize_mxfp8", x, dtype=fmt)
+            check("quantize_mxfp8_both", x[:500], dtype=fmt)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_shapes_sizes_and_layouts(dtype: torch.dtype) -> None:
+    """Rows and columns around the tiles' edges, and enough rows that a thread takes several."""
+    for rows, cols in ((1, 16), (3, 1), (5, 129), (127, 260), (129, 384), (4, 7168), (3001, 520)):
+        x = randn(rows, cols, dtype=dtype)
+        for i, size in enumerate(GROUP_SIZES):
+            for layout in ("row", "column", "column_tma"):
+                scales = ("float32", "ue8m0_packed")[i % 2]
+                options = {"dtype": FORMATS[i % 3], "scale_layout": layout, "scale_format": scales}
+                check("quantize_group", x, size, what=f"{rows}x{cols}", **options)
+                if rows < 3000:
+                    check("quantize_group_both", x, size, what=f"{rows}x{cols}", **options)
+        for side in (16, 32, 64, 128):
+            for layout in ("row", "row_padded"):
+                check("quantize_block", x, side, side, dtype=E4M3, scale_layout=layout)
+        for layout in ("linear", "swizzled_128x4"):
+            check("quantize_mxfp8", x, dtype=E4M3, scale_layout=layout)
+            if rows < 3000:
+                check("quantize_mxfp8_both", x, dtype=E5M2, scale_layout=layout)
+
+
+def test_views_are_read_in_place() -> None:
+    x = randn(70, 144)
+    for name, view in views().items():
+        v = view(x)
+        check("quantize_group", v, 64, dtype=E4M3, what=name)
+        check("quantize_block", v, 32, 32, dtype=E4M3, what=name)
+        check("quantize_group_both", v, 32, dtype=E4M3, what=name)
+        check("quantize_mxfp8", v, dtype=E4M3, what=name)
+
+
+def test_out_writes_its_rows_and_nothing_else() -> None:
+    x = randn(37, 200)
+    for name, args in (
+        ("quantize_group", (64,)),
+        ("quantize_mxfp8", ()),
+        ("quantize_block", (16, 16)),
+        ("quantize_group_both", (64,)),
+    ):
+        expected = getattr(reference, name)(x.cpu(), *args, dtype=E4M3)
+        where = "quantize_both" if name.endswith("_both") else name
+        for pitch, shift in ((256, 0), (203, 1)):
+            memory = torch.full((39 * pitch,), 0xAB, dtype=torch.uint8, device="cuda")
+            data = memory[pitch + shift :].as_strided((37, 200), (pitch, 1))
+            names = ["data", "scale_inv", "data_t", "scale_inv_t"][: len(expected)]
+            buffers = {
+                n: torch.empty_like(t, device="cuda") for n, t in zip(names, expected, strict=True)
+            }
+            buffers["data"] = data
+            getattr(module(where), name).out(x, *args, dtype=E4M3, **buffers)
+            same([data.contiguous(), *list(buffers.values())[1:]], expected, what=name)
+            rest = torch.ones_like(memory, dtype=torch.bool)
+            rest[pitch + shift :].as_strided((37, 200), (pitch, 1)).fill_(False)
+            assert bool((memory[rest] == 0xAB).all()), (name, pitch)
+
+
+@pytest.mark.parametrize("scale_layout", ["row", "column", "column_tma"])
+def test_rows_past_the_count_are_left_alone(scale_layout: str) -> None:
+    kernel = module("quantize_group").quantize_group
+    for experts, rows in ((5, 131), (300, 3), (3, 2000)):
+        x = randn(experts, rows, 512)
+        counts = torch.randint(-1, rows + 2, (experts,), device="cuda")
+        for e in range(experts):
+            x[e, max(int(counts[e]), 0) :] = float("nan")
+        options = {"dtype": E4M3, "scale_layout": scale_layout}
+        check("quantize_group", x, 128, counts, **options)
+        whole = kernel(x, 128, counts, **options)
+        buffers = [torch.full_like(t.view(torch.uint8), 0x5A).view(t.dtype) for t in whole]
+        kernel.out(
+            x, 128, counts, zero_rest=False, data=buffers[0], scale_inv=buffers[1], **options
+        )
+        there = torch.arange(rows, device="cuda") < counts[:, None]
+        assert torch.equal(buffers[0].view(torch.uint8)[there], whole[0].view(torch.uint8)[there])
+        assert bool((buffers[0].view(torch.uint8)[~there] == 0x5A).all())
+        untouched = torch.tensor([0x5A] * 4, dtype=torch.uint8).view(torch.float32).item()
+        got, want = (
+            t if scale_layout == "row" else t.transpose(-1, -2) for t in (buffers[1], whole[1])
+        )
+        assert torch.equal(got[:, :rows][there], want[:, :rows][there])
+        assert bool((got[:, :rows][~there] == untouched).all())
+        assert bool((got[:, rows:] == 0).all())
+
+
+def _calls() -> dict[str, Callable[[Tensor], object]]:
+    group, block = module("quantize_group").quantize_group, module("quantize_block").quantize_block
+    both, counts = module("quantize_both"), torch.tensor([77], device="cuda")
+    mxfp8 = module("quantize_mxfp8").quantize_mxfp8
+    swizzled = {"dtype": E4M3, "scale_layout": "swizzled_128x4"}
+    return {
+        "group": lambda x: group(x, 128, dtype=E4M3),
+        "packed": lambda x: group(
+            x, 64, dtype=E4M3, scale_format="ue8m0_packed", scale_layout="column_tma"
+        ),
+        "counts": lambda x: group(x, 128, counts, dtype=torch.int8),
+        "block": lambda x: block(x, 128, 128, dtype=E4M3, scale_layout="row_padded"),
+        "mxfp8": lambda x: mxfp8(x, **swizzled),
+        "both": lambda x: both.quantize_group_both(x, 128, dtype=E4M3),
+        "both 256": lambda x: both.quantize_group_both(x, 256, dtype=E4M3),
+        "mxfp8 both": lambda x: both.quantize_mxfp8_both(x, **swizzled),
+    }
+
+
+def test_one_launch_that_can_be_captured_and_never_waits() -> None:
+    x = randn(300, 1000)
+    for name, call in _calls().items():
+        assert count_launches(call, x) == 1, name
+        assert_no_sync(call, x)
+        assert_capturable(call, x, replays=2)
+
+
+def test_no_rows() -> None:
+    for shape in ((0, 64), (3, 0, 64)):
+        x = randn(*shape)
+        check("quantize_group", x, 16, dtype=E4M3, scale_layout="column_tma")
+        check("quantize_mxfp8", x, dtype=E4M3, scale_layout="swizzled_128x4")
+        check("quantize_block", x, 16, 16, dtype=E4M3)
+
+
+def test_many_rows_of_blocks() -> None:
+    x = randn(16 * 70_000, 16)
+    check("quantize_block", x, 16, 16, dtype=E4M3)
+    check("quantize_group_both", x[:140_000], 16, dtype=E4M3)
+    check("quantize_group", randn(70_000, 2, 16), 16, dtype=E4M3, scale_layout="column")
+
+
+def test_more_than_2_to_the_31_elements() -> None:
+    rows, cols = 2**19 + 130, 4096
+    if torch.cuda.mem_get_info()[0] < 24 * GIB:
+        pytest.skip("needs 24 GiB of free GPU memory")
+    x = torch.zeros(rows, cols, dtype=torch.bfloat16, device="cuda")
+    x[-256:] = randn(256, cols)
+    x[:256] = randn(256, cols)
+    tail = slice(rows - rows % 128 - 128, rows)
+    for name, args in (
+        ("quantize_group", (128,)),
+        ("quantize_mxfp8", ()),
+        ("quantize_block", (128, 128)),
+        ("quantize_group_both", (128,)),
+    ):
+        layout = {} if name in ("quantize_mxfp8", "quantize_block") else {"scale_layout": "row"}
+        got = quantize(name, x, *args, dtype=E4M3, **layout)
+        for part in (slice(0, 128), tail):
+            expected = getattr(reference, name)(x[part].cpu(), *args, dtype=E4M3, **layout)
+            groups = part if name != "quantize_block" else slice(part.start // 128, None)
+            groups = slice(groups.start, groups.start + len(expected[1]))
+            same([got[0][part], got[1][groups]], expected[:2], what=name)
+            if len(got) > 2:
+                first = part.start // 128
+                same(
+                    [got[2][:, part].contiguous(),
+                     got[3][:, first : first + expected[3].shape[1]].contiguous()],
+                    expected[2:],
+                    what=f"{name} transposed",
+                )  # fmt: skip
+        del got
+
+
+def test_bad_arguments_are_refused() -> None:
+    x = randn(4, 64)
+    for call, match in (
+        (lambda: quantize("quantize_group", x, 48, dtype=E4M3), "group_size"),
+        (lambda: quantize("quantize_group", x, 16, dtype=torch.bfloat16), "dtype"),
+        (lambda: quantize("quantize_group", x, 16, dtype=E4M3, eps=0.0), "eps"),
+        (lambda: quantize("quantize_group", x, 16, dtype=E4M3, recipe="mx"), "recipe"),
+        (lambda: quantize("quantize_block", x, 16, 32, dtype=E4M3), "block"),
+        (lambda: quantize("quantize_mxfp8", x, dtype=torch.int8), "dtype"),
+        (lambda: quantize("quantize_group_both", x[None], 16, dtype=E4M3), "two dimensions"),
+        (lambda: quantize("quantize_group", x, 16, x, dtype=E4M3), "counts"),
+    ):
+        with pytest.raises(RuntimeError, match=match):
+            call()
