@@ -194,7 +194,8 @@ def test_nvfp4_uses_scaled_mm_there(granularity: Any, products: list[torch.dtype
 def test_nvfp4_decode_is_captured() -> None:
     made = NVFP4Linear.from_linear(linear(256, 384).eval().cuda(), granularity="row")
     out = torch.empty(4, 384, dtype=BF16, device="cuda")
-    assert_capturable(lambda x: made(x, out=out), randn(4, 256).cuda(), warmup_calls=1)
+    decode = lambda x, out: made(x, out=out)  # noqa: E731
+    assert_capturable(decode, randn(4, 256).cuda(), out, warmup_calls=1)
     assert_no_sync(made, randn(4, 256).cuda())
 
 

@@ -225,6 +225,32 @@ def test_backward_keeps_no_copy_in_bf16() -> None:
     assert sum(t.nbytes for t in kept if t.dtype == torch.float32) < 0.05 * 512 * 256
 
 
+def test_training_follows_bf16() -> None:
+    """A student learns what a teacher computes, from the same seed, in FP8 and in bf16."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 128)).requires_grad_(
+        False
+    )
+    plain = nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 128)).to(BF16)
+    fp8 = copy.deepcopy(plain)
+    fp8[0], fp8[2] = (Float8BlockwiseLinear.from_linear(fp8[i]) for i in (0, 2))
+    losses = []
+    for student in (plain, fp8):
+        optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
+        curve = []
+        for step in range(20):
+            x = randn(128, 128, seed=step)
+            loss = (student(x).float() - teacher(x.float())).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            curve.append(loss.item())
+        losses.append(curve)
+    want, got = (sum(curve[-5:]) for curve in losses)
+    assert want < 0.6 * sum(losses[0][:5])  # it learned
+    assert abs(got - want) < 0.03 * want
+
+
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
