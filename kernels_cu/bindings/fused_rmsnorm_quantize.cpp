@@ -12,23 +12,6 @@ cudaError_t launch_rmsnorm_quantize(const Matrix& x, const ColumnVector& weight,
 
 namespace {
 
-// x's rows and the residual's; a residual is written in place.
-std::optional<Matrix> residual_of(const std::optional<InPlace>& residual, const View& x) {
-  if (!residual) return std::nullopt;
-  const View& r = *residual;
-  check_cuda(r, "residual", &x);
-  bool same = r.dim() == x.dim() && r.scalar_type() == x.scalar_type();
-  for (int64_t i = 0; same && i < x.dim(); ++i) same = r.size(i) == x.size(i);
-  JITQUANT_CHECK(same, "residual must have x's shape ", shape_text(x), " and dtype; its shape is ",
-                 shape_text(r));
-  for (int64_t i = 0; i < r.dim(); ++i) {
-    JITQUANT_CHECK(r.stride(i) != 0 || r.size(i) == 1,
-                   "residual is written in place and must not be expanded; pass "
-                   "residual.contiguous()");
-  }
-  return matrix_of(r, "residual");
-}
-
 // `given` is gsa as a tensor, `gsa` where a computed one goes; one of the two is null.
 void run(Call& call, const View& x, const View& weight, const std::optional<InPlace>& residual,
          const NormArguments& a, const View* given, std::string_view scale_layout, Result& x_fp4,

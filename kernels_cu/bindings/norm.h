@@ -20,6 +20,23 @@ inline float eps_of(double eps) {
   return static_cast<float>(eps);
 }
 
+// The residual's rows, which are written in place.
+inline std::optional<Matrix> residual_of(const std::optional<InPlace>& residual, const View& x) {
+  if (!residual) return std::nullopt;
+  const View& r = *residual;
+  check_cuda(r, "residual", &x);
+  bool same = r.dim() == x.dim() && r.scalar_type() == x.scalar_type();
+  for (int64_t i = 0; same && i < x.dim(); ++i) same = r.size(i) == x.size(i);
+  JITQUANT_CHECK(same, "residual must have x's shape ", shape_text(x), " and dtype; its shape is ",
+                 shape_text(r));
+  for (int64_t i = 0; i < r.dim(); ++i) {
+    JITQUANT_CHECK(r.stride(i) != 0 || r.size(i) == 1,
+                   "residual is written in place and must not be expanded; pass "
+                   "residual.contiguous()");
+  }
+  return matrix_of(r, "residual");
+}
+
 // `given` is gsa as a tensor, or null. `launch_rows(scale)` is the only launch or the first,
 // `launch_second(scale)` the second; `partial_count()` says how many partials the first
 // writes.

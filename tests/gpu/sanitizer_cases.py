@@ -11,6 +11,7 @@ def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
     """FP8, with buffers whose rows lie apart."""
     quantize, back = module("quantize_fp8").quantize_fp8, module("dequantize").dequantize
     silu = module("silu_mul_quantize").silu_mul_quantize_fp8
+    norm = module("rmsnorm_quantize")
     scale = torch.tensor([3.0], device="cuda")
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 80, 16), (300, 1024, 0)):
@@ -23,6 +24,12 @@ def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
                 parts = quantize(x, dtype=fp8, granularity="row")
                 back(*parts[:2], 1, 0, dtype=dtype)
                 quantize(x, parts[1], dtype=fp8, granularity="row", with_amax=False)
+                w, residual = torch.rand(cols).cuda(), torch.randn(rows, cols).to(dtype).cuda()
+                norm.rmsnorm_quantize_fp8(x, w, dtype=fp8, residual=residual)
+                norm.rmsnorm_quantize_fp8(x, w, scale, dtype=fp8, granularity="tensor")
+                for layout in ("row", "column_tma"):
+                    k = {"scale_format": "ue8m0_packed", "scale_layout": layout}
+                    norm.rmsnorm_quantize_group(x, w, 32, dtype=fp8, **k)
                 both = torch.randn(rows, 2 * cols).to(dtype).cuda()
                 for interleave in (0, 8 if cols % 8 == 0 else cols):
                     silu(both, dtype=fp8, interleave=interleave)

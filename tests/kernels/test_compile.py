@@ -38,6 +38,7 @@ EXPORTS = {
     "quantize_mxfp8": ["quantize_mxfp8"],
     "quantize_nvfp4": ["quantize_nvfp4"],
     "quantize_weight_nvfp4": ["quantize_weight_nvfp4", "quantize_weight_nvfp4_from_buffer"],
+    "rmsnorm_quantize": ["rmsnorm_quantize_fp8", "rmsnorm_quantize_group"],
     "silu_mul_quantize": ["silu_mul_quantize_fp8"],
 }
 

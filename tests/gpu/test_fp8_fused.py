@@ -1,0 +1,196 @@
+"""RMSNorm and silu(gate) * up in front of the eight-bit quantizers.
+
+A norm sums squares in another order than the reference and an exponential differs in its last bits,
+so a value that sits on a rounding boundary may fall on the other side: at most 1e-3 of the codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from samples import DTYPES
+from torch import Tensor
+
+from jitquant import reference
+from jitquant.formats import FP8_DTYPES
+from jitquant.testing import assert_capturable, assert_no_sync, count_launches
+
+from .helpers import module, randn, same
+
+E4M3, E5M2 = FP8_DTYPES
+SHAPES = ((1, 16), (3, 17), (5, 384), (130, 2048), (64, 7168), (3, 28672))
+
+
+def _close(got: tuple[Tensor, ...], expected: tuple[Tensor, ...], what: str = "") -> None:
+    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+        assert a.shape == b.shape, what
+        b = b.to(a.device)
+        if a.dtype == torch.float32:
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=0, equal_nan=True, msg=what)
+            continue
+        a, b = (t.view(torch.uint8) for t in (a, b))
+        differing = int((a != b).sum())
+        assert differing <= max(2, 1e-3 * a.numel()), f"{what} result {i}: {differing} bytes differ"
+
+
+def _both(residual: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    if residual is None:
+        return None, None
+    return residual.clone(), residual.clone()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_rmsnorm_fp8(dtype: torch.dtype, with_residual: bool) -> None:
+    kernel = module("rmsnorm_quantize").rmsnorm_quantize_fp8
+    scale = torch.tensor([31.0], device="cuda")
+    for i, (rows, cols) in enumerate(SHAPES):
+        x = randn(rows, cols, dtype=dtype, scale=2)
+        weight = (1 + 0.1 * torch.randn(cols, device="cuda")).to((dtype, torch.float32)[i % 2])
+        residual = randn(rows, cols, dtype=dtype) if with_residual else None
+        per_row = torch.linspace(5.0, 90.0, rows, device="cuda")
+        for given, options in (
+            (None, {"granularity": "row"}),
+            (None, {"granularity": "row", "scale_ub": 1.5}),
+            (scale, {"granularity": "tensor"}),
+            (scale, {"granularity": "tensor", "with_amax": False}),
+            (None, {"granularity": "tensor", "scale_value": 7.5}),
+            (per_row, {"granularity": "row"}),
+        ):
+            mine, theirs = _both(residual)
+            options = {"dtype": FP8_DTYPES[i % 2], **options}
+            got = kernel(x, weight, given, residual=mine, **options)
+            expected = reference.rmsnorm_quantize_fp8(x, weight, given, residual=theirs, **options)
+            _close(got, expected, f"{rows}x{cols} {options}")
+            if mine is not None and theirs is not None:
+                same([mine], [theirs], what="residual")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("scale_layout", ["row", "column", "column_tma"])
+def test_rmsnorm_group(dtype: torch.dtype, with_residual: bool, scale_layout: str) -> None:
+    kernel = module("rmsnorm_quantize").rmsnorm_quantize_group
+    for i, (rows, cols) in enumerate(SHAPES):
+        x = randn(rows, cols, dtype=dtype, scale=2)
+        weight = (1 + 0.1 * torch.randn(cols, device="cuda")).to((dtype, torch.float32)[i % 2])
+        residual = randn(rows, cols, dtype=dtype) if with_residual else None
+        for j, form in enumerate(("float32", "ue8m0", "ue8m0_packed")):
+            options = {
+                "dtype": (E4M3, E5M2, torch.int8)[(i + j) % 3],
+                "scale_format": form,
+                "scale_layout": scale_layout,
+                "recipe": ("te", "deepgemm", "vllm")[(i + j // 2) % 3],
+            }
+            size = (16, 32, 64, 128, 256)[(i + 2 * j) % 5]
+            mine, theirs = _both(residual)
+            got = kernel(x, weight, size, residual=mine, **options)
+            expected = reference.rmsnorm_quantize_group(x, weight, size, residual=theirs, **options)
+            _close(got, expected, f"{rows}x{cols} {size} {options}")
+            if mine is not None and theirs is not None:
+                same([mine], [theirs], what="residual")
+
+
+def test_rmsnorm_of_nothing_and_of_specials() -> None:
+    weight = torch.ones(64, device="cuda", dtype=torch.bfloat16)
+    x = randn(6, 64)
+    x[1] = 0
+    x[2, 3] = float("nan")
+    x[3, 3] = float("inf")
+    kernels = module("rmsnorm_quantize")
+    got = kernels.rmsnorm_quantize_fp8(x, weight, dtype=E4M3)
+    _close(got, reference.rmsnorm_quantize_fp8(x, weight, dtype=E4M3))
+    _close(
+        kernels.rmsnorm_quantize_group(x, weight, 16, dtype=E4M3),
+        reference.rmsnorm_quantize_group(x, weight, 16, dtype=E4M3),
+    )
+    empty = torch.empty(0, 64, device="cuda", dtype=torch.bfloat16)
+    scale = torch.tensor([3.0], device="cuda")
+    for given, granularity in ((None, "row"), (scale, "tensor")):
+        options = {"dtype": E4M3, "granularity": granularity}
+        same(
+            kernels.rmsnorm_quantize_fp8(empty, weight, given, **options),
+            reference.rmsnorm_quantize_fp8(empty, weight, given, **options),
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleave", [0, 8])
+def test_silu_mul_fp8(dtype: torch.dtype, interleave: int) -> None:
+    kernel = module("silu_mul_quantize").silu_mul_quantize_fp8
+    scale = torch.tensor([31.0], device="cuda")
+    for i, (rows, cols) in enumerate(((1, 16), (5, 24), (33, 104), (130, 2048), (64, 7168))):
+        fused = randn(rows, 2 * cols, dtype=dtype, scale=2)
+        per_row = torch.linspace(5.0, 90.0, rows, device="cuda")
+        for given, options in (
+            (None, {"granularity": "row"}),
+            (None, {"granularity": "row", "scale_ub": 1.5}),
+            (scale, {"granularity": "tensor"}),
+            (scale, {"granularity": "tensor", "with_amax": False}),
+            (None, {"granularity": "tensor", "scale_value": 7.5}),
+            (per_row, {"granularity": "row"}),
+            (per_row, {"granularity": "row", "with_amax": False}),
+        ):
+            options = {"dtype": FP8_DTYPES[i % 2], "interleave": interleave, **options}
+            got = kernel(fused, given, **options)
+            expected = reference.silu_mul_quantize_fp8(fused, given, **options)
+            _close(got, expected, f"{rows}x{cols} {options}")
+
+
+def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Tensor]], int]]:
+    """Per call: the function, its arguments, its launches."""
+    norm, silu = module("rmsnorm_quantize"), module("silu_mul_quantize")
+    scale = torch.tensor([31.0], device="cuda")
+    weight = torch.rand(768, device="cuda").bfloat16()
+
+    def x() -> list[Tensor]:
+        return [randn(130, 768)]
+
+    def with_residual() -> list[Tensor]:
+        return [randn(130, 768), randn(130, 768)]
+
+    fp8 = {"dtype": E4M3}
+    static = {"dtype": E4M3, "granularity": "tensor"}
+    return {
+        "norm row": (lambda t: norm.rmsnorm_quantize_fp8(t, weight, **fp8), x, 1),
+        "norm given": (lambda t: norm.rmsnorm_quantize_fp8(t, weight, scale, **static), x, 1),
+        "norm residual": (
+            lambda t, r: norm.rmsnorm_quantize_fp8(t, weight, residual=r, **fp8), with_residual, 1),
+        "norm group": (
+            lambda t, r: norm.rmsnorm_quantize_group(t, weight, 128, residual=r, **fp8),
+            with_residual, 1),
+        "silu row": (lambda t: silu.silu_mul_quantize_fp8(t, **fp8), x, 1),
+        "silu given": (lambda t: silu.silu_mul_quantize_fp8(t, scale, **static), x, 1),
+        "silu given, no amax": (
+            lambda t: silu.silu_mul_quantize_fp8(t, scale, with_amax=False, **static), x, 1),
+    }  # fmt: skip
+
+
+def test_one_launch_captured_and_never_waited_for() -> None:
+    for name, (fn, arguments, launches) in _pipelines().items():
+        assert count_launches(fn, *arguments()) == launches, name
+        assert_no_sync(fn, *arguments())
+        assert_capturable(fn, *arguments(), replays=3)
+
+
+def test_bad_arguments_reach_no_kernel() -> None:
+    norm, silu = module("rmsnorm_quantize"), module("silu_mul_quantize")
+    x, weight = randn(4, 64), torch.ones(64, device="cuda")
+    cases: list[tuple[str, Callable[[], object]]] = [
+        ("weight must have shape", lambda: norm.rmsnorm_quantize_fp8(x, weight[:5], dtype=E4M3)),
+        ("needs a scale",
+         lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, granularity="tensor")),
+        ("residual must have x's shape",
+         lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, residual=x[:2])),
+        ("group_size must be", lambda: norm.rmsnorm_quantize_group(x, weight, 24, dtype=E4M3)),
+        ("eps must be finite and at least",
+         lambda: norm.rmsnorm_quantize_group(x, weight, 16, dtype=E4M3, amax_eps=0.0)),
+        ("even number", lambda: silu.silu_mul_quantize_fp8(x[:, :63], dtype=E4M3)),
+        ("interleave must be 0, or divide N = 32",
+         lambda: silu.silu_mul_quantize_fp8(x, dtype=E4M3, interleave=5)),
+    ]  # fmt: skip
+    for message, call in cases:
+        with pytest.raises(RuntimeError, match=message):
+            call()
