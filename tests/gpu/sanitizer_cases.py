@@ -62,6 +62,21 @@ def eight_bit_groups(x: torch.Tensor) -> None:
         both.quantize_mxfp8_both(x, scale_layout=layout, **fp8)
 
 
+def groups_of_a_buffer() -> None:
+    """Tensors in one buffer, with gaps, empty ones, and a last block that is not whole."""
+    back = get_cuda_module("dequantize_grouped", ["dequantize_grouped.cu"])
+    offsets = torch.tensor([3, 3, 40, 1500, 2001], device="cuda")
+    sizes, scales = torch.tensor([0, 30, 1460, 501], device="cuda"), torch.rand(4).cuda()
+    data = torch.randn(2005).cuda().to(torch.float8_e4m3fn)
+    codes, factors = (torch.ones(n, dtype=torch.uint8, device="cuda") for n in (126 * 8, 126))
+    for dtype in (torch.bfloat16, torch.float32):
+        for lengths in (None, sizes):
+            back.dequantize_grouped_fp8(data, scales, offsets, sizes=lengths, dtype=dtype)
+            back.dequantize_grouped_nvfp4(
+                codes, factors, scales, offsets, numel=2005, sizes=lengths, dtype=dtype
+            )
+
+
 def main() -> None:
     """Runs the cases; what they compute is checked by the tests."""
 
@@ -103,6 +118,7 @@ def main() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 272, 16)):
             eight_bit_groups(torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols])
+    groups_of_a_buffer()
     # More than one block of the cooperative launch, and of the partial maxima.
     large = torch.randn(300, 7168).bfloat16().cuda()
     module("amax_gsa").compute_amax_gsa(large)

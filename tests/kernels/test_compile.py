@@ -21,6 +21,7 @@ EXPORTS = {
     "deinterleave_quantize": ["deinterleave_amax_quantize_nvfp4", "deinterleave_quantize_nvfp4"],
     "dequant_nvfp4": ["dequant_nvfp4"],
     "dequantize": ["dequantize"],
+    "dequantize_grouped": ["dequantize_grouped_fp8", "dequantize_grouped_nvfp4"],
     "fused_amax_quantize": [
         "amax_quantize_nvfp4",
         "deinterleave_quantize_from_buffer",
