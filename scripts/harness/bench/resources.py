@@ -67,7 +67,9 @@ def _spilled(usage: KernelUsage) -> int:
 
 
 def _line(usage: KernelUsage) -> str:
-    name = usage.short_name.replace("jitquant::", "").replace(" >", ">")
+    name = usage.short_name.replace(" >", ">")
+    for scope in ("jitquant::", "(anonymous namespace)::"):
+        name = name.replace(scope, "")
     cells = [f"`{name}`", *map(str, (usage.registers, usage.stack, _spilled(usage), usage.shared))]
     for threads in THREADS:
         here = occupancy(usage, threads)
