@@ -185,6 +185,26 @@ class Op:
         results = self.default(*first, **keywords)
         return results if len(self.results) > 1 else (results,)
 
+    def made(self, args: Sequence[Any]) -> Any:
+        """New results as a tuple, by the shortest way that there is."""
+        results = self.direct(args)
+        return self.dispatched(self.tensors(args)) if results is NotImplemented else results
+
+    def one_tensor(self, args: Sequence[Any], out: Tensor | None) -> Tensor:
+        """The only result of a call, new or in ``out``.
+
+        Raises:
+            TypeError, ValueError: an argument is not accepted.
+        """
+        if out is None:
+            result: Tensor = self.made(args)[0]
+            return result
+        if self.direct(args, out) is NotImplemented:
+            tensors = self.tensors(args)
+            _checks.tensor_out(out)
+            self.dispatched(tensors, (out,))
+        return out
+
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """``args`` with arrays of other libraries seen as tensors.
 

@@ -384,22 +384,7 @@ def dequantize(
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
     args = (q.data, q.stored_scales, *q.block, q.layout, dtype)
-    return one_tensor(_table_fp8.DEQUANTIZE, args, out)
-
-
-def one_tensor(op: KernelOp, args: tuple[Any, ...], out: Tensor | None) -> Tensor:
-    """A call of an op that has one result."""
-    if out is None:
-        results = op.direct(args)
-        if results is NotImplemented:
-            results = op.dispatched(op.tensors(args))
-        result: Tensor = results[0]
-        return result
-    if op.direct(args, out) is NotImplemented:
-        tensors = op.tensors(args)
-        _checks.tensor_out(out)
-        op.dispatched(tensors, (out,))
-    return out
+    return _table_fp8.DEQUANTIZE.one_tensor(args, out)
 
 
 Form = tuple[str, tuple[int, int], str, str, str]
@@ -475,9 +460,7 @@ def quantized(
         halved: whether the result has half as many columns as the input.
     """
     if out is None:
-        results = op.direct(args)
-        if results is NotImplemented:
-            results = op.dispatched(op.tensors(args))
+        results = op.made(args)
         return QuantizedTensor(
             results[0],
             results[1],
@@ -569,9 +552,7 @@ def quantized_both(
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
     """A call of an op that quantizes a matrix and its transpose."""
     if out is None:
-        results = op.direct(args)
-        if results is NotImplemented:
-            results = op.dispatched(op.tensors(args))
+        results = op.made(args)
         data, scales, data_t, scales_t = results
         return (
             QuantizedTensor(data, scales, None, None, *form),

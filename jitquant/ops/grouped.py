@@ -17,7 +17,7 @@ from torch import Tensor
 from jitquant.formats import GROUPED_FORMATS, Activation, Recipe
 from jitquant.ops import _checks, _table_grouped
 from jitquant.ops._kernel_op import KernelOp
-from jitquant.ops.fp8 import E4M3, one_tensor
+from jitquant.ops.fp8 import E4M3
 from jitquant.quantized_tensor import QuantizedGroups
 
 
@@ -127,15 +127,15 @@ def dequantize_grouped(
         dtype = out.dtype
     if q.format != "nvfp4":
         args = (q.data, q.scale_inv, q.offsets, q.sizes, dtype)
-        return one_tensor(_table_grouped.DEQUANTIZE_FP8, args, out)
+        return _table_grouped.DEQUANTIZE_FP8.one_tensor(args, out)
     numel = _checks.row_count(q.shape)
     parts = (q.data, q.block_scales, q.scale_inv, q.offsets, numel, q.sizes, dtype)
     if out is None:
-        return one_tensor(_table_grouped.DEQUANTIZE_NVFP4, parts, None).reshape(q.shape)
+        return _table_grouped.DEQUANTIZE_NVFP4.one_tensor(parts, None).reshape(q.shape)
     _checks.tensor_out(out)
     wanted = torch.bfloat16 if dtype is None else dtype
     _checks.out_tensor(out, "out", tuple(q.shape), wanted, q.data.device)
-    one_tensor(_table_grouped.DEQUANTIZE_NVFP4, parts, out.view(-1))
+    _table_grouped.DEQUANTIZE_NVFP4.one_tensor(parts, out.view(-1))
     return out
 
 

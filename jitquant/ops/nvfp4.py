@@ -57,7 +57,7 @@ def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = 
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return _one_tensor(_table.AMAX_GSA, (x, divisor), out)
+    return _table.AMAX_GSA.one_tensor((x, divisor), out)
 
 
 def quantize_nvfp4(
@@ -366,22 +366,7 @@ def _dequantize_parts(
 ) -> Tensor:
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    return _one_tensor(_table.DEQUANTIZE, (x_fp4, x_sf, gsa, cols, dim, scale_layout, dtype), out)
-
-
-def _one_tensor(op: Op, args: tuple[Any, ...], out: Tensor | None) -> Tensor:
-    """A call of an op that has one result."""
-    if out is None:
-        results = op.direct(args)
-        if results is NotImplemented:
-            results = op.dispatched(op.tensors(args))
-        result: Tensor = results[0]
-        return result
-    if op.direct(args, out) is NotImplemented:
-        tensors = op.tensors(args)
-        _checks.tensor_out(out)
-        op.dispatched(tensors, (out,))
-    return out
+    return _table.DEQUANTIZE.one_tensor((x_fp4, x_sf, gsa, cols, dim, scale_layout, dtype), out)
 
 
 def _quantized(
@@ -415,9 +400,7 @@ def _quantized(
     elif given is not None:
         granularity = "tensor"  # of the name that was given the op says whether it is one
     if out is None:
-        results = op.direct(args)
-        if results is NotImplemented:
-            results = op.dispatched(op.tensors(args))
+        results = op.made(args)
         return QuantizedActivation(
             results[0],
             results[1],
