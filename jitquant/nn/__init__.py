@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from jitquant.nn._convert import Conversion, convert
 from jitquant.nn.float8 import Float8BlockwiseLinear
-from jitquant.nn.nvfp4 import NVFP4Linear
+from jitquant.nn.nvfp4 import NVFP4Linear, Workspace
 
-__all__ = ["Conversion", "Float8BlockwiseLinear", "NVFP4Linear", "convert"]
+__all__ = ["Conversion", "Float8BlockwiseLinear", "NVFP4Linear", "Workspace", "convert"]

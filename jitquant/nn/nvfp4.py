@@ -1,8 +1,12 @@
-"""`NVFP4Linear`: a linear layer for inference whose weight is stored in four bits."""
+"""`NVFP4Linear`: a linear layer for inference whose weight is stored in four bits.
+
+`Workspace` is the memory that its calls need, for those that are to allocate none.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,7 +25,8 @@ from jitquant.formats import (
     Recipe,
     ScaleLayout,
 )
-from jitquant.nn._matmul import has_nvfp4, nvfp4_mm, output_dtype
+from jitquant.nn._matmul import has_nvfp4, output_dtype
+from jitquant.nn._nvfp4_mm import Part, bytes_of_parts, carve, nvfp4_mm, scratch_parts
 from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
 from jitquant.quantized import QuantizedActivation, ceil_to, one_of
 from jitquant.reference.layout import swizzle_128x4, swizzled_shape, unswizzle_128x4
@@ -171,12 +176,16 @@ class NVFP4Linear(nn.Module):
             self.recipe,
         )
 
-    def forward(self, x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *, out: Tensor | None = None, workspace: Workspace | None = None
+    ) -> Tensor:
         """Quantizes ``x``, then `run_from_quantized`.
 
         Args:
             x: (..., in_features), bfloat16, float16 or float32.
             out: contiguous (..., out_features) of x's dtype to write to.
+            workspace: what else the call writes to. With both nothing is allocated, where the last
+                dimension of ``x`` is contiguous.
 
         Returns:
             (..., out_features) of x's dtype, or of autocast's where autocast is enabled; or
@@ -197,13 +206,22 @@ class NVFP4Linear(nn.Module):
                 f"in_features is {self.in_features}"
             )
         x = x.detach()
+        parts = self._input_parts(x.shape[:-1])
+        into = scratch = None
+        if workspace is not None and not torch.compiler.is_compiling():
+            buffer = workspace.of(self, math.prod(x.shape[:-1]), x.device)
+            x_fp4, x_sf, gsa = carve(buffer, parts)
+            how = (self.scale_layout, self.granularity, self.recipe)
+            into = QuantizedActivation(x_fp4, x_sf, gsa, None, self.in_features, *how)
+            scratch = buffer[bytes_of_parts(parts) :]
         q = quantize_nvfp4(
             x if x.stride(-1) == 1 else x.contiguous(),
             granularity=self.granularity,
             recipe=self.recipe,
             scale_layout=self.scale_layout,
+            out=into,
         )
-        return self._run(q, output_dtype(x), out)
+        return self._run(q, output_dtype(x), out, scratch)
 
     def run_from_quantized(
         self,
@@ -211,6 +229,7 @@ class NVFP4Linear(nn.Module):
         *,
         dtype: torch.dtype | None = None,
         out: Tensor | None = None,
+        workspace: Workspace | None = None,
     ) -> Tensor:
         """The product with an activation that is quantized: one for the layers that share it.
 
@@ -219,6 +238,8 @@ class NVFP4Linear(nn.Module):
                 granularity and recipe, packed along its last dimension.
             dtype: bfloat16, float16 or float32; default that of ``out``, or of the layer.
             out: contiguous (..., out_features) of ``dtype`` to write to.
+            workspace: what else the call writes to. With both nothing is allocated, except on
+                sm_100 for scales of another layout than the layer's `scale_layout`.
 
         Returns:
             (..., out_features), or ``out``.
@@ -249,9 +270,18 @@ class NVFP4Linear(nn.Module):
             dtype = self.dtype if out is None else out.dtype
         if dtype not in INPUT_DTYPES:
             raise TypeError(f"dtype is {dtype}; accepted are bfloat16, float16 and float32")
-        return self._run(q, dtype, out)
+        scratch = None
+        if workspace is not None and not torch.compiler.is_compiling():
+            scratch = workspace.of(self, q.num_tokens, q.device)
+        return self._run(q, dtype, out, scratch)
 
-    def _run(self, q: QuantizedActivation, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    def _run(
+        self,
+        q: QuantizedActivation,
+        dtype: torch.dtype,
+        out: Tensor | None,
+        scratch: Tensor | None,
+    ) -> Tensor:
         shape = (*q.shape[:-1], self.out_features)
         if out is not None:
             if out.dtype != dtype:
@@ -264,8 +294,7 @@ class NVFP4Linear(nn.Module):
         bias = None if self.bias is None else self.bias.detach()
         if math.prod(shape) == 0:
             return torch.empty(shape, dtype=dtype, device=q.device) if out is None else out
-        y = nvfp4_mm(q, self.weight, bias, dtype)
-        return y if out is None else out.copy_(y)
+        return nvfp4_mm(q, self.weight, bias, dtype, out=out, scratch=scratch)
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print``."""
@@ -289,6 +318,22 @@ class NVFP4Linear(nn.Module):
         self.dtype = probe.dtype
         return self
 
+    def _input_parts(self, leading: tuple[int, ...]) -> tuple[Part, ...]:
+        """Buffers for the quantized input."""
+        rows, packed = math.prod(leading), self.weight_packed.shape[1]
+        swizzled = self.scale_layout == "swizzled_128x4"
+        groups = self._groups()
+        return (
+            ((*leading, packed), FP4_DTYPE),
+            (swizzled_shape(rows, groups) if swizzled else (*leading, groups), SCALE_DTYPE),
+            ((rows if self.granularity == "row" else 1,), torch.float32),
+        )
+
+    def workspace_bytes(self, rows: int) -> int:
+        """Bytes of a `Workspace` for calls with up to ``rows`` rows."""
+        product = scratch_parts(rows, self.weight_packed)
+        return bytes_of_parts((*self._input_parts((rows,)), *product))
+
     def _groups(self) -> int:
         return self.weight_packed.shape[1] * CODES_PER_BYTE // NVFP4_BLOCK
 
@@ -305,3 +350,62 @@ class NVFP4Linear(nn.Module):
         if self.scale_layout != "linear" and given is not None and given.shape == shape:
             state_dict = {**state_dict, name: swizzle_128x4(given)}
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class Workspace:
+    """What calls of `NVFP4Linear` write to besides their results, allocated once.
+
+    One serves all layers of a model and all of their calls, as long as these come one after the
+    other on one stream. A call with ``out=`` and ``workspace=`` allocates nothing, and may be
+    captured in a CUDA graph whose replays need no memory of their own. Under ``torch.compile``,
+    which plans its memory itself, it is left alone. One exception is left: granularity "tensor"
+    with more than 131072 elements of input (on sm_90; fewer on others) takes some kilobytes from
+    PyTorch's allocator. Granularity "row" never does.
+
+    Where there is no NVFP4 ``scaled_mm`` a dequantized weight lies in it during a call, so it is as
+    large as the largest layer in bf16 (fp32 on a CPU).
+
+    Attributes:
+        rows: that it is for, at most.
+        buffer: uint8.
+    """
+
+    def __init__(self, layers: nn.Module | Iterable[nn.Module], rows: int) -> None:
+        """Allocates it where the layers are.
+
+        Args:
+            layers: a model, or modules; all that are `NVFP4Linear` or have some in them.
+            rows: tokens of a call, at most.
+
+        Raises:
+            ValueError: ``rows`` is less than 1, there is no such layer, or they are on several
+                devices.
+        """
+        if rows < 1:
+            raise ValueError(f"rows is {rows}; accepted is 1 or more")
+        modules = (layers,) if isinstance(layers, nn.Module) else tuple(layers)
+        found = [m for module in modules for m in module.modules() if isinstance(m, NVFP4Linear)]
+        devices = {layer.weight_packed.device for layer in found}
+        if len(devices) != 1:
+            has = f"are on {', '.join(sorted(map(str, devices)))}" if found else "are none"
+            raise ValueError(
+                f"the NVFP4Linear layers {has}; accepted are one or more on one device"
+            )
+        self.rows = rows
+        size = max(layer.workspace_bytes(rows) for layer in found)
+        self.buffer = torch.empty(size, dtype=torch.uint8, device=devices.pop())
+
+    def of(self, layer: NVFP4Linear, rows: int, device: torch.device) -> Tensor:
+        """The buffer, for a call of ``layer``.
+
+        Raises:
+            ValueError: it is on another device, or too small.
+        """
+        needed = layer.workspace_bytes(rows)
+        if self.buffer.device != device or self.buffer.numel() < needed:
+            raise ValueError(
+                f"workspace has {self.buffer.numel()} bytes on {self.buffer.device}; accepted are "
+                f"at least {needed} on {device} for {rows} rows of this layer. Make it by "
+                f"Workspace(model, rows={rows})"
+            )
+        return self.buffer

@@ -11,7 +11,7 @@ from samples import randn
 from torch import Tensor, nn
 
 import jitquant
-from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear, _matmul
+from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear, Workspace, _matmul, _nvfp4_mm
 from jitquant.testing import assert_capturable, assert_no_sync
 
 BF16 = torch.bfloat16
@@ -184,11 +184,28 @@ def test_nvfp4_has_the_cpus_numbers(granularity: Any, layout: Any, cols: int, ou
 
 @sm_100
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
-def test_nvfp4_uses_scaled_mm_there(granularity: Any, products: list[torch.dtype]) -> None:
+def test_nvfp4_uses_scaled_mm_there(granularity: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = NVFP4Linear.from_linear(linear(256, 384).eval().cuda(), granularity=granularity)
     assert made.scale_layout == "swizzled_128x4"
+    calls: list[Tensor] = []
+    real = _nvfp4_mm.scaled_mm_into
+    monkeypatch.setattr(
+        _nvfp4_mm, "scaled_mm_into", lambda out, **kw: (calls.append(out), real(out, **kw))
+    )
     made(randn(130, 256).cuda())
-    assert len(products) == 1
+    assert len(calls) == 1
+
+
+@sm_90
+def test_scaled_mm_writes_to_given_memory() -> None:
+    """That of FP8, as an sm_90 has none of NVFP4: the same function of PyTorch's."""
+    a = jitquant.quantize_group(randn(256, 384).cuda(), scale_layout="column")
+    b = jitquant.quantize_block(randn(640, 384, seed=1).cuda(), scale_layout="row_padded")
+    arguments = _matmul.fp8_arguments(a, b, BF16)
+    lists = {key: [value] if key.startswith("scale") else value for key, value in arguments.items()}
+    out = torch.empty(256, 640, dtype=BF16, device="cuda")
+    _nvfp4_mm.scaled_mm_into(out, swizzle_a=[], swizzle_b=[], **lists)
+    assert torch.equal(out, _matmul.scaled_mm(**arguments))
 
 
 def test_nvfp4_decode_is_captured() -> None:
@@ -197,6 +214,51 @@ def test_nvfp4_decode_is_captured() -> None:
     decode = lambda x, out: made(x, out=out)  # noqa: E731
     assert_capturable(decode, randn(4, 256).cuda(), out, warmup_calls=1)
     assert_no_sync(made, randn(4, 256).cuda())
+
+
+def allocations() -> tuple[int, int]:
+    """Blocks that PyTorch's allocator has handed out, and segments it has asked CUDA for."""
+    stats = torch.cuda.memory_stats()
+    return stats["allocation.all.allocated"], stats["segment.all.allocated"]
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+@pytest.mark.parametrize("rows", [1, 16])
+def test_nvfp4_decode_allocates_nothing(granularity: Any, rows: int) -> None:
+    """Two layers of different sizes over one workspace: eagerly, in a capture, and in replays."""
+    first = NVFP4Linear.from_linear(linear(1024, 3072).eval().cuda(), granularity=granularity)
+    second = NVFP4Linear.from_linear(linear(3072, 1024).eval().cuda(), granularity=granularity)
+    workspace = Workspace([first, second], rows=rows)
+    x = randn(rows, 1024).cuda()
+    middle = torch.empty(rows, 3072, dtype=BF16, device="cuda")
+    out = torch.empty(rows, 1024, dtype=BF16, device="cuda")
+
+    def step() -> None:
+        first(x, out=middle, workspace=workspace)
+        second(middle, out=out, workspace=workspace)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()  # builds the kernels; cuBLAS takes its workspace of this stream
+        before = allocations()
+        step()
+        assert allocations() == before
+        want = second(first(x))
+        assert allocations() != before  # what is counted is what calls without memory do
+        assert torch.equal(out, want)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            before = allocations()
+            step()
+            assert allocations() == before
+        x.mul_(-3)
+        out.zero_()
+        before = allocations()
+        graph.replay()
+        assert allocations() == before
+        assert torch.equal(out, second(first(x)))
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 @pytest.mark.usefixtures("_fresh_compiler")

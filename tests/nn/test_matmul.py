@@ -1,4 +1,4 @@
-"""The two products, and the arguments of scaled_mm, read as cuBLASLt reads them."""
+"""The product in FP8, and the arguments of scaled_mm, read as cuBLASLt reads them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from samples import randn
 from torch import Tensor
-from torch.nn.functional import ScalingType, SwizzleType
+from torch.nn.functional import ScalingType
 
 import jitquant
 from jitquant.nn import _matmul
-from jitquant.quantized import QuantizedActivation
 from jitquant.quantized_tensor import QuantizedTensor
 
-from .helpers import sqnr
+from .helpers import spread, sqnr
 
 # No two sizes alike, one tile, and a number of tiles that is no multiple of four.
 SHAPES = pytest.mark.parametrize(
     ("m", "n", "k"), [(256, 640, 384), (384, 512, 1152), (128, 256, 128), (512, 128, 512)]
 )
-CODES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-
-
-def spread(rows: int, cols: int, seed: int = 0) -> Tensor:
-    """Rows and columns of several magnitudes: a scale in the wrong place is seen."""
-    x = randn(rows, cols, dtype=torch.float32, seed=seed)
-    return x * torch.logspace(-1, 1, rows)[:, None] * torch.logspace(-1, 1, cols)
 
 
 def fp8_operands(m: int, n: int, k: int) -> tuple[QuantizedTensor, QuantizedTensor]:
@@ -98,48 +89,6 @@ def test_transposed_blocks(m: int, n: int, k: int) -> None:
     assert torch.equal(t.dequantize(torch.float32), w.dequantize(torch.float32).T)
 
 
-def unpacked(codes: Tensor) -> Tensor:
-    """Values of packed E2M1, the even element in the low nibble."""
-    both = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).int()
-    return CODES[both % 8] * torch.where(both >= 8, -1.0, 1.0)
-
-
-def as_cublas_reads_nvfp4(arguments: dict[str, Any]) -> Tensor:
-    """The NVFP4 product of scaled_mm's arguments, in float64, tile addresses as in cuBLAS' docs."""
-    operands = []
-    for side in "ab":
-        codes, scales = arguments[f"mat_{side}"], arguments[f"scale_{side}"]
-        codes = codes if side == "a" else codes.t()
-        assert codes.dtype == torch.float4_e2m1fn_x2
-        assert codes.is_contiguous()
-        values = unpacked(codes.view(torch.uint8)).double()
-        rows, groups = values.shape[0], values.shape[1] // 16
-        assert scales[0].is_contiguous()
-        assert scales[0].numel() == -(-rows // 128) * 128 * -(-groups // 4) * 4
-        recipes = [ScalingType.BlockWise1x16, ScalingType.TensorWise][: len(scales)]
-        swizzles = [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE][: len(scales)]
-        assert arguments[f"scale_recipe_{side}"] == recipes
-        assert arguments[f"swizzle_{side}"] == swizzles
-        m, g = torch.arange(rows)[:, None], torch.arange(groups)[None, :]
-        tile = (m // 128) * (-(-groups // 4)) + g // 4
-        address = tile * 512 + (m % 32) * 16 + (m % 128 // 32) * 4 + g % 4
-        values *= scales[0].double().flatten()[address].repeat_interleave(16, dim=1)
-        operands.append(values * (scales[1].double() if len(scales) > 1 else 1))
-    return operands[0] @ operands[1].T
-
-
-@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
-@pytest.mark.parametrize("granularity", ["tensor", "row"])
-def test_nvfp4_arguments(layout: str, granularity: str) -> None:
-    x = jitquant.quantize_nvfp4(spread(130, 96), granularity=granularity, scale_layout=layout)
-    w = jitquant.quantize_weight_nvfp4(spread(80, 96, 1), scale_layout=layout)
-    want = x.dequantize(torch.float32).double() @ w.dequantize(torch.float32).double().T
-    got = as_cublas_reads_nvfp4(_matmul.nvfp4_arguments(x, w, torch.bfloat16))
-    if granularity == "row":
-        got = got * x.gsa[:, None].double() * w.gsa.double()
-    assert sqnr(got, want) > 120
-
-
 def test_where_scaled_mm_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for major, cuda, fp8, nvfp4 in (
         (8, "13.0", False, False),
@@ -176,45 +125,9 @@ def test_what_is_called_on_sm_90(monkeypatch: pytest.MonkeyPatch, dtype: torch.d
     assert calls == [torch.bfloat16 if dtype == torch.bfloat16 else torch.float32]
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "row"])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_what_is_called_on_sm_100(
-    monkeypatch: pytest.MonkeyPatch, granularity: str, with_bias: bool
-) -> None:
-    def scaled_mm(*, output_dtype: torch.dtype, **arguments: Any) -> Tensor:
-        calls.append(output_dtype)
-        return as_cublas_reads_nvfp4(arguments).to(output_dtype)
-
-    calls: list[torch.dtype] = []
-    x = jitquant.quantize_nvfp4(randn(3, 5, 96), granularity=granularity)
-    w = jitquant.quantize_weight_nvfp4(randn(80, 96, seed=1))
-    bias = randn(80, seed=2) if with_bias else None
-    want = _matmul.nvfp4_mm(x, w, bias, torch.bfloat16)
-    monkeypatch.setattr(_matmul, "has_nvfp4", lambda device: True)
-    monkeypatch.setattr(_matmul, "scaled_mm", scaled_mm)
-    got = _matmul.nvfp4_mm(x, w, bias, torch.bfloat16)
-    torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
-    once = granularity == "tensor" and not with_bias
-    assert calls == [torch.bfloat16 if once else torch.float32]
-    odd = jitquant.quantize_weight_nvfp4(randn(72, 96))
-    _matmul.nvfp4_mm(x, odd, None, torch.bfloat16)
-    assert len(calls) == 1  # 72 rows are not what cuBLASLt takes
-
-
 def test_opcheck() -> None:
     # Without test_schema: PyTorch cannot compare these dtypes.
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     a, b = fp8_operands(128, 256, 128)
     parts = (a.data, a.stored_scales, b.data, b.stored_scales, 128, torch.bfloat16)
     torch.library.opcheck(torch.ops.jitquant.fp8_mm.default, parts, test_utils=checks)
-    x: QuantizedActivation = jitquant.quantize_nvfp4(randn(2, 3, 32))
-    w = jitquant.quantize_weight_nvfp4(randn(16, 32, seed=1))
-    torch.library.opcheck(
-        torch.ops.jitquant.nvfp4_mm.default,
-        (
-            *(x.x_fp4_bytes, x.x_sf, x.gsa, "linear"),
-            *(w.x_fp4_bytes, w.x_sf, w.gsa, "linear"),
-            *(None, torch.float32),
-        ),
-        test_utils=checks,
-    )

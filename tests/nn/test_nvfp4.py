@@ -15,7 +15,7 @@ from samples import randn
 from torch import Tensor, nn
 
 import jitquant
-from jitquant.nn import NVFP4Linear, _matmul
+from jitquant.nn import NVFP4Linear, Workspace, _matmul
 from jitquant.quantized import QuantizedActivation
 
 from .helpers import sqnr
@@ -72,6 +72,13 @@ PRODUCERS = {
     "swiglu": lambda x: jitquant.deinterleave_quantize_nvfp4(
         torch.cat((x, x), -1), x.shape[-1], halves=True
     ),
+    "mhc": lambda x: jitquant.mhc_rmsnorm_quantize_nvfp4(
+        torch.stack((x, x), -2),
+        torch.ones(*x.shape[:-1], 2, dtype=x.dtype),
+        torch.ones(x.shape[-1], dtype=x.dtype),
+    ),
+    "one_row_gsa": lambda x: jitquant.quantize_nvfp4(x, torch.rand(x[..., 0].numel()) / 500 + 1e-3),
+    "buffers": lambda x: jitquant.quantize_nvfp4(x, out=QuantizedActivation.empty(x.shape)),
     "slice": lambda x: jitquant.quantize_nvfp4(torch.cat((x, x)))[: len(x)],
 }
 
@@ -96,9 +103,11 @@ def test_one_activation_feeds_three() -> None:
 def test_weight_is_packed() -> None:
     plain = linear(4096, 256)
     made = NVFP4Linear.from_linear(plain)
-    stored = sum(b.nbytes for b in made.buffers())
+    # What is held: storages, however large the views of them are.
+    stored = sum(b.untyped_storage().nbytes() for b in made.buffers())
     assert stored == 4096 * 256 * 0.5625 + 4
-    assert stored < 0.3 * plain.weight.nbytes
+    assert stored < 0.3 * plain.weight.untyped_storage().nbytes()
+    assert not [t for t in vars(made).values() if isinstance(t, Tensor)]  # and nowhere else
     assert [name for name, _ in made.named_parameters()] == ["bias"]
     want = jitquant.quantize_weight_nvfp4(plain.weight.detach())
     assert torch.equal(made.weight.x_fp4_bytes, want.x_fp4_bytes)
@@ -181,6 +190,49 @@ def test_out() -> None:
     assert torch.equal(wide, made.run_from_quantized(q, dtype=torch.float32))
 
 
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+@pytest.mark.parametrize("scale_layout", ["linear", "swizzled_128x4"])
+@pytest.mark.parametrize("leading", [(3, 2), (5,), ()], ids=str)
+def test_workspace(granularity: Any, scale_layout: Any, leading: tuple[int, ...]) -> None:
+    """One for layers of several sizes, over whatever an earlier call left in it."""
+    how = {"granularity": granularity, "scale_layout": scale_layout}
+    layers = nn.Sequential(
+        NVFP4Linear.from_linear(linear(104, 72), **how),
+        NVFP4Linear.from_linear(linear(72, 304, bias=False), **how),
+    )
+    workspace = Workspace(layers, rows=6)
+    assert workspace.buffer.numel() == max(layer.workspace_bytes(6) for layer in layers)
+    workspace.buffer.fill_(255)
+    for layer in (layers[1], layers[0], layers[1]):
+        x = randn(*leading, layer.in_features)
+        out = torch.full((*leading, layer.out_features), torch.nan, dtype=BF16)
+        assert layer(x, out=out, workspace=workspace) is out
+        assert torch.equal(out, layer(x))
+        assert torch.equal(layer(x, workspace=workspace), out)
+        q = jitquant.quantize_nvfp4(x, granularity=granularity)
+        out.fill_(torch.nan)
+        assert layer.run_from_quantized(q, out=out, workspace=workspace) is out
+        assert torch.equal(out, layer.run_from_quantized(q))
+    assert layers[0](randn(0, 104), workspace=workspace).shape == (0, 72)
+
+
+def test_workspace_errors() -> None:
+    small, large = (NVFP4Linear.from_linear(linear(64, out)) for out in (32, 96))
+    workspace = Workspace([small], rows=4)
+    with pytest.raises(ValueError, match=r"workspace has \d+ bytes on cpu; accepted .* 5 rows"):
+        small(randn(5, 64), workspace=workspace)
+    with pytest.raises(ValueError, match="at least"):
+        large(randn(4, 64), workspace=workspace)
+    with pytest.raises(ValueError, match="on meta"):
+        copy.deepcopy(small).to("meta")(randn(4, 64).to("meta"), workspace=workspace)
+    with pytest.raises(ValueError, match="rows is 0"):
+        Workspace(small, rows=0)
+    with pytest.raises(ValueError, match="are none"):
+        Workspace(nn.Linear(3, 3), rows=1)
+    with pytest.raises(ValueError, match="are on cpu, meta"):
+        Workspace([small, large.to("meta")], rows=1)
+
+
 def test_zeros_and_no_rows() -> None:
     plain = linear(bias=False)
     made = NVFP4Linear.from_linear(plain)
@@ -210,6 +262,23 @@ def test_compile() -> None:
     with torch.no_grad():
         got = torch.compile(f, fullgraph=True)(randn(5, 104))
         assert all(map(torch.equal, got, f(randn(5, 104))))
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compile_with_out() -> None:
+    made = NVFP4Linear.from_linear(linear(104, 72))
+    workspace = Workspace(made, rows=5)
+    workspace.buffer.fill_(255)
+
+    def f(x: Tensor, out: Tensor) -> None:
+        made(x, out=out, workspace=workspace)
+        q = jitquant.quantize_nvfp4(x)
+        made.run_from_quantized(q, out=out, workspace=workspace)
+
+    with torch.no_grad():
+        torch.compile(f, fullgraph=True)(randn(5, 104), out := torch.empty(5, 72, dtype=BF16))
+    assert torch.equal(out, made(randn(5, 104)))
+    assert (workspace.buffer == 255).all()  # Inductor plans memory itself
 
 
 def test_the_layout_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
