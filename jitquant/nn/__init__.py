@@ -6,7 +6,16 @@ They are imported by ``import jitquant.nn``, or when ``jitquant.nn`` is first as
 from __future__ import annotations
 
 from jitquant.nn._convert import Conversion, convert
+from jitquant.nn._grouped import grouped_linear, stack_experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear, Workspace
 
-__all__ = ["Conversion", "Float8BlockwiseLinear", "NVFP4Linear", "Workspace", "convert"]
+__all__ = [
+    "Conversion",
+    "Float8BlockwiseLinear",
+    "NVFP4Linear",
+    "Workspace",
+    "convert",
+    "grouped_linear",
+    "stack_experts",
+]

@@ -359,7 +359,7 @@ class Workspace:
     other on one stream. A call with ``out=`` and ``workspace=`` allocates nothing, and may be
     captured in a CUDA graph whose replays need no memory of their own. Under ``torch.compile``,
     which plans its memory itself, it is left alone. One exception is left: granularity "tensor"
-    with more than 131072 elements of input (on sm_90; fewer on others) takes some kilobytes from
+    with more than 65536 elements of input (on sm_90; fewer before) takes some kilobytes from
     PyTorch's allocator. Granularity "row" never does.
 
     Where there is no NVFP4 ``scaled_mm`` a dequantized weight lies in it during a call, so it is as

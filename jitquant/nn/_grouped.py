@@ -1,0 +1,347 @@
+"""`grouped_linear`: the linear layers of experts, each on its own rows, from quantized operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import ScalingType, grouped_mm
+
+from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK
+from jitquant.nn._matmul import major, register
+from jitquant.ops.nvfp4 import dequantize_nvfp4
+from jitquant.quantized import QuantizedActivation
+from jitquant.quantized_tensor import QuantizedTensor
+from jitquant.reference.layout import ceil_div, unswizzle_128x4
+
+Quantized = TypeVar("Quantized", QuantizedActivation, QuantizedTensor)
+
+_E4M3 = torch.float8_e4m3fn
+_ALIGNED = 16  # bytes: of the rows that a grouped GEMM reads
+
+
+def has_grouped_mm(device: torch.device) -> bool:
+    """Whether the grouped GEMM of bf16 there is one kernel: sm_90 and sm_100.
+
+    Elsewhere PyTorch loops over the groups, and has the CPU wait for their sizes.
+    """
+    return major(device) in (9, 10)
+
+
+def has_scaled_grouped_mm(device: torch.device) -> bool:
+    """Whether the grouped GEMM of E4M3 with a scale for each row is there: sm_90."""
+    return major(device) == 9
+
+
+def _ends(offsets: Tensor, rows: int) -> Tensor:
+    """Offsets that no kernel can go wrong with: what is on a GPU is not read to be checked."""
+    return offsets.clamp(0, rows).cummax(0).values.to(torch.int32)
+
+
+def _group_of_each(ends: Tensor, rows: int) -> Tensor:
+    """The group of each row; the number of groups for rows past the last one."""
+    order = torch.arange(rows, dtype=ends.dtype, device=ends.device)
+    return torch.bucketize(order, ends, right=True)
+
+
+def _looped(a: Tensor, b: Tensor, offsets: Tensor) -> Tensor:
+    """(rows, K) by (groups, N, K), each group's rows with its matrix, in fp32 (rows, N)."""
+    begin, rows = 0, a.shape[0]
+    product = torch.zeros(rows, b.shape[1], dtype=torch.float32, device=a.device)
+    for group, end in enumerate(offsets.tolist()):
+        if not begin <= end <= rows:
+            raise ValueError(
+                f"offsets[{group}] is {end} after {begin}; accepted are ends of groups that "
+                f"ascend, up to the {rows} rows of q"
+            )
+        product[begin:end] = a[begin:end].float() @ b[group].float().t()
+        begin = end
+    return product
+
+
+def _grouped_bf16(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """As `_looped`, in one kernel and rounded to bf16; rows past the last group are undefined."""
+    return grouped_mm(a, b.transpose(-2, -1), offs=ends)
+
+
+def _scaled(product: Tensor, of_rows: Tensor, of_weights: Tensor, group: Tensor) -> Tensor:
+    """A product times the scales of its rows (rows, 1) and of its experts (groups, N)."""
+    groups = of_weights.shape[0]
+    if of_weights.numel() > 1:
+        of_weights = of_weights[group.clamp(max=groups - 1)]
+    return product.float() * of_rows * of_weights
+
+
+def _nvfp4_grouped_mm(
+    x_fp4: Tensor,
+    x_sf: Tensor,
+    x_gsa: Tensor,
+    x_layout: str,
+    w_fp4: Tensor,
+    w_sf: Tensor,
+    w_gsa: Tensor,
+    w_layout: str,
+    offsets: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    rows, (groups, n, packed) = x_fp4.shape[0], w_fp4.shape
+    # Codes times block scales are exact in bf16; the gsas follow after the sum.
+    one = torch.ones(1, dtype=torch.float32, device=x_fp4.device)
+    x = QuantizedActivation(x_fp4.view(FP4_DTYPE), x_sf, one, scale_layout=x_layout)
+    w = QuantizedActivation(w_fp4.view(FP4_DTYPE), w_sf, one, scale_layout=w_layout)
+    a, b = (dequantize_nvfp4(q, torch.bfloat16) for q in (x, w))
+    assert b.shape == (groups, n, packed * CODES_PER_BYTE)
+    if has_grouped_mm(a.device):
+        ends = _ends(offsets, rows)
+        product = _grouped_bf16(a, b, ends)
+    else:
+        ends = offsets
+        product = _looped(a, b, offsets).to(torch.bfloat16)
+    group = _group_of_each(ends, rows)
+    w_scales = w_gsa.view(groups, n) if w_gsa.numel() > 1 else w_gsa.view(1, 1)
+    y = _scaled(product, x_gsa.view(-1, 1), w_scales, group)
+    return y.masked_fill_((group == groups)[:, None], 0).to(dtype)
+
+
+def _fp8_grouped_mm(
+    x: Tensor, x_scales: Tensor, w: Tensor, w_scales: Tensor, offsets: Tensor, dtype: torch.dtype
+) -> Tensor:
+    rows, (groups, n, k) = x.shape[0], w.shape
+    x, w = x.contiguous(), w.contiguous()  # rows may lie apart
+    if not has_grouped_mm(x.device):
+        group = _group_of_each(offsets, rows)
+        product = _looped(x, w, offsets)
+        y = _scaled(product, x_scales, w_scales, group).to(torch.bfloat16)
+    else:
+        ends = _ends(offsets, rows)
+        group = _group_of_each(ends, rows)
+        if k % _ALIGNED or n % _ALIGNED:
+            x, w = _padded(x, 0, k), _padded(w, n, k)
+            w_scales = functional.pad(w_scales, (0, -n % _ALIGNED))
+        if has_scaled_grouped_mm(x.device) and x.dtype == w.dtype == _E4M3:
+            y = functional.scaled_grouped_mm(  # type: ignore[attr-defined]
+                *(x, w.transpose(-2, -1)),
+                scale_a=x_scales.view(-1),
+                scale_recipe_a=ScalingType.RowWise,
+                scale_b=w_scales,
+                scale_recipe_b=ScalingType.RowWise,
+                offs=ends,
+                output_dtype=torch.bfloat16,
+            )
+        else:
+            product = _grouped_bf16(x.to(torch.bfloat16), w.to(torch.bfloat16), ends)
+            y = _scaled(product, x_scales, w_scales, group).to(torch.bfloat16)
+        y = y[:, :n]
+    return y.masked_fill((group == groups)[:, None], 0).to(dtype).contiguous()
+
+
+def _padded(t: Tensor, n: int, k: int) -> Tensor:
+    """With zeros up to a multiple of 16 in K, and in N where it is given."""
+    more = (0, -k % _ALIGNED, 0, -n % _ALIGNED)
+    return functional.pad(t.view(torch.uint8), more).view(t.dtype)
+
+
+def _fake(x: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.new_empty((x.shape[0], w.shape[1]), dtype=dtype)
+
+
+_NVFP4 = register(
+    "nvfp4_grouped_mm(Tensor x_fp4, Tensor x_sf, Tensor x_gsa, str x_layout, Tensor w_fp4,"
+    " Tensor w_sf, Tensor w_gsa, str w_layout, Tensor offsets, ScalarType dtype) -> Tensor",
+    _nvfp4_grouped_mm,
+    lambda *arguments: _fake(arguments[0], arguments[4], arguments[-1]),
+)
+_FP8 = register(
+    "fp8_grouped_mm(Tensor x, Tensor x_scales, Tensor w, Tensor w_scales, Tensor offsets,"
+    " ScalarType dtype) -> Tensor",
+    _fp8_grouped_mm,
+    lambda *arguments: _fake(arguments[0], arguments[2], arguments[-1]),
+)
+
+
+def grouped_linear(
+    q: Quantized,
+    weights: Quantized,
+    offsets: Tensor,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """The rows of each expert times that expert's weight, for mixtures of experts; inference only.
+
+    Rows of ``q`` are sorted by expert: those of expert e are ``offsets[e - 1]`` to ``offsets[e]``
+    (from 0 for the first one), and ``y[rows of e] = q[rows of e] @ weights[e].T``. An expert may
+    have no rows. Rows past the last offset are not multiplied, and are zero.
+
+    - NVFP4: codes times block scales, exact in bf16, go through
+      ``torch.nn.functional.grouped_mm``; the product, rounded to bf16, is multiplied by the gsas in
+      fp32. The dequantized weights of all experts are there while the call lasts.
+    - FP8 with a scale for each row of both: ``torch.nn.functional.scaled_grouped_mm`` on sm_90, and
+      ``grouped_mm`` of the codes on sm_100; in bf16.
+
+    There the CPU does not wait for the GPU, and the call can be captured. Elsewhere, the CPU
+    included, the same operands are multiplied group by group with sums in fp32 and the same
+    roundings, and the sizes of the groups are read.
+
+    Args:
+        q: (T, K), rows sorted by expert: NVFP4 of any layout and granularity, or
+            ``quantize_fp8(x, granularity="row")``.
+        weights: (E, N, K) of the same format: ``quantize_nvfp4`` or ``quantize_fp8(...,
+            granularity="row")`` of a stack, or `stack_experts` of quantized weights.
+        offsets: int32 or int64 (E,) on q's device: where the rows of each expert end. On a GPU with
+            a grouped GEMM they are not checked: they are raised to ascend, and cut at T.
+        dtype: of the result: bfloat16, float16 or float32.
+
+    Returns:
+        (T, N), without gradient.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+        RuntimeError: a part of ``q`` or ``weights`` wants a gradient.
+    """
+    for name, operand in (("q", q), ("weights", weights)):
+        _check_operand(name, operand)
+    if type(q) is not type(weights):
+        raise TypeError(
+            f"q is a {type(q).__name__} and weights a {type(weights).__name__}; accepted are both "
+            "in NVFP4 or both in FP8"
+        )
+    if len(q.shape) != 2 or len(weights.shape) != 3 or q.shape[1] != weights.shape[2]:
+        raise ValueError(
+            f"q has shape {tuple(q.shape)} and weights {tuple(weights.shape)}; accepted are (T, K) "
+            "and (E, N, K) with the same K. For a list of weights call stack_experts"
+        )
+    _check_offsets(offsets, weights.shape[0], q.device)
+    if weights.device != q.device:
+        raise ValueError(
+            f"weights are on {weights.device} and q on {q.device}; accepted are both on one "
+            "device. Move one with .to(device)"
+        )
+    if dtype not in INPUT_DTYPES:
+        raise TypeError(f"dtype is {dtype}; accepted are bfloat16, float16 and float32")
+    if q.shape[0] == 0:
+        return torch.empty((0, weights.shape[1]), dtype=dtype, device=q.device)
+    result: Tensor
+    if isinstance(q, QuantizedActivation):
+        result = _NVFP4(
+            *(q.x_fp4_bytes, q.x_sf, q.gsa, q.scale_layout),
+            *(weights.x_fp4_bytes, weights.x_sf, weights.gsa, weights.scale_layout),
+            *(offsets, dtype),
+        )
+    else:
+        scales = q.scale_inv, weights.scale_inv.squeeze(-1)
+        result = _FP8(q.data, scales[0], weights.data, scales[1], offsets, dtype)
+    return result
+
+
+def _check_operand(name: str, operand: object) -> None:
+    if isinstance(operand, QuantizedActivation):
+        if operand.dim != -1:
+            raise ValueError(f"{name}.dim is {operand.dim}; accepted is -1, packed along K")
+        floats: tuple[Tensor | None, ...] = (operand.gsa,)
+    elif isinstance(operand, QuantizedTensor):
+        if operand.format != "fp8_row":
+            raise ValueError(
+                f"{name}.format is {operand.format!r}; accepted is 'fp8_row', which "
+                "quantize_fp8(..., granularity='row') gives"
+            )
+        floats = (operand.stored_scales,)
+    else:
+        raise TypeError(
+            f"{name} is {type(operand).__name__}; accepted are a QuantizedActivation and a "
+            "QuantizedTensor: quantize_nvfp4 or quantize_fp8 makes one of a tensor, and "
+            "stack_experts one of a list of them"
+        )
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in floats):
+        raise RuntimeError(
+            f"the scales of {name} require grad, and grouped_linear has no gradient. Use "
+            "torch.no_grad() for inference"
+        )
+
+
+def _check_offsets(offsets: object, groups: int, device: torch.device) -> None:
+    if not isinstance(offsets, Tensor) or offsets.dtype not in (torch.int32, torch.int64):
+        given = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
+        raise TypeError(f"offsets is {given}; accepted is a tensor of int32 or int64")
+    if tuple(offsets.shape) != (groups,):
+        hint = ". Leave out the leading zero" if tuple(offsets.shape) == (groups + 1,) else ""
+        raise ValueError(
+            f"offsets has shape {tuple(offsets.shape)}; accepted is ({groups},): where the rows "
+            f"of each of the {groups} experts end{hint}"
+        )
+    if offsets.device != device:
+        raise ValueError(f"offsets is on {offsets.device}; accepted is {device}, where q is")
+
+
+def stack_experts(weights: Sequence[Quantized]) -> Quantized:
+    """One (E, N, K) of E quantized weights (N, K), for `grouped_linear`; to be done once.
+
+    Args:
+        weights: alike in all but their values: in NVFP4, packed along K, or in FP8 with a scale
+            for each row.
+
+    Returns:
+        A copy of them all. In NVFP4 its scales are linear and it has a gsa for each row, which is
+        that of the row's weight: each expert keeps its values to the bit.
+
+    Raises:
+        TypeError, ValueError: they are none, of different kinds or shapes, or not accepted.
+    """
+    if len(weights) == 0:
+        raise ValueError("weights is empty; accepted are one or more quantized weights")
+    for i, weight in enumerate(weights):
+        name = f"weights[{i}]"
+        _check_operand(name, weight)
+        if type(weight) is not type(weights[0]):
+            raise TypeError(
+                f"{name} is a {type(weight).__name__} and weights[0] a "
+                f"{type(weights[0]).__name__}; accepted is one kind"
+            )
+        if len(weight.shape) != 2 or weight.shape != weights[0].shape:
+            raise ValueError(
+                f"{name} has shape {tuple(weight.shape)}; accepted is (N, K), that of weights[0]: "
+                f"{tuple(weights[0].shape)}"
+            )
+    parts: Any = weights
+    stacked: Quantized = (
+        _stacked_fp8(parts) if isinstance(parts[0], QuantizedTensor) else _stacked_nvfp4(parts)
+    )
+    return stacked
+
+
+def _stacked_fp8(weights: Sequence[QuantizedTensor]) -> Any:
+    if any(w.dtype != weights[0].dtype for w in weights):
+        raise TypeError("weights are of several dtypes; accepted is one")
+    return replace(
+        weights[0],
+        data=_stacked([w.data for w in weights]),
+        stored_scales=torch.stack([w.scale_inv for w in weights]),
+        amax=None,
+        inv_rms=None,
+    )
+
+
+def _stacked_nvfp4(weights: Sequence[QuantizedActivation]) -> Any:
+    rows, cols = weights[0].shape
+    groups = ceil_div(cols, NVFP4_BLOCK)
+    linear = [
+        w.x_sf if w.scale_layout == "linear" else unswizzle_128x4(w.x_sf, rows, groups)
+        for w in weights
+    ]
+    return replace(
+        weights[0],
+        x_fp4=_stacked([w.x_fp4 for w in weights]),
+        x_sf=_stacked(linear),
+        gsa=torch.cat([w.gsa.expand(rows) for w in weights]),
+        inv_rms=None,
+        scale_layout="linear",
+        granularity="row",
+    )
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    # As bytes: PyTorch lacks copy kernels for float4_e2m1fn_x2.
+    return torch.stack([t.view(torch.uint8) for t in tensors]).view(tensors[0].dtype)

@@ -1,0 +1,301 @@
+"""`grouped_linear` on the CPU, and what it would call on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from samples import randn
+from torch import Tensor
+from torch.nn.functional import ScalingType
+
+import jitquant
+from jitquant.nn import _grouped, grouped_linear, stack_experts
+
+from .helpers import sqnr
+
+BF16 = torch.bfloat16
+EXPERTS, OUT, IN = 4, 40, 96
+
+ROW = {"granularity": "row"}
+NVFP4: dict[str, Callable[[Tensor], Any]] = {
+    "tensor": jitquant.quantize_nvfp4,
+    "row": lambda x: jitquant.quantize_nvfp4(x, **ROW),
+    "swizzled": lambda x: jitquant.quantize_nvfp4(x, scale_layout="swizzled_128x4"),
+    "swizzled_row": lambda x: jitquant.quantize_nvfp4(x, scale_layout="swizzled_128x4", **ROW),
+}
+FP8: dict[str, Callable[[Tensor], Any]] = {
+    "fp8": lambda x: jitquant.quantize_fp8(x, **ROW),
+}
+FORMATS = NVFP4 | FP8
+OFFSETS = {
+    "even": [16, 32, 48, 64],
+    "uneven": [1, 2, 50, 64],
+    "empty groups": [0, 30, 30, 64],
+    "rows left": [5, 9, 20, 33],
+    "no rows used": [0, 0, 0, 0],
+}
+
+
+def experts(*, cols: int = IN, out: int = OUT) -> Tensor:
+    """Weights whose magnitudes differ from expert to expert and row to row."""
+    w = randn(EXPERTS, out, cols, seed=1).float() * cols**-0.5
+    return (w * torch.tensor([1.0, 8, 0.1, 3])[:, None, None] * torch.rand(out, 1)).to(BF16)
+
+
+def wanted(q: Any, weights: Any, offsets: list[int]) -> Tensor:
+    """In float64, group by group."""
+    x, w = (t.dequantize(torch.float32).double() for t in (q, weights))
+    y = torch.zeros(x.shape[0], w.shape[1], dtype=torch.float64)
+    for expert, (begin, end) in enumerate(zip([0, *offsets], offsets, strict=False)):
+        y[begin:end] = x[begin:end] @ w[expert].T
+    return y
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+def test_each_expert_has_its_rows(kind: str, offsets: list[int], dtype: torch.dtype) -> None:
+    q, w = FORMATS[kind](randn(64, IN)), FORMATS[kind](experts())
+    y = grouped_linear(q, w, torch.tensor(offsets), dtype=dtype)
+    want = wanted(q, w, offsets)
+    assert y.shape == (64, OUT)
+    assert y.dtype == dtype
+    assert y.is_contiguous()
+    assert not y.requires_grad
+    assert sqnr(y, want) > 48  # roundings to bf16
+    assert (y[offsets[-1] :] == 0).all()
+    again = grouped_linear(q, w, torch.tensor(offsets, dtype=torch.int32), dtype=dtype)
+    assert torch.equal(again, y)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_against_the_plain_layers(kind: str) -> None:
+    x, w = randn(64, IN), experts()
+    offsets = OFFSETS["uneven"]
+    y = grouped_linear(FORMATS[kind](x), FORMATS[kind](w), torch.tensor(offsets))
+    bounds = zip([0, *offsets], offsets, w, strict=False)
+    plain = torch.cat([x[a:b].float() @ expert.float().T for a, b, expert in bounds])
+    assert sqnr(y, plain) > (27 if kind == "fp8" else 14)
+
+
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+def test_stacked_nvfp4(layout: Any) -> None:
+    """Weights that were quantized one by one keep their values to the bit."""
+    w = experts(cols=88)
+    each = [jitquant.quantize_weight_nvfp4(e, scale_layout=layout) for e in w]
+    stacked = stack_experts(each)
+    stacked.validate()
+    assert stacked.shape == (EXPERTS, OUT, 88)
+    values = torch.stack([q.dequantize(torch.float32) for q in each])
+    assert torch.equal(stacked.dequantize(torch.float32), values)
+    q, offsets = jitquant.quantize_nvfp4(randn(64, 88)), OFFSETS["uneven"]
+    assert sqnr(grouped_linear(q, stacked, torch.tensor(offsets)), wanted(q, stacked, offsets)) > 48
+
+
+def test_stacked_fp8() -> None:
+    w = experts()
+    each = [jitquant.quantize_fp8(e, **ROW) for e in w]
+    stacked = stack_experts(each)
+    stacked.validate()
+    whole = jitquant.quantize_fp8(w, **ROW)
+    assert torch.equal(stacked.data.view(torch.uint8), whole.data.view(torch.uint8))
+    assert torch.equal(stacked.scale_inv, whole.scale_inv)
+
+
+def test_no_rows() -> None:
+    q, w = jitquant.quantize_nvfp4(randn(64, IN))[:0], jitquant.quantize_nvfp4(experts())
+    assert grouped_linear(q, w, torch.zeros(EXPERTS, dtype=torch.int32)).shape == (0, OUT)
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compile() -> None:
+    weights = jitquant.quantize_nvfp4(experts())
+    eight = jitquant.quantize_fp8(experts(), **ROW)
+
+    def f(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        a = grouped_linear(jitquant.quantize_nvfp4(x, **ROW), weights, offsets)
+        return a, grouped_linear(jitquant.quantize_fp8(x, **ROW), eight, offsets)
+
+    arguments = randn(64, IN), torch.tensor(OFFSETS["uneven"])
+    got = torch.compile(f, fullgraph=True)(*arguments)
+    assert all(map(torch.equal, got, f(*arguments)))
+
+
+def as_grouped_gemm(a: Tensor, b: Tensor, ends: Tensor, poison: float = torch.nan) -> Tensor:
+    """What PyTorch's grouped GEMMs do, group by group: past the last end nothing is written."""
+    assert a.is_contiguous()
+    assert b.transpose(-2, -1).is_contiguous()
+    assert ends.dtype == torch.int32
+    assert a.shape[1] * a.element_size() % 16 == 0
+    y = torch.full((a.shape[0], b.shape[-1]), poison)
+    begin = 0
+    for group, end in enumerate(ends.tolist()):
+        assert begin <= end <= a.shape[0]
+        y[begin:end] = a[begin:end].float() @ b[group].float()
+        begin = end
+    return y
+
+
+@pytest.fixture
+def grouped_gemms(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Has the CPU take the GPU's way; names of what was called."""
+    calls = []
+
+    def grouped_mm(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
+        calls.append("bf16")
+        assert a.dtype == b.dtype == BF16
+        return as_grouped_gemm(a, b, offs).to(BF16)
+
+    def scaled_grouped_mm(a: Tensor, b: Tensor, **given: Any) -> Tensor:
+        calls.append("fp8")
+        assert a.dtype == b.dtype == torch.float8_e4m3fn
+        assert given["scale_recipe_a"] is given["scale_recipe_b"] is ScalingType.RowWise
+        scale_a, scale_b, offs = given["scale_a"], given["scale_b"], given["offs"]
+        assert scale_a.shape == (a.shape[0],)
+        assert scale_b.shape == (b.shape[0], b.shape[2])
+        assert scale_a.is_contiguous()
+        assert scale_b.is_contiguous()
+        assert b.shape[2] % 16 == 0
+        y = as_grouped_gemm(a, b, offs)
+        group = torch.bucketize(torch.arange(len(a)), offs, right=True).clamp(max=len(b) - 1)
+        return (y * scale_a[:, None] * scale_b[group]).to(given["output_dtype"])
+
+    monkeypatch.setattr(_grouped, "grouped_mm", grouped_mm)
+    monkeypatch.setattr(_grouped.functional, "scaled_grouped_mm", scaled_grouped_mm)
+    monkeypatch.setattr(_grouped, "has_grouped_mm", lambda device: True)
+    monkeypatch.setattr(_grouped, "has_scaled_grouped_mm", lambda device: True)
+    return calls
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
+@pytest.mark.parametrize(("cols", "out"), [(96, 48), (104, 41), (100, 7)])
+def test_what_is_called_on_a_gpu(
+    kind: str, offsets: list[int], cols: int, out: int, grouped_gemms: list[str]
+) -> None:
+    """The same numbers, with the GEMMs replaced by a reading of their arguments."""
+    q, w = FORMATS[kind](randn(64, cols)), FORMATS[kind](experts(cols=cols, out=out))
+    got = grouped_linear(q, w, torch.tensor(offsets))
+    assert grouped_gemms == ["fp8" if kind == "fp8" else "bf16"]
+    assert sqnr(got, wanted(q, w, offsets)) > 48
+    assert (got[offsets[-1] :] == 0).all()
+
+
+def test_eight_bits_without_scaled_gemm(
+    grouped_gemms: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_grouped, "has_scaled_grouped_mm", lambda device: False)
+    q, w = FP8["fp8"](randn(64, IN)), FP8["fp8"](experts())
+    got = grouped_linear(q, w, torch.tensor(OFFSETS["rows left"]))
+    assert grouped_gemms == ["bf16"]
+    assert sqnr(got, wanted(q, w, OFFSETS["rows left"])) > 48
+
+
+@pytest.mark.parametrize("kind", ["row", "fp8"])
+@pytest.mark.parametrize("offsets", [[70, 3, -5, 1 << 40], [-1, -1, -1, -1], [64, 0, 0, 0]])
+@pytest.mark.usefixtures("grouped_gemms")
+def test_no_offsets_lead_out_of_the_tensor(kind: str, offsets: list[int]) -> None:
+    """They are not read on a GPU, so kernels get some that ascend within it (asserted there)."""
+    q, w = FORMATS[kind](randn(64, IN)), FORMATS[kind](experts())
+    assert grouped_linear(q, w, torch.tensor(offsets)).isfinite().all()
+
+
+def test_where_the_grouped_gemms_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    for number, grouped, scaled in ((8, False, False), (9, True, True), (10, True, False)):
+        monkeypatch.setattr(_grouped, "major", lambda _, number=number: number)
+        assert _grouped.has_grouped_mm(device) is grouped
+        assert _grouped.has_scaled_grouped_mm(device) is scaled
+
+
+@pytest.mark.parametrize("kind", ["tensor", "fp8"])
+def test_errors(kind: str) -> None:
+    q, w = FORMATS[kind](randn(64, IN)), FORMATS[kind](experts())
+    offsets = torch.tensor([16, 32, 48, 64])
+    other = FORMATS["fp8" if kind == "tensor" else "tensor"](randn(64, IN))
+    with pytest.raises(TypeError, match="q is Tensor; accepted are a QuantizedActivation and"):
+        grouped_linear(randn(64, IN), w, offsets)
+    with pytest.raises(TypeError, match=r"weights is list; .* stack_experts"):
+        grouped_linear(q, [w, w], offsets)
+    with pytest.raises(TypeError, match="accepted are both in NVFP4 or both in FP8"):
+        grouped_linear(other, w, offsets)
+    with pytest.raises(ValueError, match=r"q has shape \(64, 80\) and weights \(4, 40, 96\)"):
+        grouped_linear(FORMATS[kind](randn(64, 80)), w, offsets)
+    with pytest.raises(ValueError, match=r"weights \(64, 96\); accepted are \(T, K\) and"):
+        grouped_linear(q, q, offsets)
+    with pytest.raises(TypeError, match=r"offsets is torch\.float32; accepted .* int32 or int64"):
+        grouped_linear(q, w, offsets.float())
+    with pytest.raises(TypeError, match="offsets is list"):
+        grouped_linear(q, w, [16, 32, 48, 64])
+    with pytest.raises(ValueError, match=r"offsets has shape \(3,\); accepted is \(4,\)"):
+        grouped_linear(q, w, offsets[1:])
+    with pytest.raises(ValueError, match="Leave out the leading zero"):
+        grouped_linear(q, w, torch.tensor([0, 16, 32, 48, 64]))
+    with pytest.raises(ValueError, match="offsets is on meta; accepted is cpu"):
+        grouped_linear(q, w, offsets.to("meta"))
+    with pytest.raises(ValueError, match="weights are on meta and q on cpu"):
+        grouped_linear(q, w.to("meta"), offsets)
+    with pytest.raises(TypeError, match=r"dtype is torch\.float64"):
+        grouped_linear(q, w, offsets, dtype=torch.float64)
+    for wrong in ([32, 16, 48, 64], [16, 32, 48, 65], [-1, 2, 3, 4]):
+        with pytest.raises(ValueError, match=r"offsets\[\d\] is -?\d+ after \d+; accepted are"):
+            grouped_linear(q, w, torch.tensor(wrong))
+
+
+def test_other_formats() -> None:
+    w, offsets = jitquant.quantize_nvfp4(experts()), torch.tensor([16, 32, 48, 64])
+    with pytest.raises(ValueError, match=r"q\.format is 'fp8_tensor'; accepted is 'fp8_row'"):
+        grouped_linear(jitquant.quantize_fp8(randn(64, IN)), w, offsets)
+    with pytest.raises(ValueError, match=r"q\.dim is 0; accepted is -1"):
+        grouped_linear(jitquant.quantize_weight_nvfp4(randn(IN, 64), dim=0), w, offsets)
+
+
+def test_it_is_for_inference() -> None:
+    q, w = jitquant.quantize_nvfp4(randn(64, IN)), jitquant.quantize_nvfp4(experts())
+    offsets = torch.tensor([16, 32, 48, 64])
+    q.gsa.requires_grad_()
+    with pytest.raises(RuntimeError, match="scales of q require grad, and grouped_linear has no"):
+        grouped_linear(q, w, offsets)
+    with torch.no_grad():
+        assert not grouped_linear(q, w, offsets).requires_grad
+
+
+def test_what_cannot_be_stacked() -> None:
+    a, b = jitquant.quantize_nvfp4(randn(16, 32)), jitquant.quantize_fp8(randn(16, 32), **ROW)
+    with pytest.raises(ValueError, match="weights is empty"):
+        stack_experts([])
+    with pytest.raises(TypeError, match=r"weights\[1\] is Tensor"):
+        stack_experts([a, randn(16, 32)])
+    with pytest.raises(TypeError, match=r"weights\[1\] is a QuantizedTensor and weights\[0\] a"):
+        stack_experts([a, b])
+    with pytest.raises(ValueError, match=r"weights\[1\] has shape \(32, 32\); .* \(16, 32\)"):
+        stack_experts([a, jitquant.quantize_nvfp4(randn(32, 32))])
+    with pytest.raises(ValueError, match=r"weights\[0\] has shape \(4, 40, 96\)"):
+        stack_experts([jitquant.quantize_nvfp4(experts())])
+    with pytest.raises(TypeError, match="several dtypes"):
+        stack_experts([b, jitquant.quantize_fp8(randn(16, 32), dtype=torch.float8_e5m2, **ROW)])
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8"])
+def test_opcheck(kind: str) -> None:
+    offsets, ops = torch.tensor(OFFSETS["uneven"]), torch.ops.jitquant
+    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    if kind == "nvfp4":
+        q, w = (jitquant.quantize_nvfp4(t) for t in (randn(64, IN), experts()))
+        sides = ((t.x_fp4_bytes, t.x_sf, t.gsa, "linear") for t in (q, w))
+        parts: tuple[Any, ...] = (*next(sides), *next(sides), offsets, BF16)
+        torch.library.opcheck(ops.nvfp4_grouped_mm.default, parts, test_utils=checks)
+    else:
+        a, b = (jitquant.quantize_fp8(t, **ROW) for t in (randn(64, IN), experts()))
+        parts = (a.data, a.scale_inv, b.data, b.scale_inv.squeeze(-1), offsets, BF16)
+        torch.library.opcheck(ops.fp8_grouped_mm.default, parts, test_utils=checks)
