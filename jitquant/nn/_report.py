@@ -1,0 +1,363 @@
+"""`report`: what each number format would cost each linear of a model in accuracy."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES
+from jitquant.nn.float8 import Float8BlockwiseLinear
+from jitquant.nn.nvfp4 import NVFP4Linear
+from jitquant.ops.fp8 import quantize_block, quantize_fp8, quantize_group
+from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
+from jitquant.quantized import one_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Quantizer = Callable[[Tensor], Any]
+Operand = Literal["output", "activation", "weight"]
+
+FORMATS: dict[str, tuple[Quantizer, Quantizer]] = {
+    "nvfp4": (quantize_nvfp4, quantize_weight_nvfp4),
+    "fp8_block": (
+        lambda x: quantize_group(x, eps=GROUP_EPS_MIN),
+        lambda w: quantize_block(w, eps=GROUP_EPS_MIN),
+    ),
+    "fp8_row": (
+        lambda x: quantize_fp8(x, granularity="row"),
+        lambda w: quantize_fp8(w, granularity="row"),
+    ),
+    "int8": (
+        lambda x: quantize_group(x, dtype=torch.int8),
+        lambda w: quantize_block(w, dtype=torch.int8),
+    ),
+}
+"""How activation and weight are quantized in each format of a report."""
+
+_OPERANDS = ("output", "activation", "weight")
+_CHUNK = 1 << 26  # elements of a product that are looked at together
+_COLORS = ("#c44e52", "#4c72b0", "#55a868", "#8172b3")
+_MARKERS = "osD^"
+
+
+@dataclass
+class LayerReport:
+    """One linear: signal to quantization noise in dB, by format; infinite where there is no noise.
+
+    Attributes:
+        name: in the model.
+        tokens: rows of all of its calls.
+        in_features, out_features: as the layer's.
+        output: of the product of quantized activation and quantized weight, bias aside.
+        activation, weight: of either alone.
+    """
+
+    name: str
+    tokens: int
+    in_features: int
+    out_features: int
+    output: dict[str, float] = field(default_factory=dict)
+    activation: dict[str, float] = field(default_factory=dict)
+    weight: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class ModelReport:
+    """What `report` found; ``print`` it, or look at the layers.
+
+    Attributes:
+        formats: in the order that they were asked for.
+        layers: in the order of their first calls.
+        skipped: names of linears that were not measured, and why.
+    """
+
+    formats: tuple[str, ...]
+    layers: list[LayerReport] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def mean(self, format: str, of: Operand = "output") -> float:
+        """Mean over the layers with noise in them, in dB; NaN where there is none."""
+        finite = [value for value in self._values(format, of) if math.isfinite(value)]
+        return sum(finite) / len(finite) if finite else math.nan
+
+    def lowest(self, format: str, of: Operand = "output") -> float:
+        """Of the layers, in dB; NaN where there is none."""
+        return min(self._values(format, of), default=math.nan)
+
+    def _values(self, format: str, of: Operand) -> list[float]:
+        one_of("format", format, self.formats)
+        one_of("of", of, _OPERANDS)
+        return [getattr(layer, of)[format] for layer in self.layers]
+
+    def table(self, of: Operand = "output") -> Table:
+        """For ``rich.print``: a row for each layer, a column for each format, in dB."""
+        from rich import box
+        from rich.table import Table
+
+        one_of("of", of, _OPERANDS)
+        view = Table(title=f"SQNR of the {of} in dB", title_justify="left", box=box.SIMPLE_HEAD)
+        view.add_column("layer", overflow="fold")
+        view.add_column("tokens x in x out", no_wrap=True)
+        for name in self.formats:
+            view.add_column(name, justify="right", no_wrap=True)
+        for layer in self.layers:
+            shape = f"{layer.tokens} x {layer.in_features} x {layer.out_features}"
+            values = getattr(layer, of)
+            view.add_row(layer.name, shape, *(f"{values[name]:.1f}" for name in self.formats))
+        view.add_section()
+        view.add_row("mean", "", *(f"{self.mean(name, of):.1f}" for name in self.formats))
+        view.add_row("lowest", "", *(f"{self.lowest(name, of):.1f}" for name in self.formats))
+        return view
+
+    def __str__(self) -> str:
+        import io
+
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), record=True, width=100, force_jupyter=False)
+        console.print(self.table())
+        lines = [line.rstrip() for line in console.export_text().splitlines()]
+        lines += [f"  not measured: {name}: {why}" for name, why in self.skipped.items()]
+        return "\n".join(lines)
+
+    def picture(self, path: str | os.PathLike[str], of: Operand = "output") -> None:
+        """Writes the table as a diagram, a line for each format.
+
+        Args:
+            path: of the file; its ending says which kind: .png, .svg, .pdf.
+            of: "output", "activation" or "weight".
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: no layer was measured.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError(
+                "a picture needs matplotlib, which is not installed: pip install matplotlib"
+            ) from error
+        one_of("of", of, _OPERANDS)
+        if not self.layers:
+            raise ValueError(
+                "no layer was measured, so there is no picture. print(report) says why"
+            )
+        names = _short([layer.name for layer in self.layers])
+        width = min(24.0, max(7.0, 0.3 * len(names)))
+        figure = Figure(figsize=(width, 5.2), layout="constrained")
+        axes = figure.add_subplot()
+        for i, name in enumerate(self.formats):
+            axes.plot(
+                [v if math.isfinite(v) else math.nan for v in self._values(name, of)],
+                marker=_MARKERS[i % len(_MARKERS)],
+                color=_COLORS[i % len(_COLORS)],
+                markersize=4.5,
+                linewidth=1.2,
+                label=f"{name} (mean {self.mean(name, of):.1f} dB)",
+            )
+        axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set_xlim(-0.7, len(names) - 0.3)
+        axes.set_ylabel(f"SQNR of the {of} in dB (higher is better)")
+        axes.grid(axis="y", color="0.9")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=9)
+        figure.savefig(path, dpi=150)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON; infinite values as None."""
+        plain = asdict(self)
+        plain["formats"] = list(self.formats)
+        for layer in plain["layers"]:
+            for of in _OPERANDS:
+                finite = {k: v if math.isfinite(v) else None for k, v in layer[of].items()}
+                layer[of] = finite
+        return plain
+
+
+def _short(names: list[str]) -> list[str]:
+    """Names without the parts that all of them begin with."""
+    parts = [name.split(".") for name in names]
+    shared = 0
+    while all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):
+        shared += 1
+    return [".".join(p[shared:]) for p in parts]
+
+
+class _Energy:
+    """Signal and noise, summed in fp64 where the tensors are."""
+
+    def __init__(self) -> None:
+        self.signal: Tensor | float = 0.0
+        self.noise: Tensor | float = 0.0
+
+    def add(self, exact: Tensor, approximate: Tensor) -> None:
+        self.signal = self.signal + exact.square().sum(dtype=torch.float64)
+        self.noise = self.noise + (exact - approximate).square().sum(dtype=torch.float64)
+
+    def decibels(self) -> float:
+        signal, noise = float(self.signal), float(self.noise)
+        if noise == 0:
+            return math.inf
+        return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+class _Measured:
+    """One linear while the model runs."""
+
+    def __init__(self, linear: nn.Linear, formats: Sequence[str]) -> None:
+        self.linear = linear
+        self.formats = formats
+        self.tokens = 0
+        self.why = "its forward was not called"
+        self.energies = {of: {name: _Energy() for name in formats} for of in _OPERANDS}
+
+    @torch.no_grad()
+    def call(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("input")
+        if not isinstance(x, Tensor) or x.dtype not in INPUT_DTYPES:
+            given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            self.why = f"its input is {given}"
+            return
+        x = x.detach().reshape(-1, x.shape[-1])
+        if x.numel() == 0:
+            self.why = "its input had no rows"
+            return
+        with torch.autocast(x.device.type, enabled=False):
+            self._measure(x if x.stride(-1) == 1 else x.contiguous())
+
+    def _measure(self, x: Tensor) -> None:
+        weight = self.linear.weight.detach()
+        weight = weight if weight.stride(-1) == 1 else weight.contiguous()
+        exact_x, exact_w = x.float(), weight.float()
+        rows = max(1, _CHUNK // weight.shape[0])
+        parts = [slice(begin, begin + rows) for begin in range(0, x.shape[0], rows)]
+        kept = exact_x @ exact_w.t() if len(parts) == 1 else None
+        for name in self.formats:
+            of_x, of_w = FORMATS[name]
+            x_hat = of_x(x).dequantize(torch.float32)
+            w_hat = of_w(weight).dequantize(torch.float32)
+            self.energies["activation"][name].add(exact_x, x_hat)
+            if self.tokens == 0:
+                self.energies["weight"][name].add(exact_w, w_hat)
+            for part in parts:
+                exact = exact_x[part] @ exact_w.t() if kept is None else kept
+                self.energies["output"][name].add(exact, x_hat[part] @ w_hat.t())
+        self.tokens += x.shape[0]
+
+    def result(self, name: str) -> LayerReport:
+        made = LayerReport(name, self.tokens, self.linear.in_features, self.linear.out_features)
+        for of, energies in self.energies.items():
+            setattr(made, of, {name: energy.decibels() for name, energy in energies.items()})
+        return made
+
+
+def report(
+    model: nn.Module,
+    inputs: Tensor | Sequence[Any] | Mapping[str, Any],
+    *,
+    formats: Sequence[str] = tuple(FORMATS),
+    filter: Callable[[str, nn.Linear], bool] | None = None,
+) -> ModelReport:
+    """Runs a model once and measures what each format would cost each of its linears.
+
+    Each linear gets the input that it has in the unquantized model; its input and weight are
+    quantized and dequantized, and their product in fp32 is compared with that of the originals.
+    Errors that add up from layer to layer are not in it: for those convert the model and compare
+    what comes out.
+
+    - "nvfp4": as `NVFP4Linear`.
+    - "fp8_block": as `Float8BlockwiseLinear`: 1x128 by 128x128.
+    - "fp8_row": E4M3, a scale for each token and each output feature.
+    - "int8": 1x128 by 128x128.
+
+    The model is left as it is: it runs once, in its own mode, without gradients, and the hooks are
+    removed whatever happens. Tokens that only pad count as all others do.
+
+    Args:
+        model: any module, where its inputs are.
+        inputs: what the model is called with: a tensor, positional arguments, or a mapping of
+            keyword arguments, such as a tokenizer's result.
+        formats: any of the four.
+        filter: called with the name and the module of each linear; False leaves it out.
+
+    Returns:
+        SQNR by layer, what was not measured and why.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: a format is none of the four.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {type(model).__name__}; accepted is a torch.nn.Module")
+    formats = (formats,) if isinstance(formats, str) else tuple(formats)
+    for name in formats:
+        one_of("formats", name, tuple(FORMATS))
+    result = ModelReport(formats)
+    measured: dict[str, _Measured] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, NVFP4Linear):
+            result.skipped[name] = "its weight is in NVFP4 already"
+        elif isinstance(module, nn.Linear):
+            why = _unfit(module)
+            if why is None and filter is not None and not filter(name, module):
+                why = "refused by filter"
+            if why is None:
+                measured[name] = _Measured(module, formats)
+            else:
+                result.skipped[name] = why
+    order: dict[str, None] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        def before(*arguments: Any) -> None:
+            order.setdefault(name)
+            measured[name].call(*arguments)
+
+        return before
+
+    handles = []
+    try:
+        for name, one in measured.items():
+            handles.append(one.linear.register_forward_pre_hook(hook(name), with_kwargs=True))
+        with torch.no_grad():
+            _call(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in (*order, *(name for name in measured if name not in order)):
+        if measured[name].tokens:
+            result.layers.append(measured[name].result(name))
+        else:
+            result.skipped[name] = measured[name].why
+    return result
+
+
+def _unfit(linear: nn.Linear) -> str | None:
+    """Why a linear cannot be measured."""
+    if type(linear) not in (nn.Linear, Float8BlockwiseLinear):
+        return f"it is a {type(linear).__name__}, which may compute something else"
+    weight = linear.weight
+    if weight.dtype not in INPUT_DTYPES:
+        return f"its weight is {weight.dtype}"
+    if weight.is_meta:
+        return "its weight is on meta, without values"
+    if weight.numel() == 0:
+        return f"its weight has the shape {tuple(weight.shape)}"
+    return None
+
+
+def _call(model: nn.Module, inputs: Tensor | Sequence[Any] | Mapping[str, Any]) -> None:
+    if isinstance(inputs, Mapping):
+        model(**inputs)
+    elif isinstance(inputs, (tuple, list)):
+        model(*inputs)
+    else:
+        model(inputs)
