@@ -69,6 +69,9 @@ SWIZZLE_COLS: Final = 4
 MHC_MAX: Final = 8
 """Largest number of hyper-connections that the fused mHC op takes."""
 
+MAX_PARTIALS: Final = 2048
+"""Maxima that the first launch of a norm leaves to the second at most; launch.h's kMaxPartials."""
+
 Granularity = Literal["tensor", "row"]
 ScaleLayout = Literal["linear", "swizzled_128x4"]
 Recipe = Literal["te", "vllm"]

@@ -424,8 +424,10 @@ def _all() -> dict[str, list[Sample]]:
 
 
 from samples_fp8 import fp8_samples  # noqa: E402 - it uses what stands above
+from samples_sharded import sharded_samples  # noqa: E402
 
-SAMPLES: dict[str, list[Sample]] = {**_all(), **fp8_samples()}
+_WHOLE: dict[str, list[Sample]] = {**_all(), **fp8_samples()}
+SAMPLES: dict[str, list[Sample]] = {**_WHOLE, **sharded_samples(_WHOLE)}
 ALL_SAMPLES: list[Sample] = [sample for group in SAMPLES.values() for sample in group]
 OPS: dict[str, Op] = {op.name: op for op in ALL_OPS}
 

@@ -9,6 +9,7 @@ from jitquant.ops._declare import Op
 from jitquant.ops._table import ALL_OPS as _NVFP4_OPS
 from jitquant.ops._table_fp8 import FP8_OPS
 from jitquant.ops._table_grouped import GROUPED_OPS
+from jitquant.ops._table_sharded import SHARDED_OPS
 from jitquant.ops.fp8 import (
     dequantize,
     quantize_block,
@@ -58,5 +59,5 @@ __all__ = [
     "silu_mul_quantize_group",
 ]
 
-ALL_OPS: tuple[Op, ...] = (*_NVFP4_OPS, *FP8_OPS, *GROUPED_OPS)
+ALL_OPS: tuple[Op, ...] = (*_NVFP4_OPS, *FP8_OPS, *GROUPED_OPS, *SHARDED_OPS)
 """Every declared op."""

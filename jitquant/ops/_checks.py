@@ -47,6 +47,11 @@ def as_tensor(value: Any, name: str) -> Tensor:
                 f"{name} is {type(value).__name__} that cannot be read through DLPack ({error}); "
                 f"accepted are writable arrays of {_INPUT_DTYPES_TEXT}. Convert or copy it first"
             ) from error
+    if type(tensor) is not Tensor and hasattr(tensor, "device_mesh"):
+        raise TypeError(
+            f"{name} is a DTensor; accepted is this rank's part of it, {name}.to_local(). "
+            "Where parts share an amax pass amax_group=mesh.get_group() as well"
+        )
     if tensor.device.type not in DEVICES:
         raise ValueError(
             f"{name} is on {tensor.device}; accepted devices are cpu and cuda. Move it with "

@@ -59,19 +59,20 @@ def _dynamic(
     return Plan(x.device, (*_packed(leading, rows, cols, scale_layout), _floats(count))), rows
 
 
-def _static(
+def static_plan(
     x: Tensor,
     name: str,
     leading: tuple[int, ...],
     cols: int,
-    gsa: Tensor,
+    gsa: Tensor | None,
     recipe: str,
     scale_layout: str,
 ) -> tuple[Plan, int]:
     """Plan with x_fp4 and x_sf, and the rows."""
     _names(recipe, scale_layout)
     rows = _checks.row_count(leading)
-    _checks.gsa_tensor(gsa, rows, x, name)
+    if gsa is not None:
+        _checks.gsa_tensor(gsa, rows, x, name)
     return Plan(x.device, _packed(leading, rows, cols, scale_layout)), rows
 
 
@@ -105,10 +106,12 @@ def _plan_quantize_static(
     x: Tensor, gsa: Tensor, *, recipe: str = "te", scale_layout: str = "linear"
 ) -> Plan:
     _checks.input_tensor(x, "x")
-    return _static(x, "x", x.shape[:-1], x.shape[-1], gsa, recipe, scale_layout)[0]
+    return static_plan(x, "x", x.shape[:-1], x.shape[-1], gsa, recipe, scale_layout)[0]
 
 
-def _fused(fused: Tensor, intermediate: int, granularity_cols: int, op: str, halves: bool) -> None:
+def gate_and_up(
+    fused: Tensor, intermediate: int, granularity_cols: int, op: str, halves: bool
+) -> None:
     _checks.input_tensor(fused, "fused", shape="(..., 2 * intermediate)")
     _checks.one_of(op, "op", formats.DEINTERLEAVE_OPS)
     if intermediate < 1 or fused.shape[-1] != 2 * intermediate:
@@ -136,7 +139,7 @@ def _plan_deinterleave(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    _fused(fused, intermediate, granularity_cols, op, halves)
+    gate_and_up(fused, intermediate, granularity_cols, op, halves)
     return _dynamic(
         fused,
         fused.shape[:-1],
@@ -160,11 +163,11 @@ def _plan_deinterleave_static(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    _fused(fused, intermediate, granularity_cols, op, halves)
-    return _static(fused, "fused", fused.shape[:-1], intermediate, gsa, recipe, scale_layout)[0]
+    gate_and_up(fused, intermediate, granularity_cols, op, halves)
+    return static_plan(fused, "fused", fused.shape[:-1], intermediate, gsa, recipe, scale_layout)[0]
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> None:
+def norm_arguments(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> None:
     _checks.input_tensor(x, "x")
     _checks.column_weight(weight, x.shape[-1], x, "x")
     _checks.eps_value(eps)
@@ -183,7 +186,7 @@ def _plan_rmsnorm(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    _norm(x, weight, eps, residual)
+    norm_arguments(x, weight, eps, residual)
     return _with_inv_rms(
         _dynamic(
             x, x.shape[:-1], x.shape[-1], divisor, global_scale, granularity, recipe, scale_layout
@@ -201,11 +204,11 @@ def _plan_rmsnorm_static(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    _norm(x, weight, eps, residual)
-    return _with_inv_rms(_static(x, "x", x.shape[:-1], x.shape[-1], gsa, recipe, scale_layout))
+    norm_arguments(x, weight, eps, residual)
+    return _with_inv_rms(static_plan(x, "x", x.shape[:-1], x.shape[-1], gsa, recipe, scale_layout))
 
 
-def _mhc(X: Tensor, A: Tensor, weight: Tensor, eps: float) -> None:
+def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor, eps: float) -> None:
     _checks.input_tensor(X, "X", 2, "(..., n_hc, N)")
     if not 1 <= X.shape[-2] <= formats.MHC_MAX:
         raise ValueError(
@@ -229,7 +232,7 @@ def _plan_mhc(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    _mhc(X, A, weight, eps)
+    mhc_arguments(X, A, weight, eps)
     return _with_inv_rms(
         _dynamic(
             X, X.shape[:-2], X.shape[-1], divisor, global_scale, granularity, recipe, scale_layout
@@ -247,11 +250,11 @@ def _plan_mhc_static(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    _mhc(X, A, weight, eps)
-    return _with_inv_rms(_static(X, "X", X.shape[:-2], X.shape[-1], gsa, recipe, scale_layout))
+    mhc_arguments(X, A, weight, eps)
+    return _with_inv_rms(static_plan(X, "X", X.shape[:-2], X.shape[-1], gsa, recipe, scale_layout))
 
 
-def _weight(
+def weight_results(
     w: Tensor, block: str, dim: int, recipe: str, scale_layout: str
 ) -> tuple[Result, Result]:
     _checks.input_tensor(w, "w", 2, "(N, K), or (K, N) with dim=0")
@@ -289,7 +292,7 @@ def _plan_weight(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    packed = _weight(w, block, dim, recipe, scale_layout)
+    packed = weight_results(w, block, dim, recipe, scale_layout)
     _checks.divisor_value(divisor)
     _checks.gsa_value(global_scale)
     return Plan(w.device, (*packed, _floats(1)))
@@ -304,7 +307,7 @@ def _plan_weight_static(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    packed = _weight(w, block, dim, recipe, scale_layout)
+    packed = weight_results(w, block, dim, recipe, scale_layout)
     _checks.gsa_of_tensor(gsa, w, "w")
     return Plan(w.device, packed)
 

@@ -7,6 +7,14 @@ What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.grouped`:
 - ``scale`` is the factor that encodes, ``q = x * scale``, as TransformerEngine's is. ``scale_inv``
   of a result is the factor that dequantizes, ``1 / scale`` to the bit. A checkpoint that stores the
   factor that dequantizes passes its reciprocal.
+- ``amax_group`` is the process group whose ranks have the parts of one tensor, and each of which
+  makes the call: amaxes are those of all parts, by one all_reduce between the two launches, and
+  what a rank gets is its part of what the whole tensor would give, bit for bit. Rows may be divided
+  where there is one scale for the tensor; columns also with one a row, on ranks with the same rows.
+  It does not go together with a scale. Functions whose scales are those of groups and blocks do not
+  have it: these are the same on every rank, as long as none is divided. Nor has
+  `rmsnorm_quantize_fp8`, which computes scales of rows that a rank has to have whole. See
+  ``docs/distributed.md``.
 - ``out`` is a `QuantizedTensor` whose buffers are written and which is returned. Buffers are
   contiguous, those of the elements may have rows that lie apart, and they share no memory with the
   inputs.
@@ -21,8 +29,9 @@ subclasses, where a kernel cannot be compiled or loaded.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,9 +44,12 @@ from jitquant.formats import (
     GroupScaleLayout,
     ScaleFormat,
 )
-from jitquant.ops import _checks, _table_fp8
+from jitquant.ops import _checks, _checks_fp8, _sharded, _table_fp8, _table_sharded
 from jitquant.ops._kernel_op import KernelOp
 from jitquant.quantized_tensor import QuantizedTensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 E4M3 = torch.float8_e4m3fn
 
@@ -50,6 +62,7 @@ def quantize_fp8(
     scale: float | Tensor | None = None,
     scale_ub: float | None = None,
     amax: bool = True,
+    amax_group: ProcessGroup | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
     """Quantizes a tensor to FP8 with one scale, or one for each row (token).
@@ -67,6 +80,7 @@ def quantize_fp8(
         scale_ub: a computed scale is made from ``min(amax, scale_ub)``, as vLLM and FBGEMM have it.
         amax: whether a given scale comes with the amax of ``x``, for a history; a computed scale
             always does.
+        amax_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_tensor" or "fp8_row", ...)``.
 
     Returns:
@@ -76,6 +90,10 @@ def quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, scale, "scale")
+        op, after = _table_sharded.QUANTIZE_FP8, (dtype, scale_ub, granularity)
+        return _over(amax_group, op, x, after, 0, granularity, dtype, out)
     given, number, granularity = _scale(scale, x, granularity)
     amax = amax or scale is None
     args = (x, given, dtype, number, scale_ub, granularity, amax)
@@ -91,6 +109,7 @@ def silu_mul_quantize_fp8(
     scale_ub: float | None = None,
     interleave: int = 0,
     amax: bool = True,
+    amax_group: ProcessGroup | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
     """``silu(gate) * up`` in fp32, then `quantize_fp8` of it, in one launch.
@@ -99,12 +118,13 @@ def silu_mul_quantize_fp8(
 
     Args:
         fused: (..., 2 * N): [gate | up].
-        granularity: "row"; "tensor" where a scale is given.
+        granularity: "row"; "tensor" where a scale or an ``amax_group`` is given.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         scale: None to compute one for each row; else as in `quantize_fp8`.
         scale_ub: as in `quantize_fp8`.
         interleave: gate and up columns come in turns of this many; 0: [gate | up].
         amax: whether a given scale comes with the amax.
+        amax_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), ...)``.
 
     Returns:
@@ -113,6 +133,12 @@ def silu_mul_quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, scale, "scale")
+        fused = _checks.as_tensor(fused, "fused")
+        run = interleave or _checks_fp8.gate_and_up(fused, interleave)
+        op, after = _table_sharded.SILU_MUL_FP8, (dtype, scale_ub, granularity, interleave)
+        return _over(amax_group, op, fused, after, run, granularity, dtype, out)
     given, number, granularity = _scale(scale, fused, granularity)
     amax = amax or scale is None
     args = (fused, given, dtype, number, scale_ub, granularity, interleave, amax)
@@ -436,6 +462,41 @@ def _scale(
         f"scale is {type(scale).__name__}; accepted are None (it is computed), a number, and a "
         "float32 tensor of one element or of one for each row"
     )
+
+
+def _over(
+    group: ProcessGroup,
+    op: KernelOp,
+    x: Tensor,
+    after: tuple[Any, ...],
+    run: int,
+    granularity: Granularity,
+    dtype: torch.dtype,
+    out: QuantizedTensor | None,
+) -> QuantizedTensor:
+    """FP8 with the amax of a group.
+
+    Args:
+        group: the ranks.
+        op: what quantizes, given the amax.
+        x: its first argument.
+        after: its arguments after the amax.
+        run: 0, or ``x`` is gate and up in turns of this many columns.
+        granularity: of the amax.
+        dtype: of the elements.
+        out: buffers for the result.
+    """
+    _checks.one_of(granularity, "granularity", GRANULARITIES)
+    buffer = _sharded.amax_buffer(out)
+    amax = _sharded.amax_over(
+        group, x, granularity, keep_nan=True, run=run, activate=run > 0, out=buffer
+    )
+    buffers = None if out is None else replace(out, amax=None)
+    form = _OF_FP8[granularity]
+    q = quantized(op, (x, amax, *after), form, dtype, buffers, halved=run > 0)
+    if out is not None:
+        return out
+    return replace(q, amax=amax.reshape(q.scale_inv.shape))
 
 
 def quantized(

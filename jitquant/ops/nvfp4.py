@@ -11,6 +11,12 @@ What they share:
   as the gsa of the tensor. A float32 tensor of one element, or of one a row, is taken as it is: the
   result's ``gsa`` is that very tensor (no copy), and its values are never read on the CPU. A gsa
   that is given decides the granularity, and ``divisor`` is not used.
+- ``amax_group`` is the process group whose ranks have the parts of one tensor, and each of which
+  makes the call: the amax is that of all parts, by one all_reduce between the two launches, and
+  what a rank gets is its part of what the whole tensor would give, bit for bit. Parts may be
+  divided between rows, or, in multiples of 16, between columns; ``granularity="row"`` is for the
+  latter, with the same rows on every rank. It does not go together with a gsa. See
+  ``docs/distributed.md``.
 - ``out`` is a `QuantizedActivation` whose buffers are written and which is returned; with a gsa
   tensor its ``gsa`` attribute becomes that tensor. Buffers are contiguous and share no memory with
   the inputs. Inductor cannot write to a float4_e2m1fn_x2 input of a compiled graph; there, return
@@ -24,7 +30,8 @@ subclasses, where a kernel cannot be compiled or loaded.
 
 from __future__ import annotations
 
-from typing import Any, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -38,9 +45,12 @@ from jitquant.formats import (
     ScaleLayout,
     WeightBlock,
 )
-from jitquant.ops import _checks, _table
+from jitquant.ops import _checks, _sharded, _table, _table_sharded
 from jitquant.ops._declare import Op
 from jitquant.quantized import QuantizedActivation
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = None) -> Tensor:
@@ -68,6 +78,7 @@ def quantize_nvfp4(
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
     scale_layout: ScaleLayout = "linear",
+    amax_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
     """Quantizes activations to NVFP4: at most two launches, one if gsa is given.
@@ -79,6 +90,7 @@ def quantize_nvfp4(
         divisor: a computed gsa is the amax over it.
         recipe: "te" (TransformerEngine) or "vllm"; see ``docs/numerics.md``.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
+        amax_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedActivation.empty(x.shape, ...)``.
 
     Returns:
@@ -89,7 +101,13 @@ def quantize_nvfp4(
     """
     given = _checks.as_gsa(gsa)
     args: tuple[Any, ...]
-    if isinstance(given, Tensor):
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, given, "gsa")
+        x = _checks.as_tensor(x, "x")
+        _sharded.check_blocks(x.shape[-1] if x.dim() else 0, granularity, amax_group)
+        amax = _sharded.amax_over(amax_group, x, granularity)
+        op, args = _table_sharded.QUANTIZE, (x, amax, divisor, recipe, scale_layout)
+    elif isinstance(given, Tensor):
         op, args = _table.QUANTIZE.static, (x, given, recipe, scale_layout)
     else:
         op = _table.QUANTIZE.dynamic
@@ -106,6 +124,7 @@ def quantize_weight_nvfp4(
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
     scale_layout: ScaleLayout = "linear",
+    amax_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
     """Quantizes a weight to NVFP4, with blocks along the dimension that a product sums over.
@@ -119,6 +138,7 @@ def quantize_weight_nvfp4(
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
         scale_layout: "linear", or, with ``dim=-1``, "swizzled_128x4".
+        amax_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedActivation.empty(w.shape, dim=dim, ...)``.
 
     Returns:
@@ -131,7 +151,11 @@ def quantize_weight_nvfp4(
     """
     given = _checks.as_gsa(gsa)
     args: tuple[Any, ...]
-    if isinstance(given, Tensor):
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, given, "gsa")
+        amax = _sharded.amax_over(amax_group, w, "tensor")
+        op, args = _table_sharded.WEIGHT, (w, amax, divisor, block, dim, recipe, scale_layout)
+    elif isinstance(given, Tensor):
         op, args = _table.WEIGHT.static, (w, given, block, dim, recipe, scale_layout)
     else:
         op = _table.WEIGHT.dynamic
@@ -151,6 +175,7 @@ def deinterleave_quantize_nvfp4(
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
     scale_layout: ScaleLayout = "linear",
+    amax_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
     """Quantizes what a fused gate-and-up projection stands for; the amax is that of these values.
@@ -167,6 +192,7 @@ def deinterleave_quantize_nvfp4(
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
         scale_layout: "linear" or "swizzled_128x4".
+        amax_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedActivation.empty((*fused.shape[:-1], intermediate), ...)``.
 
     Returns:
@@ -178,7 +204,17 @@ def deinterleave_quantize_nvfp4(
     given = _checks.as_gsa(gsa)
     how = (op, halves)
     args: tuple[Any, ...]
-    if isinstance(given, Tensor):
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, given, "gsa")
+        fused = _checks.as_tensor(fused, "fused")
+        _table.gate_and_up(fused, intermediate, granularity_cols, op, halves)
+        _sharded.check_blocks(intermediate, granularity, amax_group)
+        run = intermediate if halves else granularity_cols
+        amax = _sharded.amax_over(amax_group, fused, granularity, run=run, activate=op == "swiglu")
+        which = _table_sharded.DEINTERLEAVE
+        sizes = (fused, intermediate, granularity_cols)
+        args = (*sizes, amax, divisor, *how, recipe, scale_layout)
+    elif isinstance(given, Tensor):
         which = _table.DEINTERLEAVE.static
         args = (fused, intermediate, granularity_cols, given, *how, recipe, scale_layout)
     else:
@@ -199,6 +235,7 @@ def rmsnorm_quantize_nvfp4(
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
     scale_layout: ScaleLayout = "linear",
+    amax_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
     """RMSNorm and quantization in one launch (two with a computed gsa for the tensor).
@@ -217,6 +254,7 @@ def rmsnorm_quantize_nvfp4(
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
         scale_layout: "linear" or "swizzled_128x4".
+        amax_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedActivation.empty(x.shape, inv_rms=True, granularity=...)``.
 
     Returns:
@@ -227,6 +265,12 @@ def rmsnorm_quantize_nvfp4(
     """
     given = _checks.as_gsa(gsa)
     args: tuple[Any, ...]
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, given, "gsa")
+        halves = (_table_sharded.RMSNORM_AMAX, _table_sharded.RMSNORM)
+        first, norm = (x, weight, eps, residual), (x if residual is None else residual, weight)
+        form = (granularity, divisor, recipe, scale_layout)
+        return _norm_over(amax_group, halves, first, norm, form, out)
     if isinstance(given, Tensor):
         op, args = _table.RMSNORM.static, (x, weight, given, eps, residual, recipe, scale_layout)
     else:
@@ -246,6 +290,7 @@ def mhc_rmsnorm_quantize_nvfp4(
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
     scale_layout: ScaleLayout = "linear",
+    amax_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
     """The mix of hyper-connections, RMSNorm and quantization, in as many launches as the norm.
@@ -263,6 +308,7 @@ def mhc_rmsnorm_quantize_nvfp4(
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
         scale_layout: "linear" or "swizzled_128x4".
+        amax_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedActivation.empty((..., N), inv_rms=True, granularity=...)``.
 
     Returns:
@@ -273,6 +319,12 @@ def mhc_rmsnorm_quantize_nvfp4(
     """
     given = _checks.as_gsa(gsa)
     args: tuple[Any, ...]
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, given, "gsa")
+        halves = (_table_sharded.MHC_AMAX, _table_sharded.MHC)
+        form = (granularity, divisor, recipe, scale_layout)
+        first, norm = (X, A, weight, eps), (X, A, weight)
+        return _norm_over(amax_group, halves, first, norm, form, out, reduced=2)
     if isinstance(given, Tensor):
         op, args = _table.MHC.static, (X, A, weight, given, eps, recipe, scale_layout)
     else:
@@ -367,6 +419,43 @@ def _dequantize_parts(
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
     return _table.DEQUANTIZE.one_tensor((x_fp4, x_sf, gsa, cols, dim, scale_layout, dtype), out)
+
+
+def _norm_over(
+    group: ProcessGroup,
+    halves: tuple[Op, Op],
+    first: tuple[Any, ...],
+    norm: tuple[Any, ...],
+    form: tuple[str, float, str, str],
+    out: QuantizedActivation | None,
+    *,
+    reduced: int = 1,
+) -> QuantizedActivation:
+    """A norm with the amax of a group.
+
+    Args:
+        group: the ranks.
+        halves: the ops before and after the all_reduce.
+        first: the arguments of the first.
+        norm: those of the second that say what is normalized.
+        form: granularity, divisor, recipe and scale layout.
+        out: buffers for the result.
+        reduced: how many last dimensions of the input become the result's last.
+    """
+    granularity, divisor, recipe, scale_layout = form
+    _sharded.check_granularity_of_norm(granularity)
+    buffers = _sharded.without_inv_rms(out)
+    amax, inv_rms = _sharded.norm_amax_over(
+        group, halves[0], first, None if out is None else out.inv_rms
+    )
+    args = (*norm, inv_rms, amax, divisor, recipe, scale_layout)
+    q = _quantized(
+        halves[1], args, None, granularity, recipe, scale_layout, buffers, reduced=reduced
+    )
+    if out is None:
+        return replace(q, inv_rms=inv_rms)
+    out.recipe = recipe
+    return out
 
 
 def _quantized(

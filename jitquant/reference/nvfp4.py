@@ -117,9 +117,10 @@ def quantize_rows(v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1) -> tupl
     return codes.reshape(rows, groups * NVFP4_BLOCK), scales
 
 
-def _packed(
+def packed(
     codes: Tensor, scales: Tensor, leading: tuple[int, ...], scale_layout: str
 ) -> tuple[Tensor, Tensor]:
+    """x_fp4 and x_sf of what `quantize_rows` gave for a tensor with these leading dimensions."""
     x_fp4 = pack_e2m1(codes).reshape(*leading, codes.shape[1] // 2)
     if scale_layout == "swizzled_128x4":
         return x_fp4, swizzle_128x4(scales)
@@ -145,7 +146,7 @@ def quantize_values(
     else:
         gsa = torch.full((1,), global_scale, dtype=torch.float32, device=v.device)
         s = scale_from_gsa(gsa)
-    return (*_packed(*quantize_rows(v, s, recipe), leading, scale_layout), gsa)
+    return (*packed(*quantize_rows(v, s, recipe), leading, scale_layout), gsa)
 
 
 def quantize_values_static(
@@ -153,7 +154,7 @@ def quantize_values_static(
 ) -> tuple[Tensor, Tensor]:
     """Quantizes fp32 rows (rows, N) of a tensor (*leading, N) with the gsa given."""
     s = scale_from_gsa(gsa.reshape(-1))
-    return _packed(*quantize_rows(v, s, recipe), leading, scale_layout)
+    return packed(*quantize_rows(v, s, recipe), leading, scale_layout)
 
 
 def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR) -> tuple[Tensor]:
@@ -183,16 +184,17 @@ def quantize_nvfp4_static(
     return quantize_values_static(rows_of(x), x.shape[:-1], global_scale, recipe, scale_layout)
 
 
-def _quantize_weight(
+def quantize_weight_rows(
     w: Tensor, s: Tensor, block: str, dim: int, recipe: str, scale_layout: str
 ) -> tuple[Tensor, Tensor]:
+    """x_fp4 and x_sf of a weight with the encoding scale S (1,)."""
     v = w.to(torch.float32)
     codes, scales = quantize_rows(
         v.T if dim == 0 else v, s, recipe, tile_rows=16 if block == "16x16" else 1
     )
     if dim == 0:
         return pack_e2m1(codes.T, dim=0), scales.T.contiguous()
-    return _packed(codes, scales, (w.shape[0],), scale_layout)
+    return packed(codes, scales, (w.shape[0],), scale_layout)
 
 
 def quantize_weight_nvfp4(
@@ -226,7 +228,7 @@ def quantize_weight_nvfp4(
     else:
         gsa = torch.full((1,), global_scale, dtype=torch.float32, device=w.device)
         s = scale_from_gsa(gsa)
-    return (*_quantize_weight(w, s, block, dim, recipe, scale_layout), gsa)
+    return (*quantize_weight_rows(w, s, block, dim, recipe, scale_layout), gsa)
 
 
 def quantize_weight_nvfp4_static(
@@ -240,7 +242,7 @@ def quantize_weight_nvfp4_static(
 ) -> tuple[Tensor, Tensor]:
     """x_fp4, x_sf of a weight with the gsa given, one element."""
     s = scale_from_gsa(gsa.reshape(1))
-    return _quantize_weight(w, s, block, dim, recipe, scale_layout)
+    return quantize_weight_rows(w, s, block, dim, recipe, scale_layout)
 
 
 def dequantize_nvfp4(

@@ -456,6 +456,30 @@ inline GlobalScale value_scale(float value, float* gsa_out) {
   return scale;
 }
 
+// The maxima whose largest is the amax of a tensor.
+inline GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, const View& like) {
+  check_cuda(amax, "amax", &like);
+  JITQUANT_CHECK(amax.scalar_type() == ScalarType::Float, "amax must be float32");
+  JITQUANT_CHECK(amax.numel() >= 1 && amax.numel() <= kMaxPartials && amax.is_contiguous(),
+                 "amax must have 1 to ", kMaxPartials, " elements, contiguous; its shape is ",
+                 shape_text(amax));
+  GlobalScale scale = partials_scale(static_cast<const float*>(amax.const_data_ptr()),
+                                     static_cast<int>(amax.numel()), divisor, gsa_out);
+  scale.kind = GlobalScale::kAmax;
+  return scale;
+}
+
+// The amax of a tensor, or one for each of its rows.
+inline GlobalScale amax_or_rows_scale(const View& amax, int64_t rows, float divisor, float* gsa_out,
+                                      const View& like) {
+  if (amax.numel() == 1) return amax_scale(amax, divisor, gsa_out, like);
+  GlobalScale scale = given_scale(amax, "amax", rows, like);
+  scale.kind = GlobalScale::kRowAmax;
+  scale.divisor = divisor;
+  scale.gsa_out = gsa_out;
+  return scale;
+}
+
 inline ColumnVector column_vector(const View& weight, const Matrix& x, const View& like) {
   check_cuda(weight, "weight", &like);
   JITQUANT_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight must have shape (", x.cols,

@@ -50,6 +50,25 @@ void deinterleave_amax_quantize(Call& call, const View& fused, int64_t intermedi
                kName);
 }
 
+void deinterleave_from_amax(Call& call, const View& fused, int64_t intermediate,
+                            int64_t granularity_cols, const View& amax, double divisor,
+                            std::string_view op, bool halves, std::string_view recipe,
+                            std::string_view scale_layout, Result& x_fp4, Result& x_sf,
+                            Result& gsa) {
+  const Deinterleave in =
+      Deinterleave::of(fused, intermediate, granularity_cols, halves, scale_layout);
+  const bool activate = activates(op);
+  const Nvfp4Recipe r = recipe_of(recipe);
+  const float d = divisor_of(divisor);
+  const Nvfp4Output out = in.shape.output(x_fp4, x_sf, fused);
+  const GlobalScale scale =
+      amax_or_rows_scale(amax, in.matrix.rows, d, gsa.floats("gsa", amax.numel(), fused), fused);
+  const Launching at(call, fused);
+  check_launch(
+      launch_deinterleave_quantize_nvfp4(in.matrix, in.run, activate, scale, r, out, at.stream),
+      kName);
+}
+
 }  // namespace
 }  // namespace jitquant
 
@@ -59,6 +78,12 @@ JITQUANT_FUNCTIONS(
         "Tensor fused, int intermediate, int granularity, Tensor global_scale, *, "
         "str op='select', bool halves=False, str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf"}),
+    function<&deinterleave_from_amax>(
+        "deinterleave_quantize_nvfp4_from_amax",
+        "Tensor fused, int intermediate, int granularity_cols, Tensor amax, "
+        "float divisor=2688., *, str op='select', bool halves=False, str recipe='te', "
+        "str scale_layout='linear'",
+        {"x_fp4", "x_sf", "gsa"}),
     function<&deinterleave_amax_quantize>(
         "deinterleave_amax_quantize_nvfp4",
         "Tensor fused, int intermediate, int granularity_cols, float divisor=2688., *, "

@@ -72,4 +72,38 @@ struct Fp8Arguments {
   }
 };
 
+// A tensor whose amax, or the amax of each of whose rows, is given.
+struct Fp8FromAmax {
+  ScalarType dtype;
+  EightBit format;
+  Fp8Scale scale;
+  Shape shape;
+
+  static Fp8FromAmax of(const View& x, int64_t rows, const View& amax, ScalarType dtype,
+                        std::optional<double> scale_ub, std::string_view granularity) {
+    const EightBit format = fp8_format(dtype);
+    Fp8Scale scale = {};
+    scale.kind = Fp8Scale::kMaxima;
+    scale.by_row = by_row(granularity);
+    check_cuda(amax, "amax", &x);
+    const int64_t count = scale.by_row ? rows : 1;
+    JITQUANT_CHECK(
+        amax.scalar_type() == ScalarType::Float && amax.numel() == count && amax.is_contiguous(),
+        "amax must be float32 with ", count, " elements, contiguous; its shape is ",
+        shape_text(amax));
+    scale.given = static_cast<const float*>(amax.const_data_ptr());
+    scale.bound =
+        scale_ub ? positive(*scale_ub, "scale_ub") : std::numeric_limits<float>::infinity();
+    return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1)};
+  }
+
+  // Asks the results for their memory.
+  ElementRows results(Result& data, Result& scale_inv, const Shape& elements, const View& like) {
+    const ElementRows out = {data.rows("data", dtype, elements, like), format};
+    scale.scale_inv =
+        static_cast<float*>(scale_inv.memory("scale_inv", ScalarType::Float, shape, like));
+    return out;
+  }
+};
+
 }  // namespace jitquant

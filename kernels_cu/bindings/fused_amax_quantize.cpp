@@ -41,6 +41,20 @@ void amax_quantize_nvfp4(Call& call, const View& x, double divisor,
   }
 }
 
+void from_amax(Call& call, const View& x, const View& amax, double divisor, std::string_view recipe,
+               std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result& gsa) {
+  const Matrix m = matrix_of(x, "x");
+  const Nvfp4Recipe r = recipe_of(recipe);
+  const float d = divisor_of(divisor);
+  const PackedShape shape =
+      PackedShape::of(x, x.dim() - 1, m.rows, m.cols, swizzled_of(scale_layout));
+  const Nvfp4Output out = shape.output(x_fp4, x_sf, x);
+  const GlobalScale scale =
+      amax_or_rows_scale(amax, m.rows, d, gsa.floats("gsa", amax.numel(), x), x);
+  const Launching at(call, x);
+  check_launch(launch_quantize_nvfp4(m, scale, r, out, at.stream), kName);
+}
+
 }  // namespace
 }  // namespace jitquant
 
@@ -50,6 +64,10 @@ JITQUANT_FUNCTIONS(
         "Tensor x, float divisor=2688., *, float? global_scale=None, str granularity='tensor', "
         "str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa"}),
+    function<&from_amax>("quantize_nvfp4_from_amax",
+                         "Tensor x, Tensor amax, float divisor=2688., *, str recipe='te', "
+                         "str scale_layout='linear'",
+                         {"x_fp4", "x_sf", "gsa"}),
     function<&quantize_given<kGsa>>(
         "quantize_nvfp4_from_buffer",
         "Tensor x, Tensor gsa, *, str recipe='te', str scale_layout='linear'", {"x_fp4", "x_sf"}),

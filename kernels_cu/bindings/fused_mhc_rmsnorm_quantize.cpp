@@ -88,6 +88,36 @@ void mhc_from_buffer(Call& call, const View& X, const View& A, const View& weigh
   run(call, X, A, weight, a, &gsa, scale_layout, x_fp4, x_sf, nullptr, inv_rms);
 }
 
+void mhc_rmsnorm_amax(Call& call, const View& X, const View& A, const View& weight, double eps,
+                      Result& amax, Result& inv_rms) {
+  const HyperConnection mix = mix_of(X, A);
+  const ColumnVector w = column_vector(weight, mix.x, X);
+  const float e = eps_of(eps);
+  float* maxima = amax.floats("amax", kMaxPartials, X);
+  float* inv = inv_rms.floats("inv_rms", mix.x.rows, X);
+  const Launching at(call, X);
+  launch_norm_amax(maxima, "mhc_rmsnorm_amax", [&](const RowScale& scale) {
+    return launch_mhc_rows(mix, w, e, inv, scale, Nvfp4Recipe::kTe, {}, at.stream);
+  });
+}
+
+void mhc_from_amax(Call& call, const View& X, const View& A, const View& weight,
+                   const View& inv_rms, const View& amax, double divisor, std::string_view recipe,
+                   std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result& gsa) {
+  const HyperConnection mix = mix_of(X, A);
+  const ColumnVector w = column_vector(weight, mix.x, X);
+  float* inv = given_inv_rms(inv_rms, mix.x.rows, X);
+  const Nvfp4Recipe r = recipe_of(recipe);
+  const float d = divisor_of(divisor);
+  const PackedShape shape =
+      PackedShape::of(X, X.dim() - 2, mix.x.rows, mix.x.cols, swizzled_of(scale_layout));
+  const Nvfp4Output out = shape.output(x_fp4, x_sf, X);
+  const GlobalScale scale = amax_scale(amax, d, gsa.floats("gsa", 1, X), X);
+  const Launching at(call, X);
+  check_launch(launch_mhc_quantize(mix, w, inv, scale, r, out, at.stream),
+               "mhc_rmsnorm_quantize_nvfp4");
+}
+
 }  // namespace
 }  // namespace jitquant
 
@@ -98,6 +128,14 @@ JITQUANT_FUNCTIONS(
         "float? global_scale=None, str granularity='row', str recipe='te', "
         "str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa", "inv_rms"}),
+    function<&mhc_rmsnorm_amax>("mhc_rmsnorm_amax",
+                                "Tensor X, Tensor A, Tensor weight, float eps=1e-6",
+                                {"amax", "inv_rms"}),
+    function<&mhc_from_amax>(
+        "mhc_rmsnorm_quantize_nvfp4_from_amax",
+        "Tensor X, Tensor A, Tensor weight, Tensor inv_rms, Tensor amax, float divisor=2688., *, "
+        "str recipe='te', str scale_layout='linear'",
+        {"x_fp4", "x_sf", "gsa"}),
     function<&mhc_from_buffer>(
         "mhc_rmsnorm_quantize_nvfp4_from_buffer",
         "Tensor X, Tensor A, Tensor weight, Tensor gsa, float eps=1e-6, *, str recipe='te', "

@@ -60,6 +60,38 @@ void rmsnorm_from_buffer(Call& call, const View& x, const View& weight, const Vi
   run(call, x, weight, residual, a, &gsa, scale_layout, x_fp4, x_sf, nullptr, inv_rms);
 }
 
+void rmsnorm_amax(Call& call, const View& x, const View& weight, double eps,
+                  std::optional<InPlace> residual, Result& amax, Result& inv_rms) {
+  const Matrix m = matrix_of(x, "x");
+  const ColumnVector w = column_vector(weight, m, x);
+  const std::optional<Matrix> r = residual_of(residual, x);
+  const float e = eps_of(eps);
+  float* maxima = amax.floats("amax", kMaxPartials, x);
+  float* inv = inv_rms.floats("inv_rms", m.rows, x);
+  const Launching at(call, x);
+  launch_norm_amax(maxima, "rmsnorm_amax", [&](const RowScale& scale) {
+    return launch_rmsnorm_rows(m, r ? &*r : nullptr, w, e, inv, scale, Nvfp4Recipe::kTe, {},
+                               at.stream);
+  });
+}
+
+void rmsnorm_from_amax(Call& call, const View& x, const View& weight, const View& inv_rms,
+                       const View& amax, double divisor, std::string_view recipe,
+                       std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result& gsa) {
+  const Matrix m = matrix_of(x, "x");
+  const ColumnVector w = column_vector(weight, m, x);
+  float* inv = given_inv_rms(inv_rms, m.rows, x);
+  const Nvfp4Recipe r = recipe_of(recipe);
+  const float d = divisor_of(divisor);
+  const PackedShape shape =
+      PackedShape::of(x, x.dim() - 1, m.rows, m.cols, swizzled_of(scale_layout));
+  const Nvfp4Output out = shape.output(x_fp4, x_sf, x);
+  const GlobalScale scale = amax_scale(amax, d, gsa.floats("gsa", 1, x), x);
+  const Launching at(call, x);
+  check_launch(launch_rmsnorm_quantize(m, w, inv, scale, r, out, at.stream),
+               "rmsnorm_quantize_nvfp4");
+}
+
 }  // namespace
 }  // namespace jitquant
 
@@ -70,6 +102,15 @@ JITQUANT_FUNCTIONS(
         "Tensor(a!)? residual=None, float? global_scale=None, str granularity='row', "
         "str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa", "inv_rms"}),
+    function<&rmsnorm_amax>("rmsnorm_amax",
+                            "Tensor x, Tensor weight, float eps=1e-6, *, "
+                            "Tensor(a!)? residual=None",
+                            {"amax", "inv_rms"}),
+    function<&rmsnorm_from_amax>(
+        "rmsnorm_quantize_nvfp4_from_amax",
+        "Tensor x, Tensor weight, Tensor inv_rms, Tensor amax, float divisor=2688., *, "
+        "str recipe='te', str scale_layout='linear'",
+        {"x_fp4", "x_sf", "gsa"}),
     function<&rmsnorm_from_buffer>(
         "rmsnorm_quantize_nvfp4_from_buffer",
         "Tensor x, Tensor weight, Tensor gsa, float eps=1e-6, *, Tensor(a!)? residual=None, "

@@ -64,4 +64,26 @@ void launch_norm(const NormArguments& a, const GlobalScale* given, float* gsa_ou
   }
 }
 
+// The inv_rms of rows that were read before. It is only read, through a pointer that elsewhere is
+// written to.
+inline float* given_inv_rms(const View& inv_rms, int64_t rows, const View& like) {
+  check_cuda(inv_rms, "inv_rms", &like);
+  JITQUANT_CHECK(inv_rms.scalar_type() == ScalarType::Float && inv_rms.dim() == 1 &&
+                     inv_rms.size(0) == rows && inv_rms.is_contiguous(),
+                 "inv_rms must be float32 (", rows, ",), contiguous; its shape is ",
+                 shape_text(inv_rms));
+  return const_cast<float*>(static_cast<const float*>(inv_rms.const_data_ptr()));
+}
+
+// The first of two launches, by itself: as many maxima as there can be, zeros after those that are
+// written, so that the results of any two devices can be put together.
+template <class Rows>
+void launch_norm_amax(float* maxima, const char* name, Rows&& launch_rows) {
+  RowScale scale = {};
+  scale.mode = RowMode::kTensorAmax;
+  scale.partials = maxima;
+  scale.maxima = kMaxPartials;
+  check_launch(launch_rows(scale), name);
+}
+
 }  // namespace jitquant

@@ -79,6 +79,18 @@ void from_buffer(Call& call, const View& w, const View& gsa, std::string_view bl
   launch_all(call, w, in, &given, 1.0f, r, out, nullptr);
 }
 
+void from_amax(Call& call, const View& w, const View& amax, double divisor, std::string_view block,
+               int64_t dim, std::string_view recipe, std::string_view scale_layout, Result& x_fp4,
+               Result& x_sf, Result& gsa) {
+  const Weight in = Weight::of(w, block, dim, swizzled_of(scale_layout));
+  const Nvfp4Recipe r = recipe_of(recipe);
+  const float d = divisor_of(divisor);
+  const Nvfp4Output out = in.packed.output(x_fp4, x_sf, w);
+  float* gsa_out = gsa.floats("gsa", 1, w);
+  const GlobalScale scale = amax_scale(amax, d, gsa_out, w);
+  launch_all(call, w, in, &scale, d, r, out, gsa_out);
+}
+
 }  // namespace
 }  // namespace jitquant
 
@@ -87,6 +99,11 @@ JITQUANT_FUNCTIONS(
         "quantize_weight_nvfp4",
         "Tensor w, float divisor=2688., *, float? global_scale=None, str block='1x16', "
         "int dim=-1, str recipe='te', str scale_layout='linear'",
+        {"x_fp4", "x_sf", "gsa"}),
+    function<&from_amax>(
+        "quantize_weight_nvfp4_from_amax",
+        "Tensor w, Tensor amax, float divisor=2688., *, str block='1x16', int dim=-1, "
+        "str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa"}),
     function<&from_buffer>(
         "quantize_weight_nvfp4_from_buffer",

@@ -41,11 +41,28 @@ void silu_mul_quantize_fp8(Call& call, const View& fused, std::optional<View> sc
                "silu_mul_quantize_fp8");
 }
 
+void from_amax(Call& call, const View& fused, const View& amax, ScalarType dtype,
+               std::optional<double> scale_ub, std::string_view granularity, int64_t interleave,
+               Result& data, Result& scale_inv) {
+  const GateAndUp in(fused, interleave);
+  Fp8FromAmax a = Fp8FromAmax::of(fused, in.fused.rows, amax, dtype, scale_ub, granularity);
+  const ElementRows out =
+      a.results(data, scale_inv, Shape::of(fused, fused.dim() - 1, in.cols), fused);
+  const Launching at(call, fused);
+  check_launch(launch_silu_mul_fp8(in.fused, in.run, a.scale, out, at.stream),
+               "silu_mul_quantize_fp8");
+}
+
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&silu_mul_quantize_fp8>(
-    "silu_mul_quantize_fp8",
-    "Tensor fused, Tensor? scale=None, *, ScalarType dtype, float? scale_value=None, "
-    "float? scale_ub=None, str granularity='row', int interleave=0, bool with_amax=True",
-    {"data", "scale_inv", "amax"}))
+JITQUANT_FUNCTIONS(
+    function<&silu_mul_quantize_fp8>(
+        "silu_mul_quantize_fp8",
+        "Tensor fused, Tensor? scale=None, *, ScalarType dtype, float? scale_value=None, "
+        "float? scale_ub=None, str granularity='row', int interleave=0, bool with_amax=True",
+        {"data", "scale_inv", "amax"}),
+    function<&from_amax>("silu_mul_quantize_fp8_from_amax",
+                         "Tensor fused, Tensor amax, *, ScalarType dtype, float? scale_ub=None, "
+                         "str granularity='row', int interleave=0",
+                         {"data", "scale_inv"}))

@@ -77,6 +77,36 @@ def groups_of_a_buffer() -> None:
             )
 
 
+def halves_of_a_group(module) -> None:  # type: ignore[no-untyped-def]
+    """Amaxes, and quantization with an amax that is given."""
+    amax, fused = module("amax").amax, module("fused_amax_quantize")
+    fp8, silu = module("quantize_fp8"), module("silu_mul_quantize")
+    norm, mhc = module("fused_rmsnorm_quantize"), module("fused_mhc_rmsnorm_quantize")
+    weights, deinterleave = module("quantize_weight_nvfp4"), module("deinterleave_quantize")
+    e4m3 = {"dtype": torch.float8_e4m3fn}
+    for dtype in (torch.bfloat16, torch.float32):
+        for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 80, 16), (300, 1024, 0)):
+            x = torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols]
+            both = torch.randn(rows, 2 * cols).to(dtype).cuda()
+            w, residual = torch.rand(cols).cuda(), torch.randn(rows, cols).to(dtype).cuda()
+            X, A = torch.randn(rows, 3, cols).to(dtype).cuda(), torch.rand(rows, 3).cuda()
+            for granularity in ("tensor", "row"):
+                g = {"granularity": granularity}
+                one = amax(x, **g)
+                fused.quantize_nvfp4_from_amax(x, one, scale_layout="swizzled_128x4")
+                fp8.quantize_fp8_from_amax(x, amax(x, keep_nan=True, **g), **e4m3, **g)
+                gates = amax(both, run=cols, activate=True, **g)
+                deinterleave.deinterleave_quantize_nvfp4_from_amax(
+                    both, cols, 1, gates, op="swiglu", halves=True
+                )
+                silu.silu_mul_quantize_fp8_from_amax(both, gates, **e4m3, **g)
+            weights.quantize_weight_nvfp4_from_amax(x, amax(x), block="16x16")
+            maxima, inv_rms = norm.rmsnorm_amax(x, w, residual=residual)
+            norm.rmsnorm_quantize_nvfp4_from_amax(residual, w, inv_rms, maxima)
+            maxima, inv_rms = mhc.mhc_rmsnorm_amax(X, A, w)
+            mhc.mhc_rmsnorm_quantize_nvfp4_from_amax(X, A, w, inv_rms, maxima)
+
+
 def main() -> None:
     """Runs the cases; what they compute is checked by the tests."""
 
@@ -119,6 +149,7 @@ def main() -> None:
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 272, 16)):
             eight_bit_groups(torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols])
     groups_of_a_buffer()
+    halves_of_a_group(module)
     # More than one block of the cooperative launch, and of the partial maxima.
     large = torch.randn(300, 7168).bfloat16().cuda()
     module("amax_gsa").compute_amax_gsa(large)

@@ -29,6 +29,9 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
 
 def _agree(sample: Sample, got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
     """Bit for bit; of the fusions all but a few codes (test_fused.py says why)."""
+    if OPS[sample.op].results == ("amax", "inv_rms"):
+        # How many maxima there are is the device's affair, what the largest is is not.
+        got, expected = ((t[0].amax().reshape(1), t[1]) for t in (got, expected))
     if sample.exact:
         same(got, expected, what=str(sample))
         return

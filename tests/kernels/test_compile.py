@@ -17,30 +17,47 @@ KERNELS = Path(__file__).parents[2] / "kernels_cu"
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
 ARCHS = ("80", "86", "89", "90a", "100a", "103a", "110a", "120a", "121a")
 EXPORTS = {
+    "amax": ["amax"],
     "amax_gsa": ["compute_amax_gsa"],
-    "deinterleave_quantize": ["deinterleave_amax_quantize_nvfp4", "deinterleave_quantize_nvfp4"],
+    "deinterleave_quantize": [
+        "deinterleave_amax_quantize_nvfp4",
+        "deinterleave_quantize_nvfp4",
+        "deinterleave_quantize_nvfp4_from_amax",
+    ],
     "dequant_nvfp4": ["dequant_nvfp4"],
     "dequantize": ["dequantize"],
     "dequantize_grouped": ["dequantize_grouped_fp8", "dequantize_grouped_nvfp4"],
     "fused_amax_quantize": [
         "amax_quantize_nvfp4",
         "deinterleave_quantize_from_buffer",
+        "quantize_nvfp4_from_amax",
         "quantize_nvfp4_from_buffer",
     ],
     "fused_mhc_rmsnorm_quantize": [
+        "mhc_rmsnorm_amax",
         "mhc_rmsnorm_quantize_nvfp4",
+        "mhc_rmsnorm_quantize_nvfp4_from_amax",
         "mhc_rmsnorm_quantize_nvfp4_from_buffer",
     ],
-    "fused_rmsnorm_quantize": ["rmsnorm_quantize_nvfp4", "rmsnorm_quantize_nvfp4_from_buffer"],
+    "fused_rmsnorm_quantize": [
+        "rmsnorm_amax",
+        "rmsnorm_quantize_nvfp4",
+        "rmsnorm_quantize_nvfp4_from_amax",
+        "rmsnorm_quantize_nvfp4_from_buffer",
+    ],
     "quantize_block": ["quantize_block"],
     "quantize_both": ["quantize_group_both", "quantize_mxfp8_both"],
-    "quantize_fp8": ["quantize_fp8"],
+    "quantize_fp8": ["quantize_fp8", "quantize_fp8_from_amax"],
     "quantize_group": ["quantize_group"],
     "quantize_mxfp8": ["quantize_mxfp8"],
     "quantize_nvfp4": ["quantize_nvfp4"],
-    "quantize_weight_nvfp4": ["quantize_weight_nvfp4", "quantize_weight_nvfp4_from_buffer"],
+    "quantize_weight_nvfp4": [
+        "quantize_weight_nvfp4",
+        "quantize_weight_nvfp4_from_amax",
+        "quantize_weight_nvfp4_from_buffer",
+    ],
     "rmsnorm_quantize": ["rmsnorm_quantize_fp8", "rmsnorm_quantize_group"],
-    "silu_mul_quantize": ["silu_mul_quantize_fp8"],
+    "silu_mul_quantize": ["silu_mul_quantize_fp8", "silu_mul_quantize_fp8_from_amax"],
 }
 
 

@@ -102,10 +102,15 @@ JITQUANT_HD bool watches_tensor(const Fp8Scale& scale) {
   return scale.kind != Fp8Scale::kAmax && !scale.by_row && scale.amax != nullptr;
 }
 
-// A given scale, of the tensor or of a row; the first to use it writes what is told of it.
-__device__ __forceinline__ float given_scale(const Fp8Scale& scale, int64_t row, int64_t block) {
+// A given scale, of the tensor or of a row, or that of a given amax; the first to use it writes
+// what is told of it.
+__device__ __forceinline__ float given_scale(const Fp8Scale& scale, int64_t row, int64_t block,
+                                             float top) {
   const int64_t i = scale.by_row ? row : 0;
-  const float factor = scale.kind == Fp8Scale::kValue ? scale.value : scale.given[i];
+  float factor = scale.kind == Fp8Scale::kValue ? scale.value : scale.given[i];
+  if (scale.kind == Fp8Scale::kMaxima) {
+    factor = fp8_scale_from_amax(bound_amax(factor, scale.bound), top);
+  }
   if (block == 0 && (scale.by_row || row == 0)) scale.scale_inv[i] = fp8_scale_inv(factor);
   return factor;
 }
@@ -121,12 +126,12 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   let_next_begin();
   wait_for_previous();
   if (row >= source.rows) {
-    if (i == 0 && !scale.by_row) given_scale(scale, 0, 0);  // of no rows
+    if (i == 0 && !scale.by_row) given_scale(scale, 0, 0, largest(format));  // of no rows
     return;
   }
   const typename Source::Row p = source.row(row);
   const typename Source::Fetched fetched = source.template fetch<false>(p, block);
-  const float factor = given_scale(scale, row, block);
+  const float factor = given_scale(scale, row, block, largest(format));
   store_codes(out(row) + block * 16, source.cols - block * 16, vector,
               cast_block(source.template value<false>(fetched, p, block), factor, format));
 }
@@ -146,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, 6)
   for (int k = 0; k < kAtOnce; ++k) {
     if (first + k * kThreads < source.blocks) x[k] = source.fetch(first + k * kThreads);
   }
-  const float factor = given_scale(scale, 0, first);
+  const float factor = given_scale(scale, 0, first, largest(format));
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
     if (first + k * kThreads < source.blocks) {

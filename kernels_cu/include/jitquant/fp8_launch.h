@@ -18,7 +18,8 @@ struct Fp8Scale {
     kValue,   // `value`
     kTensor,  // given[0]
     kRows,    // given[row]
-    kAmax     // from the amax
+    kAmax,    // from the amax
+    kMaxima   // from given[0], or given[row], which is the amax
   };
   Kind kind;
   bool by_row;  // scale_inv and amax have one for each row

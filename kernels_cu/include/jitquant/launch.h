@@ -34,10 +34,13 @@ struct ColumnVector {
 // Where the tensor's (or the rows') scale comes from.
 struct GlobalScale {
   enum Kind : int {
-    kValue,    // `value` is gsa
-    kTensor,   // gsa[0]
-    kRows,     // gsa[row * stride]
-    kPartials  // the amax is the maximum of partials[0 .. count), gsa = amax / divisor
+    kValue,     // `value` is gsa
+    kTensor,    // gsa[0]
+    kRows,      // gsa[row * stride]
+    kPartials,  // the amax is the maximum of partials[0 .. count), gsa = amax / divisor; the launch
+                // before wrote them, and waited for all that came before it
+    kAmax,      // the same, from wherever
+    kRowAmax    // the amax of a row is gsa[row * stride]
   };
   Kind kind;
   float value;
@@ -46,7 +49,7 @@ struct GlobalScale {
   const float* partials;
   int count;
   float divisor;
-  float* gsa_out;  // (1,), written where kind is kValue or kPartials; may be null
+  float* gsa_out;  // written where it is computed or a value: (1,), or one a row; else may be null
 };
 
 inline GlobalScale partials_scale(const float* partials, int count, float divisor, float* gsa) {
@@ -72,6 +75,7 @@ struct RowScale {
   float* gsa_out;     // (rows,) for kRowAmax
   float* partials;    // (gridDim.x,) for kTensorAmax
   GlobalScale given;  // for kGiven
+  int maxima;         // with kTensorAmax, partials up to here are zeroed after those written
 };
 
 // X[row, h, :] starts at row `row` of x plus h * stream_stride; A[row, h] weighs it.

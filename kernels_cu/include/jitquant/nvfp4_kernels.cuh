@@ -99,11 +99,11 @@ __device__ __forceinline__ void zero_padding(const Nvfp4Output& out) {
   }
 }
 
-// The encoding of the whole tensor; every thread of the block calls it. Not for kRows.
+// The encoding of the whole tensor; every thread of the block calls it. Not where it is a row's.
 __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scale,
                                                          Nvfp4Recipe recipe, BlockReduce& reduce) {
   const bool writes = scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
-  if (scale.kind == GlobalScale::kPartials) {
+  if (scale.kind == GlobalScale::kPartials || scale.kind == GlobalScale::kAmax) {
     float amax = 0.0f;
     for (int i = threadIdx.x; i < scale.count; i += blockDim.x) {
       amax = fmaxf(amax, scale.partials[i]);
@@ -115,6 +115,19 @@ __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scal
   const float gsa = scale.kind == GlobalScale::kValue ? scale.value : *scale.gsa;
   if (writes) *scale.gsa_out = gsa;
   return nvfp4_encoding_from_gsa(gsa, recipe);
+}
+
+JITQUANT_HD bool is_by_row(const GlobalScale& scale) {
+  return scale.kind == GlobalScale::kRows || scale.kind == GlobalScale::kRowAmax;
+}
+
+// The encoding of a row; the thread that has its first block writes what is told of it.
+__device__ __forceinline__ Nvfp4Encoding row_encoding(const GlobalScale& scale, int64_t row,
+                                                      int64_t block, Nvfp4Recipe recipe) {
+  const float given = scale.gsa[row * scale.stride];
+  if (scale.kind == GlobalScale::kRows) return nvfp4_encoding_from_gsa(given, recipe);
+  if (block == 0) scale.gsa_out[row] = div_rn(given, scale.divisor);
+  return nvfp4_encoding_from_amax(given, scale.divisor, recipe);
 }
 
 // The amax of what this block's threads walk over; every thread of the block gets it.
@@ -212,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   wait_for_previous();
   if (!early) fetch();
 
-  const bool by_row = scale.kind == GlobalScale::kRows;
+  const bool by_row = is_by_row(scale);
   Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, recipe, reduce);
 #pragma unroll 1
   while (walk.row < out.rows) {
@@ -220,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     const int64_t row = walk.row, block = walk.block;
     walk.next();
     fetch();
-    if (by_row) encoding = nvfp4_encoding_from_gsa(scale.gsa[row * scale.stride], recipe);
+    if (by_row) encoding = row_encoding(scale, row, block, recipe);
     const typename Source::Value v = source.template value<false>(fetched, source.row(row), block);
     OutputRow(out, row).store(block, nvfp4_quantize_block(v, block_amax(v), encoding));
   }
@@ -411,7 +424,7 @@ cudaError_t launch_amax_plain(const Matrix& x, float* partials, int count, cudaS
 template <class T>
 cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
                                   const Nvfp4Output& out, cudaStream_t stream) {
-  if (scale.kind == GlobalScale::kRows || !is_flat(x)) {
+  if (is_by_row(scale) || !is_flat(x)) {
     return launch_quantize(PlainSource<T>(x), scale, recipe, out, stream);
   }
   const FlatSource<T> source = flat_source<T>(x);

@@ -193,6 +193,7 @@ __global__ void __launch_bounds__(kStored ? kRowThreads : kRereadThreads,
     zero_padding(out);
   } else if (threadIdx.x == 0) {
     scale.partials[blockIdx.x] = tensor_amax;
+    for (int i = gridDim.x + blockIdx.x; i < scale.maxima; i += gridDim.x) scale.partials[i] = 0.0f;
   }
 }
 

@@ -1,0 +1,141 @@
+"""Quantization with the amax of a process group: amax, one all_reduce, quantize.
+
+Each rank has a part of a tensor, and gets that part of what the whole tensor would be quantized to,
+bit for bit. The all_reduce is of the amax itself, of which the scales are made on every rank alike,
+and of its bits as int32: magnitudes are ordered as their bits are, NaN above all, while what a
+floating-point maximum makes of a NaN is up to the backend. It is on the current stream, nothing is
+read back, and it can be captured where the backend can be (NCCL).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from jitquant.formats import MAX_PARTIALS, NVFP4_BLOCK
+from jitquant.ops import _table_sharded
+from jitquant.ops._declare import Op
+from jitquant.quantized import QuantizedActivation
+from jitquant.quantized_tensor import QuantizedTensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def _check_group(group: object) -> None:
+    if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        raise TypeError(
+            f"amax_group is {type(group).__name__}; accepted is a torch.distributed.ProcessGroup "
+            "that this rank is in, such as mesh.get_group('tp') or torch.distributed.group.WORLD"
+        )
+
+
+def check_no_scale(group: object, given: object, name: str) -> None:
+    """Raises where there is nothing to reduce, or no group to reduce over."""
+    _check_group(group)
+    if given is not None:
+        raise ValueError(
+            f"amax_group is given beside {name}; accepted is one of the two: with a {name} there "
+            "is no amax to compute"
+        )
+
+
+def check_granularity_of_norm(granularity: str) -> None:
+    """Raises where a norm has its amaxes by row."""
+    if granularity == "row":
+        raise ValueError(
+            "granularity is 'row' with amax_group; accepted with a norm is 'tensor'. A norm needs "
+            "whole rows, so the amax of a row is known where the row is"
+        )
+
+
+def check_blocks(cols: int, granularity: str, group: ProcessGroup) -> None:
+    """Raises where columns are divided, which amaxes by row mean, in the middle of a block."""
+    if granularity == "row" and cols % NVFP4_BLOCK and group.rank() + 1 < group.size():
+        raise ValueError(
+            f"the part of rank {group.rank()} of {group.size()} has {cols} columns, so a block of "
+            f"{NVFP4_BLOCK} would be divided; accepted are multiples of {NVFP4_BLOCK} on all ranks "
+            "but the last"
+        )
+
+
+def max_over(amax: Tensor, group: ProcessGroup) -> Tensor:
+    """The largest of each element over the ranks of a group, in place; NaN where any is NaN."""
+    dist.all_reduce(amax.view(torch.int32), op=dist.ReduceOp.MAX, group=group)
+    return amax
+
+
+def amax_over(
+    group: ProcessGroup,
+    x: Tensor,
+    granularity: str,
+    *,
+    keep_nan: bool = False,
+    run: int = 0,
+    activate: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The amax of what a group has: of the tensor (1,), or of each row (rows,).
+
+    Args:
+        group: the ranks.
+        x, granularity, keep_nan, run, activate: as in `jitquant.reference.sharded.amax`.
+        out: float32 to write to.
+    """
+    args = (x, granularity, keep_nan, run, activate)
+    return max_over(_table_sharded.AMAX.one_tensor(args, out), group)
+
+
+def norm_amax_over(
+    group: ProcessGroup, op: Op, args: tuple[Any, ...], inv_rms: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The maxima of a norm over a group, and inv_rms, in the buffer that there may be for it.
+
+    Args:
+        group: the ranks.
+        op: the first half.
+        args: all of its arguments, in its order.
+        inv_rms: a buffer, or None.
+    """
+    if inv_rms is None:
+        amax, inv_rms = op.made(args)
+    else:
+        tensors = op.tensors(args)
+        amax = torch.empty(MAX_PARTIALS, dtype=torch.float32, device=tensors[0].device)
+        if op.direct(tensors, SimpleNamespace(amax=amax, inv_rms=inv_rms)) is NotImplemented:
+            op.dispatched(tensors, (amax, inv_rms))
+    assert inv_rms is not None
+    return max_over(amax, group), inv_rms
+
+
+def without_inv_rms(out: QuantizedActivation | None) -> QuantizedActivation | None:
+    """Buffers for the second half of a norm, whose inv_rms the first half has written."""
+    if isinstance(out, QuantizedActivation):
+        if out.inv_rms is None:
+            raise ValueError(
+                "out.inv_rms is None; a norm has such a result. Make the buffers with inv_rms=True"
+            )
+        return replace(out, inv_rms=None)
+    return out
+
+
+def amax_buffer(out: object) -> Tensor | None:
+    """The amax of buffers for FP8 as (n,), which the first half writes."""
+    if out is None:
+        return None
+    if not isinstance(out, QuantizedTensor):
+        raise TypeError(
+            f"out is {type(out).__name__}; accepted is a QuantizedTensor, such as "
+            "QuantizedTensor.empty(shape, ...) makes"
+        )
+    if out.amax is None:
+        raise ValueError(
+            "out.amax is None; with amax_group there is such a result. Make the buffers with "
+            "amax=True"
+        )
+    return out.amax.view(-1)
