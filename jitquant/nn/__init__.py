@@ -5,6 +5,7 @@ They are imported by ``import jitquant.nn``, or when ``jitquant.nn`` is first as
 
 from __future__ import annotations
 
+from jitquant.nn._compressed_tensors import load_compressed_tensors, save_compressed_tensors
 from jitquant.nn._convert import Conversion, convert
 from jitquant.nn._grouped import grouped_linear, stack_experts
 from jitquant.nn._report import LayerReport, ModelReport, report
@@ -20,6 +21,8 @@ __all__ = [
     "Workspace",
     "convert",
     "grouped_linear",
+    "load_compressed_tensors",
     "report",
+    "save_compressed_tensors",
     "stack_experts",
 ]

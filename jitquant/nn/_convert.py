@@ -121,13 +121,23 @@ def convert(
     for name, module in chosen:
         done.bytes_before += module.weight.nbytes
         made = _LAYERS[recipe].from_linear(module)
-        for place in places[id(module)]:
-            owner, _, attribute = place.rpartition(".")
-            setattr(model.get_submodule(owner), attribute, made)
+        _replace(model, places[id(module)], made)
         quantized = made.buffers() if isinstance(made, NVFP4Linear) else [made.weight]
         done.bytes_after += sum(t.nbytes for t in quantized)
         done.replaced.append(name)
     return done
+
+
+def replace_everywhere(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Puts a module at all places that another one has in a model."""
+    named = model.named_modules(remove_duplicate=False)
+    _replace(model, [name for name, module in named if module is old], new)
+
+
+def _replace(model: nn.Module, places: list[str], new: nn.Module) -> None:
+    for place in places:
+        owner, _, attribute = place.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, new)
 
 
 def _refusal(linear: nn.Linear, parent: nn.Module) -> str | None:

