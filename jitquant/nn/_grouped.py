@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -149,16 +150,27 @@ def _fake(x: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_empty((x.shape[0], w.shape[1]), dtype=dtype)
 
 
+def _without_autocast(implementation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Autocast stays on within an op, and would round what is in fp32."""
+
+    @functools.wraps(implementation)
+    def op(x: Tensor, *rest: Any) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return implementation(x, *rest)
+
+    return op
+
+
 _NVFP4 = register(
     "nvfp4_grouped_mm(Tensor x_fp4, Tensor x_sf, Tensor x_gsa, str x_layout, Tensor w_fp4,"
     " Tensor w_sf, Tensor w_gsa, str w_layout, Tensor offsets, ScalarType dtype) -> Tensor",
-    _nvfp4_grouped_mm,
+    _without_autocast(_nvfp4_grouped_mm),
     lambda *arguments: _fake(arguments[0], arguments[4], arguments[-1]),
 )
 _FP8 = register(
     "fp8_grouped_mm(Tensor x, Tensor x_scales, Tensor w, Tensor w_scales, Tensor offsets,"
     " ScalarType dtype) -> Tensor",
-    _fp8_grouped_mm,
+    _without_autocast(_fp8_grouped_mm),
     lambda *arguments: _fake(arguments[0], arguments[2], arguments[-1]),
 )
 

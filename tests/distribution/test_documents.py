@@ -13,7 +13,7 @@ import jitquant
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-RUNNABLE = ("README.md", "docs/coming-from.md")
+RUNNABLE = ("README.md", "docs/coming-from.md", "docs/layers.md")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 REPLACED = (
     "quantize_to_nvfp4",

@@ -105,6 +105,15 @@ def test_stacked_fp8() -> None:
     assert torch.equal(stacked.scale_inv, whole.scale_inv)
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_autocast_does_not_reach_the_sums(kind: str) -> None:
+    q, w, offsets = FORMATS[kind](randn(64, IN)), FORMATS[kind](experts()), OFFSETS["uneven"]
+    want = grouped_linear(q, w, torch.tensor(offsets), dtype=torch.float32)
+    with torch.autocast("cpu", dtype=BF16):
+        got = grouped_linear(q, w, torch.tensor(offsets), dtype=torch.float32)
+    assert torch.equal(got, want)
+
+
 def test_no_rows() -> None:
     q, w = jitquant.quantize_nvfp4(randn(64, IN))[:0], jitquant.quantize_nvfp4(experts())
     assert grouped_linear(q, w, torch.zeros(EXPERTS, dtype=torch.int32)).shape == (0, OUT)
