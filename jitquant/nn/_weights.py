@@ -88,8 +88,13 @@ class WeightCache:
         """Forgets the weight."""
         self._kept = None
 
-    def get(self, weight: Tensor, transpose: bool) -> QuantizedWeight:
+    def get(self, weight: Tensor, transpose: bool, version: int = 0) -> QuantizedWeight:
         """The weight in FP8; quantized now where it is not known to be what it was.
+
+        Args:
+            weight: (N, K).
+            transpose: whether the transpose is wanted as well.
+            version: what else changes with the weight: of the DTensor that it is the part of.
 
         Nothing is kept, and nothing that was kept is used, while a compiler or a CUDA graph records
         the call: a replay has to see the weight as it is then. The same goes for tensors without a
@@ -106,6 +111,7 @@ class WeightCache:
         key = (
             STEPS.count,
             weight._version,
+            version,
             weight.data_ptr(),
             weight.shape,
             weight.stride(),

@@ -167,15 +167,35 @@ class Float8BlockwiseLinear(nn.Linear):
                 f"x has shape {tuple(x.shape)}; accepted is (..., {self.in_features}), as "
                 f"in_features is {self.in_features}"
             )
+        weight = self.weight
+        if hasattr(weight, "device_mesh"):
+            from jitquant.nn import _dtensor
+
+            return _dtensor.forward(self, x)
+        y = self.multiply(x, weight, weight, 0)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def multiply(self, x: Tensor, weight: Tensor, kept_weight: Tensor, version: int) -> Tensor:
+        """``x @ weight.T`` of tensors that this process has.
+
+        Args:
+            x: (..., K).
+            weight: (N, K), which gets the gradient.
+            kept_weight: the same values in a tensor that is the same one at each call, as long as
+                the weight is.
+            version: changes when these values do and the tensor's own version may not.
+
+        Returns:
+            (..., N), of the dtype that `forward` gives.
+        """
         dtype = output_dtype(x)
         if x.numel() == 0:
-            return self._of_no_rows(x, dtype)
-        weight = self.weight
+            return functional.linear(x.to(dtype), weight.to(dtype))
         input_grad = torch.is_grad_enabled() and x.requires_grad
-        w, w_t = self._cache.get(weight, input_grad)
+        w, w_t = self._cache.get(kept_weight, input_grad, version)
         kept = w_t if input_grad else None
         y: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            x.reshape(-1, self.in_features),
+            x.reshape(-1, x.shape[-1]),
             weight,
             w.data,
             w.stored_scales,
@@ -184,13 +204,14 @@ class Float8BlockwiseLinear(nn.Linear):
             torch.is_grad_enabled() and weight.requires_grad,
             dtype,
         )
-        if self.bias is not None:
-            y = y + self.bias.to(dtype)
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return y.reshape(*x.shape[:-1], weight.shape[0])
 
-    def _of_no_rows(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return functional.linear(x.to(dtype), self.weight.to(dtype), bias)
+    def __setattr__(self, name: str, value: Any) -> None:
+        # FSDP puts the gathered weight in and takes it out again, the same object with the same
+        # version and often in the same place: what it holds may be new each time.
+        if name == "weight" and "_cache" in self.__dict__:
+            self._cache.clear()
+        super().__setattr__(name, value)
 
     def train(self, mode: bool = True) -> Float8BlockwiseLinear:
         """As ``nn.Module.train``. Averaged weights are put in and taken out around it."""

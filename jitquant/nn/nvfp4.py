@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
 from jitquant.quantized import QuantizedActivation, ceil_to, one_of
 from jitquant.reference.layout import swizzle_128x4, swizzled_shape, unswizzle_128x4
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 _QUANTIZED = ("weight_packed", "weight_scale", "weight_gsa")
 
 
@@ -51,6 +54,8 @@ class NVFP4Linear(nn.Module):
             state_dict always the former.
         weight_gsa: fp32 (1,), the factor that dequantizes the whole weight.
         bias: (out_features,) parameter without gradient, or None.
+        amax_group: the ranks that have the other columns of the input, as
+            `jitquant.nn.parallel.RowwiseParallel` divides them; None: there are none.
 
     ``to(dtype)``, ``half()`` and the like change the bias and the default dtype of
     `run_from_quantized`, and leave codes, scales and gsa as they are.
@@ -119,6 +124,7 @@ class NVFP4Linear(nn.Module):
         zeros = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         self.bias = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
         self.dtype = dtype
+        self.amax_group: ProcessGroup | None = None
 
     @classmethod
     def from_linear(
@@ -219,6 +225,7 @@ class NVFP4Linear(nn.Module):
             granularity=self.granularity,
             recipe=self.recipe,
             scale_layout=self.scale_layout,
+            amax_group=self.amax_group,
             out=into,
         )
         return self._run(q, output_dtype(x), out, scratch)

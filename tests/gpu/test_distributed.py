@@ -7,7 +7,7 @@ import torch
 from distributed.ranks import run
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-MODULES = ("amax_group",)
+MODULES = ("amax_group", "layers")
 
 
 @pytest.fixture(scope="module", params=MODULES)

@@ -1,0 +1,102 @@
+"""`Float8BlockwiseLinear` with a weight that is a DTensor, as tensor parallelism makes it.
+
+Each rank multiplies the part that it has. What is quantized is what the whole layer would quantize:
+1x128 groups and 128x128 blocks are the same on every rank as long as none is divided.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from jitquant.nn._matmul import TILE, output_dtype
+
+if TYPE_CHECKING:
+    from jitquant.nn.float8 import Float8BlockwiseLinear
+
+
+def check_division(size: int, ranks: int, block: int, name: str) -> None:
+    """Raises where dividing ``size`` between ranks, as ``Shard`` does, divides a block.
+
+    Args:
+        size: of the dimension.
+        ranks: that it is divided between.
+        block: elements that share a scale.
+        name: what an error calls the size.
+    """
+    each = -(-size // ranks)
+    if ranks > 1 and each % block:
+        raise ValueError(
+            f"{name} is {size}, which {ranks} ranks divide into {each} each; accepted are "
+            f"multiples of {block} on each rank, as {block} neighbours share a scale"
+        )
+    if (ranks - 1) * each >= size:
+        raise ValueError(f"{name} is {size}, which leaves nothing for the last of {ranks} ranks")
+
+
+def forward(layer: Float8BlockwiseLinear, x: Tensor) -> Tensor:
+    """``x @ weight.T + bias`` with a weight in parts, each rank with its own.
+
+    Args:
+        layer: its weight is a DTensor over one dimension of a mesh: divided between rows (column-
+            wise parallel), between columns (row-wise parallel), or whole on each rank.
+        x: (..., in_features), a DTensor over the same mesh of any placement.
+
+    Returns:
+        A DTensor (..., out_features): divided in the last dimension, a partial sum, or, where the
+        weight is whole, divided as ``x`` is.
+
+    Raises:
+        TypeError: ``x`` is no DTensor.
+        ValueError: the mesh has more dimensions, or a block is divided.
+    """
+    weight: Any = layer.weight
+    mesh = weight.device_mesh
+    if not isinstance(x, DTensor):
+        raise TypeError(
+            "x is a Tensor and the layer's weight a DTensor; accepted are two DTensors, as "
+            "parallelize_module with ColwiseParallel or RowwiseParallel makes them"
+        )
+    if mesh.ndim != 1 or x.device_mesh != mesh:
+        raise ValueError(
+            f"the weight is on {mesh} and x on {x.device_mesh}; accepted is one mesh of one "
+            "dimension. Pass mesh['tp'] to parallelize_module"
+        )
+    placement, last = weight.placements[0], x.dim() - 1
+    wanted: Any
+    of_input: Any
+    of_weight: Any
+    made: Any
+    if placement == Shard(0):
+        check_division(layer.out_features, mesh.size(), TILE, "out_features")
+        wanted, of_input, of_weight, made = Replicate(), Partial(), Shard(0), Shard(last)
+    elif placement == Shard(1):
+        check_division(layer.in_features, mesh.size(), TILE, "in_features")
+        wanted, of_input, of_weight, made = Shard(last), Shard(last), Shard(1), Partial()
+    elif placement == Replicate():
+        wanted = x.placements[0]
+        if not (isinstance(wanted, Shard) and wanted.dim < last):
+            wanted = Replicate()
+        whole = wanted == Replicate()
+        of_input, of_weight, made = wanted, Replicate() if whole else Partial(), wanted
+    else:
+        raise ValueError(
+            f"the weight's placement is {placement}; accepted are Shard(0), Shard(1), Replicate()"
+        )
+    mine = x.redistribute(mesh, [wanted]).to_local(grad_placements=[of_input])
+    # to_local() makes a new tensor each time; the cache looks at the one that all are made of,
+    # whose version does not grow with that of the DTensor.
+    kept, version = weight._local_tensor, weight._version
+    part = weight.to_local(grad_placements=[of_weight])
+    product = layer.multiply(mine, part, kept, version)
+    shape = torch.Size((*x.shape[:-1], layer.out_features))
+    stride = torch.empty(shape, device="meta").stride()
+    y: Tensor = DTensor.from_local(
+        product, mesh, [made], run_check=False, shape=shape, stride=stride
+    )
+    if layer.bias is not None:
+        y = y + layer.bias.to(output_dtype(x))
+    return y
