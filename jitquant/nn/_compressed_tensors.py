@@ -14,8 +14,9 @@ The layout, as compressed-tensors 0.20 has it (its ``compressors/nvfp4`` and ``n
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES, NVFP4_BLOCK
+from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIVISOR
 from jitquant.nn._convert import Conversion, replace_everywhere
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
@@ -42,6 +43,8 @@ _NVFP4_WEIGHTS = {
     "dynamic": False,
     "scale_dtype": "torch.float8_e4m3fn",
 }
+# The scales of blocks are computed at each call, the one above them is from calibration.
+_NVFP4_INPUTS = {**_NVFP4_WEIGHTS, "dynamic": "local", "observer": "static_minmax"}
 _FP8_WEIGHTS = {
     "num_bits": 8,
     "type": "float",
@@ -64,7 +67,12 @@ _SCHEMES: dict[type[nn.Module], tuple[str, dict[str, Any], dict[str, Any] | None
 }
 
 
-def save_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) -> None:
+def save_compressed_tensors(
+    model: nn.Module,
+    directory: str | PathLike[str],
+    *,
+    input_amax: Mapping[str, float] | None = None,
+) -> None:
     """Writes a converted model for vLLM, transformers and others that read compressed-tensors.
 
     ``model.safetensors`` has the weights of `NVFP4Linear` in NVFP4 and those of
@@ -73,9 +81,9 @@ def save_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
     name. ``config.json`` is the model's (or what lies in the directory) with
     ``quantization_config`` in it. Tokenizer and generation settings are left to whoever has them.
 
-    The scheme of NVFP4 is weight-only ("NVFP4A16"): that of activations too has a scale from
-    calibration for them, and `NVFP4Linear` computes its own at each call. That of FP8 is
-    "FP8_BLOCK".
+    The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4A16", weights alone, or with
+    ``input_amax`` "NVFP4", activations too: engines then take ``input_global_scale``,
+    2688 / amax, in place of the gsa that `NVFP4Linear` computes at each call.
 
     Codes and block scales are the layer's to the bit. The file has the reciprocal of a gsa, and two
     readings of it may differ from ``gsa`` by an ulp of fp32; a ``state_dict`` has the gsa itself.
@@ -83,13 +91,17 @@ def save_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
     Args:
         model: with `NVFP4Linear` and `Float8BlockwiseLinear` in it.
         directory: is made where there is none.
+        input_amax: largest magnitude of the input of each `NVFP4Linear`, by name; `report` on the
+            unquantized model has them: ``{l.name: l.input_amax for l in found.layers}``. Other
+            names are not looked at.
 
     Raises:
-        ValueError: there is no such layer, or one of NVFP4 whose in_features is no multiple of 16.
+        ValueError: there is no such layer, one of NVFP4 whose in_features is no multiple of 16, or
+            an amax that is missing or not positive.
         ImportError: safetensors is not installed.
     """
     _, save_file = _safetensors()
-    tensors, config = compressed_tensors(model)
+    tensors, config = compressed_tensors(model, input_amax)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
@@ -106,11 +118,13 @@ def save_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
-def compressed_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def compressed_tensors(
+    model: nn.Module, input_amax: Mapping[str, float] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_compressed_tensors` writes: tensors by name, and the ``quantization_config``.
 
     Args:
-        model: as there.
+        model, input_amax: as there.
 
     Raises:
         ValueError: as there.
@@ -141,7 +155,32 @@ def compressed_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, A
         quantized |= {f"{dot}{part}": t for part, t in _parts(name, layer).items()}
         if layer.bias is not None:
             quantized[f"{dot}bias"] = layer.bias
-    return _for_a_file(_once(plain) | quantized), _config(layers, ignored)
+    if input_amax is not None:
+        quantized |= _input_scales(layers, input_amax)
+    inputs = input_amax is not None
+    return _for_a_file(_once(plain) | quantized), _config(layers, ignored, inputs)
+
+
+def _input_scales(
+    layers: Mapping[str, nn.Module], amaxes: Mapping[str, float]
+) -> dict[str, Tensor]:
+    """The ``input_global_scale`` of each layer in NVFP4; a layer may have several names."""
+    names: dict[int, list[str]] = {}
+    for name, layer in layers.items():
+        if isinstance(layer, NVFP4Linear):
+            names.setdefault(id(layer), []).append(name)
+    made = {}
+    for places in names.values():
+        amax = next((amaxes[name] for name in places if name in amaxes), None)
+        if amax is None or not 0 < amax < math.inf:
+            raise ValueError(
+                f"input_amax[{places[0]!r}] is {amax}; accepted is a positive number for each "
+                "NVFP4Linear. report(model, inputs) measures it before the model is converted"
+            )
+        for name in places:
+            dot = f"{name}." if name else ""
+            made[f"{dot}input_global_scale"] = torch.tensor([NVFP4_DIVISOR / amax])
+    return made
 
 
 def _parts(name: str, layer: NVFP4Linear | Float8BlockwiseLinear) -> dict[str, Tensor]:
@@ -189,11 +228,13 @@ def _for_a_file(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _config(layers: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
+def _config(layers: dict[str, Any], ignored: list[str], nvfp4_inputs: bool) -> dict[str, Any]:
     groups = {}
     kinds = list(dict.fromkeys(map(type, layers.values())))
     for i, kind in enumerate(kinds):
         name, weights, inputs = _SCHEMES[kind]
+        if kind is NVFP4Linear and nvfp4_inputs:
+            inputs = _NVFP4_INPUTS
         groups[f"group_{i}"] = {
             "targets": [n for n, layer in layers.items() if type(layer) is kind]
             if len(kinds) > 1
@@ -303,7 +344,8 @@ def _nvfp4_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> NVF
 
 def _fp8_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> Float8BlockwiseLinear:
     """Puts the dequantized weight in place of that in ``tensors``."""
-    weight, scale = tensors[f"{dot}weight"], tensors.pop(f"{dot}weight_scale")
+    device = linear.weight.device
+    weight, scale = (tensors.pop(f"{dot}{part}").to(device) for part in ("weight", "weight_scale"))
     tensors.pop(f"{dot}input_scale", None)
     blocks = tuple(-(-size // step) for size, step in zip(weight.shape, BLOCK, strict=False))
     if weight.dtype != torch.float8_e4m3fn or tuple(scale.shape) != blocks:

@@ -55,6 +55,7 @@ class LayerReport:
         name: in the model.
         tokens: rows of all of its calls.
         in_features, out_features: as the layer's.
+        input_amax: largest magnitude of its input, for static scales; NaN where it has one.
         output: of the product of quantized activation and quantized weight, bias aside.
         activation, weight: of either alone.
     """
@@ -63,6 +64,7 @@ class LayerReport:
     tokens: int
     in_features: int
     out_features: int
+    input_amax: float
     output: dict[str, float] = field(default_factory=dict)
     activation: dict[str, float] = field(default_factory=dict)
     weight: dict[str, float] = field(default_factory=dict)
@@ -223,6 +225,7 @@ class _Measured:
         self.linear = linear
         self.formats = formats
         self.tokens = 0
+        self.amax: Tensor | None = None
         self.why = "its forward was not called"
         self.energies = {of: {name: _Energy() for name in formats} for of in _OPERANDS}
 
@@ -244,6 +247,8 @@ class _Measured:
         weight = self.linear.weight.detach()
         weight = weight if weight.stride(-1) == 1 else weight.contiguous()
         exact_x, exact_w = x.float(), weight.float()
+        amax = exact_x.abs().max()
+        self.amax = amax if self.amax is None else torch.maximum(self.amax, amax)
         rows = max(1, _CHUNK // weight.shape[0])
         parts = [slice(begin, begin + rows) for begin in range(0, x.shape[0], rows)]
         kept = exact_x @ exact_w.t() if len(parts) == 1 else None
@@ -260,7 +265,9 @@ class _Measured:
         self.tokens += x.shape[0]
 
     def result(self, name: str) -> LayerReport:
-        made = LayerReport(name, self.tokens, self.linear.in_features, self.linear.out_features)
+        sizes = (self.linear.in_features, self.linear.out_features)
+        amax = math.nan if self.amax is None else self.amax.item()
+        made = LayerReport(name, self.tokens, *sizes, amax)
         for of, energies in self.energies.items():
             setattr(made, of, {name: energy.decibels() for name, energy in energies.items()})
         return made

@@ -215,7 +215,7 @@ class NVFP4Linear(nn.Module):
         parts = self._input_parts(x.shape[:-1])
         into = scratch = None
         if workspace is not None and not torch.compiler.is_compiling():
-            buffer = workspace.of(self, math.prod(x.shape[:-1]), x.device)
+            buffer = workspace.buffer_for(self, math.prod(x.shape[:-1]), x.device)
             x_fp4, x_sf, gsa = carve(buffer, parts)
             how = (self.scale_layout, self.granularity, self.recipe)
             into = QuantizedActivation(x_fp4, x_sf, gsa, None, self.in_features, *how)
@@ -279,7 +279,7 @@ class NVFP4Linear(nn.Module):
             raise TypeError(f"dtype is {dtype}; accepted are bfloat16, float16 and float32")
         scratch = None
         if workspace is not None and not torch.compiler.is_compiling():
-            scratch = workspace.of(self, q.num_tokens, q.device)
+            scratch = workspace.buffer_for(self, q.num_tokens, q.device)
         return self._run(q, dtype, out, scratch)
 
     def _run(
@@ -402,8 +402,8 @@ class Workspace:
         size = max(layer.workspace_bytes(rows) for layer in found)
         self.buffer = torch.empty(size, dtype=torch.uint8, device=devices.pop())
 
-    def of(self, layer: NVFP4Linear, rows: int, device: torch.device) -> Tensor:
-        """The buffer, for a call of ``layer``.
+    def buffer_for(self, layer: NVFP4Linear, rows: int, device: torch.device) -> Tensor:
+        """The buffer, for a call of ``layer`` with so many rows.
 
         Raises:
             ValueError: it is on another device, or too small.

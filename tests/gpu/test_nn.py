@@ -261,6 +261,29 @@ def test_nvfp4_decode_allocates_nothing(granularity: Any, rows: int) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
+def test_one_norm_feeds_three_without_an_allocation() -> None:
+    """A producer with buffers of its own, then three layers over one workspace."""
+    layers = [NVFP4Linear.from_linear(linear(1024, n).eval().cuda()) for n in (1024, 256, 512)]
+    workspace = Workspace(layers, rows=4)
+    x, residual = randn(4, 1024).cuda(), randn(4, 1024, seed=3).cuda()
+    weight = torch.ones(1024, dtype=BF16, device="cuda")
+    how: dict[str, Any] = {"granularity": "row", "inv_rms": True, "device": "cuda"}
+    q = jitquant.QuantizedActivation.empty((4, 1024), **how)
+    outs = [torch.empty(4, layer.out_features, dtype=BF16, device="cuda") for layer in layers]
+
+    def step() -> None:
+        jitquant.rmsnorm_quantize_nvfp4(x, weight, residual=residual, out=q)
+        for layer, out in zip(layers, outs, strict=True):
+            layer.run_from_quantized(q, out=out, workspace=workspace)
+
+    step()
+    before = allocations()
+    step()
+    assert allocations() == before
+    for layer, out in zip(layers, outs, strict=True):
+        assert torch.equal(out, layer.run_from_quantized(q))
+
+
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_nvfp4_compiled() -> None:
     made = NVFP4Linear.from_linear(linear(256, 384).eval().cuda())

@@ -18,6 +18,7 @@ from jitquant.nn import (
     NVFP4Linear,
     convert,
     load_compressed_tensors,
+    report,
     save_compressed_tensors,
 )
 from jitquant.nn._compressed_tensors import compressed_tensors
@@ -321,6 +322,41 @@ def test_transformers_reads_them(recipe: Any, tmp_path: Path) -> None:
     assert done.skipped == {"lm_head": "its weight is not quantized in the files"}
     with torch.no_grad():
         assert sqnr(back(tokens).logits, want) > (30 if recipe == "nvfp4" else 25)
+
+
+def test_activations_in_nvfp4(tmp_path: Path) -> None:
+    """With amaxes from calibration the scheme is the library's "NVFP4"; it computes as we do."""
+    _, quantization = library()
+    import transformers
+
+    model, tokens = llama(), torch.arange(40).reshape(2, 20)
+    found = report(model, tokens, formats=["nvfp4"])
+    plain = model(tokens).logits.detach()
+    convert(model, "nvfp4", filter=lambda name, _: name != "lm_head")
+    amaxes = {layer.name: layer.input_amax for layer in found.layers}
+    save_compressed_tensors(model, tmp_path, input_amax=amaxes)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    (scheme,) = quantization.QuantizationConfig.model_validate(config).config_groups.values()
+    preset = quantization.preset_name_to_scheme("NVFP4", ["Linear"])
+    assert scheme.weights == preset.weights
+    assert scheme.input_activations == preset.input_activations
+    name = "model.layers.1.mlp.down_proj"
+    scales = load_file(tmp_path / "model.safetensors")[f"{name}.input_global_scale"]
+    assert scales.item() == pytest.approx(2688 / amaxes[name])
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=BF16).eval()
+    with torch.no_grad():
+        got, want = read(tokens).logits, model(tokens).logits
+    assert sqnr(got, want) > sqnr(want, plain) + 3  # nearer to ours than ours to bf16
+    assert load_compressed_tensors(llama(), tmp_path).replaced == list(amaxes)[:-1]
+
+
+def test_amaxes_that_are_wrong(tmp_path: Path) -> None:
+    model = layers()
+    convert(model, "nvfp4")
+    for wrong in ({"0": 1.0}, {"0": 1.0, "2": 0.0}, {"0": 1.0, "2": torch.nan}):
+        with pytest.raises(ValueError, match=r"input_amax\['2'\] is .* report\(model, inputs\)"):
+            save_compressed_tensors(model, tmp_path, input_amax=wrong)
+    assert not list(tmp_path.iterdir())
 
 
 def test_errors(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_what_is_measured(model: Gated, chunk: int, monkeypatch: pytest.MonkeyPa
     assert found.skipped == {"unused": "its forward was not called"}
     gate = found.layers[0]
     assert (gate.tokens, gate.in_features, gate.out_features) == (30, 64, 96)
+    assert gate.input_amax == x.abs().max().item()
     w, rows, int8 = model.gate.weight.detach(), x.reshape(30, 64), {"dtype": torch.int8}
     pairs: dict[str, tuple[Any, Any]] = {
         "nvfp4": (jitquant.quantize_nvfp4(rows), jitquant.quantize_weight_nvfp4(w)),
@@ -81,6 +82,9 @@ def test_a_layer_that_is_called_twice_is_one(model: Gated) -> None:
         ("0.gate", 40),
         ("0.down", 20),
     ]
+    with torch.no_grad():
+        amax = max(x.abs().max().item(), model(x).abs().max().item())
+    assert found.layers[0].input_amax == amax
 
 
 @pytest.mark.parametrize("form", ["tensor", "tuple", "list", "mapping", "user"])
