@@ -53,6 +53,11 @@ def close(a: Tensor, b: Tensor, what: str = "", limit: float = 3e-4) -> None:
     assert noise < limit, (what, float(noise))
 
 
+def sums(here: Here) -> float:
+    """Noise of sums of the same products: tensor cores add up FP8 products in fewer bits."""
+    return 1e-10 if here.device.type == "cpu" else 1e-6
+
+
 def whole(t: Tensor) -> Tensor:
     return t.full_tensor() if isinstance(t, DTensor) else t
 
@@ -87,16 +92,12 @@ def case_float8_column_wise_is_a_part(here: Here) -> None:
     assert torch.equal(byte_view(mine.data), byte_view(all_of_it.data[rows].contiguous()))
     y = part(x)
     assert y.placements == (Shard(1),)
-    torch.testing.assert_close(y.full_tensor(), want, rtol=1e-5, atol=1e-5)
+    close(y.full_tensor(), want, limit=sums(here))
     assert part._cache._kept is kept  # the weight is not quantized again
     with torch.no_grad():
         part.weight.mul_(2)
-    torch.testing.assert_close(
-        part(x).full_tensor() - part.bias.full_tensor(),
-        2 * (want - layer.bias),
-        rtol=1e-4,
-        atol=1e-4,
-    )
+    doubled = part(x).full_tensor() - part.bias.full_tensor()
+    close(doubled, 2 * (want - layer.bias), limit=sums(here))
 
 
 def case_float8_in_parallel(here: Here) -> None:
@@ -241,7 +242,7 @@ def case_a_weight_that_is_whole(here: Here) -> None:
     rows = distribute_tensor(x, here.mesh, [Shard(0)])
     y = parts(rows)
     assert y.placements == (Shard(0),)
-    torch.testing.assert_close(y.full_tensor(), want, rtol=1e-5, atol=1e-5)
+    close(y.full_tensor(), want, limit=sums(here))
     y.sum().backward()
     assert parts.weight.grad is not None
     assert layer.weight.grad is not None
@@ -274,7 +275,7 @@ def case_fsdp(here: Here) -> None:
                 losses.append(loss.detach())
             torch.distributed.all_reduce(losses[1])
             losses[1] /= here.world
-            tolerance = 1e-4 if policy is None else 0.02
+            tolerance = 1e-3 if policy is None else 0.02
             torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=0)
             if policy is None:
                 for (name, p), q in zip(made.named_parameters(), sharded.parameters(), strict=True):

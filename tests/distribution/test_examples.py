@@ -53,3 +53,26 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
     for layer in record["layers"]:
         assert 14 < layer["output"]["nvfp4"] < layer["output"]["fp8_row"]
     assert (tmp_path / "found" / "sqnr.png").stat().st_size > 10_000
+
+
+def test_tensor_parallel(tmp_path: Path) -> None:
+    ranks = ("--standalone", "--nproc-per-node", "2", str(ROOT / "examples" / "tensor_parallel.py"))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *ranks, "--layers", "1", "--steps", "2"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks, each on CPU" in done.stdout
+    assert "FP8 step 1: loss " in done.stdout
+    assert "a rank has 0.500 of the weights" in done.stdout
+    assert "with the amax of all: the same" in done.stdout
+
+
+def test_tensor_parallel_says_how_to_start_it(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="start it with: torchrun"):
+        run("tensor_parallel.py", cwd=tmp_path)

@@ -1,21 +1,64 @@
-"""Two ranks with a GPU each, over NCCL: the cases of tests/distributed."""
+"""Ranks on GPUs: the cases of tests/distributed over NCCL, and many that start together."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch
-from distributed.ranks import run
+from distributed.ranks import names_of, run
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-MODULES = ("amax_group", "layers")
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+RANKS = 8
+
+START = """
+import sys, torch, jitquant
+torch.cuda.set_device(int(sys.argv[1]) % torch.cuda.device_count())
+jitquant.quantize_nvfp4(torch.randn(64, 4096, device="cuda").bfloat16())
+torch.cuda.synchronize()
+"""
 
 
-@pytest.fixture(scope="module", params=MODULES)
-def outcomes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    return run(request.param, "cuda", tmp_path_factory.mktemp("ranks"))
-
-
-def test_on_two_gpus(outcomes: dict[str, str]) -> None:
+@two_gpus
+@pytest.mark.parametrize("module", ["amax_group", "layers"])
+def test_two_ranks_over_nccl(module: str, tmp_path: Path) -> None:
+    outcomes = run(module, "cuda", tmp_path)
+    assert list(outcomes) == names_of(module, "cuda")
     assert {name: what for name, what in outcomes.items() if what} == {}
+
+
+def _start(ranks: int, cache: Path) -> tuple[float, str]:
+    """Seconds until the last of some processes has quantized, and what they said."""
+    environment = {**os.environ, "JITQUANT_CACHE_DIR": str(cache)}
+    environment.pop("JITQUANT_QUIET", None)
+    begin = time.perf_counter()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", START, str(rank)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    said = "".join(process.communicate(timeout=120)[0] for process in processes)
+    seconds = time.perf_counter() - begin
+    assert [process.returncode for process in processes] == [0] * ranks, said
+    return seconds, said
+
+
+def test_ranks_that_start_together_compile_once(tmp_path: Path) -> None:
+    _start(1, tmp_path / "first")  # what is read from disk for the first time
+    alone, said = _start(1, tmp_path / "alone")
+    assert said.count("building fused_amax_quantize for ") == 1
+    together, said = _start(RANKS, tmp_path / "together")
+    assert said.count("building fused_amax_quantize for ") == 1
+    warm, said = _start(RANKS, tmp_path / "together")
+    assert said.count("building fused_amax_quantize for ") == 0
+    print(f"cold: {alone:.2f} s alone, {together:.2f} s of {RANKS} together; then {warm:.2f} s")
+    assert together < 1.5 * alone, (alone, together)
