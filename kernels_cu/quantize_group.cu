@@ -7,7 +7,10 @@ cudaError_t launch_quantize_group(const Matrix& x, int64_t group_size,
                                   const GroupNumerics& numerics, const GroupOutput& out,
                                   const RowCounts& counts, cudaStream_t stream) {
   if (x.rows == 0) return cudaSuccess;
-  return launch_group(x, numerics, out, counts, group_size, stream);
+  return dispatch(x.dtype, [&](auto element) {
+    return launch_groups(PlainSource<decltype(element)>(x), numerics, out, counts, group_size,
+                         stream);
+  });
 }
 
 }  // namespace jitquant

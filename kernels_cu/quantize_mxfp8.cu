@@ -6,7 +6,10 @@ namespace jitquant {
 cudaError_t launch_quantize_mxfp8(const Matrix& x, const GroupNumerics& numerics,
                                   const GroupOutput& out, cudaStream_t stream) {
   if (x.rows == 0) return cudaSuccess;
-  return launch_group(x, numerics, out, {nullptr, false, true}, kMxfp8Block, stream);
+  return dispatch(x.dtype, [&](auto element) {
+    return launch_groups(PlainSource<decltype(element)>(x), numerics, out, {nullptr, false, true},
+                         kMxfp8Block, stream);
+  });
 }
 
 }  // namespace jitquant

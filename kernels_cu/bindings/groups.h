@@ -100,4 +100,47 @@ struct ScalesPlan {
   }
 };
 
+// The rows of a call that gives each group of them a scale: where they are, and which are there.
+struct RowsOfGroups {
+  int64_t leading, batches, rows, all_rows, cols, groups;
+  RowCounts counts;
+
+  // `cols` of the result, which is shaped like x, whose rows `m` has.
+  static RowsOfGroups of(const View& x, const Matrix& m, int64_t cols, int64_t group_size,
+                         const std::optional<View>& counts, bool zero_rest) {
+    check_group_size(group_size);
+    RowsOfGroups r = {x.dim() - 1,           1, 1, m.rows, cols, ceil_div(cols, group_size),
+                      {nullptr, false, true}};
+    if (r.leading > 0) r.rows = x.size(r.leading - 1);
+    for (int64_t i = 0; i + 1 < r.leading; ++i) r.batches *= x.size(i);
+    if (counts) {
+      check_cuda(*counts, "counts", &x);
+      const bool wide = counts->scalar_type() == ScalarType::Long;
+      JITQUANT_CHECK(wide || counts->scalar_type() == ScalarType::Int,
+                     "counts must be int32 or int64");
+      JITQUANT_CHECK(r.leading > 0 && counts->numel() == r.batches && counts->is_contiguous(),
+                     "counts must have ", r.batches,
+                     " elements, contiguous, one for each batch of rows; its shape is ",
+                     shape_text(*counts));
+      r.counts = {counts->const_data_ptr(), wide, zero_rest};
+    }
+    return r;
+  }
+
+  GroupOutput results(Result& data, Result& scale_inv, ScalarType dtype,
+                      const GroupNumerics& numerics, std::string_view scale_layout,
+                      const View& like) const {
+    const ScalesPlan plan =
+        ScalesPlan::of(like, leading, batches, rows, groups, numerics.scale_format, scale_layout);
+    GroupOutput out = {data.rows("data", dtype, Shape::of(like, leading, cols), like),
+                       plan.store(scale_inv, "scale_inv", like)};
+    if (counts.counts == nullptr && out.scales.grid.order == ScaleOrder::kRow) {
+      // Batches follow each other as rows do.
+      out.scales.batches = 1;
+      out.scales.rows = out.scales.grid.stored_rows = all_rows;
+    }
+    return out;
+  }
+};
+
 }  // namespace jitquant

@@ -17,38 +17,52 @@ __device__ __forceinline__ float quotient(float a, float b, float r) {
   return fma_rn(fma_rn(-q, b, a), r, q);
 }
 
-// The scale of a group whose amax is b: group_scale and mxfp8_exponent of fp8.cuh to the bit, whose
-// divisions would check for what cannot be here, or is here selected at the end.
-__device__ __forceinline__ GroupScale scale_of(const GroupNumerics& n, float b) {
-  const float top = largest(n.format), over_top = reciprocal_rn_ordinary(top);
-  GroupScale g;
-  if (n.scale_format == ScaleFormat::kE8m0) {
-    const float s = quotient(b, top, over_top);
-    g.exponent = e8m0_rceil(b <= kFloatMax ? s : b);
-    g.factor = inverse_power_of_two(g.exponent);
-    g.scale_inv = 0.0f;
-    return g;
-  }
-  if (b < n.eps) b = n.eps;  // a NaN stays
-  if (n.recipe == GroupRecipe::kTe) {
-    const float lift = b > 0x1p100f ? 0x1p-64f : 1.0f, lifted = mul_rn(b, lift);
-    g.factor = mul_rn(quotient(top, lifted, reciprocal_rn_ordinary(lifted)), lift);
-    g.scale_inv = reciprocal_rn_ordinary(g.factor);
+// The scales of groups of a format, from their amaxes: group_scale and mxfp8_exponent of fp8.cuh to
+// the bit, whose divisions would check for what cannot be here, or is here selected at the end.
+// Nothing branches but on what all groups share.
+template <int kCount>
+__device__ __forceinline__ void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
+                                          GroupScale (&g)[kCount]) {
+  const float top = largest(n.format);
+  float b[kCount];
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) b[k] = amax_keep_nan(n.eps, amax[k]);
+  if (n.recipe == GroupRecipe::kTe && n.scale_format != ScaleFormat::kE8m0) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      // Both by 2^-16: neither the reciprocal of the largest amax nor that of eps leaves the range.
+      const float lowered = mul_rn(b[k], 0x1p-16f);
+      g[k].factor = quotient(mul_rn(top, 0x1p-16f), lowered, reciprocal_rn_ordinary(lowered));
+      g[k].scale_inv = reciprocal_rn_ordinary(g[k].factor);
+    }
   } else {
-    g.scale_inv = quotient(b, top, over_top);
-    g.factor = reciprocal_rn_ordinary(g.scale_inv);
+    const float over_top = reciprocal_rn_ordinary(top);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      g[k].scale_inv = quotient(b[k], top, over_top);
+      g[k].factor = reciprocal_rn_ordinary(g[k].scale_inv);
+    }
   }
-  if (!(b <= kFloatMax)) {
-    g.scale_inv = b;
-    g.factor = is_nan(b) ? b : 0.0f;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    if (b[k] > kFloatMax) g[k].scale_inv = b[k], g[k].factor = 0.0f;
+    g[k].exponent = 0;
   }
-  g.exponent = 0;
-  if (n.scale_format != ScaleFormat::kFloat32) {
-    g.exponent = ue8m0_exponent(g.scale_inv);
-    g.factor = inverse_power_of_two(g.exponent);
-    if (!is_nan(g.scale_inv)) g.scale_inv = power_of_two(g.exponent);
+  if (n.scale_format == ScaleFormat::kFloat32) return;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const float s = g[k].scale_inv;
+    g[k].exponent = n.scale_format == ScaleFormat::kE8m0 ? e8m0_rceil(s) : ue8m0_exponent(s);
+    g[k].factor = inverse_power_of_two(g[k].exponent);
+    if (!is_nan(s)) g[k].scale_inv = power_of_two(g[k].exponent);
   }
-  return g;
+}
+
+__device__ __forceinline__ GroupScale scale_of(const GroupNumerics& n, float b) {
+  const float amax[1] = {b};
+  GroupScale g[1];
+  scales_of(n, amax, g);
+  return g[0];
 }
 
 __device__ __forceinline__ bool divides(const GroupNumerics& n) {

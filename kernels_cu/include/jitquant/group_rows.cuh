@@ -1,20 +1,189 @@
 // Eight bits with a scale for each group of a row: neighbouring threads take a block of 16 values
-// each and share the group's amax through shuffles.
+// each and share the group's amax through shuffles. Templates over where the values come from
+// (sources.cuh); launch_groups says which of the two kernels runs when:
+//   group_kernel       tensors of whole blocks, of which all rows are there
+//   group_walk_kernel  anything else
 #pragma once
 
 #include "jitquant/group_kernels.cuh"
 
 namespace jitquant {
 
-constexpr int kGroupThreads = 128;
-constexpr int kHeldRows = 4;  // blocks of 16 values that a thread holds, one of a row
+// Whether values are what is loaded.
+template <class Source>
+constexpr bool kIsPlain = std::is_same<typename Source::Fetched, typename Source::Value>::value;
+
+// ---- whole blocks ------------------------------------------------------------------------------
+
+// Rows of blocks that are padded to whole groups, one after the other, and where their scales go:
+// ScaleGrid::offset with what the host knows of it.
+struct GroupPieces {
+  uint32_t count;      // blocks of all rows with the padding; whole groups
+  uint32_t blocks;     // of a row without it
+  Divisor width;       // blocks of a row with it
+  Divisor batch_rows;  // rows of a batch
+  int log_lanes;       // of the blocks of a group
+  bool batched, padded;
+  uint32_t source_step, data_step;          // from a row to the next, in elements
+  uint32_t scale_row_step, scale_col_step;  // of stored scales
+  int64_t scale_batch_step;
+};
+
+// The amaxes of the groups of a thread's blocks.
+template <class Value>
+__device__ __forceinline__ void group_amaxes(const Value (&x)[1], int lanes, float (&b)[1]) {
+  b[0] = lanes_amax(block_amax(x[0]), lanes);
+}
+// Of 16 bits each, both in one word.
+template <class T>
+__device__ __forceinline__ void group_amaxes(const Block<T> (&x)[2], int lanes, float (&b)[2]) {
+  uint32_t pairs[2];
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    pairs[k] = x[k].words[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) pairs[k] = pair_max<T, true>(pairs[k], x[k].words[i]);
+  }
+  uint32_t both = pair_max<T, true>(byte_permute(pairs[0], pairs[1], 0x5410),
+                                    byte_permute(pairs[0], pairs[1], 0x7632));
+#pragma unroll
+  for (int offset = 8; offset > 0; offset >>= 1) {
+    if (offset < lanes) both = pair_max<T, true>(both, __shfl_xor_sync(0xffffffffu, both, offset));
+  }
+  const Block<T> maxima = {{both}};
+#pragma unroll
+  for (int k = 0; k < 2; ++k) b[k] = magnitude_of(maxima, k);
+}
+
+__device__ __forceinline__ void place_scale(const GroupScales& s, const GroupPieces& pieces,
+                                            uint32_t row, uint32_t group, const GroupScale& g) {
+  int64_t at = 0;
+  if (pieces.batched) {
+    const uint32_t batch = pieces.batch_rows.quotient_of(row);
+    row -= batch * pieces.batch_rows.divisor;
+    at = batch * pieces.scale_batch_step;
+  }
+  at += static_cast<uint64_t>(row) * pieces.scale_row_step;
+  if (s.format == ScaleFormat::kFloat32 || s.format == ScaleFormat::kPowerOfTwo) {
+    at += static_cast<uint64_t>(group) * pieces.scale_col_step;
+    static_cast<float*>(s.data)[at] = g.scale_inv;
+    return;
+  }
+  if (s.format == ScaleFormat::kPacked) {
+    at += static_cast<uint64_t>(group >> 2) * pieces.scale_col_step;
+    at = 4 * at + (group & 3);
+  } else {
+    at = s.swizzled ? swizzle_128x4(row, group, (s.groups + 3) & ~int64_t{3}) : at + group;
+  }
+  static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(g.exponent);
+}
+
+// The padding of scales that are not swizzled; all threads of the launch.
+__device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const GroupPieces& pieces) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  if (s.format == ScaleFormat::kPacked) {
+    const uint32_t rows = static_cast<uint32_t>(s.batches * s.rows);
+#pragma unroll 1
+    for (int64_t row = first; row < rows; row += step) {
+#pragma unroll 1
+      for (uint32_t group = static_cast<uint32_t>(s.groups); group & 3; ++group) {
+        place_scale(s, pieces, static_cast<uint32_t>(row), group, {});
+      }
+    }
+  }
+  if (s.grid.stored_rows == s.rows) return;
+  uint32_t* const scales = static_cast<uint32_t*>(s.data);  // or floats
+#pragma unroll 1
+  for (int64_t col = first; col < s.batches * s.grid.stored_cols; col += step) {
+#pragma unroll 1
+    for (int64_t row = s.rows; row < s.grid.stored_rows; ++row) {
+      scales[col * s.grid.stored_rows + row] = 0;
+    }
+  }
+}
+
+// Blocks of group_kernel that a multiprocessor has to hold: bounds the registers.
+template <class Source>
+constexpr int group_blocks_per_sm(int at_once) {
+  return at_once == 2 || sizeof(typename Source::Fetched) <= 32 ? 5 : 4;
+}
+
+// A thread has kAtOnce blocks of values, kThreads apart. A block of threads for each piece of work:
+// the hardware starts them in order, so that what is read and written at a time lies together.
+// Where there are few rows most of the time goes into fetching instructions, so there are few.
+template <class Source, EightBit kFormat, int kAtOnce>
+__global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce))
+    group_kernel(Source source, uint8_t* data, GroupNumerics numerics, GroupScales scales,
+                 GroupPieces pieces) {
+  numerics.format = kFormat;
+  const int lanes = 1 << pieces.log_lanes;
+  const uint32_t first = blockIdx.x * (kThreads * kAtOnce) + threadIdx.x;
+  uint32_t row[kAtOnce], block[kAtOnce];
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    const uint32_t i = min(first + k * kThreads, pieces.count - 1);
+    row[k] = pieces.width.quotient_of(i);
+    block[k] = i - row[k] * pieces.width.divisor;
+  }
+  let_next_begin();
+  wait_for_previous();
+  // In the place of padding the last block once more: it belongs to the same group.
+  typename Source::Fetched fetched[kAtOnce];
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    const auto* p = source.row.data + static_cast<uint64_t>(row[k]) * pieces.source_step;
+    fetched[k] = source.template fetch<true>(p, min(block[k], pieces.blocks - 1));
+  }
+  typename Source::Value x[kAtOnce];
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    x[k] = source.template value<true>(fetched[k], nullptr, block[k]);
+  }
+  float amax[kAtOnce];
+  group_amaxes(x, lanes, amax);
+  GroupScale g[kAtOnce];
+  scales_of(numerics, amax, g);
+  // The lanes of a group store the scales of its blocks in turn.
+#pragma unroll 1
+  for (int turn = threadIdx.x & (lanes - 1); turn < kAtOnce; turn += lanes) {
+    constexpr int kLast = kAtOnce - 1;
+    const bool is_first = turn == 0;
+    const GroupScale scale = {is_first ? g[0].scale_inv : g[kLast].scale_inv, 0.0f,
+                              is_first ? g[0].exponent : g[kLast].exponent};
+    if (first + turn * kThreads < pieces.count) {
+      place_scale(scales, pieces, is_first ? row[0] : row[kLast],
+                  (is_first ? block[0] : block[kLast]) >> pieces.log_lanes, scale);
+    }
+  }
+  const bool by_division = divides(numerics);
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    const float factor = by_division ? group_reciprocal(g[k].scale_inv) : g[k].factor;
+    const uint4 codes = encode_block<kFormat>(x[k], by_division, factor, g[k].scale_inv);
+    if (first + k * kThreads < pieces.count && block[k] < pieces.blocks) {
+      uint8_t* const to = data + static_cast<uint64_t>(row[k]) * pieces.data_step;
+      reinterpret_cast<uint4*>(to)[block[k]] = codes;
+    }
+  }
+  if (pieces.padded) {
+    if (scales.swizzled) {
+      zero_scale_padding(scales);
+    } else {
+      zero_grid_padding(scales, pieces);
+    }
+  }
+}
+
+// ---- anything else -----------------------------------------------------------------------------
+
+constexpr int kWalkThreads = 128;
 
 // How the lanes of a warp share out a tile: 2^log_lanes neighbours take neighbouring blocks of a
 // row, and the next as many take the next row.
 struct WarpShape {
   int log_lanes, log_rows;
   int group_lanes;  // of these, those that share a scale
-  int held;         // rows of a thread
 };
 
 inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks) {
@@ -27,11 +196,7 @@ inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks) {
   while (!fits(log_rows)) --log_rows;
   while (log_rows < 5 && fits(log_rows + 1) && (32 >> (log_rows + 1)) >= blocks) ++log_rows;
   while (log_rows > 0 && (int64_t{1} << (log_rows - 1)) >= s.rows) --log_rows;
-  // With few rows, which leave most of the device idle, a thread has one.
-  const int64_t warps = s.batches * ((s.rows + (1 << log_rows) - 1) >> log_rows) *
-                        ((blocks + (31 >> log_rows)) >> (5 - log_rows));
-  const int held = warps > 32 * sm_count() ? kHeldRows : (warps > 16 * sm_count() ? 2 : 1);
-  return {5 - log_rows, log_rows, static_cast<int>(group_blocks), held};
+  return {5 - log_rows, log_rows, static_cast<int>(group_blocks)};
 }
 
 __device__ __forceinline__ int64_t rows_there(const RowCounts& c, int64_t batch, int64_t rows) {
@@ -41,129 +206,145 @@ __device__ __forceinline__ int64_t rows_there(const RowCounts& c, int64_t batch,
   return count < rows ? count : rows;
 }
 
-// A warp a tile of `held` times the rows of its shape. All that a thread has of a tile is loaded
-// before any of it is computed: that many loads in flight cover the latency of the memory. kWhole:
-// all blocks are whole and aligned to 16 bytes.
-template <class T, bool kWhole>
-__global__ void __launch_bounds__(kGroupThreads, sizeof(T) == 2 ? 5 : 4)
-    group_kernel(PlainSource<T> source, RowPointer<uint8_t> data, bool vector,
-                 GroupNumerics numerics, GroupScales scales, RowCounts counts, WarpShape shape,
-                 TileGrid grid, bool uneven) {
+// A warp a tile.
+template <class Source>
+__global__ void __launch_bounds__(kWalkThreads, sizeof(typename Source::Element) == 2 ? 8 : 6)
+    group_walk_kernel(Source source, RowPointer<uint8_t> data, bool vector, GroupNumerics numerics,
+                      GroupScales scales, RowCounts counts, WarpShape shape, TileGrid grid,
+                      bool uneven) {
   const int lane = threadIdx.x & 31;
   const int lane_row = lane >> shape.log_lanes;
   const int lane_block = lane & ((1 << shape.log_lanes) - 1);
   const uint32_t blocks = static_cast<uint32_t>(blocks_of(source.cols));
-  const int tile_rows = shape.held << shape.log_rows;
   const auto tiles_of = [&](uint32_t batch) {
     const int64_t there = rows_there(counts, batch, scales.rows);
-    return static_cast<uint32_t>(there > 0 ? (there + tile_rows - 1) / tile_rows : 0);
+    const int64_t rest = (int64_t{1} << shape.log_rows) - 1;
+    return static_cast<uint32_t>(there > 0 ? (there + rest) >> shape.log_rows : 0);
   };
-  // Four lanes of a group that have nothing else to do take the scale of one of its rows each.
-  const bool shares = shape.group_lanes >= kHeldRows;
-  const int quarter = lane & (kHeldRows - 1);
-  const bool by_division = divides(numerics);
-  const int scales_of_lane = shares ? 1 : kHeldRows;
-  const int group_lane = lane_block & (shape.group_lanes - 1);
   let_next_begin();
   wait_for_previous();
-  TileWalk walk(grid, blockIdx.x * (kGroupThreads / 32) + (threadIdx.x >> 5), uneven, tiles_of);
+  TileWalk walk(grid, blockIdx.x * (kWalkThreads / 32) + (threadIdx.x >> 5), uneven, tiles_of);
 #pragma unroll 1
   for (; walk.batch < grid.batches; walk.next(grid, uneven, tiles_of)) {
     const uint32_t block = (walk.chunk << shape.log_lanes) + lane_block;
-    const int64_t first = static_cast<int64_t>(walk.tile) * tile_rows + lane_row;
-    const int64_t above = walk.batch * scales.rows;
-    const int64_t there = rows_there(counts, walk.batch, scales.rows);
-    Block<T> x[kHeldRows];
-#pragma unroll
-    for (int k = 0; k < kHeldRows; ++k) {
-      const int64_t row = first + (k << shape.log_rows);
-      x[k] = {};
-      if (k < shape.held && row < there && block < blocks) {
-        x[k] = source.template fetch<kWhole>(source.row(above + row), block);
-      }
+    const int64_t row = (static_cast<int64_t>(walk.tile) << shape.log_rows) + lane_row;
+    const int64_t r = walk.batch * scales.rows + row;
+    const bool there = row < rows_there(counts, walk.batch, scales.rows);
+    typename Source::Fetched fetched = {};
+    if (there && block < blocks) {
+      fetched = source.template fetch<false>(source.row(r), block);
     }
+    const auto x = source.template value<false>(fetched, nullptr, block);
+    const GroupScale g = scale_of(numerics, lanes_amax(block_amax(x), shape.group_lanes));
+    if (row >= scales.rows) continue;
+    const bool write = there || counts.zero_rest;
     const uint32_t group = block / shape.group_lanes;
-    const auto store = [&](int k, const GroupScale& g) {
-      const int64_t row = first + (k << shape.log_rows);
-      // The block of this lane may not exist; the first of its group does where the group does.
-      if (k >= shape.held || row >= scales.rows || group >= scales.groups) return;
-      const bool present = row < there;
-      store_scale(scales, walk.batch, row, group, g, !present, present || counts.zero_rest);
-    };
-    float b[kHeldRows], factor[kHeldRows] = {}, scale_inv[kHeldRows] = {};
-#pragma unroll
-    for (int k = 0; k < kHeldRows; ++k) b[k] = lanes_amax(block_amax(x[k]), shape.group_lanes);
-    if (shares) b[0] = quarter < 2 ? (quarter == 0 ? b[0] : b[1]) : (quarter == 2 ? b[2] : b[3]);
-#pragma unroll 1
-    for (int i = 0; i < scales_of_lane; ++i) {
-      const GroupScale g = scale_of(numerics, b[0]);
-      if (group_lane < kHeldRows / scales_of_lane) store(shares ? quarter : i, g);
-#pragma unroll
-      for (int k = 0; k + 1 < kHeldRows; ++k) {
-        b[k] = b[k + 1], factor[k] = factor[k + 1], scale_inv[k] = scale_inv[k + 1];
-      }
-      factor[kHeldRows - 1] = by_division ? group_reciprocal(g.scale_inv) : g.factor;
-      scale_inv[kHeldRows - 1] = g.scale_inv;
+    if ((lane_block & (shape.group_lanes - 1)) == 0 && group < scales.groups) {
+      store_scale(scales, walk.batch, row, group, g, !there, write);
     }
-    if (shares) {
-      const float f = factor[kHeldRows - 1], s = scale_inv[kHeldRows - 1];
-#pragma unroll
-      for (int k = 0; k < kHeldRows; ++k) {
-        const int from = (lane & ~(kHeldRows - 1)) | k;
-        factor[k] = __shfl_sync(0xffffffffu, f, from);
-        if (by_division) scale_inv[k] = __shfl_sync(0xffffffffu, s, from);
-      }
+    if (write && block < blocks) {
+      store_bytes<false>(data(r) + int64_t{16} * block, source.cols - int64_t{16} * block, vector,
+                         there ? encode_block(x, numerics, g) : make_uint4(0, 0, 0, 0));
     }
-    with_format(numerics.format, [&](auto format) {
-#pragma unroll
-      for (int k = 0; k < kHeldRows; ++k) {
-        const int64_t row = first + (k << shape.log_rows);
-        if (k >= shape.held || row >= scales.rows || block >= blocks) break;
-        uint4 codes = make_uint4(0, 0, 0, 0);
-        if (row < there) {
-          codes = encode_block<format>(x[k], by_division, factor[k], scale_inv[k]);
-        } else if (!counts.zero_rest) {
-          break;
-        }
-        store_bytes<kWhole>(data(above + row) + int64_t{16} * block,
-                            source.cols - int64_t{16} * block, vector, codes);
-      }
-    });
   }
   zero_scale_padding(scales);
 }
 
-template <class T, bool kWhole>
-cudaError_t launch_group_of(const Matrix& x, const GroupNumerics& numerics, const GroupOutput& out,
-                            const RowCounts& counts, int64_t group_size, cudaStream_t stream) {
+// ---- launching ---------------------------------------------------------------------------------
+
+template <class Source>
+cudaError_t launch_group_walk(const Source& source, const GroupNumerics& numerics,
+                              const GroupOutput& out, const RowCounts& counts, int64_t group_size,
+                              cudaStream_t stream) {
   const GroupScales& s = out.scales;
   const WarpShape shape = warp_shape(out, group_size / 16);
   // Rows that are left alone are passed over, where no padding follows them.
   const bool uneven = counts.counts != nullptr && !counts.zero_rest && s.grid.stored_rows == s.rows;
   TileGrid grid = {};
   grid.batches = static_cast<uint32_t>(s.batches);
-  const int tile_rows = shape.held << shape.log_rows;
-  grid.tiles = static_cast<uint32_t>((s.rows + tile_rows - 1) / tile_rows);
-  grid.chunks =
-      static_cast<uint32_t>((blocks_of(x.cols) + (1 << shape.log_lanes) - 1) >> shape.log_lanes);
-  constexpr int kWarps = kGroupThreads / 32;
-  const int per_sm = blocks_per_sm<&group_kernel<T, kWhole>>(kGroupThreads, 0);
+  const int64_t rest = (int64_t{1} << shape.log_rows) - 1;
+  grid.tiles = static_cast<uint32_t>((s.rows + rest) >> shape.log_rows);
+  grid.chunks = static_cast<uint32_t>((blocks_of(source.cols) + (1 << shape.log_lanes) - 1) >>
+                                      shape.log_lanes);
+  constexpr int kWarps = kWalkThreads / 32;
+  const int per_sm = blocks_per_sm<&group_walk_kernel<Source>>(kWalkThreads, 0);
   const int64_t ctas = persistent_grid((grid.items() + kWarps - 1) / kWarps, per_sm);
   grid.set_step(ctas * kWarps, uneven);
-  return launch<&group_kernel<T, kWhole>>(
-      {ctas, kGroupThreads, Start::kOverlapped}, stream, PlainSource<T>(x),
-      RowPointer<uint8_t>(out.data), out.data.vector, numerics, s, counts, shape, grid, uneven);
+  return launch<&group_walk_kernel<Source>>({ctas, kWalkThreads, Start::kOverlapped}, stream,
+                                            source, RowPointer<uint8_t>(out.data), out.data.vector,
+                                            numerics, s, counts, shape, grid, uneven);
 }
 
-inline cudaError_t launch_group(const Matrix& x, const GroupNumerics& numerics,
-                                const GroupOutput& out, const RowCounts& counts, int64_t group_size,
-                                cudaStream_t stream) {
-  return dispatch(x.dtype, [&](auto element) {
-    using T = decltype(element);
-    return is_whole(x, out.data)
-               ? launch_group_of<T, true>(x, numerics, out, counts, group_size, stream)
-               : launch_group_of<T, false>(x, numerics, out, counts, group_size, stream);
-  });
+// Up to so many blocks of values for each multiprocessor a thread of group_kernel has one.
+constexpr int64_t kFewBlocks = 5 * kThreads;
+
+// Whether rows are the same distance apart, which fits 32 bits.
+inline bool is_even(bool even, int64_t step) {
+  return even && step >= 0 && step < (int64_t{1} << 32);
+}
+
+// group_kernel where every row is there, is whole blocks, and lies as far from the next as any
+// other; else group_walk_kernel.
+template <class Source>
+cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
+                          const GroupOutput& out, const RowCounts& counts, int64_t group_size,
+                          cudaStream_t stream) {
+  const GroupScales& s = out.scales;
+  const RowPointer<uint8_t> data(out.data);
+  int log_lanes = 0;
+  while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
+  int64_t width = s.groups << log_lanes, blocks = blocks_of(source.cols);
+  const int64_t count = source.rows * width;
+  if (!source.whole() || !out.data.vector || counts.counts != nullptr ||
+      !is_even(source.row.even, source.row.s2) || !is_even(data.even, data.s2) ||
+      count >= (int64_t{1} << 31) - 2 * kThreads) {
+    return launch_group_walk(source, numerics, out, counts, group_size, stream);
+  }
+  const bool by_row = s.grid.order == ScaleOrder::kRow;
+  const bool padded = s.swizzled ? s.rows % 128 != 0 || s.groups % 4 != 0
+                                 : s.grid.stored_rows != s.rows ||
+                                       (s.format == ScaleFormat::kPacked && s.groups % 4 != 0);
+  if (kIsPlain<Source> && source.row.s2 == source.cols && data.s2 == source.cols &&
+      width == blocks && by_row && !padded && !s.swizzled) {
+    width = blocks = count;  // all rows are one
+  }
+  const GroupPieces pieces = {static_cast<uint32_t>(count),
+                              static_cast<uint32_t>(blocks),
+                              Divisor(static_cast<uint32_t>(width)),
+                              Divisor(static_cast<uint32_t>(s.rows)),
+                              log_lanes,
+                              s.batches > 1,
+                              padded,
+                              static_cast<uint32_t>(source.row.s2),
+                              static_cast<uint32_t>(data.s2),
+                              static_cast<uint32_t>(by_row ? s.grid.stored_cols : 1),
+                              static_cast<uint32_t>(by_row ? 1 : s.grid.stored_rows),
+                              s.grid.stored_rows * s.grid.stored_cols};
+  const auto launch_blocks = [&](auto format, auto at_once) {
+    constexpr int kWork = kThreads * at_once;
+    LaunchShape shape = {(count + kWork - 1) / kWork, kThreads, Start::kOverlapped};
+    // Of few rows most of the tiles of scales is padding.
+    if (s.swizzled && shape.grid < s.groups / 32) shape.grid = s.groups / 32;
+    return launch<&group_kernel<Source, format, at_once>>(shape, stream, source, data.data,
+                                                          numerics, s, pieces);
+  };
+  const auto launch_format = [&](auto format) {
+    if constexpr (sizeof(typename Source::Fetched) <= 32) {
+      if (count > kFewBlocks * sm_count()) {
+        return launch_blocks(format, std::integral_constant<int, 2>());
+      }
+    }
+    return launch_blocks(format, std::integral_constant<int, 1>());
+  };
+  switch (numerics.format) {
+    case EightBit::kE4m3:
+      return launch_format(std::integral_constant<EightBit, EightBit::kE4m3>());
+    case EightBit::kE5m2:
+      return launch_format(std::integral_constant<EightBit, EightBit::kE5m2>());
+    case EightBit::kInt8:
+      return launch_format(std::integral_constant<EightBit, EightBit::kInt8>());
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace jitquant
