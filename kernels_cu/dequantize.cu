@@ -26,22 +26,47 @@ __device__ __forceinline__ void unpack4(uint32_t word, float* v) {
   }
 }
 
-__device__ __forceinline__ float scale_at(const StoredScales& s, int64_t row, uint32_t half) {
-  if (s.block_rows == 0) return *static_cast<const float*>(s.data);
-  const uint32_t col = s.halves_per_col == 0 ? 0 : half / s.halves_per_col;
-  int64_t batch = 0, line = row;
-  if (s.per_matrix) {
-    batch = quotient(row, s.matrix_rows);
-    line = row - batch * s.matrix_rows;
-    if (s.block_rows > 1) line = quotient(line, s.block_rows);
+// Where the scale of eight neighbours is. `small`: what is divided is below 2^31.
+struct ScaleLookup {
+  StoredScales scales;
+  Divisor width, matrix_rows, block_rows, halves_per_col;
+  bool small;
+
+  ScaleLookup(const StoredScales& s, int64_t rows, int64_t width)
+      : scales(s),
+        width(divisor(width)),
+        matrix_rows(divisor(s.matrix_rows)),
+        block_rows(divisor(s.block_rows)),
+        halves_per_col(divisor(s.halves_per_col)),
+        small(rows * width < (int64_t{1} << 30) && s.matrix_rows < (int64_t{1} << 30)) {}
+
+  __device__ __forceinline__ int64_t divide(int64_t a, const Divisor& by, int64_t exact) const {
+    return small ? by.quotient_of(static_cast<uint32_t>(a)) : a / exact;
   }
-  const bool packed = s.type == StoredScales::kPacked;
-  const int64_t at = s.swizzled
-                         ? swizzle_128x4(batch * s.grid.stored_rows + line, col, s.grid.stored_cols)
-                         : s.grid.offset(batch, line, packed ? col >> 2 : col);
-  if (s.type == StoredScales::kFloat) return static_cast<const float*>(s.data)[at];
-  return float_from_e8m0(static_cast<const uint8_t*>(s.data)[packed ? 4 * at + (col & 3) : at]);
-}
+  __device__ __forceinline__ float at(int64_t row, uint32_t half) const {
+    const StoredScales& s = scales;
+    if (s.block_rows == 0) return *static_cast<const float*>(s.data);
+    const uint32_t col = s.halves_per_col == 0 ? 0 : halves_per_col.quotient_of(half);
+    int64_t batch = 0, line = row;
+    if (s.per_matrix) {
+      batch = divide(row, matrix_rows, s.matrix_rows);
+      line = row - batch * s.matrix_rows;
+      if (s.block_rows > 1) line = divide(line, block_rows, s.block_rows);
+    }
+    const bool packed = s.type == StoredScales::kPacked;
+    const int64_t i =
+        s.swizzled ? swizzle_128x4(batch * s.grid.stored_rows + line, col, s.grid.stored_cols)
+                   : s.grid.offset(batch, line, packed ? col >> 2 : col);
+    if (s.type == StoredScales::kFloat) return static_cast<const float*>(s.data)[i];
+    return float_from_e8m0(static_cast<const uint8_t*>(s.data)[packed ? 4 * i + (col & 3) : i]);
+  }
+
+ private:
+  // Of what does not fit nothing is asked.
+  static Divisor divisor(int64_t by) {
+    return Divisor(by < 1 || by >= (int64_t{1} << 31) ? 1 : static_cast<uint32_t>(by));
+  }
+};
 
 // Eight elements from p, of which the first `count` are there. `vector`: p is aligned to 8 bytes.
 __device__ __forceinline__ uint2 load8(const uint8_t* p, int count, bool vector) {
@@ -80,7 +105,7 @@ constexpr int kAtOnce = 4;
 template <class T, EightBit kFormat>
 __global__ void __launch_bounds__(kThreads, 4)
     dequantize_kernel(RowPointer<const uint8_t> data, int64_t rows, int64_t cols, bool vector,
-                      StoredScales scales, T* out, bool out_vector) {
+                      ScaleLookup scales, T* out, bool out_vector) {
   const int64_t width = (cols + 7) / 8;
   int64_t eighth = static_cast<int64_t>(blockIdx.x) * (kThreads * kAtOnce) + threadIdx.x;
   let_next_begin();
@@ -91,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   int count[kAtOnce];
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
-    const int64_t row = quotient(eighth, width), block = eighth - row * width;
+    const int64_t row = scales.divide(eighth, scales.width, width), block = eighth - row * width;
     eighth += kThreads;
     count[k] = 0;
     if (row < rows) {
@@ -99,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       count[k] = left < 8 ? static_cast<int>(left) : 8;
       to[k] = out + row * cols + first;
       codes[k] = load8(data(row) + first, count[k], vector);
-      scale[k] = scale_at(scales, row, static_cast<uint32_t>(block));
+      scale[k] = scales.at(row, static_cast<uint32_t>(block));
     }
   }
 #pragma unroll
@@ -120,7 +145,8 @@ cudaError_t launch_format(const Matrix& data, const StoredScales& scales, void* 
         reinterpret_cast<uintptr_t>(out) % 16 == 0 && data.cols * sizeof(T) % 16 == 0;
     return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream,
                            RowPointer<const uint8_t>(data), data.rows, data.cols, data.vector,
-                           scales, static_cast<T*>(out), out_vector);
+                           ScaleLookup(scales, data.rows, (data.cols + 7) / 8),
+                           static_cast<T*>(out), out_vector);
   });
 }
 
