@@ -1,4 +1,5 @@
 #include "fp8.h"
+#include "gate_and_up.h"
 
 namespace jitquant {
 
@@ -7,22 +8,6 @@ cudaError_t launch_silu_mul_fp8(const Matrix& fused, int64_t run, const Fp8Scale
                                 const ElementRows& out, cudaStream_t stream);
 
 namespace {
-
-// Gate and up columns in turns of `run`.
-struct GateAndUp {
-  Matrix fused;
-  int64_t cols, run;
-
-  GateAndUp(const View& t, int64_t interleave) : fused(matrix_of(t, "fused")) {
-    JITQUANT_CHECK(fused.cols % 2 == 0, "fused must have an even number of columns, not ",
-                   fused.cols);
-    cols = fused.cols / 2;
-    JITQUANT_CHECK(cols < (int64_t{1} << 31), "fused must have less than 2^32 columns");
-    JITQUANT_CHECK(interleave == 0 || (interleave > 0 && cols % interleave == 0),
-                   "interleave must be 0, or divide N = ", cols, "; it is ", interleave);
-    run = interleave == 0 ? cols : interleave;
-  }
-};
 
 void silu_mul_quantize_fp8(Call& call, const View& fused, std::optional<View> scale,
                            ScalarType dtype, std::optional<double> scale_value,

@@ -11,8 +11,9 @@ def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
     """FP8, with buffers whose rows lie apart."""
     quantize, back = module("quantize_fp8").quantize_fp8, module("dequantize").dequantize
     silu = module("silu_mul_quantize").silu_mul_quantize_fp8
+    silu_group = module("silu_mul_quantize_group").silu_mul_quantize_group
     norm = module("rmsnorm_quantize")
-    scale = torch.tensor([3.0], device="cuda")
+    scale, counts = torch.tensor([3.0], device="cuda"), torch.tensor([3], device="cuda")
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 80, 16), (300, 1024, 0)):
             x = torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols]
@@ -34,6 +35,10 @@ def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
                 for interleave in (0, 8 if cols % 8 == 0 else cols):
                     silu(both, dtype=fp8, interleave=interleave)
                     silu(both, scale, dtype=fp8, granularity="tensor", interleave=interleave)
+                    for size, layout in ((16, "row"), (128, "column_tma")):
+                        k = {"scale_layout": layout, "interleave": interleave}
+                        silu_group(both, size, dtype=fp8, **k)
+                        silu_group(both, size, counts, dtype=fp8, **k)
                 silu(both, scale, dtype=fp8, granularity="tensor", with_amax=False)
                 apart = torch.empty(rows, cols + 5, dtype=torch.uint8, device="cuda")
                 apart = apart[:, 3 : 3 + cols].view(fp8)

@@ -139,10 +139,73 @@ def test_silu_mul_fp8(dtype: torch.dtype, interleave: int) -> None:
             _close(got, expected, f"{rows}x{cols} {options}")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleave", [0, 8])
+@pytest.mark.parametrize("scale_layout", ["row", "column", "column_tma"])
+def test_silu_mul_group(dtype: torch.dtype, interleave: int, scale_layout: str) -> None:
+    kernel = module("silu_mul_quantize_group").silu_mul_quantize_group
+    for i, shape in enumerate(
+        ((1, 16), (5, 24), (33, 104), (3, 11, 272), (130, 2048), (64, 7168), (70, 34))
+    ):
+        *leading, cols = shape
+        fused = randn(*leading, 2 * cols, dtype=dtype, scale=2)
+        for j, form in enumerate(("float32", "ue8m0", "ue8m0_packed")):
+            options = {
+                "dtype": (E4M3, E5M2, torch.int8)[(i + j) % 3],
+                "interleave": 2 if cols % 8 else interleave,
+                "scale_format": form,
+                "scale_layout": scale_layout,
+                "recipe": ("te", "deepgemm", "vllm")[(i + j // 2) % 3],
+            }
+            size = (16, 32, 64, 128, 256)[(i + 2 * j) % 5]
+            got = kernel(fused, size, **options)
+            expected = reference.silu_mul_quantize_group(fused, size, **options)
+            _close(got, expected, f"{shape} {size} {options}")
+
+
+@pytest.mark.parametrize("scale_layout", ["row", "column", "column_tma"])
+def test_silu_mul_group_of_experts(scale_layout: str) -> None:
+    """Rows past the count are not read; their results are zero, or left alone if asked."""
+    kernel = module("silu_mul_quantize_group").silu_mul_quantize_group
+    options = {"dtype": E4M3, "scale_layout": scale_layout}
+    for experts, rows, cols in ((5, 131, 512), (300, 3, 128), (2, 900, 136)):
+        fused = randn(experts, rows, 2 * cols)
+        counts = torch.randint(-1, rows + 2, (experts,), device="cuda")
+        there = torch.arange(rows, device="cuda") < counts[:, None]
+        fused[~there] = float("nan")
+        whole = kernel(fused, 128, counts, **options)
+        _close(whole, reference.silu_mul_quantize_group(fused, 128, counts, **options))
+        left = [torch.full_like(t.view(torch.uint8), 0x5A).view(t.dtype) for t in whole]
+        kernel.out(fused, 128, counts, zero_rest=False, data=left[0], scale_inv=left[1], **options)
+        data, expected = left[0].view(torch.uint8), whole[0].view(torch.uint8)
+        assert torch.equal(data[there], expected[there])
+        assert bool((data[~there] == 0x5A).all())
+        scales, wanted = (
+            t if scale_layout == "row" else t.transpose(-1, -2)[:, :rows]
+            for t in (left[1], whole[1])
+        )
+        assert torch.equal(scales[there], wanted[there])
+
+
+def test_silu_mul_group_of_specials() -> None:
+    kernel = module("silu_mul_quantize_group").silu_mul_quantize_group
+    fused = randn(8, 256)
+    fused[1] = 0
+    fused[2, 3] = float("nan")
+    fused[3, 130] = float("inf")
+    fused[4, :128] = -200.0
+    fused[5, :128] = 200.0
+    fused[6, 7] = float("-inf")
+    _close(kernel(fused, 16, dtype=E4M3), reference.silu_mul_quantize_group(fused, 16, dtype=E4M3))
+    empty = fused[:0]
+    same(kernel(empty, 16, dtype=E4M3), reference.silu_mul_quantize_group(empty, 16, dtype=E4M3))
+
+
 def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Tensor]], int]]:
     """Per call: the function, its arguments, its launches."""
     norm, silu = module("rmsnorm_quantize"), module("silu_mul_quantize")
-    scale = torch.tensor([31.0], device="cuda")
+    silu_group = module("silu_mul_quantize_group").silu_mul_quantize_group
+    scale, counts = torch.tensor([31.0], device="cuda"), torch.tensor([77], device="cuda")
     weight = torch.rand(768, device="cuda").bfloat16()
 
     def x() -> list[Tensor]:
@@ -165,6 +228,8 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
         "silu given": (lambda t: silu.silu_mul_quantize_fp8(t, scale, **static), x, 1),
         "silu given, no amax": (
             lambda t: silu.silu_mul_quantize_fp8(t, scale, with_amax=False, **static), x, 1),
+        "silu group": (lambda t: silu_group(t, 128, **fp8), x, 1),
+        "silu group, ragged": (lambda t: silu_group(t[:, :700], 128, counts, **fp8), x, 1),
     }  # fmt: skip
 
 
@@ -177,6 +242,7 @@ def test_one_launch_captured_and_never_waited_for() -> None:
 
 def test_bad_arguments_reach_no_kernel() -> None:
     norm, silu = module("rmsnorm_quantize"), module("silu_mul_quantize")
+    silu_group = module("silu_mul_quantize_group").silu_mul_quantize_group
     x, weight = randn(4, 64), torch.ones(64, device="cuda")
     cases: list[tuple[str, Callable[[], object]]] = [
         ("weight must have shape", lambda: norm.rmsnorm_quantize_fp8(x, weight[:5], dtype=E4M3)),
@@ -190,6 +256,11 @@ def test_bad_arguments_reach_no_kernel() -> None:
         ("even number", lambda: silu.silu_mul_quantize_fp8(x[:, :63], dtype=E4M3)),
         ("interleave must be 0, or divide N = 32",
          lambda: silu.silu_mul_quantize_fp8(x, dtype=E4M3, interleave=5)),
+        ("even number", lambda: silu_group(x[:, :63], 16, dtype=E4M3)),
+        ("group_size must be", lambda: silu_group(x, 48, dtype=E4M3)),
+        ("counts must have 1", lambda: silu_group(x, 16, weight.long()[:3], dtype=E4M3)),
+        ("interleave must be 0, or divide N = 32",
+         lambda: silu_group(x, 16, dtype=E4M3, interleave=5)),
     ]  # fmt: skip
     for message, call in cases:
         with pytest.raises(RuntimeError, match=message):

@@ -58,6 +58,7 @@ EXPORTS = {
     ],
     "rmsnorm_quantize": ["rmsnorm_quantize_fp8", "rmsnorm_quantize_group"],
     "silu_mul_quantize": ["silu_mul_quantize_fp8", "silu_mul_quantize_fp8_from_amax"],
+    "silu_mul_quantize_group": ["silu_mul_quantize_group"],
 }
 
 

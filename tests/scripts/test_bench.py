@@ -32,7 +32,7 @@ def _arguments(op: Op, m: int, n: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("op", [op for op in OPS if not op.quantized_input], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [op for op in OPS if not op.quantized], ids=lambda op: op.name)
 def test_plain_code_has_the_bits_of_the_op(op: Op, dtype: torch.dtype) -> None:
     arguments = _arguments(op, 24, 256, dtype)
     if op.name != "mhc":  # the sign of a sum of zeros depends on where it starts
@@ -59,7 +59,7 @@ def test_plain_dequantization_has_the_bits_of_the_reference(granularity: str) ->
 def test_traffic_is_that_of_the_tensors(op: Op) -> None:
     m, n = 6, 64
     arguments = _arguments(op, m, n, torch.bfloat16)
-    if op.quantized_input:
+    if op.quantized:
         arguments = [reference.quantize_nvfp4(arguments[0])]  # type: ignore[list-item]
         read = sum(part.nbytes for part in arguments[0])
         written = m * n * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from harness.bench.ops import OPS, Op, Traffic, chosen
@@ -14,14 +16,18 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _parts(result: object) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
     assert isinstance(result, QuantizedTensor)
     parts = (result.data, result.scale_inv, result.amax, result.inv_rms)
     return [part for part in parts if part is not None]
 
 
-def _arguments(op: Op, m: int, n: int, dtype: torch.dtype) -> list[Tensor]:
+def _arguments(op: Op, m: int, n: int, dtype: torch.dtype) -> list[Any]:
     torch.manual_seed(m + n)
     shaped = [torch.randn(shape, dtype=dtype) for shape in op.shapes(m, n)]
+    if op.quantized is not None:
+        return [op.quantized.make(shaped[0])]
     return [*shaped, *op.extra(n, dtype, torch.device("cpu"))]
 
 
@@ -29,9 +35,12 @@ def _arguments(op: Op, m: int, n: int, dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("op", FP8_OPS, ids=lambda op: op.name)
 def test_plain_code_has_the_bits_of_the_op(op: Op, dtype: torch.dtype) -> None:
     arguments = _arguments(op, 24, 256, dtype)
-    arguments[0][3] = 0
-    copies = [argument.clone() for argument in arguments]
-    for mine, theirs in zip(op.plain(*copies), _parts(op.run(*arguments)), strict=True):
+    if op.quantized is None:
+        arguments[0][3] = 0
+    copies = arguments if op.quantized else [argument.clone() for argument in arguments]
+    plain = op.plain(*copies)
+    results = [plain] if isinstance(plain, Tensor) else plain
+    for mine, theirs in zip(results, _parts(op.run(*arguments)), strict=True):
         assert mine.shape == theirs.shape
         if mine.dtype == torch.float32:  # sums of squares in whatever order
             torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0)
@@ -44,7 +53,8 @@ def test_plain_code_has_the_bits_of_the_op(op: Op, dtype: torch.dtype) -> None:
 def test_traffic_is_that_of_the_tensors(op: Op) -> None:
     m, n = 6, 256
     arguments = _arguments(op, m, n, torch.bfloat16)
-    read = sum(argument.nbytes for argument in arguments[: len(op.shapes(m, n))])
+    inputs = _parts(arguments[0]) if op.quantized else arguments[: len(op.shapes(m, n))]
+    read = sum(part.nbytes for part in inputs)
     written = sum(part.nbytes for part in _parts(op.run(*arguments)))
     written += arguments[1].nbytes if op.name == "fp8-rmsnorm-residual" else 0
     assert op.traffic(m, n, 2) == Traffic(read + written, op.reads * read, written)

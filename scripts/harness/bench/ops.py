@@ -44,6 +44,14 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Quantized:
+    """How an op's input is made from a tensor, and how many bytes that is for (m, n)."""
+
+    make: Callable[[Tensor], Any]
+    nbytes: Callable[[int, int], int]
+
+
+@dataclass(frozen=True)
 class Op:
     """One op of the benchmark.
 
@@ -57,6 +65,7 @@ class Op:
         reads: how often these must be read: twice where an amax over all comes first.
         written: bytes of results for (m, n, element size).
         extra: further arguments, for (n, dtype, device), the same for every call.
+        quantized: of an op that takes no tensor but what was quantized from one.
     """
 
     name: str
@@ -68,12 +77,12 @@ class Op:
     reads: int
     written: Callable[[int, int, int], int]
     extra: Callable[[int, torch.dtype, torch.device], tuple[Tensor, ...]] = lambda *_: ()
-    quantized_input: bool = False
+    quantized: Quantized | None = None
 
     def traffic(self, m: int, n: int, element: int) -> Traffic:
         """Bytes that a call has to move."""
-        if self.quantized_input:
-            read = packed_bytes(m, n, 1)
+        if self.quantized is not None:
+            read = self.quantized.nbytes(m, n)
         else:
             read = sum(math.prod(shape) for shape in self.shapes(m, n)) * element
         write = self.written(m, n, element)
@@ -90,8 +99,8 @@ class Op:
             torch.empty((count, *shape), dtype=dtype, device=device).normal_()
             for shape in self.shapes(m, n)
         ]
-        if self.quantized_input:
-            return [(jitquant.quantize_nvfp4(x),) for x in pools[0]]
+        if self.quantized is not None:
+            return [(self.quantized.make(x),) for x in pools[0]]
         return [(*(pool[i] for pool in pools), *extra) for i in range(count)]
 
 
@@ -240,7 +249,7 @@ OPS = (
         lambda m, n: ((m, n),),
         1,
         lambda m, n, _: 2 * m * n,
-        quantized_input=True,
+        quantized=Quantized(jitquant.quantize_nvfp4, lambda m, n: packed_bytes(m, n, 1)),
     ),
 )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import jitquant
 from harness.bench import plain_fp8 as plain
-from harness.bench.ops import Op, _vector
+from harness.bench.ops import Op, Quantized, _vector
 
 GROUP = 128
 
@@ -79,6 +79,26 @@ FP8_OPS = (
         _written(lambda m, n: m * (n // GROUP)),
     ),
     Op(
+        "int8-group",
+        f"quantize_group(x, {GROUP}, dtype=torch.int8)",
+        ("quantize_group",),
+        lambda x: jitquant.quantize_group(x, GROUP, dtype=torch.int8),
+        plain.group_int8,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: m * (n // GROUP)),
+    ),
+    Op(
+        "mxfp8",
+        "quantize_mxfp8(x)",
+        ("quantize_mxfp8",),
+        lambda x: jitquant.quantize_mxfp8(x),
+        plain.mxfp8,
+        lambda m, n: ((m, n),),
+        1,
+        lambda m, n, _: m * n + m * (n // 32),
+    ),
+    Op(
         "fp8-rmsnorm",
         "rmsnorm_quantize_fp8(x, weight)",
         ("rmsnorm_quantize",),
@@ -142,5 +162,28 @@ FP8_OPS = (
         1,
         _written(lambda m, n: 1),
         _scale,
+    ),
+    Op(
+        "fp8-silu-group",
+        f"silu_mul_quantize_group(fused, {GROUP})",
+        ("silu_mul_quantize_group",),
+        lambda fused: jitquant.silu_mul_quantize_group(fused, GROUP),
+        plain.silu_mul_group,
+        lambda m, n: ((m, 2 * n),),
+        1,
+        _written(lambda m, n: m * (n // GROUP)),
+    ),
+    Op(
+        "fp8-dequantize",
+        "quantize_group(x).dequantize()",
+        ("dequantize", "quantize_group"),
+        lambda q: q.dequantize(),
+        lambda q: plain.dequantize_group(q.data, q.scale_inv),
+        lambda m, n: ((m, n),),
+        1,
+        lambda m, n, _: 2 * m * n,
+        quantized=Quantized(
+            lambda x: jitquant.quantize_group(x, GROUP), lambda m, n: m * n + 4 * m * (n // GROUP)
+        ),
     ),
 )

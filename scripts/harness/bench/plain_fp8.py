@@ -48,6 +48,32 @@ def group(x: Tensor) -> Results:
     return _quantize_group(x.float())
 
 
+def group_int8(x: Tensor) -> Results:
+    """The same in INT8, rounded to the nearest."""
+    rows, cols = x.shape
+    groups = x.float().view(rows, cols // 128, 128)
+    factor = _over(127.0, groups.abs().amax(dim=-1).clamp(min=1e-10))
+    codes = (groups * factor.unsqueeze(-1)).round().clamp(-128, 127).to(torch.int8)
+    return codes.view(rows, cols), _over(1.0, factor)
+
+
+def mxfp8(x: Tensor) -> Results:
+    """An E8M0 scale, rounded up, for 32 neighbours of a row."""
+    rows, cols = x.shape
+    blocks = x.float().view(rows, cols // 32, 32)
+    bits = (blocks.abs().amax(dim=-1) / TOP).view(torch.int32)
+    exponent = ((bits + 0x7FFFFF) >> 23).clamp(0, 254)
+    factor = ((254 - exponent) << 23).view(torch.float32)
+    return _cast(blocks, factor.unsqueeze(-1)).view(rows, cols), exponent.to(torch.uint8)
+
+
+def dequantize_group(data: Tensor, scale_inv: Tensor) -> Tensor:
+    """Back to bf16."""
+    rows, cols = data.shape
+    groups = data.float().view(rows, scale_inv.shape[1], -1)
+    return (groups * scale_inv.unsqueeze(-1)).view(rows, cols).bfloat16()
+
+
 def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Results:
     """RMSNorm, a scale for each row."""
     y, inv_rms = _norm(x.float(), weight, eps)
@@ -85,3 +111,8 @@ def silu_mul(fused: Tensor) -> Results:
 def silu_mul_given(fused: Tensor, scale: Tensor) -> Results:
     """silu(gate) * up, the scale given."""
     return _cast(_silu_mul(fused), scale), _over(1.0, scale)
+
+
+def silu_mul_group(fused: Tensor) -> Results:
+    """silu(gate) * up, a scale for 128 neighbours of a row."""
+    return _quantize_group(_silu_mul(fused))
