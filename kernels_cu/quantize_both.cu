@@ -1,248 +1,465 @@
-// Groups along the rows of a matrix and, of its transpose, along its columns, from one reading: a
-// tile goes through shared memory. Groups of neighbours, and MXFP8.
+// A matrix and its transpose in eight bits from one reading: groups along the rows of each, squares
+// that both share, MXFP8. Tiles go through shared memory.
 #include "jitquant/group_kernels.cuh"
 
 namespace jitquant {
 
-constexpr int kSide = 128;  // of a tile
-constexpr int kWarps = kThreads / 32;
-constexpr int kPadded = kSide / 16 * 20;  // 16 columns, then 4 floats that spread them over banks
+constexpr int kSide = 128;          // of a tile
+constexpr int kLanes = kSide / 16;  // that share a line of a tile, a block of 16 values each
 
-// What is written of the transpose.
-struct TransposedOutput {
-  uint8_t* data;  // (K, M), contiguous
-  bool vector;    // every row of it starts on a multiple of 16 bytes
-  GroupScales scales;
+// What is written of the matrix, or of its transpose: `lines` rows of `length` bytes.
+struct Side {
+  uint8_t* data;
+  int64_t stride;
+  bool vector;  // every row starts on a multiple of 16 bytes, and is a multiple of it long
+  uint32_t lines, length;
+  GroupScales all_scales;
+  // The same where they are floats without padding.
+  float* scales;
+  int64_t line_step, group_step;
+  uint32_t groups;
+};
+struct Sides {
+  Side side[2];
 };
 
-// Largest magnitudes of four blocks, value by value.
+// What is read: rows that are `stride` elements apart.
 template <class T>
-__device__ __forceinline__ Block<T> columns_amax(const Block<T> (&x)[4]) {
-  Block<T> m;
-#pragma unroll
-  for (int i = 0; i < Block<T>::kWords; ++i) {
-    m.words[i] = pair_max<T, true>(pair_max<T, true>(x[0].words[i], x[1].words[i]),
-                                   pair_max<T, true>(x[2].words[i], x[3].words[i]));
+struct Source {
+  const T* data;
+  int64_t stride, rows, cols;
+  bool vector;
+};
+
+// What shares a scale: 2^log neighbours of a line, or a square of as many lines.
+struct Extent {
+  int log;
+  bool square;
+};
+
+// A tile in shared memory. The blocks of a row are in another order (XOR) for every 16 rows, and so
+// are the pieces of 16 bytes within a block: what eight lanes read at once, along a row or, 16 rows
+// apart, down a column, is in different banks. But 32 bytes stay 32 bytes, as pieces of them would
+// be copied as many times.
+template <class T>
+struct TileMemory {
+  static constexpr int kParts = sizeof(T);  // of a block, 16 bytes each
+  static constexpr int kRowBytes = kSide * sizeof(T);
+  static constexpr int kBytes = kSide * kRowBytes;
+  static constexpr int kLines = 8 / sizeof(T);  // columns in eight bytes; rows, columns of a lane
+  static constexpr int kPasses = 16 / (4 * kLines);  // of a warp over its 16 rows or columns
+  // Where one tile is computed while the next is on its way. Two of fp32 are more than many devices
+  // have.
+  static constexpr int kStages = sizeof(T) == 2 ? 2 : 1;
+
+  // Of a part within its row. It is linear over XOR.
+  __device__ static int in_row(int block, int part) {
+    return (block * kParts + (part ^ (block >> (kParts == 2 ? 2 : 1)))) * 16;
   }
-#pragma unroll
-  for (int i = 0; i < Block<T>::kWords; ++i) {
-    const uint32_t w = pair_max<T, true>(m.words[i], __shfl_xor_sync(0xffffffffu, m.words[i], 8));
-    m.words[i] = pair_max<T, true>(w, __shfl_xor_sync(0xffffffffu, w, 16));
+  __device__ static int offset(int row, int block, int part) {
+    return row * kRowBytes + in_row(block ^ (row >> 4), part);
   }
-  return m;
+};
+
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
 }
-__device__ __forceinline__ Block<float> columns_amax(const Block<float> (&x)[4]) {
-  Block<float> m;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float b = amax_keep_nan(abs_of(value_of(x[0], i)), value_of(x[1], i));
-    b = amax_keep_nan(amax_keep_nan(b, value_of(x[2], i)), value_of(x[3], i));
-    b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
-    b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
-    m.words[i] = float_bits(b);
-  }
-  return m;
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until no more than kPending groups of copies are under way.
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// A block of threads a tile of 128x128, or, for groups of 256, a square of four tiles, which is
-// read twice: for the amaxes, then to be cast. A thread has 16 columns of four neighbouring rows,
-// so that four rows of a column are one word of the transpose.
-template <class T, bool kWhole>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
-    both_kernel(PlainSource<T> source, RowPointer<uint8_t> data, bool vector,
-                GroupNumerics numerics, GroupScales scales, TransposedOutput transposed,
-                int log_group, uint32_t items, uint32_t wide) {
-  __shared__ float column_maxima[2][kWarps][2 * kSide];   // of the 16 rows of a warp
-  __shared__ float row_maxima[2][2 * kSide];              // of half a group of 256
-  __shared__ float4 factors[2][kSide / 16][kPadded / 4];  // factor, scale_inv of a column's group
-  __shared__ uint4 tile[kSide * kSide / 16];
-  const int tx = threadIdx.x & 7, ty = threadIdx.x >> 3;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int span = log_group > 7 ? 2 : 1;
-  const int group_lanes = span > 1 ? 8 : 1 << (log_group - 4);
-  const int log_inner = span > 1 ? 7 : log_group;  // of the part of a group that a tile has
-  const bool by_division = divides(numerics);
-  const uint32_t rows = static_cast<uint32_t>(source.rows);
-  const uint32_t cols = static_cast<uint32_t>(source.cols), blocks = (cols + 15) / 16;
+// The tile at (row, 16 * block) of the source on its way to shared memory, zeros around the matrix.
+template <bool kWhole, class T>
+__device__ __forceinline__ void fetch_tile(const Source<T>& source, uint32_t row, uint32_t block,
+                                           unsigned char* tile) {
+  using Memory = TileMemory<T>;
+  constexpr int kWidth = kWhole ? kLanes * Memory::kParts : kLanes;  // threads side by side
+  constexpr int kStep = kThreads / kWidth;
+  const int column = threadIdx.x % kWidth, first = threadIdx.x / kWidth;
+  const int64_t left = int64_t{16} * block + (kWhole ? 16 / sizeof(T) : 16) * column;
+  const T* p = source.data + (row + first) * source.stride + left;
+  const int64_t step = kStep * source.stride;
+  if constexpr (kWhole) {
+    uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(tile)) +
+                  Memory::offset(first, column / Memory::kParts, column % Memory::kParts);
+    if (row + kSide <= source.rows && 16 * int64_t{block} + kSide <= source.cols) {
+#pragma unroll
+      for (int i = 0; i < kSide / kStep; ++i) {
+        copy_async((to ^ Memory::in_row(i * kStep / 16, 0)) + i * kStep * Memory::kRowBytes, p,
+                   true);
+        p += step;
+      }
+    } else {
+      const int64_t below = left < source.cols ? source.rows - row - first : 0;
+#pragma unroll 1
+      for (int i = 0; i < kSide / kStep; ++i) {
+        const bool there = i * kStep < below;
+        copy_async((to ^ Memory::in_row(i * kStep / 16, 0)) + i * kStep * Memory::kRowBytes,
+                   there ? p : source.data, there);
+        p += step;
+      }
+    }
+  } else {
+    const int64_t right = source.cols - left;
+    const int64_t below = right > 0 ? source.rows - row - first : 0;
+#pragma unroll 1
+    for (int i = 0; i < kSide / kStep; ++i) {
+      Block<T> x = {};
+      if (i * kStep < below) x = load_block<false>(p, right, source.vector);
+      p += step;
+#pragma unroll
+      for (int part = 0; part < Memory::kParts; ++part) {
+        *reinterpret_cast<uint4*>(tile + Memory::offset(first + i * kStep, column, part)) =
+            make_uint4(x.words[4 * part], x.words[4 * part + 1], x.words[4 * part + 2],
+                       x.words[4 * part + 3]);
+      }
+    }
+  }
+}
+
+// Of rows `row` and the following, the blocks at column 16 * block.
+template <class T>
+__device__ __forceinline__ void read_rows(const unsigned char* tile, int row, int block,
+                                          Block<T> (&x)[TileMemory<T>::kLines]) {
+  using Memory = TileMemory<T>;
+#pragma unroll
+  for (int part = 0; part < Memory::kParts; ++part) {
+    const unsigned char* p = tile + Memory::offset(row, block, part);
+#pragma unroll
+    for (int k = 0; k < Memory::kLines; ++k) {
+      load_words<4>(p + k * Memory::kRowBytes, x[k].words + 4 * part);
+    }
+  }
+}
+
+// Of columns `column` and the following, the blocks at row 16 * block.
+template <class T>
+__device__ __forceinline__ void read_columns(const unsigned char* tile, int column, int block,
+                                             Block<T> (&x)[TileMemory<T>::kLines]) {
+  using Memory = TileMemory<T>;
+  const int byte = (column & 15) * static_cast<int>(sizeof(T));
+  const unsigned char* p = tile + Memory::offset(16 * block, column >> 4, byte >> 4) + (byte & 15);
+  const auto words = [&](int row) {
+    return *reinterpret_cast<const uint2*>(p + row * Memory::kRowBytes);
+  };
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint2 even = words(2 * i), odd = words(2 * i + 1);
+      x[0].words[i] = byte_permute(even.x, odd.x, 0x5410);
+      x[1].words[i] = byte_permute(even.x, odd.x, 0x7632);
+      x[2].words[i] = byte_permute(even.y, odd.y, 0x5410);
+      x[3].words[i] = byte_permute(even.y, odd.y, 0x7632);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const uint2 two = words(i);
+      x[0].words[i] = two.x, x[1].words[i] = two.y;
+    }
+  }
+}
+
+// The largest magnitude of a block as a word: of two halves, of which the larger is to be taken, or
+// an fp32.
+template <class T>
+__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+  if constexpr (sizeof(T) == 2) return pair_max<T, true>(a, b);
+  return float_bits(amax_keep_nan(abs_of(bits_float(a)), bits_float(b)));
+}
+template <class T>
+__device__ __forceinline__ uint32_t amax_word(const Block<T>& x) {
+  uint32_t m = x.words[0];
+#pragma unroll
+  for (int i = 1; i < Block<T>::kWords; ++i) m = larger<T>(m, x.words[i]);
+  return m;
+}
+template <class T>
+__device__ __forceinline__ float amax_of_word(uint32_t m) {
+  if constexpr (sizeof(T) == 4) return abs_of(bits_float(m));
+  const Block<T> both = {{m}};
+  return amax_keep_nan(magnitude_of(both, 0), value_of(both, 1));
+}
+
+// The amaxes of the blocks of `lanes` neighbouring lanes: of all, or, where there are as many lanes
+// as blocks, in b[0] that of block `lane % kCount`.
+template <class T, int kCount>
+__device__ __forceinline__ void lines_amax(const Block<T> (&x)[kCount], int lanes, int lane,
+                                           float (&b)[kCount]) {
+  uint32_t m[kCount];
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) m[k] = amax_word(x[k]);
+  if (lanes >= kCount) {
+    // Halves of the blocks go to the other lane.
+#pragma unroll
+    for (int offset = 1; offset < kCount; offset *= 2) {
+      const bool odd = (lane & offset) != 0;
+#pragma unroll
+      for (int k = 0; k < kCount / (2 * offset); ++k) {
+        const uint32_t sent = odd ? m[2 * k] : m[2 * k + 1];
+        m[k] = larger<T>(odd ? m[2 * k + 1] : m[2 * k], __shfl_xor_sync(0xffffffffu, sent, offset));
+      }
+    }
+#pragma unroll
+    for (int offset = kCount; offset < kLanes; offset *= 2) {
+      if (offset < lanes) m[0] = larger<T>(m[0], __shfl_xor_sync(0xffffffffu, m[0], offset));
+    }
+    b[0] = amax_of_word<T>(m[0]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) b[k] = lanes_amax(amax_of_word<T>(m[k]), lanes);
+  }
+}
+
+// Which tile of `tall` by `wide` a block of threads is at, and how far a step of the grid is.
+struct Walk {
+  uint32_t down, across;
+  uint32_t tall, wide, step_down, step_across;
+
+  __device__ __forceinline__ bool inside() const { return down < tall; }
+  __device__ __forceinline__ void next() {
+    down += step_down, across += step_across;
+    if (across >= wide) across -= wide, ++down;
+  }
+};
+
+// A block of threads a tile, or, for groups of 256, a square of four tiles, which is read twice:
+// for the amaxes, then to be cast. A warp takes 16 rows of a tile and then 16 columns of it, eight
+// lanes a line, so that groups have their amaxes within it. kWhole: all blocks of the matrix are
+// whole and aligned to 16 bytes. kUsual: that, and of the transpose; groups or squares of 128;
+// plain scales; no division.
+template <class T, bool kWhole, bool kUsual>
+__global__ void __launch_bounds__(kThreads, kWhole || sizeof(T) == 4 ? 3 : 2)
+    both_kernel(Source<T> source, const __grid_constant__ Sides sides, GroupNumerics numerics,
+                Extent extent, Walk walk) {
+  using Memory = TileMemory<T>;
+  constexpr int kLines = Memory::kLines;
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  __shared__ float line_maxima[2][2][kUsual ? 1 : 2 * kSide];  // by side: of half a group of 256
+  __shared__ float square_maxima[kLanes][kLanes + 1];          // of 16 x 16 values
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, along = lane & (kLanes - 1);
+  const int log = kUsual ? 7 : extent.log;
+  const bool large = log > 7;
+  const int span = large ? 2 : 1, parts = large ? 8 : 1;
+  const int group_lanes = large ? kLanes : 1 << (log - 4);
+  // Lanes of a group that have nothing else to do take the scale of one of its lines each.
+  const bool shares = group_lanes >= kLines;
+  const int own = lane & (kLines - 1);
+  const int scales_of_lane = shares ? 1 : kLines;
+  const bool by_division = !kUsual && divides(numerics);
 
   let_next_begin();
   wait_for_previous();
+  int part = 0, turn = 0;
+  walk.down = blockIdx.x / walk.wide;
+  walk.across = blockIdx.x - walk.down * walk.wide;
+  const auto place = [&](const Walk& w, int part) {  // row and block
+    return make_uint2(kSide * (w.down * span + ((part >> 1) & 1)),
+                      kLanes * (w.across * span + (part & 1)));
+  };
+  const auto fetch = [&](const Walk& w, int part, int turn) {
+    const uint2 at = place(w, part);
+    if (w.inside()) fetch_tile<kWhole>(source, at.x, at.y, tiles + turn * Memory::kBytes);
+    commit_copies();
+  };
+  const auto next = [&](Walk& w, int& part) {
+    if (++part == parts) part = 0, w.next();
+  };
+  const auto fetch_next = [&](int turn) {
+    Walk following = walk;
+    int following_part = part;
+    next(following, following_part);
+    fetch(following, following_part, turn);
+  };
+  fetch(walk, part, turn);
 #pragma unroll 1
-  for (uint32_t item = blockIdx.x; item < items; item += gridDim.x) {
-    const uint32_t down_tiles = item / wide, across = item - down_tiles * wide;
-    Block<T> x[4];
-    float row_amax[4];
-    const uint32_t top = down_tiles * (kSide * span);
-    const uint32_t left = across * (kSide / 16 * span);
-    const auto load = [&](int down, int right) {
-      const uint32_t block = left + right * (kSide / 16) + tx;
+  for (; walk.inside(); next(walk, part)) {
+    if (Memory::kStages > 1) fetch_next(turn ^ 1);
+    wait_for_copies<Memory::kStages - 1>();
+    __syncthreads();
+    const unsigned char* tile = tiles + turn * Memory::kBytes;
+    const uint2 at = place(walk, part);
+
+    if (extent.square) {
+      float b = 0.0f;
+#pragma unroll 1
+      for (int pass = 0; pass < Memory::kPasses; ++pass) {
+        Block<T> x[kLines];
+        read_rows<T>(tile, 16 * warp + kLines * (4 * pass + (lane >> 3)), along, x);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const uint32_t row = top + down * kSide + 4 * ty + k;
-        if (row < rows && block < blocks) {
-          x[k] = source.template fetch<kWhole>(source.row(row), block);
+        for (int k = 0; k < kLines; ++k) b = amax_keep_nan(b, block_amax(x[k]));
+      }
+      b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
+      b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
+      if (lane < kLanes) square_maxima[warp][along] = b;
+      __syncthreads();
+    }
+#pragma unroll 1
+    for (int i = 0; i < 2 * Memory::kPasses; ++i) {
+      const int which = i / Memory::kPasses, pass = i % Memory::kPasses;
+      const Side& side = sides.side[which];
+      const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
+      const uint32_t line = (which == 0 ? at.x : 16 * at.y) + in_tile;
+      const uint32_t block = (which == 0 ? at.y : at.x / 16) + along;
+      Block<T> x[kLines];
+      if (which == 0) {
+        read_rows<T>(tile, in_tile, along, x);
+      } else {
+        read_columns<T>(tile, in_tile, along, x);
+      }
+
+      float b[kLines];
+      if (extent.square) {
+        float square = 0.0f;
+        const int first = warp & -group_lanes;
+#pragma unroll 1
+        for (int j = first; j < first + group_lanes; ++j) {
+          square =
+              amax_keep_nan(square, which == 0 ? square_maxima[j][along] : square_maxima[along][j]);
+        }
+        square = lanes_amax(square, group_lanes);
+#pragma unroll
+        for (int k = 0; k < kLines; ++k) b[k] = square;
+      } else {
+        lines_amax(x, group_lanes, lane, b);
+      }
+      bool first_half = true;
+      if (large) {
+        const int down = (part >> 1) & 1, right = part & 1;
+        const int half = which == 0 ? right : down;
+        const int l = kSide * (which == 0 ? down : right) + in_tile + own;
+        first_half = half == 0;
+        if (part < 4) {
+          if (along < kLines) line_maxima[which][half][l] = b[0];
+          continue;
+        }
+        b[0] = amax_keep_nan(line_maxima[which][0][l], line_maxima[which][1][l]);
+      }
+
+      const uint32_t group = block >> (log - 4);
+      const auto store = [&](int k, const GroupScale& g) {
+        const uint32_t l = line + k;
+        const uint32_t row = extent.square ? l >> log : l;
+        const bool first = first_half && (!extent.square || row << log == l);
+        if (l >= side.lines || group >= side.groups || !first) return;
+        if (kUsual) {
+          side.scales[row * side.line_step + group * side.group_step] = g.scale_inv;
         } else {
-          x[k] = {};
+          store_scale(side.all_scales, 0, row, group, g, false, true);
+        }
+      };
+      // What elements are multiplied with, or divided by, takes the place of the amaxes.
+#pragma unroll 1
+      for (int j = 0; j < scales_of_lane; ++j) {
+        const GroupScale g = scale_of(numerics, b[0]);
+        if ((along & (group_lanes - 1)) < kLines / scales_of_lane) store(shares ? own : j, g);
+#pragma unroll
+        for (int k = 0; k + 1 < kLines; ++k) b[k] = b[k + 1];
+        b[kLines - 1] = by_division ? g.scale_inv : g.factor;
+      }
+      if (shares) {
+        const float scale = b[kLines - 1];
+#pragma unroll
+        for (int k = 0; k < kLines; ++k) {
+          b[k] = __shfl_sync(0xffffffffu, scale, (lane & ~(kLines - 1)) | k);
         }
       }
-    };
-#pragma unroll 1
-    for (int part = 0; part < span * span; ++part) {
-      const int down = part >> 1, right = part & 1;
-      load(down, right);
+      const int64_t first_byte = int64_t{16} * block, rest = side.length - first_byte;
+      const uint32_t lines = rest > 0 && line < side.lines ? side.lines - line : 0;
+      uint8_t* to = side.data + line * side.stride + first_byte;
+      with_format(numerics.format, [&](auto format) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        row_amax[k] = lanes_amax(block_amax(x[k]), group_lanes);
-        if (span > 1 && tx == 0) row_maxima[right][down * kSide + 4 * ty + k] = row_amax[k];
-      }
-      const Block<T> m = columns_amax(x);
-      const auto four = [&](int i) {
-        return make_float4(magnitude_of(m, i), magnitude_of(m, i + 1), magnitude_of(m, i + 2),
-                           magnitude_of(m, i + 3));
-      };
-      const int q = lane >> 3;  // all four have the same
-      *reinterpret_cast<float4*>(&column_maxima[down][warp][right * kSide + 16 * tx + 4 * q]) =
-          q < 2 ? (q == 0 ? four(0) : four(4)) : (q == 2 ? four(8) : four(12));
+        for (int k = 0; k < kLines; ++k) {
+          if (k >= lines) break;
+          const float factor = by_division ? group_reciprocal(b[k]) : b[k];
+          store_bytes<kUsual>(to, rest, side.vector,
+                              encode_block<format>(x[k], by_division, factor, b[k]));
+          to += side.stride;
+        }
+      });
     }
     __syncthreads();
-
-#pragma unroll 1
-    for (int part = 0; part < span * span; ++part) {
-      const int down = part >> 1, right = part & 1;
-      const uint32_t first_row = top + down * kSide;
-      const uint32_t first_block = left + right * (kSide / 16);
-      if (span > 1) {
-        load(down, right);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int r = down * kSide + 4 * ty + k;
-          row_amax[k] = amax_keep_nan(row_maxima[0][r], row_maxima[1][r]);
-        }
-      }
-      // The scales of columns.
-      const int warps = 1 << (log_inner - 4);
-#pragma unroll 1
-      for (int i = threadIdx.x; i < kSide << (7 - log_inner); i += kThreads) {
-        const int column = i & (kSide - 1), inner = i >> 7;
-        float b = 0.0f;
-#pragma unroll 1
-        for (int w = inner * warps; w < (inner + 1) * warps; ++w) {
-          b = amax_keep_nan(b, column_maxima[down][w][right * kSide + column]);
-          if (span > 1) b = amax_keep_nan(b, column_maxima[1 - down][w][right * kSide + column]);
-        }
-        const GroupScale g = scale_of(numerics, b);
-        const int at = column + 4 * (column >> 4);
-        reinterpret_cast<float*>(factors[0][inner])[at] =
-            by_division ? group_reciprocal(g.scale_inv) : g.factor;
-        reinterpret_cast<float*>(factors[1][inner])[at] = g.scale_inv;
-        const uint32_t c = 16 * first_block + column;
-        const uint32_t group = (first_row >> log_group) + inner;
-        if (c < cols && group < transposed.scales.groups && (span == 1 || down == 0)) {
-          store_scale(transposed.scales, 0, c, group, g, false, true);
-        }
-      }
-      // Rows: their scales one after the other, which is less to compile.
-      const uint32_t block = first_block + tx;
-      const uint32_t at = 16 * block;
-      float row_factor[4] = {}, row_scale[4] = {};
-#pragma unroll 1
-      for (int k = 0; k < 4; ++k) {
-        const GroupScale g = scale_of(numerics, row_amax[0]);
-        const uint32_t row = first_row + 4 * ty + k;
-        if (row < rows && block < blocks && (tx & (group_lanes - 1)) == 0 &&
-            (span == 1 || right == 0)) {
-          store_scale(scales, 0, row, at >> log_group, g, false, true);
-        }
-#pragma unroll
-        for (int j = 0; j < 3; ++j) {
-          row_amax[j] = row_amax[j + 1];
-          row_factor[j] = row_factor[j + 1], row_scale[j] = row_scale[j + 1];
-        }
-        row_factor[3] = by_division ? group_reciprocal(g.scale_inv) : g.factor;
-        row_scale[3] = g.scale_inv;
-      }
-      with_format(numerics.format, [&](auto format) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const uint32_t row = first_row + 4 * ty + k;
-          if (row >= rows || block >= blocks) continue;
-          store_bytes<kWhole>(data(row) + at, cols - at, vector,
-                              encode_block<format>(x[k], by_division, row_factor[k], row_scale[k]));
-        }
-      });
-      __syncthreads();
-      const int inner = (4 * ty) >> log_inner;
-
-      with_format(numerics.format, [&](auto format) {
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-          const float4 f = factors[0][inner][5 * tx + q], s = factors[1][inner][5 * tx + q];
-          const float factor[4] = {f.x, f.y, f.z, f.w}, scale_inv[4] = {s.x, s.y, s.z, s.w};
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const int i = 4 * q + j;
-            float v[4];
-#pragma unroll
-            for (int k = 0; k < 4; ++k) v[k] = value_of(x[k], i);
-            if (!by_division) {
-#pragma unroll
-              for (int k = 0; k < 4; ++k) v[k] = mul_rn(v[k], factor[j]);
-            } else {
-              const GroupDivisor d = group_divisor(scale_inv[j], factor[j]);
-#pragma unroll
-              for (int k = 0; k < 4; ++k) v[k] = divide(v[k], d);
-            }
-            // Which words of a column lie where differs from 16 columns to the next, so that those
-            // of a warp are in all the banks.
-            reinterpret_cast<uint32_t*>(tile)[(16 * tx + i) * (kSide / 4) + (ty ^ (4 * tx))] =
-                pack4<format>(v);
-          }
-        }
-      });
-      __syncthreads();
-#pragma unroll 1
-      for (int i = threadIdx.x; i < kSide * kSide / 16; i += kThreads) {
-        const int column = i >> 3, q = i & 7;
-        const uint32_t c = 16 * first_block + column, row = first_row + 16 * q;
-        if (c >= cols || row >= rows) continue;
-        store_bytes<false>(transposed.data + int64_t{c} * rows + row, rows - row, transposed.vector,
-                           tile[column * 8 + (q ^ (column >> 4))]);
-      }
+    if (Memory::kStages > 1) {
+      turn ^= 1;
+    } else {
+      fetch_next(0);
     }
   }
-  zero_scale_padding(scales);
-  zero_scale_padding(transposed.scales);
+  if (!kUsual) {
+    zero_scale_padding(sides.side[0].all_scales);
+    zero_scale_padding(sides.side[1].all_scales);
+  }
 }
 
 namespace {
 
-template <class T, bool kWhole>
-cudaError_t launch_both(const Matrix& x, int log_group, const GroupNumerics& numerics,
-                        const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream) {
-  const int64_t side = log_group > 7 ? 2 * kSide : kSide;
-  const int64_t wide = (x.cols + side - 1) / side, items = (x.rows + side - 1) / side * wide;
-  const int per_sm = blocks_per_sm<&both_kernel<T, kWhole>>(kThreads, 0);
-  const int64_t ctas = persistent_grid(items, per_sm);
-  const TransposedOutput transposed = {static_cast<uint8_t*>(const_cast<void*>(out_t.data.data)),
-                                       out_t.data.vector, out_t.scales};
-  return launch<&both_kernel<T, kWhole>>(
-      {ctas, kThreads, Start::kOverlapped}, stream, PlainSource<T>(x),
-      RowPointer<uint8_t>(out.data), out.data.vector, numerics, out.scales, transposed, log_group,
-      static_cast<uint32_t>(items), static_cast<uint32_t>(wide));
+Side side_of(const GroupOutput& out) {
+  const ScaleGrid& grid = out.scales.grid;
+  const bool by_row = grid.order == ScaleOrder::kRow;
+  return {static_cast<uint8_t*>(const_cast<void*>(out.data.data)),
+          out.data.s2,
+          out.data.vector,
+          static_cast<uint32_t>(out.data.rows),
+          static_cast<uint32_t>(out.data.cols),
+          out.scales,
+          static_cast<float*>(out.scales.data),
+          by_row ? grid.stored_cols : 1,
+          by_row ? 1 : grid.stored_rows,
+          static_cast<uint32_t>(out.scales.groups)};
+}
+
+// Whether scales are floats without padding.
+bool is_plain(const GroupScales& s) {
+  return s.format <= ScaleFormat::kPowerOfTwo && s.grid.stored_rows == s.rows &&
+         s.grid.stored_cols == s.groups;
+}
+
+template <class T, bool kWhole, bool kUsual>
+cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumerics& numerics,
+                         const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream) {
+  const int64_t side = extent.log > 7 ? 2 * kSide : kSide;
+  const int64_t tall = (x.rows + side - 1) / side, wide = (x.cols + side - 1) / side;
+  constexpr size_t kShared = TileMemory<T>::kStages * TileMemory<T>::kBytes;
+  const int per_sm = blocks_per_sm<&both_kernel<T, kWhole, kUsual>>(kThreads, kShared);
+  if (per_sm == 0) return cudaErrorInvalidConfiguration;
+  const int64_t grid = persistent_grid(tall * wide, per_sm);
+  const Walk walk = {0,
+                     0,
+                     static_cast<uint32_t>(tall),
+                     static_cast<uint32_t>(wide),
+                     static_cast<uint32_t>(grid / wide),
+                     static_cast<uint32_t>(grid % wide)};
+  return launch<&both_kernel<T, kWhole, kUsual>>(
+      {grid, kThreads, Start::kOverlapped, 1, kShared}, stream,
+      Source<T>{static_cast<const T*>(x.data), x.s2, x.rows, x.cols, x.vector},
+      Sides{{side_of(out), side_of(out_t)}}, numerics, extent, walk);
 }
 
 }  // namespace
 
-cudaError_t launch_quantize_both(const Matrix& x, int64_t group_size, const GroupNumerics& numerics,
-                                 const GroupOutput& out, const GroupOutput& out_t,
-                                 cudaStream_t stream) {
-  int log_group = 4;
-  while ((int64_t{1} << log_group) < group_size) ++log_group;
+// Groups of `size`, or squares of that side, and of the transpose as well.
+cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
+                                 const GroupNumerics& numerics, const GroupOutput& out,
+                                 const GroupOutput& out_t, cudaStream_t stream) {
+  Extent extent = {4, square};
+  while ((int64_t{1} << extent.log) < size) ++extent.log;
+  const bool whole = is_whole(x, out.data);
+  const bool divides =
+      numerics.recipe == GroupRecipe::kVllm && numerics.scale_format == ScaleFormat::kFloat32;
+  const bool usual = whole && out_t.data.vector && size == kSide && !divides &&
+                     is_plain(out.scales) && is_plain(out_t.scales);
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    return is_whole(x, out.data)
-               ? launch_both<T, true>(x, log_group, numerics, out, out_t, stream)
-               : launch_both<T, false>(x, log_group, numerics, out, out_t, stream);
+    if (usual) return launch_tiles<T, true, true>(x, extent, numerics, out, out_t, stream);
+    return whole ? launch_tiles<T, true, false>(x, extent, numerics, out, out_t, stream)
+                 : launch_tiles<T, false, false>(x, extent, numerics, out, out_t, stream);
   });
 }
 

@@ -237,6 +237,20 @@ def _block_samples() -> list[Sample]:
 
 def _both_samples() -> list[Sample]:
     out = []
+    ways = cycle(
+        BLOCK_SHAPES, GROUP_DTYPES, SCALE_FORMATS[:2], BLOCK_SCALE_LAYOUTS, GROUP_RECIPES, (None,)
+    )
+    for i, (label, dtype) in enumerate(itertools.product(MATRICES, DTYPES)):
+        block, *rest = ways(31 * i)
+        keywords = _keywords(tuple(rest))
+        make = inputs()[label]
+        out.append(
+            Sample(
+                "quantize_block_both",
+                f"{label}-{short(dtype)}-{block[0]}-{_described(keywords)}",
+                lambda d, m=make, t=dtype, b=block, k=keywords: ((m(t, d), *b), dict(k)),
+            )
+        )
     for i, (label, dtype) in enumerate(itertools.product(MATRICES, DTYPES)):
         keywords = _keywords(_GROUP_WAYS(29 * i))
         size = GROUP_SIZES[i % 5]

@@ -16,7 +16,6 @@ from torch.nn.functional import ScalingType, scaled_mm
 
 from jitquant.ops._declare import LIBRARY
 from jitquant.quantized_tensor import QuantizedTensor
-from jitquant.reference.layout import ceil_div
 
 TILE = 128
 """Elements that share a scale; all sizes of an `fp8_mm` are multiples of it.
@@ -157,12 +156,3 @@ def fp8_mm(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) -> Tensor
     """
     result: Tensor = _FP8_MM(a.data, a.stored_scales, b.data, b.stored_scales, b.block[0], dtype)
     return result
-
-
-def transposed_blocks(w: QuantizedTensor) -> QuantizedTensor:
-    """The transpose of a matrix in 128x128 blocks: the same values, its rows contiguous."""
-    rows, cols = w.shape
-    row_tiles, col_tiles = ceil_div(rows, TILE), ceil_div(cols, TILE)
-    data = w.data.view(torch.uint8).t().contiguous().view(w.dtype)
-    scales = w.stored_scales[:, :col_tiles].t()
-    return blocks(data, torch.nn.functional.pad(scales, (0, -row_tiles % 4)).contiguous())

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from jitquant.formats import GROUP_EPS_MIN
-from jitquant.nn._matmul import TILE, transposed_blocks
-from jitquant.ops.fp8 import quantize_block
+from jitquant.nn._matmul import TILE
+from jitquant.ops.fp8 import quantize_block, quantize_block_both
 from jitquant.quantized_tensor import QuantizedTensor
 
 
@@ -64,14 +64,17 @@ def padded(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def quantize_weight(weight: Tensor, transpose: bool) -> QuantizedWeight:
-    """Quantizes a weight in 128x128 blocks.
+    """Quantizes a weight in 128x128 blocks, reading it once.
 
     Args:
         weight: (N, K).
         transpose: whether the transpose is wanted as well.
     """
-    w = quantize_block(padded(weight.detach()), scale_layout="row_padded", eps=GROUP_EPS_MIN)
-    return QuantizedWeight(w, transposed_blocks(w) if transpose else None)
+    w = padded(weight.detach())
+    if transpose:
+        both = quantize_block_both(w, scale_layout="row_padded", eps=GROUP_EPS_MIN)
+        return QuantizedWeight(*both)
+    return QuantizedWeight(quantize_block(w, scale_layout="row_padded", eps=GROUP_EPS_MIN), None)
 
 
 class WeightCache:
@@ -119,13 +122,14 @@ class WeightCache:
             torch.cuda.current_stream(weight.device) if weight.is_cuda else None,
         )
         kept = self._kept
-        if kept is not None and kept[0] == key and kept[1]() is weight:
-            quantized = kept[2]
-            if quantized.data_t is not None or not transpose:
-                return quantized
-            quantized = QuantizedWeight(quantized.data, transposed_blocks(quantized.data))
-        else:
-            quantized = quantize_weight(weight, transpose)
+        if (
+            kept is not None
+            and kept[0] == key
+            and kept[1]() is weight
+            and not (transpose and kept[2].data_t is None)
+        ):
+            return kept[2]
+        quantized = quantize_weight(weight, transpose)
         self._kept = (key, weakref.ref(weight), quantized)
         return quantized
 

@@ -13,6 +13,7 @@ from jitquant.ops._table_sharded import SHARDED_OPS
 from jitquant.ops.fp8 import (
     dequantize,
     quantize_block,
+    quantize_block_both,
     quantize_fp8,
     quantize_group,
     quantize_group_both,
@@ -43,6 +44,7 @@ __all__ = [
     "dequantize_nvfp4",
     "mhc_rmsnorm_quantize_nvfp4",
     "quantize_block",
+    "quantize_block_both",
     "quantize_fp8",
     "quantize_group",
     "quantize_group_both",

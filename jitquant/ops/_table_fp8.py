@@ -333,6 +333,34 @@ def _plan_group_both(
     )
 
 
+def _plan_block_both(
+    w: Tensor,
+    block_rows: int,
+    block_cols: int,
+    *,
+    dtype: torch.dtype,
+    scale_format: str = "float32",
+    scale_layout: str = "row",
+    eps: float | None = None,
+    recipe: str = "te",
+) -> Plan:
+    checks.matrix(w, "w")
+    keywords = (dtype, scale_format, scale_layout, eps, recipe)
+    checks.block_shape(block_rows, block_cols)
+    checks.group_numerics(*keywords, _BLOCK_FORMATS, BLOCK_SCALE_LAYOUTS)
+    rows, cols = w.shape
+    tall, wide = ceil_div(rows, block_rows), ceil_div(cols, block_cols)
+    return Plan(
+        w.device,
+        (
+            Result((rows, cols), dtype),
+            _scales((tall,), wide, scale_format, scale_layout),
+            Result((cols, rows), dtype),
+            _scales((wide,), tall, scale_format, scale_layout),
+        ),
+    )
+
+
 def _mxfp8_scales(leading: tuple[int, ...], cols: int, scale_layout: str) -> Result:
     groups = ceil_div(cols, MXFP8_BLOCK)
     return Result(scales_shape(leading, groups, "e8m0", scale_layout), E8M0_DTYPE)
@@ -495,6 +523,15 @@ QUANTIZE_GROUP_BOTH = KernelOp(
     plan=_plan_group_both,
     reference=reference.quantize_group_both,
 )
+QUANTIZE_BLOCK_BOTH = KernelOp(
+    "quantize_block_both",
+    f"Tensor w, int block_rows, int block_cols, *, ScalarType dtype, {_GROUP}",
+    ["data", "scale_inv", "data_t", "scale_inv_t"],
+    module="quantize_both",
+    function="quantize_block_both",
+    plan=_plan_block_both,
+    reference=reference.quantize_block_both,
+)
 QUANTIZE_MXFP8 = KernelOp(
     "quantize_mxfp8",
     'Tensor x, *, ScalarType dtype, str scale_layout="linear"',
@@ -533,6 +570,7 @@ FP8_OPS: tuple[KernelOp, ...] = (
     RMSNORM_GROUP,
     QUANTIZE_BLOCK,
     QUANTIZE_GROUP_BOTH,
+    QUANTIZE_BLOCK_BOTH,
     QUANTIZE_MXFP8,
     QUANTIZE_MXFP8_BOTH,
     DEQUANTIZE,

@@ -386,6 +386,40 @@ def quantize_group_both(
     return quantized_both(_table_fp8.QUANTIZE_GROUP_BOTH, args, form, dtype, out)
 
 
+def quantize_block_both(
+    w: Tensor,
+    block: Sequence[int] = (128, 128),
+    *,
+    dtype: torch.dtype = E4M3,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: BlockScaleLayout = "row",
+    eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    out: tuple[QuantizedTensor, QuantizedTensor] | None = None,
+) -> tuple[QuantizedTensor, QuantizedTensor]:
+    """Quantizes a weight and its transpose, reading it once, in one launch: for training.
+
+    The first result is `quantize_block` of w, the second that of its transpose, which is stored
+    transposed: what a forward product takes, and what the gradient of its input takes. Both have
+    the same elements, as a block and its transpose share a scale.
+
+    Args:
+        w: (N, K), N and K >= 1.
+        block, dtype, scale_format, scale_layout, eps, recipe: as in `quantize_block`.
+        out: buffers for the two results.
+
+    Returns:
+        Quantized tensors of the shapes (N, K) and (K, N).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    rows, cols = _pair(block)
+    args = (w, rows, cols, dtype, scale_format, scale_layout, eps, recipe)
+    form = _form("block", (rows, cols), dtype, scale_format, scale_layout, recipe)
+    return quantized_both(_table_fp8.QUANTIZE_BLOCK_BOTH, args, form, dtype, out)
+
+
 def dequantize(
     q: QuantizedTensor, dtype: torch.dtype | None = None, *, out: Tensor | None = None
 ) -> Tensor:

@@ -527,6 +527,34 @@ def quantize_group_both(
     )
 
 
+def quantize_block_both(
+    w: Tensor,
+    block_rows: int,
+    block_cols: int,
+    *,
+    dtype: torch.dtype,
+    scale_format: str = "float32",
+    scale_layout: str = "row",
+    eps: float | None = None,
+    recipe: str = "te",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`quantize_block` of ``w`` (N, K) and of its transpose: data, scale_inv, data_t, scale_inv_t.
+
+    data_t is (K, N), contiguous: the same elements, as a block and its transpose share a scale.
+    """
+    keywords = {
+        "dtype": dtype,
+        "scale_format": scale_format,
+        "scale_layout": scale_layout,
+        "eps": eps,
+        "recipe": recipe,
+    }
+    return (
+        *quantize_block(w, block_rows, block_cols, **keywords),  # type: ignore[arg-type]
+        *quantize_block(w.T, block_cols, block_rows, **keywords),  # type: ignore[arg-type]
+    )
+
+
 def dequantize(
     data: Tensor,
     scale_inv: Tensor,

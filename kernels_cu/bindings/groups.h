@@ -55,6 +55,20 @@ inline void check_group_size(int64_t size) {
                  "group_size must be 16, 32, 64, 128 or 256, not ", size);
 }
 
+inline void check_block(int64_t rows, int64_t cols) {
+  JITQUANT_CHECK(rows == cols && (rows == 16 || rows == 32 || rows == 64 || rows == 128),
+                 "block must be (16, 16), (32, 32), (64, 64) or (128, 128), not (", rows, ", ",
+                 cols, ")");
+}
+
+// Of the scales of blocks: whether their rows are filled up to a multiple of four.
+inline bool padded_of(std::string_view scale_layout) {
+  const bool padded = scale_layout == "row_padded";
+  JITQUANT_CHECK(padded || scale_layout == "row",
+                 "scale_layout must be 'row' or 'row_padded', not '", scale_layout, "'");
+  return padded;
+}
+
 inline int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }

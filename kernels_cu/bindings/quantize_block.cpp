@@ -14,14 +14,9 @@ void quantize_block(Call& call, const View& w, int64_t block_rows, int64_t block
                     Result& scale_inv) {
   const Matrix m = matrix_of(w, "w");
   JITQUANT_CHECK(w.dim() >= 2, "w must have two dimensions or more; its shape is ", shape_text(w));
-  JITQUANT_CHECK(block_rows == block_cols && (block_rows == 16 || block_rows == 32 ||
-                                              block_rows == 64 || block_rows == 128),
-                 "block must be (16, 16), (32, 32), (64, 64) or (128, 128), not (", block_rows,
-                 ", ", block_cols, ")");
+  check_block(block_rows, block_cols);
   const GroupNumerics numerics = group_numerics(dtype, scale_format, recipe, eps, false);
-  const bool padded = scale_layout == "row_padded";
-  JITQUANT_CHECK(padded || scale_layout == "row",
-                 "scale_layout must be 'row' or 'row_padded', not '", scale_layout, "'");
+  const bool padded = padded_of(scale_layout);
   const int64_t rank = w.dim(), rows = w.size(rank - 2);
   const int64_t tall = ceil_div(rows, block_rows), wide = ceil_div(m.cols, block_cols);
   const int64_t stored = padded ? ceil_div(wide, 4) * 4 : wide;

@@ -2,9 +2,9 @@
 
 namespace jitquant {
 
-cudaError_t launch_quantize_both(const Matrix& x, int64_t group_size, const GroupNumerics& numerics,
-                                 const GroupOutput& out, const GroupOutput& out_t,
-                                 cudaStream_t stream);
+cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
+                                 const GroupNumerics& numerics, const GroupOutput& out,
+                                 const GroupOutput& out_t, cudaStream_t stream);
 
 namespace {
 
@@ -16,12 +16,12 @@ struct Transposed {
   explicit Transposed(const View& x) : sizes{x.size(1), x.size(0)}, view(x) { view.sizes = sizes; }
 };
 
-Matrix matrix_of_both(const View& x) {
-  const Matrix m = matrix_of(x, "x");
-  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1,
-                 "x must have two dimensions, none of them empty; its shape is ", shape_text(x));
+Matrix matrix_of_both(const View& x, const char* name) {
+  const Matrix m = matrix_of(x, name);
+  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1, name,
+                 " must have two dimensions, none of them empty; its shape is ", shape_text(x));
   constexpr int64_t kMost = 4294967040;  // the kernel counts rows and columns in 32 bits
-  JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, "x must have at most ", kMost,
+  JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, name, " must have at most ", kMost,
                  " rows and columns; its shape is ", shape_text(x));
   return m;
 }
@@ -30,7 +30,9 @@ Matrix transposed_data(Result& data_t, ScalarType dtype, const Matrix& m, const 
   Matrix to = {};
   to.data = data_t.memory("data_t", dtype, Shape::of(m.cols, m.rows), x);
   to.rows = m.cols;
-  to.cols = m.rows;
+  to.cols = to.s2 = m.rows;
+  to.n1 = 1;
+  to.n2 = to.rows;
   to.vector = aligned(to.data, 16) && to.cols % 16 == 0;
   return to;
 }
@@ -39,7 +41,7 @@ void quantize_group_both(Call& call, const View& x, int64_t group_size, ScalarTy
                          std::string_view scale_format, std::string_view scale_layout,
                          std::optional<double> eps, std::string_view recipe, Result& data,
                          Result& scale_inv, Result& data_t, Result& scale_inv_t) {
-  const Matrix m = matrix_of_both(x);
+  const Matrix m = matrix_of_both(x, "x");
   check_group_size(group_size);
   const GroupNumerics numerics = group_numerics(dtype, scale_format, recipe, eps);
   const Transposed t(x);
@@ -52,14 +54,49 @@ void quantize_group_both(Call& call, const View& x, int64_t group_size, ScalarTy
   const Matrix to_t = transposed_data(data_t, dtype, m, x);
   const GroupScales scales_t = plan_t.store(scale_inv_t, "scale_inv_t", x);
   const Launching at(call, x);
-  check_launch(
-      launch_quantize_both(m, group_size, numerics, {to, scales}, {to_t, scales_t}, at.stream),
-      "quantize_group_both");
+  check_launch(launch_quantize_both(m, group_size, false, numerics, {to, scales}, {to_t, scales_t},
+                                    at.stream),
+               "quantize_group_both");
+}
+
+// One scale for each block of `side` by `side`.
+GroupScales block_scales(Result& scale_inv, const char* name, ScaleFormat format, int64_t side,
+                         int64_t rows, int64_t cols, bool padded, const View& like) {
+  const int64_t tall = ceil_div(rows, side), wide = ceil_div(cols, side);
+  const int64_t stored = padded ? ceil_div(wide, 4) * 4 : wide;
+  return {scale_inv.memory(name, ScalarType::Float, Shape::of(tall, stored), like),
+          format,
+          {ScaleOrder::kRow, tall, stored},
+          false,
+          1,
+          tall,
+          wide};
+}
+
+void quantize_block_both(Call& call, const View& w, int64_t block_rows, int64_t block_cols,
+                         ScalarType dtype, std::string_view scale_format,
+                         std::string_view scale_layout, std::optional<double> eps,
+                         std::string_view recipe, Result& data, Result& scale_inv, Result& data_t,
+                         Result& scale_inv_t) {
+  const Matrix m = matrix_of_both(w, "w");
+  check_block(block_rows, block_cols);
+  const GroupNumerics numerics = group_numerics(dtype, scale_format, recipe, eps, false);
+  const bool padded = padded_of(scale_layout);
+  const Matrix to = data.rows("data", dtype, Shape::of(m.rows, m.cols), w);
+  const GroupScales scales = block_scales(scale_inv, "scale_inv", numerics.scale_format, block_rows,
+                                          m.rows, m.cols, padded, w);
+  const Matrix to_t = transposed_data(data_t, dtype, m, w);
+  const GroupScales scales_t = block_scales(scale_inv_t, "scale_inv_t", numerics.scale_format,
+                                            block_rows, m.cols, m.rows, padded, w);
+  const Launching at(call, w);
+  check_launch(launch_quantize_both(m, block_rows, true, numerics, {to, scales}, {to_t, scales_t},
+                                    at.stream),
+               "quantize_block_both");
 }
 
 void quantize_mxfp8_both(Call& call, const View& x, ScalarType dtype, std::string_view scale_layout,
                          Result& data, Result& scale_inv, Result& data_t, Result& scale_inv_t) {
-  const Matrix m = matrix_of_both(x);
+  const Matrix m = matrix_of_both(x, "x");
   const GroupNumerics numerics = mxfp8_numerics(dtype);
   const bool swizzled = swizzled_of(scale_layout);
   const Transposed t(x);
@@ -71,9 +108,9 @@ void quantize_mxfp8_both(Call& call, const View& x, ScalarType dtype, std::strin
   const Matrix to_t = transposed_data(data_t, dtype, m, x);
   const GroupScales scales_t = plan_t.store(scale_inv_t, "scale_inv_t", x);
   const Launching at(call, x);
-  check_launch(
-      launch_quantize_both(m, kMxfp8Block, numerics, {to, scales}, {to_t, scales_t}, at.stream),
-      "quantize_mxfp8_both");
+  check_launch(launch_quantize_both(m, kMxfp8Block, false, numerics, {to, scales}, {to_t, scales_t},
+                                    at.stream),
+               "quantize_mxfp8_both");
 }
 
 }  // namespace
@@ -84,6 +121,11 @@ JITQUANT_FUNCTIONS(
         "quantize_group_both",
         "Tensor x, int group_size, *, ScalarType dtype, str scale_format='float32', "
         "str scale_layout='column', float? eps=None, str recipe='te'",
+        {"data", "scale_inv", "data_t", "scale_inv_t"}),
+    function<&quantize_block_both>(
+        "quantize_block_both",
+        "Tensor w, int block_rows, int block_cols, *, ScalarType dtype, "
+        "str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te'",
         {"data", "scale_inv", "data_t", "scale_inv_t"}),
     function<&quantize_mxfp8_both>("quantize_mxfp8_both",
                                    "Tensor x, *, ScalarType dtype, str scale_layout='linear'",

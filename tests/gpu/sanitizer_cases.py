@@ -62,6 +62,7 @@ def eight_bit_groups(x: torch.Tensor) -> None:
             both.quantize_group_both(x, size, **options)
     for side in (16, 128):
         one["quantize_block"](x, side, side, scale_layout="row_padded", **fp8)
+        both.quantize_block_both(x, side, side, scale_layout="row_padded", **fp8)
     for layout in ("linear", "swizzled_128x4"):
         one["quantize_mxfp8"](x, scale_layout=layout, **fp8)
         both.quantize_mxfp8_both(x, scale_layout=layout, **fp8)

@@ -48,6 +48,7 @@ def test_every_value_of_16_bits(dtype: torch.dtype) -> None:
         check("quantize_group", x, 16, dtype=fmt, recipe=recipe, scale_format=scales)
         check("quantize_block", x, 16, 16, dtype=fmt, recipe=recipe, scale_format=scales)
         check("quantize_group_both", x, 16, dtype=fmt, recipe=recipe, scale_format=scales)
+        check("quantize_block_both", x, 16, 16, dtype=fmt, recipe=recipe, scale_format=scales)
     for fmt in (E4M3, E5M2):
         check("quantize_mxfp8", x, dtype=fmt)
         check("quantize_mxfp8_both", x, dtype=fmt)
@@ -92,10 +93,29 @@ def test_shapes_sizes_and_layouts(dtype: torch.dtype) -> None:
         for side in (16, 32, 64, 128):
             for layout in ("row", "row_padded"):
                 check("quantize_block", x, side, side, dtype=E4M3, scale_layout=layout)
+                check("quantize_block_both", x, side, side, dtype=E4M3, scale_layout=layout)
         for layout in ("linear", "swizzled_128x4"):
             check("quantize_mxfp8", x, dtype=E4M3, scale_layout=layout)
             if rows < 3000:
                 check("quantize_mxfp8_both", x, dtype=E5M2, scale_layout=layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_groups_and_blocks_of_128(dtype: torch.dtype) -> None:
+    """The kernel that has these alone: inside, at the edges, more tiles than fit at once."""
+    for rows, cols in ((128, 128), (16, 16), (144, 400), (1040, 2064), (2048, 4608)):
+        x = randn(rows, cols, dtype=dtype)
+        x[rows // 2, : cols // 3] = float("nan")
+        x[rows // 3, cols // 2] = float("inf")
+        x[:, cols // 4] = 0
+        for fmt, recipe in itertools.product(FORMATS, GROUP_RECIPES):
+            scales = ("float32", "ue8m0")[rows % 3 == 2]
+            options = {"dtype": fmt, "recipe": recipe, "scale_format": scales}
+            for layout in ("row", "column"):
+                check("quantize_group_both", x, 128, scale_layout=layout, **options)
+            check("quantize_block_both", x, 128, 128, **options)
+            if rows > 1000:
+                break
 
 
 def test_views_are_read_in_place() -> None:
@@ -105,6 +125,7 @@ def test_views_are_read_in_place() -> None:
         check("quantize_group", v, 64, dtype=E4M3, what=name)
         check("quantize_block", v, 32, 32, dtype=E4M3, what=name)
         check("quantize_group_both", v, 32, dtype=E4M3, what=name)
+        check("quantize_block_both", v, 32, 32, dtype=E4M3, what=name)
         check("quantize_mxfp8", v, dtype=E4M3, what=name)
 
 
@@ -115,6 +136,7 @@ def test_out_writes_its_rows_and_nothing_else() -> None:
         ("quantize_mxfp8", ()),
         ("quantize_block", (16, 16)),
         ("quantize_group_both", (64,)),
+        ("quantize_block_both", (64, 64)),
     ):
         expected = getattr(reference, name)(x.cpu(), *args, dtype=E4M3)
         where = "quantize_both" if name.endswith("_both") else name
@@ -174,6 +196,7 @@ def _calls() -> dict[str, Callable[[Tensor], object]]:
         "block": lambda x: block(x, 128, 128, dtype=E4M3, scale_layout="row_padded"),
         "mxfp8": lambda x: mxfp8(x, **swizzled),
         "both": lambda x: both.quantize_group_both(x, 128, dtype=E4M3),
+        "block both": lambda x: both.quantize_block_both(x, 128, 128, dtype=E4M3),
         "both 256": lambda x: both.quantize_group_both(x, 256, dtype=E4M3),
         "mxfp8 both": lambda x: both.quantize_mxfp8_both(x, **swizzled),
     }
@@ -199,6 +222,7 @@ def test_many_rows_of_blocks() -> None:
     x = randn(16 * 70_000, 16)
     check("quantize_block", x, 16, 16, dtype=E4M3)
     check("quantize_group_both", x[:140_000], 16, dtype=E4M3)
+    check("quantize_block_both", x[:140_000], 16, 16, dtype=E4M3)
     check("quantize_group", randn(70_000, 2, 16), 16, dtype=E4M3, scale_layout="column")
 
 

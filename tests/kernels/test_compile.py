@@ -46,7 +46,7 @@ EXPORTS = {
         "rmsnorm_quantize_nvfp4_from_buffer",
     ],
     "quantize_block": ["quantize_block"],
-    "quantize_both": ["quantize_group_both", "quantize_mxfp8_both"],
+    "quantize_both": ["quantize_block_both", "quantize_group_both", "quantize_mxfp8_both"],
     "quantize_fp8": ["quantize_fp8", "quantize_fp8_from_amax"],
     "quantize_group": ["quantize_group"],
     "quantize_mxfp8": ["quantize_mxfp8"],

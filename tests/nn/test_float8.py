@@ -72,13 +72,16 @@ def against_float64(
 def quantized(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The weights that are quantized, in turn."""
     calls: list[Tensor] = []
-    real = _weights.quantize_block
 
-    def counted(w: Tensor, *args: Any, **kwargs: Any) -> Any:
-        calls.append(w)
-        return real(w, *args, **kwargs)
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(w: Tensor, *args: Any, **kwargs: Any) -> Any:
+            calls.append(w)
+            return real(w, *args, **kwargs)
 
-    monkeypatch.setattr(_weights, "quantize_block", counted)
+        return call
+
+    for name in ("quantize_block", "quantize_block_both"):
+        monkeypatch.setattr(_weights, name, counted(getattr(_weights, name)))
     return calls
 
 

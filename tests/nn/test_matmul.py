@@ -81,14 +81,6 @@ def test_an_untransposed_scale_is_found_out() -> None:
     assert sqnr(wrong, want) < 40  # the right order has more than 120
 
 
-@SHAPES
-def test_transposed_blocks(m: int, n: int, k: int) -> None:
-    w = jitquant.quantize_block(spread(n, k), scale_layout="row_padded")
-    t = _matmul.transposed_blocks(w)
-    t.validate()
-    assert torch.equal(t.dequantize(torch.float32), w.dequantize(torch.float32).T)
-
-
 def test_where_scaled_mm_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for major, cuda, fp8, nvfp4 in (
         (8, "13.0", False, False),

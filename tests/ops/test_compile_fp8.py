@@ -42,6 +42,7 @@ def everything(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Any, ...]:
         jitquant.quantize_group(x, 16, scale_layout="column_tma", scale_format="ue8m0_packed"),
         jitquant.quantize_block(x, (32, 32), scale_layout="row_padded"),
         jitquant.quantize_group_both(x, 16),
+        jitquant.quantize_block_both(x, (16, 16)),
         jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4"),
         jitquant.quantize_mxfp8_both(x),
         jitquant.silu_mul_quantize_fp8(x),

@@ -183,6 +183,16 @@ CASES: dict[str, Case] = {
         ValueError,
         ["x has shape (2, 3, 32)", "(M, K)", "x.flatten(0, -2)"],
     ),
+    "blocks of both of three dimensions": (
+        lambda: J.quantize_block_both(randn(2, 3, 32)),
+        ValueError,
+        ["w has shape (2, 3, 32)", "(M, K)"],
+    ),
+    "blocks of both": (
+        lambda: J.quantize_block_both(X, (1, 128)),
+        ValueError,
+        ["block is (1, 128)", "(128, 128)"],
+    ),
     "both of no rows": (
         lambda: J.quantize_mxfp8_both(torch.zeros(0, 32)),
         ValueError,

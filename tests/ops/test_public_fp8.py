@@ -231,6 +231,22 @@ def test_both_orientations(layout: str) -> None:
     assert all(same(a, b) for a, b in zip(out, want, strict=True))
 
 
+@pytest.mark.parametrize("layout", ["row", "row_padded"])
+def test_both_orientations_of_blocks(layout: str) -> None:
+    w = randn(40, 70)
+    keywords = {"scale_layout": layout, "scale_format": "ue8m0"}
+    got = jitquant.quantize_block_both(w, (16, 16), **keywords)
+    want = (
+        jitquant.quantize_block(w, (16, 16), **keywords),
+        jitquant.quantize_block(w.T.contiguous(), (16, 16), **keywords),
+    )
+    assert all(same(a, b) for a, b in zip(got, want, strict=True))
+    assert torch.equal(got[1].data.view(U8), got[0].data.view(U8).T)
+    out = tuple(map(buffers_like, got))
+    assert jitquant.quantize_block_both(w, (16, 16), **keywords, out=out) is out
+    assert all(same(a, b) for a, b in zip(out, want, strict=True))
+
+
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
 def test_both_orientations_of_mxfp8(layout: str) -> None:
     x = randn(40, 70)
@@ -357,11 +373,15 @@ def test_direct_grouped_calls(name: str, direct: list[str]) -> None:
 
 def test_direct_calls_of_both_orientations(direct: list[str]) -> None:
     x = randn(40, 70)
-    for call in (jitquant.quantize_group_both, jitquant.quantize_mxfp8_both):
+    for call in (
+        jitquant.quantize_group_both,
+        jitquant.quantize_block_both,
+        jitquant.quantize_mxfp8_both,
+    ):
         q = call(x)
         out = tuple(map(buffers_like, q))
         assert all(same(a, b) for a, b in zip(call(x, out=out), q, strict=True))
-    assert len(direct) == 4
+    assert len(direct) == 6
 
 
 def test_direct_calls_leave_rows_alone(direct: list[str]) -> None:

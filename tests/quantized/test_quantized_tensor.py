@@ -49,6 +49,7 @@ def made(shape: tuple[int, ...] = (6, 40)) -> dict[str, QuantizedTensor]:
         "block int8": jitquant.quantize_block(randn(40, 70), dtype=torch.int8),
         "mxfp8": jitquant.quantize_mxfp8(x),
         "mxfp8 swizzled": jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4"),
+        "block both": jitquant.quantize_block_both(randn(33, 70), (32, 32))[1],
         "both": jitquant.quantize_group_both(randn(33, 70), 32)[1],
         "silu": jitquant.silu_mul_quantize_group(randn(5, 64), 16),
     }

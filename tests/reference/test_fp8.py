@@ -485,6 +485,21 @@ def test_both_orientations(layout: str, dtype: torch.dtype) -> None:
     assert data_t.is_contiguous()
 
 
+@pytest.mark.parametrize("layout", ["row", "row_padded"])
+@by_dtype
+def test_both_orientations_of_blocks(layout: str, dtype: torch.dtype) -> None:
+    w = randn(70, 130)
+    keywords = {"dtype": dtype, "scale_layout": layout, "recipe": "vllm"}
+    data, scales, data_t, scales_t = reference.quantize_block_both(w, 32, 32, **keywords)
+    want, want_scales = reference.quantize_block(w, 32, 32, **keywords)
+    assert torch.equal(data.view(U8), want.view(U8))
+    assert torch.equal(scales, want_scales)
+    assert torch.equal(data_t.view(U8), want.view(U8).T)
+    assert torch.equal(scales_t[:, :3], want_scales.T[:5])
+    assert not scales_t[:, 3:].any()
+    assert data_t.is_contiguous()
+
+
 # ---- fused -------------------------------------------------------------------------------------
 
 
