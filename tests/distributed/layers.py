@@ -137,7 +137,8 @@ def case_float8_trains_in_parallel(here: Here) -> None:
     parallelize_module(models[1], here.mesh, plans(torch_parallel)["tensor"])
     losses = []
     for made in models:
-        optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3)
+        # Not foreach: it takes no list of tensors and DTensors, and the norm here is whole.
+        optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3, foreach=False)
         mine = []
         for step in range(4):
             optimizer.zero_grad()
@@ -177,7 +178,9 @@ def case_nvfp4_in_parallel(here: Here) -> None:
                 cut = name == "sequence"
                 part = x.chunk(here.world, 1)[here.rank] if cut else x
                 y = m(part)
-                close(y, want.chunk(here.world, 1)[here.rank] if cut else want, name)
+                # What rounds up here and down there is a code further, and a GPU's sums differ.
+                limit = 3e-4 if here.device.type == "cpu" else 2e-3
+                close(y, want.chunk(here.world, 1)[here.rank] if cut else want, name, limit)
         bytes_of = [sum(b.nbytes for b in m.buffers()) for m in made[:2]]
         assert bytes_of[1] < 0.51 * bytes_of[0] + 16
 
