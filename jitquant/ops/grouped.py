@@ -9,16 +9,29 @@ the CPU, so they are not checked: whatever they are, nothing outside of the buff
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from jitquant.formats import GROUPED_FORMATS, Activation, Recipe
-from jitquant.ops import _checks, _table_grouped
+from jitquant.formats import (
+    GROUPED_FORMATS,
+    NVFP4_DIVISOR,
+    QUANTIZED_MAX,
+    Activation,
+    Recipe,
+)
+from jitquant.ops import _checks, _sharded, _table_grouped
 from jitquant.ops._kernel_op import KernelOp
 from jitquant.ops.fp8 import E4M3
 from jitquant.quantized_tensor import QuantizedGroups
+from jitquant.reference.fp8 import scale_from_amax
+from jitquant.reference.nvfp4 import scales_from_amax
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def quantize_grouped(
@@ -30,6 +43,7 @@ def quantize_grouped(
     sizes: Tensor | None = None,
     dtype: torch.dtype = E4M3,
     recipe: Recipe = "te",
+    amax_group: ProcessGroup | None = None,
     out: QuantizedGroups | None = None,
 ) -> QuantizedGroups:
     """Quantizes each tensor of a buffer with a scale of its own.
@@ -46,6 +60,9 @@ def quantize_grouped(
         sizes: int64 (G,), elements of each group; None: groups follow each other.
         dtype: of "fp8_tensor": ``float8_e4m3fn`` or ``float8_e5m2``.
         recipe: of "nvfp4": "te" or "vllm".
+        amax_group: the ranks that have the other parts of the same G tensors, or None: the amax of
+            each is that of all its parts, by one all_reduce for all of them. The buffer is
+            quantized twice then, with the amaxes of this rank and with those of all.
         out: buffers of ``QuantizedGroups.empty(x.shape, offsets, ...)``.
 
     Returns:
@@ -54,6 +71,14 @@ def quantize_grouped(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, scale, "scale")
+
+        def again(scale: Tensor | None) -> QuantizedGroups:
+            keywords: dict[str, Any] = {"format": format, "dtype": dtype, "recipe": recipe}
+            return quantize_grouped(x, offsets, scale=scale, sizes=sizes, out=out, **keywords)
+
+        return _over(amax_group, again, dtype, out)
     groups = (x, offsets, scale, sizes)
     if format == "nvfp4":
         op = _table_grouped.QUANTIZE_NVFP4
@@ -73,6 +98,7 @@ def quantize_grouped_grad(
     activation: Activation = "none",
     dbias: bool = True,
     dtype: torch.dtype = torch.float8_e5m2,
+    amax_group: ProcessGroup | None = None,
     out: QuantizedGroups | None = None,
 ) -> QuantizedGroups:
     """Quantizes the gradients of a buffer of tensors, with the bias gradients of each.
@@ -90,6 +116,7 @@ def quantize_grouped_grad(
         activation: "none", "relu", "silu" or "gelu" (its tanh form).
         dbias: whether bias gradients are made.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+        amax_group: as in `quantize_grouped`; dbias stays that of this rank's rows.
         out: buffers of ``QuantizedGroups.empty(grad.shape, offsets, dbias=..., ...)``.
 
     Returns:
@@ -98,6 +125,15 @@ def quantize_grouped_grad(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, scale, "scale")
+
+        def again(scale: Tensor | None) -> QuantizedGroups:
+            keywords: dict[str, Any] = {"act_input": act_input, "activation": activation}
+            keywords |= {"sizes": sizes, "dbias": dbias, "dtype": dtype, "out": out}
+            return quantize_grouped_grad(grad, offsets, scale=scale, **keywords)
+
+        return _over(amax_group, again, dtype, out)
     args = (grad, offsets, scale, sizes, act_input, activation, dbias, dtype)
     op = _table_grouped.QUANTIZE_GRAD_FP8
     return _quantized(op, args, _OF_GRADIENT, "fp8_tensor", "te", out, dbias)
@@ -136,6 +172,36 @@ def dequantize_grouped(
     wanted = torch.bfloat16 if dtype is None else dtype
     _checks.out_tensor(out, "out", tuple(q.shape), wanted, q.data.device)
     _table_grouped.DEQUANTIZE_NVFP4.one_tensor(parts, out.view(-1))
+    return out
+
+
+def _over(
+    group: ProcessGroup,
+    quantize: Callable[[Tensor | None], QuantizedGroups],
+    dtype: torch.dtype,
+    out: QuantizedGroups | None,
+) -> QuantizedGroups:
+    """Many tensors with the amaxes of a group.
+
+    Args:
+        group: the ranks.
+        quantize: with scales that are given, or its own.
+        dtype: of FP8 elements.
+        out: buffers that ``quantize`` writes, or None.
+    """
+    first = quantize(None)
+    amax = _sharded.max_over(first.amax.clone(), group)
+    if first.format == "nvfp4":
+        scale, scale_inv = scales_from_amax(amax, NVFP4_DIVISOR)
+    else:
+        scale = scale_from_amax(amax, QUANTIZED_MAX[dtype])
+        scale_inv = None
+    q = quantize(scale)
+    if out is None:
+        return replace(q, amax=amax, scale_inv=q.scale_inv if scale_inv is None else scale_inv)
+    out.amax.copy_(amax)
+    if scale_inv is not None:
+        out.scale_inv.copy_(scale_inv)
     return out
 
 

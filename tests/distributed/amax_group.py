@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 import jitquant
-from jitquant import QuantizedActivation, QuantizedTensor
+from jitquant import QuantizedActivation, QuantizedGroups, QuantizedTensor
+from jitquant.loader.core import default_kernels_dir
 from jitquant.testing import count_launches
 
 from .ranks import Here
@@ -193,6 +194,57 @@ def case_fp8(here: Here) -> None:
     largest = max(float(p.amax.max()) for p in parts if p.amax is not None)
     assert q.amax is not None
     assert q.amax.item() == largest
+
+
+def case_many_tensors_in_a_buffer(here: Here) -> None:
+    """Each rank has half of the rows of each of three matrices, one of them without a number."""
+    sizes = (64, 0, 256, 128)
+    matrices = [large_in_one_row(4, size + 1, here)[:, 1:] for size in sizes]
+    matrices[3][0, 1] = math.nan
+    x = torch.cat([m.reshape(-1) for m in matrices])
+    mine = torch.cat([part(m, here).reshape(-1) for m in matrices])
+
+    if here.device.type == "cuda" and not (default_kernels_dir() / "quantize_grouped.cu").is_file():
+        with pytest.raises(NotImplementedError, match="no CUDA kernel yet"):
+            jitquant.quantize_grouped(x, torch.zeros(2).long().cuda(), amax_group=here.group)
+        return
+
+    def offsets(rows: int) -> Tensor:
+        counts = torch.tensor([0, *(rows * size for size in sizes)], device=here.device)
+        return counts.cumsum(0)
+
+    def matrix(flat: Tensor, i: int, rows: int, codes: int) -> Tensor:
+        at = rows * sum(sizes[:i]) // codes
+        return flat[at : at + rows * sizes[i] // codes].reshape(rows, sizes[i] // codes)
+
+    for format, into in itertools.product(("fp8_tensor", "nvfp4"), (False, True)):
+        out = QuantizedGroups.empty(mine.shape, offsets(2), format=format) if into else None
+        q = jitquant.quantize_grouped(
+            mine, offsets(2), format=format, amax_group=here.group, out=out
+        )
+        assert (q is out) == into
+        whole = jitquant.quantize_grouped(x, offsets(4), format=format)
+        same(q.amax, whole.amax, "amax")
+        same(q.scale_inv, whole.scale_inv, "scale_inv")
+        codes = 2 if format == "nvfp4" else 1
+        for i in (0, 2, 3):
+            want = part(matrix(whole.data.view(torch.uint8), i, 4, codes), here)
+            same(matrix(q.data.view(torch.uint8), i, 2, codes), want, (format, i))
+            if whole.block_scales is not None:
+                assert q.block_scales is not None
+                want = part(matrix(whole.block_scales.view(torch.uint8), i, 4, 16), here)
+                same(matrix(q.block_scales.view(torch.uint8), i, 2, 16), want, i)
+    grad = large_in_one_row(8, 32, here)
+    grad[:2] *= 100
+    ends = torch.tensor([0, 2 * 32, 8 * 32], device=here.device)
+    g = torch.cat([part(grad[:2], here), part(grad[2:], here)])
+    q = jitquant.quantize_grouped_grad(g, ends // 2, amax_group=here.group)
+    whole = jitquant.quantize_grouped_grad(grad, ends)
+    same(q.amax, whole.amax, "amax")
+    want = torch.cat([part(t, here) for t in whole.data.view(torch.uint8).split((2, 6))])
+    same(q.data.view(torch.uint8), want, "data")
+    assert q.dbias is not None
+    assert q.dbias.shape == (2, 32)
 
 
 def case_no_numbers_and_nothing(here: Here) -> None:
