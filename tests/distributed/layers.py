@@ -182,7 +182,7 @@ def case_nvfp4_in_parallel(here: Here) -> None:
                 limit = 3e-4 if here.device.type == "cpu" else 2e-3
                 close(y, want.chunk(here.world, 1)[here.rank] if cut else want, name, limit)
         bytes_of = [sum(b.nbytes for b in m.buffers()) for m in made[:2]]
-        assert bytes_of[1] < 0.51 * bytes_of[0] + 16
+        assert bytes_of[1] < (1 / here.world + 0.01) * bytes_of[0] + 16
 
 
 def case_nvfp4_quantizes_what_the_whole_layer_does(here: Here) -> None:
@@ -212,6 +212,8 @@ def case_nvfp4_quantizes_what_the_whole_layer_does(here: Here) -> None:
 
 
 def case_blocks_that_would_be_divided(here: Here) -> None:
+    if here.world == 1:
+        return  # nothing is
     make = jnn.Float8BlockwiseLinear
     x = torch.ones(2, 192, device=here.device)
     layer = parallelize_module(

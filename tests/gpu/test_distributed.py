@@ -31,6 +31,12 @@ def test_two_ranks_over_nccl(module: str, tmp_path: Path) -> None:
     assert {name: what for name, what in outcomes.items() if what} == {}
 
 
+def test_layers_on_one_rank(tmp_path: Path) -> None:
+    """DTensors, FSDP and NCCL as with more ranks, where there is one GPU."""
+    outcomes = run("layers", "cuda", tmp_path, world=1)
+    assert {name: what for name, what in outcomes.items() if what} == {}
+
+
 def _start(ranks: int, cache: Path) -> tuple[float, str]:
     """Seconds until the last of some processes has quantized, and what they said."""
     environment = {**os.environ, "JITQUANT_CACHE_DIR": str(cache)}
