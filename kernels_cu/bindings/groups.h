@@ -46,8 +46,9 @@ inline GroupNumerics group_numerics(ScalarType dtype, std::string_view scale_for
   return n;
 }
 
+// The scale is the amax over the largest element, as in recipe deepgemm.
 inline GroupNumerics mxfp8_numerics(ScalarType dtype) {
-  return {eight_bit_of(dtype, false), GroupRecipe::kTe, ScaleFormat::kE8m0, 0.0f};
+  return {eight_bit_of(dtype, false), GroupRecipe::kDeepGemm, ScaleFormat::kE8m0, 0.0f};
 }
 
 inline void check_group_size(int64_t size) {

@@ -27,12 +27,13 @@ __device__ __forceinline__ void scales_of(const GroupNumerics& n, const float (&
   float b[kCount];
 #pragma unroll
   for (int k = 0; k < kCount; ++k) b[k] = amax_keep_nan(n.eps, amax[k]);
-  if (n.recipe == GroupRecipe::kTe && n.scale_format != ScaleFormat::kE8m0) {
+  if (n.recipe == GroupRecipe::kTe) {
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      // Both by 2^-16: neither the reciprocal of the largest amax nor that of eps leaves the range.
-      const float lowered = mul_rn(b[k], 0x1p-16f);
-      g[k].factor = quotient(mul_rn(top, 0x1p-16f), lowered, reciprocal_rn_ordinary(lowered));
+      // By 2^-3, so that the reciprocal of the largest amax is no subnormal.
+      const float lowered = mul_rn(b[k], 0x1p-3f);
+      const float lifted = quotient(top, lowered, reciprocal_rn_ordinary(lowered));
+      g[k].factor = mul_rn(lifted, 0x1p-3f);
       g[k].scale_inv = reciprocal_rn_ordinary(g[k].factor);
     }
   } else {
