@@ -55,6 +55,27 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
     assert (tmp_path / "found" / "sqnr.png").stat().st_size > 10_000
 
 
+SMALL = ("--hidden", "64", "--layers", "1", "--batch", "2", "--length", "32")
+
+
+def test_fp8_training(tmp_path: Path) -> None:
+    text = run("fp8_training.py", *SMALL, "--steps", "6", "--out", "found", cwd=tmp_path)
+    assert "4 of 5 linears replaced" in text
+    record = json.loads((tmp_path / "found" / "fp8_training.json").read_text())
+    assert {name: len(curve) for name, curve in record["loss"].items()} == {"bf16": 6, "fp8": 6}
+    assert record["loss"]["bf16"] != record["loss"]["fp8"]
+    assert record["loss"]["bf16"][-1] < record["loss"]["bf16"][0]
+    assert abs(record["apart"]) < 0.01
+    assert record["text_bytes"] > 100_000
+    pytest.importorskip("matplotlib")
+    assert (tmp_path / "found" / "fp8_training.png").stat().st_size > 10_000
+
+
+def test_fp8_training_fails_where_the_losses_are_apart(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"further apart than -100\.00%"):
+        run("fp8_training.py", *SMALL, "--steps", "1", "--tolerance", "-1", cwd=tmp_path)
+
+
 def test_tensor_parallel(tmp_path: Path) -> None:
     ranks = ("--standalone", "--nproc-per-node", "2", str(ROOT / "examples" / "tensor_parallel.py"))
     done = subprocess.run(
