@@ -415,6 +415,11 @@ def _plan_dequantize(
             f"data has strides {tuple(data.stride())}; accepted are tensors whose last dimension "
             "is contiguous (stride 1)"
         )
+    if block_rows < 0 or block_cols < 0 or block_cols % 16:
+        raise ValueError(
+            f"block_rows is {block_rows} and block_cols is {block_cols}; accepted are numbers that "
+            "are not negative, and a block_cols that is a multiple of 16"
+        )
     _checks.output_dtype(dtype)
     _checks.one_of(scale_layout, "scale_layout", _DEQUANTIZE_LAYOUTS)
     _checks.same_device(scale_inv, "scale_inv", data, "data")

@@ -259,7 +259,8 @@ def test_more_than_2_to_the_31_elements() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    x = randn(4, 64)
+    x, codes = randn(4, 64), torch.zeros(4, 64, dtype=torch.int8, device="cuda")
+    back = module("dequantize").dequantize
     for call, match in (
         (lambda: quantize("quantize_group", x, 48, dtype=E4M3), "group_size"),
         (lambda: quantize("quantize_group", x, 16, dtype=torch.bfloat16), "dtype"),
@@ -269,6 +270,8 @@ def test_bad_arguments_are_refused() -> None:
         (lambda: quantize("quantize_mxfp8", x, dtype=torch.int8), "dtype"),
         (lambda: quantize("quantize_group_both", x[None], 16, dtype=E4M3), "two dimensions"),
         (lambda: quantize("quantize_group", x, 16, x, dtype=E4M3), "counts"),
+        (lambda: back(codes, torch.ones(4, 6, device="cuda"), 1, 12), "multiple of 16"),
+        (lambda: back(codes, torch.ones(4, 4, device="cuda"), -1, 16), "not be negative"),
     ):
         with pytest.raises(RuntimeError, match=match):
             call()

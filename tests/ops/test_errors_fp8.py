@@ -161,6 +161,20 @@ CASES: dict[str, Case] = {
         ValueError,
         ["block is (128, 64)", "(128, 128)", "quantize_group"],
     ),
+    "block_cols of dequantize": (
+        lambda: torch.ops.jitquant.dequantize(
+            torch.zeros(4, 24, dtype=torch.int8), torch.ones(4, 2), 1, 12
+        ),
+        ValueError,
+        ["block_rows is 1 and block_cols is 12", "a multiple of 16"],
+    ),
+    "block_rows of dequantize": (
+        lambda: torch.ops.jitquant.dequantize(
+            torch.zeros(4, 16, dtype=torch.int8), torch.ones(4, 1), -1, 16
+        ),
+        ValueError,
+        ["block_rows is -1 and block_cols is 16", "not negative"],
+    ),
     "block number": (lambda: J.quantize_block(X, 128), ValueError, ["block is 128", "(128, 128)"]),
     "block 1-D": (lambda: J.quantize_block(X[0]), ValueError, ["w has shape (32,)", "(..., N, K)"]),
     "packed block": (
