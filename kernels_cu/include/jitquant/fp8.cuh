@@ -217,13 +217,12 @@ JITQUANT_HD GroupScale group_scale(float b, float top, float eps, GroupRecipe re
 }
 
 // x / s, correctly rounded, for the s and r = 1 / s of a group that `group_divides_fast`. The first
-// correction brings the quotient within an ulp, the second rounds it (Markstein); zeros get their
-// sign back.
+// correction brings the quotient within an ulp, the second rounds it (Markstein). The remainders
+// have their sign turned: a zero keeps its own so.
 JITQUANT_HD float group_divide(float x, float s, float r) {
   float q = mul_rn(x, r);
-  q = fma_rn(fma_rn(-q, s, x), r, q);
-  q = fma_rn(fma_rn(-q, s, x), r, q);
-  return bits_float((float_bits(q) & 0x7fffffffu) | (float_bits(x) & 0x80000000u));
+  q = fma_rn(-fma_rn(q, s, -x), r, q);
+  return fma_rn(-fma_rn(q, s, -x), r, q);
 }
 
 // Whether no remainder of an element that counts leaves the normal range. With eps from 1e-19 on it
