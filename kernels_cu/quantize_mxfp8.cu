@@ -7,8 +7,8 @@ cudaError_t launch_quantize_mxfp8(const Matrix& x, const GroupNumerics& numerics
                                   const GroupOutput& out, cudaStream_t stream) {
   if (x.rows == 0) return cudaSuccess;
   return dispatch(x.dtype, [&](auto element) {
-    return launch_groups(PlainSource<decltype(element)>(x), numerics, out, {nullptr, false, true},
-                         kMxfp8Block, stream);
+    return launch_groups<true>(PlainSource<decltype(element)>(x), numerics, out,
+                               {nullptr, false, true}, kMxfp8Block, stream);
   });
 }
 

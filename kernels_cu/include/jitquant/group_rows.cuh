@@ -1,7 +1,7 @@
 // Eight bits with a scale for each group of a row: neighbouring threads take a block of 16 values
 // each and share the group's amax through shuffles. Templates over where the values come from
 // (sources.cuh); launch_groups says which of the two kernels runs when:
-//   group_kernel       tensors of whole blocks, of which all rows are there
+//   group_kernel       tensors of whole blocks, of which all rows are written
 //   group_walk_kernel  anything else
 #pragma once
 
@@ -28,6 +28,13 @@ struct GroupPieces {
   uint32_t scale_row_step, scale_col_step;  // of stored scales
   int64_t scale_batch_step;
 };
+
+__device__ __forceinline__ int64_t rows_there(const RowCounts& c, int64_t batch, int64_t rows) {
+  if (c.counts == nullptr) return rows;
+  const int64_t count = c.wide ? static_cast<const int64_t*>(c.counts)[batch]
+                               : static_cast<const int32_t*>(c.counts)[batch];
+  return count < rows ? count : rows;
+}
 
 // The amaxes of the groups of a thread's blocks.
 template <class Value>
@@ -112,10 +119,11 @@ constexpr int group_blocks_per_sm(int at_once) {
 // A thread has kAtOnce blocks of values, kThreads apart. A block of threads for each piece of work:
 // the hardware starts them in order, so that what is read and written at a time lies together.
 // Where there are few rows most of the time goes into fetching instructions, so there are few.
-template <class Source, EightBit kFormat, int kAtOnce>
+// With kCounted the rows that are not there are written with zeros.
+template <class Source, EightBit kFormat, int kAtOnce, bool kCounted>
 __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce))
     group_kernel(Source source, uint8_t* data, GroupNumerics numerics, GroupScales scales,
-                 GroupPieces pieces) {
+                 RowCounts counts, GroupPieces pieces) {
   numerics.format = kFormat;
   const int lanes = 1 << pieces.log_lanes;
   const uint32_t first = blockIdx.x * (kThreads * kAtOnce) + threadIdx.x;
@@ -129,11 +137,18 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
   let_next_begin();
   wait_for_previous();
   // In the place of padding the last block once more: it belongs to the same group.
+  bool there[kAtOnce];
   typename Source::Fetched fetched[kAtOnce];
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
+    there[k] = true;
+    if constexpr (kCounted) {
+      const uint32_t batch = pieces.batch_rows.quotient_of(row[k]);
+      there[k] =
+          row[k] - batch * pieces.batch_rows.divisor < rows_there(counts, batch, scales.rows);
+    }
     const auto* p = source.row.data + static_cast<uint64_t>(row[k]) * pieces.source_step;
-    fetched[k] = source.template fetch<true>(p, min(block[k], pieces.blocks - 1));
+    if (there[k]) fetched[k] = source.template fetch<true>(p, min(block[k], pieces.blocks - 1));
   }
   typename Source::Value x[kAtOnce];
 #pragma unroll
@@ -144,6 +159,10 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
   group_amaxes(x, lanes, amax);
   GroupScale g[kAtOnce];
   scales_of(numerics, amax, g);
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    if (!there[k]) g[k] = {};
+  }
   // The lanes of a group store the scales of its blocks in turn.
 #pragma unroll 1
   for (int turn = threadIdx.x & (lanes - 1); turn < kAtOnce; turn += lanes) {
@@ -160,7 +179,8 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
     const float factor = by_division ? group_reciprocal(g[k].scale_inv) : g[k].factor;
-    const uint4 codes = encode_block<kFormat>(x[k], by_division, factor, g[k].scale_inv);
+    uint4 codes = encode_block<kFormat>(x[k], by_division, factor, g[k].scale_inv);
+    if (!there[k]) codes = make_uint4(0, 0, 0, 0);
     if (first + k * kThreads < pieces.count && block[k] < pieces.blocks) {
       uint8_t* const to = data + static_cast<uint64_t>(row[k]) * pieces.data_step;
       reinterpret_cast<uint4*>(to)[block[k]] = codes;
@@ -199,16 +219,9 @@ inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks) {
   return {5 - log_rows, log_rows, static_cast<int>(group_blocks)};
 }
 
-__device__ __forceinline__ int64_t rows_there(const RowCounts& c, int64_t batch, int64_t rows) {
-  if (c.counts == nullptr) return rows;
-  const int64_t count = c.wide ? static_cast<const int64_t*>(c.counts)[batch]
-                               : static_cast<const int32_t*>(c.counts)[batch];
-  return count < rows ? count : rows;
-}
-
-// A warp a tile.
+// A warp a tile. The next one is loaded while one is computed.
 template <class Source>
-__global__ void __launch_bounds__(kWalkThreads, sizeof(typename Source::Element) == 2 ? 8 : 6)
+__global__ void __launch_bounds__(kWalkThreads, sizeof(typename Source::Element) == 2 ? 6 : 4)
     group_walk_kernel(Source source, RowPointer<uint8_t> data, bool vector, GroupNumerics numerics,
                       GroupScales scales, RowCounts counts, WarpShape shape, TileGrid grid,
                       bool uneven) {
@@ -221,30 +234,49 @@ __global__ void __launch_bounds__(kWalkThreads, sizeof(typename Source::Element)
     const int64_t rest = (int64_t{1} << shape.log_rows) - 1;
     return static_cast<uint32_t>(there > 0 ? (there + rest) >> shape.log_rows : 0);
   };
+  struct Item {
+    uint32_t batch, block;
+    int64_t row;
+    bool there;
+    typename Source::Fetched fetched;
+  };
   let_next_begin();
   wait_for_previous();
   TileWalk walk(grid, blockIdx.x * (kWalkThreads / 32) + (threadIdx.x >> 5), uneven, tiles_of);
+  const auto take = [&] {
+    Item item = {walk.batch,
+                 (walk.chunk << shape.log_lanes) + lane_block,
+                 (static_cast<int64_t>(walk.tile) << shape.log_rows) + lane_row,
+                 false,
+                 {}};
+    if (walk.batch < grid.batches) {
+      item.there = item.row < rows_there(counts, walk.batch, scales.rows);
+      if (item.there && item.block < blocks) {
+        item.fetched = source.template fetch<false>(source.row(walk.batch * scales.rows + item.row),
+                                                    item.block);
+      }
+    }
+    return item;
+  };
+  Item next = take();
 #pragma unroll 1
-  for (; walk.batch < grid.batches; walk.next(grid, uneven, tiles_of)) {
-    const uint32_t block = (walk.chunk << shape.log_lanes) + lane_block;
-    const int64_t row = (static_cast<int64_t>(walk.tile) << shape.log_rows) + lane_row;
-    const int64_t r = walk.batch * scales.rows + row;
-    const bool there = row < rows_there(counts, walk.batch, scales.rows);
-    typename Source::Fetched fetched = {};
-    if (there && block < blocks) {
-      fetched = source.template fetch<false>(source.row(r), block);
-    }
-    const auto x = source.template value<false>(fetched, nullptr, block);
+  while (next.batch < grid.batches) {
+    const Item item = next;
+    walk.next(grid, uneven, tiles_of);
+    next = take();
+    const auto x = source.template value<false>(item.fetched, nullptr, item.block);
     const GroupScale g = scale_of(numerics, lanes_amax(block_amax(x), shape.group_lanes));
-    if (row >= scales.rows) continue;
-    const bool write = there || counts.zero_rest;
-    const uint32_t group = block / shape.group_lanes;
+    if (item.row >= scales.rows) continue;
+    const bool write = item.there || counts.zero_rest;
+    const uint32_t group = item.block / shape.group_lanes;
     if ((lane_block & (shape.group_lanes - 1)) == 0 && group < scales.groups) {
-      store_scale(scales, walk.batch, row, group, g, !there, write);
+      store_scale(scales, item.batch, item.row, group, g, !item.there, write);
     }
-    if (write && block < blocks) {
-      store_bytes<false>(data(r) + int64_t{16} * block, source.cols - int64_t{16} * block, vector,
-                         there ? encode_block(x, numerics, g) : make_uint4(0, 0, 0, 0));
+    if (write && item.block < blocks) {
+      const int64_t column = int64_t{16} * item.block;
+      store_bytes<false>(data(item.batch * scales.rows + item.row) + column, source.cols - column,
+                         vector,
+                         item.there ? encode_block(x, numerics, g) : make_uint4(0, 0, 0, 0));
     }
   }
   zero_scale_padding(scales);
@@ -283,9 +315,10 @@ inline bool is_even(bool even, int64_t step) {
   return even && step >= 0 && step < (int64_t{1} << 32);
 }
 
-// group_kernel where every row is there, is whole blocks, and lies as far from the next as any
-// other; else group_walk_kernel.
-template <class Source>
+// group_kernel where every row is written, is whole blocks, and lies as far from the next as any
+// other; else group_walk_kernel, which passes over rows that are left alone.
+// kMxfp8: elements are FP8 and there are no counts, so that no kernels are compiled for these.
+template <bool kMxfp8 = false, class Source>
 cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
                           const GroupOutput& out, const RowCounts& counts, int64_t group_size,
                           cudaStream_t stream) {
@@ -295,7 +328,7 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
   while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
   int64_t width = s.groups << log_lanes, blocks = blocks_of(source.cols);
   const int64_t count = source.rows * width;
-  if (!source.whole() || !out.data.vector || counts.counts != nullptr ||
+  if (!source.whole() || !out.data.vector || !counts.zero_rest ||
       !is_even(source.row.even, source.row.s2) || !is_even(data.even, data.s2) ||
       count >= (int64_t{1} << 31) - 2 * kThreads) {
     return launch_group_walk(source, numerics, out, counts, group_size, stream);
@@ -304,8 +337,8 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
   const bool padded = s.swizzled ? s.rows % 128 != 0 || s.groups % 4 != 0
                                  : s.grid.stored_rows != s.rows ||
                                        (s.format == ScaleFormat::kPacked && s.groups % 4 != 0);
-  if (kIsPlain<Source> && source.row.s2 == source.cols && data.s2 == source.cols &&
-      width == blocks && by_row && !padded && !s.swizzled) {
+  if (kIsPlain<Source> && counts.counts == nullptr && source.row.s2 == source.cols &&
+      data.s2 == source.cols && width == blocks && by_row && !padded && !s.swizzled) {
     width = blocks = count;  // all rows are one
   }
   const GroupPieces pieces = {static_cast<uint32_t>(count),
@@ -320,21 +353,22 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
                               static_cast<uint32_t>(by_row ? s.grid.stored_cols : 1),
                               static_cast<uint32_t>(by_row ? 1 : s.grid.stored_rows),
                               s.grid.stored_rows * s.grid.stored_cols};
-  const auto launch_blocks = [&](auto format, auto at_once) {
+  constexpr int kMost = sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
+  const auto launch_blocks = [&](auto format, auto at_once, auto counted) {
     constexpr int kWork = kThreads * at_once;
     LaunchShape shape = {(count + kWork - 1) / kWork, kThreads, Start::kOverlapped};
     // Of few rows most of the tiles of scales is padding.
     if (s.swizzled && shape.grid < s.groups / 32) shape.grid = s.groups / 32;
-    return launch<&group_kernel<Source, format, at_once>>(shape, stream, source, data.data,
-                                                          numerics, s, pieces);
+    return launch<&group_kernel<Source, format, at_once, counted>>(shape, stream, source, data.data,
+                                                                   numerics, s, counts, pieces);
   };
   const auto launch_format = [&](auto format) {
-    if constexpr (sizeof(typename Source::Fetched) <= 32) {
-      if (count > kFewBlocks * sm_count()) {
-        return launch_blocks(format, std::integral_constant<int, 2>());
-      }
+    constexpr std::integral_constant<int, kMost> most = {};
+    if constexpr (!kMxfp8) {
+      if (counts.counts != nullptr) return launch_blocks(format, most, std::true_type());
     }
-    return launch_blocks(format, std::integral_constant<int, 1>());
+    if (count > kFewBlocks * sm_count()) return launch_blocks(format, most, std::false_type());
+    return launch_blocks(format, std::integral_constant<int, 1>(), std::false_type());
   };
   switch (numerics.format) {
     case EightBit::kE4m3:
@@ -342,7 +376,9 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
     case EightBit::kE5m2:
       return launch_format(std::integral_constant<EightBit, EightBit::kE5m2>());
     case EightBit::kInt8:
-      return launch_format(std::integral_constant<EightBit, EightBit::kInt8>());
+      if constexpr (!kMxfp8) {
+        return launch_format(std::integral_constant<EightBit, EightBit::kInt8>());
+      }
   }
   return cudaErrorInvalidValue;
 }
