@@ -145,10 +145,11 @@ int blocks_per_sm(int threads, size_t shared) {
     most_shared[device].store(most, std::memory_order_release);
   }
   if (shared > static_cast<size_t>(most)) return 0;
-  // The limits of every device from compute capability 8.0 on: registers by the warp in steps of 8
-  // a thread, 1 KiB of shared memory that the system takes of each block.
+  // The limits of every device from compute capability 8.0 on: four register files, each for whole
+  // warps, which take registers in steps of 8 a thread, and 1 KiB of shared memory that the system
+  // takes of each block.
   const int per_thread = (registers.load(std::memory_order_relaxed) + 7) / 8 * 8;
-  const int by_registers = 65536 / (per_thread * threads);
+  const int by_registers = 4 * (16384 / (32 * per_thread)) / ((threads + 31) / 32);
   const int by_shared = (most + 1024) / static_cast<int>(shared + 1024);
   const int by_threads = 1536 / threads;
   int count = by_registers < by_shared ? by_registers : by_shared;
