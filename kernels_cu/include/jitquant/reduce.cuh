@@ -26,23 +26,43 @@ class BlockReduce {
 
   __device__ __forceinline__ explicit BlockReduce(Scratch& scratch) : scratch_(scratch) {}
 
-  __device__ __forceinline__ float max(float x) { return sum_and_max(0.0f, x).y; }
+  __device__ __forceinline__ float sum(float x) {
+    x = warp_sum(x);
+    if (warps() == 1) return x;
+    float2* const buffer = exchange([&](float2& mine) { mine.x = x; });
+    return warp_sum(lane() < warps() ? buffer[lane()].x : 0.0f);
+  }
+
+  __device__ __forceinline__ float max(float x) {
+    x = warp_max(x);
+    if (warps() == 1) return x;
+    float2* const buffer = exchange([&](float2& mine) { mine.y = x; });
+    return warp_max(lane() < warps() ? buffer[lane()].y : 0.0f);
+  }
 
   // {the sum of `sum`, the maximum of `max`}
   __device__ __forceinline__ float2 sum_and_max(float sum, float max) {
     float2 both = {warp_sum(sum), warp_max(max)};
-    const int warps = blockDim.x >> 5;
-    if (warps == 1) return both;
-    float2* buffer = scratch_[turn_];
-    turn_ ^= 1;
-    const int lane = threadIdx.x & 31;
-    if (lane == 0) buffer[threadIdx.x >> 5] = both;
-    __syncthreads();
-    both = lane < warps ? buffer[lane] : float2{0.0f, 0.0f};
+    if (warps() == 1) return both;
+    float2* const buffer = exchange([&](float2& mine) { mine = both; });
+    both = lane() < warps() ? buffer[lane()] : float2{0.0f, 0.0f};
     return {warp_sum(both.x), warp_max(both.y)};
   }
 
  private:
+  static __device__ __forceinline__ int warps() { return blockDim.x >> 5; }
+  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+
+  // Writes this warp's result and gives those of all.
+  template <class F>
+  __device__ __forceinline__ float2* exchange(F&& write) {
+    float2* const buffer = scratch_[turn_];
+    turn_ ^= 1;
+    if (lane() == 0) write(buffer[threadIdx.x >> 5]);
+    __syncthreads();
+    return buffer;
+  }
+
   Scratch& scratch_;
   int turn_ = 0;
 };
