@@ -50,6 +50,14 @@ __device__ __forceinline__ uint4 pack16(const float* v) {
                     pack4<kFormat>(v + 12));
 }
 
+template <EightBit kFormat>
+__device__ __forceinline__ uint4 pack_block(const Block<float>& x) {
+  float v[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) v[i] = value_of(x, i);
+  return pack16<kFormat>(v);
+}
+
 // FP8 of a block times `factor`; `format` is one of the two.
 template <class T>
 __device__ __forceinline__ uint4 cast_block(const Block<T>& x, float factor, EightBit format) {
@@ -57,6 +65,14 @@ __device__ __forceinline__ uint4 cast_block(const Block<T>& x, float factor, Eig
 #pragma unroll
   for (int i = 0; i < 16; ++i) v[i] = mul_rn(value_of(x, i), factor);
   return format == EightBit::kE4m3 ? pack16<EightBit::kE4m3>(v) : pack16<EightBit::kE5m2>(v);
+}
+
+// fp8_scale_from_amax to the bit, without branches.
+__device__ __forceinline__ float scale_from_amax(float amax, float top) {
+  const float lift = amax > 0x1p100f ? 0x1p-64f : 1.0f, lifted = mul_rn(amax, lift);
+  const float scale = mul_rn(quotient(top, lifted, reciprocal_rn_ordinary(lifted)), lift);
+  // Where the quotient overflows, or the amax is too small for its reciprocal, it is Inf or NaN.
+  return amax > 0.0f && amax <= kFloatMax ? fminf(scale, kFloatMax) : 1.0f;
 }
 
 // The scale of the whole tensor; every thread of the block calls it.

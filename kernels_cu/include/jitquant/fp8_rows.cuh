@@ -7,184 +7,309 @@
 
 namespace jitquant {
 
-// A row in two passes over its blocks of values, which have the same owners in both, as row_kernel
-// in nvfp4_rows.cuh has it. With kStored what is held of them is in shared memory between the two,
-// all are whole, and the loads of several are in flight together; otherwise the row is read again.
-template <class Source, bool kNorm, bool kStored>
+// The value of a whole block, from what was fetched of it; zeros where nothing was, and then
+// nothing is stored either.
+template <class Source>
+__device__ __forceinline__ typename Source::Value whole_value(
+    const Source& source, const typename Source::Fetched& fetched, const typename Source::Row& row,
+    int block, bool) {
+  return source.template value<true>(fetched, row, block);
+}
+template <class T>
+__device__ __forceinline__ Block<T> whole_value(const ResidualSource<T>& source,
+                                                const typename ResidualSource<T>::Fetched& fetched,
+                                                const typename ResidualSource<T>::Row& row,
+                                                int block, bool there) {
+  const Block<T> sum = source.sum(fetched);
+  if (there) store_block<true>(row.residual + block * 16, 16, true, sum);
+  return sum;
+}
+
+// A row in two passes over its blocks of values, which have the same owners in both. With kHeld, of
+// which a thread has that many, all blocks are whole, all of a row is loaded before any of it is
+// used, and what is held of it stays in registers; with 0 the row is read again.
+template <class Source, bool kNorm, int kHeld>
 struct RowPasses {
+  using Element = typename Source::Element;
   using Value = typename Held<Source, kNorm>::Value;
-  static constexpr int kParts = Value::kWords / 4;
-  static constexpr int kFetched = sizeof(typename Source::Fetched);
-  static constexpr int kAtOnce = kStored && kFetched < 128 ? (kNorm ? 72 : 128) / kFetched : 1;
+  using Fetched = typename Source::Fetched;
+  static constexpr int kBlocks = kHeld > 0 ? kHeld : 1;  // that are at hand together
+  // Blocks that are loaded together.
+  static constexpr int kAtOnce = sizeof(Fetched) <= 80 ? kBlocks : 1;
 
   const Source& source;
-  const Normalize<typename Source::Element>& norm;
-  uint4* storage;
+  const Normalize<Element>& norm;
   int width;
+  float over_cols;
+  Value held[kBlocks];
 
-  // The sum of the squares before the weight, for a norm. f(held) is called for each block.
+  __device__ __forceinline__ RowPasses(const Source& source, const Normalize<Element>& norm)
+      : source(source),
+        norm(norm),
+        width(static_cast<int>(blocks_of(source.cols))),
+        over_cols(reciprocal_rn_ordinary(static_cast<float>(source.cols))) {}
+
+  // Calls f(k, held) for each block, the k-th of those at hand, before it is multiplied with
+  // inv_rms. For a norm the result is the sum of the squares before the weight.
   template <class F>
-  __device__ __forceinline__ float first(const typename Source::Row& row, F&& f) const {
-    const int threads = blockDim.x;
-    float squares = 0.0f;
+  __device__ __forceinline__ float first(const typename Source::Row& row, F&& f) {
+    if constexpr (kHeld == 0) {
+      float squares = 0.0f;
 #pragma unroll 1
-    for (int begin = threadIdx.x; begin < width; begin += kAtOnce * threads) {
-      typename Source::Fetched fetched[kAtOnce];
+      for (int b = threadIdx.x; b < width; b += blockDim.x) {
+        f(0, take_block<kNorm, false>(source, norm, source.template fetch<false>(row, b), row, b,
+                                      squares));
+      }
+      return squares;
+    } else {
+      // The weights are loaded beside the values, whichever type they have.
+      const float squares = kNorm && norm.weight.fp32 ? take<float>(row) : take<Element>(row);
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) f(k, held[k]);
+      return squares;
+    }
+  }
+
+  // Calls f(b, values) for all blocks: those at b, b + blockDim.x and so on. Threads of a warp call
+  // it together, also where they have no block.
+  template <class F>
+  __device__ __forceinline__ void second(const typename Source::Row& row, F&& f) {
+    if constexpr (kHeld == 0) {
+#pragma unroll 1
+      for (int b = threadIdx.x; (b & ~31) < width; b += blockDim.x) {
+        float ignored = 0.0f;
+        held[0] = {};
+        if (b < width) {
+          held[0] = take_block<kNorm, false>(source, norm, source.template refetch<false>(row, b),
+                                             row, b, ignored);
+        }
+        f(b, held);
+      }
+    } else {
+      f(static_cast<int>(threadIdx.x), held);
+    }
+  }
+
+  // The codes of block b, which is there, of the row at `to`; `vector` says that it is aligned.
+  __device__ __forceinline__ void store(uint8_t* to, int b, const uint4& codes, bool vector) const {
+    if constexpr (kHeld > 0) {
+      reinterpret_cast<uint4*>(to)[b] = codes;
+    } else {
+      store_codes(to + b * int64_t{16}, source.cols - b * int64_t{16}, vector, codes);
+    }
+  }
+
+  // inv_rms of a row whose squares add up to `squares`, within 2 ulp.
+  __device__ __forceinline__ float inverse(float squares) const {
+    return rsqrtf(fma_rn(squares, over_cols, norm.eps));
+  }
+
+ private:
+  // Blocks past the end of the row become zeros.
+  template <class W>
+  __device__ __forceinline__ float take(const typename Source::Row& row) {
+    float squares[4] = {};
+#pragma unroll
+    for (int begin = 0; begin < kBlocks; begin += kAtOnce) {
+      Fetched fetched[kAtOnce];
+      Block<W> weight[kAtOnce];
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const int b = begin + k * threads;
-        if (b < width) fetched[k] = source.template fetch<kStored>(row, b);
+        const int b = threadIdx.x + (begin + k) * blockDim.x;
+        fetched[k] = {};
+        if (b < width) fetched[k] = source.template fetch<true>(row, b);
+      }
+      constexpr bool kBeside = sizeof(W) == 2 && sizeof(Fetched) <= 32;
+      if constexpr (kNorm && kBeside) {
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) weight[k] = weights<W>(begin + k);
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const int b = begin + k * threads;
-        if (b >= width) break;
-        const Value held = take_block<kNorm, kStored>(source, norm, fetched[k], row, b, squares);
-        f(held);
-        if constexpr (kStored) {
+        const int b = threadIdx.x + (begin + k) * blockDim.x;
+        const typename Source::Value x = whole_value(source, fetched[k], row, b, b < width);
+        Value& to = held[begin + k];
+        if constexpr (kNorm) {
+          if constexpr (!kBeside) weight[k] = weights<W>(begin + k);
 #pragma unroll
-          for (int i = 0; i < kParts; ++i) {
-            store_words<4>(storage + i * width + b, held.words + 4 * i);
+          for (int i = 0; i < 16; ++i) {
+            squares[i & 3] = fma_rn(value_of(x, i), value_of(x, i), squares[i & 3]);
+            set_value(to, i, mul_rn(value_of(x, i), value_of(weight[k], i)));
           }
+        } else {
+          to = x;
         }
       }
     }
-    return squares;
+    return add_rn(add_rn(squares[0], squares[1]), add_rn(squares[2], squares[3]));
   }
 
-  // Block b once more, times inv_rms for a norm.
-  __device__ __forceinline__ Value second(const typename Source::Row& row, int b,
-                                          float inverse) const {
-    Value held;
-    if constexpr (kStored) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) load_words<4>(storage + i * width + b, held.words + 4 * i);
-    } else {
-      float ignored = 0.0f;
-      held = take_block<kNorm, false>(source, norm, source.template refetch<false>(row, b), row, b,
-                                      ignored);
+  template <class W>
+  __device__ __forceinline__ Block<W> weights(int k) const {
+    const int b = threadIdx.x + k * blockDim.x;
+    Block<W> weight = {};
+    if (b < width) {
+      weight = load_block<true>(static_cast<const W*>(norm.weight.data) + b * 16, 16, true);
     }
-    if constexpr (kNorm) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) set_value(held, i, mul_rn(value_of(held, i), inverse));
-    }
-    return held;
-  }
-
-  // inv_rms of a row whose squares add up to `squares`.
-  __device__ __forceinline__ float inverse(float squares, int64_t row) const {
-    const float mean = div_rn(squares, static_cast<float>(source.cols));
-    const float inverse = reciprocal_rn(sqrt_rn(add_rn(mean, norm.eps)));
-    if (threadIdx.x == 0) norm.inv_rms[row] = inverse;
-    return inverse;
+    return weight;
   }
 };
 
-// Blocks of the largest size that a multiprocessor has to hold: bounds the registers.
+// What a norm's values are multiplied with to be cast: inv_rms times the scale, in one product.
+// Where that is no ordinary number they are multiplied with inv_rms first.
+template <class Value>
+__device__ __forceinline__ float combined_factor(Value& v, float inverse, float factor) {
+  const float product = mul_rn(inverse, factor);
+  if (product >= 0x1p-126f && product <= kFloatMax) return product;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) set_value(v, i, mul_rn(value_of(v, i), inverse));
+  return factor;
+}
+
+constexpr int kHeldBlocks = 2;  // that a thread holds of a row
+
+// The threads that a row may have, and how many blocks of so many a multiprocessor has to hold,
+// which bounds the registers: 56 for a plain tensor of 16 bits, so that a multiprocessor has five
+// rows of 7168 at a time, and 80 where two tensors are read.
 template <class Source>
-constexpr int fp8_row_blocks_per_sm(bool stored) {
+constexpr int most_threads(int held) {
+  if (held == 0) return kRereadThreads;
+  return sizeof(typename Source::Fetched) <= 32 ? 576 : 768;
+}
+template <class Source>
+constexpr int rows_per_sm(int held) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   return 1;  // its compiler wants more registers
 #endif
-  return stored && sizeof(typename Source::Element) == 2 ? 2 : 1;
+  return held > 0 && sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
 }
 
-template <class Source, bool kNorm, bool kStored>
-__global__ void __launch_bounds__(kStored ? kRowThreads : kRereadThreads,
-                                  fp8_row_blocks_per_sm<Source>(kStored))
+// Rows that are held are fewer than 2^31, so that a row and a step of the grid fit.
+template <int kHeld>
+using RowIndex = std::conditional_t<(kHeld > 0), uint32_t, int64_t>;
+
+// With few rows a kernel goes through its code for a row once before it waits for the kernel before
+// it, without a block to load or to store: then its instructions are in the caches, which takes
+// longer than all of the work.
+template <class Source, bool kNorm, int kHeld>
+__global__ void __launch_bounds__(most_threads<Source>(kHeld), rows_per_sm<Source>(kHeld))
     fp8_row_kernel(Source source, Normalize<typename Source::Element> norm, Fp8Scale scale,
-                   RowPointer<uint8_t> out, bool vector, EightBit format) {
-  extern __shared__ uint4 row_storage[];
+                   RowPointer<uint8_t> out, bool vector, EightBit format, bool rehearses) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  const RowPasses<Source, kNorm, kStored> passes = {source, norm, row_storage,
-                                                    static_cast<int>(blocks_of(source.cols))};
-  let_next_begin();
-  wait_for_previous();
+  RowPasses<Source, kNorm, kHeld> passes(source, norm);
+  const bool wants_amax = scale.kind == Fp8Scale::kAmax || scale.amax != nullptr;
+  bool rehearsal = kHeld > 0 && rehearses;
   float factor = 1.0f;
-  if (!scale.by_row) factor = tensor_scale(scale, 0, largest(format), reduce);
   float tensor_amax = 0.0f;
 
+  RowIndex<kHeld> r = blockIdx.x;
 #pragma unroll 1
-  for (int64_t r = blockIdx.x; r < source.rows; r += gridDim.x) {
+  while (r < source.rows) {
+    passes.width = rehearsal ? 0 : static_cast<int>(blocks_of(source.cols));
+    if (!rehearsal) {
+      wait_for_previous();
+      let_next_begin();
+    }
+    const bool writes = !rehearsal && threadIdx.x == 0;
+    if (!rehearsal && scale.kind != Fp8Scale::kAmax) {
+      factor = scale.kind == Fp8Scale::kValue ? scale.value : scale.given[scale.by_row ? r : 0];
+    }
     const typename Source::Row row = source.row(r);
-    Amax<typename Held<Source, kNorm>::Value::Element, true> mine;
-    const float squares = passes.first(row, [&](const auto& held) { mine.add(held); });
-    const float2 total = reduce.sum_and_max(squares, mine.result());
-    float amax = total.y, inverse = 1.0f;
+    // One for each block, so that they do not wait for each other.
+    Amax<typename Held<Source, kNorm>::Value::Element, true> mine[passes.kBlocks];
+    const float squares = passes.first(row, [&](int k, const auto& held) {
+      if (wants_amax) mine[k].add(held);
+    });
+    const float of_mine = larger_magnitude(mine[0].result(), mine[passes.kBlocks - 1].result());
+    float amax, inverse = 1.0f;
     if constexpr (kNorm) {
-      inverse = passes.inverse(total.x, r);
-      amax = amax_keep_nan(0.0f, mul_rn(amax, inverse));
+      const float2 total = reduce.sum_and_max(squares, of_mine);
+      inverse = passes.inverse(total.x);
+      if (writes) norm.inv_rms[r] = inverse;
+      amax = amax_keep_nan(0.0f, mul_rn(total.y, inverse));
+    } else {
+      amax = reduce.max(of_mine);
+    }
+    if (scale.kind == Fp8Scale::kAmax || scale.kind == Fp8Scale::kMaxima) {
+      const float known = scale.kind == Fp8Scale::kAmax ? amax : factor;
+      factor = scale_from_amax(bound_amax(known, scale.bound), largest(format));
     }
     if (scale.by_row) {
-      factor = scale.kind == Fp8Scale::kAmax
-                   ? fp8_scale_from_amax(bound_amax(amax, scale.bound), largest(format))
-                   : scale.given[r];
-      if (threadIdx.x == 0) {
+      if (writes) {
         scale.scale_inv[r] = fp8_scale_inv(factor);
         if (scale.amax != nullptr) scale.amax[r] = amax;
       }
     } else {
+      if (writes && r == 0) *scale.scale_inv = fp8_scale_inv(factor);
       tensor_amax = larger_magnitude(tensor_amax, amax);
     }
     uint8_t* const to = out(r);
-#pragma unroll 1
-    for (int b = threadIdx.x; b < passes.width; b += blockDim.x) {
-      store_codes(to + b * int64_t{16}, source.cols - b * int64_t{16}, vector,
-                  cast_block(passes.second(row, b, inverse), factor, format));
-    }
+    passes.second(row, [&](int begin, auto& values) {
+#pragma unroll
+      for (int k = 0; k < passes.kBlocks; ++k) {
+        const int b = begin + k * blockDim.x;
+        float f = factor;
+        if constexpr (kNorm) f = combined_factor(values[k], inverse, factor);
+        const uint4 codes = cast_block(values[k], f, format);
+        if (b >= passes.width) break;
+        passes.store(to, b, codes, vector);
+      }
+    });
+    if (!rehearsal) r += gridDim.x;
+    rehearsal = false;
+  }
+  if (source.rows == 0) {
+    wait_for_previous();
+    if (!scale.by_row) given_scale(scale, 0, threadIdx.x, largest(format));
   }
   if (watches_tensor(scale)) finish_tensor_amax(tensor_amax, scale, reduce);
 }
 
-constexpr int kLongRow = 1024;  // columns that are worth a block of threads of their own
-
-// The rows of a launch, and what a block of threads stores of one.
+// The rows of a launch, and whether they may be held.
 struct RowWork {
   int64_t rows, cols;
-  int share;
-  size_t bytes;
-  bool storable, cooperative;
+  int most_threads;
+  bool whole, cooperative;
 
-  template <bool kNorm, class Source>
-  static RowWork of(const Source& source, const ColumnVector& weight, bool cooperative) {
-    return {source.rows,
-            source.cols,
-            Source::kShare,
-            blocks_of(source.cols) * sizeof(typename Held<Source, kNorm>::Value),
-            source.whole() && weight.vector,
+  template <class Source>
+  static RowWork of(const Source& source, const ColumnVector& weight, const Matrix& out,
+                    bool cooperative) {
+    return {source.rows, source.cols, jitquant::most_threads<Source>(kHeldBlocks),
+            source.whole() && weight.vector && out.vector && source.rows < (int64_t{1} << 31),
             cooperative};
   }
 };
 
-template <auto kStored, auto kReread, class... Args>
+// The kernels' last argument is whether they rehearse.
+template <auto kHeldKernel, auto kReread, class... Args>
 cudaError_t launch_by_rows(const RowWork& work, cudaStream_t stream, const Args&... args) {
-  LaunchShape shape = {0, row_threads(work.rows, work.cols, work.share), Start::kOverlapped};
-  int per_sm = work.storable ? blocks_per_sm<kStored>(shape.block, work.bytes) : 0;
-  const bool stored = per_sm > 0;
-  if (stored) {
-    shape.shared = work.bytes;
-  } else {
-    shape.block = shape.block < kRereadThreads ? shape.block : kRereadThreads;
-    per_sm = blocks_per_sm<kReread>(shape.block, 0);
+  const int64_t wanted = (blocks_of(work.cols) + kHeldBlocks - 1) / kHeldBlocks;
+  const bool held = work.whole && wanted <= work.most_threads;
+  LaunchShape shape = {work.rows > 0 ? work.rows : 1, static_cast<int>((wanted + 31) / 32 * 32),
+                       Start::kOverlapped};
+  if (!held) {
+    if (shape.block > kRereadThreads) shape.block = kRereadThreads;
+    shape.grid = persistent_grid(work.rows, blocks_per_sm<kReread>(shape.block, 0));
+    if (work.cooperative) make_cooperative(shape);
+    return launch<kReread>(shape, stream, args..., false);
   }
-  shape.grid = persistent_grid(work.rows, per_sm);
   if (work.cooperative) {
+    shape.grid = persistent_grid(work.rows, blocks_per_sm<kHeldKernel>(shape.block, 0));
     make_cooperative(shape);
-  } else if (work.cols >= kLongRow && work.rows > shape.grid && work.rows < (int64_t{1} << 31)) {
-    shape.grid = work.rows;
   }
-  return stored ? launch<kStored>(shape, stream, args...) : launch<kReread>(shape, stream, args...);
+  const bool rehearses = shape.start == Start::kOverlapped && work.rows <= sm_count();
+  return launch<kHeldKernel>(shape, stream, args..., rehearses);
 }
 
 template <bool kNorm, class Source>
 cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Source::Element>& norm,
                             const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream) {
-  const RowWork work = RowWork::of<kNorm>(source, norm.weight, watches_tensor(scale));
-  return launch_by_rows<&fp8_row_kernel<Source, kNorm, true>,
-                        &fp8_row_kernel<Source, kNorm, false>>(work, stream, source, norm, scale,
-                                                               RowPointer<uint8_t>(out.rows),
-                                                               out.rows.vector, out.format);
+  const RowWork work = RowWork::of(source, norm.weight, out.rows, watches_tensor(scale));
+  return launch_by_rows<&fp8_row_kernel<Source, kNorm, kHeldBlocks>,
+                        &fp8_row_kernel<Source, kNorm, 0>>(work, stream, source, norm, scale,
+                                                           RowPointer<uint8_t>(out.rows),
+                                                           out.rows.vector, out.format);
 }
 
 // Of a source that is quantized as it is.

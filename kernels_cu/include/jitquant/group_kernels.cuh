@@ -10,13 +10,6 @@ namespace jitquant {
 
 // ---- one group ---------------------------------------------------------------------------------
 
-// a / b, correctly rounded, where r is 1 / b, correctly rounded, and the remainder is exact
-// (Markstein).
-__device__ __forceinline__ float quotient(float a, float b, float r) {
-  const float q = mul_rn(a, r);
-  return fma_rn(fma_rn(-q, b, a), r, q);
-}
-
 // The scales of groups of a format, from their amaxes: group_scale and mxfp8_exponent of fp8.cuh to
 // the bit, whose divisions would check for what cannot be here, or is here selected at the end.
 // Nothing branches but on what all groups share.

@@ -26,6 +26,33 @@ __device__ __forceinline__ float from_float<float>(float x) {
   return x;
 }
 
+// Two values, each rounded to T, in a word.
+template <class T>
+__device__ __forceinline__ uint32_t pair_from_floats(float low, float high) {
+  uint32_t pair;
+  if constexpr (std::is_same<T, Bf16>::value) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
+// A block of values, each rounded to T.
+template <class T>
+__device__ __forceinline__ Block<T> block_of(const float (&v)[16]) {
+  Block<T> block;
+#pragma unroll
+  for (int i = 0; i < Block<T>::kWords; ++i) {
+    if constexpr (sizeof(T) == 4) {
+      block.words[i] = float_bits(v[i]);
+    } else {
+      block.words[i] = pair_from_floats<T>(v[2 * i], v[2 * i + 1]);
+    }
+  }
+  return block;
+}
+
 // Value i becomes x, rounded to T. Values are set in order.
 __device__ __forceinline__ void set_value(Block<float>& block, int i, float x) {
   block.words[i] = float_bits(x);

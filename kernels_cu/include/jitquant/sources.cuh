@@ -203,14 +203,16 @@ struct ResidualSource {
     const T* sum = p.residual + block * 16;
     return {load_block<kWhole>(sum, cols - block * 16, vector), {}, true};
   }
+  __device__ __forceinline__ Value sum(const Fetched& f) const {
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) v[i] = add_rn(value_of(f.x, i), value_of(f.residual, i));
+    return block_of<T>(v);
+  }
   template <bool kWhole>
   __device__ __forceinline__ Value value(const Fetched& f, const Row& p, int64_t block) const {
     if (f.summed) return f.x;
-    Value sum;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      set_value(sum, i, add_rn(value_of(f.x, i), value_of(f.residual, i)));
-    }
+    const Value sum = this->sum(f);
     store_block<kWhole>(p.residual + block * 16, cols - block * 16, vector, sum);
     return sum;
   }
