@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
         out.codes[(block * 8 + i) * out.rows + line] = static_cast<uint8_t>(word >> (8 * (i & 3)));
       }
     } else {
-      OutputRow(out, line).store(block, codes);
+      OutputRow(out, line).store(block, scale_place(out, block), codes);
     }
   }
   zero_padding(out);

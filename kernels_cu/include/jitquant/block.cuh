@@ -169,8 +169,25 @@ JITQUANT_HD uint32_t e2m1x8_signs(const Block<T>& x, int half) {
   return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
 
+// Eight codes of three bits from f(i), which is 2^23 plus the code of value i, the first in the low
+// four bits. Shifted sums instead of masks: what 2^23 adds to them is known and comes off.
+template <class F>
+JITQUANT_HD uint32_t sum_codes(F&& f) {
+  uint32_t codes = 0, offset = 0;
+  JITQUANT_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    codes += f(i) << (4 * i);
+    offset += 0x4b000000u << (4 * i);
+  }
+  return codes - offset;
+}
+
+// Least factor for which a division by 8 is exact, with room to spare.
+constexpr float kExactEighth = 0x1p-120f;
+
 // E2M1 of values 8 * half to 8 * half + 7 times enc > 0, the first in the low four bits.
-template <class T>
+// kOrdinary: enc >= kExactEighth.
+template <bool kOrdinary, class T>
 JITQUANT_HD uint32_t e2m1x8(const Block<T>& x, int half, float enc) {
 #if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
   float v[8];
@@ -189,27 +206,36 @@ JITQUANT_HD uint32_t e2m1x8(const Block<T>& x, int half, float enc) {
       : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
   return codes;
 #else
-  // Shifted sums instead of masks: what 2^23 adds to them is known and comes off at the end.
-  uint32_t codes = 0, offset = 0;
-  JITQUANT_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const float a = mul_rn(magnitude_of(x, 8 * half + i), enc);
-    codes += float_bits(e2m1_magnitude(a)) << (4 * i);
-    offset += 0x4b000000u << (4 * i);
+  if (kOrdinary) {
+    // A multiplication that saturates at 1 costs no more than one that does not, so the product is
+    // made in eighths. What it leaves of the values from 7 to 8 has the code 8 instead of 7.
+    const float eighth = enc * 0.125f;
+    const uint32_t codes = sum_codes([&](int i) {
+      return e2m1_lines(mul_saturated(magnitude_of(x, 8 * half + i), eighth), 8.0f);
+    });
+    return (codes - ((codes >> 3) & 0x11111111u)) | e2m1x8_signs(x, half);
   }
-  return (codes - offset) | e2m1x8_signs(x, half);
+  return sum_codes(
+             [&](int i) { return e2m1_magnitude(mul_rn(magnitude_of(x, 8 * half + i), enc)); }) |
+         e2m1x8_signs(x, half);
 #endif
 }
 
-// The same times 0: the signs of what is finite; infinities and NaN give 0.
+// Where the signs of the codes are of those of the values that are finite.
 template <class T>
-JITQUANT_HD uint32_t e2m1x8_of_zeros(const Block<T>& x, int half) {
+JITQUANT_HD uint32_t e2m1x8_finite(const Block<T>& x, int half) {
   uint32_t finite = 0;
   JITQUANT_UNROLL
   for (int i = 0; i < 8; ++i) {
     if (magnitude_of(x, 8 * half + i) <= kFloatMax) finite |= 8u << (4 * i);
   }
-  return e2m1x8_signs(x, half) & finite;
+  return finite;
+}
+
+// E2M1 of the same times 0: the signs of what is finite; infinities and NaN give 0.
+template <class T>
+JITQUANT_HD uint32_t e2m1x8_of_zeros(const Block<T>& x, int half) {
+  return e2m1x8_signs(x, half) & e2m1x8_finite(x, half);
 }
 
 }  // namespace jitquant

@@ -88,6 +88,7 @@ struct LaunchShape {
   Start start = Start::kAlone;
   int cluster = 1;  // blocks; more than one from compute capability 9.0 on
   size_t shared = 0;
+  int block_y = 1;  // of the block's threads, of which x has `block`
 };
 
 template <auto kKernel, class... Args>
@@ -95,7 +96,7 @@ cudaError_t launch(const LaunchShape& shape, cudaStream_t stream, const Args&...
   (void)Listed<kKernel>::done;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(shape.grid));
-  config.blockDim = dim3(static_cast<unsigned>(shape.block));
+  config.blockDim = dim3(static_cast<unsigned>(shape.block), static_cast<unsigned>(shape.block_y));
   config.dynamicSmemBytes = shape.shared;
   config.stream = stream;
   cudaLaunchAttribute attributes[2] = {};

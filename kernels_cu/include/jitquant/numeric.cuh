@@ -48,6 +48,18 @@ JITQUANT_HD float mul_rn(float a, float b) {
 #endif
 }
 
+// The product from 0 to 1; NaN gives 0.
+JITQUANT_HD float mul_saturated(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  const float y = a * b;
+  return y > 1.0f ? 1.0f : (y > 0.0f ? y : 0.0f);
+#endif
+}
+
 JITQUANT_HD float add_rn(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fadd_rn(a, b);
@@ -90,6 +102,16 @@ JITQUANT_HD float sqrt_rn(float a) {
   return std::sqrt(a);
 #endif
 }
+
+#if defined(__CUDACC__)
+// 1 / sqrt(a), off by no more than the last bit.
+__device__ __forceinline__ float reciprocal_sqrt(float a) {
+  float r;
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(a));
+  const float better = __fmaf_rn(0.5f * r, __fmaf_rn(-a * r, r, 1.0f), r);
+  return a > 0.0f && a <= kFloatMax ? better : r;
+}
+#endif
 
 JITQUANT_HD float fma_rn(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)

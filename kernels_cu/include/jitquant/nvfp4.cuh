@@ -70,9 +70,12 @@ struct Nvfp4Codes {
 // The codes of a block whose elements are multiplied with enc.
 template <class T>
 JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& out) {
-  if (enc > 0.0f) {
-    out.low = e2m1x8(x, 0, enc);
-    out.high = e2m1x8(x, 1, enc);
+  if (enc >= kExactEighth) {
+    out.low = e2m1x8<true>(x, 0, enc);
+    out.high = e2m1x8<true>(x, 1, enc);
+  } else if (enc > 0.0f) {
+    out.low = e2m1x8<false>(x, 0, enc);
+    out.high = e2m1x8<false>(x, 1, enc);
   } else if (enc == 0.0f) {
     out.low = e2m1x8_of_zeros(x, 0);
     out.high = e2m1x8_of_zeros(x, 1);
@@ -100,6 +103,38 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, f
   out.scale = static_cast<uint8_t>(scale);
   const float enc = mul_rn(nvfp4_block_encode(scale, e), factor);
   nvfp4_encode_block(x, enc > kFloatMax ? kFloatMax : enc, out);  // infinity times 0 is NaN
+  return out;
+}
+
+// The same of magnitudes with their signs apart, where the codes' bits hang on the order of a sum
+// in any case: a product is not rounded before its code is.
+JITQUANT_HD Nvfp4Codes nvfp4_quantize_magnitudes(const float (&x)[16], const uint32_t (&signs)[2],
+                                                 float b, float factor, const Nvfp4Encoding& e) {
+  const uint16_t scale = nvfp4_block_scale(mul_rn(b, factor), e);
+  Nvfp4Codes out;
+  out.scale = static_cast<uint8_t>(scale);
+  float enc = mul_rn(nvfp4_block_encode(scale, e), factor);
+  enc = enc > kFloatMax ? kFloatMax : enc;
+#if !defined(JITQUANT_HAS_E2M1_INSTRUCTION)
+  // Nothing is above the largest code, as in all blocks but those whose scale is subnormal.
+  if (mul_rn(b, enc) < 7.0f && enc <= 0x1p126f) {
+    out.low = sum_codes([&](int i) { return e2m1_lines(x[i], enc); }) | signs[0];
+    out.high = sum_codes([&](int i) { return e2m1_lines(x[8 + i], enc); }) | signs[1];
+    return out;
+  }
+#endif
+  Block<float> block;
+  JITQUANT_UNROLL
+  for (int i = 0; i < 16; ++i) block.words[i] = float_bits(x[i]);
+  if (enc > 0.0f) {
+    out.low = e2m1x8<false>(block, 0, enc) | signs[0];
+    out.high = e2m1x8<false>(block, 1, enc) | signs[1];
+  } else if (enc == 0.0f) {
+    out.low = signs[0] & e2m1x8_finite(block, 0);
+    out.high = signs[1] & e2m1x8_finite(block, 1);
+  } else {
+    out.low = out.high = 0;
+  }
   return out;
 }
 

@@ -1,7 +1,8 @@
 // The kernels that every NVFP4 pipeline is put together from, templates over where the values come
 // from (sources.cuh); those that go row by row are in nvfp4_rows.cuh:
 //   amax_kernel       launch 1 of tensor granularity: each block's amax into partials
-//   quantize_kernel   launch 2, or the only one where gsa is given; flat_quantize_kernel for a
+//   quantize_kernel   launch 2, or the only one where gsa is given: for any source; its kin are
+//                     quantize_pieces_kernel for whole, aligned blocks, flat_quantize_kernel for a
 //                     contiguous tensor
 //   cluster_kernel    both in one launch, for what a cluster holds in its registers
 // The amax goes from launch to launch as partial maxima in a workspace of the call's own, which
@@ -49,24 +50,25 @@ JITQUANT_HD int64_t padded_blocks(const Nvfp4Output& out) {
   return out.swizzled ? (out.blocks + 3) & ~int64_t{3} : out.blocks;
 }
 
+// Where the scale of a block is, counted from that of the row's first.
+__device__ __forceinline__ int64_t scale_place(const Nvfp4Output& out, int64_t block) {
+  return out.swizzled ? swizzle_128x4(0, block, 0) : block;
+}
+
 // Where a row's codes and scales go.
 struct OutputRow {
   uint2* codes;
   uint8_t* scales;
-  bool swizzled;
 
   __device__ __forceinline__ OutputRow(const Nvfp4Output& out, int64_t row)
       : codes(reinterpret_cast<uint2*>(out.codes) + row * out.blocks),
         scales(out.scales +
-               (out.swizzled ? swizzle_128x4(row, 0, padded_blocks(out)) : row * out.blocks)),
-        swizzled(out.swizzled) {}
+               (out.swizzled ? swizzle_128x4(row, 0, padded_blocks(out)) : row * out.blocks)) {}
 
-  __device__ __forceinline__ void store_scale(int64_t block, uint8_t scale) const {
-    scales[swizzled ? swizzle_128x4(0, block, 0) : block] = scale;
-  }
-  __device__ __forceinline__ void store(int64_t block, const Nvfp4Codes& x) const {
+  // `place` is the block's scale_place.
+  __device__ __forceinline__ void store(int64_t block, int64_t place, const Nvfp4Codes& x) const {
     codes[block] = make_uint2(x.low, x.high);
-    store_scale(block, x.scale);
+    scales[place] = x.scale;
   }
 };
 
@@ -94,27 +96,34 @@ __device__ __forceinline__ void zero_padding(const Nvfp4Output& out) {
   if (out.blocks & 3) {
     for (int64_t row = first; row < out.rows; row += step) {
       const OutputRow to(out, row);
-      for (int64_t b = out.blocks; b < padded_blocks(out); ++b) to.store_scale(b, 0);
+      for (int64_t b = out.blocks; b < padded_blocks(out); ++b) to.scales[scale_place(out, b)] = 0;
     }
   }
+}
+
+// The encoding of a tensor whose gsa is kValue or kTensor.
+__device__ __forceinline__ Nvfp4Encoding given_encoding(const GlobalScale& scale,
+                                                        Nvfp4Recipe recipe) {
+  const float gsa = scale.kind == GlobalScale::kValue ? scale.value : *scale.gsa;
+  if (scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *scale.gsa_out = gsa;
+  return nvfp4_encoding_from_gsa(gsa, recipe);
 }
 
 // The encoding of the whole tensor; every thread of the block calls it. Not where it is a row's.
 __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scale,
                                                          Nvfp4Recipe recipe, BlockReduce& reduce) {
-  const bool writes = scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
-  if (scale.kind == GlobalScale::kPartials || scale.kind == GlobalScale::kAmax) {
-    float amax = 0.0f;
-    for (int i = threadIdx.x; i < scale.count; i += blockDim.x) {
-      amax = fmaxf(amax, scale.partials[i]);
-    }
-    amax = reduce.max(amax);
-    if (writes) *scale.gsa_out = div_rn(amax, scale.divisor);
-    return nvfp4_encoding_from_amax(amax, scale.divisor, recipe);
+  if (scale.kind != GlobalScale::kPartials && scale.kind != GlobalScale::kAmax) {
+    return given_encoding(scale, recipe);
   }
-  const float gsa = scale.kind == GlobalScale::kValue ? scale.value : *scale.gsa;
-  if (writes) *scale.gsa_out = gsa;
-  return nvfp4_encoding_from_gsa(gsa, recipe);
+  float amax = 0.0f;
+  for (int i = threadIdx.x; i < scale.count; i += blockDim.x) {
+    amax = fmaxf(amax, scale.partials[i]);
+  }
+  amax = reduce.max(amax);
+  if (scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+    *scale.gsa_out = div_rn(amax, scale.divisor);
+  }
+  return nvfp4_encoding_from_amax(amax, scale.divisor, recipe);
 }
 
 JITQUANT_HD bool is_by_row(const GlobalScale& scale) {
@@ -235,13 +244,76 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     fetch();
     if (by_row) encoding = row_encoding(scale, row, block, recipe);
     const typename Source::Value v = source.template value<false>(fetched, source.row(row), block);
-    OutputRow(out, row).store(block, nvfp4_quantize_block(v, block_amax(v), encoding));
+    OutputRow(out, row).store(block, scale_place(out, block),
+                              nvfp4_quantize_block(v, block_amax(v), encoding));
   }
   zero_padding(out);
 }
 
-// The same for a contiguous tensor, with less to compute for a block.
-template <class T, bool kSwizzled>
+// The same for rows of whole, aligned blocks, a piece of a row at a time: where it is is computed
+// once for a block of threads, not for each.
+struct PieceWalk {
+  int64_t row, step_rows;
+  int piece, pieces, step_pieces;
+
+  __device__ __forceinline__ PieceWalk(int pieces) : pieces(pieces) {
+    row = blockIdx.x / pieces;
+    piece = blockIdx.x - static_cast<int>(row) * pieces;
+    step_rows = gridDim.x / pieces;
+    step_pieces = gridDim.x - static_cast<int>(step_rows) * pieces;
+  }
+  __device__ __forceinline__ void next() {
+    row += step_rows;
+    piece += step_pieces;
+    if (piece >= pieces) {
+      piece -= pieces;
+      ++row;
+    }
+  }
+};
+
+template <class Source>
+__global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
+    quantize_pieces_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
+                           int pieces) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
+  PieceWalk walk(pieces);
+  typename Source::Fetched next;
+  const int width = static_cast<int>(out.blocks);
+  auto block_here = [&] { return walk.piece * static_cast<int>(blockDim.x) + threadIdx.x; };
+  auto fetch = [&] {
+    const int block = block_here();
+    if (walk.row < out.rows && block < width) {
+      next = source.template fetch<true>(source.row(walk.row), block);
+    }
+  };
+  if (early) fetch();
+  let_next_begin();
+  wait_for_previous();
+  if (!early) fetch();
+
+  const bool by_row = is_by_row(scale);
+  Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, recipe, reduce);
+#pragma unroll 1
+  while (walk.row < out.rows) {
+    const typename Source::Fetched fetched = next;
+    const int64_t row = walk.row;
+    const int block = block_here();
+    walk.next();
+    fetch();
+    if (block >= width) continue;
+    if (by_row) encoding = row_encoding(scale, row, block, recipe);
+    const typename Source::Value v = source.template value<true>(fetched, source.row(row), block);
+    OutputRow(out, row).store(block, scale_place(out, block),
+                              nvfp4_quantize_block(v, block_amax(v), encoding));
+  }
+  zero_padding(out);
+}
+
+// The same for a contiguous tensor and scales that are as the blocks are.
+template <class T>
 __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
     flat_quantize_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
                          Nvfp4Output out) {
@@ -256,7 +328,6 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   wait_for_previous();
   if (!early && block < source.blocks) next = source.fetch(block);
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
-  BlockWalk walk(kSwizzled ? out.blocks : 1);
 #pragma unroll 1
   while (block < source.blocks) {
     const Block<T> x = next;
@@ -265,14 +336,8 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
     if (block < source.blocks) next = source.fetch(block);
     const Nvfp4Codes codes = nvfp4_quantize_block(x, block_amax(x), encoding);
     reinterpret_cast<uint2*>(out.codes)[here] = make_uint2(codes.low, codes.high);
-    if constexpr (kSwizzled) {
-      out.scales[swizzle_128x4(walk.row, walk.block, padded_blocks(out))] = codes.scale;
-      walk.next();
-    } else {
-      out.scales[here] = codes.scale;
-    }
+    out.scales[here] = codes.scale;
   }
-  if constexpr (kSwizzled) zero_padding(out);
 }
 
 constexpr int kClusterThreads = 512;  // of a block, one block of 16 values each
@@ -320,7 +385,8 @@ __global__ void __launch_bounds__(kClusterThreads)
   if (i == 0) *gsa = div_rn(amax, divisor);
   if (row < out.rows) {
     const Nvfp4Encoding encoding = nvfp4_encoding_from_amax(amax, divisor, recipe);
-    OutputRow(out, row).store(block, nvfp4_quantize_block(v, block_amax(v), encoding));
+    OutputRow(out, row).store(block, scale_place(out, block),
+                              nvfp4_quantize_block(v, block_amax(v), encoding));
   }
   zero_padding(out);
 #endif
@@ -395,9 +461,27 @@ cudaError_t launch_amax(const Source& source, float* partials, int count, cudaSt
                                             source, partials);
 }
 
+constexpr int64_t kPiece = 96;  // blocks of a row that are worth a block of threads of their own
+
+// Where a block of values is more to load, the walk is little of the time, and blocks of threads
+// that do not fill a multiprocessor cost more than it does.
+template <class Source>
+constexpr bool kByPieces = sizeof(typename Source::Fetched) <= 32;
+
 template <class Source>
 cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {
+  if constexpr (kByPieces<Source>) {
+    if (source.whole() && out.blocks >= kPiece) {
+      const int64_t pieces = (out.blocks + kThreads - 1) / kThreads;
+      const int threads = static_cast<int>(((out.blocks + pieces - 1) / pieces + 31) / 32 * 32);
+      const int64_t grid = persistent_grid(
+          out.rows * pieces, blocks_per_sm<&quantize_pieces_kernel<Source>>(threads, 0));
+      return launch<&quantize_pieces_kernel<Source>>({grid, threads, Start::kOverlapped}, stream,
+                                                     source, scale, recipe, out,
+                                                     static_cast<int>(pieces));
+    }
+  }
   const int64_t items = (out.rows * out.blocks + kThreads - 1) / kThreads;
   const int64_t grid = persistent_grid(items, blocks_per_sm<&quantize_kernel<Source>>(kThreads, 0));
   return launch<&quantize_kernel<Source>>({grid, kThreads, Start::kOverlapped}, stream, source,
@@ -424,16 +508,14 @@ cudaError_t launch_amax_plain(const Matrix& x, float* partials, int count, cudaS
 template <class T>
 cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
                                   const Nvfp4Output& out, cudaStream_t stream) {
-  if (is_by_row(scale) || !is_flat(x)) {
+  if (is_by_row(scale) || out.swizzled || !is_flat(x)) {
     return launch_quantize(PlainSource<T>(x), scale, recipe, out, stream);
   }
   const FlatSource<T> source = flat_source<T>(x);
   const int64_t items = (source.blocks + kThreads - 1) / kThreads;
-  const LaunchShape shape = {persistent_grid(items, flat_blocks_per_sm<T>()), kThreads,
-                             Start::kOverlapped};
-  return out.swizzled
-             ? launch<&flat_quantize_kernel<T, true>>(shape, stream, source, scale, recipe, out)
-             : launch<&flat_quantize_kernel<T, false>>(shape, stream, source, scale, recipe, out);
+  return launch<&flat_quantize_kernel<T>>(
+      {persistent_grid(items, flat_blocks_per_sm<T>()), kThreads, Start::kOverlapped}, stream,
+      source, scale, recipe, out);
 }
 
 }  // namespace jitquant

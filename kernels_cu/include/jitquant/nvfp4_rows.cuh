@@ -1,9 +1,10 @@
-// The kernel that goes row by row: row granularity, and the norms, in one launch; or, for a norm
+// The kernels that go row by row: row granularity, and the norms, in one launch; or, for a norm
 // with tensor granularity, launch 1 of two.
-//   row_kernel   a block of threads a row
+//   held_kernel  what fits in registers of rows of whole, aligned blocks (nvfp4_held.cuh)
+//   row_kernel   all others
 #pragma once
 
-#include "jitquant/nvfp4_kernels.cuh"
+#include "jitquant/nvfp4_held.cuh"
 
 namespace jitquant {
 
@@ -23,12 +24,6 @@ struct Held<Source, true> {
   using Value = Block<float>;
 };
 
-// What one thread learns of a row, and after the reduction all do.
-struct RowSums {
-  float squares = 0.0f;  // of the values before the weight, for a norm
-  float amax = 0.0f;     // of what is held; NaN if there is one in it
-};
-
 // What is held of a block; its squares are added to the sum.
 template <bool kNorm, bool kWhole, class Source>
 __device__ __forceinline__ auto take_block(const Source& source,
@@ -46,36 +41,6 @@ __device__ __forceinline__ auto take_block(const Source& source,
   }
 }
 
-// How the blocks of a row are encoded, once its sums are known.
-struct RowEncoding {
-  Nvfp4Encoding encoding;
-  float inverse;  // inv_rms, for a norm
-};
-
-template <bool kNorm, class T>
-__device__ __forceinline__ RowEncoding finish_row(const RowSums& sums, const Normalize<T>& norm,
-                                                  const RowScale& scale, Nvfp4Recipe recipe,
-                                                  int64_t cols, int64_t row,
-                                                  const Nvfp4Encoding& given, float& tensor_amax) {
-  RowEncoding e = {given, 1.0f};
-  float amax = sums.amax;
-  if constexpr (kNorm) {
-    const float mean = div_rn(sums.squares, static_cast<float>(cols));
-    e.inverse = reciprocal_rn(sqrt_rn(add_rn(mean, norm.eps)));
-    if (threadIdx.x == 0) norm.inv_rms[row] = e.inverse;
-    amax = amax_ignore_nan(0.0f, mul_rn(amax, e.inverse));
-  }
-  if (scale.mode == RowMode::kTensorAmax) {
-    tensor_amax = fmaxf(tensor_amax, amax);
-  } else if (scale.mode == RowMode::kRowAmax) {
-    if (threadIdx.x == 0) scale.gsa_out[row] = div_rn(amax, scale.divisor);
-    e.encoding = nvfp4_encoding_from_amax(amax, scale.divisor, recipe);
-  } else if (scale.given.kind == GlobalScale::kRows) {
-    e.encoding = nvfp4_encoding_from_gsa(scale.given.gsa[row * scale.given.stride], recipe);
-  }
-  return e;
-}
-
 template <bool kNorm, class Value>
 __device__ __forceinline__ Nvfp4Codes quantize_held(const Value& held, float block_max,
                                                     const RowEncoding& e) {
@@ -86,15 +51,10 @@ __device__ __forceinline__ Nvfp4Codes quantize_held(const Value& held, float blo
   }
 }
 
-// Blocks of the largest size that a multiprocessor has to hold: bounds the registers of the norm of
-// a plain tensor, which is faster with more rows at once. 0 leaves it to the compiler.
-template <class Source, bool kNorm>
+// Blocks of the largest size that a multiprocessor has to hold, which bounds their registers; 0
+// leaves it to the compiler.
 constexpr int row_blocks_per_sm(bool stored) {
-  if (!stored) return 1;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  return 1;  // its compiler wants more registers
-#endif
-  return kNorm && sizeof(typename Source::Fetched) <= 32 ? 2 : 0;
+  return stored ? 0 : 1;
 }
 
 // A block of threads a row, in two passes over its blocks of values, which have the same owners in
@@ -103,7 +63,7 @@ constexpr int row_blocks_per_sm(bool stored) {
 // what is not aligned or does not fit there, the row is read again.
 template <class Source, bool kNorm, bool kStored>
 __global__ void __launch_bounds__(kStored ? kRowThreads : kRereadThreads,
-                                  row_blocks_per_sm<Source, kNorm>(kStored))
+                                  row_blocks_per_sm(kStored))
     row_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
                Nvfp4Recipe recipe, Nvfp4Output out) {
   using Value = typename Held<Source, kNorm>::Value;
@@ -120,11 +80,7 @@ __global__ void __launch_bounds__(kStored ? kRowThreads : kRereadThreads,
   if (quantizes) let_next_begin();
   wait_for_previous();
   if (!quantizes) let_next_begin();
-  Nvfp4Encoding given = {};
-  if (scale.mode == RowMode::kGiven && scale.given.kind != GlobalScale::kRows) {
-    given = tensor_encoding(scale.given, recipe, reduce);
-  }
-  float tensor_amax = 0.0f;
+  RowFacts facts = row_facts(scale, recipe, source.cols);
 
 #pragma unroll 1
   for (int64_t r = blockIdx.x; r < source.rows; r += gridDim.x) {
@@ -178,21 +134,20 @@ __global__ void __launch_bounds__(kStored ? kRowThreads : kRereadThreads,
       total.y = reduce.max(numbers.result());
     }
     sums = {total.x, total.y};
-    const RowEncoding e =
-        finish_row<kNorm>(sums, norm, scale, recipe, source.cols, r, given, tensor_amax);
+    const RowEncoding e = finish_row<kNorm>(sums, norm, scale, recipe, r, threadIdx.x == 0, facts);
     if (!quantizes) continue;
     const OutputRow to(out, r);
 #pragma unroll 1
     for (int b = mine; b < width; b += threads) {
       const Value held = held_at(b);
       const float block_max = kStored ? stored_max[b] : block_amax(held);
-      to.store(b, quantize_held<kNorm>(held, block_max, e));
+      to.store(b, scale_place(out, b), quantize_held<kNorm>(held, block_max, e));
     }
   }
   if (quantizes) {
     zero_padding(out);
   } else if (threadIdx.x == 0) {
-    scale.partials[blockIdx.x] = tensor_amax;
+    scale.partials[blockIdx.x] = facts.tensor_amax;
     for (int i = gridDim.x + blockIdx.x; i < scale.maxima; i += gridDim.x) scale.partials[i] = 0.0f;
   }
 }
@@ -206,43 +161,104 @@ inline int row_threads(int64_t rows, int64_t cols, int share) {
   return static_cast<int>(wanted >= kRowThreads ? kRowThreads : (wanted + 31) / 32 * 32);
 }
 
-// Calls f(shape, stored) with the launch's shape, whose blocks are also the partials that are
-// written with kTensorAmax, and kStored as a constant.
-template <bool kNorm, class Source, class F>
-auto with_row_shape(const Source& source, const ColumnVector& weight, F&& f) {
-  int threads = row_threads(source.rows, source.cols, Source::kShare);
-  const size_t bytes =
-      blocks_of(source.cols) * (sizeof(typename Held<Source, kNorm>::Value) + sizeof(float));
-  auto shape = [&](int per_sm, size_t shared) {
-    LaunchShape s = {persistent_grid(source.rows, per_sm), threads, Start::kOverlapped};
-    if (s.grid > kMaxPartials) s.grid = kMaxPartials;
-    s.shared = shared;
-    return s;
-  };
+// How the rows of a source are quantized, from its shape, its alignment and the device alone.
+struct RowPlan {
+  enum Kernel { kReread, kStored, kHeld1, kHeldShare };  // kHeld1: kShare of 1
+  LaunchShape shape;
+  Kernel kernel;
+  int partials;  // that are written with kTensorAmax; 0: there is no such plan
+};
+
+template <auto kValue>
+struct Constant {
+  static constexpr auto value = kValue;
+};
+
+template <class Source, bool kNorm, int kShare>
+RowPlan held_plan(const Source& source) {
+  constexpr int kMost = 65536 / held_registers<Source, kNorm>() / 32 * 32;
+  const int width = static_cast<int>(blocks_of(source.cols));
+  const int threads = ((width + kShare - 1) / kShare + 31) / 32 * 32;
+  if (threads > kMost || threads > 1024) return {};
+  RowPlan plan = {{}, kShare == 1 ? RowPlan::kHeld1 : RowPlan::kHeldShare, 0};
+  plan.shape.block = threads;
+  plan.shape.block_y = kShare == 1 && threads <= 128 && source.rows > 32 * sm_count()
+                           ? kRowsAtOnce * 32 / threads
+                           : 1;
+  plan.shape.start = Start::kOverlapped;
+  plan.shape.shared = kNorm ? HeldWeights::bytes(width) : 0;
+  const int per_sm = blocks_per_sm<&held_kernel<Source, kNorm, kShare>>(
+      threads * plan.shape.block_y, plan.shape.shared);
+  if (per_sm == 0) return {};
+  const int64_t blocks = (source.rows + plan.shape.block_y - 1) / plan.shape.block_y;
+  plan.shape.grid = persistent_grid(blocks, per_sm);
+  const int most = kMaxPartials / plan.shape.block_y;
+  if (plan.shape.grid > most) plan.shape.grid = most;
+  plan.partials = static_cast<int>(plan.shape.grid) * plan.shape.block_y;
+  return plan;
+}
+
+// row_kernel, with what is held of a row in shared memory, or read again.
+template <class Source, bool kNorm, bool kStored>
+RowPlan passes_plan(const Source& source) {
+  const int threads = row_threads(source.rows, source.cols, Source::kShare);
+  RowPlan plan = {{}, kStored ? RowPlan::kStored : RowPlan::kReread, 0};
+  plan.shape.block = kStored || threads < kRereadThreads ? threads : kRereadThreads;
+  plan.shape.start = Start::kOverlapped;
+  plan.shape.shared = kStored ? blocks_of(source.cols) *
+                                    (sizeof(typename Held<Source, kNorm>::Value) + sizeof(float))
+                              : 0;
+  const int per_sm =
+      blocks_per_sm<&row_kernel<Source, kNorm, kStored>>(plan.shape.block, plan.shape.shared);
+  if (per_sm == 0) return {};
+  plan.shape.grid = persistent_grid(source.rows, per_sm);
+  if (plan.shape.grid > kMaxPartials) plan.shape.grid = kMaxPartials;
+  plan.partials = static_cast<int>(plan.shape.grid);
+  return plan;
+}
+
+template <bool kNorm, class Source>
+RowPlan row_plan(const Source& source, const ColumnVector& weight) {
+  RowPlan plan = {};
   if (source.whole() && weight.vector) {
-    const int per_sm = blocks_per_sm<&row_kernel<Source, kNorm, true>>(threads, bytes);
-    if (per_sm > 0) return f(shape(per_sm, bytes), std::true_type{});
+    if constexpr (Source::kHeldShare == 0) {
+      plan = passes_plan<Source, kNorm, true>(source);
+    } else if (source.rows < (int64_t{1} << 30)) {
+      // A thread for each block of values where rows are few, and leave most of the device idle, or
+      // short.
+      if (Source::kHeldShare == 1 || source.rows <= sm_count() || source.cols <= 32 * 16) {
+        plan = held_plan<Source, kNorm, 1>(source);
+      }
+      if (Source::kHeldShare > 1 && plan.partials == 0) {
+        plan = held_plan<Source, kNorm, Source::kHeldShare>(source);
+      }
+    }
   }
-  threads = threads < kRereadThreads ? threads : kRereadThreads;
-  const int per_sm = blocks_per_sm<&row_kernel<Source, kNorm, false>>(threads, 0);
-  return f(shape(per_sm, 0), std::false_type{});
+  return plan.partials > 0 ? plan : passes_plan<Source, kNorm, false>(source);
 }
 
 template <bool kNorm, class Source>
 cudaError_t launch_rows(const Source& source, const Normalize<typename Source::Element>& norm,
                         const RowScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out,
                         cudaStream_t stream) {
-  return with_row_shape<kNorm>(source, norm.weight, [&](const LaunchShape& shape, auto stored) {
-    return launch<&row_kernel<Source, kNorm, stored>>(shape, stream, source, norm, scale, recipe,
-                                                      out);
-  });
+  const RowPlan plan = row_plan<kNorm>(source, norm.weight);
+  auto start = [&](auto kernel) {
+    return launch<decltype(kernel)::value>(plan.shape, stream, source, norm, scale, recipe, out);
+  };
+  if (plan.kernel == RowPlan::kReread) return start(Constant<&row_kernel<Source, kNorm, false>>{});
+  if constexpr (Source::kHeldShare == 0) {
+    return start(Constant<&row_kernel<Source, kNorm, true>>{});
+  } else if (plan.kernel == RowPlan::kHeld1) {
+    return start(Constant<&held_kernel<Source, kNorm, 1>>{});
+  } else {
+    return start(Constant<&held_kernel<Source, kNorm, Source::kHeldShare>>{});
+  }
 }
 
 // How many partials launch_rows writes for a norm with kTensorAmax.
 template <class Source>
 int64_t row_partials(const Source& source, const ColumnVector& weight) {
-  return with_row_shape<true>(source, weight,
-                              [](const LaunchShape& shape, auto) { return shape.grid; });
+  return row_plan<true>(source, weight).partials;
 }
 
 // Row granularity of a source that is quantized as it is.

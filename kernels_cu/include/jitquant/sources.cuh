@@ -6,7 +6,8 @@
 //   Fetched refetch(row, block)      for the same value once more
 //   whole()                          all blocks are whole and aligned to 16 bytes; the last three
 //                                    are templates with a bool, which is true only then
-//   kShare                           blocks of a row that a thread of row_kernel should have
+//   kHeldShare                       blocks of a row that a thread of held_kernel has; 0: it is
+//                                    row_kernel's, where a thread has kShare
 //   kReadsOnlyInputs                 nothing it reads is written by the launch before
 // Loading and computing are apart so that a kernel can load a block while it computes another.
 #pragma once
@@ -43,6 +44,7 @@ struct RowPointer {
 template <class T>
 struct PlainSource {
   using Element = T;
+  static constexpr int kHeldShare = 2;
   static constexpr int kShare = 4;
   using Value = Block<T>;
   using Fetched = Block<T>;
@@ -95,6 +97,7 @@ __device__ __forceinline__ float swiglu(float gate, float up) {
 template <class T>
 struct DeinterleaveSource {
   using Element = T;
+  static constexpr int kHeldShare = 1;
   static constexpr int kShare = 4;
   using Value = Block<float>;
   struct Fetched {
@@ -167,6 +170,7 @@ struct DeinterleaveSource {
 template <class T>
 struct ResidualSource {
   using Element = T;
+  static constexpr int kHeldShare = 0;
   static constexpr int kShare = 2;
   using Value = Block<T>;
   struct Fetched {
@@ -222,6 +226,7 @@ struct ResidualSource {
 template <class T>
 struct HyperConnectionSource {
   using Element = T;
+  static constexpr int kHeldShare = 0;
   static constexpr int kShare = 4;
   using Value = Block<float>;
   static constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // streams that are loaded together
@@ -347,6 +352,7 @@ struct NormalizedSource {
   NormalizedSource(const Source& source, const Normalize<Element>& norm)
       : source(source), norm(norm), rows(source.rows), cols(source.cols) {}
 
+  bool whole() const { return source.whole() && norm.weight.vector; }
   __device__ __forceinline__ Row row(int64_t r) const { return {source.row(r), norm.inv_rms[r]}; }
   template <bool kWhole>
   __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block) const {
