@@ -170,10 +170,10 @@ class HeldWeights {
 constexpr int kMostAhead = 64;
 
 // Registers of a thread: no more, so that rows enough are at work on a multiprocessor.
-template <class Source, bool kNorm>
+template <class Source, bool kNorm, int kShare>
 constexpr int held_registers() {
   if (sizeof(typename Source::Element) == 4) return 128;
-  return kNorm && Source::kHeldShare > 1 ? 88 : 72;
+  return kNorm ? (kShare == 1 ? 64 : 128) : 72;
 }
 
 // The threads of a block: x those of a row, each with kShare blocks of its values; y, for kShare of
@@ -182,7 +182,7 @@ constexpr int held_registers() {
 constexpr int kRowsAtOnce = 8;
 
 template <class Source, bool kNorm, int kShare>
-__global__ void __maxnreg__((held_registers<Source, kNorm>()))
+__global__ void __maxnreg__((held_registers<Source, kNorm, kShare>()))
     held_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
                 Nvfp4Recipe recipe, Nvfp4Output out) {
   constexpr bool kAhead = sizeof(typename Source::Fetched) * kShare <= kMostAhead;
@@ -302,7 +302,7 @@ __global__ void __maxnreg__((held_registers<Source, kNorm>()))
       }
     }
     if (!quantizes || !there) continue;
-    const RowEncoding e = encodings[slot];
+    const RowEncoding& e = encodings[slot];
     const OutputRow to(out, r);
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {

@@ -176,7 +176,7 @@ struct Constant {
 
 template <class Source, bool kNorm, int kShare>
 RowPlan held_plan(const Source& source) {
-  constexpr int kMost = 65536 / held_registers<Source, kNorm>() / 32 * 32;
+  constexpr int kMost = 65536 / held_registers<Source, kNorm, kShare>() / 32 * 32;
   const int width = static_cast<int>(blocks_of(source.cols));
   const int threads = ((width + kShare - 1) / kShare + 31) / 32 * 32;
   if (threads > kMost || threads > 1024) return {};
@@ -225,8 +225,8 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight) {
       plan = passes_plan<Source, kNorm, true>(source);
     } else if (source.rows < (int64_t{1} << 30)) {
       // A thread for each block of values where rows are few, and leave most of the device idle, or
-      // short.
-      if (Source::kHeldShare == 1 || source.rows <= sm_count() || source.cols <= 32 * 16) {
+      // short, and for a norm, which holds more of each.
+      if (kNorm || Source::kHeldShare == 1 || source.rows <= sm_count() || source.cols <= 32 * 16) {
         plan = held_plan<Source, kNorm, 1>(source);
       }
       if (Source::kHeldShare > 1 && plan.partials == 0) {
