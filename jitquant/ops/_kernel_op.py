@@ -37,37 +37,36 @@ def _check_elements(t: Tensor, label: str, shape: tuple[int, ...], dtype: torch.
 class KernelOp(Op):
     """An op whose ``data`` buffer may have rows that lie apart, and which may leave rows alone.
 
-    A call with ``zero_rest=False`` and buffers writes only the rows that ``counts`` counts. Where
-    there is no kernel file yet a CUDA tensor gives NotImplementedError.
+    A call with ``zero_rest=False`` and buffers writes only the rows that ``counts`` counts.
 
     Attributes:
+        flat: whether ``data`` is a flat buffer instead, without gaps.
         has_amax: whether one of the results is an amax.
         has_inv_rms: whether one of the results is inv_rms.
         keywords: names of the arguments that are given by name.
     """
 
-    def __init__(self, name: str, arguments: str, results: Sequence[str], **rest: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: str,
+        results: Sequence[str],
+        *,
+        flat: bool = False,
+        **rest: Any,
+    ) -> None:
         super().__init__(name, arguments, results, **rest)
+        self.flat = flat
         self.has_amax = "amax" in results
         self.has_inv_rms = "inv_rms" in results
         self.keywords = [name for name, _ in self._defaults[self._positional :]]
-
-    def compiled(self) -> Any:
-        """The compiled module's function, built now if need be."""
-        try:
-            return super().compiled()
-        except FileNotFoundError as error:
-            raise NotImplementedError(
-                f"{self.name} has no CUDA kernel yet; accepted are tensors on the CPU. Move them "
-                "with .cpu()"
-            ) from error
 
     def _plan_out(self, buffers: list[Tensor], *args: Any, **kwargs: Any) -> Plan:
         plan = self.plan(*args, **kwargs)
         for name, label, buffer, result in zip(
             self.results, self._labels, buffers, plan.results, strict=True
         ):
-            if name == "data" and buffer.device == plan.device:
+            if name == "data" and not self.flat and buffer.device == plan.device:
                 _check_elements(buffer, label, result.shape, result.dtype)
             else:
                 _checks.out_tensor(buffer, label, result.shape, result.dtype, plan.device)

@@ -2,9 +2,10 @@
 
 A buffer holds G tensors, one after the other, of any shapes: group i is the elements ``offsets[i]``
 to ``offsets[i + 1]`` of the flattened buffer. With ``sizes`` it is the ``sizes[i]`` elements from
-``offsets[i]`` on, and what follows up to the next group is padding, for alignment. Padding is not
-read, and its results are zero. Offsets ascend; they lie on the buffer's device and are not read by
-the CPU, so they are not checked: whatever they are, nothing outside of the buffer is touched.
+``offsets[i]`` on, and what follows up to the next group is padding, for alignment. What padding
+holds changes nothing, and its results are zero. Offsets ascend; they lie on the buffer's device,
+and the CPU does not read them, so they are not checked: whatever they are, nothing outside of the
+buffer is touched.
 """
 
 from __future__ import annotations

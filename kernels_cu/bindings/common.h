@@ -275,10 +275,9 @@ inline float divisor_of(double divisor) {
 // Floats for the time of a call; null where none are needed.
 class __attribute__((visibility("hidden"))) Workspace {
  public:
-  Workspace(int count, const View& like) {
-    const int64_t size = count;
+  Workspace(int64_t count, const View& like) {
     if (count > 0) {
-      memory_ = torch::stable::empty({&size, 1}, ScalarType::Float, std::nullopt,
+      memory_ = torch::stable::empty({&count, 1}, ScalarType::Float, std::nullopt,
                                      torch::stable::Device(torch::headeronly::DeviceType::CUDA,
                                                            static_cast<int32_t>(like.device)));
     }

@@ -1,5 +1,4 @@
-#include "function.h"
-#include "jitquant/fp8.cuh"
+#include "grouped.h"
 
 namespace jitquant {
 
@@ -13,37 +12,6 @@ cudaError_t launch_dequantize_grouped_nvfp4(const uint8_t* codes, const uint8_t*
                                             void* out, DType dtype, cudaStream_t stream);
 
 namespace {
-
-// Where the groups of a buffer are, and how many.
-struct GroupOffsets {
-  const int64_t *offsets, *sizes;
-  int64_t count;
-
-  static const int64_t* integers(const View& t, const char* name, const View& like) {
-    check_cuda(t, name, &like);
-    JITQUANT_CHECK(t.scalar_type() == ScalarType::Long && t.dim() == 1 && t.is_contiguous(), name,
-                   " must be int64 of one dimension, contiguous; its shape is ", shape_text(t));
-    return static_cast<const int64_t*>(t.const_data_ptr());
-  }
-  static GroupOffsets of(const View& offsets, const std::optional<View>& sizes, const View& like) {
-    GroupOffsets g = {integers(offsets, "offsets", like), nullptr, offsets.numel() - 1};
-    JITQUANT_CHECK(g.count >= 0, "offsets must have shape (G + 1,), not (0,)");
-    if (sizes) {
-      g.sizes = integers(*sizes, "sizes", like);
-      JITQUANT_CHECK(sizes->numel() == g.count, "sizes must have shape (", g.count, ",), not ",
-                     shape_text(*sizes));
-    }
-    return g;
-  }
-  const float* floats(const View& t, const char* name, const View& like) const {
-    check_cuda(t, name, &like);
-    JITQUANT_CHECK(t.scalar_type() == ScalarType::Float && t.dim() == 1 && t.is_contiguous() &&
-                       t.numel() == count,
-                   name, " must be float32 of shape (", count, ",), contiguous; its shape is ",
-                   shape_text(t));
-    return static_cast<const float*>(t.const_data_ptr());
-  }
-};
 
 const uint8_t* bytes_of(const View& t, const char* name, ScalarType dtype, int64_t count) {
   JITQUANT_CHECK(t.scalar_type() == dtype || t.scalar_type() == ScalarType::Byte, name,

@@ -78,6 +78,14 @@ def _elapsed_ms(fn: Callable[[], Any], times: int) -> float:
     return float(start.elapsed_time(stop))
 
 
+def event_us(fn: Callable[[], Any], *, repeats: int) -> float:
+    """Microseconds of one ``fn()`` on the GPU, the median of ``repeats``, by events around each.
+
+    For work that is too long to be replayed from a graph, and that keeps the GPU busy.
+    """
+    return statistics.median(_elapsed_ms(fn, 1) for _ in range(repeats)) * 1e3
+
+
 def host_us(fn: Callable[[], Any], *, calls: int = 100, repeats: int = 15) -> float:
     """Microseconds the host spends in one eager ``fn()``, the GPU's own time left out.
 

@@ -23,6 +23,8 @@ from typing import Any
 
 TESTS = Path(__file__).parents[1]
 SECONDS = 60
+# Gloo looks for the address of the machine's name otherwise, which it may not have.
+ON_THIS_MACHINE = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 
 
 @dataclass
@@ -60,7 +62,7 @@ def run(module: str, device: str, folder: Path, world: int = 2) -> dict[str, str
         world: ranks.
     """
     path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **ON_THIS_MACHINE, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     logs = [folder / f"{rank}.log" for rank in range(world)]
     ranks = []
     for rank, log in enumerate(logs):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from distributed.ranks import ON_THIS_MACHINE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,22 +58,60 @@ def test_nvfp4_accuracy(tmp_path: Path) -> None:
     assert (tmp_path / "found" / "sqnr.png").stat().st_size > 10_000
 
 
+SMALL = ("--hidden", "64", "--layers", "1", "--batch", "2", "--length", "32")
+
+
+def test_fp8_training(tmp_path: Path) -> None:
+    text = run("fp8_training.py", *SMALL, "--steps", "6", "--out", "found", cwd=tmp_path)
+    assert "4 of 5 linears replaced" in text
+    record = json.loads((tmp_path / "found" / "fp8_training.json").read_text())
+    assert {name: len(curve) for name, curve in record["loss"].items()} == {"bf16": 6, "fp8": 6}
+    assert record["loss"]["bf16"] != record["loss"]["fp8"]
+    assert record["loss"]["bf16"][-1] < record["loss"]["bf16"][0]
+    assert abs(record["apart"]) < 0.01
+    assert record["text_bytes"] > 100_000
+    pytest.importorskip("matplotlib")
+    assert (tmp_path / "found" / "fp8_training.png").stat().st_size > 10_000
+
+
+def test_fp8_training_fails_where_the_losses_are_apart(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"further apart than -100\.00%"):
+        run("fp8_training.py", *SMALL, "--steps", "1", "--tolerance", "-1", cwd=tmp_path)
+
+
 def test_tensor_parallel(tmp_path: Path) -> None:
     ranks = ("--standalone", "--nproc-per-node", "2", str(ROOT / "examples" / "tensor_parallel.py"))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *ranks, "--layers", "1", "--steps", "2"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 ranks, each on CPU" in done.stdout
-    assert "FP8 step 1: loss " in done.stdout
-    assert "a rank has 0.500 of the weights" in done.stdout
-    assert "with the amax of all: the same" in done.stdout
+    log = tmp_path / "log"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    with log.open("w") as output:
+        launcher = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                *ranks,
+                "--layers",
+                "1",
+                "--steps",
+                "2",
+            ],
+            cwd=tmp_path,
+            env={**environment, **ON_THIS_MACHINE},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        assert launcher.wait(90) == 0, log.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)  # its ranks as well
+        launcher.wait()
+    said = log.read_text()
+    assert "2 ranks, each on CPU" in said
+    assert "FP8 step 1: loss " in said
+    assert "a rank has 0.500 of the weights" in said
+    assert "with the amax of all: the same" in said
 
 
 def test_tensor_parallel_says_how_to_start_it(tmp_path: Path) -> None:

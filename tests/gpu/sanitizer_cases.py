@@ -70,7 +70,34 @@ def eight_bit_groups(x: torch.Tensor) -> None:
 
 def groups_of_a_buffer() -> None:
     """Tensors in one buffer, with gaps, empty ones, and a last block that is not whole."""
-    back = get_cuda_module("dequantize_grouped", ["dequantize_grouped.cu"])
+    back, fp8, nvfp4, grad = (
+        get_cuda_module(name, [f"{name}.cu"])
+        for name in (
+            "dequantize_grouped",
+            "quantize_grouped",
+            "quantize_grouped_nvfp4",
+            "quantize_grouped_grad",
+        )
+    )
+    # Within a range of launch 1, and over several.
+    for cols, ends in (
+        (1, (3, 3, 40, 1500, 2001)),
+        (33, (0, 1, 1, 4, 60)),
+        (640, (0, 1, 700, 900)),
+    ):
+        at = cols * torch.tensor(ends, device="cuda")
+        x = torch.randn(ends[-1] + 4, cols, device="cuda").bfloat16()
+        e4m3, e5m2 = {"dtype": torch.float8_e4m3fn}, {"dtype": torch.float8_e5m2}
+        for given in (None, torch.rand(len(ends) - 1, device="cuda")):
+            for lengths in (None, at.diff() - at.diff().clamp(max=1)):
+                for values in (x, x.float(), x.view(-1)[1:]):
+                    fp8.quantize_grouped_fp8(values, at, given, sizes=lengths, **e4m3)
+                    nvfp4.quantize_grouped_nvfp4(values, at, given, sizes=lengths)
+                for values in (x, x.float()):
+                    act = {"act_input": values, "activation": "gelu"}
+                    f = grad.quantize_grouped_grad_fp8
+                    f(values, at, given, sizes=lengths, **act, **e5m2)
+                    f(values, at, given, sizes=lengths, with_dbias=False, **e5m2)
     offsets = torch.tensor([3, 3, 40, 1500, 2001], device="cuda")
     sizes, scales = torch.tensor([0, 30, 1460, 501], device="cuda"), torch.rand(4).cuda()
     data = torch.randn(2005).cuda().to(torch.float8_e4m3fn)

@@ -1,11 +1,14 @@
-"""Many tensors in one buffer: back from eight and four bits, whatever the groups are."""
+"""Many tensors in one buffer: to eight and four bits and back, whatever the groups are."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+import jitquant
 from jitquant import reference
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
@@ -104,3 +107,122 @@ def test_a_group_of_more_than_2_to_the_31_elements() -> None:
     assert got[-700:-50].unique().tolist() == [4.0]
     assert got[-50:].unique().tolist() == [8.0]
     assert int(got.count_nonzero()) == 700
+
+
+FORMATS = {
+    "fp8": ("quantize_grouped", "quantize_grouped_fp8", {"dtype": E4M3}),
+    "e5m2": ("quantize_grouped", "quantize_grouped_fp8", {"dtype": torch.float8_e5m2}),
+    "nvfp4": ("quantize_grouped_nvfp4", "quantize_grouped_nvfp4", {"recipe": "vllm"}),
+}
+
+
+def _on_gpu(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if t is None else t.cuda() for t in tensors]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("count", [1, 3, 64, 65, 257, 4096])
+def test_to_codes(count: int, name: str) -> None:
+    torch.manual_seed(count)
+    file, function, options = FORMATS[name]
+    kernel = getattr(module(file), function)
+    for i, longest in enumerate((2, 700, 3_000_000 // count)):
+        offsets, sizes, numel = _groups(count, longest)
+        values = torch.randn(numel + 1) * torch.logspace(-3, 3, numel + 1)
+        values[::10_007] = float("nan")
+        dtype = (torch.float16, torch.float32, torch.bfloat16)[i]
+        for x in (values.to(dtype)[1:], values.to(dtype)[:-1]):  # aligned and not
+            for lengths in (None, sizes):
+                for given in (None, torch.rand(count) * 9):
+                    got = kernel(*_on_gpu(x, offsets, given), sizes=_on_gpu(lengths)[0], **options)
+                    want = getattr(reference, function)(x, offsets, given, sizes=lengths, **options)
+                    same(got, want, what=f"{name} {count} {longest} {given is not None}")
+
+
+@pytest.mark.parametrize("cols", [1, 5, 16, 640, 1000, 4608])
+@pytest.mark.parametrize("activation", ["none", "relu", "silu", "gelu"])
+def test_gradients(cols: int, activation: str) -> None:
+    torch.manual_seed(cols)
+    kernel = module("quantize_grouped_grad").quantize_grouped_grad_fp8
+    for count, longest in ((1, 700), (3, 300), (70, 12)):
+        rows = torch.randint(0, longest, (count,))
+        ends = (rows + torch.randint(0, 2, (count,))).cumsum(0)
+        offsets = cols * torch.cat((torch.zeros(1, dtype=torch.int64), ends))
+        for dtype in (torch.bfloat16, torch.float32):
+            grad, x = torch.randn(2, int(ends[-1]) + 2, cols).to(dtype)
+            act = None if activation == "none" else x
+            for given in (None, torch.rand(count) * 9):
+                for sizes in (None, cols * rows):
+                    options = {"activation": activation, "dtype": torch.float8_e5m2}
+                    tensors = _on_gpu(grad, offsets, given, sizes, act)
+                    got = kernel(*tensors[:3], sizes=tensors[3], act_input=tensors[4], **options)
+                    want = reference.quantize_grouped_grad_fp8(
+                        grad, offsets, given, sizes=sizes, act_input=act, **options
+                    )
+                    if activation in ("none", "relu"):
+                        same(got[:3], want[:3], what=f"{cols} {count}")
+                    differ = got[0].cpu().view(torch.uint8) != want[0].view(torch.uint8)
+                    assert differ.float().mean() <= 1e-3
+                    for mine, theirs in zip(got[1:], want[1:], strict=True):
+                        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-4)
+                    again = kernel(*tensors[:3], sizes=tensors[3], act_input=tensors[4], **options)
+                    same(again, got)
+
+
+def _calls() -> dict[str, tuple[Callable[[Tensor], object], int]]:
+    """A call for each way, and its launches."""
+    offsets, sizes, _ = _groups(65, 4000)
+    at, lengths = (16 * offsets).cuda(), (16 * sizes).cuda()
+    scale = torch.rand(65).cuda()
+    quantize, grad = jitquant.quantize_grouped, jitquant.quantize_grouped_grad
+    return {
+        "fp8": (lambda x: quantize(x, at, sizes=lengths), 2),
+        "fp8 given": (lambda x: quantize(x, at, scale=scale), 1),
+        "nvfp4": (lambda x: quantize(x, at, format="nvfp4"), 2),
+        "nvfp4 given": (lambda x: quantize(x, at, format="nvfp4", scale=scale), 1),
+        "grad": (lambda x: grad(x, at), 2),
+        "grad given": (lambda x: grad(x, at, scale=scale, act_input=x, activation="silu"), 1),
+    }
+
+
+def test_launches_capture_and_never_wait() -> None:
+    for name, (call, launches) in _calls().items():
+        x = torch.randn(150_000, 16, device="cuda", dtype=torch.bfloat16)
+        assert count_launches(call, x) == launches, name
+        assert_no_sync(call, x)
+        assert_capturable(call, x, replays=2)
+
+
+def test_quantizing_offsets_out_of_order_stays_in_the_buffer() -> None:
+    offsets = torch.tensor([500, -3, 10**12, 7, -(2**62), 900, 2**62], device="cuda")
+    sizes = torch.tensor([2**62, -1, 2**63 - 1, 5, 9, 3], device="cuda")
+    guarded = torch.full((4096,), 7, device="cuda", dtype=torch.uint8)
+    x, scales = torch.randn(1000, device="cuda"), torch.ones(2, 6, device="cuda")
+    module("quantize_grouped").quantize_grouped_fp8.out(
+        x,
+        offsets,
+        sizes=sizes,
+        dtype=E4M3,
+        data=guarded[1024:2024].view(E4M3),
+        scale_inv=scales[0],
+        amax=scales[1],
+    )
+    assert bool((guarded[:1024] == 7).all())
+    assert bool((guarded[2024:] == 7).all())
+
+
+def test_quantizing_a_group_of_more_than_2_to_the_31_elements() -> None:
+    numel = 2**31 + 4096
+    if torch.cuda.mem_get_info()[0] < 16 * 2**30:
+        pytest.skip("needs 16 GiB of free GPU memory")
+    x = torch.zeros(numel, dtype=torch.bfloat16, device="cuda")
+    x[100], x[-51], x[-1] = 1.0, 7.0, 3.0
+    offsets = torch.tensor([0, 100, numel - 50, numel], device="cuda")
+    for scale in (None, torch.full((3,), 2.0, device="cuda")):
+        q = jitquant.quantize_grouped(x, offsets, scale=scale)
+        assert q.amax.tolist() == [0.0, 7.0, 3.0]
+        factor = q.scale_inv.reciprocal() if scale is None else scale
+        for i, group in ((100, 1), (numel - 51, 1), (numel - 1, 2)):
+            want = (x[i].float() * factor[group]).to(E4M3)
+            assert q.data[i].view(torch.uint8) == want.view(torch.uint8)
+        assert int(q.data.view(torch.uint8).count_nonzero()) == 3

@@ -49,6 +49,9 @@ EXPORTS = {
     "quantize_both": ["quantize_block_both", "quantize_group_both", "quantize_mxfp8_both"],
     "quantize_fp8": ["quantize_fp8", "quantize_fp8_from_amax"],
     "quantize_group": ["quantize_group"],
+    "quantize_grouped": ["quantize_grouped_fp8"],
+    "quantize_grouped_grad": ["quantize_grouped_grad_fp8"],
+    "quantize_grouped_nvfp4": ["quantize_grouped_nvfp4"],
     "quantize_mxfp8": ["quantize_mxfp8"],
     "quantize_nvfp4": ["quantize_nvfp4"],
     "quantize_weight_nvfp4": [

@@ -434,6 +434,20 @@ CASES: dict[str, Case] = {
         ValueError,
         ["out.format is 'fp8_tensor'", "'nvfp4'"],
     ),
+    "out strides of groups": (
+        lambda: J.quantize_grouped(
+            X,
+            AT,
+            out=QuantizedGroups(
+                **{
+                    **{f: getattr(GROUPS, f) for f in ("scale_inv", "amax", "offsets", "shape")},
+                    "data": torch.empty(4, 48, dtype=torch.float8_e4m3fn)[:, :32],
+                }
+            ),
+        ),
+        ValueError,
+        ["out.data has strides (48, 1)", "contiguous"],
+    ),
     "out dbias": (
         lambda: J.quantize_grouped_grad(
             X, AT, dtype=torch.float8_e4m3fn, out=QuantizedGroups.empty((4, 32), AT)

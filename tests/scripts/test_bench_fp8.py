@@ -10,7 +10,7 @@ from harness.bench.ops import OPS, Op, Traffic, chosen
 from harness.bench.ops_fp8 import FP8_OPS
 from torch import Tensor
 
-from jitquant import QuantizedTensor
+from jitquant import QuantizedGroups, QuantizedTensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -18,6 +18,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def _parts(result: object) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
+    if isinstance(result, QuantizedGroups):
+        return [result.data, result.scale_inv, result.amax]
     assert isinstance(result, QuantizedTensor)
     parts = (result.data, result.scale_inv, result.amax, result.inv_rms)
     return [part for part in parts if part is not None]

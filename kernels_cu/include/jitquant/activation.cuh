@@ -1,5 +1,5 @@
-// Derivatives of activations, for gradients that are cast in the same pass. The exponential and the
-// hyperbolic tangent differ by an ulp or two between a GPU and a host.
+// Derivatives of activations, for gradients that are cast in the same pass. Exponentials and
+// quotients differ by an ulp or two between a GPU and a host.
 #pragma once
 
 #include "jitquant/numeric.cuh"
@@ -12,9 +12,26 @@ JITQUANT_HD float drelu(float x) {
   return x > 0.0f ? 1.0f : 0.0f;
 }
 
+// exp(x), and 1 / x of a positive x: as near as the hardware's own are, which is far below what a
+// code can show.
+JITQUANT_HD float exp_near(float x) {
+#if defined(__CUDA_ARCH__)
+  return __expf(x);
+#else
+  return std::exp(x);
+#endif
+}
+JITQUANT_HD float reciprocal_near(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fdividef(1.0f, x);
+#else
+  return 1.0f / x;
+#endif
+}
+
 // s * (1 + x * (1 - s)), s = 1 / (1 + exp(-x))
 JITQUANT_HD float dsilu(float x) {
-  const float s = div_rn(1.0f, add_rn(1.0f, expf(-x)));
+  const float s = reciprocal_near(add_rn(1.0f, exp_near(-x)));
   return mul_rn(s, add_rn(1.0f, mul_rn(x, add_rn(1.0f, -s))));
 }
 
@@ -29,12 +46,17 @@ JITQUANT_HD float dgelu(float x) {
 }
 
 // grad times the derivative at x.
-template <Activation kActivation>
-JITQUANT_HD float activation_gradient(float grad, float x) {
-  if constexpr (kActivation == Activation::kRelu) return mul_rn(grad, drelu(x));
-  if constexpr (kActivation == Activation::kSilu) return mul_rn(grad, dsilu(x));
-  if constexpr (kActivation == Activation::kGelu) return mul_rn(grad, dgelu(x));
-  return grad;
+JITQUANT_HD float activation_gradient(Activation activation, float grad, float x) {
+  switch (activation) {
+    case Activation::kRelu:
+      return mul_rn(grad, drelu(x));
+    case Activation::kSilu:
+      return mul_rn(grad, dsilu(x));
+    case Activation::kGelu:
+      return mul_rn(grad, dgelu(x));
+    default:
+      return grad;
+  }
 }
 
 }  // namespace jitquant

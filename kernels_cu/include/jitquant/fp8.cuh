@@ -311,17 +311,20 @@ struct GroupBounds {
   int64_t start, stop;
 };
 
-// Group i of a buffer of `numel` elements; sizes may be null. Never outside of the buffer.
+// A group between two offsets, with at most `size` elements, in a buffer of `numel`. Never outside
+// of the buffer.
+JITQUANT_HD GroupBounds group_between(int64_t from, int64_t to, int64_t size, int64_t numel) {
+  const int64_t start = from < 0 ? 0 : (from < numel ? from : numel);
+  const int64_t most = size < 0 ? 0 : (size < numel ? size : numel);
+  int64_t stop = to < 0 ? 0 : (to < numel ? to : numel);
+  if (start + most < stop) stop = start + most;
+  return {start, stop < start ? start : stop};
+}
+
+// Group i of a buffer; sizes may be null.
 JITQUANT_HD GroupBounds group_bounds(const int64_t* offsets, const int64_t* sizes, int64_t i,
                                      int64_t numel) {
-  const int64_t from = offsets[i], to = offsets[i + 1];
-  const int64_t start = from < 0 ? 0 : (from < numel ? from : numel);
-  int64_t stop = to < 0 ? 0 : (to < numel ? to : numel);
-  if (sizes != nullptr) {
-    const int64_t size = sizes[i] < 0 ? 0 : (sizes[i] < numel ? sizes[i] : numel);
-    if (start + size < stop) stop = start + size;
-  }
-  return {start, stop < start ? start : stop};
+  return group_between(offsets[i], offsets[i + 1], sizes != nullptr ? sizes[i] : numel, numel);
 }
 
 }  // namespace jitquant

@@ -1,5 +1,6 @@
-// Many tensors in one flat buffer. Each warp has a range of the buffer, whatever the groups are: it
-// finds the group that its range begins in by one search, and then walks with the data.
+// Many tensors in one flat buffer. A warp or a block of threads has neighbouring elements of it,
+// whatever the groups are: it finds the group of the first one by a search that its lanes share,
+// and then walks with the data.
 #pragma once
 
 #include "jitquant/fp8.cuh"
@@ -37,17 +38,81 @@ __device__ __forceinline__ int64_t group_at(const Groups& groups, int64_t positi
   return low - 1;
 }
 
+// Where a walk through a part of the buffer is, by positions in that part, which has at most kFar
+// elements. All lanes of a warp are at the same group.
+struct GroupCursor {
+  static constexpr int kFar = 1 << 30;
+  int64_t base;     // where the part begins
+  int64_t index;    // the last group that begins at or before where the walk is; -1 or `count`
+                    // where there is none
+  int start, stop;  // of the group; -1 before the part
+  int next;         // where the group after it begins
+
+  __device__ __forceinline__ int near(int64_t position) const {
+    const int64_t i = position - base;
+    return i < 0 ? -1 : (i < kFar ? static_cast<int>(i) : kFar);
+  }
+  // Goes to the group of `position` and returns its bounds in the buffer. All lanes share the
+  // search, and what they have read at its end are the bounds.
+  __device__ __forceinline__ GroupBounds find(const Groups& groups, int position) {
+    return search(groups, base + position, 0, false);
+  }
+  // The same where `position` is not before `next`: to a later group.
+  __device__ __forceinline__ GroupBounds seek(const Groups& groups, int position) {
+    return search(groups, base + position, index + 1, true);
+  }
+  __device__ __forceinline__ bool covers(int position, int count) const {
+    return start <= position && position + count <= stop;
+  }
+
+ private:
+  // From the group before `low` on; `close` is that one of the next is likely.
+  __device__ __forceinline__ GroupBounds search(const Groups& groups, int64_t position, int64_t low,
+                                                bool close) {
+    const int lane = threadIdx.x & 31;
+    int64_t high = groups.count + 1;           // the first offset behind is from low to high
+    int64_t from = INT64_MIN, to = INT64_MAX;  // offsets low - 1 and high
+#pragma unroll 1
+    while (low < high) {
+      const int64_t step = close ? 1 : (high - low + 31) >> 5, i = low + lane * step;
+      close = false;
+      const int64_t offset = i < high ? groups.offsets[i] : INT64_MAX;
+      const int count = __popc(__ballot_sync(0xffffffffu, offset <= position));
+      const int64_t behind = low + count * step;
+      if (count < 32 && behind < high) {
+        high = behind;
+        to = __shfl_sync(0xffffffffu, offset, count);
+      }
+      if (count > 0) {
+        low = behind - step + 1;
+        from = __shfl_sync(0xffffffffu, offset, count - 1);
+      }
+    }
+    index = low - 1;
+    GroupBounds at = {base, base};
+    if (index >= 0 && index < groups.count) {
+      const int64_t size = groups.sizes != nullptr ? groups.sizes[index] : groups.numel;
+      at = group_between(from, to, size, groups.numel);
+    }
+    start = near(at.start), stop = near(at.stop), next = near(to);
+    return at;
+  }
+};
+
 // Which of sixteen elements from `position` on are those of a group.
 struct Part {
   int first, behind;
 
   __device__ __forceinline__ Part(const GroupBounds& at, int64_t position)
       : first(within(at.start - position)), behind(within(at.stop - position)) {}
+  __device__ __forceinline__ Part(const GroupCursor& at, int position)
+      : first(within(at.start - position)), behind(within(at.stop - position)) {}
   __device__ __forceinline__ bool has(int i) const { return i >= first && i < behind; }
   __device__ __forceinline__ bool empty() const { return first >= behind; }
 
  private:
-  static __device__ __forceinline__ int within(int64_t i) {
+  template <class Integer>
+  static __device__ __forceinline__ int within(Integer i) {
     return i < 0 ? 0 : (i < 16 ? static_cast<int>(i) : 16);
   }
 };

@@ -207,6 +207,62 @@ def sweep(
 
 
 @app.command()
+def layers(
+    tokens: Annotated[int, typer.Option(help="Rows of the linear, a multiple of 128.")] = 8192,
+    size: Annotated[int, typer.Option(help="Its columns and outputs, a multiple of 128.")] = 8192,
+    blocks: Annotated[int, typer.Option(help="Blocks of the stack; 0: no stack.", min=0)] = 4,
+    batch: Annotated[int, typer.Option(help="Sequences of the stack.", min=1)] = 4,
+    length: Annotated[int, typer.Option(help="Tokens of each.", min=1)] = 2048,
+    hidden: Annotated[int, typer.Option(help="Its width, a multiple of 512.")] = 4096,
+    ffn: Annotated[int, typer.Option(help="Its MLP's width.")] = 14336,
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+) -> None:
+    """Time Float8BlockwiseLinear beside nn.Linear in bf16, alone and in a compiled stack.
+
+    The linear by CUDA graph replay; the stack by CUDA events around whole steps.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise fail(f"No GPU: torch {torch.__version__} sees none, and layers are timed on one.", 2)
+    import jitquant
+    from harness import timing
+    from harness.bench import layers as bench
+
+    jitquant.warmup(*bench.MODULES)
+    torch.manual_seed(0)
+    ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
+    pairs = []
+
+    def done(pair: bench.Pair) -> None:
+        pairs.append(pair)
+        text = f"{pair.name}: {pair.fp8:.1f} us"
+        if pair.bf16 is not None:
+            text += f", in bf16 {pair.bf16:.1f} us: {pair.ratio:.3f} times as fast"
+        if pair.gigabytes:
+            floor = pair.gigabytes / ceilings.copy * 1e6
+            text += f", {floor / pair.fp8:.0%} of the floor of {floor:.1f} us"
+        console.print(text, highlight=False, soft_wrap=True)
+
+    console.print(f"copy {ceilings.copy:.0f} GB/s", highlight=False)
+    for pair in bench.linear(tokens, size, size):
+        done(pair)
+    compiling: dict[str, float] = {}
+    if blocks:
+        pair, compiling = bench.stack(blocks, batch, length, hidden, ffn)
+        done(pair)
+    write_json(
+        out / "layers.json",
+        {
+            **provenance(),
+            "ceilings_gb_per_s": asdict(ceilings),
+            "compile_seconds": compiling,
+            "rows": [{**asdict(pair), "ratio": pair.ratio} for pair in pairs],
+        },
+    )
+
+
+@app.command()
 def resources(
     arch: Annotated[str, typer.Option(help="What to compile for.")] = "90a",
     out: Annotated[Path, typer.Option(help="Where the document goes.")] = Path("out/bench"),

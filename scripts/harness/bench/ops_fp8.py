@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,25 @@ def _rmsnorm_residual(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
     return jitquant.rmsnorm_quantize_fp8(x, weight, residual=residual)
 
 
+@functools.lru_cache
+def _offsets(groups: int, numel: int, device: torch.device) -> Tensor:
+    return torch.tensor([i * numel // groups for i in range(groups + 1)], device=device)
+
+
+def _grouped(groups: int) -> Op:
+    """The tensor of "fp8-tensor" as so many tensors."""
+    return Op(
+        f"fp8-grouped-{groups}",
+        f"quantize_grouped(x, offsets) of {groups} groups",
+        ("quantize_grouped",),
+        lambda x: jitquant.quantize_grouped(x, _offsets(groups, x.numel(), x.device)),
+        lambda x: plain.grouped(x, groups),
+        lambda m, n: ((m, n),),
+        2,
+        _written(lambda m, n: 2 * groups),
+    )
+
+
 FP8_OPS = (
     Op(
         "cast",
@@ -58,6 +78,7 @@ FP8_OPS = (
         2,
         _written(lambda m, n: 2),
     ),
+    *(_grouped(groups) for groups in (8, 64, 1024)),
     Op(
         "fp8-row",
         "quantize_fp8(x, granularity='row')",

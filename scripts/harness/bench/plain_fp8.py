@@ -43,6 +43,15 @@ def quantize(x: Tensor, granularity: str = "tensor") -> Results:
     return _quantize(x.float(), granularity)
 
 
+def grouped(x: Tensor, groups: int) -> Results:
+    """As many tensors of the same size, one after the other."""
+    v = x.float().view(groups, -1)
+    a = v.abs().amax(dim=-1)
+    usable = (a > 0) & (a < float("inf"))
+    scale = torch.where(usable, _over(TOP, a).clamp(max=FLT_MAX), 1.0)
+    return _cast(v, scale[:, None]).view(x.shape), _over(1.0, scale), a
+
+
 def group(x: Tensor) -> Results:
     """A scale for 128 neighbours of a row."""
     return _quantize_group(x.float())

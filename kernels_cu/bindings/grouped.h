@@ -1,0 +1,71 @@
+// What the bindings of many tensors in one buffer do alike.
+#pragma once
+
+#include "fp8.h"
+#include "jitquant/grouped_launch.h"
+
+namespace jitquant {
+
+// Where the groups of a buffer are, and how many.
+struct GroupOffsets {
+  const int64_t *offsets, *sizes;
+  int64_t count;
+
+  static const int64_t* integers(const View& t, const char* name, const View& like) {
+    check_cuda(t, name, &like);
+    JITQUANT_CHECK(t.scalar_type() == ScalarType::Long && t.dim() == 1 && t.is_contiguous(), name,
+                   " must be int64 of one dimension, contiguous; its shape is ", shape_text(t));
+    return static_cast<const int64_t*>(t.const_data_ptr());
+  }
+  static GroupOffsets of(const View& offsets, const std::optional<View>& sizes, const View& like) {
+    GroupOffsets g = {integers(offsets, "offsets", like), nullptr, offsets.numel() - 1};
+    JITQUANT_CHECK(g.count >= 0, "offsets must have shape (G + 1,), not (0,)");
+    if (sizes) {
+      g.sizes = integers(*sizes, "sizes", like);
+      JITQUANT_CHECK(sizes->numel() == g.count, "sizes must have shape (", g.count, ",), not ",
+                     shape_text(*sizes));
+    }
+    return g;
+  }
+  const float* floats(const View& t, const char* name, const View& like) const {
+    check_cuda(t, name, &like);
+    JITQUANT_CHECK(t.scalar_type() == ScalarType::Float && t.dim() == 1 && t.is_contiguous() &&
+                       t.numel() == count,
+                   name, " must be float32 of shape (", count, ",), contiguous; its shape is ",
+                   shape_text(t));
+    return static_cast<const float*>(t.const_data_ptr());
+  }
+};
+
+// The arguments that say how groups are scaled, checked, and where what is told of them goes.
+struct GroupedArguments {
+  GroupedInput input;
+  GroupedScales scales;
+
+  static GroupedArguments of(const View& x, const char* name, const View& offsets,
+                             const std::optional<View>& given, const std::optional<View>& sizes) {
+    check_cuda(x, name);
+    const DType dtype = dtype_of(x, name);
+    JITQUANT_CHECK(x.dim() >= 1 && x.is_contiguous(), name,
+                   " must be contiguous and have a dimension; its shape is ", shape_text(x));
+    const GroupOffsets groups = GroupOffsets::of(offsets, sizes, x);
+    return {{x.const_data_ptr(), dtype, groups.offsets, groups.sizes, groups.count, x.numel()},
+            {given ? groups.floats(*given, "scale", x) : nullptr, nullptr, nullptr, nullptr}};
+  }
+
+  // Asks the results for their memory.
+  void results(Result& inverse, const char* name, Result& amax, const View& like) {
+    scales.inverse = inverse.floats(name, input.count, like);
+    scales.amax = amax.floats("amax", input.count, like);
+  }
+};
+
+// The elements of an FP8 result, of the shape of `like` and without gaps.
+inline GroupedElements grouped_elements(Result& data, ScalarType dtype, EightBit format,
+                                        const View& like) {
+  const int64_t last = like.dim() - 1;
+  void* to = data.memory("data", dtype, Shape::of(like, last, like.size(last)), like);
+  return {static_cast<uint8_t*>(to), format, aligned(to, 16)};
+}
+
+}  // namespace jitquant

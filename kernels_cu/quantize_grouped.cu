@@ -1,0 +1,15 @@
+// FP8 of many tensors in one buffer, each with a scale of its own.
+#include "jitquant/grouped_fp8.cuh"
+
+namespace jitquant {
+
+cudaError_t launch_quantize_grouped_fp8(const GroupedInput& x, const GroupedScales& scales,
+                                        const GroupedElements& out, cudaStream_t stream) {
+  return dispatch(x.dtype, [&](auto element) {
+    return launch_grouped(BufferSource<decltype(element)>(x), GroupedFp8{out}, x, scales, stream);
+  });
+}
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

@@ -1,0 +1,361 @@
+// FP8 of the gradients of many tensors in one buffer, times the derivative of an activation, with
+// the sums of their columns: the bias gradients.
+//
+// Launch 1, or the only one, goes by rows: a warp has 512 columns of a range of rows and adds what
+// is in one group, for its lanes have the same columns in every row. As with the amaxes a sum needs
+// no zeroing: where a group begins in a range its sum goes to dbias, where it goes on to a row of a
+// workspace, and in the end those rows are added to it in order. Sums are the same every time.
+#include "jitquant/grouped_fp8.cuh"
+
+namespace jitquant {
+
+template <class T>
+struct GradSource {
+  using Value = Block<float>;
+  static constexpr int kTileSteps = 1;
+  struct Fetched {
+    Block<T> grad, input;
+  };
+  const T* grad;
+  const T* input;
+  Activation activation;
+  int64_t numel;
+  bool vector;
+
+  GradSource(const GroupedInput& x, const GroupedGradient& g)
+      : grad(static_cast<const T*>(x.data)),
+        input(static_cast<const T*>(g.act_input)),
+        activation(g.activation),
+        numel(x.numel),
+        vector((reinterpret_cast<uintptr_t>(grad) | reinterpret_cast<uintptr_t>(input)) % 16 == 0) {
+  }
+
+  __device__ __forceinline__ Fetched fetch(int64_t i) const {
+    Fetched x;
+    x.grad = load_block<true>(grad + i, 16, true);
+    if (activation != Activation::kNone) x.input = load_block<true>(input + i, 16, true);
+    return x;
+  }
+  __device__ __forceinline__ Value value(const Fetched& x) const {
+    Value v;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) v.words[i] = float_bits(value_of(x.grad, i));
+    if (activation == Activation::kNone) return v;
+    Value at;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) at.words[i] = float_bits(value_of(x.input, i));
+    // Four at a time, which then go to the end: a quarter of the code.
+#pragma unroll 1
+    for (int turn = 0; turn < 4; ++turn) {
+      uint32_t made[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        made[i] = float_bits(activation_gradient(activation, value_of(v, i), value_of(at, i)));
+      }
+#pragma unroll
+      for (int i = 0; i < 12; ++i) v.words[i] = v.words[i + 4], at.words[i] = at.words[i + 4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v.words[12 + i] = made[i];
+    }
+    return v;
+  }
+  // Of `count` elements from i on, which may not be aligned.
+  __device__ __forceinline__ Fetched gather(int64_t i, int64_t count) const {
+    Fetched x = {};
+    if (count <= 0) return x;
+    x.grad = gather_block<T>(count, [&](int k) { return grad[i + k]; });
+    if (activation != Activation::kNone) {
+      x.input = gather_block<T>(count, [&](int k) { return input[i + k]; });
+    }
+    return x;
+  }
+  __device__ __forceinline__ Value load(int64_t i) const { return value(gather(i, numel - i)); }
+};
+
+// The whole rows of a gradient.
+struct GradRows {
+  int64_t cols, range_rows;
+  int phases;
+  float* dbias;  // may be null
+  float* sums;
+  bool vector;  // rows and sums are aligned to 16 bytes
+};
+
+// Adds the pieces of the sums: item i is the i-th group, or where there are fewer ranges than
+// groups the one that goes on behind range i; and a part of the columns. A block of threads.
+constexpr int kSumColumns = 4 * kThreads;
+__device__ __forceinline__ void finish_sums(int64_t item, int64_t part, int64_t count_of_ranges,
+                                            const Groups& groups, const GroupRanges& ranges,
+                                            const GradRows& rows) {
+  GroupBounds at;
+  int64_t group = item;
+  if (groups.count <= count_of_ranges) {
+    at = groups.bounds(group);
+  } else {
+    const int64_t behind = (item + 1) * ranges.span;
+    if (behind >= groups.numel) return;
+    group = group_at(groups, behind - 1);
+    if (group < 0 || group >= groups.count) return;
+    at = groups.bounds(group);
+    if (at.stop <= behind || ranges.of(at.start) != item) return;
+  }
+  if (at.stop <= at.start) return;
+  const int first = ranges.of(at.start) + 1, last = ranges.of(at.stop - 1);
+  if (last < first) return;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int64_t c = part * kSumColumns + k * kThreads + threadIdx.x;
+    if (c >= rows.cols) return;
+    float sum = __ldcg(rows.dbias + group * rows.cols + c);
+#pragma unroll 8
+    for (int range = first; range <= last; ++range) {
+      sum = add_rn(sum, __ldcg(rows.sums + range * rows.cols + c));
+    }
+    rows.dbias[group * rows.cols + c] = sum;
+  }
+}
+
+template <class T, bool kCasts>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
+    grouped_rows_kernel(GradSource<T> source, GroupedFp8 op, Groups groups, GroupedScales scales,
+                        GroupRanges ranges, GradRows rows, int64_t count_of_ranges) {
+  constexpr int kWarps = kThreads / 32;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int64_t first_range = static_cast<int64_t>(blockIdx.x) * rows.phases;
+  const int64_t block_base = first_range * ranges.span;
+  const int64_t block_end = block_base + rows.phases * ranges.span;
+  wait_for_previous();
+  let_next_begin();
+
+  // The groups that begin here: what only this block adds to.
+  const bool is_last = blockIdx.x + 1 == gridDim.x;
+  const int64_t before = blockIdx.x == 0 ? 0 : group_at(groups, block_base - 1) + 1;
+  for (int64_t i = before + threadIdx.x;
+       i < groups.count && (is_last || groups.offsets[i] < block_end); i += kThreads) {
+    float ignored;
+    scales.amax[i] = 0.0f;
+    scales.inverse[i] = kCasts ? op.of_scale(scales.given[i], ignored) : op.of_amax(0.0f, ignored);
+  }
+  if (threadIdx.x < rows.phases && first_range + threadIdx.x < count_of_ranges) {
+    scales.partials[first_range + threadIdx.x] = 0.0f;
+  }
+  const auto zero = [&](int64_t group) {
+    for (int64_t c = lane; c < rows.cols; c += 32) rows.dbias[group * rows.cols + c] = 0.0f;
+  };
+  if (rows.dbias != nullptr) {
+    // Of groups that are not whole rows some columns may have nothing.
+    for (int64_t i = before + warp; i < groups.count && (is_last || groups.offsets[i] < block_end);
+         i += kWarps) {
+      const GroupBounds at = groups.bounds(i);
+      const bool ragged = at.start % rows.cols != 0 || at.stop % rows.cols != 0;
+      if (at.stop > at.start && ragged) zero(i);
+    }
+    // There may be many empty ones at one place.
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + warp; i < groups.count;
+         i += static_cast<int64_t>(gridDim.x) * kWarps) {
+      const GroupBounds at = groups.bounds(i);
+      if (at.stop <= at.start) zero(i);
+    }
+  }
+  __syncthreads();
+
+  const int strips = static_cast<int>((rows.cols + kStep - 1) / kStep);
+  const int phase = rows.phases > 1 ? warp / strips : 0;
+  const int64_t range = first_range + phase, base = range * ranges.span;
+  const int64_t left = groups.numel - base;
+  const int end = left < 0 ? 0 : static_cast<int>(left < ranges.span ? left : ranges.span);
+  const int cols = static_cast<int>(rows.cols);
+#pragma unroll 1
+  for (int strip = rows.phases > 1 ? warp % strips : warp; strip < strips && phase < rows.phases;
+       strip += rows.phases > 1 ? strips : kWarps) {
+    const int column = strip * kStep + 16 * lane;
+    const int count = cols - column < 16 ? cols - column : 16;  // of this lane
+    const int width = cols - strip * kStep < kStep ? cols - strip * kStep : kStep;
+    GroupCursor cursor = {base};
+    float factor = 1.0f;
+    float sums[16] = {};
+    Amax<float, true> amax;
+    const auto leave = [&] {
+      const uint32_t bits = __reduce_max_sync(0xffffffffu, float_bits(amax.result()));
+      amax = {};
+      const bool is_group = cursor.index >= 0 && cursor.index < groups.count;
+      if (!is_group || cursor.stop <= (cursor.start > 0 ? cursor.start : 0)) return;
+      if (lane == 0 && bits != 0u) {
+        float* const to = cursor.start >= 0 ? scales.amax + cursor.index : scales.partials + range;
+        atomicMax(reinterpret_cast<unsigned*>(to), bits);
+      }
+      if (rows.dbias == nullptr) return;
+      float* const to = (cursor.start >= 0 ? rows.dbias + cursor.index * rows.cols
+                                           : rows.sums + range * rows.cols) +
+                        column;
+      if (rows.vector && count == 16) {
+#pragma unroll
+        for (int i = 0; i < 16; i += 4) {
+          *reinterpret_cast<float4*>(to + i) =
+              make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          if (i < count) to[i] = sums[i];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sums[i] = 0.0f;
+    };
+    const auto enter = [&](const GroupBounds& at) {
+      if (kCasts && at.stop > at.start) op.of_scale(scales.given[cursor.index], factor);
+    };
+    const auto add = [&](const Block<float>& v) {
+      amax.add(v);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sums[i] = add_rn(sums[i], value_of(v, i));
+    };
+    enter(cursor.find(groups, base == 0 ? 0 : -1));
+    // The next row is loaded while one is computed.
+    const auto whole = [&](int row) {
+      return rows.vector && count == 16 && row + column + 16 <= end;
+    };
+    typename GradSource<T>::Fetched ahead = {};
+    if (whole(0)) ahead = source.fetch(base + column);
+#pragma unroll 1
+    for (int row = 0; row < end; row += cols) {
+      const int segment = row + strip * kStep, mine = row + column;
+      const int there = end - mine < count ? end - mine : count;
+      typename GradSource<T>::Fetched x = ahead;
+      if (whole(row + cols)) ahead = source.fetch(base + mine + cols);
+      if (!whole(row)) x = source.gather(base + mine, there);
+      const Block<float> v = source.value(x);
+      if (segment >= cursor.next) leave(), enter(cursor.seek(groups, segment));
+      if (cursor.covers(segment, width)) {
+        add(v);
+        if constexpr (kCasts) op.store(base + mine, there, op.codes(v, factor));
+        continue;
+      }
+      uint4 codes = {};
+      visit_groups(cursor, groups, segment, width, leave, enter, [&] {
+        Part part(cursor, mine);
+        if (part.behind > there) part.behind = there;
+        const Block<float> own = masked(v, part);
+        add(own);
+        if (kCasts && !part.empty()) op.merge(codes, op.codes(own, factor), part);
+      });
+      if constexpr (kCasts) op.store(base + mine, there, codes);
+    }
+    leave();
+  }
+
+  if constexpr (kCasts) {
+    if (gridDim.x == 1 && rows.phases == 1) return;
+    if (gridDim.x > 1) {
+      cooperative_groups::this_grid().sync();
+    } else {
+      __syncthreads();
+    }
+    if (warp < rows.phases) {
+      const int64_t from = (first_range + warp) * ranges.span;
+      const int64_t rest = groups.numel - from;
+      if (rest > 0) {
+        const int to = static_cast<int>(rest < ranges.span ? rest : ranges.span);
+        finish_amax(from, to, groups, scales, ranges);
+      }
+    }
+    if (rows.dbias == nullptr) return;
+    const int64_t items = groups.count < count_of_ranges ? groups.count : count_of_ranges;
+    const int64_t parts = (rows.cols + kSumColumns - 1) / kSumColumns;
+    for (int64_t i = blockIdx.x; i < items * parts; i += gridDim.x) {
+      finish_sums(i / parts, i % parts, count_of_ranges, groups, ranges, rows);
+    }
+  }
+}
+
+// The first `finishing` blocks add the sums, the others are grouped_tile_kernel's.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 3)
+    grouped_grad_tile_kernel(GradSource<T> source, GroupedFp8 op, Groups groups,
+                             GroupedScales scales, GroupRanges ranges, GradRows rows,
+                             int64_t count_of_ranges, int64_t finishing) {
+  if (blockIdx.x >= finishing) {
+    grouped_tile(blockIdx.x - finishing, source, op, groups, scales, ranges);
+    return;
+  }
+  let_next_begin();
+  wait_for_previous();
+  const int64_t parts = (rows.cols + kSumColumns - 1) / kSumColumns;
+  finish_sums(blockIdx.x / parts, blockIdx.x % parts, count_of_ranges, groups, ranges, rows);
+}
+
+namespace {
+
+// Without sums rows mean nothing: any length does.
+constexpr int64_t kAnyCols = kThreads / 32 * kStep;
+
+template <class T>
+cudaError_t launch_gradient(const GroupedInput& x, const GroupedScales& scales,
+                            const GroupedGradient& gradient, const GroupedElements& out,
+                            const RowCut& cut, cudaStream_t stream) {
+  const GradSource<T> source(x, gradient);
+  const int64_t cols = gradient.dbias != nullptr ? gradient.cols : kAnyCols;
+  const GradRows rows = {
+      cols,
+      cut.range_rows,
+      cut.phases,
+      gradient.dbias,
+      gradient.sums,
+      source.vector && cols % 16 == 0 && reinterpret_cast<uintptr_t>(gradient.dbias) % 16 == 0};
+  const GroupedFp8 op = {out};
+  GroupedFp8 op_of_rows = op;
+  op_of_rows.out.vector = out.vector && cols % 16 == 0;
+  const Groups groups = groups_of(x);
+  const GroupRanges ranges = {cut.range_rows * cols, scales.partials};
+  const int64_t grid = (cut.ranges + cut.phases - 1) / cut.phases;
+  if (scales.given != nullptr) {
+    const Start start = grid > 1 ? Start::kCooperative : Start::kOverlapped;
+    return launch<&grouped_rows_kernel<T, true>>({grid, kThreads, start}, stream, source,
+                                                 op_of_rows, groups, scales, ranges, rows,
+                                                 cut.ranges);
+  }
+  const cudaError_t error =
+      launch<&grouped_rows_kernel<T, false>>({grid, kThreads, Start::kOverlapped}, stream, source,
+                                             op_of_rows, groups, scales, ranges, rows, cut.ranges);
+  if (error != cudaSuccess || x.numel == 0) return error;
+  int64_t finishing = 0;
+  if (gradient.dbias != nullptr) {
+    finishing =
+        (x.count < cut.ranges ? x.count : cut.ranges) * ((cols + kSumColumns - 1) / kSumColumns);
+  }
+  const int64_t tiles = (x.numel + kTile<GradSource<T>> - 1) / kTile<GradSource<T>>;
+  return launch<&grouped_grad_tile_kernel<T>>({finishing + tiles, kThreads, Start::kOverlapped},
+                                              stream, source, op, groups, scales, ranges, rows,
+                                              cut.ranges, finishing);
+}
+
+}  // namespace
+
+RowCut quantize_grouped_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias) {
+  if (!with_dbias) cols = kAnyCols;
+  const int64_t rows = (numel + cols - 1) / cols, strips = (cols + kStep - 1) / kStep;
+  const int warps = kThreads / 32, phases = strips < warps ? warps / static_cast<int>(strips) : 1;
+  int64_t blocks = persistent_grid(rows, dtype == DType::kFloat32 ? 1 : 2);
+  if (blocks * phases > kMaxPartials) blocks = kMaxPartials / phases;
+  // Shorter ranges would have more in the workspace than in the gradient.
+  int64_t range_rows = (rows + blocks * phases - 1) / (blocks * phases);
+  if (range_rows < 8) range_rows = 8;
+  if (range_rows > GroupCursor::kFar / cols) range_rows = GroupCursor::kFar / cols;
+  const int64_t ranges = (rows + range_rows - 1) / range_rows;
+  return {range_rows, ranges < 1 ? 1 : ranges, phases};
+}
+
+cudaError_t launch_quantize_grouped_grad_fp8(const GroupedInput& x, const GroupedScales& scales,
+                                             const GroupedGradient& gradient,
+                                             const GroupedElements& out, cudaStream_t stream) {
+  const RowCut cut =
+      quantize_grouped_grad_cut(x.dtype, x.numel, gradient.cols, gradient.dbias != nullptr);
+  return dispatch(x.dtype, [&](auto element) {
+    return launch_gradient<decltype(element)>(x, scales, gradient, out, cut, stream);
+  });
+}
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()
