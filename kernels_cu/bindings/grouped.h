@@ -20,6 +20,8 @@ struct GroupOffsets {
   static GroupOffsets of(const View& offsets, const std::optional<View>& sizes, const View& like) {
     GroupOffsets g = {integers(offsets, "offsets", like), nullptr, offsets.numel() - 1};
     JITQUANT_CHECK(g.count >= 0, "offsets must have shape (G + 1,), not (0,)");
+    JITQUANT_CHECK(g.count < int64_t{1} << 30, "offsets has ", g.count,
+                   " groups; there may be 2^30 - 1");
     if (sizes) {
       g.sizes = integers(*sizes, "sizes", like);
       JITQUANT_CHECK(sizes->numel() == g.count, "sizes must have shape (", g.count, ",), not ",

@@ -162,7 +162,7 @@ def test_gradients(cols: int, activation: str) -> None:
                     if activation in ("none", "relu"):
                         same(got[:3], want[:3], what=f"{cols} {count}")
                     differ = got[0].cpu().view(torch.uint8) != want[0].view(torch.uint8)
-                    assert differ.float().mean() <= 1e-3
+                    assert differ.sum() <= max(2, 1e-3 * differ.numel())
                     for mine, theirs in zip(got[1:], want[1:], strict=True):
                         torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-4)
                     again = kernel(*tensors[:3], sizes=tensors[3], act_input=tensors[4], **options)

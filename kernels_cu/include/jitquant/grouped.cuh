@@ -13,7 +13,7 @@ constexpr int kStep = 512;  // elements that a warp takes at once
 struct Groups {
   const int64_t* offsets;
   const int64_t* sizes;  // may be null
-  int64_t count, numel;
+  int64_t count, numel;  // less than 2^30 groups
 
   __device__ __forceinline__ GroupBounds bounds(int64_t i) const {
     return group_bounds(offsets, sizes, i, numel);
@@ -43,7 +43,7 @@ __device__ __forceinline__ int64_t group_at(const Groups& groups, int64_t positi
 struct GroupCursor {
   static constexpr int kFar = 1 << 30;
   int64_t base;     // where the part begins
-  int64_t index;    // the last group that begins at or before where the walk is; -1 or `count`
+  int index;        // the last group that begins at or before where the walk is; -1 or `count`
                     // where there is none
   int start, stop;  // of the group; -1 before the part
   int next;         // where the group after it begins
@@ -67,18 +67,19 @@ struct GroupCursor {
 
  private:
   // From the group before `low` on; `close` is that one of the next is likely.
-  __device__ __forceinline__ GroupBounds search(const Groups& groups, int64_t position, int64_t low,
+  __device__ __forceinline__ GroupBounds search(const Groups& groups, int64_t position, int low,
                                                 bool close) {
     const int lane = threadIdx.x & 31;
-    int64_t high = groups.count + 1;           // the first offset behind is from low to high
+    const int there = static_cast<int>(groups.count);
+    int high = there + 1;                      // the first offset behind is from low to high
     int64_t from = INT64_MIN, to = INT64_MAX;  // offsets low - 1 and high
 #pragma unroll 1
     while (low < high) {
-      const int64_t step = close ? 1 : (high - low + 31) >> 5, i = low + lane * step;
+      const int step = close ? 1 : (high - low + 31) >> 5, i = low + lane * step;
       close = false;
       const int64_t offset = i < high ? groups.offsets[i] : INT64_MAX;
       const int count = __popc(__ballot_sync(0xffffffffu, offset <= position));
-      const int64_t behind = low + count * step;
+      const int behind = low + count * step;
       if (count < 32 && behind < high) {
         high = behind;
         to = __shfl_sync(0xffffffffu, offset, count);
@@ -90,7 +91,7 @@ struct GroupCursor {
     }
     index = low - 1;
     GroupBounds at = {base, base};
-    if (index >= 0 && index < groups.count) {
+    if (index >= 0 && index < there) {
       const int64_t size = groups.sizes != nullptr ? groups.sizes[index] : groups.numel;
       at = group_between(from, to, size, groups.numel);
     }

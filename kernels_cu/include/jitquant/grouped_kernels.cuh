@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kWalkThreads<Source, kWalk>, kWalkBlocks<Sourc
   const int end = static_cast<int>(left < span ? left : span);
   int chunk = (threadIdx.x >> 5) * kChunk;
 
-  const auto whole = [&](int i) { return source.vector && i < end && i + kChunk <= left; };
+  const auto whole = [&](int i) { return source.vector && i + kChunk <= end; };
   Fetched ahead[kSteps];
   const auto fetch = [&](int i) {
     if (!whole(i)) return;
