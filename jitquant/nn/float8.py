@@ -53,7 +53,11 @@ class _Linear(torch.autograd.Function):
         ctx.sizes = (*x.shape, weight.shape[0])
         ctx.dtypes = (x.dtype, weight.dtype)
         product = fp8_mm(xq, blocks(w, w_scales), dtype)
-        return product[: x.shape[0], : weight.shape[0]].contiguous()
+        rows, cols = x.shape[0], weight.shape[0]
+        if product.shape == (rows, cols):
+            return product
+        # Never a view: compiled by PyTorch 2.11, that would lose the gradients.
+        return product[:rows, :cols].clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     @once_differentiable

@@ -152,6 +152,32 @@ def case_float8_trains_in_parallel(here: Here) -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=0.02, atol=0)
 
 
+def case_compiled_in_parallel(here: Here) -> None:
+    """Without a break, and once for all steps."""
+    made = [model(here, "fp8_block", torch.float32) for _ in range(2)]
+    losses: list[list[float]] = [[], []]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m, mine in zip(made, losses, strict=True):
+            parallelize_module(m, here.mesh, plans(torch_parallel)["tensor"])
+            call = torch.compile(m, backend="aot_eager", fullgraph=True) if m is made[1] else m
+            optimizer = torch.optim.AdamW(m.parameters(), lr=1e-3, foreach=False)
+            for _ in range(3):
+                loss = call(tokens(here, torch.float32)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                mine.append(loss.item())
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=0)
+    assert losses[1][-1] < losses[1][0]
+    torch._dynamo.reset()
+    packed = model(here, "nvfp4", torch.float32).eval()
+    parallelize_module(packed, here.mesh, plans(parallel)["sequence"])
+    x = tokens(here, torch.float32).chunk(here.world, 1)[here.rank].contiguous()
+    with torch.no_grad():
+        close(torch.compile(packed, backend="aot_eager", fullgraph=True)(x), packed(x))
+    torch._dynamo.reset()
+
+
 def case_nvfp4_in_parallel(here: Here) -> None:
     dtype = torch.bfloat16
     for granularity, layout in (
