@@ -504,7 +504,7 @@ RMSNORM_GROUP = KernelOp(
     'ScalarType dtype, str scale_format="float32", str scale_layout="row", '
     'float? amax_eps=None, str recipe="te"',
     ["data", "scale_inv", "inv_rms"],
-    module="rmsnorm_quantize",
+    module="rmsnorm_quantize_group",
     function="rmsnorm_quantize_group",
     plan=_plan_rmsnorm_group,
     reference=reference.rmsnorm_quantize_group,

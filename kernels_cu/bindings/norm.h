@@ -37,6 +37,21 @@ inline std::optional<Matrix> residual_of(const std::optional<InPlace>& residual,
   return matrix_of(r, "residual");
 }
 
+// What is normalized.
+struct NormInput {
+  Matrix x;
+  ColumnVector weight;
+  std::optional<Matrix> residual;
+  float eps;
+
+  NormInput(const View& t, const View& w, double e, const std::optional<InPlace>& r)
+      : x(matrix_of(t, "x")),
+        weight(column_vector(w, x, t)),
+        residual(residual_of(r, t)),
+        eps(eps_of(e)) {}
+  const Matrix* residual_rows() const { return residual ? &*residual : nullptr; }
+};
+
 // `given` is gsa as a tensor, or null. `launch_rows(scale)` is the only launch or the first,
 // `launch_second(scale)` the second; `partial_count()` says how many partials the first
 // writes.

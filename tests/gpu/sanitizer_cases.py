@@ -13,6 +13,7 @@ def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
     silu = module("silu_mul_quantize").silu_mul_quantize_fp8
     silu_group = module("silu_mul_quantize_group").silu_mul_quantize_group
     norm = module("rmsnorm_quantize")
+    norm_group = module("rmsnorm_quantize_group").rmsnorm_quantize_group
     scale, counts = torch.tensor([3.0], device="cuda"), torch.tensor([3], device="cuda")
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 80, 16), (300, 1024, 0)):
@@ -30,7 +31,7 @@ def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
                 norm.rmsnorm_quantize_fp8(x, w, scale, dtype=fp8, granularity="tensor")
                 for layout in ("row", "column_tma"):
                     k = {"scale_format": "ue8m0_packed", "scale_layout": layout}
-                    norm.rmsnorm_quantize_group(x, w, 32, dtype=fp8, **k)
+                    norm_group(x, w, 32, dtype=fp8, **k)
                 both = torch.randn(rows, 2 * cols).to(dtype).cuda()
                 for interleave in (0, 8 if cols % 8 == 0 else cols):
                     silu(both, dtype=fp8, interleave=interleave)

@@ -72,7 +72,7 @@ def test_rmsnorm_fp8(dtype: torch.dtype, with_residual: bool) -> None:
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("scale_layout", ["row", "column", "column_tma"])
 def test_rmsnorm_group(dtype: torch.dtype, with_residual: bool, scale_layout: str) -> None:
-    kernel = module("rmsnorm_quantize").rmsnorm_quantize_group
+    kernel = module("rmsnorm_quantize_group").rmsnorm_quantize_group
     for i, (rows, cols) in enumerate(SHAPES):
         x = randn(rows, cols, dtype=dtype, scale=2)
         weight = (1 + 0.1 * torch.randn(cols, device="cuda")).to((dtype, torch.float32)[i % 2])
@@ -103,7 +103,7 @@ def test_rmsnorm_of_nothing_and_of_specials() -> None:
     got = kernels.rmsnorm_quantize_fp8(x, weight, dtype=E4M3)
     _close(got, reference.rmsnorm_quantize_fp8(x, weight, dtype=E4M3))
     _close(
-        kernels.rmsnorm_quantize_group(x, weight, 16, dtype=E4M3),
+        module("rmsnorm_quantize_group").rmsnorm_quantize_group(x, weight, 16, dtype=E4M3),
         reference.rmsnorm_quantize_group(x, weight, 16, dtype=E4M3),
     )
     empty = torch.empty(0, 64, device="cuda", dtype=torch.bfloat16)
@@ -204,6 +204,7 @@ def test_silu_mul_group_of_specials() -> None:
 def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Tensor]], int]]:
     """Per call: the function, its arguments, its launches."""
     norm, silu = module("rmsnorm_quantize"), module("silu_mul_quantize")
+    norm_group = module("rmsnorm_quantize_group").rmsnorm_quantize_group
     silu_group = module("silu_mul_quantize_group").silu_mul_quantize_group
     scale, counts = torch.tensor([31.0], device="cuda"), torch.tensor([77], device="cuda")
     weight = torch.rand(768, device="cuda").bfloat16()
@@ -222,7 +223,7 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
         "norm residual": (
             lambda t, r: norm.rmsnorm_quantize_fp8(t, weight, residual=r, **fp8), with_residual, 1),
         "norm group": (
-            lambda t, r: norm.rmsnorm_quantize_group(t, weight, 128, residual=r, **fp8),
+            lambda t, r: norm_group(t, weight, 128, residual=r, **fp8),
             with_residual, 1),
         "silu row": (lambda t: silu.silu_mul_quantize_fp8(t, **fp8), x, 1),
         "silu given": (lambda t: silu.silu_mul_quantize_fp8(t, scale, **static), x, 1),
@@ -242,6 +243,7 @@ def test_one_launch_captured_and_never_waited_for() -> None:
 
 def test_bad_arguments_reach_no_kernel() -> None:
     norm, silu = module("rmsnorm_quantize"), module("silu_mul_quantize")
+    norm_group = module("rmsnorm_quantize_group").rmsnorm_quantize_group
     silu_group = module("silu_mul_quantize_group").silu_mul_quantize_group
     x, weight = randn(4, 64), torch.ones(64, device="cuda")
     cases: list[tuple[str, Callable[[], object]]] = [
@@ -250,9 +252,9 @@ def test_bad_arguments_reach_no_kernel() -> None:
          lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, granularity="tensor")),
         ("residual must have x's shape",
          lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, residual=x[:2])),
-        ("group_size must be", lambda: norm.rmsnorm_quantize_group(x, weight, 24, dtype=E4M3)),
+        ("group_size must be", lambda: norm_group(x, weight, 24, dtype=E4M3)),
         ("eps must be finite and at least",
-         lambda: norm.rmsnorm_quantize_group(x, weight, 16, dtype=E4M3, amax_eps=0.0)),
+         lambda: norm_group(x, weight, 16, dtype=E4M3, amax_eps=0.0)),
         ("even number", lambda: silu.silu_mul_quantize_fp8(x[:, :63], dtype=E4M3)),
         ("interleave must be 0, or divide N = 32",
          lambda: silu.silu_mul_quantize_fp8(x, dtype=E4M3, interleave=5)),

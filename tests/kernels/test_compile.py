@@ -66,7 +66,8 @@ EXPORTS = {
         "quantize_weight_nvfp4_from_amax",
         "quantize_weight_nvfp4_from_buffer",
     ],
-    "rmsnorm_quantize": ["rmsnorm_quantize_fp8", "rmsnorm_quantize_group"],
+    "rmsnorm_quantize": ["rmsnorm_quantize_fp8"],
+    "rmsnorm_quantize_group": ["rmsnorm_quantize_group"],
     "silu_mul_quantize": ["silu_mul_quantize_fp8", "silu_mul_quantize_fp8_from_amax"],
     "silu_mul_quantize_group": ["silu_mul_quantize_group"],
 }

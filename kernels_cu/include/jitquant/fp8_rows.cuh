@@ -320,4 +320,16 @@ cudaError_t launch_fp8_rows(const Source& source, const Fp8Scale& scale, const E
   return launch_fp8_rows<false>(source, none, scale, out, stream);
 }
 
+// Calls f(source, norm) with the source of the rows and what they are multiplied with.
+template <class F>
+cudaError_t normalized(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
+                       float eps, float* inv_rms, F&& f) {
+  return dispatch(x.dtype, [&](auto element) {
+    using T = decltype(element);
+    const Normalize<T> norm = {weight, eps, inv_rms};
+    return residual != nullptr ? f(ResidualSource<T>(x, *residual), norm)
+                               : f(PlainSource<T>(x), norm);
+  });
+}
+
 }  // namespace jitquant

@@ -144,7 +144,7 @@ FP8_OPS = (
     Op(
         "fp8-rmsnorm-group",
         f"rmsnorm_quantize_group(x, weight, {GROUP})",
-        ("rmsnorm_quantize",),
+        ("rmsnorm_quantize_group",),
         lambda x, weight: jitquant.rmsnorm_quantize_group(x, weight, GROUP),
         plain.rmsnorm_group,
         lambda m, n: ((m, n),),
