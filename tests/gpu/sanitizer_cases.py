@@ -188,6 +188,10 @@ def main() -> None:
     large = torch.randn(300, 7168).bfloat16().cuda()
     module("amax_gsa").compute_amax_gsa(large)
     fused.amax_quantize_nvfp4(large)
+    # Two blocks of values a thread.
+    module("quantize_group").quantize_group(
+        torch.randn(440, 7184).bfloat16().cuda(), 128, dtype=torch.float8_e4m3fn
+    )
     torch.cuda.synchronize()
     print("all cases ran")
 

@@ -118,6 +118,28 @@ def test_groups_and_blocks_of_128(dtype: torch.dtype) -> None:
                 break
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_so_many_rows_that_a_thread_has_two_blocks(dtype: torch.dtype) -> None:
+    """Whole blocks, in rows with and without padding to a group, of one and of several batches."""
+    for shape in ((420, 7168), (4, 110, 7184)):
+        x = randn(*shape, dtype=dtype)
+        x.view(-1)[77], x.view(-1)[-1] = float("nan"), float("inf")
+        for i, (size, layout) in enumerate(
+            itertools.product(GROUP_SIZES, ("row", "column", "column_tma"))
+        ):
+            options = {
+                "dtype": FORMATS[i % 3],
+                "scale_layout": layout,
+                "scale_format": ("float32", "ue8m0_packed", "ue8m0")[i // 2 % 3],
+                "recipe": GROUP_RECIPES[i // 3 % 3],
+            }
+            check("quantize_group", x, size, what=str(shape), **options)
+        counts = torch.full(shape[:-2] or (1,), 100, device="cuda")
+        check("quantize_group", x, 128, counts, dtype=E4M3, what=f"{shape} counts")
+        for layout in ("linear", "swizzled_128x4"):
+            check("quantize_mxfp8", x, dtype=E4M3, scale_layout=layout)
+
+
 def test_views_are_read_in_place() -> None:
     x = randn(70, 144)
     for name, view in views().items():

@@ -115,6 +115,21 @@ int64_t count_wrong_quotients(int64_t n, uint32_t seed) {
   return wrong;
 }
 
+// How many quotients by `divisor` differ from a division: around every multiple of it that is among
+// n spread over the range, and at the end of the range.
+int64_t count_wrong_whole_quotients(uint32_t divisor, uint32_t n) {
+  const Divisor by(divisor);
+  const uint32_t end = 0x7fffffffu, multiples = end / divisor;
+  int64_t wrong = by.quotient_of(end) != end / divisor;
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t m = static_cast<uint32_t>(uint64_t{multiples} * i / n) * divisor;
+    for (const uint32_t a : {m, m + 1, m > 0 ? m - 1 : 0, m + (divisor - 1)}) {
+      if (a <= end) wrong += by.quotient_of(a) != a / divisor;
+    }
+  }
+  return wrong;
+}
+
 void derivatives(const float* x, int64_t n, float* relu, float* silu, float* gelu) {
   for (int64_t i = 0; i < n; ++i) {
     relu[i] = activation_gradient(Activation::kRelu, 1.0f, x[i]);

@@ -36,6 +36,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     )
     lib = ctypes.CDLL(str(library))
     lib.count_wrong_quotients.restype = ctypes.c_int64
+    lib.count_wrong_whole_quotients.restype = ctypes.c_int64
     lib.scale_offset.restype = ctypes.c_int64
     return lib
 
@@ -170,6 +171,13 @@ def test_fp32_of_all_magnitudes_in_groups(
 
 def test_quotients_are_correctly_rounded(host: ctypes.CDLL) -> None:
     assert host.count_wrong_quotients(size(20_000_000), ctypes.c_uint32(1)) == 0
+
+
+def test_whole_quotients_by_a_multiplication(host: ctypes.CDLL) -> None:
+    powers = [2**i + j for i in range(31) for j in (-1, 0, 1)]
+    for divisor in {*range(1, 2000), *powers, 7168, 10**9 + 7, 2**31 - 1} - {0}:
+        wrong = host.count_wrong_whole_quotients(ctypes.c_uint32(divisor), ctypes.c_uint32(500))
+        assert wrong == 0, divisor
 
 
 @pytest.mark.parametrize("dtype", FP8_DTYPES, ids=lambda d: str(d)[6:])
