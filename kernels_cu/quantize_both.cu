@@ -200,11 +200,13 @@ __device__ __forceinline__ void lines_amax(const Block<T> (&x)[kCount], int lane
     // Halves of the blocks go to the other lane.
 #pragma unroll
     for (int offset = 1; offset < kCount; offset *= 2) {
-      const bool odd = (lane & offset) != 0;
+      // Bits instead of a choice, which some compilers make one of addresses in local memory.
+      const uint32_t odd = (lane & offset) != 0 ? ~0u : 0u;
 #pragma unroll
       for (int k = 0; k < kCount / (2 * offset); ++k) {
-        const uint32_t sent = odd ? m[2 * k] : m[2 * k + 1];
-        m[k] = larger<T>(odd ? m[2 * k + 1] : m[2 * k], __shfl_xor_sync(0xffffffffu, sent, offset));
+        const uint32_t change = (m[2 * k] ^ m[2 * k + 1]) & odd;
+        const uint32_t sent = __shfl_xor_sync(0xffffffffu, m[2 * k + 1] ^ change, offset);
+        m[k] = larger<T>(m[2 * k] ^ change, sent);
       }
     }
 #pragma unroll

@@ -219,9 +219,18 @@ inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks) {
   return {5 - log_rows, log_rows, static_cast<int>(group_blocks)};
 }
 
+template <class Source>
+constexpr int walk_blocks_per_sm() {
+  if (sizeof(typename Source::Element) == 4) return 4;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  return 5;  // its compiler wants more registers
+#endif
+  return 6;
+}
+
 // A warp a tile. The next one is loaded while one is computed.
 template <class Source>
-__global__ void __launch_bounds__(kWalkThreads, sizeof(typename Source::Element) == 2 ? 6 : 4)
+__global__ void __launch_bounds__(kWalkThreads, walk_blocks_per_sm<Source>())
     group_walk_kernel(Source source, RowPointer<uint8_t> data, bool vector, GroupNumerics numerics,
                       GroupScales scales, RowCounts counts, WarpShape shape, TileGrid grid,
                       bool uneven) {

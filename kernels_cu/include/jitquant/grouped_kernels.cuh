@@ -120,8 +120,17 @@ constexpr int kWalkSteps = kSmall<Source> && kWalk == Walk::kAmax ? 2 : 1;
 template <class Source, Walk kWalk>
 constexpr int kWalkThreads = kSmall<Source> && kWalk == Walk::kAmax ? 2 * kThreads : kThreads;
 // Blocks of threads on a multiprocessor: launch 1 leaves room for those of launch 2.
+// From compute capability 10.0 on the compiler wants more registers for all in one launch.
 template <class Source, Walk kWalk>
-constexpr int kWalkBlocks = kSmall<Source> ? (kWalk == Walk::kAmax ? 2 : 4) : 3;
+constexpr int walk_blocks(int major) {
+  if (!kSmall<Source> || (kWalk == Walk::kGiven && major >= 10)) return 3;
+  return kWalk == Walk::kAmax ? 2 : 4;
+}
+#if defined(__CUDA_ARCH__)
+constexpr int kCompiledFor = __CUDA_ARCH__ / 100;
+#else
+constexpr int kCompiledFor = 0;
+#endif
 
 // A thread's part of the amax of group i, which is not empty, where `threads` share it.
 __device__ __forceinline__ float amax_of_group(int64_t i, const GroupBounds& at,
@@ -150,7 +159,8 @@ __device__ __forceinline__ void finish_amax(int64_t base, int end, const Groups&
 }
 
 template <class Source, class Op, Walk kWalk>
-__global__ void __launch_bounds__(kWalkThreads<Source, kWalk>, kWalkBlocks<Source, kWalk>)
+__global__ void __launch_bounds__(kWalkThreads<Source, kWalk>,
+                                  walk_blocks<Source, kWalk>(kCompiledFor))
     grouped_walk_kernel(Source source, Op op, Groups groups, GroupedScales scales,
                         GroupRanges ranges, int64_t span) {
   using Fetched = typename Source::Fetched;
@@ -364,7 +374,8 @@ GroupPlan group_plan(int64_t numel) {
   constexpr int kChunk = kWalkSteps<Source, kWalk> * kStep;
   constexpr int kWarps = kWalkThreads<Source, kWalk> / 32;
   const int64_t chunks = (numel + kChunk - 1) / kChunk;
-  const int64_t most = persistent_grid((chunks + kWarps - 1) / kWarps, kWalkBlocks<Source, kWalk>);
+  const int64_t most = persistent_grid((chunks + kWarps - 1) / kWarps,
+                                       walk_blocks<Source, kWalk>(device_traits().major));
   const int64_t grid = most < kMaxPartials ? most : kMaxPartials;
   const int64_t span = chunks < 1 ? 1 : (chunks + grid - 1) / grid;
   return {chunks < 1 ? 1 : (chunks + span - 1) / span, span * kChunk};

@@ -80,7 +80,9 @@ __global__ void __launch_bounds__(kStored ? kRowThreads : kRereadThreads,
   if (quantizes) let_next_begin();
   wait_for_previous();
   if (!quantizes) let_next_begin();
-  RowFacts facts = row_facts(scale, recipe, source.cols);
+  __shared__ RowFacts facts;
+  if (mine == 0) facts = row_facts(scale, recipe, source.cols);
+  __syncthreads();
 
 #pragma unroll 1
   for (int64_t r = blockIdx.x; r < source.rows; r += gridDim.x) {
