@@ -444,4 +444,7 @@ def fp8_samples() -> dict[str, list[Sample]]:
         _dequantize_samples(),
         *_grouped_samples(),
     ]
-    return {group[0].op: group for group in groups}
+    by_op: dict[str, list[Sample]] = {}
+    for sample in itertools.chain(*groups):
+        by_op.setdefault(sample.op, []).append(sample)
+    return by_op

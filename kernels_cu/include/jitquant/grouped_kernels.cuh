@@ -123,7 +123,8 @@ constexpr int kWalkThreads = kSmall<Source> && kWalk == Walk::kAmax ? 2 * kThrea
 // From compute capability 10.0 on the compiler wants more registers for all in one launch.
 template <class Source, Walk kWalk>
 constexpr int walk_blocks(int major) {
-  if (!kSmall<Source> || (kWalk == Walk::kGiven && major >= 10)) return 3;
+  if (!kSmall<Source>) return kWalk == Walk::kGiven ? 2 : 3;
+  if (kWalk == Walk::kGiven && major >= 10) return 3;
   return kWalk == Walk::kAmax ? 2 : 4;
 }
 #if defined(__CUDA_ARCH__)
