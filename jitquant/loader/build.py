@@ -111,7 +111,9 @@ def _cuda_command(
     if len(plan.archs.archs) > 1:
         argv += ["--threads", str(min(len(plan.archs.archs), jobs))]
     if jobs > 1 and _release(nvcc.version) >= (12, 2):
-        argv.append("--split-compile=2")  # a quarter less time for the largest modules
+        # A quarter less time for the largest modules. What registers a kernel gets then depends a
+        # little on how the work fell to the threads.
+        argv.append("--split-compile=2")
     argv += ["-O3", "-lineinfo", "--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
     argv += ["-Xcompiler", ",".join(_host_flags(plan))]
     if not _sets_standard(flags):
