@@ -32,7 +32,10 @@ def test_hit_in_the_same_process(toy: Toy) -> None:
 
 def test_warm_load_in_a_new_process_runs_no_compiler_and_is_quick(toy: Toy) -> None:
     code = f"""
-        import time, torch, sys
+        import time
+        began = time.perf_counter()
+        import torch, sys
+        torch_took = time.perf_counter() - began
         from pathlib import Path
         source = Path({str(toy.source)!r})
         import subprocess
@@ -44,9 +47,11 @@ def test_warm_load_in_a_new_process_runs_no_compiler_and_is_quick(toy: Toy) -> N
         took = time.perf_counter() - started
         assert "torch.utils.cpp_extension" not in sys.modules
         assert "filelock" not in sys.modules
-        print(took * 1000)
+        print(took * 1000, torch_took * 1000)
         """
     options = {"CUDA_VISIBLE_DEVICES": ""}
     # The first run may still have to ask the compilers for their versions.
-    best = min(float(finish(python(code, toy.cache, **options))[0]) for _ in range(3))
-    assert best < 120
+    runs = [finish(python(code, toy.cache, **options))[0].split() for _ in range(3)]
+    best, torch_took = min((float(took), float(torch)) for took, torch in runs)
+    # A machine may be slow, or have other things to do: then importing torch takes longer too.
+    assert best < max(120, torch_took / 10)
