@@ -33,25 +33,26 @@ def test_hit_in_the_same_process(toy: Toy) -> None:
 def test_warm_load_in_a_new_process_runs_no_compiler_and_is_quick(toy: Toy) -> None:
     code = f"""
         import time
-        began = time.perf_counter()
+        began = time.process_time()
         import torch, sys
-        torch_took = time.perf_counter() - began
+        torch_took = time.process_time() - began
         from pathlib import Path
         source = Path({str(toy.source)!r})
         import subprocess
         def refuse(*args, **kwargs): raise AssertionError(args)
-        started = time.perf_counter()
+        started = time.process_time()
         from jitquant.loader import get_cuda_module
         subprocess.Popen.__init__ = refuse
         module = get_cuda_module("toy", [source])
-        took = time.perf_counter() - started
+        took = time.process_time() - started
         assert "torch.utils.cpp_extension" not in sys.modules
         assert "filelock" not in sys.modules
         print(took * 1000, torch_took * 1000)
         """
-    options = {"CUDA_VISIBLE_DEVICES": ""}
-    # The first run may still have to ask the compilers for their versions.
-    runs = [finish(python(code, toy.cache, **options))[0].split() for _ in range(3)]
+    # An installed package has its bytecode, which the first run writes here.
+    options = {"CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": ""}
+    # The first run may also have to ask the compilers for their versions.
+    runs = [finish(python(code, toy.cache, **options))[0].split() for _ in range(5)]
     best, torch_took = min((float(took), float(torch)) for took, torch in runs)
-    # A machine may be slow, or have other things to do: then importing torch takes longer too.
+    # Processor time, and held against importing torch: a machine may be slow, or at other work.
     assert best < max(120, torch_took / 10)
