@@ -251,18 +251,16 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   if (watches) finish_tensor_amax(amax.result(), scale, reduce);
 }
 
-// A tensor of one block of values a thread, in one cluster (or one block): the amax goes through
-// the blocks' shared memory.
+// A tensor of one block of values a thread, in one cluster (or one block).
 template <class Source>
 __global__ void __launch_bounds__(kClusterThreads)
     cluster_cast_kernel(Source source, Fp8Scale scale, RowPointer<uint8_t> out, bool vector,
                         EightBit format) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   __shared__ BlockReduce::Scratch scratch;
-  __shared__ float maxima[kClusterBlocks];
+  __shared__ ClusterMax::Scratch maxima;
+  ClusterMax cluster(maxima);
   BlockReduce reduce(scratch);
-  const bool clustered = gridDim.x > 1;
-  if (clustered) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t width = static_cast<uint32_t>(blocks_of(source.cols));
   const uint32_t row = i / width, block = i - row * width;
@@ -276,22 +274,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   }
   Amax<typename Source::Value::Element, true> mine;
   mine.add(v);
-  float amax = reduce.max(mine.result());
-  if (clustered) {
-    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all blocks have begun
-    if (threadIdx.x < gridDim.x) {
-      const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(maxima + blockIdx.x));
-      uint32_t there;
-      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                   : "=r"(there)
-                   : "r"(here), "r"(threadIdx.x));
-      asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(amax) : "memory");
-    }
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    const int lane = threadIdx.x & 31;
-    amax = warp_max(lane < gridDim.x ? maxima[lane] : 0.0f);
-  }
+  const float amax = cluster.max(reduce.max(mine.result()));
   float factor;
   if (scale.kind == Fp8Scale::kAmax) {
     factor = fp8_scale_from_amax(bound_amax(amax, scale.bound), largest(format));
@@ -345,10 +328,8 @@ cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partial
 template <class Source>
 cudaError_t launch_cluster_cast(const Source& source, int cluster, const Fp8Scale& scale,
                                 const ElementRows& out, cudaStream_t stream) {
-  const int64_t blocks = source.rows * blocks_of(source.cols);
-  const int threads = static_cast<int>(((blocks + cluster - 1) / cluster + 31) / 32 * 32);
   return launch<&cluster_cast_kernel<Source>>(
-      {cluster, threads < 32 ? 32 : threads, Start::kOverlapped, cluster}, stream, source, scale,
+      cluster_shape(cluster, source.rows * blocks_of(source.cols)), stream, source, scale,
       RowPointer<uint8_t>(out.rows), out.rows.vector, out.format);
 }
 

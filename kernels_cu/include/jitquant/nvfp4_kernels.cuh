@@ -10,6 +10,7 @@
 // back, so concurrent calls, replayed graphs and launches that never ran cannot disturb each other.
 #pragma once
 
+#include "jitquant/cluster.cuh"
 #include "jitquant/device.cuh"
 #include "jitquant/launch.h"
 #include "jitquant/reduce.cuh"
@@ -340,20 +341,15 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   }
 }
 
-constexpr int kClusterThreads = 512;  // of a block, one block of 16 values each
-constexpr int kClusterBlocks = 8;     // every device with clusters has them of this size
-
-// A tensor of one block of values a thread, in one cluster (or one block): the amax goes through
-// the blocks' shared memory.
+// A tensor of one block of values a thread, in one cluster (or one block).
 template <class Source>
 __global__ void __launch_bounds__(kClusterThreads)
     cluster_kernel(Source source, float divisor, float* gsa, Nvfp4Recipe recipe, Nvfp4Output out) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   __shared__ BlockReduce::Scratch scratch;
-  __shared__ float maxima[kClusterBlocks];
+  __shared__ ClusterMax::Scratch maxima;
+  ClusterMax cluster(maxima);
   BlockReduce reduce(scratch);
-  const bool clustered = gridDim.x > 1;
-  if (clustered) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t row = i / out.blocks, block = i - row * out.blocks;
   let_next_begin();
@@ -366,22 +362,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   }
   Amax<typename Source::Value::Element> mine;
   mine.add(v);
-  float amax = reduce.max(mine.result());
-  if (clustered) {
-    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all blocks have begun
-    if (threadIdx.x < gridDim.x) {
-      const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(maxima + blockIdx.x));
-      uint32_t there;
-      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                   : "=r"(there)
-                   : "r"(here), "r"(threadIdx.x));
-      asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(amax) : "memory");
-    }
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    const int lane = threadIdx.x & 31;
-    amax = warp_max(lane < gridDim.x ? maxima[lane] : 0.0f);
-  }
+  const float amax = cluster.max(reduce.max(mine.result()));
   if (i == 0) *gsa = div_rn(amax, divisor);
   if (row < out.rows) {
     const Nvfp4Encoding encoding = nvfp4_encoding_from_amax(amax, divisor, recipe);
@@ -491,11 +472,8 @@ cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp
 template <class Source>
 cudaError_t launch_cluster(const Source& source, int cluster, float divisor, float* gsa,
                            Nvfp4Recipe recipe, const Nvfp4Output& out, cudaStream_t stream) {
-  const int64_t blocks = out.rows * out.blocks;
-  const int threads = static_cast<int>(((blocks + cluster - 1) / cluster + 31) / 32 * 32);
-  return launch<&cluster_kernel<Source>>(
-      {cluster, threads < 32 ? 32 : threads, Start::kOverlapped, cluster}, stream, source, divisor,
-      gsa, recipe, out);
+  return launch<&cluster_kernel<Source>>(cluster_shape(cluster, out.rows * out.blocks), stream,
+                                         source, divisor, gsa, recipe, out);
 }
 
 // The same of a plain tensor.
