@@ -178,6 +178,8 @@ def main() -> None:
                     parts = weights.quantize_weight_nvfp4(x, block=block, dim=dim)
                     size = rows if dim == 0 else cols
                     module("dequant_nvfp4").dequant_nvfp4(*parts, cols=size, dim=dim, dtype=dtype)
+        many = torch.randn(60033, 208).to(dtype).cuda()
+        module("quantize_nvfp4").quantize_nvfp4(many, gsa, scale_layout="swizzled_128x4")
     eight_bits(module)
     for dtype in (torch.bfloat16, torch.float32):
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 272, 16)):

@@ -85,6 +85,25 @@ def test_given_gsa(dtype: torch.dtype, scale_layout: str, recipe: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_swizzled_scales_of_many_rows(dtype: torch.dtype, recipe: str) -> None:
+    """Enough for a kernel of its own on any GPU, with rows and columns that fill no tile."""
+    options = {"scale_layout": "swizzled_128x4", "recipe": recipe}
+    gsa = torch.tensor([0.0017], device="cuda")
+    for rows, cols, gap in ((3201, 7168, 0), (2600, 7104, 16), (60033, 208, 0)):
+        x = randn(rows, cols + gap, dtype=dtype, scale=3)[:, :cols]
+        x[::7, 3::50] = float("nan")
+        x[1::9] = 0
+        expected = reference.quantize_nvfp4_static(x, gsa, **options)
+        same(module("quantize_nvfp4").quantize_nvfp4(x, gsa, **options), expected)
+        _dynamic(x, f"{rows} x {cols}", **options)
+    both = randn(3201, 2 * 7104, dtype=dtype)
+    k = {"op": "select", **options}
+    got = module("deinterleave_quantize").deinterleave_quantize_nvfp4(both, 7104, 16, gsa, **k)
+    same(got, reference.deinterleave_quantize_nvfp4_static(both, 7104, 16, gsa, **k))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_amax_gsa(dtype: torch.dtype) -> None:
     for shape in (*SHAPES, (4096, 7168), (1, 1), (3000, 1000)):
         for name, x in adversarial(*shape, dtype).items():

@@ -3,7 +3,7 @@
 //   amax_kernel       launch 1 of tensor granularity: each block's amax into partials
 //   quantize_kernel   launch 2, or the only one where gsa is given: for any source; its kin are
 //                     quantize_pieces_kernel for whole, aligned blocks, flat_quantize_kernel for a
-//                     contiguous tensor
+//                     contiguous tensor, quantize_tiles_kernel for swizzled scales
 //   cluster_kernel    both in one launch, for what a cluster holds in its registers
 // The amax goes from launch to launch as partial maxima in a workspace of the call's own, which
 // every block of launch 2 reduces for itself: no counter, no memset, nothing that has to be put
@@ -341,6 +341,115 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   }
 }
 
+// A walk over swizzled scales by sectors, the 32 bytes that memory is written in: those of 4 blocks
+// of the rows {r, r + 1} + {0, 32, 64, 96} for an even r. A warp takes four sectors side by side,
+// in four steps of two rows: lanes 0 to 15 have blocks of row r + 32 * step, the others of the
+// next.
+struct SectorWalk {
+  uint32_t rows, tile;  // eight rows and four blocks, counted
+  uint32_t step_rows, step_tiles, tiles;
+  static constexpr uint32_t kNoRow = uint32_t{1} << 30;
+
+  // Of four sectors.
+  static JITQUANT_HD int64_t items(const Nvfp4Output& out) {
+    return (out.rows + 127) / 128 * 4 * (padded_blocks(out) >> 2);
+  }
+  __device__ __forceinline__ explicit SectorWalk(const Nvfp4Output& out)
+      : tiles(static_cast<uint32_t>(padded_blocks(out) >> 2)) {
+    const uint32_t first = blockIdx.x * (kThreads / 8) + threadIdx.x / 32 * 4 + (lane() / 4 & 3);
+    const uint32_t step = gridDim.x * (kThreads / 8);
+    rows = first / tiles;
+    tile = first - rows * tiles;
+    step_rows = step / tiles;
+    step_tiles = step - step_rows * tiles;
+  }
+  __device__ __forceinline__ void next() {
+    rows += step_rows;
+    tile += step_tiles;
+    if (tile >= tiles) {
+      tile -= tiles;
+      ++rows;
+    }
+  }
+  static __device__ __forceinline__ uint32_t lane() { return threadIdx.x & 31; }
+  // Of this lane, in the first step; past all rows where there is no such block.
+  __device__ __forceinline__ uint32_t row(uint32_t width) const {
+    return block() < width ? (rows >> 4) * 128 + (rows & 15) * 2 + (lane() >> 4) : kNoRow;
+  }
+  __device__ __forceinline__ uint32_t block() const { return tile * 4 + (lane() & 3); }
+
+  // Where the scales of this lane's row in step lane % 4 are, which four lanes have a byte of in
+  // each step.
+  __device__ __forceinline__ uint32_t place() const {
+    return ((rows >> 4) * tiles + tile) * 512 + (rows & 15) * 32 + (lane() >> 4) * 16 +
+           (lane() & 3) * 4;
+  }
+};
+
+// Byte i of `word` in lane k of four goes to byte k of lane i.
+__device__ __forceinline__ uint32_t transpose_bytes(uint32_t word) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+  uint32_t other = __shfl_xor_sync(0xffffffffu, word, 1);
+  word = byte_permute(word, other, odd ? 0x3715 : 0x6240);
+  other = __shfl_xor_sync(0xffffffffu, word, 2);
+  return byte_permute(word, other, upper ? 0x3276 : 0x5410);
+}
+
+// As of quantize_kernel, but for a plain tensor of 16-bit values as of flat_quantize_kernel.
+template <class Source>
+constexpr int tiles_blocks_per_sm() {
+  constexpr bool kPlain = sizeof(typename Source::Value) + sizeof(typename Source::Fetched) <= 64;
+  return quantize_blocks_per_sm<Source>() + (kPlain ? 1 : 0);
+}
+
+// The same for swizzled scales of whole, aligned blocks. Along a row these are 4 bytes here and
+// there, of which memory writes no less than 32: so a warp takes what shares a sector. Padding is
+// what has no row or block, and is written with the rest.
+template <class Source>
+__global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>())
+    quantize_tiles_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
+  const uint32_t row_count = static_cast<uint32_t>(out.rows);
+  const uint32_t width = static_cast<uint32_t>(out.blocks);
+  SectorWalk walk(out);
+  typename Source::Fetched next;
+  uint32_t row = walk.row(width), block = walk.block();  // of `next`
+  auto fetch = [&] {
+    if (row < row_count) next = source.template fetch<true>(source.row(row), block);
+  };
+  if (early) fetch();
+  let_next_begin();
+  wait_for_previous();
+  if (!early) fetch();
+  const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
+#pragma unroll 1
+  while (walk.rows * 8 < ((row_count + 127) & ~127u)) {
+    const uint32_t place = walk.place();
+    walk.next();
+    uint32_t scales = 0;
+#pragma unroll 1
+    for (int step = 0; step < 4; ++step) {
+      const typename Source::Fetched fetched = next;
+      const uint32_t here = row, here_block = block;
+      row += 32;
+      if (step == 3) row = walk.row(width), block = walk.block();
+      fetch();
+      scales >>= 8;
+      if (here < row_count) {
+        const typename Source::Value v =
+            source.template value<true>(fetched, source.row(here), here_block);
+        const Nvfp4Codes codes = nvfp4_quantize_block(v, block_amax(v), encoding);
+        reinterpret_cast<uint2*>(out.codes)[here * width + here_block] =
+            make_uint2(codes.low, codes.high);
+        scales |= static_cast<uint32_t>(codes.scale) << 24;
+      }
+    }
+    *reinterpret_cast<uint32_t*>(out.scales + place) = transpose_bytes(scales);
+  }
+}
+
 // A tensor of one block of values a thread, in one cluster (or one block).
 template <class Source>
 __global__ void __launch_bounds__(kClusterThreads)
@@ -449,9 +558,42 @@ constexpr int64_t kPiece = 96;  // blocks of a row that are worth a block of thr
 template <class Source>
 constexpr bool kByPieces = sizeof(typename Source::Fetched) <= 32;
 
+// By tiles where the scales are swizzled, and there are four steps of a warp for all warps that a
+// device holds: with less of them a thread has a block or few, and four in turn would take longer
+// than what the stores cost. Not where more than a fifth of the tiles' columns are padding.
+template <class Source>
+constexpr bool kByTiles = sizeof(typename Source::Fetched) <= 64;
+
+inline int64_t most_tiles_warps(int per_sm) {
+  return persistent_grid(INT64_MAX, per_sm) * (kThreads / 32);
+}
+inline bool tiles_pay(const Nvfp4Output& out, int per_sm) {
+  const int64_t items = SectorWalk::items(out), scale_bytes = items * 128;
+  return out.swizzled && scale_bytes <= UINT32_MAX && items >= most_tiles_warps(per_sm) &&
+         4 * padded_blocks(out) <= 5 * out.blocks;
+}
+// As many items for each warp as the most that one has.
+inline int64_t tiles_grid(const Nvfp4Output& out, int per_sm) {
+  const int64_t items = SectorWalk::items(out), most = most_tiles_warps(per_sm);
+  const int64_t each = (items + most - 1) / most * (kThreads / 32);
+  return (items + each - 1) / each;
+}
+
+// The kernel for one gsa (or a given one for each row), from the source, its shape and the device:
+//   quantize_tiles_kernel   swizzled scales, many rows (tiles_pay)
+//   quantize_pieces_kernel  other rows of whole, aligned blocks, of 1536 columns and more
+//   quantize_kernel         anything else
+// A plain tensor without a gap has flat_quantize_kernel before these (launch_quantize_plain).
 template <class Source>
 cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {
+  if constexpr (kByTiles<Source>) {
+    if (source.whole() && !is_by_row(scale) && tiles_pay(out, tiles_blocks_per_sm<Source>())) {
+      return launch<&quantize_tiles_kernel<Source>>(
+          {tiles_grid(out, tiles_blocks_per_sm<Source>()), kThreads, Start::kOverlapped}, stream,
+          source, scale, recipe, out);
+    }
+  }
   if constexpr (kByPieces<Source>) {
     if (source.whole() && out.blocks >= kPiece) {
       const int64_t pieces = (out.blocks + kThreads - 1) / kThreads;
