@@ -13,8 +13,9 @@ from typing import Annotated
 
 import typer
 
-from jitquant.loader.core import Build, Loader
+from jitquant.loader.core import Loader
 from jitquant.loader.errors import CompileError, LoaderError
+from jitquant.loader.match import Build
 from jitquant.loader.names import request_of
 from jitquant.loader.plan import Request
 from jitquant.loader.sources import CUDA_SUFFIXES, CXX_SUFFIXES

@@ -14,7 +14,8 @@ from .plan import Request
 from .processes import default_jobs
 
 if TYPE_CHECKING:
-    from .core import Build, Loader
+    from .core import Loader
+    from .match import Build
 
 #: Called with a module's name and what is running for it, many times a second.
 OnTick = Callable[[str, Sequence[str]], None]

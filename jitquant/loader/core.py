@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .archs import NO_GPU, ArchChoice, choose_archs, visible_archs
+from .archs import ArchChoice, choose_archs, visible_archs
+from .builder import Builder, ChangedError
 from .bundles import VARIABLE, bundle_paths, fits, library_of, open_bundle
 from .cache import Cache, Entry, default_root
 from .changes import what_changed
 from .errors import (
     BundleError,
     CaptureError,
-    CompileError,
     FrozenError,
     HostCompilerNotFoundError,
     LoaderError,
     NvccNotFoundError,
 )
-from .hold import Hold, hold
+from .hold import Hold
 from .live import freshness, reloads, warn_of_old_graphs
-from .match import digests_now, match_entry
+from .match import Build, digests_now, match_entry, take
 from .module import CudaModule, load_module, loaded_under
 from .plan import Plan, Request, Wanted, look_up, make_plan
-from .processes import default_jobs
 from .record import Loaded, Record, Watched, arch_environment
-from .report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten
-from .sources import (
-    FileHasher,
-    as_strings,
-    check_name,
-)
+from .report import Reporter
+from .sources import FileHasher, as_strings, check_name
 from .toolchain import Memo, preload_runtime
 from .watch import Watcher
 
@@ -45,7 +38,6 @@ if TYPE_CHECKING:
     from .device_build import DeviceBuilder
     from .device_module import DeviceModule
 
-_DEFAULT_LOCK_SECONDS = 600.0
 _MOST_ATTEMPTS = 5
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -64,21 +56,6 @@ def capturing_now() -> bool:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     return torch.cuda.is_current_stream_capturing()
-
-
-class _ChangedError(Exception):
-    """A source changed while it was being compiled."""
-
-
-@dataclass(frozen=True)
-class Build:
-    """A build in a cache, held there: its entry, its library, and what it must be watched for."""
-
-    entry: Entry
-    library: Path
-    watch: Watched
-    hold: Hold
-    is_new: bool = False
 
 
 class Loader:
@@ -110,7 +87,7 @@ class Loader:
         self._capturing = capturing
         self._native = native
         self._native_archs: tuple[str, ...] | None = None
-        self._lock_timeout = lock_timeout
+        self.lock_timeout = lock_timeout
         self._reload = reload
         self.reporter = Reporter()
         self.hasher = FileHasher()
@@ -129,8 +106,7 @@ class Loader:
         self._guard = threading.Lock()
         self._key_locks: dict[object, threading.Lock] = {}
         self._load_lock = threading.Lock()
-        self._jobs = 1
-        self._slots: threading.Semaphore | None = None
+        self._builder = Builder(self)
         self._watcher: Watcher | None = None
         self._devices: DeviceBuilder | None = None
 
@@ -231,7 +207,7 @@ class Loader:
                 wanted = self.look_up(request)
                 try:
                     loaded, watch = self._get_bundled(wanted) or self._get_built(wanted)
-                except _ChangedError:
+                except ChangedError:
                     continue
                 self._records[key] = self._record(wanted, loaded, wanted.watch + watch)
                 older = self._superseded.setdefault(key, [])
@@ -255,8 +231,8 @@ class Loader:
         """
         for _ in range(_MOST_ATTEMPTS):
             plan = self.plan(self.look_up(request))
-            with contextlib.suppress(_ChangedError):
-                return self.find(plan) or self._build(plan, on_tick)
+            with contextlib.suppress(ChangedError):
+                return self.find(plan) or self._builder.build(plan, on_tick)
         raise _changes_too_fast(request)
 
     @contextlib.contextmanager
@@ -433,7 +409,9 @@ class Loader:
     def _get_built(self, wanted: Wanted) -> tuple[Loaded, Watched]:
         """The module loaded from the cache, or built; if this process has it, that."""
         plan = self.plan(wanted)
-        return self._find_loaded(plan) or self._load(plan, self.find(plan) or self._build(plan))
+        return self._find_loaded(plan) or self._load(
+            plan, self.find(plan) or self._builder.build(plan)
+        )
 
     def _find_loaded(self, plan: Plan) -> tuple[Loaded, Watched] | None:
         for loaded in self._loaded.get(plan.level1, ()):
@@ -450,23 +428,8 @@ class Loader:
         for cache in caches:
             for directory, entry in cache.candidates(plan.level1):
                 match = match_entry(plan, self.hasher, entry)
-                if isinstance(match, str):
-                    continue
-                if build := self._take(cache, directory, entry, match):
+                if not isinstance(match, str) and (build := take(cache, directory, entry, match)):
                     return build
-        return None
-
-    @staticmethod
-    def _take(cache: Cache, directory: Path, entry: Entry, match: Watched) -> Build | None:
-        """The build in ``directory``, unless it is damaged or just being removed."""
-        held = hold(directory / entry.library)
-        if held is None and not directory.is_dir():
-            return None
-        library = cache.verified_library(directory, entry)
-        if library is not None and held is not None:
-            return Build(entry, library, match, held)
-        if held is not None:
-            held.release()
         return None
 
     def _load(self, wanted: Wanted, build: Build) -> tuple[Loaded, Watched]:
@@ -520,155 +483,6 @@ class Loader:
             scratch = scratch.temporary()
         try_load(library, entry.init_symbols, scratch.base / "staging", wanted.sources)
 
-    # -- building ------------------------------------------------------------------------------
-
-    def _build(
-        self, plan: Plan, on_tick: Callable[[Sequence[str]], None] = lambda _: None
-    ) -> Build:
-        cache = self.cache()
-        if not cache.prepare():
-            self.reporter.say_once(
-                f"the cache {cache.root} cannot be written to; building into a private temporary "
-                "directory, which goes when this process ends"
-            )
-            cache = cache.temporary()
-        self.memo.attach(cache.memo_directory)
-        heartbeat = Heartbeat(self.reporter, plan.name, on_tick)
-        timeout = self._lock_timeout
-        if timeout is None:
-            timeout = _seconds("JITQUANT_LOCK_TIMEOUT", _DEFAULT_LOCK_SECONDS)
-
-        def on_wait(owner: str, waited: float) -> None:
-            self.reporter.say(
-                f"waiting for {owner}, which is building {plan.name} "
-                f"(or something with the same lock); {waited:.0f} s so far"
-            )
-
-        with cache.lock(
-            plan.level1, timeout=timeout, beat=HEARTBEAT_SECONDS, on_wait=on_wait
-        ) as locked:
-            if found := self.find(plan):
-                if heartbeat.seconds > 1.0:
-                    self.reporter.say(
-                        f"{plan.name}: another process built it (waited {heartbeat.seconds:.1f} s)"
-                    )
-                return found
-            if locked:
-                cache.sweep(plan.level1)
-            else:
-                self.reporter.say_once(
-                    f"the file system of {cache.root} has no locks; two processes may build the "
-                    "same thing"
-                )
-            staging = cache.new_staging(plan.level1, locked)
-            try:
-                entry, directory = self._build_in(plan, cache, staging, heartbeat)
-            except OSError as error:
-                if isinstance(error, LoaderError):
-                    raise
-                raise cache.explain_os_error(error) from error
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
-        match = match_entry(plan, self.hasher, entry)
-        built = None if isinstance(match, str) else self._take(cache, directory, entry, match)
-        if built is None:
-            raise _ChangedError
-        return replace(built, is_new=True)
-
-    def _build_in(
-        self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat
-    ) -> tuple[Entry, Path]:
-        from .build import build, changed_after, wait_for_next_tick
-        from .publish import describe
-
-        if self._slots is None:
-            self._set_jobs(default_jobs())
-        extension = f"{plan.name}_{os.urandom(6).hex()}"
-        self._announce(plan, cache)
-        for attempt in range(_MOST_ATTEMPTS):
-            work = staging / str(attempt)
-            work.mkdir(mode=0o700)
-            moment = wait_for_next_tick(work)
-            jobs, slots = self._jobs, self._slots
-            assert slots is not None
-            try:
-                built = build(
-                    plan,
-                    extension,
-                    work,
-                    jobs=jobs,
-                    slots=slots,
-                    on_tick=heartbeat.tick,
-                    write_log=lambda text: cache.write_log(plan.name, text),
-                )
-            except CompileError as error:
-                if not error.out_of_memory or jobs == 1 or attempt == _MOST_ATTEMPTS - 1:
-                    raise
-                self._set_jobs(1)
-                self.reporter.say(
-                    f"a compiler of {plan.name} was killed, most likely because memory ran out; "
-                    f"from now on one compiles at a time instead of {jobs}, and {plan.name} again"
-                )
-                continue
-            for path, digest in zip(
-                plan.sources, (pair[1] for pair in plan.inputs["sources"]), strict=True
-            ):
-                state = self.hasher.state(path)
-                if state is None or state.digest != digest:
-                    self.reporter.say(f"{os.path.basename(path)} changed while it was compiled")
-                    raise _ChangedError
-            described = describe(plan, extension, built, self.hasher, heartbeat.seconds)
-            changed = changed_after(described.own_headers, moment)
-            if changed is None:
-                break
-            self.reporter.say(
-                f"{os.path.basename(changed)} changed while {plan.name} was "
-                "compiled; compiling again"
-            )
-        else:
-            raise _ChangedError
-        entry = described.entry
-        final = staging / "entry"
-        final.mkdir(mode=0o700)
-        os.rename(built.library, final / entry.library)
-        for binding in plan.bindings:
-            os.rename(work / binding.file_name, final / binding.file_name)
-        (final / "entry.json").write_text(entry.to_json())
-        directory = cache.publish(final, entry)
-        cache.remember_last(entry)
-        self.reporter.say(f"built {plan.name} in {heartbeat.seconds:.1f} s")
-        kept = Entry.from_json((directory / "entry.json").read_bytes())
-        return kept, directory
-
-    def _set_jobs(self, jobs: int) -> None:
-        self._jobs, self._slots = jobs, threading.BoundedSemaphore(jobs)
-
-    def _announce(self, plan: Plan, cache: Cache) -> None:
-        from .sources import CUDA_SUFFIXES, scan_includes
-
-        for note in plan.notes:
-            self.reporter.say_once(f"{note}; using {plan.nvcc.path if plan.nvcc else 'none'}")
-        if plan.archs.skipped:
-            self.reporter.say_once(
-                f"TORCH_CUDA_ARCH_LIST: {', '.join(plan.archs.skipped)} skipped (older than 8.0 "
-                "or unknown)"
-            )
-        if plan.archs.origin == NO_GPU:
-            self.reporter.say_once(
-                "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
-            )
-        last = cache.last(plan.name)
-        now = digests_now(plan, self.hasher, (last or {}).get("headers", {}))
-        why = what_changed(last, plan.inputs, now)
-        slow = [
-            os.path.basename(path)
-            for path in plan.sources
-            if path.lower().endswith(CUDA_SUFFIXES) and scan_includes(path, plan.include_dirs).torch
-        ]
-        archs = ", ".join(f"sm_{arch}" for arch in plan.archs.archs) or "host only"
-        cost = f"; the torch headers in {shorten(slow)} cost most of the time" if slow else ""
-        self.reporter.say(f"building {plan.name} for {archs}: {why}{cost}")
-
     # -- before and after ----------------------------------------------------------------------
 
     def warmup(self, *names: str, devices: Iterable[int] | None = None) -> dict[str, CudaModule]:
@@ -702,16 +516,3 @@ def _changes_too_fast(request: Request) -> LoaderError:
         f"{_MOST_ATTEMPTS} builds were out of date when they were done. Save less often, "
         "or look for a program that writes to them."
     )
-
-
-def _seconds(variable: str, default: float) -> float:
-    given = os.environ.get(variable)
-    if not given:
-        return default
-    try:
-        value = float(given)
-    except ValueError:
-        value = -1.0
-    if not value >= 0:
-        raise ValueError(f"{variable}={given!r}: give a number of seconds, 0 or more.")
-    return value

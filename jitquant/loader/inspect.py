@@ -22,7 +22,8 @@ from .toolchain import wheel_roots
 from .usage import KernelUsage, demangle, usage_from
 
 if TYPE_CHECKING:
-    from .core import Build, Loader
+    from .core import Loader
+    from .match import Build
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+),")
 _SASS_LINE = re.compile(r'^\s*//## File "([^"]+)", line (\d+)')

@@ -1,15 +1,29 @@
-"""Whether a cached build is one of what the files say now."""
+"""Whether a cached build is one of what the files say now, and taking it."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
-from .cache import Entry
+from .cache import Cache, Entry
+from .hold import Hold, hold
 from .plan import Wanted, python_abi
 from .record import Watched
 from .sources import FileHasher, Signature, search_places, settled, signature_of, visible_names
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build in a cache, held there: its entry, its library, and what it must be watched for."""
+
+    entry: Entry
+    library: Path
+    watch: Watched
+    hold: Hold
+    is_new: bool = False
 
 
 def match_entry(plan: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
@@ -28,6 +42,19 @@ def match_entry(plan: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str
     if visible_names(plan.roots, entry.included, entry.headers) != entry.visible:
         return "search path"
     return (*watched, *places)
+
+
+def take(cache: Cache, directory: Path, entry: Entry, match: Watched) -> Build | None:
+    """The build in ``directory``, unless it is damaged or just being removed."""
+    held = hold(directory / entry.library)
+    if held is None and not directory.is_dir():
+        return None
+    library = cache.verified_library(directory, entry)
+    if library is not None and held is not None:
+        return Build(entry, library, match, held)
+    if held is not None:
+        held.release()
+    return None
 
 
 def digests_now(plan: Wanted, hasher: FileHasher, headers: Iterable[str]) -> dict[str, str | None]:

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Mapping
 
 from jitquant.loader import Loader
-from jitquant.loader.core import Build
 from jitquant.loader.inspect import build_of, kernels_of
+from jitquant.loader.match import Build
 from jitquant.loader.names import kernel_names, request_of
 from jitquant.loader.usage import KernelUsage, occupancy
 
