@@ -23,6 +23,11 @@ from jitquant.formats import (
 )
 
 
+def as_bytes(t: Tensor) -> Tensor:
+    """A tensor of elements of one byte as uint8, which PyTorch can do more with; others as is."""
+    return t.view(torch.uint8) if t.dtype.itemsize == 1 else t
+
+
 def ceil_to(size: int, multiple: int) -> int:
     """``size`` rounded up to a multiple."""
     return (size + multiple - 1) // multiple * multiple

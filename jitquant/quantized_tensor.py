@@ -33,7 +33,7 @@ from jitquant.formats import (
     SWIZZLE_COLS,
     SWIZZLE_ROWS,
 )
-from jitquant.quantized import ceil_to, one_of, slice_bounds
+from jitquant.quantized import as_bytes, ceil_to, one_of, slice_bounds
 
 FORMATS: tuple[str, ...] = (
     "fp8_tensor",
@@ -123,14 +123,16 @@ class _Parts:
             return self
         # As bytes: PyTorch lacks copy kernels for some of the dtypes.
         moved = {
-            name: _bytes(t).to(target, non_blocking=non_blocking).view(t.dtype)
+            name: as_bytes(t).to(target, non_blocking=non_blocking).view(t.dtype)
             for name, t in parts.items()
         }
         return self._with(moved)
 
     def clone(self: _Self) -> _Self:
         """A copy with memory of its own."""
-        return self._with({n: _bytes(t).clone().view(t.dtype) for n, t in self._present().items()})
+        return self._with(
+            {n: as_bytes(t).clone().view(t.dtype) for n, t in self._present().items()}
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """The parts by name, contiguous: what ``safetensors.torch.save_file`` writes.
@@ -171,7 +173,7 @@ class _Parts:
         return cls(**parts, **described)
 
     def __getstate__(self) -> dict[str, Any]:
-        parts = {n: (_bytes(t), t.dtype) for n, t in self._present().items()}
+        parts = {n: (as_bytes(t), t.dtype) for n, t in self._present().items()}
         return {**self._described(), **parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -179,10 +181,6 @@ class _Parts:
             part = state.pop(name, None)
             setattr(self, name, None if part is None else part[0].view(part[1]))
         vars(self).update(state)
-
-
-def _bytes(t: Tensor) -> Tensor:
-    return t.view(torch.uint8) if t.dtype.itemsize == 1 else t
 
 
 @dataclass(eq=False, repr=False)

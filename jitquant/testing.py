@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from jitquant.quantized import as_bytes
+
 __all__ = ["assert_capturable", "assert_no_sync", "bytes_of", "count_launches"]
 
 _KERNEL, _MEMCPY, _MEMSET, _CHILD_GRAPH = 0, 1, 2, 4  # CUgraphNodeType
@@ -58,7 +60,7 @@ def assert_capturable(
         fresh = [_fresh(leaf) for leaf in leaves]
         for target, source in zip(static, fresh, strict=True):
             if isinstance(target, Tensor):
-                _copy_bytes(target, source)
+                as_bytes(target).copy_(as_bytes(source))
         graph.replay()
         torch.cuda.synchronize()
         expected = fn(*pytree.tree_unflatten(fresh, spec))
@@ -160,13 +162,6 @@ def _fresh(leaf: Any) -> Any:
     factor = 0.5 + torch.rand((), device=leaf.device)
     values = (leaf.reshape(-1)[order].float() * factor).to(leaf.dtype).reshape(leaf.shape)
     return leaf.clone().copy_(values)  # a clone keeps the strides of a dense tensor
-
-
-def _copy_bytes(target: Tensor, source: Tensor) -> None:
-    if target.element_size() == 1:
-        target.view(torch.uint8).copy_(source.view(torch.uint8))
-    else:
-        target.copy_(source)
 
 
 def _compare(what: str, got: Any, expected: Any, replay: int) -> None:

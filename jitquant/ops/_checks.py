@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from jitquant.formats import FP32_MAX, INPUT_DTYPES
+from jitquant.formats import DEINTERLEAVE_OPS, FP32_MAX, INPUT_DTYPES, MHC_MAX
 
 DEVICES = ("cpu", "cuda", "meta")
 _FP32_TINIEST = 1.401298464324817e-45
@@ -220,6 +220,14 @@ def residual_tensor(residual: Tensor | None, x: Tensor) -> None:
         )
 
 
+def norm_arguments(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> None:
+    """What RMSNorm takes: x (..., N), weight (N,), eps, and a residual like x."""
+    input_tensor(x, "x")
+    column_weight(weight, x.shape[-1], x, "x")
+    eps_value(eps)
+    residual_tensor(residual, x)
+
+
 def hyper_connection_weights(A: Tensor, X: Tensor) -> None:
     """A is (..., H) for X (..., H, N)."""
     same_device(A, "A", X, "X")
@@ -237,6 +245,36 @@ def hyper_connection_weights(A: Tensor, X: Tensor) -> None:
         raise ValueError(
             f"A has strides {tuple(A.stride())}; accepted is a contiguous tensor. Call "
             "A.contiguous() first"
+        )
+
+
+def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor, eps: float) -> None:
+    """What RMSNorm of combined hyper-connections takes: X (..., H, N), A (..., H), weight (N,)."""
+    input_tensor(X, "X", 2, "(..., n_hc, N)")
+    if not 1 <= X.shape[-2] <= MHC_MAX:
+        raise ValueError(
+            f"X has shape {shape_text(X)}; accepted is (..., n_hc, N) with n_hc from 1 to {MHC_MAX}"
+        )
+    hyper_connection_weights(A, X)
+    column_weight(weight, X.shape[-1], X, "X")
+    eps_value(eps)
+
+
+def deinterleave_arguments(
+    fused: Tensor, intermediate: int, granularity_cols: int, op: str, halves: bool
+) -> None:
+    """A gate-and-up projection (..., 2 * intermediate) and how its columns are arranged."""
+    input_tensor(fused, "fused", shape="(..., 2 * intermediate)")
+    one_of(op, "op", DEINTERLEAVE_OPS)
+    if intermediate < 1 or fused.shape[-1] != 2 * intermediate:
+        raise ValueError(
+            f"intermediate is {intermediate} and fused has shape {shape_text(fused)}; "
+            "accepted is intermediate = fused.shape[-1] / 2"
+        )
+    if not halves and (granularity_cols < 1 or intermediate % granularity_cols):
+        raise ValueError(
+            f"granularity_cols is {granularity_cols} with intermediate {intermediate}; accepted "
+            "are its divisors. For the layout [gate | up] pass halves=True"
         )
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from jitquant.ops import _checks
+from jitquant.quantized import as_bytes
 
 LIBRARY: Any = torch.library.Library("jitquant", "DEF")  # type: ignore[no-untyped-call]
 
@@ -39,15 +40,16 @@ class Result(NamedTuple):
     dtype: torch.dtype
 
 
+def fp32(*shape: int) -> Result:
+    """A result in fp32."""
+    return Result(shape, torch.float32)
+
+
 class Plan(NamedTuple):
     """What a call with checked arguments gives."""
 
     device: torch.device
     results: tuple[Result, ...]
-
-
-def _bytes(t: Tensor) -> Tensor:
-    return t if t.dtype.itemsize != 1 else t.view(torch.uint8)
 
 
 class Compiled(NamedTuple):
@@ -262,7 +264,7 @@ class Op:
         with torch.no_grad():
             for buffer, result in zip(buffers, self.reference(*args, **kwargs), strict=True):
                 # As bytes: PyTorch lacks copy kernels for float4_e2m1fn_x2.
-                _bytes(buffer).copy_(_bytes(result))
+                as_bytes(buffer).copy_(as_bytes(result))
 
     def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
         buffers = self._buffers(kwargs)

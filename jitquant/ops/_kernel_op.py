@@ -10,6 +10,7 @@ from torch import Tensor
 
 from jitquant.ops import _checks
 from jitquant.ops._declare import Op, Plan
+from jitquant.quantized import as_bytes
 
 
 def _check_elements(t: Tensor, label: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -89,8 +90,4 @@ class KernelOp(Op):
             if name != "data" and kwargs.get("scale_layout", "row") != "row":
                 mask = mask.transpose(-1, -2)
                 old, buffer = (t[..., : mask.shape[-1]] for t in (old, buffer))
-            buffer.copy_(torch.where(mask, _bytes(old), _bytes(buffer)).view(buffer.dtype))
-
-
-def _bytes(t: Tensor) -> Tensor:
-    return t.view(torch.uint8) if t.dtype.itemsize == 1 else t
+            buffer.copy_(torch.where(mask, as_bytes(old), as_bytes(buffer)).view(buffer.dtype))

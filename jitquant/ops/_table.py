@@ -14,7 +14,7 @@ from torch import Tensor
 from jitquant import formats, reference
 from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, NVFP4_DIVISOR, SCALE_DTYPE
 from jitquant.ops import _checks
-from jitquant.ops._declare import Op, Plan, Result
+from jitquant.ops._declare import Op, Plan, Result, fp32
 from jitquant.reference.layout import ceil_div, swizzled_shape
 
 _BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
@@ -28,10 +28,6 @@ def _packed(
     if scale_layout == "swizzled_128x4":
         x_sf = swizzled_shape(rows, groups)
     return Result((*leading, groups * _BLOCK_BYTES), FP4_DTYPE), Result(x_sf, SCALE_DTYPE)
-
-
-def _floats(count: int) -> Result:
-    return Result((count,), torch.float32)
 
 
 def _names(recipe: str, scale_layout: str) -> None:
@@ -56,7 +52,7 @@ def _dynamic(
     _checks.gsa_value(global_scale)
     rows = _checks.row_count(leading)
     count = rows if granularity == "row" and global_scale is None else 1
-    return Plan(x.device, (*_packed(leading, rows, cols, scale_layout), _floats(count))), rows
+    return Plan(x.device, (*_packed(leading, rows, cols, scale_layout), fp32(count))), rows
 
 
 def static_plan(
@@ -78,13 +74,13 @@ def static_plan(
 
 def _with_inv_rms(planned: tuple[Plan, int]) -> Plan:
     plan, rows = planned
-    return Plan(plan.device, (*plan.results, _floats(rows)))
+    return Plan(plan.device, (*plan.results, fp32(rows)))
 
 
 def _plan_amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR) -> Plan:
     _checks.input_tensor(x, "x")
     _checks.divisor_value(divisor)
-    return Plan(x.device, (_floats(1),))
+    return Plan(x.device, (fp32(1),))
 
 
 def _plan_quantize(
@@ -109,23 +105,6 @@ def _plan_quantize_static(
     return static_plan(x, "x", x.shape[:-1], x.shape[-1], gsa, recipe, scale_layout)[0]
 
 
-def gate_and_up(
-    fused: Tensor, intermediate: int, granularity_cols: int, op: str, halves: bool
-) -> None:
-    _checks.input_tensor(fused, "fused", shape="(..., 2 * intermediate)")
-    _checks.one_of(op, "op", formats.DEINTERLEAVE_OPS)
-    if intermediate < 1 or fused.shape[-1] != 2 * intermediate:
-        raise ValueError(
-            f"intermediate is {intermediate} and fused has shape {_checks.shape_text(fused)}; "
-            "accepted is intermediate = fused.shape[-1] / 2"
-        )
-    if not halves and (granularity_cols < 1 or intermediate % granularity_cols):
-        raise ValueError(
-            f"granularity_cols is {granularity_cols} with intermediate {intermediate}; accepted "
-            "are its divisors. For the layout [gate | up] pass halves=True"
-        )
-
-
 def _plan_deinterleave(
     fused: Tensor,
     intermediate: int,
@@ -139,7 +118,7 @@ def _plan_deinterleave(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    gate_and_up(fused, intermediate, granularity_cols, op, halves)
+    _checks.deinterleave_arguments(fused, intermediate, granularity_cols, op, halves)
     return _dynamic(
         fused,
         fused.shape[:-1],
@@ -163,15 +142,8 @@ def _plan_deinterleave_static(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    gate_and_up(fused, intermediate, granularity_cols, op, halves)
+    _checks.deinterleave_arguments(fused, intermediate, granularity_cols, op, halves)
     return static_plan(fused, "fused", fused.shape[:-1], intermediate, gsa, recipe, scale_layout)[0]
-
-
-def norm_arguments(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> None:
-    _checks.input_tensor(x, "x")
-    _checks.column_weight(weight, x.shape[-1], x, "x")
-    _checks.eps_value(eps)
-    _checks.residual_tensor(residual, x)
 
 
 def _plan_rmsnorm(
@@ -186,7 +158,7 @@ def _plan_rmsnorm(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    norm_arguments(x, weight, eps, residual)
+    _checks.norm_arguments(x, weight, eps, residual)
     return _with_inv_rms(
         _dynamic(
             x, x.shape[:-1], x.shape[-1], divisor, global_scale, granularity, recipe, scale_layout
@@ -204,20 +176,8 @@ def _plan_rmsnorm_static(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    norm_arguments(x, weight, eps, residual)
+    _checks.norm_arguments(x, weight, eps, residual)
     return _with_inv_rms(static_plan(x, "x", x.shape[:-1], x.shape[-1], gsa, recipe, scale_layout))
-
-
-def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor, eps: float) -> None:
-    _checks.input_tensor(X, "X", 2, "(..., n_hc, N)")
-    if not 1 <= X.shape[-2] <= formats.MHC_MAX:
-        raise ValueError(
-            f"X has shape {_checks.shape_text(X)}; accepted is (..., n_hc, N) with n_hc from 1 to "
-            f"{formats.MHC_MAX}"
-        )
-    _checks.hyper_connection_weights(A, X)
-    _checks.column_weight(weight, X.shape[-1], X, "X")
-    _checks.eps_value(eps)
 
 
 def _plan_mhc(
@@ -232,7 +192,7 @@ def _plan_mhc(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    mhc_arguments(X, A, weight, eps)
+    _checks.mhc_arguments(X, A, weight, eps)
     return _with_inv_rms(
         _dynamic(
             X, X.shape[:-2], X.shape[-1], divisor, global_scale, granularity, recipe, scale_layout
@@ -250,13 +210,14 @@ def _plan_mhc_static(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    mhc_arguments(X, A, weight, eps)
+    _checks.mhc_arguments(X, A, weight, eps)
     return _with_inv_rms(static_plan(X, "X", X.shape[:-2], X.shape[-1], gsa, recipe, scale_layout))
 
 
 def weight_results(
     w: Tensor, block: str, dim: int, recipe: str, scale_layout: str
 ) -> tuple[Result, Result]:
+    """x_fp4 and x_sf of a weight."""
     _checks.input_tensor(w, "w", 2, "(N, K), or (K, N) with dim=0")
     if w.dim() != 2:
         raise ValueError(
@@ -295,7 +256,7 @@ def _plan_weight(
     packed = weight_results(w, block, dim, recipe, scale_layout)
     _checks.divisor_value(divisor)
     _checks.gsa_value(global_scale)
-    return Plan(w.device, (*packed, _floats(1)))
+    return Plan(w.device, (*packed, fp32(1)))
 
 
 def _plan_weight_static(

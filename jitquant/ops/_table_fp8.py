@@ -22,17 +22,13 @@ from jitquant.formats import (
 )
 from jitquant.ops import _checks
 from jitquant.ops import _checks_fp8 as checks
-from jitquant.ops._declare import Plan, Result
+from jitquant.ops._declare import Plan, Result, fp32
 from jitquant.ops._kernel_op import KernelOp
 from jitquant.quantized_tensor import scales_shape
 from jitquant.reference.layout import ceil_div
 
 _DEQUANTIZE_LAYOUTS = (*GROUP_SCALE_LAYOUTS, BLOCK_SCALE_LAYOUTS[1], *SCALE_LAYOUTS)
 _BLOCK_FORMATS = SCALE_FORMATS[:2]
-
-
-def _floats(*shape: int) -> Result:
-    return Result(shape, torch.float32)
 
 
 def _scales(leading: tuple[int, ...], groups: int, scale_format: str, scale_layout: str) -> Result:
@@ -74,8 +70,8 @@ def _fp8(
     shape: tuple[int, ...] = (*leading, 1) if granularity == "row" else (1,)
     results = (
         Result((*leading, cols), dtype),
-        Result(shape, torch.float32),
-        Result(shape if with_amax else (0,), torch.float32),
+        fp32(*shape),
+        fp32(*shape) if with_amax else fp32(0),
     )
     return Plan(x.device, results), rows
 
@@ -131,13 +127,6 @@ def _plan_silu_mul_fp8(
     )[0]
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> None:
-    _checks.input_tensor(x, "x")
-    _checks.column_weight(weight, x.shape[-1], x, "x")
-    _checks.eps_value(eps)
-    _checks.residual_tensor(residual, x)
-
-
 def _plan_rmsnorm_fp8(
     x: Tensor,
     weight: Tensor,
@@ -151,7 +140,7 @@ def _plan_rmsnorm_fp8(
     granularity: str = "row",
     with_amax: bool = True,
 ) -> Plan:
-    _norm(x, weight, eps, residual)
+    _checks.norm_arguments(x, weight, eps, residual)
     plan, rows = _fp8(
         x,
         "x",
@@ -164,7 +153,7 @@ def _plan_rmsnorm_fp8(
         with_amax,
         False,
     )
-    return Plan(plan.device, (*plan.results, _floats(rows)))
+    return Plan(plan.device, (*plan.results, fp32(rows)))
 
 
 def _group(
@@ -268,7 +257,7 @@ def _plan_rmsnorm_group(
     amax_eps: float | None = None,
     recipe: str = "te",
 ) -> Plan:
-    _norm(x, weight, eps, residual)
+    _checks.norm_arguments(x, weight, eps, residual)
     results = _group(
         x,
         "x",
@@ -282,7 +271,7 @@ def _plan_rmsnorm_group(
         recipe,
         "amax_eps",
     )
-    return Plan(x.device, (*results, _floats(_checks.row_count(x.shape[:-1]))))
+    return Plan(x.device, (*results, fp32(_checks.row_count(x.shape[:-1]))))
 
 
 def _plan_block(

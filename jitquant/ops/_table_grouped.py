@@ -9,7 +9,7 @@ from jitquant import reference
 from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, RECIPES, SCALE_DTYPE
 from jitquant.ops import _checks
 from jitquant.ops import _checks_fp8 as checks
-from jitquant.ops._declare import Plan, Result
+from jitquant.ops._declare import Plan, Result, fp32
 from jitquant.ops._kernel_op import KernelOp
 from jitquant.reference.layout import ceil_div
 
@@ -23,7 +23,7 @@ def _groups(
     checks.buffer_of_groups(x, name)
     count = checks.offsets_tensor(offsets, sizes, x, name)
     checks.floats_of_groups(scale, "scale", count, x, name)
-    return count, Result((count,), torch.float32)
+    return count, fp32(count)
 
 
 def _plan_fp8(
@@ -57,7 +57,7 @@ def _plan_grad_fp8(
         raise ValueError(
             f"grad has shape {_checks.shape_text(grad)}; accepted is (..., N) with N >= 1"
         )
-    dbias = Result((count if with_dbias else 0, grad.shape[-1]), torch.float32)
+    dbias = fp32(count if with_dbias else 0, grad.shape[-1])
     return Plan(grad.device, (Result(tuple(grad.shape), dtype), floats, floats, dbias))
 
 

@@ -12,13 +12,9 @@ from torch import Tensor
 from jitquant.formats import GRANULARITIES, MAX_PARTIALS, NVFP4_DIVISOR
 from jitquant.ops import _checks, _table
 from jitquant.ops import _checks_fp8 as checks
-from jitquant.ops._declare import Op, Plan, Result
+from jitquant.ops._declare import Op, Plan, Result, fp32
 from jitquant.ops._kernel_op import KernelOp
 from jitquant.reference import sharded
-
-
-def _floats(count: int) -> Result:
-    return Result((count,), torch.float32)
 
 
 def _plan_amax(
@@ -37,7 +33,7 @@ def _plan_amax(
             "of half of the columns"
         )
     rows = _checks.row_count(x.shape[:-1])
-    return Plan(x.device, (_floats(rows if granularity == "row" else 1),))
+    return Plan(x.device, (fp32(rows if granularity == "row" else 1),))
 
 
 def _given(amax: Tensor, counts: tuple[int, ...], like: Tensor, name: str) -> None:
@@ -66,7 +62,7 @@ def _nvfp4(
     _given(amax, (1, rows), x, name)
     _checks.divisor_value(divisor)
     plan, _ = _table.static_plan(x, name, leading, cols, None, recipe, scale_layout)
-    return Plan(plan.device, (*plan.results, _floats(amax.numel())))
+    return Plan(plan.device, (*plan.results, fp32(amax.numel())))
 
 
 def _plan_quantize(
@@ -94,7 +90,7 @@ def _plan_weight(
     packed = _table.weight_results(w, block, dim, recipe, scale_layout)
     _given(amax, (1,), w, "w")
     _checks.divisor_value(divisor)
-    return Plan(w.device, (*packed, _floats(1)))
+    return Plan(w.device, (*packed, fp32(1)))
 
 
 def _plan_deinterleave(
@@ -109,7 +105,7 @@ def _plan_deinterleave(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    _table.gate_and_up(fused, intermediate, granularity_cols, op, halves)
+    _checks.deinterleave_arguments(fused, intermediate, granularity_cols, op, halves)
     leading = fused.shape[:-1]
     return _nvfp4(fused, "fused", leading, intermediate, amax, divisor, recipe, scale_layout)
 
@@ -117,8 +113,8 @@ def _plan_deinterleave(
 def _plan_rmsnorm_amax(
     x: Tensor, weight: Tensor, eps: float = 1e-6, *, residual: Tensor | None = None
 ) -> Plan:
-    _table.norm_arguments(x, weight, eps, residual)
-    return Plan(x.device, (_floats(MAX_PARTIALS), _floats(_checks.row_count(x.shape[:-1]))))
+    _checks.norm_arguments(x, weight, eps, residual)
+    return Plan(x.device, (fp32(MAX_PARTIALS), fp32(_checks.row_count(x.shape[:-1]))))
 
 
 def _normalized(
@@ -140,7 +136,7 @@ def _normalized(
             f"inv_rms is {inv_rms.dtype} {_checks.shape_text(inv_rms)}; accepted is float32 "
             f"({rows},), as the first half gives it"
         )
-    return Plan(plan.device, (*plan.results, _floats(1)))
+    return Plan(plan.device, (*plan.results, fp32(1)))
 
 
 def _plan_rmsnorm(
@@ -153,13 +149,13 @@ def _plan_rmsnorm(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    _table.norm_arguments(x, weight, 0.0, None)
+    _checks.norm_arguments(x, weight, 0.0, None)
     return _normalized(x, "x", x.shape[:-1], inv_rms, amax, divisor, recipe, scale_layout)
 
 
 def _plan_mhc_amax(X: Tensor, A: Tensor, weight: Tensor, eps: float = 1e-6) -> Plan:
-    _table.mhc_arguments(X, A, weight, eps)
-    return Plan(X.device, (_floats(MAX_PARTIALS), _floats(_checks.row_count(X.shape[:-2]))))
+    _checks.mhc_arguments(X, A, weight, eps)
+    return Plan(X.device, (fp32(MAX_PARTIALS), fp32(_checks.row_count(X.shape[:-2]))))
 
 
 def _plan_mhc(
@@ -173,7 +169,7 @@ def _plan_mhc(
     recipe: str = "te",
     scale_layout: str = "linear",
 ) -> Plan:
-    _table.mhc_arguments(X, A, weight, 0.0)
+    _checks.mhc_arguments(X, A, weight, 0.0)
     return _normalized(X, "X", X.shape[:-2], inv_rms, amax, divisor, recipe, scale_layout)
 
 
@@ -193,7 +189,7 @@ def _fp8(
     by_row = granularity == "row"
     _given(amax, (_checks.row_count(leading) if by_row else 1,), x, name)
     shape = (*leading, 1) if by_row else (1,)
-    return Plan(x.device, (Result((*leading, cols), dtype), Result(shape, torch.float32)))
+    return Plan(x.device, (Result((*leading, cols), dtype), fp32(*shape)))
 
 
 def _plan_fp8(

@@ -207,7 +207,7 @@ def deinterleave_quantize_nvfp4(
     if amax_group is not None:
         _sharded.check_no_scale(amax_group, given, "gsa")
         fused = _checks.as_tensor(fused, "fused")
-        _table.gate_and_up(fused, intermediate, granularity_cols, op, halves)
+        _checks.deinterleave_arguments(fused, intermediate, granularity_cols, op, halves)
         _sharded.check_blocks(intermediate, granularity, amax_group)
         run = intermediate if halves else granularity_cols
         amax = _sharded.amax_over(amax_group, fused, granularity, run=run, activate=op == "swiglu")
