@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import torch
 from jitquant.loader import Loader, NvccNotFoundError
 from jitquant.loader.inspect import build_of, kernels_of
 from jitquant.loader.plan import Request
+from jitquant.loader.processes import default_jobs
 from jitquant.loader.toolchain import Memo, find_nvcc
 
 KERNELS = Path(__file__).parents[2] / "kernels_cu"
@@ -23,7 +26,7 @@ BUILT = ("90a", "100a")
 OTHERS = ("80", "86", "89", "120a")
 """One architecture for each choice that the preprocessor makes beside those."""
 ALIKE = ("103a", "110a", "121a")
-"""Those that take the code of another one's."""
+"""Those that take the code of another one's, for which one file will do."""
 EXPORTS = {
     "amax": ["amax"],
     "amax_gsa": ["compute_amax_gsa"],
@@ -83,15 +86,70 @@ def nvcc() -> str:
 
 
 @pytest.fixture(scope="module")
-def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
-    with pytest.MonkeyPatch.context() as patch:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def compilations(
+    request: pytest.FixtureRequest,
+    cache: Path,
+    nvcc: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, Future[None]]]:
+    """What the tests that will run need compiled, as many at once as there are processors.
+
+    By module for the loader's builds, and by file for the other architectures.
+    """
+    objects = tmp_path_factory.mktemp("objects")
+    futures: dict[str, Future[None]] = {}
+    with ThreadPoolExecutor(default_jobs()) as pool, pytest.MonkeyPatch.context() as patch:
         # One compiler for a whole file: with several the registers differ from build to build.
         patch.setenv("JITQUANT_JOBS", "1")
-        yield Loader(cache_dir=tmp_path_factory.mktemp("cache"), capturing=lambda: False)
+        for item in request.session.items:
+            if item.path != request.path or "compiled" not in item.fixturenames:
+                continue
+            (what,) = item.callspec.params.values()
+            if what in SOURCES:
+                futures[what] = pool.submit(_compile_for, OTHERS, what, nvcc, objects / what)
+            elif what not in futures:
+                futures[what] = pool.submit(_build, what, cache)
+        yield futures
+        pool.shutdown(cancel_futures=True)
 
 
-def _gencode(arch: str) -> str:
-    return f"-gencode=arch=compute_{arch},code=sm_{arch}"
+@pytest.fixture
+def compiled(
+    request: pytest.FixtureRequest, compilations: dict[str, Future[None]]
+) -> Callable[[], None]:
+    """Waits for what this test needs compiled."""
+    (what,) = request.node.callspec.params.values()
+    return compilations[what].result
+
+
+def _loader(cache: Path) -> Loader:
+    return Loader(cache_dir=cache, capturing=lambda: False)
+
+
+def _request(name: str) -> Request:
+    return Request(name, (f"{name}.cu",), archs=BUILT)
+
+
+def _build(name: str, cache: Path) -> None:
+    # With a loader of its own: one loader starts as many compilers as JITQUANT_JOBS says.
+    _loader(cache).ensure(_request(name))
+
+
+def _compile_for(archs: tuple[str, ...], source: str, nvcc: str, out: Path) -> None:
+    gencode = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    subprocess.run(
+        [
+            *(nvcc, "-std=c++17", *gencode, "-c", f"-I{KERNELS / 'include'}"),
+            *(str(KERNELS / source), "-o", f"{out}.o"),
+        ],
+        env=dict(os.environ),  # a copy: pytest changes this process's while threads start compilers
+        check=True,
+    )
 
 
 def test_the_table_names_every_kernel_file() -> None:
@@ -106,8 +164,9 @@ def test_no_torch_header_in_device_code(source: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EXPORTS))
-def test_the_loader_builds_and_loads(name: str, loader: Loader, nvcc: str) -> None:
-    module = loader.get(name, [f"{name}.cu"], archs=BUILT)
+def test_the_loader_builds_and_loads(name: str, cache: Path, compiled: Callable[[], None]) -> None:
+    compiled()
+    module = _loader(cache).get(name, [f"{name}.cu"], archs=BUILT)
     assert [f for f in EXPORTS[name] if not hasattr(module, f)] == []
     for function in EXPORTS[name]:
         assert {"default", "out"} <= set(getattr(module, function).overloads())
@@ -123,30 +182,21 @@ def test_the_loader_builds_and_loads(name: str, loader: Loader, nvcc: str) -> No
 
 
 @pytest.mark.parametrize("name", sorted(EXPORTS))
-def test_no_spills_and_no_stack(name: str, loader: Loader, nvcc: str) -> None:
-    kernels = kernels_of(build_of(loader, Request(name, (f"{name}.cu",), archs=BUILT)))
+def test_no_spills_and_no_stack(name: str, cache: Path, compiled: Callable[[], None]) -> None:
+    compiled()
+    kernels = kernels_of(build_of(_loader(cache), _request(name)))
     assert {kernel.arch for kernel in kernels} == set(BUILT)
     for kernel in kernels:
         assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0), kernel.name
 
 
-def _compile_for(archs: tuple[str, ...], source: str, nvcc: str, out: Path) -> None:
-    subprocess.run(
-        [
-            *(nvcc, "-std=c++17", "--threads=2", *map(_gencode, archs), "-c"),
-            *(f"-I{KERNELS / 'include'}", str(KERNELS / source), "-o", str(out / "out.o")),
-        ],
-        check=True,
-    )
-
-
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_kind_of_architecture(source: str, nvcc: str, tmp_path: Path) -> None:
-    _compile_for(OTHERS, source, nvcc, tmp_path)
+def test_every_kind_of_architecture(source: str, compiled: Callable[[], None]) -> None:
+    compiled()
 
 
-def test_every_supported_architecture(nvcc: str, tmp_path: Path) -> None:
-    _compile_for((*OTHERS, *BUILT, *ALIKE), "quantize_nvfp4.cu", nvcc, tmp_path)
+def test_architectures_alike(nvcc: str, tmp_path: Path) -> None:
+    _compile_for(ALIKE, "quantize_nvfp4.cu", nvcc, tmp_path / "alike")
 
 
 @pytest.mark.parametrize(("arch", "expected"), [("90a", False), ("100a", True), ("120a", True)])
