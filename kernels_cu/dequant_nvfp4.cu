@@ -1,4 +1,5 @@
 // Values from NVFP4: e2m1 * block scale * gsa in fp32, rounded once to the output's type.
+#include "jitquant/fp8.cuh"
 #include "jitquant/nvfp4_kernels.cuh"
 
 namespace jitquant {
@@ -62,12 +63,28 @@ __global__ void __launch_bounds__(kThreads, 6)
   }
 }
 
+// A word of codes, of which all eight values are there and aligned. What is stored leaves the L2
+// first: it is four times what is loaded.
+template <class T>
+__device__ __forceinline__ void store_values(uint32_t codes, uint8_t scale, float gsa, T* out) {
+  float v[8];
+  nvfp4_dequantize8(codes, float_from_e4m3(scale), gsa, v);
+  Block<T> block;  // its first half
+#pragma unroll
+  for (int j = 0; j < 8; ++j) set_value(block, j, v[j]);
+#pragma unroll
+  for (int j = 0; j < Block<T>::kWords / 2; j += 4) {
+    __stcs(reinterpret_cast<uint4*>(out) + j / 4,
+           make_uint4(block.words[j], block.words[j + 1], block.words[j + 2], block.words[j + 3]));
+  }
+}
+
+constexpr int kWordsEach = 2;  // of codes, of a thread of the two kernels that follow
+
 // The same where everything follows each other without a gap and there is one gsa: word i of the
 // codes and half of scale i / 2 give values 8 * i to 8 * i + 7. Blocks of threads that do a little
 // each and end are faster here than those that stay: a kernel of this shape without arithmetic
-// takes as long. What is stored leaves the L2 first: it is four times what is loaded.
-constexpr int kFlatWords = 2;  // of a thread
-
+// takes as long.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     flat_dequant_kernel(const uint32_t* codes, const uint8_t* scales, const float* gsa, T* out,
@@ -75,30 +92,63 @@ __global__ void __launch_bounds__(kThreads)
   let_next_begin();
   wait_for_previous();
   const float factor = *gsa;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kFlatWords) + threadIdx.x;
-  uint32_t word[kFlatWords];
-  uint8_t scale[kFlatWords];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kWordsEach) + threadIdx.x;
+  uint32_t word[kWordsEach];
+  uint8_t scale[kWordsEach];
 #pragma unroll
-  for (int k = 0; k < kFlatWords; ++k) {
+  for (int k = 0; k < kWordsEach; ++k) {
     const int64_t i = first + k * kThreads;
     if (i < words) word[k] = codes[i], scale[k] = scales[i >> 1];
   }
 #pragma unroll
-  for (int k = 0; k < kFlatWords; ++k) {
+  for (int k = 0; k < kWordsEach; ++k) {
     const int64_t i = first + k * kThreads;
     if (i >= words) break;
-    float v[8];
-    nvfp4_dequantize8(word[k], float_from_e4m3(scale[k]), factor, v);
-    Block<T> block;  // its first half
-#pragma unroll
-    for (int j = 0; j < 8; ++j) set_value(block, j, v[j]);
-#pragma unroll
-    for (int j = 0; j < Block<T>::kWords / 2; j += 4) {
-      __stcs(
-          reinterpret_cast<uint4*>(out + i * 8) + j / 4,
-          make_uint4(block.words[j], block.words[j + 1], block.words[j + 2], block.words[j + 3]));
-    }
+    store_values(word[k], scale[k], factor, out + i * 8);
   }
+}
+
+// The same for swizzled scales, with a gsa for the tensor or for each row. A warp takes 4 blocks of
+// the rows {r, r + 1} + {0, 32, 64, 96}, r even, whose scales are 32 bytes in a row; a lane takes a
+// word of two neighbouring rows, and eight lanes store 64 values that follow each other.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    tile_dequant_kernel(Nvfp4Input in, Divisor tiles, int warps, T* out) {
+  let_next_begin();
+  wait_for_previous();
+  const int warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x & 31;
+  if (warp >= warps) return;
+  const int rows = static_cast<int>(tiles.quotient_of(warp));  // eight of them, counted
+  const int tile = warp - rows * static_cast<int>(tiles.divisor);
+  const int row = (rows >> 4) * 128 + (rows & 15) * 2 + lane / 8 * 32;
+  const int column = tile * 8 + lane % 8;  // of words
+  const int width = static_cast<int>(2 * in.blocks);
+  const int64_t at = static_cast<int64_t>(row) * width + column;
+  const uint32_t* const codes = reinterpret_cast<const uint32_t*>(in.codes) + at;
+  const uint8_t* const scales = in.scales +
+                                (static_cast<int64_t>(rows >> 4) * tiles.divisor + tile) * 512 +
+                                (rows & 15) * 32 + lane / 2;
+  const float* const gsas = in.gsa + row * in.gsa_stride;
+  const int left = column < width ? static_cast<int>(in.rows) - row : 0;
+  uint32_t word[kWordsEach];
+  uint8_t scale[kWordsEach];
+  float gsa[kWordsEach];
+#pragma unroll
+  for (int k = 0; k < kWordsEach; ++k) {
+    if (k < left)
+      word[k] = codes[k * width], scale[k] = scales[16 * k], gsa[k] = gsas[k * in.gsa_stride];
+  }
+#pragma unroll
+  for (int k = 0; k < kWordsEach; ++k) {
+    if (k >= left) break;
+    store_values(word[k], scale[k], gsa[k], out + (at + k * width) * 8);
+  }
+}
+
+// Warps of it that have a row.
+inline int64_t tile_dequant_warps(const Nvfp4Input& in) {
+  const int64_t rest = in.rows % 128, eights = rest < 32 ? (rest + 1) / 2 : 16;
+  return (in.rows / 128 * 16 + eights) * ((in.blocks + 3) / 4);
 }
 
 // Packed along the rows: neighbouring threads take neighbouring columns.
@@ -132,12 +182,17 @@ cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, i
     using T = decltype(element);
     T* const p = static_cast<T*>(out);
     const bool aligned = reinterpret_cast<uintptr_t>(out) % 16 == 0;
-    const bool flat = aligned && !in.swizzled && in.gsa_stride == 0 && cols == in.blocks * 16 &&
-                      in.code_stride == in.blocks * 8 && in.scale_stride == in.blocks;
-    if (flat) {
-      return launch<&flat_dequant_kernel<T>>({items / kFlatWords + 1, kThreads, Start::kOverlapped},
+    const bool whole = aligned && cols == in.blocks * 16 && in.code_stride == in.blocks * 8;
+    if (whole && !in.swizzled && in.gsa_stride == 0 && in.scale_stride == in.blocks) {
+      return launch<&flat_dequant_kernel<T>>({items / kWordsEach + 1, kThreads, Start::kOverlapped},
                                              stream, reinterpret_cast<const uint32_t*>(in.codes),
                                              in.scales, in.gsa, p, in.rows * in.blocks * 2);
+    }
+    const int64_t warps = tile_dequant_warps(in);
+    if (whole && in.swizzled && warps > 0 && warps < (int64_t{1} << 27)) {
+      return launch<&tile_dequant_kernel<T>>(
+          {(warps + kThreads / 32 - 1) / (kThreads / 32), kThreads, Start::kOverlapped}, stream, in,
+          Divisor(static_cast<uint32_t>((in.blocks + 3) / 4)), static_cast<int>(warps), p);
     }
     return launch<&dequant_kernel<T>>({persistent_grid(items, 6), kThreads, Start::kOverlapped},
                                       stream, in, p, cols, aligned && cols * sizeof(T) % 16 == 0);
