@@ -62,17 +62,26 @@ struct TileMemory {
 };
 
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool there) {
+#if defined(__CUDA_ARCH__)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(there ? 16 : 0)
                : "memory");
+#else
+  const uint4 zeros = {};
+  std::memcpy(__cvta_shared_to_generic(to), there ? from : &zeros, 16);
+#endif
 }
 __device__ __forceinline__ void commit_copies() {
+#if defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
 }
 // Until no more than kPending groups of copies are under way.
 template <int kPending>
 __device__ __forceinline__ void wait_for_copies() {
+#if defined(__CUDA_ARCH__)
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
 }
 
 // The tile at (row, 16 * block) of the source on its way to shared memory, zeros around the matrix.

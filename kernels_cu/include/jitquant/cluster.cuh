@@ -16,7 +16,48 @@ inline LaunchShape cluster_shape(int cluster, int64_t blocks) {
   return {cluster, threads < 32 ? 32 : threads, Start::kOverlapped, cluster};
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// A device before 9.0 launches no clusters, so that its kernels for them are empty.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define JITQUANT_HAS_CLUSTERS 1
+#endif
+
+#if defined(JITQUANT_HAS_CLUSTERS)
+
+// The barrier of a cluster: relaxed, what a thread wrote before need not be seen by others after.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#else
+  __cluster_barrier_arrive_relaxed();
+#endif
+}
+__device__ __forceinline__ void cluster_arrive() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#else
+  __cluster_barrier_arrive();
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __cluster_barrier_wait();
+#endif
+}
+
+// *shared = x in block `rank` of the cluster, where `shared` is this block's.
+__device__ __forceinline__ void store_in_block(float* shared, uint32_t rank, float x) {
+#if defined(__CUDA_ARCH__)
+  const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
+#else
+  *static_cast<float*>(__cluster_map_shared_rank(shared, rank)) = x;
+#endif
+}
+
 // The maximum over such a grid, once, through the blocks' shared memory. Made at a kernel's start,
 // so that by the time of max(), which writes to the others' memory, all blocks have long begun.
 class ClusterMax {
@@ -25,23 +66,16 @@ class ClusterMax {
 
   __device__ __forceinline__ explicit ClusterMax(Scratch& maxima)
       : maxima_(maxima), clustered_(gridDim.x > 1) {
-    if (clustered_) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    if (clustered_) cluster_arrive_relaxed();
   }
 
   // Every thread gives its block's maximum, a magnitude, and gets that of all blocks.
   __device__ __forceinline__ float max(float x) {
     if (!clustered_) return x;
-    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all blocks have begun
-    if (threadIdx.x < gridDim.x) {
-      const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(maxima_ + blockIdx.x));
-      uint32_t there;
-      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                   : "=r"(there)
-                   : "r"(here), "r"(threadIdx.x));
-      asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
-    }
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_wait();  // all blocks have begun
+    if (threadIdx.x < gridDim.x) store_in_block(maxima_ + blockIdx.x, threadIdx.x, x);
+    cluster_arrive();
+    cluster_wait();
     const int lane = threadIdx.x & 31;
     return warp_max(lane < gridDim.x ? maxima_[lane] : 0.0f);
   }

@@ -256,7 +256,7 @@ template <class Source>
 __global__ void __launch_bounds__(kClusterThreads)
     cluster_cast_kernel(Source source, Fp8Scale scale, RowPointer<uint8_t> out, bool vector,
                         EightBit format) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(JITQUANT_HAS_CLUSTERS)
   __shared__ BlockReduce::Scratch scratch;
   __shared__ ClusterMax::Scratch maxima;
   ClusterMax cluster(maxima);

@@ -11,15 +11,36 @@ template <class T>
 __device__ __forceinline__ T from_float(float x);
 template <>
 __device__ __forceinline__ Bf16 from_float<Bf16>(float x) {
+#if defined(__CUDA_ARCH__)
   Bf16 y;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
   return y;
+#else
+  const uint32_t bits = float_bits(x);
+  if (is_nan(x)) return {0x7fff};
+  return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+#endif
 }
 template <>
 __device__ __forceinline__ Fp16 from_float<Fp16>(float x) {
+#if defined(__CUDA_ARCH__)
   Fp16 y;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
   return y;
+#else
+  if (is_nan(x)) return {0x7fff};
+  const uint32_t sign = (float_bits(x) >> 16) & 0x8000u;
+  const float a = abs_of(x);
+  uint32_t code = 0x7c00u;  // from halfway past the largest number on
+  if (a < 0x1p-14f) {
+    // Subnormals are multiples of 2^-24, which is the spacing of fp32 at 1/2: the sum rounds.
+    code = float_bits(add_rn(a, 0.5f)) - float_bits(0.5f);
+  } else if (a < 65520.0f) {
+    const uint32_t bits = float_bits(a);
+    code = ((bits + 0xfffu + ((bits >> 13) & 1u)) >> 13) - ((127u - 15u) << 10);
+  }
+  return {static_cast<uint16_t>(sign | code)};
+#endif
 }
 template <>
 __device__ __forceinline__ float from_float<float>(float x) {
@@ -29,6 +50,7 @@ __device__ __forceinline__ float from_float<float>(float x) {
 // Two values, each rounded to T, in a word.
 template <class T>
 __device__ __forceinline__ uint32_t pair_from_floats(float low, float high) {
+#if defined(__CUDA_ARCH__)
   uint32_t pair;
   if constexpr (std::is_same<T, Bf16>::value) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -36,6 +58,9 @@ __device__ __forceinline__ uint32_t pair_from_floats(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   }
   return pair;
+#else
+  return from_float<T>(low).bits | (static_cast<uint32_t>(from_float<T>(high).bits) << 16);
+#endif
 }
 
 // A block of values, each rounded to T.

@@ -103,15 +103,17 @@ JITQUANT_HD float sqrt_rn(float a) {
 #endif
 }
 
-#if defined(__CUDACC__)
 // 1 / sqrt(a), off by no more than the last bit.
-__device__ __forceinline__ float reciprocal_sqrt(float a) {
+JITQUANT_HD float reciprocal_sqrt(float a) {
+#if defined(__CUDA_ARCH__)
   float r;
   asm("rsqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(a));
   const float better = __fmaf_rn(0.5f * r, __fmaf_rn(-a * r, r, 1.0f), r);
   return a > 0.0f && a <= kFloatMax ? better : r;
-}
+#else
+  return 1.0f / std::sqrt(a);
 #endif
+}
 
 JITQUANT_HD float fma_rn(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)

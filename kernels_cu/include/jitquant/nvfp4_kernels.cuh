@@ -454,7 +454,7 @@ __global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>())
 template <class Source>
 __global__ void __launch_bounds__(kClusterThreads)
     cluster_kernel(Source source, float divisor, float* gsa, Nvfp4Recipe recipe, Nvfp4Output out) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(JITQUANT_HAS_CLUSTERS)
   __shared__ BlockReduce::Scratch scratch;
   __shared__ ClusterMax::Scratch maxima;
   ClusterMax cluster(maxima);

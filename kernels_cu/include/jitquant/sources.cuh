@@ -87,9 +87,14 @@ struct FlatSource {
 // silu(gate) * up with the hardware's exponential and reciprocal, whose errors are far below what a
 // code can show. What they flush is lost in the sum with 1, or is a factor below 2^-126.
 __device__ __forceinline__ float swiglu(float gate, float up) {
+#if defined(__CUDA_ARCH__)
   float e, r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(mul_rn(gate, -1.44269504f)));
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(add_rn(1.0f, e)));
+#else
+  const float e = std::exp2(mul_rn(gate, -1.44269504f));
+  const float r = reciprocal_rn(add_rn(1.0f, e));
+#endif
   return mul_rn(mul_rn(gate, r), up);
 }
 
