@@ -1,0 +1,154 @@
+"""The kernels on the CPU: compiled with ``emulation/`` in CUDA's place, and called by name.
+
+A library is a ``.cu`` with its binding, so that a call goes the way of a call on a GPU from the
+binding's checks to the kernels' stores; only PyTorch and CUDA are others. ``emulation/machine.h``
+says what the machine is like.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "kernels_cu"
+EMULATION = Path(__file__).with_name("emulation")
+
+DTYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.bfloat16: 15,
+    torch.float8_e5m2: 23,
+    torch.float8_e4m3fn: 24,
+    torch.float8_e8m0fnu: 44,
+    torch.float4_e2m1fn_x2: 45,
+}
+"""Torch's numbers, of which a schema's ScalarType is one."""
+
+
+class _Value(ctypes.Structure):
+    """``StableIValue`` of ``emulation/torch/csrc/stable/library.h``."""
+
+    _fields_ = (
+        ("present", ctypes.c_bool),
+        ("integer", ctypes.c_int64),
+        ("number", ctypes.c_double),
+        ("text", ctypes.c_char_p),
+        ("data", ctypes.c_void_p),
+        ("rank", ctypes.c_int64),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+    @classmethod
+    def of(cls, value: Any) -> _Value:
+        if value is None:
+            return cls()
+        if isinstance(value, Tensor):
+            numbers = ctypes.c_int64 * value.dim()
+            sizes, strides = numbers(*value.shape), numbers(*value.stride())
+            pointer = ctypes.POINTER(ctypes.c_int64)
+            return cls(
+                present=True,
+                integer=DTYPES[value.dtype],
+                data=value.data_ptr(),
+                rank=value.dim(),
+                sizes=ctypes.cast(sizes, pointer),
+                strides=ctypes.cast(strides, pointer),
+            )
+        if isinstance(value, torch.dtype):
+            return cls(present=True, integer=DTYPES[value])
+        if isinstance(value, str):
+            return cls(present=True, text=value.encode())
+        return cls(present=True, integer=int(value), number=float(value))
+
+
+def _compile(arguments: Sequence[str | Path]) -> None:
+    command = [*os.environ.get("CXX", "c++").split(), "-std=c++17", "-shared", "-fPIC"]
+    # The fibers are changed by longjmp, which a check would take for an error.
+    command += ["-U_FORTIFY_SOURCE", "-ffp-contract=off", *map(str, arguments)]
+    subprocess.run(command, check=True)
+
+
+class Machine:
+    """The libraries ``names``, compiled into ``folder``, and the devices they run on."""
+
+    def __init__(self, names: Sequence[str], folder: Path) -> None:
+        machine = folder / "libmachine.so"
+        _compile(["-O2", "-Wall", "-Wextra", "-Werror", EMULATION / "machine.cpp", "-o", machine])
+
+        # Nothing is another library's, not even where the same template is in both.
+        own = ["-fvisibility=hidden", "-fno-gnu-unique", "-fno-extern-tls-init"]
+        aligned = ["-fsanitize=alignment", "-fno-sanitize=null"]
+
+        def build(name: str) -> None:
+            _compile(
+                [
+                    *("-Og", "-w", *own, *aligned, f"-DTORCH_EXTENSION_NAME={name}"),
+                    *(f"-I{EMULATION}", f"-I{KERNELS / 'include'}"),
+                    *("-include", KERNELS / f"{name}.cu"),
+                    *("-x", "c++", KERNELS / "bindings" / f"{name}.cpp"),
+                    *("-x", "none", machine, "-o", folder / f"{name}.so"),
+                ]
+            )
+
+        # What takes longest first.
+        by_size = sorted(names, key=lambda name: -(KERNELS / f"{name}.cu").stat().st_size)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(build, by_size))
+        self._machine = ctypes.CDLL(str(machine))
+        self._machine.emulation_error.restype = ctypes.c_char_p
+        self._machine.emulation_launches.restype = ctypes.c_int64
+        self.devices: int = self._machine.emulation_devices()
+        self._libraries = {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in names}
+        for library in self._libraries.values():
+            library.emulation_schema.restype = ctypes.c_char_p
+            library.emulation_call.restype = ctypes.c_bool
+
+    def use(self, device: int, *, descending: bool = False) -> None:
+        """Which device runs, and in which order its warps and blocks do."""
+        self._machine.emulation_use(device, int(descending))
+
+    @property
+    def launches(self) -> int:
+        count: int = self._machine.emulation_launches()
+        return count
+
+    def call(self, module: str, function: str, *args: Any, **kwargs: Any) -> None:
+        """Calls the ``out`` overload of a module's function; tensors are the CPU's.
+
+        Raises:
+            RuntimeError: the binding refuses the call, or a kernel did what a GPU does not define.
+        """
+        library = self._libraries[module]
+        name = f"{function}.out".encode()
+        text = library.emulation_schema(name)
+        if text is None:
+            raise RuntimeError(f"{module} has no {name.decode()}")
+        schema = torch._C.parse_schema(text.decode())
+        complete = list(args)
+        for argument in schema.arguments[len(args) :]:
+            if argument.name in kwargs:
+                complete.append(kwargs.pop(argument.name))
+            else:
+                complete.append(argument.default_value)
+        if kwargs:
+            raise RuntimeError(f"{text.decode()} has no {sorted(kwargs)}")
+        values = (_Value * len(complete))(*map(_Value.of, complete))
+        refusal = ctypes.create_string_buffer(1024)
+        done = library.emulation_call(name, values, refusal, ctypes.c_size_t(len(refusal)))
+        error = self._machine.emulation_error().decode()
+        if error or not done:
+            raise RuntimeError(f"{function}: {error or refusal.value.decode()}")

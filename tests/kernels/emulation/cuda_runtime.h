@@ -1,0 +1,259 @@
+// What jitquant's kernels use of CUDA, in plain C++ (machine.h): found before CUDA's own header.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <tuple>
+#include <type_traits>
+
+#include "machine.h"
+
+// ---- the language ------------------------------------------------------------------------------
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __maxnreg__(...)
+#define __grid_constant__
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__ thread_local
+
+struct float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+inline float2 make_float2(float x, float y) {
+  return {x, y};
+}
+inline float4 make_float4(float x, float y, float z, float w) {
+  return {x, y, z, w};
+}
+inline uint2 make_uint2(unsigned x, unsigned y) {
+  return {x, y};
+}
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+  return {x, y, z, w};
+}
+
+// Dynamic shared memory, under the names that the kernels give it: as much as a block can have.
+namespace jitquant {
+inline constexpr int kDynamicShared = 227 << 10;
+alignas(1024) thread_local uint4 row_storage[kDynamicShared / sizeof(uint4)];
+alignas(1024) thread_local unsigned char tiles[kDynamicShared];
+}  // namespace jitquant
+
+// ---- functions of a device ---------------------------------------------------------------------
+
+enum WarpCall : int { kShuffle, kShuffleXor, kReduceMax, kBallot };
+
+inline void __syncthreads() {
+  emulation::block_barrier();
+}
+inline int __syncthreads_or(int value) {
+  return emulation::block_barrier_or(value);
+}
+
+template <class T>
+T exchanged(const uint64_t* values, unsigned lane) {
+  T value;
+  std::memcpy(&value, values + lane, sizeof value);
+  return value;
+}
+template <class T>
+uint64_t exchange_bits(T value) {
+  static_assert(sizeof(T) <= 8);
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  return bits;
+}
+template <class T>
+T __shfl_sync(unsigned mask, T value, int from) {
+  return exchanged<T>(emulation::exchange(mask, exchange_bits(value), kShuffle), from & 31);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+  const uint64_t* values = emulation::exchange(mask, exchange_bits(value), kShuffleXor);
+  return exchanged<T>(values, emulation::lane() ^ lanes);
+}
+inline uint32_t __reduce_max_sync(unsigned mask, uint32_t value) {
+  const uint64_t* values = emulation::exchange(mask, value, kReduceMax);
+  uint64_t most = 0;
+  for (int i = 0; i < 32; ++i) most = (mask >> i & 1) && values[i] > most ? values[i] : most;
+  return static_cast<uint32_t>(most);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  const uint64_t* values = emulation::exchange(mask, predicate != 0, kBallot);
+  unsigned ballot = 0;
+  for (int i = 0; i < 32; ++i) ballot |= (mask >> i & 1) && values[i] ? 1u << i : 0u;
+  return ballot;
+}
+
+inline void __cluster_barrier_arrive() {
+  emulation::gang_arrive();
+}
+inline void __cluster_barrier_arrive_relaxed() {
+  emulation::gang_arrive();
+}
+inline void __cluster_barrier_wait() {
+  emulation::gang_wait();
+}
+inline void* __cluster_map_shared_rank(const void* shared, unsigned rank) {
+  return emulation::in_block(shared, rank);
+}
+inline size_t __cvta_generic_to_shared(const void* p) {
+  return emulation::shared_address(p);
+}
+inline void* __cvta_shared_to_generic(size_t p) {
+  return emulation::shared_pointer(static_cast<uint32_t>(p));
+}
+
+inline float rsqrtf(float x) {
+  return 1.0f / std::sqrt(x);
+}
+inline int __popc(unsigned x) {
+  return __builtin_popcount(x);
+}
+template <class T>
+T __ldcg(const T* p) {
+  return *p;
+}
+template <class T>
+void __stcs(T* p, T value) {
+  *p = value;
+}
+inline uint32_t atomicMax(uint32_t* p, uint32_t value) {
+  const uint32_t before = *p;
+  if (value > before) *p = value;
+  return before;
+}
+inline uint32_t max(uint32_t a, uint32_t b) {
+  return a > b ? a : b;
+}
+inline uint32_t min(uint32_t a, uint32_t b) {
+  return a < b ? a : b;
+}
+inline int max(int a, int b) {
+  return a > b ? a : b;
+}
+inline int min(int a, int b) {
+  return a < b ? a : b;
+}
+
+// ---- the runtime -------------------------------------------------------------------------------
+
+enum cudaError_t : int {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorLaunchFailure = 719,
+};
+using cudaStream_t = struct EmulatedStream*;
+
+inline const char* cudaGetErrorName(cudaError_t) {
+  return "cudaError";
+}
+inline const char* cudaGetErrorString(cudaError_t) {
+  return "see emulation_error()";
+}
+inline cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = emulation::current_device();
+  return cudaSuccess;
+}
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+};
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount      ? emulation::multiprocessors()
+           : attribute == cudaDevAttrComputeCapabilityMajor ? emulation::capability_major()
+                                                            : jitquant::kDynamicShared;
+  return cudaSuccess;
+}
+
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes;
+  int numRegs;
+};
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel) {
+  *attributes = {1024, 64};
+  return cudaSuccess;
+}
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel kernel, cudaFuncAttribute, int value) {
+  emulation::allow_shared(reinterpret_cast<const void*>(kernel), value);
+  return cudaSuccess;
+}
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeCooperative,
+  cudaLaunchAttributeProgrammaticStreamSerialization,
+  cudaLaunchAttributeClusterDimension,
+};
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct {
+    int cooperative, programmaticStreamSerializationAllowed;
+    struct {
+      unsigned x, y, z;
+    } clusterDim;
+  } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+
+template <class... P, class... A>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...),
+                               const A&... arguments) {
+  emulation::Launch launch = {config->gridDim.x,
+                              config->blockDim.x,
+                              config->blockDim.y,
+                              1,
+                              false,
+                              config->dynamicSmemBytes,
+                              reinterpret_cast<const void*>(kernel),
+                              jitquant::tiles};
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id == cudaLaunchAttributeCooperative) launch.cooperative = true;
+    if (attribute.id == cudaLaunchAttributeClusterDimension) {
+      launch.cluster = attribute.val.clusterDim.x;
+    }
+  }
+  const std::tuple<P...> copies(arguments...);
+  const bool ran = emulation::run(launch, [&] { std::apply(kernel, copies); });
+  return ran ? cudaSuccess : cudaErrorLaunchFailure;
+}

@@ -1,0 +1,415 @@
+#include "machine.h"
+
+#include <link.h>
+#include <setjmp.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <vector>
+
+emulation::Index threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulation {
+namespace {
+
+// What a kernel that reads what it has not written finds.
+constexpr int kGarbage = 0xff;
+constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t kMostShared = 227 << 10;
+constexpr size_t kUsualShared = 48 << 10;
+constexpr unsigned kMostThreads = 1024, kMostCluster = 8, kThreadsOfMultiprocessor = 2048;
+
+// The devices, by number: what a launcher asks of a device it may keep.
+struct Device {
+  int multiprocessors, major;
+};
+constexpr Device kDevices[] = {{1, 9}, {2, 9}, {3, 8}, {132, 10}};
+
+int device = 0;
+bool descending = false;
+int64_t launches = 0;
+char error_text[256] = "";
+std::map<const void*, size_t> allowed_shared;
+
+__attribute__((format(printf, 1, 2))) bool fail(const char* format, ...) {
+  if (error_text[0] == '\0') {
+    va_list parts;
+    va_start(parts, format);
+    std::vsnprintf(error_text, sizeof error_text, format, parts);
+    va_end(parts);
+  }
+  return false;
+}
+
+struct Barrier {
+  unsigned arrived = 0, generation = 0;
+
+  // Whether it was the last one.
+  bool arrive(unsigned expected) {
+    if (++arrived < expected) return false;
+    arrived = 0;
+    ++generation;
+    return true;
+  }
+};
+
+struct Fiber {
+  char* stack = nullptr;
+  ucontext_t start;
+  jmp_buf here;
+  bool begun, done, arrived;
+  const Barrier* waits_for;
+  unsigned generation;  // of what it waits for
+  unsigned gang_generation;
+  Index thread;
+  uint64_t exchanged[32];  // by its warp, the last time
+
+  bool can_run() const {
+    return !done && (waits_for == nullptr || waits_for->generation != generation);
+  }
+};
+
+// Lanes that exchange values, of which a warp may have several at once.
+struct Exchange {
+  Barrier barrier;
+  uint32_t mask;
+  int call;
+};
+
+struct Warp {
+  Exchange exchanges[32];  // by their first lane
+  uint64_t values[32];
+  uint32_t ended;
+};
+
+struct ThreadBlock {
+  Index index;
+  Fiber* fibers;
+  std::vector<Warp> warps;
+  Barrier barrier;
+  int any[2];
+  unsigned ended;
+  std::unique_ptr<char[]> memory;  // while another block of its gang has the place
+};
+
+jmp_buf scheduler;
+Fiber* fiber;
+ThreadBlock* block;
+std::vector<Fiber> fibers;
+std::vector<ThreadBlock> gang;  // the blocks that are at work at once
+Barrier gang_barrier;
+unsigned threads, gang_threads;
+SharedMemory shared;
+std::function<void()> body;
+bool stopped;  // after an error nothing runs on
+
+unsigned flat(const Index& i) {
+  return i.y * blockDim.x + i.x;
+}
+Warp& warp() {
+  return block->warps[flat(threadIdx) / 32];
+}
+unsigned lanes_of(unsigned first) {
+  return threads - first < 32 ? threads - first : 32;
+}
+
+void leave() {
+  if (_setjmp(fiber->here) == 0) _longjmp(scheduler, 1);
+}
+
+[[noreturn]] void stop() {
+  stopped = true;
+  leave();
+  __builtin_unreachable();
+}
+
+void wait_for(const Barrier& barrier, unsigned generation) {
+  if (barrier.generation != generation) return;
+  fiber->waits_for = &barrier;
+  fiber->generation = generation;
+  leave();
+  fiber->waits_for = nullptr;
+}
+
+void enter() {
+  body();
+  fiber->done = true;
+  ++block->ended;
+  warp().ended |= 1u << lane();
+  _longjmp(scheduler, 1);
+}
+
+void resume(Fiber& f) {
+  fiber = &f;
+  threadIdx = f.thread;
+  if (_setjmp(scheduler) != 0) return;
+  if (f.begun) _longjmp(f.here, 1);
+  f.begun = true;
+  setcontext(&f.start);
+}
+
+void prepare(Fiber& f, Index thread) {
+  if (f.stack == nullptr) {
+    f.stack = static_cast<char*>(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  }
+  f.begun = f.done = f.arrived = false;
+  f.waits_for = nullptr;
+  f.thread = thread;
+  getcontext(&f.start);
+  f.start.uc_stack.ss_sp = f.stack;
+  f.start.uc_stack.ss_size = kStackBytes;
+  f.start.uc_link = nullptr;
+  makecontext(&f.start, enter, 0);
+}
+
+// Gives the place of the shared memory to another block of the gang.
+void activate(ThreadBlock& next) {
+  if (block != &next && gang.size() > 1) {
+    if (block != nullptr) {
+      block->memory.reset(new char[shared.bytes]);
+      std::memcpy(block->memory.get(), shared.data, shared.bytes);
+    }
+    std::memcpy(shared.data, next.memory.get(), shared.bytes);
+  }
+  block = &next;
+  blockIdx = next.index;
+}
+
+// Whether a thread of the block has run.
+bool run_block(ThreadBlock& next) {
+  activate(next);
+  bool any = false;
+  const unsigned warps = (threads + 31) / 32;
+  for (unsigned i = 0; i < warps; ++i) {
+    const unsigned first = (descending ? warps - 1 - i : i) * 32, lanes = lanes_of(first);
+    for (bool ran = true; ran && !stopped;) {
+      ran = false;
+      for (unsigned j = 0; j < lanes && !stopped; ++j) {
+        Fiber& f = next.fibers[first + (descending ? lanes - 1 - j : j)];
+        if (f.can_run()) resume(f), ran = any = true;
+      }
+    }
+  }
+  return any;
+}
+
+void run_gang(unsigned first, unsigned count) {
+  gang_barrier = Barrier();
+  block = nullptr;
+  gang.clear();
+  gang.resize(count);
+  for (unsigned b = 0; b < count; ++b) {
+    ThreadBlock& t = gang[b];
+    t.index.x = first + b;
+    t.fibers = fibers.data() + static_cast<size_t>(b) * threads;
+    t.warps.assign((threads + 31) / 32, Warp{});
+    t.any[0] = t.any[1] = 0;
+    t.ended = 0;
+    if (count > 1) {
+      t.memory.reset(new char[shared.bytes]);
+      std::memset(t.memory.get(), kGarbage, shared.bytes);
+    }
+    for (unsigned i = 0; i < threads; ++i) {
+      prepare(t.fibers[i], {i % blockDim.x, i / blockDim.x, 0});
+    }
+  }
+  if (count == 1) std::memset(shared.data, kGarbage, shared.bytes);
+  for (bool ran = true; ran && !stopped;) {
+    ran = false;
+    for (unsigned b = 0; b < count && !stopped; ++b) {
+      if (run_block(gang[descending ? count - 1 - b : b])) ran = true;
+    }
+  }
+  for (const ThreadBlock& t : gang) {
+    if (t.ended != threads) fail("block %u waits at barriers that not all come to", t.index.x);
+  }
+}
+
+// Of the modules, the one whose piece of thread-local memory has the address.
+int find_shared(dl_phdr_info* info, size_t, void* address) {
+  char* data = static_cast<char*>(info->dlpi_tls_data);
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const ElfW(Phdr) & segment = info->dlpi_phdr[i];
+    if (segment.p_type != PT_TLS || data == nullptr) continue;
+    if (address < data || address >= data + segment.p_memsz) continue;
+    shared = {data, segment.p_memsz};
+    return 1;
+  }
+  return 0;
+}
+
+bool acceptable(const Launch& l) {
+  const size_t limit = allowed_shared.count(l.kernel) ? allowed_shared[l.kernel] : kUsualShared;
+  const unsigned resident = kThreadsOfMultiprocessor / (threads < 1 ? 1 : threads);
+  if (threads < 1 || threads > kMostThreads) return fail("a block of %u threads", threads);
+  if (l.grid < 1 || l.grid > 0x7fffffffu) return fail("a grid of %u blocks", l.grid);
+  if (l.dynamic_shared > limit) {
+    return fail("%zu bytes of shared memory where %zu are allowed", l.dynamic_shared, limit);
+  }
+  if (l.cluster > 1 && (kDevices[device].major < 9 || l.cluster > kMostCluster)) {
+    return fail("a cluster of %u blocks", l.cluster);
+  }
+  if (l.grid % l.cluster != 0) return fail("%u blocks in clusters of %u", l.grid, l.cluster);
+  if (l.cooperative && l.grid > resident * kDevices[device].multiprocessors) {
+    return fail("%u blocks of %u threads at once", l.grid, threads);
+  }
+  return true;
+}
+
+}  // namespace
+
+bool run(const Launch& l, const std::function<void()>& thread) {
+  ++launches;
+  threads = l.block_x * l.block_y;
+  if (!acceptable(l)) return false;
+  shared = {};
+  dl_iterate_phdr(find_shared, const_cast<void*>(l.in_shared));
+  blockDim = {l.block_x, l.block_y, 1};
+  gridDim = {l.grid, 1, 1};
+  body = thread;
+  stopped = false;
+  const unsigned size = l.cooperative ? l.grid : l.cluster;
+  gang_threads = size * threads;
+  if (fibers.size() < gang_threads) fibers.resize(gang_threads);
+  for (unsigned i = 0; i < l.grid / size && error_text[0] == '\0'; ++i) {
+    run_gang((descending ? l.grid / size - 1 - i : i) * size, size);
+  }
+  return error_text[0] == '\0';
+}
+
+void allow_shared(const void* kernel, size_t bytes) {
+  if (bytes <= kMostShared) allowed_shared[kernel] = bytes;
+}
+int current_device() {
+  return device;
+}
+int multiprocessors() {
+  return kDevices[device].multiprocessors;
+}
+int capability_major() {
+  return kDevices[device].major;
+}
+
+unsigned lane() {
+  return flat(threadIdx) & 31;
+}
+
+void block_barrier() {
+  if (block->ended > 0) {
+    fail("__syncthreads after a thread of the block has ended");
+    stop();
+  }
+  const unsigned generation = block->barrier.generation;
+  if (!block->barrier.arrive(threads)) wait_for(block->barrier, generation);
+}
+
+int block_barrier_or(int value) {
+  // Two in turn: nobody comes to the next but one before all have read this one.
+  const unsigned turn = block->barrier.generation & 1;
+  if (block->barrier.arrived == 0) block->any[turn] = 0;
+  block->any[turn] |= value != 0;
+  block_barrier();
+  return block->any[turn];
+}
+
+void gang_arrive() {
+  if (fiber->arrived) {
+    fail("a thread arrives twice at a barrier of its cluster or grid");
+    stop();
+  }
+  fiber->arrived = true;
+  fiber->gang_generation = gang_barrier.generation;
+  gang_barrier.arrive(gang_threads);
+}
+
+void gang_wait() {
+  if (!fiber->arrived) {
+    fail("a thread waits at a barrier of its cluster or grid without having arrived");
+    stop();
+  }
+  wait_for(gang_barrier, fiber->gang_generation);
+  fiber->arrived = false;
+}
+
+const uint64_t* exchange(uint32_t mask, uint64_t value, int call) {
+  Warp& w = warp();
+  const unsigned l = lane(), lanes = lanes_of(flat(threadIdx) & ~31u);
+  const uint32_t there = lanes == 32 ? ~0u : (1u << lanes) - 1;
+  const bool valid = (mask >> l & 1) != 0 && (mask & ~there) == 0 && (mask & w.ended) == 0;
+  Exchange& e = w.exchanges[valid ? __builtin_ctz(mask) : 0];
+  if (e.barrier.arrived == 0) e.mask = mask, e.call = call;
+  if (!valid || e.mask != mask || e.call != call) {
+    fail("the lanes of a warp do not come to the same exchange");
+    stop();
+  }
+  w.values[l] = value;
+  const unsigned generation = e.barrier.generation;
+  if (e.barrier.arrive(__builtin_popcount(mask))) {
+    for (unsigned i = 0; i < lanes; ++i) {
+      std::memcpy(fiber[static_cast<int>(i) - static_cast<int>(l)].exchanged, w.values,
+                  mask >> i & 1 ? sizeof w.values : 0);
+    }
+  } else {
+    wait_for(e.barrier, generation);
+  }
+  return fiber->exchanged;
+}
+
+uint32_t shared_address(const void* p) {
+  const char* q = static_cast<const char*>(p);
+  if (q < shared.data || q >= shared.data + shared.bytes) {
+    fail("an address that is not in shared memory is taken for one");
+    stop();
+  }
+  return static_cast<uint32_t>(q - shared.data);
+}
+
+char* shared_pointer(uint32_t address) {
+  if (address >= shared.bytes) {
+    fail("an address past the end of shared memory");
+    stop();
+  }
+  return shared.data + address;
+}
+
+char* in_block(const void* p, unsigned rank) {
+  if (rank >= gang.size()) {
+    fail("block %u of a cluster of %zu", rank, gang.size());
+    stop();
+  }
+  const uint32_t address = shared_address(p);
+  return &gang[rank] == block ? shared.data + address : gang[rank].memory.get() + address;
+}
+
+}  // namespace emulation
+
+// ---- for the tests, and for the compiler's check of alignment ----
+
+extern "C" {
+
+void emulation_use(int number, int order) {
+  emulation::device = number;
+  emulation::descending = order != 0;
+  emulation::error_text[0] = '\0';
+}
+int emulation_devices() {
+  return static_cast<int>(std::size(emulation::kDevices));
+}
+const char* emulation_error() {
+  return emulation::error_text;
+}
+int64_t emulation_launches() {
+  return emulation::launches;
+}
+
+// Of -fsanitize=alignment.
+void __ubsan_handle_type_mismatch_v1(void*, void* address) {
+  emulation::fail("the address %p is not aligned to what is loaded or stored there", address);
+}
+}

@@ -1,0 +1,128 @@
+// Stands for torch's header of this name: the functions of a library, which the tests call by name
+// with an array of arguments.
+#pragma once
+
+#include <cstdio>
+#include <exception>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "torch/csrc/stable/tensor.h"
+
+// One argument. Which member holds it is the schema's to say.
+struct StableIValue {
+  bool present;  // false: None
+  int64_t integer;
+  double number;
+  const char* text;
+  void* data;  // of a tensor, as what follows
+  int64_t rank;
+  const int64_t* sizes;
+  const int64_t* strides;
+};
+
+namespace emulation {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline void unbox(const StableIValue& v, Tensor& out) {
+  out = Tensor(v.data, static_cast<ScalarType>(v.integer), v.rank, v.sizes, v.strides);
+}
+inline void unbox(const StableIValue& v, double& out) {
+  out = v.number;
+}
+inline void unbox(const StableIValue& v, int64_t& out) {
+  out = v.integer;
+}
+inline void unbox(const StableIValue& v, bool& out) {
+  out = v.integer != 0;
+}
+inline void unbox(const StableIValue& v, std::string& out) {
+  out = v.text;
+}
+inline void unbox(const StableIValue& v, ScalarType& out) {
+  out = static_cast<ScalarType>(v.integer);
+}
+template <class T>
+void unbox(const StableIValue& v, std::optional<T>& out) {
+  if (v.present) unbox(v, out.emplace());
+}
+
+template <class... P, size_t... I>
+void call(void (*function)(P...), const StableIValue* arguments, std::index_sequence<I...>) {
+  std::tuple<std::decay_t<P>...> unboxed;
+  (unbox(arguments[I], std::get<I>(unboxed)), ...);
+  std::apply(function, unboxed);
+}
+// Functions that make their results are not called.
+template <class R, class... P, class Indices>
+void call(R (*)(P...), const StableIValue*, Indices) {}
+
+template <class Function>
+struct CountOf;
+template <class R, class... P>
+struct CountOf<R (*)(P...)> {
+  static constexpr size_t value = sizeof...(P);
+};
+
+template <auto kFunction>
+void boxed(StableIValue* arguments, uint64_t, uint64_t) {
+  call(kFunction, arguments, std::make_index_sequence<CountOf<decltype(kFunction)>::value>());
+}
+
+struct Library {
+  using Kernel = void (*)(StableIValue*, uint64_t, uint64_t);
+  std::map<std::string, std::string> schemas;
+  std::map<std::string, Kernel> kernels;
+
+  static Library& instance() {
+    static Library library;
+    return library;
+  }
+  void def(const char* schema) {
+    const std::string text = schema;
+    schemas[text.substr(0, text.find('('))] = text;
+  }
+  void impl(const char* name, Kernel kernel) { kernels[name] = kernel; }
+};
+
+struct Registration {
+  explicit Registration(void (*add)(Library&)) { add(Library::instance()); }
+};
+
+}  // namespace emulation
+
+extern "C" {
+
+__attribute__((used, visibility("default"))) inline const char* emulation_schema(const char* name) {
+  const auto& schemas = emulation::Library::instance().schemas;
+  const auto found = schemas.find(name);
+  return found == schemas.end() ? nullptr : found->second.c_str();
+}
+
+// False with a text where the call was refused.
+__attribute__((used, visibility("default"))) inline bool emulation_call(const char* name,
+                                                                        StableIValue* arguments,
+                                                                        char* text, size_t bytes) {
+  try {
+    emulation::Library::instance().kernels.at(name)(arguments, 0, 0);
+    return true;
+  } catch (const std::exception& error) {
+    std::snprintf(text, bytes, "%s", error.what());
+    return false;
+  }
+}
+}
+
+#define TORCH_BOX(function) (&::emulation::boxed<function>)
+#define STABLE_TORCH_LIBRARY(name, m)                                         \
+  static void emulation_define(::emulation::Library&);                        \
+  static const ::emulation::Registration emulation_defined(emulation_define); \
+  static void emulation_define(::emulation::Library& m)
+#define STABLE_TORCH_LIBRARY_IMPL(name, device, m)                                   \
+  static void emulation_implement(::emulation::Library&);                            \
+  static const ::emulation::Registration emulation_implemented(emulation_implement); \
+  static void emulation_implement(::emulation::Library& m)

@@ -1,0 +1,137 @@
+"""The kernels, run on the CPU: their walks, reductions, layouts and edges, against the reference.
+
+Every op is called as on a GPU, from the Python that allocates to the kernels' stores, with the
+machine of ``emulation/`` in the GPU's place: first with the samples of all tests, then with shapes
+that take the kernels' other ways. What an op does not write must keep the byte that was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from samples import OPS, SAMPLES, Sample, byte_view
+from torch import Tensor
+
+from jitquant import reference
+from jitquant.ops import Op
+from jitquant.ops._declare import Compiled
+
+from .emulated import Machine
+
+POISON = 0xA5
+GUARD = 256
+
+
+class _Operator:
+    """The ``out`` overload of a compiled module's function, as an op calls it."""
+
+    def __init__(self, machine: Machine, op: Op) -> None:
+        self._machine, self._op = machine, op
+
+    def out(self, *args: Any, **kwargs: Any) -> None:
+        self._machine.call(self._op.module, self._op.function, *args, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    modules = sorted({op.module for op in OPS.values()})
+    machine = Machine(modules, tmp_path_factory.mktemp("emulated"))
+    with pytest.MonkeyPatch.context() as patch:
+        for op in OPS.values():
+            kept = Compiled(_Operator(machine, op), lambda *_: NotImplemented, lambda: True)
+            patch.setattr(op, "_kept", kept)
+        yield machine
+
+
+def _guarded(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """For each result its memory, full of POISON and with GUARD bytes around, and the buffer."""
+    buffers = {}
+    for name, result in zip(op.results, op.plan(*args, **kwargs).results, strict=True):
+        count = torch.Size(result.shape).numel() * result.dtype.itemsize
+        memory = torch.full((count + 2 * GUARD + 64,), POISON, dtype=torch.uint8)
+        first = GUARD + -(memory.data_ptr() + GUARD) % 64
+        buffer = memory[first : first + count].view(result.dtype).view(result.shape)
+        buffers[name] = (memory, first, count, buffer)
+    return buffers
+
+
+def _apart(t: Tensor) -> Tensor:
+    """A tensor with NaN, or the largest code, wherever its memory is not its own."""
+    if t.numel() == 0:
+        return t
+    size = t.element_size()
+    reach = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True)) + 1
+    memory = torch.full((reach * size + 2 * GUARD + 64,), 0xFF, dtype=torch.uint8)
+    # As far from a multiple of 64 bytes as it was.
+    first = GUARD + (t.data_ptr() - memory.data_ptr() - GUARD) % 64
+    own = memory[first : first + reach * size]
+    elements = torch.arange(reach).as_strided(t.shape, t.stride()).reshape(-1)
+    # As bytes, since PyTorch lacks copies of some dtypes.
+    own.view(reach, size)[elements] = t.contiguous().view(torch.uint8).reshape(-1, size)
+    return own.view(t.dtype).as_strided(t.shape, t.stride(), own.storage_offset() // size)
+
+
+def _arguments(sample: Sample) -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = sample.make("cpu")
+
+    def apart(value: Any) -> Any:
+        return _apart(value) if isinstance(value, Tensor) else value
+
+    return [apart(value) for value in args], {name: apart(v) for name, v in kwargs.items()}
+
+
+def _agree(name: str, exact: bool, got: Tensor, expected: Tensor) -> None:
+    """Bit for bit; of the fusions all but a few codes, as on a GPU."""
+    if exact:
+        wrong = (byte_view(got) != byte_view(expected)).nonzero().flatten()
+        assert wrong.numel() == 0, f"{name}: {wrong.numel()} bytes differ, first {wrong[:8]}"
+        return
+    if expected.dtype == torch.float4_e2m1fn_x2:
+        got, expected = reference.unpack_e2m1(got), reference.unpack_e2m1(expected)
+    elif not expected.is_floating_point() or expected.dtype.itemsize == 1:
+        got, expected = got.view(torch.uint8), expected.view(torch.uint8)
+    else:
+        # A sum of both signs may be small beside its terms.
+        number = expected[expected.isfinite()].abs()
+        atol = 1e-6 * float(number.amax()) if name == "dbias" and number.numel() else 0
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=atol, equal_nan=True)
+        return
+    wrong = (got != expected).sum()
+    assert wrong <= max(2, 1e-3 * got.numel()), f"{name}: {wrong} of {got.numel()} differ"
+
+
+def check(sample: Sample) -> None:
+    op = OPS[sample.op]
+    args, kwargs = sample.make("cpu")
+    wanted = {name: parts[-1] for name, parts in _guarded(op, args, kwargs).items()}
+    op.out(*args, **kwargs, **wanted)
+    residual = kwargs.get("residual")
+
+    args, kwargs = _arguments(sample)
+    guarded = _guarded(op, args, kwargs)
+    op._cuda_out(*args, **kwargs, **{name: parts[-1] for name, parts in guarded.items()})
+    got = {name: parts[-1] for name, parts in guarded.items()}
+    if op.results == ("amax", "inv_rms"):
+        # How many maxima there are is the device's affair, what the largest is is not.
+        got["amax"], wanted["amax"] = got["amax"].amax(), wanted["amax"].amax()
+    for name in op.results:
+        _agree(name, sample.exact, got[name], wanted[name])
+    if residual is not None:
+        _agree("residual", True, kwargs["residual"], residual)
+    for name, (memory, first, count, _) in guarded.items():
+        around = torch.cat([memory[:first], memory[first + count :]])
+        assert bool((around == POISON).all()), f"{name}: written outside of it"
+
+
+@pytest.mark.parametrize("descending", [False, True], ids=["ascending", "descending"])
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_every_sample(machine: Machine, name: str, descending: bool) -> None:
+    for i, sample in enumerate(SAMPLES[name]):
+        machine.use(i % machine.devices, descending=descending)
+        try:
+            check(sample)
+        except (AssertionError, RuntimeError) as error:
+            raise AssertionError(f"{sample} on device {i % machine.devices}: {error}") from error
