@@ -7,26 +7,6 @@ namespace jitquant {
 
 namespace {
 
-// The matrix of the stack that a row is in.
-__device__ __forceinline__ uint32_t matrix_of_row(uint32_t row, int64_t rows) {
-  return row < rows ? 0 : row / static_cast<uint32_t>(rows);
-}
-__device__ __forceinline__ int64_t matrix_of_row(int64_t row, int64_t rows) {
-  return row < rows ? 0 : quotient(row, rows);
-}
-
-// The scale of a group: a float, or its byte of a packed element.
-__device__ __forceinline__ void store_float_or_byte(const GroupScales& s, int64_t batch,
-                                                    int64_t row, uint32_t group,
-                                                    const GroupScale& g) {
-  if (s.format == ScaleFormat::kPacked) {
-    const int64_t at = s.grid.offset(batch, row, group >> 2) * 4 + (group & 3);
-    static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(g.exponent);
-  } else {
-    static_cast<float*>(s.data)[s.grid.offset(batch, row, group)] = g.scale_inv;
-  }
-}
-
 // Zero where the grid of scales has columns after the groups of this row, and after the last row of
 // a matrix, rows. All threads of the block.
 __device__ __forceinline__ void zero_rest(const GroupScales& s, int64_t batch, int64_t row) {
@@ -37,110 +17,158 @@ __device__ __forceinline__ void zero_rest(const GroupScales& s, int64_t batch, i
 #pragma unroll 1
   for (; row < end; ++row) {
 #pragma unroll 1
-    for (; group < stored; group += blockDim.x) {
-      store_float_or_byte(s, batch, row, static_cast<uint32_t>(group), {});
-    }
+    for (; group < stored; group += blockDim.x) put_scale(s, batch, row, group, {}, true);
     group = threadIdx.x;
   }
 }
 
-// The norm, then a scale for each group of 16 * 2^log_lanes neighbours.
-template <class Source, int kHeld>
-__global__ void __launch_bounds__(most_threads<Source>(kHeld), rows_per_sm<Source>(kHeld))
-    norm_group_kernel(Source source, Normalize<typename Source::Element> norm,
-                      GroupNumerics numerics, GroupScales scales, int log_lanes,
-                      RowPointer<uint8_t> out, bool vector, bool rehearses) {
+// The largest magnitudes of the groups of a thread's blocks. Of two blocks whose groups more than
+// one lane has, each lane learns one: halves of what is known go to the other lane. Nothing
+// branches, so that this and the sum of the squares wait for their shuffles together.
+template <int kBlocks>
+__device__ __forceinline__ void groups_amax(const Block<float> (&x)[kBlocks], int lanes,
+                                            float (&b)[kBlocks]) {
+#pragma unroll
+  for (int k = 0; k < kBlocks; ++k) b[k] = block_amax(x[k]);
+  if constexpr (kBlocks == 1) {
+    b[0] = lanes_amax(b[0], lanes);
+  } else {
+    const bool shares = lanes > 1, odd = shares && (threadIdx.x & 1);
+    const float kept = odd ? b[1] : b[0];
+    const float other = __shfl_xor_sync(0xffffffffu, odd ? b[0] : b[1], 1);
+    b[0] = amax_keep_nan(kept, shares ? other : kept);
+#pragma unroll
+    for (int offset = 2; offset < 16; offset <<= 1) {
+      b[0] = amax_keep_nan(b[0], __shfl_xor_sync(0xffffffffu, b[0], offset & (lanes - 1)));
+    }
+  }
+}
+
+// The norm, then a scale for each group of 16 * 2^log_lanes neighbours. kDivides: elements are
+// divided by scales that are no powers of two.
+template <class Source, Rows kRows, bool kDivides>
+__global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
+                                  kRows == Rows::kFew ? 1 : rows_per_sm<Source>(kHeldOf<kRows>))
+    norm_group_kernel(Source source, Normalize<typename Source::Element> norm, RowWidth width,
+                      GroupNumerics numerics, GroupScales scales, ScalePlaces places, int log_lanes,
+                      bool padded, RowPointer<uint8_t> out, bool vector, bool rehearses) {
+  constexpr bool kHolds = kRows != Rows::kReread;
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  RowPasses<Source, true, kHeld> passes(source, norm);
+  RowPasses<Source, true, kRows> passes(source, norm, width);
   constexpr int kBlocks = passes.kBlocks;
   const int lanes = 1 << log_lanes;
-  // Of the lanes of a group, each computes the scale of one of their blocks.
-  const bool shares = lanes >= kBlocks;
-  const int mine = shares ? threadIdx.x & (kBlocks - 1) : 0;
-  const bool by_division = divides(numerics);
-  bool rehearsal = kHeld > 0 && rehearses;
+  // Of two lanes of a group, each computes the scale of one of their blocks.
+  const bool shares = kBlocks > 1 && lanes > 1;
+  const int mine = shares ? threadIdx.x & 1 : 0;
+  bool rehearsal = kRows == Rows::kFew && rehearses;
 
-  RowIndex<kHeld> r = blockIdx.x;
+  RowIndex<kHolds> r = blockIdx.x;
 #pragma unroll 1
-  while (r < source.rows) {
-    passes.width = rehearsal ? 0 : static_cast<int>(blocks_of(source.cols));
+  while (kRows == Rows::kOnce || r < source.rows) {
+    if (kRows == Rows::kFew) passes.width = rehearsal ? 0 : width.blocks;
     if (!rehearsal) {
       wait_for_previous();
       let_next_begin();
     }
     const typename Source::Row row = source.row(r);
-    const float inverse =
-        passes.inverse(reduce.sum(passes.first(row, [](int, const Block<float>&) {})));
+    const float squares = passes.first(row, [](int, const Block<float>&) {});
+    float amax[kBlocks];
+    if constexpr (kHolds) groups_amax(passes.held, lanes, amax);
+    const float inverse = passes.inverse(reduce.sum(squares));
     if (!rehearsal && threadIdx.x == 0) norm.inv_rms[r] = inverse;
     passes.second(row, [&](int begin, Block<float>(&values)[kBlocks]) {
-      float b[kBlocks];
-#pragma unroll
-      for (int k = 0; k < kBlocks; ++k) {
-        b[k] = block_amax(values[k]);
-#pragma unroll
-        for (int offset = 8; offset > 0; offset >>= 1) {
-          b[k] = amax_keep_nan(b[k], __shfl_xor_sync(0xffffffffu, b[k], offset & (lanes - 1)));
-        }
-      }
-      const auto learn = [&](int k, float amax) {
-        const GroupScale g = scale_of(numerics, amax_keep_nan(0.0f, mul_rn(amax, inverse)));
+      if constexpr (!kHolds) groups_amax(values, lanes, amax);
+      // Of the groups: what their elements are multiplied with, or the reciprocals of their scales.
+      float factor[kBlocks], scale[kBlocks];
+#pragma unroll 1
+      for (int k = mine; k < kBlocks; k += shares ? kBlocks : 1) {
+        const GroupScale g = scale_of(numerics, mul_rn(amax[0], inverse));
         const uint32_t block = begin + k * blockDim.x, group = block >> log_lanes;
         // The group is there where its first block is.
         if ((block & (lanes - 1)) < kBlocks &&
             static_cast<int>(group << log_lanes) < passes.width) {
-          const RowIndex<kHeld> batch = matrix_of_row(r, scales.rows);
-          store_float_or_byte(scales, batch, r - batch * scales.rows, group, g);
-        }
-        return make_float2(by_division ? group_reciprocal(g.scale_inv) : g.factor, g.scale_inv);
-      };
-      const float2 own = learn(mine, mine > 0 ? b[kBlocks - 1] : b[0]);
-      uint8_t* const to = out(r);
-#pragma unroll
-      for (int k = 0; k < kBlocks; ++k) {
-        float2 g = own;  // what the group of block k is multiplied with, and its scale
-        if (shares) {
-          const int from = (threadIdx.x & 31 & ~(kBlocks - 1)) | k;
-          g.x = __shfl_sync(0xffffffffu, own.x, from);
-          if (by_division) g.y = __shfl_sync(0xffffffffu, own.y, from);
-        } else if (k > 0) {
-          g = learn(k, b[k]);
-        }
-        if (by_division) {
-          const GroupDivisor divisor = group_divisor(g.y, g.x);
-#pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            set_value(values[k], i, divide(mul_rn(value_of(values[k], i), inverse), divisor));
+          if constexpr (kHolds) {
+            place_scale<false>(scales, places, r, group, g);
+          } else {
+            const int64_t batch = quotient(r, scales.rows);
+            put_scale(scales, batch, r - batch * scales.rows, group, g, false);
           }
         }
-        const float f = by_division ? 1.0f : combined_factor(values[k], inverse, g.x);
-        uint4 codes;
-        with_format(numerics.format,
-                    [&](auto format) { codes = encode_block<format>(values[k], false, f, 0.0f); });
-        const int block = begin + k * blockDim.x;
-        if (block < passes.width) passes.store(to, block, codes, vector);
+#pragma unroll
+        for (int i = 0; i + 1 < kBlocks; ++i) {
+          amax[i] = amax[i + 1], factor[i] = factor[i + 1], scale[i] = scale[i + 1];
+        }
+        if constexpr (kDivides) {
+          factor[kBlocks - 1] = group_reciprocal(g.scale_inv);
+          scale[kBlocks - 1] = g.scale_inv;
+        } else {
+          // In one product with inv_rms; the sign tells of one that is no ordinary number.
+          const float product = mul_rn(inverse, g.factor);
+          factor[kBlocks - 1] = is_ordinary(product) ? product : -g.factor;
+        }
       }
+      if (shares) {
+        const float of_mine = factor[kBlocks - 1], scale_of_mine = scale[kBlocks - 1];
+#pragma unroll
+        for (int k = 0; k < kBlocks; ++k) {
+          const int from = (threadIdx.x & 31 & ~(kBlocks - 1)) | k;
+          factor[k] = __shfl_sync(0xffffffffu, of_mine, from);
+          if constexpr (kDivides) scale[k] = __shfl_sync(0xffffffffu, scale_of_mine, from);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kBlocks; ++k) {
+        if constexpr (kDivides) {
+          multiply(values[k], inverse);
+          const GroupDivisor divisor = group_divisor(scale[k], factor[k]);
+#pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            set_value(values[k], i, divide(value_of(values[k], i), divisor));
+          }
+          factor[k] = 1.0f;
+        } else if (static_cast<int>(float_bits(factor[k])) < 0) {
+          multiply(values[k], inverse);
+          factor[k] = abs_of(factor[k]);
+        }
+      }
+      uint8_t* const to = out(r);
+      with_format(numerics.format, [&](auto format) {
+#pragma unroll
+        for (int k = 0; k < kBlocks; ++k) {
+          const uint4 codes = encode_block<format>(values[k], false, factor[k], 0.0f);
+          const int block = begin + k * blockDim.x;
+          if (block < passes.width) passes.store(to, block, codes, vector);
+        }
+      });
     });
     if (!rehearsal) {
-      const RowIndex<kHeld> batch = matrix_of_row(r, scales.rows);
-      zero_rest(scales, batch, r - batch * scales.rows);
-      if constexpr (kHeld > 0) break;
+      if (padded) {
+        const int64_t batch = quotient(int64_t{r}, scales.rows);
+        zero_rest(scales, batch, r - batch * scales.rows);
+      }
+      if (kRows == Rows::kOnce) return;
       r += gridDim.x;
     }
     rehearsal = false;
   }
 }
 
-template <class Source>
+template <class Source, bool kDivides>
 cudaError_t launch_norm_group(const Source& source, const Normalize<typename Source::Element>& norm,
                               const GroupNumerics& numerics, const GroupOutput& out,
                               int64_t group_size, cudaStream_t stream) {
   const RowWork work = RowWork::of(source, norm.weight, out.data, false);
+  const GroupScales& s = out.scales;
   int log_lanes = 0;
   while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
-  return launch_by_rows<&norm_group_kernel<Source, kHeldBlocks>, &norm_group_kernel<Source, 0>>(
-      work, stream, source, norm, numerics, out.scales, log_lanes, RowPointer<uint8_t>(out.data),
-      out.data.vector);
+  const bool padded = s.grid.stored_rows != s.rows ||
+                      s.grid.stored_cols * (s.format == ScaleFormat::kPacked ? 4 : 1) != s.groups;
+  return launch_by_rows<&norm_group_kernel<Source, Rows::kOnce, kDivides>,
+                        &norm_group_kernel<Source, Rows::kFew, kDivides>,
+                        &norm_group_kernel<Source, Rows::kReread, kDivides>>(
+      work, stream, source, norm, RowWidth(source.cols), numerics, s, ScalePlaces(s), log_lanes,
+      padded, RowPointer<uint8_t>(out.data), out.data.vector);
 }
 
 }  // namespace
@@ -150,7 +178,10 @@ cudaError_t launch_rmsnorm_group(const Matrix& x, const Matrix* residual,
                                  const GroupNumerics& numerics, const GroupOutput& out,
                                  int64_t group_size, cudaStream_t stream) {
   return normalized(x, residual, weight, eps, inv_rms, [&](const auto& source, const auto& norm) {
-    return launch_norm_group(source, norm, numerics, out, group_size, stream);
+    using Source = std::decay_t<decltype(source)>;
+    return numerics.recipe == GroupRecipe::kVllm && numerics.scale_format == ScaleFormat::kFloat32
+               ? launch_norm_group<Source, true>(source, norm, numerics, out, group_size, stream)
+               : launch_norm_group<Source, false>(source, norm, numerics, out, group_size, stream);
   });
 }
 

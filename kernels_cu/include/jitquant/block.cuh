@@ -147,10 +147,10 @@ JITQUANT_HD float block_amax(const Block<T>& x) {
   return amax_keep_nan(amax_keep_nan(0.0f, value_of(both, 0)), value_of(both, 1));
 }
 JITQUANT_HD float block_amax(const Block<float>& x) {
-  float b = 0.0f;
+  float b[2] = {magnitude_of(x, 0), magnitude_of(x, 1)};  // that do not wait for each other
   JITQUANT_UNROLL
-  for (int i = 0; i < 16; ++i) b = amax_keep_nan(b, value_of(x, i));
-  return b;
+  for (int i = 2; i < 16; ++i) b[i & 1] = amax_keep_nan(b[i & 1], value_of(x, i));
+  return amax_keep_nan(b[0], b[1]);
 }
 
 // The signs of values 8 * half to 8 * half + 7, each where the sign of its E2M1 code is.

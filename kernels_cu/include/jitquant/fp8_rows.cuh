@@ -25,29 +25,50 @@ __device__ __forceinline__ Block<T> whole_value(const ResidualSource<T>& source,
   return sum;
 }
 
-// A row in two passes over its blocks of values, which have the same owners in both. With kHeld, of
-// which a thread has that many, all blocks are whole, all of a row is loaded before any of it is
-// used, and what is held of it stays in registers; with 0 the row is read again.
-template <class Source, bool kNorm, int kHeld>
+// The width of rows, in blocks, and what a sum over one is multiplied with to be a mean.
+struct RowWidth {
+  int blocks;
+  float over_cols;
+
+  explicit RowWidth(int64_t cols)
+      : blocks(static_cast<int>(blocks_of(cols))), over_cols(1.0f / static_cast<float>(cols)) {}
+};
+
+constexpr int kHeldBlocks = 2;  // that a thread holds of a row
+
+// How rows are shared out. kOnce: a block of threads a row, of more than there are multiprocessors,
+// with nothing that is of all rows: without a loop, ahead of which all constants would be fetched.
+// kFew: the same in a loop. kReread: by any number, of any rows.
+enum class Rows : int { kOnce, kFew, kReread };
+template <Rows kRows>
+constexpr int kHeldOf = kRows == Rows::kReread ? 0 : kHeldBlocks;
+
+// A row in two passes over its blocks of values, which have the same owners in both. Where a thread
+// holds kHeld, all blocks are whole, all of a row is loaded before any of it is used, and what is
+// held of it stays in registers; with 0 the row is read again.
+template <class Source, bool kNorm, Rows kRows>
 struct RowPasses {
+  static constexpr int kHeld = kHeldOf<kRows>;
   using Element = typename Source::Element;
   using Value = typename Held<Source, kNorm>::Value;
   using Fetched = typename Source::Fetched;
   static constexpr int kBlocks = kHeld > 0 ? kHeld : 1;  // that are at hand together
   // Blocks that are loaded together.
   static constexpr int kAtOnce = sizeof(Fetched) <= 80 ? kBlocks : 1;
+  // Whether in the place of a block past the end the last one is loaded, to be dropped if there is
+  // such a block: fewer instructions than zeros for every block, where rows are never rehearsed.
+  static constexpr bool kClamps =
+      kRows == Rows::kOnce && std::is_same<Fetched, typename Source::Value>::value;
 
   const Source& source;
   const Normalize<Element>& norm;
-  int width;
+  int width;  // in blocks; 0 in a rehearsal
   float over_cols;
   Value held[kBlocks];
 
-  __device__ __forceinline__ RowPasses(const Source& source, const Normalize<Element>& norm)
-      : source(source),
-        norm(norm),
-        width(static_cast<int>(blocks_of(source.cols))),
-        over_cols(reciprocal_rn_ordinary(static_cast<float>(source.cols))) {}
+  __device__ __forceinline__ RowPasses(const Source& source, const Normalize<Element>& norm,
+                                       const RowWidth& row)
+      : source(source), norm(norm), width(row.blocks), over_cols(row.over_cols) {}
 
   // Calls f(k, held) for each block, the k-th of those at hand, before it is multiplied with
   // inv_rms. For a norm the result is the sum of the squares before the weight.
@@ -109,28 +130,48 @@ struct RowPasses {
   template <class W>
   __device__ __forceinline__ float take(const typename Source::Row& row) {
     float squares[4] = {};
+    constexpr bool kBeside = kNorm && sizeof(W) == 2 && sizeof(Fetched) <= 32;
 #pragma unroll
     for (int begin = 0; begin < kBlocks; begin += kAtOnce) {
       Fetched fetched[kAtOnce];
       Block<W> weight[kAtOnce];
+      if constexpr (kClamps) {
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          const int b = at(begin + k) < width ? at(begin + k) : width - 1;
+          fetched[k] = source.template fetch<true>(row, b);
+          if constexpr (kBeside) weight[k] = weights<W>(b);
+        }
+        if (width < kBlocks * static_cast<int>(blockDim.x)) {
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+            if (at(begin + k) >= width) fetched[k] = {}, weight[k] = {};
+          }
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          fetched[k] = {};
+          if (at(begin + k) < width) fetched[k] = source.template fetch<true>(row, at(begin + k));
+        }
+        if constexpr (kBeside) {
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+            weight[k] = {};
+            if (at(begin + k) < width) weight[k] = weights<W>(at(begin + k));
+          }
+        }
+      }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const int b = threadIdx.x + (begin + k) * blockDim.x;
-        fetched[k] = {};
-        if (b < width) fetched[k] = source.template fetch<true>(row, b);
-      }
-      constexpr bool kBeside = sizeof(W) == 2 && sizeof(Fetched) <= 32;
-      if constexpr (kNorm && kBeside) {
-#pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) weight[k] = weights<W>(begin + k);
-      }
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int b = threadIdx.x + (begin + k) * blockDim.x;
+        const int b = at(begin + k);
         const typename Source::Value x = whole_value(source, fetched[k], row, b, b < width);
         Value& to = held[begin + k];
         if constexpr (kNorm) {
-          if constexpr (!kBeside) weight[k] = weights<W>(begin + k);
+          if constexpr (!kBeside) {
+            weight[k] = {};
+            if (b < width) weight[k] = weights<W>(b);
+          }
 #pragma unroll
           for (int i = 0; i < 16; ++i) {
             squares[i & 3] = fma_rn(value_of(x, i), value_of(x, i), squares[i & 3]);
@@ -144,29 +185,26 @@ struct RowPasses {
     return add_rn(add_rn(squares[0], squares[1]), add_rn(squares[2], squares[3]));
   }
 
+  // Where the k-th block of this thread is in the row.
+  __device__ __forceinline__ int at(int k) const {
+    return static_cast<int>(threadIdx.x + k * blockDim.x);
+  }
   template <class W>
-  __device__ __forceinline__ Block<W> weights(int k) const {
-    const int b = threadIdx.x + k * blockDim.x;
-    Block<W> weight = {};
-    if (b < width) {
-      weight = load_block<true>(static_cast<const W*>(norm.weight.data) + b * 16, 16, true);
-    }
-    return weight;
+  __device__ __forceinline__ Block<W> weights(int b) const {
+    return load_block<true>(static_cast<const W*>(norm.weight.data) + b * 16, 16, true);
   }
 };
 
 // What a norm's values are multiplied with to be cast: inv_rms times the scale, in one product.
 // Where that is no ordinary number they are multiplied with inv_rms first.
+__device__ __forceinline__ bool is_ordinary(float product) {
+  return product >= 0x1p-126f && product <= kFloatMax;
+}
 template <class Value>
-__device__ __forceinline__ float combined_factor(Value& v, float inverse, float factor) {
-  const float product = mul_rn(inverse, factor);
-  if (product >= 0x1p-126f && product <= kFloatMax) return product;
+__device__ __forceinline__ void multiply(Value& v, float inverse) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) set_value(v, i, mul_rn(value_of(v, i), inverse));
-  return factor;
 }
-
-constexpr int kHeldBlocks = 2;  // that a thread holds of a row
 
 // The threads that a row may have, and how many blocks of so many a multiprocessor has to hold,
 // which bounds the registers: 56 for a plain tensor of 16 bits, so that a multiprocessor has five
@@ -185,28 +223,31 @@ constexpr int rows_per_sm(int held) {
 }
 
 // Rows that are held are fewer than 2^31, so that a row and a step of the grid fit.
-template <int kHeld>
-using RowIndex = std::conditional_t<(kHeld > 0), uint32_t, int64_t>;
+template <bool kHolds>
+using RowIndex = std::conditional_t<kHolds, uint32_t, int64_t>;
 
 // With few rows a kernel goes through its code for a row once before it waits for the kernel before
 // it, without a block to load or to store: then its instructions are in the caches, which takes
 // longer than all of the work.
-template <class Source, bool kNorm, int kHeld>
-__global__ void __launch_bounds__(most_threads<Source>(kHeld), rows_per_sm<Source>(kHeld))
-    fp8_row_kernel(Source source, Normalize<typename Source::Element> norm, Fp8Scale scale,
-                   RowPointer<uint8_t> out, bool vector, EightBit format, bool rehearses) {
+template <class Source, bool kNorm, Rows kRows>
+__global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
+                                  rows_per_sm<Source>(kHeldOf<kRows>))
+    fp8_row_kernel(Source source, Normalize<typename Source::Element> norm, RowWidth width,
+                   Fp8Scale scale, RowPointer<uint8_t> out, bool vector, EightBit format,
+                   bool rehearses) {
+  constexpr int kHeld = kHeldOf<kRows>;
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  RowPasses<Source, kNorm, kHeld> passes(source, norm);
+  RowPasses<Source, kNorm, kRows> passes(source, norm, width);
   const bool wants_amax = scale.kind == Fp8Scale::kAmax || scale.amax != nullptr;
-  bool rehearsal = kHeld > 0 && rehearses;
+  bool rehearsal = kRows == Rows::kFew && rehearses;
   float factor = 1.0f;
   float tensor_amax = 0.0f;
 
-  RowIndex<kHeld> r = blockIdx.x;
+  RowIndex<(kHeld > 0)> r = blockIdx.x;
 #pragma unroll 1
-  while (r < source.rows) {
-    passes.width = rehearsal ? 0 : static_cast<int>(blocks_of(source.cols));
+  while (kRows == Rows::kOnce || r < source.rows) {
+    if (kRows == Rows::kFew) passes.width = rehearsal ? 0 : width.blocks;
     if (!rehearsal) {
       wait_for_previous();
       let_next_begin();
@@ -246,16 +287,24 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeld), rows_per_sm<Sourc
     }
     uint8_t* const to = out(r);
     passes.second(row, [&](int begin, auto& values) {
+      float f = factor;
+      if constexpr (kNorm) {
+        f = mul_rn(inverse, factor);
+        if (!is_ordinary(f)) {
+          f = factor;
+#pragma unroll
+          for (int k = 0; k < passes.kBlocks; ++k) multiply(values[k], inverse);
+        }
+      }
 #pragma unroll
       for (int k = 0; k < passes.kBlocks; ++k) {
         const int b = begin + k * blockDim.x;
-        float f = factor;
-        if constexpr (kNorm) f = combined_factor(values[k], inverse, factor);
         const uint4 codes = cast_block(values[k], f, format);
         if (b >= passes.width) break;
         passes.store(to, b, codes, vector);
       }
     });
+    if (kRows == Rows::kOnce) return;
     if (!rehearsal) r += gridDim.x;
     rehearsal = false;
   }
@@ -282,7 +331,7 @@ struct RowWork {
 };
 
 // The kernels' last argument is whether they rehearse.
-template <auto kHeldKernel, auto kReread, class... Args>
+template <auto kOnce, auto kFew, auto kReread, class... Args>
 cudaError_t launch_by_rows(const RowWork& work, cudaStream_t stream, const Args&... args) {
   const int64_t wanted = (blocks_of(work.cols) + kHeldBlocks - 1) / kHeldBlocks;
   const bool held = work.whole && wanted <= work.most_threads;
@@ -295,21 +344,23 @@ cudaError_t launch_by_rows(const RowWork& work, cudaStream_t stream, const Args&
     return launch<kReread>(shape, stream, args..., false);
   }
   if (work.cooperative) {
-    shape.grid = persistent_grid(work.rows, blocks_per_sm<kHeldKernel>(shape.block, 0));
+    shape.grid = persistent_grid(work.rows, blocks_per_sm<kFew>(shape.block, 0));
     make_cooperative(shape);
+    return launch<kFew>(shape, stream, args..., shape.start == Start::kOverlapped);
   }
-  const bool rehearses = shape.start == Start::kOverlapped && work.rows <= sm_count();
-  return launch<kHeldKernel>(shape, stream, args..., rehearses);
+  if (work.rows > sm_count()) return launch<kOnce>(shape, stream, args..., false);
+  return launch<kFew>(shape, stream, args..., true);
 }
 
 template <bool kNorm, class Source>
 cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Source::Element>& norm,
                             const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream) {
   const RowWork work = RowWork::of(source, norm.weight, out.rows, watches_tensor(scale));
-  return launch_by_rows<&fp8_row_kernel<Source, kNorm, kHeldBlocks>,
-                        &fp8_row_kernel<Source, kNorm, 0>>(work, stream, source, norm, scale,
-                                                           RowPointer<uint8_t>(out.rows),
-                                                           out.rows.vector, out.format);
+  return launch_by_rows<&fp8_row_kernel<Source, kNorm, Rows::kOnce>,
+                        &fp8_row_kernel<Source, kNorm, Rows::kFew>,
+                        &fp8_row_kernel<Source, kNorm, Rows::kReread>>(
+      work, stream, source, norm, RowWidth(source.cols), scale, RowPointer<uint8_t>(out.rows),
+      out.rows.vector, out.format);
 }
 
 // Of a source that is quantized as it is.

@@ -194,6 +194,46 @@ __device__ __forceinline__ void zero_scale_padding(const GroupScales& s) {
   }
 }
 
+// ScaleGrid::offset with what the host knows of it, for fewer than 2^31 rows.
+struct ScalePlaces {
+  Divisor batch_rows;
+  bool batched;
+  uint32_t row_step, col_step;
+  int64_t batch_step;
+
+  explicit ScalePlaces(const GroupScales& s)
+      : batch_rows(s.rows > 0 && s.rows < (int64_t{1} << 31) ? static_cast<uint32_t>(s.rows) : 1),
+        batched(s.batches > 1),
+        row_step(s.grid.order == ScaleOrder::kRow ? static_cast<uint32_t>(s.grid.stored_cols) : 1),
+        col_step(s.grid.order == ScaleOrder::kRow ? 1 : static_cast<uint32_t>(s.grid.stored_rows)),
+        batch_step(s.grid.stored_rows * s.grid.stored_cols) {}
+};
+
+// One scale; the row is counted through all batches. kE8m0: it may be one of MXFP8.
+template <bool kE8m0 = true>
+__device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePlaces& places,
+                                            uint32_t row, uint32_t group, const GroupScale& g) {
+  int64_t at = 0;
+  if (places.batched) {
+    const uint32_t batch = places.batch_rows.quotient_of(row);
+    row -= batch * places.batch_rows.divisor;
+    at = batch * places.batch_step;
+  }
+  at += static_cast<uint64_t>(row) * places.row_step;
+  if (s.format == ScaleFormat::kFloat32 || s.format == ScaleFormat::kPowerOfTwo) {
+    at += static_cast<uint64_t>(group) * places.col_step;
+    static_cast<float*>(s.data)[at] = g.scale_inv;
+    return;
+  }
+  if (!kE8m0 || s.format == ScaleFormat::kPacked) {
+    at += static_cast<uint64_t>(group >> 2) * places.col_step;
+    at = 4 * at + (group & 3);
+  } else {
+    at = s.swizzled ? swizzle_128x4(row, group, (s.groups + 3) & ~int64_t{3}) : at + group;
+  }
+  static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(g.exponent);
+}
+
 // The amax of the blocks of `lanes` neighbouring lanes, a power of two of at most 16.
 __device__ __forceinline__ float lanes_amax(float b, int lanes) {
 #pragma unroll

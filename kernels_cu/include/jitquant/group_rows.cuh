@@ -15,18 +15,15 @@ constexpr bool kIsPlain = std::is_same<typename Source::Fetched, typename Source
 
 // ---- whole blocks ------------------------------------------------------------------------------
 
-// Rows of blocks that are padded to whole groups, one after the other, and where their scales go:
-// ScaleGrid::offset with what the host knows of it.
+// Rows of blocks that are padded to whole groups, one after the other.
 struct GroupPieces {
-  uint32_t count;      // blocks of all rows with the padding; whole groups
-  uint32_t blocks;     // of a row without it
-  Divisor width;       // blocks of a row with it
-  Divisor batch_rows;  // rows of a batch
-  int log_lanes;       // of the blocks of a group
-  bool batched, padded;
-  uint32_t source_step, data_step;          // from a row to the next, in elements
-  uint32_t scale_row_step, scale_col_step;  // of stored scales
-  int64_t scale_batch_step;
+  uint32_t count;   // blocks of all rows with the padding; whole groups
+  uint32_t blocks;  // of a row without it
+  Divisor width;    // blocks of a row with it
+  int log_lanes;    // of the blocks of a group
+  bool padded;
+  uint32_t source_step, data_step;  // from a row to the next, in elements
+  ScalePlaces scales;
 };
 
 __device__ __forceinline__ int64_t rows_there(const RowCounts& c, int64_t batch, int64_t rows) {
@@ -62,29 +59,6 @@ __device__ __forceinline__ void group_amaxes(const Block<T> (&x)[2], int lanes, 
   for (int k = 0; k < 2; ++k) b[k] = magnitude_of(maxima, k);
 }
 
-__device__ __forceinline__ void place_scale(const GroupScales& s, const GroupPieces& pieces,
-                                            uint32_t row, uint32_t group, const GroupScale& g) {
-  int64_t at = 0;
-  if (pieces.batched) {
-    const uint32_t batch = pieces.batch_rows.quotient_of(row);
-    row -= batch * pieces.batch_rows.divisor;
-    at = batch * pieces.scale_batch_step;
-  }
-  at += static_cast<uint64_t>(row) * pieces.scale_row_step;
-  if (s.format == ScaleFormat::kFloat32 || s.format == ScaleFormat::kPowerOfTwo) {
-    at += static_cast<uint64_t>(group) * pieces.scale_col_step;
-    static_cast<float*>(s.data)[at] = g.scale_inv;
-    return;
-  }
-  if (s.format == ScaleFormat::kPacked) {
-    at += static_cast<uint64_t>(group >> 2) * pieces.scale_col_step;
-    at = 4 * at + (group & 3);
-  } else {
-    at = s.swizzled ? swizzle_128x4(row, group, (s.groups + 3) & ~int64_t{3}) : at + group;
-  }
-  static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(g.exponent);
-}
-
 // The padding of scales that are not swizzled; all threads of the launch.
 __device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const GroupPieces& pieces) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -95,7 +69,7 @@ __device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const Gr
     for (int64_t row = first; row < rows; row += step) {
 #pragma unroll 1
       for (uint32_t group = static_cast<uint32_t>(s.groups); group & 3; ++group) {
-        place_scale(s, pieces, static_cast<uint32_t>(row), group, {});
+        place_scale(s, pieces.scales, static_cast<uint32_t>(row), group, {});
       }
     }
   }
@@ -143,9 +117,9 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
   for (int k = 0; k < kAtOnce; ++k) {
     there[k] = true;
     if constexpr (kCounted) {
-      const uint32_t batch = pieces.batch_rows.quotient_of(row[k]);
-      there[k] =
-          row[k] - batch * pieces.batch_rows.divisor < rows_there(counts, batch, scales.rows);
+      const uint32_t batch = pieces.scales.batch_rows.quotient_of(row[k]);
+      there[k] = row[k] - batch * pieces.scales.batch_rows.divisor <
+                 rows_there(counts, batch, scales.rows);
     }
     const auto* p = source.row.data + static_cast<uint64_t>(row[k]) * pieces.source_step;
     if (there[k]) fetched[k] = source.template fetch<true>(p, min(block[k], pieces.blocks - 1));
@@ -171,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
     const GroupScale scale = {is_first ? g[0].scale_inv : g[kLast].scale_inv, 0.0f,
                               is_first ? g[0].exponent : g[kLast].exponent};
     if (first + turn * kThreads < pieces.count) {
-      place_scale(scales, pieces, is_first ? row[0] : row[kLast],
+      place_scale(scales, pieces.scales, is_first ? row[0] : row[kLast],
                   (is_first ? block[0] : block[kLast]) >> pieces.log_lanes, scale);
     }
   }
@@ -353,15 +327,11 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
   const GroupPieces pieces = {static_cast<uint32_t>(count),
                               static_cast<uint32_t>(blocks),
                               Divisor(static_cast<uint32_t>(width)),
-                              Divisor(static_cast<uint32_t>(s.rows)),
                               log_lanes,
-                              s.batches > 1,
                               padded,
                               static_cast<uint32_t>(source.row.s2),
                               static_cast<uint32_t>(data.s2),
-                              static_cast<uint32_t>(by_row ? s.grid.stored_cols : 1),
-                              static_cast<uint32_t>(by_row ? 1 : s.grid.stored_rows),
-                              s.grid.stored_rows * s.grid.stored_cols};
+                              ScalePlaces(s)};
   constexpr int kMost = sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
   const auto launch_blocks = [&](auto format, auto at_once, auto counted) {
     constexpr int kWork = kThreads * at_once;
