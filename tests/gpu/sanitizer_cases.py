@@ -180,6 +180,7 @@ def main() -> None:
                     module("dequant_nvfp4").dequant_nvfp4(*parts, cols=size, dim=dim, dtype=dtype)
         many = torch.randn(60033, 208).to(dtype).cuda()
         module("quantize_nvfp4").quantize_nvfp4(many, gsa, scale_layout="swizzled_128x4")
+        fused.amax_quantize_nvfp4(many, granularity="row", scale_layout="swizzled_128x4")
     eight_bits(module)
     for dtype in (torch.bfloat16, torch.float32):
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 272, 16)):

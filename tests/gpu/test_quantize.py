@@ -104,6 +104,16 @@ def test_swizzled_scales_of_many_rows(dtype: torch.dtype, recipe: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale_layout", LAYOUTS)
+def test_many_short_rows(dtype: torch.dtype, scale_layout: str) -> None:
+    """Enough for a kernel of its own, which has 4 to 32 lanes a row."""
+    options = {"granularity": "row", "scale_layout": scale_layout}
+    for cols, gap in ((16, 0), (80, 8), (96, 0), (384, 0), (528, 16), (1040, 0), (2048, 0)):
+        for name, x in adversarial(7001, cols + gap, dtype).items():
+            _dynamic(x[:, :cols], f"{cols} {name}", **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_amax_gsa(dtype: torch.dtype) -> None:
     for shape in (*SHAPES, (4096, 7168), (1, 1), (3000, 1000)):
         for name, x in adversarial(*shape, dtype).items():

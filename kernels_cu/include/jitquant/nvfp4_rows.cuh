@@ -1,10 +1,12 @@
 // The kernels that go row by row: row granularity, and the norms, in one launch; or, for a norm
 // with tensor granularity, launch 1 of two.
-//   held_kernel  what fits in registers of rows of whole, aligned blocks (nvfp4_held.cuh)
-//   row_kernel   all others
+//   short_rows_kernel  many rows of at most 2048 columns, for row granularity (nvfp4_short.cuh)
+//   held_kernel        what fits in registers of rows of whole, aligned blocks (nvfp4_held.cuh)
+//   row_kernel         all others
 #pragma once
 
 #include "jitquant/nvfp4_held.cuh"
+#include "jitquant/nvfp4_short.cuh"
 
 namespace jitquant {
 
@@ -165,7 +167,7 @@ inline int row_threads(int64_t rows, int64_t cols, int share) {
 
 // How the rows of a source are quantized, from its shape, its alignment and the device alone.
 struct RowPlan {
-  enum Kernel { kReread, kStored, kHeld1, kHeldShare };  // kHeld1: kShare of 1
+  enum Kernel { kReread, kStored, kHeld1, kHeldShare, kShort };  // kHeld1: kShare of 1
   LaunchShape shape;
   Kernel kernel;
   int partials;  // that are written with kTensorAmax; 0: there is no such plan
@@ -219,6 +221,22 @@ RowPlan passes_plan(const Source& source) {
   return plan;
 }
 
+template <class Source>
+constexpr bool kHasShort = false;
+template <class T>
+constexpr bool kHasShort<PlainSource<T>> = true;
+
+template <class T>
+RowPlan short_plan(const PlainSource<T>& source) {
+  const int rows = kShortThreads >> short_row_lanes_log2<T>(blocks_of(source.cols));  // of a block
+  RowPlan plan = {{}, RowPlan::kShort, 1};
+  plan.shape.block = kShortThreads;
+  plan.shape.start = Start::kOverlapped;
+  plan.shape.grid = persistent_grid((source.rows + rows - 1) / rows,
+                                    blocks_per_sm<&short_rows_kernel<T>>(kShortThreads, 0));
+  return plan;
+}
+
 template <bool kNorm, class Source>
 RowPlan row_plan(const Source& source, const ColumnVector& weight) {
   RowPlan plan = {};
@@ -226,6 +244,13 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight) {
     if constexpr (Source::kHeldShare == 0) {
       plan = passes_plan<Source, kNorm, true>(source);
     } else if (source.rows < (int64_t{1} << 30)) {
+      // With fewer rows a lane that has four blocks in turn takes longer than the barriers.
+      if constexpr (!kNorm && kHasShort<Source>) {
+        if (source.rows > 32 * sm_count() &&
+            blocks_of(source.cols) <= 32 * kShortBlocks<typename Source::Element>) {
+          return short_plan(source);
+        }
+      }
       // A thread for each block of values where rows are few, and leave most of the device idle, or
       // short, and for a norm, which holds more of each.
       if (kNorm || Source::kHeldShare == 1 || source.rows <= sm_count() || source.cols <= 32 * 16) {
@@ -244,6 +269,13 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
                         const RowScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out,
                         cudaStream_t stream) {
   const RowPlan plan = row_plan<kNorm>(source, norm.weight);
+  if constexpr (!kNorm && kHasShort<Source>) {
+    using T = typename Source::Element;
+    if (plan.kernel == RowPlan::kShort) {
+      return launch<&short_rows_kernel<T>>(plan.shape, stream, source, scale.divisor, scale.gsa_out,
+                                           recipe, out, short_row_lanes_log2<T>(out.blocks));
+    }
+  }
   auto start = [&](auto kernel) {
     return launch<decltype(kernel)::value>(plan.shape, stream, source, norm, scale, recipe, out);
   };

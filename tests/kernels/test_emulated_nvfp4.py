@@ -1,0 +1,123 @@
+"""The NVFP4 kernels for many rows, run on the CPU on a device so small that its rows are many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from samples import DTYPES
+from torch import Tensor
+
+from jitquant import reference
+from jitquant.testing import bytes_of
+
+from .emulated import Machine
+
+SWIZZLED = "swizzled_128x4"
+MODULES = ("quantize_nvfp4", "dequant_nvfp4", "fused_amax_quantize")
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(MODULES, tmp_path_factory.mktemp("nvfp4"))
+
+
+def _values(rows: int, cols: int, gap: int, dtype: torch.dtype) -> Tensor:
+    """Rows of many magnitudes, ``gap`` NaN apart; some are zero, infinite or hold NaN."""
+    generator = torch.Generator().manual_seed(rows * cols)
+    x = torch.randn(rows, cols + gap, generator=generator)
+    x *= torch.logspace(-4, 3, rows)[:, None]
+    x[1::9] = 0
+    x[3, cols // 2] = x[5, 0] = x[7] = float("nan")
+    x[4, 0] = float("inf")
+    x[:, cols:] = float("nan")
+    return x.to(dtype)[:, :cols]
+
+
+def _check(machine: Machine, expected: tuple[Tensor, ...], call: str, *args: Any, **k: Any) -> None:
+    """The call writes each byte of its results, as expected."""
+    names = ("out",) if len(expected) == 1 else ("x_fp4", "x_sf", "gsa")[: len(expected)]
+    outs = {}
+    for name, t in zip(names, expected, strict=True):
+        memory = torch.full((t.numel() * t.element_size(),), 0xA5, dtype=torch.uint8)
+        outs[name] = memory.view(t.dtype).view(t.shape)
+    module, function = call.split(".")
+    machine.call(module, function, *args, **outs, **k)
+    for (name, got), wanted in zip(outs.items(), expected, strict=True):
+        if wanted.element_size() > 1:
+            assert torch.equal(got.isnan(), wanted.isnan()), f"{name}: NaN elsewhere"
+            got, wanted = got.nan_to_num(0.0), wanted.nan_to_num(0.0)
+        wrong = (bytes_of(got) != bytes_of(wanted)).nonzero().flatten()
+        assert wrong.numel() == 0, f"{name}: {wrong.numel()} bytes differ, first {wrong[:8]}"
+
+
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "cols", "gap"),
+    # A last tile of rows that is nearly empty, columns of padding, rows apart.
+    [(129, 4096, 0), (1000, 528, 0), (640, 112, 16), (513, 208, 8)],
+)
+def test_swizzled_scales(
+    machine: Machine, rows: int, cols: int, gap: int, dtype: torch.dtype, device: int
+) -> None:
+    machine.use(device, descending=device == 1)
+    x, k = _values(rows, cols, gap, dtype), {"scale_layout": SWIZZLED}
+    for recipe, value in (("te", 0.003), ("vllm", 1e-36)):
+        gsa = torch.tensor([value])
+        expected = reference.quantize_nvfp4_static(x, gsa, recipe=recipe, **k)
+        _check(machine, expected, "quantize_nvfp4.quantize_nvfp4", x, gsa, recipe=recipe, **k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "cols"), [(1, 16), (2, 64), (31, 48), (33, 208), (129, 384), (300, 96), (40, 7)]
+)
+def test_dequantize_swizzled_scales(
+    machine: Machine, rows: int, cols: int, dtype: torch.dtype
+) -> None:
+    machine.use(1)
+    generator = torch.Generator().manual_seed(rows)
+    blocks = -(-cols // 16)
+
+    def random_bytes(*shape: int) -> Tensor:
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+    codes = random_bytes(rows, blocks * 8).view(torch.float4_e2m1fn_x2)
+    padded = random_bytes(-(-rows // 128) * 128, -(-blocks // 4) * 4)
+    scales = padded.view(torch.float8_e4m3fn)
+    for gsa in (torch.tensor([0.37]), torch.rand(rows, generator=generator)):
+        k: dict[str, Any] = {"cols": cols, "scale_layout": SWIZZLED, "dtype": dtype}
+        expected = reference.dequantize_nvfp4(codes, scales, gsa, **k)
+        _check(machine, expected, "dequant_nvfp4.dequant_nvfp4", codes, scales, gsa, **k)
+
+
+@pytest.mark.parametrize("scale_layout", ["linear", SWIZZLED])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "cols", "gap"),
+    # 4 to 32 lanes a row, with one to four blocks each, of which a last one may be missing.
+    [
+        (33, 16, 0),
+        (97, 80, 8),
+        (260, 96, 0),
+        (77, 272, 0),
+        (70, 528, 16),
+        (40, 1040, 0),
+        (50, 1024, 0),
+        (40, 1536, 0),
+        (33, 2048, 0),
+        (33, 2064, 0),
+    ],
+)
+def test_short_rows(
+    machine: Machine, rows: int, cols: int, gap: int, dtype: torch.dtype, scale_layout: str
+) -> None:
+    machine.use(0)
+    x = _values(rows, cols, gap, dtype)
+    k = {"granularity": "row", "scale_layout": scale_layout}
+    for recipe in ("te", "vllm"):
+        expected = reference.quantize_nvfp4(x, recipe=recipe, **k)
+        call = "fused_amax_quantize.amax_quantize_nvfp4"
+        _check(machine, expected, call, x, recipe=recipe, **k)
