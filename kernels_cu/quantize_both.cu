@@ -197,35 +197,54 @@ __device__ __forceinline__ float amax_of_word(uint32_t m) {
   return amax_keep_nan(magnitude_of(both, 0), value_of(both, 1));
 }
 
-// The amaxes of the blocks of `lanes` neighbouring lanes: of all, or, where there are as many lanes
-// as blocks, in b[0] that of block `lane % kCount`.
+// Of kCount lines that `lanes` neighbouring lanes have blocks of, how many are each lane's, for the
+// scale of its group: lane % (kCount / that), and those so many further.
+template <int kCount>
+__device__ __forceinline__ int lines_of_lane(int lanes) {
+  return lanes < kCount ? kCount / lanes : 1;
+}
+
+// The amaxes of the blocks of `lanes` neighbouring lanes, in b[0] and the following those of the
+// lines that are the lane's.
 template <class T, int kCount>
 __device__ __forceinline__ void lines_amax(const Block<T> (&x)[kCount], int lanes, int lane,
                                            float (&b)[kCount]) {
   uint32_t m[kCount];
 #pragma unroll
   for (int k = 0; k < kCount; ++k) m[k] = amax_word(x[k]);
-  if (lanes >= kCount) {
-    // Halves of the blocks go to the other lane.
+  // Halves of the blocks go to the other lane.
 #pragma unroll
-    for (int offset = 1; offset < kCount; offset *= 2) {
-      // Bits instead of a choice, which some compilers make one of addresses in local memory.
-      const uint32_t odd = (lane & offset) != 0 ? ~0u : 0u;
+  for (int offset = 1; offset < kCount; offset *= 2) {
+    if (offset >= lanes) break;
+    // Bits instead of a choice, which some compilers make one of addresses in local memory.
+    const uint32_t odd = (lane & offset) != 0 ? ~0u : 0u;
 #pragma unroll
-      for (int k = 0; k < kCount / (2 * offset); ++k) {
-        const uint32_t change = (m[2 * k] ^ m[2 * k + 1]) & odd;
-        const uint32_t sent = __shfl_xor_sync(0xffffffffu, m[2 * k + 1] ^ change, offset);
-        m[k] = larger<T>(m[2 * k] ^ change, sent);
-      }
+    for (int k = 0; k < kCount / (2 * offset); ++k) {
+      const uint32_t change = (m[2 * k] ^ m[2 * k + 1]) & odd;
+      const uint32_t sent = __shfl_xor_sync(0xffffffffu, m[2 * k + 1] ^ change, offset);
+      m[k] = larger<T>(m[2 * k] ^ change, sent);
     }
+  }
 #pragma unroll
-    for (int offset = kCount; offset < kLanes; offset *= 2) {
-      if (offset < lanes) m[0] = larger<T>(m[0], __shfl_xor_sync(0xffffffffu, m[0], offset));
-    }
-    b[0] = amax_of_word<T>(m[0]);
-  } else {
+  for (int offset = kCount; offset < kLanes; offset *= 2) {
+    if (offset < lanes) m[0] = larger<T>(m[0], __shfl_xor_sync(0xffffffffu, m[0], offset));
+  }
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) b[k] = lanes_amax(amax_of_word<T>(m[k]), lanes);
+  for (int k = 0; k < kCount; ++k) b[k] = amax_of_word<T>(m[k]);
+}
+
+// What every lane knows of its lines, in the last of b, to all lanes: in b[k] that of line k.
+template <int kCount>
+__device__ __forceinline__ void share_lines(int sharers, int lane, float (&b)[kCount]) {
+  static_assert(kCount == 2 || kCount == 4);
+  if (sharers == 1) return;
+  // Of four lines that two lanes share, those of the first half are one before the last.
+  const uint32_t last = float_bits(b[kCount - 1]), halves = sharers < kCount ? ~0u : 0u;
+  const uint32_t first = last ^ ((last ^ float_bits(b[kCount - 2])) & halves);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    b[k] = __shfl_sync(0xffffffffu, bits_float(k < kCount / 2 ? first : last),
+                       (lane & ~(sharers - 1)) | (k & (sharers - 1)));
   }
 }
 
@@ -241,30 +260,37 @@ struct Walk {
   }
 };
 
+// What a kernel is compiled for. kPlain, kMxfp8: blocks of the transpose are whole and aligned,
+// too, and groups or squares of 128 have scales that are floats without padding, and nothing is
+// divided; or it is MXFP8. kAny: all else.
+enum class Both : int { kPlain, kMxfp8, kAny };
+
 // A block of threads a tile, or, for groups of 256, a square of four tiles, which is read twice:
 // for the amaxes, then to be cast. A warp takes 16 rows of a tile and then 16 columns of it, eight
 // lanes a line, so that groups have their amaxes within it. kWhole: all blocks of the matrix are
-// whole and aligned to 16 bytes. kUsual: that, and of the transpose; groups or squares of 128;
-// plain scales; no division.
-template <class T, bool kWhole, bool kUsual>
+// whole and aligned to 16 bytes.
+template <class T, bool kWhole, Both kWhat>
 __global__ void __launch_bounds__(kThreads, kWhole || sizeof(T) == 4 ? 3 : 2)
     both_kernel(Source<T> source, const __grid_constant__ Sides sides, GroupNumerics numerics,
                 Extent extent, Walk walk) {
   using Memory = TileMemory<T>;
   constexpr int kLines = Memory::kLines;
   extern __shared__ __align__(1024) unsigned char tiles[];
-  __shared__ float line_maxima[2][2][kUsual ? 1 : 2 * kSide];  // by side: of half a group of 256
-  __shared__ float square_maxima[kLanes][kLanes + 1];          // of 16 x 16 values
+  constexpr bool kAny = kWhat == Both::kAny;
+  __shared__ float line_maxima[2][2][kAny ? 2 * kSide : 1];  // by side: of half a group of 256
+  __shared__ float square_maxima[kLanes][kLanes + 1];        // of 16 x 16 values
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, along = lane & (kLanes - 1);
-  const int log = kUsual ? 7 : extent.log;
+  if (kWhat == Both::kMxfp8) numerics.recipe = GroupRecipe::kDeepGemm;
+  if (kWhat == Both::kMxfp8) numerics.scale_format = ScaleFormat::kE8m0;
+  const bool square_scales = kWhat != Both::kMxfp8 && extent.square;
+  const int log = kAny ? extent.log : (kWhat == Both::kPlain ? 7 : 5);
   const bool large = log > 7;
   const int span = large ? 2 : 1, parts = large ? 8 : 1;
   const int group_lanes = large ? kLanes : 1 << (log - 4);
-  // Lanes of a group that have nothing else to do take the scale of one of its lines each.
-  const bool shares = group_lanes >= kLines;
-  const int own = lane & (kLines - 1);
-  const int scales_of_lane = shares ? 1 : kLines;
-  const bool by_division = !kUsual && divides(numerics);
+  // The lanes of a group compute the scales of its lines between them.
+  const int scales_of_lane = lines_of_lane<kLines>(group_lanes), sharers = kLines / scales_of_lane;
+  const int own = lane & (sharers - 1);
+  const bool by_division = kAny && divides(numerics);
 
   let_next_begin();
   wait_for_previous();
@@ -298,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, kWhole || sizeof(T) == 4 ? 3 : 2)
     const unsigned char* tile = tiles + turn * Memory::kBytes;
     const uint2 at = place(walk, part);
 
-    if (extent.square) {
+    if (square_scales) {
       float b = 0.0f;
 #pragma unroll 1
       for (int pass = 0; pass < Memory::kPasses; ++pass) {
@@ -327,7 +353,7 @@ __global__ void __launch_bounds__(kThreads, kWhole || sizeof(T) == 4 ? 3 : 2)
       }
 
       float b[kLines];
-      if (extent.square) {
+      if (square_scales) {
         float square = 0.0f;
         const int first = warp & -group_lanes;
 #pragma unroll 1
@@ -357,11 +383,16 @@ __global__ void __launch_bounds__(kThreads, kWhole || sizeof(T) == 4 ? 3 : 2)
       const uint32_t group = block >> (log - 4);
       const auto store = [&](int k, const GroupScale& g) {
         const uint32_t l = line + k;
-        const uint32_t row = extent.square ? l >> log : l;
-        const bool first = first_half && (!extent.square || row << log == l);
+        const uint32_t row = square_scales ? l >> log : l;
+        const bool first = first_half && (!square_scales || row << log == l);
         if (l >= side.lines || group >= side.groups || !first) return;
-        if (kUsual) {
+        if (kWhat == Both::kPlain) {
           side.scales[row * side.line_step + group * side.group_step] = g.scale_inv;
+        } else if (kWhat == Both::kMxfp8) {
+          const int64_t at = side.all_scales.swizzled
+                                 ? swizzle_128x4(row, group, (int64_t{side.groups} + 3) & ~3)
+                                 : row * side.line_step + group;
+          static_cast<uint8_t*>(side.all_scales.data)[at] = static_cast<uint8_t>(g.exponent);
         } else {
           store_scale(side.all_scales, 0, row, group, g, false, true);
         }
@@ -370,18 +401,12 @@ __global__ void __launch_bounds__(kThreads, kWhole || sizeof(T) == 4 ? 3 : 2)
 #pragma unroll 1
       for (int j = 0; j < scales_of_lane; ++j) {
         const GroupScale g = scale_of(numerics, b[0]);
-        if ((along & (group_lanes - 1)) < kLines / scales_of_lane) store(shares ? own : j, g);
+        if ((along & (group_lanes - 1)) < sharers) store(j * sharers + own, g);
 #pragma unroll
         for (int k = 0; k + 1 < kLines; ++k) b[k] = b[k + 1];
         b[kLines - 1] = by_division ? g.scale_inv : g.factor;
       }
-      if (shares) {
-        const float scale = b[kLines - 1];
-#pragma unroll
-        for (int k = 0; k < kLines; ++k) {
-          b[k] = __shfl_sync(0xffffffffu, scale, (lane & ~(kLines - 1)) | k);
-        }
-      }
+      share_lines(sharers, lane, b);
       const int64_t first_byte = int64_t{16} * block, rest = side.length - first_byte;
       const uint32_t lines = rest > 0 && line < side.lines ? side.lines - line : 0;
       uint8_t* to = side.data + line * side.stride + first_byte;
@@ -390,8 +415,8 @@ __global__ void __launch_bounds__(kThreads, kWhole || sizeof(T) == 4 ? 3 : 2)
         for (int k = 0; k < kLines; ++k) {
           if (k >= lines) break;
           const float factor = by_division ? group_reciprocal(b[k]) : b[k];
-          store_bytes<kUsual>(to, rest, side.vector,
-                              encode_block<format>(x[k], by_division, factor, b[k]));
+          store_bytes<!kAny>(to, rest, side.vector,
+                             encode_block<format>(x[k], by_division, factor, b[k]));
           to += side.stride;
         }
       });
@@ -403,7 +428,7 @@ __global__ void __launch_bounds__(kThreads, kWhole || sizeof(T) == 4 ? 3 : 2)
       fetch_next(0);
     }
   }
-  if (!kUsual) {
+  if (kWhat != Both::kPlain) {
     zero_scale_padding(sides.side[0].all_scales);
     zero_scale_padding(sides.side[1].all_scales);
   }
@@ -432,13 +457,13 @@ bool is_plain(const GroupScales& s) {
          s.grid.stored_cols == s.groups;
 }
 
-template <class T, bool kWhole, bool kUsual>
+template <class T, bool kWhole, Both kWhat>
 cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumerics& numerics,
                          const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream) {
   const int64_t side = extent.log > 7 ? 2 * kSide : kSide;
   const int64_t tall = (x.rows + side - 1) / side, wide = (x.cols + side - 1) / side;
   constexpr size_t kShared = TileMemory<T>::kStages * TileMemory<T>::kBytes;
-  const int per_sm = blocks_per_sm<&both_kernel<T, kWhole, kUsual>>(kThreads, kShared);
+  const int per_sm = blocks_per_sm<&both_kernel<T, kWhole, kWhat>>(kThreads, kShared);
   if (per_sm == 0) return cudaErrorInvalidConfiguration;
   const int64_t grid = persistent_grid(tall * wide, per_sm);
   const Walk walk = {0,
@@ -447,7 +472,7 @@ cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumer
                      static_cast<uint32_t>(wide),
                      static_cast<uint32_t>(grid / wide),
                      static_cast<uint32_t>(grid % wide)};
-  return launch<&both_kernel<T, kWhole, kUsual>>(
+  return launch<&both_kernel<T, kWhole, kWhat>>(
       {grid, kThreads, Start::kOverlapped, 1, kShared}, stream,
       Source<T>{static_cast<const T*>(x.data), x.s2, x.rows, x.cols, x.vector},
       Sides{{side_of(out), side_of(out_t)}}, numerics, extent, walk);
@@ -464,13 +489,20 @@ cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
   const bool whole = is_whole(x, out.data);
   const bool divides =
       numerics.recipe == GroupRecipe::kVllm && numerics.scale_format == ScaleFormat::kFloat32;
-  const bool usual = whole && out_t.data.vector && size == kSide && !divides &&
-                     is_plain(out.scales) && is_plain(out_t.scales);
+  const bool aligned = whole && out_t.data.vector;
+  const bool plain =
+      aligned && size == kSide && !divides && is_plain(out.scales) && is_plain(out_t.scales);
+  const bool mxfp8 = aligned && numerics.scale_format == ScaleFormat::kE8m0;
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    if (usual) return launch_tiles<T, true, true>(x, extent, numerics, out, out_t, stream);
-    return whole ? launch_tiles<T, true, false>(x, extent, numerics, out, out_t, stream)
-                 : launch_tiles<T, false, false>(x, extent, numerics, out, out_t, stream);
+    const auto launch = [&](auto is_whole, auto what) {
+      return launch_tiles<T, is_whole, what>(x, extent, numerics, out, out_t, stream);
+    };
+    constexpr std::true_type yes = {};
+    if (plain) return launch(yes, std::integral_constant<Both, Both::kPlain>());
+    if (mxfp8) return launch(yes, std::integral_constant<Both, Both::kMxfp8>());
+    constexpr std::integral_constant<Both, Both::kAny> any = {};
+    return whole ? launch(yes, any) : launch(std::false_type(), any);
   });
 }
 
