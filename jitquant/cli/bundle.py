@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from jitquant.loader.bundles import VARIABLE, check_free, write_bundle
+from jitquant.loader.bundles import check_free, write_bundle
+from jitquant.loader.cache import BUNDLES
 
 from .build import Jobs, Names, build_named
 from .output import Arch, Json, console, print_json
@@ -42,6 +43,6 @@ def bundle(
     size = show_size(sum(build.size for build in written.builds))
     console().print(
         f"{len(written.builds)} builds, {size}, in {written.path}\n"
-        f"use them with {VARIABLE}={written.path}",
+        f"use them with {BUNDLES}={written.path}",
         markup=False,
     )

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .core import Loader
-from .device_module import DeviceKernel, DeviceModule
 from .errors import (
     BundleError,
     CacheError,
@@ -32,6 +31,9 @@ from .errors import (
 )
 from .live import reloads
 from .module import CudaModule
+
+if TYPE_CHECKING:
+    from .device_module import DeviceKernel, DeviceModule
 
 __all__ = [
     "BundleError",
@@ -63,6 +65,15 @@ __all__ = [
 ]
 
 _default = Loader()
+
+
+def __getattr__(name: str) -> Any:
+    # What only backend="nvrtc" takes is read when it is asked for.
+    if name not in ("DeviceKernel", "DeviceModule"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import device_module
+
+    return getattr(device_module, name)
 
 
 @overload

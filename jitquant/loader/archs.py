@@ -12,10 +12,9 @@ import ctypes
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .errors import UnsupportedArchError
-from .nvml import read_driver
 
 #: Compute capabilities that the loader compiles for, in canonical digits.
 KNOWN = (80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
@@ -31,11 +30,10 @@ _MARKETING = {
     "hopper": "9.0",
     "blackwell": "10.0;10.3;12.0;12.1",
 }
-_FORM = re.compile(r"(?:sm_|compute_)?(?:(\d{1,2})\.(\d)|(\d{2,3}))([af]?)(\+ptx)?", re.ASCII)
+_FORM = r"(?a)(?:sm_|compute_)?(?:(\d{1,2})\.(\d)|(\d{2,3}))([af]?)(\+ptx)?"
 
 
-@dataclass(frozen=True)
-class ArchChoice:
+class ArchChoice(NamedTuple):
     """The architectures to compile for and where they come from (for messages)."""
 
     archs: tuple[str, ...]
@@ -56,7 +54,7 @@ def _sort_key(arch: str) -> tuple[int, str]:
 
 
 def _canonical(item: str) -> str:
-    match = _FORM.fullmatch(item.strip().lower())
+    match = re.fullmatch(_FORM, item.strip().lower())
     if match is None:
         raise _refuse(item, "is not in a form that is understood")
     major, minor, digits, suffix, ptx = match.groups()
@@ -167,6 +165,8 @@ def visible_archs() -> tuple[str, ...]:
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1", "NoDevFiles"):
         return ()
+    from .nvml import read_driver
+
     driver = read_driver()
     numbers = None if driver is None else [gpu.capability for gpu in driver.gpus]
     if numbers is None and not _has_driver():

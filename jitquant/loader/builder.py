@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from .archs import NO_GPU
 from .cache import Cache, Entry
 from .changes import what_changed
 from .errors import CompileError, LoaderError
-from .match import Build, digests_now, match_entry, take
+from .match import Build, ChangedError, digests_now, match_entry, take
 from .plan import Plan
 from .processes import default_jobs
 from .report import HEARTBEAT_SECONDS, Heartbeat, shorten
@@ -27,10 +26,6 @@ _DEFAULT_LOCK_SECONDS = 600.0
 _MOST_ATTEMPTS = 5
 
 
-class ChangedError(Exception):
-    """A source changed while it was being compiled."""
-
-
 class Builder:
     """Builds for one loader; the compilers of all its builds share the processors."""
 
@@ -39,7 +34,7 @@ class Builder:
         self._jobs = 1
         self._slots: threading.Semaphore | None = None
 
-    def build(self, plan: Plan, on_tick: Callable[[Sequence[str]], None] = lambda _: None) -> Build:
+    def build(self, plan: Plan, on_tick: Callable[[Sequence[str]], None]) -> Build:
         """Build ``plan`` in the cache, unless another process does so first.
 
         Raises:
@@ -95,7 +90,7 @@ class Builder:
         built = None if isinstance(match, str) else take(cache, directory, entry, match)
         if built is None:
             raise ChangedError
-        return replace(built, is_new=True)
+        return built._replace(is_new=True)
 
     def _build_in(
         self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat

@@ -16,20 +16,20 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from .archs import runs_on
-from .cache import SCHEMA, Entry
+from .cache import BUNDLES, SCHEMA, Entry
 from .errors import BundleError
-from .match import match_entry
+from .hold import Hold
+from .match import Build, match_entry
 from .plan import Wanted
 from .record import Watched
 from .sources import FileHasher
 
-VARIABLE = "JITQUANT_BUNDLES"
 MANIFEST = "manifest.json"
 #: Grows when an older jitquant could not read what a newer one writes.
 FORMAT = 1
@@ -84,14 +84,6 @@ class Bundle:
             yield directory, entry
 
 
-def bundle_paths(env: Mapping[str, str] | None = None) -> list[Path]:
-    """The directories that ``JITQUANT_BUNDLES`` lists, separated by ``:``."""
-    given = (os.environ if env is None else env).get(VARIABLE, "")
-    return [
-        Path(os.path.abspath(os.path.expanduser(part))) for part in given.split(os.pathsep) if part
-    ]
-
-
 def open_bundle(path: Path) -> Bundle:
     """The bundle in the directory ``path``.
 
@@ -104,7 +96,7 @@ def open_bundle(path: Path) -> Bundle:
     except OSError as error:
         raise BundleError(
             f"{path} is no bundle: {error.strerror} ({error.filename}). Make one with "
-            f"`jitquant bundle -o {path}`, or take it out of {VARIABLE}."
+            f"`jitquant bundle -o {path}`, or take it out of {BUNDLES}."
         ) from error
     for place, mode in zip((path, path / MANIFEST), modes, strict=True):
         if mode & 0o022:
@@ -160,6 +152,34 @@ def library_of(directory: Path, entry: Entry) -> Path | None:
     except OSError:
         return None
     return path if found == entry.library_sha256 else None
+
+
+def search(
+    paths: Iterable[Path], wanted: Wanted, hasher: FileHasher
+) -> tuple[Build | None, list[str]]:
+    """The build of what is wanted in the bundles at ``paths``, and what speaks against others."""
+    refused: list[str] = []
+    for path in paths:
+        try:
+            bundle = open_bundle(path)
+        except BundleError as error:
+            refused.append(str(error))
+            continue
+        for directory, entry in bundle.entries(wanted.name):
+            if isinstance(entry, str):
+                refused.append(entry)
+                continue
+            match = fits(wanted, hasher, entry)
+            if isinstance(match, str):
+                refused.append(f"{path}: {wanted.name}: {match}")
+                continue
+            library = library_of(directory, entry)
+            if library is not None:
+                return Build(entry, library, match, Hold(None)), refused
+            refused.append(
+                f"{directory / entry.library} does not have the digest it was built with"
+            )
+    return None, refused
 
 
 def check_free(directory: Path) -> None:

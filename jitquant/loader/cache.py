@@ -45,6 +45,10 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+#: The variable that lists directories with builds made elsewhere.
+BUNDLES = "JITQUANT_BUNDLES"
+
+
 @dataclass
 class Entry:
     """One published build: what it was made from and what came out.
@@ -107,6 +111,12 @@ def default_root() -> Path:
     from platformdirs import user_cache_dir
 
     return Path(user_cache_dir("jitquant", appauthor=False))
+
+
+def bundle_paths() -> list[Path]:
+    """The directories that ``JITQUANT_BUNDLES`` lists, separated by ``:``."""
+    given = os.environ.get(BUNDLES, "").split(os.pathsep)
+    return [Path(os.path.abspath(os.path.expanduser(part))) for part in given if part]
 
 
 class Cache:

@@ -11,21 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .archs import ArchChoice, choose_archs, visible_archs
-from .builder import Builder, ChangedError
-from .bundles import VARIABLE, bundle_paths, fits, library_of, open_bundle
-from .cache import Cache, Entry, default_root
-from .changes import what_changed
+from .cache import Cache, Entry, bundle_paths, default_root
 from .errors import (
-    BundleError,
     CaptureError,
     FrozenError,
     HostCompilerNotFoundError,
     LoaderError,
     NvccNotFoundError,
 )
-from .hold import Hold
 from .live import freshness, reloads, warn_of_old_graphs
-from .match import Build, digests_now, match_entry, take
+from .match import Build, ChangedError, digests_now, match_entry, take
 from .module import CudaModule, load_module, loaded_under
 from .plan import Plan, Request, Wanted, look_up, make_plan
 from .record import Loaded, Record, Watched, arch_environment
@@ -35,6 +30,7 @@ from .toolchain import Memo, preload_runtime
 from .watch import Watcher
 
 if TYPE_CHECKING:
+    from .builder import Builder
     from .device_build import DeviceBuilder
     from .device_module import DeviceModule
 
@@ -106,7 +102,7 @@ class Loader:
         self._guard = threading.Lock()
         self._key_locks: dict[object, threading.Lock] = {}
         self._load_lock = threading.Lock()
-        self._builder = Builder(self)
+        self._builder: Builder | None = None
         self._watcher: Watcher | None = None
         self._devices: DeviceBuilder | None = None
 
@@ -232,7 +228,7 @@ class Loader:
         for _ in range(_MOST_ATTEMPTS):
             plan = self.plan(self.look_up(request))
             with contextlib.suppress(ChangedError):
-                return self.find(plan) or self._builder.build(plan, on_tick)
+                return self.find(plan) or self._build(plan, on_tick)
         raise _changes_too_fast(request)
 
     @contextlib.contextmanager
@@ -268,12 +264,17 @@ class Loader:
         if record.changed() is None:
             return record.module
         wanted = self.look_up(request)
-        if bundle_paths() and not isinstance(fits(wanted, self.hasher, record.entry), str):
-            return record.module  # there may be no compiler to ask
+        if bundle_paths():
+            from .bundles import fits
+
+            if not isinstance(fits(wanted, self.hasher, record.entry), str):
+                return record.module  # there may be no compiler to ask
         plan = self.plan(wanted)
         found = self._find_loaded(plan)
         if found is not None and found[0].module is record.module:
             return record.module
+        from .changes import what_changed
+
         made_from = {"inputs": record.entry.inputs, "headers": record.entry.headers}
         why = what_changed(
             made_from, plan.inputs, digests_now(plan, self.hasher, record.entry.headers)
@@ -352,28 +353,12 @@ class Loader:
 
     def search_bundles(self, wanted: Wanted) -> tuple[Build | None, list[str]]:
         """The build of what is wanted in ``JITQUANT_BUNDLES``, and what speaks against others."""
-        refused: list[str] = []
-        for path in bundle_paths():
-            try:
-                bundle = open_bundle(path)
-            except BundleError as error:
-                refused.append(str(error))
-                continue
-            for directory, entry in bundle.entries(wanted.name):
-                if isinstance(entry, str):
-                    refused.append(entry)
-                    continue
-                match = fits(wanted, self.hasher, entry)
-                if isinstance(match, str):
-                    refused.append(f"{path}: {wanted.name}: {match}")
-                    continue
-                library = library_of(directory, entry)
-                if library is not None:
-                    return Build(entry, library, match, Hold(None)), refused
-                refused.append(
-                    f"{directory / entry.library} does not have the digest it was built with"
-                )
-        return None, refused
+        paths = bundle_paths()
+        if not paths:
+            return None, []
+        from .bundles import search
+
+        return search(paths, wanted, self.hasher)
 
     def _record(self, wanted: Wanted, loaded: Loaded, watch: Watched) -> Record:
         request = wanted.request
@@ -394,8 +379,6 @@ class Loader:
 
     def _get_bundled(self, wanted: Wanted) -> tuple[Loaded, Watched] | None:
         """The module loaded from a bundle, if one has it; what is refused is said once."""
-        if not os.environ.get(VARIABLE):
-            return None
         build, refused = self.search_bundles(wanted)
         if build is not None:
             try:
@@ -409,9 +392,17 @@ class Loader:
     def _get_built(self, wanted: Wanted) -> tuple[Loaded, Watched]:
         """The module loaded from the cache, or built; if this process has it, that."""
         plan = self.plan(wanted)
-        return self._find_loaded(plan) or self._load(
-            plan, self.find(plan) or self._builder.build(plan)
-        )
+        return self._find_loaded(plan) or self._load(plan, self.find(plan) or self._build(plan))
+
+    def _build(
+        self, plan: Plan, on_tick: Callable[[Sequence[str]], None] = lambda _: None
+    ) -> Build:
+        from .builder import Builder
+
+        with self._guard_current():
+            if self._builder is None:
+                self._builder = Builder(self)
+        return self._builder.build(plan, on_tick)
 
     def _find_loaded(self, plan: Plan) -> tuple[Loaded, Watched] | None:
         for loaded in self._loaded.get(plan.level1, ()):

@@ -26,12 +26,11 @@ from .hold import hold
 from .match import match_entry
 from .nvrtc import Nvrtc, NvrtcFailure, cuda_header_version
 from .plan import Request, Wanted
-from .sources import CUDA_SUFFIXES, visible_names
+from .sources import CUDA_SUFFIXES, INCLUDE, visible_names
 
 if TYPE_CHECKING:
     from .core import Loader
 
-_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*([\"<])([^\">\n]+)[\">]", re.MULTILINE)
 _COMPUTED = re.compile(rb"^[ \t]*#[ \t]*include[ \t]+[A-Za-z_]", re.MULTILINE)
 _MOST_ATTEMPTS = 5
 _HINT = (
@@ -311,7 +310,7 @@ def _closure(source: str, directories: Sequence[str]) -> _Closure:
         with open(current, "rb") as stream:
             text = stream.read()
         computed = computed or bool(_COMPUTED.search(text))
-        for quote, raw in _INCLUDE.findall(text):
+        for quote, raw in re.findall(INCLUDE, text):
             name = raw.decode(errors="replace")
             included[name] = None
             beside = [os.path.dirname(current)] if quote == b'"' else []

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .archs import KNOWN
-from .bundles import VARIABLE, bundle_paths, open_bundle
+from .bundles import open_bundle
+from .cache import BUNDLES, bundle_paths
 from .errors import CompileError, LoaderError
 from .hold import has_locks
 from .nvml import Driver, read_driver
@@ -437,8 +438,8 @@ def _about_bundles() -> Iterator[Finding]:
         else:
             names = ", ".join(sorted({build.name for build in bundle.builds}))
             yield Finding("bundles", OK, f"{path}: {names or 'empty'}")
-    if os.environ.get(VARIABLE) and not bundle_paths():
-        yield Finding("bundles", NOTE, f"{VARIABLE} lists no directory")
+    if os.environ.get(BUNDLES) and not bundle_paths():
+        yield Finding("bundles", NOTE, f"{BUNDLES} lists no directory")
 
 
 def _about_torch_extensions() -> Iterator[Finding]:

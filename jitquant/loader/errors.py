@@ -8,9 +8,8 @@ a source that does not exist) is a plain ``ValueError``, ``TypeError`` or ``File
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from .module import CudaModule
@@ -56,8 +55,7 @@ class UnsupportedArchError(LoaderError, ValueError):
     """A GPU architecture that cannot be compiled for; the message names those that can."""
 
 
-@dataclass(frozen=True)
-class Diagnostic:
+class Diagnostic(NamedTuple):
     """One message of a compiler: ``severity`` is ``"error"``, ``"fatal error"`` or ``"warning"``.
 
     ``file`` is ``""`` and ``line`` 0 where the tool named none (ptxas, the linker).

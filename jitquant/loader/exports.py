@@ -10,20 +10,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from .diagnostics import excerpt
 from .errors import CompileError, Diagnostic
-from .sources import CUDA_SUFFIXES
+from .sources import exports_something
 
 _MACRO = "JITQUANT_EXPORT"
-_MENTION = re.compile(rb"\bJITQUANT_EXPORT\b")
 #: As many as the macro looks at.
 _MOST_ARGUMENTS = 24
-_TOKEN = re.compile(
-    r"""
+_TOKEN = r"""(?xsm)
     (?P<skipped> \s+ | //(?:\\.|[^\n\\])* | /\*.*?\*/ | ^[ \t]*\#(?:\\.|[^\n\\])* )
   | R"(?P<delimiter>[^()\\\s]{0,16})\((?P<raw>.*?)\)(?P=delimiter)"
   | "(?P<string>(?:\\.|[^"\\\n])*)"
@@ -31,10 +27,8 @@ _TOKEN = re.compile(
   | \d[\w'.]*
   | (?P<word>[A-Za-z_]\w*)
   | .
-    """,
-    re.VERBOSE | re.DOTALL | re.MULTILINE,
-)
-_ESCAPE = re.compile(r"\\(?:(\n)|(.))", re.DOTALL)
+"""
+_ESCAPE = r"(?s)\\(?:(\n)|(.))"
 _CONTROLS = {"n": "\n", "t": "\t", "0": "\0"}
 #: What each type of a schema is in the generated function.
 _TYPES = {
@@ -52,8 +46,7 @@ _TYPES = {
 _ACCEPTED = "Tensor, int, float, bool and str, each also with '?'"
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(NamedTuple):
     """One argument of a schema; ``kind`` is a key of the table of types."""
 
     name: str
@@ -61,8 +54,7 @@ class Argument:
     written: bool
 
 
-@dataclass(frozen=True)
-class Export:
+class Export(NamedTuple):
     """One ``JITQUANT_EXPORT``: the launcher, the schema, and the line where it stands."""
 
     launcher: str
@@ -72,8 +64,7 @@ class Export:
     arguments: tuple[Argument, ...]
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(NamedTuple):
     """The binding of one source, which is generated from its exports."""
 
     source: str
@@ -166,19 +157,6 @@ def generator_file() -> str:
     return os.path.abspath(__file__)
 
 
-def exports_something(path: str) -> bool:
-    """Whether the source at ``path`` names the macro, maybe in a comment only."""
-    return _mentions(path) is not None
-
-
-def _mentions(path: str) -> bytes | None:
-    if not path.lower().endswith(CUDA_SUFFIXES):
-        return None
-    with open(path, "rb") as stream:
-        raw = stream.read()
-    return raw if _MENTION.search(raw) else None
-
-
 def find_binding(module: str, path: str) -> Binding | None:
     """The binding to generate for the source at ``path``; ``None`` if it exports nothing.
 
@@ -186,10 +164,9 @@ def find_binding(module: str, path: str) -> Binding | None:
         CompileError: a macro that cannot be used; the diagnostic has its file and line.
         OSError: the file cannot be read.
     """
-    raw = _mentions(path)
-    if raw is None:
+    if not exports_something(path):
         return None
-    text = raw.decode(errors="replace")
+    text = Path(path).read_bytes().decode(errors="replace")
     exports: list[Export] = []
     for place, launcher, schema in _macros(module, path, text):
         export = _understood(place, launcher, schema)
@@ -205,14 +182,15 @@ def find_binding(module: str, path: str) -> Binding | None:
     return Binding(path, tuple(exports)) if exports else None
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     module: str
     path: str
     line: int
     column: int
 
     def error(self, message: str) -> CompileError:
+        from .diagnostics import excerpt
+
         found = Diagnostic(self.path, self.line, self.column, "error", f"{_MACRO}: {message}")
         shown = excerpt(found, Path(self.path).parent)
         text = (
@@ -228,7 +206,7 @@ def _full_name(export: Export) -> str:
 
 def _macros(module: str, path: str, text: str) -> Iterator[tuple[_Place, str, str]]:
     """(place, launcher, schema) of each macro that stands outside comments and directives."""
-    tokens = [m for m in _TOKEN.finditer(text) if m["skipped"] is None]
+    tokens = [m for m in re.finditer(_TOKEN, text) if m["skipped"] is None]
     index = 0
     while index < len(tokens):
         start = tokens[index]
@@ -268,7 +246,9 @@ def _macros(module: str, path: str, text: str) -> Iterator[tuple[_Place, str, st
 def _value(token: re.Match[str]) -> str:
     if token["raw"] is not None:
         return str(token["raw"])
-    return _ESCAPE.sub(lambda m: "" if m[1] else _CONTROLS.get(m[2], m[2]), str(token["string"]))
+    return re.sub(
+        _ESCAPE, lambda m: "" if m[1] else _CONTROLS.get(m[2], m[2]), str(token["string"])
+    )
 
 
 def _understood(place: _Place, launcher: str, schema: str) -> Export:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .cache import Cache, Entry
 from .hold import Hold, hold
@@ -15,8 +15,11 @@ from .record import Watched
 from .sources import FileHasher, Signature, search_places, settled, signature_of, visible_names
 
 
-@dataclass(frozen=True)
-class Build:
+class ChangedError(Exception):
+    """A source changed while it was being compiled."""
+
+
+class Build(NamedTuple):
     """A build in a cache, held there: its entry, its library, and what it must be watched for."""
 
     entry: Entry

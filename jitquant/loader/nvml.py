@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One GPU of the machine, whether or not this process sees it; ``memory`` in bytes."""
 
     name: str
@@ -17,8 +15,7 @@ class Gpu:
     memory: int
 
 
-@dataclass(frozen=True)
-class Driver:
+class Driver(NamedTuple):
     """The driver, the newest CUDA that it knows (as in ``"13.0"``), and the GPUs."""
 
     version: str

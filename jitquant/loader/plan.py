@@ -5,19 +5,27 @@ from __future__ import annotations
 import glob
 import os
 import platform
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .archs import ArchChoice
 from .cache import SCHEMA, digest_of
 from .errors import UnsupportedArchError
-from .exports import Binding, exports_something, find_binding, generator_file
-from .sources import CUDA_SUFFIXES, FileHasher, Roots, Signature, resolve_sources
+from .sources import (
+    CUDA_SUFFIXES,
+    FileHasher,
+    Roots,
+    Signature,
+    exports_something,
+    resolve_sources,
+)
 from .toolchain import HostCompiler, Memo, Nvcc, find_host_compiler, find_nvcc, wheel_roots
 from .torch_install import TorchInstall, torch_install
+
+if TYPE_CHECKING:
+    from .exports import Binding
 
 #: Variables that change what a compiler does without showing in its command line.
 _COMPILER_VARIABLES = (
@@ -33,8 +41,7 @@ _COMPILER_VARIABLES = (
 _ARCH_FLAGS = ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code")
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """The arguments of one ``get_cuda_module`` call, with paths as they were given."""
 
     name: str
@@ -45,7 +52,7 @@ class Request:
     archs: str | tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Wanted:
     """A request with its files looked up, before any compiler is.
 
@@ -71,7 +78,7 @@ class Wanted:
         return any(path.lower().endswith(CUDA_SUFFIXES) for path in self.sources)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan(Wanted):
     """What is wanted and the compilers for it; ``inputs`` has them, and hashes to ``level1``.
 
@@ -141,11 +148,15 @@ def wheel_include_dirs() -> tuple[str, ...]:
 
 def python_include_dir() -> str:
     """Where Python.h is."""
+    import sysconfig
+
     return sysconfig.get_path("include", scheme="posix_prefix") or ""
 
 
 def python_abi() -> str:
     """The ABI that an extension module with Python's own API is bound to."""
+    import sysconfig
+
     return str(sysconfig.get_config_var("SOABI") or platform.python_version())
 
 
@@ -234,6 +245,8 @@ def look_up(
     }
     if generates:
         # The sources and what makes a binding of them stand for the text of the binding.
+        from .exports import generator_file
+
         generator = hasher.state(generator_file())
         inputs["binding_generator"] = generator.digest if generator else None
     own = tuple(d for d in include_dirs if d != library_dir)
@@ -279,12 +292,17 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
         host=host,
         level1=digest_of(inputs),
         notes=notes,
-        bindings=tuple(
-            binding
-            for path in wanted.sources
-            if (binding := find_binding(wanted.name, path)) is not None
-        ),
+        bindings=_bindings_of(wanted),
     )
+
+
+def _bindings_of(wanted: Wanted) -> tuple[Binding, ...]:
+    if "binding_generator" not in wanted.inputs:
+        return ()
+    from .exports import find_binding
+
+    found = (find_binding(wanted.name, path) for path in wanted.sources)
+    return tuple(binding for binding in found if binding is not None)
 
 
 def _check_known(archs: ArchChoice, nvcc: Nvcc) -> None:

@@ -9,15 +9,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _POLL_SECONDS = 0.01
 _BYTES_PER_JOB = 1 << 30
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """One command: what to run, what to call it in messages, and where its output goes."""
 
     argv: tuple[str, ...]
@@ -25,8 +24,7 @@ class Command:
     output: Path
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """A command that has ended. ``returncode`` is negative for a signal, as in subprocess."""
 
     command: Command

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .cache import Entry
 from .module import CudaModule
@@ -32,15 +33,14 @@ def arch_environment() -> tuple[str | None, str | None]:
     )
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A library that this process has loaded, and the cache entry that it came from."""
 
     entry: Entry
     module: CudaModule
 
 
-@dataclass
+@dataclass(eq=False)
 class Record:
     """A loaded module, and what must stay as it is for it to be current.
 

@@ -13,12 +13,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 CUDA_SUFFIXES = (".cu",)
 CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 #: Below this many nanoseconds between a change and its hashing a second change could go unseen.
 _RACY_NS = 100_000_000
 _RACY_COARSE_NS = 2_100_000_000
@@ -38,7 +37,7 @@ def check_name(name: object) -> str:
     """
     if not isinstance(name, str):
         raise TypeError(f"name: expected a string, got {type(name).__name__} ({name!r}).")
-    if not _NAME.fullmatch(name) or len(name) > 100:
+    if not (name.isascii() and name.isidentifier() and len(name) <= 100):
         raise ValueError(
             f"name: {name!r} is not accepted; it becomes a C identifier, so give at most 100 "
             "letters, digits and underscores, not starting with a digit."
@@ -121,8 +120,7 @@ def _missing(text: str, path: str, bare: bool, kernels_dir: Path) -> str:
     return message
 
 
-@dataclass(frozen=True)
-class FileState:
+class FileState(NamedTuple):
     """Digest of a file, with the ``stat`` that tells whether it is still that file.
 
     ``signature`` is ``None`` while the file is so fresh that another change could leave the same
@@ -170,7 +168,6 @@ class FileHasher:
         return fresh
 
 
-@dataclass(frozen=True)
 class Roots:
     """The places that files are named after.
 
@@ -179,11 +176,9 @@ class Roots:
     the versions of those instead of their contents.
     """
 
-    labels: Mapping[str, str]
-    versioned: Mapping[str, tuple[str, ...]]
-    _sorted: list[tuple[str, str]] = field(default_factory=list, init=False, compare=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, labels: Mapping[str, str], versioned: Mapping[str, tuple[str, ...]]) -> None:
+        self.labels = labels
+        self.versioned = versioned
         pairs = [
             (directory.rstrip(os.sep) + os.sep, label) for label, directory in self.labels.items()
         ]
@@ -194,7 +189,7 @@ class Roots:
             for directory in {spelling, os.path.realpath(spelling)}
         ]
         # The longest prefix names a file; for equal ones a label of the caller does.
-        self._sorted.extend(sorted(pairs, key=lambda p: (-len(p[0]), p[1].startswith("="))))
+        self._sorted = sorted(pairs, key=lambda p: (-len(p[0]), p[1].startswith("=")))
 
     def name(self, path: str) -> tuple[str, str]:
         """(label, rest) of ``path``; the label of a versioned family starts with ``=``."""
@@ -256,17 +251,25 @@ def search_places(roots: Roots, header_names: Iterable[str]) -> list[str]:
     return list(places)
 
 
-_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*([\"<])([^\">\n]+)[\">]", re.MULTILINE)
-_TORCH = re.compile(r"(?:torch|ATen|c10|caffe2|pybind11)/|Python\.h")
-_STABLE = re.compile(r"torch/(?:csrc/stable|csrc/inductor/aoti_torch/c|headeronly)/")
-_PYTHON = re.compile(
+# Compiled where they are used: a module that is built already needs none of them.
+INCLUDE = rb"(?m)^[ \t]*#[ \t]*include[ \t]*([\"<])([^\">\n]+)[\">]"
+_TORCH = r"(?:torch|ATen|c10|caffe2|pybind11)/|Python\.h"
+_STABLE = r"torch/(?:csrc/stable|csrc/inductor/aoti_torch/c|headeronly)/"
+_PYTHON = (
     r"torch/(?:extension|python)\.h|torch/csrc/(?!stable|inductor)|pybind11/"
     r"|Python\.h"
 )
 
 
-@dataclass(frozen=True)
-class IncludeScan:
+def exports_something(path: str) -> bool:
+    """Whether the source at ``path`` names JITQUANT_EXPORT, maybe in a comment only."""
+    if not path.lower().endswith(CUDA_SUFFIXES):
+        return False
+    with open(path, "rb") as stream:
+        return re.search(rb"\bJITQUANT_EXPORT\b", stream.read()) is not None
+
+
+class IncludeScan(NamedTuple):
     """Which families of headers a source includes, directly or through the caller's headers."""
 
     torch: bool
@@ -284,11 +287,11 @@ def scan_includes(path: str, directories: Sequence[str]) -> IncludeScan:
                 text = stream.read()
         except OSError:
             continue
-        for quote, raw in _INCLUDE.findall(text):
+        for quote, raw in re.findall(INCLUDE, text):
             name = raw.decode(errors="replace")
-            if _TORCH.match(name) and not _STABLE.match(name):
+            if re.match(_TORCH, name) and not re.match(_STABLE, name):
                 torch = True
-                python = python or bool(_PYTHON.match(name))
+                python = python or bool(re.match(_PYTHON, name))
                 continue
             beside = [os.path.dirname(current)] if quote == b'"' else []
             for directory in [*beside, *directories]:

@@ -18,10 +18,9 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import HostCompilerNotFoundError, NvccNotFoundError
 
@@ -29,8 +28,7 @@ _PROBE_SECONDS = 60.0
 _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 
 
-@dataclass(frozen=True)
-class Nvcc:
+class Nvcc(NamedTuple):
     """A CUDA compiler: the real binary, its version, and the toolkit around it."""
 
     path: str
@@ -46,8 +44,7 @@ class Nvcc:
         return os.path.basename(self.cudart)
 
 
-@dataclass(frozen=True)
-class HostCompiler:
+class HostCompiler(NamedTuple):
     """A C++ compiler: command (``CXX`` may hold a wrapper), version and its own header roots."""
 
     command: tuple[str, ...]
@@ -199,8 +196,7 @@ def _candidates(env: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     yield "/usr/local/cuda/bin/nvcc", "/usr/local/cuda"
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A place where nvcc may be; ``why_not`` says why it is no nvcc where ``nvcc`` is ``None``."""
 
     path: str

@@ -11,13 +11,12 @@ import mmap
 import os
 import runpy
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .errors import LoaderError
 
 
-@dataclass(frozen=True)
-class TorchInstall:
+class TorchInstall(NamedTuple):
     """A torch: its package directory, and what a compiled module is bound to."""
 
     directory: str

@@ -14,8 +14,8 @@ import pytest
 
 from jitquant.loader import BundleError, HostCompilerNotFoundError, Loader
 from jitquant.loader.archs import runs_on
-from jitquant.loader.bundles import Bundle, bundle_paths, open_bundle, write_bundle
-from jitquant.loader.cache import Entry
+from jitquant.loader.bundles import Bundle, open_bundle, write_bundle
+from jitquant.loader.cache import Entry, bundle_paths
 from jitquant.loader.plan import Request
 
 from .conftest import Toy

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +81,7 @@ def test_a_library_that_does_not_load_is_no_success(
         shutil.copy(Path(torch_install().library_dir, "libc10.so"), directory / name)
     from jitquant.loader import trial_build
 
-    other = replace(torch_install(), directory=str(tmp_path))
+    other = torch_install()._replace(directory=str(tmp_path))
     monkeypatch.setattr(trial_build, "torch_install", lambda: other)
     (tmp_path / "lib").symlink_to(directory)
     outcome = try_build(new_loader(tmp_path / "cache"))
@@ -148,7 +147,7 @@ def test_driver_gpus_and_torch_that_do_not_fit(
     state: str,
     said: str,
 ) -> None:
-    here = replace(torch_install(), cuda=cuda)
+    here = torch_install()._replace(cuda=cuda)
     monkeypatch.setattr(module, "read_driver", lambda: driver)
     monkeypatch.setattr(module, "torch_install", lambda: here)
     found = examine(new_loader(tmp_path / "cache"))
@@ -162,7 +161,7 @@ def test_an_nvcc_newer_than_the_driver(
     monkeypatch.setattr(module, "read_driver", lambda: Driver("470", "11.4", ()))
     found = examine(new_loader(tmp_path / "cache"))
     assert "knows CUDA up to 11.4" in of(found, "nvcc", "warning")[0].text
-    here = replace(torch_install(), cuda="12.6")
+    here = torch_install()._replace(cuda="12.6")
     monkeypatch.setattr(module, "torch_install", lambda: here)
     assert "torch of 12.6" in of(examine(new_loader(tmp_path)), "nvcc", "note")[-1].text
 
@@ -173,7 +172,7 @@ def test_an_nvcc_newer_than_the_driver(
 def test_a_torch_that_is_too_old(
     no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, works: bool
 ) -> None:
-    here = replace(torch_install(), version=version)
+    here = torch_install()._replace(version=version)
     monkeypatch.setattr(module, "torch_install", lambda: here)
     found = examine(new_loader(tmp_path / "cache"))
     assert [f.state for f in found.findings if f.check == "torch"] == ["ok" if works else "error"]

@@ -108,7 +108,7 @@ def test_the_binding_is_kept_with_the_build(built: tuple[CudaModule, Path]) -> N
 def test_the_generator_belongs_to_the_key(
     tmp_path: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jitquant.loader import plan
+    from jitquant.loader import exports, plan
     from jitquant.loader.sources import FileHasher
 
     source = tmp_path / "scale.cu"
@@ -124,7 +124,7 @@ def test_the_generator_belongs_to_the_key(
     before = inputs()
     other = tmp_path / "other_generator.py"
     other.write_text("")
-    monkeypatch.setattr(plan, "generator_file", lambda: str(other))
+    monkeypatch.setattr(exports, "generator_file", lambda: str(other))
     assert inputs() != before
     source.write_text("// nothing exported\n")
     assert "binding_generator" not in inputs()
