@@ -15,7 +15,7 @@ template <class T>
 constexpr int spans_per_sm() {
   if (sizeof(T) == 4) return 2;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  return 3;  // its compiler wants more registers
+  return 2;  // its compiler wants more registers
 #endif
   return 4;
 }
