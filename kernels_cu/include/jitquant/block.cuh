@@ -169,6 +169,16 @@ JITQUANT_HD uint32_t e2m1x8_signs(const Block<T>& x, int half) {
   return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
 
+// The signs of a block in one word: those of its first half as e2m1x8_signs gives them, and of its
+// second a bit lower.
+template <class T>
+JITQUANT_HD uint32_t e2m1x16_signs(const Block<T>& x) {
+  return e2m1x8_signs(x, 0) | (e2m1x8_signs(x, 1) >> 1);
+}
+JITQUANT_HD uint32_t half_of_signs(uint32_t signs, int half) {
+  return (half == 0 ? signs : signs << 1) & 0x88888888u;
+}
+
 // Eight codes of three bits from f(i), which is 2^23 plus the code of value i, the first in the low
 // four bits. Shifted sums instead of masks: what 2^23 adds to them is known and comes off.
 template <class F>

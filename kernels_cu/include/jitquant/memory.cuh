@@ -1,6 +1,7 @@
 // Loads and stores of a block.
 #pragma once
 
+#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 
 #include "jitquant/block.cuh"
@@ -130,6 +131,21 @@ __device__ __forceinline__ void store_words(void* p, const uint32_t* words) {
     reinterpret_cast<uint4*>(p)[i / 4] =
         make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
   }
+}
+
+// The same number or address, which the compiler works out here, once, and not where it is used.
+template <class T>
+__device__ __forceinline__ const T* kept(const T* x) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+l"(x));
+#endif
+  return x;
+}
+__device__ __forceinline__ uint32_t kept(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
 }
 
 // Sixteen elements from p, of which the first `count` are there; the others become zero. `vector`

@@ -106,35 +106,49 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, f
   return out;
 }
 
-// The same of magnitudes with their signs apart, where the codes' bits hang on the order of a sum
-// in any case: a product is not rounded before its code is.
-JITQUANT_HD Nvfp4Codes nvfp4_quantize_magnitudes(const float (&x)[16], const uint32_t (&signs)[2],
-                                                 float b, float factor, const Nvfp4Encoding& e) {
+// The same of magnitudes with their signs apart (e2m1x16_signs), where the codes' bits hang on the
+// order of a sum in any case: a product is not rounded before its code is. Leaves something else in
+// x.
+JITQUANT_HD Nvfp4Codes nvfp4_quantize_magnitudes(float (&x)[16], uint32_t signs, float b,
+                                                 float factor, const Nvfp4Encoding& e) {
   const uint16_t scale = nvfp4_block_scale(mul_rn(b, factor), e);
   Nvfp4Codes out;
   out.scale = static_cast<uint8_t>(scale);
   float enc = mul_rn(nvfp4_block_encode(scale, e), factor);
   enc = enc > kFloatMax ? kFloatMax : enc;
-#if !defined(JITQUANT_HAS_E2M1_INSTRUCTION)
-  // Nothing is above the largest code, as in all blocks but those whose scale is subnormal.
-  if (mul_rn(b, enc) < 7.0f && enc <= 0x1p126f) {
-    out.low = sum_codes([&](int i) { return e2m1_lines(x[i], enc); }) | signs[0];
-    out.high = sum_codes([&](int i) { return e2m1_lines(x[8 + i], enc); }) | signs[1];
-    return out;
+  // As in all blocks but those whose scale is subnormal, or none: nothing is above the largest
+  // code, and no line through the product overflows.
+  if (!(mul_rn(b, enc) < 7.0f && enc <= 0x1p126f)) {
+    if (!(enc > 0.0f)) {  // zero, or NaN
+      out.low = out.high = 0;
+      if (enc == 0.0f) {
+        JITQUANT_UNROLL
+        for (int i = 0; i < 16; ++i) {
+          const uint32_t finite = x[i] <= kFloatMax ? 8u << (4 * (i & 7)) : 0u;
+          (i < 8 ? out.low : out.high) |= half_of_signs(signs, i >> 3) & finite;
+        }
+      }
+      return out;
+    }
+    const float up = enc > 0x1p126f ? 4.0f : 1.0f;
+    enc = enc > 0x1p126f ? enc * 0.25f : enc;
+    const float most = mul_rn(6.5f, reciprocal_rn_ordinary(enc));
+    JITQUANT_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      x[i] = mul_rn(x[i], up);
+      x[i] = x[i] < most ? x[i] : most;
+    }
   }
-#endif
+#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
   Block<float> block;
   JITQUANT_UNROLL
   for (int i = 0; i < 16; ++i) block.words[i] = float_bits(x[i]);
-  if (enc > 0.0f) {
-    out.low = e2m1x8<false>(block, 0, enc) | signs[0];
-    out.high = e2m1x8<false>(block, 1, enc) | signs[1];
-  } else if (enc == 0.0f) {
-    out.low = signs[0] & e2m1x8_finite(block, 0);
-    out.high = signs[1] & e2m1x8_finite(block, 1);
-  } else {
-    out.low = out.high = 0;
-  }
+  out.low = e2m1x8<false>(block, 0, enc) | half_of_signs(signs, 0);
+  out.high = e2m1x8<false>(block, 1, enc) | half_of_signs(signs, 1);
+#else
+  out.low = sum_codes([&](int i) { return e2m1_lines(x[i], enc); }) | half_of_signs(signs, 0);
+  out.high = sum_codes([&](int i) { return e2m1_lines(x[8 + i], enc); }) | half_of_signs(signs, 1);
+#endif
   return out;
 }
 

@@ -65,7 +65,6 @@ struct OutputRow {
       : codes(reinterpret_cast<uint2*>(out.codes) + row * out.blocks),
         scales(out.scales +
                (out.swizzled ? swizzle_128x4(row, 0, padded_blocks(out)) : row * out.blocks)) {}
-
   // `place` is the block's scale_place.
   __device__ __forceinline__ void store(int64_t block, int64_t place, const Nvfp4Codes& x) const {
     codes[block] = make_uint2(x.low, x.high);

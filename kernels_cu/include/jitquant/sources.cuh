@@ -6,9 +6,17 @@
 //   Fetched refetch(row, block)      for the same value once more
 //   whole()                          all blocks are whole and aligned to 16 bytes; the last three
 //                                    are templates with a bool, which is true only then
-//   kHeldShare                       blocks of a row that a thread of held_kernel has; 0: it is
-//                                    row_kernel's, where a thread has kShare
+//   kHeldShare, kHeldFew             blocks of a row that a thread that holds them has; the second
+//                                    for rows that are few or short
 //   kReadsOnlyInputs                 nothing it reads is written by the launch before
+// and those that are normalized, for norm_kernel, which copies whole rows ahead of using them,
+//   kHeldRegisters                   of a thread, on Hopper
+//   tensors()                        how many tensors a row is made of, and
+//   const T* tensor(row, i)          where it is in each of them
+//   Row after(row, r, step)          row r + step, from where row r is
+//   Beside beside(row)               what each thread loads of a row besides
+//   Value copied(part, beside, row, block)
+//                                    the block, whose copy from tensor i is part(i)
 // Loading and computing are apart so that a kernel can load a block while it computes another.
 #pragma once
 
@@ -21,13 +29,13 @@ namespace jitquant {
 template <class T>
 struct RowPointer {
   T* data;
-  bool even;  // rows are s2 apart
+  bool even;  // rows are s2 apart, which fits in 32 bits
   uint32_t n1, n2;
   int64_t s0, s1, s2;
 
   explicit RowPointer(const Matrix& m)
       : data(static_cast<T*>(const_cast<void*>(m.data))),
-        even(m.n2 == m.rows),
+        even(m.n2 == m.rows && m.s2 >= 0 && m.s2 <= UINT32_MAX),
         n1(static_cast<uint32_t>(m.n1)),
         n2(static_cast<uint32_t>(m.n2)),
         s0(m.s0),
@@ -39,13 +47,17 @@ struct RowPointer {
     const uint32_t r = static_cast<uint32_t>(row), i = r / n2;
     return data + (i / n1) * s0 + (i % n1) * s1 + (r % n2) * s2;
   }
+  // Of row + step, where p is of row.
+  __device__ __forceinline__ T* after(T* p, int64_t row, uint32_t step) const {
+    return even ? p + static_cast<uint64_t>(step) * static_cast<uint32_t>(s2) : (*this)(row + step);
+  }
 };
 
 template <class T>
 struct PlainSource {
   using Element = T;
   static constexpr int kHeldShare = 2;
-  static constexpr int kShare = 4;
+  static constexpr int kHeldFew = 1;
   using Value = Block<T>;
   using Fetched = Block<T>;
   using Row = const T*;
@@ -68,6 +80,19 @@ struct PlainSource {
   template <bool kWhole>
   __device__ __forceinline__ Value value(const Fetched& x, Row, int64_t) const {
     return x;
+  }
+
+  static constexpr int kHeldRegisters = sizeof(T) == 4 ? 96 : 72;
+  struct Beside {};
+  __host__ __device__ int tensors() const { return 1; }
+  __device__ __forceinline__ const T* tensor(Row p, int) const { return p; }
+  __device__ __forceinline__ Row after(Row p, int r, int step) const {
+    return row.after(p, r, step);
+  }
+  __device__ __forceinline__ Beside beside(Row) const { return {}; }
+  template <class Part>
+  __device__ __forceinline__ Value copied(Part&& part, const Beside&, Row, int64_t) const {
+    return part(0);
   }
 };
 
@@ -103,7 +128,7 @@ template <class T>
 struct DeinterleaveSource {
   using Element = T;
   static constexpr int kHeldShare = 1;
-  static constexpr int kShare = 4;
+  static constexpr int kHeldFew = 1;
   using Value = Block<float>;
   struct Fetched {
     Block<T> gate, up;
@@ -175,8 +200,8 @@ struct DeinterleaveSource {
 template <class T>
 struct ResidualSource {
   using Element = T;
-  static constexpr int kHeldShare = 0;
-  static constexpr int kShare = 2;
+  static constexpr int kHeldShare = 2;
+  static constexpr int kHeldFew = 2;
   using Value = Block<T>;
   struct Fetched {
     Block<T> x, residual;
@@ -225,14 +250,30 @@ struct ResidualSource {
     store_block<kWhole>(p.residual + block * 16, cols - block * 16, vector, sum);
     return sum;
   }
+
+  static constexpr int kHeldRegisters = sizeof(T) == 4 ? 112 : 80;
+  struct Beside {};
+  __host__ __device__ int tensors() const { return 2; }
+  __device__ __forceinline__ const T* tensor(const Row& p, int i) const {
+    return i == 0 ? p.x : p.residual;
+  }
+  __device__ __forceinline__ Row after(const Row& p, int r, int step) const {
+    return {x_row.after(p.x, r, step), residual_row.after(p.residual, r, step)};
+  }
+  __device__ __forceinline__ Beside beside(const Row&) const { return {}; }
+  template <class Part>
+  __device__ __forceinline__ Value copied(Part&& part, const Beside&, const Row& p,
+                                          int64_t block) const {
+    return value<true>({part(0), part(1), false}, p, block);
+  }
 };
 
 // The mix of n streams of a hyper-connection: sum over h of A[row, h] * X[row, h, :], h in order.
 template <class T>
 struct HyperConnectionSource {
   using Element = T;
-  static constexpr int kHeldShare = 0;
-  static constexpr int kShare = 4;
+  static constexpr int kHeldShare = 2;
+  static constexpr int kHeldFew = 2;
   using Value = Block<float>;
   static constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // streams that are loaded together
   struct Fetched {
@@ -294,6 +335,45 @@ struct HyperConnectionSource {
     for (int i = 0; i < 16; ++i) {
       set_value(mix, i, kWhole || i < cols - block * 16 ? v[i] : 0.0f);
     }
+    return mix;
+  }
+
+  static constexpr int kHeldRegisters = 128;
+  struct Beside {
+    float weight[4];  // of the first streams
+  };
+  __host__ __device__ int tensors() const { return streams; }
+  __device__ __forceinline__ const T* tensor(const Row& p, int i) const {
+    return p.x + i * stream_stride;
+  }
+  __device__ __forceinline__ Row after(const Row& p, int r, int step) const {
+    return {x_row.after(p.x, r, step), p.weights + step * weight_row_stride};
+  }
+  __device__ __forceinline__ Beside beside(const Row& p) const {
+    Beside b;
+#pragma unroll
+    for (int h = 0; h < 4; ++h) b.weight[h] = h < streams ? weight(p, h) : 0.0f;
+    return b;
+  }
+  template <class Part>
+  __device__ __forceinline__ Value copied(Part&& part, const Beside& beside, const Row& p,
+                                          int64_t) const {
+    Value mix;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) set_value(mix, i, -0.0f);
+    auto add = [&](int h, float a) {
+      const Block<T> x = part(h);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        set_value(mix, i, fma_rn(a, value_of(x, i), value_of(mix, i)));
+      }
+    };
+#pragma unroll
+    for (int h = 0; h < 4; ++h) {
+      if (h < streams) add(h, beside.weight[h]);
+    }
+#pragma unroll 1
+    for (int h = 4; h < streams; ++h) add(h, weight(p, h));
     return mix;
   }
 };

@@ -56,7 +56,7 @@ alignas(1024) thread_local unsigned char tiles[kDynamicShared];
 
 // ---- functions of a device ---------------------------------------------------------------------
 
-enum WarpCall : int { kShuffle, kShuffleXor, kReduceMax, kBallot };
+enum WarpCall : int { kShuffle, kShuffleXor, kReduceMax, kBallot, kSyncWarp };
 
 inline void __syncthreads() {
   emulation::block_barrier();
@@ -92,6 +92,9 @@ inline uint32_t __reduce_max_sync(unsigned mask, uint32_t value) {
   uint64_t most = 0;
   for (int i = 0; i < 32; ++i) most = (mask >> i & 1) && values[i] > most ? values[i] : most;
   return static_cast<uint32_t>(most);
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu) {
+  emulation::exchange(mask, 0, kSyncWarp);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
   const uint64_t* values = emulation::exchange(mask, predicate != 0, kBallot);

@@ -58,6 +58,12 @@ struct Barrier {
   }
 };
 
+struct Copy {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+
 struct Fiber {
   char* stack = nullptr;
   ucontext_t start;
@@ -68,6 +74,7 @@ struct Fiber {
   unsigned gang_generation;
   Index thread;
   uint64_t exchanged[32];  // by its warp, the last time
+  std::vector<Copy> copies;
 
   bool can_run() const {
     return !done && (waits_for == nullptr || waits_for->generation != generation);
@@ -160,6 +167,7 @@ void prepare(Fiber& f, Index thread) {
   }
   f.begun = f.done = f.arrived = false;
   f.waits_for = nullptr;
+  f.copies.clear();
   f.thread = thread;
   getcontext(&f.start);
   f.start.uc_stack.ss_sp = f.stack;
@@ -298,6 +306,16 @@ int capability_major() {
 
 unsigned lane() {
   return flat(threadIdx) & 31;
+}
+
+void copy_later(void* to, const void* from, size_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
+  if (address % bytes != 0) fail("a copy of %zu bytes is not aligned to as many", bytes);
+  fiber->copies.push_back({to, from, bytes});
+}
+void copy_now() {
+  for (const Copy& copy : fiber->copies) std::memcpy(copy.to, copy.from, copy.bytes);
+  fiber->copies.clear();
 }
 
 void block_barrier() {

@@ -54,6 +54,9 @@ char* in_block(const void* shared, unsigned rank);
 uint32_t shared_address(const void* shared);
 char* shared_pointer(uint32_t address);
 unsigned lane();
+// An asynchronous copy comes at the last moment: when its thread waits for it.
+void copy_later(void* to, const void* from, size_t bytes);
+void copy_now();
 
 }  // namespace emulation
 
