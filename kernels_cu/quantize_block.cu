@@ -16,6 +16,8 @@ constexpr int spans_per_sm() {
   if (sizeof(T) == 4) return 2;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   return 2;  // its compiler wants more registers
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  return 3;
 #endif
   return 4;
 }

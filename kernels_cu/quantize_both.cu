@@ -265,12 +265,22 @@ struct Walk {
 // divided; or it is MXFP8. kAny: all else.
 enum class Both : int { kPlain, kMxfp8, kAny };
 
+// Blocks of threads that a multiprocessor has to hold, which bounds the registers: three where they
+// fit with their tiles.
+template <class T, bool kWhole>
+constexpr int tiles_per_sm() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if (sizeof(T) == 4) return 2;
+#endif
+  return kWhole || sizeof(T) == 4 ? 3 : 2;
+}
+
 // A block of threads a tile, or, for groups of 256, a square of four tiles, which is read twice:
 // for the amaxes, then to be cast. A warp takes 16 rows of a tile and then 16 columns of it, eight
 // lanes a line, so that groups have their amaxes within it. kWhole: all blocks of the matrix are
 // whole and aligned to 16 bytes.
 template <class T, bool kWhole, Both kWhat>
-__global__ void __launch_bounds__(kThreads, kWhole || sizeof(T) == 4 ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
     both_kernel(Source<T> source, const __grid_constant__ Sides sides, GroupNumerics numerics,
                 Extent extent, Walk walk) {
   using Memory = TileMemory<T>;
