@@ -1,4 +1,5 @@
-"""The NVFP4 kernels for many rows, run on the CPU on a device so small that its rows are many."""
+"""The NVFP4 kernels for many rows, on a device so small that its rows are many, and for rows that
+lie between words of memory."""
 
 from __future__ import annotations
 
@@ -121,3 +122,27 @@ def test_short_rows(
         expected = reference.quantize_nvfp4(x, recipe=recipe, **k)
         call = "fused_amax_quantize.amax_quantize_nvfp4"
         _check(machine, expected, call, x, recipe=recipe, **k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "cols", "gap"), [(8, 15, 0), (9, 33, 0), (40, 1001, 2), (9, 70, 1)]
+)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_rows_between_words(
+    machine: Machine, rows: int, cols: int, gap: int, offset: int, dtype: torch.dtype
+) -> None:
+    machine.use(1)
+    memory = torch.full((rows * (cols + gap) + offset,), float("nan"), dtype=dtype)
+    x = memory[offset:].as_strided((rows, cols), (cols + gap, 1), offset)
+    x.copy_(_values(rows, cols, 0, dtype))
+    for granularity in ("tensor", "row"):
+        k: dict[str, Any] = {"granularity": granularity}
+        expected = reference.quantize_nvfp4(x, **k)
+        _check(machine, expected, "fused_amax_quantize.amax_quantize_nvfp4", x, **k)
+    gsa = torch.tensor([0.01])
+    static = reference.quantize_nvfp4_static(x, gsa)
+    _check(machine, static, "quantize_nvfp4.quantize_nvfp4", x, gsa)
+    options: dict[str, Any] = {"cols": cols, "dtype": dtype}
+    values = reference.dequantize_nvfp4(*static, gsa, **options)
+    _check(machine, values, "dequant_nvfp4.dequant_nvfp4", *static, gsa, **options)

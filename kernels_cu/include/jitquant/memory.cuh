@@ -148,16 +148,52 @@ __device__ __forceinline__ uint32_t kept(uint32_t x) {
   return x;
 }
 
+// The elements below `count` of sixteen from p, which is aligned to an element, one by one but all
+// under way together; the others become zero.
+template <class T>
+__device__ __forceinline__ Block<T> load_part(const T* p, int64_t count) {
+  constexpr int kPerWord = 4 / sizeof(T);
+  const int n = count < 16 ? static_cast<int>(count) : 16;
+  Block<T> block = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t bits = i < n ? bits_of(p[i]) : 0u;
+    block.words[i / kPerWord] |= bits << (16 * (i % kPerWord));
+  }
+  return block;
+}
+
+// Sixteen elements of two bytes from p, which lies between two words: these, shifted into place.
+template <class T>
+__device__ __forceinline__ Block<T> load_between_words(const T* p) {
+  const uint32_t* const words = reinterpret_cast<const uint32_t*>(p + 1);
+  uint32_t raw[9];
+  raw[0] = bits_of(p[0]) << 16, raw[8] = bits_of(p[15]);
+#pragma unroll
+  for (int i = 0; i < 7; ++i) raw[i + 1] = words[i];
+  Block<T> block;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) block.words[i] = byte_permute(raw[i], raw[i + 1], 0x5432);
+  return block;
+}
+
 // Sixteen elements from p, of which the first `count` are there; the others become zero. `vector`
-// says that p is aligned to 16 bytes; kWhole, that it is and that all sixteen are there.
-template <bool kWhole = false, class T>
+// says that p is aligned to 16 bytes; kWhole, that it is and that all sixteen are there. kTogether:
+// what is not aligned is under way all together; otherwise it takes turns and few registers.
+template <bool kWhole = false, bool kTogether = true, class T>
 __device__ __forceinline__ Block<T> load_block(const T* p, int64_t count, bool vector) {
   Block<T> block;
   if (!kWhole && (!vector || count < 16)) {
-    if (count < 16 || reinterpret_cast<uintptr_t>(p) % 4 != 0) {
+    // Of an odd number of elements every other row lies between words.
+    const bool between = sizeof(T) == 2 && reinterpret_cast<uintptr_t>(p) % 4 != 0;
+    if constexpr (kTogether) {
+      if (count < 16) return load_part(p, count);
+      if constexpr (sizeof(T) == 2) {
+        if (between) return load_between_words(p);
+      }
+    } else if (count < 16 || between) {
       return gather_block<T>(count, [=](int i) { return p[i]; });
     }
-    // Rows of an even number of elements.
 #pragma unroll
     for (int i = 0; i < Block<T>::kWords; ++i) {
       block.words[i] = reinterpret_cast<const uint32_t*>(p)[i];

@@ -302,7 +302,7 @@ struct HyperConnectionSource {
     Fetched f;
 #pragma unroll
     for (int h = 0; h < kAtOnce; ++h) {
-      if (first + h < streams) f.x[h] = load_block<kWhole>(x, cols - block * 16, vector);
+      if (first + h < streams) f.x[h] = load_block<kWhole, false>(x, cols - block * 16, vector);
       x += stream_stride;
     }
     return f;
