@@ -1,4 +1,5 @@
 // The device arithmetic of FP8, INT8 and MXFP8, compiled by the host compiler, for ctypes.
+#include <cmath>
 #include <random>
 
 #include "jitquant/activation.cuh"
@@ -100,8 +101,9 @@ void bounded(const float* amax, int64_t n, float bound, float* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = bound_amax(amax[i], bound);
 }
 
-// How many of n random quotients x / s, |x| from 2^-17 to 2^17 times s, differ from the division.
-int64_t count_wrong_quotients(int64_t n, uint32_t seed) {
+// How many of n quotients x / s, |x| from 2^-17 to 2^17 times s, differ from the division: random
+// ones, or those next to numbers of eight bits, where codes of elements change.
+int64_t count_wrong_quotients(int64_t n, uint32_t seed, bool at_codes) {
   std::mt19937 random(seed);
   int64_t wrong = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -109,7 +111,12 @@ int64_t count_wrong_quotients(int64_t n, uint32_t seed) {
     const uint32_t exponent = 47 + random() % 190;  // 2^-80 to 2^109
     const float s = bits_float((exponent << 23) | (random() & 0x7fffffu));
     const uint32_t below = exponent + 16 - random() % 34;
-    const float x = bits_float((random() & 0x80000000u) | (below << 23) | (random() & 0x7fffffu));
+    float x = bits_float((random() & 0x80000000u) | (below << 23) | (random() & 0x7fffffu));
+    if (at_codes) {
+      const double number = std::ldexp(128 + random() % 128, static_cast<int>(random() % 34) - 24);
+      const float nearest = static_cast<float>(number * s);
+      x = bits_float(float_bits(nearest) + random() % 5 - 2);
+    }
     wrong += float_bits(group_divide(x, s, reciprocal_rn(s))) != float_bits(div_rn(x, s));
   }
   return wrong;

@@ -169,8 +169,10 @@ def test_fp32_of_all_magnitudes_in_groups(
     assert torch.equal(codes, u8(want))
 
 
-def test_quotients_are_correctly_rounded(host: ctypes.CDLL) -> None:
-    assert host.count_wrong_quotients(size(20_000_000), ctypes.c_uint32(1)) == 0
+@pytest.mark.parametrize("at_codes", [False, True], ids=["anywhere", "at-codes"])
+def test_quotients_are_correctly_rounded(host: ctypes.CDLL, at_codes: bool) -> None:
+    n = size(20_000_000)
+    assert host.count_wrong_quotients(n, ctypes.c_uint32(1), ctypes.c_bool(at_codes)) == 0
 
 
 def test_whole_quotients_by_a_multiplication(host: ctypes.CDLL) -> None:

@@ -3,7 +3,7 @@
 // bit for bit.
 //
 // Per element there is one product, whatever the rule. Recipe "vllm" divides: the quotient comes
-// from the group's reciprocal and four multiply-adds, correctly rounded.
+// from the group's reciprocal and two multiply-adds, correctly rounded where a code depends on it.
 #pragma once
 
 #include "jitquant/formats.cuh"
@@ -223,12 +223,12 @@ JITQUANT_HD GroupScale group_scale(float b, float top, float eps, GroupRecipe re
   return g;
 }
 
-// x / s, correctly rounded, for the s and r = 1 / s of a group that `group_divides_fast`. The first
-// correction brings the quotient within an ulp, the second rounds it (Markstein). The remainders
-// have their sign turned: a zero keeps its own so.
+// x / s for the s and r = 1 / s of a group that `group_divides_fast`. The product is within an ulp
+// and a half, and the correction rounds it (Markstein): correctly for all x and s whose quotient is
+// next to a number of eight bits, which those are where one code ends and the next begins. The
+// remainder has its sign turned: a zero keeps its own so.
 JITQUANT_HD float group_divide(float x, float s, float r) {
-  float q = mul_rn(x, r);
-  q = fma_rn(-fma_rn(q, s, -x), r, q);
+  const float q = mul_rn(x, r);
   return fma_rn(-fma_rn(q, s, -x), r, q);
 }
 
