@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
         if ((block & (lanes - 1)) < kBlocks &&
             static_cast<int>(group << log_lanes) < passes.width) {
           if constexpr (kHolds) {
-            place_scale<false>(scales, places, r, group, g);
+            place_scale<ScaleKind::kOther>(scales, places, r, group, g);
           } else {
             const int64_t batch = quotient(r, scales.rows);
             put_scale(scales, batch, r - batch * scales.rows, group, g, false);

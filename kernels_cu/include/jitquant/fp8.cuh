@@ -147,10 +147,10 @@ JITQUANT_HD uint32_t ue8m0_exponent(float s) {
 // MXFP8's rounding (RCEIL): up to 2^-127 it is 0, Inf is 254, NaN is 255.
 JITQUANT_HD uint32_t e8m0_rceil(float s) {
   const uint32_t bits = float_bits(s) & 0x7fffffffu;
-  if (bits <= 0x400000u) return 0u;
-  if (bits > 0x7f800000u) return 255u;
-  const uint32_t e = (bits + 0x7fffffu) >> 23;
-  return e < 254u ? e : 254u;
+  uint32_t e = (bits + 0x7fffffu) >> 23;
+  e = e < 254u ? e : 254u;
+  e = bits > 0x7f800000u ? 255u : e;
+  return bits > 0x400000u ? e : 0u;
 }
 
 // 2^(e - 127); Inf for 255.

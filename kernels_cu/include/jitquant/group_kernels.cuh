@@ -209,10 +209,21 @@ struct ScalePlaces {
         batch_step(s.grid.stored_rows * s.grid.stored_cols) {}
 };
 
-// One scale; the row is counted through all batches. kE8m0: it may be one of MXFP8.
-template <bool kE8m0 = true>
+// One scale; the row is counted through all batches. kE8m0: of MXFP8, which has no batches.
+enum class ScaleKind : int { kE8m0, kOther };
+template <ScaleKind kKind>
 __device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePlaces& places,
                                             uint32_t row, uint32_t group, const GroupScale& g) {
+  if (kKind == ScaleKind::kE8m0) {
+    // Fewer than 2^31 tiles, by 32 bits.
+    const uint32_t tiles = (static_cast<uint32_t>(s.groups) + 3) >> 2;
+    const uint64_t tile = (row >> 7) * tiles + (group >> 2);
+    const uint32_t in_tile = (row & 31) * 16 + ((row >> 3) & 12) + (group & 3);
+    const uint64_t at =
+        s.swizzled ? tile * 512 + in_tile : static_cast<uint64_t>(row) * places.row_step + group;
+    static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(g.exponent);
+    return;
+  }
   int64_t at = 0;
   if (places.batched) {
     const uint32_t batch = places.batch_rows.quotient_of(row);
@@ -220,18 +231,13 @@ __device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePla
     at = batch * places.batch_step;
   }
   at += static_cast<uint64_t>(row) * places.row_step;
-  if (s.format == ScaleFormat::kFloat32 || s.format == ScaleFormat::kPowerOfTwo) {
+  if (s.format == ScaleFormat::kPacked) {
+    at += static_cast<uint64_t>(group >> 2) * places.col_step;
+    static_cast<uint8_t*>(s.data)[4 * at + (group & 3)] = static_cast<uint8_t>(g.exponent);
+  } else {
     at += static_cast<uint64_t>(group) * places.col_step;
     static_cast<float*>(s.data)[at] = g.scale_inv;
-    return;
   }
-  if (!kE8m0 || s.format == ScaleFormat::kPacked) {
-    at += static_cast<uint64_t>(group >> 2) * places.col_step;
-    at = 4 * at + (group & 3);
-  } else {
-    at = s.swizzled ? swizzle_128x4(row, group, (s.groups + 3) & ~int64_t{3}) : at + group;
-  }
-  static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(g.exponent);
 }
 
 // The amax of the blocks of `lanes` neighbouring lanes, a power of two of at most 16.

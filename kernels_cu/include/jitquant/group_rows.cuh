@@ -69,7 +69,7 @@ __device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const Gr
     for (int64_t row = first; row < rows; row += step) {
 #pragma unroll 1
       for (uint32_t group = static_cast<uint32_t>(s.groups); group & 3; ++group) {
-        place_scale(s, pieces.scales, static_cast<uint32_t>(row), group, {});
+        place_scale<ScaleKind::kOther>(s, pieces.scales, static_cast<uint32_t>(row), group, {});
       }
     }
   }
@@ -93,12 +93,14 @@ constexpr int group_blocks_per_sm(int at_once) {
 // A thread has kAtOnce blocks of values, kThreads apart. A block of threads for each piece of work:
 // the hardware starts them in order, so that what is read and written at a time lies together.
 // Where there are few rows most of the time goes into fetching instructions, so there are few.
-// With kCounted the rows that are not there are written with zeros.
-template <class Source, EightBit kFormat, int kAtOnce, bool kCounted>
+// With kCounted the rows that are not there are written with zeros. kMxfp8: it is that; else scales
+// are no bytes by themselves.
+template <class Source, EightBit kFormat, int kAtOnce, bool kCounted, bool kMxfp8>
 __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce))
     group_kernel(Source source, uint8_t* data, GroupNumerics numerics, GroupScales scales,
                  RowCounts counts, GroupPieces pieces) {
   numerics.format = kFormat;
+  if (kMxfp8) numerics.recipe = GroupRecipe::kDeepGemm, numerics.scale_format = ScaleFormat::kE8m0;
   const int lanes = 1 << pieces.log_lanes;
   const uint32_t first = blockIdx.x * (kThreads * kAtOnce) + threadIdx.x;
   uint32_t row[kAtOnce], block[kAtOnce];
@@ -145,8 +147,9 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
     const GroupScale scale = {is_first ? g[0].scale_inv : g[kLast].scale_inv, 0.0f,
                               is_first ? g[0].exponent : g[kLast].exponent};
     if (first + turn * kThreads < pieces.count) {
-      place_scale(scales, pieces.scales, is_first ? row[0] : row[kLast],
-                  (is_first ? block[0] : block[kLast]) >> pieces.log_lanes, scale);
+      place_scale<kMxfp8 ? ScaleKind::kE8m0 : ScaleKind::kOther>(
+          scales, pieces.scales, is_first ? row[0] : row[kLast],
+          (is_first ? block[0] : block[kLast]) >> pieces.log_lanes, scale);
     }
   }
   const bool by_division = divides(numerics);
@@ -161,8 +164,8 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
     }
   }
   if (pieces.padded) {
-    if (scales.swizzled) {
-      zero_scale_padding(scales);
+    if constexpr (kMxfp8) {
+      zero_scale_padding(scales);  // of which only swizzled ones have any
     } else {
       zero_grid_padding(scales, pieces);
     }
@@ -338,8 +341,8 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
     LaunchShape shape = {(count + kWork - 1) / kWork, kThreads, Start::kOverlapped};
     // Of few rows most of the tiles of scales is padding.
     if (s.swizzled && shape.grid < s.groups / 32) shape.grid = s.groups / 32;
-    return launch<&group_kernel<Source, format, at_once, counted>>(shape, stream, source, data.data,
-                                                                   numerics, s, counts, pieces);
+    return launch<&group_kernel<Source, format, at_once, counted, kMxfp8>>(
+        shape, stream, source, data.data, numerics, s, counts, pieces);
   };
   const auto launch_format = [&](auto format) {
     constexpr std::integral_constant<int, kMost> most = {};
