@@ -111,11 +111,14 @@ class Machine:
         self._machine = ctypes.CDLL(str(machine))
         self._machine.emulation_error.restype = ctypes.c_char_p
         self._machine.emulation_launches.restype = ctypes.c_int64
+        self._machine.emulation_kernel.restype = ctypes.c_bool
         self.devices: int = self._machine.emulation_devices()
         self._libraries = {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in names}
         for library in self._libraries.values():
             library.emulation_schema.restype = ctypes.c_char_p
             library.emulation_call.restype = ctypes.c_bool
+            if library.jitquant_make_resident() != 0:  # the machine knows all its kernels then
+                raise RuntimeError("a library cannot make its kernels resident")
 
     def use(self, device: int, *, descending: bool = False) -> None:
         """Which device runs, and in which order its warps and blocks do."""
@@ -125,6 +128,25 @@ class Machine:
     def launches(self) -> int:
         count: int = self._machine.emulation_launches()
         return count
+
+    def kernels(self) -> dict[str, bool]:
+        """All kernels of the libraries, by name, and whether they were launched."""
+        names: dict[str, dict[int, str]] = {}
+        found = {}
+        launched, module, place = ctypes.c_bool(), ctypes.c_char_p(), ctypes.c_uint64()
+        pointers = [ctypes.byref(value) for value in (launched, module, place)]
+        index = 0
+        while self._machine.emulation_kernel(index, *pointers):
+            path = (module.value or b"").decode()
+            if path not in names:
+                listed = subprocess.run(
+                    ["nm", "-C", path], check=True, capture_output=True, text=True
+                ).stdout
+                rows = [line.split(" ", 2) for line in listed.splitlines()]
+                names[path] = {int(row[0], 16): row[2] for row in rows if row[0]}
+            found[f"{Path(path).stem}: {names[path][place.value]}"] = launched.value
+            index += 1
+        return found
 
     def call(self, module: str, function: str, *args: Any, **kwargs: Any) -> None:
         """Calls the ``out`` overload of a module's function; tensors are the CPU's.

@@ -7,19 +7,22 @@ that take the kernels' other ways. What an op does not write must keep the byte 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from samples import OPS, SAMPLES, Sample, byte_view
+from samples import DTYPES, OPS, SAMPLES, Sample, byte_view, randn
 from torch import Tensor
 
 from jitquant import reference
+from jitquant.formats import RECIPES, SCALE_LAYOUTS
 from jitquant.ops import Op
 from jitquant.ops._declare import Compiled
 
 from .emulated import Machine
+from .emulated_cases import FAMILIES
 
 POISON = 0xA5
 GUARD = 256
@@ -43,7 +46,16 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         for op in OPS.values():
             kept = Compiled(_Operator(machine, op), lambda *_: NotImplemented, lambda: True)
             patch.setattr(op, "_kept", kept)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # tensors are small
         yield machine
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def checked() -> set[str]:
+    """What the tests of this file have been through."""
+    return set()
 
 
 def _guarded(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -103,35 +115,79 @@ def _agree(name: str, exact: bool, got: Tensor, expected: Tensor) -> None:
     assert wrong <= max(2, 1e-3 * got.numel()), f"{name}: {wrong} of {got.numel()} differ"
 
 
-def check(sample: Sample) -> None:
+def _check(machine: Machine, sample: Sample, runs: Sequence[tuple[int, bool]]) -> None:
+    """On each device and in each order of ``runs``."""
     op = OPS[sample.op]
     args, kwargs = sample.make("cpu")
     wanted = {name: parts[-1] for name, parts in _guarded(op, args, kwargs).items()}
     op.out(*args, **kwargs, **wanted)
     residual = kwargs.get("residual")
+    several = op.results == ("amax", "inv_rms")  # how many maxima there are is the device's affair
+    if several:
+        wanted["amax"] = wanted["amax"].amax()
 
-    args, kwargs = _arguments(sample)
-    guarded = _guarded(op, args, kwargs)
-    op._cuda_out(*args, **kwargs, **{name: parts[-1] for name, parts in guarded.items()})
-    got = {name: parts[-1] for name, parts in guarded.items()}
-    if op.results == ("amax", "inv_rms"):
-        # How many maxima there are is the device's affair, what the largest is is not.
-        got["amax"], wanted["amax"] = got["amax"].amax(), wanted["amax"].amax()
-    for name in op.results:
-        _agree(name, sample.exact, got[name], wanted[name])
-    if residual is not None:
-        _agree("residual", True, kwargs["residual"], residual)
-    for name, (memory, first, count, _) in guarded.items():
-        around = torch.cat([memory[:first], memory[first + count :]])
-        assert bool((around == POISON).all()), f"{name}: written outside of it"
-
-
-@pytest.mark.parametrize("descending", [False, True], ids=["ascending", "descending"])
-@pytest.mark.parametrize("name", sorted(OPS))
-def test_every_sample(machine: Machine, name: str, descending: bool) -> None:
-    for i, sample in enumerate(SAMPLES[name]):
-        machine.use(i % machine.devices, descending=descending)
+    for device, descending in runs:
+        machine.use(device, descending=descending)
+        args, kwargs = _arguments(sample)
+        guarded = _guarded(op, args, kwargs)
+        got = {name: parts[-1] for name, parts in guarded.items()}
         try:
-            check(sample)
+            op._cuda_out(*args, **kwargs, **got)
+            if several:
+                got["amax"] = got["amax"].amax()
+            for name in op.results:
+                _agree(name, sample.exact, got[name], wanted[name])
+            if residual is not None:
+                _agree("residual", True, kwargs["residual"], residual)
+            for name, (memory, first, count, _) in guarded.items():
+                around = torch.cat([memory[:first], memory[first + count :]])
+                assert bool((around == POISON).all()), f"{name}: written outside of it"
         except (AssertionError, RuntimeError) as error:
-            raise AssertionError(f"{sample} on device {i % machine.devices}: {error}") from error
+            order = "descending" if descending else "ascending"
+            raise AssertionError(f"{sample} on device {device}, {order}: {error}") from error
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_every_sample(machine: Machine, checked: set[str], name: str) -> None:
+    for i, sample in enumerate(SAMPLES[name]):
+        _check(machine, sample, [(i % machine.devices, False), ((i + 2) % machine.devices, True)])
+    checked.add(name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_way(machine: Machine, checked: set[str], family: str) -> None:
+    for i, sample in enumerate(FAMILIES[family]()):
+        _check(machine, sample, [(0, False), (1 + i % 2, True)])
+    checked.add(family)
+
+
+def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None:
+    module = "fused_amax_quantize"
+    machine.use(0)
+    for dtype, layout in itertools.product(DTYPES, SCALE_LAYOUTS):
+        # Rows that lie apart.
+        fused, gsa = randn(40, 2 * 768 + 16, dtype=dtype)[:, :-16], torch.tensor([0.002])
+        ways = {"recipe": RECIPES[layout == "linear"], "scale_layout": layout}
+        for function, inputs, expected in (
+            (
+                "quantize_nvfp4_from_buffer",
+                (fused, gsa),
+                reference.quantize_nvfp4_static(fused, gsa, **ways),
+            ),
+            (
+                "deinterleave_quantize_from_buffer",
+                (fused, 768, 8, gsa),
+                reference.deinterleave_quantize_nvfp4_static(fused, 768, 8, gsa, **ways),
+            ),
+        ):
+            out = [torch.full_like(t.view(torch.uint8), POISON).view(t.dtype) for t in expected]
+            machine.call(module, function, *inputs, **ways, x_fp4=out[0], x_sf=out[1])
+            for name, a, b in zip(("x_fp4", "x_sf"), out, expected, strict=True):
+                _agree(f"{function} {name}", True, a, b)
+    checked.add("functions")
+
+
+def test_every_kernel_has_run(machine: Machine, checked: set[str]) -> None:
+    if checked != {*OPS, *FAMILIES, "functions"}:
+        pytest.skip("tells something only after all other tests of this file")
+    assert [name for name, launched in machine.kernels().items() if not launched] == []

@@ -201,7 +201,8 @@ struct cudaFuncAttributes {
   int numRegs;
 };
 template <class Kernel>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel) {
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel kernel) {
+  emulation::know(reinterpret_cast<const void*>(kernel));
   *attributes = {1024, 64};
   return cudaSuccess;
 }

@@ -1,5 +1,6 @@
 #include "machine.h"
 
+#include <dlfcn.h>
 #include <link.h>
 #include <setjmp.h>
 #include <sys/mman.h>
@@ -35,6 +36,7 @@ bool descending = false;
 int64_t launches = 0;
 char error_text[256] = "";
 std::map<const void*, size_t> allowed_shared;
+std::map<const void*, int64_t> launches_of;  // each kernel that is known
 
 __attribute__((format(printf, 1, 2))) bool fail(const char* format, ...) {
   if (error_text[0] == '\0') {
@@ -274,6 +276,7 @@ bool acceptable(const Launch& l) {
 
 bool run(const Launch& l, const std::function<void()>& thread) {
   ++launches;
+  ++launches_of[l.kernel];
   threads = l.block_x * l.block_y;
   if (!acceptable(l)) return false;
   shared = {};
@@ -291,6 +294,9 @@ bool run(const Launch& l, const std::function<void()>& thread) {
   return error_text[0] == '\0';
 }
 
+void know(const void* kernel) {
+  launches_of.emplace(kernel, 0);
+}
 void allow_shared(const void* kernel, size_t bytes) {
   if (bytes <= kMostShared) allowed_shared[kernel] = bytes;
 }
@@ -424,6 +430,18 @@ const char* emulation_error() {
 }
 int64_t emulation_launches() {
   return emulation::launches;
+}
+
+// Whether the kernel was launched, and where in the file of its module it is; false past the last.
+bool emulation_kernel(int index, bool* launched, const char** module, uint64_t* place) {
+  if (index >= static_cast<int>(emulation::launches_of.size())) return false;
+  const auto& [kernel, count] = *std::next(emulation::launches_of.begin(), index);
+  Dl_info info;
+  if (dladdr(kernel, &info) == 0) return false;
+  *launched = count > 0;
+  *module = info.dli_fname;
+  *place = static_cast<const char*>(kernel) - static_cast<const char*>(info.dli_fbase);
+  return true;
 }
 
 // Of -fsanitize=alignment.

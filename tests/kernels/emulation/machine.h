@@ -38,6 +38,7 @@ struct SharedMemory {
 // undefined.
 bool run(const Launch& launch, const std::function<void()>& thread);
 
+void know(const void* kernel);
 void allow_shared(const void* kernel, size_t bytes);
 int current_device();
 int multiprocessors();

@@ -1,0 +1,246 @@
+"""Arguments that take kernels the ways that the small samples of all tests do not.
+
+More values than a cluster holds, rows enough for a walk over rows to go round, rows too long to be
+held, groups that are whole and aligned, more than one thread block for a group. What is large is so
+for devices of one to three multiprocessors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from samples import DTYPES, Sample, randn
+from torch import Tensor
+
+from jitquant import reference
+from jitquant.formats import FP8_DTYPES, GROUP_DTYPES, RECIPES, SCALE_LAYOUTS
+
+
+def _values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Decades from row to row, and among the rows zeros, ties, NaN, infinities."""
+    x = randn(*shape, dtype=torch.float32, seed=seed).reshape(-1, shape[-1])
+    rows, cols = x.shape
+    x *= torch.logspace(-4, 4, rows)[torch.randperm(rows, generator=torch.manual_seed(seed))][
+        :, None
+    ]
+    if rows > 8:
+        x[1] = 0.0
+        x[2, cols // 2] = math.nan
+        x[3] = math.nan
+        x[4, -1] = -math.nan
+        x[5, 0] = math.inf
+        x[6] = torch.tensor([0.5, 1.5, 2.5, 3.5, 5.0, -0.0, -6.0])[torch.arange(cols) % 7]
+        x[7, : cols // 2] *= 1e-4
+    return x.reshape(shape).to(dtype)
+
+
+def _finite(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return randn(*shape, dtype=dtype, seed=seed)
+
+
+def _strided(x: Tensor) -> Tensor:
+    """The same values, rows of which lie apart, each on a multiple of 16 bytes."""
+    memory = torch.full((*x.shape[:-1], x.shape[-1] + 16), 1e4, dtype=x.dtype)
+    return memory[..., : x.shape[-1]].copy_(x)
+
+
+def _gsa(rows: int | None = None) -> Tensor:
+    return torch.tensor([0.0013]) if rows is None else torch.linspace(0.2, 3.0, rows) * 1e-3
+
+
+def _case(
+    op: str, what: Any, args: tuple[Any, ...], /, *, exact: bool = True, **kwargs: Any
+) -> Sample:
+    def make(_: torch.device | str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        copied = {n: v.clone() if n == "residual" else v for n, v in kwargs.items()}
+        return args, copied
+
+    return Sample(op, "-".join(str(w).replace("torch.", "") for w in what), make, exact)
+
+
+def _nvfp4() -> Iterator[Sample]:
+    # Rows of one warp and of many, held and reread; a tail; more rows than a tile of scales.
+    shapes = ((70, 384), (140, 256), (3, 8208), (2, 17408), (140, 84), (600, 32))
+    ways = itertools.cycle(itertools.product(SCALE_LAYOUTS, (False, True), RECIPES))
+    for dtype, shape, repeat in itertools.product(DTYPES, shapes, range(2)):
+        layout, strided, recipe = next(ways)
+        if repeat == 0 and shape == shapes[0]:
+            next(ways)  # so that the shapes of each dtype go other ways
+        x = _values(shape, dtype)
+        x = _strided(x) if strided else x
+        how = {"recipe": recipe, "scale_layout": layout}
+        what = (*shape, dtype, layout, recipe, strided)
+        for granularity in ("tensor", "row"):
+            yield _case(
+                "quantize_nvfp4", (*what, granularity), (x,), granularity=granularity, **how
+            )
+        gsa = _gsa(len(x) if repeat else None)
+        yield _case("quantize_nvfp4_static", (*what, len(gsa)), (x, gsa), **how)
+    for dtype, layout in itertools.product(DTYPES, SCALE_LAYOUTS):
+        w, what = _values((140, 320), dtype), (dtype, layout)
+        for block in ("1x16", "16x16"):
+            how = {"block": block, "scale_layout": layout}
+            yield _case("quantize_weight_nvfp4", (*what, block), (w,), **how)
+        for op, (rows, cols) in itertools.product(("select", "swiglu"), ((140, 512), (70, 384))):
+            fused = _values((rows, 2 * cols), dtype)
+            fused = fused if op == "select" else fused.nan_to_num(0.0, 0.0, 0.0)
+            for granularity in ("tensor", "row"):
+                run = 8 if (rows == 70) == (granularity == "row") else cols
+                yield _case(
+                    "deinterleave_quantize_nvfp4",
+                    (*what, op, rows, cols, run, granularity),
+                    (fused, cols, run),
+                    exact=op == "select",
+                    op=op,
+                    scale_layout=layout,
+                    granularity=granularity,
+                )
+        parts = reference.quantize_nvfp4(_finite((130, 640), dtype), scale_layout=layout)
+        codes, scales = (t.view(torch.uint8) for t in parts[:2])
+        for gsa in (parts[2], _gsa(130)):
+            how = {"cols": 640, "scale_layout": layout, "dtype": dtype}
+            yield _case("dequantize_nvfp4", (*what, len(gsa)), (codes, scales, gsa), **how)
+        codes, scales, gsa = reference.quantize_weight_nvfp4(_finite((70, 320), dtype), dim=0)
+        args = (codes.view(torch.uint8), scales.view(torch.uint8), gsa)
+        how = {"cols": 70, "dim": 0, "dtype": dtype}
+        yield _case("dequantize_nvfp4", (*what, "columns"), args, **how)
+
+
+def _nvfp4_norms() -> Iterator[Sample]:
+    ways = itertools.cycle(itertools.product(SCALE_LAYOUTS, (None, 1), ("tensor", "row")))
+    shapes = ((70, 384), (140, 256), (3, 8208), (2, 17408), (2, 33792), (140, 84))
+    for shape, dtype, _ in itertools.product(shapes, DTYPES, range(2)):
+        layout, added, granularity = next(ways)
+        x, weight = _finite(shape, dtype), _finite(shape[-1:], dtype, 5)
+        residual = None if added is None else {"residual": _finite(shape, dtype, 6)}
+        how = {"scale_layout": layout, **(residual or {})}
+        what = (*shape, dtype, layout, granularity, added)
+        name = "rmsnorm_quantize_nvfp4"
+        yield _case(name, what, (x, weight), exact=False, granularity=granularity, **how)
+        gsa = _gsa(len(x) if granularity == "row" else None)
+        yield _case(f"{name}_static", what, (x, weight, gsa), exact=False, **how)
+    for shape, dtype in itertools.product(((40, 4, 640), (2, 3, 8208)), DTYPES):
+        layout, _, granularity = next(ways)
+        X, A = _finite(shape, dtype), _finite(shape[:2], dtype, 7)
+        args = (X, A, _finite(shape[-1:], dtype, 8))
+        how = {"granularity": granularity, "scale_layout": layout}
+        yield _case("mhc_rmsnorm_quantize_nvfp4", (*shape, dtype), args, exact=False, **how)
+
+
+def _fp8() -> Iterator[Sample]:
+    shapes = ((140, 256), (3, 8208), (2, 33792), (70, 84))
+    fp8 = itertools.cycle(FP8_DTYPES)
+    for shape, dtype, strided in itertools.product(shapes, DTYPES, (False, True)):
+        x, f = _values(shape, dtype), next(fp8)
+        x = _strided(x) if strided else x
+        what = (*shape, dtype, strided)
+        scale = torch.linspace(3.0, 200.0, len(x))
+        for granularity, given in itertools.product(("tensor", "row"), (None, scale)):
+            given = given[:1] if given is not None and granularity == "tensor" else given
+            yield _case(
+                "quantize_fp8",
+                (*what, granularity, given is None),
+                (x, given),
+                dtype=f,
+                granularity=granularity,
+            )
+        weight = _finite(shape[-1:], dtype, 5)
+        residual = {"residual": _finite(shape, dtype, 6)} if strided else {}
+        args = (_finite(shape, dtype), weight, None)
+        yield _case(
+            "rmsnorm_quantize_fp8", what, args, exact=False, dtype=f, granularity="row", **residual
+        )
+        how = {"dtype": f, "interleave": (0, 8)[shape[1] % 16 == 0]}
+        fused = _finite((shape[0], 2 * shape[1]), dtype)
+        for granularity, given in (("row", None), ("tensor", scale[:1])):
+            args = (fused, given)
+            name = (*what, granularity)
+            yield _case(
+                "silu_mul_quantize_fp8", name, args, exact=False, granularity=granularity, **how
+            )
+
+
+def _groups() -> Iterator[Sample]:
+    formats = itertools.cycle(("float32", "ue8m0", "ue8m0_packed"))
+    layouts = itertools.cycle(("row", "column", "column_tma"))
+    recipes = itertools.cycle(("te", "deepgemm", "vllm", "vllm"))
+    for dtype, elements, size in itertools.product(DTYPES, GROUP_DTYPES, (16, 128)):
+        counts = torch.tensor([41, 0, 17], dtype=torch.int32)
+        for shape, of in (((70, 320), None), ((3, 41, 256), counts), ((3, 41, 256), None)):
+            how = {"dtype": elements, "scale_format": next(formats), "scale_layout": next(layouts)}
+            how |= {"recipe": next(recipes)}
+            what = (*shape, dtype, size, of is not None, *how.values())
+            args = (_values(shape, dtype), size, of)
+            yield _case("quantize_group", what, args, **how)
+            if of is not None:
+                yield _case("quantize_group", (*what, "rest"), args, zero_rest=False, **how)
+            fused = _finite((*shape[:-1], 2 * shape[-1]), dtype)
+            how |= {"interleave": 8 if size == 16 else 0}
+            yield _case("silu_mul_quantize_group", what, (fused, size, of), exact=False, **how)
+    for dtype, f, layout in itertools.product(DTYPES, FP8_DTYPES, SCALE_LAYOUTS):
+        how = {"dtype": f, "scale_layout": layout}
+        yield _case("quantize_mxfp8", (dtype, f, layout), (_values((140, 320), dtype),), **how)
+        x = _values((140, 160), dtype)
+        yield _case("quantize_mxfp8_both", (dtype, f, layout), (x,), **how)
+    for dtype, elements, cols in itertools.product(DTYPES, GROUP_DTYPES, (272, 250)):
+        x, how = _values((160, cols), dtype), {"dtype": elements, "recipe": next(recipes)}
+        what = (cols, dtype, elements, how["recipe"])
+        for side in (16, 128):
+            yield _case("quantize_block", (*what, side), (x, side, side), **how)
+        yield _case("quantize_block_both", what, (x, 128, 128), **how)
+        yield _case("quantize_group_both", (*what, 256), (x, 256), **how)
+        yield _case("quantize_group_both", what, (x, 128), **how, scale_layout="row")
+    rows = itertools.product(DTYPES, ((140, 272), (2, 272), (40, 250)), ("te", "vllm"))
+    for (dtype, shape, recipe), added in itertools.product(rows, (False, True)):
+        args = (_finite(shape, dtype), _finite(shape[-1:], dtype, 5), 128, 1e-5)
+        how = {"dtype": GROUP_DTYPES[len(shape) % 3], "recipe": recipe}
+        how |= {"residual": _finite(shape, dtype, 6)} if added else {}
+        what = (*shape, dtype, recipe, added)
+        yield _case("rmsnorm_quantize_group", what, args, exact=False, **how)
+
+
+def _grouped() -> Iterator[Sample]:
+    # A group over several ranges, one of a few elements, an empty one, a gap, one to the end.
+    offsets = torch.tensor([0, 30000, 30016, 30016, 47003, 60000])
+    sizes = torch.tensor([29000, 16, 0, 16987, 13000])
+    scale = torch.linspace(3.0, 200.0, 5)
+    fp8 = itertools.cycle(FP8_DTYPES)
+    for dtype, of, given in itertools.product(DTYPES, (None, sizes), (None, scale)):
+        x = randn(60000, dtype=torch.float32) * torch.logspace(-3, 3, 60000)
+        x[11], x[35000] = math.nan, math.inf
+        args, f = (x.to(dtype), offsets, given), next(fp8)
+        what = (dtype, of is None, given is None)
+        yield _case("quantize_grouped_fp8", what, args, sizes=of, dtype=f)
+        aligned = offsets // 16 * 16
+        args = (x.to(dtype), aligned, given)
+        lengths = None if of is None else torch.minimum(of, aligned.diff())
+        yield _case("quantize_grouped_nvfp4", what, args, sizes=lengths)
+        rows = torch.tensor([0, 300, 300, 310, 500, 600])
+        for cols, activation in ((96, "none"), (100, "silu")):
+            shape = (600, cols)
+            acts = None if activation == "none" else _finite(shape, dtype, 1)
+            yield _case(
+                "quantize_grouped_grad_fp8",
+                (*what, cols, activation),
+                (_finite(shape, dtype), rows * cols, given),
+                exact=False,
+                act_input=acts,
+                activation=activation,
+                dtype=f,
+            )
+        parts = reference.quantize_grouped_fp8(x.to(dtype), offsets, sizes=of, dtype=f)
+        args = (*parts[:2], offsets)
+        yield _case("dequantize_grouped_fp8", what, args, sizes=of, dtype=dtype)
+
+
+FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
+    "nvfp4": _nvfp4,
+    "nvfp4 norms": _nvfp4_norms,
+    "fp8": _fp8,
+    "groups": _groups,
+    "grouped": _grouped,
+}
