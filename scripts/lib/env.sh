@@ -101,8 +101,11 @@ prepare_python() {
   digest="$(environment_digest "$extras")"
   if [[ "$(cat "$stamp" 2>/dev/null)" != "$digest" || -n "$(missing_requirements "$extras")" ]]; then
     say "installing jitquant[$extras] and what it needs into .venv (the first time takes minutes)"
-    if "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-input \
+    if "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-input --no-compile \
       --constraint "$ROOT/constraints.txt" --editable "$ROOT[$extras]"; then
+      # The bytecode, which pip would make with one processor. Not all that is there is for this
+      # version of Python.
+      "$PYTHON" -m compileall -qq -j 0 "$VENV/lib" || true
       printf '%s\n' "$digest" >"$stamp"
     else
       missing="$(missing_requirements "$extras")"
