@@ -11,9 +11,9 @@ struct Spans {
 };
 
 // Blocks of threads that a multiprocessor has to hold, which bounds the registers.
-template <class T>
+template <class T, bool kWhole>
 constexpr int spans_per_sm() {
-  if (sizeof(T) == 4) return 2;
+  if (sizeof(T) == 4 || !kWhole) return 2;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   return 2;  // its compiler wants more registers
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -26,7 +26,7 @@ constexpr int spans_per_sm() {
 // Thread t has blocks of 16 values in column t % width of the span, in rows t / width and those
 // `threads / width` apart. kDivides: elements are divided by scales that are no powers of two.
 template <class T, bool kWhole, bool kDivides>
-__global__ void __launch_bounds__(kThreads, spans_per_sm<T>())
+__global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
     block_kernel(PlainSource<T> source, RowPointer<uint8_t> data, bool vector, int64_t matrix_rows,
                  int log_side, GroupNumerics numerics, GroupScales scales, Spans spans) {
   // Each warp's amax of each of the at most 32 squares that it has a part of.
