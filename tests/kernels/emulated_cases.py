@@ -62,9 +62,25 @@ def _case(
     return Sample(op, "-".join(str(w).replace("torch.", "") for w in what), make, exact)
 
 
+def _amaxes() -> Iterator[Sample]:
+    # The largest value in one place after the other, so that each maximum of a part decides once.
+    shape, step = (140, 512), 256 * 16
+    for place, dtype in itertools.product(range(0, math.prod(shape), step), DTYPES):
+        x = _finite(shape, dtype)
+        x.view(-1)[place + place // step % 16] = -50.0
+        what = (dtype, place)
+        yield _case("amax_gsa", what, (x,))
+        yield _case("quantize_nvfp4", what, (x,), scale_layout=SCALE_LAYOUTS[place // step % 2])
+        yield _case("quantize_fp8", what, (x, None), dtype=FP8_DTYPES[0])
+        strided, weight = _strided(x)[:, :-16], torch.ones(shape[1], dtype=dtype)
+        yield _case("amax_gsa", (*what, "strided"), (strided,))
+        yield _case("quantize_fp8", (*what, "strided"), (strided, None), dtype=FP8_DTYPES[1])
+        yield _case("rmsnorm_quantize_nvfp4", what, (x, weight), exact=False)
+
+
 def _nvfp4() -> Iterator[Sample]:
     # Rows of one warp and of many, held and reread; a tail; more rows than a tile of scales.
-    shapes = ((70, 384), (140, 256), (3, 8208), (2, 17408), (140, 84), (600, 32))
+    shapes = ((70, 384), (140, 256), (3, 8208), (2, 17408), (600, 100), (600, 32))
     ways = itertools.cycle(itertools.product(SCALE_LAYOUTS, (False, True), RECIPES))
     for dtype, shape, repeat in itertools.product(DTYPES, shapes, range(2)):
         layout, strided, recipe = next(ways)
@@ -112,7 +128,7 @@ def _nvfp4() -> Iterator[Sample]:
 
 def _nvfp4_norms() -> Iterator[Sample]:
     ways = itertools.cycle(itertools.product(SCALE_LAYOUTS, (None, 1), ("tensor", "row")))
-    shapes = ((70, 384), (140, 256), (3, 8208), (2, 17408), (2, 33792), (140, 84))
+    shapes = ((70, 384), (140, 256), (3, 8208), (2, 17408), (2, 33792), (70, 95))
     for shape, dtype, _ in itertools.product(shapes, DTYPES, range(2)):
         layout, added, granularity = next(ways)
         x, weight = _finite(shape, dtype), _finite(shape[-1:], dtype, 5)
@@ -238,6 +254,7 @@ def _grouped() -> Iterator[Sample]:
 
 
 FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
+    "amaxes": _amaxes,
     "nvfp4": _nvfp4,
     "nvfp4 norms": _nvfp4_norms,
     "fp8": _fp8,
