@@ -53,22 +53,43 @@ def _check(machine: Machine, expected: tuple[Tensor, ...], call: str, *args: Any
         assert wrong.numel() == 0, f"{name}: {wrong.numel()} bytes differ, first {wrong[:8]}"
 
 
-@pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("rows", "cols", "gap"),
-    # A last tile of rows that is nearly empty, columns of padding, rows apart.
-    [(129, 4096, 0), (1000, 528, 0), (640, 112, 16), (513, 208, 8)],
+    ("rows", "cols", "gap", "devices"),
+    # On devices of 1, 2, 3 and 132 multiprocessors, the last of which has a warp for each sector.
+    [
+        (129, 4096, 0, (0, 1, 2)),  # a last tile of rows that is nearly empty
+        (1000, 528, 0, (1, 2, 3)),  # columns of padding
+        (640, 112, 16, (0, 1)),  # rows apart
+        (513, 208, 8, (0, 2)),
+        (257, 64, 0, (0, 1, 3)),  # steps of whole rows
+        (2100, 16, 0, (0, 2)),  # more padding than values
+        (33, 2064, 0, (0, 2)),
+        (70, 1536, 16, (1, 3)),
+        (8, 48, 0, (0, 3)),
+        (10, 65552, 0, (0,)),  # rows of more tiles than warps
+    ],
 )
 def test_swizzled_scales(
-    machine: Machine, rows: int, cols: int, gap: int, dtype: torch.dtype, device: int
+    machine: Machine, rows: int, cols: int, gap: int, devices: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    machine.use(device, descending=device == 1)
     x, k = _values(rows, cols, gap, dtype), {"scale_layout": SWIZZLED}
-    for recipe, value in (("te", 0.003), ("vllm", 1e-36)):
-        gsa = torch.tensor([value])
-        expected = reference.quantize_nvfp4_static(x, gsa, recipe=recipe, **k)
-        _check(machine, expected, "quantize_nvfp4.quantize_nvfp4", x, gsa, recipe=recipe, **k)
+    by_row = torch.linspace(1e-3, 0.3, rows)
+    for recipe, gsa in (
+        ("te", torch.tensor([0.003])),
+        ("vllm", torch.tensor([1e-36])),
+        (("te", "vllm")[rows % 2], by_row),
+        (("vllm", "te")[rows % 2], None),
+    ):
+        if gsa is None:
+            expected = reference.quantize_nvfp4(x, recipe=recipe, **k)
+            call, inputs = "fused_amax_quantize.amax_quantize_nvfp4", (x,)
+        else:
+            expected = reference.quantize_nvfp4_static(x, gsa, recipe=recipe, **k)
+            call, inputs = "quantize_nvfp4.quantize_nvfp4", (x, gsa)
+        for device in devices:
+            machine.use(device, descending=device == 1)
+            _check(machine, expected, call, *inputs, recipe=recipe, **k)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

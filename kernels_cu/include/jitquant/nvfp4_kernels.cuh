@@ -341,111 +341,128 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
 }
 
 // A walk over swizzled scales by sectors, the 32 bytes that memory is written in: those of 4 blocks
-// of the rows {r, r + 1} + {0, 32, 64, 96} for an even r. A warp takes four sectors side by side,
-// in four steps of two rows: lanes 0 to 15 have blocks of row r + 32 * step, the others of the
-// next.
+// of the rows {r, r + 1} + {0, 32, 64, 96} for an even r. A warp takes one, a lane a byte of it,
+// and the next warp the same rows of the next blocks. What all threads have in common is worked out
+// on the host, divisions above all.
 struct SectorWalk {
-  uint32_t rows, tile;  // eight rows and four blocks, counted
-  uint32_t step_rows, step_tiles, tiles;
-  static constexpr uint32_t kNoRow = uint32_t{1} << 30;
+  uint32_t tiles;       // of four blocks, in a row
+  uint32_t over_tiles;  // (2^32 - 1) / tiles
+  uint32_t pitch;       // from the scales of 128 rows to those of the next, less those of a tile
+  uint32_t step_rows, step_tiles;
+  // Up to so many warps, and tiles in a row, (warp + 1) * over_tiles / 2^32 is the quotient.
+  static constexpr uint32_t kMost = 1 << 16;
 
-  // Of four sectors.
-  static JITQUANT_HD int64_t items(const Nvfp4Output& out) {
-    return (out.rows + 127) / 128 * 4 * (padded_blocks(out) >> 2);
-  }
-  __device__ __forceinline__ explicit SectorWalk(const Nvfp4Output& out)
-      : tiles(static_cast<uint32_t>(padded_blocks(out) >> 2)) {
-    const uint32_t first = blockIdx.x * (kThreads / 8) + threadIdx.x / 32 * 4 + (lane() / 4 & 3);
-    const uint32_t step = gridDim.x * (kThreads / 8);
-    rows = first / tiles;
-    tile = first - rows * tiles;
+  SectorWalk(uint32_t tiles, int64_t grid)
+      : tiles(tiles), over_tiles(UINT32_MAX / tiles), pitch((tiles - 1) * 512) {
+    const uint32_t step = static_cast<uint32_t>(grid) * (kThreads / 32);
     step_rows = step / tiles;
     step_tiles = step - step_rows * tiles;
   }
-  __device__ __forceinline__ void next() {
-    rows += step_rows;
-    tile += step_tiles;
-    if (tile >= tiles) {
-      tile -= tiles;
-      ++rows;
-    }
+};
+
+// Where a lane of such a walk is.
+struct SectorPlace {
+  uint32_t rows, tile;  // eight rows and four blocks, counted
+
+  __device__ __forceinline__ explicit SectorPlace(const SectorWalk& walk) {
+    const uint32_t first = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+    rows = static_cast<uint32_t>((static_cast<uint64_t>(first + 1) * walk.over_tiles) >> 32);
+    tile = first - rows * walk.tiles;
+  }
+  __device__ __forceinline__ void next(const SectorWalk& walk) {
+    tile += walk.step_tiles;
+    const bool past = tile >= walk.tiles;
+    tile -= past ? walk.tiles : 0;
+    rows += walk.step_rows + (past ? 1 : 0);
   }
   static __device__ __forceinline__ uint32_t lane() { return threadIdx.x & 31; }
-  // Of this lane, in the first step; past all rows where there is no such block.
-  __device__ __forceinline__ uint32_t row(uint32_t width) const {
-    return block() < width ? (rows >> 4) * 128 + (rows & 15) * 2 + (lane() >> 4) : kNoRow;
+  __device__ __forceinline__ uint32_t row() const {
+    return rows * 2 + (rows >> 4) * 96 + (lane() >> 4) + (lane() & 12) * 8;
   }
   __device__ __forceinline__ uint32_t block() const { return tile * 4 + (lane() & 3); }
-
-  // Where the scales of this lane's row in step lane % 4 are, which four lanes have a byte of in
-  // each step.
-  __device__ __forceinline__ uint32_t place() const {
-    return ((rows >> 4) * tiles + tile) * 512 + (rows & 15) * 32 + (lane() >> 4) * 16 +
-           (lane() & 3) * 4;
+  // swizzle_128x4 of the two.
+  __device__ __forceinline__ uint32_t scale(const SectorWalk& walk) const {
+    return rows * 32 + (rows >> 4) * walk.pitch + tile * 512 + lane();
   }
 };
 
-// Byte i of `word` in lane k of four goes to byte k of lane i.
-__device__ __forceinline__ uint32_t transpose_bytes(uint32_t word) {
-  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-  uint32_t other = __shfl_xor_sync(0xffffffffu, word, 1);
-  word = byte_permute(word, other, odd ? 0x3715 : 0x6240);
-  other = __shfl_xor_sync(0xffffffffu, word, 2);
-  return byte_permute(word, other, upper ? 0x3276 : 0x5410);
-}
+// The blocks of a FlatSource by row, of which there are less than 2^32.
+template <class T>
+struct FlatRows {
+  using Value = Block<T>;
+  using Fetched = Block<T>;
+  using Row = uint32_t;  // its first block
+  static constexpr bool kReadsOnlyInputs = true;
+  FlatSource<T> source;
+  uint32_t width;
 
-// As of quantize_kernel, but for a plain tensor of 16-bit values as of flat_quantize_kernel.
+  __device__ __forceinline__ Row row(uint32_t r) const { return r * width; }
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched fetch(Row first, uint32_t block) const {
+    return source.fetch(first + block);
+  }
+  template <bool kWhole>
+  __device__ __forceinline__ Value value(const Fetched& x, Row, uint32_t) const {
+    return x;
+  }
+};
+
+// As of quantize_kernel, but for a plain tensor as of flat_quantize_kernel.
 template <class Source>
-constexpr int tiles_blocks_per_sm() {
-  constexpr bool kPlain = sizeof(typename Source::Value) + sizeof(typename Source::Fetched) <= 64;
-  return quantize_blocks_per_sm<Source>() + (kPlain ? 1 : 0);
-}
+constexpr int tiles_blocks_per_sm = quantize_blocks_per_sm<Source>();
+template <class T>
+constexpr int tiles_blocks_per_sm<PlainSource<T>> = sizeof(T) == 2 ? 5 : 3;
+template <class T>
+constexpr int tiles_blocks_per_sm<FlatRows<T>> = flat_blocks_per_sm<T>();
 
 // The same for swizzled scales of whole, aligned blocks. Along a row these are 4 bytes here and
 // there, of which memory writes no less than 32: so a warp takes what shares a sector. Padding is
 // what has no row or block, and is written with the rest.
 template <class Source>
-__global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>())
-    quantize_tiles_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out) {
+__global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>)
+    quantize_tiles_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
+                          SectorWalk walk) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
   const uint32_t row_count = static_cast<uint32_t>(out.rows);
   const uint32_t width = static_cast<uint32_t>(out.blocks);
-  SectorWalk walk(out);
+  SectorPlace place(walk);
   typename Source::Fetched next;
-  uint32_t row = walk.row(width), block = walk.block();  // of `next`
-  auto fetch = [&] {
-    if (row < row_count) next = source.template fetch<true>(source.row(row), block);
+  uint32_t row, block;  // of `next`
+  bool exists;
+  auto find = [&] {
+    row = place.row(), block = place.block();
+    exists = row < row_count && block < width;
   };
+  auto fetch = [&] {
+    if (exists) next = source.template fetch<true>(source.row(row), block);
+  };
+  find();
   if (early) fetch();
   let_next_begin();
   wait_for_previous();
   if (!early) fetch();
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
 #pragma unroll 1
-  while (walk.rows * 8 < ((row_count + 127) & ~127u)) {
-    const uint32_t place = walk.place();
-    walk.next();
-    uint32_t scales = 0;
-#pragma unroll 1
-    for (int step = 0; step < 4; ++step) {
-      const typename Source::Fetched fetched = next;
-      const uint32_t here = row, here_block = block;
-      row += 32;
-      if (step == 3) row = walk.row(width), block = walk.block();
-      fetch();
-      scales >>= 8;
-      if (here < row_count) {
-        const typename Source::Value v =
-            source.template value<true>(fetched, source.row(here), here_block);
-        const Nvfp4Codes codes = nvfp4_quantize_block(v, block_amax(v), encoding);
-        reinterpret_cast<uint2*>(out.codes)[here * width + here_block] =
-            make_uint2(codes.low, codes.high);
-        scales |= static_cast<uint32_t>(codes.scale) << 24;
-      }
+  while (place.rows * 8 < ((row_count + 127) & ~127u)) {
+    const typename Source::Fetched fetched = next;
+    const uint32_t here = row, here_block = block;
+    const bool existed = exists;
+    const uint32_t to = place.scale(walk);
+    place.next(walk);
+    find();
+    fetch();
+    uint8_t stored = 0;
+    if (existed) {
+      const typename Source::Value v =
+          source.template value<true>(fetched, source.row(here), here_block);
+      const Nvfp4Codes codes = nvfp4_quantize_block(v, block_amax(v), encoding);
+      reinterpret_cast<uint2*>(out.codes)[here * width + here_block] =
+          make_uint2(codes.low, codes.high);
+      stored = codes.scale;
     }
-    *reinterpret_cast<uint32_t*>(out.scales + place) = transpose_bytes(scales);
+    out.scales[to] = stored;
   }
 }
 
@@ -557,29 +574,32 @@ constexpr int64_t kPiece = 96;  // blocks of a row that are worth a block of thr
 template <class Source>
 constexpr bool kByPieces = sizeof(typename Source::Fetched) <= 32;
 
-// By tiles where the scales are swizzled, and there are four steps of a warp for all warps that a
-// device holds: with less of them a thread has a block or few, and four in turn would take longer
-// than what the stores cost. Not where more than a fifth of the tiles' columns are padding.
+// The same for what the stores of scales cost.
 template <class Source>
 constexpr bool kByTiles = sizeof(typename Source::Fetched) <= 64;
 
-inline int64_t most_tiles_warps(int per_sm) {
-  return persistent_grid(INT64_MAX, per_sm) * (kThreads / 32);
+// Whether quantize_tiles_kernel is the one for these scales: swizzled, of one gsa, and so many that
+// their places fit in 32 bits.
+inline bool by_tiles(const GlobalScale& scale, const Nvfp4Output& out) {
+  const int64_t rows = (out.rows + 127) / 128 * 128, blocks = padded_blocks(out);
+  return out.swizzled && !is_by_row(scale) && blocks / 4 <= SectorWalk::kMost &&
+         rows <= UINT32_MAX / blocks;
 }
-inline bool tiles_pay(const Nvfp4Output& out, int per_sm) {
-  const int64_t items = SectorWalk::items(out), scale_bytes = items * 128;
-  return out.swizzled && scale_bytes <= UINT32_MAX && items >= most_tiles_warps(per_sm) &&
-         4 * padded_blocks(out) <= 5 * out.blocks;
-}
-// As many items for each warp as the most that one has.
-inline int64_t tiles_grid(const Nvfp4Output& out, int per_sm) {
-  const int64_t items = SectorWalk::items(out), most = most_tiles_warps(per_sm);
-  const int64_t each = (items + most - 1) / most * (kThreads / 32);
-  return (items + each - 1) / each;
+
+template <class Source>
+cudaError_t launch_tiles(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
+                         const Nvfp4Output& out, cudaStream_t stream) {
+  const int64_t tiles = padded_blocks(out) / 4;
+  const int64_t items = (out.rows + 127) / 128 * tiles * (512 / kThreads);
+  const int64_t most = SectorWalk::kMost / (kThreads / 32);
+  const int64_t grid = persistent_grid(items < most ? items : most, tiles_blocks_per_sm<Source>);
+  return launch<&quantize_tiles_kernel<Source>>({grid, kThreads, Start::kOverlapped}, stream,
+                                                source, scale, recipe, out,
+                                                SectorWalk(static_cast<uint32_t>(tiles), grid));
 }
 
 // The kernel for one gsa (or a given one for each row), from the source, its shape and the device:
-//   quantize_tiles_kernel   swizzled scales, many rows (tiles_pay)
+//   quantize_tiles_kernel   swizzled scales of whole, aligned blocks, of one gsa
 //   quantize_pieces_kernel  other rows of whole, aligned blocks, of 1536 columns and more
 //   quantize_kernel         anything else
 // A plain tensor without a gap has flat_quantize_kernel before these (launch_quantize_plain).
@@ -587,10 +607,8 @@ template <class Source>
 cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {
   if constexpr (kByTiles<Source>) {
-    if (source.whole() && !is_by_row(scale) && tiles_pay(out, tiles_blocks_per_sm<Source>())) {
-      return launch<&quantize_tiles_kernel<Source>>(
-          {tiles_grid(out, tiles_blocks_per_sm<Source>()), kThreads, Start::kOverlapped}, stream,
-          source, scale, recipe, out);
+    if (source.whole() && by_tiles(scale, out)) {
+      return launch_tiles(source, scale, recipe, out, stream);
     }
   }
   if constexpr (kByPieces<Source>) {
@@ -627,10 +645,15 @@ cudaError_t launch_amax_plain(const Matrix& x, float* partials, int count, cudaS
 template <class T>
 cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
                                   const Nvfp4Output& out, cudaStream_t stream) {
-  if (is_by_row(scale) || out.swizzled || !is_flat(x)) {
+  const bool tiles = by_tiles(scale, out);
+  if (is_by_row(scale) || (out.swizzled && !tiles) || !is_flat(x)) {
     return launch_quantize(PlainSource<T>(x), scale, recipe, out, stream);
   }
   const FlatSource<T> source = flat_source<T>(x);
+  if (tiles) {
+    const FlatRows<T> rows = {source, static_cast<uint32_t>(out.blocks)};
+    return launch_tiles(rows, scale, recipe, out, stream);
+  }
   const int64_t items = (source.blocks + kThreads - 1) / kThreads;
   return launch<&flat_quantize_kernel<T>>(
       {persistent_grid(items, flat_blocks_per_sm<T>()), kThreads, Start::kOverlapped}, stream,
