@@ -1,5 +1,4 @@
-// What jitquant's kernels use of CUDA's asynchronous copies, of which a thread waits for all it has
-// begun.
+// What jitquant's kernels use of CUDA's asynchronous copies.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -7,7 +6,9 @@
 inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes) {
   emulation::copy_later(to, from, bytes);
 }
-inline void __pipeline_commit() {}
-inline void __pipeline_wait_prior(size_t) {
-  emulation::copy_now();
+inline void __pipeline_commit() {
+  emulation::end_group();
+}
+inline void __pipeline_wait_prior(size_t but) {
+  emulation::copy_now(but);
 }

@@ -93,6 +93,9 @@ inline uint32_t __reduce_max_sync(unsigned mask, uint32_t value) {
   for (int i = 0; i < 32; ++i) most = (mask >> i & 1) && values[i] > most ? values[i] : most;
   return static_cast<uint32_t>(most);
 }
+inline int __any_sync(unsigned mask, int value) {
+  return static_cast<int>(__reduce_max_sync(mask, value != 0));
+}
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
   emulation::exchange(mask, 0, kSyncWarp);
 }

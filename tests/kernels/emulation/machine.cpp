@@ -64,6 +64,7 @@ struct Copy {
   void* to;
   const void* from;
   size_t bytes;
+  size_t group;
 };
 
 struct Fiber {
@@ -77,6 +78,7 @@ struct Fiber {
   Index thread;
   uint64_t exchanged[32];  // by its warp, the last time
   std::vector<Copy> copies;
+  size_t groups;  // of copies, so far
 
   bool can_run() const {
     return !done && (waits_for == nullptr || waits_for->generation != generation);
@@ -170,6 +172,7 @@ void prepare(Fiber& f, Index thread) {
   f.begun = f.done = f.arrived = false;
   f.waits_for = nullptr;
   f.copies.clear();
+  f.groups = 0;
   f.thread = thread;
   getcontext(&f.start);
   f.start.uc_stack.ss_sp = f.stack;
@@ -317,11 +320,22 @@ unsigned lane() {
 void copy_later(void* to, const void* from, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
   if (address % bytes != 0) fail("a copy of %zu bytes is not aligned to as many", bytes);
-  fiber->copies.push_back({to, from, bytes});
+  if (descending) {
+    std::memcpy(to, from, bytes);
+  } else {
+    fiber->copies.push_back({to, from, bytes, fiber->groups});
+  }
 }
-void copy_now() {
-  for (const Copy& copy : fiber->copies) std::memcpy(copy.to, copy.from, copy.bytes);
-  fiber->copies.clear();
+void end_group() {
+  ++fiber->groups;
+}
+void copy_now(size_t but) {
+  std::vector<Copy>& copies = fiber->copies;
+  auto rest = copies.begin();
+  for (; rest != copies.end() && rest->group + but < fiber->groups; ++rest) {
+    std::memcpy(rest->to, rest->from, rest->bytes);
+  }
+  copies.erase(copies.begin(), rest);
 }
 
 void block_barrier() {

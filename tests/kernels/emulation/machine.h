@@ -55,9 +55,11 @@ char* in_block(const void* shared, unsigned rank);
 uint32_t shared_address(const void* shared);
 char* shared_pointer(uint32_t address);
 unsigned lane();
-// An asynchronous copy comes at the last moment: when its thread waits for it.
+// An asynchronous copy comes at the last moment, when its thread waits for it, or, descending, at
+// once. A thread waits for all groups it has ended but the last few.
 void copy_later(void* to, const void* from, size_t bytes);
-void copy_now();
+void end_group();
+void copy_now(size_t but);
 
 }  // namespace emulation
 
