@@ -153,30 +153,38 @@ JITQUANT_HD float block_amax(const Block<float>& x) {
   return amax_keep_nan(b[0], b[1]);
 }
 
-// The signs of values 8 * half to 8 * half + 7, each where the sign of its E2M1 code is.
+// Where the sign of an E2M1 code is in each of eight.
+constexpr uint32_t kSignBits = 0x88888888u;
+
+// From a where a bit of `mask` is set, from b elsewhere: one instruction.
+JITQUANT_HD uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) {
+  return (a & mask) | (b & ~mask);
+}
+
+// The signs of values 8 * half to 8 * half + 7, each in all four bits of its code.
 template <class T>
 JITQUANT_HD uint32_t e2m1x8_signs(const Block<T>& x, int half) {
-  uint32_t even, odd;  // the bytes that hold the signs of the even values, and of the odd ones
+  uint32_t even, odd;
   if (sizeof(T) == 2) {
     const uint32_t* w = x.words + 4 * half;
     const uint32_t a = byte_permute(w[0], w[1], 0x7351), b = byte_permute(w[2], w[3], 0x7351);
-    even = byte_permute(a, b, 0x5410), odd = byte_permute(a, b, 0x7632);
+    even = byte_signs(a, b, 0x5410), odd = byte_signs(a, b, 0x7632);
   } else {
     const uint32_t* w = x.words + 8 * half;
-    even = byte_permute(byte_permute(w[0], w[2], 0x73), byte_permute(w[4], w[6], 0x73), 0x5410);
-    odd = byte_permute(byte_permute(w[1], w[3], 0x73), byte_permute(w[5], w[7], 0x73), 0x5410);
+    even = byte_signs(byte_permute(w[0], w[2], 0x73), byte_permute(w[4], w[6], 0x73), 0x5410);
+    odd = byte_signs(byte_permute(w[1], w[3], 0x73), byte_permute(w[5], w[7], 0x73), 0x5410);
   }
-  return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
+  return bit_select(0xf0f0f0f0u, odd, even);
 }
 
-// The signs of a block in one word: those of its first half as e2m1x8_signs gives them, and of its
-// second a bit lower.
+// The signs of a block in one word: of its first half where those of the codes are, of its second
+// in the bits below.
 template <class T>
 JITQUANT_HD uint32_t e2m1x16_signs(const Block<T>& x) {
-  return e2m1x8_signs(x, 0) | (e2m1x8_signs(x, 1) >> 1);
+  return bit_select(kSignBits, e2m1x8_signs(x, 0), e2m1x8_signs(x, 1));
 }
 JITQUANT_HD uint32_t half_of_signs(uint32_t signs, int half) {
-  return (half == 0 ? signs : signs << 1) & 0x88888888u;
+  return (half == 0 ? signs : signs << 1) & kSignBits;
 }
 
 // Eight codes of three bits from f(i), which is 2^23 plus the code of value i, the first in the low
@@ -223,11 +231,11 @@ JITQUANT_HD uint32_t e2m1x8(const Block<T>& x, int half, float enc) {
     const uint32_t codes = sum_codes([&](int i) {
       return e2m1_lines(mul_saturated(magnitude_of(x, 8 * half + i), eighth), 8.0f);
     });
-    return (codes - ((codes >> 3) & 0x11111111u)) | e2m1x8_signs(x, half);
+    return (codes - ((codes >> 3) & 0x11111111u)) | (e2m1x8_signs(x, half) & kSignBits);
   }
   return sum_codes(
              [&](int i) { return e2m1_magnitude(mul_rn(magnitude_of(x, 8 * half + i), enc)); }) |
-         e2m1x8_signs(x, half);
+         (e2m1x8_signs(x, half) & kSignBits);
 #endif
 }
 

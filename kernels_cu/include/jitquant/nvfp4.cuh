@@ -18,7 +18,8 @@ struct Nvfp4Encoding {
   float first, second;  // the stored scale is RN(RN(b * first) * second): S / 6, or 1 / 6 and S
   float over_S;         // 1 / S
   float of_zero;        // what elements are multiplied with where the stored scale is 0
-  bool ordinary;        // a nonzero stored scale times over_S is far from the ends of fp32
+  float most;           // 2^126 where a nonzero stored scale times over_S is far from the ends of
+                        // fp32; otherwise -1
 };
 
 JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
@@ -29,7 +30,7 @@ JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
   e.first = te ? mul_rn(S, kSixth) : kSixth;
   e.second = te ? 1.0f : S;
   e.over_S = reciprocal_rn(S);
-  e.ordinary = e.over_S >= 0x1p-100f && e.over_S <= 0x1p100f;
+  e.most = e.over_S >= 0x1p-100f && e.over_S <= 0x1p100f ? 0x1p126f : -1.0f;
   // For te as for every scale: 1 / (0 / S), no more than the largest number; 0 / S may be NaN.
   e.of_zero = te ? (e.over_S <= kFloatMax ? kFloatMax : mul_rn(0.0f, e.over_S)) : 0.0f;
   return e;
@@ -50,16 +51,16 @@ JITQUANT_HD uint16_t nvfp4_block_scale(float b, const Nvfp4Encoding& e) {
   return e4m3_from_float(mul_rn(mul_rn(b, e.first), e.second));
 }
 
-// What the elements of a block are multiplied with before they are rounded to E2M1.
-JITQUANT_HD float nvfp4_block_encode(uint16_t stored, const Nvfp4Encoding& e) {
-  const float s = float_from_e4m3(stored);
-  const float shared = mul_rn(s, e.over_S);
-  float enc = reciprocal_rn_ordinary(shared);
-  if (!e.ordinary) {
-    enc = reciprocal_rn(shared);
-    enc = enc > kFloatMax ? kFloatMax : enc;
-  }
-  return s == 0.0f ? e.of_zero : enc;
+// What the elements of a block are multiplied with before they are rounded to E2M1, given the
+// stored scale: this where it is at most e.most, and otherwise, NaN included, what
+// nvfp4_block_encode says.
+JITQUANT_HD float nvfp4_usual_encode(float stored, const Nvfp4Encoding& e) {
+  return reciprocal_rn_ordinary(mul_rn(stored, e.over_S));
+}
+JITQUANT_HD float nvfp4_block_encode(float stored, const Nvfp4Encoding& e) {
+  if (stored == 0.0f) return e.of_zero;
+  const float enc = reciprocal_rn(mul_rn(stored, e.over_S));
+  return enc > kFloatMax ? kFloatMax : enc;
 }
 
 struct Nvfp4Codes {
@@ -67,13 +68,10 @@ struct Nvfp4Codes {
   uint8_t scale;
 };
 
-// The codes of a block whose elements are multiplied with enc.
+// The codes of a block whose elements are multiplied with enc, whatever it is.
 template <class T>
 JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& out) {
-  if (enc >= kExactEighth) {
-    out.low = e2m1x8<true>(x, 0, enc);
-    out.high = e2m1x8<true>(x, 1, enc);
-  } else if (enc > 0.0f) {
+  if (enc > 0.0f) {
     out.low = e2m1x8<false>(x, 0, enc);
     out.high = e2m1x8<false>(x, 1, enc);
   } else if (enc == 0.0f) {
@@ -88,9 +86,15 @@ JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& ou
 template <class T>
 JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nvfp4Encoding& e) {
   const uint16_t scale = nvfp4_block_scale(b, e);
+  const float stored = float_from_e4m3(scale), enc = nvfp4_usual_encode(stored, e);
   Nvfp4Codes out;
   out.scale = static_cast<uint8_t>(scale);
-  nvfp4_encode_block(x, nvfp4_block_encode(scale, e), out);
+  if (enc >= kExactEighth && enc <= e.most) {
+    out.low = e2m1x8<true>(x, 0, enc);
+    out.high = e2m1x8<true>(x, 1, enc);
+  } else {
+    nvfp4_encode_block(x, nvfp4_block_encode(stored, e), out);
+  }
   return out;
 }
 
@@ -101,7 +105,7 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, f
   const uint16_t scale = nvfp4_block_scale(mul_rn(b, factor), e);
   Nvfp4Codes out;
   out.scale = static_cast<uint8_t>(scale);
-  const float enc = mul_rn(nvfp4_block_encode(scale, e), factor);
+  const float enc = mul_rn(nvfp4_block_encode(float_from_e4m3(scale), e), factor);
   nvfp4_encode_block(x, enc > kFloatMax ? kFloatMax : enc, out);  // infinity times 0 is NaN
   return out;
 }
@@ -112,13 +116,15 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, f
 JITQUANT_HD Nvfp4Codes nvfp4_quantize_magnitudes(float (&x)[16], uint32_t signs, float b,
                                                  float factor, const Nvfp4Encoding& e) {
   const uint16_t scale = nvfp4_block_scale(mul_rn(b, factor), e);
+  const float stored = float_from_e4m3(scale);
   Nvfp4Codes out;
   out.scale = static_cast<uint8_t>(scale);
-  float enc = mul_rn(nvfp4_block_encode(scale, e), factor);
-  enc = enc > kFloatMax ? kFloatMax : enc;
+  float enc = mul_rn(nvfp4_usual_encode(stored, e), factor);
   // As in all blocks but those whose scale is subnormal, or none: nothing is above the largest
   // code, and no line through the product overflows.
-  if (!(mul_rn(b, enc) < 7.0f && enc <= 0x1p126f)) {
+  if (!(mul_rn(b, enc) < 7.0f && enc <= e.most)) {
+    enc = mul_rn(nvfp4_block_encode(stored, e), factor);
+    enc = enc > kFloatMax ? kFloatMax : enc;
     if (!(enc > 0.0f)) {  // zero, or NaN
       out.low = out.high = 0;
       if (enc == 0.0f) {
@@ -132,7 +138,7 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_magnitudes(float (&x)[16], uint32_t signs,
     }
     const float up = enc > 0x1p126f ? 4.0f : 1.0f;
     enc = enc > 0x1p126f ? enc * 0.25f : enc;
-    const float most = mul_rn(6.5f, reciprocal_rn_ordinary(enc));
+    const float most = mul_rn(6.5f, reciprocal_rn(enc));
     JITQUANT_UNROLL
     for (int i = 0; i < 16; ++i) {
       x[i] = mul_rn(x[i], up);
