@@ -40,8 +40,8 @@ struct Half {
 template <class T>
 __global__ void __launch_bounds__(kThreads, 6)
     dequant_kernel(Nvfp4Input in, T* out, int64_t cols, bool vector) {
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   BlockWalk walk(2 * in.blocks);
   uint32_t next_codes = 0;
   uint8_t next_scale = 0;
@@ -97,8 +97,8 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     flat_dequant_kernel(const uint32_t* codes, const uint8_t* scales, const float* gsa, T* out,
                         int64_t words) {
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   const float factor = *gsa;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kWordsEach) + threadIdx.x;
   uint32_t word[kWordsEach];
@@ -122,8 +122,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     tile_dequant_kernel(Nvfp4Input in, Divisor tiles, int warps, T* out) {
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   const int warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x & 31;
   if (warp >= warps) return;
   const int rows = static_cast<int>(tiles.quotient_of(warp));  // eight of them, counted
@@ -163,8 +163,8 @@ inline int64_t tile_dequant_warps(const Nvfp4Input& in) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     dequant_columns_kernel(Nvfp4Input in, T* out, int64_t out_rows, int64_t cols) {
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   const float gsa = *in.gsa;
   for (BlockWalk walk(cols); walk.row < in.blocks; walk.next()) {
     const int64_t column = walk.block;

@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kThreads, 4)
                       ScaleLookup scales, T* out, bool out_vector) {
   const int64_t width = (cols + 7) / 8;
   int64_t eighth = static_cast<int64_t>(blockIdx.x) * (kThreads * kAtOnce) + threadIdx.x;
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   uint2 codes[kAtOnce];
   float scale[kAtOnce];
   T* to[kAtOnce];

@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + (threadIdx.x >> 5);
   int64_t position = warp * range;
   const int64_t stop = position + range < groups.numel ? position + range : groups.numel;
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   if (position >= stop) return;
 
   typename Elements::Fetched next = {};

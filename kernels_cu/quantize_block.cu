@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
   };
   const T* const from = source.row(first) + first_row * source.row.s2;
   const int64_t source_step = row_step * source.row.s2;
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
 
   Block<T> x[kHeld];
   if (kWhole && inside) {

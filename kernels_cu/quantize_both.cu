@@ -302,8 +302,8 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
   const int own = lane & (sharers - 1);
   const bool by_division = kAny && divides(numerics);
 
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   int part = 0, turn = 0;
   walk.down = blockIdx.x / walk.wide;
   walk.across = blockIdx.x - walk.down * walk.wide;

@@ -279,8 +279,8 @@ __global__ void __launch_bounds__(kThreads, 3)
     grouped_tile(blockIdx.x - finishing, source, op, groups, scales, ranges);
     return;
   }
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   const int64_t parts = (rows.cols + kSumColumns - 1) / kSumColumns;
   finish_sums(blockIdx.x / parts, blockIdx.x % parts, count_of_ranges, groups, ranges, rows);
 }

@@ -11,8 +11,8 @@ __global__ void __launch_bounds__(kThreads)
                   Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
   const int64_t width = (out.rows + 15) / 16 * 16;  // whole tiles: all 16 lanes are there
   for (BlockWalk walk(width); walk.row < out.blocks; walk.next()) {

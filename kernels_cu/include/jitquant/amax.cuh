@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads, kAmaxResidency<Source>)
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   const int64_t width = blocks_of(source.cols);
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
 #pragma unroll 1
   for (int64_t r = blockIdx.x; r < source.rows; r += gridDim.x) {
     const typename Source::Row row = source.row(r);

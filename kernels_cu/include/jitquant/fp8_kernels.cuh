@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   const int64_t width = blocks_of(source.cols);
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t row = quotient(i, width), block = i - row * width;
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   if (row >= source.rows) {
     if (i == 0 && !scale.by_row) given_scale(scale, 0, 0, largest(format));  // of no rows
     return;
@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(kThreads, 6)
     flat_cast_once_kernel(FlatSource<T> source, Fp8Scale scale, uint4* out, EightBit format) {
   constexpr int kAtOnce = kOnceBlocks<T>;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kAtOnce) + threadIdx.x;
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   Block<T> x[kAtOnce];
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     }
   };
   if (early) fetch();
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   if (!early) fetch();
 
   const float factor = tensor_scale(scale, partials, largest(format), reduce);
@@ -231,8 +231,8 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
     if (left > 0 && block < source.blocks) next = source.fetch(block);
   };
   if (dynamic) fetch();
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   if (!dynamic) fetch();
   const float factor = tensor_scale(scale, partials, largest(format), reduce);
   const bool watches = watches_tensor(scale);
@@ -264,8 +264,8 @@ __global__ void __launch_bounds__(kClusterThreads)
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t width = static_cast<uint32_t>(blocks_of(source.cols));
   const uint32_t row = i / width, block = i - row * width;
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
 
   typename Source::Value v = {};
   if (row < source.rows) {

@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
     row[k] = pieces.width.quotient_of(i);
     block[k] = i - row[k] * pieces.width.divisor;
   }
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   // In the place of padding the last block once more: it belongs to the same group.
   bool there[kAtOnce];
   typename Source::Fetched fetched[kAtOnce];
@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(kWalkThreads, walk_blocks_per_sm<Source>())
     bool there;
     typename Source::Fetched fetched;
   };
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   TileWalk walk(grid, blockIdx.x * (kWalkThreads / 32) + (threadIdx.x >> 5), uneven, tiles_of);
   const auto take = [&] {
     Item item = {walk.batch,

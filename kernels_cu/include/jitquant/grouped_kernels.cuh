@@ -311,8 +311,8 @@ __device__ __forceinline__ void grouped_tile(int64_t tile, const Source& source,
   GroupBounds first = cursor.find(groups, 0);
   const bool one = cursor.covers(0, kTile<Source>);
   if (!one && chunk >= cursor.next) first = cursor.seek(groups, chunk);
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
 
   typename Op::Encoding encoding = {};
   const auto encode = [&](float all, int position) {

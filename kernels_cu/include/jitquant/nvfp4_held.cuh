@@ -180,8 +180,8 @@ __global__ void __maxnreg__(held_registers<Source>())
   const int width = static_cast<int>(blocks_of(source.cols));
   const int row_count = static_cast<int>(source.rows);
   const int threads = blockDim.x, mine = threadIdx.x;
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   team.begin(scale, recipe, source.cols);
 
   // A multiple of four blocks is as far in any row, wherever it begins.

@@ -230,8 +230,8 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     }
   };
   if (early) fetch();
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   if (!early) fetch();
 
   const bool by_row = is_by_row(scale);
@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     }
   };
   if (early) fetch();
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   if (!early) fetch();
 
   const bool by_row = is_by_row(scale);
@@ -324,8 +324,8 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   Block<T> next;
   if (early && block < source.blocks) next = source.fetch(block);
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   if (!early && block < source.blocks) next = source.fetch(block);
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
 #pragma unroll 1
@@ -440,8 +440,8 @@ __global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>)
   };
   find();
   if (early) fetch();
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
   if (!early) fetch();
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
 #pragma unroll 1
@@ -477,8 +477,8 @@ __global__ void __launch_bounds__(kClusterThreads)
   BlockReduce reduce(scratch);
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t row = i / out.blocks, block = i - row * out.blocks;
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
 
   typename Source::Value v = {};
   if (row < out.rows) {

@@ -235,7 +235,6 @@ __global__ void __maxnreg__(norm_registers<Source>(kSm100))
       reinterpret_cast<char*>(row_storage) + HeldWeights::bytes(width),
       team.slot() * team.warps() + (mine >> 5), tensors, begin, width - begin);
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
-  if (quantizes) let_next_begin();
 #pragma unroll 1
   for (int b = team.slot() * blockDim.x + mine; b < width; b += team.rows() * blockDim.x) {
     if (norm.weight.fp32) {
@@ -245,7 +244,7 @@ __global__ void __maxnreg__(norm_registers<Source>(kSm100))
     }
   }
   wait_for_previous();
-  if (!quantizes) let_next_begin();
+  let_next_begin();
   team.begin(scale, recipe, source.cols);
 
   const int step = gridDim.x * team.rows();

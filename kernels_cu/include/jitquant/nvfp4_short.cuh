@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 7 : 6)
   const int lane = threadIdx.x & 31, mine = lane & (lanes - 1);
   const int step = gridDim.x * (kShortThreads / 32) * rows_of_warp;
   int first = (blockIdx.x * (kShortThreads / 32) + threadIdx.x / 32) * rows_of_warp;  // of the warp
-  let_next_begin();
   wait_for_previous();
+  let_next_begin();
 
   // A multiple of four blocks is as far in any row, wherever it begins.
   const int place = static_cast<int>(scale_place(out, mine));
