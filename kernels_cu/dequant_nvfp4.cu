@@ -89,30 +89,32 @@ __device__ __forceinline__ void store_values(uint32_t codes, uint8_t scale, floa
 
 constexpr int kWordsEach = 2;  // of codes, of a thread of the two kernels that follow
 
-// The same where everything follows each other without a gap and there is one gsa: word i of the
-// codes and half of scale i / 2 give values 8 * i to 8 * i + 7. Blocks of threads that do a little
-// each and end are faster here than those that stay: a kernel of this shape without arithmetic
-// takes as long.
-template <class T>
+// The same where codes and scales follow each other without a gap: word i of the codes and half of
+// scale i / 2 give values 8 * i to 8 * i + 7. Blocks of threads that do a little each and end are
+// faster here than those that stay: a kernel of this shape without arithmetic takes as long.
+// kByRow: each row, of so many words, has a gsa; otherwise there is one.
+template <class T, bool kByRow>
 __global__ void __launch_bounds__(kThreads)
-    flat_dequant_kernel(const uint32_t* codes, const uint8_t* scales, const float* gsa, T* out,
-                        int64_t words) {
+    flat_dequant_kernel(Nvfp4Input in, Divisor row_words, T* out, int64_t words) {
   wait_for_previous();
   let_next_begin();
-  const float factor = *gsa;
+  const uint32_t* const codes = reinterpret_cast<const uint32_t*>(in.codes);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kWordsEach) + threadIdx.x;
   uint32_t word[kWordsEach];
   uint8_t scale[kWordsEach];
+  float gsa[kWordsEach];
 #pragma unroll
   for (int k = 0; k < kWordsEach; ++k) {
     const int64_t i = first + k * kThreads;
-    if (i < words) word[k] = codes[i], scale[k] = scales[i >> 1];
+    if (i >= words) break;
+    word[k] = codes[i], scale[k] = in.scales[i >> 1];
+    gsa[k] = in.gsa[kByRow ? row_words.quotient_of(static_cast<uint32_t>(i)) * in.gsa_stride : 0];
   }
 #pragma unroll
   for (int k = 0; k < kWordsEach; ++k) {
     const int64_t i = first + k * kThreads;
     if (i >= words) break;
-    store_values(word[k], scale[k], factor, out + i * 8);
+    store_values(word[k], scale[k], gsa[k], out + i * 8);
   }
 }
 
@@ -191,10 +193,16 @@ cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, i
     T* const p = static_cast<T*>(out);
     const bool aligned = reinterpret_cast<uintptr_t>(out) % 16 == 0;
     const bool whole = aligned && cols == in.blocks * 16 && in.code_stride == in.blocks * 8;
-    if (whole && !in.swizzled && in.gsa_stride == 0 && in.scale_stride == in.blocks) {
-      return launch<&flat_dequant_kernel<T>>({items / kWordsEach + 1, kThreads, Start::kOverlapped},
-                                             stream, reinterpret_cast<const uint32_t*>(in.codes),
-                                             in.scales, in.gsa, p, in.rows * in.blocks * 2);
+    const int64_t words = in.rows * in.blocks * 2;
+    if (whole && !in.swizzled && in.scale_stride == in.blocks) {
+      const LaunchShape shape = {items / kWordsEach + 1, kThreads, Start::kOverlapped};
+      if (in.gsa_stride == 0) {
+        return launch<&flat_dequant_kernel<T, false>>(shape, stream, in, Divisor(1), p, words);
+      }
+      if (words > 0 && words < (int64_t{1} << 31)) {
+        return launch<&flat_dequant_kernel<T, true>>(
+            shape, stream, in, Divisor(static_cast<uint32_t>(in.blocks * 2)), p, words);
+      }
     }
     const int64_t warps = tile_dequant_warps(in);
     if (whole && in.swizzled && warps > 0 && warps < (int64_t{1} << 27)) {
