@@ -29,7 +29,7 @@ def graph_us(
     fn: Callable[..., Any],
     inputs: Sequence[tuple[Any, ...]],
     *,
-    seconds: float = 0.1,
+    seconds: float = 0.05,
     repeats: int = 5,
 ) -> float:
     """Microseconds of one ``fn(*inputs[i])``, by replaying a CUDA graph of one call each.

@@ -134,8 +134,9 @@ def measure_kernels(
                 console.print(f"  {text}", style="yellow", highlight=False, markup=False)
         console.print()
     took = time.perf_counter() - begin
+    stem = "kernels-fp8" if names == "fp8" else "kernels"
     write_json(
-        out / "kernels.json",
+        out / f"{stem}.json",
         {
             **provenance(),
             "n": n,
@@ -149,7 +150,7 @@ def measure_kernels(
         },
     )
     try:
-        png = out / "kernels.png"
+        png = out / f"{stem}.png"
         title = f"jitquant on {gpu}, {dtype}, N = {n}"
         if report.picture(ops, rows, ceilings, title, png):
             console.print(f"wrote {png}", highlight=False, soft_wrap=True)
