@@ -134,6 +134,7 @@ def _check(machine: Machine, sample: Sample, runs: Sequence[tuple[int, bool]]) -
         try:
             op._cuda_out(*args, **kwargs, **got)
             if several:
+                assert bool((got["amax"] >= 0).all()), "amax: not all of the maxima are written"
                 got["amax"] = got["amax"].amax()
             for name in op.results:
                 _agree(name, sample.exact, got[name], wanted[name])

@@ -8,16 +8,12 @@
 
 namespace jitquant {
 
-// What the threads of a row learn of it, and after a reduction one of them knows.
-struct RowSums {
-  float squares = 0.0f;  // of the values before the weight, for a norm
-  float amax = 0.0f;     // of what is held; NaN if there is one in it
-};
-
-// What it takes to encode a row, once its sums are known.
+// What it takes to encode a row, once its sums are known, and what is told of it.
 struct alignas(16) RowEncoding {
   Nvfp4Encoding encoding;
   float inverse;  // inv_rms, for a norm
+  float amax;     // of what is quantized
+  bool again;     // a row has NaN, of which nobody has asked yet
 };
 
 // What is the same for all rows of a block of threads. In shared memory: only a row's last steps
@@ -37,27 +33,34 @@ __device__ __forceinline__ RowFacts row_facts(const RowScale& scale, Nvfp4Recipe
   return facts;
 }
 
-// `writes`: this thread writes what is told of the row.
+// The row's encoding, from the sum of its squares and the largest magnitude of what is held of it.
 template <bool kNorm, class T>
-__device__ __forceinline__ RowEncoding finish_row(const RowSums& sums, const Normalize<T>& norm,
-                                                  const RowScale& scale, Nvfp4Recipe recipe,
-                                                  int64_t row, bool writes, RowFacts& facts) {
-  RowEncoding e = {facts.given, 1.0f};
-  float amax = sums.amax;
+__device__ __forceinline__ RowEncoding finish_row(float squares, float amax,
+                                                  const Normalize<T>& norm, const RowScale& scale,
+                                                  Nvfp4Recipe recipe, int64_t row,
+                                                  const RowFacts& facts) {
+  RowEncoding e = {facts.given, 1.0f, amax, false};
   if constexpr (kNorm) {
-    e.inverse = reciprocal_sqrt(fma_rn(sums.squares, facts.over_cols, norm.eps));
-    if (writes) norm.inv_rms[row] = e.inverse;
-    amax = amax_ignore_nan(0.0f, mul_rn(amax, e.inverse));
+    e.inverse = reciprocal_sqrt(fma_rn(squares, facts.over_cols, norm.eps));
+    e.amax = amax_ignore_nan(0.0f, mul_rn(amax, e.inverse));
   }
-  if (scale.mode == RowMode::kTensorAmax) {
-    if (writes) facts.tensor_amax = fmaxf(facts.tensor_amax, amax);
-  } else if (scale.mode == RowMode::kRowAmax) {
-    if (writes) scale.gsa_out[row] = div_rn(amax, scale.divisor);
-    e.encoding = nvfp4_encoding_from_amax(amax, scale.divisor, recipe);
-  } else if (scale.given.kind == GlobalScale::kRows) {
+  if (scale.mode == RowMode::kRowAmax) {
+    e.encoding = nvfp4_encoding_from_amax(e.amax, scale.divisor, recipe);
+  } else if (scale.mode == RowMode::kGiven && scale.given.kind == GlobalScale::kRows) {
     e.encoding = nvfp4_encoding_from_gsa(scale.given.gsa[row * scale.given.stride], recipe);
   }
   return e;
+}
+// What is told of the row, by one thread, which has the facts to itself.
+template <bool kNorm, class T>
+__device__ __forceinline__ void tell_row(const RowEncoding& e, const Normalize<T>& norm,
+                                         const RowScale& scale, int64_t row, RowFacts& facts) {
+  if (kNorm) norm.inv_rms[row] = e.inverse;
+  if (scale.mode == RowMode::kRowAmax) {
+    scale.gsa_out[row] = div_rn(e.amax, scale.divisor);
+  } else if (scale.mode == RowMode::kTensorAmax) {
+    facts.tensor_amax = fmaxf(facts.tensor_amax, e.amax);
+  }
 }
 
 // What the threads of a row do together once each has looked at what it holds of it: x are those of
@@ -68,7 +71,9 @@ template <bool kNorm, int kMostRows>
 class RowTeam {
  public:
   struct Shared {
-    float2 partial[32];
+    // Of each warp: its sum of squares, and its amax as bits; zeros after those that are there.
+    float4 squares[8];
+    uint4 most[8];
     RowEncoding encodings[kMostRows];
     RowFacts facts[kMostRows];
   };
@@ -81,61 +86,54 @@ class RowTeam {
 
   __device__ __forceinline__ void begin(const RowScale& scale, Nvfp4Recipe recipe, int64_t cols) {
     if (threadIdx.x == 0) shared_.facts[slot()] = row_facts(scale, recipe, cols);
+    if (slot() == 0 && threadIdx.x < 32) {
+      squares_of(threadIdx.x) = 0.0f;
+      most_of(threadIdx.x) = 0;
+    }
     __syncthreads();
   }
 
-  // Works out the encoding of row r of `count`, which is this thread's, from what each thread has
-  // of it: the sum of the squares, the largest magnitude as bits, and, asked for only where one of
-  // them is NaN, the same without those, as if they were not there: numbers().
-  template <class T, class F>
-  __device__ __forceinline__ void agree(float squares, uint32_t most, int r, int count,
-                                        const Normalize<T>& norm, const RowScale& scale,
-                                        Nvfp4Recipe recipe, F&& numbers) {
-    const int mine = threadIdx.x, first_warp = slot() * warps();
+  // The encoding of row r of `count`, which is this thread's, from what each thread has of it: the
+  // sum of the squares, the largest magnitude as bits, and, asked for only where one of them is
+  // NaN, the same without those, as if they were not there: numbers(). What a thread can do while
+  // it waits, meanwhile(), is done once.
+  template <class T, class F, class G>
+  __device__ __forceinline__ RowEncoding agree(float squares, uint32_t most, int r, int count,
+                                               const Normalize<T>& norm, const RowScale& scale,
+                                               Nvfp4Recipe recipe, F&& numbers, G&& meanwhile) {
+    const int mine = threadIdx.x, warp = slot() * warps() + (mine >> 5);
     const bool leads = slot() == 0 && mine < 32;
     const float sum = kNorm ? warp_sum(squares) : 0.0f;
+    RowEncoding e;
 #pragma unroll 1
     for (bool again = false;; again = true) {
       most = __reduce_max_sync(0xffffffffu, most);
-      if ((mine & 31) == 0) shared_.partial[first_warp + (mine >> 5)] = {sum, bits_float(most)};
-      __syncthreads();
-      bool has_nan = false;
-      if (leads) {
-        // All lanes have the one row there is, or each has one of several.
-        int of = 0;
-        bool own = true, writes = mine == 0;
-        RowSums sums;
-        if (rows() == 1) {
-          const float2 p = mine < warps() ? shared_.partial[mine] : float2{0.0f, 0.0f};
-          sums = {kNorm ? warp_sum(p.x) : 0.0f, warp_max(p.y)};
-        } else {
-          of = mine;
-          own = writes = mine < rows() && r + mine < count;
-          for (int w = 0; own && w < warps(); ++w) {
-            const float2 p = shared_.partial[of * warps() + w];
-            sums.squares += p.x;
-            sums.amax = amax_keep_nan(sums.amax, p.y);
-          }
-        }
-        has_nan = own && is_nan(sums.amax) && !again;
-        if (own && !has_nan) {
-          const RowEncoding e = finish_row<kNorm>(sums, norm, scale, recipe, row_of(r + of), writes,
-                                                  shared_.facts[of]);
-          if (writes) shared_.encodings[of] = e;
-        }
+      if ((mine & 31) == 0) {
+        if (kNorm) squares_of(warp) = sum;
+        most_of(warp) = most;
       }
-      if (!__syncthreads_or(has_nan)) break;
+      __syncthreads();
+      if (leads) {
+        lead(r, count, again, norm, scale, recipe);
+      } else if (!again) {
+        meanwhile();
+      }
+      __syncthreads();
+      e = shared_.encodings[slot()];
+      if (!e.again) break;
       most = numbers();
     }
+    if (leads) meanwhile();
+    if (mine == 0 && r < count) tell_row<kNorm>(e, norm, scale, row_of(r), shared_.facts[slot()]);
+    return e;
   }
 
-  __device__ __forceinline__ const RowEncoding& encoding() const {
-    return shared_.encodings[slot()];
-  }
   // Of the rows so far, for kTensorAmax.
   __device__ __forceinline__ void put_partial(const RowScale& scale) const {
     if (threadIdx.x != 0) return;
-    scale.partials[blockIdx.x * rows() + slot()] = shared_.facts[slot()].tensor_amax;
+    const int mine = blockIdx.x * rows() + slot(), count = gridDim.x * rows();
+    scale.partials[mine] = shared_.facts[slot()].tensor_amax;
+    for (int i = count + mine; i < scale.maxima; i += count) scale.partials[i] = 0.0f;
   }
 
  private:
@@ -143,6 +141,52 @@ class RowTeam {
   static __device__ __forceinline__ int64_t row_of(int r) {
     if constexpr (kNorm) return kept(static_cast<uint32_t>(r));
     return r;
+  }
+
+  // Of the warp that leads: all its lanes work out the one row there is, or each one of several.
+  template <class T>
+  __device__ __forceinline__ void lead(int r, int count, bool again, const Normalize<T>& norm,
+                                       const RowScale& scale, Nvfp4Recipe recipe) const {
+    int of = 0;
+    bool own = true;
+    float squares = 0.0f;
+    uint32_t most = 0;
+    if (rows() == 1) {
+      constexpr int kEach = 8;  // warps at a time: of rows of 7168 and less all
+      auto add = [&](int w) {
+#pragma unroll
+        for (int i = w / 4; i < (w + kEach) / 4; ++i) {
+          if (kNorm) {
+            const float4 s = shared_.squares[i];
+            squares += (s.x + s.y) + (s.z + s.w);
+          }
+          const uint4 m = shared_.most[i];
+          most = max(max(most, max(m.x, m.y)), max(m.z, m.w));
+        }
+      };
+      add(0);
+#pragma unroll 1
+      for (int w = kEach; w < warps(); w += kEach) add(w);
+    } else {
+      of = threadIdx.x;
+      own = of < rows() && r + of < count;
+      for (int w = of * warps(); own && w < (of + 1) * warps(); ++w) {
+        if (kNorm) squares += squares_of(w);
+        most = max(most, most_of(w));
+      }
+    }
+    const bool has_nan = own && is_nan(bits_float(most)) && !again;
+    RowEncoding e = finish_row<kNorm>(squares, bits_float(most), norm, scale, recipe,
+                                      row_of(own ? r + of : 0), shared_.facts[own ? of : 0]);
+    e.again = __any_sync(0xffffffffu, has_nan);
+    if (rows() == 1 ? threadIdx.x == 0 : of < rows()) shared_.encodings[of] = e;
+  }
+
+  __device__ __forceinline__ float& squares_of(int warp) const {
+    return reinterpret_cast<float*>(shared_.squares)[warp];
+  }
+  __device__ __forceinline__ uint32_t& most_of(int warp) const {
+    return reinterpret_cast<uint32_t*>(shared_.most)[warp];
   }
 
   Shared& shared_;
@@ -172,6 +216,9 @@ __global__ void __maxnreg__(held_registers<Source>())
     held_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
                 Nvfp4Recipe recipe, Nvfp4Output out) {
   constexpr bool kAhead = sizeof(typename Source::Fetched) * kShare <= kMostAhead;
+  // Instead of while others work out the row's encoding, for which there are not registers enough.
+  constexpr bool kEarly =
+      sizeof(typename Source::Fetched) > sizeof(Block<typename Source::Element>);
   constexpr int kMostRows = kShare == 1 ? kRowsAtOnce : 1;
   using Value = typename Source::Value;
   using Team = RowTeam<false, kMostRows>;
@@ -182,12 +229,12 @@ __global__ void __maxnreg__(held_registers<Source>())
   const int threads = blockDim.x, mine = threadIdx.x;
   wait_for_previous();
   let_next_begin();
-  team.begin(scale, recipe, source.cols);
 
   // A multiple of four blocks is as far in any row, wherever it begins.
   const int place = static_cast<int>(scale_place(out, mine));
   const int place_step = static_cast<int>(scale_place(out, threads));
-  typename Source::Fetched fetched[kAhead ? kShare : 1];
+  // What a row does not have is zeros.
+  typename Source::Fetched fetched[kAhead ? kShare : 1] = {};
   auto fetch = [&](int r) {
     if (r >= row_count) return;
     const typename Source::Row row = source.row(r);
@@ -200,46 +247,42 @@ __global__ void __maxnreg__(held_registers<Source>())
   const int step = gridDim.x * team.rows();
   int r = blockIdx.x * team.rows() + team.slot();
   if constexpr (kAhead) fetch(r);
+  team.begin(scale, recipe, source.cols);
 #pragma unroll 1
   for (; r - team.slot() < row_count; r += step) {
     const bool there = kMostRows == 1 || r < row_count;
     Value held[kShare];
     float block_max[kShare];
     uint32_t most = 0;  // an amax as bits
-    if (there) {
-      const typename Source::Row row = source.row(r);
+    const typename Source::Row row = source.row(there ? r : 0);
 #pragma unroll
-      for (int k = 0; k < kShare; ++k) {
-        const int b = mine + k * threads;
-        block_max[k] = 0.0f;
-        if (b < width) {
-          if constexpr (!kAhead) fetched[0] = source.template fetch<true>(row, b);
-          held[k] = source.template value<true>(fetched[kAhead ? k : 0], row, b);
-          block_max[k] = block_amax(held[k]);
-          most = max(most, float_bits(block_max[k]));
-        }
+    for (int k = 0; k < kShare; ++k) {
+      const int b = mine + k * threads;
+      if constexpr (!kAhead) {
+        if (there && b < width) fetched[0] = source.template fetch<true>(row, b);
       }
+      held[k] = source.template value<true>(fetched[kAhead ? k : 0], row, b);
+      block_max[k] = block_amax(held[k]);
+      most = max(most, float_bits(block_max[k]));
     }
-    if constexpr (kAhead) fetch(r + step);
-
-    team.agree(0.0f, most, r, row_count, norm, scale, recipe, [&] {
-      Amax<typename Value::Element> numbers;
+    if constexpr (kAhead && kEarly) fetch(r + step);
+    const RowEncoding e = team.agree(
+        0.0f, most, r, row_count, norm, scale, recipe,
+        [&] {
+          Amax<typename Value::Element> numbers;
 #pragma unroll
-      for (int k = 0; k < kShare; ++k) {
-        if (there && mine + k * threads < width) numbers.add(held[k]);
-      }
-      return float_bits(numbers.result());
-    });
-    if (!there) continue;
-    const RowEncoding& e = team.encoding();
+          for (int k = 0; k < kShare; ++k) numbers.add(held[k]);
+          return float_bits(numbers.result());
+        },
+        [&] {
+          if constexpr (kAhead && !kEarly) fetch(r + step);
+        });
     const OutputRow to(out, r);
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
       const int b = mine + k * threads;
-      if (b < width) {
-        to.store(b, place + k * place_step,
-                 nvfp4_quantize_block(held[k], block_max[k], e.encoding));
-      }
+      const Nvfp4Codes codes = nvfp4_quantize_block(held[k], block_max[k], e.encoding);
+      if (there && b < width) to.store(b, place + k * place_step, codes);
     }
   }
   zero_padding(out);

@@ -42,30 +42,52 @@ struct HeldProduct {
   }
 };
 
-// The weights of a norm as the threads that hold a row want them, in shared memory: magnitudes in
-// fp32, in four planes of four columns for each 32 blocks, which are one warp's, and the signs.
+// The order in which a lane takes the parts of its block, 16 bytes each, from shared memory where
+// blocks follow each other as in memory: part p ^ turn comes as part p, so that no two of eight
+// lanes that are served together read from the same banks. What is made of a block is put straight
+// at the end.
+template <class T>
+struct Turn {
+  static constexpr int kParts = Block<T>::kWords / 4;
+
+  static __device__ __forceinline__ uint32_t of(uint32_t lane) {
+    return lane / (8 / kParts) & (kParts - 1);
+  }
+  static __device__ __forceinline__ Nvfp4Codes straight(Nvfp4Codes x, uint32_t turn) {
+    if constexpr (kParts == 4) {
+      const uint32_t order = turn & 1 ? 0x1032 : 0x3210;
+      x.low = byte_permute(x.low, 0, order), x.high = byte_permute(x.high, 0, order);
+    }
+    const bool swaps = turn & (kParts / 2);
+    return {swaps ? x.high : x.low, swaps ? x.low : x.high, x.scale};
+  }
+  // Of e2m1x16_signs, either way.
+  static __device__ __forceinline__ uint32_t signs(uint32_t x, uint32_t turn) {
+    if constexpr (kParts == 4) x = byte_permute(x, 0, turn & 1 ? 0x1032 : 0x3210);
+    return turn & (kParts / 2) ? (x >> 1 & 0x44444444u) | (x << 1 & 0x88888888u) : x;
+  }
+};
+
+// The weights of a norm as the threads that hold a row of T want them, in shared memory: for each
+// 32 blocks, which are one warp's, magnitudes in fp32, in four planes of four columns, and the
+// signs, all in the order of the turn that the block's lane has.
+template <class T>
 class HeldWeights {
  public:
   static __host__ __device__ constexpr size_t bytes(int width) {
-    return padded(width) * (16 * sizeof(float) + sizeof(uint32_t));
+    return static_cast<size_t>((width + 31) / 32) * kChunk;
   }
 
   // For a thread that holds block `first`, and others a multiple of 32 blocks on.
-  __device__ __forceinline__ HeldWeights(void* storage, int width, int first)
-      : magnitudes_(static_cast<float4*>(storage)),
-        signs_(reinterpret_cast<uint32_t*>(magnitudes_ + 4 * padded(width))),
-        place_(kept(place(first))),
-        first_(kept(first)) {}
+  __device__ __forceinline__ HeldWeights(void* storage, int first)
+      : storage_(static_cast<char*>(storage)), first_(kept(magnitudes(first))) {}
 
-  template <class W>
-  __device__ __forceinline__ void put(const W* weight, int b) const {
-    const Block<W> w = load_block<true>(weight + b * 16, 16, true);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      magnitudes_[place(b) + 32 * i] = {magnitude_at(w, 4 * i), magnitude_at(w, 4 * i + 1),
-                                        magnitude_at(w, 4 * i + 2), magnitude_at(w, 4 * i + 3)};
+  __device__ __forceinline__ void put(const ColumnVector& weight, int b) const {
+    if (weight.fp32) {
+      put(load_block<true>(static_cast<const float*>(weight.data) + b * 16, 16, true), b);
+    } else {
+      put(load_block<true>(static_cast<const T*>(weight.data) + b * 16, 16, true), b);
     }
-    signs_[b] = e2m1x16_signs(w);
   }
 
   // What is held of block first + 32 * k of the values; the squares of the values are added to
@@ -73,9 +95,10 @@ class HeldWeights {
   template <class Value>
   __device__ __forceinline__ void weigh(const Value& x, int k, HeldProduct& held,
                                         float (&squares)[2]) const {
+    const char* const chunk = storage_ + (first_ + k * kChunk);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float4 w = magnitudes_[place_ + (128 * k + 32 * i)];
+      const float4 w = reinterpret_cast<const float4*>(chunk)[32 * i];
       const float weight[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -84,25 +107,42 @@ class HeldWeights {
         squares[j & 1] = fma_rn(v, v, squares[j & 1]);
       }
     }
-    held.signs = e2m1x16_signs(x) ^ signs_[first_ + 32 * k];
+    held.signs = e2m1x16_signs(x) ^ *reinterpret_cast<const uint32_t*>(chunk + kSigns);
   }
 
  private:
-  static __host__ __device__ constexpr int padded(int width) { return (width + 31) & ~31; }
-  static __device__ __forceinline__ int place(int b) { return (b & ~31) * 4 + (b & 31); }
-  template <class T>
-  static __device__ __forceinline__ float magnitude_at(const Block<T>& x, int i) {
+  static constexpr int kPlane = 32 * sizeof(float4), kSigns = 4 * kPlane;
+  static constexpr int kChunk = kSigns + kPlane;       // the signs are as far apart as the rest
+  static constexpr int kPlanes = 4 / Turn<T>::kParts;  // of a part
+
+  static __device__ __forceinline__ uint32_t magnitudes(int b) {
+    return (b >> 5) * kChunk + (b & 31) * static_cast<int>(sizeof(float4));
+  }
+  template <class W>
+  static __device__ __forceinline__ float magnitude_at(const Block<W>& x, int i) {
     return abs_of(magnitude_of(x, i));
   }
+  template <class W>
+  __device__ __forceinline__ void put(const Block<W>& w, int b) const {
+    const uint32_t turn = Turn<T>::of(b & 31);
+    char* const chunk = storage_ + magnitudes(b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      reinterpret_cast<float4*>(chunk)[32 * (i ^ (turn * kPlanes))] = {
+          magnitude_at(w, 4 * i), magnitude_at(w, 4 * i + 1), magnitude_at(w, 4 * i + 2),
+          magnitude_at(w, 4 * i + 3)};
+    }
+    *reinterpret_cast<uint32_t*>(chunk + kSigns) = Turn<T>::signs(e2m1x16_signs(w), turn);
+  }
 
-  float4* magnitudes_;
-  uint32_t* signs_;
-  uint32_t place_, first_;
+  char* storage_;
+  uint32_t first_;
 };
 
 // What a warp copies of its next row, in shared memory: for each tensor of the row and each share
-// the 32 blocks that are its threads'. A thread copies other pieces than it reads, so that a warp's
-// are without a gap in memory.
+// the 32 blocks that are its threads', as they lie in memory. A thread copies other pieces than it
+// reads: what a warp copies at once is without a gap on both sides, so that no sector is asked for
+// twice.
 template <class T, int kShare>
 class CopiedBlocks {
  public:
@@ -115,46 +155,52 @@ class CopiedBlocks {
       : pieces_(static_cast<uint4*>(storage)) {
     const int lane = threadIdx.x & 31, base = warp * tensors * (kShare * kPieces);
     from_ = kept(first * kParts + lane);
-    to_ = kept(base + place(lane / kParts, lane % kParts));
-    at_ = kept(base + lane);
-    left_ = kept(left - lane / kParts);
+    to_ = kept(base + lane);
+    at_ = kept(base + lane * kParts + Turn<T>::of(lane));
+    left_ = kept(left * kParts - lane);
   }
 
   // From the row at p, of whose blocks `first` is the warp's first.
   __device__ __forceinline__ void copy(const T* p, int tensor) const {
     const uint4* const from = kept(reinterpret_cast<const uint4*>(p) + from_);
 #pragma unroll
-    for (int k = 0; k < kShare; ++k) {
-#pragma unroll
-      for (int i = 0; i < 32; i += 32 / kParts) {
-        if (32 * k + i < static_cast<int>(left_)) {
-          __pipeline_memcpy_async(pieces_ + (to_ + (tensor * kShare + k) * kPieces + i),
-                                  from + (32 * k + i) * kParts, sizeof(uint4));
-        }
+    for (int i = 0; i < kShare * kPieces; i += 32) {
+      if (i < static_cast<int>(left_)) {
+        __pipeline_memcpy_async(pieces_ + (to_ + tensor * (kShare * kPieces) + i), from + i,
+                                sizeof(uint4));
       }
     }
   }
 
-  // The block of this thread.
+  // The block of this thread, in the order of its turn.
   __device__ __forceinline__ Block<T> read(int tensor, int k) const {
     Block<T> block;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      load_words<4>(
-          pieces_ + ((at_ ^ (part * (8 / kParts))) + (tensor * kShare + k) * kPieces + part * 32),
-          block.words + 4 * part);
+      load_words<4>(pieces_ + ((at_ ^ part) + (tensor * kShare + k) * kPieces),
+                    block.words + 4 * part);
     }
     return block;
   }
+  // In the place of that of tensor 0.
+  __device__ __forceinline__ void write(int k, const Block<T>& block) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      store_words<4>(pieces_ + ((at_ ^ part) + k * kPieces), block.words + 4 * part);
+    }
+  }
+  // What the warp has written, to the row at p.
+  __device__ __forceinline__ void store(T* p) const {
+    uint4* const to = reinterpret_cast<uint4*>(p) + from_;
+#pragma unroll
+    for (int i = 0; i < kShare * kPieces; i += 32) {
+      if (i < static_cast<int>(left_)) to[i] = pieces_[to_ + i];
+    }
+  }
 
  private:
-  static constexpr int kParts = Block<T>::kWords / 4;  // of a block, 16 bytes each
+  static constexpr int kParts = Turn<T>::kParts;
   static constexpr int kPieces = 32 * kParts;
-
-  // Neighbours in memory, and the same part of neighbours, are in different banks.
-  static __device__ __forceinline__ int place(int block, int part) {
-    return part * 32 + (block ^ (part * (8 / kParts)));
-  }
 
   uint4* pieces_;
   uint32_t from_, to_, at_, left_;
@@ -203,11 +249,12 @@ class HeldOutput {
   uint8_t* scales_;
 };
 
-// Registers of a thread: no more, so that rows enough are at work on a multiprocessor. The compiler
-// wants more for sm_100 and later.
+// Registers of a thread that has as many blocks of a row: no more, so that rows enough are at work
+// on a multiprocessor. The compiler wants more for sm_100 and later.
 template <class Source>
-constexpr int norm_registers(bool sm_100) {
-  return Source::kHeldRegisters + (sm_100 ? (Source::kHeldRegisters > 72 ? 16 : 8) : 0);
+constexpr int norm_registers(int share, bool sm_100) {
+  const int registers = share == 1 && Source::kHeldRegisters < 80 ? 80 : Source::kHeldRegisters;
+  return registers + (sm_100 ? (registers > 72 ? 16 : 8) : 0);
 }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr bool kSm100 = true;
@@ -217,35 +264,27 @@ constexpr bool kSm100 = false;
 
 // Each thread has kShare blocks of a row.
 template <class Source, int kShare>
-__global__ void __maxnreg__(norm_registers<Source>(kSm100))
+__global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     norm_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
                 Nvfp4Recipe recipe, Nvfp4Output out) {
   using Element = typename Source::Element;
   using Team = RowTeam<true, kShare == 1 ? kRowsAtOnce : 1>;
-  extern __shared__ uint4 row_storage[];
+  extern __shared__ __align__(128) uint4 row_storage[];
   __shared__ typename Team::Shared shared;
   Team team(shared);
   const int width = static_cast<int>(blocks_of(source.cols));
   const int row_count = static_cast<int>(source.rows);
   const int mine = threadIdx.x, begin = (mine >> 5) * (32 * kShare), first = begin + (mine & 31);
   const int left = width - first;
-  const HeldWeights weights(row_storage, width, first);
+  const HeldWeights<Element> weights(row_storage, first);
+  const uint32_t turn = Turn<Element>::of(mine & 31);
   const int tensors = source.tensors();
   const CopiedBlocks<Element, kShare> copied(
-      reinterpret_cast<char*>(row_storage) + HeldWeights::bytes(width),
+      reinterpret_cast<char*>(row_storage) + HeldWeights<Element>::bytes(width),
       team.slot() * team.warps() + (mine >> 5), tensors, begin, width - begin);
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
-#pragma unroll 1
-  for (int b = team.slot() * blockDim.x + mine; b < width; b += team.rows() * blockDim.x) {
-    if (norm.weight.fp32) {
-      weights.put(static_cast<const float*>(norm.weight.data), b);
-    } else {
-      weights.put(static_cast<const Element*>(norm.weight.data), b);
-    }
-  }
   wait_for_previous();
   let_next_begin();
-  team.begin(scale, recipe, source.cols);
 
   const int step = gridDim.x * team.rows();
   int r = blockIdx.x * team.rows() + team.slot();
@@ -259,6 +298,12 @@ __global__ void __maxnreg__(norm_registers<Source>(kSm100))
   };
   if (r < row_count) copy();
 #pragma unroll 1
+  for (int b = team.slot() * blockDim.x + mine; b < width; b += team.rows() * blockDim.x) {
+    weights.put(norm.weight, b);
+  }
+  team.begin(scale, recipe, source.cols);
+
+#pragma unroll 1
   for (; r - team.slot() < row_count; r += step) {
     const bool there = kShare > 1 || r < row_count;
     HeldProduct held[kShare];
@@ -267,38 +312,42 @@ __global__ void __maxnreg__(norm_registers<Source>(kSm100))
     uint32_t most = 0;  // an amax as bits
     __pipeline_wait_prior(0);
     __syncwarp();
-    if (there) {
 #pragma unroll
-      for (int k = 0; k < kShare; ++k) {
-        block_max[k] = 0.0f;
-        if (32 * k < left) {
-          weights.weigh(
-              source.copied([&](int t) { return copied.read(t, k); }, beside, row, first + 32 * k),
-              k, held[k], squares);
-          block_max[k] = held[k].amax();
-          most = max(most, float_bits(block_max[k]));
-        }
+    for (int k = 0; k < kShare; ++k) {
+      const auto x = source.copied([&](int t) { return copied.read(t, k); }, beside, row);
+      if constexpr (Source::kWritesBack) copied.write(k, x);
+      block_max[k] = 0.0f;
+      if (32 * k < left) {
+        weights.weigh(x, k, held[k], squares);
+        block_max[k] = held[k].amax();
+        most = max(most, float_bits(block_max[k]));
       }
     }
     __syncwarp();
+    if constexpr (Source::kWritesBack) {
+      if (there) copied.store(row.residual);
+      __syncwarp();
+    }
     if (r + step < row_count) {
       row = source.after(row, r, step);
       copy();
     }
-
-    team.agree(squares[0] + squares[1], most, r, row_count, norm, scale, recipe, [&] {
-      uint32_t numbers = 0;
+    const RowEncoding e = team.agree(
+        squares[0] + squares[1], most, r, row_count, norm, scale, recipe,
+        [&] {
+          uint32_t numbers = 0;
 #pragma unroll
-      for (int k = 0; k < kShare; ++k) {
-        if (there && 32 * k < left) numbers = max(numbers, float_bits(held[k].amax_of_numbers()));
-      }
-      return numbers;
-    });
+          for (int k = 0; k < kShare; ++k) {
+            if (32 * k < left) numbers = max(numbers, float_bits(held[k].amax_of_numbers()));
+          }
+          return numbers;
+        },
+        [] {});
     if (quantizes && there) {
-      const RowEncoding& e = team.encoding();
 #pragma unroll
       for (int k = 0; k < kShare; ++k) {
-        if (32 * k < left) to.store(k, held[k].quantize(block_max[k], e));
+        const Nvfp4Codes codes = Turn<Element>::straight(held[k].quantize(block_max[k], e), turn);
+        if (32 * k < left) to.store(k, codes);
       }
       to.next();
     }

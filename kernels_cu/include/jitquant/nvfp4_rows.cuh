@@ -74,19 +74,19 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
 #pragma unroll 1
   for (int64_t r = blockIdx.x; r < source.rows; r += gridDim.x) {
     const typename Source::Row row = source.row(r);
-    RowSums sums;
+    float squares = 0.0f, amax = 0.0f;
 #pragma unroll 1
     for (int b = mine; b < width; b += threads) {
       const Value held = take_block<kNorm, false>(
-          source, norm, source.template fetch<false>(row, b), row, b, sums.squares);
-      sums.amax = amax_keep_nan(sums.amax, block_amax(held));
+          source, norm, source.template fetch<false>(row, b), row, b, squares);
+      amax = amax_keep_nan(amax, block_amax(held));
     }
     auto held_at = [&](int b) {
-      float squares;
+      float unused;
       return take_block<kNorm, false>(source, norm, source.template refetch<false>(row, b), row, b,
-                                      squares);
+                                      unused);
     };
-    float2 total = reduce.sum_and_max(sums.squares, sums.amax);
+    float2 total = reduce.sum_and_max(squares, amax);
     if (is_nan(total.y)) {
       // Once more without it: the rest of the row is as if it were not there.
       Amax<typename Value::Element> numbers;
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
       for (int b = mine; b < width; b += threads) numbers.add(held_at(b));
       total.y = reduce.max(numbers.result());
     }
-    sums = {total.x, total.y};
-    const RowEncoding e = finish_row<kNorm>(sums, norm, scale, recipe, r, threadIdx.x == 0, facts);
+    const RowEncoding e = finish_row<kNorm>(total.x, total.y, norm, scale, recipe, r, facts);
+    if (threadIdx.x == 0) tell_row<kNorm>(e, norm, scale, r, facts);
     if (!quantizes) continue;
     const OutputRow to(out, r);
 #pragma unroll 1
@@ -146,10 +146,10 @@ RowPlan held_plan(const Source& source) {
   plan.shape.start = Start::kOverlapped;
   int registers;
   if constexpr (kNorm) {
-    registers = norm_registers<Source>(device_traits().major >= 10);
-    plan.shape.shared =
-        HeldWeights::bytes(width) + CopiedBlocks<typename Source::Element, kShare>::bytes(
-                                        threads * plan.shape.block_y, source.tensors());
+    registers = norm_registers<Source>(kShare, device_traits().major >= 10);
+    plan.shape.shared = HeldWeights<typename Source::Element>::bytes(width) +
+                        CopiedBlocks<typename Source::Element, kShare>::bytes(
+                            threads * plan.shape.block_y, source.tensors());
   } else {
     registers = held_registers<Source>();
   }

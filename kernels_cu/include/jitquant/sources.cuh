@@ -15,8 +15,8 @@
 //   const T* tensor(row, i)          where it is in each of them
 //   Row after(row, r, step)          row r + step, from where row r is
 //   Beside beside(row)               what each thread loads of a row besides
-//   Value copied(part, beside, row, block)
-//                                    the block, whose copy from tensor i is part(i)
+//   Value copied(part, beside, row)  a block, whose copy from tensor i is part(i)
+//   kWritesBack                      which goes to row.residual
 // Loading and computing are apart so that a kernel can load a block while it computes another.
 #pragma once
 
@@ -83,6 +83,7 @@ struct PlainSource {
   }
 
   static constexpr int kHeldRegisters = sizeof(T) == 4 ? 96 : 72;
+  static constexpr bool kWritesBack = false;
   struct Beside {};
   __host__ __device__ int tensors() const { return 1; }
   __device__ __forceinline__ const T* tensor(Row p, int) const { return p; }
@@ -91,7 +92,7 @@ struct PlainSource {
   }
   __device__ __forceinline__ Beside beside(Row) const { return {}; }
   template <class Part>
-  __device__ __forceinline__ Value copied(Part&& part, const Beside&, Row, int64_t) const {
+  __device__ __forceinline__ Value copied(Part&& part, const Beside&, Row) const {
     return part(0);
   }
 };
@@ -251,7 +252,8 @@ struct ResidualSource {
     return sum;
   }
 
-  static constexpr int kHeldRegisters = sizeof(T) == 4 ? 112 : 80;
+  static constexpr int kHeldRegisters = sizeof(T) == 4 ? 112 : 96;
+  static constexpr bool kWritesBack = true;
   struct Beside {};
   __host__ __device__ int tensors() const { return 2; }
   __device__ __forceinline__ const T* tensor(const Row& p, int i) const {
@@ -262,9 +264,8 @@ struct ResidualSource {
   }
   __device__ __forceinline__ Beside beside(const Row&) const { return {}; }
   template <class Part>
-  __device__ __forceinline__ Value copied(Part&& part, const Beside&, const Row& p,
-                                          int64_t block) const {
-    return value<true>({part(0), part(1), false}, p, block);
+  __device__ __forceinline__ Value copied(Part&& part, const Beside&, const Row&) const {
+    return sum({part(0), part(1), false});
   }
 };
 
@@ -339,6 +340,7 @@ struct HyperConnectionSource {
   }
 
   static constexpr int kHeldRegisters = 128;
+  static constexpr bool kWritesBack = false;
   struct Beside {
     float weight[4];  // of the first streams
   };
@@ -356,8 +358,7 @@ struct HyperConnectionSource {
     return b;
   }
   template <class Part>
-  __device__ __forceinline__ Value copied(Part&& part, const Beside& beside, const Row& p,
-                                          int64_t) const {
+  __device__ __forceinline__ Value copied(Part&& part, const Beside& beside, const Row& p) const {
     Value mix;
 #pragma unroll
     for (int i = 0; i < 16; ++i) set_value(mix, i, -0.0f);
