@@ -39,7 +39,9 @@ inline int sm_count() {
 // are put on the multiprocessors while the kernel before it ends. A kernel that is launched so
 // reads and writes nothing that an earlier one touches before it has called wait_for_previous().
 __device__ __forceinline__ void wait_for_previous() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if !defined(__CUDA_ARCH__)
+  cudaGridDependencySynchronize();
+#elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

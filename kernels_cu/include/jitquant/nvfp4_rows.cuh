@@ -64,9 +64,8 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
   const int width = static_cast<int>(blocks_of(source.cols));
   const int threads = blockDim.x, mine = threadIdx.x;
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
-  if (quantizes) wait_for_previous();
+  wait_for_previous();
   let_next_begin();
-  if (!quantizes) let_next_begin();
   __shared__ RowFacts facts;
   if (mine == 0) facts = row_facts(scale, recipe, source.cols);
   __syncthreads();

@@ -93,6 +93,9 @@ inline uint32_t __reduce_max_sync(unsigned mask, uint32_t value) {
   for (int i = 0; i < 32; ++i) most = (mask >> i & 1) && values[i] > most ? values[i] : most;
   return static_cast<uint32_t>(most);
 }
+inline void cudaGridDependencySynchronize() {
+  emulation::wait_for_previous();
+}
 inline int __any_sync(unsigned mask, int value) {
   return static_cast<int>(__reduce_max_sync(mask, value != 0));
 }
@@ -250,12 +253,16 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                               config->blockDim.y,
                               1,
                               false,
+                              false,
                               config->dynamicSmemBytes,
                               reinterpret_cast<const void*>(kernel),
                               jitquant::tiles};
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config->attrs[i];
     if (attribute.id == cudaLaunchAttributeCooperative) launch.cooperative = true;
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      launch.overlapped = true;
+    }
     if (attribute.id == cudaLaunchAttributeClusterDimension) {
       launch.cluster = attribute.val.clusterDim.x;
     }

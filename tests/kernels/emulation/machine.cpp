@@ -71,7 +71,7 @@ struct Fiber {
   char* stack = nullptr;
   ucontext_t start;
   jmp_buf here;
-  bool begun, done, arrived;
+  bool begun, done, arrived, waited;  // the last: for the kernel before
   const Barrier* waits_for;
   unsigned generation;  // of what it waits for
   unsigned gang_generation;
@@ -117,7 +117,8 @@ Barrier gang_barrier;
 unsigned threads, gang_threads;
 SharedMemory shared;
 std::function<void()> body;
-bool stopped;  // after an error nothing runs on
+bool overlapped;  // with the launch before
+bool stopped;     // after an error nothing runs on
 
 unsigned flat(const Index& i) {
   return i.y * blockDim.x + i.x;
@@ -149,6 +150,7 @@ void wait_for(const Barrier& barrier, unsigned generation) {
 
 void enter() {
   body();
+  if (overlapped && !fiber->waited) fail("a thread did not wait for the kernel before");
   fiber->done = true;
   ++block->ended;
   warp().ended |= 1u << lane();
@@ -169,7 +171,7 @@ void prepare(Fiber& f, Index thread) {
     f.stack = static_cast<char*>(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   }
-  f.begun = f.done = f.arrived = false;
+  f.begun = f.done = f.arrived = f.waited = false;
   f.waits_for = nullptr;
   f.copies.clear();
   f.groups = 0;
@@ -287,6 +289,7 @@ bool run(const Launch& l, const std::function<void()>& thread) {
   blockDim = {l.block_x, l.block_y, 1};
   gridDim = {l.grid, 1, 1};
   body = thread;
+  overlapped = l.overlapped;
   stopped = false;
   const unsigned size = l.cooperative ? l.grid : l.cluster;
   gang_threads = size * threads;
@@ -315,6 +318,10 @@ int capability_major() {
 
 unsigned lane() {
   return flat(threadIdx) & 31;
+}
+
+void wait_for_previous() {
+  fiber->waited = true;
 }
 
 void copy_later(void* to, const void* from, size_t bytes) {

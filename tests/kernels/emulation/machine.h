@@ -4,8 +4,9 @@
 // shows a barrier that is missing.
 //
 // What a GPU leaves undefined is an error here: threads that wait at different barriers, a thread
-// that has ended while others wait for it, memory that is not aligned to what is loaded, a launch
-// that no device takes. The launch returns an error then, and `emulation_error` says what happened.
+// that has ended while others wait for it, or without having waited for the kernel that its own
+// overlaps with, memory that is not aligned to what is loaded, a launch that no device takes. The
+// launch returns an error then, and `emulation_error` says what happened.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@ struct Index {
 struct Launch {
   unsigned grid, block_x, block_y;
   unsigned cluster;  // blocks
-  bool cooperative;
+  bool cooperative, overlapped;
   size_t dynamic_shared;
   const void* kernel;
   const void* in_shared;  // anything in it: it is there from the first use of its address on
@@ -55,6 +56,8 @@ char* in_block(const void* shared, unsigned rank);
 uint32_t shared_address(const void* shared);
 char* shared_pointer(uint32_t address);
 unsigned lane();
+// That all threads of a launch that overlaps with the one before have to do.
+void wait_for_previous();
 // An asynchronous copy comes at the last moment, when its thread waits for it, or, descending, at
 // once. A thread waits for all groups it has ended but the last few.
 void copy_later(void* to, const void* from, size_t bytes);
