@@ -353,7 +353,7 @@ struct SectorWalk {
   static constexpr uint32_t kMost = 1 << 16;
 
   SectorWalk(uint32_t tiles, int64_t grid)
-      : tiles(tiles), over_tiles(UINT32_MAX / tiles), pitch((tiles - 1) * 512) {
+      : tiles(tiles), over_tiles(0xffffffffu / tiles), pitch((tiles - 1) * 512) {
     const uint32_t step = static_cast<uint32_t>(grid) * (kThreads / 32);
     step_rows = step / tiles;
     step_tiles = step - step_rows * tiles;
