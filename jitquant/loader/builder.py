@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from .archs import NO_GPU
 from .cache import Cache, Entry
 from .changes import what_changed
-from .errors import CompileError, LoaderError
+from .errors import CompileError
 from .match import Build, ChangedError, digests_now, match_entry, take
 from .plan import Plan
 from .processes import default_jobs
@@ -77,15 +76,8 @@ class Builder:
                     f"the file system of {cache.root} has no locks; two processes may build the "
                     "same thing"
                 )
-            staging = cache.new_staging(plan.level1, locked)
-            try:
+            with cache.staging(plan.level1, locked) as staging:
                 entry, directory = self._build_in(plan, cache, staging, heartbeat)
-            except OSError as error:
-                if isinstance(error, LoaderError):
-                    raise
-                raise cache.explain_os_error(error) from error
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
         match = match_entry(plan, self._loader.hasher, entry)
         built = None if isinstance(match, str) else take(cache, directory, entry, match)
         if built is None:

@@ -30,7 +30,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import CacheError, DamagedEntryError, DamagedEntryWarning, LockTimeoutError
+from .errors import (
+    CacheError,
+    DamagedEntryError,
+    DamagedEntryWarning,
+    LoaderError,
+    LockTimeoutError,
+)
 
 SCHEMA = 1
 _SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "toolchain")
@@ -324,16 +330,21 @@ class Cache:
 
     # -- work in progress ----------------------------------------------------------------------
 
-    def new_staging(self, level1: str, locked: bool) -> Path:
-        """A private directory for one build."""
+    @contextlib.contextmanager
+    def staging(self, level1: str, locked: bool) -> Iterator[Path]:
+        """A private directory for one build, gone at the end; `CacheError` if the disk fails."""
         prefix = _shard(level1) if locked else "free"
         path = self.base / "staging" / f"{prefix}-{os.getpid()}-{os.urandom(6).hex()}"
         try:
             os.mkdir(path, 0o700)
             os.chmod(path, 0o700)
+            yield path
         except OSError as error:
+            if isinstance(error, LoaderError):
+                raise
             raise self.explain_os_error(error) from error
-        return path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
     def sweep(self, level1: str) -> None:
         """Remove what dead builders left; call with the lock of ``level1`` held."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -167,15 +166,8 @@ class DeviceBuilder:
             cache = cache.temporary()
             if not wanted.closure.computed and (found := self._find(cache, wanted)):
                 return found
-        staging = cache.new_staging(wanted.level1, False)
-        try:
+        with cache.staging(wanted.level1, False) as staging:
             return self._compile(cache, staging, wanted, half, expressions)
-        except OSError as error:
-            if isinstance(error, LoaderError):
-                raise
-            raise cache.explain_os_error(error) from error
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
 
     def _find(self, cache: Cache, wanted: _Wanted) -> Cubin | None:
         for directory, entry in cache.candidates(wanted.level1):
