@@ -6,7 +6,6 @@
 
 namespace jitquant {
 
-constexpr int kNvfp4Block = 16;     // elements that share a scale
 constexpr float kE4m3Max = 448.0f;  // largest finite E4M3
 
 // E4M3 of x, to nearest even, saturating (Inf too) at +-448; NaN gives 0x7f.

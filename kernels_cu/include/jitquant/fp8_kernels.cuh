@@ -50,14 +50,6 @@ __device__ __forceinline__ uint4 pack16(const float* v) {
                     pack4<kFormat>(v + 12));
 }
 
-template <EightBit kFormat>
-__device__ __forceinline__ uint4 pack_block(const Block<float>& x) {
-  float v[16];
-#pragma unroll
-  for (int i = 0; i < 16; ++i) v[i] = value_of(x, i);
-  return pack16<kFormat>(v);
-}
-
 // FP8 of a block times `factor`; `format` is one of the two.
 template <class T>
 __device__ __forceinline__ uint4 cast_block(const Block<T>& x, float factor, EightBit format) {

@@ -95,14 +95,6 @@ JITQUANT_HD float reciprocal_rn_ordinary(float a) {
 #endif
 }
 
-JITQUANT_HD float sqrt_rn(float a) {
-#if defined(__CUDA_ARCH__)
-  return __fsqrt_rn(a);
-#else
-  return std::sqrt(a);
-#endif
-}
-
 // 1 / sqrt(a), off by no more than the last bit.
 JITQUANT_HD float reciprocal_sqrt(float a) {
 #if defined(__CUDA_ARCH__)
