@@ -449,3 +449,19 @@ def byte_view(t: Tensor) -> Tensor:
     if t.dtype.itemsize > 1 and t.is_floating_point():
         t = torch.where(t.isnan(), torch.full_like(t, math.nan), t)
     return t.reshape(-1).view(torch.uint8)
+
+
+def assert_nearly(got: Tensor, expected: Tensor, result: str, what: str = "") -> None:
+    """One result of a fusion, on the CPU: all but a few codes are those of the reference."""
+    if expected.dtype == torch.float4_e2m1fn_x2:
+        got, expected = reference.unpack_e2m1(got), reference.unpack_e2m1(expected)
+    elif not expected.is_floating_point() or expected.dtype.itemsize == 1:
+        got, expected = got.view(torch.uint8), expected.view(torch.uint8)
+    else:
+        # A sum of both signs may be small beside its terms.
+        number = expected[expected.isfinite()].abs()
+        atol = 1e-6 * float(number.amax()) if result == "dbias" and number.numel() else 0
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=atol, equal_nan=True)
+        return
+    wrong = (got != expected).sum()
+    assert wrong <= max(2, 1e-3 * got.numel()), f"{what} {result}: {wrong} of {got.numel()} differ"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import OPS, SAMPLES, Sample, poisoned_buffers, randn
+from samples import OPS, SAMPLES, Sample, assert_nearly, poisoned_buffers, randn
 from torch import Tensor
 
 import jitquant
@@ -32,21 +32,8 @@ def _agree(sample: Sample, got: tuple[Tensor, ...], expected: tuple[Tensor, ...]
         same(got, expected, what=str(sample))
         return
     for name, a, b in zip(OPS[sample.op].results, got, expected, strict=True):
-        a = a.cpu()
-        if name == "x_sf":
-            continue
-        if b.dtype == torch.float4_e2m1fn_x2:
-            a, b = reference.unpack_e2m1(a), reference.unpack_e2m1(b)
-        elif not b.is_floating_point() or b.dtype.itemsize == 1:
-            a, b = a.view(torch.uint8), b.view(torch.uint8)
-        else:
-            # A sum of both signs may be small beside its terms.
-            finite = b[b.isfinite()] if name == "dbias" else b[:0]
-            atol = 1e-6 * float(finite.abs().amax()) if finite.numel() else 0
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=atol, equal_nan=True)
-            continue
-        step = (a.int() - b.int()).abs()
-        assert (step != 0).sum() <= max(2, 1e-3 * step.numel()), f"{sample} {name}"
+        if name != "x_sf":
+            assert_nearly(a.cpu(), b, name, str(sample))
 
 
 def _as_tuple(results: Any) -> tuple[Tensor, ...]:

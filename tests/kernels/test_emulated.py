@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import DTYPES, OPS, SAMPLES, Sample, byte_view, randn
+from samples import DTYPES, OPS, SAMPLES, Sample, assert_nearly, byte_view, randn
 from torch import Tensor
 
 from jitquant import reference
@@ -101,18 +101,7 @@ def _agree(name: str, exact: bool, got: Tensor, expected: Tensor) -> None:
         wrong = (byte_view(got) != byte_view(expected)).nonzero().flatten()
         assert wrong.numel() == 0, f"{name}: {wrong.numel()} bytes differ, first {wrong[:8]}"
         return
-    if expected.dtype == torch.float4_e2m1fn_x2:
-        got, expected = reference.unpack_e2m1(got), reference.unpack_e2m1(expected)
-    elif not expected.is_floating_point() or expected.dtype.itemsize == 1:
-        got, expected = got.view(torch.uint8), expected.view(torch.uint8)
-    else:
-        # A sum of both signs may be small beside its terms.
-        number = expected[expected.isfinite()].abs()
-        atol = 1e-6 * float(number.amax()) if name == "dbias" and number.numel() else 0
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=atol, equal_nan=True)
-        return
-    wrong = (got != expected).sum()
-    assert wrong <= max(2, 1e-3 * got.numel()), f"{name}: {wrong} of {got.numel()} differ"
+    assert_nearly(got, expected, name)
 
 
 def _check(machine: Machine, sample: Sample, runs: Sequence[tuple[int, bool]]) -> None:
