@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .archs import NO_GPU
-from .cache import Cache, Entry
+from .cache import Cache, Published
 from .changes import what_changed
 from .errors import CompileError
 from .match import Build, ChangedError, digests_now, match_entry, take
@@ -77,16 +77,15 @@ class Builder:
                     "same thing"
                 )
             with cache.staging(plan.level1, locked) as staging:
-                entry, directory = self._build_in(plan, cache, staging, heartbeat)
+                directory, entry, held = self._build_in(plan, cache, staging, heartbeat)
         match = match_entry(plan, self._loader.hasher, entry)
         built = None if isinstance(match, str) else take(cache, directory, entry, match)
+        held.release()
         if built is None:
             raise ChangedError
         return built._replace(is_new=True)
 
-    def _build_in(
-        self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat
-    ) -> tuple[Entry, Path]:
+    def _build_in(self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat) -> Published:
         from .build import build, changed_after, wait_for_next_tick
         from .publish import describe
 
@@ -144,11 +143,10 @@ class Builder:
         for binding in plan.bindings:
             os.rename(work / binding.file_name, final / binding.file_name)
         (final / "entry.json").write_text(entry.to_json())
-        directory = cache.publish(final, entry)
+        published = cache.publish(final, entry)
         cache.remember_last(entry)
         reporter.say(f"built {plan.name} in {heartbeat.seconds:.1f} s")
-        kept = Entry.from_json((directory / "entry.json").read_bytes())
-        return kept, directory
+        return published
 
     def _set_jobs(self, jobs: int) -> None:
         self._jobs, self._slots = jobs, threading.BoundedSemaphore(jobs)

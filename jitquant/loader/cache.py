@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import (
     CacheError,
@@ -37,12 +37,14 @@ from .errors import (
     LoaderError,
     LockTimeoutError,
 )
+from .hold import Hold, hold
 
 SCHEMA = 1
 _SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "toolchain")
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 _KEPT_LOGS = 40
 _STALE_SECONDS = 24 * 3600.0
+_ATTEMPTS = 3
 
 
 def digest_of(value: object) -> str:
@@ -107,6 +109,14 @@ class Entry:
             return cls(**json.loads(text))
         except TypeError as error:
             raise ValueError(str(error)) from None
+
+
+class Published(NamedTuple):
+    """An entry in its place, held there: the one given, or an equal one that was there before."""
+
+    directory: Path
+    entry: Entry
+    hold: Hold
 
 
 def default_root() -> Path:
@@ -265,7 +275,8 @@ class Cache:
             with open(path, "rb") as stream:
                 found = hashlib.sha256(stream.read()).hexdigest()
         except OSError as error:
-            self.set_aside(directory, f"its library cannot be read ({error.strerror})")
+            if directory.is_dir():  # else somebody has just removed it
+                self.set_aside(directory, f"its library cannot be read ({error.strerror})")
             return None
         if found != entry.library_sha256:
             self.set_aside(directory, "its library does not have the digest it was built with")
@@ -286,27 +297,40 @@ class Cache:
             os.rename(directory, aside)
             shutil.rmtree(aside, ignore_errors=True)
 
-    def publish(self, staged: Path, entry: Entry) -> Path:
+    def publish(self, staged: Path, entry: Entry) -> Published:
         """Give a finished entry its place by one rename; an equal one already there is kept.
+
+        It is held before it is there, so nobody can remove it before it is used.
 
         Raises:
             CacheError: the file system refuses.
             DamagedEntryError: a damaged entry stands in the place and cannot be moved.
         """
         target = self.entry_directory(entry.level1, entry.level2)
-        for _ in range(3):
+        ours = hold(staged / entry.library)
+        if ours is None:
+            raise CacheError(
+                f"cache directory {self.root}: what was just built there cannot be opened. "
+                f"{_CHOOSE_ANOTHER}"
+            )
+        for attempt in range(_ATTEMPTS):
             try:
                 target.parent.mkdir(mode=0o700, exist_ok=True)
                 os.rename(staged, target)
             except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                # Whoever prunes may remove the parent, once empty, between these two steps.
+                pruned = error.errno == errno.ENOENT and attempt + 1 < _ATTEMPTS
+                if not pruned and error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise self.explain_os_error(error) from error
             else:
-                return target
+                return Published(target, entry, ours)
             for directory, other in self.candidates(entry.level1):
-                if directory == target and self.verified_library(directory, other):
-                    shutil.rmtree(staged, ignore_errors=True)
-                    return target
+                if directory == target and (theirs := hold(directory / other.library)):
+                    if self.verified_library(directory, other):
+                        ours.release()
+                        shutil.rmtree(staged, ignore_errors=True)
+                        return Published(target, other, theirs)
+                    theirs.release()
         raise DamagedEntryError(
             f"cache entry {target} is damaged and cannot be replaced; remove it by hand."
         )

@@ -21,8 +21,7 @@ from .device_half import DeviceHalf, device_half
 from .device_module import Cubin, DeviceModule, Launch, Parameter, make_launch, parameters_of
 from .diagnostics import compile_error
 from .errors import CaptureError, FrozenError, LoaderError
-from .hold import hold
-from .match import match_entry
+from .match import match_entry, take
 from .nvrtc import Nvrtc, NvrtcFailure, cuda_header_version
 from .plan import Request, Wanted
 from .sources import CUDA_SUFFIXES, INCLUDE, visible_names
@@ -171,11 +170,9 @@ class DeviceBuilder:
 
     def _find(self, cache: Cache, wanted: _Wanted) -> Cubin | None:
         for directory, entry in cache.candidates(wanted.level1):
-            if isinstance(match_entry(wanted.of, self._loader.hasher, entry), str):
-                continue
-            held = hold(directory / entry.library)
-            if cache.verified_library(directory, entry) is not None and held is not None:
-                held.keep()
+            match = match_entry(wanted.of, self._loader.hasher, entry)
+            if not isinstance(match, str) and (found := take(cache, directory, entry, match)):
+                found.hold.keep()
                 return _cubin_of(directory, entry)
         return None
 
@@ -253,11 +250,8 @@ class DeviceBuilder:
         final.mkdir(mode=0o700)
         (final / entry.library).write_bytes(compiled.cubin)
         (final / "entry.json").write_text(entry.to_json())
-        directory = cache.publish(final, entry)
-        kept = Entry.from_json((directory / "entry.json").read_bytes())
-        held = hold(directory / kept.library)
-        if held is not None:
-            held.keep()
+        directory, kept, held = cache.publish(final, entry)
+        held.keep()
         return _cubin_of(directory, kept)
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from jitquant.loader.cache import Cache
+from jitquant.loader.cache import Cache, Entry
 from jitquant.loader.hold import hold, unused
 from jitquant.loader.plan import Request
 from jitquant.loader.prune import clear, prune, stored
 
 from .conftest import Toy
-from .toys import entries, fork, litter, new_loader, python
+from .toys import entries, fork, litter, new_loader, python, wait_for
 
 USE = """
     import sys, time
@@ -150,16 +150,69 @@ def test_nothing_is_lost_while_others_load_and_build(plain: Toy, tmp_path: Path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            for _ in range(8):
+            for number in range(8):
                 build = new_loader(cache).ensure(Request("plain", (source,)))
                 assert build.library.is_file()
                 time.sleep(0.02)
                 assert build.library.is_file()
+                before = pruned
                 build.hold.release()
+                if number % 2:  # else the next one races with its removal
+                    wait_for(lambda then=before: pruned > then, seconds=60)
     finally:
         over.set()
         thread.join()
-    assert pruned > 0
+
+
+def test_a_build_is_kept_from_the_moment_it_is_there(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, root = plain.copy(tmp_path)
+    prune(Cache(root), max_size=0)
+    removed = []
+    remember_last = Cache.remember_last
+
+    def remember_and_prune(cache: Cache, entry: Entry) -> None:
+        removed.extend(prune(Cache(root), max_size=0).removed)
+        remember_last(cache, entry)
+
+    monkeypatch.setattr(Cache, "remember_last", remember_and_prune)
+    build = new_loader(root).ensure(Request("plain", (source,)))
+    assert build.is_new
+    assert build.library.is_file()
+    assert removed == []
+    build.hold.release()
+    assert len(prune(Cache(root), max_size=0).removed) == 1
+
+
+def test_the_place_of_a_build_may_be_pruned_while_it_is_published(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, root = plain.copy(tmp_path)
+    prune(Cache(root), max_size=0)
+    rename, pruned = os.rename, []
+
+    def prune_and_rename(old: Path, new: Path) -> None:
+        if new.parent.parent.name == "entries" and not pruned:
+            new.parent.rmdir()
+            pruned.append(new)
+        rename(old, new)
+
+    monkeypatch.setattr("jitquant.loader.cache.os.rename", prune_and_rename)
+    build = new_loader(root).ensure(Request("plain", (source,)))
+    assert build.is_new
+    assert build.library.parent == pruned[0]
+
+
+def test_what_was_just_removed_is_not_called_damaged(plain: Toy, tmp_path: Path) -> None:
+    _, root = plain.copy(tmp_path)
+    cache = Cache(root)
+    (directory,) = entries(root)
+    entry = Entry.from_json((directory / "entry.json").read_bytes())
+    prune(cache, max_size=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.verified_library(directory, entry) is None
 
 
 def test_what_dead_builders_left_goes(plain: Toy, tmp_path: Path) -> None:

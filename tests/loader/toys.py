@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,16 @@ def finish(process: subprocess.Popen[str], timeout: float = 120.0) -> tuple[str,
     out, err = process.communicate(timeout=timeout)
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
     return out, err
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> None:
+    """Return once ``condition`` is true; an `AssertionError` if it is not within ``seconds``."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"not so within {seconds} s")
 
 
 def fork(work: Callable[[], bool], output: Path) -> int:
