@@ -260,8 +260,7 @@ class Cache:
                 if entry.level2[:32] != name:
                     raise ValueError("it does not hash to its own name")
             except FileNotFoundError:
-                if directory.is_dir():
-                    self.set_aside(directory, "its description is missing")
+                self.set_aside(directory, "its description is missing")
                 continue
             except (OSError, ValueError) as error:
                 self.set_aside(directory, f"its description cannot be read ({error})")
@@ -275,8 +274,7 @@ class Cache:
             with open(path, "rb") as stream:
                 found = hashlib.sha256(stream.read()).hexdigest()
         except OSError as error:
-            if directory.is_dir():  # else somebody has just removed it
-                self.set_aside(directory, f"its library cannot be read ({error.strerror})")
+            self.set_aside(directory, f"its library cannot be read ({error.strerror})")
             return None
         if found != entry.library_sha256:
             self.set_aside(directory, "its library does not have the digest it was built with")
@@ -286,7 +284,9 @@ class Cache:
         return path
 
     def set_aside(self, directory: Path, why: str) -> None:
-        """Take a damaged entry out of the way, with a warning."""
+        """Take a damaged entry out of the way, with a warning; one just removed is not damaged."""
+        if not directory.exists():
+            return
         warnings.warn(
             f"jitquant: cache entry {directory} is damaged: {why}; it is built again.",
             DamagedEntryWarning,

@@ -50,8 +50,6 @@ def match_entry(plan: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str
 def take(cache: Cache, directory: Path, entry: Entry, match: Watched) -> Build | None:
     """The build in ``directory``, unless it is damaged or just being removed."""
     held = hold(directory / entry.library)
-    if held is None and not directory.is_dir():
-        return None
     library = cache.verified_library(directory, entry)
     if library is not None and held is not None:
         return Build(entry, library, match, held)
