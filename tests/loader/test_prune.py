@@ -162,6 +162,7 @@ def test_nothing_is_lost_while_others_load_and_build(plain: Toy, tmp_path: Path)
     finally:
         over.set()
         thread.join()
+    assert pruned > 0
 
 
 def test_a_build_is_kept_from_the_moment_it_is_there(
