@@ -11,9 +11,9 @@ namespace jitquant {
 // What it takes to encode a row, once its sums are known, and what is told of it.
 struct alignas(16) RowEncoding {
   Nvfp4Encoding encoding;
-  float inverse;  // inv_rms, for a norm
-  float amax;     // of what is quantized
-  bool again;     // a row has NaN, of which nobody has asked yet
+  float inverse;   // inv_rms, for a norm
+  float amax;      // of what is quantized
+  uint32_t again;  // a row has NaN, of which nobody has asked yet
 };
 
 // What is the same for all rows of a block of threads. In shared memory: only a row's last steps
@@ -39,7 +39,7 @@ __device__ __forceinline__ RowEncoding finish_row(float squares, float amax,
                                                   const Normalize<T>& norm, const RowScale& scale,
                                                   Nvfp4Recipe recipe, int64_t row,
                                                   const RowFacts& facts) {
-  RowEncoding e = {facts.given, 1.0f, amax, false};
+  RowEncoding e = {facts.given, 1.0f, amax, 0};
   if constexpr (kNorm) {
     e.inverse = reciprocal_sqrt(fma_rn(squares, facts.over_cols, norm.eps));
     e.amax = amax_ignore_nan(0.0f, mul_rn(amax, e.inverse));

@@ -74,16 +74,20 @@ struct Turn {
 template <class T>
 class HeldWeights {
  public:
-  static __host__ __device__ constexpr size_t bytes(int width) {
-    return static_cast<size_t>((width + 31) / 32) * kChunk;
+  // For blocks of as many threads of a row, kShare a thread: also of those that a row does not
+  // have.
+  static __host__ __device__ constexpr size_t bytes(int threads, int share) {
+    return static_cast<size_t>(threads / 32 * share) * kChunk;
   }
 
   // For a thread that holds block `first`, and others a multiple of 32 blocks on.
   __device__ __forceinline__ HeldWeights(void* storage, int first)
       : storage_(static_cast<char*>(storage)), first_(kept(magnitudes(first))) {}
 
-  __device__ __forceinline__ void put(const ColumnVector& weight, int b) const {
-    if (weight.fp32) {
+  __device__ __forceinline__ void put(const ColumnVector& weight, int b, int width) const {
+    if (b >= width) {
+      put(Block<T>{}, b);
+    } else if (weight.fp32) {
       put(load_block<true>(static_cast<const float*>(weight.data) + b * 16, 16, true), b);
     } else {
       put(load_block<true>(static_cast<const T*>(weight.data) + b * 16, 16, true), b);
@@ -160,6 +164,18 @@ class CopiedBlocks {
     left_ = kept(left * kParts - lane);
   }
 
+  // Zeros instead of what no row has.
+  __device__ __forceinline__ void clear(int tensors) const {
+    for (int t = 0; t < tensors; ++t) {
+#pragma unroll
+      for (int i = 0; i < kShare * kPieces; i += 32) {
+        if (i >= static_cast<int>(left_)) {
+          pieces_[to_ + t * (kShare * kPieces) + i] = make_uint4(0, 0, 0, 0);
+        }
+      }
+    }
+  }
+
   // From the row at p, of whose blocks `first` is the warp's first.
   __device__ __forceinline__ void copy(const T* p, int tensor) const {
     const uint4* const from = kept(reinterpret_cast<const uint4*>(p) + from_);
@@ -206,47 +222,28 @@ class CopiedBlocks {
   uint32_t from_, to_, at_, left_;
 };
 
-// Where the codes and scales of a thread's blocks go, from row to row. A warp's blocks are without
-// a gap, share after share, and a multiple of four blocks is as far in any row.
+// Where the codes and scales of a thread's blocks of row r go. A warp's blocks are without a gap,
+// share after share, and a multiple of four blocks is as far in any row.
 class HeldOutput {
  public:
-  // `row` is the first of the rows, `step` apart, and `first` the block of the first share.
-  __device__ __forceinline__ HeldOutput(const Nvfp4Output& out, uint32_t row, uint32_t step,
-                                        uint32_t first)
-      : out_(out),
-        codes_(reinterpret_cast<uint2*>(out.codes) + static_cast<uint64_t>(row) * width() + first),
-        row_(row),
-        step_(step),
-        codes_step_(step * width() * static_cast<uint32_t>(sizeof(uint2))),
-        place_(static_cast<uint32_t>(scale_place(out, first))),
-        scales_(scales_of_row()) {}
+  __device__ __forceinline__ HeldOutput(const Nvfp4Output& out, uint32_t r, uint32_t first)
+      : step_(out.swizzled ? 32 / 4 * 512 : 32) {
+    const uint32_t width = static_cast<uint32_t>(out.blocks);
+    const uint64_t row = static_cast<uint64_t>(r) * width;
+    codes_ = reinterpret_cast<uint2*>(out.codes) + row + first;
+    scales_ = out.swizzled ? out.scales + swizzle_128x4(r, first, (width + 3) & ~3u)
+                           : out.scales + row + first;
+  }
 
   __device__ __forceinline__ void store(int k, const Nvfp4Codes& x) const {
     codes_[32 * k] = make_uint2(x.low, x.high);
-    scales_[k * (out_.swizzled ? 32 / 4 * 512 : 32)] = x.scale;
-  }
-
-  __device__ __forceinline__ void next() {
-    row_ += step_;
-    codes_ = reinterpret_cast<uint2*>(reinterpret_cast<char*>(codes_) + codes_step_);
-    scales_ = out_.swizzled ? scales_of_row() : scales_ + codes_step_ / sizeof(uint2);
+    scales_[k * step_] = x.scale;
   }
 
  private:
-  __device__ __forceinline__ uint32_t width() const { return static_cast<uint32_t>(out_.blocks); }
-  __device__ __forceinline__ uint8_t* scales_of_row() const {
-    const uint64_t row = out_.swizzled
-                             ? static_cast<uint64_t>(row_ >> 7) * (((width() + 3) & ~3u) * 128) +
-                                   ((row_ & 31) * 16 + ((row_ >> 5) & 3) * 4)
-                             : static_cast<uint64_t>(row_) * width();
-    return out_.scales + row + place_;
-  }
-
-  const Nvfp4Output& out_;
   uint2* codes_;
-  uint32_t row_, step_, place_;
-  uint32_t codes_step_;  // bytes, which fit: rows are at work together, and a thread has few blocks
   uint8_t* scales_;
+  int step_;
 };
 
 // Registers of a thread that has as many blocks of a row: no more, so that rows enough are at work
@@ -280,7 +277,7 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
   const uint32_t turn = Turn<Element>::of(mine & 31);
   const int tensors = source.tensors();
   const CopiedBlocks<Element, kShare> copied(
-      reinterpret_cast<char*>(row_storage) + HeldWeights<Element>::bytes(width),
+      reinterpret_cast<char*>(row_storage) + HeldWeights<Element>::bytes(blockDim.x, kShare),
       team.slot() * team.warps() + (mine >> 5), tensors, begin, width - begin);
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
   wait_for_previous();
@@ -288,18 +285,20 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
 
   const int step = gridDim.x * team.rows();
   int r = blockIdx.x * team.rows() + team.slot();
-  typename Source::Row row = source.row(r < row_count ? r : 0);
-  HeldOutput to(out, r, step, first);
   typename Source::Beside beside;
-  auto copy = [&] {  // of `row`
+  auto copy = [&](int r) {
+    if (r >= row_count) return;
+    const typename Source::Row row = source.row(static_cast<uint32_t>(r));
     for (int t = 0; t < tensors; ++t) copied.copy(source.tensor(row, t), t);
     __pipeline_commit();
     beside = source.beside(row);
   };
-  if (r < row_count) copy();
+  copy(r);
+  if (Source::kKeepsZeros) copied.clear(tensors);
 #pragma unroll 1
-  for (int b = team.slot() * blockDim.x + mine; b < width; b += team.rows() * blockDim.x) {
-    weights.put(norm.weight, b);
+  for (int b = team.slot() * blockDim.x + mine; b < blockDim.x * kShare;
+       b += team.rows() * blockDim.x) {
+    weights.put(norm.weight, b, width);
   }
   team.begin(scale, recipe, source.cols);
 
@@ -314,10 +313,11 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
-      const auto x = source.copied([&](int t) { return copied.read(t, k); }, beside, row);
+      const auto x =
+          source.copied([&](int t) { return copied.read(t, k); }, beside, static_cast<uint32_t>(r));
       if constexpr (Source::kWritesBack) copied.write(k, x);
       block_max[k] = 0.0f;
-      if (32 * k < left) {
+      if (Source::kKeepsZeros || 32 * k < left) {
         weights.weigh(x, k, held[k], squares);
         block_max[k] = held[k].amax();
         most = max(most, float_bits(block_max[k]));
@@ -325,31 +325,31 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     }
     __syncwarp();
     if constexpr (Source::kWritesBack) {
-      if (there) copied.store(row.residual);
+      if (there) copied.store(source.row(static_cast<uint32_t>(r)).residual);
       __syncwarp();
     }
-    if (r + step < row_count) {
-      row = source.after(row, r, step);
-      copy();
-    }
+    copy(r + step);
     const RowEncoding e = team.agree(
         squares[0] + squares[1], most, r, row_count, norm, scale, recipe,
         [&] {
           uint32_t numbers = 0;
 #pragma unroll
           for (int k = 0; k < kShare; ++k) {
-            if (32 * k < left) numbers = max(numbers, float_bits(held[k].amax_of_numbers()));
+            if (Source::kKeepsZeros || 32 * k < left) {
+              numbers = max(numbers, float_bits(held[k].amax_of_numbers()));
+            }
           }
           return numbers;
         },
         [] {});
     if (quantizes && there) {
+      const HeldOutput to(out, r, first);
 #pragma unroll
       for (int k = 0; k < kShare; ++k) {
-        const Nvfp4Codes codes = Turn<Element>::straight(held[k].quantize(block_max[k], e), turn);
-        if (32 * k < left) to.store(k, codes);
+        if (32 * k < left) {
+          to.store(k, Turn<Element>::straight(held[k].quantize(block_max[k], e), turn));
+        }
       }
-      to.next();
     }
   }
   if (quantizes) {

@@ -146,7 +146,7 @@ RowPlan held_plan(const Source& source) {
   int registers;
   if constexpr (kNorm) {
     registers = norm_registers<Source>(kShare, device_traits().major >= 10);
-    plan.shape.shared = HeldWeights<typename Source::Element>::bytes(width) +
+    plan.shape.shared = HeldWeights<typename Source::Element>::bytes(threads, kShare) +
                         CopiedBlocks<typename Source::Element, kShare>::bytes(
                             threads * plan.shape.block_y, source.tensors());
   } else {

@@ -13,10 +13,10 @@
 //   kHeldRegisters                   of a thread, on Hopper
 //   tensors()                        how many tensors a row is made of, and
 //   const T* tensor(row, i)          where it is in each of them
-//   Row after(row, r, step)          row r + step, from where row r is
 //   Beside beside(row)               what each thread loads of a row besides
-//   Value copied(part, beside, row)  a block, whose copy from tensor i is part(i)
+//   Value copied(part, beside, r)    a block of row r, whose copy from tensor i is part(i)
 //   kWritesBack                      which goes to row.residual
+//   kKeepsZeros                      and is zeros where its parts are
 // Loading and computing are apart so that a kernel can load a block while it computes another.
 #pragma once
 
@@ -42,14 +42,15 @@ struct RowPointer {
         s1(m.s1),
         s2(m.s2) {}
 
-  __device__ __forceinline__ T* operator()(int64_t row) const {
-    if (even) return data + row * s2;
+  // Of a row counted in 32 bits in fewer instructions.
+  template <class I>
+  __device__ __forceinline__ T* operator()(I row) const {
+    if (even) {
+      if constexpr (sizeof(I) == 8) return data + row * s2;
+      return data + static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(s2);
+    }
     const uint32_t r = static_cast<uint32_t>(row), i = r / n2;
     return data + (i / n1) * s0 + (i % n1) * s1 + (r % n2) * s2;
-  }
-  // Of row + step, where p is of row.
-  __device__ __forceinline__ T* after(T* p, int64_t row, uint32_t step) const {
-    return even ? p + static_cast<uint64_t>(step) * static_cast<uint32_t>(s2) : (*this)(row + step);
   }
 };
 
@@ -84,15 +85,13 @@ struct PlainSource {
 
   static constexpr int kHeldRegisters = sizeof(T) == 4 ? 96 : 72;
   static constexpr bool kWritesBack = false;
+  static constexpr bool kKeepsZeros = true;
   struct Beside {};
   __host__ __device__ int tensors() const { return 1; }
   __device__ __forceinline__ const T* tensor(Row p, int) const { return p; }
-  __device__ __forceinline__ Row after(Row p, int r, int step) const {
-    return row.after(p, r, step);
-  }
   __device__ __forceinline__ Beside beside(Row) const { return {}; }
   template <class Part>
-  __device__ __forceinline__ Value copied(Part&& part, const Beside&, Row) const {
+  __device__ __forceinline__ Value copied(Part&& part, const Beside&, uint32_t) const {
     return part(0);
   }
 };
@@ -225,7 +224,10 @@ struct ResidualSource {
         vector(x.vector && residual.vector) {}
 
   bool whole() const { return vector && cols % 16 == 0; }
-  __device__ __forceinline__ Row row(int64_t r) const { return {x_row(r), residual_row(r)}; }
+  template <class I>
+  __device__ __forceinline__ Row row(I r) const {
+    return {x_row(r), residual_row(r)};
+  }
   template <bool kWhole>
   __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block) const {
     const int64_t count = cols - block * 16;
@@ -254,17 +256,15 @@ struct ResidualSource {
 
   static constexpr int kHeldRegisters = sizeof(T) == 4 ? 112 : 96;
   static constexpr bool kWritesBack = true;
+  static constexpr bool kKeepsZeros = true;
   struct Beside {};
   __host__ __device__ int tensors() const { return 2; }
   __device__ __forceinline__ const T* tensor(const Row& p, int i) const {
     return i == 0 ? p.x : p.residual;
   }
-  __device__ __forceinline__ Row after(const Row& p, int r, int step) const {
-    return {x_row.after(p.x, r, step), residual_row.after(p.residual, r, step)};
-  }
   __device__ __forceinline__ Beside beside(const Row&) const { return {}; }
   template <class Part>
-  __device__ __forceinline__ Value copied(Part&& part, const Beside&, const Row&) const {
+  __device__ __forceinline__ Value copied(Part&& part, const Beside&, uint32_t) const {
     return sum({part(0), part(1), false});
   }
 };
@@ -291,7 +291,10 @@ struct HyperConnectionSource {
   bool vector, weights_fp32;
 
   bool whole() const { return vector && cols % 16 == 0; }
-  __device__ __forceinline__ Row row(int64_t r) const { return {x_row(r), r * weight_row_stride}; }
+  template <class I>
+  __device__ __forceinline__ Row row(I r) const {
+    return {x_row(r), r * weight_row_stride};
+  }
   __device__ __forceinline__ float weight(const Row& p, int h) const {
     const int64_t i = p.weights + h * weight_stride;
     return weights_fp32 ? static_cast<const float*>(weights)[i]
@@ -341,15 +344,13 @@ struct HyperConnectionSource {
 
   static constexpr int kHeldRegisters = 128;
   static constexpr bool kWritesBack = false;
+  static constexpr bool kKeepsZeros = false;  // a weight may be infinite
   struct Beside {
     float weight[4];  // of the first streams
   };
   __host__ __device__ int tensors() const { return streams; }
   __device__ __forceinline__ const T* tensor(const Row& p, int i) const {
     return p.x + i * stream_stride;
-  }
-  __device__ __forceinline__ Row after(const Row& p, int r, int step) const {
-    return {x_row.after(p.x, r, step), p.weights + step * weight_row_stride};
   }
   __device__ __forceinline__ Beside beside(const Row& p) const {
     Beside b;
@@ -358,7 +359,7 @@ struct HyperConnectionSource {
     return b;
   }
   template <class Part>
-  __device__ __forceinline__ Value copied(Part&& part, const Beside& beside, const Row& p) const {
+  __device__ __forceinline__ Value copied(Part&& part, const Beside& beside, uint32_t r) const {
     Value mix;
 #pragma unroll
     for (int i = 0; i < 16; ++i) set_value(mix, i, -0.0f);
@@ -374,7 +375,7 @@ struct HyperConnectionSource {
       if (h < streams) add(h, beside.weight[h]);
     }
 #pragma unroll 1
-    for (int h = 4; h < streams; ++h) add(h, weight(p, h));
+    for (int h = 4; h < streams; ++h) add(h, weight(row(r), h));
     return mix;
   }
 };
