@@ -288,25 +288,6 @@ JITQUANT_HD int64_t quotient(int64_t a, int64_t b) {
   return a / b;
 }
 
-// Divides numbers below 2^31 by what is known before, by a multiplication and a shift.
-struct Divisor {
-  uint32_t divisor, multiplier, shift;
-
-  // divisor is 1 to 2^31 - 1: multiplier is 2^(31 + shift) / divisor, rounded up.
-  explicit Divisor(uint32_t divisor) : divisor(divisor), shift(0) {
-    while ((uint32_t{1} << shift) < divisor) ++shift;
-    const uint64_t power = uint64_t{1} << (31 + shift);
-    multiplier = static_cast<uint32_t>((power + divisor - 1) / divisor);
-  }
-  JITQUANT_HD uint32_t quotient_of(uint32_t a) const {
-#if defined(__CUDA_ARCH__)
-    return __umulhi(a << 1, multiplier) >> shift;
-#else
-    return static_cast<uint32_t>((static_cast<uint64_t>(a) * multiplier) >> (31 + shift));
-#endif
-  }
-};
-
 struct GroupBounds {
   int64_t start, stop;
 };

@@ -98,6 +98,25 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nv
   return out;
 }
 
+// The same where the codes' bits hang on how the values were computed in any case: a product is not
+// rounded before its code is.
+JITQUANT_HD Nvfp4Codes nvfp4_quantize_computed(const Block<float>& x, float b,
+                                               const Nvfp4Encoding& e) {
+#if !defined(JITQUANT_HAS_E2M1_INSTRUCTION)
+  const uint16_t scale = nvfp4_block_scale(b, e);
+  const float enc = nvfp4_usual_encode(float_from_e4m3(scale), e);
+  // As in all blocks but those whose scale is subnormal, or none.
+  if (mul_rn(b, enc) < 7.0f && enc <= e.most) {
+    const auto codes = [&](int half) {
+      return sum_codes([&](int i) { return e2m1_lines(magnitude_of(x, 8 * half + i), enc); }) |
+             (e2m1x8_signs(x, half) & kSignBits);
+    };
+    return {codes(0), codes(1), static_cast<uint8_t>(scale)};
+  }
+#endif
+  return nvfp4_quantize_block(x, b, e);
+}
+
 // The block x * factor, where b is the amax of x and factor > 0.
 template <class T>
 JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, float factor,

@@ -250,6 +250,65 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   zero_padding(out);
 }
 
+// The same for whole, aligned blocks of rows that are as far apart as any others, and linear
+// scales: all of it is counted in 32 bits.
+struct WholeWalk {
+  uint32_t count;  // of all blocks, below 2^31
+  Divisor width;   // of a row
+  uint32_t step, step_rows, step_blocks;
+
+  WholeWalk(int64_t rows, int64_t width, int64_t grid)
+      : count(static_cast<uint32_t>(rows * width)),
+        width(static_cast<uint32_t>(width)),
+        step(static_cast<uint32_t>(grid) * kThreads) {
+    step_rows = this->width.quotient_of(step);
+    step_blocks = step - step_rows * this->width.divisor;
+  }
+};
+
+template <class Source, bool kActivates>
+__global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
+    quantize_whole_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
+                          WholeWalk walk) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
+  source.activate = kActivates;
+  uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  uint32_t row = walk.width.quotient_of(i), block = i - row * walk.width.divisor;
+  typename Source::Fetched next;
+  auto fetch = [&] {
+    if (i < walk.count) next = source.template fetch<true>(source.row.even_row(row), block);
+  };
+  if (early) fetch();
+  wait_for_previous();
+  let_next_begin();
+  if (!early) fetch();
+
+  const bool by_row = is_by_row(scale);
+  Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, recipe, reduce);
+#pragma unroll 1
+  while (i < walk.count) {
+    const typename Source::Fetched fetched = next;
+    const uint32_t here = i;
+    if (by_row) encoding = row_encoding(scale, row, block, recipe);
+    i += walk.step;
+    row += walk.step_rows;
+    block += walk.step_blocks;
+    if (block >= walk.width.divisor) {
+      block -= walk.width.divisor;
+      ++row;
+    }
+    fetch();
+    const typename Source::Value v = source.template value<true>(fetched, {}, 0);
+    const float amax = block_amax(v);
+    const Nvfp4Codes codes = kActivates ? nvfp4_quantize_computed(v, amax, encoding)
+                                        : nvfp4_quantize_block(v, amax, encoding);
+    reinterpret_cast<uint2*>(out.codes)[here] = make_uint2(codes.low, codes.high);
+    out.scales[here] = codes.scale;
+  }
+}
+
 // The same for rows of whole, aligned blocks, a piece of a row at a time: where it is is computed
 // once for a block of threads, not for each.
 struct PieceWalk {
@@ -574,6 +633,12 @@ constexpr int64_t kPiece = 96;  // blocks of a row that are worth a block of thr
 template <class Source>
 constexpr bool kByPieces = sizeof(typename Source::Fetched) <= 32;
 
+// Sources of which quantize_whole_kernel is compiled, whose values are what is loaded alone.
+template <class Source>
+constexpr bool kHasWhole = false;
+template <class T>
+constexpr bool kHasWhole<DeinterleaveSource<T>> = true;
+
 // The same for what the stores of scales cost.
 template <class Source>
 constexpr bool kByTiles = sizeof(typename Source::Fetched) <= 64;
@@ -623,6 +688,18 @@ cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp
     }
   }
   const int64_t items = (out.rows * out.blocks + kThreads - 1) / kThreads;
+  if constexpr (kHasWhole<Source>) {
+    if (source.whole() && source.row.even && !out.swizzled && items > 0 &&
+        items < (int64_t{1} << 31) / kThreads) {
+      const auto start = [&](auto activates) {
+        constexpr auto kKernel = &quantize_whole_kernel<Source, activates>;
+        const int64_t grid = persistent_grid(items, blocks_per_sm<kKernel>(kThreads, 0));
+        return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream, source, scale, recipe,
+                               out, WholeWalk(out.rows, out.blocks, grid));
+      };
+      return source.activate ? start(std::true_type()) : start(std::false_type());
+    }
+  }
   const int64_t grid = persistent_grid(items, blocks_per_sm<&quantize_kernel<Source>>(kThreads, 0));
   return launch<&quantize_kernel<Source>>({grid, kThreads, Start::kOverlapped}, stream, source,
                                           scale, recipe, out);

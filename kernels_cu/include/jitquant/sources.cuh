@@ -47,10 +47,14 @@ struct RowPointer {
   __device__ __forceinline__ T* operator()(I row) const {
     if (even) {
       if constexpr (sizeof(I) == 8) return data + row * s2;
-      return data + static_cast<uint64_t>(static_cast<uint32_t>(row)) * static_cast<uint32_t>(s2);
+      return even_row(static_cast<uint32_t>(row));
     }
     const uint32_t r = static_cast<uint32_t>(row), i = r / n2;
     return data + (i / n1) * s0 + (i % n1) * s1 + (r % n2) * s2;
+  }
+  // Where `even`.
+  __device__ __forceinline__ T* even_row(uint32_t r) const {
+    return data + static_cast<uint64_t>(r) * static_cast<uint32_t>(s2);
   }
 };
 
@@ -138,6 +142,7 @@ struct DeinterleaveSource {
   RowPointer<const T> row;
   int64_t rows, cols;
   uint32_t run;
+  Divisor over_run;
   bool activate;  // silu(gate) * up; otherwise the gate as it is
   bool vector;    // eight neighbours are in one run and aligned
 
@@ -146,6 +151,7 @@ struct DeinterleaveSource {
         rows(m.rows),
         cols(m.cols / 2),
         run(static_cast<uint32_t>(run)),
+        over_run(this->run >> 31 ? 1 : this->run),
         activate(activate),
         vector(m.vector && run % 8 == 0) {}
 
@@ -155,15 +161,28 @@ struct DeinterleaveSource {
     return static_cast<int64_t>(c / run) * 2 * run + c % run;
   }
 
-  bool whole() const { return vector && cols % 16 == 0; }
+  bool whole() const { return vector && cols % 16 == 0 && cols < (int64_t{1} << 31); }
   template <bool kWhole>
   __device__ __forceinline__ Fetched fetch(Row gate, int64_t block) const {
     const T* up = gate + run;
     const uint32_t first = static_cast<uint32_t>(block * 16);
     const int64_t count = cols - first;
+    constexpr int kHalf = Block<T>::kWords / 2;
+    if constexpr (kWhole) {
+      const uint32_t second = first + 8;
+      const uint32_t a = first + over_run.quotient_of(first) * run;
+      const uint32_t b = second + over_run.quotient_of(second) * run;
+      Fetched f;
+      load_words<kHalf>(gate + a, f.gate.words);
+      load_words<kHalf>(gate + b, f.gate.words + kHalf);
+      if (activate) {
+        load_words<kHalf>(up + a, f.up.words);
+        load_words<kHalf>(up + b, f.up.words + kHalf);
+      }
+      return f;
+    }
     Fetched f = {};
-    if (kWhole || (vector && count >= 16)) {
-      constexpr int kHalf = Block<T>::kWords / 2;
+    if (vector && count >= 16) {
       const int64_t a = gate_column(first), b = gate_column(first + 8);
       load_words<kHalf>(gate + a, f.gate.words);
       load_words<kHalf>(gate + b, f.gate.words + kHalf);
