@@ -144,6 +144,25 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
               cast_block(source.template value<false>(fetched, p, block), factor, format));
 }
 
+// The same for whole, aligned blocks of even rows (quantize_whole_kernel), in few instructions: with
+// few rows most of the time goes into fetching them.
+template <class Source, EightBit kFormat>
+__global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
+    cast_whole_kernel(Source source, Fp8Scale scale, uint8_t* data, uint32_t data_step,
+                      uint32_t count, Divisor width) {
+  source.activate = true;
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  const uint32_t row = width.quotient_of(i), block = i - row * width.divisor;
+  wait_for_previous();
+  let_next_begin();
+  if (i >= count) return;
+  const auto fetched = source.template fetch<true>(source.row.even_row(row), block);
+  const float factor = given_scale(scale, row, block, largest(kFormat));
+  uint8_t* const to = data + static_cast<uint64_t>(row) * data_step;
+  reinterpret_cast<uint4*>(to)[block] =
+      cast_block(source.template value<true>(fetched, {}, 0), factor, kFormat);
+}
+
 template <class T>
 constexpr int kOnceBlocks = sizeof(T) == 2 ? 2 : 1;  // of a thread
 
@@ -308,6 +327,21 @@ cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partial
   const RowPointer<uint8_t> to(out.rows);
   LaunchShape shape = {items < 1 ? 1 : items, kThreads, Start::kOverlapped};
   if (!needs_amax(scale)) {
+    if constexpr (kHasWhole<Source>) {
+      if (source.whole() && source.activate && source.row.even && out.rows.vector && to.even &&
+          items > 0 &&
+          items < (int64_t{1} << 31) / kThreads) {
+        const auto start = [&](auto format) {
+          return launch<&cast_whole_kernel<Source, format>>(
+              shape, stream, source, scale, to.data, static_cast<uint32_t>(to.s2),
+              static_cast<uint32_t>(source.rows * blocks_of(source.cols)),
+              Divisor(static_cast<uint32_t>(blocks_of(source.cols))));
+        };
+        return out.format == EightBit::kE4m3
+                   ? start(std::integral_constant<EightBit, EightBit::kE4m3>())
+                   : start(std::integral_constant<EightBit, EightBit::kE5m2>());
+      }
+    }
     return launch<&cast_once_kernel<Source>>(shape, stream, source, scale, to, out.rows.vector,
                                              out.format);
   }
