@@ -97,12 +97,10 @@ __device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count
   }
 }
 
-constexpr int kAtOnce = 4;
-
-// Eight values a thread, so that neighbouring threads store next to each other, and several such
+// Eight values a thread, so that neighbouring threads store next to each other, and kAtOnce such
 // loads in flight together. A block of threads for each piece of work: the hardware starts them in
 // order, so that what is read and written at a time lies together.
-template <class T, EightBit kFormat>
+template <class T, EightBit kFormat, int kAtOnce>
 __global__ void __launch_bounds__(kThreads, 4)
     dequantize_kernel(RowPointer<const uint8_t> data, int64_t rows, int64_t cols, bool vector,
                       ScaleLookup scales, T* out, bool out_vector) {
@@ -138,15 +136,19 @@ cudaError_t launch_format(const Matrix& data, const StoredScales& scales, void* 
                           cudaStream_t stream) {
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    constexpr auto kKernel = &dequantize_kernel<T, kFormat>;
-    constexpr int kWork = kThreads * kAtOnce;
-    const int64_t grid = (data.rows * ((data.cols + 7) / 8) + kWork - 1) / kWork;
+    const int64_t eighths = data.rows * ((data.cols + 7) / 8);
     const bool out_vector =
         reinterpret_cast<uintptr_t>(out) % 16 == 0 && data.cols * sizeof(T) % 16 == 0;
-    return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream,
-                           RowPointer<const uint8_t>(data), data.rows, data.cols, data.vector,
-                           ScaleLookup(scales, data.rows, (data.cols + 7) / 8),
-                           static_cast<T*>(out), out_vector);
+    const auto start = [&](auto at_once) {
+      constexpr int kWork = kThreads * at_once;
+      return launch<&dequantize_kernel<T, kFormat, at_once>>(
+          {(eighths + kWork - 1) / kWork, kThreads, Start::kOverlapped}, stream,
+          RowPointer<const uint8_t>(data), data.rows, data.cols, data.vector,
+          ScaleLookup(scales, data.rows, (data.cols + 7) / 8), static_cast<T*>(out), out_vector);
+    };
+    // Of few values the time is that in which instructions arrive.
+    return eighths <= int64_t{4} * kThreads * sm_count() ? start(std::integral_constant<int, 1>())
+                                                         : start(std::integral_constant<int, 4>());
   });
 }
 

@@ -97,10 +97,9 @@ __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
   with_format(numerics.format, [&](auto format) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      const uint4 codes = encode_block<format>(x[k], kDivides, factor, g.scale_inv);
-      if ((kWhole && inside) || is_there(k)) {
-        store_bytes<kWhole>(to + k * data_step, source.cols - at, vector, codes);
-      }
+      if (!(kWhole && inside) && !is_there(k)) break;
+      store_bytes<kWhole>(to + k * data_step, source.cols - at, vector,
+                          encode_block<format>(x[k], kDivides, factor, g.scale_inv));
     }
   });
 }

@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
               cast_block(source.template value<false>(fetched, p, block), factor, format));
 }
 
-// The same for whole, aligned blocks of even rows (quantize_whole_kernel), in few instructions: with
-// few rows most of the time goes into fetching them.
+// The same for whole, aligned blocks of even rows (quantize_whole_kernel), in few instructions:
+// with few rows most of the time goes into fetching them.
 template <class Source, EightBit kFormat>
 __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     cast_whole_kernel(Source source, Fp8Scale scale, uint8_t* data, uint32_t data_step,
@@ -329,8 +329,7 @@ cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partial
   if (!needs_amax(scale)) {
     if constexpr (kHasWhole<Source>) {
       if (source.whole() && source.activate && source.row.even && out.rows.vector && to.even &&
-          items > 0 &&
-          items < (int64_t{1} << 31) / kThreads) {
+          items > 0 && items < (int64_t{1} << 31) / kThreads) {
         const auto start = [&](auto format) {
           return launch<&cast_whole_kernel<Source, format>>(
               shape, stream, source, scale, to.data, static_cast<uint32_t>(to.s2),
