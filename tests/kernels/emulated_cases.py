@@ -178,6 +178,20 @@ def _fp8() -> Iterator[Sample]:
             yield _case(
                 "silu_mul_quantize_fp8", name, args, exact=False, granularity=granularity, **how
             )
+        for each in FP8_DTYPES:
+            how |= {"dtype": each, "granularity": "tensor", "with_amax": False}
+            args = (fused, scale[:1])
+            yield _case("silu_mul_quantize_fp8", (*what, each), args, exact=False, **how)
+
+
+def _dequantize() -> Iterator[Sample]:
+    for dtype, elements in itertools.product(DTYPES, GROUP_DTYPES):
+        # More values than a thread of each multiprocessor has eighths, and fewer.
+        for shape in ((140, 320), (3, 272)):
+            x = _finite(shape, torch.float32)
+            data, scale_inv = reference.quantize_group(x, 16, dtype=elements)[:2]
+            args, how = (data, scale_inv, 1, 16), {"scale_layout": "row", "dtype": dtype}
+            yield _case("dequantize", (*shape, dtype, elements), args, **how)
 
 
 def _groups() -> Iterator[Sample]:
@@ -258,6 +272,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "nvfp4": _nvfp4,
     "nvfp4 norms": _nvfp4_norms,
     "fp8": _fp8,
+    "dequantize": _dequantize,
     "groups": _groups,
     "grouped": _grouped,
 }
