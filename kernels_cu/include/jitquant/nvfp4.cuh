@@ -130,51 +130,64 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, f
 }
 
 // The same of magnitudes with their signs apart (e2m1x16_signs), where the codes' bits hang on the
-// order of a sum in any case: a product is not rounded before its code is. Leaves something else in
-// x.
-JITQUANT_HD Nvfp4Codes nvfp4_quantize_magnitudes(float (&x)[16], uint32_t signs, float b,
-                                                 float factor, const Nvfp4Encoding& e) {
+// order of a sum in any case: a product is not rounded before its code is. What magnitudes of a
+// block are multiplied with:
+struct Nvfp4Product {
+  float stored, enc;
+  uint8_t scale;
+  // All blocks but those whose scale is subnormal, or none: nothing is above the largest code, and
+  // no line through the product overflows.
+  bool usual;
+};
+
+// Where the amax of the magnitudes is b.
+JITQUANT_HD Nvfp4Product nvfp4_product(float b, float factor, const Nvfp4Encoding& e) {
   const uint16_t scale = nvfp4_block_scale(mul_rn(b, factor), e);
-  const float stored = float_from_e4m3(scale);
-  Nvfp4Codes out;
-  out.scale = static_cast<uint8_t>(scale);
-  float enc = mul_rn(nvfp4_usual_encode(stored, e), factor);
-  // As in all blocks but those whose scale is subnormal, or none: nothing is above the largest
-  // code, and no line through the product overflows.
-  if (!(mul_rn(b, enc) < 7.0f && enc <= e.most)) {
-    enc = mul_rn(nvfp4_block_encode(stored, e), factor);
-    enc = enc > kFloatMax ? kFloatMax : enc;
-    if (!(enc > 0.0f)) {  // zero, or NaN
-      out.low = out.high = 0;
-      if (enc == 0.0f) {
-        JITQUANT_UNROLL
-        for (int i = 0; i < 16; ++i) {
-          const uint32_t finite = x[i] <= kFloatMax ? 8u << (4 * (i & 7)) : 0u;
-          (i < 8 ? out.low : out.high) |= half_of_signs(signs, i >> 3) & finite;
-        }
-      }
-      return out;
-    }
-    const float up = enc > 0x1p126f ? 4.0f : 1.0f;
-    enc = enc > 0x1p126f ? enc * 0.25f : enc;
-    const float most = mul_rn(6.5f, reciprocal_rn(enc));
+  const float stored = float_from_e4m3(scale), enc = mul_rn(nvfp4_usual_encode(stored, e), factor);
+  return {stored, enc, static_cast<uint8_t>(scale), mul_rn(b, enc) < 7.0f && enc <= e.most};
+}
+
+// Changes the magnitudes and signs of a block that is not so, that they have the right codes.
+JITQUANT_HD void nvfp4_make_usual(float (&x)[16], uint32_t& signs, float factor,
+                                  const Nvfp4Encoding& e, Nvfp4Product& product) {
+  if (product.usual) return;
+  float enc = mul_rn(nvfp4_block_encode(product.stored, e), factor);
+  enc = enc > kFloatMax ? kFloatMax : enc;
+  if (!(enc > 0.0f)) {  // zero, where what is not finite has no sign, or NaN
+    uint32_t finite[2] = {};
     JITQUANT_UNROLL
     for (int i = 0; i < 16; ++i) {
-      x[i] = mul_rn(x[i], up);
-      x[i] = x[i] < most ? x[i] : most;
+      finite[i >> 3] |= enc == 0.0f && x[i] <= kFloatMax ? 8u << (4 * (i & 7)) : 0u;
+      x[i] = 0.0f;
     }
+    signs &= finite[0] | finite[1] >> 1;
+    product.enc = 1.0f;
+    return;
   }
+  const float up = enc > 0x1p126f ? 4.0f : 1.0f;
+  enc = enc > 0x1p126f ? enc * 0.25f : enc;
+  const float most = mul_rn(6.5f, reciprocal_rn(enc));
+  JITQUANT_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    x[i] = mul_rn(x[i], up);
+    x[i] = x[i] < most ? x[i] : most;
+  }
+  product.enc = enc;
+}
+
+JITQUANT_HD Nvfp4Codes nvfp4_encode_magnitudes(const float (&x)[16], uint32_t signs,
+                                               const Nvfp4Product& product) {
 #if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
   Block<float> block;
   JITQUANT_UNROLL
   for (int i = 0; i < 16; ++i) block.words[i] = float_bits(x[i]);
-  out.low = e2m1x8<false>(block, 0, enc) | half_of_signs(signs, 0);
-  out.high = e2m1x8<false>(block, 1, enc) | half_of_signs(signs, 1);
+  const auto codes = [&](int half) { return e2m1x8<false>(block, half, product.enc); };
 #else
-  out.low = sum_codes([&](int i) { return e2m1_lines(x[i], enc); }) | half_of_signs(signs, 0);
-  out.high = sum_codes([&](int i) { return e2m1_lines(x[8 + i], enc); }) | half_of_signs(signs, 1);
+  const auto codes = [&](int half) {
+    return sum_codes([&](int i) { return e2m1_lines(x[8 * half + i], product.enc); });
+  };
 #endif
-  return out;
+  return {codes(0) | half_of_signs(signs, 0), codes(1) | half_of_signs(signs, 1), product.scale};
 }
 
 JITQUANT_HD float nvfp4_dequantize(uint32_t code, float scale, float gsa) {

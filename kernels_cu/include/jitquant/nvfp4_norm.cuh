@@ -28,8 +28,28 @@ struct HeldProduct {
     for (int i = 0; i < 16; ++i) b = amax_ignore_nan(b, magnitude[i]);
     return b;
   }
-  __device__ __forceinline__ Nvfp4Codes quantize(float b, const RowEncoding& e) {
-    return nvfp4_quantize_magnitudes(magnitude, signs, b, e.inverse, e.encoding);
+  // Of several blocks with the amaxes b, together; of those from `there` on only something.
+  template <int kCount>
+  static __device__ __forceinline__ void quantize(HeldProduct (&x)[kCount],
+                                                  const float (&b)[kCount], int there,
+                                                  const RowEncoding& e, Nvfp4Codes (&out)[kCount]) {
+    Nvfp4Product products[kCount];
+    bool usual = true;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      products[k] = nvfp4_product(b[k], e.inverse, e.encoding);
+      usual = usual && (products[k].usual || k >= there);
+    }
+    if (!usual) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        nvfp4_make_usual(x[k].magnitude, x[k].signs, e.inverse, e.encoding, products[k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      out[k] = nvfp4_encode_magnitudes(x[k].magnitude, x[k].signs, products[k]);
+    }
   }
 
  private:
@@ -273,7 +293,8 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
   Team team(shared);
   const int width = static_cast<int>(blocks_of(source.cols));
   const int row_count = static_cast<int>(source.rows);
-  const int mine = threadIdx.x, begin = (mine >> 5) * (32 * kShare), first = begin + (mine & 31);
+  const int mine = static_cast<int>(kept(threadIdx.x)), begin = (mine >> 5) * (32 * kShare),
+            first = begin + (mine & 31);
   const int left = width - first;
   const HeldWeights<Element> weights(row_storage, first);
   const uint32_t turn = Turn<Element>::of(mine & 31);
@@ -355,17 +376,17 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
         },
         [] {});
     if (quantizes && there) {
+      Nvfp4Codes codes[kShare];
+      HeldProduct::quantize(held, block_max, (left + 31) >> 5, e, codes);
       const HeldOutput to(out, r, first);
 #pragma unroll
       for (int k = 0; k < kShare; ++k) {
-        if (32 * k < left) {
-          const Nvfp4Codes codes = Turn<Element>::straight(held[k].quantize(block_max[k], e), turn);
-          to.store_codes(k, codes);
-          if constexpr (kEights) {
-            collected[k * (32 / 4 * 32) + place_of_row] = codes.scale;
-          } else {
-            to.store_scale(k, codes);
-          }
+        if (32 * k >= left) break;
+        to.store_codes(k, Turn<Element>::straight(codes[k], turn));
+        if constexpr (kEights) {
+          collected[k * (32 / 4 * 32) + place_of_row] = codes[k].scale;
+        } else {
+          to.store_scale(k, codes[k]);
         }
       }
     }
