@@ -100,6 +100,10 @@ def _nvfp4() -> Iterator[Sample]:
         # Rows that are taken by eights, and some that are not.
         x, how = _values((300, 2064), dtype), {"granularity": "row", "scale_layout": layout}
         yield _case("quantize_nvfp4", (300, 2064, dtype, layout), (x,), **how)
+        # More pieces of work than a grid that stays is given; the last is not whole.
+        x, how = _values((529, 528), dtype), {"scale_layout": layout}
+        yield _case("quantize_nvfp4", (529, 528, dtype, layout), (x,), **how)
+        yield _case("quantize_nvfp4_static", (529, 528, dtype, layout), (x, _gsa(None)), **how)
         w, what = _values((140, 320), dtype), (dtype, layout)
         for block in ("1x16", "16x16"):
             how = {"block": block, "scale_layout": layout}
@@ -156,7 +160,8 @@ def _nvfp4_norms() -> Iterator[Sample]:
 
 
 def _fp8() -> Iterator[Sample]:
-    shapes = ((140, 256), (3, 8208), (2, 33792), (70, 84))
+    # One of more than the L2 cache is taken to hold.
+    shapes = ((140, 256), (3, 8208), (2, 33792), (70, 84), (529, 528))
     fp8 = itertools.cycle(FP8_DTYPES)
     for shape, dtype, strided in itertools.product(shapes, DTYPES, (False, True)):
         x, f = _values(shape, dtype), next(fp8)

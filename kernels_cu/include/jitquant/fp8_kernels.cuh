@@ -2,9 +2,10 @@
 // come from (sources.cuh); the one that goes row by row is in fp8_rows.cuh:
 //   amax_kernel (nvfp4_kernels.cuh)   launch 1 of a computed scale of the tensor
 //   cast_kernel                       launch 2, or the only one where the scale is given and the
-//                                     amax is wanted; flat_cast_kernel for a contiguous tensor
+//                                     amax is wanted; for a contiguous tensor flat_cast_kernel, or
+//                                     flat_cast_watch_kernel
 //   cast_once_kernel                  the only one where the scale is given and no amax is wanted;
-//                                     flat_cast_once_kernel for a contiguous tensor
+//                                     flat_cast_kernel for a contiguous tensor
 //   cluster_cast_kernel               amax and cast in one launch, for what a cluster holds
 // Where a scale is given and the amax of the tensor is wanted as well, the launch is cooperative:
 // its barrier lets block 0 see the others' maxima. Where nothing holds the blocks of a grid
@@ -163,24 +164,40 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
       cast_block(source.template value<true>(fetched, {}, 0), factor, kFormat);
 }
 
-template <class T>
-constexpr int kOnceBlocks = sizeof(T) == 2 ? 2 : 1;  // of a thread
+// Blocks of a thread, for a given scale and after an amax, where what a block of threads does
+// before its first element is more.
+template <class T, bool kAfterAmax>
+constexpr int kCastShare = sizeof(T) == 4 ? 1 : (kAfterAmax ? 4 : 2);
 
-template <class T>
-__global__ void __launch_bounds__(kThreads, 6)
-    flat_cast_once_kernel(FlatSource<T> source, Fp8Scale scale, uint4* out, EightBit format) {
-  constexpr int kAtOnce = kOnceBlocks<T>;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kAtOnce) + threadIdx.x;
+// The same for a contiguous tensor. `backwards`: from the end to the beginning.
+template <class T, bool kAfterAmax>
+__global__ void __launch_bounds__(kThreads, kAfterAmax ? 4 : 6)
+    flat_cast_kernel(FlatSource<T> source, Fp8Scale scale, int partials, bool backwards, uint4* out,
+                     EightBit format) {
+  constexpr int kShare = kCastShare<T, kAfterAmax>;
+  const uint32_t turn = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int64_t first = static_cast<int64_t>(turn) * (kThreads * kShare) + threadIdx.x;
+  Block<T> x[kShare];
+  auto fetch = [&] {
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) {
+      if (first + k * kThreads < source.blocks) x[k] = source.fetch(first + k * kThreads);
+    }
+  };
+  if (kAfterAmax) fetch();
   wait_for_previous();
   let_next_begin();
-  Block<T> x[kAtOnce];
-#pragma unroll
-  for (int k = 0; k < kAtOnce; ++k) {
-    if (first + k * kThreads < source.blocks) x[k] = source.fetch(first + k * kThreads);
+  if (!kAfterAmax) fetch();
+  float factor;
+  if constexpr (kAfterAmax) {
+    __shared__ BlockReduce::Scratch scratch;
+    BlockReduce reduce(scratch);
+    factor = tensor_scale(scale, partials, largest(format), reduce);
+  } else {
+    factor = given_scale(scale, 0, first, largest(format));
   }
-  const float factor = given_scale(scale, 0, first, largest(format));
 #pragma unroll
-  for (int k = 0; k < kAtOnce; ++k) {
+  for (int k = 0; k < kShare; ++k) {
     if (first + k * kThreads < source.blocks) {
       out[first + k * kThreads] = cast_block(x[k], factor, format);
     }
@@ -224,42 +241,33 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   if (watches) finish_tensor_amax(amax.result(), scale, reduce);
 }
 
-// The same for a contiguous tensor. After an amax it goes from the end to the
-// beginning: what launch 1 has read last is in the L2 cache.
+// The same for a contiguous tensor, whose scale is given and whose amax is wanted.
 template <class T>
-__global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
-    flat_cast_kernel(FlatSource<T> source, Fp8Scale scale, int partials, uint4* out,
-                     EightBit format) {
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 5 : 4)
+    flat_cast_watch_kernel(FlatSource<T> source, Fp8Scale scale, uint4* out, EightBit format) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  const bool dynamic = scale.kind == Fp8Scale::kAmax;
-  const int64_t chunks = (source.blocks + kThreads - 1) / kThreads;
-  int64_t left = chunks - blockIdx.x;  // chunks to the end, where there is one more to do
-  int64_t block = (dynamic ? left - 1 : blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t step = (dynamic ? -1 : 1) * static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   Block<T> next;
   auto fetch = [&] {
-    if (left > 0 && block < source.blocks) next = source.fetch(block);
+    if (block < source.blocks) next = source.fetch(block);
   };
-  if (dynamic) fetch();
   wait_for_previous();
   let_next_begin();
-  if (!dynamic) fetch();
-  const float factor = tensor_scale(scale, partials, largest(format), reduce);
-  const bool watches = watches_tensor(scale);
+  fetch();
+  const float factor = tensor_scale(scale, 0, largest(format), reduce);
   Amax<T, true> amax;
 #pragma unroll 1
-  while (left > 0) {
+  while (block < source.blocks) {
     const Block<T> x = next;
     const int64_t here = block;
     block += step;
-    left -= gridDim.x;
     fetch();
-    if (here >= source.blocks) continue;
-    if (watches) amax.add(x);
+    amax.add(x);
     out[here] = cast_block(x, factor, format);
   }
-  if (watches) finish_tensor_amax(amax.result(), scale, reduce);
+  finish_tensor_amax(amax.result(), scale, reduce);
 }
 
 // A tensor of one block of values a thread, in one cluster (or one block).
@@ -302,6 +310,11 @@ __global__ void __launch_bounds__(kClusterThreads)
   }
 #endif
 }
+
+// Blocks for each multiprocessor of a tensor that the L2 cache holds: 256 KiB, of the 464 of an
+// H200, where it may have data twice.
+template <class T>
+constexpr int kMostCached = (256 << 10) / sizeof(Block<T>);
 
 // Whether there is an amax to compute.
 inline bool needs_amax(const Fp8Scale& scale) {
@@ -368,14 +381,22 @@ cudaError_t launch_cast_plain(const Matrix& x, const Fp8Scale& scale, int partia
   const FlatSource<T> source = flat_source<T>(x);
   uint4* const to = static_cast<uint4*>(const_cast<void*>(out.rows.data));
   LaunchShape shape = {1, kThreads, Start::kOverlapped};
-  if (!needs_amax(scale)) {
-    constexpr int kWork = kThreads * kOnceBlocks<T>;
-    if (source.blocks > 0) shape.grid = (source.blocks + kWork - 1) / kWork;
-    return launch<&flat_cast_once_kernel<T>>(shape, stream, source, scale, to, out.format);
+  if (watches_tensor(scale)) {
+    constexpr auto kKernel = &flat_cast_watch_kernel<T>;
+    shape.grid = persistent_grid((source.blocks + kThreads - 1) / kThreads,
+                                 blocks_per_sm<kKernel>(kThreads, 0));
+    make_cooperative(shape);
+    return launch<kKernel>(shape, stream, source, scale, to, out.format);
   }
-  shape.grid = persistent_grid((source.blocks + kThreads - 1) / kThreads, flat_blocks_per_sm<T>());
-  if (watches_tensor(scale)) make_cooperative(shape);
-  return launch<&flat_cast_kernel<T>>(shape, stream, source, scale, partials, to, out.format);
+  const auto start = [&](auto after_amax) {
+    constexpr int kWork = kThreads * kCastShare<T, after_amax>;
+    if (source.blocks > 0) shape.grid = (source.blocks + kWork - 1) / kWork;
+    // Of a tensor that the L2 cache does not hold, launch 1 has left the end there.
+    const bool backwards = after_amax && source.blocks > int64_t{sm_count()} * kMostCached<T>;
+    return launch<&flat_cast_kernel<T, after_amax>>(shape, stream, source, scale, partials,
+                                                    backwards, to, out.format);
+  };
+  return scale.kind == Fp8Scale::kAmax ? start(std::true_type()) : start(std::false_type());
 }
 
 }  // namespace jitquant
