@@ -48,9 +48,6 @@ struct TileMemory {
   static constexpr int kBytes = kSide * kRowBytes;
   static constexpr int kLines = 8 / sizeof(T);  // columns in eight bytes; rows, columns of a lane
   static constexpr int kPasses = 16 / (4 * kLines);  // of a warp over its 16 rows or columns
-  // Where one tile is computed while the next is on its way. Two of fp32 are more than many devices
-  // have.
-  static constexpr int kStages = sizeof(T) == 2 ? 2 : 1;
 
   // Of a part within its row. It is linear over XOR.
   __device__ static int in_row(int block, int part) {
@@ -71,16 +68,9 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool t
   std::memcpy(__cvta_shared_to_generic(to), there ? from : &zeros, 16);
 #endif
 }
-__device__ __forceinline__ void commit_copies() {
-#if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Until no more than kPending groups of copies are under way.
-template <int kPending>
 __device__ __forceinline__ void wait_for_copies() {
 #if defined(__CUDA_ARCH__)
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
@@ -248,18 +238,6 @@ __device__ __forceinline__ void share_lines(int sharers, int lane, float (&b)[kC
   }
 }
 
-// Which tile of `tall` by `wide` a block of threads is at, and how far a step of the grid is.
-struct Walk {
-  uint32_t down, across;
-  uint32_t tall, wide, step_down, step_across;
-
-  __device__ __forceinline__ bool inside() const { return down < tall; }
-  __device__ __forceinline__ void next() {
-    down += step_down, across += step_across;
-    if (across >= wide) across -= wide, ++down;
-  }
-};
-
 // What a kernel is compiled for. kPlain, kMxfp8: blocks of the transpose are whole and aligned,
 // too, and groups or squares of 128 have scales that are floats without padding, and nothing is
 // divided; or it is MXFP8. kAny: all else.
@@ -276,13 +254,14 @@ constexpr int tiles_per_sm() {
 }
 
 // A block of threads a tile, or, for groups of 256, a square of four tiles, which is read twice:
-// for the amaxes, then to be cast. A warp takes 16 rows of a tile and then 16 columns of it, eight
-// lanes a line, so that groups have their amaxes within it. kWhole: all blocks of the matrix are
-// whole and aligned to 16 bytes.
+// for the amaxes, then to be cast. There are `count` of these, `wide` side by side; the hardware
+// starts them in order, so that what is read and written at a time lies together. A warp takes 16
+// rows of a tile and then 16 columns of it, eight lanes a line, so that groups have their amaxes
+// within it. kWhole: all blocks of the matrix are whole and aligned to 16 bytes.
 template <class T, bool kWhole, Both kWhat>
 __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
     both_kernel(Source<T> source, const __grid_constant__ Sides sides, GroupNumerics numerics,
-                Extent extent, Walk walk) {
+                Extent extent, uint32_t wide, uint32_t count) {
   using Memory = TileMemory<T>;
   constexpr int kLines = Memory::kLines;
   extern __shared__ __align__(1024) unsigned char tiles[];
@@ -304,42 +283,22 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
 
   wait_for_previous();
   let_next_begin();
-  int part = 0, turn = 0;
-  walk.down = blockIdx.x / walk.wide;
-  walk.across = blockIdx.x - walk.down * walk.wide;
-  const auto place = [&](const Walk& w, int part) {  // row and block
-    return make_uint2(kSide * (w.down * span + ((part >> 1) & 1)),
-                      kLanes * (w.across * span + (part & 1)));
-  };
-  const auto fetch = [&](const Walk& w, int part, int turn) {
-    const uint2 at = place(w, part);
-    if (w.inside()) fetch_tile<kWhole>(source, at.x, at.y, tiles + turn * Memory::kBytes);
-    commit_copies();
-  };
-  const auto next = [&](Walk& w, int& part) {
-    if (++part == parts) part = 0, w.next();
-  };
-  const auto fetch_next = [&](int turn) {
-    Walk following = walk;
-    int following_part = part;
-    next(following, following_part);
-    fetch(following, following_part, turn);
-  };
-  fetch(walk, part, turn);
+  const uint32_t down = blockIdx.x / wide, across = blockIdx.x - down * wide;
 #pragma unroll 1
-  for (; walk.inside(); next(walk, part)) {
-    if (Memory::kStages > 1) fetch_next(turn ^ 1);
-    wait_for_copies<Memory::kStages - 1>();
+  for (int part = 0; part < parts && blockIdx.x < count; ++part) {
+    const uint2 at = make_uint2(kSide * (down * span + ((part >> 1) & 1)),  // row and block
+                                kLanes * (across * span + (part & 1)));
+    if (part > 0) __syncthreads();
+    fetch_tile<kWhole>(source, at.x, at.y, tiles);
+    wait_for_copies();
     __syncthreads();
-    const unsigned char* tile = tiles + turn * Memory::kBytes;
-    const uint2 at = place(walk, part);
 
     if (square_scales) {
       float b = 0.0f;
 #pragma unroll 1
       for (int pass = 0; pass < Memory::kPasses; ++pass) {
         Block<T> x[kLines];
-        read_rows<T>(tile, 16 * warp + kLines * (4 * pass + (lane >> 3)), along, x);
+        read_rows<T>(tiles, 16 * warp + kLines * (4 * pass + (lane >> 3)), along, x);
 #pragma unroll
         for (int k = 0; k < kLines; ++k) b = amax_keep_nan(b, block_amax(x[k]));
       }
@@ -357,9 +316,9 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
       const uint32_t block = (which == 0 ? at.y : at.x / 16) + along;
       Block<T> x[kLines];
       if (which == 0) {
-        read_rows<T>(tile, in_tile, along, x);
+        read_rows<T>(tiles, in_tile, along, x);
       } else {
-        read_columns<T>(tile, in_tile, along, x);
+        read_columns<T>(tiles, in_tile, along, x);
       }
 
       float b[kLines];
@@ -431,12 +390,6 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
         }
       });
     }
-    __syncthreads();
-    if (Memory::kStages > 1) {
-      turn ^= 1;
-    } else {
-      fetch_next(0);
-    }
   }
   if (kWhat != Both::kPlain) {
     zero_scale_padding(sides.side[0].all_scales);
@@ -472,20 +425,16 @@ cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumer
                          const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream) {
   const int64_t side = extent.log > 7 ? 2 * kSide : kSide;
   const int64_t tall = (x.rows + side - 1) / side, wide = (x.cols + side - 1) / side;
-  constexpr size_t kShared = TileMemory<T>::kStages * TileMemory<T>::kBytes;
-  const int per_sm = blocks_per_sm<&both_kernel<T, kWhole, kWhat>>(kThreads, kShared);
-  if (per_sm == 0) return cudaErrorInvalidConfiguration;
-  const int64_t grid = persistent_grid(tall * wide, per_sm);
-  const Walk walk = {0,
-                     0,
-                     static_cast<uint32_t>(tall),
-                     static_cast<uint32_t>(wide),
-                     static_cast<uint32_t>(grid / wide),
-                     static_cast<uint32_t>(grid % wide)};
+  const int64_t count = tall * wide;
+  constexpr size_t kShared = TileMemory<T>::kBytes;
+  if (blocks_per_sm<&both_kernel<T, kWhole, kWhat>>(kThreads, kShared) == 0) {
+    return cudaErrorInvalidConfiguration;
+  }
   return launch<&both_kernel<T, kWhole, kWhat>>(
-      {grid, kThreads, Start::kOverlapped, 1, kShared}, stream,
+      {count < 1 ? 1 : count, kThreads, Start::kOverlapped, 1, kShared}, stream,
       Source<T>{static_cast<const T*>(x.data), x.s2, x.rows, x.cols, x.vector},
-      Sides{{side_of(out), side_of(out_t)}}, numerics, extent, walk);
+      Sides{{side_of(out), side_of(out_t)}}, numerics, extent, static_cast<uint32_t>(wide),
+      static_cast<uint32_t>(count));
 }
 
 }  // namespace
