@@ -113,7 +113,8 @@ def test_rmsnorm(
     dtype: torch.dtype, granularity: str, scale_layout: str, with_residual: bool
 ) -> None:
     kernel = module("fused_rmsnorm_quantize")
-    for rows, cols in ((1, 16), (3, 17), (5, 384), (130, 2048), (64, 7168), (3, 28672)):
+    shapes = ((1, 16), (3, 17), (5, 384), (4400, 384), (4400, 1024), (130, 2048), (3, 28672))
+    for rows, cols in (*shapes, (64, 7168)):
         for weight_dtype in (dtype, torch.float32):
             x = randn(rows, cols, dtype=dtype, scale=2)
             weight = (1 + 0.1 * torch.randn(cols, device="cuda")).to(weight_dtype)
@@ -144,9 +145,10 @@ def test_rmsnorm(
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_rmsnorm_of_nothing_and_of_specials(granularity: str) -> None:
+@pytest.mark.parametrize("rows", [6, 4400])
+def test_rmsnorm_of_nothing_and_of_specials(granularity: str, rows: int) -> None:
     weight = torch.ones(64, device="cuda", dtype=torch.bfloat16)
-    x = randn(6, 64)
+    x = randn(rows, 64)
     x[1] = 0
     x[2, 3] = float("nan")
     x[3, 3] = float("inf")
@@ -158,7 +160,8 @@ def test_rmsnorm_of_nothing_and_of_specials(granularity: str) -> None:
         mine, theirs = mine.cpu().view(torch.uint8), theirs.cpu().view(torch.uint8)
         special = slice(1, 4)
         same([mine[special]], [theirs[special]])
-        assert (mine != theirs).sum() <= 2  # numbers, as in any other fusion
+        # Numbers, as in any other fusion.
+        assert (mine != theirs).sum() <= 2 + mine.numel() // 5000
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

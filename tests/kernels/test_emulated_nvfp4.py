@@ -16,7 +16,12 @@ from jitquant.testing import bytes_of
 from .emulated import Machine
 
 SWIZZLED = "swizzled_128x4"
-MODULES = ("quantize_nvfp4", "dequant_nvfp4", "fused_amax_quantize")
+MODULES = (
+    "quantize_nvfp4",
+    "dequant_nvfp4",
+    "fused_amax_quantize",
+    "fused_rmsnorm_quantize",
+)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +155,46 @@ def test_short_rows(
         expected = reference.quantize_nvfp4(x, recipe=recipe, **k)
         call = "fused_amax_quantize.amax_quantize_nvfp4"
         _check(machine, expected, call, x, recipe=recipe, **k)
+
+
+@pytest.mark.parametrize("scale_layout", ["linear", SWIZZLED])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "cols", "gap"),
+    # 4 to 32 lanes a row, with one block or two each; the last one is longer than that.
+    [
+        (33, 16, 0),
+        (97, 80, 8),
+        (260, 96, 0),
+        (77, 272, 0),
+        (70, 528, 16),
+        (140, 384, 0),
+        (40, 1024, 0),
+        (40, 1040, 0),
+    ],
+)
+def test_short_norms(
+    machine: Machine, rows: int, cols: int, gap: int, dtype: torch.dtype, scale_layout: str
+) -> None:
+    machine.use(0)
+    x = _values(rows, cols, gap, dtype)
+    weight = torch.linspace(-2, 3, cols)
+    for weights in (weight.to(dtype), weight):
+        k = {"granularity": "row", "scale_layout": scale_layout}
+        expected = reference.rmsnorm_quantize_nvfp4(x, weights, **k)
+        out = [torch.full_like(t.view(torch.uint8), 0xA5).view(t.dtype) for t in expected]
+        names = dict(zip(("x_fp4", "x_sf", "gsa", "inv_rms"), out, strict=True))
+        call = ("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4")
+        machine.call(*call, x, weights, **names, **k)
+        for got, wanted in zip(out[2:], expected[2:], strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0, equal_nan=True)
+        # Sums are taken in another order: of two thousand codes one may be its neighbour.
+        for got, wanted in zip(out[:2], expected[:2], strict=True):
+            wrong = bytes_of(got) != bytes_of(wanted)
+            assert wrong.sum() <= 2 + wrong.numel() // 2000
+        special = [1, 3, 4, 5, 7]
+        got, wanted = bytes_of(out[0]).view(rows, -1), bytes_of(expected[0]).view(rows, -1)
+        assert torch.equal(got[special], wanted[special])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

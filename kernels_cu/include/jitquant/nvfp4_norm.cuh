@@ -90,8 +90,8 @@ struct Turn {
 
 // The weights of a norm as the threads that hold a row of T want them, in shared memory: for each
 // 32 blocks, which are one warp's, magnitudes in fp32, in four planes of four columns, and the
-// signs, all in the order of the turn that the block's lane has.
-template <class T>
+// signs, all in the order of the turn that the block's lane has, or as they are.
+template <class T, bool kTurns = true>
 class HeldWeights {
  public:
   // For blocks of as many threads of a row, kShare a thread: also of those that a row does not
@@ -119,7 +119,19 @@ class HeldWeights {
   template <class Value>
   __device__ __forceinline__ void weigh(const Value& x, int k, HeldProduct& held,
                                         float (&squares)[2]) const {
-    const char* const chunk = storage_ + (first_ + k * kChunk);
+    weigh(x, storage_ + (first_ + k * kChunk), held, squares);
+  }
+  // The same of block b.
+  template <class Value>
+  __device__ __forceinline__ void weigh_block(const Value& x, int b, HeldProduct& held,
+                                              float (&squares)[2]) const {
+    weigh(x, storage_ + magnitudes(b), held, squares);
+  }
+
+ private:
+  template <class Value>
+  static __device__ __forceinline__ void weigh(const Value& x, const char* chunk, HeldProduct& held,
+                                               float (&squares)[2]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 w = reinterpret_cast<const float4*>(chunk)[32 * i];
@@ -134,7 +146,6 @@ class HeldWeights {
     held.signs = e2m1x16_signs(x) ^ *reinterpret_cast<const uint32_t*>(chunk + kSigns);
   }
 
- private:
   static constexpr int kPlane = 32 * sizeof(float4), kSigns = 4 * kPlane;
   static constexpr int kChunk = kSigns + kPlane;       // the signs are as far apart as the rest
   static constexpr int kPlanes = 4 / Turn<T>::kParts;  // of a part
@@ -148,7 +159,7 @@ class HeldWeights {
   }
   template <class W>
   __device__ __forceinline__ void put(const Block<W>& w, int b) const {
-    const uint32_t turn = Turn<T>::of(b & 31);
+    const uint32_t turn = kTurns ? Turn<T>::of(b & 31) : 0;
     char* const chunk = storage_ + magnitudes(b);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -1,13 +1,13 @@
 // The kernels that go row by row: row granularity, and the norms, in one launch; or, for a norm
 // with tensor granularity, launch 1 of two.
 //   short_rows_kernel  many rows of at most 2048 columns, for row granularity (nvfp4_short.cuh)
+//   short_norm_kernel  many rows of at most 1024 columns, of norms (nvfp4_short_norm.cuh)
 //   held_kernel        what fits in registers of rows of whole, aligned blocks (nvfp4_held.cuh)
 //   norm_kernel        the same of norms (nvfp4_norm.cuh)
 //   row_kernel         of all others
 #pragma once
 
-#include "jitquant/nvfp4_norm.cuh"
-#include "jitquant/nvfp4_short.cuh"
+#include "jitquant/nvfp4_short_norm.cuh"
 
 namespace jitquant {
 
@@ -185,26 +185,45 @@ constexpr bool kHasShort = false;
 template <class T>
 constexpr bool kHasShort<PlainSource<T>> = true;
 
-template <class T>
+// Of short rows, which a lane has `most` blocks of.
+template <bool kNorm, class T>
+constexpr int short_blocks() {
+  return kNorm ? kShortNormBlocks<T> : kShortBlocks<T>;
+}
+template <bool kNorm, class T>
+constexpr auto short_kernel() {
+  if constexpr (kNorm) {
+    return &short_norm_kernel<T>;
+  } else {
+    return &short_rows_kernel<T>;
+  }
+}
+
+template <bool kNorm, class T>
 RowPlan short_plan(const PlainSource<T>& source) {
-  const int rows = kShortThreads >> short_row_lanes_log2<T>(blocks_of(source.cols));  // of a block
+  const int64_t width = blocks_of(source.cols);
+  const int rows = kShortThreads >> short_row_lanes_log2(short_blocks<kNorm, T>(), width);
   RowPlan plan = {RowPlan::kShort, {}, 1};
   plan.shape.block = kShortThreads;
   plan.shape.start = Start::kOverlapped;
-  plan.shape.grid = persistent_grid((source.rows + rows - 1) / rows,
-                                    blocks_per_sm<&short_rows_kernel<T>>(kShortThreads, 0));
+  plan.shape.shared = kNorm ? short_norm_bytes<T>(width) : 0;
+  plan.shape.grid =
+      persistent_grid((source.rows + rows - 1) / rows,
+                      blocks_per_sm<short_kernel<kNorm, T>()>(kShortThreads, plan.shape.shared));
   return plan;
 }
 
+// `shares`: rows tell others of their amax, and cannot go by warps alone.
 template <bool kNorm, class Source>
-RowPlan row_plan(const Source& source, const ColumnVector& weight) {
+RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) {
   RowPlan plan = {};
   if (source.whole() && weight.vector && source.rows < (int64_t{1} << 30)) {
-    // With fewer rows a lane that has four blocks in turn takes longer than the barriers.
-    if constexpr (!kNorm && kHasShort<Source>) {
-      if (source.rows > 32 * sm_count() &&
-          blocks_of(source.cols) <= 32 * kShortBlocks<typename Source::Element>) {
-        return short_plan(source);
+    // With fewer rows a lane that has several blocks in turn takes longer than the barriers.
+    if constexpr (kHasShort<Source>) {
+      using T = typename Source::Element;
+      if (!shares && source.rows > 32 * sm_count() &&
+          blocks_of(source.cols) <= 32 * short_blocks<kNorm, T>()) {
+        return short_plan<kNorm>(source);
       }
     }
     // Fewer blocks of values a thread where rows are few, and leave most of the device idle, or
@@ -235,16 +254,21 @@ template <bool kNorm, class Source>
 cudaError_t launch_rows(const Source& source, const Normalize<typename Source::Element>& norm,
                         const RowScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out,
                         cudaStream_t stream) {
-  RowPlan plan = row_plan<kNorm>(source, norm.weight);
+  RowPlan plan = row_plan<kNorm>(source, norm.weight, scale.mode == RowMode::kTensorAmax);
   auto start = [&](auto kernel, auto... more) {
     return launch<decltype(kernel)::value>(plan.shape, stream, source, norm, scale, recipe, out,
                                            more...);
   };
-  if constexpr (!kNorm && kHasShort<Source>) {
+  if constexpr (kHasShort<Source>) {
     using T = typename Source::Element;
+    const int lanes_log2 = short_row_lanes_log2(short_blocks<kNorm, T>(), out.blocks);
     if (plan.kernel == RowPlan::kShort) {
-      return launch<&short_rows_kernel<T>>(plan.shape, stream, source, scale.divisor, scale.gsa_out,
-                                           recipe, out, short_row_lanes_log2<T>(out.blocks));
+      if constexpr (kNorm) {
+        return start(Constant<&short_norm_kernel<T>>{}, lanes_log2);
+      } else {
+        return launch<&short_rows_kernel<T>>(plan.shape, stream, source, scale.divisor,
+                                             scale.gsa_out, recipe, out, lanes_log2);
+      }
     }
   }
   if (plan.kernel == RowPlan::kReread) return start(Constant<&row_kernel<Source, kNorm>>{});
@@ -271,7 +295,7 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
 // How many partials launch_rows writes for a norm with kTensorAmax.
 template <class Source>
 int64_t row_partials(const Source& source, const ColumnVector& weight) {
-  return row_plan<true>(source, weight).partials;
+  return row_plan<true>(source, weight, true).partials;
 }
 
 // Row granularity of a source that is quantized as it is.

@@ -10,12 +10,11 @@ namespace jitquant {
 template <class T>
 constexpr int kShortBlocks = sizeof(T) == 2 ? 4 : 2;
 
-// Lanes of a row, as a power of two: as few as hold it, and no fewer than the blocks that lie side
-// by side in swizzled scales.
-template <class T>
-int short_row_lanes_log2(int64_t width) {
+// Lanes of a row, as a power of two, where one holds `most` blocks of it: as few as hold it, and no
+// fewer than the blocks that lie side by side in swizzled scales.
+inline int short_row_lanes_log2(int most, int64_t width) {
   int log2 = 2;
-  while ((int64_t{kShortBlocks<T>} << log2) < width) ++log2;
+  while ((int64_t{most} << log2) < width) ++log2;
   return log2;
 }
 

@@ -1,0 +1,108 @@
+// Norms of many short rows: a few lanes of a warp a row, or all of them, which hold it in
+// registers, and no barrier. For rows of whole blocks that are aligned to 16 bytes.
+#pragma once
+
+#include "jitquant/nvfp4_norm.cuh"
+#include "jitquant/nvfp4_short.cuh"
+
+namespace jitquant {
+
+// Blocks of values that a lane holds of a row, at most.
+template <class T>
+constexpr int kShortNormBlocks = sizeof(T) == 2 ? 2 : 1;
+
+// Of shared memory: the weights.
+template <class T>
+size_t short_norm_bytes(int64_t width) {
+  return HeldWeights<T, false>::bytes(static_cast<int>((width + 31) / 32 * 32), 1);
+}
+
+// A lane loads its next row when it has multiplied this one with the weights. Not for kTensorAmax.
+template <class T>
+__global__ void __launch_bounds__(kShortThreads, 5)
+    short_norm_kernel(PlainSource<T> source, Normalize<T> norm, RowScale scale, Nvfp4Recipe recipe,
+                      Nvfp4Output out, int lanes_log2) {
+  constexpr int kMost = kShortNormBlocks<T>;
+  extern __shared__ __align__(128) uint4 row_storage[];
+  const HeldWeights<T, false> weights(row_storage, 0);
+  const int width = static_cast<int>(out.blocks), row_count = static_cast<int>(out.rows);
+  const int lanes = 1 << lanes_log2, rows_of_warp = 32 >> lanes_log2;
+  const int lane = threadIdx.x & 31, mine = lane & (lanes - 1);
+  const int blocks = (width - mine + lanes - 1) >> lanes_log2;  // of this lane
+  const int step = gridDim.x * (kShortThreads / 32) * rows_of_warp;
+  int first = (blockIdx.x * (kShortThreads / 32) + threadIdx.x / 32) * rows_of_warp;  // of the warp
+  wait_for_previous();
+  let_next_begin();
+
+  // A multiple of four blocks is as far in any row, wherever it begins.
+  const int place = static_cast<int>(scale_place(out, mine));
+  const int place_step = static_cast<int>(scale_place(out, lanes));
+  Block<T> x[kMost];
+  int row = first + (lane >> lanes_log2);
+  auto fetch = [&](int r) {
+    if (r >= row_count) return;
+    const T* const p = source.row(static_cast<uint32_t>(r));
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      if (k < blocks) x[k] = source.template fetch<true>(p, mine + k * lanes);
+    }
+  };
+  fetch(row);
+  for (int b = threadIdx.x; b < ((width + 31) & ~31); b += kShortThreads) {
+    weights.put(norm.weight, b, width);
+  }
+  RowFacts facts = row_facts(scale, recipe, source.cols);
+  __syncthreads();
+#pragma unroll 1
+  for (; first < row_count; first += step) {
+    const int there = row < row_count ? blocks : 0;
+    HeldProduct held[kMost];
+    float block_max[kMost];
+    float squares[2] = {};
+    uint32_t most = 0;  // an amax as bits; NaN is above infinity
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      block_max[k] = 0.0f;
+      if (k >= there) continue;
+      weights.weigh_block(x[k], mine + k * lanes, held[k], squares);
+      block_max[k] = held[k].amax();
+      most = max(most, float_bits(block_max[k]));
+    }
+    fetch(row + step);
+    float sum = squares[0] + squares[1];
+#pragma unroll 1
+    for (int offset = lanes >> 1; offset > 0; offset >>= 1) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+      most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
+    }
+    if (is_nan(bits_float(__reduce_max_sync(0xffffffffu, most)))) {
+      // Once more without the NaN: the rest of the row is as if it were not there.
+      float numbers = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) {
+        if (k < there) numbers = amax_ignore_nan(numbers, held[k].amax_of_numbers());
+      }
+      most = float_bits(numbers);
+#pragma unroll 1
+      for (int offset = lanes >> 1; offset > 0; offset >>= 1) {
+        most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
+      }
+    }
+    const RowEncoding e = finish_row<true>(sum, bits_float(most), norm, scale, recipe,
+                                           row < row_count ? row : 0, facts);
+    if (there > 0) {
+      if (mine == 0) tell_row<true>(e, norm, scale, row, facts);
+      Nvfp4Codes codes[kMost];
+      HeldProduct::quantize(held, block_max, there, e, codes);
+      const OutputRow to(out, row);
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) {
+        if (k < there) to.store(mine + k * lanes, place + k * place_step, codes[k]);
+      }
+    }
+    row += step;
+  }
+  zero_padding(out);
+}
+
+}  // namespace jitquant
