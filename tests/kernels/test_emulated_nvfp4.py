@@ -96,13 +96,6 @@ def test_swizzled_scales(
             machine.use(device, descending=device == 1)
             _check(machine, expected, call, *inputs, recipe=recipe, **k)
 
-    # Rows with a gsa each, of which eight have scales in the same sectors.
-    k |= {"granularity": "row", "recipe": ("te", "vllm")[cols % 32 == 0]}
-    expected = reference.quantize_nvfp4(x, **k)
-    for device in devices:
-        machine.use(device, descending=device == 1)
-        _check(machine, expected, "fused_amax_quantize.amax_quantize_nvfp4", x, **k)
-
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(

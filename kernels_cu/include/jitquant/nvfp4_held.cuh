@@ -210,98 +210,11 @@ constexpr int held_registers() {
   return sizeof(typename Source::Element) == 4 ? 128 : 72;
 }
 
-// The order in which a block of threads takes rows, and, with kEights, how the swizzled scales of
-// them are written. Memory writes no less than the 32 bytes that eight rows share, {r, r + 1} +
-// {0, 32, 64, 96} for an even r: so of the first `eights` rows a block takes such eight in turn,
-// collects their scales in shared memory and writes whole sectors. Others it takes one by one.
-template <bool kEights>
-class RowOrder {
- public:
-  __device__ __forceinline__ RowOrder(int eights, int first, int step) : row_(first), step_(step) {
-    if constexpr (kEights) {
-      eights_ = eights, eight_ = first;
-      begin();
-    }
-  }
-  __device__ __forceinline__ void next() {
-    if constexpr (kEights) {
-      if (place_ != kLast) {
-        const bool odd = place_ & 16;
-        row_ += odd ? 31 : 1;
-        place_ += odd ? 4 - 16 : 16;
-      } else if (eight_ * 8 < eights_) {
-        eight_ += step_;
-        if (eight_ * 8 < eights_) {
-          begin();
-        } else {
-          row_ = eights_ + blockIdx.x;
-        }
-      } else {
-        row_ += step_;
-      }
-    } else {
-      row_ += step_;
-    }
-  }
-  __device__ __forceinline__ int row() const { return row_; }
-  // Of the row's scales in a sector; the last one also for a row that is taken by itself.
-  __device__ __forceinline__ int place() const { return place_; }
-
-  // Of the scales that are collected.
-  static __host__ __device__ constexpr size_t bytes(int64_t width) {
-    return static_cast<size_t>((width + 3) / 4) * 32;
-  }
-  // Of what has no block. All threads of the block, before its first barrier.
-  static __device__ __forceinline__ void clear(uint4* sectors, int width) {
-    for (int i = threadIdx.x; i < static_cast<int>(bytes(width) / sizeof(uint4)); i += blockDim.x) {
-      sectors[i] = make_uint4(0, 0, 0, 0);
-    }
-  }
-  // Where the scale of block b is among them, for a row that is first in its sectors.
-  static __device__ __forceinline__ uint8_t* scale(uint4* sectors, int b) {
-    return reinterpret_cast<uint8_t*>(sectors) + (b >> 2) * 32 + (b & 3);
-  }
-  // Writes those of row r, and of the others it shares sectors with, where it is the last. All
-  // threads of the block; none goes on to scales of another row before a barrier.
-  __device__ __forceinline__ void finish(const uint4* sectors, int r, int place,
-                                         const Nvfp4Output& out) const {
-    if (place != kLast) return;
-    __syncthreads();
-    const int tiles = static_cast<int>((out.blocks + 3) >> 2);
-    if (r < eights_) {
-      uint4* const to = reinterpret_cast<uint4*>(out.scales) + int64_t{r >> 7} * tiles * 32 +
-                        ((r & 127) - kRowOfLast);
-      for (int i = threadIdx.x; i < 2 * tiles; i += blockDim.x) {
-        to[(i >> 1) * 32 + (i & 1)] = sectors[i];
-      }
-    } else {
-      uint32_t* const to =
-          reinterpret_cast<uint32_t*>(out.scales + swizzle_128x4(r, 0, 4 * int64_t{tiles}));
-      for (int i = threadIdx.x; i < tiles; i += blockDim.x) to[i * 128] = sectors[2 * i + 1].w;
-    }
-  }
-
- private:
-  static constexpr int kLast = 28, kRowOfLast = 97;
-
-  // Of what eight_ counts.
-  __device__ __forceinline__ void begin() {
-    if (eight_ * 8 < eights_) {
-      row_ = (eight_ >> 4) * 128 + (eight_ & 15) * 2, place_ = 0;
-    } else {
-      row_ = eights_ + eight_, place_ = kLast;
-    }
-  }
-
-  int row_, step_;
-  int eights_ = 0, eight_ = 0, place_ = 0;
-};
-
 // A thread has kShare blocks of values of a row.
-template <class Source, int kShare, bool kEights>
+template <class Source, int kShare>
 __global__ void __maxnreg__(held_registers<Source>())
     held_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
-                Nvfp4Recipe recipe, Nvfp4Output out, int eights) {
+                Nvfp4Recipe recipe, Nvfp4Output out) {
   constexpr bool kAhead = sizeof(typename Source::Fetched) * kShare <= kMostAhead;
   // Instead of while others work out the row's encoding, for which there are not registers enough.
   constexpr bool kEarly =
@@ -331,20 +244,13 @@ __global__ void __maxnreg__(held_registers<Source>())
       if (b < width) fetched[k] = source.template fetch<true>(row, b);
     }
   };
-  using Order = RowOrder<kEights>;
-  extern __shared__ __align__(128) uint4 row_storage[];  // the scales of eight rows
-  Order order(eights, blockIdx.x * team.rows() + team.slot(), gridDim.x * team.rows());
-  if constexpr (kEights) order.clear(row_storage, width);
-  uint8_t* const collected = Order::scale(row_storage, mine);
-  int r = order.row();
+  const int step = gridDim.x * team.rows();
+  int r = blockIdx.x * team.rows() + team.slot();
   if constexpr (kAhead) fetch(r);
   team.begin(scale, recipe, source.cols);
 #pragma unroll 1
-  while (r - team.slot() < row_count) {
+  for (; r - team.slot() < row_count; r += step) {
     const bool there = kMostRows == 1 || r < row_count;
-    const int place_of_row = order.place();
-    order.next();
-    const int next = order.row();
     Value held[kShare];
     float block_max[kShare];
     uint32_t most = 0;  // an amax as bits
@@ -359,7 +265,7 @@ __global__ void __maxnreg__(held_registers<Source>())
       block_max[k] = block_amax(held[k]);
       most = max(most, float_bits(block_max[k]));
     }
-    if constexpr (kAhead && kEarly) fetch(next);
+    if constexpr (kAhead && kEarly) fetch(r + step);
     const RowEncoding e = team.agree(
         0.0f, most, r, row_count, norm, scale, recipe,
         [&] {
@@ -369,23 +275,15 @@ __global__ void __maxnreg__(held_registers<Source>())
           return float_bits(numbers.result());
         },
         [&] {
-          if constexpr (kAhead && !kEarly) fetch(next);
+          if constexpr (kAhead && !kEarly) fetch(r + step);
         });
     const OutputRow to(out, r);
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
       const int b = mine + k * threads;
       const Nvfp4Codes codes = nvfp4_quantize_block(held[k], block_max[k], e.encoding);
-      if (!there || b >= width) continue;
-      if constexpr (kEights) {
-        to.codes[b] = make_uint2(codes.low, codes.high);
-        collected[k * threads / 4 * 32 + place_of_row] = codes.scale;
-      } else {
-        to.store(b, place + k * place_step, codes);
-      }
+      if (there && b < width) to.store(b, place + k * place_step, codes);
     }
-    if constexpr (kEights) order.finish(row_storage, r, place_of_row, out);
-    r = next;
   }
   zero_padding(out);
 }

@@ -181,7 +181,7 @@ class HeldWeights {
 template <class T, int kShare>
 class CopiedBlocks {
  public:
-  static __host__ __device__ constexpr size_t bytes(int threads, int tensors) {
+  static constexpr size_t bytes(int threads, int tensors) {
     return sizeof(Block<T>) * kShare * threads * tensors;
   }
 
@@ -266,10 +266,8 @@ class HeldOutput {
                            : out.scales + row + first;
   }
 
-  __device__ __forceinline__ void store_codes(int k, const Nvfp4Codes& x) const {
+  __device__ __forceinline__ void store(int k, const Nvfp4Codes& x) const {
     codes_[32 * k] = make_uint2(x.low, x.high);
-  }
-  __device__ __forceinline__ void store_scale(int k, const Nvfp4Codes& x) const {
     scales_[k * step_] = x.scale;
   }
 
@@ -293,10 +291,10 @@ constexpr bool kSm100 = false;
 #endif
 
 // Each thread has kShare blocks of a row.
-template <class Source, int kShare, bool kEights>
+template <class Source, int kShare>
 __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     norm_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
-                Nvfp4Recipe recipe, Nvfp4Output out, int eights) {
+                Nvfp4Recipe recipe, Nvfp4Output out) {
   using Element = typename Source::Element;
   using Team = RowTeam<true, kShare == 1 ? kRowsAtOnce : 1>;
   extern __shared__ __align__(128) uint4 row_storage[];
@@ -313,19 +311,12 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
   const CopiedBlocks<Element, kShare> copied(
       reinterpret_cast<char*>(row_storage) + HeldWeights<Element>::bytes(blockDim.x, kShare),
       team.slot() * team.warps() + (mine >> 5), tensors, begin, width - begin);
-  uint4* const sectors =
-      row_storage + (HeldWeights<Element>::bytes(blockDim.x, kShare) +
-                     CopiedBlocks<Element, kShare>::bytes(blockDim.x * team.rows(), tensors)) /
-                        sizeof(uint4);
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
   wait_for_previous();
   let_next_begin();
 
-  using Order = RowOrder<kEights>;
-  Order order(eights, blockIdx.x * team.rows() + team.slot(), gridDim.x * team.rows());
-  if constexpr (kEights) order.clear(sectors, width);
-  uint8_t* const collected = Order::scale(sectors, first);
-  int r = order.row();
+  const int step = gridDim.x * team.rows();
+  int r = blockIdx.x * team.rows() + team.slot();
   typename Source::Beside beside;
   auto copy = [&](int r) {
     if (r >= row_count) return;
@@ -344,11 +335,8 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
   team.begin(scale, recipe, source.cols);
 
 #pragma unroll 1
-  while (r - team.slot() < row_count) {
+  for (; r - team.slot() < row_count; r += step) {
     const bool there = kShare > 1 || r < row_count;
-    const int place_of_row = order.place();
-    order.next();
-    const int next = order.row();
     HeldProduct held[kShare];
     float block_max[kShare];
     float squares[2] = {};
@@ -372,7 +360,7 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
       if (there) copied.store(source.row(static_cast<uint32_t>(r)).residual);
       __syncwarp();
     }
-    copy(next);
+    copy(r + step);
     const RowEncoding e = team.agree(
         squares[0] + squares[1], most, r, row_count, norm, scale, recipe,
         [&] {
@@ -392,17 +380,11 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
       const HeldOutput to(out, r, first);
 #pragma unroll
       for (int k = 0; k < kShare; ++k) {
-        if (32 * k >= left) break;
-        to.store_codes(k, Turn<Element>::straight(codes[k], turn));
-        if constexpr (kEights) {
-          collected[k * (32 / 4 * 32) + place_of_row] = codes[k].scale;
-        } else {
-          to.store_scale(k, codes[k]);
+        if (32 * k < left) {
+          to.store(k, Turn<Element>::straight(codes[k], turn));
         }
       }
     }
-    if constexpr (kEights) order.finish(sectors, r, place_of_row, out);
-    r = next;
   }
   if (quantizes) {
     zero_padding(out);

@@ -124,12 +124,12 @@ struct Constant {
   static constexpr auto value = kValue;
 };
 
-template <class Source, bool kNorm, int kShare, bool kEights = false>
+template <class Source, bool kNorm, int kShare>
 constexpr auto held_row_kernel() {
   if constexpr (kNorm) {
-    return &norm_kernel<Source, kShare, kEights>;
+    return &norm_kernel<Source, kShare>;
   } else {
-    return &held_kernel<Source, kShare, kEights>;
+    return &held_kernel<Source, kShare>;
   }
 }
 
@@ -236,25 +236,11 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) 
   return plan.partials > 0 ? plan : reread_plan<Source, kNorm>(source);
 }
 
-// Sources whose swizzled scales are written by sectors.
-template <class Source>
-constexpr bool kHasEights = false;
-template <class T>
-constexpr bool kHasEights<PlainSource<T>> = sizeof(T) == 2;
-
-// How many of the rows are taken by eights: whole tiles of 128 rows, all that there are where no
-// block of threads has more rows to do for that, or those of whole rounds of the grid.
-inline int rows_by_eights(int64_t rows, int64_t grid) {
-  const int64_t all = rows / 128 * 16, most = (all + grid - 1) / grid * 8;
-  const bool fits = most * 100 <= (rows + grid - 1) / grid * 104;
-  return static_cast<int>((fits ? all : all / grid * grid) / 16 * 128);
-}
-
 template <bool kNorm, class Source>
 cudaError_t launch_rows(const Source& source, const Normalize<typename Source::Element>& norm,
                         const RowScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out,
                         cudaStream_t stream) {
-  RowPlan plan = row_plan<kNorm>(source, norm.weight, scale.mode == RowMode::kTensorAmax);
+  const RowPlan plan = row_plan<kNorm>(source, norm.weight, scale.mode == RowMode::kTensorAmax);
   auto start = [&](auto kernel, auto... more) {
     return launch<decltype(kernel)::value>(plan.shape, stream, source, norm, scale, recipe, out,
                                            more...);
@@ -272,24 +258,10 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
     }
   }
   if (plan.kernel == RowPlan::kReread) return start(Constant<&row_kernel<Source, kNorm>>{});
-  constexpr int kFew = Source::kHeldFew, kShare = Source::kHeldShare;
   if (plan.kernel == RowPlan::kHeldFew) {
-    return start(Constant<held_row_kernel<Source, kNorm, kFew>()>{}, 0);
+    return start(Constant<held_row_kernel<Source, kNorm, Source::kHeldFew>()>{});
   }
-  if constexpr (kHasEights<Source>) {
-    if (out.swizzled && scale.mode != RowMode::kTensorAmax) {
-      constexpr auto kKernel = held_row_kernel<Source, kNorm, kShare, true>();
-      LaunchShape& shape = plan.shape;
-      const size_t shared = shape.shared + RowOrder<true>::bytes(out.blocks);
-      const int per_sm = blocks_per_sm<kKernel>(shape.block, shared);
-      const int64_t grid = per_sm > 0 ? persistent_grid(source.rows, per_sm) : 0;
-      if (const int eights = grid > 0 ? rows_by_eights(source.rows, grid) : 0) {
-        shape.grid = grid, shape.shared = shared;
-        return start(Constant<kKernel>{}, eights);
-      }
-    }
-  }
-  return start(Constant<held_row_kernel<Source, kNorm, kShare>()>{}, 0);
+  return start(Constant<held_row_kernel<Source, kNorm, Source::kHeldShare>()>{});
 }
 
 // How many partials launch_rows writes for a norm with kTensorAmax.
