@@ -174,34 +174,21 @@ template <class T, bool kAfterAmax>
 __global__ void __launch_bounds__(kThreads, kAfterAmax ? 4 : 6)
     flat_cast_kernel(FlatSource<T> source, Fp8Scale scale, int partials, bool backwards, uint4* out,
                      EightBit format) {
-  constexpr int kShare = kCastShare<T, kAfterAmax>;
-  const uint32_t turn = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const int64_t first = static_cast<int64_t>(turn) * (kThreads * kShare) + threadIdx.x;
-  Block<T> x[kShare];
-  auto fetch = [&] {
-#pragma unroll
-    for (int k = 0; k < kShare; ++k) {
-      if (first + k * kThreads < source.blocks) x[k] = source.fetch(first + k * kThreads);
-    }
-  };
-  if (kAfterAmax) fetch();
+  PieceBlocks<T, kCastShare<T, kAfterAmax>> blocks(source, backwards);
+  if (kAfterAmax) blocks.fetch();
   wait_for_previous();
   let_next_begin();
-  if (!kAfterAmax) fetch();
+  if (!kAfterAmax) blocks.fetch();
   float factor;
   if constexpr (kAfterAmax) {
     __shared__ BlockReduce::Scratch scratch;
     BlockReduce reduce(scratch);
     factor = tensor_scale(scale, partials, largest(format), reduce);
   } else {
-    factor = given_scale(scale, 0, first, largest(format));
+    factor = given_scale(scale, 0, blocks.first, largest(format));
   }
-#pragma unroll
-  for (int k = 0; k < kShare; ++k) {
-    if (first + k * kThreads < source.blocks) {
-      out[first + k * kThreads] = cast_block(x[k], factor, format);
-    }
-  }
+  blocks.each(
+      [&](int64_t block, const Block<T>& x) { out[block] = cast_block(x, factor, format); });
 }
 
 // The next block is loaded while one is computed. One scale.
@@ -341,8 +328,7 @@ cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partial
   LaunchShape shape = {items < 1 ? 1 : items, kThreads, Start::kOverlapped};
   if (!needs_amax(scale)) {
     if constexpr (kHasWhole<Source>) {
-      if (source.whole() && source.activate && source.row.even && out.rows.vector && to.even &&
-          items > 0 && items < (int64_t{1} << 31) / kThreads) {
+      if (takes_whole(source) && source.activate && out.rows.vector && to.even) {
         const auto start = [&](auto format) {
           return launch<&cast_whole_kernel<Source, format>>(
               shape, stream, source, scale, to.data, static_cast<uint32_t>(to.s2),

@@ -2,8 +2,9 @@
 // from (sources.cuh); those that go row by row are in nvfp4_rows.cuh:
 //   amax_kernel       launch 1 of tensor granularity: each block's amax into partials
 //   quantize_kernel   launch 2, or the only one where gsa is given: for any source; its kin are
-//                     quantize_pieces_kernel for whole, aligned blocks, flat_quantize_kernel for a
-//                     contiguous tensor, quantize_tiles_kernel for swizzled scales
+//                     quantize_whole_kernel and quantize_pieces_kernel for whole, aligned blocks,
+//                     and those of nvfp4_flat.cuh (a contiguous tensor) and nvfp4_tiles.cuh
+//                     (swizzled scales)
 //   cluster_kernel    both in one launch, for what a cluster holds in its registers
 // The amax goes from launch to launch as partial maxima in a workspace of the call's own, which
 // every block of launch 2 reduces for itself: no counter, no memset, nothing that has to be put
@@ -11,133 +12,9 @@
 #pragma once
 
 #include "jitquant/cluster.cuh"
-#include "jitquant/device.cuh"
-#include "jitquant/launch.h"
-#include "jitquant/reduce.cuh"
-#include "jitquant/sources.cuh"
+#include "jitquant/nvfp4_tiles.cuh"
 
 namespace jitquant {
-
-constexpr int kThreads = 256;
-
-JITQUANT_HD int64_t blocks_of(int64_t cols) {
-  return (cols + 15) / 16;
-}
-
-// (row, block) of a flat walk over rows * width blocks, without a division a step.
-struct BlockWalk {
-  int64_t row, block;
-  int64_t step_rows, step_blocks, width;
-
-  __device__ __forceinline__ BlockWalk(int64_t width) : width(width) {
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    row = first / width;
-    block = first - row * width;
-    step_rows = step / width;
-    step_blocks = step - step_rows * width;
-  }
-  __device__ __forceinline__ void next() {
-    row += step_rows;
-    block += step_blocks;
-    if (block >= width) {
-      block -= width;
-      ++row;
-    }
-  }
-};
-
-JITQUANT_HD int64_t padded_blocks(const Nvfp4Output& out) {
-  return out.swizzled ? (out.blocks + 3) & ~int64_t{3} : out.blocks;
-}
-
-// Where the scale of a block is, counted from that of the row's first.
-__device__ __forceinline__ int64_t scale_place(const Nvfp4Output& out, int64_t block) {
-  return out.swizzled ? swizzle_128x4(0, block, 0) : block;
-}
-
-// Where a row's codes and scales go.
-struct OutputRow {
-  uint2* codes;
-  uint8_t* scales;
-
-  __device__ __forceinline__ OutputRow(const Nvfp4Output& out, int64_t row)
-      : codes(reinterpret_cast<uint2*>(out.codes) + row * out.blocks),
-        scales(out.scales +
-               (out.swizzled ? swizzle_128x4(row, 0, padded_blocks(out)) : row * out.blocks)) {}
-  // `place` is the block's scale_place.
-  __device__ __forceinline__ void store(int64_t block, int64_t place, const Nvfp4Codes& x) const {
-    codes[block] = make_uint2(x.low, x.high);
-    scales[place] = x.scale;
-  }
-};
-
-// The swizzled layout is padded to whole tiles of 128 rows by 4 blocks. All threads of the grid.
-__device__ __forceinline__ void zero_padding(const Nvfp4Output& out) {
-  if (!out.swizzled) return;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  const int64_t tiles = padded_blocks(out) >> 2;
-  if (out.rows & 127) {
-    // Sixteen bytes of a tile belong to four rows, 32 apart.
-    const int64_t tile_row = out.rows >> 7;
-    for (int64_t i = first; i < tiles * 32; i += step) {
-      uint8_t* p = out.scales + (tile_row * tiles + (i >> 5)) * 512 + (i & 31) * 16;
-      const int64_t row = (tile_row << 7) + (i & 31);
-      if (row >= out.rows) {
-        reinterpret_cast<uint2*>(p)[0] = reinterpret_cast<uint2*>(p)[1] = make_uint2(0, 0);
-      } else {
-        for (int quarter = 1; quarter < 4; ++quarter) {
-          if (row + 32 * quarter >= out.rows) reinterpret_cast<uint32_t*>(p)[quarter] = 0;
-        }
-      }
-    }
-  }
-  if (out.blocks & 3) {
-    for (int64_t row = first; row < out.rows; row += step) {
-      const OutputRow to(out, row);
-      for (int64_t b = out.blocks; b < padded_blocks(out); ++b) to.scales[scale_place(out, b)] = 0;
-    }
-  }
-}
-
-// The encoding of a tensor whose gsa is kValue or kTensor.
-__device__ __forceinline__ Nvfp4Encoding given_encoding(const GlobalScale& scale,
-                                                        Nvfp4Recipe recipe) {
-  const float gsa = scale.kind == GlobalScale::kValue ? scale.value : *scale.gsa;
-  if (scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *scale.gsa_out = gsa;
-  return nvfp4_encoding_from_gsa(gsa, recipe);
-}
-
-// The encoding of the whole tensor; every thread of the block calls it. Not where it is a row's.
-__device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scale,
-                                                         Nvfp4Recipe recipe, BlockReduce& reduce) {
-  if (scale.kind != GlobalScale::kPartials && scale.kind != GlobalScale::kAmax) {
-    return given_encoding(scale, recipe);
-  }
-  float amax = 0.0f;
-  for (int i = threadIdx.x; i < scale.count; i += blockDim.x) {
-    amax = fmaxf(amax, scale.partials[i]);
-  }
-  amax = reduce.max(amax);
-  if (scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
-    *scale.gsa_out = div_rn(amax, scale.divisor);
-  }
-  return nvfp4_encoding_from_amax(amax, scale.divisor, recipe);
-}
-
-JITQUANT_HD bool is_by_row(const GlobalScale& scale) {
-  return scale.kind == GlobalScale::kRows || scale.kind == GlobalScale::kRowAmax;
-}
-
-// The encoding of a row; the thread that has its first block writes what is told of it.
-__device__ __forceinline__ Nvfp4Encoding row_encoding(const GlobalScale& scale, int64_t row,
-                                                      int64_t block, Nvfp4Recipe recipe) {
-  const float given = scale.gsa[row * scale.stride];
-  if (scale.kind == GlobalScale::kRows) return nvfp4_encoding_from_gsa(given, recipe);
-  if (block == 0) scale.gsa_out[row] = div_rn(given, scale.divisor);
-  return nvfp4_encoding_from_amax(given, scale.divisor, recipe);
-}
 
 // The amax of what this block's threads walk over; every thread of the block gets it.
 template <bool kNan = false, class Source>
@@ -200,18 +77,6 @@ __global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
   let_next_begin();
   const float amax = walked_amax<kNan>(source, reduce);
   if (threadIdx.x == 0) partials[blockIdx.x] = amax;
-}
-
-template <class T>
-constexpr int flat_blocks_per_sm() {
-  return sizeof(T) == 2 ? 5 : 4;
-}
-
-// Blocks of quantize_kernel that a multiprocessor has to hold: bounds its registers.
-template <class Source>
-constexpr int quantize_blocks_per_sm() {
-  constexpr size_t kFetched = sizeof(typename Source::Fetched);
-  return kFetched <= 32 ? 4 : (kFetched <= 64 ? 3 : 1);
 }
 
 // The next block is loaded while one is computed: without that the loads of a multiprocessor's
@@ -371,239 +236,6 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   zero_padding(out);
 }
 
-// The same for a contiguous tensor and scales that are as the blocks are.
-template <class T>
-__global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
-    flat_quantize_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
-                         Nvfp4Output out) {
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  const bool early = scale.kind == GlobalScale::kPartials;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  Block<T> next;
-  if (early && block < source.blocks) next = source.fetch(block);
-  wait_for_previous();
-  let_next_begin();
-  if (!early && block < source.blocks) next = source.fetch(block);
-  const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
-#pragma unroll 1
-  while (block < source.blocks) {
-    const Block<T> x = next;
-    const int64_t here = block;
-    block += step;
-    if (block < source.blocks) next = source.fetch(block);
-    const Nvfp4Codes codes = nvfp4_quantize_block(x, block_amax(x), encoding);
-    reinterpret_cast<uint2*>(out.codes)[here] = make_uint2(codes.low, codes.high);
-    out.scales[here] = codes.scale;
-  }
-}
-
-// The same for many blocks, by a block of threads for each piece of work: the hardware starts them
-// in order, so that what is read and written at a time lies together. After an amax it begins at
-// the end, which is in the L2 cache still.
-template <class T>
-constexpr int kOnceShare = sizeof(T) == 2 ? 2 : 1;  // blocks of a thread
-template <class T>
-__global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
-    flat_quantize_once_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
-                              Nvfp4Output out) {
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  constexpr int kShare = kOnceShare<T>;
-  const bool early = scale.kind == GlobalScale::kPartials;
-  const uint32_t turn = early ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const int64_t first = static_cast<int64_t>(turn) * (kThreads * kShare) + threadIdx.x;
-  Block<T> x[kShare];
-  auto fetch = [&] {
-#pragma unroll
-    for (int k = 0; k < kShare; ++k) {
-      if (first + k * kThreads < source.blocks) x[k] = source.fetch(first + k * kThreads);
-    }
-  };
-  if (early) fetch();
-  wait_for_previous();
-  let_next_begin();
-  if (!early) fetch();
-  const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
-#pragma unroll
-  for (int k = 0; k < kShare; ++k) {
-    const int64_t block = first + k * kThreads;
-    if (block >= source.blocks) break;
-    const Nvfp4Codes codes = nvfp4_quantize_block(x[k], block_amax(x[k]), encoding);
-    reinterpret_cast<uint2*>(out.codes)[block] = make_uint2(codes.low, codes.high);
-    out.scales[block] = codes.scale;
-  }
-}
-
-// A walk over swizzled scales by sectors, the 32 bytes that memory is written in: those of 4 blocks
-// of the rows {r, r + 1} + {0, 32, 64, 96} for an even r. A warp takes one, a lane a byte of it,
-// and the next warp the same rows of the next blocks. What all threads have in common is worked out
-// on the host, divisions above all.
-struct SectorWalk {
-  Divisor tiles;   // of four blocks, in a row
-  uint32_t pitch;  // from the scales of 128 rows to those of the next, less those of a tile
-  uint32_t step_rows, step_tiles;
-
-  // For as many warps.
-  SectorWalk(uint32_t tiles, int64_t warps) : tiles(tiles), pitch((tiles - 1) * 512) {
-    step_rows = this->tiles.quotient_of(static_cast<uint32_t>(warps));
-    step_tiles = static_cast<uint32_t>(warps) - step_rows * tiles;
-  }
-};
-
-// Where a lane of such a walk is.
-struct SectorPlace {
-  uint32_t rows, tile;  // eight rows and four blocks, counted
-
-  __device__ __forceinline__ SectorPlace(const SectorWalk& walk, uint32_t sector) {
-    rows = walk.tiles.quotient_of(sector);
-    tile = sector - rows * walk.tiles.divisor;
-  }
-  __device__ __forceinline__ void next(const SectorWalk& walk) {
-    tile += walk.step_tiles;
-    const bool past = tile >= walk.tiles.divisor;
-    tile -= past ? walk.tiles.divisor : 0;
-    rows += walk.step_rows + (past ? 1 : 0);
-  }
-  static __device__ __forceinline__ uint32_t lane() { return threadIdx.x & 31; }
-  __device__ __forceinline__ uint32_t row() const {
-    return rows * 2 + (rows >> 4) * 96 + (lane() >> 4) + (lane() & 12) * 8;
-  }
-  __device__ __forceinline__ uint32_t block() const { return tile * 4 + (lane() & 3); }
-  // swizzle_128x4 of the two.
-  __device__ __forceinline__ uint32_t scale(const SectorWalk& walk) const {
-    return rows * 32 + (rows >> 4) * walk.pitch + tile * 512 + lane();
-  }
-};
-
-// The blocks of a FlatSource by row, of which there are less than 2^32.
-template <class T>
-struct FlatRows {
-  using Value = Block<T>;
-  using Fetched = Block<T>;
-  using Row = uint32_t;  // its first block
-  static constexpr bool kReadsOnlyInputs = true;
-  FlatSource<T> source;
-  uint32_t width;
-
-  __device__ __forceinline__ Row row(uint32_t r) const { return r * width; }
-  template <bool kWhole>
-  __device__ __forceinline__ Fetched fetch(Row first, uint32_t block) const {
-    return source.fetch(first + block);
-  }
-  template <bool kWhole>
-  __device__ __forceinline__ Value value(const Fetched& x, Row, uint32_t) const {
-    return x;
-  }
-};
-
-// As of quantize_kernel, but for a plain tensor as of flat_quantize_kernel.
-template <class Source>
-constexpr int tiles_blocks_per_sm = quantize_blocks_per_sm<Source>();
-template <class T>
-constexpr int tiles_blocks_per_sm<PlainSource<T>> = sizeof(T) == 2 ? 5 : 3;
-template <class T>
-constexpr int tiles_blocks_per_sm<FlatRows<T>> = flat_blocks_per_sm<T>();
-
-// The same for swizzled scales of whole, aligned blocks. Along a row these are 4 bytes here and
-// there, of which memory writes no less than 32: so a warp takes what shares a sector. Padding is
-// what has no row or block, and is written with the rest.
-template <class Source>
-__global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>)
-    quantize_tiles_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
-                          SectorWalk walk) {
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
-  const uint32_t row_count = static_cast<uint32_t>(out.rows);
-  const uint32_t width = static_cast<uint32_t>(out.blocks);
-  SectorPlace place(walk, blockIdx.x * (kThreads / 32) + threadIdx.x / 32);
-  typename Source::Fetched next;
-  uint32_t row, block;  // of `next`
-  bool exists;
-  auto find = [&] {
-    row = place.row(), block = place.block();
-    exists = row < row_count && block < width;
-  };
-  auto fetch = [&] {
-    if (exists) next = source.template fetch<true>(source.row(row), block);
-  };
-  find();
-  if (early) fetch();
-  wait_for_previous();
-  let_next_begin();
-  if (!early) fetch();
-  const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
-#pragma unroll 1
-  while (place.rows * 8 < ((row_count + 127) & ~127u)) {
-    const typename Source::Fetched fetched = next;
-    const uint32_t here = row, here_block = block;
-    const bool existed = exists;
-    const uint32_t to = place.scale(walk);
-    place.next(walk);
-    find();
-    fetch();
-    uint8_t stored = 0;
-    if (existed) {
-      const typename Source::Value v =
-          source.template value<true>(fetched, source.row(here), here_block);
-      const Nvfp4Codes codes = nvfp4_quantize_block(v, block_amax(v), encoding);
-      reinterpret_cast<uint2*>(out.codes)[here * width + here_block] =
-          make_uint2(codes.low, codes.high);
-      stored = codes.scale;
-    }
-    out.scales[to] = stored;
-  }
-}
-
-// The same as flat_quantize_once_kernel, of as many sectors as a warp has in blocks there: those of
-// a block of threads are of the same 128 rows.
-template <class T>
-__global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
-    tiles_once_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
-                      SectorWalk walk) {
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  constexpr int kShare = kOnceShare<T>;
-  const bool early = scale.kind == GlobalScale::kPartials;
-  const uint32_t row_count = static_cast<uint32_t>(out.rows);
-  const uint32_t width = static_cast<uint32_t>(out.blocks);
-  const uint32_t turn = early ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const uint32_t sector = turn * (kThreads / 32 * kShare) + threadIdx.x / 32;
-  Block<T> x[kShare];
-  uint32_t at[kShare], to[kShare];
-  constexpr uint32_t kNone = ~0u;  // what is no block
-#pragma unroll
-  for (int k = 0; k < kShare; ++k) {
-    const SectorPlace place(walk, sector + k * (kThreads / 32));
-    const uint32_t row = place.row(), block = place.block();
-    at[k] = row < row_count && block < width ? row * width + block : kNone;
-    to[k] = place.scale(walk);
-  }
-  auto fetch = [&] {
-#pragma unroll
-    for (int k = 0; k < kShare; ++k) {
-      if (at[k] != kNone) x[k] = source.fetch(at[k]);
-    }
-  };
-  if (early) fetch();
-  wait_for_previous();
-  let_next_begin();
-  if (!early) fetch();
-  const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
-#pragma unroll
-  for (int k = 0; k < kShare; ++k) {
-    uint8_t stored = 0;
-    if (at[k] != kNone) {
-      const Nvfp4Codes codes = nvfp4_quantize_block(x[k], block_amax(x[k]), encoding);
-      reinterpret_cast<uint2*>(out.codes)[at[k]] = make_uint2(codes.low, codes.high);
-      stored = codes.scale;
-    }
-    out.scales[to[k]] = stored;
-  }
-}
-
 // A tensor of one block of values a thread, in one cluster (or one block).
 template <class Source>
 __global__ void __launch_bounds__(kClusterThreads)
@@ -659,15 +291,6 @@ cudaError_t deinterleaved(const Matrix& fused, int64_t run, bool activate, F&& f
   });
 }
 
-// Whether a matrix is whole blocks that follow each other without a gap.
-inline bool is_flat(const Matrix& m) {
-  return m.cols % 16 == 0 && m.vector && m.n2 == m.rows && (m.s2 == m.cols || m.rows < 2);
-}
-template <class T>
-FlatSource<T> flat_source(const Matrix& m) {
-  return {static_cast<const T*>(m.data), m.rows * (m.cols / 16)};
-}
-
 // How a tensor of rows x cols values gets its own gsa, from its size and the device alone:
 //   one launch    from compute capability 9.0 on, up to 8 x 512 blocks of 16 values: a cluster of
 //                 blocks, one block of values a thread
@@ -718,33 +341,12 @@ constexpr bool kHasWhole = false;
 template <class T>
 constexpr bool kHasWhole<DeinterleaveSource<T>> = true;
 
-// The same for what the stores of scales cost.
+// Whether such a source is of whole, aligned blocks, there are any, and a grid of as many threads
+// counts them in 31 bits.
 template <class Source>
-constexpr bool kByTiles = sizeof(typename Source::Fetched) <= 64;
-
-// Whether scales are those of the kernels that take sectors: swizzled, of one gsa, and so many that
-// their places fit in 32 bits.
-inline bool by_tiles(const GlobalScale& scale, const Nvfp4Output& out) {
-  const int64_t rows = (out.rows + 127) / 128 * 128;
-  return out.swizzled && !is_by_row(scale) && rows <= UINT32_MAX / padded_blocks(out);
-}
-
-constexpr int kWarps = kThreads / 32;
-
-// Of the scales, padding included: 16 for each tile of 128 rows by 4 blocks.
-inline int64_t sectors(const Nvfp4Output& out) {
-  return (out.rows + 127) / 128 * (padded_blocks(out) / 4) * (512 / 32);
-}
-inline SectorWalk sector_walk(const Nvfp4Output& out, int64_t grid) {
-  return SectorWalk(static_cast<uint32_t>(padded_blocks(out) / 4), grid * kWarps);
-}
-
-template <class Source>
-cudaError_t launch_tiles(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
-                         const Nvfp4Output& out, cudaStream_t stream) {
-  const int64_t grid = persistent_grid(sectors(out) / kWarps, tiles_blocks_per_sm<Source>);
-  return launch<&quantize_tiles_kernel<Source>>({grid, kThreads, Start::kOverlapped}, stream,
-                                                source, scale, recipe, out, sector_walk(out, grid));
+bool takes_whole(const Source& source) {
+  const int64_t blocks = source.rows * blocks_of(source.cols);
+  return source.whole() && source.row.even && blocks > 0 && blocks <= (int64_t{1} << 31) - kThreads;
 }
 
 // The kernel for one gsa (or a given one for each row), from the source, its shape and the device:
@@ -773,8 +375,7 @@ cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp
   }
   const int64_t items = (out.rows * out.blocks + kThreads - 1) / kThreads;
   if constexpr (kHasWhole<Source>) {
-    if (source.whole() && source.row.even && !out.swizzled && items > 0 &&
-        items < (int64_t{1} << 31) / kThreads) {
+    if (takes_whole(source) && !out.swizzled) {
       const auto start = [&](auto activates) {
         constexpr auto kKernel = &quantize_whole_kernel<Source, activates>;
         const int64_t grid = persistent_grid(items, blocks_per_sm<kKernel>(kThreads, 0));

@@ -20,34 +20,54 @@ inline int short_row_lanes_log2(int most, int64_t width) {
 
 constexpr int kShortThreads = 128;
 
+// Where a lane is, of a grid whose warps take as many rows at a time as they have lanes for.
+struct ShortLane {
+  int width, rows;        // blocks of a row, and rows
+  int lanes, mine;        // lanes of a row, and which of them this is
+  int first, row, step;   // the warp's first row, this lane's, and how far the next ones are
+  int place, place_step;  // of the scale of block `mine`, and how far that of `mine` + `lanes` is
+
+  __device__ __forceinline__ ShortLane(const Nvfp4Output& out, int lanes_log2)
+      : width(static_cast<int>(out.blocks)), rows(static_cast<int>(out.rows)) {
+    const int lane = threadIdx.x & 31, rows_of_warp = 32 >> lanes_log2;
+    lanes = 1 << lanes_log2, mine = lane & (lanes - 1);
+    first = (blockIdx.x * (kShortThreads / 32) + threadIdx.x / 32) * rows_of_warp;
+    row = first + (lane >> lanes_log2);
+    step = gridDim.x * (kShortThreads / 32) * rows_of_warp;
+    // A multiple of four blocks is as far in any row, wherever it begins.
+    place = static_cast<int>(scale_place(out, mine));
+    place_step = static_cast<int>(scale_place(out, lanes));
+  }
+  __device__ __forceinline__ void next() {
+    first += step;
+    row += step;
+  }
+  __device__ __forceinline__ int block(int k) const { return mine + k * lanes; }
+  __device__ __forceinline__ void store(const OutputRow& to, int k, const Nvfp4Codes& codes) const {
+    to.store(block(k), place + k * place_step, codes);
+  }
+};
+
 // A lane that has made the codes of a block loads the same block of its next row in its place.
 template <class T>
 __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 7 : 6)
     short_rows_kernel(PlainSource<T> source, float divisor, float* gsa, Nvfp4Recipe recipe,
                       Nvfp4Output out, int lanes_log2) {
   constexpr int kMost = kShortBlocks<T>;
-  const int width = static_cast<int>(out.blocks), row_count = static_cast<int>(out.rows);
-  const int lanes = 1 << lanes_log2, rows_of_warp = 32 >> lanes_log2;
-  const int lane = threadIdx.x & 31, mine = lane & (lanes - 1);
-  const int step = gridDim.x * (kShortThreads / 32) * rows_of_warp;
-  int first = (blockIdx.x * (kShortThreads / 32) + threadIdx.x / 32) * rows_of_warp;  // of the warp
+  ShortLane at(out, lanes_log2);
   wait_for_previous();
   let_next_begin();
 
-  // A multiple of four blocks is as far in any row, wherever it begins.
-  const int place = static_cast<int>(scale_place(out, mine));
-  const int place_step = static_cast<int>(scale_place(out, lanes));
   Block<T> x[kMost];
-  int row = first + (lane >> lanes_log2);
-  const T* p = row < row_count ? source.row(row) : nullptr;
-  auto has = [&](int k) { return p != nullptr && mine + k * lanes < width; };
+  const T* p = at.row < at.rows ? source.row(at.row) : nullptr;
+  auto has = [&](int k) { return p != nullptr && at.block(k) < at.width; };
   auto fetch = [&](int k) {
-    if (has(k)) x[k] = source.template fetch<true>(p, mine + k * lanes);
+    if (has(k)) x[k] = source.template fetch<true>(p, at.block(k));
   };
 #pragma unroll
   for (int k = 0; k < kMost; ++k) fetch(k);
 #pragma unroll 1
-  for (; first < row_count; first += step) {
+  while (at.first < at.rows) {
     float block_max[kMost];
     uint32_t most = 0;  // an amax as bits; NaN is above infinity
 #pragma unroll
@@ -58,7 +78,7 @@ __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 7 : 6)
 #pragma unroll 1
     for (bool again = false;; again = true) {
 #pragma unroll 1
-      for (int offset = lanes >> 1; offset > 0; offset >>= 1) {
+      for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
         most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
       }
       const bool has_nan = is_nan(bits_float(most));
@@ -73,17 +93,16 @@ __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 7 : 6)
       most = float_bits(numbers.result());
     }
     const float amax = bits_float(most);
-    if (p != nullptr && mine == 0) gsa[row] = div_rn(amax, divisor);
+    if (p != nullptr && at.mine == 0) gsa[at.row] = div_rn(amax, divisor);
     const Nvfp4Encoding encoding = nvfp4_encoding_from_amax(amax, divisor, recipe);
-    const OutputRow to(out, row);
+    const OutputRow to(out, at.row);
     const bool there = p != nullptr;
-    row += step;
-    p = row < row_count ? source.row(row) : nullptr;
+    at.next();
+    p = at.row < at.rows ? source.row(at.row) : nullptr;
 #pragma unroll
     for (int k = 0; k < kMost; ++k) {
-      const int b = mine + k * lanes;
-      if (there && b < width) {
-        to.store(b, place + k * place_step, nvfp4_quantize_block(x[k], block_max[k], encoding));
+      if (there && at.block(k) < at.width) {
+        at.store(to, k, nvfp4_quantize_block(x[k], block_max[k], encoding));
       }
       fetch(k);
     }

@@ -25,37 +25,29 @@ __global__ void __launch_bounds__(kShortThreads, 5)
   constexpr int kMost = kShortNormBlocks<T>;
   extern __shared__ __align__(128) uint4 row_storage[];
   const HeldWeights<T, false> weights(row_storage, 0);
-  const int width = static_cast<int>(out.blocks), row_count = static_cast<int>(out.rows);
-  const int lanes = 1 << lanes_log2, rows_of_warp = 32 >> lanes_log2;
-  const int lane = threadIdx.x & 31, mine = lane & (lanes - 1);
-  const int blocks = (width - mine + lanes - 1) >> lanes_log2;  // of this lane
-  const int step = gridDim.x * (kShortThreads / 32) * rows_of_warp;
-  int first = (blockIdx.x * (kShortThreads / 32) + threadIdx.x / 32) * rows_of_warp;  // of the warp
+  ShortLane at(out, lanes_log2);
+  const int blocks = (at.width - at.mine + at.lanes - 1) >> lanes_log2;  // of this lane
   wait_for_previous();
   let_next_begin();
 
-  // A multiple of four blocks is as far in any row, wherever it begins.
-  const int place = static_cast<int>(scale_place(out, mine));
-  const int place_step = static_cast<int>(scale_place(out, lanes));
   Block<T> x[kMost];
-  int row = first + (lane >> lanes_log2);
   auto fetch = [&](int r) {
-    if (r >= row_count) return;
+    if (r >= at.rows) return;
     const T* const p = source.row(static_cast<uint32_t>(r));
 #pragma unroll
     for (int k = 0; k < kMost; ++k) {
-      if (k < blocks) x[k] = source.template fetch<true>(p, mine + k * lanes);
+      if (k < blocks) x[k] = source.template fetch<true>(p, at.block(k));
     }
   };
-  fetch(row);
-  for (int b = threadIdx.x; b < ((width + 31) & ~31); b += kShortThreads) {
-    weights.put(norm.weight, b, width);
+  fetch(at.row);
+  for (int b = threadIdx.x; b < ((at.width + 31) & ~31); b += kShortThreads) {
+    weights.put(norm.weight, b, at.width);
   }
   RowFacts facts = row_facts(scale, recipe, source.cols);
   __syncthreads();
 #pragma unroll 1
-  for (; first < row_count; first += step) {
-    const int there = row < row_count ? blocks : 0;
+  for (; at.first < at.rows; at.next()) {
+    const int there = at.row < at.rows ? blocks : 0;
     HeldProduct held[kMost];
     float block_max[kMost];
     float squares[2] = {};
@@ -64,14 +56,14 @@ __global__ void __launch_bounds__(kShortThreads, 5)
     for (int k = 0; k < kMost; ++k) {
       block_max[k] = 0.0f;
       if (k >= there) continue;
-      weights.weigh_block(x[k], mine + k * lanes, held[k], squares);
+      weights.weigh_block(x[k], at.block(k), held[k], squares);
       block_max[k] = held[k].amax();
       most = max(most, float_bits(block_max[k]));
     }
-    fetch(row + step);
+    fetch(at.row + at.step);
     float sum = squares[0] + squares[1];
 #pragma unroll 1
-    for (int offset = lanes >> 1; offset > 0; offset >>= 1) {
+    for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
       sum += __shfl_xor_sync(0xffffffffu, sum, offset);
       most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
     }
@@ -84,23 +76,22 @@ __global__ void __launch_bounds__(kShortThreads, 5)
       }
       most = float_bits(numbers);
 #pragma unroll 1
-      for (int offset = lanes >> 1; offset > 0; offset >>= 1) {
+      for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
         most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
       }
     }
     const RowEncoding e = finish_row<true>(sum, bits_float(most), norm, scale, recipe,
-                                           row < row_count ? row : 0, facts);
+                                           at.row < at.rows ? at.row : 0, facts);
     if (there > 0) {
-      if (mine == 0) tell_row<true>(e, norm, scale, row, facts);
+      if (at.mine == 0) tell_row<true>(e, norm, scale, at.row, facts);
       Nvfp4Codes codes[kMost];
       HeldProduct::quantize(held, block_max, there, e, codes);
-      const OutputRow to(out, row);
+      const OutputRow to(out, at.row);
 #pragma unroll
       for (int k = 0; k < kMost; ++k) {
-        if (k < there) to.store(mine + k * lanes, place + k * place_step, codes[k]);
+        if (k < there) at.store(to, k, codes[k]);
       }
     }
-    row += step;
   }
   zero_padding(out);
 }
