@@ -20,29 +20,80 @@ MAX_SETS = 24_000
 """Most calls in one graph."""
 
 
+@dataclass(frozen=True)
+class Stage:
+    """How long a graph is replayed for one figure."""
+
+    seconds: float
+    """About how long one measurement takes."""
+    repeats: int
+    """Measurements; the figure is their median."""
+
+    def __str__(self) -> str:
+        return f"{self.repeats} x {self.seconds:g} s"
+
+
+BRIEF = Stage(seconds=0.02, repeats=3)
+"""Short, so that the GPU's power limit has hardly slowed it: what the kernel itself takes."""
+
+SUSTAINED = Stage(seconds=0.05, repeats=5)
+"""Long enough for the power limit to act, which it does differently on each GPU of a kind."""
+
+
 def sets_needed(bytes_per_call: int, rotate_bytes: int = ROTATE_BYTES) -> int:
     """How many sets of inputs fill ``rotate_bytes``; at least 2."""
     return min(MAX_SETS, max(2, math.ceil(rotate_bytes / max(1, bytes_per_call))))
+
+
+@dataclass(frozen=True)
+class GraphTimes:
+    """Microseconds of one call, from one graph."""
+
+    brief: float
+    """Over `BRIEF`, right after the capture, in which the GPU has rested."""
+    sustained: float
+    """Over `SUSTAINED`, right after that."""
+
+
+def graph_times(fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> GraphTimes:
+    """Times of one ``fn(*inputs[i])``, as by `graph_us`, both of a graph captured once."""
+    brief, sustained = _replayed_us(fn, inputs, BRIEF, SUSTAINED)
+    return GraphTimes(brief, sustained)
+
+
+def brief_us(fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> float:
+    """``graph_times(fn, inputs).brief`` alone."""
+    (us,) = _replayed_us(fn, inputs, BRIEF)
+    return us
 
 
 def graph_us(
     fn: Callable[..., Any],
     inputs: Sequence[tuple[Any, ...]],
     *,
-    seconds: float = 0.05,
-    repeats: int = 5,
+    seconds: float = SUSTAINED.seconds,
+    repeats: int = SUSTAINED.repeats,
 ) -> float:
     """Microseconds of one ``fn(*inputs[i])``, by replaying a CUDA graph of one call each.
-
-    Every call has inputs of its own, and results of its own too: they are kept until the graph is
-    done, so that the allocator cannot hand one piece of memory, which would stay in the L2 cache,
-    to all of them.
 
     Args:
         fn: what is timed; it has been called before, so nothing compiles now.
         inputs: arguments of each call in the graph.
         seconds: about how long one measurement replays.
         repeats: measurements; the median is returned.
+    """
+    (us,) = _replayed_us(fn, inputs, Stage(seconds, repeats))
+    return us
+
+
+def _replayed_us(
+    fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], *stages: Stage
+) -> list[float]:
+    """Microseconds of one call in each stage, in their order, from one graph.
+
+    Every call has inputs of its own, and results of its own too: they are kept until the graph is
+    done, so that the allocator cannot hand one piece of memory, which would stay in the L2 cache,
+    to all of them.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -59,12 +110,16 @@ def graph_us(
     try:
         graph.replay()
         once_ms = _elapsed_ms(graph.replay, 1)
-        replays = max(1, min(10_000, math.ceil(seconds * 1e3 / max(once_ms, 1e-3))))
-        times = [_elapsed_ms(graph.replay, replays) / replays for _ in range(repeats)]
+        return [_median_ms(graph.replay, stage, once_ms) * 1e3 / len(inputs) for stage in stages]
     finally:
         keep.clear()
         graph.reset()
-    return statistics.median(times) * 1e3 / len(inputs)
+
+
+def _median_ms(fn: Callable[[], Any], stage: Stage, once_ms: float) -> float:
+    """Milliseconds of one ``fn()``, which takes about ``once_ms``."""
+    times = max(1, min(10_000, math.ceil(stage.seconds * 1e3 / max(once_ms, 1e-3))))
+    return statistics.median(_elapsed_ms(fn, times) / times for _ in range(stage.repeats))
 
 
 def _elapsed_ms(fn: Callable[[], Any], times: int) -> float:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from harness import timing
+from harness.bench import __main__ as command
 from harness.bench import host, kernels, loader, plain, report, sweep
 from harness.bench.ops import OPS, Op, Traffic, chosen
+from rich.console import Console
 from torch import Tensor
 
 from jitquant import QuantizedActivation, reference
@@ -82,20 +89,139 @@ def test_floors_are_bytes_over_ceilings() -> None:
     assert traffic.mixed_floor_us(CEILINGS) == pytest.approx(1.0 + 800 / 3300)
 
 
-def test_a_row_has_its_floors(monkeypatch: pytest.MonkeyPatch) -> None:
+class FakeGpu:
+    """A GPU with a clock of its own, which replays at half its speed after 0.1 s of replaying."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captured = self.resets = 0
+        self.clock_ms = 0.0
+        self.replayed_ms: list[float] = []
+        self.capturing = False
+        for name, fake in {
+            "Stream": mock.Mock,
+            "Event": self.event,
+            "CUDAGraph": lambda: self,
+            "current_stream": mock.Mock,
+            "stream": lambda _: nullcontext(),
+            "graph": self.capture,
+            "synchronize": lambda: None,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def event(self, *, enable_timing: bool) -> mock.Mock:
+        assert enable_timing
+        event = mock.Mock()
+        event.record = lambda: setattr(event, "ms", self.clock_ms)
+        event.elapsed_time = lambda stop: stop.ms - event.ms
+        return event
+
+    @contextmanager
+    def capture(self, graph: object, **_: object) -> Iterator[None]:
+        assert graph is self
+        self.captured += 1
+        self.capturing = True
+        yield
+        self.capturing = False
+
+    def replay(self) -> None:
+        assert not self.resets
+        self.replayed_ms.append(2.0 if self.clock_ms >= 100 else 1.0)
+        self.clock_ms += self.replayed_ms[-1]
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+def test_both_times_are_of_one_capture_and_the_brief_one_is_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = FakeGpu(monkeypatch)
+    calls: list[int] = []
+    inputs = [(i,) for i in range(4)]
+    times = timing.graph_times(lambda i: calls.append(i) if gpu.capturing else None, inputs)
+    assert times == timing.GraphTimes(brief=1e3 / 4, sustained=2e3 / 4)
+    assert (gpu.captured, gpu.resets) == (1, 1)
+    assert calls == [0, 1, 2, 3]
+    assert len(gpu.replayed_ms) == 2 + 3 * 20 + 5 * 50
+
+
+@pytest.mark.parametrize(
+    ("time_us", "replays", "us"),
+    [
+        (timing.brief_us, 3 * 20, 1e3 / 2),
+        (timing.graph_us, 5 * 50, 2e3 / 2),
+        (partial(timing.graph_us, seconds=0.01, repeats=2), 2 * 10, 1e3 / 2),
+    ],
+)
+def test_one_time_is_of_as_many_replays_as_its_stage_has(
+    monkeypatch: pytest.MonkeyPatch, time_us: Callable[..., float], replays: int, us: float
+) -> None:
+    gpu = FakeGpu(monkeypatch)
+    assert time_us(lambda _: None, [(1,), (2,)]) == us
+    assert (gpu.captured, gpu.resets, len(gpu.replayed_ms)) == (1, 1, 2 + replays)
+
+
+@pytest.fixture
+def fixed_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls take 5 us of each set of inputs, 6 sustained and 15 of plain code, and 2 launches."""
     monkeypatch.setattr(timing, "sets_needed", lambda _: 2)
-    monkeypatch.setattr(timing, "graph_us", lambda fn, inputs: len(inputs) * 5.0)
+    monkeypatch.setattr(
+        timing,
+        "graph_times",
+        lambda fn, inputs: timing.GraphTimes(len(inputs) * 5.0, len(inputs) * 6.0),
+    )
+    monkeypatch.setattr(timing, "brief_us", lambda fn, inputs: len(inputs) * 15.0)
     monkeypatch.setattr(timing, "host_us", lambda fn, **_: 1.0)
     monkeypatch.setattr("jitquant.testing.count_launches", lambda fn, *arguments: 2)
+
+
+@pytest.mark.usefixtures("fixed_times")
+def test_a_row_has_its_floors() -> None:
     (op,) = chosen("quantize-tensor")
     cpu = torch.device("cpu")
-    row = kernels.measure(op, 16, 256, torch.bfloat16, cpu, CEILINGS, None)
+    row = kernels.measure(op, 16, 256, torch.bfloat16, cpu, CEILINGS, op.plain)
     read, written = 2 * 16 * 256 * 2, 16 * 256 * 9 // 16 + 4
     assert (row.error, row.us, row.launches) == ("", 10.0, 2)
+    assert (row.note, row.sustained_us, row.plain_us) == ("", 12.0, 30.0)
     assert row.floor_us == pytest.approx((read + written) / 4000e3)
     assert row.of_floor == pytest.approx((read + written) / 4000e3 / 10)
+    assert row.sustained_of_floor == pytest.approx((read + written) / 4000e3 / 12)
     assert row.of_floor == pytest.approx(row.of_copy)
     assert row.of_mixed == pytest.approx((read / 4400e3 + written / 3300e3) / 10)
+
+
+@pytest.mark.usefixtures("fixed_times")
+def test_the_file_and_the_table_have_both_times(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("jitquant.warmup", lambda *_: None)
+    monkeypatch.setattr(timing, "measure_ceilings", lambda _: CEILINGS)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "fake")
+    monkeypatch.setattr(report, "picture", lambda *_: False)
+    cpu = torch.device("cpu")
+    command.measure_kernels(cpu, [16], 256, "bfloat16", "select", False, 9.0, tmp_path)
+    record = json.loads((tmp_path / "kernels.json").read_text())
+    assert (record["brief_seconds"], record["brief_repeats"]) == (0.02, 3)
+    assert (record["sustained_seconds"], record["sustained_repeats"]) == (0.05, 5)
+    (row,) = record["rows"]
+    assert (row["error"], row["us"], row["sustained_us"]) == ("", 10.0, 12.0)
+    assert row["sustained_of_floor"] == pytest.approx(row["floor_us"] / 12)
+    printed = capsys.readouterr().out
+    assert "3 x 0.02 s" in printed
+    assert "5 x 0.05 s" in printed
+    assert any(line.split()[:3] == ["16", "10.00", "12.00"] for line in printed.splitlines())
+
+
+def test_the_kernel_table_is_not_wider_than_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    (op,) = chosen("mhc")
+    row = kernels.Measurement("mhc", 65536, 7168)
+    row.us = row.sustained_us = row.plain_us = 12345.67
+    row.floor_us, row.gb_per_s, row.of_floor, row.of_mixed = 9876.54, 4321.0, 1.0, 1.0
+    row.launches, row.plain_launches, row.host_us, row.plain_host_us = 2, 123, 123.4, 1234.5
+    Console(width=200).print(report.kernel_table(op, [row]))
+    lines = capsys.readouterr().out.splitlines()
+    assert "sustained" in lines[1]
+    assert max(len(line.rstrip()) for line in lines) <= 120
 
 
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
@@ -134,7 +260,7 @@ def test_the_sweep_names_its_worst_point(monkeypatch: pytest.MonkeyPatch) -> Non
     counter = list(range(15))
     monkeypatch.setattr(sweep, "CASES", (usual, fp16, short))
     monkeypatch.setattr(timing, "sets_needed", lambda _: 2)
-    monkeypatch.setattr(timing, "graph_us", timed)
+    monkeypatch.setattr(timing, "brief_us", timed)
     points = [p for part in sweep.run(torch.device("cpu"), CEILINGS) for p in part]
     assert [point.op for point in points] == list(sweep.OPS) * 3
     (failed,) = [point for point in points if point.error]
@@ -169,7 +295,8 @@ def test_a_roofline_is_drawn_for_what_was_measured(tmp_path: Path) -> None:
             traffic = op.traffic(m, 256, 2)
             us = 2 + 2 * traffic.floor_us(CEILINGS)
             rate = traffic.moved / (us * 1e3)
-            row = kernels.Measurement(op.name, m, 256, us, rate, rate / CEILINGS.copy)
+            row = kernels.Measurement(op.name, m, 256, us, gb_per_s=rate)
+            row.of_copy = rate / CEILINGS.copy
             row.of_mixed = traffic.mixed_floor_us(CEILINGS) / us
             row.plain_us = None if op.name == "mhc" else 3 * us
             rows.append(row)

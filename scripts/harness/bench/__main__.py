@@ -8,12 +8,15 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from harness.provenance import kernels_digest, provenance
+
+if TYPE_CHECKING:
+    import torch
 
 SIZES = "1,16,64,1024,2048,4096,16384,65536"
 DTYPES = ("bfloat16", "float16", "float32")
@@ -52,8 +55,9 @@ def kernels(
 ) -> None:
     """Measure every kernel on a GPU; with a command, what that says instead.
 
-    Times are of CUDA graph replays whose inputs rotate through more memory than the L2 cache holds.
-    The ceilings are measured in the same run.
+    Times are of CUDA graph replays whose inputs rotate through more memory than the L2 cache holds:
+    brief ones of a GPU that has rested, and sustained ones, which its power limit may slow. The
+    ceilings are measured in the same run.
     """
     if context.invoked_subcommand is not None:
         return
@@ -76,11 +80,19 @@ def kernels(
             f"of 16, and the dtypes {', '.join(DTYPES)}",
             2,
         )
-    measure_kernels(sizes, n, dtype, ops, plain, seconds, out)
+    device = torch.device("cuda", torch.cuda.current_device())
+    measure_kernels(device, sizes, n, dtype, ops, plain, seconds, out)
 
 
 def measure_kernels(
-    sizes: list[int], n: int, dtype: str, names: str, plain: bool, seconds: float, out: Path
+    device: torch.device,
+    sizes: list[int],
+    n: int,
+    dtype: str,
+    names: str,
+    plain: bool,
+    seconds: float,
+    out: Path,
 ) -> None:
     """Runs the ops, prints a table after each, and writes the files."""
     import torch
@@ -96,7 +108,6 @@ def measure_kernels(
     except ValueError as error:
         raise fail(str(error), 2) from None
     begin = time.perf_counter()
-    device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(0)
     jitquant.warmup(*dict.fromkeys(module for op in ops for module in op.modules))
     built = time.perf_counter() - begin
@@ -109,10 +120,13 @@ def measure_kernels(
         f"Ceilings in this run: copy {ceilings.copy:.0f} GB/s read and written, "
         f"read {ceilings.read:.0f} GB/s, write {ceilings.write:.0f} GB/s.\n"
         f"Host time of torch.abs(x): {abs_us:.1f} us.\n"
-        "us: one call, by graph replay over more memory than the L2 cache holds. GB/s counts every "
-        "reading of the inputs (two where an amax over all comes first) and the results. floor: "
-        "what a copy takes for as many bytes. of read + write: of the readings at the read ceiling "
-        "and the results at the write ceiling. compiled: torch.compile of the plain code.\n",
+        "us: one call, by graph replay over more memory than the L2 cache holds, for "
+        f"{timing.BRIEF}, after the GPU's rest while the graph was built. sustained us: the same "
+        f"graph for {timing.SUSTAINED} right after that, which the GPU's power limit may slow. "
+        "GB/s counts every reading of the inputs (two where an amax over all comes first) and the "
+        "results. floor: what a copy takes for as many bytes. of read + write: of the readings at "
+        "the read ceiling and the results at the write ceiling. compiled: torch.compile of the "
+        "plain code, timed as us is. Rates and parts are of us.\n",
         highlight=False,
     )
     rows = []
@@ -142,6 +156,10 @@ def measure_kernels(
             "n": n,
             "dtype": dtype,
             "rotate_bytes": timing.ROTATE_BYTES,
+            "brief_seconds": timing.BRIEF.seconds,
+            "brief_repeats": timing.BRIEF.repeats,
+            "sustained_seconds": timing.SUSTAINED.seconds,
+            "sustained_repeats": timing.SUSTAINED.repeats,
             "ceilings_gb_per_s": asdict(ceilings),
             "host_us_torch_abs": abs_us,
             "modules_ready_seconds": built,

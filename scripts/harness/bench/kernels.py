@@ -17,6 +17,9 @@ from harness.bench.ops import Op
 class Measurement:
     """One row of the table. What could not be measured is None, and ``error`` or ``note`` says why.
 
+    ``us`` is brief and ``sustained_us`` is sustained, as in `timing.GraphTimes`. ``plain_us`` is
+    brief too, so that the two are compared alike, and all rates and parts but
+    ``sustained_of_floor`` are of brief times.
     ``of_copy`` and ``of_read`` count all readings of the inputs (twice where an amax over all comes
     first); ``of_copy_once`` counts each input once. ``floor_us`` is what a copy takes for as many
     bytes, and ``of_floor`` is that over ``us``, which is ``of_copy`` once more, as a time.
@@ -28,12 +31,14 @@ class Measurement:
     m: int
     n: int
     us: float | None = None
+    sustained_us: float | None = None
     gb_per_s: float | None = None
     of_copy: float | None = None
     of_read: float | None = None
     of_copy_once: float | None = None
     floor_us: float | None = None
     of_floor: float | None = None
+    sustained_of_floor: float | None = None
     of_mixed: float | None = None
     launches: int | None = None
     host_us: float | None = None
@@ -72,7 +77,8 @@ def measure(
     try:
         inputs = op.inputs(m, n, dtype, device)
         row.launches = int(count_launches(op.run, *inputs[0]))
-        row.us = timing.graph_us(op.run, inputs)
+        times = timing.graph_times(op.run, inputs)
+        row.us, row.sustained_us = times.brief, times.sustained
         traffic = op.traffic(m, n, dtype.itemsize)
         row.gb_per_s = traffic.moved / (row.us * 1e3)
         row.of_copy = row.gb_per_s / ceilings.copy
@@ -80,6 +86,7 @@ def measure(
         row.of_copy_once = traffic.once / (row.us * 1e3) / ceilings.copy
         row.floor_us = traffic.floor_us(ceilings)
         row.of_floor = row.floor_us / row.us
+        row.sustained_of_floor = row.floor_us / row.sustained_us
         row.of_mixed = traffic.mixed_floor_us(ceilings) / row.us
         row.host_us = _host(op.run, inputs[0], m)
     except Exception as error:
@@ -91,7 +98,7 @@ def measure(
         compiled(*inputs[0])
         row.plain_launches = int(count_launches(compiled, *inputs[0]))
         # Its host time is its own too, but thousands of calls are not needed to see it.
-        row.plain_us = timing.graph_us(compiled, inputs)
+        row.plain_us = timing.brief_us(compiled, inputs)
         row.plain_host_us = _host(compiled, inputs[0], m)
     except Exception as error:
         row.note = f"plain code: {_first_line(error)}"

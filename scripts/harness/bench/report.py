@@ -30,10 +30,12 @@ def kernel_table(op: Op, rows: Sequence[Measurement]) -> Table:
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 1),
+        collapse_padding=True,  # for 120 columns
     )
     for heading in (
         "M",
         "us",
+        "sustained\nus",
         "floor\nus",
         "GB/s",
         "of\nfloor",
@@ -51,6 +53,7 @@ def kernel_table(op: Op, rows: Sequence[Measurement]) -> Table:
         view.add_row(
             str(row.m),
             _number(row.us, ".2f"),
+            _number(row.sustained_us, ".2f"),
             _number(row.floor_us, ".2f"),
             _number(row.gb_per_s, ".0f"),
             _number(row.of_floor, ".0%"),

@@ -69,8 +69,8 @@ CASES = (
 class Point:
     """One op in one case.
 
-    ``of_floor`` and ``of_mixed`` are as in the table of the kernels, ``per_value`` is the time for
-    one value over that of the usual case.
+    ``us``, ``of_floor`` and ``of_mixed`` are as in the table of the kernels, ``per_value`` is the
+    time for one value over that of the usual case.
     """
 
     op: str
@@ -140,7 +140,7 @@ def run(device: torch.device, ceilings: timing.Ceilings) -> Iterator[list[Point]
             at = (op, case.group, case.name, case.m, case.n)
             try:
                 fn, traffic, inputs = call(op, case, xs)
-                us = timing.graph_us(fn, inputs, seconds=0.015, repeats=3)
+                us = timing.brief_us(fn, inputs)
             except Exception as error:
                 points.append(Point(*at, error=f"{type(error).__name__}: {error}"[:300]))
                 continue
