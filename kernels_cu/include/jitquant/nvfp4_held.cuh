@@ -207,7 +207,8 @@ constexpr int kMostAhead = 64;
 // Registers of a thread: no more, so that rows enough are at work on a multiprocessor.
 template <class Source>
 constexpr int held_registers() {
-  return sizeof(typename Source::Element) == 4 ? 128 : 72;
+  return sizeof(typename Source::Element) == 4 ? 128
+                                               : (sizeof(typename Source::Fetched) <= 32 ? 64 : 72);
 }
 
 // A thread has kShare blocks of values of a row.
