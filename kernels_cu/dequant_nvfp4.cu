@@ -13,26 +13,7 @@ struct Half {
     Block<T> block;  // its first half
 #pragma unroll
     for (int i = 0; i < 8; ++i) set_value(block, i, v[i]);
-    constexpr int kWords = Block<T>::kWords / 2;
-    if (vector && count >= 8) {
-      store_words<kWords>(p, block.words);
-    } else if (count >= 8 && reinterpret_cast<uintptr_t>(p) % 4 == 0) {
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) reinterpret_cast<uint32_t*>(p)[i] = block.words[i];
-    } else if (count >= 8 && sizeof(T) == 2) {
-      // Every other row of an odd number of values: the words between the first and the last.
-      p[0] = from_float<T>(v[0]), p[7] = from_float<T>(v[7]);
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        reinterpret_cast<uint32_t*>(p + 1)[i] =
-            byte_permute(block.words[i], block.words[i + 1], 0x5432);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (i < count) p[i] = from_float<T>(v[i]);
-      }
-    }
+    store_elements<Block<T>::kWords / 2>(p, count, vector, block.words);
   }
 };
 

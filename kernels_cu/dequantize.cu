@@ -71,6 +71,10 @@ struct ScaleLookup {
 // Eight elements from p, of which the first `count` are there. `vector`: p is aligned to 8 bytes.
 __device__ __forceinline__ uint2 load8(const uint8_t* p, int count, bool vector) {
   if (vector && count >= 8) return *reinterpret_cast<const uint2*>(p);
+  if (count >= 8 && reinterpret_cast<uintptr_t>(p) % 4 == 0) {
+    return make_uint2(reinterpret_cast<const uint32_t*>(p)[0],
+                      reinterpret_cast<const uint32_t*>(p)[1]);
+  }
   uint2 codes = {0, 0};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -87,14 +91,7 @@ __device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count
   Block<T> block;  // its first half
 #pragma unroll
   for (int i = 0; i < 8; ++i) set_value(block, i, dequantize_fp8(v[i], scale));
-  if (vector && count >= 8) {
-    store_words<Block<T>::kWords / 2>(p, block.words);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i < count) p[i] = from_float<T>(dequantize_fp8(v[i], scale));
-    }
-  }
+  store_elements<Block<T>::kWords / 2>(p, count, vector, block.words);
 }
 
 // Eight values a thread, so that neighbouring threads store next to each other, and kAtOnce such

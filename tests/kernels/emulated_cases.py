@@ -272,6 +272,30 @@ def _grouped() -> Iterator[Sample]:
         yield _case("dequantize_grouped_fp8", what, args, sizes=of, dtype=dtype)
 
 
+def _odd_widths() -> Iterator[Sample]:
+    # Rows begin at every distance from a multiple of four bytes.
+    ways = itertools.cycle(itertools.product(GROUP_DTYPES, FP8_DTYPES))
+    for dtype, cols in itertools.product(DTYPES, (35, 50, 1009)):
+        x, weight, what = _values((12, cols), dtype), _finite((cols,), dtype, 5), (cols, dtype)
+        elements, f = next(ways)
+        for granularity, given in (("tensor", torch.tensor([3.0])), ("row", None)):
+            how = {"dtype": f, "granularity": granularity}
+            yield _case("quantize_fp8", (*what, granularity), (x, given), **how)
+        yield _case("quantize_group", what, (x, 16, None), dtype=elements)
+        yield _case("quantize_block", what, (x, 16, 16), dtype=elements)
+        yield _case("quantize_mxfp8_both", what, (_finite((32, cols), dtype),), dtype=f)
+        y = _finite((12, cols), dtype)
+        how = {"exact": False, "residual": _finite((12, cols), dtype, 6)}
+        yield _case("rmsnorm_quantize_nvfp4", what, (y, weight), **how)
+        args = (y, weight, None)
+        yield _case("rmsnorm_quantize_fp8", what, args, dtype=f, granularity="row", **how)
+        data, scale_inv = reference.quantize_group(y, 16, dtype=elements)[:2]
+        yield _case("dequantize", what, (data, scale_inv, 1, 16), scale_layout="row", dtype=dtype)
+        codes, scales, gsa = reference.quantize_nvfp4(y)
+        args = (codes.view(torch.uint8), scales.view(torch.uint8), gsa)
+        yield _case("dequantize_nvfp4", what, args, cols=cols, dtype=dtype)
+
+
 FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "amaxes": _amaxes,
     "nvfp4": _nvfp4,
@@ -280,4 +304,5 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "dequantize": _dequantize,
     "groups": _groups,
     "grouped": _grouped,
+    "odd widths": _odd_widths,
 }

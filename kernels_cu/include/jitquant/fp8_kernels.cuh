@@ -26,25 +26,6 @@ __device__ __forceinline__ float larger_magnitude(float a, float b) {
   return bits_float(max(float_bits(a), float_bits(b)));
 }
 
-// Sixteen bytes at p, of which the first `count` are there. `vector` says that p is aligned to 16.
-__device__ __forceinline__ void store_codes(uint8_t* p, int64_t count, bool vector,
-                                            const uint4& codes) {
-  if (vector && count >= 16) {
-    *reinterpret_cast<uint4*>(p) = codes;
-    return;
-  }
-  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-  if (count >= 16 && reinterpret_cast<uintptr_t>(p) % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) reinterpret_cast<uint32_t*>(p)[i] = words[i];
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    if (i < count) p[i] = static_cast<uint8_t>(words[i >> 2] >> (8 * (i & 3)));
-  }
-}
-
 template <EightBit kFormat>
 __device__ __forceinline__ uint4 pack16(const float* v) {
   return make_uint4(pack4<kFormat>(v), pack4<kFormat>(v + 4), pack4<kFormat>(v + 8),
@@ -141,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   const typename Source::Row p = source.row(row);
   const typename Source::Fetched fetched = source.template fetch<false>(p, block);
   const float factor = given_scale(scale, row, block, largest(format));
-  store_codes(out(row) + block * 16, source.cols - block * 16, vector,
+  store_bytes(out(row) + block * 16, source.cols - block * 16, vector,
               cast_block(source.template value<false>(fetched, p, block), factor, format));
 }
 
@@ -222,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     fetch();
     const typename Source::Value v = source.template value<false>(fetched, source.row(row), block);
     if (watches) amax.add(v);
-    store_codes(out(row) + block * 16, source.cols - block * 16, vector,
+    store_bytes(out(row) + block * 16, source.cols - block * 16, vector,
                 cast_block(v, factor, format));
   }
   if (watches) finish_tensor_amax(amax.result(), scale, reduce);
@@ -292,7 +273,7 @@ __global__ void __launch_bounds__(kClusterThreads)
     *scale.scale_inv = fp8_scale_inv(factor);
   }
   if (row < source.rows) {
-    store_codes(out(row) + block * 16, source.cols - block * 16, vector,
+    store_bytes(out(row) + block * 16, source.cols - block * 16, vector,
                 cast_block(v, factor, format));
   }
 #endif

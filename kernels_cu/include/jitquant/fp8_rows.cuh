@@ -116,7 +116,7 @@ struct RowPasses {
     if constexpr (kHeld > 0) {
       reinterpret_cast<uint4*>(to)[b] = codes;
     } else {
-      store_codes(to + b * int64_t{16}, source.cols - b * int64_t{16}, vector, codes);
+      store_bytes(to + b * int64_t{16}, source.cols - b * int64_t{16}, vector, codes);
     }
   }
 

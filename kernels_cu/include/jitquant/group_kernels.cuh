@@ -135,22 +135,6 @@ __device__ __forceinline__ uint4 encode_block(const Block<T>& x, const GroupNume
   return encode_block<EightBit::kInt8>(x, by_division, factor, g.scale_inv);
 }
 
-// Sixteen bytes to p, of which the first `count` are there.
-template <bool kWhole>
-__device__ __forceinline__ void store_bytes(uint8_t* p, int64_t count, bool vector,
-                                            const uint4& bytes) {
-  if (kWhole || (vector && count >= 16)) {
-    *reinterpret_cast<uint4*>(p) = bytes;
-    return;
-  }
-  const int n = count < 16 ? static_cast<int>(count) : 16;
-#pragma unroll 1
-  for (int i = 0; i < n; ++i) {
-    const uint32_t word = i < 8 ? (i < 4 ? bytes.x : bytes.y) : (i < 12 ? bytes.z : bytes.w);
-    p[i] = static_cast<uint8_t>(word >> (8 * (i & 3)));
-  }
-}
-
 // One scale, or, in the place of one, zero.
 __device__ __forceinline__ void put_scale(const GroupScales& s, int64_t batch, int64_t row,
                                           int64_t group, const GroupScale& g, bool zero) {

@@ -35,7 +35,7 @@ struct GroupedFp8 {
                      word(all.w, codes.w, 12));
   }
   __device__ __forceinline__ void store(int64_t i, int64_t count, const uint4& codes) const {
-    store_codes(out.data + i, count, out.vector, codes);
+    store_bytes(out.data + i, count, out.vector, codes);
   }
 };
 

@@ -204,20 +204,69 @@ __device__ __forceinline__ Block<T> load_block(const T* p, int64_t count, bool v
   return block;
 }
 
+// The elements in kWords words to p, which is aligned to one of them; the first `count` of them are
+// there. `vector` says that p is aligned to 16 bytes. Memory takes several times as long to write
+// less than a word, so what is not aligned goes in whole words but for what is before the first and
+// behind the last.
+template <int kWords, class T>
+__device__ __forceinline__ void store_elements(T* p, int64_t count, bool vector,
+                                               const uint32_t* words) {
+  using Element = std::conditional_t<sizeof(T) == 1, uint8_t,
+                                     std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>>;
+  constexpr int kPerWord = 4 / sizeof(T), kBits = 8 * sizeof(T), kAll = kWords * kPerWord;
+  Element* const to = reinterpret_cast<Element*>(p);
+  if (count < kAll) {
+#pragma unroll
+    for (int i = 0; i < kAll; ++i) {
+      if (i < count) to[i] = static_cast<Element>(words[i / kPerWord] >> (kBits * (i % kPerWord)));
+    }
+    return;
+  }
+  if (vector) {
+    store_words<kWords>(p, words);
+    return;
+  }
+  const int over = static_cast<int>(reinterpret_cast<uintptr_t>(p) % 4 / sizeof(T));
+  if (over == 0) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) reinterpret_cast<uint32_t*>(p)[i] = words[i];
+    return;
+  }
+  if constexpr (kPerWord > 1) {
+    const int before = kPerWord - over;
+    const uint32_t order = 0x3210 + 0x1111 * before * sizeof(T);
+#pragma unroll
+    for (int i = 0; i < kPerWord - 1; ++i) {
+      if (i < before) to[i] = static_cast<Element>(words[0] >> (kBits * i));
+      if (i < over)
+        to[kAll - 1 - i] = static_cast<Element>(words[kWords - 1] >> (32 - kBits * (i + 1)));
+    }
+#pragma unroll
+    for (int i = 0; i < kWords - 1; ++i) {
+      reinterpret_cast<uint32_t*>(to + before)[i] = byte_permute(words[i], words[i + 1], order);
+    }
+  }
+}
+
 template <bool kWhole = false, class T>
 __device__ __forceinline__ void store_block(T* p, int64_t count, bool vector,
                                             const Block<T>& block) {
-  if (kWhole || (vector && count >= 16)) {
+  if (kWhole) {
     store_words<Block<T>::kWords>(p, block.words);
   } else {
-    const int n = count < 16 ? static_cast<int>(count) : 16;
-#pragma unroll 1
-    for (int i = 0; i < n; ++i) {
-      float x = 0.0f;
-#pragma unroll
-      for (int j = 0; j < 16; ++j) x = j == i ? value_of(block, j) : x;
-      p[i] = from_float<T>(x);
-    }
+    store_elements<Block<T>::kWords>(p, count, vector, block.words);
+  }
+}
+
+// Sixteen bytes.
+template <bool kWhole = false>
+__device__ __forceinline__ void store_bytes(uint8_t* p, int64_t count, bool vector,
+                                            const uint4& bytes) {
+  if (kWhole) {
+    *reinterpret_cast<uint4*>(p) = bytes;
+  } else {
+    const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+    store_elements<4>(p, count, vector, words);
   }
 }
 
