@@ -77,10 +77,11 @@ constexpr int kWordsEach = 2;  // of codes, of a thread of the two kernels that 
 template <class T, bool kByRow>
 __global__ void __launch_bounds__(kThreads)
     flat_dequant_kernel(Nvfp4Input in, Divisor row_words, T* out, int64_t words) {
-  wait_for_previous();
-  let_next_begin();
   const uint32_t* const codes = reinterpret_cast<const uint32_t*>(in.codes);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kWordsEach) + threadIdx.x;
+  if (is_first() && first < words) prefetch(codes + first);
+  wait_for_previous();
+  let_next_begin();
   uint32_t word[kWordsEach];
   uint8_t scale[kWordsEach];
   float gsa[kWordsEach];

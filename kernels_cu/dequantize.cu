@@ -103,6 +103,10 @@ __global__ void __launch_bounds__(kThreads, 4)
                       ScaleLookup scales, T* out, bool out_vector) {
   const int64_t width = (cols + 7) / 8;
   int64_t eighth = static_cast<int64_t>(blockIdx.x) * (kThreads * kAtOnce) + threadIdx.x;
+  if (is_short()) {
+    const int64_t row = scales.divide(eighth, scales.width, width);
+    if (row < rows) prefetch(data(row) + (eighth - row * width) * 8);
+  }
   wait_for_previous();
   let_next_begin();
   uint2 codes[kAtOnce];

@@ -53,6 +53,12 @@ __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
   };
   const T* const from = source.row(first) + first_row * source.row.s2;
   const int64_t source_step = row_step * source.row.s2;
+  if (is_first()) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      if (is_there(k)) source.prefetch(from + k * source_step, block);
+    }
+  }
   wait_for_previous();
   let_next_begin();
 

@@ -52,6 +52,27 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
+// Asks for the 32 bytes at p to be brought into the L2 cache. Nothing of them is read by the
+// kernel, and what an earlier one still writes it writes in that cache, so this may come before
+// wait_for_previous(): then the latency of the memory passes while the kernel before ends.
+__device__ __forceinline__ void prefetch(const void* p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#elif !defined(__CUDA_ARCH__)
+  *static_cast<const volatile char*>(p);  // emulated: it has to be there
+#endif
+}
+// Which blocks of threads prefetch. is_first(): of a grid that does not stay those that are on the
+// multiprocessors when the kernel before ends; others would load what they ask for at once.
+// is_short(): all of a grid of few, whose time is mostly latency; in kernels that are slower where
+// the first of many prefetch.
+__device__ __forceinline__ bool is_first() {
+  return blockIdx.x < 640;
+}
+__device__ __forceinline__ bool is_short() {
+  return gridDim.x <= 512;
+}
+
 #if !defined(__CUDACC_RTC__)
 // The kernels of this library. A kernel joins the list when the library is loaded, by being named
 // in a call of launch() that is compiled, so nothing has to be listed by hand.

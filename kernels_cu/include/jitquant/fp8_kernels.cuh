@@ -113,6 +113,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   const int64_t width = blocks_of(source.cols);
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t row = quotient(i, width), block = i - row * width;
+  if (is_short() && row < source.rows) source.prefetch(source.row(row), block);
   wait_for_previous();
   let_next_begin();
   if (row >= source.rows) {
@@ -135,6 +136,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   source.activate = true;
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   const uint32_t row = width.quotient_of(i), block = i - row * width.divisor;
+  if (is_short() && i < count) source.prefetch(source.row.even_row(row), block);
   wait_for_previous();
   let_next_begin();
   if (i >= count) return;
@@ -156,7 +158,11 @@ __global__ void __launch_bounds__(kThreads, kAfterAmax ? 4 : 6)
     flat_cast_kernel(FlatSource<T> source, Fp8Scale scale, int partials, bool backwards, uint4* out,
                      EightBit format) {
   PieceBlocks<T, kCastShare<T, kAfterAmax>> blocks(source, backwards);
-  if (kAfterAmax) blocks.fetch();
+  if (kAfterAmax) {
+    blocks.fetch();
+  } else if (is_first()) {
+    blocks.prefetch();
+  }
   wait_for_previous();
   let_next_begin();
   if (!kAfterAmax) blocks.fetch();
@@ -187,7 +193,13 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
       next = source.template fetch<false>(source.row(walk.row), walk.block);
     }
   };
-  if (early) fetch();
+  if (early) {
+    fetch();
+  } else if constexpr (Source::kReadsOnlyInputs) {
+    if (is_short() && walk.row < source.rows) {
+      source.prefetch(source.row(walk.row), walk.block);
+    }
+  }
   wait_for_previous();
   let_next_begin();
   if (!early) fetch();
@@ -221,6 +233,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 5 : 4)
   auto fetch = [&] {
     if (block < source.blocks) next = source.fetch(block);
   };
+  if (is_short() && block < source.blocks) source.prefetch(block);
   wait_for_previous();
   let_next_begin();
   fetch();
@@ -251,6 +264,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t width = static_cast<uint32_t>(blocks_of(source.cols));
   const uint32_t row = i / width, block = i - row * width;
+  if (row < source.rows) source.prefetch(source.row(row), block);
   wait_for_previous();
   let_next_begin();
 

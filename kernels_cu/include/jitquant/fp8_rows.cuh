@@ -70,6 +70,21 @@ struct RowPasses {
                                        const RowWidth& row)
       : source(source), norm(norm), width(row.blocks), over_cols(row.over_cols) {}
 
+  // Of the first row of a block of threads. Not where that takes registers that are not there, nor
+  // where one tensor is loaded after a rehearsal, which covers its latency.
+  static constexpr bool kPrefetches = kRows == Rows::kOnce
+                                          ? !kNorm && sizeof(Fetched) <= 32
+                                          : kRows == Rows::kFew && sizeof(Fetched) > 32;
+  __device__ __forceinline__ void prefetch(int64_t r) const {
+    if constexpr (kPrefetches) {
+      if (!is_first() || r >= source.rows) return;
+#pragma unroll
+      for (int k = 0; k < kBlocks; ++k) {
+        if (at(k) < width) source.prefetch(source.row(r), at(k));
+      }
+    }
+  }
+
   // Calls f(k, held) for each block, the k-th of those at hand, before it is multiplied with
   // inv_rms. For a norm the result is the sum of the squares before the weight.
   template <class F>
@@ -245,6 +260,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   float tensor_amax = 0.0f;
 
   RowIndex<(kHeld > 0)> r = blockIdx.x;
+  passes.prefetch(r);
 #pragma unroll 1
   while (kRows == Rows::kOnce || r < source.rows) {
     if (kRows == Rows::kFew) passes.width = rehearsal ? 0 : width.blocks;

@@ -110,9 +110,17 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
     row[k] = pieces.width.quotient_of(i);
     block[k] = i - row[k] * pieces.width.divisor;
   }
+  // In the place of padding the last block once more: it belongs to the same group.
+  const auto row_at = [&](int k) {
+    return source.row.data + static_cast<uint64_t>(row[k]) * pieces.source_step;
+  };
+  const auto block_at = [&](int k) { return min(block[k], pieces.blocks - 1); };
+  if (!kCounted && (kIsPlain<Source> ? is_first() : is_short())) {
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) source.prefetch(row_at(k), block_at(k));
+  }
   wait_for_previous();
   let_next_begin();
-  // In the place of padding the last block once more: it belongs to the same group.
   bool there[kAtOnce];
   typename Source::Fetched fetched[kAtOnce];
 #pragma unroll
@@ -123,8 +131,7 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
       there[k] = row[k] - batch * pieces.scales.batch_rows.divisor <
                  rows_there(counts, batch, scales.rows);
     }
-    const auto* p = source.row.data + static_cast<uint64_t>(row[k]) * pieces.source_step;
-    if (there[k]) fetched[k] = source.template fetch<true>(p, min(block[k], pieces.blocks - 1));
+    if (there[k]) fetched[k] = source.template fetch<true>(row_at(k), block_at(k));
   }
   typename Source::Value x[kAtOnce];
 #pragma unroll

@@ -54,6 +54,7 @@ struct BufferSource {
   __device__ __forceinline__ Fetched fetch(int64_t i) const {
     return load_block<true>(data + i, 16, true);
   }
+  __device__ __forceinline__ void prefetch(int64_t i) const { prefetch_block(data + i, 16); }
   __device__ __forceinline__ Value value(const Fetched& x) const { return x; }
   __device__ __forceinline__ Value load(int64_t i) const {
     return i < numel ? load_block(data + i, numel - i, vector) : Value{};
@@ -183,8 +184,15 @@ __global__ void __launch_bounds__(kWalkThreads<Source, kWalk>,
     for (int k = 0; k < kSteps; ++k) ahead[k] = source.fetch(base + i + k * kStep + 16 * lane);
   };
   GroupCursor cursor = {base};
-  // Launch 2 fetches before it waits, so what came before launch 1 has to be done when it begins.
-  if (kFindsAmax) wait_for_previous(), let_next_begin();
+  if (kFindsAmax) {
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      if (whole(chunk)) source.prefetch(base + chunk + k * kStep + 16 * lane);
+    }
+    // Launch 2 fetches before it waits, so what came before launch 1 has to be done when it begins.
+    wait_for_previous();
+    let_next_begin();
+  }
   fetch(chunk);
   const GroupBounds first = cursor.find(groups, kFindsAmax ? chunk : 0);
   if (!kFindsAmax) let_next_begin(), wait_for_previous();

@@ -148,6 +148,15 @@ __device__ __forceinline__ uint32_t kept(uint32_t x) {
   return x;
 }
 
+// The same of a block from p, of which the first `count` elements are there.
+template <class T>
+__device__ __forceinline__ void prefetch_block(const T* p, int64_t count) {
+#pragma unroll
+  for (int i = 0; i < 16; i += 32 / sizeof(T)) {
+    if (i < count) prefetch(p + i);
+  }
+}
+
 // The elements below `count` of sixteen from p, which is aligned to an element, one by one but all
 // under way together; the others become zero.
 template <class T>

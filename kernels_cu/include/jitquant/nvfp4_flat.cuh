@@ -22,7 +22,13 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   Block<T> next;
-  if (early && block < source.blocks) next = source.fetch(block);
+  if (block < source.blocks) {
+    if (early) {
+      next = source.fetch(block);
+    } else if (is_short()) {
+      source.prefetch(block);
+    }
+  }
   wait_for_previous();
   let_next_begin();
   if (!early && block < source.blocks) next = source.fetch(block);
@@ -57,6 +63,12 @@ struct PieceBlocks {
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
       if (first + k * kThreads < source.blocks) x[k] = source.fetch(first + k * kThreads);
+    }
+  }
+  __device__ __forceinline__ void prefetch() const {
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) {
+      if (first + k * kThreads < source.blocks) source.prefetch(first + k * kThreads);
     }
   }
   // Calls f(block, its values).

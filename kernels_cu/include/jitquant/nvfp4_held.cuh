@@ -228,6 +228,15 @@ __global__ void __maxnreg__(held_registers<Source>())
   const int width = static_cast<int>(blocks_of(source.cols));
   const int row_count = static_cast<int>(source.rows);
   const int threads = blockDim.x, mine = threadIdx.x;
+  const int step = gridDim.x * team.rows();
+  int r = blockIdx.x * team.rows() + team.slot();
+  if (r < row_count) {
+    const typename Source::Row row = source.row(r);
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) {
+      if (mine + k * threads < width) source.prefetch(row, mine + k * threads);
+    }
+  }
   wait_for_previous();
   let_next_begin();
 
@@ -245,8 +254,6 @@ __global__ void __maxnreg__(held_registers<Source>())
       if (b < width) fetched[k] = source.template fetch<true>(row, b);
     }
   };
-  const int step = gridDim.x * team.rows();
-  int r = blockIdx.x * team.rows() + team.slot();
   if constexpr (kAhead) fetch(r);
   team.begin(scale, recipe, source.cols);
 #pragma unroll 1

@@ -61,6 +61,22 @@ __device__ __forceinline__ float walked_amax(const FlatSource<T>& source, BlockR
   return reduce.max(amax.result());
 }
 
+// Of what walked_amax loads first.
+template <class Source>
+__device__ __forceinline__ void prefetch_walked(const Source& source) {
+  const BlockWalk walk(blocks_of(source.cols));
+  if (walk.row < source.rows) source.prefetch(source.row(walk.row), walk.block);
+}
+template <class T>
+__device__ __forceinline__ void prefetch_walked(const FlatSource<T>& source) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  const int64_t block = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (block + i * step < source.blocks) source.prefetch(block + i * step);
+  }
+}
+
 template <class Source>
 constexpr int amax_blocks_per_sm() {
   return sizeof(typename Source::Element) == 2 ? 2 : 1;
@@ -71,6 +87,7 @@ __global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
     amax_kernel(Source source, float* partials) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
+  prefetch_walked(source);
   // In this order: quantize_kernel fetches before it waits, so what came before this kernel has to
   // be done when it begins.
   wait_for_previous();
@@ -94,7 +111,13 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
       next = source.template fetch<false>(source.row(walk.row), walk.block);
     }
   };
-  if (early) fetch();
+  if (early) {
+    fetch();
+  } else if constexpr (Source::kReadsOnlyInputs) {
+    if (is_short() && walk.row < out.rows) {
+      source.prefetch(source.row(walk.row), walk.block);
+    }
+  }
   wait_for_previous();
   let_next_begin();
   if (!early) fetch();
@@ -145,7 +168,11 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   auto fetch = [&] {
     if (i < walk.count) next = source.template fetch<true>(source.row.even_row(row), block);
   };
-  if (early) fetch();
+  if (early) {
+    fetch();
+  } else if (is_short() && i < walk.count) {
+    source.prefetch(source.row.even_row(row), block);
+  }
   wait_for_previous();
   let_next_begin();
   if (!early) fetch();
@@ -213,7 +240,13 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
       next = source.template fetch<true>(source.row(walk.row), block);
     }
   };
-  if (early) fetch();
+  if (early) {
+    fetch();
+  } else if constexpr (Source::kReadsOnlyInputs) {
+    if (is_short() && walk.row < out.rows && block_here() < width) {
+      source.prefetch(source.row(walk.row), block_here());
+    }
+  }
   wait_for_previous();
   let_next_begin();
   if (!early) fetch();
@@ -247,6 +280,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   BlockReduce reduce(scratch);
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t row = i / out.blocks, block = i - row * out.blocks;
+  if (row < out.rows) source.prefetch(source.row(row), block);
   wait_for_previous();
   let_next_begin();
 

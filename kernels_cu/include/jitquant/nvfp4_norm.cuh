@@ -312,11 +312,17 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
       reinterpret_cast<char*>(row_storage) + HeldWeights<Element>::bytes(blockDim.x, kShare),
       team.slot() * team.warps() + (mine >> 5), tensors, begin, width - begin);
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
+  const int step = gridDim.x * team.rows();
+  int r = blockIdx.x * team.rows() + team.slot();
+#pragma unroll
+  for (int k = 0; k < kShare; ++k) {
+    if (32 * k >= left) break;
+    if (r < row_count) source.prefetch(source.row(static_cast<uint32_t>(r)), first + 32 * k);
+    if (r == 0) norm.prefetch(first + 32 * k);
+  }
   wait_for_previous();
   let_next_begin();
 
-  const int step = gridDim.x * team.rows();
-  int r = blockIdx.x * team.rows() + team.slot();
   typename Source::Beside beside;
   auto copy = [&](int r) {
     if (r >= row_count) return;

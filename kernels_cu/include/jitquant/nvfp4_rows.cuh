@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
   const int width = static_cast<int>(blocks_of(source.cols));
   const int threads = blockDim.x, mine = threadIdx.x;
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
+  if (blockIdx.x < source.rows && mine < width) source.prefetch(source.row(blockIdx.x), mine);
   wait_for_previous();
   let_next_begin();
   __shared__ RowFacts facts;

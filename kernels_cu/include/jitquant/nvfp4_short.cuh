@@ -55,6 +55,12 @@ __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 7 : 6)
                       Nvfp4Output out, int lanes_log2) {
   constexpr int kMost = kShortBlocks<T>;
   ShortLane at(out, lanes_log2);
+#pragma unroll
+  for (int k = 0; k < kMost; ++k) {
+    if (at.row < at.rows && at.block(k) < at.width) {
+      source.prefetch(source.row(at.row), at.block(k));
+    }
+  }
   wait_for_previous();
   let_next_begin();
 

@@ -27,6 +27,14 @@ __global__ void __launch_bounds__(kShortThreads, 5)
   const HeldWeights<T, false> weights(row_storage, 0);
   ShortLane at(out, lanes_log2);
   const int blocks = (at.width - at.mine + at.lanes - 1) >> lanes_log2;  // of this lane
+#pragma unroll
+  for (int k = 0; k < kMost; ++k) {
+    if (k >= blocks) break;
+    if (at.row < at.rows) {
+      source.prefetch(source.row(static_cast<uint32_t>(at.row)), at.block(k));
+    }
+    if (at.row == 0) norm.prefetch(at.block(k));
+  }
   wait_for_previous();
   let_next_begin();
 

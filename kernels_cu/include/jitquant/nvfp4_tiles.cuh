@@ -61,6 +61,9 @@ struct FlatRows {
   __device__ __forceinline__ Fetched fetch(Row first, uint32_t block) const {
     return source.fetch(first + block);
   }
+  __device__ __forceinline__ void prefetch(Row first, uint32_t block) const {
+    source.prefetch(first + block);
+  }
   template <bool kWhole>
   __device__ __forceinline__ Value value(const Fetched& x, Row, uint32_t) const {
     return x;
@@ -100,7 +103,11 @@ __global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>)
     if (exists) next = source.template fetch<true>(source.row(row), block);
   };
   find();
-  if (early) fetch();
+  if (early) {
+    fetch();
+  } else if constexpr (Source::kReadsOnlyInputs) {
+    if (is_short() && exists) source.prefetch(source.row(row), block);
+  }
   wait_for_previous();
   let_next_begin();
   if (!early) fetch();

@@ -3,6 +3,7 @@
 //   Row row(r)                       where a row is
 //   Fetched fetch(row, block)        what has to be loaded for a block, once a block
 //   Value value(fetched, row, block) the block: zeros past the last column
+//   prefetch(row, block)             the same brought into the L2 cache; not of NormalizedSource
 //   Fetched refetch(row, block)      for the same value once more
 //   whole()                          all blocks are whole and aligned to 16 bytes; the last three
 //                                    are templates with a bool, which is true only then
@@ -78,6 +79,9 @@ struct PlainSource {
   __device__ __forceinline__ Fetched fetch(Row p, int64_t block) const {
     return load_block<kWhole>(p + block * 16, cols - block * 16, vector);
   }
+  __device__ __forceinline__ void prefetch(Row p, int64_t block) const {
+    prefetch_block(p + block * 16, cols - block * 16);
+  }
   template <bool kWhole>
   __device__ __forceinline__ Fetched refetch(Row p, int64_t block) const {
     return fetch<kWhole>(p, block);
@@ -110,6 +114,9 @@ struct FlatSource {
 
   __device__ __forceinline__ Value fetch(int64_t block) const {
     return load_block<true>(data + block * 16, 16, true);
+  }
+  __device__ __forceinline__ void prefetch(int64_t block) const {
+    prefetch_block(data + block * 16, 16);
   }
 };
 
@@ -162,6 +169,12 @@ struct DeinterleaveSource {
   }
 
   bool whole() const { return vector && cols % 16 == 0 && cols < (int64_t{1} << 31); }
+  // As many values of the row as a block is made of, wherever its own are.
+  __device__ __forceinline__ void prefetch(Row gate, int64_t block) const {
+    const int64_t first = block * 32, count = 2 * cols - first;
+    prefetch_block(gate + first, count);
+    prefetch_block(gate + first + 16, count - 16);
+  }
   template <bool kWhole>
   __device__ __forceinline__ Fetched fetch(Row gate, int64_t block) const {
     const T* up = gate + run;
@@ -247,6 +260,10 @@ struct ResidualSource {
   __device__ __forceinline__ Row row(I r) const {
     return {x_row(r), residual_row(r)};
   }
+  __device__ __forceinline__ void prefetch(const Row& p, int64_t block) const {
+    prefetch_block(p.x + block * 16, cols - block * 16);
+    prefetch_block(p.residual + block * 16, cols - block * 16);
+  }
   template <bool kWhole>
   __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block) const {
     const int64_t count = cols - block * 16;
@@ -318,6 +335,12 @@ struct HyperConnectionSource {
     const int64_t i = p.weights + h * weight_stride;
     return weights_fp32 ? static_cast<const float*>(weights)[i]
                         : to_float(static_cast<const T*>(weights)[i]);
+  }
+  __device__ __forceinline__ void prefetch(const Row& p, int64_t block) const {
+#pragma unroll 1
+    for (int h = 0; h < streams; ++h) {
+      prefetch_block(p.x + h * stream_stride + block * 16, cols - block * 16);
+    }
   }
   template <bool kWhole>
   __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block, int first = 0) const {
@@ -406,6 +429,14 @@ struct Normalize {
   float eps;
   float* inv_rms;  // (rows,)
 
+  // The weights of a block that is whole, which all rows share.
+  __device__ __forceinline__ void prefetch(int64_t block) const {
+    if (weight.fp32) {
+      prefetch_block(static_cast<const float*>(weight.data) + block * 16, 16);
+    } else {
+      prefetch_block(static_cast<const T*>(weight.data) + block * 16, 16);
+    }
+  }
   template <bool kWhole, class Value>
   __device__ __forceinline__ Block<float> weighted(const Value& x, int64_t block,
                                                    int64_t cols) const {
