@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
     flat_dequant_kernel(Nvfp4Input in, Divisor row_words, T* out, int64_t words) {
   const uint32_t* const codes = reinterpret_cast<const uint32_t*>(in.codes);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kWordsEach) + threadIdx.x;
-  if (is_first() && first < words) prefetch(codes + first);
+  if (is_short() && first < words) prefetch(codes + first);
   wait_for_previous();
   let_next_begin();
   uint32_t word[kWordsEach];

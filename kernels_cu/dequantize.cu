@@ -68,12 +68,14 @@ struct ScaleLookup {
   }
 };
 
-// Eight elements from p, of which the first `count` are there. `vector`: p is aligned to 8 bytes.
-__device__ __forceinline__ uint2 load8(const uint8_t* p, int count, bool vector) {
-  if (vector && count >= 8) return *reinterpret_cast<const uint2*>(p);
+// Eight elements from p, of which the first `count` are there. kWhole: all are, and p is aligned to
+// 8 bytes.
+template <bool kWhole>
+__device__ __forceinline__ uint2 load8(const uint8_t* p, int count) {
+  if (kWhole) return *reinterpret_cast<const uint2*>(p);
   if (count >= 8 && reinterpret_cast<uintptr_t>(p) % 4 == 0) {
-    return make_uint2(reinterpret_cast<const uint32_t*>(p)[0],
-                      reinterpret_cast<const uint32_t*>(p)[1]);
+    const uint32_t* const words = reinterpret_cast<const uint32_t*>(p);
+    return make_uint2(words[0], words[1]);
   }
   uint2 codes = {0, 0};
 #pragma unroll
@@ -83,30 +85,33 @@ __device__ __forceinline__ uint2 load8(const uint8_t* p, int count, bool vector)
   return codes;
 }
 
-template <EightBit kFormat, class T>
-__device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count, bool vector) {
+// kWhole: all are there, and p is aligned to 16 bytes.
+template <EightBit kFormat, bool kWhole, class T>
+__device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count) {
   float v[8];
   unpack4<kFormat>(codes.x, v);
   unpack4<kFormat>(codes.y, v + 4);
   Block<T> block;  // its first half
 #pragma unroll
   for (int i = 0; i < 8; ++i) set_value(block, i, dequantize_fp8(v[i], scale));
-  store_elements<Block<T>::kWords / 2>(p, count, vector, block.words);
+  if (kWhole) {
+    store_words<Block<T>::kWords / 2>(p, block.words);
+  } else {
+    store_elements<Block<T>::kWords / 2>(p, count, false, block.words);
+  }
 }
 
 // Eight values a thread, so that neighbouring threads store next to each other, and kAtOnce such
 // loads in flight together. A block of threads for each piece of work: the hardware starts them in
 // order, so that what is read and written at a time lies together.
-template <class T, EightBit kFormat, int kAtOnce>
+template <class T, EightBit kFormat, int kAtOnce, bool kWhole>
 __global__ void __launch_bounds__(kThreads, 4)
-    dequantize_kernel(RowPointer<const uint8_t> data, int64_t rows, int64_t cols, bool vector,
-                      ScaleLookup scales, T* out, bool out_vector) {
+    dequantize_kernel(RowPointer<const uint8_t> data, int64_t rows, int64_t cols,
+                      ScaleLookup scales, T* out) {
   const int64_t width = (cols + 7) / 8;
   int64_t eighth = static_cast<int64_t>(blockIdx.x) * (kThreads * kAtOnce) + threadIdx.x;
-  if (is_short()) {
-    const int64_t row = scales.divide(eighth, scales.width, width);
-    if (row < rows) prefetch(data(row) + (eighth - row * width) * 8);
-  }
+  int64_t row = scales.divide(eighth, scales.width, width);
+  if (kAtOnce == 1 && row < rows) prefetch(data(row) + (eighth - row * width) * 8);
   wait_for_previous();
   let_next_begin();
   uint2 codes[kAtOnce];
@@ -115,20 +120,21 @@ __global__ void __launch_bounds__(kThreads, 4)
   int count[kAtOnce];
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
-    const int64_t row = scales.divide(eighth, scales.width, width), block = eighth - row * width;
+    if (k > 0) row = scales.divide(eighth, scales.width, width);
+    const int64_t block = eighth - row * width;
     eighth += kThreads;
     count[k] = 0;
     if (row < rows) {
       const int64_t first = block * 8, left = cols - first;
       count[k] = left < 8 ? static_cast<int>(left) : 8;
       to[k] = out + row * cols + first;
-      codes[k] = load8(data(row) + first, count[k], vector);
+      codes[k] = load8<kWhole>(data(row) + first, count[k]);
       scale[k] = scales.at(row, static_cast<uint32_t>(block));
     }
   }
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
-    if (count[k] > 0) write8<kFormat>(codes[k], scale[k], to[k], count[k], out_vector);
+    if (count[k] > 0) write8<kFormat, kWhole>(codes[k], scale[k], to[k], count[k]);
   }
 }
 
@@ -138,18 +144,21 @@ cudaError_t launch_format(const Matrix& data, const StoredScales& scales, void* 
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const int64_t eighths = data.rows * ((data.cols + 7) / 8);
-    const bool out_vector =
-        reinterpret_cast<uintptr_t>(out) % 16 == 0 && data.cols * sizeof(T) % 16 == 0;
-    const auto start = [&](auto at_once) {
+    const bool whole =
+        data.vector && reinterpret_cast<uintptr_t>(out) % 16 == 0 && data.cols % 8 == 0;
+    const auto start = [&](auto at_once, auto whole) {
       constexpr int kWork = kThreads * at_once;
-      return launch<&dequantize_kernel<T, kFormat, at_once>>(
+      return launch<&dequantize_kernel<T, kFormat, at_once, whole>>(
           {(eighths + kWork - 1) / kWork, kThreads, Start::kOverlapped}, stream,
-          RowPointer<const uint8_t>(data), data.rows, data.cols, data.vector,
-          ScaleLookup(scales, data.rows, (data.cols + 7) / 8), static_cast<T*>(out), out_vector);
+          RowPointer<const uint8_t>(data), data.rows, data.cols,
+          ScaleLookup(scales, data.rows, (data.cols + 7) / 8), static_cast<T*>(out));
     };
+    constexpr std::integral_constant<int, 1> one = {};
+    if (!whole) return start(one, std::false_type());
     // Of few values the time is that in which instructions arrive.
-    return eighths <= int64_t{4} * kThreads * sm_count() ? start(std::integral_constant<int, 1>())
-                                                         : start(std::integral_constant<int, 4>());
+    return eighths <= int64_t{4} * kThreads * sm_count()
+               ? start(one, std::true_type())
+               : start(std::integral_constant<int, 4>(), std::true_type());
   });
 }
 

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   bool rehearsal = kRows == Rows::kFew && rehearses;
 
   RowIndex<kHolds> r = blockIdx.x;
-  passes.prefetch(r);
+  passes.begin(r);
 #pragma unroll 1
   while (kRows == Rows::kOnce || r < source.rows) {
     if (kRows == Rows::kFew) passes.width = rehearsal ? 0 : width.blocks;

@@ -70,12 +70,15 @@ struct RowPasses {
                                        const RowWidth& row)
       : source(source), norm(norm), width(row.blocks), over_cols(row.over_cols) {}
 
-  // Of the first row of a block of threads. Not where that takes registers that are not there, nor
-  // where one tensor is loaded after a rehearsal, which covers its latency.
+  // What comes before the first row, the r-th, and waits for no kernel. The row is prefetched
+  // unless there are no registers for that, or one tensor is loaded after a rehearsal, which takes
+  // as long. The next kernel rehearses beside this one where both are a few blocks of threads; with
+  // more of them several kernels that wait would share the multiprocessors.
   static constexpr bool kPrefetches = kRows == Rows::kOnce
                                           ? !kNorm && sizeof(Fetched) <= 32
                                           : kRows == Rows::kFew && sizeof(Fetched) > 32;
-  __device__ __forceinline__ void prefetch(int64_t r) const {
+  __device__ __forceinline__ void begin(int64_t r) const {
+    if (kRows == Rows::kFew && gridDim.x <= 8) let_next_begin();
     if constexpr (kPrefetches) {
       if (!is_first() || r >= source.rows) return;
 #pragma unroll
@@ -260,7 +263,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   float tensor_amax = 0.0f;
 
   RowIndex<(kHeld > 0)> r = blockIdx.x;
-  passes.prefetch(r);
+  passes.begin(r);
 #pragma unroll 1
   while (kRows == Rows::kOnce || r < source.rows) {
     if (kRows == Rows::kFew) passes.width = rehearsal ? 0 : width.blocks;

@@ -224,15 +224,15 @@ __device__ __forceinline__ void store_elements(T* p, int64_t count, bool vector,
                                      std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>>;
   constexpr int kPerWord = 4 / sizeof(T), kBits = 8 * sizeof(T), kAll = kWords * kPerWord;
   Element* const to = reinterpret_cast<Element*>(p);
+  if (vector && count >= kAll) {
+    store_words<kWords>(p, words);
+    return;
+  }
   if (count < kAll) {
 #pragma unroll
     for (int i = 0; i < kAll; ++i) {
       if (i < count) to[i] = static_cast<Element>(words[i / kPerWord] >> (kBits * (i % kPerWord)));
     }
-    return;
-  }
-  if (vector) {
-    store_words<kWords>(p, words);
     return;
   }
   const int over = static_cast<int>(reinterpret_cast<uintptr_t>(p) % 4 / sizeof(T));
