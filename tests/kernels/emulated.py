@@ -37,6 +37,15 @@ DTYPES = {
 }
 """Torch's numbers, of which a schema's ScalarType is one."""
 
+POISON = 0xA5
+"""A byte that no result has everywhere: what is left of it has not been written."""
+
+
+def poisoned(t: Tensor) -> Tensor:
+    """A contiguous tensor as large as ``t``, full of POISON."""
+    memory = torch.full((t.numel() * t.element_size(),), POISON, dtype=torch.uint8)
+    return memory.view(t.dtype).view(t.shape)
+
 
 class _Value(ctypes.Structure):
     """``StableIValue`` of ``emulation/torch/csrc/stable/library.h``."""

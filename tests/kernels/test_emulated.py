@@ -21,10 +21,9 @@ from jitquant.formats import RECIPES, SCALE_LAYOUTS
 from jitquant.ops import Op
 from jitquant.ops._declare import Compiled
 
-from .emulated import Machine
+from .emulated import POISON, Machine, poisoned
 from .emulated_cases import FAMILIES
 
-POISON = 0xA5
 GUARD = 256
 
 
@@ -165,7 +164,7 @@ def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None
             given = reference.deinterleave_quantize_nvfp4_static(*args, **how)
             calls.append(("deinterleave_quantize_from_buffer", args, how, given))
         for function, args, how, expected in calls:
-            out = [torch.full_like(t.view(torch.uint8), POISON).view(t.dtype) for t in expected]
+            out = [poisoned(t) for t in expected]
             machine.call(module, function, *args, **how, x_fp4=out[0], x_sf=out[1])
             for name, a, b in zip(("x_fp4", "x_sf"), out, expected, strict=True):
                 _agree(f"{function} {name}", how.get("op") != "swiglu", a, b)

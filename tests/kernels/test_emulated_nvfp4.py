@@ -13,7 +13,7 @@ from torch import Tensor
 from jitquant import reference
 from jitquant.testing import bytes_of
 
-from .emulated import Machine
+from .emulated import Machine, poisoned
 
 SWIZZLED = "swizzled_128x4"
 MODULES = (
@@ -41,16 +41,10 @@ def _values(rows: int, cols: int, gap: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)[:, :cols]
 
 
-def _poisoned(t: Tensor) -> Tensor:
-    """As large as ``t``, and of bytes that no result has everywhere."""
-    memory = torch.full((t.numel() * t.element_size(),), 0xA5, dtype=torch.uint8)
-    return memory.view(t.dtype).view(t.shape)
-
-
 def _check(machine: Machine, expected: tuple[Tensor, ...], call: str, *args: Any, **k: Any) -> None:
     """The call writes each byte of its results, as expected."""
     names = ("out",) if len(expected) == 1 else ("x_fp4", "x_sf", "gsa")[: len(expected)]
-    outs = {name: _poisoned(t) for name, t in zip(names, expected, strict=True)}
+    outs = {name: poisoned(t) for name, t in zip(names, expected, strict=True)}
     module, function = call.split(".")
     machine.call(module, function, *args, **outs, **k)
     for (name, got), wanted in zip(outs.items(), expected, strict=True):
@@ -165,7 +159,7 @@ def test_short_norms(
     for weights in (weight.to(dtype), weight):
         k = {"granularity": "row", "scale_layout": scale_layout}
         expected = reference.rmsnorm_quantize_nvfp4(x, weights, **k)
-        out = [_poisoned(t) for t in expected]
+        out = [poisoned(t) for t in expected]
         names = dict(zip(("x_fp4", "x_sf", "gsa", "inv_rms"), out, strict=True))
         call = ("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4")
         machine.call(*call, x, weights, **names, **k)
