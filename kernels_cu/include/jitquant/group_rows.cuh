@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
   const auto block_at = [&](int k) { return min(block[k], pieces.blocks - 1); };
   if (!kCounted && (kIsPlain<Source> ? is_first() : is_short())) {
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) source.prefetch(row_at(k), block_at(k));
+    for (int k = 0; k < kAtOnce; ++k) source.template prefetch<true>(row_at(k), block_at(k));
   }
   wait_for_previous();
   let_next_begin();

@@ -3,7 +3,8 @@
 //   Row row(r)                       where a row is
 //   Fetched fetch(row, block)        what has to be loaded for a block, once a block
 //   Value value(fetched, row, block) the block: zeros past the last column
-//   prefetch(row, block)             the same brought into the L2 cache; not of NormalizedSource
+//   prefetch(row, block)             the same brought into the L2 cache; not of NormalizedSource.
+//                                    prefetch<true>: the block is whole
 //   Fetched refetch(row, block)      for the same value once more
 //   whole()                          all blocks are whole and aligned to 16 bytes; the last three
 //                                    are templates with a bool, which is true only then
@@ -79,8 +80,9 @@ struct PlainSource {
   __device__ __forceinline__ Fetched fetch(Row p, int64_t block) const {
     return load_block<kWhole>(p + block * 16, cols - block * 16, vector);
   }
+  template <bool kWhole = false>
   __device__ __forceinline__ void prefetch(Row p, int64_t block) const {
-    prefetch_block(p + block * 16, cols - block * 16);
+    prefetch_block(p + block * 16, kWhole ? 16 : cols - block * 16);
   }
   template <bool kWhole>
   __device__ __forceinline__ Fetched refetch(Row p, int64_t block) const {
@@ -170,8 +172,9 @@ struct DeinterleaveSource {
 
   bool whole() const { return vector && cols % 16 == 0 && cols < (int64_t{1} << 31); }
   // As many values of the row as a block is made of, wherever its own are.
+  template <bool kWhole = false>
   __device__ __forceinline__ void prefetch(Row gate, int64_t block) const {
-    const int64_t first = block * 32, count = 2 * cols - first;
+    const int64_t first = block * 32, count = kWhole ? 32 : 2 * cols - first;
     prefetch_block(gate + first, count);
     prefetch_block(gate + first + 16, count - 16);
   }
