@@ -158,14 +158,11 @@ __global__ void __launch_bounds__(kThreads, kAfterAmax ? 4 : 6)
     flat_cast_kernel(FlatSource<T> source, Fp8Scale scale, int partials, bool backwards, uint4* out,
                      EightBit format) {
   PieceBlocks<T, kCastShare<T, kAfterAmax>> blocks(source, backwards);
-  if (kAfterAmax) {
-    blocks.fetch();
-  } else if (is_first()) {
-    blocks.prefetch();
-  }
-  wait_for_previous();
-  let_next_begin();
-  if (!kAfterAmax) blocks.fetch();
+  begin_overlapped(
+      kAfterAmax, [&] { blocks.fetch(); },
+      [&] {
+        if (is_first()) blocks.prefetch();
+      });
   float factor;
   if constexpr (kAfterAmax) {
     __shared__ BlockReduce::Scratch scratch;
@@ -193,16 +190,13 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
       next = source.template fetch<false>(source.row(walk.row), walk.block);
     }
   };
-  if (early) {
-    fetch();
-  } else if constexpr (Source::kReadsOnlyInputs) {
-    if (is_short() && walk.row < source.rows) {
-      source.prefetch(source.row(walk.row), walk.block);
+  begin_overlapped(early, fetch, [&] {
+    if constexpr (Source::kReadsOnlyInputs) {
+      if (is_short() && walk.row < source.rows) {
+        source.prefetch(source.row(walk.row), walk.block);
+      }
     }
-  }
-  wait_for_previous();
-  let_next_begin();
-  if (!early) fetch();
+  });
 
   const float factor = tensor_scale(scale, partials, largest(format), reduce);
   const bool watches = watches_tensor(scale);
@@ -223,7 +217,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
 
 // The same for a contiguous tensor, whose scale is given and whose amax is wanted.
 template <class T>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 5 : 4)
+__global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
     flat_cast_watch_kernel(FlatSource<T> source, Fp8Scale scale, uint4* out, EightBit format) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
@@ -233,10 +227,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 5 : 4)
   auto fetch = [&] {
     if (block < source.blocks) next = source.fetch(block);
   };
-  if (is_short() && block < source.blocks) source.prefetch(block);
-  wait_for_previous();
-  let_next_begin();
-  fetch();
+  begin_overlapped(false, fetch, [&] {
+    if (is_short() && block < source.blocks) source.prefetch(block);
+  });
   const float factor = tensor_scale(scale, 0, largest(format), reduce);
   Amax<T, true> amax;
 #pragma unroll 1

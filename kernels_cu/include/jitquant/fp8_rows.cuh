@@ -74,11 +74,12 @@ struct RowPasses {
   // unless there are no registers for that, or one tensor is loaded after a rehearsal, which takes
   // as long. The next kernel rehearses beside this one where both are a few blocks of threads; with
   // more of them several kernels that wait would share the multiprocessors.
+  static constexpr uint32_t kRehearsedGrid = 8;
   static constexpr bool kPrefetches = kRows == Rows::kOnce
                                           ? !kNorm && sizeof(Fetched) <= 32
                                           : kRows == Rows::kFew && sizeof(Fetched) > 32;
   __device__ __forceinline__ void begin(int64_t r) const {
-    if (kRows == Rows::kFew && gridDim.x <= 8) let_next_begin();
+    if (kRows == Rows::kFew && gridDim.x <= kRehearsedGrid) let_next_begin();
     if constexpr (kPrefetches) {
       if (!is_first() || r >= source.rows) return;
 #pragma unroll

@@ -22,23 +22,19 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   Block<T> next;
-  if (block < source.blocks) {
-    if (early) {
-      next = source.fetch(block);
-    } else if (is_short()) {
-      source.prefetch(block);
-    }
-  }
-  wait_for_previous();
-  let_next_begin();
-  if (!early && block < source.blocks) next = source.fetch(block);
+  auto fetch = [&] {
+    if (block < source.blocks) next = source.fetch(block);
+  };
+  begin_overlapped(early, fetch, [&] {
+    if (is_short() && block < source.blocks) source.prefetch(block);
+  });
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
 #pragma unroll 1
   while (block < source.blocks) {
     const Block<T> x = next;
     const int64_t here = block;
     block += step;
-    if (block < source.blocks) next = source.fetch(block);
+    fetch();
     const Nvfp4Codes codes = nvfp4_quantize_block(x, block_amax(x), encoding);
     reinterpret_cast<uint2*>(out.codes)[here] = make_uint2(codes.low, codes.high);
     out.scales[here] = codes.scale;
@@ -94,10 +90,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   BlockReduce reduce(scratch);
   const bool early = scale.kind == GlobalScale::kPartials;
   PieceBlocks<T, kOnceShare<T>> blocks(source, early);
-  if (early) blocks.fetch();
-  wait_for_previous();
-  let_next_begin();
-  if (!early) blocks.fetch();
+  begin_overlapped(early, [&] { blocks.fetch(); }, [] {});
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
   blocks.each([&](int64_t block, const Block<T>& x) {
     const Nvfp4Codes codes = nvfp4_quantize_block(x, block_amax(x), encoding);

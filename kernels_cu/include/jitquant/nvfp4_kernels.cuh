@@ -111,16 +111,11 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
       next = source.template fetch<false>(source.row(walk.row), walk.block);
     }
   };
-  if (early) {
-    fetch();
-  } else if constexpr (Source::kReadsOnlyInputs) {
-    if (is_short() && walk.row < out.rows) {
-      source.prefetch(source.row(walk.row), walk.block);
+  begin_overlapped(early, fetch, [&] {
+    if constexpr (Source::kReadsOnlyInputs) {
+      if (is_short() && walk.row < out.rows) source.prefetch(source.row(walk.row), walk.block);
     }
-  }
-  wait_for_previous();
-  let_next_begin();
-  if (!early) fetch();
+  });
 
   const bool by_row = is_by_row(scale);
   Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, recipe, reduce);
@@ -168,14 +163,9 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   auto fetch = [&] {
     if (i < walk.count) next = source.template fetch<true>(source.row.even_row(row), block);
   };
-  if (early) {
-    fetch();
-  } else if (is_short() && i < walk.count) {
-    source.prefetch(source.row.even_row(row), block);
-  }
-  wait_for_previous();
-  let_next_begin();
-  if (!early) fetch();
+  begin_overlapped(early, fetch, [&] {
+    if (is_short() && i < walk.count) source.prefetch(source.row.even_row(row), block);
+  });
 
   const bool by_row = is_by_row(scale);
   Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, recipe, reduce);
@@ -240,16 +230,13 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
       next = source.template fetch<true>(source.row(walk.row), block);
     }
   };
-  if (early) {
-    fetch();
-  } else if constexpr (Source::kReadsOnlyInputs) {
-    if (is_short() && walk.row < out.rows && block_here() < width) {
-      source.prefetch(source.row(walk.row), block_here());
+  begin_overlapped(early, fetch, [&] {
+    if constexpr (Source::kReadsOnlyInputs) {
+      if (is_short() && walk.row < out.rows && block_here() < width) {
+        source.prefetch(source.row(walk.row), block_here());
+      }
     }
-  }
-  wait_for_previous();
-  let_next_begin();
-  if (!early) fetch();
+  });
 
   const bool by_row = is_by_row(scale);
   Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, recipe, reduce);
@@ -329,7 +316,7 @@ cudaError_t deinterleaved(const Matrix& fused, int64_t run, bool activate, F&& f
 //   one launch    from compute capability 9.0 on, up to 8 x 512 blocks of 16 values: a cluster of
 //                 blocks, one block of values a thread
 //   two launches  anything else, with a workspace of `partials` floats
-// On an H200 the cluster takes 1.9 to 2.4 us where two launches take 2.5. A cluster of 16 blocks
+// On an H200 the cluster takes 1.5 to 2.3 us where two launches take 2.5. A cluster of 16 blocks
 // would save 0.2 us for twice as many values and is not sure to fit; a cooperative launch that
 // keeps up to 29 MB on the chip was slower than two overlapped launches at every size
 // (docs/performance.md).

@@ -103,14 +103,11 @@ __global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>)
     if (exists) next = source.template fetch<true>(source.row(row), block);
   };
   find();
-  if (early) {
-    fetch();
-  } else if constexpr (Source::kReadsOnlyInputs) {
-    if (is_short() && exists) source.prefetch(source.row(row), block);
-  }
-  wait_for_previous();
-  let_next_begin();
-  if (!early) fetch();
+  begin_overlapped(early, fetch, [&] {
+    if constexpr (Source::kReadsOnlyInputs) {
+      if (is_short() && exists) source.prefetch(source.row(row), block);
+    }
+  });
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
 #pragma unroll 1
   while (place.rows * 8 < ((row_count + 127) & ~127u)) {
@@ -164,10 +161,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
       if (at[k] != kNone) x[k] = source.fetch(at[k]);
     }
   };
-  if (early) fetch();
-  wait_for_previous();
-  let_next_begin();
-  if (!early) fetch();
+  begin_overlapped(early, fetch, [] {});
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
 #pragma unroll
   for (int k = 0; k < kShare; ++k) {
