@@ -114,9 +114,11 @@ def test_rmsnorm(
 ) -> None:
     kernel = module("fused_rmsnorm_quantize")
     shapes = ((1, 16), (3, 17), (5, 384), (4400, 384), (4400, 1024), (130, 2048), (3, 28672))
-    for rows, cols in (*shapes, (64, 7168)):
+    for rows, cols in (*shapes, (64, 7168), (600, 7171), (130, 1043)):
         for weight_dtype in (dtype, torch.float32):
-            x = randn(rows, cols, dtype=dtype, scale=2)
+            # Rows that lie apart where they are not aligned either.
+            gap = cols % 2
+            x = randn(rows, cols + gap, dtype=dtype, scale=2)[:, gap:]
             weight = (1 + 0.1 * torch.randn(cols, device="cuda")).to(weight_dtype)
             residual = randn(rows, cols, dtype=dtype) if with_residual else None
             mine = None if residual is None else residual.clone()

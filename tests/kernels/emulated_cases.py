@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from samples import DTYPES, Sample, randn
+from samples import DTYPES, GRANULARITIES, Sample, randn
 from torch import Tensor
 
 from jitquant import reference
@@ -296,6 +296,24 @@ def _odd_widths() -> Iterator[Sample]:
         yield _case("dequantize_nvfp4", what, args, cols=cols, dtype=dtype)
 
 
+def _anywhere() -> Iterator[Sample]:
+    # Rows that begin at every distance from a multiple of 16 bytes, and of 128; of a part of a warp
+    # and of several; too long to be held.
+    ways = itertools.cycle(itertools.product(SCALE_LAYOUTS, GRANULARITIES))
+    shapes = ((9, 17), (11, 1043), (11, 2064), (2, 33003))
+    for dtype, (rows, cols), offset in itertools.product(DTYPES, shapes, (0, 1, 6, 27)):
+        layout, granularity = next(ways)
+        # An even distance between rows with an offset, an odd one without.
+        memory = _values((rows, cols + (30 if offset else 6)), dtype, offset)
+        x, what = memory[:, offset : offset + cols], (cols, dtype, offset)
+        how = {"scale_layout": layout}
+        yield _case("quantize_nvfp4", what, (x,), granularity="row", **how)
+        y = _finite((rows, cols + 31), dtype, offset)[:, offset : offset + cols]
+        weight = _finite((cols + 1,), (dtype, torch.float32)[offset % 2], 5)[1:]
+        how |= {"exact": False, "granularity": granularity}
+        yield _case("rmsnorm_quantize_nvfp4", what, (y, weight), **how)
+
+
 FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "amaxes": _amaxes,
     "nvfp4": _nvfp4,
@@ -305,4 +323,5 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "groups": _groups,
     "grouped": _grouped,
     "odd widths": _odd_widths,
+    "anywhere": _anywhere,
 }

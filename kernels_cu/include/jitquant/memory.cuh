@@ -64,18 +64,22 @@ __device__ __forceinline__ uint32_t pair_from_floats(float low, float high) {
 #endif
 }
 
-// A block of values, each rounded to T.
+// Values in words, each rounded to T.
+template <class T, int kCount>
+__device__ __forceinline__ void round_values(const float (&v)[kCount], uint32_t* words) {
+#pragma unroll
+  for (int i = 0; i < kCount * static_cast<int>(sizeof(T)) / 4; ++i) {
+    if constexpr (sizeof(T) == 4) {
+      words[i] = float_bits(v[i]);
+    } else {
+      words[i] = pair_from_floats<T>(v[2 * i], v[2 * i + 1]);
+    }
+  }
+}
 template <class T>
 __device__ __forceinline__ Block<T> block_of(const float (&v)[16]) {
   Block<T> block;
-#pragma unroll
-  for (int i = 0; i < Block<T>::kWords; ++i) {
-    if constexpr (sizeof(T) == 4) {
-      block.words[i] = float_bits(v[i]);
-    } else {
-      block.words[i] = pair_from_floats<T>(v[2 * i], v[2 * i + 1]);
-    }
-  }
+  round_values<T>(v, block.words);
   return block;
 }
 
@@ -148,7 +152,7 @@ __device__ __forceinline__ uint32_t kept(uint32_t x) {
   return x;
 }
 
-// The same of a block from p, of which the first `count` elements are there.
+// Prefetches a block from p, of which the first `count` elements are there.
 template <class T>
 __device__ __forceinline__ void prefetch_block(const T* p, int64_t count) {
 #pragma unroll
@@ -211,6 +215,66 @@ __device__ __forceinline__ Block<T> load_block(const T* p, int64_t count, bool v
   }
   load_words<Block<T>::kWords>(p, block.words);
   return block;
+}
+
+// Words of which the first `skip` elements of two bytes, at most 7, are skipped: kOut + 4 become
+// kOut.
+template <int kOut>
+__device__ __forceinline__ void skip_elements(uint32_t (&words)[kOut + 4], int skip,
+                                              uint32_t* out) {
+#pragma unroll
+  for (int i = 0; i < kOut + 2; ++i) words[i] = skip & 4 ? words[i + 2] : words[i];
+#pragma unroll
+  for (int i = 0; i < kOut + 1; ++i) words[i] = skip & 2 ? words[i + 1] : words[i];
+#pragma unroll
+  for (int i = 0; i < kOut; ++i) {
+    out[i] = byte_permute(words[i], words[i + 1], skip & 1 ? 0x5432 : 0x3210);
+  }
+}
+
+// Elements of two bytes between p and the multiple of kBytes before it.
+template <int kBytes, class T>
+__device__ __forceinline__ int elements_over(const T* p) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(p) % kBytes / sizeof(T));
+}
+
+// Sixteen elements of two bytes as they are loaded from wherever they are: the words from a
+// multiple of 16 bytes on that they are in. Skipping what is before them is apart, so that nothing
+// has to wait for them yet.
+template <class T>
+struct LooseBlock {
+  uint32_t words[12];
+
+  // For the block at p.
+  __device__ __forceinline__ Block<T> straight(int skip) const {
+    Block<T> block;
+    LooseBlock x = *this;
+    skip_elements<8>(x.words, skip, block.words);
+    return block;
+  }
+};
+
+// From p, of which the first `count` elements are there; the others become zero.
+template <class T>
+__device__ __forceinline__ LooseBlock<T> load_loose(const T* p, int64_t count) {
+  const int skip = elements_over<16>(p);
+  const uint4* const pieces = reinterpret_cast<const uint4*>(p - skip);
+  LooseBlock<T> x = {};
+  if (skip + count >= 24 || (skip == 0 && count >= 16)) {
+    load_words<8>(pieces, x.words);
+    if (skip > 0) load_words<4>(pieces + 2, x.words + 8);
+    return x;
+  }
+  const int there = skip + static_cast<int>(count);
+#pragma unroll
+  for (int i = 0; i < 12; ++i) {
+    if (2 * i + 1 < there) {
+      x.words[i] = reinterpret_cast<const uint32_t*>(pieces)[i];
+    } else if (2 * i < there) {
+      x.words[i] = reinterpret_cast<const uint16_t*>(pieces)[2 * i];
+    }
+  }
+  return x;
 }
 
 // The elements in kWords words to p, which is aligned to one of them; the first `count` of them are

@@ -20,9 +20,11 @@ struct BlockWalk {
   int64_t row, block;
   int64_t step_rows, step_blocks, width;
 
-  __device__ __forceinline__ BlockWalk(int64_t width) : width(width) {
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  __device__ __forceinline__ explicit BlockWalk(int64_t width)
+      : BlockWalk(width, static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x,
+                  static_cast<int64_t>(gridDim.x) * blockDim.x) {}
+  // From `first` on, which may be -1: block -1 of row 0.
+  __device__ __forceinline__ BlockWalk(int64_t width, int64_t first, int64_t step) : width(width) {
     row = first / width;
     block = first - row * width;
     step_rows = step / width;

@@ -202,13 +202,16 @@ constexpr int most_threads_with(int registers) {
 }
 
 // Bytes that a thread may load ahead: more do not fit beside what it holds.
-constexpr int kMostAhead = 64;
+constexpr int kMostAhead = 96;
 
-// Registers of a thread: no more, so that rows enough are at work on a multiprocessor.
+// Registers of a thread: no more, so that rows enough are at work on a multiprocessor. Putting
+// values in place takes some.
 template <class Source>
 constexpr int held_registers() {
-  return sizeof(typename Source::Element) == 4 ? 128
-                                               : (sizeof(typename Source::Fetched) <= 32 ? 64 : 72);
+  using T = typename Source::Element;
+  constexpr size_t kFetched = sizeof(typename Source::Fetched);
+  if (sizeof(T) == 4) return 128;
+  return kFetched == sizeof(Block<T>) ? 64 : (kFetched == sizeof(LooseBlock<T>) ? 80 : 72);
 }
 
 // A thread has kShare blocks of values of a row.
@@ -219,7 +222,7 @@ __global__ void __maxnreg__(held_registers<Source>())
   constexpr bool kAhead = sizeof(typename Source::Fetched) * kShare <= kMostAhead;
   // Instead of while others work out the row's encoding, for which there are not registers enough.
   constexpr bool kEarly =
-      sizeof(typename Source::Fetched) > sizeof(Block<typename Source::Element>);
+      sizeof(typename Source::Fetched) >= 2 * sizeof(Block<typename Source::Element>);
   constexpr int kMostRows = kShare == 1 ? kRowsAtOnce : 1;
   using Value = typename Source::Value;
   using Team = RowTeam<false, kMostRows>;

@@ -100,41 +100,33 @@ class HeldWeights {
     return static_cast<size_t>(threads / 32 * share) * kChunk;
   }
 
-  // For a thread that holds block `first`, and others a multiple of 32 blocks on.
-  __device__ __forceinline__ HeldWeights(void* storage, int first)
-      : storage_(static_cast<char*>(storage)), first_(kept(magnitudes(first))) {}
+  __device__ __forceinline__ explicit HeldWeights(void* storage)
+      : storage_(static_cast<char*>(storage)) {}
 
-  __device__ __forceinline__ void put(const ColumnVector& weight, int b, int width) const {
-    if (b >= width) {
+  template <bool kWhole = true>
+  __device__ __forceinline__ void put(const ColumnVector& weight, int b, int cols) const {
+    const int count = cols - b * 16;
+    if (count <= 0) {
       put(Block<T>{}, b);
     } else if (weight.fp32) {
-      put(load_block<true>(static_cast<const float*>(weight.data) + b * 16, 16, true), b);
+      const float* const p = static_cast<const float*>(weight.data) + b * 16;
+      put(load_block<kWhole>(p, count, weight.vector), b);
     } else {
-      put(load_block<true>(static_cast<const T*>(weight.data) + b * 16, 16, true), b);
+      const T* const p = static_cast<const T*>(weight.data) + b * 16;
+      put(load_block<kWhole>(p, count, weight.vector), b);
     }
   }
 
-  // What is held of block first + 32 * k of the values; the squares of the values are added to
+  // What is held of block b + 32 * k of the values; the squares of the values are added to
   // `squares`.
   template <class Value>
-  __device__ __forceinline__ void weigh(const Value& x, int k, HeldProduct& held,
+  __device__ __forceinline__ void weigh(const Value& x, int b, int k, HeldProduct& held,
                                         float (&squares)[2]) const {
-    weigh(x, storage_ + (first_ + k * kChunk), held, squares);
-  }
-  // The same of block b.
-  template <class Value>
-  __device__ __forceinline__ void weigh_block(const Value& x, int b, HeldProduct& held,
-                                              float (&squares)[2]) const {
-    weigh(x, storage_ + magnitudes(b), held, squares);
-  }
-
- private:
-  template <class Value>
-  static __device__ __forceinline__ void weigh(const Value& x, const char* chunk, HeldProduct& held,
-                                               float (&squares)[2]) {
+    const char* const magnitudes = storage_ + (this->magnitudes(b) + k * kChunk);
+    const char* const signs = storage_ + (this->signs(b) + k * kChunk);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float4 w = reinterpret_cast<const float4*>(chunk)[32 * i];
+      const float4 w = reinterpret_cast<const float4*>(magnitudes)[32 * i];
       const float weight[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -143,15 +135,22 @@ class HeldWeights {
         squares[j & 1] = fma_rn(v, v, squares[j & 1]);
       }
     }
-    held.signs = e2m1x16_signs(x) ^ *reinterpret_cast<const uint32_t*>(chunk + kSigns);
+    held.signs = e2m1x16_signs(x) ^ *reinterpret_cast<const uint32_t*>(signs);
   }
 
-  static constexpr int kPlane = 32 * sizeof(float4), kSigns = 4 * kPlane;
-  static constexpr int kChunk = kSigns + kPlane;       // the signs are as far apart as the rest
+ private:
+  static constexpr int kSigns = 4 * 32 * sizeof(float4);  // behind the magnitudes
+  // As far apart as the magnitudes where that is an instruction less for each block, and otherwise
+  // without a gap, as shared memory is what bounds how many rows are at work.
+  static constexpr int kSignStep = kTurns ? sizeof(uint32_t) : sizeof(float4);
+  static constexpr int kChunk = kSigns + 32 * kSignStep;
   static constexpr int kPlanes = 4 / Turn<T>::kParts;  // of a part
 
   static __device__ __forceinline__ uint32_t magnitudes(int b) {
     return (b >> 5) * kChunk + (b & 31) * static_cast<int>(sizeof(float4));
+  }
+  static __device__ __forceinline__ uint32_t signs(int b) {
+    return (b >> 5) * kChunk + kSigns + (b & 31) * kSignStep;
   }
   template <class W>
   static __device__ __forceinline__ float magnitude_at(const Block<W>& x, int i) {
@@ -160,97 +159,131 @@ class HeldWeights {
   template <class W>
   __device__ __forceinline__ void put(const Block<W>& w, int b) const {
     const uint32_t turn = kTurns ? Turn<T>::of(b & 31) : 0;
-    char* const chunk = storage_ + magnitudes(b);
+    float4* const planes = reinterpret_cast<float4*>(storage_ + magnitudes(b));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      reinterpret_cast<float4*>(chunk)[32 * (i ^ (turn * kPlanes))] = {
-          magnitude_at(w, 4 * i), magnitude_at(w, 4 * i + 1), magnitude_at(w, 4 * i + 2),
-          magnitude_at(w, 4 * i + 3)};
+      planes[32 * (i ^ (turn * kPlanes))] = {magnitude_at(w, 4 * i), magnitude_at(w, 4 * i + 1),
+                                             magnitude_at(w, 4 * i + 2),
+                                             magnitude_at(w, 4 * i + 3)};
     }
-    *reinterpret_cast<uint32_t*>(chunk + kSigns) = Turn<T>::signs(e2m1x16_signs(w), turn);
+    *reinterpret_cast<uint32_t*>(storage_ + signs(b)) = Turn<T>::signs(e2m1x16_signs(w), turn);
   }
 
   char* storage_;
-  uint32_t first_;
 };
 
 // What a warp copies of its next row, in shared memory: for each tensor of the row and each share
 // the 32 blocks that are its threads', as they lie in memory. A thread copies other pieces than it
 // reads: what a warp copies at once is without a gap on both sides, so that no sector is asked for
-// twice.
-template <class T, int kShare>
+// twice. kLoose: of rows that are not aligned, or not whole, what they are in from a multiple of
+// 128 bytes on, as far as the warp's blocks may reach.
+template <class T, int kShare, bool kLoose>
 class CopiedBlocks {
  public:
   static constexpr size_t bytes(int threads, int tensors) {
-    return sizeof(Block<T>) * kShare * threads * tensors;
+    return sizeof(uint4) * kAll * (threads / 32) * tensors;
   }
 
-  // For warp `warp`, of whose blocks of a row `left` are there.
+  // For a thread of warp `warp`, whose first block is `first`, and the `left` blocks of a row from
+  // there on are there.
   __device__ __forceinline__ CopiedBlocks(void* storage, int warp, int tensors, int first, int left)
-      : pieces_(static_cast<uint4*>(storage)) {
-    const int lane = threadIdx.x & 31, base = warp * tensors * (kShare * kPieces);
-    from_ = kept(first * kParts + lane);
-    to_ = kept(base + lane);
-    at_ = kept(base + lane * kParts + Turn<T>::of(lane));
-    left_ = kept(left * kParts - lane);
-  }
+      : pieces_(static_cast<uint4*>(storage)),
+        first_(first),
+        left_(left),
+        places_(kept(warp * tensors * kAll * 0x10001 + (first & 31) +
+                     (((first & 31) * kParts + Turn<T>::of(first & 31)) << 16))) {}
 
-  // Zeros instead of what no row has.
-  __device__ __forceinline__ void clear(int tensors) const {
+  // Where the thread reads its first block, and the turn it takes.
+  __device__ __forceinline__ uint32_t at() const { return kept(places_) >> 16; }
+  __device__ __forceinline__ uint32_t turn() const { return at() & (kParts - 1); }
+
+  // Zeros instead of what no row has, of `cols` columns.
+  __device__ __forceinline__ void clear(int tensors, int cols) const {
+    const int left = this->left(cols);
     for (int t = 0; t < tensors; ++t) {
 #pragma unroll
-      for (int i = 0; i < kShare * kPieces; i += 32) {
-        if (i >= static_cast<int>(left_)) {
-          pieces_[to_ + t * (kShare * kPieces) + i] = make_uint4(0, 0, 0, 0);
-        }
+      for (int i = 0; i < kAll; i += 32) {
+        if (i >= left && is_of(i)) pieces_[to() + t * kAll + i] = make_uint4(0, 0, 0, 0);
       }
     }
   }
 
-  // From the row at p, of whose blocks `first` is the warp's first.
-  __device__ __forceinline__ void copy(const T* p, int tensor) const {
-    const uint4* const from = kept(reinterpret_cast<const uint4*>(p) + from_);
+  // From the row at p, of `cols` columns.
+  __device__ __forceinline__ void copy(const T* p, int tensor, int cols) const {
+    const int over = kLoose ? elements_over<128>(p) : 0;
+    const uint4* const from = kept(reinterpret_cast<const uint4*>(p - over) + this->from());
+    const int left = this->left(cols);
+    // As many for every row, so that nothing is left of the row before: zeros behind the end.
+    const int there = kLoose ? cols + over - 8 * static_cast<int>(this->from()) : 0;  // elements
 #pragma unroll
-    for (int i = 0; i < kShare * kPieces; i += 32) {
-      if (i < static_cast<int>(left_)) {
-        __pipeline_memcpy_async(pieces_ + (to_ + tensor * (kShare * kPieces) + i), from + i,
-                                sizeof(uint4));
+    for (int i = 0; i < kAll; i += 32) {
+      if (i < left && is_of(i)) {
+        const int zeros = kLoose ? min(max(16 - 2 * (there - 8 * i), 0), 16) : 0;
+        __pipeline_memcpy_async(pieces_ + (to() + tensor * kAll + i), from + i, 16, zeros);
       }
     }
   }
 
-  // The block of this thread, in the order of its turn.
-  __device__ __forceinline__ Block<T> read(int tensor, int k) const {
+  // The block of this thread, in the order of its turn, and `at` is at(). The row lay `over`
+  // elements behind a multiple of 128 bytes.
+  __device__ __forceinline__ Block<T> read(int tensor, int k, uint32_t at, int over) const {
     Block<T> block;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      load_words<4>(pieces_ + ((at_ ^ part) + (tensor * kShare + k) * kPieces),
-                    block.words + 4 * part);
+      const uint4* const piece = pieces_ + ((at ^ part) + tensor * kAll + k * kPieces);
+      if constexpr (kLoose) {
+        uint32_t words[8];
+        load_words<8>(piece + over / 8, words);
+        skip_elements<4>(words, over & 7, block.words + 4 * part);
+      } else {
+        load_words<4>(piece, block.words + 4 * part);
+      }
     }
     return block;
   }
   // In the place of that of tensor 0.
-  __device__ __forceinline__ void write(int k, const Block<T>& block) const {
+  __device__ __forceinline__ void write(int k, uint32_t at, const Block<T>& block) const {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      store_words<4>(pieces_ + ((at_ ^ part) + k * kPieces), block.words + 4 * part);
+      store_words<4>(pieces_ + ((at ^ part) + k * kPieces), block.words + 4 * part);
     }
   }
   // What the warp has written, to the row at p.
   __device__ __forceinline__ void store(T* p) const {
-    uint4* const to = reinterpret_cast<uint4*>(p) + from_;
+    uint4* const to = reinterpret_cast<uint4*>(p) + from();
+    const int left = this->left(0);
 #pragma unroll
     for (int i = 0; i < kShare * kPieces; i += 32) {
-      if (i < static_cast<int>(left_)) to[i] = pieces_[to_ + i];
+      if (i < left) to[i] = pieces_[this->to() + i];
     }
   }
 
  private:
   static constexpr int kParts = Turn<T>::kParts;
   static constexpr int kPieces = 32 * kParts;
+  static constexpr int kAll = kShare * kPieces + (kLoose ? 128 / 16 : 0);  // of a tensor
+
+  // Whether this thread's piece i is the warp's.
+  __device__ __forceinline__ bool is_of(int i) const {
+    return i + 32 <= kAll || (kept(first_) & 31) < kAll % 32;
+  }
+
+  // In pieces: where in a row this thread copies from, how many are left there, and where to. Each
+  // is worked out where it is used, as there are no registers to keep them in.
+  __device__ __forceinline__ uint32_t from() const {
+    const uint32_t first = kept(first_);
+    return first * kParts - (first & 31) * (kParts - 1);
+  }
+  __device__ __forceinline__ int left(int cols) const {
+    if constexpr (kLoose) return (cols + 63 + 7) / 8 - static_cast<int>(from());
+    return left_ * kParts + static_cast<int>(kept(first_) & 31) * (kParts - 1);
+  }
+  __device__ __forceinline__ uint32_t to() const { return kept(places_) & 0xffff; }
 
   uint4* pieces_;
-  uint32_t from_, to_, at_, left_;
+  uint32_t first_;
+  int left_;
+  uint32_t places_;  // to(), and at() above
 };
 
 // Where the codes and scales of a thread's blocks of row r go. A warp's blocks are without a gap,
@@ -300,25 +333,28 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
   extern __shared__ __align__(128) uint4 row_storage[];
   __shared__ typename Team::Shared shared;
   Team team(shared);
-  const int width = static_cast<int>(blocks_of(source.cols));
+  const int cols = static_cast<int>(source.cols), width = static_cast<int>(blocks_of(cols));
   const int row_count = static_cast<int>(source.rows);
   const int mine = static_cast<int>(kept(threadIdx.x)), begin = (mine >> 5) * (32 * kShare),
             first = begin + (mine & 31);
   const int left = width - first;
-  const HeldWeights<Element> weights(row_storage, first);
-  const uint32_t turn = Turn<Element>::of(mine & 31);
+  const HeldWeights<Element> weights(row_storage);
   const int tensors = source.tensors();
-  const CopiedBlocks<Element, kShare> copied(
+  using Copied = CopiedBlocks<Element, kShare, Source::kLoose>;
+  const Copied copied(
       reinterpret_cast<char*>(row_storage) + HeldWeights<Element>::bytes(blockDim.x, kShare),
-      team.slot() * team.warps() + (mine >> 5), tensors, begin, width - begin);
+      team.slot() * team.warps() + (mine >> 5), tensors, first, left);
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
   const int step = gridDim.x * team.rows();
   int r = blockIdx.x * team.rows() + team.slot();
+  if (r < row_count) {
+    const typename Source::Row row = source.row(static_cast<uint32_t>(r));
 #pragma unroll
-  for (int k = 0; k < kShare; ++k) {
-    if (32 * k >= left) break;
-    if (r < row_count) source.prefetch(source.row(static_cast<uint32_t>(r)), first + 32 * k);
-    if (r == 0) norm.prefetch(first + 32 * k);
+    for (int k = 0; k < kShare; ++k) {
+      if (32 * k >= left) break;
+      source.prefetch(row, first + 32 * k);
+      if (r == 0) norm.prefetch(first + 32 * k, cols - (first + 32 * k) * 16);
+    }
   }
   wait_for_previous();
   let_next_begin();
@@ -327,16 +363,16 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
   auto copy = [&](int r) {
     if (r >= row_count) return;
     const typename Source::Row row = source.row(static_cast<uint32_t>(r));
-    for (int t = 0; t < tensors; ++t) copied.copy(source.tensor(row, t), t);
+    for (int t = 0; t < tensors; ++t) copied.copy(source.tensor(row, t), t, cols);
     __pipeline_commit();
     beside = source.beside(row);
   };
   copy(r);
-  if (Source::kKeepsZeros) copied.clear(tensors);
+  if (Source::kKeepsZeros) copied.clear(tensors, cols);
 #pragma unroll 1
   for (int b = team.slot() * blockDim.x + mine; b < blockDim.x * kShare;
        b += team.rows() * blockDim.x) {
-    weights.put(norm.weight, b, width);
+    weights.template put<!Source::kLoose>(norm.weight, b, cols);
   }
   team.begin(scale, recipe, source.cols);
 
@@ -349,14 +385,15 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     uint32_t most = 0;  // an amax as bits
     __pipeline_wait_prior(0);
     __syncwarp();
+    const uint32_t here = kept(static_cast<uint32_t>(first)), at = copied.at();
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
-      const auto x =
-          source.copied([&](int t) { return copied.read(t, k); }, beside, static_cast<uint32_t>(r));
-      if constexpr (Source::kWritesBack) copied.write(k, x);
+      const auto x = source.copied([&](int t, int over = 0) { return copied.read(t, k, at, over); },
+                                   beside, static_cast<uint32_t>(r));
+      if constexpr (Source::kWritesBack) copied.write(k, at, x);
       block_max[k] = 0.0f;
       if (Source::kKeepsZeros || 32 * k < left) {
-        weights.weigh(x, k, held[k], squares);
+        weights.weigh(x, here, k, held[k], squares);
         block_max[k] = held[k].amax();
         most = max(most, float_bits(block_max[k]));
       }
@@ -384,6 +421,7 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
       Nvfp4Codes codes[kShare];
       HeldProduct::quantize(held, block_max, (left + 31) >> 5, e, codes);
       const HeldOutput to(out, r, first);
+      const uint32_t turn = copied.turn();
 #pragma unroll
       for (int k = 0; k < kShare; ++k) {
         if (32 * k < left) {

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kShortThreads, 5)
                       Nvfp4Output out, int lanes_log2) {
   constexpr int kMost = kShortNormBlocks<T>;
   extern __shared__ __align__(128) uint4 row_storage[];
-  const HeldWeights<T, false> weights(row_storage, 0);
+  const HeldWeights<T, false> weights(row_storage);
   ShortLane at(out, lanes_log2);
   const int blocks = (at.width - at.mine + at.lanes - 1) >> lanes_log2;  // of this lane
 #pragma unroll
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kShortThreads, 5)
   };
   fetch(at.row);
   for (int b = threadIdx.x; b < ((at.width + 31) & ~31); b += kShortThreads) {
-    weights.put(norm.weight, b, at.width);
+    weights.put(norm.weight, b, static_cast<int>(source.cols));
   }
   RowFacts facts = row_facts(scale, recipe, source.cols);
   __syncthreads();
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kShortThreads, 5)
     for (int k = 0; k < kMost; ++k) {
       block_max[k] = 0.0f;
       if (k >= there) continue;
-      weights.weigh_block(x[k], at.block(k), held[k], squares);
+      weights.weigh(x[k], at.block(k), 0, held[k], squares);
       block_max[k] = held[k].amax();
       most = max(most, float_bits(block_max[k]));
     }

@@ -19,6 +19,7 @@
 //   Value copied(part, beside, r)    a block of row r, whose copy from tensor i is part(i)
 //   kWritesBack                      which goes to row.residual
 //   kKeepsZeros                      and is zeros where its parts are
+//   kLoose                           rows are not aligned, or not whole
 // Loading and computing are apart so that a kernel can load a block while it computes another.
 #pragma once
 
@@ -93,7 +94,8 @@ struct PlainSource {
     return x;
   }
 
-  static constexpr int kHeldRegisters = sizeof(T) == 4 ? 96 : 72;
+  static constexpr int kHeldRegisters = sizeof(T) == 4 ? 96 : 64;
+  static constexpr bool kLoose = false;
   static constexpr bool kWritesBack = false;
   static constexpr bool kKeepsZeros = true;
   struct Beside {};
@@ -103,6 +105,36 @@ struct PlainSource {
   template <class Part>
   __device__ __forceinline__ Value copied(Part&& part, const Beside&, uint32_t) const {
     return part(0);
+  }
+};
+
+// Rows of two-byte values that are held, or copied ahead, wherever they are.
+template <class T>
+struct LooseSource : PlainSource<T> {
+  using typename PlainSource<T>::Value;
+  using typename PlainSource<T>::Row;
+  using Fetched = LooseBlock<T>;
+
+  explicit LooseSource(const PlainSource<T>& source) : PlainSource<T>(source) {}
+
+  template <bool>
+  __device__ __forceinline__ Fetched fetch(Row p, int64_t block) const {
+    return load_loose(p + block * 16, this->cols - block * 16);
+  }
+  template <bool>
+  __device__ __forceinline__ Value value(const Fetched& x, Row p, int64_t) const {
+    return x.straight(elements_over<16>(p));
+  }
+
+  static constexpr int kHeldRegisters = 72;
+  static constexpr bool kLoose = true;
+  struct Beside {
+    int over;
+  };
+  __device__ __forceinline__ Beside beside(Row p) const { return {elements_over<128>(p)}; }
+  template <class Part>
+  __device__ __forceinline__ Value copied(Part&& part, const Beside& beside, uint32_t) const {
+    return part(0, beside.over);
   }
 };
 
@@ -294,6 +326,7 @@ struct ResidualSource {
   }
 
   static constexpr int kHeldRegisters = sizeof(T) == 4 ? 112 : 96;
+  static constexpr bool kLoose = false;
   static constexpr bool kWritesBack = true;
   static constexpr bool kKeepsZeros = true;
   struct Beside {};
@@ -388,6 +421,7 @@ struct HyperConnectionSource {
   }
 
   static constexpr int kHeldRegisters = 128;
+  static constexpr bool kLoose = false;
   static constexpr bool kWritesBack = false;
   static constexpr bool kKeepsZeros = false;  // a weight may be infinite
   struct Beside {
@@ -432,12 +466,12 @@ struct Normalize {
   float eps;
   float* inv_rms;  // (rows,)
 
-  // The weights of a block that is whole, which all rows share.
-  __device__ __forceinline__ void prefetch(int64_t block) const {
+  // The weights of a block, which all rows share; the first `count` are there.
+  __device__ __forceinline__ void prefetch(int64_t block, int64_t count = 16) const {
     if (weight.fp32) {
-      prefetch_block(static_cast<const float*>(weight.data) + block * 16, 16);
+      prefetch_block(static_cast<const float*>(weight.data) + block * 16, count);
     } else {
-      prefetch_block(static_cast<const T*>(weight.data) + block * 16, 16);
+      prefetch_block(static_cast<const T*>(weight.data) + block * 16, count);
     }
   }
   template <bool kWhole, class Value>

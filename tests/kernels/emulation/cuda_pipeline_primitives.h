@@ -3,8 +3,8 @@
 
 #include "cuda_runtime.h"
 
-inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes) {
-  emulation::copy_later(to, from, bytes);
+inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes, size_t zeros = 0) {
+  emulation::copy_later(to, from, bytes, zeros);
 }
 inline void __pipeline_commit() {
   emulation::end_group();

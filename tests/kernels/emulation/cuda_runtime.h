@@ -56,7 +56,7 @@ alignas(1024) thread_local unsigned char tiles[kDynamicShared];
 
 // ---- functions of a device ---------------------------------------------------------------------
 
-enum WarpCall : int { kShuffle, kShuffleXor, kReduceMax, kBallot, kSyncWarp };
+enum WarpCall : int { kShuffle, kShuffleXor, kShuffleUp, kReduceMax, kBallot, kSyncWarp };
 
 inline void __syncthreads() {
   emulation::block_barrier();
@@ -86,6 +86,12 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   const uint64_t* values = emulation::exchange(mask, exchange_bits(value), kShuffleXor);
   return exchanged<T>(values, emulation::lane() ^ lanes);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned lanes) {
+  const uint64_t* values = emulation::exchange(mask, exchange_bits(value), kShuffleUp);
+  const unsigned lane = emulation::lane();
+  return exchanged<T>(values, lane < lanes ? lane : lane - lanes);
 }
 inline uint32_t __reduce_max_sync(unsigned mask, uint32_t value) {
   const uint64_t* values = emulation::exchange(mask, value, kReduceMax);

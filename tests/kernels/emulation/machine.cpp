@@ -63,8 +63,13 @@ struct Barrier {
 struct Copy {
   void* to;
   const void* from;
-  size_t bytes;
+  size_t bytes, zeros;  // the last of the bytes, which are not read
   size_t group;
+
+  void make() const {
+    std::memcpy(to, from, bytes - zeros);
+    std::memset(static_cast<char*>(to) + bytes - zeros, 0, zeros);
+  }
 };
 
 struct Fiber {
@@ -324,13 +329,14 @@ void wait_for_previous() {
   fiber->waited = true;
 }
 
-void copy_later(void* to, const void* from, size_t bytes) {
+void copy_later(void* to, const void* from, size_t bytes, size_t zeros) {
   const auto address = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
   if (address % bytes != 0) fail("a copy of %zu bytes is not aligned to as many", bytes);
+  const Copy copy = {to, from, bytes, zeros, fiber->groups};
   if (descending) {
-    std::memcpy(to, from, bytes);
+    copy.make();
   } else {
-    fiber->copies.push_back({to, from, bytes, fiber->groups});
+    fiber->copies.push_back(copy);
   }
 }
 void end_group() {
@@ -340,7 +346,7 @@ void copy_now(size_t but) {
   std::vector<Copy>& copies = fiber->copies;
   auto rest = copies.begin();
   for (; rest != copies.end() && rest->group + but < fiber->groups; ++rest) {
-    std::memcpy(rest->to, rest->from, rest->bytes);
+    rest->make();
   }
   copies.erase(copies.begin(), rest);
 }

@@ -60,7 +60,7 @@ unsigned lane();
 void wait_for_previous();
 // An asynchronous copy comes at the last moment, when its thread waits for it, or, descending, at
 // once. A thread waits for all groups it has ended but the last few.
-void copy_later(void* to, const void* from, size_t bytes);
+void copy_later(void* to, const void* from, size_t bytes, size_t zeros);
 void end_group();
 void copy_now(size_t but);
 
