@@ -4,31 +4,75 @@
 
 namespace jitquant {
 
-// Half a block of values: a word of codes, and neighbouring threads store next to each other.
+constexpr int kAcrossHalves = 31;  // that a warp of dequant_kernel has where rows lie between words
+
+// Half a block of values: a word of codes.
 template <class T>
 struct Half {
-  float v[8];
+  static constexpr int kWords = Block<T>::kWords / 2;
+  uint32_t words[kWords];
 
-  __device__ __forceinline__ void store(T* p, int64_t count, bool vector) const {
-    Block<T> block;  // its first half
-#pragma unroll
-    for (int i = 0; i < 8; ++i) set_value(block, i, v[i]);
-    store_elements<Block<T>::kWords / 2>(p, count, vector, block.words);
+  __device__ __forceinline__ Half(uint32_t codes, uint8_t scale, float gsa) {
+    float v[8];
+    nvfp4_dequantize8(codes, float_from_e4m3(scale), gsa, v);
+    round_values<T>(v, words);
   }
 };
 
-// The next half is loaded while one is computed.
-template <class T>
-__global__ void __launch_bounds__(kThreads, 6)
+// Eight elements of two bytes a lane, those of a row next to each other, at `place` of `places`:
+// the first `count` of them go to p. All lanes of the warp call it. Where p lies across two pieces
+// of 16 bytes, a lane stores the end of the half before its own with the beginning of its own, and
+// only what is at the ends of a row goes by elements. Lane 0 has that half alone, and stores
+// nothing.
+__device__ __forceinline__ void store_across(const uint32_t (&words)[4], uint16_t* p, int64_t count,
+                                             int64_t place, int64_t places) {
+  const int over = elements_over<16>(p);
+  uint32_t both[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    both[i] = __shfl_up_sync(0xffffffffu, words[i], 1);
+    both[4 + i] = words[i];
+  }
+  if ((threadIdx.x & 31) == 0) return;
+  // Counted from the first of the half before.
+  const int there = count >= 8 ? 16 : static_cast<int>(count) + 8, end = 16 - over;
+  int first = place > 0 ? 8 - over : 8;
+  const int last = place + 1 < places ? end : 16;
+  if (first == 8 - over && end <= there) {
+    uint32_t piece[8], whole[4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) piece[i] = over == 0 && i < 4 ? words[i] : both[i];
+    skip_elements<4>(piece, -over & 7, whole);
+    store_words<4>(p - over, whole);
+    first = end;
+  }
+  if (first >= last || first >= there) return;
+#pragma unroll
+  for (int i = 1; i < 16; ++i) {
+    if (i >= first && i < last && i < there) {
+      p[i - 8] = static_cast<uint16_t>(both[i / 2] >> (16 * (i % 2)));
+    }
+  }
+}
+
+// Neighbouring threads store next to each other; the next half is loaded while one is computed.
+// kAcross: rows may lie between words.
+template <class T, bool kAcross>
+__global__ void __launch_bounds__(kThreads, kAcross ? 5 : 6)
     dequant_kernel(Nvfp4Input in, T* out, int64_t cols, bool vector) {
   wait_for_previous();
   let_next_begin();
-  BlockWalk walk(2 * in.blocks);
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  BlockWalk walk =
+      kAcross ? BlockWalk(2 * in.blocks, warp * kAcrossHalves + (threadIdx.x & 31) - 1,
+                          static_cast<int64_t>(gridDim.x) * (kThreads / 32) * kAcrossHalves)
+              : BlockWalk(2 * in.blocks);
+  const auto is_there = [&] { return walk.row < in.rows && (!kAcross || walk.block >= 0); };
   uint32_t next_codes = 0;
   uint8_t next_scale = 0;
   float next_gsa = 0.0f;
   auto fetch = [&] {
-    if (walk.row >= in.rows) return;
+    if (!is_there()) return;
     const int64_t block = walk.block >> 1;
     next_codes =
         *reinterpret_cast<const uint32_t*>(in.codes + walk.row * in.code_stride + walk.block * 4);
@@ -39,32 +83,28 @@ __global__ void __launch_bounds__(kThreads, 6)
   };
   fetch();
 #pragma unroll 1
-  while (walk.row < in.rows) {
-    const uint32_t codes = next_codes;
-    const float scale = float_from_e4m3(next_scale), gsa = next_gsa;
-    T* p = out + walk.row * cols + walk.block * 8;
-    const int64_t left = cols - walk.block * 8;
+  while (kAcross ? __any_sync(0xffffffffu, walk.row < in.rows) != 0 : walk.row < in.rows) {
+    const Half<T> half(next_codes, next_scale, next_gsa);
+    T* const p = out + walk.row * cols + walk.block * 8;
+    const int64_t left = is_there() ? cols - walk.block * 8 : -8, place = walk.block;
     walk.next();
     fetch();
-    Half<T> half;
-    nvfp4_dequantize8(codes, scale, gsa, half.v);
-    half.store(p, left, vector);
+    if constexpr (kAcross) {
+      store_across(half.words, reinterpret_cast<uint16_t*>(p), left, place, walk.width);
+    } else {
+      store_elements<Half<T>::kWords>(p, left, vector, half.words);
+    }
   }
 }
 
-// A word of codes, of which all eight values are there and aligned. What is stored leaves the L2
-// first: it is four times what is loaded.
+// Where all eight values are there and aligned. What is stored leaves the L2 first: it is four
+// times what is loaded.
 template <class T>
-__device__ __forceinline__ void store_values(uint32_t codes, uint8_t scale, float gsa, T* out) {
-  float v[8];
-  nvfp4_dequantize8(codes, float_from_e4m3(scale), gsa, v);
-  Block<T> block;  // its first half
+__device__ __forceinline__ void store_values(const Half<T>& half, T* out) {
+  const uint32_t* const w = half.words;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) set_value(block, j, v[j]);
-#pragma unroll
-  for (int j = 0; j < Block<T>::kWords / 2; j += 4) {
-    __stcs(reinterpret_cast<uint4*>(out) + j / 4,
-           make_uint4(block.words[j], block.words[j + 1], block.words[j + 2], block.words[j + 3]));
+  for (int i = 0; i < Half<T>::kWords; i += 4) {
+    __stcs(reinterpret_cast<uint4*>(out) + i / 4, make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]));
   }
 }
 
@@ -96,7 +136,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = 0; k < kWordsEach; ++k) {
     const int64_t i = first + k * kThreads;
     if (i >= words) break;
-    store_values(word[k], scale[k], gsa[k], out + i * 8);
+    store_values(Half<T>(word[k], scale[k], gsa[k]), out + i * 8);
   }
 }
 
@@ -133,7 +173,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int k = 0; k < kWordsEach; ++k) {
     if (k >= left) break;
-    store_values(word[k], scale[k], gsa[k], out + (at + k * width) * 8);
+    store_values(Half<T>(word[k], scale[k], gsa[k]), out + (at + k * width) * 8);
   }
 }
 
@@ -192,8 +232,17 @@ cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, i
           {(warps + kThreads / 32 - 1) / (kThreads / 32), kThreads, Start::kOverlapped}, stream, in,
           Divisor(static_cast<uint32_t>((in.blocks + 3) / 4)), static_cast<int>(warps), p);
     }
-    return launch<&dequant_kernel<T>>({persistent_grid(items, 6), kThreads, Start::kOverlapped},
-                                      stream, in, p, cols, aligned && cols * sizeof(T) % 16 == 0);
+    const bool vector = aligned && cols * sizeof(T) % 16 == 0;
+    if constexpr (sizeof(T) == 2) {
+      if (cols % 2 != 0 || reinterpret_cast<uintptr_t>(out) % 4 != 0) {
+        constexpr int kHalves = kThreads / 32 * kAcrossHalves;
+        const int64_t grid = persistent_grid((in.rows * in.blocks * 2 + kHalves - 1) / kHalves, 5);
+        return launch<&dequant_kernel<T, true>>({grid, kThreads, Start::kOverlapped}, stream, in, p,
+                                                cols, vector);
+      }
+    }
+    return launch<&dequant_kernel<T, false>>(
+        {persistent_grid(items, 6), kThreads, Start::kOverlapped}, stream, in, p, cols, vector);
   });
 }
 

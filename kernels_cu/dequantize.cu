@@ -91,13 +91,15 @@ __device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count
   float v[8];
   unpack4<kFormat>(codes.x, v);
   unpack4<kFormat>(codes.y, v + 4);
-  Block<T> block;  // its first half
 #pragma unroll
-  for (int i = 0; i < 8; ++i) set_value(block, i, dequantize_fp8(v[i], scale));
+  for (int i = 0; i < 8; ++i) v[i] = dequantize_fp8(v[i], scale);
+  constexpr int kWords = Block<T>::kWords / 2;
+  uint32_t words[kWords];
+  round_values<T>(v, words);
   if (kWhole) {
-    store_words<Block<T>::kWords / 2>(p, block.words);
+    store_words<kWords>(p, words);
   } else {
-    store_elements<Block<T>::kWords / 2>(p, count, false, block.words);
+    store_elements<kWords>(p, count, false, words);
   }
 }
 

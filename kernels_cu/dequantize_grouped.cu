@@ -120,10 +120,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
     }
     if (mine >= groups.numel) continue;
-    Block<T> block;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) set_value(block, i, v[i]);
-    store_block<false>(out + mine, groups.numel - mine, vector, block);
+    store_block<false>(out + mine, groups.numel - mine, vector, block_of<T>(v));
   }
 }
 

@@ -49,6 +49,20 @@ def test_views_are_read_in_place(dtype: torch.dtype, granularity: str) -> None:
         _dynamic(x, name, granularity=granularity)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale_layout", LAYOUTS)
+def test_rows_anywhere(dtype: torch.dtype, scale_layout: str) -> None:
+    """Rows that begin at every distance from a multiple of 16 bytes, held and too long for it."""
+    options = {"granularity": "row", "scale_layout": scale_layout}
+    for rows, cols in ((3, 5), (130, 1043), (2600, 7171), (2, 33003)):
+        memory = randn(rows, cols + 9, dtype=dtype, scale=3)
+        memory[::7, 3::50] = float("nan")
+        memory[1::9] = 0
+        for offset in range(9):
+            _dynamic(memory[:, offset : offset + cols], f"{cols} {offset}", **options)
+        _dynamic(memory[:, 1:], f"{cols + 8} columns", **options)
+
+
 def test_more_than_three_gaps_is_refused() -> None:
     x = randn(4, 6, 8, 10, 48)[::2, ::2, ::2, ::2]
     with pytest.raises(RuntimeError, match=r"more than three leading dimensions.*x.contiguous\(\)"):
@@ -175,6 +189,15 @@ def test_dequantize(scale_layout: str, granularity: str) -> None:
                 options = {"cols": cols, "scale_layout": scale_layout, "dtype": dtype}
                 got = module("dequant_nvfp4").dequant_nvfp4(*parts, **options)
                 same([got], reference.dequantize_nvfp4(*parts, **options), what=name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dequantize_odd_widths(dtype: torch.dtype) -> None:
+    """More rows than are at work at once, of fewer halves of a block than a warp has, and more."""
+    for rows, cols in ((40001, 3), (70000, 39), (5000, 1043)):
+        parts = reference.quantize_nvfp4(randn(rows, cols), granularity="row")
+        got = module("dequant_nvfp4").dequant_nvfp4(*parts, cols=cols, dtype=dtype)
+        same([got], reference.dequantize_nvfp4(*parts, cols=cols, dtype=dtype), what=f"{cols}")
 
 
 def test_dequantize_every_code_and_scale() -> None:
