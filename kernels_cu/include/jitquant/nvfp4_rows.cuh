@@ -156,8 +156,8 @@ RowPlan held_plan(const Source& source) {
     registers = held_registers<Source>();
   }
   if (threads > most_threads_with(registers)) return {};
-  int per_sm = blocks_per_sm<held_row_kernel<Source, kNorm, kShare>()>(
-      threads * plan.shape.block_y, plan.shape.shared);
+  int per_sm = blocks_per_sm<held_row_kernel<Source, kNorm, kShare>()>(threads * plan.shape.block_y,
+                                                                       plan.shape.shared);
   if (per_sm == 0) return {};
   // Of norms by two warps a row 14 are faster than 16: 45.9 us instead of 47.3, 28672 x 2048.
   if (kNorm && kShare > 1 && threads <= 64 && per_sm > 14) per_sm = 14;
