@@ -367,12 +367,24 @@ struct HyperConnectionSource {
   __device__ __forceinline__ Row row(I r) const {
     return {x_row(r), r * weight_row_stride};
   }
-  __device__ __forceinline__ float weight(const Row& p, int h) const {
+  // The bits of a weight; what they are worth is apart, so that nothing waits for them yet.
+  __device__ __forceinline__ uint32_t weight_bits(const Row& p, int h) const {
     const int64_t i = p.weights + h * weight_stride;
-    return weights_fp32 ? static_cast<const float*>(weights)[i]
-                        : to_float(static_cast<const T*>(weights)[i]);
+    return weights_fp32 ? static_cast<const uint32_t*>(weights)[i]
+                        : bits_of(static_cast<const T*>(weights)[i]);
+  }
+  __device__ __forceinline__ float weight_of(uint32_t bits) const {
+    if (sizeof(T) == 4 || weights_fp32) return bits_float(bits);
+    return value_of(Block<T>{{bits}}, 0);
+  }
+  __device__ __forceinline__ float weight(const Row& p, int h) const {
+    return weight_of(weight_bits(p, h));
   }
   __device__ __forceinline__ void prefetch(const Row& p, int64_t block) const {
+    if (block == 0) {
+      const int64_t bytes = weights_fp32 ? sizeof(float) : sizeof(T);
+      jitquant::prefetch(static_cast<const char*>(weights) + p.weights * bytes);
+    }
 #pragma unroll 1
     for (int h = 0; h < streams; ++h) {
       prefetch_block(p.x + h * stream_stride + block * 16, cols - block * 16);
@@ -425,7 +437,7 @@ struct HyperConnectionSource {
   static constexpr bool kWritesBack = false;
   static constexpr bool kKeepsZeros = false;  // a weight may be infinite
   struct Beside {
-    float weight[4];  // of the first streams
+    uint32_t weight_bits[4];  // of the first streams
   };
   __host__ __device__ int tensors() const { return streams; }
   __device__ __forceinline__ const T* tensor(const Row& p, int i) const {
@@ -434,7 +446,7 @@ struct HyperConnectionSource {
   __device__ __forceinline__ Beside beside(const Row& p) const {
     Beside b;
 #pragma unroll
-    for (int h = 0; h < 4; ++h) b.weight[h] = h < streams ? weight(p, h) : 0.0f;
+    for (int h = 0; h < 4; ++h) b.weight_bits[h] = h < streams ? weight_bits(p, h) : 0;
     return b;
   }
   template <class Part>
@@ -451,7 +463,7 @@ struct HyperConnectionSource {
     };
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
-      if (h < streams) add(h, beside.weight[h]);
+      if (h < streams) add(h, weight_of(beside.weight_bits[h]));
     }
 #pragma unroll 1
     for (int h = 4; h < streams; ++h) add(h, weight(row(r), h));
