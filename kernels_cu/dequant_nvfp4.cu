@@ -115,10 +115,11 @@ constexpr int kWordsEach = 2;  // of codes, of a thread of the two kernels that 
 // faster here than those that stay: a kernel of this shape without arithmetic takes as long.
 // kByRow: each row, of so many words, has a gsa; otherwise there is one.
 template <class T, bool kByRow>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kPieceThreads)
     flat_dequant_kernel(Nvfp4Input in, Divisor row_words, T* out, int64_t words) {
   const uint32_t* const codes = reinterpret_cast<const uint32_t*>(in.codes);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kWordsEach) + threadIdx.x;
+  const int64_t first =
+      static_cast<int64_t>(blockIdx.x) * (kPieceThreads * kWordsEach) + threadIdx.x;
   if (is_short() && first < words) prefetch(codes + first);
   wait_for_previous();
   let_next_begin();
@@ -127,14 +128,14 @@ __global__ void __launch_bounds__(kThreads)
   float gsa[kWordsEach];
 #pragma unroll
   for (int k = 0; k < kWordsEach; ++k) {
-    const int64_t i = first + k * kThreads;
+    const int64_t i = first + k * kPieceThreads;
     if (i >= words) break;
     word[k] = codes[i], scale[k] = in.scales[i >> 1];
     gsa[k] = in.gsa[kByRow ? row_words.quotient_of(static_cast<uint32_t>(i)) * in.gsa_stride : 0];
   }
 #pragma unroll
   for (int k = 0; k < kWordsEach; ++k) {
-    const int64_t i = first + k * kThreads;
+    const int64_t i = first + k * kPieceThreads;
     if (i >= words) break;
     store_values(Half<T>(word[k], scale[k], gsa[k]), out + i * 8);
   }
@@ -217,7 +218,8 @@ cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, i
     const bool whole = aligned && cols == in.blocks * 16 && in.code_stride == in.blocks * 8;
     const int64_t words = in.rows * in.blocks * 2;
     if (whole && !in.swizzled && in.scale_stride == in.blocks) {
-      const LaunchShape shape = {items / kWordsEach + 1, kThreads, Start::kOverlapped};
+      constexpr int kWork = kPieceThreads * kWordsEach;
+      const LaunchShape shape = {words / kWork + 1, kPieceThreads, Start::kOverlapped};
       if (in.gsa_stride == 0) {
         return launch<&flat_dequant_kernel<T, false>>(shape, stream, in, Divisor(1), p, words);
       }

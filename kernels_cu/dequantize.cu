@@ -107,11 +107,11 @@ __device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count
 // loads in flight together. A block of threads for each piece of work: the hardware starts them in
 // order, so that what is read and written at a time lies together.
 template <class T, EightBit kFormat, int kAtOnce, bool kWhole>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kPieceThreads, 4 * kThreads / kPieceThreads)
     dequantize_kernel(RowPointer<const uint8_t> data, int64_t rows, int64_t cols,
                       ScaleLookup scales, T* out) {
   const int64_t width = (cols + 7) / 8;
-  int64_t eighth = static_cast<int64_t>(blockIdx.x) * (kThreads * kAtOnce) + threadIdx.x;
+  int64_t eighth = static_cast<int64_t>(blockIdx.x) * (kPieceThreads * kAtOnce) + threadIdx.x;
   int64_t row = scales.divide(eighth, scales.width, width);
   if (kAtOnce == 1 && row < rows) prefetch(data(row) + (eighth - row * width) * 8);
   wait_for_previous();
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int k = 0; k < kAtOnce; ++k) {
     if (k > 0) row = scales.divide(eighth, scales.width, width);
     const int64_t block = eighth - row * width;
-    eighth += kThreads;
+    eighth += kPieceThreads;
     count[k] = 0;
     if (row < rows) {
       const int64_t first = block * 8, left = cols - first;
@@ -149,9 +149,9 @@ cudaError_t launch_format(const Matrix& data, const StoredScales& scales, void* 
     const bool whole =
         data.vector && reinterpret_cast<uintptr_t>(out) % 16 == 0 && data.cols % 8 == 0;
     const auto start = [&](auto at_once, auto whole) {
-      constexpr int kWork = kThreads * at_once;
+      constexpr int kWork = kPieceThreads * at_once;
       return launch<&dequantize_kernel<T, kFormat, at_once, whole>>(
-          {(eighths + kWork - 1) / kWork, kThreads, Start::kOverlapped}, stream,
+          {(eighths + kWork - 1) / kWork, kPieceThreads, Start::kOverlapped}, stream,
           RowPointer<const uint8_t>(data), data.rows, data.cols,
           ScaleLookup(scales, data.rows, (data.cols + 7) / 8), static_cast<T*>(out));
     };

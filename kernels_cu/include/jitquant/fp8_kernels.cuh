@@ -107,11 +107,12 @@ __device__ __forceinline__ float given_scale(const Fp8Scale& scale, int64_t row,
 
 // A block a thread.
 template <class Source>
-__global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
+__global__ void __launch_bounds__(kPieceThreads,
+                                  quantize_blocks_per_sm<Source>() * kThreads / kPieceThreads)
     cast_once_kernel(Source source, Fp8Scale scale, RowPointer<uint8_t> out, bool vector,
                      EightBit format) {
   const int64_t width = blocks_of(source.cols);
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kPieceThreads + threadIdx.x;
   const int64_t row = quotient(i, width), block = i - row * width;
   if (is_short() && row < source.rows) source.prefetch(source.row(row), block);
   wait_for_previous();
@@ -130,11 +131,12 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
 // The same for whole, aligned blocks of even rows (quantize_whole_kernel), in few instructions:
 // with few rows most of the time goes into fetching them.
 template <class Source, EightBit kFormat>
-__global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
+__global__ void __launch_bounds__(kPieceThreads,
+                                  quantize_blocks_per_sm<Source>() * kThreads / kPieceThreads)
     cast_whole_kernel(Source source, Fp8Scale scale, uint8_t* data, uint32_t data_step,
                       uint32_t count, Divisor width) {
   source.activate = true;
-  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  const uint32_t i = blockIdx.x * kPieceThreads + threadIdx.x;
   const uint32_t row = width.quotient_of(i), block = i - row * width.divisor;
   if (is_short() && i < count) source.prefetch(source.row.even_row(row), block);
   wait_for_previous();
@@ -154,10 +156,11 @@ constexpr int kCastShare = sizeof(T) == 4 ? 1 : (kAfterAmax ? 4 : 2);
 
 // The same for a contiguous tensor. `backwards`: from the end to the beginning.
 template <class T, bool kAfterAmax>
-__global__ void __launch_bounds__(kThreads, kAfterAmax ? 4 : 6)
+__global__ void __launch_bounds__(kOnceThreads<kAfterAmax>,
+                                  (kAfterAmax ? 4 : 6) * kThreads / kOnceThreads<kAfterAmax>)
     flat_cast_kernel(FlatSource<T> source, Fp8Scale scale, int partials, bool backwards, uint4* out,
                      EightBit format) {
-  PieceBlocks<T, kCastShare<T, kAfterAmax>> blocks(source, backwards);
+  PieceBlocks<T, kCastShare<T, kAfterAmax>, kOnceThreads<kAfterAmax>> blocks(source, backwards);
   begin_overlapped(
       kAfterAmax, [&] { blocks.fetch(); },
       [&] {
@@ -311,16 +314,18 @@ inline void make_cooperative(LaunchShape& shape) {
 template <class Source>
 cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partials,
                         const ElementRows& out, cudaStream_t stream) {
-  const int64_t items = (source.rows * blocks_of(source.cols) + kThreads - 1) / kThreads;
+  const int64_t blocks = source.rows * blocks_of(source.cols);
   const RowPointer<uint8_t> to(out.rows);
-  LaunchShape shape = {items < 1 ? 1 : items, kThreads, Start::kOverlapped};
+  LaunchShape shape = {1, kThreads, Start::kOverlapped};
   if (!needs_amax(scale)) {
+    if (blocks > 0) shape.grid = (blocks + kPieceThreads - 1) / kPieceThreads;
+    shape.block = kPieceThreads;
     if constexpr (kHasWhole<Source>) {
       if (takes_whole(source) && source.activate && out.rows.vector && to.even) {
         const auto start = [&](auto format) {
           return launch<&cast_whole_kernel<Source, format>>(
               shape, stream, source, scale, to.data, static_cast<uint32_t>(to.s2),
-              static_cast<uint32_t>(source.rows * blocks_of(source.cols)),
+              static_cast<uint32_t>(blocks),
               Divisor(static_cast<uint32_t>(blocks_of(source.cols))));
         };
         return out.format == EightBit::kE4m3
@@ -331,7 +336,8 @@ cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partial
     return launch<&cast_once_kernel<Source>>(shape, stream, source, scale, to, out.rows.vector,
                                              out.format);
   }
-  shape.grid = persistent_grid(items, blocks_per_sm<&cast_kernel<Source>>(kThreads, 0));
+  shape.grid = persistent_grid((blocks + kThreads - 1) / kThreads,
+                               blocks_per_sm<&cast_kernel<Source>>(kThreads, 0));
   if (watches_tensor(scale)) make_cooperative(shape);
   return launch<&cast_kernel<Source>>(shape, stream, source, scale, partials, to, out.rows.vector,
                                       out.format);
@@ -363,7 +369,8 @@ cudaError_t launch_cast_plain(const Matrix& x, const Fp8Scale& scale, int partia
     return launch<kKernel>(shape, stream, source, scale, to, out.format);
   }
   const auto start = [&](auto after_amax) {
-    constexpr int kWork = kThreads * kCastShare<T, after_amax>;
+    constexpr int kWork = kOnceThreads<after_amax> * kCastShare<T, after_amax>;
+    shape.block = kOnceThreads<after_amax>;
     if (source.blocks > 0) shape.grid = (source.blocks + kWork - 1) / kWork;
     // Of a tensor that the L2 cache does not hold, launch 1 has left the end there.
     const bool backwards = after_amax && source.blocks > int64_t{sm_count()} * kMostCached<T>;

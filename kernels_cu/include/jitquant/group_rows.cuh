@@ -87,26 +87,27 @@ __device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const Gr
 // Blocks of group_kernel that a multiprocessor has to hold: bounds the registers.
 template <class Source>
 constexpr int group_blocks_per_sm(int at_once) {
-  return at_once == 2 || sizeof(typename Source::Fetched) <= 32 ? 5 : 4;
+  constexpr int kPieces = kThreads / kPieceThreads;
+  return (at_once == 2 || sizeof(typename Source::Fetched) <= 32 ? 5 : 4) * kPieces;
 }
 
-// A thread has kAtOnce blocks of values, kThreads apart. A block of threads for each piece of work:
-// the hardware starts them in order, so that what is read and written at a time lies together.
-// Where there are few rows most of the time goes into fetching instructions, so there are few.
-// With kCounted the rows that are not there are written with zeros. kMxfp8: it is that; else scales
-// are no bytes by themselves.
+// A thread has kAtOnce blocks of values, kPieceThreads apart. A block of threads for each piece of
+// work: the hardware starts them in order, so that what is read and written at a time lies
+// together. Where there are few rows most of the time goes into fetching instructions, so there are
+// few. With kCounted the rows that are not there are written with zeros. kMxfp8: it is that; else
+// scales are no bytes by themselves.
 template <class Source, EightBit kFormat, int kAtOnce, bool kCounted, bool kMxfp8>
-__global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce))
+__global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAtOnce))
     group_kernel(Source source, uint8_t* data, GroupNumerics numerics, GroupScales scales,
                  RowCounts counts, GroupPieces pieces) {
   numerics.format = kFormat;
   if (kMxfp8) numerics.recipe = GroupRecipe::kDeepGemm, numerics.scale_format = ScaleFormat::kE8m0;
   const int lanes = 1 << pieces.log_lanes;
-  const uint32_t first = blockIdx.x * (kThreads * kAtOnce) + threadIdx.x;
+  const uint32_t first = blockIdx.x * (kPieceThreads * kAtOnce) + threadIdx.x;
   uint32_t row[kAtOnce], block[kAtOnce];
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
-    const uint32_t i = min(first + k * kThreads, pieces.count - 1);
+    const uint32_t i = min(first + k * kPieceThreads, pieces.count - 1);
     row[k] = pieces.width.quotient_of(i);
     block[k] = i - row[k] * pieces.width.divisor;
   }
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
     const bool is_first = turn == 0;
     const GroupScale scale = {is_first ? g[0].scale_inv : g[kLast].scale_inv, 0.0f,
                               is_first ? g[0].exponent : g[kLast].exponent};
-    if (first + turn * kThreads < pieces.count) {
+    if (first + turn * kPieceThreads < pieces.count) {
       place_scale<kMxfp8 ? ScaleKind::kE8m0 : ScaleKind::kOther>(
           scales, pieces.scales, is_first ? row[0] : row[kLast],
           (is_first ? block[0] : block[kLast]) >> pieces.log_lanes, scale);
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, group_blocks_per_sm<Source>(kAtOnce)
     const float factor = by_division ? group_reciprocal(g[k].scale_inv) : g[k].factor;
     uint4 codes = encode_block<kFormat>(x[k], by_division, factor, g[k].scale_inv);
     if (!there[k]) codes = make_uint4(0, 0, 0, 0);
-    if (first + k * kThreads < pieces.count && block[k] < pieces.blocks) {
+    if (first + k * kPieceThreads < pieces.count && block[k] < pieces.blocks) {
       uint8_t* const to = data + static_cast<uint64_t>(row[k]) * pieces.data_step;
       reinterpret_cast<uint4*>(to)[block[k]] = codes;
     }
@@ -344,8 +345,8 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
                               ScalePlaces(s)};
   constexpr int kMost = sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
   const auto launch_blocks = [&](auto format, auto at_once, auto counted) {
-    constexpr int kWork = kThreads * at_once;
-    LaunchShape shape = {(count + kWork - 1) / kWork, kThreads, Start::kOverlapped};
+    constexpr int kWork = kPieceThreads * at_once;
+    LaunchShape shape = {(count + kWork - 1) / kWork, kPieceThreads, Start::kOverlapped};
     // Of few rows most of the tiles of scales is padding.
     if (s.swizzled && shape.grid < s.groups / 32) shape.grid = s.groups / 32;
     return launch<&group_kernel<Source, format, at_once, counted, kMxfp8>>(

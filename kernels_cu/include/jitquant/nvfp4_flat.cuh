@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
 
 // The blocks of values of a thread where there is a block of threads for each piece of work: the
 // hardware starts these in order, so that what is read and written at a time lies together.
-template <class T, int kShare>
+template <class T, int kShare, int kBlock>
 struct PieceBlocks {
   const FlatSource<T>& source;
   int64_t first;
@@ -53,18 +53,18 @@ struct PieceBlocks {
   __device__ __forceinline__ PieceBlocks(const FlatSource<T>& source, bool backwards)
       : source(source) {
     const uint32_t turn = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    first = static_cast<int64_t>(turn) * (kThreads * kShare) + threadIdx.x;
+    first = static_cast<int64_t>(turn) * (kBlock * kShare) + threadIdx.x;
   }
   __device__ __forceinline__ void fetch() {
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
-      if (first + k * kThreads < source.blocks) x[k] = source.fetch(first + k * kThreads);
+      if (first + k * kBlock < source.blocks) x[k] = source.fetch(first + k * kBlock);
     }
   }
   __device__ __forceinline__ void prefetch() const {
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
-      if (first + k * kThreads < source.blocks) source.prefetch(first + k * kThreads);
+      if (first + k * kBlock < source.blocks) source.prefetch(first + k * kBlock);
     }
   }
   // Calls f(block, its values).
@@ -72,25 +72,31 @@ struct PieceBlocks {
   __device__ __forceinline__ void each(F&& f) const {
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
-      const int64_t block = first + k * kThreads;
+      const int64_t block = first + k * kBlock;
       if (block >= source.blocks) break;
       f(block, x[k]);
     }
   }
 };
 
-// The same as flat_quantize_kernel for many blocks.
+// The same as flat_quantize_kernel for many blocks. After an amax a block of threads has more to do
+// before its first block of values.
 template <class T>
 constexpr int kOnceShare = sizeof(T) == 2 ? 2 : 1;  // blocks of a thread
-template <class T>
-__global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
+template <bool kAfterAmax>
+constexpr int kOnceThreads = kAfterAmax ? kThreads : kPieceThreads;
+template <class T, bool kAfterAmax>
+constexpr int once_blocks_per_sm() {
+  return flat_blocks_per_sm<T>() * kThreads / kOnceThreads<kAfterAmax>;
+}
+template <class T, bool kAfterAmax>
+__global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())
     flat_quantize_once_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
                               Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  const bool early = scale.kind == GlobalScale::kPartials;
-  PieceBlocks<T, kOnceShare<T>> blocks(source, early);
-  begin_overlapped(early, [&] { blocks.fetch(); }, [] {});
+  PieceBlocks<T, kOnceShare<T>, kOnceThreads<kAfterAmax>> blocks(source, kAfterAmax);
+  begin_overlapped(kAfterAmax, [&] { blocks.fetch(); }, [] {});
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
   blocks.each([&](int64_t block, const Block<T>& x) {
     const Nvfp4Codes codes = nvfp4_quantize_block(x, block_amax(x), encoding);

@@ -133,24 +133,23 @@ __global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>)
 
 // The same as flat_quantize_once_kernel, of as many sectors as a warp has in blocks there: those of
 // a block of threads are of the same 128 rows.
-template <class T>
-__global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
+template <class T, bool kAfterAmax>
+__global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())
     tiles_once_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
                       SectorWalk walk) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  constexpr int kShare = kOnceShare<T>;
-  const bool early = scale.kind == GlobalScale::kPartials;
+  constexpr int kShare = kOnceShare<T>, kOwnWarps = kOnceThreads<kAfterAmax> / 32;
   const uint32_t row_count = static_cast<uint32_t>(out.rows);
   const uint32_t width = static_cast<uint32_t>(out.blocks);
-  const uint32_t turn = early ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const uint32_t sector = turn * (kThreads / 32 * kShare) + threadIdx.x / 32;
+  const uint32_t turn = kAfterAmax ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const uint32_t sector = turn * (kOwnWarps * kShare) + threadIdx.x / 32;
   Block<T> x[kShare];
   uint32_t at[kShare], to[kShare];
   constexpr uint32_t kNone = ~0u;  // what is no block
 #pragma unroll
   for (int k = 0; k < kShare; ++k) {
-    const SectorPlace place(walk, sector + k * (kThreads / 32));
+    const SectorPlace place(walk, sector + k * kOwnWarps);
     const uint32_t row = place.row(), block = place.block();
     at[k] = row < row_count && block < width ? row * width + block : kNone;
     to[k] = place.scale(walk);
@@ -161,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
       if (at[k] != kNone) x[k] = source.fetch(at[k]);
     }
   };
-  begin_overlapped(early, fetch, [] {});
+  begin_overlapped(kAfterAmax, fetch, [] {});
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
 #pragma unroll
   for (int k = 0; k < kShare; ++k) {
@@ -189,9 +188,10 @@ inline bool by_tiles(const GlobalScale& scale, const Nvfp4Output& out) {
 
 constexpr int kWarps = kThreads / 32;
 
-// Of the scales, padding included: 16 for each tile of 128 rows by 4 blocks.
+// Of the scales, padding included, in tiles of 128 rows by 4 blocks.
+constexpr int kSectorsOfTile = 512 / 32;
 inline int64_t sectors(const Nvfp4Output& out) {
-  return (out.rows + 127) / 128 * (padded_blocks(out) / 4) * (512 / 32);
+  return (out.rows + 127) / 128 * (padded_blocks(out) / 4) * kSectorsOfTile;
 }
 inline SectorWalk sector_walk(const Nvfp4Output& out, int64_t grid) {
   return SectorWalk(static_cast<uint32_t>(padded_blocks(out) / 4), grid * kWarps);
