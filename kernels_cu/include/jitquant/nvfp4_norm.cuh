@@ -265,7 +265,11 @@ class CopiedBlocks {
 
   // Whether this thread's piece i is the warp's.
   __device__ __forceinline__ bool is_of(int i) const {
-    return i + 32 <= kAll || (kept(first_) & 31) < kAll % 32;
+    if constexpr (kAll % 32 == 0) {
+      return true;
+    } else {
+      return i + 32 <= kAll || (kept(first_) & 31) < kAll % 32;
+    }
   }
 
   // In pieces: where in a row this thread copies from, how many are left there, and where to. Each
