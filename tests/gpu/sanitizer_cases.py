@@ -152,7 +152,7 @@ def main() -> None:
     weights = module("quantize_weight_nvfp4")
     gsa = torch.tensor([0.01], device="cuda")
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 80, 16), (40, 1024, 0)):
+        for rows, cols, gap in ((1, 16, 0), (5, 1043, 2), (130, 80, 16), (40, 1024, 0)):
             x = torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols]
             w = torch.rand(cols).to(dtype).cuda()
             module("amax_gsa").compute_amax_gsa(x)
@@ -164,6 +164,7 @@ def main() -> None:
                 for granularity in ("tensor", "row"):
                     g = {"granularity": granularity, **k}
                     fused.amax_quantize_nvfp4(x, **g)
+                    norm.rmsnorm_quantize_nvfp4(x, w, **g)
                     residual = torch.randn(rows, cols).to(dtype).cuda()
                     norm.rmsnorm_quantize_nvfp4(x, w, residual=residual, **g)
                     X = torch.randn(rows, 3, cols).to(dtype).cuda()
