@@ -21,12 +21,11 @@ struct alignas(16) RowEncoding {
 struct RowFacts {
   Nvfp4Encoding given;  // of all rows, for kGiven
   float over_cols;
-  float tensor_amax;  // of the rows so far, for kTensorAmax
 };
 
 __device__ __forceinline__ RowFacts row_facts(const RowScale& scale, Nvfp4Recipe recipe,
                                               int64_t cols) {
-  RowFacts facts = {{}, reciprocal_rn(static_cast<float>(cols)), 0.0f};
+  RowFacts facts = {{}, reciprocal_rn(static_cast<float>(cols))};
   if (scale.mode == RowMode::kGiven && scale.given.kind != GlobalScale::kRows) {
     facts.given = given_encoding(scale.given, recipe);
   }
@@ -51,15 +50,15 @@ __device__ __forceinline__ RowEncoding finish_row(float squares, float amax,
   }
   return e;
 }
-// What is told of the row, by one thread, which has the facts to itself.
+// What is told of the row, by one thread, which has the amax of its rows so far to itself.
 template <bool kNorm, class T>
 __device__ __forceinline__ void tell_row(const RowEncoding& e, const Normalize<T>& norm,
-                                         const RowScale& scale, int64_t row, RowFacts& facts) {
+                                         const RowScale& scale, int64_t row, float& tensor_amax) {
   if (kNorm) norm.inv_rms[row] = e.inverse;
   if (scale.mode == RowMode::kRowAmax) {
     scale.gsa_out[row] = div_rn(e.amax, scale.divisor);
   } else if (scale.mode == RowMode::kTensorAmax) {
-    facts.tensor_amax = fmaxf(facts.tensor_amax, e.amax);
+    tensor_amax = fmaxf(tensor_amax, e.amax);
   }
 }
 
@@ -76,6 +75,7 @@ class RowTeam {
     uint4 most[8];
     RowEncoding encodings[kMostRows];
     RowFacts facts[kMostRows];
+    float tensor_amax[kMostRows];  // of the rows so far, for kTensorAmax
   };
 
   __device__ __forceinline__ explicit RowTeam(Shared& shared) : shared_(shared) {}
@@ -85,7 +85,10 @@ class RowTeam {
   static __device__ __forceinline__ int warps() { return blockDim.x >> 5; }
 
   __device__ __forceinline__ void begin(const RowScale& scale, Nvfp4Recipe recipe, int64_t cols) {
-    if (threadIdx.x == 0) shared_.facts[slot()] = row_facts(scale, recipe, cols);
+    if (threadIdx.x == 0) {
+      shared_.facts[slot()] = row_facts(scale, recipe, cols);
+      shared_.tensor_amax[slot()] = 0.0f;
+    }
     if (slot() == 0 && threadIdx.x < 32) {
       squares_of(threadIdx.x) = 0.0f;
       most_of(threadIdx.x) = 0;
@@ -124,7 +127,9 @@ class RowTeam {
       most = numbers();
     }
     if (leads) meanwhile();
-    if (mine == 0 && r < count) tell_row<kNorm>(e, norm, scale, row_of(r), shared_.facts[slot()]);
+    if (mine == 0 && r < count) {
+      tell_row<kNorm>(e, norm, scale, row_of(r), shared_.tensor_amax[slot()]);
+    }
     return e;
   }
 
@@ -132,7 +137,7 @@ class RowTeam {
   __device__ __forceinline__ void put_partial(const RowScale& scale) const {
     if (threadIdx.x != 0) return;
     const int mine = blockIdx.x * rows() + slot(), count = gridDim.x * rows();
-    scale.partials[mine] = shared_.facts[slot()].tensor_amax;
+    scale.partials[mine] = shared_.tensor_amax[slot()];
     for (int i = count + mine; i < scale.maxima; i += count) scale.partials[i] = 0.0f;
   }
 

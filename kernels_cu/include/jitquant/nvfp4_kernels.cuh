@@ -45,7 +45,7 @@ __device__ __forceinline__ float walked_amax(const Source& source, BlockReduce& 
 }
 template <bool kNan = false, class T>
 __device__ __forceinline__ float walked_amax(const FlatSource<T>& source, BlockReduce& reduce) {
-  constexpr int kAtOnce = sizeof(T) == 2 ? 3 : 1;
+  constexpr int kAtOnce = sizeof(T) == 2 ? 2 : 1;
   Amax<T, kNan> amax;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   int64_t block = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;

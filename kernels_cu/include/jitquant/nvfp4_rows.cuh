@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
   __shared__ RowFacts facts;
   if (mine == 0) facts = row_facts(scale, recipe, source.cols);
   __syncthreads();
+  float tensor_amax = 0.0f;  // of the first thread
 
 #pragma unroll 1
   for (int64_t r = blockIdx.x; r < source.rows; r += gridDim.x) {
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
       total.y = reduce.max(numbers.result());
     }
     const RowEncoding e = finish_row<kNorm>(total.x, total.y, norm, scale, recipe, r, facts);
-    if (threadIdx.x == 0) tell_row<kNorm>(e, norm, scale, r, facts);
+    if (threadIdx.x == 0) tell_row<kNorm>(e, norm, scale, r, tensor_amax);
     if (!quantizes) continue;
     const OutputRow to(out, r);
 #pragma unroll 1
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
   if (quantizes) {
     zero_padding(out);
   } else if (threadIdx.x == 0) {
-    scale.partials[blockIdx.x] = facts.tensor_amax;
+    scale.partials[blockIdx.x] = tensor_amax;
     for (int i = gridDim.x + blockIdx.x; i < scale.maxima; i += gridDim.x) scale.partials[i] = 0.0f;
   }
 }

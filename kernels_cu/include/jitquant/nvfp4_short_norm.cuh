@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(kShortThreads, 5)
     const RowEncoding e = finish_row<true>(sum, bits_float(most), norm, scale, recipe,
                                            at.row < at.rows ? at.row : 0, facts);
     if (there > 0) {
-      if (at.mine == 0) tell_row<true>(e, norm, scale, at.row, facts);
+      float unused;
+      if (at.mine == 0) tell_row<true>(e, norm, scale, at.row, unused);
       Nvfp4Codes codes[kMost];
       HeldProduct::quantize(held, block_max, there, e, codes);
       const OutputRow to(out, at.row);
