@@ -20,15 +20,15 @@ cudaError_t launch_amax_quantize_nvfp4(const Matrix& x, float divisor, float* pa
     }
     const cudaError_t error = launch_amax_plain<T>(x, partials, plan.partials, stream);
     if (error != cudaSuccess) return error;
-    return launch_quantize_plain<T>(x, partials_scale(partials, plan.partials, divisor, gsa),
-                                    recipe, out, stream);
+    return launch_quantize_plain<T, true>(x, partials_scale(partials, plan.partials, divisor, gsa),
+                                          recipe, out, stream);
   });
 }
 
 cudaError_t launch_quantize_nvfp4(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
                                   const Nvfp4Output& out, cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
-    return launch_quantize_plain<decltype(element)>(x, scale, recipe, out, stream);
+    return launch_quantize_plain<decltype(element), false>(x, scale, recipe, out, stream);
   });
 }
 

@@ -163,6 +163,11 @@ def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None
             args, how = (fused, cols, 8, gsa), {**ways, "op": op}
             given = reference.deinterleave_quantize_nvfp4_static(*args, **how)
             calls.append(("deinterleave_quantize_from_buffer", args, how, given))
+        if cols == 768:
+            # More pieces of work than a grid that stays is given.
+            x = randn(529, 528, dtype=dtype)
+            given = reference.quantize_nvfp4_static(x, gsa, **ways)
+            calls.append(("quantize_nvfp4_from_buffer", (x, gsa), ways, given))
         for function, args, how, expected in calls:
             out = [poisoned(t) for t in expected]
             machine.call(module, function, *args, **how, x_fp4=out[0], x_sf=out[1])

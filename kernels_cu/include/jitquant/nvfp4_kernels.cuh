@@ -433,7 +433,8 @@ cudaError_t launch_amax_plain(const Matrix& x, float* partials, int count, cudaS
 template <class T>
 constexpr int kStayingTurns = sizeof(T) == 2 ? 3 : 1;
 
-template <class T>
+// kAfterAmax: `scale` is that of partials which the launch before writes.
+template <class T, bool kAfterAmax>
 cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
                                   const Nvfp4Output& out, cudaStream_t stream) {
   const bool tiles = by_tiles(scale, out);
@@ -452,19 +453,16 @@ cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvf
         {persistent_grid(items, flat_blocks_per_sm<T>()), kThreads, Start::kOverlapped}, stream,
         source, scale, recipe, out);
   }
-  const auto start = [&](auto after_amax) {
-    constexpr int kBlock = kOnceThreads<after_amax>, kWork = kBlock * kOnceShare<T>;
-    LaunchShape shape = {(source.blocks + kWork - 1) / kWork, kBlock, Start::kOverlapped};
-    if (tiles) {
-      static_assert(kSectorsOfTile % (kWork / 32) == 0, "there are whole pieces of work");
-      shape.grid = sectors(out) / (kWork / 32);
-      return launch<&tiles_once_kernel<T, after_amax>>(shape, stream, source, scale, recipe, out,
-                                                       sector_walk(out, shape.grid));
-    }
-    return launch<&flat_quantize_once_kernel<T, after_amax>>(shape, stream, source, scale, recipe,
-                                                             out);
-  };
-  return scale.kind == GlobalScale::kPartials ? start(std::true_type()) : start(std::false_type());
+  constexpr int kBlock = kOnceThreads<kAfterAmax>, kWork = kBlock * kOnceShare<T>;
+  LaunchShape shape = {(source.blocks + kWork - 1) / kWork, kBlock, Start::kOverlapped};
+  if (tiles) {
+    static_assert(kSectorsOfTile % (kWork / 32) == 0, "there are whole pieces of work");
+    shape.grid = sectors(out) / (kWork / 32);
+    return launch<&tiles_once_kernel<T, kAfterAmax>>(shape, stream, source, scale, recipe, out,
+                                                     sector_walk(out, shape.grid));
+  }
+  return launch<&flat_quantize_once_kernel<T, kAfterAmax>>(shape, stream, source, scale, recipe,
+                                                           out);
 }
 
 }  // namespace jitquant
