@@ -63,6 +63,39 @@ static float amax_of(const Block<T>* x, int64_t blocks) {
   return amax.result();
 }
 
+// Of the values of T whose products with RN(1 / d) are below 7 and not too small to matter: how
+// many have another code than e2m1_from_float gives the product; adds those that are half way above
+// an even code to `halves`.
+template <class T>
+static int64_t wrong_codes(float d, int64_t& halves) {
+  const float enc = reciprocal_rn_ordinary(d);
+  int64_t wrong = 0;
+  int count = 0;
+  Block<T> x;
+  const auto check = [&] {
+    uint32_t codes[2];
+    e2m1x16_ordinary(x, enc, d, codes);
+    for (int i = 0; i < count; ++i) {
+      const float product = mul_rn(value_of(x, i), enc), a = abs_of(product);
+      wrong += (codes[i / 8] >> (4 * (i % 8)) & 15) != e2m1_from_float(product);
+      halves += a == 0.25f || a == 1.25f || a == 2.5f || a == 5.0f;
+    }
+    count = 0;
+  };
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const T value = {static_cast<uint16_t>(bits)};
+    const float product = abs_of(mul_rn(to_float(value), enc));
+    if (!(product < 7.0f) || (product < 0.2f && product > 0.0f)) continue;
+    uint32_t& pair = x.words[count / 2];
+    pair = count % 2 == 0 ? bits : pair | bits << 16;
+    if (++count == 16) check();
+  }
+  if (count % 2 != 0) x.words[count++ / 2] &= 0xffffu;
+  for (int i = count / 2; i < 8; ++i) x.words[i] = 0;
+  check();
+  return wrong;
+}
+
 template <class F>
 static auto with_blocks(const void* x, int dtype, F&& f) {
   switch (dtype) {
@@ -85,6 +118,15 @@ void quantize_blocks(const void* x, int dtype, int64_t blocks, int mode, float v
   const Nvfp4Encoding e =
       mode == 0 ? nvfp4_encoding_from_gsa(value, r) : nvfp4_encoding_from_amax(value, divisor, r);
   with_blocks(x, dtype, [&](auto p) { quantize(p, blocks, e, codes, scales); });
+}
+
+// Of `count` numbers d, for bf16 (dtype 0) or fp16 (1).
+int64_t count_wrong_codes(const float* d, int64_t count, int dtype, int64_t* halves) {
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    wrong += dtype == 0 ? wrong_codes<Bf16>(d[i], *halves) : wrong_codes<Fp16>(d[i], *halves);
+  }
+  return wrong;
 }
 
 float amax_ignoring_nan(const void* x, int dtype, int64_t blocks) {

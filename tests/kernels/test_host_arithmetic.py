@@ -34,6 +34,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     )
     lib = ctypes.CDLL(str(library))
     lib.count_wrong_e2m1.restype = ctypes.c_int64
+    lib.count_wrong_codes.restype = ctypes.c_int64
     lib.swizzled_offset.restype = ctypes.c_int64
     lib.swizzled_offset.argtypes = [ctypes.c_int64] * 3
     lib.amax_ignoring_nan.restype = ctypes.c_float
@@ -128,6 +129,31 @@ def test_every_value_with_a_given_gsa(
         x_fp4, x_sf = reference.quantize_nvfp4_static(x, torch.tensor([gsa]), recipe=recipe)
         assert torch.equal(scales, x_sf.view(torch.uint8).reshape(-1))
         assert torch.equal(codes, x_fp4.view(torch.uint8).reshape(-1, 8))
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 8), (torch.float16, 11)])
+@pytest.mark.parametrize("where", ["near a half", "of an amax"])
+def test_halves_go_to_even_codes(
+    host: ctypes.CDLL, dtype: torch.dtype, bits: int, where: str
+) -> None:
+    """Products half way between two codes, and their neighbours on both sides."""
+    values = torch.arange(2 ** (bits - 1), 2**bits)
+    if bits > 8:
+        values = values[torch.randperm(len(values), generator=torch.manual_seed(0))[:160]]
+    if where == "near a half":
+        # As many units in the last place away from what has such a product.
+        exact = torch.cat([values, values / 5]).float() / 2**bits
+        d = (exact.view(torch.int32)[:, None] + torch.arange(-12, 13)).view(torch.float32)
+    else:
+        stored = torch.arange(8, 16) / 8
+        d = stored * (1 / (2688 / (values / 2**bits).float()))[:, None]
+    d = d.flatten().contiguous()
+    halves = ctypes.c_int64(0)
+    wrong = host.count_wrong_codes(
+        _pointer(d), ctypes.c_int64(d.numel()), INPUT_DTYPES.index(dtype), ctypes.byref(halves)
+    )
+    assert wrong == 0
+    assert halves.value > 100
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

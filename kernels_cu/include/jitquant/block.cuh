@@ -156,9 +156,16 @@ JITQUANT_HD float block_amax(const Block<float>& x) {
 // Where the sign of an E2M1 code is in each of eight.
 constexpr uint32_t kSignBits = 0x88888888u;
 
-// From a where a bit of `mask` is set, from b elsewhere: one instruction.
+// From a where a bit of `mask` is set, from b elsewhere: one instruction, where a compiler that
+// knows the mask would make two.
 JITQUANT_HD uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint32_t y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(y) : "r"(mask), "r"(a), "r"(b));
+  return y;
+#else
   return (a & mask) | (b & ~mask);
+#endif
 }
 
 // The signs of values 8 * half to 8 * half + 7, each in all four bits of its code.
@@ -200,12 +207,25 @@ JITQUANT_HD uint32_t sum_codes(F&& f) {
   return codes - offset;
 }
 
-// Least factor for which a division by 8 is exact, with room to spare.
-constexpr float kExactEighth = 0x1p-120f;
+// What a value has to be in for e2m1x8_halves_up: where E2M1's exponent and subnormals are, fp16's
+// are.
+constexpr float kHalfUnit = 0x1p-14f;
+
+// Eight codes of three bits, the first in the low four, from f(i), the magnitude of value i in
+// kHalfUnit, below 7; what is half way between two codes goes up. Of a number that is cut off to
+// fp16 the upper byte is its code and the bit that rounds it.
+template <class F>
+JITQUANT_HD uint32_t e2m1x8_halves_up(F&& f) {
+  const auto upper_bytes = [&](int i) {
+    return byte_permute(truncated_halves(f(i), f(i + 2)), truncated_halves(f(i + 4), f(i + 6)),
+                        0x7531);
+  };
+  const uint32_t doubled = upper_bytes(0) + 16 * upper_bytes(1);
+  return doubled - (doubled >> 1 & 0x77777777u);
+}
 
 // E2M1 of values 8 * half to 8 * half + 7 times enc > 0, the first in the low four bits.
-// kOrdinary: enc >= kExactEighth.
-template <bool kOrdinary, class T>
+template <class T>
 JITQUANT_HD uint32_t e2m1x8(const Block<T>& x, int half, float enc) {
 #if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
   float v[8];
@@ -224,18 +244,47 @@ JITQUANT_HD uint32_t e2m1x8(const Block<T>& x, int half, float enc) {
       : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "f"(v[4]), "f"(v[5]), "f"(v[6]), "f"(v[7]));
   return codes;
 #else
-  if (kOrdinary) {
-    // A multiplication that saturates at 1 costs no more than one that does not, so the product is
-    // made in eighths. What it leaves of the values from 7 to 8 has the code 8 instead of 7.
-    const float eighth = enc * 0.125f;
-    const uint32_t codes = sum_codes([&](int i) {
-      return e2m1_lines(mul_saturated(magnitude_of(x, 8 * half + i), eighth), 8.0f);
-    });
-    return (codes - ((codes >> 3) & 0x11111111u)) | (e2m1x8_signs(x, half) & kSignBits);
-  }
   return sum_codes(
              [&](int i) { return e2m1_magnitude(mul_rn(magnitude_of(x, 8 * half + i), enc)); }) |
          (e2m1x8_signs(x, half) & kSignBits);
+#endif
+}
+
+// Whether the product of a value of T and RN(1 / d) may be 0.25, 1.25, 2.5 or 5: half way above an
+// even code, to which it is rounded, where other halves go up. Then d or 5 d is as good as a value
+// of T, which has few bits.
+template <class T>
+JITQUANT_HD bool e2m1_half_may_go_down(float d) {
+  if (sizeof(T) == 4) return true;
+  constexpr int kMore = std::is_same<T, Fp16>::value ? 3 : 0;  // bits than bf16 has
+  constexpr uint32_t kNear = 0x00080008u << kMore;
+  const uint32_t one = float_bits(d) << kMore, five = float_bits(mul_rn(d, 5.0f)) << kMore;
+  const uint32_t rests = byte_permute(one, five, 0x5410) + kNear;
+  return halves_min(rests, 2 * kNear) != 2 * kNear;
+}
+
+// E2M1 of all values times enc, which is RN(1 / d), where no product is 7 or more, and enc is far
+// from the ends of fp32.
+template <class T>
+JITQUANT_HD void e2m1x16_ordinary(const Block<T>& x, float enc, float d, uint32_t (&codes)[2]) {
+#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
+  JITQUANT_UNROLL
+  for (int half = 0; half < 2; ++half) codes[half] = e2m1x8(x, half, enc);
+#else
+  const float unit = enc * kHalfUnit;
+  const bool may_go_down = e2m1_half_may_go_down<T>(d);
+  JITQUANT_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const auto product = [&](int i) { return mul_rn(magnitude_of(x, 8 * half + i), unit); };
+    uint32_t magnitudes = e2m1x8_halves_up(product);
+    if (may_go_down) {
+      // Of the next smaller number the code is another one only where the product is half way.
+      const uint32_t below =
+          e2m1x8_halves_up([&](int i) { return mul_rn(product(i), 0x1.fffffep-1f); });
+      magnitudes = below + ((magnitudes - below) & below & 0x11111111u);
+    }
+    codes[half] = magnitudes | (e2m1x8_signs(x, half) & kSignBits);
+  }
 #endif
 }
 

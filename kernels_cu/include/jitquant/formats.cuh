@@ -54,26 +54,22 @@ JITQUANT_HD float float_from_e4m3(uint16_t code) {
 #endif
 }
 
-// The bits of 2^23 plus the code of a = unit * x >= 0, to nearest even: a code is the least of
-// three lines through a, one for each binade, and adding a line to 2^23 rounds it to a whole code.
-// What rounds to 7 or more has no code: its line goes on.
-JITQUANT_HD uint32_t e2m1_lines(float x, float unit) {
-  const float low = fma_rn(x, unit * 2.0f, 0x1p23f);
-  const float middle = fma_rn(x, unit, 0x1p23f + 2.0f);
-  const float high = fma_rn(x, unit * 0.5f, 0x1p23f + 4.0f);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// The bits of 2^23 plus the code of a >= 0, to nearest even, saturating at 6: a code is the least
+// of three lines through a, one for each binade, and adding a line to 2^23 rounds it to a whole
+// code.
+JITQUANT_HD uint32_t e2m1_magnitude(float a) {
+  constexpr uint32_t kMost = 0x4b000007u;
+  const float low = fma_rn(a, 2.0f, 0x1p23f);
+  const float middle = add_rn(a, 0x1p23f + 2.0f);
+  const float high = fma_rn(a, 0.5f, 0x1p23f + 4.0f);
   // Positive floats order as integers, of which one instruction takes three.
-  return __vimin3_s32(__float_as_int(low), __float_as_int(middle), __float_as_int(high));
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const uint32_t code =
+      __vimin3_s32(__float_as_int(low), __float_as_int(middle), __float_as_int(high));
 #else
   const float least = low < middle ? low : middle;
-  return float_bits(least < high ? least : high);
+  const uint32_t code = float_bits(least < high ? least : high);
 #endif
-}
-
-// 2^23 plus the code of a >= 0, saturating at 6.
-JITQUANT_HD uint32_t e2m1_magnitude(float a) {
-  const uint32_t code = e2m1_lines(a, 1.0f);
-  constexpr uint32_t kMost = 0x4b000007u;
   return code < kMost ? code : kMost;
 }
 

@@ -48,18 +48,6 @@ JITQUANT_HD float mul_rn(float a, float b) {
 #endif
 }
 
-// The product from 0 to 1; NaN gives 0.
-JITQUANT_HD float mul_saturated(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-#else
-  const float y = a * b;
-  return y > 1.0f ? 1.0f : (y > 0.0f ? y : 0.0f);
-#endif
-}
-
 JITQUANT_HD float add_rn(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fadd_rn(a, b);
@@ -171,6 +159,33 @@ JITQUANT_HD uint32_t byte_signs(uint32_t low, uint32_t high, uint32_t selector) 
   return out;
 #else
   return ((byte_permute(low, high, selector) >> 7) & 0x01010101u) * 0xffu;
+#endif
+}
+
+// fp16 of two numbers that are neither negative nor above its largest, cut off: `low` in the low
+// half.
+JITQUANT_HD uint32_t truncated_halves(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  uint32_t halves;
+  asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(halves) : "f"(high), "f"(low));
+  return halves;
+#else
+  const auto half = [](float x) {
+    // Subnormals are multiples of 2^-24.
+    return x < 0x1p-14f ? static_cast<uint32_t>(x * 0x1p24f)
+                        : (float_bits(x) - float_bits(0x1p-15f)) >> 13;
+  };
+  return half(high) << 16 | half(low);
+#endif
+}
+
+// Per half of a word, the smaller one.
+JITQUANT_HD uint32_t halves_min(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __vminu2(a, b);
+#else
+  const uint32_t low = (a & 0xffffu) < (b & 0xffffu) ? a : b, high = a >> 16 < b >> 16 ? a : b;
+  return (high & 0xffff0000u) | (low & 0xffffu);
 #endif
 }
 

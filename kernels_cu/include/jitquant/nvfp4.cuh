@@ -57,6 +57,15 @@ JITQUANT_HD uint16_t nvfp4_block_scale(float b, const Nvfp4Encoding& e) {
 JITQUANT_HD float nvfp4_usual_encode(float stored, const Nvfp4Encoding& e) {
   return reciprocal_rn_ordinary(mul_rn(stored, e.over_S));
 }
+// Whether it is this, and no element of a block whose amax is b is above the largest code, where
+// that has to be known: of all blocks but those whose scale is subnormal, none, or saturated.
+JITQUANT_HD bool nvfp4_is_usual(float b, float enc, const Nvfp4Encoding& e) {
+#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
+  return enc <= e.most;
+#else
+  return mul_rn(b, enc) < 7.0f && enc <= e.most;
+#endif
+}
 JITQUANT_HD float nvfp4_block_encode(float stored, const Nvfp4Encoding& e) {
   if (stored == 0.0f) return e.of_zero;
   const float enc = reciprocal_rn(mul_rn(stored, e.over_S));
@@ -72,8 +81,8 @@ struct Nvfp4Codes {
 template <class T>
 JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& out) {
   if (enc > 0.0f) {
-    out.low = e2m1x8<false>(x, 0, enc);
-    out.high = e2m1x8<false>(x, 1, enc);
+    out.low = e2m1x8(x, 0, enc);
+    out.high = e2m1x8(x, 1, enc);
   } else if (enc == 0.0f) {
     out.low = e2m1x8_of_zeros(x, 0);
     out.high = e2m1x8_of_zeros(x, 1);
@@ -86,35 +95,43 @@ JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& ou
 template <class T>
 JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nvfp4Encoding& e) {
   const uint16_t scale = nvfp4_block_scale(b, e);
-  const float stored = float_from_e4m3(scale), enc = nvfp4_usual_encode(stored, e);
+  const float stored = float_from_e4m3(scale), over_enc = mul_rn(stored, e.over_S);
+  const float enc = reciprocal_rn_ordinary(over_enc);
   Nvfp4Codes out;
   out.scale = static_cast<uint8_t>(scale);
-  if (enc >= kExactEighth && enc <= e.most) {
-    out.low = e2m1x8<true>(x, 0, enc);
-    out.high = e2m1x8<true>(x, 1, enc);
+  if (nvfp4_is_usual(b, enc, e)) {
+    uint32_t codes[2];
+    e2m1x16_ordinary(x, enc, over_enc, codes);
+    out.low = codes[0], out.high = codes[1];
   } else {
     nvfp4_encode_block(x, nvfp4_block_encode(stored, e), out);
   }
   return out;
 }
 
-// The same where the codes' bits hang on how the values were computed in any case: a product is not
-// rounded before its code is.
+// The same where the codes' bits hang on how the values were computed in any case: a product that
+// is half way between two codes goes up.
 JITQUANT_HD Nvfp4Codes nvfp4_quantize_computed(const Block<float>& x, float b,
                                                const Nvfp4Encoding& e) {
-#if !defined(JITQUANT_HAS_E2M1_INSTRUCTION)
   const uint16_t scale = nvfp4_block_scale(b, e);
-  const float enc = nvfp4_usual_encode(float_from_e4m3(scale), e);
-  // As in all blocks but those whose scale is subnormal, or none.
-  if (mul_rn(b, enc) < 7.0f && enc <= e.most) {
+  const float stored = float_from_e4m3(scale), enc = nvfp4_usual_encode(stored, e);
+  Nvfp4Codes out;
+  out.scale = static_cast<uint8_t>(scale);
+  if (nvfp4_is_usual(b, enc, e)) {
+#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
+    nvfp4_encode_block(x, enc, out);
+#else
+    const float unit = enc * kHalfUnit;
     const auto codes = [&](int half) {
-      return sum_codes([&](int i) { return e2m1_lines(magnitude_of(x, 8 * half + i), enc); }) |
+      return e2m1x8_halves_up([&](int i) { return mul_rn(magnitude_of(x, 8 * half + i), unit); }) |
              (e2m1x8_signs(x, half) & kSignBits);
     };
-    return {codes(0), codes(1), static_cast<uint8_t>(scale)};
-  }
+    out.low = codes(0), out.high = codes(1);
 #endif
-  return nvfp4_quantize_block(x, b, e);
+  } else {
+    nvfp4_encode_block(x, nvfp4_block_encode(stored, e), out);
+  }
+  return out;
 }
 
 // The block x * factor, where b is the amax of x and factor > 0.
@@ -130,21 +147,24 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, f
 }
 
 // The same of magnitudes with their signs apart (e2m1x16_signs), where the codes' bits hang on the
-// order of a sum in any case: a product is not rounded before its code is. What magnitudes of a
-// block are multiplied with:
+// order of a sum in any case: a product that is half way between two codes goes up. What magnitudes
+// of a block are multiplied with:
 struct Nvfp4Product {
   float stored, enc;
   uint8_t scale;
   // All blocks but those whose scale is subnormal, or none: nothing is above the largest code, and
-  // no line through the product overflows.
+  // enc is far from the ends of fp32.
   bool usual;
 };
+
+constexpr float kLeastProduct = 0x1p-110f;
 
 // Where the amax of the magnitudes is b.
 JITQUANT_HD Nvfp4Product nvfp4_product(float b, float factor, const Nvfp4Encoding& e) {
   const uint16_t scale = nvfp4_block_scale(mul_rn(b, factor), e);
   const float stored = float_from_e4m3(scale), enc = mul_rn(nvfp4_usual_encode(stored, e), factor);
-  return {stored, enc, static_cast<uint8_t>(scale), mul_rn(b, enc) < 7.0f && enc <= e.most};
+  return {stored, enc, static_cast<uint8_t>(scale),
+          nvfp4_is_usual(b, enc, e) && enc >= kLeastProduct};
 }
 
 // Changes the magnitudes and signs of a block that is not so, that they have the right codes.
@@ -164,8 +184,8 @@ JITQUANT_HD void nvfp4_make_usual(float (&x)[16], uint32_t& signs, float factor,
     product.enc = 1.0f;
     return;
   }
-  const float up = enc > 0x1p126f ? 4.0f : 1.0f;
-  enc = enc > 0x1p126f ? enc * 0.25f : enc;
+  const float up = enc > 0x1p126f ? 4.0f : (enc < kLeastProduct ? 0x1p-64f : 1.0f);
+  enc = enc > 0x1p126f ? enc * 0.25f : (enc < kLeastProduct ? enc * 0x1p64f : enc);
   const float most = mul_rn(6.5f, reciprocal_rn(enc));
   JITQUANT_UNROLL
   for (int i = 0; i < 16; ++i) {
@@ -181,10 +201,11 @@ JITQUANT_HD Nvfp4Codes nvfp4_encode_magnitudes(const float (&x)[16], uint32_t si
   Block<float> block;
   JITQUANT_UNROLL
   for (int i = 0; i < 16; ++i) block.words[i] = float_bits(x[i]);
-  const auto codes = [&](int half) { return e2m1x8<false>(block, half, product.enc); };
+  const auto codes = [&](int half) { return e2m1x8(block, half, product.enc); };
 #else
+  const float unit = product.enc * kHalfUnit;
   const auto codes = [&](int half) {
-    return sum_codes([&](int i) { return e2m1_lines(x[8 * half + i], product.enc); });
+    return e2m1x8_halves_up([&](int i) { return mul_rn(x[8 * half + i], unit); });
   };
 #endif
   return {codes(0) | half_of_signs(signs, 0), codes(1) | half_of_signs(signs, 1), product.scale};
