@@ -23,17 +23,17 @@ __device__ __forceinline__ void zero_rest(const GroupScales& s, int64_t batch, i
 }
 
 // The largest magnitudes of the groups of a thread's blocks. Of two blocks whose groups more than
-// one lane has, each lane learns one: halves of what is known go to the other lane. Nothing
+// one lane `shares`, each lane learns one: halves of what is known go to the other lane. Nothing
 // branches, so that this and the sum of the squares wait for their shuffles together.
 template <int kBlocks>
 __device__ __forceinline__ void groups_amax(const Block<float> (&x)[kBlocks], int lanes,
-                                            float (&b)[kBlocks]) {
+                                            bool shares, float (&b)[kBlocks]) {
 #pragma unroll
   for (int k = 0; k < kBlocks; ++k) b[k] = block_amax(x[k]);
   if constexpr (kBlocks == 1) {
     b[0] = lanes_amax(b[0], lanes);
   } else {
-    const bool shares = lanes > 1, odd = shares && (threadIdx.x & 1);
+    const bool odd = shares && (threadIdx.x & 1);
     const float kept = odd ? b[1] : b[0];
     const float other = __shfl_xor_sync(0xffffffffu, odd ? b[0] : b[1], 1);
     b[0] = amax_keep_nan(kept, shares ? other : kept);
@@ -44,22 +44,31 @@ __device__ __forceinline__ void groups_amax(const Block<float> (&x)[kBlocks], in
   }
 }
 
-// The norm, then a scale for each group of 16 * 2^log_lanes neighbours. kDivides: elements are
-// divided by scales that are no powers of two.
-template <class Source, Rows kRows, bool kDivides>
+// kUsual: E4M3 with fp32 scales of recipe "te", for groups of more than 16 values of one matrix.
+// kDivided: elements are divided by scales that are no powers of two.
+enum class GroupCase : int { kUsual, kAny, kDivided };
+
+// The norm, then a scale for each group of 16 * 2^log_lanes neighbours.
+template <class Source, Rows kRows, GroupCase kCase>
 __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
                                   kRows == Rows::kFew ? 1 : rows_per_sm<Source>(kHeldOf<kRows>))
     norm_group_kernel(Source source, Normalize<typename Source::Element> norm, RowWidth width,
                       GroupNumerics numerics, GroupScales scales, ScalePlaces places, int log_lanes,
                       bool padded, RowPointer<uint8_t> out, bool vector, bool rehearses) {
   constexpr bool kHolds = kRows != Rows::kReread;
+  constexpr bool kUsual = kCase == GroupCase::kUsual, kDivides = kCase == GroupCase::kDivided;
+  if constexpr (kUsual) {
+    numerics.format = EightBit::kE4m3, numerics.recipe = GroupRecipe::kTe;
+    numerics.scale_format = scales.format = ScaleFormat::kFloat32;
+    places.batched = false;
+  }
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   RowPasses<Source, true, kRows> passes(source, norm, width);
   constexpr int kBlocks = passes.kBlocks;
   const int lanes = 1 << log_lanes;
   // Of two lanes of a group, each computes the scale of one of their blocks.
-  const bool shares = kBlocks > 1 && lanes > 1;
+  const bool shares = kBlocks > 1 && (kUsual || lanes > 1);
   const int mine = shares ? threadIdx.x & 1 : 0;
   bool rehearsal = kRows == Rows::kFew && rehearses;
 
@@ -75,11 +84,11 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
     const typename Source::Row row = source.row(r);
     const float squares = passes.first(row, [](int, const Block<float>&) {});
     float amax[kBlocks];
-    if constexpr (kHolds) groups_amax(passes.held, lanes, amax);
+    if constexpr (kHolds) groups_amax(passes.held, lanes, shares, amax);
     const float inverse = passes.inverse(reduce.sum(squares));
     if (!rehearsal && threadIdx.x == 0) norm.inv_rms[r] = inverse;
     passes.second(row, [&](int begin, Block<float>(&values)[kBlocks]) {
-      if constexpr (!kHolds) groups_amax(values, lanes, amax);
+      if constexpr (!kHolds) groups_amax(values, lanes, shares, amax);
       // Of the groups: what their elements are multiplied with, or the reciprocals of their scales.
       float factor[kBlocks], scale[kBlocks];
 #pragma unroll 1
@@ -155,19 +164,19 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   }
 }
 
-template <class Source, bool kDivides>
+template <GroupCase kCase, class Source>
 cudaError_t launch_norm_group(const Source& source, const Normalize<typename Source::Element>& norm,
-                              const GroupNumerics& numerics, const GroupOutput& out,
-                              int64_t group_size, cudaStream_t stream) {
+                              const GroupNumerics& numerics, const GroupOutput& out, int log_lanes,
+                              cudaStream_t stream) {
+  // Of many rows alone: the others' time is mostly latency.
+  constexpr GroupCase kOthers = kCase == GroupCase::kUsual ? GroupCase::kAny : kCase;
   const RowWork work = RowWork::of(source, norm.weight, out.data, false);
   const GroupScales& s = out.scales;
-  int log_lanes = 0;
-  while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
   const bool padded = s.grid.stored_rows != s.rows ||
                       s.grid.stored_cols * (s.format == ScaleFormat::kPacked ? 4 : 1) != s.groups;
-  return launch_by_rows<&norm_group_kernel<Source, Rows::kOnce, kDivides>,
-                        &norm_group_kernel<Source, Rows::kFew, kDivides>,
-                        &norm_group_kernel<Source, Rows::kReread, kDivides>>(
+  return launch_by_rows<&norm_group_kernel<Source, Rows::kOnce, kCase>,
+                        &norm_group_kernel<Source, Rows::kFew, kOthers>,
+                        &norm_group_kernel<Source, Rows::kReread, kOthers>>(
       work, stream, source, norm, RowWidth(source.cols), numerics, s, ScalePlaces(s), log_lanes,
       padded, RowPointer<uint8_t>(out.data), out.data.vector);
 }
@@ -178,11 +187,21 @@ cudaError_t launch_rmsnorm_group(const Matrix& x, const Matrix* residual,
                                  const ColumnVector& weight, float eps, float* inv_rms,
                                  const GroupNumerics& numerics, const GroupOutput& out,
                                  int64_t group_size, cudaStream_t stream) {
+  int log_lanes = 0;
+  while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
   return normalized(x, residual, weight, eps, inv_rms, [&](const auto& source, const auto& norm) {
-    using Source = std::decay_t<decltype(source)>;
-    return numerics.recipe == GroupRecipe::kVllm && numerics.scale_format == ScaleFormat::kFloat32
-               ? launch_norm_group<Source, true>(source, norm, numerics, out, group_size, stream)
-               : launch_norm_group<Source, false>(source, norm, numerics, out, group_size, stream);
+    const auto launch = [&](auto kind) {
+      return launch_norm_group<decltype(kind)::value>(source, norm, numerics, out, log_lanes,
+                                                      stream);
+    };
+    if (numerics.scale_format == ScaleFormat::kFloat32) {
+      if (numerics.recipe == GroupRecipe::kVllm) return launch(Constant<GroupCase::kDivided>{});
+      if (numerics.recipe == GroupRecipe::kTe && numerics.format == EightBit::kE4m3 &&
+          log_lanes > 0 && out.scales.batches == 1) {
+        return launch(Constant<GroupCase::kUsual>{});
+      }
+    }
+    return launch(Constant<GroupCase::kAny>{});
   });
 }
 

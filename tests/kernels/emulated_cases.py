@@ -232,10 +232,11 @@ def _groups() -> Iterator[Sample]:
     rows = itertools.product(DTYPES, ((140, 272), (2, 272), (40, 250)), ("te", "vllm"))
     for (dtype, shape, recipe), added in itertools.product(rows, (False, True)):
         args = (_finite(shape, dtype), _finite(shape[-1:], dtype, 5), 128, 1e-5)
-        how = {"dtype": GROUP_DTYPES[len(shape) % 3], "recipe": recipe}
-        how |= {"residual": _finite(shape, dtype, 6)} if added else {}
-        what = (*shape, dtype, recipe, added)
-        yield _case("rmsnorm_quantize_group", what, args, exact=False, **how)
+        for elements in (torch.float8_e4m3fn, torch.int8):
+            how = {"dtype": elements, "recipe": recipe}
+            how |= {"residual": _finite(shape, dtype, 6)} if added else {}
+            what = (*shape, dtype, elements, recipe, added)
+            yield _case("rmsnorm_quantize_group", what, args, exact=False, **how)
 
 
 def _grouped() -> Iterator[Sample]:
