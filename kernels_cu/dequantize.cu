@@ -107,7 +107,7 @@ __device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count
 // loads in flight together. A block of threads for each piece of work: the hardware starts them in
 // order, so that what is read and written at a time lies together.
 template <class T, EightBit kFormat, int kAtOnce, bool kWhole>
-__global__ void __launch_bounds__(kPieceThreads, 4 * kThreads / kPieceThreads)
+__global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(4))
     dequantize_kernel(RowPointer<const uint8_t> data, int64_t rows, int64_t cols,
                       ScaleLookup scales, T* out) {
   const int64_t width = (cols + 7) / 8;

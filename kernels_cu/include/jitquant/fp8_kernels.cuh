@@ -107,8 +107,7 @@ __device__ __forceinline__ float given_scale(const Fp8Scale& scale, int64_t row,
 
 // A block a thread.
 template <class Source>
-__global__ void __launch_bounds__(kPieceThreads,
-                                  quantize_blocks_per_sm<Source>() * kThreads / kPieceThreads)
+__global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_per_sm<Source>()))
     cast_once_kernel(Source source, Fp8Scale scale, RowPointer<uint8_t> out, bool vector,
                      EightBit format) {
   const int64_t width = blocks_of(source.cols);
@@ -131,8 +130,7 @@ __global__ void __launch_bounds__(kPieceThreads,
 // The same for whole, aligned blocks of even rows (quantize_whole_kernel), in few instructions:
 // with few rows most of the time goes into fetching them.
 template <class Source, EightBit kFormat>
-__global__ void __launch_bounds__(kPieceThreads,
-                                  quantize_blocks_per_sm<Source>() * kThreads / kPieceThreads)
+__global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_per_sm<Source>()))
     cast_whole_kernel(Source source, Fp8Scale scale, uint8_t* data, uint32_t data_step,
                       uint32_t count, Divisor width) {
   source.activate = true;

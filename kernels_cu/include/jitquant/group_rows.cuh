@@ -87,8 +87,7 @@ __device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const Gr
 // Blocks of group_kernel that a multiprocessor has to hold: bounds the registers.
 template <class Source>
 constexpr int group_blocks_per_sm(int at_once) {
-  constexpr int kPieces = kThreads / kPieceThreads;
-  return (at_once == 2 || sizeof(typename Source::Fetched) <= 32 ? 5 : 4) * kPieces;
+  return pieces_per_sm(at_once == 2 || sizeof(typename Source::Fetched) <= 32 ? 5 : 4);
 }
 
 // A thread has kAtOnce blocks of values, kPieceThreads apart. A block of threads for each piece of

@@ -13,6 +13,10 @@ constexpr int kThreads = 256;
 // Of a block of threads with little to do before its first block of values: as fewer end together,
 // memory is more evenly at work (docs/performance.md).
 constexpr int kPieceThreads = 128;
+// As many as `blocks` of kThreads.
+constexpr int pieces_per_sm(int blocks) {
+  return blocks * (kThreads / kPieceThreads);
+}
 
 JITQUANT_HD int64_t blocks_of(int64_t cols) {
   return (cols + 15) / 16;

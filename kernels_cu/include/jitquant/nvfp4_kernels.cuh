@@ -151,7 +151,9 @@ struct WholeWalk {
 
 template <class Source, bool kActivates>
 __global__ void __launch_bounds__(kPieceThreads,
-                                  quantize_blocks_per_sm<Source>() * kThreads / kPieceThreads)
+                                  pieces_per_sm(sizeof(typename Source::Element) == 2
+                                                    ? 4
+                                                    : quantize_blocks_per_sm<Source>()))
     quantize_whole_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
                           WholeWalk walk) {
   __shared__ BlockReduce::Scratch scratch;
