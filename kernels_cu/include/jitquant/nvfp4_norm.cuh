@@ -201,9 +201,10 @@ class CopiedBlocks {
   __device__ __forceinline__ void clear(int tensors, int cols) const {
     const int left = this->left(cols);
     for (int t = 0; t < tensors; ++t) {
+      uint4* const to = pieces_ + (this->to() + t * kAll);
 #pragma unroll
       for (int i = 0; i < kAll; i += 32) {
-        if (i >= left && is_of(i)) pieces_[to() + t * kAll + i] = make_uint4(0, 0, 0, 0);
+        if (i >= left && is_of(i)) to[i] = make_uint4(0, 0, 0, 0);
       }
     }
   }
@@ -215,11 +216,12 @@ class CopiedBlocks {
     const int left = this->left(cols);
     // As many for every row, so that nothing is left of the row before: zeros behind the end.
     const int there = kLoose ? cols + over - 8 * static_cast<int>(this->from()) : 0;  // elements
+    uint4* const to = pieces_ + (this->to() + tensor * kAll);
 #pragma unroll
     for (int i = 0; i < kAll; i += 32) {
       if (i < left && is_of(i)) {
         const int zeros = kLoose ? min(max(16 - 2 * (there - 8 * i), 0), 16) : 0;
-        __pipeline_memcpy_async(pieces_ + (to() + tensor * kAll + i), from + i, 16, zeros);
+        __pipeline_memcpy_async(to + i, from + i, 16, zeros);
       }
     }
   }
@@ -250,11 +252,12 @@ class CopiedBlocks {
   }
   // What the warp has written, to the row at p.
   __device__ __forceinline__ void store(T* p) const {
-    uint4* const to = reinterpret_cast<uint4*>(p) + from();
+    uint4* const to = reinterpret_cast<uint4*>(p) + this->from();
+    const uint4* const from = pieces_ + this->to();
     const int left = this->left(0);
 #pragma unroll
     for (int i = 0; i < kShare * kPieces; i += 32) {
-      if (i < left) to[i] = pieces_[this->to() + i];
+      if (i < left) to[i] = from[i];
     }
   }
 
