@@ -71,7 +71,7 @@ static int64_t wrong_codes(float d, int64_t& halves) {
   const float enc = reciprocal_rn_ordinary(d);
   int64_t wrong = 0;
   int count = 0;
-  Block<T> x;
+  Block<T> x = {};
   const auto check = [&] {
     uint32_t codes[2];
     e2m1x16_ordinary(x, enc, d, codes);
@@ -80,18 +80,15 @@ static int64_t wrong_codes(float d, int64_t& halves) {
       wrong += (codes[i / 8] >> (4 * (i % 8)) & 15) != e2m1_from_float(product);
       halves += a == 0.25f || a == 1.25f || a == 2.5f || a == 5.0f;
     }
-    count = 0;
+    x = {}, count = 0;
   };
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const T value = {static_cast<uint16_t>(bits)};
     const float product = abs_of(mul_rn(to_float(value), enc));
     if (!(product < 7.0f) || (product < 0.2f && product > 0.0f)) continue;
-    uint32_t& pair = x.words[count / 2];
-    pair = count % 2 == 0 ? bits : pair | bits << 16;
+    x.words[count / 2] |= bits << (16 * (count % 2));
     if (++count == 16) check();
   }
-  if (count % 2 != 0) x.words[count++ / 2] &= 0xffffu;
-  for (int i = count / 2; i < 8; ++i) x.words[i] = 0;
   check();
   return wrong;
 }
