@@ -74,7 +74,7 @@ static int64_t wrong_codes(float d, int64_t& halves) {
   Block<T> x = {};
   const auto check = [&] {
     uint32_t codes[2];
-    e2m1x16_ordinary(x, enc, d, codes);
+    e2m1x16_ordinary<false>(x, enc, d, codes);
     for (int i = 0; i < count; ++i) {
       const float product = mul_rn(value_of(x, i), enc), a = abs_of(product);
       wrong += (codes[i / 8] >> (4 * (i % 8)) & 15) != e2m1_from_float(product);

@@ -264,15 +264,15 @@ JITQUANT_HD bool e2m1_half_may_go_down(float d) {
 }
 
 // E2M1 of all values times enc, which is RN(1 / d), where no product is 7 or more, and enc is far
-// from the ends of fp32.
-template <class T>
+// from the ends of fp32. kHalvesUp: what is half way between two codes may go up.
+template <bool kHalvesUp, class T>
 JITQUANT_HD void e2m1x16_ordinary(const Block<T>& x, float enc, float d, uint32_t (&codes)[2]) {
 #if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
   JITQUANT_UNROLL
   for (int half = 0; half < 2; ++half) codes[half] = e2m1x8(x, half, enc);
 #else
   const float unit = enc * kHalfUnit;
-  const bool may_go_down = e2m1_half_may_go_down<T>(d);
+  const bool may_go_down = !kHalvesUp && e2m1_half_may_go_down<T>(d);
   JITQUANT_UNROLL
   for (int half = 0; half < 2; ++half) {
     const auto product = [&](int i) { return mul_rn(magnitude_of(x, 8 * half + i), unit); };

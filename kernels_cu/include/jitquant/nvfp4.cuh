@@ -91,43 +91,19 @@ JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& ou
   }
 }
 
-// A block whose amax is b (of these elements, or of a larger tile that they belong to).
-template <class T>
+// A block whose amax is b (of these elements, or of a larger tile that they belong to). kHalvesUp:
+// the codes' bits hang on how the values were computed in any case, so a product that is half way
+// between two codes goes up.
+template <bool kHalvesUp = false, class T>
 JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nvfp4Encoding& e) {
-  const uint16_t scale = nvfp4_block_scale(b, e);
-  const float stored = float_from_e4m3(scale), over_enc = mul_rn(stored, e.over_S);
-  const float enc = reciprocal_rn_ordinary(over_enc);
-  Nvfp4Codes out;
-  out.scale = static_cast<uint8_t>(scale);
-  if (nvfp4_is_usual(b, enc, e)) {
-    uint32_t codes[2];
-    e2m1x16_ordinary(x, enc, over_enc, codes);
-    out.low = codes[0], out.high = codes[1];
-  } else {
-    nvfp4_encode_block(x, nvfp4_block_encode(stored, e), out);
-  }
-  return out;
-}
-
-// The same where the codes' bits hang on how the values were computed in any case: a product that
-// is half way between two codes goes up.
-JITQUANT_HD Nvfp4Codes nvfp4_quantize_computed(const Block<float>& x, float b,
-                                               const Nvfp4Encoding& e) {
   const uint16_t scale = nvfp4_block_scale(b, e);
   const float stored = float_from_e4m3(scale), enc = nvfp4_usual_encode(stored, e);
   Nvfp4Codes out;
   out.scale = static_cast<uint8_t>(scale);
   if (nvfp4_is_usual(b, enc, e)) {
-#if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
-    nvfp4_encode_block(x, enc, out);
-#else
-    const float unit = enc * kHalfUnit;
-    const auto codes = [&](int half) {
-      return e2m1x8_halves_up([&](int i) { return mul_rn(magnitude_of(x, 8 * half + i), unit); }) |
-             (e2m1x8_signs(x, half) & kSignBits);
-    };
-    out.low = codes(0), out.high = codes(1);
-#endif
+    uint32_t codes[2];
+    e2m1x16_ordinary<kHalvesUp>(x, enc, mul_rn(stored, e.over_S), codes);
+    out.low = codes[0], out.high = codes[1];
   } else {
     nvfp4_encode_block(x, nvfp4_block_encode(stored, e), out);
   }

@@ -87,7 +87,7 @@ template <bool kAfterAmax>
 constexpr int kOnceThreads = kAfterAmax ? kThreads : kPieceThreads;
 template <class T, bool kAfterAmax>
 constexpr int once_blocks_per_sm() {
-  return flat_blocks_per_sm<T>() * kThreads / kOnceThreads<kAfterAmax>;
+  return kAfterAmax ? flat_blocks_per_sm<T>() : pieces_per_sm(flat_blocks_per_sm<T>());
 }
 template <class T, bool kAfterAmax>
 __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())

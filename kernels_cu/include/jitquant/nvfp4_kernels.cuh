@@ -187,8 +187,7 @@ __global__ void __launch_bounds__(kPieceThreads,
     fetch();
     const typename Source::Value v = source.template value<true>(fetched, {}, 0);
     const float amax = block_amax(v);
-    const Nvfp4Codes codes = kActivates ? nvfp4_quantize_computed(v, amax, encoding)
-                                        : nvfp4_quantize_block(v, amax, encoding);
+    const Nvfp4Codes codes = nvfp4_quantize_block<kActivates>(v, amax, encoding);
     reinterpret_cast<uint2*>(out.codes)[here] = make_uint2(codes.low, codes.high);
     out.scales[here] = codes.scale;
   }
