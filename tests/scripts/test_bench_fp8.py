@@ -19,7 +19,8 @@ def _parts(result: object) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, QuantizedGroups):
-        return [result.data, result.scale_inv, result.amax]
+        parts = (result.data, result.scale_inv, result.amax, result.block_scales)
+        return [part for part in parts if part is not None]
     assert isinstance(result, QuantizedTensor)
     parts = (result.data, result.scale_inv, result.amax, result.inv_rms)
     return [part for part in parts if part is not None]
@@ -36,7 +37,7 @@ def _arguments(op: Op, m: int, n: int, dtype: torch.dtype) -> list[Any]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", FP8_OPS, ids=lambda op: op.name)
 def test_plain_code_has_the_bits_of_the_op(op: Op, dtype: torch.dtype) -> None:
-    arguments = _arguments(op, 24, 256, dtype)
+    arguments = _arguments(op, 64, 256, dtype)  # 1024 groups of 16
     if op.quantized is None:
         arguments[0][3] = 0
     copies = arguments if op.quantized else [argument.clone() for argument in arguments]
@@ -53,7 +54,7 @@ def test_plain_code_has_the_bits_of_the_op(op: Op, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("op", FP8_OPS, ids=lambda op: op.name)
 def test_traffic_is_that_of_the_tensors(op: Op) -> None:
-    m, n = 6, 256
+    m, n = 64, 256
     arguments = _arguments(op, m, n, torch.bfloat16)
     inputs = _parts(arguments[0]) if op.quantized else arguments[: len(op.shapes(m, n))]
     read = sum(part.nbytes for part in inputs)

@@ -1,4 +1,7 @@
-"""The FP8 ops that are measured. `cast` is what one pass over a tensor costs at least."""
+"""The ops of 8-bit formats, and of tensors in one buffer, that are measured.
+
+`cast` is what one pass over a tensor costs at least.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 
 import jitquant
 from harness.bench import plain_fp8 as plain
-from harness.bench.ops import Op, Quantized, _vector
+from harness.bench.ops import Op, Quantized, _vector, packed_bytes
 
 GROUP = 128
 
@@ -56,6 +59,22 @@ def _grouped(groups: int) -> Op:
     )
 
 
+def _grouped_nvfp4(groups: int) -> Op:
+    """The tensor of "quantize-tensor" as so many tensors."""
+    return Op(
+        f"nvfp4-grouped-{groups}",
+        f"quantize_grouped(x, offsets, format='nvfp4') of {groups} groups",
+        ("quantize_grouped_nvfp4",),
+        lambda x: jitquant.quantize_grouped(
+            x, _offsets(groups, x.numel(), x.device), format="nvfp4"
+        ),
+        lambda x: plain.grouped_nvfp4(x, groups),
+        lambda m, n: ((m, n),),
+        2,
+        lambda m, n, _: packed_bytes(m, n, 2 * groups),
+    )
+
+
 FP8_OPS = (
     Op(
         "cast",
@@ -79,6 +98,7 @@ FP8_OPS = (
         _written(lambda m, n: 2),
     ),
     *(_grouped(groups) for groups in (8, 64, 1024)),
+    *(_grouped_nvfp4(groups) for groups in (8, 64, 1024)),
     Op(
         "fp8-row",
         "quantize_fp8(x, granularity='row')",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.bench.plain import FLT_MAX, _norm, _over
+from harness.bench.plain import quantize as quantize_nvfp4
 
 TOP = 448.0
 Results = tuple[Tensor, ...]
@@ -50,6 +51,13 @@ def grouped(x: Tensor, groups: int) -> Results:
     usable = (a > 0) & (a < float("inf"))
     scale = torch.where(usable, _over(TOP, a).clamp(max=FLT_MAX), 1.0)
     return _cast(v, scale[:, None]).view(x.shape), _over(1.0, scale), a
+
+
+def grouped_nvfp4(x: Tensor, groups: int) -> Results:
+    """The same in NVFP4, of whole blocks: codes, gsa and amax of each, scales of the blocks."""
+    rows = x.view(groups, -1)
+    codes, scales, gsa = quantize_nvfp4(rows, "row")
+    return codes.view(-1), gsa, rows.float().abs().amax(dim=-1), scales.view(-1)
 
 
 def group(x: Tensor) -> Results:
