@@ -63,6 +63,18 @@ def test_rows_anywhere(dtype: torch.dtype, scale_layout: str) -> None:
         _dynamic(memory[:, 1:], f"{cols + 8} columns", **options)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale_layout", LAYOUTS)
+def test_many_long_rows(dtype: torch.dtype, scale_layout: str) -> None:
+    """More than stay on a GPU: some have a block of threads to themselves."""
+    for rows, cols in ((4300, 2064), (2003, 7168), (1300, 16400)):
+        x = randn(rows, cols, dtype=dtype, scale=3)
+        x[::7, 3::50] = float("nan")
+        x[1::9] = 0
+        x[-1, -1] = float("inf")
+        _dynamic(x, f"{rows} x {cols}", granularity="row", scale_layout=scale_layout)
+
+
 def test_more_than_three_gaps_is_refused() -> None:
     x = randn(4, 6, 8, 10, 48)[::2, ::2, ::2, ::2]
     with pytest.raises(RuntimeError, match=r"more than three leading dimensions.*x.contiguous\(\)"):

@@ -23,10 +23,17 @@ struct RowFacts {
   float over_cols;
 };
 
+// Rows that are quantized as they are always have a gsa of their own amax here.
+template <bool kNorm>
+JITQUANT_HD RowMode row_mode(const RowScale& scale) {
+  return kNorm ? scale.mode : RowMode::kRowAmax;
+}
+
+template <bool kNorm>
 __device__ __forceinline__ RowFacts row_facts(const RowScale& scale, Nvfp4Recipe recipe,
                                               int64_t cols) {
   RowFacts facts = {{}, reciprocal_rn(static_cast<float>(cols))};
-  if (scale.mode == RowMode::kGiven && scale.given.kind != GlobalScale::kRows) {
+  if (row_mode<kNorm>(scale) == RowMode::kGiven && scale.given.kind != GlobalScale::kRows) {
     facts.given = given_encoding(scale.given, recipe);
   }
   return facts;
@@ -43,9 +50,9 @@ __device__ __forceinline__ RowEncoding finish_row(float squares, float amax,
     e.inverse = reciprocal_sqrt(fma_rn(squares, facts.over_cols, norm.eps));
     e.amax = amax_ignore_nan(0.0f, mul_rn(amax, e.inverse));
   }
-  if (scale.mode == RowMode::kRowAmax) {
+  if (row_mode<kNorm>(scale) == RowMode::kRowAmax) {
     e.encoding = nvfp4_encoding_from_amax(e.amax, scale.divisor, recipe);
-  } else if (scale.mode == RowMode::kGiven && scale.given.kind == GlobalScale::kRows) {
+  } else if (row_mode<kNorm>(scale) == RowMode::kGiven && scale.given.kind == GlobalScale::kRows) {
     e.encoding = nvfp4_encoding_from_gsa(scale.given.gsa[row * scale.given.stride], recipe);
   }
   return e;
@@ -55,9 +62,9 @@ template <bool kNorm, class T>
 __device__ __forceinline__ void tell_row(const RowEncoding& e, const Normalize<T>& norm,
                                          const RowScale& scale, int64_t row, float& tensor_amax) {
   if (kNorm) norm.inv_rms[row] = e.inverse;
-  if (scale.mode == RowMode::kRowAmax) {
+  if (row_mode<kNorm>(scale) == RowMode::kRowAmax) {
     scale.gsa_out[row] = div_rn(e.amax, scale.divisor);
-  } else if (scale.mode == RowMode::kTensorAmax) {
+  } else if (row_mode<kNorm>(scale) == RowMode::kTensorAmax) {
     tensor_amax = fmaxf(tensor_amax, e.amax);
   }
 }
@@ -86,7 +93,7 @@ class RowTeam {
 
   __device__ __forceinline__ void begin(const RowScale& scale, Nvfp4Recipe recipe, int64_t cols) {
     if (threadIdx.x == 0) {
-      shared_.facts[slot()] = row_facts(scale, recipe, cols);
+      shared_.facts[slot()] = row_facts<kNorm>(scale, recipe, cols);
       shared_.tensor_amax[slot()] = 0.0f;
     }
     if (slot() == 0 && threadIdx.x < 32) {
@@ -200,6 +207,45 @@ class RowTeam {
 // Most rows at once.
 constexpr int kRowsAtOnce = 8;
 
+// When the blocks of threads of a norm begin with their first row. Where all of a multiprocessor
+// load theirs at once, all have it late, and none has anything to compute until then.
+struct RowStart {
+  int sms;    // to which blocks of threads are dealt out in order
+  int apart;  // cycles from one to the next on a multiprocessor
+  int early;  // blocks of threads that copy their row before they lay out the weights
+
+  __device__ __forceinline__ void wait() const {
+#if defined(__CUDA_ARCH__)
+    if (apart == 0) return;
+    const uint32_t cycles = blockIdx.x / static_cast<uint32_t>(sms) * apart;
+    uint32_t begin, now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(begin));
+    do {
+      asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+    } while (now - begin < cycles);
+#endif
+  }
+};
+
+// Which rows a block of threads of held_kernel has. Most blocks stay, and have a row of the first
+// `end` in every `step`. Memory serves some of them later than others, by up to a fifth of the time
+// at 4096 rows, so the last rows go to blocks that have one each, which the hardware starts where a
+// block has ended.
+struct HeldRows {
+  int staying;  // blocks of threads
+  int step, end;
+
+  // The first row of those that this block has at once, `rows` of them.
+  __device__ __forceinline__ int first(int rows) const {
+    const int i = blockIdx.x;
+    return i < staying ? i * rows : end + (i - staying);
+  }
+  // Whether there are more after those from r on.
+  __device__ __forceinline__ bool more(int r) const {
+    return static_cast<int>(blockIdx.x) < staying && r + step < end;
+  }
+};
+
 // Most threads of a row: a quarter of a multiprocessor's registers is for whole warps.
 constexpr int most_threads_with(int registers) {
   const int warps = 4 * (16384 / (32 * registers));
@@ -223,7 +269,7 @@ constexpr int held_registers() {
 template <class Source, int kShare>
 __global__ void __maxnreg__(held_registers<Source>())
     held_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
-                Nvfp4Recipe recipe, Nvfp4Output out) {
+                Nvfp4Recipe recipe, Nvfp4Output out, HeldRows rows) {
   constexpr bool kAhead = sizeof(typename Source::Fetched) * kShare <= kMostAhead;
   // Instead of while others work out the row's encoding, for which there are not registers enough.
   constexpr bool kEarly =
@@ -235,37 +281,33 @@ __global__ void __maxnreg__(held_registers<Source>())
   Team team(shared);
   const int width = static_cast<int>(blocks_of(source.cols));
   const int row_count = static_cast<int>(source.rows);
-  const int threads = blockDim.x, mine = threadIdx.x;
-  const int step = gridDim.x * team.rows();
-  int r = blockIdx.x * team.rows() + team.slot();
+  const int mine = threadIdx.x, first = (mine >> 5) * (32 * kShare) + (mine & 31);
+  const int left = width - first;
+  int r = rows.first(team.rows()) + team.slot();
   if (r < row_count) {
     const typename Source::Row row = source.row(r);
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
-      if (mine + k * threads < width) source.prefetch(row, mine + k * threads);
+      if (32 * k < left) source.prefetch(row, first + 32 * k);
     }
   }
   wait_for_previous();
   let_next_begin();
 
-  // A multiple of four blocks is as far in any row, wherever it begins.
-  const int place = static_cast<int>(scale_place(out, mine));
-  const int place_step = static_cast<int>(scale_place(out, threads));
   // What a row does not have is zeros.
   typename Source::Fetched fetched[kAhead ? kShare : 1] = {};
   auto fetch = [&](int r) {
-    if (r >= row_count) return;
-    const typename Source::Row row = source.row(r);
+    if (kMostRows > 1 && r >= row_count) return;
+    const typename Source::Row row = source.row(kept(static_cast<uint32_t>(r)));
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
-      const int b = mine + k * threads;
-      if (b < width) fetched[k] = source.template fetch<true>(row, b);
+      if (32 * k < left) fetched[k] = source.template fetch<true>(row, first + 32 * k);
     }
   };
-  if constexpr (kAhead) fetch(r);
+  if (kAhead && r < row_count) fetch(r);
   team.begin(scale, recipe, source.cols);
 #pragma unroll 1
-  for (; r - team.slot() < row_count; r += step) {
+  for (bool more = r - team.slot() < row_count; more;) {
     const bool there = kMostRows == 1 || r < row_count;
     Value held[kShare];
     float block_max[kShare];
@@ -273,15 +315,18 @@ __global__ void __maxnreg__(held_registers<Source>())
     const typename Source::Row row = source.row(there ? r : 0);
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
-      const int b = mine + k * threads;
+      const int b = first + 32 * k;
       if constexpr (!kAhead) {
-        if (there && b < width) fetched[0] = source.template fetch<true>(row, b);
+        if (there && 32 * k < left) fetched[0] = source.template fetch<true>(row, b);
       }
       held[k] = source.template value<true>(fetched[kAhead ? k : 0], row, b);
       block_max[k] = block_amax(held[k]);
       most = max(most, float_bits(block_max[k]));
     }
-    if constexpr (kAhead && kEarly) fetch(r + step);
+    const auto fetch_next = [&] {
+      if (rows.more(r - team.slot())) fetch(r + rows.step);
+    };
+    if constexpr (kAhead && kEarly) fetch_next();
     const RowEncoding e = team.agree(
         0.0f, most, r, row_count, norm, scale, recipe,
         [&] {
@@ -291,15 +336,17 @@ __global__ void __maxnreg__(held_registers<Source>())
           return float_bits(numbers.result());
         },
         [&] {
-          if constexpr (kAhead && !kEarly) fetch(r + step);
+          if constexpr (kAhead && !kEarly) fetch_next();
         });
-    const OutputRow to(out, r);
+    const OutputRow to(out, kept(static_cast<uint32_t>(r)));
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
-      const int b = mine + k * threads;
       const Nvfp4Codes codes = nvfp4_quantize_block(held[k], block_max[k], e.encoding);
-      if (there && b < width) to.store(b, place + k * place_step, codes);
+      const uint32_t b = kept(static_cast<uint32_t>(first)) + 32 * k;
+      if (there && 32 * k < left) to.store(b, scale_place(out, b), codes);
     }
+    more = rows.more(r - team.slot());
+    r += rows.step;
   }
   zero_padding(out);
 }

@@ -330,11 +330,15 @@ constexpr bool kSm100 = true;
 constexpr bool kSm100 = false;
 #endif
 
+// Not with few or short rows, which begin with what takes longer: fetching instructions.
+template <class Source, int kShare>
+constexpr bool kBeginsApart = !Source::kCopiesLate && kShare > 1;
+
 // Each thread has kShare blocks of a row.
 template <class Source, int kShare>
 __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     norm_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
-                Nvfp4Recipe recipe, Nvfp4Output out) {
+                Nvfp4Recipe recipe, Nvfp4Output out, RowStart start) {
   using Element = typename Source::Element;
   using Team = RowTeam<true, kShare == 1 ? kRowsAtOnce : 1>;
   extern __shared__ __align__(128) uint4 row_storage[];
@@ -365,6 +369,7 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
   }
   wait_for_previous();
   let_next_begin();
+  if constexpr (kBeginsApart<Source, kShare>) start.wait();
 
   typename Source::Beside beside;
   auto copy = [&](int r) {
@@ -374,14 +379,21 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     __pipeline_commit();
     beside = source.beside(row);
   };
-  copy(r);
-  if (Source::kKeepsZeros) copied.clear(tensors, cols);
+  // Twice where the weights come first, so that the copy is compiled once.
+  const bool early = !Source::kCopiesLate || static_cast<int>(blockIdx.x) < start.early;
 #pragma unroll 1
-  for (int b = team.slot() * blockDim.x + mine; b < blockDim.x * kShare;
-       b += team.rows() * blockDim.x) {
-    weights.template put<!Source::kLoose>(norm.weight, b, cols);
+  for (bool late = false;; late = true) {
+    if (early != late) copy(r);
+    if (late) break;
+    if (Source::kKeepsZeros) copied.clear(tensors, cols);
+#pragma unroll 1
+    for (int b = team.slot() * blockDim.x + mine; b < blockDim.x * kShare;
+         b += team.rows() * blockDim.x) {
+      weights.template put<!Source::kLoose>(norm.weight, b, cols);
+    }
+    team.begin(scale, recipe, source.cols);
+    if (!Source::kCopiesLate) break;
   }
-  team.begin(scale, recipe, source.cols);
 
 #pragma unroll 1
   for (; r - team.slot() < row_count; r += step) {

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kShortThreads, 5)
   for (int b = threadIdx.x; b < ((at.width + 31) & ~31); b += kShortThreads) {
     weights.put(norm.weight, b, static_cast<int>(source.cols));
   }
-  RowFacts facts = row_facts(scale, recipe, source.cols);
+  RowFacts facts = row_facts<true>(scale, recipe, source.cols);
   __syncthreads();
 #pragma unroll 1
   for (; at.first < at.rows; at.next()) {

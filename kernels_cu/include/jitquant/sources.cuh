@@ -20,6 +20,8 @@
 //   kWritesBack                      which goes to row.residual
 //   kKeepsZeros                      and is zeros where its parts are
 //   kLoose                           rows are not aligned, or not whole
+//   kCopiesLate                      a row is so much to copy that but for one on each
+//                                    multiprocessor the weights are laid out before
 // Loading and computing are apart so that a kernel can load a block while it computes another.
 #pragma once
 
@@ -97,6 +99,7 @@ struct PlainSource {
   static constexpr int kHeldRegisters = sizeof(T) == 4 ? 96 : 64;
   static constexpr bool kLoose = false;
   static constexpr bool kWritesBack = false;
+  static constexpr bool kCopiesLate = false;
   static constexpr bool kKeepsZeros = true;
   struct Beside {};
   __host__ __device__ int tensors() const { return 1; }
@@ -328,6 +331,7 @@ struct ResidualSource {
   static constexpr int kHeldRegisters = sizeof(T) == 4 ? 112 : 96;
   static constexpr bool kLoose = false;
   static constexpr bool kWritesBack = true;
+  static constexpr bool kCopiesLate = true;
   static constexpr bool kKeepsZeros = true;
   struct Beside {};
   __host__ __device__ int tensors() const { return 2; }
@@ -435,6 +439,7 @@ struct HyperConnectionSource {
   static constexpr int kHeldRegisters = 128;
   static constexpr bool kLoose = false;
   static constexpr bool kWritesBack = false;
+  static constexpr bool kCopiesLate = true;
   static constexpr bool kKeepsZeros = false;  // a weight may be infinite
   struct Beside {
     uint32_t weight_bits[4];  // of the first streams
