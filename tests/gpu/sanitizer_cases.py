@@ -182,6 +182,10 @@ def main() -> None:
         many = torch.randn(60033, 208).to(dtype).cuda()
         module("quantize_nvfp4").quantize_nvfp4(many, gsa, scale_layout="swizzled_128x4")
         fused.amax_quantize_nvfp4(many, granularity="row", scale_layout="swizzled_128x4")
+        # More rows than blocks of threads that stay.
+        many, w = torch.randn(2000, 528).to(dtype).cuda(), torch.rand(528).to(dtype).cuda()
+        norm.rmsnorm_quantize_nvfp4(many, w, granularity="row")
+        norm.rmsnorm_quantize_nvfp4(many, w, residual=many.clone(), granularity="row")
     eight_bits(module)
     for dtype in (torch.bfloat16, torch.float32):
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 272, 16)):
@@ -192,6 +196,8 @@ def main() -> None:
     large = torch.randn(300, 7168).bfloat16().cuda()
     module("amax_gsa").compute_amax_gsa(large)
     fused.amax_quantize_nvfp4(large)
+    # Rows of which some have a block of threads to themselves.
+    fused.amax_quantize_nvfp4(torch.randn(400, 16400).bfloat16().cuda(), granularity="row")
     # Two blocks of values a thread.
     module("quantize_group").quantize_group(
         torch.randn(440, 7184).bfloat16().cuda(), 128, dtype=torch.float8_e4m3fn

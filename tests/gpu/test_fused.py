@@ -114,7 +114,7 @@ def test_rmsnorm(
 ) -> None:
     kernel = module("fused_rmsnorm_quantize")
     shapes = ((1, 16), (3, 17), (5, 384), (4400, 384), (4400, 1024), (130, 2048), (3, 28672))
-    for rows, cols in (*shapes, (64, 7168), (600, 7171), (130, 1043)):
+    for rows, cols in (*shapes, (64, 7168), (1100, 5136), (600, 7171), (130, 1043)):
         for weight_dtype in (dtype, torch.float32):
             # Rows that lie apart where they are not aligned either.
             gap = cols % 2

@@ -13,6 +13,27 @@ struct HeldProduct {
   float magnitude[16];
   uint32_t signs;
 
+  // Of the values x and their weights; the squares of the values are added to `squares`.
+  template <class T, class W>
+  static __device__ __forceinline__ HeldProduct of(const Block<T>& x, const Block<W>& weight,
+                                                   float (&squares)[4]) {
+    HeldProduct held;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      held.magnitude[i] = mul_rn(abs_of(magnitude_of(x, i)), abs_of(magnitude_of(weight, i)));
+      squares[i & 3] = fma_rn(value_of(x, i), value_of(x, i), squares[i & 3]);
+    }
+    if constexpr (std::is_same<T, W>::value) {
+      Block<T> both;
+#pragma unroll
+      for (int i = 0; i < Block<T>::kWords; ++i) both.words[i] = x.words[i] ^ weight.words[i];
+      held.signs = e2m1x16_signs(both);
+    } else {
+      held.signs = e2m1x16_signs(x) ^ e2m1x16_signs(weight);
+    }
+    return held;
+  }
+
   __device__ __forceinline__ float amax() const {
     uint32_t most[2] = {};
 #pragma unroll

@@ -5,9 +5,11 @@
 //   held_kernel        what fits in registers of rows of whole, aligned blocks (nvfp4_held.cuh)
 //   norm_kernel        the same of norms (nvfp4_norm.cuh)
 //                      both also take other rows of a plain tensor of two-byte values
+//   norm_once_kernel   of many rows with a residual (nvfp4_once.cuh)
 //   row_kernel         of all others
 #pragma once
 
+#include "jitquant/nvfp4_once.cuh"
 #include "jitquant/nvfp4_short_norm.cuh"
 
 namespace jitquant {
@@ -117,7 +119,7 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
 // How the rows of a source are quantized, from its shape, its alignment and the device alone.
 struct RowPlan {
   // kHeldFew and kHeld with as many blocks a thread; kLoose: kHeld, of LooseSource.
-  enum Kernel { kReread, kShort, kHeldFew, kHeld, kLoose };
+  enum Kernel { kReread, kShort, kHeldFew, kHeld, kLoose, kOnce };
   Kernel kernel;
   LaunchShape shape;
   int partials;  // that are written with kTensorAmax; 0: there is no such plan
@@ -253,6 +255,19 @@ RowPlan short_plan(const PlainSource<T>& source) {
   return plan;
 }
 
+template <class Source>
+constexpr bool kHasOnce = false;
+template <class T>
+constexpr bool kHasOnce<ResidualSource<T>> = true;
+
+// No plan where a row does not fit.
+template <class T>
+RowPlan once_plan(const ResidualSource<T>& source) {
+  const int64_t threads = ((blocks_of(source.cols) + kOnceBlocks - 1) / kOnceBlocks + 31) / 32 * 32;
+  if (threads > most_threads_with(once_registers<T>(device_traits().major >= 10))) return {};
+  return {RowPlan::kOnce, {source.rows, static_cast<int>(threads), Start::kOverlapped}, 1, {}};
+}
+
 // `shares`: rows tell others of their amax, and cannot go by warps alone.
 template <bool kNorm, class Source>
 RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) {
@@ -266,6 +281,11 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) 
           blocks_of(source.cols) <= 32 * short_blocks<kNorm, T>()) {
         return short_plan<kNorm>(source);
       }
+    }
+    if constexpr (kNorm && kHasOnce<Source>) {
+      // With fewer rows the norms that load the next one ahead are faster.
+      if (!shares && source.rows > 8 * sm_count()) plan = once_plan(source);
+      if (plan.partials > 0) return plan;
     }
     // Fewer blocks of values a thread where rows are few, and leave most of the device idle, or
     // short.
@@ -316,6 +336,11 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
     using Loose = LooseSource<typename Source::Element>;
     if (plan.kernel == RowPlan::kLoose) {
       return held(Constant<held_row_kernel<Loose, kNorm, Loose::kHeldShare>()>{}, Loose(source));
+    }
+  }
+  if constexpr (kNorm && kHasOnce<Source>) {
+    if (plan.kernel == RowPlan::kOnce) {
+      return start(Constant<&norm_once_kernel<typename Source::Element>>{});
     }
   }
   if (plan.kernel == RowPlan::kReread) return start(Constant<&row_kernel<Source, kNorm>>{});
