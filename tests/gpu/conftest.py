@@ -31,8 +31,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _outcomes[report.nodeid] = report.outcome
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     directory = os.environ.get("JITQUANT_RESULTS")
+    if hasattr(session.config, "workerinput"):
+        return  # of several processes the one that started them has all outcomes
     if not directory or not _outcomes or not torch.cuda.is_available():
         return
     counts = {kind: sum(o == kind for o in _outcomes.values()) for kind in set(_outcomes.values())}
