@@ -276,7 +276,8 @@ __global__ void __launch_bounds__(kThreads, 3)
                              GroupedScales scales, GroupRanges ranges, GradRows rows,
                              int64_t count_of_ranges, int64_t finishing) {
   if (blockIdx.x >= finishing) {
-    grouped_tile(blockIdx.x - finishing, source, op, groups, scales, ranges);
+    grouped_tile((blockIdx.x - finishing) * kTile<GradSource<T>>, source, op, groups, scales,
+                 ranges);
     return;
   }
   wait_for_previous();

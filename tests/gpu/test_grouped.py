@@ -139,6 +139,18 @@ def test_to_codes(count: int, name: str) -> None:
                     same(got, want, what=f"{name} {count} {longest} {given is not None}")
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_more_tiles_than_the_cache_holds_and_many_groups_in_one(name: str) -> None:
+    numel = 24_000_000
+    file, function, options = FORMATS[name]
+    far = torch.linspace(0, numel - 40_000, 150).long()
+    close = torch.arange(far[70] + 3, far[70] + 30_000, 7)
+    offsets = torch.cat((far, close, torch.tensor([numel]))).sort().values
+    x = (torch.randn(numel) * torch.logspace(-3, 3, numel)).bfloat16()
+    got = getattr(module(file), function)(*_on_gpu(x, offsets), **options)
+    same(got, getattr(reference, function)(x, offsets, **options), what=name)
+
+
 @pytest.mark.parametrize("cols", [1, 5, 16, 640, 1000, 4608])
 @pytest.mark.parametrize("activation", ["none", "relu", "silu", "gelu"])
 def test_gradients(cols: int, activation: str) -> None:

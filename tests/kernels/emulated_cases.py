@@ -239,6 +239,16 @@ def _groups() -> Iterator[Sample]:
             yield _case("rmsnorm_quantize_group", what, args, exact=False, **how)
 
 
+def _many_groups() -> Iterator[Sample]:
+    # Ranges of more tiles than those that come first, and hundreds of groups in a piece of one.
+    close = torch.arange(50_003, 53_000, 7)
+    offsets = torch.cat((torch.tensor([0, 20_000]), close, torch.tensor([110_000, 170_000])))
+    x = randn(170_000, dtype=torch.float32) * torch.logspace(-3, 3, 170_000)
+    args = (x.bfloat16(), offsets)
+    yield _case("quantize_grouped_fp8", "many", args, dtype=torch.float8_e4m3fn)
+    yield _case("quantize_grouped_nvfp4", "many", args)
+
+
 def _grouped() -> Iterator[Sample]:
     # A group over several ranges, one of a few elements, an empty one, a gap, one to the end.
     offsets = torch.tensor([0, 30000, 30016, 30016, 47003, 60000])
@@ -322,6 +332,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "fp8": _fp8,
     "dequantize": _dequantize,
     "groups": _groups,
+    "many groups": _many_groups,
     "grouped": _grouped,
     "odd widths": _odd_widths,
     "anywhere": _anywhere,

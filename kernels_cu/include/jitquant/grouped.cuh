@@ -46,7 +46,7 @@ struct GroupCursor {
   int index;        // the last group that begins at or before where the walk is; -1 or `count`
                     // where there is none
   int start, stop;  // of the group; -1 before the part
-  int next;         // where the group after it begins
+  int begin, next;  // where it, or what is no group's there, begins, and the group after it
 
   __device__ __forceinline__ int near(int64_t position) const {
     const int64_t i = position - base;
@@ -55,31 +55,43 @@ struct GroupCursor {
   // Goes to the group of `position` and returns its bounds in the buffer. All lanes share the
   // search, and what they have read at its end are the bounds.
   __device__ __forceinline__ GroupBounds find(const Groups& groups, int position) {
-    return search(groups, base + position, 0, false);
+    return search(groups, base + position, Where::kAnywhere);
   }
   // The same where `position` is not before `next`: to a later group.
   __device__ __forceinline__ GroupBounds seek(const Groups& groups, int position) {
-    return search(groups, base + position, index + 1, true);
+    return search(groups, base + position, Where::kBehind);
+  }
+  // The same where `position` is before `begin`: to an earlier one.
+  __device__ __forceinline__ GroupBounds seek_before(const Groups& groups, int position) {
+    return search(groups, base + position, Where::kBefore);
   }
   __device__ __forceinline__ bool covers(int position, int count) const {
     return start <= position && position + count <= stop;
   }
 
  private:
-  // From the group before `low` on; `close` is that one of the next is likely.
-  __device__ __forceinline__ GroupBounds search(const Groups& groups, int64_t position, int low,
-                                                bool close) {
+  // Where the group is: anywhere, or likely close before or behind the one it is at.
+  enum class Where { kAnywhere, kBefore, kBehind };
+
+  __device__ __forceinline__ GroupBounds search(const Groups& groups, int64_t position,
+                                                Where where) {
     const int lane = threadIdx.x & 31;
     const int there = static_cast<int>(groups.count);
-    int high = there + 1;                      // the first offset behind is from low to high
-    int64_t from = INT64_MIN, to = INT64_MAX;  // offsets low - 1 and high
+    // The first offset behind is from low to high; offsets low - 1 and high are from and to.
+    int low = where == Where::kBehind ? index + 1 : 0;
+    int high = where == Where::kBefore ? index : there + 1;
+    int64_t from = INT64_MIN, to = where == Where::kBefore ? base + begin : INT64_MAX;
+    // The lanes look at neighbours first.
+    bool close = where != Where::kAnywhere;
 #pragma unroll 1
     while (low < high) {
-      const int step = close ? 1 : (high - low + 31) >> 5, i = low + lane * step;
+      const int step = close ? 1 : (high - low + 31) >> 5;
+      const int first = close && where == Where::kBefore ? high - 32 : low;
+      const int i = first + lane * step;
       close = false;
-      const int64_t offset = i < high ? groups.offsets[i] : INT64_MAX;
+      const int64_t offset = i < 0 ? INT64_MIN : (i < high ? groups.offsets[i] : INT64_MAX);
       const int count = __popc(__ballot_sync(0xffffffffu, offset <= position));
-      const int behind = low + count * step;
+      const int behind = first + count * step;
       if (count < 32 && behind < high) {
         high = behind;
         to = __shfl_sync(0xffffffffu, offset, count);
@@ -95,7 +107,8 @@ struct GroupCursor {
       const int64_t size = groups.sizes != nullptr ? groups.sizes[index] : groups.numel;
       at = group_between(from, to, size, groups.numel);
     }
-    start = near(at.start), stop = near(at.stop), next = near(to);
+    start = near(at.start), stop = near(at.stop);
+    begin = near(from), next = near(to);
     return at;
   }
 };

@@ -151,6 +151,12 @@ __device__ __forceinline__ uint32_t kept(uint32_t x) {
 #endif
   return x;
 }
+__device__ __forceinline__ int64_t kept(int64_t x) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+l"(x));
+#endif
+  return x;
+}
 
 // Prefetches a block from p, of which the first `count` elements are there.
 template <class T>

@@ -212,8 +212,9 @@ constexpr int kRowsAtOnce = 8;
 struct RowStart {
   int sms;    // to which blocks of threads are dealt out in order
   int apart;  // cycles from one to the next on a multiprocessor
-  int early;  // blocks of threads that copy their row before they lay out the weights
 
+  // Whether this block is the first of its multiprocessor.
+  __device__ __forceinline__ bool is_first() const { return static_cast<int>(blockIdx.x) < sms; }
   __device__ __forceinline__ void wait() const {
 #if defined(__CUDA_ARCH__)
     if (apart == 0) return;

@@ -401,7 +401,7 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     beside = source.beside(row);
   };
   // Twice where the weights come first, so that the copy is compiled once.
-  const bool early = !Source::kCopiesLate || static_cast<int>(blockIdx.x) < start.early;
+  const bool early = !Source::kCopiesLate || start.is_first();
 #pragma unroll 1
   for (bool late = false;; late = true) {
     if (early != late) copy(r);

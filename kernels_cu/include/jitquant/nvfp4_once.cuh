@@ -1,5 +1,5 @@
-// Norms of x + residual, of more rows than there are multiprocessors: a block of threads for each
-// row, which the hardware starts in order. Both tensors and the weights are loaded together, and
+// Norms of x + residual, of more rows than eight a multiprocessor: a block of threads for each row,
+// which the hardware starts in order. Both tensors and the weights are loaded together, and
 // what is quantized stays in registers. For rows of whole blocks that are aligned to 16 bytes.
 #pragma once
 

@@ -152,6 +152,25 @@ constexpr int kBytesApart = 28;
 // own: 19.8 and 71.8 us at 4096 and 16384 rows of 7168 instead of 20.4 and 73.3.
 constexpr int kAloneTurns = 3, kAloneRows = 16;
 
+// Which rows the blocks of `plan`, whose grid stays, have, and when they begin.
+template <class Source, bool kNorm, int kShare>
+void deal_rows(const Source& source, RowPlan& plan) {
+  const int staying = static_cast<int>(plan.shape.grid), at_once = plan.shape.block_y;
+  const int rows = static_cast<int>(source.rows);
+  plan.rows = {staying, staying * at_once, rows};
+  plan.start = {sm_count(), 0};
+  if constexpr (kNorm) {
+    if (kBeginsApart<Source, kShare> && rows > staying) {
+      const int64_t bytes = source.cols * sizeof(typename Source::Element);
+      plan.start.apart = static_cast<int>(bytes / kBytesApart);
+    }
+  } else if (at_once == 1 && rows >= kAloneTurns * staying) {
+    const int alone = rows / kAloneRows;
+    plan.rows.end -= alone;
+    plan.shape.grid += alone;
+  }
+}
+
 template <class Source, bool kNorm, int kShare>
 RowPlan held_plan(const Source& source) {
   const int width = static_cast<int>(blocks_of(source.cols));
@@ -182,22 +201,7 @@ RowPlan held_plan(const Source& source) {
   const int most = kMaxPartials / plan.shape.block_y;
   if (plan.shape.grid > most) plan.shape.grid = most;
   plan.partials = static_cast<int>(plan.shape.grid) * plan.shape.block_y;
-  const int staying = static_cast<int>(plan.shape.grid), at_once = plan.shape.block_y;
-  const int row_count = static_cast<int>(source.rows);
-  plan.rows = {staying, staying * at_once, row_count};
-  plan.start = {sm_count(), 0, staying};
-  if constexpr (kNorm) {
-    if (Source::kCopiesLate) {
-      plan.start.early = sm_count();
-    } else if (kBeginsApart<Source, kShare> && row_count > staying) {
-      const int64_t bytes = source.cols * sizeof(typename Source::Element);
-      plan.start.apart = static_cast<int>(bytes / kBytesApart);
-    }
-  } else if (at_once == 1 && row_count >= kAloneTurns * staying) {
-    const int alone = row_count / kAloneRows;
-    plan.rows.end -= alone;
-    plan.shape.grid += alone;
-  }
+  deal_rows<Source, kNorm, kShare>(source, plan);
   return plan;
 }
 
