@@ -8,6 +8,7 @@ import pytest
 import torch
 from harness.bench.ops import OPS, Op, Traffic, chosen
 from harness.bench.ops_fp8 import FP8_OPS
+from harness.bench.ops_grouped import GROUPED_OPS
 from torch import Tensor
 
 from jitquant import QuantizedGroups, QuantizedTensor
@@ -19,7 +20,7 @@ def _parts(result: object) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, QuantizedGroups):
-        parts = (result.data, result.scale_inv, result.amax, result.block_scales)
+        parts = (result.data, result.scale_inv, result.amax, result.block_scales, result.dbias)
         return [part for part in parts if part is not None]
     assert isinstance(result, QuantizedTensor)
     parts = (result.data, result.scale_inv, result.amax, result.inv_rms)
@@ -35,7 +36,7 @@ def _arguments(op: Op, m: int, n: int, dtype: torch.dtype) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("op", FP8_OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [*FP8_OPS, *GROUPED_OPS[1:]], ids=lambda op: op.name)
 def test_plain_code_has_the_bits_of_the_op(op: Op, dtype: torch.dtype) -> None:
     arguments = _arguments(op, 64, 256, dtype)  # 1024 groups of 16
     if op.quantized is None:
@@ -52,7 +53,7 @@ def test_plain_code_has_the_bits_of_the_op(op: Op, dtype: torch.dtype) -> None:
             assert (~same).float().mean() <= (1e-3 if "rmsnorm" in op.name else 0)
 
 
-@pytest.mark.parametrize("op", FP8_OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [*FP8_OPS, *GROUPED_OPS[1:]], ids=lambda op: op.name)
 def test_traffic_is_that_of_the_tensors(op: Op) -> None:
     m, n = 64, 256
     arguments = _arguments(op, m, n, torch.bfloat16)
@@ -66,4 +67,6 @@ def test_traffic_is_that_of_the_tensors(op: Op) -> None:
 def test_they_are_chosen_by_name() -> None:
     assert list(chosen("fp8")) == list(FP8_OPS)
     assert [op.name for op in chosen("cast,quantize-row")] == ["cast", "quantize-row"]
-    assert len({op.name for op in (*OPS, *FP8_OPS)}) == len(OPS) + len(FP8_OPS)
+    assert list(chosen("grouped")) == list(GROUPED_OPS)
+    new = [op for op in GROUPED_OPS if op not in (*OPS, *FP8_OPS)]
+    assert len({op.name for op in (*OPS, *FP8_OPS, *new)}) == len(OPS) + len(FP8_OPS) + len(new)

@@ -44,7 +44,9 @@ def kernels(
     m: Annotated[str, typer.Option(help="Numbers of rows.")] = SIZES,
     n: Annotated[int, typer.Option(help="Columns, a multiple of 16.", min=16)] = 7168,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}.")] = "bfloat16",
-    ops: Annotated[str, typer.Option(help="Names, separated by commas; all; or fp8.")] = "all",
+    ops: Annotated[
+        str, typer.Option(help="Names, separated by commas; all; fp8; or grouped.")
+    ] = "all",
     plain: Annotated[
         bool, typer.Option(help="Also measure torch.compile of the plain PyTorch code.")
     ] = True,
@@ -101,7 +103,7 @@ def measure_kernels(
     from harness import timing
     from harness.bench import kernels as bench
     from harness.bench import report
-    from harness.bench.ops import chosen
+    from harness.bench.ops import SETS, chosen
 
     try:
         ops = list(chosen(names))
@@ -148,7 +150,7 @@ def measure_kernels(
                 console.print(f"  {text}", style="yellow", highlight=False, markup=False)
         console.print()
     took = time.perf_counter() - begin
-    stem = "kernels-fp8" if names == "fp8" else "kernels"
+    stem = SETS.get(names, "kernels")
     write_json(
         out / f"{stem}.json",
         {

@@ -254,13 +254,17 @@ OPS = (
 )
 
 
-def chosen(names: str) -> Iterator[Op]:
-    """The ops of a comma-separated list; all of NVFP4 with "all", all of FP8 with "fp8"."""
-    from harness.bench.ops_fp8 import FP8_OPS
+SETS = {"all": "kernels", "fp8": "kernels-fp8", "grouped": "kernels-grouped"}  # and their files
 
-    groups = {"all": OPS, "fp8": FP8_OPS}
-    by_name = {op.name: op for op in (*OPS, *FP8_OPS)}
-    for name in (op.name for op in groups[names]) if names in groups else names.split(","):
+
+def chosen(names: str) -> Iterator[Op]:
+    """The ops of a comma-separated list, or of one of `SETS`: all of NVFP4 with "all"."""
+    from harness.bench.ops_fp8 import FP8_OPS
+    from harness.bench.ops_grouped import GROUPED_OPS
+
+    sets = dict(zip(SETS, (OPS, FP8_OPS, GROUPED_OPS), strict=True))
+    by_name = {op.name: op for ops in sets.values() for op in ops}
+    for name in (op.name for op in sets[names]) if names in sets else names.split(","):
         if name not in by_name:
-            raise ValueError(f"--ops {name}: accepted are all, fp8, {', '.join(by_name)}")
+            raise ValueError(f"--ops {name}: accepted are {', '.join((*SETS, *by_name))}")
         yield by_name[name]

@@ -1,11 +1,10 @@
-"""The ops of 8-bit formats, and of tensors in one buffer, that are measured.
+"""The ops of 8-bit formats that are measured.
 
 `cast` is what one pass over a tensor costs at least.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 import jitquant
 from harness.bench import plain_fp8 as plain
-from harness.bench.ops import Op, Quantized, _vector, packed_bytes
+from harness.bench.ops import Op, Quantized, _vector
 
 GROUP = 128
 
@@ -40,41 +39,6 @@ def _rmsnorm_residual(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
     return jitquant.rmsnorm_quantize_fp8(x, weight, residual=residual)
 
 
-@functools.lru_cache
-def _offsets(groups: int, numel: int, device: torch.device) -> Tensor:
-    return torch.tensor([i * numel // groups for i in range(groups + 1)], device=device)
-
-
-def _grouped(groups: int) -> Op:
-    """The tensor of "fp8-tensor" as so many tensors."""
-    return Op(
-        f"fp8-grouped-{groups}",
-        f"quantize_grouped(x, offsets) of {groups} groups",
-        ("quantize_grouped",),
-        lambda x: jitquant.quantize_grouped(x, _offsets(groups, x.numel(), x.device)),
-        lambda x: plain.grouped(x, groups),
-        lambda m, n: ((m, n),),
-        2,
-        _written(lambda m, n: 2 * groups),
-    )
-
-
-def _grouped_nvfp4(groups: int) -> Op:
-    """The tensor of "quantize-tensor" as so many tensors."""
-    return Op(
-        f"nvfp4-grouped-{groups}",
-        f"quantize_grouped(x, offsets, format='nvfp4') of {groups} groups",
-        ("quantize_grouped_nvfp4",),
-        lambda x: jitquant.quantize_grouped(
-            x, _offsets(groups, x.numel(), x.device), format="nvfp4"
-        ),
-        lambda x: plain.grouped_nvfp4(x, groups),
-        lambda m, n: ((m, n),),
-        2,
-        lambda m, n, _: packed_bytes(m, n, 2 * groups),
-    )
-
-
 FP8_OPS = (
     Op(
         "cast",
@@ -97,8 +61,6 @@ FP8_OPS = (
         2,
         _written(lambda m, n: 2),
     ),
-    *(_grouped(groups) for groups in (8, 64, 1024)),
-    *(_grouped_nvfp4(groups) for groups in (8, 64, 1024)),
     Op(
         "fp8-row",
         "quantize_fp8(x, granularity='row')",

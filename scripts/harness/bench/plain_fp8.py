@@ -53,6 +53,21 @@ def grouped(x: Tensor, groups: int) -> Results:
     return _cast(v, scale[:, None]).view(x.shape), _over(1.0, scale), a
 
 
+def grouped_given(x: Tensor, scale: Tensor, groups: int) -> Results:
+    """The same with the scales given."""
+    v = x.float().view(groups, -1)
+    return _cast(v, scale[:, None]).view(x.shape), _over(1.0, scale), v.abs().amax(dim=-1)
+
+
+def grouped_gradient(grad: Tensor, x: Tensor, groups: int) -> Results:
+    """Times the derivative of SiLU at x, of groups of as many rows; and the sums of the columns."""
+    v = x.float()
+    s = _over(1.0, 1.0 + torch.exp(-v))
+    v = grad.float() * (s * (1.0 + v * (1.0 - s)))
+    sums = v.double().view(groups, -1, x.shape[-1]).sum(dim=1).float()
+    return *grouped(v, groups), sums
+
+
 def grouped_nvfp4(x: Tensor, groups: int) -> Results:
     """The same in NVFP4, of whole blocks: codes, gsa and amax of each, scales of the blocks."""
     rows = x.view(groups, -1)

@@ -1,0 +1,115 @@
+"""The ops of many tensors in one buffer that are measured, and those of one tensor beside them.
+
+All groups have as many elements, so what they cost over the one tensor is finding them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import jitquant
+from harness.bench import plain_fp8 as plain
+from harness.bench.ops import OPS, Op, packed_bytes
+from harness.bench.ops_fp8 import FP8_OPS
+
+GROUPS = (8, 64, 1024)
+SCALE = 37.5
+
+
+@functools.lru_cache
+def _offsets(groups: int, numel: int, device: torch.device) -> Tensor:
+    return torch.tensor([i * numel // groups for i in range(groups + 1)], device=device)
+
+
+@functools.lru_cache
+def _row_offsets(groups: int, shape: torch.Size, device: torch.device) -> Tensor:
+    rows, cols = shape
+    return torch.tensor([i * rows // groups * cols for i in range(groups + 1)], device=device)
+
+
+def _fp8(groups: int) -> Op:
+    """The tensor of "fp8-tensor" as so many tensors."""
+    return Op(
+        f"fp8-grouped-{groups}",
+        f"quantize_grouped(x, offsets) of {groups} groups",
+        ("quantize_grouped",),
+        lambda x: jitquant.quantize_grouped(x, _offsets(groups, x.numel(), x.device)),
+        lambda x: plain.grouped(x, groups),
+        lambda m, n: ((m, n),),
+        2,
+        lambda m, n, _: m * n + 4 * 2 * groups,
+    )
+
+
+def _nvfp4(groups: int) -> Op:
+    """The tensor of "quantize-tensor" as so many tensors."""
+    return Op(
+        f"nvfp4-grouped-{groups}",
+        f"quantize_grouped(x, offsets, format='nvfp4') of {groups} groups",
+        ("quantize_grouped_nvfp4",),
+        lambda x: jitquant.quantize_grouped(
+            x, _offsets(groups, x.numel(), x.device), format="nvfp4"
+        ),
+        lambda x: plain.grouped_nvfp4(x, groups),
+        lambda m, n: ((m, n),),
+        2,
+        lambda m, n, _: packed_bytes(m, n, 2 * groups),
+    )
+
+
+def _fp8_given(groups: int) -> Op:
+    """With the scales given, and the amaxes made: of delayed scaling."""
+
+    def run(x: Tensor, scale: Tensor) -> Any:
+        if groups == 1:
+            return jitquant.quantize_fp8(x, scale=scale)
+        return jitquant.quantize_grouped(x, _offsets(groups, x.numel(), x.device), scale=scale)
+
+    return Op(
+        "fp8-tensor-given" if groups == 1 else f"fp8-grouped-{groups}-given",
+        "quantize_fp8(x, scale=s)"
+        if groups == 1
+        else f"quantize_grouped(x, offsets, scale=s) of {groups} groups",
+        ("quantize_fp8" if groups == 1 else "quantize_grouped",),
+        run,
+        lambda x, scale: plain.grouped_given(x, scale, groups),
+        lambda m, n: ((m, n),),
+        1,
+        lambda m, n, _: m * n + 4 * 2 * groups,
+        lambda n, dtype, device: (torch.full((groups,), SCALE, device=device),),
+    )
+
+
+def _gradient(groups: int) -> Op:
+    """Gradients times the derivative of SiLU, and the sums of their columns; groups are rows."""
+    return Op(
+        f"fp8-grouped-grad-{groups}",
+        f"quantize_grouped_grad(grad, offsets, act_input=x, activation='silu') of {groups} groups",
+        ("quantize_grouped_grad",),
+        lambda grad, x: jitquant.quantize_grouped_grad(
+            grad,
+            _row_offsets(groups, grad.shape, grad.device),
+            act_input=x,
+            activation="silu",
+            dtype=torch.float8_e4m3fn,
+        ),
+        lambda grad, x: plain.grouped_gradient(grad, x, groups),
+        lambda m, n: ((m, n), (m, n)),
+        2,
+        lambda m, n, _: m * n + 4 * (2 * groups + groups * n),
+    )
+
+
+_ONE = {op.name: op for op in (*OPS, *FP8_OPS)}
+GROUPED_OPS = (
+    _ONE["quantize-tensor"],
+    *(_nvfp4(groups) for groups in GROUPS),
+    _ONE["fp8-tensor"],
+    *(_fp8(groups) for groups in GROUPS),
+    *(_fp8_given(groups) for groups in (1, *GROUPS)),
+    *(_gradient(groups) for groups in (8, 64)),
+)
