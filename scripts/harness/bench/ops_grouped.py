@@ -6,7 +6,6 @@ All groups have as many elements, so what they cost over the one tensor is findi
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,26 +60,24 @@ def _nvfp4(groups: int) -> Op:
     )
 
 
+def _scales(count: int, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    return (torch.full((count,), SCALE, device=device),)
+
+
 def _fp8_given(groups: int) -> Op:
     """With the scales given, and the amaxes made: of delayed scaling."""
-
-    def run(x: Tensor, scale: Tensor) -> Any:
-        if groups == 1:
-            return jitquant.quantize_fp8(x, scale=scale)
-        return jitquant.quantize_grouped(x, _offsets(groups, x.numel(), x.device), scale=scale)
-
     return Op(
-        "fp8-tensor-given" if groups == 1 else f"fp8-grouped-{groups}-given",
-        "quantize_fp8(x, scale=s)"
-        if groups == 1
-        else f"quantize_grouped(x, offsets, scale=s) of {groups} groups",
-        ("quantize_fp8" if groups == 1 else "quantize_grouped",),
-        run,
+        f"fp8-grouped-{groups}-given",
+        f"quantize_grouped(x, offsets, scale=s) of {groups} groups",
+        ("quantize_grouped",),
+        lambda x, scale: jitquant.quantize_grouped(
+            x, _offsets(groups, x.numel(), x.device), scale=scale
+        ),
         lambda x, scale: plain.grouped_given(x, scale, groups),
         lambda m, n: ((m, n),),
         1,
         lambda m, n, _: m * n + 4 * 2 * groups,
-        lambda n, dtype, device: (torch.full((groups,), SCALE, device=device),),
+        functools.partial(_scales, groups),
     )
 
 
@@ -104,12 +101,25 @@ def _gradient(groups: int) -> Op:
     )
 
 
+TENSOR_GIVEN = Op(
+    "fp8-tensor-given",
+    "quantize_fp8(x, scale=s)",
+    ("quantize_fp8",),
+    lambda x, scale: jitquant.quantize_fp8(x, scale=scale),
+    lambda x, scale: plain.grouped_given(x, scale, 1),
+    lambda m, n: ((m, n),),
+    1,
+    lambda m, n, _: m * n + 4 * 2,
+    functools.partial(_scales, 1),
+)
+
 _ONE = {op.name: op for op in (*OPS, *FP8_OPS)}
 GROUPED_OPS = (
     _ONE["quantize-tensor"],
     *(_nvfp4(groups) for groups in GROUPS),
     _ONE["fp8-tensor"],
     *(_fp8(groups) for groups in GROUPS),
-    *(_fp8_given(groups) for groups in (1, *GROUPS)),
+    TENSOR_GIVEN,
+    *(_fp8_given(groups) for groups in GROUPS),
     *(_gradient(groups) for groups in (8, 64)),
 )
