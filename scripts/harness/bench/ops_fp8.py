@@ -62,6 +62,17 @@ FP8_OPS = (
         _written(lambda m, n: 2),
     ),
     Op(
+        "fp8-tensor-given",
+        "quantize_fp8(x, scale=s)",
+        ("quantize_fp8",),
+        lambda x, scale: jitquant.quantize_fp8(x, scale=scale),
+        lambda x, scale: plain.grouped_given(x, scale, 1),
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: 2),
+        _scale,
+    ),
+    Op(
         "fp8-row",
         "quantize_fp8(x, granularity='row')",
         ("quantize_fp8",),

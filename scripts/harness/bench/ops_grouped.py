@@ -13,20 +13,14 @@ from torch import Tensor
 import jitquant
 from harness.bench import plain_fp8 as plain
 from harness.bench.ops import OPS, Op, packed_bytes
-from harness.bench.ops_fp8 import FP8_OPS
+from harness.bench.ops_fp8 import FP8_OPS, _scale, _written
 
 GROUPS = (8, 64, 1024)
-SCALE = 37.5
 
 
 @functools.lru_cache
-def _offsets(groups: int, numel: int, device: torch.device) -> Tensor:
-    return torch.tensor([i * numel // groups for i in range(groups + 1)], device=device)
-
-
-@functools.lru_cache
-def _row_offsets(groups: int, shape: torch.Size, device: torch.device) -> Tensor:
-    rows, cols = shape
+def _offsets(groups: int, rows: int, device: torch.device, cols: int = 1) -> Tensor:
+    """Of whole rows."""
     return torch.tensor([i * rows // groups * cols for i in range(groups + 1)], device=device)
 
 
@@ -40,7 +34,7 @@ def _fp8(groups: int) -> Op:
         lambda x: plain.grouped(x, groups),
         lambda m, n: ((m, n),),
         2,
-        lambda m, n, _: m * n + 4 * 2 * groups,
+        _written(lambda m, n: 2 * groups),
     )
 
 
@@ -60,10 +54,6 @@ def _nvfp4(groups: int) -> Op:
     )
 
 
-def _scales(count: int, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    return (torch.full((count,), SCALE, device=device),)
-
-
 def _fp8_given(groups: int) -> Op:
     """With the scales given, and the amaxes made: of delayed scaling."""
     return Op(
@@ -76,8 +66,8 @@ def _fp8_given(groups: int) -> Op:
         lambda x, scale: plain.grouped_given(x, scale, groups),
         lambda m, n: ((m, n),),
         1,
-        lambda m, n, _: m * n + 4 * 2 * groups,
-        functools.partial(_scales, groups),
+        _written(lambda m, n: 2 * groups),
+        lambda *shape: (_scale(*shape)[0].expand(groups).contiguous(),),
     )
 
 
@@ -89,7 +79,7 @@ def _gradient(groups: int) -> Op:
         ("quantize_grouped_grad",),
         lambda grad, x: jitquant.quantize_grouped_grad(
             grad,
-            _row_offsets(groups, grad.shape, grad.device),
+            _offsets(groups, grad.shape[0], grad.device, grad.shape[1]),
             act_input=x,
             activation="silu",
             dtype=torch.float8_e4m3fn,
@@ -97,21 +87,9 @@ def _gradient(groups: int) -> Op:
         lambda grad, x: plain.grouped_gradient(grad, x, groups),
         lambda m, n: ((m, n), (m, n)),
         2,
-        lambda m, n, _: m * n + 4 * (2 * groups + groups * n),
+        _written(lambda m, n: 2 * groups + groups * n),
     )
 
-
-TENSOR_GIVEN = Op(
-    "fp8-tensor-given",
-    "quantize_fp8(x, scale=s)",
-    ("quantize_fp8",),
-    lambda x, scale: jitquant.quantize_fp8(x, scale=scale),
-    lambda x, scale: plain.grouped_given(x, scale, 1),
-    lambda m, n: ((m, n),),
-    1,
-    lambda m, n, _: m * n + 4 * 2,
-    functools.partial(_scales, 1),
-)
 
 _ONE = {op.name: op for op in (*OPS, *FP8_OPS)}
 GROUPED_OPS = (
@@ -119,7 +97,7 @@ GROUPED_OPS = (
     *(_nvfp4(groups) for groups in GROUPS),
     _ONE["fp8-tensor"],
     *(_fp8(groups) for groups in GROUPS),
-    TENSOR_GIVEN,
+    _ONE["fp8-tensor-given"],
     *(_fp8_given(groups) for groups in GROUPS),
     *(_gradient(groups) for groups in (8, 64)),
 )
