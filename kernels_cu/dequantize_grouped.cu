@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (at < groups.numel) next = elements.fetch(at, groups.numel - at);
   };
   fetch(position);
-  int64_t group = group_at(groups, position);
+  int group = group_at(groups, position);
   GroupBounds bounds = {0, 0};
   float scale = 0.0f;
   const auto enter = [&] {
@@ -92,9 +92,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     const typename Elements::Fetched x = next;
     if (position + kStep < stop) fetch(position + kStep);
     if (position >= bounds.stop && group + 1 < groups.count) {
-      int64_t now = group;
-#pragma unroll 1
-      while (now + 1 < groups.count && groups.offsets[now + 1] <= position) ++now;
+      const int now = own_group_at(groups, group, groups.count, position);
       if (now != group) {
         group = now;
         enter();
@@ -107,17 +105,15 @@ __global__ void __launch_bounds__(kThreads, 2)
     } else {
 #pragma unroll
       for (int i = 0; i < 16; ++i) v[i] = 0.0f;
-#pragma unroll 1
-      for (int64_t g = group < 0 ? 0 : group; g < groups.count; ++g) {
-        if (groups.offsets[g] >= position + kStep) break;
+      visit_own_groups(groups, group < 0 ? 0 : group, groups.count, mine, [&](int g) {
         const GroupBounds at = groups.bounds(g);
         const Part part(at, mine);
-        if (part.empty() || (Elements::kWholeBlocks && at.start > mine)) continue;
+        if (part.empty() || (Elements::kWholeBlocks && at.start > mine)) return;
         float w[16];
         elements.values(x, scales[g], w);
 #pragma unroll
         for (int i = 0; i < 16; ++i) v[i] = part.has(i) ? w[i] : v[i];
-      }
+      });
     }
     if (mine >= groups.numel) continue;
     store_block<false>(out + mine, groups.numel - mine, vector, block_of<T>(v));

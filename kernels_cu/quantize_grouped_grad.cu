@@ -4,7 +4,7 @@
 // Launch 1, or the only one, goes by rows: a warp has 512 columns of a range of rows and adds what
 // is in one group, for its lanes have the same columns in every row. As with the amaxes a sum needs
 // no zeroing: where a group begins in a range its sum goes to dbias, where it goes on to a row of a
-// workspace, and in the end those rows are added to it in order. Sums are the same every time.
+// workspace, and in the end those rows are added to it, in the same order every time.
 #include "jitquant/grouped_fp8.cuh"
 
 namespace jitquant {
@@ -12,7 +12,7 @@ namespace jitquant {
 template <class T>
 struct GradSource {
   using Value = Block<float>;
-  static constexpr int kTileSteps = 1;
+  static constexpr int kTileSteps = sizeof(T) == 2 ? 2 : 1;
   struct Fetched {
     Block<T> grad, input;
   };
@@ -40,22 +40,24 @@ struct GradSource {
     Value v;
 #pragma unroll
     for (int i = 0; i < 16; ++i) v.words[i] = float_bits(value_of(x.grad, i));
-    if (activation == Activation::kNone) return v;
-    Value at;
+    const auto times = [&](auto&& slope) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) at.words[i] = float_bits(value_of(x.input, i));
-    // Four at a time, which then go to the end: a quarter of the code.
-#pragma unroll 1
-    for (int turn = 0; turn < 4; ++turn) {
-      uint32_t made[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        made[i] = float_bits(activation_gradient(activation, value_of(v, i), value_of(at, i)));
+      for (int i = 0; i < 16; ++i) {
+        v.words[i] = float_bits(mul_rn(value_of(v, i), slope(value_of(x.input, i))));
       }
-#pragma unroll
-      for (int i = 0; i < 12; ++i) v.words[i] = v.words[i + 4], at.words[i] = at.words[i + 4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v.words[12 + i] = made[i];
+    };
+    switch (activation) {
+      case Activation::kNone:
+        break;
+      case Activation::kRelu:
+        times([](float at) { return drelu(at); });
+        break;
+      case Activation::kSilu:
+        times([](float at) { return dsilu(at); });
+        break;
+      case Activation::kGelu:
+        times([](float at) { return dgelu(at); });
+        break;
     }
     return v;
   }
@@ -74,22 +76,27 @@ struct GradSource {
 
 // The whole rows of a gradient.
 struct GradRows {
-  int64_t cols, range_rows;
+  int64_t cols;
   int phases;
+  int slices;    // of a block of threads of finish_sums: each adds some of the pieces
   float* dbias;  // may be null
   float* sums;
   bool vector;  // rows and sums are aligned to 16 bytes
+
+  // Of the columns, by finish_sums.
+  JITQUANT_HD int64_t parts() const {
+    const int threads = kThreads / slices;
+    return (cols + 4 * threads - 1) / (4 * threads);
+  }
 };
 
 // Adds the pieces of the sums: item i is the i-th group, or where there are fewer ranges than
 // groups the one that goes on behind range i; and a part of the columns. A block of threads.
-constexpr int kSumColumns = 4 * kThreads;
-__device__ __forceinline__ void finish_sums(int64_t item, int64_t part, int64_t count_of_ranges,
-                                            const Groups& groups, const GroupRanges& ranges,
-                                            const GradRows& rows) {
+__device__ __forceinline__ void finish_sums(int64_t item, int64_t part, const Groups& groups,
+                                            const GroupRanges& ranges, const GradRows& rows) {
   GroupBounds at;
   int64_t group = item;
-  if (groups.count <= count_of_ranges) {
+  if (groups.count <= ranges.count) {
     at = groups.bounds(group);
   } else {
     const int64_t behind = (item + 1) * ranges.span;
@@ -102,23 +109,55 @@ __device__ __forceinline__ void finish_sums(int64_t item, int64_t part, int64_t 
   if (at.stop <= at.start) return;
   const int first = ranges.of(at.start) + 1, last = ranges.of(at.stop - 1);
   if (last < first) return;
+  // All columns of a thread together, so that their sums do not wait for each other.
+  const int threads = kThreads / rows.slices, slice = threadIdx.x / threads;
+  const int64_t c = 4 * threads * part + threadIdx.x % threads;
+  const auto has = [&](int k) { return c + k * threads < rows.cols; };
+  float* const to = rows.dbias + group * rows.cols + c;
+  float sums[4] = {};
+#pragma unroll 4
+  for (int range = first + slice; range <= last; range += rows.slices) {
+    const float* const piece = rows.sums + range * rows.cols + c;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (has(k)) sums[k] = add_rn(sums[k], __ldcg(piece + k * threads));
+    }
+  }
+  __shared__ float4 all[kThreads];
+  __syncthreads();  // It may be in use for the item before.
+  all[threadIdx.x] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+  __syncthreads();
+  if (slice != 0) return;
+  for (int i = 1; i < rows.slices; ++i) {
+    const float4 others = all[i * threads + threadIdx.x];
+    sums[0] = add_rn(sums[0], others.x), sums[1] = add_rn(sums[1], others.y);
+    sums[2] = add_rn(sums[2], others.z), sums[3] = add_rn(sums[3], others.w);
+  }
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    const int64_t c = part * kSumColumns + k * kThreads + threadIdx.x;
-    if (c >= rows.cols) return;
-    float sum = __ldcg(rows.dbias + group * rows.cols + c);
-#pragma unroll 8
-    for (int range = first; range <= last; ++range) {
-      sum = add_rn(sum, __ldcg(rows.sums + range * rows.cols + c));
-    }
-    rows.dbias[group * rows.cols + c] = sum;
+    if (has(k)) to[k * threads] = add_rn(__ldcg(to + k * threads), sums[k]);
+  }
+}
+
+// Calls `part` with the cursor on each group of `count` elements from `position` on that is not
+// empty; `leave`, and `enter` with the bounds, where it goes on to the next one.
+template <class Leave, class Enter, class F>
+__device__ __forceinline__ void visit_groups(GroupCursor& cursor, const Groups& groups,
+                                             int position, int count, Leave&& leave, Enter&& enter,
+                                             F&& part) {
+  if (position >= cursor.next) leave(), enter(cursor.seek(groups, position));
+#pragma unroll 1
+  for (;;) {
+    part();
+    if (cursor.next >= position + count) return;
+    leave(), enter(cursor.seek(groups, cursor.next));
   }
 }
 
 template <class T, bool kCasts>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
     grouped_rows_kernel(GradSource<T> source, GroupedFp8 op, Groups groups, GroupedScales scales,
-                        GroupRanges ranges, GradRows rows, int64_t count_of_ranges) {
+                        GroupRanges ranges, GradRows rows) {
   constexpr int kWarps = kThreads / 32;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int64_t first_range = static_cast<int64_t>(blockIdx.x) * rows.phases;
@@ -136,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
     scales.amax[i] = 0.0f;
     scales.inverse[i] = kCasts ? op.of_scale(scales.given[i], ignored) : op.of_amax(0.0f, ignored);
   }
-  if (threadIdx.x < rows.phases && first_range + threadIdx.x < count_of_ranges) {
+  if (threadIdx.x < rows.phases && first_range + threadIdx.x < ranges.count) {
     scales.partials[first_range + threadIdx.x] = 0.0f;
   }
   const auto zero = [&](int64_t group) {
@@ -225,8 +264,12 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
       typename GradSource<T>::Fetched x = ahead;
       if (whole(row + cols)) ahead = source.fetch(base + mine + cols);
       if (!whole(row)) x = source.gather(base + mine, there);
-      const Block<float> v = source.value(x);
       if (segment >= cursor.next) leave(), enter(cursor.seek(groups, segment));
+      if (cursor.misses(segment, width)) {
+        if constexpr (kCasts) op.store(base + mine, there, uint4{});
+        continue;
+      }
+      const Block<float> v = source.value(x);
       if (cursor.covers(segment, width)) {
         add(v);
         if constexpr (kCasts) op.store(base + mine, there, op.codes(v, factor));
@@ -261,10 +304,10 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
       }
     }
     if (rows.dbias == nullptr) return;
-    const int64_t items = groups.count < count_of_ranges ? groups.count : count_of_ranges;
-    const int64_t parts = (rows.cols + kSumColumns - 1) / kSumColumns;
+    const int64_t items = groups.count < ranges.count ? groups.count : ranges.count;
+    const int64_t parts = rows.parts();
     for (int64_t i = blockIdx.x; i < items * parts; i += gridDim.x) {
-      finish_sums(i / parts, i % parts, count_of_ranges, groups, ranges, rows);
+      finish_sums(i / parts, i % parts, groups, ranges, rows);
     }
   }
 }
@@ -274,16 +317,16 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 3)
     grouped_grad_tile_kernel(GradSource<T> source, GroupedFp8 op, Groups groups,
                              GroupedScales scales, GroupRanges ranges, GradRows rows,
-                             int64_t count_of_ranges, int64_t finishing) {
+                             uint32_t finishing, TileOrder order) {
   if (blockIdx.x >= finishing) {
-    grouped_tile((blockIdx.x - finishing) * kTile<GradSource<T>>, source, op, groups, scales,
-                 ranges);
+    grouped_tile(order.tile<kTile<GradSource<T>>>(blockIdx.x - finishing, ranges.span), source, op,
+                 groups, scales, ranges);
     return;
   }
   wait_for_previous();
   let_next_begin();
-  const int64_t parts = (rows.cols + kSumColumns - 1) / kSumColumns;
-  finish_sums(blockIdx.x / parts, blockIdx.x % parts, count_of_ranges, groups, ranges, rows);
+  const int64_t parts = rows.parts();
+  finish_sums(blockIdx.x / parts, blockIdx.x % parts, groups, ranges, rows);
 }
 
 namespace {
@@ -297,38 +340,39 @@ cudaError_t launch_gradient(const GroupedInput& x, const GroupedScales& scales,
                             const RowCut& cut, cudaStream_t stream) {
   const GradSource<T> source(x, gradient);
   const int64_t cols = gradient.dbias != nullptr ? gradient.cols : kAnyCols;
-  const GradRows rows = {
+  GradRows rows = {
       cols,
-      cut.range_rows,
       cut.phases,
+      1,
       gradient.dbias,
       gradient.sums,
       source.vector && cols % 16 == 0 && reinterpret_cast<uintptr_t>(gradient.dbias) % 16 == 0};
+  const int64_t items = x.count < cut.ranges ? x.count : cut.ranges;
+  // The more of its slices, the shorter the sums of few groups; as long as most blocks are tiles.
+  while (rows.slices < 8 && 2 * items * rows.parts() <= 128) rows.slices *= 2;
   const GroupedFp8 op = {out};
   GroupedFp8 op_of_rows = op;
   op_of_rows.out.vector = out.vector && cols % 16 == 0;
   const Groups groups = groups_of(x);
-  const GroupRanges ranges = {cut.range_rows * cols, scales.partials};
+  const GroupRanges ranges = {cut.range_rows * cols, static_cast<int>(cut.ranges), scales.partials};
   const int64_t grid = (cut.ranges + cut.phases - 1) / cut.phases;
   if (scales.given != nullptr) {
     const Start start = grid > 1 ? Start::kCooperative : Start::kOverlapped;
     return launch<&grouped_rows_kernel<T, true>>({grid, kThreads, start}, stream, source,
-                                                 op_of_rows, groups, scales, ranges, rows,
-                                                 cut.ranges);
+                                                 op_of_rows, groups, scales, ranges, rows);
   }
   const cudaError_t error =
       launch<&grouped_rows_kernel<T, false>>({grid, kThreads, Start::kOverlapped}, stream, source,
-                                             op_of_rows, groups, scales, ranges, rows, cut.ranges);
+                                             op_of_rows, groups, scales, ranges, rows);
   if (error != cudaSuccess || x.numel == 0) return error;
   int64_t finishing = 0;
   if (gradient.dbias != nullptr) {
-    finishing =
-        (x.count < cut.ranges ? x.count : cut.ranges) * ((cols + kSumColumns - 1) / kSumColumns);
+    finishing = items * rows.parts();
   }
-  const int64_t tiles = (x.numel + kTile<GradSource<T>> - 1) / kTile<GradSource<T>>;
-  return launch<&grouped_grad_tile_kernel<T>>({finishing + tiles, kThreads, Start::kOverlapped},
-                                              stream, source, op, groups, scales, ranges, rows,
-                                              cut.ranges, finishing);
+  const TileOrder order = tile_order<GradSource<T>>(ranges, true);
+  return launch<&grouped_grad_tile_kernel<T>>(
+      {finishing + order.tiles(), kThreads, Start::kOverlapped}, stream, source, op, groups, scales,
+      ranges, rows, static_cast<uint32_t>(finishing), order);
 }
 
 }  // namespace
@@ -341,7 +385,7 @@ RowCut quantize_grouped_grad_cut(DType dtype, int64_t numel, int64_t cols, bool 
   if (blocks * phases > kMaxPartials) blocks = kMaxPartials / phases;
   // Shorter ranges would have more in the workspace than in the gradient.
   int64_t range_rows = (rows + blocks * phases - 1) / (blocks * phases);
-  if (range_rows < 8) range_rows = 8;
+  if (range_rows < 4) range_rows = 4;
   if (range_rows > GroupCursor::kFar / cols) range_rows = GroupCursor::kFar / cols;
   const int64_t ranges = (rows + range_rows - 1) / range_rows;
   return {range_rows, ranges < 1 ? 1 : ranges, phases};

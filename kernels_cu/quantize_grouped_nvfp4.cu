@@ -5,7 +5,7 @@
 namespace jitquant {
 
 struct GroupedNvfp4 {
-  static constexpr bool kKeepsNan = false, kWholeBlocks = true, kByTile = false;
+  static constexpr bool kKeepsNan = false, kWholeBlocks = true;
   using Encoding = Nvfp4Encoding;
   using Codes = Nvfp4Codes;
   uint2* out;

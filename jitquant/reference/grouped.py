@@ -105,16 +105,17 @@ def quantize_grouped_fp8(
 
 def activation_derivative(x: Tensor, activation: str) -> Tensor:
     """Derivative at fp32 ``x``: of "relu", "silu" or "gelu" (its tanh form)."""
-    one = constant(1.0, x)
     if activation == "relu":
         return (x > 0).to(torch.float32)
-    if activation == "silu":
-        s = torch.div(one, one + torch.exp(-x))
-        return s * (one + x * (one - s))
-    square = x * x
-    t = torch.tanh(_SQRT_2_OVER_PI * x * (one + _GELU_CUBIC * square))
-    slope = _SQRT_2_OVER_PI * (one + 3 * _GELU_CUBIC * square)
-    return 0.5 * x * ((one - t * t) * slope) + 0.5 * (one + t)
+    y = z = x
+    if activation == "gelu":
+        # 0.5 * (1 + tanh(y / 2)) is 1 / (1 + exp(-y)), which loses nothing far below 0.
+        square, twice = x * x, 2 * _SQRT_2_OVER_PI * x
+        y = twice * (1 + _GELU_CUBIC * square)
+        z = twice * (1 + 3 * _GELU_CUBIC * square)
+    one = constant(1.0, x)
+    s = torch.div(one, one + torch.exp(-y))
+    return s * (one + z * (one - s))
 
 
 def quantize_grouped_grad_fp8(

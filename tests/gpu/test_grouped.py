@@ -151,6 +151,25 @@ def test_more_tiles_than_the_cache_holds_and_many_groups_in_one(name: str) -> No
     same(got, getattr(reference, function)(x, offsets, **options), what=name)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_groups_unlike_each_other_and_much_between_them(name: str) -> None:
+    torch.manual_seed(7)
+    file, function, options = FORMATS[name]
+    sizes = (torch.rand(300) ** 8 * 20_000).long() // 16 * 16
+    sizes[3] = 5_000_000  # more than half of the ranges of a launch
+    between = torch.zeros(300, dtype=torch.int64)
+    between[150], between[151] = 160_000, 48
+    offsets = torch.cat((torch.tensor([48]), 48 + (sizes + between).cumsum(0)))
+    x = torch.randn(int(offsets[-1]) + 100_003).bfloat16()
+    for lengths in (None, sizes):
+        for given in (None, torch.rand(300) * 9):
+            got = getattr(module(file), function)(
+                *_on_gpu(x, offsets, given), sizes=_on_gpu(lengths)[0], **options
+            )
+            want = getattr(reference, function)(x, offsets, given, sizes=lengths, **options)
+            same(got, want, what=f"{name} {given is not None}")
+
+
 @pytest.mark.parametrize("cols", [1, 5, 16, 640, 1000, 4608])
 @pytest.mark.parametrize("activation", ["none", "relu", "silu", "gelu"])
 def test_gradients(cols: int, activation: str) -> None:

@@ -14,28 +14,112 @@ struct Groups {
   const int64_t* offsets;
   const int64_t* sizes;  // may be null
   int64_t count, numel;  // less than 2^30 groups
+  float density;         // groups an element
+
+  Groups(const int64_t* offsets, const int64_t* sizes, int64_t count, int64_t numel)
+      : offsets(offsets),
+        sizes(sizes),
+        count(count),
+        numel(numel),
+        density(numel == 0 ? 0.0f : static_cast<float>(count) / static_cast<float>(numel)) {}
 
   __device__ __forceinline__ GroupBounds bounds(int64_t i) const {
     return group_bounds(offsets, sizes, i, numel);
   }
 };
 
-// The last group that begins at or before `position`; -1 before the first, and `count` behind the
-// last offset. All lanes of a warp together, each with a part of what is left to be searched.
-__device__ __forceinline__ int64_t group_at(const Groups& groups, int64_t position) {
-  int64_t low = 0, high = groups.count + 1;  // the first offset behind the position is in between
-  const int lane = threadIdx.x & 31;
-#pragma unroll 1
-  while (low < high) {
-    const int64_t step = (high - low + 31) >> 5, i = low + lane * step;
-    const bool before = i < high && groups.offsets[i] <= position;
-    const int count = __popc(__ballot_sync(0xffffffffu, before));
-    if (count == 0) break;
-    const int64_t first = low;
-    low = first + (count - 1) * step + 1;
-    if (first + count * step < high) high = first + count * step;
+// Where a position is among the offsets.
+struct OffsetsAround {
+  int low, high;     // the first offset behind the position is one of these, or between them
+  int64_t from, to;  // offsets low - 1 and high
+};
+
+// Narrows it down with what each lane has of offset `first + lane * step`.
+__device__ __forceinline__ void narrow(OffsetsAround& around, int64_t position, int first, int step,
+                                       int64_t offset) {
+  const int count = __popc(__ballot_sync(0xffffffffu, offset <= position));
+  const int behind = first + count * step;
+  if (count < 32 && behind < around.high) {
+    around.high = behind;
+    around.to = __shfl_sync(0xffffffffu, offset, count);
   }
-  return low - 1;
+  if (count > 0) {
+    around.low = behind - step + 1;
+    around.from = __shfl_sync(0xffffffffu, offset, count - 1);
+  }
+}
+// The same down to one offset: low == high. All lanes of a warp together. They look at offsets from
+// `first` on, every `step`-th, and then each at a part of what is left.
+__device__ __forceinline__ void search_offsets(const Groups& groups, int64_t position, int first,
+                                               int step, OffsetsAround& around) {
+#pragma unroll 1
+  while (around.low < around.high) {
+    const int i = first + static_cast<int>(threadIdx.x & 31) * step;
+    const int64_t offset =
+        i < around.low ? INT64_MIN : (i < around.high ? groups.offsets[i] : INT64_MAX);
+    narrow(around, position, first, step, offset);
+    step = (around.high - around.low + 31) >> 5;
+    first = around.low;
+  }
+}
+
+// Neighbouring offsets, one of each lane: those around a position, likely, if groups are alike.
+struct OffsetsWindow {
+  int first;
+  int64_t offset;
+
+  __device__ __forceinline__ OffsetsWindow(const Groups& groups, int64_t position) {
+    const int there = static_cast<int>(groups.count) + 1;
+    const int likely = static_cast<int>(static_cast<float>(position) * groups.density) - 15;
+    first = max(min(likely, there - 32), 0);
+    const int i = first + static_cast<int>(threadIdx.x & 31);
+    offset = i < there ? groups.offsets[i] : INT64_MAX;
+  }
+};
+// The same for any position, from what the window has on.
+__device__ __forceinline__ OffsetsAround search_offsets(const Groups& groups, int64_t position,
+                                                        const OffsetsWindow& window) {
+  OffsetsAround around = {0, static_cast<int>(groups.count) + 1, INT64_MIN, INT64_MAX};
+  narrow(around, position, window.first, 1, window.offset);
+  search_offsets(groups, position, around.low, (around.high - around.low + 31) >> 5, around);
+  return around;
+}
+
+// The last group that begins at or before `position`; -1 before the first, and `count` behind the
+// last offset. All lanes of a warp together.
+__device__ __forceinline__ int group_at(const Groups& groups, int64_t position) {
+  return search_offsets(groups, position, OffsetsWindow(groups, position)).low - 1;
+}
+
+// The same among groups from `first` to before `behind`, the first where none begins there, by one
+// thread: likely one of the first.
+__device__ __forceinline__ int own_group_at(const Groups& groups, int first, int behind,
+                                            int64_t position) {
+  int step = 1;
+#pragma unroll 1
+  for (; first + step < behind && groups.offsets[first + step] <= position; step *= 2) {
+    first += step;
+  }
+  if (first + step < behind) behind = first + step;
+#pragma unroll 1
+  while (behind - first > 1) {
+    const int half = (first + behind) >> 1;
+    (groups.offsets[half] <= position ? first : behind) = half;
+  }
+  return first;
+}
+
+// Calls `f` with each group from `first` to before `behind` that may have elements of sixteen from
+// `mine` on. By one thread.
+template <class F>
+__device__ __forceinline__ void visit_own_groups(const Groups& groups, int first, int behind,
+                                                 int64_t mine, F&& f) {
+#pragma unroll 1
+  for (int64_t position = mine; first < behind && position < mine + 16; ++first) {
+    first = own_group_at(groups, first, behind, position);
+    f(first);
+    position = groups.offsets[first + 1];
+  }
 }
 
 // Where a walk through a part of the buffer is, by positions in that part, which has at most kFar
@@ -54,61 +138,44 @@ struct GroupCursor {
   }
   // Goes to the group of `position` and returns its bounds in the buffer. All lanes share the
   // search, and what they have read at its end are the bounds.
+  __device__ __forceinline__ GroupBounds find(const Groups& groups, int position,
+                                              const OffsetsWindow& window) {
+    return enter(groups, search_offsets(groups, base + position, window));
+  }
   __device__ __forceinline__ GroupBounds find(const Groups& groups, int position) {
-    return search(groups, base + position, Where::kAnywhere);
+    return find(groups, position, OffsetsWindow(groups, base + position));
   }
-  // The same where `position` is not before `next`: to a later group.
+  // The same where `position` is not before `next`: to a later group, likely close behind.
   __device__ __forceinline__ GroupBounds seek(const Groups& groups, int position) {
-    return search(groups, base + position, Where::kBehind);
+    OffsetsAround around = {index + 1, static_cast<int>(groups.count) + 1, INT64_MIN, INT64_MAX};
+    search_offsets(groups, base + position, index + 1, 1, around);
+    return enter(groups, around);
   }
-  // The same where `position` is before `begin`: to an earlier one.
-  __device__ __forceinline__ GroupBounds seek_before(const Groups& groups, int position) {
-    return search(groups, base + position, Where::kBefore);
+  // The same also where it is before `begin`: to an earlier one.
+  __device__ __forceinline__ GroupBounds seek_around(const Groups& groups, int position) {
+    if (position >= begin) return seek(groups, position);
+    OffsetsAround around = {0, index, INT64_MIN, base + begin};
+    search_offsets(groups, base + position, index - 32, 1, around);
+    return enter(groups, around);
   }
   __device__ __forceinline__ bool covers(int position, int count) const {
     return start <= position && position + count <= stop;
   }
+  // Whether elements from where the walk is on are no group's.
+  __device__ __forceinline__ bool misses(int position, int count) const {
+    return stop <= position && position + count <= next;
+  }
 
  private:
-  // Where the group is: anywhere, or likely close before or behind the one it is at.
-  enum class Where { kAnywhere, kBefore, kBehind };
-
-  __device__ __forceinline__ GroupBounds search(const Groups& groups, int64_t position,
-                                                Where where) {
-    const int lane = threadIdx.x & 31;
-    const int there = static_cast<int>(groups.count);
-    // The first offset behind is from low to high; offsets low - 1 and high are from and to.
-    int low = where == Where::kBehind ? index + 1 : 0;
-    int high = where == Where::kBefore ? index : there + 1;
-    int64_t from = INT64_MIN, to = where == Where::kBefore ? base + begin : INT64_MAX;
-    // The lanes look at neighbours first.
-    bool close = where != Where::kAnywhere;
-#pragma unroll 1
-    while (low < high) {
-      const int step = close ? 1 : (high - low + 31) >> 5;
-      const int first = close && where == Where::kBefore ? high - 32 : low;
-      const int i = first + lane * step;
-      close = false;
-      const int64_t offset = i < 0 ? INT64_MIN : (i < high ? groups.offsets[i] : INT64_MAX);
-      const int count = __popc(__ballot_sync(0xffffffffu, offset <= position));
-      const int behind = first + count * step;
-      if (count < 32 && behind < high) {
-        high = behind;
-        to = __shfl_sync(0xffffffffu, offset, count);
-      }
-      if (count > 0) {
-        low = behind - step + 1;
-        from = __shfl_sync(0xffffffffu, offset, count - 1);
-      }
-    }
-    index = low - 1;
+  __device__ __forceinline__ GroupBounds enter(const Groups& groups, const OffsetsAround& around) {
+    index = around.low - 1;
     GroupBounds at = {base, base};
-    if (index >= 0 && index < there) {
+    if (index >= 0 && index < groups.count) {
       const int64_t size = groups.sizes != nullptr ? groups.sizes[index] : groups.numel;
-      at = group_between(from, to, size, groups.numel);
+      at = group_between(around.from, around.to, size, groups.numel);
     }
     start = near(at.start), stop = near(at.stop);
-    begin = near(from), next = near(to);
+    begin = near(around.from), next = near(around.to);
     return at;
   }
 };

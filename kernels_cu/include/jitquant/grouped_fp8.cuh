@@ -7,7 +7,7 @@
 namespace jitquant {
 
 struct GroupedFp8 {
-  static constexpr bool kKeepsNan = true, kWholeBlocks = false, kByTile = true;
+  static constexpr bool kKeepsNan = true, kWholeBlocks = false;
   using Encoding = float;
   using Codes = uint4;
   GroupedElements out;

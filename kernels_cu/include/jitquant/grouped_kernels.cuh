@@ -1,8 +1,8 @@
 // The kernels that quantize many tensors of one flat buffer, templates over where the values come
 // from and over what is made of them:
-//   grouped_walk_kernel   launch 1 of computed scales: the amaxes; launch 2: the elements. And the
-//                         only launch where scales are given: both
-//   grouped_tile_kernel   launch 2 where the elements take few instructions
+//   grouped_walk_kernel   launch 1 of computed scales: the amaxes. And the only launch where scales
+//                         are given: amaxes and elements
+//   grouped_tile_kernel   launch 2: the elements
 // Launch 1 cuts the buffer into as many ranges as it has blocks of threads. An amax needs no
 // launch that zeroes it: a group whose first element is in a block's range is that block's, which
 // sets its amax to 0 before its warps add to it. The groups of the ranges before end in at most one
@@ -36,6 +36,7 @@ struct RangesOf {
 // The ranges of the blocks of launch 1, and what groups of earlier ranges have in each.
 struct GroupRanges {
   int64_t span;  // elements
+  int count;
   float* partials;
 
   __device__ __forceinline__ int of(int64_t position) const {
@@ -89,34 +90,19 @@ __device__ __forceinline__ Block<float> masked(const Block<float>& x, const Part
   return y;
 }
 
-// The elements of the cursor's group among sixteen; of NVFP4 none where the group begins within
-// them, which belong to another.
-template <class Op>
-__device__ __forceinline__ Part part_of(const GroupCursor& cursor, int position) {
-  Part part(cursor, position);
+// The elements of a group among sixteen; of NVFP4 none where it begins within them, which belong to
+// another.
+template <class Op, class Bounds, class Integer>
+__device__ __forceinline__ Part part_of(const Bounds& at, Integer position) {
+  Part part(at, position);
   if (Op::kWholeBlocks && part.first > 0) part.behind = 0;
   return part;
-}
-
-// Calls `part` with the cursor on each group of `count` elements from `position` on that is not
-// empty; `leave`, and `enter` with the bounds, where it goes on to the next one.
-template <class Leave, class Enter, class F>
-__device__ __forceinline__ void visit_groups(GroupCursor& cursor, const Groups& groups,
-                                             int position, int count, Leave&& leave, Enter&& enter,
-                                             F&& part) {
-  if (position >= cursor.next) leave(), enter(cursor.seek(groups, position));
-#pragma unroll 1
-  for (;;) {
-    part();
-    if (cursor.next >= position + count) return;
-    leave(), enter(cursor.seek(groups, cursor.next));
-  }
 }
 
 enum class Walk {
   kAmax,     // launch 1: amaxes
   kGiven,    // the only launch: amaxes, and elements with given scales
-  kComputed  // launch 2: elements
+  kComputed  // launch 2, by tiles: elements
 };
 
 // Elements of a tile of grouped_tile_kernel.
@@ -126,22 +112,18 @@ constexpr int kTile = kThreads / 32 * Source::kTileSteps * kStep;
 // How the work is cut, by what a thread fetches for sixteen values.
 template <class Source>
 constexpr bool kSmall = sizeof(typename Source::Fetched) <= 32;
-// Launch 1 loads as much at a time by half as many threads before tiles: what it leaves of the
-// registers is enough for one of their blocks, which can begin before it has ended.
-template <class Source, class Op, Walk kWalk>
-constexpr bool kWide = kSmall<Source> && kWalk == Walk::kAmax;
-// Steps of neighbouring elements that a warp has at once: a chunk.
-template <class Source, class Op, Walk kWalk>
-constexpr int kWalkSteps = kWide<Source, Op, kWalk> ? (Op::kByTile ? 4 : 2) : 1;
-template <class Source, class Op, Walk kWalk>
-constexpr int kWalkThreads = kWide<Source, Op, kWalk> && !Op::kByTile ? 2 * kThreads : kThreads;
-// Blocks of threads on a multiprocessor: launch 1 leaves room for those of launch 2.
-// From compute capability 10.0 on the compiler wants more registers for all in one launch.
+// Steps of neighbouring elements that a warp has at once: a chunk. Of several, of which nothing is
+// made, all are loaded when those before are done with: the registers that are left are enough for
+// a block of launch 2, which can begin before launch 1 has ended.
 template <class Source, Walk kWalk>
-constexpr int walk_blocks(int major) {
+constexpr int kWalkSteps = kSmall<Source> && kWalk == Walk::kAmax ? 4 : 1;
+// Blocks of threads on a multiprocessor: launch 1 leaves room for those of launch 2.
+// From compute capability 10.0 on the compiler wants more registers.
+template <class Source, Walk kWalk>
+constexpr int blocks_of_threads(int major) {
   if (!kSmall<Source>) return kWalk == Walk::kGiven ? 2 : 3;
-  if (kWalk == Walk::kGiven && major >= 10) return 3;
-  return kWalk == Walk::kAmax ? 2 : 4;
+  if (kWalk == Walk::kAmax) return 2;
+  return major >= 10 ? 3 : 4;
 }
 #if defined(__CUDA_ARCH__)
 constexpr int kCompiledFor = __CUDA_ARCH__ / 100;
@@ -175,23 +157,95 @@ __device__ __forceinline__ void finish_amax(int64_t base, int end, const Groups&
   if (lane == 0) scales.amax[cursor.index] = all;
 }
 
+// The encoding of the cursor's group by its amax, which the warp that has the group's first element
+// tells of: `position` is the first that this one has of it.
+template <class Op>
+__device__ __forceinline__ void encode_group(const GroupCursor& cursor, float amax, int position,
+                                             const Op& op, const GroupedScales& scales,
+                                             typename Op::Encoding& encoding) {
+  const float inverse = op.of_amax(amax, encoding);
+  if ((threadIdx.x & 31) == 0 && cursor.start >= position) {
+    scales.amax[cursor.index] = amax;
+    scales.inverse[cursor.index] = inverse;
+  }
+}
+
+// Those of sixteen elements from `mine` on that are of groups which begin and end in one step: from
+// group `first` to before `behind`, each by itself. A thread, as there may be hundreds.
+template <Walk kWalk, class Source, class Op>
+__device__ __forceinline__ void take_short_groups(const Groups& groups, int first, int behind,
+                                                  int64_t mine, const typename Source::Value& v,
+                                                  const Op& op, const GroupedScales& scales,
+                                                  typename Op::Codes& codes) {
+  const auto take = [&](int i) {
+    const Part part = part_of<Op>(groups.bounds(i), mine);
+    if (part.empty()) return;
+    typename Op::Encoding encoding = {};
+    if constexpr (kWalk == Walk::kGiven) op.of_scale(scales.given[i], encoding);
+    // All that have elements of the group tell the same of it.
+    if constexpr (kWalk == Walk::kComputed) {
+      scales.inverse[i] = op.of_amax(__ldcg(scales.amax + i), encoding);
+    }
+    const auto own = masked(v, part);
+    if constexpr (kWalk != Walk::kComputed) {
+      Amax<typename Source::Value::Element, Op::kKeepsNan> amax;
+      amax.add(own);
+      atomicMax(reinterpret_cast<unsigned*>(scales.amax + i), float_bits(amax.result()));
+    }
+    if constexpr (kWalk != Walk::kAmax) op.merge(codes, op.codes(own, encoding), part);
+  };
+  if constexpr (Op::kWholeBlocks) {
+    take(own_group_at(groups, first, behind, mine));
+  } else {
+    visit_own_groups(groups, first, behind, mine, take);
+  }
+}
+
+// A step of a warp in which groups begin or end, or which is not all there: to `amax` and, as
+// codes, to the result. The cursor is at the group of `step`. `mine` is where this lane's elements
+// are; `go(position, from)` brings the cursor to the group of a position, of which those from
+// `from` on are this warp's.
+template <Walk kWalk, class Source, class Op, class Go>
+__device__ __forceinline__ void take_mixed_step(
+    GroupCursor& cursor, const Groups& groups, int step, int64_t mine, const Source& source,
+    const Op& op, const GroupedScales& scales, const typename Op::Encoding& encoding,
+    Amax<typename Source::Value::Element, Op::kKeepsNan>& amax, Go&& go) {
+  using Value = typename Source::Value;
+  typename Op::Codes codes = {};
+  if (!cursor.misses(step, kStep)) {
+    const int position = static_cast<int>(mine - cursor.base);
+    const Value v = source.load(mine);
+#pragma unroll 1
+    for (;;) {
+      const Part part = part_of<Op>(cursor, position);
+      const Value own = masked(v, part);
+      if constexpr (kWalk != Walk::kComputed) amax.add(own);
+      if (kWalk != Walk::kAmax && !part.empty()) op.merge(codes, op.codes(own, encoding), part);
+      if (cursor.next >= step + kStep) break;
+      const int behind = cursor.index + 1;
+      go(step + kStep - 1, step);
+      if (behind < cursor.index) {
+        take_short_groups<kWalk, Source>(groups, behind, cursor.index, mine, v, op, scales, codes);
+      }
+    }
+  }
+  if constexpr (kWalk != Walk::kAmax) op.store(mine, groups.numel - mine, codes);
+}
+
 template <class Source, class Op, Walk kWalk>
-__global__ void __launch_bounds__(kWalkThreads<Source, Op, kWalk>,
-                                  walk_blocks<Source, kWalk>(kCompiledFor))
+__global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCompiledFor))
     grouped_walk_kernel(Source source, Op op, Groups groups, GroupedScales scales,
-                        GroupRanges ranges, int64_t span) {
+                        GroupRanges ranges) {
   using Fetched = typename Source::Fetched;
   using Value = typename Source::Value;
-  constexpr bool kCasts = kWalk != Walk::kAmax, kFindsAmax = kWalk != Walk::kComputed;
-  constexpr bool kBackwards = kWalk == Walk::kAmax;
-  // What is there of the registers is for more at a time instead, of which nothing is made.
-  constexpr bool kAhead = !kWide<Source, Op, kWalk>;
-  constexpr int kSteps = kWalkSteps<Source, Op, kWalk>;
-  constexpr int kChunk = kSteps * kStep, kStride = kWalkThreads<Source, Op, kWalk> / 32 * kChunk;
+  constexpr bool kCasts = kWalk == Walk::kGiven, kBackwards = kWalk == Walk::kAmax;
+  constexpr int kSteps = kWalkSteps<Source, kWalk>;
+  constexpr int kChunk = kSteps * kStep, kStride = kThreads / 32 * kChunk;
   const int lane = threadIdx.x & 31;
-  const int64_t base = blockIdx.x * span;
+  const int64_t base = blockIdx.x * ranges.span;
   const int64_t left = groups.numel - base;
-  const int end = static_cast<int>(kept(static_cast<uint32_t>(left < span ? left : span)));
+  const int end =
+      static_cast<int>(kept(static_cast<uint32_t>(left < ranges.span ? left : ranges.span)));
   // Of this lane. Kept, as otherwise both are worked out again for each chunk.
   const int64_t origin = kSmall<Source> ? kept(base + 16 * lane) : base + 16 * lane;
   int turn = (threadIdx.x >> 5) * kChunk;
@@ -210,117 +264,91 @@ __global__ void __launch_bounds__(kWalkThreads<Source, Op, kWalk>,
       fetched[k] = source.fetch(origin + chunk_of(turn) + k * kStep);
     }
   };
-  GroupCursor cursor = {base};
-  if (kFindsAmax) {
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      if (whole(turn)) source.prefetch(origin + chunk_of(turn) + k * kStep);
-    }
-    // Launch 2 fetches before it waits, so what came before launch 1 has to be done when it begins.
-    wait_for_previous();
-    let_next_begin();
+  for (int k = 0; k < kSteps; ++k) {
+    if (whole(turn)) source.prefetch(origin + chunk_of(turn) + k * kStep);
   }
+  // Launch 2 fetches before it waits, so what came before launch 1 has to be done when it begins.
+  wait_for_previous();
+  let_next_begin();
   fetch(turn);
-  const GroupBounds first = cursor.find(groups, kFindsAmax ? chunk_of(turn) : 0);
-  if (!kFindsAmax) let_next_begin(), wait_for_previous();
+  GroupCursor cursor = {base};
+  cursor.find(groups, chunk_of(turn));
 
-  if constexpr (kFindsAmax) {
-    // The groups that begin here: what only this block adds to.
-    if (threadIdx.x < 32) {
-      const bool is_last = blockIdx.x + 1 == gridDim.x;
-      int64_t i = (blockIdx.x == 0 ? 0 : group_at(groups, base - 1) + 1) + lane;
-      for (; i < groups.count && (is_last || groups.offsets[i] < base + end); i += 32) {
-        typename Op::Encoding ignored;
-        scales.amax[i] = 0.0f;
-        scales.inverse[i] =
-            kCasts ? op.of_scale(scales.given[i], ignored) : op.of_amax(0.0f, ignored);
-      }
-      if (lane == 0) ranges.partials[blockIdx.x] = 0.0f;
-    }
-    __syncthreads();
+  // The groups that begin here: what only this block adds to.
+  __shared__ int first_here;
+  if (threadIdx.x < 32) {
+    const int i = blockIdx.x == 0 ? 0 : group_at(groups, base - 1) + 1;
+    if (lane == 0) first_here = i, ranges.partials[blockIdx.x] = 0.0f;
   }
+  __syncthreads();
+  const bool is_last = blockIdx.x + 1 == gridDim.x;
+  for (int64_t i = first_here + threadIdx.x;
+       i < groups.count && (is_last || groups.offsets[i] < base + end); i += kThreads) {
+    typename Op::Encoding ignored;
+    scales.amax[i] = 0.0f;
+    scales.inverse[i] = kCasts ? op.of_scale(scales.given[i], ignored) : op.of_amax(0.0f, ignored);
+  }
+  __syncthreads();
 
   typename Op::Encoding encoding = {};
   Amax<typename Value::Element, Op::kKeepsNan> amax;
   const auto leave = [&] {
-    if constexpr (kFindsAmax) {
-      const uint32_t bits = __reduce_max_sync(0xffffffffu, float_bits(amax.result()));
-      amax = {};
-      if (lane != 0 || bits == 0u) return;
-      float* const to =
-          cursor.start >= 0 ? scales.amax + cursor.index : ranges.partials + blockIdx.x;
-      atomicMax(reinterpret_cast<unsigned*>(to), bits);
-    }
+    const uint32_t bits = __reduce_max_sync(0xffffffffu, float_bits(amax.result()));
+    amax = {};
+    if (lane != 0 || bits == 0u) return;
+    float* const to = cursor.start >= 0 ? scales.amax + cursor.index : ranges.partials + blockIdx.x;
+    atomicMax(reinterpret_cast<unsigned*>(to), bits);
   };
-  const auto encode = [&](float all, int position) {
-    const float inverse = op.of_amax(all, encoding);
-    // The warp that has the first element tells of it.
-    if (lane == 0 && cursor.start >= position) {
-      scales.amax[cursor.index] = all;
-      scales.inverse[cursor.index] = inverse;
-    }
+  const auto enter = [&] {
+    if (kCasts && cursor.stop > cursor.start) op.of_scale(scales.given[cursor.index], encoding);
   };
-  const auto enter = [&](const GroupBounds& at, int position) {
-    if (!kCasts || at.stop <= at.start) return;
-    if constexpr (kWalk == Walk::kGiven) {
-      op.of_scale(scales.given[cursor.index], encoding);
-    } else {
-      encode(warp_max(amax_of_group(cursor.index, ranges.after(at), scales, ranges, lane, 32)),
-             position);
-    }
+  enter();
+  const auto go = [&](int position, int) {
+    if ((!kBackwards || position >= cursor.begin) && position < cursor.next) return;
+    leave();
+    kBackwards ? cursor.seek_around(groups, position) : cursor.seek(groups, position);
+    enter();
   };
-  if constexpr (kFindsAmax) {
-    enter(first, turn);
-  } else if (first.stop > first.start) {
-    // Together: a group may have pieces in all ranges, and every block may begin in it.
-    __shared__ BlockReduce::Scratch scratch;
-    BlockReduce reduce(scratch);
-    encode(reduce.max(amax_of_group(cursor.index, ranges.after(first), scales, ranges, threadIdx.x,
-                                    kThreads)),
-           turn);
-  }
+  const auto take_whole = [&](int step, const Fetched& x) {
+    const Value v = source.value(x);
+    amax.add(v);
+    if constexpr (kCasts) op.store(origin + step, 16, op.codes(v, encoding));
+  };
+  const auto take_mixed = [&](int step) {
+    take_mixed_step<kWalk>(cursor, groups, step, origin + step, source, op, scales, encoding, amax,
+                           go);
+  };
   const auto take = [&](int turn, const Fetched(&x)[kSteps]) {
     const int chunk = chunk_of(turn);
-    if (kBackwards && chunk < cursor.begin) {
-      leave();
-      cursor.seek_before(groups, chunk);
-    } else if (!kBackwards && chunk >= cursor.next) {
-      leave();
-      enter(cursor.seek(groups, chunk), chunk);
-    }
+    if constexpr (kSteps == 1) go(chunk, chunk);
     if (whole(turn) && cursor.covers(chunk, kChunk)) {
 #pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        const Value v = source.value(x[k]);
-        if constexpr (kFindsAmax) amax.add(v);
-        if constexpr (kCasts) {
-          op.store(origin + chunk + k * kStep, 16, op.codes(v, encoding));
+      for (int k = 0; k < kSteps; ++k) take_whole(chunk + k * kStep, x[k]);
+    } else if constexpr (kSteps == 1) {
+      take_mixed(chunk);
+    } else {
+      // Fetched once more, one step ahead, as there are no registers to hold all meanwhile.
+      const bool fetched = whole(turn);
+      Fetched ahead = x[0];
+#pragma unroll 1
+      for (int k = 0; k < kSteps && chunk + k * kStep < end; ++k) {
+        const int step = chunk + k * kStep;
+        const Fetched now = ahead;
+        if (fetched && k + 1 < kSteps) ahead = source.fetch(origin + step + kStep);
+        go(step, step);
+        if (fetched && cursor.covers(step, kStep)) {
+          take_whole(step, now);
+        } else {
+          take_mixed(step);
         }
       }
-      return;
-    }
-#pragma unroll 1
-    for (int step = chunk; step < chunk + kChunk && step < end; step += kStep) {
-      const int64_t mine = origin + step;
-      const Value v = source.load(mine);
-      typename Op::Codes codes = {};
-      visit_groups(
-          cursor, groups, step, kStep, leave, [&](const GroupBounds& at) { enter(at, step); },
-          [&] {
-            const Part part = part_of<Op>(cursor, step + 16 * lane);
-            const Value own = masked(v, part);
-            if constexpr (kFindsAmax) amax.add(own);
-            if (kCasts && !part.empty()) op.merge(codes, op.codes(own, encoding), part);
-          });
-      if constexpr (kCasts) op.store(mine, groups.numel - mine, codes);
     }
   };
 #pragma unroll 1
   for (; turn < end; turn += kStride) {
-    if constexpr (kAhead) {
-      Fetched x[kSteps];
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k) x[k] = fetched[k];
+    if constexpr (kSteps == 1) {
+      const Fetched x[1] = {fetched[0]};
       fetch(turn + kStride);
       take(turn, x);
     } else {
@@ -330,190 +358,200 @@ __global__ void __launch_bounds__(kWalkThreads<Source, Op, kWalk>,
   }
   leave();
 
-  if constexpr (kWalk == Walk::kGiven) {
+  if constexpr (kCasts) {
     if (gridDim.x == 1) return;
     cooperative_groups::this_grid().sync();
     if (threadIdx.x < 32) finish_amax(base, end, groups, scales, ranges);
   }
 }
 
-// The same as the walk of Walk::kComputed, with a block of threads for each tile: the hardware
-// starts them in order, so that what is read and written at a time lies together. Where the codes
-// take few instructions this is the faster one.
+// Where a tile of launch 2 begins, and the range of launch 1 in which that is.
+struct Tile {
+  int64_t begin;  // -1: there is none
+  int range;
+};
+
+constexpr int kNearRanges = 128;  // of a tile: enough for the pieces of most groups
+
+// A tile, of a block of threads: the hardware starts them in order, so that what is read and
+// written at a time lies together.
 template <class Source, class Op>
-__device__ __forceinline__ void grouped_tile(int64_t base, const Source& source, const Op& op,
+__device__ __forceinline__ void grouped_tile(Tile at, const Source& source, const Op& op,
                                              const Groups& groups, const GroupedScales& scales,
                                              const GroupRanges& ranges) {
   constexpr int kSteps = Source::kTileSteps, kChunk = kSteps * kStep;
   const int lane = threadIdx.x & 31;
-  const int64_t left = groups.numel - base;
+  if (at.begin < 0) {
+    wait_for_previous();
+    return;
+  }
+  const int64_t base = at.begin, left = groups.numel - base;
   const int end = left < kTile<Source> ? static_cast<int>(left) : kTile<Source>;
   const int chunk = (threadIdx.x >> 5) * kChunk;
   const bool whole = source.vector && chunk + kChunk <= end;
+  const OffsetsWindow window(groups, base);
   typename Source::Fetched x[kSteps];
   if (whole) {
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) x[k] = source.fetch(base + chunk + k * kStep + 16 * lane);
   }
-  GroupCursor cursor = {base};
-  GroupBounds first = cursor.find(groups, 0);
-  const bool one = cursor.covers(0, kTile<Source>);
-  if (!one && chunk >= cursor.next) first = cursor.seek(groups, chunk);
-  const RangesOf first_in = ranges.after(first);
   wait_for_previous();
   let_next_begin();
-
+  // What the amax likely needs, before it is known what: otherwise one load waits for another. Not
+  // more, as all tiles load it from the same few lines.
+  const int near_range = at.range - kNearRanges / 2 + static_cast<int>(threadIdx.x);
+  uint32_t piece = 0, amaxes = 0;
+  if (threadIdx.x < kNearRanges && near_range >= 0 && near_range < ranges.count) {
+    piece = float_bits(__ldcg(ranges.partials + near_range));
+  }
+  if (threadIdx.x < 32 && window.first + lane < groups.count) {
+    amaxes = float_bits(__ldcg(scales.amax + window.first + lane));
+  }
+  GroupCursor cursor = {base};
+  const GroupBounds first = cursor.find(groups, chunk, window);
   typename Op::Encoding encoding = {};
-  const auto encode = [&](float all, int position) {
-    const float inverse = op.of_amax(all, encoding);
-    // The warp that has the first element tells of it.
-    if (lane == 0 && cursor.start >= position) {
-      scales.amax[cursor.index] = all;
-      scales.inverse[cursor.index] = inverse;
+  if (source.vector && cursor.covers(0, kTile<Source>)) {
+    const int near = cursor.index - window.first, low = at.range - kNearRanges / 2;
+    float part;
+    if (near >= 0 && near < 32 && first.start >= low * ranges.span &&
+        first.stop <= (low + kNearRanges) * ranges.span) {
+      const int64_t begin = near_range * ranges.span;
+      if (begin <= first.start || begin >= first.stop) piece = 0;
+      part = bits_float(max(__shfl_sync(0xffffffffu, amaxes, near), piece));
+    } else {
+      part =
+          amax_of_group(cursor.index, ranges.after(first), scales, ranges, threadIdx.x, kThreads);
     }
-  };
-  const auto enter = [&](const GroupBounds& at, RangesOf in, int position) {
-    if (at.stop <= at.start) return;
-    encode(warp_max(amax_of_group(cursor.index, in, scales, ranges, lane, 32)), position);
-  };
-  if (one) {
     __shared__ BlockReduce::Scratch scratch;
     BlockReduce reduce(scratch);
-    encode(reduce.max(amax_of_group(cursor.index, first_in, scales, ranges, threadIdx.x, kThreads)),
-           chunk);
-  } else {
-    if (chunk >= end) return;
-    enter(first, first_in, chunk);
-  }
-  if (whole && cursor.covers(chunk, kChunk)) {
+    encode_group(cursor, reduce.max(part), chunk, op, scales, encoding);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       op.store(base + chunk + k * kStep + 16 * lane, 16, op.codes(source.value(x[k]), encoding));
     }
     return;
   }
+
+  typename Source::Fetched ahead = x[0];
+  const auto enter = [&](const GroupBounds& at, int from) {
+    if (at.stop <= at.start) return;
+    const float all =
+        warp_max(amax_of_group(cursor.index, ranges.after(at), scales, ranges, lane, 32));
+    encode_group(cursor, all, from, op, scales, encoding);
+  };
+  enter(first, chunk);
+  const auto go = [&](int position, int from) {
+    if (position < cursor.next) return;
+    enter(cursor.seek(groups, position), from);
+  };
+  Amax<typename Source::Value::Element, Op::kKeepsNan> unused;
 #pragma unroll 1
-  for (int step = chunk; step < chunk + kChunk && step < end; step += kStep) {
+  for (int k = 0; k < kSteps && chunk + k * kStep < end; ++k) {
+    const int step = chunk + k * kStep;
     const int64_t mine = base + step + 16 * lane;
-    const typename Source::Value v = source.load(mine);
-    typename Op::Codes codes = {};
-    visit_groups(
-        cursor, groups, step, kStep, [] {},
-        [&](const GroupBounds& at) { enter(at, ranges.after(at), step); },
-        [&] {
-          const Part part = part_of<Op>(cursor, step + 16 * lane);
-          if (!part.empty()) op.merge(codes, op.codes(masked(v, part), encoding), part);
-        });
-    op.store(mine, groups.numel - mine, codes);
+    const typename Source::Fetched now = ahead;
+    if (whole && k + 1 < kSteps) ahead = source.fetch(mine + kStep);
+    go(step, step);
+    if (whole && cursor.covers(step, kStep)) {
+      op.store(mine, 16, op.codes(source.value(now), encoding));
+    } else {
+      take_mixed_step<Walk::kComputed>(cursor, groups, step, mine, source, op, scales, encoding,
+                                       unused, go);
+    }
   }
 }
 
 // The order of the tiles: as they lie, so that what is read and written at a time lies together;
-// but the first `early` tiles of each range come before all others, as launch 1 has read them last.
+// but some of each range, which launch 1 has read last, come before all others.
 struct TileOrder {
-  uint32_t ranges, early, late;  // tiles of a range: at most early + late
+  Divisor ranges;
+  uint32_t early;  // tiles of a range, of at most early + late
+  Divisor late;
+  bool at_end;  // where the early ones are
 
-  // Where the tile of this block begins; -1 where it has none.
+  int64_t tiles() const { return static_cast<int64_t>(ranges.divisor) * (early + late.divisor); }
+  // Tile i in this order.
   template <int kTileSize>
-  __device__ __forceinline__ int64_t begin(int64_t span) const {
-    uint32_t range, turn, i = blockIdx.x;
-    if (i < early * ranges) {
-      turn = i / ranges, range = i - turn * ranges;
-    } else {
-      i -= early * ranges;
-      range = i / late, turn = early + i - range * late;
-    }
-    constexpr uint32_t kSteps = kTileSize / kStep;
-    const uint32_t steps = static_cast<uint32_t>(span / kStep);
-    const auto first_of = [&](uint32_t range) { return (range * steps + kSteps - 1) / kSteps; };
-    const uint32_t tile = first_of(range) + turn;
-    return tile < first_of(range + 1) ? static_cast<int64_t>(tile) * kTileSize : -1;
+  __device__ __forceinline__ Tile tile(uint32_t i, int64_t span) const {
+    const bool is_early = i < early * ranges.divisor;
+    if (!is_early) i -= early * ranges.divisor;
+    const Divisor& by = is_early ? ranges : late;
+    const uint32_t quotient = by.quotient_of(i), rest = i - quotient * by.divisor;
+    const uint32_t range = is_early ? rest : quotient, turn = is_early ? quotient : rest;
+    const auto first_of = [&](uint32_t range) {
+      return static_cast<int64_t>((range * static_cast<uint64_t>(span) + kTileSize - 1) /
+                                  kTileSize);
+    };
+    const int64_t first = first_of(range);
+    int64_t behind = first_of(range + 1), tile = first + turn;
+    if (is_early && at_end) tile = behind - early + turn;
+    if (!is_early && at_end) behind -= early;
+    if (!is_early && !at_end) tile += early;
+    return {tile >= first && tile < behind ? tile * kTileSize : -1, static_cast<int>(range)};
   }
 };
 
+// Of each of `ranges` ranges of `span` elements as much as launch 1 has read last and the L2 cache
+// has still: about 30 MB in all.
+template <class Source>
+TileOrder tile_order(const GroupRanges& ranges, bool at_end) {
+  constexpr int64_t kTileBytes = kTile<Source> / 16 * sizeof(typename Source::Fetched);
+  constexpr int64_t kEarly = (128 << 10) / kTileBytes;
+  const int64_t tiles = (ranges.span + kTile<Source> - 1) / kTile<Source>;  // of a range
+  const int64_t early = tiles - 1 < kEarly ? tiles - 1 : kEarly;
+  return {Divisor(ranges.count), static_cast<uint32_t>(early),
+          Divisor(static_cast<uint32_t>(tiles - early)), at_end};
+}
+
 template <class Source, class Op>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads,
+                                  blocks_of_threads<Source, Walk::kComputed>(kCompiledFor))
     grouped_tile_kernel(Source source, Op op, Groups groups, GroupedScales scales,
                         GroupRanges ranges, TileOrder order) {
-  const int64_t base = order.begin<kTile<Source>>(ranges.span);
-  if (base < 0) {
-    wait_for_previous();
-  } else {
-    grouped_tile(base, source, op, groups, scales, ranges);
-  }
+  grouped_tile(order.tile<kTile<Source>>(blockIdx.x, ranges.span), source, op, groups, scales,
+               ranges);
 }
 
 // How the buffer is cut into the ranges of a launch's blocks.
-struct GroupPlan {
-  int64_t grid, span;
-};
-
-template <class Source, class Op, Walk kWalk>
-GroupPlan group_plan(int64_t numel) {
-  constexpr int kChunk = kWalkSteps<Source, Op, kWalk> * kStep;
-  constexpr int kWarps = kWalkThreads<Source, Op, kWalk> / 32;
+template <class Source, Walk kWalk>
+GroupRanges ranges_of(int64_t numel, float* partials) {
+  constexpr int kChunk = kWalkSteps<Source, kWalk> * kStep, kWarps = kThreads / 32;
   const int64_t chunks = (numel + kChunk - 1) / kChunk;
   const int64_t most = persistent_grid((chunks + kWarps - 1) / kWarps,
-                                       walk_blocks<Source, kWalk>(device_traits().major));
+                                       blocks_of_threads<Source, kWalk>(device_traits().major));
   const int64_t grid = most < kMaxPartials ? most : kMaxPartials;
   const int64_t span = chunks < 1 ? 1 : (chunks + grid - 1) / grid;
-  return {chunks < 1 ? 1 : (chunks + span - 1) / span, span * kChunk};
+  return {span * kChunk, chunks < 1 ? 1 : static_cast<int>((chunks + span - 1) / span), partials};
 }
 
 inline Groups groups_of(const GroupedInput& x) {
   return {x.offsets, x.sizes, x.count, x.numel};
 }
 
-// `ranges`: of launch 1, or the only one.
-template <class Source, class Op, Walk kWalk>
-cudaError_t launch_walk(const GroupPlan& plan, const Source& source, const Op& op,
-                        const GroupedInput& x, const GroupedScales& scales,
-                        const GroupRanges& ranges, cudaStream_t stream) {
-  const bool waits = kWalk == Walk::kGiven && plan.grid > 1;
+template <Walk kWalk, class Source, class Op>
+cudaError_t launch_walk(const Source& source, const Op& op, const GroupedInput& x,
+                        const GroupedScales& scales, const GroupRanges& ranges,
+                        cudaStream_t stream) {
+  const bool waits = kWalk == Walk::kGiven && ranges.count > 1;
   return launch<&grouped_walk_kernel<Source, Op, kWalk>>(
-      {plan.grid, kWalkThreads<Source, Op, kWalk>,
-       waits ? Start::kCooperative : Start::kOverlapped},
-      stream, source, op, groups_of(x), scales, ranges, plan.span);
-}
-
-// Of each range as much as launch 1 has read last and the L2 cache has still: about 30 MB in all.
-constexpr int kEarlyBytes = 128 << 10;
-
-// `plan`: of launch 1.
-template <class Source, class Op>
-cudaError_t launch_tiles(const GroupPlan& plan, const Source& source, const Op& op,
-                         const GroupedInput& x, const GroupedScales& scales,
-                         const GroupRanges& ranges, cudaStream_t stream) {
-  constexpr int kTileBytes = kTile<Source> * sizeof(typename Source::Element);
-  const int64_t tiles = (plan.span + kTile<Source> - 1) / kTile<Source>;  // of a range
-  const int64_t early = tiles < kEarlyBytes / kTileBytes ? tiles : kEarlyBytes / kTileBytes;
-  const TileOrder order = {static_cast<uint32_t>(plan.grid), static_cast<uint32_t>(early),
-                           static_cast<uint32_t>(tiles - early)};
-  return launch<&grouped_tile_kernel<Source, Op>>({plan.grid * tiles, kThreads, Start::kOverlapped},
-                                                  stream, source, op, groups_of(x), scales, ranges,
-                                                  order);
+      {ranges.count, kThreads, waits ? Start::kCooperative : Start::kOverlapped}, stream, source,
+      op, groups_of(x), scales, ranges);
 }
 
 template <class Source, class Op>
 cudaError_t launch_grouped(const Source& source, const Op& op, const GroupedInput& x,
                            const GroupedScales& scales, cudaStream_t stream) {
-  constexpr Walk kOnly = Walk::kGiven, kFirst = Walk::kAmax, kSecond = Walk::kComputed;
   if (scales.given != nullptr) {
-    const GroupPlan plan = group_plan<Source, Op, kOnly>(x.numel);
-    return launch_walk<Source, Op, kOnly>(plan, source, op, x, scales, {plan.span, scales.partials},
-                                          stream);
+    const GroupRanges ranges = ranges_of<Source, Walk::kGiven>(x.numel, scales.partials);
+    return launch_walk<Walk::kGiven>(source, op, x, scales, ranges, stream);
   }
-  const GroupPlan plan = group_plan<Source, Op, kFirst>(x.numel);
-  const GroupRanges ranges = {plan.span, scales.partials};
-  const cudaError_t error =
-      launch_walk<Source, Op, kFirst>(plan, source, op, x, scales, ranges, stream);
+  const GroupRanges ranges = ranges_of<Source, Walk::kAmax>(x.numel, scales.partials);
+  const cudaError_t error = launch_walk<Walk::kAmax>(source, op, x, scales, ranges, stream);
   if (error != cudaSuccess || x.numel == 0) return error;
-  if constexpr (Op::kByTile) {
-    return launch_tiles(plan, source, op, x, scales, ranges, stream);
-  } else {
-    return launch_walk<Source, Op, kSecond>(group_plan<Source, Op, kSecond>(x.numel), source, op, x,
-                                            scales, ranges, stream);
-  }
+  const TileOrder order = tile_order<Source>(ranges, false);
+  return launch<&grouped_tile_kernel<Source, Op>>({order.tiles(), kThreads, Start::kOverlapped},
+                                                  stream, source, op, groups_of(x), scales, ranges,
+                                                  order);
 }
 
 }  // namespace jitquant
