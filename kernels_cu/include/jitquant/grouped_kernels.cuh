@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   };
   const auto take = [&](int turn, const Fetched(&x)[kSteps]) {
     const int chunk = chunk_of(turn);
-    if constexpr (kSteps == 1) go(chunk, chunk);
+    go(chunk, chunk);
     if (whole(turn) && cursor.covers(chunk, kChunk)) {
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) take_whole(chunk + k * kStep, x[k]);
