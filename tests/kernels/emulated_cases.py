@@ -247,6 +247,12 @@ def _many_groups() -> Iterator[Sample]:
     args = (x.bfloat16(), offsets)
     yield _case("quantize_grouped_fp8", "many", args, dtype=torch.float8_e4m3fn)
     yield _case("quantize_grouped_nvfp4", "many", args)
+    # Groups of a few rows of a few columns: many in a step, and some of them in two ranges.
+    ends = (torch.arange(70) % 12).cumsum(0)
+    for cols, scale in itertools.product((1, 5, 16), (None, torch.linspace(3.0, 200.0, 69))):
+        args = (_finite((int(ends[-1]) + 2, cols), torch.bfloat16), cols * ends, scale)
+        what = (cols, scale is None)
+        yield _case("quantize_grouped_grad_fp8", what, args, dtype=torch.float8_e5m2)
 
 
 def _grouped() -> Iterator[Sample]:

@@ -176,15 +176,18 @@ template <Walk kWalk, class Source, class Op>
 __device__ __forceinline__ void take_short_groups(const Groups& groups, int first, int behind,
                                                   int64_t mine, const typename Source::Value& v,
                                                   const Op& op, const GroupedScales& scales,
+                                                  const GroupRanges& ranges,
                                                   typename Op::Codes& codes) {
   const auto take = [&](int i) {
-    const Part part = part_of<Op>(groups.bounds(i), mine);
+    const GroupBounds at = groups.bounds(i);
+    const Part part = part_of<Op>(at, mine);
     if (part.empty()) return;
     typename Op::Encoding encoding = {};
     if constexpr (kWalk == Walk::kGiven) op.of_scale(scales.given[i], encoding);
     // All that have elements of the group tell the same of it.
     if constexpr (kWalk == Walk::kComputed) {
-      scales.inverse[i] = op.of_amax(__ldcg(scales.amax + i), encoding);
+      const float amax = amax_of_group(i, ranges.after(at), scales, ranges, 0, 1);
+      scales.amax[i] = amax, scales.inverse[i] = op.of_amax(amax, encoding);
     }
     const auto own = masked(v, part);
     if constexpr (kWalk != Walk::kComputed) {
@@ -208,7 +211,8 @@ __device__ __forceinline__ void take_short_groups(const Groups& groups, int firs
 template <Walk kWalk, class Source, class Op, class Go>
 __device__ __forceinline__ void take_mixed_step(
     GroupCursor& cursor, const Groups& groups, int step, int64_t mine, const Source& source,
-    const Op& op, const GroupedScales& scales, const typename Op::Encoding& encoding,
+    const Op& op, const GroupedScales& scales, const GroupRanges& ranges,
+    const typename Op::Encoding& encoding,
     Amax<typename Source::Value::Element, Op::kKeepsNan>& amax, Go&& go) {
   using Value = typename Source::Value;
   typename Op::Codes codes = {};
@@ -225,7 +229,8 @@ __device__ __forceinline__ void take_mixed_step(
       const int behind = cursor.index + 1;
       go(step + kStep - 1, step);
       if (behind < cursor.index) {
-        take_short_groups<kWalk, Source>(groups, behind, cursor.index, mine, v, op, scales, codes);
+        take_short_groups<kWalk, Source>(groups, behind, cursor.index, mine, v, op, scales, ranges,
+                                         codes);
       }
     }
   }
@@ -316,8 +321,8 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
     if constexpr (kCasts) op.store(origin + step, 16, op.codes(v, encoding));
   };
   const auto take_mixed = [&](int step) {
-    take_mixed_step<kWalk>(cursor, groups, step, origin + step, source, op, scales, encoding, amax,
-                           go);
+    take_mixed_step<kWalk>(cursor, groups, step, origin + step, source, op, scales, ranges,
+                           encoding, amax, go);
   };
   const auto take = [&](int turn, const Fetched(&x)[kSteps]) {
     const int chunk = chunk_of(turn);
@@ -455,8 +460,8 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
     if (whole && cursor.covers(step, kStep)) {
       op.store(mine, 16, op.codes(source.value(now), encoding));
     } else {
-      take_mixed_step<Walk::kComputed>(cursor, groups, step, mine, source, op, scales, encoding,
-                                       unused, go);
+      take_mixed_step<Walk::kComputed>(cursor, groups, step, mine, source, op, scales, ranges,
+                                       encoding, unused, go);
     }
   }
 }
