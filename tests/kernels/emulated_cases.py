@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -289,6 +290,54 @@ def _grouped() -> Iterator[Sample]:
         yield _case("dequantize_grouped_fp8", what, args, sizes=of, dtype=dtype)
 
 
+def _buffer(made: random.Random) -> tuple[Tensor, Tensor, int]:
+    """Offsets, sizes and the buffer's elements: groups of nothing, of few, within a step, over
+    ranges; with gaps, and something before and behind them."""
+    count, longest = made.choice((1, 3, 32, 65, 300)), made.choice((12, 1200, 40_000))
+    decay = made.choice((1, 12))  # alike, or few large ones
+    sizes = [int(longest * made.random() ** decay) for _ in range(count)]
+    most = max(1, sum(sizes) // 60_000)
+    sizes = [0 if made.random() < 0.15 else size // most for size in sizes]
+    gaps = [made.choice((3, 16, 1000)) if made.random() < 0.1 else 0 for _ in sizes]
+    gaps[made.randrange(count)] += made.choice((0, 0, 0, 20_000))
+    ends = itertools.accumulate(map(sum, zip(sizes, gaps, strict=True)))
+    first = made.choice((0, 5, 700))
+    offsets = torch.tensor([first, *(first + end for end in ends)])
+    return offsets, torch.tensor(sizes), int(offsets[-1]) + made.choice((0, 7, 9000))
+
+
+def _any_groups() -> Iterator[Sample]:
+    made = random.Random(11)
+    for i in range(240):
+        dtype, f = made.choice(DTYPES), made.choice(FP8_DTYPES)
+        offsets, sizes, numel = _buffer(made)
+        of = made.choice((None, sizes))
+        scale = made.choice((None, torch.linspace(0.3, 9.0, len(sizes))))
+        where = made.choice((0, 0, 1, 8))  # aligned or not
+        memory = randn(numel + where + 1, dtype=torch.float32, seed=i)
+        memory *= torch.logspace(-3, 3, memory.numel())
+        if i % 4 == 0:
+            memory[made.randrange(numel + 1)] = math.nan
+        x = memory.to(dtype)[where:-1]
+        if numel == 0:
+            continue
+        yield _case("quantize_grouped_fp8", (i, f), (x, offsets, scale), sizes=of, dtype=f)
+        aligned = offsets // 16 * 16
+        lengths = None if of is None else torch.minimum(of, aligned.diff())
+        yield _case("quantize_grouped_nvfp4", (i,), (x, aligned, scale), sizes=lengths)
+        parts = reference.quantize_grouped_fp8(x, offsets, sizes=of, dtype=f)
+        args = (*parts[:2], offsets)
+        yield _case("dequantize_grouped_fp8", (i,), args, sizes=of, dtype=dtype)
+        # Rows instead of elements, and as many as there are elements for.
+        cols = made.choice((1, 3, 7, 16, 40, 96, 500, 640))
+        rows = offsets // cols
+        grad = _finite((int(rows[-1]) + made.choice((1, 40)), cols), dtype, i)
+        lengths = None if of is None else cols * torch.minimum(of // cols, rows.diff())
+        args = (grad, cols * rows, scale)
+        keywords = {"sizes": lengths, "dtype": f, "with_dbias": False}
+        yield _case("quantize_grouped_grad_fp8", (i, cols), args, **keywords)
+
+
 def _odd_widths() -> Iterator[Sample]:
     # Rows begin at every distance from a multiple of four bytes.
     ways = itertools.cycle(itertools.product(GROUP_DTYPES, FP8_DTYPES))
@@ -340,6 +389,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "groups": _groups,
     "many groups": _many_groups,
     "grouped": _grouped,
+    "any groups": _any_groups,
     "odd widths": _odd_widths,
     "anywhere": _anywhere,
 }
