@@ -139,13 +139,12 @@ __device__ __forceinline__ void finish_sums(int64_t item, int64_t part, const Gr
   }
 }
 
-// Calls `part` with the cursor on each group of `count` elements from `position` on that is not
-// empty; `leave`, and `enter` with the bounds, where it goes on to the next one.
+// Calls `part` with the cursor on each group of `count` elements from `position` on, whose group it
+// is at, that is not empty; `leave`, and `enter` with the bounds, where it goes on to the next one.
 template <class Leave, class Enter, class F>
 __device__ __forceinline__ void visit_groups(GroupCursor& cursor, const Groups& groups,
                                              int position, int count, Leave&& leave, Enter&& enter,
                                              F&& part) {
-  if (position >= cursor.next) leave(), enter(cursor.seek(groups, position));
 #pragma unroll 1
   for (;;) {
     part();

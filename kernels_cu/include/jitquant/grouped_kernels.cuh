@@ -237,6 +237,30 @@ __device__ __forceinline__ void take_mixed_step(
   if constexpr (kWalk != Walk::kAmax) op.store(mine, groups.numel - mine, codes);
 }
 
+// The steps of a chunk from `chunk` on, one after another: those that are one group's by
+// `take_whole(step, fetched)`, the others by `take_mixed(step)`. Of what has been fetched, where
+// all of it is there, only the first step is used, and the others are fetched once more, one ahead:
+// to hold all meanwhile there are no registers.
+template <class Source, int kSteps, class Go, class Whole, class Mixed>
+__device__ __forceinline__ void take_steps(const GroupCursor& cursor, int chunk, int end,
+                                           int64_t origin, bool whole, const Source& source,
+                                           const typename Source::Fetched (&x)[kSteps], Go&& go,
+                                           Whole&& take_whole, Mixed&& take_mixed) {
+  typename Source::Fetched ahead = x[0];
+#pragma unroll 1
+  for (int k = 0; k < kSteps && chunk + k * kStep < end; ++k) {
+    const int step = chunk + k * kStep;
+    const typename Source::Fetched now = ahead;
+    if (whole && k + 1 < kSteps) ahead = source.fetch(origin + step + kStep);
+    go(step, step);
+    if (whole && cursor.covers(step, kStep)) {
+      take_whole(step, now);
+    } else {
+      take_mixed(step);
+    }
+  }
+}
+
 template <class Source, class Op, Walk kWalk>
 __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCompiledFor))
     grouped_walk_kernel(Source source, Op op, Groups groups, GroupedScales scales,
@@ -333,21 +357,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
     } else if constexpr (kSteps == 1) {
       take_mixed(chunk);
     } else {
-      // Fetched once more, one step ahead, as there are no registers to hold all meanwhile.
-      const bool fetched = whole(turn);
-      Fetched ahead = x[0];
-#pragma unroll 1
-      for (int k = 0; k < kSteps && chunk + k * kStep < end; ++k) {
-        const int step = chunk + k * kStep;
-        const Fetched now = ahead;
-        if (fetched && k + 1 < kSteps) ahead = source.fetch(origin + step + kStep);
-        go(step, step);
-        if (fetched && cursor.covers(step, kStep)) {
-          take_whole(step, now);
-        } else {
-          take_mixed(step);
-        }
-      }
+      take_steps(cursor, chunk, end, origin, whole(turn), source, x, go, take_whole, take_mixed);
     }
   };
 #pragma unroll 1
@@ -390,7 +400,7 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
     wait_for_previous();
     return;
   }
-  const int64_t base = at.begin, left = groups.numel - base;
+  const int64_t base = at.begin, left = groups.numel - base, origin = base + 16 * lane;
   const int end = left < kTile<Source> ? static_cast<int>(left) : kTile<Source>;
   const int chunk = (threadIdx.x >> 5) * kChunk;
   const bool whole = source.vector && chunk + kChunk <= end;
@@ -398,7 +408,7 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
   typename Source::Fetched x[kSteps];
   if (whole) {
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) x[k] = source.fetch(base + chunk + k * kStep + 16 * lane);
+    for (int k = 0; k < kSteps; ++k) x[k] = source.fetch(origin + chunk + k * kStep);
   }
   wait_for_previous();
   let_next_begin();
@@ -415,6 +425,9 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
   GroupCursor cursor = {base};
   const GroupBounds first = cursor.find(groups, chunk, window);
   typename Op::Encoding encoding = {};
+  const auto take_whole = [&](int step, const typename Source::Fetched& x) {
+    op.store(origin + step, 16, op.codes(source.value(x), encoding));
+  };
   if (source.vector && cursor.covers(0, kTile<Source>)) {
     const int near = cursor.index - window.first, low = at.range - kNearRanges / 2;
     float part;
@@ -431,13 +444,10 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
     BlockReduce reduce(scratch);
     encode_group(cursor, reduce.max(part), chunk, op, scales, encoding);
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      op.store(base + chunk + k * kStep + 16 * lane, 16, op.codes(source.value(x[k]), encoding));
-    }
+    for (int k = 0; k < kSteps; ++k) take_whole(chunk + k * kStep, x[k]);
     return;
   }
 
-  typename Source::Fetched ahead = x[0];
   const auto enter = [&](const GroupBounds& at, int from) {
     if (at.stop <= at.start) return;
     const float all =
@@ -450,20 +460,11 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
     enter(cursor.seek(groups, position), from);
   };
   Amax<typename Source::Value::Element, Op::kKeepsNan> unused;
-#pragma unroll 1
-  for (int k = 0; k < kSteps && chunk + k * kStep < end; ++k) {
-    const int step = chunk + k * kStep;
-    const int64_t mine = base + step + 16 * lane;
-    const typename Source::Fetched now = ahead;
-    if (whole && k + 1 < kSteps) ahead = source.fetch(mine + kStep);
-    go(step, step);
-    if (whole && cursor.covers(step, kStep)) {
-      op.store(mine, 16, op.codes(source.value(now), encoding));
-    } else {
-      take_mixed_step<Walk::kComputed>(cursor, groups, step, mine, source, op, scales, ranges,
-                                       encoding, unused, go);
-    }
-  }
+  const auto take_mixed = [&](int step) {
+    take_mixed_step<Walk::kComputed>(cursor, groups, step, origin + step, source, op, scales,
+                                     ranges, encoding, unused, go);
+  };
+  take_steps(cursor, chunk, end, origin, whole, source, x, go, take_whole, take_mixed);
 }
 
 // The order of the tiles: as they lie, so that what is read and written at a time lies together;
@@ -496,8 +497,8 @@ struct TileOrder {
   }
 };
 
-// Of each of `ranges` ranges of `span` elements as much as launch 1 has read last and the L2 cache
-// has still: about 30 MB in all.
+// First as much of each range as launch 1 has read last and the L2 cache has still: about 30 MB in
+// all.
 template <class Source>
 TileOrder tile_order(const GroupRanges& ranges, bool at_end) {
   constexpr int64_t kTileBytes = kTile<Source> / 16 * sizeof(typename Source::Fetched);
