@@ -12,7 +12,7 @@ namespace jitquant {
 template <class T>
 struct GradSource {
   using Value = Block<float>;
-  static constexpr int kTileSteps = sizeof(T) == 2 ? 2 : 1;
+  static constexpr int kTileThreads = kThreads, kTileSteps = sizeof(T) == 2 ? 2 : 1;
   struct Fetched {
     Block<T> grad, input;
   };

@@ -13,7 +13,8 @@
 //
 // A source has `numel` and
 //   Value             the type of a block of its values
-//   kTileSteps        steps of kStep elements that a warp of grouped_tile_kernel has
+//   kTileThreads, kTileSteps  of a block of grouped_tile_kernel, and the steps of kStep elements
+//                             that each of its warps has
 //   vector            the buffer is aligned to 16 bytes
 //   Fetched fetch(i)  what has to be loaded for sixteen elements from i on, which are all there
 //   Value value(x)    their values
@@ -53,7 +54,7 @@ struct BufferSource {
   using Element = T;
   using Value = Block<T>;
   using Fetched = Block<T>;
-  static constexpr int kTileSteps = sizeof(T) == 2 ? 4 : 2;
+  static constexpr int kTileThreads = 64, kTileSteps = sizeof(T) == 2 ? 4 : 2;
   const T* data;
   int64_t numel;
   bool vector;
@@ -107,7 +108,7 @@ enum class Walk {
 
 // Elements of a tile of grouped_tile_kernel.
 template <class Source>
-constexpr int kTile = kThreads / 32 * Source::kTileSteps * kStep;
+constexpr int kTile = Source::kTileThreads / 32 * Source::kTileSteps * kStep;
 
 // How the work is cut, by what a thread fetches for sixteen values.
 template <class Source>
@@ -132,13 +133,16 @@ constexpr int kCompiledFor = 0;
 #endif
 
 // A thread's part of the amax of group i, which goes on in the ranges `in`, where `threads` share
-// it.
+// it. kCached: through the L1 cache, which has it after the first of many; only behind the launch
+// that has written it.
+template <bool kCached>
 __device__ __forceinline__ float amax_of_group(int64_t i, RangesOf in, const GroupedScales& scales,
                                                const GroupRanges& ranges, int thread, int threads) {
-  uint32_t bits = thread == 0 ? float_bits(__ldcg(scales.amax + i)) : 0u;
+  const auto load = [](const float* p) { return float_bits(kCached ? *p : __ldcg(p)); };
+  uint32_t bits = thread == 0 ? load(scales.amax + i) : 0u;
 #pragma unroll 4
   for (int range = in.first + thread; range <= in.last; range += threads) {
-    bits = max(bits, float_bits(__ldcg(ranges.partials + range)));
+    bits = max(bits, load(ranges.partials + range));
   }
   return bits_float(bits);
 }
@@ -153,7 +157,7 @@ __device__ __forceinline__ void finish_amax(int64_t base, int end, const Groups&
   if (cursor.start < 0 || at.stop <= base + end) return;
   const int lane = threadIdx.x & 31;
   const float all =
-      warp_max(amax_of_group(cursor.index, ranges.after(at), scales, ranges, lane, 32));
+      warp_max(amax_of_group<false>(cursor.index, ranges.after(at), scales, ranges, lane, 32));
   if (lane == 0) scales.amax[cursor.index] = all;
 }
 
@@ -186,7 +190,7 @@ __device__ __forceinline__ void take_short_groups(const Groups& groups, int firs
     if constexpr (kWalk == Walk::kGiven) op.of_scale(scales.given[i], encoding);
     // All that have elements of the group tell the same of it.
     if constexpr (kWalk == Walk::kComputed) {
-      const float amax = amax_of_group(i, ranges.after(at), scales, ranges, 0, 1);
+      const float amax = amax_of_group<false>(i, ranges.after(at), scales, ranges, 0, 1);
       scales.amax[i] = amax, scales.inverse[i] = op.of_amax(amax, encoding);
     }
     const auto own = masked(v, part);
@@ -301,13 +305,14 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   wait_for_previous();
   let_next_begin();
   fetch(turn);
+  const OffsetsWindow window(groups, base + chunk_of(turn));
   GroupCursor cursor = {base};
-  cursor.find(groups, chunk_of(turn));
+  cursor.find(groups, chunk_of(turn), window);
 
   // The groups that begin here: what only this block adds to.
   __shared__ int first_here;
   if (threadIdx.x < 32) {
-    const int i = blockIdx.x == 0 ? 0 : group_at(groups, base - 1) + 1;
+    const int i = blockIdx.x == 0 ? 0 : search_offsets(groups, base - 1, window).low;
     if (lane == 0) first_here = i, ranges.partials[blockIdx.x] = 0.0f;
   }
   __syncthreads();
@@ -386,8 +391,6 @@ struct Tile {
   int range;
 };
 
-constexpr int kNearRanges = 128;  // of a tile: enough for the pieces of most groups
-
 // A tile, of a block of threads: the hardware starts them in order, so that what is read and
 // written at a time lies together.
 template <class Source, class Op>
@@ -412,15 +415,21 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
   }
   wait_for_previous();
   let_next_begin();
-  // What the amax likely needs, before it is known what: otherwise one load waits for another. Not
-  // more, as all tiles load it from the same few lines.
-  const int near_range = at.range - kNearRanges / 2 + static_cast<int>(threadIdx.x);
-  uint32_t piece = 0, amaxes = 0;
-  if (threadIdx.x < kNearRanges && near_range >= 0 && near_range < ranges.count) {
-    piece = float_bits(__ldcg(ranges.partials + near_range));
+  // What the amax likely needs, before it is known what: otherwise one load waits for another. The
+  // pieces of 128 ranges are those of most groups. Through the L1 cache, as all tiles need the same
+  // few lines.
+  constexpr int kThreadsHere = Source::kTileThreads;
+  constexpr int kPieces = (128 + kThreadsHere - 1) / kThreadsHere, kNear = kPieces * kThreadsHere;
+  const int near_first = at.range - kNear / 2;
+  const int near_mine = near_first + static_cast<int>(threadIdx.x);
+  uint32_t pieces[kPieces] = {}, amaxes = 0;
+#pragma unroll
+  for (int k = 0; k < kPieces; ++k) {
+    const int range = near_mine + k * kThreadsHere;
+    if (range >= 0 && range < ranges.count) pieces[k] = float_bits(ranges.partials[range]);
   }
   if (threadIdx.x < 32 && window.first + lane < groups.count) {
-    amaxes = float_bits(__ldcg(scales.amax + window.first + lane));
+    amaxes = float_bits(scales.amax[window.first + lane]);
   }
   GroupCursor cursor = {base};
   const GroupBounds first = cursor.find(groups, chunk, window);
@@ -429,16 +438,20 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
     op.store(origin + step, 16, op.codes(source.value(x), encoding));
   };
   if (source.vector && cursor.covers(0, kTile<Source>)) {
-    const int near = cursor.index - window.first, low = at.range - kNearRanges / 2;
+    const int near = cursor.index - window.first;
     float part;
-    if (near >= 0 && near < 32 && first.start >= low * ranges.span &&
-        first.stop <= (low + kNearRanges) * ranges.span) {
-      const int64_t begin = near_range * ranges.span;
-      if (begin <= first.start || begin >= first.stop) piece = 0;
-      part = bits_float(max(__shfl_sync(0xffffffffu, amaxes, near), piece));
+    if (near >= 0 && near < 32 && first.start >= near_first * ranges.span &&
+        first.stop <= (near_first + kNear) * ranges.span) {
+      uint32_t bits = __shfl_sync(0xffffffffu, amaxes, near);
+#pragma unroll
+      for (int k = 0; k < kPieces; ++k) {
+        const int64_t begin = (near_mine + k * kThreadsHere) * ranges.span;
+        if (begin > first.start && begin < first.stop) bits = max(bits, pieces[k]);
+      }
+      part = bits_float(bits);
     } else {
-      part =
-          amax_of_group(cursor.index, ranges.after(first), scales, ranges, threadIdx.x, kThreads);
+      part = amax_of_group<true>(cursor.index, ranges.after(first), scales, ranges, threadIdx.x,
+                                 kThreadsHere);
     }
     __shared__ BlockReduce::Scratch scratch;
     BlockReduce reduce(scratch);
@@ -451,7 +464,7 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
   const auto enter = [&](const GroupBounds& at, int from) {
     if (at.stop <= at.start) return;
     const float all =
-        warp_max(amax_of_group(cursor.index, ranges.after(at), scales, ranges, lane, 32));
+        warp_max(amax_of_group<true>(cursor.index, ranges.after(at), scales, ranges, lane, 32));
     encode_group(cursor, all, from, op, scales, encoding);
   };
   enter(first, chunk);
@@ -510,8 +523,9 @@ TileOrder tile_order(const GroupRanges& ranges, bool at_end) {
 }
 
 template <class Source, class Op>
-__global__ void __launch_bounds__(kThreads,
-                                  blocks_of_threads<Source, Walk::kComputed>(kCompiledFor))
+__global__ void __launch_bounds__(Source::kTileThreads,
+                                  blocks_of_threads<Source, Walk::kComputed>(kCompiledFor) *
+                                      (kThreads / Source::kTileThreads))
     grouped_tile_kernel(Source source, Op op, Groups groups, GroupedScales scales,
                         GroupRanges ranges, TileOrder order) {
   grouped_tile(order.tile<kTile<Source>>(blockIdx.x, ranges.span), source, op, groups, scales,
@@ -555,9 +569,9 @@ cudaError_t launch_grouped(const Source& source, const Op& op, const GroupedInpu
   const cudaError_t error = launch_walk<Walk::kAmax>(source, op, x, scales, ranges, stream);
   if (error != cudaSuccess || x.numel == 0) return error;
   const TileOrder order = tile_order<Source>(ranges, false);
-  return launch<&grouped_tile_kernel<Source, Op>>({order.tiles(), kThreads, Start::kOverlapped},
-                                                  stream, source, op, groups_of(x), scales, ranges,
-                                                  order);
+  return launch<&grouped_tile_kernel<Source, Op>>(
+      {order.tiles(), Source::kTileThreads, Start::kOverlapped}, stream, source, op, groups_of(x),
+      scales, ranges, order);
 }
 
 }  // namespace jitquant
