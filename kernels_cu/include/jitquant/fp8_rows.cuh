@@ -35,6 +35,7 @@ struct RowWidth {
 };
 
 constexpr int kHeldBlocks = 2;  // that a thread holds of a row
+constexpr uint32_t kRehearsedRows = 8;
 
 // How rows are shared out. kOnce: a block of threads a row, of more than there are multiprocessors,
 // with nothing that is of all rows: without a loop, ahead of which all constants would be fetched.
@@ -71,15 +72,13 @@ struct RowPasses {
       : source(source), norm(norm), width(row.blocks), over_cols(row.over_cols) {}
 
   // What comes before the first row, the r-th, and waits for no kernel. The row is prefetched
-  // unless there are no registers for that, or one tensor is loaded after a rehearsal, which takes
-  // as long. The next kernel rehearses beside this one where both are a few blocks of threads; with
-  // more of them several kernels that wait would share the multiprocessors.
-  static constexpr uint32_t kRehearsedGrid = 8;
-  static constexpr bool kPrefetches = kRows == Rows::kOnce
-                                          ? !kNorm && sizeof(Fetched) <= 32
-                                          : kRows == Rows::kFew && sizeof(Fetched) > 32;
+  // unless there are no registers for that. The next kernel begins beside this one where both
+  // rehearse; with more blocks of threads several kernels that wait would share the
+  // multiprocessors.
+  static constexpr bool kPrefetches =
+      kRows == Rows::kFew || (kRows == Rows::kOnce && !kNorm && sizeof(Fetched) <= 32);
   __device__ __forceinline__ void begin(int64_t r) const {
-    if (kRows == Rows::kFew && gridDim.x <= kRehearsedGrid) let_next_begin();
+    if (kRows == Rows::kFew && gridDim.x <= kRehearsedRows) let_next_begin();
     if constexpr (kPrefetches) {
       if (!is_first() || r >= source.rows) return;
 #pragma unroll
@@ -245,9 +244,9 @@ constexpr int rows_per_sm(int held) {
 template <bool kHolds>
 using RowIndex = std::conditional_t<kHolds, uint32_t, int64_t>;
 
-// With few rows a kernel goes through its code for a row once before it waits for the kernel before
-// it, without a block to load or to store: then its instructions are in the caches, which takes
-// longer than all of the work.
+// With up to kRehearsedRows a kernel goes through its code for a row once before it waits for the
+// kernel before it, without a block to load or to store: then its instructions are in the caches,
+// which takes longer than all of the work. With more it begins too late for that.
 template <class Source, bool kNorm, Rows kRows>
 __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
                                   rows_per_sm<Source>(kHeldOf<kRows>))
@@ -369,7 +368,7 @@ cudaError_t launch_by_rows(const RowWork& work, cudaStream_t stream, const Args&
     return launch<kFew>(shape, stream, args..., shape.start == Start::kOverlapped);
   }
   if (work.rows > sm_count()) return launch<kOnce>(shape, stream, args..., false);
-  return launch<kFew>(shape, stream, args..., true);
+  return launch<kFew>(shape, stream, args..., work.rows <= kRehearsedRows);
 }
 
 template <bool kNorm, class Source>
