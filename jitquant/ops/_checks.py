@@ -307,6 +307,21 @@ def tensor_out(out: object) -> None:
         raise TypeError(f"out is {type(out).__name__}; accepted is a torch.Tensor to write to")
 
 
+def out_parts(parts: dict[str, object], maker: str) -> None:
+    """The buffers of a container are tensors.
+
+    Args:
+        parts: buffers by name.
+        maker: the call that makes them.
+    """
+    for name, part in parts.items():
+        if not isinstance(part, Tensor):
+            raise TypeError(
+                f"{name} is {type(part).__name__}; accepted is a torch.Tensor to write to. {maker} "
+                "makes buffers that fit"
+            )
+
+
 def out_tensor(
     t: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:

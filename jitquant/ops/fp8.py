@@ -373,7 +373,7 @@ def quantize_group_both(
         x: (M, K), M and K >= 1.
         group_size, dtype, scale_format, eps, recipe: as in `quantize_group`.
         scale_layout: as in `quantize_group`; "column" is what scaled_mm takes.
-        out: buffers for the two results.
+        out: buffers for the two results, which share no memory.
 
     Returns:
         Quantized tensors of the shapes (M, K), with groups along K, and (K, M), along M.
@@ -406,7 +406,7 @@ def quantize_block_both(
     Args:
         w: (N, K), N and K >= 1.
         block, dtype, scale_format, scale_layout, eps, recipe: as in `quantize_block`.
-        out: buffers for the two results.
+        out: buffers for the two results, which share no memory.
 
     Returns:
         Quantized tensors of the shapes (N, K) and (K, N).
@@ -564,18 +564,14 @@ def quantized(
             *form,
         )
     if not (
-        type(out) is QuantizedTensor
-        and (out.format, out.block, out.scale_format, out.layout) == form[:4]
-        and (out.amax is not None) == amax
-        and (out.inv_rms is not None) == op.has_inv_rms
+        _fits(out, form, dtype, amax, op.has_inv_rms)
         and op.direct((*args, *_buffers(op, out))) is None
     ):
         tensors = op.tensors(args)
         shape = tuple(tensors[0].shape)
         if halved and shape:
             shape = (*shape[:-1], shape[-1] // 2)
-        check_buffers(out, "out", form, shape, dtype)
-        _check_extras(op, out, amax)
+        check_buffers(op, out, "out", form, shape, dtype, amax)
         op.dispatched(tensors, _buffers(op, out))
     out.recipe = form[4]
     return out
@@ -607,27 +603,37 @@ def _buffers(op: KernelOp, out: QuantizedTensor) -> tuple[Any, ...]:
     return (*buffers, out.inv_rms) if op.has_inv_rms else buffers
 
 
-def _check_extras(op: KernelOp, out: QuantizedTensor, amax: bool) -> None:
-    """Raises where ``out`` has not just the buffers that the call has results for."""
-    for name, wanted in (("amax", amax), ("inv_rms", op.has_inv_rms)):
-        given = getattr(out, name) is not None
-        if given != wanted:
-            raise ValueError(
-                f"out.{name} is {'given' if given else 'None'}; this call of {op.name} has "
-                f"{'no such result' if given else 'such a result'}. Make the buffers with "
-                f"{name}={wanted}"
-            )
+def _fits(out: object, form: Form, dtype: torch.dtype, amax: bool, inv_rms: bool) -> bool:
+    """Whether ``out`` has the form and the parts of a result; the op looks at the parts."""
+    return (
+        type(out) is QuantizedTensor
+        and (out.format, out.block, out.scale_format, out.layout) == form[:4]
+        and isinstance(out.data, Tensor)
+        and out.data.dtype == dtype
+        and (out.amax is not None) == amax
+        and (out.inv_rms is not None) == inv_rms
+    )
 
 
 def check_buffers(
-    out: object, name: str, form: Form, shape: tuple[int, ...], dtype: torch.dtype
+    op: KernelOp,
+    out: object,
+    name: str,
+    form: Form,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    amax: bool,
 ) -> None:
-    """Raises where ``out`` is no container for a result of this form."""
+    """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
     if not isinstance(out, QuantizedTensor):
         raise TypeError(
             f"{name} is {type(out).__name__}; accepted is a QuantizedTensor, such as "
             "QuantizedTensor.empty(shape, ...) makes"
         )
+    _checks.out_parts(
+        {f"{name}.data": out.data, f"{name}.stored_scales": out.stored_scales},
+        "QuantizedTensor.empty(shape, ...)",
+    )
     fields = ("format", "block", "scale_format", "layout", "dtype", "shape")
     for field, wanted in zip(fields, (*form[:4], dtype, shape), strict=True):
         has = getattr(out, field)
@@ -636,6 +642,16 @@ def check_buffers(
                 f"{name}.{field} is {has!r}; accepted is {wanted!r} for this call. "
                 "QuantizedTensor.empty(shape, ...) makes buffers that fit"
             )
+    for part, wanted in (("amax", amax), ("inv_rms", op.has_inv_rms)):
+        buffer = getattr(out, part)
+        if (buffer is not None) != wanted:
+            raise ValueError(
+                f"{name}.{part} is {'None' if wanted else 'given'}; this call of {op.name} has "
+                f"{'such a result' if wanted else 'no such result'}. Make the buffers with "
+                f"{part}={wanted}"
+            )
+        if wanted:
+            _checks.out_parts({f"{name}.{part}": buffer}, "QuantizedTensor.empty(shape, ...)")
 
 
 def quantized_both(
@@ -655,13 +671,31 @@ def quantized_both(
         )
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(f"out is {type(out).__name__}; accepted is a tuple of two QuantizedTensor")
-    tensors = op.tensors(args)
-    shape = tuple(tensors[0].shape)
-    check_buffers(out[0], "out[0]", form, shape, dtype)
-    check_buffers(out[1], "out[1]", form, shape[::-1], dtype)
-    buffers = (out[0].data, out[0].stored_scales, out[1].data, out[1].stored_scales)
-    if op.direct((*args, *buffers)) is NotImplemented:
-        op.dispatched(tensors, buffers)
+    first, second = out
+    if not (
+        _fits(first, form, dtype, False, False)
+        and _fits(second, form, dtype, False, False)
+        and not _shared(first, second)
+        and op.direct((*args, *_buffers(op, first), *_buffers(op, second))) is None
+    ):
+        tensors = op.tensors(args)
+        shape = tuple(tensors[0].shape)
+        check_buffers(op, first, "out[0]", form, shape, dtype, False)
+        check_buffers(op, second, "out[1]", form, shape[::-1], dtype, False)
+        shared = _shared(first, second)
+        if shared:
+            raise ValueError(
+                f"out[0] and out[1] have one {shared}; accepted are buffers that share no memory. "
+                "Make them with two calls of QuantizedTensor.empty(shape, ...)"
+            )
+        op.dispatched(tensors, (*_buffers(op, first), *_buffers(op, second)))
     for q in out:
         q.recipe = form[4]
     return out
+
+
+def _shared(first: QuantizedTensor, second: QuantizedTensor) -> str | None:
+    """The part that two results would both be written to, if there is one."""
+    if first.data is second.data:
+        return "data"
+    return "stored_scales" if first.stored_scales is second.stored_scales else None

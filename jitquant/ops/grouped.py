@@ -247,29 +247,61 @@ def _quantized(
             shape=tuple(args[0].shape),
             recipe=recipe,
         )
-    args = tuple(op.tensors(args))
+    packed = format == "nvfp4"
+    if not (
+        type(out) is QuantizedGroups
+        and out.format == format
+        and isinstance(args[0], Tensor)
+        and out.shape == tuple(args[0].shape)
+        and (out.block_scales is not None) == packed
+        and (out.dbias is not None) == dbias
+        and op.direct((*args, *_buffers(out, names, args[0]))) is None
+    ):
+        args = tuple(op.tensors(args))
+        _check_buffers(out, names, format, tuple(args[0].shape), packed, dbias)
+        op.dispatched(args, _buffers(out, names, args[0]))
+    out.offsets, out.sizes, out.recipe = args[1], args[3], recipe
+    return out
+
+
+def _buffers(out: QuantizedGroups, names: tuple[str, ...], x: Tensor) -> list[Any]:
+    """The buffers of ``out``, in the order of the op's results."""
+    buffers = [getattr(out, name) for name in names]
+    if names is _OF_GRADIENT and out.dbias is None:
+        buffers[-1] = torch.empty((0, *x.shape[-1:]), dtype=torch.float32, device=x.device)
+    return buffers
+
+
+def _check_buffers(
+    out: object,
+    names: tuple[str, ...],
+    format: str,
+    shape: tuple[int, ...],
+    packed: bool,
+    dbias: bool,
+) -> None:
+    """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
     if not isinstance(out, QuantizedGroups):
         raise TypeError(
             f"out is {type(out).__name__}; accepted is QuantizedGroups, such as "
             "QuantizedGroups.empty(shape, offsets, ...) makes"
         )
-    for field, wanted in (("format", format), ("shape", tuple(args[0].shape))):
+    for field, wanted in (("format", format), ("shape", shape)):
         if getattr(out, field) != wanted:
             raise ValueError(
                 f"out.{field} is {getattr(out, field)!r}; accepted is {wanted!r} for this call. "
                 "QuantizedGroups.empty(shape, offsets, ...) makes buffers that fit"
             )
+    if (out.block_scales is not None) != packed:
+        raise ValueError(
+            f"out.block_scales is {'None' if packed else 'given'}; format {format!r} has "
+            f"{'such a result' if packed else 'no such result'}. "
+            "QuantizedGroups.empty(shape, offsets, ...) makes buffers that fit"
+        )
     if (out.dbias is not None) != dbias:
         raise ValueError(
             f"out.dbias is {'None' if out.dbias is None else 'given'}; accepted is the opposite "
             f"for this call. Make the buffers with dbias={dbias}"
         )
-    buffers = [getattr(out, name) for name in names]
-    if names is _OF_GRADIENT and out.dbias is None:
-        buffers[-1] = torch.empty(
-            (0, args[0].shape[-1]), dtype=torch.float32, device=args[0].device
-        )
-    if op.direct((*args, *buffers)) is NotImplemented:
-        op.dispatched(args, buffers)
-    out.offsets, out.sizes, out.recipe = args[1], args[3], recipe
-    return out
+    parts = {f"out.{name}": getattr(out, name) for name in names if name != "dbias" or dbias}
+    _checks.out_parts(parts, "QuantizedGroups.empty(shape, offsets, ...)")

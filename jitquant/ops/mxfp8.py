@@ -56,7 +56,7 @@ def quantize_mxfp8_both(
         x: (M, K), M and K >= 1.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
-        out: buffers for the two results.
+        out: buffers for the two results, which share no memory.
 
     Returns:
         Quantized tensors of the shapes (M, K), with blocks along K, and (K, M), along M.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ ONE = torch.ones(1)
 Q = J.quantize_fp8(X)
 GROUPS = J.quantize_grouped(X, AT)
 empty = QuantizedTensor.empty
+SQUARE, BUFFERS = randn(32, 32), empty((32, 32), format="mxfp8")
 
 Case = tuple[Callable[[], Any], type[Exception], list[str]]
 
@@ -31,6 +33,17 @@ def changed(**parts: Any) -> QuantizedTensor:
     for name, value in parts.items():
         setattr(out, name, value)
     return out
+
+
+def changed_groups(format: str = "fp8_tensor", **parts: Any) -> QuantizedGroups:
+    out = QuantizedGroups.empty((4, 32), AT, format=format)
+    for name, value in parts.items():
+        setattr(out, name, value)
+    return out
+
+
+def grouped(shape: tuple[int, int], **extras: bool) -> QuantizedTensor:
+    return empty(shape, format="fp8_group", group_size=16, layout="column", **extras)
 
 
 CASES: dict[str, Case] = {
@@ -424,6 +437,54 @@ CASES: dict[str, Case] = {
         ValueError,
         ["out[0].shape is (32, 4)", "(4, 32)"],
     ),
+    "out of both with amax": (
+        lambda: J.quantize_group_both(X, 16, out=(grouped((4, 32), amax=True), grouped((32, 4)))),
+        ValueError,
+        ["out[0].amax is given", "quantize_group_both", "amax=False"],
+    ),
+    "out of both with inv_rms": (
+        lambda: J.quantize_block_both(
+            X,
+            out=(
+                empty((4, 32), format="fp8_block"),
+                empty((32, 4), format="fp8_block", inv_rms=True),
+            ),
+        ),
+        ValueError,
+        ["out[1].inv_rms is given", "inv_rms=False"],
+    ),
+    "out of both is one": (
+        lambda: J.quantize_mxfp8_both(SQUARE, out=(BUFFERS, BUFFERS)),
+        ValueError,
+        ["out[0] and out[1] have one data", "share no memory", "two calls"],
+    ),
+    "out of both with the same scales": (
+        lambda: J.quantize_mxfp8_both(
+            SQUARE, out=(BUFFERS, replace(BUFFERS, data=torch.empty_like(BUFFERS.data)))
+        ),
+        ValueError,
+        ["out[0] and out[1] have one stored_scales"],
+    ),
+    "out of both without scales": (
+        lambda: J.quantize_mxfp8_both(SQUARE, out=(BUFFERS, replace(BUFFERS, stored_scales=None))),
+        TypeError,
+        ["out[1].stored_scales is NoneType", "QuantizedTensor.empty"],
+    ),
+    "out without data": (
+        lambda: J.quantize_fp8(X, out=changed(data=None)),
+        TypeError,
+        ["out.data is NoneType", "torch.Tensor", "QuantizedTensor.empty"],
+    ),
+    "out without scales": (
+        lambda: J.quantize_fp8(X, out=changed(stored_scales=None)),
+        TypeError,
+        ["out.stored_scales is NoneType"],
+    ),
+    "out with an amax that is no tensor": (
+        lambda: J.quantize_fp8(X, out=changed(amax=1.0)),
+        TypeError,
+        ["out.amax is float"],
+    ),
     "out of groups": (
         lambda: J.quantize_grouped(X, AT, out=Q),
         TypeError,
@@ -433,6 +494,28 @@ CASES: dict[str, Case] = {
         lambda: J.quantize_grouped(X, AT, format="nvfp4", out=QuantizedGroups.empty((4, 32), AT)),
         ValueError,
         ["out.format is 'fp8_tensor'", "'nvfp4'"],
+    ),
+    "out with block_scales of groups": (
+        lambda: J.quantize_grouped(X, AT, out=changed_groups(block_scales=ONE)),
+        ValueError,
+        ["out.block_scales is given", "'fp8_tensor' has no such result", "QuantizedGroups.empty"],
+    ),
+    "out without block_scales of groups": (
+        lambda: J.quantize_grouped(
+            X, AT, format="nvfp4", out=changed_groups("nvfp4", block_scales=None)
+        ),
+        ValueError,
+        ["out.block_scales is None", "'nvfp4' has such a result"],
+    ),
+    "out without data of groups": (
+        lambda: J.quantize_grouped(X, AT, out=changed_groups(data=None)),
+        TypeError,
+        ["out.data is NoneType", "QuantizedGroups.empty"],
+    ),
+    "out without amax of groups": (
+        lambda: J.quantize_grouped_grad(X, AT, dbias=False, out=changed_groups(amax=None)),
+        TypeError,
+        ["out.amax is NoneType"],
     ),
     "out strides of groups": (
         lambda: J.quantize_grouped(
