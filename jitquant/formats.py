@@ -49,6 +49,12 @@ NVFP4_DIVISOR: Final = E2M1_MAX * E4M3_MAX
 FP32_MAX: Final = 3.4028234663852886e38
 """Largest finite fp32 value; encoding factors are clamped to it."""
 
+FP32_TINIEST: Final = 2.0**-149
+"""Least positive fp32 value; what is below it may become 0."""
+
+FP8_SCALE_MIN: Final = 2.0**-128 + 2.0**-149
+"""Least fp32 value whose reciprocal is finite: the least number that FP8 takes as a scale."""
+
 FP4_DTYPE: Final = torch.float4_e2m1fn_x2
 """Two E2M1 codes in a byte; the element with the even index is in the low nibble."""
 

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from jitquant.formats import DEINTERLEAVE_OPS, FP32_MAX, INPUT_DTYPES, MHC_MAX
+from jitquant.formats import DEINTERLEAVE_OPS, FP32_MAX, FP32_TINIEST, INPUT_DTYPES, MHC_MAX
 
 DEVICES = ("cpu", "cuda", "meta")
-_FP32_TINIEST = 1.401298464324817e-45
 _INPUT_DTYPES_TEXT = "bfloat16, float16 and float32"
 
 
@@ -156,7 +155,7 @@ def gsa_value(value: float | None) -> None:
 
 def divisor_value(divisor: float) -> None:
     """``divisor`` is positive and finite in fp32."""
-    if not _FP32_TINIEST <= divisor <= FP32_MAX:
+    if not FP32_TINIEST <= divisor <= FP32_MAX:
         raise ValueError(
             f"divisor is {divisor}; accepted is a positive number that is finite in float32. "
             "2688 = 6 * 448 is NVFP4's"

@@ -9,7 +9,9 @@ from jitquant.formats import (
     ACTIVATIONS,
     BLOCK_SHAPES,
     FP8_DTYPES,
+    FP8_SCALE_MIN,
     FP32_MAX,
+    FP32_TINIEST,
     GROUP_DTYPES,
     GROUP_EPS_MIN,
     GROUP_RECIPES,
@@ -94,11 +96,11 @@ def scale_tensor(scale: Tensor, rows: int, granularity: str, like: Tensor, like_
 
 
 def scale_number(value: float | None) -> None:
-    """A scale that is given as a number."""
-    if value is not None and not 0.0 < value <= FP32_MAX:
+    """A scale that is given as a number: it and its reciprocal are finite in fp32."""
+    if value is not None and not FP8_SCALE_MIN <= value <= FP32_MAX:
         raise ValueError(
-            f"scale is {value}; accepted is a finite positive number, such as 448 / amax: elements "
-            "are multiplied with it"
+            f"scale is {value}; accepted is a finite positive number whose reciprocal is finite in "
+            "float32, 2.94e-39 or more, such as 448 / amax: elements are multiplied with it"
         )
 
 
@@ -111,8 +113,11 @@ def upper_bound(value: float | None, given: bool) -> None:
             f"scale_ub is {value} beside a scale; accepted is one of the two: scale_ub bounds the "
             "amax that a scale is computed from"
         )
-    if not 0.0 < value <= FP32_MAX:
-        raise ValueError(f"scale_ub is {value}; accepted is a finite positive number")
+    if not FP32_TINIEST <= value <= FP32_MAX:
+        raise ValueError(
+            f"scale_ub is {value}; accepted is a positive number that is finite in float32, "
+            "2**-149 or more. Leave it out for no bound"
+        )
 
 
 def counts_tensor(counts: Tensor, leading: tuple[int, ...], like: Tensor, name: str) -> None:

@@ -75,8 +75,8 @@ def quantize_fp8(
         x: (..., N); a 1-D tensor is one row.
         granularity: what a computed scale covers: "tensor" or "row".
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
-        scale: None to compute it; a number; float32 of one element or of one for each row, which
-            decides the granularity.
+        scale: None to compute it; a number, finite and with a finite reciprocal in float32;
+            float32 of one element or of one for each row, which decides the granularity.
         scale_ub: a computed scale is made from ``min(amax, scale_ub)``, as vLLM and FBGEMM have it.
         amax: whether a given scale comes with the amax of ``x``, for a history; a computed scale
             always does.

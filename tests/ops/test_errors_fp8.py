@@ -88,6 +88,17 @@ CASES: dict[str, Case] = {
         ValueError,
         ["scale is 0.0", "finite positive", "448 / amax"],
     ),
+    "scale that is 0 in float32": (
+        lambda: J.quantize_fp8(X, scale=1e-46),
+        ValueError,
+        ["scale is 1e-46", "2.94e-39 or more"],
+    ),
+    "scale without a reciprocal": (
+        lambda: J.silu_mul_quantize_fp8(FUSED, scale=2.0**-128),
+        ValueError,
+        ["scale is 2.938", "reciprocal is finite in float32"],
+    ),
+    "scale inf": (lambda: J.rmsnorm_quantize_fp8(X, W, scale=math.inf), ValueError, ["is inf"]),
     "scale nan": (lambda: J.quantize_fp8(X, scale=math.nan), ValueError, ["scale is nan"]),
     "scale dtype": (
         lambda: J.quantize_fp8(X, scale=ONE.half()),
@@ -110,6 +121,16 @@ CASES: dict[str, Case] = {
         ["scale is on cpu and x on meta"],
     ),
     "scale_ub 0": (lambda: J.quantize_fp8(X, scale_ub=0.0), ValueError, ["scale_ub is 0.0"]),
+    "scale_ub that is 0 in float32": (
+        lambda: J.quantize_fp8(X, scale_ub=1e-46),
+        ValueError,
+        ["scale_ub is 1e-46", "2**-149 or more", "Leave it out"],
+    ),
+    "scale_ub inf": (
+        lambda: J.rmsnorm_quantize_fp8(X, W, scale_ub=math.inf),
+        ValueError,
+        ["scale_ub is inf"],
+    ),
     "scale_ub beside a scale": (
         lambda: J.quantize_fp8(X, scale=1.0, scale_ub=2.0),
         ValueError,

@@ -112,6 +112,17 @@ def test_a_scale_in_every_form(scale: Any) -> None:
     assert jitquant.quantize_fp8(X, scale=scale, granularity="row").format == "fp8_tensor"
 
 
+def test_the_least_and_the_largest_numbers() -> None:
+    least = np.nextafter(np.float32(2.0**-128), np.float32(1))
+    for scale in (least, np.finfo(np.float32).max):
+        (scale_inv,) = jitquant.quantize_fp8(X, scale=scale).scale_inv.tolist()
+        assert 0 < scale_inv < math.inf
+    tiniest = np.nextafter(np.float32(0), np.float32(1))
+    top = np.finfo(np.float32).max
+    assert jitquant.quantize_fp8(X, scale_ub=tiniest).scale_inv == 1 / torch.tensor(top)
+    assert jitquant.quantize_fp8(X, scale_ub=top).scale_inv == jitquant.quantize_fp8(X).scale_inv
+
+
 @pytest.mark.parametrize("shape", [(6,), (6, 1), (2, 3, 1)])
 def test_a_scale_a_row(shape: tuple[int, ...]) -> None:
     scale = torch.linspace(1, 6, 6).reshape(shape)
