@@ -94,7 +94,7 @@ def quantize_fp8(
         _sharded.check_no_scale(amax_group, scale, "scale")
         op, after = _table_sharded.QUANTIZE_FP8, (dtype, scale_ub, granularity)
         return _over(amax_group, op, x, after, 0, granularity, dtype, out)
-    given, number, granularity = _scale(scale, x, granularity)
+    given, number, granularity = _scale(scale, x, "x", granularity)
     amax = amax or scale is None
     args = (x, given, dtype, number, scale_ub, granularity, amax)
     return quantized(_table_fp8.QUANTIZE_FP8, args, _OF_FP8[granularity], dtype, out, amax)
@@ -139,7 +139,7 @@ def silu_mul_quantize_fp8(
         run = interleave or _checks_fp8.gate_and_up(fused, interleave)
         op, after = _table_sharded.SILU_MUL_FP8, (dtype, scale_ub, granularity, interleave)
         return _over(amax_group, op, fused, after, run, granularity, dtype, out)
-    given, number, granularity = _scale(scale, fused, granularity)
+    given, number, granularity = _scale(scale, fused, "fused", granularity)
     amax = amax or scale is None
     args = (fused, given, dtype, number, scale_ub, granularity, interleave, amax)
     form = _OF_FP8[granularity]
@@ -183,7 +183,7 @@ def rmsnorm_quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    given, number, granularity = _scale(scale, x, granularity)
+    given, number, granularity = _scale(scale, x, "x", granularity)
     amax = amax or scale is None
     args = (x, weight, given, eps, residual, dtype, number, scale_ub, granularity, amax)
     return quantized(_table_fp8.RMSNORM_FP8, args, _OF_FP8[granularity], dtype, out, amax)
@@ -476,19 +476,20 @@ def _pair(block: Sequence[int]) -> tuple[int, int]:
 
 
 def _scale(
-    scale: float | Tensor | None, x: Tensor, granularity: Granularity
+    scale: float | Tensor | None, x: Tensor, name: str, granularity: Granularity
 ) -> tuple[Tensor | None, float | None, Granularity]:
     """A given scale as a tensor or a number, and the granularity that it decides."""
+    if granularity not in GRANULARITIES:
+        _checks.one_of(granularity, "granularity", GRANULARITIES)
     if scale is None:
-        if granularity not in GRANULARITIES:
-            _checks.one_of(granularity, "granularity", GRANULARITIES)
         return None, None, granularity
     if isinstance(scale, Tensor) or hasattr(scale, "__dlpack__"):
         given = _checks.as_tensor(scale, "scale")
         if given.numel() != 1:
             return given, None, "row"
-        one_row = granularity == "row" and _checks.row_count(x.shape[:-1]) == 1
-        return given, None, granularity if one_row else "tensor"
+        if granularity == "row" and _checks.row_count(_checks.as_tensor(x, name).shape[:-1]) != 1:
+            granularity = "tensor"
+        return given, None, granularity
     number: object = scale
     if not isinstance(number, bool) and isinstance(number, Real):
         return None, float(number), "tensor"

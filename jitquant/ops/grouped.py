@@ -21,10 +21,11 @@ from jitquant.formats import (
     GROUPED_FORMATS,
     NVFP4_DIVISOR,
     QUANTIZED_MAX,
+    RECIPES,
     Activation,
     Recipe,
 )
-from jitquant.ops import _checks, _sharded, _table_grouped
+from jitquant.ops import _checks, _checks_fp8, _sharded, _table_grouped
 from jitquant.ops._kernel_op import KernelOp
 from jitquant.ops.fp8 import E4M3
 from jitquant.quantized_tensor import QuantizedGroups
@@ -81,10 +82,13 @@ def quantize_grouped(
 
         return _over(amax_group, again, dtype, out)
     groups = (x, offsets, scale, sizes)
+    # What the format has no use for is no argument of its op.
     if format == "nvfp4":
+        _checks_fp8.fp8_dtype(dtype)
         op = _table_grouped.QUANTIZE_NVFP4
         return _quantized(op, (*groups, recipe), _OF_NVFP4, format, recipe, out)
     _checks.one_of(format, "format", GROUPED_FORMATS)
+    _checks.one_of(recipe, "recipe", RECIPES)
     op = _table_grouped.QUANTIZE_FP8
     return _quantized(op, (*groups, dtype), _OF_FP8, format, "te", out)
 

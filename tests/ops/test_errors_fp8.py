@@ -61,6 +61,31 @@ CASES: dict[str, Case] = {
         ValueError,
         ["granularity is 'token'", "'tensor', 'row'"],
     ),
+    "granularity beside a scale": (
+        lambda: J.quantize_fp8(X, granularity="token", scale=2.0),
+        ValueError,
+        ["granularity is 'token'", "'tensor', 'row'"],
+    ),
+    "granularity of a norm beside a scale": (
+        lambda: J.rmsnorm_quantize_fp8(X, W, granularity="zzz", scale=ONE),
+        ValueError,
+        ["granularity is 'zzz'"],
+    ),
+    "granularity of a product beside a scale": (
+        lambda: J.silu_mul_quantize_fp8(FUSED, granularity="zzz", scale=1.0),
+        ValueError,
+        ["granularity is 'zzz'"],
+    ),
+    "x list with a scale a row": (
+        lambda: J.quantize_fp8([[1.0]], scale=ONE, granularity="row"),
+        TypeError,
+        ["x is list", "__dlpack__"],
+    ),
+    "fused list with a scale a row": (
+        lambda: J.silu_mul_quantize_fp8([[1.0, 2.0]], scale=ONE),
+        TypeError,
+        ["fused is list"],
+    ),
     "dtype": (
         lambda: J.quantize_fp8(X, dtype=torch.int8),
         TypeError,
@@ -339,6 +364,16 @@ CASES: dict[str, Case] = {
         lambda: J.quantize_grouped(X, AT, format="nvfp4", recipe="deepgemm"),
         ValueError,
         ["recipe is 'deepgemm'", "'te', 'vllm'"],
+    ),
+    "recipe of groups in FP8": (
+        lambda: J.quantize_grouped(X, AT, recipe="bogus"),
+        ValueError,
+        ["recipe is 'bogus'", "'te', 'vllm'"],
+    ),
+    "dtype of groups in NVFP4": (
+        lambda: J.quantize_grouped(X, AT, format="nvfp4", dtype=torch.int8),
+        TypeError,
+        ["dtype is torch.int8", "float8_e4m3fn"],
     ),
     "activation": (
         lambda: J.quantize_grouped_grad(X, AT, act_input=X, activation="tanh"),
