@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import AMAX_ALGORITHMS, FP8_DTYPES, FP32_MAX, QUANTIZED_MAX
+from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
 from jitquant.quantized_tensor import QuantizedTensor
 
@@ -80,8 +81,15 @@ class DelayedScaling:
             amax: float32, one for each tensor, on the history's device.
 
         Raises:
-            ValueError: there are not as many as tensors.
+            TypeError: ``amax`` is no tensor of float32.
+            ValueError: there are not as many as tensors, or they are on another device.
         """
+        amax = _checks.as_tensor(amax, "amax")
+        if amax.dtype != torch.float32:
+            raise TypeError(
+                f"amax is {amax.dtype}; accepted is float32. Convert it with amax.float()"
+            )
+        _checks.same_device(amax, "amax", self.scale, "scale")
         if amax.numel() != self.scale.numel():
             raise ValueError(
                 f"amax has shape {tuple(amax.shape)}; accepted are {self.scale.numel()} elements, "

@@ -128,3 +128,21 @@ def test_refuses(keywords: dict[str, object], error: type[Exception], text: str)
 def test_refuses_another_number_of_amaxes() -> None:
     with pytest.raises(ValueError, match=r"amax has shape \(2,\); accepted are 1 elements"):
         DelayedScaling().update(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("amax", "error", "text"),
+    [
+        (1.0, TypeError, "amax is float; accepted are a torch.Tensor"),
+        *(
+            (torch.ones(1).to(dtype), TypeError, f"amax is {dtype}; accepted is float32")
+            for dtype in (torch.int64, torch.float64, torch.bool, torch.complex64)
+        ),
+        (torch.ones(1, device="meta"), ValueError, "amax is on meta and scale on cpu"),
+    ],
+)
+def test_refuses_what_is_no_amax(amax: object, error: type[Exception], text: str) -> None:
+    scaling = DelayedScaling()
+    with pytest.raises(error, match=text):
+        scaling.update(amax)  # type: ignore[arg-type]
+    assert not scaling.amax_history.any()
