@@ -13,6 +13,22 @@ from jitquant.ops._declare import Op, Plan
 from jitquant.quantized import as_bytes
 
 
+def _overlaps(t: Tensor) -> bool:
+    """Whether elements may share memory: a stride does not reach past all smaller ones.
+
+    What slicing and permuting make of a contiguous tensor never does.
+    """
+    if t.is_contiguous():
+        return False
+    reach = 0
+    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
 def _check_elements(t: Tensor, label: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """A buffer for elements: its rows may lie apart."""
     if t.dtype != dtype and t.dtype != torch.uint8:
@@ -27,11 +43,10 @@ def _check_elements(t: Tensor, label: str, shape: tuple[int, ...], dtype: torch.
             f"{label} has strides {tuple(t.stride())}; accepted is a buffer whose last dimension "
             "is contiguous (stride 1)"
         )
-    pairs = zip(t.shape, t.stride(), strict=True)
-    if any(stride == 0 and size > 1 for size, stride in pairs):
+    if _overlaps(t):
         raise ValueError(
             f"{label} has strides {tuple(t.stride())}; accepted is a buffer where each element has "
-            "memory of its own"
+            "memory of its own, such as a slice of a contiguous one"
         )
 
 

@@ -476,6 +476,29 @@ CASES: dict[str, Case] = {
         ValueError,
         ["out.data has strides (0, 1)", "memory of its own"],
     ),
+    "out.data with rows in each other": (
+        lambda: J.quantize_fp8(
+            X,
+            out=changed(
+                data=torch.empty(128, dtype=torch.float8_e4m3fn).as_strided((4, 32), (16, 1))
+            ),
+        ),
+        ValueError,
+        ["out.data has strides (16, 1)", "memory of its own", "slice"],
+    ),
+    "out.data with batches in each other": (
+        lambda: J.quantize_fp8(
+            randn(2, 4, 32),
+            out=replace(
+                empty((2, 4, 32)),
+                data=torch.empty(256, dtype=torch.float8_e4m3fn).as_strided(
+                    (2, 4, 32), (96, 32, 1)
+                ),
+            ),
+        ),
+        ValueError,
+        ["out.data has strides (96, 32, 1)", "memory of its own"],
+    ),
     "out.scale_inv": (
         lambda: J.quantize_fp8(X, out=changed(stored_scales=torch.ones(2))),
         ValueError,

@@ -88,6 +88,14 @@ def test_rows_of_a_buffer_may_lie_apart(name: str) -> None:
     assert (whole[:, 64:] == 0xA5).all()
 
 
+def test_dimensions_of_a_buffer_may_be_in_any_order() -> None:
+    x = randn(2, 3, 32)
+    q = jitquant.quantize_fp8(x)
+    out = q.clone()
+    out.data = torch.empty(3, 2, 40, dtype=E4M3).transpose(0, 1)[..., 4:36]
+    assert same(jitquant.quantize_fp8(x, out=out), q)
+
+
 @every_call
 def test_no_result_requires_grad(name: str) -> None:
     X.requires_grad_()
