@@ -330,7 +330,8 @@ def test_the_programs_of_the_loader_table_are_python() -> None:
 
 
 def test_the_calls_of_the_host_table_take_both_ways() -> None:
-    for call in host.calls(1, 64, torch.device("cpu")):
+    cpu = torch.device("cpu")
+    for call in (*host.calls(1, 64, cpu), *host.calls_8_bit(1, 64, cpu)):
         made, written = call.new(), call.into()
         assert type(made) is type(written), call.name
         assert call.into() is written, call.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 import jitquant
 from harness import timing
-from jitquant import QuantizedActivation
+from jitquant import QuantizedActivation, QuantizedTensor
 
 MODULES = (
     "deinterleave_quantize",
@@ -18,6 +19,15 @@ MODULES = (
     "fused_amax_quantize",
     "fused_rmsnorm_quantize",
     "quantize_nvfp4",
+    "dequantize",
+    "quantize_block",
+    "quantize_fp8",
+    "quantize_group",
+    "quantize_mxfp8",
+    "rmsnorm_quantize",
+    "rmsnorm_quantize_group",
+    "silu_mul_quantize",
+    "silu_mul_quantize_group",
 )
 ROUNDS = 5
 """Each call is timed this often, all calls in turn; the median counts."""
@@ -103,6 +113,69 @@ def calls(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
     )
 
 
+def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
+    """The same of the 8-bit formats, without `torch.abs`.
+
+    Args:
+        m: rows.
+        n: columns.
+        device: a GPU.
+    """
+    x = torch.randn(m, n, device=device, dtype=torch.bfloat16)
+    fused = torch.randn(m, 2 * n, device=device, dtype=torch.bfloat16)
+    weight = torch.ones(n, device=device, dtype=torch.bfloat16)
+    y, scale = torch.empty_like(x), torch.ones(1, device=device)
+    empty = functools.partial(QuantizedTensor.empty, (m, n), device=device)
+    tensor, rows, groups = empty(), empty(format="fp8_row"), empty(format="fp8_group")
+    blocks, mx = empty(format="fp8_block"), empty(format="mxfp8")
+    normed = empty(format="fp8_row", inv_rms=True)
+    normed_groups = empty(format="fp8_group", inv_rms=True)
+    fp8, group, mxfp8 = jitquant.quantize_fp8, jitquant.quantize_group, jitquant.quantize_mxfp8
+    block, silu = jitquant.quantize_block, jitquant.silu_mul_quantize_fp8
+    rmsnorm, rmsnorm_group = jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_group
+    silu_group = jitquant.silu_mul_quantize_group
+    given = group(x)
+    return (
+        HostCall("quantize_fp8(x)", lambda: fp8(x), lambda: fp8(x, out=tensor)),
+        HostCall(
+            "quantize_fp8(x, scale=s)",
+            lambda: fp8(x, scale=scale),
+            lambda: fp8(x, scale=scale, out=tensor),
+        ),
+        HostCall(
+            "quantize_fp8(x, granularity='row')",
+            lambda: fp8(x, granularity="row"),
+            lambda: fp8(x, granularity="row", out=rows),
+        ),
+        HostCall("quantize_group(x, 128)", lambda: group(x), lambda: group(x, out=groups)),
+        HostCall("quantize_mxfp8(x)", lambda: mxfp8(x), lambda: mxfp8(x, out=mx)),
+        HostCall("quantize_block(w)", lambda: block(x), lambda: block(x, out=blocks)),
+        HostCall(
+            "rmsnorm_quantize_fp8(x, weight)",
+            lambda: rmsnorm(x, weight),
+            lambda: rmsnorm(x, weight, out=normed),
+        ),
+        HostCall(
+            "rmsnorm_quantize_group(x, weight, 128)",
+            lambda: rmsnorm_group(x, weight),
+            lambda: rmsnorm_group(x, weight, out=normed_groups),
+        ),
+        HostCall(
+            "silu_mul_quantize_fp8(fused)", lambda: silu(fused), lambda: silu(fused, out=rows)
+        ),
+        HostCall(
+            "silu_mul_quantize_group(fused, 128)",
+            lambda: silu_group(fused),
+            lambda: silu_group(fused, out=groups),
+        ),
+        HostCall(
+            "quantize_group(x).dequantize()",
+            lambda: given.dequantize(torch.bfloat16),
+            lambda: jitquant.dequantize(given, out=y),
+        ),
+    )
+
+
 def run(m: int, n: int, device: torch.device, *, compiled: bool = True) -> list[HostRow]:
     """The rows of the table, `torch.abs` first.
 
@@ -112,7 +185,7 @@ def run(m: int, n: int, device: torch.device, *, compiled: bool = True) -> list[
         device: a GPU.
         compiled: whether to time the calls under ``torch.compile`` too.
     """
-    timed = calls(m, n, device)
+    timed = (*calls(m, n, device), *calls_8_bit(m, n, device))
     variants: dict[tuple[int, str], Callable[[], Any]] = {}
     for i, call in enumerate(timed):
         variants[i, "new"], variants[i, "into"] = call.new, call.into
