@@ -1,10 +1,11 @@
-"""The wheel: what is in it, and that a kernel compiles from it far from any checkout."""
+"""The distributions: what is in them, and that a kernel compiles from the wheel, far away."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -35,20 +36,36 @@ def _run(*command: str, **keywords: object) -> str:
     return str(done.stdout)
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _built(kind: str, out: Path) -> Path:
     for tool in ("build", "hatchling", "pip"):
         # Asked of the metadata: looking for the module pip makes setuptools give up distutils.
         if not any(metadata.distributions(name=tool)):
             pytest.skip(f"{tool} is not installed")
-    out = tmp_path_factory.mktemp("wheel")
     _run(
-        *(sys.executable, "-m", "build", "--wheel", "--no-isolation"),
+        *(sys.executable, "-m", "build", f"--{kind}", "--no-isolation"),
         *("--outdir", str(out), str(ROOT)),
         cwd=out,
     )
-    (built,) = out.glob("*.whl")
+    (built,) = (path for path in out.iterdir() if path.suffix in (".whl", ".gz"))
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _built("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_source_distribution_has_what_its_tests_and_documents_need(tmp_path: Path) -> None:
+    with tarfile.open(_built("sdist", tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("docs", "examples", "results", "scripts", "tests"):
+        files = {
+            path.relative_to(ROOT).as_posix()
+            for path in (ROOT / folder).rglob("*")
+            if path.suffix in (".json", ".md", ".png", ".py", ".safetensors")
+        }
+        files = {name for name in files if "/out/" not in name}  # ignored: what an example wrote
+        assert files <= names, sorted(files - names)
 
 
 def test_the_wheel_has_the_kernels_the_licence_and_nothing_else(wheel: Path) -> None:
