@@ -1,10 +1,11 @@
-"""Each example is one file that runs, far from the checkout; here on the CPU."""
+"""Each example, and the page on several GPUs, runs far from the checkout; here on the CPU."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,23 +80,15 @@ def test_fp8_training_fails_where_the_losses_are_apart(tmp_path: Path) -> None:
         run("fp8_training.py", *SMALL, "--steps", "1", "--tolerance", "-1", cwd=tmp_path)
 
 
-def test_tensor_parallel(tmp_path: Path) -> None:
-    ranks = ("--standalone", "--nproc-per-node", "2", str(ROOT / "examples" / "tensor_parallel.py"))
-    log = tmp_path / "log"
+def two_ranks(script: Path, *arguments: str, cwd: Path) -> str:
+    """What a script said that was started by torchrun, on the CPU."""
+    ranks = ("--standalone", "--nproc-per-node", "2", str(script), *arguments)
+    log = cwd / "log"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     with log.open("w") as output:
         launcher = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                *ranks,
-                "--layers",
-                "1",
-                "--steps",
-                "2",
-            ],
-            cwd=tmp_path,
+            [sys.executable, "-m", "torch.distributed.run", *ranks],
+            cwd=cwd,
             env={**environment, **ON_THIS_MACHINE},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -107,11 +100,24 @@ def test_tensor_parallel(tmp_path: Path) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(launcher.pid, signal.SIGKILL)  # its ranks as well
         launcher.wait()
-    said = log.read_text()
+    return log.read_text()
+
+
+def test_tensor_parallel(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "tensor_parallel.py"
+    said = two_ranks(example, "--layers", "1", "--steps", "2", cwd=tmp_path)
     assert "2 ranks, each on CPU" in said
     assert "FP8 step 1: loss " in said
     assert "a rank has 0.500 of the weights" in said
     assert "with the amax of all: the same" in said
+
+
+def test_the_blocks_about_several_gpus_are_a_program(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(blocks) == 4
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    two_ranks(tmp_path / "page.py", cwd=tmp_path)
 
 
 def test_tensor_parallel_says_how_to_start_it(tmp_path: Path) -> None:
