@@ -35,6 +35,16 @@ def _written(floats: Callable[[int, int], int]) -> Callable[[int, int, int], int
     return lambda m, n, _: m * n + 4 * floats(m, n)
 
 
+def _tiles(size: int, of: int = GROUP) -> int:
+    """How many there are of a size, the last of which may be shorter."""
+    return -(-size // of)
+
+
+def _both(scales: Callable[[int, int], int]) -> Callable[[int, int, int], int]:
+    """Bytes of a matrix and its transpose, scales of both included."""
+    return lambda m, n, _: 2 * m * n + scales(m, n) + scales(n, m)
+
+
 def _rmsnorm_residual(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
     return jitquant.rmsnorm_quantize_fp8(x, weight, residual=residual)
 
@@ -93,6 +103,78 @@ FP8_OPS = (
         _written(lambda m, n: m * (n // GROUP)),
     ),
     Op(
+        "fp8-group-16",
+        "quantize_group(x, 16)",
+        ("quantize_group",),
+        lambda x: jitquant.quantize_group(x, 16),
+        plain.group_16,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: m * (n // 16)),
+    ),
+    Op(
+        "fp8-group-vllm",
+        f"quantize_group(x, {GROUP}, recipe='vllm')",
+        ("quantize_group",),
+        lambda x: jitquant.quantize_group(x, GROUP, recipe="vllm"),
+        plain.group_vllm,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: m * _tiles(n)),
+    ),
+    Op(
+        "fp8-group-tma",
+        f"quantize_group(x, {GROUP}, scale_layout='column_tma')",
+        ("quantize_group",),
+        lambda x: jitquant.quantize_group(x, GROUP, scale_layout="column_tma"),
+        plain.group_tma,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: 4 * _tiles(m, 4) * _tiles(n)),
+    ),
+    Op(
+        "fp8-group-packed",
+        f"quantize_group(x, {GROUP}, scale_format='ue8m0_packed', scale_layout='column_tma')",
+        ("quantize_group",),
+        lambda x: jitquant.quantize_group(
+            x, GROUP, scale_format="ue8m0_packed", scale_layout="column_tma"
+        ),
+        plain.group_packed,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: 4 * _tiles(m, 4) * _tiles(n, 4 * GROUP)),
+    ),
+    Op(
+        "fp8-group-both",
+        f"quantize_group_both(x, {GROUP})",
+        ("quantize_both",),
+        lambda x: jitquant.quantize_group_both(x, GROUP),
+        plain.group_both,
+        lambda m, n: ((m, n),),
+        1,
+        _both(lambda m, n: 4 * m * _tiles(n)),
+    ),
+    Op(
+        "fp8-block",
+        f"quantize_block(w, ({GROUP}, {GROUP}))",
+        ("quantize_block",),
+        lambda w: jitquant.quantize_block(w, (GROUP, GROUP)),
+        plain.block,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: _tiles(m) * _tiles(n)),
+    ),
+    Op(
+        "fp8-block-both",
+        f"quantize_block_both(w, ({GROUP}, {GROUP}))",
+        ("quantize_both",),
+        lambda w: jitquant.quantize_block_both(w, (GROUP, GROUP)),
+        plain.block_both,
+        lambda m, n: ((m, n),),
+        1,
+        _both(lambda m, n: 4 * _tiles(m) * _tiles(n)),
+    ),
+    Op(
         "int8-group",
         f"quantize_group(x, {GROUP}, dtype=torch.int8)",
         ("quantize_group",),
@@ -111,6 +193,26 @@ FP8_OPS = (
         lambda m, n: ((m, n),),
         1,
         lambda m, n, _: m * n + m * (n // 32),
+    ),
+    Op(
+        "mxfp8-swizzled",
+        "quantize_mxfp8(x, scale_layout='swizzled_128x4')",
+        ("quantize_mxfp8",),
+        lambda x: jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4"),
+        plain.mxfp8_swizzled,
+        lambda m, n: ((m, n),),
+        1,
+        lambda m, n, _: m * n + 128 * _tiles(m, 128) * 4 * _tiles(n, 128),
+    ),
+    Op(
+        "mxfp8-both",
+        "quantize_mxfp8_both(x)",
+        ("quantize_both",),
+        lambda x: jitquant.quantize_mxfp8_both(x),
+        plain.mxfp8_both,
+        lambda m, n: ((m, n),),
+        1,
+        _both(lambda m, n: m * _tiles(n, 32)),
     ),
     Op(
         "fp8-rmsnorm",
@@ -154,6 +256,19 @@ FP8_OPS = (
         lambda m, n: ((m, n), (m, n)),
         1,
         lambda m, n, element: m * n * (1 + element) + 12 * m,
+        _weight,
+    ),
+    Op(
+        "fp8-rmsnorm-residual-group",
+        f"rmsnorm_quantize_group(x, weight, {GROUP}, residual=r)",
+        ("rmsnorm_quantize_group",),
+        lambda x, residual, weight: jitquant.rmsnorm_quantize_group(
+            x, weight, GROUP, residual=residual
+        ),
+        plain.rmsnorm_residual_group,
+        lambda m, n: ((m, n), (m, n)),
+        1,
+        lambda m, n, element: m * n * (1 + element) + 4 * m * (_tiles(n) + 1),
         _weight,
     ),
     Op(

@@ -1,13 +1,14 @@
 """The FP8 ops as a model's author would write them in PyTorch and hand to ``torch.compile``.
 
-E4M3, recipe "te". The bits are those of `jitquant.reference`; what is left out are its other
-formats, layouts and edges.
+E4M3, recipe "te" where nothing else is said. The bits are those of `jitquant.reference`; what is
+left out are its other formats and layouts, and rows that end within a group.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from harness.bench.plain import FLT_MAX, _norm, _over
 from harness.bench.plain import quantize as quantize_nvfp4
@@ -80,6 +81,79 @@ def group(x: Tensor) -> Results:
     return _quantize_group(x.float())
 
 
+def group_16(x: Tensor) -> Results:
+    """A scale for 16 neighbours of a row."""
+    return _quantize_group(x.float(), 16)
+
+
+def group_vllm(x: Tensor) -> Results:
+    """A scale for 128 neighbours of a row, which they are divided by: recipe "vllm"."""
+    rows, cols = x.shape
+    groups = x.float().view(rows, cols // 128, 128)
+    scale_inv = groups.abs().amax(dim=-1).clamp(min=1e-10) / x.new_full((), TOP).float()
+    data = (groups / scale_inv.unsqueeze(-1)).clamp(-TOP, TOP).to(torch.float8_e4m3fn)
+    return data.view(rows, cols), scale_inv
+
+
+def _columns(scales: Tensor, align: int = 1) -> Tensor:
+    """The scales of a group of all rows beside each other, these filled up to a multiple."""
+    rows = scales.shape[0]
+    return pad(scales.T, (0, -rows % align)).contiguous().T[:rows]
+
+
+def group_tma(x: Tensor) -> Results:
+    """A scale for 128 neighbours of a row, stored as DeepGEMM takes it."""
+    data, scale_inv = _quantize_group(x.float())
+    return data, _columns(scale_inv, 4)
+
+
+def _exponent(scale_inv: Tensor) -> Tensor:
+    """E8M0 of a scale, rounded up, as int32."""
+    return ((scale_inv.view(torch.int32) + 0x7FFFFF) >> 23).clamp(0, 254)
+
+
+def _decoder(exponent: Tensor) -> Tensor:
+    """The reciprocal of a power of two."""
+    return ((254 - exponent) << 23).view(torch.float32)
+
+
+def group_packed(x: Tensor) -> Results:
+    """A power of two for 128 neighbours of a row, four in an int32, as DeepGEMM takes it."""
+    rows, cols = x.shape
+    groups = x.float().view(rows, cols // 128, 128)
+    factor = _over(TOP, groups.abs().amax(dim=-1).clamp(min=1e-10))
+    exponent = _exponent(_over(1.0, factor))
+    data = _cast(groups, _decoder(exponent).unsqueeze(-1)).view(rows, cols)
+    e = pad(exponent, (0, -exponent.shape[1] % 4)).view(rows, -1, 4)
+    packed = e[..., 0] | (e[..., 1] << 8) | (e[..., 2] << 16) | (e[..., 3] << 24)
+    return data, _columns(packed, 4)
+
+
+def group_both(x: Tensor) -> Results:
+    """A scale for 128 neighbours of a row, and the same of the transpose; scales in columns."""
+    rows = x.shape[0]
+    data, scales = _quantize_group(x.float())
+    # Zeros change no amax.
+    data_t, scales_t = _quantize_group(pad(x.float().T, (0, -rows % 128)).contiguous())
+    return data, _columns(scales), data_t[:, :rows].contiguous(), _columns(scales_t)
+
+
+def block(w: Tensor) -> Results:
+    """A scale for a block of 128 by 128."""
+    rows, cols = w.shape
+    v = pad(w.float(), (0, 0, 0, -rows % 128))
+    tiles = v.view(v.shape[0] // 128, 128, cols // 128, 128)
+    factor = _over(TOP, tiles.abs().amax(dim=(1, 3)).clamp(min=1e-10))
+    data = _cast(tiles, factor[:, None, :, None]).view(v.shape)
+    return data[:rows], _over(1.0, factor)
+
+
+def block_both(w: Tensor) -> Results:
+    """The same, and its transpose."""
+    data, scales = block(w)
+    return data, scales, data.T.contiguous(), scales.T.contiguous()
+
+
 def group_int8(x: Tensor) -> Results:
     """The same in INT8, rounded to the nearest."""
     rows, cols = x.shape
@@ -93,10 +167,25 @@ def mxfp8(x: Tensor) -> Results:
     """An E8M0 scale, rounded up, for 32 neighbours of a row."""
     rows, cols = x.shape
     blocks = x.float().view(rows, cols // 32, 32)
-    bits = (blocks.abs().amax(dim=-1) / TOP).view(torch.int32)
-    exponent = ((bits + 0x7FFFFF) >> 23).clamp(0, 254)
-    factor = ((254 - exponent) << 23).view(torch.float32)
-    return _cast(blocks, factor.unsqueeze(-1)).view(rows, cols), exponent.to(torch.uint8)
+    exponent = _exponent(blocks.abs().amax(dim=-1) / TOP)
+    data = _cast(blocks, _decoder(exponent).unsqueeze(-1)).view(rows, cols)
+    return data, exponent.to(torch.uint8)
+
+
+def mxfp8_swizzled(x: Tensor) -> Results:
+    """The same, the scales in tiles of 128 by 4 for cuBLASLt."""
+    data, scales = mxfp8(x)
+    rows, cols = scales.shape
+    scales = pad(scales, (0, -cols % 4, 0, -rows % 128))
+    tiles = scales.view(scales.shape[0] // 128, 4, 32, scales.shape[1] // 4, 4)
+    return data, tiles.permute(0, 3, 2, 1, 4).reshape(scales.shape)
+
+
+def mxfp8_both(x: Tensor) -> Results:
+    """The same in rows, and of the transpose."""
+    rows = x.shape[0]
+    data_t, scales_t = mxfp8(pad(x.T, (0, -rows % 32)).contiguous())
+    return *mxfp8(x), data_t[:, :rows].contiguous(), scales_t
 
 
 def dequantize_group(data: Tensor, scale_inv: Tensor) -> Tensor:
@@ -128,6 +217,14 @@ def rmsnorm_group(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Results:
     """RMSNorm, a scale for 128 neighbours of a row."""
     y, inv_rms = _norm(x.float(), weight, eps)
     return (*_quantize_group(y), inv_rms)
+
+
+def rmsnorm_residual_group(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6
+) -> Results:
+    """The residual is added in place first."""
+    residual.copy_(x.float() + residual.float())
+    return rmsnorm_group(residual, weight, eps)
 
 
 def _silu_mul(fused: Tensor) -> Tensor:
