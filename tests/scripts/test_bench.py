@@ -14,7 +14,7 @@ import pytest
 import torch
 from harness import timing
 from harness.bench import __main__ as command
-from harness.bench import host, kernels, loader, plain, report, sweep
+from harness.bench import host, kernels, loader, peers, plain, report, sweep
 from harness.bench.ops import OPS, Op, Traffic, chosen
 from rich.console import Console
 from torch import Tensor
@@ -161,25 +161,11 @@ def test_one_time_is_of_as_many_replays_as_its_stage_has(
     assert (gpu.captured, gpu.resets, len(gpu.replayed_ms)) == (1, 1, 2 + replays)
 
 
-@pytest.fixture
-def fixed_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls take 5 us of each set of inputs, 6 sustained and 15 of plain code, and 2 launches."""
-    monkeypatch.setattr(timing, "sets_needed", lambda _: 2)
-    monkeypatch.setattr(
-        timing,
-        "graph_times",
-        lambda fn, inputs: timing.GraphTimes(len(inputs) * 5.0, len(inputs) * 6.0),
-    )
-    monkeypatch.setattr(timing, "brief_us", lambda fn, inputs: len(inputs) * 15.0)
-    monkeypatch.setattr(timing, "host_us", lambda fn, **_: 1.0)
-    monkeypatch.setattr("jitquant.testing.count_launches", lambda fn, *arguments: 2)
-
-
 @pytest.mark.usefixtures("fixed_times")
 def test_a_row_has_its_floors() -> None:
     (op,) = chosen("quantize-tensor")
     cpu = torch.device("cpu")
-    row = kernels.measure(op, 16, 256, torch.bfloat16, cpu, CEILINGS, op.plain)
+    row = kernels.measure(op, 16, 256, torch.bfloat16, cpu, CEILINGS, op.plain, {})
     read, written = 2 * 16 * 256 * 2, 16 * 256 * 9 // 16 + 4
     assert (row.error, row.us, row.launches) == ("", 10.0, 2)
     assert (row.note, row.sustained_us, row.plain_us) == ("", 12.0, 30.0)
@@ -217,10 +203,13 @@ def test_the_kernel_table_is_not_wider_than_a_log(capsys: pytest.CaptureFixture[
     row = kernels.Measurement("mhc", 65536, 7168)
     row.us = row.sustained_us = row.plain_us = 12345.67
     row.floor_us, row.gb_per_s, row.of_floor, row.of_mixed = 9876.54, 4321.0, 1.0, 1.0
-    row.launches, row.plain_launches, row.host_us, row.plain_host_us = 2, 123, 123.4, 1234.5
-    Console(width=200).print(report.kernel_table(op, [row]))
+    row.launches, row.host_us, row.peers = 2, 123.4, {"flashinfer": 12345.67}
+    caption = peers.absent(dict.fromkeys(peers.LIBRARIES, peers.ABSENT))
+    Console(width=200).print(report.kernel_table(op, [row], caption))
     lines = capsys.readouterr().out.splitlines()
     assert "sustained" in lines[1]
+    assert "12345.67 flashinfer" in lines[-2]
+    assert lines[-1].rstrip() == caption
     assert max(len(line.rstrip()) for line in lines) <= 120
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from harness.provenance import kernels_digest, provenance
 
@@ -59,7 +60,8 @@ def kernels(
 
     Times are of CUDA graph replays whose inputs rotate through more memory than the L2 cache holds:
     brief ones of a GPU that has rested, and sustained ones, which its power limit may slow. The
-    ceilings are measured in the same run.
+    ceilings are measured in the same run, and so is what of vLLM, FlashInfer, torchao and FBGEMM
+    can be imported.
     """
     if context.invoked_subcommand is not None:
         return
@@ -102,7 +104,7 @@ def measure_kernels(
     import jitquant
     from harness import timing
     from harness.bench import kernels as bench
-    from harness.bench import report
+    from harness.bench import peers, report
     from harness.bench.ops import SETS, chosen
 
     try:
@@ -113,6 +115,8 @@ def measure_kernels(
     torch.manual_seed(0)
     jitquant.warmup(*dict.fromkeys(module for op in ops for module in op.modules))
     built = time.perf_counter() - begin
+    libraries = peers.versions()
+    shown = ", ".join(f"{name} {text}" for name, text in libraries.items())
     ceilings = timing.measure_ceilings(device)
     probe = torch.randn(16, n, device=device, dtype=getattr(torch, dtype))
     abs_us = timing.host_us(lambda: torch.abs(probe))
@@ -128,7 +132,9 @@ def measure_kernels(
         "GB/s counts every reading of the inputs (two where an amax over all comes first) and the "
         "results. floor: what a copy takes for as many bytes. of read + write: of the readings at "
         "the read ceiling and the results at the write ceiling. compiled: torch.compile of the "
-        "plain code, timed as us is. Rates and parts are of us.\n",
+        "plain code; its launches and its host time are in the file. best peer: the fastest of "
+        "other libraries at the same. Both are timed as us is. Rates and parts are of us.\n"
+        f"Libraries: {escape(shown)}.\n",
         highlight=False,
     )
     rows = []
@@ -140,14 +146,14 @@ def measure_kernels(
         getattr(torch, dtype),
         device,
         ceilings,
+        peers={op.name: peers.peers_of(op.name, libraries) for op in ops},
         compile_plain=plain,
         seconds=max(0.0, seconds - (time.perf_counter() - begin)),
     ):
         rows += part
-        console.print(report.kernel_table(by_name[part[0].op], part))
-        for text in dict.fromkeys(f"{row.error}|{row.note}".strip("|") for row in part):
-            if text:
-                console.print(f"  {text}", style="yellow", highlight=False, markup=False)
+        console.print(report.kernel_table(by_name[part[0].op], part, peers.absent(libraries)))
+        for text in report.remarks(part):
+            console.print(f"  {text}", style="yellow", highlight=False, markup=False)
         console.print()
     took = time.perf_counter() - begin
     stem = SETS.get(names, "kernels")
@@ -165,6 +171,7 @@ def measure_kernels(
             "ceilings_gb_per_s": asdict(ceilings),
             "host_us_torch_abs": abs_us,
             "modules_ready_seconds": built,
+            "peers": libraries,
             "seconds": took,
             "rows": [asdict(row) for row in rows],
         },

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from harness import timing
 from harness.bench.ops import Op
+
+Peers = Mapping[str, Callable[..., Any] | None]
+"""What each library has beside an op, by the library's name; None: nothing, or no library."""
 
 
 @dataclass
@@ -25,6 +28,8 @@ class Measurement:
     bytes, and ``of_floor`` is that over ``us``, which is ``of_copy`` once more, as a time.
     ``of_mixed`` is against the readings at the read ceiling and the results at the write ceiling:
     for what mostly writes.
+    ``peers`` has the brief times of other libraries, None where there is none, and ``peer_errors``
+    what was raised instead.
     """
 
     op: str
@@ -45,11 +50,20 @@ class Measurement:
     plain_us: float | None = None
     plain_launches: int | None = None
     plain_host_us: float | None = None
+    peers: dict[str, float | None] = field(default_factory=dict)
+    peer_errors: dict[str, str] = field(default_factory=dict)
     note: str = ""
     error: str = ""
 
+    @property
+    def best_peer(self) -> tuple[float, str] | None:
+        """The shortest time of another library, and its name."""
+        timed = [(us, name) for name, us in self.peers.items() if us is not None]
+        return min(timed, default=None)
 
-def _first_line(error: BaseException) -> str:
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in a line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
@@ -68,11 +82,15 @@ def measure(
     device: torch.device,
     ceilings: timing.Ceilings,
     compiled: Callable[..., Any] | None,
+    peers: Peers,
 ) -> Measurement:
-    """One op at one size, and its plain code if that is given; failures are put into the row."""
+    """One op at one size, and its plain code and peers if these are given.
+
+    Failures are put into the row.
+    """
     from jitquant.testing import count_launches
 
-    row = Measurement(op.name, m, n)
+    row = Measurement(op.name, m, n, peers=dict.fromkeys(peers))
     inputs: list[tuple[Any, ...]] = []
     try:
         inputs = op.inputs(m, n, dtype, device)
@@ -90,19 +108,40 @@ def measure(
         row.of_mixed = traffic.mixed_floor_us(ceilings) / row.us
         row.host_us = _host(op.run, inputs[0], m)
     except Exception as error:
-        row.error = _first_line(error)
+        row.error = first_line(error)
     if compiled is None:
         row.note = "plain code not measured"
-        return row
+    else:
+        _measure_plain(row, compiled, inputs)
+    if inputs:
+        _measure_peers(row, peers, inputs)
+    return row
+
+
+def _measure_plain(
+    row: Measurement, compiled: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]
+) -> None:
+    from jitquant.testing import count_launches
+
     try:
         compiled(*inputs[0])
         row.plain_launches = int(count_launches(compiled, *inputs[0]))
         # Its host time is its own too, but thousands of calls are not needed to see it.
         row.plain_us = timing.brief_us(compiled, inputs)
-        row.plain_host_us = _host(compiled, inputs[0], m)
+        row.plain_host_us = _host(compiled, inputs[0], row.m)
     except Exception as error:
-        row.note = f"plain code: {_first_line(error)}"
-    return row
+        row.note = f"plain code: {first_line(error)}"
+
+
+def _measure_peers(row: Measurement, peers: Peers, inputs: Sequence[tuple[Any, ...]]) -> None:
+    for name, peer in peers.items():
+        if peer is None:
+            continue
+        try:
+            peer(*inputs[0])  # what it compiles and tunes cannot be captured
+            row.peers[name] = timing.brief_us(peer, inputs)
+        except Exception as error:
+            row.peer_errors[name] = first_line(error)
 
 
 def run(
@@ -113,12 +152,14 @@ def run(
     device: torch.device,
     ceilings: timing.Ceilings,
     *,
+    peers: Mapping[str, Peers],
     compile_plain: bool = True,
     seconds: float = 165.0,
 ) -> Iterator[list[Measurement]]:
     """The rows of one op after the other.
 
     Args:
+        peers: those of each op, by its name.
         compile_plain: whether ``torch.compile`` of the plain code is measured as well.
         seconds: after this time the plain code is left out, so that the ops themselves are done.
     """
@@ -130,6 +171,6 @@ def run(
             torch.compiler.reset()
             in_time = compile_plain and time.perf_counter() - begin <= seconds
             compiled = torch.compile(op.plain, dynamic=False) if in_time else None
-            rows.append(measure(op, m, n, dtype, device, ceilings, compiled))
+            rows.append(measure(op, m, n, dtype, device, ceilings, compiled, peers[op.name]))
             torch.cuda.empty_cache()
         yield rows

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from harness.bench.host import HostRow
@@ -22,11 +23,13 @@ def _number(value: float | None, form: str = ".1f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def kernel_table(op: Op, rows: Sequence[Measurement]) -> Table:
-    """All sizes of one op."""
+def kernel_table(op: Op, rows: Sequence[Measurement], caption: str = "") -> Table:
+    """All sizes of one op, and a line under them."""
     view = Table(
         title=f"{op.name}: {op.call}",
         title_justify="left",
+        caption=escape(caption) or None,
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 1),
@@ -43,9 +46,8 @@ def kernel_table(op: Op, rows: Sequence[Measurement]) -> Table:
         "launches",
         "host us",
         "compiled\nus",
-        "compiled\nlaunches",
-        "compiled\nhost us",
         "times\nfaster",
+        "best peer\nus",
     ):
         view.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -61,11 +63,17 @@ def kernel_table(op: Op, rows: Sequence[Measurement]) -> Table:
             _number(row.launches, "d"),
             _number(row.host_us),
             _number(row.plain_us, ".2f"),
-            _number(row.plain_launches, "d"),
-            _number(row.plain_host_us),
             _number(faster, ".2f"),
+            "{:.2f} {}".format(*row.best_peer) if row.best_peer else "",
         )
     return view
+
+
+def remarks(rows: Sequence[Measurement]) -> list[str]:
+    """What the rows of one op have to say, each once."""
+    texts = [f"{row.error}|{row.note}".strip("|") for row in rows]
+    texts += [f"{name}: {text}" for row in rows for name, text in row.peer_errors.items()]
+    return [text for text in dict.fromkeys(texts) if text]
 
 
 def sweep_table(points: Sequence[Point]) -> Table:

@@ -1,0 +1,227 @@
+"""The ops of 8-bit formats as vLLM, FlashInfer, torchao and FBGEMM have them; see `peers`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.bench.peers import EPS, Peer, inverse, module, vllm_ops
+
+E4M3 = torch.float8_e4m3fn
+GROUP = 128
+
+
+def _vllm(name: str) -> Peer:
+    """A function of vLLM's operators."""
+    return lambda *args, **how: getattr(module("vllm._custom_ops"), name)(*args, **how)
+
+
+def _vllm_group(x: Tensor, size: int = GROUP, **how: Any) -> Any:
+    utils = module("vllm.model_executor.layers.quantization.utils.fp8_utils")
+    return utils.per_token_group_quant_fp8(x, size, use_ue8m0=False, **how)
+
+
+def _vllm_group_packed(x: Tensor) -> Any:
+    utils = module("vllm.model_executor.layers.quantization.utils.fp8_utils")
+    return utils.per_token_group_quant_fp8_packed_for_deepgemm(x, GROUP, use_ue8m0=True)
+
+
+def _vllm_group_int8(x: Tensor) -> Any:
+    utils = module("vllm.model_executor.layers.quantization.utils.int8_utils")
+    return utils.per_token_group_quant_int8(x, GROUP)
+
+
+def _vllm_block(w: Tensor) -> Any:
+    utils = module("vllm.utils.deep_gemm")
+    return utils.per_block_cast_to_fp8(w, block_size=[GROUP, GROUP], use_ue8m0=False)
+
+
+def _vllm_rmsnorm_given(x: Tensor, weight: Tensor, scale: Tensor) -> Any:
+    data = torch.empty_like(x, dtype=E4M3)
+    vllm_ops("rms_norm_static_fp8_quant")(data, x, weight, inverse(scale), EPS)
+    return data
+
+
+def _vllm_silu_row(fused: Tensor) -> Any:
+    return module("vllm.model_executor.layers.fused_moe.silu_mul_token_quant").silu_mul_token_quant(
+        fused
+    )
+
+
+def _vllm_silu_given(fused: Tensor, scale: Tensor) -> Any:
+    data = fused.new_empty(fused.shape[0], fused.shape[1] // 2, dtype=E4M3)
+    vllm_ops("silu_and_mul_quant")(data, fused, inverse(scale))
+    return data
+
+
+def _flashinfer_group(x: Tensor, size: int = GROUP, **how: Any) -> Any:
+    return module("flashinfer.quantization").per_token_group_quant_8bit(x, size, **how)
+
+
+def _flashinfer_mxfp8(x: Tensor, swizzled: bool = False) -> Any:
+    return module("flashinfer").mxfp8_quantize(x, is_sf_swizzled_layout=swizzled)
+
+
+def _flashinfer_rmsnorm_given(x: Tensor, weight: Tensor, scale: Tensor) -> Any:
+    data = torch.empty_like(x, dtype=E4M3)
+    module("flashinfer.norm").rmsnorm_quant(data, x, weight, inverse(scale), EPS)
+    return data
+
+
+def _flashinfer_rmsnorm_residual_group(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
+    rows, cols = x.shape
+    data, normed = torch.empty_like(x, dtype=E4M3), torch.empty_like(x)  # it writes the norm too
+    scales = x.new_empty(cols // GROUP, -(-rows // 4) * 4, dtype=torch.float32)
+    module("flashinfer.norm").fused_add_rmsnorm_fp8_block_quant(
+        data, scales, normed, x, residual, weight, EPS
+    )
+    return data, scales, normed
+
+
+@functools.cache
+def compiled(fn: Peer) -> Peer:
+    """What torchao has in plain PyTorch is made for ``torch.compile``."""
+    return torch.compile(fn, dynamic=False)
+
+
+def _scaled(x: Tensor, to_scale: Peer, to_fp8: Peer, **how: Any) -> Any:
+    scale = to_scale(x, E4M3, **how)
+    return to_fp8(x.float() * scale, E4M3), scale
+
+
+def _torchao_fp8(x: Tensor, **how: Any) -> Any:
+    utils = module("torchao.float8.float8_utils")
+    return compiled(_scaled)(x, utils.tensor_to_scale, utils.to_fp8_saturated, **how)
+
+
+def _torchao_row(x: Tensor) -> Any:
+    by_row = module("torchao.float8.config").ScalingGranularity.AXISWISE
+    return _torchao_fp8(x, scaling_granularity=by_row, axiswise_dim=-1)
+
+
+def _torchao_mxfp8(x: Tensor) -> Any:
+    mx = module("torchao.prototype.mx_formats.mx_tensor")
+    return compiled(mx.to_mx)(x, E4M3, 32, mx.ScaleCalculationMode.RCEIL)
+
+
+def _torchao_mxfp8_both(x: Tensor) -> Any:
+    kernels = module("torchao.prototype.mx_formats.kernels")
+    return kernels.triton_to_mxfp8_dim0(x, 32, "rceil"), kernels.triton_to_mxfp8_dim1(
+        x, 32, "rceil"
+    )
+
+
+def _torchao_blockwise(*names: str) -> Peer:
+    """Triton kernels of torchao's blockwise training, each of which makes one operand."""
+
+    def run(x: Tensor) -> Any:
+        kernels = module("torchao.prototype.blockwise_fp8_training.kernels")
+        return [getattr(kernels, f"triton_fp8_blockwise_{name}")(x, GROUP) for name in names]
+
+    return run
+
+
+def _fbgemm(name: str) -> Peer:
+    """A compiled op of FBGEMM."""
+
+    def run(*args: Any) -> Any:
+        module("fbgemm_gpu.experimental.gen_ai")
+        return getattr(torch.ops.fbgemm, name)(*args)
+
+    return run
+
+
+def _fbgemm_triton(name: str) -> Peer:
+    """A Triton kernel of FBGEMM."""
+    package = "fbgemm_gpu.experimental.gemm.triton_gemm.fp8_gemm"
+    return lambda *args, **how: getattr(module(package), name)(*args, **how)
+
+
+def _fbgemm_silu(fused: Tensor) -> Any:
+    gate, up = fused.chunk(2, dim=-1)
+    return module("fbgemm_gpu.experimental.gen_ai.moe.activation").silu_mul_quant(gate, up)
+
+
+_PER_TOKEN = _vllm("rms_norm_dynamic_per_token_quant")
+_PER_BLOCK = _vllm("rms_norm_per_block_quant")
+_FP8_QUANT = _vllm("scaled_fp8_quant")
+_TRITON_GROUP = _fbgemm_triton("triton_quantize_fp8_group")
+_COLUMNS = {"column_major_scales": True}
+
+FP8_PEERS: dict[str, dict[str, Peer]] = {
+    "cast": {
+        "vllm": lambda x, scale: _FP8_QUANT(x, inverse(scale)),
+        "fbgemm": lambda x, scale: _fbgemm("quantize_fp8_per_tensor_fixed_scale")(
+            x, inverse(scale)
+        ),
+    },
+    "fp8-tensor": {
+        "vllm": _FP8_QUANT,
+        "torchao": _torchao_fp8,
+        "fbgemm": _fbgemm("quantize_fp8_per_tensor"),
+    },
+    "fp8-row": {
+        "vllm": lambda x: _FP8_QUANT(x, use_per_token_if_dynamic=True),
+        "torchao": _torchao_row,
+        "fbgemm": _fbgemm_triton("triton_quantize_fp8_row"),
+    },
+    "fp8-group": {
+        "vllm": _vllm_group,
+        "flashinfer": _flashinfer_group,
+        "torchao": _torchao_blockwise("act_quant_lhs"),
+        "fbgemm": lambda x: _TRITON_GROUP(x, GROUP),
+    },
+    "fp8-group-16": {
+        "vllm": lambda x: _vllm_group(x, 16),
+        "flashinfer": lambda x: _flashinfer_group(x, 16),
+        "fbgemm": lambda x: _TRITON_GROUP(x, 16),
+    },
+    "fp8-group-vllm": {"vllm": _vllm_group, "flashinfer": _flashinfer_group},
+    "fp8-group-tma": {
+        "vllm": lambda x: _vllm_group(x, tma_aligned_scales=True, **_COLUMNS),
+        "flashinfer": lambda x: _flashinfer_group(x, scale_tma_aligned=True, **_COLUMNS),
+        "fbgemm": lambda x: _TRITON_GROUP(x, GROUP, k_major=False),
+    },
+    "fp8-group-packed": {
+        "vllm": _vllm_group_packed,
+        "flashinfer": lambda x: _flashinfer_group(
+            x, scale_tma_aligned=True, scale_ue8m0=True, **_COLUMNS
+        ),
+    },
+    "int8-group": {
+        "vllm": _vllm_group_int8,
+        "flashinfer": lambda x: _flashinfer_group(x, dst_dtype=torch.int8),
+    },
+    "fp8-group-both": {"torchao": _torchao_blockwise("act_quant_lhs", "act_quant_transposed_lhs")},
+    "fp8-block": {
+        "vllm": _vllm_block,
+        "torchao": _torchao_blockwise("weight_quant_rhs"),
+        "fbgemm": lambda w: _fbgemm_triton("triton_quantize_fp8_block")(w, GROUP, GROUP),
+    },
+    "fp8-block-both": {
+        "torchao": _torchao_blockwise("weight_quant_rhs", "weight_quant_transposed_rhs")
+    },
+    "mxfp8": {"flashinfer": _flashinfer_mxfp8, "torchao": _torchao_mxfp8},
+    "mxfp8-swizzled": {"flashinfer": lambda x: _flashinfer_mxfp8(x, swizzled=True)},
+    "mxfp8-both": {"torchao": _torchao_mxfp8_both},
+    "fp8-rmsnorm": {"vllm": lambda x, weight: _PER_TOKEN(x, weight, EPS, E4M3)},
+    "fp8-rmsnorm-given": {"vllm": _vllm_rmsnorm_given, "flashinfer": _flashinfer_rmsnorm_given},
+    "fp8-rmsnorm-group": {"vllm": lambda x, weight: _PER_BLOCK(x, weight, EPS, E4M3, [1, GROUP])},
+    "fp8-rmsnorm-residual": {
+        "vllm": lambda x, residual, weight: _PER_TOKEN(x, weight, EPS, E4M3, residual=residual)
+    },
+    "fp8-rmsnorm-residual-group": {
+        "vllm": lambda x, residual, weight: _PER_BLOCK(
+            x, weight, EPS, E4M3, [1, GROUP], residual=residual
+        ),
+        "flashinfer": _flashinfer_rmsnorm_residual_group,
+    },
+    "fp8-silu": {"vllm": _vllm_silu_row, "fbgemm": _fbgemm_silu},
+    "fp8-silu-given": {"vllm": _vllm_silu_given},
+    "fp8-silu-group": {
+        "vllm": lambda fused: _vllm("silu_and_mul_per_block_quant")(fused, GROUP, E4M3)
+    },
+}

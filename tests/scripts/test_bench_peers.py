@@ -1,0 +1,152 @@
+"""Other libraries beside the ops: fakes of them are called, timed and reported."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from harness import timing
+from harness.bench import __main__ as command
+from harness.bench import kernels, peers, peers_fp8, report
+from harness.bench.ops import chosen
+from torch import Tensor
+
+CPU = torch.device("cpu")
+KNOWN = [
+    (op, library, peer)
+    for op, known in {**peers.PEERS, **peers_fp8.FP8_PEERS}.items()
+    for library, peer in known.items()
+]
+
+
+@pytest.mark.usefixtures("fixed_times")
+@pytest.mark.parametrize(
+    ("name", "library", "peer"), KNOWN, ids=[f"{op}-{library}" for op, library, _ in KNOWN]
+)
+def test_a_peer_hands_the_inputs_of_its_op_to_its_library(
+    monkeypatch: pytest.MonkeyPatch, name: str, library: str, peer: peers.Peer
+) -> None:
+    fake, asked = mock.MagicMock(), []
+    fake.tensor_to_scale.return_value = torch.ones(1)
+
+    def module(name: str) -> Any:
+        asked.append(name)
+        return fake
+
+    for place in (peers, peers_fp8):
+        monkeypatch.setattr(place, "module", module)
+    monkeypatch.setattr(peers_fp8, "compiled", lambda fn: fn)
+    (op,) = chosen(name)
+    inputs = op.inputs(8, 256, torch.bfloat16, CPU)[0]
+    with mock.patch.object(torch, "ops", fake):
+        peer(*inputs)
+    assert {text.split(".")[0] for text in asked} == {peers.LIBRARIES[library]}
+    given = [a for call in fake.mock_calls for a in (*call.args, *call.kwargs.values())]
+    pointers = {a.data_ptr() for a in given if isinstance(a, Tensor)}
+    for tensor in inputs:
+        factor = tensor.shape == (1,) and tensor.data_ptr() not in pointers
+        assert (peers.inverse(tensor) if factor else tensor).data_ptr() in pointers
+
+
+def test_a_factor_is_inverted_once() -> None:
+    factor = torch.full((1,), 4.0)
+    assert peers.inverse(factor) is peers.inverse(factor)
+    assert peers.inverse(factor).item() == 0.25
+    assert peers.inverse(torch.full((1,), 8.0)).item() == 0.125
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Tensor]:
+    """A vLLM that keeps what it is given, an FBGEMM that raises, a torchao that does not load."""
+    given: list[Tensor] = []
+
+    def scaled_fp8_quant(x: Tensor, use_per_token_if_dynamic: bool) -> None:
+        assert use_per_token_if_dynamic
+        given.append(x)
+
+    def triton_quantize_fp8_row(x: Tensor) -> None:
+        raise RuntimeError("no such luck\nand more")
+
+    modules = {
+        "vllm": {"__version__": "0.99"},
+        "vllm._custom_ops": {"scaled_fp8_quant": scaled_fp8_quant},
+        "fbgemm_gpu": {},
+        "fbgemm_gpu.experimental.gemm.triton_gemm.fp8_gemm": {
+            "triton_quantize_fp8_row": triton_quantize_fp8_row
+        },
+    }
+    for name, parts in modules.items():
+        fake = ModuleType(name)
+        vars(fake).update(parts)
+        monkeypatch.setitem(sys.modules, name, fake)
+    monkeypatch.setitem(sys.modules, "flashinfer", None)  # as if it were not there
+    monkeypatch.delitem(sys.modules, "torchao", raising=False)
+    package = tmp_path / "torchao"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise OSError('no [lib].so')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return given
+
+
+@pytest.mark.usefixtures("fixed_times")
+def test_the_file_and_the_table_have_the_peers(
+    libraries: list[Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def brief_us(fn: peers.Peer, inputs: list[tuple[Any, ...]]) -> float:
+        for arguments in inputs:
+            fn(*arguments)
+        return 7.5
+
+    monkeypatch.setattr(timing, "brief_us", brief_us)
+    monkeypatch.setattr("jitquant.warmup", lambda *_: None)
+    monkeypatch.setattr(timing, "measure_ceilings", lambda _: timing.Ceilings(4e3, 4e3, 4e3))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "fake")
+    monkeypatch.setattr(report, "picture", lambda *_: False)
+    names = "fp8-row,fp8-tensor-given"
+    command.measure_kernels(CPU, [16], 256, "bfloat16", names, False, 9.0, tmp_path)
+
+    record = json.loads((tmp_path / "kernels.json").read_text())
+    assert record["peers"] == {
+        "vllm": "0.99",
+        "flashinfer": "not importable",
+        "torchao": "not importable: OSError: no [lib].so",
+        "fbgemm": "unknown",
+    }
+    row, without = record["rows"]
+    nothing = dict.fromkeys(peers.LIBRARIES)
+    assert (row["error"], row["us"]) == ("", 10.0)
+    assert row["peers"] == {**nothing, "vllm": 7.5}
+    assert row["peer_errors"] == {"fbgemm": "RuntimeError: no such luck"}
+    assert (without["peers"], without["peer_errors"]) == (nothing, {})
+    # Once before the clock runs, then each set of inputs.
+    first, *timed = (x.data_ptr() for x in libraries)
+    assert len(timed) == len(set(timed)) == 2
+    assert first == timed[0]
+
+    printed = capsys.readouterr().out
+    found = "vllm 0.99, flashinfer not importable, torchao not importable: OSError: no [lib].so"
+    assert f"Libraries: {found}" in printed.replace("\n", " ")
+    assert sum(line.rstrip().endswith("7.50 vllm") for line in printed.splitlines()) == 1
+    text = "not importable: flashinfer, torchao (OSError: no [lib].so)."
+    assert printed.count(f"Columns are empty, as these are {text}") == 2
+    assert "fbgemm: RuntimeError: no such luck" in printed
+
+
+def test_nothing_is_said_where_all_are_there() -> None:
+    assert peers.absent(dict.fromkeys(peers.LIBRARIES, "1.0")) == ""
+
+
+def test_the_best_peer_is_the_fastest() -> None:
+    row = kernels.Measurement("cast", 1, 256, peers={"vllm": 3.0, "torchao": 2.0, "fbgemm": None})
+    assert row.best_peer == (2.0, "torchao")
+    row.peers = {"vllm": None}
+    assert row.best_peer is None
