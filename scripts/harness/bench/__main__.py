@@ -310,6 +310,20 @@ def resources(
 
 
 @app.command()
+def figures(
+    results: Annotated[Path, typer.Option(help="Where the JSON files are.")] = Path("results"),
+    document: Annotated[Path, typer.Option(help="What is written.")] = Path("docs/performance.md"),
+) -> None:
+    """Make the tables of docs/performance.md anew, of the files in results/; needs no GPU."""
+    from harness.bench import figures as bench
+
+    document.write_text(
+        bench.updated(document.read_text(encoding="utf-8"), results), encoding="utf-8"
+    )
+    console.print(f"wrote {document}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def host(
     m: Annotated[int, typer.Option(help="Rows.", min=1)] = 1,
     n: Annotated[int, typer.Option(help="Columns, a multiple of 16.", min=16)] = 7168,

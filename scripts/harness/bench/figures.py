@@ -1,0 +1,163 @@
+"""The tables of docs/performance.md that are made of the files in results/."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from harness.bench import goals
+
+_MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def updated(document: str, results: Path) -> str:
+    """A document with each table between ``<!-- figures: NAME -->`` and ``<!-- end -->`` made anew.
+
+    Args:
+        document: Markdown.
+        results: the directory of the files that ``./scripts/bench`` wrote.
+
+    Raises:
+        KeyError: a name is none of `TABLES`, or a file has not what its table needs.
+        OSError: a file is not there.
+    """
+
+    def made(match: re.Match[str]) -> str:
+        lines = TABLES[match[2]](results)
+        return f"{match[1]}\n" + "\n".join(lines) + f"\n\n{match[3]}"
+
+    return _MARKED.sub(made, document)
+
+
+def _record(results: Path, stem: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((results / f"{stem}.json").read_text(encoding="utf-8"))
+    return record
+
+
+def _rows(results: Path, stem: str) -> goals.Rows:
+    return {(row["op"], row["m"]): row for row in _record(results, stem)["rows"]}
+
+
+def _calls() -> dict[str, str]:
+    from harness.bench.ops import OPS
+    from harness.bench.ops_fp8 import FP8_OPS
+    from harness.bench.ops_grouped import GROUPED_OPS
+
+    return {op.name: op.call for op in (*OPS, *FP8_OPS, *GROUPED_OPS)}
+
+
+def _us(value: float) -> str:
+    """Three digits."""
+    return f"{value:.2f}" if value < 10 else (f"{value:.1f}" if value < 100 else f"{value:.0f}")
+
+
+def _table(head: Iterable[str], lines: Iterable[Iterable[str]]) -> list[str]:
+    head = list(head)
+    marks = ["---", *["---:"] * (len(head) - 1)]
+    lines = list(map(list, lines))
+    return [f"| {' | '.join(cells)} |" for cells in (head, marks, *lines)]
+
+
+def ceilings(results: Path) -> list[str]:
+    """Of the run of the NVFP4 kernels."""
+    measured = _record(results, "kernels")["ceilings_gb_per_s"]
+    how = {
+        "copy": "2 GiB to 2 GiB, bytes read plus bytes written",
+        "read": "the fastest of some reductions over 2 GiB",
+        "write": "a fill of 2 GiB in fp32",
+    }
+    return _table(("", "GB/s", "how"), ([k, f"{measured[k]:.0f}", how[k]] for k in how))
+
+
+def _times(results: Path, stem: str, extra: Callable[[goals.Rows, str], str], title: str) -> Any:
+    """All ops of a file: microseconds by M, and one column more."""
+    rows, calls = _rows(results, stem), _calls()
+    sizes = sorted({m for _, m in rows})
+    return _table(
+        ("us at M =", *map(str, sizes), title),
+        (
+            (f"`{calls[op]}`", *(_us(rows[op, m]["us"]) for m in sizes), extra(rows, op))
+            for op in dict.fromkeys(op for op, _ in rows)
+        ),
+    )
+
+
+def _floors(rows: goals.Rows, op: str) -> str:
+    return ", ".join(f"{rows[op, m]['of_floor']:.0%}" for m in (4096, 16384, 65536))
+
+
+def _casts(rows: goals.Rows, op: str) -> str:
+    ratios = (rows[op, m]["us"] / rows["cast", m]["us"] for m in (4096, 16384, 65536))
+    return f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}; {_floors(rows, op)}"
+
+
+def compiled(results: Path) -> list[str]:
+    """`rmsnorm_quantize_nvfp4` beside torch.compile of the plain code."""
+    rows = _record(results, "rmsnorm-compiled")["rows"]
+    return _table(
+        ("M", *(str(row["m"]) for row in rows)),
+        (
+            ("us", *(_us(row["us"]) for row in rows)),
+            ("torch.compile, us", *(_us(row["plain_us"]) for row in rows)),
+            ("times as fast", *(f"{row['plain_us'] / row['us']:.2f}" for row in rows)),
+        ),
+    )
+
+
+def shapes(results: Path) -> list[str]:
+    """The part of its floor that each op reached at each shape."""
+    points = _record(results, "sweep")["points"]
+    ops = list(dict.fromkeys(point["op"] for point in points))
+    parts = {(p["case"], p["op"]): p["of_floor"] for p in points if p["us"]}
+    return _table(
+        ("shape", *ops),
+        (
+            (case, *(f"{parts[case, op]:.0%}" if (case, op) in parts else "" for op in ops))
+            for case in dict.fromkeys(point["case"] for point in points)
+        ),
+    )
+
+
+def host(results: Path) -> list[str]:
+    """Host time of eager calls, and how often that of torch.abs it is."""
+    head = ("us, M = 1", "new results", "times torch.abs(x)", "out=", "times torch.abs(x, out=y)")
+    lines = []
+    for row in _record(results, "host")["rows"]:
+        ratios = row["ratio"], row["out_ratio"]
+        met = all(
+            ratio <= most for ratio, most in zip(ratios, goals.host(row["name"]), strict=True)
+        )
+        lines.append(
+            (
+                f"`{row['name']}`",
+                _us(row["us"]),
+                f"{ratios[0]:.2f}",
+                _us(row["out_us"]),
+                f"{ratios[1]:.2f}",
+                "" if row["name"].startswith("torch") else ("met" if met else "missed"),
+            )
+        )
+    return _table((*head, ""), lines)
+
+
+def _goals(stem: str, which: tuple[goals.Goal, ...]) -> Callable[[Path], list[str]]:
+    return lambda results: goals.table(which, _rows(results, stem), _calls())
+
+
+TABLES: dict[str, Callable[[Path], list[str]]] = {
+    "ceilings": ceilings,
+    "nvfp4": lambda results: _times(results, "kernels", _floors, "of floor from 4096 on"),
+    "fp8": lambda results: _times(
+        results, "kernels-fp8", _casts, "times the cast; of floor, from 4096 on"
+    ),
+    "grouped": lambda results: _times(results, "kernels-grouped", _floors, "of floor from 4096 on"),
+    "compiled": compiled,
+    "shapes": shapes,
+    "host": host,
+    "goals-nvfp4": _goals("kernels", goals.NVFP4),
+    "goals-fp8": _goals("kernels-fp8", goals.FP8),
+    "goals-grouped": _goals("kernels-grouped", goals.GROUPED),
+}
