@@ -18,14 +18,11 @@ def _overlaps(t: Tensor) -> bool:
 
     What slicing and permuting make of a contiguous tensor never does.
     """
-    if t.is_contiguous():
-        return False
     reach = 0
     for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += stride * (size - 1)
+        if stride <= reach and size > 1:
+            return True
+        reach += stride * (size - 1)
     return False
 
 

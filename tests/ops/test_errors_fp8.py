@@ -476,6 +476,16 @@ CASES: dict[str, Case] = {
         ValueError,
         ["out.data has strides (0, 1)", "memory of its own"],
     ),
+    "out.data expanded of no rows": (
+        lambda: J.quantize_fp8(
+            randn(0, 4, 32),
+            out=replace(
+                empty((0, 4, 32)), data=torch.empty(1, dtype=torch.float8_e4m3fn).expand(0, 4, 32)
+            ),
+        ),
+        ValueError,
+        ["out.data has strides"],
+    ),
     "out.data with rows in each other": (
         lambda: J.quantize_fp8(
             X,
