@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.utils.dlpack import from_dlpack
 
 from jitquant.formats import DEINTERLEAVE_OPS, FP32_MAX, FP32_TINIEST, INPUT_DTYPES, MHC_MAX
@@ -24,6 +25,23 @@ _INPUT_DTYPES_TEXT = "bfloat16, float16 and float32"
 def shape_text(t: Tensor) -> str:
     """A tensor's shape as an error shows it."""
     return str(tuple(t.shape))
+
+
+_SCALARS: dict[str, tuple[Any, str]] = {
+    "int": ((int, SupportsIndex), "an int. Convert it with int({name})"),
+    "float": ((int, float, SupportsFloat), "a number. Convert it with float({name})"),
+    "bool": ((bool, SupportsFloat), "a bool. Convert it with bool({name})"),
+    "str": (str, "a str. Leave it out for the default"),
+    "ScalarType": (torch.dtype, "a torch.dtype, such as torch.float8_e4m3fn"),
+}
+"""By a schema's type, what can be converted to it, and what an error says of it."""
+
+
+def scalar(value: Any, name: str, kind: str) -> None:
+    """An argument that is no tensor is of its type in the schema, or can be converted to it."""
+    accepted, text = _SCALARS[kind]
+    if not isinstance(value, accepted):
+        raise TypeError(f"{name} is {type(value).__name__}; accepted is {text.format(name=name)}")
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
@@ -51,6 +69,9 @@ def as_tensor(value: Any, name: str) -> Tensor:
             f"{name} is a DTensor; accepted is this rank's part of it, {name}.to_local(). "
             "Where parts share an amax pass amax_group=mesh.get_group() as well"
         )
+    # In a backward Dynamo does not trace the question.
+    if not is_dynamo_compiling():
+        strided(tensor, name)
     if tensor.device.type not in DEVICES:
         raise ValueError(
             f"{name} is on {tensor.device}; accepted devices are cpu and cuda. Move it with "
@@ -87,6 +108,15 @@ def dimension(dim: int) -> None:
         raise ValueError(f"dim is {dim!r}; accepted are -1 (blocks along the last dimension) and 0")
 
 
+def strided(t: Tensor, name: str) -> None:
+    """A tensor is not sparse."""
+    if t.layout != torch.strided:
+        raise TypeError(
+            f"{name} has layout {t.layout}; accepted is torch.strided. Convert it with "
+            f"{name}.to_dense()"
+        )
+
+
 def input_tensor(t: Tensor, name: str, min_dim: int = 1, shape: str = "(..., N)") -> None:
     """A tensor to be quantized: dtype, dimensions, last dimension contiguous."""
     if t.dtype not in INPUT_DTYPES:
@@ -94,11 +124,7 @@ def input_tensor(t: Tensor, name: str, min_dim: int = 1, shape: str = "(..., N)"
             f"{name} is {t.dtype}; accepted are {_INPUT_DTYPES_TEXT}. Convert it with "
             f"{name}.to(torch.bfloat16)"
         )
-    if t.layout != torch.strided:
-        raise TypeError(
-            f"{name} has layout {t.layout}; accepted is torch.strided. Convert it with "
-            f"{name}.to_dense()"
-        )
+    strided(t, name)
     if t.dim() < min_dim:
         raise ValueError(
             f"{name} has shape {shape_text(t)}; accepted is {shape}. Give it the missing "

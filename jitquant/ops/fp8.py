@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -472,6 +472,8 @@ def _pair(block: Sequence[int]) -> tuple[int, int]:
     pair = tuple(block) if isinstance(block, Sequence) else ()
     if len(pair) != 2:
         raise ValueError(f"block is {block!r}; accepted are rows and columns, such as (128, 128)")
+    if not (isinstance(pair[0], SupportsIndex) and isinstance(pair[1], SupportsIndex)):
+        raise TypeError(f"block is {block!r}; accepted are two ints, such as (128, 128)")
     return pair
 
 

@@ -101,6 +101,80 @@ CASES: dict[str, Case] = {
         TypeError,
         ["dtype is torch.int8"],
     ),
+    # Types.
+    "x sparse": (
+        lambda: J.quantize_fp8(X.to_sparse()),
+        TypeError,
+        ["x has layout torch.sparse_coo", "torch.strided", "x.to_dense()"],
+    ),
+    "x sparse in NVFP4": (
+        lambda: J.quantize_nvfp4(X.to_sparse()),
+        TypeError,
+        ["x has layout torch.sparse_coo"],
+    ),
+    "x sparse of groups": (
+        lambda: J.quantize_grouped(X.to_sparse(), AT),
+        TypeError,
+        ["x has layout torch.sparse_coo"],
+    ),
+    "group_size str": (
+        lambda: J.quantize_group(X, "128"),
+        TypeError,
+        ["group_size is str", "an int", "int(group_size)"],
+    ),
+    "group_size float": (
+        lambda: J.quantize_group_both(X, 16.0),
+        TypeError,
+        ["group_size is float", "an int"],
+    ),
+    "group_size str with buffers": (
+        lambda: J.quantize_group(X, "16", out=grouped((4, 32))),
+        TypeError,
+        ["group_size is str"],
+    ),
+    "dtype None": (
+        lambda: J.quantize_group(X, dtype=None),
+        TypeError,
+        ["dtype is NoneType", "a torch.dtype", "torch.float8_e4m3fn"],
+    ),
+    "dtype number": (lambda: J.quantize_fp8(X, dtype=24), TypeError, ["dtype is int"]),
+    "dtype str of dequantize": (lambda: J.dequantize(Q, "bf16"), TypeError, ["dtype is str"]),
+    "eps str": (
+        lambda: J.quantize_group(X, eps="1"),
+        TypeError,
+        ["eps is str", "a number", "float(eps)"],
+    ),
+    "eps of the norm None": (
+        lambda: J.rmsnorm_quantize_fp8(X, W, None),
+        TypeError,
+        ["eps is NoneType", "a number"],
+    ),
+    "scale_ub str": (lambda: J.quantize_fp8(X, scale_ub="1"), TypeError, ["scale_ub is str"]),
+    "recipe None": (
+        lambda: J.quantize_group(X, recipe=None),
+        TypeError,
+        ["recipe is NoneType", "a str", "default"],
+    ),
+    "amax str": (
+        lambda: J.quantize_fp8(X, scale=1.0, amax="yes"),
+        TypeError,
+        ["amax is str", "a bool", "bool(amax)"],
+    ),
+    "interleave None": (
+        lambda: J.silu_mul_quantize_group(FUSED, interleave=None),
+        TypeError,
+        ["interleave is NoneType", "an int"],
+    ),
+    "activation None": (
+        lambda: J.quantize_grouped_grad(X, AT, activation=None),
+        TypeError,
+        ["activation is NoneType"],
+    ),
+    "block of floats": (
+        lambda: J.quantize_block(X, (128.0, 128.0)),
+        TypeError,
+        ["block is (128.0, 128.0)", "two ints", "(128, 128)"],
+    ),
     # Scales.
     "scale str": (
         lambda: J.quantize_fp8(X, scale="1"),

@@ -177,6 +177,26 @@ def test_residual_is_updated() -> None:
         assert torch.equal(added, want)
 
 
+def test_numbers_of_other_libraries() -> None:
+    pairs = (
+        (
+            jitquant.quantize_group(X, np.int64(16), eps=np.float32(0.5)),
+            jitquant.quantize_group(X, 16, eps=0.5),
+        ),
+        (
+            jitquant.quantize_block(X, (np.int64(16), torch.tensor(16))),
+            jitquant.quantize_block(X, (16, 16)),
+        ),
+        (
+            jitquant.quantize_fp8(X, scale=2, amax=np.False_),
+            jitquant.quantize_fp8(X, scale=2.0, amax=False),
+        ),
+    )
+    for got, wanted in pairs:
+        for a, b in zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True):
+            assert torch.equal(byte_view(a), byte_view(b))
+
+
 def test_numpy_arrays() -> None:
     x = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
     assert same(jitquant.quantize_fp8(x), jitquant.quantize_fp8(torch.from_numpy(x)))
