@@ -495,7 +495,8 @@ class QuantizedGroups(_Parts):
         shape: of the buffer that was quantized.
         recipe: "te" or "vllm".
 
-    It is a registered pytree. Equality is identity; compare the parts.
+    It is a registered pytree. Nothing is checked when one is made, `validate` does that. Equality
+    is identity; compare the parts.
     """
 
     data: Tensor
@@ -548,10 +549,13 @@ class QuantizedGroups(_Parts):
         shape = tuple(shape)
         one_of("format", format, GROUPED_FORMATS)
         one_of("recipe", recipe, RECIPES)
+        if not shape:
+            raise ValueError("shape is (); accepted is a shape of one dimension or more")
         if dtype not in FP8_DTYPES:
             raise TypeError(
                 f"dtype is {dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2"
             )
+        _check_bounds("", offsets, sizes)
         device, count = offsets.device, offsets.shape[0] - 1
         blocks = ceil_to(math.prod(shape), NVFP4_BLOCK) // NVFP4_BLOCK
         packed = format == "nvfp4"
@@ -588,6 +592,61 @@ class QuantizedGroups(_Parts):
 
         return dequantize_grouped(self, dtype=dtype, out=out)
 
+    def validate(self, name: str = "q") -> None:
+        """Checks that the parts fit together: dtypes, shapes, devices; not what offsets hold.
+
+        Args:
+            name: what an error calls these tensors.
+
+        Raises:
+            TypeError: a part is no tensor or has another dtype.
+            ValueError: a shape, device, format or recipe is not what it must be, or block_scales
+                are missing, or there with a format that has none.
+        """
+        one_of(f"{name}.format", self.format, GROUPED_FORMATS)
+        one_of(f"{name}.recipe", self.recipe, RECIPES)
+        if len(self.shape) == 0:
+            raise ValueError(f"{name}.shape is (); accepted is a shape of one dimension or more")
+        _check_bounds(f"{name}.", self.offsets, self.sizes)
+        packed = self.format == "nvfp4"
+        if (self.block_scales is not None) != packed:
+            raise ValueError(
+                f"{name}.block_scales is {'None' if packed else 'given'}; accepted with format "
+                f"{self.format!r} is {'a tensor' if packed else 'None'}"
+            )
+        blocks = ceil_to(math.prod(self.shape), NVFP4_BLOCK) // NVFP4_BLOCK
+        count = self.num_groups
+        elements = (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),) if packed else tuple(self.shape)
+        floats = (torch.float32,)
+        for field, shape, dtypes in (
+            ("data", elements, (FP4_DTYPE,) if packed else FP8_DTYPES),
+            ("scale_inv", (count,), floats),
+            ("amax", (count,), floats),
+            ("block_scales", (blocks,), (SCALE_DTYPE,)),
+            ("dbias", (count, self.shape[-1]), floats),
+        ):
+            part = getattr(self, field)
+            if part is None and field in ("block_scales", "dbias"):
+                continue
+            if not isinstance(part, Tensor) or part.dtype not in dtypes:
+                given = getattr(part, "dtype", type(part).__name__)
+                raise TypeError(
+                    f"{name}.{field} is {given}; accepted with format {self.format!r} is a tensor "
+                    f"of {', '.join(map(str, dtypes))}"
+                )
+            if part.device != self.offsets.device:
+                raise ValueError(
+                    f"{name}.{field} is on {part.device} and {name}.offsets on "
+                    f"{self.offsets.device}; accepted are parts on one device. Move all of them "
+                    "with .to(device)"
+                )
+            if tuple(part.shape) != shape:
+                raise ValueError(
+                    f"{name}.{field} is {tuple(part.shape)}; accepted is {shape} for "
+                    f"{count} groups in a buffer of shape {tuple(self.shape)}, format "
+                    f"{self.format!r}"
+                )
+
     def __len__(self) -> int:
         return self.num_groups
 
@@ -596,6 +655,39 @@ class QuantizedGroups(_Parts):
             f"QuantizedGroups({self.num_groups} groups, shape={self.shape}, {self.format}, "
             f"recipe={self.recipe!r}, dbias={'no' if self.dbias is None else 'yes'}, "
             f"{self.nbytes} bytes, device={str(self.device)!r})"
+        )
+
+
+def _check_bounds(prefix: str, offsets: Tensor, sizes: Tensor | None) -> None:
+    """Raises where these are not the offsets and sizes of groups."""
+    for name, t, least in (("offsets", offsets, 1), ("sizes", sizes, 0)):
+        if t is None and name == "sizes":
+            continue
+        if not isinstance(t, Tensor):
+            raise TypeError(
+                f"{prefix}{name} is {type(t).__name__}; accepted is a tensor of int64. Make it "
+                f"with torch.tensor({name})"
+            )
+        if t.dtype != torch.int64:
+            raise TypeError(
+                f"{prefix}{name} is {t.dtype}; accepted is int64. Convert it with {name}.long()"
+            )
+        if t.dim() != 1 or t.shape[0] < least:
+            raise ValueError(
+                f"{prefix}{name} has shape {tuple(t.shape)}; accepted is "
+                f"{'(G + 1,)' if least else '(G,)'}"
+            )
+    if sizes is None:
+        return
+    if sizes.device != offsets.device:
+        raise ValueError(
+            f"{prefix}sizes is on {sizes.device} and {prefix}offsets on {offsets.device}; "
+            "accepted are tensors on one device. Move one of them with .to(device)"
+        )
+    if sizes.shape[0] != offsets.shape[0] - 1:
+        raise ValueError(
+            f"{prefix}sizes has shape {tuple(sizes.shape)}; accepted is "
+            f"({offsets.shape[0] - 1},), one for each group of offsets"
         )
 
 

@@ -304,6 +304,7 @@ def test_validate(name: str, changes: dict[str, Any], error: type[Exception], te
 def test_groups(name: str) -> None:
     q = GROUPS[name]
     assert len(q) == q.num_groups == 3
+    q.validate()
     assert q.scale_inv.shape == q.amax.shape == (3,)
     assert q.dequantize(torch.float32).shape == q.shape
     leaves, spec = pytree.tree_flatten(q)
@@ -318,6 +319,7 @@ def test_groups(name: str) -> None:
         dbias=q.dbias is not None,
         recipe=q.recipe,
     )
+    buffers.validate()
     assert repr(buffers) == repr(q)
     for a, b in zip(pytree.tree_leaves(buffers), leaves, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
@@ -330,3 +332,54 @@ def test_groups_empty_refuses() -> None:
         QuantizedGroups.empty((8,), OFFSETS, dtype=torch.int8)
     with pytest.raises(ValueError, match="recipe is 'deepgemm'"):
         QuantizedGroups.empty((8,), OFFSETS, recipe="deepgemm")
+    with pytest.raises(ValueError, match=r"shape is \(\)"):
+        QuantizedGroups.empty((), OFFSETS, dbias=True)
+
+
+BOUNDS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"offsets": [0, 8]}, TypeError, r"offsets is list; .*torch\.tensor\(offsets\)"),
+    ({"offsets": OFFSETS.int()}, TypeError, r"offsets is torch\.int32; .*offsets\.long\(\)"),
+    ({"offsets": OFFSETS[None]}, ValueError, r"offsets has shape \(1, 4\); .*\(G \+ 1,\)"),
+    ({"offsets": OFFSETS[:0]}, ValueError, r"offsets has shape \(0,\)"),
+    ({"sizes": [1, 2, 3]}, TypeError, "sizes is list"),
+    ({"sizes": OFFSETS[:3].int()}, TypeError, r"sizes is torch\.int32"),
+    ({"sizes": OFFSETS}, ValueError, r"sizes has shape \(4,\); accepted is \(3,\)"),
+    ({"sizes": OFFSETS[:3].to("meta")}, ValueError, "sizes is on meta and .*offsets on cpu"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "text"), BOUNDS)
+def test_bounds_of_groups(changes: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=f"^{text}"):
+        QuantizedGroups.empty((80,), **{"offsets": OFFSETS, **changes})
+    q = copy.copy(GROUPS["fp8"])
+    vars(q).update(changes)
+    with pytest.raises(error, match=rf"^q\.{text}"):
+        q.validate()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "text"),
+    [
+        ("fp8", {"format": "mxfp8"}, ValueError, r"q\.format is 'mxfp8'"),
+        ("fp8", {"recipe": "deepgemm"}, ValueError, r"q\.recipe is 'deepgemm'"),
+        ("fp8", {"shape": ()}, ValueError, r"q\.shape is \(\)"),
+        ("fp8", {"shape": (81,)}, ValueError, r"q\.data is \(80,\); accepted is \(81,\)"),
+        ("fp8", {"data": None}, TypeError, r"q\.data is NoneType"),
+        ("fp8", {"data": torch.zeros(80)}, TypeError, r"q\.data is torch\.float32"),
+        ("fp8", {"amax": None}, TypeError, r"q\.amax is NoneType"),
+        ("fp8", {"scale_inv": torch.ones(2)}, ValueError, r"q\.scale_inv is \(2,\)"),
+        ("fp8", {"amax": torch.ones(3, device="meta")}, ValueError, r"q\.amax is on meta"),
+        ("fp8", {"block_scales": torch.ones(5)}, ValueError, r"q\.block_scales is given"),
+        ("nvfp4", {"block_scales": None}, ValueError, r"q\.block_scales is None"),
+        ("nvfp4", {"shape": (96,)}, ValueError, r"q\.data is \(40,\); accepted is \(48,\)"),
+        ("grad", {"dbias": torch.ones(3, 8)}, ValueError, r"q\.dbias is \(3, 8\)"),
+    ],
+)
+def test_groups_validate(
+    name: str, changes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    q = copy.copy(GROUPS[name])
+    vars(q).update(changes)
+    with pytest.raises(error, match=text):
+        q.validate()
