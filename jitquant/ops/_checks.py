@@ -348,9 +348,17 @@ def out_parts(parts: dict[str, object], maker: str) -> None:
 
 
 def out_tensor(
-    t: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    t: Tensor,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    maker: str = "QuantizedActivation.empty(shape, ...)",
 ) -> None:
-    """A buffer for a result: shape, dtype (of one byte: or uint8), device, contiguous."""
+    """A buffer for a result: shape, dtype (of one byte: or uint8), device, contiguous.
+
+    ``maker`` is the call that makes such buffers, where they are parts of a container.
+    """
     if t.dtype != dtype and not (t.dtype == torch.uint8 and dtype.itemsize == 1):
         raise TypeError(f"{name} is {t.dtype}; accepted is {dtype} for this call")
     if t.device != device:
@@ -361,7 +369,7 @@ def out_tensor(
     if t.shape != shape:
         raise ValueError(
             f"{name} has shape {shape_text(t)}; accepted is {tuple(shape)} for this call. "
-            "QuantizedActivation.empty(shape, ...) makes buffers that fit"
+            f"{'torch.empty(shape, ...)' if name == 'out' else maker} makes buffers that fit"
         )
     if not t.is_contiguous():
         raise ValueError(

@@ -12,6 +12,12 @@ from jitquant.ops import _checks
 from jitquant.ops._declare import Op, Plan
 from jitquant.quantized import as_bytes
 
+MAKER = "QuantizedTensor.empty(shape, ...)"
+"""The call that makes buffers for a quantized tensor, as an error says it."""
+
+MAKER_OF_GROUPS = "QuantizedGroups.empty(shape, offsets, ...)"
+"""The same for many tensors in one buffer."""
+
 
 def _overlaps(t: Tensor) -> bool:
     """Whether elements may share memory: a stride does not reach past all smaller ones.
@@ -33,7 +39,7 @@ def _check_elements(t: Tensor, label: str, shape: tuple[int, ...], dtype: torch.
     if t.shape != shape:
         raise ValueError(
             f"{label} has shape {_checks.shape_text(t)}; accepted is {tuple(shape)} for this call. "
-            "QuantizedTensor.empty(shape, ...) makes buffers that fit"
+            f"{MAKER} makes buffers that fit"
         )
     if t.stride(-1) != 1 and t.shape[-1] != 1:
         raise ValueError(
@@ -70,6 +76,7 @@ class KernelOp(Op):
     ) -> None:
         super().__init__(name, arguments, results, **rest)
         self.flat = flat
+        self._maker = MAKER_OF_GROUPS if flat else MAKER
         self.has_amax = "amax" in results
         self.has_inv_rms = "inv_rms" in results
         self.keywords = [name for name, _ in self._defaults[self._positional :]]
@@ -100,7 +107,9 @@ class KernelOp(Op):
             if name == "data" and not self.flat and buffer.device == plan.device:
                 _check_elements(buffer, label, result.shape, result.dtype)
             else:
-                _checks.out_tensor(buffer, label, result.shape, result.dtype, plan.device)
+                _checks.out_tensor(
+                    buffer, label, result.shape, result.dtype, plan.device, self._maker
+                )
         return plan
 
     def _cpu_out(self, *args: Any, **kwargs: Any) -> None:

@@ -45,7 +45,7 @@ from jitquant.formats import (
     ScaleFormat,
 )
 from jitquant.ops import _checks, _checks_fp8, _sharded, _table_fp8, _table_sharded
-from jitquant.ops._kernel_op import KernelOp
+from jitquant.ops._kernel_op import MAKER, KernelOp
 from jitquant.quantized_tensor import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -630,12 +630,11 @@ def check_buffers(
     """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
     if not isinstance(out, QuantizedTensor):
         raise TypeError(
-            f"{name} is {type(out).__name__}; accepted is a QuantizedTensor, such as "
-            "QuantizedTensor.empty(shape, ...) makes"
+            f"{name} is {type(out).__name__}; accepted is a QuantizedTensor, such as {MAKER} makes"
         )
     _checks.out_parts(
         {f"{name}.data": out.data, f"{name}.stored_scales": out.stored_scales},
-        "QuantizedTensor.empty(shape, ...)",
+        MAKER,
     )
     fields = ("format", "block", "scale_format", "layout", "dtype", "shape")
     for field, wanted in zip(fields, (*form[:4], dtype, shape), strict=True):
@@ -643,7 +642,7 @@ def check_buffers(
         if has != wanted:
             raise ValueError(
                 f"{name}.{field} is {has!r}; accepted is {wanted!r} for this call. "
-                "QuantizedTensor.empty(shape, ...) makes buffers that fit"
+                f"{MAKER} makes buffers that fit"
             )
     for part, wanted in (("amax", amax), ("inv_rms", op.has_inv_rms)):
         buffer = getattr(out, part)
@@ -654,7 +653,7 @@ def check_buffers(
                 f"{part}={wanted}"
             )
         if wanted:
-            _checks.out_parts({f"{name}.{part}": buffer}, "QuantizedTensor.empty(shape, ...)")
+            _checks.out_parts({f"{name}.{part}": buffer}, MAKER)
 
 
 def quantized_both(
@@ -689,7 +688,7 @@ def quantized_both(
         if shared:
             raise ValueError(
                 f"out[0] and out[1] have one {shared}; accepted are buffers that share no memory. "
-                "Make them with two calls of QuantizedTensor.empty(shape, ...)"
+                f"Make them with two calls of {MAKER}"
             )
         op.dispatched(tensors, (*_buffers(op, first), *_buffers(op, second)))
     for q in out:

@@ -26,7 +26,7 @@ from jitquant.formats import (
     Recipe,
 )
 from jitquant.ops import _checks, _checks_fp8, _sharded, _table_grouped
-from jitquant.ops._kernel_op import KernelOp
+from jitquant.ops._kernel_op import MAKER_OF_GROUPS, KernelOp
 from jitquant.ops.fp8 import E4M3
 from jitquant.quantized_tensor import QuantizedGroups
 from jitquant.reference.fp8 import scale_from_amax
@@ -288,19 +288,19 @@ def _check_buffers(
     if not isinstance(out, QuantizedGroups):
         raise TypeError(
             f"out is {type(out).__name__}; accepted is QuantizedGroups, such as "
-            "QuantizedGroups.empty(shape, offsets, ...) makes"
+            f"{MAKER_OF_GROUPS} makes"
         )
     for field, wanted in (("format", format), ("shape", shape)):
         if getattr(out, field) != wanted:
             raise ValueError(
                 f"out.{field} is {getattr(out, field)!r}; accepted is {wanted!r} for this call. "
-                "QuantizedGroups.empty(shape, offsets, ...) makes buffers that fit"
+                f"{MAKER_OF_GROUPS} makes buffers that fit"
             )
     if (out.block_scales is not None) != packed:
         raise ValueError(
             f"out.block_scales is {'None' if packed else 'given'}; format {format!r} has "
             f"{'such a result' if packed else 'no such result'}. "
-            "QuantizedGroups.empty(shape, offsets, ...) makes buffers that fit"
+            f"{MAKER_OF_GROUPS} makes buffers that fit"
         )
     if (out.dbias is not None) != dbias:
         raise ValueError(
@@ -308,4 +308,4 @@ def _check_buffers(
             f"for this call. Make the buffers with dbias={dbias}"
         )
     parts = {f"out.{name}": getattr(out, name) for name in names if name != "dbias" or dbias}
-    _checks.out_parts(parts, "QuantizedGroups.empty(shape, offsets, ...)")
+    _checks.out_parts(parts, MAKER_OF_GROUPS)

@@ -486,7 +486,7 @@ CASES: dict[str, Case] = {
     "out of dequantize": (
         lambda: J.dequantize(Q, out=torch.empty(4, 31)),
         ValueError,
-        ["out has shape (4, 31)", "(4, 32)"],
+        ["out has shape (4, 31)", "(4, 32)", "torch.empty(shape, ...) makes"],
     ),
     # out.
     "out type": (
@@ -586,7 +586,7 @@ CASES: dict[str, Case] = {
     "out.scale_inv": (
         lambda: J.quantize_fp8(X, out=changed(stored_scales=torch.ones(2))),
         ValueError,
-        ["out.scale_inv has shape (2,)", "(1,)"],
+        ["out.scale_inv has shape (2,)", "(1,)", "QuantizedTensor.empty(shape, ...) makes"],
     ),
     "out of both": (
         lambda: J.quantize_group_both(X, out=empty((4, 32))),
@@ -675,6 +675,11 @@ CASES: dict[str, Case] = {
         TypeError,
         ["out.data is NoneType", "QuantizedGroups.empty"],
     ),
+    "out.amax of groups": (
+        lambda: J.quantize_grouped(X, AT, out=changed_groups(amax=ONE)),
+        ValueError,
+        ["out.amax has shape (1,)", "(2,)", "QuantizedGroups.empty(shape, offsets, ...) makes"],
+    ),
     "out without amax of groups": (
         lambda: J.quantize_grouped_grad(X, AT, dbias=False, out=changed_groups(amax=None)),
         TypeError,
@@ -704,7 +709,7 @@ CASES: dict[str, Case] = {
     "out of dequantize_grouped": (
         lambda: J.dequantize_grouped(GROUPS, out=torch.empty(128)),
         ValueError,
-        ["out has shape (128,)", "(4, 32)"],
+        ["out has shape (128,)", "(4, 32)", "torch.empty(shape, ...) makes"],
     ),
 }
 
