@@ -417,6 +417,20 @@ def _plan_dequantize(
             f"scale_inv is {scale_inv.dtype}; accepted are float32, int32 of packed exponents, "
             "float8_e8m0fnu, and its bytes as uint8"
         )
+    if block_rows == 0 and scale_inv.dtype != torch.float32:
+        raise TypeError(
+            f"scale_inv is {scale_inv.dtype} with block_rows 0; accepted is float32 where a whole "
+            "tensor has one scale. Pass the number that it stands for as torch.float32"
+        )
+    if (
+        block_rows
+        and scale_layout == "swizzled_128x4"
+        and scale_inv.dtype not in (E8M0_DTYPE, torch.uint8)
+    ):
+        raise TypeError(
+            f"scale_inv is {scale_inv.dtype} with scale_layout 'swizzled_128x4'; accepted are "
+            "float8_e8m0fnu and its bytes as uint8. Scales of other dtypes have another layout"
+        )
     leading: tuple[int, ...] = tuple(data.shape[:-1])
     packed = "ue8m0_packed" if scale_inv.dtype == torch.int32 else "float32"
     wanted: tuple[int, ...] = (1,)

@@ -483,6 +483,27 @@ CASES: dict[str, Case] = {
         TypeError,
         ["scale_inv is torch.float16", "float32"],
     ),
+    **{
+        f"{dtype} for a tensor": (
+            lambda dtype=dtype: torch.ops.jitquant.dequantize(
+                torch.zeros(4, 16, dtype=torch.int8), torch.zeros(1, dtype=dtype), 0, 0
+            ),
+            TypeError,
+            [f"scale_inv is {dtype} with block_rows 0", "float32"],
+        )
+        for dtype in (torch.uint8, torch.int32, torch.float8_e8m0fnu)
+    },
+    **{
+        f"swizzled scales of {dtype}": (
+            lambda dtype=dtype: torch.ops.jitquant.dequantize(
+                *(torch.zeros(4, 32, dtype=torch.int8), torch.ones(128, 4, dtype=dtype), 1, 32),
+                scale_layout="swizzled_128x4",
+            ),
+            TypeError,
+            [f"scale_inv is {dtype} with scale_layout 'swizzled_128x4'", "float8_e8m0fnu"],
+        )
+        for dtype in (torch.float32, torch.int32)
+    },
     "out of dequantize": (
         lambda: J.dequantize(Q, out=torch.empty(4, 31)),
         ValueError,
