@@ -301,9 +301,9 @@ def load_scales(stored: Tensor, rows: int, groups: int, scale_layout: str) -> Te
         stored = stored.clone(memory_format=torch.contiguous_format)
         exponents = stored.view(torch.uint8).view(E8M0_DTYPE)
         return decode_e8m0(exponents.reshape(rows, 4 * stored.shape[-1])[:, :groups])
-    if stored.dtype == torch.float32:
-        return stored.reshape(rows, stored.shape[-1] if stored.dim() else 1)[:, :groups]
-    return decode_e8m0(stored).reshape(rows, groups)
+    if stored.dtype != torch.float32:
+        stored = decode_e8m0(stored)
+    return stored.reshape(rows, stored.shape[-1] if stored.dim() else 1)[:, :groups]
 
 
 def group_amax(v: Tensor, group_size: int) -> tuple[Tensor, Tensor]:

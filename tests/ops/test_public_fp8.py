@@ -168,6 +168,17 @@ def test_dequantize_out() -> None:
     assert torch.equal(q.dequantize(torch.float16, out=out), out)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e8m0fnu, U8])
+def test_dequantize_padded_scales_of_a_byte(dtype: torch.dtype) -> None:
+    data = torch.arange(5 * 40, dtype=torch.int8).reshape(5, 40)
+    exponents = torch.arange(120, 140, dtype=U8).reshape(5, 4)
+    got = torch.ops.jitquant.dequantize(
+        data, exponents.view(dtype), 1, 16, scale_layout="row_padded"
+    )
+    powers = torch.exp2(exponents[:, :3].float() - 127).repeat_interleave(16, dim=1)[:, :40]
+    assert torch.equal(got, (data * powers).bfloat16())
+
+
 def test_residual_is_updated() -> None:
     residual = randn(6, 48, seed=3)
     want = (X.float() + residual.float()).bfloat16()
