@@ -321,6 +321,27 @@ inline void check_out(const View& t, const char* name, ScalarType dtype, const S
                  " must be contiguous and aligned to 8 bytes");
 }
 
+// Whether elements may share memory: a stride does not reach past all smaller ones.
+inline bool overlaps(const View& t) {
+  if (t.numel() != 0 && t.is_contiguous()) return false;
+  int64_t reach = 0;
+  for (int64_t done = 0;;) {  // strides from the least on
+    int64_t next = std::numeric_limits<int64_t>::max();
+    int64_t size = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < t.dim(); ++i) {
+      if (t.size(i) <= 1 || t.stride(i) < done || t.stride(i) > next) continue;
+      count = t.stride(i) == next ? count + 1 : 1;
+      next = t.stride(i);
+      size = t.size(i);
+    }
+    if (count == 0) return false;
+    if (count > 1 || next <= reach) return true;
+    reach += next * (size - 1);
+    done = next + 1;
+  }
+}
+
 // A result of a call: a buffer that the caller gave, or a tensor that is made once its shape is
 // known. Every argument has been checked before the first result is asked for its memory.
 class Result {
@@ -342,10 +363,8 @@ class Result {
   Matrix rows(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
     if (given_) {
       check_kind(*given_, name, dtype, shape, like);
-      for (int64_t i = 0; i < given_->dim(); ++i) {
-        JITQUANT_CHECK(given_->stride(i) != 0 || given_->size(i) <= 1, name,
-                       " is written and must not be expanded");
-      }
+      JITQUANT_CHECK(!overlaps(*given_), name,
+                     " is written, so each element must have memory of its own");
       return rows_of(*given_, name, shape.dim() - 1, 1);
     }
     Matrix m = {};

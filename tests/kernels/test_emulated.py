@@ -17,7 +17,7 @@ from samples import DTYPES, OPS, SAMPLES, Sample, assert_nearly, byte_view, rand
 from torch import Tensor
 
 from jitquant import reference
-from jitquant.formats import RECIPES, SCALE_LAYOUTS
+from jitquant.formats import FP8_SCALE_MIN, FP32_MAX, FP32_TINIEST, RECIPES, SCALE_LAYOUTS
 from jitquant.ops import Op
 from jitquant.ops._declare import Compiled
 
@@ -148,6 +148,31 @@ def test_every_way(machine: Machine, checked: set[str], family: str) -> None:
     for i, sample in enumerate(FAMILIES[family]()):
         _check(machine, sample, [(0, False), (1 + i % 2, True)])
     checked.add(family)
+
+
+def test_numbers_and_buffers_that_the_plans_refuse(machine: Machine) -> None:
+    x, e4m3 = randn(4, 32), torch.float8_e4m3fn
+
+    def call(data: Tensor, **keywords: float) -> None:
+        scale_inv, amax = torch.empty(1), torch.empty(1)
+        parts = {"data": data, "scale_inv": scale_inv, "amax": amax}
+        machine.call("quantize_fp8", "quantize_fp8", x, dtype=e4m3, **keywords, **parts)
+
+    machine.use(0)
+    data = torch.empty(4, 32, dtype=e4m3)
+    for keywords in ({"scale_value": FP8_SCALE_MIN}, {"scale_ub": FP32_TINIEST}):
+        call(data, **keywords)
+        for name, least in keywords.items():
+            for value in (least / 2, FP32_MAX * 2):
+                with pytest.raises(
+                    RuntimeError, match=f"{name} must be finite and positive in fp32"
+                ):
+                    call(data, **{name: value})
+    memory = torch.empty(256, dtype=e4m3)
+    call(memory.as_strided((4, 32), (64, 1)))
+    for stride in (0, 1, 16, 31):
+        with pytest.raises(RuntimeError, match="memory of its own"):
+            call(memory.as_strided((4, 32), (stride, 1)))
 
 
 def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None:
