@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
+from jitquant.formats import E8M0_DTYPE
 from jitquant.ops import _checks
 from jitquant.quantized import as_bytes
 
@@ -62,6 +63,10 @@ class Compiled(NamedTuple):
 
 def _alone(buffer: Tensor) -> tuple[Tensor]:
     return (buffer,)
+
+
+def _is_e8m0(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype == E8M0_DTYPE
 
 
 def _no_direct(*_: Any) -> Any:
@@ -183,6 +188,12 @@ class Op:
         keywords = {name: value for (name, _), value in zip(self._defaults, args, strict=True)}
         first = [keywords.pop(name) for name, _ in self._defaults[: self._positional]]
         if buffers:
+            if is_compiling() and any(map(_is_e8m0, (*args, *buffers))):
+                # Inductor refuses ops that write and have a float8_e8m0fnu. Bytes fit many a
+                # dtype, so what is given is looked at first.
+                self._plan_out(list(buffers), *first, **keywords)
+                first = [as_bytes(t) if _is_e8m0(t) else t for t in first]
+                buffers = [as_bytes(t) if _is_e8m0(t) else t for t in buffers]
             return self.out(*first, **keywords, **dict(zip(self.results, buffers, strict=True)))
         results = self.default(*first, **keywords)
         return results if len(self.results) > 1 else (results,)

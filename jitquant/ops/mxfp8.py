@@ -1,4 +1,8 @@
-"""MXFP8: the public functions. `jitquant.ops.fp8` says what they share with the others."""
+"""MXFP8: the public functions. `jitquant.ops.fp8` says what they share with the others.
+
+Inductor has no ``float8_e8m0fnu`` for the CPU: in a graph compiled for it, make the buffers for
+``out=`` inside, or return the results instead.
+"""
 
 from __future__ import annotations
 

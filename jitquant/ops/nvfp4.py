@@ -19,8 +19,8 @@ What they share:
   ``docs/distributed.md``.
 - ``out`` is a `QuantizedActivation` whose buffers are written and which is returned; with a gsa
   tensor its ``gsa`` attribute becomes that tensor. Buffers are contiguous and share no memory with
-  the inputs. Inductor cannot write to a float4_e2m1fn_x2 input of a compiled graph; there, return
-  the result instead.
+  the inputs. Inductor has no float4_e2m1fn_x2 for the CPU: a graph compiled for it can write to the
+  same buffers once; for more, return the results instead.
 - Nothing is differentiable: no result requires grad.
 
 Errors: TypeError for a wrong type or dtype, ValueError for a shape, stride, device, number or name
@@ -543,8 +543,6 @@ def _dispatch_into(
         shape = (*shape[: len(shape) - reduced], size)
     _check_form(out, op, tuple(shape), scale_layout, granularity if gsa is None else None, dim)
     buffers = [getattr(out, name) for name in op.results]
-    if torch.compiler.is_compiling():
-        buffers[0] = out.x_fp4_bytes  # Inductor cannot copy float4_e2m1fn_x2
     op.dispatched(tensors, buffers)
 
 
