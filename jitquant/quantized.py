@@ -69,8 +69,9 @@ class QuantizedActivation:
         dim: the packed dimension: -1, or 0 for a (K, N) weight, where x_fp4 is
             (ceil(K / 16) * 8, N), x_sf (ceil(K / 16), N), and ``cols`` is K.
 
-    It is a registered pytree: ``torch.compile`` and ``torch.export`` take and return it. Nothing is
-    checked when one is made, `validate` does that. Equality is identity; compare the parts.
+    It is a registered pytree: ``torch.compile`` and ``torch.export`` take and return it. Where
+    jitquant is imported ``torch.load`` reads saved ones. Nothing is checked when one is made or
+    read, `validate` does that. Equality is identity; compare the parts.
     """
 
     x_fp4: Tensor
@@ -444,3 +445,5 @@ pytree.register_pytree_node(
     from_dumpable_context=tuple,
     flatten_with_keys_fn=_flatten_with_keys,
 )
+# For torch.load as it is: what a file makes of one is its parts and nothing else.
+torch.serialization.add_safe_globals([QuantizedActivation])

@@ -204,8 +204,9 @@ class QuantizedTensor(_Parts):
             "swizzled_128x4".
         recipe: "te", "deepgemm" or "vllm": the arithmetic it was quantized with.
 
-    It is a registered pytree: ``torch.compile`` and ``torch.export`` take and return it. Nothing is
-    checked when one is made, `validate` does that. Equality is identity; compare the parts.
+    It is a registered pytree: ``torch.compile`` and ``torch.export`` take and return it. Where
+    jitquant is imported ``torch.load`` reads saved ones. Nothing is checked when one is made or
+    read, `validate` does that. Equality is identity; compare the parts.
     """
 
     data: Tensor
@@ -495,8 +496,9 @@ class QuantizedGroups(_Parts):
         shape: of the buffer that was quantized.
         recipe: "te" or "vllm".
 
-    It is a registered pytree. Nothing is checked when one is made, `validate` does that. Equality
-    is identity; compare the parts.
+    It is a registered pytree, and ``torch.load`` reads saved ones where jitquant is imported.
+    Nothing is checked when one is made, `validate` does that. Equality is identity; compare the
+    parts.
     """
 
     data: Tensor
@@ -692,7 +694,10 @@ def _check_bounds(prefix: str, offsets: Tensor, sizes: Tensor | None) -> None:
 
 
 def _register(cls: type[_Parts]) -> None:
-    """Makes a container a pytree: the parts that are there are leaves, the rest is context."""
+    """Makes a container a pytree, and one that ``torch.load`` reads with its defaults.
+
+    The parts that are there are leaves, the rest is context.
+    """
 
     def context(q: Any) -> tuple[Any, ...]:
         described = q._described()
@@ -723,6 +728,7 @@ def _register(cls: type[_Parts]) -> None:
         from_dumpable_context=as_tuples,
         flatten_with_keys_fn=flatten_with_keys,
     )
+    torch.serialization.add_safe_globals([cls])
 
 
 _register(QuantizedTensor)

@@ -229,7 +229,7 @@ def test_copies_and_pickles() -> None:
     file = io.BytesIO()
     torch.save(q, file)
     file.seek(0)
-    assert same(torch.load(file, weights_only=False), q)
+    assert same(torch.load(file), q)
 
 
 @pytest.mark.parametrize(
