@@ -18,8 +18,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,14 @@ def examine(loader: Loader) -> Diagnosis:
     """Look at everything that a build needs, and try one meanwhile."""
     started = time.monotonic()
     findings: list[Finding] = []
+
+    def look(check: str, about: Callable[[], Iterator[Finding]]) -> None:
+        try:
+            findings.extend(about())
+        except Exception as error:  # the other findings are wanted then most of all
+            text = f"could not be looked at ({type(error).__name__}: {error})"
+            findings.append(Finding(check, WARNING, text, "See whether the trial build works."))
+
     loader.memo.attach(loader.cache().memo_directory)
     candidates = list(examine_nvccs(loader.memo))
     nvcc = next((c.nvcc for c in candidates if c.nvcc is not None), None)
@@ -96,21 +105,22 @@ def examine(loader: Loader) -> Diagnosis:
     torch: TorchInstall | None = None
     try:
         torch = torch_install()
-        findings += _about_torch(torch)
     except LoaderError as error:
         findings.append(Finding("torch", ERROR, *_split(str(error))))
+    else:
+        look("torch", partial(_about_torch, torch))
     driver = read_driver()
-    findings += _about_gpus(driver, torch)
-    findings += _about_nvcc(candidates, driver, torch)
-    findings += _about_archs(loader, nvcc)
+    look("gpu", partial(_about_gpus, driver, torch))
+    look("nvcc", partial(_about_nvcc, candidates, driver, torch))
+    look("architectures", partial(_about_archs, loader, nvcc))
     findings.append(about_host)
-    findings += _about_ninja()
-    findings += _about_headers(torch, nvcc)
-    findings += _about_settings()
-    findings += _about_memory()
-    findings += _about_cache(loader)
-    findings += _about_bundles()
-    findings += _about_torch_extensions()
+    look("ninja", _about_ninja)
+    look("headers", partial(_about_headers, torch, nvcc))
+    look("settings", _about_settings)
+    look("jobs", _about_memory)
+    look("cache", partial(_about_cache, loader))
+    look("bundles", _about_bundles)
+    look("torch_extensions", _about_torch_extensions)
     thread.join()
     findings.append(_about_trial(trial[0]))
     works = not any(finding.state == ERROR for finding in findings)

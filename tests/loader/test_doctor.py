@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -240,6 +241,19 @@ def test_bundles_and_jobs(no_trial: None, tmp_path: Path, monkeypatch: pytest.Mo
         True
     ]
     assert found.works
+
+
+def test_what_cannot_be_looked_at_does_not_hide_the_rest(
+    no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(root: Path) -> list[Path]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(root))
+
+    monkeypatch.setattr(module, "torch_extension_locks", refuse)
+    found = examine(new_loader(tmp_path / "cache"))
+    text = one(found, "torch_extensions", "warning").text
+    assert text.startswith("could not be looked at (PermissionError: ")
+    assert of(found, "cache", "ok")
 
 
 def test_settings(no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
