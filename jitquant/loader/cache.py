@@ -150,7 +150,8 @@ class Cache:
         """Whether the directory exists; refuses one that somebody else could write to.
 
         Raises:
-            CacheError: not a directory, of another owner, or writable by group or others.
+            CacheError: not a directory, of another owner, writable by group or others, or not
+                readable.
         """
         try:
             status = os.stat(self.root)
@@ -176,8 +177,19 @@ class Cache:
                 "can write to it, and could make this process load any code. If nobody did, run "
                 f"`chmod 700 {self.root}`; otherwise remove it first."
             )
+        self._check_readable()
         self._checked = (status.st_ino, status.st_mode)
         return True
+
+    def _check_readable(self) -> None:
+        """Refuse a directory, such as one of root's, whose builds this process would never see."""
+        for directory in (self.root, self.base, self.base / "entries"):
+            try:
+                os.scandir(directory).close()
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise self.unreadable(directory, error) from error
 
     def prepare(self) -> bool:
         """Create what is missing; ``False`` where the directory cannot be written to."""
@@ -208,11 +220,25 @@ class Cache:
             )
         return CacheError(f"cache directory {self.root}: {error}. {_CHOOSE_ANOTHER}")
 
+    def unreadable(self, path: Path, error: OSError) -> CacheError:
+        """The error for a part of the cache that is there and that ``error`` keeps from reading."""
+        if error.errno in (errno.EACCES, errno.EPERM):
+            way_out = (
+                f"Run `chmod -R a+rX {self.root}` as its owner, or set JITQUANT_CACHE_DIR to a "
+                "directory of your own."
+            )
+        else:
+            way_out = "Ask again when that has passed, or set JITQUANT_CACHE_DIR to another disk."
+        return CacheError(
+            f"cache directory {self.root}: {path} cannot be read by uid {os.geteuid()} "
+            f"({error.strerror}). {way_out}"
+        )
+
     @property
     def memo_directory(self) -> Path | None:
         """Where answers of compilers are kept, if that exists."""
         path = self.base / "toolchain"
-        return path if path.is_dir() else None
+        return path if os.path.isdir(path) else None  # Path.is_dir() raises where it may not look
 
     @property
     def has_temporary(self) -> bool:

@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from jitquant.loader import CompileError, Loader
+from jitquant.cli import main
+from jitquant.loader import CacheError, CompileError, Loader, doctor
+from jitquant.loader.trial_build import TrialBuild
 
 from .conftest import Toy
 from .toys import (
@@ -257,6 +259,45 @@ def test_two_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert factor(cache, source) == 3
         assert len(entries(cache)) == 1
         assert litter(cache) == litter(own) == []
+    finally:
+        shutil.rmtree(place)
+
+
+@needs_root
+@pytest.mark.parametrize("opened", ["", ".", "v1"])
+def test_a_cache_that_may_not_be_read_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: str
+) -> None:
+    """One of root's has mode 0700; opening a part of it does not yet show its builds."""
+    place = Path(tempfile.mkdtemp(prefix="jitquant-test-"))
+    place.chmod(0o755)
+    try:
+        source = write_plain(place / "source")
+        cache = place / "cache"
+        assert factor(cache, source) == 3
+        if opened:
+            for path in {cache, cache / opened}:
+                path.chmod(0o755)
+        monkeypatch.setenv("JITQUANT_CACHE_DIR", str(cache))
+        monkeypatch.setattr(doctor, "try_build", lambda loader: TrialBuild(0.1, None))
+        way_out = f"chmod -R a+rX {cache}"
+
+        def other_user() -> bool:
+            loader = new_loader(cache)
+            with pytest.raises(CacheError, match="cannot be read by uid 4001 ") as caught:
+                loader.get("plain", [source])
+            assert f"Run `{way_out}` as its owner" in str(caught.value)
+            findings = [f for f in doctor.examine(loader).findings if f.check == "cache"]
+            assert [(f.state, way_out in f.fix) for f in findings] == [("error", True)]
+            for command in (["cache", "list"], ["cache", "clear"], ["explain", str(source)]):
+                assert main(command) == 1
+            return True
+
+        main(["explain", "no such name"])  # imports what this user may not read
+        output = tmp_path / "4001.txt"
+        status = os.waitpid(fork(as_user(4001, other_user), output), 0)[1]
+        assert status == 0, output.read_text()
+        assert len(entries(cache)) == 1
     finally:
         shutil.rmtree(place)
 
