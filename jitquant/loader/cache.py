@@ -42,6 +42,8 @@ from .hold import Hold, hold
 SCHEMA = 1
 _SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "toolchain")
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
+#: A directory where a file has to be, or the other way round.
+_MISPLACED = (NotADirectoryError, IsADirectoryError)
 _KEPT_LOGS = 40
 _STALE_SECONDS = 24 * 3600.0
 _ATTEMPTS = 3
@@ -272,13 +274,20 @@ class Cache:
         return self.base / "entries" / level1[:32] / level2[:32]
 
     def candidates(self, level1: str) -> Iterator[tuple[Path, Entry]]:
-        """The readable entries of a level-1 key; damaged ones are set aside on the way."""
+        """The entries of a level-1 key; damaged ones are set aside on the way.
+
+        Raises:
+            CacheError: the system refuses to read what may well be good.
+        """
+        group = self.base / "entries" / level1[:32]
         try:
-            names = sorted(os.listdir(self.base / "entries" / level1[:32]))
-        except OSError:
+            names = sorted(os.listdir(group))
+        except FileNotFoundError:
             return
+        except OSError as error:
+            raise self.unreadable(group, error) from error
         for name in names:
-            directory = self.base / "entries" / level1[:32] / name
+            directory = group / name
             try:
                 entry = Entry.from_json((directory / "entry.json").read_bytes())
                 if entry.schema != SCHEMA or entry.level1 != level1:
@@ -288,20 +297,28 @@ class Cache:
             except FileNotFoundError:
                 self.set_aside(directory, "its description is missing")
                 continue
-            except (OSError, ValueError) as error:
+            except (*_MISPLACED, ValueError) as error:
                 self.set_aside(directory, f"its description cannot be read ({error})")
                 continue
+            except OSError as error:
+                raise self.unreadable(directory / "entry.json", error) from error
             yield directory, entry
 
     def verified_library(self, directory: Path, entry: Entry) -> Path | None:
-        """The library of an entry if it has the digest it was published with, else ``None``."""
+        """The library of an entry if it has the digest it was published with, else ``None``.
+
+        Raises:
+            CacheError: the system refuses to read what may well be good.
+        """
         path = directory / entry.library
         try:
             with open(path, "rb") as stream:
                 found = hashlib.sha256(stream.read()).hexdigest()
-        except OSError as error:
+        except (FileNotFoundError, *_MISPLACED) as error:
             self.set_aside(directory, f"its library cannot be read ({error.strerror})")
             return None
+        except OSError as error:
+            raise self.unreadable(path, error) from error
         if found != entry.library_sha256:
             self.set_aside(directory, "its library does not have the digest it was built with")
             return None

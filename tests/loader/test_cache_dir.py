@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,44 @@ def test_damaged_entry_is_said_once_and_built_again(
     assert len(entries(cache)) == 1
     assert litter(cache) == []
     assert new_loader(cache).get("plain", [source]).library.factor() == 3
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("part", ["entries/*", "entry.json", "*.so"])
+def test_an_entry_that_cannot_be_read_now_is_kept(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, number: int
+) -> None:
+    source, cache = plain.copy(tmp_path)
+    (entry,) = entries(cache)
+    refused = entry.parent if part == "entries/*" else next(entry.glob(part))
+
+    def refuse(path: object) -> None:
+        if str(path) == str(refused):
+            raise OSError(number, os.strerror(number), str(path))
+
+    def listdir(path: str = ".", real: Callable[..., list[str]] = os.listdir) -> list[str]:
+        refuse(path)
+        return real(path)
+
+    def opened(path: object, *args: object, real: Callable[..., object] = open) -> object:
+        refuse(path)
+        return real(path, *args)
+
+    def read_bytes(path: Path, real: Callable[[Path], bytes] = Path.read_bytes) -> bytes:
+        refuse(path)
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jitquant.loader.cache.os.listdir", listdir)
+        patch.setattr("jitquant.loader.cache.open", opened, raising=False)
+        patch.setattr(Path, "read_bytes", read_bytes)
+        why = re.escape(f"{refused} cannot be read by uid {os.geteuid()} ({os.strerror(number)})")
+        with pytest.raises(CacheError, match=why):
+            new_loader(cache).get("plain", [source])
+    assert entries(cache) == [entry]
+    assert new_loader(cache).get("plain", [source]).library.factor() == 3
+    assert entries(cache) == [entry]
+    assert litter(cache) == []
 
 
 @pytest.fixture
