@@ -38,7 +38,7 @@ Jobs = Annotated[
 
 def build(names: Names = None, arch: Arch = None, jobs: Jobs = None, json: Json = False) -> None:
     """Build modules side by side; what the cache has already is left as it is."""
-    outcomes = build_named(names, arch, jobs, quiet=json)
+    outcomes = build_named(names, arch, jobs, Loader(temporary=False), quiet=json)
     if json:
         print_json([_plain(outcome) for outcome in outcomes])
     failed = [outcome for outcome in outcomes if outcome.error is not None]
@@ -50,14 +50,13 @@ def build(names: Names = None, arch: Arch = None, jobs: Jobs = None, json: Json 
 
 
 def build_named(
-    names: Sequence[str] | None, arch: str | None, jobs: int | None, *, quiet: bool
+    names: Sequence[str] | None, arch: str | None, jobs: int | None, loader: Loader, *, quiet: bool
 ) -> list[Outcome]:
     """Build what the names stand for, and show how it goes on stderr."""
     if arch is not None:
         parse_archs(
             arch, native=visible_archs
         )  # what is wrong with it is wrong for every module: said once
-    loader = Loader()
     loader.reporter = _LogOnly()
     requests: dict[str, Request] = {}
     for name in names or kernel_names(loader):

@@ -9,6 +9,7 @@ import typer
 
 from jitquant.loader.bundles import check_free, write_bundle
 from jitquant.loader.cache import BUNDLES
+from jitquant.loader.core import Loader
 
 from .build import Jobs, Names, build_named
 from .output import Arch, Json, console, print_json
@@ -30,7 +31,7 @@ def bundle(
     the same sources.
     """
     check_free(output)  # before the minutes that it may take
-    outcomes = build_named(names, arch, jobs, quiet=json)
+    outcomes = build_named(names, arch, jobs, Loader(), quiet=json)
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error

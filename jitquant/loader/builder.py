@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .archs import NO_GPU
 from .cache import Cache, Published
 from .changes import what_changed
-from .errors import CompileError
+from .errors import CacheError, CompileError
 from .match import Build, ChangedError, digests_now, match_entry, take
 from .plan import Plan
 from .processes import default_jobs
@@ -43,6 +43,12 @@ class Builder:
         """
         cache, reporter = self._loader.cache(), self._loader.reporter
         if not cache.prepare():
+            if not self._loader.temporary:
+                raise CacheError(
+                    f"cache directory {cache.root} cannot be written to, and {plan.name} is not in "
+                    "it: a build would go with this process. Set JITQUANT_CACHE_DIR to a directory "
+                    "that can be written to."
+                )
             reporter.say_once(
                 f"the cache {cache.root} cannot be written to; building into a private temporary "
                 "directory, which goes when this process ends"

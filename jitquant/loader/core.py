@@ -64,6 +64,8 @@ class Loader:
         native: tells the architectures of the visible GPUs.
         lock_timeout: seconds to wait for another process's build; ``None`` means
             ``JITQUANT_LOCK_TIMEOUT`` or 600.
+        temporary: whether a miss is built for this process alone where the cache cannot be written
+            to; else that is a ``CacheError``.
         reload: whether edits are looked for; ``None`` means ``JITQUANT_RELOAD``, else whether this
             is a source checkout.
     """
@@ -76,6 +78,7 @@ class Loader:
         capturing: Callable[[], bool] = capturing_now,
         native: Callable[[], tuple[str, ...]] = visible_archs,
         lock_timeout: float | None = None,
+        temporary: bool = True,
         reload: bool | None = None,
     ) -> None:
         self._cache_dir = None if cache_dir is None else Path(os.path.abspath(cache_dir))
@@ -84,6 +87,7 @@ class Loader:
         self._native = native
         self._native_archs: tuple[str, ...] | None = None
         self.lock_timeout = lock_timeout
+        self.temporary = temporary
         self._reload = reload
         self.reporter = Reporter()
         self.hasher = FileHasher()

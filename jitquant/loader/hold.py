@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
+_NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM}
 # Whoever removes an entry has it locked for the time of one rename.
 _PATIENCE_SECONDS = 1.0
 
@@ -93,8 +94,13 @@ def unused(library: Path) -> Iterator[bool]:
     ``False`` too where that cannot be told.
     """
     try:
-        # To be writable is what some network file systems ask for.
-        descriptor = os.open(library, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # To be writable is what some network file systems ask for.
+            descriptor = os.open(library, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in _NOT_WRITABLE:
+                raise
+            descriptor = os.open(library, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         yield True
         return

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .cache import Cache, Entry
-from .errors import LockTimeoutError
+from .errors import CacheError, LockTimeoutError
 from .hold import unused
 
 _A_MOMENT = 0.05
@@ -66,7 +66,7 @@ def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None
         older_than: seconds since a build was last loaded.
 
     Raises:
-        CacheError: the directory is not one to be trusted.
+        CacheError: the directory is not one to be trusted, or cannot be written to.
         ValueError: a limit is negative.
     """
     for name, value in (("max_size", max_size), ("older_than", older_than)):
@@ -74,6 +74,12 @@ def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None
             raise ValueError(f"{name}: {value} is negative.")
     if not cache.check():
         return Pruned([], [], 0, 0)
+    if not _can_remove(cache):
+        raise CacheError(
+            f"cache directory {cache.root} cannot be written to by uid {os.geteuid()} (it is "
+            "read-only, or another user's): nothing was removed. Run this as its owner, where it "
+            "can be written to."
+        )
     _sweep(cache)
     builds = stored(cache)
     before = left = sum(build.size for build in builds)
@@ -116,6 +122,12 @@ def _stored(directory: Path) -> Stored:
         with unused(directory / entry.library) as free:
             in_use = not free
     return Stored(name, archs, directory, size, used, in_use)
+
+
+def _can_remove(cache: Cache) -> bool:
+    """Whether entries can be taken out of their place."""
+    places = [path for path in (cache.base / "entries", cache.base / "staging") if path.is_dir()]
+    return all(os.access(path, os.W_OK | os.X_OK) for path in places)
 
 
 def _remove(cache: Cache, build: Stored) -> bool:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from jitquant.cli import main
 from jitquant.loader import CacheError, DamagedEntryWarning
 from jitquant.loader.cache import Cache, default_root
+from jitquant.loader.prune import stored
 
 from .conftest import Toy
 from .toys import entries, finish, litter, new_loader, python, write_plain
@@ -199,6 +201,33 @@ def test_read_only_cache_serves_hits_and_a_miss_goes_to_a_private_place(
     assert cache not in module.path.parents
     assert mode(loader.cache().temporary().root) == 0o700
     shutil.rmtree(loader.cache().temporary().root)
+
+
+@needs_root
+def test_commands_that_write_say_that_a_cache_is_read_only(
+    read_only: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    source, cache = read_only
+    monkeypatch.setenv("JITQUANT_CACHE_DIR", str(cache))
+
+    def said(*words: str, code: int) -> str:
+        capfd.readouterr()
+        assert main(words) == code
+        return "".join(capfd.readouterr())
+
+    assert "in the cache already" in said("build", str(source), code=0)
+    assert [build.in_use for build in stored(Cache(cache))] == [False]
+    source.with_suffix(".h").write_text("#define FACTOR 4\n")
+    text = said("build", str(source), code=1)
+    assert f"cache directory {cache} cannot be written to, and plain is not in it" in text
+    for words in (["prune", "--max-size", "0"], ["clear"]):
+        text = said("cache", *words, code=1)
+        assert f"cache directory {cache} cannot be written to by uid 0 (it is read-only" in text
+    bundle = source.parent / "bundle"
+    assert str(bundle) in said("bundle", str(source), "-o", str(bundle), code=0)
+    assert len(entries(cache)) == 1
 
 
 @needs_root
