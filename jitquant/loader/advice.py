@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import subprocess
 from collections.abc import Sequence
 
 _LIBRARY = re.compile(r"TORCH_LIBRARY(?:_FRAGMENT)?\s*\(\s*(\w+)\s*,")
@@ -31,13 +33,23 @@ def advice(said: str, sources: Sequence[str]) -> str:
     missing = re.search(r"undefined symbol: (\S+)", said)
     if missing:
         return (
-            f"{missing.group(1)} is declared and used, but no source of this module defines it. "
-            "Name the file that does in sources, or its library in cxx_flags (-l...)."
+            f"{_readable(missing.group(1))} is declared and used, but no source of this module "
+            "defines it. Name the file that does in sources, or its library in cxx_flags (-l...)."
         )
     wrong = [line for text in texts for line in _wrong_schemas(text)]
     if wrong:
         return "An operator's schema is not valid:\n" + "\n".join(wrong)
     return ""
+
+
+def _readable(symbol: str) -> str:
+    """``symbol`` as it is written in C++, where there is a c++filt to ask."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["c++filt", symbol], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip() or symbol
+    return symbol
 
 
 def _read(path: str) -> str:

@@ -235,7 +235,7 @@ def build(
         )
     except CompileError as error:
         _raise_if_disk_is_full(str(error), staging)
-        log = write_log(f"$ {shlex.join(error.command)}\n{error}")
+        log = write_log(str(error))  # with the commands
         raise compile_error(
             plan.name,
             label="linking",

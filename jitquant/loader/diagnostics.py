@@ -32,10 +32,11 @@ _NVCC = re.compile(
     r"\s*: (?P<message>.*)$"
 )
 _LINKER = re.compile(
-    r"^(?:(?:\S*/)?ld(?:\.\w+)?|collect2): (?P<message>(?!.*\bin function\b).*"
-    r"(?:undefined|cannot find|multiple definition|error|not found|relocation|No space).*)$"
+    r"^(?:\S*/)?(?:[\w.+-]+-)?(?:ld(?:\.\w+)?|mold|collect2): "
+    r"(?P<message>(?!.*\bin function\b).+)$"
     r"|^[^:]*:\([^)]*\): (?P<symbol>(?:multiple definition of|undefined reference to) .*)$"
 )
+_REMARK = re.compile(r"(?:warning|note): |skipping incompatible ", re.IGNORECASE)
 _CARET = re.compile(r"^(\s*)\^[\s~]*$")
 _KILLED = re.compile(
     r"^Killed\s*$|FAILED: \[code=137\]|"
@@ -107,7 +108,8 @@ def _parse_line(line: str, following: Sequence[str], root: Path) -> Diagnostic |
         return Diagnostic("", 0, None, severity, f"nvcc: {match['message']}")
     if match := _LINKER.match(line):
         message = match["symbol"] or match["message"]
-        return Diagnostic("", 0, None, "error", f"linker: {message}")
+        severity = "warning" if _REMARK.match(message) else "error"
+        return Diagnostic("", 0, None, severity, f"linker: {message}")
     return None
 
 
@@ -195,7 +197,8 @@ def compile_error(
         tail = text.strip().splitlines()[-12:]
         lines.append("\n" + ("\n".join(tail) if tail else "(the command printed nothing)"))
     lines.extend(f"\n{hint}" for hint in hints(text, returncode))
-    lines.append(f"\ncommand: {shlex.join(command)}")
+    if command:
+        lines.append(f"\ncommand: {shlex.join(command)}")
     if log_path is not None:
         lines.append(f"whole log: {log_path}")
     return CompileError(

@@ -503,7 +503,7 @@ def _about_trial(outcome: TrialBuild | Exception) -> Finding:
         return Finding("trial build", OK, f"{text}{outcome.seconds:.1f} s")
     fix = "See the findings above."
     if isinstance(error, CompileError):
-        fix = "Mend what the compiler says; run the command by hand to see all of it."
+        fix = "Mend what the compiler says."
     return Finding("trial build", ERROR, str(error), fix)
 
 

@@ -31,6 +31,7 @@ _TOTAL_SECONDS = 300.0
 _PR_SET_PDEATHSIG = 1
 _UNQUOTABLE = re.compile(r"[^\w ./+,=@~%-]")
 _UNQUOTED = re.compile(r"[^\w./+,=@~%-]")  # where torch passes a path through a shell as it is
+_FAILED = re.compile(r"^FAILED: .*\n(.+)$", re.MULTILINE)
 _STUB = "// Links the objects that were compiled beside this file.\n"
 
 
@@ -115,7 +116,8 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequ
     if result is not None and "ops" in result and not unregistered:
         return Trial(list(result["ops"]), list(result["init"]))
     if result is not None and result.get("stage") == "link":
-        raise CompileError(str(result["error"]), command=["ninja", "-v", "-C", str(staging)])
+        said = str(result["error"])
+        raise CompileError(said, command=_failed_command(said))
     if outcome.timed_out and library.is_file():
         # A lock of some library was held at the fork. The library itself may well be good.
         return Trial(None, init_symbols_of(library))
@@ -129,6 +131,15 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequ
         f"the library {library.stem!r} was built but does not load{how}:\n{said}"
         + (f"\n{hint}" if hint else "")
     )
+
+
+def _failed_command(said: str) -> list[str]:
+    """The command that ninja says has failed; ``[]`` if it says none."""
+    match = _FAILED.search(said)
+    try:
+        return shlex.split(match[1]) if match else []
+    except ValueError:
+        return []
 
 
 def _describe_status(status: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -91,12 +92,24 @@ def test_error_of_the_linker(loader: Loader, tmp_path: Path) -> None:
         loader.get("broken", [write_plain(tmp_path / "source"), other])
 
 
+def test_error_of_the_linker_has_its_cause_and_its_command(loader: Loader, tmp_path: Path) -> None:
+    error = compile_error(loader, write_plain(tmp_path / "source"), cxx_flags=["-Wl,-bogus"])
+    assert "error: linker: invalid BFD target `ogus'" in str(error)
+    assert {"-shared", "o0.o", "-Wl,-bogus"} <= set(error.command)
+    assert shlex.join(error.command) in str(error)
+    assert "ninja -v" not in str(error)
+    assert error.log_path is not None
+    assert shlex.join(error.command) in error.log_path.read_text()
+
+
 def test_undefined_symbol(loader: Loader, tmp_path: Path) -> None:
     source = tmp_path / "k.cpp"
     source.write_text("void absent();\nstruct A { A() { absent(); } } a;\n")
     with pytest.raises(LoaderError, match="undefined symbol: _Z6absentv") as caught:
         loader.get("k", [source])
     assert "no source of this module defines it" in str(caught.value)
+    if shutil.which("c++filt"):
+        assert "\nabsent() is declared" in str(caught.value)
     assert entries(tmp_path / "cache") == []
 
 
@@ -170,6 +183,17 @@ def test_number_of_logs_is_bounded(loader: Loader, tmp_path: Path) -> None:
             ("", 0, None, "error", "nvcc: 'cicc' died due to signal 9 (Kill signal)"),
         ),
         ("/usr/bin/ld: cannot find -lx: No", ("", 0, None, "error", "linker: cannot find -lx: No")),
+        ("aarch64-linux-gnu-ld.bfd: bad -z", ("", 0, None, "error", "linker: bad -z")),
+        ("ld.lld: error: unknown x", ("", 0, None, "error", "linker: error: unknown x")),
+        ("/opt/x/mold: fatal: no x", ("", 0, None, "error", "linker: fatal: no x")),
+        ("ld: warning: no .note", ("", 0, None, "warning", "linker: warning: no .note")),
+        (
+            "/usr/bin/ld: skipping incompatible /l/libx.so when searching for -lx",
+            (
+                *("", 0, None, "warning"),
+                "linker: skipping incompatible /l/libx.so when searching for -lx",
+            ),
+        ),
     ],
 )
 def test_lines_of_compilers(
