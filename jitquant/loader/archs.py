@@ -205,7 +205,10 @@ def choose_archs(
     if explicit is not None:
         return ArchChoice(parse_archs(explicit, native=native), "archs=")
     if own := env("JITQUANT_CUDA_ARCHS"):
-        return ArchChoice(parse_archs(own, native=native), "JITQUANT_CUDA_ARCHS")
+        try:
+            return ArchChoice(parse_archs(own, native=native), "JITQUANT_CUDA_ARCHS")
+        except UnsupportedArchError as error:
+            raise UnsupportedArchError(f"JITQUANT_CUDA_ARCHS={own!r}: {error}") from None
     visible = native()
     if listed := env("TORCH_CUDA_ARCH_LIST"):
         usable, skipped = _parse_leniently(listed)

@@ -16,6 +16,7 @@ from .match import Build, ChangedError, digests_now, match_entry, take
 from .plan import Plan
 from .processes import default_jobs
 from .report import HEARTBEAT_SECONDS, Heartbeat, shorten
+from .settings import setting
 from .sources import CUDA_SUFFIXES, scan_includes
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Builder:
         heartbeat = Heartbeat(reporter, plan.name, on_tick)
         timeout = self._loader.lock_timeout
         if timeout is None:
-            timeout = _seconds("JITQUANT_LOCK_TIMEOUT", _DEFAULT_LOCK_SECONDS)
+            timeout = float(setting("JITQUANT_LOCK_TIMEOUT") or _DEFAULT_LOCK_SECONDS)
 
         def on_wait(owner: str, waited: float) -> None:
             reporter.say(
@@ -181,16 +182,3 @@ class Builder:
         archs = ", ".join(f"sm_{arch}" for arch in plan.archs.archs) or "host only"
         cost = f"; the torch headers in {shorten(slow)} cost most of the time" if slow else ""
         reporter.say(f"building {plan.name} for {archs}: {why}{cost}")
-
-
-def _seconds(variable: str, default: float) -> float:
-    given = os.environ.get(variable)
-    if not given:
-        return default
-    try:
-        value = float(given)
-    except ValueError:
-        value = -1.0
-    if not value >= 0:
-        raise ValueError(f"{variable}={given!r}: give a number of seconds, 0 or more.")
-    return value

@@ -25,6 +25,7 @@ from .module import CudaModule, load_module, loaded_under
 from .plan import Plan, Request, Wanted, look_up, make_plan
 from .record import Loaded, Record, Watched, arch_environment
 from .report import Reporter
+from .settings import check_settings
 from .sources import FileHasher, as_strings, check_name
 from .toolchain import Memo, preload_runtime
 from .watch import Watcher
@@ -330,7 +331,13 @@ class Loader:
         return self._native_archs
 
     def look_up(self, request: Request) -> Wanted:
-        """The files and architectures of a request."""
+        """The files and architectures of a request.
+
+        Raises:
+            ValueError: a variable of jitquant's is not what it may be; and what
+                :func:`.plan.look_up` raises.
+        """
+        check_settings()
         return look_up(
             request, kernels_dir=self.kernels_dir(), hasher=self.hasher, choose=self.choose
         )

@@ -33,6 +33,7 @@ from .nvml import Driver, read_driver
 from .plan import python_include_dir
 from .processes import available_bytes, default_jobs
 from .prune import stored
+from .settings import SETTINGS
 from .toolchain import Candidate, Nvcc, examine_nvccs, find_host_compiler
 from .torch_install import TorchInstall, torch_install
 from .trial_build import TrialBuild, try_build
@@ -44,16 +45,6 @@ OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 _OLDEST_TORCH = (2, 11)
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "fuse", "9p", "afs", "beegfs", "ceph")
 _LITTLE_SPACE = 1 << 30
-#: The variables of jitquant, with what each may be; architectures have a check of their own.
-SETTINGS = {
-    "JITQUANT_BUNDLES": r".*",
-    "JITQUANT_CACHE_DIR": r".*",
-    "JITQUANT_CUDA_ARCHS": r".*",
-    "JITQUANT_JOBS": r"[1-9]\d*",
-    "JITQUANT_LOCK_TIMEOUT": r"\d+(?:\.\d*)?",
-    "JITQUANT_QUIET": r"[01]",
-    "JITQUANT_RELOAD": r"[01]",
-}
 
 
 @dataclass(frozen=True)
@@ -351,13 +342,9 @@ def _about_settings() -> Iterator[Finding]:
             near = difflib.get_close_matches(name, SETTINGS, n=1)
             fix = f"{near[0]} is meant?" if near else f"There are {', '.join(SETTINGS)}."
             yield Finding("settings", NOTE, f"{name}={value!r} is no setting", fix)
-        elif value and not re.fullmatch(SETTINGS[name], value):
-            yield Finding(
-                "settings",
-                WARNING,
-                f"{name}={value!r} is not understood",
-                "See docs/loader.md for what it may be, or unset it.",
-            )
+        elif value and not re.fullmatch(SETTINGS[name].pattern, value):
+            fix = f"Give {SETTINGS[name].accepted}, or unset it."
+            yield Finding("settings", ERROR, f"{name}={value!r} is not understood", fix)
         elif value:
             yield Finding("settings", OK, f"{name}={value!r}")
 

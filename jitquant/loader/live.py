@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .errors import OldGraphWarning
 from .module import CudaModule
+from .settings import setting
 
 if TYPE_CHECKING:
     from .record import Record
@@ -28,11 +29,8 @@ def reloads() -> bool:
     Raises:
         ValueError: ``JITQUANT_RELOAD`` is neither 0 nor 1.
     """
-    setting = os.environ.get("JITQUANT_RELOAD", "")
-    if setting not in ("", "0", "1"):
-        raise ValueError(f"JITQUANT_RELOAD={setting!r}: give 1 (look for edits) or 0.")
-    if setting:
-        return setting == "1"
+    if chosen := setting("JITQUANT_RELOAD"):
+        return chosen == "1"
     return not os.path.isdir(os.path.join(_PACKAGE, "kernels_cu"))
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from .settings import setting
+
 _POLL_SECONDS = 0.01
 _BYTES_PER_JOB = 1 << 30
 
@@ -40,9 +42,12 @@ class Finished(NamedTuple):
 
 
 def default_jobs() -> int:
-    """How many compilers to run at once: the processors, within what memory allows."""
-    given = os.environ.get("JITQUANT_JOBS", "")
-    if given.isdigit() and int(given) > 0:
+    """How many compilers to run at once: the processors, within what memory allows.
+
+    Raises:
+        ValueError: ``JITQUANT_JOBS`` is no number of compilers.
+    """
+    if given := setting("JITQUANT_JOBS"):
         return int(given)
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     memory = available_bytes()

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import Loader, UnsupportedArchError
+from jitquant.loader.plan import Request
+from jitquant.loader.settings import check_settings, setting
 
 from .toys import new_loader, write_plain, write_toy
 
@@ -103,6 +105,55 @@ def test_unsupported_architecture(loader: Loader, tmp_path: Path) -> None:
         loader.get("k", [source], archs="7.5")
     with pytest.raises(TypeError, match="archs: 90 is int"):
         loader.get("k", [source], archs=[90])  # type: ignore[list-item]
+
+
+def test_the_variable_that_names_a_wrong_architecture_is_named(
+    loader: Loader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITQUANT_CUDA_ARCHS", "9.0;sm_70")
+    with pytest.raises(UnsupportedArchError, match=r"^JITQUANT_CUDA_ARCHS='9.0;sm_70': .*'sm_70'"):
+        loader.get("toy", [write_toy(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("JITQUANT_JOBS", "x", "a number of compilers, 1 or more"),
+        ("JITQUANT_JOBS", "0", "a number of compilers, 1 or more"),
+        ("JITQUANT_LOCK_TIMEOUT", "-1", "a number of seconds, 0 or more"),
+        ("JITQUANT_LOCK_TIMEOUT", "nan", "a number of seconds, 0 or more"),
+        ("JITQUANT_QUIET", "true", r"1 \(nothing on stderr\) or 0"),
+        ("JITQUANT_RELOAD", "yes", r"1 \(look for edits\) or 0"),
+    ],
+)
+def test_a_wrong_variable_is_refused_before_anything_is_built(
+    loader: Loader,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+    accepted: str,
+) -> None:
+    source = write_plain(tmp_path / "source")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"^{name}={value!r}: give {accepted}\\.$"):
+        loader.get("plain", [source])
+    with pytest.raises(ValueError, match=f"^{name}={value!r}: give {accepted}\\.$"):
+        loader.ensure(Request("plain", (source,)))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_a_variable_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, values in {
+        "JITQUANT_JOBS": ("", "1", "16", "04"),
+        "JITQUANT_LOCK_TIMEOUT": ("", "0", "600", "0.5", ".5", "1e3", "inf"),
+        "JITQUANT_QUIET": ("", "0", "1"),
+        "JITQUANT_RELOAD": ("", "0", "1"),
+    }.items():
+        for value in values:
+            monkeypatch.setenv(name, value)
+            assert setting(name) == value
+            check_settings()
 
 
 def test_binding_beside_a_kernel_is_taken_unless_one_is_named(tmp_path: Path) -> None:

@@ -265,10 +265,17 @@ def test_settings(no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("JITQUANT_QUIET", "1")
     monkeypatch.setenv("JITQUANT_CACHEDIR", "/x")
     found = examine(new_loader(tmp_path))
-    assert [f.text for f in of(found, "settings", "warning")] == [
-        "JITQUANT_JOBS='many' is not understood",
-        "JITQUANT_RELOAD='yes' is not understood",
+    assert [(f.text, f.fix) for f in of(found, "settings", "error")] == [
+        (
+            "JITQUANT_JOBS='many' is not understood",
+            "Give a number of compilers, 1 or more, or unset it.",
+        ),
+        (
+            "JITQUANT_RELOAD='yes' is not understood",
+            "Give 1 (look for edits) or 0, or unset it.",
+        ),
     ]
+    assert not found.works
     assert one(found, "settings", "ok").text == "JITQUANT_QUIET='1'"
     assert one(found, "settings", "note").fix == "JITQUANT_CACHE_DIR is meant?"
 

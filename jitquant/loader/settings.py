@@ -1,0 +1,51 @@
+"""The environment variables of jitquant, and what each may be."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+
+class Setting(NamedTuple):
+    """What a variable may be: a pattern, and the same in words."""
+
+    pattern: str
+    accepted: str
+
+
+_SWITCH = r"[01]"
+#: Architectures and directories are looked at where they are used.
+SETTINGS = {
+    "JITQUANT_BUNDLES": Setting(r"(?s).*", "directories, separated by ':'"),
+    "JITQUANT_CACHE_DIR": Setting(r"(?s).*", "a directory"),
+    "JITQUANT_CUDA_ARCHS": Setting(r"(?s).*", "architectures"),
+    "JITQUANT_JOBS": Setting(r"0*[1-9][0-9]*", "a number of compilers, 1 or more"),
+    "JITQUANT_LOCK_TIMEOUT": Setting(
+        r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf", "a number of seconds, 0 or more"
+    ),
+    "JITQUANT_QUIET": Setting(_SWITCH, "1 (nothing on stderr) or 0"),
+    "JITQUANT_RELOAD": Setting(_SWITCH, "1 (look for edits) or 0"),
+}
+
+
+def setting(name: str) -> str:
+    """The value of a variable, ``""`` if it is not set.
+
+    Raises:
+        ValueError: it is not what the variable may be.
+    """
+    value = os.environ.get(name, "")
+    if value and not re.fullmatch(SETTINGS[name].pattern, value):
+        raise ValueError(f"{name}={value!r}: give {SETTINGS[name].accepted}.")
+    return value
+
+
+def check_settings() -> None:
+    """Refuse what a build would only find after seconds, or not at all.
+
+    Raises:
+        ValueError: a variable is not what it may be.
+    """
+    for name in SETTINGS:
+        setting(name)
