@@ -161,8 +161,8 @@ def _sets_standard(flags: tuple[str, ...] | list[str]) -> bool:
     return any(flag.startswith(("-std", "--std")) for flag in flags)
 
 
-def compiler_environment(staging: Path) -> dict[str, str]:
-    """The environment of the compilers: messages in English, temporary files in ``staging``."""
+def compiler_environment() -> dict[str, str]:
+    """The environment of the compilers: messages in English, temporary files where they run."""
     return {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": "."}
 
 
@@ -195,7 +195,7 @@ def build(
         OSError: a file cannot be written, or a compiler not started.
     """
     units = make_units(plan, extension, staging, jobs)
-    env = compiler_environment(staging)
+    env = compiler_environment()
     prepare = threading.Thread(target=_import_torch_extension_tools, daemon=True)
     prepare.start()
     finished = run_side_by_side(

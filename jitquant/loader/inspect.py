@@ -158,7 +158,7 @@ def ptx(loader: Loader, request: Request) -> list[Code]:
                 done = subprocess.run(
                     argv,
                     cwd=scratch,
-                    env=compiler_environment(Path(scratch)),
+                    env=compiler_environment(),
                     capture_output=True,
                     text=True,
                     errors="replace",

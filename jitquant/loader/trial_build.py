@@ -129,7 +129,7 @@ def _compile_and_link(plan: Plan, torch: TorchInstall, directory: Path) -> Path:
         finished = run_side_by_side(
             commands,
             slots=threading.BoundedSemaphore(max(2, default_jobs())),
-            env=compiler_environment(directory),
+            env=compiler_environment(),
             cwd=directory,
             on_tick=lambda labels: None,
         )
