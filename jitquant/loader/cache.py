@@ -399,14 +399,27 @@ class Cache:
 
     @contextlib.contextmanager
     def staging(self, level1: str, locked: bool) -> Iterator[Path]:
-        """A private directory for one build, gone at the end; `CacheError` if the disk fails."""
+        """A private directory for one build, gone at the end.
+
+        Raises:
+            CacheError: the disk fails, or somebody removes the directory during the build.
+        """
+        made = False
         prefix = _shard(level1) if locked else "free"
         path = self.base / "staging" / f"{prefix}-{os.getpid()}-{os.urandom(6).hex()}"
         try:
             os.mkdir(path, 0o700)
             os.chmod(path, 0o700)
+            made = True
             yield path
-        except OSError as error:
+        except (OSError, LoaderError) as error:
+            if made and not path.exists():
+                # What a compiler says then, if it says anything, leads nowhere.
+                raise CacheError(
+                    f"cache directory {self.root}: {path} was removed while a build was going on "
+                    "in it. Build again, and remove builds with `jitquant cache clear`, which "
+                    "leaves those in progress."
+                ) from error
             if isinstance(error, LoaderError):
                 raise
             raise self.explain_os_error(error) from error

@@ -340,6 +340,20 @@ def test_the_compiler_always_runs_out_of_memory(
     assert litter(tmp_path / "cache") == []
 
 
+@pytest.mark.parametrize("how", ["exit 1", "exit 0"])
+def test_the_cache_is_removed_during_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    cache = tmp_path / "cache"
+    source = write_plain(tmp_path / "source")
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", compiler(tmp_path, f'rm -rf "{cache}"; {how}'))
+        with pytest.raises(CacheError, match="was removed while a build was going on in it"):
+            new_loader(cache).get("plain", [source])
+    assert factor(cache, source) == 3
+    assert litter(cache) == []
+
+
 def test_no_temporary_directory_an_open_umask_and_a_path_of_many_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvcc: None
 ) -> None:
