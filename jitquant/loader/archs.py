@@ -99,8 +99,12 @@ def parse_archs(
                 found.update(_canonical(p + plus + ptx) for p in _MARKETING[name].split(";"))
             else:
                 found.add(_canonical(part))
+    if not items:
+        raise UnsupportedArchError(
+            f"archs: the list is empty; leave archs out, or give one or more of {FORMS}."
+        )
     if not found:
-        raise _refuse(str(value), "names nothing")
+        raise _refuse(", ".join(items), "names nothing")
     return tuple(sorted(found, key=_sort_key))
 
 

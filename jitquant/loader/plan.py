@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +39,11 @@ _COMPILER_VARIABLES = (
     "COMPILER_PATH",
     "GCC_EXEC_PREFIX",
 )
+_RELOCATABLE = ("-rdc", "--relocatable-device-code")
+_SEPARATE = {
+    *("-dc", "--device-c", "-dw", "--device-w"),
+    *(f"{flag}=true" for flag in _RELOCATABLE),
+}
 _ARCH_FLAGS = ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code")
 
 
@@ -98,15 +104,16 @@ def check_flags(cuda_flags: tuple[str, ...]) -> None:
     Raises:
         ValueError: a flag that selects an architecture, or separate device compilation.
     """
-    for flag in cuda_flags:
+    for flag, value in zip_longest(cuda_flags, cuda_flags[1:], fillvalue=""):
         if flag.split("=", 1)[0] in _ARCH_FLAGS:
             raise ValueError(
                 f"cuda_flags: {flag!r} selects an architecture; give archs=[...] instead "
                 "(for example archs=['9.0a'])."
             )
-        if flag in ("-dc", "--device-c", "-rdc=true", "--relocatable-device-code=true", "-dw"):
+        given = f"{flag} {value}" if flag in _RELOCATABLE else flag
+        if given.replace(" ", "=") in _SEPARATE:
             raise ValueError(
-                f"cuda_flags: {flag!r} asks for separate device compilation, which is not "
+                f"cuda_flags: {given!r} asks for separate device compilation, which is not "
                 "supported: each .cu is compiled whole. Put the device functions that two files "
                 "share in a header."
             )

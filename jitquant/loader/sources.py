@@ -83,14 +83,14 @@ def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, 
         text = os.fspath(item)
         bare = isinstance(item, str) and os.path.basename(text) == text
         path = os.path.abspath(os.path.join(kernels_dir, text) if bare else text)
+        if os.path.isdir(path):
+            raise ValueError(f"sources: {text!r} is a directory; name the file in it.")
         suffix = os.path.splitext(path)[1].lower()
         if suffix not in CUDA_SUFFIXES + CXX_SUFFIXES:
             raise ValueError(
                 f"sources: {text!r} has suffix {suffix!r}; "
                 f"{', '.join(CUDA_SUFFIXES + CXX_SUFFIXES)} are compiled."
             )
-        if os.path.isdir(path):
-            raise ValueError(f"sources: {text!r} is a directory; name the file in it.")
         if not os.path.isfile(path):
             raise FileNotFoundError(_missing(text, path, bare, kernels_dir))
         if path in resolved:

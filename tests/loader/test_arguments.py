@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import Loader, UnsupportedArchError
-from jitquant.loader.plan import Request
+from jitquant.loader.plan import Request, check_flags
 from jitquant.loader.settings import check_settings, setting
 
 from .toys import new_loader, write_plain, write_toy
@@ -65,6 +65,8 @@ def test_directory_and_repeated_sources(loader: Loader, tmp_path: Path) -> None:
     (tmp_path / "d.cu").mkdir()
     with pytest.raises(ValueError, match="is a directory"):
         loader.get("k", [tmp_path / "d.cu"])
+    with pytest.raises(ValueError, match="is a directory; name the file in it"):
+        loader.get("k", [tmp_path])
     source = write_plain(tmp_path)
     with pytest.raises(ValueError, match="is named twice"):
         loader.get("k", [source, source])
@@ -85,9 +87,21 @@ def test_flag_that_selects_an_architecture(loader: Loader, tmp_path: Path, flag:
         loader.get("k", [write_toy(tmp_path)], cuda_flags=[flag])
 
 
-def test_flag_for_separate_compilation(loader: Loader, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["-rdc=true"], ["--relocatable-device-code=true"], ["-dc"], ["--device-c"]),
+        *(["-rdc", "true"], ["-lineinfo", "--relocatable-device-code", "true"]),
+    ],
+)
+def test_flag_for_separate_compilation(loader: Loader, tmp_path: Path, flags: list[str]) -> None:
     with pytest.raises(ValueError, match="separate device compilation"):
-        loader.get("k", [write_toy(tmp_path)], cuda_flags=["-rdc=true"])
+        loader.get("k", [write_toy(tmp_path)], cuda_flags=flags)
+
+
+def test_flag_against_separate_compilation() -> None:
+    check_flags(("-rdc=false",))
+    check_flags(("-rdc", "false"))
 
 
 @pytest.mark.parametrize("name", ["$x", 'a"b', "a`b", "a\\b", "a\nb"])
@@ -103,6 +117,10 @@ def test_unsupported_architecture(loader: Loader, tmp_path: Path) -> None:
     source = write_toy(tmp_path / "source")
     with pytest.raises(UnsupportedArchError, match=r"'7.5' is older than 8.0. Accepted: 8.0, 8.6"):
         loader.get("k", [source], archs="7.5")
+    with pytest.raises(UnsupportedArchError, match=r"^archs: the list is empty; .*'native'"):
+        loader.get("k", [source], archs=[])
+    with pytest.raises(UnsupportedArchError, match=r"architecture ' , ;' names nothing"):
+        loader.get("k", [source], archs=[" ", ";"])
     with pytest.raises(TypeError, match="archs: 90 is int"):
         loader.get("k", [source], archs=[90])  # type: ignore[list-item]
 
