@@ -67,8 +67,8 @@ class Loader:
             ``JITQUANT_LOCK_TIMEOUT`` or 600.
         temporary: whether a miss is built for this process alone where the cache cannot be written
             to; else that is a ``CacheError``.
-        reload: whether edits are looked for; ``None`` means ``JITQUANT_RELOAD``, else whether this
-            is a source checkout.
+        reload: whether edits are looked for; ``None`` means ``JITQUANT_RELOAD``, else in a source
+            checkout, and of files outside the installed package.
     """
 
     def __init__(
@@ -158,12 +158,7 @@ class Loader:
         with self._guard_current():
             if self._devices is None:
                 self._devices = DeviceBuilder(self)
-        return self._devices.get(
-            request,
-            frozen=self._frozen,
-            capturing=self._capturing(),
-            reload=reloads() if self._reload is None else self._reload,
-        )
+        return self._devices.get(request, frozen=self._frozen, capturing=self._capturing())
 
     def _request(
         self,
@@ -385,8 +380,14 @@ class Loader:
             environment=arch_environment() if request.archs is None and wanted.has_cuda else None,
             directory=os.getcwd() if relative else None,
             watcher=self._watcher,
-            reloads=reloads() if self._reload is None else self._reload,
+            reloads=self.reloads(wanted),
         )
+
+    def reloads(self, wanted: Wanted) -> bool:
+        """Whether edits of what is wanted are looked for."""
+        if self._reload is not None:
+            return self._reload
+        return reloads((*wanted.sources, *wanted.include_dirs))
 
     def _get_bundled(self, wanted: Wanted) -> tuple[Loaded, Watched] | None:
         """The module loaded from a bundle, if one has it; what is refused is said once."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .cache import Cache, Entry, digest_of
 from .device_half import DeviceHalf, device_half
@@ -46,6 +46,13 @@ class _Closure:
     computed: bool
 
 
+class _Latest(NamedTuple):
+    """What a request was given last, and whether edits of its files are looked for."""
+
+    module: DeviceModule
+    reloads: bool
+
+
 class DeviceBuilder:
     """Compiles, caches and remembers the device halves of modules for one loader."""
 
@@ -54,10 +61,10 @@ class DeviceBuilder:
         self._guard = threading.Lock()
         self._nvrtc: Nvrtc | None = None
         self._modules: dict[str, DeviceModule] = {}
-        self._latest: dict[Request, DeviceModule] = {}
+        self._latest: dict[Request, _Latest] = {}
         self._launch: Launch = make_launch()
 
-    def get(self, request: Request, *, frozen: bool, capturing: bool, reload: bool) -> DeviceModule:
+    def get(self, request: Request, *, frozen: bool, capturing: bool) -> DeviceModule:
         """The module of ``request`` as its files are now.
 
         Raises:
@@ -66,8 +73,8 @@ class DeviceBuilder:
         """
         with self._guard:
             latest = self._latest.get(request)
-            if latest is not None and (frozen or not reload):
-                return latest
+            if latest is not None and (frozen or not latest.reloads):
+                return latest.module
             if frozen or capturing:
                 raise (FrozenError if frozen else CaptureError)(
                     f"module {request.name!r} is not loaded for backend='nvrtc', and "
@@ -86,7 +93,8 @@ class DeviceBuilder:
                         self._launch,
                     )
                 if self._read(request, None)[0].key == wanted.key:
-                    self._modules[wanted.key] = self._latest[request] = module
+                    self._modules[wanted.key] = module
+                    self._latest[request] = _Latest(module, self._loader.reloads(wanted.of))
                     return module
         raise LoaderError(f"module {request.name!r}: its sources change faster than they compile.")
 

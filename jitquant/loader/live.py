@@ -20,18 +20,24 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CAPTURED_SYMBOL = "jitquant_captured"
 
 
-def reloads() -> bool:
+def reloads(paths: Iterable[str] = ()) -> bool:
     """Whether an edit of a source or header is picked up at the next call.
 
-    ``JITQUANT_RELOAD`` set to 1 or 0 decides. Otherwise it is so in a source checkout, and not in
-    an installed wheel, whose kernels nobody edits.
+    ``JITQUANT_RELOAD`` set to 1 or 0 decides. Otherwise it is so for all modules in a source
+    checkout, and in an installed wheel, whose own kernels nobody edits, for those of other files.
+
+    Args:
+        paths: the sources and include directories of a module, absolute; none for one of the
+            project's kernels.
 
     Raises:
         ValueError: ``JITQUANT_RELOAD`` is neither 0 nor 1.
     """
     if chosen := setting("JITQUANT_RELOAD"):
         return chosen == "1"
-    return not os.path.isdir(os.path.join(_PACKAGE, "kernels_cu"))
+    if not os.path.isdir(os.path.join(_PACKAGE, "kernels_cu")):
+        return True
+    return any(not path.startswith(_PACKAGE + os.sep) for path in paths)
 
 
 def was_captured(module: CudaModule) -> bool:

@@ -17,7 +17,7 @@ from jitquant.loader import live as live_module
 from jitquant.loader.watch import Watcher, reports_events
 
 from .conftest import Toy
-from .toys import new_loader, write_factor
+from .toys import new_loader, write_factor, write_plain
 
 
 def settle(loader: Loader, source: Path) -> None:
@@ -40,6 +40,39 @@ def test_reloading_is_for_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("JITQUANT_RELOAD", "yes")
     with pytest.raises(ValueError, match="JITQUANT_RELOAD='yes': give 1"):
         reloads()
+
+
+@pytest.fixture
+def as_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a package that is laid out as an installed wheel is."""
+    package = tmp_path / "site" / "jitquant"
+    (package / "kernels_cu").mkdir(parents=True)
+    monkeypatch.setattr(live_module, "_PACKAGE", str(package))
+    return package
+
+
+def test_a_wheel_reloads_files_that_are_not_its_own(as_a_wheel: Path, tmp_path: Path) -> None:
+    own = str(as_a_wheel / "kernels_cu" / "amax.cu")
+    assert not reloads([own, str(as_a_wheel / "kernels_cu" / "include")])
+    assert reloads([own, str(tmp_path / "site" / "jitquant_mine" / "mine.cu")])
+    assert reloads([str(tmp_path / "mine.cu")])
+
+
+def test_beside_a_wheel_an_edit_of_ones_own_is_picked_up(
+    plain: Toy, tmp_path: Path, as_a_wheel: Path
+) -> None:
+    source, cache = plain.copy(tmp_path)
+    loader = new_loader(cache, kernels_dir=as_a_wheel / "kernels_cu")
+    module = loader.get("plain", [source])
+    fresh = loader.freshness(module)
+    write_factor(source.with_suffix(".h"), 4)
+    assert not fresh()
+    assert loader.get("plain", [source]).library.factor() == 4
+    # The wheel's own are not looked at.
+    inside = write_plain(as_a_wheel / "kernels_cu")
+    module = loader.get("plain", ["plain.cpp"])
+    write_factor(inside.with_suffix(".h"), 5)
+    assert loader.get("plain", ["plain.cpp"]) is module
 
 
 def test_without_reloading_an_edit_waits_for_the_next_process(
