@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .settings import setting
+from .watchdog import Watchdog
 
 _POLL_SECONDS = 0.01
 _BYTES_PER_JOB = 1 << 30
@@ -80,7 +81,7 @@ def run_side_by_side(
     """Run ``commands`` at once, as far as ``slots`` allows; stop the others when one fails.
 
     ``on_tick`` is called many times a second with the labels of what is running. Whatever ends
-    this call early (KeyboardInterrupt too) kills the process groups of the commands.
+    this call early (KeyboardInterrupt and SIGKILL too) kills the process groups of the commands.
 
     Returns the commands that ended, the failed one last.
 
@@ -90,34 +91,37 @@ def run_side_by_side(
     waiting = list(commands)
     running: list[tuple[Command, subprocess.Popen[bytes], float]] = []
     finished: list[Finished] = []
-    try:
-        while waiting or running:
-            while waiting and slots.acquire(blocking=False):
-                command = waiting.pop(0)
-                try:
-                    running.append((command, _start(command, env, cwd), time.monotonic()))
-                except BaseException:
-                    slots.release()
-                    raise
-            for item in list(running):
-                command, process, started = item
-                if process.poll() is not None:
-                    running.remove(item)
-                    slots.release()
-                    took = time.monotonic() - started
-                    finished.append(Finished(command, process.returncode, took))
-                    if process.returncode != 0:
-                        return finished
-            on_tick([command.label for command, _, _ in running])
-            if waiting or running:
-                time.sleep(_POLL_SECONDS)
-        return finished
-    finally:
-        for _, process, _ in running:
-            kill_group(process.pid)
-        for _, process, _ in running:
-            process.wait()
-            slots.release()
+    with Watchdog() as watchdog:
+        try:
+            while waiting or running:
+                while waiting and slots.acquire(blocking=False):
+                    command = waiting.pop(0)
+                    try:
+                        running.append((command, _start(command, env, cwd), time.monotonic()))
+                    except BaseException:
+                        slots.release()
+                        raise
+                    watchdog.started(running[-1][1].pid)
+                for item in list(running):
+                    command, process, started = item
+                    if process.poll() is not None:
+                        running.remove(item)
+                        slots.release()
+                        watchdog.ended(process.pid)
+                        took = time.monotonic() - started
+                        finished.append(Finished(command, process.returncode, took))
+                        if process.returncode != 0:
+                            return finished
+                on_tick([command.label for command, _, _ in running])
+                if waiting or running:
+                    time.sleep(_POLL_SECONDS)
+            return finished
+        finally:
+            for _, process, _ in running:
+                kill_group(process.pid)
+            for _, process, _ in running:
+                process.wait()
+                slots.release()
 
 
 def _start(command: Command, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -29,6 +30,7 @@ from .toys import (
     fork,
     litter,
     new_loader,
+    wait_for,
     write_factor,
     write_plain,
     write_toy,
@@ -338,6 +340,31 @@ def test_the_compiler_always_runs_out_of_memory(
     assert caught.value.out_of_memory
     assert entries(tmp_path / "cache") == []
     assert litter(tmp_path / "cache") == []
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_compilers_end_with_a_builder_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does what they have started."""
+    pids = tmp_path / "pids"
+    script = f'sleep 50 & echo $$ $! > "{pids}.new"; mv "{pids}.new" "{pids}"; wait'
+    monkeypatch.setenv("CXX", compiler(tmp_path, script))
+    source = write_plain(tmp_path / "source")
+    builder = fork(lambda: factor(tmp_path / "cache", source) > 0, tmp_path / "output.txt")
+    wait_for(pids.exists, 20)
+    started = [int(word) for word in pids.read_text().split()]
+    assert len(started) == 2
+    assert all(map(is_running, started))
+    os.kill(builder, signal.SIGKILL)
+    os.waitpid(builder, 0)
+    wait_for(lambda: not any(map(is_running, started)), 5)
 
 
 @pytest.mark.parametrize("how", ["exit 1", "exit 0"])

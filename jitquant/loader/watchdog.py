@@ -1,0 +1,71 @@
+"""Ending the compilers of a process that was killed, which no code of its own can do."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from types import TracebackType
+
+# It is told to go, since a forked child of the builder may hold the other end of the pipe.
+_SCRIPT = """
+groups=
+while read -r word group; do
+  case $word in
+    start) groups="$groups $group" ;;
+    end)
+      left=
+      for one in $groups; do [ "$one" = "$group" ] || left="$left $one"; done
+      groups=$left ;;
+    go) exit 0 ;;
+  esac
+done
+for one in $groups; do kill -s KILL -- "-$one"; done
+"""
+
+
+class Watchdog:
+    """Within the block a shell waits for the end of this process, and kills what was started.
+
+    A death signal of the kernel's would come with the end of the thread that builds, and would not
+    reach what a compiler has started. Where there is no shell, nothing is watched.
+    """
+
+    def __enter__(self) -> Watchdog:
+        self._shell: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            self._shell = subprocess.Popen(
+                ["/bin/sh", "-c", _SCRIPT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                cwd="/",
+                start_new_session=True,  # a Ctrl-C is not for it
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._tell("go")
+        if self._shell is not None:
+            assert self._shell.stdin is not None
+            self._shell.stdin.close()
+            self._shell.wait()
+
+    def started(self, group: int) -> None:
+        """A process group that is to end with this process."""
+        self._tell(f"start {group}")
+
+    def ended(self, group: int) -> None:
+        """It has ended by itself; its number may become another's."""
+        self._tell(f"end {group}")
+
+    def _tell(self, line: str) -> None:
+        if self._shell is not None:
+            assert self._shell.stdin is not None
+            with contextlib.suppress(OSError):
+                self._shell.stdin.write(f"{line}\n".encode())
