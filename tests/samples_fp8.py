@@ -139,6 +139,10 @@ def _counted(op: str, factor: int) -> list[Sample]:
     return out
 
 
+# The first element of rows of 64, and how far the next row is.
+SILU_PLACES = {"apart": (16, 96), "odd_stride": (3, 69), "misaligned": (1, 64), "both": (1, 80)}
+
+
 def _silu_samples() -> tuple[list[Sample], list[Sample]]:
     fp8, group = [], []
     shapes = (((5,), 64), ((3,), 40), ((2, 3), 24), ((4,), 21), ((130,), 48), ((0,), 16), ((), 16))
@@ -163,6 +167,28 @@ def _silu_samples() -> tuple[list[Sample], list[Sample]]:
                 "silu_mul_quantize_group",
                 f"{name}-{size}-{_described(keywords)}",
                 lambda d, x=fused, s=size, k=keywords: ((x(d), s), dict(k)),
+                False,
+            )
+        )
+    ways = itertools.product(SILU_PLACES.items(), DTYPES, (0, 8))
+    for i, ((place, (first, pitch)), dtype, interleave) in enumerate(ways):
+
+        def apart(d, first=first, pitch=pitch, dtype=dtype) -> Tensor:
+            memory = randn(first + 6 * pitch, dtype=dtype).to(d)
+            return memory.as_strided((2, 3, 64), (3 * pitch, pitch, 1), first)
+
+        def make_apart(d, x=apart, n=interleave, i=i) -> Arguments:
+            keywords = {"dtype": FP8_DTYPES[i % 2], "interleave": n}
+            return (x(d), None), {**keywords, "granularity": "row"}
+
+        keywords = _keywords(_GROUP_WAYS(29 * i)) | {"interleave": interleave}
+        name = f"{place}-{short(dtype)}-{interleave}"
+        fp8.append(Sample("silu_mul_quantize_fp8", name, make_apart, False))
+        group.append(
+            Sample(
+                "silu_mul_quantize_group",
+                f"{name}-{_described(keywords)}",
+                lambda d, x=apart, k=keywords: ((x(d), 16), dict(k)),
                 False,
             )
         )

@@ -178,6 +178,7 @@ def _fp8() -> Iterator[Sample]:
         )
         how = {"dtype": f, "interleave": (0, 8)[shape[1] % 16 == 0]}
         fused = _finite((shape[0], 2 * shape[1]), dtype)
+        fused = _strided(fused) if strided else fused
         for granularity, given in (("row", None), ("tensor", scale[:1])):
             args = (fused, given)
             name = (*what, granularity)
@@ -216,7 +217,10 @@ def _groups() -> Iterator[Sample]:
                 yield _case("quantize_group", (*what, "rest"), args, zero_rest=False, **how)
             fused = _finite((*shape[:-1], 2 * shape[-1]), dtype)
             how |= {"interleave": 8 if size == 16 else 0}
-            yield _case("silu_mul_quantize_group", what, (fused, size, of), exact=False, **how)
+            for gates in (fused, _strided(fused)):
+                name = (*what, gates.stride(-2))
+                args = (gates, size, of)
+                yield _case("silu_mul_quantize_group", name, args, exact=False, **how)
     for dtype, f, layout in itertools.product(DTYPES, FP8_DTYPES, SCALE_LAYOUTS):
         how = {"dtype": f, "scale_layout": layout}
         yield _case("quantize_mxfp8", (dtype, f, layout), (_values((140, 320), dtype),), **how)
@@ -380,6 +384,12 @@ def _anywhere() -> Iterator[Sample]:
         weight = _finite((cols + 1,), (dtype, torch.float32)[offset % 2], 5)[1:]
         how |= {"exact": False, "granularity": granularity}
         yield _case("rmsnorm_quantize_nvfp4", what, (y, weight), **how)
+        fused = _finite((rows, 2 * cols + 31), dtype, offset)[:, offset : offset + 2 * cols]
+        how = {"exact": False, "interleave": 0 if cols % 16 else 8}
+        f, elements = FP8_DTYPES[offset % 2], GROUP_DTYPES[(cols + offset) % 3]
+        yield _case("silu_mul_quantize_fp8", what, (fused, None), dtype=f, **how)
+        args = (fused, 16, None)
+        yield _case("silu_mul_quantize_group", what, args, dtype=elements, **how)
 
 
 FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
