@@ -8,23 +8,40 @@ that take the kernels' other ways. What an op does not write must keep the byte 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from samples import DTYPES, OPS, SAMPLES, Sample, assert_nearly, byte_view, randn
+from samples import (
+    ALL_SAMPLES,
+    DTYPES,
+    OPS,
+    SAMPLES,
+    Sample,
+    assert_nearly,
+    byte_view,
+    randn,
+)
 from torch import Tensor
 
 from jitquant import reference
 from jitquant.formats import FP8_SCALE_MIN, FP32_MAX, FP32_TINIEST, RECIPES, SCALE_LAYOUTS
 from jitquant.ops import Op
 from jitquant.ops._declare import Compiled
+from jitquant.ops._kernel_op import KernelOp
 
 from .emulated import POISON, Machine, poisoned
 from .emulated_cases import FAMILIES
 
 GUARD = 256
+# Ops whose elements are rows that may lie apart.
+APART = [
+    name
+    for name, op in OPS.items()
+    if isinstance(op, KernelOp) and op.results[0] == "data" and not op.flat
+]
 
 
 class _Operator:
@@ -57,15 +74,30 @@ def checked() -> set[str]:
     return set()
 
 
-def _guarded(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """For each result its memory, full of POISON and with GUARD bytes around, and the buffer."""
+def _guarded(
+    op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], gap: int = 0, shift: int = 0
+) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """For each result its memory, full of POISON, which of that it may write, and the buffer.
+
+    Args:
+        op: whose results they are.
+        args: of the call.
+        kwargs: of the call.
+        gap: elements between two rows of ``data``.
+        shift: where its first row is, in bytes past a multiple of 64.
+    """
     buffers = {}
     for name, result in zip(op.results, op.plan(*args, **kwargs).results, strict=True):
-        count = torch.Size(result.shape).numel() * result.dtype.itemsize
-        memory = torch.full((count + 2 * GUARD + 64,), POISON, dtype=torch.uint8)
-        first = GUARD + -(memory.data_ptr() + GUARD) % 64
-        buffer = memory[first : first + count].view(result.dtype).view(result.shape)
-        buffers[name] = (memory, first, count, buffer)
+        *leading, cols = result.shape
+        between, past = (gap, shift) if name == "data" else (0, 0)
+        pitched = (*leading, cols + between, result.dtype.itemsize)
+        count = math.prod(pitched)
+        memory = torch.full((count + 2 * GUARD + 128,), POISON, dtype=torch.uint8)
+        first = GUARD + -(memory.data_ptr() + GUARD) % 64 + past
+        own = torch.zeros_like(memory, dtype=torch.bool)
+        own[first : first + count].view(pitched)[..., :cols, :] = True
+        buffer = memory[first : first + count].view(result.dtype).view(pitched[:-1])[..., :cols]
+        buffers[name] = (memory, own, buffer)
     return buffers
 
 
@@ -103,8 +135,10 @@ def _agree(name: str, exact: bool, got: Tensor, expected: Tensor) -> None:
     assert_nearly(got, expected, name)
 
 
-def _check(machine: Machine, sample: Sample, runs: Sequence[tuple[int, bool]]) -> None:
-    """On each device and in each order of ``runs``."""
+def _check(
+    machine: Machine, sample: Sample, runs: Sequence[tuple[int, bool]], gap: int = 0, shift: int = 0
+) -> None:
+    """On each device and in each order of ``runs``; `_guarded` has ``gap`` and ``shift``."""
     op = OPS[sample.op]
     args, kwargs = sample.make("cpu")
     wanted = {name: parts[-1] for name, parts in _guarded(op, args, kwargs).items()}
@@ -117,7 +151,7 @@ def _check(machine: Machine, sample: Sample, runs: Sequence[tuple[int, bool]]) -
     for device, descending in runs:
         machine.use(device, descending=descending)
         args, kwargs = _arguments(sample)
-        guarded = _guarded(op, args, kwargs)
+        guarded = _guarded(op, args, kwargs, gap, shift)
         got = {name: parts[-1] for name, parts in guarded.items()}
         try:
             op._cuda_out(*args, **kwargs, **got)
@@ -128,9 +162,8 @@ def _check(machine: Machine, sample: Sample, runs: Sequence[tuple[int, bool]]) -
                 _agree(name, sample.exact, got[name], wanted[name])
             if residual is not None:
                 _agree("residual", True, kwargs["residual"], residual)
-            for name, (memory, first, count, _) in guarded.items():
-                around = torch.cat([memory[:first], memory[first + count :]])
-                assert bool((around == POISON).all()), f"{name}: written outside of it"
+            for name, (memory, own, _) in guarded.items():
+                assert bool((memory[~own] == POISON).all()), f"{name}: written outside of it"
         except (AssertionError, RuntimeError) as error:
             order = "descending" if descending else "ascending"
             raise AssertionError(f"{sample} on device {device}, {order}: {error}") from error
@@ -173,6 +206,14 @@ def test_numbers_and_buffers_that_the_plans_refuse(machine: Machine) -> None:
     for stride in (0, 1, 16, 31):
         with pytest.raises(RuntimeError, match="memory of its own"):
             call(memory.as_strided((4, 32), (stride, 1)))
+
+
+@pytest.mark.parametrize(("gap", "shift"), [(16, 0), (3, 1)])
+@pytest.mark.parametrize("family", ["samples", "fp8", "groups", "anywhere"])
+def test_elements_whose_rows_lie_apart(machine: Machine, family: str, gap: int, shift: int) -> None:
+    samples = ALL_SAMPLES if family == "samples" else FAMILIES[family]()
+    for i, sample in enumerate(sample for sample in samples if sample.op in APART):
+        _check(machine, sample, [(i % machine.devices, i % 2 > 0)], gap, shift)
 
 
 def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None:
