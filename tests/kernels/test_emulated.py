@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import golden
 import pytest
 import torch
 from samples import (
@@ -22,6 +23,7 @@ from samples import (
     Sample,
     assert_nearly,
     byte_view,
+    poisoned_buffers,
     randn,
 )
 from torch import Tensor
@@ -214,6 +216,17 @@ def test_elements_whose_rows_lie_apart(machine: Machine, family: str, gap: int, 
     samples = ALL_SAMPLES if family == "samples" else FAMILIES[family]()
     for i, sample in enumerate(sample for sample in samples if sample.op in APART):
         _check(machine, sample, [(i % machine.devices, i % 2 > 0)], gap, shift)
+
+
+@pytest.mark.parametrize(("case", "recipe"), golden.CASES)
+def test_golden_vectors(machine: Machine, case: str, recipe: str) -> None:
+    name, more, kwargs, _ = golden.RECIPES[recipe]
+    op, args = OPS[name], (golden.GOLDEN[f"{case}/x"], *more)
+    for device in range(machine.devices):
+        machine.use(device, descending=device % 2 > 0)
+        buffers = poisoned_buffers(op, args, kwargs)
+        op._cuda_out(*args, **kwargs, **buffers)
+        golden.assert_equals_golden(case, recipe, tuple(buffers.values()))
 
 
 def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None:
