@@ -170,34 +170,47 @@ def test_groups_unlike_each_other_and_much_between_them(name: str) -> None:
             same(got, want, what=f"{name} {given is not None}")
 
 
+def _check_gradients(cols: int, count: int, longest: int, activation: str) -> None:
+    """The kernel's results are the reference's, with scales and sizes and without."""
+    kernel = module("quantize_grouped_grad").quantize_grouped_grad_fp8
+    rows = torch.randint(0, longest, (count,))
+    ends = (rows + torch.randint(0, 2, (count,))).cumsum(0)
+    offsets = cols * torch.cat((torch.zeros(1, dtype=torch.int64), ends))
+    for dtype in (torch.bfloat16, torch.float32):
+        grad, x = torch.randn(2, int(ends[-1]) + 2, cols).to(dtype)
+        act = None if activation == "none" else x
+        for given in (None, torch.rand(count) * 9):
+            for sizes in (None, cols * rows):
+                options = {"activation": activation, "dtype": torch.float8_e5m2}
+                tensors = _on_gpu(grad, offsets, given, sizes, act)
+                got = kernel(*tensors[:3], sizes=tensors[3], act_input=tensors[4], **options)
+                want = reference.quantize_grouped_grad_fp8(
+                    grad, offsets, given, sizes=sizes, act_input=act, **options
+                )
+                if activation in ("none", "relu"):
+                    same(got[:3], want[:3], what=f"{cols} {count}")
+                differ = got[0].cpu().view(torch.uint8) != want[0].view(torch.uint8)
+                assert differ.sum() <= max(2, 1e-3 * differ.numel())
+                for mine, theirs in zip(got[1:], want[1:], strict=True):
+                    torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-4)
+                again = kernel(*tensors[:3], sizes=tensors[3], act_input=tensors[4], **options)
+                same(again, got)
+
+
 @pytest.mark.parametrize("cols", [1, 5, 16, 640, 1000, 4608])
 @pytest.mark.parametrize("activation", ["none", "relu", "silu", "gelu"])
 def test_gradients(cols: int, activation: str) -> None:
     torch.manual_seed(cols)
-    kernel = module("quantize_grouped_grad").quantize_grouped_grad_fp8
     for count, longest in ((1, 700), (3, 300), (70, 12)):
-        rows = torch.randint(0, longest, (count,))
-        ends = (rows + torch.randint(0, 2, (count,))).cumsum(0)
-        offsets = cols * torch.cat((torch.zeros(1, dtype=torch.int64), ends))
-        for dtype in (torch.bfloat16, torch.float32):
-            grad, x = torch.randn(2, int(ends[-1]) + 2, cols).to(dtype)
-            act = None if activation == "none" else x
-            for given in (None, torch.rand(count) * 9):
-                for sizes in (None, cols * rows):
-                    options = {"activation": activation, "dtype": torch.float8_e5m2}
-                    tensors = _on_gpu(grad, offsets, given, sizes, act)
-                    got = kernel(*tensors[:3], sizes=tensors[3], act_input=tensors[4], **options)
-                    want = reference.quantize_grouped_grad_fp8(
-                        grad, offsets, given, sizes=sizes, act_input=act, **options
-                    )
-                    if activation in ("none", "relu"):
-                        same(got[:3], want[:3], what=f"{cols} {count}")
-                    differ = got[0].cpu().view(torch.uint8) != want[0].view(torch.uint8)
-                    assert differ.sum() <= max(2, 1e-3 * differ.numel())
-                    for mine, theirs in zip(got[1:], want[1:], strict=True):
-                        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-4)
-                    again = kernel(*tensors[:3], sizes=tensors[3], act_input=tensors[4], **options)
-                    same(again, got)
+        _check_gradients(cols, count, longest, activation)
+
+
+@pytest.mark.parametrize("count", [64, 65, 257, 4096])
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+def test_gradients_of_many_groups(count: int, activation: str) -> None:
+    torch.manual_seed(count)
+    for cols in (1, 16):
+        _check_gradients(cols, count, 12, activation)
 
 
 def _calls() -> dict[str, tuple[Callable[[Tensor], object], int]]:
