@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from jitquant import DelayedScaling
-from jitquant.testing import assert_no_sync
+from jitquant.testing import assert_no_sync, bytes_of, count_launches
+
+from .helpers import randn
 
 AMAXES = [3.0, 0.1, 0.0, math.inf, 2.0, math.nan, 0.7, 1e-40, 5.0, 0.3]
 
@@ -36,3 +38,30 @@ def test_a_captured_update_follows_the_cpus(algorithm: str, count: int) -> None:
         graph.replay()
         cpu.update(step)
         same(cpu, gpu)
+
+
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+def test_a_captured_step_follows_the_cpus(algorithm: str) -> None:
+    cpu = DelayedScaling(window=4, algorithm=algorithm)
+    gpu = DelayedScaling(window=4, algorithm=algorithm, device="cuda")
+    x = randn(300, 1024)
+    assert_no_sync(gpu.quantize, x)
+    gpu.load_state_dict(cpu.state_dict())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = gpu.quantize(x)
+    for factor in (1.0, 30.0, 0.01, math.inf, 0.2, math.nan, 7.0):
+        x.copy_(randn(300, 1024, scale=factor))
+        graph.replay()
+        want = cpu.quantize(x.cpu())
+        for mine, theirs in ((got.data, want.data), (got.scale_inv, want.scale_inv)):
+            assert torch.equal(bytes_of(mine).cpu(), bytes_of(theirs))
+        torch.testing.assert_close(got.amax.cpu(), want.amax, rtol=0, atol=0, equal_nan=True)
+        same(cpu, gpu)
+
+
+def test_a_step_casts_in_one_launch() -> None:
+    scaling = DelayedScaling(window=4, device="cuda")
+    x = randn(300, 1024)  # whose amax alone would take two
+    update = count_launches(scaling.update, torch.ones(1, device="cuda"))
+    assert count_launches(scaling.quantize, x) == 1 + update
