@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from ops.test_errors import cases
+from ops.test_errors_fp8 import cases as cases_of_8_bits
+from ops.test_public_fp8 import both_calls, buffers_like, grouped_calls, results_of
+from ops.test_public_fp8 import calls as calls_of_one_result
 from samples import OPS, SAMPLES, poisoned_buffers, randn
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -23,7 +27,8 @@ from jitquant.testing import bytes_of, count_launches
 
 from .helpers import same
 
-NVFP4 = sorted(name for name, op in OPS.items() if "nvfp4" in name and "grouped" not in name)
+# Not those whose number of maxima is the device's affair.
+NAMES = sorted(name for name, op in OPS.items() if op.results != ("amax", "inv_rms"))
 COLS = 768
 
 
@@ -72,13 +77,62 @@ def _calls() -> dict[str, Callable[[], Any]]:
     }
 
 
-@pytest.fixture
-def calls() -> dict[str, Callable[[], Any]]:
+def _inputs_of_8_bits() -> list[Tensor]:
+    """A tensor, a weight, gate and up, a scale."""
+    inputs = (randn(6, 48), torch.ones(48), randn(6, 96), torch.tensor(3.0))
+    return [t.cuda() for t in inputs]
+
+
+def _functions_of_8_bits(inputs: list[Tensor]) -> dict[str, Callable[..., Any]]:
+    """Each public function of 8 bits and of groups, which takes ``out``."""
+    grouped = grouped_calls("cuda").items()
+    return {
+        **calls_of_one_result(*inputs),
+        **both_calls(inputs[0]),
+        **{f"grouped {name}": call for name, call in grouped},
+    }
+
+
+def _calls_of_8_bits() -> dict[str, Callable[[], Any]]:
+    """As `_calls`."""
+    x, w, *_ = inputs = _inputs_of_8_bits()
+    residual = randn(6, 48, seed=1).cuda()
+    made: dict[str, Callable[[], Any]] = {
+        "residual": lambda: jitquant.rmsnorm_quantize_fp8(x, w, residual=residual),
+        "group residual": lambda: jitquant.rmsnorm_quantize_group(x, w, residual=residual),
+    }
+    for name, call in _functions_of_8_bits(inputs).items():
+        q = call()
+        made |= {name: call, f"{name} out": partial(call, out=buffers_like(q))}
+        if not isinstance(q, tuple):
+            made[f"{name} dequantize"] = q.dequantize
+    return made
+
+
+FAMILIES = {"nvfp4": _calls, "8 bits": _calls_of_8_bits}
+
+
+def _loaded(made: dict[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
     """All modules are loaded: the first call of an op is the dispatcher's."""
-    made = _calls()
     for call in made.values():
         call()
     return made
+
+
+@pytest.fixture
+def calls() -> dict[str, Callable[[], Any]]:
+    return _loaded(_calls())
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> dict[str, Callable[[], Any]]:
+    return _loaded(FAMILIES[request.param]())
+
+
+@pytest.fixture(scope="module")
+def all_loaded() -> None:
+    for make in FAMILIES.values():
+        _loaded(make())
 
 
 @pytest.fixture
@@ -95,30 +149,23 @@ def dispatched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     return names
 
 
-def _tensors(result: Any) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    parts = (result.x_fp4, result.x_sf, result.gsa, result.inv_rms)
-    return [part for part in parts if part is not None]
-
-
 def test_no_call_goes_through_the_dispatcher(
-    calls: dict[str, Callable[[], Any]], dispatched: list[str]
+    family: dict[str, Callable[[], Any]], dispatched: list[str]
 ) -> None:
-    for name, call in calls.items():
+    for name, call in family.items():
         call()
         assert dispatched == [], name
 
 
 def test_nor_does_one_that_is_captured(
-    calls: dict[str, Callable[[], Any]], dispatched: list[str]
+    family: dict[str, Callable[[], Any]], dispatched: list[str]
 ) -> None:
-    for name, call in calls.items():
+    for name, call in family.items():
         assert count_launches(call) >= 1
         assert dispatched == [], name
 
 
-@pytest.mark.parametrize("name", NVFP4)
+@pytest.mark.parametrize("name", NAMES)
 def test_both_ways_give_the_same_bytes(name: str) -> None:
     op, taken = OPS[name], 0
     for sample in SAMPLES[name]:
@@ -151,13 +198,14 @@ def test_both_ways_give_the_same_bytes(name: str) -> None:
     assert taken > len(SAMPLES[name]) / 2
 
 
-ERRORS = cases("cuda") if torch.cuda.is_available() else {}
+ERRORS: dict[str, Any] = {}
+if torch.cuda.is_available():
+    of_8_bits = {f"8 bits {name}": case for name, case in cases_of_8_bits("cuda").items()}
+    ERRORS = {**cases("cuda"), **of_8_bits}
 
 
 @pytest.mark.parametrize("name", ERRORS or ["none"])
-def test_a_bad_argument_is_refused_as_on_the_cpu(
-    name: str, calls: dict[str, Callable[[], Any]]
-) -> None:
+def test_a_bad_argument_is_refused_as_on_the_cpu(name: str, all_loaded: None) -> None:
     call, error, texts = ERRORS[name]
     with pytest.raises(error) as caught:
         call()
@@ -185,17 +233,18 @@ class Functions(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("mode", [Dispatches, Functions])
-def test_modes_see_every_op(mode: Any, calls: dict[str, Callable[[], Any]]) -> None:
-    for name, call in calls.items():
+def test_modes_see_every_op(mode: Any, family: dict[str, Callable[[], Any]]) -> None:
+    for name, call in family.items():
         with mode() as active:
             call()
-        assert any("nvfp4" in seen or "amax_gsa" in seen for seen in active.seen), name
+        seen = {each.removeprefix("jitquant::").split(".")[0] for each in active.seen}
+        assert not seen.isdisjoint(OPS), name
 
 
 def test_results_under_a_default_device(calls: dict[str, Callable[[], Any]]) -> None:
-    want = _tensors(calls["tensor"]())
+    want = results_of(calls["tensor"]())
     with torch.device("cuda"):
-        same(_tensors(calls["tensor"]()), want)
+        same(results_of(calls["tensor"]()), want)
 
 
 class Wrapped(Tensor):
@@ -217,7 +266,7 @@ def test_a_subclass_sees_the_op(calls: dict[str, Callable[[], Any]]) -> None:
     assert torch.equal(bytes_of(got.x_fp4), bytes_of(want.x_fp4))
 
 
-def test_fake_tensors(calls: dict[str, Callable[[], Any]]) -> None:
+def test_fakeresults_of(calls: dict[str, Callable[[], Any]]) -> None:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     with FakeTensorMode() as mode:
@@ -266,7 +315,7 @@ def test_versions_grow_with_each_write(calls: dict[str, Callable[[], Any]]) -> N
     x, w = randn(4, 64).cuda(), torch.ones(64, device="cuda")
     out = QuantizedActivation.empty((4, 64), device="cuda", granularity="row", inv_rms=True)
     residual = randn(4, 64).cuda()
-    written = [*_tensors(out), residual]
+    written = [*results_of(out), residual]
     before = [t._version for t in written]
     jitquant.rmsnorm_quantize_nvfp4(x, w, residual=residual, out=out)
     assert [t._version for t in written] == [v + 1 for v in before]
@@ -281,12 +330,33 @@ def test_versions_grow_with_each_write(calls: dict[str, Callable[[], Any]]) -> N
         product.sum().backward()
 
 
+def test_versions_of_8_bits_grow_with_each_write(all_loaded: None) -> None:
+    inputs = _inputs_of_8_bits()
+    for name, call in _functions_of_8_bits(inputs).items():
+        out = buffers_like(call())
+        before = [t._version for t in results_of(out)]
+        call(out=out)
+        assert [t._version for t in results_of(out)] == [v + 1 for v in before], name
+    assert [t._version for t in inputs] == [0] * len(inputs)
+    x, w, *_ = inputs
+    for normed in (jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_group):
+        residual = randn(6, 48, seed=1).cuda()
+        out = buffers_like(normed(x, w, residual=residual))
+        written = [*results_of(out), residual]
+        before = [t._version for t in written]
+        normed(x, w, residual=residual, out=out)
+        assert [t._version for t in written] == [v + 1 for v in before]
+        with pytest.raises(ValueError, match="eps"):
+            normed(x, w, eps=-1.0, residual=residual, out=out)
+        assert [t._version for t in written] == [v + 1 for v in before]
+
+
 def test_gradients_and_inference(
     calls: dict[str, Callable[[], Any]], dispatched: list[str]
 ) -> None:
     x = randn(4, 64).cuda().requires_grad_()
     w = nn.Parameter(torch.ones(64, device="cuda"))
-    results = _tensors(jitquant.rmsnorm_quantize_nvfp4(x, w))
+    results = results_of(jitquant.rmsnorm_quantize_nvfp4(x, w))
     assert not any(t.requires_grad for t in results)
     with pytest.raises(ValueError, match="residual requires grad"):
         jitquant.rmsnorm_quantize_nvfp4(x, w, residual=x.clone())
@@ -296,14 +366,14 @@ def test_gradients_and_inference(
     with torch.inference_mode():
         q = jitquant.quantize_nvfp4(x)
         jitquant.quantize_nvfp4(x, out=q)
-    assert all(t.is_inference() for t in _tensors(q))
+    assert all(t.is_inference() for t in results_of(q))
     assert dispatched == []
 
 
 def test_results_are_tensors_of_the_allocator(calls: dict[str, Callable[[], Any]]) -> None:
     """Each has memory of its own, which waits for a stream that it was recorded on."""
     x = randn(64, 1024).cuda()
-    parts = _tensors(jitquant.rmsnorm_quantize_nvfp4(x, torch.ones(1024, device="cuda")))
+    parts = results_of(jitquant.rmsnorm_quantize_nvfp4(x, torch.ones(1024, device="cuda")))
     assert len({t.untyped_storage().data_ptr() for t in parts}) == 4
     assert all(t.untyped_storage().nbytes() == t.nbytes for t in parts)
     other = torch.cuda.Stream()
@@ -323,12 +393,12 @@ def test_negated_views_and_strides_are_resolved(calls: dict[str, Callable[[], An
     x = z.conj().imag
     assert x.is_neg()
     want = jitquant.quantize_nvfp4(x.resolve_neg().contiguous())
-    same(_tensors(jitquant.quantize_nvfp4(x)), _tensors(want))
+    same(results_of(jitquant.quantize_nvfp4(x)), results_of(want))
     gsa = torch.full((16, 2), 0.5, device="cuda")[:, 0]
     y = torch.randn(16, 64, device="cuda")
     same(
-        _tensors(jitquant.quantize_nvfp4(y, gsa))[:2],
-        _tensors(jitquant.quantize_nvfp4(y, gsa.contiguous()))[:2],
+        results_of(jitquant.quantize_nvfp4(y, gsa))[:2],
+        results_of(jitquant.quantize_nvfp4(y, gsa.contiguous()))[:2],
     )
 
 
@@ -353,22 +423,58 @@ def test_no_reference_and_no_memory_is_left(calls: dict[str, Callable[[], Any]])
     assert [*map(sys.getrefcount, held), torch.cuda.memory_allocated()] == before
 
 
-def test_threads_on_streams_of_their_own(calls: dict[str, Callable[[], Any]]) -> None:
+def test_no_reference_and_no_memory_of_8_bits_is_left(all_loaded: None) -> None:
+    inputs = _inputs_of_8_bits()
+    made = _functions_of_8_bits(inputs)
+    outs = {name: buffers_like(call()) for name, call in made.items()}
+    held: list[Any] = [*inputs, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
+    held += [t for out in outs.values() for t in results_of(out)]
+
+    def work() -> None:
+        for _ in range(20):
+            for name, call in made.items():
+                call()
+                call(out=outs[name])
+            with pytest.raises(ValueError, match="out"):
+                jitquant.quantize_fp8(inputs[2], out=outs["tensor"])
+
+    work()
+    before = [*map(sys.getrefcount, held), torch.cuda.memory_allocated()]
+    work()
+    assert [*map(sys.getrefcount, held), torch.cuda.memory_allocated()] == before
+
+
+@cache
+def _offsets() -> Tensor:
+    return torch.arange(0, 16_384, 2048, device="cuda")
+
+
+THREADED: dict[str, Callable[..., Any]] = {
+    "nvfp4": partial(jitquant.quantize_nvfp4, granularity="row"),
+    "fp8": jitquant.quantize_fp8,
+    "both": jitquant.quantize_group_both,
+    "grouped": lambda x, **k: jitquant.quantize_grouped(x, _offsets(), **k),
+}
+
+
+@pytest.mark.parametrize("name", THREADED)
+def test_threads_on_streams_of_their_own(name: str, all_loaded: None) -> None:
+    call = THREADED[name]
     inputs = [randn(30 + i, 512, seed=i).cuda() for i in range(6)]
-    want = [_tensors(jitquant.quantize_nvfp4(x, granularity="row")) for x in inputs]
+    want = [results_of(call(x)) for x in inputs]
     torch.cuda.synchronize()
     failures: list[str] = []
 
     def work(i: int) -> None:
         try:
             with torch.cuda.stream(torch.cuda.Stream()):
-                out = QuantizedActivation.empty(inputs[i].shape, granularity="row", device="cuda")
+                out = buffers_like(call(inputs[i]))
                 for _ in range(200):
-                    got = jitquant.quantize_nvfp4(inputs[i], granularity="row")
-                    jitquant.quantize_nvfp4(inputs[i], granularity="row", out=out)
+                    got = call(inputs[i])
+                    call(inputs[i], out=out)
                 torch.cuda.current_stream().synchronize()
-                same(_tensors(got), want[i])
-                same(_tensors(out), want[i])
+                same(results_of(got), want[i])
+                same(results_of(out), want[i])
         except BaseException as error:
             failures.append(repr(error))
 
@@ -410,9 +516,9 @@ def test_the_tensors_own_device_is_used() -> None:
     x = randn(5, COLS)
     torch.cuda.set_device(0)
     there = jitquant.quantize_nvfp4(x.to("cuda:1"))
-    assert {t.device.index for t in _tensors(there)} == {1}
+    assert {t.device.index for t in results_of(there)} == {1}
     assert torch.cuda.current_device() == 0
     with torch.cuda.device(1):
         again = jitquant.quantize_nvfp4(x.to("cuda:1"))
-    assert {t.device.index for t in _tensors(again)} == {1}
+    assert {t.device.index for t in results_of(again)} == {1}
     assert torch.equal(there.dequantize(), again.dequantize())

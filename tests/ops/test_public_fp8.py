@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from samples import byte_view, randn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import jitquant
@@ -35,35 +36,54 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-def buffers_like(q: QuantizedTensor) -> QuantizedTensor:
+def buffers_like(q: Any) -> Any:
+    """Fitting buffers for a call's result, full of a byte that none should keep."""
+    if isinstance(q, tuple):
+        return tuple(map(buffers_like, q))
     out = q.clone()
-    for part in pytree.tree_leaves(out):
+    for part in results_of(out):
         part.view(U8).fill_(0xA5)
     return out
 
 
+def results_of(q: Any) -> list[Tensor]:
+    """The tensors that a call has made, or written."""
+    if isinstance(q, QuantizedGroups):
+        q = [q.data, q.scale_inv, q.amax, q.block_scales, q.dbias]
+    return [t for t in pytree.tree_leaves(q) if isinstance(t, Tensor)]
+
+
 Call = Callable[..., QuantizedTensor]
-CALLS: dict[str, Call] = {
-    "tensor": lambda **k: jitquant.quantize_fp8(X, **k),
-    "tensor e5m2": lambda **k: jitquant.quantize_fp8(X, dtype=E5M2, **k),
-    "row": lambda **k: jitquant.quantize_fp8(X, granularity="row", **k),
-    "given": lambda **k: jitquant.quantize_fp8(X, scale=torch.tensor(3.0), **k),
-    "given without amax": lambda **k: jitquant.quantize_fp8(X, scale=3.0, amax=False, **k),
-    "silu": lambda **k: jitquant.silu_mul_quantize_fp8(FUSED, **k),
-    "silu given": lambda **k: jitquant.silu_mul_quantize_fp8(FUSED, scale=2.0, **k),
-    "norm": lambda **k: jitquant.rmsnorm_quantize_fp8(X, W, **k),
-    "norm given": lambda **k: jitquant.rmsnorm_quantize_fp8(X, W, scale=2.0, amax=False, **k),
-    "group": lambda **k: jitquant.quantize_group(X, 16, **k),
-    "group tma": lambda **k: jitquant.quantize_group(
-        X, 16, scale_layout="column_tma", scale_format="ue8m0_packed", recipe="deepgemm", **k
-    ),
-    "int8": lambda **k: jitquant.quantize_group(X, 32, dtype=torch.int8, recipe="vllm", **k),
-    "silu group": lambda **k: jitquant.silu_mul_quantize_group(FUSED, 16, interleave=8, **k),
-    "norm group": lambda **k: jitquant.rmsnorm_quantize_group(X, W, 16, **k),
-    "block": lambda **k: jitquant.quantize_block(X, (16, 16), scale_layout="row_padded", **k),
-    "mxfp8": lambda **k: jitquant.quantize_mxfp8(X, **k),
-    "mxfp8 swizzled": lambda **k: jitquant.quantize_mxfp8(X, scale_layout="swizzled_128x4", **k),
-}
+
+
+def calls(x: Tensor, w: Tensor, fused: Tensor, scale: Tensor) -> dict[str, Call]:
+    """Calls with one result of a tensor (M, N), a weight (N,), gate and up (M, 2 * N), a scale."""
+    return {
+        "tensor": lambda **k: jitquant.quantize_fp8(x, **k),
+        "tensor e5m2": lambda **k: jitquant.quantize_fp8(x, dtype=E5M2, **k),
+        "row": lambda **k: jitquant.quantize_fp8(x, granularity="row", **k),
+        "given": lambda **k: jitquant.quantize_fp8(x, scale=scale, **k),
+        "given without amax": lambda **k: jitquant.quantize_fp8(x, scale=3.0, amax=False, **k),
+        "silu": lambda **k: jitquant.silu_mul_quantize_fp8(fused, **k),
+        "silu given": lambda **k: jitquant.silu_mul_quantize_fp8(fused, scale=2.0, **k),
+        "norm": lambda **k: jitquant.rmsnorm_quantize_fp8(x, w, **k),
+        "norm given": lambda **k: jitquant.rmsnorm_quantize_fp8(x, w, scale=2.0, amax=False, **k),
+        "group": lambda **k: jitquant.quantize_group(x, 16, **k),
+        "group tma": lambda **k: jitquant.quantize_group(
+            x, 16, scale_layout="column_tma", scale_format="ue8m0_packed", recipe="deepgemm", **k
+        ),
+        "int8": lambda **k: jitquant.quantize_group(x, 32, dtype=torch.int8, recipe="vllm", **k),
+        "silu group": lambda **k: jitquant.silu_mul_quantize_group(fused, 16, interleave=8, **k),
+        "norm group": lambda **k: jitquant.rmsnorm_quantize_group(x, w, 16, **k),
+        "block": lambda **k: jitquant.quantize_block(x, (16, 16), scale_layout="row_padded", **k),
+        "mxfp8": lambda **k: jitquant.quantize_mxfp8(x, **k),
+        "mxfp8 swizzled": lambda **k: jitquant.quantize_mxfp8(
+            x, scale_layout="swizzled_128x4", **k
+        ),
+    }
+
+
+CALLS = calls(X, W, FUSED, torch.tensor(3.0))
 every_call = pytest.mark.parametrize("name", CALLS)
 
 
@@ -266,6 +286,14 @@ def test_one_count_for_a_matrix() -> None:
 # ---- both orientations -------------------------------------------------------------------------
 
 
+def both_calls(x: Tensor) -> dict[str, Callable[..., tuple[QuantizedTensor, QuantizedTensor]]]:
+    return {
+        "group both": lambda **k: jitquant.quantize_group_both(x, **k),
+        "block both": lambda **k: jitquant.quantize_block_both(x, **k),
+        "mxfp8 both": lambda **k: jitquant.quantize_mxfp8_both(x, **k),
+    }
+
+
 @pytest.mark.parametrize("layout", ["row", "column", "column_tma"])
 def test_both_orientations(layout: str) -> None:
     x = randn(40, 70)
@@ -276,7 +304,7 @@ def test_both_orientations(layout: str) -> None:
         jitquant.quantize_group(x.T.contiguous(), 32, **keywords),
     )
     assert all(same(a, b) for a, b in zip(got, want, strict=True))
-    out = tuple(map(buffers_like, got))
+    out = buffers_like(got)
     assert jitquant.quantize_group_both(x, 32, **keywords, out=out) is out
     assert all(same(a, b) for a, b in zip(out, want, strict=True))
 
@@ -292,7 +320,7 @@ def test_both_orientations_of_blocks(layout: str) -> None:
     )
     assert all(same(a, b) for a, b in zip(got, want, strict=True))
     assert torch.equal(got[1].data.view(U8), got[0].data.view(U8).T)
-    out = tuple(map(buffers_like, got))
+    out = buffers_like(got)
     assert jitquant.quantize_block_both(w, (16, 16), **keywords, out=out) is out
     assert all(same(a, b) for a, b in zip(out, want, strict=True))
 
@@ -303,7 +331,7 @@ def test_both_orientations_of_mxfp8(layout: str) -> None:
     got = jitquant.quantize_mxfp8_both(x, scale_layout=layout)
     want = tuple(jitquant.quantize_mxfp8(t.contiguous(), scale_layout=layout) for t in (x, x.T))
     assert all(same(a, b) for a, b in zip(got, want, strict=True))
-    out = tuple(map(buffers_like, got))
+    out = buffers_like(got)
     assert jitquant.quantize_mxfp8_both(x, scale_layout=layout, out=out) is out
     assert all(same(a, b) for a, b in zip(out, want, strict=True))
 
@@ -311,20 +339,21 @@ def test_both_orientations_of_mxfp8(layout: str) -> None:
 # ---- grouped -----------------------------------------------------------------------------------
 
 
-def grouped_calls() -> dict[str, Callable[..., QuantizedGroups]]:
-    x, sizes = randn(5, 48), torch.tensor([90, 0, 100])
-    scale = torch.tensor([1.0, 2.0, 3.0])
+def grouped_calls(device: str = "cpu") -> dict[str, Callable[..., QuantizedGroups]]:
+    x, at = randn(5, 48).to(device), OFFSETS.to(device)
+    sizes = torch.tensor([90, 0, 100], device=device)
+    scale = torch.tensor([1.0, 2.0, 3.0], device=device)
     return {
-        "fp8": lambda **k: jitquant.quantize_grouped(x, OFFSETS, **k),
-        "sizes": lambda **k: jitquant.quantize_grouped(x, OFFSETS, sizes=sizes, dtype=E5M2, **k),
-        "given": lambda **k: jitquant.quantize_grouped(x, OFFSETS, scale=scale, **k),
-        "nvfp4": lambda **k: jitquant.quantize_grouped(x, OFFSETS, format="nvfp4", **k),
+        "fp8": lambda **k: jitquant.quantize_grouped(x, at, **k),
+        "sizes": lambda **k: jitquant.quantize_grouped(x, at, sizes=sizes, dtype=E5M2, **k),
+        "given": lambda **k: jitquant.quantize_grouped(x, at, scale=scale, **k),
+        "nvfp4": lambda **k: jitquant.quantize_grouped(x, at, format="nvfp4", **k),
         "nvfp4 given": lambda **k: jitquant.quantize_grouped(
-            x, OFFSETS, format="nvfp4", scale=scale, sizes=sizes, recipe="vllm", **k
+            x, at, format="nvfp4", scale=scale, sizes=sizes, recipe="vllm", **k
         ),
-        "grad": lambda **k: jitquant.quantize_grouped_grad(x, OFFSETS, **k),
+        "grad": lambda **k: jitquant.quantize_grouped_grad(x, at, **k),
         "grad silu": lambda **k: jitquant.quantize_grouped_grad(
-            x, OFFSETS, act_input=x, activation="silu", scale=scale, dbias=False, **k
+            x, at, act_input=x, activation="silu", scale=scale, dbias=False, **k
         ),
     }
 
@@ -333,10 +362,7 @@ def grouped_calls() -> dict[str, Callable[..., QuantizedGroups]]:
 def test_grouped_out(name: str) -> None:
     call = grouped_calls()[name]
     q = call()
-    out = q.clone()
-    for field in ("data", "scale_inv", "amax", "block_scales", "dbias"):
-        if getattr(out, field) is not None:
-            getattr(out, field).view(U8).fill_(0xA5)
+    out = buffers_like(q)
     assert call(out=out) is out
     assert same(out, q)
     assert out.offsets is OFFSETS
@@ -422,15 +448,9 @@ def test_direct_grouped_calls(name: str, direct: list[str]) -> None:
 
 
 def test_direct_calls_of_both_orientations(direct: list[str]) -> None:
-    x = randn(40, 70)
-    for call in (
-        jitquant.quantize_group_both,
-        jitquant.quantize_block_both,
-        jitquant.quantize_mxfp8_both,
-    ):
-        q = call(x)
-        out = tuple(map(buffers_like, q))
-        assert all(same(a, b) for a, b in zip(call(x, out=out), q, strict=True))
+    for call in both_calls(randn(40, 70)).values():
+        q = call()
+        assert all(same(a, b) for a, b in zip(call(out=buffers_like(q)), q, strict=True))
     assert len(direct) == 6
 
 
