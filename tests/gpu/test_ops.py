@@ -6,10 +6,12 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from ops.test_public_fp8 import both_calls, buffers_like, calls
 from samples import OPS, SAMPLES, Sample, assert_nearly, poisoned_buffers, randn
 from torch import Tensor
 
@@ -106,8 +108,38 @@ def _steps() -> dict[str, tuple[Callable[..., Any], list[Tensor], int]]:
     }
 
 
-def test_public_functions_launch_capture_and_never_wait() -> None:
-    for name, (fn, args, launches) in _steps().items():
+def _steps_of_8_bits() -> dict[str, tuple[Callable[..., Any], list[Tensor], int]]:
+    """As `_steps`; a call is made twice, into buffers as well."""
+    x, w, residual = randn(130, 768).cuda(), randn(768).abs().cuda(), randn(130, 768, seed=2).cuda()
+    inputs = [x, w, randn(130, 1536).cuda(), torch.tensor([3.0], device="cuda")]
+    q = jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4")
+    values = torch.empty_like(x)
+    steps: dict[str, tuple[Callable[..., Any], list[Tensor], int]] = {
+        "dequantize": (lambda t: (q.dequantize(), q.dequantize(out=values)), [x], 2),
+    }
+    for norm in (jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_group):
+        step = partial(lambda f, t, v, r: f(t, v, residual=r), norm)
+        steps[f"{norm.__name__} residual"] = (step, [x, w, residual], 1)
+
+    def made(*t: Tensor) -> dict[str, Callable[..., Any]]:
+        return {**calls(*t), **both_calls(t[0])}
+
+    for name, call in made(*inputs).items():
+        buffers = buffers_like(call())
+
+        def both(*t: Tensor, name: str = name, buffers: Any = buffers) -> tuple[Any, Any]:
+            return made(*t)[name](), made(*t)[name](out=buffers)
+
+        # An amax of the whole tensor comes first, with as many values.
+        steps[name] = (both, inputs, 4 if name.startswith("tensor") else 2)
+    return steps
+
+
+@pytest.mark.parametrize("steps", [_steps, _steps_of_8_bits])
+def test_public_functions_launch_capture_and_never_wait(
+    steps: Callable[[], dict[str, tuple[Callable[..., Any], list[Tensor], int]]],
+) -> None:
+    for name, (fn, args, launches) in steps().items():
         assert count_launches(fn, *args) == launches, name
         assert_no_sync(fn, *args)
         assert_capturable(fn, *args)
