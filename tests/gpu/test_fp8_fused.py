@@ -7,17 +7,18 @@ so a value that sits on a rounding boundary may fall on the other side: at most 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from samples import DTYPES
+from samples import DTYPES, OPS
 from torch import Tensor
 
 from jitquant import reference
 from jitquant.formats import FP8_DTYPES
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
-from .helpers import module, randn, same
+from .helpers import module, randn, same, views
 
 E4M3, E5M2 = FP8_DTYPES
 # Of the last, some have groups that end before half of a thread's blocks do.
@@ -203,6 +204,44 @@ def test_silu_mul_group_of_specials() -> None:
     _close(kernel(fused, 16, dtype=E4M3), reference.silu_mul_quantize_group(fused, 16, dtype=E4M3))
     empty = fused[:0]
     same(kernel(empty, 16, dtype=E4M3), reference.silu_mul_quantize_group(empty, 16, dtype=E4M3))
+
+
+FUSED = (
+    "silu_mul_quantize_fp8",
+    "silu_mul_quantize_group",
+    "rmsnorm_quantize_fp8",
+    "rmsnorm_quantize_group",
+)
+
+
+def _arguments(name: str, x: Tensor, size: int) -> list[Any]:
+    """Of a function of FUSED: what follows its tensor."""
+    norm = [torch.linspace(0.5, 1.5, x.shape[1], device="cuda")] if "rmsnorm" in name else []
+    return [*norm, *([size] if "group" in name else [])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FUSED)
+def test_strides(name: str, dtype: torch.dtype) -> None:
+    kernel = OPS[name].compiled()
+    for rows, cols in ((6, 48), (300, 1024), (33, 35)):
+        x = randn(rows, 2 * cols if "silu" in name else cols, dtype=dtype, scale=2)
+        more = _arguments(name, x, 32)
+        expected = OPS[name].reference(x, *more, dtype=E4M3)
+        for label, view in views().items():
+            what = f"{label} {rows}x{cols}"
+            _close(kernel.default(view(x), *more, dtype=E4M3), expected, what)
+            for start in (16, 3):
+                wide = torch.full((rows, cols + 32), 0xAB, dtype=torch.uint8, device="cuda")
+                buffers = {
+                    result: torch.empty_like(t, device="cuda")
+                    for result, t in zip(OPS[name].results, expected, strict=True)
+                }
+                buffers["data"] = wide[:, start : start + cols].view(E4M3)
+                kernel.out(view(x), *more, dtype=E4M3, **buffers)
+                _close(tuple(buffers.values()), expected, what)
+                assert bool((wide[:, :start] == 0xAB).all()), what
+                assert bool((wide[:, start + cols :] == 0xAB).all()), what
 
 
 def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Tensor]], int]]:
