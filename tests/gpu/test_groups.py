@@ -12,6 +12,7 @@ from torch import Tensor
 
 from jitquant import reference
 from jitquant.formats import GROUP_RECIPES, GROUP_SIZES
+from jitquant.quantized import as_bytes
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
 from .helpers import module, randn, same, views
@@ -246,6 +247,45 @@ def test_many_rows_of_blocks() -> None:
     check("quantize_group_both", x[:140_000], 16, dtype=E4M3)
     check("quantize_block_both", x[:140_000], 16, 16, dtype=E4M3)
     check("quantize_group", randn(70_000, 2, 16), 16, dtype=E4M3, scale_layout="column")
+
+
+# With how often 25,856 rows have to be repeated for more than 65,535 tiles below each other.
+MANY_TILES = [
+    ("quantize_mxfp8", (), 326, {"scale_layout": "linear"}),
+    ("quantize_mxfp8", (), 326, {"scale_layout": "swizzled_128x4"}),
+    ("quantize_mxfp8_both", (), 326, {"scale_layout": "linear"}),
+    ("quantize_mxfp8_both", (), 326, {"scale_layout": "swizzled_128x4"}),
+    ("quantize_group_both", (128,), 326, {"scale_layout": "row"}),
+    ("quantize_group_both", (256,), 650, {"scale_layout": "row"}),
+    ("quantize_block_both", (128, 128), 326, {"scale_layout": "row"}),
+    ("quantize_block_both", (16, 16), 326, {"scale_layout": "row"}),
+]
+
+
+def _check_repeated(name: str, x: Tensor, times: int, *args: int, **options: Any) -> None:
+    """``x`` so many times below itself has its results so many times."""
+    got = quantize(name, x.repeat(times, *[1] * (x.dim() - 1)), *args, dtype=E4M3, **options)
+    expected = []
+    for i, t in enumerate(getattr(reference, name)(x.cpu(), *args, dtype=E4M3, **options)):
+        t = as_bytes(t).cuda()
+        if i < 2:
+            t = t.repeat(times, *[1] * (t.dim() - 1))
+        elif i == 3 and options["scale_layout"] == "swizzled_128x4":
+            t = t.repeat(times, 1).view(len(t), -1)  # tiles follow each other
+        else:
+            t = t.repeat(1, times)
+        expected.append(t)
+    same(got, expected, what=f"{name} {args} {options}")
+
+
+@pytest.mark.parametrize(("name", "args", "times", "options"), MANY_TILES)
+def test_many_tiles(name: str, args: tuple[int, ...], times: int, options: dict[str, Any]) -> None:
+    _check_repeated(name, randn(256 * 101, 16), times, *args, **options)
+
+
+def test_many_matrices() -> None:
+    for rows, cols, side in ((16, 16, 16), (3, 40, 32)):
+        _check_repeated("quantize_block", randn(137, rows, cols), 512, side, side)
 
 
 def test_more_than_2_to_the_31_elements() -> None:
