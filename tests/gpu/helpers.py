@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -33,6 +34,12 @@ def same(got: Sequence[Tensor], expected: Sequence[Tensor], *, what: str = "") -
         assert wrong.numel() == 0, (
             f"{what} output {i}: {wrong.numel()} bytes differ, first {wrong[:4]}"
         )
+
+
+def room_for(gib: float) -> None:
+    """Skips where less memory is free."""
+    if torch.cuda.mem_get_info()[0] < gib * 2**30:
+        pytest.skip(f"needs {gib:g} GiB of GPU memory")
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:

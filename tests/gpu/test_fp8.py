@@ -14,7 +14,7 @@ from jitquant import reference
 from jitquant.formats import FP8_DTYPES
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
-from .helpers import SHAPES, adversarial, module, randn, same, views
+from .helpers import SHAPES, adversarial, module, randn, room_for, same, views
 
 E4M3, E5M2 = FP8_DTYPES
 # Of up to 4096 blocks of 16 values, where a GPU has clusters of blocks.
@@ -240,12 +240,6 @@ def test_dequantize_every_byte() -> None:
             args = (codes.view(fp8), exponents, 1, 32)
             got = module("dequantize").dequantize(*args, dtype=dtype)
             same([got], reference.dequantize(*args, dtype=dtype), what=f"{fp8} {dtype}")
-
-
-def room_for(gib: float) -> None:
-    """Skips where less memory is free."""
-    if torch.cuda.mem_get_info()[0] < gib * 2**30:
-        pytest.skip(f"needs {gib:g} GiB of GPU memory")
 
 
 @pytest.mark.parametrize("cols", [16, 65536])

@@ -18,7 +18,7 @@ from jitquant import reference
 from jitquant.formats import FP8_DTYPES
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
-from .helpers import module, randn, same, views
+from .helpers import module, randn, room_for, same, views
 
 E4M3, E5M2 = FP8_DTYPES
 # Of the last, some have groups that end before half of a thread's blocks do.
@@ -242,6 +242,34 @@ def test_strides(name: str, dtype: torch.dtype) -> None:
                 _close(tuple(buffers.values()), expected, what)
                 assert bool((wide[:, :start] == 0xAB).all()), what
                 assert bool((wide[:, start + cols :] == 0xAB).all()), what
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_more_than_2_to_the_31_elements(name: str) -> None:
+    """Zeros but for the first and the last row and those around 2^31 of what goes in and out."""
+    room_for(16)
+    silu = "silu" in name
+    rows, cols = 2**19 + 600, 8192 if silu else 4096
+    around = {2**18 - 1, 2**18, 2**19 - 1, 2**19, 2**31 // 4095, 2**31 // 4094}
+    probes = sorted({0, *around, rows - 1})
+    memory = torch.zeros(rows, cols, dtype=torch.bfloat16, device="cuda")
+    added = None if silu else torch.zeros_like(memory)
+    for i in probes:
+        memory[i] = randn(cols)
+    for part in (slice(None), slice(1, -1)):  # aligned and not
+        x, kwargs, few = memory[:, part], {}, {}
+        if added is not None:
+            added[probes] = randn(len(probes), cols)
+            kwargs = {"residual": added[:, part]}
+            few = {"residual": added[probes][:, part]}
+        more = _arguments(name, x, 128)
+        got = OPS[name].compiled().default(x, *more, dtype=E4M3, **kwargs)
+        expected = OPS[name].reference(x[probes], *more, dtype=E4M3, **few)
+        codes = got[0].view(torch.uint8)
+        _close((codes[probes], *(t[probes] for t in got[1:])), expected, name)
+        assert codes.count_nonzero() == codes[probes].count_nonzero()
+        if added is not None:
+            same([added[probes][:, part]], [few["residual"]], what="residual")
 
 
 def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Tensor]], int]]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from samples import OPS
 from torch import Tensor
 
 import jitquant
 from jitquant import reference
+from jitquant.quantized import as_bytes
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
-from .helpers import module, same
+from .helpers import module, randn, room_for, same
 
 E4M3 = torch.float8_e4m3fn
 
@@ -96,8 +99,7 @@ def test_one_launch_that_can_be_captured_and_never_waits() -> None:
 
 def test_a_group_of_more_than_2_to_the_31_elements() -> None:
     numel = 2**31 + 4096
-    if torch.cuda.mem_get_info()[0] < 12 * 2**30:
-        pytest.skip("needs 12 GiB of free GPU memory")
+    room_for(12)
     data = torch.zeros(numel, dtype=torch.uint8, device="cuda").view(E4M3)
     data[-700:] = torch.ones(700, device="cuda").to(E4M3)
     offsets = torch.tensor([0, 100, numel - 50, numel], device="cuda")
@@ -257,8 +259,7 @@ def test_quantizing_offsets_out_of_order_stays_in_the_buffer() -> None:
 
 def test_quantizing_a_group_of_more_than_2_to_the_31_elements() -> None:
     numel = 2**31 + 4096
-    if torch.cuda.mem_get_info()[0] < 16 * 2**30:
-        pytest.skip("needs 16 GiB of free GPU memory")
+    room_for(16)
     x = torch.zeros(numel, dtype=torch.bfloat16, device="cuda")
     x[100], x[-51], x[-1] = 1.0, 7.0, 3.0
     offsets = torch.tensor([0, 100, numel - 50, numel], device="cuda")
@@ -270,3 +271,51 @@ def test_quantizing_a_group_of_more_than_2_to_the_31_elements() -> None:
             want = (x[i].float() * factor[group]).to(E4M3)
             assert q.data[i].view(torch.uint8) == want.view(torch.uint8)
         assert int(q.data.view(torch.uint8).count_nonzero()) == 3
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        ("quantize_grouped_nvfp4", None),
+        ("quantize_grouped_grad_fp8", "none"),
+        ("quantize_grouped_grad_fp8", "relu"),
+    ],
+)
+def test_groups_beyond_2_to_the_31_elements(name: str, activation: str | None, given: bool) -> None:
+    """Zeros but for rows at the ends and around element 2^31: as if these were the whole buffer."""
+    room_for(16)
+    rows, cols = 2**25 + 64, 64
+    windows = (slice(0, 4), slice(2**25 - 2, 2**25 + 2), slice(rows - 4, rows))
+
+    def near(t: Tensor) -> Tensor:
+        return torch.cat([as_bytes(t).reshape(rows, -1)[window] for window in windows])
+
+    x = torch.zeros(rows, cols, dtype=torch.bfloat16, device="cuda")
+    for i, window in enumerate(windows):
+        x[window] = randn(4, cols, scale=3.0**i)
+    short = near(x).cpu()
+    far_at = cols * torch.tensor([0, 1, rows - 2, rows])
+    near_at = cols * torch.tensor([0, 1, 10, 12])
+    scale = torch.tensor([2.0, 7.0, 0.3]) if given else None
+    acts: list[dict[str, Tensor]] = [{}, {}]
+    options: dict[str, Any] = {}
+    if activation is not None:
+        options = {"activation": activation, "dtype": torch.float8_e5m2}
+        acts = [{} if activation == "none" else {"act_input": t} for t in (x, short)]
+    got = OPS[name].compiled().default(x, *_on_gpu(far_at, scale), **options, **acts[0])
+    want = OPS[name].reference(short, near_at, scale, **options, **acts[1])
+    elements = 1 if activation else 2
+    for mine, theirs in zip(got[:elements], want[:elements], strict=True):
+        few = near(mine)
+        same([few], [theirs.reshape(few.shape)], what=name)
+        assert few.count_nonzero() == as_bytes(mine).count_nonzero()
+    same(got[elements : elements + 2], want[elements : elements + 2], what=name)
+    if activation:
+        torch.testing.assert_close(got[3].cpu(), want[3], rtol=1e-5, atol=1e-4)
+        return
+    back = OPS["dequantize_grouped_nvfp4"]
+    values = back.compiled().default(*got[:3], far_at.cuda(), numel=x.numel())
+    (expected,) = back.reference(*want[:3], near_at, numel=short.numel())
+    same([near(values)], [expected.reshape(short.shape)])
+    assert int(values.count_nonzero()) == int(expected.count_nonzero())

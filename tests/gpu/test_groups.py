@@ -15,11 +15,10 @@ from jitquant.formats import GROUP_RECIPES, GROUP_SIZES
 from jitquant.quantized import as_bytes
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
-from .helpers import module, randn, same, views
+from .helpers import module, randn, room_for, same, views
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FORMATS = (E4M3, E5M2, torch.int8)
-GIB = 2**30
 
 
 def quantize(name: str, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
@@ -288,36 +287,73 @@ def test_many_matrices() -> None:
         _check_repeated("quantize_block", randn(137, rows, cols), 512, side, side)
 
 
-def test_more_than_2_to_the_31_elements() -> None:
+def _beyond() -> tuple[Tensor, int]:
+    """A matrix of more than 2^31 elements, zeros but for its first and last rows, and its rows."""
     rows, cols = 2**19 + 130, 4096
-    if torch.cuda.mem_get_info()[0] < 24 * GIB:
-        pytest.skip("needs 24 GiB of free GPU memory")
     x = torch.zeros(rows, cols, dtype=torch.bfloat16, device="cuda")
     x[-256:] = randn(256, cols)
     x[:256] = randn(256, cols)
+    return x, rows
+
+
+def test_more_than_2_to_the_31_elements() -> None:
+    room_for(24)
+    x, rows = _beyond()
     tail = slice(rows - rows % 128 - 128, rows)
-    for name, args in (
-        ("quantize_group", (128,)),
-        ("quantize_mxfp8", ()),
-        ("quantize_block", (128, 128)),
-        ("quantize_group_both", (128,)),
+    for name, args, size in (
+        ("quantize_group", (128,), 128),
+        ("quantize_mxfp8", (), 32),
+        ("quantize_block", (128, 128), 128),
+        ("quantize_group_both", (128,), 128),
+        ("quantize_block_both", (128, 128), 128),
+        ("quantize_mxfp8_both", (), 32),
     ):
-        layout = {} if name in ("quantize_mxfp8", "quantize_block") else {"scale_layout": "row"}
+        layout = {"scale_layout": "row"} if "group" in name else {}
         got = quantize(name, x, *args, dtype=E4M3, **layout)
         for part in (slice(0, 128), tail):
             expected = getattr(reference, name)(x[part].cpu(), *args, dtype=E4M3, **layout)
-            groups = part if name != "quantize_block" else slice(part.start // 128, None)
-            groups = slice(groups.start, groups.start + len(expected[1]))
+            first = part.start // size
+            start = first if "block" in name else part.start
+            groups = slice(start, start + len(expected[1]))
             same([got[0][part], got[1][groups]], expected[:2], what=name)
             if len(got) > 2:
-                first = part.start // 128
                 same(
                     [got[2][:, part].contiguous(),
-                     got[3][:, first : first + expected[3].shape[1]].contiguous()],
+                     as_bytes(got[3])[:, first : first + expected[3].shape[1]].contiguous()],
                     expected[2:],
                     what=f"{name} transposed",
                 )  # fmt: skip
         del got
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "options"),
+    [
+        ("quantize_mxfp8", 32, {"scale_layout": "swizzled_128x4"}),
+        ("quantize_group", 128, {"scale_layout": "row"}),
+        ("quantize_group", 128, {"scale_layout": "column"}),
+        ("quantize_group", 128, {"scale_layout": "row", "scale_format": "ue8m0_packed"}),
+        ("quantize_group", 16, {"scale_layout": "column_tma", "scale_format": "ue8m0_packed"}),
+    ],
+)
+def test_scales_of_more_than_2_to_the_31_elements(
+    name: str, size: int, options: dict[str, Any]
+) -> None:
+    """Wherever they lie, and back."""
+    room_for(16)
+    x, rows = _beyond()
+    args = () if name == "quantize_mxfp8" else (size,)
+    layout = {"scale_layout": options["scale_layout"]}
+    data, scales = quantize(name, x, *args, dtype=E4M3, **options)
+    values = module("dequantize").dequantize(data, scales, 1, size, **layout)
+    for part in (slice(0, 128), slice(2**19 - 128, 2**19), slice(2**19, rows)):
+        codes, factors = getattr(reference, name)(x[part].cpu(), *args, dtype=E4M3, **options)
+        same([values[part]], reference.dequantize(codes, factors, 1, size, **layout))
+        if "column" in layout["scale_layout"]:
+            mine, factors = scales[:, part].contiguous(), factors[:, : len(codes)].contiguous()
+        else:
+            mine = scales[part.start : part.start + len(factors)]
+        same([data[part], mine], [codes, factors])
 
 
 def test_bad_arguments_are_refused() -> None:
