@@ -118,7 +118,15 @@ class Op:
         self._defaults = [
             (a.name, a.default_value if a.has_default_value() else None) for a in arguments_
         ]
-        self._kinds = [(a.name, str(a.type)) for a in arguments_]
+        # What says whether a part is made has the part's name in the public functions.
+        self._kinds = [
+            (
+                a.name.removeprefix("with_"),
+                str(a.real_type).removeprefix("Optional[").removesuffix("]"),
+                str(a.real_type).startswith("Optional"),
+            )
+            for a in arguments_
+        ]
         self._positional = sum(not a.kwarg_only for a in arguments_)
 
     def __repr__(self) -> str:
@@ -219,17 +227,21 @@ class Op:
         return out
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
-        """``args`` with arrays of other libraries seen as tensors.
+        """``args`` with arrays of other libraries seen as tensors, the others of their types.
 
         Raises:
-            TypeError, ValueError: an argument can be no tensor on a device that is known.
+            TypeError, ValueError: an argument cannot be what the schema says.
         """
-        return [
-            _checks.as_tensor(value, name)
-            if kind == "Tensor" or (kind == "Optional[Tensor]" and value is not None)
-            else value
-            for (name, kind), value in zip(self._kinds, args, strict=True)
-        ]
+        seen: list[Any] = []
+        for (name, kind, optional), value in zip(self._kinds, args, strict=True):
+            if optional and value is None:
+                seen.append(None)
+            elif kind == "Tensor":
+                seen.append(_checks.as_tensor(value, name))
+            else:
+                _checks.scalar(value, name, kind)
+                seen.append(value)
+        return seen
 
     def _complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """All arguments by position: the dispatcher leaves out what equals its default."""

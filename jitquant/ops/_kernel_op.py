@@ -24,6 +24,8 @@ def _overlaps(t: Tensor) -> bool:
 
     What slicing and permuting make of a contiguous tensor never does.
     """
+    if t.numel() != 0 and t.is_contiguous():  # Dynamo cannot sort sizes that it does not know
+        return False
     reach = 0
     for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
         if stride <= reach and size > 1:
@@ -80,24 +82,6 @@ class KernelOp(Op):
         self.has_amax = "amax" in results
         self.has_inv_rms = "inv_rms" in results
         self.keywords = [name for name, _ in self._defaults[self._positional :]]
-        # What says whether a part is made has the part's name in the public functions.
-        self._scalars = [
-            (i, a.name.removeprefix("with_"), str(a.real_type))
-            for i, a in enumerate(self.default._schema.arguments)
-            if "Tensor" not in str(a.type)
-        ]
-
-    def tensors(self, args: Sequence[Any]) -> list[Any]:
-        """As `Op.tensors`; the other arguments are of their types, which the dispatcher asks for.
-
-        Raises:
-            TypeError, ValueError: an argument cannot be what the schema says.
-        """
-        for i, name, kind in self._scalars:
-            wanted = kind.removeprefix("Optional[").removesuffix("]")
-            if args[i] is not None or wanted == kind:
-                _checks.scalar(args[i], name, wanted)
-        return super().tensors(args)
 
     def _plan_out(self, buffers: list[Tensor], *args: Any, **kwargs: Any) -> Plan:
         plan = self.plan(*args, **kwargs)

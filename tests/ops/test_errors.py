@@ -101,6 +101,26 @@ def cases(device: str) -> dict[str, Case]:
             ValueError,
             ["granularity is 'token'"],
         ),
+        "recipe None": (
+            lambda: J.quantize_nvfp4(X, recipe=None),
+            TypeError,
+            ["recipe is NoneType", "a str"],
+        ),
+        "eps str": (
+            lambda: J.rmsnorm_quantize_nvfp4(X, ones(32), "1"),
+            TypeError,
+            ["eps is str", "a number", "float(eps)"],
+        ),
+        "intermediate float": (
+            lambda: J.deinterleave_quantize_nvfp4(X, 16.0),
+            TypeError,
+            ["intermediate is float", "an int"],
+        ),
+        "divisor str": (
+            lambda: J.quantize_nvfp4(X, divisor="2"),
+            TypeError,
+            ["divisor is str", "a number"],
+        ),
         "divisor 0": (
             lambda: J.quantize_nvfp4(X, divisor=0.0),
             ValueError,
