@@ -14,7 +14,7 @@ def test_the_tables_are_those_of_the_results() -> None:
     """After a new measurement: ``./scripts/bench figures``."""
     document = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     for name in figures.TABLES:
-        assert f"<!-- figures: {name} -->" in document
+        assert f"<!-- figures: {name} -->\n\n| " in document
     assert figures.updated(document, ROOT / "results") == document
 
 

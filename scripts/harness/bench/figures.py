@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.bench import goals
 
-_MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def updated(document: str, results: Path) -> str:
