@@ -27,7 +27,7 @@ Kernel = Annotated[
 def sass(name: Name, kernel: Kernel = None, arch: Arch = None, json: Json = False) -> None:
     """Show a module's machine code, with the source lines that it comes from.
 
-    Needs cuobjdump and nvdisasm (`pip install jitquant[inspect]`). Builds the module if need be.
+    Needs cuobjdump and nvdisasm (the extra `inspect`). Builds the module if need be.
     """
     loader = Loader()
     _show(name, sass_of(loader, request_of(loader, name, arch)), kernel, json)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .device_half import Kernel
-from .errors import LoaderError
+from .errors import LoaderError, extra
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,\[]*(?:\[(\d+)\])?")
@@ -271,8 +271,8 @@ def _choose() -> Launch:
     with contextlib.suppress(ImportError):
         return _with_cuda_core()
     raise LoaderError(
-        "launching a kernel of backend='nvrtc' needs CuPy or cuda.core, and neither is installed: "
-        "`pip install jitquant[cupy]`, or `pip install jitquant[nvrtc]`."
+        "launching a kernel of backend='nvrtc' needs CuPy or cuda.core, and neither is installed. "
+        f"Install {extra('cupy')}, or 'nvrtc'."
     )
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from .archs import KNOWN
 from .bundles import open_bundle
 from .cache import BUNDLES, bundle_paths
-from .errors import CompileError, LoaderError
+from .errors import CompileError, LoaderError, extra
 from .hold import has_locks
 from .nvml import Driver, read_driver
 from .plan import python_include_dir
@@ -211,8 +211,7 @@ def _about_nvcc(
                     "nvcc",
                     WARNING,
                     f"its parts are of different versions: {found.version}",
-                    "Install nvcc, nvvm and crt of one minor version (`pip install "
-                    "jitquant[nvcc]` does).",
+                    f"Install nvcc, nvvm and crt of one minor version, as does {extra('nvcc')}.",
                 )
         elif os.path.realpath(found.path) != os.path.realpath(chosen.path):
             yield Finding("nvcc", NOTE, f"{found.version}, {found.path} ({found.origin}): not used")
@@ -221,7 +220,7 @@ def _about_nvcc(
             "nvcc",
             ERROR,
             "no CUDA compiler: a .cu cannot be built",
-            "Run `pip install jitquant[nvcc]`, or set CUDA_HOME to a CUDA toolkit.",
+            f"Install {extra('nvcc')}, or set CUDA_HOME to a CUDA toolkit.",
         )
     elif driver is not None and _major(chosen.version) > _major(driver.cuda):
         yield Finding(
@@ -302,7 +301,7 @@ def _about_headers(torch: TorchInstall | None, nvcc: Nvcc | None) -> Iterator[Fi
         header = "torch/csrc/stable/library.h"
         wanted.append((header, torch.include_dirs, ERROR, "Install torch again, 2.11 or newer."))
     if nvcc is not None:
-        fix = "Install the whole toolkit; from PyPI: `pip install jitquant[nvcc]`."
+        fix = f"Install the whole toolkit, or {extra('nvcc')}."
         wanted.append(("cuda_runtime.h", nvcc.include_dirs, ERROR, fix))
     python = (python_include_dir(),)
     fix = "Install them (Debian, Ubuntu: `apt install python3-dev`) to use PYBIND11_MODULE."

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from .module import CudaModule
 
 
+def extra(name: str) -> str:
+    """How a message names an extra of this package, which may not be on an index."""
+    return f"jitquant's extra {name!r} (`pip install -e '.[{name}]'` in a checkout)"
+
+
 class LoaderError(RuntimeError):
     """A module could not be built or loaded.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .build import compiler_environment, make_units
 from .diagnostics import compile_error
-from .errors import LoaderError, ToolNotFoundError
+from .errors import LoaderError, ToolNotFoundError, extra
 from .plan import Request, Wanted
 from .sources import CUDA_SUFFIXES
 from .toolchain import wheel_roots
@@ -69,7 +69,7 @@ def find_tool(name: str, env: Mapping[str, str] | None = None) -> str:
             return path
     raise ToolNotFoundError(
         f"{name} was not found in CUDA_HOME, CUDA_PATH, the PyPI wheels, PATH, /usr/local/cuda or "
-        "triton. Install it with `pip install jitquant[inspect]`."
+        f"triton. Install {extra('inspect')}."
     )
 
 

@@ -1,6 +1,6 @@
 """NVRTC, NVIDIA's compiler as a library: from device code to a cubin without a host compiler.
 
-The library comes with a CUDA build of torch, with a toolkit, or with ``jitquant[nvrtc]``.
+The library comes with a CUDA build of torch, with a toolkit, or with the extra ``nvrtc``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import LoaderError, NvrtcNotFoundError
+from .errors import LoaderError, NvrtcNotFoundError, extra
 
 #: Headers of the C++ library for NVRTC, which has none.
 INCLUDE_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvrtc_include")
@@ -55,7 +55,7 @@ class Nvrtc:
         except (ImportError, DynamicLibNotFoundError) as error:
             raise NvrtcNotFoundError(
                 "backend='nvrtc' needs the library libnvrtc, which was not found "
-                f"({str(error).splitlines()[0]}). Install it with `pip install jitquant[nvrtc]`."
+                f"({str(error).splitlines()[0]}). Install {extra('nvrtc')}."
             ) from error
         self._library: Any = ctypes.CDLL(loaded.abs_path)
         major, minor = ctypes.c_int(), ctypes.c_int()

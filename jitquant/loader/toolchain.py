@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import HostCompilerNotFoundError, NvccNotFoundError
+from .errors import HostCompilerNotFoundError, NvccNotFoundError, extra
 
 _PROBE_SECONDS = 60.0
 _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
@@ -253,7 +253,7 @@ def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, t
         "no CUDA compiler (nvcc) was found. Looked at, in this order:\n"
         f"{looked}\n"
         "  - CUDA_HOME, CUDA_PATH, the PyPI wheel and PATH name none besides these\n"
-        "Install one with `pip install jitquant[nvcc]`, or set CUDA_HOME to a CUDA toolkit "
+        f"Install {extra('nvcc')}, or set CUDA_HOME to a CUDA toolkit "
         "(12.8 or newer for 10.0 and 12.0)."
     )
 

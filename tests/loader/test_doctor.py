@@ -99,7 +99,7 @@ def test_no_nvcc_is_an_error(
     monkeypatch.setenv("CUDA_HOME", "/gone")
     found = examine(new_loader(tmp_path / "cache"))
     assert not found.works
-    assert "jitquant[nvcc]" in one(found, "nvcc", "error").fix
+    assert "jitquant's extra 'nvcc'" in one(found, "nvcc", "error").fix
     assert of(found, "nvcc", "warning")[0] == Finding(
         "nvcc",
         "warning",

@@ -57,7 +57,7 @@ def test_no_nvcc_says_where_it_looked_and_what_to_install(
     text = str(caught.value)
     assert f"CUDA_HOME={tmp_path / 'gone'}: no {tmp_path / 'gone'}/bin/nvcc" in text
     assert "/usr/local/cuda: no /usr/local/cuda/bin/nvcc" in text
-    assert "pip install jitquant[nvcc]" in text
+    assert "Install jitquant's extra 'nvcc' (`pip install -e '.[nvcc]'` in a checkout)" in text
 
 
 def test_a_kernel_without_nvcc_raises_and_a_cpp_does_not(
