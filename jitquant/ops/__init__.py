@@ -6,7 +6,7 @@ Importing this registers the ops; it compiles nothing and touches no GPU.
 from __future__ import annotations
 
 from jitquant.ops._declare import Op
-from jitquant.ops._table import ALL_OPS as _NVFP4_OPS
+from jitquant.ops._table import NVFP4_OPS
 from jitquant.ops._table_fp8 import FP8_OPS
 from jitquant.ops._table_grouped import GROUPED_OPS
 from jitquant.ops._table_sharded import SHARDED_OPS
@@ -61,5 +61,5 @@ __all__ = [
     "silu_mul_quantize_group",
 ]
 
-ALL_OPS: tuple[Op, ...] = (*_NVFP4_OPS, *FP8_OPS, *GROUPED_OPS, *SHARDED_OPS)
+ALL_OPS: tuple[Op, ...] = (*NVFP4_OPS, *FP8_OPS, *GROUPED_OPS, *SHARDED_OPS)
 """Every declared op."""

@@ -17,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.dlpack import from_dlpack
 
 from jitquant.formats import DEINTERLEAVE_OPS, FP32_MAX, FP32_TINIEST, INPUT_DTYPES, MHC_MAX
+from jitquant.quantized import one_of
 
 DEVICES = ("cpu", "cuda", "meta")
 _INPUT_DTYPES_TEXT = "bfloat16, float16 and float32"
@@ -94,12 +95,6 @@ def as_gsa(gsa: object) -> float | Tensor | None:
         f"gsa is {type(gsa).__name__}; accepted are None (it is computed), a number, and a "
         "float32 tensor of one element or of one for each row"
     )
-
-
-def one_of(value: str, name: str, accepted: tuple[str, ...]) -> None:
-    """A keyword is one of a few names."""
-    if value not in accepted:
-        raise ValueError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))}")
 
 
 def dimension(dim: int) -> None:
@@ -290,7 +285,7 @@ def deinterleave_arguments(
 ) -> None:
     """A gate-and-up projection (..., 2 * intermediate) and how its columns are arranged."""
     input_tensor(fused, "fused", shape="(..., 2 * intermediate)")
-    one_of(op, "op", DEINTERLEAVE_OPS)
+    one_of("op", op, DEINTERLEAVE_OPS)
     if intermediate < 1 or fused.shape[-1] != 2 * intermediate:
         raise ValueError(
             f"intermediate is {intermediate} and fused has shape {shape_text(fused)}; "

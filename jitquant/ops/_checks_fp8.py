@@ -19,6 +19,7 @@ from jitquant.formats import (
     INPUT_DTYPES,
 )
 from jitquant.ops import _checks
+from jitquant.quantized import one_of
 
 
 def fp8_dtype(dtype: torch.dtype) -> None:
@@ -65,9 +66,9 @@ def group_numerics(
 ) -> None:
     """What groups and blocks have in common."""
     group_dtype(dtype)
-    _checks.one_of(scale_format, "scale_format", formats)
-    _checks.one_of(scale_layout, "scale_layout", layouts)
-    _checks.one_of(recipe, "recipe", GROUP_RECIPES)
+    one_of("scale_format", scale_format, formats)
+    one_of("scale_layout", scale_layout, layouts)
+    one_of("recipe", recipe, GROUP_RECIPES)
     if eps is not None and not GROUP_EPS_MIN <= eps <= FP32_MAX:
         raise ValueError(
             f"{eps_name} is {eps}; accepted is a finite number from {GROUP_EPS_MIN} on, or None "
@@ -173,7 +174,7 @@ def matrix(t: Tensor, name: str) -> None:
 
 def activation(name: str, act_input: Tensor | None, grad: Tensor) -> None:
     """The activation whose derivative is fused, and what went into it."""
-    _checks.one_of(name, "activation", ACTIVATIONS)
+    one_of("activation", name, ACTIVATIONS)
     if (name == "none") != (act_input is None):
         raise ValueError(
             f"activation is {name!r} and act_input is "

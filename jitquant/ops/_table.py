@@ -15,6 +15,7 @@ from jitquant import formats, reference
 from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, NVFP4_DIVISOR, SCALE_DTYPE
 from jitquant.ops import _checks
 from jitquant.ops._declare import Op, Plan, Result, fp32
+from jitquant.quantized import one_of
 from jitquant.reference.layout import ceil_div, swizzled_shape
 
 _BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
@@ -31,8 +32,8 @@ def _packed(
 
 
 def _names(recipe: str, scale_layout: str) -> None:
-    _checks.one_of(recipe, "recipe", formats.RECIPES)
-    _checks.one_of(scale_layout, "scale_layout", formats.SCALE_LAYOUTS)
+    one_of("recipe", recipe, formats.RECIPES)
+    one_of("scale_layout", scale_layout, formats.SCALE_LAYOUTS)
 
 
 def _dynamic(
@@ -47,7 +48,7 @@ def _dynamic(
 ) -> tuple[Plan, int]:
     """Plan with x_fp4, x_sf and gsa, and the rows."""
     _names(recipe, scale_layout)
-    _checks.one_of(granularity, "granularity", formats.GRANULARITIES)
+    one_of("granularity", granularity, formats.GRANULARITIES)
     _checks.divisor_value(divisor)
     _checks.gsa_value(global_scale)
     rows = _checks.row_count(leading)
@@ -224,7 +225,7 @@ def weight_results(
             f"w has shape {_checks.shape_text(w)}; accepted is (N, K), or (K, N) with dim=0. "
             "Quantize the matrices of a stack one by one: each has a gsa of its own"
         )
-    _checks.one_of(block, "block", formats.WEIGHT_BLOCKS)
+    one_of("block", block, formats.WEIGHT_BLOCKS)
     _checks.dimension(dim)
     _names(recipe, scale_layout)
     if dim == -1:
@@ -287,7 +288,7 @@ def _plan_dequantize(
     _checks.packed_tensor(x_sf, "x_sf", SCALE_DTYPE)
     _checks.same_device(x_sf, "x_sf", x_fp4, "x_fp4")
     _checks.dimension(dim)
-    _checks.one_of(scale_layout, "scale_layout", formats.SCALE_LAYOUTS)
+    one_of("scale_layout", scale_layout, formats.SCALE_LAYOUTS)
     _checks.output_dtype(dtype)
     if x_fp4.dim() == 0 or (dim == 0 and x_fp4.dim() != 2):
         raise ValueError(
@@ -470,7 +471,7 @@ WEIGHT = Family(
     ),
 )
 
-ALL_OPS: tuple[Op, ...] = (
+NVFP4_OPS: tuple[Op, ...] = (
     AMAX_GSA,
     *QUANTIZE,
     *DEINTERLEAVE,
@@ -479,4 +480,4 @@ ALL_OPS: tuple[Op, ...] = (
     *WEIGHT,
     DEQUANTIZE,
 )
-"""Every declared op."""
+"""Every op of NVFP4."""

@@ -24,6 +24,7 @@ from jitquant.ops import _checks
 from jitquant.ops import _checks_fp8 as checks
 from jitquant.ops._declare import Plan, Result, fp32
 from jitquant.ops._kernel_op import KernelOp
+from jitquant.quantized import one_of
 from jitquant.quantized_tensor import scales_shape
 from jitquant.reference.layout import ceil_div
 
@@ -50,7 +51,7 @@ def _fp8(
 ) -> tuple[Plan, int]:
     """Plan with data, scale_inv and amax, and the rows."""
     checks.fp8_dtype(dtype)
-    _checks.one_of(granularity, "granularity", GRANULARITIES)
+    one_of("granularity", granularity, GRANULARITIES)
     checks.scale_number(scale_value)
     given = scale is not None or scale_value is not None
     checks.upper_bound(scale_ub, given)
@@ -358,7 +359,7 @@ def _mxfp8_scales(leading: tuple[int, ...], cols: int, scale_layout: str) -> Res
 def _plan_mxfp8(x: Tensor, *, dtype: torch.dtype, scale_layout: str = "linear") -> Plan:
     _checks.input_tensor(x, "x")
     checks.fp8_dtype(dtype)
-    _checks.one_of(scale_layout, "scale_layout", SCALE_LAYOUTS)
+    one_of("scale_layout", scale_layout, SCALE_LAYOUTS)
     leading = tuple(x.shape[:-1])
     scales = _mxfp8_scales(leading, x.shape[-1], scale_layout)
     return Plan(x.device, (Result(tuple(x.shape), dtype), scales))
@@ -367,7 +368,7 @@ def _plan_mxfp8(x: Tensor, *, dtype: torch.dtype, scale_layout: str = "linear") 
 def _plan_mxfp8_both(x: Tensor, *, dtype: torch.dtype, scale_layout: str = "linear") -> Plan:
     checks.matrix(x, "x")
     checks.fp8_dtype(dtype)
-    _checks.one_of(scale_layout, "scale_layout", SCALE_LAYOUTS)
+    one_of("scale_layout", scale_layout, SCALE_LAYOUTS)
     rows, cols = x.shape
     return Plan(
         x.device,
@@ -410,7 +411,7 @@ def _plan_dequantize(
             "are not negative, and a block_cols that is a multiple of 16"
         )
     _checks.output_dtype(dtype)
-    _checks.one_of(scale_layout, "scale_layout", _DEQUANTIZE_LAYOUTS)
+    one_of("scale_layout", scale_layout, _DEQUANTIZE_LAYOUTS)
     _checks.same_device(scale_inv, "scale_inv", data, "data")
     if scale_inv.dtype not in (torch.float32, torch.int32, E8M0_DTYPE, torch.uint8):
         raise TypeError(

@@ -11,6 +11,7 @@ from jitquant.ops import _checks
 from jitquant.ops import _checks_fp8 as checks
 from jitquant.ops._declare import Plan, Result, fp32
 from jitquant.ops._kernel_op import KernelOp
+from jitquant.quantized import one_of
 from jitquant.reference.layout import ceil_div
 
 _BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
@@ -69,7 +70,7 @@ def _plan_nvfp4(
     sizes: Tensor | None = None,
     recipe: str = "te",
 ) -> Plan:
-    _checks.one_of(recipe, "recipe", RECIPES)
+    one_of("recipe", recipe, RECIPES)
     _, floats = _groups(x, "x", offsets, scale, sizes)
     blocks = ceil_div(_checks.row_count(x.shape), NVFP4_BLOCK)
     return Plan(

@@ -14,6 +14,7 @@ from jitquant.ops import _checks, _table
 from jitquant.ops import _checks_fp8 as checks
 from jitquant.ops._declare import Op, Plan, Result, fp32
 from jitquant.ops._kernel_op import KernelOp
+from jitquant.quantized import one_of
 from jitquant.reference import sharded
 
 
@@ -26,7 +27,7 @@ def _plan_amax(
     activate: bool = False,
 ) -> Plan:
     _checks.input_tensor(x, "x")
-    _checks.one_of(granularity, "granularity", GRANULARITIES)
+    one_of("granularity", granularity, GRANULARITIES)
     if run < 0 or (run and x.shape[-1] % (2 * run)):
         raise ValueError(
             f"run is {run} and x has shape {_checks.shape_text(x)}; accepted are 0, and divisors "
@@ -183,7 +184,7 @@ def _fp8(
     granularity: str,
 ) -> Plan:
     checks.fp8_dtype(dtype)
-    _checks.one_of(granularity, "granularity", GRANULARITIES)
+    one_of("granularity", granularity, GRANULARITIES)
     checks.upper_bound(scale_ub, False)
     leading = x.shape[:-1]
     by_row = granularity == "row"

@@ -46,6 +46,7 @@ from jitquant.formats import (
 )
 from jitquant.ops import _checks, _checks_fp8, _sharded, _table_fp8, _table_sharded
 from jitquant.ops._kernel_op import MAKER, KernelOp
+from jitquant.quantized import one_of
 from jitquant.quantized_tensor import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -482,7 +483,7 @@ def _scale(
 ) -> tuple[Tensor | None, float | None, Granularity]:
     """A given scale as a tensor or a number, and the granularity that it decides."""
     if granularity not in GRANULARITIES:
-        _checks.one_of(granularity, "granularity", GRANULARITIES)
+        one_of("granularity", granularity, GRANULARITIES)
     if scale is None:
         return None, None, granularity
     if isinstance(scale, Tensor) or hasattr(scale, "__dlpack__"):
@@ -523,7 +524,7 @@ def _over(
         dtype: of the elements.
         out: buffers for the result.
     """
-    _checks.one_of(granularity, "granularity", GRANULARITIES)
+    one_of("granularity", granularity, GRANULARITIES)
     buffer = _sharded.amax_buffer(out)
     amax = _sharded.amax_over(
         group, x, granularity, keep_nan=True, run=run, activate=run > 0, out=buffer

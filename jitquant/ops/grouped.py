@@ -28,6 +28,7 @@ from jitquant.formats import (
 from jitquant.ops import _checks, _checks_fp8, _sharded, _table_grouped
 from jitquant.ops._kernel_op import MAKER_OF_GROUPS, KernelOp
 from jitquant.ops.fp8 import E4M3
+from jitquant.quantized import one_of
 from jitquant.quantized_tensor import QuantizedGroups
 from jitquant.reference.fp8 import scale_from_amax
 from jitquant.reference.nvfp4 import scales_from_amax
@@ -87,8 +88,8 @@ def quantize_grouped(
         _checks_fp8.fp8_dtype(dtype)
         op = _table_grouped.QUANTIZE_NVFP4
         return _quantized(op, (*groups, recipe), _OF_NVFP4, format, recipe, out)
-    _checks.one_of(format, "format", GROUPED_FORMATS)
-    _checks.one_of(recipe, "recipe", RECIPES)
+    one_of("format", format, GROUPED_FORMATS)
+    one_of("recipe", recipe, RECIPES)
     op = _table_grouped.QUANTIZE_FP8
     return _quantized(op, (*groups, dtype), _OF_FP8, format, "te", out)
 

@@ -47,7 +47,7 @@ from jitquant.formats import (
 )
 from jitquant.ops import _checks, _sharded, _table, _table_sharded
 from jitquant.ops._declare import Op
-from jitquant.quantized import QuantizedActivation
+from jitquant.quantized import QuantizedActivation, one_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -484,7 +484,7 @@ def _quantized(
     if isinstance(given, Tensor):
         gsa = given
         if granularity not in GRANULARITIES:
-            _checks.one_of(granularity, "granularity", GRANULARITIES)
+            one_of("granularity", granularity, GRANULARITIES)
         granularity = "tensor" if gsa.numel() == 1 else "row"
     elif given is not None:
         granularity = "tensor"  # of the name that was given the op says whether it is one
