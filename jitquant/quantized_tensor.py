@@ -1,39 +1,33 @@
-"""`QuantizedTensor`: a tensor in FP8, INT8 or MXFP8; `QuantizedGroups`: many tensors in one buffer.
+"""`QuantizedTensor`: a tensor in FP8, INT8 or MXFP8.
 
-Both are what the ops return, what consumers take, and what ``out=`` is given.
+It is what the ops return, what consumers take, and what ``out=`` is given.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from jitquant._parts import Parts, register
 from jitquant.formats import (
     BLOCK_SCALE_LAYOUTS,
     BLOCK_SHAPES,
-    CODES_PER_BYTE,
     E8M0_DTYPE,
-    FP4_DTYPE,
     FP8_DTYPES,
     GROUP_RECIPES,
     GROUP_SCALE_LAYOUTS,
     GROUP_SIZES,
-    GROUPED_FORMATS,
     MXFP8_BLOCK,
-    NVFP4_BLOCK,
-    RECIPES,
-    SCALE_DTYPE,
     SCALE_FORMATS,
     SCALE_LAYOUTS,
     SWIZZLE_COLS,
     SWIZZLE_ROWS,
 )
-from jitquant.quantized import as_bytes, ceil_to, one_of, slice_bounds
+from jitquant.quantized import ceil_to, one_of, slice_bounds
 
 FORMATS: tuple[str, ...] = (
     "fp8_tensor",
@@ -45,8 +39,6 @@ FORMATS: tuple[str, ...] = (
     "mxfp8",
 )
 """What a `QuantizedTensor` can be: the elements and what shares a scale."""
-
-_Self = TypeVar("_Self", bound="_Parts")
 
 
 def scales_shape(
@@ -75,116 +67,8 @@ def scales_shape(
     return (*batch, groups, rows if scale_layout == "column" else ceil_to(rows, 4))
 
 
-class _Parts:
-    """Tensors with a description: what the containers of this module share."""
-
-    _TENSORS: ClassVar[tuple[str, ...]]
-
-    def _present(self) -> dict[str, Tensor]:
-        parts = ((name, getattr(self, name)) for name in self._TENSORS)
-        return {name: part for name, part in parts if part is not None}
-
-    def _described(self) -> dict[str, Any]:
-        names = (field.name for field in fields(self) if field.name not in self._TENSORS)  # type: ignore[arg-type]
-        return {name: getattr(self, name) for name in names}
-
-    def _with(self: _Self, parts: dict[str, Tensor]) -> _Self:
-        return type(self)(**parts, **self._described())
-
-    @property
-    def device(self) -> torch.device:
-        """Where it lies."""
-        device: torch.device = self._present()["data"].device
-        return device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all parts, padding included."""
-        return sum(t.nbytes for t in self._present().values())
-
-    def to(self: _Self, device: torch.device | str | int, *, non_blocking: bool = False) -> _Self:
-        """On another device; itself if it is there.
-
-        Args:
-            device: where to.
-            non_blocking: as in ``Tensor.to``.
-
-        Raises:
-            TypeError: ``device`` is a dtype: ``dequantize`` is what gives another dtype.
-        """
-        if isinstance(device, torch.dtype):
-            raise TypeError(
-                f"device is the dtype {device}; a quantized tensor has no other dtype to go to. "
-                f"For values call .dequantize({device})"
-            )
-        target = torch.empty(0, device=device).device
-        parts = self._present()
-        if all(t.device == target for t in parts.values()):
-            return self
-        # As bytes: PyTorch lacks copy kernels for some of the dtypes.
-        moved = {
-            name: as_bytes(t).to(target, non_blocking=non_blocking).view(t.dtype)
-            for name, t in parts.items()
-        }
-        return self._with(moved)
-
-    def clone(self: _Self) -> _Self:
-        """A copy with memory of its own."""
-        return self._with(
-            {n: as_bytes(t).clone().view(t.dtype) for n, t in self._present().items()}
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The parts by name, contiguous: what ``safetensors.torch.save_file`` writes.
-
-        FP4 codes are given as uint8. `metadata` has the rest.
-        """
-        return {
-            name: (t.view(torch.uint8) if t.dtype == FP4_DTYPE else t).contiguous()
-            for name, t in self._present().items()
-        }
-
-    def metadata(self) -> dict[str, str]:
-        """The description as text, for the metadata of a safetensors file."""
-        return {name: repr(value) for name, value in self._described().items()}
-
-    @classmethod
-    def from_tensors(
-        cls: type[_Self], tensors: dict[str, Tensor], metadata: dict[str, str]
-    ) -> _Self:
-        """Undoes `tensors` and `metadata`; other keys of ``metadata`` are left alone.
-
-        Raises:
-            KeyError: a part or a description is missing.
-            ValueError: a description cannot be read.
-        """
-        from ast import literal_eval
-
-        described = {
-            field.name: literal_eval(metadata[field.name])
-            for field in fields(cls)  # type: ignore[arg-type]
-            if field.name not in cls._TENSORS
-        }
-        parts = {name: tensors[name] for name in cls._TENSORS if name in tensors}
-        if described["format"] == "nvfp4":
-            parts["data"] = parts["data"].view(FP4_DTYPE)
-        if "data" not in parts:
-            raise KeyError("data")
-        return cls(**parts, **described)
-
-    def __getstate__(self) -> dict[str, Any]:
-        parts = {n: (as_bytes(t), t.dtype) for n, t in self._present().items()}
-        return {**self._described(), **parts}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name in self._TENSORS:
-            part = state.pop(name, None)
-            setattr(self, name, None if part is None else part[0].view(part[1]))
-        vars(self).update(state)
-
-
 @dataclass(eq=False, repr=False)
-class QuantizedTensor(_Parts):
+class QuantizedTensor(Parts):
     """A tensor in FP8, INT8 or MXFP8: elements, and the factors that dequantize them.
 
     The value of an element is ``data * scale_inv``, with the scale_inv that it shares with others.
@@ -479,257 +363,4 @@ class QuantizedTensor(_Parts):
         )
 
 
-@dataclass(eq=False, repr=False)
-class QuantizedGroups(_Parts):
-    """Many tensors in one buffer, each with a scale of its own.
-
-    Attributes:
-        data: "fp8_tensor": elements, of the buffer's shape; "nvfp4": ``float4_e2m1fn_x2``
-            (ceil(numel / 16) * 8,), blocks of 16 neighbours of the flattened buffer.
-        scale_inv: fp32 (G,), the factor that dequantizes each group; "nvfp4": its gsa.
-        amax: fp32 (G,), the largest magnitude of each group.
-        offsets: int64 (G + 1,), where groups begin, in elements, and where the last one ends.
-        sizes: int64 (G,), their elements; None: each ends where the next begins.
-        block_scales: "nvfp4": ``float8_e4m3fn`` (ceil(numel / 16),).
-        dbias: fp32 (G, N), the sum over the rows of each group, from `quantize_grouped_grad`.
-        format: "fp8_tensor" or "nvfp4".
-        shape: of the buffer that was quantized.
-        recipe: "te" or "vllm".
-
-    It is a registered pytree, and ``torch.load`` reads saved ones where jitquant is imported.
-    Nothing is checked when one is made, `validate` does that. Equality is identity; compare the
-    parts.
-    """
-
-    data: Tensor
-    scale_inv: Tensor
-    amax: Tensor
-    offsets: Tensor
-    sizes: Tensor | None = None
-    block_scales: Tensor | None = None
-    dbias: Tensor | None = None
-    format: str = "fp8_tensor"
-    shape: tuple[int, ...] = ()
-    recipe: str = "te"
-
-    _TENSORS: ClassVar[tuple[str, ...]] = (
-        "data",
-        "scale_inv",
-        "amax",
-        "offsets",
-        "sizes",
-        "block_scales",
-        "dbias",
-    )
-
-    @classmethod
-    def empty(
-        cls,
-        shape: tuple[int, ...] | list[int],
-        offsets: Tensor,
-        *,
-        sizes: Tensor | None = None,
-        format: str = "fp8_tensor",
-        dtype: torch.dtype = torch.float8_e4m3fn,
-        dbias: bool = False,
-        recipe: str = "te",
-    ) -> QuantizedGroups:
-        """Uninitialised buffers on the device of ``offsets``, to be given as ``out=``.
-
-        Args:
-            shape: of the buffer that will be quantized.
-            offsets: int64 (G + 1,); kept as it is.
-            sizes: int64 (G,) or None; kept as it is.
-            format: "fp8_tensor" or "nvfp4".
-            dtype: of FP8 elements: ``float8_e4m3fn`` or ``float8_e5m2``.
-            dbias: whether there is a buffer for it.
-            recipe: "te" or "vllm"; written over by the op that fills the buffers.
-
-        Raises:
-            ValueError, TypeError: an argument is none of these.
-        """
-        shape = tuple(shape)
-        one_of("format", format, GROUPED_FORMATS)
-        one_of("recipe", recipe, RECIPES)
-        if not shape:
-            raise ValueError("shape is (); accepted is a shape of one dimension or more")
-        if dtype not in FP8_DTYPES:
-            raise TypeError(
-                f"dtype is {dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2"
-            )
-        _check_bounds("", offsets, sizes)
-        device, count = offsets.device, offsets.shape[0] - 1
-        blocks = ceil_to(math.prod(shape), NVFP4_BLOCK) // NVFP4_BLOCK
-        packed = format == "nvfp4"
-        data: tuple[int, ...] = (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),) if packed else shape
-        return cls(
-            torch.empty(data, dtype=FP4_DTYPE if packed else dtype, device=device),
-            torch.empty(count, dtype=torch.float32, device=device),
-            torch.empty(count, dtype=torch.float32, device=device),
-            offsets,
-            sizes,
-            torch.empty(blocks, dtype=SCALE_DTYPE, device=device) if packed else None,
-            torch.empty((count, shape[-1]), dtype=torch.float32, device=device) if dbias else None,
-            format,
-            shape,
-            recipe,
-        )
-
-    @property
-    def num_groups(self) -> int:
-        """G."""
-        return self.offsets.shape[0] - 1
-
-    def dequantize(self, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
-        """The buffer's values, rounded once to ``dtype``, zero outside of the groups.
-
-        Args:
-            dtype: bfloat16, float16 or float32.
-            out: contiguous tensor of the buffer's shape and of ``dtype`` to write to.
-
-        Raises:
-            TypeError, ValueError: see `jitquant.dequantize_grouped`.
-        """
-        from jitquant.ops.grouped import dequantize_grouped
-
-        return dequantize_grouped(self, dtype=dtype, out=out)
-
-    def validate(self, name: str = "q") -> None:
-        """Checks that the parts fit together: dtypes, shapes, devices; not what offsets hold.
-
-        Args:
-            name: what an error calls these tensors.
-
-        Raises:
-            TypeError: a part is no tensor or has another dtype.
-            ValueError: a shape, device, format or recipe is not what it must be, or block_scales
-                are missing, or there with a format that has none.
-        """
-        one_of(f"{name}.format", self.format, GROUPED_FORMATS)
-        one_of(f"{name}.recipe", self.recipe, RECIPES)
-        if len(self.shape) == 0:
-            raise ValueError(f"{name}.shape is (); accepted is a shape of one dimension or more")
-        _check_bounds(f"{name}.", self.offsets, self.sizes)
-        packed = self.format == "nvfp4"
-        if (self.block_scales is not None) != packed:
-            raise ValueError(
-                f"{name}.block_scales is {'None' if packed else 'given'}; accepted with format "
-                f"{self.format!r} is {'a tensor' if packed else 'None'}"
-            )
-        blocks = ceil_to(math.prod(self.shape), NVFP4_BLOCK) // NVFP4_BLOCK
-        count = self.num_groups
-        elements = (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),) if packed else tuple(self.shape)
-        floats = (torch.float32,)
-        for field, shape, dtypes in (
-            ("data", elements, (FP4_DTYPE,) if packed else FP8_DTYPES),
-            ("scale_inv", (count,), floats),
-            ("amax", (count,), floats),
-            ("block_scales", (blocks,), (SCALE_DTYPE,)),
-            ("dbias", (count, self.shape[-1]), floats),
-        ):
-            part = getattr(self, field)
-            if part is None and field in ("block_scales", "dbias"):
-                continue
-            if not isinstance(part, Tensor) or part.dtype not in dtypes:
-                given = getattr(part, "dtype", type(part).__name__)
-                raise TypeError(
-                    f"{name}.{field} is {given}; accepted with format {self.format!r} is a tensor "
-                    f"of {', '.join(map(str, dtypes))}"
-                )
-            if part.device != self.offsets.device:
-                raise ValueError(
-                    f"{name}.{field} is on {part.device} and {name}.offsets on "
-                    f"{self.offsets.device}; accepted are parts on one device. Move all of them "
-                    "with .to(device)"
-                )
-            if tuple(part.shape) != shape:
-                raise ValueError(
-                    f"{name}.{field} is {tuple(part.shape)}; accepted is {shape} for "
-                    f"{count} groups in a buffer of shape {tuple(self.shape)}, format "
-                    f"{self.format!r}"
-                )
-
-    def __len__(self) -> int:
-        return self.num_groups
-
-    def __repr__(self) -> str:
-        return (
-            f"QuantizedGroups({self.num_groups} groups, shape={self.shape}, {self.format}, "
-            f"recipe={self.recipe!r}, dbias={'no' if self.dbias is None else 'yes'}, "
-            f"{self.nbytes} bytes, device={str(self.device)!r})"
-        )
-
-
-def _check_bounds(prefix: str, offsets: Tensor, sizes: Tensor | None) -> None:
-    """Raises where these are not the offsets and sizes of groups."""
-    for name, t, least in (("offsets", offsets, 1), ("sizes", sizes, 0)):
-        if t is None and name == "sizes":
-            continue
-        if not isinstance(t, Tensor):
-            raise TypeError(
-                f"{prefix}{name} is {type(t).__name__}; accepted is a tensor of int64. Make it "
-                f"with torch.tensor({name})"
-            )
-        if t.dtype != torch.int64:
-            raise TypeError(
-                f"{prefix}{name} is {t.dtype}; accepted is int64. Convert it with {name}.long()"
-            )
-        if t.dim() != 1 or t.shape[0] < least:
-            raise ValueError(
-                f"{prefix}{name} has shape {tuple(t.shape)}; accepted is "
-                f"{'(G + 1,)' if least else '(G,)'}"
-            )
-    if sizes is None:
-        return
-    if sizes.device != offsets.device:
-        raise ValueError(
-            f"{prefix}sizes is on {sizes.device} and {prefix}offsets on {offsets.device}; "
-            "accepted are tensors on one device. Move one of them with .to(device)"
-        )
-    if sizes.shape[0] != offsets.shape[0] - 1:
-        raise ValueError(
-            f"{prefix}sizes has shape {tuple(sizes.shape)}; accepted is "
-            f"({offsets.shape[0] - 1},), one for each group of offsets"
-        )
-
-
-def _register(cls: type[_Parts]) -> None:
-    """Makes a container a pytree, and one that ``torch.load`` reads with its defaults.
-
-    The parts that are there are leaves, the rest is context.
-    """
-
-    def context(q: Any) -> tuple[Any, ...]:
-        described = q._described()
-        return (tuple(q._present()), tuple(described), tuple(described.values()))
-
-    def flatten(q: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return list(q._present().values()), context(q)
-
-    def flatten_with_keys(q: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[Any, ...]]:
-        keyed: list[tuple[pytree.KeyEntry, Any]] = [
-            (pytree.GetAttrKey(name), part) for name, part in q._present().items()
-        ]
-        return keyed, context(q)
-
-    def unflatten(parts: Any, context: tuple[Any, ...]) -> Any:
-        names, described, values = context
-        return cls(**dict(zip(names, parts)), **dict(zip(described, values)))  # noqa: B905
-
-    def as_tuples(value: Any) -> Any:
-        return tuple(map(as_tuples, value)) if isinstance(value, list) else value
-
-    pytree.register_pytree_node(
-        cls,
-        flatten,
-        unflatten,
-        serialized_type_name=f"jitquant.{cls.__name__}",
-        to_dumpable_context=list,
-        from_dumpable_context=as_tuples,
-        flatten_with_keys_fn=flatten_with_keys,
-    )
-    torch.serialization.add_safe_globals([cls])
-
-
-_register(QuantizedTensor)
-_register(QuantizedGroups)
+register(QuantizedTensor)

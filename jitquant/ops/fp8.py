@@ -45,7 +45,13 @@ from jitquant.formats import (
     ScaleFormat,
 )
 from jitquant.ops import _checks, _checks_fp8, _sharded, _table_fp8, _table_sharded
-from jitquant.ops._kernel_op import MAKER, KernelOp
+from jitquant.ops._kernel_op import KernelOp
+from jitquant.ops._results import (
+    Form,
+    left_alone,
+    quantized,
+    quantized_both,
+)
 from jitquant.quantized import one_of
 from jitquant.quantized_tensor import QuantizedTensor
 
@@ -235,7 +241,7 @@ def quantize_group(
     )
     form = _form("group", (1, group_size), dtype, scale_format, scale_layout, recipe)
     if not zero_rest and out is None:
-        return _left_alone(_table_fp8.QUANTIZE_GROUP, args, form, dtype)
+        return left_alone(_table_fp8.QUANTIZE_GROUP, args, form, dtype)
     return quantized(_table_fp8.QUANTIZE_GROUP, args, form, dtype, out)
 
 
@@ -274,7 +280,7 @@ def silu_mul_quantize_group(
     )
     form = _form("group", (1, group_size), dtype, scale_format, scale_layout, recipe)
     if not zero_rest and out is None:
-        return _left_alone(_table_fp8.SILU_MUL_GROUP, args, form, dtype, halved=True)
+        return left_alone(_table_fp8.SILU_MUL_GROUP, args, form, dtype, halved=True)
     return quantized(_table_fp8.SILU_MUL_GROUP, args, form, dtype, out, halved=True)
 
 
@@ -448,9 +454,6 @@ def dequantize(
     return _table_fp8.DEQUANTIZE.one_tensor(args, out)
 
 
-Form = tuple[str, tuple[int, int], str, str, str]
-"""Format, block, scale format, layout and recipe: what a QuantizedTensor has beside its parts."""
-
 _OF_FP8: dict[str, Form] = {
     "tensor": ("fp8_tensor", (0, 0), "float32", "row", "te"),
     "row": ("fp8_row", (1, 0), "float32", "row", "te"),
@@ -535,170 +538,3 @@ def _over(
     if out is not None:
         return out
     return replace(q, amax=amax.reshape(q.scale_inv.shape))
-
-
-def quantized(
-    op: KernelOp,
-    args: tuple[Any, ...],
-    form: Form,
-    dtype: torch.dtype,
-    out: QuantizedTensor | None,
-    amax: bool = False,
-    *,
-    halved: bool = False,
-) -> QuantizedTensor:
-    """A call of an op with one quantized result.
-
-    Args:
-        op: what quantizes.
-        args: all of its arguments, in its order.
-        form: of the result.
-        dtype: of the elements.
-        out: buffers for the result.
-        amax: whether the result has an amax.
-        halved: whether the result has half as many columns as the input.
-    """
-    if out is None:
-        results = op.made(args)
-        return QuantizedTensor(
-            results[0],
-            results[1],
-            results[2] if amax else None,
-            results[-1] if op.has_inv_rms else None,
-            *form,
-        )
-    if not (
-        _fits(out, form, dtype, amax, op.has_inv_rms)
-        and op.direct((*args, *_buffers(op, out))) is None
-    ):
-        tensors = op.tensors(args)
-        shape = tuple(tensors[0].shape)
-        if halved and shape:
-            shape = (*shape[:-1], shape[-1] // 2)
-        check_buffers(op, out, "out", form, shape, dtype, amax)
-        op.dispatched(tensors, _buffers(op, out))
-    out.recipe = form[4]
-    return out
-
-
-def _left_alone(
-    op: KernelOp,
-    args: tuple[Any, ...],
-    form: Form,
-    dtype: torch.dtype,
-    *,
-    halved: bool = False,
-) -> QuantizedTensor:
-    """A call that writes only the rows that are counted, into new buffers."""
-    tensors = op.tensors(args)
-    plan = op.plan(*tensors[:3], **dict(zip(op.keywords, tensors[3:], strict=True)))
-    data, scales = (torch.empty(r.shape, dtype=r.dtype, device=plan.device) for r in plan.results)
-    out = QuantizedTensor(data, scales, None, None, *form)
-    return quantized(op, args, form, dtype, out, halved=halved)
-
-
-def _buffers(op: KernelOp, out: QuantizedTensor) -> tuple[Any, ...]:
-    """The buffers of ``out``, in the order of the op's results."""
-    buffers: tuple[Any, ...] = (out.data, out.stored_scales)
-    if op.has_amax:
-        empty = out.amax is None
-        amax = torch.empty(0, dtype=torch.float32, device=out.data.device) if empty else out.amax
-        buffers = (*buffers, amax)
-    return (*buffers, out.inv_rms) if op.has_inv_rms else buffers
-
-
-def _fits(out: object, form: Form, dtype: torch.dtype, amax: bool, inv_rms: bool) -> bool:
-    """Whether ``out`` has the form and the parts of a result; the op looks at the parts."""
-    return (
-        type(out) is QuantizedTensor
-        and (out.format, out.block, out.scale_format, out.layout) == form[:4]
-        and isinstance(out.data, Tensor)
-        and out.data.dtype == dtype
-        and (out.amax is not None) == amax
-        and (out.inv_rms is not None) == inv_rms
-    )
-
-
-def check_buffers(
-    op: KernelOp,
-    out: object,
-    name: str,
-    form: Form,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    amax: bool,
-) -> None:
-    """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
-    if not isinstance(out, QuantizedTensor):
-        raise TypeError(
-            f"{name} is {type(out).__name__}; accepted is a QuantizedTensor, such as {MAKER} makes"
-        )
-    _checks.out_parts(
-        {f"{name}.data": out.data, f"{name}.stored_scales": out.stored_scales},
-        MAKER,
-    )
-    fields = ("format", "block", "scale_format", "layout", "dtype", "shape")
-    for field, wanted in zip(fields, (*form[:4], dtype, shape), strict=True):
-        has = getattr(out, field)
-        if has != wanted:
-            raise ValueError(
-                f"{name}.{field} is {has!r}; accepted is {wanted!r} for this call. "
-                f"{MAKER} makes buffers that fit"
-            )
-    for part, wanted in (("amax", amax), ("inv_rms", op.has_inv_rms)):
-        buffer = getattr(out, part)
-        if (buffer is not None) != wanted:
-            raise ValueError(
-                f"{name}.{part} is {'None' if wanted else 'given'}; this call of {op.name} has "
-                f"{'such a result' if wanted else 'no such result'}. Make the buffers with "
-                f"{part}={wanted}"
-            )
-        if wanted:
-            _checks.out_parts({f"{name}.{part}": buffer}, MAKER)
-
-
-def quantized_both(
-    op: KernelOp,
-    args: tuple[Any, ...],
-    form: Form,
-    dtype: torch.dtype,
-    out: tuple[QuantizedTensor, QuantizedTensor] | None,
-) -> tuple[QuantizedTensor, QuantizedTensor]:
-    """A call of an op that quantizes a matrix and its transpose."""
-    if out is None:
-        results = op.made(args)
-        data, scales, data_t, scales_t = results
-        return (
-            QuantizedTensor(data, scales, None, None, *form),
-            QuantizedTensor(data_t, scales_t, None, None, *form),
-        )
-    if not isinstance(out, tuple) or len(out) != 2:
-        raise TypeError(f"out is {type(out).__name__}; accepted is a tuple of two QuantizedTensor")
-    first, second = out
-    if not (
-        _fits(first, form, dtype, False, False)
-        and _fits(second, form, dtype, False, False)
-        and not _shared(first, second)
-        and op.direct((*args, *_buffers(op, first), *_buffers(op, second))) is None
-    ):
-        tensors = op.tensors(args)
-        shape = tuple(tensors[0].shape)
-        check_buffers(op, first, "out[0]", form, shape, dtype, False)
-        check_buffers(op, second, "out[1]", form, shape[::-1], dtype, False)
-        shared = _shared(first, second)
-        if shared:
-            raise ValueError(
-                f"out[0] and out[1] have one {shared}; accepted are buffers that share no memory. "
-                f"Make them with two calls of {MAKER}"
-            )
-        op.dispatched(tensors, (*_buffers(op, first), *_buffers(op, second)))
-    for q in out:
-        q.recipe = form[4]
-    return out
-
-
-def _shared(first: QuantizedTensor, second: QuantizedTensor) -> str | None:
-    """The part that two results would both be written to, if there is one."""
-    if first.data is second.data:
-        return "data"
-    return "stored_scales" if first.stored_scales is second.stored_scales else None

@@ -29,7 +29,7 @@ from jitquant.ops import _checks, _checks_fp8, _sharded, _table_grouped
 from jitquant.ops._kernel_op import MAKER_OF_GROUPS, KernelOp
 from jitquant.ops.fp8 import E4M3
 from jitquant.quantized import one_of
-from jitquant.quantized_tensor import QuantizedGroups
+from jitquant.quantized_groups import QuantizedGroups
 from jitquant.reference.fp8 import scale_from_amax
 from jitquant.reference.nvfp4 import scales_from_amax
 

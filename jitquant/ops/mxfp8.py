@@ -11,7 +11,8 @@ from torch import Tensor
 
 from jitquant.formats import MXFP8_BLOCK, ScaleLayout
 from jitquant.ops import _table_fp8
-from jitquant.ops.fp8 import E4M3, Form, quantized, quantized_both
+from jitquant.ops._results import Form, quantized, quantized_both
+from jitquant.ops.fp8 import E4M3
 from jitquant.quantized_tensor import QuantizedTensor
 
 

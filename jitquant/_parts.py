@@ -1,0 +1,163 @@
+"""What the containers of 8-bit results share: their parts, and how PyTorch sees them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from jitquant.formats import (
+    FP4_DTYPE,
+)
+from jitquant.quantized import as_bytes
+
+_Self = TypeVar("_Self", bound="Parts")
+
+
+class Parts:
+    """Tensors with a description."""
+
+    _TENSORS: ClassVar[tuple[str, ...]]
+
+    def _present(self) -> dict[str, Tensor]:
+        parts = ((name, getattr(self, name)) for name in self._TENSORS)
+        return {name: part for name, part in parts if part is not None}
+
+    def _described(self) -> dict[str, Any]:
+        names = (field.name for field in fields(self) if field.name not in self._TENSORS)  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names}
+
+    def _with(self: _Self, parts: dict[str, Tensor]) -> _Self:
+        return type(self)(**parts, **self._described())
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        device: torch.device = self._present()["data"].device
+        return device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts, padding included."""
+        return sum(t.nbytes for t in self._present().values())
+
+    def to(self: _Self, device: torch.device | str | int, *, non_blocking: bool = False) -> _Self:
+        """On another device; itself if it is there.
+
+        Args:
+            device: where to.
+            non_blocking: as in ``Tensor.to``.
+
+        Raises:
+            TypeError: ``device`` is a dtype: ``dequantize`` is what gives another dtype.
+        """
+        if isinstance(device, torch.dtype):
+            raise TypeError(
+                f"device is the dtype {device}; a quantized tensor has no other dtype to go to. "
+                f"For values call .dequantize({device})"
+            )
+        target = torch.empty(0, device=device).device
+        parts = self._present()
+        if all(t.device == target for t in parts.values()):
+            return self
+        # As bytes: PyTorch lacks copy kernels for some of the dtypes.
+        moved = {
+            name: as_bytes(t).to(target, non_blocking=non_blocking).view(t.dtype)
+            for name, t in parts.items()
+        }
+        return self._with(moved)
+
+    def clone(self: _Self) -> _Self:
+        """A copy with memory of its own."""
+        return self._with(
+            {n: as_bytes(t).clone().view(t.dtype) for n, t in self._present().items()}
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The parts by name, contiguous: what ``safetensors.torch.save_file`` writes.
+
+        FP4 codes are given as uint8. `metadata` has the rest.
+        """
+        return {
+            name: (t.view(torch.uint8) if t.dtype == FP4_DTYPE else t).contiguous()
+            for name, t in self._present().items()
+        }
+
+    def metadata(self) -> dict[str, str]:
+        """The description as text, for the metadata of a safetensors file."""
+        return {name: repr(value) for name, value in self._described().items()}
+
+    @classmethod
+    def from_tensors(
+        cls: type[_Self], tensors: dict[str, Tensor], metadata: dict[str, str]
+    ) -> _Self:
+        """Undoes `tensors` and `metadata`; other keys of ``metadata`` are left alone.
+
+        Raises:
+            KeyError: a part or a description is missing.
+            ValueError: a description cannot be read.
+        """
+        from ast import literal_eval
+
+        described = {
+            field.name: literal_eval(metadata[field.name])
+            for field in fields(cls)  # type: ignore[arg-type]
+            if field.name not in cls._TENSORS
+        }
+        parts = {name: tensors[name] for name in cls._TENSORS if name in tensors}
+        if described["format"] == "nvfp4":
+            parts["data"] = parts["data"].view(FP4_DTYPE)
+        if "data" not in parts:
+            raise KeyError("data")
+        return cls(**parts, **described)
+
+    def __getstate__(self) -> dict[str, Any]:
+        parts = {n: (as_bytes(t), t.dtype) for n, t in self._present().items()}
+        return {**self._described(), **parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name in self._TENSORS:
+            part = state.pop(name, None)
+            setattr(self, name, None if part is None else part[0].view(part[1]))
+        vars(self).update(state)
+
+
+def register(cls: type[Parts]) -> None:
+    """Makes a container a pytree, and one that ``torch.load`` reads with its defaults.
+
+    The parts that are there are leaves, the rest is context.
+    """
+
+    def context(q: Any) -> tuple[Any, ...]:
+        described = q._described()
+        return (tuple(q._present()), tuple(described), tuple(described.values()))
+
+    def flatten(q: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        return list(q._present().values()), context(q)
+
+    def flatten_with_keys(q: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[Any, ...]]:
+        keyed: list[tuple[pytree.KeyEntry, Any]] = [
+            (pytree.GetAttrKey(name), part) for name, part in q._present().items()
+        ]
+        return keyed, context(q)
+
+    def unflatten(parts: Any, context: tuple[Any, ...]) -> Any:
+        names, described, values = context
+        return cls(**dict(zip(names, parts)), **dict(zip(described, values)))  # noqa: B905
+
+    def as_tuples(value: Any) -> Any:
+        return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+    pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"jitquant.{cls.__name__}",
+        to_dumpable_context=list,
+        from_dumpable_context=as_tuples,
+        flatten_with_keys_fn=flatten_with_keys,
+    )
+    torch.serialization.add_safe_globals([cls])

@@ -1,0 +1,242 @@
+"""`QuantizedGroups`: many tensors in one buffer, in FP8 or NVFP4.
+
+It is what the ops return, what consumers take, and what ``out=`` is given.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from jitquant._parts import Parts, register
+from jitquant.formats import (
+    CODES_PER_BYTE,
+    FP4_DTYPE,
+    FP8_DTYPES,
+    GROUPED_FORMATS,
+    NVFP4_BLOCK,
+    RECIPES,
+    SCALE_DTYPE,
+)
+from jitquant.quantized import ceil_to, one_of
+
+
+@dataclass(eq=False, repr=False)
+class QuantizedGroups(Parts):
+    """Many tensors in one buffer, each with a scale of its own.
+
+    Attributes:
+        data: "fp8_tensor": elements, of the buffer's shape; "nvfp4": ``float4_e2m1fn_x2``
+            (ceil(numel / 16) * 8,), blocks of 16 neighbours of the flattened buffer.
+        scale_inv: fp32 (G,), the factor that dequantizes each group; "nvfp4": its gsa.
+        amax: fp32 (G,), the largest magnitude of each group.
+        offsets: int64 (G + 1,), where groups begin, in elements, and where the last one ends.
+        sizes: int64 (G,), their elements; None: each ends where the next begins.
+        block_scales: "nvfp4": ``float8_e4m3fn`` (ceil(numel / 16),).
+        dbias: fp32 (G, N), the sum over the rows of each group, from `quantize_grouped_grad`.
+        format: "fp8_tensor" or "nvfp4".
+        shape: of the buffer that was quantized.
+        recipe: "te" or "vllm".
+
+    It is a registered pytree, and ``torch.load`` reads saved ones where jitquant is imported.
+    Nothing is checked when one is made, `validate` does that. Equality is identity; compare the
+    parts.
+    """
+
+    data: Tensor
+    scale_inv: Tensor
+    amax: Tensor
+    offsets: Tensor
+    sizes: Tensor | None = None
+    block_scales: Tensor | None = None
+    dbias: Tensor | None = None
+    format: str = "fp8_tensor"
+    shape: tuple[int, ...] = ()
+    recipe: str = "te"
+
+    _TENSORS: ClassVar[tuple[str, ...]] = (
+        "data",
+        "scale_inv",
+        "amax",
+        "offsets",
+        "sizes",
+        "block_scales",
+        "dbias",
+    )
+
+    @classmethod
+    def empty(
+        cls,
+        shape: tuple[int, ...] | list[int],
+        offsets: Tensor,
+        *,
+        sizes: Tensor | None = None,
+        format: str = "fp8_tensor",
+        dtype: torch.dtype = torch.float8_e4m3fn,
+        dbias: bool = False,
+        recipe: str = "te",
+    ) -> QuantizedGroups:
+        """Uninitialised buffers on the device of ``offsets``, to be given as ``out=``.
+
+        Args:
+            shape: of the buffer that will be quantized.
+            offsets: int64 (G + 1,); kept as it is.
+            sizes: int64 (G,) or None; kept as it is.
+            format: "fp8_tensor" or "nvfp4".
+            dtype: of FP8 elements: ``float8_e4m3fn`` or ``float8_e5m2``.
+            dbias: whether there is a buffer for it.
+            recipe: "te" or "vllm"; written over by the op that fills the buffers.
+
+        Raises:
+            ValueError, TypeError: an argument is none of these.
+        """
+        shape = tuple(shape)
+        one_of("format", format, GROUPED_FORMATS)
+        one_of("recipe", recipe, RECIPES)
+        if not shape:
+            raise ValueError("shape is (); accepted is a shape of one dimension or more")
+        if dtype not in FP8_DTYPES:
+            raise TypeError(
+                f"dtype is {dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2"
+            )
+        _check_bounds("", offsets, sizes)
+        device, count = offsets.device, offsets.shape[0] - 1
+        blocks = ceil_to(math.prod(shape), NVFP4_BLOCK) // NVFP4_BLOCK
+        packed = format == "nvfp4"
+        data: tuple[int, ...] = (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),) if packed else shape
+        return cls(
+            torch.empty(data, dtype=FP4_DTYPE if packed else dtype, device=device),
+            torch.empty(count, dtype=torch.float32, device=device),
+            torch.empty(count, dtype=torch.float32, device=device),
+            offsets,
+            sizes,
+            torch.empty(blocks, dtype=SCALE_DTYPE, device=device) if packed else None,
+            torch.empty((count, shape[-1]), dtype=torch.float32, device=device) if dbias else None,
+            format,
+            shape,
+            recipe,
+        )
+
+    @property
+    def num_groups(self) -> int:
+        """G."""
+        return self.offsets.shape[0] - 1
+
+    def dequantize(self, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
+        """The buffer's values, rounded once to ``dtype``, zero outside of the groups.
+
+        Args:
+            dtype: bfloat16, float16 or float32.
+            out: contiguous tensor of the buffer's shape and of ``dtype`` to write to.
+
+        Raises:
+            TypeError, ValueError: see `jitquant.dequantize_grouped`.
+        """
+        from jitquant.ops.grouped import dequantize_grouped
+
+        return dequantize_grouped(self, dtype=dtype, out=out)
+
+    def validate(self, name: str = "q") -> None:
+        """Checks that the parts fit together: dtypes, shapes, devices; not what offsets hold.
+
+        Args:
+            name: what an error calls these tensors.
+
+        Raises:
+            TypeError: a part is no tensor or has another dtype.
+            ValueError: a shape, device, format or recipe is not what it must be, or block_scales
+                are missing, or there with a format that has none.
+        """
+        one_of(f"{name}.format", self.format, GROUPED_FORMATS)
+        one_of(f"{name}.recipe", self.recipe, RECIPES)
+        if len(self.shape) == 0:
+            raise ValueError(f"{name}.shape is (); accepted is a shape of one dimension or more")
+        _check_bounds(f"{name}.", self.offsets, self.sizes)
+        packed = self.format == "nvfp4"
+        if (self.block_scales is not None) != packed:
+            raise ValueError(
+                f"{name}.block_scales is {'None' if packed else 'given'}; accepted with format "
+                f"{self.format!r} is {'a tensor' if packed else 'None'}"
+            )
+        blocks = ceil_to(math.prod(self.shape), NVFP4_BLOCK) // NVFP4_BLOCK
+        count = self.num_groups
+        elements = (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),) if packed else tuple(self.shape)
+        floats = (torch.float32,)
+        for field, shape, dtypes in (
+            ("data", elements, (FP4_DTYPE,) if packed else FP8_DTYPES),
+            ("scale_inv", (count,), floats),
+            ("amax", (count,), floats),
+            ("block_scales", (blocks,), (SCALE_DTYPE,)),
+            ("dbias", (count, self.shape[-1]), floats),
+        ):
+            part = getattr(self, field)
+            if part is None and field in ("block_scales", "dbias"):
+                continue
+            if not isinstance(part, Tensor) or part.dtype not in dtypes:
+                given = getattr(part, "dtype", type(part).__name__)
+                raise TypeError(
+                    f"{name}.{field} is {given}; accepted with format {self.format!r} is a tensor "
+                    f"of {', '.join(map(str, dtypes))}"
+                )
+            if part.device != self.offsets.device:
+                raise ValueError(
+                    f"{name}.{field} is on {part.device} and {name}.offsets on "
+                    f"{self.offsets.device}; accepted are parts on one device. Move all of them "
+                    "with .to(device)"
+                )
+            if tuple(part.shape) != shape:
+                raise ValueError(
+                    f"{name}.{field} is {tuple(part.shape)}; accepted is {shape} for "
+                    f"{count} groups in a buffer of shape {tuple(self.shape)}, format "
+                    f"{self.format!r}"
+                )
+
+    def __len__(self) -> int:
+        return self.num_groups
+
+    def __repr__(self) -> str:
+        return (
+            f"QuantizedGroups({self.num_groups} groups, shape={self.shape}, {self.format}, "
+            f"recipe={self.recipe!r}, dbias={'no' if self.dbias is None else 'yes'}, "
+            f"{self.nbytes} bytes, device={str(self.device)!r})"
+        )
+
+
+def _check_bounds(prefix: str, offsets: Tensor, sizes: Tensor | None) -> None:
+    """Raises where these are not the offsets and sizes of groups."""
+    for name, t, least in (("offsets", offsets, 1), ("sizes", sizes, 0)):
+        if t is None and name == "sizes":
+            continue
+        if not isinstance(t, Tensor):
+            raise TypeError(
+                f"{prefix}{name} is {type(t).__name__}; accepted is a tensor of int64. Make it "
+                f"with torch.tensor({name})"
+            )
+        if t.dtype != torch.int64:
+            raise TypeError(
+                f"{prefix}{name} is {t.dtype}; accepted is int64. Convert it with {name}.long()"
+            )
+        if t.dim() != 1 or t.shape[0] < least:
+            raise ValueError(
+                f"{prefix}{name} has shape {tuple(t.shape)}; accepted is "
+                f"{'(G + 1,)' if least else '(G,)'}"
+            )
+    if sizes is None:
+        return
+    if sizes.device != offsets.device:
+        raise ValueError(
+            f"{prefix}sizes is on {sizes.device} and {prefix}offsets on {offsets.device}; "
+            "accepted are tensors on one device. Move one of them with .to(device)"
+        )
+    if sizes.shape[0] != offsets.shape[0] - 1:
+        raise ValueError(
+            f"{prefix}sizes has shape {tuple(sizes.shape)}; accepted is "
+            f"({offsets.shape[0] - 1},), one for each group of offsets"
+        )
+
+
+register(QuantizedGroups)
