@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from jitquant.formats import (
-    FP4_DTYPE,
-)
+from jitquant.formats import FP4_DTYPE
 from jitquant.quantized import as_bytes
 
 _Self = TypeVar("_Self", bound="Parts")

@@ -47,14 +47,14 @@ def quantized(
         )
     if not (
         _fits(out, form, dtype, amax, op.has_inv_rms)
-        and op.direct((*args, *buffers_of(op, out))) is None
+        and op.direct((*args, *_buffers(op, out))) is None
     ):
         tensors = op.tensors(args)
         shape = tuple(tensors[0].shape)
         if halved and shape:
             shape = (*shape[:-1], shape[-1] // 2)
-        check_buffers(op, out, "out", form, shape, dtype, amax)
-        op.dispatched(tensors, buffers_of(op, out))
+        _check_buffers(op, out, "out", form, shape, dtype, amax)
+        op.dispatched(tensors, _buffers(op, out))
     out.recipe = form[4]
     return out
 
@@ -75,7 +75,7 @@ def left_alone(
     return quantized(op, args, form, dtype, out, halved=halved)
 
 
-def buffers_of(op: KernelOp, out: QuantizedTensor) -> tuple[Any, ...]:
+def _buffers(op: KernelOp, out: QuantizedTensor) -> tuple[Any, ...]:
     """The buffers of ``out``, in the order of the op's results."""
     buffers: tuple[Any, ...] = (out.data, out.stored_scales)
     if op.has_amax:
@@ -97,7 +97,7 @@ def _fits(out: object, form: Form, dtype: torch.dtype, amax: bool, inv_rms: bool
     )
 
 
-def check_buffers(
+def _check_buffers(
     op: KernelOp,
     out: object,
     name: str,
@@ -157,19 +157,19 @@ def quantized_both(
         _fits(first, form, dtype, False, False)
         and _fits(second, form, dtype, False, False)
         and not _shared(first, second)
-        and op.direct((*args, *buffers_of(op, first), *buffers_of(op, second))) is None
+        and op.direct((*args, *_buffers(op, first), *_buffers(op, second))) is None
     ):
         tensors = op.tensors(args)
         shape = tuple(tensors[0].shape)
-        check_buffers(op, first, "out[0]", form, shape, dtype, False)
-        check_buffers(op, second, "out[1]", form, shape[::-1], dtype, False)
+        _check_buffers(op, first, "out[0]", form, shape, dtype, False)
+        _check_buffers(op, second, "out[1]", form, shape[::-1], dtype, False)
         shared = _shared(first, second)
         if shared:
             raise ValueError(
                 f"out[0] and out[1] have one {shared}; accepted are buffers that share no memory. "
                 f"Make them with two calls of {MAKER}"
             )
-        op.dispatched(tensors, (*buffers_of(op, first), *buffers_of(op, second)))
+        op.dispatched(tensors, (*_buffers(op, first), *_buffers(op, second)))
     for q in out:
         q.recipe = form[4]
     return out

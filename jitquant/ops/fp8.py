@@ -46,12 +46,7 @@ from jitquant.formats import (
 )
 from jitquant.ops import _checks, _checks_fp8, _sharded, _table_fp8, _table_sharded
 from jitquant.ops._kernel_op import KernelOp
-from jitquant.ops._results import (
-    Form,
-    left_alone,
-    quantized,
-    quantized_both,
-)
+from jitquant.ops._results import Form, left_alone, quantized, quantized_both
 from jitquant.quantized import one_of
 from jitquant.quantized_tensor import QuantizedTensor
 
