@@ -190,11 +190,13 @@ def test_no_spills_and_no_stack(name: str, cache: Path, compiled: Callable[[], N
         assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0), kernel.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_kind_of_architecture(source: str, compiled: Callable[[], None]) -> None:
     compiled()
 
 
+@pytest.mark.slow
 def test_architectures_alike(nvcc: str, tmp_path: Path) -> None:
     _compile_for(ALIKE, "quantize_nvfp4.cu", nvcc, tmp_path / "alike")
 
