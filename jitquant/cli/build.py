@@ -13,13 +13,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from jitquant.loader.ahead import Outcome, build_all, expected_seconds
-from jitquant.loader.archs import parse_archs, visible_archs
 from jitquant.loader.core import Loader
-from jitquant.loader.names import kernel_names, request_of
-from jitquant.loader.plan import Request
-from jitquant.loader.processes import default_jobs
+from jitquant.loader.machine.archs import parse_archs, visible_archs
+from jitquant.loader.machine.processes import default_jobs
 from jitquant.loader.report import LOG, Reporter
+from jitquant.loader.request.plan import Request
+from jitquant.loader.tools.ahead import Outcome, build_all, expected_seconds
+from jitquant.loader.tools.names import kernel_names, request_of
 
 from .output import Arch, Json, console, print_json
 from .units import show_duration

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from jitquant.loader.bundles import check_free, write_bundle
-from jitquant.loader.cache import BUNDLES
 from jitquant.loader.core import Loader
+from jitquant.loader.store.bundles import check_free, write_bundle
+from jitquant.loader.store.cache import BUNDLES
 
 from .build import Jobs, Names, build_named
 from .output import Arch, Json, console, print_json

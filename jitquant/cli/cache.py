@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from jitquant.loader.cache import Cache, default_root
-from jitquant.loader.prune import Pruned, Stored, clear, prune, stored
+from jitquant.loader.store.cache import Cache, default_root
+from jitquant.loader.store.prune import Pruned, Stored, clear, prune, stored
 
 from .output import Json, console, print_json, table
 from .units import parse_duration, parse_size, show_duration, show_size

@@ -11,10 +11,10 @@ import typer
 from rich.text import Text
 
 from jitquant.loader.core import Loader
-from jitquant.loader.inspect import Code, with_sources
-from jitquant.loader.inspect import ptx as ptx_of
-from jitquant.loader.inspect import sass as sass_of
-from jitquant.loader.names import request_of
+from jitquant.loader.tools.inspect import Code, with_sources
+from jitquant.loader.tools.inspect import ptx as ptx_of
+from jitquant.loader.tools.inspect import sass as sass_of
+from jitquant.loader.tools.names import request_of
 
 from .output import Arch, Json, console, print_json
 

@@ -6,7 +6,7 @@ import typer
 from rich.text import Text
 
 from jitquant.loader.core import Loader
-from jitquant.loader.doctor import ERROR, NOTE, OK, WARNING, Finding, examine
+from jitquant.loader.tools.doctor import ERROR, NOTE, OK, WARNING, Finding, examine
 
 from .output import Json, console, print_json
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from jitquant.loader.core import Loader
-from jitquant.loader.explain import Explanation
-from jitquant.loader.explain import explain as explained
-from jitquant.loader.names import request_of
+from jitquant.loader.tools.explain import Explanation
+from jitquant.loader.tools.explain import explain as explained
+from jitquant.loader.tools.names import request_of
 
 from .output import Arch, Json, console, print_json
 from .units import show_duration

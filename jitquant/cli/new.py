@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from jitquant.loader.sources import check_name
+from jitquant.loader.request.sources import check_name
 
 from .output import Json, console, print_json
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from jitquant.loader.compile.usage import KernelUsage, occupancy
 from jitquant.loader.core import Loader
-from jitquant.loader.explain import explain
-from jitquant.loader.inspect import build_of, kernels_of
-from jitquant.loader.names import kernel_names, request_of
-from jitquant.loader.usage import KernelUsage, occupancy
+from jitquant.loader.tools.explain import explain
+from jitquant.loader.tools.inspect import build_of, kernels_of
+from jitquant.loader.tools.names import kernel_names, request_of
 
 from .build import Names
 from .output import Arch, Json, console, print_json, table

@@ -15,10 +15,10 @@ import typer
 
 from jitquant.loader.core import Loader
 from jitquant.loader.errors import CompileError, LoaderError
-from jitquant.loader.match import Build
-from jitquant.loader.names import request_of
-from jitquant.loader.plan import Request
-from jitquant.loader.sources import CUDA_SUFFIXES, CXX_SUFFIXES
+from jitquant.loader.request.plan import Request
+from jitquant.loader.request.sources import CUDA_SUFFIXES, CXX_SUFFIXES
+from jitquant.loader.store.match import Build
+from jitquant.loader.tools.names import request_of
 
 from .output import Arch, console
 

@@ -29,11 +29,11 @@ from .errors import (
     ToolNotFoundError,
     UnsupportedArchError,
 )
-from .live import reloads
 from .module import CudaModule
+from .watch.live import reloads
 
 if TYPE_CHECKING:
-    from .device_module import DeviceKernel, DeviceModule
+    from .nvrtc.device_module import DeviceKernel, DeviceModule
 
 __all__ = [
     "BundleError",
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
     # What only backend="nvrtc" takes is read when it is asked for.
     if name not in ("DeviceKernel", "DeviceModule"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import device_module
+    from .nvrtc import device_module
 
     return getattr(device_module, name)
 

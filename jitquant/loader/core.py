@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .archs import ArchChoice, choose_archs, visible_archs
-from .cache import Cache, Entry, bundle_paths, default_root
 from .errors import (
     CaptureError,
     FrozenError,
@@ -19,21 +17,23 @@ from .errors import (
     LoaderError,
     NvccNotFoundError,
 )
-from .live import freshness, reloads, warn_of_old_graphs
-from .match import Build, ChangedError, digests_now, match_entry, take
+from .machine.archs import ArchChoice, choose_archs, visible_archs
+from .machine.toolchain import Memo, preload_runtime
 from .module import CudaModule, load_module, loaded_under
-from .plan import Plan, Request, Wanted, look_up, make_plan
-from .record import Loaded, Record, Watched, arch_environment
 from .report import Reporter
+from .request.plan import Plan, Request, Wanted, look_up, make_plan
+from .request.sources import FileHasher, as_strings, check_name
 from .settings import check_settings
-from .sources import FileHasher, as_strings, check_name
-from .toolchain import Memo, preload_runtime
-from .watch import Watcher
+from .store.cache import Cache, Entry, bundle_paths, default_root
+from .store.match import Build, ChangedError, digests_now, match_entry, take
+from .watch.inotify import Watcher
+from .watch.live import freshness, reloads, warn_of_old_graphs
+from .watch.record import Loaded, Record, Watched, arch_environment
 
 if TYPE_CHECKING:
-    from .builder import Builder
-    from .device_build import DeviceBuilder
-    from .device_module import DeviceModule
+    from .compile.builder import Builder
+    from .nvrtc.device_build import DeviceBuilder
+    from .nvrtc.device_module import DeviceModule
 
 _MOST_ATTEMPTS = 5
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -152,7 +152,7 @@ class Loader:
         archs: str | Sequence[str] | None = None,
     ) -> DeviceModule:
         """See :func:`jitquant.loader.get_cuda_module`, whose ``backend`` here is ``"nvrtc"``."""
-        from .device_build import DeviceBuilder
+        from .nvrtc.device_build import DeviceBuilder
 
         request = self._request(name, sources, include_dirs, cuda_flags, (), archs)
         with self._guard_current():
@@ -265,7 +265,7 @@ class Loader:
             return record.module
         wanted = self.look_up(request)
         if bundle_paths():
-            from .bundles import fits
+            from .store.bundles import fits
 
             if not isinstance(fits(wanted, self.hasher, record.entry), str):
                 return record.module  # there may be no compiler to ask
@@ -273,7 +273,7 @@ class Loader:
         found = self._find_loaded(plan)
         if found is not None and found[0].module is record.module:
             return record.module
-        from .changes import what_changed
+        from .store.changes import what_changed
 
         made_from = {"inputs": record.entry.inputs, "headers": record.entry.headers}
         why = what_changed(
@@ -362,7 +362,7 @@ class Loader:
         paths = bundle_paths()
         if not paths:
             return None, []
-        from .bundles import search
+        from .store.bundles import search
 
         return search(paths, wanted, self.hasher)
 
@@ -409,7 +409,7 @@ class Loader:
     def _build(
         self, plan: Plan, on_tick: Callable[[Sequence[str]], None] = lambda _: None
     ) -> Build:
-        from .builder import Builder
+        from .compile.builder import Builder
 
         with self._guard_current():
             if self._builder is None:
@@ -479,7 +479,7 @@ class Loader:
         present = {op.partition("::")[0] for op in torch._C._dispatch_get_all_op_names()}
         if entry.ops is not None and not fixed & present:
             return
-        from .trial import try_load
+        from .compile.trial import try_load
 
         scratch = self.cache()
         if not scratch.prepare():

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from .errors import LoaderError
+from .machine.processes import default_jobs
 from .module import CudaModule
-from .names import kernel_names
-from .plan import Request
-from .processes import default_jobs
+from .request.plan import Request
+from .tools.names import kernel_names
 
 if TYPE_CHECKING:
     from .core import Loader

@@ -12,7 +12,7 @@ import pytest
 from loader.toys import copy_cache, new_loader, nvcc_or_reason, write_toy
 
 from jitquant.cli import main
-from jitquant.loader.plan import Request
+from jitquant.loader.request.plan import Request
 
 
 @dataclass(frozen=True)

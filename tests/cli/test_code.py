@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import ToolNotFoundError
-from jitquant.loader.inspect import find_tool
+from jitquant.loader.tools.inspect import find_tool
 
 from .conftest import Built, Run
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jitquant.loader import doctor as examined
-from jitquant.loader.trial_build import TrialBuild
+from jitquant.loader.tools import doctor as examined
+from jitquant.loader.tools.trial_build import TrialBuild
 
 from .conftest import Run
 

@@ -15,7 +15,7 @@ import jitquant.loader
 from jitquant.cli import main
 from jitquant.cli.app import app
 from jitquant.loader import errors
-from jitquant.loader.doctor import SETTINGS
+from jitquant.loader.tools.doctor import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADER = (ROOT / "docs" / "loader.md").read_text(encoding="utf-8")
@@ -138,7 +138,7 @@ def test_every_error_is_there() -> None:
 def test_messages_are_those_that_are_said(quote: str) -> None:
     said = [
         " ".join(text.split())
-        for path in (ROOT / "jitquant" / "loader").glob("*.py")
+        for path in (ROOT / "jitquant" / "loader").rglob("*.py")
         for text in strings_of(path)
     ]
     assert [text for text in said if quote in text], quote

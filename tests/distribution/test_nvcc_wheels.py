@@ -30,7 +30,7 @@ import json, subprocess, sys
 from pathlib import Path
 import torch
 from jitquant.loader import get_cuda_module
-from jitquant.loader.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.toolchain import Memo, find_nvcc
 nvcc, notes = find_nvcc(Memo())
 module = get_cuda_module("fill", [Path(sys.argv[1])], archs="90a;100a;120a")
 try:

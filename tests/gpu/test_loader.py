@@ -13,8 +13,8 @@ import torch
 
 import jitquant
 from jitquant.loader import CudaModule, Loader, OldGraphWarning
-from jitquant.loader import device_module as device_modules
-from jitquant.loader.live import was_captured
+from jitquant.loader.nvrtc import device_module as device_modules
+from jitquant.loader.watch.live import was_captured
 from jitquant.testing import assert_no_sync, count_launches
 
 from .helpers import module

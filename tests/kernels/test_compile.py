@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from jitquant.loader import Loader, NvccNotFoundError
-from jitquant.loader.inspect import build_of, kernels_of
-from jitquant.loader.plan import Request
-from jitquant.loader.processes import default_jobs
-from jitquant.loader.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.processes import default_jobs
+from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.request.plan import Request
+from jitquant.loader.tools.inspect import build_of, kernels_of
 
 KERNELS = Path(__file__).parents[2] / "kernels_cu"
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))

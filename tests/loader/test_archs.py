@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jitquant.loader import UnsupportedArchError
-from jitquant.loader.archs import choose_archs, gencode_flags, parse_archs
+from jitquant.loader.machine.archs import choose_archs, gencode_flags, parse_archs
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import Loader, UnsupportedArchError
-from jitquant.loader.plan import Request, check_flags
+from jitquant.loader.request.plan import Request, check_flags
 from jitquant.loader.settings import check_settings, setting
 
 from .toys import new_loader, write_plain, write_toy
@@ -175,7 +175,7 @@ def test_what_a_variable_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_binding_beside_a_kernel_is_taken_unless_one_is_named(tmp_path: Path) -> None:
-    from jitquant.loader.sources import resolve_sources
+    from jitquant.loader.request.sources import resolve_sources
 
     source = write_toy(tmp_path / "source")
     binding = source.parent / "bindings" / "toy.cpp"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from jitquant.loader import BundleError, HostCompilerNotFoundError, Loader
-from jitquant.loader.archs import runs_on
-from jitquant.loader.bundles import Bundle, open_bundle, write_bundle
-from jitquant.loader.cache import Entry, bundle_paths
-from jitquant.loader.plan import Request
+from jitquant.loader.machine.archs import runs_on
+from jitquant.loader.request.plan import Request
+from jitquant.loader.store.bundles import Bundle, open_bundle, write_bundle
+from jitquant.loader.store.cache import Entry, bundle_paths
 
 from .conftest import Toy
 from .toys import entries, finish, new_loader, python, write_plain

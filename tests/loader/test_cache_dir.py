@@ -15,8 +15,8 @@ import pytest
 
 from jitquant.cli import main
 from jitquant.loader import CacheError, DamagedEntryWarning
-from jitquant.loader.cache import Cache, default_root
-from jitquant.loader.prune import stored
+from jitquant.loader.store.cache import Cache, default_root
+from jitquant.loader.store.prune import stored
 
 from .conftest import Toy
 from .toys import entries, finish, litter, new_loader, python, write_plain
@@ -161,8 +161,8 @@ def test_an_entry_that_cannot_be_read_now_is_kept(
         return real(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("jitquant.loader.cache.os.listdir", listdir)
-        patch.setattr("jitquant.loader.cache.open", opened, raising=False)
+        patch.setattr("jitquant.loader.store.cache.os.listdir", listdir)
+        patch.setattr("jitquant.loader.store.cache.open", opened, raising=False)
         patch.setattr(Path, "read_bytes", read_bytes)
         why = re.escape(f"{refused} cannot be read by uid {os.geteuid()} ({os.strerror(number)})")
         with pytest.raises(CacheError, match=why):

@@ -148,7 +148,7 @@ def test_interrupt_kills_the_compilers(tmp_path: Path) -> None:
 def test_waiting_names_the_builder_and_ends_at_the_limit(
     plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import jitquant.loader.builder as builder
+    import jitquant.loader.compile.builder as builder
 
     monkeypatch.setattr(builder, "HEARTBEAT_SECONDS", 0.2)
     source, cache = plain.copy(tmp_path)

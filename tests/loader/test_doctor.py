@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import CompileError, LoaderError
-from jitquant.loader import doctor as module
-from jitquant.loader import toolchain as tools
-from jitquant.loader.doctor import Diagnosis, Finding, examine, filesystem_of
-from jitquant.loader.nvml import Driver, Gpu
-from jitquant.loader.torch_install import torch_install
-from jitquant.loader.trial_build import TrialBuild, try_build
+from jitquant.loader.machine import toolchain as tools
+from jitquant.loader.machine.nvml import Driver, Gpu
+from jitquant.loader.machine.torch_install import torch_install
+from jitquant.loader.tools import doctor as module
+from jitquant.loader.tools.doctor import Diagnosis, Finding, examine, filesystem_of
+from jitquant.loader.tools.trial_build import TrialBuild, try_build
 
 from .toys import new_loader
 
@@ -80,7 +80,7 @@ def test_a_library_that_does_not_load_is_no_success(
     directory.mkdir()
     for name in ("libtorch_cpu.so", "libtorch.so", "libc10.so"):
         shutil.copy(Path(torch_install().library_dir, "libc10.so"), directory / name)
-    from jitquant.loader import trial_build
+    from jitquant.loader.tools import trial_build
 
     other = torch_install()._replace(directory=str(tmp_path))
     monkeypatch.setattr(trial_build, "torch_install", lambda: other)

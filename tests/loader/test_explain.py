@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import Loader
-from jitquant.loader.bundles import write_bundle
-from jitquant.loader.cache import Entry
-from jitquant.loader.changes import Change
-from jitquant.loader.explain import explain
-from jitquant.loader.names import kernel_names, request_of
-from jitquant.loader.plan import Request
+from jitquant.loader.request.plan import Request
+from jitquant.loader.store.bundles import write_bundle
+from jitquant.loader.store.cache import Entry
+from jitquant.loader.store.changes import Change
+from jitquant.loader.tools.explain import explain
+from jitquant.loader.tools.names import kernel_names, request_of
 
 from .conftest import Toy
 from .toys import entries, new_loader, write_plain

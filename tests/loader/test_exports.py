@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from jitquant.loader import CompileError, CudaModule, Loader
-from jitquant.loader.exports import find_binding
-from jitquant.loader.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.request.exports import find_binding
 
 from .toys import entries, finish, new_loader, nvcc_or_reason, python
 
@@ -108,8 +108,8 @@ def test_the_binding_is_kept_with_the_build(built: tuple[CudaModule, Path]) -> N
 def test_the_generator_belongs_to_the_key(
     tmp_path: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jitquant.loader import exports, plan
-    from jitquant.loader.sources import FileHasher
+    from jitquant.loader.request import exports, plan
+    from jitquant.loader.request.sources import FileHasher
 
     source = tmp_path / "scale.cu"
     source.write_text(SCALE)

@@ -20,8 +20,9 @@ import pytest
 import torch
 
 from jitquant.cli import main
-from jitquant.loader import CacheError, CompileError, Loader, doctor
-from jitquant.loader.trial_build import TrialBuild
+from jitquant.loader import CacheError, CompileError, Loader
+from jitquant.loader.tools import doctor
+from jitquant.loader.tools.trial_build import TrialBuild
 
 from .conftest import Toy
 from .toys import (

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import CompileError, LoaderError, ToolNotFoundError
-from jitquant.loader.inspect import (
+from jitquant.loader.request.plan import Request
+from jitquant.loader.tools.inspect import (
     Code,
     CodeLine,
     build_of,
@@ -19,7 +20,6 @@ from jitquant.loader.inspect import (
     sass,
     with_sources,
 )
-from jitquant.loader.plan import Request
 
 from .conftest import Toy
 from .toys import entries, new_loader

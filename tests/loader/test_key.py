@@ -169,7 +169,7 @@ def test_relative_path_follows_the_working_directory(
 def test_source_changed_while_it_is_compiled_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import jitquant.loader.build as build_module
+    import jitquant.loader.compile.build as build_module
 
     source = write_plain(tmp_path / "source")
     header = source.with_suffix(".h")
@@ -198,7 +198,7 @@ def test_source_changed_while_it_is_compiled_is_compiled_again(
 
 
 def test_headers_of_the_toolchain_are_represented_by_versions(plain: Toy, toy: Toy) -> None:
-    from jitquant.loader.cache import Entry
+    from jitquant.loader.store.cache import Entry
 
     for built, own in ((plain, {"src0/plain.h"}), (toy, {"src0/toy.cuh"})):
         (directory,) = entries(built.cache)

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from jitquant.loader import CompileError, Loader, OldGraphWarning, reloads
-from jitquant.loader import live as live_module
-from jitquant.loader.watch import Watcher, reports_events
+from jitquant.loader.watch import live as live_module
+from jitquant.loader.watch.inotify import Watcher, reports_events
 
 from .conftest import Toy
 from .toys import new_loader, write_factor, write_plain
@@ -268,7 +268,7 @@ def test_freshness_costs_less_than_a_microsecond(
 def test_where_a_file_system_is_silent_files_are_looked_at(
     plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jitquant.loader import watch
+    from jitquant.loader.watch import inotify as watch
 
     assert reports_events("/")
     assert not reports_events(str(tmp_path / "nowhere"))

@@ -20,9 +20,9 @@ from jitquant.loader import (
     NvrtcNotFoundError,
     get_cuda_module,
 )
-from jitquant.loader.device_half import device_half
-from jitquant.loader.device_module import parameters_of
-from jitquant.loader.nvrtc import Nvrtc
+from jitquant.loader.nvrtc.device_half import device_half
+from jitquant.loader.nvrtc.device_module import parameters_of
+from jitquant.loader.nvrtc.nvrtc import Nvrtc
 
 from .toys import entries, finish, litter, new_loader, python
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from jitquant.loader.cache import Cache, Entry
-from jitquant.loader.hold import hold, unused
-from jitquant.loader.plan import Request
-from jitquant.loader.prune import clear, prune, stored
+from jitquant.loader.request.plan import Request
+from jitquant.loader.store.cache import Cache, Entry
+from jitquant.loader.store.hold import hold, unused
+from jitquant.loader.store.prune import clear, prune, stored
 
 from .conftest import Toy
 from .toys import entries, fork, litter, new_loader, python, wait_for
@@ -199,7 +199,7 @@ def test_the_place_of_a_build_may_be_pruned_while_it_is_published(
             pruned.append(new)
         rename(old, new)
 
-    monkeypatch.setattr("jitquant.loader.cache.os.rename", prune_and_rename)
+    monkeypatch.setattr("jitquant.loader.store.cache.os.rename", prune_and_rename)
     build = new_loader(root).ensure(Request("plain", (source,)))
     assert build.is_new
     assert build.library.parent == pruned[0]

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import HostCompilerNotFoundError, Loader, NvccNotFoundError
-from jitquant.loader import toolchain as tools
-from jitquant.loader.toolchain import Memo, Nvcc, cudart_flags, find_host_compiler, find_nvcc
+from jitquant.loader.machine import toolchain as tools
+from jitquant.loader.machine.toolchain import (
+    Memo,
+    Nvcc,
+    cudart_flags,
+    find_host_compiler,
+    find_nvcc,
+)
 
 from .toys import new_loader, write_plain, write_toy
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jitquant.loader import Loader
-from jitquant.loader.sources import scan_includes
+from jitquant.loader.request.sources import scan_includes
 
 BODY = """
 #include <torch/extension.h>

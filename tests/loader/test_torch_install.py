@@ -11,14 +11,14 @@ import torch
 from torch.utils import cpp_extension
 
 from jitquant.loader.errors import LoaderError
-from jitquant.loader.torch_install import torch_install
+from jitquant.loader.machine.torch_install import torch_install
 
 from .toys import ROOT
 
 READ = """
 import sys
 sys.argv[0] = "jitquant"
-from jitquant.loader.torch_install import torch_install
+from jitquant.loader.machine.torch_install import torch_install
 print(torch_install())
 assert "torch" not in sys.modules
 """

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from jitquant.loader.compile.usage import KernelUsage, demangle, occupancy, split_usage, usage_from
 from jitquant.loader.errors import LoaderError
-from jitquant.loader.inspect import find_tool
-from jitquant.loader.toolchain import Memo, find_host_compiler, find_nvcc
-from jitquant.loader.usage import KernelUsage, demangle, occupancy, split_usage, usage_from
+from jitquant.loader.machine.toolchain import Memo, find_host_compiler, find_nvcc
+from jitquant.loader.tools.inspect import find_tool
 
 from .conftest import Toy
 from .toys import entries
@@ -96,7 +96,7 @@ def test_names() -> None:
 
 
 def test_a_build_keeps_what_its_kernels_take(toy: Toy) -> None:
-    from jitquant.loader.cache import Entry
+    from jitquant.loader.store.cache import Entry
 
     (directory,) = entries(toy.cache)
     entry = Entry.from_json((directory / "entry.json").read_bytes())

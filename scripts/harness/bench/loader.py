@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from jitquant.loader.core import default_kernels_dir
-from jitquant.loader.toolchain import Memo, find_nvcc
+from jitquant.loader.machine.toolchain import Memo, find_nvcc
 
 Row = tuple[str, float | None, str]
 

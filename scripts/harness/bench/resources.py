@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Mapping
 
 from jitquant.loader import Loader
-from jitquant.loader.inspect import build_of, kernels_of
-from jitquant.loader.match import Build
-from jitquant.loader.names import kernel_names, request_of
-from jitquant.loader.usage import KernelUsage, occupancy
+from jitquant.loader.compile.usage import KernelUsage, occupancy
+from jitquant.loader.store.match import Build
+from jitquant.loader.tools.inspect import build_of, kernels_of
+from jitquant.loader.tools.names import kernel_names, request_of
 
 THREADS = (128, 256, 512)
 """Sizes of a block that the occupancy is given for."""

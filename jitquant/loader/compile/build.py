@@ -1,0 +1,298 @@
+"""From a plan to a shared library: compile side by side, link, try to load."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shlex
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..diagnostics import compile_error
+from ..errors import CompileError
+from ..machine.archs import gencode_flags
+from ..machine.processes import Command, default_jobs, run_side_by_side
+from ..machine.toolchain import cudart_flags, cxx_runtime_flags
+from ..machine.torch_install import torch_install
+from ..request.plan import Plan, python_include_dir, wheel_include_dirs
+from ..request.sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
+from .trial import Trial, link_and_try
+from .usage import KernelUsage, split_usage
+
+_LOG = logging.getLogger("jitquant.loader")
+
+#: The oldest torch whose stable ABI the bindings are written against: 2.11.
+STABLE_TARGET = "0x020b000000000000"
+_HALF_FLAGS = (
+    "-D__CUDA_NO_HALF_OPERATORS__",
+    "-D__CUDA_NO_HALF_CONVERSIONS__",
+    "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-D__CUDA_NO_HALF2_OPERATORS__",
+)
+_LINKER_FLAGS = ("-l", "-L", "-Wl,")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One source with the command that compiles it."""
+
+    source: str
+    command: Command
+    depfile: Path
+    scan: IncludeScan
+
+
+@dataclass(frozen=True)
+class Built:
+    """A linked library, everything the compilers read for it, and what they said.
+
+    ``steps`` are the seconds of each command; the compilers run side by side.
+    """
+
+    library: Path
+    read: tuple[str, ...]
+    trial: Trial
+    steps: tuple[tuple[str, float], ...]
+    kernels: tuple[KernelUsage, ...]
+
+
+def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = None) -> list[Unit]:
+    """The compile command of each source; objects are numbered, so equal names do not meet.
+
+    The bindings that have to be generated are written to ``staging``. A compiler that works on
+    several architectures does so on at most ``jobs`` at once.
+    """
+    units: list[Unit] = []
+    generated = [str(staging / binding.file_name) for binding in plan.bindings]
+    for binding, path in zip(plan.bindings, generated, strict=True):
+        Path(path).write_text(binding.text(binding.source))
+    for index, source in enumerate((*plan.sources, *generated)):
+        scan = scan_includes(source, plan.include_dirs)
+        depfile = staging / f"o{index}.d"
+        is_cuda = source.lower().endswith(CUDA_SUFFIXES)
+        make = _cuda_command if is_cuda else _cxx_command
+        argv = make(plan, extension, source, f"o{index}", scan, jobs or default_jobs())
+        label = (
+            f"{'nvcc' if is_cuda else os.path.basename(plan.host.command[0])} "
+            f"{os.path.basename(source)}"
+        )
+        units.append(
+            Unit(source, Command(tuple(argv), label, staging / f"o{index}.log"), depfile, scan)
+        )
+    return units
+
+
+def _host_flags(plan: Plan) -> list[str]:
+    """Flags for the host side of every source.
+
+    GCC makes the statics of inline functions one object for all the libraries of a process
+    (STB_GNU_UNIQUE): two modules, or two versions of one, would share it. clang does not.
+    """
+    return ["-fPIC"] if "clang" in plan.host.version else ["-fPIC", "-fno-gnu-unique"]
+
+
+def _cuda_command(
+    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan, jobs: int
+) -> list[str]:
+    nvcc = plan.nvcc
+    assert nvcc is not None
+    flags = plan.request.cuda_flags
+    argv = [nvcc.path, "-c", source, "-o", f"{stem}.o", "-MD", "-MF", f"{stem}.d"]
+    if "NVCC_CCBIN" not in os.environ and not any(
+        flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags
+    ):
+        argv += ["-ccbin", plan.host.program]
+    argv += gencode_flags(plan.archs.archs)
+    if len(plan.archs.archs) > 1:
+        argv += ["--threads", str(min(len(plan.archs.archs), jobs))]
+    if jobs > 1 and _release(nvcc.version) >= (12, 2):
+        # A quarter less time for the largest modules. What registers a kernel gets then depends a
+        # little on how the work fell to the threads.
+        argv.append("--split-compile=2")
+    argv += ["-O3", "-lineinfo", "--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
+    argv += ["-Xcompiler", ",".join(_host_flags(plan))]
+    if not _sets_standard(flags):
+        argv.append("-std=c++20" if scan.torch else "-std=c++17")
+    for directory in plan.include_dirs:
+        argv += ["-I", directory]
+    if scan.torch:
+        argv += [*_HALF_FLAGS, "--expt-relaxed-constexpr", "-DTORCH_API_INCLUDE_EXTENSION_H"]
+        for directory in (
+            *torch_install().include_dirs,
+            python_include_dir(),
+            *wheel_include_dirs(),
+        ):
+            argv += ["-isystem", directory]
+    return [*argv, *flags]
+
+
+def _cxx_command(
+    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan, jobs: int
+) -> list[str]:
+    flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
+    argv = [*plan.host.command, "-c", source, "-o", f"{stem}.o", "-MD", "-MF", f"{stem}.d"]
+    argv += ["-O2", *_host_flags(plan), f"-DTORCH_EXTENSION_NAME={extension}"]
+    if scan.torch:
+        argv.append("-DTORCH_API_INCLUDE_EXTENSION_H")
+    else:
+        argv.append(f"-DTORCH_TARGET_VERSION={STABLE_TARGET}")
+    if not _sets_standard(flags):
+        argv.append("-std=c++20")
+    for directory in plan.include_dirs:
+        argv += ["-I", directory]
+    cuda = plan.nvcc.include_dirs if plan.nvcc else ()
+    if scan.torch:
+        cuda += wheel_include_dirs()
+    for directory in (*torch_install().include_dirs, python_include_dir(), *cuda):
+        argv += ["-isystem", directory]
+    return [*argv, *flags]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split()[0].split(".")[:2])
+
+
+def _sets_standard(flags: tuple[str, ...] | list[str]) -> bool:
+    return any(flag.startswith(("-std", "--std")) for flag in flags)
+
+
+def compiler_environment() -> dict[str, str]:
+    """The environment of the compilers: messages in English, temporary files where they run."""
+    return {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": "."}
+
+
+def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:
+    """What to link besides torch's own libraries."""
+    flags = [*plan.host.flags]
+    flags += [f for f in plan.request.cxx_flags if f.startswith(_LINKER_FLAGS)]
+    if torch_install().cuda and any(unit.scan.torch for unit in units):
+        flags += ["-lc10_cuda", "-ltorch_cuda"]
+    if plan.nvcc is not None:
+        flags += cudart_flags(plan.nvcc)
+    return [*flags, *cxx_runtime_flags(plan.host)]
+
+
+def build(
+    plan: Plan,
+    extension: str,
+    staging: Path,
+    *,
+    jobs: int,
+    slots: threading.Semaphore,
+    on_tick: Callable[[list[str]], None],
+    write_log: Callable[[str], Path | None],
+) -> Built:
+    """Compile, link and try to load in ``staging``.
+
+    Raises:
+        CompileError: a compiler or the linker failed.
+        LoaderError: the library was built but does not load.
+        OSError: a file cannot be written, or a compiler not started.
+    """
+    units = make_units(plan, extension, staging, jobs)
+    env = compiler_environment()
+    prepare = threading.Thread(target=_import_torch_extension_tools, daemon=True)
+    prepare.start()
+    finished = run_side_by_side(
+        [unit.command for unit in units], slots=slots, env=env, cwd=staging, on_tick=on_tick
+    )
+    kernels: list[KernelUsage] = []
+    said: list[tuple[str, str]] = []
+    for item in finished:
+        used, text = split_usage(item.text())
+        kernels += used
+        if item.returncode != 0:
+            _raise_if_disk_is_full(text, staging)
+            raise compile_error(
+                plan.name,
+                label=item.command.label,
+                command=item.command.argv,
+                returncode=item.returncode,
+                text=text,
+                root=staging,
+                log_path=write_log(f"$ {shlex.join(item.command.argv)}\n{text}"),
+            )
+        if text := text.strip():
+            said.append((item.command.label, text))
+    for label, text in said:
+        _LOG.warning("%s: %s said:\n%s", plan.name, label, text)
+    prepare.join()
+    linking = time.monotonic()
+    try:
+        trial = link_and_try(
+            extension,
+            staging,
+            sources=plan.sources,
+            compiler=plan.host.program,
+            objects=[f"o{index}.o" for index in range(len(units))],
+            flags=linker_flags(plan, units),
+            on_tick=lambda: on_tick(["linker"]),
+        )
+    except CompileError as error:
+        _raise_if_disk_is_full(str(error), staging)
+        log = write_log(str(error))  # with the commands
+        raise compile_error(
+            plan.name,
+            label="linking",
+            command=error.command,
+            returncode=1,
+            text=str(error),
+            root=staging,
+            log_path=log,
+        ) from None
+    read: dict[str, None] = {}
+    for unit in units:
+        for path in parse_depfile(unit.depfile.read_text(errors="surrogateescape")):
+            read.setdefault(os.path.join(staging, path))
+    for unit in units:
+        read.pop(unit.source, None)
+    steps = [(item.command.label, item.seconds) for item in finished]
+    steps.append(("linking and first load", time.monotonic() - linking))
+    return Built(staging / f"{extension}.so", tuple(read), trial, tuple(steps), tuple(kernels))
+
+
+def _raise_if_disk_is_full(text: str, staging: Path) -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if os.strerror(number) in text:
+            raise OSError(number, os.strerror(number), str(staging))
+
+
+def _import_torch_extension_tools() -> None:
+    """Import torch's extension tools (a fifth of a second) while the compilers run."""
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.suppress(ImportError):
+            import torch.utils.cpp_extension  # noqa: F401
+    finally:
+        logger.setLevel(level)
+
+
+def wait_for_next_tick(directory: Path) -> int:
+    """A time of this file system's clock before which everything changed until now was changed.
+
+    Files changed at or before it carry an earlier or equal ``ctime``; files changed after this
+    call returns carry a later one.
+    """
+    marker = directory / "marker"
+    marker.write_bytes(b"")
+    first = os.stat(marker).st_ctime_ns
+    time.sleep(0.012)
+    return first
+
+
+def changed_after(paths: Mapping[str, object] | tuple[str, ...], moment_ns: int) -> str | None:
+    """The first of ``paths`` that was changed after ``moment_ns``, if there is one."""
+    for path in paths:
+        try:
+            if os.stat(path).st_ctime_ns > moment_ns:
+                return path
+        except OSError:
+            return path
+    return None

@@ -1,0 +1,184 @@
+"""A build of what no cache has: compiled in a staging directory, and published by its cache."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import CacheError, CompileError
+from ..machine.archs import NO_GPU
+from ..machine.processes import default_jobs
+from ..report import HEARTBEAT_SECONDS, Heartbeat, shorten
+from ..request.plan import Plan
+from ..request.sources import CUDA_SUFFIXES, scan_includes
+from ..settings import setting
+from ..store.cache import Cache, Published
+from ..store.changes import what_changed
+from ..store.match import Build, ChangedError, digests_now, match_entry, take
+
+if TYPE_CHECKING:
+    from ..core import Loader
+
+_DEFAULT_LOCK_SECONDS = 600.0
+_MOST_ATTEMPTS = 5
+
+
+class Builder:
+    """Builds for one loader; the compilers of all its builds share the processors."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._jobs = 1
+        self._slots: threading.Semaphore | None = None
+
+    def build(self, plan: Plan, on_tick: Callable[[Sequence[str]], None]) -> Build:
+        """Build ``plan`` in the cache, unless another process does so first.
+
+        Raises:
+            ChangedError: a source changed meanwhile.
+            CompileError, CacheError, LockTimeoutError, LoaderError: as
+                :func:`jitquant.loader.get_cuda_module`.
+        """
+        cache, reporter = self._loader.cache(), self._loader.reporter
+        if not cache.prepare():
+            if not self._loader.temporary:
+                raise CacheError(
+                    f"cache directory {cache.root} cannot be written to, and {plan.name} is not in "
+                    "it: a build would go with this process. Set JITQUANT_CACHE_DIR to a directory "
+                    "that can be written to."
+                )
+            reporter.say_once(
+                f"the cache {cache.root} cannot be written to; building into a private temporary "
+                "directory, which goes when this process ends"
+            )
+            cache = cache.temporary()
+        self._loader.memo.attach(cache.memo_directory)
+        heartbeat = Heartbeat(reporter, plan.name, on_tick)
+        timeout = self._loader.lock_timeout
+        if timeout is None:
+            timeout = float(setting("JITQUANT_LOCK_TIMEOUT") or _DEFAULT_LOCK_SECONDS)
+
+        def on_wait(owner: str, waited: float) -> None:
+            reporter.say(
+                f"waiting for {owner}, which is building {plan.name} "
+                f"(or something with the same lock); {waited:.0f} s so far"
+            )
+
+        with cache.lock(
+            plan.level1, timeout=timeout, beat=HEARTBEAT_SECONDS, on_wait=on_wait
+        ) as locked:
+            if found := self._loader.find(plan):
+                if heartbeat.seconds > 1.0:
+                    reporter.say(
+                        f"{plan.name}: another process built it (waited {heartbeat.seconds:.1f} s)"
+                    )
+                return found
+            if locked:
+                cache.sweep(plan.level1)
+            else:
+                reporter.say_once(
+                    f"the file system of {cache.root} has no locks; two processes may build the "
+                    "same thing"
+                )
+            with cache.staging(plan.level1, locked) as staging:
+                directory, entry, held = self._build_in(plan, cache, staging, heartbeat)
+        match = match_entry(plan, self._loader.hasher, entry)
+        built = None if isinstance(match, str) else take(cache, directory, entry, match)
+        held.release()
+        if built is None:
+            raise ChangedError
+        return built._replace(is_new=True)
+
+    def _build_in(self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat) -> Published:
+        from .build import build, changed_after, wait_for_next_tick
+        from .publish import describe
+
+        reporter, hasher = self._loader.reporter, self._loader.hasher
+        if self._slots is None:
+            self._set_jobs(default_jobs())
+        extension = f"{plan.name}_{os.urandom(6).hex()}"
+        self._announce(plan, cache)
+        for attempt in range(_MOST_ATTEMPTS):
+            work = staging / str(attempt)
+            work.mkdir(mode=0o700)
+            moment = wait_for_next_tick(work)
+            jobs, slots = self._jobs, self._slots
+            assert slots is not None
+            try:
+                built = build(
+                    plan,
+                    extension,
+                    work,
+                    jobs=jobs,
+                    slots=slots,
+                    on_tick=heartbeat.tick,
+                    write_log=lambda text: cache.write_log(plan.name, text),
+                )
+            except CompileError as error:
+                if not error.out_of_memory or jobs == 1 or attempt == _MOST_ATTEMPTS - 1:
+                    raise
+                self._set_jobs(1)
+                reporter.say(
+                    f"a compiler of {plan.name} was killed, most likely because memory ran out; "
+                    f"from now on one compiles at a time instead of {jobs}, and {plan.name} again"
+                )
+                continue
+            for path, digest in zip(
+                plan.sources, (pair[1] for pair in plan.inputs["sources"]), strict=True
+            ):
+                state = hasher.state(path)
+                if state is None or state.digest != digest:
+                    reporter.say(f"{os.path.basename(path)} changed while it was compiled")
+                    raise ChangedError
+            described = describe(plan, extension, built, hasher, heartbeat.seconds)
+            changed = changed_after(described.own_headers, moment)
+            if changed is None:
+                break
+            reporter.say(
+                f"{os.path.basename(changed)} changed while {plan.name} was "
+                "compiled; compiling again"
+            )
+        else:
+            raise ChangedError
+        entry = described.entry
+        final = staging / "entry"
+        final.mkdir(mode=0o700)
+        os.rename(built.library, final / entry.library)
+        for binding in plan.bindings:
+            os.rename(work / binding.file_name, final / binding.file_name)
+        (final / "entry.json").write_text(entry.to_json())
+        published = cache.publish(final, entry)
+        cache.remember_last(entry)
+        reporter.say(f"built {plan.name} in {heartbeat.seconds:.1f} s")
+        return published
+
+    def _set_jobs(self, jobs: int) -> None:
+        self._jobs, self._slots = jobs, threading.BoundedSemaphore(jobs)
+
+    def _announce(self, plan: Plan, cache: Cache) -> None:
+        reporter = self._loader.reporter
+        for note in plan.notes:
+            reporter.say_once(f"{note}; using {plan.nvcc.path if plan.nvcc else 'none'}")
+        if plan.archs.skipped:
+            reporter.say_once(
+                f"TORCH_CUDA_ARCH_LIST: {', '.join(plan.archs.skipped)} skipped (older than 8.0 "
+                "or unknown)"
+            )
+        if plan.archs.origin == NO_GPU:
+            reporter.say_once(
+                "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
+            )
+        last = cache.last(plan.name)
+        now = digests_now(plan, self._loader.hasher, (last or {}).get("headers", {}))
+        why = what_changed(last, plan.inputs, now)
+        slow = [
+            os.path.basename(path)
+            for path in plan.sources
+            if path.lower().endswith(CUDA_SUFFIXES) and scan_includes(path, plan.include_dirs).torch
+        ]
+        archs = ", ".join(f"sm_{arch}" for arch in plan.archs.archs) or "host only"
+        cost = f"; the torch headers in {shorten(slow)} cost most of the time" if slow else ""
+        reporter.say(f"building {plan.name} for {archs}: {why}{cost}")

@@ -1,0 +1,329 @@
+"""Linking a module and loading it for the first time, in a forked child.
+
+A library that throws while it is being loaded (an operator schema with a slip in it, a namespace
+that is registered already, a static initialiser that fails) ends its process. The first load is
+therefore made in a child, which has torch in memory already; what it prints becomes the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import CompileError, LoaderError
+from .advice import advice
+
+_HANG_SECONDS = 25.0
+_TOTAL_SECONDS = 300.0
+_PR_SET_PDEATHSIG = 1
+_UNQUOTABLE = re.compile(r"[^\w ./+,=@~%-]")
+_UNQUOTED = re.compile(r"[^\w./+,=@~%-]")  # where torch passes a path through a shell as it is
+_FAILED = re.compile(r"^FAILED: .*\n(.+)$", re.MULTILINE)
+_STUB = "// Links the objects that were compiled beside this file.\n"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the first load showed: the operators it registered, the Python modules it holds.
+
+    ``ops`` is ``None`` where the load could not be tried.
+    """
+
+    ops: list[str] | None
+    init_symbols: list[str]
+
+
+def link_and_try(
+    extension: str,
+    staging: Path,
+    *,
+    sources: Sequence[str],
+    compiler: str,
+    objects: Sequence[str],
+    flags: Sequence[str],
+    on_tick: Callable[[], None],
+) -> Trial:
+    """Link ``staging/<extension>.so`` with ``torch.utils.cpp_extension.load`` and load it once.
+
+    Raises:
+        CompileError: the linker failed; the text is its output.
+        LoaderError: the library does not load.
+    """
+    stub = staging / f"{extension}.cpp"
+    stub.write_text(_STUB)
+    library = staging / f"{extension}.so"
+    outcome = _in_child(
+        lambda: _link_and_load(extension, staging, stub, compiler, objects, flags),
+        staging / "trial.log",
+        library,
+        on_tick,
+    )
+    return _read_outcome(outcome, staging, library, sources)
+
+
+def try_load(
+    library: Path, init_symbols: Sequence[str], scratch: Path, sources: Sequence[str]
+) -> None:
+    """Load a finished library in a child, to see whether this process could.
+
+    Raises:
+        LoaderError: it could not; the text says why.
+    """
+    log = scratch / f"trial-{os.urandom(4).hex()}.log"
+    try:
+        outcome = _in_child(lambda: _load_only(library, init_symbols), log, library, lambda: None)
+        _read_outcome(outcome, scratch, library, sources)
+    finally:
+        with contextlib.suppress(OSError):
+            log.unlink()
+
+
+def init_symbols_of(library: Path) -> list[str]:
+    """The Python modules that a library can be imported as (its ``PyInit_`` symbols)."""
+    with (
+        open(library, "rb") as stream,
+        contextlib.closing(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)) as text,
+    ):
+        names = {m.group(1).decode() for m in re.finditer(rb"\0PyInit_(\w+)(?=\0)", text)}
+    return sorted(names)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    result: dict[str, Any] | None
+    status: int
+    output: str
+    timed_out: bool
+
+
+def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequence[str]) -> Trial:
+    result = outcome.result
+    # torch 2.11 only prints what goes wrong in a registration, and leaves the operator out.
+    unregistered = result is not None and "Exception in aoti_torch" in outcome.output
+    if result is not None and "ops" in result and not unregistered:
+        return Trial(list(result["ops"]), list(result["init"]))
+    if result is not None and result.get("stage") == "link":
+        said = str(result["error"])
+        raise CompileError(said, command=_failed_command(said))
+    if outcome.timed_out and library.is_file():
+        # A lock of some library was held at the fork. The library itself may well be good.
+        return Trial(None, init_symbols_of(library))
+    if result is not None and "error" in result:
+        said = str(result["error"])
+    else:
+        said = _last_words(outcome.output)
+    how = "" if result is not None else f" ({_describe_status(outcome.status)})"
+    hint = advice(f"{how} {said}", sources)
+    raise LoaderError(
+        f"the library {library.stem!r} was built but does not load{how}:\n{said}"
+        + (f"\n{hint}" if hint else "")
+    )
+
+
+def _failed_command(said: str) -> list[str]:
+    """The command that ninja says has failed; ``[]`` if it says none."""
+    match = _FAILED.search(said)
+    try:
+        return shlex.split(match[1]) if match else []
+    except ValueError:
+        return []
+
+
+def _describe_status(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        with contextlib.suppress(ValueError):
+            return f"the process that tried it got {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"the process that tried it ended with status {os.waitstatus_to_exitcode(status)}"
+
+
+def _last_words(output: str) -> str:
+    text = re.split(r"Fatal Python error|Exception raised from|C\+\+ CapturedTraceback", output)[0]
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return "\n".join(lines[-12:]) if lines else "(it printed nothing)"
+
+
+def _in_child(
+    work: Callable[[], dict[str, Any]], log: Path, library: Path, on_tick: Callable[[], None]
+) -> _Outcome:
+    """Run ``work`` in a forked child that can neither hang nor end this process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reader, writer = os.pipe()
+        pid = os.fork()
+    if pid == 0:
+        _child(work, log, writer)
+    os.close(writer)
+    done = False
+    status, timed_out = 0, False
+    try:
+        started = time.monotonic()
+        linked: float | None = None
+        while True:
+            try:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                # Somebody else in this process waits for every child; the pipe tells the result.
+                ended = pid
+            if ended:
+                done = True
+                break
+            now = time.monotonic()
+            if linked is None and library.is_file():
+                linked = now
+            if now - started > _TOTAL_SECONDS or (linked and now - linked > _HANG_SECONDS):
+                timed_out = True
+                break
+            on_tick()
+            time.sleep(0.005)
+    finally:
+        if not done:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        with open(reader, "rb") as pipe:
+            os.set_blocking(pipe.fileno(), False)
+            raw = pipe.read() or b""
+    result = None
+    with contextlib.suppress(ValueError):
+        result = json.loads(raw)
+    try:
+        output = log.read_text(errors="replace")
+    except OSError:
+        output = ""
+    return _Outcome(result, status, output, timed_out)
+
+
+def _child(work: Callable[[], dict[str, Any]], log: Path, writer: int) -> NoReturn:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, 0)
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        # Not least the build lock: a child must not go on holding it when its parent dies.
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) != writer:
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+        os.write(writer, json.dumps(work()).encode())
+        code = 0
+    except BaseException as error:
+        with contextlib.suppress(BaseException):
+            stage = "link" if isinstance(error, _LinkError) else "load"
+            # torch says which library; the cause says why.
+            text = str(error.__cause__ or error) or type(error).__name__
+            os.write(writer, json.dumps({"stage": stage, "error": text[-20000:]}).encode())
+    finally:
+        os._exit(code)
+
+
+class _LinkError(Exception):
+    """The linker's output."""
+
+
+def _link_and_load(
+    extension: str,
+    staging: Path,
+    stub: Path,
+    compiler: str,
+    objects: Sequence[str],
+    flags: Sequence[str],
+) -> dict[str, Any]:
+    import torch
+    from torch.utils import cpp_extension
+
+    _put_ninja_on_path()
+    os.environ["TMPDIR"] = "."
+    os.environ["LC_ALL"] = "C.UTF-8"
+    os.environ["CXX"] = compiler
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    place = staging
+    if _UNQUOTABLE.search(str(staging)):
+        # torch does not quote paths for ninja.
+        place = Path(_plain_path(staging))
+    if _UNQUOTED.search(cpp_extension.TORCH_LIB_PATH):
+        cpp_extension.TORCH_LIB_PATH = _plain_path(cpp_extension.TORCH_LIB_PATH)  # this child's own
+    before = set(torch._C._dispatch_get_all_op_names())
+    library = staging / f"{extension}.so"
+    try:
+        cpp_extension.load(
+            extension,
+            [str(place / stub.name)],
+            extra_ldflags=[_escape(flag) for flag in (*objects, *flags)],
+            build_directory=str(place),
+            is_python_module=False,
+            verbose=False,
+        )
+    except BaseException as error:
+        if not library.is_file():
+            raise _LinkError(str(error)) from None
+        raise
+    init = init_symbols_of(library)
+    _import_all(library, init)
+    after = set(torch._C._dispatch_get_all_op_names())
+    return {"ops": sorted(after - before), "init": init}
+
+
+def _plain_path(directory: str | os.PathLike[str]) -> str:
+    """A path to ``directory`` without special characters, good while this process lives."""
+    return f"/proc/{os.getpid()}/fd/{os.open(directory, os.O_PATH)}"
+
+
+def _load_only(library: Path, init_symbols: Sequence[str]) -> dict[str, Any]:
+    import torch
+
+    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    _import_all(library, init_symbols)
+    return {"ops": [], "init": []}
+
+
+def _import_all(library: Path, init_symbols: Sequence[str]) -> None:
+    from ..module import import_extension
+
+    for name in init_symbols:
+        import_extension(name, library)
+
+
+def _put_ninja_on_path() -> None:
+    """Let torch find the ninja of the PyPI package where PATH does not lead to one."""
+    import shutil
+
+    if shutil.which("ninja"):
+        return
+    with contextlib.suppress(ImportError):
+        import ninja
+
+        os.environ["PATH"] = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", os.defpath)])
+        return
+    beside = os.path.join(sys.prefix, "bin")
+    os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+
+
+def _escape(flag: str) -> str:
+    """``flag`` for a line of a ninja file that a shell will read."""
+    return shlex.quote(flag).replace("$", "$$")

@@ -1,0 +1,144 @@
+"""Running compilers side by side, each in its own process group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..settings import setting
+from .watchdog import Watchdog
+
+_POLL_SECONDS = 0.01
+_BYTES_PER_JOB = 1 << 30
+
+
+class Command(NamedTuple):
+    """One command: what to run, what to call it in messages, and where its output goes."""
+
+    argv: tuple[str, ...]
+    label: str
+    output: Path
+
+
+class Finished(NamedTuple):
+    """A command that has ended. ``returncode`` is negative for a signal, as in subprocess."""
+
+    command: Command
+    returncode: int
+    seconds: float = 0.0
+
+    def text(self) -> str:
+        """What the command printed."""
+        try:
+            return self.command.output.read_text(errors="replace")
+        except OSError:
+            return ""
+
+
+def default_jobs() -> int:
+    """How many compilers to run at once: the processors, within what memory allows.
+
+    Raises:
+        ValueError: ``JITQUANT_JOBS`` is no number of compilers.
+    """
+    if given := setting("JITQUANT_JOBS"):
+        return int(given)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    memory = available_bytes()
+    return max(1, min(processors, memory // _BYTES_PER_JOB if memory else processors))
+
+
+def available_bytes() -> int:
+    """Memory that is free to use, in bytes; 0 where it cannot be told."""
+    found: list[int] = []
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as stream:
+        for line in stream:
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+        if limit != "max":
+            found.append(max(int(limit) - int(used), 1))
+    return min(found, default=0)
+
+
+def run_side_by_side(
+    commands: Sequence[Command],
+    *,
+    slots: threading.Semaphore,
+    env: Mapping[str, str],
+    cwd: Path,
+    on_tick: Callable[[list[str]], None],
+) -> list[Finished]:
+    """Run ``commands`` at once, as far as ``slots`` allows; stop the others when one fails.
+
+    ``on_tick`` is called many times a second with the labels of what is running. Whatever ends
+    this call early (KeyboardInterrupt and SIGKILL too) kills the process groups of the commands.
+
+    Returns the commands that ended, the failed one last.
+
+    Raises:
+        OSError: a command cannot be started.
+    """
+    waiting = list(commands)
+    running: list[tuple[Command, subprocess.Popen[bytes], float]] = []
+    finished: list[Finished] = []
+    with Watchdog() as watchdog:
+        try:
+            while waiting or running:
+                while waiting and slots.acquire(blocking=False):
+                    command = waiting.pop(0)
+                    try:
+                        running.append((command, _start(command, env, cwd), time.monotonic()))
+                    except BaseException:
+                        slots.release()
+                        raise
+                    watchdog.started(running[-1][1].pid)
+                for item in list(running):
+                    command, process, started = item
+                    if process.poll() is not None:
+                        running.remove(item)
+                        slots.release()
+                        watchdog.ended(process.pid)
+                        took = time.monotonic() - started
+                        finished.append(Finished(command, process.returncode, took))
+                        if process.returncode != 0:
+                            return finished
+                on_tick([command.label for command, _, _ in running])
+                if waiting or running:
+                    time.sleep(_POLL_SECONDS)
+            return finished
+        finally:
+            for _, process, _ in running:
+                kill_group(process.pid)
+            for _, process, _ in running:
+                process.wait()
+                slots.release()
+
+
+def _start(command: Command, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+    with open(command.output, "wb") as output:
+        return subprocess.Popen(
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            cwd=cwd,
+            close_fds=True,
+            start_new_session=True,
+        )
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group led by ``pid``."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

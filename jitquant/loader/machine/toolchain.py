@@ -1,0 +1,402 @@
+"""Finding nvcc and the host compiler, and what their versions are.
+
+Running a compiler only to ask its version costs tens of milliseconds, so the answers are kept in
+the cache (:class:`Memo`) for as long as the files they came from do not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import HostCompilerNotFoundError, NvccNotFoundError, extra
+
+_PROBE_SECONDS = 60.0
+_WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
+
+
+class Nvcc(NamedTuple):
+    """A CUDA compiler: the real binary, its version, and the toolkit around it."""
+
+    path: str
+    version: str
+    origin: str
+    include_dirs: tuple[str, ...]
+    cudart: str
+    archs: tuple[int, ...]
+
+    @property
+    def cudart_name(self) -> str:
+        """File name of the CUDA runtime: the static library, or the shared one's soname."""
+        return os.path.basename(self.cudart)
+
+
+class HostCompiler(NamedTuple):
+    """A C++ compiler: command (``CXX`` may hold a wrapper), version and its own header roots."""
+
+    command: tuple[str, ...]
+    version: str
+    include_dirs: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        """The compiler itself, without a wrapper such as ccache and without flags."""
+        return self.command[self._wrapped]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What ``CXX`` says after the compiler."""
+        return self.command[self._wrapped + 1 :]
+
+    @property
+    def _wrapped(self) -> int:
+        return int(os.path.basename(self.command[0]) in _WRAPPERS and len(self.command) > 1)
+
+
+class Memo:
+    """Answers of programs, kept with the signatures of the files they depend on.
+
+    They live in memory, and in a directory too once :meth:`attach` has named one.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory
+        self._records: dict[str, dict[str, Any]] = {}
+
+    def attach(self, directory: Path | None) -> None:
+        """Keep answers in ``directory`` from now on, those known already included."""
+        if directory is None or directory == self._directory:
+            return
+        self._directory = directory
+        for record in list(self._records.values()):
+            self._write(record)
+
+    def get(
+        self, question: str, ask: Callable[[], tuple[dict[str, Any], list[str]]]
+    ) -> dict[str, Any]:
+        """The answer to ``question``; ``ask`` returns it with the files it depends on."""
+        record = self._records.get(question)
+        if record is None and self._directory is not None:
+            with contextlib.suppress(OSError, ValueError):
+                record = json.loads(self._path(self._directory, question).read_bytes())
+        if record is not None:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                if record["question"] == question and all(
+                    list(_signature(name)) == signature for name, signature in record["files"]
+                ):
+                    self._records[question] = record
+                    return dict(record["answer"])
+        answer, files = ask()
+        record = {
+            "question": question,
+            "answer": answer,
+            "files": [[name, list(_signature(name))] for name in files],
+        }
+        self._records[question] = record
+        self._write(record)
+        return answer
+
+    @staticmethod
+    def _path(directory: Path, question: str) -> Path:
+        return directory / f"{hashlib.sha256(question.encode()).hexdigest()[:24]}.json"
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._directory is None:
+            return
+        path = self._path(self._directory, record["question"])
+        temporary = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        try:
+            temporary.write_text(json.dumps(record))
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def _signature(path: str) -> tuple[str, int, int]:
+    try:
+        real = os.path.realpath(path)
+        status = os.stat(real)
+    except OSError:
+        return ("", 0, 0)
+    return (real, status.st_mtime_ns, status.st_size)
+
+
+def _ask(command: Iterable[str], **kwargs: Any) -> str:
+    """stdout and stderr of a short command in the C locale; ``""`` if it cannot be run."""
+    env = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            list(command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            timeout=_PROBE_SECONDS,
+            check=False,
+            **kwargs,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return bytes(done.stdout).decode(errors="replace")
+
+
+def wheel_roots() -> list[str]:
+    """The directories that NVIDIA's PyPI wheels are installed into, if there are any."""
+    try:
+        spec = importlib.util.find_spec("nvidia")
+    except (ImportError, ValueError):
+        return []
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+def _wheel_nvcc() -> str | None:
+    """nvcc of the PyPI wheels, if they are installed beside this interpreter's packages."""
+    roots = wheel_roots()
+    found = [
+        candidate
+        for root in roots
+        for candidate in sorted(Path(root).glob("*/bin/nvcc"), reverse=True)
+    ]
+    if not found:
+        return None
+    with contextlib.suppress(Exception):
+        from cuda.pathfinder import find_nvidia_binary_utility
+
+        located = find_nvidia_binary_utility("nvcc")
+        if located and any(str(located).startswith(str(root) + os.sep) for root in roots):
+            return str(located)
+    return str(found[0])
+
+
+def _candidates(env: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """(path, origin) in order of preference; a path may not exist."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if env.get(variable):
+            yield os.path.join(env[variable], "bin", "nvcc"), f"{variable}={env[variable]}"
+    wheel = _wheel_nvcc()
+    if wheel:
+        yield wheel, "the PyPI wheel nvidia-cuda-nvcc"
+    on_path = shutil.which("nvcc", path=env.get("PATH"))
+    if on_path:
+        yield on_path, "PATH"
+    yield "/usr/local/cuda/bin/nvcc", "/usr/local/cuda"
+
+
+class Candidate(NamedTuple):
+    """A place where nvcc may be; ``why_not`` says why it is no nvcc where ``nvcc`` is ``None``."""
+
+    path: str
+    origin: str
+    exists: bool
+    nvcc: Nvcc | None
+    why_not: str = ""
+
+
+def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[Candidate]:
+    """Every place where nvcc may be, in order of preference: the first that works is used."""
+    for path, origin in _candidates(os.environ if env is None else env):
+        if not (os.path.isfile(path) and os.access(path, os.X_OK)):
+            yield Candidate(path, origin, False, None, f"no {path}")
+            continue
+        answer = memo.get(f"nvcc 4 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        if "failed" not in answer and not answer["cudart"]:
+            answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
+        if "failed" in answer:
+            why_not = f"{path} does not work: {answer['failed']}"
+            yield Candidate(path, origin, True, None, why_not)
+            continue
+        nvcc = Nvcc(
+            path=answer["path"],
+            version=answer["version"],
+            origin=origin,
+            include_dirs=tuple(answer["include_dirs"]),
+            cudart=answer["cudart"],
+            archs=tuple(answer["archs"]),
+        )
+        yield Candidate(path, origin, True, nvcc)
+
+
+def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, tuple[str, ...]]:
+    """The nvcc to use, and notes about settings that led nowhere.
+
+    Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheel, ``PATH``, ``/usr/local/cuda``.
+
+    Raises:
+        NvccNotFoundError: none of them is a working nvcc.
+    """
+    tried: list[str] = []
+    notes: list[str] = []
+    for candidate in examine_nvccs(memo, env):
+        if candidate.nvcc is not None:
+            return candidate.nvcc, tuple(notes)
+        tried.append(f"{candidate.origin}: {candidate.why_not}")
+        if candidate.exists:
+            notes.append(f"{candidate.path} ({candidate.origin}) does not work")
+        elif "=" in candidate.origin:
+            notes.append(f"{candidate.origin} has no bin/nvcc")
+    looked = "\n".join(f"  - {line}" for line in tried)
+    raise NvccNotFoundError(
+        "no CUDA compiler (nvcc) was found. Looked at, in this order:\n"
+        f"{looked}\n"
+        "  - CUDA_HOME, CUDA_PATH, the PyPI wheel and PATH name none besides these\n"
+        f"Install {extra('nvcc')}, or set CUDA_HOME to a CUDA toolkit "
+        "(12.8 or newer for 10.0 and 12.0)."
+    )
+
+
+def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
+    output = _ask([path, "--version"])
+    release = re.search(r"\bV(\d+\.\d+\.\d+)", output)
+    if release is None:
+        return {"failed": output.strip()[-300:] or "it does not run"}, [path]
+    # A wrapper script says through its dry run where the toolkit is that it stands for.
+    dry = _ask([path, "--dryrun", "-c", "x.cu", "-o", "x.o"])
+    here = re.search(r"^#\$ _HERE_=(.*)$", dry, re.MULTILINE)
+    binary = os.path.realpath(path)
+    if here and os.path.isfile(os.path.join(here.group(1).strip(), "nvcc")):
+        binary = os.path.realpath(os.path.join(here.group(1).strip(), "nvcc"))
+    root = os.path.dirname(os.path.dirname(binary))
+    includes = _existing(
+        *re.findall(r'"-I([^"]+)"', dry),
+        os.path.join(root, "include"),
+        *re.findall(r'"-isystem" "([^"]+)"', dry),
+    )
+    libs = _existing(
+        *re.findall(r'"-L([^"]+)"', dry), os.path.join(root, "lib64"), os.path.join(root, "lib")
+    )
+    archs = sorted({int(n) for n in re.findall(r"compute_(\d+)", _ask([path, "--list-gpu-arch"]))})
+    assembler = os.path.join(os.path.dirname(binary), "ptxas")
+    ptxas = re.search(r"\bV(\d+\.\d+\.\d+)", _ask([assembler, "--version"]))
+    version = release.group(1)
+    if ptxas and ptxas.group(1) != version:
+        version += f" (ptxas {ptxas.group(1)})"
+    answer = {
+        "path": binary,
+        "version": version,
+        "include_dirs": includes,
+        "cudart": _find_cudart([d for d in libs if not d.endswith("/stubs")]),
+        "archs": archs,
+    }
+    return answer, [path, binary, assembler]
+
+
+def _existing(*paths: str) -> list[str]:
+    seen: dict[str, None] = {}
+    for path in paths:
+        if os.path.isdir(path):
+            seen.setdefault(os.path.realpath(path))
+    return list(seen)
+
+
+def find_host_compiler(memo: Memo, env: Mapping[str, str] | None = None) -> HostCompiler:
+    """``CXX`` if set, else ``g++`` (what nvcc takes by itself), else ``c++``.
+
+    Raises:
+        HostCompilerNotFoundError: none of them is there, or it does not run.
+    """
+    env = os.environ if env is None else env
+    chosen = env.get("CXX", "").strip()
+    for text in [chosen] if chosen else ["g++", "c++"]:
+        command = shlex.split(text)
+        program = shutil.which(command[0], path=env.get("PATH"))
+        if program is None:
+            continue
+        full = (program, *command[1:])
+        answer = memo.get(f"host 3 {shlex.join(full)}", partial(_probe_host, full))
+        if "failed" not in answer:
+            return HostCompiler(full, answer["version"], tuple(answer["include_dirs"]))
+        raise HostCompilerNotFoundError(
+            f"the C++ compiler {shlex.join(full)} does not work: {answer['failed']}\n"
+            "Set CXX to a working one (g++ or clang++)."
+        )
+    given = (
+        f"CXX={chosen!r} is not a program on PATH" if chosen else "neither g++ nor c++ is on PATH"
+    )
+    raise HostCompilerNotFoundError(
+        f"no C++ compiler: {given}. Install one (Debian/Ubuntu: `apt install g++`; conda: "
+        "`conda install gxx`) or set CXX."
+    )
+
+
+def _probe_host(command: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+    output = _ask([*command, "-v", "-E", "-x", "c++", os.devnull])
+    version = re.search(r"^(.*\bversion \d+\.\d.*)$", output, re.MULTILINE)
+    target = re.search(r"^Target: (.*)$", output, re.MULTILINE)
+    if version is None:
+        return {"failed": output.strip()[-300:] or "it does not run"}, [command[0]]
+    listed = re.search(r"search starts here:\s*\n((?: .*\n)+)End of search list", output)
+    # /usr/local/include holds what people put there by hand: no version speaks for it.
+    roots = [line.strip() for line in listed.group(1).splitlines()] if listed else []
+    roots = [d for d in roots if os.path.isdir(d) and os.path.normpath(d) != "/usr/local/include"]
+    answer = {
+        "version": f"{version.group(1).strip()} {target.group(1) if target else ''}".strip(),
+        "include_dirs": sorted({*roots, *(os.path.realpath(d) for d in roots)}),
+    }
+    programs = [shutil.which(word) or "" for word in command[:2] if not word.startswith("-")]
+    return answer, [program for program in programs if program]
+
+
+def _find_cudart(directories: Iterable[str]) -> str:
+    """The CUDA runtime: the static library, else the shared one; the PyPI wheels have only that."""
+    directories = list(directories)
+    for pattern in ("libcudart_static.a", "libcudart.so.[0-9]*", "libcudart.so"):
+        for directory in directories:
+            found = sorted(glob.glob(os.path.join(glob.escape(directory), pattern)), key=len)
+            if found:
+                return found[0]
+    return ""
+
+
+def cudart_flags(nvcc: Nvcc) -> list[str]:
+    """Linker flags for the CUDA runtime."""
+    if nvcc.cudart.endswith(".a"):
+        return [nvcc.cudart, "-ldl", "-lrt", "-lpthread"]
+    return [nvcc.cudart, f"-Wl,-rpath,{os.path.dirname(nvcc.cudart)}"]
+
+
+def cxx_runtime_flags(host: HostCompiler) -> list[str]:
+    """Linker flags for the C++ runtime that torch uses, the shared one.
+
+    A compiler that is set up to link its own statically would bring a second copy into the
+    process, whose streams and locales do not work beside the first. The archive that the compiler
+    names after these flags then has nothing left to add.
+    """
+    if "clang" in host.version:
+        return []
+    argv = [host.program, "-print-file-name=libstdc++.so.6"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(argv, capture_output=True, text=True, timeout=30).stdout.strip()
+        return [found] if os.path.isabs(found) else []
+    return []
+
+
+def preload_runtime(soname: str | None, nvcc: Nvcc | None) -> None:
+    """Load a shared CUDA runtime, so that libraries linked to ``soname`` find it.
+
+    A build may come from an environment that is gone, and the path in it with it; or from a
+    bundle, and there is no compiler. A static runtime is in the library itself.
+    """
+    if not soname or ".so" not in soname:
+        return
+    places = [nvcc.cudart] if nvcc is not None else []
+    for root in wheel_roots():
+        places += sorted(glob.glob(os.path.join(glob.escape(root), "*", "lib", soname)))
+    for place in [*places, soname]:
+        if os.path.basename(place) == soname:
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(place)
+                return

@@ -1,0 +1,85 @@
+"""The torch that modules are built against, without importing it.
+
+Importing torch takes a second or two, which is longer than all else that looking into the cache
+takes; so what is asked of it here is read from its files where it is not imported already.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import os
+import runpy
+import sys
+from typing import NamedTuple
+
+from ..errors import LoaderError
+
+
+class TorchInstall(NamedTuple):
+    """A torch: its package directory, and what a compiled module is bound to."""
+
+    directory: str
+    version: str
+    git_version: str
+    cuda: str | None
+    cxx11_abi: bool
+
+    @property
+    def identity(self) -> str:
+        """The version and the commit, as they are part of a key."""
+        return f"{self.version} {self.git_version}"
+
+    @property
+    def include_dirs(self) -> tuple[str, ...]:
+        """Where its headers are (as ``torch.utils.cpp_extension.include_paths`` says)."""
+        base = os.path.join(self.directory, "include")
+        return (base, os.path.join(base, "torch", "csrc", "api", "include"))
+
+    @property
+    def library_dir(self) -> str:
+        """Where its shared libraries are."""
+        return os.path.join(self.directory, "lib")
+
+
+def torch_install() -> TorchInstall:
+    """The torch that ``import torch`` gives.
+
+    Raises:
+        LoaderError: there is none, or not a whole one.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "_C") and hasattr(torch, "version"):
+        return TorchInstall(
+            os.path.dirname(os.path.abspath(str(torch.__file__))),
+            str(torch.__version__),
+            str(torch.version.git_version),
+            torch.version.cuda,
+            bool(torch._C._GLIBCXX_USE_CXX11_ABI),
+        )
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise LoaderError("torch is not installed for this interpreter. Run `pip install torch`.")
+    directory = os.path.dirname(os.path.abspath(spec.origin))
+    try:
+        stated = runpy.run_path(os.path.join(directory, "version.py"))
+        return TorchInstall(
+            directory,
+            str(stated["__version__"]),
+            str(stated["git_version"]),
+            stated.get("cuda"),
+            _uses_cxx11_abi(os.path.join(directory, "lib", "libc10.so")),
+        )
+    except (OSError, KeyError, ValueError) as error:
+        raise LoaderError(
+            f"the torch in {directory} is not whole ({error}). Install it again."
+        ) from error
+
+
+def _uses_cxx11_abi(library: str) -> bool:
+    """Whether the strings in the interface of a library are those of the newer C++ ABI."""
+    with (
+        open(library, "rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as contents,
+    ):
+        return contents.find(b"__cxx1112basic_string") >= 0

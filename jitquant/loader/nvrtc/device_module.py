@@ -1,0 +1,374 @@
+"""What ``backend="nvrtc"`` returns: kernels to launch by hand, on torch tensors and CuPy arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import LoaderError, extra
+from .device_half import Kernel
+
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?", re.DOTALL)
+_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,\[]*(?:\[(\d+)\])?")
+_BITS = {"8": 8, "16": 16, "32": 32, "64": 64}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A kernel's parameter as PTX has it: ``"f32"``, ``"u64"`` (a pointer too), ``"b8"`` bytes."""
+
+    kind: str
+    size: int
+
+
+def parameters_of(ptx: str) -> dict[str, list[list[Any]]]:
+    """For each kernel in ``ptx``, by symbol, the kind and size in bytes of its parameters."""
+    found: dict[str, list[list[Any]]] = {}
+    for match in _ENTRY.finditer(ptx):
+        listed = match.group(2) or ""
+        found[match.group(1)] = [
+            [kind, int(count) if count else int(re.sub(r"\D", "", kind)) // 8]
+            for kind, count in _PARAMETER.findall(listed)
+        ]
+    return found
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A finished build: where it is, and the symbol and parameters of each kernel by its name."""
+
+    path: Path
+    key: str
+    kernels: dict[str, tuple[str, tuple[Parameter, ...]]]
+
+
+class DeviceKernel:
+    """A kernel; ``kernel[grid, block](...)`` launches it.
+
+    ``grid`` and ``block`` are integers or tuples of up to three; a third and a fourth item are the
+    bytes of dynamic shared memory and the stream: ``kernel[grid, block, shared, stream]``. The
+    stream is torch's current one if it is left out (CuPy's, if there are only CuPy arrays).
+
+    Arguments are CUDA tensors of torch, CuPy arrays or anything else with
+    ``__cuda_array_interface__`` (the kernel gets the pointer, whatever the dtype), numbers, which
+    are given the parameter's own size, and for a struct something of its size with a buffer.
+
+    Attributes:
+        name: the name it was asked for by.
+        symbol: its name in the cubin.
+        parameters: what it takes, as :class:`Parameter`.
+    """
+
+    def __init__(self, name: str, cubin: Cubin, launch: Launch) -> None:
+        self.name = name
+        self.symbol, self.parameters = cubin.kernels[name]
+        self._cubin = cubin
+        self._launch = launch
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(p.kind if p.kind != "b8" else f"{p.size} bytes" for p in self.parameters)
+        return f"<DeviceKernel {self.name!r} ({kinds})>"
+
+    def __getitem__(self, configuration: Any) -> Callable[..., None]:
+        if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
+            raise TypeError(
+                f"kernel {self.name!r}: give kernel[grid, block], with the bytes of shared memory "
+                f"and a stream after them if need be, not {configuration!r}."
+            )
+        grid, block = (_triple(self.name, what) for what in configuration[:2])
+        shared = int(configuration[2]) if len(configuration) > 2 else 0
+        stream = configuration[3] if len(configuration) > 3 else None
+
+        def launch(*arguments: Any) -> None:
+            values, device = self._values(arguments)
+            self._launch(self._cubin, self.symbol, grid, block, shared, stream, values, device)
+
+        return launch
+
+    def _values(self, arguments: Sequence[Any]) -> tuple[list[Any], _Device]:
+        if len(arguments) != len(self.parameters):
+            raise TypeError(
+                f"kernel {self.name!r} takes {len(self.parameters)} arguments "
+                f"({', '.join(p.kind for p in self.parameters)}), and {len(arguments)} were given."
+            )
+        device = _Device()
+        pairs = zip(arguments, self.parameters, strict=True)
+        return [
+            _value(f"kernel {self.name!r}: argument {index}", argument, parameter, device)
+            for index, (argument, parameter) in enumerate(pairs)
+        ], device
+
+
+class _Device:
+    """The device of the arguments of a launch, and whether torch's stream is meant."""
+
+    def __init__(self) -> None:
+        self.index: int | None = None
+        self.torch = True
+
+    def add(self, what: str, index: int, *, torch: bool) -> None:
+        if self.index is None:
+            self.index, self.torch = index, torch
+        elif index != self.index:
+            raise ValueError(f"{what} is on cuda:{index}, and one before it on cuda:{self.index}.")
+
+
+#: Launches a kernel of a cubin: (cubin, symbol, grid, block, shared, stream, values, device).
+Launch = Callable[
+    [Cubin, str, tuple[int, int, int], tuple[int, int, int], int, Any, list[Any], _Device], None
+]
+
+
+def _triple(name: str, value: Any) -> tuple[int, int, int]:
+    items = tuple(value) if isinstance(value, Sequence) else (value,)
+    if not 1 <= len(items) <= 3 or not all(
+        isinstance(i, int) and not isinstance(i, bool) and i > 0 for i in items
+    ):
+        raise ValueError(
+            f"kernel {name!r}: a grid and a block are positive integers or tuples of up to three, "
+            f"not {value!r}."
+        )
+    return (*items, 1, 1)[:3]
+
+
+def _value(what: str, argument: Any, parameter: Parameter, device: _Device) -> Any:
+    """The NumPy scalar that a parameter is given."""
+    import numpy as np
+    import torch
+
+    kind, size = parameter.kind, parameter.size
+    if isinstance(argument, torch.Tensor):
+        if not argument.is_cuda:
+            raise ValueError(f"{what} is a tensor on {argument.device}; move it with .to('cuda').")
+        device.add(what, argument.get_device(), torch=True)
+        pointer = argument.data_ptr()
+    elif hasattr(argument, "__cuda_array_interface__"):
+        own = getattr(argument, "device", None)
+        device.add(what, int(getattr(own, "id", 0) or 0), torch=False)
+        pointer = int(argument.__cuda_array_interface__["data"][0])
+    elif kind == "b8":
+        raw = memoryview(argument).cast("B") if not isinstance(argument, bytes) else argument
+        if len(raw) != size:
+            raise ValueError(f"{what} has {len(raw)} bytes; the parameter has {size}.")
+        return np.frombuffer(raw, dtype=f"V{size}")[0]
+    elif argument is None and kind in ("u64", "b64"):
+        return np.uint64(0)
+    elif kind in ("f32", "f64"):
+        if not isinstance(argument, int | float | np.number) or isinstance(argument, bool):
+            raise TypeError(f"{what} is {type(argument).__name__}; the parameter is {kind}.")
+        return np.float32(argument) if kind == "f32" else np.float64(argument)
+    else:
+        if isinstance(argument, float | np.floating) or not isinstance(
+            argument, int | bool | np.integer | np.bool_
+        ):
+            raise TypeError(
+                f"{what} is {type(argument).__name__}; the parameter is an integer of "
+                f"{8 * size} bits, or a pointer."
+            )
+        number = int(argument)
+        if not -(1 << (8 * size - 1)) <= number < 1 << (8 * size):
+            raise ValueError(f"{what} is {number}, which does not fit {8 * size} bits.")
+        return np.dtype(f"u{size}").type(number % (1 << (8 * size)))
+    if kind not in ("u64", "b64"):
+        raise TypeError(f"{what} is an array; the parameter is {kind}, not a pointer.")
+    return np.uint64(pointer)
+
+
+class DeviceModule:
+    """The kernels of one source, compiled by NVRTC.
+
+    A kernel that is no template is an attribute, by its name without namespaces; any kernel, also
+    of a header, is had from :meth:`kernel`.
+
+    Attributes:
+        name: the module's name.
+        key: the cache key of the build.
+        arch: the architecture.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arch: str,
+        cubin: Cubin,
+        kernels: Sequence[Kernel],
+        compile_one: Callable[[str], Cubin],
+        launch: Launch,
+    ) -> None:
+        self.name = name
+        self.arch = arch
+        self.key = cubin.key
+        self._cubin = cubin
+        self._compile_one = compile_one
+        self._launch = launch
+        self._kernels: dict[str, DeviceKernel] = {}
+        self._plain = {k.name.rpartition("::")[2]: k.name for k in kernels if not k.template}
+        self._templates = [k.name for k in kernels if k.template]
+
+    def kernel(self, expression: str) -> DeviceKernel:
+        """A kernel by a C++ name expression, such as ``"scale<__nv_bfloat16, 4>"``.
+
+        An instance of a template is compiled when it is first asked for.
+
+        Raises:
+            CompileError: there is no such kernel, or it does not compile.
+        """
+        known = self._kernels.get(expression)
+        if known is None:
+            cubin = self._cubin if expression in self._cubin.kernels else None
+            known = DeviceKernel(expression, cubin or self._compile_one(expression), self._launch)
+            self._kernels[expression] = known
+        return known
+
+    def __getattr__(self, attribute: str) -> DeviceKernel:
+        plain = self.__dict__.get("_plain", {})
+        if attribute in plain:
+            return self.kernel(plain[attribute])
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        near = difflib.get_close_matches(attribute, plain, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        templates = "".join(
+            f" {name} is a template: module.kernel('{name}<...>')."
+            for name in self.__dict__.get("_templates", ())
+        )
+        raise AttributeError(
+            f"module {self.__dict__.get('name')!r} has no kernel {attribute!r}.{hint} It has: "
+            f"{', '.join(plain) or 'none that is no template'}.{templates}"
+        )
+
+    def __dir__(self) -> list[str]:
+        return [*self._plain, "arch", "kernel", "key", "name"]
+
+    def __repr__(self) -> str:
+        names = ", ".join([*self._plain, *(f"{t}<...>" for t in self._templates)])
+        return f"<DeviceModule {self.name!r} (sm_{self.arch}) key {self.key[:12]}: {names}>"
+
+
+def make_launch() -> Launch:
+    """A launcher that uses CuPy where that is installed, and cuda.core otherwise.
+
+    Both are imported at the first launch, and a cubin is loaded once on each device.
+    """
+    chosen: list[Launch] = []
+
+    def launch(*args: Any) -> None:
+        if not chosen:
+            chosen.append(_choose())
+        chosen[0](*args)
+
+    return launch
+
+
+def _choose() -> Launch:
+    with contextlib.suppress(ImportError):
+        return _with_cupy()
+    with contextlib.suppress(ImportError):
+        return _with_cuda_core()
+    raise LoaderError(
+        "launching a kernel of backend='nvrtc' needs CuPy or cuda.core, and neither is installed. "
+        f"Install {extra('cupy')}, or 'nvrtc'."
+    )
+
+
+def _torch_stream(device: _Device) -> int:
+    import torch
+
+    return int(torch.cuda.current_stream(device.index).cuda_stream)
+
+
+def _handle(stream: Any) -> int:
+    """The stream's handle, of torch's, CuPy's or cuda.core's, or an integer."""
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        value = getattr(stream, attribute, None)
+        if value is not None:
+            return int(value)
+    return int(stream)
+
+
+class _Stream:
+    """A stream's handle in the protocol of CUDA's Python packages."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._handle)
+
+
+def _with_cupy() -> Launch:
+    import cupy
+
+    # What came later takes any object that follows the protocol; what was before, a number.
+    from_external = getattr(cupy.cuda.Stream, "from_external", None)
+    modules: dict[str, Any] = {}
+
+    def launch(
+        cubin: Cubin,
+        symbol: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared: int,
+        stream: Any,
+        values: list[Any],
+        device: _Device,
+    ) -> None:
+        module = modules.get(cubin.key)
+        if module is None:
+            module = modules[cubin.key] = cupy.RawModule(path=str(cubin.path))
+        with contextlib.ExitStack() as stack:
+            if device.index is not None:
+                stack.enter_context(cupy.cuda.Device(device.index))
+            if stream is not None or device.torch:
+                handle = _handle(stream) if stream is not None else _torch_stream(device)
+                stack.enter_context(
+                    from_external(_Stream(handle))
+                    if from_external is not None
+                    else cupy.cuda.ExternalStream(handle)
+                )
+            function = module.get_function(symbol)
+            if shared > 48 << 10:
+                function.max_dynamic_shared_size_bytes = shared
+            function(grid, block, tuple(values), shared_mem=shared)
+
+    return launch
+
+
+def _with_cuda_core() -> Launch:
+    try:
+        from cuda.core import Device, LaunchConfig, ObjectCode, Stream
+        from cuda.core import launch as launch_kernel
+    except ImportError:
+        from cuda.core.experimental import Device, LaunchConfig, ObjectCode, Stream
+        from cuda.core.experimental import launch as launch_kernel
+
+    codes: dict[str, Any] = {}
+
+    def launch(
+        cubin: Cubin,
+        symbol: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared: int,
+        stream: Any,
+        values: list[Any],
+        device: _Device,
+    ) -> None:
+        import torch
+
+        index = torch.cuda.current_device() if device.index is None else device.index
+        with torch.cuda.device(index):
+            Device(index).set_current()
+            code = codes.get(cubin.key)
+            if code is None:
+                code = codes[cubin.key] = ObjectCode.from_cubin(cubin.path.read_bytes())
+            handle = _handle(stream) if stream is not None else _torch_stream(device)
+            config = LaunchConfig(grid=grid, block=block, shmem_size=shared)
+            launch_kernel(Stream.from_handle(handle), config, code.get_kernel(symbol), *values)
+
+    return launch

@@ -1,0 +1,324 @@
+"""What a request means here and now: files, flags, compilers, and the level-1 key."""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import UnsupportedArchError
+from ..machine.archs import ArchChoice
+from ..machine.toolchain import HostCompiler, Memo, Nvcc, find_host_compiler, find_nvcc, wheel_roots
+from ..machine.torch_install import TorchInstall, torch_install
+from ..store.cache import SCHEMA, digest_of
+from .sources import (
+    CUDA_SUFFIXES,
+    FileHasher,
+    Roots,
+    Signature,
+    exports_something,
+    resolve_sources,
+)
+
+if TYPE_CHECKING:
+    from .exports import Binding
+
+#: Variables that change what a compiler does without showing in its command line.
+_COMPILER_VARIABLES = (
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "COMPILER_PATH",
+    "GCC_EXEC_PREFIX",
+)
+_RELOCATABLE = ("-rdc", "--relocatable-device-code")
+_SEPARATE = {
+    *("-dc", "--device-c", "-dw", "--device-w"),
+    *(f"{flag}=true" for flag in _RELOCATABLE),
+}
+_ARCH_FLAGS = ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code")
+
+
+class Request(NamedTuple):
+    """The arguments of one ``get_cuda_module`` call, with paths as they were given."""
+
+    name: str
+    sources: tuple[object, ...]
+    include_dirs: tuple[str, ...] = ()
+    cuda_flags: tuple[str, ...] = ()
+    cxx_flags: tuple[str, ...] = ()
+    archs: str | tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A request with its files looked up, before any compiler is.
+
+    ``inputs`` is the readable form of what a build of it depends on; ``roots`` name its headers.
+    """
+
+    request: Request
+    sources: tuple[str, ...]
+    include_dirs: tuple[str, ...]
+    archs: ArchChoice
+    roots: Roots
+    inputs: dict[str, Any]
+    watch: tuple[tuple[str, Signature | None], ...]
+
+    @property
+    def name(self) -> str:
+        """The module's name."""
+        return self.request.name
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether a source is compiled by nvcc."""
+        return any(path.lower().endswith(CUDA_SUFFIXES) for path in self.sources)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan(Wanted):
+    """What is wanted and the compilers for it; ``inputs`` has them, and hashes to ``level1``.
+
+    ``bindings`` are those to generate, for the sources that export launchers.
+    """
+
+    nvcc: Nvcc | None
+    host: HostCompiler
+    level1: str
+    notes: tuple[str, ...]
+    bindings: tuple[Binding, ...]
+
+
+def check_flags(cuda_flags: tuple[str, ...]) -> None:
+    """Refuse flags of nvcc that would work against the loader's own.
+
+    Raises:
+        ValueError: a flag that selects an architecture, or separate device compilation.
+    """
+    for flag, value in zip_longest(cuda_flags, cuda_flags[1:], fillvalue=""):
+        if flag.split("=", 1)[0] in _ARCH_FLAGS:
+            raise ValueError(
+                f"cuda_flags: {flag!r} selects an architecture; give archs=[...] instead "
+                "(for example archs=['9.0a'])."
+            )
+        given = f"{flag} {value}" if flag in _RELOCATABLE else flag
+        if given.replace(" ", "=") in _SEPARATE:
+            raise ValueError(
+                f"cuda_flags: {given!r} asks for separate device compilation, which is not "
+                "supported: each .cu is compiled whole. Put the device functions that two files "
+                "share in a header."
+            )
+
+
+def check_paths(sources: tuple[str, ...], include_dirs: tuple[str, ...]) -> None:
+    """Refuse paths that a compiler would read as something else.
+
+    nvcc passes the paths on through a shell, within double quotes.
+
+    Raises:
+        ValueError: the path of a source or of an include directory holds such a character.
+    """
+    has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
+    refused = '\\\n"$`' if has_cuda else "\\\n"
+    for argument, paths in (("sources", sources), ("include_dirs", include_dirs)):
+        for path in paths:
+            found = sorted(set(path) & set(refused))
+            if found:
+                raise ValueError(
+                    f"{argument}: {path!r} has {found[0]!r} in it, which "
+                    f"{'nvcc' if has_cuda else 'the compiler'} does not take literally. Rename "
+                    "that directory or file; spaces and letters of any script are fine."
+                )
+
+
+def wheel_include_dirs() -> tuple[str, ...]:
+    """Headers of the CUDA libraries that a CUDA build of torch brings from PyPI.
+
+    torch's own headers include cublas, cusparse and cusolver, which a toolkit made for compiling
+    alone does not have.
+    """
+    return tuple(
+        directory
+        for root in wheel_roots()
+        for directory in sorted(glob.glob(os.path.join(glob.escape(root), "*", "include")))
+    )
+
+
+def python_include_dir() -> str:
+    """Where Python.h is."""
+    import sysconfig
+
+    return sysconfig.get_path("include", scheme="posix_prefix") or ""
+
+
+def python_abi() -> str:
+    """The ABI that an extension module with Python's own API is bound to."""
+    import sysconfig
+
+    return str(sysconfig.get_config_var("SOABI") or platform.python_version())
+
+
+def _labels_of(
+    sources: tuple[str, ...],
+    include_dirs: tuple[str, ...],
+    library_dir: str,
+    bindings_dir: str | None,
+) -> dict[str, str]:
+    """The caller's and the project's directories that headers are named after."""
+    labels: dict[str, str] = {}
+    for path in sources:
+        directory = os.path.dirname(path)
+        if directory not in labels.values():
+            labels[f"src{len(labels)}"] = directory
+    for index, directory in enumerate(include_dirs):
+        labels[f"inc{index}"] = directory
+    labels["lib"] = library_dir
+    if bindings_dir is not None:
+        labels["bind"] = bindings_dir
+    return labels
+
+
+def _versioned_roots(
+    torch: TorchInstall, host: HostCompiler, nvcc: Nvcc | None
+) -> dict[str, tuple[str, ...]]:
+    """The directories whose headers are represented by versions."""
+    versioned: dict[str, tuple[str, ...]] = {
+        "torch": (*torch.include_dirs, *wheel_include_dirs()),
+        "python": (python_include_dir(),),
+        "system": host.include_dirs,
+        "cuda": nvcc.include_dirs if nvcc else (),
+    }
+    return {k: tuple(d for d in v if d) for k, v in versioned.items()}
+
+
+def look_up(
+    request: Request,
+    *,
+    kernels_dir: Path,
+    hasher: FileHasher,
+    choose: Callable[[str | Sequence[str] | None], ArchChoice],
+) -> Wanted:
+    """The files and architectures of ``request``; neither needs nor looks for a compiler.
+
+    Raises:
+        FileNotFoundError, ValueError, TypeError: as :func:`resolve_sources` and
+            :func:`check_flags`.
+        UnsupportedArchError: an architecture that cannot be compiled for.
+    """
+    torch = torch_install()
+    check_flags(request.cuda_flags)
+    sources = resolve_sources(request.sources, kernels_dir)
+    library_dir = str(kernels_dir / "include")
+    include_dirs = tuple(os.path.abspath(d) for d in request.include_dirs)
+    for given, directory in zip(request.include_dirs, include_dirs, strict=True):
+        if not os.path.isdir(directory):
+            raise FileNotFoundError(
+                f"include_dirs: {given!r} is not a directory (looked at {directory})."
+            )
+    check_paths(sources, (*include_dirs, library_dir))
+    has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
+    archs = choose(request.archs) if has_cuda else ArchChoice((), "no CUDA source")
+    contents: list[list[str]] = []
+    watch: list[tuple[str, Signature | None]] = []
+    for path in sources:
+        state = hasher.state(path)
+        if state is None:
+            raise FileNotFoundError(f"sources: {path} went away while it was being read.")
+        contents.append([os.path.basename(path), state.digest])
+        watch.append((path, state.signature))
+    generates = any(map(exports_something, sources))
+    bindings_dir = str(kernels_dir / "bindings") if generates else None
+    inputs: dict[str, Any] = {
+        "schema": SCHEMA,
+        "name": request.name,
+        "sources": contents,
+        "include_dirs": len(include_dirs),
+        "cuda_flags": list(request.cuda_flags),
+        "cxx_flags": list(request.cxx_flags),
+        "archs": list(archs.archs),
+        "libc": "-".join(platform.libc_ver()),
+        "machine": platform.machine(),
+        "torch": torch.identity,
+        "cxx11_abi": torch.cxx11_abi,
+    }
+    if generates:
+        # The sources and what makes a binding of them stand for the text of the binding.
+        from .exports import generator_file
+
+        generator = hasher.state(generator_file())
+        inputs["binding_generator"] = generator.digest if generator else None
+    own = tuple(d for d in include_dirs if d != library_dir)
+    return Wanted(
+        request=request,
+        sources=sources,
+        include_dirs=(*include_dirs, library_dir, *([bindings_dir] if bindings_dir else [])),
+        archs=archs,
+        roots=Roots(_labels_of(sources, own, library_dir, bindings_dir), {}),
+        inputs=inputs,
+        watch=tuple(watch),
+    )
+
+
+def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) -> Plan:
+    """Find the compilers for what is wanted; compiles nothing.
+
+    Raises:
+        NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as their names say.
+        CompileError: a JITQUANT_EXPORT that cannot be used.
+    """
+    env = os.environ if env is None else env
+    host = find_host_compiler(memo, env)
+    nvcc, notes = find_nvcc(memo, env) if wanted.has_cuda else (None, ())
+    if nvcc is not None:
+        _check_known(wanted.archs, nvcc)
+    inputs = {
+        **wanted.inputs,
+        "nvcc": nvcc.version if nvcc else None,
+        "cudart": nvcc.cudart_name if nvcc else None,
+        "host_compiler": [host.version, list(host.command[1:])],
+        "environment": {k: env[k] for k in _COMPILER_VARIABLES if env.get(k)},
+    }
+    return Plan(
+        request=wanted.request,
+        sources=wanted.sources,
+        include_dirs=wanted.include_dirs,
+        archs=wanted.archs,
+        roots=Roots(wanted.roots.labels, _versioned_roots(torch_install(), host, nvcc)),
+        inputs=inputs,
+        watch=wanted.watch,
+        nvcc=nvcc,
+        host=host,
+        level1=digest_of(inputs),
+        notes=notes,
+        bindings=_bindings_of(wanted),
+    )
+
+
+def _bindings_of(wanted: Wanted) -> tuple[Binding, ...]:
+    if "binding_generator" not in wanted.inputs:
+        return ()
+    from .exports import find_binding
+
+    found = (find_binding(wanted.name, path) for path in wanted.sources)
+    return tuple(binding for binding in found if binding is not None)
+
+
+def _check_known(archs: ArchChoice, nvcc: Nvcc) -> None:
+    for arch in archs.archs:
+        number = int(arch.partition("+")[0].rstrip("af"))
+        if nvcc.archs and number not in nvcc.archs:
+            known = ", ".join(f"{n // 10}.{n % 10}" for n in nvcc.archs if n >= 80)
+            raise UnsupportedArchError(
+                f"architecture {arch!r} (from {archs.origin}) is not known to nvcc "
+                f"{nvcc.version} ({nvcc.path}). Accepted with it: {known}. A newer CUDA toolkit "
+                "may know more; set CUDA_HOME to it."
+            )

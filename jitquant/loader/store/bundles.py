@@ -1,0 +1,269 @@
+"""Bundles: builds in a directory that can be carried to where there is no compiler.
+
+Layout::
+
+    manifest.json                                what is in it, and what it was built for
+    entries/<level-1 key>/<level-2 key>/         as in the cache: entry.json and the library
+
+A bundle is never written to by who uses it. ``JITQUANT_BUNDLES`` lists the directories to look in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BundleError
+from ..machine.archs import runs_on
+from ..request.plan import Wanted
+from ..request.sources import FileHasher
+from ..watch.record import Watched
+from .cache import BUNDLES, SCHEMA, Entry
+from .hold import Hold
+from .match import Build, match_entry
+
+MANIFEST = "manifest.json"
+#: Grows when an older jitquant could not read what a newer one writes.
+FORMAT = 1
+
+_LABELS = {
+    "torch": "torch",
+    "machine": "the machine",
+    "cxx11_abi": "the C++ ABI",
+    "cuda_flags": "cuda_flags",
+    "cxx_flags": "cxx_flags",
+    "include_dirs": "the number of include_dirs",
+    "binding_generator": "the generator of bindings",
+}
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """One build in a bundle, as the manifest lists it; ``directory`` is relative to the bundle."""
+
+    name: str
+    archs: list[str]
+    directory: str
+    library: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk."""
+
+    path: Path
+    builds: tuple[Bundled, ...]
+
+    def entries(self, name: str) -> Iterator[tuple[Path, Entry | str]]:
+        """(directory, entry) of each build of the module ``name``, or what is wrong with it."""
+        for build in self.builds:
+            if build.name != name:
+                continue
+            directory = self.path / build.directory
+            try:
+                entry = Entry.from_json((directory / "entry.json").read_bytes())
+            except (OSError, ValueError) as error:
+                yield directory, f"{directory / 'entry.json'} cannot be read ({error})"
+                continue
+            if entry.schema != SCHEMA or entry.level2[:32] != directory.name:
+                yield directory, f"{directory / 'entry.json'} does not hash to its own name"
+                continue
+            if (entry.library, entry.library_sha256) != (build.library, build.sha256):
+                yield directory, f"{directory / 'entry.json'} is not what the manifest speaks of"
+                continue
+            yield directory, entry
+
+
+def open_bundle(path: Path) -> Bundle:
+    """The bundle in the directory ``path``.
+
+    Raises:
+        BundleError: it is none, one of a format that is not known here, or others can write to it.
+    """
+    try:
+        modes = [os.stat(place).st_mode for place in (path, path / MANIFEST)]
+        text = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        raise BundleError(
+            f"{path} is no bundle: {error.strerror} ({error.filename}). Make one with "
+            f"`jitquant bundle -o {path}`, or take it out of {BUNDLES}."
+        ) from error
+    for place, mode in zip((path, path / MANIFEST), modes, strict=True):
+        if mode & 0o022:
+            raise BundleError(
+                f"{place} has mode {stat.S_IMODE(mode):04o}: others can write to it, and could "
+                f"make this process load any code. Run `chmod go-w {place}` if nobody did."
+            )
+    try:
+        manifest = json.loads(text)
+        version = manifest["format"]
+        if version != FORMAT:
+            raise BundleError(
+                f"{path} has format {version}, and this jitquant reads format {FORMAT}. Make it "
+                "again with this version (`jitquant bundle`)."
+            )
+        builds = tuple(Bundled(**build) for build in manifest["builds"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError(
+            f"{path / MANIFEST} cannot be read ({error}). Make the bundle again."
+        ) from error
+    return Bundle(path, builds)
+
+
+def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
+    """What to watch if ``entry`` is what is wanted here, else why it is not."""
+    reasons: list[str] = []
+    had: dict[str, Any] = entry.inputs
+    here = wanted.inputs
+    for key, label in _LABELS.items():
+        if had.get(key) != here.get(key):
+            reasons.append(f"{label}: built for {_plain(had.get(key))}, here {_plain(here[key])}")
+    if not _libc_runs(had["libc"], here["libc"]):
+        reasons.append(f"the C library: built with {had['libc']}, here {here['libc']}")
+    if [name for name, _ in had["sources"]] != [name for name, _ in here["sources"]]:
+        reasons.append("it was built from other sources")
+    else:
+        pairs = zip(had["sources"], here["sources"], strict=True)
+        reasons += [f"{new[0]} is not what it was built from" for old, new in pairs if old != new]
+    lacking = [arch for arch in here["archs"] if not any(runs_on(a, arch) for a in had["archs"])]
+    if lacking:
+        reasons.append(f"it holds {_archs(had['archs'])}, and {_archs(lacking)} is asked for")
+    if reasons:
+        return "; ".join(reasons)
+    match = match_entry(wanted, hasher, entry)
+    return f"{match} is not what it was built with" if isinstance(match, str) else match
+
+
+def library_of(directory: Path, entry: Entry) -> Path | None:
+    """The library of a build if it has the digest that it was built with."""
+    path = directory / entry.library
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+    return path if found == entry.library_sha256 else None
+
+
+def search(
+    paths: Iterable[Path], wanted: Wanted, hasher: FileHasher
+) -> tuple[Build | None, list[str]]:
+    """The build of what is wanted in the bundles at ``paths``, and what speaks against others."""
+    refused: list[str] = []
+    for path in paths:
+        try:
+            bundle = open_bundle(path)
+        except BundleError as error:
+            refused.append(str(error))
+            continue
+        for directory, entry in bundle.entries(wanted.name):
+            if isinstance(entry, str):
+                refused.append(entry)
+                continue
+            match = fits(wanted, hasher, entry)
+            if isinstance(match, str):
+                refused.append(f"{path}: {wanted.name}: {match}")
+                continue
+            library = library_of(directory, entry)
+            if library is not None:
+                return Build(entry, library, match, Hold(None)), refused
+            refused.append(
+                f"{directory / entry.library} does not have the digest it was built with"
+            )
+    return None, refused
+
+
+def check_free(directory: Path) -> None:
+    """Refuse a place for a bundle that is there and not empty.
+
+    Raises:
+        ValueError: it is.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(
+            f"bundle: {directory} is there already. Remove it, or give another directory."
+        )
+
+
+def write_bundle(builds: Sequence[tuple[Path, Entry]], directory: Path) -> Bundle:
+    """Copy ``builds`` (directory and entry of each) into a new bundle, which appears whole.
+
+    Raises:
+        ValueError: there is nothing to put into it, or ``directory`` is there and not empty.
+        OSError: a file cannot be written.
+    """
+    if not builds:
+        raise ValueError("bundle: there are no builds to put into it.")
+    check_free(directory)
+    directory = Path(os.path.abspath(directory))
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staging = directory.with_name(f".{directory.name}-{os.getpid()}-{os.urandom(4).hex()}")
+    staging.mkdir(mode=0o755)
+    try:
+        listed: list[Bundled] = []
+        for source, entry in builds:
+            place = Path("entries", entry.level1[:32], entry.level2[:32])
+            target = staging / place
+            if target.is_dir():
+                continue
+            target.mkdir(parents=True)
+            for name in ("entry.json", entry.library):
+                shutil.copyfile(source / name, target / name)
+                (target / name).chmod(0o444)
+            if library_of(target, entry) is None:
+                raise OSError(f"{source / entry.library} changed while it was copied")
+            listed.append(
+                Bundled(
+                    entry.name,
+                    list(entry.inputs["archs"]),
+                    place.as_posix(),
+                    entry.library,
+                    entry.library_size,
+                    entry.library_sha256,
+                )
+            )
+        inputs = builds[0][1].inputs
+        manifest = {
+            "format": FORMAT,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **{key: inputs[key] for key in ("torch", "machine", "libc", "nvcc")},
+            "builds": [asdict(build) for build in listed],
+        }
+        (staging / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        (staging / MANIFEST).chmod(0o444)
+        for place in (staging, *staging.rglob("*/")):
+            if place.is_dir():
+                place.chmod(0o755)
+        staging.rename(directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Bundle(directory, tuple(listed))
+
+
+def _libc_runs(built: str, here: str) -> bool:
+    """Whether a library linked with one C library runs with another: one no older, of the kind."""
+    (name, _, version), (other, _, present) = built.partition("-"), here.partition("-")
+    return name == other and _numbers(version) <= _numbers(present)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def _archs(names: Sequence[str]) -> str:
+    return ", ".join(f"sm_{name}" for name in names) or "no GPU code"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    return str(value)

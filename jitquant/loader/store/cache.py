@@ -1,0 +1,566 @@
+"""The cache directory: entries, staging, locks, logs.
+
+Layout below ``<cache>/v1``::
+
+    entries/<level-1 key>/<level-2 key>/entry.json   what the build depends on, and its digests
+                                       /<name>.so
+    staging/     a private directory for each build in progress; an entry is published by rename
+    locks/       kernel locks (flock), taken on a miss only, and who holds them
+    last/        for each module name what its last build was made from
+    logs/        whole output of compilers that failed, the newest ones
+    toolchain/   what the compilers answered when asked for their version
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import (
+    CacheError,
+    DamagedEntryError,
+    DamagedEntryWarning,
+    LoaderError,
+    LockTimeoutError,
+)
+from .hold import Hold, hold
+
+SCHEMA = 1
+_SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "toolchain")
+_NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
+#: A directory where a file has to be, or the other way round.
+_MISPLACED = (NotADirectoryError, IsADirectoryError)
+_KEPT_LOGS = 40
+_STALE_SECONDS = 24 * 3600.0
+_ATTEMPTS = 3
+
+
+def digest_of(value: object) -> str:
+    """SHA-256 over the canonical JSON of ``value``."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+#: The variable that lists directories with builds made elsewhere.
+BUNDLES = "JITQUANT_BUNDLES"
+
+
+@dataclass
+class Entry:
+    """One published build: what it was made from and what came out.
+
+    ``inputs`` is everything of the level-1 key in readable form, ``headers`` maps the name of each
+    header read to its digest, ``visible`` lists where included names were found in the caller's
+    directories. ``ops`` are the operators that loading registers, ``None`` if that is not known.
+    """
+
+    name: str
+    extension: str
+    level1: str
+    inputs: dict[str, Any]
+    headers: dict[str, str]
+    visible: list[str]
+    included: list[str]
+    python_abi: str | None
+    library_sha256: str
+    library_size: int
+    ops: list[str] | None
+    init_symbols: list[str]
+    info: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    @property
+    def level2(self) -> str:
+        """The final key: level 1 and what the compiler read besides."""
+        return digest_of(
+            [self.schema, self.level1, self.headers, self.visible, self.included, self.python_abi]
+        )
+
+    @property
+    def library(self) -> str:
+        """File name of the shared library, or of the cubin of ``backend="nvrtc"``."""
+        suffix = "cubin" if self.inputs.get("backend") == "nvrtc" else "so"
+        return f"{self.extension}.{suffix}"
+
+    def to_json(self) -> str:
+        """The text of ``entry.json``."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Entry:
+        """The entry that ``text`` describes.
+
+        Raises:
+            ValueError: it is not such a description.
+        """
+        try:
+            return cls(**json.loads(text))
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
+class Published(NamedTuple):
+    """An entry in its place, held there: the one given, or an equal one that was there before."""
+
+    directory: Path
+    entry: Entry
+    hold: Hold
+
+
+def default_root() -> Path:
+    """``JITQUANT_CACHE_DIR``, else the user's cache directory of the platform."""
+    chosen = os.environ.get("JITQUANT_CACHE_DIR")
+    if chosen:
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("jitquant", appauthor=False))
+
+
+def bundle_paths() -> list[Path]:
+    """The directories that ``JITQUANT_BUNDLES`` lists, separated by ``:``."""
+    given = os.environ.get(BUNDLES, "").split(os.pathsep)
+    return [Path(os.path.abspath(os.path.expanduser(part))) for part in given if part]
+
+
+class Cache:
+    """One cache directory. Nothing is created before the first miss."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.base = root / f"v{SCHEMA}"
+        self._temporary: Path | None = None
+        self._checked: tuple[int, int] | None = None
+
+    # -- the directory itself ------------------------------------------------------------------
+
+    def check(self) -> bool:
+        """Whether the directory exists; refuses one that somebody else could write to.
+
+        Raises:
+            CacheError: not a directory, of another owner, writable by group or others, or not
+                readable.
+        """
+        try:
+            status = os.stat(self.root)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise CacheError(
+                f"cache directory {self.root}: {error.strerror}. {_CHOOSE_ANOTHER}"
+            ) from error
+        if self._checked == (status.st_ino, status.st_mode):
+            return True
+        if not stat.S_ISDIR(status.st_mode):
+            raise CacheError(f"cache directory {self.root} is not a directory. {_CHOOSE_ANOTHER}")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise CacheError(
+                f"cache directory {self.root} is owned by uid {status.st_uid}, and this process "
+                f"is uid {os.geteuid()}: its owner could make this process load any code. "
+                f"{_CHOOSE_ANOTHER}"
+            )
+        if status.st_mode & 0o022:
+            raise CacheError(
+                f"cache directory {self.root} has mode {stat.S_IMODE(status.st_mode):04o}: others "
+                "can write to it, and could make this process load any code. If nobody did, run "
+                f"`chmod 700 {self.root}`; otherwise remove it first."
+            )
+        self._check_readable()
+        self._checked = (status.st_ino, status.st_mode)
+        return True
+
+    def _check_readable(self) -> None:
+        """Refuse a directory, such as one of root's, whose builds this process would never see."""
+        for directory in (self.root, self.base, self.base / "entries"):
+            try:
+                os.scandir(directory).close()
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise self.unreadable(directory, error) from error
+
+    def prepare(self) -> bool:
+        """Create what is missing; ``False`` where the directory cannot be written to."""
+        try:
+            if not self.check():
+                self.root.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.root, 0o700)
+                    os.chmod(self.root, 0o700)
+                self.check()
+            for directory in (self.base, *(self.base / sub for sub in _SUBDIRECTORIES)):
+                if not directory.is_dir():
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(directory, 0o700)
+                        os.chmod(directory, 0o700)
+            return all(os.access(self.base / sub, os.W_OK | os.X_OK) for sub in _SUBDIRECTORIES)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                return False
+            raise self.explain_os_error(error) from error
+
+    def explain_os_error(self, error: OSError) -> CacheError:
+        """``error`` in terms of the cache directory, with the way out."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return CacheError(
+                f"no space left for the build in {self.root} ({error.strerror}). Free some, or "
+                "set JITQUANT_CACHE_DIR to a directory on another disk."
+            )
+        return CacheError(f"cache directory {self.root}: {error}. {_CHOOSE_ANOTHER}")
+
+    def unreadable(self, path: Path, error: OSError) -> CacheError:
+        """The error for a part of the cache that is there and that ``error`` keeps from reading."""
+        if error.errno in (errno.EACCES, errno.EPERM):
+            way_out = (
+                f"Run `chmod -R a+rX {self.root}` as its owner, or set JITQUANT_CACHE_DIR to a "
+                "directory of your own."
+            )
+        else:
+            way_out = "Ask again when that has passed, or set JITQUANT_CACHE_DIR to another disk."
+        return CacheError(
+            f"cache directory {self.root}: {path} cannot be read by uid {os.geteuid()} "
+            f"({error.strerror}). {way_out}"
+        )
+
+    @property
+    def memo_directory(self) -> Path | None:
+        """Where answers of compilers are kept, if that exists."""
+        path = self.base / "toolchain"
+        return path if os.path.isdir(path) else None  # Path.is_dir() raises where it may not look
+
+    @property
+    def has_temporary(self) -> bool:
+        """Whether this process has made a private cache to stand in for this one."""
+        return self._temporary is not None
+
+    def temporary(self) -> Cache:
+        """A private cache for this process, used where this one cannot be written to.
+
+        Raises:
+            CacheError: there is no writable temporary directory either.
+        """
+        if self._temporary is None or not self._temporary.is_dir():
+            try:
+                self._temporary = Path(tempfile.mkdtemp(prefix="jitquant-"))
+            except OSError as error:
+                raise CacheError(
+                    f"cache directory {self.root} cannot be written to, and neither can a "
+                    f"temporary directory be made ({error}). Set JITQUANT_CACHE_DIR or TMPDIR to "
+                    "a directory that can be written to."
+                ) from error
+            atexit.register(_remove_if_owner, self._temporary, os.getpid())
+        cache = Cache(self._temporary)
+        cache.prepare()
+        return cache
+
+    # -- entries -------------------------------------------------------------------------------
+
+    def entry_directory(self, level1: str, level2: str) -> Path:
+        """Where the entry with these keys is, or would be."""
+        return self.base / "entries" / level1[:32] / level2[:32]
+
+    def candidates(self, level1: str) -> Iterator[tuple[Path, Entry]]:
+        """The entries of a level-1 key; damaged ones are set aside on the way.
+
+        Raises:
+            CacheError: the system refuses to read what may well be good.
+        """
+        group = self.base / "entries" / level1[:32]
+        try:
+            names = sorted(os.listdir(group))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self.unreadable(group, error) from error
+        for name in names:
+            directory = group / name
+            try:
+                entry = Entry.from_json((directory / "entry.json").read_bytes())
+                if entry.schema != SCHEMA or entry.level1 != level1:
+                    raise ValueError("it describes another build")
+                if entry.level2[:32] != name:
+                    raise ValueError("it does not hash to its own name")
+            except FileNotFoundError:
+                self.set_aside(directory, "its description is missing")
+                continue
+            except (*_MISPLACED, ValueError) as error:
+                self.set_aside(directory, f"its description cannot be read ({error})")
+                continue
+            except OSError as error:
+                raise self.unreadable(directory / "entry.json", error) from error
+            yield directory, entry
+
+    def verified_library(self, directory: Path, entry: Entry) -> Path | None:
+        """The library of an entry if it has the digest it was published with, else ``None``.
+
+        Raises:
+            CacheError: the system refuses to read what may well be good.
+        """
+        path = directory / entry.library
+        try:
+            with open(path, "rb") as stream:
+                found = hashlib.sha256(stream.read()).hexdigest()
+        except (FileNotFoundError, *_MISPLACED) as error:
+            self.set_aside(directory, f"its library cannot be read ({error.strerror})")
+            return None
+        except OSError as error:
+            raise self.unreadable(path, error) from error
+        if found != entry.library_sha256:
+            self.set_aside(directory, "its library does not have the digest it was built with")
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(directory)
+        return path
+
+    def set_aside(self, directory: Path, why: str) -> None:
+        """Take a damaged entry out of the way, with a warning; one just removed is not damaged."""
+        if not directory.exists():
+            return
+        warnings.warn(
+            f"jitquant: cache entry {directory} is damaged: {why}; it is built again.",
+            DamagedEntryWarning,
+            stacklevel=2,
+        )
+        aside = self.base / "staging" / f"damaged-{os.urandom(6).hex()}"
+        with contextlib.suppress(OSError):
+            os.rename(directory, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def publish(self, staged: Path, entry: Entry) -> Published:
+        """Give a finished entry its place by one rename; an equal one already there is kept.
+
+        It is held before it is there, so nobody can remove it before it is used.
+
+        Raises:
+            CacheError: the file system refuses.
+            DamagedEntryError: a damaged entry stands in the place and cannot be moved.
+        """
+        target = self.entry_directory(entry.level1, entry.level2)
+        ours = hold(staged / entry.library)
+        if ours is None:
+            raise CacheError(
+                f"cache directory {self.root}: what was just built there cannot be opened. "
+                f"{_CHOOSE_ANOTHER}"
+            )
+        for attempt in range(_ATTEMPTS):
+            try:
+                target.parent.mkdir(mode=0o700, exist_ok=True)
+                os.rename(staged, target)
+            except OSError as error:
+                # Whoever prunes may remove the parent, once empty, between these two steps.
+                pruned = error.errno == errno.ENOENT and attempt + 1 < _ATTEMPTS
+                if not pruned and error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise self.explain_os_error(error) from error
+            else:
+                return Published(target, entry, ours)
+            for directory, other in self.candidates(entry.level1):
+                if directory == target and (theirs := hold(directory / other.library)):
+                    if self.verified_library(directory, other):
+                        ours.release()
+                        shutil.rmtree(staged, ignore_errors=True)
+                        return Published(target, other, theirs)
+                    theirs.release()
+        raise DamagedEntryError(
+            f"cache entry {target} is damaged and cannot be replaced; remove it by hand."
+        )
+
+    def remember_last(self, entry: Entry) -> None:
+        """Keep what the newest build of a module was made from, to say later what changed."""
+        path = self.base / "last" / f"{entry.name}.json"
+        temporary = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        with contextlib.suppress(OSError):
+            record = {"inputs": entry.inputs, "headers": entry.headers, "info": entry.info}
+            temporary.write_text(json.dumps(record))
+            os.replace(temporary, path)
+
+    def last(self, name: str) -> dict[str, Any] | None:
+        """What the newest build of a module was made from, if that is known."""
+        try:
+            record = json.loads((self.base / "last" / f"{name}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return record if isinstance(record, dict) else None
+
+    # -- work in progress ----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def staging(self, level1: str, locked: bool) -> Iterator[Path]:
+        """A private directory for one build, gone at the end.
+
+        Raises:
+            CacheError: the disk fails, or somebody removes the directory during the build.
+        """
+        made = False
+        prefix = _shard(level1) if locked else "free"
+        path = self.base / "staging" / f"{prefix}-{os.getpid()}-{os.urandom(6).hex()}"
+        try:
+            os.mkdir(path, 0o700)
+            os.chmod(path, 0o700)
+            made = True
+            yield path
+        except (OSError, LoaderError) as error:
+            if made and not path.exists():
+                # What a compiler says then, if it says anything, leads nowhere.
+                raise CacheError(
+                    f"cache directory {self.root}: {path} was removed while a build was going on "
+                    "in it. Build again, and remove builds with `jitquant cache clear`, which "
+                    "leaves those in progress."
+                ) from error
+            if isinstance(error, LoaderError):
+                raise
+            raise self.explain_os_error(error) from error
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def sweep(self, level1: str) -> None:
+        """Remove what dead builders left; call with the lock of ``level1`` held."""
+        now = time.time()
+        with contextlib.suppress(OSError):
+            for item in os.scandir(self.base / "staging"):
+                with contextlib.suppress(OSError):
+                    ours = item.name.startswith(_shard(level1) + "-")
+                    if ours or now - item.stat().st_mtime > _STALE_SECONDS:
+                        shutil.rmtree(item.path, ignore_errors=True)
+        for directory in ("last", "toolchain"):
+            for path in (self.base / directory).glob("*.tmp"):
+                if not _lives(path.suffixes[-2][1:].partition("-")[0]):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+
+    def write_log(self, name: str, text: str) -> Path | None:
+        """Keep the output of a failed command; the oldest logs go."""
+        directory = self.base / "logs"
+        path = directory / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}.log"
+        try:
+            path.write_text(text, errors="replace")
+            logs = sorted(directory.glob("*.log"), key=lambda p: p.stat().st_mtime)
+            for old in logs[:-_KEPT_LOGS]:
+                old.unlink(missing_ok=True)
+        except OSError:
+            return path if path.is_file() else None
+        return path
+
+    @contextlib.contextmanager
+    def lock(
+        self,
+        level1: str,
+        *,
+        timeout: float,
+        beat: float,
+        on_wait: Callable[[str, float], None],
+    ) -> Iterator[bool]:
+        """Hold the build lock of a key; yields ``False`` on a file system without locks.
+
+        The lock is the kernel's, so it goes with the process that held it. ``on_wait`` is called
+        every ``beat`` seconds with who holds it and for how long this process has waited. Without
+        locks two processes may build the same thing; both publish by rename, so that is only
+        slower.
+
+        Raises:
+            LockTimeoutError: the lock was not free within ``timeout`` seconds.
+            CacheError: the lock file cannot be made.
+        """
+        path = self.base / "locks" / f"{_shard(level1)}.lock"
+        owner = path.with_suffix(".owner")
+        if not self._flock_works(path):
+            yield False
+            return
+        from filelock import FileLock, Timeout
+
+        lock = FileLock(str(path))
+        started = time.monotonic()
+        while True:
+            waited = time.monotonic() - started
+            if waited >= timeout:
+                raise LockTimeoutError(
+                    f"waited {waited:.0f} s for the build lock {path}, which is held by "
+                    f"{_describe_owner(owner)}. Wait for it, stop it, or raise the limit with "
+                    "JITQUANT_LOCK_TIMEOUT (seconds)."
+                )
+            try:
+                lock.acquire(timeout=max(0.0, min(beat, timeout - waited)), poll_interval=0.05)
+                break
+            except Timeout:
+                on_wait(_describe_owner(owner), time.monotonic() - started)
+            except OSError as error:
+                raise self.explain_os_error(error) from error
+        try:
+            with contextlib.suppress(OSError):
+                owner.write_text(
+                    json.dumps(
+                        {
+                            "pid": os.getpid(),
+                            "host": socket.gethostname(),
+                            "started": time.time(),
+                        }
+                    )
+                )
+            yield True
+        finally:
+            with contextlib.suppress(OSError):
+                owner.unlink()
+            lock.release()
+
+    def _flock_works(self, path: Path) -> bool:
+        import fcntl
+
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self.explain_os_error(error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in _NO_FLOCK
+        finally:
+            os.close(descriptor)
+        return True
+
+
+_CHOOSE_ANOTHER = "Set JITQUANT_CACHE_DIR to a directory of your own."
+
+
+def _shard(level1: str) -> str:
+    """Locks are shared by the keys with the same three first digits: their number is bounded."""
+    return level1[:3]
+
+
+def _describe_owner(path: Path) -> str:
+    try:
+        owner = json.loads(path.read_bytes())
+        age = time.time() - float(owner["started"])
+        return f"process {int(owner['pid'])} on {owner['host']} (for {max(age, 0.0):.0f} s)"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a process that has not said who it is"
+
+
+def _lives(pid: str) -> bool:
+    """Whether there is a process ``pid`` here. Who writes from elsewhere writes again next time."""
+    try:
+        os.kill(int(pid), 0)
+    except ValueError:
+        return True
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _remove_if_owner(path: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(path, ignore_errors=True)

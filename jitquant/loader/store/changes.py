@@ -1,0 +1,92 @@
+"""What differs between the last build of a module and what is there now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..report import shorten
+
+_LABELS = {
+    "archs": "architectures",
+    "nvcc": "nvcc",
+    "cudart": "CUDA runtime",
+    "host_compiler": "host compiler",
+    "torch": "torch",
+    "cuda_flags": "cuda_flags",
+    "cxx_flags": "cxx_flags",
+    "environment": "compiler variables",
+    "libc": "C library",
+    "schema": "cache format",
+    "include_dirs": "include_dirs",
+    "machine": "machine",
+    "cxx11_abi": "C++ ABI",
+    "binding_generator": "generator of bindings",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that differs.
+
+    Attributes:
+        kind: ``"source"``, ``"header"``, or what it is: ``"nvcc"``, ``"architectures"``, ...
+        name: the file, as headers are named in the cache; ``""`` for what is no file.
+        before, now: digests of a file, values of the rest; ``None`` for what is not there.
+    """
+
+    kind: str
+    name: str
+    before: str | None
+    now: str | None
+
+
+def changes_since(
+    last: Mapping[str, Any], inputs: Mapping[str, Any], headers: Mapping[str, str | None]
+) -> list[Change]:
+    """What differs from what the last build of a module was made from.
+
+    ``headers`` maps the headers of the last build to the digests that they have now.
+    """
+    before: dict[str, Any] = last.get("inputs", {})
+    old_sources = dict(map(tuple, before.get("sources", [])))
+    new_sources = dict(map(tuple, inputs["sources"]))
+    found = [
+        Change("source", name, old_sources.get(name), new_sources.get(name))
+        for name in {**old_sources, **new_sources}
+        if old_sources.get(name) != new_sources.get(name)
+    ]
+    old_headers: dict[str, str] = last.get("headers", {})
+    found += [
+        Change("header", name, digest, headers.get(name))
+        for name, digest in old_headers.items()
+        if headers.get(name) != digest
+    ]
+    found += [
+        Change(label, "", _plain(before.get(key)), _plain(inputs.get(key)))
+        for key, label in _LABELS.items()
+        if before.get(key) != inputs.get(key)
+    ]
+    return found
+
+
+def what_changed(
+    last: Mapping[str, Any] | None,
+    inputs: Mapping[str, Any],
+    headers: Mapping[str, str | None],
+) -> str:
+    """Why a build is needed, in one line."""
+    if last is None:
+        return "first build"
+    found = changes_since(last, inputs, headers)
+    files = [change.name for change in found if change.name]
+    reasons = [f"{shorten(files)} changed"] if files else []
+    reasons += [f"{c.kind}: {c.before} -> {c.now}" for c in found if not c.name]
+    return "; ".join(reasons) if reasons else "not in the cache any more"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_plain, value)) or "none"
+    return str(value)

@@ -1,0 +1,185 @@
+"""Looking into the cache and making it smaller, without taking anything from a live process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CacheError, LockTimeoutError
+from .cache import Cache, Entry
+from .hold import unused
+
+_A_MOMENT = 0.05
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One build in the cache.
+
+    Attributes:
+        name: the module's; ``""`` for an entry that cannot be read.
+        size: bytes of its files.
+        used: when it was built or last loaded, in seconds since the epoch.
+        in_use: whether a live process has it loaded, or that cannot be told.
+    """
+
+    name: str
+    archs: list[str]
+    directory: Path
+    size: int
+    used: float
+    in_use: bool = False
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was removed, and what was kept only because a live process uses it."""
+
+    removed: list[Stored]
+    in_use: list[Stored]
+    size_before: int
+    size_after: int
+
+
+def stored(cache: Cache) -> list[Stored]:
+    """The builds in ``cache``, the least recently used first."""
+    found = [
+        _stored(Path(place.path))
+        for group in _scan(cache.base / "entries")
+        for place in _scan(Path(group.path))
+    ]
+    return sorted(found, key=lambda build: build.used)
+
+
+def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None = None) -> Pruned:
+    """Remove builds: those not used for ``older_than`` seconds, then the least recently used ones.
+
+    What a live process has loaded stays. What dead builders left goes too.
+
+    Args:
+        max_size: bytes that the builds may take together.
+        older_than: seconds since a build was last loaded.
+
+    Raises:
+        CacheError: the directory is not one to be trusted, or cannot be written to.
+        ValueError: a limit is negative.
+    """
+    for name, value in (("max_size", max_size), ("older_than", older_than)):
+        if value is not None and value < 0:
+            raise ValueError(f"{name}: {value} is negative.")
+    if not cache.check():
+        return Pruned([], [], 0, 0)
+    if not _can_remove(cache):
+        raise CacheError(
+            f"cache directory {cache.root} cannot be written to by uid {os.geteuid()} (it is "
+            "read-only, or another user's): nothing was removed. Run this as its owner, where it "
+            "can be written to."
+        )
+    _sweep(cache)
+    builds = stored(cache)
+    before = left = sum(build.size for build in builds)
+    now = time.time()
+    removed: list[Stored] = []
+    kept: list[Stored] = []
+    for build in builds:
+        too_old = older_than is not None and now - build.used > older_than
+        too_much = max_size is not None and left > max_size
+        if not (too_old or too_much):
+            continue
+        if _remove(cache, build):
+            removed.append(build)
+            left -= build.size
+        else:
+            kept.append(build)
+    return Pruned(removed, kept, before, left)
+
+
+def clear(cache: Cache) -> Pruned:
+    """Remove every build that no live process has loaded, and what is remembered beside them."""
+    pruned = prune(cache, max_size=0)
+    for subdirectory in ("last", "logs", "toolchain"):
+        for item in _scan(cache.base / subdirectory):
+            with contextlib.suppress(OSError):
+                os.unlink(item.path)
+    return pruned
+
+
+def _stored(directory: Path) -> Stored:
+    name, archs, size, used, in_use = "", [], 0, 0.0, False
+    for item in _scan(directory):
+        with contextlib.suppress(OSError):
+            size += item.stat().st_size
+    with contextlib.suppress(OSError):
+        used = directory.stat().st_mtime
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        entry = Entry.from_json((directory / "entry.json").read_bytes())
+        name, archs = entry.name, list(entry.inputs["archs"])
+        with unused(directory / entry.library) as free:
+            in_use = not free
+    return Stored(name, archs, directory, size, used, in_use)
+
+
+def _can_remove(cache: Cache) -> bool:
+    """Whether entries can be taken out of their place."""
+    places = [path for path in (cache.base / "entries", cache.base / "staging") if path.is_dir()]
+    return all(os.access(path, os.W_OK | os.X_OK) for path in places)
+
+
+def _remove(cache: Cache, build: Stored) -> bool:
+    """Take a build out by one rename, with its files locked against being loaded meanwhile."""
+    files = [Path(item.path) for item in _scan(build.directory) if item.name != "entry.json"]
+    aside = cache.base / "staging" / f"pruned-{os.urandom(6).hex()}"
+    with contextlib.ExitStack() as stack:
+        if not all(stack.enter_context(unused(file)) for file in files):
+            return False
+        try:
+            os.rename(build.directory, aside)
+        except OSError:
+            return False
+    shutil.rmtree(aside, ignore_errors=True)
+    group = build.directory.parent
+    with _locked(cache, group.name) as locked:
+        if locked:
+            with contextlib.suppress(OSError):  # it has other builds
+                group.rmdir()
+    return True
+
+
+def _sweep(cache: Cache) -> None:
+    """Remove what builders left that are no more: nobody holds the lock of their build."""
+    shards: set[str] = set()
+    for item in _scan(cache.base / "staging"):
+        kind = item.name.partition("-")[0]
+        if kind in ("pruned", "damaged"):  # whoever set it aside was about to remove it
+            shutil.rmtree(item.path, ignore_errors=True)
+        elif kind != "free":  # made where there are no locks; it goes after a day
+            shards.add(kind)
+    for shard in sorted(shards):
+        with _locked(cache, shard) as locked:
+            if locked:
+                cache.sweep(shard)
+
+
+@contextlib.contextmanager
+def _locked(cache: Cache, level1: str) -> Iterator[bool]:
+    """Holds the build lock of a key if it is free at once; yields whether it does."""
+    with contextlib.ExitStack() as stack:
+        locked = False
+        with contextlib.suppress(LockTimeoutError):
+            locked = stack.enter_context(
+                cache.lock(level1, timeout=_A_MOMENT, beat=_A_MOMENT, on_wait=lambda *_: None)
+            )
+        yield locked
+
+
+def _scan(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as items:
+            return list(items)
+    except OSError:
+        return []

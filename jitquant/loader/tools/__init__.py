@@ -1,0 +1,3 @@
+"""What the command line asks of a loader beyond a module."""
+
+from __future__ import annotations

@@ -1,0 +1,98 @@
+"""Building many modules ahead of time, side by side."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import LoaderError
+from ..machine.processes import default_jobs
+from ..request.plan import Request
+
+if TYPE_CHECKING:
+    from ..core import Loader
+    from ..store.match import Build
+
+#: Called with a module's name and what is running for it, many times a second.
+OnTick = Callable[[str, Sequence[str]], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one module; ``build`` is ``None`` exactly where ``error`` is not."""
+
+    name: str
+    seconds: float
+    build: Build | None
+    error: Exception | None
+
+    @property
+    def state(self) -> str:
+        """``"built"``, ``"hit"`` or ``"failed"``."""
+        if self.build is None:
+            return "failed"
+        return "built" if self.build.is_new else "hit"
+
+
+def expected_seconds(loader: Loader, names: Sequence[str]) -> dict[str, float | None]:
+    """How long the last build of each module took, ``None`` where that is not known."""
+    found: dict[str, float | None] = {}
+    for name in names:
+        last = loader.cache().last(name) or {}
+        seconds = last.get("info", {}).get("seconds")
+        found[name] = float(seconds) if isinstance(seconds, int | float) else None
+    return found
+
+
+def build_all(
+    loader: Loader,
+    requests: Mapping[str, Request],
+    *,
+    on_tick: OnTick = lambda name, labels: None,
+    on_done: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Build what the cache lacks; a module that fails does not stop the others.
+
+    How many compilers run at once is :func:`default_jobs`. ``on_done`` is called in this thread;
+    what interrupts it ends the compilers too.
+    """
+    import torch  # noqa: F401  (threads that import it at the same time see half of it)
+
+    interrupted = threading.Event()
+
+    def tick(name: str, labels: Sequence[str]) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        on_tick(name, labels)
+
+    def one(name: str, request: Request) -> Outcome:
+        started = time.monotonic()
+        try:
+            build = loader.ensure(request, on_tick=lambda labels: tick(name, labels))
+        except (LoaderError, ValueError, TypeError, OSError) as error:
+            return Outcome(name, time.monotonic() - started, None, error)
+        return Outcome(name, time.monotonic() - started, build, None)
+
+    done: dict[str, Outcome] = {}
+    # Twice the compilers: a thread is also busy with hashing and linking.
+    with ThreadPoolExecutor(max_workers=max(1, min(len(requests), 2 * default_jobs()))) as pool:
+        futures = [pool.submit(one, name, request) for name, request in requests.items()]
+        try:
+            pending = set(futures)
+            while pending:
+                # With a timeout: an interrupt that another thread is given does not wake this one.
+                finished, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    outcome = future.result()
+                    done[outcome.name] = outcome
+                    on_done(outcome)
+        except BaseException:
+            interrupted.set()
+            for future in futures:
+                future.cancel()
+            raise
+    return [done[name] for name in requests]

@@ -1,0 +1,507 @@
+"""Whether a build would work here, and what stands in the way of one or is odd.
+
+Each check gives findings; one that is not in order has its fix. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import os
+import platform
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import CompileError, LoaderError, extra
+from ..machine.archs import KNOWN
+from ..machine.nvml import Driver, read_driver
+from ..machine.processes import available_bytes, default_jobs
+from ..machine.toolchain import Candidate, Nvcc, examine_nvccs, find_host_compiler
+from ..machine.torch_install import TorchInstall, torch_install
+from ..request.plan import python_include_dir
+from ..settings import SETTINGS
+from ..store.bundles import open_bundle
+from ..store.cache import BUNDLES, bundle_paths
+from ..store.hold import has_locks
+from ..store.prune import stored
+from .trial_build import TrialBuild, try_build
+
+if TYPE_CHECKING:
+    from ..core import Loader
+
+OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
+_OLDEST_TORCH = (2, 11)
+_NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "fuse", "9p", "afs", "beegfs", "ceph")
+_LITTLE_SPACE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        check: what it belongs to: ``"torch"``, ``"nvcc"``, ``"cache"``, ...
+        state: ``"ok"``, ``"note"``, ``"warning"`` or ``"error"`` (a build cannot work).
+        text: what was found.
+        fix: what to do about it; ``""`` where there is nothing to do.
+    """
+
+    check: str
+    state: str
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings; ``works`` says whether a build would work, after one was tried."""
+
+    works: bool
+    seconds: float
+    findings: list[Finding]
+
+
+def examine(loader: Loader) -> Diagnosis:
+    """Look at everything that a build needs, and try one meanwhile."""
+    started = time.monotonic()
+    findings: list[Finding] = []
+
+    def look(check: str, about: Callable[[], Iterator[Finding]]) -> None:
+        try:
+            findings.extend(about())
+        except Exception as error:  # the other findings are wanted then most of all
+            text = f"could not be looked at ({type(error).__name__}: {error})"
+            findings.append(Finding(check, WARNING, text, "See whether the trial build works."))
+
+    loader.memo.attach(loader.cache().memo_directory)
+    candidates = list(examine_nvccs(loader.memo))
+    nvcc = next((c.nvcc for c in candidates if c.nvcc is not None), None)
+    about_host = _about_host(loader)
+    # What the compilers answered is known from here on, and not asked twice.
+    trial: list[TrialBuild | Exception] = []
+    thread = threading.Thread(target=_try, args=(loader, trial))
+    thread.start()
+    torch: TorchInstall | None = None
+    try:
+        torch = torch_install()
+    except LoaderError as error:
+        findings.append(Finding("torch", ERROR, *_split(str(error))))
+    else:
+        look("torch", partial(_about_torch, torch))
+    driver = read_driver()
+    look("gpu", partial(_about_gpus, driver, torch))
+    look("nvcc", partial(_about_nvcc, candidates, driver, torch))
+    look("architectures", partial(_about_archs, loader, nvcc))
+    findings.append(about_host)
+    look("ninja", _about_ninja)
+    look("headers", partial(_about_headers, torch, nvcc))
+    look("settings", _about_settings)
+    look("jobs", _about_memory)
+    look("cache", partial(_about_cache, loader))
+    look("bundles", _about_bundles)
+    look("torch_extensions", _about_torch_extensions)
+    thread.join()
+    findings.append(_about_trial(trial[0]))
+    works = not any(finding.state == ERROR for finding in findings)
+    return Diagnosis(works, time.monotonic() - started, findings)
+
+
+def _try(loader: Loader, outcome: list[TrialBuild | Exception]) -> None:
+    try:
+        outcome.append(try_build(loader))
+    except Exception as error:  # told as a finding, whatever it is
+        outcome.append(error)
+
+
+def _about_host(loader: Loader) -> Finding:
+    try:
+        host = find_host_compiler(loader.memo)
+    except LoaderError as error:
+        return Finding("host compiler", ERROR, *_split(str(error)))
+    return Finding("host compiler", OK, f"{' '.join(host.command)}: {host.version}")
+
+
+def _about_torch(torch: TorchInstall) -> Iterator[Finding]:
+    made_for = f"CUDA {torch.cuda}" if torch.cuda else "no CUDA"
+    text = f"{torch.version}, made for {made_for}, in {torch.directory}"
+    numbers = tuple(int(part) for part in torch.version.split("+")[0].split(".")[:2])
+    if numbers < _OLDEST_TORCH:
+        yield Finding(
+            "torch", ERROR, f"{text}: older than 2.11", "Run `pip install --upgrade torch`."
+        )
+    else:
+        yield Finding("torch", OK, f"{text}; Python {platform.python_version()}")
+    if importlib.util.find_spec("setuptools") is None:
+        yield Finding(
+            "torch",
+            ERROR,
+            "setuptools is not installed, which torch.utils.cpp_extension imports",
+            "Run `pip install setuptools`.",
+        )
+
+
+def _about_gpus(driver: Driver | None, torch: TorchInstall | None) -> Iterator[Finding]:
+    if driver is None:
+        yield Finding("driver", NOTE, "no NVIDIA driver: kernels can be compiled, not run")
+        return
+    yield Finding("driver", OK, f"{driver.version}, knows CUDA up to {driver.cuda}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    for gpu in driver.gpus:
+        number = gpu.capability
+        text = f"{gpu.name}, sm_{number}, {gpu.memory / (1 << 30):.0f} GiB"
+        if number in KNOWN:
+            yield Finding("gpu", OK, text)
+        else:
+            yield Finding(
+                "gpu",
+                WARNING,
+                f"{text}: not an architecture that is compiled for",
+                "Hide it with CUDA_VISIBLE_DEVICES if there are others.",
+            )
+    if visible is not None:
+        yield Finding("gpu", NOTE, f"CUDA_VISIBLE_DEVICES={visible!r} chooses among them")
+    if torch is None or not driver.gpus:
+        return
+    if torch.cuda is None:
+        yield Finding(
+            "gpu",
+            WARNING,
+            f"torch {torch.version} is a build for CPUs and does not see these GPUs",
+            "Install a CUDA build of torch (https://pytorch.org/get-started).",
+        )
+    elif _major(torch.cuda) > _major(driver.cuda):
+        yield Finding(
+            "gpu",
+            WARNING,
+            f"torch is made for CUDA {torch.cuda}, the driver knows CUDA up to {driver.cuda}",
+            "Update the driver, or install a torch made for an older CUDA.",
+        )
+
+
+def _about_nvcc(
+    candidates: list[Candidate], driver: Driver | None, torch: TorchInstall | None
+) -> Iterator[Finding]:
+    chosen: Nvcc | None = None
+    for candidate in candidates:
+        found = candidate.nvcc
+        if found is None:
+            state = WARNING if candidate.exists or "=" in candidate.origin else NOTE
+            fix = "Install it again, or take it out of the way." if candidate.exists else ""
+            if "=" in candidate.origin:
+                fix = f"Unset {candidate.origin.partition('=')[0]}, or set it to a CUDA toolkit."
+            yield Finding("nvcc", state, f"{candidate.origin}: {candidate.why_not}", fix)
+        elif chosen is None:
+            chosen = found
+            used = f"{found.version}, {found.path}: used, the first that works ({found.origin})"
+            yield Finding("nvcc", OK, used)
+            if "ptxas" in found.version:
+                yield Finding(
+                    "nvcc",
+                    WARNING,
+                    f"its parts are of different versions: {found.version}",
+                    f"Install nvcc, nvvm and crt of one minor version, as does {extra('nvcc')}.",
+                )
+        elif os.path.realpath(found.path) != os.path.realpath(chosen.path):
+            yield Finding("nvcc", NOTE, f"{found.version}, {found.path} ({found.origin}): not used")
+    if chosen is None:
+        yield Finding(
+            "nvcc",
+            ERROR,
+            "no CUDA compiler: a .cu cannot be built",
+            f"Install {extra('nvcc')}, or set CUDA_HOME to a CUDA toolkit.",
+        )
+    elif driver is not None and _major(chosen.version) > _major(driver.cuda):
+        yield Finding(
+            "nvcc",
+            WARNING,
+            f"nvcc {chosen.version} makes code that this driver may not load: it knows CUDA up to "
+            f"{driver.cuda}",
+            "Update the driver, or set CUDA_HOME to an older toolkit.",
+        )
+
+    made_for = torch.cuda if torch is not None else None
+    if chosen is not None and made_for and _major(chosen.version) != _major(made_for):
+        yield Finding(
+            "nvcc",
+            NOTE,
+            f"nvcc is of CUDA {chosen.version}, torch of {made_for}: torch's own load() refuses "
+            "that; a .cu without torch headers does not mind",
+        )
+
+
+def _about_archs(loader: Loader, nvcc: Nvcc | None) -> Iterator[Finding]:
+    try:
+        choice = loader.choose(None)
+    except (LoaderError, ValueError) as error:
+        yield Finding("architectures", ERROR, *_split(str(error)))
+        return
+    names = ", ".join(f"sm_{arch}" for arch in choice.archs)
+    yield Finding("architectures", OK, f"{names} ({choice.origin})")
+    if choice.skipped:
+        yield Finding(
+            "architectures",
+            NOTE,
+            f"TORCH_CUDA_ARCH_LIST also lists {', '.join(choice.skipped)}: skipped",
+        )
+    unknown = [
+        arch
+        for arch in choice.archs
+        if nvcc is not None
+        and nvcc.archs
+        and int(arch.partition("+")[0].rstrip("af")) not in nvcc.archs
+    ]
+    if unknown and nvcc is not None:
+        yield Finding(
+            "architectures",
+            ERROR,
+            f"nvcc {nvcc.version} does not know {', '.join(unknown)}",
+            "Set CUDA_HOME to a newer toolkit, or JITQUANT_CUDA_ARCHS to others.",
+        )
+
+
+def _about_ninja() -> Iterator[Finding]:
+    path = shutil.which("ninja")
+    origin = "on PATH"
+    if path is None:
+        with contextlib.suppress(ImportError):
+            import ninja
+
+            path, origin = os.path.join(ninja.BIN_DIR, "ninja"), "the PyPI package"
+    if path is None:
+        beside = os.path.join(sys.prefix, "bin", "ninja")
+        path, origin = (beside, "beside Python") if os.access(beside, os.X_OK) else (None, "")
+    version = ""
+    if path is not None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            version = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, timeout=30, check=True
+            ).stdout.strip()
+    if version:
+        yield Finding("ninja", OK, f"{version}, {path} ({origin})")
+    else:
+        text = "not found" if path is None else f"{path} does not run"
+        yield Finding("ninja", ERROR, f"ninja: {text}", "Run `pip install ninja`.")
+
+
+def _about_headers(torch: TorchInstall | None, nvcc: Nvcc | None) -> Iterator[Finding]:
+    wanted: list[tuple[str, tuple[str, ...], str, str]] = []
+    if torch is not None:
+        header = "torch/csrc/stable/library.h"
+        wanted.append((header, torch.include_dirs, ERROR, "Install torch again, 2.11 or newer."))
+    if nvcc is not None:
+        fix = f"Install the whole toolkit, or {extra('nvcc')}."
+        wanted.append(("cuda_runtime.h", nvcc.include_dirs, ERROR, fix))
+    python = (python_include_dir(),)
+    fix = "Install them (Debian, Ubuntu: `apt install python3-dev`) to use PYBIND11_MODULE."
+    wanted.append(("Python.h", python, NOTE, fix))
+    missing = [item for item in wanted if not _has(item[0], item[1])]
+    for name, places, state, fix in missing:
+        yield Finding("headers", state, f"{name} is not in {' or '.join(places)}", fix)
+    there = [item[0] for item in wanted if item not in missing]
+    if there:
+        yield Finding("headers", OK, ", ".join(there))
+
+
+def _has(header: str, places: tuple[str, ...]) -> bool:
+    return any(os.path.isfile(os.path.join(place, header)) for place in places)
+
+
+def _about_memory() -> Iterator[Finding]:
+    jobs, memory = default_jobs(), available_bytes()
+    said = f"{jobs} compilers at once"
+    if memory:
+        said += f"; {memory / (1 << 30):.1f} GiB of memory are free"
+    if memory and memory < 1 << 30:
+        yield Finding(
+            "jobs",
+            WARNING,
+            f"{said}, and nvcc may need one GiB",
+            "End other programs, or give the container more memory.",
+        )
+    else:
+        yield Finding("jobs", OK, said)
+
+
+def _about_settings() -> Iterator[Finding]:
+    for name in sorted(name for name in os.environ if name.startswith("JITQUANT_")):
+        value = os.environ[name]
+        if name not in SETTINGS:
+            near = difflib.get_close_matches(name, SETTINGS, n=1)
+            fix = f"{near[0]} is meant?" if near else f"There are {', '.join(SETTINGS)}."
+            yield Finding("settings", NOTE, f"{name}={value!r} is no setting", fix)
+        elif value and not re.fullmatch(SETTINGS[name].pattern, value):
+            fix = f"Give {SETTINGS[name].accepted}, or unset it."
+            yield Finding("settings", ERROR, f"{name}={value!r} is not understood", fix)
+        elif value:
+            yield Finding("settings", OK, f"{name}={value!r}")
+
+
+def _about_cache(loader: Loader) -> Iterator[Finding]:
+    cache = loader.cache()
+    root = cache.root
+    try:
+        exists = cache.check()
+    except LoaderError as error:
+        yield Finding("cache", ERROR, *_split(str(error)))
+        return
+    place = root
+    while not place.exists():
+        place = place.parent
+    status = place.stat()
+    filesystem, network = filesystem_of(place)
+    if exists:
+        builds = stored(cache)
+        size = sum(build.size for build in builds) / (1 << 20)
+        try:
+            owner = pwd.getpwuid(status.st_uid).pw_name
+        except KeyError:
+            owner = f"uid {status.st_uid}"
+        yield Finding(
+            "cache",
+            OK,
+            f"{root}, of {owner}, mode {stat.S_IMODE(status.st_mode):04o}, on {filesystem}: "
+            f"{len(builds)} builds, {size:.1f} MiB",
+        )
+    else:
+        yield Finding("cache", OK, f"{root}, on {filesystem}: made with the first build")
+    if not os.access(place, os.W_OK | os.X_OK):
+        yield Finding(
+            "cache",
+            WARNING,
+            f"{place} cannot be written to: every process builds for itself, in a temporary "
+            "directory",
+            "Set JITQUANT_CACHE_DIR to a directory of your own.",
+        )
+    elif exists and not has_locks(root):
+        yield Finding(
+            "cache",
+            WARNING,
+            f"{filesystem} has no locks: two processes may build the same thing, and pruning "
+            "removes nothing",
+            "Set JITQUANT_CACHE_DIR to a local file system.",
+        )
+    if network:
+        yield Finding(
+            "cache",
+            NOTE,
+            f"{filesystem} is reached over the network: hits take longer",
+            "Set JITQUANT_CACHE_DIR to a local file system.",
+        )
+    free = shutil.disk_usage(place).free
+    if free < _LITTLE_SPACE:
+        yield Finding(
+            "cache",
+            WARNING,
+            f"{free / (1 << 20):.0f} MiB are free there",
+            "Free some: `jitquant cache prune --max-size 500M`.",
+        )
+
+
+def filesystem_of(path: Path, mounts: str = "/proc/self/mounts") -> tuple[str, bool]:
+    """The type of the file system that ``path`` is on, and whether it is over a network."""
+    best, kind = "", "an unknown file system"
+    real = os.path.realpath(path)
+    with contextlib.suppress(OSError), open(mounts, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            fields = line.split()
+            if len(fields) < 3:
+                continue
+            point = fields[1].encode().decode("unicode_escape")
+            inside = real == point or real.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, fields[2]
+    return kind, kind.startswith(_NETWORK)
+
+
+def _about_bundles() -> Iterator[Finding]:
+    for path in bundle_paths():
+        try:
+            bundle = open_bundle(path)
+        except LoaderError as error:
+            yield Finding("bundles", WARNING, *_split(str(error)))
+        else:
+            names = ", ".join(sorted({build.name for build in bundle.builds}))
+            yield Finding("bundles", OK, f"{path}: {names or 'empty'}")
+    if os.environ.get(BUNDLES) and not bundle_paths():
+        yield Finding("bundles", NOTE, f"{BUNDLES} lists no directory")
+
+
+def _about_torch_extensions() -> Iterator[Finding]:
+    """Locks of torch.utils.cpp_extension, whose load waits for ever for one that nobody holds."""
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.expanduser("~/.cache/torch_extensions")
+    stale = [path for path in torch_extension_locks(Path(root)) if not _is_open_somewhere(path)]
+    for path in stale:
+        age = time.time() - _modified(path)
+        yield Finding(
+            "torch_extensions",
+            WARNING,
+            f"{path}, {age / 3600:.1f} h old, is held by no process of this machine: "
+            f"torch.utils.cpp_extension.load of {path.parent.name!r} would wait for it for ever",
+            f"Run `rm {path}`. jitquant itself does not use it.",
+        )
+    if not stale:
+        yield Finding("torch_extensions", OK, f"no stale locks in {root}")
+
+
+def torch_extension_locks(root: Path) -> list[Path]:
+    """The lock files that ``torch.utils.cpp_extension.load`` has made below ``root``."""
+    return sorted([*root.glob("*/lock"), *root.glob("*/*/lock")])
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def _is_open_somewhere(path: Path) -> bool:
+    """Whether a process of this machine has ``path`` open, as torch does while it builds."""
+    real = os.path.realpath(path)
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(descriptor) == real:
+                        return True
+    return False
+
+
+def _about_trial(outcome: TrialBuild | Exception) -> Finding:
+    error = outcome.error if isinstance(outcome, TrialBuild) else outcome
+    if error is None:
+        assert isinstance(outcome, TrialBuild)
+        text = "a kernel and its binding were compiled, linked, loaded and called in "
+        return Finding("trial build", OK, f"{text}{outcome.seconds:.1f} s")
+    fix = "See the findings above."
+    if isinstance(error, CompileError):
+        fix = "Mend what the compiler says."
+    return Finding("trial build", ERROR, str(error), fix)
+
+
+def _split(message: str) -> tuple[str, str]:
+    """(what is wrong, what to do) of an error's text, whose last sentence is the way out."""
+    text, line, last = message.rpartition("\n")
+    if line:
+        return text, last
+    text, _, last = message.rpartition(". ")
+    return (f"{text}.", last) if text else (message, "See docs/errors.md.")
+
+
+def _major(version: str) -> int:
+    digits = version.partition(".")[0]
+    return int(digits) if digits.isdigit() else 0

@@ -1,0 +1,278 @@
+"""The code of a build: SASS from its library, PTX by compiling again, both with source lines."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..compile.build import compiler_environment, make_units
+from ..compile.usage import KernelUsage, demangle, usage_from
+from ..diagnostics import compile_error
+from ..errors import LoaderError, ToolNotFoundError, extra
+from ..machine.toolchain import wheel_roots
+from ..request.plan import Request, Wanted
+from ..request.sources import CUDA_SUFFIXES
+
+if TYPE_CHECKING:
+    from ..core import Loader
+    from ..store.match import Build
+
+_SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+),")
+_SASS_LINE = re.compile(r'^\s*//## File "([^"]+)", line (\d+)')
+_INSTRUCTION = re.compile(r"^\s+(?:/\*[0-9a-f]+\*/\s+\S.*|\{|\})\s*$")
+_LABEL = re.compile(r"^[.$\w]+:$")
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"')
+_LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)\b")
+_ENTRY = re.compile(r"^\s*(?:\.\w+\s+)*\.entry\s+(\w+)")
+_NOT_FOR_PTX = ("-gencode", "--threads", "--resource-usage", "-c", "-MD")
+_WITH_A_VALUE = ("-o", "-MF", "--threads")
+
+
+@dataclass(frozen=True)
+class CodeLine:
+    """One line of SASS or PTX and where it comes from; ``file`` is ``""`` where that is unknown."""
+
+    text: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code of one kernel for one architecture; ``kernel`` is the mangled name."""
+
+    kernel: str
+    name: str
+    arch: str
+    lines: list[CodeLine] = field(repr=False)
+
+
+def find_tool(name: str, env: Mapping[str, str] | None = None) -> str:
+    """The path of ``cuobjdump`` or ``nvdisasm``; a newer one reads the code of older compilers.
+
+    Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheels, ``PATH``, ``/usr/local/cuda``, triton.
+
+    Raises:
+        ToolNotFoundError: it is in none of these places.
+    """
+    env = os.environ if env is None else env
+    for path in _places(name, env):
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    raise ToolNotFoundError(
+        f"{name} was not found in CUDA_HOME, CUDA_PATH, the PyPI wheels, PATH, /usr/local/cuda or "
+        f"triton. Install {extra('inspect')}."
+    )
+
+
+def _places(name: str, env: Mapping[str, str]) -> Iterator[str]:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if env.get(variable):
+            yield os.path.join(env[variable], "bin", name)
+    for root in wheel_roots():
+        for package in sorted(os.listdir(root), reverse=True):
+            yield os.path.join(root, package, "bin", name)
+    yield shutil.which(name, path=env.get("PATH")) or ""
+    yield os.path.join("/usr/local/cuda/bin", name)
+    # triton brings its own, for what it compiles itself.
+    spec = importlib.util.find_spec("triton")
+    for directory in (spec.submodule_search_locations or ()) if spec else ():
+        yield os.path.join(directory, "backends", "nvidia", "bin", name)
+
+
+def build_of(loader: Loader, request: Request) -> Build:
+    """The build that asking for ``request`` would load: a bundle's, the cache's, or a new one.
+
+    Raises:
+        LoaderError, ValueError, TypeError, FileNotFoundError: as
+            :func:`jitquant.loader.get_cuda_module`.
+    """
+    return loader.search_bundles(loader.look_up(request))[0] or loader.ensure(request)
+
+
+def kernels_of(build: Build) -> list[KernelUsage]:
+    """What each kernel of a build takes, as the assembler said when it was made.
+
+    Raises:
+        LoaderError: the build is of a time when that was not kept.
+    """
+    found = usage_from(build.entry.info)
+    if found is None:
+        raise LoaderError(
+            f"module {build.entry.name!r}: the build in {build.library.parent} does not say what "
+            "its kernels take; an older jitquant made it. Remove that directory (or run "
+            "`jitquant cache clear`) and build it again."
+        )
+    return sorted(found, key=lambda usage: (usage.name, usage.arch))
+
+
+def sass(loader: Loader, request: Request) -> list[Code]:
+    """The machine code of ``request``, for each architecture that its build has.
+
+    Raises:
+        ToolNotFoundError: cuobjdump or nvdisasm is not there.
+        LoaderError: one of them fails, or as :func:`build_of`.
+    """
+    cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
+    build = build_of(loader, request)
+    found: list[Code] = []
+    with tempfile.TemporaryDirectory(prefix="jitquant-sass-") as scratch:
+        _run([cuobjdump, "-xelf", "all", str(build.library)], scratch)
+        for cubin in sorted(Path(scratch).glob("*.cubin")):
+            arch = cubin.name.split(".")[-2].removeprefix("sm_")
+            text = _run([nvdisasm, "--print-code", "--print-line-info", cubin.name], scratch)
+            found += _read_sass(text, arch)
+    return _where_they_are_now(found, loader.look_up(request), build)
+
+
+def ptx(loader: Loader, request: Request) -> list[Code]:
+    """The PTX that the sources of ``request`` are compiled to, for each architecture.
+
+    A build keeps machine code alone, so the device half is compiled again, with the same flags.
+
+    Raises:
+        CompileError: it does not compile.
+        LoaderError, ValueError, TypeError, FileNotFoundError: as
+            :func:`jitquant.loader.get_cuda_module`, for what is found before compiling.
+    """
+    plan = loader.plan(loader.look_up(request))
+    found: list[Code] = []
+    with tempfile.TemporaryDirectory(prefix="jitquant-ptx-") as scratch:
+        for unit in make_units(plan, plan.name, Path(scratch)):
+            if not unit.source.lower().endswith(CUDA_SUFFIXES):
+                continue
+            for arch in plan.archs.archs:
+                name = arch.partition("+")[0]
+                argv = [
+                    *_without(unit.command.argv),
+                    *("-ptx", f"-arch=compute_{name}", "-o", "out.ptx"),
+                ]
+                done = subprocess.run(
+                    argv,
+                    cwd=scratch,
+                    env=compiler_environment(),
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    check=False,
+                )
+                if done.returncode != 0:
+                    raise compile_error(
+                        plan.name,
+                        label=unit.command.label,
+                        command=argv,
+                        returncode=done.returncode,
+                        text=done.stdout + done.stderr,
+                        root=Path(scratch),
+                        log_path=None,
+                    )
+                text = Path(scratch, "out.ptx").read_text(errors="replace")
+                found += _read_ptx(text, name)
+    return found
+
+
+def with_sources(code: Code, show: Callable[[str], str] = str) -> Iterator[tuple[str, bool]]:
+    """The lines of ``code``, each with whether it is one of the source put in between.
+
+    ``show`` turns the path of a source into what is shown of it.
+    """
+    texts: dict[str, list[str]] = {}
+    last: tuple[str, int] | None = None
+    for line in code.lines:
+        place = (line.file, line.line)
+        if line.file and place != last:
+            last = place
+            if line.file not in texts:
+                try:
+                    texts[line.file] = Path(line.file).read_text(errors="replace").splitlines()
+                except OSError:
+                    texts[line.file] = []
+            lines = texts[line.file]
+            source = lines[line.line - 1].strip() if 0 < line.line <= len(lines) else ""
+            yield f"// {show(line.file)}:{line.line}  {source}".rstrip(), True
+        yield line.text, False
+
+
+def _where_they_are_now(codes: list[Code], wanted: Wanted, build: Build) -> list[Code]:
+    """``codes`` with paths of here, where the build was made from equal files elsewhere."""
+    here: dict[str, set[str]] = {}
+    for path in (*wanted.sources, *map(wanted.roots.path, build.entry.headers)):
+        here.setdefault(os.path.basename(path), set()).add(path)
+
+    def moved(path: str) -> str:
+        found = here.get(os.path.basename(path), set())
+        return next(iter(found)) if len(found) == 1 and not os.path.exists(path) else path
+
+    return [
+        replace(code, lines=[replace(line, file=moved(line.file)) for line in code.lines])
+        for code in codes
+    ]
+
+
+def _run(argv: list[str], directory: str) -> str:
+    done = subprocess.run(
+        argv, cwd=directory, capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()
+        raise LoaderError(f"{argv[0]} failed: {said or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def _without(argv: Iterable[str]) -> list[str]:
+    """A compile command without what says where its result goes and for which architectures."""
+    kept: list[str] = []
+    items = iter(argv)
+    for item in items:
+        if item in _WITH_A_VALUE:
+            next(items)
+        elif not item.startswith("-gencode") and item not in _NOT_FOR_PTX:
+            kept.append(item)
+    return kept
+
+
+def _read_sass(text: str, arch: str) -> list[Code]:
+    found: list[Code] = []
+    file, number = "", 0
+    for line in text.splitlines():
+        if match := _SECTION.match(line):
+            found.append(Code(match[1], demangle(match[1]), arch, []))
+            file, number = "", 0
+        elif not found:
+            continue
+        elif match := _SASS_LINE.match(line):
+            file, number = match[1], int(match[2])
+        elif _INSTRUCTION.match(line) or (
+            _LABEL.match(line) and line.removeprefix(".text.") != f"{found[-1].kernel}:"
+        ):
+            found[-1].lines.append(CodeLine(line.rstrip(), file, number))
+    return found
+
+
+def _read_ptx(text: str, arch: str) -> list[Code]:
+    files = {match[1]: match[2] for match in map(_FILE.match, text.splitlines()) if match}
+    found: list[Code] = []
+    inside = False
+    file, number = "", 0
+    for line in text.splitlines():
+        if match := _ENTRY.match(line):
+            found.append(Code(match[1], demangle(match[1]), arch, []))
+            inside, file, number = True, "", 0
+        if not inside:
+            continue
+        if match := _LOC.match(line):
+            file, number = files.get(match[1], ""), int(match[2])
+            continue
+        if line.strip():
+            found[-1].lines.append(CodeLine(line.rstrip(), file, number))
+        if line.startswith("}"):
+            inside = False
+    return found

@@ -1,0 +1,74 @@
+"""What a name on the command line means: a kernel of the project, a file, an earlier build."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..request.plan import Request
+from ..request.sources import CUDA_SUFFIXES, CXX_SUFFIXES, check_name
+
+if TYPE_CHECKING:
+    from ..core import Loader
+
+
+def kernel_names(loader: Loader) -> list[str]:
+    """The kernels of the project."""
+    return sorted(path.stem for path in loader.kernels_dir().glob("*.cu"))
+
+
+def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = None) -> Request:
+    """The request that ``name`` stands for.
+
+    Args:
+        name: a kernel of the project (``"amax_gsa"``), a file (``"./mine.cu"``), or a module that
+            was built before, whose sources and flags are then those of its last build.
+        archs: architectures to ask for; ``None`` means those of the last build if it was given
+            some, else as everywhere.
+
+    Raises:
+        ValueError: it is none of these.
+        FileNotFoundError: the file, or a source of the earlier build, is not there.
+    """
+    chosen = archs if archs is None or isinstance(archs, str) else tuple(archs)
+    if name in kernel_names(loader):
+        return Request(name, (f"{name}.cu",), archs=chosen)
+    path = Path(name)
+    if path.suffix.lower() in (*CUDA_SUFFIXES, *CXX_SUFFIXES):
+        path = Path(os.path.abspath(path))
+        stem = check_name(path.stem)
+        last = loader.cache().last(stem)
+        if last is not None and str(path) in last.get("info", {}).get("sources", ()):
+            return _as_built(stem, last, chosen)
+        return Request(stem, (path,), archs=chosen)
+    last = loader.cache().last(check_name(name))
+    if last is None or not last.get("info", {}).get("sources"):
+        raise ValueError(_unknown(loader, name))
+    return _as_built(name, last, chosen)
+
+
+def _as_built(name: str, last: dict[str, Any], archs: str | tuple[str, ...] | None) -> Request:
+    info, inputs = last["info"], last["inputs"]
+    if archs is None and info.get("archs_from") == "archs=":
+        archs = tuple(inputs["archs"])
+    return Request(
+        name,
+        tuple(Path(source) for source in info["sources"]),
+        include_dirs=tuple(info.get("include_dirs", ())),
+        cuda_flags=tuple(inputs["cuda_flags"]),
+        cxx_flags=tuple(inputs["cxx_flags"]),
+        archs=archs,
+    )
+
+
+def _unknown(loader: Loader, name: str) -> str:
+    known = kernel_names(loader)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"Near names: {', '.join(near)}." if near else f"There are: {', '.join(known)}."
+    return (
+        f"{name!r} is no kernel of this project, and no module of that name was built in the cache "
+        f"{loader.cache().root}. {hint} For a file of your own give its path: ./{name}.cu"
+    )
