@@ -18,8 +18,9 @@ from jitquant.loader.machine.archs import parse_archs, visible_archs
 from jitquant.loader.machine.processes import default_jobs
 from jitquant.loader.report import LOG, Reporter
 from jitquant.loader.request.plan import Request
+from jitquant.loader.request.sources import kernel_names
 from jitquant.loader.tools.ahead import Outcome, build_all, expected_seconds
-from jitquant.loader.tools.names import kernel_names, request_of
+from jitquant.loader.tools.names import request_of
 
 from .output import Arch, Json, console, print_json
 from .units import show_duration
@@ -59,7 +60,7 @@ def build_named(
         )  # what is wrong with it is wrong for every module: said once
     loader.reporter = _LogOnly()
     requests: dict[str, Request] = {}
-    for name in names or kernel_names(loader):
+    for name in names or kernel_names(loader.kernels_dir()):
         request = request_of(loader, name, arch)
         if requests.setdefault(request.name, request) != request:
             raise ValueError(

@@ -9,9 +9,10 @@ import typer
 
 from jitquant.loader.compile.usage import KernelUsage, occupancy
 from jitquant.loader.core import Loader
+from jitquant.loader.request.sources import kernel_names
 from jitquant.loader.tools.explain import explain
 from jitquant.loader.tools.inspect import build_of, kernels_of
-from jitquant.loader.tools.names import kernel_names, request_of
+from jitquant.loader.tools.names import request_of
 
 from .build import Names
 from .output import Arch, Json, console, print_json, table
@@ -34,7 +35,7 @@ def stats(
     what the assembler said when they were; occupancy is what the limits of a multiprocessor allow.
     """
     loader = Loader()
-    chosen = list(names or kernel_names(loader))
+    chosen = list(names or kernel_names(loader.kernels_dir()))
     absent: list[str] = []
     found: list[tuple[str, KernelUsage]] = []
     for name in chosen:

@@ -22,13 +22,13 @@ from .machine.toolchain import Memo, preload_runtime
 from .module import CudaModule, load_module, loaded_under
 from .report import Reporter
 from .request.plan import Plan, Request, Wanted, look_up, make_plan
-from .request.sources import FileHasher, as_strings, check_name
+from .request.sources import FileHasher, Watched, as_strings, check_name, kernel_names
 from .settings import check_settings
 from .store.cache import Cache, Entry, bundle_paths, default_root
 from .store.match import Build, ChangedError, digests_now, match_entry, take
 from .watch.inotify import Watcher
 from .watch.live import freshness, reloads, warn_of_old_graphs
-from .watch.record import Loaded, Record, Watched, arch_environment
+from .watch.record import Loaded, Record, arch_environment
 
 if TYPE_CHECKING:
     from .compile.builder import Builder
@@ -95,7 +95,7 @@ class Loader:
         self.memo = Memo()
         self._records: dict[object, Record] = {}
         self._loaded: dict[str, list[Loaded]] = {}
-        self._named: dict[str, tuple[object, Request]] = {}
+        self._named: dict[str, Request] = {}
         self._superseded: dict[object, list[CudaModule]] = {}
         self._warned_of: set[str] = set()
         self._frozen = False
@@ -142,6 +142,17 @@ class Loader:
         request = self._request(name, sources, include_dirs, cuda_flags, cxx_flags, archs)
         return self._get_slowly(key, request)
 
+    def get_request(self, request: Request) -> CudaModule:
+        """:meth:`get` with the arguments in ``request``."""
+        return self.get(
+            request.name,
+            request.sources,  # type: ignore[arg-type]
+            include_dirs=request.include_dirs,
+            cuda_flags=request.cuda_flags,
+            cxx_flags=request.cxx_flags,
+            archs=request.archs,
+        )
+
     def get_device_module(
         self,
         name: str,
@@ -157,7 +168,12 @@ class Loader:
         request = self._request(name, sources, include_dirs, cuda_flags, (), archs)
         with self._guard_current():
             if self._devices is None:
-                self._devices = DeviceBuilder(self)
+                self._devices = DeviceBuilder(
+                    look_up=self.look_up,
+                    hasher=self.hasher,
+                    cache=self.cache,
+                    reloads=self.reloads,
+                )
         return self._devices.get(request, frozen=self._frozen, capturing=self._capturing())
 
     def _request(
@@ -189,7 +205,7 @@ class Loader:
         if self._frozen:
             raise FrozenError(self._frozen_message(request))
         with self._guard_current():
-            self._named[request.name] = (key, request)
+            self._named[request.name] = request
             lock = self._key_locks.setdefault(key, threading.Lock())
             if self._watcher is None:
                 self._watcher = Watcher()
@@ -413,8 +429,15 @@ class Loader:
 
         with self._guard_current():
             if self._builder is None:
-                self._builder = Builder(self)
-        return self._builder.build(plan, on_tick)
+                self._builder = Builder(
+                    hasher=self.hasher,
+                    memo=self.memo,
+                    lock_timeout=self.lock_timeout,
+                    temporary=self.temporary,
+                )
+        return self._builder.build(
+            plan, cache=self.cache(), find=self.find, reporter=self.reporter, on_tick=on_tick
+        )
 
     def _find_loaded(self, plan: Plan) -> tuple[Loaded, Watched] | None:
         for loaded in self._loaded.get(plan.level1, ()):
@@ -490,7 +513,7 @@ class Loader:
 
     def warmup(self, *names: str, devices: Iterable[int] | None = None) -> dict[str, CudaModule]:
         """See :func:`jitquant.loader.warmup`."""
-        from .warm import warm
+        from .warm import request_to_warm, warm
 
         # Asked here, since the threads that build have streams of their own.
         if self._capturing():
@@ -498,11 +521,9 @@ class Loader:
                 f"warmup({', '.join(map(repr, names))}): a CUDA graph is being captured, and "
                 "compiling and loading must not happen within a capture. Call it before."
             )
-        return warm(self, names, devices)
-
-    def known_request(self, name: str) -> tuple[object, Request] | None:
-        """The newest request for a module of this name, whether or not it was fulfilled."""
-        return self._named.get(name)
+        ours = kernel_names(self.kernels_dir())
+        requests = {name: request_to_warm(name, self._named, ours) for name in names or ours}
+        return warm(requests, self.get_request, devices)
 
     def freeze(self) -> None:
         """See :func:`jitquant.loader.freeze`."""

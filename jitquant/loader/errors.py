@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from .module import CudaModule
+from types import ModuleType
+from typing import Any, NamedTuple
 
 
 def extra(name: str) -> str:
@@ -28,9 +26,9 @@ class LoaderError(RuntimeError):
             if this process has none. It does not travel with the error to another process.
     """
 
-    last_good: CudaModule | None = None
+    last_good: ModuleType | None = None
 
-    def offer(self, module: CudaModule) -> None:
+    def offer(self, module: ModuleType) -> None:
         """Name ``module`` as the last good one, in the attribute and in the text."""
         self.last_good = module
         self.args = (

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from .errors import LoaderError
 from .machine.processes import default_jobs
 from .module import CudaModule
 from .request.plan import Request
-from .tools.names import kernel_names
-
-if TYPE_CHECKING:
-    from .core import Loader
 
 #: A C function, ``int (*)(void)``, that a library may export to load its kernels on the current
 #: device; CUDA otherwise loads each at its first launch, which a capture does not allow.
@@ -23,33 +18,22 @@ RESIDENT_SYMBOL = "jitquant_make_resident"
 
 
 def warm(
-    loader: Loader, names: Sequence[str], devices: Iterable[int] | None
+    requests: Mapping[str, Request],
+    get: Callable[[Request], CudaModule],
+    devices: Iterable[int] | None,
 ) -> dict[str, CudaModule]:
-    """Build and load ``names`` side by side, then make their kernels resident.
+    """``get`` all of ``requests`` side by side, then make their kernels resident.
 
     Raises:
-        ValueError: a name that is neither a kernel of the project nor was asked for before.
         LoaderError: a module could not be built; the others are finished first.
     """
     import torch  # noqa: F401  (threads that import it at the same time see half of it)
 
-    requests = {name: _request(loader, name) for name in names or kernel_names(loader)}
     modules: dict[str, CudaModule] = {}
     failed: dict[str, BaseException] = {}
     # Twice the compilers: a thread is also busy with hashing, linking and loading.
     with ThreadPoolExecutor(max_workers=max(1, min(len(requests), 2 * default_jobs()))) as pool:
-        futures = {
-            name: pool.submit(
-                loader.get,
-                name,
-                request.sources,  # type: ignore[arg-type]
-                include_dirs=request.include_dirs,
-                cuda_flags=request.cuda_flags,
-                cxx_flags=request.cxx_flags,
-                archs=request.archs,
-            )
-            for name, request in requests.items()
-        }
+        futures = {name: pool.submit(get, request) for name, request in requests.items()}
         for name, future in futures.items():
             try:
                 modules[name] = future.result()
@@ -66,13 +50,16 @@ def warm(
     return modules
 
 
-def _request(loader: Loader, name: str) -> Request:
+def request_to_warm(name: str, known: Mapping[str, Request], available: Sequence[str]) -> Request:
+    """What ``name`` stands for: the newest request of that name, else a kernel of the project.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
     if not isinstance(name, str):
         raise TypeError(f"warmup: {name!r} is {type(name).__name__}; give names of modules.")
-    known = loader.known_request(name)
-    if known is not None:
-        return known[1]
-    available = kernel_names(loader)
+    if name in known:
+        return known[name]
     if name not in available:
         near = difflib.get_close_matches(name, available, n=3, cutoff=0.5)
         hint = f"Near names: {', '.join(near)}." if near else f"There are: {', '.join(available)}."

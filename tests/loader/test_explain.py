@@ -10,11 +10,12 @@ import pytest
 
 from jitquant.loader import Loader
 from jitquant.loader.request.plan import Request
+from jitquant.loader.request.sources import kernel_names
 from jitquant.loader.store.bundles import write_bundle
 from jitquant.loader.store.cache import Entry
 from jitquant.loader.store.changes import Change
 from jitquant.loader.tools.explain import explain
-from jitquant.loader.tools.names import kernel_names, request_of
+from jitquant.loader.tools.names import request_of
 
 from .conftest import Toy
 from .toys import entries, new_loader, write_plain
@@ -120,7 +121,7 @@ def test_a_bundle_is_said_and_why_another_is_not_taken(
 
 def test_names(copied: tuple[Loader, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     loader, source = copied
-    assert "amax_gsa" in kernel_names(loader)
+    assert "amax_gsa" in kernel_names(loader.kernels_dir())
     assert request_of(loader, "amax_gsa", "90a") == Request(
         "amax_gsa", ("amax_gsa.cu",), archs="90a"
     )

@@ -6,21 +6,18 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import CacheError, CompileError
 from ..machine.archs import NO_GPU
 from ..machine.processes import default_jobs
-from ..report import HEARTBEAT_SECONDS, Heartbeat, shorten
+from ..machine.toolchain import Memo
+from ..report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten
 from ..request.plan import Plan
-from ..request.sources import CUDA_SUFFIXES, scan_includes
+from ..request.sources import CUDA_SUFFIXES, FileHasher, scan_includes
 from ..settings import setting
 from ..store.cache import Cache, Published
 from ..store.changes import what_changed
 from ..store.match import Build, ChangedError, digests_now, match_entry, take
-
-if TYPE_CHECKING:
-    from ..core import Loader
 
 _DEFAULT_LOCK_SECONDS = 600.0
 _MOST_ATTEMPTS = 5
@@ -29,22 +26,34 @@ _MOST_ATTEMPTS = 5
 class Builder:
     """Builds for one loader; the compilers of all its builds share the processors."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(
+        self, *, hasher: FileHasher, memo: Memo, lock_timeout: float | None, temporary: bool
+    ) -> None:
+        self._hasher = hasher
+        self._memo = memo
+        self._lock_timeout = lock_timeout
+        self._temporary = temporary
         self._jobs = 1
         self._slots: threading.Semaphore | None = None
 
-    def build(self, plan: Plan, on_tick: Callable[[Sequence[str]], None]) -> Build:
-        """Build ``plan`` in the cache, unless another process does so first.
+    def build(
+        self,
+        plan: Plan,
+        *,
+        cache: Cache,
+        find: Callable[[Plan], Build | None],
+        reporter: Reporter,
+        on_tick: Callable[[Sequence[str]], None],
+    ) -> Build:
+        """Build ``plan`` in ``cache``, unless another process does so first, which ``find`` tells.
 
         Raises:
             ChangedError: a source changed meanwhile.
             CompileError, CacheError, LockTimeoutError, LoaderError: as
                 :func:`jitquant.loader.get_cuda_module`.
         """
-        cache, reporter = self._loader.cache(), self._loader.reporter
         if not cache.prepare():
-            if not self._loader.temporary:
+            if not self._temporary:
                 raise CacheError(
                     f"cache directory {cache.root} cannot be written to, and {plan.name} is not in "
                     "it: a build would go with this process. Set JITQUANT_CACHE_DIR to a directory "
@@ -55,9 +64,9 @@ class Builder:
                 "directory, which goes when this process ends"
             )
             cache = cache.temporary()
-        self._loader.memo.attach(cache.memo_directory)
+        self._memo.attach(cache.memo_directory)
         heartbeat = Heartbeat(reporter, plan.name, on_tick)
-        timeout = self._loader.lock_timeout
+        timeout = self._lock_timeout
         if timeout is None:
             timeout = float(setting("JITQUANT_LOCK_TIMEOUT") or _DEFAULT_LOCK_SECONDS)
 
@@ -70,7 +79,7 @@ class Builder:
         with cache.lock(
             plan.level1, timeout=timeout, beat=HEARTBEAT_SECONDS, on_wait=on_wait
         ) as locked:
-            if found := self._loader.find(plan):
+            if found := find(plan):
                 if heartbeat.seconds > 1.0:
                     reporter.say(
                         f"{plan.name}: another process built it (waited {heartbeat.seconds:.1f} s)"
@@ -84,23 +93,25 @@ class Builder:
                     "same thing"
                 )
             with cache.staging(plan.level1, locked) as staging:
-                directory, entry, held = self._build_in(plan, cache, staging, heartbeat)
-        match = match_entry(plan, self._loader.hasher, entry)
+                directory, entry, held = self._build_in(plan, cache, staging, heartbeat, reporter)
+        match = match_entry(plan, self._hasher, entry)
         built = None if isinstance(match, str) else take(cache, directory, entry, match)
         held.release()
         if built is None:
             raise ChangedError
         return built._replace(is_new=True)
 
-    def _build_in(self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat) -> Published:
+    def _build_in(
+        self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat, reporter: Reporter
+    ) -> Published:
         from .build import build, changed_after, wait_for_next_tick
         from .publish import describe
 
-        reporter, hasher = self._loader.reporter, self._loader.hasher
+        hasher = self._hasher
         if self._slots is None:
             self._set_jobs(default_jobs())
         extension = f"{plan.name}_{os.urandom(6).hex()}"
-        self._announce(plan, cache)
+        self._announce(plan, cache, reporter)
         for attempt in range(_MOST_ATTEMPTS):
             work = staging / str(attempt)
             work.mkdir(mode=0o700)
@@ -158,8 +169,7 @@ class Builder:
     def _set_jobs(self, jobs: int) -> None:
         self._jobs, self._slots = jobs, threading.BoundedSemaphore(jobs)
 
-    def _announce(self, plan: Plan, cache: Cache) -> None:
-        reporter = self._loader.reporter
+    def _announce(self, plan: Plan, cache: Cache, reporter: Reporter) -> None:
         for note in plan.notes:
             reporter.say_once(f"{note}; using {plan.nvcc.path if plan.nvcc else 'none'}")
         if plan.archs.skipped:
@@ -172,7 +182,7 @@ class Builder:
                 "no GPU is visible: compiling for sm_90a (JITQUANT_CUDA_ARCHS chooses others)"
             )
         last = cache.last(plan.name)
-        now = digests_now(plan, self._loader.hasher, (last or {}).get("headers", {}))
+        now = digests_now(plan, self._hasher, (last or {}).get("headers", {}))
         why = what_changed(last, plan.inputs, now)
         slow = [
             os.path.basename(path)

@@ -11,23 +11,21 @@ import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..diagnostics import compile_error
 from ..errors import CaptureError, FrozenError, LoaderError
+from ..request.key import digest_of
 from ..request.plan import Request, Wanted
-from ..request.sources import CUDA_SUFFIXES, INCLUDE, visible_names
-from ..store.cache import Cache, Entry, digest_of
+from ..request.sources import CUDA_SUFFIXES, INCLUDE, FileHasher, visible_names
+from ..store.cache import Cache, Entry
 from ..store.match import match_entry, take
 from .device_half import DeviceHalf, device_half
 from .device_module import Cubin, DeviceModule, Launch, Parameter, make_launch, parameters_of
 from .nvrtc import Nvrtc, NvrtcFailure, cuda_header_version
-
-if TYPE_CHECKING:
-    from ..core import Loader
 
 _COMPUTED = re.compile(rb"^[ \t]*#[ \t]*include[ \t]+[A-Za-z_]", re.MULTILINE)
 _MOST_ATTEMPTS = 5
@@ -56,8 +54,18 @@ class _Latest(NamedTuple):
 class DeviceBuilder:
     """Compiles, caches and remembers the device halves of modules for one loader."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(
+        self,
+        *,
+        look_up: Callable[[Request], Wanted],
+        hasher: FileHasher,
+        cache: Callable[[], Cache],
+        reloads: Callable[[Wanted], bool],
+    ) -> None:
+        self._look_up = look_up
+        self._hasher = hasher
+        self._cache = cache
+        self._reloads = reloads
         self._guard = threading.Lock()
         self._nvrtc: Nvrtc | None = None
         self._modules: dict[str, DeviceModule] = {}
@@ -94,7 +102,7 @@ class DeviceBuilder:
                     )
                 if self._read(request, None)[0].key == wanted.key:
                     self._modules[wanted.key] = module
-                    self._latest[request] = _Latest(module, self._loader.reloads(wanted.of))
+                    self._latest[request] = _Latest(module, self._reloads(wanted.of))
                     return module
         raise LoaderError(f"module {request.name!r}: its sources change faster than they compile.")
 
@@ -107,7 +115,7 @@ class DeviceBuilder:
         self, request: Request, expressions: Sequence[str] | None
     ) -> tuple[_Wanted, DeviceHalf]:
         """What is wanted, and the device half; ``None`` names all kernels that are no templates."""
-        path = self._source(self._loader.look_up(request))
+        path = self._source(self._look_up(request))
         half = _half_of(path)
         if expressions is None:
             expressions = [kernel.name for kernel in half.kernels if not kernel.template]
@@ -123,7 +131,7 @@ class DeviceBuilder:
         return kernels[0]
 
     def _wanted(self, request: Request, expressions: Sequence[str]) -> _Wanted:
-        wanted = self._loader.look_up(request)
+        wanted = self._look_up(request)
         kernel = self._source(wanted)
         if len(wanted.archs.archs) != 1:
             raise ValueError(
@@ -138,7 +146,7 @@ class DeviceBuilder:
         digests = {
             "/".join(wanted.roots.name(path)): state.digest
             for path in closure.headers
-            if (state := self._loader.hasher.state(path)) is not None
+            if (state := self._hasher.state(path)) is not None
         }
         inputs = {
             key: value
@@ -165,7 +173,7 @@ class DeviceBuilder:
         )
 
     def _cubin(self, wanted: _Wanted, half: DeviceHalf, expressions: Sequence[str]) -> Cubin:
-        cache = self._loader.cache()
+        cache = self._cache()
         cache.check()
         if not wanted.closure.computed and (found := self._find(cache, wanted)):
             return found
@@ -178,7 +186,7 @@ class DeviceBuilder:
 
     def _find(self, cache: Cache, wanted: _Wanted) -> Cubin | None:
         for directory, entry in cache.candidates(wanted.level1):
-            match = match_entry(wanted.of, self._loader.hasher, entry)
+            match = match_entry(wanted.of, self._hasher, entry)
             if not isinstance(match, str) and (found := take(cache, directory, entry, match)):
                 found.hold.keep()
                 return _cubin_of(directory, entry)

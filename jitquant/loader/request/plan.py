@@ -15,12 +15,13 @@ from ..errors import UnsupportedArchError
 from ..machine.archs import ArchChoice
 from ..machine.toolchain import HostCompiler, Memo, Nvcc, find_host_compiler, find_nvcc, wheel_roots
 from ..machine.torch_install import TorchInstall, torch_install
-from ..store.cache import SCHEMA, digest_of
+from .key import SCHEMA, digest_of
 from .sources import (
     CUDA_SUFFIXES,
     FileHasher,
     Roots,
     Signature,
+    Watched,
     exports_something,
     resolve_sources,
 )
@@ -71,7 +72,7 @@ class Wanted:
     archs: ArchChoice
     roots: Roots
     inputs: dict[str, Any]
-    watch: tuple[tuple[str, Signature | None], ...]
+    watch: Watched
 
     @property
     def name(self) -> str:

@@ -26,6 +26,8 @@ _RACY_COARSE_NS = 2_100_000_000
 _SPELLINGS: tuple[Callable[[str], str], ...] = (str, os.path.normpath, os.path.realpath)
 
 Signature = tuple[int, int, int, int]
+#: Paths of files and directories with the signatures that they must keep.
+Watched = tuple[tuple[str, Signature | None], ...]
 
 
 def check_name(name: object) -> str:
@@ -62,6 +64,11 @@ def as_strings(value: object, argument: str, example: str) -> tuple[str, ...]:
             raise TypeError(f"{argument}: {item!r} is {type(item).__name__}; give strings.")
         result.append(text)
     return tuple(result)
+
+
+def kernel_names(kernels_dir: Path) -> list[str]:
+    """The kernels in ``kernels_dir``, by the names that their modules have."""
+    return sorted(path.stem for path in kernels_dir.glob("*.cu"))
 
 
 def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, ...]:

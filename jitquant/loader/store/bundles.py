@@ -23,10 +23,10 @@ from typing import Any
 
 from ..errors import BundleError
 from ..machine.archs import runs_on
+from ..request.key import SCHEMA
 from ..request.plan import Wanted
-from ..request.sources import FileHasher
-from ..watch.record import Watched
-from .cache import BUNDLES, SCHEMA, Entry
+from ..request.sources import FileHasher, Watched
+from .cache import BUNDLES, Entry
 from .hold import Hold
 from .match import Build, match_entry
 

@@ -37,9 +37,9 @@ from ..errors import (
     LoaderError,
     LockTimeoutError,
 )
+from ..request.key import SCHEMA, digest_of
 from .hold import Hold, hold
 
-SCHEMA = 1
 _SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "toolchain")
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 #: A directory where a file has to be, or the other way round.
@@ -47,12 +47,6 @@ _MISPLACED = (NotADirectoryError, IsADirectoryError)
 _KEPT_LOGS = 40
 _STALE_SECONDS = 24 * 3600.0
 _ATTEMPTS = 3
-
-
-def digest_of(value: object) -> str:
-    """SHA-256 over the canonical JSON of ``value``."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 #: The variable that lists directories with builds made elsewhere.

@@ -12,12 +12,12 @@ from ..request.plan import Wanted, python_abi
 from ..request.sources import (
     FileHasher,
     Signature,
+    Watched,
     search_places,
     settled,
     signature_of,
     visible_names,
 )
-from ..watch.record import Watched
 from .cache import Cache, Entry
 from .hold import Hold, hold
 

@@ -9,15 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..request.plan import Request
-from ..request.sources import CUDA_SUFFIXES, CXX_SUFFIXES, check_name
+from ..request.sources import CUDA_SUFFIXES, CXX_SUFFIXES, check_name, kernel_names
 
 if TYPE_CHECKING:
     from ..core import Loader
-
-
-def kernel_names(loader: Loader) -> list[str]:
-    """The kernels of the project."""
-    return sorted(path.stem for path in loader.kernels_dir().glob("*.cu"))
 
 
 def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = None) -> Request:
@@ -34,7 +29,7 @@ def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = No
         FileNotFoundError: the file, or a source of the earlier build, is not there.
     """
     chosen = archs if archs is None or isinstance(archs, str) else tuple(archs)
-    if name in kernel_names(loader):
+    if name in kernel_names(loader.kernels_dir()):
         return Request(name, (f"{name}.cu",), archs=chosen)
     path = Path(name)
     if path.suffix.lower() in (*CUDA_SUFFIXES, *CXX_SUFFIXES):
@@ -65,7 +60,7 @@ def _as_built(name: str, last: dict[str, Any], archs: str | tuple[str, ...] | No
 
 
 def _unknown(loader: Loader, name: str) -> str:
-    known = kernel_names(loader)
+    known = kernel_names(loader.kernels_dir())
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"Near names: {', '.join(near)}." if near else f"There are: {', '.join(known)}."
     return (

@@ -9,12 +9,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..module import CudaModule
-from ..request.sources import Signature
+from ..request.sources import Watched
 from ..store.cache import Entry
 from .inotify import TRUST_SECONDS, Places, Watcher, places_of
-
-#: Paths of files and directories with the signatures that they must keep.
-Watched = tuple[tuple[str, "Signature | None"], ...]
 
 _ARCH_VARIABLES = ("JITQUANT_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST")
 _NEVER = -2

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from jitquant.loader import Loader
 from jitquant.loader.compile.usage import KernelUsage, occupancy
+from jitquant.loader.request.sources import kernel_names
 from jitquant.loader.store.match import Build
 from jitquant.loader.tools.inspect import build_of, kernels_of
-from jitquant.loader.tools.names import kernel_names, request_of
+from jitquant.loader.tools.names import request_of
 
 THREADS = (128, 256, 512)
 """Sizes of a block that the occupancy is given for."""
@@ -21,7 +22,10 @@ def builds(loader: Loader, arch: str) -> dict[str, Build]:
     Raises:
         LoaderError: there is no compiler, or a module does not compile.
     """
-    return {name: build_of(loader, request_of(loader, name, arch)) for name in kernel_names(loader)}
+    return {
+        name: build_of(loader, request_of(loader, name, arch))
+        for name in kernel_names(loader.kernels_dir())
+    }
 
 
 def document(built: Mapping[str, Build], arch: str, digest: str) -> str:
