@@ -8,18 +8,20 @@ import re
 import shutil
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from jitquant.cli import main
-from jitquant.loader import CacheError, DamagedEntryWarning
+from jitquant.loader import CacheError, CompileError, DamagedEntryWarning
 from jitquant.loader.store.cache import Cache, default_root
 from jitquant.loader.store.prune import stored
 
 from .conftest import Toy
-from .toys import entries, finish, litter, new_loader, python, write_plain
+from .toys import entries, finish, litter, new_loader, python, write_plain, write_toy
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners and mount")
 
@@ -256,6 +258,36 @@ def test_full_disk_is_a_clear_error_and_leaves_nothing_half_done(tmp_path: Path)
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+@needs_root
+@pytest.mark.parametrize("size", ["4k", "120k", "1400k"])
+def test_a_full_disk_is_named_whatever_the_compiler_says_of_it(
+    tmp_path: Path, nvcc: None, size: str
+) -> None:
+    """What nvcc prints then goes to no file; with 4 KiB it does not say why it failed."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", disk]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this environment allows no mounts")
+    try:
+        with pytest.raises(CacheError, match=r"no space left for .*JITQUANT_CACHE_DIR"):
+            new_loader(disk).get("toy", [write_toy(tmp_path / "source")])
+        assert litter(disk) == []
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_wrong_source_on_a_nearly_full_disk_is_still_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_plain(tmp_path / "source")
+    source.write_text("int x = y;\n")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", Mock(side_effect=full))
+    with pytest.raises(CompileError, match="'y' was not"):
+        new_loader(tmp_path / "cache").get("plain", [source])
+
+
 def test_missing_tmpdir_does_no_harm(
     plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,8 +308,6 @@ def test_cache_removed_under_a_running_process(plain: Toy, tmp_path: Path) -> No
 
 
 def test_header_removed_after_a_build_is_a_compile_error(plain: Toy, tmp_path: Path) -> None:
-    from jitquant.loader import CompileError
-
     source, cache = plain.copy(tmp_path)
     loader = new_loader(cache)
     loader.get("plain", [source])

@@ -7,13 +7,14 @@ import errno
 import logging
 import os
 import shlex
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..diagnostics import compile_error
+from ..diagnostics import compile_error, parse
 from ..errors import CompileError
 from ..machine.archs import gencode_flags
 from ..machine.processes import Command, default_jobs, run_side_by_side
@@ -35,6 +36,7 @@ _HALF_FLAGS = (
     "-D__CUDA_NO_HALF2_OPERATORS__",
 )
 _LINKER_FLAGS = ("-l", "-L", "-Wl,")
+_PROBE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,7 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
             f"{'nvcc' if is_cuda else os.path.basename(plan.host.command[0])} "
             f"{os.path.basename(source)}"
         )
-        units.append(
-            Unit(source, Command(tuple(argv), label, staging / f"o{index}.log"), depfile, scan)
-        )
+        units.append(Unit(source, Command(tuple(argv), label), depfile, scan))
     return units
 
 
@@ -204,7 +204,7 @@ def build(
     kernels: list[KernelUsage] = []
     said: list[tuple[str, str]] = []
     for item in finished:
-        used, text = split_usage(item.text())
+        used, text = split_usage(item.text)
         kernels += used
         if item.returncode != 0:
             _raise_if_disk_is_full(text, staging)
@@ -257,9 +257,16 @@ def build(
 
 
 def _raise_if_disk_is_full(text: str, staging: Path) -> None:
+    """Raise `OSError` if a command failed because the disk is full, whether it says so or not.
+
+    nvcc, for one, keeps to itself what the host compiler says of its first temporary file.
+    """
     for number in (errno.ENOSPC, errno.EDQUOT):
         if os.strerror(number) in text:
             raise OSError(number, os.strerror(number), str(staging))
+    if not any(found.is_error and found.file for found in parse(text, staging)):
+        with tempfile.NamedTemporaryFile(dir=staging) as probe:
+            probe.write(bytes(_PROBE_BYTES))
 
 
 def _import_torch_extension_tools() -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from ..settings import setting
 from .watchdog import Watchdog
@@ -20,26 +20,29 @@ _BYTES_PER_JOB = 1 << 30
 
 
 class Command(NamedTuple):
-    """One command: what to run, what to call it in messages, and where its output goes."""
+    """One command: what to run, and what to call it in messages."""
 
     argv: tuple[str, ...]
     label: str
-    output: Path
 
 
 class Finished(NamedTuple):
-    """A command that has ended. ``returncode`` is negative for a signal, as in subprocess."""
+    """A command that has ended, and what it printed.
+
+    ``returncode`` is negative for a signal, as in subprocess.
+    """
 
     command: Command
     returncode: int
+    text: str
     seconds: float = 0.0
 
-    def text(self) -> str:
-        """What the command printed."""
-        try:
-            return self.command.output.read_text(errors="replace")
-        except OSError:
-            return ""
+
+class _Running(NamedTuple):
+    command: Command
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    started: float
 
 
 def default_jobs() -> int:
@@ -89,7 +92,7 @@ def run_side_by_side(
         OSError: a command cannot be started.
     """
     waiting = list(commands)
-    running: list[tuple[Command, subprocess.Popen[bytes], float]] = []
+    running: list[_Running] = []
     finished: list[Finished] = []
     with Watchdog() as watchdog:
         try:
@@ -97,36 +100,38 @@ def run_side_by_side(
                 while waiting and slots.acquire(blocking=False):
                     command = waiting.pop(0)
                     try:
-                        running.append((command, _start(command, env, cwd), time.monotonic()))
+                        running.append(_start(command, env, cwd))
                     except BaseException:
                         slots.release()
                         raise
-                    watchdog.started(running[-1][1].pid)
+                    watchdog.started(running[-1].process.pid)
                 for item in list(running):
-                    command, process, started = item
+                    process = item.process
                     if process.poll() is not None:
                         running.remove(item)
                         slots.release()
                         watchdog.ended(process.pid)
-                        took = time.monotonic() - started
-                        finished.append(Finished(command, process.returncode, took))
+                        finished.append(_finish(item))
                         if process.returncode != 0:
                             return finished
-                on_tick([command.label for command, _, _ in running])
+                on_tick([item.command.label for item in running])
                 if waiting or running:
                     time.sleep(_POLL_SECONDS)
             return finished
         finally:
-            for _, process, _ in running:
-                kill_group(process.pid)
-            for _, process, _ in running:
-                process.wait()
+            for item in running:
+                kill_group(item.process.pid)
+            for item in running:
+                item.process.wait()
+                item.output.close()
                 slots.release()
 
 
-def _start(command: Command, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
-    with open(command.output, "wb") as output:
-        return subprocess.Popen(
+def _start(command: Command, env: Mapping[str, str], cwd: Path) -> _Running:
+    # In memory: on a full disk the message that says so would be lost.
+    output = open(os.memfd_create(command.label), "w+b", buffering=0)  # noqa: SIM115
+    try:
+        process = subprocess.Popen(
             command.argv,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -136,6 +141,18 @@ def _start(command: Command, env: Mapping[str, str], cwd: Path) -> subprocess.Po
             close_fds=True,
             start_new_session=True,
         )
+    except BaseException:
+        output.close()
+        raise
+    return _Running(command, process, output, time.monotonic())
+
+
+def _finish(item: _Running) -> Finished:
+    took = time.monotonic() - item.started
+    with item.output as output:
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return Finished(item.command, item.process.returncode, text, took)
 
 
 def kill_group(pid: int) -> None:

@@ -123,7 +123,6 @@ def _compile_and_link(plan: Plan, torch: TorchInstall, directory: Path) -> Path:
             *linker_flags(plan, units),
         ),
         "linking",
-        directory / "link.log",
     )
     for commands in ([unit.command for unit in units], [link]):
         finished = run_side_by_side(
@@ -140,7 +139,7 @@ def _compile_and_link(plan: Plan, torch: TorchInstall, directory: Path) -> Path:
                     label=item.command.label,
                     command=item.command.argv,
                     returncode=item.returncode,
-                    text=item.text(),
+                    text=item.text,
                     root=directory,
                     log_path=None,
                 )
