@@ -37,9 +37,7 @@ if TYPE_CHECKING or not started_as_command():
         silu_mul_quantize_fp8,
         silu_mul_quantize_group,
     )
-    from jitquant.quantized import QuantizedActivation
-    from jitquant.quantized_groups import QuantizedGroups
-    from jitquant.quantized_tensor import QuantizedTensor
+    from jitquant.tensors import QuantizedActivation, QuantizedGroups, QuantizedTensor
 
 if TYPE_CHECKING:
     from jitquant.loader import freeze, get_cuda_module, unfreeze, warmup
@@ -107,9 +105,9 @@ def __getattr__(name: str) -> Any:
     elif name == "__version__":
         value = _version()
     elif name in __all__:
-        from jitquant import delayed_scaling, ops, quantized, quantized_groups, quantized_tensor
+        from jitquant import delayed_scaling, ops, tensors
 
-        places = (ops, quantized, quantized_tensor, quantized_groups, delayed_scaling)
+        places = (ops, tensors, delayed_scaling)
         value = next(getattr(place, name) for place in places if hasattr(place, name))
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

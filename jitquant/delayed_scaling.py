@@ -8,7 +8,7 @@ from torch import Tensor
 from jitquant.formats import AMAX_ALGORITHMS, FP8_DTYPES, FP32_MAX, QUANTIZED_MAX
 from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
-from jitquant.quantized_tensor import QuantizedTensor
+from jitquant.tensors.fp8 import QuantizedTensor
 
 
 class DelayedScaling:

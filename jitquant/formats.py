@@ -1,4 +1,4 @@
-"""The number formats: maxima, block sizes, dtypes, packing and layouts. Constants and nothing else.
+"""The number formats: maxima, block sizes, dtypes, names, and the shapes that they are stored in.
 
 E2M1 (FP4): 1 sign bit, 2 exponent bits (bias 1), 1 mantissa bit; no infinity and no NaN.
 E4M3 (FP8, ``float8_e4m3fn``): 1 sign bit, 4 exponent bits (bias 7), 3 mantissa bits; no infinity,
@@ -10,9 +10,11 @@ scale for each tensor (or for each row).
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import math
+from typing import Any, Final, Literal
 
 import torch
+from torch import Tensor
 
 E2M1_MAX: Final = 6.0
 """Largest E2M1 value."""
@@ -165,3 +167,54 @@ ACTIVATIONS: Final[tuple[str, ...]] = ("none", "relu", "silu", "gelu")
 
 AMAX_ALGORITHMS: Final[tuple[str, ...]] = ("max", "most_recent")
 """What delayed scaling takes from the history of amaxes."""
+
+
+def one_of(name: str, value: object, accepted: tuple[Any, ...]) -> None:
+    """Raises where ``value`` is not accepted."""
+    if value not in accepted:
+        raise ValueError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))}")
+
+
+def as_bytes(t: Tensor) -> Tensor:
+    """A tensor of elements of one byte as uint8, which PyTorch can do more with; others as is."""
+    return t.view(torch.uint8) if t.dtype.itemsize == 1 else t
+
+
+def ceil_div(a: int, b: int) -> int:
+    """``a / b`` rounded up."""
+    return (a + b - 1) // b
+
+
+def ceil_to(size: int, multiple: int) -> int:
+    """``size`` rounded up to a multiple."""
+    return (size + multiple - 1) // multiple * multiple
+
+
+def swizzled_shape(rows: int, groups: int) -> tuple[int, int]:
+    """Shape of swizzled scales: ``rows`` up to a multiple of 128, ``groups`` to one of 4."""
+    return ceil_to(rows, SWIZZLE_ROWS), ceil_to(groups, SWIZZLE_COLS)
+
+
+def scales_shape(
+    leading: tuple[int, ...], groups: int, scale_format: str, scale_layout: str
+) -> tuple[int, ...]:
+    """Shape in memory of ``groups`` scales for each row of a tensor with these leading dimensions.
+
+    Args:
+        leading: (*batch, T); () is one row.
+        groups: scales of a row.
+        scale_format: "ue8m0_packed" has four in an element.
+        scale_layout: "row", "linear": (*leading, P); "row_padded": (*leading, P up to 4);
+            "column": (*batch, P, T); "column_tma": (*batch, P, T up to 4); "swizzled_128x4":
+            (rows up to 128, P up to 4).
+    """
+    if scale_format == "ue8m0_packed":
+        groups = ceil_to(groups, 4) // 4
+    if scale_layout in ("row", "linear"):
+        return (*leading, groups)
+    if scale_layout == "row_padded":
+        return (*leading, ceil_to(groups, 4))
+    if scale_layout == "swizzled_128x4":
+        return swizzled_shape(math.prod(leading), groups)
+    batch, rows = (leading[:-1], leading[-1]) if leading else ((), 1)
+    return (*batch, groups, rows if scale_layout == "column" else ceil_to(rows, 4))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from jitquant.quantized import as_bytes
+from jitquant.formats import as_bytes
 
 __all__ = ["assert_capturable", "assert_no_sync", "bytes_of", "count_launches"]
 

@@ -10,7 +10,7 @@ import torch
 from samples import DTYPES, Arguments, Sample, inputs, randn
 from torch import Tensor
 
-from jitquant.reference import sharded
+from jitquant.numerics import sharded
 
 Device = torch.device | str
 Whole = dict[str, list[Sample]]

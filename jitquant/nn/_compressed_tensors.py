@@ -29,7 +29,7 @@ from jitquant.nn._convert import Conversion, replace_everywhere
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.ops.fp8 import quantize_block
-from jitquant.quantized_tensor import QuantizedTensor
+from jitquant.tensors.fp8 import QuantizedTensor
 
 METHOD = "compressed-tensors"
 BLOCK = (128, 128)

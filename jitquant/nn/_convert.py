@@ -8,10 +8,9 @@ from typing import Literal
 
 from torch import nn
 
-from jitquant.formats import INPUT_DTYPES
+from jitquant.formats import INPUT_DTYPES, one_of
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
-from jitquant.quantized import one_of
 
 LinearRecipe = Literal["fp8_block", "nvfp4"]
 _LAYERS: dict[str, type[Float8BlockwiseLinear] | type[NVFP4Linear]] = {

@@ -6,16 +6,14 @@ Each rank multiplies the part that it has. What is quantized is what the whole l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from jitquant.nn._matmul import TILE, output_dtype
-
-if TYPE_CHECKING:
-    from jitquant.nn.float8 import Float8BlockwiseLinear
 
 
 def check_division(size: int, ranks: int, block: int, name: str) -> None:
@@ -37,13 +35,20 @@ def check_division(size: int, ranks: int, block: int, name: str) -> None:
         raise ValueError(f"{name} is {size}, which leaves nothing for the last of {ranks} ranks")
 
 
-def forward(layer: Float8BlockwiseLinear, x: Tensor) -> Tensor:
+def forward(
+    x: Tensor,
+    weight: Any,
+    bias: Tensor | None,
+    multiply: Callable[[Tensor, Tensor, Tensor, int], Tensor],
+) -> Tensor:
     """``x @ weight.T + bias`` with a weight in parts, each rank with its own.
 
     Args:
-        layer: its weight is a DTensor over one dimension of a mesh: divided between rows (column-
-            wise parallel), between columns (row-wise parallel), or whole on each rank.
-        x: (..., in_features), a DTensor over the same mesh of any placement.
+        x: (..., in_features), a DTensor over the weight's mesh, of any placement.
+        weight: (out_features, in_features), a DTensor over one dimension of a mesh: divided between
+            rows (column-wise parallel), between columns (row-wise parallel), or whole on each rank.
+        bias: (out_features,), or None.
+        multiply: `Float8BlockwiseLinear.multiply`: the product of what this rank has.
 
     Returns:
         A DTensor (..., out_features): divided in the last dimension, a partial sum, or, where the
@@ -53,7 +58,7 @@ def forward(layer: Float8BlockwiseLinear, x: Tensor) -> Tensor:
         TypeError: ``x`` is no DTensor.
         ValueError: the mesh has more dimensions, or a block is divided.
     """
-    weight: Any = layer.weight
+    out_features, in_features = weight.shape
     mesh = weight.device_mesh
     if not isinstance(x, DTensor):
         raise TypeError(
@@ -71,10 +76,10 @@ def forward(layer: Float8BlockwiseLinear, x: Tensor) -> Tensor:
     of_weight: Any
     made: Any
     if placement == Shard(0):
-        check_division(layer.out_features, mesh.size(), TILE, "out_features")
+        check_division(out_features, mesh.size(), TILE, "out_features")
         wanted, of_input, of_weight, made = Replicate(), Partial(), Shard(0), Shard(last)
     elif placement == Shard(1):
-        check_division(layer.in_features, mesh.size(), TILE, "in_features")
+        check_division(in_features, mesh.size(), TILE, "in_features")
         wanted, of_input, of_weight, made = Shard(last), Shard(last), Shard(1), Partial()
     elif placement == Replicate():
         wanted = x.placements[0]
@@ -91,12 +96,12 @@ def forward(layer: Float8BlockwiseLinear, x: Tensor) -> Tensor:
     # whose version does not grow with that of the DTensor.
     kept, version = weight._local_tensor, weight._version
     part = weight.to_local(grad_placements=[of_weight])
-    product = layer.multiply(mine, part, kept, version)
-    shape = torch.Size((*x.shape[:-1], layer.out_features))
+    product = multiply(mine, part, kept, version)
+    shape = torch.Size((*x.shape[:-1], out_features))
     stride = torch.empty(shape, device="meta").stride()
     y: Tensor = DTensor.from_local(
         product, mesh, [made], run_check=False, shape=shape, stride=stride
     )
-    if layer.bias is not None:
-        y = y + layer.bias.to(output_dtype(x))
+    if bias is not None:
+        y = y + bias.to(output_dtype(x))
     return y

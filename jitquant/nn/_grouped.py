@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import ScalingType, grouped_mm
 
-from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK
+from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, ceil_div
 from jitquant.nn._matmul import major, register
+from jitquant.numerics.layout import unswizzle_128x4
 from jitquant.ops.nvfp4 import dequantize_nvfp4
-from jitquant.quantized import QuantizedActivation
-from jitquant.quantized_tensor import QuantizedTensor
-from jitquant.reference.layout import ceil_div, unswizzle_128x4
+from jitquant.tensors.fp8 import QuantizedTensor
+from jitquant.tensors.nvfp4 import QuantizedActivation
 
 Quantized = TypeVar("Quantized", QuantizedActivation, QuantizedTensor)
 

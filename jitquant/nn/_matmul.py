@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
-from jitquant.ops._declare import LIBRARY
-from jitquant.quantized_tensor import QuantizedTensor
+from jitquant.ops.schema import LIBRARY
+from jitquant.tensors.fp8 import QuantizedTensor
 
 TILE = 128
 """Elements that share a scale; all sizes of an `fp8_mm` are multiples of it.

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
-from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK
+from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, ceil_to
 from jitquant.nn._matmul import has_nvfp4, register
+from jitquant.numerics.layout import swizzle_128x4
 from jitquant.ops.nvfp4 import dequantize_nvfp4
-from jitquant.quantized import QuantizedActivation, ceil_to
-from jitquant.reference.layout import swizzle_128x4
+from jitquant.tensors.nvfp4 import QuantizedActivation
 
 _ALIGNMENT = 256  # bytes: what cuBLAS and the kernels like best
 

@@ -13,7 +13,7 @@ from jitquant.formats import FP8_DTYPES, GROUP_EPS_MIN, INPUT_DTYPES
 from jitquant.nn._matmul import blocks, fp8_mm, groups, output_dtype
 from jitquant.nn._weights import WeightCache, padded
 from jitquant.ops.fp8 import quantize_group, quantize_group_both
-from jitquant.quantized_tensor import QuantizedTensor
+from jitquant.tensors.fp8 import QuantizedTensor
 
 E4M3 = FP8_DTYPES[0]
 
@@ -175,7 +175,7 @@ class Float8BlockwiseLinear(nn.Linear):
         if hasattr(weight, "device_mesh"):
             from jitquant.nn import _dtensor
 
-            return _dtensor.forward(self, x)
+            return _dtensor.forward(x, weight, self.bias, self.multiply)
         y = self.multiply(x, weight, weight, 0)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 

@@ -24,12 +24,15 @@ from jitquant.formats import (
     Granularity,
     Recipe,
     ScaleLayout,
+    ceil_to,
+    one_of,
+    swizzled_shape,
 )
 from jitquant.nn._matmul import has_nvfp4, output_dtype
 from jitquant.nn._nvfp4_mm import Part, bytes_of_parts, carve, nvfp4_mm, scratch_parts
+from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
-from jitquant.quantized import QuantizedActivation, ceil_to, one_of
-from jitquant.reference.layout import swizzle_128x4, swizzled_shape, unswizzle_128x4
+from jitquant.tensors.nvfp4 import QuantizedActivation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -19,7 +19,7 @@ from torch.distributed.tensor import parallel as torch_parallel
 from jitquant.formats import NVFP4_BLOCK, SCALE_DTYPE
 from jitquant.nn._dtensor import check_division
 from jitquant.nn.nvfp4 import NVFP4Linear
-from jitquant.reference.layout import swizzle_128x4, unswizzle_128x4
+from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 
 __all__ = ["ColwiseParallel", "RowwiseParallel"]
 

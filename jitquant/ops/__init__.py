@@ -5,7 +5,6 @@ Importing this registers the ops; it compiles nothing and touches no GPU.
 
 from __future__ import annotations
 
-from jitquant.ops._declare import Op
 from jitquant.ops._table import NVFP4_OPS
 from jitquant.ops._table_fp8 import FP8_OPS
 from jitquant.ops._table_grouped import GROUPED_OPS
@@ -33,6 +32,7 @@ from jitquant.ops.nvfp4 import (
     quantize_weight_nvfp4,
     rmsnorm_quantize_nvfp4,
 )
+from jitquant.ops.schema import Op
 
 __all__ = [
     "ALL_OPS",

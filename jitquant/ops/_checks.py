@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.dlpack import from_dlpack
 
-from jitquant.formats import DEINTERLEAVE_OPS, FP32_MAX, FP32_TINIEST, INPUT_DTYPES, MHC_MAX
-from jitquant.quantized import one_of
+from jitquant.formats import DEINTERLEAVE_OPS, FP32_MAX, FP32_TINIEST, INPUT_DTYPES, MHC_MAX, one_of
 
 DEVICES = ("cpu", "cuda", "meta")
 _INPUT_DTYPES_TEXT = "bfloat16, float16 and float32"

@@ -17,9 +17,9 @@ from jitquant.formats import (
     GROUP_RECIPES,
     GROUP_SIZES,
     INPUT_DTYPES,
+    one_of,
 )
 from jitquant.ops import _checks
-from jitquant.quantized import one_of
 
 
 def fp8_dtype(dtype: torch.dtype) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jitquant.formats import as_bytes
 from jitquant.ops import _checks
-from jitquant.ops._declare import Op, Plan
-from jitquant.quantized import as_bytes
+from jitquant.ops.schema import Op, Plan
 
 MAKER = "QuantizedTensor.empty(shape, ...)"
 """The call that makes buffers for a quantized tensor, as an error says it."""
@@ -102,7 +102,7 @@ class KernelOp(Op):
         if kwargs.get("zero_rest", True) or counts is None:
             super()._cpu_out(*args, **kwargs)
             return
-        from jitquant.reference.fp8 import rows_past_counts
+        from jitquant.numerics.fp8 import rows_past_counts
 
         before = {name: kwargs[name].clone() for name in self.results}
         super()._cpu_out(*args, **kwargs)

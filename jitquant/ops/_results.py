@@ -9,7 +9,7 @@ from torch import Tensor
 
 from jitquant.ops import _checks
 from jitquant.ops._kernel_op import MAKER, KernelOp
-from jitquant.quantized_tensor import QuantizedTensor
+from jitquant.tensors.fp8 import QuantizedTensor
 
 Form = tuple[str, tuple[int, int], str, str, str]
 """Format, block, scale format, layout and recipe: what a QuantizedTensor has beside its parts."""

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from jitquant.formats import MAX_PARTIALS, NVFP4_BLOCK
 from jitquant.ops import _table_sharded
-from jitquant.ops._declare import Op
-from jitquant.quantized import QuantizedActivation
-from jitquant.quantized_tensor import QuantizedTensor
+from jitquant.ops.schema import Op
+from jitquant.tensors.fp8 import QuantizedTensor
+from jitquant.tensors.nvfp4 import QuantizedActivation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -11,12 +11,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jitquant import formats, reference
-from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, NVFP4_DIVISOR, SCALE_DTYPE
+from jitquant import formats
+from jitquant import numerics as reference
+from jitquant.formats import (
+    CODES_PER_BYTE,
+    FP4_DTYPE,
+    NVFP4_BLOCK,
+    NVFP4_DIVISOR,
+    SCALE_DTYPE,
+    ceil_div,
+    one_of,
+    swizzled_shape,
+)
 from jitquant.ops import _checks
-from jitquant.ops._declare import Op, Plan, Result, fp32
-from jitquant.quantized import one_of
-from jitquant.reference.layout import ceil_div, swizzled_shape
+from jitquant.ops.schema import Op, Plan, Result, fp32
 
 _BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
 

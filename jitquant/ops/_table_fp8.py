@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitquant import reference
+from jitquant import numerics as reference
 from jitquant.formats import (
     BLOCK_SCALE_LAYOUTS,
     E8M0_DTYPE,
@@ -19,14 +19,14 @@ from jitquant.formats import (
     QUANTIZED_MAX,
     SCALE_FORMATS,
     SCALE_LAYOUTS,
+    ceil_div,
+    one_of,
+    scales_shape,
 )
 from jitquant.ops import _checks
 from jitquant.ops import _checks_fp8 as checks
-from jitquant.ops._declare import Plan, Result, fp32
 from jitquant.ops._kernel_op import KernelOp
-from jitquant.quantized import one_of
-from jitquant.quantized_tensor import scales_shape
-from jitquant.reference.layout import ceil_div
+from jitquant.ops.schema import Plan, Result, fp32
 
 _DEQUANTIZE_LAYOUTS = (*GROUP_SCALE_LAYOUTS, BLOCK_SCALE_LAYOUTS[1], *SCALE_LAYOUTS)
 _BLOCK_FORMATS = SCALE_FORMATS[:2]

@@ -5,14 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitquant import reference
-from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, RECIPES, SCALE_DTYPE
+from jitquant import numerics as reference
+from jitquant.formats import (
+    CODES_PER_BYTE,
+    FP4_DTYPE,
+    NVFP4_BLOCK,
+    RECIPES,
+    SCALE_DTYPE,
+    ceil_div,
+    one_of,
+)
 from jitquant.ops import _checks
 from jitquant.ops import _checks_fp8 as checks
-from jitquant.ops._declare import Plan, Result, fp32
 from jitquant.ops._kernel_op import KernelOp
-from jitquant.quantized import one_of
-from jitquant.reference.layout import ceil_div
+from jitquant.ops.schema import Plan, Result, fp32
 
 _BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitquant.formats import GRANULARITIES, MAX_PARTIALS, NVFP4_DIVISOR
+from jitquant.formats import GRANULARITIES, MAX_PARTIALS, NVFP4_DIVISOR, one_of
+from jitquant.numerics import sharded
 from jitquant.ops import _checks, _table
 from jitquant.ops import _checks_fp8 as checks
-from jitquant.ops._declare import Op, Plan, Result, fp32
 from jitquant.ops._kernel_op import KernelOp
-from jitquant.quantized import one_of
-from jitquant.reference import sharded
+from jitquant.ops.schema import Op, Plan, Result, fp32
 
 
 def _plan_amax(

@@ -43,12 +43,12 @@ from jitquant.formats import (
     GroupRecipe,
     GroupScaleLayout,
     ScaleFormat,
+    one_of,
 )
 from jitquant.ops import _checks, _checks_fp8, _sharded, _table_fp8, _table_sharded
 from jitquant.ops._kernel_op import KernelOp
 from jitquant.ops._results import Form, left_alone, quantized, quantized_both
-from jitquant.quantized import one_of
-from jitquant.quantized_tensor import QuantizedTensor
+from jitquant.tensors.fp8 import QuantizedTensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -533,3 +533,6 @@ def _over(
     if out is not None:
         return out
     return replace(q, amax=amax.reshape(q.scale_inv.shape))
+
+
+QuantizedTensor._dequantize = dequantize

@@ -24,14 +24,14 @@ from jitquant.formats import (
     RECIPES,
     Activation,
     Recipe,
+    one_of,
 )
+from jitquant.numerics.fp8 import scale_from_amax
+from jitquant.numerics.nvfp4 import scales_from_amax
 from jitquant.ops import _checks, _checks_fp8, _sharded, _table_grouped
 from jitquant.ops._kernel_op import MAKER_OF_GROUPS, KernelOp
 from jitquant.ops.fp8 import E4M3
-from jitquant.quantized import one_of
-from jitquant.quantized_groups import QuantizedGroups
-from jitquant.reference.fp8 import scale_from_amax
-from jitquant.reference.nvfp4 import scales_from_amax
+from jitquant.tensors.grouped import QuantizedGroups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -310,3 +310,6 @@ def _check_buffers(
         )
     parts = {f"out.{name}": getattr(out, name) for name in names if name != "dbias" or dbias}
     _checks.out_parts(parts, MAKER_OF_GROUPS)
+
+
+QuantizedGroups._dequantize = dequantize_grouped

@@ -13,7 +13,7 @@ from jitquant.formats import MXFP8_BLOCK, ScaleLayout
 from jitquant.ops import _table_fp8
 from jitquant.ops._results import Form, quantized, quantized_both
 from jitquant.ops.fp8 import E4M3
-from jitquant.quantized_tensor import QuantizedTensor
+from jitquant.tensors.fp8 import QuantizedTensor
 
 
 def quantize_mxfp8(

@@ -44,10 +44,11 @@ from jitquant.formats import (
     Recipe,
     ScaleLayout,
     WeightBlock,
+    one_of,
 )
 from jitquant.ops import _checks, _sharded, _table, _table_sharded
-from jitquant.ops._declare import Op
-from jitquant.quantized import QuantizedActivation, one_of
+from jitquant.ops.schema import Op
+from jitquant.tensors.nvfp4 import QuantizedActivation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -579,3 +580,6 @@ def _check_form(
         raise ValueError(
             f"out.inv_rms is given; {op.name} has no such result. Make the buffers without it"
         )
+
+
+QuantizedActivation._dequantize = _dequantize_whole

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import jitquant
 from jitquant import reference
-from jitquant.quantized import as_bytes
+from jitquant.formats import as_bytes
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
 from .helpers import module, randn, room_for, same

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from jitquant import reference
-from jitquant.formats import GROUP_RECIPES, GROUP_SIZES
-from jitquant.quantized import as_bytes
+from jitquant.formats import GROUP_RECIPES, GROUP_SIZES, as_bytes
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
 from .helpers import module, randn, room_for, same, views

@@ -31,8 +31,8 @@ from torch import Tensor
 from jitquant import reference
 from jitquant.formats import FP8_SCALE_MIN, FP32_MAX, FP32_TINIEST, RECIPES, SCALE_LAYOUTS
 from jitquant.ops import Op
-from jitquant.ops._declare import Compiled
 from jitquant.ops._kernel_op import KernelOp
+from jitquant.ops.schema import Compiled
 
 from .emulated import POISON, Machine, poisoned
 from .emulated_cases import FAMILIES

@@ -15,7 +15,7 @@ from sweeps import all_bf16, all_bf16_arrangements, all_fp16, same_floats
 from torch import Tensor
 
 from jitquant.formats import FP8_DTYPES, GROUP_DTYPES, GROUP_RECIPES, QUANTIZED_MAX
-from jitquant.reference import fp8, grouped, mxfp8
+from jitquant.numerics import fp8, grouped, mxfp8
 
 ROOT = Path(__file__).parents[2]
 by_dtype = pytest.mark.parametrize("dtype", GROUP_DTYPES, ids=lambda d: str(d)[6:])

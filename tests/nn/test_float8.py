@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from jitquant.nn import Float8BlockwiseLinear, _weights, float8
-from jitquant.reference import fp8 as reference
+from jitquant.numerics import fp8 as reference
 
 from .helpers import sqnr
 

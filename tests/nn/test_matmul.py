@@ -11,7 +11,7 @@ from torch.nn.functional import ScalingType
 
 import jitquant
 from jitquant.nn import _matmul
-from jitquant.quantized_tensor import QuantizedTensor
+from jitquant.tensors.fp8 import QuantizedTensor
 
 from .helpers import spread, sqnr
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import jitquant
 from jitquant.nn import NVFP4Linear, Workspace, _matmul
-from jitquant.quantized import QuantizedActivation
+from jitquant.tensors.nvfp4 import QuantizedActivation
 
 from .helpers import sqnr
 

@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 import jitquant
 import jitquant.loader
 from jitquant import QuantizedGroups, QuantizedTensor, reference
-from jitquant.ops._declare import Compiled
 from jitquant.ops._table_fp8 import FP8_OPS
 from jitquant.ops._table_grouped import GROUPED_OPS
+from jitquant.ops.schema import Compiled
 
 U8 = torch.uint8
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -24,7 +24,7 @@ from jitquant.formats import (
     GROUP_SIZES,
     SCALE_FORMATS,
 )
-from jitquant.reference.fp8 import encode, scale_from_amax
+from jitquant.numerics.fp8 import encode, scale_from_amax
 
 from . import oracle_fp8 as oracle
 

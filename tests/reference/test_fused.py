@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from samples import DTYPES, randn
 
 from jitquant import reference
-from jitquant.reference import fused as fused_module
+from jitquant.numerics import fused as fused_module
 
 from . import oracle
 

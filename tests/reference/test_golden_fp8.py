@@ -7,7 +7,7 @@ import torch
 from golden import CASES, EIGHT_BITS, GOLDEN, assert_equals_golden
 
 from jitquant import reference
-from jitquant.reference.fp8 import scale_from_amax
+from jitquant.numerics.fp8 import scale_from_amax
 
 CASES = [(case, recipe) for case, recipe in CASES if recipe in EIGHT_BITS]
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from jitquant import reference
 from jitquant.formats import FP8_DTYPES, RECIPES
-from jitquant.reference.grouped import activation_derivative, group_bounds
+from jitquant.numerics.fp8 import scale_from_amax
+from jitquant.numerics.grouped import activation_derivative, group_bounds
 
 U8 = torch.uint8
 E4M3 = FP8_DTYPES[0]
@@ -140,7 +141,7 @@ def test_numbers_of_groups(count: int, dtype: torch.dtype) -> None:
         if start < stop:
             want[i] = x[start:stop].float().abs().amax()
     assert torch.equal(amax, want)
-    scale = reference.fp8.scale_from_amax(want, 448.0)
+    scale = scale_from_amax(want, 448.0)
     assert torch.equal(scale_inv, torch.div(torch.ones(()), scale))
     assert (data.float().abs() <= 448).all()
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from jitquant import reference
 from jitquant.formats import FP8_DTYPES
-from jitquant.reference.mxfp8 import e8m0_rceil
+from jitquant.numerics.mxfp8 import e8m0_rceil
 
 from . import oracle_fp8 as oracle
 

@@ -85,8 +85,9 @@ class Builder:
                         f"{plan.name}: another process built it (waited {heartbeat.seconds:.1f} s)"
                     )
                 return found
-            cache.sweep(plan.level1 if locked else None)
-            if not locked:
+            if locked:
+                cache.sweep(plan.level1)
+            else:
                 reporter.say_once(
                     f"the file system of {cache.root} has no locks; two processes may build the "
                     "same thing"

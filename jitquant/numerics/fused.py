@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import NVFP4_DIVISOR
-from jitquant.reference.elements import constant
-from jitquant.reference.nvfp4 import quantize_values, quantize_values_static, rows_of
+from jitquant.numerics.elements import constant
+from jitquant.numerics.nvfp4 import quantize_values, quantize_values_static, rows_of
 
 
 def deinterleave(

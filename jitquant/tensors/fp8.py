@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from jitquant._parts import Parts, register
 from jitquant.formats import (
     BLOCK_SCALE_LAYOUTS,
     BLOCK_SHAPES,
@@ -24,10 +23,11 @@ from jitquant.formats import (
     MXFP8_BLOCK,
     SCALE_FORMATS,
     SCALE_LAYOUTS,
-    SWIZZLE_COLS,
-    SWIZZLE_ROWS,
+    ceil_to,
+    one_of,
+    scales_shape,
 )
-from jitquant.quantized import ceil_to, one_of, slice_bounds
+from jitquant.tensors._parts import Parts, register, slice_bounds
 
 FORMATS: tuple[str, ...] = (
     "fp8_tensor",
@@ -39,32 +39,6 @@ FORMATS: tuple[str, ...] = (
     "mxfp8",
 )
 """What a `QuantizedTensor` can be: the elements and what shares a scale."""
-
-
-def scales_shape(
-    leading: tuple[int, ...], groups: int, scale_format: str, scale_layout: str
-) -> tuple[int, ...]:
-    """Shape in memory of ``groups`` scales for each row of a tensor with these leading dimensions.
-
-    Args:
-        leading: (*batch, T); () is one row.
-        groups: scales of a row.
-        scale_format: "ue8m0_packed" has four in an element.
-        scale_layout: "row", "linear": (*leading, P); "row_padded": (*leading, P up to 4);
-            "column": (*batch, P, T); "column_tma": (*batch, P, T up to 4); "swizzled_128x4":
-            (rows up to 128, P up to 4).
-    """
-    if scale_format == "ue8m0_packed":
-        groups = ceil_to(groups, 4) // 4
-    if scale_layout in ("row", "linear"):
-        return (*leading, groups)
-    if scale_layout == "row_padded":
-        return (*leading, ceil_to(groups, 4))
-    if scale_layout == "swizzled_128x4":
-        rows = math.prod(leading)
-        return (ceil_to(rows, SWIZZLE_ROWS), ceil_to(groups, SWIZZLE_COLS))
-    batch, rows = (leading[:-1], leading[-1]) if leading else ((), 1)
-    return (*batch, groups, rows if scale_layout == "column" else ceil_to(rows, 4))
 
 
 @dataclass(eq=False, repr=False)
@@ -240,9 +214,7 @@ class QuantizedTensor(Parts):
         Raises:
             TypeError, ValueError: see `jitquant.dequantize`.
         """
-        from jitquant.ops.fp8 import dequantize
-
-        return dequantize(self, dtype=dtype, out=out)
+        return self._dequantize(dtype=dtype, out=out)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -7,7 +7,8 @@ Arguments are taken as valid; ``jitquant.ops`` checks them.
 
 from __future__ import annotations
 
-from jitquant.reference.elements import (
+from jitquant.formats import swizzled_shape
+from jitquant.numerics.elements import (
     decode_e2m1,
     decode_e4m3,
     encode_e2m1,
@@ -15,7 +16,7 @@ from jitquant.reference.elements import (
     pack_e2m1,
     unpack_e2m1,
 )
-from jitquant.reference.fp8 import (
+from jitquant.numerics.fp8 import (
     decode_e8m0,
     dequantize,
     encode_e5m2,
@@ -31,7 +32,7 @@ from jitquant.reference.fp8 import (
     silu_mul_quantize_fp8,
     silu_mul_quantize_group,
 )
-from jitquant.reference.fused import (
+from jitquant.numerics.fused import (
     deinterleave,
     deinterleave_quantize_nvfp4,
     deinterleave_quantize_nvfp4_static,
@@ -42,16 +43,16 @@ from jitquant.reference.fused import (
     rmsnorm_quantize_nvfp4,
     rmsnorm_quantize_nvfp4_static,
 )
-from jitquant.reference.grouped import (
+from jitquant.numerics.grouped import (
     dequantize_grouped_fp8,
     dequantize_grouped_nvfp4,
     quantize_grouped_fp8,
     quantize_grouped_grad_fp8,
     quantize_grouped_nvfp4,
 )
-from jitquant.reference.layout import swizzle_128x4, swizzled_shape, unswizzle_128x4
-from jitquant.reference.mxfp8 import quantize_mxfp8, quantize_mxfp8_both
-from jitquant.reference.nvfp4 import (
+from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
+from jitquant.numerics.mxfp8 import quantize_mxfp8, quantize_mxfp8_both
+from jitquant.numerics.nvfp4 import (
     amax_gsa,
     dequantize_nvfp4,
     quantize_nvfp4,

@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from jitquant.formats import E8M0_DTYPE
+from jitquant.formats import E8M0_DTYPE, as_bytes
 from jitquant.ops import _checks
-from jitquant.quantized import as_bytes
 
 LIBRARY: Any = torch.library.Library("jitquant", "DEF")  # type: ignore[no-untyped-call]
 

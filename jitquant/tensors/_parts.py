@@ -1,7 +1,8 @@
-"""What the containers of 8-bit results share: their parts, and how PyTorch sees them."""
+"""What the containers share: their parts, and how PyTorch sees them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, ClassVar, TypeVar
 
@@ -9,16 +10,27 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from jitquant.formats import FP4_DTYPE
-from jitquant.quantized import as_bytes
+from jitquant.formats import FP4_DTYPE, as_bytes
 
 _Self = TypeVar("_Self", bound="Parts")
+
+
+def slice_bounds(index: slice, size: int) -> tuple[int, int]:
+    """First and last + 1 of a slice; ``slice.indices`` is not traced by every PyTorch."""
+    start = 0 if index.start is None else index.start
+    stop = size if index.stop is None else index.stop
+    start = min(max(start + size if start < 0 else start, 0), size)
+    stop = min(max(stop + size if stop < 0 else stop, 0), size)
+    return start, max(start, stop)
 
 
 class Parts:
     """Tensors with a description."""
 
     _TENSORS: ClassVar[tuple[str, ...]]
+    _CODES: ClassVar[str] = "data"
+    _dequantize: ClassVar[Callable[..., Tensor]]
+    """Set by `jitquant.ops`, which stands above: what `dequantize` is."""
 
     def _present(self) -> dict[str, Tensor]:
         parts = ((name, getattr(self, name)) for name in self._TENSORS)
@@ -34,8 +46,8 @@ class Parts:
     @property
     def device(self) -> torch.device:
         """Where it lies."""
-        device: torch.device = self._present()["data"].device
-        return device
+        part: Tensor = getattr(self, self._TENSORS[0])
+        return part.device
 
     @property
     def nbytes(self) -> int:
@@ -106,10 +118,10 @@ class Parts:
             if field.name not in cls._TENSORS
         }
         parts = {name: tensors[name] for name in cls._TENSORS if name in tensors}
-        if described["format"] == "nvfp4":
-            parts["data"] = parts["data"].view(FP4_DTYPE)
-        if "data" not in parts:
-            raise KeyError("data")
+        if cls._CODES not in parts:
+            raise KeyError(cls._CODES)
+        if described.get("format", "nvfp4") == "nvfp4":
+            parts[cls._CODES] = parts[cls._CODES].view(FP4_DTYPE)
         return cls(**parts, **described)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from jitquant.formats import (
     CODES_PER_BYTE,
@@ -18,38 +17,16 @@ from jitquant.formats import (
     RECIPES,
     SCALE_DTYPE,
     SCALE_LAYOUTS,
-    SWIZZLE_COLS,
     SWIZZLE_ROWS,
+    ceil_to,
+    one_of,
+    swizzled_shape,
 )
-
-
-def as_bytes(t: Tensor) -> Tensor:
-    """A tensor of elements of one byte as uint8, which PyTorch can do more with; others as is."""
-    return t.view(torch.uint8) if t.dtype.itemsize == 1 else t
-
-
-def ceil_to(size: int, multiple: int) -> int:
-    """``size`` rounded up to a multiple."""
-    return (size + multiple - 1) // multiple * multiple
-
-
-def one_of(name: str, value: object, accepted: tuple[Any, ...]) -> None:
-    """Raises where ``value`` is not accepted."""
-    if value not in accepted:
-        raise ValueError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))}")
-
-
-def slice_bounds(index: slice, size: int) -> tuple[int, int]:
-    """First and last + 1 of a slice; ``slice.indices`` is not traced by every PyTorch."""
-    start = 0 if index.start is None else index.start
-    stop = size if index.stop is None else index.stop
-    start = min(max(start + size if start < 0 else start, 0), size)
-    stop = min(max(stop + size if stop < 0 else stop, 0), size)
-    return start, max(start, stop)
+from jitquant.tensors._parts import Parts, register, slice_bounds
 
 
 @dataclass(eq=False, repr=False)
-class QuantizedActivation:
+class QuantizedActivation(Parts):
     """A tensor in NVFP4: packed codes, block scales, and the global factor that dequantizes.
 
     The value of an element is ``e2m1 * s * gsa``. For a logical shape (..., N) quantized along its
@@ -83,6 +60,9 @@ class QuantizedActivation:
     granularity: str = "tensor"
     recipe: str = "te"
     dim: int = -1
+
+    _TENSORS: ClassVar[tuple[str, ...]] = ("x_fp4", "x_sf", "gsa", "inv_rms")
+    _CODES: ClassVar[str] = "x_fp4"
 
     @classmethod
     def empty(
@@ -135,7 +115,7 @@ class QuantizedActivation:
         if dim == 0:
             fp4_shape, sf_shape = (packed, shape[1]), (groups, shape[1])
         if scale_layout == "swizzled_128x4":
-            sf_shape = (ceil_to(rows, SWIZZLE_ROWS), ceil_to(groups, SWIZZLE_COLS))
+            sf_shape = swizzled_shape(rows, groups)
         count = rows if granularity == "row" else 1
         return cls(
             torch.empty(fp4_shape, dtype=FP4_DTYPE, device=device),
@@ -165,16 +145,6 @@ class QuantizedActivation:
         return math.prod(self.shape[:-1])
 
     @property
-    def device(self) -> torch.device:
-        """Where it lies."""
-        return self.x_fp4.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes, scales, gsa and inv_rms, padding included."""
-        return sum(t.nbytes for t in self._tensors())
-
-    @property
     def x_fp4_bytes(self) -> Tensor:
         """x_fp4 as uint8, the same memory; DLPack has no type for two codes in a byte."""
         return self.x_fp4.view(torch.uint8)
@@ -183,30 +153,6 @@ class QuantizedActivation:
     def x_sf_bytes(self) -> Tensor:
         """x_sf as uint8, the same memory."""
         return self.x_sf.view(torch.uint8)
-
-    def _tensors(self) -> list[Tensor]:
-        parts = (self.x_fp4, self.x_sf, self.gsa, self.inv_rms)
-        return [t for t in parts if t is not None]
-
-    def _like(
-        self,
-        x_fp4: Tensor,
-        x_sf: Tensor,
-        gsa: Tensor,
-        inv_rms: Tensor | None,
-        cols: int | None = None,
-    ) -> QuantizedActivation:
-        return QuantizedActivation(
-            x_fp4,
-            x_sf,
-            gsa,
-            inv_rms,
-            self.cols if cols is None else cols,
-            self.scale_layout,
-            self.granularity,
-            self.recipe,
-            self.dim,
-        )
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
         """The values, ``e2m1 * s * gsa`` in fp32 and rounded once to ``dtype``.
@@ -221,56 +167,7 @@ class QuantizedActivation:
         Raises:
             TypeError, ValueError: see `jitquant.dequantize_nvfp4`.
         """
-        from jitquant.ops import dequantize_nvfp4
-
-        return dequantize_nvfp4(self, dtype=dtype, out=out)
-
-    def to(
-        self, device: torch.device | str | int, *, non_blocking: bool = False
-    ) -> QuantizedActivation:
-        """On another device; itself if it is there.
-
-        Args:
-            device: where to.
-            non_blocking: as in ``Tensor.to``.
-
-        Raises:
-            TypeError: ``device`` is a dtype: `dequantize` is what gives another dtype.
-        """
-        if isinstance(device, torch.dtype):
-            raise TypeError(
-                f"device is the dtype {device}; a quantized tensor has no other dtype to go to. "
-                f"For values call .dequantize({device})"
-            )
-        target = torch.empty(0, device=device).device
-        if all(t.device == target for t in self._tensors()):
-            return self
-
-        # Codes and scales go as bytes: PyTorch lacks copy kernels for float4_e2m1fn_x2.
-        return self._like(
-            self.x_fp4_bytes.to(target, non_blocking=non_blocking).view(self.x_fp4.dtype),
-            self.x_sf_bytes.to(target, non_blocking=non_blocking).view(self.x_sf.dtype),
-            self.gsa.to(target, non_blocking=non_blocking),
-            None if self.inv_rms is None else self.inv_rms.to(target, non_blocking=non_blocking),
-        )
-
-    def clone(self) -> QuantizedActivation:
-        """A copy with memory of its own."""
-        return self._like(
-            self.x_fp4_bytes.clone().view(self.x_fp4.dtype),
-            self.x_sf_bytes.clone().view(self.x_sf.dtype),
-            self.gsa.clone(),
-            None if self.inv_rms is None else self.inv_rms.clone(),
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # As bytes: PyTorch cannot pickle float4_e2m1fn_x2.
-        return {**vars(self), "x_fp4": self.x_fp4_bytes, "x_sf": self.x_sf_bytes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.x_fp4 = self.x_fp4.view(FP4_DTYPE)
-        self.x_sf = self.x_sf.view(SCALE_DTYPE)
+        return self._dequantize(dtype=dtype, out=out)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -313,11 +210,12 @@ class QuantizedActivation:
                     "scale_layout='linear', or slice before quantizing"
                 )
             x_sf = self.x_sf[first : first + ceil_to(last - first, SWIZZLE_ROWS)]
-        return self._like(
-            self.x_fp4[start:stop],
-            x_sf,
-            self.gsa[first:last] if self.granularity == "row" else self.gsa,
-            None if self.inv_rms is None else self.inv_rms[first:last],
+        return replace(
+            self,
+            x_fp4=self.x_fp4[start:stop],
+            x_sf=x_sf,
+            gsa=self.gsa[first:last] if self.granularity == "row" else self.gsa,
+            inv_rms=None if self.inv_rms is None else self.inv_rms[first:last],
         )
 
     def _slice_packed(self, start: int, stop: int, size: int) -> QuantizedActivation:
@@ -330,11 +228,10 @@ class QuantizedActivation:
             raise ValueError(f"rows {start}:{stop} of a tensor packed along dim 0 are none")
         first, last = start // NVFP4_BLOCK, ceil_to(stop, NVFP4_BLOCK) // NVFP4_BLOCK
         width = NVFP4_BLOCK // CODES_PER_BYTE
-        return self._like(
-            self.x_fp4[first * width : last * width],
-            self.x_sf[first:last],
-            self.gsa,
-            self.inv_rms,
+        return replace(
+            self,
+            x_fp4=self.x_fp4[first * width : last * width],
+            x_sf=self.x_sf[first:last],
             cols=stop - start,
         )
 
@@ -406,44 +303,4 @@ class QuantizedActivation:
         )
 
 
-_CONTEXT_FIELDS = ("cols", "scale_layout", "granularity", "recipe", "dim")
-_TENSOR_FIELDS = ("x_fp4", "x_sf", "gsa", "inv_rms")  # the last one only where it is no None
-
-
-def _context(q: QuantizedActivation) -> tuple[Any, ...]:
-    return tuple(getattr(q, name) for name in _CONTEXT_FIELDS)
-
-
-def _present(q: QuantizedActivation) -> tuple[str, ...]:
-    return _TENSOR_FIELDS if q.inv_rms is not None else _TENSOR_FIELDS[:-1]
-
-
-def _flatten(q: QuantizedActivation) -> tuple[list[Any], tuple[Any, ...]]:
-    return [getattr(q, name) for name in _present(q)], _context(q)
-
-
-def _flatten_with_keys(
-    q: QuantizedActivation,
-) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[Any, ...]]:
-    keyed: list[tuple[pytree.KeyEntry, Any]] = [
-        (pytree.GetAttrKey(name), getattr(q, name)) for name in _present(q)
-    ]
-    return keyed, _context(q)
-
-
-def _unflatten(parts: Any, context: tuple[Any, ...]) -> QuantizedActivation:
-    x_fp4, x_sf, gsa, *inv_rms = parts
-    return QuantizedActivation(x_fp4, x_sf, gsa, inv_rms[0] if inv_rms else None, *context)
-
-
-pytree.register_pytree_node(
-    QuantizedActivation,
-    _flatten,
-    _unflatten,
-    serialized_type_name="jitquant.QuantizedActivation",
-    to_dumpable_context=list,
-    from_dumpable_context=tuple,
-    flatten_with_keys_fn=_flatten_with_keys,
-)
-# For torch.load as it is: what a file makes of one is its parts and nothing else.
-torch.serialization.add_safe_globals([QuantizedActivation])
+register(QuantizedActivation)

@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from jitquant._parts import Parts, register
 from jitquant.formats import (
     CODES_PER_BYTE,
     FP4_DTYPE,
@@ -21,8 +20,10 @@ from jitquant.formats import (
     NVFP4_BLOCK,
     RECIPES,
     SCALE_DTYPE,
+    ceil_to,
+    one_of,
 )
-from jitquant.quantized import ceil_to, one_of
+from jitquant.tensors._parts import Parts, register
 
 
 @dataclass(eq=False, repr=False)
@@ -136,9 +137,7 @@ class QuantizedGroups(Parts):
         Raises:
             TypeError, ValueError: see `jitquant.dequantize_grouped`.
         """
-        from jitquant.ops.grouped import dequantize_grouped
-
-        return dequantize_grouped(self, dtype=dtype, out=out)
+        return self._dequantize(dtype=dtype, out=out)
 
     def validate(self, name: str = "q") -> None:
         """Checks that the parts fit together: dtypes, shapes, devices; not what offsets hold.

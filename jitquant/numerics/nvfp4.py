@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jitquant.formats import E2M1_MAX, FP32_MAX, NVFP4_BLOCK, NVFP4_DIVISOR
-from jitquant.reference.elements import (
+from jitquant.formats import E2M1_MAX, FP32_MAX, NVFP4_BLOCK, NVFP4_DIVISOR, ceil_div
+from jitquant.numerics.elements import (
     constant,
     decode_e2m1,
     decode_e4m3,
@@ -21,7 +21,7 @@ from jitquant.reference.elements import (
     pack_e2m1,
     unpack_e2m1,
 )
-from jitquant.reference.layout import ceil_div, swizzle_128x4, unswizzle_128x4
+from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 
 
 def rows_of(x: Tensor) -> Tensor:

@@ -19,11 +19,12 @@ from jitquant.formats import (
     GROUP_EPS,
     INT8_MAX,
     QUANTIZED_MAX,
+    ceil_div,
 )
-from jitquant.reference.elements import constant, encode_e4m3
-from jitquant.reference.fused import add_residual, rmsnorm
-from jitquant.reference.layout import ceil_div, unswizzle_128x4
-from jitquant.reference.nvfp4 import rows_of
+from jitquant.numerics.elements import constant, encode_e4m3
+from jitquant.numerics.fused import add_residual, rmsnorm
+from jitquant.numerics.layout import unswizzle_128x4
+from jitquant.numerics.nvfp4 import rows_of
 
 _EXPONENT_NAN = 255
 

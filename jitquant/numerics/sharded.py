@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from jitquant.formats import MAX_PARTIALS, NVFP4_DIVISOR, QUANTIZED_MAX
-from jitquant.reference.elements import constant
-from jitquant.reference.fp8 import amax_keep_nan, encode, scale_from_amax, silu_mul
-from jitquant.reference.fused import add_residual, deinterleave, hyper_connection_sum, rmsnorm
-from jitquant.reference.nvfp4 import amax as amax_of_numbers
-from jitquant.reference.nvfp4 import (
+from jitquant.numerics.elements import constant
+from jitquant.numerics.fp8 import amax_keep_nan, encode, scale_from_amax, silu_mul
+from jitquant.numerics.fused import add_residual, deinterleave, hyper_connection_sum, rmsnorm
+from jitquant.numerics.nvfp4 import amax as amax_of_numbers
+from jitquant.numerics.nvfp4 import (
     packed,
     quantize_rows,
     quantize_weight_rows,

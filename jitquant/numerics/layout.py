@@ -6,20 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jitquant.formats import SWIZZLE_COLS, SWIZZLE_ROWS
-
-
-def ceil_div(a: int, b: int) -> int:
-    """``a / b`` rounded up."""
-    return (a + b - 1) // b
-
-
-def swizzled_shape(rows: int, groups: int) -> tuple[int, int]:
-    """Shape of swizzled scales: ``rows`` up to a multiple of 128, ``groups`` to one of 4."""
-    return (
-        ceil_div(rows, SWIZZLE_ROWS) * SWIZZLE_ROWS,
-        ceil_div(groups, SWIZZLE_COLS) * SWIZZLE_COLS,
-    )
+from jitquant.formats import swizzled_shape
 
 
 def swizzle_128x4(scales: Tensor) -> Tensor:
