@@ -496,18 +496,18 @@ class Loader:
         if str(library) in torch.ops.loaded_libraries:
             return
         own = f"{entry.extension}::"
-        fixed = {op.partition("::")[0] for op in entry.ops or () if not op.startswith(own)}
-        if entry.ops is not None and not fixed:
+        fixed = {op.partition("::")[0] for op in entry.ops if not op.startswith(own)}
+        if not fixed:
             return
         present = {op.partition("::")[0] for op in torch._C._dispatch_get_all_op_names()}
-        if entry.ops is not None and not fixed & present:
+        if not fixed & present:
             return
         from .compile.trial import try_load
 
         scratch = self.cache()
         if not scratch.prepare():
             scratch = scratch.temporary()
-        try_load(library, entry.init_symbols, scratch.base / "staging", wanted.sources)
+        try_load(library, scratch.base / "staging", wanted.sources)
 
     # -- before and after ----------------------------------------------------------------------
 

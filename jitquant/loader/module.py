@@ -104,20 +104,18 @@ def load_module(
     key: str,
     archs: Iterable[str],
     path: Path,
-    ops: Iterable[str] | None,
+    ops: Iterable[str],
     init_symbols: Iterable[str],
 ) -> CudaModule:
     """Load a library and collect its functions.
 
-    ``ops`` are the operators it registers (``namespace::name`` or ``namespace::name.overload``);
-    ``None`` means to find out by comparing.
+    ``ops`` are the operators it registers (``namespace::name`` or ``namespace::name.overload``).
 
     Raises:
         LoaderError: the dynamic linker or the extension's own initialisation refuses.
     """
     import torch
 
-    before = set(torch._C._dispatch_get_all_op_names()) if ops is None else set()
     functions: dict[str, Any] = {}
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
@@ -129,8 +127,6 @@ def load_module(
         raise LoaderError(
             f"module {name!r}: {path} does not load: {error.__cause__ or error}"
         ) from error
-    if ops is None:
-        ops = set(torch._C._dispatch_get_all_op_names()) - before
     # Names of the module's own namespace last, so that they win over those of a fixed one.
     for op in sorted(ops, key=lambda o: o.startswith(f"{extension_name}::")):
         namespace, _, rest = op.partition("::")

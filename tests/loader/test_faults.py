@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import random
 import shutil
@@ -20,7 +21,8 @@ import pytest
 import torch
 
 from jitquant.cli import main
-from jitquant.loader import CacheError, CompileError, Loader
+from jitquant.loader import CacheError, CompileError, Loader, LoaderError
+from jitquant.loader.compile import trial
 from jitquant.loader.tools import doctor
 from jitquant.loader.tools.trial_build import TrialBuild
 
@@ -341,6 +343,35 @@ def test_the_compiler_always_runs_out_of_memory(
     assert caught.value.out_of_memory
     assert entries(tmp_path / "cache") == []
     assert litter(tmp_path / "cache") == []
+
+
+def test_a_library_that_hangs_while_it_is_loaded_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "_HANG_SECONDS", 1.0)
+    source = write_plain(tmp_path / "source")
+    source.write_text(
+        "#include <unistd.h>\nstatic int never = [] { for (;;) pause(); return 0; }();\n"
+    )
+    with pytest.raises(LoaderError, match="a static initialiser .* was still running after 1 s"):
+        new_loader(tmp_path / "cache").get("plain", [source])
+    assert entries(tmp_path / "cache") == []
+    assert litter(tmp_path / "cache") == []
+
+
+def test_a_library_that_hangs_in_a_forked_child_alone_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a lock of another thread may have been held. The child is known by its death signal."""
+    monkeypatch.setattr(trial, "_HANG_SECONDS", 1.0)
+    source = write_plain(tmp_path / "source")
+    source.write_text(
+        source.read_text() + "#include <sys/prctl.h>\n#include <unistd.h>\nstatic int forked = [] "
+        "{ int n = 0; for (prctl(PR_GET_PDEATHSIG, &n); n != 0;) pause(); return n; }();\n"
+    )
+    assert factor(tmp_path / "cache", source) == 3
+    (entry,) = entries(tmp_path / "cache")
+    assert json.loads((entry / "entry.json").read_text())["ops"] == []
 
 
 def is_running(pid: int) -> bool:

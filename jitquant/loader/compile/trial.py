@@ -15,7 +15,9 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import CompileError, LoaderError
+from ..machine.processes import kill_group
 from .advice import advice
 
 _HANG_SECONDS = 25.0
@@ -32,17 +35,29 @@ _PR_SET_PDEATHSIG = 1
 _UNQUOTABLE = re.compile(r"[^\w ./+,=@~%-]")
 _UNQUOTED = re.compile(r"[^\w./+,=@~%-]")  # where torch passes a path through a shell as it is
 _FAILED = re.compile(r"^FAILED: .*\n(.+)$", re.MULTILINE)
+#: Ended by its alarm if the load hangs; torch may take its time before that.
+_LOAD = """\
+import json, signal, sys
+library, answer, seconds, *sys.path = sys.argv[1:]
+import torch
+from pathlib import Path
+from jitquant.loader.compile.trial import load_once
+signal.setitimer(signal.ITIMER_REAL, float(seconds))
+try:
+    result = load_once(Path(library))
+except BaseException as error:
+    result = {"stage": "load", "error": str(error.__cause__ or error)}
+signal.setitimer(signal.ITIMER_REAL, 0)
+Path(answer).write_text(json.dumps(result))
+"""
 _STUB = "// Links the objects that were compiled beside this file.\n"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What the first load showed: the operators it registered, the Python modules it holds.
+    """What the first load showed: the operators it registered, the Python modules it holds."""
 
-    ``ops`` is ``None`` where the load could not be tried.
-    """
-
-    ops: list[str] | None
+    ops: list[str]
     init_symbols: list[str]
 
 
@@ -74,9 +89,7 @@ def link_and_try(
     return _read_outcome(outcome, staging, library, sources)
 
 
-def try_load(
-    library: Path, init_symbols: Sequence[str], scratch: Path, sources: Sequence[str]
-) -> None:
+def try_load(library: Path, scratch: Path, sources: Sequence[str]) -> None:
     """Load a finished library in a child, to see whether this process could.
 
     Raises:
@@ -84,7 +97,7 @@ def try_load(
     """
     log = scratch / f"trial-{os.urandom(4).hex()}.log"
     try:
-        outcome = _in_child(lambda: _load_only(library, init_symbols), log, library, lambda: None)
+        outcome = _in_child(lambda: load_once(library), log, library, lambda: None)
         _read_outcome(outcome, scratch, library, sources)
     finally:
         with contextlib.suppress(OSError):
@@ -110,6 +123,8 @@ class _Outcome:
 
 
 def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequence[str]) -> Trial:
+    if outcome.timed_out and library.is_file():
+        outcome = _in_new_process(library, staging)
     result = outcome.result
     # torch 2.11 only prints what goes wrong in a registration, and leaves the operator out.
     unregistered = result is not None and "Exception in aoti_torch" in outcome.output
@@ -118,9 +133,12 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequ
     if result is not None and result.get("stage") == "link":
         said = str(result["error"])
         raise CompileError(said, command=_failed_command(said))
-    if outcome.timed_out and library.is_file():
-        # A lock of some library was held at the fork. The library itself may well be good.
-        return Trial(None, init_symbols_of(library))
+    if outcome.timed_out:
+        raise LoaderError(
+            f"the library {library.stem!r} was built, but loading it does not come to an end: a "
+            f"static initialiser or a registration was still running after {_HANG_SECONDS:.0f} s. "
+            "Look there for a loop, a lock, or something that is waited for."
+        )
     if result is not None and "error" in result:
         said = str(result["error"])
     else:
@@ -209,6 +227,30 @@ def _in_child(
     return _Outcome(result, status, output, timed_out)
 
 
+def _in_new_process(library: Path, scratch: Path) -> _Outcome:
+    """Load a library that hung in a forked child where no lock of another thread was held."""
+    result = None
+    with tempfile.TemporaryDirectory(dir=scratch) as name, open(f"{name}/log", "w+b") as log:
+        answer = f"{name}/answer"
+        argv = [sys.executable, "-c", _LOAD, str(library), answer, str(_HANG_SECONDS), *sys.path]
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_TOTAL_SECONDS)
+        finally:
+            if process.returncode is None:
+                kill_group(process.pid)
+            code = process.wait()
+        with contextlib.suppress(OSError, ValueError), open(answer, "rb") as stream:
+            result = json.load(stream)
+        log.seek(0)
+        said = log.read().decode(errors="replace")
+    status = -code if code < 0 else code << 8
+    return _Outcome(result, status, said, code in (-signal.SIGALRM, -signal.SIGKILL))
+
+
 def _child(work: Callable[[], dict[str, Any]], log: Path, writer: int) -> NoReturn:
     code = 1
     try:
@@ -283,10 +325,7 @@ def _link_and_load(
         if not library.is_file():
             raise _LinkError(str(error)) from None
         raise
-    init = init_symbols_of(library)
-    _import_all(library, init)
-    after = set(torch._C._dispatch_get_all_op_names())
-    return {"ops": sorted(after - before), "init": init}
+    return _import_all(library, before)
 
 
 def _plain_path(directory: str | os.PathLike[str]) -> str:
@@ -294,19 +333,25 @@ def _plain_path(directory: str | os.PathLike[str]) -> str:
     return f"/proc/{os.getpid()}/fd/{os.open(directory, os.O_PATH)}"
 
 
-def _load_only(library: Path, init_symbols: Sequence[str]) -> dict[str, Any]:
+def load_once(library: Path) -> dict[str, Any]:
+    """Load ``library`` into this process, and say what it brought."""
     import torch
 
+    before = set(torch._C._dispatch_get_all_op_names())
     torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
-    _import_all(library, init_symbols)
-    return {"ops": [], "init": []}
+    return _import_all(library, before)
 
 
-def _import_all(library: Path, init_symbols: Sequence[str]) -> None:
+def _import_all(library: Path, before: set[str]) -> dict[str, Any]:
+    import torch
+
     from ..module import import_extension
 
-    for name in init_symbols:
+    init = init_symbols_of(library)
+    for name in init:
         import_extension(name, library)
+    after = set(torch._C._dispatch_get_all_op_names())
+    return {"ops": sorted(after - before), "init": init}
 
 
 def _put_ninja_on_path() -> None:

@@ -59,7 +59,7 @@ class Entry:
 
     ``inputs`` is everything of the level-1 key in readable form, ``headers`` maps the name of each
     header read to its digest, ``visible`` lists where included names were found in the caller's
-    directories. ``ops`` are the operators that loading registers, ``None`` if that is not known.
+    directories. ``ops`` are the operators that loading registers.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Entry:
     python_abi: str | None
     library_sha256: str
     library_size: int
-    ops: list[str] | None
+    ops: list[str]
     init_symbols: list[str]
     info: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
@@ -102,9 +102,12 @@ class Entry:
             ValueError: it is not such a description.
         """
         try:
-            return cls(**json.loads(text))
+            entry = cls(**json.loads(text))
         except TypeError as error:
             raise ValueError(str(error)) from None
+        if entry.ops is None:
+            raise ValueError("its operators are not known; an older jitquant made it")
+        return entry
 
 
 class Published(NamedTuple):
