@@ -45,20 +45,60 @@ print(json.dumps({"nvcc": nvcc.path, "version": nvcc.version, "origin": nvcc.ori
 """
 
 
-def requirements() -> list[str]:
-    """The extra ``nvcc`` of the project."""
+def requirements(extra: str) -> list[str]:
+    """What an extra of the project asks for."""
     text = (ROOT / "pyproject.toml").read_text()
-    listed = re.search(r"^nvcc = \[\n(.*?)^\]", text, re.M | re.S)
+    listed = re.search(rf"^{extra} = \[(.*?)\]$", text, re.M | re.S)
     assert listed is not None
     return re.findall(r'"([^"]+)"', listed.group(1))
 
 
-def test_the_parts_are_of_one_minor_release() -> None:
-    """nvcc 13.0 with the nvvm of 13.5 fails in ptxas."""
-    pins = dict(item.split("==") for item in requirements())
-    assert {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm"} <= set(pins)
-    assert len(set(pins.values())) == 1
-    assert re.fullmatch(r"\d+\.\d+\.\*", pins["nvidia-cuda-nvcc"])
+@pytest.fixture(scope="module")
+def pip(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A pip whose dry run downloads metadata alone: 23.3 or newer."""
+    directory = tmp_path_factory.mktemp("pip")
+    install = ["install", "--quiet", "--no-deps", "--target", str(directory), "pip>=23.3"]
+    done = run_pip([sys.executable, "-m", "pip"], *install)
+    if done.returncode != 0:
+        pytest.skip(f"no network, or no index: {done.stderr.strip()[-300:]}")
+    return [sys.executable, str(directory / "pip")]
+
+
+def run_pip(pip: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*pip, "--disable-pip-version-check", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torch", ["2.11.0", "2.15.0"])
+def test_the_extras_take_the_cuda_of_torch(pip: list[str], tmp_path: Path, torch: str) -> None:
+    """torch stays; every part is of the minor release of CUDA that it was built for.
+
+    nvcc 13.0 with the nvvm of 13.5 fails in ptxas.
+    """
+    report = tmp_path / "report.json"
+    dry = ["install", "--quiet", "--dry-run", "--ignore-installed", "--only-binary=:all:"]
+    wanted = [f"torch=={torch}", *requirements("nvcc"), *requirements("nvrtc")]
+    done = run_pip(pip, *dry, "--report", str(report), *wanted)
+    if "No matching distribution found for torch" in done.stderr:
+        pytest.skip(f"the index has no torch {torch} for this Python")
+    assert done.returncode == 0, done.stderr
+    found = [item["metadata"] for item in json.loads(report.read_text())["install"]]
+    versions = {item["name"]: item["version"] for item in found}
+    assert versions["torch"].partition("+")[0] == torch
+    (built_for,) = (
+        re.search(r"==(\d+\.\d+)\.", need).group(1)  # type: ignore[union-attr]
+        for item in found
+        if item["name"] == "torch"
+        for need in item["requires_dist"]
+        if need.startswith("cuda-toolkit[")
+    )
+    parts = ("nvcc", "crt", "runtime", "nvrtc")
+    names = [*(f"nvidia-cuda-{part}" for part in parts), "nvidia-nvvm"]
+    assert {name: versions[name].rpartition(".")[0] for name in names} == dict.fromkeys(
+        names, built_for
+    )
+    assert "nvidia-cuda-cccl" in versions
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +109,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
     done = subprocess.run(
-        [*pip, "--disable-pip-version-check", "--no-deps", *requirements()],
+        [*pip, "--disable-pip-version-check", *requirements("nvcc")],
         capture_output=True,
         text=True,
         check=False,
