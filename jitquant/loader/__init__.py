@@ -23,6 +23,7 @@ from .errors import (
     HostCompilerNotFoundError,
     LoaderError,
     LockTimeoutError,
+    NoBuildError,
     NvccNotFoundError,
     NvrtcNotFoundError,
     OldGraphWarning,
@@ -51,6 +52,7 @@ __all__ = [
     "Loader",
     "LoaderError",
     "LockTimeoutError",
+    "NoBuildError",
     "NvccNotFoundError",
     "NvrtcNotFoundError",
     "OldGraphWarning",
@@ -146,7 +148,8 @@ def get_cuda_module(
         LockTimeoutError: another process has been building it for too long.
         CacheError: the cache directory cannot be used, or its disk is full.
         CaptureError: a build or load would be needed during CUDA graph capture.
-        FrozenError: it is not loaded, and :func:`freeze` was called.
+        NoBuildError: it would have to be built, and ``JITQUANT_NO_BUILD`` is 1.
+        FrozenError: it would have to be built, and :func:`freeze` was called.
         LoaderError: the library does not load.
 
     After an edit that fails, ``last_good`` of the error is the module from before it.
@@ -200,12 +203,17 @@ def warmup(*names: str, devices: Iterable[int] | None = None) -> dict[str, CudaM
     return _default.warmup(*names, devices=devices)
 
 
-def freeze() -> None:
-    """Stop looking for changes: a loaded module is returned as it is, anything else raises.
+def freeze(*, build: bool = False) -> None:
+    """Stop looking for changes, and build nothing more.
 
-    :class:`FrozenError` names the caller that asked for a module which is not loaded.
+    A loaded module is returned as it is. One that is not loaded is loaded from a bundle or the
+    cache; if neither has it, :class:`FrozenError` names the line that asked for it, and the command
+    that builds it.
+
+    Args:
+        build: whether a module that is not loaded may still be built.
     """
-    _default.freeze()
+    _default.freeze(build=build)
 
 
 def unfreeze() -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from .errors import (
     FrozenError,
     HostCompilerNotFoundError,
     LoaderError,
+    NoBuildError,
     NvccNotFoundError,
 )
 from .machine.archs import ArchChoice, choose_archs, visible_archs
@@ -23,7 +25,7 @@ from .module import CudaModule, load_module, loaded_under
 from .report import Reporter
 from .request.plan import Plan, Request, Wanted, look_up, make_plan
 from .request.sources import FileHasher, Watched, as_strings, check_name, kernel_names
-from .settings import check_settings
+from .settings import check_settings, setting
 from .store.cache import Cache, Entry, bundle_paths, default_root
 from .store.match import Build, ChangedError, digests_now, match_entry, take
 from .watch.inotify import Watcher
@@ -99,6 +101,7 @@ class Loader:
         self._superseded: dict[object, list[CudaModule]] = {}
         self._warned_of: set[str] = set()
         self._frozen = False
+        self._frozen_builds = False
         self._caches: dict[Path, Cache] = {}
         self._reset_locks()
 
@@ -173,6 +176,7 @@ class Loader:
                     hasher=self.hasher,
                     cache=self.cache,
                     reloads=self.reloads,
+                    check_may_build=partial(self.check_may_build, backend="nvrtc"),
                 )
         return self._devices.get(request, frozen=self._frozen, capturing=self._capturing())
 
@@ -202,8 +206,6 @@ class Loader:
         return tuple(sources)  # type: ignore[arg-type]
 
     def _get_slowly(self, key: object, request: Request) -> CudaModule:
-        if self._frozen:
-            raise FrozenError(self._frozen_message(request))
         with self._guard_current():
             self._named[request.name] = request
             lock = self._key_locks.setdefault(key, threading.Lock())
@@ -300,15 +302,32 @@ class Loader:
             f"compiling must not happen within a capture. {way_out}"
         )
 
-    def _frozen_message(self, request: Request) -> str:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-            frame = frame.f_back
-        return (
-            f"module {request.name!r} is not loaded, and jitquant.freeze() was called: no module "
-            f"is looked for any more. Asked for at {frame.f_code.co_filename}:{frame.f_lineno}. "
-            f"Call jitquant.warmup({request.name!r}) before freeze(), or unfreeze()."
+    def check_may_build(self, wanted: Wanted, *, why: str = "", backend: str = "nvcc") -> None:
+        """Refuse a build if none may be made.
+
+        Args:
+            why: why the cache could not be asked, if it could not.
+            backend: what would build it.
+
+        Raises:
+            FrozenError: after :meth:`freeze` without ``build``.
+            NoBuildError: ``JITQUANT_NO_BUILD`` is 1.
+        """
+        frozen = self._frozen and not self._frozen_builds
+        if not frozen and setting("JITQUANT_NO_BUILD") != "1":
+            return
+        from .request.command import command_of
+
+        text = (
+            f"module {wanted.name!r} would have to be built, which "
+            f"{'jitquant.freeze()' if frozen else 'JITQUANT_NO_BUILD=1'} forbids: "
+            f"{why or 'neither a bundle nor the cache has it'}."
         )
+        if frozen:
+            text += f" Asked for at {_caller()}."
+        text += f" To build it: {command_of(wanted.request, wanted.archs.archs, backend)}"
+        refused = self.search_bundles(wanted)[1]
+        raise (FrozenError if frozen else NoBuildError)("\n  - ".join([text, *refused]))
 
     @contextlib.contextmanager
     def _guard_current(self) -> Any:
@@ -419,12 +438,18 @@ class Loader:
 
     def _get_built(self, wanted: Wanted) -> tuple[Loaded, Watched]:
         """The module loaded from the cache, or built; if this process has it, that."""
-        plan = self.plan(wanted)
+        try:
+            plan = self.plan(wanted)
+        except (NvccNotFoundError, HostCompilerNotFoundError) as error:
+            # A key of the cache has the compilers in it.
+            self.check_may_build(wanted, why=str(error).splitlines()[0].rstrip(" :."))
+            raise
         return self._find_loaded(plan) or self._load(plan, self.find(plan) or self._build(plan))
 
     def _build(
         self, plan: Plan, on_tick: Callable[[Sequence[str]], None] = lambda _: None
     ) -> Build:
+        self.check_may_build(plan)
         from .compile.builder import Builder
 
         with self._guard_current():
@@ -525,13 +550,21 @@ class Loader:
         requests = {name: request_to_warm(name, self._named, ours) for name in names or ours}
         return warm(requests, self.get_request, devices)
 
-    def freeze(self) -> None:
+    def freeze(self, *, build: bool = False) -> None:
         """See :func:`jitquant.loader.freeze`."""
-        self._frozen = True
+        self._frozen, self._frozen_builds = True, build
 
     def unfreeze(self) -> None:
         """See :func:`jitquant.loader.unfreeze`."""
         self._frozen = False
+
+
+def _caller() -> str:
+    """The file and line outside of this package that this call came from."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _changes_too_fast(request: Request) -> LoaderError:

@@ -134,5 +134,12 @@ class CaptureError(LoaderError):
     """A build would be needed while a CUDA graph is being captured."""
 
 
-class FrozenError(LoaderError):
-    """A module that is not loaded was asked for after :func:`jitquant.loader.freeze`."""
+class NoBuildError(LoaderError):
+    """A module would have to be built, and ``JITQUANT_NO_BUILD`` says that none may be.
+
+    The message names the module and the command that builds it.
+    """
+
+
+class FrozenError(NoBuildError):
+    """The same after :func:`jitquant.loader.freeze`; the message names the line that asked."""

@@ -22,6 +22,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "JITQUANT_CUDA_ARCHS",
         "JITQUANT_JOBS",
         "JITQUANT_LOCK_TIMEOUT",
+        "JITQUANT_NO_BUILD",
         "JITQUANT_QUIET",
         "JITQUANT_RELOAD",
         "TORCH_CUDA_ARCH_LIST",

@@ -17,6 +17,7 @@ from jitquant.loader import (
     DeviceModule,
     FrozenError,
     Loader,
+    NoBuildError,
     NvrtcNotFoundError,
     get_cuda_module,
 )
@@ -195,6 +196,12 @@ def test_bad_requests(source: Path, tmp_path: Path, loader: Loader) -> None:
     capturing = new_loader(tmp_path / "cache", capturing=lambda: True)
     with pytest.raises(CaptureError):
         capturing.get_device_module("scale", [source])
+
+
+def test_no_build(source: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
+    with pytest.raises(NoBuildError, match=r'get_cuda_module\("scale".*, backend="nvrtc"\)'):
+        loader.get_device_module("scale", [source], archs="90a")
 
 
 def test_a_damaged_cubin_is_built_again(source: Path, tmp_path: Path) -> None:

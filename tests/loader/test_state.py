@@ -3,38 +3,117 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import jitquant.loader
-from jitquant.loader import CaptureError, CompileError, FrozenError, Loader, UnsupportedArchError
+from jitquant.loader import (
+    CaptureError,
+    CompileError,
+    FrozenError,
+    Loader,
+    NoBuildError,
+    UnsupportedArchError,
+)
+from jitquant.loader.request.plan import Request
 
 from .conftest import Toy
-from .toys import entries, new_loader, write_factor, write_plain, write_toy
+from .toys import ROOT, entries, new_loader, write_factor, write_plain, write_toy
 
 
-def test_frozen_loader_serves_what_is_loaded_and_nothing_else(plain: Toy, tmp_path: Path) -> None:
+def test_frozen_loader_serves_what_was_built_and_builds_nothing(plain: Toy, tmp_path: Path) -> None:
     source, cache = plain.copy(tmp_path)
     loader = new_loader(cache)
-    module = loader.get("plain", [source])
     loader.freeze()
+    module = loader.get("plain", [source])  # not loaded, but in the cache
     write_factor(source.with_suffix(".h"), 4)
     assert loader.get("plain", [source]) is module
-    source.unlink()
-    assert loader.get("plain", [source]) is module
-    with pytest.raises(FrozenError, match="module 'other' is not loaded") as caught:
+    with pytest.raises(FrozenError, match="module 'other' would have to be built") as caught:
         loader.get("other", [source])
-    line = inspect.getsourcelines(test_frozen_loader_serves_what_is_loaded_and_nothing_else)[1]
-    named = str(caught.value).split("Asked for at ")[1].split(". Call")[0]
+    start = inspect.getsourcelines(test_frozen_loader_serves_what_was_built_and_builds_nothing)[1]
+    named = str(caught.value).split("Asked for at ")[1].split(". To build")[0]
     file, number = named.rsplit(":", 1)
     assert Path(file).name == "test_state.py"
-    assert line < int(number) < line + 20
-    assert "jitquant.warmup('other')" in str(caught.value)
+    assert start < int(number) < start + 20
+    assert """'import jitquant; jitquant.get_cuda_module("other", ["/""" in str(caught.value)
+    source.unlink()
+    assert loader.get("plain", [source]) is module
     loader.unfreeze()
     with pytest.raises(FileNotFoundError):
         loader.get("plain", [source])
+
+
+def test_frozen_loader_builds_what_is_new_if_told_so(plain: Toy, tmp_path: Path) -> None:
+    source, cache = plain.copy(tmp_path)
+    loader = new_loader(cache)
+    module = loader.get("plain", [source])
+    loader.freeze(build=True)
+    write_factor(source.with_suffix(".h"), 4)
+    assert loader.get("plain", [source]) is module
+    assert loader.get("other", [source]).library.factor() == 4
+
+
+def test_no_build_takes_what_the_cache_has_and_names_the_command_otherwise(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = plain.copy(tmp_path)
+    monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
+    loader = new_loader(cache)
+    assert loader.get("plain", [source]).library.factor() == 3
+    write_factor(source.with_suffix(".h"), 4)
+    with pytest.raises(NoBuildError) as caught:
+        loader.get("plain", [source])
+    assert str(caught.value).startswith(
+        "module 'plain' would have to be built, which JITQUANT_NO_BUILD=1 forbids: neither a "
+        f"bundle nor the cache has it. To build it: jitquant build {source}"
+    )
+    with pytest.raises(NoBuildError):
+        loader.ensure(Request("plain", (source,)))
+    assert len(entries(cache)) == 1
+    monkeypatch.setenv("JITQUANT_NO_BUILD", "0")
+    assert loader.get("plain", [source]).library.factor() == 4
+
+
+@pytest.mark.parametrize("flags", [(), ("-DEXTRA=1",)])
+def test_the_command_of_a_refused_build_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    source = write_plain(tmp_path / "a 'b'")
+    monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
+    loader = new_loader(tmp_path / "cache")
+    with pytest.raises(NoBuildError) as caught:
+        loader.get("plain", [source], cxx_flags=flags)
+    command = str(caught.value).partition("To build it: ")[2].splitlines()[0]
+    words = shlex.split(command)
+    assert words[0] == ("python" if flags else "jitquant")
+    command = (
+        " ".join([sys.executable, *(() if flags else ("-m", "jitquant"))])
+        + command[len(words[0]) :]
+    )
+    environment = {
+        **os.environ,
+        "JITQUANT_CACHE_DIR": str(tmp_path / "cache"),
+        "JITQUANT_NO_BUILD": "0",
+        "PYTHONPATH": str(ROOT),
+    }
+    subprocess.run(command, shell=True, check=True, cwd="/", env=environment)
+    assert loader.get("plain", [source], cxx_flags=flags).library.factor() == 3
+
+
+def test_no_build_without_a_compiler(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = plain.copy(tmp_path)
+    monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoBuildError, match=r"no C\+\+ compiler.*\. To build it: jitquant build"):
+        new_loader(cache).get("plain", [source])
 
 
 def test_capture(plain: Toy, tmp_path: Path) -> None:

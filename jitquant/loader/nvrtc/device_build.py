@@ -61,11 +61,13 @@ class DeviceBuilder:
         hasher: FileHasher,
         cache: Callable[[], Cache],
         reloads: Callable[[Wanted], bool],
+        check_may_build: Callable[[Wanted], None],
     ) -> None:
         self._look_up = look_up
         self._hasher = hasher
         self._cache = cache
         self._reloads = reloads
+        self._check_may_build = check_may_build
         self._guard = threading.Lock()
         self._nvrtc: Nvrtc | None = None
         self._modules: dict[str, DeviceModule] = {}
@@ -181,6 +183,7 @@ class DeviceBuilder:
             cache = cache.temporary()
             if not wanted.closure.computed and (found := self._find(cache, wanted)):
                 return found
+        self._check_may_build(wanted.of)
         with cache.staging(wanted.level1, False) as staging:
             return self._compile(cache, staging, wanted, half, expressions)
 

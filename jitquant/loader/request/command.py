@@ -1,0 +1,38 @@
+"""The command that builds a request, for an error that has to name one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from .plan import Request
+
+
+def command_of(request: Request, archs: Sequence[str], backend: str = "nvcc") -> str:
+    """The shell command that builds ``request`` for ``archs``, from any directory."""
+    name = request.name
+    sources = [
+        source
+        if isinstance(source, str) and os.path.basename(source) == source  # one of the project's
+        else os.path.abspath(os.fspath(source))  # type: ignore[call-overload]
+        for source in request.sources
+    ]
+    has_flags = request != Request(name, request.sources, archs=request.archs)
+    if backend == "nvcc" and not has_flags and len(sources) == 1 and Path(sources[0]).stem == name:
+        named = name if sources[0] == f"{name}.cu" else shlex.quote(sources[0])
+        return f"jitquant build {named}" + (f" --arch {','.join(archs)}" if archs else "")
+    given = {
+        "include_dirs": [os.path.abspath(directory) for directory in request.include_dirs],
+        "cuda_flags": list(request.cuda_flags),
+        "cxx_flags": list(request.cxx_flags),
+        "archs": list(archs),
+        "backend": "" if backend == "nvcc" else backend,
+    }
+    # JSON, since its double quotes stay as they are within the single ones of a shell.
+    arguments = [json.dumps(name), json.dumps(sources)]
+    arguments += [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
+    code = f"import jitquant; jitquant.get_cuda_module({', '.join(arguments)})"
+    return f"python -c {shlex.quote(code)}"
