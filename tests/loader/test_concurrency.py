@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from jitquant.loader import CudaModule, Loader, LockTimeoutError
+from jitquant.loader.store import cache as cache_module
+from jitquant.loader.store.cache import staged_by_this_machine
 
 from .conftest import Toy
 from .toys import (
@@ -211,18 +213,52 @@ def test_sweep_takes_what_dead_builders_left(plain: Toy, tmp_path: Path) -> None
     source, cache = plain.copy(tmp_path)
     (entry,) = entries(cache)
     shard = json.loads((entry / "entry.json").read_text())["level1"][:3]
-    dead = cache / "v1" / "staging" / f"{shard}-1-dead"
-    other = cache / "v1" / "staging" / ("000-1-x" if shard != "000" else "111-1-x")
-    dead.mkdir()
-    other.mkdir()
+    staging = cache / "v1" / "staging"
+    dead = staging / f"{staged_by_this_machine(shard)}1-dead"
+    others = [
+        staging / f"{staged_by_this_machine('000' if shard != '000' else '111')}1-x",
+        staging / f"{shard}@elsewhere-0a1b2c3d-1-x",
+        staging / f"{staged_by_this_machine(None)}1-x",
+    ]
+    for path in (dead, *others):
+        path.mkdir()
     write_factor(source.with_suffix(".h"), 4)
     new_loader(cache).get("plain", [source])
-    assert not dead.exists()
-    assert other.exists()
-    os.utime(other, (0, 0))
+    assert sorted(staging.iterdir()) == sorted(others)
+    for path in others:
+        os.utime(path, (0, 0))
     write_factor(source.with_suffix(".h"), 5)
     new_loader(cache).get("plain", [source])
     assert litter(cache) == []
+
+
+def test_two_machines_that_do_not_see_each_others_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with NFS and local locks: the second builds while the first is at it; both succeed."""
+    source, go = write_plain(tmp_path / "source"), tmp_path / "go"
+    waiting = tmp_path / "waiting" / "g++"
+    waiting.parent.mkdir()
+    waiting.write_text(
+        '#!/bin/sh\ncase " $*" in *" -c "*/plain.cpp*)\n'
+        f'  while [ ! -e "{go}" ]; do sleep 0.05; done;; esac\nexec g++ "$@"\n'
+    )
+    waiting.chmod(0o755)
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+
+    def first() -> bool:
+        monkeypatch.setattr(cache_module, "this_machine", lambda: "first-0a1b2c3d")
+        monkeypatch.setenv("CXX", str(waiting))
+        return bool(new_loader(tmp_path / "cache").get("plain", [source]).library.factor() == 3)
+
+    builder = fork(first, tmp_path / "output.txt")
+    wait_for(lambda: children(builder), 60)
+    assert len(litter(tmp_path / "cache")) == 2
+    assert new_loader(tmp_path / "cache").get("plain", [source]).library.factor() == 3
+    go.touch()
+    assert os.waitpid(builder, 0)[1] == 0, (tmp_path / "output.txt").read_text()
+    assert len(entries(tmp_path / "cache")) == 1
+    assert litter(tmp_path / "cache") == []
 
 
 def test_forked_child_uses_and_builds_modules(plain: Toy, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader.request.plan import Request
-from jitquant.loader.store.cache import Cache, Entry
+from jitquant.loader.store.cache import Cache, Entry, staged_by_this_machine
 from jitquant.loader.store.hold import hold, unused
 from jitquant.loader.store.prune import clear, prune, stored
 
@@ -218,16 +218,21 @@ def test_what_was_just_removed_is_not_called_damaged(plain: Toy, tmp_path: Path)
 
 def test_what_dead_builders_left_goes(plain: Toy, tmp_path: Path) -> None:
     _, cache = plain.copy(tmp_path)
-    left = cache / "v1" / "staging" / "abc-1-2"
+    left = cache / "v1" / "staging" / f"{staged_by_this_machine('abc')}1-2"
     left.mkdir()
-    busy = cache / "v1" / "staging" / "def-1-2"
+    busy = cache / "v1" / "staging" / f"{staged_by_this_machine('def')}1-2"
     busy.mkdir()
+    foreign = cache / "v1" / "staging" / "abc@elsewhere-0a1b2c3d-1-2"
+    foreign.mkdir()
     for kind in ("pruned", "damaged"):
         (cache / "v1" / "staging" / f"{kind}-12" / "deep").mkdir(parents=True)
     locks = set((cache / "v1" / "locks").iterdir())
     with Cache(cache).lock("def", timeout=1, beat=1, on_wait=lambda *_: None):
         prune(Cache(cache), older_than=1e9)
-    assert list((cache / "v1" / "staging").iterdir()) == [busy]
+    assert set((cache / "v1" / "staging").iterdir()) == {busy, foreign}
+    os.utime(foreign, (0, 0))
+    prune(Cache(cache), older_than=1e9)
+    assert litter(cache) == []
     names = {path.name for path in set((cache / "v1" / "locks").iterdir()) - locks}
     assert names <= {"abc.lock", "def.lock"}
 

@@ -85,9 +85,8 @@ class Builder:
                         f"{plan.name}: another process built it (waited {heartbeat.seconds:.1f} s)"
                     )
                 return found
-            if locked:
-                cache.sweep(plan.level1)
-            else:
+            cache.sweep(plan.level1 if locked else None)
+            if not locked:
                 reporter.say_once(
                     f"the file system of {cache.root} has no locks; two processes may build the "
                     "same thing"

@@ -402,8 +402,8 @@ class Cache:
             CacheError: the disk fails, or somebody removes the directory during the build.
         """
         made = False
-        prefix = _shard(level1) if locked else "free"
-        path = self.base / "staging" / f"{prefix}-{os.getpid()}-{os.urandom(6).hex()}"
+        prefix = staged_by_this_machine(level1 if locked else None)
+        path = self.base / "staging" / f"{prefix}{os.getpid()}-{os.urandom(6).hex()}"
         try:
             os.mkdir(path, 0o700)
             os.chmod(path, 0o700)
@@ -423,13 +423,20 @@ class Cache:
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
-    def sweep(self, level1: str) -> None:
-        """Remove what dead builders left; call with the lock of ``level1`` held."""
-        now = time.time()
+    def sweep(self, level1: str | None) -> None:
+        """Remove what dead builders left.
+
+        Whoever holds the lock of ``level1`` knows that the builders of this machine that held it
+        are gone. Another machine's lock may not reach here (NFS with local locks), so what is
+        staged there goes by age alone, as everything does for a ``level1`` of ``None``.
+        """
+        staging = self.base / "staging"
         with contextlib.suppress(OSError):
-            for item in os.scandir(self.base / "staging"):
+            with tempfile.TemporaryFile(dir=staging) as new:
+                now = os.fstat(new.fileno()).st_mtime  # by the clock that dates the others
+            for item in os.scandir(staging):
                 with contextlib.suppress(OSError):
-                    ours = item.name.startswith(_shard(level1) + "-")
+                    ours = level1 and item.name.startswith(staged_by_this_machine(level1))
                     if ours or now - item.stat().st_mtime > _STALE_SECONDS:
                         shutil.rmtree(item.path, ignore_errors=True)
         for directory in ("last", "toolchain"):
@@ -534,6 +541,19 @@ _CHOOSE_ANOTHER = "Set JITQUANT_CACHE_DIR to a directory of your own."
 def _shard(level1: str) -> str:
     """Locks are shared by the keys with the same three first digits: their number is bounded."""
     return level1[:3]
+
+
+def this_machine() -> str:
+    """This machine until it is started again: its processes see each other's locks."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    return f"{socket.gethostname()}-{boot}"
+
+
+def staged_by_this_machine(level1: str | None) -> str:
+    """How the names of staging directories of this machine begin; ``None`` for those unlocked."""
+    return f"{_shard(level1) if level1 else 'free'}@{this_machine()}-"
 
 
 def _describe_owner(path: Path) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CacheError, LockTimeoutError
-from .cache import Cache, Entry
+from .cache import Cache, Entry, staged_by_this_machine
 from .hold import unused
 
 _A_MOMENT = 0.05
@@ -154,11 +154,12 @@ def _sweep(cache: Cache) -> None:
     """Remove what builders left that are no more: nobody holds the lock of their build."""
     shards: set[str] = set()
     for item in _scan(cache.base / "staging"):
-        kind = item.name.partition("-")[0]
-        if kind in ("pruned", "damaged"):  # whoever set it aside was about to remove it
+        shard = item.name.partition("@")[0]
+        if item.name.startswith(("pruned-", "damaged-")):  # whoever did so was about to remove it
             shutil.rmtree(item.path, ignore_errors=True)
-        elif kind != "free":  # made where there are no locks; it goes after a day
-            shards.add(kind)
+        elif item.name.startswith(staged_by_this_machine(shard)):
+            shards.add(shard)
+    cache.sweep(None)
     for shard in sorted(shards):
         with _locked(cache, shard) as locked:
             if locked:
