@@ -143,7 +143,14 @@ inline cudaStream_t current_stream(const View& t) {
   return static_cast<cudaStream_t>(stream);
 }
 
+// The device that torch puts new tensors on. CUDA's current one may be another: torch does not
+// switch back to a device without a context, it only remembers it.
+inline int32_t current_device() {
+  return torch::stable::accelerator::getCurrentDeviceIndex();
+}
+
 inline void check_launch(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) cudaGetLastError();  // or torch's next kernel would report it
   JITQUANT_CHECK(error == cudaSuccess, what, ": CUDA error ", cudaGetErrorName(error), ": ",
                  cudaGetErrorString(error));
 }
@@ -391,18 +398,22 @@ class Call {
  public:
   virtual void begin() {}  // nothing can be refused any more: the next thing is a launch
   virtual void end() {}
+  virtual int32_t device() { return current_device(); }
 
  protected:
   ~Call() = default;
 };
 
-// While it lives, the input's device is the current one, and `stream` takes the launches.
+// While it lives, the input's device is torch's and CUDA's current one, and `stream` takes the
+// launches.
 class __attribute__((visibility("hidden"))) Launching {
  public:
   Launching(Call& call, const View& like) : call_(call), stream(current_stream(like)) {
     int current = -1;
-    if (cudaGetDevice(&current) != cudaSuccess || current != like.device)
+    if (cudaGetDevice(&current) != cudaSuccess || current != like.device ||
+        call.device() != like.device) {
       guard_.emplace(like.device);
+    }
     call_.begin();
   }
   ~Launching() { call_.end(); }

@@ -177,8 +177,8 @@ class DirectCall : public Call {
     return !watched;
   }
 
-  int device() {
-    if (device_ < 0 && cudaGetDevice(&device_) != cudaSuccess) throw NotPlain();
+  int32_t device() override {
+    if (device_ < 0) device_ = current_device();
     return device_;
   }
 
@@ -203,7 +203,7 @@ class DirectCall : public Call {
 
   PyObject* written_ = nullptr;
   PyThreadState* thread_ = nullptr;
-  int device_ = -1;
+  int32_t device_ = -1;
   bool begun_ = false;
 };
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -92,20 +93,24 @@ def _compile(arguments: Sequence[str | Path]) -> None:
 
 
 class Machine:
-    """The libraries ``names``, compiled into ``folder``, and the devices they run on."""
+    """The libraries ``names``, compiled into ``folder``, and the devices they run on.
 
-    def __init__(self, names: Sequence[str], folder: Path) -> None:
+    With ``python`` they are modules of Python too, with the functions that pass by the dispatcher.
+    """
+
+    def __init__(self, names: Sequence[str], folder: Path, *, python: bool = False) -> None:
         machine = folder / "libmachine.so"
         _compile(["-O2", "-Wall", "-Wextra", "-Werror", EMULATION / "machine.cpp", "-o", machine])
 
         # Nothing is another library's, not even where the same template is in both.
         own = ["-fvisibility=hidden", "-fno-gnu-unique", "-fno-extern-tls-init"]
         aligned = ["-fsanitize=alignment", "-fno-sanitize=null"]
+        headers = [f"-I{sysconfig.get_path('include')}"] if python else []
 
         def build(name: str) -> None:
             _compile(
                 [
-                    *("-Og", "-w", *own, *aligned, f"-DTORCH_EXTENSION_NAME={name}"),
+                    *("-Og", "-w", *own, *aligned, *headers, f"-DTORCH_EXTENSION_NAME={name}"),
                     *(f"-I{EMULATION}", f"-I{KERNELS / 'include'}"),
                     *("-include", KERNELS / f"{name}.cu"),
                     *("-x", "c++", KERNELS / "bindings" / f"{name}.cpp"),
@@ -121,6 +126,7 @@ class Machine:
         self._machine.emulation_error.restype = ctypes.c_char_p
         self._machine.emulation_launches.restype = ctypes.c_int64
         self._machine.emulation_kernel.restype = ctypes.c_bool
+        self._machine.emulation_filled.restype = ctypes.c_bool
         self.devices: int = self._machine.emulation_devices()
         self._libraries = {name: ctypes.CDLL(str(folder / f"{name}.so")) for name in names}
         for library in self._libraries.values():
@@ -132,6 +138,35 @@ class Machine:
     def use(self, device: int, *, descending: bool = False) -> None:
         """Which device runs, and in which order its warps and blocks do."""
         self._machine.emulation_use(device, int(descending))
+
+    def make_current(self, cuda: int, torch: int) -> None:
+        """What CUDA and PyTorch take for the current device; tensors stay where `use` has them."""
+        self._machine.emulation_make_current(cuda, torch)
+
+    @property
+    def current(self) -> tuple[int, int]:
+        """As `make_current` takes it."""
+        return self._machine.emulation_current(0), self._machine.emulation_current(1)
+
+    def multiprocessors(self, device: int) -> int:
+        """Of a device."""
+        count: int = self._machine.emulation_multiprocessors(device)
+        return count
+
+    def refuse(self, refuse: bool) -> None:
+        """Whether launches fail."""
+        self._machine.emulation_refuse(refuse)
+
+    @property
+    def last_error(self) -> int:
+        """The error that the next one who asks CUDA would get."""
+        error: int = self._machine.emulation_last_error()
+        return error
+
+    def filled(self, device: int) -> bool:
+        """Whether a cooperative launch had as many blocks as the device holds at once."""
+        filled: bool = self._machine.emulation_filled(device)
+        return filled
 
     @property
     def launches(self) -> int:

@@ -7,6 +7,7 @@
 #include <functional>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "machine.h"
 
@@ -172,6 +173,7 @@ enum cudaError_t : int {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorInvalidConfiguration = 9,
+  cudaErrorNoKernelImageForDevice = 209,
   cudaErrorLaunchFailure = 719,
 };
 using cudaStream_t = struct EmulatedStream*;
@@ -183,7 +185,11 @@ inline const char* cudaGetErrorString(cudaError_t) {
   return "see emulation_error()";
 }
 inline cudaError_t cudaGetLastError() {
-  return cudaSuccess;
+  return static_cast<cudaError_t>(std::exchange(emulation::last_error(), 0));
+}
+inline cudaError_t failed(cudaError_t error) {
+  emulation::last_error() = error;
+  return error;
 }
 
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
@@ -193,7 +199,7 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* 
 }
 
 inline cudaError_t cudaGetDevice(int* device) {
-  *device = emulation::current_device();
+  *device = emulation::cuda_device();
   return cudaSuccess;
 }
 enum cudaDeviceAttr {
@@ -201,10 +207,11 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
 };
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrMultiProcessorCount      ? emulation::multiprocessors()
-           : attribute == cudaDevAttrComputeCapabilityMajor ? emulation::capability_major()
-                                                            : jitquant::kDynamicShared;
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  const emulation::Device& d = emulation::device_of(device);
+  *value = attribute == cudaDevAttrMultiProcessorCount      ? d.multiprocessors
+           : attribute == cudaDevAttrComputeCapabilityMajor ? d.major
+                                                            : emulation::most_shared(d);
   return cudaSuccess;
 }
 
@@ -215,13 +222,21 @@ struct cudaFuncAttributes {
 template <class Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel kernel) {
   emulation::know(reinterpret_cast<const void*>(kernel));
-  *attributes = {1024, 64};
+  *attributes = {emulation::kStaticShared, emulation::kRegisters};
   return cudaSuccess;
 }
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel kernel, cudaFuncAttribute, int value) {
-  emulation::allow_shared(reinterpret_cast<const void*>(kernel), value);
+  const bool allowed = emulation::allow_shared(reinterpret_cast<const void*>(kernel), value);
+  return allowed ? cudaSuccess : failed(cudaErrorInvalidValue);
+}
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel kernel, int threads,
+                                                          size_t shared) {
+  emulation::know(reinterpret_cast<const void*>(kernel));
+  const emulation::Device& device = emulation::device_of(emulation::cuda_device());
+  *blocks = emulation::resident(device, threads, emulation::kStaticShared + shared);
   return cudaSuccess;
 }
 
@@ -254,6 +269,7 @@ struct cudaLaunchConfig_t {
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...),
                                const A&... arguments) {
+  if (emulation::refuses()) return failed(cudaErrorNoKernelImageForDevice);
   emulation::Launch launch = {config->gridDim.x,
                               config->blockDim.x,
                               config->blockDim.y,
@@ -275,5 +291,5 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   }
   const std::tuple<P...> copies(arguments...);
   const bool ran = emulation::run(launch, [&] { std::apply(kernel, copies); });
-  return ran ? cudaSuccess : cudaErrorLaunchFailure;
+  return ran ? cudaSuccess : failed(cudaErrorLaunchFailure);
 }

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -21,22 +22,26 @@ namespace {
 // What a kernel that reads what it has not written finds.
 constexpr int kGarbage = 0xff;
 constexpr size_t kStackBytes = 64 << 10;
-constexpr size_t kMostShared = 227 << 10;
 constexpr size_t kUsualShared = 48 << 10;
-constexpr unsigned kMostThreads = 1024, kMostCluster = 8, kThreadsOfMultiprocessor = 2048;
+constexpr unsigned kMostThreads = 1024, kMostCluster = 8;
+constexpr unsigned kWarps = (64 << 10) / (32 * kRegisters);  // by the registers of a multiprocessor
 
 // The devices, by number: what a launcher asks of a device it may keep.
-struct Device {
-  int multiprocessors, major;
+constexpr Device kDevices[] = {
+    {1, 9, 0, 2048, 32, 228},    {2, 9, 0, 2048, 32, 228},  {3, 8, 0, 2048, 32, 164},
+    {132, 10, 0, 2048, 32, 228}, {2, 8, 6, 1536, 16, 100},  {1, 8, 9, 1536, 24, 100},
+    {2, 12, 0, 1536, 24, 100},   {1, 10, 0, 2048, 32, 228},
 };
-constexpr Device kDevices[] = {{1, 9}, {2, 9}, {3, 8}, {132, 10}};
 
-int device = 0;
+int device = 0, current_of_cuda = 0, current_of_torch = 0;
+int error_left = 0;
+bool refusing = false;
+bool filled[std::size(kDevices)];  // whether a cooperative launch was as large as one can be
 bool descending = false;
 int64_t launches = 0;
 char error_text[256] = "";
-std::map<const void*, size_t> allowed_shared;
-std::map<const void*, int64_t> launches_of;  // each kernel that is known
+std::map<std::pair<const void*, int>, size_t> allowed_shared;  // by kernel and device
+std::map<const void*, int64_t> launches_of;                    // each kernel that is known
 
 __attribute__((format(printf, 1, 2))) bool fail(const char* format, ...) {
   if (error_text[0] == '\0') {
@@ -265,8 +270,8 @@ int find_shared(dl_phdr_info* info, size_t, void* address) {
 }
 
 bool acceptable(const Launch& l) {
-  const size_t limit = allowed_shared.count(l.kernel) ? allowed_shared[l.kernel] : kUsualShared;
-  const unsigned resident = kThreadsOfMultiprocessor / (threads < 1 ? 1 : threads);
+  const auto allowed = allowed_shared.find({l.kernel, device});
+  const size_t limit = allowed == allowed_shared.end() ? kUsualShared : allowed->second;
   if (threads < 1 || threads > kMostThreads) return fail("a block of %u threads", threads);
   if (l.grid < 1 || l.grid > 0x7fffffffu) return fail("a grid of %u blocks", l.grid);
   if (l.dynamic_shared > limit) {
@@ -276,8 +281,15 @@ bool acceptable(const Launch& l) {
     return fail("a cluster of %u blocks", l.cluster);
   }
   if (l.grid % l.cluster != 0) return fail("%u blocks in clusters of %u", l.grid, l.cluster);
-  if (l.cooperative && l.grid > resident * kDevices[device].multiprocessors) {
-    return fail("%u blocks of %u threads at once", l.grid, threads);
+  if (current_of_cuda != device) {
+    return fail("a launch on device %d of what is on %d", current_of_cuda, device);
+  }
+  if (l.cooperative) {
+    const Device& d = kDevices[device];
+    const unsigned most = resident(d, threads, kStaticShared + l.dynamic_shared) *
+                          static_cast<unsigned>(d.multiprocessors);
+    if (l.grid > most) return fail("%u blocks of %u threads at once", l.grid, threads);
+    if (l.grid == most) filled[device] = true;
   }
   return true;
 }
@@ -308,17 +320,41 @@ bool run(const Launch& l, const std::function<void()>& thread) {
 void know(const void* kernel) {
   launches_of.emplace(kernel, 0);
 }
-void allow_shared(const void* kernel, size_t bytes) {
-  if (bytes <= kMostShared) allowed_shared[kernel] = bytes;
+bool allow_shared(const void* kernel, size_t bytes) {
+  if (bytes > static_cast<size_t>(most_shared(kDevices[current_of_cuda]))) return false;
+  allowed_shared[{kernel, current_of_cuda}] = bytes;
+  return true;
 }
-int current_device() {
+int tensor_device() {
   return device;
 }
-int multiprocessors() {
-  return kDevices[device].multiprocessors;
+int cuda_device() {
+  return current_of_cuda;
 }
-int capability_major() {
-  return kDevices[device].major;
+int torch_device() {
+  return current_of_torch;
+}
+void make_current(int cuda, int torch) {
+  current_of_cuda = cuda;
+  current_of_torch = torch;
+}
+const Device& device_of(int number) {
+  if (number != device) fail("device %d is asked for what is of device %d", number, device);
+  return kDevices[number];
+}
+int most_shared(const Device& d) {
+  return static_cast<int>(d.shared - 1) << 10;
+}
+unsigned resident(const Device& d, unsigned block_threads, size_t shared_bytes) {
+  const unsigned warps = (block_threads + 31) / 32;
+  const auto by_shared = static_cast<unsigned>((d.shared << 10) / (shared_bytes + 1024));
+  return std::min({d.blocks, d.threads / (warps * 32), kWarps / warps, by_shared});
+}
+int& last_error() {
+  return error_left;
+}
+bool refuses() {
+  return refusing;
 }
 
 unsigned lane() {
@@ -446,8 +482,27 @@ extern "C" {
 
 void emulation_use(int number, int order) {
   emulation::device = number;
+  emulation::make_current(number, number);
   emulation::descending = order != 0;
   emulation::error_text[0] = '\0';
+}
+void emulation_make_current(int cuda, int torch) {
+  emulation::make_current(cuda, torch);
+}
+int emulation_current(bool torch) {
+  return torch ? emulation::current_of_torch : emulation::current_of_cuda;
+}
+int emulation_multiprocessors(int number) {
+  return emulation::kDevices[number].multiprocessors;
+}
+void emulation_refuse(bool refuse) {
+  emulation::refusing = refuse;
+}
+int emulation_last_error() {
+  return emulation::error_left;
+}
+bool emulation_filled(int number) {
+  return emulation::filled[number];
 }
 int emulation_devices() {
   return static_cast<int>(std::size(emulation::kDevices));

@@ -40,10 +40,33 @@ struct SharedMemory {
 bool run(const Launch& launch, const std::function<void()>& thread);
 
 void know(const void* kernel);
-void allow_shared(const void* kernel, size_t bytes);
-int current_device();
-int multiprocessors();
-int capability_major();
+bool allow_shared(const void* kernel, size_t bytes);
+// Every tensor is on the device that the tests use. What is current may be another, and CUDA and
+// torch need not agree on it: torch only remembers a device that has no context yet.
+int tensor_device();
+int cuda_device();
+int torch_device();
+void make_current(int cuda, int torch);
+
+// Of each kernel, as what a compiler would say of it.
+constexpr int kRegisters = 64;
+constexpr size_t kStaticShared = 1024;
+
+// What a multiprocessor of a device has, and how many there are.
+struct Device {
+  int multiprocessors, major, minor;
+  unsigned threads, blocks, shared;  // shared memory in KiB
+};
+const Device& device_of(int number);
+// Shared memory that a block can have, in bytes: the system takes 1 KiB of each.
+int most_shared(const Device& device);
+// Blocks that a multiprocessor holds at once.
+unsigned resident(const Device& device, unsigned threads, size_t shared_bytes);
+
+// The error that a call of CUDA leaves to the next one that asks for it.
+int& last_error();
+// Whether launches are refused, as of a kernel that the device has no code for.
+bool refuses();
 
 // ---- what a running thread calls ----
 void block_barrier();

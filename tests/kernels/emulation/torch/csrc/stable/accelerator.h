@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "machine.h"
+
 using AOTITorchError = int32_t;
 constexpr AOTITorchError AOTI_TORCH_SUCCESS = 0;
 
@@ -21,8 +23,19 @@ inline AOTITorchError current_stream(int32_t, void** stream) {
 
 namespace torch::stable::accelerator {
 
-struct DeviceGuard {
-  explicit DeviceGuard(int32_t) {}
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int32_t device) { emulation::make_current(device, device); }
+  ~DeviceGuard() { emulation::make_current(cuda_, torch_); }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  const int cuda_ = emulation::cuda_device(), torch_ = emulation::torch_device();
 };
+
+inline int32_t getCurrentDeviceIndex() {
+  return emulation::torch_device();
+}
 
 }  // namespace torch::stable::accelerator

@@ -36,7 +36,7 @@ class Tensor {
   void* mutable_data_ptr() const { return data_; }
   headeronly::ScalarType scalar_type() const { return dtype_; }
   bool is_cuda() const { return true; }
-  int32_t get_device_index() const { return emulation::current_device(); }
+  int32_t get_device_index() const { return emulation::tensor_device(); }
   int64_t dim() const { return rank_; }
   Sizes sizes() const { return {sizes_, static_cast<size_t>(rank_)}; }
   Sizes strides() const { return {strides_, static_cast<size_t>(rank_)}; }
