@@ -229,6 +229,46 @@ def test_golden_vectors(machine: Machine, case: str, recipe: str) -> None:
         golden.assert_equals_golden(case, recipe, tuple(buffers.values()))
 
 
+@pytest.mark.parametrize(("cuda", "torch_"), [(0, 0), (0, 1), (1, 0)])
+def test_the_tensors_device_takes_the_launches(machine: Machine, cuda: int, torch_: int) -> None:
+    """Whatever CUDA or PyTorch takes for the current device; nothing is asked of another one."""
+    for name, op in OPS.items():
+        args, kwargs = _arguments(SAMPLES[name][0])
+        buffers = {key: parts[-1] for key, parts in _guarded(op, args, kwargs).items()}
+        machine.use(1)
+        machine.make_current(cuda, torch_)
+        op._cuda_out(*args, **kwargs, **buffers)
+        assert machine.current == (cuda, torch_), name
+
+
+def test_cooperative_launches_fill_a_device_and_fit(machine: Machine) -> None:
+    """Short rows, of which a multiprocessor holds as many blocks as it can."""
+    op = OPS["rmsnorm_quantize_fp8"]
+    kwargs = {"dtype": torch.float8_e4m3fn, "granularity": "tensor"}
+    for device in range(machine.devices):
+        sms = machine.multiprocessors(device)
+        if sms > 3:  # this would take long
+            continue
+        machine.use(device)
+        for cols in (128, 512, 1024):
+            args = (randn(33 * sms, cols), torch.ones(cols), torch.tensor([3.0]))
+            op._cuda_out(*args, **kwargs, **poisoned_buffers(op, args, kwargs))
+        assert machine.filled(device), device
+
+
+def test_a_launch_that_fails_leaves_no_error_to_others(machine: Machine) -> None:
+    machine.use(0)
+    machine.refuse(True)
+    try:
+        for name, op in OPS.items():
+            args, kwargs = _arguments(SAMPLES[name][0])
+            with pytest.raises(RuntimeError, match="CUDA error"):
+                op._cuda_out(*args, **kwargs, **poisoned_buffers(op, args, kwargs))
+            assert machine.last_error == 0, name
+    finally:
+        machine.refuse(False)
+
+
 def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None:
     module = "fused_amax_quantize"
     machine.use(0)

@@ -13,16 +13,22 @@ struct DeviceTraits {
   int major;  // of the compute capability
 };
 
+// An error that is handled here; it must not be left to whoever asks CUDA for the last one.
+inline bool succeeded(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
+  return error == cudaSuccess;
+}
+
 inline DeviceTraits device_traits() {
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices];
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return {1, 0};
+  if (!succeeded(cudaGetDevice(&device))) return {1, 0};
   int packed = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
   if (packed == 0) {
     int sms = 0, major = 0;
-    if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+    if (!succeeded(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device)) ||
+        !succeeded(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device))) {
       return {1, 0};
     }
     packed = sms | (major << 16);
@@ -159,50 +165,49 @@ cudaError_t launch(const LaunchShape& shape, cudaStream_t stream, const Args&...
   return cudaLaunchKernelEx(&config, kKernel, args...);
 }
 
-// Blocks of `threads` threads with `shared` bytes that a multiprocessor holds at once; 0 where such
-// a block is too large for it. Lets the kernel have as much shared memory as the device gives a
-// block.
+// Blocks of `threads` threads with `shared` bytes that a multiprocessor of the current device holds
+// at once; 0 if one is too large for it. Allows the kernel as much shared memory as the device has
+// for a block. CUDA's answers are kept, each in a word that is read and written as a whole.
 template <auto kKernel>
 int blocks_per_sm(int threads, size_t shared) {
-  constexpr int kDevices = 64;
-  static std::atomic<int> most_shared[kDevices];
-  static std::atomic<int> registers{0};
+  constexpr int kCountShift = 56;
+  static std::atomic<uint64_t> answers[64];
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return 0;
-  int most = most_shared[device].load(std::memory_order_relaxed);
-  if (most == 0) {
-    cudaFuncAttributes attributes;
-    if (cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
-            cudaSuccess ||
-        cudaFuncGetAttributes(&attributes, kKernel) != cudaSuccess) {
-      return 0;
-    }
-    most -= static_cast<int>(attributes.sharedSizeBytes);
-    if (cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most) !=
-        cudaSuccess) {
-      return 0;
-    }
-    registers.store(attributes.numRegs, std::memory_order_relaxed);
-    most_shared[device].store(most, std::memory_order_release);
+  if (!succeeded(cudaGetDevice(&device))) return 0;
+  const uint64_t question = (uint64_t{1} << 55) | (static_cast<uint64_t>(device) << 40) |
+                            (static_cast<uint64_t>(threads) << 24) | shared;
+  std::atomic<uint64_t>& answer = answers[(question * 0x9e3779b97f4a7c15u) >> 58];  // of 64
+  const uint64_t known = answer.load(std::memory_order_acquire);
+  constexpr uint64_t kQuestion = (uint64_t{1} << kCountShift) - 1;
+  if ((known & kQuestion) == question) return static_cast<int>(known >> kCountShift);
+
+  int most = 0, count = 0;
+  cudaFuncAttributes attributes;
+  if (!succeeded(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) ||
+      !succeeded(cudaFuncGetAttributes(&attributes, kKernel))) {
+    return 0;
   }
-  if (shared > static_cast<size_t>(most)) return 0;
-  // The limits of every device from compute capability 8.0 on: four register files, each for whole
-  // warps, which take registers in steps of 8 a thread, and 1 KiB of shared memory that the system
-  // takes of each block.
-  const int per_thread = (registers.load(std::memory_order_relaxed) + 7) / 8 * 8;
-  const int by_registers = 4 * (16384 / (32 * per_thread)) / ((threads + 31) / 32);
-  const int by_shared = (most + 1024) / static_cast<int>(shared + 1024);
-  const int by_threads = 1536 / threads;
-  int count = by_registers < by_shared ? by_registers : by_shared;
-  count = count < by_threads ? count : by_threads;
-  return count < 1 ? 1 : (count < 32 ? count : 32);
+  most -= static_cast<int>(attributes.sharedSizeBytes);
+  if (!succeeded(
+          cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most))) {
+    return 0;
+  }
+  if (shared <= static_cast<size_t>(most) &&
+      !succeeded(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kKernel, threads, shared))) {
+    return 0;
+  }
+  // Grids were tuned with at most 1536 threads a multiprocessor, also where 2048 fit.
+  if (count > 1536 / threads) count = 1536 / threads;
+  answer.store(question | (static_cast<uint64_t>(count) << kCountShift), std::memory_order_release);
+  return count;
 }
 
 // Blocks of a grid whose blocks are all at work at once: enough for `items` work items of a block
 // each.
 inline int64_t persistent_grid(int64_t items, int per_sm) {
   const int64_t limit = static_cast<int64_t>(sm_count()) * per_sm;
-  return items < 1 ? 1 : (items < limit ? items : limit);
+  const int64_t blocks = items < limit ? items : limit;
+  return blocks < 1 ? 1 : blocks;
 }
 
 }  // namespace jitquant
