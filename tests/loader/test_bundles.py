@@ -119,6 +119,11 @@ def python_abi(described: dict[str, Any]) -> None:
     described["python_abi"] = "cpython-27"
 
 
+def bound_to_torch(described: dict[str, Any]) -> None:
+    described["stable_abi"] = False
+    described["inputs"]["torch"] = "2.5.0 abc"
+
+
 def other_source(described: dict[str, Any]) -> None:
     described["inputs"]["sources"][0][1] = "0" * 64
 
@@ -126,7 +131,7 @@ def other_source(described: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (built_for("torch", "2.5.0 abc"), r"torch: built for 2\.5\.0 abc, here 2\."),
+        (bound_to_torch, r"torch: built for 2\.5\.0 abc, here 2\."),
         (built_for("machine", "riscv64"), "the machine: built for riscv64, here "),
         (built_for("libc", "glibc-9.99"), r"the C library: built with glibc-9\.99, here glibc-2"),
         (built_for("cxx_flags", ["-O1"]), "cxx_flags: built for -O1, here none"),
@@ -310,3 +315,52 @@ def test_a_copy_that_fails_leaves_nothing(plain: Toy, tmp_path: Path) -> None:
 def test_which_code_runs_where(built: str, runs: list[str], does_not: list[str]) -> None:
     assert [arch for arch in runs if not runs_on(built, arch)] == []
     assert [arch for arch in does_not if runs_on(built, arch)] == []
+
+
+def test_the_stable_abi_alone_is_kept_for_every_newer_torch(
+    plain: Toy, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert json.loads((bundle / "manifest.json").read_text())["torch"] == ">= 2.11"
+    edit_entry(bundle, built_for("torch", "2.99.0+cu132 abc"))
+    wanted = new_loader(tmp_path / "cache").look_up(Request("plain", (plain.source,)))
+    assert wanted.inputs["torch"] != "2.99.0+cu132 abc"
+    loader = new_loader(tmp_path / "cache")
+    build, refused = loader.search_bundles(wanted)
+    assert build is not None, refused
+    wanted.inputs["torch"] = "2.10.1 abc"
+    build, refused = loader.search_bundles(wanted)
+    assert build is None
+    assert refused == [f"{bundle}: plain: torch: built for >= 2.11, here 2.10.1 abc"]
+
+
+STABLE = """
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+torch::stable::Tensor same(torch::stable::Tensor x) { return torch::stable::clone(x); }
+STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("same(Tensor x) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { m.impl("same", TORCH_BOX(&same)); }
+"""
+#: Declared here, so that no header tells it apart.
+UNSTABLE = """
+namespace at { int get_num_threads(); }
+extern "C" int threads() { return at::get_num_threads(); }
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "stable"),
+    [
+        (STABLE, (), True),
+        (STABLE, ("-UTORCH_TARGET_VERSION", "-DTORCH_TARGET_VERSION=0x020d000000000000"), False),
+        (UNSTABLE, (), False),
+        ('#include <string>\nextern "C" char c(std::string& s) { return s.at(1); }', (), True),
+    ],
+    ids=["stable", "newer target", "c++ symbols", "std::string::at"],
+)
+def test_which_builds_use_the_stable_abi_alone(
+    tmp_path: Path, text: str, flags: tuple[str, ...], stable: bool
+) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text(text)
+    build = new_loader(tmp_path / "cache").ensure(Request("k", (source,), cxx_flags=flags))
+    assert build.entry.stable_abi is stable

@@ -19,22 +19,24 @@ from ..errors import CompileError
 from ..machine.archs import gencode_flags
 from ..machine.processes import Command, default_jobs, run_side_by_side
 from ..machine.toolchain import cudart_flags, cxx_runtime_flags
-from ..machine.torch_install import torch_install
+from ..machine.torch_install import OLDEST_TORCH, torch_install
 from ..request.plan import Plan, python_include_dir, wheel_include_dirs
 from ..request.sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
+from .abi import links_stable
 from .trial import Trial, link_and_try
 from .usage import KernelUsage, split_usage
 
 _LOG = logging.getLogger("jitquant.loader")
 
-#: The oldest torch whose stable ABI the bindings are written against: 2.11.
-STABLE_TARGET = "0x020b000000000000"
+#: The release of torch whose stable ABI is compiled against: 2.11.
+STABLE_TARGET = f"0x{OLDEST_TORCH[0]:02x}{OLDEST_TORCH[1]:02x}000000000000"
 _HALF_FLAGS = (
     "-D__CUDA_NO_HALF_OPERATORS__",
     "-D__CUDA_NO_HALF_CONVERSIONS__",
     "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
     "-D__CUDA_NO_HALF2_OPERATORS__",
 )
+_TARGET_MACRO = "TORCH_TARGET_VERSION"
 _LINKER_FLAGS = ("-l", "-L", "-Wl,")
 _PROBE_BYTES = 1 << 16
 
@@ -53,7 +55,8 @@ class Unit:
 class Built:
     """A linked library, everything the compilers read for it, and what they said.
 
-    ``steps`` are the seconds of each command; the compilers run side by side.
+    ``steps`` are the seconds of each command; the compilers run side by side. ``stable`` is whether
+    it uses torch through its stable ABI alone.
     """
 
     library: Path
@@ -61,6 +64,7 @@ class Built:
     trial: Trial
     steps: tuple[tuple[str, float], ...]
     kernels: tuple[KernelUsage, ...]
+    stable: bool
 
 
 def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = None) -> list[Unit]:
@@ -140,7 +144,7 @@ def _cxx_command(
     if scan.torch:
         argv.append("-DTORCH_API_INCLUDE_EXTENSION_H")
     else:
-        argv.append(f"-DTORCH_TARGET_VERSION={STABLE_TARGET}")
+        argv.append(f"-D{_TARGET_MACRO}={STABLE_TARGET}")
     if not _sets_standard(flags):
         argv.append("-std=c++20")
     for directory in plan.include_dirs:
@@ -253,7 +257,14 @@ def build(
         read.pop(unit.source, None)
     steps = [(item.command.label, item.seconds) for item in finished]
     steps.append(("linking and first load", time.monotonic() - linking))
-    return Built(staging / f"{extension}.so", tuple(read), trial, tuple(steps), tuple(kernels))
+    library = staging / f"{extension}.so"
+    request = plan.request
+    stable = (
+        not any(unit.scan.torch for unit in units)
+        and not any(_TARGET_MACRO in flag for flag in (*request.cuda_flags, *request.cxx_flags))
+        and links_stable(library)
+    )
+    return Built(library, tuple(read), trial, tuple(steps), tuple(kernels), stable)
 
 
 def _raise_if_disk_is_full(text: str, staging: Path) -> None:

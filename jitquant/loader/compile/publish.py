@@ -75,6 +75,7 @@ def describe(
         library_size=len(library),
         ops=built.trial.ops,
         init_symbols=built.trial.init_symbols,
+        stable_abi=built.stable,
         info={
             "seconds": round(seconds, 3),
             "built": time.time(),

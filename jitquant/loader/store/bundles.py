@@ -23,6 +23,7 @@ from typing import Any
 
 from ..errors import BundleError
 from ..machine.archs import runs_on
+from ..machine.torch_install import OLDEST_TORCH, torch_release
 from ..request.key import SCHEMA
 from ..request.plan import Wanted
 from ..request.sources import FileHasher, Watched
@@ -33,6 +34,8 @@ from .match import Build, match_entry
 MANIFEST = "manifest.json"
 #: Grows when an older jitquant could not read what a newer one writes.
 FORMAT = 1
+
+_STABLE = ">= " + ".".join(map(str, OLDEST_TORCH))
 
 _LABELS = {
     "torch": "torch",
@@ -126,7 +129,10 @@ def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
     had: dict[str, Any] = entry.inputs
     here = wanted.inputs
     for key, label in _LABELS.items():
-        if had.get(key) != here.get(key):
+        if key == "torch" and entry.stable_abi:
+            if torch_release(here[key]) < OLDEST_TORCH:
+                reasons.append(f"{label}: built for {_STABLE}, here {here[key]}")
+        elif had.get(key) != here.get(key):
             reasons.append(f"{label}: built for {_plain(had.get(key))}, here {_plain(here[key])}")
     if not _libc_runs(had["libc"], here["libc"]):
         reasons.append(f"the C library: built with {had['libc']}, here {here['libc']}")
@@ -235,7 +241,8 @@ def write_bundle(builds: Sequence[tuple[Path, Entry]], directory: Path) -> Bundl
         manifest = {
             "format": FORMAT,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            **{key: inputs[key] for key in ("torch", "machine", "libc", "nvcc")},
+            **{key: inputs[key] for key in ("machine", "libc", "nvcc")},
+            "torch": _STABLE if all(entry.stable_abi for _, entry in builds) else inputs["torch"],
             "builds": [asdict(build) for build in listed],
         }
         (staging / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")

@@ -59,7 +59,8 @@ class Entry:
 
     ``inputs`` is everything of the level-1 key in readable form, ``headers`` maps the name of each
     header read to its digest, ``visible`` lists where included names were found in the caller's
-    directories. ``ops`` are the operators that loading registers.
+    directories. ``ops`` are the operators that loading registers, ``stable_abi`` is whether it runs
+    with every torch from ``OLDEST_TORCH`` on.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Entry:
     library_size: int
     ops: list[str]
     init_symbols: list[str]
+    stable_abi: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 

@@ -29,7 +29,7 @@ from ..machine.archs import KNOWN
 from ..machine.nvml import Driver, read_driver
 from ..machine.processes import available_bytes, default_jobs
 from ..machine.toolchain import Candidate, Nvcc, examine_nvccs, find_host_compiler
-from ..machine.torch_install import TorchInstall, torch_install
+from ..machine.torch_install import OLDEST_TORCH, TorchInstall, torch_install, torch_release
 from ..request.plan import python_include_dir
 from ..settings import SETTINGS
 from ..store.bundles import open_bundle
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ..core import Loader
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
-_OLDEST_TORCH = (2, 11)
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "fuse", "9p", "afs", "beegfs", "ceph")
 _LITTLE_SPACE = 1 << 30
 
@@ -136,8 +135,7 @@ def _about_host(loader: Loader) -> Finding:
 def _about_torch(torch: TorchInstall) -> Iterator[Finding]:
     made_for = f"CUDA {torch.cuda}" if torch.cuda else "no CUDA"
     text = f"{torch.version}, made for {made_for}, in {torch.directory}"
-    numbers = tuple(int(part) for part in torch.version.split("+")[0].split(".")[:2])
-    if numbers < _OLDEST_TORCH:
+    if torch_release(torch.version) < OLDEST_TORCH:
         yield Finding(
             "torch", ERROR, f"{text}: older than 2.11", "Run `pip install --upgrade torch`."
         )
