@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from . import cache
@@ -15,12 +17,30 @@ from .stats import stats
 from .watch import watch
 
 app = typer.Typer(
-    help="Build, look into and mend what jitquant compiles.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        import jitquant
+
+        typer.echo(f"jitquant {jitquant.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Build, look into and mend what jitquant compiles."""
+
+
 app.command()(doctor)
 app.command()(build)
 app.command()(bundle)

@@ -89,3 +89,15 @@ def test_a_mistake_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("jitquant.cli.cache.default_root", fail)
     with pytest.raises(KeyError):
         main(["cache", "path"])
+
+
+def test_version() -> None:
+    code = (
+        "import sys; sys.argv = ['jitquant', '--version']; from jitquant.cli import main\n"
+        "assert main() == 0 and 'torch' not in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout == f"jitquant {jitquant.__version__}\n"
