@@ -21,9 +21,9 @@ from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import kernel_names
 from jitquant.loader.tools.ahead import Outcome, build_all, expected_seconds
 from jitquant.loader.tools.names import request_of
+from jitquant.loader.units import show_duration
 
 from .output import Arch, Json, console, print_json
-from .units import show_duration
 
 Names = Annotated[
     list[str] | None,

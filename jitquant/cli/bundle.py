@@ -10,10 +10,10 @@ import typer
 from jitquant.loader.core import Loader
 from jitquant.loader.store.bundles import check_free, write_bundle
 from jitquant.loader.store.cache import BUNDLES
+from jitquant.loader.units import show_size
 
 from .build import Jobs, Names, build_named
 from .output import Arch, Json, console, print_json
-from .units import show_size
 
 
 def bundle(

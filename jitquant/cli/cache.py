@@ -9,9 +9,9 @@ import typer
 
 from jitquant.loader.store.cache import Cache, default_root
 from jitquant.loader.store.prune import Pruned, Stored, clear, prune, stored
+from jitquant.loader.units import parse_duration, parse_size, show_duration, show_size
 
 from .output import Json, console, print_json, table
-from .units import parse_duration, parse_size, show_duration, show_size
 
 app = typer.Typer(help="Look into the cache and make it smaller.", no_args_is_help=True)
 

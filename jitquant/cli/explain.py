@@ -11,9 +11,9 @@ from jitquant.loader.core import Loader
 from jitquant.loader.tools.explain import Explanation
 from jitquant.loader.tools.explain import explain as explained
 from jitquant.loader.tools.names import request_of
+from jitquant.loader.units import show_duration
 
 from .output import Arch, Json, console, print_json
-from .units import show_duration
 
 
 def explain(

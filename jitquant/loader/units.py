@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+SIZE = r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?"
 _SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -14,7 +15,7 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: another form.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(SIZE, text.strip(), re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is no size; give one such as 500M, 2GB or 1.5GiB.")
     return int(float(match[1]) * _SIZES[match[2].upper()])

@@ -19,6 +19,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in (
         "JITQUANT_BUNDLES",
         "JITQUANT_CACHE_DIR",
+        "JITQUANT_CACHE_MAX_SIZE",
         "JITQUANT_CUDA_ARCHS",
         "JITQUANT_JOBS",
         "JITQUANT_LOCK_TIMEOUT",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jitquant.loader.compile import builder
 from jitquant.loader.request.plan import Request
 from jitquant.loader.store.cache import Cache, Entry, staged_by_this_machine
 from jitquant.loader.store.hold import hold, unused
@@ -263,3 +264,47 @@ def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
 def test_negative_limits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_size: -1 is negative"):
         prune(Cache(tmp_path), max_size=-1)
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_a_build_makes_room_for_itself(
+    three: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_use: bool
+) -> None:
+    cache, directories = three
+    size = stored(Cache(cache))[0].size
+    monkeypatch.setenv("JITQUANT_CACHE_MAX_SIZE", str(3 * size + size // 2))
+    held = hold(next(directories[0].glob("*.so"))) if in_use else None
+    loader = new_loader(cache)
+    lines: list[str] = []
+    loader.reporter.say = lines.append  # type: ignore[method-assign]
+    source = tmp_path / "more" / "more.cpp"
+    source.parent.mkdir()
+    source.write_text('extern "C" int more() { return 1; }\n')
+    build = loader.ensure(Request("more", (source,)))
+    gone = directories[1] if in_use else directories[0]
+    assert set(entries(cache)) == {*directories, build.library.parent} - {gone}
+    assert lines[-1].startswith("removed plain from the cache, unused for longest: it may have ")
+    if held is not None:
+        held.release()
+
+
+def test_a_build_that_is_larger_than_the_limit_is_used(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITQUANT_CACHE_MAX_SIZE", "0")
+    loader = new_loader(tmp_path / "cache")
+    assert loader.get("plain", [plain.source]).library.factor() == 3
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+def test_the_default_limit_and_none(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(builder, "trim", lambda cache, limit: limits.append(limit))
+    source, cache = plain.copy(tmp_path)
+    for number, chosen in ((4, ""), (5, "inf"), (6, "1.5g")):
+        monkeypatch.setenv("JITQUANT_CACHE_MAX_SIZE", chosen)
+        source.with_suffix(".h").write_text(f"#define FACTOR {number}\n")
+        new_loader(cache).ensure(Request("plain", (source,)))
+    assert limits == [4 << 30, 3 << 29]

@@ -11,7 +11,7 @@ import jitquant.loader
 PACKAGE = Path(jitquant.loader.__file__).parent
 #: From the bottom up; rooms of one rank know nothing of each other.
 RANKS = (
-    {"errors", "diagnostics", "settings", "report", "module"},
+    {"errors", "diagnostics", "settings", "report", "module", "units"},
     {"machine"},
     {"request"},
     {"store"},

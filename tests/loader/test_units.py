@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jitquant.cli.units import parse_duration, parse_size, show_duration, show_size
+from jitquant.loader.units import parse_duration, parse_size, show_duration, show_size
 
 
 @pytest.mark.parametrize(

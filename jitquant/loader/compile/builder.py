@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -18,8 +19,11 @@ from ..settings import setting
 from ..store.cache import Cache, Published
 from ..store.changes import what_changed
 from ..store.match import Build, ChangedError, digests_now, match_entry, take
+from ..store.prune import trim
+from ..units import parse_size, show_size
 
 _DEFAULT_LOCK_SECONDS = 600.0
+_DEFAULT_SIZE = "4GiB"
 _MOST_ATTEMPTS = 5
 
 
@@ -98,6 +102,7 @@ class Builder:
         held.release()
         if built is None:
             raise ChangedError
+        _trim(cache, reporter)
         return built._replace(is_new=True)
 
     def _build_in(
@@ -191,3 +196,18 @@ class Builder:
         archs = ", ".join(f"sm_{arch}" for arch in plan.archs.archs) or "host only"
         cost = f"; the torch headers in {shorten(slow)} cost most of the time" if slow else ""
         reporter.say(f"building {plan.name} for {archs}: {why}{cost}")
+
+
+def _trim(cache: Cache, reporter: Reporter) -> None:
+    """Remove what was not used for longest if the cache has grown beyond its limit."""
+    chosen = setting("JITQUANT_CACHE_MAX_SIZE") or _DEFAULT_SIZE
+    if chosen == "inf":
+        return
+    limit = parse_size(chosen)
+    with contextlib.suppress(CacheError):  # the build is there and held
+        done = trim(cache, limit)
+        if done is not None and done.removed:
+            reporter.say(
+                f"removed {shorten([build.name for build in done.removed])} from the cache, unused "
+                f"for longest: it may have {show_size(limit)} (JITQUANT_CACHE_MAX_SIZE)"
+            )

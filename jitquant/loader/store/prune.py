@@ -99,6 +99,17 @@ def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None
     return Pruned(removed, kept, before, left)
 
 
+def trim(cache: Cache, limit: int) -> Pruned | None:
+    """As :func:`prune` to ``limit`` bytes; ``None``, without a look at the builds, below that."""
+    files = (
+        item
+        for group in _scan(cache.base / "entries")
+        for place in _scan(Path(group.path))
+        for item in _scan(Path(place.path))
+    )
+    return prune(cache, max_size=limit) if sum(map(_size, files)) > limit else None
+
+
 def clear(cache: Cache) -> Pruned:
     """Remove every build that no live process has loaded, and what is remembered beside them."""
     pruned = prune(cache, max_size=0)
@@ -110,10 +121,8 @@ def clear(cache: Cache) -> Pruned:
 
 
 def _stored(directory: Path) -> Stored:
-    name, archs, size, used, in_use = "", [], 0, 0.0, False
-    for item in _scan(directory):
-        with contextlib.suppress(OSError):
-            size += item.stat().st_size
+    name, archs, used, in_use = "", [], 0.0, False
+    size = sum(map(_size, _scan(directory)))
     with contextlib.suppress(OSError):
         used = directory.stat().st_mtime
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -122,6 +131,13 @@ def _stored(directory: Path) -> Stored:
         with unused(directory / entry.library) as free:
             in_use = not free
     return Stored(name, archs, directory, size, used, in_use)
+
+
+def _size(item: os.DirEntry[str]) -> int:
+    try:
+        return item.stat().st_size
+    except OSError:  # just removed
+        return 0
 
 
 def _can_remove(cache: Cache) -> bool:
