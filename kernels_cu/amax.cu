@@ -24,6 +24,7 @@ cudaError_t launch_amax_of(const Matrix& x, int64_t run, bool activate, bool by_
 
 }  // namespace
 
+#ifndef __CUDACC_RTC__
 int amax_blocks(const Matrix& x, int64_t run) {
   return run > 0 ? tensor_amax_blocks(x.rows, x.cols / 2, 2)
                  : tensor_amax_blocks(x.rows, x.cols, 4);
@@ -35,6 +36,7 @@ cudaError_t launch_amax(const Matrix& x, int64_t run, bool activate, bool by_row
   return keep_nan ? launch_amax_of<true>(x, run, activate, by_row, partials, blocks, out, stream)
                   : launch_amax_of<false>(x, run, activate, by_row, partials, blocks, out, stream);
 }
+#endif
 
 }  // namespace jitquant
 

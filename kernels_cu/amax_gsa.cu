@@ -3,6 +3,7 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 int amax_gsa_blocks(const Matrix& x) {
   return tensor_amax_blocks(x.rows, x.cols, 4);
 }
@@ -14,6 +15,7 @@ cudaError_t launch_amax_gsa(const Matrix& x, float divisor, float* partials, int
                                                               stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

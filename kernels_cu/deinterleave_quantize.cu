@@ -4,6 +4,7 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 int deinterleave_amax_partials(const Matrix& fused) {
   return amax_plan(fused.rows, fused.cols / 2).partials;
 }
@@ -39,6 +40,7 @@ cudaError_t launch_deinterleave_quantize_nvfp4_rows(const Matrix& fused, int64_t
     return launch_row_amax(source, divisor, gsa, recipe, out, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

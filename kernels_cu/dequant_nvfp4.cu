@@ -208,6 +208,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+#ifndef __CUDACC_RTC__
 cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, int64_t cols,
                                  cudaStream_t stream) {
   const int64_t items = (in.rows * in.blocks * 2 + kThreads - 1) / kThreads;
@@ -257,6 +258,7 @@ cudaError_t launch_dequant_nvfp4_columns(const Nvfp4Input& in, void* out, DType 
                                               static_cast<T*>(out), out_rows, cols);
   });
 }
+#endif
 
 }  // namespace jitquant
 

@@ -140,6 +140,7 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(4))
   }
 }
 
+#ifndef __CUDACC_RTC__
 template <EightBit kFormat>
 cudaError_t launch_format(const Matrix& data, const StoredScales& scales, void* out, DType dtype,
                           cudaStream_t stream) {
@@ -177,6 +178,7 @@ cudaError_t launch_dequantize(const Matrix& data, EightBit format, const StoredS
   }
   return cudaErrorInvalidValue;
 }
+#endif
 
 }  // namespace jitquant
 

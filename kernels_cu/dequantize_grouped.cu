@@ -141,6 +141,7 @@ cudaError_t launch_elements(const Elements& elements, const float* scales, const
 
 }  // namespace
 
+#ifndef __CUDACC_RTC__
 cudaError_t launch_dequantize_grouped_fp8(const uint8_t* data, EightBit format,
                                           const float* scale_inv, const int64_t* offsets,
                                           const int64_t* sizes, int64_t count, int64_t numel,
@@ -156,6 +157,7 @@ cudaError_t launch_dequantize_grouped_nvfp4(const uint8_t* codes, const uint8_t*
   const Nvfp4Elements elements = {reinterpret_cast<const uint2*>(codes), scales};
   return launch_elements(elements, gsa, {offsets, sizes, count, numel}, out, dtype, stream);
 }
+#endif
 
 }  // namespace jitquant
 

@@ -5,6 +5,7 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 int amax_partials(const Matrix& x) {
   return amax_plan(x.rows, x.cols).partials;
 }
@@ -47,6 +48,7 @@ cudaError_t launch_deinterleave_quantize_nvfp4(const Matrix& fused, int64_t run,
     return launch_quantize(source, scale, recipe, out, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

@@ -15,6 +15,7 @@ HyperConnectionSource<T> source_of(const HyperConnection& mix) {
 
 }  // namespace
 
+#ifndef __CUDACC_RTC__
 int mhc_amax_partials(const HyperConnection& mix, const ColumnVector& weight) {
   int64_t grid = 0;
   dispatch(mix.x.dtype, [&](auto element) {
@@ -47,6 +48,7 @@ cudaError_t launch_mhc_quantize(const HyperConnection& mix, const ColumnVector& 
                            scale, recipe, out, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

@@ -4,6 +4,7 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 int rmsnorm_amax_partials(const Matrix& x, const Matrix* residual, const ColumnVector& weight) {
   int64_t grid = 0;
   dispatch(x.dtype, [&](auto element) {
@@ -40,6 +41,7 @@ cudaError_t launch_rmsnorm_quantize(const Matrix& x, const ColumnVector& weight,
         scale, recipe, out, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

@@ -128,6 +128,7 @@ cudaError_t launch_spans(const Matrix& w, int64_t matrix_rows, int log_side,
 
 }  // namespace
 
+#ifndef __CUDACC_RTC__
 // The rows of `out.scales` are rows of blocks.
 cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t side,
                                   const GroupNumerics& numerics, const GroupOutput& out,
@@ -150,6 +151,7 @@ cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t 
     return whole ? launch(yes, no) : launch(no, no);
   });
 }
+#endif
 
 }  // namespace jitquant
 

@@ -399,6 +399,7 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
 
 namespace {
 
+#ifndef __CUDACC_RTC__
 Side side_of(const GroupOutput& out) {
   const ScaleGrid& grid = out.scales.grid;
   const bool by_row = grid.order == ScaleOrder::kRow;
@@ -436,9 +437,11 @@ cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumer
       Sides{{side_of(out), side_of(out_t)}}, numerics, extent, static_cast<uint32_t>(wide),
       static_cast<uint32_t>(count));
 }
+#endif
 
 }  // namespace
 
+#ifndef __CUDACC_RTC__
 // Groups of `size`, or squares of that side, and of the transpose as well.
 cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
                                  const GroupNumerics& numerics, const GroupOutput& out,
@@ -464,6 +467,7 @@ cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
     return whole ? launch(yes, any) : launch(std::false_type(), any);
   });
 }
+#endif
 
 }  // namespace jitquant
 

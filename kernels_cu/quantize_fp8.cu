@@ -4,6 +4,7 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 bool quantize_fp8_partials(const Matrix& x, const Fp8Scale& scale) {
   return fp8_partials(scale, x.rows, x.cols);
 }
@@ -26,6 +27,7 @@ cudaError_t launch_quantize_fp8(const Matrix& x, const Fp8Scale& scale, const El
     return launch_cast_plain<T>(x, scale, plan.partials, out, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

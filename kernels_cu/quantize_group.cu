@@ -3,6 +3,7 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 cudaError_t launch_quantize_group(const Matrix& x, int64_t group_size,
                                   const GroupNumerics& numerics, const GroupOutput& out,
                                   const RowCounts& counts, cudaStream_t stream) {
@@ -12,6 +13,7 @@ cudaError_t launch_quantize_group(const Matrix& x, int64_t group_size,
                          stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

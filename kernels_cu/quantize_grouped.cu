@@ -3,12 +3,14 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 cudaError_t launch_quantize_grouped_fp8(const GroupedInput& x, const GroupedScales& scales,
                                         const GroupedElements& out, cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
     return launch_grouped(BufferSource<decltype(element)>(x), GroupedFp8{out}, x, scales, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

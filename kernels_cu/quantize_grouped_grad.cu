@@ -376,6 +376,7 @@ cudaError_t launch_gradient(const GroupedInput& x, const GroupedScales& scales,
 
 }  // namespace
 
+#ifndef __CUDACC_RTC__
 RowCut quantize_grouped_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias) {
   if (!with_dbias) cols = kAnyCols;
   const int64_t rows = (numel + cols - 1) / cols, strips = (cols + kStep - 1) / kStep;
@@ -399,6 +400,7 @@ cudaError_t launch_quantize_grouped_grad_fp8(const GroupedInput& x, const Groupe
     return launch_gradient<decltype(element)>(x, scales, gradient, out, cut, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

@@ -38,6 +38,7 @@ struct GroupedNvfp4 {
   }
 };
 
+#ifndef __CUDACC_RTC__
 cudaError_t launch_quantize_grouped_nvfp4(const GroupedInput& x, const GroupedScales& scales,
                                           Nvfp4Recipe recipe, uint8_t* codes, uint8_t* block_scales,
                                           cudaStream_t stream) {
@@ -46,6 +47,7 @@ cudaError_t launch_quantize_grouped_nvfp4(const GroupedInput& x, const GroupedSc
     return launch_grouped(BufferSource<decltype(element)>(x), op, x, scales, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

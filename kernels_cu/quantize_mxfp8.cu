@@ -3,6 +3,7 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 cudaError_t launch_quantize_mxfp8(const Matrix& x, const GroupNumerics& numerics,
                                   const GroupOutput& out, cudaStream_t stream) {
   if (x.rows == 0) return cudaSuccess;
@@ -11,6 +12,7 @@ cudaError_t launch_quantize_mxfp8(const Matrix& x, const GroupNumerics& numerics
                                {nullptr, false, true}, kMxfp8Block, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

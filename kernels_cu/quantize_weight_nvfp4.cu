@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(kThreads)
   zero_padding(out);
 }
 
+#ifndef __CUDACC_RTC__
 int weight_amax_partials(const Matrix& w) {
   return amax_grid(w.rows, w.cols);
 }
@@ -72,6 +73,7 @@ cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, const WeightShape& sha
                                      static_cast<const T*>(w.data), shape, scale, recipe, out);
   });
 }
+#endif
 
 }  // namespace jitquant
 

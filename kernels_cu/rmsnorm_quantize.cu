@@ -4,6 +4,7 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 cudaError_t launch_rmsnorm_fp8(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
                                float eps, float* inv_rms, const Fp8Scale& scale,
                                const ElementRows& out, cudaStream_t stream) {
@@ -11,6 +12,7 @@ cudaError_t launch_rmsnorm_fp8(const Matrix& x, const Matrix* residual, const Co
     return launch_fp8_rows<true>(source, norm, scale, out, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

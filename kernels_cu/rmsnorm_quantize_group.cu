@@ -183,6 +183,7 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
 
 }  // namespace
 
+#ifndef __CUDACC_RTC__
 cudaError_t launch_rmsnorm_group(const Matrix& x, const Matrix* residual,
                                  const ColumnVector& weight, float eps, float* inv_rms,
                                  const GroupNumerics& numerics, const GroupOutput& out,
@@ -204,6 +205,7 @@ cudaError_t launch_rmsnorm_group(const Matrix& x, const Matrix* residual,
     return launch(Constant<GroupCase::kAny>{});
   });
 }
+#endif
 
 }  // namespace jitquant
 

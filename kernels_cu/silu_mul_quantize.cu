@@ -4,6 +4,7 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 bool silu_mul_fp8_partials(const Matrix& fused, const Fp8Scale& scale) {
   return fp8_partials(scale, fused.rows, fused.cols / 2);
 }
@@ -18,6 +19,7 @@ cudaError_t launch_silu_mul_fp8(const Matrix& fused, int64_t run, const Fp8Scale
                             : launch_cast(source, scale, 0, out, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

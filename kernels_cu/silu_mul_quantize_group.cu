@@ -4,6 +4,7 @@
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 cudaError_t launch_silu_mul_group(const Matrix& fused, int64_t run, int64_t group_size,
                                   const GroupNumerics& numerics, const GroupOutput& out,
                                   const RowCounts& counts, cudaStream_t stream) {
@@ -12,6 +13,7 @@ cudaError_t launch_silu_mul_group(const Matrix& fused, int64_t run, int64_t grou
     return launch_groups(source, numerics, out, counts, group_size, stream);
   });
 }
+#endif
 
 }  // namespace jitquant
 

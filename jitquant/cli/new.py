@@ -31,6 +31,11 @@ __global__ void NAME_kernel(const T* x, float s, T* out, int64_t n) {
   for (; i < n; i += stride) out[i] = static_cast<T>(static_cast<float>(x[i]) * s);
 }
 
+}  // namespace
+
+#ifndef __CUDACC_RTC__  // the host half, which backend="nvrtc" leaves out
+namespace {
+
 template <class T>
 cudaError_t launch_typed(const jitquant::TensorView& x, float s, const jitquant::TensorView& out,
                          cudaStream_t stream) {
@@ -62,6 +67,7 @@ cudaError_t launch_NAME(const jitquant::TensorView& x, float s, const jitquant::
 
 JITQUANT_EXPORT(launch_NAME, "NAME(Tensor x, float s, *, Tensor(a!) out) -> ()")
 JITQUANT_EXPORT_RESIDENT()
+#endif
 """
 
 _OPERATOR = '''\

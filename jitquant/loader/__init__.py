@@ -132,8 +132,8 @@ def get_cuda_module(
         archs: GPU architectures, such as ``"9.0"`` or ``["90a", "100a"]``; ``None`` means
             ``JITQUANT_CUDA_ARCHS``, else ``TORCH_CUDA_ARCH_LIST``, else the visible GPUs, else
             sm_90a.
-        backend: ``"nvcc"``, or ``"nvrtc"`` for the device half of one ``.cu`` alone, compiled in
-            a fraction of a second without nvcc or a host compiler, to be launched by hand.
+        backend: ``"nvcc"``, or ``"nvrtc"`` for the kernels of one ``.cu`` alone, compiled in a
+            fraction of a second without nvcc or a host compiler, to be launched by hand.
 
     Returns:
         A :class:`CudaModule`, whose attributes are the operators (TORCH_LIBRARY,

@@ -34,7 +34,7 @@ from .watch.record import Loaded, Record, arch_environment
 
 if TYPE_CHECKING:
     from .compile.builder import Builder
-    from .nvrtc.device_build import DeviceBuilder
+    from .nvrtc.build import DeviceLoader
     from .nvrtc.device_module import DeviceModule
 
 _MOST_ATTEMPTS = 5
@@ -112,7 +112,7 @@ class Loader:
         self._load_lock = threading.Lock()
         self._builder: Builder | None = None
         self._watcher: Watcher | None = None
-        self._devices: DeviceBuilder | None = None
+        self._devices: DeviceLoader | None = None
 
     # -- the call ------------------------------------------------------------------------------
 
@@ -166,17 +166,15 @@ class Loader:
         archs: str | Sequence[str] | None = None,
     ) -> DeviceModule:
         """See :func:`jitquant.loader.get_cuda_module`, whose ``backend`` here is ``"nvrtc"``."""
-        from .nvrtc.device_build import DeviceBuilder
+        from .nvrtc.build import DeviceLoader
 
         request = self._request(name, sources, include_dirs, cuda_flags, (), archs)
         with self._guard_current():
             if self._devices is None:
-                self._devices = DeviceBuilder(
-                    look_up=self.look_up,
-                    hasher=self.hasher,
-                    cache=self.cache,
-                    reloads=self.reloads,
-                    check_may_build=partial(self.check_may_build, backend="nvrtc"),
+                self._devices = DeviceLoader(
+                    self.look_up,
+                    self.reloads,
+                    partial(self.check_may_build, backend="nvrtc"),
                 )
         return self._devices.get(request, frozen=self._frozen, capturing=self._capturing())
 

@@ -47,7 +47,7 @@ class NvccNotFoundError(LoaderError):
 
 
 class NvrtcNotFoundError(LoaderError):
-    """There is no NVRTC library, which backend='nvrtc' needs; the message says what to install."""
+    """backend='nvrtc' needs NVRTC and its Python bindings; the message says what to install."""
 
 
 class HostCompilerNotFoundError(LoaderError):

@@ -42,6 +42,7 @@ __global__ void reversed(const int* from, int* to) {
   to[threadIdx.x] = shared[blockDim.x - 1 - threadIdx.x];
 }
 
+#ifndef __CUDACC_RTC__
 cudaError_t launch_scale(const jitquant::TensorView& x, float s, const float* bias,
                          const jitquant::TensorView& out, cudaStream_t stream) {
   const float* from = x.contiguous().data<const float>();
@@ -56,6 +57,7 @@ cudaError_t launch_scale(const jitquant::TensorView& x, float s, const float* bi
 }
 JITQUANT_EXPORT(launch_scale,
                 "scale(Tensor x, float s, Tensor? bias=None, *, Tensor(a!) out) -> ()")
+#endif
 """
 
 
@@ -178,8 +180,8 @@ def test_the_projects_kernels_say_that_they_were_captured(way: str) -> None:
 def launch(request: pytest.FixtureRequest) -> device_modules.Launch:
     pytest.importorskip(request.param)
     if request.param == "cupy":
-        return device_modules._with_cupy()
-    return device_modules._with_cuda_core()
+        return device_modules.with_cupy()
+    return device_modules.with_cuda_core()
 
 
 def test_kernels_of_nvrtc_run(

@@ -1,12 +1,11 @@
-"""backend="nvrtc": the device half of a .cu, compiled without nvcc and a host compiler."""
+"""backend="nvrtc": the kernels of a .cu, compiled without nvcc and a host compiler."""
 
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-import time
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,18 +20,20 @@ from jitquant.loader import (
     NvrtcNotFoundError,
     get_cuda_module,
 )
-from jitquant.loader.nvrtc.device_half import device_half
-from jitquant.loader.nvrtc.device_module import parameters_of
-from jitquant.loader.nvrtc.nvrtc import Nvrtc
+from jitquant.loader.core import default_kernels_dir
+from jitquant.loader.nvrtc import compiler
+from jitquant.loader.nvrtc.compiler import parameters_of, plain_name
 
-from .toys import entries, finish, litter, new_loader, python
+from .toys import finish, new_loader, python
 
 SOURCE = """
 #include <cmath>
 #include <cuda_bf16.h>
 #include <cuda_fp4.h>
 #include <cuda_fp8.h>
+#ifndef __CUDACC_RTC__
 #include <vector>
+#endif
 #include "jitquant/export.h"
 #include "scale.cuh"
 
@@ -51,6 +52,7 @@ __global__ void fill(float* out, float value, int n, Pair pair) {
   for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = value + pair.a + pair.b;
 }
 
+#ifndef __CUDACC_RTC__
 std::vector<float> only_for_the_host(const std::vector<float>& v) { return v; }
 
 cudaError_t launch_fill(float* out, float value, int n, cudaStream_t stream) {
@@ -59,6 +61,7 @@ cudaError_t launch_fill(float* out, float value, int n, cudaStream_t stream) {
 }
 
 JITQUANT_EXPORT(launch_fill, "fill(Tensor(a!) out, float value, int n) -> ()")
+#endif
 }  // namespace mine
 """
 HEADER = """
@@ -66,13 +69,15 @@ HEADER = """
 #include <cuda_runtime.h>
 struct Pair { float a, b; };
 __device__ inline float times(float x, float s) { return x * s * FACTOR; }
+#ifndef __CUDACC_RTC__
 inline cudaError_t host_only(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
+#endif
 """
 
 
 def nvrtc_or_skip() -> None:
     try:
-        Nvrtc()
+        compiler._bindings()
     except NvrtcNotFoundError as error:
         pytest.skip(str(error))
 
@@ -101,47 +106,59 @@ def test_the_same_file_gives_kernels(source: Path, tmp_path: Path) -> None:
     assert module.fill is module.kernel("mine::fill")
     template = module.kernel("mine::scale_kernel<__nv_bfloat16, 2>")
     assert [k.kind for k in template.parameters] == ["u64", "f32", "u64", "u64"]
+    assert template is module.kernel("mine::scale_kernel<__nv_bfloat16, 2>")
     assert "fill" in dir(module)
     assert repr(module).startswith("<DeviceModule 'scale' (sm_90a) key ")
-    with pytest.raises(AttributeError, match=r"Did you mean 'fill'.*mine::scale_kernel<\.\.\.>"):
+    with pytest.raises(AttributeError, match=r"Did you mean 'fill'.*module\.kernel\('name<"):
         _ = module.fil
     assert loader.get_device_module("scale", [source]) is module
-    assert litter(tmp_path / "cache") == []
-    cubins = list((tmp_path / "cache").glob("v1/entries/*/*/*.cubin"))
-    assert len(cubins) == len(entries(tmp_path / "cache")) == 2
-    assert cubins[0].read_bytes()[:4] == b"\x7fELF"
+    assert module.fill._cubin.code[:4] == b"\x7fELF"
+    assert not (tmp_path / "cache").exists()
 
 
-def test_it_is_quick_with_the_fp8_and_fp4_headers(source: Path, tmp_path: Path) -> None:
-    loader = new_loader(tmp_path / "cache")
-    loader.get_device_module("scale", [source])
-    seconds = []
-    for factor in (2, 3, 4):
-        write(source.parent, factor)
-        started = time.perf_counter()
-        loader.get_device_module("scale", [source])
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 0.5, seconds
-
-
-def test_edits_are_seen_and_what_was_built_is_found(source: Path, tmp_path: Path) -> None:
+def test_edits_are_seen_and_what_was_compiled_is_found(source: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     loader = new_loader(cache)
     first = loader.get_device_module("scale", [source])
     write(source.parent, 7)
     second = loader.get_device_module("scale", [source])
     assert second is not first
+    assert second.key != first.key
     write(source.parent, 1)
     assert loader.get_device_module("scale", [source]) is first
-    assert len(entries(cache)) == 2
-    # Another loader, and the same tree at another place, only read the cache.
-    again = new_loader(cache).get_device_module("scale", [write(tmp_path / "elsewhere")])
-    assert again.key == first.key
-    assert len(entries(cache)) == 2
     unreloaded = new_loader(cache, reload=False)
     module = unreloaded.get_device_module("scale", [source])
     write(source.parent, 9)
     assert unreloaded.get_device_module("scale", [source]) is module
+
+
+def test_a_header_that_comes_first_is_seen(tmp_path: Path, loader: Loader) -> None:
+    nvrtc_or_skip()
+    for place, value in (("late", 1), ("later", 2)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "value.cuh").write_text(f"#define VALUE {value}\n")
+    source = tmp_path / "k.cu"
+    source.write_text(
+        "#include <value.cuh>\ntemplate <int> __global__ void t() {}\n"
+        "template __global__ void t<VALUE>();\n__global__ void k(float) {}\n"
+    )
+    early = tmp_path / "early"
+    early.mkdir()
+    flags = [f"-I{tmp_path / place}" for place in ("early", "late", "later")]
+
+    def value() -> int:
+        code = loader.get_device_module("k", [source], cuda_flags=flags).k._cubin.code
+        return next(n for n in (1, 2, 3) if f"_Z1tILi{n}EEvv".encode() in code)
+
+    assert value() == 1
+    (early / "value.cuh").write_text("#define VALUE 3\n")
+    assert value() == 3
+    (early / "value.cuh").unlink()
+    (tmp_path / "late" / "value.cuh").unlink()
+    assert value() == 2
+    source.write_text("#define FILE <value.cuh>\n#include FILE\n")
+    with pytest.raises(ValueError, match="includes what a macro names"):
+        loader.get_device_module("k", [source], cuda_flags=flags)
 
 
 def test_neither_nvcc_nor_a_host_compiler_is_needed(source: Path, tmp_path: Path) -> None:
@@ -177,7 +194,6 @@ def test_an_error_names_the_file_and_line(source: Path, tmp_path: Path) -> None:
     module = loader.get_device_module("scale", [source])
     with pytest.raises(CompileError):
         module.kernel("mine::no_such_kernel<int>")
-    assert litter(tmp_path / "cache") == []
 
 
 def test_bad_requests(source: Path, tmp_path: Path, loader: Loader) -> None:
@@ -204,29 +220,22 @@ def test_no_build(source: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch)
         loader.get_device_module("scale", [source], archs="90a")
 
 
-def test_a_damaged_cubin_is_built_again(source: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    new_loader(cache).get_device_module("scale", [source])
-    (cubin,) = cache.glob("v1/entries/*/*/*.cubin")
-    cubin.write_bytes(cubin.read_bytes()[:100])
-    with pytest.warns(UserWarning, match="is damaged"):
-        new_loader(cache).get_device_module("scale", [source])
-    assert litter(cache) == []
-
-
-@pytest.mark.parametrize("name", ["amax_gsa", "dequant_nvfp4", "quantize_nvfp4"])
-def test_kernels_of_the_project_compile(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", sorted(path.stem for path in default_kernels_dir().glob("*.cu")))
+def test_kernels_of_the_project_compile(loader: Loader, name: str) -> None:
     """Their headers are read whole; templates are only parsed until an instance is asked for."""
     nvrtc_or_skip()
-    module = new_loader(tmp_path / "cache").get_device_module(name, [f"{name}.cu"])
+    module = loader.get_device_module(name, [f"{name}.cu"], archs="90a")
     assert module.arch == "90a"
+    if name == "dequantize":
+        kernel = "jitquant::dequantize_kernel<__nv_bfloat16, jitquant::EightBit::kE4m3, 4, true>"
+        assert module.kernel(kernel).parameters[1:3] == (("u64", 8), ("u64", 8))
 
 
-def launched(source: Path, tmp_path: Path) -> tuple[DeviceModule, list[tuple[object, ...]]]:
+def launched(source: Path, tmp_path: Path) -> tuple[DeviceModule, list[tuple[Any, ...]]]:
     """A module whose launches are only noted down."""
     module = new_loader(tmp_path / "cache").get_device_module("scale", [source])
-    calls: list[tuple[object, ...]] = []
-    module._launch = lambda *args: calls.append(args)  # type: ignore[method-assign]
+    calls: list[tuple[Any, ...]] = []
+    module._launch = lambda *args: calls.append(args)
     return module, calls
 
 
@@ -246,8 +255,8 @@ def test_arguments_get_the_size_of_their_parameters(source: Path, tmp_path: Path
 
     module.fill[(2, 3), 32](Array(4096), 2, 5, Pair(1.0, 2.0))
     module.fill[1, (8, 8, 1), 1024, 77](None, 0.5, np.int64(-1), bytes(8))
-    (_, symbol, grid, block, shared, stream, values, _), second = calls
-    assert (symbol, grid, block, shared, stream) == (
+    (_, symbol, shape, stream, values, _), second = calls
+    assert (symbol, *shape, stream) == (
         module.fill.symbol,
         (2, 3, 1),
         (32, 1, 1),
@@ -257,9 +266,9 @@ def test_arguments_get_the_size_of_their_parameters(source: Path, tmp_path: Path
     assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "|V8"]
     assert (int(values[0]), float(values[1]), int(values[2])) == (4096, 2.0, 5)
     assert values[3].tobytes() == bytes(Pair(1.0, 2.0))
-    assert second[2:6] == ((1, 1, 1), (8, 8, 1), 1024, 77)
-    assert [int(v) for v in second[6][:1]] == [0]
-    assert int(second[6][2]) == 0xFFFFFFFF
+    assert second[2:4] == (((1, 1, 1), (8, 8, 1), 1024), 77)
+    assert [int(v) for v in second[4][:1]] == [0]
+    assert int(second[4][2]) == 0xFFFFFFFF
 
 
 @pytest.mark.parametrize(
@@ -303,101 +312,65 @@ def test_parameters_are_read_from_ptx() -> None:
     )
     .maxntid 256
     """
-    assert parameters_of(ptx) == {"none": [], "some": [["u64", 8], ["b8", 12], ["u8", 1]]}
+    assert parameters_of(ptx) == {"none": (), "some": (("u64", 8), ("b8", 12), ("u8", 1))}
+
+
+def test_host_code_is_refused_with_the_way_out(tmp_path: Path, loader: Loader) -> None:
+    nvrtc_or_skip()
+    source = tmp_path / "k.cu"
+    for text in (
+        "#include <vector>\n__global__ void k() {}\n",
+        "#include <cuda_runtime.h>\n__global__ void k() {}\n"
+        "void launch() { k<<<1, 1>>>(); cudaDeviceSynchronize(); }\n",
+    ):
+        source.write_text(text)
+        with pytest.raises(CompileError, match=r"put launchers, .* in #ifndef __CUDACC_RTC__"):
+            loader.get_device_module("k", [source])
+
+
+def test_a_file_of_kernels_works_as_it_is(tmp_path: Path, loader: Loader) -> None:
+    nvrtc_or_skip()
+    source = tmp_path / "k.cu"
+    headers = sorted(compiler._STANDARD)
+    source.write_text(
+        "".join(f"#include <{name}>\n" for name in headers)
+        + """
+        #include <cuda_runtime.h>
+        #include <cuda_fp16.h>
+        __device__ float twice(float x) { return 2.0f * x; }
+        float plain(float x) { return std::fabs(x) + std::sqrt(x); }
+        static __global__ void hidden(int64_t n, std::uint8_t b, const __half* x) { assert(n > 0); }
+        extern "C" __global__ void scale(const float* x, float* out, size_t n) {
+          static_assert(std::is_same_v<std::conditional_t<true, int, float>, int>);
+          static_assert(sizeof(std::array<int, 3>) == 12 && INT_MAX > 1);
+          static_assert(std::numeric_limits<float>::is_iec559);
+          if (threadIdx.x < n) out[threadIdx.x] = plain(twice(x[threadIdx.x]));
+        }
+        """
+    )
+    module = loader.get_device_module("k", [source])
+    assert [p.kind for p in module.scale.parameters] == ["u64", "u64", "u64"]
+    assert [p.kind for p in module.hidden.parameters] == ["u64", "u8", "u64"]
 
 
 @pytest.mark.parametrize(
-    ("text", "left"),
+    ("symbol", "name"),
     [
-        ("__global__ void k() { f(); }", True),
-        ("static __device__ float f(float x) { return x; }", True),
-        ("constexpr int f(int n) { return n; }", True),
-        ("MACRO_HD float f(float x) { return x; }", True),
-        ("struct A { int f() { return 1; } };", True),
-        ("template <class T> struct B { T x; };", True),
-        ("constexpr int kTable[2] = {f(1), 2};", True),
-        ("using F = int (*)(int);", True),
-        ("__device__ int f(int);", True),
-        ("enum class E : int { kA };", True),
-        ("DEFINE_KERNEL(float)", True),
-        ("int main() { return 0; }", False),
-        ("template <class T> int f(T x) { if (x) { return 1; } return 0; }", False),
-        ("cudaError_t launch(const float*, cudaStream_t);", False),
-        ("inline std::vector<int> f(std::vector<int> v) { return v; }", False),
-        ("auto f(int x) -> int { return x; }", False),
-        ('JITQUANT_EXPORT(launch, "f(Tensor x) -> ()")', False),
+        ("plain", "plain"),
+        ("_Z4fillPf", "fill"),
+        ("_ZL6hiddenl", "hidden"),
+        ("_ZN4mine4fillEPffi4Pair", "mine::fill"),
+        ("_ZN4mine38_GLOBAL__N__00000000_6_foo_cu_480df95b4anonEi", "mine::anon"),
+        ("_ZN4mine5scaleI13__nv_bfloat16EEvPT_", None),
     ],
 )
-def test_what_belongs_to_the_host(text: str, left: bool) -> None:
-    for before, after in (("", ""), ("namespace n {\n", "\n}"), ('extern "C" {\n', "\n}")):
-        half = device_half(f"{before}{text}{after}\n__device__ int last;")
-        expected = text if left else ""
-        assert half.text.strip() == f"{before}{expected}{after}\n__device__ int last;".strip()
+def test_kernels_are_named_by_their_symbols(symbol: str, name: str | None) -> None:
+    assert plain_name(symbol) == name
 
 
-def test_lines_stay_where_they_were_and_kernels_are_named() -> None:
-    text = (
-        '// int f() {\nnamespace a::b {\nvoid host(const char* s = "}") {\n  if (s) {\n  }\n}\n'
-        "namespace {\ntemplate <class T>\n__global__ void t(T* x) {}\n}\n"
-        "__global__ void __launch_bounds__(1 << 8)\n    plain(int n) {}\n}\n"
-        'extern "C" __global__ void c() {}\n'
-    )
-    half = device_half(text)
-    assert half.text.count("\n") == text.count("\n")
-    assert "host" not in half.text
-    assert [(k.name, k.template, k.line) for k in half.kernels] == [
-        ("a::b::t", True, 8),
-        ("a::b::plain", False, 11),
-        ("c", False, 14),
-    ]
-
-
-def test_without_the_library_the_error_says_what_to_install(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_the_bindings_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import cuda.pathfinder
-
-    def missing(name: str) -> None:
-        raise cuda.pathfinder.DynamicLibNotFoundError(f"no {name}")
-
-    monkeypatch.setattr(cuda.pathfinder, "load_nvidia_dynamic_lib", missing)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(NvrtcNotFoundError, match="Install jitquant's extra 'nvrtc'"):
-        new_loader(tmp_path / "cache").get_device_module("scale", [source])
-
-
-def test_stand_ins_for_the_library_agree_with_it(tmp_path: Path) -> None:
-    """The traits give what the C++ library's give, by asserting the same of both."""
-    nvrtc_or_skip()
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++")
-    text = """
-    #include <cstdint>
-    #include <type_traits>
-    static_assert(std::is_same_v<std::remove_cv_t<const volatile int>, int>);
-    static_assert(std::is_same_v<std::decay_t<const int&>, int>);
-    static_assert(std::is_same_v<std::conditional_t<false, int, long>, long>);
-    static_assert(std::is_same_v<std::remove_pointer_t<int*>, int>);
-    static_assert(std::is_integral_v<uint8_t> && std::is_integral<const long>::value);
-    static_assert(!std::is_integral_v<float> && std::is_floating_point_v<const double>);
-    static_assert(std::is_signed_v<float> && !std::is_signed_v<bool>);
-    static_assert(std::is_unsigned_v<unsigned> && !std::is_unsigned_v<float>);
-    static_assert(std::is_pointer_v<int*> && !std::is_pointer_v<int> && std::is_const_v<const int>);
-    enum class E : short { e };
-    static_assert(std::is_void_v<void> && std::is_enum_v<E> && !std::is_enum_v<int>);
-    static_assert(std::is_same_v<std::underlying_type_t<E>, short>);
-    struct A {}; struct B : A {};
-    static_assert(std::is_base_of_v<A, B> && std::is_convertible_v<int, double>);
-    static_assert(std::integral_constant<int, 3>::value == 3 && std::true_type::value);
-    static_assert(sizeof(int64_t) == 8 && sizeof(uintptr_t) == 8);
-    template <class T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
-    constexpr T f(T x) { return x; }
-    static_assert(f(2) == 2);
-    """
-    (tmp_path / "k.cpp").write_text(text)
-    command = [compiler, "-std=c++20", "-fsyntax-only", str(tmp_path / "k.cpp")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (tmp_path / "k.cu").write_text(text + "__global__ void k() {}\n")
-    loader = new_loader(tmp_path / "cache")
-    assert loader.get_device_module("k", [tmp_path / "k.cu"], cuda_flags=["-std=c++20"]).k
+        new_loader(tmp_path / "cache").get_device_module("scale", [write(tmp_path)])

@@ -1,3 +1,3 @@
-"""``backend="nvrtc"``: the device half of one ``.cu``, compiled without nvcc."""
+"""``backend="nvrtc"``: kernels of one ``.cu``, compiled without nvcc."""
 
 from __future__ import annotations

@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import re
+import functools
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import LoaderError, extra
-from .device_half import Kernel
-
-_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?", re.DOTALL)
-_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,\[]*(?:\[(\d+)\])?")
-_BITS = {"8": 8, "16": 16, "32": 32, "64": 64}
+from .compiler import Parameter
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A kernel's parameter as PTX has it: ``"f32"``, ``"u64"`` (a pointer too), ``"b8"`` bytes."""
+class Kernel(NamedTuple):
+    """A kernel in a cubin: its symbol there, and what it takes."""
 
-    kind: str
-    size: int
-
-
-def parameters_of(ptx: str) -> dict[str, list[list[Any]]]:
-    """For each kernel in ``ptx``, by symbol, the kind and size in bytes of its parameters."""
-    found: dict[str, list[list[Any]]] = {}
-    for match in _ENTRY.finditer(ptx):
-        listed = match.group(2) or ""
-        found[match.group(1)] = [
-            [kind, int(count) if count else int(re.sub(r"\D", "", kind)) // 8]
-            for kind, count in _PARAMETER.findall(listed)
-        ]
-    return found
+    symbol: str
+    parameters: tuple[Parameter, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cubin:
-    """A finished build: where it is, and the symbol and parameters of each kernel by its name."""
+    """Compiled code, and its kernels by qualified name or by the expression asked for."""
 
-    path: Path
-    key: str
-    kernels: dict[str, tuple[str, tuple[Parameter, ...]]]
+    code: bytes
+    kernels: dict[str, Kernel]
 
 
 class DeviceKernel:
@@ -64,7 +46,7 @@ class DeviceKernel:
         parameters: what it takes, as :class:`Parameter`.
     """
 
-    def __init__(self, name: str, cubin: Cubin, launch: Launch) -> None:
+    def __init__(self, name: str, cubin: Cubin, launch: Launch | None = None) -> None:
         self.name = name
         self.symbol, self.parameters = cubin.kernels[name]
         self._cubin = cubin
@@ -81,12 +63,13 @@ class DeviceKernel:
                 f"and a stream after them if need be, not {configuration!r}."
             )
         grid, block = (_triple(self.name, what) for what in configuration[:2])
-        shared = int(configuration[2]) if len(configuration) > 2 else 0
+        shape = Shape(grid, block, int(configuration[2]) if len(configuration) > 2 else 0)
         stream = configuration[3] if len(configuration) > 3 else None
 
         def launch(*arguments: Any) -> None:
             values, device = self._values(arguments)
-            self._launch(self._cubin, self.symbol, grid, block, shared, stream, values, device)
+            launcher = self._launch or make_launch()
+            launcher(self._cubin, self.symbol, shape, stream, values, device)
 
         return launch
 
@@ -118,10 +101,16 @@ class _Device:
             raise ValueError(f"{what} is on cuda:{index}, and one before it on cuda:{self.index}.")
 
 
-#: Launches a kernel of a cubin: (cubin, symbol, grid, block, shared, stream, values, device).
-Launch = Callable[
-    [Cubin, str, tuple[int, int, int], tuple[int, int, int], int, Any, list[Any], _Device], None
-]
+class Shape(NamedTuple):
+    """How a kernel is launched; ``shared`` in bytes."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+
+
+#: Launches a kernel of a cubin: (cubin, symbol, shape, stream, values, device).
+Launch = Callable[[Cubin, str, Shape, Any, list[Any], _Device], None]
 
 
 def _triple(name: str, value: Any) -> tuple[int, int, int]:
@@ -182,33 +171,31 @@ def _value(what: str, argument: Any, parameter: Parameter, device: _Device) -> A
 class DeviceModule:
     """The kernels of one source, compiled by NVRTC.
 
-    A kernel that is no template is an attribute, by its name without namespaces; any kernel, also
-    of a header, is had from :meth:`kernel`.
+    A kernel that is not a template is an attribute, by its name without namespaces; any kernel,
+    also of a header, is had from :meth:`kernel`.
 
     Attributes:
         name: the module's name.
-        key: the cache key of the build.
         arch: the architecture.
+        key: stands for the sources, headers and options that it was compiled from.
     """
 
     def __init__(
         self,
         name: str,
         arch: str,
+        key: str,
         cubin: Cubin,
-        kernels: Sequence[Kernel],
         compile_one: Callable[[str], Cubin],
-        launch: Launch,
     ) -> None:
         self.name = name
         self.arch = arch
-        self.key = cubin.key
+        self.key = key
         self._cubin = cubin
         self._compile_one = compile_one
-        self._launch = launch
+        self._launch: Launch | None = None
         self._kernels: dict[str, DeviceKernel] = {}
-        self._plain = {k.name.rpartition("::")[2]: k.name for k in kernels if not k.template}
-        self._templates = [k.name for k in kernels if k.template]
+        self._plain = {n.rpartition("::")[2]: n for n in cubin.kernels}
 
     def kernel(self, expression: str) -> DeviceKernel:
         """A kernel by a C++ name expression, such as ``"scale<__nv_bfloat16, 4>"``.
@@ -233,142 +220,100 @@ class DeviceModule:
             raise AttributeError(attribute)
         near = difflib.get_close_matches(attribute, plain, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        templates = "".join(
-            f" {name} is a template: module.kernel('{name}<...>')."
-            for name in self.__dict__.get("_templates", ())
-        )
         raise AttributeError(
             f"module {self.__dict__.get('name')!r} has no kernel {attribute!r}.{hint} It has: "
-            f"{', '.join(plain) or 'none that is no template'}.{templates}"
+            f"{', '.join(plain) or 'none'}. An instance of a template is had with "
+            "module.kernel('name<...>')."
         )
 
     def __dir__(self) -> list[str]:
         return [*self._plain, "arch", "kernel", "key", "name"]
 
     def __repr__(self) -> str:
-        names = ", ".join([*self._plain, *(f"{t}<...>" for t in self._templates)])
+        names = ", ".join(self._cubin.kernels) or "templates alone"
         return f"<DeviceModule {self.name!r} (sm_{self.arch}) key {self.key[:12]}: {names}>"
 
 
+@functools.cache
 def make_launch() -> Launch:
-    """A launcher that uses CuPy where that is installed, and cuda.core otherwise.
-
-    Both are imported at the first launch, and a cubin is loaded once on each device.
-    """
-    chosen: list[Launch] = []
-
-    def launch(*args: Any) -> None:
-        if not chosen:
-            chosen.append(_choose())
-        chosen[0](*args)
-
-    return launch
-
-
-def _choose() -> Launch:
-    with contextlib.suppress(ImportError):
-        return _with_cupy()
-    with contextlib.suppress(ImportError):
-        return _with_cuda_core()
+    """Launching through CuPy if that is installed, and through cuda.core otherwise."""
+    for way in (with_cupy, with_cuda_core):
+        with contextlib.suppress(ImportError):
+            return way()
     raise LoaderError(
         "launching a kernel of backend='nvrtc' needs CuPy or cuda.core, and neither is installed. "
         f"Install {extra('cupy')}, or 'nvrtc'."
     )
 
 
-def _torch_stream(device: _Device) -> int:
-    import torch
+def _stream_of(stream: Any, device: _Device) -> int:
+    """The handle of a stream of torch's, CuPy's or cuda.core's, or an integer."""
+    if stream is None:
+        import torch
 
-    return int(torch.cuda.current_stream(device.index).cuda_stream)
-
-
-def _handle(stream: Any) -> int:
-    """The stream's handle, of torch's, CuPy's or cuda.core's, or an integer."""
+        return int(torch.cuda.current_stream(device.index).cuda_stream)
     for attribute in ("cuda_stream", "ptr", "handle"):
-        value = getattr(stream, attribute, None)
-        if value is not None:
-            return int(value)
+        stream = getattr(stream, attribute, stream)
     return int(stream)
 
 
-class _Stream:
-    """A stream's handle in the protocol of CUDA's Python packages."""
+class _Handle(NamedTuple):
+    """A stream in the protocol of CUDA's Python packages."""
 
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
+    handle: int
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self._handle)
+        return (0, self.handle)
 
 
-def _with_cupy() -> Launch:
+def with_cupy() -> Launch:
+    """Launching through CuPy; a cubin is loaded once on each device."""
     import cupy
 
-    # What came later takes any object that follows the protocol; what was before, a number.
-    from_external = getattr(cupy.cuda.Stream, "from_external", None)
-    modules: dict[str, Any] = {}
+    modules: dict[Cubin, Any] = {}
 
     def launch(
-        cubin: Cubin,
-        symbol: str,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared: int,
-        stream: Any,
-        values: list[Any],
-        device: _Device,
+        cubin: Cubin, symbol: str, shape: Shape, stream: Any, values: list[Any], device: _Device
     ) -> None:
-        module = modules.get(cubin.key)
-        if module is None:
-            module = modules[cubin.key] = cupy.RawModule(path=str(cubin.path))
+        if cubin not in modules:
+            # The file stays: CuPy reads it again for another device.
+            file = tempfile.NamedTemporaryFile(suffix=".cubin")  # noqa: SIM115
+            file.write(cubin.code)
+            file.flush()
+            modules[cubin] = cupy.RawModule(path=file.name), file
         with contextlib.ExitStack() as stack:
             if device.index is not None:
                 stack.enter_context(cupy.cuda.Device(device.index))
             if stream is not None or device.torch:
-                handle = _handle(stream) if stream is not None else _torch_stream(device)
-                stack.enter_context(
-                    from_external(_Stream(handle))
-                    if from_external is not None
-                    else cupy.cuda.ExternalStream(handle)
-                )
-            function = module.get_function(symbol)
-            if shared > 48 << 10:
-                function.max_dynamic_shared_size_bytes = shared
-            function(grid, block, tuple(values), shared_mem=shared)
+                handle = _Handle(_stream_of(stream, device))
+                stack.enter_context(cupy.cuda.Stream.from_external(handle))
+            function = modules[cubin][0].get_function(symbol)
+            if shape.shared > 48 << 10:
+                function.max_dynamic_shared_size_bytes = shape.shared
+            function(shape.grid, shape.block, tuple(values), shared_mem=shape.shared)
 
     return launch
 
 
-def _with_cuda_core() -> Launch:
-    try:
-        from cuda.core import Device, LaunchConfig, ObjectCode, Stream
-        from cuda.core import launch as launch_kernel
-    except ImportError:
-        from cuda.core.experimental import Device, LaunchConfig, ObjectCode, Stream
-        from cuda.core.experimental import launch as launch_kernel
+def with_cuda_core() -> Launch:
+    """Launching through cuda.core; a cubin is loaded once."""
+    from cuda.core import Device, LaunchConfig, ObjectCode, Stream
+    from cuda.core import launch as launch_kernel
 
-    codes: dict[str, Any] = {}
+    codes: dict[Cubin, Any] = {}
 
     def launch(
-        cubin: Cubin,
-        symbol: str,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared: int,
-        stream: Any,
-        values: list[Any],
-        device: _Device,
+        cubin: Cubin, symbol: str, shape: Shape, stream: Any, values: list[Any], device: _Device
     ) -> None:
         import torch
 
         index = torch.cuda.current_device() if device.index is None else device.index
         with torch.cuda.device(index):
             Device(index).set_current()
-            code = codes.get(cubin.key)
-            if code is None:
-                code = codes[cubin.key] = ObjectCode.from_cubin(cubin.path.read_bytes())
-            handle = _handle(stream) if stream is not None else _torch_stream(device)
-            config = LaunchConfig(grid=grid, block=block, shmem_size=shared)
-            launch_kernel(Stream.from_handle(handle), config, code.get_kernel(symbol), *values)
+            if cubin not in codes:
+                codes[cubin] = ObjectCode.from_cubin(cubin.code)
+            config = LaunchConfig(grid=shape.grid, block=shape.block, shmem_size=shape.shared)
+            kernel = codes[cubin].get_kernel(symbol)
+            launch_kernel(Stream.from_handle(_stream_of(stream, device)), config, kernel, *values)
 
     return launch

@@ -88,9 +88,8 @@ class Entry:
 
     @property
     def library(self) -> str:
-        """File name of the shared library, or of the cubin of ``backend="nvrtc"``."""
-        suffix = "cubin" if self.inputs.get("backend") == "nvrtc" else "so"
-        return f"{self.extension}.{suffix}"
+        """File name of the shared library."""
+        return f"{self.extension}.so"
 
     def to_json(self) -> str:
         """The text of ``entry.json``."""

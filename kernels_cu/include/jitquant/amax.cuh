@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(kThreads, kAmaxResidency<Source>)
   if (threadIdx.x == 0) *quotient = div_rn(amax, divisor);
 }
 
+#ifndef __CUDACC_RTC__
 // Blocks of the launch, each of which needs a float of workspace; 1 needs none.
 inline int tensor_amax_blocks(int64_t rows, int64_t cols, int per_sm) {
   const int64_t items = (rows * blocks_of(cols) + 4 * kThreads - 1) / (4 * kThreads);
@@ -59,6 +60,7 @@ cudaError_t launch_tensor_amax_plain(const Matrix& x, float divisor, float* part
                     : launch_tensor_amax<kNan>(PlainSource<T>(x), divisor, partials, blocks,
                                                quotient, stream);
 }
+#endif
 
 // A block of threads a row.
 template <class Source, bool kNan>
@@ -82,6 +84,7 @@ __global__ void __launch_bounds__(kThreads, kAmaxResidency<Source>)
   }
 }
 
+#ifndef __CUDACC_RTC__
 template <bool kNan, class Source>
 cudaError_t launch_row_amaxes(const Source& source, float* amaxes, cudaStream_t stream) {
   const int64_t width = blocks_of(source.cols);
@@ -90,5 +93,6 @@ cudaError_t launch_row_amaxes(const Source& source, float* amaxes, cudaStream_t 
   return launch<&row_amax_kernel<Source, kNan>>({grid, threads, Start::kOverlapped}, stream, source,
                                                 amaxes);
 }
+#endif
 
 }  // namespace jitquant

@@ -3,11 +3,14 @@
 
 #include <cuda_runtime.h>
 
+#ifndef __CUDACC_RTC__
 #include <atomic>
+#endif
 #include <cstdint>
 
 namespace jitquant {
 
+#ifndef __CUDACC_RTC__
 struct DeviceTraits {
   int sms;
   int major;  // of the compute capability
@@ -40,6 +43,7 @@ inline DeviceTraits device_traits() {
 inline int sm_count() {
   return device_traits().sms;
 }
+#endif
 
 // Programmatic dependent launch (compute capability 9.0 on; nothing before): the blocks of a kernel
 // are put on the multiprocessors while the kernel before it ends. A kernel that is launched so
@@ -96,7 +100,7 @@ __device__ __forceinline__ void begin_overlapped(bool early, F&& fetch, G&& pref
   if (!early) fetch();
 }
 
-#if !defined(__CUDACC_RTC__)
+#ifndef __CUDACC_RTC__
 // The kernels of this library. A kernel joins the list when the library is loaded, by being named
 // in a call of launch() that is compiled, so nothing has to be listed by hand.
 struct KernelList {
@@ -137,6 +141,7 @@ struct LaunchShape {
   int block_y = 1;  // of the block's threads, of which x has `block`
 };
 
+#ifndef __CUDACC_RTC__
 template <auto kKernel, class... Args>
 cudaError_t launch(const LaunchShape& shape, cudaStream_t stream, const Args&... args) {
   (void)Listed<kKernel>::done;
@@ -209,11 +214,15 @@ inline int64_t persistent_grid(int64_t items, int per_sm) {
   const int64_t blocks = items < limit ? items : limit;
   return blocks < 1 ? 1 : blocks;
 }
+#endif
 
 }  // namespace jitquant
 
 // CUDA loads a kernel at its first launch, which a stream that is being captured does not allow.
 // This loads every kernel of the library on the current device. Each .cu has it once.
+#ifdef __CUDACC_RTC__
+#define JITQUANT_EXPORT_RESIDENT()
+#else
 #define JITQUANT_EXPORT_RESIDENT()                                                   \
   extern "C" __attribute__((visibility("default"))) int jitquant_make_resident() {   \
     const jitquant::KernelList& list = jitquant::KernelList::instance();             \
@@ -224,3 +233,4 @@ inline int64_t persistent_grid(int64_t items, int per_sm) {
     }                                                                                \
     return 0;                                                                        \
   }
+#endif

@@ -292,6 +292,7 @@ __global__ void __launch_bounds__(kClusterThreads)
 template <class T>
 constexpr int kMostCached = (256 << 10) / sizeof(Block<T>);
 
+#ifndef __CUDACC_RTC__
 // Whether there is an amax to compute.
 inline bool needs_amax(const Fp8Scale& scale) {
   return scale.kind == Fp8Scale::kAmax || scale.amax != nullptr;
@@ -377,5 +378,6 @@ cudaError_t launch_cast_plain(const Matrix& x, const Fp8Scale& scale, int partia
   };
   return scale.kind == Fp8Scale::kAmax ? start(std::true_type()) : start(std::false_type());
 }
+#endif
 
 }  // namespace jitquant

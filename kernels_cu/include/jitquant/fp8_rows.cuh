@@ -349,6 +349,7 @@ struct RowWork {
   }
 };
 
+#ifndef __CUDACC_RTC__
 // The kernels' last argument is whether they rehearse.
 template <auto kOnce, auto kFew, auto kReread, class... Args>
 cudaError_t launch_by_rows(const RowWork& work, cudaStream_t stream, const Args&... args) {
@@ -401,5 +402,6 @@ cudaError_t normalized(const Matrix& x, const Matrix* residual, const ColumnVect
                                : f(PlainSource<T>(x), norm);
   });
 }
+#endif
 
 }  // namespace jitquant

@@ -277,6 +277,7 @@ __global__ void __launch_bounds__(kWalkThreads, walk_blocks_per_sm<Source>())
 
 // ---- launching ---------------------------------------------------------------------------------
 
+#ifndef __CUDACC_RTC__
 template <class Source>
 cudaError_t launch_group_walk(const Source& source, const GroupNumerics& numerics,
                               const GroupOutput& out, const RowCounts& counts, int64_t group_size,
@@ -371,5 +372,6 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
   }
   return cudaErrorInvalidValue;
 }
+#endif
 
 }  // namespace jitquant

@@ -532,6 +532,7 @@ __global__ void __launch_bounds__(Source::kTileThreads,
                ranges);
 }
 
+#ifndef __CUDACC_RTC__
 // How the buffer is cut into the ranges of a launch's blocks.
 template <class Source, Walk kWalk>
 GroupRanges ranges_of(int64_t numel, float* partials) {
@@ -573,5 +574,6 @@ cudaError_t launch_grouped(const Source& source, const Op& op, const GroupedInpu
       {order.tiles(), Source::kTileThreads, Start::kOverlapped}, stream, source, op, groups_of(x),
       scales, ranges, order);
 }
+#endif
 
 }  // namespace jitquant

@@ -291,6 +291,7 @@ __global__ void __launch_bounds__(kClusterThreads)
 #endif
 }
 
+#ifndef __CUDACC_RTC__
 // Calls f(Element{}) with the element type of `dtype`.
 template <class F>
 cudaError_t dispatch(DType dtype, F&& f) {
@@ -465,5 +466,6 @@ cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvf
   return launch<&flat_quantize_once_kernel<T, kAfterAmax>>(shape, stream, source, scale, recipe,
                                                            out);
 }
+#endif
 
 }  // namespace jitquant

@@ -152,6 +152,7 @@ constexpr int kBytesApart = 28;
 // own: 19.8 and 71.8 us at 4096 and 16384 rows of 7168 instead of 20.4 and 73.3.
 constexpr int kAloneTurns = 3, kAloneRows = 16;
 
+#ifndef __CUDACC_RTC__
 // Which rows the blocks of `plan`, whose grid stays, have, and when they begin.
 template <class Source, bool kNorm, int kShare>
 void deal_rows(const Source& source, RowPlan& plan) {
@@ -368,5 +369,6 @@ cudaError_t launch_row_amax(const Source& source, float divisor, float* gsa, Nvf
   const Normalize<typename Source::Element> none = {{nullptr, false, true}, 0.0f, nullptr};
   return launch_rows<false>(source, none, scale, recipe, out, stream);
 }
+#endif
 
 }  // namespace jitquant

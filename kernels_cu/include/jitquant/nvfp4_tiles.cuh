@@ -179,6 +179,7 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T
 template <class Source>
 constexpr bool kByTiles = sizeof(typename Source::Fetched) <= 64;
 
+#ifndef __CUDACC_RTC__
 // Whether scales are those of the kernels that take sectors: swizzled, of one gsa, and so many that
 // their places fit in 32 bits.
 inline bool by_tiles(const GlobalScale& scale, const Nvfp4Output& out) {
@@ -204,5 +205,6 @@ cudaError_t launch_tiles(const Source& source, const GlobalScale& scale, Nvfp4Re
   return launch<&quantize_tiles_kernel<Source>>({grid, kThreads, Start::kOverlapped}, stream,
                                                 source, scale, recipe, out, sector_walk(out, grid));
 }
+#endif
 
 }  // namespace jitquant

@@ -1,0 +1,161 @@
+"""NVRTC, through NVIDIA's own bindings: from CUDA C++ to a cubin without nvcc or a host compiler.
+
+The library comes with a CUDA build of torch, with a toolkit, or with the extra ``nvrtc``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..errors import LoaderError, NvrtcNotFoundError, extra
+
+_CCCL = (
+    "array atomic bit climits concepts cstddef cstdint cstdlib cstring functional "
+    "initializer_list limits numeric optional span tuple type_traits utility"
+)
+_MATH = (
+    "acos asin atan atan2 cbrt ceil copysign cos cosh erf exp exp2 expm1 fabs floor fma fmax fmin "
+    "fmod isfinite isinf isnan ldexp log log10 log1p log2 lround nearbyint pow rint round sin sinh "
+    "sqrt tan tanh trunc"
+)
+#: The C++ library's headers, which NVRTC has not: CCCL's, or what the compiler has built in.
+_STANDARD = {
+    **{
+        name: f"namespace cuda {{ namespace std {{}} }}\n#include <cuda/std/{name}>\n"
+        "namespace std { using namespace ::cuda::std; }\n"
+        for name in _CCCL.split()
+    },
+    "cmath": f"namespace std {{ {' '.join(f'using ::{name};' for name in _MATH.split())} }}\n",
+    **dict.fromkeys(("cassert", "assert.h", "cstdio", "stdio.h", "math.h", "stdlib.h"), "\n"),
+    **{f"{name}.h": f"#include <c{name}>\n" for name in ("limits", "stddef", "stdint")},
+}
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?", re.DOTALL)
+_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,\[]*(?:\[(\d+)\])?")
+
+
+class NvrtcFailure(Exception):  # noqa: N818
+    """The source does not compile; ``log`` is what NVRTC said, ``code`` its result."""
+
+    def __init__(self, log: str, code: int) -> None:
+        super().__init__(log)
+        self.log = log
+        self.code = code
+
+
+class Parameter(NamedTuple):
+    """A kernel's parameter as PTX has it: ``"f32"``, ``"u64"`` (a pointer too), ``"b8"`` bytes."""
+
+    kind: str
+    size: int
+
+
+class Compiled(NamedTuple):
+    """A cubin, the parameters of its kernels by symbol, and the symbols of expressions."""
+
+    cubin: bytes
+    parameters: dict[str, tuple[Parameter, ...]]
+    symbols: dict[str, str]
+
+
+def compile_cubin(
+    text: str, name: str, options: Sequence[str], expressions: Sequence[str]
+) -> Compiled:
+    """Compile ``text``, which messages call ``name``; ``expressions`` name instances of templates.
+
+    Raises:
+        NvrtcNotFoundError: the library or NVIDIA's bindings of it are not installed.
+        NvrtcFailure: it does not compile.
+    """
+    nvrtc = _bindings()
+    headers, names = [*_STANDARD.values()], [*_STANDARD]
+    program = _checked(
+        nvrtc.nvrtcCreateProgram(
+            text.encode(errors="surrogateescape"),
+            os.fsencode(name),
+            len(names),
+            [header.encode() for header in headers],
+            [header.encode() for header in names],
+        )
+    )
+    try:
+        for expression in expressions:
+            _checked(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
+        given = [os.fsencode(option) for option in (*options, *_include_options())]
+        (code,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
+        if int(code) != 0:
+            log = _bytes(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0\n")
+            raise NvrtcFailure(log or code.name, int(code))
+        return Compiled(
+            _bytes(nvrtc, program, "CUBIN"),
+            parameters_of(_bytes(nvrtc, program, "PTX").decode(errors="replace")),
+            {
+                e: _checked(nvrtc.nvrtcGetLoweredName(program, e.encode())).decode()
+                for e in expressions
+            },
+        )
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def parameters_of(ptx: str) -> dict[str, tuple[Parameter, ...]]:
+    """What each kernel in ``ptx`` takes, by symbol."""
+    return {
+        symbol: tuple(
+            Parameter(kind, int(count) if count else int(re.sub(r"\D", "", kind)) // 8)
+            for kind, count in _PARAMETER.findall(listed)
+        )
+        for symbol, listed in _ENTRY.findall(ptx)
+    }
+
+
+def plain_name(symbol: str) -> str | None:
+    """The qualified name of a kernel's symbol; ``None`` for an instance of a template."""
+    head = re.match(r"_ZN?", symbol)
+    if head is None:
+        return symbol  # extern "C"
+    at, parts = head.end(), []
+    while found := re.compile(r"L?(\d+)").match(symbol, at):
+        at = found.end() + int(found[1])
+        parts.append(symbol[found.end() : at])
+    named = [part for part in parts if not part.startswith("_GLOBAL__N_")]
+    return None if symbol[at : at + 1] == "I" else "::".join(named)
+
+
+def _bindings() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        _checked(nvrtc.nvrtcVersion())
+    except (ImportError, RuntimeError) as error:
+        raise NvrtcNotFoundError(
+            "backend='nvrtc' needs NVRTC and NVIDIA's Python bindings of it, which were not found "
+            f"({str(error).splitlines()[0]}). Install {extra('nvrtc')}."
+        ) from error
+    return nvrtc
+
+
+def _include_options() -> list[str]:
+    """Where the CUDA headers are."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found: dict[str, None] = {}
+    for family in ("cudart", "cccl"):
+        if directory := find_nvidia_header_directory(family):
+            found |= dict.fromkeys((f"-I{directory}", f"-I{directory}/cccl"))
+    return list(found)
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    code, *values = result
+    if int(code) != 0:
+        raise LoaderError(f"NVRTC: {code.name}")
+    return values[0] if values else None
+
+
+def _bytes(nvrtc: Any, program: Any, what: str) -> bytes:
+    buffer: bytes = b" " * _checked(getattr(nvrtc, f"nvrtcGet{what}Size")(program))
+    _checked(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
+    return buffer

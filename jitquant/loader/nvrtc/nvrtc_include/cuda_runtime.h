@@ -1,1 +1,0 @@
-// What device code uses of it is built into NVRTC.

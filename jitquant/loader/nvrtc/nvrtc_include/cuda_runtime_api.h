@@ -1,1 +1,0 @@
-// Only host code uses it, and NVRTC compiles none.
