@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
+    CacheError,
     CaptureError,
     FrozenError,
     HostCompilerNotFoundError,
@@ -21,12 +22,12 @@ from .errors import (
 )
 from .machine.archs import ArchChoice, choose_archs, visible_archs
 from .machine.toolchain import Memo, preload_runtime
-from .module import CudaModule, load_module, loaded_under
+from .module import CudaModule, is_loaded, load_module
 from .report import Reporter
 from .request.plan import Plan, Request, Wanted, look_up, make_plan
 from .request.sources import FileHasher, Watched, as_strings, check_name, kernel_names
 from .settings import check_settings, setting
-from .store.cache import Cache, Entry, bundle_paths, default_root
+from .store.cache import Cache, bundle_paths, default_root
 from .store.match import Build, ChangedError, digests_now, match_entry, take
 from .watch.inotify import Watcher
 from .watch.live import freshness, reloads, warn_of_old_graphs
@@ -341,13 +342,30 @@ class Loader:
         """Where bare source names are looked up."""
         return self._kernels_dir if self._kernels_dir is not None else default_kernels_dir()
 
-    def cache(self) -> Cache:
-        """The cache in use now."""
+    def chosen_cache(self) -> Cache:
+        """The cache that is set, whether or not it can be trusted."""
         root = self._cache_dir if self._cache_dir is not None else default_root()
         cache = self._caches.get(root)
         if cache is None:
             cache = self._caches.setdefault(root, Cache(root))
         return cache
+
+    def cache(self) -> Cache:
+        """The cache in use now: that which is set, or if others write to that a private one.
+
+        Raises:
+            CacheError: others write to it, and builds are to stay.
+        """
+        cache = self.chosen_cache()
+        if not (why := cache.distrust()):
+            return cache
+        if not self.temporary:
+            raise CacheError(why)
+        self.reporter.say_once(
+            f"nothing is loaded from the cache; building into a private temporary directory, which "
+            f"goes when this process ends: {why}"
+        )
+        return cache.temporary()
 
     def choose(self, explicit: str | Sequence[str] | None) -> ArchChoice:
         """The architectures for ``archs=explicit``."""
@@ -482,16 +500,13 @@ class Loader:
         return None
 
     def _load(self, wanted: Wanted, build: Build) -> tuple[Loaded, Watched]:
-        entry, library = build.entry, build.library
+        entry = build.entry
         with self._load_lock:
             for loaded in self._loaded.get(entry.level1, ()):
                 if loaded.entry.level2 == entry.level2:
                     build.hold.release()
                     return loaded, build.watch
-            # The name of a library is unique to its build. If this process has it from a copy of
-            # the cache, its operators are registered; registering them again would end it.
-            library = loaded_under(library.name) or library
-            self._check_namespaces(wanted, entry, library)
+            self._check_namespaces(wanted, build)
             preload_runtime(
                 entry.inputs["cudart"], wanted.nvcc if isinstance(wanted, Plan) else None
             )
@@ -500,7 +515,8 @@ class Loader:
                 extension_name=entry.extension,
                 key=entry.level2,
                 archs=entry.inputs["archs"],
-                path=library,
+                path=build.library,
+                opened=build.hold.path,
                 ops=entry.ops,
                 init_symbols=entry.init_symbols,
             )
@@ -509,17 +525,17 @@ class Loader:
             self._loaded.setdefault(entry.level1, []).append(loaded)
             return loaded, build.watch
 
-    def _check_namespaces(self, wanted: Wanted, entry: Entry, library: Path) -> None:
+    def _check_namespaces(self, wanted: Wanted, build: Build) -> None:
         """Try a library first that may register names which this process has already.
 
         Registering an operator twice ends the process, so it is tried in a child.
         """
         import torch
 
-        if str(library) in torch.ops.loaded_libraries:
+        if is_loaded(build.library.name):
             return
-        own = f"{entry.extension}::"
-        fixed = {op.partition("::")[0] for op in entry.ops if not op.startswith(own)}
+        own = f"{build.entry.extension}::"
+        fixed = {op.partition("::")[0] for op in build.entry.ops if not op.startswith(own)}
         if not fixed:
             return
         present = {op.partition("::")[0] for op in torch._C._dispatch_get_all_op_names()}
@@ -530,7 +546,7 @@ class Loader:
         scratch = self.cache()
         if not scratch.prepare():
             scratch = scratch.temporary()
-        try_load(library, scratch.base / "staging", wanted.sources)
+        try_load(build.library, build.hold, scratch.base / "staging", wanted.sources)
 
     # -- before and after ----------------------------------------------------------------------
 

@@ -76,10 +76,10 @@ class CudaModule(ModuleType):
         )
 
 
-def import_extension(name: str, library: Path) -> ModuleType:
+def import_extension(name: str, library: str) -> ModuleType:
     """Import ``library`` as the Python extension module ``name``, leaving ``sys.modules`` alone."""
-    loader = importlib.machinery.ExtensionFileLoader(name, str(library))
-    spec = importlib.util.spec_from_file_location(name, str(library), loader=loader)
+    loader = importlib.machinery.ExtensionFileLoader(name, library)
+    spec = importlib.util.spec_from_file_location(name, library, loader=loader)
     if spec is None:
         raise LoaderError(f"{library} cannot be imported as {name!r}.")
     module = importlib.util.module_from_spec(spec)
@@ -87,14 +87,14 @@ def import_extension(name: str, library: Path) -> ModuleType:
     return module
 
 
-def loaded_under(file_name: str) -> Path | None:
-    """The path under which this process has loaded a library of this name, if it has."""
-    import torch
+#: The libraries that this process has loaded, as the dynamic linker knows them: by their file
+#: names, each of which is unique to its build.
+_LOADED: dict[str, tuple[Path, ctypes.CDLL]] = {}
 
-    for path in torch.ops.loaded_libraries:
-        if path.endswith(f"/{file_name}"):
-            return Path(path)
-    return None
+
+def is_loaded(file_name: str) -> bool:
+    """Whether this process has a library of this name, maybe from a copy of the cache."""
+    return file_name in _LOADED
 
 
 def load_module(
@@ -104,11 +104,14 @@ def load_module(
     key: str,
     archs: Iterable[str],
     path: Path,
+    opened: str,
     ops: Iterable[str],
     init_symbols: Iterable[str],
 ) -> CudaModule:
-    """Load a library and collect its functions.
+    """Load a library, unless this process has it, and collect its functions.
 
+    What is loaded is ``opened``, a path to the open file whose digest was checked; ``path`` says
+    where it came from. Registering its operators again, from a copy, would end the process.
     ``ops`` are the operators it registers (``namespace::name`` or ``namespace::name.overload``).
 
     Raises:
@@ -118,14 +121,20 @@ def load_module(
 
     functions: dict[str, Any] = {}
     try:
-        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
-        library = ctypes.CDLL(str(path))
+        if path.name not in _LOADED:
+            # The linker goes by names first: if somebody has closed the descriptor of an earlier
+            # library, this one may have its number, and needs another name.
+            while any(opened == library._name for _, library in _LOADED.values()):
+                opened = opened.replace("/fd/", "/fd/./")
+            _LOADED[path.name] = path, ctypes.CDLL(opened)
+            torch.ops.loaded_libraries.add(str(path))
+        path, library = _LOADED[path.name]
         for symbol in init_symbols:
-            extension = import_extension(symbol, path)
+            extension = import_extension(symbol, library._name)
             functions.update((k, v) for k, v in vars(extension).items() if not k.startswith("__"))
     except (OSError, ImportError) as error:
         raise LoaderError(
-            f"module {name!r}: {path} does not load: {error.__cause__ or error}"
+            f"module {name!r}: {path} does not load: {str(error).replace(opened, path.name)}"
         ) from error
     # Names of the module's own namespace last, so that they win over those of a fixed one.
     for op in sorted(ops, key=lambda o: o.startswith(f"{extension_name}::")):

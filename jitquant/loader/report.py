@@ -16,6 +16,17 @@ LOG = logging.getLogger("jitquant.loader")
 HEARTBEAT_SECONDS = 10.0
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def outside() -> int:
+    """The ``stacklevel`` with which a warning names the first caller that is not of jitquant."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 class Reporter:
     """Lines for people on stderr (``JITQUANT_QUIET=1`` silences them) and for ``logging``."""
 

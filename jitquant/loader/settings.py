@@ -21,6 +21,7 @@ _SWITCH = r"[01]"
 SETTINGS = {
     "JITQUANT_BUNDLES": Setting(r"(?s).*", "directories, separated by ':'"),
     "JITQUANT_CACHE_DIR": Setting(r"(?s).*", "a directory"),
+    "JITQUANT_CACHE_GROUP": Setting(r"(?s).*", "the name of a group"),
     "JITQUANT_CACHE_MAX_SIZE": Setting(rf"(?i){SIZE}|inf", "a size such as 500M or 4GB, or inf"),
     "JITQUANT_CUDA_ARCHS": Setting(r"(?s).*", "architectures"),
     "JITQUANT_JOBS": Setting(r"0*[1-9][0-9]*", "a number of compilers, 1 or more"),

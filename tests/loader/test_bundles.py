@@ -236,6 +236,16 @@ def others_write_the_manifest(bundle: Path) -> None:
     (bundle / "manifest.json").chmod(0o664)
 
 
+def place_outside(bundle: Path) -> None:
+    (build,) = json.loads((bundle / "manifest.json").read_text())["builds"]
+    edit_manifest(bundle, builds=[{**build, "directory": f"../{bundle.name}/{build['directory']}"}])
+
+
+def library_outside(bundle: Path) -> None:
+    (build,) = json.loads((bundle / "manifest.json").read_text())["builds"]
+    edit_manifest(bundle, builds=[{**build, "library": f"../{build['library']}"}])
+
+
 def gone(bundle: Path) -> None:
     shutil.rmtree(bundle)
 
@@ -247,6 +257,8 @@ def gone(bundle: Path) -> None:
         (gone, "is no bundle: No such file"),
         (newer_format, "has format 2, and this jitquant reads format 1"),
         (no_builds, r"manifest\.json cannot be read"),
+        (place_outside, r"manifest\.json cannot be read .* is no place in a bundle"),
+        (library_outside, r"manifest\.json cannot be read .* is no place in a bundle"),
         (others_write, "has mode 0777: others can write to it"),
         (others_write_the_manifest, r"manifest\.json has mode 0664: others can write to it"),
     ],
@@ -262,6 +274,21 @@ def test_what_is_no_bundle_is_said_and_passed_over(
     lines = said_by(loader)
     assert loader.get("plain", [source]).library.factor() == 3
     assert lines[0].startswith(f"not taken from a bundle: {bundle}")
+
+
+@pytest.mark.parametrize(
+    "part", ["entries", "entries/*", "entries/*/*", "*/*/*/entry.json", "*/*/*/*.so"]
+)
+def test_a_build_that_others_could_have_written_is_said_and_passed_over(
+    plain: Toy, bundle: Path, tmp_path: Path, part: str
+) -> None:
+    (place,) = bundle.glob(part)
+    place.chmod(0o777)
+    source, cache = plain.copy(tmp_path)
+    loader = new_loader(cache)
+    lines = said_by(loader)
+    assert loader.get("plain", [source]).library.factor() == 3
+    assert lines[0].startswith(f"not taken from a bundle: {place} has mode 0777: others can write")
 
 
 def test_several_are_looked_at_in_order(

@@ -17,11 +17,13 @@ import pytest
 
 from jitquant.cli import main
 from jitquant.loader import CacheError, CompileError, DamagedEntryWarning
+from jitquant.loader.request.plan import Request
 from jitquant.loader.store.cache import Cache, default_root
+from jitquant.loader.store.hold import Hold
 from jitquant.loader.store.prune import stored
 
 from .conftest import Toy
-from .toys import entries, finish, litter, new_loader, python, write_plain, write_toy
+from .toys import entries, finish, litter, new_loader, python, write_factor, write_plain, write_toy
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners and mount")
 
@@ -59,21 +61,149 @@ def test_environment_chooses_the_directory(tmp_path: Path, monkeypatch: pytest.M
     assert default_root() == tmp_path / "xdg" / "jitquant"
 
 
+def refused(source: Path, cache: Path, capfd: pytest.CaptureFixture[str]) -> str:
+    """What is said once of a cache that nothing is loaded from, and nothing built in."""
+    before = {path: path.stat() for path in [cache, *cache.rglob("*")]}
+    capfd.readouterr()
+    loader = new_loader(cache)
+    for factor in (3, 4, 3):
+        write_factor(source.with_suffix(".h"), factor)
+        module = loader.get("plain", [source])
+        assert cache not in module.path.parents
+        assert module.library.factor() == factor
+    assert mode(loader.cache().root) == 0o700
+    assert {path: path.stat() for path in [cache, *cache.rglob("*")]} == before
+    said = [line for line in capfd.readouterr().err.splitlines() if "nothing is loaded" in line]
+    assert len(said) == 1
+    shutil.rmtree(loader.cache().root)
+    with pytest.raises(CacheError, match="could make this process load any code"):
+        new_loader(cache, temporary=False).get("plain", [source])
+    return said[0]
+
+
 @pytest.mark.parametrize("bits", [0o770, 0o707, 0o777, 0o720])
-def test_directory_that_others_can_write_to_is_refused(
-    plain: Toy, tmp_path: Path, bits: int
+@pytest.mark.parametrize("part", ["", "v1/entries", "v1/toolchain"])
+def test_nothing_is_loaded_from_a_directory_that_others_can_write_to(
+    plain: Toy, tmp_path: Path, bits: int, part: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source, cache = plain.copy(tmp_path)
-    cache.chmod(bits)
-    with pytest.raises(CacheError, match=f"has mode {bits:04o}.*run `chmod 700 {cache}`"):
-        new_loader(cache).get("plain", [source])
+    (cache / part).chmod(bits)
+    said = refused(source, cache, capfd)
+    assert f"cache directory {cache / part} has mode {bits:04o}: others can write to it" in said
+    assert f"Run `chmod -R go-w {cache}` if nobody did, remove it if that is not sure" in said
 
 
 @needs_root
-def test_directory_of_somebody_else_is_refused(plain: Toy, tmp_path: Path) -> None:
+def test_nothing_is_loaded_from_a_directory_of_somebody_else(
+    plain: Toy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As with the home of a user that is mounted into a container of root's."""
     source, cache = plain.copy(tmp_path)
     os.chown(cache, 12345, 12345)
-    with pytest.raises(CacheError, match=r"is owned by uid 12345.*JITQUANT_CACHE_DIR"):
+    said = refused(source, cache, capfd)
+    assert "is owned by uid 12345, and this process is uid 0" in said
+    assert "Set JITQUANT_CACHE_DIR to a directory of your own." in said
+
+
+def writable(path: Path) -> None:
+    path.chmod(0o777)
+
+
+def foreign(path: Path) -> None:
+    os.chown(path, 12345, 12345)
+
+
+@pytest.mark.parametrize("harm", [writable, pytest.param(foreign, marks=needs_root)])
+@pytest.mark.parametrize("part", ["..", ".", "entry.json", "*.so"])
+def test_an_entry_that_somebody_else_could_have_made_is_built_again(
+    plain: Toy, tmp_path: Path, part: str, harm: Callable[[Path], None]
+) -> None:
+    source, cache = plain.copy(tmp_path)
+    (entry,) = entries(cache)
+    harm({"..": entry.parent, ".": entry}.get(part) or next(entry.glob(part)))
+    with pytest.warns(DamagedEntryWarning, match="could make this process load any code") as said:
+        module = new_loader(cache).get("plain", [source])
+    assert [Path(warning.filename) for warning in said] == [Path(__file__)]
+    assert module.library.factor() == 3
+    assert module.path.name != next(plain.cache.glob("v1/entries/*/*/*.so")).name
+    assert len(entries(cache)) == 1
+    assert litter(cache) == []
+
+
+def test_what_is_loaded_is_the_file_whose_digest_was_checked(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one takes its name in between."""
+    source, cache = plain.copy(tmp_path)
+    write_factor(source.with_suffix(".h"), 6)
+    built = new_loader(cache).ensure(Request("plain", (source,)))
+    built.hold.release()
+    write_factor(source.with_suffix(".h"), 7)
+    other = new_loader(cache).ensure(Request("plain", (source,)))
+    other.hold.release()
+    write_factor(source.with_suffix(".h"), 6)
+
+    def swapped(hold: Hold, real: Callable[[Hold], str] = Hold.sha256) -> str:
+        digest = real(hold)
+        other.library.replace(built.library)
+        return digest
+
+    monkeypatch.setattr(Hold, "sha256", swapped)
+    assert new_loader(cache).get("plain", [source]).library.factor() == 6
+
+
+def test_a_library_is_loaded_whose_descriptor_an_earlier_one_had(
+    plain: Toy, tmp_path: Path
+) -> None:
+    """The dynamic linker goes by names first, and a name is no more than that number."""
+    source, cache = plain.copy(tmp_path)
+    loader = new_loader(cache)
+    numbers: list[int] = []
+    for factor in (11, 12):
+        write_factor(source.with_suffix(".h"), factor)
+        loader.ensure(Request("plain", (source,))).hold.release()
+    for factor in (11, 12):
+        write_factor(source.with_suffix(".h"), factor)
+        module = loader.get("plain", [source])
+        assert module.library.factor() == factor
+        numbers.append(int(module.library._name.rpartition("/")[2]))
+        os.close(numbers[-1])  # as a program does that closes all it does not know
+    assert numbers[0] == numbers[1]
+
+
+def test_a_cache_that_a_group_shares(
+    plain: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where JITQUANT_CACHE_GROUP names the group; made by another of its members."""
+    source, cache = plain.copy(tmp_path)
+    group, owner = os.getegid(), os.geteuid()
+    if owner == 0:
+        group, owner = 4321, 12345
+    for path in [cache, *cache.rglob("*")]:
+        os.chown(path, owner, group)
+        path.chmod(0o2770 if path.is_dir() else 0o660)
+    monkeypatch.setenv("JITQUANT_CACHE_GROUP", str(group))
+    found = new_loader(cache).ensure(Request("plain", (source,)))
+    assert cache in found.library.parents
+    assert not found.is_new
+    found.hold.release()
+    write_factor(source.with_suffix(".h"), 4)
+    before = os.umask(0o077)
+    try:
+        built = new_loader(cache).get("plain", [source])
+        own = new_loader(tmp_path / "own").get("plain", [source])
+    finally:
+        os.umask(before)
+    for path in (built.path, own.path):
+        directory = path.parent
+        assert (mode(directory), directory.stat().st_gid) == (0o2770, group)
+        assert (mode(path), mode(directory / "entry.json")) == (0o644, 0o644)
+    assert {mode(path) for path in (tmp_path / "own").glob("**/")} == {0o2770}
+    assert {mode(path) for path in cache.glob("v1/locks/*.lock")} == {0o660}
+    cache.chmod(0o2777)
+    assert cache not in new_loader(cache).get("plain", [source]).path.parents
+    monkeypatch.setenv("JITQUANT_CACHE_GROUP", "no such group")
+    with pytest.raises(ValueError, match="JITQUANT_CACHE_GROUP='no such group': there is no such"):
         new_loader(cache).get("plain", [source])
 
 
@@ -158,14 +288,14 @@ def test_an_entry_that_cannot_be_read_now_is_kept(
         refuse(path)
         return real(path, *args)
 
-    def read_bytes(path: Path, real: Callable[[Path], bytes] = Path.read_bytes) -> bytes:
+    def os_open(path: object, *args: int, real: Callable[..., int] = os.open) -> int:
         refuse(path)
-        return real(path)
+        return real(path, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr("jitquant.loader.store.cache.os.listdir", listdir)
         patch.setattr("jitquant.loader.store.cache.open", opened, raising=False)
-        patch.setattr(Path, "read_bytes", read_bytes)
+        patch.setattr("jitquant.loader.store.hold.os.open", os_open)
         why = re.escape(f"{refused} cannot be read by uid {os.geteuid()} ({os.strerror(number)})")
         with pytest.raises(CacheError, match=why):
             new_loader(cache).get("plain", [source])

@@ -214,7 +214,7 @@ def test_what_was_just_removed_is_not_called_damaged(plain: Toy, tmp_path: Path)
     prune(cache, max_size=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert cache.verified_library(directory, entry) is None
+        assert cache.open_library(directory, entry) is None
 
 
 def test_what_dead_builders_left_goes(plain: Toy, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from ..errors import CompileError, LoaderError
 from ..machine.processes import kill_group
+from ..store.hold import Hold
 from .advice import advice
 
 _HANG_SECONDS = 25.0
@@ -44,7 +45,7 @@ from pathlib import Path
 from jitquant.loader.compile.trial import load_once
 signal.setitimer(signal.ITIMER_REAL, float(seconds))
 try:
-    result = load_once(Path(library))
+    result = load_once(library)
 except BaseException as error:
     result = {"stage": "load", "error": str(error.__cause__ or error)}
 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -89,7 +90,7 @@ def link_and_try(
     return _read_outcome(outcome, staging, library, sources)
 
 
-def try_load(library: Path, scratch: Path, sources: Sequence[str]) -> None:
+def try_load(library: Path, held: Hold, scratch: Path, sources: Sequence[str]) -> None:
     """Load a finished library in a child, to see whether this process could.
 
     Raises:
@@ -97,14 +98,16 @@ def try_load(library: Path, scratch: Path, sources: Sequence[str]) -> None:
     """
     log = scratch / f"trial-{os.urandom(4).hex()}.log"
     try:
-        outcome = _in_child(lambda: load_once(library), log, library, lambda: None)
+        outcome = _in_child(
+            lambda: load_once(held.path), log, library, lambda: None, keep=held.descriptor
+        )
         _read_outcome(outcome, scratch, library, sources)
     finally:
         with contextlib.suppress(OSError):
             log.unlink()
 
 
-def init_symbols_of(library: Path) -> list[str]:
+def init_symbols_of(library: str) -> list[str]:
     """The Python modules that a library can be imported as (its ``PyInit_`` symbols)."""
     with (
         open(library, "rb") as stream,
@@ -174,7 +177,11 @@ def _last_words(output: str) -> str:
 
 
 def _in_child(
-    work: Callable[[], dict[str, Any]], log: Path, library: Path, on_tick: Callable[[], None]
+    work: Callable[[], dict[str, Any]],
+    log: Path,
+    library: Path,
+    on_tick: Callable[[], None],
+    keep: int = -1,
 ) -> _Outcome:
     """Run ``work`` in a forked child that can neither hang nor end this process."""
     with warnings.catch_warnings():
@@ -182,7 +189,7 @@ def _in_child(
         reader, writer = os.pipe()
         pid = os.fork()
     if pid == 0:
-        _child(work, log, writer)
+        _child(work, log, writer, keep)
     os.close(writer)
     done = False
     status, timed_out = 0, False
@@ -251,7 +258,7 @@ def _in_new_process(library: Path, scratch: Path) -> _Outcome:
     return _Outcome(result, status, said, code in (-signal.SIGALRM, -signal.SIGKILL))
 
 
-def _child(work: Callable[[], dict[str, Any]], log: Path, writer: int) -> NoReturn:
+def _child(work: Callable[[], dict[str, Any]], log: Path, writer: int, keep: int) -> NoReturn:
     code = 1
     try:
         os.setpgid(0, 0)
@@ -269,7 +276,7 @@ def _child(work: Callable[[], dict[str, Any]], log: Path, writer: int) -> NoRetu
         os.dup2(target, 2)
         # Not least the build lock: a child must not go on holding it when its parent dies.
         for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) != writer:
+            if int(name) > 2 and int(name) not in (writer, keep):
                 with contextlib.suppress(OSError):
                     os.close(int(name))
         os.write(writer, json.dumps(work()).encode())
@@ -325,7 +332,7 @@ def _link_and_load(
         if not library.is_file():
             raise _LinkError(str(error)) from None
         raise
-    return _import_all(library, before)
+    return _import_all(str(library), before)
 
 
 def _plain_path(directory: str | os.PathLike[str]) -> str:
@@ -333,16 +340,16 @@ def _plain_path(directory: str | os.PathLike[str]) -> str:
     return f"/proc/{os.getpid()}/fd/{os.open(directory, os.O_PATH)}"
 
 
-def load_once(library: Path) -> dict[str, Any]:
-    """Load ``library`` into this process, and say what it brought."""
+def load_once(library: str) -> dict[str, Any]:
+    """Load the library at a path into this process, and say what it brought."""
     import torch
 
     before = set(torch._C._dispatch_get_all_op_names())
-    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    ctypes.CDLL(library)  # torch would look for the name behind a descriptor
     return _import_all(library, before)
 
 
-def _import_all(library: Path, before: set[str]) -> dict[str, Any]:
+def _import_all(library: str, before: set[str]) -> dict[str, Any]:
     import torch
 
     from ..module import import_extension

@@ -10,11 +10,11 @@ A bundle is never written to by who uses it. ``JITQUANT_BUNDLES`` lists the dire
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
+import re
 import shutil
-import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -28,12 +28,15 @@ from ..request.key import SCHEMA
 from ..request.plan import Wanted
 from ..request.sources import FileHasher, Watched
 from .cache import BUNDLES, Entry
-from .hold import Hold
+from .hold import Hold, hold
 from .match import Build, match_entry
+from .trust import others_write
 
 MANIFEST = "manifest.json"
 #: Grows when an older jitquant could not read what a newer one writes.
 FORMAT = 1
+_PLACE = re.compile(r"entries/[0-9a-f]{32}/[0-9a-f]{32}")
+_FILE = re.compile(r"\w+\.so")
 
 _STABLE = ">= " + ".".join(map(str, OLDEST_TORCH))
 
@@ -73,7 +76,12 @@ class Bundle:
             if build.name != name:
                 continue
             directory = self.path / build.directory
+            places = (directory.parent.parent, directory.parent, directory)
+            files = (directory / "entry.json", directory / build.library)
             try:
+                if why := next(filter(None, map(_writable, (*places, *files))), ""):
+                    yield directory, why
+                    continue
                 entry = Entry.from_json((directory / "entry.json").read_bytes())
             except (OSError, ValueError) as error:
                 yield directory, f"{directory / 'entry.json'} cannot be read ({error})"
@@ -94,19 +102,15 @@ def open_bundle(path: Path) -> Bundle:
         BundleError: it is none, one of a format that is not known here, or others can write to it.
     """
     try:
-        modes = [os.stat(place).st_mode for place in (path, path / MANIFEST)]
+        refused = _writable(path) or _writable(path / MANIFEST)
         text = (path / MANIFEST).read_bytes()
     except OSError as error:
         raise BundleError(
             f"{path} is no bundle: {error.strerror} ({error.filename}). Make one with "
             f"`jitquant bundle -o {path}`, or take it out of {BUNDLES}."
         ) from error
-    for place, mode in zip((path, path / MANIFEST), modes, strict=True):
-        if mode & 0o022:
-            raise BundleError(
-                f"{place} has mode {stat.S_IMODE(mode):04o}: others can write to it, and could "
-                f"make this process load any code. Run `chmod go-w {place}` if nobody did."
-            )
+    if refused:
+        raise BundleError(refused)
     try:
         manifest = json.loads(text)
         version = manifest["format"]
@@ -116,6 +120,9 @@ def open_bundle(path: Path) -> Bundle:
                 "again with this version (`jitquant bundle`)."
             )
         builds = tuple(Bundled(**build) for build in manifest["builds"])
+        for build in builds:
+            if not (_PLACE.fullmatch(build.directory) and _FILE.fullmatch(build.library)):
+                raise ValueError(f"{build.directory}/{build.library} is no place in a bundle")
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(
             f"{path / MANIFEST} cannot be read ({error}). Make the bundle again."
@@ -150,14 +157,19 @@ def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
     return f"{match} is not what it was built with" if isinstance(match, str) else match
 
 
-def library_of(directory: Path, entry: Entry) -> Path | None:
-    """The library of a build if it has the digest that it was built with."""
-    path = directory / entry.library
-    try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return None
-    return path if found == entry.library_sha256 else None
+def _writable(place: Path) -> str:
+    """Why nothing is taken from a file or directory that others could have written to."""
+    why = others_write(os.stat(place))
+    return f"{place} {why}. Run `chmod go-w {place}` if nobody did." if why else ""
+
+
+def open_library(directory: Path, entry: Entry) -> Hold | None:
+    """The library of a build, open, if it has the digest that it was built with."""
+    with contextlib.suppress(OSError):
+        held = hold(directory / entry.library)
+        if held is not None and held.sha256() == entry.library_sha256:
+            return held
+    return None
 
 
 def search(
@@ -179,9 +191,9 @@ def search(
             if isinstance(match, str):
                 refused.append(f"{path}: {wanted.name}: {match}")
                 continue
-            library = library_of(directory, entry)
-            if library is not None:
-                return Build(entry, library, match, Hold(None)), refused
+            held = open_library(directory, entry)
+            if held is not None:
+                return Build(entry, directory / entry.library, match, held), refused
             refused.append(
                 f"{directory / entry.library} does not have the digest it was built with"
             )
@@ -225,8 +237,10 @@ def write_bundle(builds: Sequence[tuple[Path, Entry]], directory: Path) -> Bundl
             for name in ("entry.json", entry.library):
                 shutil.copyfile(source / name, target / name)
                 (target / name).chmod(0o444)
-            if library_of(target, entry) is None:
+            copied = open_library(target, entry)
+            if copied is None:
                 raise OSError(f"{source / entry.library} changed while it was copied")
+            copied.release()
             listed.append(
                 Bundled(
                     entry.name,

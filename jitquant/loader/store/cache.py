@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -37,8 +36,10 @@ from ..errors import (
     LoaderError,
     LockTimeoutError,
 )
+from ..report import outside
 from ..request.key import SCHEMA, digest_of
 from .hold import Hold, hold
+from .trust import GROUP, doubt, others_write, shared_group
 
 _SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "toolchain")
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
@@ -141,17 +142,40 @@ class Cache:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.base = root / f"v{SCHEMA}"
+        self._group: int | None = None
         self._temporary: Path | None = None
-        self._checked: tuple[int, int] | None = None
+        self._directories = (root, self.base, *(self.base / sub for sub in _SUBDIRECTORIES))
 
     # -- the directory itself ------------------------------------------------------------------
+
+    def distrust(self) -> str:
+        """Why nothing may be loaded from here, with the way out; ``""`` if it may.
+
+        Raises:
+            ValueError: ``JITQUANT_CACHE_GROUP`` names no group.
+        """
+        self._group = shared_group()
+        for directory in self._directories:
+            try:
+                status = os.stat(directory)
+            except OSError:
+                continue
+            if why := doubt(status, self._group):
+                way_out = _CHOOSE_ANOTHER
+                if others_write(status):
+                    way_out = (
+                        f"Run `chmod -R go-w {self.root}` if nobody did, remove it if that is not "
+                        f"sure, or name its group in {GROUP} if you trust all its members."
+                    )
+                return f"cache directory {directory} {why}. {way_out}"
+        return ""
 
     def check(self) -> bool:
         """Whether the directory exists; refuses one that somebody else could write to.
 
         Raises:
-            CacheError: not a directory, of another owner, writable by group or others, or not
-                readable.
+            CacheError: not a directory, of another owner, writable by others, or not readable.
+            ValueError: ``JITQUANT_CACHE_GROUP`` names no group.
         """
         try:
             status = os.stat(self.root)
@@ -161,24 +185,11 @@ class Cache:
             raise CacheError(
                 f"cache directory {self.root}: {error.strerror}. {_CHOOSE_ANOTHER}"
             ) from error
-        if self._checked == (status.st_ino, status.st_mode):
-            return True
         if not stat.S_ISDIR(status.st_mode):
             raise CacheError(f"cache directory {self.root} is not a directory. {_CHOOSE_ANOTHER}")
-        if status.st_uid not in (os.geteuid(), 0):
-            raise CacheError(
-                f"cache directory {self.root} is owned by uid {status.st_uid}, and this process "
-                f"is uid {os.geteuid()}: its owner could make this process load any code. "
-                f"{_CHOOSE_ANOTHER}"
-            )
-        if status.st_mode & 0o022:
-            raise CacheError(
-                f"cache directory {self.root} has mode {stat.S_IMODE(status.st_mode):04o}: others "
-                "can write to it, and could make this process load any code. If nobody did, run "
-                f"`chmod 700 {self.root}`; otherwise remove it first."
-            )
+        if why := self.distrust():
+            raise CacheError(why)
         self._check_readable()
-        self._checked = (status.st_ino, status.st_mode)
         return True
 
     def _check_readable(self) -> None:
@@ -195,21 +206,29 @@ class Cache:
         """Create what is missing; ``False`` where the directory cannot be written to."""
         try:
             if not self.check():
+                self._group = shared_group()
                 self.root.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(self.root, 0o700)
-                    os.chmod(self.root, 0o700)
+                self.make_directory(self.root)
                 self.check()
-            for directory in (self.base, *(self.base / sub for sub in _SUBDIRECTORIES)):
+            for directory in self._directories:
                 if not directory.is_dir():
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(directory, 0o700)
-                        os.chmod(directory, 0o700)
+                    self.make_directory(directory)
             return all(os.access(self.base / sub, os.W_OK | os.X_OK) for sub in _SUBDIRECTORIES)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 return False
             raise self.explain_os_error(error) from error
+
+    def make_directory(self, directory: Path) -> None:
+        """Make a directory of the cache, unless it is there: private, or of the sharing group."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+            self._give_mode(directory)
+
+    def _give_mode(self, directory: Path) -> None:
+        if self._group is not None:
+            os.chown(directory, -1, self._group)
+        os.chmod(directory, 0o700 if self._group is None else 0o2770)
 
     def explain_os_error(self, error: OSError) -> CacheError:
         """``error`` in terms of the cache directory, with the way out."""
@@ -279,6 +298,9 @@ class Cache:
         """
         group = self.base / "entries" / level1[:32]
         try:
+            if why := doubt(os.stat(group), self._group):
+                self.set_aside(group, f"it {why}")
+                return
             names = sorted(os.listdir(group))
         except FileNotFoundError:
             return
@@ -287,7 +309,10 @@ class Cache:
         for name in names:
             directory = group / name
             try:
-                entry = Entry.from_json((directory / "entry.json").read_bytes())
+                if why := doubt(os.stat(directory), self._group):
+                    self.set_aside(directory, f"it {why}")
+                    continue
+                entry = self._read_entry(directory / "entry.json")
                 if entry.schema != SCHEMA or entry.level1 != level1:
                     raise ValueError("it describes another build")
                 if entry.level2[:32] != name:
@@ -296,33 +321,47 @@ class Cache:
                 self.set_aside(directory, "its description is missing")
                 continue
             except (*_MISPLACED, ValueError) as error:
-                self.set_aside(directory, f"its description cannot be read ({error})")
+                self.set_aside(directory, f"its description cannot be used ({error})")
                 continue
             except OSError as error:
                 raise self.unreadable(directory / "entry.json", error) from error
             yield directory, entry
 
-    def verified_library(self, directory: Path, entry: Entry) -> Path | None:
-        """The library of an entry if it has the digest it was published with, else ``None``.
+    def _read_entry(self, path: Path) -> Entry:
+        with open(path, "rb") as stream:
+            if why := doubt(os.fstat(stream.fileno()), self._group):
+                raise ValueError(f"it {why}")
+            return Entry.from_json(stream.read())
+
+    def open_library(self, directory: Path, entry: Entry) -> Hold | None:
+        """The library of an entry, held, if it has the digest that it was published with.
+
+        ``None`` if it has not, or is just being removed. What is loaded has to be the file that is
+        open, since another may have its name by then.
 
         Raises:
             CacheError: the system refuses to read what may well be good.
         """
         path = directory / entry.library
         try:
-            with open(path, "rb") as stream:
-                found = hashlib.sha256(stream.read()).hexdigest()
+            held = hold(path)
+            if held is None:
+                return None
+            why = doubt(held.status(), self._group)
+            if not why and held.sha256() != entry.library_sha256:
+                why = "does not have the digest it was built with"
         except (FileNotFoundError, *_MISPLACED) as error:
             self.set_aside(directory, f"its library cannot be read ({error.strerror})")
             return None
         except OSError as error:
             raise self.unreadable(path, error) from error
-        if found != entry.library_sha256:
-            self.set_aside(directory, "its library does not have the digest it was built with")
+        if why:
+            held.release()
+            self.set_aside(directory, f"its library {why}")
             return None
         with contextlib.suppress(OSError):
             os.utime(directory)
-        return path
+        return held
 
     def set_aside(self, directory: Path, why: str) -> None:
         """Take a damaged entry out of the way, with a warning; one just removed is not damaged."""
@@ -331,7 +370,7 @@ class Cache:
         warnings.warn(
             f"jitquant: cache entry {directory} is damaged: {why}; it is built again.",
             DamagedEntryWarning,
-            stacklevel=2,
+            stacklevel=outside(),
         )
         aside = self.base / "staging" / f"damaged-{os.urandom(6).hex()}"
         with contextlib.suppress(OSError):
@@ -348,7 +387,12 @@ class Cache:
             DamagedEntryError: a damaged entry stands in the place and cannot be moved.
         """
         target = self.entry_directory(entry.level1, entry.level2)
-        ours = hold(staged / entry.library)
+        ours = None
+        with contextlib.suppress(OSError):
+            self._give_mode(staged)
+            for path in staged.iterdir():
+                path.chmod(0o644)  # whatever the umask
+            ours = hold(staged / entry.library)
         if ours is None:
             raise CacheError(
                 f"cache directory {self.root}: what was just built there cannot be opened. "
@@ -356,7 +400,7 @@ class Cache:
             )
         for attempt in range(_ATTEMPTS):
             try:
-                target.parent.mkdir(mode=0o700, exist_ok=True)
+                self.make_directory(target.parent)
                 os.rename(staged, target)
             except OSError as error:
                 # Whoever prunes may remove the parent, once empty, between these two steps.
@@ -366,12 +410,10 @@ class Cache:
             else:
                 return Published(target, entry, ours)
             for directory, other in self.candidates(entry.level1):
-                if directory == target and (theirs := hold(directory / other.library)):
-                    if self.verified_library(directory, other):
-                        ours.release()
-                        shutil.rmtree(staged, ignore_errors=True)
-                        return Published(target, other, theirs)
-                    theirs.release()
+                if directory == target and (theirs := self.open_library(directory, other)):
+                    ours.release()
+                    shutil.rmtree(staged, ignore_errors=True)
+                    return Published(target, other, theirs)
         raise DamagedEntryError(
             f"cache entry {target} is damaged and cannot be replaced; remove it by hand."
         )
@@ -486,7 +528,7 @@ class Cache:
             return
         from filelock import FileLock, Timeout
 
-        lock = FileLock(str(path))
+        lock = FileLock(str(path), mode=self._lock_mode)
         started = time.monotonic()
         while True:
             waited = time.monotonic() - started
@@ -520,11 +562,17 @@ class Cache:
                 owner.unlink()
             lock.release()
 
+    @property
+    def _lock_mode(self) -> int:
+        return 0o600 if self._group is None else 0o660
+
     def _flock_works(self, path: Path) -> bool:
         import fcntl
 
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with contextlib.suppress(PermissionError):  # made by another of the group
+                os.fchmod(descriptor, self._lock_mode)
         except OSError as error:
             raise self.explain_os_error(error) from error
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -20,36 +21,55 @@ _PATIENCE_SECONDS = 1.0
 
 
 class Hold:
-    """A library in use until :meth:`release`, or until the process ends after :meth:`keep`."""
+    """A library that is open, and in use until :meth:`release`.
 
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
+    After :meth:`keep` it is in use until the process ends.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._released = False
+
+    @property
+    def path(self) -> str:
+        """A path to the very file that is open, whatever has become of its name."""
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+    def status(self) -> os.stat_result:
+        """The ``stat`` of the open file."""
+        return os.fstat(self.descriptor)
+
+    def sha256(self) -> str:
+        """The digest of the open file."""
+        with open(self.descriptor, "rb", closefd=False) as stream:
+            stream.seek(0)
+            return hashlib.sha256(stream.read()).hexdigest()
 
     def release(self) -> None:
         """Use it no longer."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        if not self._released:
+            self._released = True
+            os.close(self.descriptor)
 
     def keep(self) -> None:
         """Use it as long as the process lives, as a library that is loaded is used."""
-        self._descriptor = None
+        self._released = True
 
     def __del__(self) -> None:
         self.release()
 
 
 def hold(library: Path) -> Hold | None:
-    """Keep ``library`` from being removed; ``None`` if it just is, or is not there.
+    """Keep ``library`` from being removed; ``None`` if it just is.
 
     On a file system without locks nothing is held, and nothing is removed either (:func:`unused`).
+
+    Raises:
+        OSError: it cannot be opened.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        try:
-            descriptor = os.open(library, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
+        descriptor = os.open(library, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if _is_still(library, descriptor):

@@ -19,7 +19,7 @@ from ..request.sources import (
     visible_names,
 )
 from .cache import Cache, Entry
-from .hold import Hold, hold
+from .hold import Hold
 
 
 class ChangedError(Exception):
@@ -56,13 +56,8 @@ def match_entry(plan: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str
 
 def take(cache: Cache, directory: Path, entry: Entry, match: Watched) -> Build | None:
     """The build in ``directory``, unless it is damaged or just being removed."""
-    held = hold(directory / entry.library)
-    library = cache.verified_library(directory, entry)
-    if library is not None and held is not None:
-        return Build(entry, library, match, held)
-    if held is not None:
-        held.release()
-    return None
+    held = cache.open_library(directory, entry)
+    return None if held is None else Build(entry, directory / entry.library, match, held)
 
 
 def digests_now(plan: Wanted, hasher: FileHasher, headers: Iterable[str]) -> dict[str, str | None]:

@@ -84,7 +84,8 @@ def examine(loader: Loader) -> Diagnosis:
             text = f"could not be looked at ({type(error).__name__}: {error})"
             findings.append(Finding(check, WARNING, text, "See whether the trial build works."))
 
-    loader.memo.attach(loader.cache().memo_directory)
+    cache = loader.chosen_cache()
+    loader.memo.attach(None if cache.distrust() else cache.memo_directory)
     candidates = list(examine_nvccs(loader.memo))
     nvcc = next((c.nvcc for c in candidates if c.nvcc is not None), None)
     about_host = _about_host(loader)
@@ -347,8 +348,18 @@ def _about_settings() -> Iterator[Finding]:
 
 
 def _about_cache(loader: Loader) -> Iterator[Finding]:
-    cache = loader.cache()
+    cache = loader.chosen_cache()
     root = cache.root
+    if why := cache.distrust():
+        text, fix = _split(why)
+        yield Finding(
+            "cache",
+            WARNING,
+            f"{text} Nothing is loaded from it, and every process builds for itself, in a "
+            "temporary directory",
+            fix,
+        )
+        return
     try:
         exists = cache.check()
     except LoaderError as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import OldGraphWarning
 from ..module import CudaModule
+from ..report import outside
 from ..settings import setting
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def warn_of_old_graphs(new: CudaModule, old: Iterable[CudaModule], warned: set[s
             f"graphs were captured with the code before the edit (build {module.key[:12]}). "
             "They still replay that code; capture them again to have the new one.",
             OldGraphWarning,
-            stacklevel=2,
+            stacklevel=outside(),
         )
 
 
