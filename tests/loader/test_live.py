@@ -136,9 +136,7 @@ def test_an_operator_keeps_its_name_while_its_code_moves(toy: Toy, tmp_path: Pat
     assert op(x, 2.0).tolist() == [6, 6]
     settle(loader, source)
     write_factor(source.with_suffix(".cuh"), 5)
-    started = time.monotonic()
     assert op(x, 2.0).tolist() == [10, 10]
-    assert time.monotonic() - started < 5
     assert torch.ops.jitquant_test_live.scale.default is op
 
 
