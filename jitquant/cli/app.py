@@ -13,6 +13,7 @@ from .code import ptx, sass
 from .doctor import doctor
 from .explain import explain
 from .new import new
+from .record import record
 from .stats import stats
 from .watch import watch
 
@@ -44,6 +45,7 @@ def options(
 app.command()(doctor)
 app.command()(build)
 app.command()(bundle)
+app.command()(record)
 app.command()(explain)
 app.command()(stats)
 app.command()(sass)

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from jitquant.loader.machine.processes import default_jobs
 from jitquant.loader.report import LOG, Reporter
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import kernel_names
+from jitquant.loader.request.used import read_manifest
 from jitquant.loader.tools.ahead import Outcome, build_all, expected_seconds
 from jitquant.loader.tools.names import request_of
 from jitquant.loader.units import show_duration
@@ -51,16 +53,28 @@ def build(names: Names = None, arch: Arch = None, jobs: Jobs = None, json: Json 
 
 
 def build_named(
-    names: Sequence[str] | None, arch: str | None, jobs: int | None, loader: Loader, *, quiet: bool
+    names: Sequence[str] | None,
+    arch: str | None,
+    jobs: int | None,
+    loader: Loader,
+    *,
+    quiet: bool,
+    manifest: Path | None = None,
 ) -> list[Outcome]:
-    """Build what the names stand for, and show how it goes on stderr."""
+    """Build what the names stand for and a manifest lists, and show how it goes on stderr."""
     if arch is not None:
         parse_archs(
             arch, native=visible_archs
         )  # what is wrong with it is wrong for every module: said once
     loader.reporter = _LogOnly()
     requests: dict[str, Request] = {}
-    for name in names or kernel_names(loader.kernels_dir()):
+    if manifest is not None:
+        requests = read_manifest(manifest, as_built=arch is None)
+        if arch is not None:
+            requests = {key: request._replace(archs=arch) for key, request in requests.items()}
+    elif not names:
+        names = kernel_names(loader.kernels_dir())
+    for name in names or ():
         request = request_of(loader, name, arch)
         if requests.setdefault(request.name, request) != request:
             raise ValueError(

@@ -21,6 +21,10 @@ def bundle(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="A directory that is not there yet.")
     ] = Path("jitquant-bundle"),
+    manifest: Annotated[
+        Path | None,
+        typer.Option("--from", help="What a manifest of `jitquant record` lists, exactly."),
+    ] = None,
     arch: Arch = None,
     jobs: Jobs = None,
     json: Json = False,
@@ -31,7 +35,7 @@ def bundle(
     the same sources.
     """
     check_free(output)  # before the minutes that it may take
-    outcomes = build_named(names, arch, jobs, Loader(), quiet=json)
+    outcomes = build_named(names, arch, jobs, Loader(), quiet=json, manifest=manifest)
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error

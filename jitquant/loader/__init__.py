@@ -186,7 +186,11 @@ def freshness(module: CudaModule) -> Callable[[], bool]:
     return _default.freshness(module)
 
 
-def warmup(*names: str, devices: Iterable[int] | None = None) -> dict[str, CudaModule]:
+def warmup(
+    *names: str,
+    devices: Iterable[int] | None = None,
+    manifest: str | os.PathLike[str] | None = None,
+) -> dict[str, CudaModule]:
     """Build (several at once), load and make resident the named modules; all without names.
 
     After it the first launch of a kernel works under CUDA graph capture.
@@ -194,13 +198,18 @@ def warmup(*names: str, devices: Iterable[int] | None = None) -> dict[str, CudaM
     Args:
         names: kernels of the project (``"amax_gsa"``), or modules asked for before.
         devices: indices of the GPUs to load the kernels on; ``None`` means the current one.
+        manifest: a file that ``jitquant record`` wrote: what that run used, and the named ones.
+
+    Returns:
+        The modules by name; of several variants in a manifest the second is ``"name (2)"``.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, or not a manifest.
+        FileNotFoundError: no such manifest, or a source in it is not there.
         CaptureError: a CUDA graph is being captured.
         LoaderError: as :func:`get_cuda_module`, for the first module that failed.
     """
-    return _default.warmup(*names, devices=devices)
+    return _default.warmup(*names, devices=devices, manifest=manifest)
 
 
 def freeze(*, build: bool = False) -> None:

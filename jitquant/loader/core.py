@@ -227,6 +227,10 @@ class Loader:
                 if record is not None and record.module not in older:
                     older.append(record.module)
                 warn_of_old_graphs(loaded.module, older, self._warned_of)
+                if "JITQUANT_RECORD" in os.environ:
+                    from .request.used import note_use
+
+                    note_use(wanted)
                 return loaded.module
             raise _changes_too_fast(request)
 
@@ -550,7 +554,12 @@ class Loader:
 
     # -- before and after ----------------------------------------------------------------------
 
-    def warmup(self, *names: str, devices: Iterable[int] | None = None) -> dict[str, CudaModule]:
+    def warmup(
+        self,
+        *names: str,
+        devices: Iterable[int] | None = None,
+        manifest: str | os.PathLike[str] | None = None,
+    ) -> dict[str, CudaModule]:
         """See :func:`jitquant.loader.warmup`."""
         from .warm import request_to_warm, warm
 
@@ -561,7 +570,14 @@ class Loader:
                 "compiling and loading must not happen within a capture. Call it before."
             )
         ours = kernel_names(self.kernels_dir())
-        requests = {name: request_to_warm(name, self._named, ours) for name in names or ours}
+        requests = {}
+        if manifest is not None:
+            from .request.used import read_manifest
+
+            requests = read_manifest(Path(manifest), as_built=False)
+        elif not names:
+            names = tuple(ours)
+        requests |= {name: request_to_warm(name, self._named, ours) for name in names}
         return warm(requests, self.get_request, devices)
 
     def freeze(self, *, build: bool = False) -> None:

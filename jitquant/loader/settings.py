@@ -30,6 +30,7 @@ SETTINGS = {
     ),
     "JITQUANT_NO_BUILD": Setting(_SWITCH, "1 (load what was built, compile nothing) or 0"),
     "JITQUANT_QUIET": Setting(_SWITCH, "1 (nothing on stderr) or 0"),
+    "JITQUANT_RECORD": Setting(r"(?s).*", "a file"),
     "JITQUANT_RELOAD": Setting(_SWITCH, "1 (look for edits) or 0"),
 }
 

@@ -40,6 +40,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "JITQUANT_CUDA_ARCHS",
         "JITQUANT_JOBS",
         "JITQUANT_LOCK_TIMEOUT",
+        "JITQUANT_NO_BUILD",
         "JITQUANT_QUIET",
         "TORCH_CUDA_ARCH_LIST",
     ):

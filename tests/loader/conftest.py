@@ -25,6 +25,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "JITQUANT_LOCK_TIMEOUT",
         "JITQUANT_NO_BUILD",
         "JITQUANT_QUIET",
+        "JITQUANT_RECORD",
         "JITQUANT_RELOAD",
         "TORCH_CUDA_ARCH_LIST",
     ):

@@ -14,12 +14,7 @@ from .plan import Request
 def command_of(request: Request, archs: Sequence[str], backend: str = "nvcc") -> str:
     """The shell command that builds ``request`` for ``archs``, from any directory."""
     name = request.name
-    sources = [
-        source
-        if isinstance(source, str) and os.path.basename(source) == source  # one of the project's
-        else os.path.abspath(os.fspath(source))  # type: ignore[call-overload]
-        for source in request.sources
-    ]
+    sources = [named_source(source) for source in request.sources]
     has_flags = request != Request(name, request.sources, archs=request.archs)
     if backend == "nvcc" and not has_flags and len(sources) == 1 and Path(sources[0]).stem == name:
         named = name if sources[0] == f"{name}.cu" else shlex.quote(sources[0])
@@ -36,3 +31,10 @@ def command_of(request: Request, archs: Sequence[str], backend: str = "nvcc") ->
     arguments += [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
     code = f"import jitquant; jitquant.get_cuda_module({', '.join(arguments)})"
     return f"python -c {shlex.quote(code)}"
+
+
+def named_source(source: object) -> str:
+    """A bare name, which is the project's, as it is; the caller's own file by its absolute path."""
+    text = os.fspath(source)  # type: ignore[call-overload]
+    bare = isinstance(source, str) and os.path.basename(text) == text
+    return str(text if bare else os.path.abspath(text))

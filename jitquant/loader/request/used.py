@@ -1,0 +1,132 @@
+"""Which modules a run has used: noted by each process, gathered into a manifest.
+
+A manifest is JSON, with paths below its own directory relative to it::
+
+    {"format": 1, "modules": [{"name": "k", "sources": ["src/k.cu"], "cuda_flags": ["-DX"],
+                               "archs": null, "built_for": ["90a"], ...}]}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import LoaderError
+from .command import named_source
+from .plan import Request, Wanted
+
+#: Names the file that the processes of a run add their lines to.
+VARIABLE = "JITQUANT_RECORD"
+FORMAT = 1
+
+
+def note_use(wanted: Wanted) -> None:
+    """Add a line on a module that was just loaded, if ``JITQUANT_RECORD`` names a file.
+
+    Raises:
+        LoaderError: it cannot be written.
+    """
+    target = os.environ.get(VARIABLE)
+    if not target:
+        return
+    request = wanted.request
+    line = {
+        "name": request.name,
+        "sources": [named_source(source) for source in request.sources],
+        "include_dirs": [os.path.abspath(directory) for directory in request.include_dirs],
+        "cuda_flags": list(request.cuda_flags),
+        "cxx_flags": list(request.cxx_flags),
+        "archs": request.archs if isinstance(request.archs, str | None) else list(request.archs),
+        "built_for": list(wanted.archs.archs),
+    }
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(
+                descriptor, (json.dumps(line) + "\n").encode()
+            )  # whole, beside other processes
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise LoaderError(
+            f"{VARIABLE}={target!r} cannot be written to ({error.strerror}). Unset it, or name a "
+            "file that can."
+        ) from error
+
+
+def write_manifest(notes: Path, manifest: Path) -> list[str]:
+    """Gather the lines of ``notes`` into ``manifest``; the names of the modules in it.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    lines = dict.fromkeys(notes.read_text(encoding="utf-8").splitlines())
+    modules = [json.loads(line) for line in lines]
+    root = os.path.dirname(os.path.abspath(manifest))
+    for module in modules:
+        for key in ("sources", "include_dirs"):
+            module[key] = [_relative(path, root) for path in module[key]]
+    modules.sort(key=lambda module: str(module["name"]))
+    text = json.dumps({"format": FORMAT, "modules": modules}, indent=1)
+    manifest.write_text(text + "\n", encoding="utf-8")
+    return [module["name"] for module in modules]
+
+
+def read_manifest(manifest: Path, *, as_built: bool) -> dict[str, Request]:
+    """The requests in ``manifest``, each under its name; a second one of a name as ``"name (2)"``.
+
+    Args:
+        as_built: whether each asks for the architectures that the run had; else for those that
+            the caller gave, which are mostly those of the machine.
+
+    Raises:
+        ValueError: it is not such a file.
+        OSError: it cannot be read.
+    """
+    root = os.path.dirname(os.path.abspath(manifest))
+    requests: dict[str, Request] = {}
+    try:
+        stated = json.loads(manifest.read_text(encoding="utf-8"))
+        if stated["format"] != FORMAT:
+            raise ValueError(f"format {stated['format']}, and this jitquant reads {FORMAT}")
+        for module in stated["modules"]:
+            request = _request(module, root, as_built)
+            requests[_label(request.name, requests)] = request
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{manifest} is not a manifest of `jitquant record` ({error}). Record it again."
+        ) from error
+    return requests
+
+
+def _request(module: Mapping[str, Any], root: str, as_built: bool) -> Request:
+    archs = module["built_for"] if as_built else module["archs"]
+    return Request(
+        module["name"],
+        tuple(
+            source if os.path.basename(source) == source else Path(root, source)
+            for source in module["sources"]
+        ),
+        include_dirs=tuple(os.path.join(root, directory) for directory in module["include_dirs"]),
+        cuda_flags=tuple(module["cuda_flags"]),
+        cxx_flags=tuple(module["cxx_flags"]),
+        archs=archs if isinstance(archs, str | None) else tuple(archs) or None,
+    )
+
+
+def _label(name: str, taken: Iterable[str]) -> str:
+    label, number = name, 1
+    while label in taken:
+        number += 1
+        label = f"{name} ({number})"
+    return label
+
+
+def _relative(path: str, root: str) -> str:
+    """``path`` from ``root`` if it lies below, with a directory part."""
+    if not path.startswith(root + os.sep):
+        return path
+    return os.path.join(os.curdir, os.path.relpath(path, root))
