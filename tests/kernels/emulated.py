@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from host_code import compiled, link
 from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
@@ -85,13 +86,6 @@ class _Value(ctypes.Structure):
         return cls(present=True, integer=int(value), number=float(value))
 
 
-def _compile(arguments: Sequence[str | Path]) -> None:
-    command = [*os.environ.get("CXX", "c++").split(), "-std=c++17", "-shared", "-fPIC"]
-    # The fibers are changed by longjmp, which a check would take for an error.
-    command += ["-U_FORTIFY_SOURCE", "-ffp-contract=off", *map(str, arguments)]
-    subprocess.run(command, check=True)
-
-
 class Machine:
     """The libraries ``names``, compiled into ``folder``, and the devices they run on.
 
@@ -99,8 +93,11 @@ class Machine:
     """
 
     def __init__(self, names: Sequence[str], folder: Path, *, python: bool = False) -> None:
-        machine = folder / "libmachine.so"
-        _compile(["-O2", "-Wall", "-Wextra", "-Werror", EMULATION / "machine.cpp", "-o", machine])
+        # The fibers are changed by longjmp, which a check would take for an error.
+        unchecked = "-U_FORTIFY_SOURCE"
+        warnings = ("-Wall", "-Wextra", "-Werror")
+        objects = [compiled(["-O2", unchecked, *warnings, EMULATION / "machine.cpp"])]
+        machine = link(objects, folder / "libmachine.so")
 
         # Nothing is another library's, not even where the same template is in both.
         own = ["-fvisibility=hidden", "-fno-gnu-unique", "-fno-extern-tls-init"]
@@ -108,15 +105,15 @@ class Machine:
         headers = [f"-I{sysconfig.get_path('include')}"] if python else []
 
         def build(name: str) -> None:
-            _compile(
+            made = compiled(
                 [
-                    *("-Og", "-w", *own, *aligned, *headers, f"-DTORCH_EXTENSION_NAME={name}"),
-                    *(f"-I{EMULATION}", f"-I{KERNELS / 'include'}"),
-                    *("-include", KERNELS / f"{name}.cu"),
-                    *("-x", "c++", KERNELS / "bindings" / f"{name}.cpp"),
-                    *("-x", "none", machine, "-o", folder / f"{name}.so"),
+                    *("-Og", "-w", unchecked, *own, *aligned, *headers),
+                    *(f"-DTORCH_EXTENSION_NAME={name}", f"-I{EMULATION}"),
+                    *(f"-I{KERNELS / 'include'}", "-include", KERNELS / f"{name}.cu"),
+                    KERNELS / "bindings" / f"{name}.cpp",
                 ]
             )
+            link([made], folder / f"{name}.so", machine)
 
         # What takes longest first.
         by_size = sorted(names, key=lambda name: -(KERNELS / f"{name}.cu").stat().st_size)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from host_code import compiled, link
 from sweeps import GSA_GRID, all_bf16, all_bf16_arrangements, all_fp16, same_floats
 from torch import Tensor
 
@@ -21,17 +20,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    warnings, include = ("-Wall", "-Werror"), f"-I{ROOT / 'kernels_cu' / 'include'}"
+    source = Path(__file__).with_name("host_arithmetic.cpp")
     library = tmp_path_factory.mktemp("host") / "host_arithmetic.so"
-    subprocess.run(
-        [
-            *os.environ.get("CXX", "c++").split(),
-            *("-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-ffp-contract=off"),
-            f"-I{ROOT / 'kernels_cu' / 'include'}",
-            str(Path(__file__).with_name("host_arithmetic.cpp")),
-            *("-o", str(library)),
-        ],
-        check=True,
-    )
+    link([compiled(["-O2", *warnings, include, source])], library)
     lib = ctypes.CDLL(str(library))
     lib.count_wrong_e2m1.restype = ctypes.c_int64
     lib.count_wrong_codes.restype = ctypes.c_int64

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from host_code import compiled, link
 from sweeps import all_bf16, all_bf16_arrangements, all_fp16, same_floats
 from torch import Tensor
 
@@ -23,17 +22,10 @@ by_dtype = pytest.mark.parametrize("dtype", GROUP_DTYPES, ids=lambda d: str(d)[6
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    warnings, include = ("-Wall", "-Werror"), f"-I{ROOT / 'kernels_cu' / 'include'}"
+    source = Path(__file__).with_name("host_arithmetic_fp8.cpp")
     library = tmp_path_factory.mktemp("host") / "host_arithmetic_fp8.so"
-    subprocess.run(
-        [
-            *os.environ.get("CXX", "c++").split(),
-            *("-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-ffp-contract=off"),
-            f"-I{ROOT / 'kernels_cu' / 'include'}",
-            str(Path(__file__).with_name("host_arithmetic_fp8.cpp")),
-            *("-o", str(library)),
-        ],
-        check=True,
-    )
+    link([compiled(["-O2", *warnings, include, source])], library)
     lib = ctypes.CDLL(str(library))
     lib.count_wrong_quotients.restype = ctypes.c_int64
     lib.count_wrong_whole_quotients.restype = ctypes.c_int64
