@@ -7,6 +7,7 @@ for devices of one to three multiprocessors.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -310,9 +311,9 @@ def _buffer(made: random.Random) -> tuple[Tensor, Tensor, int]:
     return offsets, torch.tensor(sizes), int(offsets[-1]) + made.choice((0, 7, 9000))
 
 
-def _any_groups() -> Iterator[Sample]:
-    made = random.Random(11)
-    for i in range(240):
+def _any_groups(seed: int, count: int) -> Iterator[Sample]:
+    made = random.Random(seed)
+    for i in range(count):
         dtype, f = made.choice(DTYPES), made.choice(FP8_DTYPES)
         offsets, sizes, numel = _buffer(made)
         of = made.choice((None, sizes))
@@ -401,7 +402,11 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "groups": _groups,
     "many groups": _many_groups,
     "grouped": _grouped,
-    "any groups": _any_groups,
+    "any groups": functools.partial(_any_groups, 11, 50),
     "odd widths": _odd_widths,
     "anywhere": _anywhere,
 }
+MORE: dict[str, Callable[[], Iterator[Sample]]] = {
+    "many more groups": functools.partial(_any_groups, 12, 200),
+}
+"""Of the same kind, but too many for each run of the tests."""
