@@ -19,6 +19,7 @@ from .conftest import Run
 ROOT = Path(jitquant.__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 def test_a_new_kernel_passes_its_own_tests(run: Run, tmp_path: Path) -> None:
     done = run("new", "halve", "--dir", tmp_path / "mine")
     assert done.code == 0

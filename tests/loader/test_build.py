@@ -62,6 +62,7 @@ def test_header_of_a_kernel_edited_in_a_live_process_and_then_a_new_one(
     assert (out.strip(), err) == ("4.0", "")
 
 
+@pytest.mark.slow
 def test_equal_file_names_in_two_directories(tmp_path: Path, loader: Loader, nvcc: None) -> None:
     first = write_toy(tmp_path / "a", 5)
     second = write_toy(tmp_path / "b", 7)
@@ -82,6 +83,7 @@ def test_equal_file_names_in_two_directories(tmp_path: Path, loader: Loader, nvc
     assert torch.equal(loader.get("both", [first, second]).scale(X, 1.0), X * 10)
 
 
+@pytest.mark.slow
 def test_spaces_and_unicode_in_every_path(tmp_path: Path, nvcc: None) -> None:
     source = write_toy(tmp_path / "mit Leerzeichen" / "üñí (1)#'", 6, stem="toy")
     loader = new_loader(tmp_path / "Zwischen lager é $x")
@@ -92,6 +94,7 @@ def test_spaces_and_unicode_in_every_path(tmp_path: Path, nvcc: None) -> None:
     assert litter(tmp_path / "Zwischen lager é $x") == []
 
 
+@pytest.mark.slow
 def test_several_architectures_and_ptx(tmp_path: Path, nvcc: None) -> None:
     source = write_toy(tmp_path / "source")
     loader = new_loader(tmp_path / "cache")
@@ -157,6 +160,7 @@ STABLE_TORCH_LIBRARY_IMPL({name}, CompositeExplicitAutograd, m) {{
 """
 
 
+@pytest.mark.slow
 def test_fixed_namespace_works_once_and_its_second_version_is_an_error(
     tmp_path: Path, loader: Loader
 ) -> None:

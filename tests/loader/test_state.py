@@ -154,6 +154,7 @@ def kernels(directory: Path, *names: str) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_warmup_builds_everything_side_by_side(
     tmp_path: Path, nvcc: None, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -437,6 +437,7 @@ def test_compile(dynamic: bool) -> None:
             made.weight.mul_(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_compile_a_step_with_inductor() -> None:
     made, x = layer(128, 128), randn(128, 128)

@@ -91,6 +91,7 @@ def test_dynamic_rows_compile_once() -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.slow
 def test_inductor() -> None:
     def f(x: Tensor) -> Tensor:
         q = jitquant.quantize_group(torch.relu(x), 16)

@@ -42,7 +42,8 @@ before = set(sys.modules)
 import jitquant
 new = set(sys.modules) - before
 assert not any(m.startswith("jitquant.loader") for m in new), new
-assert not new & {"filelock", "platformdirs", "ninja", "setuptools", "cuda", "numpy.testing"}, new
+packages = {m.partition(".")[0] for m in new} - sys.stdlib_module_names
+assert packages <= {"jitquant", "torch"}, packages
 assert "torch.utils.cpp_extension" not in new and "subprocess" not in new, new
 assert not torch.cuda.is_initialized()
 x = torch.randn(4, 32)
@@ -76,14 +77,3 @@ else:
         tmp_path,
     )
     assert list(tmp_path.iterdir()) == []
-
-
-def test_time_beyond_torch(tmp_path: Path) -> None:
-    code = """
-import time, torch
-start = time.perf_counter()
-import jitquant
-print(time.perf_counter() - start)
-"""
-    # The least of three: the machine may be busy with other tests.
-    assert min(float(run(code, tmp_path)) for _ in range(3)) < 0.1
