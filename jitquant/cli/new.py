@@ -192,9 +192,11 @@ def files_of(name: str) -> dict[str, str]:
     check_name(name)
     if keyword.iskeyword(name) or name in sys.stdlib_module_names:
         raise ValueError(f"name: {name!r} means something in Python already; choose another.")
-    if name in sys.modules or importlib.util.find_spec(name) is not None:
+    spec = importlib.util.find_spec(name)
+    if name in sys.modules or spec is not None:
+        where = f" ({spec.origin})" if spec is not None and spec.origin else ""
         raise ValueError(
-            f"name: a Python module {name!r} is installed already, and {name}.py would hide it; "
+            f"name: there is a Python module {name!r} already{where}, and {name}.py would hide it; "
             "choose another."
         )
     members = ", ".join(sorted([name, "module", "reference"], key=lambda m: (m.islower(), m)))
@@ -211,10 +213,11 @@ def write_new(name: str, directory: Path) -> list[Path]:
         ValueError: as :func:`files_of`, or a file is there already.
         OSError: a file cannot be written.
     """
-    files = {directory / file: text for file, text in files_of(name).items()}
-    for path in files:
+    for file in _FILES:  # before it is looked for as a module, which its own file would be
+        path = directory / file.format(name=check_name(name))
         if path.exists():
             raise ValueError(f"{path} exists already; choose another name, or another --dir.")
+    files = {directory / file: text for file, text in files_of(name).items()}
     directory.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         path.write_text(text)

@@ -85,10 +85,14 @@ class Watch:
                 if not isinstance(error, CompileError | FileNotFoundError):
                     raise
             return
-        self._failed = None
+        failed, self._failed = self._failed, None
         build.hold.release()
         self._directories = self._places(build)
         if build.entry.level2 == self._running:
+            if failed is not None:
+                self._out.print(
+                    f"{self._request.name}: the error is gone; as it was before it", markup=False
+                )
             return
         self._running = build.entry.level2
         seconds = time.monotonic() - started
@@ -155,13 +159,23 @@ def watch(
     """Build a module again whenever its sources or headers are saved, and run a command.
 
     A command that is still running is ended before the next one starts. An edit that does not
-    compile is said, and the command of the last good build goes on. Ctrl-C ends both.
+    compile is said, and the command of the last good build goes on. Ctrl-C ends both, as does
+    SIGTERM or the end of the terminal.
     """
     loader = Loader()
     child = Child(command or [])
+    ended_by: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        ended_by.append(number)
+        raise KeyboardInterrupt  # which watchfiles hands on, too
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
     try:
         Watch(loader, request_of(loader, name, arch), child).run()
     except KeyboardInterrupt:
-        return
+        if ended_by:
+            raise typer.Exit(128 + ended_by[0]) from None
     finally:
         child.stop()

@@ -37,10 +37,14 @@ class Reporter:
     def say(self, line: str) -> None:
         """One line, now."""
         LOG.info("%s", line)
-        if os.environ.get("JITQUANT_QUIET", "") in ("", "0"):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                sys.stderr.write(f"jitquant: {line}\n")
-                sys.stderr.flush()
+        _write(line)
+
+    def warn(self, text: str) -> None:
+        """What a compiler warns of: to whoever listens, else to stderr."""
+        if LOG.hasHandlers():
+            LOG.warning("%s", text)
+        else:  # the handler of last resort knows nothing of JITQUANT_QUIET
+            _write(text)
 
     def say_once(self, line: str) -> None:
         """One line, the first time only."""
@@ -49,6 +53,13 @@ class Reporter:
                 return
             self._said.add(line)
         self.say(line)
+
+
+def _write(line: str) -> None:
+    if os.environ.get("JITQUANT_QUIET", "") in ("", "0"):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"jitquant: {line}\n")
+            sys.stderr.flush()
 
 
 class Heartbeat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from typing import NamedTuple
@@ -16,6 +17,8 @@ class Setting(NamedTuple):
     accepted: str
 
 
+_PREFIX = "JITQUANT_"
+_OF_SCRIPTS = ("JITQUANT_PYTHON", "JITQUANT_RESULTS")
 _SWITCH = r"[01]"
 #: Architectures and directories are looked at where they are used.
 SETTINGS = {
@@ -45,6 +48,21 @@ def setting(name: str) -> str:
     if value and not re.fullmatch(SETTINGS[name].pattern, value):
         raise ValueError(f"{name}={value!r}: give {SETTINGS[name].accepted}.")
     return value
+
+
+def unknown_settings() -> dict[str, str]:
+    """The variables that look like settings and are none, each with what may be meant."""
+    unknown = sorted(name for name in os.environ if name.startswith(_PREFIX))
+    found: dict[str, str] = {}
+    for name in unknown:
+        if name in SETTINGS or name in _OF_SCRIPTS:
+            continue
+        words = [known.removeprefix(_PREFIX) for known in SETTINGS]
+        near = difflib.get_close_matches(name.removeprefix(_PREFIX), words, n=1)
+        found[name] = (
+            f"{_PREFIX}{near[0]} is meant?" if near else f"There are {', '.join(SETTINGS)}."
+        )
+    return found
 
 
 def check_settings() -> None:

@@ -93,7 +93,7 @@ def test_on_a_gpu_nothing_is_skipped(run: Run, tmp_path: Path) -> None:
         ("no-dash", "becomes a C identifier"),
         ("class", "means something in Python already"),
         ("json", "means something in Python already"),
-        ("torch", "a Python module 'torch' is installed already"),
+        ("torch", "there is a Python module 'torch' already ("),
     ],
 )
 def test_names_that_cannot_be(run: Run, tmp_path: Path, name: str, said: str) -> None:
@@ -109,6 +109,18 @@ def test_nothing_is_overwritten(run: Run, tmp_path: Path) -> None:
     assert done.code == 1
     assert "test_halve.py exists already" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["test_halve.py"]
+
+
+def test_twice_names_the_file_that_is_there(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not an installed module, as which the file is found from its directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run("new", "halve").code == 0
+    done = run("new", "halve")
+    assert done.code == 1
+    assert "halve.cu exists already; choose another name" in done.err
 
 
 def test_json_lists_the_files(run: Run, tmp_path: Path) -> None:

@@ -188,3 +188,33 @@ def test_fixed_namespace_works_once_and_its_second_version_is_an_error(
         loader.get("fixed", [source])
     source.write_text(FIXED.format(name="TORCH_EXTENSION_NAME", value=3))
     assert loader.get("fixed", [source]).answer(1) == 4
+
+
+def test_quiet_silences_the_warnings_of_compilers_too(tmp_path: Path) -> None:
+    source = write_plain(tmp_path / "source")
+    source.write_text('#warning "look here"\n' + source.read_text())
+    code = f"""
+        from pathlib import Path
+        from jitquant.loader import get_cuda_module
+        get_cuda_module("plain", [Path({str(source)!r})])
+        """
+    _, said = finish(python(code, tmp_path / "loud"))
+    assert "g++ plain.cpp said:" in said
+    assert "look here" in said
+    assert finish(python(code, tmp_path / "quiet", JITQUANT_QUIET="1")) == ("", "")
+
+
+def test_a_name_that_is_no_setting_is_named_once_at_the_first_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITQUANT_CACHEDIR", "/nowhere")
+    monkeypatch.setenv("JITQUANT_PYTHON", "python3")  # that of scripts/test
+    source = write_plain(tmp_path / "source")
+    loader = new_loader(tmp_path / "cache")
+    for value in (3, 4):
+        write_factor(source.with_suffix(".h"), value)
+        loader.get("plain", [source])
+    said = [line for line in capfd.readouterr().err.splitlines() if "not a setting" in line]
+    assert said == [
+        "jitquant: JITQUANT_CACHEDIR is not a setting and is ignored. JITQUANT_CACHE_DIR is meant?"
+    ]

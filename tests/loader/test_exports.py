@@ -186,6 +186,30 @@ def test_slips_in_the_macro_name_file_and_line(
     assert f"{line:6d} | JITQUANT_EXPORT(" in str(caught.value)
 
 
+@pytest.mark.parametrize("how", ["header", "macro"])
+def test_a_macro_that_is_not_in_the_source_itself_is_an_error(
+    tmp_path: Path, nvcc: None, how: str
+) -> None:
+    """The compiler sees it and the loader does not: the module would have no functions."""
+    launcher = (
+        "inline cudaError_t launch_scale(const jitquant::TensorView&, cudaStream_t) {\n"
+        "  return cudaSuccess;\n}\n"
+    )
+    export = 'JITQUANT_EXPORT(launch_scale, "scale(Tensor x) -> ()")\n'
+    include = '#include "jitquant/export.h"\n'
+    source = tmp_path / "scale.cu"
+    if how == "header":
+        (tmp_path / "scale.cuh").write_text("#pragma once\n" + include + launcher + export)
+        source.write_text('#include "scale.cuh"\n')
+    else:
+        define = '#define EXPORT(name) JITQUANT_EXPORT(name, "scale(Tensor x) -> ()")\n'
+        source.write_text(include + launcher + define + "EXPORT(launch_scale)\n")
+    with pytest.raises(CompileError, match="that of launch_scale is in a header or") as caught:
+        new_loader(tmp_path / "cache").get("scale", [source])
+    assert caught.value.diagnostics[0].file == str(source)
+    assert entries(tmp_path / "cache") == []
+
+
 def test_what_only_looks_like_the_macro_is_left_alone(tmp_path: Path) -> None:
     source = tmp_path / "k.cu"
     source.write_text(

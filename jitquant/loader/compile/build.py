@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import shlex
 import tempfile
 import threading
@@ -20,13 +21,12 @@ from ..machine.archs import gencode_flags
 from ..machine.processes import Command, default_jobs, run_side_by_side
 from ..machine.toolchain import cudart_flags, cxx_runtime_flags
 from ..machine.torch_install import OLDEST_TORCH, torch_install
+from ..request.exports import unusable_export
 from ..request.plan import Plan, python_include_dir, wheel_include_dirs
 from ..request.sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
 from .abi import links_stable
 from .trial import Trial, link_and_try
 from .usage import KernelUsage, split_usage
-
-_LOG = logging.getLogger("jitquant.loader")
 
 #: The release of torch whose stable ABI is compiled against: 2.11.
 STABLE_TARGET = f"0x{OLDEST_TORCH[0]:02x}{OLDEST_TORCH[1]:02x}000000000000"
@@ -39,6 +39,8 @@ _HALF_FLAGS = (
 _TARGET_MACRO = "TORCH_TARGET_VERSION"
 _LINKER_FLAGS = ("-l", "-L", "-Wl,")
 _PROBE_BYTES = 1 << 16
+#: The functions that the macro defines, in the table of an object's symbols.
+_EXPORTED = re.compile(rb"\0jitquant_export_(\w+)(?=\0)")
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ def build(
     slots: threading.Semaphore,
     on_tick: Callable[[list[str]], None],
     write_log: Callable[[str], Path | None],
+    warn: Callable[[str], None],
 ) -> Built:
     """Compile, link and try to load in ``staging``.
 
@@ -199,6 +202,7 @@ def build(
         OSError: a file cannot be written, or a compiler not started.
     """
     units = make_units(plan, extension, staging, jobs)
+    objects = [f"o{index}.o" for index in range(len(units))]
     env = compiler_environment()
     prepare = threading.Thread(target=_import_torch_extension_tools, daemon=True)
     prepare.start()
@@ -224,7 +228,9 @@ def build(
         if text := text.strip():
             said.append((item.command.label, text))
     for label, text in said:
-        _LOG.warning("%s: %s said:\n%s", plan.name, label, text)
+        warn(f"{plan.name}: {label} said:\n{text}")
+    for unit, output in zip(units, objects, strict=True):
+        _refuse_hidden_exports(plan, unit.source, staging / output)
     prepare.join()
     linking = time.monotonic()
     try:
@@ -233,7 +239,7 @@ def build(
             staging,
             sources=plan.sources,
             compiler=plan.host.program,
-            objects=[f"o{index}.o" for index in range(len(units))],
+            objects=objects,
             flags=linker_flags(plan, units),
             on_tick=lambda: on_tick(["linker"]),
         )
@@ -265,6 +271,21 @@ def build(
         and links_stable(library)
     )
     return Built(library, tuple(read), trial, tuple(steps), tuple(kernels), stable)
+
+
+def _refuse_hidden_exports(plan: Plan, source: str, compiled: Path) -> None:
+    """Refuse a JITQUANT_EXPORT that the compiler has seen and that was not found in the source."""
+    if not source.lower().endswith(CUDA_SUFFIXES):
+        return
+    found = {name.decode() for name in _EXPORTED.findall(compiled.read_bytes())}
+    bound = {export.launcher for binding in plan.bindings for export in binding.exports}
+    for launcher in sorted(found - bound):
+        raise unusable_export(
+            plan.name,
+            source,
+            f"that of {launcher} is in a header or comes from another macro, and gives no "
+            f"function: the loader reads {os.path.basename(source)} alone. Write it there",
+        )
 
 
 def _raise_if_disk_is_full(text: str, staging: Path) -> None:

@@ -15,7 +15,7 @@ from ..machine.toolchain import Memo
 from ..report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten
 from ..request.plan import Plan
 from ..request.sources import CUDA_SUFFIXES, FileHasher, scan_includes
-from ..settings import setting
+from ..settings import setting, unknown_settings
 from ..store.cache import Cache, Published
 from ..store.changes import what_changed
 from ..store.match import Build, ChangedError, digests_now, match_entry, take
@@ -131,6 +131,7 @@ class Builder:
                     slots=slots,
                     on_tick=heartbeat.tick,
                     write_log=lambda text: cache.write_log(plan.name, text),
+                    warn=reporter.warn,
                 )
             except CompileError as error:
                 if not error.out_of_memory or jobs == 1 or attempt == _MOST_ATTEMPTS - 1:
@@ -174,6 +175,8 @@ class Builder:
         self._jobs, self._slots = jobs, threading.BoundedSemaphore(jobs)
 
     def _announce(self, plan: Plan, cache: Cache, reporter: Reporter) -> None:
+        for name, meant in unknown_settings().items():
+            reporter.say_once(f"{name} is not a setting and is ignored. {meant}")
         for note in plan.notes:
             reporter.say_once(f"{note}; using {plan.nvcc.path if plan.nvcc else 'none'}")
         if plan.archs.skipped:

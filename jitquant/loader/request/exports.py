@@ -189,15 +189,20 @@ class _Place(NamedTuple):
     column: int
 
     def error(self, message: str) -> CompileError:
-        from ..diagnostics import excerpt
+        return unusable_export(self.module, self.path, message, self.line, self.column)
 
-        found = Diagnostic(self.path, self.line, self.column, "error", f"{_MACRO}: {message}")
-        shown = excerpt(found, Path(self.path).parent)
-        text = (
-            f"building {self.module!r} failed: {_MACRO}.\n\n"
-            f"{self.path}:{self.line}: error: {found.message}"
-        )
-        return CompileError(f"{text}\n{shown}" if shown else text, diagnostics=[found])
+
+def unusable_export(
+    module: str, path: str, message: str, line: int = 0, column: int | None = None
+) -> CompileError:
+    """The error for a JITQUANT_EXPORT in ``path`` that gives no function."""
+    from ..diagnostics import excerpt
+
+    found = Diagnostic(path, line, column, "error", f"{_MACRO}: {message}")
+    shown = excerpt(found, Path(path).parent) if line else ""
+    place = f"{path}:{line}" if line else path
+    text = f"building {module!r} failed: {_MACRO}.\n\n{place}: error: {found.message}"
+    return CompileError(f"{text}\n{shown}" if shown else text, diagnostics=[found])
 
 
 def _full_name(export: Export) -> str:

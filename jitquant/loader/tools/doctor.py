@@ -6,7 +6,6 @@ Each check gives findings; one that is not in order has its fix. Nothing is chan
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import os
 import platform
@@ -31,7 +30,7 @@ from ..machine.processes import available_bytes, default_jobs
 from ..machine.toolchain import Candidate, Nvcc, examine_nvccs, find_host_compiler
 from ..machine.torch_install import OLDEST_TORCH, TorchInstall, torch_install, torch_release
 from ..request.plan import python_include_dir
-from ..settings import SETTINGS
+from ..settings import SETTINGS, unknown_settings
 from ..store.bundles import open_bundle
 from ..store.cache import BUNDLES, bundle_paths
 from ..store.hold import has_locks
@@ -334,14 +333,12 @@ def _about_memory() -> Iterator[Finding]:
 
 
 def _about_settings() -> Iterator[Finding]:
-    for name in sorted(name for name in os.environ if name.startswith("JITQUANT_")):
-        value = os.environ[name]
-        if name not in SETTINGS:
-            near = difflib.get_close_matches(name, SETTINGS, n=1)
-            fix = f"{near[0]} is meant?" if near else f"There are {', '.join(SETTINGS)}."
-            yield Finding("settings", NOTE, f"{name}={value!r} is no setting", fix)
-        elif value and not re.fullmatch(SETTINGS[name].pattern, value):
-            fix = f"Give {SETTINGS[name].accepted}, or unset it."
+    for name, meant in unknown_settings().items():
+        yield Finding("settings", NOTE, f"{name}={os.environ[name]!r} is not a setting", meant)
+    for name, allowed in SETTINGS.items():
+        value = os.environ.get(name, "")
+        if value and not re.fullmatch(allowed.pattern, value):
+            fix = f"Give {allowed.accepted}, or unset it."
             yield Finding("settings", ERROR, f"{name}={value!r} is not understood", fix)
         elif value:
             yield Finding("settings", OK, f"{name}={value!r}")
