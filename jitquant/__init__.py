@@ -40,7 +40,7 @@ if TYPE_CHECKING or not started_as_command():
     from jitquant.tensors import QuantizedActivation, QuantizedGroups, QuantizedTensor
 
 if TYPE_CHECKING:
-    from jitquant.loader import freeze, get_cuda_module, unfreeze, warmup
+    from jitquant.loader import Source, freeze, get_cuda_module, unfreeze, warmup
 
     __version__: str
 
@@ -49,6 +49,7 @@ __all__ = [
     "QuantizedActivation",
     "QuantizedGroups",
     "QuantizedTensor",
+    "Source",
     "__version__",
     "amax_gsa",
     "deinterleave_quantize_nvfp4",
@@ -78,7 +79,7 @@ __all__ = [
     "warmup",
 ]
 
-_OF_THE_LOADER = ("freeze", "get_cuda_module", "unfreeze", "warmup")
+_OF_THE_LOADER = ("Source", "freeze", "get_cuda_module", "unfreeze", "warmup")
 _MODULES = ("loader", "nn", "reference", "testing")
 
 

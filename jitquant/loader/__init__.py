@@ -31,6 +31,7 @@ from .errors import (
     UnsupportedArchError,
 )
 from .module import CudaModule
+from .request.text import Source
 from .watch.live import reloads
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ __all__ = [
     "NvccNotFoundError",
     "NvrtcNotFoundError",
     "OldGraphWarning",
+    "Source",
     "ToolNotFoundError",
     "UnsupportedArchError",
     "freeze",
@@ -81,7 +83,7 @@ def __getattr__(name: str) -> Any:
 @overload
 def get_cuda_module(
     name: str,
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Sequence[str | os.PathLike[str] | Source],
     *,
     include_dirs: Sequence[str | os.PathLike[str]] = ...,
     cuda_flags: Sequence[str] = ...,
@@ -94,7 +96,7 @@ def get_cuda_module(
 @overload
 def get_cuda_module(
     name: str,
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Sequence[str | os.PathLike[str] | Source],
     *,
     include_dirs: Sequence[str | os.PathLike[str]] = ...,
     cuda_flags: Sequence[str] = ...,
@@ -105,7 +107,7 @@ def get_cuda_module(
 
 def get_cuda_module(
     name: str,
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Sequence[str | os.PathLike[str] | Source],
     *,
     include_dirs: Sequence[str | os.PathLike[str]] = (),
     cuda_flags: Sequence[str] = (),
@@ -125,7 +127,7 @@ def get_cuda_module(
         sources: ``.cu`` and ``.cpp`` files. A bare name (``"amax_gsa.cu"``) is one of the
             project's kernels; a :class:`~pathlib.Path` or a string with a directory part
             (``"./k.cu"``) is the caller's own. ``bindings/k.cpp`` beside ``k.cu`` is compiled
-            with it unless a C++ source is named.
+            with it unless a C++ source is named. A :class:`Source` is the text itself.
         include_dirs: searched before the project's own device headers, which are always found.
         cuda_flags: more flags for nvcc (not to select architectures: that is ``archs``).
         cxx_flags: more flags for the C++ compiler; ``-l``, ``-L`` and ``-Wl,`` go to the linker.

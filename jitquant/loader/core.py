@@ -26,9 +26,11 @@ from .module import CudaModule, is_loaded, load_module
 from .report import Reporter
 from .request.plan import Plan, Request, Wanted, look_up, make_plan
 from .request.sources import FileHasher, Watched, as_strings, check_name, kernel_names
+from .request.text import Source
 from .settings import check_settings, setting
 from .store.cache import Cache, bundle_paths, default_root
 from .store.match import Build, ChangedError, digests_now, match_entry, take
+from .store.texts import source_files
 from .watch.inotify import Watcher
 from .watch.live import freshness, reloads, warn_of_old_graphs
 from .watch.record import Loaded, Record, arch_environment
@@ -120,7 +122,7 @@ class Loader:
     def get(
         self,
         name: str,
-        sources: Sequence[str | os.PathLike[str]],
+        sources: Sequence[str | os.PathLike[str] | Source],
         *,
         include_dirs: Sequence[str | os.PathLike[str]] = (),
         cuda_flags: Sequence[str] = (),
@@ -160,7 +162,7 @@ class Loader:
     def get_device_module(
         self,
         name: str,
-        sources: Sequence[str | os.PathLike[str]],
+        sources: Sequence[str | os.PathLike[str] | Source],
         *,
         include_dirs: Sequence[str | os.PathLike[str]] = (),
         cuda_flags: Sequence[str] = (),
@@ -182,7 +184,7 @@ class Loader:
     def _request(
         self,
         name: str,
-        sources: Sequence[str | os.PathLike[str]],
+        sources: Sequence[str | os.PathLike[str] | Source],
         include_dirs: Sequence[str | os.PathLike[str]],
         cuda_flags: Sequence[str],
         cxx_flags: Sequence[str],
@@ -201,8 +203,13 @@ class Loader:
 
     @staticmethod
     def _check_sources(sources: object) -> tuple[object, ...]:
-        as_strings(sources, "sources", "'kernel.cu'")
-        return tuple(sources)  # type: ignore[arg-type]
+        if isinstance(sources, Source):
+            raise TypeError(f"sources: expected a list, got {sources!r}; give [Source(...)].")
+        if isinstance(sources, Iterable) and not isinstance(sources, str | os.PathLike):
+            sources = tuple(sources)
+            as_strings([s for s in sources if not isinstance(s, Source)], "sources", "'kernel.cu'")
+            return sources
+        return as_strings(sources, "sources", "'kernel.cu'")
 
     def _get_slowly(self, key: object, request: Request) -> CudaModule:
         with self._guard_current():
@@ -230,7 +237,7 @@ class Loader:
                 if "JITQUANT_RECORD" in os.environ:
                     from .request.used import note_use
 
-                    note_use(wanted)
+                    note_use(request, wanted.archs.archs)
                 return loaded.module
             raise _changes_too_fast(request)
 
@@ -388,6 +395,8 @@ class Loader:
                 :func:`.plan.look_up` raises.
         """
         check_settings()
+        sources = source_files(request.name, request.sources, self.cache)
+        request = request._replace(sources=sources)
         return look_up(
             request, kernels_dir=self.kernels_dir(), hasher=self.hasher, choose=self.choose
         )

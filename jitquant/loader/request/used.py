@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import LoaderError
 from .command import named_source
-from .plan import Request, Wanted
+from .plan import Request
+from .text import Source
 
 #: Names the file that the processes of a run add their lines to.
 VARIABLE = "JITQUANT_RECORD"
 FORMAT = 1
 
 
-def note_use(wanted: Wanted) -> None:
+def note_use(request: Request, built_for: Sequence[str]) -> None:
     """Add a line on a module that was just loaded, if ``JITQUANT_RECORD`` names a file.
 
     Raises:
@@ -32,15 +33,19 @@ def note_use(wanted: Wanted) -> None:
     target = os.environ.get(VARIABLE)
     if not target:
         return
-    request = wanted.request
     line = {
         "name": request.name,
-        "sources": [named_source(source) for source in request.sources],
+        "sources": [
+            {"text": source.text, "suffix": source.suffix}
+            if isinstance(source, Source)
+            else named_source(source)
+            for source in request.sources
+        ],
         "include_dirs": [os.path.abspath(directory) for directory in request.include_dirs],
         "cuda_flags": list(request.cuda_flags),
         "cxx_flags": list(request.cxx_flags),
         "archs": request.archs if isinstance(request.archs, str | None) else list(request.archs),
-        "built_for": list(wanted.archs.archs),
+        "built_for": list(built_for),
     }
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -68,7 +73,9 @@ def write_manifest(notes: Path, manifest: Path) -> list[str]:
     root = os.path.dirname(os.path.abspath(manifest))
     for module in modules:
         for key in ("sources", "include_dirs"):
-            module[key] = [_relative(path, root) for path in module[key]]
+            module[key] = [
+                _relative(path, root) if isinstance(path, str) else path for path in module[key]
+            ]
     modules.sort(key=lambda module: str(module["name"]))
     text = json.dumps({"format": FORMAT, "modules": modules}, indent=1)
     manifest.write_text(text + "\n", encoding="utf-8")
@@ -107,7 +114,11 @@ def _request(module: Mapping[str, Any], root: str, as_built: bool) -> Request:
     return Request(
         module["name"],
         tuple(
-            source if os.path.basename(source) == source else Path(root, source)
+            Source(**source)
+            if isinstance(source, dict)
+            else source
+            if os.path.basename(source) == source
+            else Path(root, source)
             for source in module["sources"]
         ),
         include_dirs=tuple(os.path.join(root, directory) for directory in module["include_dirs"]),

@@ -8,6 +8,7 @@ Layout below ``<cache>/v1``::
     locks/       kernel locks (flock), taken on a miss only, and who holds them
     last/        for each module name what its last build was made from
     logs/        whole output of compilers that failed, the newest ones
+    texts/       sources that were given as text
     toolchain/   what the compilers answered when asked for their version
 """
 
@@ -41,7 +42,7 @@ from ..request.key import SCHEMA, digest_of
 from .hold import Hold, hold
 from .trust import GROUP, doubt, others_write, shared_group
 
-_SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "toolchain")
+_SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "texts", "toolchain")
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 #: A directory where a file has to be, or the other way round.
 _MISPLACED = (NotADirectoryError, IsADirectoryError)

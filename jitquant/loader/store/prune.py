@@ -113,6 +113,8 @@ def trim(cache: Cache, limit: int) -> Pruned | None:
 def clear(cache: Cache) -> Pruned:
     """Remove every build that no live process has loaded, and what is remembered beside them."""
     pruned = prune(cache, max_size=0)
+    for item in _scan(cache.base / "texts"):  # each is written again when it is asked for
+        shutil.rmtree(item.path, ignore_errors=True)
     for subdirectory in ("last", "logs", "toolchain"):
         for item in _scan(cache.base / subdirectory):
             with contextlib.suppress(OSError):

@@ -1,0 +1,40 @@
+"""A source that is given as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .sources import CUDA_SUFFIXES, CXX_SUFFIXES
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a source, in place of a file: for a notebook, or a kernel that a program writes.
+
+    It is kept as a file of the cache, which the compilers' messages and a debugger name. What it
+    includes is searched for in ``include_dirs``, not in the working directory.
+
+    Attributes:
+        text: CUDA or C++.
+        suffix: ``".cu"``, or ``".cpp"`` for the C++ compiler.
+
+    Raises:
+        TypeError: the text is not a string.
+        ValueError: a suffix that is not compiled.
+    """
+
+    text: str
+    suffix: str = ".cu"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TypeError(f"Source: the text is {type(self.text).__name__}; give a string.")
+        accepted = (*CUDA_SUFFIXES, *CXX_SUFFIXES)
+        if self.suffix not in accepted:
+            raise ValueError(
+                f"Source: suffix={self.suffix!r} is not compiled; {', '.join(accepted)} are."
+            )
+
+    def __repr__(self) -> str:
+        first = self.text.strip().partition("\n")[0]
+        return f"<Source of {len(self.text)} characters: {first[:40]!r}>"
