@@ -156,6 +156,36 @@ def test_driver_gpus_and_torch_that_do_not_fit(
     assert driver.version in one(found, "driver", "ok").text
 
 
+PARTS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-runtime")
+
+
+@pytest.mark.parametrize(
+    ("versions", "cuda", "state", "said"),
+    [
+        (("13.0.88", "13.0.88", "13.0.96"), "13.0", "ok", "which torch is built for, too (13.0)"),
+        (("13.5.37", "13.5.37", "13.5.37"), None, "ok", "parts of one CUDA release: nvidia-cuda-n"),
+        (("13.5.37", "13.5.37", "13.5.37"), "12.8", "ok", "parts of one CUDA release: nvidia-cud"),
+        (("13.5.37", "13.0.88", "13.0.96"), "13.0", "warning", "parts of different CUDA releases:"),
+        (("13.5.37", "13.5.37", "13.5.37"), "13.2", "warning", "torch is built for CUDA 13.2, and"),
+    ],
+)
+def test_parts_from_pypi_that_do_not_fit(
+    no_trial: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    versions: tuple[str, ...],
+    cuda: str | None,
+    state: str,
+    said: str,
+) -> None:
+    here = torch_install()._replace(cuda=cuda)
+    monkeypatch.setattr(module, "torch_install", lambda: here)
+    monkeypatch.setattr(module, "wheel_versions", lambda: dict(zip(PARTS, versions, strict=True)))
+    found = one(examine(new_loader(tmp_path / "cache")), "wheels", state)
+    assert said in found.text
+    assert (f"nvcc,nvvm]=={cuda}.*'" in found.fix) == (state == "warning")
+
+
 def test_an_nvcc_newer_than_the_driver(
     nvcc: None, no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

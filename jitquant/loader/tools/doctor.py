@@ -17,9 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,13 @@ from .trial_build import TrialBuild, try_build
 if TYPE_CHECKING:
     from ..core import Loader
 
+_WHEELS = (
+    "nvidia-cuda-nvcc",
+    "nvidia-cuda-crt",
+    "nvidia-nvvm",
+    "nvidia-cuda-runtime",
+    "nvidia-cuda-nvrtc",
+)
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "fuse", "9p", "afs", "beegfs", "ceph")
 _LITTLE_SPACE = 1 << 30
@@ -102,6 +110,7 @@ def examine(loader: Loader) -> Diagnosis:
     driver = read_driver()
     look("gpu", partial(_about_gpus, driver, torch))
     look("nvcc", partial(_about_nvcc, candidates, driver, torch))
+    look("wheels", partial(_about_wheels, torch, wheel_versions()))
     look("architectures", partial(_about_archs, loader, nvcc))
     findings.append(about_host)
     look("ninja", _about_ninja)
@@ -237,6 +246,36 @@ def _about_nvcc(
             f"nvcc is of CUDA {chosen.version}, torch of {made_for}: torch's own load() refuses "
             "that; a .cu without torch headers does not mind",
         )
+
+
+def _about_wheels(torch: TorchInstall | None, versions: Mapping[str, str]) -> Iterator[Finding]:
+    """Parts of CUDA from PyPI: of one release, and of that which torch is built for."""
+    if not versions:
+        return
+    made_for = torch.cuda if torch is not None else None
+    releases = {given.rpartition(".")[0] for given in versions.values()}
+    if made_for and all(_major(made_for) != _major(release) for release in releases):
+        made_for = None  # said of nvcc
+    listed = ", ".join(f"{name} {given}" for name, given in versions.items())
+    wanted = made_for or next(iter(versions.values())).rpartition(".")[0]
+    fix = f"Run `pip install 'cuda-toolkit[cccl,crt,cudart,nvcc,nvvm]=={wanted}.*'`."
+    if len(releases) > 1:
+        yield Finding("wheels", WARNING, f"parts of different CUDA releases: {listed}", fix)
+    elif made_for and releases != {made_for}:
+        text = f"torch is built for CUDA {made_for}, and here are {listed}"
+        yield Finding("wheels", WARNING, text, fix)
+    else:
+        fits = f", which torch is built for, too ({made_for})" if made_for else ""
+        yield Finding("wheels", OK, f"parts of one CUDA release{fits}: {listed}")
+
+
+def wheel_versions() -> dict[str, str]:
+    """The versions of the parts of a CUDA compiler that are installed from PyPI."""
+    found: dict[str, str] = {}
+    for name in _WHEELS:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _about_archs(loader: Loader, nvcc: Nvcc | None) -> Iterator[Finding]:
