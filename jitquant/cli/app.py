@@ -10,6 +10,7 @@ from . import cache
 from .build import build
 from .bundle import bundle
 from .code import ptx, sass
+from .compile_commands import compile_commands
 from .doctor import doctor
 from .explain import explain
 from .new import new
@@ -46,6 +47,7 @@ app.command()(doctor)
 app.command()(build)
 app.command()(bundle)
 app.command()(record)
+app.command("compile-commands")(compile_commands)
 app.command()(explain)
 app.command()(stats)
 app.command()(sass)

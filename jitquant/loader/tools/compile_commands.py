@@ -1,0 +1,98 @@
+"""``compile_commands.json``: what an editor's language server compiles each source with.
+
+A C++ source has the command of its build, without what is GCC's alone. For a ``.cu`` it is one of
+clang's, since clangd, which reads these files, does not know nvcc's options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..compile.build import make_units
+from ..request.plan import Plan, Request
+from ..request.sources import CUDA_SUFFIXES
+
+if TYPE_CHECKING:
+    from ..core import Loader
+
+_OF_GCC_ALONE = ("-fno-gnu-unique",)
+_WITH_A_VALUE = ("-I", "-isystem", "-include", "-D", "-U")
+
+
+def compile_commands(loader: Loader, requests: Iterable[Request]) -> list[dict[str, object]]:
+    """The command of each source of ``requests``; compiles nothing.
+
+    Raises:
+        LoaderError, ValueError, FileNotFoundError: as :func:`jitquant.loader.get_cuda_module`, for
+            what is found before compiling.
+    """
+    found: dict[str, dict[str, object]] = {}
+    for request in requests:
+        plan = loader.plan(loader.look_up(request))
+        with tempfile.TemporaryDirectory(prefix="jitquant-commands-") as scratch:
+            units = make_units(plan, plan.name, Path(scratch))
+        for unit in units:
+            if unit.source not in plan.sources:
+                continue  # a generated binding
+            is_cuda = unit.source.lower().endswith(CUDA_SUFFIXES)
+            argv = list(unit.command.argv)
+            found[unit.source] = {
+                "directory": os.path.dirname(unit.source),
+                "file": unit.source,
+                "arguments": (
+                    _for_clang(plan, unit.source, argv)
+                    if is_cuda
+                    else [flag for flag in argv if flag not in _OF_GCC_ALONE]
+                ),
+            }
+    return list(found.values())
+
+
+def merge(path: Path, commands: Iterable[dict[str, object]]) -> int:
+    """Write ``commands`` into the database at ``path``; those of other files in it stay.
+
+    Returns how many it has then.
+
+    Raises:
+        ValueError: the file is there and is not such a database.
+        OSError: it cannot be read or written.
+    """
+    whole: dict[object, object] = {}
+    if path.exists():
+        try:
+            whole = {item["file"]: item for item in json.loads(path.read_text(encoding="utf-8"))}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is not a compilation database ({error}). Remove it, or give another file."
+            ) from error
+    whole |= {item["file"]: item for item in commands}
+    path.write_text(json.dumps(list(whole.values()), indent=1) + "\n", encoding="utf-8")
+    return len(whole)
+
+
+def _for_clang(plan: Plan, source: str, argv: list[str]) -> list[str]:
+    """The command for clang: the macros, include directories and standard of nvcc's."""
+    assert plan.nvcc is not None
+    kept: list[str] = []
+    rest = iter(argv)
+    for flag in rest:
+        if flag in _WITH_A_VALUE:
+            kept += [flag, next(rest, "")]
+        elif flag.startswith((*_WITH_A_VALUE, "-std=", "--std=")):
+            kept.append(flag.replace("--std", "-std"))
+    arch = plan.archs.archs[0].partition("+")[0]
+    toolkit = os.path.dirname(os.path.dirname(plan.nvcc.path))
+    # Without it clang takes a toolkit that is newer than itself for one older than <<<>>> is now.
+    release = ".".join(plan.nvcc.version.split()[0].split(".")[:2])
+    for directory in plan.nvcc.include_dirs:
+        kept += ["-isystem", directory]
+    return [
+        *("clang++", "-x", "cuda", f"--cuda-gpu-arch=sm_{arch}", f"--cuda-path={toolkit}"),
+        *("-Xclang", f"-target-sdk-version={release}", "-nocudalib", "-Wno-unknown-cuda-version"),
+        *(*kept, "-c", source),
+    ]
