@@ -27,6 +27,7 @@ SETTINGS = {
     "JITQUANT_CACHE_GROUP": Setting(r"(?s).*", "the name of a group"),
     "JITQUANT_CACHE_MAX_SIZE": Setting(rf"(?i){SIZE}|inf", "a size such as 500M or 4GB, or inf"),
     "JITQUANT_CUDA_ARCHS": Setting(r"(?s).*", "architectures"),
+    "JITQUANT_DEBUG": Setting(_SWITCH, "1 (build for a debugger) or 0"),
     "JITQUANT_JOBS": Setting(r"0*[1-9][0-9]*", "a number of compilers, 1 or more"),
     "JITQUANT_LOCK_TIMEOUT": Setting(
         r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf", "a number of seconds, 0 or more"

@@ -38,6 +38,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable in (
         "JITQUANT_BUNDLES",
         "JITQUANT_CUDA_ARCHS",
+        "JITQUANT_DEBUG",
         "JITQUANT_JOBS",
         "JITQUANT_LOCK_TIMEOUT",
         "JITQUANT_NO_BUILD",

@@ -21,6 +21,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "JITQUANT_CACHE_DIR",
         "JITQUANT_CACHE_MAX_SIZE",
         "JITQUANT_CUDA_ARCHS",
+        "JITQUANT_DEBUG",
         "JITQUANT_JOBS",
         "JITQUANT_LOCK_TIMEOUT",
         "JITQUANT_NO_BUILD",

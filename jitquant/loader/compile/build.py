@@ -36,6 +36,8 @@ _HALF_FLAGS = (
     "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
     "-D__CUDA_NO_HALF2_OPERATORS__",
 )
+#: Ends the name of the directory where nvcc keeps what it makes of a source in between.
+KEPT = ".kept"
 _TARGET_MACRO = "TORCH_TARGET_VERSION"
 _LINKER_FLAGS = ("-l", "-L", "-Wl,")
 _PROBE_BYTES = 1 << 16
@@ -82,6 +84,8 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
     for index, source in enumerate((*plan.sources, *generated)):
         scan = scan_includes(source, plan.include_dirs)
         depfile = staging / f"o{index}.d"
+        if plan.debug:
+            (staging / f"o{index}{KEPT}").mkdir()
         is_cuda = source.lower().endswith(CUDA_SUFFIXES)
         make = _cuda_command if is_cuda else _cxx_command
         argv = make(plan, extension, source, f"o{index}", scan, jobs or default_jobs())
@@ -116,11 +120,15 @@ def _cuda_command(
     argv += gencode_flags(plan.archs.archs)
     if len(plan.archs.archs) > 1:
         argv += ["--threads", str(min(len(plan.archs.archs), jobs))]
-    if jobs > 1 and _release(nvcc.version) >= (12, 2):
+    if plan.debug:
+        # -G has the lines of -lineinfo; of the two together nvcc and ptxas warn.
+        argv += ["-G", "-g", "-O0", "--keep", "--keep-dir", f"{stem}{KEPT}"]
+    elif jobs > 1 and _release(nvcc.version) >= (12, 2):
         # A quarter less time for the largest modules. What registers a kernel gets then depends a
         # little on how the work fell to the threads.
         argv.append("--split-compile=2")
-    argv += ["-O3", "-lineinfo", "--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
+    argv += [] if plan.debug else ["-O3", "-lineinfo"]
+    argv += ["--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
     argv += ["-Xcompiler", ",".join(_host_flags(plan))]
     if not _sets_standard(flags):
         argv.append("-std=c++20" if scan.torch else "-std=c++17")
@@ -142,7 +150,8 @@ def _cxx_command(
 ) -> list[str]:
     flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
     argv = [*plan.host.command, "-c", source, "-o", f"{stem}.o", "-MD", "-MF", f"{stem}.d"]
-    argv += ["-O2", *_host_flags(plan), f"-DTORCH_EXTENSION_NAME={extension}"]
+    argv += ["-O0", "-g"] if plan.debug else ["-O2"]
+    argv += [*_host_flags(plan), f"-DTORCH_EXTENSION_NAME={extension}"]
     if scan.torch:
         argv.append("-DTORCH_API_INCLUDE_EXTENSION_H")
     else:

@@ -108,7 +108,7 @@ class Builder:
     def _build_in(
         self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat, reporter: Reporter
     ) -> Published:
-        from .build import build, changed_after, wait_for_next_tick
+        from .build import KEPT, build, changed_after, wait_for_next_tick
         from .publish import describe
 
         hasher = self._hasher
@@ -165,10 +165,17 @@ class Builder:
         os.rename(built.library, final / entry.library)
         for binding in plan.bindings:
             os.rename(work / binding.file_name, final / binding.file_name)
+        for kept in sorted(work.glob(f"o*{KEPT}/*")):
+            name = (
+                kept.name if not (final / kept.name).exists() else f"{kept.parent.stem}.{kept.name}"
+            )
+            os.rename(kept, final / name)
         (final / "entry.json").write_text(entry.to_json())
         published = cache.publish(final, entry)
         cache.remember_last(entry)
         reporter.say(f"built {plan.name} in {heartbeat.seconds:.1f} s")
+        if plan.debug:
+            reporter.say(f"{plan.name}: intermediate files are in {published.directory}")
         return published
 
     def _set_jobs(self, jobs: int) -> None:

@@ -15,6 +15,7 @@ from ..errors import UnsupportedArchError
 from ..machine.archs import ArchChoice
 from ..machine.toolchain import HostCompiler, Memo, Nvcc, find_host_compiler, find_nvcc, wheel_roots
 from ..machine.torch_install import TorchInstall, torch_install
+from ..settings import setting
 from .key import SCHEMA, digest_of
 from .sources import (
     CUDA_SUFFIXES,
@@ -78,6 +79,11 @@ class Wanted:
     def name(self) -> str:
         """The module's name."""
         return self.request.name
+
+    @property
+    def debug(self) -> bool:
+        """Whether it is built for a debugger."""
+        return "debug" in self.inputs
 
     @property
     def has_cuda(self) -> bool:
@@ -257,6 +263,8 @@ def look_up(
 
         generator = hasher.state(generator_file())
         inputs["binding_generator"] = generator.digest if generator else None
+    if setting("JITQUANT_DEBUG") == "1":
+        inputs["debug"] = True
     own = tuple(d for d in include_dirs if d != library_dir)
     return Wanted(
         request=request,

@@ -46,6 +46,7 @@ _LABELS = {
     "cxx11_abi": "the C++ ABI",
     "cuda_flags": "cuda_flags",
     "cxx_flags": "cxx_flags",
+    "debug": "JITQUANT_DEBUG",
     "include_dirs": "the number of include_dirs",
     "binding_generator": "the generator of bindings",
 }
@@ -140,7 +141,9 @@ def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
             if torch_release(here[key]) < OLDEST_TORCH:
                 reasons.append(f"{label}: built for {_STABLE}, here {here[key]}")
         elif had.get(key) != here.get(key):
-            reasons.append(f"{label}: built for {_plain(had.get(key))}, here {_plain(here[key])}")
+            reasons.append(
+                f"{label}: built for {_plain(had.get(key))}, here {_plain(here.get(key))}"
+            )
     if not _libc_runs(had["libc"], here["libc"]):
         reasons.append(f"the C library: built with {had['libc']}, here {here['libc']}")
     if [name for name, _ in had["sources"]] != [name for name, _ in here["sources"]]:

@@ -16,6 +16,7 @@ _LABELS = {
     "torch": "torch",
     "cuda_flags": "cuda_flags",
     "cxx_flags": "cxx_flags",
+    "debug": "JITQUANT_DEBUG",
     "environment": "compiler variables",
     "libc": "C library",
     "schema": "cache format",
