@@ -14,14 +14,14 @@ from loader.toys import nvcc_or_reason
 import jitquant.loader
 from jitquant.cli import main
 from jitquant.cli.app import app
-from jitquant.loader import errors
+from jitquant.loader import errors, settings
 from jitquant.loader.tools.doctor import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADER = (ROOT / "docs" / "loader.md").read_text(encoding="utf-8")
 ERRORS = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 #: Set for the compilers or by the tests of a program, not by people for jitquant.
-NOT_SETTINGS = {"PATH", "LC_ALL", "HOME"}
+NOT_SETTINGS = {"PATH", "LC_ALL", "HOME", *settings._OF_SCRIPTS}
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -81,7 +81,7 @@ def test_commands_run(
 def test_the_table_of_commands_is_whole() -> None:
     table = LOADER.split("| command | what it does |")[1].split("\n\n")[0]
     first = re.findall(r"^\| (.*?) \|", table, re.M)
-    named = {word for cell in first for word in re.findall(r"`([a-z]+)", cell)}
+    named = {word for cell in first for word in re.findall(r"`([a-z-]+)", cell)}
     registered = {c.name or c.callback.__name__ for c in app.registered_commands}  # type: ignore[union-attr]
     (group,) = app.registered_groups
     inner = {c.name or c.callback.__name__ for c in group.typer_instance.registered_commands}  # type: ignore[union-attr]
