@@ -177,7 +177,10 @@ class Loader:
                 self._devices = DeviceLoader(
                     self.look_up,
                     self.reloads,
-                    partial(self.check_may_build, backend="nvrtc"),
+                    partial(
+                        self.check_may_build,
+                        why="backend='nvrtc' compiles in every process; backend='nvcc' does not",
+                    ),
                 )
         return self._devices.get(request, frozen=self._frozen, capturing=self._capturing())
 
@@ -312,12 +315,11 @@ class Loader:
             f"compiling must not happen within a capture. {way_out}"
         )
 
-    def check_may_build(self, wanted: Wanted, *, why: str = "", backend: str = "nvcc") -> None:
+    def check_may_build(self, wanted: Wanted, *, why: str = "") -> None:
         """Refuse a build if none may be made.
 
         Args:
-            why: why the cache could not be asked, if it could not.
-            backend: what would build it.
+            why: why nothing that was built will do; else that none was.
 
         Raises:
             FrozenError: after :meth:`freeze` without ``build``.
@@ -335,7 +337,7 @@ class Loader:
         )
         if frozen:
             text += f" Asked for at {_caller()}."
-        text += f" To build it: {command_of(wanted.request, wanted.archs.archs, backend)}"
+        text += f" To build it: {command_of(wanted.request, wanted.archs.archs)}"
         refused = self.search_bundles(wanted)[1]
         raise (FrozenError if frozen else NoBuildError)("\n  - ".join([text, *refused]))
 

@@ -216,7 +216,7 @@ def test_bad_requests(source: Path, tmp_path: Path, loader: Loader) -> None:
 
 def test_no_build(source: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
-    with pytest.raises(NoBuildError, match=r'get_cuda_module\("scale".*, backend="nvrtc"\)'):
+    with pytest.raises(NoBuildError, match="backend='nvrtc' compiles in every process"):
         loader.get_device_module("scale", [source], archs="90a")
 
 

@@ -109,7 +109,7 @@ class DeviceLoader:
         options = (
             f"--gpu-architecture=sm_{wanted.archs.archs[0].partition('+')[0]}",
             "-default-device",
-            "-lineinfo",
+            "-G" if wanted.debug else "-lineinfo",
             *([] if any("-std" in flag for flag in flags) else ["-std=c++17"]),
             *(f"-I{directory}" for directory in wanted.include_dirs),
             *flags,

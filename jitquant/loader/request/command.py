@@ -11,12 +11,12 @@ from pathlib import Path
 from .plan import Request
 
 
-def command_of(request: Request, archs: Sequence[str], backend: str = "nvcc") -> str:
+def command_of(request: Request, archs: Sequence[str]) -> str:
     """The shell command that builds ``request`` for ``archs``, from any directory."""
     name = request.name
     sources = [named_source(source) for source in request.sources]
     has_flags = request != Request(name, request.sources, archs=request.archs)
-    if backend == "nvcc" and not has_flags and len(sources) == 1 and Path(sources[0]).stem == name:
+    if not has_flags and len(sources) == 1 and Path(sources[0]).stem == name:
         named = name if sources[0] == f"{name}.cu" else shlex.quote(sources[0])
         return f"jitquant build {named}" + (f" --arch {','.join(archs)}" if archs else "")
     given = {
@@ -24,7 +24,6 @@ def command_of(request: Request, archs: Sequence[str], backend: str = "nvcc") ->
         "cuda_flags": list(request.cuda_flags),
         "cxx_flags": list(request.cxx_flags),
         "archs": list(archs),
-        "backend": "" if backend == "nvcc" else backend,
     }
     # JSON, since its double quotes stay as they are within the single ones of a shell.
     arguments = [json.dumps(name), json.dumps(sources)]
