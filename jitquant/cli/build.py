@@ -1,27 +1,31 @@
-"""``jitquant build``: compile ahead of time, with a bar for each module."""
+"""``jitquant build``: compile ahead of time, with a bar."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from jitquant.loader.core import Loader
 from jitquant.loader.machine.archs import parse_archs, visible_archs
-from jitquant.loader.machine.processes import default_jobs
 from jitquant.loader.report import LOG, Reporter
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import kernel_names
 from jitquant.loader.request.used import read_manifest
-from jitquant.loader.tools.ahead import Outcome, build_all, expected_seconds
+from jitquant.loader.tools.ahead import Outcome, build_all
 from jitquant.loader.tools.names import request_of
 from jitquant.loader.units import show_duration
 
@@ -103,102 +107,34 @@ def _at_once(jobs: int | None) -> Iterator[None]:
 
 
 class _LogOnly(Reporter):
-    """The bars say on the terminal what the loader would."""
+    """The bar says on the terminal what the loader would."""
 
     def say(self, line: str) -> None:
         LOG.info("%s", line)
 
 
 def _show(loader: Loader, requests: Mapping[str, Request], out: Console) -> list[Outcome]:
-    expected = expected_seconds(loader, list(requests))
-    began: dict[str, float] = {}
     doing: dict[str, str] = {}
-    over = threading.Event()
-
-    def on_tick(name: str, labels: Sequence[str]) -> None:
-        if labels:
-            began.setdefault(name, time.monotonic())
-        doing[name] = ", ".join(labels) or "waiting for a free processor"
-
-    progress = Progress(
-        TextColumn("{task.description}"),
+    columns = (
         BarColumn(bar_width=24),
+        MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=out,
-        disable=not out.is_terminal,
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
     )
-    with progress:
-        bars = {
-            name: progress.add_task(name, total=expected[name], start=False, note="")
-            for name in requests
-        }
-        whole = progress.add_task(f"all, {default_jobs()} at once", total=len(requests), note="")
+    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
+        task = progress.add_task("", total=len(requests))
+
+        def on_tick(name: str, labels: Sequence[str]) -> None:
+            doing[name] = ", ".join(labels)
+            progress.update(task, description=", ".join(filter(None, list(doing.values()))))
 
         def on_done(outcome: Outcome) -> None:
-            bar = bars[outcome.name]
-            progress.start_task(bar)
-            progress.update(bar, total=1.0, completed=1.0, note=_note(outcome))
-            progress.stop_task(bar)
-            progress.advance(whole)
-            began.pop(outcome.name, None)
-            doing[outcome.name] = "done"
-            if not out.is_terminal:
-                out.print(f"{outcome.name}: {_note(outcome)}", markup=False)
+            doing.pop(outcome.name, None)
+            progress.advance(task)
+            out.print(f"{outcome.name}: {_note(outcome)}", markup=False)
 
-        def refresh() -> None:
-            while not over.wait(0.1):
-                _move(progress, bars, began, doing, expected)
-                left = remaining(expected, began, doing, time.monotonic(), default_jobs())
-                note = "" if left is None else f"about {show_duration(left)} left"
-                progress.update(whole, note=note)
-
-        thread = threading.Thread(target=refresh, daemon=True)
-        thread.start()
-        try:
-            outcomes = build_all(loader, requests, on_tick=on_tick, on_done=on_done)
-        finally:
-            over.set()
-            thread.join()
-        progress.update(whole, note="")
-    return outcomes
-
-
-def _move(
-    progress: Progress,
-    bars: Mapping[str, TaskID],
-    began: Mapping[str, float],
-    doing: Mapping[str, str],
-    expected: Mapping[str, float | None],
-) -> None:
-    for name, start in list(began.items()):
-        progress.start_task(bars[name])
-        elapsed, total = time.monotonic() - start, expected[name]
-        if total is None:
-            note = doing[name]
-        else:
-            left = max(total - elapsed, 0.0)
-            note = f"{doing[name]}; about {show_duration(left)} left" if left else doing[name]
-            elapsed = min(elapsed, 0.99 * total)
-        progress.update(bars[name], completed=elapsed, note=note)
-
-
-def remaining(
-    expected: Mapping[str, float | None],
-    began: Mapping[str, float],
-    doing: Mapping[str, str],
-    now: float,
-    jobs: int,
-) -> float | None:
-    """Seconds until all is built if each takes as long as last time; ``None`` if one is new."""
-    left: list[float] = []
-    for name, seconds in expected.items():
-        if doing.get(name) == "done":
-            continue
-        if seconds is None:
-            return None
-        left.append(max(seconds - (now - began[name] if name in began else 0.0), 0.0))
-    return max(max(left, default=0.0), sum(left) / jobs)
+        return build_all(loader, requests, on_tick=on_tick, on_done=on_done)
 
 
 def _note(outcome: Outcome) -> str:

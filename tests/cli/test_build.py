@@ -14,7 +14,6 @@ import pytest
 from loader.toys import entries, litter, write_plain
 
 import jitquant
-from jitquant.cli.build import remaining
 
 from .conftest import Built, Run
 
@@ -97,15 +96,6 @@ def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path) -> None:
 def test_a_kernel_for_several_architectures_is_a_hit_once_built(run: Run, cached: Built) -> None:
     (report,) = run("build", cached.source, "--arch", "100a,90a", "--json").json
     assert (report["state"], report["archs"]) == ("hit", ["90a", "100a"])
-
-
-def test_the_time_that_is_left() -> None:
-    expected = {"a": 10.0, "b": 4.0, "c": 6.0}
-    assert remaining(expected, {}, {}, 100.0, 2) == 10.0
-    assert remaining(expected, {}, {}, 100.0, 1) == 20.0
-    assert remaining(expected, {"a": 97.0}, {"c": "done"}, 100.0, 1) == 11.0
-    assert remaining({"a": 1.0, "b": None}, {}, {}, 0.0, 1) is None
-    assert remaining({"a": 1.0}, {"a": 0.0}, {}, 50.0, 1) == 0.0
 
 
 def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:

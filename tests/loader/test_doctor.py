@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from jitquant.loader import CompileError, LoaderError
 from jitquant.loader.machine import toolchain as tools
 from jitquant.loader.machine.nvml import Driver, Gpu
 from jitquant.loader.machine.torch_install import torch_install
+from jitquant.loader.store.cache import Cache
 from jitquant.loader.tools import doctor as module
 from jitquant.loader.tools.doctor import Diagnosis, Finding, examine, filesystem_of
 from jitquant.loader.tools.trial_build import TrialBuild, try_build
@@ -29,7 +29,6 @@ H200 = Gpu("NVIDIA H200", 90, 141 << 30)
 def no_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Leave out the build, for tests of one finding; and nothing of the person who runs them."""
     monkeypatch.setattr(module, "try_build", lambda loader: TrialBuild(0.1, None))
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "torch_extensions"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -52,7 +51,7 @@ def test_all_is_well_after_really_building(nvcc: None, tmp_path: Path) -> None:
     assert "sm_90a" in one(found, "architectures", "ok").text
     assert {f.check for f in found.findings} >= {
         *("torch", "driver", "nvcc", "architectures", "host compiler", "ninja", "headers"),
-        *("jobs", "cache", "torch_extensions", "trial build"),
+        *("jobs", "cache", "trial build"),
     }
     assert not (tmp_path / "cache").exists()
 
@@ -243,24 +242,14 @@ def test_the_cache(no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_stale_locks_of_torch_extensions_are_told_from_live_ones(
-    no_trial: None, tmp_path: Path
-) -> None:
-    root = tmp_path / "torch_extensions"
-    for name in ("py311_cpu/dead", "py311_cpu/alive", "built"):
-        (root / name).mkdir(parents=True)
-    dead, alive = root / "py311_cpu" / "dead" / "lock", root / "py311_cpu" / "alive" / "lock"
-    dead.touch()
+def test_who_is_building_is_named(no_trial: None, tmp_path: Path) -> None:
     loader = new_loader(tmp_path / "cache")
-    with alive.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        finding = one(examine(loader), "torch_extensions", "warning")
-    assert f"{dead}, 0.0 h old, is held by no process" in finding.text
-    assert "load of 'dead'" in finding.text
-    assert f"`rm {dead}`" in finding.fix
-    dead.unlink()
-    alive.unlink()
-    assert "no stale locks" in one(examine(loader), "torch_extensions", "ok").text
+    cache = loader.cache()
+    assert cache.prepare()
+    with cache.lock("abcdef", timeout=1.0, beat=1.0, on_wait=lambda owner, waited: None):
+        found = one(examine(loader), "locks", "note").text
+    assert found.startswith(f"process {os.getpid()} on ")
+    assert of(examine(loader), "locks", "note") == []
 
 
 def test_bundles_and_jobs(no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,12 +267,12 @@ def test_bundles_and_jobs(no_trial: None, tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_cannot_be_looked_at_does_not_hide_the_rest(
     no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(root: Path) -> list[Path]:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(root))
+    def refuse(cache: object) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "locks")
 
-    monkeypatch.setattr(module, "torch_extension_locks", refuse)
+    monkeypatch.setattr(Cache, "builders", refuse)
     found = examine(new_loader(tmp_path / "cache"))
-    text = one(found, "torch_extensions", "warning").text
+    text = one(found, "locks", "warning").text
     assert text.startswith("could not be looked at (PermissionError: ")
     assert of(found, "cache", "ok")
 

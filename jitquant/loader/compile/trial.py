@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from ..errors import CompileError, LoaderError
 from ..machine.processes import kill_group
+from ..machine.toolchain import find_ninja
 from ..store.hold import Hold
 from .advice import advice
 
@@ -362,18 +363,11 @@ def _import_all(library: str, before: set[str]) -> dict[str, Any]:
 
 
 def _put_ninja_on_path() -> None:
-    """Let torch find the ninja of the PyPI package where PATH does not lead to one."""
-    import shutil
-
-    if shutil.which("ninja"):
-        return
-    with contextlib.suppress(ImportError):
-        import ninja
-
-        os.environ["PATH"] = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", os.defpath)])
-        return
-    beside = os.path.join(sys.prefix, "bin")
-    os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])
+    """Let torch find the ninja of the PyPI package if PATH does not lead to one."""
+    path, origin = find_ninja()
+    if path is not None and origin != "on PATH":
+        directories = (os.path.dirname(path), os.environ.get("PATH", os.defpath))
+        os.environ["PATH"] = os.pathsep.join(directories)
 
 
 def _escape(flag: str) -> str:

@@ -17,6 +17,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -400,3 +401,15 @@ def preload_runtime(soname: str | None, nvcc: Nvcc | None) -> None:
             with contextlib.suppress(OSError):
                 ctypes.CDLL(place)
                 return
+
+
+def find_ninja() -> tuple[str | None, str]:
+    """The ninja that torch's linking uses, and where it is from; ``(None, "")`` without one."""
+    if path := shutil.which("ninja"):
+        return path, "on PATH"
+    with contextlib.suppress(ImportError):
+        import ninja
+
+        return os.path.join(ninja.BIN_DIR, "ninja"), "the PyPI package"
+    beside = os.path.join(sys.prefix, "bin", "ninja")
+    return (beside, "beside Python") if os.access(beside, os.X_OK) else (None, "")

@@ -38,16 +38,6 @@ class Outcome:
         return "built" if self.build.is_new else "hit"
 
 
-def expected_seconds(loader: Loader, names: Sequence[str]) -> dict[str, float | None]:
-    """How long the last build of each module took, ``None`` where that is not known."""
-    found: dict[str, float | None] = {}
-    for name in names:
-        last = loader.cache().last(name) or {}
-        seconds = last.get("info", {}).get("seconds")
-        found[name] = float(seconds) if isinstance(seconds, int | float) else None
-    return found
-
-
 def build_all(
     loader: Loader,
     requests: Mapping[str, Request],

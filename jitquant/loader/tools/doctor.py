@@ -14,7 +14,6 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,7 @@ from ..errors import CompileError, LoaderError, extra
 from ..machine.archs import KNOWN
 from ..machine.nvml import Driver, read_driver
 from ..machine.processes import available_bytes, default_jobs
-from ..machine.toolchain import Candidate, Nvcc, examine_nvccs, find_host_compiler
+from ..machine.toolchain import Candidate, Nvcc, examine_nvccs, find_host_compiler, find_ninja
 from ..machine.torch_install import OLDEST_TORCH, TorchInstall, torch_install, torch_release
 from ..request.plan import python_include_dir
 from ..settings import SETTINGS, unknown_settings
@@ -119,7 +118,7 @@ def examine(loader: Loader) -> Diagnosis:
     look("jobs", _about_memory)
     look("cache", partial(_about_cache, loader))
     look("bundles", _about_bundles)
-    look("torch_extensions", _about_torch_extensions)
+    look("locks", partial(_about_locks, loader))
     thread.join()
     findings.append(_about_trial(trial[0]))
     works = not any(finding.state == ERROR for finding in findings)
@@ -309,16 +308,7 @@ def _about_archs(loader: Loader, nvcc: Nvcc | None) -> Iterator[Finding]:
 
 
 def _about_ninja() -> Iterator[Finding]:
-    path = shutil.which("ninja")
-    origin = "on PATH"
-    if path is None:
-        with contextlib.suppress(ImportError):
-            import ninja
-
-            path, origin = os.path.join(ninja.BIN_DIR, "ninja"), "the PyPI package"
-    if path is None:
-        beside = os.path.join(sys.prefix, "bin", "ninja")
-        path, origin = (beside, "beside Python") if os.access(beside, os.X_OK) else (None, "")
+    path, origin = find_ninja()
     version = ""
     if path is not None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -483,47 +473,10 @@ def _about_bundles() -> Iterator[Finding]:
         yield Finding("bundles", NOTE, f"{BUNDLES} lists no directory")
 
 
-def _about_torch_extensions() -> Iterator[Finding]:
-    """Locks of torch.utils.cpp_extension, whose load waits for ever for one that nobody holds."""
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.expanduser("~/.cache/torch_extensions")
-    stale = [path for path in torch_extension_locks(Path(root)) if not _is_open_somewhere(path)]
-    for path in stale:
-        age = time.time() - _modified(path)
-        yield Finding(
-            "torch_extensions",
-            WARNING,
-            f"{path}, {age / 3600:.1f} h old, is held by no process of this machine: "
-            f"torch.utils.cpp_extension.load of {path.parent.name!r} would wait for it for ever",
-            f"Run `rm {path}`. jitquant itself does not use it.",
-        )
-    if not stale:
-        yield Finding("torch_extensions", OK, f"no stale locks in {root}")
-
-
-def torch_extension_locks(root: Path) -> list[Path]:
-    """The lock files that ``torch.utils.cpp_extension.load`` has made below ``root``."""
-    return sorted([*root.glob("*/lock"), *root.glob("*/*/lock")])
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return time.time()
-
-
-def _is_open_somewhere(path: Path) -> bool:
-    """Whether a process of this machine has ``path`` open, as torch does while it builds."""
-    real = os.path.realpath(path)
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            for descriptor in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if os.readlink(descriptor) == real:
-                        return True
-    return False
+def _about_locks(loader: Loader) -> Iterator[Finding]:
+    """Who is building in the cache now. The locks are the kernel's: none outlives its process."""
+    for owner in loader.cache().builders():
+        yield Finding("locks", NOTE, f"{owner} is building in the cache; the same build waits")
 
 
 def _about_trial(outcome: TrialBuild | Exception) -> Finding:
