@@ -63,6 +63,7 @@ __all__ = [
     "freeze",
     "freshness",
     "get_cuda_module",
+    "get_part",
     "reloads",
     "unfreeze",
     "warmup",
@@ -172,6 +173,27 @@ def get_cuda_module(
         cxx_flags=cxx_flags,
         archs=archs,
     )
+
+
+def get_part(
+    name: str,
+    sources: Sequence[str | os.PathLike[str]],
+    part: str,
+    cuda_flags: Sequence[str],
+) -> tuple[CudaModule, Callable[[], bool], bool]:
+    """The module of ``sources`` if it is loaded or built, else a part of it that builds sooner.
+
+    The part is the module ``<name>_<part>``: the same sources, compiled with ``cuda_flags``, which
+    leave some of it out. :func:`warmup` and ``jitquant build`` make whole modules.
+
+    Returns:
+        The module; a function that tells whether to keep it (:func:`freshness`; a part is kept
+        until the whole module is loaded); and whether it is the part.
+
+    Raises:
+        As :func:`get_cuda_module`.
+    """
+    return _default.get_part(name, sources, part, cuda_flags)
 
 
 def freshness(module: CudaModule) -> Callable[[], bool]:

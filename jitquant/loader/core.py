@@ -148,6 +148,44 @@ class Loader:
         request = self._request(name, sources, include_dirs, cuda_flags, cxx_flags, archs)
         return self._get_slowly(key, request)
 
+    def get_part(
+        self,
+        name: str,
+        sources: Sequence[str | os.PathLike[str]],
+        part: str,
+        cuda_flags: Sequence[str],
+    ) -> tuple[CudaModule, Callable[[], bool], bool]:
+        """See :func:`jitquant.loader.get_part`."""
+        request = self._request(name, sources, (), (), (), None)
+        key = (name, tuple(sources), (), (), (), None)
+        record = self._records.get(key)
+        narrow = self._request(f"{name}_{part}", sources, (), cuda_flags, (), None)
+        if self._is_ready(record, request) or not (
+            self._may_build() or self._is_ready(None, narrow)
+        ):
+            module = self.get(name, sources)
+            return module, self.freshness(module), False
+        module = self.get_request(narrow)
+        fresh = self.freshness(module)
+        return module, lambda: self._records.get(key) is record and fresh(), True
+
+    def _is_ready(self, record: Record | None, request: Request) -> bool:
+        """Whether ``request`` is loaded, or a bundle or the cache has it."""
+        if record is not None and (self._frozen or record.changed() is None):
+            return True
+        if self._capturing():
+            return False
+        wanted = self.look_up(request)
+        build = self.search_bundles(wanted)[0] or self.find(self.plan(wanted))
+        if build is not None:
+            build.hold.release()
+        return build is not None
+
+    def _may_build(self) -> bool:
+        if self._frozen and not self._frozen_builds:
+            return False
+        return setting("JITQUANT_NO_BUILD") != "1"
+
     def get_request(self, request: Request) -> CudaModule:
         """:meth:`get` with the arguments in ``request``."""
         return self.get(
@@ -325,9 +363,9 @@ class Loader:
             FrozenError: after :meth:`freeze` without ``build``.
             NoBuildError: ``JITQUANT_NO_BUILD`` is 1.
         """
-        frozen = self._frozen and not self._frozen_builds
-        if not frozen and setting("JITQUANT_NO_BUILD") != "1":
+        if self._may_build():
             return
+        frozen = self._frozen and not self._frozen_builds
         from .request.command import command_of
 
         text = (

@@ -53,11 +53,18 @@ class Plan(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What an op uses of its compiled module."""
+    """What an op uses of its compiled module; ``dtype`` is the only one that it was built for."""
 
     operator: Any
     direct: Callable[..., Any]
     fresh: Callable[[], bool]
+    dtype: torch.dtype | None = None
+
+
+#: A module for one dtype of the first argument builds in a third to half of the time of the whole,
+#: so it is what a first call waits for. The flag is for `dispatch` of nvfp4_kernels.cuh.
+_PARTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_FLAGS = {dtype: (f"-DJITQUANT_DTYPE={number}",) for number, dtype in enumerate(_PARTS)}
 
 
 def _alone(buffer: Tensor) -> tuple[Tensor]:
@@ -107,6 +114,7 @@ class Op:
         self.reference = reference
         self._sources = [f"{module}.cu"]
         self._kept: Compiled | None = None
+        self._others: dict[torch.dtype | None, Compiled] = {}
         self._parts = attrgetter(*results) if len(self.results) > 1 else _alone
         self._labels = [f"out.{r}" for r in results] if len(self.results) > 1 else ["out"]
         self._register()
@@ -149,21 +157,40 @@ class Op:
             f"{self.name}.out({self.arguments}{comma}{buffers}) -> ()",
         )
 
-    def compiled(self) -> Any:
+    def compiled(self, dtype: torch.dtype | None = None) -> Any:
         """The compiled module's function, built now if need be.
+
+        Args:
+            dtype: that of the first argument, if a function for it alone will do.
 
         Raises:
             jitquant.loader.LoaderError: it cannot be built or loaded.
         """
-        kept = self._kept
-        if kept is None or not kept.fresh():
-            from jitquant.loader import freshness, get_cuda_module
-
-            module = get_cuda_module(self.module, self._sources)
-            direct = getattr(module, f"direct_{self.function}", _no_direct)
-            kept = Compiled(getattr(module, self.function), direct, freshness(module))
-            self._kept = kept
+        kept = self._kept_for(dtype)
+        if kept is None:
+            kept = self._kept = self._compile(dtype)
+            self._others = {o.dtype: o for o in (*self._others.values(), kept) if o.fresh()}
         return kept.operator
+
+    def _kept_for(self, dtype: torch.dtype | None) -> Compiled | None:
+        kept = self._kept
+        if kept is not None and kept.dtype is not None and kept.dtype is not dtype:
+            kept = self._others.get(dtype)
+        return kept if kept is not None and kept.fresh() else None
+
+    def _compile(self, dtype: torch.dtype | None) -> Compiled:
+        from jitquant.loader import freshness, get_cuda_module, get_part
+
+        if dtype in _PARTS:
+            module, fresh, is_part = get_part(
+                self.module, self._sources, _PARTS[dtype], _FLAGS[dtype]
+            )
+        else:
+            module = get_cuda_module(self.module, self._sources)
+            fresh, is_part = freshness(module), False
+        direct = getattr(module, f"direct_{self.function}", _no_direct)
+        operator = getattr(module, self.function)
+        return Compiled(operator, direct, fresh, dtype if is_part else None)
 
     def direct(self, args: Sequence[Any], out: Any = None) -> Any:
         """The results on CUDA as a tuple, past the dispatcher, or else ``NotImplemented``.
@@ -179,6 +206,8 @@ class Op:
         all of this, or says what is wrong.
         """
         kept = None if is_dynamo_compiling() else self._kept
+        if kept is not None and kept.dtype is not None:
+            kept = self._kept_for(getattr(args[0], "dtype", None))
         if kept is None or not kept.fresh():
             return NotImplemented
         if out is None:
@@ -187,8 +216,8 @@ class Op:
 
     def _direct_in_dispatcher(self, args: Sequence[Any]) -> Any:
         """As `direct`, where the dispatcher has done its part."""
-        kept = self._kept
-        return kept.direct(False, *args) if kept is not None and kept.fresh() else NotImplemented
+        kept = self._kept_for(args[0].dtype)
+        return kept.direct(False, *args) if kept is not None else NotImplemented
 
     def dispatched(self, args: Sequence[Any], buffers: Sequence[Any] = ()) -> Any:
         """As `direct`, by the op itself; its tensors are to be tensors."""
@@ -263,7 +292,7 @@ class Op:
         if residual is not None:
             torch.autograd.graph.increment_version(residual)
         with torch.no_grad():
-            return self.compiled().default(*args, **kwargs)
+            return self.compiled(args[0].dtype).default(*args, **kwargs)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         plan = self.plan(*args, **kwargs)
@@ -302,7 +331,7 @@ class Op:
             for name, buffer, result in zip(self.results, buffers, plan.results, strict=True)
         }
         with torch.no_grad():
-            self.compiled().out(*args, **kwargs, **typed)
+            self.compiled(args[0].dtype).out(*args, **kwargs, **typed)
 
     def _fake_out(self, *args: Any, **kwargs: Any) -> None:
         self._plan_out(self._buffers(kwargs), *args, **kwargs)

@@ -195,6 +195,19 @@ def test_no_spills_and_no_stack(name: str, cache: Path, compiled: Callable[[], N
         assert (kernel.stack, kernel.spill_stores, kernel.spill_loads) == (0, 0, 0), kernel.name
 
 
+@pytest.mark.parametrize("name", ["amax_gsa"])
+def test_a_part_has_the_kernels_of_its_dtype(
+    name: str, cache: Path, compiled: Callable[[], None], tmp_path: Path
+) -> None:
+    compiled()
+    whole = {kernel.name for kernel in kernels_of(build_of(_loader(cache), _request(name)))}
+    flags = ("-DJITQUANT_DTYPE=0",)
+    request = Request(name, (f"{name}.cu",), cuda_flags=flags, archs=BUILT[:1])
+    part = {kernel.name for kernel in kernels_of(_loader(tmp_path / "cache").ensure(request))}
+    assert part == {kernel for kernel in whole if "Bf16" in kernel}
+    assert 0 < len(part) < len(whole)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_kind_of_architecture(source: str, compiled: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,8 +178,14 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
         assert function in functions
         return SimpleNamespace(**functions)
 
+    def get_part(
+        name: str, sources: list[str], part: str, flags: Sequence[str]
+    ) -> tuple[SimpleNamespace, Callable[[], bool], bool]:
+        return get_cuda_module(name, sources), lambda: True, False
+
     recorders: dict[str, Recorder] = {}
     monkeypatch.setattr(jitquant.loader, "get_cuda_module", get_cuda_module)
+    monkeypatch.setattr(jitquant.loader, "get_part", get_part)
     monkeypatch.setattr(jitquant.loader, "freshness", lambda _: lambda: True)
     for op in ALL_OPS:
         monkeypatch.setattr(op, "_kept", None)
@@ -270,6 +277,51 @@ def test_a_direct_function_gets_all_arguments(
     for call, for_dispatcher in zip(direct.calls, (True, False), strict=True):
         assert call[0] is for_dispatcher
         assert [*map(id, call[1:])] == [*map(id, (*complete, *buffers.values()))]
+
+
+def test_an_op_asks_for_the_dtype_that_it_is_called_with(
+    modules: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And takes the whole module once that is there; a call never meets another dtype's part."""
+    op = OPS["amax_gsa"]
+    asked: list[tuple[str, tuple[str, ...]]] = []
+    whole = False
+    parts: dict[str, Direct] = {}
+
+    def get_part(
+        name: str, sources: list[str], part: str, flags: Sequence[str]
+    ) -> tuple[SimpleNamespace, Callable[[], bool], bool]:
+        asked.append((part, tuple(flags)))
+        direct = parts[part] = Direct()
+        functions = {op.function: Recorder(), f"direct_{op.function}": direct}
+        return SimpleNamespace(**functions), lambda: not whole, not whole
+
+    monkeypatch.setattr(jitquant.loader, "get_part", get_part)
+    monkeypatch.setattr(op, "_others", {})
+    bf16, fp16, fp32 = (
+        torch.ones(1, 16, dtype=d) for d in (torch.bfloat16, torch.half, torch.float32)
+    )
+    for _ in range(2):
+        for x in (bf16, fp16, fp32):
+            assert op._cuda(x) in ("results", ("a", "b"))
+    assert asked == [
+        (n, (f"-DJITQUANT_DTYPE={i}",)) for i, n in enumerate(("bf16", "fp16", "fp32"))
+    ]
+    for name, x in (("bf16", bf16), ("fp16", fp16), ("fp32", fp32), ("bf16", bf16)):
+        for direct in parts.values():
+            direct.calls.clear()
+        assert op.direct([x, 2688.0]) == ("a", "b")
+        assert [n for n, direct in parts.items() if direct.calls] == [name]
+    assert op.direct([object(), 2688.0]) is NotImplemented
+    whole = True  # no part is fresh any longer
+    assert op.direct([bf16, 2688.0]) is NotImplemented
+    op._cuda(bf16)
+    assert len(asked) == 4
+    assert op._kept is not None
+    assert op._kept.dtype is None
+    monkeypatch.setattr(op, "_kept", op._kept._replace(dtype=torch.half))
+    op.compiled()  # for whatever dtype
+    assert modules == [("amax_gsa", ["amax_gsa.cu"])]
 
 
 def test_what_a_direct_function_refuses_goes_on_to_the_operator(

@@ -24,12 +24,30 @@ Row = tuple[str, float | None, str]
 
 MODULE = "fused_amax_quantize"
 
+#: The processor's time, which other programs on the machine change less than the seconds.
+COMPILERS = """
+import resource
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print("remark", f"{used.ru_utime + used.ru_stime:.1f} s of the compilers")
+"""
+
 COLD = f"""
 import time, torch
 begin = time.perf_counter()
 from jitquant.loader import get_cuda_module
 get_cuda_module("{MODULE}", ["{MODULE}.cu"])
 print("seconds", time.perf_counter() - begin)
+{COMPILERS}
+"""
+
+#: What the first call of an op with a bfloat16 tensor waits for.
+PART_COLD = f"""
+import time, torch
+begin = time.perf_counter()
+from jitquant.loader import get_part
+get_part("{MODULE}", ["{MODULE}.cu"], "bf16", ("-DJITQUANT_DTYPE=0",))
+print("seconds", time.perf_counter() - begin)
+{COMPILERS}
 """
 
 ALL_COLD = """
@@ -37,8 +55,10 @@ import time, torch
 begin = time.perf_counter()
 import jitquant
 count = len(jitquant.warmup())
-print("remark", count, "modules")
 print("seconds", time.perf_counter() - begin)
+import resource
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print("remark", f"{count} modules, {used.ru_utime + used.ru_stime:.1f} s of the compilers")
 """
 
 PLAIN = """
@@ -232,6 +252,10 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
         environment["PYTHONPYCACHEPREFIX"] = str(Path(scratch, "bytecode"))
         environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "one"))
         done("cold", _row(f"{MODULE}, cold", lambda: _python(COLD, environment)))
+        environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "part"))
+        part = f"{MODULE} for bfloat16 alone, cold"
+        done("part_cold", _row(part, lambda: _python(PART_COLD, environment)))
+        environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "one"))
         if results["cold"] is not None:
             what = f"{MODULE}, warm, in a new process"
             warm = lambda: _python(COLD, environment)  # noqa: E731

@@ -1,0 +1,87 @@
+"""A part of a module stands in until the whole is built."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from jitquant.loader import CaptureError, CudaModule, FrozenError, Loader, NoBuildError
+
+from .toys import new_loader, write_factor, write_plain
+
+FLAGS = ("-DPART",)
+
+
+def settled(source: Path) -> Path:
+    """``source`` once its stat is old enough to be relied on."""
+    time.sleep(0.15)
+    return source
+
+
+def part_of(loader: Loader, source: Path) -> tuple[CudaModule, bool, bool]:
+    module, fresh, is_part = loader.get_part("plain", [source], "small", FLAGS)
+    return module, fresh(), is_part
+
+
+def test_the_part_is_kept_until_the_whole_is_loaded(tmp_path: Path) -> None:
+    source, cache = settled(write_plain(tmp_path / "source")), tmp_path / "cache"
+    loader = new_loader(cache)
+    part, fresh, is_part = loader.get_part("plain", [source], "small", FLAGS)
+    assert is_part
+    assert fresh()
+    assert part.__name__ == "plain_small"
+    assert part_of(loader, source) == (part, True, True)
+    whole = loader.get("plain", [source])
+    assert not fresh()
+    assert part_of(loader, source) == (whole, True, False)
+    # What is built is taken whole, by another process too.
+    again, _, is_part = new_loader(cache).get_part("plain", [source], "small", FLAGS)
+    assert not is_part
+    assert again.key == whole.key
+
+
+def test_after_an_edit_the_part_is_what_is_built(tmp_path: Path) -> None:
+    source = settled(write_plain(tmp_path / "source"))
+    loader = new_loader(tmp_path / "cache")
+    loader.get("plain", [source])
+    _, fresh, is_part = loader.get_part("plain", [source], "small", FLAGS)
+    assert not is_part
+    for factor in (5, 7):
+        write_factor(source.with_suffix(".h"), factor)
+        settled(source)
+        assert not fresh()
+        module, fresh, is_part = loader.get_part("plain", [source], "small", FLAGS)
+        assert is_part
+        assert module.library.factor() == factor
+        assert fresh()
+    whole = loader.get("plain", [source])
+    assert whole.library.factor() == 7
+    assert not fresh()
+
+
+def test_what_may_not_be_built_is_asked_for_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = write_plain(tmp_path / "source"), tmp_path / "cache"
+    monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
+    with pytest.raises(NoBuildError, match="module 'plain' would have to be built"):
+        part_of(new_loader(cache), source)
+    monkeypatch.delenv("JITQUANT_NO_BUILD")
+    frozen = new_loader(cache)
+    frozen.freeze()
+    with pytest.raises(FrozenError, match="module 'plain' would"):
+        part_of(frozen, source)
+    capturing = new_loader(cache, capturing=lambda: True)
+    with pytest.raises(CaptureError, match=r"warmup\('plain"):
+        part_of(capturing, source)
+    part_of(new_loader(cache), source)
+    monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
+    module, _, is_part = part_of(new_loader(cache), source)
+    assert is_part
+    assert module.__name__ == "plain_small"
+    loader = new_loader(cache)
+    part_of(loader, source)
+    loader.freeze()
+    assert part_of(loader, source)[2]
