@@ -101,6 +101,17 @@ def test_the_extras_take_the_cuda_of_torch(pip: list[str], tmp_path: Path, torch
     assert "nvidia-cuda-cccl" in versions
 
 
+@pytest.mark.slow
+def test_the_pins_agree_with_the_torch_that_is_pinned(pip: list[str]) -> None:
+    """Of what is installed for the tests; a CPU build of torch pins no CUDA and agrees with all."""
+    dry = ["install", "--quiet", "--dry-run", "--ignore-installed", "--only-binary=:all:"]
+    cuda = [need for need in requirements("test") if need.startswith("cuda-")]
+    assert len(cuda) == 2
+    wanted = ["torch", *requirements("nvcc"), *cuda]
+    done = run_pip(pip, *dry, "--constraint", str(ROOT / "constraints.txt"), *wanted)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh virtual environment with the extra, and torch from the one of the tests."""
