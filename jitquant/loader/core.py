@@ -160,9 +160,9 @@ class Loader:
         key = (name, tuple(sources), (), (), (), None)
         record = self._records.get(key)
         narrow = self._request(f"{name}_{part}", sources, (), cuda_flags, (), None)
-        if self._is_ready(record, request) or not (
-            self._may_build() or self._is_ready(None, narrow)
-        ):
+        known = self._records.get((narrow.name, tuple(sources), (), narrow.cuda_flags, (), None))
+        may_build = self._may_build() and not self._capturing()
+        if self._is_ready(record, request) or not (may_build or self._is_ready(known, narrow)):
             module = self.get(name, sources)
             return module, self.freshness(module), False
         module = self.get_request(narrow)
@@ -176,7 +176,11 @@ class Loader:
         if self._capturing():
             return False
         wanted = self.look_up(request)
-        build = self.search_bundles(wanted)[0] or self.find(self.plan(wanted))
+        build = self.search_bundles(wanted)[0]
+        if build is None:
+            # Without a compiler a bundle may still have the other of the two.
+            with contextlib.suppress(NvccNotFoundError, HostCompilerNotFoundError):
+                build = self.find(self.plan(wanted))
         if build is not None:
             build.hold.release()
         return build is not None

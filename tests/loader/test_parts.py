@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from jitquant.loader import CaptureError, CudaModule, FrozenError, Loader, NoBuildError
+from jitquant.loader import (
+    CaptureError,
+    CudaModule,
+    FrozenError,
+    HostCompilerNotFoundError,
+    Loader,
+    NoBuildError,
+)
+from jitquant.loader.store.bundles import write_bundle
+from jitquant.loader.store.cache import Entry
 
-from .toys import new_loader, write_factor, write_plain
+from .toys import entries, new_loader, write_factor, write_plain
 
 FLAGS = ("-DPART",)
 
@@ -73,15 +82,34 @@ def test_what_may_not_be_built_is_asked_for_as_a_whole(
     frozen.freeze()
     with pytest.raises(FrozenError, match="module 'plain' would"):
         part_of(frozen, source)
-    capturing = new_loader(cache, capturing=lambda: True)
-    with pytest.raises(CaptureError, match=r"warmup\('plain"):
-        part_of(capturing, source)
+    with pytest.raises(CaptureError, match=r"warmup\('plain'\)"):
+        part_of(new_loader(cache, capturing=lambda: True), source)
     part_of(new_loader(cache), source)
     monkeypatch.setenv("JITQUANT_NO_BUILD", "1")
     module, _, is_part = part_of(new_loader(cache), source)
     assert is_part
     assert module.__name__ == "plain_small"
-    loader = new_loader(cache)
+    capturing = False
+    loader = new_loader(cache, capturing=lambda: capturing)
     part_of(loader, source)
+    capturing = True
+    assert part_of(loader, source)[2]
     loader.freeze()
     assert part_of(loader, source)[2]
+
+
+@pytest.mark.parametrize("bundled", ["plain", "plain_small"])
+def test_without_a_compiler_a_bundle_may_have_either(
+    bundled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = write_plain(tmp_path / "source"), tmp_path / "cache"
+    new_loader(cache).get(bundled, [source], cuda_flags=FLAGS if "_" in bundled else ())
+    built = [(e, Entry.from_json((e / "entry.json").read_bytes())) for e in entries(cache)]
+    monkeypatch.setenv("JITQUANT_BUNDLES", str(write_bundle(built, tmp_path / "bundle").path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "")
+    module, _, is_part = part_of(new_loader(tmp_path / "other"), source)
+    assert (module.__name__, is_part) == (bundled, bundled == "plain_small")
+    source.with_suffix(".h").write_text("#define FACTOR 9\n")
+    with pytest.raises(HostCompilerNotFoundError, match="No bundle has it ready"):
+        part_of(new_loader(tmp_path / "other"), source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import CacheError, CompileError
@@ -39,6 +39,8 @@ class Builder:
         self._temporary = temporary
         self._jobs = 1
         self._slots: threading.Semaphore | None = None
+        self._guard = threading.Lock()
+        self._building = 0
 
     def build(
         self,
@@ -95,8 +97,10 @@ class Builder:
                     f"the file system of {cache.root} has no locks; two processes may build the "
                     "same thing"
                 )
-            with cache.staging(plan.level1, locked) as staging:
-                directory, entry, held = self._build_in(plan, cache, staging, heartbeat, reporter)
+            with cache.staging(plan.level1, locked) as staging, self._counted() as alone:
+                directory, entry, held = self._build_in(
+                    plan, cache, staging, heartbeat, reporter, alone
+                )
         match = match_entry(plan, self._hasher, entry)
         built = None if isinstance(match, str) else take(cache, directory, entry, match)
         held.release()
@@ -105,8 +109,26 @@ class Builder:
         _trim(cache, reporter)
         return built._replace(is_new=True)
 
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[bool]:
+        """Whether no other build of this process is in progress."""
+        with self._guard:
+            self._building += 1
+            alone = self._building == 1
+        try:
+            yield alone
+        finally:
+            with self._guard:
+                self._building -= 1
+
     def _build_in(
-        self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat, reporter: Reporter
+        self,
+        plan: Plan,
+        cache: Cache,
+        staging: Path,
+        heartbeat: Heartbeat,
+        reporter: Reporter,
+        alone: bool,
     ) -> Published:
         from .build import KEPT, build, changed_after, wait_for_next_tick
         from .publish import describe
@@ -127,7 +149,9 @@ class Builder:
                     plan,
                     extension,
                     work,
-                    jobs=jobs,
+                    # Threads within a compiler cost a tenth more work, and gain nothing beside other
+                    # builds.
+                    jobs=jobs if alone else 1,
                     slots=slots,
                     on_tick=heartbeat.tick,
                     write_log=lambda text: cache.write_log(plan.name, text),
