@@ -12,6 +12,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return run("layers", "cpu", tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names_of("layers", "cpu"))
 def test_on_two_ranks(name: str, outcomes: dict[str, str]) -> None:
     assert outcomes[name] == ""

@@ -76,6 +76,7 @@ def test_fp8_training(tmp_path: Path) -> None:
     assert (tmp_path / "found" / "fp8_training.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_fp8_training_fails_where_the_losses_are_apart(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"further apart than -100\.00%"):
         run("fp8_training.py", *SMALL, "--steps", "1", "--tolerance", "-1", cwd=tmp_path)

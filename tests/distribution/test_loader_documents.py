@@ -52,7 +52,13 @@ def there(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-@pytest.mark.parametrize("text", [LOADER, ERRORS], ids=["loader.md", "errors.md"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(LOADER, id="loader.md", marks=pytest.mark.slow),
+        pytest.param(ERRORS, id="errors.md"),
+    ],
+)
 def test_python_examples_run(text: str, there: Path) -> None:
     found = blocks(text, "python")
     assert found
