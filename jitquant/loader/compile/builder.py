@@ -149,8 +149,7 @@ class Builder:
                     plan,
                     extension,
                     work,
-                    # Threads within a compiler cost a tenth more work, and gain nothing beside other
-                    # builds.
+                    # Threads within a compiler cost a tenth more work, which is lost beside others.
                     jobs=jobs if alone else 1,
                     slots=slots,
                     on_tick=heartbeat.tick,
