@@ -33,6 +33,7 @@ SETTINGS = {
         r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf", "a number of seconds, 0 or more"
     ),
     "JITQUANT_NO_BUILD": Setting(_SWITCH, "1 (load what was built, compile nothing) or 0"),
+    "JITQUANT_NVCC_LAUNCHER": Setting(r"(?s).*", "a program such as sccache, on PATH"),
     "JITQUANT_QUIET": Setting(_SWITCH, "1 (nothing on stderr) or 0"),
     "JITQUANT_RECORD": Setting(r"(?s).*", "a file"),
     "JITQUANT_RELOAD": Setting(_SWITCH, "1 (look for edits) or 0"),

@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from jitquant.loader import HostCompilerNotFoundError, Loader, NvccNotFoundError
+from jitquant.loader.compile.build import make_units
 from jitquant.loader.machine import toolchain as tools
 from jitquant.loader.machine.toolchain import (
     Memo,
@@ -17,8 +19,9 @@ from jitquant.loader.machine.toolchain import (
     find_host_compiler,
     find_nvcc,
 )
+from jitquant.loader.request.plan import Request
 
-from .toys import new_loader, write_plain, write_toy
+from .toys import entries, new_loader, write_plain, write_toy
 
 
 @pytest.fixture
@@ -224,7 +227,7 @@ def test_shared_runtime_is_preferred_by_its_soname(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     found = tools._find_cudart([str(tmp_path)])
     assert found == str(tmp_path / "libcudart.so.13")
-    nvcc = Nvcc("nvcc", "13.0.88", "here", (), found, ())
+    nvcc = Nvcc("nvcc", "nvcc", "", "13.0.88", "here", (), found, ())
     assert nvcc.cudart_name == "libcudart.so.13"
 
 
@@ -239,3 +242,54 @@ def test_ninja_beside_python_but_not_on_path(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert loader.get("plain", [write_plain(tmp_path / "source")]).library.factor() == 3
     assert os.environ["PATH"] == str(tmp_path)
+
+
+def test_a_wrapper_of_nvcc_is_used_as_it_is_and_belongs_to_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvcc: None
+) -> None:
+    """Its own flags count, and so does an edit of it."""
+    real = find_nvcc(Memo())[0].path
+    wrapper = tmp_path / "cuda" / "bin" / "nvcc"
+    wrapper.parent.mkdir(parents=True)
+    source = write_toy(tmp_path / "source")
+    source.with_suffix(".cuh").write_text("#define FACTOR WRAPPED\n")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    for value in (7, 80):
+        wrapper.write_text(f'#!/bin/sh\nexec "{real}" -DWRAPPED={value} "$@"\n')
+        wrapper.chmod(0o755)
+        module = new_loader(tmp_path / "cache").get("toy", [source])
+        assert module.scale(torch.ones(1), 1.0).item() == value
+    assert len(entries(tmp_path / "cache")) == 2
+
+
+def test_a_launcher_runs_nvcc_and_the_host_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvcc: None
+) -> None:
+    """As sccache and ccache do."""
+    log = tmp_path / "log"
+    launcher = tmp_path / "bin" / "launch"
+    launcher.parent.mkdir()
+    launcher.write_text(f'#!/bin/sh\necho "$1" "$3" >> "{log}"\nshift\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("PATH", str(launcher.parent), prepend=os.pathsep)
+    source = write_toy(tmp_path / "source")
+    loader = new_loader(tmp_path / "cache")
+    without = loader.plan(loader.look_up(Request("toy", (source,))))
+    monkeypatch.setenv("JITQUANT_NVCC_LAUNCHER", "launch --quick")
+    module = loader.get("toy", [source])
+    assert module.scale(torch.ones(1), 1.0).item() == 3
+    ran = [line.split() for line in log.read_text().splitlines()]
+    assert {word for word, _ in ran} == {"--quick"}
+    assert loader.plan(loader.look_up(Request("toy", (source,)))).level1 != without.level1
+    ccache = launcher.with_name("ccache")
+    ccache.write_text('#!/bin/sh\nexec "$@"\n')
+    ccache.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{ccache} g++")  # wrapped once is enough
+    plan = loader.plan(loader.look_up(Request("toy", (source,))))
+    units = make_units(plan, "toy", tmp_path)
+    wrapped = [unit.command.argv[:3] for unit in units]
+    assert wrapped[0][:2] == (str(launcher), "--quick")
+    assert wrapped[1][:2] == (str(ccache), "g++")
+    monkeypatch.setenv("JITQUANT_NVCC_LAUNCHER", "no-such-program")
+    with pytest.raises(ValueError, match="'no-such-program' is not a program on PATH"):
+        loader.plan(loader.look_up(Request("toy", (source,))))

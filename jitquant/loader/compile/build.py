@@ -112,7 +112,8 @@ def _cuda_command(
     nvcc = plan.nvcc
     assert nvcc is not None
     flags = plan.request.cuda_flags
-    argv = [nvcc.path, "-c", source, "-o", f"{stem}.o", "-MD", "-MF", f"{stem}.d"]
+    argv = [*plan.launcher, nvcc.command, "-c", source, "-o", f"{stem}.o"]
+    argv += ["-MD", "-MF", f"{stem}.d"]
     if "NVCC_CCBIN" not in os.environ and not any(
         flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags
     ):
@@ -149,8 +150,9 @@ def _cxx_command(
     plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan, jobs: int
 ) -> list[str]:
     flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
-    argv = [*plan.host.command, "-c", source, "-o", f"{stem}.o", "-MD", "-MF", f"{stem}.d"]
-    argv += ["-O0", "-g"] if plan.debug else ["-O2"]
+    launcher = () if plan.host.is_wrapped else plan.launcher
+    argv = [*launcher, *plan.host.command, "-c", source, "-o", f"{stem}.o"]
+    argv += ["-MD", "-MF", f"{stem}.d", *(["-O0", "-g"] if plan.debug else ["-O2"])]
     argv += [*_host_flags(plan), f"-DTORCH_EXTENSION_NAME={extension}"]
     if scan.torch:
         argv.append("-DTORCH_API_INCLUDE_EXTENSION_H")

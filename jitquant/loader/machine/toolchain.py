@@ -26,13 +26,21 @@ from typing import Any, NamedTuple
 from ..errors import HostCompilerNotFoundError, NvccNotFoundError, extra
 
 _PROBE_SECONDS = 60.0
+#: What runs nvcc and the host compiler.
+LAUNCHER = "JITQUANT_NVCC_LAUNCHER"
 _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 
 
 class Nvcc(NamedTuple):
-    """A CUDA compiler: the real binary, its version, and the toolkit around it."""
+    """A CUDA compiler: the real binary, its version, and the toolkit around it.
+
+    ``command`` is what is run: a wrapper (a script with flags of its own, ccache under the name of
+    nvcc) if one was found, whose digest is ``wrapper`` then, else the binary.
+    """
 
     path: str
+    command: str
+    wrapper: str
     version: str
     origin: str
     include_dirs: tuple[str, ...]
@@ -61,6 +69,11 @@ class HostCompiler(NamedTuple):
     def flags(self) -> tuple[str, ...]:
         """What ``CXX`` says after the compiler."""
         return self.command[self._wrapped + 1 :]
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether ``CXX`` names a wrapper itself."""
+        return bool(self._wrapped)
 
     @property
     def _wrapped(self) -> int:
@@ -213,7 +226,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 4 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        answer = memo.get(f"nvcc 7 {os.path.abspath(path)}", partial(_probe_nvcc, path))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -222,6 +235,8 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
             continue
         nvcc = Nvcc(
             path=answer["path"],
+            command=answer["command"],
+            wrapper=answer["wrapper"],
             version=answer["version"],
             origin=origin,
             include_dirs=tuple(answer["include_dirs"]),
@@ -285,8 +300,11 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
     version = release.group(1)
     if ptxas and ptxas.group(1) != version:
         version += f" (ptxas {ptxas.group(1)})"
+    wrapped = os.path.realpath(path) != binary
     answer = {
         "path": binary,
+        "command": os.path.abspath(path) if wrapped else binary,
+        "wrapper": hashlib.sha256(Path(path).read_bytes()).hexdigest() if wrapped else "",
         "version": version,
         "include_dirs": includes,
         "cudart": _find_cudart([d for d in libs if not d.endswith("/stubs")]),
@@ -301,6 +319,22 @@ def _existing(*paths: str) -> list[str]:
         if os.path.isdir(path):
             seen.setdefault(os.path.realpath(path))
     return list(seen)
+
+
+def find_launcher(env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The command of ``JITQUANT_NVCC_LAUNCHER``, which runs compilers (sccache, ccache); or ``()``.
+
+    Raises:
+        ValueError: it is not a program on PATH.
+    """
+    env = os.environ if env is None else env
+    words = shlex.split(env.get(LAUNCHER, ""))
+    if not words:
+        return ()
+    program = shutil.which(words[0], path=env.get("PATH"))
+    if program is None:
+        raise ValueError(f"{LAUNCHER}={env[LAUNCHER]!r}: {words[0]!r} is not a program on PATH.")
+    return (program, *words[1:])
 
 
 def find_host_compiler(memo: Memo, env: Mapping[str, str] | None = None) -> HostCompiler:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedArchError
 from ..machine.archs import ArchChoice
-from ..machine.toolchain import HostCompiler, Memo, Nvcc, find_host_compiler, find_nvcc, wheel_roots
+from ..machine.toolchain import (
+    HostCompiler,
+    Memo,
+    Nvcc,
+    find_host_compiler,
+    find_launcher,
+    find_nvcc,
+    wheel_roots,
+)
 from ..machine.torch_install import TorchInstall, torch_install
 from ..settings import setting
 from .key import SCHEMA, digest_of
@@ -100,6 +108,7 @@ class Plan(Wanted):
 
     nvcc: Nvcc | None
     host: HostCompiler
+    launcher: tuple[str, ...]
     level1: str
     notes: tuple[str, ...]
     bindings: tuple[Binding, ...]
@@ -287,15 +296,18 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
     env = os.environ if env is None else env
     host = find_host_compiler(memo, env)
     nvcc, notes = find_nvcc(memo, env) if wanted.has_cuda else (None, ())
+    launcher = find_launcher(env)
     if nvcc is not None:
         _check_known(wanted.archs, nvcc)
     inputs = {
         **wanted.inputs,
-        "nvcc": nvcc.version if nvcc else None,
+        "nvcc": _described(nvcc) if nvcc else None,
         "cudart": nvcc.cudart_name if nvcc else None,
         "host_compiler": [host.version, list(host.command[1:])],
         "environment": {k: env[k] for k in _COMPILER_VARIABLES if env.get(k)},
     }
+    if launcher:
+        inputs["launcher"] = [os.path.basename(launcher[0]), *launcher[1:]]
     return Plan(
         request=wanted.request,
         sources=wanted.sources,
@@ -306,6 +318,7 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
         watch=wanted.watch,
         nvcc=nvcc,
         host=host,
+        launcher=launcher,
         level1=digest_of(inputs),
         notes=notes,
         bindings=_bindings_of(wanted),
@@ -319,6 +332,12 @@ def _bindings_of(wanted: Wanted) -> tuple[Binding, ...]:
 
     found = (find_binding(wanted.name, path) for path in wanted.sources)
     return tuple(binding for binding in found if binding is not None)
+
+
+def _described(nvcc: Nvcc) -> str:
+    """The version, and what stands before the compiler: it may have flags of its own."""
+    wrapper = f" through a wrapper {nvcc.wrapper[:12]}" if nvcc.wrapper else ""
+    return f"{nvcc.version}{wrapper}"
 
 
 def _check_known(archs: ArchChoice, nvcc: Nvcc) -> None:
