@@ -48,7 +48,8 @@ def default_kernels_dir() -> Path:
     """``kernels_cu`` inside the package (a wheel) or beside it (a checkout)."""
     package = Path(_PACKAGE)
     inside = package / "kernels_cu"
-    return inside if inside.is_dir() else package.parent / "kernels_cu"
+    # Path.is_dir() raises where it may not look.
+    return inside if os.path.isdir(inside) else package.parent / "kernels_cu"
 
 
 def capturing_now() -> bool:

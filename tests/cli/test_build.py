@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from loader.toys import entries, litter, write_plain
+from loader.toys import PATIENCE_SECONDS, entries, litter, wait_for, write_plain
 
 import jitquant
 
@@ -67,7 +66,7 @@ def test_two_modules_of_one_name_are_refused(run: Run, tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path) -> None:
     compiler = tmp_path / "slow++"
     compiler.write_text(
-        f'#!/bin/sh\ncase "$*" in "-c "*) echo $$ > {tmp_path}/pid; exec sleep 300;; esac\n'
+        f'#!/bin/sh\ncase "$*" in "-c "*) echo $$ > {tmp_path}/pid; exec sleep 3000;; esac\n'
         'exec g++ "$@"\n'
     )
     compiler.chmod(0o755)
@@ -81,13 +80,10 @@ def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path) -> None:
     }
     command = [sys.executable, "-m", "jitquant", "build", str(source)]
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        for _ in range(1000):
-            if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip():
-                break
-            time.sleep(0.02)
+        wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
         compiling = int((tmp_path / "pid").read_text())
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) != 0
+        assert process.wait(timeout=PATIENCE_SECONDS) != 0
     with pytest.raises(ProcessLookupError):
         os.kill(compiling, 0)
     assert litter(cache) == []

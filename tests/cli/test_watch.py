@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loader.toys import write_factor, write_plain
+from loader.toys import PATIENCE_SECONDS, write_factor, write_plain
 
 import jitquant
 
 ROOT = Path(jitquant.__file__).resolve().parents[1]
-COMMAND = "import sys, time; print('sta' + 'rted', flush=True); time.sleep(100)"
+COMMAND = "import sys, time; print('sta' + 'rted', flush=True); time.sleep(3000)"
 
 
 class Watching:
@@ -38,7 +38,7 @@ class Watching:
                 },
             )
 
-    def wait_for(self, text: str, count: int = 1, seconds: float = 60) -> str:
+    def wait_for(self, text: str, count: int = 1, seconds: float = PATIENCE_SECONDS) -> str:
         end = time.monotonic() + seconds
         while self.output.read_text().count(text) < count:
             assert self.process.poll() is None, self.output.read_text()
@@ -85,7 +85,7 @@ def test_each_good_edit_is_built_and_starts_the_command_anew(watching: Watching)
     watching.wait_for("started", 4)
     (last,) = children(watching.process.pid)
     watching.process.send_signal(signal.SIGINT)
-    assert watching.process.wait(60) == 0
+    assert watching.process.wait(PATIENCE_SECONDS) == 0
     assert not Path(f"/proc/{last}").exists()
 
 
@@ -94,7 +94,7 @@ def test_the_command_ends_with_what_watches(watching: Watching, number: signal.S
     watching.wait_for("started")
     (child,) = children(watching.process.pid)
     watching.process.send_signal(number)
-    assert watching.process.wait(60) == 128 + number
+    assert watching.process.wait(PATIENCE_SECONDS) == 128 + number
     assert not Path(f"/proc/{child}").exists()
 
 
@@ -104,4 +104,4 @@ def test_a_command_that_ends_is_said(tmp_path: Path) -> None:
         made.wait_for("ended with exit code 3")
     finally:
         made.process.send_signal(signal.SIGINT)
-        assert made.process.wait(60) == 0
+        assert made.process.wait(PATIENCE_SECONDS) == 0

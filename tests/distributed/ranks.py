@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
-SECONDS = 90
+SECONDS = 300
 # Gloo looks for the address of the machine's name otherwise, which it may not have.
 ON_THIS_MACHINE = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 
@@ -121,7 +121,7 @@ def main(module: str, device: str, rank: int, world: int, folder: Path) -> None:
         store=dist.FileStore(str(folder / "store"), world),
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=45),
+        timeout=timedelta(seconds=200),
         device_id=here if device == "cuda" else None,
     )
     mesh = init_device_mesh(device, (world,), mesh_dim_names=("tp",))

@@ -159,7 +159,7 @@ def test_nothing_is_lost_while_others_load_and_build(plain: Toy, tmp_path: Path)
                 before = pruned
                 build.hold.release()
                 if number % 2:  # else the next one races with its removal
-                    wait_for(lambda then=before: pruned > then, seconds=60)
+                    wait_for(lambda then=before: pruned > then)
     finally:
         over.set()
         thread.join()

@@ -126,21 +126,25 @@ def python(code: str, cache: Path, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 120.0) -> tuple[str, str]:
+#: How long anything may take before a test says that it does not happen, on any machine.
+PATIENCE_SECONDS = 300.0
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     """stdout and stderr of a process that has to succeed."""
-    out, err = process.communicate(timeout=timeout)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
     return out, err
 
 
-def wait_for(condition: Callable[[], object], seconds: float) -> None:
-    """Return once ``condition`` is true; an `AssertionError` if it is not within ``seconds``."""
-    end = time.monotonic() + seconds
+def wait_for(condition: Callable[[], object]) -> None:
+    """Return once ``condition`` is true; an `AssertionError` if it does not come to be."""
+    end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         if condition():
             return
         time.sleep(0.02)
-    raise AssertionError(f"not so within {seconds} s")
+    raise AssertionError(f"not so within {PATIENCE_SECONDS} s")
 
 
 def fork(work: Callable[[], bool], output: Path) -> int:

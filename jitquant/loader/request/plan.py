@@ -275,10 +275,12 @@ def look_up(
     if setting("JITQUANT_DEBUG") == "1":
         inputs["debug"] = True
     own = tuple(d for d in include_dirs if d != library_dir)
+    # A compiler stops at a directory that it may not read, whether or not a source needs it.
+    ours = [d for d in (library_dir, bindings_dir) if d and os.access(d, os.X_OK)]
     return Wanted(
         request=request,
         sources=sources,
-        include_dirs=(*include_dirs, library_dir, *([bindings_dir] if bindings_dir else [])),
+        include_dirs=(*include_dirs, *ours),
         archs=archs,
         roots=Roots(_labels_of(sources, own, library_dir, bindings_dir), {}),
         inputs=inputs,
