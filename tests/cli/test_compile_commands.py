@@ -12,7 +12,12 @@ from loader.toys import entries, nvcc_or_reason, write_plain, write_toy
 from .conftest import Run
 
 
-def test_the_command_of_a_cxx_source_compiles_it(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [None, "env"])
+def test_the_command_of_a_cxx_source_compiles_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str | None
+) -> None:
+    if launcher is not None:
+        monkeypatch.setenv("JITQUANT_NVCC_LAUNCHER", launcher)
     source = write_plain(tmp_path / "source")
     output = tmp_path / "compile_commands.json"
     done = run("compile-commands", source, "-o", output)
@@ -20,6 +25,7 @@ def test_the_command_of_a_cxx_source_compiles_it(run: Run, tmp_path: Path) -> No
     (item,) = json.loads(output.read_text())
     assert item["file"] == str(source)
     assert "-fno-gnu-unique" not in item["arguments"]
+    assert Path(item["arguments"][0]).name != launcher
     command = [*item["arguments"], "-fsyntax-only"]
     subprocess.run(command, cwd=item["directory"], check=True)
     assert not entries(tmp_path / "cache")

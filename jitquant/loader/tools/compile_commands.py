@@ -47,10 +47,15 @@ def compile_commands(loader: Loader, requests: Iterable[Request]) -> list[dict[s
                 "arguments": (
                     _for_clang(plan, unit.source, argv)
                     if is_cuda
-                    else [flag for flag in argv if flag not in _OF_GCC_ALONE]
+                    else _without_launcher(plan, argv)
                 ),
             }
     return list(found.values())
+
+
+def _without_launcher(plan: Plan, argv: list[str]) -> list[str]:
+    """The command of the compiler itself, without ccache and the like, and what is GCC's alone."""
+    return [flag for flag in argv[argv.index(plan.host.program) :] if flag not in _OF_GCC_ALONE]
 
 
 def merge(path: Path, commands: Iterable[dict[str, object]]) -> int:
