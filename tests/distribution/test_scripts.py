@@ -37,6 +37,27 @@ def test_help(name: str, tmp_path: Path) -> None:
     assert f"./scripts/{name}" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        (["-k", "row"], "-k row"),
+        (["--all", "tests/ops"], "-m  tests/ops"),
+        (["--gpu", "-x"], f"-m  {ROOT}/tests/gpu -x"),
+    ],
+)
+def test_what_pytest_is_given(given: list[str], passed: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nif [ "$2" = pytest ]; then echo "pytest: $*"; exit; fi\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    done = _run(str(ROOT / "scripts" / "test"), "--no-lint", "--python", str(python), *given)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("pytest: "))
+    assert line.endswith(f" {passed}")
+
+
 def test_the_demo_names_what_it_cannot_use(tmp_path: Path) -> None:
     _needs("typer", "rich", "transformers")
     demo = str(ROOT / "scripts" / "demo")
