@@ -27,6 +27,8 @@ def record(
     `jitquant bundle --from MANIFEST` builds exactly these. The exit code is that of the command.
     Ctrl-C and SIGTERM end the command; what it has used until then is written.
     """
+    with output.open("a", encoding="utf-8"):
+        pass  # what cannot be written is said before the run, not after it
     with tempfile.TemporaryDirectory(prefix="jitquant-record-") as directory:
         notes = Path(directory, "notes")
         notes.touch()

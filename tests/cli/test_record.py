@@ -142,6 +142,14 @@ def test_the_exit_code_is_that_of_the_command(run: Run, tmp_path: Path) -> None:
     assert run("record", "-o", manifest, "--", tmp_path / "absent").code == 1
 
 
+def test_a_manifest_that_cannot_be_written_is_said_before_the_run(run: Run, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    done = run("record", "-o", tmp_path / "absent" / "used.json", "--", "touch", ran)
+    assert done.code == 1
+    assert "No such file or directory" in done.err
+    assert not ran.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_server_that_is_stopped_leaves_its_manifest(tmp_path: Path, number: int) -> None:
     plain = write_plain(tmp_path / "plain")
