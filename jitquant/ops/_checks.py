@@ -17,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.dlpack import from_dlpack
 
 from jitquant.formats import DEINTERLEAVE_OPS, FP32_MAX, FP32_TINIEST, INPUT_DTYPES, MHC_MAX, one_of
+from jitquant.ops import _checks_memory
 
 DEVICES = ("cpu", "cuda", "meta")
 _INPUT_DTYPES_TEXT = "bfloat16, float16 and float32"
@@ -167,9 +168,10 @@ def gsa_of_tensor(gsa: Tensor, like: Tensor, like_name: str) -> None:
 
 def gsa_value(value: float | None) -> None:
     """A gsa that is given as a number."""
-    if value is not None and not 0.0 <= value <= FP32_MAX:
+    if value is not None and not FP32_TINIEST <= value <= FP32_MAX:
         raise ValueError(
-            f"gsa is {value}; accepted is a finite number that is not negative, such as amax / 2688"
+            f"gsa is {value}; accepted is a positive number that is finite in float32, such as "
+            "amax / 2688. Leave it out to have it computed"
         )
 
 
@@ -226,12 +228,7 @@ def residual_tensor(residual: Tensor | None, x: Tensor) -> None:
             f"residual has strides {tuple(residual.stride())}; accepted are tensors whose last "
             "dimension is contiguous (stride 1). Make residual contiguous where it is made"
         )
-    pairs = zip(residual.shape, residual.stride(), strict=True)
-    if any(stride == 0 and size != 1 for size, stride in pairs):
-        raise ValueError(
-            f"residual has strides {tuple(residual.stride())}; it is written in place, so an "
-            "expanded tensor is not accepted. Call residual.contiguous() first"
-        )
+    _checks_memory.own_elements(residual, "residual")
     if residual.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "residual requires grad and is written in place by an op that has no derivative; "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import as_bytes
-from jitquant.ops import _checks
+from jitquant.ops import _checks, _checks_memory
 from jitquant.ops.schema import Op, Plan
 
 MAKER = "QuantizedTensor.empty(shape, ...)"
@@ -17,21 +17,6 @@ MAKER = "QuantizedTensor.empty(shape, ...)"
 
 MAKER_OF_GROUPS = "QuantizedGroups.empty(shape, offsets, ...)"
 """The same for many tensors in one buffer."""
-
-
-def _overlaps(t: Tensor) -> bool:
-    """Whether elements may share memory: a stride does not reach past all smaller ones.
-
-    What slicing and permuting make of a contiguous tensor never does.
-    """
-    if t.numel() != 0 and t.is_contiguous():  # Dynamo cannot sort sizes that it does not know
-        return False
-    reach = 0
-    for stride, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if stride <= reach and size > 1:
-            return True
-        reach += stride * (size - 1)
-    return False
 
 
 def _check_elements(t: Tensor, label: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -48,11 +33,7 @@ def _check_elements(t: Tensor, label: str, shape: tuple[int, ...], dtype: torch.
             f"{label} has strides {tuple(t.stride())}; accepted is a buffer whose last dimension "
             "is contiguous (stride 1)"
         )
-    if _overlaps(t):
-        raise ValueError(
-            f"{label} has strides {tuple(t.stride())}; accepted is a buffer where each element has "
-            "memory of its own, such as a slice of a contiguous one"
-        )
+    _checks_memory.own_elements(t, label)
 
 
 class KernelOp(Op):
@@ -81,6 +62,9 @@ class KernelOp(Op):
         self._maker = MAKER_OF_GROUPS if flat else MAKER
         self.has_amax = "amax" in results
         self.has_inv_rms = "inv_rms" in results
+        if "data_t" in results:  # a tuple of two
+            parts = [(name.endswith("_t"), name.removesuffix("_t")) for name in results]
+            self._labels = [f"out[{second:d}].{name}" for second, name in parts]
         self.keywords = [name for name, _ in self._defaults[self._positional :]]
 
     def _plan_out(self, buffers: list[Tensor], *args: Any, **kwargs: Any) -> Plan:

@@ -156,27 +156,13 @@ def quantized_both(
     if not (
         _fits(first, form, dtype, False, False)
         and _fits(second, form, dtype, False, False)
-        and not _shared(first, second)
         and op.direct((*args, *_buffers(op, first), *_buffers(op, second))) is None
     ):
         tensors = op.tensors(args)
         shape = tuple(tensors[0].shape)
         _check_buffers(op, first, "out[0]", form, shape, dtype, False)
         _check_buffers(op, second, "out[1]", form, shape[::-1], dtype, False)
-        shared = _shared(first, second)
-        if shared:
-            raise ValueError(
-                f"out[0] and out[1] have one {shared}; accepted are buffers that share no memory. "
-                f"Make them with two calls of {MAKER}"
-            )
         op.dispatched(tensors, (*_buffers(op, first), *_buffers(op, second)))
     for q in out:
         q.recipe = form[4]
     return out
-
-
-def _shared(first: QuantizedTensor, second: QuantizedTensor) -> str | None:
-    """The part that two results would both be written to, if there is one."""
-    if first.data is second.data:
-        return "data"
-    return "stored_scales" if first.stored_scales is second.stored_scales else None

@@ -17,7 +17,7 @@ What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.grouped`:
   ``docs/distributed.md``.
 - ``out`` is a `QuantizedTensor` whose buffers are written and which is returned. Buffers are
   contiguous, those of the elements may have rows that lie apart, and they share no memory with the
-  inputs.
+  inputs or with each other; neither does ``residual`` with ``x``.
 - Nothing is differentiable: no result requires grad.
 - Nothing is read back to the CPU, and every call can be captured in a CUDA graph.
 

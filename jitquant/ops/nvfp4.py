@@ -19,8 +19,9 @@ What they share:
   ``docs/distributed.md``.
 - ``out`` is a `QuantizedActivation` whose buffers are written and which is returned; with a gsa
   tensor its ``gsa`` attribute becomes that tensor. Buffers are contiguous and share no memory with
-  the inputs. Inductor has no float4_e2m1fn_x2 for the CPU: a graph compiled for it can write to the
-  same buffers once; for more, return the results instead.
+  the inputs or with each other; neither does ``residual`` with ``x``. Inductor has no
+  float4_e2m1fn_x2 for the CPU: a graph compiled for it can write to the same buffers once; for
+  more, return the results instead.
 - Nothing is differentiable: no result requires grad.
 
 Errors: TypeError for a wrong type or dtype, ValueError for a shape, stride, device, number or name
@@ -86,7 +87,7 @@ def quantize_nvfp4(
 
     Args:
         x: (..., N); a 1-D tensor is one row.
-        gsa: None to compute it, a number, or float32 of one element or (rows,).
+        gsa: None to compute it, a positive number, or float32 of one element or (rows,).
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is the amax over it.
         recipe: "te" (TransformerEngine) or "vllm"; see ``docs/numerics.md``.
@@ -135,7 +136,7 @@ def quantize_weight_nvfp4(
         block: "1x16", or "16x16": 16 by 16 elements share a scale, which is stored for each of the
             16, so that x_sf has the same shape and a transposed weight the same values.
         dim: dimension of K: -1 or 0.
-        gsa: None to compute it, a number, or float32 of one element.
+        gsa: None to compute it, a positive number, or float32 of one element.
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
         scale_layout: "linear", or, with ``dim=-1``, "swizzled_128x4".
@@ -184,7 +185,7 @@ def deinterleave_quantize_nvfp4(
     Args:
         fused: (..., 2 * intermediate), gate and up columns in turns of ``granularity_cols``.
         intermediate: columns of the result.
-        gsa: None to compute it, a number, or float32 of one element or (rows,).
+        gsa: None to compute it, a positive number, or float32 of one element or (rows,).
         granularity_cols: length of the turns; divides ``intermediate``.
         op: "swiglu": ``silu(gate) * up`` in fp32; "select": the gate as it is, for a GEMM whose
             epilogue has applied SwiGLU.
@@ -250,7 +251,7 @@ def rmsnorm_quantize_nvfp4(
         eps: added to the mean of the squares.
         residual: of x's shape and dtype; becomes ``x + residual``, added in fp32 and rounded once,
             and that is the v which is normalized. Without it v is x.
-        gsa: None to compute it, a number, or float32 of one element or (rows,).
+        gsa: None to compute it, a positive number, or float32 of one element or (rows,).
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
@@ -304,7 +305,7 @@ def mhc_rmsnorm_quantize_nvfp4(
         A: (..., n_hc), contiguous, of X's dtype or float32.
         weight: (N,), contiguous, of X's dtype or float32.
         eps: added to the mean of the squares.
-        gsa: None to compute it, a number, or float32 of one element or (rows,).
+        gsa: None to compute it, a positive number, or float32 of one element or (rows,).
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".

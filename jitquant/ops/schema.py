@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from jitquant.formats import E8M0_DTYPE, as_bytes
-from jitquant.ops import _checks
+from jitquant.ops import _checks, _checks_memory
 
 LIBRARY: Any = torch.library.Library("jitquant", "DEF")  # type: ignore[no-untyped-call]
 
@@ -278,8 +278,20 @@ class Op:
     def _returned(self, results: tuple[Tensor, ...]) -> Any:
         return results if len(results) > 1 else results[0]
 
+    def _check_memory(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], buffers: Sequence[Tensor] = ()
+    ) -> None:
+        written: list[tuple[str, Tensor]] = []
+        read: list[tuple[str, Tensor]] = []
+        for (name, _), value in zip(self._defaults, self._complete(args, kwargs), strict=True):
+            if isinstance(value, Tensor):
+                (written if name == "residual" else read).append((name, value))
+        written += zip(self._labels, buffers, strict=False)
+        _checks_memory.own_memory(written, read)
+
     def _cpu(self, *args: Any, **kwargs: Any) -> Any:
         self.plan(*args, **kwargs)
+        self._check_memory(args, kwargs)
         with torch.no_grad():
             return self._returned(self.reference(*args, **kwargs))
 
@@ -288,6 +300,7 @@ class Op:
         if results is not NotImplemented:
             return self._returned(results)
         self.plan(*args, **kwargs)
+        self._check_memory(args, kwargs)
         residual = kwargs.get("residual")
         if residual is not None:
             torch.autograd.graph.increment_version(residual)
@@ -312,6 +325,7 @@ class Op:
     def _cpu_out(self, *args: Any, **kwargs: Any) -> None:
         buffers = self._buffers(kwargs)
         self._plan_out(buffers, *args, **kwargs)
+        self._check_memory(args, kwargs, buffers)
         with torch.no_grad():
             for buffer, result in zip(buffers, self.reference(*args, **kwargs), strict=True):
                 # As bytes: PyTorch lacks copy kernels for float4_e2m1fn_x2.
@@ -322,6 +336,7 @@ class Op:
         if self._direct_in_dispatcher([*self._complete(args, kwargs), *buffers]) is None:
             return
         plan = self._plan_out(buffers, *args, **kwargs)
+        self._check_memory(args, kwargs, buffers)
         residual = kwargs.get("residual")
         written = buffers if residual is None else [*buffers, residual]
         # Tells autograd of a write that PyTorch does not see.

@@ -10,95 +10,20 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <array>
-#include <cmath>
-#include <cstdio>
 #include <limits>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "captured.h"
 #include "jitquant/launch.h"
+#include "memory.h"
 
 namespace jitquant {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 using torch::stable::accelerator::DeviceGuard;
-
-inline std::string text(std::string_view s) {
-  return std::string(s);
-}
-inline std::string text(double d) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%g", d);
-  return buffer;
-}
-template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
-std::string text(Integer i) {
-  return std::to_string(i);
-}
-
-// Throws what torch raises as a RuntimeError. No iostream: where the host compiler links its
-// library statically, a stream would mix two copies of it.
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  throw std::runtime_error((text(parts) + ...));
-}
-
-#define JITQUANT_CHECK(condition, ...) \
-  if (!(condition)) jitquant::fail(__VA_ARGS__)
-
-// What the checks need of a tensor, whichever way it came. Sizes and strides are the tensor's
-// own.
-struct View {
-  void* data = nullptr;
-  ScalarType dtype = ScalarType::Undefined;
-  bool cuda = false;
-  int32_t device = -1;
-  int64_t rank = 0;
-  const int64_t* sizes = nullptr;
-  const int64_t* strides = nullptr;
-
-  View() = default;
-  View(const Tensor& t)  // NOLINT: a tensor is good wherever a view is asked for
-      : data(t.mutable_data_ptr()),
-        dtype(t.scalar_type()),
-        cuda(t.is_cuda()),
-        device(t.get_device_index()),
-        rank(t.dim()),
-        sizes(t.sizes().data()),
-        strides(t.strides().data()) {}
-
-  bool is_cuda() const { return cuda; }
-  int32_t get_device_index() const { return device; }
-  ScalarType scalar_type() const { return dtype; }
-  int64_t dim() const { return rank; }
-  int64_t size(int64_t i) const { return sizes[i]; }
-  int64_t stride(int64_t i) const { return strides[i]; }
-  int64_t numel() const {
-    int64_t count = 1;
-    for (int64_t i = 0; i < rank; ++i) count *= sizes[i];
-    return count;
-  }
-  bool is_contiguous() const {
-    int64_t expected = 1;
-    for (int64_t i = rank - 1; i >= 0; --i) {
-      if (sizes[i] != 1 && strides[i] != expected) return numel() == 0;
-      expected *= sizes[i];
-    }
-    return true;
-  }
-  const void* const_data_ptr() const { return data; }
-  void* mutable_data_ptr() const { return data; }
-};
-
-// A tensor that is written in place.
-struct InPlace : View {
-  using View::View;
-};
 
 // The shape of a result: leading sizes of an input, which must outlive it, and one or two more.
 class Shape {
@@ -153,13 +78,6 @@ inline void check_launch(cudaError_t error, const char* what) {
   if (error != cudaSuccess) cudaGetLastError();  // or torch's next kernel would report it
   JITQUANT_CHECK(error == cudaSuccess, what, ": CUDA error ", cudaGetErrorName(error), ": ",
                  cudaGetErrorString(error));
-}
-
-template <class Sized>
-std::string shape_text(const Sized& t) {
-  std::string text = "(";
-  for (int64_t i = 0; i < t.dim(); ++i) text += (i ? ", " : "") + std::to_string(t.size(i));
-  return text + ")";
 }
 
 inline void check_cuda(const View& t, const char* name, const View* like = nullptr) {
@@ -328,27 +246,6 @@ inline void check_out(const View& t, const char* name, ScalarType dtype, const S
                  " must be contiguous and aligned to 8 bytes");
 }
 
-// Whether elements may share memory: a stride does not reach past all smaller ones.
-inline bool overlaps(const View& t) {
-  if (t.numel() != 0 && t.is_contiguous()) return false;
-  int64_t reach = 0;
-  for (int64_t done = 0;;) {  // strides from the least on
-    int64_t next = std::numeric_limits<int64_t>::max();
-    int64_t size = 0;
-    int64_t count = 0;
-    for (int64_t i = 0; i < t.dim(); ++i) {
-      if (t.size(i) <= 1 || t.stride(i) < done || t.stride(i) > next) continue;
-      count = t.stride(i) == next ? count + 1 : 1;
-      next = t.stride(i);
-      size = t.size(i);
-    }
-    if (count == 0) return false;
-    if (count > 1 || next <= reach) return true;
-    reach += next * (size - 1);
-    done = next + 1;
-  }
-}
-
 // A result of a call: a buffer that the caller gave, or a tensor that is made once its shape is
 // known. Every argument has been checked before the first result is asked for its memory.
 class Result {
@@ -358,6 +255,7 @@ class Result {
   Result(const Result&) = delete;
   Result& operator=(const Result&) = delete;
 
+  const View& given() const { return *given_; }
   void* memory(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
     if (!given_) return make(dtype, shape, like);
     check_out(*given_, name, dtype, shape, like);
@@ -370,8 +268,7 @@ class Result {
   Matrix rows(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
     if (given_) {
       check_kind(*given_, name, dtype, shape, like);
-      JITQUANT_CHECK(!overlaps(*given_), name,
-                     " is written, so each element must have memory of its own");
+      check_own_elements(*given_, name);
       return rows_of(*given_, name, shape.dim() - 1, 1);
     }
     Matrix m = {};
@@ -403,6 +300,43 @@ class Call {
  protected:
   ~Call() = default;
 };
+
+// The names of a function's arguments and results.
+template <auto kFunction>
+std::vector<std::string>& names_of() {
+  static std::vector<std::string> names;
+  return names;
+}
+
+// Whether an argument is written. A result that the call makes has memory of its own.
+template <class T>
+constexpr bool is_written() {
+  if constexpr (std::is_base_of_v<Result, T>) {
+    return T::kGiven;
+  } else {
+    return std::is_same_v<T, InPlace> || std::is_same_v<T, std::optional<InPlace>>;
+  }
+}
+template <class T>
+Region region_of(const T& argument) {
+  if constexpr (!std::is_base_of_v<Result, T>) {
+    return Region(argument);
+  } else if constexpr (T::kGiven) {
+    return Region(argument.given(), true);
+  } else {
+    return Region();
+  }
+}
+
+// Calls the function of a binding with its arguments and results.
+template <auto kFunction, class C, class... All>
+void checked_call(C& call, All&&... all) {
+  if constexpr ((is_written<std::decay_t<All>>() || ...)) {
+    const std::array<Region, sizeof...(All)> regions = {region_of(all)...};
+    check_own_memory(regions, names_of<kFunction>());
+  }
+  kFunction(call, all...);
+}
 
 // While it lives, the input's device is torch's and CUDA's current one, and `stream` takes the
 // launches.
@@ -472,8 +406,9 @@ inline GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, 
 // A gsa that is given as a number.
 inline std::optional<float> gsa_value(std::optional<double> value) {
   if (!value) return std::nullopt;
-  JITQUANT_CHECK(*value >= 0.0 && *value <= std::numeric_limits<float>::max(),
-                 "global_scale must be finite and not negative, not ", *value);
+  JITQUANT_CHECK(*value >= std::numeric_limits<float>::denorm_min() &&
+                     *value <= std::numeric_limits<float>::max(),
+                 "global_scale must be positive and finite in fp32, not ", *value);
   return static_cast<float>(*value);
 }
 

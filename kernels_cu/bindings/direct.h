@@ -210,6 +210,8 @@ class DirectCall : public Call {
 // A result that is a new tensor of Python. The direct call has the current device.
 class NewObject : public Result {
  public:
+  static constexpr bool kGiven = false;
+
   ~NewObject() { Py_XDECREF(object_); }
 
   PyObject* release() { return std::exchange(object_, nullptr); }
@@ -242,6 +244,7 @@ class NewObject : public Result {
 };
 
 struct GivenObject : Result {
+  static constexpr bool kGiven = true;
   GivenObject(DirectCall& call, PyObject* object) : Result(call.written(object)) {}
 };
 
@@ -355,8 +358,8 @@ class Direct {
   static PyObject* functional(DirectCall& call, PyObject* const* args, std::index_sequence<I...>,
                               std::index_sequence<R...>) {
     std::array<NewObject, S::kResults> results;
-    kFunction(call, FromPython<std::tuple_element_t<I, Inputs>>::get(call, args[I])...,
-              results[R]...);
+    checked_call<kFunction>(
+        call, FromPython<std::tuple_element_t<I, Inputs>>::get(call, args[I])..., results[R]...);
     PyObject* tuple = PyTuple_New(S::kResults);
     if (tuple == nullptr) throw PythonError();
     (PyTuple_SET_ITEM(tuple, R, results[R].release()), ...);
@@ -365,13 +368,10 @@ class Direct {
   template <size_t... I, size_t... R>
   static PyObject* out(DirectCall& call, PyObject* const* args, std::index_sequence<I...>,
                        std::index_sequence<R...>) {
-    write(call, FromPython<std::tuple_element_t<I, Inputs>>::get(call, args[I])...,
-          GivenObject(call, args[S::kInputs + R])...);
+    checked_call<kFunction>(call,
+                            FromPython<std::tuple_element_t<I, Inputs>>::get(call, args[I])...,
+                            GivenObject(call, args[S::kInputs + R])...);
     Py_RETURN_NONE;
-  }
-  template <class... All>
-  static void write(DirectCall& call, All&&... all) {
-    kFunction(call, all...);
   }
 };
 

@@ -8,6 +8,7 @@
 // everything, asks the results for their memory, and only then makes a Launching and launches.
 #pragma once
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -51,6 +52,8 @@ struct Boxed<std::string_view> {
 // A result that is a new tensor of torch.
 class __attribute__((visibility("hidden"))) NewTensor : public Result {
  public:
+  static constexpr bool kGiven = false;
+
   Tensor tensor() const { return *tensor_; }
 
  private:
@@ -83,7 +86,7 @@ struct Operator<std::tuple<Inputs...>, std::tuple<Buffers...>> {
     return std::apply(
         [&](auto&... result) -> Returned {
           TorchCall call;
-          kFunction(call, Boxed<Inputs>::view(inputs)..., result...);
+          checked_call<kFunction>(call, Boxed<Inputs>::view(inputs)..., result...);
           return {result.tensor()...};
         },
         results);
@@ -91,17 +94,14 @@ struct Operator<std::tuple<Inputs...>, std::tuple<Buffers...>> {
   template <auto kFunction>
   static void out(const typename Boxed<Inputs>::Type&... inputs, const Buffers&... buffers) {
     TorchCall call;
-    write<kFunction>(call, Boxed<Inputs>::view(inputs)..., Given(buffers)...);
+    checked_call<kFunction>(call, Boxed<Inputs>::view(inputs)..., Given(buffers)...);
   }
 
  private:
   struct Given : Result {
+    static constexpr bool kGiven = true;
     explicit Given(const Tensor& t) : Result(View(t)) {}
   };
-  template <auto kFunction, class... All>
-  static void write(Call& call, All&&... all) {
-    kFunction(call, all...);
-  }
 };
 
 template <class... P>
@@ -128,12 +128,29 @@ struct Function {
   DirectFunction direct;
 };
 
+// The names in the text of a schema's arguments: "Tensor x, *, float eps=1e-6" has x and eps.
+inline std::vector<std::string> names_in(const std::string& arguments) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin < arguments.size();) {
+    const size_t end = std::min(arguments.find(", ", begin), arguments.size());
+    const std::string argument = arguments.substr(begin, end - begin);
+    const size_t space = argument.find(' ');
+    if (space != std::string::npos) {
+      names.push_back(argument.substr(space + 1, argument.find('=') - space - 1));
+    }
+    begin = end + 2;
+  }
+  return names;
+}
+
 template <auto kFunction>
 Function function(const char* name, const std::string& arguments,
                   std::initializer_list<const char*> results) {
   using S = Signature<decltype(kFunction)>;
   using O = Operator<typename S::Inputs, typename S::Buffers>;
   JITQUANT_CHECK(results.size() == S::kResults, name, ": wrong number of results");
+  names_of<kFunction>() = names_in(arguments);
+  for (const char* result : results) names_of<kFunction>().push_back(result);
   char letter = 'a';
   for (const char c : arguments) letter += c == '!';
   std::string returned, buffers = arguments.find('*') == std::string::npos ? ", *" : "";

@@ -29,11 +29,7 @@ inline std::optional<Matrix> residual_of(const std::optional<InPlace>& residual,
   for (int64_t i = 0; same && i < x.dim(); ++i) same = r.size(i) == x.size(i);
   JITQUANT_CHECK(same, "residual must have x's shape ", shape_text(x), " and dtype; its shape is ",
                  shape_text(r));
-  for (int64_t i = 0; i < r.dim(); ++i) {
-    JITQUANT_CHECK(r.stride(i) != 0 || r.size(i) == 1,
-                   "residual is written in place and must not be expanded; pass "
-                   "residual.contiguous()");
-  }
+  check_own_elements(r, "residual");
   return matrix_of(r, "residual");
 }
 

@@ -211,11 +211,58 @@ def test_numbers_and_buffers_that_the_plans_refuse(machine: Machine) -> None:
                     RuntimeError, match=f"{name} must be finite and positive in fp32"
                 ):
                     call(data, **{name: value})
+    x_fp4, x_sf = torch.empty(4, 16, dtype=torch.uint8), torch.empty(4, 2, dtype=torch.uint8)
+    parts = {"x_fp4": x_fp4, "x_sf": x_sf, "gsa": torch.empty(1)}
+    amax_quantize = "fused_amax_quantize", "amax_quantize_nvfp4", x
+    machine.call(*amax_quantize, global_scale=FP32_TINIEST, **parts)
+    for value in (0.0, FP32_TINIEST / 2, FP32_MAX * 2):
+        with pytest.raises(RuntimeError, match="global_scale must be positive and finite in fp32"):
+            machine.call(*amax_quantize, global_scale=value, **parts)
     memory = torch.empty(256, dtype=e4m3)
     call(memory.as_strided((4, 32), (64, 1)))
     for stride in (0, 1, 16, 31):
         with pytest.raises(RuntimeError, match="memory of its own"):
             call(memory.as_strided((4, 32), (stride, 1)))
+
+
+def test_what_is_written_has_memory_of_its_own(machine: Machine) -> None:
+    """Refused in the words of the ops, and only where two really meet."""
+    machine.use(0)
+    op = OPS["rmsnorm_quantize_fp8"]
+    wide, weight = randn(4, 128), torch.ones(64)
+    x, floats = wide[:, :64], torch.zeros(8, 1)
+    how = {"dtype": torch.float8_e4m3fn}
+
+    def refusals(residual: Tensor | None, **changed: Tensor) -> tuple[str, ...]:
+        args, kwargs = (x, weight), {**how, "residual": residual}
+        buffers = {**poisoned_buffers(op, (x, weight), how), **changed}
+        said = []
+        for call in (op.out, op._cuda_out):
+            try:
+                call(*args, **kwargs, **buffers)
+            except (ValueError, RuntimeError) as error:
+                said.append(str(error).removeprefix(f"{op.function}: ").replace("out.", ""))
+        return tuple(said)
+
+    for residual, changed in (
+        (x, {}),
+        (wide[:, 63:127], {}),
+        (wide[:, 1:65], {}),
+        (randn(3 + 64).as_strided((4, 64), (1, 1)), {}),
+        (None, {"amax": floats[:4], "scale_inv": floats[3:7]}),
+        (None, {"data": x.view(torch.float8_e4m3fn)[:, 64:128]}),
+    ):
+        said = refusals(residual, **changed)
+        assert len(said) == 2
+        assert said[0] == said[1]
+        assert "memory of its own" in said[0]
+    for residual, changed in (
+        (wide[:, 64:], {}),
+        (randn(8, 64)[::2], {}),
+        (None, {"amax": floats[:4], "scale_inv": floats[4:]}),
+        (None, {"data": wide.view(torch.float8_e4m3fn)[:, 128:192]}),
+    ):
+        assert refusals(residual, **changed) == ()
 
 
 @pytest.mark.parametrize(("gap", "shift"), [(16, 0), (3, 1)])

@@ -49,6 +49,7 @@ def cases(device: str) -> dict[str, Case]:
         "X": x,
         "FUSED": randn(4, 64),
         "WEIGHT": torch.ones(32, device=device),
+        "BYTES": torch.zeros(128, dtype=torch.uint8, device=device),
         "MIX": randn(4, 3, 32),
         "MIX_WEIGHTS": torch.ones(4, 3, device=device),
         "Q": jitquant.quantize_nvfp4(x),

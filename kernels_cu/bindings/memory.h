@@ -1,0 +1,112 @@
+// What a call writes: each element has memory of its own, which nothing else of the call reads or
+// writes. jitquant/ops/_checks_memory.py makes the same checks in the same words.
+#pragma once
+
+#include <array>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "view.h"
+
+namespace jitquant {
+
+// Whether elements may share memory: a stride does not reach past all smaller ones.
+inline bool overlaps(const View& t) {
+  if (t.numel() != 0 && t.is_contiguous()) return false;
+  int64_t reach = 0;
+  for (int64_t done = 0;;) {  // strides from the least on
+    int64_t next = std::numeric_limits<int64_t>::max();
+    int64_t size = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < t.dim(); ++i) {
+      if (t.size(i) <= 1 || t.stride(i) < done || t.stride(i) > next) continue;
+      count = t.stride(i) == next ? count + 1 : 1;
+      next = t.stride(i);
+      size = t.size(i);
+    }
+    if (count == 0) return false;
+    if (count > 1 || next <= reach) return true;
+    reach += next * (size - 1);
+    done = next + 1;
+  }
+}
+
+inline void check_own_elements(const View& t, const char* name) {
+  if (!overlaps(t)) return;
+  fail(name, " has strides ", tuple_text(t.dim(), [&](int64_t i) { return t.stride(i); }),
+       "; it is written, so each element needs memory of its own, as in a slice of a contiguous "
+       "tensor. Pass ",
+       name, ".contiguous()");
+}
+
+inline int64_t bytes_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Long:
+      return 8;
+    case ScalarType::Int:
+    case ScalarType::Float:
+      return 4;
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// Bytes that an argument reaches: runs of `run` bytes, a multiple of `step` apart. None for an
+// empty tensor, and for what is not a tensor.
+struct Region {
+  int64_t start = 0, stop = 0, run = 0, step = 0;
+  bool written = false;
+
+  Region() = default;
+  template <class T>
+  explicit Region(const T&) {}
+  explicit Region(const View& t) : Region(t, false) {}
+  explicit Region(const InPlace& t) : Region(t, true) {}
+  explicit Region(const std::optional<View>& t) : Region(t ? Region(*t) : Region()) {}
+  explicit Region(const std::optional<InPlace>& t) : Region(t ? Region(*t) : Region()) {}
+  Region(const View& t, bool is_written) : written(is_written) {
+    if (t.numel() == 0) return;
+    const int64_t size = bytes_of(t.dtype), last = t.dim() - 1;
+    start = reinterpret_cast<int64_t>(t.data);
+    stop = start + size;
+    run = size;
+    for (int64_t i = 0; i <= last; ++i) {
+      const int64_t reach = (t.size(i) - 1) * t.stride(i) * size;
+      stop += reach;
+      if (i == last) run += reach;
+      if (i < last && t.size(i) > 1) step = std::gcd(step, t.stride(i) * size);
+    }
+  }
+
+  // Whether they may have a byte in common. Columns of one matrix have none.
+  bool meets(const Region& other) const {
+    if (stop <= other.start || other.stop <= start) return false;
+    const int64_t both = std::gcd(step, other.step);
+    if (both == 0) return true;
+    const int64_t apart = ((other.start - start) % both + both) % both;
+    return apart < run || apart + other.run > both;
+  }
+};
+
+// `names` are those of all arguments of a call.
+template <size_t kCount>
+void check_own_memory(const std::array<Region, kCount>& all,
+                      const std::vector<std::string>& names) {
+  for (size_t i = 0; i < kCount; ++i) {
+    if (!all[i].written) continue;
+    for (size_t j = 0; j < kCount; ++j) {
+      if (i == j || (all[j].written && j > i) || !all[i].meets(all[j])) continue;
+      fail(names[i], " shares memory with ", names[j], "; ", names[i],
+           " is written, so it needs memory of its own. Pass a copy, such as ", names[i],
+           ".clone()");
+    }
+  }
+}
+
+}  // namespace jitquant
