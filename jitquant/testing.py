@@ -1,22 +1,26 @@
-"""What model code is checked with, and the project itself: captures, synchronisation, launches.
+"""What model code is checked with, and the project itself: values, captures, launches.
 
-Each needs a CUDA device and raises `RuntimeError` where there is none. Kernels are built and loaded
-before they are looked at, so the first call of a step may be the one that is checked.
+All but `checked` and `bytes_of` need a CUDA device and raise `RuntimeError` without one. Kernels
+are built and loaded before they are looked at, so the first call of a step may be the one that is
+checked.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from jitquant.formats import as_bytes
+from jitquant.ops import _checks_values
 
-__all__ = ["assert_capturable", "assert_no_sync", "bytes_of", "count_launches"]
+__all__ = ["assert_capturable", "assert_no_sync", "bytes_of", "checked", "count_launches"]
 
 _KERNEL, _MEMCPY, _MEMSET, _CHILD_GRAPH = 0, 1, 2, 4  # CUgraphNodeType
 _SLEEP_CYCLES = 200_000_000  # about 0.1 s at 2 GHz
@@ -25,6 +29,57 @@ _SLEEP_CYCLES = 200_000_000  # about 0.1 s at 2 GHz
 def bytes_of(t: Tensor) -> Tensor:
     """The bytes of a tensor, uint8 and flat, for comparisons that NaN and packed types allow."""
     return t.detach().contiguous().view(torch.uint8).reshape(-1)
+
+
+class _Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at the values of each of jitquant's ops before it runs, and waits for it."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace != "jitquant":
+            return func(*args, **kwargs)
+        name = func._schema.name.removeprefix("jitquant::")
+        arguments = {a.name: a.default_value for a in func._schema.arguments if not a.is_out}
+        given = dict(zip(arguments, args, strict=False)) | kwargs
+        arguments |= {name: value for name, value in given.items() if name in arguments}
+        tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
+        if any(t.is_meta or type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
+            return func(*args, **kwargs)  # fake ones have no values
+        on_gpu = any(t.is_cuda for t in tensors)
+        if on_gpu and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{name} is called in jitquant.testing.checked() while a CUDA graph is captured, "
+                "which does not allow to read values; capture outside of it"
+            )
+        _checks_values.values(name, arguments)
+        result = func(*args, **kwargs)
+        if on_gpu:
+            try:
+                torch.cuda.synchronize(tensors[0].device)
+            except RuntimeError as error:
+                raise RuntimeError(f"{name} or what ran before it failed: {error}") from error
+        return result
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """Within it each call of jitquant also checks what lies on the device, and waits for the GPU.
+
+    Without it a call does not read its tensors, as that would make the CPU wait: wrong values give
+    wrong results, though nothing outside of the tensors is touched. Looked at are ``offsets`` and
+    ``sizes`` (ascending, from the begin of the buffer to its end, at the multiples that the op
+    asks for), ``counts`` (0 to the rows of a batch), ``gsa`` and ``scale`` tensors to quantize with
+    (positive and finite), and ``scale_inv``, ``gsa``, ``x_sf``, ``amax`` and ``inv_rms`` to read
+    (not negative). For finding an error, not for production. It works on CPU tensors too.
+
+    Raises:
+        ValueError: at the call that has such values; it names the op and the argument.
+        RuntimeError: a CUDA error, at the call that caused it, or a call while a graph is captured.
+    """
+    with _Checked():  # type: ignore[no-untyped-call]
+        yield
 
 
 def assert_capturable(

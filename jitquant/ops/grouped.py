@@ -5,7 +5,7 @@ to ``offsets[i + 1]`` of the flattened buffer. With ``sizes`` it is the ``sizes[
 ``offsets[i]`` on, and what follows up to the next group is padding, for alignment. What padding
 holds changes nothing, and its results are zero. Offsets ascend; they lie on the buffer's device,
 and the CPU does not read them, so they are not checked: whatever they are, nothing outside of the
-buffer is touched.
+buffer is touched. `jitquant.testing.checked` reads and checks them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,23 @@
-"""jitquant.testing where there is no GPU: it is there, and says what it needs."""
+"""jitquant.testing without a GPU: what needs one says so; `checked` looks at CPU tensors too."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from samples import randn
+from torch import Tensor
 
 import jitquant
+from jitquant.formats import FP8_SCALE_MIN
+from jitquant.ops import ALL_OPS
+from jitquant.ops._checks_values import RULES
+from jitquant.testing import bytes_of, checked
 
 
 def test_it_comes_with_the_package() -> None:
@@ -30,3 +39,144 @@ def test_bytes_of_any_dtype() -> None:
     assert jitquant.testing.bytes_of(x).tolist() == x.view(torch.uint8).flatten().tolist()
     q = jitquant.quantize_nvfp4(torch.randn(2, 16))
     assert torch.equal(jitquant.testing.bytes_of(q.x_fp4), q.x_fp4_bytes.flatten())
+
+
+def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
+    """Calls that only `checked` refuses, and what it says."""
+    J = jitquant
+    x, flat, batches = randn(4, 32), randn(64), randn(2, 4, 32)
+    weight = torch.ones(32)
+    q, q8 = J.quantize_nvfp4(x), J.quantize_fp8(x)
+    at, ends = torch.tensor([0, 32, 64]), [32, 64]
+    groups = J.quantize_grouped(flat, at)
+
+    def offsets(*values: int, sizes: list[int] | None = None, **how: Any) -> Callable[[], Any]:
+        given = None if sizes is None else torch.tensor(sizes)
+        return lambda: J.quantize_grouped(flat, torch.tensor(values), sizes=given, **how)
+
+    def gsa(*values: float) -> Tensor:
+        return torch.tensor(values)
+
+    def grad(*values: int) -> Callable[[], Any]:
+        return lambda: J.quantize_grouped_grad(x, torch.tensor(values))
+
+    of_groups = ["quantize_grouped_fp8: offsets is"]
+    return {
+        "offsets descend": (offsets(0, 40, 32, 64), [*of_groups, "[0, 40, 32, 64]", "ascend"]),
+        "offsets end early": (offsets(0, 32, 60), [*of_groups, "64 elements", "pass sizes"]),
+        "offsets begin late": (offsets(8, 32, 64), [*of_groups, "from 0 to 64"]),
+        "offsets are negative": (offsets(-1, 32, 64), [*of_groups, "0 to 64"]),
+        "offsets pass the end": (offsets(0, 32, 65), [*of_groups, "0 to 64"]),
+        "offsets pass it with sizes": (offsets(0, 32, 65, sizes=ends), ["offsets is", "0 to 64"]),
+        "offsets between blocks": (
+            offsets(0, 24, 64, format="nvfp4"),
+            ["quantize_grouped_nvfp4: offsets is [0, 24, 64]", "multiples of 16"],
+        ),
+        "offsets within rows": (grad(0, 48, 128), ["offsets is [0, 48, 128]", "multiples of 32"]),
+        "offsets of codes": (
+            lambda: J.dequantize_grouped(
+                J.QuantizedGroups(**{**vars(groups), "offsets": torch.tensor([0, 64, 32])})
+            ),
+            ["dequantize_grouped_fp8: offsets is [0, 64, 32]"],
+        ),
+        "sizes are negative": (offsets(0, 32, 64, sizes=[-1, 32]), ["sizes has [0] = -1"]),
+        "sizes reach the next": (offsets(0, 32, 64, sizes=[33, 32]), ["sizes has [0] = 33"]),
+        "counts are negative": (
+            lambda: J.quantize_group(batches, 32, counts=torch.tensor([-1, 4])),
+            ["quantize_group: counts has [0] = -1", "0 to 4"],
+        ),
+        "counts are too large": (
+            lambda: J.quantize_group(batches, 32, counts=torch.tensor([4, 5])),
+            ["counts has [1] = 5", "the rows of a batch"],
+        ),
+        "gsa is zero": (lambda: J.quantize_nvfp4(x, gsa(0.0)), ["gsa has [0] = 0.0", "positive"]),
+        "gsa is negative": (
+            lambda: J.rmsnorm_quantize_nvfp4(x, weight, gsa=gsa(1.0, 1.0, -1.0, 1.0)),
+            ["rmsnorm_quantize_nvfp4_static: gsa has [2] = -1.0"],
+        ),
+        "gsa is nan": (lambda: J.quantize_weight_nvfp4(x, gsa=gsa(math.nan)), ["[0] = nan"]),
+        "gsa is infinite": (lambda: J.quantize_nvfp4(x, gsa(math.inf)), ["[0] = inf"]),
+        "gsa of codes": (
+            lambda: J.dequantize_nvfp4(q.x_fp4, q.x_sf, gsa(-1.0)),
+            ["dequantize_nvfp4: gsa has [0] = -1.0", "not negative"],
+        ),
+        "scale bytes": (
+            lambda: J.dequantize_nvfp4(q.x_fp4, torch.full_like(q.x_sf_bytes, 0x81), q.gsa),
+            ["x_sf has [0] = 129", "0 to 127"],
+        ),
+        "scale is negative": (
+            lambda: J.quantize_fp8(x, scale=gsa(-1.0)),
+            ["quantize_fp8: scale has [0] = -1.0", "reciprocals"],
+        ),
+        "scale is too small": (
+            lambda: J.quantize_fp8(x, scale=gsa(FP8_SCALE_MIN / 2)),
+            ["scale has [0]"],
+        ),
+        "scale of a group": (
+            lambda: J.quantize_grouped(flat, at, scale=gsa(1.0, math.inf)),
+            ["scale has [1] = inf"],
+        ),
+        "scale of codes": (
+            lambda: J.dequantize(J.QuantizedTensor(**{**vars(q8), "stored_scales": gsa(-1.0)})),
+            ["dequantize: scale_inv has [0] = -1.0"],
+        ),
+        "amax": (
+            lambda: torch.ops.jitquant.quantize_nvfp4_from_amax(x, gsa(-1.0)),
+            ["quantize_nvfp4_from_amax: amax has [0] = -1.0"],
+        ),
+        "inv_rms": (
+            lambda: torch.ops.jitquant.rmsnorm_quantize_nvfp4_from_amax(
+                x, weight, torch.full((4,), -1.0), gsa(1.0)
+            ),
+            ["inv_rms has [0] = -1.0, [1] = -1.0"],
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", _calls())
+def test_checked_looks_at_values(name: str) -> None:
+    call, words = _calls()[name]
+    call()  # accepted without a look
+    with checked(), pytest.raises(ValueError) as raised:
+        call()
+    for word in words:
+        assert word in str(raised.value)
+    call()
+
+
+def test_checked_has_a_rule_for_what_has_values() -> None:
+    """Each argument that is not elements, codes or a weight."""
+    elements = {"x", "X", "A", "w", "fused", "weight", "residual", "grad", "act_input"}
+    codes = {"x_fp4", "data"}
+    names = {
+        a.name
+        for op in ALL_OPS
+        for a in op.default._schema.arguments
+        if "Tensor" in str(a.real_type)
+    }
+    assert names - elements - codes == set(RULES)
+
+
+def test_checked_changes_no_result() -> None:
+    x, at = randn(4, 32), torch.tensor([0, 64, 128])
+    calls: list[Callable[[], Any]] = [
+        lambda: jitquant.quantize_nvfp4(x, torch.tensor([0.01])).x_fp4,
+        lambda: jitquant.quantize_grouped(x, at).data,
+        lambda: jitquant.quantize_grouped(x, at, sizes=torch.tensor([60, 0])).data,
+        lambda: jitquant.quantize_group(x, 32, counts=torch.tensor([0])).data,
+        lambda: jitquant.quantize_nvfp4(torch.zeros(4, 32)).dequantize(),
+        lambda: jitquant.quantize_nvfp4(torch.full((4, 32), math.inf)).dequantize(),
+        lambda: jitquant.quantize_fp8(x, out=jitquant.QuantizedTensor.empty((4, 32))).data,
+    ]
+    for call in calls:
+        expected = bytes_of(call())
+        with checked():
+            got = call()
+        assert torch.equal(bytes_of(got), expected)
+
+
+def test_checked_leaves_fake_tensors_alone() -> None:
+    x, at = randn(4, 32), torch.tensor([0, 200, 128])
+    with checked():
+        q = jitquant.quantize_grouped(x.to("meta"), at.to("meta"))
+    assert q.data.is_meta

@@ -1,0 +1,127 @@
+"""Checks of the values of tensors, which wait for the device: what `jitquant.testing.checked` adds.
+
+A rule looks at one argument of an op, by its name in the schema, and says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import FP8_SCALE_MIN, FP32_MAX, FP32_TINIEST, NVFP4_BLOCK
+
+_SHOWN = 8
+
+
+def _wrong(t: Tensor, wrong: Tensor, accepted: str) -> str | None:
+    """What an argument is where ``wrong`` is true, and what is accepted."""
+    places = wrong.reshape(-1).nonzero().reshape(-1)[:_SHOWN].tolist()
+    if not places:
+        return None
+    values = ", ".join(f"[{i}] = {t.reshape(-1)[i].item()}" for i in places)
+    return f"has {values}; accepted are {accepted}"
+
+
+def _not_negative(t: Tensor, _: Mapping[str, Any]) -> str | None:
+    return _wrong(t, t < 0, "numbers that are not negative")
+
+
+def _gsa(t: Tensor, _: Mapping[str, Any]) -> str | None:
+    wrong = ~((t >= FP32_TINIEST) & (t <= FP32_MAX))
+    return _wrong(t, wrong, "positive finite numbers, such as amax / 2688")
+
+
+def _gsa_of_codes(t: Tensor, _: Mapping[str, Any]) -> str | None:
+    return _wrong(t, ~(t >= 0), "numbers that are not negative")
+
+
+def _scale(t: Tensor, _: Mapping[str, Any]) -> str | None:
+    wrong = ~((t >= FP8_SCALE_MIN) & (t <= FP32_MAX))
+    return _wrong(t, wrong, "positive finite numbers whose reciprocals are finite")
+
+
+def _scale_bytes(t: Tensor, _: Mapping[str, Any]) -> str | None:
+    sign = t.view(torch.uint8)
+    return _wrong(sign, sign >= 0x80, "bytes of E4M3 scales, which have no sign: 0 to 127")
+
+
+def _scale_inv(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
+    return _not_negative(t, arguments) if t.dtype == torch.float32 else None
+
+
+def _counts(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
+    rows = _elements(arguments).shape[-2]
+    return _wrong(t, (t < 0) | (t > rows), f"0 to {rows}, the rows of a batch")
+
+
+def _elements(arguments: Mapping[str, Any]) -> Tensor:
+    """The first argument: what is quantized, or the codes."""
+    first: Tensor = next(iter(arguments.values()))
+    return first
+
+
+def _offsets(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
+    numel = arguments.get("numel")
+    if numel is None:
+        numel = _elements(arguments).numel()
+    step = arguments.get("_step", 1)
+    sizes = arguments.get("sizes")
+    shown = f"is {t[:_SHOWN].tolist()}{'...' if t.numel() > _SHOWN else ''}"
+    if bool((t[1:] < t[:-1]).any()):
+        return f"{shown}; accepted are numbers that ascend"
+    first, last = int(t[0]), int(t[-1])
+    if first < 0 or last > numel:
+        return f"{shown}; accepted are 0 to {numel}, the elements of the buffer"
+    if sizes is None and (first != 0 or last != numel):
+        return (
+            f"{shown} for a buffer of {numel} elements; accepted are offsets from 0 to {numel}: "
+            "what is in no group comes out as zeros. For padding pass sizes"
+        )
+    if bool((t[:-1] % step != 0).any()):
+        return f"{shown}; accepted are groups that begin at multiples of {step}"
+    return None
+
+
+def _sizes(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
+    offsets = arguments["offsets"]
+    wrong = (t < 0) | (t > offsets[1:] - offsets[:-1])
+    return _wrong(t, wrong, "sizes from 0 to what lies between two offsets")
+
+
+Rule = Callable[[Tensor, Mapping[str, Any]], "str | None"]
+
+RULES: dict[str, Rule] = {
+    "offsets": _offsets,
+    "sizes": _sizes,
+    "counts": _counts,
+    "gsa": _gsa,
+    "scale": _scale,
+    "scale_inv": _scale_inv,
+    "x_sf": _scale_bytes,
+    "amax": _not_negative,
+    "inv_rms": _not_negative,
+}
+"""By an argument's name in the schemas."""
+
+
+def values(op: str, arguments: Mapping[str, Any]) -> None:
+    """Looks at all arguments of a call of the op, which are in the schema's order.
+
+    Raises:
+        ValueError: one has values that the op is not made for.
+    """
+    known = dict(arguments)
+    if op == "quantize_grouped_nvfp4":
+        known["_step"] = NVFP4_BLOCK
+    elif op == "quantize_grouped_grad_fp8":
+        known["_step"] = arguments["grad"].shape[-1]
+    for name, value in arguments.items():
+        rule = RULES.get(name)
+        if name == "gsa" and op.startswith("dequantize"):
+            rule = _gsa_of_codes
+        said = rule(value, known) if rule is not None and isinstance(value, Tensor) else None
+        if said is not None:
+            raise ValueError(f"{op}: {name} {said}")
