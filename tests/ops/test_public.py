@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpu.second_device import CASES
 from samples import randn
 
 import jitquant
@@ -290,3 +291,9 @@ def test_inference_mode() -> None:
         out = QuantizedActivation.empty((4, 48), granularity="row", inv_rms=True)
         jitquant.rmsnorm_quantize_nvfp4(residual, torch.ones(48), out=out)
         assert torch.equal(out.dequantize(), q.dequantize())
+
+
+def test_a_process_with_another_gpu_alone_calls_every_function() -> None:
+    """That of tests/gpu/test_second_device.py, which takes two GPUs."""
+    functions = {name for name in jitquant.ops.__all__ if name[0].islower()}
+    assert set(CASES) == {*functions, "DelayedScaling"}

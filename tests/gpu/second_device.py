@@ -1,0 +1,95 @@
+"""One function in a process that uses cuda:1 alone and never calls ``set_device``.
+
+``python second_device.py NAME [DEVICE]`` calls it again and again, the first time by the
+dispatcher, then past it, and prints "ok" if each result is the CPU's and nothing touched cuda:0.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import jitquant
+
+J = jitquant
+_generator = torch.Generator().manual_seed(0)
+_X = torch.randn(300, 1024, generator=_generator).bfloat16()
+_WEIGHT = torch.ones(1024)
+_STREAMS, _MIX = _X.reshape(75, 4, 1024), torch.full((75, 4), 0.25)
+_AT = torch.tensor([0, 102400, 307200])
+
+To = Callable[[Tensor], Tensor]
+
+
+def _codes(q: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(q) if isinstance(t, Tensor)]
+
+
+def _delayed(to: To) -> Any:
+    scaling = J.DelayedScaling(window=4, device=to(_X).device)
+    return [scaling.quantize(to(_X)) for _ in range(3)]
+
+
+CASES: dict[str, Callable[[To], Any]] = {
+    "amax_gsa": lambda to: J.amax_gsa(to(_X)),
+    "deinterleave_quantize_nvfp4": lambda to: J.deinterleave_quantize_nvfp4(to(_X), 512),
+    "dequantize": lambda to: J.dequantize(J.quantize_group(_X).to(to(_X).device)),
+    "dequantize_grouped": lambda to: J.dequantize_grouped(
+        J.quantize_grouped(_X, _AT).to(to(_X).device)
+    ),
+    "dequantize_nvfp4": lambda to: J.dequantize_nvfp4(J.quantize_nvfp4(_X).to(to(_X).device)),
+    "mhc_rmsnorm_quantize_nvfp4": lambda to: J.mhc_rmsnorm_quantize_nvfp4(
+        to(_STREAMS), to(_MIX), to(_WEIGHT)
+    ),
+    "quantize_block": lambda to: J.quantize_block(to(_X)),
+    "quantize_block_both": lambda to: J.quantize_block_both(to(_X)),
+    "quantize_fp8": lambda to: (J.quantize_fp8(to(_X)), J.quantize_fp8(to(_X), scale=2.0)),
+    "quantize_group": lambda to: J.quantize_group(to(_X)),
+    "quantize_group_both": lambda to: J.quantize_group_both(to(_X)),
+    "quantize_grouped": lambda to: (
+        J.quantize_grouped(to(_X), to(_AT)),
+        J.quantize_grouped(to(_X), to(_AT), format="nvfp4"),
+    ),
+    "quantize_grouped_grad": lambda to: J.quantize_grouped_grad(to(_X), to(_AT)),
+    "quantize_mxfp8": lambda to: J.quantize_mxfp8(to(_X)),
+    "quantize_mxfp8_both": lambda to: J.quantize_mxfp8_both(to(_X)),
+    "quantize_nvfp4": lambda to: (
+        J.quantize_nvfp4(to(_X)),
+        J.quantize_nvfp4(to(_X), to(torch.tensor([0.002]))),
+    ),
+    "quantize_weight_nvfp4": lambda to: J.quantize_weight_nvfp4(to(_X)),
+    "rmsnorm_quantize_fp8": lambda to: J.rmsnorm_quantize_fp8(to(_X), to(_WEIGHT), scale=2.0),
+    "rmsnorm_quantize_group": lambda to: J.rmsnorm_quantize_group(to(_X), to(_WEIGHT)),
+    "rmsnorm_quantize_nvfp4": lambda to: J.rmsnorm_quantize_nvfp4(
+        to(_X), to(_WEIGHT), residual=to(_X.flip(0))
+    ),
+    "silu_mul_quantize_fp8": lambda to: J.silu_mul_quantize_fp8(to(_X)),
+    "silu_mul_quantize_group": lambda to: J.silu_mul_quantize_group(to(_X)),
+    "DelayedScaling": _delayed,
+}
+"""A call of each public function, with its tensors moved by ``to``."""
+
+
+def main(name: str, device: str = "cuda:1") -> None:
+    expected = _codes(CASES[name](lambda t: t.clone()))
+    for turn in range(4):
+        got = _codes(CASES[name](lambda t: t.to(device)))
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        for a, b in zip(got, expected, strict=True):
+            assert str(a.device) == device, f"turn {turn}: a result is on {a.device}"
+            a, b = (t.contiguous().view(torch.uint8) for t in (a.cpu(), b))
+            differ = (a != b).float().mean().item()
+            assert differ < 0.01, f"turn {turn}: {differ:.1%} of a result's bytes differ"
+    if device != "cpu":
+        assert not torch._C._cuda_hasPrimaryContext(0), "cuda:0 has a context"
+    print("ok")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
