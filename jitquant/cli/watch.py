@@ -102,7 +102,7 @@ class Watch:
         self._child.start()
 
     def _places(self, build: Build | None) -> set[Path]:
-        found = [path for path, _ in build.watch] if build is not None else []
+        found = [path for path, _ in build.watch.own] if build is not None else []
         with contextlib.suppress(LoaderError, FileNotFoundError, ValueError):
             wanted = self._loader.look_up(self._request)
             found += [*wanted.sources, *wanted.include_dirs]

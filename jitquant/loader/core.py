@@ -33,7 +33,7 @@ from .store.match import Build, ChangedError, digests_now, match_entry, take
 from .store.texts import source_files
 from .watch.inotify import Watcher
 from .watch.live import freshness, reloads, warn_of_old_graphs
-from .watch.record import Loaded, Record, arch_environment
+from .watch.record import Loaded, Record, Variables
 
 if TYPE_CHECKING:
     from .compile.builder import Builder
@@ -270,12 +270,18 @@ class Loader:
             if record is not None and record.changed() is None:
                 return record.module
             for _ in range(_MOST_ATTEMPTS):
+                # First the variables, then what depends on them: a change in between is seen.
+                before = {
+                    cuda: Variables.now(archs=cuda and request.archs is None, cuda=cuda)
+                    for cuda in (False, True)
+                }
                 wanted = self.look_up(request)
                 try:
                     loaded, watch = self._get_bundled(wanted) or self._get_built(wanted)
                 except ChangedError:
                     continue
-                self._records[key] = self._record(wanted, loaded, wanted.watch + watch)
+                watch = watch._replace(own=wanted.watch + watch.own)
+                self._records[key] = self._record(wanted, loaded, watch, before[wanted.has_cuda])
                 older = self._superseded.setdefault(key, [])
                 if record is not None and record.module not in older:
                     older.append(record.module)
@@ -456,6 +462,7 @@ class Loader:
         cache = self.cache()
         cache.check()
         self.memo.attach(cache.memo_directory)
+        self.hasher.attach(cache.memo_directory)
         try:
             return make_plan(wanted, self.memo)
         except (NvccNotFoundError, HostCompilerNotFoundError) as error:
@@ -475,7 +482,9 @@ class Loader:
 
         return search(paths, wanted, self.hasher)
 
-    def _record(self, wanted: Wanted, loaded: Loaded, watch: Watched) -> Record:
+    def _record(
+        self, wanted: Wanted, loaded: Loaded, watch: Watched, variables: Variables
+    ) -> Record:
         request = wanted.request
         relative = any(
             (not os.path.isabs(os.fspath(s)) and os.path.dirname(os.fspath(s)))  # type: ignore[call-overload]
@@ -486,7 +495,7 @@ class Loader:
             loaded.module,
             loaded.entry,
             watch,
-            environment=arch_environment() if request.archs is None and wanted.has_cuda else None,
+            variables=variables,
             directory=os.getcwd() if relative else None,
             watcher=self._watcher,
             reloads=self.reloads(wanted),
@@ -554,6 +563,7 @@ class Loader:
             for directory, entry in cache.candidates(plan.level1):
                 match = match_entry(plan, self.hasher, entry)
                 if not isinstance(match, str) and (build := take(cache, directory, entry, match)):
+                    self.hasher.keep()
                     return build
         return None
 

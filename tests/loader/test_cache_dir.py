@@ -453,5 +453,5 @@ def test_entry_tells_what_it_was_made_from(plain: Toy) -> None:
     last = Cache(plain.cache).last("plain")
     assert last is not None
     assert last["inputs"]["sources"][0][0] == "plain.cpp"
-    assert list(last["headers"]) == ["src0/plain.h"]
+    assert "src0/plain.h" in last["headers"]
     assert last["info"]["seconds"] > 0

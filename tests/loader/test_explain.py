@@ -85,12 +85,19 @@ def test_architectures_that_changed(toy: Toy) -> None:
     assert explain(loader, Request("toy", (toy.source,))).archs == ["90a"]
 
 
-def test_a_header_that_shadows_another(toy: Toy, tmp_path: Path) -> None:
-    source, cache = toy.copy(tmp_path)
-    (source.parent / "bindings" / "toy.cuh").write_text("#define FACTOR 3\n")
-    found = explain(new_loader(cache), Request("toy", (source,)))
+def test_a_header_that_shadows_another(tmp_path: Path) -> None:
+    source = write_plain(tmp_path / "source")
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    header = source.with_suffix(".h").rename(second / "plain.h")
+    request = Request("plain", (source,), include_dirs=(str(first), str(second)))
+    new_loader(tmp_path / "cache").ensure(request)
+    (first / "plain.h").write_bytes(header.read_bytes())
+    found = explain(new_loader(tmp_path / "cache"), request)
     assert found.state == "miss"
     assert found.reason == "an included name is now found in another directory first"
+    assert not found.changes
 
 
 def test_an_entry_that_is_gone(copied: tuple[Loader, Path]) -> None:

@@ -197,13 +197,19 @@ def test_source_changed_while_it_is_compiled_is_compiled_again(
     assert len(entries(tmp_path / "cache")) == 1
 
 
-def test_headers_of_the_toolchain_are_represented_by_versions(plain: Toy, toy: Toy) -> None:
+def test_every_file_that_a_compiler_read_is_represented_by_its_contents(
+    plain: Toy, toy: Toy
+) -> None:
+    from jitquant.loader.request.sources import is_own
     from jitquant.loader.store.cache import Entry
 
     for built, own in ((plain, {"src0/plain.h"}), (toy, {"src0/toy.cuh"})):
         (directory,) = entries(built.cache)
         entry = Entry.from_json((directory / "entry.json").read_bytes())
-        assert set(entry.headers) == own
-        assert str(built.source.parent) not in str(entry.inputs)
+        assert set(filter(is_own, entry.headers)) == own
+        assert str(built.source.parent) not in str([entry.inputs, entry.headers, entry.searched])
+    read = set(entry.headers)
+    assert {"=torch/include/torch/csrc/stable/library.h", "/usr/include/stdio.h"} <= read
+    assert [name for name in read if name.startswith("=cuda/") and "cuda_runtime.h" in name]
     assert entry.inputs["nvcc"]
     assert entry.inputs["torch"]

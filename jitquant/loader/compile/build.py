@@ -11,7 +11,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +21,12 @@ from ..machine.archs import gencode_flags
 from ..machine.processes import Command, default_jobs, run_side_by_side
 from ..machine.toolchain import cudart_flags, cxx_runtime_flags
 from ..machine.torch_install import OLDEST_TORCH, torch_install
+from ..request import includes
 from ..request.exports import unusable_export
 from ..request.plan import Plan, python_include_dir, wheel_include_dirs
 from ..request.sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
 from .abi import links_stable
+from .search import include_path
 from .trial import Trial, link_and_try
 from .usage import KernelUsage, split_usage
 
@@ -51,20 +53,23 @@ class Unit:
 
     source: str
     command: Command
-    depfile: Path
+    depfiles: tuple[Path, ...]
     scan: IncludeScan
 
 
 @dataclass(frozen=True)
 class Built:
-    """A linked library, everything the compilers read for it, and what they said.
+    """A linked library, what the compilers read for it and where they looked, and what they said.
+
+    ``linked`` are the archives that became a part of it.
 
     ``steps`` are the seconds of each command; the compilers run side by side. ``stable`` is whether
     it uses torch through its stable ABI alone.
     """
 
     library: Path
-    read: tuple[str, ...]
+    units: tuple[includes.Unit, ...]
+    linked: tuple[str, ...]
     trial: Trial
     steps: tuple[tuple[str, float], ...]
     kernels: tuple[KernelUsage, ...]
@@ -83,7 +88,7 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
         Path(path).write_text(binding.text(binding.source))
     for index, source in enumerate((*plan.sources, *generated)):
         scan = scan_includes(source, plan.include_dirs)
-        depfile = staging / f"o{index}.d"
+        depfiles = tuple(staging / f"o{index}.{kind}" for kind in ("d", "host.d", "as.d"))
         if plan.debug:
             (staging / f"o{index}{KEPT}").mkdir()
         is_cuda = source.lower().endswith(CUDA_SUFFIXES)
@@ -93,7 +98,7 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
             f"{'nvcc' if is_cuda else os.path.basename(plan.host.command[0])} "
             f"{os.path.basename(source)}"
         )
-        units.append(Unit(source, Command(tuple(argv), label), depfile, scan))
+        units.append(Unit(source, Command(tuple(argv), label), depfiles, scan))
     return units
 
 
@@ -104,6 +109,16 @@ def _host_flags(plan: Plan) -> list[str]:
     (STB_GNU_UNIQUE): two modules, or two versions of one, would share it. clang does not.
     """
     return ["-fPIC"] if "clang" in plan.host.version else ["-fPIC", "-fno-gnu-unique"]
+
+
+def names_incbins(plan: Plan) -> bool:
+    """Whether the assembler lists what ``.incbin`` reads: GNU's does, clang's does not."""
+    flags = (*plan.request.cuda_flags, *plan.request.cxx_flags)
+    return (
+        "clang" not in plan.host.version
+        and "NVCC_CCBIN" not in os.environ
+        and not any(flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags)
+    )
 
 
 def _cuda_command(
@@ -130,7 +145,11 @@ def _cuda_command(
         argv.append("--split-compile=2")
     argv += [] if plan.debug else ["-O3", "-lineinfo"]
     argv += ["--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
-    argv += ["-Xcompiler", ",".join(_host_flags(plan))]
+    # nvcc's own depfile leaves out what its host compiler reads last.
+    host = [*_host_flags(plan), "-MD", "-MF", f"{stem}.host.d"]
+    if names_incbins(plan):
+        host.append(f"-Wa\\,--MD\\,{stem}.as.d")
+    argv += ["-Xcompiler", ",".join(host)]
     if not _sets_standard(flags):
         argv.append("-std=c++20" if scan.torch else "-std=c++17")
     for directory in plan.include_dirs:
@@ -152,6 +171,8 @@ def _cxx_command(
     flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
     launcher = () if plan.host.is_wrapped else plan.launcher
     argv = [*launcher, *plan.host.command, "-c", source, "-o", f"{stem}.o"]
+    if names_incbins(plan):
+        argv.append(f"-Wa,--MD,{stem}.as.d")
     argv += ["-MD", "-MF", f"{stem}.d", *(["-O0", "-g"] if plan.debug else ["-O2"])]
     argv += [*_host_flags(plan), f"-DTORCH_EXTENSION_NAME={extension}"]
     if scan.torch:
@@ -217,6 +238,11 @@ def build(
     env = compiler_environment()
     prepare = threading.Thread(target=_import_torch_extension_tools, daemon=True)
     prepare.start()
+    paths: list[includes.IncludePath] = []
+    asking = threading.Thread(
+        target=lambda: paths.extend(_include_paths(units, plan.launcher, env, staging)), daemon=True
+    )
+    asking.start()
     finished = run_side_by_side(
         [unit.command for unit in units], slots=slots, env=env, cwd=staging, on_tick=on_tick
     )
@@ -266,12 +292,11 @@ def build(
             root=staging,
             log_path=log,
         ) from None
-    read: dict[str, None] = {}
-    for unit in units:
-        for path in parse_depfile(unit.depfile.read_text(errors="surrogateescape")):
-            read.setdefault(os.path.join(staging, path))
-    for unit in units:
-        read.pop(unit.source, None)
+    asking.join()
+    read = [
+        includes.Unit(unit.source, _read_by(unit, staging), path)
+        for unit, path in zip(units, paths, strict=True)
+    ]
     steps = [(item.command.label, item.seconds) for item in finished]
     steps.append(("linking and first load", time.monotonic() - linking))
     library = staging / f"{extension}.so"
@@ -281,7 +306,40 @@ def build(
         and not any(_TARGET_MACRO in flag for flag in (*request.cuda_flags, *request.cxx_flags))
         and links_stable(library)
     )
-    return Built(library, tuple(read), trial, tuple(steps), tuple(kernels), stable)
+    archives = _archives(plan)
+    return Built(library, tuple(read), archives, trial, tuple(steps), tuple(kernels), stable)
+
+
+def _include_paths(
+    units: list[Unit], launcher: tuple[str, ...], env: Mapping[str, str], staging: Path
+) -> Iterator[includes.IncludePath]:
+    for unit in units:
+        is_nvcc = unit.source.lower().endswith(CUDA_SUFFIXES)
+        argv = unit.command.argv
+        if launcher and argv[: len(launcher)] == launcher:
+            argv = argv[len(launcher) :]
+        yield include_path(argv, unit.source, is_nvcc=is_nvcc, env=env, cwd=staging)
+
+
+def _read_by(unit: Unit, staging: Path) -> tuple[str, ...]:
+    """What the depfiles of a unit list: of the compiler, of nvcc's own host compiler, of `as`."""
+    inside = os.path.join(staging, "")
+    read: dict[str, None] = {}
+    for depfile in unit.depfiles:
+        try:
+            listed = parse_depfile(depfile.read_text(errors="surrogateescape"))
+        except FileNotFoundError:
+            continue
+        for path in listed:
+            full = os.path.join(staging, path)
+            # What the compilers made for each other, there or elsewhere, is gone by now.
+            if full != unit.source and not full.startswith(inside) and os.path.exists(full):
+                read.setdefault(full)
+    return tuple(read)
+
+
+def _archives(plan: Plan) -> tuple[str, ...]:
+    return (plan.nvcc.cudart,) if plan.nvcc and plan.nvcc.cudart.endswith(".a") else ()
 
 
 def _refuse_hidden_exports(plan: Plan, source: str, compiled: Path) -> None:

@@ -71,6 +71,7 @@ class Builder:
             )
             cache = cache.temporary()
         self._memo.attach(cache.memo_directory)
+        self._hasher.attach(cache.memo_directory)
         heartbeat = Heartbeat(reporter, plan.name, on_tick)
         timeout = self._lock_timeout
         if timeout is None:
@@ -104,6 +105,7 @@ class Builder:
         match = match_entry(plan, self._hasher, entry)
         built = None if isinstance(match, str) else take(cache, directory, entry, match)
         held.release()
+        self._hasher.keep()
         if built is None:
             raise ChangedError
         _trim(cache, reporter)
@@ -173,7 +175,7 @@ class Builder:
                     reporter.say(f"{os.path.basename(path)} changed while it was compiled")
                     raise ChangedError
             described = describe(plan, extension, built, hasher, heartbeat.seconds)
-            changed = changed_after(described.own_headers, moment)
+            changed = changed_after(described.read, moment)
             if changed is None:
                 break
             reporter.say(

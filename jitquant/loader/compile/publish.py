@@ -4,62 +4,51 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from ..errors import LoaderError
+from ..errors import CompileError, LoaderError
+from ..request.includes import searched_by, visible_now
 from ..request.plan import Plan, python_abi
-from ..request.sources import FileHasher, visible_names
+from ..request.sources import FileHasher, is_own
 from ..store.cache import Entry
-from .build import Built
-
-_HAS_INCLUDE = re.compile(rb"__has_include(?:_next)?\s*\(\s*[\"<]([^\">\n]+)[\">]")
+from .build import Built, names_incbins
 
 
 @dataclass(frozen=True)
 class Described:
-    """The entry of a build, and the paths of the caller's headers that it read."""
+    """The entry of a build, and the paths of the files that were read for it."""
 
     entry: Entry
-    own_headers: tuple[str, ...]
+    read: tuple[str, ...]
 
 
 def describe(
     plan: Plan, extension: str, built: Built, hasher: FileHasher, seconds: float
 ) -> Described:
-    """The metadata of a build.
-
-    Headers of the caller and of the project are represented by their contents, those of the
-    compilers, CUDA, torch and Python by versions that are in the level-1 key already (Python's,
-    which few modules read, by its ABI here).
+    """The metadata of a build: the digest of every file that was read, and what was looked for.
 
     Raises:
         LoaderError: a header went away while it was being compiled.
+        CompileError: what ``.incbin`` reads is not known.
     """
     headers: dict[str, str] = {}
-    own: list[str] = []
-    included: set[str] = set()
-    families: set[str] = set()
-    for path in built.read:
-        label, rest = plan.roots.name(path)
-        if label.startswith("="):
-            families.add(label[1:])
-            included.add(rest)
-            continue
+    read = dict.fromkeys([path for unit in built.units for path in unit.read] + [*built.linked])
+    for path in read:
         state = hasher.state(path)
         if state is None:
             raise LoaderError(f"module {plan.name!r}: {path} went away while it was compiled.")
-        headers[f"{label}/{rest}"] = state.digest
-        included.add(rest)
-        own.append(path)
-    for path in (*plan.sources, *own):
-        with open(path, "rb") as stream:
-            included.update(
-                name.decode(errors="replace") for name in _HAS_INCLUDE.findall(stream.read())
-            )
+        headers[plan.roots.name(path)] = state.digest
+    for path in plan.sources:
+        headers.pop(plan.roots.name(path), None)
+    _refuse_incbin(plan, read)
     headers = dict(sorted(headers.items()))
+    searched = searched_by(built.units, plan.roots)
+    uses_python = bool(built.trial.init_symbols) or any(
+        name.startswith("=python/") for name in headers
+    )
     with open(built.library, "rb") as stream:
         library = stream.read()
     entry = Entry(
@@ -68,9 +57,9 @@ def describe(
         level1=plan.level1,
         inputs=plan.inputs,
         headers=headers,
-        visible=visible_names(plan.roots, included, headers),
-        included=sorted(included),
-        python_abi=python_abi() if "python" in families or built.trial.init_symbols else None,
+        searched=searched,
+        visible=visible_now(searched, plan.roots).names,
+        python_abi=python_abi() if uses_python else None,
         library_sha256=hashlib.sha256(library).hexdigest(),
         library_size=len(library),
         ops=built.trial.ops,
@@ -89,4 +78,17 @@ def describe(
             "nvcc": plan.nvcc.path if plan.nvcc else None,
         },
     )
-    return Described(entry, tuple(own))
+    return Described(entry, tuple(read))
+
+
+def _refuse_incbin(plan: Plan, read: Iterable[str]) -> None:
+    if names_incbins(plan):
+        return
+    for path in (*plan.sources, *read):
+        with open(path, "rb") as stream:
+            if is_own(plan.roots.name(path)) and b".incbin" in stream.read():
+                raise CompileError(
+                    f"module {plan.name!r}: {path} uses .incbin, and the assembler of "
+                    f"{plan.host.program} does not say which files it reads, so an edit of one "
+                    "would go unseen. Compile with g++, or put the bytes into a header."
+                )

@@ -28,6 +28,8 @@ from ..errors import HostCompilerNotFoundError, NvccNotFoundError, extra
 _PROBE_SECONDS = 60.0
 #: What runs nvcc and the host compiler.
 LAUNCHER = "JITQUANT_NVCC_LAUNCHER"
+#: What changes the answer of a compiler, and is no part of the question.
+_ADDS_TO_COMMANDS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH")
 _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 
 
@@ -54,11 +56,10 @@ class Nvcc(NamedTuple):
 
 
 class HostCompiler(NamedTuple):
-    """A C++ compiler: command (``CXX`` may hold a wrapper), version and its own header roots."""
+    """A C++ compiler: command (``CXX`` may hold a wrapper) and version."""
 
     command: tuple[str, ...]
     version: str
-    include_dirs: tuple[str, ...]
 
     @property
     def program(self) -> str:
@@ -150,8 +151,11 @@ def _signature(path: str) -> tuple[str, int, int]:
 
 
 def _ask(command: Iterable[str], **kwargs: Any) -> str:
-    """stdout and stderr of a short command in the C locale; ``""`` if it cannot be run."""
-    env = {**os.environ, "LC_ALL": "C"}
+    """stdout and stderr of a short command in the C locale; ``""`` if it cannot be run.
+
+    The answers are kept, so they must not depend on variables that change from build to build.
+    """
+    env = {k: v for k, v in os.environ.items() if k not in _ADDS_TO_COMMANDS} | {"LC_ALL": "C"}
     try:
         done = subprocess.run(
             list(command),
@@ -226,7 +230,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 7 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        answer = memo.get(f"nvcc 8 {os.path.abspath(path)}", partial(_probe_nvcc, path))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -351,9 +355,9 @@ def find_host_compiler(memo: Memo, env: Mapping[str, str] | None = None) -> Host
         if program is None:
             continue
         full = (program, *command[1:])
-        answer = memo.get(f"host 3 {shlex.join(full)}", partial(_probe_host, full))
+        answer = memo.get(f"host 4 {shlex.join(full)}", partial(_probe_host, full))
         if "failed" not in answer:
-            return HostCompiler(full, answer["version"], tuple(answer["include_dirs"]))
+            return HostCompiler(full, answer["version"])
         raise HostCompilerNotFoundError(
             f"the C++ compiler {shlex.join(full)} does not work: {answer['failed']}\n"
             "Set CXX to a working one (g++ or clang++)."
@@ -373,14 +377,7 @@ def _probe_host(command: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
     target = re.search(r"^Target: (.*)$", output, re.MULTILINE)
     if version is None:
         return {"failed": output.strip()[-300:] or "it does not run"}, [command[0]]
-    listed = re.search(r"search starts here:\s*\n((?: .*\n)+)End of search list", output)
-    # /usr/local/include holds what people put there by hand: no version speaks for it.
-    roots = [line.strip() for line in listed.group(1).splitlines()] if listed else []
-    roots = [d for d in roots if os.path.isdir(d) and os.path.normpath(d) != "/usr/local/include"]
-    answer = {
-        "version": f"{version.group(1).strip()} {target.group(1) if target else ''}".strip(),
-        "include_dirs": sorted({*roots, *(os.path.realpath(d) for d in roots)}),
-    }
+    answer = {"version": f"{version.group(1).strip()} {target.group(1) if target else ''}".strip()}
     programs = [shutil.which(word) or "" for word in command[:2] if not word.startswith("-")]
     return answer, [program for program in programs if program]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-#: Grows when what a key is made from, or what is kept below it, changes.
-SCHEMA = 1
+#: Grows when what a key is made from changes, or what an entry below it says.
+SCHEMA = 2
 
 
 def digest_of(value: object) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import platform
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -30,7 +33,7 @@ from .sources import (
     FileHasher,
     Roots,
     Signature,
-    Watched,
+    Signatures,
     exports_something,
     resolve_sources,
 )
@@ -38,22 +41,28 @@ from .sources import (
 if TYPE_CHECKING:
     from .exports import Binding
 
-#: Variables that change what a compiler does without showing in its command line.
-_COMPILER_VARIABLES = (
-    "NVCC_PREPEND_FLAGS",
-    "NVCC_APPEND_FLAGS",
-    "NVCC_CCBIN",
+_CHANGE_COMPILERS = (
     "CPATH",
     "CPLUS_INCLUDE_PATH",
     "LIBRARY_PATH",
     "COMPILER_PATH",
     "GCC_EXEC_PREFIX",
 )
+_CHANGE_NVCC = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
+#: Variables that change what a compiler does without showing in its command line.
+_COMPILER_VARIABLES = (*_CHANGE_NVCC, *_CHANGE_COMPILERS)
+#: Variables that a build depends on, those that choose the compilers included.
+OF_COMPILERS = ("PATH", "CXX", "JITQUANT_DEBUG", *_CHANGE_COMPILERS)
+OF_NVCC = ("CUDA_HOME", "CUDA_PATH", *_CHANGE_NVCC)
 _RELOCATABLE = ("-rdc", "--relocatable-device-code")
 _SEPARATE = {
     *("-dc", "--device-c", "-dw", "--device-w"),
     *(f"{flag}=true" for flag in _RELOCATABLE),
 }
+#: A flag that adds a directory to the include path, and the directory, as words in one string.
+_DIRECTORY_FLAG = re.compile(
+    r"\0(?:-I|--include-path|-isystem|--system-include|-iquote|-idirafter)[=\0]?([^\0]+)(?=\0)"
+)
 _ARCH_FLAGS = ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code")
 
 
@@ -81,7 +90,7 @@ class Wanted:
     archs: ArchChoice
     roots: Roots
     inputs: dict[str, Any]
-    watch: Watched
+    watch: Signatures
 
     @property
     def name(self) -> str:
@@ -186,6 +195,7 @@ def python_abi() -> str:
 def _labels_of(
     sources: tuple[str, ...],
     include_dirs: tuple[str, ...],
+    flag_dirs: tuple[str, ...],
     library_dir: str,
     bindings_dir: str | None,
 ) -> dict[str, str]:
@@ -197,23 +207,36 @@ def _labels_of(
             labels[f"src{len(labels)}"] = directory
     for index, directory in enumerate(include_dirs):
         labels[f"inc{index}"] = directory
+    for index, directory in enumerate(flag_dirs):
+        labels[f"flag{index}"] = directory
     labels["lib"] = library_dir
     if bindings_dir is not None:
         labels["bind"] = bindings_dir
     return labels
 
 
-def _versioned_roots(
-    torch: TorchInstall, host: HostCompiler, nvcc: Nvcc | None
-) -> dict[str, tuple[str, ...]]:
-    """The directories whose headers are represented by versions."""
-    versioned: dict[str, tuple[str, ...]] = {
-        "torch": (*torch.include_dirs, *wheel_include_dirs()),
-        "python": (python_include_dir(),),
-        "system": host.include_dirs,
-        "cuda": nvcc.include_dirs if nvcc else (),
+def _flag_dirs(request: Request, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The directories that flags and variables add to the include path."""
+    flags = [*request.cuda_flags, *request.cxx_flags]
+    for variable in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+        with contextlib.suppress(ValueError):  # nvcc will say what is wrong with it
+            flags += shlex.split(env.get(variable, ""))
+    words = [word for flag in flags for word in flag.split(",")]
+    found = list(_DIRECTORY_FLAG.findall("\0".join(["", *words, ""])))
+    for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
+        found += env.get(variable, "").split(os.pathsep)
+    return tuple(dict.fromkeys(directory for directory in found if os.path.isabs(directory)))
+
+
+def _installations(torch: TorchInstall, nvcc: Nvcc | None) -> dict[str, str]:
+    """The directories of installations that headers are named after."""
+    found = {
+        "=torch": torch.directory,
+        "=python": python_include_dir(),
+        "=cuda": os.path.dirname(os.path.dirname(nvcc.path)) if nvcc else "",
     }
-    return {k: tuple(d for d in v if d) for k, v in versioned.items()}
+    found |= {f"=nvidia{index}": root for index, root in enumerate(wheel_roots())}
+    return {label: directory for label, directory in found.items() if directory}
 
 
 def look_up(
@@ -282,7 +305,9 @@ def look_up(
         sources=sources,
         include_dirs=(*include_dirs, *ours),
         archs=archs,
-        roots=Roots(_labels_of(sources, own, library_dir, bindings_dir), {}),
+        roots=Roots(
+            _labels_of(sources, own, _flag_dirs(request, os.environ), library_dir, bindings_dir)
+        ),
         inputs=inputs,
         watch=tuple(watch),
     )
@@ -315,7 +340,7 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
         sources=wanted.sources,
         include_dirs=wanted.include_dirs,
         archs=wanted.archs,
-        roots=Roots(wanted.roots.labels, _versioned_roots(torch_install(), host, nvcc)),
+        roots=Roots({**wanted.roots.labels, **_installations(torch_install(), nvcc)}),
         inputs=inputs,
         watch=wanted.watch,
         nvcc=nvcc,

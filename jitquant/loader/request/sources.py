@@ -2,13 +2,15 @@
 
 A header is named relative to the directory through which it was found (``inc0/k.cuh`` for the
 first include directory, ``src0/k.cuh`` beside the first source, ``lib/jitquant/x.cuh`` for the
-project's own), so that the same tree elsewhere has the same names.
+project's own, ``=cuda/...`` for the toolkit's), so that the same tree elsewhere has the same names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
+import json
 import os
 import re
 import time
@@ -22,12 +24,24 @@ CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
 _RACY_NS = 100_000_000
 _RACY_COARSE_NS = 2_100_000_000
 
+#: Files whose digests are kept before those that are gone are dropped.
+_MOST_KEPT = 10_000
+_MOST_SEARCHES = 256
+
 #: How a compiler may have written a path, cheapest first.
 _SPELLINGS: tuple[Callable[[str], str], ...] = (str, os.path.normpath, os.path.realpath)
 
 Signature = tuple[int, int, int, int]
-#: Paths of files and directories with the signatures that they must keep.
-Watched = tuple[tuple[str, Signature | None], ...]
+#: Paths of files and directories with the signatures that they must keep; ``None`` means to look
+#: closer each time.
+Signatures = tuple[tuple[str, Signature | None], ...]
+
+
+class Watched(NamedTuple):
+    """What must stay as it is: of the caller and the project, and of compilers and toolkits."""
+
+    own: Signatures
+    installed: Signatures = ()
 
 
 def check_name(name: object) -> str:
@@ -151,68 +165,165 @@ def settled(status: os.stat_result, now_ns: int) -> bool:
 
 
 class FileHasher:
-    """SHA-256 of files, remembered as long as their ``stat`` stays the same."""
+    """SHA-256 of files, remembered as long as their ``stat`` stays the same.
+
+    A build reads hundreds of headers, mostly of compilers and toolkits. So what is known goes to
+    the file that :meth:`attach` names, and comes from there in the next process.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, FileState] = {}
+        self._directories: dict[str, dict[str, Signature]] = {}
+        self._file: Path | None = None
+        self._kept: _Kept | None = None
+        self._learned = False
+
+    def attach(self, directory: Path | None) -> None:
+        """Keep what is learned from now on in ``directory``."""
+        if directory is not None and (self._file is None or self._file.parent != directory):
+            self._file, self._kept, self._learned = directory / "files.json", None, False
 
     def state(self, path: str) -> FileState | None:
         """The state of ``path``, or ``None`` where there is no such regular file."""
         try:
             status = os.stat(path)
+            signature = signature_of(status)
             known = self._known.get(path)
-            if known is not None and known.signature == signature_of(status):
+            if known is None and (kept := self._from_file().files.get(path)):
+                digest, _, rest = kept.partition(" ")
+                if rest == _written(signature):
+                    known = self._known[path] = FileState(digest, signature)
+            if known is not None and known.signature == signature:
                 return known
-            now = time.time_ns()
-            with open(path, "rb") as stream:
-                before = os.fstat(stream.fileno())
-                digest = hashlib.sha256(stream.read()).hexdigest()
+            fresh = self._known[path] = self._hash(path)
         except OSError:
             self._known.pop(path, None)
             return None
-        fresh = FileState(digest, signature_of(before) if settled(before, now) else None)
-        self._known[path] = fresh
+        self._learned = self._learned or fresh.signature is not None
         return fresh
+
+    def _hash(self, path: str) -> FileState:
+        now = time.time_ns()
+        with open(path, "rb") as stream:
+            before = os.fstat(stream.fileno())
+            digest = hashlib.sha256(stream.read()).hexdigest()
+        return FileState(digest, signature_of(before) if settled(before, now) else None)
+
+    def unchanged(self, key: str) -> Mapping[str, Signature] | None:
+        """The directories that were remembered under ``key``, if they are as they were."""
+        known: dict[str, Signature] = {}
+        written = self._from_file().directories.get(key, "")
+        before = self._directories.get(key)
+        if before is None:
+            before = dict.fromkeys(written.split("\0")[1::2] if written else (), (0, 0, 0, 0))
+        try:
+            known = {path: signature_of(os.stat(path)) for path in before}
+        except OSError:
+            return None
+        if known and (known == before or _written_directories(known) == written):
+            return known
+        return None
+
+    def remember(self, key: str, directories: Mapping[str, Signature | None]) -> None:
+        """Remember under ``key`` how ``directories`` were, if a change of each would be seen."""
+        known = {path: signature for path, signature in directories.items() if signature}
+        if len(known) == len(directories):
+            self._directories[key] = known
+            self._learned = True
+
+    def _from_file(self) -> _Kept:
+        if self._kept is None:
+            self._kept = _Kept({}, {})
+            if self._file is not None:
+                with contextlib.suppress(OSError, ValueError, TypeError):
+                    self._kept = _Kept(**json.loads(self._file.read_bytes()))
+        return self._kept
+
+    def keep(self) -> None:
+        """Write down what has been learned since the last time."""
+        if self._file is None or not self._learned:
+            return
+        self._learned = False
+        self._kept = None
+        files, directories = self._from_file()  # and what other processes have learned meanwhile
+        for path, (digest, signature) in list(self._known.items()):
+            if signature is not None:
+                files[path] = f"{digest} {_written(signature)}"
+        for key, known in list(self._directories.items()):
+            directories[key] = _written_directories(known)
+        if len(files) > _MOST_KEPT:
+            files = {path: state for path, state in files.items() if os.path.exists(path)}
+        directories = dict(list(directories.items())[-_MOST_SEARCHES:])
+        self._kept = _Kept(files, directories)
+        temporary = self._file.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        try:
+            temporary.write_text(json.dumps(self._kept._asdict(), separators=(",", ":")))
+            os.replace(temporary, self._file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+class _Kept(NamedTuple):
+    """What is known, by path and by key, as it is written down.
+
+    Strings alone, since thousands of tuples would set off the garbage collector.
+    """
+
+    files: dict[str, str]
+    directories: dict[str, str]
+
+
+def _written(signature: Signature) -> str:
+    return " ".join(map(str, signature))
+
+
+def _written_directories(known: Mapping[str, Signature]) -> str:
+    return "\0".join(f"{_written(signature)}\0{path}" for path, signature in known.items())
 
 
 class Roots:
-    """The places that files are named after.
+    """The directories that files are named after: the same tree elsewhere has the same names.
 
-    ``labels`` maps a label to a directory of the caller or the project, in search order; files
-    under ``versioned`` directories (the compilers', CUDA's, torch's, Python's) are represented by
-    the versions of those instead of their contents.
+    ``labels`` maps a label to a directory: of the caller or of the project, or, if the label begins
+    with ``=``, of an installation (CUDA, torch, Python). Any other file is named by its path.
     """
 
-    def __init__(self, labels: Mapping[str, str], versioned: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = labels
-        self.versioned = versioned
         pairs = [
-            (directory.rstrip(os.sep) + os.sep, label) for label, directory in self.labels.items()
+            (spelled.rstrip(os.sep) + os.sep, label)
+            for label, directory in labels.items()
+            for spelled in dict.fromkeys((directory, os.path.realpath(directory)))
         ]
-        pairs += [
-            (directory.rstrip(os.sep) + os.sep, "=" + family)
-            for family, directories in self.versioned.items()
-            for spelling in directories
-            for directory in {spelling, os.path.realpath(spelling)}
-        ]
-        # The longest prefix names a file; for equal ones a label of the caller does.
-        self._sorted = sorted(pairs, key=lambda p: (-len(p[0]), p[1].startswith("=")))
+        # The longest prefix names a file; of equal ones the first.
+        self._sorted = sorted(pairs, key=lambda pair: -len(pair[0]))
 
-    def name(self, path: str) -> tuple[str, str]:
-        """(label, rest) of ``path``; the label of a versioned family starts with ``=``."""
+    def name(self, path: str) -> str:
+        """``label/rest`` of ``path``, or its absolute path."""
         for spell in _SPELLINGS:
             spelled = spell(path)
             for prefix, label in self._sorted:
                 if spelled.startswith(prefix):
-                    return label, spelled[len(prefix) :]
-        first = next(iter(self.labels))
-        return first, os.path.relpath(path, self.labels[first])
+                    return f"{label}/{spelled[len(prefix) :]}"
+        return path
+
+    def place(self, directory: str) -> str:
+        """The name of a directory, which ends in ``/``: that of a file in it begins so."""
+        return self.name(os.path.join(directory, "_"))[:-1]
 
     def path(self, name: str) -> str:
-        """The path that ``label/rest`` stands for, in these roots; ``""`` for an unknown label."""
+        """The path that a name stands for, in these roots; ``""`` for an unknown label."""
+        if name.startswith(os.sep):
+            return name
         label, _, rest = name.partition("/")
         directory = self.labels.get(label)
         return "" if directory is None else os.path.join(directory, rest)
+
+
+def is_own(name: str) -> bool:
+    """Whether a file of this name is the caller's or the project's, not an installation's."""
+    return not name.startswith(("=", os.sep))
 
 
 def parse_depfile(text: str) -> list[str]:
@@ -224,38 +335,6 @@ def parse_depfile(text: str) -> list[str]:
         name = re.sub(r"\\([\s#:\\])", r"\1", token).replace("$$", "$")
         names.setdefault(name)
     return list(names)
-
-
-def visible_names(roots: Roots, rests: Iterable[str], header_names: Iterable[str]) -> list[str]:
-    """Which of the names that were included exist in which of the caller's directories.
-
-    A header that appears in a directory searched earlier shadows the one that was read. So the
-    set of places where an included name is found belongs to what a build depends on. Directories
-    are listed once; only those that hold the first component of a name are looked at further.
-    """
-    by_first: dict[str, list[str]] = {}
-    for rest in rests:
-        by_first.setdefault(rest.split("/", 1)[0], []).append(rest)
-    found: list[str] = []
-    for place in search_places(roots, header_names):
-        directory = roots.path(place)
-        try:
-            listed = os.listdir(directory)
-        except OSError:
-            continue
-        for first in by_first.keys() & set(listed):
-            for rest in by_first[first]:
-                if rest == first or os.path.exists(os.path.join(directory, rest)):
-                    found.append(f"{place}{rest}")
-    return sorted(found)
-
-
-def search_places(roots: Roots, header_names: Iterable[str]) -> list[str]:
-    """The caller's directories that an ``#include`` can be found in, as names ending in ``/``."""
-    places = {f"{label}/": None for label in roots.labels}
-    for name in header_names:
-        places.setdefault(name.rpartition("/")[0] + "/")
-    return list(places)
 
 
 # Compiled where they are used: a module that is built already needs none of them.

@@ -156,7 +156,7 @@ def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
         reasons.append(f"it holds {_archs(had['archs'])}, and {_archs(lacking)} is asked for")
     if reasons:
         return "; ".join(reasons)
-    match = match_entry(wanted, hasher, entry)
+    match = match_entry(wanted, hasher, entry, installed=False)
     return f"{match} is not what it was built with" if isinstance(match, str) else match
 
 

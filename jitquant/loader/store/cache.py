@@ -18,6 +18,7 @@ import atexit
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -39,10 +40,13 @@ from ..errors import (
     LockTimeoutError,
 )
 from ..report import outside
+from ..request.includes import Searched
 from ..request.key import SCHEMA, digest_of
 from .hold import Hold, hold
 from .trust import GROUP, doubt, others_write, shared_group
 
+#: Grows when the directories do not mean what they did.
+_LAYOUT = "v1"
 _SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "texts", "toolchain")
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 #: A directory where a file has to be, or the other way round.
@@ -61,9 +65,9 @@ class Entry:
     """One published build: what it was made from and what came out.
 
     ``inputs`` is everything of the level-1 key in readable form, ``headers`` maps the name of each
-    header read to its digest, ``visible`` lists where included names were found in the caller's
-    directories. ``ops`` are the operators that loading registers, ``stable_abi`` is whether it runs
-    with every torch from ``OLDEST_TORCH`` on.
+    file read to its digest, ``searched`` says where else each name was looked for, and ``visible``
+    lists what was there though it was not read. ``ops`` are the operators that loading registers,
+    ``stable_abi`` is whether it runs with every torch from ``OLDEST_TORCH`` on.
     """
 
     name: str
@@ -71,8 +75,8 @@ class Entry:
     level1: str
     inputs: dict[str, Any]
     headers: dict[str, str]
+    searched: list[Searched]
     visible: list[str]
-    included: list[str]
     python_abi: str | None
     library_sha256: str
     library_size: int
@@ -82,11 +86,11 @@ class Entry:
     info: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
-    @property
+    @functools.cached_property
     def level2(self) -> str:
         """The final key: level 1 and what the compiler read besides."""
         return digest_of(
-            [self.schema, self.level1, self.headers, self.visible, self.included, self.python_abi]
+            [self.schema, self.level1, self.headers, self.searched, self.visible, self.python_abi]
         )
 
     @property
@@ -107,6 +111,7 @@ class Entry:
         """
         try:
             entry = cls(**json.loads(text))
+            entry.searched = [Searched(*one) for one in entry.searched]
         except TypeError as error:
             raise ValueError(str(error)) from None
         if entry.ops is None:
@@ -143,7 +148,7 @@ class Cache:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.base = root / f"v{SCHEMA}"
+        self.base = root / _LAYOUT
         self._group: int | None = None
         self._temporary: Path | None = None
         self._directories = (root, self.base, *(self.base / sub for sub in _SUBDIRECTORIES))

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from ..request.includes import visible_now
+from ..request.key import digest_of
 from ..request.plan import Wanted, python_abi
-from ..request.sources import (
-    FileHasher,
-    Signature,
-    Watched,
-    search_places,
-    settled,
-    signature_of,
-    visible_names,
-)
+from ..request.sources import FileHasher, Signature, Watched, is_own
 from .cache import Cache, Entry
 from .hold import Hold
 
@@ -36,22 +28,53 @@ class Build(NamedTuple):
     is_new: bool = False
 
 
-def match_entry(plan: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
-    """What to watch if ``entry`` is a build of what ``plan`` sees now, else what differs."""
-    watched: list[tuple[str, Signature | None]] = []
+def match_entry(
+    plan: Wanted, hasher: FileHasher, entry: Entry, *, installed: bool = True
+) -> Watched | str:
+    """What to watch if ``entry`` is a build of what ``plan`` sees now, else what differs.
+
+    Without ``installed`` the files of compilers and toolkits are not looked at.
+    """
+    own: list[tuple[str, Signature | None]] = []
+    others: list[tuple[str, Signature | None]] = []
+
+    def counts(name: str) -> bool:
+        return installed or is_own(name)
+
     for name, digest in entry.headers.items():
+        if not counts(name):
+            continue
         path = plan.roots.path(name)
         state = hasher.state(path) if path else None
         if state is None or state.digest != digest:
             return name
-        watched.append((path, state.signature))
+        (own if is_own(name) else others).append((path, state.signature))
     if entry.python_abi is not None and entry.python_abi != python_abi():
         return "Python ABI"
-    # The directories are looked at before their contents: what comes in between is seen later.
-    places = _directories(plan, entry.headers)
-    if visible_names(plan.roots, entry.included, entry.headers) != entry.visible:
+    directories = _found_where_it_was(plan, hasher, entry, installed)
+    if directories is None:
         return "search path"
-    return (*watched, *places)
+    for directory, signature in directories.items():
+        is_ours = is_own(plan.roots.place(directory))
+        (own if is_ours else others).append((directory, signature))
+    return Watched(tuple(own), tuple(others))
+
+
+def _found_where_it_was(
+    plan: Wanted, hasher: FileHasher, entry: Entry, installed: bool
+) -> dict[str, Signature | None] | None:
+    """The directories that tell where names would be found, unless one is found elsewhere now.
+
+    While none of them has changed there is nothing to look for.
+    """
+    key = digest_of([entry.level2, plan.roots.labels, installed])
+    if (known := hasher.unchanged(key)) is not None:
+        return dict(known)
+    visible = visible_now(entry.searched, plan.roots, (lambda place: True) if installed else is_own)
+    if visible.names != [name for name in entry.visible if installed or is_own(name)]:
+        return None
+    hasher.remember(key, visible.directories)
+    return visible.directories
 
 
 def take(cache: Cache, directory: Path, entry: Entry, match: Watched) -> Build | None:
@@ -68,18 +91,3 @@ def digests_now(plan: Wanted, hasher: FileHasher, headers: Iterable[str]) -> dic
         state = hasher.state(path) if path else None
         now[name] = state.digest if state else None
     return now
-
-
-def _directories(plan: Wanted, headers: Iterable[str]) -> Watched:
-    now = time.time_ns()
-    found: dict[str, Signature | None] = {}
-    for place in search_places(plan.roots, headers):
-        path = os.path.normpath(plan.roots.path(place))
-        while path not in found:
-            try:
-                status = os.stat(path)
-            except OSError:
-                path = os.path.dirname(path)
-                continue
-            found[path] = signature_of(status) if settled(status, now) else None
-    return tuple(found.items())

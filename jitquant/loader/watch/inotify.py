@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import select
+import stat
 import struct
 import threading
 import weakref
@@ -55,9 +57,14 @@ _SILENT = {
 }
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def reports_events(directory: str) -> bool:
     """Whether every change below ``directory`` makes an event here."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     result = (ctypes.c_long * 64)()  # struct statfs begins with f_type; 120 bytes of it are used
     if libc.statfs(os.fsencode(directory), result) != 0:
         return False
@@ -69,17 +76,23 @@ Places = frozenset[tuple[str, int]]
 
 
 class Watcher:
-    """Counts changes below a set of directories in :attr:`generation`."""
+    """Counts changes below a set of directories in :attr:`generation`.
+
+    Those below the directories of compilers and toolkits are counted in :attr:`installed` too: the
+    files there are many, and a change elsewhere is no reason to look at them.
+    """
 
     def __init__(self) -> None:
         self.generation = 0
+        self.installed = 0
+        self._installed: set[int] = set()
         self._guard = threading.Lock()
-        self._watched: set[tuple[str, int]] = set()
+        self._watched: dict[bool, set[tuple[str, int]]] = {True: set(), False: set()}
         self._descriptor = -1
         self._poll: select.epoll | None = None
         self._libc: ctypes.CDLL | None = None
         with contextlib.suppress(OSError, AttributeError):
-            libc = ctypes.CDLL(None, use_errno=True)
+            libc = _libc()
             descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
             if descriptor >= 0:
                 self._descriptor, self._libc = descriptor, libc
@@ -105,18 +118,17 @@ class Watcher:
             poll.close()
             os.close(self._descriptor)
 
-    def ensure(self, places: Places) -> bool:
+    def ensure(self, places: Places, *, installed: bool = False) -> bool:
         """Watch ``places``; whether all of them are watched from now on.
 
         They are not where a file system does not report its changes.
         """
-        watched = self._watched
-        if self._poll is not None and places <= watched:
+        if self._poll is not None and places <= self._watched[installed]:
             return True
         with self._guard:
-            return all(self._add(directory, mask) for directory, mask in places)
+            return all(self._add(directory, mask, installed) for directory, mask in places)
 
-    def _add(self, directory: str, mask: int) -> bool:
+    def _add(self, directory: str, mask: int, installed: bool) -> bool:
         if self._poll is None or self._libc is None or not reports_events(directory):
             return False
         done = self._libc.inotify_add_watch(
@@ -124,7 +136,9 @@ class Watcher:
         )
         if done < 0:
             return False
-        self._watched.add((directory, mask))
+        if installed:
+            self._installed.add(done)
+        self._watched[installed].add((directory, mask))
         return True
 
     def look(self) -> int:
@@ -140,37 +154,45 @@ class Watcher:
         # The generation grows first: who finds the queue empty then finds the new one.
         with self._guard:
             self.generation += 1
+            installed = False
             with contextlib.suppress(OSError):
                 while data := os.read(self._descriptor, 65536):
                     offset = 0
                     while offset + _EVENT.size <= len(data):
-                        _, mask, _, length = _EVENT.unpack_from(data, offset)
+                        watch, mask, _, length = _EVENT.unpack_from(data, offset)
                         offset += _EVENT.size + length
+                        installed = installed or watch in self._installed
                         if mask & (_DELETE_SELF | _MOVE_SELF) or mask & 0xE000:
                             # A watch may be gone with its directory: set all of them anew.
-                            self._watched.clear()
-
-
-def _ancestors(directory: str) -> Iterable[str]:
-    while True:
-        up = os.path.dirname(directory)
-        if up == directory:
-            return
-        yield up
-        directory = up
+                            for places in self._watched.values():
+                                places.clear()
+                            installed = True
+            self.installed += installed
 
 
 def places_of(paths: Iterable[str]) -> Places:
-    """The directories to watch for ``paths``: those that hold them, and all that lead there."""
-    inside: set[str] = set()
-    for path in paths:
-        for spelling in {path, os.path.realpath(path)}:
-            inside.add(spelling if os.path.isdir(spelling) else os.path.dirname(spelling))
-    leading = {up for directory in inside for up in _ancestors(directory)}
-    return frozenset(
-        {(directory, _INSIDE) for directory in inside}
-        | {(directory, _ITSELF) for directory in leading}
-    )
+    """The directories to watch for ``paths``: those that hold them, and all that lead there.
+
+    Of a symbolic link on the way the directory that holds it is watched, since it may be made to
+    lead elsewhere, and what it leads to.
+    """
+    places: set[tuple[str, int]] = set()
+    queue = [(path, _INSIDE) for path in paths]
+    seen: set[tuple[str, int]] = set()
+    while queue:
+        path, mask = queue.pop()
+        while (path, mask) not in seen:
+            seen.add((path, mask))
+            up = os.path.dirname(path)
+            with contextlib.suppress(OSError):
+                mode = os.lstat(path).st_mode
+                if stat.S_ISLNK(mode):
+                    places.add((up, _INSIDE))
+                    queue.append((os.path.join(up, os.readlink(path)), mask))
+                else:
+                    places.add((path, mask) if stat.S_ISDIR(mode) else (up, _INSIDE))
+            path, mask = up, _ITSELF
+    return frozenset(places)
 
 
 _all: weakref.WeakSet[Watcher] = weakref.WeakSet()

@@ -9,25 +9,31 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..module import CudaModule
-from ..request.sources import Watched
+from ..request.plan import OF_COMPILERS, OF_NVCC
+from ..request.sources import Signatures, Watched
 from ..store.cache import Entry
 from .inotify import TRUST_SECONDS, Places, Watcher, places_of
 
-_ARCH_VARIABLES = ("JITQUANT_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST")
+#: What ``os.environ`` looks into, with bytes for keys: that costs a fifth of a look through it.
+_environ: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+_OF_ARCHS = ("JITQUANT_CUDA_ARCHS", "TORCH_CUDA_ARCH_LIST")
 _NEVER = -2
 # Modules that are asked for a few times only are not worth the setting up of watches.
 _LOOKS_BEFORE_WATCHING = 4
 
 
-def arch_environment() -> tuple[str | None, str | None]:
-    """The variables that choose architectures, as they are now."""
-    environ = os.environ
-    first, second = _ARCH_VARIABLES
-    # ``in`` is several times cheaper than a ``get`` that fails.
-    return (
-        environ[first] if first in environ else None,  # noqa: SIM401
-        environ[second] if second in environ else None,  # noqa: SIM401
-    )
+class Variables(NamedTuple):
+    """Variables that a module depends on, and their values."""
+
+    names: tuple[bytes, ...]
+    values: list[bytes | None]
+
+    @classmethod
+    def now(cls, *, archs: bool, cuda: bool) -> Variables:
+        """Those of compilers, and those that choose architectures and nvcc, as they are now."""
+        names = (*OF_COMPILERS, *(_OF_ARCHS if archs else ()), *(OF_NVCC if cuda else ()))
+        encoded = tuple(map(os.fsencode, names))
+        return cls(encoded, list(map(_environ.get, encoded)))
 
 
 class Loaded(NamedTuple):
@@ -43,7 +49,7 @@ class Record:
 
     Attributes:
         watched: files and directories; a signature of ``None`` means to look closer.
-        environment: :func:`arch_environment` if the module depends on it.
+        variables: what it was looked up for.
         directory: the working directory if a path is relative to it.
         reloads: whether edits of files count; what else chooses the module always does.
     """
@@ -51,14 +57,16 @@ class Record:
     module: CudaModule
     entry: Entry
     watched: Watched
-    environment: tuple[str | None, str | None] | None
+    variables: Variables
     directory: str | None
     watcher: Watcher | None = None
     reloads: bool = True
     _generation: int = _NEVER
     _until: float = 0.0
     _looks: int = 0
-    _places: Places | None = field(default=None, repr=False)
+    _installed: int = _NEVER
+    _installed_until: float = 0.0
+    _places: list[Places] | None = field(default=None, repr=False)
 
     def changed(self) -> str | None:
         """What is not as it was: the path of a file or directory, or a name; else ``None``."""
@@ -73,8 +81,9 @@ class Record:
             and (different := self._look_at_files()) is not None
         ):
             return different
-        if self.environment is not None and self.environment != arch_environment():
-            return "the choice of architectures"
+        names, values = self.variables
+        if list(map(_environ.get, names)) != values:
+            return "the environment"
         if self.directory is not None and self.directory != os.getcwd():
             return "the working directory"
         return None
@@ -104,24 +113,39 @@ class Record:
         return fresh
 
     def _look_at_files(self) -> str | None:
-        watcher, generation = self.watcher, _NEVER
+        watcher, generation, installed = self.watcher, _NEVER, _NEVER
         if watcher is not None:
             self._looks += 1
             if self._looks > _LOOKS_BEFORE_WATCHING:
                 if self._places is None:
-                    self._places = places_of([path for path, _ in self.watched])
-                # First the generation and the watches, then the files: what changes in between
+                    self._places = [places_of(p for p, _ in group) for group in self.watched]
+                # First the generations and the watches, then the files: what changes in between
                 # is seen by one or the other.
-                generation = watcher.look()
-                if not watcher.ensure(self._places):
+                near, far = self._places
+                generation, installed = watcher.look(), watcher.installed
+                if not watcher.ensure(far, installed=True):
+                    installed = _NEVER
+                if not watcher.ensure(near):
                     generation = _NEVER
-        stat = os.stat
-        for path, signature in self.watched:
-            try:
-                status = stat(path)
-            except OSError:
-                return path
-            if signature != (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino):
-                return path
-        self._generation, self._until = generation, time.monotonic() + TRUST_SECONDS
+        now = time.monotonic()
+        if (changed := _changed(self.watched.own)) is not None:
+            return changed
+        unwatched = installed == _NEVER and (self._places is None or now > self._installed_until)
+        if unwatched or installed != self._installed:
+            if (changed := _changed(self.watched.installed)) is not None:
+                return changed
+            self._installed, self._installed_until = installed, now + TRUST_SECONDS
+        self._generation, self._until = generation, now + TRUST_SECONDS
         return None
+
+
+def _changed(files: Signatures) -> str | None:
+    stat = os.stat
+    for path, signature in files:
+        try:
+            status = stat(path)
+        except OSError:
+            return path
+        if signature != (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino):
+            return path
+    return None

@@ -1,0 +1,76 @@
+"""Asking a compiler where it looks for headers, with the command that it compiles with."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..request.includes import IncludePath
+
+_SECONDS = 60.0
+_LISTED = re.compile(
+    r'^#include "\.\.\." search starts here:\n(.*?)^#include <\.\.\.> search starts here:\n(.*?)'
+    r"^End of search list",
+    re.MULTILINE | re.DOTALL,
+)
+_IGNORED = re.compile(r'^ignoring nonexistent directory "(.*)"$', re.MULTILINE)
+_NVCC_SETS_PATH = re.compile(r"^#\$ PATH=(.*)$", re.MULTILINE)
+_PREPROCESSES = re.compile(r"^#\$ (.* -E -x c\+\+ .*)$", re.MULTILINE)
+_DROPPED = ("-c", "-E", "-MD", "-M", "-MMD")
+_DROPPED_WITH_VALUE = ("-o", "-MF", "-include")
+
+
+def include_path(
+    argv: Sequence[str], source: str, *, is_nvcc: bool, env: Mapping[str, str], cwd: Path
+) -> IncludePath:
+    """Where the command ``argv``, which compiles ``source``, looks for what is included.
+
+    Directories that it names and that do not exist come first, since nobody says what their place
+    would be. Nothing is known of a compiler that does not answer as GCC and clang do.
+    """
+    command = list(argv)
+    if is_nvcc:
+        plan = _ask([*argv, "--dryrun"], env, cwd)
+        inner = _PREPROCESSES.search(plan)
+        if inner is None:
+            return IncludePath()
+        command = shlex.split(inner.group(1))
+        if path := _NVCC_SETS_PATH.search(plan):
+            env = {**env, "PATH": path.group(1)}
+    words = iter(command)
+    kept: list[str] = []
+    for word in words:
+        if word in _DROPPED_WITH_VALUE:
+            next(words, None)
+        elif word not in _DROPPED and word != source:
+            kept.append(word)
+    said = _ask([*kept, "-E", "-v", "-x", "c++", os.devnull], env, cwd)
+    listed = _LISTED.search(said)
+    if listed is None:
+        return IncludePath()
+    return IncludePath((*_IGNORED.findall(said), *_lines(listed.group(1))), _lines(listed.group(2)))
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(line.strip().removesuffix(" (framework directory)") for line in text.splitlines())
+
+
+def _ask(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode(errors="surrogateescape")

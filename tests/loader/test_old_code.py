@@ -1,0 +1,279 @@
+"""What runs is what is written: each way in which old code was once taken for the new."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jitquant.loader import CompileError, Loader
+from jitquant.loader.request.plan import Request
+from jitquant.loader.request.sources import FileHasher, FileState
+from jitquant.loader.tools.explain import explain
+
+from .toolkits import write_toolkit
+from .toys import entries, new_loader, write_factor
+
+SOURCE = '#include {header}\nextern "C" int factor() {{ return FACTOR; }}\n'
+
+
+def write(path: Path, header: str = "<foo.h>") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(SOURCE.format(header=header))
+    return path
+
+
+def factor(loader: Loader, source: Path, **arguments: object) -> int:
+    module = loader.get(source.stem, [source], **arguments)  # type: ignore[arg-type]
+    return int(module.library.factor())
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A CUDA toolkit whose nvcc hands everything to g++."""
+    root = write_toolkit(tmp_path / "toolkit")
+    monkeypatch.setenv("CUDA_HOME", str(root))
+    return root
+
+
+#: How a directory can get on the include path: flags of a request, or variables.
+Way = Callable[[list[Path], pytest.MonkeyPatch], dict[str, list[str]]]
+
+
+def flags(argument: str, *form: str) -> Way:
+    def way(directories: list[Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+        return {argument: [part.format(d) for d in directories for part in form]}
+
+    return way
+
+
+def variable(name: str, form: str, separator: str) -> Way:
+    def way(directories: list[Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+        monkeypatch.setenv(name, separator.join(form.format(d) for d in directories))
+        return {}
+
+    return way
+
+
+WAYS = {
+    "cxx -I": ("k.cpp", flags("cxx_flags", "-I{}")),
+    "cxx -I apart": ("k.cpp", flags("cxx_flags", "-I", "{}")),
+    "cxx -isystem": ("k.cpp", flags("cxx_flags", "-isystem", "{}")),
+    "cxx CPATH": ("k.cpp", variable("CPATH", "{}", ":")),
+    "cxx include_dirs": ("k.cpp", flags("include_dirs", "{}")),
+    "cuda -I": ("k.cu", flags("cuda_flags", "-I{}")),
+    "cuda -isystem": ("k.cu", flags("cuda_flags", "-isystem", "{}")),
+    "cuda CPATH": ("k.cu", variable("CPATH", "{}", ":")),
+    "cuda NVCC_APPEND_FLAGS": ("k.cu", variable("NVCC_APPEND_FLAGS", "-I{}", " ")),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_header_is_read_anew_wherever_it_was_found(
+    name: str, tmp_path: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, way = WAYS[name]
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    source = write(tmp_path / "source" / file)
+    write_factor(second / "foo.h", 3)
+    arguments = way([first, second], monkeypatch)
+    loader = new_loader(tmp_path / "cache")
+    assert factor(loader, source, **arguments) == 3
+    for value, header in ((4, second), (5, first)):  # an edit, then a header that shadows it
+        write_factor(header / "foo.h", value)
+        assert factor(loader, source, **arguments) == value
+        again = new_loader(tmp_path / "cache")
+        assert factor(again, source, **arguments) == value
+    built = len(entries(tmp_path / "cache"))
+    (first / "foo.h").unlink()
+    assert factor(loader, source, **arguments) == 4
+    write_factor(second / "other.h", 6)
+    assert factor(loader, source, **arguments) == 4
+    assert len(entries(tmp_path / "cache")) == built == 3
+
+
+@pytest.mark.parametrize("file", ["k.cpp", "k.cu"])
+def test_a_directory_that_was_not_there_can_shadow(
+    file: str, tmp_path: Path, toolkit: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    write(tmp_path / "source" / file)
+    second.mkdir()
+    write_factor(second / "foo.h", 3)
+    argument = {"k.cpp": "cxx_flags", "k.cu": "cuda_flags"}[file]
+    arguments = {argument: [f"-I{first}", f"-I{second}"]}
+    loader = new_loader(tmp_path / "cache")
+    assert factor(loader, tmp_path / "source" / file, **arguments) == 3
+    first.mkdir()
+    write_factor(first / "foo.h", 4)
+    assert factor(loader, tmp_path / "source" / file, **arguments) == 4
+    assert factor(new_loader(tmp_path / "cache"), tmp_path / "source" / file, **arguments) == 4
+
+
+def test_a_header_beside_the_one_that_includes_it_shadows(tmp_path: Path) -> None:
+    source = write(tmp_path / "source" / "k.cpp", '"outer.h"')
+    include = tmp_path / "include"
+    (include / "deep").mkdir(parents=True)
+    (source.parent / "outer.h").write_text("#include <deep/inner.h>\n")
+    (include / "deep" / "inner.h").write_text('#include "foo.h"\n')
+    write_factor(include / "foo.h", 3)
+    loader = new_loader(tmp_path / "cache")
+    assert factor(loader, source, include_dirs=[include]) == 3
+    write_factor(include / "deep" / "foo.h", 4)
+    assert factor(loader, source, include_dirs=[include]) == 4
+
+
+def test_a_variable_that_is_gone_leaves_nothing_behind(
+    tmp_path: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, include = tmp_path / "cache", tmp_path / "inc"
+    include.mkdir()
+    write_factor(include / "foo.h", 3)
+    monkeypatch.setenv("CPATH", str(include))
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", f"-I{include}")
+    assert factor(new_loader(cache), write(tmp_path / "k.cu")) == 3
+    monkeypatch.delenv("CPATH")
+    monkeypatch.delenv("NVCC_APPEND_FLAGS")
+    source = write(tmp_path / "k2.cu", '"inc/foo.h"')
+    loader = new_loader(cache)
+    assert factor(loader, source) == 3
+    write_factor(include / "foo.h", 4)
+    assert explain(new_loader(cache), Request("k2", (source,))).state == "miss"
+    assert factor(loader, source) == 4
+    assert factor(new_loader(cache), source) == 4
+
+
+@pytest.mark.parametrize("place", ["include", "include/cccl"])
+def test_headers_of_the_toolkit_may_change_under_the_same_nvcc(
+    place: str, tmp_path: Path, toolkit: Path
+) -> None:
+    source = write(tmp_path / "k.cu")
+    write_factor(toolkit / place / "foo.h", 3)
+    loader = new_loader(tmp_path / "cache")
+    assert factor(loader, source) == 3
+    for _ in range(20):
+        loader.get("k", [source])  # so often that it is watched
+    write_factor(toolkit / place / "foo.h", 4)
+    assert factor(loader, source) == 4
+    assert factor(new_loader(tmp_path / "cache"), source) == 4
+
+
+def test_the_runtime_that_is_linked_in_is_known_by_its_contents(
+    tmp_path: Path, toolkit: Path
+) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text('extern "C" int cudart(); extern "C" int factor() { return cudart(); }\n')
+    assert factor(new_loader(tmp_path / "cache"), source) == 1
+    write_toolkit(toolkit, cudart=2)
+    assert factor(new_loader(tmp_path / "cache"), source) == 2
+    write_toolkit(toolkit, cudart=1)
+    assert factor(new_loader(tmp_path / "cache"), source) == 1
+
+
+@pytest.mark.parametrize("calls", [1, 50])
+def test_a_link_to_a_directory_may_come_to_lead_elsewhere(tmp_path: Path, calls: int) -> None:
+    for value in (3, 4):
+        (tmp_path / str(value) / "deep").mkdir(parents=True)
+        write_factor(tmp_path / str(value) / "deep" / "foo.h", value)
+    link = tmp_path / "links" / "inc"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "3")
+    source = write(tmp_path / "source" / "k.cpp", "<deep/foo.h>")
+    loader = new_loader(tmp_path / "cache")
+    assert factor(loader, source, include_dirs=[link]) == 3
+    time.sleep(0.15)  # or everything is so new that nothing is trusted
+    for _ in range(calls):
+        loader.get("k", [source], include_dirs=[link])
+    other = tmp_path / "other"
+    other.symlink_to(tmp_path / "4")
+    other.rename(link)
+    assert factor(loader, source, include_dirs=[link]) == 4
+
+
+def incbin(source: Path, data: Path) -> Path:
+    source.write_text(
+        f'asm(".section .rodata\\nblob: .incbin \\"{data}\\"\\n.text\\n");\n'
+        'extern "C" { extern const unsigned char blob __attribute__((visibility("hidden")));\n'
+        "int factor() { return blob; } }\n"
+    )
+    return source
+
+
+def test_what_the_assembler_reads_is_tracked(tmp_path: Path) -> None:
+    data = tmp_path / "data.bin"
+    data.write_bytes(b"\x03")
+    source = incbin(tmp_path / "k.cpp", data)
+    loader = new_loader(tmp_path / "cache")
+    assert factor(loader, source) == 3
+    data.write_bytes(b"\x04")
+    assert factor(loader, source) == 4
+    assert factor(new_loader(tmp_path / "cache"), source) == 4
+
+
+def test_nvcc_tells_what_its_assembler_reads(tmp_path: Path, nvcc: None) -> None:
+    data = tmp_path / "data.bin"
+    data.write_bytes(b"\x03")
+    source = incbin(tmp_path / "k.cu", data)
+    source.write_text(
+        f"#ifndef __CUDA_ARCH__\n{source.read_text()}#endif\n__global__ void kernel() {{}}\n"
+    )
+    loader = new_loader(tmp_path / "cache")
+    assert factor(loader, source) == 3
+    data.write_bytes(b"\x04")
+    assert factor(loader, source) == 4
+
+
+def test_what_the_assembler_reads_is_refused_if_it_does_not_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitquant.loader.compile.build.names_incbins", lambda plan: False)
+    monkeypatch.setattr("jitquant.loader.compile.publish.names_incbins", lambda plan: False)
+    (tmp_path / "data.bin").write_bytes(b"\x03")
+    source = incbin(tmp_path / "k.cpp", tmp_path / "data.bin")
+    with pytest.raises(CompileError, match=r"k\.cpp uses \.incbin"):
+        new_loader(tmp_path / "cache").get("k", [source])
+    assert not entries(tmp_path / "cache")
+
+
+def test_what_the_host_compiler_of_nvcc_reads_last_is_tracked(tmp_path: Path, nvcc: None) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text('__global__ void kernel() {}\nextern "C" int factor() { return 1; }\n')
+    loader = new_loader(tmp_path / "cache")
+    build = loader.ensure(Request("k", (source,)))
+    build.hold.release()
+    names = {Path(name).name for name in build.entry.headers}
+    assert {"cuda_runtime.h", "host_runtime.h", "libcudart_static.a"} <= names
+
+
+def test_a_hit_of_another_process_hashes_no_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "source" / "k.cpp", '"foo.h"')
+    write_factor(source.parent / "foo.h", 3)
+    cache = tmp_path / "cache"
+    factor(new_loader(cache), source)
+    time.sleep(0.15)
+    factor(new_loader(cache), source)  # what was too new to be trusted is written down now
+    hashed: list[str] = []
+    hash_file = FileHasher._hash
+
+    def counting(hasher: FileHasher, path: str) -> FileState:
+        hashed.append(path)
+        return hash_file(hasher, path)
+
+    monkeypatch.setattr(FileHasher, "_hash", counting)
+    loader = new_loader(cache)
+    assert factor(loader, source) == 3
+    assert hashed == [str(source)]  # before the cache is looked at
+
+
+def test_the_toolkit_of_the_tests_compiles(tmp_path: Path, toolkit: Path) -> None:
+    told = subprocess.run(
+        [toolkit / "bin" / "nvcc", "--version"], capture_output=True, text=True, check=True
+    )
+    assert "V13.0.88" in told.stdout
