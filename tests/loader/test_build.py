@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from jitquant.loader import CudaModule, Loader, LoaderError
-from jitquant.loader.request.plan import Plan
+from jitquant.loader import CudaModule, Loader
 
 from .conftest import Toy
 from .toys import entries, finish, litter, new_loader, python, write_factor, write_plain, write_toy
@@ -220,34 +218,3 @@ def test_a_name_that_is_no_setting_is_named_once_at_the_first_build(
     assert said == [
         "jitquant: JITQUANT_CACHEDIR is not a setting and is ignored. JITQUANT_CACHE_DIR is meant?"
     ]
-
-
-def test_a_compiler_has_threads_only_if_it_is_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside other builds they cost work and gain nothing."""
-    asked: list[int] = []
-    first, second = threading.Event(), threading.Event()
-
-    def build(plan: Plan, *args: object, jobs: int, **kwargs: object) -> None:
-        asked.append(jobs)
-        if plan.name == "first":
-            first.set()
-            assert second.wait(60)
-        raise LoaderError("enough")
-
-    def ask(name: str) -> None:
-        with pytest.raises(LoaderError, match="enough"):
-            loader.get(name, [source])
-
-    monkeypatch.setenv("JITQUANT_JOBS", "3")
-    monkeypatch.setattr("jitquant.loader.compile.build.build", build)
-    loader, source = new_loader(tmp_path / "cache"), write_plain(tmp_path / "source")
-    thread = threading.Thread(target=ask, args=("first",))
-    thread.start()
-    assert first.wait(60)
-    ask("second")
-    second.set()
-    thread.join()
-    ask("third")
-    assert asked == [3, 1, 3]

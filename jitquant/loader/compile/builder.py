@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import CacheError, CompileError
@@ -39,8 +39,6 @@ class Builder:
         self._temporary = temporary
         self._jobs = 1
         self._slots: threading.Semaphore | None = None
-        self._guard = threading.Lock()
-        self._building = 0
 
     def build(
         self,
@@ -98,10 +96,8 @@ class Builder:
                     f"the file system of {cache.root} has no locks; two processes may build the "
                     "same thing"
                 )
-            with cache.staging(plan.level1, locked) as staging, self._counted() as alone:
-                directory, entry, held = self._build_in(
-                    plan, cache, staging, heartbeat, reporter, alone
-                )
+            with cache.staging(plan.level1, locked) as staging:
+                directory, entry, held = self._build_in(plan, cache, staging, heartbeat, reporter)
         match = match_entry(plan, self._hasher, entry)
         built = None if isinstance(match, str) else take(cache, directory, entry, match)
         held.release()
@@ -111,26 +107,8 @@ class Builder:
         _trim(cache, reporter)
         return built._replace(is_new=True)
 
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[bool]:
-        """Whether no other build of this process is in progress."""
-        with self._guard:
-            self._building += 1
-            alone = self._building == 1
-        try:
-            yield alone
-        finally:
-            with self._guard:
-                self._building -= 1
-
     def _build_in(
-        self,
-        plan: Plan,
-        cache: Cache,
-        staging: Path,
-        heartbeat: Heartbeat,
-        reporter: Reporter,
-        alone: bool,
+        self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat, reporter: Reporter
     ) -> Published:
         from .build import KEPT, build, changed_after, wait_for_next_tick
         from .publish import describe
@@ -151,8 +129,7 @@ class Builder:
                     plan,
                     extension,
                     work,
-                    # Threads within a compiler cost a tenth more work, which is lost beside others.
-                    jobs=jobs if alone else 1,
+                    jobs=jobs,
                     slots=slots,
                     on_tick=heartbeat.tick,
                     write_log=lambda text: cache.write_log(plan.name, text),
