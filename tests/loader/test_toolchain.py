@@ -21,7 +21,7 @@ from jitquant.loader.machine.toolchain import (
 )
 from jitquant.loader.request.plan import Request
 
-from .toys import entries, new_loader, write_plain, write_toy
+from .toys import entries, new_loader, write_factor, write_plain, write_toy
 
 
 @pytest.fixture
@@ -293,3 +293,32 @@ def test_a_launcher_runs_nvcc_and_the_host_compiler(
     monkeypatch.setenv("JITQUANT_NVCC_LAUNCHER", "no-such-program")
     with pytest.raises(ValueError, match="'no-such-program' is not a program on PATH"):
         loader.plan(loader.look_up(Request("toy", (source,))))
+
+
+def test_a_launcher_is_given_the_same_command_for_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else sccache would never have compiled it before. A name that is taken is not given again."""
+    launcher = tmp_path / "launch"
+    launcher.write_text('#!/bin/sh\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("JITQUANT_NVCC_LAUNCHER", str(launcher))
+    source = write_plain(tmp_path / "source")
+    request = Request("plain", (source,))
+
+    def name(cache: str) -> str:
+        build = new_loader(tmp_path / cache).ensure(request)
+        build.hold.release()
+        return build.entry.extension
+
+    first = name("one")
+    assert name("two") == first
+    write_factor(source.with_suffix(".h"), 4)
+    assert name("two") != first
+    write_factor(source.with_suffix(".h"), 3)
+    # A header that plain text does not show.
+    source.write_text('#define H "hidden.h"\n#include H\n' + source.read_text())
+    (source.parent / "hidden.h").write_text("")
+    third = name("two")
+    (source.parent / "hidden.h").write_text("// edited\n")
+    assert name("two") != third

@@ -201,7 +201,8 @@ def _sets_standard(flags: tuple[str, ...] | list[str]) -> bool:
 
 def compiler_environment() -> dict[str, str]:
     """The environment of the compilers: messages in English, temporary files where they run."""
-    return {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": "."}
+    # ccache takes -gencode for -g, and would not find what another staging directory compiled.
+    return {"CCACHE_NOHASHDIR": "1", **os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": "."}
 
 
 def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:

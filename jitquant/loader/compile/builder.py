@@ -12,7 +12,9 @@ from ..errors import CacheError, CompileError
 from ..machine.archs import NO_GPU
 from ..machine.processes import default_jobs
 from ..machine.toolchain import Memo
+from ..module import is_loaded
 from ..report import HEARTBEAT_SECONDS, Heartbeat, Reporter, shorten
+from ..request.key import digest_of
 from ..request.plan import Plan
 from ..request.sources import CUDA_SUFFIXES, FileHasher, scan_includes
 from ..settings import setting, unknown_settings
@@ -116,7 +118,7 @@ class Builder:
         hasher = self._hasher
         if self._slots is None:
             self._set_jobs(default_jobs())
-        extension = f"{plan.name}_{os.urandom(6).hex()}"
+        extension = _extension_of(plan, cache, hasher)
         self._announce(plan, cache, reporter)
         for attempt in range(_MOST_ATTEMPTS):
             work = staging / str(attempt)
@@ -223,3 +225,21 @@ def _trim(cache: Cache, reporter: Reporter) -> None:
                 f"removed {shorten([build.name for build in done.removed])} from the cache, unused "
                 f"for longest: it may have {show_size(limit)} (JITQUANT_CACHE_MAX_SIZE)"
             )
+
+
+def _extension_of(plan: Plan, cache: Cache, hasher: FileHasher) -> str:
+    """The name of the extension that a build of ``plan`` becomes, which no other has.
+
+    A launcher finds what it has compiled by the command line, which the name is part of. So there
+    it is the same for the same files, unless a library has it that was built from others: what
+    this sees is what is included in plain text, and the compiler may read more.
+    """
+    unique = f"{plan.name}_{os.urandom(6).hex()}"
+    if not plan.launcher:
+        return unique
+    files = {f for source in plan.sources for f in scan_includes(source, plan.include_dirs).files}
+    states = [hasher.state(path) for path in sorted(files)]
+    digests = sorted(state.digest for state in states if state is not None)
+    name = f"{plan.name}_{digest_of([plan.level1, digests])[:12]}"
+    taken = any(entry.extension == name for _, entry in cache.candidates(plan.level1))
+    return unique if taken or is_loaded(f"{name}.so") else name

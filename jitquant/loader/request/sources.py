@@ -356,10 +356,14 @@ def exports_something(path: str) -> bool:
 
 
 class IncludeScan(NamedTuple):
-    """Which families of headers a source includes, directly or through the caller's headers."""
+    """Which families of headers a source includes, directly or through the caller's headers.
+
+    ``files`` are the source and the caller's headers that were found so.
+    """
 
     torch: bool
     python: bool
+    files: tuple[str, ...]
 
 
 def scan_includes(path: str, directories: Sequence[str]) -> IncludeScan:
@@ -386,4 +390,4 @@ def scan_includes(path: str, directories: Sequence[str]) -> IncludeScan:
                     seen.add(candidate)
                     queue.append(candidate)
                     break
-    return IncludeScan(torch, python)
+    return IncludeScan(torch, python, tuple(sorted(seen)))
