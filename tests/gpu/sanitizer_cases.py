@@ -7,6 +7,26 @@ import torch
 from jitquant.loader import get_cuda_module
 
 
+def products(linear) -> None:  # type: ignore[no-untyped-def]
+    """Every way to multiply, aligned and not, by one pass of k and by several."""
+    gsa = torch.ones(1, device="cuda")
+
+    def packed(rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
+        codes = torch.randint(0, 256, (rows, cols // 2), dtype=torch.uint8, device="cuda")
+        return codes, torch.full((rows, cols // 16), 0x38, dtype=torch.uint8, device="cuda")
+
+    for n, k in ((33, 48), (70, 1024), (17, 9216)):
+        w = (*packed(n, k), gsa)
+        for m in (1, 7, 18):
+            for dtype in (torch.bfloat16, torch.float16):
+                x, bias = torch.randn(m, k).to(dtype).cuda(), torch.randn(n).cuda()
+                residual = torch.randn(m, n).to(dtype).cuda()
+                linear(x, *w, bias=bias, residual=residual)
+                linear(x[:, : k - 3], *w)
+            codes, scales = packed(m, k)
+            linear(codes, *w, scales, gsa)
+
+
 def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
     """FP8, with buffers whose rows lie apart."""
     quantize, back = module("quantize_fp8").quantize_fp8, module("dequantize").dequantize
@@ -192,6 +212,7 @@ def main() -> None:
             eight_bit_groups(torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols])
     groups_of_a_buffer()
     halves_of_a_group(module)
+    products(module("nvfp4_linear").nvfp4_linear)
     # More than one block of the cooperative launch, and of the partial maxima.
     large = torch.randn(300, 7168).bfloat16().cuda()
     module("amax_gsa").compute_amax_gsa(large)

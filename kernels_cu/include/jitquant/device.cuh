@@ -40,6 +40,16 @@ inline DeviceTraits device_traits() {
   return {packed & 0xffff, packed >> 16};
 }
 
+// Bytes of dynamic shared memory that a block can have; 0 if CUDA does not say.
+inline int most_shared_bytes() {
+  int device = 0, most = 0;
+  if (!succeeded(cudaGetDevice(&device)) ||
+      !succeeded(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device))) {
+    return 0;
+  }
+  return most;
+}
+
 inline int sm_count() {
   return device_traits().sms;
 }

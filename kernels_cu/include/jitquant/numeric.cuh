@@ -189,6 +189,16 @@ JITQUANT_HD uint32_t halves_min(uint32_t a, uint32_t b) {
 #endif
 }
 
+// Per half of a word, the larger one.
+JITQUANT_HD uint32_t halves_max(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return __vmaxu2(a, b);
+#else
+  const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a : b, high = a >> 16 > b >> 16 ? a : b;
+  return (high & 0xffff0000u) | (low & 0xffffu);
+#endif
+}
+
 // Divides numbers below 2^31 by what is known before, by a multiplication and a shift.
 struct Divisor {
   uint32_t divisor, multiplier, shift;

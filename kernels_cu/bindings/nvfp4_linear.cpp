@@ -1,0 +1,109 @@
+#include "jitquant/nvfp4_linear.h"
+
+#include "function.h"
+
+namespace jitquant {
+namespace {
+
+// Codes and linear scales, packed along the last dimension; returns the logical columns.
+int64_t check_packed(const View& codes, const View& scales, const char* name,
+                     const char* scales_name) {
+  check_cuda(codes, name);
+  check_cuda(scales, scales_name, &codes);
+  JITQUANT_CHECK(codes.scalar_type() == ScalarType::Float4_e2m1fn_x2 ||
+                     codes.scalar_type() == ScalarType::Byte,
+                 name, " must be float4_e2m1fn_x2, or its bytes as uint8");
+  JITQUANT_CHECK(
+      scales.scalar_type() == ScalarType::Float8_e4m3fn || scales.scalar_type() == ScalarType::Byte,
+      scales_name, " must be float8_e4m3fn, or its bytes as uint8");
+  JITQUANT_CHECK(codes.dim() >= 1, name, " must have at least one dimension");
+  const int64_t bytes = codes.size(codes.dim() - 1);
+  JITQUANT_CHECK(bytes > 0 && bytes % 8 == 0, "the last dimension of ", name,
+                 " must be a multiple of 8 bytes, not ", bytes);
+  JITQUANT_CHECK(codes.is_contiguous() && aligned(codes.const_data_ptr(), 8), name,
+                 " must be contiguous and aligned to 8 bytes; pass ", name, ".contiguous()");
+  JITQUANT_CHECK(scales.is_contiguous(), scales_name, " must be contiguous; pass ", scales_name,
+                 ".contiguous()");
+  const Shape expected = Shape::of(codes, codes.dim() - 1, bytes / 8);
+  bool same = scales.dim() == expected.dim();
+  for (int64_t i = 0; same && i < scales.dim(); ++i) same = scales.size(i) == expected.size(i);
+  JITQUANT_CHECK(same, scales_name, " must have shape ", shape_text(expected), ", not ",
+                 shape_text(scales));
+  return 2 * bytes;
+}
+
+void nvfp4_linear(Call& call, const View& x, const View& w_fp4, const View& w_sf, const View& w_gsa,
+                  const std::optional<View>& x_sf, const std::optional<View>& x_gsa,
+                  const std::optional<View>& bias, const std::optional<View>& residual,
+                  std::optional<ScalarType> dtype, Result& y) {
+  const int64_t cols = check_packed(w_fp4, w_sf, "w_fp4", "w_sf");
+  JITQUANT_CHECK(w_fp4.dim() == 2, "w_fp4 must have two dimensions, not ", w_fp4.dim());
+  const int64_t n = w_fp4.size(0);
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
+  JITQUANT_CHECK(n <= kMost && cols <= kMost, "w_fp4 must have less than 2^30 rows and columns");
+  JITQUANT_CHECK(w_gsa.numel() == 1, "w_gsa must have one element, not ", w_gsa.numel());
+  const GlobalScale weight_scale = given_scale(w_gsa, "w_gsa", 1, w_fp4);
+  check_cuda(x, "x", &w_fp4);
+  JITQUANT_CHECK(x.dim() >= 1, "x must have at least one dimension");
+
+  LinearOperand in = {};
+  in.data = x.const_data_ptr();
+  if (x_sf) {
+    in.cols = static_cast<int>(check_packed(x, *x_sf, "x", "x_sf"));
+    in.rows = x.numel() / x.size(x.dim() - 1);
+    in.scales = static_cast<const uint8_t*>(x_sf->const_data_ptr());
+    JITQUANT_CHECK(x_gsa, "x_gsa must be given with x_sf");
+    JITQUANT_CHECK(in.cols == cols, "x must have ", cols, " columns, not ", in.cols);
+  } else {
+    const Matrix m = matrix_of(x, "x");
+    JITQUANT_CHECK(m.dtype != DType::kFloat32, "x must be bfloat16 or float16");
+    JITQUANT_CHECK(m.cols > cols - 16 && m.cols <= cols, "x must have ", cols - 15, " to ", cols,
+                   " columns, not ", m.cols);
+    JITQUANT_CHECK(m.n2 == m.rows || m.rows == 0,
+                   "x must have rows at one distance from each other; pass x.contiguous()");
+    in.cols = static_cast<int>(m.cols);
+    in.rows = m.rows;
+    in.stride = m.s2;
+    in.dtype = m.dtype;
+  }
+
+  LinearEpilogue to = {};
+  to.cols = n;
+  const ScalarType type = dtype.value_or(x_sf ? ScalarType::BFloat16 : x.scalar_type());
+  to.dtype = dtype_of(type, "dtype");
+  if (x_gsa) {
+    const GlobalScale scale = given_scale(*x_gsa, "x_gsa", in.rows, x);
+    to.x_gsa = scale.gsa;
+    to.x_gsa_stride = scale.stride;
+  }
+  if (bias) {
+    check_cuda(*bias, "bias", &x);
+    to.bias_dtype = dtype_of(*bias, "bias");
+    JITQUANT_CHECK(bias->dim() == 1 && bias->size(0) == n && bias->is_contiguous(),
+                   "bias must be contiguous with ", n, " elements; its shape is ",
+                   shape_text(*bias));
+    to.bias = bias->const_data_ptr();
+  }
+  const Shape shape = Shape::of(x, x.dim() - 1, n);
+  if (residual) {
+    check_kind(*residual, "residual", type, shape, x);
+    JITQUANT_CHECK(residual->is_contiguous(), "residual must be contiguous");
+    to.residual = residual->const_data_ptr();
+  }
+  to.out = y.memory("y", type, shape, x);
+
+  const Nvfp4Weight w = {static_cast<const uint8_t*>(w_fp4.const_data_ptr()),
+                         static_cast<const uint8_t*>(w_sf.const_data_ptr()), weight_scale.gsa,
+                         static_cast<int>(n), static_cast<int>(cols)};
+  const Launching at(call, x);
+  check_launch(launch_nvfp4_linear(w, in, to, at.stream), "nvfp4_linear");
+}
+
+}  // namespace
+}  // namespace jitquant
+
+JITQUANT_FUNCTIONS(function<&nvfp4_linear>(
+    "nvfp4_linear",
+    "Tensor x, Tensor w_fp4, Tensor w_sf, Tensor w_gsa, Tensor? x_sf=None, Tensor? x_gsa=None, *, "
+    "Tensor? bias=None, Tensor? residual=None, ScalarType? dtype=None",
+    {"y"}))

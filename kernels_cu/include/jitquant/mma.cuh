@@ -1,0 +1,207 @@
+// Warp-wide matrix products of 16x16 by 16x8 with sums in fp32, and NVFP4 codes as their operands.
+//
+// A lane (g = lane / 4, t = lane % 4) holds of A (16 rows) a[0] = row g, a[1] = row g + 8, both of
+// columns 2t and 2t + 1, and a[2], a[3] = the same of columns 2t + 8 and 2t + 9; of B (8 columns)
+// the rows of the same numbers in column g; of the sums rows g (d[0], d[1]) and g + 8 (d[2], d[3])
+// in columns 2t and 2t + 1. The sum over k does not depend on the order of k, so both operands may
+// have any one order: here that in which codes are stored.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "jitquant/memory.cuh"
+
+namespace jitquant {
+
+// d = a b + c, where a product of two elements is exact.
+template <class T>
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                            uint32_t a3, uint32_t b0, uint32_t b1,
+                                            const float (&c)[4]) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same<T, Bf16>::value) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]),
+          "f"(c[3]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]),
+          "f"(c[3]));
+  }
+#else
+  const auto pair = [](uint32_t low, uint32_t high) {
+    return static_cast<uint64_t>(high) << 32 | low;
+  };
+  const auto half = [](uint64_t words, int i) {
+    return to_float(T{static_cast<uint16_t>(words >> (16 * i))});
+  };
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  double sums[4] = {c[0], c[1], c[2], c[3]};
+  for (int from = 0; from < 4; ++from) {
+    const uint64_t low = __shfl_sync(~0u, pair(a0, a2), 4 * g + from);   // row g
+    const uint64_t high = __shfl_sync(~0u, pair(a1, a3), 4 * g + from);  // row g + 8
+    const uint64_t left = __shfl_sync(~0u, pair(b0, b1), 4 * (2 * t) + from);
+    const uint64_t right = __shfl_sync(~0u, pair(b0, b1), 4 * (2 * t + 1) + from);
+    for (int i = 0; i < 4; ++i) {
+      sums[0] += static_cast<double>(half(low, i)) * half(left, i);
+      sums[1] += static_cast<double>(half(low, i)) * half(right, i);
+      sums[2] += static_cast<double>(half(high, i)) * half(left, i);
+      sums[3] += static_cast<double>(half(high, i)) * half(right, i);
+    }
+  }
+  for (int i = 0; i < 4; ++i) d[i] = static_cast<float>(sums[i]);
+#endif
+}
+
+// The bits of a where the mask has ones, those of b elsewhere.
+__device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint32_t bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(bits) : "r"(mask), "r"(a), "r"(b));
+  return bits;
+#else
+  return (mask & a) | (~mask & b);
+#endif
+}
+
+// As the compiler would write it, but for masks that it would pull through the shift.
+template <int kBits>
+__device__ __forceinline__ uint32_t shifted_left(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  uint32_t y;
+  asm("shl.b32 %0, %1, %2;" : "=r"(y) : "r"(x), "n"(kBits));
+  return y;
+#else
+  return x << kBits;
+#endif
+}
+
+// What E2M1 codes are as bits of T: the code's exponent and mantissa where T has the lowest bit of
+// its exponent and the highest of its mantissa. The value is the code's times 2^kPlaced, exactly,
+// subnormals of T included.
+template <class T>
+struct PlacedCodes;
+template <>
+struct PlacedCodes<Bf16> {
+  static constexpr int kShift = 6, kExponent = -126;
+};
+template <>
+struct PlacedCodes<Fp16> {
+  static constexpr int kShift = 9, kExponent = -14;
+};
+
+// Of eight codes pairs[i] = (code i, code i + 4).
+template <class T>
+__device__ __forceinline__ void place_codes(uint32_t codes, uint32_t (&pairs)[4]) {
+  constexpr int kShift = PlacedCodes<T>::kShift;
+  constexpr uint32_t kMagnitude = 0x00070007u << kShift;
+  // Where the magnitude covers it, the sign of the other byte need not be taken off.
+  constexpr bool kCovered = (kMagnitude & 0x80u) != 0;
+  constexpr uint32_t kSigns = kCovered ? 0x80808080u : 0x80008000u;
+  const uint32_t odd = codes & kSigns, even = shifted_left<4>(codes) & kSigns;
+  if constexpr (kCovered) {
+    pairs[0] = select_bits(kMagnitude, shifted_left<kShift>(codes), shifted_left<8>(even));
+    pairs[1] = select_bits(kMagnitude, shifted_left<kShift - 4>(codes), shifted_left<8>(odd));
+    pairs[2] = select_bits(kMagnitude, codes >> (8 - kShift), even);
+  } else {
+    pairs[0] =
+        select_bits(kMagnitude, shifted_left<kShift>(codes), shifted_left<12>(codes) & kSigns);
+    pairs[1] =
+        select_bits(kMagnitude, shifted_left<kShift - 4>(codes), shifted_left<8>(codes) & kSigns);
+    pairs[2] = select_bits(kMagnitude, shifted_left<kShift - 8>(codes), even);
+  }
+  pairs[3] = select_bits(kMagnitude, codes >> (12 - kShift), odd);
+}
+
+// Products of two pairs, each rounded to T.
+template <class T>
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint32_t product;
+  if constexpr (std::is_same<T, Bf16>::value) {
+    // mul.bf16x2 is of sm_90; adding -0 changes nothing.
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  }
+  return product;
+#else
+  const auto half = [](uint32_t x, int i) {
+    return to_float(T{static_cast<uint16_t>(x >> (16 * i))});
+  };
+  return pair_from_floats<T>(half(a, 0) * half(b, 0), half(a, 1) * half(b, 1));
+#endif
+}
+
+// Four E4M3 scales as fp32.
+__device__ __forceinline__ void scales_of(uint32_t bytes, float (&scales)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  asm("{\n"
+      " .reg .b16 low, high, a, b, c, d;\n"
+      " .reg .b32 first, second;\n"
+      " mov.b32 {low, high}, %4;\n"
+      " cvt.rn.f16x2.e4m3x2 first, low;\n"
+      " cvt.rn.f16x2.e4m3x2 second, high;\n"
+      " mov.b32 {a, b}, first;\n"
+      " mov.b32 {c, d}, second;\n"
+      " cvt.f32.f16 %0, a;\n"
+      " cvt.f32.f16 %1, b;\n"
+      " cvt.f32.f16 %2, c;\n"
+      " cvt.f32.f16 %3, d;\n"
+      "}"
+      : "=f"(scales[0]), "=f"(scales[1]), "=f"(scales[2]), "=f"(scales[3])
+      : "r"(bytes));
+#else
+  for (int i = 0; i < 4; ++i) scales[i] = float_from_e4m3((bytes >> (8 * i)) & 0xffu);
+#endif
+}
+
+// Values of NVFP4 without their gsa, as pairs of T: a code times its scale is exact in both types.
+// They are the value times 2^kScaled.
+template <class T>
+struct ScaledCodes;
+template <>
+struct ScaledCodes<Bf16> {
+  static constexpr int kExponent = -7;
+  static constexpr float kUp = 0x1p119f;  // 448 times this is the last power of two and a half
+};
+template <>
+struct ScaledCodes<Fp16> {
+  static constexpr int kExponent = PlacedCodes<Fp16>::kExponent;
+  static constexpr float kUp = 1.0f;
+};
+
+// Four E4M3 scales, each twice in a word, as `scale_codes` takes them.
+template <class T>
+__device__ __forceinline__ void scale_pairs(uint32_t bytes, uint32_t (&pairs)[4]) {
+  float scales[4];
+  scales_of(bytes, scales);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float up = scales[i] * ScaledCodes<T>::kUp;
+    pairs[i] = pair_from_floats<T>(up, up);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void scale_codes(uint32_t codes, uint32_t scale, uint32_t (&pairs)[4]) {
+  place_codes<T>(codes, pairs);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pairs[i] = multiply_pairs<T>(pairs[i], scale);
+}
+
+// Eight neighbours of T in the order of a word of codes: (0, 4), (1, 5), (2, 6), (3, 7).
+__device__ __forceinline__ void order_as_codes(const uint32_t (&words)[4], uint32_t (&pairs)[4]) {
+  pairs[0] = byte_permute(words[0], words[2], 0x5410);
+  pairs[1] = byte_permute(words[0], words[2], 0x7632);
+  pairs[2] = byte_permute(words[1], words[3], 0x5410);
+  pairs[3] = byte_permute(words[1], words[3], 0x7632);
+}
+
+}  // namespace jitquant

@@ -1,0 +1,139 @@
+"""Products with a weight in NVFP4 on a GPU, against float64."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from samples_linear import packed
+from torch import Tensor
+
+import jitquant
+from jitquant import QuantizedActivation, numerics
+from jitquant.testing import assert_capturable, assert_no_sync, count_launches
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-22}
+
+
+def _weight(n: int, k: int, seed: int = 0) -> QuantizedActivation:
+    codes, scales = (t.cuda() for t in packed(n, k, seed))
+    gsa = torch.tensor([0.0007], device="cuda")
+    return QuantizedActivation(
+        codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e4m3fn), gsa
+    )
+
+
+def _values(q: QuantizedActivation) -> Tensor:
+    one = torch.ones(1, device="cuda")
+    plain = numerics.dequantize_nvfp4(q.x_fp4, q.x_sf, one, dtype=torch.float32)[0].double()
+    return plain * q.gsa.double().reshape(-1, 1)
+
+
+def _check(got: Tensor, x: Tensor, w: Tensor, *added: Tensor) -> None:
+    expected, bound = x @ w.t(), (x.abs() @ w.abs().t()) * 2e-6
+    for t in added:
+        expected, bound = expected + t.double(), bound + 1e-6 * t.double().abs()
+    bound = bound + expected.abs() * EPSILON[got.dtype]
+    wrong = ~((got.double() - expected).abs() <= bound)
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} are off"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_shapes_against_float64(seed: int) -> None:
+    choose = random.Random(seed)
+    for trial in range(24):
+        m = choose.choice([1, 1, 2, 3, 5, 8, 9, 15, 16, 17, 33])
+        n = choose.choice([1, 15, 16, 17, 100, 256, 1000, 4096])
+        k = choose.choice([16, 32, 48, 256, 272, 512, 768, 1040, 2880, 4096, 4352, 7168, 14336])
+        w = _weight(n, k, seed=trial % 3)
+        dtype = choose.choice(DTYPES)
+        more: dict[str, Any] = {"dtype": dtype}
+        if choose.random() < 0.5:
+            more["bias"] = torch.randn(n, device="cuda").to(choose.choice(DTYPES))
+        if choose.random() < 0.5:
+            more["residual"] = torch.randn(m, n, device="cuda").to(dtype)
+        if choose.random() < 0.3:
+            codes, scales = (t.cuda() for t in packed(m, k, seed=trial))
+            gsa = torch.rand(choose.choice([1, m]), device="cuda") + 0.5
+            x: Any = QuantizedActivation(
+                codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e4m3fn), gsa
+            )
+            values = _values(x)
+        else:
+            pad = choose.choice([0, 0, 8, 1])
+            x = torch.randn(m, k + pad, device="cuda")[:, :k].to(choose.choice(DTYPES[:2]))
+            values = x.double()
+        added = [more[name] for name in ("bias", "residual") if name in more]
+        _check(jitquant.nvfp4_linear(x, w, **more), values, _values(w), *added)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+def test_one_launch_that_is_captured_and_never_waited_for(rows: int) -> None:
+    w, x = _weight(512, 1024), torch.randn(rows, 1024, device="cuda").bfloat16()
+    out = torch.empty(rows, 512, device="cuda", dtype=torch.bfloat16)
+    for call in (
+        lambda t: jitquant.nvfp4_linear(t, w),
+        lambda t: jitquant.nvfp4_linear(t, w, out=out),
+    ):
+        call(x)
+        assert count_launches(call, x) == 1
+        assert_no_sync(call, x)
+        assert_capturable(call, x)
+
+
+def test_the_same_bits_each_time_and_beside_other_rows() -> None:
+    w, x = _weight(4096, 8192), torch.randn(16, 8192, device="cuda").bfloat16()
+    for most, least in ((2, 1), (8, 3), (16, 9)):
+        whole = jitquant.nvfp4_linear(x[:most], w)
+        for _ in range(20):
+            assert torch.equal(jitquant.nvfp4_linear(x[:most], w), whole)
+        assert torch.equal(jitquant.nvfp4_linear(x[:least], w), whole[:least])
+
+
+def test_huge_and_tiny_elements_beside_each_other() -> None:
+    w = _weight(64, 512)
+    x = torch.randn(2, 512, device="cuda")
+    x[0, ::3] *= 2.0**90
+    x[0, 1::3] *= 2.0**-100
+    x[1] *= 2.0**-120
+    x = x.bfloat16()
+    _check(jitquant.nvfp4_linear(x, w, dtype=torch.float32)[:1], x[:1].double(), _values(w))
+    tiny = jitquant.nvfp4_linear(x, w, dtype=torch.float32)[1].double()
+    torch.testing.assert_close(tiny, x[1].double() @ _values(w).t(), rtol=1e-3, atol=2.0**-145)
+
+
+@pytest.mark.parametrize("special", [float("inf"), float("nan")])
+@pytest.mark.parametrize("rows", [1, 5, 12])
+def test_what_is_not_finite_stays_in_its_row(rows: int, special: float) -> None:
+    w, x = _weight(48, 512), torch.randn(rows, 512, device="cuda").bfloat16()
+    plain = jitquant.nvfp4_linear(x, w)
+    x[-1, 7] = special
+    y = jitquant.nvfp4_linear(x, w)
+    assert not y[-1].isfinite().any()
+    assert torch.equal(y[:-1], plain[:-1])
+
+
+def test_two_streams_at_once() -> None:
+    w, x = _weight(4096, 4096), torch.randn(4, 4096, device="cuda").bfloat16()
+    expected = jitquant.nvfp4_linear(x, w)
+    streams, results = [torch.cuda.Stream() for _ in range(2)], []
+    torch.cuda.synchronize()
+    for i in range(40):
+        with torch.cuda.stream(streams[i % 2]):
+            results.append(jitquant.nvfp4_linear(x, w))
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, expected) for y in results)
+
+
+def test_layers_use_it() -> None:
+    layer = jitquant.nn.NVFP4Linear.from_linear(
+        torch.nn.Linear(512, 96, device="cuda", dtype=torch.bfloat16)
+    ).eval()
+    for rows in (1, 16, 64, 65):
+        x = torch.randn(rows, 512, device="cuda").bfloat16()
+        q = jitquant.quantize_nvfp4(x)
+        _check(layer.run_from_quantized(q), _values(q), _values(layer.weight), layer.bias)
+        assert torch.equal(layer(x), layer.run_from_quantized(q))

@@ -1,0 +1,90 @@
+"""Samples of products with a weight in NVFP4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from samples import Arguments, Sample, randn
+from torch import Tensor
+
+from jitquant import numerics
+
+
+def packed(rows: int, cols: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Codes and scales of a matrix as bytes, cols a multiple of 16."""
+    x_fp4, x_sf, _ = numerics.quantize_nvfp4(randn(rows, cols, seed=seed))
+    return x_fp4.view(torch.uint8), x_sf.view(torch.uint8)
+
+
+def _weight(n: int, cols: int, device: torch.device | str) -> tuple[Tensor, ...]:
+    codes, scales = packed(n, cols, seed=n)
+    return codes.to(device), scales.to(device), torch.tensor([0.0007], device=device)
+
+
+def linear_samples() -> dict[str, list[Sample]]:
+    """Few and many rows, in every type, aligned or not, with all that is added at the end."""
+    samples = []
+
+    def add(label: str, make: Any, *, exact: bool = False) -> None:
+        samples.append(Sample("nvfp4_linear", label, make, exact=exact))
+
+    for rows, n, cols, more in (
+        (1, 16, 512, {}),
+        (2, 33, 48, {"bias": True}),
+        (5, 17, 768, {"bias": True, "residual": True}),
+        (4, 19, 80, {}),
+        (12, 40, 272, {"residual": True}),
+        (18, 20, 256, {"bias": True}),
+        (0, 16, 32, {}),
+    ):
+        for dtype in (torch.bfloat16, torch.float16, None):
+
+            def make(
+                device: torch.device | str,
+                rows: int = rows,
+                n: int = n,
+                cols: int = cols,
+                more: dict[str, bool] = more,
+                dtype: torch.dtype | None = dtype,
+            ) -> Arguments:
+                w = _weight(n, cols, device)
+                keywords: dict[str, Any] = {"dtype": torch.float32}
+                if more.get("bias"):
+                    keywords["bias"] = randn(n, seed=1).to(device)
+                if more.get("residual"):
+                    keywords["residual"] = randn(rows, n, dtype=torch.float32, seed=2).to(device)
+                if dtype is not None:
+                    return (randn(rows, cols, dtype=dtype).to(device), *w), keywords
+                codes, scales = (t.to(device) for t in packed(rows, cols, seed=5))
+                gsa = torch.linspace(0.5, 2.0, max(rows, 1))[: rows if rows > 2 else 1].to(device)
+                return (codes, *w, scales, gsa), keywords
+
+            name = "codes" if dtype is None else str(dtype).removeprefix("torch.")
+            add(f"{rows}x{n}x{cols}-{name}", make)
+
+    def row_stride(device: torch.device | str) -> Arguments:
+        x = randn(3, 2, 290).to(device)[..., :270]
+        return (x, *_weight(18, 272, device)), {"dtype": torch.float32}
+
+    def small_integers(device: torch.device | str) -> Arguments:
+        # Sums of few integers are exact in every order, so all bits agree.
+        x = (torch.arange(4 * 256).reshape(4, 256) * 7 % 5 - 2).bfloat16()
+        codes = (torch.arange(24 * 128).reshape(24, 128) * 37 % 256).to(torch.uint8)
+        scales = torch.full((24, 16), 0x38, dtype=torch.uint8)  # one
+        gsa = torch.ones(1, device=device)
+        return (x.to(device), codes.to(device), scales.to(device), gsa), {}
+
+    def all_scales(device: torch.device | str) -> Arguments:
+        # Each row of the weight has one byte of 256 as its scales, NaN among them.
+        codes = (torch.arange(256 * 8).reshape(256, 8) * 29 % 256).to(torch.uint8)
+        scales = torch.arange(256, dtype=torch.uint8)[:, None].contiguous()
+        x = torch.tensor([[1.0, -2.0, 0.5, 3.0] * 4]).half()
+        gsa = torch.ones(1, device=device)
+        keywords = {"dtype": torch.float32}
+        return (x.to(device), codes.to(device), scales.to(device), gsa), keywords
+
+    add("row_stride", row_stride)
+    add("small_integers", small_integers, exact=True)
+    add("all_bytes_of_scales", all_scales, exact=True)
+    return {"nvfp4_linear": samples}
