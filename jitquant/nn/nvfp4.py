@@ -47,7 +47,8 @@ class NVFP4Linear(nn.Module):
     tiles, where in_features up to a multiple of 16 is one of 32 and out_features one of 16.
     Elsewhere codes and scales are put together without rounding (in bf16 on a GPU, fp32 on a CPU),
     multiplied with sums in fp32, and the gsas are applied to the sum: the accuracy is that of
-    NVFP4, and a dequantized weight is there while the call lasts.
+    NVFP4. On a GPU up to 64 rows of linear scales go through `jitquant.nvfp4_linear`, which reads
+    the weight as it is stored; for more rows a dequantized weight is there while the call lasts.
 
     Nothing is differentiable.
 

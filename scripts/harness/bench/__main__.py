@@ -291,6 +291,36 @@ def layers(
 
 
 @app.command()
+def linear(
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+) -> None:
+    """Time products of few rows with weights in NVFP4 beside cuBLAS in bf16, by graph replay."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise fail(
+            f"No GPU: torch {torch.__version__} sees none, and products are timed on one.", 2
+        )
+    import jitquant
+    from harness import timing
+    from harness.bench import linear as bench
+
+    jitquant.warmup("nvfp4_linear", "quantize_weight_nvfp4", "fused_amax_quantize")
+    torch.manual_seed(0)
+    ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
+    console.print(f"read {ceilings.read:.0f} GB/s", highlight=False)
+
+    def show(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    rows = bench.report(ceilings.read, show)
+    write_json(
+        out / "linear.json",
+        {**provenance(), "ceilings_gb_per_s": asdict(ceilings), "rows": rows},
+    )
+
+
+@app.command()
 def resources(
     arch: Annotated[str, typer.Option(help="What to compile for.")] = "90a",
     out: Annotated[Path, typer.Option(help="Where the document goes.")] = Path("out/bench"),

@@ -1,0 +1,112 @@
+"""Products of few rows with a weight in NVFP4, beside cuBLAS in bf16 and the time of the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import jitquant
+from harness import timing
+
+DEVICE = "cuda"
+BF16 = torch.bfloat16
+SHAPES = ((8192, 8192), (28672, 8192), (6144, 4096), (4096, 14336))
+ROWS = (1, 2, 8, 16, 64)
+
+
+@dataclass(frozen=True)
+class Product:
+    """Microseconds of one product (rows, k) by (n, k), by graph replay, weights not in L2.
+
+    Attributes:
+        floor: of the weight's bytes, 0.5625 an element, at `bandwidth`.
+        bf16: ``torch.mm`` with a weight in bf16.
+        weight_only: `jitquant.nvfp4_linear` of an x in bf16, one call after the other.
+        weight_only_behind: the same where each call comes behind a plain kernel, less its time.
+        quantized: the same of a quantized x, one call after the other.
+    """
+
+    n: int
+    k: int
+    rows: int
+    floor: float
+    bf16: float
+    weight_only: float
+    weight_only_behind: float
+    quantized: float
+
+    def text(self) -> str:
+        """A line of the table."""
+        part = self.floor / self.weight_only
+        return (
+            f"{self.n:>6} x {self.k:<6} {self.rows:>3} rows  bytes {self.floor:6.1f}  "
+            f"bf16 {self.bf16:6.1f}  bf16 x {self.weight_only:6.1f} ({part:4.0%})  "
+            f"behind {self.weight_only_behind:6.1f}  quantized x {self.quantized:6.1f}"
+        )
+
+
+def _weights(n: int, k: int, count: int) -> list[Any]:
+    made = []
+    for _ in range(count):
+        w = torch.randn(n, k, device=DEVICE, dtype=BF16) * 0.02
+        made.append(jitquant.quantize_weight_nvfp4(w))
+    return made
+
+
+def _call(w: Any, x: Any) -> Tensor:
+    return jitquant.nvfp4_linear(x, w, dtype=BF16)
+
+
+def products(bandwidth: float) -> Iterator[Product]:
+    """Every shape with every number of rows.
+
+    Args:
+        bandwidth: in GB/s, of which the floor is made.
+    """
+    probe, written = (torch.zeros(8192, device=DEVICE) for _ in range(2))
+
+    def plain() -> None:
+        torch.add(probe, 1.0, out=written)
+
+    def behind(w: Any, x: Any) -> Tensor:
+        plain()
+        return _call(w, x)
+
+    plain_us = timing.graph_us(plain, [()] * 64)
+    for n, k in SHAPES:
+        packed = n * k * 9 // 16
+        weights = _weights(n, k, timing.sets_needed(packed))
+        wide = [
+            torch.randn(n, k, device=DEVICE, dtype=BF16)
+            for _ in range(timing.sets_needed(2 * n * k))
+        ]
+        for rows in ROWS:
+            x = torch.randn(rows, k, device=DEVICE, dtype=BF16)
+            q = jitquant.quantize_nvfp4(x)
+            inputs = [(w, x) for w in weights]
+
+            def bf16(w: Tensor, x: Tensor = x) -> Tensor:
+                return x @ w.t()
+
+            yield Product(
+                *(n, k, rows, packed / bandwidth * 1e-3),
+                timing.graph_us(bf16, [(w,) for w in wide]),
+                timing.graph_us(_call, inputs),
+                timing.graph_us(behind, inputs) - plain_us,
+                timing.graph_us(_call, [(w, q) for w in weights]),
+            )
+        del weights, wide
+        torch.cuda.empty_cache()
+
+
+def report(bandwidth: float, show: Callable[[str], Any]) -> list[dict[str, float]]:
+    """All products as plain data; each is shown as it is measured."""
+    rows = []
+    for product in products(bandwidth):
+        show(product.text())
+        rows.append({name: round(value, 3) for name, value in asdict(product).items()})
+    return rows
