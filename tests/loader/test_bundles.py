@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from jitquant.loader import BundleError, HostCompilerNotFoundError, Loader
 from jitquant.loader.machine.archs import runs_on
 from jitquant.loader.request.plan import Request
+from jitquant.loader.request.plan import python_abi as abi_here
 from jitquant.loader.store.bundles import Bundle, open_bundle, write_bundle
 from jitquant.loader.store.cache import Entry, bundle_paths
 
@@ -391,3 +393,11 @@ def test_which_builds_use_the_stable_abi_alone(
     source.write_text(text)
     build = new_loader(tmp_path / "cache").ensure(Request("k", (source,), cxx_flags=flags))
     assert build.entry.stable_abi is stable
+
+
+def test_the_python_abi_is_known_while_another_thread_reads_sysconfig(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = sysconfig.get_config_var("SOABI")
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: None)
+    assert abi_here() == known

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -187,9 +188,8 @@ def python_include_dir() -> str:
 
 def python_abi() -> str:
     """The ABI that an extension module with Python's own API is bound to."""
-    import sysconfig
-
-    return str(sysconfig.get_config_var("SOABI") or platform.python_version())
+    # Not from sysconfig, which shows other threads half of its variables while it reads them.
+    return EXTENSION_SUFFIXES[0].removeprefix(".").removesuffix(".so")
 
 
 def _labels_of(
