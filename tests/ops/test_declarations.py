@@ -312,7 +312,8 @@ def test_an_op_asks_for_the_dtype_that_it_is_called_with(
         for direct in parts.values():
             direct.calls.clear()
         assert op.direct([x, 2688.0]) == ("a", "b")
-        assert [n for n, direct in parts.items() if direct.calls] == [name]
+        assert op.direct_named({"other": 1, "divisor": 2688.0, "x": x}) == ("a", "b")
+        assert [(n, len(d.calls)) for n, d in parts.items() if d.calls] == [(name, 2)]
     assert op.direct([object(), 2688.0]) is NotImplemented
     whole = True  # no part is fresh any longer
     assert op.direct([bf16, 2688.0]) is NotImplemented
