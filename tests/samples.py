@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from jitquant import reference
-from jitquant.formats import GRANULARITIES, RECIPES
+from jitquant.formats import FP8_DTYPES, GRANULARITIES, RECIPES
 from jitquant.formats import SCALE_LAYOUTS as LAYOUTS
 from jitquant.ops import ALL_OPS, Op
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+OPS: dict[str, Op] = {op.name: op for op in ALL_OPS}
 
 
 @dataclass(frozen=True)
@@ -123,40 +124,69 @@ def cycle(*lists: tuple[Any, ...]) -> Callable[[int], tuple[Any, ...]]:
     return lambda i: combinations[i % len(combinations)]
 
 
-def _amax_samples() -> list[Sample]:
+def _weight(x: Tensor, turn: int) -> Tensor:
+    dtype = torch.float32 if turn % 2 else x.dtype
+    return randn(x.shape[-1], dtype=dtype, seed=5).to(x.device)
+
+
+def _residual(x: Tensor, turn: int) -> Tensor | None:
+    return randn(*x.shape, dtype=x.dtype, seed=6).to(x.device) if turn % 2 else None
+
+
+OTHERS: dict[str, Callable[[Tensor, int], Any]] = {
+    "weight": _weight,
+    "residual": _residual,
+    "gsa": lambda x, turn: _gsa(x.device, row_count(x) if turn % 2 else None),
+}
+"""Arguments beside the tensor that is quantized, by name, and what they are in each turn."""
+
+ORDINARY = tuple(k for k in inputs() if k not in ("specials", "infinity", "expanded"))
+"""Inputs without NaN and infinity, and that can be written."""
+
+
+def derived(
+    name: str, *, times: int = 1, kept: Iterable[str] | None = None, exact: bool = True
+) -> list[Sample]:
+    """Samples of an op by its record: the inputs in all dtypes, its choices and others in turn.
+
+    Args:
+        name: of the op, whose first argument is the tensor that is quantized.
+        times: samples of an input.
+        kept: labels of inputs; None: all.
+        exact: see `Sample`.
+    """
+    op = OPS[name]
+    choices: dict[str, tuple[Any, ...]] = dict(op.choices)
+    if "dtype" in op.names:
+        choices["dtype"] = FP8_DTYPES
+    ways = cycle(*choices.values())
+    others = [key for key in op.names if key in OTHERS]
+    taken = {a.name for a in op.default._schema.arguments if not a.kwarg_only}
+    labels = list(inputs()) if kept is None else list(kept)
     out = []
-    for label, make in inputs().items():
-        for dtype in DTYPES:
-            out.append(
-                Sample(
-                    "amax_gsa",
-                    f"{label}-{str(dtype)[6:]}",
-                    lambda d, make=make, dtype=dtype: ((make(dtype, d),), {}),
-                )
-            )
-    out.append(Sample("amax_gsa", "divisor", lambda d: ((randn(4, 32).to(d), 6.0), {})))
+    for i, (label, dtype, again) in enumerate(itertools.product(labels, DTYPES, range(times))):
+        keywords = dict(zip(choices, ways(5 * i), strict=True))
+
+        def make(d, i=i, label=label, dtype=dtype, keywords=keywords) -> Arguments:
+            x = inputs()[label](dtype, d)
+            made = {key: OTHERS[key](x, i // 2) for key in others}
+            first = (x, *(made.pop(key) for key in others if key in taken))
+            return first, {**made, **keywords}
+
+        told = "-".join(str(value).replace("torch.", "") for value in keywords.values())
+        label = f"{label}-{str(dtype)[6:]}-{told}-{again}"
+        out.append(Sample(name, label, make, exact))
     return out
 
 
+def _amax_samples() -> list[Sample]:
+    divisor = Sample("amax_gsa", "divisor", lambda d: ((randn(4, 32).to(d), 6.0), {}))
+    return [*derived("amax_gsa"), divisor]
+
+
 def _quantize_samples() -> tuple[list[Sample], list[Sample]]:
-    dynamic, static = [], []
-    combination = cycle(GRANULARITIES, LAYOUTS, RECIPES)
-    for i, ((label, make), dtype) in enumerate(itertools.product(inputs().items(), DTYPES)):
-        for j in (3 * i, 3 * i + 1, 3 * i + 5):
-            granularity, layout, recipe = combination(j)
-            keywords = {"recipe": recipe, "scale_layout": layout}
-            name = f"{label}-{str(dtype)[6:]}-{granularity}-{layout}-{recipe}"
-
-            def make_dynamic(d, make=make, dtype=dtype, k=keywords, granularity=granularity):
-                return (make(dtype, d),), {"granularity": granularity, **k}
-
-            def make_static(d, make=make, dtype=dtype, k=keywords, granularity=granularity):
-                x = make(dtype, d)
-                rows = row_count(x) if granularity == "row" else None
-                return (x, _gsa(d, rows)), dict(k)
-
-            dynamic.append(Sample("quantize_nvfp4", name, make_dynamic))
-            static.append(Sample("quantize_nvfp4_static", name, make_static))
+    dynamic = derived("quantize_nvfp4", times=3)
+    static = derived("quantize_nvfp4_static", times=3)
     for value in (1e-42, 0.002, 3e38):
         dynamic.append(
             Sample(
@@ -165,14 +195,7 @@ def _quantize_samples() -> tuple[list[Sample], list[Sample]]:
                 lambda d, v=value: ((randn(5, 40).to(d),), {"global_scale": v}),
             )
         )
-        static.append(
-            Sample(
-                "quantize_nvfp4_static",
-                f"value-{value}",
-                lambda d, v=value: ((randn(5, 40).to(d), torch.tensor([v]).to(d)), {}),
-            )
-        )
-    for value in (0.0, math.nan, math.inf):
+    for value in (0.0, 1e-42, 0.002, 3e38, math.nan, math.inf):
         static.append(
             Sample(
                 "quantize_nvfp4_static",
@@ -239,33 +262,9 @@ def _deinterleave_samples() -> tuple[list[Sample], list[Sample]]:
 
 
 def _norm_samples() -> tuple[list[Sample], list[Sample]]:
-    dynamic, static = [], []
-    combination = cycle((False, True), GRANULARITIES, LAYOUTS, RECIPES)
-    kept = [k for k in inputs() if k not in ("specials", "infinity", "expanded")]
-    for i, (label, dtype) in enumerate(itertools.product(kept, DTYPES)):
-        make = inputs()[label]
-        residual, granularity, layout, recipe = combination(5 * i)
-        keywords = {"recipe": recipe, "scale_layout": layout}
-        weight_dtype = torch.float32 if i % 2 else dtype
-        name = f"{label}-{str(dtype)[6:]}-{residual}-{granularity}-{layout}-{recipe}"
-
-        def tensors(d, make=make, dtype=dtype, weight_dtype=weight_dtype, residual=residual):
-            x = make(dtype, d)
-            weight = randn(x.shape[-1], dtype=weight_dtype, seed=5).to(d)
-            added = randn(*x.shape, dtype=dtype, seed=6).to(d) if residual else None
-            return x, weight, added
-
-        def make_dynamic(d, tensors=tensors, k=keywords, g=granularity):
-            x, weight, added = tensors(d)
-            return (x, weight), {"residual": added, "granularity": g, **k}
-
-        def make_static(d, tensors=tensors, k=keywords, g=granularity):
-            x, weight, added = tensors(d)
-            gsa = _gsa(d, row_count(x) if g == "row" else None)
-            return (x, weight, gsa), {"residual": added, **k}
-
-        dynamic.append(Sample("rmsnorm_quantize_nvfp4", name, make_dynamic, False))
-        static.append(Sample("rmsnorm_quantize_nvfp4_static", name, make_static, False))
+    name = "rmsnorm_quantize_nvfp4"
+    dynamic = derived(name, kept=ORDINARY, exact=False)
+    static = derived(f"{name}_static", kept=ORDINARY, exact=False)
     dynamic.append(
         Sample(
             "rmsnorm_quantize_nvfp4",
@@ -428,13 +427,9 @@ from samples_linear import linear_samples  # noqa: E402
 from samples_sharded import sharded_samples  # noqa: E402
 
 _WHOLE: dict[str, list[Sample]] = {**_all(), **fp8_samples()}
-SAMPLES: dict[str, list[Sample]] = {
-    **_WHOLE,
-    **sharded_samples(_WHOLE),
-    **linear_samples(),
-}
+SAMPLES: dict[str, list[Sample]] = {**_WHOLE, **sharded_samples(_WHOLE), **linear_samples()}
+SAMPLES |= {op.name: derived(op.name) for op in ALL_OPS if op.name not in SAMPLES}
 ALL_SAMPLES: list[Sample] = [sample for group in SAMPLES.values() for sample in group]
-OPS: dict[str, Op] = {op.name: op for op in ALL_OPS}
 
 
 def poisoned_buffers(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:

@@ -6,7 +6,18 @@ import itertools
 from typing import Any
 
 import torch
-from samples import DTYPES, Arguments, Sample, cycle, inputs, randn, row_count, specials
+from samples import (
+    DTYPES,
+    ORDINARY,
+    Arguments,
+    Sample,
+    cycle,
+    derived,
+    inputs,
+    randn,
+    row_count,
+    specials,
+)
 from torch import Tensor
 
 from jitquant import reference
@@ -27,7 +38,6 @@ Device = torch.device | str
 
 MATRICES = [k for k in inputs() if k not in ("one_row", "four_dims", "transposed_leading")]
 MATRICES = [k for k in MATRICES if not k.startswith("no_rows")]
-FUSABLE = [k for k in inputs() if k not in ("specials", "infinity", "expanded")]
 
 
 def short(dtype: torch.dtype) -> str:
@@ -197,7 +207,7 @@ def _silu_samples() -> tuple[list[Sample], list[Sample]]:
 
 def _norm_samples() -> tuple[list[Sample], list[Sample]]:
     fp8, group = [], []
-    for i, (label, dtype) in enumerate(itertools.product(FUSABLE, DTYPES)):
+    for i, (label, dtype) in enumerate(itertools.product(ORDINARY, DTYPES)):
         make = inputs()[label]
         weight_dtype = torch.float32 if i % 2 else dtype
         residual, given = i % 4 < 2, i % 3 == 0
@@ -296,24 +306,6 @@ def _both_samples() -> list[Sample]:
         )
     )
     return out
-
-
-def _mxfp8_samples() -> tuple[list[Sample], list[Sample]]:
-    one, both = [], []
-    ways = cycle(FP8_DTYPES, SCALE_LAYOUTS)
-    for i, ((label, make), dtype) in enumerate(itertools.product(inputs().items(), DTYPES)):
-        for j in range(2):
-            fp8, layout = ways(3 * i + j)
-            keywords = {"dtype": fp8, "scale_layout": layout}
-            name = f"{label}-{short(dtype)}-{_described(keywords)}"
-
-            def arguments(d, make=make, dtype=dtype, k=keywords) -> Arguments:
-                return (make(dtype, d),), dict(k)
-
-            one.append(Sample("quantize_mxfp8", name, arguments))
-            if label in MATRICES:
-                both.append(Sample("quantize_mxfp8_both", name, arguments))
-    return one, both
 
 
 def _dequantize_samples() -> list[Sample]:
@@ -466,7 +458,8 @@ def fp8_samples() -> dict[str, list[Sample]]:
         *_norm_samples(),
         _block_samples(),
         _both_samples(),
-        *_mxfp8_samples(),
+        derived("quantize_mxfp8", times=2),
+        derived("quantize_mxfp8_both", kept=MATRICES),
         _dequantize_samples(),
         *_grouped_samples(),
     ]

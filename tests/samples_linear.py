@@ -8,12 +8,12 @@ import torch
 from samples import Arguments, Sample, randn
 from torch import Tensor
 
-from jitquant import numerics
+from jitquant import reference
 
 
 def packed(rows: int, cols: int, seed: int) -> tuple[Tensor, Tensor]:
     """Codes and scales of a matrix as bytes, cols a multiple of 16."""
-    x_fp4, x_sf, _ = numerics.quantize_nvfp4(randn(rows, cols, seed=seed))
+    x_fp4, x_sf, _ = reference.quantize_nvfp4(randn(rows, cols, seed=seed))
     return x_fp4.view(torch.uint8), x_sf.view(torch.uint8)
 
 

@@ -10,7 +10,7 @@ import torch
 from samples import DTYPES, Arguments, Sample, inputs, randn
 from torch import Tensor
 
-from jitquant.numerics import sharded
+from jitquant import reference
 
 Device = torch.device | str
 Whole = dict[str, list[Sample]]
@@ -20,7 +20,7 @@ def _larger(
     x: Tensor, keep_nan: bool, granularity: str, run: int = 0, activate: bool = False
 ) -> Tensor:
     """An amax as of a tensor that ``x`` is a part of: of some rows larger than that of ``x``."""
-    (amax,) = sharded.amax(
+    (amax,) = reference.amax(
         x.cpu(), granularity=granularity, keep_nan=keep_nan, run=run, activate=activate
     )
     factors = torch.tensor([1.0, 1.7, 1.0, 30.0]).repeat(amax.numel() // 4 + 1)
@@ -111,13 +111,13 @@ def _deinterleave(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
 
 def _rmsnorm(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
     x, weight = args[:2]
-    amax, inv_rms = sharded.rmsnorm_amax(x.cpu(), weight.cpu(), *args[2:])
+    amax, inv_rms = reference.rmsnorm_amax(x.cpu(), weight.cpu(), *args[2:])
     parts = (inv_rms.to(x.device), (2 * amax).to(x.device))
     return (x, weight, *parts), _names(keywords, "recipe", "scale_layout")
 
 
 def _mhc(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
-    amax, inv_rms = sharded.mhc_rmsnorm_amax(*(t.cpu() for t in args[:3]), *args[3:])
+    amax, inv_rms = reference.mhc_rmsnorm_amax(*(t.cpu() for t in args[:3]), *args[3:])
     parts = (inv_rms.to(args[0].device), (2 * amax).to(args[0].device))
     return (*args[:3], *parts), _names(keywords, "recipe", "scale_layout")
 

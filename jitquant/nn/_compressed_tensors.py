@@ -28,7 +28,7 @@ from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIV
 from jitquant.nn._convert import Conversion, replace_everywhere
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
-from jitquant.ops.fp8 import quantize_block
+from jitquant.ops import quantize_block
 from jitquant.tensors.fp8 import QuantizedTensor
 
 METHOD = "compressed-tensors"

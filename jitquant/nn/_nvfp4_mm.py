@@ -17,7 +17,7 @@ from torch.nn.functional import ScalingType, SwizzleType
 from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, ceil_to
 from jitquant.nn._matmul import has_nvfp4, register
 from jitquant.numerics.layout import swizzle_128x4
-from jitquant.ops._table_linear import LINEAR
+from jitquant.ops.linear import LINEAR
 from jitquant.ops.nvfp4 import dequantize_nvfp4
 from jitquant.tensors.nvfp4 import QuantizedActivation
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES, one_of
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
-from jitquant.ops.fp8 import quantize_block, quantize_fp8, quantize_group
+from jitquant.ops import quantize_block, quantize_fp8, quantize_group
 from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
 
 if TYPE_CHECKING:

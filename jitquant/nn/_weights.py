@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from jitquant.formats import GROUP_EPS_MIN
 from jitquant.nn._matmul import TILE
-from jitquant.ops.fp8 import quantize_block, quantize_block_both
+from jitquant.ops import quantize_block, quantize_block_both
 from jitquant.tensors.fp8 import QuantizedTensor
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from jitquant.formats import FP8_DTYPES, GROUP_EPS_MIN, INPUT_DTYPES
 from jitquant.nn._matmul import blocks, fp8_mm, groups, output_dtype
 from jitquant.nn._weights import WeightCache, padded
-from jitquant.ops.fp8 import quantize_group, quantize_group_both
+from jitquant.ops import quantize_group, quantize_group_both
 from jitquant.tensors.fp8 import QuantizedTensor
 
 E4M3 = FP8_DTYPES[0]

@@ -21,10 +21,8 @@ from jitquant.formats import (
     QUANTIZED_MAX,
     ceil_div,
 )
-from jitquant.numerics.elements import constant, encode_e4m3
-from jitquant.numerics.fused import add_residual, rmsnorm
 from jitquant.numerics.layout import unswizzle_128x4
-from jitquant.numerics.nvfp4 import rows_of
+from jitquant.numerics.nvfp4 import constant, encode_e4m3, rows_of
 
 _EXPONENT_NAN = 255
 
@@ -98,7 +96,16 @@ def scale_from_amax(a: Tensor, top: float) -> Tensor:
     return torch.where(usable, scale, constant(1.0, a))
 
 
-def _quantize_fp8_values(
+def cast(
+    v: Tensor, leading: tuple[int, ...], scale: Tensor, dtype: torch.dtype, granularity: str
+) -> tuple[Tensor, Tensor]:
+    """data (*leading, N) and scale_inv, (1,) or (*leading, 1), of fp32 rows (rows, N)."""
+    data = encode(v * scale[:, None], dtype).reshape(*leading, v.shape[1])
+    shape = (*leading, 1) if granularity == "row" else (1,)
+    return data, torch.div(constant(1.0, scale), scale).reshape(shape)
+
+
+def quantize_scaled(
     v: Tensor,
     leading: tuple[int, ...],
     scale: Tensor | None,
@@ -108,35 +115,11 @@ def _quantize_fp8_values(
     granularity: str,
     with_amax: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """data, scale_inv, amax of fp32 rows (rows, N) of a tensor (*leading, N)."""
-    if scale_value is not None:
-        scale = torch.full((1,), scale_value, dtype=torch.float32, device=v.device)
-    amax = amax_keep_nan(v, granularity)
-    if scale is None:
-        bound = amax if scale_ub is None else torch.minimum(amax, constant(scale_ub, amax))
-        scale = scale_from_amax(bound, QUANTIZED_MAX[dtype])
-    scale = scale.reshape(-1)
-    data = encode(v * scale[:, None], dtype).reshape(*leading, v.shape[1])
-    shape = (*leading, 1) if granularity == "row" else (1,)
-    scale_inv = torch.div(constant(1.0, scale), scale).reshape(shape)
-    amax = amax.reshape(shape)
-    return data, scale_inv, amax if with_amax else amax.new_empty(0)
-
-
-def quantize_fp8(
-    x: Tensor,
-    scale: Tensor | None = None,
-    *,
-    dtype: torch.dtype,
-    scale_value: float | None = None,
-    scale_ub: float | None = None,
-    granularity: str = "tensor",
-    with_amax: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """data, scale_inv, amax of ``x`` (..., N).
+    """data, scale_inv, amax of fp32 rows (rows, N) of a tensor (*leading, N).
 
     Args:
-        x: (..., N).
+        v: the rows.
+        leading: the tensor's dimensions without the last.
         scale: what elements are multiplied with, (1,) or one a row, as ``granularity`` says; None:
             it is made from the amax.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
@@ -145,69 +128,31 @@ def quantize_fp8(
         granularity: "tensor": scale_inv and amax are (1,); "row": (..., 1).
         with_amax: without it amax is (0,).
     """
-    return _quantize_fp8_values(
-        rows_of(x), x.shape[:-1], scale, dtype, scale_value, scale_ub, granularity, with_amax
-    )
+    if scale_value is not None:
+        scale = torch.full((1,), scale_value, dtype=torch.float32, device=v.device)
+    amax = amax_keep_nan(v, granularity)
+    if scale is None:
+        scale = _bounded_scale(amax, scale_ub, dtype)
+    data, scale_inv = cast(v, leading, scale.reshape(-1), dtype, granularity)
+    return data, scale_inv, amax.reshape(scale_inv.shape) if with_amax else amax.new_empty(0)
 
 
-def silu_mul(fused: Tensor, interleave: int) -> Tensor:
-    """``silu(gate) * up`` as fp32 (rows, N) of (..., 2 * N).
-
-    Args:
-        fused: gate and up columns in turns of ``interleave``, or, with 0, [gate | up].
-        interleave: 0, or a divisor of N.
-    """
-    v = rows_of(fused)
-    n = v.shape[1] // 2
-    run = interleave if interleave else n
-    turns = v.reshape(v.shape[0], n // run, 2, run)
-    gate, up = turns[:, :, 0].reshape(v.shape[0], n), turns[:, :, 1].reshape(v.shape[0], n)
-    return torch.div(gate, constant(1.0, gate) + torch.exp(-gate)) * up
-
-
-def silu_mul_quantize_fp8(
-    fused: Tensor,
-    scale: Tensor | None = None,
-    *,
+def quantize_scaled_from_amax(
+    v: Tensor,
+    leading: tuple[int, ...],
+    amax: Tensor,
     dtype: torch.dtype,
-    scale_value: float | None = None,
-    scale_ub: float | None = None,
-    granularity: str = "row",
-    interleave: int = 0,
-    with_amax: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """data, scale_inv, amax of the values of `silu_mul`, which are not rounded in between."""
-    return _quantize_fp8_values(
-        silu_mul(fused, interleave),
-        fused.shape[:-1],
-        scale,
-        dtype,
-        scale_value,
-        scale_ub,
-        granularity,
-        with_amax,
-    )
+    scale_ub: float | None,
+    granularity: str,
+) -> tuple[Tensor, Tensor]:
+    """data, scale_inv of fp32 rows with the amax given: one element, or one for each row."""
+    scale = _bounded_scale(amax.reshape(-1), scale_ub, dtype)
+    return cast(v, leading, scale, dtype, granularity)
 
 
-def rmsnorm_quantize_fp8(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor | None = None,
-    eps: float = 1e-6,
-    *,
-    residual: Tensor | None = None,
-    dtype: torch.dtype,
-    scale_value: float | None = None,
-    scale_ub: float | None = None,
-    granularity: str = "row",
-    with_amax: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """data, scale_inv, amax, inv_rms of `rmsnorm` of ``x``, or of ``x + residual``, in place."""
-    y, inv_rms = rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
-    quantized = _quantize_fp8_values(
-        y, x.shape[:-1], scale, dtype, scale_value, scale_ub, granularity, with_amax
-    )
-    return (*quantized, inv_rms)
+def _bounded_scale(amax: Tensor, scale_ub: float | None, dtype: torch.dtype) -> Tensor:
+    bound = amax if scale_ub is None else torch.minimum(amax, constant(scale_ub, amax))
+    return scale_from_amax(bound, QUANTIZED_MAX[dtype])
 
 
 def quantize_tiles(
@@ -339,17 +284,31 @@ def rows_past_counts(counts: Tensor, leading: tuple[int, ...]) -> Tensor:
     return row >= counts.reshape(*leading[:-1], 1)
 
 
-def _quantize_group_values(
+def quantize_group_rows(
     v: Tensor,
     leading: tuple[int, ...],
     group_size: int,
-    counts: Tensor | None,
     dtype: torch.dtype,
     scale_format: str,
     scale_layout: str,
     eps: float | None,
     recipe: str,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """data and scale_inv of fp32 rows (rows, N), a scale for ``group_size`` neighbours of a row.
+
+    Args:
+        v: the rows; the last group of a row has the elements that there are.
+        leading: the tensor's dimensions without the last.
+        group_size: elements of a group.
+        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
+        scale_format: "float32", "ue8m0" or "ue8m0_packed".
+        scale_layout: see `store_scales`.
+        eps: what amaxes are raised to; None: the recipe's.
+        recipe: "te", "deepgemm" or "vllm".
+        counts: (E,) of (E, T, N): how many rows of each batch there are. The others are not read,
+            and their results are zero.
+    """
     data, scale_inv = _quantize_groups(
         v, group_size, dtype, scale_format, GROUP_EPS[recipe] if eps is None else eps, recipe
     )
@@ -363,101 +322,6 @@ def _quantize_group_values(
             marks = marks[:, ::4]
         stored.masked_fill_(store_scales(marks, leading, "float32", scale_layout) != 0, 0)
     return data.reshape(*leading, v.shape[1]), stored
-
-
-def quantize_group(
-    x: Tensor,
-    group_size: int,
-    counts: Tensor | None = None,
-    *,
-    dtype: torch.dtype,
-    scale_format: str = "float32",
-    scale_layout: str = "row",
-    eps: float | None = None,
-    recipe: str = "te",
-    zero_rest: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """data and scale_inv of ``x`` (..., N), a scale for ``group_size`` neighbours of a row.
-
-    Args:
-        x: (..., N); the last group has the elements that there are.
-        group_size: elements of a group.
-        counts: (E,) of (E, T, N): how many rows of each batch there are. The others are not read,
-            and their results are zero.
-        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
-        scale_format: "float32", "ue8m0" or "ue8m0_packed".
-        scale_layout: see `store_scales`.
-        eps: what amaxes are raised to; None: the recipe's.
-        recipe: "te", "deepgemm" or "vllm".
-        zero_rest: whether rows past the count are zeroed in buffers that exist; no matter here.
-    """
-    return _quantize_group_values(
-        rows_of(x),
-        x.shape[:-1],
-        group_size,
-        counts,
-        dtype,
-        scale_format,
-        scale_layout,
-        eps,
-        recipe,
-    )
-
-
-def silu_mul_quantize_group(
-    fused: Tensor,
-    group_size: int,
-    counts: Tensor | None = None,
-    *,
-    dtype: torch.dtype,
-    interleave: int = 0,
-    scale_format: str = "float32",
-    scale_layout: str = "row",
-    eps: float | None = None,
-    recipe: str = "te",
-    zero_rest: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """data and scale_inv of the values of `silu_mul`, which are not rounded in between."""
-    return _quantize_group_values(
-        silu_mul(fused, interleave),
-        fused.shape[:-1],
-        group_size,
-        counts,
-        dtype,
-        scale_format,
-        scale_layout,
-        eps,
-        recipe,
-    )
-
-
-def rmsnorm_quantize_group(
-    x: Tensor,
-    weight: Tensor,
-    group_size: int,
-    eps: float = 1e-6,
-    *,
-    residual: Tensor | None = None,
-    dtype: torch.dtype,
-    scale_format: str = "float32",
-    scale_layout: str = "row",
-    amax_eps: float | None = None,
-    recipe: str = "te",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """data, scale_inv, inv_rms of `rmsnorm` of ``x``, or of ``x + residual``, added in place."""
-    y, inv_rms = rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
-    quantized = _quantize_group_values(
-        y,
-        x.shape[:-1],
-        group_size,
-        None,
-        dtype,
-        scale_format,
-        scale_layout,
-        amax_eps,
-        recipe,
-    )
-    return (*quantized, inv_rms)
 
 
 def quantize_block(
@@ -511,20 +375,14 @@ def quantize_group_both(
     eps: float | None = None,
     recipe: str = "te",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`quantize_group` of ``x`` (M, K) and of its transpose: data, scale_inv, data_t, scale_inv_t.
+    """`quantize_group_rows` of ``x`` (M, K) and of its transpose: data, scale_inv, data_t, ...
 
     data_t is (K, M), contiguous, with groups along M.
     """
-    keywords = {
-        "dtype": dtype,
-        "scale_format": scale_format,
-        "scale_layout": scale_layout,
-        "eps": eps,
-        "recipe": recipe,
-    }
+    how = (group_size, dtype, scale_format, scale_layout, eps, recipe)
     return (
-        *quantize_group(x, group_size, **keywords),  # type: ignore[arg-type]
-        *quantize_group(x.T, group_size, **keywords),  # type: ignore[arg-type]
+        *quantize_group_rows(rows_of(x), x.shape[:1], *how),
+        *quantize_group_rows(rows_of(x.T), x.shape[1:], *how),
     )
 
 

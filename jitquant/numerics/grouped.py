@@ -12,16 +12,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from jitquant.formats import NVFP4_BLOCK, NVFP4_DIVISOR, QUANTIZED_MAX
-from jitquant.numerics.elements import (
+from jitquant.numerics.fp8 import encode, scale_from_amax
+from jitquant.numerics.nvfp4 import (
+    block_scales,
     constant,
     decode_e2m1,
     decode_e4m3,
     encode_e2m1,
     pack_e2m1,
+    scales_from_amax,
     unpack_e2m1,
+    usable_scale,
 )
-from jitquant.numerics.fp8 import encode, scale_from_amax
-from jitquant.numerics.nvfp4 import block_scales, scales_from_amax, usable_scale
 
 _SQRT_2_OVER_PI = 0.79788456080286536
 _GELU_CUBIC = 0.044715

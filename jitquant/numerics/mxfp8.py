@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import E8M0_DTYPE, MXFP8_BLOCK, QUANTIZED_MAX
-from jitquant.numerics.elements import constant
 from jitquant.numerics.fp8 import encode, group_amax, inverse_power_of_two
 from jitquant.numerics.layout import swizzle_128x4
-from jitquant.numerics.nvfp4 import rows_of
+from jitquant.numerics.nvfp4 import constant, rows_of
 
 
 def e8m0_rceil(s: Tensor) -> Tensor:

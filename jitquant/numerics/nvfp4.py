@@ -1,8 +1,7 @@
-"""NVFP4: the recipes "te" and "vllm", for activations and weights, and back.
+"""NVFP4: E2M1 and E4M3 codes, the recipes "te" and "vllm", and back.
 
 Notation: A is the amax of a tensor (or of a row), b that of a block, x an element, S the encoding
 scale. fp32 throughout, IEEE division, one operation a line; rounding is to nearest, ties to even.
-Functions ending in ``_static`` take gsa, the others compute it and return it.
 """
 
 from __future__ import annotations
@@ -11,23 +10,119 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jitquant.formats import E2M1_MAX, FP32_MAX, NVFP4_BLOCK, NVFP4_DIVISOR, ceil_div
-from jitquant.numerics.elements import (
-    constant,
-    decode_e2m1,
-    decode_e4m3,
-    encode_e2m1,
-    encode_e4m3,
-    pack_e2m1,
-    unpack_e2m1,
+from jitquant.formats import (
+    CODES_PER_BYTE,
+    E2M1_MAX,
+    E2M1_SIGN_BIT,
+    E2M1_VALUES,
+    E4M3_MAX,
+    E4M3_NAN,
+    FP4_DTYPE,
+    FP32_MAX,
+    NVFP4_BLOCK,
+    NVFP4_DIVISOR,
+    SCALE_DTYPE,
 )
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
+
+
+def constant(value: float, like: Tensor) -> Tensor:
+    """A 0-dim fp32 tensor on the device of ``like``.
+
+    Scalars that take part in a division are made tensors: PyTorch replaces ``scalar / tensor`` by a
+    reciprocal and a product, and on CUDA ``tensor / scalar`` as well, which rounds twice.
+    """
+    return torch.full((), value, dtype=torch.float32, device=like.device)
+
+
+def encode_e2m1(x: Tensor) -> Tensor:
+    """Rounds to the nearest E2M1 code, ties to the even code; saturates at +-6.
+
+    Each magnitude is compared with the seven midpoints in full precision, so it is rounded once.
+    Rounding to half steps first and through a table after is wrong on an eighth of [0, 6].
+
+    Args:
+        x: fp32, any shape.
+
+    Returns:
+        uint8 of the same shape, codes 0..15. The sign bit is that of ``x``, for zero too; NaN gives
+        code 0.
+    """
+    m = x.abs()
+    code = (m > 0.25).to(torch.uint8)
+    code += m >= 0.75
+    code += m > 1.25
+    code += m >= 1.75
+    code += m > 2.5
+    code += m >= 3.5
+    code += m > 5.0
+    code.add_(x.signbit(), alpha=E2M1_SIGN_BIT)
+    return code.masked_fill_(x.isnan(), 0)
+
+
+def decode_e2m1(codes: Tensor) -> Tensor:
+    """Value of uint8 codes 0..15 as fp32 of the same shape; code 8 is -0."""
+    values = (*E2M1_VALUES, *(-v for v in E2M1_VALUES))
+    table = torch.tensor(values, dtype=torch.float32, device=codes.device)
+    return table[codes.int()]
+
+
+def pack_e2m1(codes: Tensor, dim: int = -1) -> Tensor:
+    """Packs uint8 codes in pairs along ``dim``, the even index in the low nibble.
+
+    Args:
+        codes: uint8, the size of ``dim`` even.
+        dim: -1 (the last dimension) or 0.
+
+    Returns:
+        ``float4_e2m1fn_x2``, contiguous, ``dim`` half as long.
+    """
+    if dim == 0:
+        packed = codes[0::2] | (codes[1::2] << 4)
+    else:
+        packed = codes[..., 0::2] | (codes[..., 1::2] << 4)
+    # A uint8 view, as PyTorch has few float4_e2m1fn_x2 kernels.
+    return packed.contiguous().view(FP4_DTYPE)
+
+
+def unpack_e2m1(x_fp4: Tensor, dim: int = -1) -> Tensor:
+    """Undoes `pack_e2m1`: uint8 codes 0..15, ``dim`` twice as long."""
+    packed = x_fp4.view(torch.uint8)
+    pairs = torch.stack((packed & 15, packed >> 4), dim=1 if dim == 0 else -1)
+    if dim == 0:
+        return pairs.reshape(CODES_PER_BYTE * packed.shape[0], *packed.shape[1:])
+    return pairs.reshape(*packed.shape[:-1], CODES_PER_BYTE * packed.shape[-1])
+
+
+def encode_e4m3(x: Tensor) -> Tensor:
+    """Rounds to the nearest E4M3 value, ties to even; saturates at +-448; NaN becomes 0x7F.
+
+    ``Tensor.to(float8_e4m3fn)`` alone turns what is beyond 464 into NaN.
+
+    Args:
+        x: fp32, any shape.
+
+    Returns:
+        ``float8_e4m3fn`` of the same shape.
+    """
+    codes = x.clamp(-E4M3_MAX, E4M3_MAX).to(SCALE_DTYPE).view(torch.uint8)
+    return codes.masked_fill_(x.isnan(), E4M3_NAN).view(SCALE_DTYPE)
+
+
+def decode_e4m3(scales: Tensor) -> Tensor:
+    """Value of ``float8_e4m3fn`` scales (or of their bytes as uint8) as fp32 of the same shape."""
+    return scales.view(SCALE_DTYPE).to(torch.float32)
 
 
 def rows_of(x: Tensor) -> Tensor:
     """``x`` (..., N) as fp32 (rows, N); a 1-D tensor is one row."""
     cols = x.shape[-1]
     return x.reshape(x.numel() // cols, cols).to(torch.float32)
+
+
+def weight_values(w: Tensor) -> Tensor:
+    """A weight as fp32, its dimensions as they are."""
+    return w.to(torch.float32)
 
 
 def amax(v: Tensor, granularity: str) -> Tensor:
@@ -102,12 +197,12 @@ def quantize_rows(v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1) -> tupl
         (rows, ceil(N / 16)).
     """
     rows, cols = v.shape
-    groups = ceil_div(cols, NVFP4_BLOCK)
+    groups = -(-cols // NVFP4_BLOCK)
     v = functional.pad(v, (0, groups * NVFP4_BLOCK - cols))
     blocks = v.reshape(rows, groups, NVFP4_BLOCK)
     b = blocks.abs().amax(dim=2)
     if tile_rows > 1:
-        tiles = ceil_div(rows, tile_rows)
+        tiles = -(-rows // tile_rows)
         b = functional.pad(b, (0, 0, 0, tiles * tile_rows - rows))
         b = b.reshape(tiles, tile_rows, groups).amax(dim=1).repeat_interleave(tile_rows, dim=0)
         b = b[:rows]
@@ -117,132 +212,120 @@ def quantize_rows(v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1) -> tupl
     return codes.reshape(rows, groups * NVFP4_BLOCK), scales
 
 
-def packed(
-    codes: Tensor, scales: Tensor, leading: tuple[int, ...], scale_layout: str
+def encode(
+    v: Tensor,
+    s: Tensor,
+    leading: tuple[int, ...],
+    recipe: str,
+    scale_layout: str,
+    block: str = "1x16",
+    dim: int = -1,
 ) -> tuple[Tensor, Tensor]:
-    """x_fp4 and x_sf of what `quantize_rows` gave for a tensor with these leading dimensions."""
+    """x_fp4 and x_sf of fp32 values with the encoding scale(s) S.
+
+    Args:
+        v: (rows, N); with ``dim=0`` (K, N).
+        s: (1,) or (rows,).
+        leading: dimensions of the results before the packed one; their product is ``rows``.
+        recipe: "te" or "vllm".
+        scale_layout: of x_sf; "linear" with ``dim=0``.
+        block: "1x16", or "16x16": 16 neighbours in a row by 16 rows (at the edges the part there
+            is) share a scale, which is stored for each of the 16.
+        dim: the packed dimension. With 0 neighbours of K are in a byte.
+
+    Returns:
+        ``dim=-1``: (*leading, ceil(N / 16) * 8) and (*leading, ceil(N / 16)) or swizzled;
+        ``dim=0``: (ceil(K / 16) * 8, N) and (ceil(K / 16), N).
+    """
+    codes, scales = quantize_rows(
+        v.T if dim == 0 else v, s, recipe, tile_rows=16 if block == "16x16" else 1
+    )
+    if dim == 0:
+        return pack_e2m1(codes.T, dim=0), scales.T.contiguous()
     x_fp4 = pack_e2m1(codes).reshape(*leading, codes.shape[1] // 2)
     if scale_layout == "swizzled_128x4":
         return x_fp4, swizzle_128x4(scales)
     return x_fp4, scales.reshape(*leading, scales.shape[1])
 
 
-def quantize_values(
+def quantize_computed(
     v: Tensor,
     leading: tuple[int, ...],
     divisor: float,
     global_scale: float | None,
-    granularity: str,
     recipe: str,
     scale_layout: str,
+    granularity: str = "tensor",
+    block: str = "1x16",
+    dim: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantizes fp32 rows (rows, N) of a tensor (*leading, N): x_fp4, x_sf and gsa.
+    """x_fp4, x_sf and gsa of fp32 values; the rest as in `encode`.
 
-    ``global_scale``, if given, is the gsa of the whole tensor: nothing is reduced, and gsa is (1,)
-    whatever the granularity.
+    Args:
+        divisor: gsa is the amax over it.
+        global_scale: the gsa of the whole tensor, if it is given: nothing is reduced then, and gsa
+            is (1,) whatever the granularity.
+        granularity: "tensor" or "row": what has an amax.
     """
     if global_scale is None:
         s, gsa = scales_from_amax(amax(v, granularity), divisor)
     else:
         gsa = torch.full((1,), global_scale, dtype=torch.float32, device=v.device)
         s = scale_from_gsa(gsa)
-    return (*packed(*quantize_rows(v, s, recipe), leading, scale_layout), gsa)
+    return (*encode(v, s, leading, recipe, scale_layout, block, dim), gsa)
 
 
-def quantize_values_static(
-    v: Tensor, leading: tuple[int, ...], gsa: Tensor, recipe: str, scale_layout: str
+def quantize_given(
+    v: Tensor,
+    leading: tuple[int, ...],
+    gsa: Tensor,
+    recipe: str,
+    scale_layout: str,
+    block: str = "1x16",
+    dim: int = -1,
 ) -> tuple[Tensor, Tensor]:
-    """Quantizes fp32 rows (rows, N) of a tensor (*leading, N) with the gsa given."""
+    """x_fp4 and x_sf of fp32 values with the gsa given, of one element or one for each row."""
     s = scale_from_gsa(gsa.reshape(-1))
-    return packed(*quantize_rows(v, s, recipe), leading, scale_layout)
+    return encode(v, s, leading, recipe, scale_layout, block, dim)
+
+
+def quantize_from_amax(
+    v: Tensor,
+    leading: tuple[int, ...],
+    amax: Tensor,
+    divisor: float,
+    recipe: str,
+    scale_layout: str,
+    block: str = "1x16",
+    dim: int = -1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x_fp4, x_sf and gsa of fp32 values that are part of a tensor, whose amax is given.
+
+    The second half of a quantization with the amax of more than is at hand. A quotient of the amax
+    (gsa, or a scale) would not do: S is no function of gsa.
+
+    Args:
+        amax: one element, or one for each row.
+    """
+    s, gsa = scales_from_amax(amax.reshape(-1), divisor)
+    return (*encode(v, s, leading, recipe, scale_layout, block, dim), gsa)
+
+
+def quantize_from_maxima(
+    v: Tensor,
+    leading: tuple[int, ...],
+    amax: Tensor,
+    divisor: float,
+    recipe: str,
+    scale_layout: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `quantize_from_amax` with the largest of these maxima."""
+    return quantize_from_amax(v, leading, amax.amax(), divisor, recipe, scale_layout)
 
 
 def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR) -> tuple[Tensor]:
     """``gsa = A / divisor`` (1,), where A is the largest magnitude of ``x`` that is no NaN."""
     return (scales_from_amax(amax(rows_of(x), "tensor"), divisor)[1],)
-
-
-def quantize_nvfp4(
-    x: Tensor,
-    divisor: float = NVFP4_DIVISOR,
-    *,
-    global_scale: float | None = None,
-    granularity: str = "tensor",
-    recipe: str = "te",
-    scale_layout: str = "linear",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x_fp4, x_sf, gsa of ``x`` (..., N)."""
-    return quantize_values(
-        rows_of(x), x.shape[:-1], divisor, global_scale, granularity, recipe, scale_layout
-    )
-
-
-def quantize_nvfp4_static(
-    x: Tensor, global_scale: Tensor, *, recipe: str = "te", scale_layout: str = "linear"
-) -> tuple[Tensor, Tensor]:
-    """x_fp4, x_sf of ``x`` (..., N) with the gsa given, (1,) or (rows,)."""
-    return quantize_values_static(rows_of(x), x.shape[:-1], global_scale, recipe, scale_layout)
-
-
-def quantize_weight_rows(
-    w: Tensor, s: Tensor, block: str, dim: int, recipe: str, scale_layout: str
-) -> tuple[Tensor, Tensor]:
-    """x_fp4 and x_sf of a weight with the encoding scale S (1,)."""
-    v = w.to(torch.float32)
-    codes, scales = quantize_rows(
-        v.T if dim == 0 else v, s, recipe, tile_rows=16 if block == "16x16" else 1
-    )
-    if dim == 0:
-        return pack_e2m1(codes.T, dim=0), scales.T.contiguous()
-    return packed(codes, scales, (w.shape[0],), scale_layout)
-
-
-def quantize_weight_nvfp4(
-    w: Tensor,
-    divisor: float = NVFP4_DIVISOR,
-    *,
-    global_scale: float | None = None,
-    block: str = "1x16",
-    dim: int = -1,
-    recipe: str = "te",
-    scale_layout: str = "linear",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x_fp4, x_sf, gsa of a weight.
-
-    Args:
-        w: (N, K) with ``dim=-1``, (K, N) with ``dim=0``; blocks run along K.
-        divisor: gsa is the weight's amax over it.
-        global_scale: gsa, if it is given.
-        block: "1x16", or "16x16": 16 neighbours of K by 16 of N (at the edges the part there is)
-            share a scale, which is stored for each of the 16.
-        dim: the dimension of K.
-        recipe: "te" or "vllm".
-        scale_layout: of x_sf; "linear" with ``dim=0``.
-
-    Returns:
-        ``dim=-1``: (N, ceil(K / 16) * 8) and (N, ceil(K / 16));
-        ``dim=0``: (ceil(K / 16) * 8, N) with neighbours of K in a byte, and (ceil(K / 16), N).
-    """
-    if global_scale is None:
-        s, gsa = scales_from_amax(amax(w.to(torch.float32), "tensor"), divisor)
-    else:
-        gsa = torch.full((1,), global_scale, dtype=torch.float32, device=w.device)
-        s = scale_from_gsa(gsa)
-    return (*quantize_weight_rows(w, s, block, dim, recipe, scale_layout), gsa)
-
-
-def quantize_weight_nvfp4_static(
-    w: Tensor,
-    gsa: Tensor,
-    *,
-    block: str = "1x16",
-    dim: int = -1,
-    recipe: str = "te",
-    scale_layout: str = "linear",
-) -> tuple[Tensor, Tensor]:
-    """x_fp4, x_sf of a weight with the gsa given, one element."""
-    s = scale_from_gsa(gsa.reshape(1))
-    return quantize_weight_rows(w, s, block, dim, recipe, scale_layout)
 
 
 def dequantize_nvfp4(

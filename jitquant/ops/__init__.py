@@ -5,22 +5,20 @@ Importing this registers the ops; it compiles nothing and touches no GPU.
 
 from __future__ import annotations
 
-from jitquant.ops._table import NVFP4_OPS
-from jitquant.ops._table_fp8 import FP8_OPS
-from jitquant.ops._table_grouped import GROUPED_OPS
-from jitquant.ops._table_linear import LINEAR_OPS
-from jitquant.ops._table_sharded import SHARDED_OPS
-from jitquant.ops.fp8 import (
-    dequantize,
+from jitquant.ops import _sharded, blockwise, fp8, grouped, linear, mxfp8, nvfp4
+from jitquant.ops.blockwise import (
     quantize_block,
     quantize_block_both,
-    quantize_fp8,
     quantize_group,
     quantize_group_both,
-    rmsnorm_quantize_fp8,
     rmsnorm_quantize_group,
-    silu_mul_quantize_fp8,
     silu_mul_quantize_group,
+)
+from jitquant.ops.fp8 import (
+    dequantize,
+    quantize_fp8,
+    rmsnorm_quantize_fp8,
+    silu_mul_quantize_fp8,
 )
 from jitquant.ops.grouped import dequantize_grouped, quantize_grouped, quantize_grouped_grad
 from jitquant.ops.linear import nvfp4_linear
@@ -64,5 +62,13 @@ __all__ = [
     "silu_mul_quantize_group",
 ]
 
-ALL_OPS: tuple[Op, ...] = (*NVFP4_OPS, *FP8_OPS, *GROUPED_OPS, *SHARDED_OPS, *LINEAR_OPS)
+ALL_OPS: tuple[Op, ...] = (
+    _sharded.AMAX,
+    *nvfp4.OPS,
+    *fp8.OPS,
+    *blockwise.OPS,
+    *mxfp8.OPS,
+    *grouped.OPS,
+    *linear.OPS,
+)
 """Every declared op."""

@@ -16,7 +16,15 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.dlpack import from_dlpack
 
-from jitquant.formats import DEINTERLEAVE_OPS, FP32_MAX, FP32_TINIEST, INPUT_DTYPES, MHC_MAX, one_of
+from jitquant.formats import (
+    DEINTERLEAVE_OPS,
+    FP32_MAX,
+    FP32_TINIEST,
+    INPUT_DTYPES,
+    MHC_MAX,
+    WEIGHT_BLOCKS,
+    one_of,
+)
 from jitquant.ops import _checks_memory
 
 DEVICES = ("cpu", "cuda", "meta")
@@ -236,7 +244,9 @@ def residual_tensor(residual: Tensor | None, x: Tensor) -> None:
         )
 
 
-def norm_arguments(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> None:
+def norm_arguments(
+    x: Tensor, weight: Tensor, eps: float = 0.0, residual: Tensor | None = None
+) -> None:
     """What RMSNorm takes: x (..., N), weight (N,), eps, and a residual like x."""
     input_tensor(x, "x")
     column_weight(weight, x.shape[-1], x, "x")
@@ -264,7 +274,7 @@ def hyper_connection_weights(A: Tensor, X: Tensor) -> None:
         )
 
 
-def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor, eps: float) -> None:
+def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor, eps: float = 0.0) -> None:
     """What RMSNorm of combined hyper-connections takes: X (..., H, N), A (..., H), weight (N,)."""
     input_tensor(X, "X", 2, "(..., n_hc, N)")
     if not 1 <= X.shape[-2] <= MHC_MAX:
@@ -372,3 +382,81 @@ def out_tensor(
 def row_count(shape: tuple[int, ...] | torch.Size) -> int:
     """Rows of a tensor with these leading dimensions; one where there is none."""
     return math.prod(shape)
+
+
+def plain_arguments(x: Tensor) -> None:
+    """A tensor that is quantized as it is."""
+    input_tensor(x, "x")
+
+
+def weight_arguments(w: Tensor, block: str, dim: int, scale_layout: str) -> None:
+    """A weight and how it is to be packed."""
+    input_tensor(w, "w", 2, "(N, K), or (K, N) with dim=0")
+    if w.dim() != 2:
+        raise ValueError(
+            f"w has shape {shape_text(w)}; accepted is (N, K), or (K, N) with dim=0. "
+            "Quantize the matrices of a stack one by one: each has a gsa of its own"
+        )
+    one_of("block", block, WEIGHT_BLOCKS)
+    dimension(dim)
+    if dim == -1:
+        return
+    if scale_layout != "linear":
+        raise ValueError(
+            f"scale_layout is {scale_layout!r} with dim=0; accepted is 'linear'. For swizzled "
+            "scales quantize the transposed weight with dim=-1"
+        )
+    if w.shape[0] == 0:
+        raise ValueError(f"w has shape {shape_text(w)}; accepted with dim=0 is K >= 1")
+
+
+def _inv_rms_tensor(inv_rms: Tensor, rows: int, like: Tensor, like_name: str) -> None:
+    same_device(inv_rms, "inv_rms", like, like_name)
+    if inv_rms.dtype != torch.float32 or tuple(inv_rms.shape) != (rows,):
+        raise ValueError(
+            f"inv_rms is {inv_rms.dtype} {shape_text(inv_rms)}; accepted is float32 "
+            f"({rows},), as the first half gives it"
+        )
+
+
+def normalized_arguments(x: Tensor, weight: Tensor, inv_rms: Tensor) -> None:
+    """As `norm_arguments`, with what the first half of a norm gave."""
+    norm_arguments(x, weight)
+    _inv_rms_tensor(inv_rms, row_count(x.shape[:-1]), x, "x")
+
+
+def mhc_normalized_arguments(X: Tensor, A: Tensor, weight: Tensor, inv_rms: Tensor) -> None:
+    """As `mhc_arguments`, with what the first half of a norm gave."""
+    mhc_arguments(X, A, weight)
+    _inv_rms_tensor(inv_rms, row_count(X.shape[:-2]), X, "X")
+
+
+def amax_tensor(amax: Tensor, counts: tuple[int, ...], like: Tensor, like_name: str) -> None:
+    """A given amax: fp32, contiguous, of one of these numbers of elements."""
+    if amax.dtype != torch.float32:
+        raise TypeError(f"amax is {amax.dtype}; accepted is float32. Convert it with amax.float()")
+    same_device(amax, "amax", like, like_name)
+    if amax.numel() not in counts or not amax.is_contiguous():
+        raise ValueError(
+            f"amax has shape {shape_text(amax)} and strides {tuple(amax.stride())}; "
+            f"accepted are {' or '.join(map(str, counts))} elements, contiguous"
+        )
+
+
+def out_elements(
+    t: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, maker: str
+) -> None:
+    """A buffer for elements: its rows may lie apart."""
+    if t.dtype != dtype and t.dtype != torch.uint8:
+        raise TypeError(f"{name} is {t.dtype}; accepted is {dtype} for this call")
+    if t.shape != shape:
+        raise ValueError(
+            f"{name} has shape {shape_text(t)}; accepted is {tuple(shape)} for this call. "
+            f"{maker} makes buffers that fit"
+        )
+    if t.stride(-1) != 1 and t.shape[-1] != 1:
+        raise ValueError(
+            f"{name} has strides {tuple(t.stride())}; accepted is a buffer whose last dimension "
+            "is contiguous (stride 1)"
+        )
+    _checks_memory.own_elements(t, name)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from jitquant.ops import _checks
-from jitquant.ops._kernel_op import MAKER, KernelOp
-from jitquant.tensors.fp8 import QuantizedTensor
+from jitquant.ops.schema import Op
+from jitquant.tensors import QuantizedTensor
 
-Form = tuple[str, tuple[int, int], str, str, str]
-"""Format, block, scale format, layout and recipe: what a QuantizedTensor has beside its parts."""
+MAKER = "QuantizedTensor.empty(shape, ...)"
+"""The call that makes buffers for a quantized tensor, as an error says it."""
+
+BUFFERS: dict[str, Any] = {"maker": MAKER, "rows_apart": True}
+"""What an op has whose results are such a tensor."""
+
+
+class Form(TypedDict):
+    """What a QuantizedTensor has beside its parts."""
+
+    format: str
+    block: tuple[int, int]
+    scale_format: str
+    layout: str
+    recipe: str
 
 
 def quantized(
-    op: KernelOp,
-    args: tuple[Any, ...],
+    op: Op,
+    arguments: Mapping[str, Any],
     form: Form,
-    dtype: torch.dtype,
     out: QuantizedTensor | None,
     amax: bool = False,
     *,
@@ -29,67 +42,68 @@ def quantized(
 
     Args:
         op: what quantizes.
-        args: all of its arguments, in its order.
+        arguments: its arguments by name, and others.
         form: of the result.
-        dtype: of the elements.
         out: buffers for the result.
         amax: whether the result has an amax.
         halved: whether the result has half as many columns as the input.
     """
     if out is None:
-        results = op.made(args)
+        results = op.direct_named(arguments)
+        if results is NotImplemented:
+            results = op.dispatched(op.tensors(op.ordered(arguments)))
+        described: Any = form.values()  # in the order of the container
         return QuantizedTensor(
             results[0],
             results[1],
             results[2] if amax else None,
-            results[-1] if op.has_inv_rms else None,
-            *form,
+            results[-1] if op.inv_rms else None,
+            *described,
         )
+    dtype = arguments["dtype"]
     if not (
-        _fits(out, form, dtype, amax, op.has_inv_rms)
-        and op.direct((*args, *_buffers(op, out))) is None
+        _fits(out, form, dtype, amax, op.inv_rms)
+        and op.direct_named(arguments, _buffers(op, out)) is None
     ):
-        tensors = op.tensors(args)
+        tensors = op.tensors(op.ordered(arguments))
         shape = tuple(tensors[0].shape)
         if halved and shape:
             shape = (*shape[:-1], shape[-1] // 2)
         _check_buffers(op, out, "out", form, shape, dtype, amax)
         op.dispatched(tensors, _buffers(op, out))
-    out.recipe = form[4]
+    out.recipe = form["recipe"]
     return out
 
 
 def left_alone(
-    op: KernelOp,
-    args: tuple[Any, ...],
-    form: Form,
-    dtype: torch.dtype,
-    *,
-    halved: bool = False,
+    op: Op, arguments: Mapping[str, Any], form: Form, *, halved: bool = False
 ) -> QuantizedTensor:
     """A call that writes only the rows that are counted, into new buffers."""
-    tensors = op.tensors(args)
-    plan = op.plan(*tensors[:3], **dict(zip(op.keywords, tensors[3:], strict=True)))
+    tensors = dict(zip(op.names, op.tensors(op.ordered(arguments)), strict=True))
+    plan = op.plan(**tensors)
     data, scales = (torch.empty(r.shape, dtype=r.dtype, device=plan.device) for r in plan.results)
-    out = QuantizedTensor(data, scales, None, None, *form)
-    return quantized(op, args, form, dtype, out, halved=halved)
+    out = QuantizedTensor(data, scales, None, None, **form)
+    return quantized(op, tensors, form, out, halved=halved)
 
 
-def _buffers(op: KernelOp, out: QuantizedTensor) -> tuple[Any, ...]:
+def _buffers(op: Op, out: QuantizedTensor) -> tuple[Any, ...]:
     """The buffers of ``out``, in the order of the op's results."""
     buffers: tuple[Any, ...] = (out.data, out.stored_scales)
-    if op.has_amax:
+    if "amax" in op.results:
         empty = out.amax is None
         amax = torch.empty(0, dtype=torch.float32, device=out.data.device) if empty else out.amax
         buffers = (*buffers, amax)
-    return (*buffers, out.inv_rms) if op.has_inv_rms else buffers
+    return (*buffers, out.inv_rms) if op.inv_rms else buffers
 
 
 def _fits(out: object, form: Form, dtype: torch.dtype, amax: bool, inv_rms: bool) -> bool:
     """Whether ``out`` has the form and the parts of a result; the op looks at the parts."""
     return (
         type(out) is QuantizedTensor
-        and (out.format, out.block, out.scale_format, out.layout) == form[:4]
+        and out.format == form["format"]
+        and out.block == form["block"]
+        and out.scale_format == form["scale_format"]
+        and out.layout == form["layout"]
         and isinstance(out.data, Tensor)
         and out.data.dtype == dtype
         and (out.amax is not None) == amax
@@ -98,7 +112,7 @@ def _fits(out: object, form: Form, dtype: torch.dtype, amax: bool, inv_rms: bool
 
 
 def _check_buffers(
-    op: KernelOp,
+    op: Op,
     out: object,
     name: str,
     form: Form,
@@ -115,15 +129,16 @@ def _check_buffers(
         {f"{name}.data": out.data, f"{name}.stored_scales": out.stored_scales},
         MAKER,
     )
-    fields = ("format", "block", "scale_format", "layout", "dtype", "shape")
-    for field, wanted in zip(fields, (*form[:4], dtype, shape), strict=True):
+    described: dict[str, Any] = {**form, "dtype": dtype, "shape": shape}
+    del described["recipe"]
+    for field, wanted in described.items():
         has = getattr(out, field)
         if has != wanted:
             raise ValueError(
                 f"{name}.{field} is {has!r}; accepted is {wanted!r} for this call. "
                 f"{MAKER} makes buffers that fit"
             )
-    for part, wanted in (("amax", amax), ("inv_rms", op.has_inv_rms)):
+    for part, wanted in (("amax", amax), ("inv_rms", op.inv_rms)):
         buffer = getattr(out, part)
         if (buffer is not None) != wanted:
             raise ValueError(
@@ -136,33 +151,36 @@ def _check_buffers(
 
 
 def quantized_both(
-    op: KernelOp,
-    args: tuple[Any, ...],
+    op: Op,
+    arguments: Mapping[str, Any],
     form: Form,
-    dtype: torch.dtype,
     out: tuple[QuantizedTensor, QuantizedTensor] | None,
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
     """A call of an op that quantizes a matrix and its transpose."""
     if out is None:
-        results = op.made(args)
+        results = op.direct_named(arguments)
+        if results is NotImplemented:
+            results = op.dispatched(op.tensors(op.ordered(arguments)))
         data, scales, data_t, scales_t = results
+        described: Any = form.values()  # in the order of the container
         return (
-            QuantizedTensor(data, scales, None, None, *form),
-            QuantizedTensor(data_t, scales_t, None, None, *form),
+            QuantizedTensor(data, scales, None, None, *described),
+            QuantizedTensor(data_t, scales_t, None, None, *described),
         )
+    dtype = arguments["dtype"]
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(f"out is {type(out).__name__}; accepted is a tuple of two QuantizedTensor")
     first, second = out
     if not (
         _fits(first, form, dtype, False, False)
         and _fits(second, form, dtype, False, False)
-        and op.direct((*args, *_buffers(op, first), *_buffers(op, second))) is None
+        and op.direct_named(arguments, (*_buffers(op, first), *_buffers(op, second))) is None
     ):
-        tensors = op.tensors(args)
+        tensors = op.tensors(op.ordered(arguments))
         shape = tuple(tensors[0].shape)
         _check_buffers(op, first, "out[0]", form, shape, dtype, False)
         _check_buffers(op, second, "out[1]", form, shape[::-1], dtype, False)
         op.dispatched(tensors, (*_buffers(op, first), *_buffers(op, second)))
     for q in out:
-        q.recipe = form[4]
+        q.recipe = form["recipe"]
     return out

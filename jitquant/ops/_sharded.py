@@ -9,6 +9,7 @@ read back, and it can be captured where the backend can be (NCCL).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,35 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jitquant.formats import MAX_PARTIALS, NVFP4_BLOCK
-from jitquant.ops import _table_sharded
-from jitquant.ops.schema import Op
-from jitquant.tensors.fp8 import QuantizedTensor
-from jitquant.tensors.nvfp4 import QuantizedActivation
+from jitquant.formats import GRANULARITIES, MAX_PARTIALS, NVFP4_BLOCK
+from jitquant.numerics import amax as numerics
+from jitquant.ops import _checks
+from jitquant.ops.schema import Op, Plan, fp32
+from jitquant.tensors import QuantizedActivation, QuantizedTensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+def _plan_amax(x: Tensor, granularity: str, run: int) -> Plan:
+    _checks.input_tensor(x, "x")
+    if run < 0 or (run and x.shape[-1] % (2 * run)):
+        raise ValueError(
+            f"run is {run} and x has shape {_checks.shape_text(x)}; accepted are 0, and divisors "
+            "of half of the columns"
+        )
+    rows = _checks.row_count(x.shape[:-1])
+    return Plan(x.device, (fp32(rows if granularity == "row" else 1),))
+
+
+AMAX = Op(
+    "amax",
+    ["amax"],
+    module="amax",
+    plan=_plan_amax,
+    reference=numerics.amax,
+    choices={"granularity": GRANULARITIES},
+)
 
 
 def _check_group(group: object) -> None:
@@ -84,15 +106,15 @@ def amax_over(
 
     Args:
         group: the ranks.
-        x, granularity, keep_nan, run, activate: as in `jitquant.reference.sharded.amax`.
+        x, granularity, keep_nan, run, activate: as in `jitquant.numerics.amax.amax`.
         out: float32 to write to.
     """
     args = (x, granularity, keep_nan, run, activate)
-    return max_over(_table_sharded.AMAX.one_tensor(args, out), group)
+    return max_over(AMAX.one_tensor(args, out), group)
 
 
 def norm_amax_over(
-    group: ProcessGroup, op: Op, args: tuple[Any, ...], inv_rms: Tensor | None
+    group: ProcessGroup, op: Op, args: Sequence[Any], inv_rms: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The maxima of a norm over a group, and inv_rms, in the buffer that there may be for it.
 

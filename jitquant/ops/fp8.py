@@ -28,32 +28,207 @@ subclasses, where a kernel cannot be compiled or loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from jitquant.formats import (
+    BLOCK_SCALE_LAYOUTS,
+    E8M0_DTYPE,
     GRANULARITIES,
-    BlockScaleLayout,
+    GROUP_SCALE_LAYOUTS,
+    QUANTIZED_MAX,
+    SCALE_LAYOUTS,
     Granularity,
-    GroupRecipe,
-    GroupScaleLayout,
-    ScaleFormat,
+    ceil_div,
     one_of,
+    scales_shape,
 )
-from jitquant.ops import _checks, _checks_fp8, _sharded, _table_fp8, _table_sharded
-from jitquant.ops._kernel_op import KernelOp
-from jitquant.ops._results import Form, left_alone, quantized, quantized_both
-from jitquant.tensors.fp8 import QuantizedTensor
+from jitquant.numerics import fp8 as numerics
+from jitquant.ops import _checks, _checks_fp8, _sharded, sources
+from jitquant.ops._results import BUFFERS, MAKER, Form, quantized
+from jitquant.ops.schema import Cast, Op, Plan, Result, Rows, Source, fp32, product
+from jitquant.tensors import QuantizedTensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 E4M3 = torch.float8_e4m3fn
+
+
+def _plan_scaled(
+    rows: Rows,
+    source: Source,
+    scale: Tensor | None,
+    dtype: torch.dtype,
+    scale_value: float | None,
+    scale_ub: float | None,
+    granularity: str,
+    with_amax: bool,
+) -> tuple[Result, ...]:
+    _checks_fp8.fp8_dtype(dtype)
+    _checks_fp8.scale_number(scale_value)
+    given = scale is not None or scale_value is not None
+    _checks_fp8.upper_bound(scale_ub, given)
+    if scale is not None:
+        if scale_value is not None:
+            raise ValueError("scale is given as a tensor and as a number; accepted is one of them")
+        _checks_fp8.scale_tensor(scale, rows.count, granularity, rows.like, rows.name)
+    elif scale_value is not None and granularity == "row":
+        raise ValueError("scale is one number; accepted with it is granularity 'tensor'")
+    elif not given and granularity == "tensor" and source.granularity == "row":
+        raise ValueError(
+            "granularity is 'tensor' without a scale; accepted are 'row', or a scale that is "
+            "given. For a computed scale of the whole tensor quantize the result with quantize_fp8"
+        )
+    floats = fp32(*rows.leading, 1) if granularity == "row" else fp32(1)
+    return Result((*rows.leading, rows.cols), dtype), floats, floats if with_amax else fp32(0)
+
+
+def _plan_from_amax(
+    rows: Rows, amax: Tensor, dtype: torch.dtype, scale_ub: float | None, granularity: str
+) -> tuple[Result, ...]:
+    _checks_fp8.fp8_dtype(dtype)
+    _checks_fp8.upper_bound(scale_ub, False)
+    by_row = granularity == "row"
+    _checks.amax_tensor(amax, (rows.count if by_row else 1,), rows.like, rows.name)
+    floats = fp32(*rows.leading, 1) if by_row else fp32(1)
+    return Result((*rows.leading, rows.cols), dtype), floats
+
+
+_GRANULARITY = {"granularity": GRANULARITIES}
+
+SCALED = Cast(
+    "{takes}, Tensor? scale=None, {tail}*, {written}ScalarType dtype, float? scale_value=None, "
+    "float? scale_ub=None, {granularity}{options}bool with_amax=True",
+    ("data", "scale_inv", "amax"),
+    _plan_scaled,
+    numerics.quantize_scaled,
+    _GRANULARITY,
+)
+"""FP8 with a scale for the tensor or for each row, computed or given."""
+
+FROM_AMAX = Cast(
+    "{takes}, Tensor amax, *, ScalarType dtype, float? scale_ub=None, {granularity}{options}",
+    ("data", "scale_inv"),
+    _plan_from_amax,
+    numerics.quantize_scaled_from_amax,
+    _GRANULARITY,
+)
+"""FP8 with the amax given: the second half of a quantization over a process group."""
+
+
+class Scaled(NamedTuple):
+    """The ops of a public function: a scale that is computed or given, and the amax given."""
+
+    source: Source
+    scaled: Op
+    from_amax: Op | None
+
+
+QUANTIZE = Scaled(
+    sources.PLAIN,
+    product("quantize_fp8", sources.PLAIN, SCALED, module="quantize_fp8", **BUFFERS),
+    product("quantize_fp8_from_amax", sources.PLAIN, FROM_AMAX, module="quantize_fp8", **BUFFERS),
+)
+_SILU = "silu_mul_quantize"
+SILU_MUL = Scaled(
+    sources.SILU_MUL,
+    product(f"{_SILU}_fp8", sources.SILU_MUL, SCALED, module=_SILU, **BUFFERS),
+    product(f"{_SILU}_fp8_from_amax", sources.SILU_MUL, FROM_AMAX, module=_SILU, **BUFFERS),
+)
+RMSNORM = Scaled(
+    sources.NORM,
+    product("rmsnorm_quantize_fp8", sources.NORM, SCALED, module="rmsnorm_quantize", **BUFFERS),
+    None,
+)
+
+
+def _plan_dequantize(
+    data: Tensor,
+    scale_inv: Tensor,
+    block_rows: int,
+    block_cols: int,
+    scale_layout: str,
+    dtype: torch.dtype | None,
+) -> Plan:
+    if data.dtype not in QUANTIZED_MAX:
+        raise TypeError(
+            f"data is {data.dtype}; accepted are torch.float8_e4m3fn, torch.float8_e5m2 and "
+            "torch.int8"
+        )
+    if data.dim() == 0 or data.shape[-1] == 0 or (block_rows > 1 and data.dim() < 2):
+        raise ValueError(
+            f"data has shape {_checks.shape_text(data)}; accepted is (..., N) with N >= 1, and "
+            "(..., N, K) for blocks"
+        )
+    if data.stride(-1) != 1 and data.shape[-1] != 1:
+        raise ValueError(
+            f"data has strides {tuple(data.stride())}; accepted are tensors whose last dimension "
+            "is contiguous (stride 1)"
+        )
+    if block_rows < 0 or block_cols < 0 or block_cols % 16:
+        raise ValueError(
+            f"block_rows is {block_rows} and block_cols is {block_cols}; accepted are numbers that "
+            "are not negative, and a block_cols that is a multiple of 16"
+        )
+    _checks.output_dtype(dtype)
+    _checks.same_device(scale_inv, "scale_inv", data, "data")
+    if scale_inv.dtype not in (torch.float32, torch.int32, E8M0_DTYPE, torch.uint8):
+        raise TypeError(
+            f"scale_inv is {scale_inv.dtype}; accepted are float32, int32 of packed exponents, "
+            "float8_e8m0fnu, and its bytes as uint8"
+        )
+    if block_rows == 0 and scale_inv.dtype != torch.float32:
+        raise TypeError(
+            f"scale_inv is {scale_inv.dtype} with block_rows 0; accepted is float32 where a whole "
+            "tensor has one scale. Pass the number that it stands for as torch.float32"
+        )
+    if (
+        block_rows
+        and scale_layout == "swizzled_128x4"
+        and scale_inv.dtype not in (E8M0_DTYPE, torch.uint8)
+    ):
+        raise TypeError(
+            f"scale_inv is {scale_inv.dtype} with scale_layout 'swizzled_128x4'; accepted are "
+            "float8_e8m0fnu and its bytes as uint8. Scales of other dtypes have another layout"
+        )
+    leading: tuple[int, ...] = tuple(data.shape[:-1])
+    packed = "ue8m0_packed" if scale_inv.dtype == torch.int32 else "float32"
+    wanted: tuple[int, ...] = (1,)
+    if block_rows:
+        if block_rows > 1:
+            leading = (*data.shape[:-2], ceil_div(data.shape[-2], block_rows))
+        groups = ceil_div(data.shape[-1], block_cols) if block_cols else 1
+        wanted = scales_shape(leading, groups, packed, scale_layout)
+    if tuple(scale_inv.shape) != tuple(wanted) or not scale_inv.is_contiguous():
+        raise ValueError(
+            f"scale_inv has shape {_checks.shape_text(scale_inv)} and strides "
+            f"{tuple(scale_inv.stride())}; accepted is {tuple(wanted)}, contiguous, for data of "
+            f"shape {_checks.shape_text(data)} and scale_layout {scale_layout!r}"
+        )
+    out = Result(tuple(data.shape), torch.bfloat16 if dtype is None else dtype)
+    return Plan(data.device, (out,))
+
+
+DEQUANTIZE = Op(
+    "dequantize",
+    ["out"],
+    module="dequantize",
+    plan=_plan_dequantize,
+    reference=numerics.dequantize,
+    choices={"scale_layout": (*GROUP_SCALE_LAYOUTS, BLOCK_SCALE_LAYOUTS[1], *SCALE_LAYOUTS)},
+    maker=MAKER,
+)
+
+OPS: tuple[Op, ...] = (
+    *(op for ops in (QUANTIZE, SILU_MUL, RMSNORM) for op in ops[1:] if op is not None),
+    DEQUANTIZE,
+)
+"""Every op of FP8 with a scale for a tensor or a row, and what dequantizes all 8-bit formats."""
 
 
 def quantize_fp8(
@@ -92,14 +267,19 @@ def quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, scale, "scale")
-        op, after = _table_sharded.QUANTIZE_FP8, (dtype, scale_ub, granularity)
-        return _over(amax_group, op, x, after, 0, granularity, dtype, out)
-    given, number, granularity = _scale(scale, x, "x", granularity)
-    amax = amax or scale is None
-    args = (x, given, dtype, number, scale_ub, granularity, amax)
-    return quantized(_table_fp8.QUANTIZE_FP8, args, _OF_FP8[granularity], dtype, out, amax)
+    return _scaled(
+        QUANTIZE,
+        {
+            "x": x,
+            "dtype": dtype,
+            "scale_ub": scale_ub,
+            "granularity": granularity,
+            "with_amax": amax,
+        },
+        scale,
+        amax_group,
+        out,
+    )
 
 
 def silu_mul_quantize_fp8(
@@ -135,17 +315,20 @@ def silu_mul_quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, scale, "scale")
-        fused = _checks.as_tensor(fused, "fused")
-        run = interleave or _checks_fp8.gate_and_up(fused, interleave)
-        op, after = _table_sharded.SILU_MUL_FP8, (dtype, scale_ub, granularity, interleave)
-        return _over(amax_group, op, fused, after, run, granularity, dtype, out)
-    given, number, granularity = _scale(scale, fused, "fused", granularity)
-    amax = amax or scale is None
-    args = (fused, given, dtype, number, scale_ub, granularity, interleave, amax)
-    form = _OF_FP8[granularity]
-    return quantized(_table_fp8.SILU_MUL_FP8, args, form, dtype, out, amax, halved=True)
+    return _scaled(
+        SILU_MUL,
+        {
+            "fused": fused,
+            "dtype": dtype,
+            "interleave": interleave,
+            "scale_ub": scale_ub,
+            "granularity": granularity,
+            "with_amax": amax,
+        },
+        scale,
+        amax_group,
+        out,
+    )
 
 
 def rmsnorm_quantize_fp8(
@@ -185,241 +368,22 @@ def rmsnorm_quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    given, number, granularity = _scale(scale, x, "x", granularity)
-    amax = amax or scale is None
-    args = (x, weight, given, eps, residual, dtype, number, scale_ub, granularity, amax)
-    return quantized(_table_fp8.RMSNORM_FP8, args, _OF_FP8[granularity], dtype, out, amax)
-
-
-def quantize_group(
-    x: Tensor,
-    group_size: int = 128,
-    *,
-    dtype: torch.dtype = E4M3,
-    scale_format: ScaleFormat = "float32",
-    scale_layout: GroupScaleLayout = "row",
-    eps: float | None = None,
-    recipe: GroupRecipe = "te",
-    counts: Tensor | None = None,
-    zero_rest: bool = True,
-    out: QuantizedTensor | None = None,
-) -> QuantizedTensor:
-    """Quantizes to FP8 or INT8 with a scale for ``group_size`` neighbours of a row: one launch.
-
-    Args:
-        x: (..., N); the last group of a row has the elements that there are.
-        group_size: 16, 32, 64, 128 or 256.
-        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8`` (to nearest, ties to even).
-        scale_format: "float32"; "ue8m0": float32 that hold powers of two, rounded up;
-            "ue8m0_packed": their exponents, four groups in an int32, the first in the lowest byte,
-            zeros for groups that there are not.
-        scale_layout: "row": (..., G); "column": (..., T, G) with strides (1, T), as scaled_mm
-            takes them; "column_tma": with strides (1, T up to a multiple of 4), as DeepGEMM does,
-            padding zero.
-        eps: amaxes are raised to it; None: 1e-10, or 1e-4 with recipe "deepgemm".
-        recipe: "te" (TransformerEngine, torchao), "deepgemm" or "vllm"; see ``docs/numerics.md``.
-        counts: int32 or int64, on x's device, how many rows of each batch (..., :, :) there are:
-            (E,) for x (E, T, N), one for (T, N). Rows past it are not read and influence no scale.
-        zero_rest: rows past the count become zero, elements and scales. False: they are left as
-            they are in ``out``, or uninitialised.
-        out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", ...)``.
-
-    Returns:
-        data (..., N) and scale_inv (..., G).
-
-    Raises:
-        TypeError, ValueError: an argument is not accepted.
-    """
-    args = (
-        *(x, group_size, counts),
-        *(dtype, scale_format, scale_layout, eps, recipe, zero_rest),
+    return _scaled(
+        RMSNORM,
+        {
+            "x": x,
+            "weight": weight,
+            "eps": eps,
+            "residual": residual,
+            "dtype": dtype,
+            "scale_ub": scale_ub,
+            "granularity": granularity,
+            "with_amax": amax,
+        },
+        scale,
+        None,
+        out,
     )
-    form = _form("group", (1, group_size), dtype, scale_format, scale_layout, recipe)
-    if not zero_rest and out is None:
-        return left_alone(_table_fp8.QUANTIZE_GROUP, args, form, dtype)
-    return quantized(_table_fp8.QUANTIZE_GROUP, args, form, dtype, out)
-
-
-def silu_mul_quantize_group(
-    fused: Tensor,
-    group_size: int = 128,
-    *,
-    dtype: torch.dtype = E4M3,
-    interleave: int = 0,
-    scale_format: ScaleFormat = "float32",
-    scale_layout: GroupScaleLayout = "row",
-    eps: float | None = None,
-    recipe: GroupRecipe = "te",
-    counts: Tensor | None = None,
-    zero_rest: bool = True,
-    out: QuantizedTensor | None = None,
-) -> QuantizedTensor:
-    """``silu(gate) * up`` in fp32, then `quantize_group` of it, in one launch.
-
-    Args:
-        fused: (..., 2 * N): [gate | up].
-        interleave: gate and up columns come in turns of this many; 0: [gate | up].
-        group_size, dtype, scale_format, scale_layout, eps, recipe, counts, zero_rest: as in
-            `quantize_group`.
-        out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), format="fp8_group", ...)``.
-
-    Returns:
-        A quantized tensor of the shape (..., N).
-
-    Raises:
-        TypeError, ValueError: an argument is not accepted.
-    """
-    args = (
-        *(fused, group_size, counts),
-        *(dtype, interleave, scale_format, scale_layout, eps, recipe, zero_rest),
-    )
-    form = _form("group", (1, group_size), dtype, scale_format, scale_layout, recipe)
-    if not zero_rest and out is None:
-        return left_alone(_table_fp8.SILU_MUL_GROUP, args, form, dtype, halved=True)
-    return quantized(_table_fp8.SILU_MUL_GROUP, args, form, dtype, out, halved=True)
-
-
-def rmsnorm_quantize_group(
-    x: Tensor,
-    weight: Tensor,
-    group_size: int = 128,
-    eps: float = 1e-6,
-    *,
-    residual: Tensor | None = None,
-    dtype: torch.dtype = E4M3,
-    scale_format: ScaleFormat = "float32",
-    scale_layout: GroupScaleLayout = "row",
-    amax_eps: float | None = None,
-    recipe: GroupRecipe = "te",
-    out: QuantizedTensor | None = None,
-) -> QuantizedTensor:
-    """RMSNorm in fp32 as in `rmsnorm_quantize_fp8`, then `quantize_group` of it, in one launch.
-
-    Args:
-        x: (..., N).
-        weight: (N,), contiguous, of x's dtype or float32.
-        group_size: 16, 32, 64, 128 or 256.
-        eps: added to the mean of the squares.
-        residual: as in `rmsnorm_quantize_fp8`.
-        dtype, scale_format, scale_layout, recipe: as in `quantize_group`.
-        amax_eps: the eps of `quantize_group`.
-        out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", inv_rms=True, ...)``.
-
-    Returns:
-        A quantized tensor of x's shape with ``inv_rms`` (rows,).
-
-    Raises:
-        TypeError, ValueError: an argument is not accepted.
-    """
-    args = (
-        *(x, weight, group_size, eps),
-        *(residual, dtype, scale_format, scale_layout, amax_eps, recipe),
-    )
-    form = _form("group", (1, group_size), dtype, scale_format, scale_layout, recipe)
-    return quantized(_table_fp8.RMSNORM_GROUP, args, form, dtype, out)
-
-
-def quantize_block(
-    w: Tensor,
-    block: Sequence[int] = (128, 128),
-    *,
-    dtype: torch.dtype = E4M3,
-    scale_format: ScaleFormat = "float32",
-    scale_layout: BlockScaleLayout = "row",
-    eps: float | None = None,
-    recipe: GroupRecipe = "te",
-    out: QuantizedTensor | None = None,
-) -> QuantizedTensor:
-    """Quantizes a weight to FP8 or INT8 with a scale for each block, in one launch.
-
-    Args:
-        w: (..., N, K); blocks at the edges have the elements that there are.
-        block: rows and columns: (128, 128), (64, 64), (32, 32) or (16, 16).
-        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
-        scale_format: "float32", or "ue8m0": float32 that hold powers of two, rounded up.
-        scale_layout: "row": (..., ceil(N / rows), ceil(K / columns)); "row_padded": the last size
-            filled up to a multiple of four with zeros, whose transpose is what scaled_mm takes for
-            a 128x128 weight.
-        eps, recipe: as in `quantize_group`.
-        out: buffers of ``QuantizedTensor.empty(w.shape, format="fp8_block", ...)``.
-
-    Returns:
-        data (..., N, K) and scale_inv (..., ceil(N / rows), ceil(K / columns)), or padded.
-
-    Raises:
-        TypeError, ValueError: an argument is not accepted.
-    """
-    rows, cols = _pair(block)
-    args = (w, rows, cols, dtype, scale_format, scale_layout, eps, recipe)
-    form = _form("block", (rows, cols), dtype, scale_format, scale_layout, recipe)
-    return quantized(_table_fp8.QUANTIZE_BLOCK, args, form, dtype, out)
-
-
-def quantize_group_both(
-    x: Tensor,
-    group_size: int = 128,
-    *,
-    dtype: torch.dtype = E4M3,
-    scale_format: ScaleFormat = "float32",
-    scale_layout: GroupScaleLayout = "column",
-    eps: float | None = None,
-    recipe: GroupRecipe = "te",
-    out: tuple[QuantizedTensor, QuantizedTensor] | None = None,
-) -> tuple[QuantizedTensor, QuantizedTensor]:
-    """Quantizes a matrix row-wise (1xG) and column-wise (Gx1), reading it once: for training.
-
-    The first result is `quantize_group` of x, the second that of its transpose, which is stored
-    transposed: the operands of both products of a backward pass, without a copy.
-
-    Args:
-        x: (M, K), M and K >= 1.
-        group_size, dtype, scale_format, eps, recipe: as in `quantize_group`.
-        scale_layout: as in `quantize_group`; "column" is what scaled_mm takes.
-        out: buffers for the two results, which share no memory.
-
-    Returns:
-        Quantized tensors of the shapes (M, K), with groups along K, and (K, M), along M.
-
-    Raises:
-        TypeError, ValueError: an argument is not accepted.
-    """
-    args = (x, group_size, dtype, scale_format, scale_layout, eps, recipe)
-    form = _form("group", (1, group_size), dtype, scale_format, scale_layout, recipe)
-    return quantized_both(_table_fp8.QUANTIZE_GROUP_BOTH, args, form, dtype, out)
-
-
-def quantize_block_both(
-    w: Tensor,
-    block: Sequence[int] = (128, 128),
-    *,
-    dtype: torch.dtype = E4M3,
-    scale_format: ScaleFormat = "float32",
-    scale_layout: BlockScaleLayout = "row",
-    eps: float | None = None,
-    recipe: GroupRecipe = "te",
-    out: tuple[QuantizedTensor, QuantizedTensor] | None = None,
-) -> tuple[QuantizedTensor, QuantizedTensor]:
-    """Quantizes a weight and its transpose, reading it once, in one launch: for training.
-
-    The first result is `quantize_block` of w, the second that of its transpose, which is stored
-    transposed: what a forward product takes, and what the gradient of its input takes. Both have
-    the same elements, as a block and its transpose share a scale.
-
-    Args:
-        w: (N, K), N and K >= 1.
-        block, dtype, scale_format, scale_layout, eps, recipe: as in `quantize_block`.
-        out: buffers for the two results, which share no memory.
-
-    Returns:
-        Quantized tensors of the shapes (N, K) and (K, N).
-
-    Raises:
-        TypeError, ValueError: an argument is not accepted.
-    """
-    rows, cols = _pair(block)
-    args = (w, rows, cols, dtype, scale_format, scale_layout, eps, recipe)
-    form = _form("block", (rows, cols), dtype, scale_format, scale_layout, recipe)
-    return quantized_both(_table_fp8.QUANTIZE_BLOCK_BOTH, args, form, dtype, out)
 
 
 def dequantize(
@@ -446,44 +410,21 @@ def dequantize(
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
     args = (q.data, q.stored_scales, *q.block, q.layout, dtype)
-    return _table_fp8.DEQUANTIZE.one_tensor(args, out)
+    return DEQUANTIZE.one_tensor(args, out)
 
 
-_OF_FP8: dict[str, Form] = {
-    "tensor": ("fp8_tensor", (0, 0), "float32", "row", "te"),
-    "row": ("fp8_row", (1, 0), "float32", "row", "te"),
+_OF_FP8 = {
+    "tensor": Form(
+        format="fp8_tensor", block=(0, 0), scale_format="float32", layout="row", recipe="te"
+    ),
+    "row": Form(format="fp8_row", block=(1, 0), scale_format="float32", layout="row", recipe="te"),
 }
 
 
-def _form(
-    kind: str,
-    block: tuple[int, int],
-    dtype: torch.dtype,
-    scale_format: str,
-    layout: str,
-    recipe: str,
-) -> Form:
-    name = f"int8_{kind}" if dtype == torch.int8 else f"fp8_{kind}"
-    return name, block, scale_format, layout, recipe
-
-
-def _pair(block: Sequence[int]) -> tuple[int, int]:
-    pair = tuple(block) if isinstance(block, Sequence) else ()
-    if len(pair) != 2:
-        raise ValueError(f"block is {block!r}; accepted are rows and columns, such as (128, 128)")
-    if not (isinstance(pair[0], SupportsIndex) and isinstance(pair[1], SupportsIndex)):
-        raise TypeError(f"block is {block!r}; accepted are two ints, such as (128, 128)")
-    return pair
-
-
 def _scale(
-    scale: float | Tensor | None, x: Tensor, name: str, granularity: Granularity
+    scale: float | Tensor, x: Tensor, name: str, granularity: Granularity
 ) -> tuple[Tensor | None, float | None, Granularity]:
     """A given scale as a tensor or a number, and the granularity that it decides."""
-    if granularity not in GRANULARITIES:
-        one_of("granularity", granularity, GRANULARITIES)
-    if scale is None:
-        return None, None, granularity
     if isinstance(scale, Tensor) or hasattr(scale, "__dlpack__"):
         given = _checks.as_tensor(scale, "scale")
         if given.numel() != 1:
@@ -500,36 +441,66 @@ def _scale(
     )
 
 
-def _over(
-    group: ProcessGroup,
-    op: KernelOp,
-    x: Tensor,
-    after: tuple[Any, ...],
-    run: int,
-    granularity: Granularity,
-    dtype: torch.dtype,
+def _scaled(
+    ops: Scaled,
+    arguments: dict[str, Any],
+    scale: float | Tensor | None,
+    amax_group: ProcessGroup | None,
     out: QuantizedTensor | None,
 ) -> QuantizedTensor:
-    """FP8 with the amax of a group.
+    """A call of the op that the scale asks for.
 
     Args:
-        group: the ranks.
-        op: what quantizes, given the amax.
-        x: its first argument.
-        after: its arguments after the amax.
-        run: 0, or ``x`` is gate and up in turns of this many columns.
-        granularity: of the amax.
-        dtype: of the elements.
-        out: buffers for the result.
+        ops: the ops of the function.
+        arguments: those of both ops, by name.
+        scale: as it was given.
+        amax_group: as it was given.
+        out: as it was given.
     """
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, scale, "scale")
+        return _over(amax_group, ops, arguments, out)
+    granularity = arguments["granularity"]
+    if granularity not in GRANULARITIES:
+        one_of("granularity", granularity, GRANULARITIES)
+    if scale is None:
+        arguments["scale"] = arguments["scale_value"] = None
+        arguments["with_amax"] = True
+    else:
+        of = ops.source.of
+        given, number, granularity = _scale(scale, arguments[of], of, granularity)
+        arguments |= {"scale": given, "scale_value": number, "granularity": granularity}
+    halved, amax = ops.source.cols is not None, arguments["with_amax"]
+    return quantized(ops.scaled, arguments, _OF_FP8[granularity], out, amax, halved=halved)
+
+
+def _over(
+    group: ProcessGroup,
+    ops: Scaled,
+    arguments: dict[str, Any],
+    out: QuantizedTensor | None,
+) -> QuantizedTensor:
+    """FP8 with the amax of a group."""
+    assert ops.from_amax is not None
+    of, halved, run = ops.source.of, ops.source.cols is not None, 0
+    if halved:
+        fused = arguments[of] = _checks.as_tensor(arguments[of], of)
+        interleave = arguments["interleave"]
+        run = interleave or _checks_fp8.gate_and_up(fused, interleave)
+    granularity = arguments["granularity"]
     one_of("granularity", granularity, GRANULARITIES)
-    buffer = _sharded.amax_buffer(out)
     amax = _sharded.amax_over(
-        group, x, granularity, keep_nan=True, run=run, activate=run > 0, out=buffer
+        group,
+        arguments[of],
+        granularity,
+        keep_nan=True,
+        run=run,
+        activate=halved,
+        out=_sharded.amax_buffer(out),
     )
+    arguments["amax"] = amax
     buffers = None if out is None else replace(out, amax=None)
-    form = _OF_FP8[granularity]
-    q = quantized(op, (x, amax, *after), form, dtype, buffers, halved=run > 0)
+    q = quantized(ops.from_amax, arguments, _OF_FP8[granularity], buffers, halved=halved)
     if out is not None:
         return out
     return replace(q, amax=amax.reshape(q.scale_inv.shape))

@@ -10,7 +10,7 @@ buffer is touched. `jitquant.testing.checked` reads and checks them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,23 +18,197 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import (
+    CODES_PER_BYTE,
+    FP4_DTYPE,
     GROUPED_FORMATS,
+    NVFP4_BLOCK,
     NVFP4_DIVISOR,
     QUANTIZED_MAX,
     RECIPES,
+    SCALE_DTYPE,
     Activation,
     Recipe,
+    ceil_div,
     one_of,
 )
+from jitquant.numerics import grouped as numerics
 from jitquant.numerics.fp8 import scale_from_amax
 from jitquant.numerics.nvfp4 import scales_from_amax
-from jitquant.ops import _checks, _checks_fp8, _sharded, _table_grouped
-from jitquant.ops._kernel_op import MAKER_OF_GROUPS, KernelOp
+from jitquant.ops import _checks, _checks_fp8, _sharded
 from jitquant.ops.fp8 import E4M3
-from jitquant.tensors.grouped import QuantizedGroups
+from jitquant.ops.schema import Op, Plan, Result, fp32
+from jitquant.tensors import QuantizedGroups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+_BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
+_MAKER = "QuantizedGroups.empty(shape, offsets, ...)"
+
+
+def _groups(
+    x: Tensor, name: str, offsets: Tensor, scale: Tensor | None, sizes: Tensor | None
+) -> tuple[int, Result]:
+    """The number of groups, and a float for each."""
+    _checks_fp8.buffer_of_groups(x, name)
+    count = _checks_fp8.offsets_tensor(offsets, sizes, x, name)
+    _checks_fp8.floats_of_groups(scale, "scale", count, x, name)
+    return count, fp32(count)
+
+
+def _plan_fp8(
+    x: Tensor,
+    offsets: Tensor,
+    scale: Tensor | None,
+    sizes: Tensor | None,
+    dtype: torch.dtype,
+) -> Plan:
+    _checks_fp8.fp8_dtype(dtype)
+    _, floats = _groups(x, "x", offsets, scale, sizes)
+    return Plan(x.device, (Result(tuple(x.shape), dtype), floats, floats))
+
+
+def _plan_grad_fp8(
+    grad: Tensor,
+    offsets: Tensor,
+    scale: Tensor | None,
+    sizes: Tensor | None,
+    act_input: Tensor | None,
+    activation: str,
+    with_dbias: bool,
+    dtype: torch.dtype,
+) -> Plan:
+    _checks_fp8.fp8_dtype(dtype)
+    count, floats = _groups(grad, "grad", offsets, scale, sizes)
+    _checks_fp8.activation(activation, act_input, grad)
+    if grad.shape[-1] == 0:
+        raise ValueError(
+            f"grad has shape {_checks.shape_text(grad)}; accepted is (..., N) with N >= 1"
+        )
+    dbias = fp32(count if with_dbias else 0, grad.shape[-1])
+    return Plan(grad.device, (Result(tuple(grad.shape), dtype), floats, floats, dbias))
+
+
+def _plan_nvfp4(
+    x: Tensor,
+    offsets: Tensor,
+    scale: Tensor | None,
+    sizes: Tensor | None,
+    recipe: str,
+) -> Plan:
+    _, floats = _groups(x, "x", offsets, scale, sizes)
+    blocks = ceil_div(_checks.row_count(x.shape), NVFP4_BLOCK)
+    return Plan(
+        x.device,
+        (
+            Result((blocks * _BLOCK_BYTES,), FP4_DTYPE),
+            Result((blocks,), SCALE_DTYPE),
+            floats,
+            floats,
+        ),
+    )
+
+
+def _plan_dequantize_fp8(
+    data: Tensor,
+    scale_inv: Tensor,
+    offsets: Tensor,
+    sizes: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Plan:
+    _checks.output_dtype(dtype)
+    if data.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+        raise TypeError(
+            f"data is {data.dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2"
+        )
+    if not data.is_contiguous():
+        raise ValueError("data is not contiguous; accepted is a contiguous buffer")
+    count = _checks_fp8.offsets_tensor(offsets, sizes, data, "data")
+    _checks_fp8.floats_of_groups(scale_inv, "scale_inv", count, data, "data")
+    out = Result(tuple(data.shape), torch.bfloat16 if dtype is None else dtype)
+    return Plan(data.device, (out,))
+
+
+def _plan_dequantize_nvfp4(
+    x_fp4: Tensor,
+    x_sf: Tensor,
+    gsa: Tensor,
+    offsets: Tensor,
+    numel: int,
+    sizes: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Plan:
+    _checks.output_dtype(dtype)
+    _checks.packed_tensor(x_fp4, "x_fp4", FP4_DTYPE)
+    _checks.packed_tensor(x_sf, "x_sf", SCALE_DTYPE)
+    _checks.same_device(x_sf, "x_sf", x_fp4, "x_fp4")
+    count = _checks_fp8.offsets_tensor(offsets, sizes, x_fp4, "x_fp4")
+    _checks_fp8.floats_of_groups(gsa, "gsa", count, x_fp4, "x_fp4")
+    blocks = ceil_div(numel, NVFP4_BLOCK)
+    if numel < 0 or tuple(x_fp4.shape) != (blocks * _BLOCK_BYTES,):
+        raise ValueError(
+            f"x_fp4 has shape {_checks.shape_text(x_fp4)}; accepted is ({blocks * _BLOCK_BYTES},) "
+            f"for {numel} elements"
+        )
+    if tuple(x_sf.shape) != (blocks,):
+        raise ValueError(
+            f"x_sf has shape {_checks.shape_text(x_sf)}; accepted is ({blocks},) for {numel} "
+            "elements"
+        )
+    return Plan(x_fp4.device, (Result((numel,), torch.bfloat16 if dtype is None else dtype),))
+
+
+QUANTIZE_FP8 = Op(
+    "quantize_grouped_fp8",
+    ["data", "scale_inv", "amax"],
+    module="quantize_grouped",
+    plan=_plan_fp8,
+    reference=numerics.quantize_grouped_fp8,
+    maker=_MAKER,
+)
+QUANTIZE_GRAD_FP8 = Op(
+    "quantize_grouped_grad_fp8",
+    ["data", "scale_inv", "amax", "dbias"],
+    module="quantize_grouped_grad",
+    plan=_plan_grad_fp8,
+    reference=numerics.quantize_grouped_grad_fp8,
+    maker=_MAKER,
+)
+QUANTIZE_NVFP4 = Op(
+    "quantize_grouped_nvfp4",
+    ["x_fp4", "x_sf", "gsa", "amax"],
+    module="quantize_grouped_nvfp4",
+    plan=_plan_nvfp4,
+    reference=numerics.quantize_grouped_nvfp4,
+    choices={"recipe": RECIPES},
+    maker=_MAKER,
+)
+DEQUANTIZE_FP8 = Op(
+    "dequantize_grouped_fp8",
+    ["out"],
+    module="dequantize_grouped",
+    plan=_plan_dequantize_fp8,
+    reference=numerics.dequantize_grouped_fp8,
+    maker=_MAKER,
+)
+DEQUANTIZE_NVFP4 = Op(
+    "dequantize_grouped_nvfp4",
+    ["out"],
+    module="dequantize_grouped",
+    plan=_plan_dequantize_nvfp4,
+    reference=numerics.dequantize_grouped_nvfp4,
+    maker=_MAKER,
+)
+
+OPS: tuple[Op, ...] = (
+    QUANTIZE_FP8,
+    QUANTIZE_GRAD_FP8,
+    QUANTIZE_NVFP4,
+    DEQUANTIZE_FP8,
+    DEQUANTIZE_NVFP4,
+)
+"""Every op on many tensors in one buffer."""
 
 
 def quantize_grouped(
@@ -82,16 +256,27 @@ def quantize_grouped(
             return quantize_grouped(x, offsets, scale=scale, sizes=sizes, out=out, **keywords)
 
         return _over(amax_group, again, dtype, out)
-    groups = (x, offsets, scale, sizes)
     # What the format has no use for is no argument of its op.
     if format == "nvfp4":
         _checks_fp8.fp8_dtype(dtype)
-        op = _table_grouped.QUANTIZE_NVFP4
-        return _quantized(op, (*groups, recipe), _OF_NVFP4, format, recipe, out)
-    one_of("format", format, GROUPED_FORMATS)
-    one_of("recipe", recipe, RECIPES)
-    op = _table_grouped.QUANTIZE_FP8
-    return _quantized(op, (*groups, dtype), _OF_FP8, format, "te", out)
+    else:
+        one_of("format", format, GROUPED_FORMATS)
+        one_of("recipe", recipe, RECIPES)
+    packed = format == "nvfp4"
+    return _quantized(
+        QUANTIZE_NVFP4 if packed else QUANTIZE_FP8,
+        out,
+        format=format,
+        recipe=recipe if packed else "te",
+        arguments={
+            "x": x,
+            "offsets": offsets,
+            "scale": scale,
+            "sizes": sizes,
+            "recipe": recipe,
+            "dtype": dtype,
+        },
+    )
 
 
 def quantize_grouped_grad(
@@ -140,9 +325,21 @@ def quantize_grouped_grad(
             return quantize_grouped_grad(grad, offsets, scale=scale, **keywords)
 
         return _over(amax_group, again, dtype, out)
-    args = (grad, offsets, scale, sizes, act_input, activation, dbias, dtype)
-    op = _table_grouped.QUANTIZE_GRAD_FP8
-    return _quantized(op, args, _OF_GRADIENT, "fp8_tensor", "te", out, dbias)
+    return _quantized(
+        QUANTIZE_GRAD_FP8,
+        out,
+        dbias=dbias,
+        arguments={
+            "grad": grad,
+            "offsets": offsets,
+            "scale": scale,
+            "sizes": sizes,
+            "act_input": act_input,
+            "activation": activation,
+            "with_dbias": dbias,
+            "dtype": dtype,
+        },
+    )
 
 
 def dequantize_grouped(
@@ -169,15 +366,15 @@ def dequantize_grouped(
         dtype = out.dtype
     if q.format != "nvfp4":
         args = (q.data, q.scale_inv, q.offsets, q.sizes, dtype)
-        return _table_grouped.DEQUANTIZE_FP8.one_tensor(args, out)
+        return DEQUANTIZE_FP8.one_tensor(args, out)
     numel = _checks.row_count(q.shape)
     parts = (q.data, q.block_scales, q.scale_inv, q.offsets, numel, q.sizes, dtype)
     if out is None:
-        return _table_grouped.DEQUANTIZE_NVFP4.one_tensor(parts, None).reshape(q.shape)
+        return DEQUANTIZE_NVFP4.one_tensor(parts, None).reshape(q.shape)
     _checks.tensor_out(out)
     wanted = torch.bfloat16 if dtype is None else dtype
     _checks.out_tensor(out, "out", tuple(q.shape), wanted, q.data.device)
-    _table_grouped.DEQUANTIZE_NVFP4.one_tensor(parts, out.view(-1))
+    DEQUANTIZE_NVFP4.one_tensor(parts, out.view(-1))
     return out
 
 
@@ -212,67 +409,76 @@ def _over(
 
 
 _OF_FP8 = ("data", "scale_inv", "amax")
-_OF_GRADIENT = (*_OF_FP8, "dbias")
-_OF_NVFP4 = ("data", "block_scales", "scale_inv", "amax")
+_PARTS = {
+    QUANTIZE_FP8: _OF_FP8,
+    QUANTIZE_GRAD_FP8: (*_OF_FP8, "dbias"),
+    QUANTIZE_NVFP4: ("data", "block_scales", "scale_inv", "amax"),
+}
+"""The parts of a container that the results of an op are."""
 
 
 def _quantized(
-    op: KernelOp,
-    args: tuple[Any, ...],
-    names: tuple[str, ...],
-    format: str,
-    recipe: str,
+    op: Op,
     out: QuantizedGroups | None,
+    *,
+    arguments: Mapping[str, Any],
+    format: str = "fp8_tensor",
+    recipe: str = "te",
     dbias: bool = False,
 ) -> QuantizedGroups:
-    """A call of an op whose results are the parts of these names.
+    """A call of an op that quantizes a buffer.
 
     Args:
         op: what quantizes.
-        args: all of its arguments, in its order: the buffer, offsets, scale and sizes first.
-        names: the parts that its results are.
+        out: buffers for the result.
+        arguments: of the op by name, and others.
         format: of the result.
         recipe: of the result.
-        out: buffers for the result.
         dbias: whether the result has bias gradients.
     """
+    x, names = arguments[op.names[0]], _PARTS[op]
+    offsets, sizes = arguments["offsets"], arguments["sizes"]
     if out is None:
-        results = op.direct(args)
+        results = op.direct_named(arguments)
         if results is NotImplemented:
-            args = tuple(op.tensors(args))
-            results = op.dispatched(args)
+            tensors = op.tensors(op.ordered(arguments))
+            results, x = op.dispatched(tensors), tensors[0]
+            seen = dict(zip(op.names, tensors, strict=True))
+            offsets, sizes = seen["offsets"], seen["sizes"]
         parts = dict(zip(names, results, strict=True))
         if not dbias:
             parts.pop("dbias", None)
         return QuantizedGroups(
             **parts,
-            offsets=args[1],
-            sizes=args[3],
+            offsets=offsets,
+            sizes=sizes,
             format=format,
-            shape=tuple(args[0].shape),
+            shape=tuple(x.shape),
             recipe=recipe,
         )
     packed = format == "nvfp4"
     if not (
         type(out) is QuantizedGroups
         and out.format == format
-        and isinstance(args[0], Tensor)
-        and out.shape == tuple(args[0].shape)
+        and isinstance(x, Tensor)
+        and out.shape == tuple(x.shape)
         and (out.block_scales is not None) == packed
         and (out.dbias is not None) == dbias
-        and op.direct((*args, *_buffers(out, names, args[0]))) is None
+        and op.direct_named(arguments, _buffers(out, names, x)) is None
     ):
-        args = tuple(op.tensors(args))
-        _check_buffers(out, names, format, tuple(args[0].shape), packed, dbias)
-        op.dispatched(args, _buffers(out, names, args[0]))
-    out.offsets, out.sizes, out.recipe = args[1], args[3], recipe
+        tensors = op.tensors(op.ordered(arguments))
+        _check_buffers(out, names, format, tuple(tensors[0].shape), packed, dbias)
+        op.dispatched(tensors, _buffers(out, names, tensors[0]))
+        seen = dict(zip(op.names, tensors, strict=True))
+        offsets, sizes = seen["offsets"], seen["sizes"]
+    out.offsets, out.sizes, out.recipe = offsets, sizes, recipe
     return out
 
 
 def _buffers(out: QuantizedGroups, names: tuple[str, ...], x: Tensor) -> list[Any]:
     """The buffers of ``out``, in the order of the op's results."""
     buffers = [getattr(out, name) for name in names]
-    if names is _OF_GRADIENT and out.dbias is None:
+    if "dbias" in names and out.dbias is None:
         buffers[-1] = torch.empty((0, *x.shape[-1:]), dtype=torch.float32, device=x.device)
     return buffers
 
@@ -288,20 +494,19 @@ def _check_buffers(
     """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
     if not isinstance(out, QuantizedGroups):
         raise TypeError(
-            f"out is {type(out).__name__}; accepted is QuantizedGroups, such as "
-            f"{MAKER_OF_GROUPS} makes"
+            f"out is {type(out).__name__}; accepted is QuantizedGroups, such as {_MAKER} makes"
         )
     for field, wanted in (("format", format), ("shape", shape)):
         if getattr(out, field) != wanted:
             raise ValueError(
                 f"out.{field} is {getattr(out, field)!r}; accepted is {wanted!r} for this call. "
-                f"{MAKER_OF_GROUPS} makes buffers that fit"
+                f"{_MAKER} makes buffers that fit"
             )
     if (out.block_scales is not None) != packed:
         raise ValueError(
             f"out.block_scales is {'None' if packed else 'given'}; format {format!r} has "
             f"{'such a result' if packed else 'no such result'}. "
-            f"{MAKER_OF_GROUPS} makes buffers that fit"
+            f"{_MAKER} makes buffers that fit"
         )
     if (out.dbias is not None) != dbias:
         raise ValueError(
@@ -309,7 +514,7 @@ def _check_buffers(
             f"for this call. Make the buffers with dbias={dbias}"
         )
     parts = {f"out.{name}": getattr(out, name) for name in names if name != "dbias" or dbias}
-    _checks.out_parts(parts, MAKER_OF_GROUPS)
+    _checks.out_parts(parts, _MAKER)
 
 
 QuantizedGroups._dequantize = dequantize_grouped

@@ -9,11 +9,71 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitquant.formats import MXFP8_BLOCK, ScaleLayout
-from jitquant.ops import _table_fp8
-from jitquant.ops._results import Form, quantized, quantized_both
+from jitquant.formats import (
+    E8M0_DTYPE,
+    MXFP8_BLOCK,
+    SCALE_LAYOUTS,
+    ScaleLayout,
+    ceil_div,
+    scales_shape,
+)
+from jitquant.numerics import mxfp8 as numerics
+from jitquant.ops import _checks, _checks_fp8
+from jitquant.ops._results import BUFFERS, Form, quantized, quantized_both
 from jitquant.ops.fp8 import E4M3
-from jitquant.tensors.fp8 import QuantizedTensor
+from jitquant.ops.schema import Op, Plan, Result
+from jitquant.tensors import QuantizedTensor
+
+
+def _mxfp8_scales(leading: tuple[int, ...], cols: int, scale_layout: str) -> Result:
+    groups = ceil_div(cols, MXFP8_BLOCK)
+    return Result(scales_shape(leading, groups, "e8m0", scale_layout), E8M0_DTYPE)
+
+
+def _plan_mxfp8(x: Tensor, dtype: torch.dtype, scale_layout: str) -> Plan:
+    _checks.input_tensor(x, "x")
+    _checks_fp8.fp8_dtype(dtype)
+    leading = tuple(x.shape[:-1])
+    scales = _mxfp8_scales(leading, x.shape[-1], scale_layout)
+    return Plan(x.device, (Result(tuple(x.shape), dtype), scales))
+
+
+def _plan_mxfp8_both(x: Tensor, dtype: torch.dtype, scale_layout: str) -> Plan:
+    _checks_fp8.matrix(x, "x")
+    _checks_fp8.fp8_dtype(dtype)
+    rows, cols = x.shape
+    return Plan(
+        x.device,
+        (
+            Result((rows, cols), dtype),
+            _mxfp8_scales((rows,), cols, scale_layout),
+            Result((cols, rows), dtype),
+            _mxfp8_scales((cols,), rows, scale_layout),
+        ),
+    )
+
+
+QUANTIZE = Op(
+    "quantize_mxfp8",
+    ["data", "scale_inv"],
+    module="quantize_mxfp8",
+    plan=_plan_mxfp8,
+    reference=numerics.quantize_mxfp8,
+    choices={"scale_layout": SCALE_LAYOUTS},
+    **BUFFERS,
+)
+QUANTIZE_BOTH = Op(
+    "quantize_mxfp8_both",
+    ["data", "scale_inv", "data_t", "scale_inv_t"],
+    module="quantize_both",
+    plan=_plan_mxfp8_both,
+    reference=numerics.quantize_mxfp8_both,
+    choices={"scale_layout": SCALE_LAYOUTS},
+    **BUFFERS,
+)
+
+OPS: tuple[Op, ...] = (QUANTIZE, QUANTIZE_BOTH)
+"""Every op of MXFP8."""
 
 
 def quantize_mxfp8(
@@ -41,8 +101,8 @@ def quantize_mxfp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    form = _form(scale_layout)
-    return quantized(_table_fp8.QUANTIZE_MXFP8, (x, dtype, scale_layout), form, dtype, out)
+    arguments = {"x": x, "dtype": dtype, "scale_layout": scale_layout}
+    return quantized(QUANTIZE, arguments, _form(scale_layout), out)
 
 
 def quantize_mxfp8_both(
@@ -69,9 +129,15 @@ def quantize_mxfp8_both(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    args = (x, dtype, scale_layout)
-    return quantized_both(_table_fp8.QUANTIZE_MXFP8_BOTH, args, _form(scale_layout), dtype, out)
+    arguments = {"x": x, "dtype": dtype, "scale_layout": scale_layout}
+    return quantized_both(QUANTIZE_BOTH, arguments, _form(scale_layout), out)
 
 
 def _form(scale_layout: str) -> Form:
-    return "mxfp8", (1, MXFP8_BLOCK), "e8m0", scale_layout, "te"
+    return {
+        "format": "mxfp8",
+        "block": (1, MXFP8_BLOCK),
+        "scale_format": "e8m0",
+        "layout": scale_layout,
+        "recipe": "te",
+    }

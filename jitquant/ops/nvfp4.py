@@ -32,27 +32,313 @@ subclasses, where a kernel cannot be compiled or loaded.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from jitquant.formats import (
+    CODES_PER_BYTE,
+    FP4_DTYPE,
     GRANULARITIES,
+    MAX_PARTIALS,
+    NVFP4_BLOCK,
     NVFP4_DIVISOR,
+    RECIPES,
+    SCALE_DTYPE,
+    SCALE_LAYOUTS,
     DeinterleaveOp,
     Granularity,
     Recipe,
     ScaleLayout,
     WeightBlock,
     one_of,
+    swizzled_shape,
 )
-from jitquant.ops import _checks, _sharded, _table, _table_sharded
-from jitquant.ops.schema import Op
-from jitquant.tensors.nvfp4 import QuantizedActivation
+from jitquant.numerics import nvfp4 as numerics
+from jitquant.numerics import sources as values
+from jitquant.ops import _checks, _sharded, sources
+from jitquant.ops.schema import Cast, Op, Plan, Result, Rows, Source, fp32, product
+from jitquant.tensors import QuantizedActivation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+_BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
+_MAKER = "QuantizedActivation.empty(shape, ...)"
+
+
+def _packed(rows: Rows, scale_layout: str, dim: int = -1) -> tuple[Result, Result]:
+    """x_fp4 and x_sf."""
+    groups = -(-(rows.cols if dim == -1 else rows.count) // NVFP4_BLOCK)
+    codes: tuple[int, ...] = (*rows.leading, groups * _BLOCK_BYTES)
+    scales: tuple[int, ...] = (*rows.leading, groups)
+    if dim == 0:
+        codes, scales = (groups * _BLOCK_BYTES, rows.cols), (groups, rows.cols)
+    elif scale_layout == "swizzled_128x4":
+        scales = swizzled_shape(rows.count, groups)
+    return Result(codes, FP4_DTYPE), Result(scales, SCALE_DTYPE)
+
+
+def _plan_computed(
+    rows: Rows,
+    divisor: float,
+    global_scale: float | None,
+    scale_layout: str,
+    granularity: str = "tensor",
+    dim: int = -1,
+) -> tuple[Result, ...]:
+    _checks.divisor_value(divisor)
+    _checks.gsa_value(global_scale)
+    count = rows.count if granularity == "row" and global_scale is None else 1
+    return (*_packed(rows, scale_layout, dim), fp32(count))
+
+
+def _plan_given(
+    rows: Rows, source: Source, gsa: Tensor, scale_layout: str, dim: int = -1
+) -> tuple[Result, ...]:
+    if source.granularity is None:
+        _checks.gsa_of_tensor(gsa, rows.like, rows.name)
+    else:
+        _checks.gsa_tensor(gsa, rows.count, rows.like, rows.name)
+    return _packed(rows, scale_layout, dim)
+
+
+def _plan_from_amax(
+    rows: Rows, source: Source, amax: Tensor, divisor: float, scale_layout: str, dim: int = -1
+) -> tuple[Result, ...]:
+    counts = (1,) if source.granularity is None else (1, rows.count)
+    _checks.amax_tensor(amax, counts, rows.like, rows.name)
+    _checks.divisor_value(divisor)
+    return (*_packed(rows, scale_layout, dim), fp32(amax.numel()))
+
+
+def _plan_from_maxima(
+    rows: Rows, amax: Tensor, divisor: float, scale_layout: str
+) -> tuple[Result, ...]:
+    _checks.amax_tensor(amax, (1, MAX_PARTIALS), rows.like, rows.name)
+    _checks.divisor_value(divisor)
+    return (*_packed(rows, scale_layout), fp32(1))
+
+
+_KEYWORDS = '{options}str recipe="te", str scale_layout="linear"'
+_CHOICES = {
+    "recipe": RECIPES,
+    "scale_layout": SCALE_LAYOUTS,
+    "granularity": GRANULARITIES,
+}
+
+COMPUTED = Cast(
+    "{takes}, {tail}float divisor=2688., *, {written}float? global_scale=None, "
+    '{options}{granularity}str recipe="te", str scale_layout="linear"',
+    ("x_fp4", "x_sf", "gsa"),
+    _plan_computed,
+    numerics.quantize_computed,
+    _CHOICES,
+)
+"""NVFP4 with a gsa that is computed, or given as a number: ``global_scale``."""
+
+GIVEN = Cast(
+    "{takes}, Tensor gsa, {tail}*, {written}" + _KEYWORDS,
+    ("x_fp4", "x_sf"),
+    _plan_given,
+    numerics.quantize_given,
+    _CHOICES,
+)
+"""NVFP4 with a gsa that is given as a tensor."""
+
+FROM_AMAX = Cast(
+    "{takes}, Tensor amax, float divisor=2688., *, " + _KEYWORDS,
+    ("x_fp4", "x_sf", "gsa"),
+    _plan_from_amax,
+    numerics.quantize_from_amax,
+    _CHOICES,
+)
+"""NVFP4 with the amax given: the second half of a quantization over a process group."""
+
+FROM_MAXIMA = replace(FROM_AMAX, plan=_plan_from_maxima, quantize=numerics.quantize_from_maxima)
+"""As FROM_AMAX, with the maxima that the first launch of a norm leaves."""
+
+MAXIMA = Cast(
+    "{takes}, {tail}*, {written}",
+    ("amax",),
+    lambda: (fp32(MAX_PARTIALS),),
+    values.maxima,
+    {},
+)
+"""The amax of a norm: the first half of a quantization over a process group."""
+
+
+class Family(NamedTuple):
+    """The ops of a public function, of which the gsa that is given says which one is called."""
+
+    source: Source
+    computed: Op
+    given: Op
+    from_amax: Op
+    amax: Op | None = None
+
+
+def _family(
+    name: str,
+    source: Source,
+    *,
+    computed: tuple[str, str],
+    given: tuple[str, str],
+    normalized: Source | None = None,
+) -> Family:
+    """The NVFP4 ops of a source.
+
+    Args:
+        name: of the op whose gsa is computed.
+        source: where values come from.
+        computed: module and function of that op; the one with the amax given is in its module.
+        given: module and function of the op whose gsa is given.
+        normalized: of a norm, the source of the second half.
+    """
+    module = computed[0]
+    halves = f"{name}_from_amax"
+    return Family(
+        source,
+        product(name, source, COMPUTED, module=module, function=computed[1], maker=_MAKER),
+        product(f"{name}_static", source, GIVEN, module=given[0], function=given[1], maker=_MAKER),
+        product(
+            halves,
+            normalized or source,
+            FROM_MAXIMA if normalized else FROM_AMAX,
+            module=module,
+            maker=_MAKER,
+        ),
+        product(
+            name.replace("_quantize_nvfp4", "_amax"), source, MAXIMA, module=module, maker=_MAKER
+        )
+        if normalized
+        else None,
+    )
+
+
+QUANTIZE = _family(
+    "quantize_nvfp4",
+    sources.PLAIN,
+    computed=("fused_amax_quantize", "amax_quantize_nvfp4"),
+    given=("quantize_nvfp4", "quantize_nvfp4"),
+)
+DEINTERLEAVE = _family(
+    "deinterleave_quantize_nvfp4",
+    sources.DEINTERLEAVED,
+    computed=("deinterleave_quantize", "deinterleave_amax_quantize_nvfp4"),
+    given=("deinterleave_quantize", "deinterleave_quantize_nvfp4"),
+)
+RMSNORM = _family(
+    "rmsnorm_quantize_nvfp4",
+    sources.NORM,
+    computed=("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4"),
+    given=("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4_from_buffer"),
+    normalized=sources.NORMALIZED,
+)
+MHC = _family(
+    "mhc_rmsnorm_quantize_nvfp4",
+    sources.MHC,
+    computed=("fused_mhc_rmsnorm_quantize", "mhc_rmsnorm_quantize_nvfp4"),
+    given=("fused_mhc_rmsnorm_quantize", "mhc_rmsnorm_quantize_nvfp4_from_buffer"),
+    normalized=sources.MHC_NORMALIZED,
+)
+WEIGHT = _family(
+    "quantize_weight_nvfp4",
+    sources.WEIGHT,
+    computed=("quantize_weight_nvfp4", "quantize_weight_nvfp4"),
+    given=("quantize_weight_nvfp4", "quantize_weight_nvfp4_from_buffer"),
+)
+
+
+def _plan_amax_gsa(x: Tensor, divisor: float) -> Plan:
+    _checks.input_tensor(x, "x")
+    _checks.divisor_value(divisor)
+    return Plan(x.device, (fp32(1),))
+
+
+AMAX_GSA = Op(
+    "amax_gsa",
+    ["gsa"],
+    module="amax_gsa",
+    function="compute_amax_gsa",
+    plan=_plan_amax_gsa,
+    reference=numerics.amax_gsa,
+)
+
+
+def _plan_dequantize(
+    x_fp4: Tensor,
+    x_sf: Tensor,
+    gsa: Tensor,
+    cols: int | None,
+    dim: int,
+    scale_layout: str,
+    dtype: torch.dtype | None,
+) -> Plan:
+    _checks.packed_tensor(x_fp4, "x_fp4", FP4_DTYPE)
+    _checks.packed_tensor(x_sf, "x_sf", SCALE_DTYPE)
+    _checks.same_device(x_sf, "x_sf", x_fp4, "x_fp4")
+    _checks.dimension(dim)
+    _checks.output_dtype(dtype)
+    if x_fp4.dim() == 0 or (dim == 0 and x_fp4.dim() != 2):
+        raise ValueError(
+            f"x_fp4 has shape {_checks.shape_text(x_fp4)}; accepted is (..., P), or (P, N) with "
+            "dim=0"
+        )
+    if dim == 0 and scale_layout != "linear":
+        raise ValueError(f"scale_layout is {scale_layout!r} with dim=0; accepted is 'linear'")
+    size = x_fp4.shape[dim]
+    if size == 0 or size % _BLOCK_BYTES:
+        raise ValueError(
+            f"x_fp4 has shape {_checks.shape_text(x_fp4)}; accepted is a multiple of 8 bytes (16 "
+            "codes) along the packed dimension"
+        )
+    groups = size // _BLOCK_BYTES
+    codes = CODES_PER_BYTE * size
+    if cols is None:
+        cols = codes
+    if not codes - NVFP4_BLOCK < cols <= codes:
+        raise ValueError(
+            f"cols is {cols}; accepted are {codes - NVFP4_BLOCK + 1} to {codes} for x_fp4 of shape "
+            f"{_checks.shape_text(x_fp4)}"
+        )
+    leading = x_fp4.shape[:-1]
+    rows = _checks.row_count(leading)
+    scales: tuple[int, ...] = (*leading, groups)
+    shape: tuple[int, ...] = (*leading, cols)
+    if dim == 0:
+        scales, shape = (groups, x_fp4.shape[1]), (cols, x_fp4.shape[1])
+        _checks.gsa_of_tensor(gsa, x_fp4, "x_fp4")
+    else:
+        _checks.gsa_tensor(gsa, rows, x_fp4, "x_fp4")
+        if scale_layout == "swizzled_128x4":
+            scales = swizzled_shape(rows, groups)
+    if tuple(x_sf.shape) != tuple(scales):
+        raise ValueError(
+            f"x_sf has shape {_checks.shape_text(x_sf)}; accepted is {tuple(scales)} for x_fp4 of "
+            f"shape {_checks.shape_text(x_fp4)} and scale_layout {scale_layout!r}"
+        )
+    return Plan(x_fp4.device, (Result(shape, torch.bfloat16 if dtype is None else dtype),))
+
+
+DEQUANTIZE = Op(
+    "dequantize_nvfp4",
+    ["out"],
+    module="dequant_nvfp4",
+    function="dequant_nvfp4",
+    plan=_plan_dequantize,
+    reference=numerics.dequantize_nvfp4,
+    choices={"scale_layout": SCALE_LAYOUTS},
+)
+
+FAMILIES: tuple[Family, ...] = (QUANTIZE, DEINTERLEAVE, RMSNORM, MHC, WEIGHT)
+OPS: tuple[Op, ...] = (
+    AMAX_GSA,
+    *(op for family in FAMILIES for op in family[1:] if op is not None),
+    DEQUANTIZE,
+)
+"""Every op of NVFP4."""
 
 
 def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = None) -> Tensor:
@@ -69,7 +355,7 @@ def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = 
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return _table.AMAX_GSA.one_tensor((x, divisor), out)
+    return AMAX_GSA.one_tensor((x, divisor), out)
 
 
 def quantize_nvfp4(
@@ -101,20 +387,19 @@ def quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    given = _checks.as_gsa(gsa)
-    args: tuple[Any, ...]
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, given, "gsa")
-        x = _checks.as_tensor(x, "x")
-        _sharded.check_blocks(x.shape[-1] if x.dim() else 0, granularity, amax_group)
-        amax = _sharded.amax_over(amax_group, x, granularity)
-        op, args = _table_sharded.QUANTIZE, (x, amax, divisor, recipe, scale_layout)
-    elif isinstance(given, Tensor):
-        op, args = _table.QUANTIZE.static, (x, given, recipe, scale_layout)
-    else:
-        op = _table.QUANTIZE.dynamic
-        args = (x, divisor, given, granularity, recipe, scale_layout)
-    return _quantized(op, args, given, granularity, recipe, scale_layout, out)
+    return _quantized(
+        QUANTIZE,
+        {
+            "x": x,
+            "divisor": divisor,
+            "granularity": granularity,
+            "recipe": recipe,
+            "scale_layout": scale_layout,
+        },
+        gsa,
+        amax_group,
+        out,
+    )
 
 
 def quantize_weight_nvfp4(
@@ -151,18 +436,21 @@ def quantize_weight_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    given = _checks.as_gsa(gsa)
-    args: tuple[Any, ...]
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, given, "gsa")
-        amax = _sharded.amax_over(amax_group, w, "tensor")
-        op, args = _table_sharded.WEIGHT, (w, amax, divisor, block, dim, recipe, scale_layout)
-    elif isinstance(given, Tensor):
-        op, args = _table.WEIGHT.static, (w, given, block, dim, recipe, scale_layout)
-    else:
-        op = _table.WEIGHT.dynamic
-        args = (w, divisor, given, block, dim, recipe, scale_layout)
-    return _quantized(op, args, given, "tensor", recipe, scale_layout, out, dim=dim)
+    return _quantized(
+        WEIGHT,
+        {
+            "w": w,
+            "divisor": divisor,
+            "granularity": "tensor",
+            "block": block,
+            "dim": dim,
+            "recipe": recipe,
+            "scale_layout": scale_layout,
+        },
+        gsa,
+        amax_group,
+        out,
+    )
 
 
 def deinterleave_quantize_nvfp4(
@@ -203,27 +491,23 @@ def deinterleave_quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    given = _checks.as_gsa(gsa)
-    how = (op, halves)
-    args: tuple[Any, ...]
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, given, "gsa")
-        fused = _checks.as_tensor(fused, "fused")
-        _checks.deinterleave_arguments(fused, intermediate, granularity_cols, op, halves)
-        _sharded.check_blocks(intermediate, granularity, amax_group)
-        run = intermediate if halves else granularity_cols
-        amax = _sharded.amax_over(amax_group, fused, granularity, run=run, activate=op == "swiglu")
-        which = _table_sharded.DEINTERLEAVE
-        sizes = (fused, intermediate, granularity_cols)
-        args = (*sizes, amax, divisor, *how, recipe, scale_layout)
-    elif isinstance(given, Tensor):
-        which = _table.DEINTERLEAVE.static
-        args = (fused, intermediate, granularity_cols, given, *how, recipe, scale_layout)
-    else:
-        which = _table.DEINTERLEAVE.dynamic
-        sizes = (fused, intermediate, granularity_cols)
-        args = (*sizes, divisor, given, *how, granularity, recipe, scale_layout)
-    return _quantized(which, args, given, granularity, recipe, scale_layout, out, cols=intermediate)
+    return _quantized(
+        DEINTERLEAVE,
+        {
+            "fused": fused,
+            "intermediate": intermediate,
+            "granularity_cols": granularity_cols,
+            "divisor": divisor,
+            "op": op,
+            "halves": halves,
+            "granularity": granularity,
+            "recipe": recipe,
+            "scale_layout": scale_layout,
+        },
+        gsa,
+        amax_group,
+        out,
+    )
 
 
 def rmsnorm_quantize_nvfp4(
@@ -265,20 +549,22 @@ def rmsnorm_quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    given = _checks.as_gsa(gsa)
-    args: tuple[Any, ...]
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, given, "gsa")
-        halves = (_table_sharded.RMSNORM_AMAX, _table_sharded.RMSNORM)
-        first, norm = (x, weight, eps, residual), (x if residual is None else residual, weight)
-        form = (granularity, divisor, recipe, scale_layout)
-        return _norm_over(amax_group, halves, first, norm, form, out)
-    if isinstance(given, Tensor):
-        op, args = _table.RMSNORM.static, (x, weight, given, eps, residual, recipe, scale_layout)
-    else:
-        op = _table.RMSNORM.dynamic
-        args = (x, weight, eps, divisor, residual, given, granularity, recipe, scale_layout)
-    return _quantized(op, args, given, granularity, recipe, scale_layout, out)
+    return _quantized(
+        RMSNORM,
+        {
+            "x": x,
+            "weight": weight,
+            "eps": eps,
+            "residual": residual,
+            "divisor": divisor,
+            "granularity": granularity,
+            "recipe": recipe,
+            "scale_layout": scale_layout,
+        },
+        gsa,
+        amax_group,
+        out,
+    )
 
 
 def mhc_rmsnorm_quantize_nvfp4(
@@ -319,20 +605,22 @@ def mhc_rmsnorm_quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    given = _checks.as_gsa(gsa)
-    args: tuple[Any, ...]
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, given, "gsa")
-        halves = (_table_sharded.MHC_AMAX, _table_sharded.MHC)
-        form = (granularity, divisor, recipe, scale_layout)
-        first, norm = (X, A, weight, eps), (X, A, weight)
-        return _norm_over(amax_group, halves, first, norm, form, out, reduced=2)
-    if isinstance(given, Tensor):
-        op, args = _table.MHC.static, (X, A, weight, given, eps, recipe, scale_layout)
-    else:
-        op = _table.MHC.dynamic
-        args = (X, A, weight, eps, divisor, given, granularity, recipe, scale_layout)
-    return _quantized(op, args, given, granularity, recipe, scale_layout, out, reduced=2)
+    return _quantized(
+        MHC,
+        {
+            "X": X,
+            "A": A,
+            "weight": weight,
+            "eps": eps,
+            "divisor": divisor,
+            "granularity": granularity,
+            "recipe": recipe,
+            "scale_layout": scale_layout,
+        },
+        gsa,
+        amax_group,
+        out,
+    )
 
 
 @overload
@@ -420,132 +708,143 @@ def _dequantize_parts(
 ) -> Tensor:
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    return _table.DEQUANTIZE.one_tensor((x_fp4, x_sf, gsa, cols, dim, scale_layout, dtype), out)
-
-
-def _norm_over(
-    group: ProcessGroup,
-    halves: tuple[Op, Op],
-    first: tuple[Any, ...],
-    norm: tuple[Any, ...],
-    form: tuple[str, float, str, str],
-    out: QuantizedActivation | None,
-    *,
-    reduced: int = 1,
-) -> QuantizedActivation:
-    """A norm with the amax of a group.
-
-    Args:
-        group: the ranks.
-        halves: the ops before and after the all_reduce.
-        first: the arguments of the first.
-        norm: those of the second that say what is normalized.
-        form: granularity, divisor, recipe and scale layout.
-        out: buffers for the result.
-        reduced: how many last dimensions of the input become the result's last.
-    """
-    granularity, divisor, recipe, scale_layout = form
-    _sharded.check_granularity_of_norm(granularity)
-    buffers = _sharded.without_inv_rms(out)
-    amax, inv_rms = _sharded.norm_amax_over(
-        group, halves[0], first, None if out is None else out.inv_rms
-    )
-    args = (*norm, inv_rms, amax, divisor, recipe, scale_layout)
-    q = _quantized(
-        halves[1], args, None, granularity, recipe, scale_layout, buffers, reduced=reduced
-    )
-    if out is None:
-        return replace(q, inv_rms=inv_rms)
-    out.recipe = recipe
-    return out
+    return DEQUANTIZE.one_tensor((x_fp4, x_sf, gsa, cols, dim, scale_layout, dtype), out)
 
 
 def _quantized(
-    op: Op,
-    args: tuple[Any, ...],
-    given: float | Tensor | None,
-    granularity: str,
-    recipe: str,
-    scale_layout: str,
+    family: Family,
+    arguments: dict[str, Any],
+    gsa: float | Tensor | None,
+    amax_group: ProcessGroup | None,
     out: QuantizedActivation | None,
-    *,
-    dim: int = -1,
-    cols: int | None = None,
-    reduced: int = 1,
+) -> QuantizedActivation:
+    """A call of the op that the gsa asks for.
+
+    Args:
+        family: the ops.
+        arguments: those of all ops of the family, by name.
+        gsa: as it was given.
+        amax_group: as it was given.
+        out: as it was given.
+    """
+    given = None
+    if gsa is not None:
+        if not isinstance(gsa, Tensor) or gsa.dim() != 1:
+            gsa = _checks.as_gsa(gsa)
+        if isinstance(gsa, Tensor):
+            given = arguments["gsa"] = gsa
+            if arguments["granularity"] not in GRANULARITIES:
+                one_of("granularity", arguments["granularity"], GRANULARITIES)
+            arguments["granularity"] = "tensor" if gsa.numel() == 1 else "row"
+    if amax_group is not None:
+        _sharded.check_no_scale(amax_group, gsa, "gsa")
+        if family.amax is not None:
+            return _norm_over(amax_group, family, arguments, out)
+        arguments["amax"] = _amax_over(amax_group, family.source, arguments)
+        return _call(family.from_amax, family.source, arguments, None, out)
+    if given is not None:
+        return _call(family.given, family.source, arguments, given, out)
+    arguments["global_scale"] = gsa
+    return _call(family.computed, family.source, arguments, None, out)
+
+
+def _call(
+    op: Op,
+    source: Source,
+    arguments: dict[str, Any],
+    gsa: Tensor | None,
+    out: QuantizedActivation | None,
 ) -> QuantizedActivation:
     """A call of an op that quantizes, and its results put together.
 
     Args:
-        op: the op that the gsa asks for.
-        args: all of its arguments, in its order.
-        given: the gsa that is given.
-        cols: logical size of the packed dimension, where it is not that of the input.
-        reduced: how many last dimensions of the input become the result's last.
+        op: what is called.
+        source: of its values.
+        arguments: its arguments by name, and others.
+        gsa: the gsa that is given as a tensor.
+        out: buffers for the results, or None.
     """
-    gsa = None
-    if isinstance(given, Tensor):
-        gsa = given
-        if granularity not in GRANULARITIES:
-            one_of("granularity", granularity, GRANULARITIES)
-        granularity = "tensor" if gsa.numel() == 1 else "row"
-    elif given is not None:
-        granularity = "tensor"  # of the name that was given the op says whether it is one
+    cols = None if source.cols is None else arguments["intermediate"]
+    dim = -1 if source.granularity is not None else arguments["dim"]
+    # Of the name that was given the op says whether it is one.
+    number = gsa is None and arguments.get("global_scale") is not None
+    granularity = "tensor" if number else arguments["granularity"]
     if out is None:
-        results = op.made(args)
+        results = op.direct_named(arguments)
+        if results is NotImplemented:
+            results = op.dispatched(op.tensors(op.ordered(arguments)))
         return QuantizedActivation(
             results[0],
             results[1],
             results[2] if gsa is None else gsa,
-            results[-1] if op.results[-1] == "inv_rms" else None,
-            args[0].shape[dim] if cols is None else cols,
-            scale_layout,
+            results[-1] if op.inv_rms else None,
+            arguments[source.of].shape[dim] if cols is None else cols,
+            arguments["scale_layout"],
             granularity,
-            recipe,
+            arguments["recipe"],
             dim,
         )
+    scale_layout = arguments["scale_layout"]
     if not (
         type(out) is QuantizedActivation
         and out.scale_layout == scale_layout
         and (gsa is not None or out.granularity == granularity)
         and out.dim == dim
-        and out.cols == (_size(args[0], dim) if cols is None else cols)
-        and (out.inv_rms is None or "inv_rms" in op.results)
-        and op.direct(args, out) is None
+        and isinstance(x := arguments[source.of], Tensor)
+        and x.dim()
+        and out.cols == (x.size(dim) if cols is None else cols)
+        and (out.inv_rms is None or op.inv_rms)
+        and op.direct_named(arguments, [getattr(out, name) for name in op.results]) is None
     ):
-        _dispatch_into(out, op, args, gsa, (cols, scale_layout, granularity, dim), reduced)
-    out.recipe = recipe
+        tensors = op.tensors(op.ordered(arguments))
+        shape = tensors[0].shape
+        if dim == -1:
+            size = shape[-1] if cols is None and shape else cols
+            shape = (*shape[: len(shape) - source.reduced], size)
+        wanted = None if gsa is not None else granularity
+        _check_form(out, op, tuple(shape), scale_layout, wanted, dim)
+        op.dispatched(tensors, [getattr(out, name) for name in op.results])
+    out.recipe = arguments["recipe"]
     if gsa is not None:
         out.gsa, out.granularity = gsa, granularity
     return out
 
 
-def _size(x: Any, dim: int) -> int | None:
-    """Size of a dimension of what may be no tensor, or have no such dimension."""
-    try:
-        size: int = x.size(dim)
-    except (AttributeError, IndexError, TypeError):
-        return None
-    return size
+def _amax_over(group: ProcessGroup, source: Source, arguments: dict[str, Any]) -> Tensor:
+    """The amax of what the ranks of a group have of these values."""
+    granularity = arguments["granularity"]
+    x = arguments[source.of] = _checks.as_tensor(arguments[source.of], source.of)
+    cols, run = x.shape[-1] if x.dim() else 0, 0
+    if source.cols is not None:
+        cols, run = arguments["intermediate"], arguments["granularity_cols"]
+        _checks.deinterleave_arguments(x, cols, run, arguments["op"], arguments["halves"])
+        run = cols if arguments["halves"] else run
+    _sharded.check_blocks(cols, granularity, group)
+    activate = arguments.get("op") == "swiglu"
+    return _sharded.amax_over(group, x, granularity, run=run, activate=activate)
 
 
-def _dispatch_into(
-    out: QuantizedActivation,
-    op: Op,
-    args: tuple[Any, ...],
-    gsa: Tensor | None,
-    form: tuple[int | None, str, str, int],
-    reduced: int,
-) -> None:
-    """The call into ``out`` by the op itself, with what is wrong with ``out`` said first."""
-    cols, scale_layout, granularity, dim = form
-    tensors = op.tensors(args)
-    shape = tensors[0].shape
-    if dim == -1:
-        size = shape[-1] if cols is None and shape else cols
-        shape = (*shape[: len(shape) - reduced], size)
-    _check_form(out, op, tuple(shape), scale_layout, granularity if gsa is None else None, dim)
-    buffers = [getattr(out, name) for name in op.results]
-    op.dispatched(tensors, buffers)
+def _norm_over(
+    group: ProcessGroup,
+    family: Family,
+    arguments: dict[str, Any],
+    out: QuantizedActivation | None,
+) -> QuantizedActivation:
+    """A norm with the amax of a group: one op, an all_reduce, and another."""
+    assert family.amax is not None
+    _sharded.check_granularity_of_norm(arguments["granularity"])
+    buffers = _sharded.without_inv_rms(out)
+    amax, inv_rms = _sharded.norm_amax_over(
+        group, family.amax, family.amax.ordered(arguments), None if out is None else out.inv_rms
+    )
+    if arguments.get("residual") is not None:
+        arguments["x"] = arguments["residual"]  # what was normalized
+    arguments |= {"amax": amax, "inv_rms": inv_rms}
+    q = _call(family.from_amax, family.source, arguments, None, buffers)
+    if out is None:
+        return replace(q, inv_rms=inv_rms)
+    out.recipe = arguments["recipe"]
+    return out
 
 
 def _check_form(
@@ -573,11 +872,11 @@ def _check_form(
                 f"out.{name} is {has!r}; accepted is {wanted!r} for this call. "
                 "QuantizedActivation.empty(shape, ...) makes buffers that fit"
             )
-    if "inv_rms" in op.results and out.inv_rms is None:
+    if op.inv_rms and out.inv_rms is None:
         raise ValueError(
             f"out.inv_rms is None; {op.name} has such a result. Make the buffers with inv_rms=True"
         )
-    if "inv_rms" not in op.results and out.inv_rms is not None:
+    if not op.inv_rms and out.inv_rms is not None:
         raise ValueError(
             f"out.inv_rms is given; {op.name} has no such result. Make the buffers without it"
         )

@@ -1,4 +1,4 @@
-"""An op is declared once: everything that PyTorch and the tests need is made from the declaration.
+"""An op is declared once: everything that PyTorch and the tests need is made from its record.
 
 From an `Op` come, in ``torch.ops.jitquant``, the functional op and its ``out`` overload, each with
 its CPU, CUDA and fake implementation:
@@ -10,6 +10,10 @@ its CPU, CUDA and fake implementation:
 Arguments are checked however an op is reached: by ``plan``, or on CUDA by the compiled function,
 which refuses whatever ``plan`` would; only then is ``plan`` asked what is wrong.
 
+Most ops are a product: a `Source` (where values come from) by a `Cast` (how the scale comes, and
+what is written), put together by `product`. The functions of a record have parameters named like
+the op's arguments, as many as they need, and are called by these names.
+
 The dispatcher takes longer than a small kernel, so there is a way past it, `Op.direct`, for calls
 with plain CUDA tensors that nothing looks at on their way.
 
@@ -19,15 +23,18 @@ without one would give its results a grad_fn that warns in backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from jitquant.formats import E8M0_DTYPE, as_bytes
+from jitquant.formats import E8M0_DTYPE, as_bytes, one_of
 from jitquant.ops import _checks, _checks_memory
 
 LIBRARY: Any = torch.library.Library("jitquant", "DEF")  # type: ignore[no-untyped-call]
@@ -68,6 +75,38 @@ _PARTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _FLAGS = {dtype: (f"-DJITQUANT_DTYPE={number}",) for number, dtype in enumerate(_PARTS)}
 
 
+Arguments = Mapping[str, Any]
+"""The arguments of a call, by name."""
+
+
+def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[Arguments], Any]:
+    """``function``, called with those arguments that its parameters are named for.
+
+    Args:
+        function: what is called. A parameter that is not known keeps its default.
+        known: names of all arguments.
+    """
+    names: list[str] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            names = list(known)
+        elif name in known:
+            names.append(name)
+        elif parameter.default is parameter.empty:
+            raise TypeError(f"{function.__name__} takes {name}; accepted are {', '.join(known)}")
+
+    def call(arguments: Arguments) -> Any:
+        return function(**dict(zip(names, map(arguments.__getitem__, names))))  # noqa: B905
+
+    return call
+
+
+def arguments_of(function: Callable[..., Any]) -> str:
+    """The arguments of a function with annotations, as schema text."""
+    schema: str = torch.library.infer_schema(function, mutates_args=())
+    return schema[1 : schema.rindex(") -> ")].replace("SymInt", "int")
+
+
 def _alone(buffer: Tensor) -> tuple[Tensor]:
     return (buffer,)
 
@@ -86,11 +125,14 @@ class Op:
     Attributes:
         name: its name in ``torch.ops.jitquant``.
         arguments: its arguments as schema text; those with an alias annotation are written to.
+        names: its arguments' names.
+        inv_rms: whether one of the results is inv_rms.
         results: names of its results, which are the buffers' names in the ``out`` overload.
         module: the compiled module, from ``<module>.cu``.
         function: the module's function, which takes the same arguments.
+        choices: by argument, the names that are accepted.
         plan: checks the arguments and says what the results are.
-        reference: computes the results, as a tuple.
+        reference: computes the results, as a tuple; arguments are taken as valid.
         default: the functional overload.
         out: the overload that writes to buffers and returns nothing.
     """
@@ -98,34 +140,57 @@ class Op:
     def __init__(
         self,
         name: str,
-        arguments: str,
         results: Sequence[str],
         *,
         module: str,
-        function: str,
         plan: Callable[..., Plan],
         reference: Callable[..., tuple[Tensor, ...]],
+        arguments: str | None = None,
+        function: str = "",
+        choices: Mapping[str, tuple[str, ...]] | None = None,
+        maker: str = "",
+        rows_apart: bool = False,
     ) -> None:
+        """Registers it.
+
+        Args:
+            name, results, module: see the class.
+            plan: of those arguments that it takes by name; choices are checked before it.
+            reference: of those arguments that it takes by name.
+            arguments: schema text; default: those of the reference, from its annotations.
+            function: default: the op's name.
+            choices: see the class.
+            maker: the call that makes buffers for the results, for errors.
+            rows_apart: whether the rows of a buffer for ``data`` may lie apart.
+        """
         self.name = name
-        self.arguments = arguments
+        self.arguments = arguments_of(reference) if arguments is None else arguments
         self.results = tuple(results)
         self.module = module
-        self.function = function
-        self.plan = plan
-        self.reference = reference
+        self.function = function or name
+        self.choices = dict(choices or {})
+        self._maker = maker
+        self.rows_apart = rows_apart
         self._sources = [f"{module}.cu"]
         self._kept: Compiled | None = None
         self._others: dict[torch.dtype | None, Compiled] = {}
         self._parts = attrgetter(*results) if len(self.results) > 1 else _alone
         self._labels = [f"out.{r}" for r in results] if len(self.results) > 1 else ["out"]
+        if "data_t" in results:  # a tuple of two
+            parts = [(name.endswith("_t"), name.removesuffix("_t")) for name in results]
+            self._labels = [f"out[{second:d}].{name}" for second, name in parts]
         self._register()
         packet = getattr(torch.ops.jitquant, name)
         self.default: Any = packet.default
         self.out: Any = packet.out
         arguments_ = self.default._schema.arguments
-        self._defaults = [
-            (a.name, a.default_value if a.has_default_value() else None) for a in arguments_
-        ]
+        self.names = [a.name for a in arguments_]
+        self._pick = itemgetter(*self.names)
+        self.inv_rms = "inv_rms" in self.results
+        self._positional = sum(not a.kwarg_only for a in arguments_)
+        self._defaults = {
+            a.name: a.default_value if a.has_default_value() else None for a in arguments_
+        }
         # What says whether a part is made has the part's name in the public functions.
         self._kinds = [
             (
@@ -135,10 +200,45 @@ class Op:
             )
             for a in arguments_
         ]
-        self._positional = sum(not a.kwarg_only for a in arguments_)
+        self._plan = by_name(plan, self.names)
+        self._compute = by_name(reference, self.names)
+        self.reference = reference if arguments is None else self._reference()
 
     def __repr__(self) -> str:
         return f"Op({self.name!r})"
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Checks the arguments and says what the results are.
+
+        Raises:
+            TypeError, ValueError: an argument is not accepted.
+        """
+        return self._checked(self._named(args, kwargs))
+
+    def _reference(self) -> Callable[..., tuple[Tensor, ...]]:
+        """The reference as a function with the op's name and arguments."""
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        signature = inspect.Signature(
+            [
+                inspect.Parameter(
+                    a.name,
+                    kinds[a.kwarg_only],
+                    default=a.default_value if a.has_default_value() else inspect.Parameter.empty,
+                )
+                for a in self.default._schema.arguments
+            ]
+        )
+
+        def function(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            results: tuple[Tensor, ...] = self._compute(bound.arguments)
+            return results
+
+        function.__name__ = function.__qualname__ = self.name
+        function.__doc__ = f"{', '.join(self.results)} of the op ``{self.name}``, as a tuple."
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
 
     @property
     def schemas(self) -> tuple[str, str]:
@@ -215,6 +315,15 @@ class Op:
             return kept.direct(True, *args)
         return kept.direct(True, *args, *self._parts(out))
 
+    def direct_named(self, arguments: Arguments, buffers: Sequence[Any] = ()) -> Any:
+        """As `direct`, with the arguments by name, among others, and the buffers in order."""
+        kept = None if is_dynamo_compiling() else self._kept
+        if kept is not None and kept.dtype is not None:
+            kept = self._kept_for(getattr(arguments[self.names[0]], "dtype", None))
+        if kept is None or not kept.fresh():
+            return NotImplemented
+        return kept.direct(True, *self._pick(arguments), *buffers)
+
     def _direct_in_dispatcher(self, args: Sequence[Any]) -> Any:
         """As `direct`, where the dispatcher has done its part."""
         kept = self._kept_for(args[0].dtype)
@@ -222,13 +331,13 @@ class Op:
 
     def dispatched(self, args: Sequence[Any], buffers: Sequence[Any] = ()) -> Any:
         """As `direct`, by the op itself; its tensors are to be tensors."""
-        keywords = {name: value for (name, _), value in zip(self._defaults, args, strict=True)}
-        first = [keywords.pop(name) for name, _ in self._defaults[: self._positional]]
+        first = list(args[: self._positional])
+        keywords = dict(zip(self.names[self._positional :], args[self._positional :], strict=True))
         if buffers:
             if is_compiling() and any(map(_is_e8m0, (*args, *buffers))):
                 # Inductor refuses ops that write and have a float8_e8m0fnu. Bytes fit many a
                 # dtype, so what is given is looked at first.
-                self._plan_out(list(buffers), *first, **keywords)
+                self._plan_out(list(buffers), self._named(first, keywords))
                 first = [as_bytes(t) if _is_e8m0(t) else t for t in first]
                 buffers = [as_bytes(t) if _is_e8m0(t) else t for t in buffers]
             return self.out(*first, **keywords, **dict(zip(self.results, buffers, strict=True)))
@@ -255,6 +364,10 @@ class Op:
             self.dispatched(tensors, (out,))
         return out
 
+    def ordered(self, arguments: Arguments) -> list[Any]:
+        """All arguments by position, from a mapping that may have others too."""
+        return [arguments[name] for name in self.names]
+
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """``args`` with arrays of other libraries seen as tensors, the others of their types.
 
@@ -272,38 +385,49 @@ class Op:
                 seen.append(value)
         return seen
 
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments by name: the dispatcher leaves out what equals its default."""
+        return {**self._defaults, **dict(zip(self.names, args)), **kwargs}  # noqa: B905
+
     def _complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """All arguments by position: the dispatcher leaves out what equals its default."""
-        return [*args, *(kwargs.get(name, value) for name, value in self._defaults[len(args) :])]
+        """All arguments by position, in the schema's order."""
+        return self.ordered(self._named(args, kwargs))
 
     def _returned(self, results: tuple[Tensor, ...]) -> Any:
         return results if len(results) > 1 else results[0]
 
-    def _check_memory(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], buffers: Sequence[Tensor] = ()
-    ) -> None:
+    def _check_memory(self, arguments: Arguments, buffers: Sequence[Tensor] = ()) -> None:
         written: list[tuple[str, Tensor]] = []
         read: list[tuple[str, Tensor]] = []
-        for (name, _), value in zip(self._defaults, self._complete(args, kwargs), strict=True):
-            if isinstance(value, Tensor):
-                in_place = value is self._written_residual({name: value})
-                (written if in_place else read).append((name, value))
-        written += zip(self._labels, buffers, strict=False)
+        for name in self.names:
+            if isinstance(arguments[name], Tensor):
+                in_place = name == "residual" and "!" in self.arguments
+                (written if in_place else read).append((name, arguments[name]))
+        written += zip(self._labels, buffers)  # noqa: B905
         _checks_memory.own_memory(written, read)
 
+    def _checked(self, arguments: Arguments) -> Plan:
+        for name, accepted in self.choices.items():
+            if arguments[name] not in accepted:
+                one_of(name, arguments[name], accepted)
+        plan: Plan = self._plan(arguments)
+        return plan
+
     def _cpu(self, *args: Any, **kwargs: Any) -> Any:
-        self.plan(*args, **kwargs)
-        self._check_memory(args, kwargs)
+        arguments = self._named(args, kwargs)
+        self._checked(arguments)
+        self._check_memory(arguments)
         with torch.no_grad():
-            return self._returned(self.reference(*args, **kwargs))
+            return self._returned(self._compute(arguments))
 
     def _cuda(self, *args: Any, **kwargs: Any) -> Any:
         results = self._direct_in_dispatcher(self._complete(args, kwargs))
         if results is not NotImplemented:
             return self._returned(results)
-        self.plan(*args, **kwargs)
-        self._check_memory(args, kwargs)
-        residual = self._written_residual(kwargs)
+        arguments = self._named(args, kwargs)
+        self._checked(arguments)
+        self._check_memory(arguments)
+        residual = kwargs.get("residual") if "!" in self.arguments else None
         if residual is not None:
             torch.autograd.graph.increment_version(residual)
         with torch.no_grad():
@@ -315,34 +439,45 @@ class Op:
             tuple(torch.empty(r.shape, dtype=r.dtype, device=plan.device) for r in plan.results)
         )
 
-    def _written_residual(self, kwargs: dict[str, Any]) -> Tensor | None:
-        return kwargs.get("residual") if "!" in self.arguments else None
-
     def _buffers(self, kwargs: dict[str, Any]) -> list[Tensor]:
         return [kwargs.pop(name) for name in self.results]
 
-    def _plan_out(self, buffers: list[Tensor], *args: Any, **kwargs: Any) -> Plan:
-        plan = self.plan(*args, **kwargs)
-        for label, buffer, result in zip(self._labels, buffers, plan.results, strict=True):
-            _checks.out_tensor(buffer, label, result.shape, result.dtype, plan.device)
+    def _plan_out(self, buffers: list[Tensor], arguments: Arguments) -> Plan:
+        plan = self._checked(arguments)
+        for name, label, buffer, result in zip(
+            self.results, self._labels, buffers, plan.results, strict=True
+        ):
+            if name == "data" and self.rows_apart and buffer.device == plan.device:
+                _checks.out_elements(buffer, label, result.shape, result.dtype, self._maker)
+            else:
+                _checks.out_tensor(
+                    buffer, label, result.shape, result.dtype, plan.device, self._maker
+                )
         return plan
 
     def _cpu_out(self, *args: Any, **kwargs: Any) -> None:
-        buffers = self._buffers(kwargs)
-        self._plan_out(buffers, *args, **kwargs)
-        self._check_memory(args, kwargs, buffers)
+        buffers, arguments = self._buffers(kwargs), self._named(args, kwargs)
+        self._plan_out(buffers, arguments)
+        self._check_memory(arguments, buffers)
         with torch.no_grad():
-            for buffer, result in zip(buffers, self.reference(*args, **kwargs), strict=True):
-                # As bytes: PyTorch lacks copy kernels for float4_e2m1fn_x2.
-                as_bytes(buffer).copy_(as_bytes(result))
+            self._store(self._compute(arguments), buffers, arguments)
+
+    def _store(
+        self, results: Sequence[Tensor], buffers: Sequence[Tensor], arguments: Arguments
+    ) -> None:
+        """Writes what a call with these arguments gives to its buffers."""
+        for buffer, result in zip(buffers, results, strict=True):
+            # As bytes: PyTorch lacks copy kernels for float4_e2m1fn_x2.
+            as_bytes(buffer).copy_(as_bytes(result))
 
     def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
         buffers = self._buffers(kwargs)
         if self._direct_in_dispatcher([*self._complete(args, kwargs), *buffers]) is None:
             return
-        plan = self._plan_out(buffers, *args, **kwargs)
-        self._check_memory(args, kwargs, buffers)
-        residual = self._written_residual(kwargs)
+        arguments = self._named(args, kwargs)
+        plan = self._plan_out(buffers, arguments)
+        self._check_memory(arguments, buffers)
+        residual = kwargs.get("residual") if "!" in self.arguments else None
         written = buffers if residual is None else [*buffers, residual]
         # Tells autograd of a write that PyTorch does not see.
         torch.autograd.graph.increment_version(written)
@@ -354,7 +489,7 @@ class Op:
             self.compiled(args[0].dtype).out(*args, **kwargs, **typed)
 
     def _fake_out(self, *args: Any, **kwargs: Any) -> None:
-        self._plan_out(self._buffers(kwargs), *args, **kwargs)
+        self._plan_out(self._buffers(kwargs), self._named(args, kwargs))
 
     def _register(self) -> None:
         implementations = (
@@ -367,3 +502,117 @@ class Op:
             LIBRARY.impl(name, cuda, "CUDA")
             LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
             torch.library.register_fake(f"jitquant::{name}", fake, lib=LIBRARY)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that are quantized, before anything is computed."""
+
+    like: Tensor
+    name: str
+    leading: tuple[int, ...]
+    cols: int
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return math.prod(self.leading)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where values come from.
+
+    Attributes:
+        of: the argument that has the rows.
+        takes: what it takes, as schema text; after it come a given scale and ``tail``.
+        check: raises if one of its arguments is not accepted.
+        values: fp32 (rows, N); with ``inv_rms`` also that.
+        tail: arguments with a default that are given by position.
+        written: what is written in place, by keyword.
+        options: other arguments by keyword.
+        granularity: the default of a scale that is computed; None: there is one for the tensor.
+        reduced: how many last dimensions of ``of`` become the last of the result.
+        cols: the result's columns; None: those of ``of``.
+        inv_rms: whether it has a norm in it, whose inv_rms is a result.
+    """
+
+    of: str
+    takes: str
+    check: Callable[..., object]
+    values: Callable[..., Any]
+    tail: str = ""
+    written: str = ""
+    options: str = ""
+    granularity: str | None = "tensor"
+    reduced: int = 1
+    cols: Callable[..., int] | None = None
+    inv_rms: bool = False
+
+
+@dataclass(frozen=True)
+class Cast:
+    """How the scale of rows comes, and what is written.
+
+    Attributes:
+        arguments: schema text with the parts of a source in braces.
+        results: names of the results.
+        plan: checks its arguments, with ``rows`` and ``source``, and says what the results are.
+        quantize: the results of fp32 values ``v`` with the dimensions ``leading``.
+        choices: by argument, the names that are accepted.
+    """
+
+    arguments: str
+    results: tuple[str, ...]
+    plan: Callable[..., tuple[Result, ...]]
+    quantize: Callable[..., tuple[Tensor, ...]]
+    choices: Mapping[str, tuple[str, ...]]
+
+
+def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **rest: Any) -> Op:
+    """The op that quantizes what a source gives.
+
+    Args:
+        name: of the op.
+        source: where values come from.
+        cast: how the scale comes, and what is written.
+        kind: what it is made as.
+        rest: what an `Op` takes beside.
+    """
+    fragment = f'str granularity="{source.granularity}", ' if source.granularity else ""
+    text = cast.arguments.format(
+        takes=source.takes,
+        tail=source.tail,
+        written=source.written,
+        options=source.options,
+        granularity=fragment,
+    )
+    text = text.removesuffix(", ").removesuffix(", *")
+    known = [a.name for a in torch._C.parse_schema(f"{name}({text}) -> ()").arguments]
+    check, values = by_name(source.check, known), by_name(source.values, known)
+    planned = by_name(cast.plan, [*known, "rows", "source"])
+    quantize = by_name(cast.quantize, [*known, "v", "leading"])
+    of_cols = None if source.cols is None else by_name(source.cols, known)
+
+    def plan(**arguments: Any) -> Plan:
+        check(arguments)
+        like = arguments[source.of]
+        cols = like.shape[-1] if of_cols is None else of_cols(arguments)
+        rows = Rows(like, source.of, like.shape[: -source.reduced], cols)
+        results = planned({**arguments, "rows": rows, "source": source})
+        return Plan(like.device, (*results, fp32(rows.count)) if source.inv_rms else results)
+
+    def reference(**arguments: Any) -> tuple[Tensor, ...]:
+        v, *inv_rms = values(arguments) if source.inv_rms else (values(arguments),)
+        leading = arguments[source.of].shape[: -source.reduced]
+        return (*quantize({**arguments, "v": v, "leading": leading}), *inv_rms)
+
+    return kind(
+        name,
+        (*cast.results, "inv_rms") if source.inv_rms else cast.results,
+        arguments=text,
+        plan=plan,
+        reference=reference,
+        choices={key: accepted for key, accepted in cast.choices.items() if key in known},
+        **rest,
+    )

@@ -11,7 +11,7 @@ from samples_linear import packed
 from torch import Tensor
 
 import jitquant
-from jitquant import QuantizedActivation, numerics
+from jitquant import QuantizedActivation, reference
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -28,7 +28,7 @@ def _weight(n: int, k: int, seed: int = 0) -> QuantizedActivation:
 
 def _values(q: QuantizedActivation) -> Tensor:
     one = torch.ones(1, device="cuda")
-    plain = numerics.dequantize_nvfp4(q.x_fp4, q.x_sf, one, dtype=torch.float32)[0].double()
+    plain = reference.dequantize_nvfp4(q.x_fp4, q.x_sf, one, dtype=torch.float32)[0].double()
     return plain * q.gsa.double().reshape(-1, 1)
 
 

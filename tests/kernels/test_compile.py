@@ -18,6 +18,7 @@ from jitquant.loader.machine.processes import default_jobs
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
 from jitquant.loader.request.plan import Request
 from jitquant.loader.tools.inspect import build_of, kernels_of
+from jitquant.ops import ALL_OPS
 
 KERNELS = Path(__file__).parents[2] / "kernels_cu"
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
@@ -29,54 +30,13 @@ ALIKE = ("103a", "110a", "121a")
 """Those that take the code of another one's, for which one file will do."""
 QUICK = {"dequantize_grouped", "quantize_nvfp4"}
 """Of the modules, those that are not left to --all: nvcc takes ten to thirty seconds for one."""
+ALIASES = {
+    "fused_amax_quantize": ["deinterleave_quantize_from_buffer", "quantize_nvfp4_from_buffer"]
+}
+"""Functions that no op calls: another name of one that is in another module."""
 EXPORTS = {
-    "amax": ["amax"],
-    "amax_gsa": ["compute_amax_gsa"],
-    "deinterleave_quantize": [
-        "deinterleave_amax_quantize_nvfp4",
-        "deinterleave_quantize_nvfp4",
-        "deinterleave_quantize_nvfp4_from_amax",
-    ],
-    "dequant_nvfp4": ["dequant_nvfp4"],
-    "dequantize": ["dequantize"],
-    "dequantize_grouped": ["dequantize_grouped_fp8", "dequantize_grouped_nvfp4"],
-    "fused_amax_quantize": [
-        "amax_quantize_nvfp4",
-        "deinterleave_quantize_from_buffer",
-        "quantize_nvfp4_from_amax",
-        "quantize_nvfp4_from_buffer",
-    ],
-    "fused_mhc_rmsnorm_quantize": [
-        "mhc_rmsnorm_amax",
-        "mhc_rmsnorm_quantize_nvfp4",
-        "mhc_rmsnorm_quantize_nvfp4_from_amax",
-        "mhc_rmsnorm_quantize_nvfp4_from_buffer",
-    ],
-    "fused_rmsnorm_quantize": [
-        "rmsnorm_amax",
-        "rmsnorm_quantize_nvfp4",
-        "rmsnorm_quantize_nvfp4_from_amax",
-        "rmsnorm_quantize_nvfp4_from_buffer",
-    ],
-    "nvfp4_linear": ["nvfp4_linear"],
-    "quantize_block": ["quantize_block"],
-    "quantize_both": ["quantize_block_both", "quantize_group_both", "quantize_mxfp8_both"],
-    "quantize_fp8": ["quantize_fp8", "quantize_fp8_from_amax"],
-    "quantize_group": ["quantize_group"],
-    "quantize_grouped": ["quantize_grouped_fp8"],
-    "quantize_grouped_grad": ["quantize_grouped_grad_fp8"],
-    "quantize_grouped_nvfp4": ["quantize_grouped_nvfp4"],
-    "quantize_mxfp8": ["quantize_mxfp8"],
-    "quantize_nvfp4": ["quantize_nvfp4"],
-    "quantize_weight_nvfp4": [
-        "quantize_weight_nvfp4",
-        "quantize_weight_nvfp4_from_amax",
-        "quantize_weight_nvfp4_from_buffer",
-    ],
-    "rmsnorm_quantize": ["rmsnorm_quantize_fp8"],
-    "rmsnorm_quantize_group": ["rmsnorm_quantize_group"],
-    "silu_mul_quantize": ["silu_mul_quantize_fp8", "silu_mul_quantize_fp8_from_amax"],
-    "silu_mul_quantize_group": ["silu_mul_quantize_group"],
+    module: [*(op.function for op in ALL_OPS if op.module == module), *ALIASES.get(module, [])]
+    for module in sorted({op.module for op in ALL_OPS})
 }
 MODULES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(EXPORTS)

@@ -31,7 +31,6 @@ from torch import Tensor
 from jitquant import reference
 from jitquant.formats import FP8_SCALE_MIN, FP32_MAX, FP32_TINIEST, RECIPES, SCALE_LAYOUTS
 from jitquant.ops import Op
-from jitquant.ops._kernel_op import KernelOp
 from jitquant.ops.schema import Compiled
 
 from .emulated import POISON, Machine, poisoned
@@ -39,11 +38,7 @@ from .emulated_cases import FAMILIES, MORE
 
 GUARD = 256
 # Ops whose elements are rows that may lie apart.
-APART = [
-    name
-    for name, op in OPS.items()
-    if isinstance(op, KernelOp) and op.results[0] == "data" and not op.flat
-]
+APART = [name for name, op in OPS.items() if op.rows_apart and op.results[0] == "data"]
 
 
 class _Operator:

@@ -15,8 +15,8 @@ from samples import randn
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from jitquant import reference
 from jitquant.nn import Float8BlockwiseLinear, _weights, float8
-from jitquant.numerics import fp8 as reference
 
 from .helpers import sqnr
 

@@ -13,7 +13,9 @@ from samples import ALL_SAMPLES, OPS, SAMPLES, Sample, byte_view, poisoned_buffe
 
 import jitquant
 import jitquant.loader
+from jitquant import reference
 from jitquant.ops import ALL_OPS, Op
+from jitquant.ops.schema import arguments_of, by_name
 
 U8 = torch.uint8
 by_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
@@ -43,9 +45,9 @@ def test_schema(op: Op) -> None:
     assert len(functional.returns) == len(op.results)
     assert not out.returns
     written = [a.name for a in functional.arguments if a.alias_info and a.alias_info.is_write]
-    assert written == (["residual"] if "Tensor(a!)? residual" in op.arguments else [])
-    written = [a.name for a in out.arguments if a.alias_info and a.alias_info.is_write]
     residual = ["residual"] if "Tensor(a!)? residual" in op.arguments else []
+    assert written == residual
+    written = [a.name for a in out.arguments if a.alias_info and a.alias_info.is_write]
     assert written == [*residual, *op.results]
     assert [a.name for a in functional.arguments] == [
         a.name for a in out.arguments if a.name not in op.results
@@ -53,21 +55,47 @@ def test_schema(op: Op) -> None:
 
 
 @by_op
-def test_plan_and_reference_take_the_schemas_arguments(op: Op) -> None:
+def test_the_reference_takes_the_schemas_arguments(op: Op) -> None:
+    assert getattr(reference, op.name) is op.reference
+    assert op.reference.__name__ == op.name
     arguments = op.default._schema.arguments
-    for function in (op.plan, op.reference):
-        parameters = list(inspect.signature(function).parameters.values())
-        assert len(parameters) == len(arguments)
-        for parameter, argument in zip(parameters, arguments, strict=True):
-            keyword = parameter.kind is inspect.Parameter.KEYWORD_ONLY
-            assert keyword == argument.kwarg_only
-            assert (
-                parameter.default is not inspect.Parameter.empty
-            ) == argument.has_default_value()
-            if argument.has_default_value():
-                assert parameter.default == argument.default_value
-            if keyword:  # the others are given by position
-                assert parameter.name == argument.name
+    parameters = list(inspect.signature(op.reference).parameters.values())
+    assert len(parameters) == len(arguments)
+    for parameter, argument in zip(parameters, arguments, strict=True):
+        keyword = parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert keyword == argument.kwarg_only
+        assert (parameter.default is not inspect.Parameter.empty) == argument.has_default_value()
+        if argument.has_default_value():
+            assert parameter.default == argument.default_value
+        assert parameter.name == argument.name
+
+
+def test_a_function_gets_the_arguments_that_it_is_named_for() -> None:
+    call = by_name(lambda b, a=0, missing=5: (a, b, missing), ("a", "b", "c"))
+    assert call({"a": 1, "b": 2, "c": 3}) == (1, 2, 5)
+    everything = by_name(lambda **all_of_them: all_of_them, ("a", "b"))
+    assert everything({"a": 1, "b": 2}) == {"a": 1, "b": 2}
+    with pytest.raises(TypeError, match="takes z; accepted are a, b"):
+        by_name(lambda z: z, ("a", "b"))
+
+
+def test_arguments_follow_from_annotations() -> None:
+    def function(
+        x: torch.Tensor,
+        n: int,
+        scale: torch.Tensor | None = None,
+        eps: float = 0.5,
+        *,
+        dtype: torch.dtype,
+        cols: int | None = None,
+        recipe: str = "te",
+        keep: bool = False,
+    ) -> tuple[torch.Tensor]: ...
+
+    assert arguments_of(function) == (
+        "Tensor x, int n, Tensor? scale=None, float eps=0.5, *, ScalarType dtype, "
+        'int? cols=None, str recipe="te", bool keep=False'
+    )
 
 
 @by_op

@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 import jitquant
 import jitquant.loader
 from jitquant import QuantizedGroups, QuantizedTensor, reference
-from jitquant.ops._table_fp8 import FP8_OPS
-from jitquant.ops._table_grouped import GROUPED_OPS
+from jitquant.ops import ALL_OPS
 from jitquant.ops.schema import Compiled
 
 U8 = torch.uint8
@@ -418,7 +417,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return function
 
-    for op in (*FP8_OPS, *GROUPED_OPS):
+    for op in ALL_OPS:
         monkeypatch.setattr(op, "_kept", Compiled(None, function_of(op), lambda: True))
     return called
 

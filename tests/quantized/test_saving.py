@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from samples import byte_view, randn
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import jitquant
-from jitquant import DelayedScaling, QuantizedTensor
+from jitquant import DelayedScaling, QuantizedActivation, QuantizedTensor
 
 OFFSETS = torch.tensor([0, 64, 128])
 
@@ -155,3 +157,15 @@ def test_delayed_scaling(how: str) -> None:
         assert torch.equal(other.scale, history.scale)
         assert torch.equal(other.amax_history, history.amax_history)
         assert other.scale.data_ptr() != history.scale.data_ptr()
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_nvfp4_in_a_safetensors_file(dim: int, tmp_path: Path) -> None:
+    path, q = tmp_path / "q.safetensors", jitquant.quantize_weight_nvfp4(randn(32, 48), dim=dim)
+    save_file(q.tensors(), path, metadata=q.metadata())
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        read = QuantizedActivation.from_tensors(tensors, file.metadata())
+    read.validate()
+    assert (read.shape, read.dim, read.recipe) == (q.shape, q.dim, q.recipe)
+    assert torch.equal(read.dequantize(), q.dequantize())

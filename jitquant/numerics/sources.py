@@ -1,16 +1,17 @@
-"""What is computed before quantization in one pass: deinterleave, RMSNorm, mHC.
+"""Where the values that are quantized come from: a gate-and-up projection, RMSNorm, mHC.
 
 Every value is computed in fp32 and quantized as it is, without a rounding to the input's dtype.
+Arguments have the names that they have in the ops.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from jitquant.formats import NVFP4_DIVISOR
-from jitquant.numerics.elements import constant
-from jitquant.numerics.nvfp4 import quantize_values, quantize_values_static, rows_of
+from jitquant.formats import MAX_PARTIALS
+from jitquant.numerics.nvfp4 import amax, constant, rows_of
 
 
 def deinterleave(
@@ -38,40 +39,15 @@ def deinterleave(
     return torch.div(gate, constant(1.0, gate) + torch.exp(-gate)) * up
 
 
-def deinterleave_quantize_nvfp4(
-    fused: Tensor,
-    intermediate: int,
-    granularity_cols: int,
-    divisor: float = NVFP4_DIVISOR,
-    *,
-    global_scale: float | None = None,
-    op: str = "select",
-    halves: bool = False,
-    granularity: str = "tensor",
-    recipe: str = "te",
-    scale_layout: str = "linear",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x_fp4, x_sf, gsa of the values of `deinterleave`; the amax is theirs, not ``fused``'s."""
-    v = deinterleave(fused, intermediate, granularity_cols, op, halves)
-    return quantize_values(
-        v, fused.shape[:-1], divisor, global_scale, granularity, recipe, scale_layout
-    )
+def silu_mul(fused: Tensor, interleave: int) -> Tensor:
+    """``silu(gate) * up`` as fp32 (rows, N) of (..., 2 * N).
 
-
-def deinterleave_quantize_nvfp4_static(
-    fused: Tensor,
-    intermediate: int,
-    granularity: int,
-    global_scale: Tensor,
-    *,
-    op: str = "select",
-    halves: bool = False,
-    recipe: str = "te",
-    scale_layout: str = "linear",
-) -> tuple[Tensor, Tensor]:
-    """x_fp4, x_sf of the values of `deinterleave`, with the gsa given."""
-    v = deinterleave(fused, intermediate, granularity, op, halves)
-    return quantize_values_static(v, fused.shape[:-1], global_scale, recipe, scale_layout)
+    Args:
+        fused: gate and up columns in turns of ``interleave``, or, with 0, [gate | up].
+        interleave: 0, or a divisor of N.
+    """
+    cols = fused.shape[-1] // 2
+    return deinterleave(fused, cols, interleave or cols, "swiglu", False)
 
 
 def add_residual(x: Tensor, residual: Tensor | None) -> Tensor:
@@ -104,39 +80,16 @@ def rmsnorm(v: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return v * inv_rms[:, None] * weight.to(torch.float32), inv_rms
 
 
-def rmsnorm_quantize_nvfp4(
-    x: Tensor,
-    weight: Tensor,
-    eps: float = 1e-6,
-    divisor: float = NVFP4_DIVISOR,
-    *,
-    residual: Tensor | None = None,
-    global_scale: float | None = None,
-    granularity: str = "row",
-    recipe: str = "te",
-    scale_layout: str = "linear",
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x_fp4, x_sf, gsa, inv_rms of `rmsnorm` of ``x``, or of ``x + residual``, added in place."""
-    y, inv_rms = rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
-    quantized = quantize_values(
-        y, x.shape[:-1], divisor, global_scale, granularity, recipe, scale_layout
-    )
-    return (*quantized, inv_rms)
+def rmsnorm_of(
+    x: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`rmsnorm` of ``x`` (..., N), or of ``x + residual``, which the residual becomes."""
+    return rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
 
 
-def rmsnorm_quantize_nvfp4_static(
-    x: Tensor,
-    weight: Tensor,
-    gsa: Tensor,
-    eps: float = 1e-6,
-    *,
-    residual: Tensor | None = None,
-    recipe: str = "te",
-    scale_layout: str = "linear",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x_fp4, x_sf, inv_rms, with the gsa given."""
-    y, inv_rms = rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
-    return (*quantize_values_static(y, x.shape[:-1], gsa, recipe, scale_layout), inv_rms)
+def normalized(x: Tensor, weight: Tensor, inv_rms: Tensor) -> Tensor:
+    """``x * inv_rms * weight`` as fp32 (rows, N), with inv_rms as `rmsnorm` gave it."""
+    return rows_of(x) * inv_rms[:, None] * weight.to(torch.float32)
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -173,36 +126,18 @@ def hyper_connection_sum(x: Tensor, a: Tensor) -> Tensor:
     return total
 
 
-def mhc_rmsnorm_quantize_nvfp4(
-    X: Tensor,
-    A: Tensor,
-    weight: Tensor,
-    eps: float = 1e-6,
-    divisor: float = NVFP4_DIVISOR,
-    *,
-    global_scale: float | None = None,
-    granularity: str = "row",
-    recipe: str = "te",
-    scale_layout: str = "linear",
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x_fp4, x_sf, gsa, inv_rms of `rmsnorm` of `hyper_connection_sum`."""
-    y, inv_rms = rmsnorm(hyper_connection_sum(X, A), weight, eps)
-    quantized = quantize_values(
-        y, X.shape[:-2], divisor, global_scale, granularity, recipe, scale_layout
-    )
-    return (*quantized, inv_rms)
+def mhc_rmsnorm_of(
+    X: Tensor, A: Tensor, weight: Tensor, eps: float = 1e-6
+) -> tuple[Tensor, Tensor]:
+    """`rmsnorm` of `hyper_connection_sum`."""
+    return rmsnorm(hyper_connection_sum(X, A), weight, eps)
 
 
-def mhc_rmsnorm_quantize_nvfp4_static(
-    X: Tensor,
-    A: Tensor,
-    weight: Tensor,
-    gsa: Tensor,
-    eps: float = 1e-6,
-    *,
-    recipe: str = "te",
-    scale_layout: str = "linear",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x_fp4, x_sf, inv_rms, with the gsa given."""
-    y, inv_rms = rmsnorm(hyper_connection_sum(X, A), weight, eps)
-    return (*quantize_values_static(y, X.shape[:-2], gsa, recipe, scale_layout), inv_rms)
+def mhc_normalized(X: Tensor, A: Tensor, weight: Tensor, inv_rms: Tensor) -> Tensor:
+    """As `normalized`, of `hyper_connection_sum`."""
+    return hyper_connection_sum(X, A) * inv_rms[:, None] * weight.to(torch.float32)
+
+
+def maxima(v: Tensor) -> tuple[Tensor]:
+    """The amax as the largest of as many maxima as a kernel can have: (MAX_PARTIALS,)."""
+    return (functional.pad(amax(v, "tensor"), (0, MAX_PARTIALS - 1)),)

@@ -1,0 +1,595 @@
+"""FP8 and INT8 with a scale for a group of neighbours or a block: the ops and public functions.
+
+`jitquant.ops.fp8` says what they share with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import (
+    BLOCK_SCALE_LAYOUTS,
+    GROUP_RECIPES,
+    GROUP_SCALE_LAYOUTS,
+    SCALE_FORMATS,
+    BlockScaleLayout,
+    GroupRecipe,
+    GroupScaleLayout,
+    ScaleFormat,
+    as_bytes,
+    ceil_div,
+    scales_shape,
+)
+from jitquant.numerics import fp8 as numerics
+from jitquant.ops import _checks, _checks_fp8, sources
+from jitquant.ops._results import BUFFERS, Form, left_alone, quantized, quantized_both
+from jitquant.ops.fp8 import E4M3
+from jitquant.ops.schema import Arguments, Cast, Op, Plan, Result, Rows, product
+from jitquant.tensors import QuantizedTensor
+
+
+def _scales(leading: tuple[int, ...], groups: int, scale_format: str, scale_layout: str) -> Result:
+    dtype = torch.int32 if scale_format == "ue8m0_packed" else torch.float32
+    return Result(scales_shape(leading, groups, scale_format, scale_layout), dtype)
+
+
+def _plan_group(
+    rows: Rows,
+    group_size: int,
+    dtype: torch.dtype,
+    scale_format: str,
+    scale_layout: str,
+    eps: float | None,
+    recipe: str,
+    counts: Tensor | None = None,
+    eps_name: str = "eps",
+) -> tuple[Result, ...]:
+    how = (dtype, scale_format, scale_layout, eps, recipe)
+    _checks_fp8.group_size(group_size)
+    _checks_fp8.group_numerics(*how, SCALE_FORMATS, GROUP_SCALE_LAYOUTS, eps_name)
+    if counts is not None:
+        _checks_fp8.counts_tensor(counts, rows.leading, rows.like, rows.name)
+    groups = ceil_div(rows.cols, group_size)
+    scales = _scales(rows.leading, groups, scale_format, scale_layout)
+    return Result((*rows.leading, rows.cols), dtype), scales
+
+
+def _plan_normed_group(
+    rows: Rows,
+    group_size: int,
+    dtype: torch.dtype,
+    scale_format: str,
+    scale_layout: str,
+    amax_eps: float | None,
+    recipe: str,
+) -> tuple[Result, ...]:
+    how = (group_size, dtype, scale_format, scale_layout, amax_eps, recipe)
+    return _plan_group(rows, *how, eps_name="amax_eps")
+
+
+def _quantize_normed_group(
+    v: Tensor,
+    leading: tuple[int, ...],
+    group_size: int,
+    dtype: torch.dtype,
+    scale_format: str,
+    scale_layout: str,
+    amax_eps: float | None,
+    recipe: str,
+) -> tuple[Tensor, Tensor]:
+    how = (group_size, dtype, scale_format, scale_layout, amax_eps, recipe)
+    return numerics.quantize_group_rows(v, leading, *how)
+
+
+_OF_GROUPS = {
+    "scale_format": SCALE_FORMATS,
+    "scale_layout": GROUP_SCALE_LAYOUTS,
+    "recipe": GROUP_RECIPES,
+}
+_OF_BLOCKS = {
+    "scale_format": SCALE_FORMATS[:2],
+    "scale_layout": BLOCK_SCALE_LAYOUTS,
+    "recipe": GROUP_RECIPES,
+}
+
+
+GROUP = Cast(
+    "{takes}, int group_size, Tensor? counts=None, *, ScalarType dtype, {options}"
+    'str scale_format="float32", str scale_layout="row", float? eps=None, str recipe="te", '
+    "bool zero_rest=True",
+    ("data", "scale_inv"),
+    _plan_group,
+    numerics.quantize_group_rows,
+    _OF_GROUPS,
+)
+"""FP8 or INT8 with a scale for neighbours of a row; rows past a count are left out."""
+
+NORMED_GROUP = Cast(
+    "{takes}, int group_size, {tail}*, {written}ScalarType dtype, "
+    'str scale_format="float32", str scale_layout="row", float? amax_eps=None, str recipe="te"',
+    ("data", "scale_inv"),
+    _plan_normed_group,
+    _quantize_normed_group,
+    _OF_GROUPS,
+)
+"""As GROUP after a norm, whose eps has that name."""
+
+
+class CountedOp(Op):
+    """An op that leaves rows past a count as they are in its buffers, with ``zero_rest=False``."""
+
+    def _store(
+        self, results: Sequence[Tensor], buffers: Sequence[Tensor], arguments: Arguments
+    ) -> None:
+        counts = arguments["counts"]
+        if arguments["zero_rest"] or counts is None:
+            super()._store(results, buffers, arguments)
+            return
+        before = [buffer.clone() for buffer in buffers]
+        super()._store(results, buffers, arguments)
+        rest = numerics.rows_past_counts(counts, arguments[self.names[0]].shape[:-1])
+        for name, buffer, old in zip(self.results, buffers, before, strict=True):
+            mask = rest[..., None]
+            if name != "data" and arguments["scale_layout"] != "row":
+                mask = mask.transpose(-1, -2)
+                old, buffer = (t[..., : mask.shape[-1]] for t in (old, buffer))
+            buffer.copy_(torch.where(mask, as_bytes(old), as_bytes(buffer)).view(buffer.dtype))
+
+
+QUANTIZE_GROUP = product(
+    "quantize_group", sources.PLAIN, GROUP, kind=CountedOp, module="quantize_group", **BUFFERS
+)
+SILU_MUL_GROUP = product(
+    "silu_mul_quantize_group",
+    sources.SILU_MUL,
+    GROUP,
+    kind=CountedOp,
+    module="silu_mul_quantize_group",
+    **BUFFERS,
+)
+RMSNORM_GROUP = product(
+    "rmsnorm_quantize_group",
+    sources.NORM,
+    NORMED_GROUP,
+    module="rmsnorm_quantize_group",
+    **BUFFERS,
+)
+
+
+def _plan_block(
+    w: Tensor,
+    block_rows: int,
+    block_cols: int,
+    dtype: torch.dtype,
+    scale_format: str,
+    scale_layout: str,
+    eps: float | None,
+    recipe: str,
+) -> Plan:
+    _checks.input_tensor(w, "w", 2, "(..., N, K)")
+    _checks_fp8.block_shape(block_rows, block_cols)
+    _checks_fp8.group_numerics(
+        dtype, scale_format, scale_layout, eps, recipe, SCALE_FORMATS[:2], BLOCK_SCALE_LAYOUTS
+    )
+    leading = (*w.shape[:-2], ceil_div(w.shape[-2], block_rows))
+    scales = _scales(leading, ceil_div(w.shape[-1], block_cols), scale_format, scale_layout)
+    return Plan(w.device, (Result(tuple(w.shape), dtype), scales))
+
+
+def _plan_group_both(
+    x: Tensor,
+    group_size: int,
+    dtype: torch.dtype,
+    scale_format: str,
+    scale_layout: str,
+    eps: float | None,
+    recipe: str,
+) -> Plan:
+    _checks_fp8.matrix(x, "x")
+    _checks_fp8.group_size(group_size)
+    _checks_fp8.group_numerics(
+        dtype, scale_format, scale_layout, eps, recipe, SCALE_FORMATS, GROUP_SCALE_LAYOUTS
+    )
+    rows, cols = x.shape
+    return Plan(
+        x.device,
+        (
+            Result((rows, cols), dtype),
+            _scales((rows,), ceil_div(cols, group_size), scale_format, scale_layout),
+            Result((cols, rows), dtype),
+            _scales((cols,), ceil_div(rows, group_size), scale_format, scale_layout),
+        ),
+    )
+
+
+def _plan_block_both(
+    w: Tensor,
+    block_rows: int,
+    block_cols: int,
+    dtype: torch.dtype,
+    scale_format: str,
+    scale_layout: str,
+    eps: float | None,
+    recipe: str,
+) -> Plan:
+    _checks_fp8.matrix(w, "w")
+    keywords = (dtype, scale_format, scale_layout, eps, recipe)
+    _checks_fp8.block_shape(block_rows, block_cols)
+    _checks_fp8.group_numerics(*keywords, SCALE_FORMATS[:2], BLOCK_SCALE_LAYOUTS)
+    rows, cols = w.shape
+    tall, wide = ceil_div(rows, block_rows), ceil_div(cols, block_cols)
+    return Plan(
+        w.device,
+        (
+            Result((rows, cols), dtype),
+            _scales((tall,), wide, scale_format, scale_layout),
+            Result((cols, rows), dtype),
+            _scales((wide,), tall, scale_format, scale_layout),
+        ),
+    )
+
+
+QUANTIZE_BLOCK = Op(
+    "quantize_block",
+    ["data", "scale_inv"],
+    module="quantize_block",
+    plan=_plan_block,
+    reference=numerics.quantize_block,
+    choices=_OF_BLOCKS,
+    **BUFFERS,
+)
+QUANTIZE_GROUP_BOTH = Op(
+    "quantize_group_both",
+    ["data", "scale_inv", "data_t", "scale_inv_t"],
+    module="quantize_both",
+    plan=_plan_group_both,
+    reference=numerics.quantize_group_both,
+    choices=_OF_GROUPS,
+    **BUFFERS,
+)
+QUANTIZE_BLOCK_BOTH = Op(
+    "quantize_block_both",
+    ["data", "scale_inv", "data_t", "scale_inv_t"],
+    module="quantize_both",
+    plan=_plan_block_both,
+    reference=numerics.quantize_block_both,
+    choices=_OF_BLOCKS,
+    **BUFFERS,
+)
+
+OPS: tuple[Op, ...] = (
+    QUANTIZE_GROUP,
+    SILU_MUL_GROUP,
+    RMSNORM_GROUP,
+    QUANTIZE_BLOCK,
+    QUANTIZE_GROUP_BOTH,
+    QUANTIZE_BLOCK_BOTH,
+)
+"""Every op of groups and blocks."""
+
+
+def quantize_group(
+    x: Tensor,
+    group_size: int = 128,
+    *,
+    dtype: torch.dtype = E4M3,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: GroupScaleLayout = "row",
+    eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    counts: Tensor | None = None,
+    zero_rest: bool = True,
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """Quantizes to FP8 or INT8 with a scale for ``group_size`` neighbours of a row: one launch.
+
+    Args:
+        x: (..., N); the last group of a row has the elements that there are.
+        group_size: 16, 32, 64, 128 or 256.
+        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8`` (to nearest, ties to even).
+        scale_format: "float32"; "ue8m0": float32 that hold powers of two, rounded up;
+            "ue8m0_packed": their exponents, four groups in an int32, the first in the lowest byte,
+            zeros for groups that there are not.
+        scale_layout: "row": (..., G); "column": (..., T, G) with strides (1, T), as scaled_mm
+            takes them; "column_tma": with strides (1, T up to a multiple of 4), as DeepGEMM does,
+            padding zero.
+        eps: amaxes are raised to it; None: 1e-10, or 1e-4 with recipe "deepgemm".
+        recipe: "te" (TransformerEngine, torchao), "deepgemm" or "vllm"; see ``docs/numerics.md``.
+        counts: int32 or int64, on x's device, how many rows of each batch (..., :, :) there are:
+            (E,) for x (E, T, N), one for (T, N). Rows past it are not read and influence no scale.
+        zero_rest: rows past the count become zero, elements and scales. False: they are left as
+            they are in ``out``, or uninitialised.
+        out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", ...)``.
+
+    Returns:
+        data (..., N) and scale_inv (..., G).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    return _grouped(
+        QUANTIZE_GROUP,
+        {
+            "x": x,
+            "group_size": group_size,
+            "counts": counts,
+            "dtype": dtype,
+            "scale_format": scale_format,
+            "scale_layout": scale_layout,
+            "eps": eps,
+            "recipe": recipe,
+            "zero_rest": zero_rest,
+        },
+        out,
+    )
+
+
+def silu_mul_quantize_group(
+    fused: Tensor,
+    group_size: int = 128,
+    *,
+    dtype: torch.dtype = E4M3,
+    interleave: int = 0,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: GroupScaleLayout = "row",
+    eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    counts: Tensor | None = None,
+    zero_rest: bool = True,
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """``silu(gate) * up`` in fp32, then `quantize_group` of it, in one launch.
+
+    Args:
+        fused: (..., 2 * N): [gate | up].
+        interleave: gate and up columns come in turns of this many; 0: [gate | up].
+        group_size, dtype, scale_format, scale_layout, eps, recipe, counts, zero_rest: as in
+            `quantize_group`.
+        out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), format="fp8_group", ...)``.
+
+    Returns:
+        A quantized tensor of the shape (..., N).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    return _grouped(
+        SILU_MUL_GROUP,
+        {
+            "fused": fused,
+            "group_size": group_size,
+            "counts": counts,
+            "interleave": interleave,
+            "dtype": dtype,
+            "scale_format": scale_format,
+            "scale_layout": scale_layout,
+            "eps": eps,
+            "recipe": recipe,
+            "zero_rest": zero_rest,
+        },
+        out,
+        halved=True,
+    )
+
+
+def rmsnorm_quantize_group(
+    x: Tensor,
+    weight: Tensor,
+    group_size: int = 128,
+    eps: float = 1e-6,
+    *,
+    residual: Tensor | None = None,
+    dtype: torch.dtype = E4M3,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: GroupScaleLayout = "row",
+    amax_eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """RMSNorm in fp32 as in `rmsnorm_quantize_fp8`, then `quantize_group` of it, in one launch.
+
+    Args:
+        x: (..., N).
+        weight: (N,), contiguous, of x's dtype or float32.
+        group_size: 16, 32, 64, 128 or 256.
+        eps: added to the mean of the squares.
+        residual: as in `rmsnorm_quantize_fp8`.
+        dtype, scale_format, scale_layout, recipe: as in `quantize_group`.
+        amax_eps: the eps of `quantize_group`.
+        out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", inv_rms=True, ...)``.
+
+    Returns:
+        A quantized tensor of x's shape with ``inv_rms`` (rows,).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    return _grouped(
+        RMSNORM_GROUP,
+        {
+            "x": x,
+            "weight": weight,
+            "group_size": group_size,
+            "residual": residual,
+            "dtype": dtype,
+            "scale_format": scale_format,
+            "scale_layout": scale_layout,
+            "eps": eps,
+            "recipe": recipe,
+            "amax_eps": amax_eps,
+        },
+        out,
+    )
+
+
+def quantize_block(
+    w: Tensor,
+    block: Sequence[int] = (128, 128),
+    *,
+    dtype: torch.dtype = E4M3,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: BlockScaleLayout = "row",
+    eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    out: QuantizedTensor | None = None,
+) -> QuantizedTensor:
+    """Quantizes a weight to FP8 or INT8 with a scale for each block, in one launch.
+
+    Args:
+        w: (..., N, K); blocks at the edges have the elements that there are.
+        block: rows and columns: (128, 128), (64, 64), (32, 32) or (16, 16).
+        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
+        scale_format: "float32", or "ue8m0": float32 that hold powers of two, rounded up.
+        scale_layout: "row": (..., ceil(N / rows), ceil(K / columns)); "row_padded": the last size
+            filled up to a multiple of four with zeros, whose transpose is what scaled_mm takes for
+            a 128x128 weight.
+        eps, recipe: as in `quantize_group`.
+        out: buffers of ``QuantizedTensor.empty(w.shape, format="fp8_block", ...)``.
+
+    Returns:
+        data (..., N, K) and scale_inv (..., ceil(N / rows), ceil(K / columns)), or padded.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    arguments = _of_block(w, block, dtype, scale_format, scale_layout, eps, recipe)
+    return quantized(QUANTIZE_BLOCK, arguments, _form("block", arguments), out)
+
+
+def quantize_group_both(
+    x: Tensor,
+    group_size: int = 128,
+    *,
+    dtype: torch.dtype = E4M3,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: GroupScaleLayout = "column",
+    eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    out: tuple[QuantizedTensor, QuantizedTensor] | None = None,
+) -> tuple[QuantizedTensor, QuantizedTensor]:
+    """Quantizes a matrix row-wise (1xG) and column-wise (Gx1), reading it once: for training.
+
+    The first result is `quantize_group` of x, the second that of its transpose, which is stored
+    transposed: the operands of both products of a backward pass, without a copy.
+
+    Args:
+        x: (M, K), M and K >= 1.
+        group_size, dtype, scale_format, eps, recipe: as in `quantize_group`.
+        scale_layout: as in `quantize_group`; "column" is what scaled_mm takes.
+        out: buffers for the two results, which share no memory.
+
+    Returns:
+        Quantized tensors of the shapes (M, K), with groups along K, and (K, M), along M.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    arguments = {
+        "x": x,
+        "group_size": group_size,
+        "dtype": dtype,
+        "scale_format": scale_format,
+        "scale_layout": scale_layout,
+        "eps": eps,
+        "recipe": recipe,
+    }
+    return quantized_both(QUANTIZE_GROUP_BOTH, arguments, _form("group", arguments), out)
+
+
+def quantize_block_both(
+    w: Tensor,
+    block: Sequence[int] = (128, 128),
+    *,
+    dtype: torch.dtype = E4M3,
+    scale_format: ScaleFormat = "float32",
+    scale_layout: BlockScaleLayout = "row",
+    eps: float | None = None,
+    recipe: GroupRecipe = "te",
+    out: tuple[QuantizedTensor, QuantizedTensor] | None = None,
+) -> tuple[QuantizedTensor, QuantizedTensor]:
+    """Quantizes a weight and its transpose, reading it once, in one launch: for training.
+
+    The first result is `quantize_block` of w, the second that of its transpose, which is stored
+    transposed: what a forward product takes, and what the gradient of its input takes. Both have
+    the same elements, as a block and its transpose share a scale.
+
+    Args:
+        w: (N, K), N and K >= 1.
+        block, dtype, scale_format, scale_layout, eps, recipe: as in `quantize_block`.
+        out: buffers for the two results, which share no memory.
+
+    Returns:
+        Quantized tensors of the shapes (N, K) and (K, N).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    arguments = _of_block(w, block, dtype, scale_format, scale_layout, eps, recipe)
+    return quantized_both(QUANTIZE_BLOCK_BOTH, arguments, _form("block", arguments), out)
+
+
+def _form(kind: str, arguments: Mapping[str, Any]) -> Form:
+    """The form of groups or blocks that are quantized with these arguments."""
+    if kind == "block":
+        block = (arguments["block_rows"], arguments["block_cols"])
+    else:
+        block = (1, arguments["group_size"])
+    return {
+        "format": f"int8_{kind}" if arguments["dtype"] == torch.int8 else f"fp8_{kind}",
+        "block": block,
+        "scale_format": arguments["scale_format"],
+        "layout": arguments["scale_layout"],
+        "recipe": arguments["recipe"],
+    }
+
+
+def _grouped(
+    op: Op, arguments: dict[str, Any], out: QuantizedTensor | None, *, halved: bool = False
+) -> QuantizedTensor:
+    """A call of an op that quantizes groups.
+
+    Args:
+        op: what is called.
+        arguments: by name.
+        out: buffers for the result, or None.
+        halved: whether the result has half as many columns as the input.
+    """
+    form = _form("group", arguments)
+    if out is None and not arguments.get("zero_rest", True):
+        return left_alone(op, arguments, form, halved=halved)
+    return quantized(op, arguments, form, out, halved=halved)
+
+
+def _of_block(
+    w: Tensor,
+    block: Sequence[int],
+    dtype: torch.dtype,
+    scale_format: str,
+    scale_layout: str,
+    eps: float | None,
+    recipe: str,
+) -> dict[str, Any]:
+    rows, cols = _pair(block)
+    return {
+        "w": w,
+        "block_rows": rows,
+        "block_cols": cols,
+        "dtype": dtype,
+        "scale_format": scale_format,
+        "scale_layout": scale_layout,
+        "eps": eps,
+        "recipe": recipe,
+    }
+
+
+def _pair(block: Sequence[int]) -> tuple[int, int]:
+    pair = tuple(block) if isinstance(block, Sequence) else ()
+    if len(pair) != 2:
+        raise ValueError(f"block is {block!r}; accepted are rows and columns, such as (128, 128)")
+    if not (hasattr(pair[0], "__index__") and hasattr(pair[1], "__index__")):
+        raise TypeError(f"block is {block!r}; accepted are two ints, such as (128, 128)")
+    return pair
