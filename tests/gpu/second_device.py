@@ -46,6 +46,10 @@ CASES: dict[str, Callable[[To], Any]] = {
     "mhc_rmsnorm_quantize_nvfp4": lambda to: J.mhc_rmsnorm_quantize_nvfp4(
         to(_STREAMS), to(_MIX), to(_WEIGHT)
     ),
+    # Sums of integers, exact in every order.
+    "nvfp4_linear": lambda to: J.nvfp4_linear(
+        to(_X[:20].sign()), J.quantize_weight_nvfp4(torch.ones(48, _X.shape[1])).to(to(_X).device)
+    ),
     "quantize_block": lambda to: J.quantize_block(to(_X)),
     "quantize_block_both": lambda to: J.quantize_block_both(to(_X)),
     "quantize_fp8": lambda to: (J.quantize_fp8(to(_X)), J.quantize_fp8(to(_X), scale=2.0)),

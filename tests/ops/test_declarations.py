@@ -210,7 +210,8 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     def get_part(
         name: str, sources: list[str], part: str, flags: Sequence[str]
     ) -> tuple[SimpleNamespace, Callable[[], bool], bool]:
-        return get_cuda_module(name, sources), lambda: True, False
+        module = get_cuda_module(name, sources)
+        return module, jitquant.loader.freshness(module), False
 
     recorders: dict[str, Recorder] = {}
     monkeypatch.setattr(jitquant.loader, "get_cuda_module", get_cuda_module)
