@@ -107,6 +107,12 @@ CASES = {
         ),
         lambda rows: floats(rows, COLS),
     ),
+    "nvfp4_linear": Case(
+        lambda x, **out: jitquant.nvfp4_linear(
+            x.bfloat16(), jitquant.quantize_weight_nvfp4(x), **out
+        ),
+        lambda rows: floats(rows, rows).bfloat16(),
+    ),
     "quantize_fp8": Case(jitquant.quantize_fp8, tensor()),
     "quantize_fp8-e5m2": Case(
         lambda x, **out: jitquant.quantize_fp8(

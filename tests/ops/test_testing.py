@@ -146,8 +146,8 @@ def test_checked_looks_at_values(name: str) -> None:
 
 def test_checked_has_a_rule_for_what_has_values() -> None:
     """Each argument that is not elements, codes or a weight."""
-    elements = {"x", "X", "A", "w", "fused", "weight", "residual", "grad", "act_input"}
-    codes = {"x_fp4", "data"}
+    elements = {"x", "X", "A", "w", "fused", "weight", "bias", "residual", "grad", "act_input"}
+    codes = {"x_fp4", "w_fp4", "data"}
     names = {
         a.name
         for op in ALL_OPS
