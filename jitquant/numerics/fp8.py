@@ -22,9 +22,9 @@ from jitquant.formats import (
     ceil_div,
 )
 from jitquant.numerics.elements import constant, encode_e4m3
-from jitquant.numerics.fused import add_residual, rmsnorm
+from jitquant.numerics.fused import add_residual, norm_parts, values_in_16_bytes
 from jitquant.numerics.layout import unswizzle_128x4
-from jitquant.numerics.nvfp4 import rows_of
+from jitquant.numerics.nvfp4 import rows_of, times
 
 _EXPONENT_NAN = 255
 
@@ -77,14 +77,17 @@ def ue8m0_exponent(scale_inv: Tensor) -> Tensor:
     return exponent.clamp(max=_EXPONENT_NAN)
 
 
-def amax_keep_nan(v: Tensor, granularity: str) -> Tensor:
-    """Largest magnitude of fp32 rows, NaN if there is one: (1,) or (rows,); 0 where nothing is."""
-    magnitude = v.abs()
-    if granularity == "row":
-        return magnitude.amax(dim=1)
-    if magnitude.numel() == 0:
-        return torch.zeros(1, dtype=torch.float32, device=v.device)
-    return magnitude.amax().reshape(1)
+def amax_keep_nan(v: Tensor, granularity: str, inverse: Tensor | None = None) -> Tensor:
+    """Largest magnitude of fp32 rows, NaN if there is one: (1,) or (rows,); 0 where nothing is.
+
+    With ``inverse`` (rows,) that of rows times it.
+    """
+    if v.numel() == 0:
+        return torch.zeros(v.shape[0] if granularity == "row" else 1, device=v.device)
+    rows = v.abs().amax(dim=1)
+    if inverse is not None:
+        rows = rows * inverse
+    return rows if granularity == "row" else rows.amax().reshape(1)
 
 
 def scale_from_amax(a: Tensor, top: float) -> Tensor:
@@ -107,16 +110,21 @@ def _quantize_fp8_values(
     scale_ub: float | None,
     granularity: str,
     with_amax: bool,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """data, scale_inv, amax of fp32 rows (rows, N) of a tensor (*leading, N)."""
+    """data, scale_inv, amax of fp32 rows (rows, N) of a tensor (*leading, N).
+
+    ``inverse`` (rows,) is what rows are still to be multiplied with (`times`).
+    """
     if scale_value is not None:
         scale = torch.full((1,), scale_value, dtype=torch.float32, device=v.device)
-    amax = amax_keep_nan(v, granularity)
+    amax = amax_keep_nan(v, granularity, inverse)
     if scale is None:
         bound = amax if scale_ub is None else torch.minimum(amax, constant(scale_ub, amax))
         scale = scale_from_amax(bound, QUANTIZED_MAX[dtype])
     scale = scale.reshape(-1)
-    data = encode(v * scale[:, None], dtype).reshape(*leading, v.shape[1])
+    scaled = times(v, scale[:, None], None if inverse is None else inverse[:, None])
+    data = encode(scaled, dtype).reshape(*leading, v.shape[1])
     shape = (*leading, 1) if granularity == "row" else (1,)
     scale_inv = torch.div(constant(1.0, scale), scale).reshape(shape)
     amax = amax.reshape(shape)
@@ -203,9 +211,10 @@ def rmsnorm_quantize_fp8(
     with_amax: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """data, scale_inv, amax, inv_rms of `rmsnorm` of ``x``, or of ``x + residual``, in place."""
-    y, inv_rms = rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
+    v = rows_of(add_residual(x, residual))
+    u, inv_rms = norm_parts(v, weight, eps, values_in_16_bytes(x))
     quantized = _quantize_fp8_values(
-        y, x.shape[:-1], scale, dtype, scale_value, scale_ub, granularity, with_amax
+        u, x.shape[:-1], scale, dtype, scale_value, scale_ub, granularity, with_amax, inv_rms
     )
     return (*quantized, inv_rms)
 
@@ -217,6 +226,7 @@ def quantize_tiles(
     eps: float,
     recipe: str,
     power_of_two_scales: bool,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Elements and scale_inv of groups whose amaxes are given.
 
@@ -230,7 +240,10 @@ def quantize_tiles(
             divides by it.
         power_of_two_scales: scale_inv is rounded up to a power of two, and elements are multiplied
             with its reciprocal, which is exact.
+        inverse: fp32 (tiles,), what elements are still to be multiplied with, and b was (`times`).
     """
+    if inverse is not None:
+        inverse = inverse[:, None]
     top = constant(QUANTIZED_MAX[dtype], b)
     one = constant(1.0, b)
     b = torch.maximum(b, constant(eps, b))
@@ -244,11 +257,11 @@ def quantize_tiles(
         nan = scale_inv.isnan()
         exponent = ue8m0_exponent(scale_inv)
         scale_inv = power_of_two(exponent).masked_fill(nan, float("nan"))
-        scaled = v * inverse_power_of_two(exponent)[:, None]
+        scaled = times(v, inverse_power_of_two(exponent)[:, None], inverse)
     elif recipe == "vllm":
-        scaled = torch.div(v, scale_inv[:, None])
+        scaled = torch.div(v if inverse is None else v * inverse, scale_inv[:, None])
     else:
-        scaled = v * factor[:, None]
+        scaled = times(v, factor[:, None], inverse)
     return encode(scaled, dtype), scale_inv
 
 
@@ -317,10 +330,19 @@ def group_amax(v: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
 
 def _quantize_groups(
-    v: Tensor, group_size: int, dtype: torch.dtype, scale_format: str, eps: float, recipe: str
+    v: Tensor,
+    group_size: int,
+    dtype: torch.dtype,
+    scale_format: str,
+    eps: float,
+    recipe: str,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Elements (rows, N) and scale_inv fp32 (rows, G) of fp32 rows."""
+    """Elements (rows, N) and scale_inv fp32 (rows, G) of fp32 rows, times ``inverse`` (rows,)."""
     blocks, b = group_amax(v, group_size)
+    if inverse is not None:
+        b = b * inverse[:, None]
+        inverse = inverse.repeat_interleave(b.shape[1])
     data, scale_inv = quantize_tiles(
         blocks.reshape(b.numel(), group_size),
         b.reshape(-1),
@@ -328,6 +350,7 @@ def _quantize_groups(
         eps,
         recipe,
         scale_format != "float32",
+        inverse,
     )
     data = data.reshape(v.shape[0], b.shape[1] * group_size)[:, : v.shape[1]].contiguous()
     return data, scale_inv.reshape(b.shape)
@@ -349,10 +372,10 @@ def _quantize_group_values(
     scale_layout: str,
     eps: float | None,
     recipe: str,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    data, scale_inv = _quantize_groups(
-        v, group_size, dtype, scale_format, GROUP_EPS[recipe] if eps is None else eps, recipe
-    )
+    eps = GROUP_EPS[recipe] if eps is None else eps
+    data, scale_inv = _quantize_groups(v, group_size, dtype, scale_format, eps, recipe, inverse)
     stored = store_scales(scale_inv, leading, scale_format, scale_layout)
     if counts is not None:
         rest = rows_past_counts(counts, leading)
@@ -445,9 +468,10 @@ def rmsnorm_quantize_group(
     recipe: str = "te",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """data, scale_inv, inv_rms of `rmsnorm` of ``x``, or of ``x + residual``, added in place."""
-    y, inv_rms = rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
+    v = rows_of(add_residual(x, residual))
+    u, inv_rms = norm_parts(v, weight, eps, values_in_16_bytes(x))
     quantized = _quantize_group_values(
-        y,
+        u,
         x.shape[:-1],
         group_size,
         None,
@@ -456,6 +480,7 @@ def rmsnorm_quantize_group(
         scale_layout,
         amax_eps,
         recipe,
+        inv_rms,
     )
     return (*quantized, inv_rms)
 

@@ -30,14 +30,30 @@ def rows_of(x: Tensor) -> Tensor:
     return x.reshape(x.numel() // cols, cols).to(torch.float32)
 
 
-def amax(v: Tensor, granularity: str) -> Tensor:
-    """Largest magnitude that is no NaN: (1,) for "tensor", (rows,) for "row"; 0 where none is."""
-    magnitude = torch.where(v.isnan(), constant(0.0, v), v.abs())
-    if granularity == "row":
-        return magnitude.amax(dim=1)
-    if magnitude.numel() == 0:
-        return torch.zeros(1, dtype=torch.float32, device=v.device)
-    return magnitude.amax().reshape(1)
+def amax(v: Tensor, granularity: str, inverse: Tensor | None = None) -> Tensor:
+    """Largest magnitude that is no NaN: (1,) for "tensor", (rows,) for "row"; 0 where none is.
+
+    With ``inverse`` (rows,) that of rows times it.
+    """
+    if v.numel() == 0:
+        return torch.zeros(v.shape[0] if granularity == "row" else 1, device=v.device)
+    rows = torch.where(v.isnan(), constant(0.0, v), v.abs()).amax(dim=1)
+    if inverse is not None:
+        rows = rows * inverse
+        rows = torch.where(rows.isnan(), constant(0.0, v), rows)
+    return rows if granularity == "row" else rows.amax().reshape(1)
+
+
+def times(v: Tensor, factor: Tensor, inverse: Tensor | None = None) -> Tensor:
+    """``v * factor``; with ``inverse``, an inv_rms, ``v * (factor * inverse)``.
+
+    Where that product is no normal number, ``(v * inverse) * factor``.
+    """
+    if inverse is None:
+        return v * factor
+    both = factor * inverse
+    ordinary = (both >= 2.0**-126) & (both <= FP32_MAX)
+    return torch.where(ordinary, v * both, (v * inverse) * factor)
 
 
 def usable_scale(scale: Tensor) -> Tensor:
@@ -87,7 +103,9 @@ def block_scales(b: Tensor, s: Tensor, recipe: str) -> tuple[Tensor, Tensor]:
     return scales, factor
 
 
-def quantize_rows(v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1) -> tuple[Tensor, Tensor]:
+def quantize_rows(
+    v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1, inverse: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Quantizes fp32 rows with the encoding scale(s) S.
 
     Args:
@@ -96,6 +114,7 @@ def quantize_rows(v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1) -> tupl
         recipe: "te" or "vllm".
         tile_rows: rows that share a block scale: 1, or 16 for 16x16 blocks, where the last tile
             has the rows that there are and a tile's scale is repeated for each of its rows.
+        inverse: fp32 (rows,), what rows are still to be multiplied with (`times`).
 
     Returns:
         uint8 codes 0..15 (rows, ceil(N / 16) * 16) and ``float8_e4m3fn`` scales
@@ -111,8 +130,11 @@ def quantize_rows(v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1) -> tupl
         b = functional.pad(b, (0, 0, 0, tiles * tile_rows - rows))
         b = b.reshape(tiles, tile_rows, groups).amax(dim=1).repeat_interleave(tile_rows, dim=0)
         b = b[:rows]
+    if inverse is not None:
+        b = b * inverse[:, None]
     scales, factor = block_scales(b, s[:, None], recipe)
-    codes = encode_e2m1(blocks * factor[:, :, None])
+    row_inverse = None if inverse is None else inverse[:, None, None]
+    codes = encode_e2m1(times(blocks, factor[:, :, None], row_inverse))
     codes.masked_fill_(decode_e4m3(scales).isnan()[:, :, None], 0)
     return codes.reshape(rows, groups * NVFP4_BLOCK), scales
 
@@ -135,26 +157,34 @@ def quantize_values(
     granularity: str,
     recipe: str,
     scale_layout: str,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Quantizes fp32 rows (rows, N) of a tensor (*leading, N): x_fp4, x_sf and gsa.
 
     ``global_scale``, if given, is the gsa of the whole tensor: nothing is reduced, and gsa is (1,)
-    whatever the granularity.
+    whatever the granularity. ``inverse`` is as in `quantize_rows`.
     """
     if global_scale is None:
-        s, gsa = scales_from_amax(amax(v, granularity), divisor)
+        s, gsa = scales_from_amax(amax(v, granularity, inverse), divisor)
     else:
         gsa = torch.full((1,), global_scale, dtype=torch.float32, device=v.device)
         s = scale_from_gsa(gsa)
-    return (*packed(*quantize_rows(v, s, recipe), leading, scale_layout), gsa)
+    codes, scales = quantize_rows(v, s, recipe, inverse=inverse)
+    return (*packed(codes, scales, leading, scale_layout), gsa)
 
 
 def quantize_values_static(
-    v: Tensor, leading: tuple[int, ...], gsa: Tensor, recipe: str, scale_layout: str
+    v: Tensor,
+    leading: tuple[int, ...],
+    gsa: Tensor,
+    recipe: str,
+    scale_layout: str,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantizes fp32 rows (rows, N) of a tensor (*leading, N) with the gsa given."""
     s = scale_from_gsa(gsa.reshape(-1))
-    return packed(*quantize_rows(v, s, recipe), leading, scale_layout)
+    codes, scales = quantize_rows(v, s, recipe, inverse=inverse)
+    return packed(codes, scales, leading, scale_layout)
 
 
 def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR) -> tuple[Tensor]:

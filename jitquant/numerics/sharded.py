@@ -14,7 +14,14 @@ from torch.nn import functional
 from jitquant.formats import MAX_PARTIALS, NVFP4_DIVISOR, QUANTIZED_MAX
 from jitquant.numerics.elements import constant
 from jitquant.numerics.fp8 import amax_keep_nan, encode, scale_from_amax, silu_mul
-from jitquant.numerics.fused import add_residual, deinterleave, hyper_connection_sum, rmsnorm
+from jitquant.numerics.fused import (
+    add_residual,
+    deinterleave,
+    hyper_connection_sum,
+    norm_parts,
+    values_in_16_bytes,
+    weighted,
+)
 from jitquant.numerics.nvfp4 import amax as amax_of_numbers
 from jitquant.numerics.nvfp4 import (
     packed,
@@ -57,9 +64,11 @@ def _quantized(
     divisor: float,
     recipe: str,
     scale_layout: str,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     s, gsa = scales_from_amax(a, divisor)
-    return (*packed(*quantize_rows(v, s, recipe), leading, scale_layout), gsa)
+    codes, scales = quantize_rows(v, s, recipe, inverse=inverse)
+    return (*packed(codes, scales, leading, scale_layout), gsa)
 
 
 def quantize_nvfp4_from_amax(
@@ -106,9 +115,9 @@ def deinterleave_quantize_nvfp4_from_amax(
     return _quantized(v, fused.shape[:-1], amax.reshape(-1), divisor, recipe, scale_layout)
 
 
-def _maxima(y: Tensor) -> Tensor:
+def _maxima(u: Tensor, inv_rms: Tensor) -> Tensor:
     """The amax as the largest of as many maxima as a kernel can have: (MAX_PARTIALS,)."""
-    return functional.pad(amax_of_numbers(y, "tensor"), (0, MAX_PARTIALS - 1))
+    return functional.pad(amax_of_numbers(u, "tensor", inv_rms), (0, MAX_PARTIALS - 1))
 
 
 def rmsnorm_amax(
@@ -118,8 +127,9 @@ def rmsnorm_amax(
 
     ``residual`` becomes ``x + residual``, which is what is normalized.
     """
-    y, inv_rms = rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
-    return _maxima(y), inv_rms
+    v = rows_of(add_residual(x, residual))
+    u, inv_rms = norm_parts(v, weight, eps, values_in_16_bytes(x))
+    return _maxima(u, inv_rms), inv_rms
 
 
 def rmsnorm_quantize_nvfp4_from_amax(
@@ -133,16 +143,16 @@ def rmsnorm_quantize_nvfp4_from_amax(
     scale_layout: str = "linear",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x_fp4, x_sf, gsa of ``x * inv_rms * weight``, whose amax is the largest of ``amax``."""
-    y = rows_of(x) * inv_rms[:, None] * weight.to(torch.float32)
-    return _quantized(y, x.shape[:-1], amax.amax().reshape(1), divisor, recipe, scale_layout)
+    u, a = weighted(rows_of(x), weight), amax.amax().reshape(1)
+    return _quantized(u, x.shape[:-1], a, divisor, recipe, scale_layout, inv_rms)
 
 
 def mhc_rmsnorm_amax(
     X: Tensor, A: Tensor, weight: Tensor, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
     """As `rmsnorm_amax`, of `hyper_connection_sum`."""
-    y, inv_rms = rmsnorm(hyper_connection_sum(X, A), weight, eps)
-    return _maxima(y), inv_rms
+    u, inv_rms = norm_parts(hyper_connection_sum(X, A), weight, eps, values_in_16_bytes(X))
+    return _maxima(u, inv_rms), inv_rms
 
 
 def mhc_rmsnorm_quantize_nvfp4_from_amax(
@@ -157,8 +167,8 @@ def mhc_rmsnorm_quantize_nvfp4_from_amax(
     scale_layout: str = "linear",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `rmsnorm_quantize_nvfp4_from_amax`, of `hyper_connection_sum`."""
-    y = hyper_connection_sum(X, A) * inv_rms[:, None] * weight.to(torch.float32)
-    return _quantized(y, X.shape[:-2], amax.amax().reshape(1), divisor, recipe, scale_layout)
+    u, a = weighted(hyper_connection_sum(X, A), weight), amax.amax().reshape(1)
+    return _quantized(u, X.shape[:-2], a, divisor, recipe, scale_layout, inv_rms)
 
 
 def _cast(

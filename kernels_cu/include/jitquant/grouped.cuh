@@ -68,12 +68,22 @@ struct OffsetsWindow {
   int first;
   int64_t offset;
 
-  __device__ __forceinline__ OffsetsWindow(const Groups& groups, int64_t position) {
+  __device__ __forceinline__ OffsetsWindow(const Groups& groups, int64_t position)
+      : first(first_of(groups, position)) {
+    const int i = first + static_cast<int>(threadIdx.x & 31);
+    offset = i <= groups.count ? groups.offsets[i] : INT64_MAX;
+  }
+
+  static __device__ __forceinline__ void prefetch(const Groups& groups, int64_t position) {
+    const int i = first_of(groups, position) + static_cast<int>(threadIdx.x & 31);
+    if (threadIdx.x < 32 && i <= groups.count) jitquant::prefetch(groups.offsets + i);
+  }
+
+ private:
+  static __device__ __forceinline__ int first_of(const Groups& groups, int64_t position) {
     const int there = static_cast<int>(groups.count) + 1;
     const int likely = static_cast<int>(static_cast<float>(position) * groups.density) - 15;
-    first = max(min(likely, there - 32), 0);
-    const int i = first + static_cast<int>(threadIdx.x & 31);
-    offset = i < there ? groups.offsets[i] : INT64_MAX;
+    return max(min(likely, there - 32), 0);
   }
 };
 // The same for any position, from what the window has on.
