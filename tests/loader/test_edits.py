@@ -177,11 +177,15 @@ class World:
         return str(path.relative_to(self.directory))
 
 
-def run(directory: Path, seed: int, edits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(
+    directory: Path, seed: int, edits: int, monkeypatch: pytest.MonkeyPatch, needless: int = 0
+) -> None:
+    """Edits with never old code, and at most ``needless`` builds for nothing."""
     world = World(directory, seed, monkeypatch)
     cache = directory / "cache"
     loader = new_loader(cache)
     seen: set[object] = set()
+    allowed = needless
     history: list[str] = []
     for number in range(edits):
         history.append(world.edit())
@@ -193,17 +197,18 @@ def run(directory: Path, seed: int, edits: int, monkeypatch: pytest.MonkeyPatch)
         for _ in range(6):
             assert world.built(loader) == value, "\n".join(history)
         if state in seen:
-            assert len(entries(cache)) == before, "built for nothing:\n" + "\n".join(history)
+            needless -= len(entries(cache)) - before
+            assert needless >= 0, "built for nothing:\n" + "\n".join(history)
         seen.add(state)
-    assert len(entries(cache)) <= len(seen)
+    assert len(entries(cache)) <= len(seen) + allowed
 
 
 def test_random_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, 20, 12, monkeypatch)
 
 
-# With seed 0 there is one build too many, at its last edit, and no old code.
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(4))
 def test_many_random_edits(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tmp_path, seed, 50, monkeypatch)
+    # A defect that is known: with seed 0 one edit builds for nothing.
+    run(tmp_path, seed, 50, monkeypatch, needless=1 if seed == 0 else 0)
