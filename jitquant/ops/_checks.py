@@ -446,7 +446,7 @@ def amax_tensor(amax: Tensor, counts: tuple[int, ...], like: Tensor, like_name: 
 def out_elements(
     t: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype, maker: str
 ) -> None:
-    """A buffer for elements: its rows may lie apart."""
+    """A buffer for elements, whose rows may be strided."""
     if t.dtype != dtype and t.dtype != torch.uint8:
         raise TypeError(f"{name} is {t.dtype}; accepted is {dtype} for this call")
     if t.shape != shape:

@@ -342,7 +342,7 @@ OPS: tuple[Op, ...] = (
 
 
 def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR, *, out: Tensor | None = None) -> Tensor:
-    """``max |x| / divisor``, the gsa of a tensor; a NaN is as if it were not there.
+    """``max |x| / divisor``, the gsa of a tensor; NaNs are ignored.
 
     Args:
         x: (..., N).

@@ -161,7 +161,7 @@ class Op:
             function: default: the op's name.
             choices: see the class.
             maker: the call that makes buffers for the results, for errors.
-            rows_apart: whether the rows of a buffer for ``data`` may lie apart.
+            rows_apart: whether a buffer for ``data`` may have strided rows.
         """
         self.name = name
         self.arguments = arguments_of(reference) if arguments is None else arguments
