@@ -142,6 +142,9 @@ inline Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t 
     sizes[count] = size;
     strides[count++] = stride;
   }
+  JITQUANT_CHECK(sizes[0] == m.rows || m.rows <= UINT32_MAX, name, " has ", m.rows,
+                 " rows, 2^32 or more, which do not follow each other at one stride: its shape is ",
+                 shape_text(t), "; pass ", name, ".contiguous()");
   m.n2 = sizes[0], m.n1 = sizes[1];
   m.s2 = strides[0], m.s1 = strides[1], m.s0 = strides[2];
   const int64_t bytes = element_bytes;
