@@ -165,6 +165,53 @@ GROUPED_FORMATS: Final[tuple[str, ...]] = ("fp8_tensor", "nvfp4")
 ACTIVATIONS: Final[tuple[str, ...]] = ("none", "relu", "silu", "gelu")
 """Functions whose derivative can be fused into the cast of a gradient; gelu is the tanh form."""
 
+MXFP4_BLOCK: Final = 32
+"""Elements of MXFP4 that share one E8M0 scale."""
+
+HADAMARD_SIZES: Final = (16, 32, 64, 128, 256)
+"""Neighbours that a Hadamard transform mixes."""
+
+TE_SIGNS: Final = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+"""What TransformerEngine's random Hadamard transform multiplies 16 neighbours with before H."""
+
+Rotation = Literal["none", "te", "16", "32", "64", "128", "256"]
+Rounding = Literal["nearest", "stochastic"]
+Select = Literal[
+    "none",
+    "4over6_mae",
+    "4over6_mse",
+    "4over6_mae_fast",
+    "4over6_mse_fast",
+    "4over6_abs_max",
+    "static_6",
+    "static_4",
+]
+Mxfp4Scaling = Literal["floor", "ceil", "even", "rceil"]
+
+ROTATIONS: Final[tuple[str, ...]] = ("none", "te", *map(str, HADAMARD_SIZES))
+"""None, TransformerEngine's random Hadamard transform, Sylvester's of as many neighbours."""
+
+ROUNDINGS: Final[tuple[str, ...]] = ("nearest", "stochastic")
+"""How a value becomes an E2M1 code."""
+
+SELECTS: Final[tuple[str, ...]] = (
+    "none",
+    "4over6_mae",
+    "4over6_mse",
+    "4over6_mae_fast",
+    "4over6_mse_fast",
+    "4over6_abs_max",
+    "static_6",
+    "static_4",
+)
+"""How an NVFP4 block's scale is selected: recipe "te", of two the better one, fouroversix's."""
+
+NVFP4_TOPS: Final = (448, 256)
+"""Largest NVFP4 block scale, which the block with the tensor's amax gets."""
+
+MXFP4_SCALINGS: Final[tuple[str, ...]] = ("floor", "ceil", "even", "rceil")
+"""How the amax of an MXFP4 block is rounded to a power of two."""
+
 AMAX_ALGORITHMS: Final[tuple[str, ...]] = ("max", "most_recent")
 """What delayed scaling takes from the history of amaxes."""
 

@@ -1,0 +1,459 @@
+"""Recipes for training and rotation: Hadamard, stochastic rounding, 4over6, MXFP4.
+
+Notation as in `jitquant.numerics.nvfp4`. Formulas and sources stand in ``docs/numerics.md``; the
+peers' bits for most of them in ``tests/data``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from jitquant.formats import (
+    E2M1_MAX,
+    E2M1_SIGN_BIT,
+    E8M0_DTYPE,
+    FP32_MAX,
+    MAX_PARTIALS,
+    MXFP4_BLOCK,
+    NVFP4_BLOCK,
+    TE_SIGNS,
+)
+from jitquant.numerics.fp8 import decode_e8m0, inverse_power_of_two
+from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
+from jitquant.numerics.nvfp4 import (
+    amax,
+    block_scales,
+    constant,
+    decode_e2m1,
+    decode_e4m3,
+    encode_e2m1,
+    encode_e4m3,
+    pack_e2m1,
+    rows_of,
+    scales_from_amax,
+    unpack_e2m1,
+)
+
+_WORD = 0xFFFFFFFF
+
+
+def hadamard_size(rotate: str) -> int:
+    """Neighbours that a rotation mixes: 0 for "none", 16 for "te"."""
+    return {"none": 0, "te": 16}[rotate] if rotate in ("none", "te") else int(rotate)
+
+
+def hadamard(v: Tensor, rotate: str, signs: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """``v * diag(signs) * H / sqrt(n)`` of groups of n neighbours, H in Sylvester's order.
+
+    Butterflies at distance 1, 2, 4, ... n / 2, each a sum and a difference in fp32.
+
+    Args:
+        v: fp32 (rows, N), N a multiple of n.
+        rotate: "none", "16" to "256", or "te": 16 wide, TransformerEngine's signs unless others are
+            given, and one rounding to ``dtype`` at the end.
+        signs: +1 and -1 (n,), applied before H; None: all are +1, or TransformerEngine's.
+        dtype: of the tensor that ``v`` was.
+
+    Returns:
+        fp32 (rows, N).
+    """
+    n = hadamard_size(rotate)
+    if n == 0:
+        return v
+    if signs is None and rotate == "te":
+        signs = torch.tensor(TE_SIGNS, device=v.device)
+    factor = constant(1 / math.sqrt(n), v)
+    if signs is not None:
+        factor = signs.to(torch.float32) * factor
+    groups = v.reshape(v.shape[0], -1, n) * factor
+    distance = 1
+    while distance < n:
+        pairs = groups.reshape(*groups.shape[:2], n // (2 * distance), 2, distance)
+        a, b = pairs.unbind(dim=3)
+        groups = torch.stack((a + b, a - b), dim=3).reshape(groups.shape)
+        distance *= 2
+    y = groups.reshape(v.shape)
+    return y.to(dtype).to(torch.float32) if rotate == "te" else y
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> Tensor:
+    """Philox4x32-10 (Salmon et al., SC 2011): four 32-bit words a counter, as int64 (..., 4).
+
+    Args:
+        counter: four int64 tensors of 32 bits each that broadcast with each other.
+        key: two, of one element.
+    """
+    zero = counter[0] * 0 + counter[1] * 0 + counter[2] * 0 + counter[3] * 0
+    c0, c1, c2, c3 = (c + zero for c in counter)
+    k0, k1 = key
+    for _ in range(10):
+        p, q = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (
+            (q >> 32 & _WORD) ^ c1 ^ k0,
+            q & _WORD,
+            (p >> 32 & _WORD) ^ c3 ^ k1,
+            p & _WORD,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
+    return torch.stack((c0, c1, c2, c3), dim=-1)
+
+
+def random_bytes(rng_state: Tensor, rows: int, blocks: int, columnwise: bool = False) -> Tensor:
+    """uint8 (rows, blocks * 16): the byte that each element of a tensor is rounded with.
+
+    The 16 bytes of block k of row r are Philox4x32-10 of the counter
+    ``(k, r, offset mod 2^32, offset / 2^32 + columnwise * 2^31)`` and the key seed, lowest bytes
+    first. So they hang on where an element is, and on nothing else.
+
+    Args:
+        rng_state: int64 (2,): seed and offset; the offset is not negative.
+        rows: of the matrix that is quantized.
+        blocks: of 16 neighbours in a row.
+        columnwise: whether it is the transpose.
+    """
+    device = rng_state.device
+    seed, offset = rng_state.to(torch.int64).unbind()
+    high = (offset >> 32 & 0x7FFFFFFF) | (0x80000000 if columnwise else 0)
+    block = torch.arange(blocks, device=device)[None, :]
+    row = torch.arange(rows, device=device)[:, None]
+    words = philox((block, row, offset & _WORD, high), (seed & _WORD, seed >> 32 & _WORD))
+    shifts = torch.tensor([0, 8, 16, 24], device=device)
+    return (words[..., None] >> shifts & 0xFF).to(torch.uint8).reshape(rows, blocks * 16)
+
+
+def stochastic_e2m1(v: Tensor, r: Tensor) -> Tensor:
+    """Rounds to a neighbouring E2M1 code with the random bytes ``r``: uint8 codes 0..15.
+
+    ``t = |v| + r / 256 * step``, rounded once to fp32; the code is that of the largest magnitude up
+    to t. TransformerEngine's rule for architectures without ``cvt.rs``. NaN gives code 0.
+    """
+    a = v.abs()
+    step = torch.where(a < 2, 0.5, torch.where(a < 4, 1.0, 2.0)).double()
+    # The sum is exact in fp64 but for an |v| that is too small to change the code.
+    t = (a.double() + r.double() / 256 * step).to(torch.float32)
+    code = torch.zeros_like(a, dtype=torch.uint8)
+    for value in (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0):
+        code += t >= value
+    code.add_(v.signbit(), alpha=E2M1_SIGN_BIT)
+    return code.masked_fill_(v.isnan(), 0)
+
+
+def _block_amax(blocks: Tensor, tile_rows: int) -> Tensor:
+    """Of each block (rows, groups), or of the tile that it belongs to; NaN if there is one."""
+    b = blocks.abs().amax(dim=2)
+    if tile_rows == 1:
+        return b
+    rows, groups = b.shape
+    tiles = -(-rows // tile_rows)
+    b = functional.pad(b, (0, 0, 0, tiles * tile_rows - rows))
+    return b.reshape(tiles, tile_rows, groups).amax(dim=1).repeat_interleave(tile_rows, 0)[:rows]
+
+
+def _tile_sum(e: Tensor) -> Tensor:
+    """Of 16 rows: ``e[r] += e[r + 8]``, then + 4, + 2, + 1; for each row of a tile."""
+    rows, groups = e.shape
+    tiles = -(-rows // 16)
+    e = functional.pad(e, (0, 0, 0, tiles * 16 - rows)).reshape(tiles, 16, groups)
+    for half in (8, 4, 2, 1):
+        e = e[:, :half] + e[:, half : 2 * half]
+    return e.expand(tiles, 16, groups).reshape(tiles * 16, groups)[:rows]
+
+
+def _candidate(
+    x: Tensor, s: Tensor, S: Tensor, a: Tensor, denominator: Tensor, select: str, tile_rows: int
+) -> tuple[Tensor, Tensor]:
+    """Codes (rows, groups, 16) of blocks with the stored scales ``s``, and their errors."""
+    one = constant(1.0, x)
+    enc = torch.minimum(torch.div(one, s * torch.div(one, S)), constant(FP32_MAX, x))
+    codes = encode_e2m1(x * enc[:, :, None])
+    product = decode_e2m1(codes) * s[:, :, None]
+    if select.endswith("_fast"):
+        d = product - x * S[:, :, None]
+    else:
+        d = torch.div(product * a[:, :, None], denominator) - x
+    if "abs_max" in select:
+        error = d.abs().amax(dim=2)
+        if tile_rows > 1:
+            error = _block_amax(error[:, :, None], tile_rows)
+        return codes, error
+    terms = d * d if "mse" in select else d.abs()
+    error = terms[:, :, 0]
+    for i in range(1, NVFP4_BLOCK):
+        error = error + terms[:, :, i]
+    return codes, _tile_sum(error) if tile_rows > 1 else error
+
+
+def four_over_six(
+    x: Tensor, a: Tensor, select: str, top: int, tile_rows: int = 1
+) -> tuple[Tensor, Tensor]:
+    """The scale that makes a block's amax 6, or that which makes it 4, by the smaller error.
+
+    Args:
+        x: fp32 (rows, groups, 16).
+        a: amax, fp32 (1,) or (rows,).
+        select: "4over6_mae" or "4over6_mse" (TransformerEngine), with "_fast" its errors in the
+            domain of the scaled values; "4over6_abs_max", "static_6", "static_4" (fouroversix).
+        top: largest scale: 448 or 256.
+        tile_rows: 16: one choice for 16 rows.
+
+    Returns:
+        uint8 codes (rows, groups, 16) and E4M3 scales (rows, groups).
+    """
+    full = 4.0 if select == "static_4" else E2M1_MAX
+    S, _ = scales_from_amax(a, full * top)
+    S, a = S[:, None], a[:, None]
+    base = torch.div(_block_amax(x, tile_rows), constant(full, x)) * S
+    s6 = encode_e4m3(base)
+    denominator = constant(full * top, x)
+    codes, error = _candidate(x, decode_e4m3(s6), S, a, denominator, select, tile_rows)
+    if not select.startswith("static"):
+        s4 = encode_e4m3(base * 1.5)
+        codes4, error4 = _candidate(x, decode_e4m3(s4), S, a, denominator, select, tile_rows)
+        four = error4 < error
+        codes = torch.where(four[:, :, None], codes4, codes)
+        s6 = torch.where(four, s4.view(torch.uint8), s6.view(torch.uint8)).view(s6.dtype)
+    return codes.masked_fill_(decode_e4m3(s6).isnan()[:, :, None], 0), s6
+
+
+def divisor_of(select: str, top: int) -> float:
+    """``gsa = A / divisor``."""
+    return (4.0 if select == "static_4" else E2M1_MAX) * top
+
+
+def _encode_nvfp4(
+    v: Tensor, a: Tensor, r: Tensor | None, select: str, top: int, tile_rows: int
+) -> tuple[Tensor, Tensor]:
+    """Codes (rows, N up to 16) and scales (rows, N / 16) of fp32 rows."""
+    rows, cols = v.shape
+    groups = -(-cols // NVFP4_BLOCK)
+    x = functional.pad(v, (0, groups * NVFP4_BLOCK - cols)).reshape(rows, groups, NVFP4_BLOCK)
+    if select != "none":
+        codes, scales = four_over_six(x, a, select, top, tile_rows)
+    else:
+        S, _ = scales_from_amax(a, E2M1_MAX * top)
+        scales, factor = block_scales(_block_amax(x, tile_rows), S[:, None], "te")
+        scaled = x * factor[:, :, None]
+        codes = encode_e2m1(scaled) if r is None else stochastic_e2m1(scaled, r.reshape(x.shape))
+        codes.masked_fill_(decode_e4m3(scales).isnan()[:, :, None], 0)
+    return codes.reshape(rows, groups * NVFP4_BLOCK), scales
+
+
+def _bytes_for(
+    rounding: str, rng_state: Tensor | None, given: Tensor | None, v: Tensor, block: int
+) -> Tensor | None:
+    rows, cols = v.shape
+    padded = -(-cols // block) * block
+    if rounding == "nearest":
+        return None
+    if given is not None:
+        return functional.pad(given.reshape(rows, cols), (0, padded - cols))
+    assert rng_state is not None
+    return random_bytes(rng_state, rows, padded // NVFP4_BLOCK)
+
+
+def _stored(scales: Tensor, leading: tuple[int, ...], scale_layout: str) -> Tensor:
+    if scale_layout == "swizzled_128x4":
+        return swizzle_128x4(scales)
+    return scales.reshape(*leading, scales.shape[1]).contiguous()
+
+
+def maxima(a: Tensor) -> Tensor:
+    """An amax as the largest of as many maxima as a kernel can have: (MAX_PARTIALS,)."""
+    return functional.pad(a, (0, MAX_PARTIALS - 1))
+
+
+def rotated_amax(
+    x: Tensor, *, rotate: str = "none", signs: Tensor | None = None, granularity: str = "tensor"
+) -> tuple[Tensor]:
+    """The amax of ``x`` after `hadamard`, NaN aside: (MAX_PARTIALS,) maxima, or (rows,)."""
+    a = amax(hadamard(rows_of(x), rotate, signs, x.dtype), granularity)
+    return (a if granularity == "row" else maxima(a),)
+
+
+def quantize_nvfp4_recipe(
+    x: Tensor,
+    amax: Tensor,
+    *,
+    granularity: str = "tensor",
+    block: str = "1x16",
+    rotate: str = "none",
+    signs: Tensor | None = None,
+    select: str = "none",
+    top: int = 448,
+    rounding: str = "nearest",
+    rng_state: Tensor | None = None,
+    random_bytes: Tensor | None = None,
+    scale_layout: str = "linear",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x_fp4, x_sf and gsa of ``x`` (..., N) by a recipe for training or rotation.
+
+    Args:
+        x: (..., N).
+        amax: of what is quantized: maxima of the tensor, or (rows,) with granularity "row".
+        granularity: "tensor" or "row".
+        block: "1x16" or "16x16".
+        rotate: see `hadamard`.
+        signs: see `hadamard`.
+        select: "none" (recipe "te"), or see `four_over_six`.
+        top: largest scale.
+        rounding: "nearest", or "stochastic" with ``rng_state`` or ``random_bytes``.
+        rng_state: see `random_bytes`.
+        random_bytes: uint8 of the shape of ``x``.
+        scale_layout: of x_sf.
+    """
+    a = amax.reshape(-1) if granularity == "row" else amax.amax().reshape(1)
+    v = hadamard(rows_of(x), rotate, signs, x.dtype)
+    r = _bytes_for(rounding, rng_state, random_bytes, v, NVFP4_BLOCK)
+    codes, scales = _encode_nvfp4(v, a, r, select, top, 16 if block == "16x16" else 1)
+    leading = tuple(x.shape[:-1])
+    return (
+        pack_e2m1(codes).reshape(*leading, codes.shape[1] // 2),
+        _stored(scales, leading, scale_layout),
+        torch.div(a, constant(divisor_of(select, top), a)),
+    )
+
+
+def nvfp4_both_amax(
+    x: Tensor, *, rotate: str = "none", signs: Tensor | None = None
+) -> tuple[Tensor]:
+    """(2, MAX_PARTIALS): maxima of ``x`` (M, K), and of its transpose after `hadamard`."""
+    pair = (rotated_amax(x)[0], rotated_amax(x.T, rotate=rotate, signs=signs)[0])
+    return (torch.stack(pair),)
+
+
+def quantize_nvfp4_both(
+    x: Tensor,
+    amax: Tensor,
+    *,
+    block: str = "1x16",
+    rotate: str = "none",
+    signs: Tensor | None = None,
+    select: str = "none",
+    top: int = 448,
+    rounding: str = "nearest",
+    rng_state: Tensor | None = None,
+    scale_layout: str = "linear",
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """x_fp4, x_sf, gsa of ``x`` (M, K), and of its transpose, which alone is rotated.
+
+    With 16x16 blocks the second three have the codes and scales of the first, transposed. Each of
+    the two has random bytes of its own.
+    """
+    rows, cols = x.shape
+    tile_rows = 16 if block == "16x16" else 1
+    results: list[Tensor] = []
+    for t in range(2):
+        a = amax[t].amax().reshape(1)
+        v = rows_of(x.T if t else x)
+        if t:
+            v = hadamard(v, rotate, signs, x.dtype)
+        r = None
+        if rounding == "stochastic":
+            assert rng_state is not None
+            r = random_bytes(rng_state, v.shape[0], -(-v.shape[1] // NVFP4_BLOCK), bool(t))
+        if t and tile_rows > 1:
+            # The transposed tiles, as the choice of a tile goes by the rows of x.
+            groups, groups_t = -(-cols // NVFP4_BLOCK), -(-rows // NVFP4_BLOCK)
+            padded = functional.pad(rows_of(x), (0, 0, 0, groups_t * NVFP4_BLOCK - rows))
+            codes, scales = _encode_nvfp4(padded, a, None, select, top, tile_rows)
+            tiles = scales.view(torch.uint8)[::NVFP4_BLOCK].T.repeat_interleave(NVFP4_BLOCK, 0)
+            codes, scales = codes.T[:cols], tiles[:cols].contiguous().view(scales.dtype)
+            assert scales.shape == (cols, groups_t)
+            assert groups * NVFP4_BLOCK >= cols
+        else:
+            codes, scales = _encode_nvfp4(v, a, r, select, top, tile_rows)
+        results += [
+            pack_e2m1(codes),
+            _stored(scales, (v.shape[0],), scale_layout),
+            torch.div(a, constant(divisor_of(select, top), a)),
+        ]
+    return tuple(results)  # type: ignore[return-value]
+
+
+def mxfp4_exponent(b: Tensor, scaling: str) -> Tensor:
+    """The E8M0 byte of blocks whose amax is ``b``, int32; 255 for infinity and NaN.
+
+    Args:
+        b: fp32, not negative.
+        scaling: "floor" (OCP), "ceil", "even" (torchao), "rceil" (torchao, cuBLAS).
+    """
+    bits = b.view(torch.int32)
+    if scaling == "rceil":
+        g = torch.div(b, constant(E2M1_MAX, b)).view(torch.int32)
+        e, m = g >> 23, g & 0x7FFFFF
+        up = torch.where(e == 0, m > 0x400000, m > 0)
+        e = e + up
+    else:
+        if scaling == "even":
+            bits = bits + (1 << 21)
+        e = (bits >> 23) - 2
+        if scaling == "ceil":
+            e = e + ((bits & 0x7FFFFF) > 0)
+        e = e.clamp(min=0)
+    return torch.where(b.isfinite(), e, 255).to(torch.int32)
+
+
+def quantize_mxfp4(
+    x: Tensor,
+    *,
+    scaling: str = "rceil",
+    rotate: str = "none",
+    signs: Tensor | None = None,
+    rounding: str = "nearest",
+    rng_state: Tensor | None = None,
+    random_bytes: Tensor | None = None,
+    scale_layout: str = "linear",
+) -> tuple[Tensor, Tensor]:
+    """x_fp4 (..., ceil(N / 32) * 16) and E8M0 x_sf (..., ceil(N / 32)) of ``x`` (..., N).
+
+    Args:
+        x: (..., N); N up to the next multiple of 32 is taken as zeros.
+        scaling: see `mxfp4_exponent`.
+        rotate, signs, rounding, rng_state, random_bytes, scale_layout: as in
+            `quantize_nvfp4_recipe`.
+    """
+    v = hadamard(rows_of(x), rotate, signs, x.dtype)
+    rows, cols = v.shape
+    groups = -(-cols // MXFP4_BLOCK)
+    r = _bytes_for(rounding, rng_state, random_bytes, v, MXFP4_BLOCK)
+    blocks = functional.pad(v, (0, groups * MXFP4_BLOCK - cols)).reshape(rows, groups, MXFP4_BLOCK)
+    e = mxfp4_exponent(blocks.abs().amax(dim=2), scaling)
+    scaled = blocks * inverse_power_of_two(e)[:, :, None]
+    codes = encode_e2m1(scaled) if r is None else stochastic_e2m1(scaled, r.reshape(blocks.shape))
+    codes.masked_fill_((e == 255)[:, :, None], 0)
+    scales = e.to(torch.uint8).view(E8M0_DTYPE)
+    leading = tuple(x.shape[:-1])
+    packed = pack_e2m1(codes.reshape(rows, groups * MXFP4_BLOCK))
+    return packed.reshape(*leading, groups * 16), _stored(scales, leading, scale_layout)
+
+
+def dequantize_mxfp4(
+    x_fp4: Tensor,
+    x_sf: Tensor,
+    *,
+    cols: int | None = None,
+    scale_layout: str = "linear",
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor]:
+    """``e2m1 * 2^(e - 127)``, rounded once to ``dtype``.
+
+    Args:
+        x_fp4: (..., P), P a multiple of 16.
+        x_sf: E8M0 (..., P / 16), or swizzled.
+        cols: logical size of the last dimension; default 2 * P.
+        scale_layout: of x_sf.
+        dtype: of the result; default bfloat16.
+    """
+    codes = unpack_e2m1(x_fp4)
+    size = codes.shape[-1]
+    groups = size // MXFP4_BLOCK
+    rows = codes.numel() // size
+    values = decode_e2m1(codes.reshape(rows, groups, MXFP4_BLOCK))
+    if scale_layout == "swizzled_128x4":
+        x_sf = unswizzle_128x4(x_sf, rows, groups)
+    out = (values * decode_e8m0(x_sf).reshape(rows, groups, 1)).reshape(codes.shape)
+    return (out.to(torch.bfloat16 if dtype is None else dtype)[..., :cols].contiguous(),)
