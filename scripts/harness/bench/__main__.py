@@ -292,18 +292,39 @@ def layers(
 
 @app.command()
 def linear(
+    shapes: Annotated[str, typer.Option(help="N x K of the weights; default: four.")] = "",
+    rows: Annotated[str, typer.Option(help="Numbers of rows of x; default: five up to 64.")] = "",
+    marlin: Annotated[
+        Path | None,
+        typer.Option(help="vLLM's _C_stable_libtorch.abi3.so; default: of the installed vLLM."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
 ) -> None:
-    """Time products of few rows with weights in NVFP4 beside cuBLAS in bf16, by graph replay."""
+    """Time products with weights in NVFP4 beside cuBLAS in bf16, by graph replay.
+
+    vLLM's Marlin and humming are timed in the same run where they can be imported, and their
+    products are compared with ours.
+    """
     import torch
 
+    from harness.bench import linear as bench
+    from harness.bench import peers_linear
+
+    try:
+        chosen = [
+            (int(n), int(k)) for n, k in (shape.split("x") for shape in shapes.split(",") if shape)
+        ] or bench.SHAPES
+        row_counts = [int(count) for count in rows.split(",") if count] or bench.ROWS
+    except ValueError:
+        raise fail(
+            f"--shapes {shapes} --rows {rows}: accepted are 8192x8192,6144x4096 and 1,16,64", 2
+        ) from None
     if not torch.cuda.is_available():
         raise fail(
             f"No GPU: torch {torch.__version__} sees none, and products are timed on one.", 2
         )
     import jitquant
     from harness import timing
-    from harness.bench import linear as bench
 
     jitquant.warmup("nvfp4_linear", "quantize_weight_nvfp4", "fused_amax_quantize")
     torch.manual_seed(0)
@@ -311,12 +332,22 @@ def linear(
     console.print(f"read {ceilings.read:.0f} GB/s", highlight=False)
 
     def show(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    rows = bench.report(ceilings.read, show)
+    peers = peers_linear.found(marlin)
+    libraries = {name: text for name, (text, _) in peers.items()}
+    show(f"Peers: {', '.join(f'{name} {text}' for name, text in libraries.items())}")
+    usable = {name: prepare for name, (_, prepare) in peers.items() if prepare is not None}
+    times = bench.products(ceilings.read, chosen, row_counts, usable)
+    measured = bench.report(times, show)
     write_json(
         out / "linear.json",
-        {**provenance(), "ceilings_gb_per_s": asdict(ceilings), "rows": rows},
+        {
+            **provenance(),
+            "ceilings_gb_per_s": asdict(ceilings),
+            "peers": libraries,
+            "rows": measured,
+        },
     )
 
 

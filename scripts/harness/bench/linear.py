@@ -1,8 +1,8 @@
-"""Products of few rows with a weight in NVFP4, beside cuBLAS in bf16 and the time of the bytes."""
+"""Products with a weight in NVFP4, beside cuBLAS in bf16, other libraries and the bytes' time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 import jitquant
 from harness import timing
+from harness.bench.peers_linear import Prepare, Product, is_the_product
 
 DEVICE = "cuda"
 BF16 = torch.bfloat16
@@ -19,7 +20,7 @@ ROWS = (1, 2, 8, 16, 64)
 
 
 @dataclass(frozen=True)
-class Product:
+class Times:
     """Microseconds of one product (rows, k) by (n, k), by graph replay, weights not in L2.
 
     Attributes:
@@ -28,6 +29,8 @@ class Product:
         weight_only: `jitquant.nvfp4_linear` of an x in bf16, one call after the other.
         weight_only_behind: the same where each call comes behind a plain kernel, less its time.
         quantized: the same of a quantized x, one call after the other.
+        marlin: of vLLM, of an x in bf16, one call after the other; None: not importable, or wrong.
+        humming: likewise.
     """
 
     n: int
@@ -38,6 +41,8 @@ class Product:
     weight_only: float
     weight_only_behind: float
     quantized: float
+    marlin: float | None = None
+    humming: float | None = None
 
     def text(self) -> str:
         """A line of the table."""
@@ -46,7 +51,12 @@ class Product:
             f"{self.n:>6} x {self.k:<6} {self.rows:>3} rows  bytes {self.floor:6.1f}  "
             f"bf16 {self.bf16:6.1f}  bf16 x {self.weight_only:6.1f} ({part:4.0%})  "
             f"behind {self.weight_only_behind:6.1f}  quantized x {self.quantized:6.1f}"
+            f"  marlin {_shown(self.marlin)}  humming {_shown(self.humming)}"
         )
+
+
+def _shown(us: float | None) -> str:
+    return "     -" if us is None else f"{us:6.1f}"
 
 
 def _weights(n: int, k: int, count: int) -> list[Any]:
@@ -61,11 +71,30 @@ def _call(w: Any, x: Any) -> Tensor:
     return jitquant.nvfp4_linear(x, w, dtype=BF16)
 
 
-def products(bandwidth: float) -> Iterator[Product]:
+def _peer_us(prepared: Sequence[Product], x: Tensor, w: Any) -> float | None:
+    """Microseconds of a peer's product; None if it is not the product."""
+
+    def call(product: Product) -> Tensor:
+        return product(x)
+
+    if not is_the_product(prepared[0](x), x, w):
+        return None
+    return timing.graph_us(call, [(product,) for product in prepared])
+
+
+def products(
+    bandwidth: float,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    row_counts: Sequence[int] = ROWS,
+    peers: Mapping[str, Prepare] | None = None,
+) -> Iterator[Times]:
     """Every shape with every number of rows.
 
     Args:
         bandwidth: in GB/s, of which the floor is made.
+        shapes: (N, K) of the weights.
+        row_counts: of x.
+        peers: what prepares a weight for "marlin" and "humming".
     """
     probe, written = (torch.zeros(8192, device=DEVICE) for _ in range(2))
 
@@ -77,14 +106,15 @@ def products(bandwidth: float) -> Iterator[Product]:
         return _call(w, x)
 
     plain_us = timing.graph_us(plain, [()] * 64)
-    for n, k in SHAPES:
+    for n, k in shapes:
         packed = n * k * 9 // 16
         weights = _weights(n, k, timing.sets_needed(packed))
         wide = [
             torch.randn(n, k, device=DEVICE, dtype=BF16)
             for _ in range(timing.sets_needed(2 * n * k))
         ]
-        for rows in ROWS:
+        others = {name: [prepare(w) for w in weights] for name, prepare in (peers or {}).items()}
+        for rows in row_counts:
             x = torch.randn(rows, k, device=DEVICE, dtype=BF16)
             q = jitquant.quantize_nvfp4(x)
             inputs = [(w, x) for w in weights]
@@ -92,21 +122,27 @@ def products(bandwidth: float) -> Iterator[Product]:
             def bf16(w: Tensor, x: Tensor = x) -> Tensor:
                 return x @ w.t()
 
-            yield Product(
+            yield Times(
                 *(n, k, rows, packed / bandwidth * 1e-3),
                 timing.graph_us(bf16, [(w,) for w in wide]),
                 timing.graph_us(_call, inputs),
                 timing.graph_us(behind, inputs) - plain_us,
                 timing.graph_us(_call, [(w, q) for w in weights]),
+                **{name: _peer_us(made, x, weights[0]) for name, made in others.items()},
             )
-        del weights, wide
+        del weights, wide, others
         torch.cuda.empty_cache()
 
 
-def report(bandwidth: float, show: Callable[[str], Any]) -> list[dict[str, float]]:
-    """All products as plain data; each is shown as it is measured."""
+def report(times: Iterator[Times], show: Callable[[str], Any]) -> list[dict[str, float | None]]:
+    """All times as plain data; each is shown as it is measured."""
     rows = []
-    for product in products(bandwidth):
+    for product in times:
         show(product.text())
-        rows.append({name: round(value, 3) for name, value in asdict(product).items()})
+        rows.append(
+            {
+                name: value if value is None else round(value, 3)
+                for name, value in asdict(product).items()
+            }
+        )
     return rows
