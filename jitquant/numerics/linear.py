@@ -45,7 +45,8 @@ def nvfp4_linear(
     weight = _without_gsa(w_fp4, w_sf)
     values = x.float() if x_sf is None else _without_gsa(x, x_sf)
     leading, cols = values.shape[:-1], values.shape[-1]
-    y = torch.mm(values.reshape(-1, cols), weight[:, :cols].t()) * w_gsa
+    with torch.autocast(weight.device.type, enabled=False):  # which would round both to bf16
+        y = torch.mm(values.reshape(-1, cols), weight[:, :cols].t()) * w_gsa
     if x_gsa is not None:
         y = y * x_gsa.reshape(-1, 1)
     if bias is not None:
