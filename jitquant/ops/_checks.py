@@ -17,13 +17,18 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.dlpack import from_dlpack
 
 from jitquant.formats import (
+    CODES_PER_BYTE,
     DEINTERLEAVE_OPS,
+    FP4_DTYPE,
     FP32_MAX,
     FP32_TINIEST,
     INPUT_DTYPES,
     MHC_MAX,
+    NVFP4_BLOCK,
+    SCALE_DTYPE,
     WEIGHT_BLOCKS,
     one_of,
+    swizzled_shape,
 )
 from jitquant.ops import _checks_memory
 
@@ -315,6 +320,36 @@ def packed_tensor(t: Tensor, name: str, dtype: torch.dtype) -> None:
         raise ValueError(
             f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Make a "
             f"contiguous copy with {name}.view(torch.uint8).contiguous()"
+        )
+
+
+def nvfp4_operand(
+    codes: Tensor, scales: Tensor, names: tuple[str, str], dim: int, scale_layout: str
+) -> None:
+    """Codes and scales to be read: whole blocks along ``dim``, and a scale for each of them."""
+    name, scales_name = names
+    packed_tensor(codes, name, FP4_DTYPE)
+    packed_tensor(scales, scales_name, SCALE_DTYPE)
+    same_device(scales, scales_name, codes, name)
+    if codes.dim() == 0 or (dim == 0 and codes.dim() != 2):
+        raise ValueError(
+            f"{name} has shape {shape_text(codes)}; accepted is (..., P), or (P, N) with dim=0"
+        )
+    size, block_bytes = codes.shape[dim], NVFP4_BLOCK // CODES_PER_BYTE
+    if size == 0 or size % block_bytes:
+        raise ValueError(
+            f"{name} has shape {shape_text(codes)}; accepted is a multiple of {block_bytes} bytes "
+            f"({NVFP4_BLOCK} codes) along the packed dimension"
+        )
+    expected: tuple[int, ...] = (*codes.shape[:-1], size // block_bytes)
+    if dim == 0:
+        expected = (size // block_bytes, codes.shape[1])
+    elif scale_layout == "swizzled_128x4":
+        expected = swizzled_shape(row_count(codes.shape[:-1]), size // block_bytes)
+    if tuple(scales.shape) != tuple(expected):
+        raise ValueError(
+            f"{scales_name} has shape {shape_text(scales)}; accepted is {tuple(expected)} for "
+            f"{name} of shape {shape_text(codes)} and scale_layout {scale_layout!r}"
         )
 
 

@@ -7,31 +7,11 @@ import itertools
 import torch
 from torch import Tensor
 
-from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, SCALE_DTYPE
+from jitquant.formats import CODES_PER_BYTE, NVFP4_BLOCK
 from jitquant.numerics import linear as numerics
 from jitquant.ops import _checks
 from jitquant.ops.schema import Op, Plan, Result
 from jitquant.tensors import QuantizedActivation
-
-_BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
-
-
-def _packed(codes: Tensor, scales: Tensor, label: str, scales_label: str) -> None:
-    """Codes with linear scales, packed along the last dimension."""
-    _checks.packed_tensor(codes, label, FP4_DTYPE)
-    if codes.dim() == 0 or codes.shape[-1] == 0 or codes.shape[-1] % _BLOCK_BYTES:
-        raise ValueError(
-            f"{label} has shape {_checks.shape_text(codes)}; accepted is a multiple of 8 bytes (16 "
-            "codes) along the last dimension"
-        )
-    _checks.packed_tensor(scales, scales_label, SCALE_DTYPE)
-    _checks.same_device(scales, scales_label, codes, label)
-    expected = (*codes.shape[:-1], codes.shape[-1] // _BLOCK_BYTES)
-    if tuple(scales.shape) != expected:
-        raise ValueError(
-            f"{scales_label} has shape {_checks.shape_text(scales)}; accepted is {expected}, "
-            f"linear scales for {label} of shape {_checks.shape_text(codes)}"
-        )
 
 
 def _evenly_strided(x: Tensor) -> bool:
@@ -62,7 +42,7 @@ def _plan(
     residual: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Plan:
-    _packed(w_fp4, w_sf, "w_fp4", "w_sf")
+    _checks.nvfp4_operand(w_fp4, w_sf, ("w_fp4", "w_sf"), -1, "linear")
     if w_fp4.dim() != 2:
         raise ValueError(
             f"w_fp4 has shape {_checks.shape_text(w_fp4)}; accepted is (N, P), a weight"
@@ -84,7 +64,7 @@ def _plan(
                 "are rows at one distance from each other. Pass x.contiguous()"
             )
     else:
-        _packed(x, x_sf, "x", "x_sf")
+        _checks.nvfp4_operand(x, x_sf, ("x", "x_sf"), -1, "linear")
         own = CODES_PER_BYTE * x.shape[-1]
         if x_gsa is None:
             raise ValueError("x_gsa is None with x_sf; accepted is x's gsa")

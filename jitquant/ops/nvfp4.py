@@ -276,26 +276,12 @@ def _plan_dequantize(
     scale_layout: str,
     dtype: torch.dtype | None,
 ) -> Plan:
-    _checks.packed_tensor(x_fp4, "x_fp4", FP4_DTYPE)
-    _checks.packed_tensor(x_sf, "x_sf", SCALE_DTYPE)
-    _checks.same_device(x_sf, "x_sf", x_fp4, "x_fp4")
     _checks.dimension(dim)
     _checks.output_dtype(dtype)
-    if x_fp4.dim() == 0 or (dim == 0 and x_fp4.dim() != 2):
-        raise ValueError(
-            f"x_fp4 has shape {_checks.shape_text(x_fp4)}; accepted is (..., P), or (P, N) with "
-            "dim=0"
-        )
     if dim == 0 and scale_layout != "linear":
         raise ValueError(f"scale_layout is {scale_layout!r} with dim=0; accepted is 'linear'")
-    size = x_fp4.shape[dim]
-    if size == 0 or size % _BLOCK_BYTES:
-        raise ValueError(
-            f"x_fp4 has shape {_checks.shape_text(x_fp4)}; accepted is a multiple of 8 bytes (16 "
-            "codes) along the packed dimension"
-        )
-    groups = size // _BLOCK_BYTES
-    codes = CODES_PER_BYTE * size
+    _checks.nvfp4_operand(x_fp4, x_sf, ("x_fp4", "x_sf"), dim, scale_layout)
+    codes = CODES_PER_BYTE * x_fp4.shape[dim]
     if cols is None:
         cols = codes
     if not codes - NVFP4_BLOCK < cols <= codes:
@@ -304,21 +290,11 @@ def _plan_dequantize(
             f"{_checks.shape_text(x_fp4)}"
         )
     leading = x_fp4.shape[:-1]
-    rows = _checks.row_count(leading)
-    scales: tuple[int, ...] = (*leading, groups)
-    shape: tuple[int, ...] = (*leading, cols)
     if dim == 0:
-        scales, shape = (groups, x_fp4.shape[1]), (cols, x_fp4.shape[1])
         _checks.gsa_of_tensor(gsa, x_fp4, "x_fp4")
     else:
-        _checks.gsa_tensor(gsa, rows, x_fp4, "x_fp4")
-        if scale_layout == "swizzled_128x4":
-            scales = swizzled_shape(rows, groups)
-    if tuple(x_sf.shape) != tuple(scales):
-        raise ValueError(
-            f"x_sf has shape {_checks.shape_text(x_sf)}; accepted is {tuple(scales)} for x_fp4 of "
-            f"shape {_checks.shape_text(x_fp4)} and scale_layout {scale_layout!r}"
-        )
+        _checks.gsa_tensor(gsa, _checks.row_count(leading), x_fp4, "x_fp4")
+    shape = (cols, x_fp4.shape[1]) if dim == 0 else (*leading, cols)
     return Plan(x_fp4.device, (Result(shape, torch.bfloat16 if dtype is None else dtype),))
 
 
