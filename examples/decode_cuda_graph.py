@@ -4,8 +4,21 @@
     python examples/decode_cuda_graph.py --layers 16 --hidden 4096 --batch 8 --tokens 64
 
 A Llama-shaped decoder with random weights: what is shown is how a step is put together, not what it
-says. Norms and SwiGLU quantize as they go, so one quantized activation feeds q, k and v, another
-gate and up, and no linear quantizes its input again. All linears share one workspace.
+says. On a GPU a block takes nine launches beside those of the attention, and says so:
+
+    rmsnorm_quantize     the stream, normalized and in NVFP4, in one pass
+    nvfp4_linear         q, k and v in one product, as they share an input
+    rope_cache           positions for q and k, and the store of k and v (decode_kernels.cu)
+    quantize             what the attention made
+    nvfp4_linear         the output projection, added to the stream before it is rounded
+    rmsnorm_quantize
+    nvfp4_linear         gate and up in one product
+    swiglu + quantize
+    nvfp4_linear         down, added to the stream
+
+No fewer: each product needs all of its input, which a launch before it has to finish, and a scale
+for a row of NVFP4 needs all of that row. Each of these kernels is launched while the one before it
+ends, and a product has asked for its weights by then.
 
 On a GPU the step is captured once and replayed for each token, and must give the tokens that the
 eager loop gives. Without a GPU there is no graph: the loop runs eagerly, by the CPU reference.
@@ -15,53 +28,80 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import jitquant
-from jitquant.nn import NVFP4Linear, Workspace, convert
+from jitquant.nn import convert
 
 HEAD = 64  # elements of an attention head
+KERNELS = Path(__file__).with_name("decode_kernels.cu")
+
+
+def rope_cache(
+    qkv: Tensor, angles: Tensor, position: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    """The queries (batch, heads, HEAD) of one token, rotated; its key and value go to the cache.
+
+    Args:
+        qkv: (batch, 3 * heads * HEAD).
+        angles: fp32 (length, HEAD): cosines, then sines.
+        position: int64 (1,).
+        keys: (batch, length, heads, HEAD), written at ``position``.
+        values: likewise.
+    """
+    q, k, v = qkv.view(len(qkv), 3, -1, HEAD).unbind(1)
+    if qkv.is_cuda:
+        module = jitquant.get_cuda_module("decode_kernels", [KERNELS])
+        q = torch.empty_like(q, memory_format=torch.contiguous_format)
+        module.rope_cache(qkv, angles, position, None, None, 0.0, q=q, keys=keys, values=values)
+        return q
+    cos, sin = angles[position].chunk(2, dim=-1)
+
+    def rotated(x: Tensor) -> Tensor:
+        a, b = x.float().chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+    keys[:, position] = rotated(k)[:, None]
+    values[:, position] = v[:, None]
+    return rotated(q)
 
 
 class Block(nn.Module):
-    """Attention with a static cache, then a gated MLP; both add to a residual stream in place."""
+    """Attention with a static cache, then a gated MLP; both add to the residual stream."""
 
     def __init__(self, hidden: int, batch: int, length: int) -> None:
         super().__init__()
         ffn = hidden * 11 // 4 // 128 * 128
-        self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.o = nn.Linear(hidden, hidden, bias=False)
         self.gate_up = nn.Linear(hidden, 2 * ffn, bias=False)
         self.down = nn.Linear(ffn, hidden, bias=False)
         self.attention_norm = nn.Parameter(torch.ones(hidden))
         self.mlp_norm = nn.Parameter(torch.ones(hidden))
-        shape = (batch, hidden // HEAD, length, HEAD)
+        shape = (batch, length, hidden // HEAD, HEAD)
         self.register_buffer("keys", torch.zeros(shape))
         self.register_buffer("values", torch.zeros(shape))
 
-    def forward(
-        self, delta: Tensor, stream: Tensor, position: Tensor, seen: Tensor, workspace: Workspace
-    ) -> Tensor:
-        """What is to be added to ``stream`` next; ``delta`` is what is to be added to it first."""
-        how = {"granularity": "row"}
-        q = jitquant.rmsnorm_quantize_nvfp4(delta, self.attention_norm, residual=stream, **how)
-        heads = [
-            linear.run_from_quantized(q, workspace=workspace).view(len(delta), -1, 1, HEAD)
-            for linear in (self.q, self.k, self.v)
-        ]
-        self.keys.index_copy_(2, position, heads[1])
-        self.values.index_copy_(2, position, heads[2])
-        y = scaled_dot_product_attention(heads[0], self.keys, self.values, attn_mask=seen)
-        delta = self.o(y.reshape(delta.shape), workspace=workspace)
+    def forward(self, stream: Tensor, angles: Tensor, position: Tensor, seen: Tensor) -> Tensor:
+        """The next stream (batch, hidden)."""
+        q = jitquant.rmsnorm_quantize_nvfp4(stream, self.attention_norm, granularity="row")
+        qkv = self.qkv.run_from_quantized(q)
+        queries = rope_cache(qkv, angles, position, self.keys, self.values)
+        keys, values = self.keys.transpose(1, 2), self.values.transpose(1, 2)
+        y = scaled_dot_product_attention(queries[:, :, None], keys, values, attn_mask=seen)
+        q = jitquant.quantize_nvfp4(y.reshape(stream.shape), granularity="row")
+        stream = self.o.run_from_quantized(q, residual=stream)
 
-        q = jitquant.rmsnorm_quantize_nvfp4(delta, self.mlp_norm, residual=stream, **how)
-        both = self.gate_up.run_from_quantized(q, workspace=workspace)
+        q = jitquant.rmsnorm_quantize_nvfp4(stream, self.mlp_norm, granularity="row")
+        both = self.gate_up.run_from_quantized(q)
         q = jitquant.deinterleave_quantize_nvfp4(
-            both, self.down.in_features, op="swiglu", halves=True, **how
+            both, self.down.in_features, op="swiglu", halves=True, granularity="row"
         )
-        return self.down.run_from_quantized(q, workspace=workspace)
+        return self.down.run_from_quantized(q, residual=stream)
 
 
 class Decoder(nn.Module):
@@ -75,14 +115,19 @@ class Decoder(nn.Module):
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         self.register_buffer("order", torch.arange(length))
 
+    def angles(self) -> Tensor:
+        """Cosines and sines of all positions (length, HEAD)."""
+        steps = torch.arange(0, HEAD, 2, device=self.order.device).float() / HEAD
+        turns = self.order.float()[:, None] * 10_000.0**-steps
+        return torch.cat((turns.cos(), turns.sin()), dim=-1)
+
     @torch.no_grad()
-    def forward(self, tokens: Tensor, position: Tensor, workspace: Workspace) -> Tensor:
+    def forward(self, tokens: Tensor, position: Tensor, angles: Tensor) -> Tensor:
         stream = self.embed(tokens)
-        delta = torch.zeros_like(stream)
         seen = (self.order <= position)[None, None, None, :]
         for block in self.blocks:
-            delta = block(delta, stream, position, seen, workspace)
-        return self.head(self.norm(stream + delta)).argmax(-1)
+            stream = block(stream, angles, position, seen)
+        return self.head(self.norm(stream)).argmax(-1)
 
 
 class Loop:
@@ -92,12 +137,12 @@ class Loop:
         self.model = model
         self.tokens = torch.zeros(batch, dtype=torch.long, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
-        self.workspace = Workspace(model, rows=batch)
+        self.angles = model.angles()
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def step(self) -> None:
         """One token more, from and to the same memory: nothing of it is the CPU's."""
-        self.tokens.copy_(self.model(self.tokens, self.position, self.workspace))
+        self.tokens.copy_(self.model(self.tokens, self.position, self.angles))
         self.position.add_(1)
 
     def capture(self) -> None:
@@ -134,6 +179,23 @@ class Loop:
         return torch.stack(found), (time.perf_counter() - begin) / count
 
 
+def show_launches(model: Decoder, batch: int) -> None:
+    """Prints the kernels that a block of the model launches, as the profiler saw them."""
+    stream = torch.randn(batch, model.norm.weight.numel(), device="cuda", dtype=torch.bfloat16)
+    position = torch.zeros(1, dtype=torch.long, device="cuda")
+    arguments = stream, model.angles(), position, (model.order <= position)[None, None, None, :]
+    with torch.no_grad():
+        model.blocks[0](*arguments)
+        kinds = [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=kinds) as profile:
+            model.blocks[0](*arguments)
+            torch.cuda.synchronize()
+    found = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    print(f"a block took {len(found)} launches, those of the attention among them:")
+    for event in sorted(found, key=lambda e: e.time_range.start):
+        print(f"  {event.time_range.elapsed_us():6.1f} us  {event.name[:70]}")
+
+
 def main() -> None:
     """Command line."""
     on_gpu = torch.cuda.is_available()
@@ -154,7 +216,6 @@ def main() -> None:
     model = model.to(torch.bfloat16).eval()
     print(convert(model, "nvfp4", filter=lambda name, _: name != "head"))
     loop = Loop(model, given.batch, device)
-    print(f"one workspace for all layers: {loop.workspace.buffer.numel() / 2**20:.1f} MiB")
 
     if not on_gpu:
         tokens, seconds = loop.run(given.tokens)
@@ -162,8 +223,6 @@ def main() -> None:
         print(f"{given.tokens} tokens, {seconds * 1e3:.1f} ms each")
         print("first sequence:", *tokens[:, 0].tolist())
         return
-    if not any(isinstance(m, NVFP4Linear) and m.scale_layout != "linear" for m in model.modules()):
-        print("this GPU has no NVFP4 tensor cores: weights are dequantized at each step")
     loop.run(2)
     eager, seconds = loop.run(given.tokens)
     print(f"eager: {seconds * 1e6:.0f} us a token")
@@ -175,6 +234,7 @@ def main() -> None:
     if not torch.equal(eager, replayed):
         raise SystemExit("the graph gave other tokens than the eager loop")
     print("the same tokens as eagerly")
+    show_launches(model, given.batch)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from jitquant.nn._convert import Conversion, convert
 from jitquant.nn._grouped import grouped_linear, stack_experts
 from jitquant.nn._report import LayerReport, ModelReport, report
 from jitquant.nn.float8 import Float8BlockwiseLinear
-from jitquant.nn.nvfp4 import NVFP4Linear, Workspace
+from jitquant.nn.nvfp4 import NVFP4Linear
 
 __all__ = [
     "Conversion",
@@ -18,7 +18,6 @@ __all__ = [
     "LayerReport",
     "ModelReport",
     "NVFP4Linear",
-    "Workspace",
     "convert",
     "grouped_linear",
     "load_compressed_tensors",

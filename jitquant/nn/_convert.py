@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -12,10 +12,11 @@ from jitquant.formats import INPUT_DTYPES, one_of
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
 
-LinearRecipe = Literal["fp8_block", "nvfp4"]
-_LAYERS: dict[str, type[Float8BlockwiseLinear] | type[NVFP4Linear]] = {
-    "fp8_block": Float8BlockwiseLinear,
-    "nvfp4": NVFP4Linear,
+LinearRecipe = Literal["fp8_block", "nvfp4", "nvfp4_weight_only"]
+_LAYERS: dict[str, tuple[type[Float8BlockwiseLinear] | type[NVFP4Linear], dict[str, Any]]] = {
+    "fp8_block": (Float8BlockwiseLinear, {}),
+    "nvfp4": (NVFP4Linear, {}),
+    "nvfp4_weight_only": (NVFP4Linear, {"weight_only": True}),
 }
 _HOOKS = (
     "_forward_hooks",
@@ -67,13 +68,13 @@ def convert(
     Left as they are, with the reason: what ``filter`` refuses; subclasses of ``nn.Linear``, which
     may compute something else; linears with hooks; those of ``nn.MultiheadAttention`` and
     ``nn.TransformerEncoderLayer``, which read the weights themselves; weights that cannot be
-    quantized; and for "nvfp4" weights that another module has as well, such as tied embeddings.
+    quantized; and for NVFP4 weights that another module has as well, such as tied embeddings.
     A linear that the model has at several places is one layer at all of them afterwards.
 
     Args:
         model: any module that has linears in it.
         recipe: "fp8_block": `Float8BlockwiseLinear`, with the same parameters; "nvfp4":
-            `NVFP4Linear`.
+            `NVFP4Linear`; "nvfp4_weight_only": the same, with inputs left as they are.
         filter: called with the name and the module of each ``nn.Linear``; False leaves it alone,
             for instance ``lambda name, module: name != "lm_head"``.
 
@@ -85,12 +86,13 @@ def convert(
         TypeError: ``model`` is no module.
     """
     one_of("recipe", recipe, tuple(_LAYERS))
+    kind, how = _LAYERS[recipe]
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}; accepted is a torch.nn.Module")
     if isinstance(model, nn.Linear):
         raise ValueError(
             f"model is {type(model).__name__}; accepted is a module that has linears in it. For "
-            f"one linear call {_LAYERS[recipe].__name__}.from_linear(model)"
+            f"one linear call {kind.__name__}.from_linear(model)"
         )
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
     holders: dict[int, list[str]] = {}
@@ -108,7 +110,7 @@ def convert(
         mine = {f"{place}.weight" for place in places[id(module)]}
         others = [n for n in holders.get(id(module.weight), []) if n not in mine]
         why = _refusal(module, parents[id(module)])
-        if why is None and recipe == "nvfp4" and others:
+        if why is None and kind is NVFP4Linear and others:
             why = f"its weight is also {others[0]}"
         if why is None and filter is not None and not filter(name, module):
             why = "refused by filter"
@@ -119,7 +121,7 @@ def convert(
 
     for name, module in chosen:
         done.bytes_before += module.weight.nbytes
-        made = _LAYERS[recipe].from_linear(module)
+        made = kind.from_linear(module, **how)
         _replace(model, places[id(module)], made)
         quantized = made.buffers() if isinstance(made, NVFP4Linear) else [made.weight]
         done.bytes_after += sum(t.nbytes for t in quantized)

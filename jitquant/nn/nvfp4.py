@@ -1,12 +1,8 @@
-"""`NVFP4Linear`: a linear layer for inference whose weight is stored in four bits.
-
-`Workspace` is the memory that its calls need, for those that are to allocate none.
-"""
+"""`NVFP4Linear`: a linear layer for inference whose weight is stored in four bits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +25,7 @@ from jitquant.formats import (
     swizzled_shape,
 )
 from jitquant.nn._matmul import has_nvfp4, output_dtype
-from jitquant.nn._nvfp4_mm import Part, bytes_of_parts, carve, nvfp4_mm, scratch_parts
+from jitquant.nn._nvfp4_mm import nvfp4_mm
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
 from jitquant.tensors.nvfp4 import QuantizedActivation
@@ -43,12 +39,13 @@ _QUANTIZED = ("weight_packed", "weight_scale", "weight_gsa")
 class NVFP4Linear(nn.Module):
     """``x @ weight.T + bias`` with a weight in NVFP4, 0.5625 bytes an element, for inference.
 
-    On sm_100 and newer the product is ``torch.nn.functional.scaled_mm`` with 1x16 scales in 128x4
-    tiles, where in_features up to a multiple of 16 is one of 32 and out_features one of 16.
-    Elsewhere codes and scales are put together without rounding (in bf16 on a GPU, fp32 on a CPU),
-    multiplied with sums in fp32, and the gsas are applied to the sum: the accuracy is that of
-    NVFP4. On a GPU up to 64 rows of linear scales go through `jitquant.nvfp4_linear`, which reads
-    the weight as it is stored; for more rows a dequantized weight is there while the call lasts.
+    The input is quantized to NVFP4 too ("W4A4"), or with ``weight_only`` multiplied as it is
+    ("W4A16"). On sm_100 and newer the product of two quantized operands is
+    ``torch.nn.functional.scaled_mm`` with 1x16 scales in 128x4 tiles, where in_features up to a
+    multiple of 16 is one of 32 and out_features one of 16. All else is `jitquant.nvfp4_linear`,
+    which reads the weight as it is stored: codes times scales are exact, sums are in fp32, and the
+    gsas, bias and residual are applied to the sum. On a GPU more than 64 rows are multiplied by a
+    dequantized weight, which is there while the call lasts.
 
     Nothing is differentiable.
 
@@ -58,6 +55,7 @@ class NVFP4Linear(nn.Module):
             state_dict always the former.
         weight_gsa: fp32 (1,), the factor that dequantizes the whole weight.
         bias: (out_features,) parameter without gradient, or None.
+        weight_only: whether `forward` leaves its input as it is.
         amax_group: the ranks that have the other columns of the input, as
             `jitquant.nn.parallel.RowwiseParallel` divides them; None: there are none.
 
@@ -81,6 +79,7 @@ class NVFP4Linear(nn.Module):
         granularity: Granularity = "tensor",
         recipe: Recipe = "te",
         scale_layout: ScaleLayout | None = None,
+        weight_only: bool = False,
     ) -> None:
         """A layer whose weight is zero, for ``load_state_dict``; see `from_linear`.
 
@@ -93,7 +92,8 @@ class NVFP4Linear(nn.Module):
             granularity: of the activations that `forward` quantizes: "tensor" or "row".
             recipe: "te" or "vllm", for weight and activations.
             scale_layout: of weight_scale: "linear", or "swizzled_128x4", which scaled_mm takes;
-                None: the latter where ``device`` has it.
+                None: the latter where ``device`` has it and ``weight_only`` is False.
+            weight_only: whether `forward` multiplies its input as it is, in bfloat16 or float16.
 
         Raises:
             TypeError, ValueError: an argument is none of these.
@@ -112,12 +112,14 @@ class NVFP4Linear(nn.Module):
         self.out_features = out_features
         self.granularity: Granularity = granularity
         self.recipe: Recipe = recipe
+        self.weight_only = weight_only
         groups = ceil_to(in_features, NVFP4_BLOCK) // NVFP4_BLOCK
         packed = torch.zeros(
             out_features, groups * NVFP4_BLOCK // CODES_PER_BYTE, dtype=torch.uint8, device=device
         )
         if scale_layout is None:
-            scale_layout = "swizzled_128x4" if has_nvfp4(packed.device) else "linear"
+            tiles = has_nvfp4(packed.device) and not weight_only
+            scale_layout = "swizzled_128x4" if tiles else "linear"
         self.scale_layout: ScaleLayout = scale_layout
         swizzled = scale_layout == "swizzled_128x4"
         shape = swizzled_shape(out_features, groups) if swizzled else (out_features, groups)
@@ -138,12 +140,13 @@ class NVFP4Linear(nn.Module):
         granularity: Granularity = "tensor",
         recipe: Recipe = "te",
         scale_layout: ScaleLayout | None = None,
+        weight_only: bool = False,
     ) -> NVFP4Linear:
         """A layer with the weight of ``linear`` in NVFP4, and a copy of its bias.
 
         Args:
             linear: of the class ``nn.Linear`` itself.
-            granularity, recipe, scale_layout: as for the class.
+            granularity, recipe, scale_layout, weight_only: as for the class.
 
         Raises:
             TypeError: it is of another class, whose forward may be another, or of a dtype that
@@ -161,6 +164,7 @@ class NVFP4Linear(nn.Module):
             granularity=granularity,
             recipe=recipe,
             scale_layout=scale_layout,
+            weight_only=weight_only,
         )
         q = quantize_weight_nvfp4(
             weight if weight.stride(-1) == 1 else weight.contiguous(),
@@ -187,15 +191,16 @@ class NVFP4Linear(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, *, out: Tensor | None = None, workspace: Workspace | None = None
+        self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Quantizes ``x``, then `run_from_quantized`.
+        """The product with ``x``, quantized first unless the layer is ``weight_only``.
 
         Args:
-            x: (..., in_features), bfloat16, float16 or float32.
+            x: (..., in_features), bfloat16, float16 or float32; with ``weight_only`` bfloat16 or
+                float16.
+            residual: contiguous (..., out_features) of the result's dtype, added before the result
+                is rounded.
             out: contiguous (..., out_features) of x's dtype to write to.
-            workspace: what else the call writes to. With both nothing is allocated, where the last
-                dimension of ``x`` is contiguous.
 
         Returns:
             (..., out_features) of x's dtype, or of autocast's where autocast is enabled; or
@@ -215,32 +220,33 @@ class NVFP4Linear(nn.Module):
                 f"x has shape {tuple(x.shape)}; accepted is (..., {self.in_features}), as "
                 f"in_features is {self.in_features}"
             )
-        x = x.detach()
-        parts = self._input_parts(x.shape[:-1])
-        into = scratch = None
-        if workspace is not None and not torch.compiler.is_compiling():
-            buffer = workspace.buffer_for(self, math.prod(x.shape[:-1]), x.device)
-            x_fp4, x_sf, gsa = carve(buffer, parts)
-            how = (self.scale_layout, self.granularity, self.recipe)
-            into = QuantizedActivation(x_fp4, x_sf, gsa, None, self.in_features, *how)
-            scratch = buffer[bytes_of_parts(parts) :]
+        x, dtype = x.detach(), output_dtype(x)
+        if self.weight_only:
+            x = x.to(dtype)
+            if dtype not in (torch.bfloat16, torch.float16):
+                raise TypeError(
+                    f"x is {x.dtype}; accepted are bfloat16 and float16 with weight_only. Convert "
+                    "it with .to(), or use autocast"
+                )
+            rows = x.reshape(-1, self.in_features)  # at one distance, or copied
+            rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+            return self._run(rows.view(x.shape), dtype, residual, out)
         q = quantize_nvfp4(
             x if x.stride(-1) == 1 else x.contiguous(),
             granularity=self.granularity,
             recipe=self.recipe,
             scale_layout=self.scale_layout,
             amax_group=self.amax_group,
-            out=into,
         )
-        return self._run(q, output_dtype(x), out, scratch)
+        return self._run(q, dtype, residual, out)
 
     def run_from_quantized(
         self,
         q: QuantizedActivation,
         *,
         dtype: torch.dtype | None = None,
+        residual: Tensor | None = None,
         out: Tensor | None = None,
-        workspace: Workspace | None = None,
     ) -> Tensor:
         """The product with an activation that is quantized: one for the layers that share it.
 
@@ -248,9 +254,10 @@ class NVFP4Linear(nn.Module):
             q: (..., in_features), of any function that quantizes to NVFP4, of any scale layout,
                 granularity and recipe, packed along its last dimension.
             dtype: bfloat16, float16 or float32; default that of ``out``, or of the layer.
-            out: contiguous (..., out_features) of ``dtype`` to write to.
-            workspace: what else the call writes to. With both nothing is allocated, except on
-                sm_100 for scales of another layout than the layer's `scale_layout`.
+            residual: contiguous (..., out_features) of ``dtype``, added before the result is
+                rounded.
+            out: contiguous (..., out_features) of ``dtype`` to write to. With it
+                `jitquant.nvfp4_linear` allocates nothing if all scales are linear.
 
         Returns:
             (..., out_features), or ``out``.
@@ -281,38 +288,39 @@ class NVFP4Linear(nn.Module):
             dtype = self.dtype if out is None else out.dtype
         if dtype not in INPUT_DTYPES:
             raise TypeError(f"dtype is {dtype}; accepted are bfloat16, float16 and float32")
-        scratch = None
-        if workspace is not None and not torch.compiler.is_compiling():
-            scratch = workspace.buffer_for(self, q.num_tokens, q.device)
-        return self._run(q, dtype, out, scratch)
+        return self._run(q, dtype, residual, out)
 
     def _run(
         self,
-        q: QuantizedActivation,
+        x: Tensor | QuantizedActivation,
         dtype: torch.dtype,
+        residual: Tensor | None,
         out: Tensor | None,
-        scratch: Tensor | None,
     ) -> Tensor:
-        shape = (*q.shape[:-1], self.out_features)
-        if out is not None:
-            if out.dtype != dtype:
-                raise TypeError(f"out is {out.dtype}; accepted is {dtype} for this call")
-            if tuple(out.shape) != shape or not out.is_contiguous() or out.device != q.device:
+        shape = (*x.shape[:-1], self.out_features)
+        for name, given in (("out", out), ("residual", residual)):
+            if given is None:
+                continue
+            if given.dtype != dtype:
+                raise TypeError(f"{name} is {given.dtype}; accepted is {dtype} for this call")
+            if tuple(given.shape) != shape or not given.is_contiguous() or given.device != x.device:
                 raise ValueError(
-                    f"out has shape {tuple(out.shape)} and strides {out.stride()} on {out.device}; "
-                    f"accepted is a contiguous tensor of shape {shape} on {q.device}"
+                    f"{name} has shape {tuple(given.shape)} and strides {given.stride()} on "
+                    f"{given.device}; accepted is a contiguous tensor of shape {shape} on "
+                    f"{x.device}"
                 )
         bias = None if self.bias is None else self.bias.detach()
         if math.prod(shape) == 0:
-            return torch.empty(shape, dtype=dtype, device=q.device) if out is None else out
-        return nvfp4_mm(q, self.weight, bias, dtype, out=out, scratch=scratch)
+            return torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
+        return nvfp4_mm(x, self.weight, bias, dtype, residual=residual, out=out)
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print``."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, granularity={self.granularity!r}, "
-            f"recipe={self.recipe!r}, scale_layout={self.scale_layout!r}"
+            f"recipe={self.recipe!r}, scale_layout={self.scale_layout!r}, "
+            f"weight_only={self.weight_only}"
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> NVFP4Linear:
@@ -328,22 +336,6 @@ class NVFP4Linear(nn.Module):
         probe = fn(torch.empty(0, dtype=self.dtype, device=self.weight_packed.device))
         self.dtype = probe.dtype
         return self
-
-    def _input_parts(self, leading: tuple[int, ...]) -> tuple[Part, ...]:
-        """Buffers for the quantized input."""
-        rows, packed = math.prod(leading), self.weight_packed.shape[1]
-        swizzled = self.scale_layout == "swizzled_128x4"
-        groups = self._groups()
-        return (
-            ((*leading, packed), FP4_DTYPE),
-            (swizzled_shape(rows, groups) if swizzled else (*leading, groups), SCALE_DTYPE),
-            ((rows if self.granularity == "row" else 1,), torch.float32),
-        )
-
-    def workspace_bytes(self, rows: int) -> int:
-        """Bytes of a `Workspace` for calls with up to ``rows`` rows."""
-        product = scratch_parts(rows, self.weight_packed)
-        return bytes_of_parts((*self._input_parts((rows,)), *product))
 
     def _groups(self) -> int:
         return self.weight_packed.shape[1] * CODES_PER_BYTE // NVFP4_BLOCK
@@ -361,62 +353,3 @@ class NVFP4Linear(nn.Module):
         if self.scale_layout != "linear" and given is not None and given.shape == shape:
             state_dict = {**state_dict, name: swizzle_128x4(given)}
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-class Workspace:
-    """What calls of `NVFP4Linear` write to besides their results, allocated once.
-
-    One serves all layers of a model and all of their calls, as long as these come one after the
-    other on one stream. A call with ``out=`` and ``workspace=`` allocates nothing, and may be
-    captured in a CUDA graph whose replays need no memory of their own. Under ``torch.compile``,
-    which plans its memory itself, it is left alone. One exception is left: granularity "tensor"
-    with more than 65536 elements of input (on sm_90; fewer before) takes some kilobytes from
-    PyTorch's allocator. Granularity "row" never does.
-
-    Where there is no NVFP4 ``scaled_mm`` a dequantized weight lies in it during a call, so it is as
-    large as the largest layer in bf16 (fp32 on a CPU).
-
-    Attributes:
-        rows: that it is for, at most.
-        buffer: uint8.
-    """
-
-    def __init__(self, layers: nn.Module | Iterable[nn.Module], rows: int) -> None:
-        """Allocates it where the layers are.
-
-        Args:
-            layers: a model, or modules; all that are `NVFP4Linear` or have some in them.
-            rows: tokens of a call, at most.
-
-        Raises:
-            ValueError: ``rows`` is less than 1, there is no such layer, or they are on several
-                devices.
-        """
-        if rows < 1:
-            raise ValueError(f"rows is {rows}; accepted is 1 or more")
-        modules = (layers,) if isinstance(layers, nn.Module) else tuple(layers)
-        found = [m for module in modules for m in module.modules() if isinstance(m, NVFP4Linear)]
-        devices = {layer.weight_packed.device for layer in found}
-        if len(devices) != 1:
-            has = f"are on {', '.join(sorted(map(str, devices)))}" if found else "are none"
-            raise ValueError(
-                f"the NVFP4Linear layers {has}; accepted are one or more on one device"
-            )
-        self.rows = rows
-        size = max(layer.workspace_bytes(rows) for layer in found)
-        self.buffer = torch.empty(size, dtype=torch.uint8, device=devices.pop())
-
-    def buffer_for(self, layer: NVFP4Linear, rows: int, device: torch.device) -> Tensor:
-        """The buffer, for a call of ``layer`` with so many rows.
-
-        Raises:
-            ValueError: it is on another device, or too small.
-        """
-        needed = layer.workspace_bytes(rows)
-        if self.buffer.device != device or self.buffer.numel() < needed:
-            raise ValueError(
-                f"workspace has {self.buffer.numel()} bytes on {self.buffer.device}; accepted are "
-                f"at least {needed} on {device} for {rows} rows of this layer. Make it by "
-                f"Workspace(model, rows={rows})"
-            )
-        return self.buffer

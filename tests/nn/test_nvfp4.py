@@ -15,7 +15,7 @@ from samples import randn
 from torch import Tensor, nn
 
 import jitquant
-from jitquant.nn import NVFP4Linear, Workspace, _matmul
+from jitquant.nn import NVFP4Linear, _matmul
 from jitquant.tensors.nvfp4 import QuantizedActivation
 
 from .helpers import sqnr
@@ -190,47 +190,45 @@ def test_out() -> None:
     assert torch.equal(wide, made.run_from_quantized(q, dtype=torch.float32))
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "row"])
-@pytest.mark.parametrize("scale_layout", ["linear", "swizzled_128x4"])
 @pytest.mark.parametrize("leading", [(3, 2), (5,), ()], ids=str)
-def test_workspace(granularity: Any, scale_layout: Any, leading: tuple[int, ...]) -> None:
-    """One for layers of several sizes, over whatever an earlier call left in it."""
-    how = {"granularity": granularity, "scale_layout": scale_layout}
-    layers = nn.Sequential(
-        NVFP4Linear.from_linear(linear(104, 72), **how),
-        NVFP4Linear.from_linear(linear(72, 304, bias=False), **how),
-    )
-    workspace = Workspace(layers, rows=6)
-    assert workspace.buffer.numel() == max(layer.workspace_bytes(6) for layer in layers)
-    workspace.buffer.fill_(255)
-    for layer in (layers[1], layers[0], layers[1]):
-        x = randn(*leading, layer.in_features)
-        out = torch.full((*leading, layer.out_features), torch.nan, dtype=BF16)
-        assert layer(x, out=out, workspace=workspace) is out
-        assert torch.equal(out, layer(x))
-        assert torch.equal(layer(x, workspace=workspace), out)
-        q = jitquant.quantize_nvfp4(x, granularity=granularity)
-        out.fill_(torch.nan)
-        assert layer.run_from_quantized(q, out=out, workspace=workspace) is out
-        assert torch.equal(out, layer.run_from_quantized(q))
-    assert layers[0](randn(0, 104), workspace=workspace).shape == (0, 72)
+@pytest.mark.parametrize("weight_only", [False, True])
+def test_residual(leading: tuple[int, ...], weight_only: bool) -> None:
+    """It is added to the sum before the one rounding."""
+    made = NVFP4Linear.from_linear(linear(104, 72), weight_only=weight_only)
+    x, residual = randn(*leading, 104), randn(*leading, 72, seed=3)
+    wide = made.run_from_quantized(q := jitquant.quantize_nvfp4(x), dtype=torch.float32)
+    got = made.run_from_quantized(q, residual=residual)
+    assert torch.equal(got, (wide + residual.float()).to(BF16))
+    if weight_only:
+        wide = x.float() @ made.weight.dequantize(torch.float32).T + made.bias.float()
+    assert sqnr(made(x, residual=residual), wide + residual.float()) > 45
+    out = torch.empty_like(residual)
+    assert made(x, residual=residual, out=out) is out
+    assert torch.equal(out, made(x, residual=residual))
 
 
-def test_workspace_errors() -> None:
-    small, large = (NVFP4Linear.from_linear(linear(64, out)) for out in (32, 96))
-    workspace = Workspace([small], rows=4)
-    with pytest.raises(ValueError, match=r"workspace has \d+ bytes on cpu; accepted .* 5 rows"):
-        small(randn(5, 64), workspace=workspace)
-    with pytest.raises(ValueError, match="at least"):
-        large(randn(4, 64), workspace=workspace)
-    with pytest.raises(ValueError, match="on meta"):
-        copy.deepcopy(small).to("meta")(randn(4, 64).to("meta"), workspace=workspace)
-    with pytest.raises(ValueError, match="rows is 0"):
-        Workspace(small, rows=0)
-    with pytest.raises(ValueError, match="are none"):
-        Workspace(nn.Linear(3, 3), rows=1)
-    with pytest.raises(ValueError, match="are on cpu, meta"):
-        Workspace([small, large.to("meta")], rows=1)
+@pytest.mark.parametrize("scale_layout", ["linear", "swizzled_128x4"])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_weight_only(scale_layout: Any, dtype: torch.dtype) -> None:
+    how = {"scale_layout": scale_layout, "weight_only": True}
+    made = NVFP4Linear.from_linear(linear(100, 72, dtype=dtype), **how)
+    weight = made.weight.dequantize(torch.float32).double()
+    for x in (randn(3, 5, 100), randn(6, 4, 100)[::2, ::3], randn(100, 5).t(), randn(0, 100)):
+        x = x.to(dtype)
+        y = made(x)
+        assert y.dtype == dtype
+        assert y.shape == (*x.shape[:-1], 72)
+        assert sqnr(y, x.double() @ weight.T + made.bias.double()) > 45
+    assert "weight_only=True" in repr(made)
+    with pytest.raises(TypeError, match=r"x is torch\.float32; accepted are bfloat16 and float16"):
+        made(randn(3, 100).float())
+    with torch.autocast("cpu", dtype=BF16):
+        assert torch.equal(made(randn(3, 100).float()), made(randn(3, 100)))
+
+
+def test_weight_only_keeps_linear_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jitquant.nn.nvfp4.has_nvfp4", lambda device: True)
+    assert NVFP4Linear(64, 64, weight_only=True).scale_layout == "linear"
 
 
 def test_zeros_and_no_rows() -> None:
@@ -267,18 +265,19 @@ def test_compile() -> None:
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_compile_with_out() -> None:
     made = NVFP4Linear.from_linear(linear(104, 72))
-    workspace = Workspace(made, rows=5)
-    workspace.buffer.fill_(255)
+    as_it_is = NVFP4Linear.from_linear(linear(104, 72), weight_only=True)
+    residual = randn(5, 72, seed=3)
 
-    def f(x: Tensor, out: Tensor) -> None:
-        made(x, out=out, workspace=workspace)
-        q = jitquant.quantize_nvfp4(x)
-        made.run_from_quantized(q, out=out, workspace=workspace)
+    def f(x: Tensor, *out: Tensor) -> None:
+        made(x, out=out[0])
+        made.run_from_quantized(jitquant.quantize_nvfp4(x), residual=residual, out=out[1])
+        as_it_is(x, residual=residual, out=out[2])
 
+    got, want = (tuple(torch.empty(5, 72, dtype=BF16) for _ in range(3)) for _ in range(2))
     with torch.no_grad():
-        torch.compile(f, fullgraph=True)(randn(5, 104), out := torch.empty(5, 72, dtype=BF16))
-    assert torch.equal(out, made(randn(5, 104)))
-    assert (workspace.buffer == 255).all()  # Inductor plans memory itself
+        torch.compile(f, fullgraph=True)(randn(5, 104), *got)
+        f(randn(5, 104), *want)
+    assert all(map(torch.equal, got, want))
 
 
 def test_the_layout_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
