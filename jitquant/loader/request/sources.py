@@ -291,12 +291,11 @@ class Roots:
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = labels
-        pairs = [
-            (spelled.rstrip(os.sep) + os.sep, label)
-            for label, directory in labels.items()
-            for spelled in dict.fromkeys((directory, os.path.realpath(directory)))
-        ]
-        # The longest prefix names a file; of equal ones the first.
+        spelled = [(directory, label) for label, directory in labels.items()]
+        real = [(os.path.realpath(directory), label) for directory, label in spelled]
+        pairs = [(directory.rstrip(os.sep) + os.sep, label) for directory, label in spelled + real]
+        # The longest prefix names a file; of equal ones that which is spelled so, where a link to
+        # the directory has a label too.
         self._sorted = sorted(pairs, key=lambda pair: -len(pair[0]))
 
     def name(self, path: str) -> str:
