@@ -195,6 +195,70 @@ def test_a_link_to_a_directory_may_come_to_lead_elsewhere(tmp_path: Path, calls:
     assert factor(loader, source, include_dirs=[link]) == 4
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_response_file_says_is_tracked(tmp_path: Path, nested: bool) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text('extern "C" int factor() { return FACTOR; }\n')
+    inner, outer = tmp_path / "inner.txt", tmp_path / "outer.txt"
+    outer.write_text(f"-g0 @{inner}\n")
+    flags = [f"@{outer if nested else inner}"]
+    loader = new_loader(tmp_path / "cache")
+    for value in (3, 4):
+        inner.write_text(f"-DFACTOR={value}\n")
+        assert factor(loader, source, cxx_flags=flags) == value
+    inner.write_text("-DFACTOR=3\n")
+    assert factor(new_loader(tmp_path / "cache"), source, cxx_flags=flags) == 3
+    assert len(entries(tmp_path / "cache")) == 2
+
+
+def test_what_a_file_of_nvccs_options_says_is_tracked(tmp_path: Path, nvcc: None) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text('extern "C" int factor() { return FACTOR; }\n')
+    options = tmp_path / "options.txt"
+    loader = new_loader(tmp_path / "cache")
+    for value in (3, 4):
+        options.write_text(f"-DFACTOR={value}\n")
+        assert factor(loader, source, cuda_flags=["-optf", str(options)]) == value
+
+
+def archive(directory: Path, value: int) -> Path:
+    directory.mkdir(exist_ok=True)
+    code = directory / "part.cpp"
+    code.write_text(f'extern "C" int part() {{ return {value}; }}\n')
+    subprocess.run(["g++", "-fPIC", "-c", code, "-o", code.with_suffix(".o")], check=True)
+    library = directory / "libpart.a"
+    library.unlink(missing_ok=True)
+    subprocess.run(["ar", "rcs", library, code.with_suffix(".o")], check=True)
+    return library
+
+
+@pytest.mark.parametrize(
+    "form", [["-Wl,{0}/libpart.a"], ["-L{0}", "-lpart"], ["-Wl,-L{0},-l:libpart.a"]]
+)
+def test_an_archive_that_is_linked_in_is_tracked(tmp_path: Path, form: list[str]) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text('extern "C" int part();\nextern "C" int factor() { return part(); }\n')
+    flags = [word.format(tmp_path / "part") for word in form]
+    loader = new_loader(tmp_path / "cache")
+    for value in (3, 4):
+        archive(tmp_path / "part", value)
+        assert factor(loader, source, cxx_flags=flags) == value
+    archive(tmp_path / "part", 5)
+    assert factor(new_loader(tmp_path / "cache"), source, cxx_flags=flags) == 5
+
+
+def test_an_archive_in_a_directory_before_shadows(tmp_path: Path) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text('extern "C" int part();\nextern "C" int factor() { return part(); }\n')
+    (tmp_path / "first").mkdir()
+    archive(tmp_path / "second", 3)
+    flags = [f"-L{tmp_path}/first", f"-L{tmp_path}/second", "-lpart"]
+    loader = new_loader(tmp_path / "cache")
+    assert factor(loader, source, cxx_flags=flags) == 3
+    archive(tmp_path / "first", 4)
+    assert factor(loader, source, cxx_flags=flags) == 4
+
+
 def incbin(source: Path, data: Path) -> Path:
     source.write_text(
         f'asm(".section .rodata\\nblob: .incbin \\"{data}\\"\\n.text\\n");\n'

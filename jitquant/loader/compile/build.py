@@ -23,10 +23,11 @@ from ..machine.toolchain import cudart_flags, cxx_runtime_flags
 from ..machine.torch_install import OLDEST_TORCH, torch_install
 from ..request import includes
 from ..request.exports import unusable_export
-from ..request.plan import Plan, python_include_dir, wheel_include_dirs
+from ..request.named import libraries_of, named_by
+from ..request.plan import Plan, all_flags, python_include_dir, wheel_include_dirs
 from ..request.sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
 from .abi import links_stable
-from .search import include_path
+from .search import ask, include_path
 from .trial import Trial, link_and_try
 from .usage import KernelUsage, split_usage
 
@@ -61,7 +62,8 @@ class Unit:
 class Built:
     """A linked library, what the compilers read for it and where they looked, and what they said.
 
-    ``linked`` are the archives that became a part of it.
+    ``linked`` are the archives that became a part of it and what else the flags name, ``searched``
+    where the linker looked for libraries.
 
     ``steps`` are the seconds of each command; the compilers run side by side. ``stable`` is whether
     it uses torch through its stable ABI alone.
@@ -70,6 +72,7 @@ class Built:
     library: Path
     units: tuple[includes.Unit, ...]
     linked: tuple[str, ...]
+    searched: tuple[includes.Searched, ...]
     trial: Trial
     steps: tuple[tuple[str, float], ...]
     kernels: tuple[KernelUsage, ...]
@@ -307,8 +310,10 @@ def build(
         and not any(_TARGET_MACRO in flag for flag in (*request.cuda_flags, *request.cxx_flags))
         and links_stable(library)
     )
-    archives = _archives(plan)
-    return Built(library, tuple(read), archives, trial, tuple(steps), tuple(kernels), stable)
+    linked, searched = _linked(plan, env)
+    return Built(
+        library, tuple(read), linked, searched, trial, tuple(steps), tuple(kernels), stable
+    )
 
 
 def _include_paths(
@@ -339,8 +344,18 @@ def _read_by(unit: Unit, staging: Path) -> tuple[str, ...]:
     return tuple(read)
 
 
-def _archives(plan: Plan) -> tuple[str, ...]:
-    return (plan.nvcc.cudart,) if plan.nvcc and plan.nvcc.cudart.endswith(".a") else ()
+def _linked(
+    plan: Plan, env: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[includes.Searched, ...]]:
+    """Files that no depfile lists, and where the linker looked for libraries."""
+    named = named_by([*plan.host.flags, *all_flags(plan.request, env)])
+
+    def find(name: str) -> str:
+        return ask([*plan.host.command, f"-print-file-name={name}"], env).strip()
+
+    archives, searched = libraries_of(named.words, find, plan.roots.place)
+    cudart = [plan.nvcc.cudart] if plan.nvcc and plan.nvcc.cudart.endswith(".a") else []
+    return (*cudart, *named.files, *archives), tuple(searched)
 
 
 def _refuse_hidden_exports(plan: Plan, source: str, compiled: Path) -> None:

@@ -45,7 +45,7 @@ def describe(
         headers.pop(plan.roots.name(path), None)
     _refuse_incbin(plan, read)
     headers = dict(sorted(headers.items()))
-    searched = searched_by(built.units, plan.roots)
+    searched = [*searched_by(built.units, plan.roots), *built.searched]
     uses_python = bool(built.trial.init_symbols) or any(
         name.startswith("=python/") for name in headers
     )

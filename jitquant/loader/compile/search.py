@@ -34,7 +34,7 @@ def include_path(
     """
     command = list(argv)
     if is_nvcc:
-        plan = _ask([*argv, "--dryrun"], env, cwd)
+        plan = ask([*argv, "--dryrun"], env, cwd)
         inner = _PREPROCESSES.search(plan)
         if inner is None:
             return IncludePath()
@@ -48,7 +48,7 @@ def include_path(
             next(words, None)
         elif word not in _DROPPED and word != source:
             kept.append(word)
-    said = _ask([*kept, "-E", "-v", "-x", "c++", os.devnull], env, cwd)
+    said = ask([*kept, "-E", "-v", "-x", "c++", os.devnull], env, cwd)
     listed = _LISTED.search(said)
     if listed is None:
         return IncludePath()
@@ -59,7 +59,8 @@ def _lines(text: str) -> tuple[str, ...]:
     return tuple(line.strip().removesuffix(" (framework directory)") for line in text.splitlines())
 
 
-def _ask(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> str:
+def ask(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> str:
+    """What a compiler says; nothing if it cannot be started."""
     try:
         done = subprocess.run(
             argv,

@@ -6,7 +6,7 @@ import hashlib
 import json
 
 #: Grows when what a key is made from changes, or what an entry below it says.
-SCHEMA = 2
+SCHEMA = 3
 
 
 def digest_of(value: object) -> str:

@@ -29,6 +29,7 @@ from ..machine.toolchain import (
 from ..machine.torch_install import TorchInstall, torch_install
 from ..settings import setting
 from .key import SCHEMA, digest_of
+from .named import named_by
 from .sources import (
     CUDA_SUFFIXES,
     FileHasher,
@@ -60,9 +61,9 @@ _SEPARATE = {
     *("-dc", "--device-c", "-dw", "--device-w"),
     *(f"{flag}=true" for flag in _RELOCATABLE),
 }
-#: A flag that adds a directory to the include path, and the directory, as words in one string.
+#: A flag that adds a directory to be searched, and the directory, as words in one string.
 _DIRECTORY_FLAG = re.compile(
-    r"\0(?:-I|--include-path|-isystem|--system-include|-iquote|-idirafter)[=\0]?([^\0]+)(?=\0)"
+    r"\0(?:-I|--include-path|-isystem|--system-include|-iquote|-idirafter|-L)[=\0]?([^\0]+)(?=\0)"
 )
 _ARCH_FLAGS = ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code")
 
@@ -215,14 +216,21 @@ def _labels_of(
     return labels
 
 
-def _flag_dirs(request: Request, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The directories that flags and variables add to the include path."""
+def all_flags(request: Request, env: Mapping[str, str]) -> list[str]:
+    """The flags of a request, and those that nvcc takes from variables."""
     flags = [*request.cuda_flags, *request.cxx_flags]
     for variable in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
         with contextlib.suppress(ValueError):  # nvcc will say what is wrong with it
             flags += shlex.split(env.get(variable, ""))
-    words = [word for flag in flags for word in flag.split(",")]
+    return flags
+
+
+def _flag_dirs(request: Request, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The directories that flags and variables add to a search, and those of files they name."""
+    named = named_by(all_flags(request, env))
+    words = [word for flag in named.words for word in flag.split(",")]
     found = list(_DIRECTORY_FLAG.findall("\0".join(["", *words, ""])))
+    found += map(os.path.dirname, named.files)
     for variable in ("CPATH", "CPLUS_INCLUDE_PATH"):
         found += env.get(variable, "").split(os.pathsep)
     return tuple(dict.fromkeys(directory for directory in found if os.path.isabs(directory)))

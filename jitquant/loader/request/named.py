@@ -1,0 +1,66 @@
+"""The files that flags name: response files, objects, archives, scripts of the linker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from .includes import Searched
+
+# Compilers work in a directory that is gone later, so a file that they read has an absolute path.
+_FILE = re.compile(r"(?:^|[,=@])(/[^,]+)")
+_RESPONSE = re.compile(r"(?:^|,)@(/[^,]+)")
+_OPTIONS_FILE = ("-optf", "--options-file")
+
+
+class Named(NamedTuple):
+    """The files that flags name, and all words of the flags, those of response files included."""
+
+    files: tuple[str, ...]
+    words: tuple[str, ...]
+
+
+def named_by(flags: Iterable[str]) -> Named:
+    """What is in the files that flags name is part of the flags."""
+    files: dict[str, None] = {}
+    words = [""]
+    waiting = [*flags][::-1]
+    while waiting:
+        word = waiting.pop()
+        is_options = words[-1] in _OPTIONS_FILE or word.startswith(_OPTIONS_FILE)
+        words.append(word)
+        for path in filter(os.path.isfile, _FILE.findall(word)):
+            if path not in files and (is_options or path in _RESPONSE.findall(word)):
+                with contextlib.suppress(OSError, ValueError), open(path) as stream:
+                    waiting += shlex.split(stream.read())[::-1]
+            files[path] = None
+    return Named(tuple(files), tuple(words[1:]))
+
+
+def libraries_of(
+    words: Sequence[str], find: Callable[[str], str], place: Callable[[str], str]
+) -> tuple[list[str], list[Searched]]:
+    """The archives that ``-l`` and ``-L`` lead to, and where libraries were looked for.
+
+    ``find`` gives the path of a library of the compiler's own directories; ``place`` names a
+    directory. Which of several the linker takes is up to more flags: all of them count.
+    """
+    flat = [part for word in words for part in word.removeprefix("-Wl,").split(",")]
+    directories = [word[2:] for word in flat if word.startswith("-L")]
+    names: dict[str, int] = {}
+    archives: dict[str, None] = {}
+    for library in (word[2:] for word in flat if word.startswith("-l")):
+        exact = library.startswith(":")
+        files = [library[1:]] if exact else [f"lib{library}.a", f"lib{library}.so"]
+        for name in files:
+            names[name] = len(directories)
+            paths = [os.path.join(directory, name) for directory in directories]
+            for path in (*paths, find(name)):
+                if not name.endswith(".so") and os.path.isfile(path):
+                    archives[path] = None
+    searched = [Searched([place(d) for d in directories], names)] if names and directories else []
+    return list(archives), searched
