@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
   if constexpr (kCasts) {
     if (gridDim.x == 1 && rows.phases == 1) return;
     if (gridDim.x > 1) {
-      cooperative_groups::this_grid().sync();
+      sync_grid();
     } else {
       __syncthreads();
     }

@@ -1,8 +1,6 @@
 // The amax of a tensor, or of each of its rows, by itself, in one launch.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "jitquant/nvfp4_kernels.cuh"
 
 namespace jitquant {
@@ -25,7 +23,7 @@ __global__ void __launch_bounds__(kThreads, kAmaxResidency<Source>)
   float amax = walked_amax<kNan>(source, reduce);
   if (gridDim.x > 1) {
     if (threadIdx.x == 0) partials[blockIdx.x] = amax;
-    cooperative_groups::this_grid().sync();
+    sync_grid();
     if (blockIdx.x != 0) return;
     amax = 0.0f;
     for (int i = threadIdx.x; i < gridDim.x; i += kThreads) {

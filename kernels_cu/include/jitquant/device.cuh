@@ -6,6 +6,9 @@
 #ifndef __CUDACC_RTC__
 #include <atomic>
 #endif
+#ifndef __CUDACC__
+#include <cooperative_groups.h>  // of the emulation
+#endif
 #include <cstdint>
 
 namespace jitquant {
@@ -69,6 +72,36 @@ __device__ __forceinline__ void wait_for_previous() {
 __device__ __forceinline__ void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The barrier of a grid that is launched with Start::kCooperative, as cooperative_groups'
+// this_grid().sync() is compiled: its header alone takes the compilers 3 s of each module.
+__device__ __forceinline__ void sync_grid() {
+#if !defined(__CUDACC__)
+  cooperative_groups::this_grid().sync();
+#else
+  uint32_t low, high;  // of the address of the driver's memory for this launch; 0 if it has none
+  asm("mov.u32 %0, %%envreg2;" : "=r"(low));
+  asm("mov.u32 %0, %%envreg1;" : "=r"(high));
+  char* const workspace = reinterpret_cast<char*>((uint64_t{high} << 32) | low);
+  if (workspace == nullptr) __trap();
+  uint32_t* const barrier = reinterpret_cast<uint32_t*>(workspace + 4);
+  constexpr uint32_t kFlip = 0x80000000;  // changes when all blocks have arrived
+  __barrier_sync(0);
+  if (threadIdx.x + threadIdx.y + threadIdx.z == 0) {
+    const uint32_t blocks = gridDim.x * gridDim.y * gridDim.z;
+    const bool first = blockIdx.x + blockIdx.y + blockIdx.z == 0;
+    uint32_t before, now;
+    asm volatile("atom.add.release.gpu.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(barrier), "r"(first ? kFlip - (blocks - 1) : 1)
+                 : "memory");
+    do {
+      asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(barrier) : "memory");
+    } while (((before ^ now) & kFlip) == 0);
+  }
+  __barrier_sync(0);
 #endif
 }
 

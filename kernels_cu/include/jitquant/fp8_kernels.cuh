@@ -14,8 +14,6 @@
 // stays.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "jitquant/fp8_launch.h"
 #include "jitquant/nvfp4_kernels.cuh"
 
@@ -76,7 +74,7 @@ __device__ __forceinline__ void finish_tensor_amax(float mine, const Fp8Scale& s
   float amax = reduce.max(mine);
   if (gridDim.x > 1) {
     if (threadIdx.x == 0) scale.partials[blockIdx.x] = amax;
-    cooperative_groups::this_grid().sync();
+    sync_grid();
     if (blockIdx.x != 0) return;
     amax = 0.0f;
     for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) {

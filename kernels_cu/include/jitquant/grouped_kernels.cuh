@@ -21,8 +21,6 @@
 //   Value load(i)     the same where some may not be there, or not aligned: zeros for those
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "jitquant/grouped.cuh"
 #include "jitquant/grouped_launch.h"
 #include "jitquant/reduce.cuh"
@@ -380,7 +378,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
 
   if constexpr (kCasts) {
     if (gridDim.x == 1) return;
-    cooperative_groups::this_grid().sync();
+    sync_grid();
     if (threadIdx.x < 32) finish_amax(base, end, groups, scales, ranges);
   }
 }
