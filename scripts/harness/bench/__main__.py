@@ -352,6 +352,77 @@ def linear(
 
 
 @app.command()
+def model(
+    shape: Annotated[str, typer.Option(help="llama-8b or qwen3-32b.")] = "llama-8b",
+    formats: Annotated[
+        str, typer.Option(help="Of bf16, bf16-compiled, bf16-few, fp8, w4a16 and w4a4.")
+    ] = "bf16,bf16-few,fp8,w4a16,w4a4",
+    sequences: Annotated[str, typer.Option(help="Decoded together.")] = "1,8,64",
+    context: Annotated[int, typer.Option(help="Tokens in the cache.", min=1)] = 1024,
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt; 0: none.", min=0)] = 4096,
+    layers: Annotated[int | None, typer.Option(help="Default: all of the shape.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the JSON and the PNG go.")] = Path("out/bench"),
+) -> None:
+    """Time whole models of transformers with random weights: decoding in one graph, and a prompt.
+
+    bf16 is transformers' own code. The others have its weights in a decoder of few launches
+    (scripts/harness/bench/decoder.py), bf16-few in bf16 too, so that what the launches and what the
+    formats give can be told apart. Embedding and head are in bf16 in all of them.
+    """
+    import torch
+
+    from harness.bench import decoder
+    from harness.bench import model as bench
+
+    chosen = formats.split(",")
+    known = [bench.PLAIN, bench.COMPILED, *decoder.FORMATS]
+    if shape not in bench.SHAPES or set(chosen) - set(known):
+        raise fail(
+            f"--shape {shape} --formats {formats}: accepted are {', '.join(bench.SHAPES)}, and "
+            f"{', '.join(known)}",
+            2,
+        )
+    try:
+        counts = [int(count) for count in sequences.split(",") if count]
+    except ValueError:
+        raise fail(f"--sequences {sequences}: accepted are numbers, as in 1,8,64", 2) from None
+    if not torch.cuda.is_available():
+        raise fail(f"No GPU: torch {torch.__version__} sees none, and models are timed on one.", 2)
+    from harness import timing
+
+    torch.manual_seed(0)
+    begin = time.perf_counter()
+    ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
+    console.print(f"read {ceilings.read:.0f} GB/s", highlight=False)
+    rows = []
+    for times in bench.run(
+        shape,
+        chosen,
+        bandwidth=ceilings.read,
+        sequences=counts,
+        context=context,
+        prompt=prompt,
+        layers=layers,
+    ):
+        console.print(times.text(), highlight=False, soft_wrap=True)
+        rows.append({**asdict(times), "per_second": times.per_second})
+        write_json(
+            out / f"model-{shape}.json",
+            {
+                **provenance(),
+                "ceilings_gb_per_s": asdict(ceilings),
+                "context": context,
+                "layers": layers,
+                "seconds": time.perf_counter() - begin,
+                "rows": rows,
+            },
+        )
+    png = out / f"model-{shape}.png"
+    bench.picture(rows, f"{torch.cuda.get_device_name()}, {context} tokens in the cache", png)
+    console.print(f"wrote {png}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def resources(
     arch: Annotated[str, typer.Option(help="What to compile for.")] = "90a",
     out: Annotated[Path, typer.Option(help="Where the document goes.")] = Path("out/bench"),

@@ -1,0 +1,141 @@
+"""The benchmark of whole models: tiny ones on the CPU, beside transformers' own."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness.bench import decoder
+from harness.bench import model as bench
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("transformers")
+CPU = torch.device("cpu")
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 256,
+}
+TOKENS = torch.arange(12).view(2, 6) * 7 % 256
+
+
+@pytest.fixture(params=["LlamaConfig", "Qwen3Config"])
+def plain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """transformers' model with random weights, norms of its heads among them."""
+    monkeypatch.setattr(bench, "SHAPES", {"tiny": (request.param, SIZES)})
+    torch.manual_seed(0)
+    model = bench.filled(bench.empty_model("tiny"), CPU)
+    for parameter in model.parameters():
+        parameter.data.mul_(4) if parameter.dim() > 1 else parameter.data.uniform_(0.5, 1.5)
+    return model
+
+
+def sqnr(got: Tensor, want: Tensor) -> float:
+    noise = (got.double() - want.double()).square().sum()
+    return float(10 * torch.log10(want.double().square().sum() / noise))
+
+
+def both_steps(model: Any) -> Tensor:
+    """Logits after a prompt, and after one token more, for each of two sequences."""
+    model.set_cache(2, 9)
+    position = torch.zeros(1, dtype=torch.long)
+    if isinstance(model, bench.OfTransformers):
+        model.set_position(0)
+    first = model(TOKENS[:, :5], position)
+    position.fill_(5)
+    return torch.stack((first, model(TOKENS[:, 5:], position)))
+
+
+@torch.no_grad()
+def expected(plain: Any) -> Tensor:
+    """The same of transformers without a cache, in fp32."""
+    logits = plain.float()(TOKENS).logits[:, 4:6].transpose(0, 1)
+    plain.to(torch.bfloat16)
+    result: Tensor = logits
+    return result
+
+
+@pytest.mark.parametrize(
+    ("format", "least"), [("bf16-few", 35), ("fp8", 10), ("w4a16", 6), ("w4a4", 4)]
+)
+def test_the_decoder_gives_the_logits_of_transformers(
+    plain: Any, format: str, least: float
+) -> None:
+    want = expected(plain)
+    made = decoder.Decoder(plain, decoder.FORMATS[format](), CPU)
+    got = both_steps(made)
+    assert got.shape == (2, 2, 256)
+    assert sqnr(got, want) > least
+    head = plain.lm_head.weight.nbytes
+    linears = sum(p.numel() for n, p in plain.model.layers.named_parameters() if "proj" in n)
+    assert made.weight_bytes == head + linears * made.kind.bits / 8
+
+
+def test_weights_alone_are_what_four_bits_change(plain: Any) -> None:
+    packed = decoder.Decoder(plain, decoder.WeightOnly(), CPU)
+    wide = decoder.Decoder(plain, decoder.Bf16(), CPU)
+    for mine, its in zip(wide.blocks, packed.blocks, strict=True):
+        for name in ("qkv", "o", "gate_up", "down"):
+            setattr(mine, name, getattr(its, name).weight.dequantize(torch.bfloat16))
+    assert sqnr(both_steps(packed), both_steps(wide)) > 30
+
+
+class NoSynchronization(TorchDispatchMode):
+    """Raises where a tensor's value is asked for, which a capture on a GPU refuses."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+        )
+        return func(*args, **(kwargs or {}))
+
+
+def test_transformers_with_its_static_cache(plain: Any) -> None:
+    made = bench.OfTransformers.__new__(bench.OfTransformers)
+    made.model = made.forward = plain
+    made.device = CPU
+    assert sqnr(both_steps(made), expected(plain)) > 35
+    made.set_position(5)
+    with NoSynchronization():
+        made(TOKENS[:, 5:], torch.zeros(1))
+
+
+@pytest.mark.parametrize("format", ["bf16", *decoder.FORMATS])
+def test_random_weights(plain: Any, format: str) -> None:
+    logits = both_steps(bench.made("tiny", format, CPU, layers=1))
+    assert logits.isfinite().all()
+    assert 0.01 < logits.float().std() < 10
+
+
+def test_run(plain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(bench, "made", lambda shape, format, *_: bench.empty_model("tiny"))
+    monkeypatch.setattr(torch.nn.Module, "weight_bytes", 1000, raising=False)
+    monkeypatch.setattr(bench, "decode_us", lambda model, sequences, context: (2.0, 7))
+    monkeypatch.setattr(bench, "prefill_us", lambda model, prompt: 10.0)
+    times = list(
+        bench.run("tiny", ["bf16", "w4a4"], bandwidth=1.0, sequences=[1, 4], context=3, prompt=8)
+    )
+    assert [(t.format, t.sequences, t.tokens) for t in times] == [
+        (format, count, count or 8) for format in ("bf16", "w4a4") for count in (1, 4, 0)
+    ]
+    assert times[1].per_second == 4 / 2e-6
+    assert math.isclose(times[1].floor_us, (1000 + 4 * 3 * 2 * (2 * 2 * 32 * 2)) * 1e-3)
+    assert "7 launches" in times[0].text()
+    assert "launches" not in times[2].text()
+    pytest.importorskip("matplotlib")
+    from dataclasses import asdict
+
+    rows = [{**asdict(t), "per_second": t.per_second} for t in times]
+    bench.picture(rows, "a GPU", tmp_path / "model.png")
+    assert (tmp_path / "model.png").stat().st_size > 1000
