@@ -5,18 +5,22 @@ They are imported by ``import jitquant.nn``, or when ``jitquant.nn`` is first as
 
 from __future__ import annotations
 
-from jitquant.nn._compressed_tensors import load_compressed_tensors, save_compressed_tensors
+from jitquant.nn._compressed_tensors import save_compressed_tensors
 from jitquant.nn._convert import Conversion, convert
 from jitquant.nn._grouped import grouped_linear, stack_experts
+from jitquant.nn._load import load_compressed_tensors
 from jitquant.nn._report import LayerReport, ModelReport, report
+from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
 
 __all__ = [
     "Conversion",
+    "Float8BlockwiseExperts",
     "Float8BlockwiseLinear",
     "LayerReport",
     "ModelReport",
+    "NVFP4Experts",
     "NVFP4Linear",
     "convert",
     "grouped_linear",

@@ -24,12 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIVISOR
-from jitquant.nn._convert import Conversion, replace_everywhere
+from jitquant.formats import GROUP_EPS_MIN, NVFP4_BLOCK, NVFP4_DIVISOR
+from jitquant.nn._hugging_face import (
+    Place,
+    in_file,
+    own_config,
+    places_in_file,
+)
+from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.ops import quantize_block
-from jitquant.tensors.fp8 import QuantizedTensor
 
 METHOD = "compressed-tensors"
 BLOCK = (128, 128)
@@ -64,6 +69,10 @@ _FP8_INPUTS = {
 _SCHEMES: dict[type[nn.Module], tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     NVFP4Linear: ("nvfp4-pack-quantized", _NVFP4_WEIGHTS, None),
     Float8BlockwiseLinear: ("float-quantized", _FP8_WEIGHTS, _FP8_INPUTS),
+}
+_LINEAR_OF: dict[type[nn.Module], type[nn.Module]] = {
+    NVFP4Experts: NVFP4Linear,
+    Float8BlockwiseExperts: Float8BlockwiseLinear,
 }
 
 
@@ -100,19 +109,14 @@ def save_compressed_tensors(
             an amax that is missing or not positive.
         ImportError: safetensors is not installed.
     """
-    _, save_file = _safetensors()
+    _, save_file = safetensors_functions()
     tensors, config = compressed_tensors(model, input_amax)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     path = directory / "config.json"
-    described: dict[str, Any] = {}
-    own = getattr(model, "config", None)
-    if own is not None and hasattr(own, "to_json_string"):
-        described = json.loads(own.to_json_string())
-        described.setdefault("architectures", None)
-        described["architectures"] = described["architectures"] or [type(model).__name__]
-    elif path.is_file():
+    described = own_config(model) or {}
+    if not described and path.is_file():
         described = json.loads(path.read_text(encoding="utf-8"))
     described["quantization_config"] = config
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
@@ -132,33 +136,110 @@ def compressed_tensors(
     holders = Counter(
         id(p) for m in model.modules() for p in m.parameters(recurse=False)
     )  # how many modules have a parameter
-    layers: dict[str, NVFP4Linear | Float8BlockwiseLinear] = {}
-    ignored: list[str] = []
+    layers: dict[str, nn.Module] = {}
+    others: dict[str, tuple[int, int]] = {}
+    shapes: dict[str, tuple[int, int]] = {}
+    biases: dict[str, Tensor] = {}
+    plain = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, NVFP4Linear) or (
+        dot = f"{name}." if name else ""
+        if isinstance(module, (NVFP4Experts, Float8BlockwiseExperts)):
+            _check_experts(name, module)
+            layers[name] = module
+            for part, pieces in module.projections:
+                shapes[f"{dot}{part}"] = (module.num_experts, pieces)
+        elif isinstance(module, NVFP4Linear) or (
             isinstance(module, Float8BlockwiseLinear) and holders[id(module.weight)] == 1
         ):
             layers[name] = module
-        elif isinstance(module, nn.Linear):
-            ignored.append(name)
+            shapes[f"{dot}weight"] = (0, 0)
+        elif isinstance(module, nn.Linear) or _is_router(module):
+            others[f"{dot}weight"] = (0, 0)
+        for part in module.state_dict() if name in layers else ():
+            tensor = plain.pop(f"{dot}{part}")
+            if part == "bias":
+                biases[f"{dot}bias"] = tensor
     if not layers:
         raise ValueError(
             "the model has no NVFP4Linear and no Float8BlockwiseLinear with a weight of its own; "
             "convert(model, ...) puts them in"
         )
-    plain = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
-    quantized: dict[str, Tensor] = {}
-    for name, layer in layers.items():
-        dot = f"{name}." if name else ""
-        for part in ("weight", "weight_packed", "weight_scale", "weight_gsa", "bias"):
-            plain.pop(f"{dot}{part}", None)
-        quantized |= {f"{dot}{part}": t for part, t in _parts(name, layer).items()}
-        if layer.bias is not None:
-            quantized[f"{dot}bias"] = layer.bias
-    if input_amax is not None:
-        quantized |= _input_scales(layers, input_amax)
-    inputs = input_amax is not None
-    return _for_a_file(_once(plain) | quantized), _config(layers, ignored, inputs)
+    places = places_in_file(model, shapes)
+    inputs = None if input_amax is None else _input_scales(layers, input_amax)
+    quantized = in_file(model, biases)
+    kinds: dict[str, type[nn.Module]] = {}
+    for file_name, place in places.items():
+        owner, _, part = place.name.rpartition(".")
+        layer, target = layers[owner], file_name.removesuffix("weight").removesuffix(".")
+        dot = f"{target}." if target else ""
+        parts = _matrix(layer, part, place) if place.expert is not None else _parts(owner, layer)
+        quantized |= {f"{dot}{part}": t for part, t in parts.items()}
+        if inputs is not None and owner in inputs:
+            quantized[f"{dot}input_global_scale"] = inputs[owner].clone()
+        kinds[target] = _LINEAR_OF.get(type(layer), type(layer))
+    ignored = [name.removesuffix("weight").removesuffix(".") for name in places_of(model, others)]
+    return (
+        _for_a_file(in_file(model, _once(plain)) | quantized),
+        quantization_config(kinds, ignored, input_amax is not None),
+    )
+
+
+def places_of(model: nn.Module, weights: Mapping[str, tuple[int, int]]) -> list[str]:
+    """The names in the files of weights that are there as they are, or else their own."""
+    try:
+        return list(places_in_file(model, weights))
+    except ValueError:
+        return list(weights)
+
+
+def _is_router(module: nn.Module) -> bool:
+    """A matrix that is multiplied, and in no linear: engines may have one there."""
+    weight = module._parameters.get("weight")
+    return (
+        weight is not None
+        and weight.dim() == 2
+        and not isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        and hasattr(module, "top_k")
+    )
+
+
+def _check_experts(name: str, experts: NVFP4Experts | Float8BlockwiseExperts) -> None:
+    if experts.interleaved or any(
+        getattr(experts, f"{part}_bias", None) is not None for part, _ in experts.projections
+    ):
+        raise ValueError(
+            f"{name} has rows of gate and up in turns, or biases; files of compressed-tensors have "
+            "no such experts. Leave them out when converting: ignore=('lm_head', 'experts')"
+        )
+    columns = experts.columns.values() if isinstance(experts, NVFP4Experts) else ()
+    if any(size % NVFP4_BLOCK for size in columns):
+        raise ValueError(
+            f"{name} has matrices of {tuple(columns)} columns; compressed-tensors has multiples of "
+            f"{NVFP4_BLOCK}. Leave it out when converting, by ignore="
+        )
+
+
+def _matrix(layer: nn.Module, name: str, place: Place) -> dict[str, Tensor]:
+    """One matrix of one expert in compressed-tensors' names."""
+    assert place.expert is not None
+    assert isinstance(layer, (NVFP4Experts, Float8BlockwiseExperts))
+    pieces = next(count for part, count in layer.projections if part == name)
+
+    def cut(whole: Tensor) -> Tensor:
+        matrix = whole[place.expert]
+        size = matrix.shape[0] // pieces
+        begin = (place.piece or 0) * size
+        return matrix[begin : begin + size]
+
+    if isinstance(layer, Float8BlockwiseExperts):
+        return _fp8_parts(cut(layer.matrices(name)))
+    gsa = layer.get_buffer(f"{name}_gsa")[place.expert].reshape(1)
+    packed, scale = (layer.get_buffer(f"{name}_{part}") for part in ("packed", "scale"))
+    return {
+        "weight_packed": cut(packed),
+        "weight_scale": cut(scale.view(torch.uint8)).view(scale.dtype),
+        "weight_global_scale": _global_scale(gsa),
+    }
 
 
 def _input_scales(
@@ -167,9 +248,14 @@ def _input_scales(
     """The ``input_global_scale`` of each layer in NVFP4; a layer may have several names."""
     names: dict[int, list[str]] = {}
     for name, layer in layers.items():
+        if isinstance(layer, NVFP4Experts):
+            raise ValueError(
+                f"{name} are experts, whose amaxes are not measured; leave out input_amax, or the "
+                "experts when converting: ignore=('lm_head', 'experts')"
+            )
         if isinstance(layer, NVFP4Linear):
             names.setdefault(id(layer), []).append(name)
-    made = {}
+    made: dict[str, Tensor] = {}
     for places in names.values():
         amax = next((amaxes[name] for name in places if name in amaxes), None)
         if amax is None or not 0 < amax < math.inf:
@@ -177,32 +263,38 @@ def _input_scales(
                 f"input_amax[{places[0]!r}] is {amax}; accepted is a positive number for each "
                 "NVFP4Linear. report(model, inputs) measures it before the model is converted"
             )
-        for name in places:
-            dot = f"{name}." if name else ""
-            made[f"{dot}input_global_scale"] = torch.tensor([NVFP4_DIVISOR / amax])
+        made |= dict.fromkeys(places, torch.tensor([NVFP4_DIVISOR / amax]))
     return made
 
 
-def _parts(name: str, layer: NVFP4Linear | Float8BlockwiseLinear) -> dict[str, Tensor]:
+def _fp8_parts(weight: Tensor) -> dict[str, Tensor]:
+    weight = weight.detach()
+    q = quantize_block(
+        weight if weight.stride(-1) == 1 else weight.contiguous(), BLOCK, eps=GROUP_EPS_MIN
+    )
+    return {"weight": q.data, "weight_scale": q.scale_inv}
+
+
+def _global_scale(gsa: Tensor) -> Tensor:
+    # A weight of zeros has the gsa 0; its codes are zero, whatever they are multiplied with.
+    return torch.where(gsa == 0, 1.0, 1 / gsa)
+
+
+def _parts(name: str, layer: nn.Module) -> dict[str, Tensor]:
     """The weight of a layer in compressed-tensors' names."""
     if isinstance(layer, Float8BlockwiseLinear):
-        weight = layer.weight.detach()
-        weight = weight if weight.stride(-1) == 1 else weight.contiguous()
-        q = quantize_block(weight, BLOCK, eps=GROUP_EPS_MIN)
-        return {"weight": q.data, "weight_scale": q.scale_inv}
+        return _fp8_parts(layer.weight)
+    assert isinstance(layer, NVFP4Linear)
     if layer.in_features % NVFP4_BLOCK:
         raise ValueError(
             f"{name}.in_features is {layer.in_features}; compressed-tensors has multiples of "
-            f"{NVFP4_BLOCK}. Leave the layer out when converting, by filter="
+            f"{NVFP4_BLOCK}. Leave the layer out when converting, by ignore="
         )
     state = layer.state_dict()  # its scales are linear
-    gsa = state["weight_gsa"]
-    # A weight of zeros has the gsa 0; its codes are zero, whatever they are multiplied with.
-    scale = torch.where(gsa == 0, 1.0, 1 / gsa)
     return {
         "weight_packed": state["weight_packed"],
         "weight_scale": state["weight_scale"],
-        "weight_global_scale": scale,
+        "weight_global_scale": _global_scale(state["weight_gsa"]),
     }
 
 
@@ -228,15 +320,24 @@ def _for_a_file(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _config(layers: dict[str, Any], ignored: list[str], nvfp4_inputs: bool) -> dict[str, Any]:
+def quantization_config(
+    layers: Mapping[str, type[nn.Module]], ignored: list[str], nvfp4_inputs: bool
+) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json.
+
+    Args:
+        layers: `NVFP4Linear` or `Float8BlockwiseLinear` by the names of the files.
+        ignored: names of the linears that are not quantized.
+        nvfp4_inputs: whether activations of the former are quantized.
+    """
     groups = {}
-    kinds = list(dict.fromkeys(map(type, layers.values())))
+    kinds = list(dict.fromkeys(layers.values()))
     for i, kind in enumerate(kinds):
         name, weights, inputs = _SCHEMES[kind]
         if kind is NVFP4Linear and nvfp4_inputs:
             inputs = _NVFP4_INPUTS
         groups[f"group_{i}"] = {
-            "targets": [n for n, layer in layers.items() if type(layer) is kind]
+            "targets": [n for n, its in layers.items() if its is kind]
             if len(kinds) > 1
             else ["Linear"],
             "weights": weights,
@@ -255,146 +356,7 @@ def _config(layers: dict[str, Any], ignored: list[str], nvfp4_inputs: bool) -> d
     }
 
 
-def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) -> Conversion:
-    """Reads such files, whoever wrote them, into a model whose linears are not converted.
-
-    A linear whose weight is in NVFP4 there becomes an `NVFP4Linear` with the file's codes and
-    scales. One whose weight is in FP8 in 128x128 blocks becomes a `Float8BlockwiseLinear` with the
-    dequantized weight. All else is loaded as it is. Scales for activations from calibration are
-    left alone: both layers compute theirs.
-
-    Args:
-        model: of the architecture of the files, with weights in memory; their values are lost.
-        directory: with config.json and model.safetensors, or parts of the latter and their index.
-
-    Returns:
-        Which linears were replaced, and which were left as they are.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: the files are of another format, or the weights of other layers than the
-            model's.
-        ImportError: safetensors is not installed.
-    """
-    directory = Path(directory)
-    described = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    config = described.get("quantization_config") or {}
-    if config.get("quant_method") != METHOD:
-        raise ValueError(
-            f"quant_method in {directory / 'config.json'} is {config.get('quant_method')!r}; "
-            f"accepted is {METHOD!r}"
-        )
-    tensors = _read(directory)
-    done = Conversion(METHOD)
-    made: list[tuple[nn.Linear, nn.Module]] = []
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear):
-            continue
-        dot = f"{name}." if name else ""
-        if f"{dot}weight_packed" in tensors:
-            layer: nn.Module = _nvfp4_layer(dot, module, tensors)
-        elif f"{dot}weight_scale" in tensors:
-            layer = _fp8_layer(dot, module, tensors)
-        else:
-            done.skipped[name] = "its weight is not quantized in the files"
-            continue
-        made.append((module, layer))
-        done.replaced.append(name)
-        done.bytes_before += module.weight.nbytes
-        kept = layer.buffers() if isinstance(layer, NVFP4Linear) else layer.parameters()
-        done.bytes_after += sum(t.nbytes for t in kept if t is not getattr(layer, "bias", None))
-    for module, layer in made:
-        replace_everywhere(model, module, layer)
-    _load_the_rest(model, tensors)
-    return done
-
-
-def _nvfp4_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> NVFP4Linear:
-    """Takes the layer's parts out of ``tensors``."""
-    packed, scale = tensors.pop(f"{dot}weight_packed"), tensors.pop(f"{dot}weight_scale")
-    global_scale = tensors.pop(f"{dot}weight_global_scale", None)
-    tensors.pop(f"{dot}input_global_scale", None)
-    shape = (linear.out_features, linear.in_features)
-    if (
-        global_scale is None
-        or packed.dtype != torch.uint8
-        or tuple(packed.shape) != (shape[0], shape[1] // 2)
-        or tuple(scale.shape) != (shape[0], shape[1] // NVFP4_BLOCK)
-    ):
-        raise ValueError(
-            f"{dot}weight_packed is {packed.dtype} {tuple(packed.shape)} with scales "
-            f"{scale.dtype} {tuple(scale.shape)} and "
-            f"{'no' if global_scale is None else 'a'} weight_global_scale; accepted is NVFP4 of "
-            f"the linear's {shape}: uint8, a scale for 16 elements, and a weight_global_scale"
-        )
-    made = NVFP4Linear(
-        *(linear.in_features, linear.out_features, linear.bias is not None),
-        *(linear.weight.device, linear.weight.dtype),
-    )
-    parts = {
-        "weight_packed": packed,
-        "weight_scale": scale,
-        "weight_gsa": 1 / global_scale.to(torch.float32).reshape(1),
-    }
-    if linear.bias is not None:
-        parts["bias"] = tensors.pop(f"{dot}bias")
-    made.load_state_dict(parts)
-    return made.train(linear.training)
-
-
-def _fp8_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> Float8BlockwiseLinear:
-    """Puts the dequantized weight in place of that in ``tensors``."""
-    device = linear.weight.device
-    weight, scale = (tensors.pop(f"{dot}{part}").to(device) for part in ("weight", "weight_scale"))
-    tensors.pop(f"{dot}input_scale", None)
-    blocks = tuple(-(-size // step) for size, step in zip(weight.shape, BLOCK, strict=False))
-    if weight.dtype != torch.float8_e4m3fn or tuple(scale.shape) != blocks:
-        raise ValueError(
-            f"{dot}weight is {weight.dtype} {tuple(weight.shape)} with scales of shape "
-            f"{tuple(scale.shape)}; accepted is float8_e4m3fn with a scale for each 128x128 block: "
-            f"{blocks}"
-        )
-    q = QuantizedTensor(weight, scale.to(torch.float32), None, None, "fp8_block", BLOCK)
-    dtype = linear.weight.dtype if linear.weight.dtype in INPUT_DTYPES else torch.float32
-    tensors[f"{dot}weight"] = q.dequantize(dtype)
-    return Float8BlockwiseLinear.from_linear(linear)
-
-
-def _load_the_rest(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    # What the layers in NVFP4 have is there already.
-    filled = {
-        f"{name}.{part}" if name else part
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, NVFP4Linear)
-        for part in module.state_dict()
-    }
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    state = model.state_dict()
-    loaded = {state[name].data_ptr() for name in tensors if name in state}
-    absent = [n for n in missing if n not in filled and state[n].data_ptr() not in loaded]
-    if absent or unexpected:
-        raise ValueError(
-            f"the files lack {', '.join(absent) or 'nothing'} and have "
-            f"{', '.join(unexpected) or 'nothing'} besides; accepted are files of this model"
-        )
-
-
-def _read(directory: Path) -> dict[str, Tensor]:
-    load_file, _ = _safetensors()
-    index = directory / "model.safetensors.index.json"
-    names = ["model.safetensors"]
-    if index.is_file():
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(weight_map.values()))
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        if not (directory / name).is_file():
-            raise FileNotFoundError(f"{directory} has no {name}")
-        tensors |= load_file(directory / name)
-    return tensors
-
-
-def _safetensors() -> tuple[Callable[..., dict[str, Tensor]], Callable[..., None]]:
+def safetensors_functions() -> tuple[Callable[..., dict[str, Tensor]], Callable[..., None]]:
     try:
         from safetensors.torch import load_file, save_file
     except ImportError as error:

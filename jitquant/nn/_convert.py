@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from jitquant.formats import INPUT_DTYPES, one_of
+from jitquant.nn._hugging_face import is_pretrained
+from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
+from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
+from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
+from jitquant.ops.nvfp4 import amax_gsa
 
 LinearRecipe = Literal["fp8_block", "nvfp4", "nvfp4_weight_only"]
 _LAYERS: dict[str, tuple[type[Float8BlockwiseLinear] | type[NVFP4Linear], dict[str, Any]]] = {
     "fp8_block": (Float8BlockwiseLinear, {}),
     "nvfp4": (NVFP4Linear, {}),
     "nvfp4_weight_only": (NVFP4Linear, {"weight_only": True}),
+}
+_EXPERTS: dict[str, type[Float8BlockwiseExperts] | type[NVFP4Experts]] = {
+    "fp8_block": Float8BlockwiseExperts,
+    "nvfp4": NVFP4Experts,
+    "nvfp4_weight_only": NVFP4Experts,
 }
 _HOOKS = (
     "_forward_hooks",
@@ -36,9 +47,12 @@ class Conversion:
 
     Attributes:
         recipe: that was asked for.
-        replaced: names of the linears that were replaced, each at every place it has.
+        replaced: names of the linears and experts that were replaced, each at every place it has.
         skipped: names of those that were left as they are, and why.
         bytes_before, bytes_after: of the weights of what was replaced, biases aside.
+        elements: of the weights of what was replaced.
+        model_elements, model_bytes: of all parameters of the model, before.
+        left: elements of each parameter that is not quantized, by name: also what is in no linear.
     """
 
     recipe: str
@@ -46,44 +60,104 @@ class Conversion:
     skipped: dict[str, str] = field(default_factory=dict)
     bytes_before: int = 0
     bytes_after: int = 0
+    elements: int = 0
+    model_elements: int = 0
+    model_bytes: int = 0
+    left: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         count = len(self.replaced) + len(self.skipped)
         lines = [
-            f"{self.recipe}: {len(self.replaced)} of {count} linears replaced, weights "
-            f"{self.bytes_before / 2**20:.1f} MiB -> {self.bytes_after / 2**20:.1f} MiB"
+            f"{self.recipe}: {len(self.replaced)} of {count} layers replaced, weights "
+            f"{_mib(self.bytes_before)} -> {_mib(self.bytes_after)}"
         ]
+        if self.model_elements:
+            lines.append(
+                f"  {self.elements:,} of {self.model_elements:,} parameters quantized "
+                f"({self.elements / self.model_elements:.1%}), {_mib(self.bytes_before)} of "
+                f"{_mib(self.model_bytes)}"
+            )
         lines += [f"  left as it is: {name}: {why}" for name, why in self.skipped.items()]
+        largest = sorted(self.left.items(), key=lambda item: -item[1])
+        shown = [(n, size) for n, size in largest if n.rpartition(".")[0] not in self.skipped]
+        lines += [f"  not quantized: {name}: {size:,}" for name, size in shown[:_SHOWN]]
+        if len(shown) > _SHOWN:
+            rest = sum(size for _, size in shown[_SHOWN:])
+            lines.append(f"  not quantized: {len(shown) - _SHOWN} more: {rest:,}")
         return "\n".join(lines)
+
+    def count(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """Notes what a model has before anything is replaced, and returns its parameters."""
+        parameters = dict(model.named_parameters())
+        self.model_elements = sum(p.numel() for p in parameters.values())
+        self.model_bytes = sum(p.nbytes for p in parameters.values())
+        return parameters
+
+    def finish(self, before: dict[str, nn.Parameter], quantized: set[int]) -> None:
+        """Notes what is left.
+
+        Args:
+            before: of `count`.
+            quantized: ids of the parameters that were quantized.
+        """
+        self.left = {n: p.numel() for n, p in before.items() if id(p) not in quantized}
+        self.elements = self.model_elements - sum(self.left.values())
+
+
+_SHOWN = 8
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
 
 
 def convert(
     model: nn.Module,
     recipe: LinearRecipe,
     *,
-    filter: Callable[[str, nn.Linear], bool] | None = None,
+    filter: Callable[[str, nn.Module], bool] | None = None,
+    targets: str | Sequence[str] = "all",
+    ignore: str | Sequence[str] | None = None,
+    siblings: Sequence[Sequence[str]] = SIBLINGS,
 ) -> Conversion:
-    """Replaces the linears of a model, in place.
+    """Replaces the linears and the experts of a model, in place.
 
-    Left as they are, with the reason: what ``filter`` refuses; subclasses of ``nn.Linear``, which
-    may compute something else; linears with hooks; those of ``nn.MultiheadAttention`` and
-    ``nn.TransformerEncoderLayer``, which read the weights themselves; weights that cannot be
-    quantized; and for NVFP4 weights that another module has as well, such as tied embeddings.
-    A linear that the model has at several places is one layer at all of them afterwards.
+    Left as they are, with the reason: heads (``lm_head``, what ``get_output_embeddings`` returns),
+    routers and their gates, unless ``ignore`` says otherwise; what ``targets`` or ``filter`` leave
+    out; subclasses of ``nn.Linear``, which may compute something else; linears with hooks; those of
+    ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which read the weights themselves;
+    weights that cannot be quantized; and for NVFP4 weights that another module has as well, such
+    as tied embeddings. A linear that the model has at several places is one layer at all of them
+    afterwards.
+
+    In NVFP4 the layers that engines fuse (q, k, v; gate, up) share one gsa, the largest of
+    theirs: the engine takes one for all of them, without computing the block scales again.
+
+    The ``save_pretrained`` of a model of transformers in NVFP4 writes the layout of
+    `save_compressed_tensors`.
 
     Args:
         model: any module that has linears in it.
         recipe: "fp8_block": `Float8BlockwiseLinear`, with the same parameters; "nvfp4":
-            `NVFP4Linear`; "nvfp4_weight_only": the same, with inputs left as they are.
-        filter: called with the name and the module of each ``nn.Linear``; False leaves it alone,
-            for instance ``lambda name, module: name != "lm_head"``.
+            `NVFP4Linear`; "nvfp4_weight_only": the same, with inputs left as they are. Experts
+            whose weights are tensors of three dimensions, as transformers 5 has them, become
+            `jitquant.nn.Float8BlockwiseExperts` or `jitquant.nn.NVFP4Experts`.
+        filter: called with the name and the module of each linear, and of experts; False leaves it
+            alone. By name it is easier with ``ignore``.
+        targets: "all", "attention", "mlp", "experts", or patterns: names or their last parts, with
+            ``*`` and ``?``, or regular expressions after ``re:``.
+        ignore: patterns of what is left alone; None: heads and routers, as above. ``()`` leaves
+            nothing alone; ``("lm_head", "model.layers.0.*")`` names both.
+        siblings: the last parts of the names that are fused, for each family; ``()``: each layer
+            has a gsa of its own.
 
     Returns:
-        What was replaced and what was not; ``print`` it.
+        What was replaced and what was not, of all parameters of the model; ``print`` it.
 
     Raises:
-        ValueError: ``recipe`` is none of these, or ``model`` is a linear itself.
-        TypeError: ``model`` is no module.
+        ValueError: ``recipe`` is none of these, ``model`` is a linear itself, or a weight has NaN
+            or infinity in it; nothing is replaced then.
+        TypeError: ``model`` is no module, or ``filter`` cannot be called.
     """
     one_of("recipe", recipe, tuple(_LAYERS))
     kind, how = _LAYERS[recipe]
@@ -94,6 +168,8 @@ def convert(
             f"model is {type(model).__name__}; accepted is a module that has linears in it. For "
             f"one linear call {kind.__name__}.from_linear(model)"
         )
+    check_filter(filter)
+    ignored = None if ignore is None else as_patterns("ignore", ignore)
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
     holders: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -101,32 +177,131 @@ def convert(
     places: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         places.setdefault(id(module), []).append(name)
+    head = _output_embeddings(model)
 
     done = Conversion(recipe)
-    chosen: list[tuple[str, nn.Linear]] = []
+    before = done.count(model)
+    shapes = {n: m.weight.shape for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    chosen: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or isinstance(module, Float8BlockwiseLinear):
+        if not _is_candidate(module):
             continue
-        mine = {f"{place}.weight" for place in places[id(module)]}
-        others = [n for n in holders.get(id(module.weight), []) if n not in mine]
-        why = _refusal(module, parents[id(module)])
-        if why is None and kind is NVFP4Linear and others:
-            why = f"its weight is also {others[0]}"
+        why: str | None = None
+        if isinstance(module, _CONVERTED):
+            why = f"it is a {type(module).__name__} already"
+        elif isinstance(module, nn.Linear):
+            mine = {f"{place}.weight" for place in places[id(module)]}
+            others = [n for n in holders.get(id(module.weight), []) if n not in mine]
+            why = _refusal(module, parents[id(module)])
+            if why is None and kind is NVFP4Linear and others:
+                why = f"its weight is also {others[0]}"
+            if why is None and module is head and ignored is None:
+                why = "a head, left alone by default"
+        else:
+            why = experts_refusal(module)
+            if why is None and any(getattr(module, hooks) for hooks in _HOOKS):
+                why = "it has hooks, which would be lost"
+        if why is None:
+            why = refusal(name, shapes, targets, ignored)
         if why is None and filter is not None and not filter(name, module):
             why = "refused by filter"
         if why is None:
-            chosen.append((name, module))
+            chosen[name] = module
         else:
             done.skipped[name] = why
+    for name, module in chosen.items():
+        _check_finite(name, module)
 
-    for name, module in chosen:
-        done.bytes_before += module.weight.nbytes
-        made = kind.from_linear(module, **how)
+    gsas: dict[str, Tensor] = {}
+    if kind is NVFP4Linear:
+        linears: dict[str, Tensor] = {
+            n: m.weight for n, m in chosen.items() if isinstance(m, nn.Linear)
+        }
+        for family in families(linears, shapes, siblings):
+            gsas |= dict.fromkeys(family, shared_gsa([linears[name] for name in family]))
+    quantized: set[int] = set()
+    for name, module in chosen.items():
+        weights = [p for p in _weights(module) if id(p) not in quantized]
+        quantized |= {id(p) for p in weights}
+        done.bytes_before += sum(p.nbytes for p in weights)
+        made: nn.Module
+        if not isinstance(module, nn.Linear):
+            made = _EXPERTS[recipe](module, **how)
+        elif kind is NVFP4Linear:
+            made = NVFP4Linear.from_linear(module, gsa=gsas.get(name), **how)
+        else:
+            made = Float8BlockwiseLinear.from_linear(module)
         _replace(model, places[id(module)], made)
-        quantized = made.buffers() if isinstance(made, NVFP4Linear) else [made.weight]
-        done.bytes_after += sum(t.nbytes for t in quantized)
+        is_codes = isinstance(made, (NVFP4Linear, NVFP4Experts))
+        done.bytes_after += sum(t.nbytes for t in (made.buffers() if is_codes else weights))
         done.replaced.append(name)
+    done.finish(before, quantized)
+    if done.replaced and kind is NVFP4Linear:  # in FP8 the parameters are what they were
+        attach(model)
     return done
+
+
+_CONVERTED = (NVFP4Linear, Float8BlockwiseLinear, NVFP4Experts, Float8BlockwiseExperts)
+
+
+def _is_candidate(module: nn.Module) -> bool:
+    """Whether a module is a linear, or experts, converted or not."""
+    mine = module.named_parameters(recurse=False)
+    return isinstance(module, (nn.Linear, *_CONVERTED)) or any(
+        name == "down_proj" and p.dim() == 3 for name, p in mine
+    )
+
+
+def _weights(module: nn.Module) -> list[nn.Parameter]:
+    """What is quantized of a linear, or of experts."""
+    if isinstance(module, nn.Linear):
+        return [module.get_parameter("weight")]
+    return [p for n, p in module.named_parameters(recurse=False) if not n.endswith("_bias")]
+
+
+def _check_finite(name: str, module: nn.Module) -> None:
+    for weight in _weights(module):
+        if not weight.is_meta and not bool(weight.detach().isfinite().all()):
+            raise ValueError(
+                f"the weight of {name} has NaN or infinity in it; accepted are finite weights. "
+                f"Leave it out with ignore={name!r}, or look where they come from"
+            )
+
+
+def shared_gsa(weights: Sequence[Tensor]) -> Tensor:
+    """The gsa of weights that have one together: (1,), the largest of theirs."""
+    each = [amax_gsa(w.detach() if w.stride(-1) == 1 else w.detach().contiguous()) for w in weights]
+    return torch.stack([gsa.to(each[0].device) for gsa in each]).amax(0)
+
+
+def check_filter(filter: object) -> None:
+    """Refuses what cannot be called.
+
+    Raises:
+        TypeError: it cannot.
+    """
+    if filter is not None and not callable(filter):
+        raise TypeError(
+            f"filter is {filter!r}; accepted is a function of the name and the module, which says "
+            "whether to take it. To leave layers out by name use ignore="
+        )
+
+
+def _output_embeddings(model: nn.Module) -> nn.Module | None:
+    """The head of a model of transformers."""
+    try:
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+    except NotImplementedError:
+        return None
+    return head if isinstance(head, nn.Module) else None
+
+
+def attach(model: nn.Module) -> None:
+    """Has ``save_pretrained`` of a converted model of transformers write what engines read."""
+    if is_pretrained(model):
+        from jitquant.nn._hf_quantizer import attach_quantizer
+
+        attach_quantizer(model)
 
 
 def replace_everywhere(model: nn.Module, old: nn.Module, new: nn.Module) -> None:

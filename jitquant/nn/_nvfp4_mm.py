@@ -9,11 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
-from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK
+from jitquant.formats import (
+    CODES_PER_BYTE,
+    FP4_DTYPE,
+    NVFP4_BLOCK,
+    Granularity,
+    Recipe,
+    ScaleLayout,
+)
 from jitquant.nn._matmul import has_nvfp4, major, register
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.ops.linear import LINEAR
-from jitquant.ops.nvfp4 import dequantize_nvfp4
+from jitquant.ops.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from jitquant.tensors.nvfp4 import QuantizedActivation
 
 
@@ -196,6 +203,51 @@ _NVFP4_MM_OUT = register(
 )
 
 
+def _quantize_bytes(
+    x: Tensor, granularity: Granularity, recipe: Recipe, scale_layout: ScaleLayout
+) -> tuple[Tensor, Tensor, Tensor]:
+    q = quantize_nvfp4(x, granularity=granularity, recipe=recipe, scale_layout=scale_layout)
+    return q.x_fp4_bytes, q.x_sf, q.gsa
+
+
+_QUANTIZE_BYTES = register(
+    "nvfp4_bytes(Tensor x, str granularity, str recipe, str scale_layout)"
+    " -> (Tensor, Tensor, Tensor)",
+    _quantize_bytes,
+    _quantize_bytes,
+)
+
+
+def quantized_bytes(
+    x: Tensor, granularity: Granularity, recipe: Recipe, scale_layout: ScaleLayout
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes as uint8, block scales and gsa of `jitquant.quantize_nvfp4`.
+
+    For exported programs: ``torch.export.save`` has no name for ``float4_e2m1fn_x2``.
+
+    Args:
+        x, granularity, recipe, scale_layout: as there.
+    """
+    codes, scales, gsa = _QUANTIZE_BYTES(x, granularity, recipe, scale_layout)
+    return codes, scales, gsa
+
+
+Operand = tuple[Tensor, Tensor | None, Tensor | None, str]
+"""Codes as uint8, block scales, gsa and the layout of the scales; or values, None, None, any."""
+
+
+def nvfp4_mm_bytes(
+    x: Operand,
+    w: Operand,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`nvfp4_mm` of operands whose codes are bytes."""
+    result: Tensor = _NVFP4_MM(*x, *w, bias, residual, dtype)
+    return result
+
+
 def nvfp4_mm(
     x: Tensor | QuantizedActivation,
     w: QuantizedActivation,
@@ -219,12 +271,13 @@ def nvfp4_mm(
     Returns:
         (..., N), or ``out``.
     """
-    values: tuple[Any, ...] = (x, None, None, "linear")
+    weight: Operand = (w.x_fp4_bytes, w.x_sf, w.gsa, w.scale_layout)
+    values: Operand
     if isinstance(x, QuantizedActivation):
         values = (x.x_fp4_bytes, x.x_sf, x.gsa, x.scale_layout)
-    weight = (w.x_fp4_bytes, w.x_sf, w.gsa, w.scale_layout)
+    else:
+        values = (x, None, None, "linear")
     if out is None:
-        result: Tensor = _NVFP4_MM(*values, *weight, bias, residual, dtype)
-        return result
+        return nvfp4_mm_bytes(values, weight, bias, residual, dtype)
     _NVFP4_MM_OUT(*values, *weight, bias, residual, out)
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -91,13 +92,20 @@ class WeightCache:
         """Forgets the weight."""
         self._kept = None
 
-    def get(self, weight: Tensor, transpose: bool, version: int = 0) -> QuantizedWeight:
+    def get(
+        self,
+        weight: Tensor,
+        transpose: bool,
+        version: int = 0,
+        part: Callable[[Tensor], Tensor] | None = None,
+    ) -> QuantizedWeight:
         """The weight in FP8; quantized now where it is not known to be what it was.
 
         Args:
             weight: (N, K).
             transpose: whether the transpose is wanted as well.
             version: what else changes with the weight: of the DTensor that it is the part of.
+            part: takes the matrix to be quantized out of ``weight``; always the same one.
 
         Nothing is kept, and nothing that was kept is used, while a compiler or a CUDA graph records
         the call: a replay has to see the weight as it is then. The same goes for tensors without a
@@ -110,7 +118,7 @@ class WeightCache:
             or weight.is_inference()
             or (weight.is_cuda and torch.cuda.is_current_stream_capturing())
         ):
-            return quantize_weight(weight, transpose)
+            return quantize_weight(weight if part is None else part(weight), transpose)
         key = (
             STEPS.count,
             weight._version,
@@ -129,7 +137,7 @@ class WeightCache:
             and not (transpose and kept[2].data_t is None)
         ):
             return kept[2]
-        quantized = quantize_weight(weight, transpose)
+        quantized = quantize_weight(weight if part is None else part(weight), transpose)
         self._kept = (key, weakref.ref(weight), quantized)
         return quantized
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from jitquant.formats import FP8_DTYPES, GROUP_EPS_MIN, INPUT_DTYPES
-from jitquant.nn._matmul import blocks, fp8_mm, groups, output_dtype
-from jitquant.nn._weights import WeightCache, padded
+from jitquant.nn._matmul import blocks, fp8_mm, groups, output_dtype, register
+from jitquant.nn._weights import WeightCache, padded, quantize_weight
 from jitquant.ops import quantize_group, quantize_group_both
 from jitquant.tensors.fp8 import QuantizedTensor
 
@@ -77,6 +78,63 @@ class _Linear(torch.autograd.Function):
             product = fp8_mm(gq, blocks(w_t, w_t_scales), x_dtype)
             grad_x = product[:rows, :cols].contiguous()
         return grad_x, grad_weight, None, None, None, None, None, None
+
+
+def _infer(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    q = quantize_weight(weight, False).data
+    product = fp8_mm(_rowwise(padded(x)), blocks(q.data, q.stored_scales), dtype)
+    return product[: x.shape[0], : weight.shape[0]].contiguous()
+
+
+_INFER = register(
+    "fp8_linear(Tensor x, Tensor weight, ScalarType dtype) -> Tensor",
+    _infer,
+    lambda x, weight, dtype: x.new_empty((x.shape[0], weight.shape[0]), dtype=dtype),
+)
+
+
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    kept_weight: Tensor,
+    version: int,
+    cache: WeightCache,
+    part: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """``x @ weight.T`` of tensors that this process has.
+
+    Args:
+        x: (..., K).
+        weight: (N, K), which gets the gradient.
+        kept_weight: the same values in a tensor that is the same one at each call, as long as
+            the weight is.
+        version: changes when these values do and the tensor's own version may not.
+        cache: of the weight in FP8.
+        part: takes the weight out of ``kept_weight``, where that has more in it.
+
+    Returns:
+        (..., N), of x's dtype, or of autocast's.
+    """
+    dtype = output_dtype(x)
+    if torch.compiler.is_exporting():  # one op, whose rows may be of any number
+        exported: Tensor = _INFER(x.reshape(-1, x.shape[-1]), weight, dtype)
+        return exported.reshape(*x.shape[:-1], weight.shape[0])
+    if x.numel() == 0:
+        return functional.linear(x.to(dtype), weight.to(dtype))
+    input_grad = torch.is_grad_enabled() and x.requires_grad
+    w, w_t = cache.get(kept_weight, input_grad, version, part)
+    kept = w_t if input_grad else None
+    y: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+        x.reshape(-1, x.shape[-1]),
+        weight,
+        w.data,
+        w.stored_scales,
+        None if kept is None else kept.data,
+        None if kept is None else kept.stored_scales,
+        torch.is_grad_enabled() and weight.requires_grad,
+        dtype,
+    )
+    return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
 class Float8BlockwiseLinear(nn.Linear):
@@ -180,35 +238,8 @@ class Float8BlockwiseLinear(nn.Linear):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def multiply(self, x: Tensor, weight: Tensor, kept_weight: Tensor, version: int) -> Tensor:
-        """``x @ weight.T`` of tensors that this process has.
-
-        Args:
-            x: (..., K).
-            weight: (N, K), which gets the gradient.
-            kept_weight: the same values in a tensor that is the same one at each call, as long as
-                the weight is.
-            version: changes when these values do and the tensor's own version may not.
-
-        Returns:
-            (..., N), of the dtype that `forward` gives.
-        """
-        dtype = output_dtype(x)
-        if x.numel() == 0:
-            return functional.linear(x.to(dtype), weight.to(dtype))
-        input_grad = torch.is_grad_enabled() and x.requires_grad
-        w, w_t = self._cache.get(kept_weight, input_grad, version)
-        kept = w_t if input_grad else None
-        y: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            x.reshape(-1, x.shape[-1]),
-            weight,
-            w.data,
-            w.stored_scales,
-            None if kept is None else kept.data,
-            None if kept is None else kept.stored_scales,
-            torch.is_grad_enabled() and weight.requires_grad,
-            dtype,
-        )
-        return y.reshape(*x.shape[:-1], weight.shape[0])
+        """`multiply` with this layer's cache."""
+        return multiply(x, weight, kept_weight, version, self._cache)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # FSDP puts the gathered weight in and takes it out again, the same object with the same

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from jitquant.formats import (
     CODES_PER_BYTE,
@@ -24,8 +25,9 @@ from jitquant.formats import (
     one_of,
     swizzled_shape,
 )
+from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._matmul import has_nvfp4, output_dtype
-from jitquant.nn._nvfp4_mm import nvfp4_mm
+from jitquant.nn._nvfp4_mm import Operand, nvfp4_mm, nvfp4_mm_bytes, quantized_bytes
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
 from jitquant.tensors.nvfp4 import QuantizedActivation
@@ -33,10 +35,8 @@ from jitquant.tensors.nvfp4 import QuantizedActivation
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_QUANTIZED = ("weight_packed", "weight_scale", "weight_gsa")
 
-
-class NVFP4Linear(nn.Module):
+class NVFP4Linear(QuantizedModule):
     """``x @ weight.T + bias`` with a weight in NVFP4, 0.5625 bytes an element, for inference.
 
     The input is quantized to NVFP4 too ("W4A4"), or with ``weight_only`` multiplied as it is
@@ -47,7 +47,8 @@ class NVFP4Linear(nn.Module):
     gsas, bias and residual are applied to the sum. On a GPU more than 64 rows are multiplied by a
     dequantized weight, which is there while the call lasts.
 
-    Nothing is differentiable.
+    The weight has no gradient. The input has one, that of a plain product with the dequantized
+    weight (``dx = dy @ W``), so that layers before this one and adapters beside it train.
 
     Attributes:
         weight_packed: uint8 (out_features, ceil(in_features / 16) * 8), two E2M1 codes in a byte.
@@ -63,6 +64,7 @@ class NVFP4Linear(nn.Module):
     `run_from_quantized`, and leave codes, scales and gsa as they are.
     """
 
+    quantized = ("weight_packed", "weight_scale", "weight_gsa")
     weight_packed: Tensor
     weight_scale: Tensor
     weight_gsa: Tensor
@@ -141,12 +143,15 @@ class NVFP4Linear(nn.Module):
         recipe: Recipe = "te",
         scale_layout: ScaleLayout | None = None,
         weight_only: bool = False,
+        gsa: float | Tensor | None = None,
     ) -> NVFP4Linear:
         """A layer with the weight of ``linear`` in NVFP4, and a copy of its bias.
 
         Args:
             linear: of the class ``nn.Linear`` itself.
             granularity, recipe, scale_layout, weight_only: as for the class.
+            gsa: of the weight, as `jitquant.quantize_weight_nvfp4` takes it; None to compute it.
+                Layers that an engine fuses share the largest of theirs; `convert` sees to it.
 
         Raises:
             TypeError: it is of another class, whose forward may be another, or of a dtype that
@@ -168,6 +173,7 @@ class NVFP4Linear(nn.Module):
         )
         q = quantize_weight_nvfp4(
             weight if weight.stride(-1) == 1 else weight.contiguous(),
+            gsa=gsa,
             recipe=recipe,
             scale_layout=made.scale_layout,
         )
@@ -196,8 +202,8 @@ class NVFP4Linear(nn.Module):
         """The product with ``x``, quantized first unless the layer is ``weight_only``.
 
         Args:
-            x: (..., in_features), bfloat16, float16 or float32; with ``weight_only`` bfloat16 or
-                float16.
+            x: (..., in_features), of the layer's dtype, under autocast of any; with ``weight_only``
+                bfloat16 or float16.
             residual: contiguous (..., out_features) of the result's dtype, added before the result
                 is rounded.
             out: contiguous (..., out_features) of x's dtype to write to.
@@ -207,20 +213,34 @@ class NVFP4Linear(nn.Module):
             ``out``.
 
         Raises:
-            RuntimeError: the layer is in training mode and ``x`` wants a gradient.
+            RuntimeError: ``out`` is given and ``x`` or ``residual`` wants a gradient.
             TypeError, ValueError: an argument is not accepted.
         """
-        if self.training and x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                "x requires grad, and NVFP4Linear has no gradient. Call .eval() or use "
-                "torch.no_grad() for inference; to train use Float8BlockwiseLinear"
-            )
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ValueError(
                 f"x has shape {tuple(x.shape)}; accepted is (..., {self.in_features}), as "
                 f"in_features is {self.in_features}"
             )
+        if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(
+                f"x is {x.dtype} and the layer {self.dtype}; accepted are both of one dtype. Call "
+                f"x.to({self.dtype}), or layer.to({x.dtype}), or use torch.autocast"
+            )
+        wanted = x.requires_grad or (residual is not None and residual.requires_grad)
+        if not (wanted and torch.is_grad_enabled()):
+            return self._forward(x, residual, out)
+        if out is not None:
+            raise RuntimeError(
+                "x or residual requires grad, and a call with out= has no gradient. Leave it out, "
+                "or use torch.no_grad() for inference"
+            )
+        y: Tensor = _Straight.apply(x, residual, self)  # type: ignore[no-untyped-call]
+        return y
+
+    def _forward(self, x: Tensor, residual: Tensor | None, out: Tensor | None) -> Tensor:
+        """`forward` with checked arguments, without a gradient."""
         x, dtype = x.detach(), output_dtype(x)
+        residual = None if residual is None else residual.detach()
         if self.weight_only:
             x = x.to(dtype)
             if dtype not in (torch.bfloat16, torch.float16):
@@ -231,14 +251,25 @@ class NVFP4Linear(nn.Module):
             rows = x.reshape(-1, self.in_features)  # at one distance, or copied
             rows = rows if rows.stride(-1) == 1 else rows.contiguous()
             return self._run(rows.view(x.shape), dtype, residual, out)
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        if torch.compiler.is_exporting() and self.amax_group is None:
+            how = (self.granularity, self.recipe, self.scale_layout)
+            values = (*quantized_bytes(x, *how), self.scale_layout)
+            return nvfp4_mm_bytes(values, self._operand(), self._bias(), residual, dtype)
         q = quantize_nvfp4(
-            x if x.stride(-1) == 1 else x.contiguous(),
+            x,
             granularity=self.granularity,
             recipe=self.recipe,
             scale_layout=self.scale_layout,
             amax_group=self.amax_group,
         )
         return self._run(q, dtype, residual, out)
+
+    def _operand(self) -> Operand:
+        return self.weight_packed, self.weight_scale, self.weight_gsa, self.scale_layout
+
+    def _bias(self) -> Tensor | None:
+        return None if self.bias is None else self.bias.detach()
 
     def run_from_quantized(
         self,
@@ -309,10 +340,12 @@ class NVFP4Linear(nn.Module):
                     f"{given.device}; accepted is a contiguous tensor of shape {shape} on "
                     f"{x.device}"
                 )
-        bias = None if self.bias is None else self.bias.detach()
         if math.prod(shape) == 0:
             return torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
-        return nvfp4_mm(x, self.weight, bias, dtype, residual=residual, out=out)
+        if out is None and isinstance(x, Tensor):
+            values = (x, None, None, "linear")
+            return nvfp4_mm_bytes(values, self._operand(), self._bias(), residual, dtype)
+        return nvfp4_mm(x, self.weight, self._bias(), dtype, residual=residual, out=out)
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print``."""
@@ -322,20 +355,6 @@ class NVFP4Linear(nn.Module):
             f"recipe={self.recipe!r}, scale_layout={self.scale_layout!r}, "
             f"weight_only={self.weight_only}"
         )
-
-    def _apply(self, fn: Any, recurse: bool = True) -> NVFP4Linear:
-        # As bytes, which a change of dtype leaves alone: codes, scales and gsa are what they are.
-        quantized = {id(self._buffers[name]) for name in _QUANTIZED}
-
-        def of_bytes(t: Tensor) -> Any:
-            if id(t) not in quantized:
-                return fn(t)
-            return fn(t.view(torch.uint8)).view(t.dtype)
-
-        super()._apply(of_bytes, recurse)  # type: ignore[no-untyped-call]
-        probe = fn(torch.empty(0, dtype=self.dtype, device=self.weight_packed.device))
-        self.dtype = probe.dtype
-        return self
 
     def _groups(self) -> int:
         return self.weight_packed.shape[1] * CODES_PER_BYTE // NVFP4_BLOCK
@@ -353,3 +372,22 @@ class NVFP4Linear(nn.Module):
         if self.scale_layout != "linear" and given is not None and given.shape == shape:
             state_dict = {**state_dict, name: swizzle_128x4(given)}
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class _Straight(torch.autograd.Function):
+    """The product of a layer, and the gradient of its input through the dequantized weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor | None, layer: NVFP4Linear) -> Tensor:
+        ctx.layer, ctx.dtype, ctx.has_residual = layer, x.dtype, residual is not None
+        return layer._forward(x, residual, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            weight = ctx.layer.weight.dequantize(grad.dtype)
+            with torch.autocast(grad.device.type, enabled=False):
+                grad_x = (grad @ weight).to(ctx.dtype)
+        return grad_x, grad if ctx.has_residual else None, None

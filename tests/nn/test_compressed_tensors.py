@@ -324,6 +324,92 @@ def test_transformers_reads_them(recipe: Any, tmp_path: Path) -> None:
         assert sqnr(back(tokens).logits, want) > (30 if recipe == "nvfp4" else 25)
 
 
+@pytest.mark.parametrize("recipe", ["nvfp4", "fp8_block"])
+def test_a_model_on_meta(recipe: Any, tmp_path: Path) -> None:
+    """Every weight comes from the files, tied ones stay one, and buffers are computed."""
+    pytest.importorskip("transformers", minversion="5.0")
+    model, tokens = llama(), torch.arange(40).reshape(2, 20)
+    done = convert(model, recipe)
+    save_compressed_tensors(model, tmp_path)
+    with torch.device("meta"):
+        back = llama()
+    assert all(t.is_meta for t in (*back.parameters(), *back.buffers()))
+    read = load_compressed_tensors(back, tmp_path)
+    assert read.replaced == done.replaced
+    assert not any(t.is_meta for t in (*back.parameters(), *back.buffers()))
+    with torch.no_grad():
+        assert sqnr(back(tokens).logits, model(tokens).logits) > (50 if recipe == "nvfp4" else 25)
+
+
+def test_meta_without_values_in_the_files(tmp_path: Path) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+            self.register_buffer("angles", torch.ones(4), persistent=False)
+
+    model = Positions()
+    convert(model, "nvfp4")
+    save_compressed_tensors(model, tmp_path)
+    with torch.device("meta"):
+        back = Positions()
+    with pytest.raises(ValueError, match="the buffers angles are on meta"):
+        load_compressed_tensors(back, tmp_path)
+    assert type(back.linear) is nn.Linear
+    back.angles = torch.ones(4)
+    load_compressed_tensors(back, tmp_path)
+    assert not back.linear.bias.is_meta
+
+
+def test_save_pretrained_of_a_converted_model(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    library()
+    model, tokens = llama(), torch.arange(40).reshape(2, 20)
+    convert(model, "nvfp4")
+    model.save_pretrained(tmp_path)
+    back = llama()
+    load_compressed_tensors(back, tmp_path)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=BF16).eval()
+    with torch.no_grad():
+        want = model(tokens).logits
+        assert sqnr(back(tokens).logits, want) > 50
+        assert sqnr(read(tokens).logits, want) > 14  # its activations stay in bf16
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_files_of_modelopt(aside: bool, tmp_path: Path) -> None:
+    model, x = layers(), randn(8, 64)
+    convert(model, "nvfp4")
+    state = model.state_dict()
+    tensors = {}
+    for name in ("0", "2"):
+        tensors[f"{name}.weight"] = state[f"{name}.weight_packed"]
+        tensors[f"{name}.weight_scale"] = state[f"{name}.weight_scale"]
+        tensors[f"{name}.weight_scale_2"] = state[f"{name}.weight_gsa"][0]
+        tensors[f"{name}.input_scale"] = torch.tensor(0.5)
+    save_file({**tensors, "0.bias": state["0.bias"]}, tmp_path / "model.safetensors")
+    config = {} if aside else {"quantization_config": {"quant_method": "modelopt"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if aside:
+        (tmp_path / "hf_quant_config.json").write_text("{}")
+    back = layers()
+    assert load_compressed_tensors(back, tmp_path).replaced == ["0", "2"]
+    assert torch.equal(back(x), model(x))
+
+
+def test_files_of_deepseek(tmp_path: Path) -> None:
+    model, x = layers(), randn(8, 64)
+    convert(model, "fp8_block")
+    tensors, _ = compressed_tensors(model)
+    tensors = {n.replace("weight_scale", "weight_scale_inv"): t for n, t in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    back = layers()
+    assert load_compressed_tensors(back, tmp_path).replaced == ["0", "2"]
+    assert sqnr(back(x).detach(), model(x).detach()) > 40
+
+
 def test_activations_in_nvfp4(tmp_path: Path) -> None:
     """With amaxes from calibration the scheme is the library's "NVFP4"; it computes as we do."""
     _, quantization = library()

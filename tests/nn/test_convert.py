@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear, convert
+from jitquant.nn._compressed_tensors import compressed_tensors
 
 from .helpers import sqnr
 
@@ -58,7 +60,10 @@ def test_fp8(model: Block) -> None:
     y.float().square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert done.bytes_before == done.bytes_after
-    assert convert(model, "nvfp4").replaced == []  # nothing is converted twice
+    again = convert(model, "nvfp4")
+    assert again.replaced == []
+    assert again.skipped["up"] == "it is a Float8BlockwiseLinear already"
+    assert "0 of 4 layers replaced" in str(again)
 
 
 def test_nvfp4(model: Block) -> None:
@@ -70,11 +75,59 @@ def test_nvfp4(model: Block) -> None:
     assert 10 < sqnr(model(TOKENS).detach(), want.detach()) < 60
     assert done.bytes_after < 0.3 * done.bytes_before
     text = str(done)
-    assert "nvfp4: 3 of 4 linears replaced, weights 0.1 MiB -> 0.0 MiB" in text
+    assert "nvfp4: 3 of 4 layers replaced, weights 0.1 MiB -> 0.0 MiB" in text
     assert "left as it is: head: its weight is also embed.weight" in text
     convert(other.to(BF16).eval(), "nvfp4")
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(TOKENS), model(TOKENS))
+
+
+def dequantized(layer: NVFP4Linear, gsa: Tensor) -> Tensor:
+    return dataclasses.replace(layer.weight, gsa=gsa).dequantize(torch.float32)
+
+
+def test_fused_siblings_have_one_gsa(model: Block) -> None:
+    """vLLM takes the largest weight_global_scale of q, k, v, and leaves the block scales alone."""
+    with torch.no_grad():
+        model.gate.weight.mul_(8)
+    apart = copy.deepcopy(model)
+    convert(model, "nvfp4")
+    convert(apart, "nvfp4", siblings=())
+
+    def merged(of: Block) -> list[Tensor]:
+        tensors, _ = compressed_tensors(of)
+        scales = [tensors[f"{name}.weight_global_scale"] for name in ("gate", "up")]
+        one = 1 / torch.stack(scales).max()
+        return [dequantized(getattr(of, name), one.reshape(1)) for name in ("gate", "up")]
+
+    want = [getattr(model, name).weight.dequantize(torch.float32) for name in ("gate", "up")]
+    for got, exact in zip(merged(model), want, strict=True):
+        assert sqnr(got, exact) > 130  # the file has a reciprocal
+    assert torch.equal(model.gate.weight_gsa, model.up.weight_gsa)
+    assert torch.equal(model.gate.weight_gsa, apart.gate.weight_gsa)
+    assert model.down.weight_gsa != model.gate.weight_gsa
+    assert sqnr(merged(apart)[0], want[0]) < 3  # what the shared gsa is for
+    own = convert(Block().to(BF16), "nvfp4", siblings=[("gate", "up", "down")])
+    assert own.replaced == ["gate", "up", "down"]
+
+
+def test_weights_that_are_not_finite(model: Block) -> None:
+    with torch.no_grad():
+        model.down.weight[3, 4] = torch.nan
+    with pytest.raises(ValueError, match=r"the weight of down has NaN .* ignore='down'"):
+        convert(model, "nvfp4")
+    assert type(model.gate) is nn.Linear
+    assert convert(model, "nvfp4", ignore="down").replaced == ["gate", "up"]
+
+
+def test_what_is_counted(model: Block) -> None:
+    done = convert(model, "nvfp4")
+    assert done.elements == 3 * 64 * 160
+    assert done.model_elements == done.elements + 96 * 64 + 64
+    assert done.model_bytes == 2 * done.model_elements
+    assert done.left == {"embed.weight": 96 * 64, "down.bias": 64}
+    assert "30,720 of 36,928 parameters quantized (83.2%), 0.1 MiB of 0.1 MiB" in str(done)
+    assert "not quantized: embed.weight: 6,144" in str(done)
 
 
 def test_filter(model: Block) -> None:
@@ -153,10 +206,10 @@ def test_a_llama_of_transformers(recipe: str) -> None:
     tokens = torch.arange(40).reshape(2, 20)
     with torch.no_grad():
         want = llama(tokens).logits
-        done = convert(llama, recipe, filter=lambda name, module: name != "lm_head")
+        done = convert(llama, recipe)
         got = llama(tokens).logits
     assert len(done.replaced) == 2 * 7
-    assert done.skipped == {"lm_head": "refused by filter"}
+    assert done.skipped == {"lm_head": "a head, left alone by default"}
     assert sqnr(got, want) > (22 if recipe == "fp8_block" else 12)
     if recipe == "fp8_block":
         llama.train()

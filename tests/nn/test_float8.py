@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import subprocess
 import sys
@@ -498,3 +499,17 @@ jitquant.nn.Float8BlockwiseLinear(16, 16), jitquant.nn.Float8BlockwiseLinear(16,
 assert len(hooks) == 1
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("size", [96, 128])
+def test_an_exported_program_takes_any_number_of_rows(size: int) -> None:
+    made = layer(size, size)
+    rows = {0: torch.export.Dim("rows", min=1, max=1000)}
+    program = torch.export.export(made, (randn(4, size),), dynamic_shapes=(rows,))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    again = torch.export.load(file).module()
+    for count in (1, 128, 200):
+        x = randn(count, size, seed=count)
+        assert torch.equal(again(x), made(x))

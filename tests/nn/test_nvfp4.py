@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,66 @@ def test_forward(leading: tuple[int, ...], cols: int, out: int, granularity: Any
     assert y.dtype == BF16
     want = expected(made, jitquant.quantize_nvfp4(x, granularity=granularity))
     assert torch.equal(y, want.to(BF16)) or sqnr(y, want) > 45  # a rounding to bf16
-    assert sqnr(made(x.float()), want) > 110  # exact but for the sum in fp32
-    assert not made(x.requires_grad_()).requires_grad
+    assert sqnr(made.float()(x.float()), want) > 110  # exact but for the sum in fp32
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_input_has_the_gradient_of_the_dequantized_weight(training: bool) -> None:
+    made = NVFP4Linear.from_linear(linear(100, 56)).train(training)
+    before = nn.Linear(24, 100, dtype=BF16)
+    x, grad = randn(2, 5, 24), randn(2, 5, 56, seed=1)
+    h = before(x)
+    h.retain_grad()
+    y = made(h)
+    y.backward(grad)
+    assert torch.equal(y.detach(), made(h.detach()))
+    assert torch.equal(h.grad, grad @ made.weight.dequantize(BF16))
+    assert before.weight.grad is not None
+    assert all(p.grad is None for p in made.parameters())
+    with torch.no_grad():
+        assert not made(h).requires_grad
+    with pytest.raises(RuntimeError, match="requires grad, and a call with out="):
+        made(h, out=torch.empty_like(y))
+
+
+def test_the_gradient_under_autocast_and_compiled() -> None:
+    made = NVFP4Linear.from_linear(linear(64, 32))
+    x = randn(8, 64).float().requires_grad_()
+    with torch.autocast("cpu", dtype=BF16):
+        y = made(x)
+    assert y.dtype == BF16
+    y.sum().backward()
+    assert x.grad.dtype == torch.float32
+    want, x.grad = x.grad, None
+    x = x.detach().to(BF16).requires_grad_()
+    torch.compile(made, backend="aot_eager", fullgraph=True)(x).sum().backward()
+    assert sqnr(x.grad, want) > 40
+
+
+def test_dtypes_are_those_of_a_linear() -> None:
+    made, x = NVFP4Linear.from_linear(linear(64, 32)), randn(8, 64)
+    with pytest.raises(TypeError, match=r"x is torch\.float32 and the layer torch\.bfloat16"):
+        made(x.float())
+    with torch.autocast("cpu", dtype=BF16):
+        assert made(x.float()).dtype == BF16
+
+
+@pytest.mark.parametrize("scale_layout", ["linear", "swizzled_128x4"])
+def test_pickle(scale_layout: Any) -> None:
+    made, x = NVFP4Linear.from_linear(linear(64, 32), scale_layout=scale_layout), randn(8, 64)
+    for back in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        assert back.weight_scale.dtype == torch.float8_e4m3fn
+        assert torch.equal(back(x), made(x))
+
+
+def test_an_exported_program_is_saved() -> None:
+    made, x = NVFP4Linear.from_linear(linear(64, 32)), randn(8, 64)
+    program = torch.export.export(made, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    again, other = torch.export.load(file).module(), randn(5, 64, seed=2)
+    assert torch.equal(again(other), made(other))
 
 
 def test_against_the_linear() -> None:
@@ -221,7 +280,7 @@ def test_weight_only(scale_layout: Any, dtype: torch.dtype) -> None:
         assert sqnr(y, x.double() @ weight.T + made.bias.double()) > 45
     assert "weight_only=True" in repr(made)
     with pytest.raises(TypeError, match=r"x is torch\.float32; accepted are bfloat16 and float16"):
-        made(randn(3, 100).float())
+        made.float()(randn(3, 100).float())
     with torch.autocast("cpu", dtype=BF16):
         assert torch.equal(made(randn(3, 100).float()), made(randn(3, 100)))
 
@@ -312,8 +371,6 @@ def test_errors() -> None:
     ):
         with pytest.raises(error, match="out"):
             made(x, out=out)
-    with pytest.raises(RuntimeError, match="NVFP4Linear has no gradient"):
-        made.train()(x.requires_grad_())
     for arguments in ({"in_features": 0}, {"granularity": "block"}, {"scale_layout": "row"}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             NVFP4Linear(**{"in_features": 16, "out_features": 16, **arguments})

@@ -1,0 +1,48 @@
+"""`QuantizedModule`: what modules share whose buffers are codes and scales."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class QuantizedModule(nn.Module):
+    """A module with buffers that a change of dtype leaves alone.
+
+    Attributes:
+        quantized: names of these buffers: codes, block scales, and fp32 scales.
+        dtype: that of the module otherwise, which ``to(dtype)`` and the like change.
+    """
+
+    quantized: ClassVar[tuple[str, ...]] = ()
+    dtype: torch.dtype
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # As bytes, which a change of dtype leaves alone: codes, scales and gsa are what they are.
+        quantized = {id(self._buffers[name]) for name in self.quantized}
+
+        def of_bytes(t: Tensor) -> Any:
+            if id(t) not in quantized:
+                return fn(t)
+            return fn(t.view(torch.uint8)).view(t.dtype)
+
+        super()._apply(of_bytes, recurse)  # type: ignore[no-untyped-call]
+        first = self._buffers[self.quantized[0]]
+        assert first is not None
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=first.device)).dtype
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As bytes, too: PyTorch does not unpickle tensors of float8.
+        kept = {name: self.get_buffer(name) for name in self.quantized}
+        as_bytes = {name: t.view(torch.uint8) for name, t in kept.items()}
+        dtypes = {name: t.dtype for name, t in kept.items()}
+        return {**self.__dict__, "_buffers": {**self._buffers, **as_bytes}, "_dtypes": dtypes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        dtypes = state.pop("_dtypes")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for name, dtype in dtypes.items():
+            self._buffers[name] = self.get_buffer(name).view(dtype)

@@ -1,0 +1,126 @@
+"""What models of transformers want besides: the names that their files have, and to be saved.
+
+transformers is imported where a model of it is given, and never otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Whether a model is one of transformers."""
+    return any(c.__module__ == "transformers.modeling_utils" for c in type(model).__mro__)
+
+
+class Place(NamedTuple):
+    """Where a matrix of a file is in a model.
+
+    Attributes:
+        name: of the parameter.
+        expert, piece: of which expert, and which of the matrices that follow each other; None for
+            a matrix that is the whole parameter.
+    """
+
+    name: str
+    expert: int | None = None
+    piece: int | None = None
+
+
+def in_file(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under the names, and in the shapes, that the files of a model have them.
+
+    Args:
+        model: of transformers, or any other: then they are returned as they are.
+        tensors: by their names in the model.
+    """
+    if not is_pretrained(model) or not tensors:
+        return dict(tensors)
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # before transformers 5 a model has the names of its files
+        return dict(tensors)
+    attached = getattr(model, "hf_quantizer", None)
+    conversions = getattr(attached, "conversions", None)
+    kept = model.__dict__.get("_weight_conversions", _MISSING)
+    try:
+        if attached is not None and hasattr(attached, "conversions"):
+            model.__dict__["_weight_conversions"] = conversions
+        reverted: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
+    finally:
+        if kept is not _MISSING:
+            model.__dict__["_weight_conversions"] = kept
+        else:
+            model.__dict__.pop("_weight_conversions", None)
+    return reverted
+
+
+_MISSING = object()
+
+
+def places_in_file(model: nn.Module, weights: Mapping[str, tuple[int, int]]) -> dict[str, Place]:
+    """Where the matrices of a model's files are in the model, by their names in the files.
+
+    Args:
+        model: any.
+        weights: by name in the model: the number of experts and of matrices in each, which follow
+            each other; (0, 0) for what is one matrix.
+
+    Raises:
+        ValueError: the files hold a weight in another way.
+    """
+    numbers: dict[str, Tensor] = {}
+    known: list[Place] = []
+    for name, (experts, pieces) in weights.items():
+        first = len(known)
+        if experts == 0:
+            known.append(Place(name))
+            numbers[name] = torch.tensor([[first]])
+        else:
+            known += [Place(name, e, p) for e in range(experts) for p in range(pieces)]
+            numbers[name] = torch.arange(first, len(known)).view(experts, pieces, 1)
+    places: dict[str, Place] = {}
+    for name, number in in_file(model, numbers).items():
+        if number.numel() == 1:
+            places[name] = known[int(number)]
+            continue
+        # No conversion knows these experts: the names that llm-compressor gives them.
+        owner, _, last = name.rpartition(".")
+        for row in number.flatten(0, 1).tolist():
+            place = known[row[0]]
+            part = ("gate_proj", "up_proj")[place.piece or 0] if number.shape[1] == 2 else last
+            places[f"{owner}.{place.expert}.{part}.weight"] = place
+    if len(places) != len(known):
+        raise ValueError(
+            f"the files of {type(model).__name__} hold its weights in a way that is not known; "
+            "accepted are matrices with a name each"
+        )
+    return places
+
+
+def own_config(model: nn.Module) -> dict[str, Any] | None:
+    """The configuration of a model of transformers, as its config.json has it."""
+    import json
+
+    own = getattr(model, "config", None)
+    if own is None or not hasattr(own, "to_json_string"):
+        return None
+    described: dict[str, Any] = json.loads(own.to_json_string())
+    described["architectures"] = described.get("architectures") or [type(model).__name__]
+    return described
+
+
+def fill_buffers(model: nn.Module) -> None:
+    """Computes the buffers that are on meta still, as a model of transformers does for itself."""
+    for module in model.modules():
+        left = [n for n, b in module.named_buffers(recurse=False) if b is not None and b.is_meta]
+        for name in left:
+            module.register_buffer(
+                name, torch.empty_like(module.get_buffer(name), device="cpu"), persistent=False
+            )
+        if left:
+            model._init_weights(module)  # type: ignore[operator]

@@ -1,0 +1,376 @@
+"""Files in the layout of compressed-tensors, of ModelOpt and of DeepSeek, read into a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from jitquant.formats import INPUT_DTYPES, NVFP4_BLOCK, SCALE_DTYPE
+from jitquant.nn._compressed_tensors import BLOCK, METHOD, safetensors_functions
+from jitquant.nn._convert import Conversion, attach, replace_everywhere
+from jitquant.nn._hugging_face import fill_buffers, is_pretrained, places_in_file
+from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
+from jitquant.nn.experts import refusal as experts_refusal
+from jitquant.nn.float8 import Float8BlockwiseLinear
+from jitquant.nn.nvfp4 import NVFP4Linear
+from jitquant.tensors.fp8 import QuantizedTensor
+
+
+def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) -> Conversion:
+    """Reads such files, whoever wrote them, into a model whose layers are not converted.
+
+    A linear whose weight is in NVFP4 there becomes an `NVFP4Linear` with the file's codes and
+    scales. One whose weight is in FP8 in 128x128 blocks becomes a `Float8BlockwiseLinear` with the
+    dequantized weight. Experts become `NVFP4Experts` and `Float8BlockwiseExperts`. All else is
+    loaded as it is. Scales for activations from calibration are left alone: the layers compute
+    theirs.
+
+    Files of ModelOpt in NVFP4 (``quant_method`` "modelopt") and in FP8 blocks as DeepSeek's ("fp8")
+    are read as well.
+
+    Args:
+        model: of the architecture of the files; values of its weights are lost. It may be on meta:
+            then its weights come to be where the files are read, on the CPU.
+        directory: with config.json and model.safetensors, or parts of the latter and their index.
+
+    Returns:
+        Which layers were replaced, and which were left as they are.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: the files are of another format, or the weights of other layers than the
+            model's; or the model has buffers on meta that are in no file.
+        ImportError: safetensors is not installed.
+    """
+    directory = Path(directory)
+    tensors = read_quantized(directory)
+    linears = {
+        f"{name}.weight" if name else "weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    experts = {n: m for n, m in model.named_modules() if experts_refusal(m) is None}
+    shapes: dict[str, tuple[int, int]] = dict.fromkeys(linears, (0, 0))
+    for name, module in experts.items():
+        shapes |= {f"{name}.{part}": size for part, size in _matrices_of(module).items()}
+    _check_meta_buffers(model)
+    done = Conversion(METHOD)
+    before, quantized = done.count(model), set()
+    tied = _shared_names(model)
+    found: dict[str, dict[tuple[int, int], str]] = {}
+    for file_name, place in places_in_file(model, shapes).items():
+        base = file_name.removesuffix("weight")
+        found.setdefault(place.name, {})[place.expert or 0, place.piece or 0] = base
+    made: list[tuple[nn.Module, nn.Module]] = []
+    for weight, linear in linears.items():
+        dot, name = found[weight][0, 0], weight.removesuffix("weight").removesuffix(".")
+        if f"{dot}weight_packed" in tensors:
+            layer: nn.Module = _nvfp4_layer(dot, linear, tensors)
+        elif f"{dot}weight_scale" in tensors:
+            layer = _fp8_layer(dot, linear, tensors)
+        else:
+            done.skipped[name] = "its weight is not quantized in the files"
+            continue
+        made.append((linear, layer))
+        done.replaced.append(name)
+        done.bytes_before += linear.weight.nbytes
+        quantized.add(id(linear.weight))
+        kept = (
+            layer.buffers() if isinstance(layer, NVFP4Linear) else [layer.get_parameter("weight")]
+        )
+        done.bytes_after += sum(t.nbytes for t in kept)
+    for name, module in experts.items():
+        files = {part: found[f"{name}.{part}"] for part in _matrices_of(module)}
+        new = _experts(name, module, files, tensors)
+        if new is None:
+            done.skipped[name] = "its weights are not quantized in the files"
+            continue
+        made.append((module, new))
+        done.replaced.append(name)
+        weights = [module.get_parameter(part) for part in files]
+        done.bytes_before += sum(p.nbytes for p in weights)
+        quantized |= {id(p) for p in weights}
+        codes = isinstance(new, NVFP4Experts)
+        done.bytes_after += sum(t.nbytes for t in (new.buffers() if codes else weights))
+    done.finish(before, quantized)
+    order = {name: i for i, (name, _) in enumerate(model.named_modules())}
+    done.replaced.sort(key=order.__getitem__)
+    for module, layer in made:
+        replace_everywhere(model, module, layer)
+    _load_the_rest(model, tensors, tied)
+    if any(isinstance(layer, (NVFP4Linear, NVFP4Experts)) for _, layer in made):
+        attach(model)
+    return done
+
+
+def _matrices_of(experts: nn.Module) -> dict[str, tuple[int, int]]:
+    """The tensors of experts, and how many matrices are in them: experts, and pieces of each."""
+    own = dict(experts.named_parameters(recurse=False))
+    fused = not getattr(experts, "has_gate", True) or not getattr(experts, "is_concatenated", True)
+    return {
+        name: (p.shape[0], 2 if name == "gate_up_proj" and not fused else 1)
+        for name, p in own.items()
+        if p.dim() == 3
+    }
+
+
+def _check_meta_buffers(model: nn.Module) -> None:
+    """Refuses buffers that no file fills, before anything is read into the model."""
+    if is_pretrained(model):  # these compute theirs
+        return
+    saved = model.state_dict().keys()
+    lost = [n for n, b in model.named_buffers() if b.is_meta and n not in saved]
+    if lost:
+        raise ValueError(
+            f"the buffers {', '.join(lost)} are on meta and in no state_dict, so that no file has "
+            "their values; accepted is a model whose other tensors are on a device. Make it there, "
+            "or compute them after model.to_empty(device='cpu')"
+        )
+
+
+def _shared_names(model: nn.Module) -> list[list[str]]:
+    """Names that are one parameter."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def _nvfp4_parts(dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Takes codes, block scales and gsa of a matrix out of ``tensors``."""
+    packed, scale = tensors.pop(f"{dot}weight_packed"), tensors.pop(f"{dot}weight_scale")
+    global_scale = tensors.pop(f"{dot}weight_global_scale", None)
+    gsa = tensors.pop(f"{dot}weight_gsa", None)
+    if gsa is None and global_scale is not None:
+        gsa = 1 / global_scale.to(torch.float32)
+    tensors.pop(f"{dot}input_global_scale", None)
+    if (
+        gsa is None
+        or packed.dtype != torch.uint8
+        or tuple(packed.shape) != (shape[0], shape[1] // 2)
+        or tuple(scale.shape) != (shape[0], shape[1] // NVFP4_BLOCK)
+    ):
+        raise ValueError(
+            f"{dot}weight_packed is {packed.dtype} {tuple(packed.shape)} with scales "
+            f"{scale.dtype} {tuple(scale.shape)} and "
+            f"{'no' if gsa is None else 'a'} weight_global_scale; accepted is NVFP4 of "
+            f"the linear's {shape}: uint8, a scale for 16 elements, and a weight_global_scale"
+        )
+    return {"packed": packed, "scale": scale, "gsa": gsa.reshape(1)}
+
+
+def _nvfp4_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> NVFP4Linear:
+    """Takes the layer's parts out of ``tensors``."""
+    parts = _nvfp4_parts(dot, (linear.out_features, linear.in_features), tensors)
+    device = linear.weight.device
+    made = NVFP4Linear(
+        *(linear.in_features, linear.out_features, linear.bias is not None),
+        *(parts["packed"].device if device.type == "meta" else device, linear.weight.dtype),
+    )
+    state = {f"weight_{part}": t for part, t in parts.items()}
+    if linear.bias is not None:
+        state["bias"] = tensors.pop(f"{dot}bias")
+    made.load_state_dict(state)
+    return made.train(linear.training)
+
+
+def _fp8_matrix(
+    dot: str, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Takes a matrix in blocks out of ``tensors``, dequantized."""
+    weight, scale = (tensors.pop(f"{dot}{part}") for part in ("weight", "weight_scale"))
+    if device.type != "meta":
+        weight, scale = weight.to(device), scale.to(device)
+    tensors.pop(f"{dot}input_scale", None)
+    blocks = tuple(-(-size // step) for size, step in zip(weight.shape, BLOCK, strict=False))
+    if weight.dtype != torch.float8_e4m3fn or tuple(scale.shape) != blocks:
+        raise ValueError(
+            f"{dot}weight is {weight.dtype} {tuple(weight.shape)} with scales of shape "
+            f"{tuple(scale.shape)}; accepted is float8_e4m3fn with a scale for each 128x128 block: "
+            f"{blocks}"
+        )
+    q = QuantizedTensor(weight, scale.to(torch.float32), None, None, "fp8_block", BLOCK)
+    return q.dequantize(dtype if dtype in INPUT_DTYPES else torch.float32)
+
+
+def _fp8_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> Float8BlockwiseLinear:
+    """Puts the dequantized weight in place of that in ``tensors``."""
+    own = linear.weight
+    tensors[f"{dot}weight"] = _fp8_matrix(dot, tensors, own.device, own.dtype)
+    return Float8BlockwiseLinear.from_linear(linear)
+
+
+def _experts(
+    name: str,
+    module: nn.Module,
+    files: Mapping[str, Mapping[tuple[int, int], str]],
+    tensors: dict[str, Tensor],
+) -> NVFP4Experts | Float8BlockwiseExperts | None:
+    """Experts of the files; where they are in no format of ours, their matrices are put together.
+
+    Args:
+        name: of the experts in the model.
+        module: the experts of the model.
+        files: where each matrix is, by parameter, expert and piece.
+        tensors: of the files, from which the matrices are taken.
+    """
+    bases = [base for part in files.values() for base in part.values()]
+    if all(f"{base}weight_packed" in tensors for base in bases):
+        parts: dict[str, Tensor] = {}
+        for part, places in files.items():
+            pieces = max(piece for _, piece in places) + 1
+            _, rows, cols = _shape_of(module, part)
+            each = {
+                key: _nvfp4_parts(base, (rows // pieces, cols), tensors)
+                for key, base in places.items()
+            }
+            experts = range(len(places) // pieces)
+            gsas = [[each[e, p]["gsa"] for p in range(pieces)] for e in experts]
+            if any(not torch.equal(g, own[0]) for own in gsas for g in own):
+                raise ValueError(
+                    f"gate and up of an expert in {name} have two global scales; accepted is one, "
+                    "as engines take it. Quantize the model with jitquant quantize"
+                )
+            for kind in ("packed", "scale"):
+                rows_of = [
+                    torch.cat([each[e, p][kind].view(torch.uint8) for p in range(pieces)])
+                    for e in experts
+                ]
+                stacked = torch.stack(rows_of)
+                parts[f"{part}_{kind}"] = stacked if kind == "packed" else stacked.view(SCALE_DTYPE)
+            parts[f"{part}_gsa"] = torch.cat([own[0] for own in gsas])
+        return NVFP4Experts.from_parts(module, parts)
+    fp8 = all(f"{base}weight_scale" in tensors for base in bases)
+    if not fp8 and not all(f"{base}weight" in tensors for base in bases):
+        return None  # what is missing is said with all else
+    for part, places in files.items():
+        own = module.get_parameter(part)
+        pieces = max(piece for _, piece in places) + 1
+        stacked = torch.stack(
+            [
+                torch.cat(
+                    [
+                        _fp8_matrix(places[e, p], tensors, own.device, own.dtype)
+                        if fp8
+                        else tensors.pop(f"{places[e, p]}weight")
+                        for p in range(pieces)
+                    ]
+                )
+                for e in range(own.shape[0])
+            ]
+        )
+        transposed = bool(getattr(module, "is_transposed", False))
+        tensors[f"{name}.{part}"] = (
+            stacked.transpose(-2, -1).contiguous() if transposed else stacked
+        )
+    return Float8BlockwiseExperts(module) if fp8 else None
+
+
+def _shape_of(experts: nn.Module, name: str) -> tuple[int, ...]:
+    """(E, N, K) of a tensor of experts."""
+    e, n, k = experts.get_parameter(name).shape
+    return (e, k, n) if getattr(experts, "is_transposed", False) else (e, n, k)
+
+
+def _load_the_rest(model: nn.Module, tensors: dict[str, Tensor], tied: list[list[str]]) -> None:
+    # What the layers in NVFP4 have is there already.
+    filled = {
+        f"{name}.{part}" if name else part
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, (NVFP4Linear, NVFP4Experts))
+        for part in module.state_dict()
+    }
+    state = model.state_dict()
+    wanted = {
+        name: (0, 0)
+        for name, t in state.items()
+        if isinstance(t, Tensor) and name not in filled and name not in tensors
+    }
+    names = {name: place.name for name, place in places_in_file(model, wanted).items()}
+    named = {names.get(name, name): t for name, t in tensors.items()}
+    on_meta = any(t.is_meta for t in state.values() if isinstance(t, Tensor))
+    if on_meta:
+        named = {n: t.to(state[n].dtype) if n in state else t for n, t in named.items()}
+    for group in tied:
+        given = next((named[name] for name in group if name in named), None)
+        if given is not None:
+            named |= {name: given for name in group if name in state and name not in named}
+    missing, unexpected = model.load_state_dict(named, strict=False, assign=on_meta)
+    absent = [n for n in missing if n not in filled]
+    if absent or unexpected:
+        raise ValueError(
+            f"the files lack {', '.join(absent) or 'nothing'} and have "
+            f"{', '.join(unexpected) or 'nothing'} besides; accepted are files of this model"
+        )
+    if on_meta:
+        _tie_again(model, tied)
+        fill_buffers(model)
+
+
+def _tie_again(model: nn.Module, tied: list[list[str]]) -> None:
+    """Makes names one parameter again, which loading by assignment has made several."""
+    for first, *others in tied:
+        try:
+            parameter = model.get_parameter(first)
+        except AttributeError:  # the layer is another now
+            continue
+        for name in others:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, parameter)
+
+
+def read_quantized(directory: Path) -> dict[str, Tensor]:
+    """The tensors of a folder, with the names that compressed-tensors gives their parts.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load_compressed_tensors`.
+    """
+    described = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = described.get("quantization_config") or {}
+    aside = directory / "hf_quant_config.json"
+    method = config.get("quant_method")
+    if method is None and aside.is_file():
+        method = "modelopt"
+    if method not in (METHOD, "modelopt", "fp8"):
+        raise ValueError(
+            f"quant_method in {directory / 'config.json'} is {method!r}; "
+            f"accepted is {METHOD!r}, 'modelopt' or 'fp8'"
+        )
+    tensors = _read(directory)
+    if method == "fp8":
+        return {name.replace("weight_scale_inv", "weight_scale"): t for name, t in tensors.items()}
+    if method == "modelopt":
+        return dict(_of_modelopt(name, t) for name, t in tensors.items() if _is_kept(name))
+    return tensors
+
+
+def _is_kept(name: str) -> bool:
+    return not name.endswith((".input_scale", ".k_scale", ".v_scale", ".pre_quant_scale"))
+
+
+def _of_modelopt(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    if name.endswith(".weight_scale_2"):
+        return name.removesuffix("scale_2") + "gsa", tensor.to(torch.float32).reshape(1)
+    if name.endswith(".weight") and tensor.dtype == torch.uint8:
+        return f"{name}_packed", tensor
+    return name, tensor
+
+
+def _read(directory: Path) -> dict[str, Tensor]:
+    load_file, _ = safetensors_functions()
+    index = directory / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.is_file():
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        if not (directory / name).is_file():
+            raise FileNotFoundError(f"{directory} has no {name}")
+        tensors |= load_file(directory / name)
+    return tensors

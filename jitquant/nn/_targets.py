@@ -1,0 +1,157 @@
+"""Which linears of a model are quantized: what is left alone by default, patterns, presets.
+
+Everything here works on names and shapes, so that a model in memory and a folder of files are
+treated alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+Shapes = Mapping[str, Sequence[int]]
+"""The shape of each weight, by the name of its module."""
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    "all": ("*",),
+    "attention": (r"re:(.*\.)?(self_attn|self_attention|attn|attention|cross_attn)\.",),
+    "mlp": (r"re:(.*\.)?(mlp|ffn|feed_forward|block_sparse_moe|moe)\.",),
+    "experts": (r"re:(.*\.)?experts(\.|$)",),
+}
+"""What a name of `targets` stands for."""
+
+SIBLINGS: tuple[tuple[str, ...], ...] = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("gate_proj", "up_proj"),
+    ("gate", "up"),
+    ("w1", "w3"),
+    ("query", "key", "value"),
+    ("q", "k", "v"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
+"""Layers of one module that engines fuse to one product, which has one global scale."""
+
+_HEADS = ("lm_head", "embed_out")
+_ROUTERS = ("router", "shared_expert_gate")
+
+
+def as_patterns(argument: str, given: object) -> tuple[str, ...]:
+    """Patterns that a caller gave as one string or as several.
+
+    Raises:
+        TypeError: they are no strings.
+        ValueError: one that begins with ``re:`` is not a regular expression.
+    """
+    patterns = (given,) if isinstance(given, str) else given
+    if not isinstance(patterns, Collection) or not all(isinstance(p, str) for p in patterns):
+        raise TypeError(
+            f"{argument} is {given!r}; accepted is a name or pattern, or several: 'lm_head', "
+            "'model.layers.0.*', or a regular expression after 're:'"
+        )
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            try:
+                re.compile(pattern[3:])
+            except re.error as error:
+                raise ValueError(
+                    f"{argument} has {pattern!r}, which is not a regular expression: {error}"
+                ) from error
+    return tuple(patterns)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern means a module.
+
+    Args:
+        name: of the module.
+        patterns: a full name or its last part, both with ``*`` and ``?``; or ``re:`` and a regular
+            expression that the name begins with, as in compressed-tensors.
+    """
+    last = name.rpartition(".")[2]
+    return any(
+        re.match(pattern[3:], name) is not None
+        if pattern.startswith("re:")
+        else fnmatchcase(name, pattern) or fnmatchcase(last, pattern)
+        for pattern in patterns
+    )
+
+
+def targeted(name: str, targets: str | Sequence[str]) -> bool:
+    """Whether ``targets``, patterns or the name of a preset, mean a module."""
+    if isinstance(targets, str) and targets in PRESETS:
+        return matches(name, PRESETS[targets])
+    return matches(name, as_patterns("targets", targets))
+
+
+def left_by_default(name: str, shapes: Shapes) -> str | None:
+    """Why a linear is left alone where the caller says nothing: heads, routers and their gates.
+
+    Errors in them cost more than elsewhere and their bytes are few; engines do not look for
+    quantized ones. A ``gate`` is a router unless an ``up`` of its shape is beside it.
+
+    Args:
+        name: of the linear.
+        shapes: of all linears.
+    """
+    owner, _, last = name.rpartition(".")
+    if last in _HEADS:
+        return "a head, left alone by default"
+    beside = f"{owner}.up" if owner else "up"
+    is_router = last == "gate" and (
+        beside not in shapes or tuple(shapes[beside]) != tuple(shapes[name])
+    )
+    if is_router or any(part in _ROUTERS for part in name.split(".")):
+        return "a router, left alone by default"
+    return None
+
+
+def refusal(
+    name: str,
+    shapes: Shapes,
+    targets: str | Sequence[str],
+    ignore: Sequence[str] | None,
+) -> str | None:
+    """Why a linear is left alone by its name, or None.
+
+    Args:
+        name: of the linear.
+        shapes: of all linears.
+        targets: what is quantized.
+        ignore: what is not; None: `left_by_default`.
+    """
+    if not targeted(name, targets):
+        return "none of targets"
+    if ignore is None:
+        return left_by_default(name, shapes)
+    return "named in ignore" if matches(name, ignore) else None
+
+
+def families(
+    names: Iterable[str],
+    shapes: Shapes,
+    siblings: Sequence[Sequence[str]] = SIBLINGS,
+) -> list[list[str]]:
+    """Those of ``names`` that engines fuse, two or more together.
+
+    Args:
+        names: of linears.
+        shapes: of their weights; the last size of siblings is the same.
+        siblings: the last parts of the names of one family, or such that begin at the owner:
+            ``("attn.q", "attn.k")``.
+    """
+    known, found = dict.fromkeys(names), []
+    for family in siblings:
+        owners = dict.fromkeys(
+            name[: -len(member)]
+            for name in known
+            for member in family
+            if f".{name}".endswith(f".{member}")
+        )
+        for owner in owners:
+            together = [f"{owner}{member}" for member in family if f"{owner}{member}" in known]
+            if len(together) > 1 and len({shapes[name][-1] for name in together}) == 1:
+                found.append(together)
+    return found

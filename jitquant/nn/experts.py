@@ -1,0 +1,352 @@
+"""Experts of a mixture, whose weights are one tensor of three dimensions, with quantized products.
+
+They take the place of the modules that transformers 5 marks by ``use_experts_implementation``:
+``gate_up_proj`` and ``down_proj`` (E, N, K), or (E, K, N) in gpt-oss, and a forward that takes the
+tokens, the experts of each, and their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_DIVISOR
+from jitquant.nn._codes import QuantizedModule
+from jitquant.nn._grouped import grouped_linear
+from jitquant.nn._weights import WeightCache
+from jitquant.nn.float8 import multiply
+from jitquant.ops.nvfp4 import quantize_nvfp4
+from jitquant.tensors.nvfp4 import QuantizedActivation
+
+_PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
+_TILE = 128
+
+
+class Projection(NamedTuple):
+    """One of the tensors of three dimensions.
+
+    Attributes:
+        name: of the parameter.
+        pieces: matrices of each expert that follow each other in it: gate and up.
+    """
+
+    name: str
+    pieces: int
+
+
+def refusal(module: nn.Module) -> str | None:
+    """Why a module is not taken for experts; None: it is."""
+    own = {name: p for name, p in module.named_parameters(recurse=False) if p is not None}
+    if not hasattr(module, "num_experts") or not hasattr(module, "is_transposed"):
+        return "its forward is not known"
+    if getattr(module, "has_post_expert_norm", False):
+        return "it has a norm after each expert"
+    if getattr(module, "_is_expert_parallel", False):
+        return "its experts are divided between processes"
+    expected = {"down_proj", "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"}
+    biases = {f"{name}_bias" for name in expected}
+    if set(own) not in (expected, expected | biases):
+        return f"its parameters are {', '.join(own)}"
+    for name in expected:
+        if own[name].dim() != 3 or own[name].dtype not in INPUT_DTYPES or own[name].numel() == 0:
+            return f"{name} is {own[name].dtype} {tuple(own[name].shape)}"
+    return None
+
+
+class Experts(nn.Module):
+    """What both kinds have: how tokens come to experts and back.
+
+    Attributes:
+        num_experts: E.
+        projections: the two tensors, in the order that they are multiplied.
+        interleaved: whether rows of gate and up come in turns.
+    """
+
+    projections: tuple[Projection, Projection]
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.num_experts = int(original.num_experts)  # type: ignore[arg-type]
+        self.has_gate = bool(getattr(original, "has_gate", True))
+        self.is_transposed = bool(original.is_transposed)
+        self.interleaved = self.has_gate and not getattr(original, "is_concatenated", True)
+        first = Projection("gate_up_proj", 1 if self.interleaved else 2)
+        self.projections = (
+            first if self.has_gate else Projection("up_proj", 1),
+            Projection("down_proj", 1),
+        )
+        emptied = original.__class__.__new__(original.__class__)
+        emptied.__dict__ = {**original.__dict__, "_parameters": {}}
+        self._original = (emptied,)  # its activation; in a tuple it is not a module of this one
+        self.train(original.training)
+
+    def _matrices(self, original: nn.Module, name: str) -> Tensor:
+        """(E, N, K)."""
+        weight: Tensor = original.get_parameter(name)
+        return weight.transpose(-2, -1) if self.is_transposed else weight
+
+    def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Each token through its experts, and the sum of what they give, weighted.
+
+        Args:
+            hidden_states: (T, hidden).
+            top_k_index: int (T, k), experts of each token.
+            top_k_weights: (T, k).
+
+        Returns:
+            (T, hidden) of the dtype of ``hidden_states``.
+        """
+        tokens, k = top_k_index.shape
+        expert, order = top_k_index.reshape(-1).sort(stable=True)
+        each = torch.arange(self.num_experts, device=expert.device, dtype=expert.dtype)
+        ends = torch.searchsorted(expert, each, right=True)
+        of_row = expert.clamp(max=self.num_experts - 1)
+        x = hidden_states[order // k]
+        (up, _), (down, _) = self.projections
+        inner: Any = self._original[0]
+        h = self._biased(up, self._project(up, x, ends), of_row)
+        h = inner._apply_gate(h) if self.has_gate else inner.act_fn(h)
+        y = self._biased(down, self._project(down, h.to(x.dtype), ends), of_row)
+        y = y * top_k_weights.reshape(-1)[order].unsqueeze(-1)
+        # Past the last expert (another process has it) there is nothing to add.
+        y = y.masked_fill((expert >= self.num_experts).unsqueeze(-1), 0)
+        back = torch.empty_like(y).index_copy(0, order, y)
+        return back.view(tokens, k, -1).sum(1).to(hidden_states.dtype)
+
+    def _biased(self, name: str, y: Tensor, of_row: Tensor) -> Tensor:
+        bias = getattr(self, f"{name}_bias", None)
+        return y if bias is None else y + bias[of_row].to(y.dtype)
+
+    def _take_biases(self, original: nn.Module, frozen: bool) -> None:
+        for name, _ in self.projections:
+            bias = getattr(original, f"{name}_bias", None)
+            if bias is not None and frozen:
+                bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+            self.register_parameter(f"{name}_bias", bias)
+
+    def extra_repr(self) -> str:
+        """Sizes, for ``print``."""
+        return f"num_experts={self.num_experts}"
+
+
+class NVFP4Experts(Experts, QuantizedModule):
+    """Experts for inference whose weights are stored in NVFP4, with one gsa for each expert's gate
+    and up, and one for its down; products by `jitquant.nn.grouped_linear`.
+
+    The weights have no gradient, the tokens have: that of the dequantized weights.
+
+    Attributes:
+        gate_up_proj_packed, down_proj_packed: uint8 (E, N, ceil(K / 16) * 8); ``up_proj_packed``
+            where there is no gate.
+        gate_up_proj_scale, ...: ``float8_e4m3fn`` (E, N, ceil(K / 16)).
+        gate_up_proj_gsa, ...: fp32 (E,).
+        gate_up_proj_bias, ...: (E, N) parameters without gradient, or None.
+        columns: K of each projection.
+    """
+
+    columns: dict[str, int]
+
+    def __init__(self, original: nn.Module, *, weight_only: bool = False) -> None:
+        """Takes the weights of a module of experts.
+
+        Args:
+            original: whose `refusal` is None. It keeps its parameters.
+            weight_only: whether the tokens are multiplied as they are, expert by expert: the CPU
+                reads how many rows each has.
+
+        Raises:
+            ValueError: `refusal` has a reason.
+        """
+        parts: dict[str, Tensor] = {}
+        _check(original)
+        for name in (n for n in _PROJECTIONS if n in original._parameters):
+            weight = original.get_parameter(name).detach()
+            weight = weight.transpose(-2, -1) if original.is_transposed else weight
+            experts, rows, _ = weight.shape
+            gsa = weight.abs().amax((1, 2)).float() / NVFP4_DIVISOR
+            of_rows = gsa.repeat_interleave(rows)
+            q = quantize_nvfp4(weight.reshape(experts * rows, -1), of_rows)
+            parts[f"{name}_packed"] = q.x_fp4_bytes.view(experts, rows, -1)
+            parts[f"{name}_scale"] = q.x_sf.view(experts, rows, -1)
+            parts[f"{name}_gsa"] = gsa
+        self._take(original, parts)
+        self.weight_only = weight_only
+
+    @classmethod
+    def from_parts(cls, original: nn.Module, parts: dict[str, Tensor]) -> NVFP4Experts:
+        """Experts whose weights are quantized already.
+
+        Args:
+            original: what they are in the model, perhaps on meta; its weights are not read.
+            parts: the buffers by name.
+
+        Raises:
+            ValueError: `refusal` has a reason.
+        """
+        _check(original)
+        made = cls.__new__(cls)
+        made._take(original, parts)
+        return made
+
+    def _take(self, original: nn.Module, parts: dict[str, Tensor]) -> None:
+        super().__init__(original)
+        names = [name for name, _ in self.projections]
+        first = original.get_parameter(names[0])
+        self.dtype = first.dtype
+        self.weight_only = False
+        self.columns = {}
+        for name in names:
+            shape = original.get_parameter(name).shape
+            self.columns[name] = shape[-2] if self.is_transposed else shape[-1]
+        self.quantized = tuple(parts)  # type: ignore[misc]
+        for name, part in parts.items():
+            device = part.device if first.is_meta else first.device
+            self.register_buffer(name, part.to(device))
+        self._take_biases(original, frozen=True)
+
+    def weight(self, name: str) -> QuantizedActivation:
+        """A projection's weights (E, N, K) as views of the buffers, with a gsa for each row."""
+        packed, scale, gsa = (self.get_buffer(f"{name}_{p}") for p in ("packed", "scale", "gsa"))
+        of_rows = gsa.repeat_interleave(packed.shape[1])
+        how = ("linear", "row")
+        return QuantizedActivation(
+            packed.view(FP4_DTYPE), scale, of_rows, None, self.columns[name], *how
+        )
+
+    def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
+        if x.requires_grad and torch.is_grad_enabled():
+            y: Tensor = _Straight.apply(x, self, name, ends)  # type: ignore[no-untyped-call]
+            return y
+        return self._product(name, x, ends)
+
+    def _product(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
+        if x.shape[0] == 0:
+            rows = self.get_buffer(f"{name}_packed").shape[1]
+            return x.new_empty((0, rows))
+        if self.weight_only:
+            weight = self.weight(name).dequantize(x.dtype)
+            y = x.new_zeros((x.shape[0], weight.shape[1]))
+            for expert, of_expert in _rows_of_experts(ends):
+                y[of_expert] = x[of_expert] @ weight[expert].t()
+            return y
+        q = quantize_nvfp4(x.detach().contiguous())
+        return grouped_linear(q, self.weight(name), ends, dtype=x.dtype)
+
+
+class _Straight(torch.autograd.Function):
+    """The grouped product, and the gradient of the tokens through the dequantized weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, experts: NVFP4Experts, name: str, ends: Tensor) -> Tensor:
+        ctx.experts, ctx.name, ctx.ends = experts, name, ends
+        return experts._product(name, x, ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight = ctx.experts.weight(ctx.name).dequantize(grad.dtype)
+        made = grad.new_zeros((grad.shape[0], weight.shape[-1]))
+        for expert, rows in _rows_of_experts(ctx.ends):
+            made[rows] = grad[rows] @ weight[expert]
+        return made, None, None, None
+
+
+class Float8BlockwiseExperts(Experts):
+    """Experts whose products are those of `jitquant.nn.Float8BlockwiseLinear`, forward and
+    backward, with the very parameters of the module that it replaces.
+
+    One product for each expert that has tokens, after another: the CPU reads how many each has.
+    """
+
+    def __init__(self, original: nn.Module) -> None:
+        """Takes the parameters of a module of experts.
+
+        Args:
+            original: whose `refusal` is None.
+
+        Raises:
+            ValueError: `refusal` has a reason.
+        """
+        _check(original)
+        super().__init__(original)
+        for name, _ in self.projections:
+            self.register_parameter(name, original.get_parameter(name))
+        self._take_biases(original, frozen=False)
+        self._caches: dict[tuple[str, int, int], WeightCache] = {}
+
+    def matrices(self, name: str) -> Tensor:
+        """A projection's weights (E, N, K), as they are."""
+        return self._matrices(self, name)
+
+    def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
+        whole = self.get_parameter(name)
+        matrices = self._matrices(self, name).unbind(0)
+        pieces = next(count for n, count in self.projections if n == name)
+        size = matrices[0].shape[0] // pieces
+        if size % _TILE == 0:  # blocks do not straddle gate and up
+            pieces, size = 1, matrices[0].shape[0]
+        found = []
+        for expert, rows in _rows_of_experts(ends):
+            made = []
+            for piece in range(pieces):
+                part = slice(piece * size, (piece + 1) * size)
+                cache = self._caches.setdefault((name, expert, piece), WeightCache())
+                kept = partial(_part, self.is_transposed, expert, part)
+                made.append(multiply(x[rows], matrices[expert][part], whole, 0, cache, kept))
+            found.append(made[0] if pieces == 1 else torch.cat(made, -1))
+        last = sum(part.shape[0] for part in found)
+        more = x.new_zeros((x.shape[0] - last, matrices[0].shape[0]))
+        return torch.cat([*found, more.to(found[0].dtype)]) if found else more
+
+    def train(self, mode: bool = True) -> Float8BlockwiseExperts:
+        """As ``nn.Module.train``."""
+        self._forget()
+        super().train(mode)
+        return self
+
+    def weight_changed(self) -> None:
+        """Has the weights quantized anew: to be called after a write that left no trace."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self.__dict__.get("_caches", {}).clear()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._forget()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._forget()
+        super()._load_from_state_dict(*args, **kwargs)
+
+
+def _part(transposed: bool, expert: int, rows: slice, whole: Tensor) -> Tensor:
+    """Some rows of the matrix of one expert."""
+    matrix = whole[expert]
+    return (matrix.t() if transposed else matrix)[rows]
+
+
+def _check(original: nn.Module) -> None:
+    why = refusal(original)
+    if why is not None:
+        raise ValueError(
+            f"original is {type(original).__name__}, and {why}; accepted are experts as "
+            "transformers 5 has them: gate_up_proj and down_proj of three dimensions"
+        )
+
+
+def _rows_of_experts(ends: Tensor) -> Iterator[tuple[int, slice]]:
+    """The experts that have rows, and these."""
+    begin = 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > begin:
+            yield expert, slice(begin, end)
+        begin = end

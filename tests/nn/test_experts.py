@@ -1,0 +1,226 @@
+"""Experts whose weights are tensors of three dimensions, as transformers 5 has them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from samples import randn
+from torch import Tensor, nn
+
+import jitquant
+from jitquant.nn import (
+    Float8BlockwiseExperts,
+    NVFP4Experts,
+    convert,
+    load_compressed_tensors,
+    save_compressed_tensors,
+)
+from jitquant.nn.experts import refusal
+
+from .helpers import sqnr
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+BF16 = torch.bfloat16
+TOKENS = torch.arange(40).reshape(2, 20)
+
+
+def mixture(kind: str, **more: Any) -> Any:
+    torch.manual_seed(0)
+    config = {
+        "Mixtral": {"num_local_experts": 3},
+        "Qwen2Moe": {"num_experts": 3, "shared_expert_intermediate_size": 48},
+        "Qwen3Moe": {"num_experts": 3},
+        "GptOss": {"num_local_experts": 3, "head_dim": 16},
+    }[kind]
+    made = getattr(transformers, f"{kind}Config")(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        **{"num_experts_per_tok": 2, **config, **more},
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(made)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "experts" in name:
+                p.copy_(randn(*p.shape, seed=len(name)) * 0.1)
+    return model.to(BF16).eval()
+
+
+def routed(module: nn.Module, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    hidden = module.down_proj.shape[2 if module.is_transposed else 1]
+    x = randn(11, hidden, seed=seed)
+    scores = randn(11, 3, seed=seed + 1).float().softmax(-1)
+    scores[:, 1] = 0  # an expert without tokens
+    weights, index = scores.topk(2)
+    return x, index, weights.to(BF16)
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4_weight_only", "fp8_block"])
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss"])
+def test_a_model(kind: str, recipe: Any) -> None:
+    model = mixture(kind, num_experts_per_tok=3)  # all of them: noise changes no choice
+    parameters = sum(p.numel() for p in model.parameters())
+    want = model(TOKENS).logits.detach()
+    done = convert(model, recipe)
+    experts = [m for m in model.modules() if isinstance(m, (NVFP4Experts, Float8BlockwiseExperts))]
+    assert len(experts) == 2
+    assert {f"model.layers.{i}.mlp.experts" for i in (0, 1)} <= set(done.replaced)
+    assert not any(name.endswith("gate") for name in done.replaced)
+    assert done.model_elements == parameters
+    assert done.elements == parameters - sum(done.left.values())
+    assert not any("experts.gate_up_proj" in n and "bias" not in n for n in done.left)
+    assert done.elements > 0.85 * parameters
+    with torch.no_grad():
+        got = model(TOKENS).logits
+    assert sqnr(got, want) > (18 if recipe == "fp8_block" else 7)
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "GptOss"])
+def test_nvfp4_has_the_values_of_its_weights(kind: str) -> None:
+    """Against the experts of transformers with the dequantized weights, and inputs that NVFP4 has
+    exactly: what is left is the rounding of activations between the projections."""
+    original = mixture(kind).model.layers[0].mlp.experts
+    made, plain = NVFP4Experts(original), copy.deepcopy(original)
+    for name in ("gate_up_proj", "down_proj"):
+        values = made.weight(name).dequantize(torch.float32)
+        source = plain.get_parameter(name)
+        source.data = values.transpose(-2, -1).to(BF16) if made.is_transposed else values.to(BF16)
+        own = original.get_parameter(name)
+        own = own.transpose(-2, -1) if made.is_transposed else own
+        each = jitquant.quantize_weight_nvfp4(own[1].detach().contiguous())
+        assert torch.equal(made.get_buffer(f"{name}_packed")[1], each.x_fp4_bytes)
+        assert torch.equal(made.get_buffer(f"{name}_scale")[1].float(), each.x_sf.float())
+        assert torch.equal(made.get_buffer(f"{name}_gsa")[1], each.gsa[0])
+    x, index, weights = routed(original)
+    assert sqnr(made(x, index, weights), plain(x, index, weights).detach()) > 15
+    assert torch.equal(pickle.loads(pickle.dumps(made))(x, index, weights), made(x, index, weights))
+    assert made.half().get_buffer("down_proj_scale").dtype == torch.float8_e4m3fn
+    assert made.get_buffer("down_proj_gsa").dtype == torch.float32
+
+
+def test_the_tokens_have_a_gradient() -> None:
+    original = mixture("Mixtral").model.layers[0].mlp.experts
+    x, index, weights = routed(original)
+    grads = []
+    for module in (original, NVFP4Experts(original), Float8BlockwiseExperts(original)):
+        x = x.detach().requires_grad_()
+        module(x, index, weights).float().square().sum().backward()
+        grads.append(x.grad)
+    assert sqnr(grads[1], grads[0]) > 10
+    assert sqnr(grads[2], grads[0]) > 20
+
+
+def test_fp8_trains_and_sees_new_weights() -> None:
+    original = mixture("Mixtral").model.layers[0].mlp.experts
+    plain = copy.deepcopy(original)
+    made = Float8BlockwiseExperts(original)
+    assert made.gate_up_proj is original.gate_up_proj
+    assert list(made.state_dict()) == list(original.state_dict())
+    x, index, weights = routed(original)
+    for module in (made, plain):
+        module(x, index, weights).float().square().sum().backward()
+    for name in ("gate_up_proj", "down_proj"):
+        assert sqnr(made.get_parameter(name).grad, plain.get_parameter(name).grad) > 20
+    before = made(x, index, weights)
+    torch.optim.SGD(made.parameters(), lr=0.1).step()
+    assert not torch.equal(made(x, index, weights), before)
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "fp8_block"])
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("Mixtral", ("block_sparse_moe", "w1", "w3", "w2")),
+        ("Qwen2Moe", ("mlp", "gate_proj", "up_proj", "down_proj")),
+    ],
+)
+def test_files(kind: str, names: tuple[str, ...], recipe: Any, tmp_path: Path) -> None:
+    """Under the names that the checkpoints of these models have, one matrix an expert."""
+    model, exact = mixture(kind), mixture(kind)
+    done = convert(model, recipe)
+    save_compressed_tensors(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    owner, gate, up, down = names
+    experts = exact.model.layers[1].mlp.experts
+    fused, size = experts.gate_up_proj[2], experts.gate_up_proj.shape[1] // 2
+    for name, want in ((gate, fused[:size]), (up, fused[size:]), (down, experts.down_proj[2])):
+        base = f"model.layers.1.{owner}.experts.2.{name}"
+        if recipe == "nvfp4":
+            q = jitquant.QuantizedActivation(
+                tensors[f"{base}.weight_packed"].view(torch.float4_e2m1fn_x2),
+                tensors[f"{base}.weight_scale"],
+                1 / tensors[f"{base}.weight_global_scale"],
+            )
+            assert tensors[f"{base}.weight_global_scale"].shape == (1,)
+        else:
+            q = jitquant.quantize_block(want.detach().contiguous())
+            assert torch.equal(tensors[f"{base}.weight"].float(), q.data.float())
+            assert torch.equal(tensors[f"{base}.weight_scale"], q.scale_inv)
+        assert sqnr(q.dequantize(torch.float32), want.detach()) > 15
+    if recipe == "nvfp4":
+        base = f"model.layers.0.{owner}.experts.0"
+        scales = [tensors[f"{base}.{name}.weight_global_scale"] for name in (gate, up)]
+        assert torch.equal(*scales)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    routers = [f"model.layers.{i}.{owner}.gate" for i in (0, 1)]
+    shared = [f"model.layers.{i}.mlp.shared_expert_gate" for i in (0, 1)]
+    assert sorted(config["ignore"]) == sorted(
+        ["lm_head", *routers, *(shared if kind == "Qwen2Moe" else [])]
+    )
+    assert f"{routers[0]}.weight" in tensors
+
+    with torch.device("meta"):
+        back = type(model)(model.config).to(BF16).eval()
+    read = load_compressed_tensors(back, tmp_path)
+    assert read.replaced == done.replaced
+    assert read.elements == done.elements
+    with torch.no_grad():
+        assert sqnr(back(TOKENS).logits, model(TOKENS).logits) > 50
+
+
+def test_save_pretrained_writes_what_is_read(tmp_path: Path) -> None:
+    model = mixture("Mixtral")
+    convert(model, "nvfp4")
+    model.save_pretrained(tmp_path / "a")
+    save_compressed_tensors(model, tmp_path / "b")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[n].view(torch.uint8), other[n].view(torch.uint8)) for n in one)
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in "ab"]
+    assert configs[0]["quantization_config"] == configs[1]["quantization_config"]
+    back = mixture("Mixtral")
+    load_compressed_tensors(back, tmp_path / "a")
+    with torch.no_grad():
+        assert sqnr(back(TOKENS).logits, model(TOKENS).logits) > 50
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    model = mixture("GptOss")
+    convert(model, "nvfp4")
+    with pytest.raises(ValueError, match=r"mlp\.experts has rows of gate and up in turns"):
+        save_compressed_tensors(model, tmp_path)
+
+    class Mine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down_proj = nn.Parameter(torch.zeros(2, 16, 16))
+
+    assert refusal(Mine()) == "its forward is not known"
+    with pytest.raises(ValueError, match="original is Mine, and its forward is not known"):
+        NVFP4Experts(Mine())
+    done = convert(nn.ModuleDict({"experts": Mine(), "x": nn.Linear(16, 16)}), "nvfp4")
+    assert done.skipped == {"experts": "its forward is not known"}
+    assert done.left == {"experts.down_proj": 512, "x.bias": 16}
+    assert "left as it is: experts: its forward is not known" in str(done)
