@@ -160,8 +160,13 @@ using jitquant::TensorView;
 
 namespace {
 
-__nv_bfloat16* elements(const TensorView& t) {
-  return t.contiguous().aligned(16).data<__nv_bfloat16>();
+using Bf16 = __nv_bfloat16;
+
+const Bf16* read(const TensorView& t) {
+  return t.contiguous().aligned(16).data<const Bf16>();
+}
+Bf16* written(const TensorView& t) {
+  return t.contiguous().aligned(16).data<Bf16>();
 }
 
 }  // namespace
@@ -186,15 +191,15 @@ cudaError_t launch_rope_cache(const TensorView& qkv, const TensorView& angles,
                      static_cast<long long>(sequences));
   }
   if (tokens == 0) return cudaSuccess;
-  const Rope p = {elements(qkv),
+  const Rope p = {read(qkv),
                   angles.contiguous().data<const float>(),
                   position,
-                  q_norm == nullptr ? nullptr : elements(*q_norm),
-                  k_norm == nullptr ? nullptr : elements(*k_norm),
+                  q_norm == nullptr ? nullptr : read(*q_norm),
+                  k_norm == nullptr ? nullptr : read(*k_norm),
                   eps,
-                  elements(q),
-                  elements(keys),
-                  elements(values),
+                  written(q),
+                  written(keys),
+                  written(values),
                   static_cast<int>(heads),
                   static_cast<int>(groups),
                   static_cast<int>(size),
@@ -221,8 +226,8 @@ cudaError_t launch_rms_norm(const TensorView& x, const TensorView& weight, float
   const int64_t vectors = (cols + kVector - 1) / kVector;
   const int64_t threads = vectors <= 1024 ? (vectors + kWarp - 1) / kWarp * kWarp : 1024;
   return jitquant::launch<&rms_norm_kernel>({rows, static_cast<int>(threads), Start::kOverlapped},
-                                            stream, elements(x), elements(weight), eps,
-                                            elements(out), static_cast<int>(cols));
+                                            stream, read(x), read(weight), eps, written(out),
+                                            static_cast<int>(cols));
 }
 
 cudaError_t launch_silu_mul(const TensorView& both, const TensorView& out, cudaStream_t stream) {
@@ -236,8 +241,7 @@ cudaError_t launch_silu_mul(const TensorView& both, const TensorView& out, cudaS
   constexpr int kThreads = 128;
   const int64_t blocks = (rows * cols / kVector + kThreads - 1) / kThreads;
   return jitquant::launch<&silu_mul_kernel>({blocks, kThreads, Start::kOverlapped}, stream,
-                                            elements(both), elements(out), rows,
-                                            static_cast<int>(cols));
+                                            read(both), written(out), rows, static_cast<int>(cols));
 }
 
 JITQUANT_EXPORT(launch_rope_cache,
