@@ -99,7 +99,7 @@ class Block(nn.Module):
         q = jitquant.rmsnorm_quantize_nvfp4(stream, self.mlp_norm, granularity="row")
         both = self.gate_up.run_from_quantized(q)
         q = jitquant.deinterleave_quantize_nvfp4(
-            both, self.down.in_features, op="swiglu", halves=True, granularity="row"
+            both, self.down.in_features, op="swiglu", interleave=0, granularity="row"
         )
         return self.down.run_from_quantized(q, residual=stream)
 

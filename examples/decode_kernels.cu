@@ -134,7 +134,7 @@ __device__ float silu(float x) {
   return x / (1.0f + __expf(-x));
 }
 
-__global__ void silu_mul_kernel(const __nv_bfloat16* both, __nv_bfloat16* out, int64_t rows,
+__global__ void swiglu_kernel(const __nv_bfloat16* both, __nv_bfloat16* out, int64_t rows,
                                 int cols) {
   jitquant::let_next_begin();
   jitquant::wait_for_previous();
@@ -230,7 +230,7 @@ cudaError_t launch_rms_norm(const TensorView& x, const TensorView& weight, float
                                             static_cast<int>(cols));
 }
 
-cudaError_t launch_silu_mul(const TensorView& both, const TensorView& out, cudaStream_t stream) {
+cudaError_t launch_swiglu(const TensorView& both, const TensorView& out, cudaStream_t stream) {
   const int64_t rows = out.with_rank(2).size(0), cols = out.size(1);
   both.with_rank(2).with_size(0, rows).with_size(1, 2 * cols);
   if (cols % kVector != 0) {
@@ -240,7 +240,7 @@ cudaError_t launch_silu_mul(const TensorView& both, const TensorView& out, cudaS
   if (rows * cols == 0) return cudaSuccess;
   constexpr int kThreads = 128;
   const int64_t blocks = (rows * cols / kVector + kThreads - 1) / kThreads;
-  return jitquant::launch<&silu_mul_kernel>({blocks, kThreads, Start::kOverlapped}, stream,
+  return jitquant::launch<&swiglu_kernel>({blocks, kThreads, Start::kOverlapped}, stream,
                                             read(both), written(out), rows, static_cast<int>(cols));
 }
 
@@ -250,6 +250,6 @@ JITQUANT_EXPORT(launch_rope_cache,
                 " -> ()")
 JITQUANT_EXPORT(launch_rms_norm,
                 "rms_norm(Tensor x, Tensor weight, float eps, *, Tensor(a!) out) -> ()")
-JITQUANT_EXPORT(launch_silu_mul, "silu_mul(Tensor both, *, Tensor(a!) out) -> ()")
+JITQUANT_EXPORT(launch_swiglu, "swiglu(Tensor both, *, Tensor(a!) out) -> ()")
 JITQUANT_EXPORT_RESIDENT()
 #endif

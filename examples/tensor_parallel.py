@@ -204,7 +204,7 @@ def run(options: argparse.Namespace, mesh: DeviceMesh, device: torch.device) -> 
     )
     assert noise(y_parts, mine(y, mesh)) < 0.05
 
-    q = jitquant.quantize_nvfp4(mine(x, mesh), amax_group=mesh.get_group())
+    q = jitquant.quantize_nvfp4(mine(x, mesh), process_group=mesh.get_group())
     same = torch.equal(q.x_fp4_bytes, mine(jitquant.quantize_nvfp4(x).x_fp4_bytes, mesh))
     say(f"the codes of a part, with the amax of all: {'the same' if same else 'OTHERS'}")
     assert same
@@ -218,7 +218,7 @@ def run(options: argparse.Namespace, mesh: DeviceMesh, device: torch.device) -> 
             times = [1e3 * seconds(call) for call in calls]
             say(f"{name}: {times[0]:.2f} ms whole, {times[1]:.2f} ms in parts")
         alone = 1e6 * seconds(lambda: jitquant.quantize_nvfp4(part), 100)
-        together = 1e6 * seconds(lambda: jitquant.quantize_nvfp4(part, amax_group=group), 100)
+        together = 1e6 * seconds(lambda: jitquant.quantize_nvfp4(part, process_group=group), 100)
         say(f"quantize_nvfp4 of a part: {alone:.1f} us, with the amax of all {together:.1f} us")
 
 

@@ -41,7 +41,7 @@ class DelayedScaling:
         """Makes a history of zeros.
 
         Args:
-            num_tensors: how many tensors; the groups of a buffer, for `quantize_grouped`.
+            num_tensors: how many tensors; the segments of a buffer, for `quantize_ragged`.
             window: steps that the history holds.
             algorithm: "max" or "most_recent".
             margin: the scale is divided by ``2^margin``.
@@ -118,7 +118,7 @@ class DelayedScaling:
         if self.scale.numel() != 1:
             raise ValueError(
                 f"num_tensors is {self.scale.numel()}; accepted here is 1. For groups call "
-                "quantize_grouped(x, offsets, scale=d.scale), then d.update(q.amax)"
+                "quantize_ragged(x, offsets, scale=d.scale), then d.update(q.amax)"
             )
         q = quantize_fp8(x, dtype=self.dtype, scale=self.scale, out=out)
         assert q.amax is not None

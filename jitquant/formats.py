@@ -159,7 +159,7 @@ GROUP_SCALE_LAYOUTS: Final[tuple[str, ...]] = ("row", "column", "column_tma")
 BLOCK_SCALE_LAYOUTS: Final[tuple[str, ...]] = ("row", "row_padded")
 """Row major; row major with rows padded to four scales."""
 
-GROUPED_FORMATS: Final[tuple[str, ...]] = ("fp8_tensor", "nvfp4")
+RAGGED_FORMATS: Final[tuple[str, ...]] = ("fp8_tensor", "nvfp4")
 """What the tensors of one buffer can be quantized to."""
 
 ACTIVATIONS: Final[tuple[str, ...]] = ("none", "relu", "silu", "gelu")

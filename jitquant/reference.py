@@ -19,7 +19,7 @@ from jitquant.numerics.nvfp4 import (
     pack_e2m1,
     unpack_e2m1,
 )
-from jitquant.numerics.sources import deinterleave, hyper_connection_sum, rmsnorm, silu_mul
+from jitquant.numerics.sources import deinterleave, hyper_connection_sum, rmsnorm, swiglu
 from jitquant.ops import ALL_OPS
 
 _PARTS = (
@@ -34,7 +34,7 @@ _PARTS = (
     hyper_connection_sum,
     pack_e2m1,
     rmsnorm,
-    silu_mul,
+    swiglu,
     swizzle_128x4,
     swizzled_shape,
     unpack_e2m1,

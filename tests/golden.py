@@ -24,7 +24,7 @@ class Recipe(NamedTuple):
 
 def _deepgemm(scale_format: str, field: str) -> Recipe:
     kwargs = {"dtype": E4M3, "scale_format": scale_format, "recipe": "deepgemm"}
-    return Recipe("quantize_group", (128,), kwargs, ("q", field))
+    return Recipe("quantize_per_token_group", (128,), kwargs, ("q", field))
 
 
 NVFP4 = {

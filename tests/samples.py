@@ -186,19 +186,19 @@ def _amax_samples() -> list[Sample]:
 
 def _quantize_samples() -> tuple[list[Sample], list[Sample]]:
     dynamic = derived("quantize_nvfp4", times=3)
-    static = derived("quantize_nvfp4_static", times=3)
+    static = derived("quantize_nvfp4_from_gsa", times=3)
     for value in (1e-42, 0.002, 3e38):
         dynamic.append(
             Sample(
                 "quantize_nvfp4",
                 f"number-{value}",
-                lambda d, v=value: ((randn(5, 40).to(d),), {"global_scale": v}),
+                lambda d, v=value: ((randn(5, 40).to(d),), {"gsa_value": v}),
             )
         )
     for value in (0.0, 1e-42, 0.002, 3e38, math.nan, math.inf):
         static.append(
             Sample(
-                "quantize_nvfp4_static",
+                "quantize_nvfp4_from_gsa",
                 f"value-{value}",
                 lambda d, v=value: ((randn(5, 40).to(d), torch.tensor([v]).to(d)), {}),
             )
@@ -211,25 +211,25 @@ def _quantize_samples() -> tuple[list[Sample], list[Sample]]:
 
 def _deinterleave_samples() -> tuple[list[Sample], list[Sample]]:
     dynamic, static = [], []
-    # rows, intermediate, run, halves
+    # rows, intermediate, run
     shapes = (
-        ((5,), 32, 8, False),
-        ((3,), 40, 8, False),
-        ((130,), 64, 8, False),
-        ((2, 3), 24, 4, False),
-        ((4,), 21, 7, False),
-        ((6,), 48, 16, False),
-        ((5,), 35, 8, True),
-        ((0,), 16, 8, False),
-        ((), 16, 8, False),
+        ((5,), 32, 8),
+        ((3,), 40, 8),
+        ((130,), 64, 8),
+        ((2, 3), 24, 4),
+        ((4,), 21, 7),
+        ((6,), 48, 16),
+        ((5,), 35, 0),
+        ((0,), 16, 8),
+        ((), 16, 8),
     )
     combination = cycle(("select", "swiglu"), GRANULARITIES, LAYOUTS, RECIPES)
-    for i, (((leading, inter, run, halves), dtype), op) in enumerate(
+    for i, (((leading, inter, run), dtype), op) in enumerate(
         itertools.product(itertools.product(shapes, DTYPES), ("select", "swiglu"))
     ):
         _, granularity, layout, recipe = combination(i)
-        keywords = {"op": op, "halves": halves, "recipe": recipe, "scale_layout": layout}
-        name = f"{leading}x{inter}-run{run}-{halves}-{str(dtype)[6:]}-{op}-{granularity}-{layout}"
+        keywords = {"op": op, "recipe": recipe, "scale_layout": layout}
+        name = f"{leading}x{inter}-run{run}-{str(dtype)[6:]}-{op}-{granularity}-{layout}"
 
         def fused(d, leading=leading, inter=inter, dtype=dtype):
             return randn(*leading, 2 * inter, dtype=dtype).to(d)
@@ -243,7 +243,7 @@ def _deinterleave_samples() -> tuple[list[Sample], list[Sample]]:
 
         exact = op == "select"
         dynamic.append(Sample("deinterleave_quantize_nvfp4", name, make_dynamic, exact))
-        static.append(Sample("deinterleave_quantize_nvfp4_static", name, make_static, exact))
+        static.append(Sample("deinterleave_quantize_nvfp4_from_gsa", name, make_static, exact))
     dynamic.append(
         Sample(
             "deinterleave_quantize_nvfp4",
@@ -255,7 +255,7 @@ def _deinterleave_samples() -> tuple[list[Sample], list[Sample]]:
         Sample(
             "deinterleave_quantize_nvfp4",
             "number",
-            lambda d: ((randn(6, 64).to(d), 32, 8), {"global_scale": 0.01}),
+            lambda d: ((randn(6, 64).to(d), 32, 8), {"gsa_value": 0.01}),
         )
     )
     return dynamic, static
@@ -264,18 +264,18 @@ def _deinterleave_samples() -> tuple[list[Sample], list[Sample]]:
 def _norm_samples() -> tuple[list[Sample], list[Sample]]:
     name = "rmsnorm_quantize_nvfp4"
     dynamic = derived(name, kept=ORDINARY, exact=False)
-    static = derived(f"{name}_static", kept=ORDINARY, exact=False)
+    static = derived(f"{name}_from_gsa", kept=ORDINARY, exact=False)
     dynamic.append(
         Sample(
             "rmsnorm_quantize_nvfp4",
             "number-eps",
-            lambda d: ((randn(6, 64).to(d), randn(64).to(d), 0.1), {"global_scale": 0.01}),
+            lambda d: ((randn(6, 64).to(d), randn(64).to(d), 0.1), {"gsa_value": 0.01}),
             False,
         )
     )
     static.append(
         Sample(
-            "rmsnorm_quantize_nvfp4_static",
+            "rmsnorm_quantize_nvfp4_from_gsa",
             "eps",
             lambda d: ((randn(6, 64).to(d), randn(64).to(d), _gsa(d), 0.1), {}),
             False,
@@ -307,7 +307,7 @@ def _mhc_samples() -> tuple[list[Sample], list[Sample]]:
             return (X, A, weight, _gsa(d, row_count(X, 2) if g == "row" else None)), dict(k)
 
         dynamic.append(Sample("mhc_rmsnorm_quantize_nvfp4", name, make_dynamic, False))
-        static.append(Sample("mhc_rmsnorm_quantize_nvfp4_static", name, make_static, False))
+        static.append(Sample("mhc_rmsnorm_quantize_nvfp4_from_gsa", name, make_static, False))
     dynamic.append(
         Sample(
             "mhc_rmsnorm_quantize_nvfp4",
@@ -318,7 +318,7 @@ def _mhc_samples() -> tuple[list[Sample], list[Sample]]:
                     randn(4, 3, seed=7).to(d),
                     randn(40, seed=8).to(d),
                 ),
-                {"global_scale": 0.02},
+                {"gsa_value": 0.02},
             ),
             False,
         )
@@ -348,7 +348,7 @@ def _weight_samples() -> tuple[list[Sample], list[Sample]]:
         )
         static.append(
             Sample(
-                "quantize_weight_nvfp4_static",
+                "quantize_weight_nvfp4_from_gsa",
                 name,
                 lambda d, w=weight, k=keywords: ((w(d), _gsa(d)), dict(k)),
             )
@@ -366,7 +366,7 @@ def _weight_samples() -> tuple[list[Sample], list[Sample]]:
                 f"row_stride-{block}-{dim}",
                 lambda d, k=keywords: (
                     (randn(33, 70).to(d)[:, 5:55],),
-                    {"global_scale": 0.01, **k},
+                    {"gsa_value": 0.01, **k},
                 ),
             ),
         ]

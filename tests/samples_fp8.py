@@ -1,4 +1,4 @@
-"""Arguments for the FP8, INT8, MXFP8 and grouped ops; `samples` joins them to its own."""
+"""Arguments for the FP8, INT8, MXFP8 and ragged ops; `samples` joins them to its own."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _group_samples() -> list[Sample]:
             size = GROUP_SIZES[(i + j) % 5]
             out.append(
                 Sample(
-                    "quantize_group",
+                    "quantize_per_token_group",
                     f"{label}-{short(dtype)}-{size}-{_described(keywords)}",
                     lambda d, m=make, t=dtype, s=size, k=keywords: ((m(t, d), s), dict(k)),
                 )
@@ -122,12 +122,12 @@ def _group_samples() -> list[Sample]:
         keywords = _keywords((GROUP_DTYPES[0], "ue8m0_packed", layout, "deepgemm", None))
         out.append(
             Sample(
-                "quantize_group",
+                "quantize_per_token_group",
                 f"packed-{size}-{cols}-{layout}",
                 lambda d, s=size, c=cols, k=keywords: ((randn(2, 7, c).to(d), s), dict(k)),
             )
         )
-    return [*out, *_counted("quantize_group", 1)]
+    return [*out, *_counted("quantize_per_token_group", 1)]
 
 
 def _counted(op: str, factor: int) -> list[Sample]:
@@ -171,10 +171,10 @@ def _silu_samples() -> tuple[list[Sample], list[Sample]]:
         keywords = _keywords(_GROUP_WAYS(29 * i)) | {"interleave": interleave}
         size = GROUP_SIZES[i % 5]
         name = f"{leading}x{cols}-{short(dtype)}-{interleave}"
-        fp8.append(Sample("silu_mul_quantize_fp8", f"{name}-{given}", make_fp8, False))
+        fp8.append(Sample("swiglu_quantize_fp8", f"{name}-{given}", make_fp8, False))
         group.append(
             Sample(
-                "silu_mul_quantize_group",
+                "swiglu_quantize_per_token_group",
                 f"{name}-{size}-{_described(keywords)}",
                 lambda d, x=fused, s=size, k=keywords: ((x(d), s), dict(k)),
                 False,
@@ -193,16 +193,16 @@ def _silu_samples() -> tuple[list[Sample], list[Sample]]:
 
         keywords = _keywords(_GROUP_WAYS(29 * i)) | {"interleave": interleave}
         name = f"{place}-{short(dtype)}-{interleave}"
-        fp8.append(Sample("silu_mul_quantize_fp8", name, make_apart, False))
+        fp8.append(Sample("swiglu_quantize_fp8", name, make_apart, False))
         group.append(
             Sample(
-                "silu_mul_quantize_group",
+                "swiglu_quantize_per_token_group",
                 f"{name}-{_described(keywords)}",
                 lambda d, x=apart, k=keywords: ((x(d), 16), dict(k)),
                 False,
             )
         )
-    return fp8, [*group, *_counted("silu_mul_quantize_group", 2)]
+    return fp8, [*group, *_counted("swiglu_quantize_per_token_group", 2)]
 
 
 def _norm_samples() -> tuple[list[Sample], list[Sample]]:
@@ -232,7 +232,7 @@ def _norm_samples() -> tuple[list[Sample], list[Sample]]:
 
         name = f"{label}-{short(dtype)}-{residual}"
         fp8.append(Sample("rmsnorm_quantize_fp8", f"{name}-{given}", make_fp8, False))
-        group.append(Sample("rmsnorm_quantize_group", name, make_group, False))
+        group.append(Sample("rmsnorm_quantize_per_token_group", name, make_group, False))
     return fp8, group
 
 
@@ -293,14 +293,14 @@ def _both_samples() -> list[Sample]:
         make = inputs()[label]
         out.append(
             Sample(
-                "quantize_group_both",
+                "quantize_per_token_group_both",
                 f"{label}-{short(dtype)}-{size}-{_described(keywords)}",
                 lambda d, m=make, t=dtype, s=size, k=keywords: ((m(t, d), s), dict(k)),
             )
         )
     out.append(
         Sample(
-            "quantize_group_both",
+            "quantize_per_token_group_both",
             "large",
             lambda d: ((randn(200, 330).to(d), 128), {"dtype": GROUP_DTYPES[0]}),
         )
@@ -335,7 +335,7 @@ def _dequantize_samples() -> list[Sample]:
         add(
             "group",
             dtype,
-            lambda x=x, k=keywords: reference.quantize_group(x, 16, **k),
+            lambda x=x, k=keywords: reference.quantize_per_token_group(x, 16, **k),
             (1, size),
             layout,
         )
@@ -384,7 +384,7 @@ GROUPS: dict[str, tuple[list[int], list[int] | None, tuple[int, ...]]] = {
 }
 
 
-def _grouped_samples() -> list[list[Sample]]:
+def _ragged_samples() -> list[list[Sample]]:
     fp8, grad, nvfp4, back, back4 = [], [], [], [], []
     for i, ((label, (offsets, sizes, shape)), dtype) in enumerate(
         itertools.product(GROUPS.items(), DTYPES)
@@ -426,14 +426,14 @@ def _grouped_samples() -> list[list[Sample]]:
 
         def make_back(d, where=where, values=values, f=f, t=(None, *DTYPES)[i % 4]) -> Arguments:
             at, sizes = where("cpu")
-            parts = reference.quantize_grouped_fp8(values("cpu", i=0), at, sizes=sizes, dtype=f)
+            parts = reference.quantize_ragged_fp8(values("cpu", i=0), at, sizes=sizes, dtype=f)
             at, sizes = where(d)
             return (parts[0].to(d), parts[1].to(d), at), {"sizes": sizes, "dtype": t}
 
         def make_back4(d, where=where, values=values, t=(None, *DTYPES)[i % 4]) -> Arguments:
             at, sizes = where("cpu")
             x = values("cpu", i=0)
-            parts = reference.quantize_grouped_nvfp4(x, at, sizes=sizes)
+            parts = reference.quantize_ragged_nvfp4(x, at, sizes=sizes)
             at, sizes = where(d)
             codes, scales = (p.view(torch.uint8).to(d) for p in parts[:2])
             keywords = {"numel": x.numel(), "sizes": sizes, "dtype": t}
@@ -441,11 +441,11 @@ def _grouped_samples() -> list[list[Sample]]:
 
         name = f"{label}-{short(dtype)}-{given}"
         exact_grad = i % 4 < 2 and i % 5 == 0
-        fp8.append(Sample("quantize_grouped_fp8", name, make_fp8))
-        grad.append(Sample("quantize_grouped_grad_fp8", name, make_grad, exact_grad))
-        nvfp4.append(Sample("quantize_grouped_nvfp4", name, make_nvfp4))
-        back.append(Sample("dequantize_grouped_fp8", name, make_back))
-        back4.append(Sample("dequantize_grouped_nvfp4", name, make_back4))
+        fp8.append(Sample("quantize_ragged_fp8", name, make_fp8))
+        grad.append(Sample("quantize_ragged_grad_fp8", name, make_grad, exact_grad))
+        nvfp4.append(Sample("quantize_ragged_nvfp4", name, make_nvfp4))
+        back.append(Sample("dequantize_ragged_fp8", name, make_back))
+        back4.append(Sample("dequantize_ragged_nvfp4", name, make_back4))
     return [fp8, grad, nvfp4, back, back4]
 
 
@@ -461,7 +461,7 @@ def fp8_samples() -> dict[str, list[Sample]]:
         derived("quantize_mxfp8", times=2),
         derived("quantize_mxfp8_both", kept=MATRICES),
         _dequantize_samples(),
-        *_grouped_samples(),
+        *_ragged_samples(),
     ]
     by_op: dict[str, list[Sample]] = {}
     for sample in itertools.chain(*groups):

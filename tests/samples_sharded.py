@@ -77,7 +77,7 @@ def _from(
     out = []
     for sample in whole:
         _, keywords = sample.make("cpu")
-        if keywords.get("global_scale") is not None or given(keywords):
+        if keywords.get("gsa_value") is not None or given(keywords):
             continue
 
         def make(d: Device, s=sample) -> Arguments:
@@ -103,10 +103,9 @@ def _weight(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
 
 def _deinterleave(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
     fused, cols, run = args
-    run = cols if keywords.get("halves") else run
     activate = keywords.get("op") == "swiglu"
-    amax = _larger(fused, False, keywords.get("granularity", "tensor"), run, activate)
-    return (*args, amax), _names(keywords, "op", "halves", "recipe", "scale_layout")
+    amax = _larger(fused, False, keywords.get("granularity", "tensor"), run or cols, activate)
+    return (*args, amax), _names(keywords, "op", "recipe", "scale_layout")
 
 
 def _rmsnorm(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
@@ -154,7 +153,7 @@ def sharded_samples(whole: Whole) -> Whole:
     )
     fp8 = {
         name: [s for s in whole[name] if len(a := s.make("cpu")[0]) < 2 or a[1] is None]
-        for name in ("quantize_fp8", "silu_mul_quantize_fp8")
+        for name in ("quantize_fp8", "swiglu_quantize_fp8")
     }
     groups = [
         _amax_samples(),
@@ -172,7 +171,7 @@ def sharded_samples(whole: Whole) -> Whole:
                 ("rmsnorm_quantize_nvfp4", whole["rmsnorm_quantize_nvfp4"], _rmsnorm),
                 ("mhc_rmsnorm_quantize_nvfp4", whole["mhc_rmsnorm_quantize_nvfp4"], _mhc),
                 ("quantize_fp8", fp8["quantize_fp8"], _fp8),
-                ("silu_mul_quantize_fp8", fp8["silu_mul_quantize_fp8"], _silu),
+                ("swiglu_quantize_fp8", fp8["swiglu_quantize_fp8"], _silu),
             )
         ),
     ]

@@ -73,13 +73,13 @@ def test_everything_stays_where_it_is() -> None:
 def test_groups() -> None:
     x, at = randn(128), torch.tensor([0, 32, 96, 128])
     scaling = DelayedScaling(3, window=2)
-    q = jitquant.quantize_grouped(x, at, scale=scaling.scale)
+    q = jitquant.quantize_ragged(x, at, scale=scaling.scale)
     assert q.scale_inv.tolist() == [1.0] * 3
     scaling.update(q.amax)
-    again = jitquant.quantize_grouped(x, at, scale=scaling.scale)
-    dynamic = jitquant.quantize_grouped(x, at)
+    again = jitquant.quantize_ragged(x, at, scale=scaling.scale)
+    dynamic = jitquant.quantize_ragged(x, at)
     assert torch.equal(again.data.view(torch.uint8), dynamic.data.view(torch.uint8))
-    with pytest.raises(ValueError, match=r"num_tensors is 3.*quantize_grouped"):
+    with pytest.raises(ValueError, match=r"num_tensors is 3.*quantize_ragged"):
         scaling.quantize(x)
 
 

@@ -17,9 +17,9 @@ from jitquant.nn._matmul import major, register
 from jitquant.numerics.layout import unswizzle_128x4
 from jitquant.ops.nvfp4 import dequantize_nvfp4
 from jitquant.tensors.fp8 import QuantizedTensor
-from jitquant.tensors.nvfp4 import QuantizedActivation
+from jitquant.tensors.nvfp4 import NVFP4Tensor
 
-Quantized = TypeVar("Quantized", QuantizedActivation, QuantizedTensor)
+Quantized = TypeVar("Quantized", NVFP4Tensor, QuantizedTensor)
 
 _E4M3 = torch.float8_e4m3fn
 _ALIGNED = 16  # bytes: of the rows that a grouped GEMM reads
@@ -92,8 +92,8 @@ def _nvfp4_grouped_mm(
     rows, (groups, n, packed) = x_fp4.shape[0], w_fp4.shape
     # Codes times block scales are exact in bf16; the gsas follow after the sum.
     one = torch.ones(1, dtype=torch.float32, device=x_fp4.device)
-    x = QuantizedActivation(x_fp4.view(FP4_DTYPE), x_sf, one, scale_layout=x_layout)
-    w = QuantizedActivation(w_fp4.view(FP4_DTYPE), w_sf, one, scale_layout=w_layout)
+    x = NVFP4Tensor(x_fp4.view(FP4_DTYPE), x_sf, one, scale_layout=x_layout)
+    w = NVFP4Tensor(w_fp4.view(FP4_DTYPE), w_sf, one, scale_layout=w_layout)
     a, b = (dequantize_nvfp4(q, torch.bfloat16) for q in (x, w))
     assert b.shape == (groups, n, packed * CODES_PER_BYTE)
     if has_grouped_mm(a.device):
@@ -237,7 +237,7 @@ def grouped_linear(
     if q.shape[0] == 0:
         return torch.empty((0, weights.shape[1]), dtype=dtype, device=q.device)
     result: Tensor
-    if isinstance(q, QuantizedActivation):
+    if isinstance(q, NVFP4Tensor):
         result = _NVFP4(
             *(q.x_fp4_bytes, q.x_sf, q.gsa, q.scale_layout),
             *(weights.x_fp4_bytes, weights.x_sf, weights.gsa, weights.scale_layout),
@@ -250,7 +250,7 @@ def grouped_linear(
 
 
 def _check_operand(name: str, operand: object) -> None:
-    if isinstance(operand, QuantizedActivation):
+    if isinstance(operand, NVFP4Tensor):
         if operand.dim != -1:
             raise ValueError(f"{name}.dim is {operand.dim}; accepted is -1, packed along K")
         floats: tuple[Tensor | None, ...] = (operand.gsa,)
@@ -263,7 +263,7 @@ def _check_operand(name: str, operand: object) -> None:
         floats = (operand.stored_scales,)
     else:
         raise TypeError(
-            f"{name} is {type(operand).__name__}; accepted are a QuantizedActivation and a "
+            f"{name} is {type(operand).__name__}; accepted are an NVFP4Tensor and a "
             "QuantizedTensor: quantize_nvfp4 or quantize_fp8 makes one of a tensor, and "
             "stack_experts one of a list of them"
         )
@@ -336,7 +336,7 @@ def _stacked_fp8(weights: Sequence[QuantizedTensor]) -> Any:
     )
 
 
-def _stacked_nvfp4(weights: Sequence[QuantizedActivation]) -> Any:
+def _stacked_nvfp4(weights: Sequence[NVFP4Tensor]) -> Any:
     rows, cols = weights[0].shape
     groups = ceil_div(cols, NVFP4_BLOCK)
     linear = [

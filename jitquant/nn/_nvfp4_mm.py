@@ -21,12 +21,10 @@ from jitquant.nn._matmul import has_nvfp4, major, register
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.ops.linear import LINEAR
 from jitquant.ops.nvfp4 import dequantize_nvfp4, quantize_nvfp4
-from jitquant.tensors.nvfp4 import QuantizedActivation
+from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 
-def nvfp4_arguments(
-    x: QuantizedActivation, w: QuantizedActivation, dtype: torch.dtype
-) -> dict[str, Any]:
+def nvfp4_arguments(x: NVFP4Tensor, w: NVFP4Tensor, dtype: torch.dtype) -> dict[str, Any]:
     """The arguments of ``torch.nn.functional.scaled_mm`` for ``x @ w.T``.
 
     Block scales go in as 128x4 tiles, swizzled here where they are linear. One gsa of each is the
@@ -114,8 +112,8 @@ def _nvfp4_mm_out(
 ) -> None:
     n, packed = w_fp4.shape
     if x_sf is not None and x_gsa is not None and _on_tensor_cores(x.device, n, packed):
-        q = QuantizedActivation(x.view(FP4_DTYPE), x_sf, x_gsa, scale_layout=x_layout)
-        w = QuantizedActivation(w_fp4.view(FP4_DTYPE), w_sf, w_gsa, scale_layout=w_layout)
+        q = NVFP4Tensor(x.view(FP4_DTYPE), x_sf, x_gsa, scale_layout=x_layout)
+        w = NVFP4Tensor(w_fp4.view(FP4_DTYPE), w_sf, w_gsa, scale_layout=w_layout)
         _scaled_product(q, w, bias, residual, out)
         return
     w_sf = _linear(w_sf, w_layout, (n,), packed)
@@ -142,8 +140,8 @@ def _finish(product: Tensor, bias: Tensor | None, residual: Tensor | None, y: Te
 
 
 def _scaled_product(
-    x: QuantizedActivation,
-    w: QuantizedActivation,
+    x: NVFP4Tensor,
+    w: NVFP4Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,
@@ -165,7 +163,7 @@ def _dequantized_product(x: Tensor, x_sf: Tensor | None, w_fp4: Tensor, w_sf: Te
 
     def values(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         # A code times its scale has six significant bits.
-        q = QuantizedActivation(codes.view(FP4_DTYPE), scales, one)
+        q = NVFP4Tensor(codes.view(FP4_DTYPE), scales, one)
         return dequantize_nvfp4(q, dtype).view(-1, q.shape[-1])
 
     a = x.reshape(-1, x.shape[-1]) if x_sf is None else values(x, x_sf, torch.bfloat16)
@@ -249,8 +247,8 @@ def nvfp4_mm_bytes(
 
 
 def nvfp4_mm(
-    x: Tensor | QuantizedActivation,
-    w: QuantizedActivation,
+    x: Tensor | NVFP4Tensor,
+    w: NVFP4Tensor,
     bias: Tensor | None,
     dtype: torch.dtype,
     *,
@@ -273,7 +271,7 @@ def nvfp4_mm(
     """
     weight: Operand = (w.x_fp4_bytes, w.x_sf, w.gsa, w.scale_layout)
     values: Operand
-    if isinstance(x, QuantizedActivation):
+    if isinstance(x, NVFP4Tensor):
         values = (x.x_fp4_bytes, x.x_sf, x.gsa, x.scale_layout)
     else:
         values = (x, None, None, "linear")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES, one_of
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
-from jitquant.ops import quantize_block, quantize_fp8, quantize_group
+from jitquant.ops import quantize_block, quantize_fp8, quantize_per_token_group
 from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Operand = Literal["output", "activation", "weight"]
 FORMATS: dict[str, tuple[Quantizer, Quantizer]] = {
     "nvfp4": (quantize_nvfp4, quantize_weight_nvfp4),
     "fp8_block": (
-        lambda x: quantize_group(x, eps=GROUP_EPS_MIN),
+        lambda x: quantize_per_token_group(x, eps=GROUP_EPS_MIN),
         lambda w: quantize_block(w, eps=GROUP_EPS_MIN),
     ),
     "fp8_row": (
@@ -34,7 +34,7 @@ FORMATS: dict[str, tuple[Quantizer, Quantizer]] = {
         lambda w: quantize_fp8(w, granularity="row"),
     ),
     "int8": (
-        lambda x: quantize_group(x, dtype=torch.int8),
+        lambda x: quantize_per_token_group(x, dtype=torch.int8),
         lambda w: quantize_block(w, dtype=torch.int8),
     ),
 }

@@ -21,7 +21,7 @@ from jitquant.nn._grouped import grouped_linear
 from jitquant.nn._weights import WeightCache
 from jitquant.nn.float8 import multiply
 from jitquant.ops.nvfp4 import quantize_nvfp4
-from jitquant.tensors.nvfp4 import QuantizedActivation
+from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 _PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
 _TILE = 128
@@ -212,14 +212,12 @@ class NVFP4Experts(Experts, QuantizedModule):
             self.register_buffer(name, part.to(device))
         self._take_biases(original, frozen=True)
 
-    def weight(self, name: str) -> QuantizedActivation:
+    def weight(self, name: str) -> NVFP4Tensor:
         """A projection's weights (E, N, K) as views of the buffers, with a gsa for each row."""
         packed, scale, gsa = (self.get_buffer(f"{name}_{p}") for p in ("packed", "scale", "gsa"))
         of_rows = gsa.repeat_interleave(packed.shape[1])
         how = ("linear", "row")
-        return QuantizedActivation(
-            packed.view(FP4_DTYPE), scale, of_rows, None, self.columns[name], *how
-        )
+        return NVFP4Tensor(packed.view(FP4_DTYPE), scale, of_rows, None, self.columns[name], *how)
 
     def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():

@@ -13,18 +13,18 @@ from torch.nn import functional
 from jitquant.formats import FP8_DTYPES, GROUP_EPS_MIN, INPUT_DTYPES
 from jitquant.nn._matmul import blocks, fp8_mm, groups, output_dtype, register
 from jitquant.nn._weights import WeightCache, padded, quantize_weight
-from jitquant.ops import quantize_group, quantize_group_both
+from jitquant.ops import quantize_per_token_group, quantize_per_token_group_both
 from jitquant.tensors.fp8 import QuantizedTensor
 
 E4M3 = FP8_DTYPES[0]
 
 
 def _rowwise(x: Tensor) -> QuantizedTensor:
-    return quantize_group(x, dtype=E4M3, scale_layout="column", eps=GROUP_EPS_MIN)
+    return quantize_per_token_group(x, dtype=E4M3, scale_layout="column", eps=GROUP_EPS_MIN)
 
 
 def _both(x: Tensor) -> tuple[QuantizedTensor, QuantizedTensor]:
-    return quantize_group_both(x, dtype=E4M3, eps=GROUP_EPS_MIN)
+    return quantize_per_token_group_both(x, dtype=E4M3, eps=GROUP_EPS_MIN)
 
 
 class _Linear(torch.autograd.Function):

@@ -30,7 +30,7 @@ from jitquant.nn._matmul import has_nvfp4, output_dtype
 from jitquant.nn._nvfp4_mm import Operand, nvfp4_mm, nvfp4_mm_bytes, quantized_bytes
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
-from jitquant.tensors.nvfp4 import QuantizedActivation
+from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -57,7 +57,7 @@ class NVFP4Linear(QuantizedModule):
         weight_gsa: fp32 (1,), the factor that dequantizes the whole weight.
         bias: (out_features,) parameter without gradient, or None.
         weight_only: whether `forward` leaves its input as it is.
-        amax_group: the ranks that have the other columns of the input, as
+        process_group: the ranks that have the other columns of the input, as
             `jitquant.nn.parallel.RowwiseParallel` divides them; None: there are none.
 
     ``to(dtype)``, ``half()`` and the like change the bias and the default dtype of
@@ -132,7 +132,7 @@ class NVFP4Linear(QuantizedModule):
         zeros = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         self.bias = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
         self.dtype = dtype
-        self.amax_group: ProcessGroup | None = None
+        self.process_group: ProcessGroup | None = None
 
     @classmethod
     def from_linear(
@@ -183,9 +183,9 @@ class NVFP4Linear(QuantizedModule):
         return made.train(linear.training)
 
     @property
-    def weight(self) -> QuantizedActivation:
+    def weight(self) -> NVFP4Tensor:
         """The weight (out_features, in_features) as views of the buffers."""
-        return QuantizedActivation(
+        return NVFP4Tensor(
             self.weight_packed.view(FP4_DTYPE),
             self.weight_scale,
             self.weight_gsa,
@@ -252,7 +252,7 @@ class NVFP4Linear(QuantizedModule):
             rows = rows if rows.stride(-1) == 1 else rows.contiguous()
             return self._run(rows.view(x.shape), dtype, residual, out)
         x = x if x.stride(-1) == 1 else x.contiguous()
-        if torch.compiler.is_exporting() and self.amax_group is None:
+        if torch.compiler.is_exporting() and self.process_group is None:
             how = (self.granularity, self.recipe, self.scale_layout)
             values = (*quantized_bytes(x, *how), self.scale_layout)
             return nvfp4_mm_bytes(values, self._operand(), self._bias(), residual, dtype)
@@ -261,7 +261,7 @@ class NVFP4Linear(QuantizedModule):
             granularity=self.granularity,
             recipe=self.recipe,
             scale_layout=self.scale_layout,
-            amax_group=self.amax_group,
+            process_group=self.process_group,
         )
         return self._run(q, dtype, residual, out)
 
@@ -273,7 +273,7 @@ class NVFP4Linear(QuantizedModule):
 
     def run_from_quantized(
         self,
-        q: QuantizedActivation,
+        q: NVFP4Tensor,
         *,
         dtype: torch.dtype | None = None,
         residual: Tensor | None = None,
@@ -296,9 +296,9 @@ class NVFP4Linear(QuantizedModule):
         Raises:
             TypeError, ValueError: an argument is not accepted.
         """
-        if not isinstance(q, QuantizedActivation):
+        if not isinstance(q, NVFP4Tensor):
             raise TypeError(
-                f"q is {type(q).__name__}; accepted is a QuantizedActivation. For a tensor call "
+                f"q is {type(q).__name__}; accepted is an NVFP4Tensor. For a tensor call "
                 "the layer itself"
             )
         if q.dim != -1:
@@ -323,7 +323,7 @@ class NVFP4Linear(QuantizedModule):
 
     def _run(
         self,
-        x: Tensor | QuantizedActivation,
+        x: Tensor | NVFP4Tensor,
         dtype: torch.dtype,
         residual: Tensor | None,
         out: Tensor | None,

@@ -55,8 +55,8 @@ class RowwiseParallel(torch_parallel.RowwiseParallel):
     Each rank keeps the columns of the weight that its columns of the input are multiplied with, a
     multiple of 16, and the products are added up: by an all_reduce, or, with
     ``output_layouts=Shard(1)``, by a reduce_scatter to sequence-parallel parts. The input's amaxes
-    are those of the whole (``amax_group`` of `jitquant.quantize_nvfp4`), so what is quantized is,
-    to the bit, what the whole layer would quantize.
+    are those of the whole (``process_group`` of `jitquant.quantize_nvfp4`), so what is quantized
+    is, to the bit, what the whole layer would quantize.
 
     The layer's buffers and ``in_features`` become those of the part, and the bias zero on all ranks
     but the first: save a state_dict before.
@@ -71,7 +71,7 @@ class RowwiseParallel(torch_parallel.RowwiseParallel):
         rank, each = device_mesh.get_local_rank(), -(-size // device_mesh.size())
         module.in_features = min(each, size - rank * each)
         _keep(module, packed, scales)
-        module.amax_group = device_mesh.get_group()
+        module.process_group = device_mesh.get_group()
         if module.bias is not None and rank > 0:
             module.bias = nn.Parameter(torch.zeros_like(module.bias), requires_grad=False)
         _move(module, device_mesh, self, Shard(-1), Partial(), module.out_features)

@@ -29,7 +29,7 @@ def amax(
         activate: with a run, of ``silu(gate) * up``.
     """
     if run:
-        values = deinterleave(x, x.shape[-1] // 2, run, "swiglu" if activate else "select", False)
+        values = deinterleave(x, x.shape[-1] // 2, run, "swiglu" if activate else "select")
     else:
         values = rows_of(x)
     return ((amax_keep_nan if keep_nan else amax_of_numbers)(values, granularity),)

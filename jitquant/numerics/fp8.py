@@ -365,7 +365,7 @@ def quantize_block(
     )
 
 
-def quantize_group_both(
+def quantize_per_token_group_both(
     x: Tensor,
     group_size: int,
     *,

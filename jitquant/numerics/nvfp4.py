@@ -252,7 +252,7 @@ def quantize_computed(
     v: Tensor,
     leading: tuple[int, ...],
     divisor: float,
-    global_scale: float | None,
+    gsa_value: float | None,
     recipe: str,
     scale_layout: str,
     granularity: str = "tensor",
@@ -263,14 +263,14 @@ def quantize_computed(
 
     Args:
         divisor: gsa is the amax over it.
-        global_scale: the gsa of the whole tensor, if it is given: nothing is reduced then, and gsa
+        gsa_value: the gsa of the whole tensor, if it is given: nothing is reduced then, and gsa
             is (1,) whatever the granularity.
         granularity: "tensor" or "row": what has an amax.
     """
-    if global_scale is None:
+    if gsa_value is None:
         s, gsa = scales_from_amax(amax(v, granularity), divisor)
     else:
-        gsa = torch.full((1,), global_scale, dtype=torch.float32, device=v.device)
+        gsa = torch.full((1,), gsa_value, dtype=torch.float32, device=v.device)
         s = scale_from_gsa(gsa)
     return (*encode(v, s, leading, recipe, scale_layout, block, dim), gsa)
 

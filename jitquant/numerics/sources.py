@@ -14,40 +14,34 @@ from jitquant.formats import MAX_PARTIALS
 from jitquant.numerics.nvfp4 import amax, constant, rows_of
 
 
-def deinterleave(
-    fused: Tensor, intermediate: int, granularity_cols: int, op: str, halves: bool
-) -> Tensor:
+def deinterleave(fused: Tensor, intermediate: int, interleave: int, op: str) -> Tensor:
     """The values of a fused gate-and-up projection, fp32 (rows, intermediate).
 
     Args:
         fused: (..., 2 * intermediate).
         intermediate: columns of the result.
-        granularity_cols: G; output column c is gate column ``c // G * 2G + c % G`` and the up
-            column G further. Divides ``intermediate``.
+        interleave: G, a divisor of ``intermediate``; output column c is gate column
+            ``c // G * 2G + c % G`` and the up column G further. 0: [gate | up].
         op: "select" gives the gate, "swiglu" ``gate / (1 + exp(-gate)) * up``.
-        halves: gate is the first half of the columns and up the second; G is ignored.
     """
     v = rows_of(fused)
-    if halves:
-        gate, up = v[:, :intermediate], v[:, intermediate:]
-    else:
-        runs = v.reshape(v.shape[0], intermediate // granularity_cols, 2, granularity_cols)
-        gate = runs[:, :, 0].reshape(v.shape[0], intermediate)
-        up = runs[:, :, 1].reshape(v.shape[0], intermediate)
+    run = interleave or intermediate
+    runs = v.reshape(v.shape[0], intermediate // run, 2, run)
+    gate = runs[:, :, 0].reshape(v.shape[0], intermediate)
+    up = runs[:, :, 1].reshape(v.shape[0], intermediate)
     if op == "select":
         return gate
     return torch.div(gate, constant(1.0, gate) + torch.exp(-gate)) * up
 
 
-def silu_mul(fused: Tensor, interleave: int) -> Tensor:
+def swiglu(fused: Tensor, interleave: int) -> Tensor:
     """``silu(gate) * up`` as fp32 (rows, N) of (..., 2 * N).
 
     Args:
         fused: gate and up columns in turns of ``interleave``, or, with 0, [gate | up].
         interleave: 0, or a divisor of N.
     """
-    cols = fused.shape[-1] // 2
-    return deinterleave(fused, cols, interleave or cols, "swiglu", False)
+    return deinterleave(fused, fused.shape[-1] // 2, interleave, "swiglu")
 
 
 def add_residual(x: Tensor, residual: Tensor | None) -> Tensor:

@@ -5,22 +5,21 @@ Importing this registers the ops; it compiles nothing and touches no GPU.
 
 from __future__ import annotations
 
-from jitquant.ops import _sharded, blockwise, fp8, grouped, linear, mxfp8, nvfp4
+from jitquant.ops import _sharded, blockwise, fp8, linear, mxfp8, nvfp4, ragged
 from jitquant.ops.blockwise import (
     quantize_block,
     quantize_block_both,
-    quantize_group,
-    quantize_group_both,
-    rmsnorm_quantize_group,
-    silu_mul_quantize_group,
+    quantize_per_token_group,
+    quantize_per_token_group_both,
+    rmsnorm_quantize_per_token_group,
+    swiglu_quantize_per_token_group,
 )
 from jitquant.ops.fp8 import (
     dequantize,
     quantize_fp8,
     rmsnorm_quantize_fp8,
-    silu_mul_quantize_fp8,
+    swiglu_quantize_fp8,
 )
-from jitquant.ops.grouped import dequantize_grouped, quantize_grouped, quantize_grouped_grad
 from jitquant.ops.linear import nvfp4_linear
 from jitquant.ops.mxfp8 import quantize_mxfp8, quantize_mxfp8_both
 from jitquant.ops.nvfp4 import (
@@ -32,6 +31,7 @@ from jitquant.ops.nvfp4 import (
     quantize_weight_nvfp4,
     rmsnorm_quantize_nvfp4,
 )
+from jitquant.ops.ragged import dequantize_ragged, quantize_ragged, quantize_ragged_grad
 from jitquant.ops.schema import Op
 
 __all__ = [
@@ -40,26 +40,26 @@ __all__ = [
     "amax_gsa",
     "deinterleave_quantize_nvfp4",
     "dequantize",
-    "dequantize_grouped",
     "dequantize_nvfp4",
+    "dequantize_ragged",
     "mhc_rmsnorm_quantize_nvfp4",
     "nvfp4_linear",
     "quantize_block",
     "quantize_block_both",
     "quantize_fp8",
-    "quantize_group",
-    "quantize_group_both",
-    "quantize_grouped",
-    "quantize_grouped_grad",
     "quantize_mxfp8",
     "quantize_mxfp8_both",
     "quantize_nvfp4",
+    "quantize_per_token_group",
+    "quantize_per_token_group_both",
+    "quantize_ragged",
+    "quantize_ragged_grad",
     "quantize_weight_nvfp4",
     "rmsnorm_quantize_fp8",
-    "rmsnorm_quantize_group",
     "rmsnorm_quantize_nvfp4",
-    "silu_mul_quantize_fp8",
-    "silu_mul_quantize_group",
+    "rmsnorm_quantize_per_token_group",
+    "swiglu_quantize_fp8",
+    "swiglu_quantize_per_token_group",
 ]
 
 ALL_OPS: tuple[Op, ...] = (
@@ -68,7 +68,7 @@ ALL_OPS: tuple[Op, ...] = (
     *fp8.OPS,
     *blockwise.OPS,
     *mxfp8.OPS,
-    *grouped.OPS,
+    *ragged.OPS,
     *linear.OPS,
 )
 """Every declared op."""

@@ -81,7 +81,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
     if type(tensor) is not Tensor and hasattr(tensor, "device_mesh"):
         raise TypeError(
             f"{name} is a DTensor; accepted is this rank's part of it, {name}.to_local(). "
-            "Where parts share an amax pass amax_group=mesh.get_group() as well"
+            "Where parts share an amax pass process_group=mesh.get_group() as well"
         )
     # In a backward Dynamo does not trace the question.
     if not is_dynamo_compiling():
@@ -291,9 +291,7 @@ def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor, eps: float = 0.0) -> Non
     eps_value(eps)
 
 
-def deinterleave_arguments(
-    fused: Tensor, intermediate: int, granularity_cols: int, op: str, halves: bool
-) -> None:
+def deinterleave_arguments(fused: Tensor, intermediate: int, interleave: int, op: str) -> None:
     """A gate-and-up projection (..., 2 * intermediate) and how its columns are arranged."""
     input_tensor(fused, "fused", shape="(..., 2 * intermediate)")
     one_of("op", op, DEINTERLEAVE_OPS)
@@ -302,10 +300,10 @@ def deinterleave_arguments(
             f"intermediate is {intermediate} and fused has shape {shape_text(fused)}; "
             "accepted is intermediate = fused.shape[-1] / 2"
         )
-    if not halves and (granularity_cols < 1 or intermediate % granularity_cols):
+    if interleave < 0 or (interleave and intermediate % interleave):
         raise ValueError(
-            f"granularity_cols is {granularity_cols} with intermediate {intermediate}; accepted "
-            "are its divisors. For the layout [gate | up] pass halves=True"
+            f"interleave is {interleave} with intermediate {intermediate}; accepted are its "
+            "divisors, and 0 for [gate | up]"
         )
 
 
@@ -389,7 +387,7 @@ def out_tensor(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
-    maker: str = "QuantizedActivation.empty(shape, ...)",
+    maker: str = "NVFP4Tensor.empty(shape, ...)",
 ) -> None:
     """A buffer for a result: shape, dtype (of one byte: or uint8), device, contiguous.
 

@@ -50,7 +50,7 @@ def block_shape(rows: int, cols: int) -> None:
     if (rows, cols) not in BLOCK_SHAPES:
         raise ValueError(
             f"block is {(rows, cols)}; accepted are {', '.join(map(str, BLOCK_SHAPES))}. For "
-            "blocks of one row call quantize_group"
+            "blocks of one row call quantize_per_token_group"
         )
 
 
@@ -195,7 +195,7 @@ def activation(name: str, act_input: Tensor | None, grad: Tensor) -> None:
         )
 
 
-def buffer_of_groups(t: Tensor, name: str) -> None:
+def buffer_of_segments(t: Tensor, name: str) -> None:
     """A buffer that holds many tensors: dtype and contiguity; it may be empty."""
     if t.dtype not in INPUT_DTYPES:
         raise TypeError(
@@ -212,7 +212,7 @@ def buffer_of_groups(t: Tensor, name: str) -> None:
 
 
 def offsets_tensor(offsets: Tensor, sizes: Tensor | None, like: Tensor, like_name: str) -> int:
-    """Where groups begin and how long they are; returns the number of groups."""
+    """Where segments begin and how long they are; returns the number of segments."""
     for t, name in ((offsets, "offsets"), (sizes, "sizes")):
         if t is None:
             continue
@@ -233,13 +233,15 @@ def offsets_tensor(offsets: Tensor, sizes: Tensor | None, like: Tensor, like_nam
     if sizes is not None and sizes.shape[0] != count:
         raise ValueError(
             f"sizes has shape {_checks.shape_text(sizes)}; accepted is ({count},), one for each "
-            "group of offsets"
+            "segment of offsets"
         )
     return count
 
 
-def floats_of_groups(t: Tensor | None, name: str, count: int, like: Tensor, like_name: str) -> None:
-    """One fp32 for each group."""
+def floats_of_segments(
+    t: Tensor | None, name: str, count: int, like: Tensor, like_name: str
+) -> None:
+    """One fp32 for each segment."""
     if t is None:
         return
     if t.dtype != torch.float32:
@@ -248,5 +250,5 @@ def floats_of_groups(t: Tensor | None, name: str, count: int, like: Tensor, like
     if t.dim() != 1 or t.shape[0] != count or not t.is_contiguous():
         raise ValueError(
             f"{name} has shape {_checks.shape_text(t)}; accepted is ({count},), contiguous, one "
-            "for each group"
+            "for each segment"
         )

@@ -78,10 +78,10 @@ def _offsets(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
     if sizes is None and (first != 0 or last != numel):
         return (
             f"{shown} for a buffer of {numel} elements; accepted are offsets from 0 to {numel}: "
-            "what is in no group comes out as zeros. For padding pass sizes"
+            "what is in no segment comes out as zeros. For padding pass sizes"
         )
     if bool((t[:-1] % step != 0).any()):
-        return f"{shown}; accepted are groups that begin at multiples of {step}"
+        return f"{shown}; accepted are segments that begin at multiples of {step}"
     return None
 
 
@@ -117,9 +117,9 @@ def values(op: str, arguments: Mapping[str, Any]) -> None:
         ValueError: one has values that the op is not made for.
     """
     known = dict(arguments)
-    if op == "quantize_grouped_nvfp4":
+    if op == "quantize_ragged_nvfp4":
         known["_step"] = NVFP4_BLOCK
-    elif op == "quantize_grouped_grad_fp8":
+    elif op == "quantize_ragged_grad_fp8":
         known["_step"] = arguments["grad"].shape[-1]
     for name, value in arguments.items():
         rule = RULES.get(name)

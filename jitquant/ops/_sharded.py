@@ -22,7 +22,7 @@ from jitquant.formats import GRANULARITIES, MAX_PARTIALS, NVFP4_BLOCK
 from jitquant.numerics import amax as numerics
 from jitquant.ops import _checks
 from jitquant.ops.schema import Op, Plan, fp32
-from jitquant.tensors import QuantizedActivation, QuantizedTensor
+from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,8 +52,9 @@ AMAX = Op(
 def _check_group(group: object) -> None:
     if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
         raise TypeError(
-            f"amax_group is {type(group).__name__}; accepted is a torch.distributed.ProcessGroup "
-            "that this rank is in, such as mesh.get_group('tp') or torch.distributed.group.WORLD"
+            f"process_group is {type(group).__name__}; accepted is a "
+            "torch.distributed.ProcessGroup that this rank is in, such as mesh.get_group('tp') or "
+            "torch.distributed.group.WORLD"
         )
 
 
@@ -62,8 +63,8 @@ def check_no_scale(group: object, given: object, name: str) -> None:
     _check_group(group)
     if given is not None:
         raise ValueError(
-            f"amax_group is given beside {name}; accepted is one of the two: with a {name} there "
-            "is no amax to compute"
+            f"process_group is given beside {name}; accepted is one of the two: with a {name} "
+            "there is no amax to compute"
         )
 
 
@@ -71,8 +72,8 @@ def check_granularity_of_norm(granularity: str) -> None:
     """Raises where a norm has its amaxes by row."""
     if granularity == "row":
         raise ValueError(
-            "granularity is 'row' with amax_group; accepted with a norm is 'tensor'. A norm needs "
-            "whole rows, so the amax of a row is known where the row is"
+            "granularity is 'row' with process_group; accepted with a norm is 'tensor'. A norm "
+            "needs whole rows, so the amax of a row is known where the row is"
         )
 
 
@@ -135,9 +136,9 @@ def norm_amax_over(
     return max_over(amax, group), inv_rms
 
 
-def without_inv_rms(out: QuantizedActivation | None) -> QuantizedActivation | None:
+def without_inv_rms(out: NVFP4Tensor | None) -> NVFP4Tensor | None:
     """Buffers for the second half of a norm, whose inv_rms the first half has written."""
-    if isinstance(out, QuantizedActivation):
+    if isinstance(out, NVFP4Tensor):
         if out.inv_rms is None:
             raise ValueError(
                 "out.inv_rms is None; a norm has such a result. Make the buffers with inv_rms=True"
@@ -157,7 +158,7 @@ def amax_buffer(out: object) -> Tensor | None:
         )
     if out.amax is None:
         raise ValueError(
-            "out.amax is None; with amax_group there is such a result. Make the buffers with "
+            "out.amax is None; with process_group there is such a result. Make the buffers with "
             "amax=True"
         )
     return out.amax.view(-1)

@@ -140,22 +140,27 @@ class CountedOp(Op):
             buffer.copy_(torch.where(mask, as_bytes(old), as_bytes(buffer)).view(buffer.dtype))
 
 
-QUANTIZE_GROUP = product(
-    "quantize_group", sources.PLAIN, GROUP, kind=CountedOp, module="quantize_group", **BUFFERS
-)
-SILU_MUL_GROUP = product(
-    "silu_mul_quantize_group",
-    sources.SILU_MUL,
+QUANTIZE_PER_TOKEN_GROUP = product(
+    "quantize_per_token_group",
+    sources.PLAIN,
     GROUP,
     kind=CountedOp,
-    module="silu_mul_quantize_group",
+    module="quantize_per_token_group",
     **BUFFERS,
 )
-RMSNORM_GROUP = product(
-    "rmsnorm_quantize_group",
+SWIGLU_PER_TOKEN_GROUP = product(
+    "swiglu_quantize_per_token_group",
+    sources.SWIGLU,
+    GROUP,
+    kind=CountedOp,
+    module="swiglu_quantize_per_token_group",
+    **BUFFERS,
+)
+RMSNORM_PER_TOKEN_GROUP = product(
+    "rmsnorm_quantize_per_token_group",
     sources.NORM,
     NORMED_GROUP,
-    module="rmsnorm_quantize_group",
+    module="rmsnorm_quantize_per_token_group",
     **BUFFERS,
 )
 
@@ -242,12 +247,12 @@ QUANTIZE_BLOCK = Op(
     choices=_OF_BLOCKS,
     **BUFFERS,
 )
-QUANTIZE_GROUP_BOTH = Op(
-    "quantize_group_both",
+QUANTIZE_PER_TOKEN_GROUP_BOTH = Op(
+    "quantize_per_token_group_both",
     ["data", "scale_inv", "data_t", "scale_inv_t"],
     module="quantize_both",
     plan=_plan_group_both,
-    reference=numerics.quantize_group_both,
+    reference=numerics.quantize_per_token_group_both,
     choices=_OF_GROUPS,
     **BUFFERS,
 )
@@ -262,17 +267,17 @@ QUANTIZE_BLOCK_BOTH = Op(
 )
 
 OPS: tuple[Op, ...] = (
-    QUANTIZE_GROUP,
-    SILU_MUL_GROUP,
-    RMSNORM_GROUP,
+    QUANTIZE_PER_TOKEN_GROUP,
+    SWIGLU_PER_TOKEN_GROUP,
+    RMSNORM_PER_TOKEN_GROUP,
     QUANTIZE_BLOCK,
-    QUANTIZE_GROUP_BOTH,
+    QUANTIZE_PER_TOKEN_GROUP_BOTH,
     QUANTIZE_BLOCK_BOTH,
 )
 """Every op of groups and blocks."""
 
 
-def quantize_group(
+def quantize_per_token_group(
     x: Tensor,
     group_size: int = 128,
     *,
@@ -312,7 +317,7 @@ def quantize_group(
         TypeError, ValueError: an argument is not accepted.
     """
     return _grouped(
-        QUANTIZE_GROUP,
+        QUANTIZE_PER_TOKEN_GROUP,
         {
             "x": x,
             "group_size": group_size,
@@ -328,7 +333,7 @@ def quantize_group(
     )
 
 
-def silu_mul_quantize_group(
+def swiglu_quantize_per_token_group(
     fused: Tensor,
     group_size: int = 128,
     *,
@@ -342,13 +347,13 @@ def silu_mul_quantize_group(
     zero_rest: bool = True,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
-    """``silu(gate) * up`` in fp32, then `quantize_group` of it, in one launch.
+    """``silu(gate) * up`` in fp32, then `quantize_per_token_group` of it, in one launch.
 
     Args:
         fused: (..., 2 * N): [gate | up].
         interleave: gate and up columns come in turns of this many; 0: [gate | up].
         group_size, dtype, scale_format, scale_layout, eps, recipe, counts, zero_rest: as in
-            `quantize_group`.
+            `quantize_per_token_group`.
         out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), format="fp8_group", ...)``.
 
     Returns:
@@ -358,7 +363,7 @@ def silu_mul_quantize_group(
         TypeError, ValueError: an argument is not accepted.
     """
     return _grouped(
-        SILU_MUL_GROUP,
+        SWIGLU_PER_TOKEN_GROUP,
         {
             "fused": fused,
             "group_size": group_size,
@@ -376,7 +381,7 @@ def silu_mul_quantize_group(
     )
 
 
-def rmsnorm_quantize_group(
+def rmsnorm_quantize_per_token_group(
     x: Tensor,
     weight: Tensor,
     group_size: int = 128,
@@ -390,7 +395,7 @@ def rmsnorm_quantize_group(
     recipe: GroupRecipe = "te",
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
-    """RMSNorm in fp32 as in `rmsnorm_quantize_fp8`, then `quantize_group` of it, in one launch.
+    """RMSNorm in fp32 as in `rmsnorm_quantize_fp8`, then `quantize_per_token_group`, in one launch.
 
     Args:
         x: (..., N).
@@ -398,8 +403,8 @@ def rmsnorm_quantize_group(
         group_size: 16, 32, 64, 128 or 256.
         eps: added to the mean of the squares.
         residual: as in `rmsnorm_quantize_fp8`.
-        dtype, scale_format, scale_layout, recipe: as in `quantize_group`.
-        amax_eps: the eps of `quantize_group`.
+        dtype, scale_format, scale_layout, recipe: as in `quantize_per_token_group`.
+        amax_eps: the eps of `quantize_per_token_group`.
         out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", inv_rms=True, ...)``.
 
     Returns:
@@ -409,7 +414,7 @@ def rmsnorm_quantize_group(
         TypeError, ValueError: an argument is not accepted.
     """
     return _grouped(
-        RMSNORM_GROUP,
+        RMSNORM_PER_TOKEN_GROUP,
         {
             "x": x,
             "weight": weight,
@@ -447,7 +452,7 @@ def quantize_block(
         scale_layout: "row": (..., ceil(N / rows), ceil(K / columns)); "row_padded": the last size
             filled up to a multiple of four with zeros, whose transpose is what scaled_mm takes for
             a 128x128 weight.
-        eps, recipe: as in `quantize_group`.
+        eps, recipe: as in `quantize_per_token_group`.
         out: buffers of ``QuantizedTensor.empty(w.shape, format="fp8_block", ...)``.
 
     Returns:
@@ -460,7 +465,7 @@ def quantize_block(
     return quantized(QUANTIZE_BLOCK, arguments, _form("block", arguments), out)
 
 
-def quantize_group_both(
+def quantize_per_token_group_both(
     x: Tensor,
     group_size: int = 128,
     *,
@@ -473,13 +478,13 @@ def quantize_group_both(
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
     """Quantizes a matrix row-wise (1xG) and column-wise (Gx1), reading it once: for training.
 
-    The first result is `quantize_group` of x, the second that of its transpose, which is stored
-    transposed: the operands of both products of a backward pass, without a copy.
+    The first result is `quantize_per_token_group` of x, the second that of its transpose, which is
+    stored transposed: the operands of both products of a backward pass, without a copy.
 
     Args:
         x: (M, K), M and K >= 1.
-        group_size, dtype, scale_format, eps, recipe: as in `quantize_group`.
-        scale_layout: as in `quantize_group`; "column" is what scaled_mm takes.
+        group_size, dtype, scale_format, eps, recipe: as in `quantize_per_token_group`.
+        scale_layout: as in `quantize_per_token_group`; "column" is what scaled_mm takes.
         out: buffers for the two results, which share no memory.
 
     Returns:
@@ -497,7 +502,7 @@ def quantize_group_both(
         "eps": eps,
         "recipe": recipe,
     }
-    return quantized_both(QUANTIZE_GROUP_BOTH, arguments, _form("group", arguments), out)
+    return quantized_both(QUANTIZE_PER_TOKEN_GROUP_BOTH, arguments, _form("group", arguments), out)
 
 
 def quantize_block_both(

@@ -1,13 +1,13 @@
 """FP8 and INT8: the public functions. Scales and ``out=`` sorted out, then one op.
 
-What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.grouped`:
+What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.ragged`:
 
 - Inputs are bfloat16, float16 or float32, on the CPU or a GPU, of any leading dimensions and
   strides, with a contiguous last dimension; anything with ``__dlpack__`` is taken as well.
 - ``scale`` is the factor that encodes, ``q = x * scale``, as TransformerEngine's is. ``scale_inv``
   of a result is the factor that dequantizes, ``1 / scale`` to the bit. A checkpoint that stores the
   factor that dequantizes passes its reciprocal.
-- ``amax_group`` is the process group whose ranks have the parts of one tensor, and each of which
+- ``process_group`` is the process group whose ranks have the parts of one tensor, and each of which
   makes the call: amaxes are those of all parts, by one all_reduce between the two launches, and
   what a rank gets is its part of what the whole tensor would give, bit for bit. Rows may be divided
   where there is one scale for the tensor; columns also with one a row, on ranks with the same rows.
@@ -134,11 +134,11 @@ QUANTIZE = Scaled(
     product("quantize_fp8", sources.PLAIN, SCALED, module="quantize_fp8", **BUFFERS),
     product("quantize_fp8_from_amax", sources.PLAIN, FROM_AMAX, module="quantize_fp8", **BUFFERS),
 )
-_SILU = "silu_mul_quantize"
-SILU_MUL = Scaled(
-    sources.SILU_MUL,
-    product(f"{_SILU}_fp8", sources.SILU_MUL, SCALED, module=_SILU, **BUFFERS),
-    product(f"{_SILU}_fp8_from_amax", sources.SILU_MUL, FROM_AMAX, module=_SILU, **BUFFERS),
+_SILU = "swiglu_quantize"
+SWIGLU = Scaled(
+    sources.SWIGLU,
+    product(f"{_SILU}_fp8", sources.SWIGLU, SCALED, module=_SILU, **BUFFERS),
+    product(f"{_SILU}_fp8_from_amax", sources.SWIGLU, FROM_AMAX, module=_SILU, **BUFFERS),
 )
 RMSNORM = Scaled(
     sources.NORM,
@@ -225,7 +225,7 @@ DEQUANTIZE = Op(
 )
 
 OPS: tuple[Op, ...] = (
-    *(op for ops in (QUANTIZE, SILU_MUL, RMSNORM) for op in ops[1:] if op is not None),
+    *(op for ops in (QUANTIZE, SWIGLU, RMSNORM) for op in ops[1:] if op is not None),
     DEQUANTIZE,
 )
 """Every op of FP8 with a scale for a tensor or a row, and what dequantizes all 8-bit formats."""
@@ -239,7 +239,7 @@ def quantize_fp8(
     scale: float | Tensor | None = None,
     scale_ub: float | None = None,
     amax: bool = True,
-    amax_group: ProcessGroup | None = None,
+    process_group: ProcessGroup | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
     """Quantizes a tensor to FP8 with one scale, or one for each row (token).
@@ -257,7 +257,7 @@ def quantize_fp8(
         scale_ub: a computed scale is made from ``min(amax, scale_ub)``, as vLLM and FBGEMM have it.
         amax: whether a given scale comes with the amax of ``x``, for a history; a computed scale
             always does.
-        amax_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_tensor" or "fp8_row", ...)``.
 
     Returns:
@@ -277,12 +277,12 @@ def quantize_fp8(
             "with_amax": amax,
         },
         scale,
-        amax_group,
+        process_group,
         out,
     )
 
 
-def silu_mul_quantize_fp8(
+def swiglu_quantize_fp8(
     fused: Tensor,
     *,
     granularity: Granularity = "row",
@@ -291,7 +291,7 @@ def silu_mul_quantize_fp8(
     scale_ub: float | None = None,
     interleave: int = 0,
     amax: bool = True,
-    amax_group: ProcessGroup | None = None,
+    process_group: ProcessGroup | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
     """``silu(gate) * up`` in fp32, then `quantize_fp8` of it, in one launch.
@@ -300,13 +300,13 @@ def silu_mul_quantize_fp8(
 
     Args:
         fused: (..., 2 * N): [gate | up].
-        granularity: "row"; "tensor" where a scale or an ``amax_group`` is given.
+        granularity: "row"; "tensor" where a scale or an ``process_group`` is given.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         scale: None to compute one for each row; else as in `quantize_fp8`.
         scale_ub: as in `quantize_fp8`.
         interleave: gate and up columns come in turns of this many; 0: [gate | up].
         amax: whether a given scale comes with the amax.
-        amax_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), ...)``.
 
     Returns:
@@ -316,7 +316,7 @@ def silu_mul_quantize_fp8(
         TypeError, ValueError: an argument is not accepted.
     """
     return _scaled(
-        SILU_MUL,
+        SWIGLU,
         {
             "fused": fused,
             "dtype": dtype,
@@ -326,7 +326,7 @@ def silu_mul_quantize_fp8(
             "with_amax": amax,
         },
         scale,
-        amax_group,
+        process_group,
         out,
     )
 
@@ -405,7 +405,7 @@ def dequantize(
     if not isinstance(q, QuantizedTensor):
         raise TypeError(
             f"q is {type(q).__name__}; accepted is a QuantizedTensor. For NVFP4 call "
-            "dequantize_nvfp4, for many tensors in a buffer dequantize_grouped"
+            "dequantize_nvfp4, for many tensors in a buffer dequantize_ragged"
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
@@ -445,7 +445,7 @@ def _scaled(
     ops: Scaled,
     arguments: dict[str, Any],
     scale: float | Tensor | None,
-    amax_group: ProcessGroup | None,
+    process_group: ProcessGroup | None,
     out: QuantizedTensor | None,
 ) -> QuantizedTensor:
     """A call of the op that the scale asks for.
@@ -454,12 +454,12 @@ def _scaled(
         ops: the ops of the function.
         arguments: those of both ops, by name.
         scale: as it was given.
-        amax_group: as it was given.
+        process_group: as it was given.
         out: as it was given.
     """
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, scale, "scale")
-        return _over(amax_group, ops, arguments, out)
+    if process_group is not None:
+        _sharded.check_no_scale(process_group, scale, "scale")
+        return _over(process_group, ops, arguments, out)
     granularity = arguments["granularity"]
     if granularity not in GRANULARITIES:
         one_of("granularity", granularity, GRANULARITIES)

@@ -11,7 +11,7 @@ from jitquant.formats import CODES_PER_BYTE, NVFP4_BLOCK
 from jitquant.numerics import linear as numerics
 from jitquant.ops import _checks
 from jitquant.ops.schema import Op, Plan, Result
-from jitquant.tensors import QuantizedActivation
+from jitquant.tensors import NVFP4Tensor
 
 
 def _evenly_strided(x: Tensor) -> bool:
@@ -103,8 +103,8 @@ OPS: tuple[Op, ...] = (LINEAR,)
 
 
 def nvfp4_linear(
-    x: Tensor | QuantizedActivation,
-    weight: QuantizedActivation,
+    x: Tensor | NVFP4Tensor,
+    weight: NVFP4Tensor,
     bias: Tensor | None = None,
     *,
     residual: Tensor | None = None,
@@ -124,7 +124,7 @@ def nvfp4_linear(
 
     Args:
         x: (..., K), bfloat16 or float16, the last dimension contiguous and the rows at one distance
-            from each other; or a `QuantizedActivation` (..., K) with linear scales.
+            from each other; or an `NVFP4Tensor` (..., K) with linear scales.
         weight: (N, K), packed along K with linear scales and one gsa, as `quantize_weight_nvfp4`
             gives it.
         bias: (N,), bfloat16, float16 or float32.
@@ -138,14 +138,14 @@ def nvfp4_linear(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    if not isinstance(weight, QuantizedActivation):
+    if not isinstance(weight, NVFP4Tensor):
         raise TypeError(
-            f"weight is {type(weight).__name__}; accepted is a QuantizedActivation, as "
+            f"weight is {type(weight).__name__}; accepted is an NVFP4Tensor, as "
             "quantize_weight_nvfp4 gives it"
         )
-    quantized = isinstance(x, QuantizedActivation)
+    quantized = isinstance(x, NVFP4Tensor)
     for name, q in (("weight", weight), ("x", x)):
-        if isinstance(q, QuantizedActivation) and (q.dim != -1 or q.scale_layout != "linear"):
+        if isinstance(q, NVFP4Tensor) and (q.dim != -1 or q.scale_layout != "linear"):
             raise ValueError(
                 f"{name} has dim {q.dim} and scale_layout {q.scale_layout!r}; accepted are -1 and "
                 "'linear'"
@@ -158,7 +158,7 @@ def nvfp4_linear(
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    parts = (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, QuantizedActivation) else (x, None, None)
+    parts = (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
     values, scales, gsa = parts
     if dtype is None and not quantized:
         dtype = values.dtype

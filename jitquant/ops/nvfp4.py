@@ -11,7 +11,7 @@ What they share:
   as the gsa of the tensor. A float32 tensor of one element, or of one a row, is taken as it is: the
   result's ``gsa`` is that very tensor (no copy), and its values are never read on the CPU. A gsa
   that is given decides the granularity, and ``divisor`` is not used.
-- ``amax_group`` is the process group whose ranks have the parts of one tensor, and each of which
+- ``process_group`` is the process group whose ranks have the parts of one tensor, and each of which
   makes the call: the amax is that of all parts, by one all_reduce between the two launches, and
   what a rank gets is its part of what the whole tensor would give, bit for bit. Parts may be
   divided between rows, or, in multiples of 16, between columns; ``granularity="row"`` is for the
@@ -59,13 +59,13 @@ from jitquant.numerics import nvfp4 as numerics
 from jitquant.numerics import sources as values
 from jitquant.ops import _checks, _sharded, sources
 from jitquant.ops.schema import Cast, Op, Plan, Result, Rows, Source, fp32, product
-from jitquant.tensors import QuantizedActivation
+from jitquant.tensors import NVFP4Tensor, QuantizedActivation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
-_MAKER = "QuantizedActivation.empty(shape, ...)"
+_MAKER = "NVFP4Tensor.empty(shape, ...)"
 
 
 def _packed(rows: Rows, scale_layout: str, dim: int = -1) -> tuple[Result, Result]:
@@ -83,14 +83,14 @@ def _packed(rows: Rows, scale_layout: str, dim: int = -1) -> tuple[Result, Resul
 def _plan_computed(
     rows: Rows,
     divisor: float,
-    global_scale: float | None,
+    gsa_value: float | None,
     scale_layout: str,
     granularity: str = "tensor",
     dim: int = -1,
 ) -> tuple[Result, ...]:
     _checks.divisor_value(divisor)
-    _checks.gsa_value(global_scale)
-    count = rows.count if granularity == "row" and global_scale is None else 1
+    _checks.gsa_value(gsa_value)
+    count = rows.count if granularity == "row" and gsa_value is None else 1
     return (*_packed(rows, scale_layout, dim), fp32(count))
 
 
@@ -129,14 +129,14 @@ _CHOICES = {
 }
 
 COMPUTED = Cast(
-    "{takes}, {tail}float divisor=2688., *, {written}float? global_scale=None, "
+    "{takes}, {tail}float divisor=2688., *, {written}float? gsa_value=None, "
     '{options}{granularity}str recipe="te", str scale_layout="linear"',
     ("x_fp4", "x_sf", "gsa"),
     _plan_computed,
     numerics.quantize_computed,
     _CHOICES,
 )
-"""NVFP4 with a gsa that is computed, or given as a number: ``global_scale``."""
+"""NVFP4 with a gsa that is computed, or given as a number: ``gsa_value``."""
 
 GIVEN = Cast(
     "{takes}, Tensor gsa, {tail}*, {written}" + _KEYWORDS,
@@ -197,13 +197,14 @@ def _family(
         normalized: of a norm, the source of the second half.
     """
     module = computed[0]
-    halves = f"{name}_from_amax"
     return Family(
         source,
         product(name, source, COMPUTED, module=module, function=computed[1], maker=_MAKER),
-        product(f"{name}_static", source, GIVEN, module=given[0], function=given[1], maker=_MAKER),
         product(
-            halves,
+            f"{name}_from_gsa", source, GIVEN, module=given[0], function=given[1], maker=_MAKER
+        ),
+        product(
+            f"{name}_from_amax",
             normalized or source,
             FROM_MAXIMA if normalized else FROM_AMAX,
             module=module,
@@ -233,21 +234,21 @@ RMSNORM = _family(
     "rmsnorm_quantize_nvfp4",
     sources.NORM,
     computed=("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4"),
-    given=("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4_from_buffer"),
+    given=("fused_rmsnorm_quantize", "rmsnorm_quantize_nvfp4_from_gsa"),
     normalized=sources.NORMALIZED,
 )
 MHC = _family(
     "mhc_rmsnorm_quantize_nvfp4",
     sources.MHC,
     computed=("fused_mhc_rmsnorm_quantize", "mhc_rmsnorm_quantize_nvfp4"),
-    given=("fused_mhc_rmsnorm_quantize", "mhc_rmsnorm_quantize_nvfp4_from_buffer"),
+    given=("fused_mhc_rmsnorm_quantize", "mhc_rmsnorm_quantize_nvfp4_from_gsa"),
     normalized=sources.MHC_NORMALIZED,
 )
 WEIGHT = _family(
     "quantize_weight_nvfp4",
     sources.WEIGHT,
     computed=("quantize_weight_nvfp4", "quantize_weight_nvfp4"),
-    given=("quantize_weight_nvfp4", "quantize_weight_nvfp4_from_buffer"),
+    given=("quantize_weight_nvfp4", "quantize_weight_nvfp4_from_gsa"),
 )
 
 
@@ -342,7 +343,7 @@ def quantize_nvfp4(
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
     scale_layout: ScaleLayout = "linear",
-    amax_group: ProcessGroup | None = None,
+    process_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
     """Quantizes activations to NVFP4: at most two launches, one if gsa is given.
@@ -354,7 +355,7 @@ def quantize_nvfp4(
         divisor: a computed gsa is the amax over it.
         recipe: "te" (TransformerEngine) or "vllm"; see ``docs/numerics.md``.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
-        amax_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedActivation.empty(x.shape, ...)``.
 
     Returns:
@@ -373,7 +374,7 @@ def quantize_nvfp4(
             "scale_layout": scale_layout,
         },
         gsa,
-        amax_group,
+        process_group,
         out,
     )
 
@@ -387,9 +388,9 @@ def quantize_weight_nvfp4(
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
     scale_layout: ScaleLayout = "linear",
-    amax_group: ProcessGroup | None = None,
-    out: QuantizedActivation | None = None,
-) -> QuantizedActivation:
+    process_group: ProcessGroup | None = None,
+    out: NVFP4Tensor | None = None,
+) -> NVFP4Tensor:
     """Quantizes a weight to NVFP4, with blocks along the dimension that a product sums over.
 
     Args:
@@ -401,8 +402,8 @@ def quantize_weight_nvfp4(
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
         scale_layout: "linear", or, with ``dim=-1``, "swizzled_128x4".
-        amax_group: the ranks whose parts have one amax, or None.
-        out: buffers of ``QuantizedActivation.empty(w.shape, dim=dim, ...)``.
+        process_group: the ranks whose parts have one amax, or None.
+        out: buffers of ``NVFP4Tensor.empty(w.shape, dim=dim, ...)``.
 
     Returns:
         ``dim=-1``: x_fp4 (N, ceil(K / 16) * 8), x_sf (N, ceil(K / 16)) or swizzled. ``dim=0``:
@@ -424,7 +425,7 @@ def quantize_weight_nvfp4(
             "scale_layout": scale_layout,
         },
         gsa,
-        amax_group,
+        process_group,
         out,
     )
 
@@ -434,31 +435,29 @@ def deinterleave_quantize_nvfp4(
     intermediate: int,
     gsa: float | Tensor | None = None,
     *,
-    granularity_cols: int = 8,
+    interleave: int = 8,
     op: DeinterleaveOp = "swiglu",
-    halves: bool = False,
     granularity: Granularity = "tensor",
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
     scale_layout: ScaleLayout = "linear",
-    amax_group: ProcessGroup | None = None,
+    process_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
     """Quantizes what a fused gate-and-up projection stands for; the amax is that of these values.
 
     Args:
-        fused: (..., 2 * intermediate), gate and up columns in turns of ``granularity_cols``.
+        fused: (..., 2 * intermediate), gate and up columns in turns of ``interleave``.
         intermediate: columns of the result.
         gsa: None to compute it, a positive number, or float32 of one element or (rows,).
-        granularity_cols: length of the turns; divides ``intermediate``.
+        interleave: length of the turns, a divisor of ``intermediate``; 0: [gate | up].
         op: "swiglu": ``silu(gate) * up`` in fp32; "select": the gate as it is, for a GEMM whose
             epilogue has applied SwiGLU.
-        halves: the columns are [gate | up] instead; ``granularity_cols`` is not used.
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
         scale_layout: "linear" or "swizzled_128x4".
-        amax_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedActivation.empty((*fused.shape[:-1], intermediate), ...)``.
 
     Returns:
@@ -472,16 +471,15 @@ def deinterleave_quantize_nvfp4(
         {
             "fused": fused,
             "intermediate": intermediate,
-            "granularity_cols": granularity_cols,
+            "interleave": interleave,
             "divisor": divisor,
             "op": op,
-            "halves": halves,
             "granularity": granularity,
             "recipe": recipe,
             "scale_layout": scale_layout,
         },
         gsa,
-        amax_group,
+        process_group,
         out,
     )
 
@@ -497,7 +495,7 @@ def rmsnorm_quantize_nvfp4(
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
     scale_layout: ScaleLayout = "linear",
-    amax_group: ProcessGroup | None = None,
+    process_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
     """RMSNorm and quantization in one launch (two with a computed gsa for the tensor).
@@ -516,7 +514,7 @@ def rmsnorm_quantize_nvfp4(
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
         scale_layout: "linear" or "swizzled_128x4".
-        amax_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedActivation.empty(x.shape, inv_rms=True, granularity=...)``.
 
     Returns:
@@ -538,7 +536,7 @@ def rmsnorm_quantize_nvfp4(
             "scale_layout": scale_layout,
         },
         gsa,
-        amax_group,
+        process_group,
         out,
     )
 
@@ -554,7 +552,7 @@ def mhc_rmsnorm_quantize_nvfp4(
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
     scale_layout: ScaleLayout = "linear",
-    amax_group: ProcessGroup | None = None,
+    process_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
     """The mix of hyper-connections, RMSNorm and quantization, in as many launches as the norm.
@@ -572,7 +570,7 @@ def mhc_rmsnorm_quantize_nvfp4(
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
         scale_layout: "linear" or "swizzled_128x4".
-        amax_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedActivation.empty((..., N), inv_rms=True, granularity=...)``.
 
     Returns:
@@ -594,14 +592,14 @@ def mhc_rmsnorm_quantize_nvfp4(
             "scale_layout": scale_layout,
         },
         gsa,
-        amax_group,
+        process_group,
         out,
     )
 
 
 @overload
 def dequantize_nvfp4(
-    q: QuantizedActivation,
+    q: NVFP4Tensor,
     dtype: torch.dtype | None = None,
     *,
     out: Tensor | None = None,
@@ -646,18 +644,18 @@ def dequantize_nvfp4(*args: Any, **kwargs: Any) -> Tensor:
         TypeError, ValueError: an argument is not accepted.
     """
     first = args[0] if args else kwargs.get("q")
-    if isinstance(first, QuantizedActivation):
+    if isinstance(first, NVFP4Tensor):
         return _dequantize_whole(*args, **kwargs)
     if "q" in kwargs or (len(args) == 1 and not kwargs):
         raise TypeError(
-            f"q is {type(first).__name__}; accepted are a QuantizedActivation, or the parts x_fp4, "
+            f"q is {type(first).__name__}; accepted are an NVFP4Tensor, or the parts x_fp4, "
             "x_sf, gsa"
         )
     return _dequantize_parts(*args, **kwargs)
 
 
 def _dequantize_whole(
-    q: QuantizedActivation, dtype: torch.dtype | None = None, *, out: Tensor | None = None
+    q: NVFP4Tensor, dtype: torch.dtype | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     return _dequantize_parts(
         q.x_fp4,
@@ -691,16 +689,16 @@ def _quantized(
     family: Family,
     arguments: dict[str, Any],
     gsa: float | Tensor | None,
-    amax_group: ProcessGroup | None,
-    out: QuantizedActivation | None,
-) -> QuantizedActivation:
+    process_group: ProcessGroup | None,
+    out: NVFP4Tensor | None,
+) -> NVFP4Tensor:
     """A call of the op that the gsa asks for.
 
     Args:
         family: the ops.
         arguments: those of all ops of the family, by name.
         gsa: as it was given.
-        amax_group: as it was given.
+        process_group: as it was given.
         out: as it was given.
     """
     given = None
@@ -712,15 +710,15 @@ def _quantized(
             if arguments["granularity"] not in GRANULARITIES:
                 one_of("granularity", arguments["granularity"], GRANULARITIES)
             arguments["granularity"] = "tensor" if gsa.numel() == 1 else "row"
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, gsa, "gsa")
+    if process_group is not None:
+        _sharded.check_no_scale(process_group, gsa, "gsa")
         if family.amax is not None:
-            return _norm_over(amax_group, family, arguments, out)
-        arguments["amax"] = _amax_over(amax_group, family.source, arguments)
+            return _norm_over(process_group, family, arguments, out)
+        arguments["amax"] = _amax_over(process_group, family.source, arguments)
         return _call(family.from_amax, family.source, arguments, None, out)
     if given is not None:
         return _call(family.given, family.source, arguments, given, out)
-    arguments["global_scale"] = gsa
+    arguments["gsa_value"] = gsa
     return _call(family.computed, family.source, arguments, None, out)
 
 
@@ -729,8 +727,8 @@ def _call(
     source: Source,
     arguments: dict[str, Any],
     gsa: Tensor | None,
-    out: QuantizedActivation | None,
-) -> QuantizedActivation:
+    out: NVFP4Tensor | None,
+) -> NVFP4Tensor:
     """A call of an op that quantizes, and its results put together.
 
     Args:
@@ -743,13 +741,13 @@ def _call(
     cols = None if source.cols is None else arguments["intermediate"]
     dim = -1 if source.granularity is not None else arguments["dim"]
     # Of the name that was given the op says whether it is one.
-    number = gsa is None and arguments.get("global_scale") is not None
+    number = gsa is None and arguments.get("gsa_value") is not None
     granularity = "tensor" if number else arguments["granularity"]
     if out is None:
         results = op.direct_named(arguments)
         if results is NotImplemented:
             results = op.dispatched(op.tensors(op.ordered(arguments)))
-        return QuantizedActivation(
+        return NVFP4Tensor(
             results[0],
             results[1],
             results[2] if gsa is None else gsa,
@@ -762,7 +760,7 @@ def _call(
         )
     scale_layout = arguments["scale_layout"]
     if not (
-        type(out) is QuantizedActivation
+        type(out) is NVFP4Tensor
         and out.scale_layout == scale_layout
         and (gsa is not None or out.granularity == granularity)
         and out.dim == dim
@@ -792,9 +790,9 @@ def _amax_over(group: ProcessGroup, source: Source, arguments: dict[str, Any]) -
     x = arguments[source.of] = _checks.as_tensor(arguments[source.of], source.of)
     cols, run = x.shape[-1] if x.dim() else 0, 0
     if source.cols is not None:
-        cols, run = arguments["intermediate"], arguments["granularity_cols"]
-        _checks.deinterleave_arguments(x, cols, run, arguments["op"], arguments["halves"])
-        run = cols if arguments["halves"] else run
+        cols, run = arguments["intermediate"], arguments["interleave"]
+        _checks.deinterleave_arguments(x, cols, run, arguments["op"])
+        run = run or cols
     _sharded.check_blocks(cols, granularity, group)
     activate = arguments.get("op") == "swiglu"
     return _sharded.amax_over(group, x, granularity, run=run, activate=activate)
@@ -804,8 +802,8 @@ def _norm_over(
     group: ProcessGroup,
     family: Family,
     arguments: dict[str, Any],
-    out: QuantizedActivation | None,
-) -> QuantizedActivation:
+    out: NVFP4Tensor | None,
+) -> NVFP4Tensor:
     """A norm with the amax of a group: one op, an all_reduce, and another."""
     assert family.amax is not None
     _sharded.check_granularity_of_norm(arguments["granularity"])
@@ -832,10 +830,10 @@ def _check_form(
     dim: int,
 ) -> None:
     """Buffers are for a result of this logical shape and layout; the op looks at the tensors."""
-    if not isinstance(out, QuantizedActivation):
+    if not isinstance(out, NVFP4Tensor):
         raise TypeError(
-            f"out is {type(out).__name__}; accepted is a QuantizedActivation, such as "
-            "QuantizedActivation.empty(shape, ...) makes"
+            f"out is {type(out).__name__}; accepted is an NVFP4Tensor, such as "
+            "NVFP4Tensor.empty(shape, ...) makes"
         )
     for name, has, wanted in (
         ("shape", out.shape, shape),
@@ -846,7 +844,7 @@ def _check_form(
         if has != wanted:
             raise ValueError(
                 f"out.{name} is {has!r}; accepted is {wanted!r} for this call. "
-                "QuantizedActivation.empty(shape, ...) makes buffers that fit"
+                "NVFP4Tensor.empty(shape, ...) makes buffers that fit"
             )
     if op.inv_rms and out.inv_rms is None:
         raise ValueError(
@@ -858,4 +856,4 @@ def _check_form(
         )
 
 
-QuantizedActivation._dequantize = _dequantize_whole
+NVFP4Tensor._dequantize = _dequantize_whole

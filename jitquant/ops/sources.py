@@ -25,19 +25,19 @@ WEIGHT = Source(
 
 DEINTERLEAVED = Source(
     "fused",
-    "Tensor fused, int intermediate, int granularity_cols",
+    "Tensor fused, int intermediate, int interleave",
     _checks.deinterleave_arguments,
     sources.deinterleave,
-    options='str op="select", bool halves=False, ',
+    options='str op="select", ',
     cols=lambda intermediate: intermediate,
 )
 """Gate and up of a fused projection, of which it keeps the gate or makes ``silu(gate) * up``."""
 
-SILU_MUL = Source(
+SWIGLU = Source(
     "fused",
     "Tensor fused",
     _checks_fp8.gate_and_up,
-    sources.silu_mul,
+    sources.swiglu,
     options="int interleave=0, ",
     granularity="row",
     cols=lambda fused: fused.shape[-1] // 2,

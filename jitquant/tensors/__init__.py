@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jitquant.tensors.fp8 import QuantizedTensor
-from jitquant.tensors.grouped import QuantizedGroups
-from jitquant.tensors.nvfp4 import QuantizedActivation
+from jitquant.tensors.nvfp4 import NVFP4Tensor, QuantizedActivation
+from jitquant.tensors.ragged import QuantizedRaggedTensor
 
-__all__ = ["QuantizedActivation", "QuantizedGroups", "QuantizedTensor"]
+__all__ = ["NVFP4Tensor", "QuantizedActivation", "QuantizedRaggedTensor", "QuantizedTensor"]

@@ -1,4 +1,4 @@
-"""`QuantizedActivation`: a tensor in NVFP4, as the ops return it and consumers take it."""
+"""`NVFP4Tensor`: an activation or weight in NVFP4, as ops return it and consumers take it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jitquant.tensors._parts import Parts, register, slice_bounds
 
 
 @dataclass(eq=False, repr=False)
-class QuantizedActivation(Parts):
+class NVFP4Tensor(Parts):
     """A tensor in NVFP4: packed codes, block scales, and the global factor that dequantizes.
 
     The value of an element is ``e2m1 * s * gsa``. For a logical shape (..., N) quantized along its
@@ -75,7 +75,7 @@ class QuantizedActivation(Parts):
         device: torch.device | str | None = None,
         inv_rms: bool = False,
         dim: int = -1,
-    ) -> QuantizedActivation:
+    ) -> NVFP4Tensor:
         """Uninitialised buffers for a tensor of a logical shape, to be given as ``out=``.
 
         Args:
@@ -172,7 +172,7 @@ class QuantizedActivation(Parts):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, index: slice) -> QuantizedActivation:
+    def __getitem__(self, index: slice) -> NVFP4Tensor:
         """Rows ``i:j`` of the first dimension, as views of the same memory.
 
         Linear scales: any ``i:j``. Swizzled scales: where the rows begin and end at multiples of
@@ -218,7 +218,7 @@ class QuantizedActivation(Parts):
             inv_rms=None if self.inv_rms is None else self.inv_rms[first:last],
         )
 
-    def _slice_packed(self, start: int, stop: int, size: int) -> QuantizedActivation:
+    def _slice_packed(self, start: int, stop: int, size: int) -> NVFP4Tensor:
         if start % NVFP4_BLOCK or (stop % NVFP4_BLOCK and stop != size):
             raise ValueError(
                 f"rows {start}:{stop} of a tensor packed along dim 0 with {size} rows; 16 rows "
@@ -276,7 +276,7 @@ class QuantizedActivation(Parts):
                 f"{name}.x_fp4 is {tuple(self.x_fp4.shape)} with cols {self.cols}; accepted is "
                 "ceil(cols / 16) * 8 bytes along the packed dimension"
             )
-        want = QuantizedActivation.empty(
+        want = NVFP4Tensor.empty(
             self.shape,
             granularity=self.granularity,
             scale_layout=self.scale_layout,
@@ -296,11 +296,14 @@ class QuantizedActivation(Parts):
     def __repr__(self) -> str:
         # Shapes and names only: data would have to be copied from the device first.
         return (
-            f"QuantizedActivation(shape={tuple(self.shape)}, nvfp4, recipe={self.recipe!r}, "
+            f"NVFP4Tensor(shape={tuple(self.shape)}, nvfp4, recipe={self.recipe!r}, "
             f"granularity={self.granularity!r}, scale_layout={self.scale_layout!r}, "
             f"dim={self.dim}, inv_rms={'no' if self.inv_rms is None else 'yes'}, "
             f"{self.nbytes} bytes, device={str(self.device)!r})"
         )
 
 
-register(QuantizedActivation)
+register(NVFP4Tensor)
+
+QuantizedActivation = NVFP4Tensor
+"""The same type, by the name under which pipelines of activations return it."""

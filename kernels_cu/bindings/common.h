@@ -407,11 +407,11 @@ inline GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, 
 }
 
 // A gsa that is given as a number.
-inline std::optional<float> gsa_value(std::optional<double> value) {
+inline std::optional<float> gsa_number(std::optional<double> value) {
   if (!value) return std::nullopt;
   JITQUANT_CHECK(*value >= std::numeric_limits<float>::denorm_min() &&
                      *value <= std::numeric_limits<float>::max(),
-                 "global_scale must be positive and finite in fp32, not ", *value);
+                 "gsa_value must be positive and finite in fp32, not ", *value);
   return static_cast<float>(*value);
 }
 

@@ -15,26 +15,26 @@ struct Deinterleave {
   PackedShape shape;
   int64_t run;
 
-  static Deinterleave of(const View& fused, int64_t intermediate, int64_t granularity, bool halves,
+  static Deinterleave of(const View& fused, int64_t intermediate, int64_t interleave,
                          std::string_view scale_layout) {
     const Matrix m = matrix_of(fused, "fused");
     JITQUANT_CHECK(
         intermediate >= 1 && intermediate < (int64_t{1} << 31) && m.cols == 2 * intermediate,
         "fused must have 2 * intermediate = ", 2 * intermediate, " columns, not ", m.cols);
-    JITQUANT_CHECK(halves || (granularity >= 1 && intermediate % granularity == 0),
-                   "granularity_cols must divide intermediate = ", intermediate, ", but is ",
-                   granularity, "; for the layout [gate | up] pass halves");
+    JITQUANT_CHECK(interleave == 0 || (interleave > 0 && intermediate % interleave == 0),
+                   "interleave must be 0, or divide intermediate = ", intermediate, "; it is ",
+                   interleave);
     return {
         m, PackedShape::of(fused, fused.dim() - 1, m.rows, intermediate, swizzled_of(scale_layout)),
-        halves ? intermediate : granularity};
+        interleave == 0 ? intermediate : interleave};
   }
 };
 
 template <const char* kName>
-void deinterleave_given(Call& call, const View& fused, int64_t intermediate, int64_t granularity,
-                        const View& gsa, std::string_view op, bool halves, std::string_view recipe,
+void deinterleave_given(Call& call, const View& fused, int64_t intermediate, int64_t interleave,
+                        const View& gsa, std::string_view op, std::string_view recipe,
                         std::string_view scale_layout, Result& x_fp4, Result& x_sf) {
-  const Deinterleave in = Deinterleave::of(fused, intermediate, granularity, halves, scale_layout);
+  const Deinterleave in = Deinterleave::of(fused, intermediate, interleave, scale_layout);
   const GlobalScale scale = given_scale(gsa, kName, in.matrix.rows, fused);
   const bool activate = activates(op);
   const Nvfp4Recipe r = recipe_of(recipe);

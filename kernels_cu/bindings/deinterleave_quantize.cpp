@@ -16,18 +16,16 @@ namespace {
 constexpr const char* kName = "deinterleave_amax_quantize_nvfp4";
 
 void deinterleave_amax_quantize(Call& call, const View& fused, int64_t intermediate,
-                                int64_t granularity_cols, double divisor,
-                                std::optional<double> global_scale, std::string_view op,
-                                bool halves, std::string_view granularity, std::string_view recipe,
-                                std::string_view scale_layout, Result& x_fp4, Result& x_sf,
-                                Result& gsa) {
-  const Deinterleave in =
-      Deinterleave::of(fused, intermediate, granularity_cols, halves, scale_layout);
+                                int64_t interleave, double divisor, std::optional<double> gsa_value,
+                                std::string_view op, std::string_view granularity,
+                                std::string_view recipe, std::string_view scale_layout,
+                                Result& x_fp4, Result& x_sf, Result& gsa) {
+  const Deinterleave in = Deinterleave::of(fused, intermediate, interleave, scale_layout);
   const Matrix& m = in.matrix;
   const bool activate = activates(op);
   const Nvfp4Recipe r = recipe_of(recipe);
   const float d = divisor_of(divisor);
-  const std::optional<float> value = gsa_value(global_scale);
+  const std::optional<float> value = gsa_number(gsa_value);
   const bool rows = by_row(granularity) && !value;
   const Nvfp4Output out = in.shape.output(x_fp4, x_sf, fused);
   float* gsa_out = gsa.floats("gsa", rows ? m.rows : 1, fused);
@@ -50,13 +48,11 @@ void deinterleave_amax_quantize(Call& call, const View& fused, int64_t intermedi
                kName);
 }
 
-void deinterleave_from_amax(Call& call, const View& fused, int64_t intermediate,
-                            int64_t granularity_cols, const View& amax, double divisor,
-                            std::string_view op, bool halves, std::string_view recipe,
-                            std::string_view scale_layout, Result& x_fp4, Result& x_sf,
-                            Result& gsa) {
-  const Deinterleave in =
-      Deinterleave::of(fused, intermediate, granularity_cols, halves, scale_layout);
+void deinterleave_from_amax(Call& call, const View& fused, int64_t intermediate, int64_t interleave,
+                            const View& amax, double divisor, std::string_view op,
+                            std::string_view recipe, std::string_view scale_layout, Result& x_fp4,
+                            Result& x_sf, Result& gsa) {
+  const Deinterleave in = Deinterleave::of(fused, intermediate, interleave, scale_layout);
   const bool activate = activates(op);
   const Nvfp4Recipe r = recipe_of(recipe);
   const float d = divisor_of(divisor);
@@ -72,21 +68,20 @@ void deinterleave_from_amax(Call& call, const View& fused, int64_t intermediate,
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(
-    function<&deinterleave_given<kGlobalScale>>(
-        "deinterleave_quantize_nvfp4",
-        "Tensor fused, int intermediate, int granularity, Tensor global_scale, *, "
-        "str op='select', bool halves=False, str recipe='te', str scale_layout='linear'",
-        {"x_fp4", "x_sf"}),
-    function<&deinterleave_from_amax>(
-        "deinterleave_quantize_nvfp4_from_amax",
-        "Tensor fused, int intermediate, int granularity_cols, Tensor amax, "
-        "float divisor=2688., *, str op='select', bool halves=False, str recipe='te', "
-        "str scale_layout='linear'",
-        {"x_fp4", "x_sf", "gsa"}),
-    function<&deinterleave_amax_quantize>(
-        "deinterleave_amax_quantize_nvfp4",
-        "Tensor fused, int intermediate, int granularity_cols, float divisor=2688., *, "
-        "float? global_scale=None, str op='select', bool halves=False, str granularity='tensor', "
-        "str recipe='te', str scale_layout='linear'",
-        {"x_fp4", "x_sf", "gsa"}))
+JITQUANT_FUNCTIONS(function<&deinterleave_given<kGlobalScale>>(
+                       "deinterleave_quantize_nvfp4",
+                       "Tensor fused, int intermediate, int interleave, Tensor global_scale, *, "
+                       "str op='select', str recipe='te', str scale_layout='linear'",
+                       {"x_fp4", "x_sf"}),
+                   function<&deinterleave_from_amax>(
+                       "deinterleave_quantize_nvfp4_from_amax",
+                       "Tensor fused, int intermediate, int interleave, Tensor amax, "
+                       "float divisor=2688., *, str op='select', str recipe='te', "
+                       "str scale_layout='linear'",
+                       {"x_fp4", "x_sf", "gsa"}),
+                   function<&deinterleave_amax_quantize>(
+                       "deinterleave_amax_quantize_nvfp4",
+                       "Tensor fused, int intermediate, int interleave, float divisor=2688., *, "
+                       "float? gsa_value=None, str op='select', str granularity='tensor', "
+                       "str recipe='te', str scale_layout='linear'",
+                       {"x_fp4", "x_sf", "gsa"}))

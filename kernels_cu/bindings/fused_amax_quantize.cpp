@@ -15,14 +15,13 @@ namespace {
 
 constexpr const char* kName = "amax_quantize_nvfp4";
 
-void amax_quantize_nvfp4(Call& call, const View& x, double divisor,
-                         std::optional<double> global_scale, std::string_view granularity,
-                         std::string_view recipe, std::string_view scale_layout, Result& x_fp4,
-                         Result& x_sf, Result& gsa) {
+void amax_quantize_nvfp4(Call& call, const View& x, double divisor, std::optional<double> gsa_value,
+                         std::string_view granularity, std::string_view recipe,
+                         std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result& gsa) {
   const Matrix m = matrix_of(x, "x");
   const Nvfp4Recipe r = recipe_of(recipe);
   const float d = divisor_of(divisor);
-  const std::optional<float> value = gsa_value(global_scale);
+  const std::optional<float> value = gsa_number(gsa_value);
   const bool rows = by_row(granularity) && !value;
   const PackedShape shape =
       PackedShape::of(x, x.dim() - 1, m.rows, m.cols, swizzled_of(scale_layout));
@@ -61,7 +60,7 @@ void from_amax(Call& call, const View& x, const View& amax, double divisor, std:
 JITQUANT_FUNCTIONS(
     function<&amax_quantize_nvfp4>(
         "amax_quantize_nvfp4",
-        "Tensor x, float divisor=2688., *, float? global_scale=None, str granularity='tensor', "
+        "Tensor x, float divisor=2688., *, float? gsa_value=None, str granularity='tensor', "
         "str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa"}),
     function<&from_amax>("quantize_nvfp4_from_amax",
@@ -73,6 +72,6 @@ JITQUANT_FUNCTIONS(
         "Tensor x, Tensor gsa, *, str recipe='te', str scale_layout='linear'", {"x_fp4", "x_sf"}),
     function<&deinterleave_given<kGsa>>(
         "deinterleave_quantize_from_buffer",
-        "Tensor fused, int intermediate, int granularity, Tensor gsa, *, str op='select', "
-        "bool halves=False, str recipe='te', str scale_layout='linear'",
+        "Tensor fused, int intermediate, int interleave, Tensor gsa, *, str op='select', "
+        "str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf"}))

@@ -71,11 +71,11 @@ void run(Call& call, const View& X, const View& A, const View& weight, const Nor
 }
 
 void mhc_rmsnorm_quantize_nvfp4(Call& call, const View& X, const View& A, const View& weight,
-                                double eps, double divisor, std::optional<double> global_scale,
+                                double eps, double divisor, std::optional<double> gsa_value,
                                 std::string_view granularity, std::string_view recipe,
                                 std::string_view scale_layout, Result& x_fp4, Result& x_sf,
                                 Result& gsa, Result& inv_rms) {
-  const NormArguments a = {eps_of(eps), gsa_value(global_scale), divisor_of(divisor),
+  const NormArguments a = {eps_of(eps), gsa_number(gsa_value), divisor_of(divisor),
                            by_row(granularity), recipe_of(recipe)};
   run(call, X, A, weight, a, nullptr, scale_layout, x_fp4, x_sf, &gsa, inv_rms);
 }
@@ -125,7 +125,7 @@ JITQUANT_FUNCTIONS(
     function<&mhc_rmsnorm_quantize_nvfp4>(
         "mhc_rmsnorm_quantize_nvfp4",
         "Tensor X, Tensor A, Tensor weight, float eps=1e-6, float divisor=2688., *, "
-        "float? global_scale=None, str granularity='row', str recipe='te', "
+        "float? gsa_value=None, str granularity='row', str recipe='te', "
         "str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa", "inv_rms"}),
     function<&mhc_rmsnorm_amax>("mhc_rmsnorm_amax",
@@ -137,7 +137,7 @@ JITQUANT_FUNCTIONS(
         "str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa"}),
     function<&mhc_from_buffer>(
-        "mhc_rmsnorm_quantize_nvfp4_from_buffer",
+        "mhc_rmsnorm_quantize_nvfp4_from_gsa",
         "Tensor X, Tensor A, Tensor weight, Tensor gsa, float eps=1e-6, *, str recipe='te', "
         "str scale_layout='linear'",
         {"x_fp4", "x_sf", "inv_rms"}))

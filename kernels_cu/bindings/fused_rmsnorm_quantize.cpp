@@ -43,10 +43,10 @@ void run(Call& call, const View& x, const View& weight, const std::optional<InPl
 
 void rmsnorm_quantize_nvfp4(Call& call, const View& x, const View& weight, double eps,
                             double divisor, std::optional<InPlace> residual,
-                            std::optional<double> global_scale, std::string_view granularity,
+                            std::optional<double> gsa_value, std::string_view granularity,
                             std::string_view recipe, std::string_view scale_layout, Result& x_fp4,
                             Result& x_sf, Result& gsa, Result& inv_rms) {
-  const NormArguments a = {eps_of(eps), gsa_value(global_scale), divisor_of(divisor),
+  const NormArguments a = {eps_of(eps), gsa_number(gsa_value), divisor_of(divisor),
                            by_row(granularity), recipe_of(recipe)};
   run(call, x, weight, residual, a, nullptr, scale_layout, x_fp4, x_sf, &gsa, inv_rms);
 }
@@ -99,7 +99,7 @@ JITQUANT_FUNCTIONS(
     function<&rmsnorm_quantize_nvfp4>(
         "rmsnorm_quantize_nvfp4",
         "Tensor x, Tensor weight, float eps=1e-6, float divisor=2688., *, "
-        "Tensor(a!)? residual=None, float? global_scale=None, str granularity='row', "
+        "Tensor(a!)? residual=None, float? gsa_value=None, str granularity='row', "
         "str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa", "inv_rms"}),
     function<&rmsnorm_amax>("rmsnorm_amax",
@@ -112,7 +112,7 @@ JITQUANT_FUNCTIONS(
         "str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa"}),
     function<&rmsnorm_from_buffer>(
-        "rmsnorm_quantize_nvfp4_from_buffer",
+        "rmsnorm_quantize_nvfp4_from_gsa",
         "Tensor x, Tensor weight, Tensor gsa, float eps=1e-6, *, Tensor(a!)? residual=None, "
         "str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf", "inv_rms"}))

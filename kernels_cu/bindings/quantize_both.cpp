@@ -37,10 +37,10 @@ Matrix transposed_data(Result& data_t, ScalarType dtype, const Matrix& m, const 
   return to;
 }
 
-void quantize_group_both(Call& call, const View& x, int64_t group_size, ScalarType dtype,
-                         std::string_view scale_format, std::string_view scale_layout,
-                         std::optional<double> eps, std::string_view recipe, Result& data,
-                         Result& scale_inv, Result& data_t, Result& scale_inv_t) {
+void quantize_per_token_group_both(Call& call, const View& x, int64_t group_size, ScalarType dtype,
+                                   std::string_view scale_format, std::string_view scale_layout,
+                                   std::optional<double> eps, std::string_view recipe, Result& data,
+                                   Result& scale_inv, Result& data_t, Result& scale_inv_t) {
   const Matrix m = matrix_of_both(x, "x");
   check_group_size(group_size);
   const GroupNumerics numerics = group_numerics(dtype, scale_format, recipe, eps);
@@ -56,7 +56,7 @@ void quantize_group_both(Call& call, const View& x, int64_t group_size, ScalarTy
   const Launching at(call, x);
   check_launch(launch_quantize_both(m, group_size, false, numerics, {to, scales}, {to_t, scales_t},
                                     at.stream),
-               "quantize_group_both");
+               "quantize_per_token_group_both");
 }
 
 // One scale for each block of `side` by `side`.
@@ -117,8 +117,8 @@ void quantize_mxfp8_both(Call& call, const View& x, ScalarType dtype, std::strin
 }  // namespace jitquant
 
 JITQUANT_FUNCTIONS(
-    function<&quantize_group_both>(
-        "quantize_group_both",
+    function<&quantize_per_token_group_both>(
+        "quantize_per_token_group_both",
         "Tensor x, int group_size, *, ScalarType dtype, str scale_format='float32', "
         "str scale_layout='column', float? eps=None, str recipe='te'",
         {"data", "scale_inv", "data_t", "scale_inv_t"}),

@@ -56,13 +56,13 @@ void launch_all(Call& call, const View& w, const Weight& in, const GlobalScale* 
 }
 
 void quantize_weight_nvfp4(Call& call, const View& w, double divisor,
-                           std::optional<double> global_scale, std::string_view block, int64_t dim,
+                           std::optional<double> gsa_value, std::string_view block, int64_t dim,
                            std::string_view recipe, std::string_view scale_layout, Result& x_fp4,
                            Result& x_sf, Result& gsa) {
   const Weight in = Weight::of(w, block, dim, swizzled_of(scale_layout));
   const Nvfp4Recipe r = recipe_of(recipe);
   const float d = divisor_of(divisor);
-  const std::optional<float> value = gsa_value(global_scale);
+  const std::optional<float> value = gsa_number(gsa_value);
   const Nvfp4Output out = in.packed.output(x_fp4, x_sf, w);
   float* gsa_out = gsa.floats("gsa", 1, w);
   const GlobalScale scale = value_scale(value.value_or(0.0f), gsa_out);
@@ -97,7 +97,7 @@ void from_amax(Call& call, const View& w, const View& amax, double divisor, std:
 JITQUANT_FUNCTIONS(
     function<&quantize_weight_nvfp4>(
         "quantize_weight_nvfp4",
-        "Tensor w, float divisor=2688., *, float? global_scale=None, str block='1x16', "
+        "Tensor w, float divisor=2688., *, float? gsa_value=None, str block='1x16', "
         "int dim=-1, str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa"}),
     function<&from_amax>(
@@ -106,7 +106,7 @@ JITQUANT_FUNCTIONS(
         "str recipe='te', str scale_layout='linear'",
         {"x_fp4", "x_sf", "gsa"}),
     function<&from_buffer>(
-        "quantize_weight_nvfp4_from_buffer",
+        "quantize_weight_nvfp4_from_gsa",
         "Tensor w, Tensor gsa, *, str block='1x16', int dim=-1, str recipe='te', "
         "str scale_layout='linear'",
         {"x_fp4", "x_sf"}))

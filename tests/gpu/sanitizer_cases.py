@@ -30,10 +30,10 @@ def products(linear) -> None:  # type: ignore[no-untyped-def]
 def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
     """FP8, with buffers whose rows lie apart."""
     quantize, back = module("quantize_fp8").quantize_fp8, module("dequantize").dequantize
-    silu = module("silu_mul_quantize").silu_mul_quantize_fp8
-    silu_group = module("silu_mul_quantize_group").silu_mul_quantize_group
+    silu = module("swiglu_quantize").swiglu_quantize_fp8
+    silu_group = module("swiglu_quantize_per_token_group").swiglu_quantize_per_token_group
     norm = module("rmsnorm_quantize")
-    norm_group = module("rmsnorm_quantize_group").rmsnorm_quantize_group
+    norm_group = module("rmsnorm_quantize_per_token_group").rmsnorm_quantize_per_token_group
     scale, counts = torch.tensor([3.0], device="cuda"), torch.tensor([3], device="cuda")
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for rows, cols, gap in ((1, 16, 0), (5, 35, 3), (130, 80, 16), (300, 1024, 0)):
@@ -72,15 +72,15 @@ def eight_bit_groups(x: torch.Tensor) -> None:
     both = get_cuda_module("quantize_both", ["quantize_both.cu"])
     one = {
         name: getattr(get_cuda_module(name, [f"{name}.cu"]), name)
-        for name in ("quantize_group", "quantize_block", "quantize_mxfp8")
+        for name in ("quantize_per_token_group", "quantize_block", "quantize_mxfp8")
     }
     fp8 = {"dtype": torch.float8_e4m3fn}
     for layout in ("row", "column", "column_tma"):
         for size, scales in ((16, "float32"), (128, "ue8m0_packed"), (256, "float32")):
             options = {**fp8, "scale_format": scales, "scale_layout": layout}
-            one["quantize_group"](x, size, **options)
-            one["quantize_group"](x, size, torch.tensor([3], device="cuda"), **options)
-            both.quantize_group_both(x, size, **options)
+            one["quantize_per_token_group"](x, size, **options)
+            one["quantize_per_token_group"](x, size, torch.tensor([3], device="cuda"), **options)
+            both.quantize_per_token_group_both(x, size, **options)
     for side in (16, 128):
         one["quantize_block"](x, side, side, scale_layout="row_padded", **fp8)
         both.quantize_block_both(x, side, side, scale_layout="row_padded", **fp8)
@@ -94,10 +94,10 @@ def groups_of_a_buffer() -> None:
     back, fp8, nvfp4, grad = (
         get_cuda_module(name, [f"{name}.cu"])
         for name in (
-            "dequantize_grouped",
-            "quantize_grouped",
-            "quantize_grouped_nvfp4",
-            "quantize_grouped_grad",
+            "dequantize_ragged",
+            "quantize_ragged",
+            "quantize_ragged_nvfp4",
+            "quantize_ragged_grad",
         )
     )
     # Within a range of launch 1, and over several.
@@ -112,11 +112,11 @@ def groups_of_a_buffer() -> None:
         for given in (None, torch.rand(len(ends) - 1, device="cuda")):
             for lengths in (None, at.diff() - at.diff().clamp(max=1)):
                 for values in (x, x.float(), x.view(-1)[1:]):
-                    fp8.quantize_grouped_fp8(values, at, given, sizes=lengths, **e4m3)
-                    nvfp4.quantize_grouped_nvfp4(values, at, given, sizes=lengths)
+                    fp8.quantize_ragged_fp8(values, at, given, sizes=lengths, **e4m3)
+                    nvfp4.quantize_ragged_nvfp4(values, at, given, sizes=lengths)
                 for values in (x, x.float()):
                     act = {"act_input": values, "activation": "gelu"}
-                    f = grad.quantize_grouped_grad_fp8
+                    f = grad.quantize_ragged_grad_fp8
                     f(values, at, given, sizes=lengths, **act, **e5m2)
                     f(values, at, given, sizes=lengths, with_dbias=False, **e5m2)
     offsets = torch.tensor([3, 3, 40, 1500, 2001], device="cuda")
@@ -125,8 +125,8 @@ def groups_of_a_buffer() -> None:
     codes, factors = (torch.ones(n, dtype=torch.uint8, device="cuda") for n in (126 * 8, 126))
     for dtype in (torch.bfloat16, torch.float32):
         for lengths in (None, sizes):
-            back.dequantize_grouped_fp8(data, scales, offsets, sizes=lengths, dtype=dtype)
-            back.dequantize_grouped_nvfp4(
+            back.dequantize_ragged_fp8(data, scales, offsets, sizes=lengths, dtype=dtype)
+            back.dequantize_ragged_nvfp4(
                 codes, factors, scales, offsets, numel=2005, sizes=lengths, dtype=dtype
             )
 
@@ -134,7 +134,7 @@ def groups_of_a_buffer() -> None:
 def halves_of_a_group(module) -> None:  # type: ignore[no-untyped-def]
     """Amaxes, and quantization with an amax that is given."""
     amax, fused = module("amax").amax, module("fused_amax_quantize")
-    fp8, silu = module("quantize_fp8"), module("silu_mul_quantize")
+    fp8, silu = module("quantize_fp8"), module("swiglu_quantize")
     norm, mhc = module("fused_rmsnorm_quantize"), module("fused_mhc_rmsnorm_quantize")
     weights, deinterleave = module("quantize_weight_nvfp4"), module("deinterleave_quantize")
     e4m3 = {"dtype": torch.float8_e4m3fn}
@@ -151,9 +151,9 @@ def halves_of_a_group(module) -> None:  # type: ignore[no-untyped-def]
                 fp8.quantize_fp8_from_amax(x, amax(x, keep_nan=True, **g), **e4m3, **g)
                 gates = amax(both, run=cols, activate=True, **g)
                 deinterleave.deinterleave_quantize_nvfp4_from_amax(
-                    both, cols, 1, gates, op="swiglu", halves=True
+                    both, cols, 0, gates, op="swiglu"
                 )
-                silu.silu_mul_quantize_fp8_from_amax(both, gates, **e4m3, **g)
+                silu.swiglu_quantize_fp8_from_amax(both, gates, **e4m3, **g)
             weights.quantize_weight_nvfp4_from_amax(x, amax(x), block="16x16")
             maxima, inv_rms = norm.rmsnorm_amax(x, w, residual=residual)
             norm.rmsnorm_quantize_nvfp4_from_amax(residual, w, inv_rms, maxima)
@@ -190,9 +190,9 @@ def main() -> None:
                     X = torch.randn(rows, 3, cols).to(dtype).cuda()
                     mhc.mhc_rmsnorm_quantize_nvfp4(X, torch.rand(rows, 3).cuda(), w, **g)
                     both = torch.randn(rows, 2 * cols).to(dtype).cuda()
-                    for op, halves in (("select", False), ("swiglu", True)):
+                    for op, interleave in (("select", 1 if cols % 8 else 8), ("swiglu", 0)):
                         deinterleave.deinterleave_amax_quantize_nvfp4(
-                            both, cols, cols if cols % 8 else 8, op=op, halves=halves, **g
+                            both, cols, interleave, op=op, **g
                         )
             for dim in (-1, 0):
                 for block in ("1x16", "16x16"):
@@ -220,7 +220,7 @@ def main() -> None:
     # Rows of which some have a block of threads to themselves.
     fused.amax_quantize_nvfp4(torch.randn(400, 16400).bfloat16().cuda(), granularity="row")
     # Two blocks of values a thread.
-    module("quantize_group").quantize_group(
+    module("quantize_per_token_group").quantize_per_token_group(
         torch.randn(440, 7184).bfloat16().cuda(), 128, dtype=torch.float8_e4m3fn
     )
     torch.cuda.synchronize()

@@ -38,9 +38,9 @@ def _delayed(to: To) -> Any:
 CASES: dict[str, Callable[[To], Any]] = {
     "amax_gsa": lambda to: J.amax_gsa(to(_X)),
     "deinterleave_quantize_nvfp4": lambda to: J.deinterleave_quantize_nvfp4(to(_X), 512),
-    "dequantize": lambda to: J.dequantize(J.quantize_group(_X).to(to(_X).device)),
-    "dequantize_grouped": lambda to: J.dequantize_grouped(
-        J.quantize_grouped(_X, _AT).to(to(_X).device)
+    "dequantize": lambda to: J.dequantize(J.quantize_per_token_group(_X).to(to(_X).device)),
+    "dequantize_ragged": lambda to: J.dequantize_ragged(
+        J.quantize_ragged(_X, _AT).to(to(_X).device)
     ),
     "dequantize_nvfp4": lambda to: J.dequantize_nvfp4(J.quantize_nvfp4(_X).to(to(_X).device)),
     "mhc_rmsnorm_quantize_nvfp4": lambda to: J.mhc_rmsnorm_quantize_nvfp4(
@@ -53,13 +53,13 @@ CASES: dict[str, Callable[[To], Any]] = {
     "quantize_block": lambda to: J.quantize_block(to(_X)),
     "quantize_block_both": lambda to: J.quantize_block_both(to(_X)),
     "quantize_fp8": lambda to: (J.quantize_fp8(to(_X)), J.quantize_fp8(to(_X), scale=2.0)),
-    "quantize_group": lambda to: J.quantize_group(to(_X)),
-    "quantize_group_both": lambda to: J.quantize_group_both(to(_X)),
-    "quantize_grouped": lambda to: (
-        J.quantize_grouped(to(_X), to(_AT)),
-        J.quantize_grouped(to(_X), to(_AT), format="nvfp4"),
+    "quantize_per_token_group": lambda to: J.quantize_per_token_group(to(_X)),
+    "quantize_per_token_group_both": lambda to: J.quantize_per_token_group_both(to(_X)),
+    "quantize_ragged": lambda to: (
+        J.quantize_ragged(to(_X), to(_AT)),
+        J.quantize_ragged(to(_X), to(_AT), format="nvfp4"),
     ),
-    "quantize_grouped_grad": lambda to: J.quantize_grouped_grad(to(_X), to(_AT)),
+    "quantize_ragged_grad": lambda to: J.quantize_ragged_grad(to(_X), to(_AT)),
     "quantize_mxfp8": lambda to: J.quantize_mxfp8(to(_X)),
     "quantize_mxfp8_both": lambda to: J.quantize_mxfp8_both(to(_X)),
     "quantize_nvfp4": lambda to: (
@@ -68,12 +68,14 @@ CASES: dict[str, Callable[[To], Any]] = {
     ),
     "quantize_weight_nvfp4": lambda to: J.quantize_weight_nvfp4(to(_X)),
     "rmsnorm_quantize_fp8": lambda to: J.rmsnorm_quantize_fp8(to(_X), to(_WEIGHT), scale=2.0),
-    "rmsnorm_quantize_group": lambda to: J.rmsnorm_quantize_group(to(_X), to(_WEIGHT)),
+    "rmsnorm_quantize_per_token_group": lambda to: J.rmsnorm_quantize_per_token_group(
+        to(_X), to(_WEIGHT)
+    ),
     "rmsnorm_quantize_nvfp4": lambda to: J.rmsnorm_quantize_nvfp4(
         to(_X), to(_WEIGHT), residual=to(_X.flip(0))
     ),
-    "silu_mul_quantize_fp8": lambda to: J.silu_mul_quantize_fp8(to(_X)),
-    "silu_mul_quantize_group": lambda to: J.silu_mul_quantize_group(to(_X)),
+    "swiglu_quantize_fp8": lambda to: J.swiglu_quantize_fp8(to(_X)),
+    "swiglu_quantize_per_token_group": lambda to: J.swiglu_quantize_per_token_group(to(_X)),
     "DelayedScaling": _delayed,
 }
 """A call of each public function, with its tensors moved by ``to``."""

@@ -32,9 +32,9 @@ def test_rms_norm(rows: int, cols: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(1, 8), (3, 264), (64, 14336)])
-def test_silu_mul(rows: int, cols: int) -> None:
+def test_swiglu(rows: int, cols: int) -> None:
     both = randn(rows, 2 * cols)
-    assert near(decoder.silu_mul(both.cuda()), decoder.silu_mul(both))
+    assert near(decoder.swiglu(both.cuda()), decoder.swiglu(both))
 
 
 def steps(heads: int, groups: int, size: int, normed: bool) -> Iterator[list[Any]]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from ops.test_errors import cases
 from ops.test_errors_fp8 import cases as cases_of_8_bits
-from ops.test_public_fp8 import both_calls, buffers_like, grouped_calls, results_of
+from ops.test_public_fp8 import both_calls, buffers_like, ragged_calls, results_of
 from ops.test_public_fp8 import calls as calls_of_one_result
 from samples import OPS, SAMPLES, poisoned_buffers, randn
 from torch import Tensor, nn
@@ -85,11 +85,11 @@ def _inputs_of_8_bits() -> list[Tensor]:
 
 def _functions_of_8_bits(inputs: list[Tensor]) -> dict[str, Callable[..., Any]]:
     """Each public function of 8 bits and of groups, which takes ``out``."""
-    grouped = grouped_calls("cuda").items()
+    ragged = ragged_calls("cuda").items()
     return {
         **calls_of_one_result(*inputs),
         **both_calls(inputs[0]),
-        **{f"grouped {name}": call for name, call in grouped},
+        **{f"ragged {name}": call for name, call in ragged},
     }
 
 
@@ -99,7 +99,9 @@ def _calls_of_8_bits() -> dict[str, Callable[[], Any]]:
     residual = randn(6, 48, seed=1).cuda()
     made: dict[str, Callable[[], Any]] = {
         "residual": lambda: jitquant.rmsnorm_quantize_fp8(x, w, residual=residual),
-        "group residual": lambda: jitquant.rmsnorm_quantize_group(x, w, residual=residual),
+        "group residual": lambda: jitquant.rmsnorm_quantize_per_token_group(
+            x, w, residual=residual
+        ),
     }
     for name, call in _functions_of_8_bits(inputs).items():
         q = call()
@@ -339,7 +341,7 @@ def test_versions_of_8_bits_grow_with_each_write(all_loaded: None) -> None:
         assert [t._version for t in results_of(out)] == [v + 1 for v in before], name
     assert [t._version for t in inputs] == [0] * len(inputs)
     x, w, *_ = inputs
-    for normed in (jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_group):
+    for normed in (jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_per_token_group):
         residual = randn(6, 48, seed=1).cuda()
         out = buffers_like(normed(x, w, residual=residual))
         written = [*results_of(out), residual]
@@ -452,8 +454,8 @@ def _offsets() -> Tensor:
 THREADED: dict[str, Callable[..., Any]] = {
     "nvfp4": partial(jitquant.quantize_nvfp4, granularity="row"),
     "fp8": jitquant.quantize_fp8,
-    "both": jitquant.quantize_group_both,
-    "grouped": lambda x, **k: jitquant.quantize_grouped(x, _offsets(), **k),
+    "both": jitquant.quantize_per_token_group_both,
+    "ragged": lambda x, **k: jitquant.quantize_ragged(x, _offsets(), **k),
 }
 
 

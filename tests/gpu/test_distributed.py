@@ -23,7 +23,7 @@ torch.cuda.synchronize()
 
 
 @two_gpus
-@pytest.mark.parametrize("module", ["amax_group", "layers"])
+@pytest.mark.parametrize("module", ["process_group", "layers"])
 def test_two_ranks_over_nccl(module: str, tmp_path: Path) -> None:
     outcomes = run(module, "cuda", tmp_path)
     assert list(outcomes) == names_of(module, "cuda")

@@ -47,7 +47,7 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
         "tensor swizzled": (
             lambda t: fused.amax_quantize_nvfp4(t, scale_layout="swizzled_128x4"), x, 2),
         "row": (lambda t: fused.amax_quantize_nvfp4(t, granularity="row"), x, 1),
-        "given number": (lambda t: fused.amax_quantize_nvfp4(t, global_scale=0.002), x, 1),
+        "given number": (lambda t: fused.amax_quantize_nvfp4(t, gsa_value=0.002), x, 1),
         "given": (lambda t: module("quantize_nvfp4").quantize_nvfp4(t, gsa), x, 1),
         "given rows": (lambda t: module("quantize_nvfp4").quantize_nvfp4(t, rows), x, 1),
         "from buffer": (lambda t: fused.quantize_nvfp4_from_buffer(t, gsa), x, 1),
@@ -67,7 +67,7 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
             lambda t, w, r: norm.rmsnorm_quantize_nvfp4(t, w, residual=r, granularity="tensor"),
             with_residual, 2),
         "rmsnorm given": (
-            lambda t, w: norm.rmsnorm_quantize_nvfp4_from_buffer(t, w, gsa), with_weight, 1),
+            lambda t, w: norm.rmsnorm_quantize_nvfp4_from_gsa(t, w, gsa), with_weight, 1),
         "mhc": (lambda t, a, w: mhc.mhc_rmsnorm_quantize_nvfp4(t, a, w), streams, 1),
         "mhc tensor": (
             lambda t, a, w: mhc.mhc_rmsnorm_quantize_nvfp4(t, a, w, granularity="tensor"),
@@ -276,7 +276,7 @@ def test_bad_arguments_reach_no_kernel() -> None:
         ("gsa must have one element, or one for each of the 4 rows",
          lambda: fused.quantize_nvfp4_from_buffer(x, gsa.expand(3))),
         ("gsa must be a CUDA tensor", lambda: fused.quantize_nvfp4_from_buffer(x, gsa.cpu())),
-        ("granularity_cols must divide intermediate = 32",
+        ("interleave must be 0, or divide intermediate = 32",
          lambda: fused.deinterleave_quantize_from_buffer(x, 32, 5, gsa)),
         (r"fused must have 2 \* intermediate = 60 columns",
          lambda: fused.deinterleave_quantize_from_buffer(x, 30, 5, gsa)),
@@ -307,7 +307,7 @@ def test_beyond_two_to_the_31_elements(cols: int) -> None:
     same([module("amax_gsa").compute_amax_gsa(x)], [gsa])
     x_fp4, x_sf, got = module("fused_amax_quantize").amax_quantize_nvfp4(x)
     same([got], [gsa])
-    expected = reference.quantize_nvfp4_static(x[probes], gsa)
+    expected = reference.quantize_nvfp4_from_gsa(x[probes], gsa)
     same([x_fp4[probes[0]], x_fp4[probes[1]], x_fp4[probes[2]]], list(expected[0].unbind()))
     assert torch.equal(x_sf.view(torch.uint8)[probes], expected[1].view(torch.uint8))
     back = module("dequant_nvfp4").dequant_nvfp4(x_fp4, x_sf, got)

@@ -198,7 +198,7 @@ def _tensors_of_eight_bits(cols: int) -> dict[str, tuple[tuple[Tensor, Tensor, i
         for j, form in enumerate(("float32", "ue8m0", "ue8m0_packed")):
             layout = ("row", "column", "column_tma")[(i + j) % 3]
             size = (16, 128, 32)[(i + 2 * j) % 3]
-            parts = reference.quantize_group(
+            parts = reference.quantize_per_token_group(
                 x, size, dtype=fp8, scale_format=form, scale_layout=layout
             )
             made[f"{fp8} {form} {layout} {size}"] = ((*parts, 1, size), layout)

@@ -77,7 +77,7 @@ def test_rmsnorm_fp8(dtype: torch.dtype, with_residual: bool) -> None:
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("scale_layout", ["row", "column", "column_tma"])
 def test_rmsnorm_group(dtype: torch.dtype, with_residual: bool, scale_layout: str) -> None:
-    kernel = module("rmsnorm_quantize_group").rmsnorm_quantize_group
+    kernel = module("rmsnorm_quantize_per_token_group").rmsnorm_quantize_per_token_group
     for i, (rows, cols) in enumerate(SHAPES):
         x = randn(rows, cols, dtype=dtype, scale=2)
         weight = (1 + 0.1 * torch.randn(cols, device="cuda")).to((dtype, torch.float32)[i % 2])
@@ -92,7 +92,9 @@ def test_rmsnorm_group(dtype: torch.dtype, with_residual: bool, scale_layout: st
             size = (16, 32, 64, 128, 256)[(i + 2 * j) % 5]
             mine, theirs = _both(residual)
             got = kernel(x, weight, size, residual=mine, **options)
-            expected = reference.rmsnorm_quantize_group(x, weight, size, residual=theirs, **options)
+            expected = reference.rmsnorm_quantize_per_token_group(
+                x, weight, size, residual=theirs, **options
+            )
             _close(got, expected, f"{rows}x{cols} {size} {options}")
             if mine is not None and theirs is not None:
                 same([mine], [theirs], what="residual")
@@ -108,8 +110,10 @@ def test_rmsnorm_of_nothing_and_of_specials() -> None:
     got = kernels.rmsnorm_quantize_fp8(x, weight, dtype=E4M3)
     _close(got, reference.rmsnorm_quantize_fp8(x, weight, dtype=E4M3))
     _close(
-        module("rmsnorm_quantize_group").rmsnorm_quantize_group(x, weight, 16, dtype=E4M3),
-        reference.rmsnorm_quantize_group(x, weight, 16, dtype=E4M3),
+        module("rmsnorm_quantize_per_token_group").rmsnorm_quantize_per_token_group(
+            x, weight, 16, dtype=E4M3
+        ),
+        reference.rmsnorm_quantize_per_token_group(x, weight, 16, dtype=E4M3),
     )
     empty = torch.empty(0, 64, device="cuda", dtype=torch.bfloat16)
     scale = torch.tensor([3.0], device="cuda")
@@ -123,8 +127,8 @@ def test_rmsnorm_of_nothing_and_of_specials() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("interleave", [0, 8])
-def test_silu_mul_fp8(dtype: torch.dtype, interleave: int) -> None:
-    kernel = module("silu_mul_quantize").silu_mul_quantize_fp8
+def test_swiglu_fp8(dtype: torch.dtype, interleave: int) -> None:
+    kernel = module("swiglu_quantize").swiglu_quantize_fp8
     scale = torch.tensor([31.0], device="cuda")
     for i, (rows, cols) in enumerate(((1, 16), (5, 24), (33, 104), (130, 2048), (64, 7168))):
         fused = randn(rows, 2 * cols, dtype=dtype, scale=2)
@@ -140,15 +144,15 @@ def test_silu_mul_fp8(dtype: torch.dtype, interleave: int) -> None:
         ):
             options = {"dtype": FP8_DTYPES[i % 2], "interleave": interleave, **options}
             got = kernel(fused, given, **options)
-            expected = reference.silu_mul_quantize_fp8(fused, given, **options)
+            expected = reference.swiglu_quantize_fp8(fused, given, **options)
             _close(got, expected, f"{rows}x{cols} {options}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("interleave", [0, 8])
 @pytest.mark.parametrize("scale_layout", ["row", "column", "column_tma"])
-def test_silu_mul_group(dtype: torch.dtype, interleave: int, scale_layout: str) -> None:
-    kernel = module("silu_mul_quantize_group").silu_mul_quantize_group
+def test_swiglu_group(dtype: torch.dtype, interleave: int, scale_layout: str) -> None:
+    kernel = module("swiglu_quantize_per_token_group").swiglu_quantize_per_token_group
     for i, shape in enumerate(
         ((1, 16), (5, 24), (33, 104), (3, 11, 272), (130, 2048), (64, 7168), (70, 34))
     ):
@@ -164,14 +168,14 @@ def test_silu_mul_group(dtype: torch.dtype, interleave: int, scale_layout: str) 
             }
             size = (16, 32, 64, 128, 256)[(i + 2 * j) % 5]
             got = kernel(fused, size, **options)
-            expected = reference.silu_mul_quantize_group(fused, size, **options)
+            expected = reference.swiglu_quantize_per_token_group(fused, size, **options)
             _close(got, expected, f"{shape} {size} {options}")
 
 
 @pytest.mark.parametrize("scale_layout", ["row", "column", "column_tma"])
-def test_silu_mul_group_of_experts(scale_layout: str) -> None:
+def test_swiglu_group_of_experts(scale_layout: str) -> None:
     """Rows past the count are not read; their results are zero, or left alone if asked."""
-    kernel = module("silu_mul_quantize_group").silu_mul_quantize_group
+    kernel = module("swiglu_quantize_per_token_group").swiglu_quantize_per_token_group
     options = {"dtype": E4M3, "scale_layout": scale_layout}
     for experts, rows, cols in ((5, 131, 512), (300, 3, 128), (2, 900, 136)):
         fused = randn(experts, rows, 2 * cols)
@@ -179,7 +183,7 @@ def test_silu_mul_group_of_experts(scale_layout: str) -> None:
         there = torch.arange(rows, device="cuda") < counts[:, None]
         fused[~there] = float("nan")
         whole = kernel(fused, 128, counts, **options)
-        _close(whole, reference.silu_mul_quantize_group(fused, 128, counts, **options))
+        _close(whole, reference.swiglu_quantize_per_token_group(fused, 128, counts, **options))
         left = [torch.full_like(t.view(torch.uint8), 0x5A).view(t.dtype) for t in whole]
         kernel.out(fused, 128, counts, zero_rest=False, data=left[0], scale_inv=left[1], **options)
         data, expected = left[0].view(torch.uint8), whole[0].view(torch.uint8)
@@ -192,8 +196,8 @@ def test_silu_mul_group_of_experts(scale_layout: str) -> None:
         assert torch.equal(scales[there], wanted[there])
 
 
-def test_silu_mul_group_of_specials() -> None:
-    kernel = module("silu_mul_quantize_group").silu_mul_quantize_group
+def test_swiglu_group_of_specials() -> None:
+    kernel = module("swiglu_quantize_per_token_group").swiglu_quantize_per_token_group
     fused = randn(8, 256)
     fused[1] = 0
     fused[2, 3] = float("nan")
@@ -201,16 +205,22 @@ def test_silu_mul_group_of_specials() -> None:
     fused[4, :128] = -200.0
     fused[5, :128] = 200.0
     fused[6, 7] = float("-inf")
-    _close(kernel(fused, 16, dtype=E4M3), reference.silu_mul_quantize_group(fused, 16, dtype=E4M3))
+    _close(
+        kernel(fused, 16, dtype=E4M3),
+        reference.swiglu_quantize_per_token_group(fused, 16, dtype=E4M3),
+    )
     empty = fused[:0]
-    same(kernel(empty, 16, dtype=E4M3), reference.silu_mul_quantize_group(empty, 16, dtype=E4M3))
+    same(
+        kernel(empty, 16, dtype=E4M3),
+        reference.swiglu_quantize_per_token_group(empty, 16, dtype=E4M3),
+    )
 
 
 FUSED = (
-    "silu_mul_quantize_fp8",
-    "silu_mul_quantize_group",
+    "swiglu_quantize_fp8",
+    "swiglu_quantize_per_token_group",
     "rmsnorm_quantize_fp8",
-    "rmsnorm_quantize_group",
+    "rmsnorm_quantize_per_token_group",
 )
 
 
@@ -274,9 +284,9 @@ def test_more_than_2_to_the_31_elements(name: str) -> None:
 
 def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Tensor]], int]]:
     """Per call: the function, its arguments, its launches."""
-    norm, silu = module("rmsnorm_quantize"), module("silu_mul_quantize")
-    norm_group = module("rmsnorm_quantize_group").rmsnorm_quantize_group
-    silu_group = module("silu_mul_quantize_group").silu_mul_quantize_group
+    norm, silu = module("rmsnorm_quantize"), module("swiglu_quantize")
+    norm_group = module("rmsnorm_quantize_per_token_group").rmsnorm_quantize_per_token_group
+    silu_group = module("swiglu_quantize_per_token_group").swiglu_quantize_per_token_group
     scale, counts = torch.tensor([31.0], device="cuda"), torch.tensor([77], device="cuda")
     weight = torch.rand(768, device="cuda").bfloat16()
 
@@ -296,10 +306,10 @@ def _pipelines() -> dict[str, tuple[Callable[..., object], Callable[[], list[Ten
         "norm group": (
             lambda t, r: norm_group(t, weight, 128, residual=r, **fp8),
             with_residual, 1),
-        "silu row": (lambda t: silu.silu_mul_quantize_fp8(t, **fp8), x, 1),
-        "silu given": (lambda t: silu.silu_mul_quantize_fp8(t, scale, **static), x, 1),
+        "silu row": (lambda t: silu.swiglu_quantize_fp8(t, **fp8), x, 1),
+        "silu given": (lambda t: silu.swiglu_quantize_fp8(t, scale, **static), x, 1),
         "silu given, no amax": (
-            lambda t: silu.silu_mul_quantize_fp8(t, scale, with_amax=False, **static), x, 1),
+            lambda t: silu.swiglu_quantize_fp8(t, scale, with_amax=False, **static), x, 1),
         "silu group": (lambda t: silu_group(t, 128, **fp8), x, 1),
         "silu group, ragged": (lambda t: silu_group(t[:, :700], 128, counts, **fp8), x, 1),
     }  # fmt: skip
@@ -313,9 +323,9 @@ def test_one_launch_captured_and_never_waited_for() -> None:
 
 
 def test_bad_arguments_reach_no_kernel() -> None:
-    norm, silu = module("rmsnorm_quantize"), module("silu_mul_quantize")
-    norm_group = module("rmsnorm_quantize_group").rmsnorm_quantize_group
-    silu_group = module("silu_mul_quantize_group").silu_mul_quantize_group
+    norm, silu = module("rmsnorm_quantize"), module("swiglu_quantize")
+    norm_group = module("rmsnorm_quantize_per_token_group").rmsnorm_quantize_per_token_group
+    silu_group = module("swiglu_quantize_per_token_group").swiglu_quantize_per_token_group
     x, weight = randn(4, 64), torch.ones(64, device="cuda")
     cases: list[tuple[str, Callable[[], object]]] = [
         ("weight must have shape", lambda: norm.rmsnorm_quantize_fp8(x, weight[:5], dtype=E4M3)),
@@ -328,9 +338,9 @@ def test_bad_arguments_reach_no_kernel() -> None:
         ("group_size must be", lambda: norm_group(x, weight, 24, dtype=E4M3)),
         ("eps must be finite and at least",
          lambda: norm_group(x, weight, 16, dtype=E4M3, amax_eps=0.0)),
-        ("even number", lambda: silu.silu_mul_quantize_fp8(x[:, :63], dtype=E4M3)),
+        ("even number", lambda: silu.swiglu_quantize_fp8(x[:, :63], dtype=E4M3)),
         ("interleave must be 0, or divide N = 32",
-         lambda: silu.silu_mul_quantize_fp8(x, dtype=E4M3, interleave=5)),
+         lambda: silu.swiglu_quantize_fp8(x, dtype=E4M3, interleave=5)),
         ("even number", lambda: silu_group(x[:, :63], 16, dtype=E4M3)),
         ("group_size must be", lambda: silu_group(x, 48, dtype=E4M3)),
         ("counts must have 1", lambda: silu_group(x, 16, weight.long()[:3], dtype=E4M3)),

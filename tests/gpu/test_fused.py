@@ -53,7 +53,7 @@ def close(
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_select(dtype: torch.dtype, granularity: str, scale_layout: str, recipe: str) -> None:
     kernel = module("deinterleave_quantize")
-    common = {"op": "select", "scale_layout": scale_layout, "recipe": recipe}
+    options = {"op": "select", "scale_layout": scale_layout, "recipe": recipe}
     for rows, cols, run in (
         (1, 16, 8),
         (5, 24, 8),
@@ -63,24 +63,26 @@ def test_select(dtype: torch.dtype, granularity: str, scale_layout: str, recipe:
         (3, 57, 3),
     ):
         for name, fused in adversarial(rows, 2 * cols, dtype).items():
-            for halves in (False, True):
-                options = {**common, "halves": halves}
-                what = f"{rows}x{cols} run {run} {name} {options}"
+            for interleave in (run, 0):
+                what = f"{rows}x{cols} run {interleave} {name} {options}"
                 got = kernel.deinterleave_amax_quantize_nvfp4(
-                    fused, cols, run, granularity=granularity, **options
+                    fused, cols, interleave, granularity=granularity, **options
                 )
                 expected = reference.deinterleave_quantize_nvfp4(
-                    fused, cols, run, granularity=granularity, **options
+                    fused, cols, interleave, granularity=granularity, **options
                 )
                 same(got, expected, what=what)
                 count = rows if granularity == "row" else 1
                 gsa = torch.full((count,), 0.003, device="cuda")
-                expected = reference.deinterleave_quantize_nvfp4_static(
-                    fused, cols, run, gsa, **options
+                expected = reference.deinterleave_quantize_nvfp4_from_gsa(
+                    fused, cols, interleave, gsa, **options
                 )
-                same(kernel.deinterleave_quantize_nvfp4(fused, cols, run, gsa, **options), expected)
+                same(
+                    kernel.deinterleave_quantize_nvfp4(fused, cols, interleave, gsa, **options),
+                    expected,
+                )
                 buffered = module("fused_amax_quantize").deinterleave_quantize_from_buffer
-                same(buffered(fused, cols, run, gsa, **options), expected)
+                same(buffered(fused, cols, interleave, gsa, **options), expected)
 
 
 def test_select_ignores_the_up_columns() -> None:
@@ -93,15 +95,15 @@ def test_select_ignores_the_up_columns() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("halves", [False, True])
-def test_swiglu(dtype: torch.dtype, granularity: str, halves: bool) -> None:
+@pytest.mark.parametrize("interleave", [8, 0])
+def test_swiglu(dtype: torch.dtype, granularity: str, interleave: int) -> None:
     kernel = module("deinterleave_quantize")
     for rows, cols in ((1, 16), (5, 24), (33, 104), (130, 2048), (64, 7168)):
         fused = randn(rows, 2 * cols, dtype=dtype, scale=2)
-        options = {"op": "swiglu", "halves": halves, "granularity": granularity}
-        got = kernel.deinterleave_amax_quantize_nvfp4(fused, cols, 8, **options)
-        expected = reference.deinterleave_quantize_nvfp4(fused, cols, 8, **options)
-        values = reference.deinterleave(fused, cols, 8, "swiglu", halves)
+        options = {"op": "swiglu", "granularity": granularity}
+        got = kernel.deinterleave_amax_quantize_nvfp4(fused, cols, interleave, **options)
+        expected = reference.deinterleave_quantize_nvfp4(fused, cols, interleave, **options)
+        values = reference.deinterleave(fused, cols, interleave, "swiglu")
         close(got, expected, values)
 
 
@@ -135,13 +137,13 @@ def test_rmsnorm(
             close(got, expected, values, scale_layout=scale_layout)
             gsa = expected[2]
             mine = None if residual is None else residual.clone()
-            static = kernel.rmsnorm_quantize_nvfp4_from_buffer(
+            static = kernel.rmsnorm_quantize_nvfp4_from_gsa(
                 x, weight, gsa, residual=mine, scale_layout=scale_layout
             )
             close((static[0], static[1], gsa), expected, values, scale_layout=scale_layout)
             mine = None if residual is None else residual.clone()
             value = kernel.rmsnorm_quantize_nvfp4(
-                x, weight, residual=mine, global_scale=gsa[0].item(), scale_layout=scale_layout
+                x, weight, residual=mine, gsa_value=gsa[0].item(), scale_layout=scale_layout
             )
             assert value[2].tolist() == [gsa[0].item()]
 
@@ -181,7 +183,7 @@ def test_mhc(dtype: torch.dtype, granularity: str, streams: int) -> None:
             values = reference.rmsnorm(reference.hyper_connection_sum(X, A), weight, 1e-6)[0]
             torch.testing.assert_close(got[3], expected[3], rtol=1e-6, atol=0)
             close(got, expected, values)
-            static = kernel.mhc_rmsnorm_quantize_nvfp4_from_buffer(X, A, weight, expected[2])
+            static = kernel.mhc_rmsnorm_quantize_nvfp4_from_gsa(X, A, weight, expected[2])
             close((*static[:2], expected[2]), expected, values)
     gaps = randn(9, 2 * streams, 64, dtype=dtype)[::2, ::2]
     A = torch.rand(5, streams, device="cuda")

@@ -44,9 +44,9 @@ def _every_value(dtype: torch.dtype) -> Tensor:
 def test_every_value_of_16_bits(dtype: torch.dtype) -> None:
     x = _every_value(dtype)
     for fmt, recipe, scales in itertools.product(FORMATS, GROUP_RECIPES, ("float32", "ue8m0")):
-        check("quantize_group", x, 16, dtype=fmt, recipe=recipe, scale_format=scales)
+        check("quantize_per_token_group", x, 16, dtype=fmt, recipe=recipe, scale_format=scales)
         check("quantize_block", x, 16, 16, dtype=fmt, recipe=recipe, scale_format=scales)
-        check("quantize_group_both", x, 16, dtype=fmt, recipe=recipe, scale_format=scales)
+        check("quantize_per_token_group_both", x, 16, dtype=fmt, recipe=recipe, scale_format=scales)
         check("quantize_block_both", x, 16, 16, dtype=fmt, recipe=recipe, scale_format=scales)
     for fmt in (E4M3, E5M2):
         check("quantize_mxfp8", x, dtype=fmt)
@@ -70,7 +70,15 @@ def test_every_magnitude_of_fp32(eps: float | None) -> None:
     """The divisions are made without the checks of the compiler's: their bits at the ends."""
     x = _magnitudes()
     for fmt, recipe, scales in itertools.product(FORMATS, GROUP_RECIPES, ("float32", "ue8m0")):
-        check("quantize_group", x, 16, dtype=fmt, recipe=recipe, scale_format=scales, eps=eps)
+        check(
+            "quantize_per_token_group",
+            x,
+            16,
+            dtype=fmt,
+            recipe=recipe,
+            scale_format=scales,
+            eps=eps,
+        )
     if eps is None:
         for fmt in (E4M3, E5M2):
             check("quantize_mxfp8", x, dtype=fmt)
@@ -86,9 +94,11 @@ def test_shapes_sizes_and_layouts(dtype: torch.dtype) -> None:
             for layout in ("row", "column", "column_tma"):
                 scales = ("float32", "ue8m0_packed")[i % 2]
                 options = {"dtype": FORMATS[i % 3], "scale_layout": layout, "scale_format": scales}
-                check("quantize_group", x, size, what=f"{rows}x{cols}", **options)
+                check("quantize_per_token_group", x, size, what=f"{rows}x{cols}", **options)
                 if rows < 3000:
-                    check("quantize_group_both", x, size, what=f"{rows}x{cols}", **options)
+                    check(
+                        "quantize_per_token_group_both", x, size, what=f"{rows}x{cols}", **options
+                    )
         for side in (16, 32, 64, 128):
             for layout in ("row", "row_padded"):
                 check("quantize_block", x, side, side, dtype=E4M3, scale_layout=layout)
@@ -111,7 +121,7 @@ def test_groups_and_blocks_of_128(dtype: torch.dtype) -> None:
             scales = ("float32", "ue8m0")[rows % 3 == 2]
             options = {"dtype": fmt, "recipe": recipe, "scale_format": scales}
             for layout in ("row", "column"):
-                check("quantize_group_both", x, 128, scale_layout=layout, **options)
+                check("quantize_per_token_group_both", x, 128, scale_layout=layout, **options)
             check("quantize_block_both", x, 128, 128, **options)
             if rows > 1000:
                 break
@@ -132,9 +142,9 @@ def test_so_many_rows_that_a_thread_has_two_blocks(dtype: torch.dtype) -> None:
                 "scale_format": ("float32", "ue8m0_packed", "ue8m0")[i // 2 % 3],
                 "recipe": GROUP_RECIPES[i // 3 % 3],
             }
-            check("quantize_group", x, size, what=str(shape), **options)
+            check("quantize_per_token_group", x, size, what=str(shape), **options)
         counts = torch.full(shape[:-2] or (1,), 100, device="cuda")
-        check("quantize_group", x, 128, counts, dtype=E4M3, what=f"{shape} counts")
+        check("quantize_per_token_group", x, 128, counts, dtype=E4M3, what=f"{shape} counts")
         for layout in ("linear", "swizzled_128x4"):
             check("quantize_mxfp8", x, dtype=E4M3, scale_layout=layout)
 
@@ -143,9 +153,9 @@ def test_views_are_read_in_place() -> None:
     x = randn(70, 144)
     for name, view in views().items():
         v = view(x)
-        check("quantize_group", v, 64, dtype=E4M3, what=name)
+        check("quantize_per_token_group", v, 64, dtype=E4M3, what=name)
         check("quantize_block", v, 32, 32, dtype=E4M3, what=name)
-        check("quantize_group_both", v, 32, dtype=E4M3, what=name)
+        check("quantize_per_token_group_both", v, 32, dtype=E4M3, what=name)
         check("quantize_block_both", v, 32, 32, dtype=E4M3, what=name)
         check("quantize_mxfp8", v, dtype=E4M3, what=name)
 
@@ -153,10 +163,10 @@ def test_views_are_read_in_place() -> None:
 def test_out_writes_its_rows_and_nothing_else() -> None:
     x = randn(37, 200)
     for name, args in (
-        ("quantize_group", (64,)),
+        ("quantize_per_token_group", (64,)),
         ("quantize_mxfp8", ()),
         ("quantize_block", (16, 16)),
-        ("quantize_group_both", (64,)),
+        ("quantize_per_token_group_both", (64,)),
         ("quantize_block_both", (64, 64)),
     ):
         expected = getattr(reference, name)(x.cpu(), *args, dtype=E4M3)
@@ -178,14 +188,14 @@ def test_out_writes_its_rows_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("scale_layout", ["row", "column", "column_tma"])
 def test_rows_past_the_count_are_left_alone(scale_layout: str) -> None:
-    kernel = module("quantize_group").quantize_group
+    kernel = module("quantize_per_token_group").quantize_per_token_group
     for experts, rows in ((5, 131), (300, 3), (3, 2000)):
         x = randn(experts, rows, 512)
         counts = torch.randint(-1, rows + 2, (experts,), device="cuda")
         for e in range(experts):
             x[e, max(int(counts[e]), 0) :] = float("nan")
         options = {"dtype": E4M3, "scale_layout": scale_layout}
-        check("quantize_group", x, 128, counts, **options)
+        check("quantize_per_token_group", x, 128, counts, **options)
         whole = kernel(x, 128, counts, **options)
         buffers = [torch.full_like(t.view(torch.uint8), 0x5A).view(t.dtype) for t in whole]
         kernel.out(
@@ -204,7 +214,10 @@ def test_rows_past_the_count_are_left_alone(scale_layout: str) -> None:
 
 
 def _calls() -> dict[str, Callable[[Tensor], object]]:
-    group, block = module("quantize_group").quantize_group, module("quantize_block").quantize_block
+    group, block = (
+        module("quantize_per_token_group").quantize_per_token_group,
+        module("quantize_block").quantize_block,
+    )
     both, counts = module("quantize_both"), torch.tensor([77], device="cuda")
     mxfp8 = module("quantize_mxfp8").quantize_mxfp8
     swizzled = {"dtype": E4M3, "scale_layout": "swizzled_128x4"}
@@ -216,9 +229,9 @@ def _calls() -> dict[str, Callable[[Tensor], object]]:
         "counts": lambda x: group(x, 128, counts, dtype=torch.int8),
         "block": lambda x: block(x, 128, 128, dtype=E4M3, scale_layout="row_padded"),
         "mxfp8": lambda x: mxfp8(x, **swizzled),
-        "both": lambda x: both.quantize_group_both(x, 128, dtype=E4M3),
+        "both": lambda x: both.quantize_per_token_group_both(x, 128, dtype=E4M3),
         "block both": lambda x: both.quantize_block_both(x, 128, 128, dtype=E4M3),
-        "both 256": lambda x: both.quantize_group_both(x, 256, dtype=E4M3),
+        "both 256": lambda x: both.quantize_per_token_group_both(x, 256, dtype=E4M3),
         "mxfp8 both": lambda x: both.quantize_mxfp8_both(x, **swizzled),
     }
 
@@ -234,7 +247,7 @@ def test_one_launch_that_can_be_captured_and_never_waits() -> None:
 def test_no_rows() -> None:
     for shape in ((0, 64), (3, 0, 64)):
         x = randn(*shape)
-        check("quantize_group", x, 16, dtype=E4M3, scale_layout="column_tma")
+        check("quantize_per_token_group", x, 16, dtype=E4M3, scale_layout="column_tma")
         check("quantize_mxfp8", x, dtype=E4M3, scale_layout="swizzled_128x4")
         check("quantize_block", x, 16, 16, dtype=E4M3)
 
@@ -242,9 +255,9 @@ def test_no_rows() -> None:
 def test_many_rows_of_blocks() -> None:
     x = randn(16 * 70_000, 16)
     check("quantize_block", x, 16, 16, dtype=E4M3)
-    check("quantize_group_both", x[:140_000], 16, dtype=E4M3)
+    check("quantize_per_token_group_both", x[:140_000], 16, dtype=E4M3)
     check("quantize_block_both", x[:140_000], 16, 16, dtype=E4M3)
-    check("quantize_group", randn(70_000, 2, 16), 16, dtype=E4M3, scale_layout="column")
+    check("quantize_per_token_group", randn(70_000, 2, 16), 16, dtype=E4M3, scale_layout="column")
 
 
 # With how often 25,856 rows have to be repeated for more than 65,535 tiles below each other.
@@ -253,8 +266,8 @@ MANY_TILES = [
     ("quantize_mxfp8", (), 326, {"scale_layout": "swizzled_128x4"}),
     ("quantize_mxfp8_both", (), 326, {"scale_layout": "linear"}),
     ("quantize_mxfp8_both", (), 326, {"scale_layout": "swizzled_128x4"}),
-    ("quantize_group_both", (128,), 326, {"scale_layout": "row"}),
-    ("quantize_group_both", (256,), 650, {"scale_layout": "row"}),
+    ("quantize_per_token_group_both", (128,), 326, {"scale_layout": "row"}),
+    ("quantize_per_token_group_both", (256,), 650, {"scale_layout": "row"}),
     ("quantize_block_both", (128, 128), 326, {"scale_layout": "row"}),
     ("quantize_block_both", (16, 16), 326, {"scale_layout": "row"}),
 ]
@@ -300,10 +313,10 @@ def test_more_than_2_to_the_31_elements() -> None:
     x, rows = _beyond()
     tail = slice(rows - rows % 128 - 128, rows)
     for name, args, size in (
-        ("quantize_group", (128,), 128),
+        ("quantize_per_token_group", (128,), 128),
         ("quantize_mxfp8", (), 32),
         ("quantize_block", (128, 128), 128),
-        ("quantize_group_both", (128,), 128),
+        ("quantize_per_token_group_both", (128,), 128),
         ("quantize_block_both", (128, 128), 128),
         ("quantize_mxfp8_both", (), 32),
     ):
@@ -329,10 +342,14 @@ def test_more_than_2_to_the_31_elements() -> None:
     ("name", "size", "options"),
     [
         ("quantize_mxfp8", 32, {"scale_layout": "swizzled_128x4"}),
-        ("quantize_group", 128, {"scale_layout": "row"}),
-        ("quantize_group", 128, {"scale_layout": "column"}),
-        ("quantize_group", 128, {"scale_layout": "row", "scale_format": "ue8m0_packed"}),
-        ("quantize_group", 16, {"scale_layout": "column_tma", "scale_format": "ue8m0_packed"}),
+        ("quantize_per_token_group", 128, {"scale_layout": "row"}),
+        ("quantize_per_token_group", 128, {"scale_layout": "column"}),
+        ("quantize_per_token_group", 128, {"scale_layout": "row", "scale_format": "ue8m0_packed"}),
+        (
+            "quantize_per_token_group",
+            16,
+            {"scale_layout": "column_tma", "scale_format": "ue8m0_packed"},
+        ),
     ],
 )
 def test_scales_of_more_than_2_to_the_31_elements(
@@ -359,14 +376,17 @@ def test_bad_arguments_are_refused() -> None:
     x, codes = randn(4, 64), torch.zeros(4, 64, dtype=torch.int8, device="cuda")
     back = module("dequantize").dequantize
     for call, match in (
-        (lambda: quantize("quantize_group", x, 48, dtype=E4M3), "group_size"),
-        (lambda: quantize("quantize_group", x, 16, dtype=torch.bfloat16), "dtype"),
-        (lambda: quantize("quantize_group", x, 16, dtype=E4M3, eps=0.0), "eps"),
-        (lambda: quantize("quantize_group", x, 16, dtype=E4M3, recipe="mx"), "recipe"),
+        (lambda: quantize("quantize_per_token_group", x, 48, dtype=E4M3), "group_size"),
+        (lambda: quantize("quantize_per_token_group", x, 16, dtype=torch.bfloat16), "dtype"),
+        (lambda: quantize("quantize_per_token_group", x, 16, dtype=E4M3, eps=0.0), "eps"),
+        (lambda: quantize("quantize_per_token_group", x, 16, dtype=E4M3, recipe="mx"), "recipe"),
         (lambda: quantize("quantize_block", x, 16, 32, dtype=E4M3), "block"),
         (lambda: quantize("quantize_mxfp8", x, dtype=torch.int8), "dtype"),
-        (lambda: quantize("quantize_group_both", x[None], 16, dtype=E4M3), "two dimensions"),
-        (lambda: quantize("quantize_group", x, 16, x, dtype=E4M3), "counts"),
+        (
+            lambda: quantize("quantize_per_token_group_both", x[None], 16, dtype=E4M3),
+            "two dimensions",
+        ),
+        (lambda: quantize("quantize_per_token_group", x, 16, x, dtype=E4M3), "counts"),
         (lambda: back(codes, torch.ones(4, 6, device="cuda"), 1, 12), "multiple of 16"),
         (lambda: back(codes, torch.ones(4, 4, device="cuda"), -1, 16), "not be negative"),
     ):

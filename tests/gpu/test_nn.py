@@ -199,7 +199,7 @@ def test_nvfp4_uses_scaled_mm_there(granularity: Any, monkeypatch: pytest.Monkey
 @sm_90
 def test_scaled_mm_writes_to_given_memory() -> None:
     """That of FP8, as an sm_90 has none of NVFP4: the same function of PyTorch's."""
-    a = jitquant.quantize_group(randn(256, 384).cuda(), scale_layout="column")
+    a = jitquant.quantize_per_token_group(randn(256, 384).cuda(), scale_layout="column")
     b = jitquant.quantize_block(randn(640, 384, seed=1).cuda(), scale_layout="row_padded")
     arguments = _matmul.fp8_arguments(a, b, BF16)
     lists = {key: [value] if key.startswith("scale") else value for key, value in arguments.items()}

@@ -117,7 +117,7 @@ def _steps_of_8_bits() -> dict[str, tuple[Callable[..., Any], list[Tensor], int]
     steps: dict[str, tuple[Callable[..., Any], list[Tensor], int]] = {
         "dequantize": (lambda t: (q.dequantize(), q.dequantize(out=values)), [x], 2),
     }
-    for norm in (jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_group):
+    for norm in (jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_per_token_group):
         step = partial(lambda f, t, v, r: f(t, v, residual=r), norm)
         steps[f"{norm.__name__} residual"] = (step, [x, w, residual], 1)
 

@@ -86,7 +86,7 @@ def test_every_bf16_and_fp16_with_a_grid_of_gsa(recipe: str) -> None:
     for x in (*all_bf16_arrangements(), all_fp16()):
         for gsa in GSA_GRID:
             scale = torch.tensor([gsa], device="cuda")
-            expected = reference.quantize_nvfp4_static(x, scale.cpu(), recipe=recipe)
+            expected = reference.quantize_nvfp4_from_gsa(x, scale.cpu(), recipe=recipe)
             got = module("quantize_nvfp4").quantize_nvfp4(x.cuda(), scale, recipe=recipe)
             same(got, expected, what=f"gsa {gsa}")
 
@@ -102,12 +102,12 @@ def test_given_gsa(dtype: torch.dtype, scale_layout: str, recipe: str) -> None:
         per_row = torch.rand(rows, device="cuda") * 0.01
         spaced = torch.rand(rows, 3, device="cuda")[:, 1]
         for gsa in (one, one[0], per_row, spaced):
-            expected = reference.quantize_nvfp4_static(x, gsa, **options)
+            expected = reference.quantize_nvfp4_from_gsa(x, gsa, **options)
             same(module("quantize_nvfp4").quantize_nvfp4(x, gsa, **options), expected)
             buffered = module("fused_amax_quantize").quantize_nvfp4_from_buffer(x, gsa, **options)
             same(buffered, expected)
-        got = module("fused_amax_quantize").amax_quantize_nvfp4(x, global_scale=0.0017, **options)
-        same(got, reference.quantize_nvfp4(x, global_scale=0.0017, **options))
+        got = module("fused_amax_quantize").amax_quantize_nvfp4(x, gsa_value=0.0017, **options)
+        same(got, reference.quantize_nvfp4(x, gsa_value=0.0017, **options))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -120,13 +120,13 @@ def test_swizzled_scales_of_many_rows(dtype: torch.dtype, recipe: str) -> None:
         x = randn(rows, cols + gap, dtype=dtype, scale=3)[:, :cols]
         x[::7, 3::50] = float("nan")
         x[1::9] = 0
-        expected = reference.quantize_nvfp4_static(x, gsa, **options)
+        expected = reference.quantize_nvfp4_from_gsa(x, gsa, **options)
         same(module("quantize_nvfp4").quantize_nvfp4(x, gsa, **options), expected)
         _dynamic(x, f"{rows} x {cols}", **options)
     both = randn(3201, 2 * 7104, dtype=dtype)
     k = {"op": "select", **options}
     got = module("deinterleave_quantize").deinterleave_quantize_nvfp4(both, 7104, 16, gsa, **k)
-    same(got, reference.deinterleave_quantize_nvfp4_static(both, 7104, 16, gsa, **k))
+    same(got, reference.deinterleave_quantize_nvfp4_from_gsa(both, 7104, 16, gsa, **k))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -240,12 +240,12 @@ def test_weight(dtype: torch.dtype, block: str, dim: int, recipe: str) -> None:
                 same(got, expected, what=what)
                 gsa = torch.tensor([0.002], device="cuda")
                 same(
-                    kernel.quantize_weight_nvfp4_from_buffer(w, gsa, **options),
-                    reference.quantize_weight_nvfp4_static(w, gsa, **options),
+                    kernel.quantize_weight_nvfp4_from_gsa(w, gsa, **options),
+                    reference.quantize_weight_nvfp4_from_gsa(w, gsa, **options),
                     what=what,
                 )
-                got = kernel.quantize_weight_nvfp4(w, global_scale=0.002, **options)
-                same(got[:2], kernel.quantize_weight_nvfp4_from_buffer(w, gsa, **options))
+                got = kernel.quantize_weight_nvfp4(w, gsa_value=0.002, **options)
+                same(got[:2], kernel.quantize_weight_nvfp4_from_gsa(w, gsa, **options))
         parts = kernel.quantize_weight_nvfp4(w, block=block, dim=dim)
         options = {"cols": rows if dim == 0 else cols, "dim": dim, "dtype": dtype}
         got = module("dequant_nvfp4").dequant_nvfp4(*parts, **options)

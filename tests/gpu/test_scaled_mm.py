@@ -46,7 +46,7 @@ def assert_product(
 @SHAPES
 def test_groups_and_blocks(m: int, n: int, k: int) -> None:
     x, w = operands(m, n, k)
-    rowwise, _ = jitquant.quantize_group_both(x)
+    rowwise, _ = jitquant.quantize_per_token_group_both(x)
     blocks = jitquant.quantize_block(w, scale_layout="row_padded")
     assert_product(rowwise, GROUP, blocks, BLOCK)
     assert_product(blocks, BLOCK, rowwise, GROUP)
@@ -55,8 +55,8 @@ def test_groups_and_blocks(m: int, n: int, k: int) -> None:
 @SHAPES
 def test_a_weight_gradient(m: int, n: int, k: int) -> None:
     x, _ = operands(m, n, k)
-    _, x_columns = jitquant.quantize_group_both(x)
-    _, grad_columns = jitquant.quantize_group_both(randn(m, n))
+    _, x_columns = jitquant.quantize_per_token_group_both(x)
+    _, grad_columns = jitquant.quantize_per_token_group_both(randn(m, n))
     assert_product(grad_columns, GROUP, x_columns, GROUP)
 
 

@@ -97,12 +97,12 @@ def _nvfp4() -> Iterator[Sample]:
                 "quantize_nvfp4", (*what, granularity), (x,), granularity=granularity, **how
             )
         gsa = _gsa(len(x) if repeat else None)
-        yield _case("quantize_nvfp4_static", (*what, len(gsa)), (x, gsa), **how)
+        yield _case("quantize_nvfp4_from_gsa", (*what, len(gsa)), (x, gsa), **how)
     for dtype, layout in itertools.product(DTYPES, SCALE_LAYOUTS):
         # More pieces of work than a grid that stays is given; the last is not whole.
         x, how = _values((529, 528), dtype), {"scale_layout": layout}
         yield _case("quantize_nvfp4", (529, 528, dtype, layout), (x,), **how)
-        yield _case("quantize_nvfp4_static", (529, 528, dtype, layout), (x, _gsa(None)), **how)
+        yield _case("quantize_nvfp4_from_gsa", (529, 528, dtype, layout), (x, _gsa(None)), **how)
         w, what = _values((140, 320), dtype), (dtype, layout)
         for block in ("1x16", "16x16"):
             how = {"block": block, "scale_layout": layout}
@@ -144,7 +144,7 @@ def _nvfp4_norms() -> Iterator[Sample]:
         name = "rmsnorm_quantize_nvfp4"
         yield _case(name, what, (x, weight), exact=False, granularity=granularity, **how)
         gsa = _gsa(len(x) if granularity == "row" else None)
-        yield _case(f"{name}_static", what, (x, weight, gsa), exact=False, **how)
+        yield _case(f"{name}_from_gsa", what, (x, weight, gsa), exact=False, **how)
     for shape, dtype in itertools.product(((40, 4, 640), (2, 3, 8208)), DTYPES):
         layout, _, granularity = next(ways)
         X, A = _finite(shape, dtype), _finite(shape[:2], dtype, 7)
@@ -184,12 +184,12 @@ def _fp8() -> Iterator[Sample]:
             args = (fused, given)
             name = (*what, granularity)
             yield _case(
-                "silu_mul_quantize_fp8", name, args, exact=False, granularity=granularity, **how
+                "swiglu_quantize_fp8", name, args, exact=False, granularity=granularity, **how
             )
         for each in FP8_DTYPES:
             how |= {"dtype": each, "granularity": "tensor", "with_amax": False}
             args = (fused, scale[:1])
-            yield _case("silu_mul_quantize_fp8", (*what, each), args, exact=False, **how)
+            yield _case("swiglu_quantize_fp8", (*what, each), args, exact=False, **how)
 
 
 def _dequantize() -> Iterator[Sample]:
@@ -197,7 +197,7 @@ def _dequantize() -> Iterator[Sample]:
         # More values than a thread of each multiprocessor has eighths, and fewer.
         for shape in ((140, 320), (3, 272)):
             x = _finite(shape, torch.float32)
-            data, scale_inv = reference.quantize_group(x, 16, dtype=elements)[:2]
+            data, scale_inv = reference.quantize_per_token_group(x, 16, dtype=elements)[:2]
             args, how = (data, scale_inv, 1, 16), {"scale_layout": "row", "dtype": dtype}
             yield _case("dequantize", (*shape, dtype, elements), args, **how)
 
@@ -213,15 +213,17 @@ def _groups() -> Iterator[Sample]:
             how |= {"recipe": next(recipes)}
             what = (*shape, dtype, size, of is not None, *how.values())
             args = (_values(shape, dtype), size, of)
-            yield _case("quantize_group", what, args, **how)
+            yield _case("quantize_per_token_group", what, args, **how)
             if of is not None:
-                yield _case("quantize_group", (*what, "rest"), args, zero_rest=False, **how)
+                yield _case(
+                    "quantize_per_token_group", (*what, "rest"), args, zero_rest=False, **how
+                )
             fused = _finite((*shape[:-1], 2 * shape[-1]), dtype)
             how |= {"interleave": 8 if size == 16 else 0}
             for gates in (fused, _strided(fused)):
                 name = (*what, gates.stride(-2))
                 args = (gates, size, of)
-                yield _case("silu_mul_quantize_group", name, args, exact=False, **how)
+                yield _case("swiglu_quantize_per_token_group", name, args, exact=False, **how)
     for dtype, f, layout in itertools.product(DTYPES, FP8_DTYPES, SCALE_LAYOUTS):
         how = {"dtype": f, "scale_layout": layout}
         yield _case("quantize_mxfp8", (dtype, f, layout), (_values((140, 320), dtype),), **how)
@@ -233,8 +235,8 @@ def _groups() -> Iterator[Sample]:
         for side in (16, 128):
             yield _case("quantize_block", (*what, side), (x, side, side), **how)
         yield _case("quantize_block_both", what, (x, 128, 128), **how)
-        yield _case("quantize_group_both", (*what, 256), (x, 256), **how)
-        yield _case("quantize_group_both", what, (x, 128), **how, scale_layout="row")
+        yield _case("quantize_per_token_group_both", (*what, 256), (x, 256), **how)
+        yield _case("quantize_per_token_group_both", what, (x, 128), **how, scale_layout="row")
     rows = itertools.product(DTYPES, ((140, 272), (2, 272), (40, 250)), ("te", "vllm"))
     for (dtype, shape, recipe), added in itertools.product(rows, (False, True)):
         args = (_finite(shape, dtype), _finite(shape[-1:], dtype, 5), 128, 1e-5)
@@ -242,7 +244,7 @@ def _groups() -> Iterator[Sample]:
             how = {"dtype": elements, "recipe": recipe}
             how |= {"residual": _finite(shape, dtype, 6)} if added else {}
             what = (*shape, dtype, elements, recipe, added)
-            yield _case("rmsnorm_quantize_group", what, args, exact=False, **how)
+            yield _case("rmsnorm_quantize_per_token_group", what, args, exact=False, **how)
 
 
 def _many_groups() -> Iterator[Sample]:
@@ -251,17 +253,17 @@ def _many_groups() -> Iterator[Sample]:
     offsets = torch.cat((torch.tensor([0, 20_000]), close, torch.tensor([110_000, 170_000])))
     x = randn(170_000, dtype=torch.float32) * torch.logspace(-3, 3, 170_000)
     args = (x.bfloat16(), offsets)
-    yield _case("quantize_grouped_fp8", "many", args, dtype=torch.float8_e4m3fn)
-    yield _case("quantize_grouped_nvfp4", "many", args)
+    yield _case("quantize_ragged_fp8", "many", args, dtype=torch.float8_e4m3fn)
+    yield _case("quantize_ragged_nvfp4", "many", args)
     # Groups of a few rows of a few columns: many in a step, and some of them in two ranges.
     ends = (torch.arange(70) % 12).cumsum(0)
     for cols, scale in itertools.product((1, 5, 16), (None, torch.linspace(3.0, 200.0, 69))):
         args = (_finite((int(ends[-1]) + 2, cols), torch.bfloat16), cols * ends, scale)
         what = (cols, scale is None)
-        yield _case("quantize_grouped_grad_fp8", what, args, dtype=torch.float8_e5m2)
+        yield _case("quantize_ragged_grad_fp8", what, args, dtype=torch.float8_e5m2)
 
 
-def _grouped() -> Iterator[Sample]:
+def _ragged() -> Iterator[Sample]:
     # A group over several ranges, one of a few elements, an empty one, a gap, one to the end.
     offsets = torch.tensor([0, 30000, 30016, 30016, 47003, 60000])
     sizes = torch.tensor([29000, 16, 0, 16987, 13000])
@@ -272,17 +274,17 @@ def _grouped() -> Iterator[Sample]:
         x[11], x[35000] = math.nan, math.inf
         args, f = (x.to(dtype), offsets, given), next(fp8)
         what = (dtype, of is None, given is None)
-        yield _case("quantize_grouped_fp8", what, args, sizes=of, dtype=f)
+        yield _case("quantize_ragged_fp8", what, args, sizes=of, dtype=f)
         aligned = offsets // 16 * 16
         args = (x.to(dtype), aligned, given)
         lengths = None if of is None else torch.minimum(of, aligned.diff())
-        yield _case("quantize_grouped_nvfp4", what, args, sizes=lengths)
+        yield _case("quantize_ragged_nvfp4", what, args, sizes=lengths)
         rows = torch.tensor([0, 300, 300, 310, 500, 600])
         for cols, activation in ((96, "none"), (100, "silu")):
             shape = (600, cols)
             acts = None if activation == "none" else _finite(shape, dtype, 1)
             yield _case(
-                "quantize_grouped_grad_fp8",
+                "quantize_ragged_grad_fp8",
                 (*what, cols, activation),
                 (_finite(shape, dtype), rows * cols, given),
                 exact=False,
@@ -290,9 +292,9 @@ def _grouped() -> Iterator[Sample]:
                 activation=activation,
                 dtype=f,
             )
-        parts = reference.quantize_grouped_fp8(x.to(dtype), offsets, sizes=of, dtype=f)
+        parts = reference.quantize_ragged_fp8(x.to(dtype), offsets, sizes=of, dtype=f)
         args = (*parts[:2], offsets)
-        yield _case("dequantize_grouped_fp8", what, args, sizes=of, dtype=dtype)
+        yield _case("dequantize_ragged_fp8", what, args, sizes=of, dtype=dtype)
 
 
 def _buffer(made: random.Random) -> tuple[Tensor, Tensor, int]:
@@ -326,13 +328,13 @@ def _any_groups(seed: int, count: int) -> Iterator[Sample]:
         x = memory.to(dtype)[where:-1]
         if numel == 0:
             continue
-        yield _case("quantize_grouped_fp8", (i, f), (x, offsets, scale), sizes=of, dtype=f)
+        yield _case("quantize_ragged_fp8", (i, f), (x, offsets, scale), sizes=of, dtype=f)
         aligned = offsets // 16 * 16
         lengths = None if of is None else torch.minimum(of, aligned.diff())
-        yield _case("quantize_grouped_nvfp4", (i,), (x, aligned, scale), sizes=lengths)
-        parts = reference.quantize_grouped_fp8(x, offsets, sizes=of, dtype=f)
+        yield _case("quantize_ragged_nvfp4", (i,), (x, aligned, scale), sizes=lengths)
+        parts = reference.quantize_ragged_fp8(x, offsets, sizes=of, dtype=f)
         args = (*parts[:2], offsets)
-        yield _case("dequantize_grouped_fp8", (i,), args, sizes=of, dtype=dtype)
+        yield _case("dequantize_ragged_fp8", (i,), args, sizes=of, dtype=dtype)
         # Ranges are whole rows there, so a group of few elements may lie in several.
         cols = made.choice((1, 3, 7, 16, 40, 500))
         rows = torch.tensor([made.randrange(9 if cols < 100 else 60) for _ in range(80)])
@@ -342,7 +344,7 @@ def _any_groups(seed: int, count: int) -> Iterator[Sample]:
         # Of few rows a sum is the same in whatever order it is made, but for an ulp.
         sums = i % 2 == 0
         keywords = {"dtype": f, "with_dbias": sums}
-        yield _case("quantize_grouped_grad_fp8", (i, cols), args, exact=not sums, **keywords)
+        yield _case("quantize_ragged_grad_fp8", (i, cols), args, exact=not sums, **keywords)
 
 
 def _odd_widths() -> Iterator[Sample]:
@@ -354,7 +356,7 @@ def _odd_widths() -> Iterator[Sample]:
         for granularity, given in (("tensor", torch.tensor([3.0])), ("row", None)):
             how = {"dtype": f, "granularity": granularity}
             yield _case("quantize_fp8", (*what, granularity), (x, given), **how)
-        yield _case("quantize_group", what, (x, 16, None), dtype=elements)
+        yield _case("quantize_per_token_group", what, (x, 16, None), dtype=elements)
         yield _case("quantize_block", what, (x, 16, 16), dtype=elements)
         yield _case("quantize_mxfp8_both", what, (_finite((32, cols), dtype),), dtype=f)
         y = _finite((12, cols), dtype)
@@ -362,7 +364,7 @@ def _odd_widths() -> Iterator[Sample]:
         yield _case("rmsnorm_quantize_nvfp4", what, (y, weight), **how)
         args = (y, weight, None)
         yield _case("rmsnorm_quantize_fp8", what, args, dtype=f, granularity="row", **how)
-        data, scale_inv = reference.quantize_group(y, 16, dtype=elements)[:2]
+        data, scale_inv = reference.quantize_per_token_group(y, 16, dtype=elements)[:2]
         yield _case("dequantize", what, (data, scale_inv, 1, 16), scale_layout="row", dtype=dtype)
         codes, scales, gsa = reference.quantize_nvfp4(y)
         args = (codes.view(torch.uint8), scales.view(torch.uint8), gsa)
@@ -388,9 +390,9 @@ def _anywhere() -> Iterator[Sample]:
         fused = _finite((rows, 2 * cols + 31), dtype, offset)[:, offset : offset + 2 * cols]
         how = {"exact": False, "interleave": 0 if cols % 16 else 8}
         f, elements = FP8_DTYPES[offset % 2], GROUP_DTYPES[(cols + offset) % 3]
-        yield _case("silu_mul_quantize_fp8", what, (fused, None), dtype=f, **how)
+        yield _case("swiglu_quantize_fp8", what, (fused, None), dtype=f, **how)
         args = (fused, 16, None)
-        yield _case("silu_mul_quantize_group", what, args, dtype=elements, **how)
+        yield _case("swiglu_quantize_per_token_group", what, args, dtype=elements, **how)
 
 
 FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
@@ -401,7 +403,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "dequantize": _dequantize,
     "groups": _groups,
     "many groups": _many_groups,
-    "grouped": _grouped,
+    "ragged": _ragged,
     "any groups": functools.partial(_any_groups, 11, 50),
     "odd widths": _odd_widths,
     "anywhere": _anywhere,

@@ -153,7 +153,7 @@ int64_t scale_offset(int order, int64_t rows, int64_t cols, int64_t batch, int64
 void all_bounds(const int64_t* offsets, const int64_t* sizes, int64_t groups, int64_t numel,
                 int64_t* start, int64_t* stop) {
   for (int64_t i = 0; i < groups; ++i) {
-    const GroupBounds b = group_bounds(offsets, sizes, i, numel);
+    const SegmentBounds b = segment_bounds(offsets, sizes, i, numel);
     start[i] = b.start, stop[i] = b.stop;
   }
 }

@@ -209,10 +209,10 @@ def test_numbers_and_buffers_that_the_plans_refuse(machine: Machine) -> None:
     x_fp4, x_sf = torch.empty(4, 16, dtype=torch.uint8), torch.empty(4, 2, dtype=torch.uint8)
     parts = {"x_fp4": x_fp4, "x_sf": x_sf, "gsa": torch.empty(1)}
     amax_quantize = "fused_amax_quantize", "amax_quantize_nvfp4", x
-    machine.call(*amax_quantize, global_scale=FP32_TINIEST, **parts)
+    machine.call(*amax_quantize, gsa_value=FP32_TINIEST, **parts)
     for value in (0.0, FP32_TINIEST / 2, FP32_MAX * 2):
-        with pytest.raises(RuntimeError, match="global_scale must be positive and finite in fp32"):
-            machine.call(*amax_quantize, global_scale=value, **parts)
+        with pytest.raises(RuntimeError, match="gsa_value must be positive and finite in fp32"):
+            machine.call(*amax_quantize, gsa_value=value, **parts)
     memory = torch.empty(256, dtype=e4m3)
     call(memory.as_strided((4, 32), (64, 1)))
     for stride in (0, 1, 16, 31):
@@ -326,16 +326,16 @@ def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None
         # Rows that lie apart.
         fused, gsa = randn(40, 2 * cols + 16, dtype=dtype)[:, :-16], torch.tensor([0.002])
         ways = {"recipe": RECIPES[layout == "linear"], "scale_layout": layout}
-        given = reference.quantize_nvfp4_static(fused, gsa, **ways)
+        given = reference.quantize_nvfp4_from_gsa(fused, gsa, **ways)
         calls = [("quantize_nvfp4_from_buffer", (fused, gsa), ways, given)]
         for op in ("select", "swiglu"):
             args, how = (fused, cols, 8, gsa), {**ways, "op": op}
-            given = reference.deinterleave_quantize_nvfp4_static(*args, **how)
+            given = reference.deinterleave_quantize_nvfp4_from_gsa(*args, **how)
             calls.append(("deinterleave_quantize_from_buffer", args, how, given))
         if cols == 768:
             # More pieces of work than a grid that stays is given.
             x = randn(529, 528, dtype=dtype)
-            given = reference.quantize_nvfp4_static(x, gsa, **ways)
+            given = reference.quantize_nvfp4_from_gsa(x, gsa, **ways)
             calls.append(("quantize_nvfp4_from_buffer", (x, gsa), ways, given))
         for function, args, how, expected in calls:
             out = [poisoned(t) for t in expected]

@@ -87,7 +87,7 @@ def test_swizzled_scales(
             expected = reference.quantize_nvfp4(x, recipe=recipe, **k)
             call, inputs = "fused_amax_quantize.amax_quantize_nvfp4", (x,)
         else:
-            expected = reference.quantize_nvfp4_static(x, gsa, recipe=recipe, **k)
+            expected = reference.quantize_nvfp4_from_gsa(x, gsa, recipe=recipe, **k)
             call, inputs = "quantize_nvfp4.quantize_nvfp4", (x, gsa)
         for device in devices:
             machine.use(device, descending=device == 1)
@@ -187,8 +187,8 @@ def test_norms_of_many_rows_with_a_residual(
                 _check_norm(machine, expected, "", x, weights, residual=ours, **k)
             else:
                 args = (x, weights, given)
-                expected = reference.rmsnorm_quantize_nvfp4_static(*args, residual=theirs, **k)
-                _check_norm(machine, expected, "_from_buffer", *args, residual=ours, **k)
+                expected = reference.rmsnorm_quantize_nvfp4_from_gsa(*args, residual=theirs, **k)
+                _check_norm(machine, expected, "_from_gsa", *args, residual=ours, **k)
             assert torch.equal(ours.nan_to_num(0.5), theirs.nan_to_num(0.5))
 
 
@@ -226,7 +226,7 @@ def test_rows_between_words(
         expected = reference.quantize_nvfp4(x, **k)
         _check(machine, expected, "fused_amax_quantize.amax_quantize_nvfp4", x, **k)
     gsa = torch.tensor([0.01])
-    static = reference.quantize_nvfp4_static(x, gsa)
+    static = reference.quantize_nvfp4_from_gsa(x, gsa)
     _check(machine, static, "quantize_nvfp4.quantize_nvfp4", x, gsa)
     options: dict[str, Any] = {"cols": cols, "dtype": dtype}
     values = reference.dequantize_nvfp4(*static, gsa, **options)

@@ -118,7 +118,7 @@ def test_every_value_with_a_given_gsa(
 ) -> None:
     for x in arrangements:
         codes, scales = _host_quantize(host, x, gsa, recipe)
-        x_fp4, x_sf = reference.quantize_nvfp4_static(x, torch.tensor([gsa]), recipe=recipe)
+        x_fp4, x_sf = reference.quantize_nvfp4_from_gsa(x, torch.tensor([gsa]), recipe=recipe)
         assert torch.equal(scales, x_sf.view(torch.uint8).reshape(-1))
         assert torch.equal(codes, x_fp4.view(torch.uint8).reshape(-1, 8))
 

@@ -14,7 +14,7 @@ from sweeps import all_bf16, all_bf16_arrangements, all_fp16, same_floats
 from torch import Tensor
 
 from jitquant.formats import FP8_DTYPES, GROUP_DTYPES, GROUP_RECIPES, QUANTIZED_MAX
-from jitquant.numerics import fp8, grouped, mxfp8
+from jitquant.numerics import fp8, mxfp8, ragged
 
 ROOT = Path(__file__).parents[2]
 by_dtype = pytest.mark.parametrize("dtype", GROUP_DTYPES, ids=lambda d: str(d)[6:])
@@ -208,9 +208,9 @@ def test_derivatives(host: ctypes.CDLL) -> None:
     results = {name: torch.empty_like(x) for name in ("relu", "silu", "gelu")}
     host.derivatives(p(x), size(x.numel()), *map(p, results.values()))
     for name, got in results.items():
-        want = grouped.activation_derivative(x, name)
+        want = ragged.activation_derivative(x, name)
         torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-6)
-    assert torch.equal(results["relu"], grouped.activation_derivative(x, "relu"))
+    assert torch.equal(results["relu"], ragged.activation_derivative(x, "relu"))
 
 
 @pytest.mark.parametrize("layout", ["row", "column", "column_tma"])
@@ -244,6 +244,6 @@ def test_bounds_of_groups(
     start, stop = (torch.empty(len(offsets) - 1, dtype=torch.int64) for _ in range(2))
     pointer: Any = None if lengths is None else p(lengths)
     host.all_bounds(p(at), pointer, size(start.numel()), size(numel), p(start), p(stop))
-    want = grouped.group_bounds(at, lengths, numel)
+    want = ragged.segment_bounds(at, lengths, numel)
     assert torch.equal(start, want[0])
     assert torch.equal(stop, want[1])

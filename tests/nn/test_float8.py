@@ -124,7 +124,7 @@ def test_products_are_those_of_the_quantized_operands(dtype: torch.dtype) -> Non
     def values(t: Tensor, rows: int) -> Tensor:
         how = {"dtype": torch.float8_e4m3fn, "eps": 1e-32}
         if rows == 1:
-            data, scale = reference.quantize_group(t, 128, **how)
+            data, scale = reference.quantize_per_token_group(t, 128, **how)
             scale = scale.repeat_interleave(128, 1)
         else:
             data, scale = reference.quantize_block(t, 128, 128, **how)

@@ -232,7 +232,7 @@ def test_errors(kind: str) -> None:
     q, w = FORMATS[kind](randn(64, IN)), FORMATS[kind](experts())
     offsets = torch.tensor([16, 32, 48, 64])
     other = FORMATS["fp8" if kind == "tensor" else "tensor"](randn(64, IN))
-    with pytest.raises(TypeError, match="q is Tensor; accepted are a QuantizedActivation and"):
+    with pytest.raises(TypeError, match="q is Tensor; accepted are an NVFP4Tensor and"):
         grouped_linear(randn(64, IN), w, offsets)
     with pytest.raises(TypeError, match=r"weights is list; .* stack_experts"):
         grouped_linear(q, [w, w], offsets)

@@ -22,7 +22,7 @@ SHAPES = pytest.mark.parametrize(
 
 
 def fp8_operands(m: int, n: int, k: int) -> tuple[QuantizedTensor, QuantizedTensor]:
-    a = jitquant.quantize_group(spread(m, k), scale_layout="column")
+    a = jitquant.quantize_per_token_group(spread(m, k), scale_layout="column")
     return a, jitquant.quantize_block(spread(n, k, 1), scale_layout="row_padded")
 
 
@@ -65,8 +65,8 @@ def test_groups_by_blocks(m: int, n: int, k: int) -> None:
 
 @SHAPES
 def test_groups_by_groups(m: int, n: int, k: int) -> None:
-    a = jitquant.quantize_group(spread(m, k), scale_layout="column")
-    b = jitquant.quantize_group(spread(n, k, 1), scale_layout="column")
+    a = jitquant.quantize_per_token_group(spread(m, k), scale_layout="column")
+    b = jitquant.quantize_per_token_group(spread(n, k, 1), scale_layout="column")
     want = a.dequantize(torch.float32).double() @ b.dequantize(torch.float32).double().T
     got = as_cublas_reads(_matmul.fp8_arguments(a, b, torch.bfloat16))
     assert sqnr(got, want) > 120

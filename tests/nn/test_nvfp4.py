@@ -129,7 +129,7 @@ PRODUCERS = {
     ),
     "norm": lambda x: jitquant.rmsnorm_quantize_nvfp4(x, torch.ones(x.shape[-1], dtype=x.dtype)),
     "swiglu": lambda x: jitquant.deinterleave_quantize_nvfp4(
-        torch.cat((x, x), -1), x.shape[-1], halves=True
+        torch.cat((x, x), -1), x.shape[-1], interleave=0
     ),
     "mhc": lambda x: jitquant.mhc_rmsnorm_quantize_nvfp4(
         torch.stack((x, x), -2),
@@ -354,7 +354,7 @@ def test_errors() -> None:
         made(x[:, :255])
     with pytest.raises(TypeError, match=r"x is torch\.float64"):
         made(x.double())
-    with pytest.raises(TypeError, match="q is Tensor; accepted is a QuantizedActivation"):
+    with pytest.raises(TypeError, match="q is Tensor; accepted is an NVFP4Tensor"):
         made.run_from_quantized(x)
     with pytest.raises(ValueError, match=r"q has shape \(4, 240\)"):
         made.run_from_quantized(jitquant.quantize_nvfp4(x[:, :240]))

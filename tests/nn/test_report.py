@@ -61,9 +61,12 @@ def test_what_is_measured(model: Gated, chunk: int, monkeypatch: pytest.MonkeyPa
     w, rows, int8 = model.gate.weight.detach(), x.reshape(30, 64), {"dtype": torch.int8}
     pairs: dict[str, tuple[Any, Any]] = {
         "nvfp4": (jitquant.quantize_nvfp4(rows), jitquant.quantize_weight_nvfp4(w)),
-        "fp8_block": (jitquant.quantize_group(rows), jitquant.quantize_block(w)),
+        "fp8_block": (jitquant.quantize_per_token_group(rows), jitquant.quantize_block(w)),
         "fp8_row": tuple(jitquant.quantize_fp8(t, granularity="row") for t in (rows, w)),
-        "int8": (jitquant.quantize_group(rows, **int8), jitquant.quantize_block(w, **int8)),
+        "int8": (
+            jitquant.quantize_per_token_group(rows, **int8),
+            jitquant.quantize_block(w, **int8),
+        ),
     }
     for name, (a, b) in pairs.items():
         a, b = a.dequantize(torch.float32), b.dequantize(torch.float32)

@@ -33,25 +33,27 @@ def same(a: Any, b: Any) -> bool:
 def everything(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Any, ...]:
     """Every quantizer of a matrix."""
     offsets = torch.tensor([0, 64, 128])
-    grouped = jitquant.quantize_grouped(x, offsets)
+    ragged = jitquant.quantize_ragged(x, offsets)
     rows = jitquant.quantize_fp8(x, granularity="row")
     return (
         jitquant.quantize_fp8(x),
         rows,
         jitquant.quantize_fp8(x, scale=w[:1]),
-        jitquant.quantize_group(x, 16, scale_layout="column_tma", scale_format="ue8m0_packed"),
+        jitquant.quantize_per_token_group(
+            x, 16, scale_layout="column_tma", scale_format="ue8m0_packed"
+        ),
         jitquant.quantize_block(x, (32, 32), scale_layout="row_padded"),
-        jitquant.quantize_group_both(x, 16),
+        jitquant.quantize_per_token_group_both(x, 16),
         jitquant.quantize_block_both(x, (16, 16)),
         jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4"),
         jitquant.quantize_mxfp8_both(x),
-        jitquant.silu_mul_quantize_fp8(x),
-        jitquant.silu_mul_quantize_group(x, 16),
+        jitquant.swiglu_quantize_fp8(x),
+        jitquant.swiglu_quantize_per_token_group(x, 16),
         jitquant.rmsnorm_quantize_fp8(x, w, residual=residual),
-        jitquant.rmsnorm_quantize_group(x, w, 16),
-        jitquant.quantize_grouped_grad(x, offsets, act_input=x, activation="silu"),
+        jitquant.rmsnorm_quantize_per_token_group(x, w, 16),
+        jitquant.quantize_ragged_grad(x, offsets, act_input=x, activation="silu"),
         rows.dequantize(),
-        grouped.dequantize(),
+        ragged.dequantize(),
     )
 
 
@@ -74,7 +76,7 @@ def test_dynamic_rows_compile_once() -> None:
         return graph
 
     def f(x: Tensor) -> tuple[Any, ...]:
-        q = jitquant.quantize_group(x, 16, scale_layout="column_tma")
+        q = jitquant.quantize_per_token_group(x, 16, scale_layout="column_tma")
         return (
             q,
             q.scale_inv,
@@ -94,7 +96,7 @@ def test_dynamic_rows_compile_once() -> None:
 @pytest.mark.slow
 def test_inductor() -> None:
     def f(x: Tensor) -> Tensor:
-        q = jitquant.quantize_group(torch.relu(x), 16)
+        q = jitquant.quantize_per_token_group(torch.relu(x), 16)
         return q.dequantize(torch.float32) * 2
 
     x = randn(4, 32)
@@ -111,20 +113,20 @@ def test_containers_go_in_and_out() -> None:
 
 def test_out_buffers() -> None:
     def f(x: Tensor, out: QuantizedTensor) -> QuantizedTensor:
-        return jitquant.quantize_group(x * 2, 16, recipe="vllm", out=out)
+        return jitquant.quantize_per_token_group(x * 2, 16, recipe="vllm", out=out)
 
     x = randn(4, 32)
     out = QuantizedTensor.empty((4, 32), format="fp8_group", group_size=16)
     got = torch.compile(f, fullgraph=True, backend="aot_eager")(x, out)
     assert got is out
-    assert same(out, jitquant.quantize_group(x * 2, 16, recipe="vllm"))
+    assert same(out, jitquant.quantize_per_token_group(x * 2, 16, recipe="vllm"))
     assert out.recipe == "vllm"
 
 
 def test_export() -> None:
     class Quantize(nn.Module):
         def forward(self, x: Tensor) -> QuantizedTensor:
-            return jitquant.quantize_group(x, 16, scale_layout="column")
+            return jitquant.quantize_per_token_group(x, 16, scale_layout="column")
 
     rows = torch.export.Dim("rows", min=2, max=1000)
     program = torch.export.export(
@@ -133,4 +135,4 @@ def test_export() -> None:
     x = randn(9, 32)
     got = program.module()(x)
     assert isinstance(got, QuantizedTensor)
-    assert same(got, jitquant.quantize_group(x, 16, scale_layout="column"))
+    assert same(got, jitquant.quantize_per_token_group(x, 16, scale_layout="column"))

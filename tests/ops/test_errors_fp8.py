@@ -14,7 +14,7 @@ import torch
 from error_cases import Case, check_case, read_cases
 
 import jitquant
-from jitquant import QuantizedGroups, QuantizedTensor
+from jitquant import QuantizedRaggedTensor, QuantizedTensor
 
 J = jitquant
 TABLE = Path(__file__).with_name("errors_fp8.txt")
@@ -37,14 +37,14 @@ def cases(device: str) -> dict[str, Case]:
             setattr(out, name, value)
         return out
 
-    def changed_groups(format: str = "fp8_tensor", **parts: Any) -> QuantizedGroups:
+    def changed_groups(format: str = "fp8_tensor", **parts: Any) -> QuantizedRaggedTensor:
         """Fitting buffers for the groups of X with some parts changed."""
-        out = QuantizedGroups.empty((4, 32), offsets, format=format)
+        out = QuantizedRaggedTensor.empty((4, 32), offsets, format=format)
         for name, value in parts.items():
             setattr(out, name, value)
         return out
 
-    def grouped(shape: tuple[int, int], **extras: bool) -> QuantizedTensor:
+    def by_group(shape: tuple[int, int], **extras: bool) -> QuantizedTensor:
         return empty(shape, format="fp8_group", group_size=16, layout="column", **extras)
 
     names = {
@@ -55,7 +55,7 @@ def cases(device: str) -> dict[str, Case]:
         "torch": torch,
         "randn": randn,
         "empty": empty,
-        "grouped": grouped,
+        "by_group": by_group,
         "changed": changed,
         "changed_groups": changed_groups,
         "codes": partial(torch.empty, device=device, dtype=torch.float8_e4m3fn),
@@ -66,7 +66,7 @@ def cases(device: str) -> dict[str, Case]:
         "AT": offsets,
         "ONE": torch.ones(1, device=device),
         "Q": jitquant.quantize_fp8(x),
-        "GROUPS": jitquant.quantize_grouped(x, offsets),
+        "GROUPS": jitquant.quantize_ragged(x, offsets),
         "SQUARE": randn(32, 32),
         "BUFFERS": empty((32, 32), format="mxfp8"),
     }

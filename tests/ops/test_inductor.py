@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import jitquant
-from jitquant import QuantizedActivation, QuantizedGroups, QuantizedTensor
+from jitquant import QuantizedActivation, QuantizedRaggedTensor, QuantizedTensor
 
 ROWS, COLS = 4, 64
 
@@ -66,8 +66,8 @@ def both(**form: Any) -> Callable[[int], tuple[QuantizedTensor, QuantizedTensor]
     )
 
 
-def groups(**form: Any) -> Callable[[int], QuantizedGroups]:
-    return lambda rows: QuantizedGroups.empty((rows, COLS), offsets(), **form)
+def groups(**form: Any) -> Callable[[int], QuantizedRaggedTensor]:
+    return lambda rows: QuantizedRaggedTensor.empty((rows, COLS), offsets(), **form)
 
 
 GROUP = {"format": "fp8_group", "group_size": 16}
@@ -120,36 +120,35 @@ CASES = {
         ),
         tensor(dtype=torch.float8_e5m2, amax=False),
     ),
-    "silu_mul_quantize_fp8": Case(
-        jitquant.silu_mul_quantize_fp8, tensor(COLS // 2, format="fp8_row")
-    ),
+    "swiglu_quantize_fp8": Case(jitquant.swiglu_quantize_fp8, tensor(COLS // 2, format="fp8_row")),
     "rmsnorm_quantize_fp8": Case(
         lambda x, **out: jitquant.rmsnorm_quantize_fp8(x, weight(x), **out),
         tensor(format="fp8_row", inv_rms=True),
     ),
-    "quantize_group": Case(
-        lambda x, **out: jitquant.quantize_group(
+    "quantize_per_token_group": Case(
+        lambda x, **out: jitquant.quantize_per_token_group(
             x, 16, scale_format="ue8m0_packed", scale_layout="column_tma", **out
         ),
         tensor(**GROUP, scale_format="ue8m0_packed", layout="column_tma"),
     ),
-    "quantize_group-int8": Case(
-        lambda x, **out: jitquant.quantize_group(x, 16, dtype=torch.int8, **out),
+    "quantize_per_token_group-int8": Case(
+        lambda x, **out: jitquant.quantize_per_token_group(x, 16, dtype=torch.int8, **out),
         tensor(format="int8_group", group_size=16),
     ),
-    "silu_mul_quantize_group": Case(
-        lambda x, **out: jitquant.silu_mul_quantize_group(x, 16, **out),
+    "swiglu_quantize_per_token_group": Case(
+        lambda x, **out: jitquant.swiglu_quantize_per_token_group(x, 16, **out),
         tensor(COLS // 2, **GROUP),
     ),
-    "rmsnorm_quantize_group": Case(
-        lambda x, **out: jitquant.rmsnorm_quantize_group(x, weight(x), 16, **out),
+    "rmsnorm_quantize_per_token_group": Case(
+        lambda x, **out: jitquant.rmsnorm_quantize_per_token_group(x, weight(x), 16, **out),
         tensor(**GROUP, inv_rms=True),
     ),
     "quantize_block": Case(
         lambda x, **out: jitquant.quantize_block(x, (16, 16), **out), tensor(**BLOCK)
     ),
-    "quantize_group_both": Case(
-        lambda x, **out: jitquant.quantize_group_both(x, 16, **out), both(**GROUP, layout="column")
+    "quantize_per_token_group_both": Case(
+        lambda x, **out: jitquant.quantize_per_token_group_both(x, 16, **out),
+        both(**GROUP, layout="column"),
     ),
     "quantize_block_both": Case(
         lambda x, **out: jitquant.quantize_block_both(x, (16, 16), **out), both(**BLOCK)
@@ -164,20 +163,20 @@ CASES = {
         lambda x, **out: jitquant.dequantize(jitquant.quantize_mxfp8(x), torch.float32, **out),
         lambda rows: floats(rows, COLS),
     ),
-    "quantize_grouped": Case(
-        lambda x, **out: jitquant.quantize_grouped(x, offsets(), **out), groups()
+    "quantize_ragged": Case(
+        lambda x, **out: jitquant.quantize_ragged(x, offsets(), **out), groups()
     ),
-    "quantize_grouped-nvfp4": Case(
-        lambda x, **out: jitquant.quantize_grouped(x, offsets(), format="nvfp4", **out),
+    "quantize_ragged-nvfp4": Case(
+        lambda x, **out: jitquant.quantize_ragged(x, offsets(), format="nvfp4", **out),
         groups(format="nvfp4"),
     ),
-    "quantize_grouped_grad": Case(
-        lambda x, **out: jitquant.quantize_grouped_grad(x, offsets(), **out),
+    "quantize_ragged_grad": Case(
+        lambda x, **out: jitquant.quantize_ragged_grad(x, offsets(), **out),
         groups(dtype=torch.float8_e5m2, dbias=True),
     ),
-    "dequantize_grouped": Case(
-        lambda x, **out: jitquant.dequantize_grouped(
-            jitquant.quantize_grouped(x, offsets(), format="nvfp4"), torch.float32, **out
+    "dequantize_ragged": Case(
+        lambda x, **out: jitquant.dequantize_ragged(
+            jitquant.quantize_ragged(x, offsets(), format="nvfp4"), torch.float32, **out
         ),
         lambda rows: floats(rows, COLS),
     ),

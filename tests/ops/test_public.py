@@ -167,11 +167,11 @@ def test_deinterleave_defaults_are_swiglu_in_runs_of_eight() -> None:
     q = jitquant.deinterleave_quantize_nvfp4(x, 32)
     want = reference.deinterleave_quantize_nvfp4(x, 32, 8, op="swiglu")
     assert torch.equal(q.x_fp4.view(U8), want[0].view(U8))
-    q = jitquant.deinterleave_quantize_nvfp4(x, 32, op="select", granularity_cols=4)
+    q = jitquant.deinterleave_quantize_nvfp4(x, 32, op="select", interleave=4)
     want = reference.deinterleave_quantize_nvfp4(x, 32, 4)
     assert torch.equal(q.x_fp4.view(U8), want[0].view(U8))
-    q = jitquant.deinterleave_quantize_nvfp4(x, 32, halves=True)
-    want = reference.deinterleave_quantize_nvfp4(x, 32, 1, op="swiglu", halves=True)
+    q = jitquant.deinterleave_quantize_nvfp4(x, 32, interleave=0)
+    want = reference.deinterleave_quantize_nvfp4(x, 32, 0, op="swiglu")
     assert torch.equal(q.x_fp4.view(U8), want[0].view(U8))
 
 

@@ -1,4 +1,4 @@
-"""The public functions of FP8, INT8, MXFP8 and grouped tensors: scales, ``out=``, experts."""
+"""The public functions of FP8, INT8, MXFP8 and ragged tensors: scales, ``out=``, experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 import jitquant
 import jitquant.loader
-from jitquant import QuantizedGroups, QuantizedTensor, reference
+from jitquant import QuantizedRaggedTensor, QuantizedTensor, reference
 from jitquant.ops import ALL_OPS
 from jitquant.ops.schema import Compiled
 
@@ -47,7 +47,7 @@ def buffers_like(q: Any) -> Any:
 
 def results_of(q: Any) -> list[Tensor]:
     """The tensors that a call has made, or written."""
-    if isinstance(q, QuantizedGroups):
+    if isinstance(q, QuantizedRaggedTensor):
         q = [q.data, q.scale_inv, q.amax, q.block_scales, q.dbias]
     return [t for t in pytree.tree_leaves(q) if isinstance(t, Tensor)]
 
@@ -63,17 +63,21 @@ def calls(x: Tensor, w: Tensor, fused: Tensor, scale: Tensor) -> dict[str, Call]
         "row": lambda **k: jitquant.quantize_fp8(x, granularity="row", **k),
         "given": lambda **k: jitquant.quantize_fp8(x, scale=scale, **k),
         "given without amax": lambda **k: jitquant.quantize_fp8(x, scale=3.0, amax=False, **k),
-        "silu": lambda **k: jitquant.silu_mul_quantize_fp8(fused, **k),
-        "silu given": lambda **k: jitquant.silu_mul_quantize_fp8(fused, scale=2.0, **k),
+        "silu": lambda **k: jitquant.swiglu_quantize_fp8(fused, **k),
+        "silu given": lambda **k: jitquant.swiglu_quantize_fp8(fused, scale=2.0, **k),
         "norm": lambda **k: jitquant.rmsnorm_quantize_fp8(x, w, **k),
         "norm given": lambda **k: jitquant.rmsnorm_quantize_fp8(x, w, scale=2.0, amax=False, **k),
-        "group": lambda **k: jitquant.quantize_group(x, 16, **k),
-        "group tma": lambda **k: jitquant.quantize_group(
+        "group": lambda **k: jitquant.quantize_per_token_group(x, 16, **k),
+        "group tma": lambda **k: jitquant.quantize_per_token_group(
             x, 16, scale_layout="column_tma", scale_format="ue8m0_packed", recipe="deepgemm", **k
         ),
-        "int8": lambda **k: jitquant.quantize_group(x, 32, dtype=torch.int8, recipe="vllm", **k),
-        "silu group": lambda **k: jitquant.silu_mul_quantize_group(fused, 16, interleave=8, **k),
-        "norm group": lambda **k: jitquant.rmsnorm_quantize_group(x, w, 16, **k),
+        "int8": lambda **k: jitquant.quantize_per_token_group(
+            x, 32, dtype=torch.int8, recipe="vllm", **k
+        ),
+        "silu group": lambda **k: jitquant.swiglu_quantize_per_token_group(
+            fused, 16, interleave=8, **k
+        ),
+        "norm group": lambda **k: jitquant.rmsnorm_quantize_per_token_group(x, w, 16, **k),
         "block": lambda **k: jitquant.quantize_block(x, (16, 16), scale_layout="row_padded", **k),
         "mxfp8": lambda **k: jitquant.quantize_mxfp8(x, **k),
         "mxfp8 swizzled": lambda **k: jitquant.quantize_mxfp8(
@@ -201,7 +205,7 @@ def test_dequantize_padded_scales_of_a_byte(dtype: torch.dtype) -> None:
 def test_residual_is_updated() -> None:
     residual = randn(6, 48, seed=3)
     want = (X.float() + residual.float()).bfloat16()
-    for call in (jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_group):
+    for call in (jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_per_token_group):
         added = residual.clone()
         call(X, W, residual=added)
         assert torch.equal(added, want)
@@ -210,8 +214,8 @@ def test_residual_is_updated() -> None:
 def test_numbers_of_other_libraries() -> None:
     pairs = (
         (
-            jitquant.quantize_group(X, np.int64(16), eps=np.float32(0.5)),
-            jitquant.quantize_group(X, 16, eps=0.5),
+            jitquant.quantize_per_token_group(X, np.int64(16), eps=np.float32(0.5)),
+            jitquant.quantize_per_token_group(X, 16, eps=0.5),
         ),
         (
             jitquant.quantize_block(X, (np.int64(16), torch.tensor(16))),
@@ -243,7 +247,7 @@ def test_numpy_arrays() -> None:
 )
 @pytest.mark.parametrize("fused", [False, True])
 def test_rows_past_the_count(layout: str, scale_format: str, fused: bool) -> None:
-    call = jitquant.silu_mul_quantize_group if fused else jitquant.quantize_group
+    call = jitquant.swiglu_quantize_per_token_group if fused else jitquant.quantize_per_token_group
     x = randn(3, 6, 160 if fused else 80)
     counts = torch.tensor([2, 0, 6], dtype=torch.int32)
     keywords = {"scale_layout": layout, "scale_format": scale_format}
@@ -269,17 +273,19 @@ def test_rows_past_the_count(layout: str, scale_format: str, fused: bool) -> Non
 
 
 def test_without_counts_every_row_is_there() -> None:
-    want = jitquant.quantize_group(X, 16)
-    assert same(jitquant.quantize_group(X, 16, zero_rest=False), want)
+    want = jitquant.quantize_per_token_group(X, 16)
+    assert same(jitquant.quantize_per_token_group(X, 16, zero_rest=False), want)
     out = buffers_like(want)
-    assert same(jitquant.quantize_group(X, 16, zero_rest=False, out=out), want)
+    assert same(jitquant.quantize_per_token_group(X, 16, zero_rest=False, out=out), want)
 
 
 def test_one_count_for_a_matrix() -> None:
     x = randn(5, 32)
-    q = jitquant.quantize_group(x, 16, counts=torch.tensor([3]))
+    q = jitquant.quantize_per_token_group(x, 16, counts=torch.tensor([3]))
     assert not q.data.view(U8)[3:].any()
-    assert torch.equal(q.data[:3].view(U8), jitquant.quantize_group(x[:3], 16).data.view(U8))
+    assert torch.equal(
+        q.data[:3].view(U8), jitquant.quantize_per_token_group(x[:3], 16).data.view(U8)
+    )
 
 
 # ---- both orientations -------------------------------------------------------------------------
@@ -287,7 +293,7 @@ def test_one_count_for_a_matrix() -> None:
 
 def both_calls(x: Tensor) -> dict[str, Callable[..., tuple[QuantizedTensor, QuantizedTensor]]]:
     return {
-        "group both": lambda **k: jitquant.quantize_group_both(x, **k),
+        "group both": lambda **k: jitquant.quantize_per_token_group_both(x, **k),
         "block both": lambda **k: jitquant.quantize_block_both(x, **k),
         "mxfp8 both": lambda **k: jitquant.quantize_mxfp8_both(x, **k),
     }
@@ -297,14 +303,14 @@ def both_calls(x: Tensor) -> dict[str, Callable[..., tuple[QuantizedTensor, Quan
 def test_both_orientations(layout: str) -> None:
     x = randn(40, 70)
     keywords = {"scale_layout": layout, "recipe": "deepgemm"}
-    got = jitquant.quantize_group_both(x, 32, **keywords)
+    got = jitquant.quantize_per_token_group_both(x, 32, **keywords)
     want = (
-        jitquant.quantize_group(x, 32, **keywords),
-        jitquant.quantize_group(x.T.contiguous(), 32, **keywords),
+        jitquant.quantize_per_token_group(x, 32, **keywords),
+        jitquant.quantize_per_token_group(x.T.contiguous(), 32, **keywords),
     )
     assert all(same(a, b) for a, b in zip(got, want, strict=True))
     out = buffers_like(got)
-    assert jitquant.quantize_group_both(x, 32, **keywords, out=out) is out
+    assert jitquant.quantize_per_token_group_both(x, 32, **keywords, out=out) is out
     assert all(same(a, b) for a, b in zip(out, want, strict=True))
 
 
@@ -335,46 +341,46 @@ def test_both_orientations_of_mxfp8(layout: str) -> None:
     assert all(same(a, b) for a, b in zip(out, want, strict=True))
 
 
-# ---- grouped -----------------------------------------------------------------------------------
+# ---- ragged -----------------------------------------------------------------------------------
 
 
-def grouped_calls(device: str = "cpu") -> dict[str, Callable[..., QuantizedGroups]]:
+def ragged_calls(device: str = "cpu") -> dict[str, Callable[..., QuantizedRaggedTensor]]:
     x, at = randn(5, 48).to(device), OFFSETS.to(device)
     sizes = torch.tensor([90, 0, 100], device=device)
     scale = torch.tensor([1.0, 2.0, 3.0], device=device)
     return {
-        "fp8": lambda **k: jitquant.quantize_grouped(x, at, **k),
-        "sizes": lambda **k: jitquant.quantize_grouped(x, at, sizes=sizes, dtype=E5M2, **k),
-        "given": lambda **k: jitquant.quantize_grouped(x, at, scale=scale, **k),
-        "nvfp4": lambda **k: jitquant.quantize_grouped(x, at, format="nvfp4", **k),
-        "nvfp4 given": lambda **k: jitquant.quantize_grouped(
+        "fp8": lambda **k: jitquant.quantize_ragged(x, at, **k),
+        "sizes": lambda **k: jitquant.quantize_ragged(x, at, sizes=sizes, dtype=E5M2, **k),
+        "given": lambda **k: jitquant.quantize_ragged(x, at, scale=scale, **k),
+        "nvfp4": lambda **k: jitquant.quantize_ragged(x, at, format="nvfp4", **k),
+        "nvfp4 given": lambda **k: jitquant.quantize_ragged(
             x, at, format="nvfp4", scale=scale, sizes=sizes, recipe="vllm", **k
         ),
-        "grad": lambda **k: jitquant.quantize_grouped_grad(x, at, **k),
-        "grad silu": lambda **k: jitquant.quantize_grouped_grad(
+        "grad": lambda **k: jitquant.quantize_ragged_grad(x, at, **k),
+        "grad silu": lambda **k: jitquant.quantize_ragged_grad(
             x, at, act_input=x, activation="silu", scale=scale, dbias=False, **k
         ),
     }
 
 
-@pytest.mark.parametrize("name", grouped_calls())
-def test_grouped_out(name: str) -> None:
-    call = grouped_calls()[name]
+@pytest.mark.parametrize("name", ragged_calls())
+def test_ragged_out(name: str) -> None:
+    call = ragged_calls()[name]
     q = call()
     out = buffers_like(q)
     assert call(out=out) is out
     assert same(out, q)
     assert out.offsets is OFFSETS
     buffer = torch.empty(5, 48, dtype=torch.float32)
-    assert jitquant.dequantize_grouped(q, out=buffer) is buffer
+    assert jitquant.dequantize_ragged(q, out=buffer) is buffer
     assert torch.equal(buffer, q.dequantize(torch.float32))
     assert q.dequantize().shape == (5, 48)
 
 
-def test_grouped_is_a_tensor_each() -> None:
+def test_ragged_is_a_tensor_each() -> None:
     x = randn(5, 48)
     flat = x.reshape(-1)
-    q = jitquant.quantize_grouped(x, OFFSETS)
+    q = jitquant.quantize_ragged(x, OFFSETS)
     for i, (start, stop) in enumerate(itertools.pairwise(OFFSETS.tolist())):
         if start < stop:
             one = jitquant.quantize_fp8(flat[start:stop])
@@ -385,7 +391,7 @@ def test_grouped_is_a_tensor_each() -> None:
 
 def test_bias_gradients() -> None:
     grad = randn(5, 48)
-    q = jitquant.quantize_grouped_grad(grad, OFFSETS)
+    q = jitquant.quantize_ragged_grad(grad, OFFSETS)
     assert q.data.dtype == E5M2
     want = torch.stack(
         [grad[:2].double().sum(0), grad[:0].double().sum(0), grad[2:].double().sum(0)]
@@ -436,9 +442,9 @@ def test_direct_calls_have_every_argument_in_its_place(name: str, direct: list[s
     assert direct == ["dequantize"] * 2
 
 
-@pytest.mark.parametrize("name", grouped_calls())
-def test_direct_grouped_calls(name: str, direct: list[str]) -> None:
-    call = grouped_calls()[name]
+@pytest.mark.parametrize("name", ragged_calls())
+def test_direct_ragged_calls(name: str, direct: list[str]) -> None:
+    call = ragged_calls()[name]
     q = call()
     assert same(call(out=q.clone()), q)
     assert len(direct) == 2
@@ -459,25 +465,27 @@ def test_buffers_that_do_not_fit_reach_no_direct_call(direct: list[str]) -> None
     second.amax = torch.empty(1)
     with pytest.raises(ValueError, match=r"out\[1\]\.amax is given"):
         jitquant.quantize_mxfp8_both(x, out=(first, second))
-    groups = QuantizedGroups.empty((32, 32), at)
+    groups = QuantizedRaggedTensor.empty((32, 32), at)
     groups.block_scales = torch.empty(64, dtype=E4M3)
     with pytest.raises(ValueError, match=r"out\.block_scales is given"):
-        jitquant.quantize_grouped(x, at, out=groups)
+        jitquant.quantize_ragged(x, at, out=groups)
     assert direct == []
 
 
 def test_direct_calls_leave_rows_alone(direct: list[str]) -> None:
     counts = torch.tensor([2])
-    q = jitquant.quantize_group(X, 16, counts=counts, zero_rest=False)
-    assert direct == ["quantize_group"]
-    assert torch.equal(q.data[:2].view(U8), jitquant.quantize_group(X[:2], 16).data.view(U8))
+    q = jitquant.quantize_per_token_group(X, 16, counts=counts, zero_rest=False)
+    assert direct == ["quantize_per_token_group"]
+    assert torch.equal(
+        q.data[:2].view(U8), jitquant.quantize_per_token_group(X[:2], 16).data.view(U8)
+    )
 
 
 def test_meta_tensors() -> None:
     x = torch.empty(4, 64, device="meta")
     for q in (
         jitquant.quantize_fp8(x),
-        jitquant.quantize_group(x, 16, scale_layout="column_tma"),
+        jitquant.quantize_per_token_group(x, 16, scale_layout="column_tma"),
         jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4"),
         jitquant.quantize_block(x),
     ):

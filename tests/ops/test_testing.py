@@ -48,19 +48,19 @@ def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
     weight = torch.ones(32)
     q, q8 = J.quantize_nvfp4(x), J.quantize_fp8(x)
     at, ends = torch.tensor([0, 32, 64]), [32, 64]
-    groups = J.quantize_grouped(flat, at)
+    groups = J.quantize_ragged(flat, at)
 
     def offsets(*values: int, sizes: list[int] | None = None, **how: Any) -> Callable[[], Any]:
         given = None if sizes is None else torch.tensor(sizes)
-        return lambda: J.quantize_grouped(flat, torch.tensor(values), sizes=given, **how)
+        return lambda: J.quantize_ragged(flat, torch.tensor(values), sizes=given, **how)
 
     def gsa(*values: float) -> Tensor:
         return torch.tensor(values)
 
     def grad(*values: int) -> Callable[[], Any]:
-        return lambda: J.quantize_grouped_grad(x, torch.tensor(values))
+        return lambda: J.quantize_ragged_grad(x, torch.tensor(values))
 
-    of_groups = ["quantize_grouped_fp8: offsets is"]
+    of_groups = ["quantize_ragged_fp8: offsets is"]
     return {
         "offsets descend": (offsets(0, 40, 32, 64), [*of_groups, "[0, 40, 32, 64]", "ascend"]),
         "offsets end early": (offsets(0, 32, 60), [*of_groups, "64 elements", "pass sizes"]),
@@ -70,29 +70,29 @@ def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
         "offsets pass it with sizes": (offsets(0, 32, 65, sizes=ends), ["offsets is", "0 to 64"]),
         "offsets between blocks": (
             offsets(0, 24, 64, format="nvfp4"),
-            ["quantize_grouped_nvfp4: offsets is [0, 24, 64]", "multiples of 16"],
+            ["quantize_ragged_nvfp4: offsets is [0, 24, 64]", "multiples of 16"],
         ),
         "offsets within rows": (grad(0, 48, 128), ["offsets is [0, 48, 128]", "multiples of 32"]),
         "offsets of codes": (
-            lambda: J.dequantize_grouped(
-                J.QuantizedGroups(**{**vars(groups), "offsets": torch.tensor([0, 64, 32])})
+            lambda: J.dequantize_ragged(
+                J.QuantizedRaggedTensor(**{**vars(groups), "offsets": torch.tensor([0, 64, 32])})
             ),
-            ["dequantize_grouped_fp8: offsets is [0, 64, 32]"],
+            ["dequantize_ragged_fp8: offsets is [0, 64, 32]"],
         ),
         "sizes are negative": (offsets(0, 32, 64, sizes=[-1, 32]), ["sizes has [0] = -1"]),
         "sizes reach the next": (offsets(0, 32, 64, sizes=[33, 32]), ["sizes has [0] = 33"]),
         "counts are negative": (
-            lambda: J.quantize_group(batches, 32, counts=torch.tensor([-1, 4])),
-            ["quantize_group: counts has [0] = -1", "0 to 4"],
+            lambda: J.quantize_per_token_group(batches, 32, counts=torch.tensor([-1, 4])),
+            ["quantize_per_token_group: counts has [0] = -1", "0 to 4"],
         ),
         "counts are too large": (
-            lambda: J.quantize_group(batches, 32, counts=torch.tensor([4, 5])),
+            lambda: J.quantize_per_token_group(batches, 32, counts=torch.tensor([4, 5])),
             ["counts has [1] = 5", "the rows of a batch"],
         ),
         "gsa is zero": (lambda: J.quantize_nvfp4(x, gsa(0.0)), ["gsa has [0] = 0.0", "positive"]),
         "gsa is negative": (
             lambda: J.rmsnorm_quantize_nvfp4(x, weight, gsa=gsa(1.0, 1.0, -1.0, 1.0)),
-            ["rmsnorm_quantize_nvfp4_static: gsa has [2] = -1.0"],
+            ["rmsnorm_quantize_nvfp4_from_gsa: gsa has [2] = -1.0"],
         ),
         "gsa is nan": (lambda: J.quantize_weight_nvfp4(x, gsa=gsa(math.nan)), ["[0] = nan"]),
         "gsa is infinite": (lambda: J.quantize_nvfp4(x, gsa(math.inf)), ["[0] = inf"]),
@@ -113,7 +113,7 @@ def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
             ["scale has [0]"],
         ),
         "scale of a group": (
-            lambda: J.quantize_grouped(flat, at, scale=gsa(1.0, math.inf)),
+            lambda: J.quantize_ragged(flat, at, scale=gsa(1.0, math.inf)),
             ["scale has [1] = inf"],
         ),
         "scale of codes": (
@@ -161,9 +161,9 @@ def test_checked_changes_no_result() -> None:
     x, at = randn(4, 32), torch.tensor([0, 64, 128])
     calls: list[Callable[[], Any]] = [
         lambda: jitquant.quantize_nvfp4(x, torch.tensor([0.01])).x_fp4,
-        lambda: jitquant.quantize_grouped(x, at).data,
-        lambda: jitquant.quantize_grouped(x, at, sizes=torch.tensor([60, 0])).data,
-        lambda: jitquant.quantize_group(x, 32, counts=torch.tensor([0])).data,
+        lambda: jitquant.quantize_ragged(x, at).data,
+        lambda: jitquant.quantize_ragged(x, at, sizes=torch.tensor([60, 0])).data,
+        lambda: jitquant.quantize_per_token_group(x, 32, counts=torch.tensor([0])).data,
         lambda: jitquant.quantize_nvfp4(torch.zeros(4, 32)).dequantize(),
         lambda: jitquant.quantize_nvfp4(torch.full((4, 32), math.inf)).dequantize(),
         lambda: jitquant.quantize_fp8(x, out=jitquant.QuantizedTensor.empty((4, 32))).data,
@@ -178,5 +178,5 @@ def test_checked_changes_no_result() -> None:
 def test_checked_leaves_fake_tensors_alone() -> None:
     x, at = randn(4, 32), torch.tensor([0, 200, 128])
     with checked():
-        q = jitquant.quantize_grouped(x.to("meta"), at.to("meta"))
+        q = jitquant.quantize_ragged(x.to("meta"), at.to("meta"))
     assert q.data.is_meta

@@ -56,7 +56,7 @@ def test_cols_default_to_what_is_packed() -> None:
 def test_repr() -> None:
     q = quantized(4, 40, granularity="row", scale_layout="swizzled_128x4")
     assert repr(q) == (
-        "QuantizedActivation(shape=(4, 40), nvfp4, recipe='te', granularity='row', "
+        "NVFP4Tensor(shape=(4, 40), nvfp4, recipe='te', granularity='row', "
         "scale_layout='swizzled_128x4', dim=-1, inv_rms=no, 624 bytes, device='cpu')"
     )
     assert "device='meta'" in repr(QuantizedActivation.empty((2, 16), device="meta"))

@@ -1,4 +1,4 @@
-"""`QuantizedTensor` and `QuantizedGroups`: description, buffers, pytrees, copies, files, slices."""
+"""`QuantizedTensor` and `QuantizedRaggedTensor`: description, buffers, pytrees, copies, files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samples import byte_view, randn
 from torch.utils import _pytree as pytree
 
 import jitquant
-from jitquant import QuantizedGroups, QuantizedTensor
+from jitquant import QuantizedRaggedTensor, QuantizedTensor
 from jitquant.formats import GROUP_SCALE_LAYOUTS, SCALE_FORMATS
 
 OFFSETS = torch.tensor([0, 32, 32, 80])
@@ -28,7 +28,7 @@ def made(shape: tuple[int, ...] = (6, 40)) -> dict[str, QuantizedTensor]:
     x = randn(*shape)
     ones = torch.ones(shape[-1])
     groups = {
-        f"group {layout} {scale_format}": jitquant.quantize_group(
+        f"group {layout} {scale_format}": jitquant.quantize_per_token_group(
             x, 16, scale_layout=layout, scale_format=scale_format
         )
         for layout, scale_format in itertools.product(GROUP_SCALE_LAYOUTS, SCALE_FORMATS)
@@ -39,9 +39,9 @@ def made(shape: tuple[int, ...] = (6, 40)) -> dict[str, QuantizedTensor]:
         "row": jitquant.quantize_fp8(x, granularity="row"),
         "static": jitquant.quantize_fp8(x, scale=3.0, amax=False),
         "norm": jitquant.rmsnorm_quantize_fp8(x, ones),
-        "norm group": jitquant.rmsnorm_quantize_group(x, ones, 32),
+        "norm group": jitquant.rmsnorm_quantize_per_token_group(x, ones, 32),
         **groups,
-        "int8": jitquant.quantize_group(x, 32, dtype=torch.int8, recipe="vllm"),
+        "int8": jitquant.quantize_per_token_group(x, 32, dtype=torch.int8, recipe="vllm"),
         "block": jitquant.quantize_block(randn(40, 70), (16, 16)),
         "block padded": jitquant.quantize_block(
             randn(40, 70), (32, 32), scale_layout="row_padded", scale_format="ue8m0"
@@ -50,17 +50,17 @@ def made(shape: tuple[int, ...] = (6, 40)) -> dict[str, QuantizedTensor]:
         "mxfp8": jitquant.quantize_mxfp8(x),
         "mxfp8 swizzled": jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4"),
         "block both": jitquant.quantize_block_both(randn(33, 70), (32, 32))[1],
-        "both": jitquant.quantize_group_both(randn(33, 70), 32)[1],
-        "silu": jitquant.silu_mul_quantize_group(randn(5, 64), 16),
+        "both": jitquant.quantize_per_token_group_both(randn(33, 70), 32)[1],
+        "silu": jitquant.swiglu_quantize_per_token_group(randn(5, 64), 16),
     }
 
 
 MADE = made()
 GROUPS = {
-    "fp8": jitquant.quantize_grouped(randn(80), OFFSETS),
-    "sizes": jitquant.quantize_grouped(randn(5, 16), OFFSETS, sizes=torch.tensor([3, 0, 40])),
-    "nvfp4": jitquant.quantize_grouped(randn(80), OFFSETS, format="nvfp4", recipe="vllm"),
-    "grad": jitquant.quantize_grouped_grad(randn(5, 16), OFFSETS),
+    "fp8": jitquant.quantize_ragged(randn(80), OFFSETS),
+    "sizes": jitquant.quantize_ragged(randn(5, 16), OFFSETS, sizes=torch.tensor([3, 0, 40])),
+    "nvfp4": jitquant.quantize_ragged(randn(80), OFFSETS, format="nvfp4", recipe="vllm"),
+    "grad": jitquant.quantize_ragged_grad(randn(5, 16), OFFSETS),
 }
 every = pytest.mark.parametrize("name", MADE)
 every_groups = pytest.mark.parametrize("name", GROUPS)
@@ -143,19 +143,19 @@ def test_scale_inv_dequantizes(name: str) -> None:
 def test_strides_of_group_scales(
     layout: str, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
-    q = jitquant.quantize_group(randn(*shape), 16, scale_layout=layout)
+    q = jitquant.quantize_per_token_group(randn(*shape), 16, scale_layout=layout)
     assert q.scale_inv.shape == (*shape[:-1], 3)
     assert q.scale_inv.stride() == strides
-    packed = jitquant.quantize_group(
+    packed = jitquant.quantize_per_token_group(
         randn(*shape), 16, scale_layout=layout, scale_format="ue8m0_packed"
     )
     assert packed.scale_inv.shape == (*shape[:-1], 1)
-    one = jitquant.quantize_group(randn(40), 16, scale_layout=layout)
+    one = jitquant.quantize_per_token_group(randn(40), 16, scale_layout=layout)
     assert one.scale_inv.shape == (3,)
 
 
 def test_scales_as_scaled_mm_takes_them() -> None:
-    rowwise, columnwise = jitquant.quantize_group_both(randn(256, 384))
+    rowwise, columnwise = jitquant.quantize_per_token_group_both(randn(256, 384))
     assert (rowwise.shape, columnwise.shape) == ((256, 384), (384, 256))
     assert rowwise.data.is_contiguous()
     assert columnwise.data.is_contiguous()
@@ -181,13 +181,13 @@ def test_pytree(name: str) -> None:
 
 
 def test_other_descriptions_are_other_trees() -> None:
-    a = jitquant.quantize_group(randn(4, 32), 16)
-    b = jitquant.quantize_group(randn(4, 32), 16, recipe="vllm")
+    a = jitquant.quantize_per_token_group(randn(4, 32), 16)
+    b = jitquant.quantize_per_token_group(randn(4, 32), 16, recipe="vllm")
     assert pytree.tree_structure(a) != pytree.tree_structure(b)
 
 
 @pytest.mark.parametrize("q", [*MADE.values(), *GROUPS.values()], ids=[*MADE, *GROUPS])
-def test_copies(q: QuantizedTensor | QuantizedGroups) -> None:
+def test_copies(q: QuantizedTensor | QuantizedRaggedTensor) -> None:
     assert q.to("cpu") is q
     assert q.to("meta").device.type == "meta"
     assert q.clone().data.data_ptr() != q.data.data_ptr()
@@ -208,7 +208,7 @@ def test_copies(q: QuantizedTensor | QuantizedGroups) -> None:
 
 
 @pytest.mark.parametrize("q", [*MADE.values(), *GROUPS.values()], ids=[*MADE, *GROUPS])
-def test_safetensors(q: QuantizedTensor | QuantizedGroups, tmp_path: Path) -> None:
+def test_safetensors(q: QuantizedTensor | QuantizedRaggedTensor, tmp_path: Path) -> None:
     path = tmp_path / "q.safetensors"
     save_file(q.tensors(), path, metadata={**q.metadata(), "other": "text"})
     with safe_open(path, "pt") as file:
@@ -303,14 +303,14 @@ def test_validate(name: str, changes: dict[str, Any], error: type[Exception], te
 @every_groups
 def test_groups(name: str) -> None:
     q = GROUPS[name]
-    assert len(q) == q.num_groups == 3
+    assert len(q) == q.num_segments == 3
     q.validate()
     assert q.scale_inv.shape == q.amax.shape == (3,)
     assert q.dequantize(torch.float32).shape == q.shape
     leaves, spec = pytree.tree_flatten(q)
     assert same(pytree.tree_unflatten(leaves, spec), q)
     assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
-    buffers = QuantizedGroups.empty(
+    buffers = QuantizedRaggedTensor.empty(
         q.shape,
         q.offsets,
         sizes=q.sizes,
@@ -327,13 +327,13 @@ def test_groups(name: str) -> None:
 
 def test_groups_empty_refuses() -> None:
     with pytest.raises(ValueError, match="format is 'mxfp8'"):
-        QuantizedGroups.empty((8,), OFFSETS, format="mxfp8")
+        QuantizedRaggedTensor.empty((8,), OFFSETS, format="mxfp8")
     with pytest.raises(TypeError, match=r"dtype is torch\.int8"):
-        QuantizedGroups.empty((8,), OFFSETS, dtype=torch.int8)
+        QuantizedRaggedTensor.empty((8,), OFFSETS, dtype=torch.int8)
     with pytest.raises(ValueError, match="recipe is 'deepgemm'"):
-        QuantizedGroups.empty((8,), OFFSETS, recipe="deepgemm")
+        QuantizedRaggedTensor.empty((8,), OFFSETS, recipe="deepgemm")
     with pytest.raises(ValueError, match=r"shape is \(\)"):
-        QuantizedGroups.empty((), OFFSETS, dbias=True)
+        QuantizedRaggedTensor.empty((), OFFSETS, dbias=True)
 
 
 BOUNDS: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -351,7 +351,7 @@ BOUNDS: list[tuple[dict[str, Any], type[Exception], str]] = [
 @pytest.mark.parametrize(("changes", "error", "text"), BOUNDS)
 def test_bounds_of_groups(changes: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=f"^{text}"):
-        QuantizedGroups.empty((80,), **{"offsets": OFFSETS, **changes})
+        QuantizedRaggedTensor.empty((80,), **{"offsets": OFFSETS, **changes})
     q = copy.copy(GROUPS["fp8"])
     vars(q).update(changes)
     with pytest.raises(error, match=rf"^q\.{text}"):

@@ -29,16 +29,16 @@ MADE: dict[str, Callable[[], Any]] = {
     "nvfp4 norm": lambda: jitquant.rmsnorm_quantize_nvfp4(randn(4, 40), torch.ones(40)),
     "nvfp4 weight": lambda: jitquant.quantize_weight_nvfp4(randn(40, 24), dim=0),
     "fp8": lambda: jitquant.quantize_fp8(randn(4, 40), dtype=torch.float8_e5m2),
-    "fp8 group": lambda: jitquant.quantize_group(
+    "fp8 group": lambda: jitquant.quantize_per_token_group(
         randn(4, 64), 16, scale_format="ue8m0_packed", scale_layout="column_tma"
     ),
     "int8 block": lambda: jitquant.quantize_block(randn(32, 64), (16, 16), dtype=torch.int8),
     "mxfp8": lambda: jitquant.quantize_mxfp8(randn(4, 64), scale_layout="swizzled_128x4"),
-    "groups": lambda: jitquant.quantize_grouped(randn(4, 32), OFFSETS),
-    "groups nvfp4": lambda: jitquant.quantize_grouped(
+    "groups": lambda: jitquant.quantize_ragged(randn(4, 32), OFFSETS),
+    "groups nvfp4": lambda: jitquant.quantize_ragged(
         randn(4, 32), OFFSETS, sizes=torch.tensor([48, 64]), format="nvfp4"
     ),
-    "groups grad": lambda: jitquant.quantize_grouped_grad(randn(4, 32), OFFSETS),
+    "groups grad": lambda: jitquant.quantize_ragged_grad(randn(4, 32), OFFSETS),
 }
 
 WAYS: dict[str, Callable[[Any], Any]] = {}

@@ -255,7 +255,7 @@ def assert_groups(
         scale_format != "float32",
         GROUP_EPS[recipe] if eps is None else eps,
     )
-    data, stored = reference.quantize_group(
+    data, stored = reference.quantize_per_token_group(
         x,
         size,
         dtype=dtype,
@@ -312,7 +312,7 @@ def test_every_bf16_in_groups(dtype: torch.dtype, recipe: str, scale_format: str
         codes, scale_inv, exponent = oracle.groups(
             v, name_of(dtype), recipe, scale_format != "float32", GROUP_EPS[recipe]
         )
-        data, stored = reference.quantize_group(
+        data, stored = reference.quantize_per_token_group(
             x, 16, dtype=dtype, recipe=recipe, scale_format=scale_format
         )
         same_bytes(data, codes)
@@ -354,7 +354,7 @@ def test_made_up_groups(
 def test_zeros_never_become_nan(recipe: str, dtype: torch.dtype) -> None:
     for scale_format in SCALE_FORMATS:
         for zero in (torch.zeros(3, 40), -torch.zeros(3, 40)):
-            data, stored = reference.quantize_group(
+            data, stored = reference.quantize_per_token_group(
                 zero, 32, dtype=dtype, recipe=recipe, scale_format=scale_format
             )
             (back,) = reference.dequantize(data, stored, 1, 32)
@@ -367,9 +367,9 @@ def test_zeros_never_become_nan(recipe: str, dtype: torch.dtype) -> None:
 def test_nan_stays_in_its_group(recipe: str, dtype: torch.dtype, scale_format: str) -> None:
     x = randn(2, 64)
     keywords = {"dtype": dtype, "recipe": recipe, "scale_format": scale_format}
-    (clean,) = reference.dequantize(*reference.quantize_group(x, 16, **keywords), 1, 16)
+    (clean,) = reference.dequantize(*reference.quantize_per_token_group(x, 16, **keywords), 1, 16)
     x[1, 20] = math.nan
-    (back,) = reference.dequantize(*reference.quantize_group(x, 16, **keywords), 1, 16)
+    (back,) = reference.dequantize(*reference.quantize_per_token_group(x, 16, **keywords), 1, 16)
     group = torch.zeros(2, 64, dtype=torch.bool)
     group[1, 16:32] = True
     assert torch.equal(back.isnan(), group)
@@ -379,15 +379,15 @@ def test_nan_stays_in_its_group(recipe: str, dtype: torch.dtype, scale_format: s
 def test_power_of_two_scales() -> None:
     x = randn(8, 512)
     for recipe in GROUP_RECIPES:
-        _, exact = reference.quantize_group(x, 128, dtype=E4M3, recipe=recipe)
-        data, scales = reference.quantize_group(
+        _, exact = reference.quantize_per_token_group(x, 128, dtype=E4M3, recipe=recipe)
+        data, scales = reference.quantize_per_token_group(
             x, 128, dtype=E4M3, recipe=recipe, scale_format="ue8m0"
         )
         assert (torch.frexp(scales)[0] == 0.5).all()
         assert (scales >= exact).all()
         assert (scales < 2 * exact).all()
         assert data.float().abs().amax() <= 448
-        _, packed = reference.quantize_group(
+        _, packed = reference.quantize_per_token_group(
             x, 128, dtype=E4M3, recipe=recipe, scale_format="ue8m0_packed"
         )
         exponents = packed.view(U8).reshape(8, 4).float()
@@ -396,7 +396,7 @@ def test_power_of_two_scales() -> None:
 
 def test_int8_is_rounded_not_truncated() -> None:
     x = randn(64, 512, dtype=torch.float32)
-    data, scales = reference.quantize_group(x, 128, dtype=torch.int8)
+    data, scales = reference.quantize_per_token_group(x, 128, dtype=torch.int8)
     (back,) = reference.dequantize(data, scales, 1, 128, dtype=torch.float32)
     noise = (back.double() - x.double()).square().mean()
     assert 10 * torch.log10(x.double().square().mean() / noise) > 42
@@ -408,8 +408,8 @@ def test_int8_is_rounded_not_truncated() -> None:
 def test_a_ragged_group_is_filled_with_zeros(cols: int) -> None:
     x = randn(3, cols)
     padded = torch.nn.functional.pad(x, (0, -cols % 128))
-    data, scales = reference.quantize_group(x, 128, dtype=E4M3)
-    want, want_scales = reference.quantize_group(padded, 128, dtype=E4M3)
+    data, scales = reference.quantize_per_token_group(x, 128, dtype=E4M3)
+    want, want_scales = reference.quantize_per_token_group(padded, 128, dtype=E4M3)
     assert torch.equal(data.view(U8), want[:, :cols].view(U8))
     assert torch.equal(scales, want_scales)
 
@@ -421,11 +421,11 @@ def test_counts(layout: str, scale_format: str, dtype: torch.dtype) -> None:
     x = randn(4, 6, 80)
     counts = torch.tensor([2, 0, 6, 99], dtype=dtype)
     keywords = {"dtype": E4M3, "scale_layout": layout, "scale_format": scale_format}
-    want = reference.quantize_group(x, 32, **keywords)
+    want = reference.quantize_per_token_group(x, 32, **keywords)
     poisoned = x.clone()
     there = torch.arange(6) < counts[:, None]
     poisoned[~there] = math.nan
-    got = reference.quantize_group(poisoned, 32, counts, **keywords)
+    got = reference.quantize_per_token_group(poisoned, 32, counts, **keywords)
     rows = there[:, :, None].expand(-1, -1, want[0].shape[-1])
     assert torch.equal(got[0].view(U8), want[0].view(U8) * rows)
     scales, full = (s if layout == "row" else s.transpose(1, 2)[:, :6] for s in (got[1], want[1]))
@@ -471,12 +471,12 @@ def test_blocks_equal_oracle(
 def test_both_orientations(layout: str, dtype: torch.dtype) -> None:
     x = randn(70, 130)
     keywords = {"dtype": dtype, "scale_layout": layout, "recipe": "deepgemm"}
-    data, scales, data_t, scales_t = reference.quantize_group_both(x, 32, **keywords)
+    data, scales, data_t, scales_t = reference.quantize_per_token_group_both(x, 32, **keywords)
     for got, want in zip(
         (data, scales, data_t, scales_t),
         (
-            *reference.quantize_group(x, 32, **keywords),
-            *reference.quantize_group(x.T.contiguous(), 32, **keywords),
+            *reference.quantize_per_token_group(x, 32, **keywords),
+            *reference.quantize_per_token_group(x.T.contiguous(), 32, **keywords),
         ),
         strict=True,
     ):
@@ -504,24 +504,24 @@ def test_both_orientations_of_blocks(layout: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("interleave", [0, 4, 20])
-def test_silu_mul(interleave: int) -> None:
+def test_swiglu(interleave: int) -> None:
     gate, up = randn(3, 20, dtype=torch.float32), randn(3, 20, dtype=torch.float32, seed=1)
     run = interleave or 20
     turns = torch.stack((gate.reshape(3, -1, run), up.reshape(3, -1, run)), dim=2)
-    v = reference.silu_mul(turns.reshape(3, 40), interleave)
+    v = reference.swiglu(turns.reshape(3, 40), interleave)
     want = torch.nn.functional.silu(gate.double()) * up.double()
     torch.testing.assert_close(v.double(), want, rtol=1e-6, atol=1e-7)
-    data, scale_inv, amax = reference.silu_mul_quantize_fp8(
+    data, scale_inv, amax = reference.swiglu_quantize_fp8(
         turns.reshape(3, 40), dtype=E4M3, interleave=interleave
     )
     again = reference.quantize_fp8(v, dtype=E4M3, granularity="row")
     assert torch.equal(data.view(U8), again[0].view(U8))
     assert torch.equal(scale_inv, again[1])
     assert torch.equal(amax, v.abs().amax(dim=1, keepdim=True))
-    grouped = reference.silu_mul_quantize_group(
+    grouped = reference.swiglu_quantize_per_token_group(
         turns.reshape(3, 40), 16, dtype=E4M3, interleave=interleave
     )
-    for a, b in zip(grouped, reference.quantize_group(v, 16, dtype=E4M3), strict=True):
+    for a, b in zip(grouped, reference.quantize_per_token_group(v, 16, dtype=E4M3), strict=True):
         assert torch.equal(a.view(U8), b.view(U8))
 
 
@@ -535,13 +535,15 @@ def test_rmsnorm(residual: bool) -> None:
         x, weight, eps=1e-5, residual=None if added is None else added.clone(), dtype=E4M3
     )
     kept = None if added is None else added.clone()
-    group = reference.rmsnorm_quantize_group(x, weight, 16, 1e-5, residual=kept, dtype=E4M3)
+    group = reference.rmsnorm_quantize_per_token_group(
+        x, weight, 16, 1e-5, residual=kept, dtype=E4M3
+    )
     if kept is not None:
         assert torch.equal(kept, v)
     wanted = reference.quantize_fp8(y, dtype=E4M3, granularity="row")
     for a, b in zip(fp8, (*wanted, inv_rms), strict=True):
         assert torch.equal(a.view(U8), b.view(U8))
-    wanted = reference.quantize_group(y, 16, dtype=E4M3)
+    wanted = reference.quantize_per_token_group(y, 16, dtype=E4M3)
     for a, b in zip(group, (*wanted, inv_rms), strict=True):
         assert torch.equal(a.view(U8), b.view(U8))
 
@@ -571,10 +573,10 @@ def test_dequantize_reads_every_layout(
     shape: tuple[int, ...], layout: str, scale_format: str
 ) -> None:
     x = randn(*shape)
-    row = reference.quantize_group(
+    row = reference.quantize_per_token_group(
         x, 16, dtype=E4M3, scale_format="float32" if scale_format == "float32" else "ue8m0"
     )
-    stored = reference.quantize_group(
+    stored = reference.quantize_per_token_group(
         x, 16, dtype=E4M3, scale_format=scale_format, scale_layout=layout
     )
     (want,) = reference.dequantize(*row, 1, 16, dtype=torch.float32)
@@ -589,7 +591,7 @@ def test_signal_to_noise(dtype: torch.dtype) -> None:
     expected = {E4M3: 31.0, E5M2: 25.0, torch.int8: 42.0}
     for elements, floor in expected.items():
         for recipe in GROUP_RECIPES:
-            parts = reference.quantize_group(x, 128, dtype=elements, recipe=recipe)
+            parts = reference.quantize_per_token_group(x, 128, dtype=elements, recipe=recipe)
             (back,) = reference.dequantize(*parts, 1, 128, dtype=torch.float32)
             noise = (back.double() - x.double()).square().mean()
             assert 10 * torch.log10(x.double().square().mean() / noise) > floor

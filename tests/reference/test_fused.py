@@ -85,34 +85,32 @@ def test_deinterleave_indices(inter: int, run: int) -> None:
     for c in range(inter):
         column = (c // run) * 2 * run + c % run
         gate[:, c], up[:, c] = x[:, column], x[:, column + run]
-    assert torch.equal(reference.deinterleave(x, inter, run, "select", False), gate)
-    swiglu = reference.deinterleave(x, inter, run, "swiglu", False)
+    assert torch.equal(reference.deinterleave(x, inter, run, "select"), gate)
+    swiglu = reference.deinterleave(x, inter, run, "swiglu")
     torch.testing.assert_close(swiglu, torch.nn.functional.silu(gate) * up)
     halves = torch.cat((gate, up), dim=1)
-    assert torch.equal(reference.deinterleave(halves, inter, run, "select", True), gate)
-    assert torch.equal(reference.deinterleave(halves, inter, run, "swiglu", True), swiglu)
+    assert torch.equal(reference.deinterleave(halves, inter, 0, "select"), gate)
+    assert torch.equal(reference.deinterleave(halves, inter, 0, "swiglu"), swiglu)
 
 
 def test_deinterleave_amax_is_that_of_the_values() -> None:
     x = randn(4, 64)
     x[0, 8] = 1000.0  # an up column, which select leaves out
     _, _, gsa = reference.deinterleave_quantize_nvfp4(x, 32, 8)
-    gate = reference.deinterleave(x, 32, 8, "select", False)
+    gate = reference.deinterleave(x, 32, 8, "select")
     assert gsa.item() == (gate.abs().amax() / 2688).item()
     plain = reference.quantize_nvfp4(gate)
     fused = reference.deinterleave_quantize_nvfp4(x, 32, 8)
     for a, b in zip(plain, fused, strict=True):
         assert torch.equal(a.view(U8), b.view(U8))
-    static = reference.deinterleave_quantize_nvfp4_static(x, 32, 8, torch.tensor([0.01]))
-    want = reference.quantize_nvfp4_static(gate, torch.tensor([0.01]))
+    static = reference.deinterleave_quantize_nvfp4_from_gsa(x, 32, 8, torch.tensor([0.01]))
+    want = reference.quantize_nvfp4_from_gsa(gate, torch.tensor([0.01]))
     assert torch.equal(static[0].view(U8), want[0].view(U8))
 
 
 def test_swiglu_at_the_ends() -> None:
     gate = torch.tensor([[0.0, 100.0, -100.0, -1000.0, math.inf, math.nan, -0.0, 1e-40]])
-    got = reference.deinterleave(
-        torch.cat((gate, torch.full_like(gate, 2.0)), 1), 8, 8, "swiglu", True
-    )
+    got = reference.deinterleave(torch.cat((gate, torch.full_like(gate, 2.0)), 1), 8, 0, "swiglu")
     assert got[0, :5].tolist() == [0.0, 200.0, pytest.approx(-7.4e-42, rel=0.1), 0.0, math.inf]
     assert got[0, 5].isnan()
 

@@ -39,7 +39,7 @@ def assert_equals_oracle(
         )
         np.testing.assert_array_equal(got_gsa.numpy(), want[2])
     else:
-        x_fp4, x_sf = reference.quantize_nvfp4_static(x, gsa, recipe=recipe)
+        x_fp4, x_sf = reference.quantize_nvfp4_from_gsa(x, gsa, recipe=recipe)
     groups = want[1].shape[1]
     np.testing.assert_array_equal(x_sf.view(U8).reshape(-1, groups).numpy(), want[1])
     packed = x_fp4.view(U8).reshape(-1, groups * 8).numpy()
@@ -136,7 +136,7 @@ def test_computed_gsa_given_back() -> None:
     for seed in range(20):
         x = randn(8, 64, seed=seed)
         x_fp4, x_sf, gsa = reference.quantize_nvfp4(x)
-        again = reference.quantize_nvfp4_static(x, gsa)
+        again = reference.quantize_nvfp4_from_gsa(x, gsa)
         a = x.float().abs().amax()
         if torch.div(torch.tensor(2688.0), a) == torch.div(torch.tensor(1.0), gsa):
             assert torch.equal(again[0].view(U8), x_fp4.view(U8))

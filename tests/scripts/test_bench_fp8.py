@@ -8,20 +8,20 @@ import pytest
 import torch
 from harness.bench.ops import OPS, Op, Traffic, chosen
 from harness.bench.ops_fp8 import FP8_OPS
-from harness.bench.ops_grouped import GROUPED_OPS
+from harness.bench.ops_ragged import RAGGED_OPS
 from torch import Tensor
 
-from jitquant import QuantizedGroups, QuantizedTensor
+from jitquant import QuantizedRaggedTensor, QuantizedTensor
 
 # Each once; that of NVFP4 among them has tests of its own.
-MEASURED = [op for op in dict.fromkeys((*FP8_OPS, *GROUPED_OPS)) if op not in OPS]
+MEASURED = [op for op in dict.fromkeys((*FP8_OPS, *RAGGED_OPS)) if op not in OPS]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _parts(result: object) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
-    if isinstance(result, QuantizedGroups):
+    if isinstance(result, QuantizedRaggedTensor):
         parts = (result.data, result.scale_inv, result.amax, result.block_scales, result.dbias)
         return [part for part in parts if part is not None]
     if isinstance(result, tuple):
@@ -97,6 +97,6 @@ def _check_traffic(op: Op, m: int, n: int) -> None:
 def test_they_are_chosen_by_name() -> None:
     assert list(chosen("fp8")) == list(FP8_OPS)
     assert [op.name for op in chosen("cast,quantize-row")] == ["cast", "quantize-row"]
-    assert list(chosen("grouped")) == list(GROUPED_OPS)
-    new = [op for op in GROUPED_OPS if op not in (*OPS, *FP8_OPS)]
+    assert list(chosen("ragged")) == list(RAGGED_OPS)
+    new = [op for op in RAGGED_OPS if op not in (*OPS, *FP8_OPS)]
     assert len({op.name for op in (*OPS, *FP8_OPS, *new)}) == len(OPS) + len(FP8_OPS) + len(new)

@@ -288,13 +288,13 @@ JITQUANT_HD int64_t quotient(int64_t a, int64_t b) {
   return a / b;
 }
 
-struct GroupBounds {
+struct SegmentBounds {
   int64_t start, stop;
 };
 
-// A group between two offsets, with at most `size` elements, in a buffer of `numel`. Never outside
-// of the buffer.
-JITQUANT_HD GroupBounds group_between(int64_t from, int64_t to, int64_t size, int64_t numel) {
+// A segment between two offsets, with at most `size` elements, in a buffer of `numel`. Never
+// outside of the buffer.
+JITQUANT_HD SegmentBounds segment_between(int64_t from, int64_t to, int64_t size, int64_t numel) {
   const int64_t start = from < 0 ? 0 : (from < numel ? from : numel);
   const int64_t most = size < 0 ? 0 : (size < numel ? size : numel);
   int64_t stop = to < 0 ? 0 : (to < numel ? to : numel);
@@ -302,10 +302,10 @@ JITQUANT_HD GroupBounds group_between(int64_t from, int64_t to, int64_t size, in
   return {start, stop < start ? start : stop};
 }
 
-// Group i of a buffer; sizes may be null.
-JITQUANT_HD GroupBounds group_bounds(const int64_t* offsets, const int64_t* sizes, int64_t i,
-                                     int64_t numel) {
-  return group_between(offsets[i], offsets[i + 1], sizes != nullptr ? sizes[i] : numel, numel);
+// Segment i of a buffer; sizes may be null.
+JITQUANT_HD SegmentBounds segment_bounds(const int64_t* offsets, const int64_t* sizes, int64_t i,
+                                         int64_t numel) {
+  return segment_between(offsets[i], offsets[i + 1], sizes != nullptr ? sizes[i] : numel, numel);
 }
 
 }  // namespace jitquant

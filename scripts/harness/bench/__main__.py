@@ -46,7 +46,7 @@ def kernels(
     n: Annotated[int, typer.Option(help="Columns, a multiple of 16.", min=16)] = 7168,
     dtype: Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}.")] = "bfloat16",
     ops: Annotated[
-        str, typer.Option(help="Names, separated by commas; all; fp8; or grouped.")
+        str, typer.Option(help="Names, separated by commas; all; fp8; or ragged.")
     ] = "all",
     plain: Annotated[
         bool, typer.Option(help="Also measure torch.compile of the plain PyTorch code.")

@@ -42,12 +42,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def silu_mul(both: Tensor) -> Tensor:
+def swiglu(both: Tensor) -> Tensor:
     """(rows, [gate | up]) to (rows, cols)."""
     gate, up = both.chunk(2, dim=-1)
     if not both.is_cuda:
         return (functional.silu(gate.float()) * up.float()).to(both.dtype)
-    kernels().silu_mul(
+    kernels().swiglu(
         both, out=(out := torch.empty_like(gate, memory_format=torch.contiguous_format))
     )
     return out
@@ -157,7 +157,7 @@ class Bf16:
 
     def swiglu(self, both: Tensor) -> Any:
         """What a product takes of gate and up."""
-        return silu_mul(both)
+        return swiglu(both)
 
     def rows(self, x: Tensor) -> Any:
         """What a product takes of rows as they are."""
@@ -181,7 +181,7 @@ class Fp8Row(Bf16):
         return jitquant.rmsnorm_quantize_fp8(x, weight, eps)
 
     def swiglu(self, both: Tensor) -> Any:
-        return jitquant.silu_mul_quantize_fp8(both)
+        return jitquant.swiglu_quantize_fp8(both)
 
     def rows(self, x: Tensor) -> Any:
         return jitquant.quantize_fp8(x, granularity="row")

@@ -44,9 +44,9 @@ def _rows(results: Path, stem: str) -> goals.Rows:
 def _calls() -> dict[str, str]:
     from harness.bench.ops import OPS
     from harness.bench.ops_fp8 import FP8_OPS
-    from harness.bench.ops_grouped import GROUPED_OPS
+    from harness.bench.ops_ragged import RAGGED_OPS
 
-    return {op.name: op.call for op in (*OPS, *FP8_OPS, *GROUPED_OPS)}
+    return {op.name: op.call for op in (*OPS, *FP8_OPS, *RAGGED_OPS)}
 
 
 def _us(value: float) -> str:
@@ -153,11 +153,11 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "fp8": lambda results: _times(
         results, "kernels-fp8", _casts, "times the cast; of floor, from 4096 on"
     ),
-    "grouped": lambda results: _times(results, "kernels-grouped", _floors, "of floor from 4096 on"),
+    "ragged": lambda results: _times(results, "kernels-ragged", _floors, "of floor from 4096 on"),
     "compiled": compiled,
     "shapes": shapes,
     "host": host,
     "goals-nvfp4": _goals("kernels", goals.NVFP4),
     "goals-fp8": _goals("kernels-fp8", goals.FP8),
-    "goals-grouped": _goals("kernels-grouped", goals.GROUPED),
+    "goals-ragged": _goals("kernels-ragged", goals.RAGGED),
 }

@@ -133,19 +133,19 @@ FP8 = (
 )
 
 
-def _grouped() -> Iterable[Goal]:
+def _ragged() -> Iterable[Goal]:
     """Within 5% of the same bytes as one tensor."""
     for groups in (8, 64, 1024):
         for op, base in (
-            (f"fp8-grouped-{groups}", "fp8-tensor"),
-            (f"fp8-grouped-{groups}-given", "fp8-tensor-given"),
-            (f"nvfp4-grouped-{groups}", "quantize-tensor"),
+            (f"fp8-ragged-{groups}", "fp8-tensor"),
+            (f"fp8-ragged-{groups}-given", "fp8-tensor-given"),
+            (f"nvfp4-ragged-{groups}", "quantize-tensor"),
         ):
             bounds = dict.fromkeys(_SIZES[2:], 1.05)
             yield Goal(op, "times one tensor", Quantity(_over(base), TIMES), bounds)
 
 
-GROUPED = tuple(_grouped())
+RAGGED = tuple(_ragged())
 
 
 def host(call: str) -> tuple[float, float]:

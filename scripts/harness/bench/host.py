@@ -22,12 +22,12 @@ MODULES = (
     "dequantize",
     "quantize_block",
     "quantize_fp8",
-    "quantize_group",
+    "quantize_per_token_group",
     "quantize_mxfp8",
     "rmsnorm_quantize",
-    "rmsnorm_quantize_group",
-    "silu_mul_quantize",
-    "silu_mul_quantize_group",
+    "rmsnorm_quantize_per_token_group",
+    "swiglu_quantize",
+    "swiglu_quantize_per_token_group",
 )
 ROUNDS = 5
 """Each call is timed this often, all calls in turn; the median counts."""
@@ -130,10 +130,17 @@ def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
     blocks, mx = empty(format="fp8_block"), empty(format="mxfp8")
     normed = empty(format="fp8_row", inv_rms=True)
     normed_groups = empty(format="fp8_group", inv_rms=True)
-    fp8, group, mxfp8 = jitquant.quantize_fp8, jitquant.quantize_group, jitquant.quantize_mxfp8
-    block, silu = jitquant.quantize_block, jitquant.silu_mul_quantize_fp8
-    rmsnorm, rmsnorm_group = jitquant.rmsnorm_quantize_fp8, jitquant.rmsnorm_quantize_group
-    silu_group = jitquant.silu_mul_quantize_group
+    fp8, group, mxfp8 = (
+        jitquant.quantize_fp8,
+        jitquant.quantize_per_token_group,
+        jitquant.quantize_mxfp8,
+    )
+    block, silu = jitquant.quantize_block, jitquant.swiglu_quantize_fp8
+    rmsnorm, rmsnorm_group = (
+        jitquant.rmsnorm_quantize_fp8,
+        jitquant.rmsnorm_quantize_per_token_group,
+    )
+    silu_group = jitquant.swiglu_quantize_per_token_group
     given = group(x)
     return (
         HostCall("quantize_fp8(x)", lambda: fp8(x), lambda: fp8(x, out=tensor)),
@@ -147,7 +154,9 @@ def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
             lambda: fp8(x, granularity="row"),
             lambda: fp8(x, granularity="row", out=rows),
         ),
-        HostCall("quantize_group(x, 128)", lambda: group(x), lambda: group(x, out=groups)),
+        HostCall(
+            "quantize_per_token_group(x, 128)", lambda: group(x), lambda: group(x, out=groups)
+        ),
         HostCall("quantize_mxfp8(x)", lambda: mxfp8(x), lambda: mxfp8(x, out=mx)),
         HostCall("quantize_block(w)", lambda: block(x), lambda: block(x, out=blocks)),
         HostCall(
@@ -156,20 +165,18 @@ def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
             lambda: rmsnorm(x, weight, out=normed),
         ),
         HostCall(
-            "rmsnorm_quantize_group(x, weight, 128)",
+            "rmsnorm_quantize_per_token_group(x, weight, 128)",
             lambda: rmsnorm_group(x, weight),
             lambda: rmsnorm_group(x, weight, out=normed_groups),
         ),
+        HostCall("swiglu_quantize_fp8(fused)", lambda: silu(fused), lambda: silu(fused, out=rows)),
         HostCall(
-            "silu_mul_quantize_fp8(fused)", lambda: silu(fused), lambda: silu(fused, out=rows)
-        ),
-        HostCall(
-            "silu_mul_quantize_group(fused, 128)",
+            "swiglu_quantize_per_token_group(fused, 128)",
             lambda: silu_group(fused),
             lambda: silu_group(fused, out=groups),
         ),
         HostCall(
-            "quantize_group(x).dequantize()",
+            "quantize_per_token_group(x).dequantize()",
             lambda: given.dequantize(torch.bfloat16),
             lambda: jitquant.dequantize(given, out=y),
         ),

@@ -18,7 +18,7 @@ from jitquant.nn._matmul import fp8_mm
 
 BF16 = torch.bfloat16
 DEVICE = "cuda"
-MODULES = ("quantize_both", "quantize_block", "quantize_group")
+MODULES = ("quantize_both", "quantize_block", "quantize_per_token_group")
 HEAD = 128  # elements of an attention head
 
 
@@ -83,8 +83,8 @@ def linear(tokens: int, cols: int, out: int) -> Iterator[Pair]:
     yield Pair(f"{name}: forward alone", *times)
 
     x, grad = inputs[0][0].detach(), inputs[0][1]
-    xq, xq_t = jitquant.quantize_group_both(x)
-    gq, gq_t = jitquant.quantize_group_both(grad)
+    xq, xq_t = jitquant.quantize_per_token_group_both(x)
+    gq, gq_t = jitquant.quantize_per_token_group_both(grad)
     w = plain.weight.detach()
     wq, wq_t = jitquant.quantize_block_both(w, scale_layout="row_padded")
 
@@ -99,9 +99,9 @@ def linear(tokens: int, cols: int, out: int) -> Iterator[Pair]:
         *(_graphed(f, (grad,), (grad,)) for f in (products, fp8_products)),
     )
     yield Pair(
-        f"quantize_group_both, {tokens} x {cols}",
+        f"quantize_per_token_group_both, {tokens} x {cols}",
         None,
-        _graphed(jitquant.quantize_group_both, *alone),
+        _graphed(jitquant.quantize_per_token_group_both, *alone),
         4e-9 * tokens * cols,
     )
 

@@ -254,15 +254,15 @@ OPS = (
 )
 
 
-SETS = {"all": "kernels", "fp8": "kernels-fp8", "grouped": "kernels-grouped"}  # and their files
+SETS = {"all": "kernels", "fp8": "kernels-fp8", "ragged": "kernels-ragged"}  # and their files
 
 
 def chosen(names: str) -> Iterator[Op]:
     """The ops of a comma-separated list, or of one of `SETS`: all of NVFP4 with "all"."""
     from harness.bench.ops_fp8 import FP8_OPS
-    from harness.bench.ops_grouped import GROUPED_OPS
+    from harness.bench.ops_ragged import RAGGED_OPS
 
-    sets = dict(zip(SETS, (OPS, FP8_OPS, GROUPED_OPS), strict=True))
+    sets = dict(zip(SETS, (OPS, FP8_OPS, RAGGED_OPS), strict=True))
     by_name = {op.name: op for ops in sets.values() for op in ops}
     for name in (op.name for op in sets[names]) if names in sets else names.split(","):
         if name not in by_name:

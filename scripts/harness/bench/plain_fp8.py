@@ -28,7 +28,7 @@ def _quantize(v: Tensor, granularity: str) -> Results:
     return _cast(v, scale), _over(1.0, scale), a
 
 
-def _quantize_group(v: Tensor, group_size: int = 128) -> Results:
+def _quantize_per_token_group(v: Tensor, group_size: int = 128) -> Results:
     rows, cols = v.shape
     groups = v.view(rows, cols // group_size, group_size)
     factor = _over(TOP, groups.abs().amax(dim=-1).clamp(min=1e-10))
@@ -45,7 +45,7 @@ def quantize(x: Tensor, granularity: str = "tensor") -> Results:
     return _quantize(x.float(), granularity)
 
 
-def grouped(x: Tensor, groups: int) -> Results:
+def ragged(x: Tensor, groups: int) -> Results:
     """As many tensors of the same size, one after the other."""
     v = x.float().view(groups, -1)
     a = v.abs().amax(dim=-1)
@@ -54,22 +54,22 @@ def grouped(x: Tensor, groups: int) -> Results:
     return _cast(v, scale[:, None]).view(x.shape), _over(1.0, scale), a
 
 
-def grouped_given(x: Tensor, scale: Tensor, groups: int) -> Results:
+def ragged_given(x: Tensor, scale: Tensor, groups: int) -> Results:
     """The same with the scales given."""
     v = x.float().view(groups, -1)
     return _cast(v, scale[:, None]).view(x.shape), _over(1.0, scale), v.abs().amax(dim=-1)
 
 
-def grouped_gradient(grad: Tensor, x: Tensor, groups: int) -> Results:
+def ragged_gradient(grad: Tensor, x: Tensor, groups: int) -> Results:
     """Times the derivative of SiLU at x, of groups of as many rows; and the sums of the columns."""
     v = x.float()
     s = _over(1.0, 1.0 + torch.exp(-v))
     v = grad.float() * (s * (1.0 + v * (1.0 - s)))
     sums = v.double().view(groups, -1, x.shape[-1]).sum(dim=1).float()
-    return *grouped(v, groups), sums
+    return *ragged(v, groups), sums
 
 
-def grouped_nvfp4(x: Tensor, groups: int) -> Results:
+def ragged_nvfp4(x: Tensor, groups: int) -> Results:
     """The same in NVFP4, of whole blocks: codes, gsa and amax of each, scales of the blocks."""
     rows = x.view(groups, -1)
     codes, scales, gsa = quantize_nvfp4(rows, "row")
@@ -78,12 +78,12 @@ def grouped_nvfp4(x: Tensor, groups: int) -> Results:
 
 def group(x: Tensor) -> Results:
     """A scale for 128 neighbours of a row."""
-    return _quantize_group(x.float())
+    return _quantize_per_token_group(x.float())
 
 
 def group_16(x: Tensor) -> Results:
     """A scale for 16 neighbours of a row."""
-    return _quantize_group(x.float(), 16)
+    return _quantize_per_token_group(x.float(), 16)
 
 
 def group_vllm(x: Tensor) -> Results:
@@ -103,7 +103,7 @@ def _columns(scales: Tensor, align: int = 1) -> Tensor:
 
 def group_tma(x: Tensor) -> Results:
     """A scale for 128 neighbours of a row, stored as DeepGEMM takes it."""
-    data, scale_inv = _quantize_group(x.float())
+    data, scale_inv = _quantize_per_token_group(x.float())
     return data, _columns(scale_inv, 4)
 
 
@@ -132,9 +132,9 @@ def group_packed(x: Tensor) -> Results:
 def group_both(x: Tensor) -> Results:
     """A scale for 128 neighbours of a row, and the same of the transpose; scales in columns."""
     rows = x.shape[0]
-    data, scales = _quantize_group(x.float())
+    data, scales = _quantize_per_token_group(x.float())
     # Zeros change no amax.
-    data_t, scales_t = _quantize_group(pad(x.float().T, (0, -rows % 128)).contiguous())
+    data_t, scales_t = _quantize_per_token_group(pad(x.float().T, (0, -rows % 128)).contiguous())
     return data, _columns(scales), data_t[:, :rows].contiguous(), _columns(scales_t)
 
 
@@ -216,7 +216,7 @@ def rmsnorm_given(x: Tensor, weight: Tensor, scale: Tensor, eps: float = 1e-6) -
 def rmsnorm_group(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Results:
     """RMSNorm, a scale for 128 neighbours of a row."""
     y, inv_rms = _norm(x.float(), weight, eps)
-    return (*_quantize_group(y), inv_rms)
+    return (*_quantize_per_token_group(y), inv_rms)
 
 
 def rmsnorm_residual_group(
@@ -227,21 +227,21 @@ def rmsnorm_residual_group(
     return rmsnorm_group(residual, weight, eps)
 
 
-def _silu_mul(fused: Tensor) -> Tensor:
+def _swiglu(fused: Tensor) -> Tensor:
     gate, up = fused.float().chunk(2, dim=-1)
     return gate / (1.0 + torch.exp(-gate)) * up
 
 
-def silu_mul(fused: Tensor) -> Results:
+def swiglu(fused: Tensor) -> Results:
     """silu(gate) * up, a scale for each row."""
-    return _quantize(_silu_mul(fused), "row")
+    return _quantize(_swiglu(fused), "row")
 
 
-def silu_mul_given(fused: Tensor, scale: Tensor) -> Results:
+def swiglu_given(fused: Tensor, scale: Tensor) -> Results:
     """silu(gate) * up, the scale given."""
-    return _cast(_silu_mul(fused), scale), _over(1.0, scale)
+    return _cast(_swiglu(fused), scale), _over(1.0, scale)
 
 
-def silu_mul_group(fused: Tensor) -> Results:
+def swiglu_group(fused: Tensor) -> Results:
     """silu(gate) * up, a scale for 128 neighbours of a row."""
-    return _quantize_group(_silu_mul(fused))
+    return _quantize_per_token_group(_swiglu(fused))

@@ -184,10 +184,10 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
 }  // namespace
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_rmsnorm_group(const Matrix& x, const Matrix* residual,
-                                 const ColumnVector& weight, float eps, float* inv_rms,
-                                 const GroupNumerics& numerics, const GroupOutput& out,
-                                 int64_t group_size, cudaStream_t stream) {
+cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residual,
+                                           const ColumnVector& weight, float eps, float* inv_rms,
+                                           const GroupNumerics& numerics, const GroupOutput& out,
+                                           int64_t group_size, cudaStream_t stream) {
   int log_lanes = 0;
   while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
   return normalized(x, residual, weight, eps, inv_rms, [&](const auto& source, const auto& norm) {

@@ -1,8 +1,8 @@
 """Many tensors in one buffer: the public functions. `jitquant.ops.fp8` says what they share.
 
-A buffer holds G tensors, one after the other, of any shapes: group i is the elements ``offsets[i]``
-to ``offsets[i + 1]`` of the flattened buffer. With ``sizes`` it is the ``sizes[i]`` elements from
-``offsets[i]`` on, and what follows up to the next group is padding, for alignment. What padding
+A buffer holds G tensors of any shapes, its segments: segment i is the elements ``offsets[i]`` to
+``offsets[i + 1]`` of the flattened buffer. With ``sizes`` it is the ``sizes[i]`` elements from
+``offsets[i]`` on, and what follows up to the next segment is padding, for alignment. What padding
 holds changes nothing, and its results are zero. Offsets ascend; they lie on the buffer's device,
 and the CPU does not read them, so they are not checked: whatever they are, nothing outside of the
 buffer is touched. `jitquant.testing.checked` reads and checks them.
@@ -20,10 +20,10 @@ from torch import Tensor
 from jitquant.formats import (
     CODES_PER_BYTE,
     FP4_DTYPE,
-    GROUPED_FORMATS,
     NVFP4_BLOCK,
     NVFP4_DIVISOR,
     QUANTIZED_MAX,
+    RAGGED_FORMATS,
     RECIPES,
     SCALE_DTYPE,
     Activation,
@@ -31,29 +31,29 @@ from jitquant.formats import (
     ceil_div,
     one_of,
 )
-from jitquant.numerics import grouped as numerics
+from jitquant.numerics import ragged as numerics
 from jitquant.numerics.fp8 import scale_from_amax
 from jitquant.numerics.nvfp4 import scales_from_amax
 from jitquant.ops import _checks, _checks_fp8, _sharded
 from jitquant.ops.fp8 import E4M3
 from jitquant.ops.schema import Op, Plan, Result, fp32
-from jitquant.tensors import QuantizedGroups
+from jitquant.tensors import QuantizedRaggedTensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
 _BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
-_MAKER = "QuantizedGroups.empty(shape, offsets, ...)"
+_MAKER = "QuantizedRaggedTensor.empty(shape, offsets, ...)"
 
 
-def _groups(
+def _segments(
     x: Tensor, name: str, offsets: Tensor, scale: Tensor | None, sizes: Tensor | None
 ) -> tuple[int, Result]:
-    """The number of groups, and a float for each."""
-    _checks_fp8.buffer_of_groups(x, name)
+    """The number of segments, and a float for each."""
+    _checks_fp8.buffer_of_segments(x, name)
     count = _checks_fp8.offsets_tensor(offsets, sizes, x, name)
-    _checks_fp8.floats_of_groups(scale, "scale", count, x, name)
+    _checks_fp8.floats_of_segments(scale, "scale", count, x, name)
     return count, fp32(count)
 
 
@@ -65,7 +65,7 @@ def _plan_fp8(
     dtype: torch.dtype,
 ) -> Plan:
     _checks_fp8.fp8_dtype(dtype)
-    _, floats = _groups(x, "x", offsets, scale, sizes)
+    _, floats = _segments(x, "x", offsets, scale, sizes)
     return Plan(x.device, (Result(tuple(x.shape), dtype), floats, floats))
 
 
@@ -80,7 +80,7 @@ def _plan_grad_fp8(
     dtype: torch.dtype,
 ) -> Plan:
     _checks_fp8.fp8_dtype(dtype)
-    count, floats = _groups(grad, "grad", offsets, scale, sizes)
+    count, floats = _segments(grad, "grad", offsets, scale, sizes)
     _checks_fp8.activation(activation, act_input, grad)
     if grad.shape[-1] == 0:
         raise ValueError(
@@ -97,7 +97,7 @@ def _plan_nvfp4(
     sizes: Tensor | None,
     recipe: str,
 ) -> Plan:
-    _, floats = _groups(x, "x", offsets, scale, sizes)
+    _, floats = _segments(x, "x", offsets, scale, sizes)
     blocks = ceil_div(_checks.row_count(x.shape), NVFP4_BLOCK)
     return Plan(
         x.device,
@@ -125,7 +125,7 @@ def _plan_dequantize_fp8(
     if not data.is_contiguous():
         raise ValueError("data is not contiguous; accepted is a contiguous buffer")
     count = _checks_fp8.offsets_tensor(offsets, sizes, data, "data")
-    _checks_fp8.floats_of_groups(scale_inv, "scale_inv", count, data, "data")
+    _checks_fp8.floats_of_segments(scale_inv, "scale_inv", count, data, "data")
     out = Result(tuple(data.shape), torch.bfloat16 if dtype is None else dtype)
     return Plan(data.device, (out,))
 
@@ -144,7 +144,7 @@ def _plan_dequantize_nvfp4(
     _checks.packed_tensor(x_sf, "x_sf", SCALE_DTYPE)
     _checks.same_device(x_sf, "x_sf", x_fp4, "x_fp4")
     count = _checks_fp8.offsets_tensor(offsets, sizes, x_fp4, "x_fp4")
-    _checks_fp8.floats_of_groups(gsa, "gsa", count, x_fp4, "x_fp4")
+    _checks_fp8.floats_of_segments(gsa, "gsa", count, x_fp4, "x_fp4")
     blocks = ceil_div(numel, NVFP4_BLOCK)
     if numel < 0 or tuple(x_fp4.shape) != (blocks * _BLOCK_BYTES,):
         raise ValueError(
@@ -160,44 +160,44 @@ def _plan_dequantize_nvfp4(
 
 
 QUANTIZE_FP8 = Op(
-    "quantize_grouped_fp8",
+    "quantize_ragged_fp8",
     ["data", "scale_inv", "amax"],
-    module="quantize_grouped",
+    module="quantize_ragged",
     plan=_plan_fp8,
-    reference=numerics.quantize_grouped_fp8,
+    reference=numerics.quantize_ragged_fp8,
     maker=_MAKER,
 )
 QUANTIZE_GRAD_FP8 = Op(
-    "quantize_grouped_grad_fp8",
+    "quantize_ragged_grad_fp8",
     ["data", "scale_inv", "amax", "dbias"],
-    module="quantize_grouped_grad",
+    module="quantize_ragged_grad",
     plan=_plan_grad_fp8,
-    reference=numerics.quantize_grouped_grad_fp8,
+    reference=numerics.quantize_ragged_grad_fp8,
     maker=_MAKER,
 )
 QUANTIZE_NVFP4 = Op(
-    "quantize_grouped_nvfp4",
+    "quantize_ragged_nvfp4",
     ["x_fp4", "x_sf", "gsa", "amax"],
-    module="quantize_grouped_nvfp4",
+    module="quantize_ragged_nvfp4",
     plan=_plan_nvfp4,
-    reference=numerics.quantize_grouped_nvfp4,
+    reference=numerics.quantize_ragged_nvfp4,
     choices={"recipe": RECIPES},
     maker=_MAKER,
 )
 DEQUANTIZE_FP8 = Op(
-    "dequantize_grouped_fp8",
+    "dequantize_ragged_fp8",
     ["out"],
-    module="dequantize_grouped",
+    module="dequantize_ragged",
     plan=_plan_dequantize_fp8,
-    reference=numerics.dequantize_grouped_fp8,
+    reference=numerics.dequantize_ragged_fp8,
     maker=_MAKER,
 )
 DEQUANTIZE_NVFP4 = Op(
-    "dequantize_grouped_nvfp4",
+    "dequantize_ragged_nvfp4",
     ["out"],
-    module="dequantize_grouped",
+    module="dequantize_ragged",
     plan=_plan_dequantize_nvfp4,
-    reference=numerics.dequantize_grouped_nvfp4,
+    reference=numerics.dequantize_ragged_nvfp4,
     maker=_MAKER,
 )
 
@@ -211,7 +211,7 @@ OPS: tuple[Op, ...] = (
 """Every op on many tensors in one buffer."""
 
 
-def quantize_grouped(
+def quantize_ragged(
     x: Tensor,
     offsets: Tensor,
     *,
@@ -220,47 +220,48 @@ def quantize_grouped(
     sizes: Tensor | None = None,
     dtype: torch.dtype = E4M3,
     recipe: Recipe = "te",
-    amax_group: ProcessGroup | None = None,
-    out: QuantizedGroups | None = None,
-) -> QuantizedGroups:
+    process_group: ProcessGroup | None = None,
+    out: QuantizedRaggedTensor | None = None,
+) -> QuantizedRaggedTensor:
     """Quantizes each tensor of a buffer with a scale of its own.
 
-    Two launches, or one with scales given, whatever the number of groups.
+    Two launches, or one with scales given, whatever the number of segments.
 
     Args:
         x: contiguous, of any shape; offsets count its elements.
         offsets: int64 (G + 1,), ascending.
-        format: "fp8_tensor": each group as `jitquant.quantize_fp8` of a tensor. "nvfp4": each as
-            `jitquant.quantize_nvfp4`, in blocks of 16 neighbours of the buffer; groups begin at
-            multiples of 16, and a block belongs to the group of its first element.
+        format: "fp8_tensor": each segment as `jitquant.quantize_fp8` of a tensor. "nvfp4": each as
+            `jitquant.quantize_nvfp4`, in blocks of 16 neighbours of the buffer; segments begin at
+            multiples of 16, and a block belongs to the segment of its first element.
         scale: float32 (G,), the factors that encode (NVFP4: S, 2688 / amax); None: from the amaxes.
-        sizes: int64 (G,), elements of each group; None: groups follow each other.
+        sizes: int64 (G,), elements of each segment; None: segments follow each other.
         dtype: of "fp8_tensor": ``float8_e4m3fn`` or ``float8_e5m2``.
         recipe: of "nvfp4": "te" or "vllm".
-        amax_group: the ranks that have the other parts of the same G tensors, or None: the amax of
-            each is that of all its parts, by one all_reduce for all of them. The buffer is
+        process_group: the ranks that have the other parts of the same G tensors, or None: the amax
+            of each is that of all its parts, by one all_reduce for all of them. The buffer is
             quantized twice then, with the amaxes of this rank and with those of all.
-        out: buffers of ``QuantizedGroups.empty(x.shape, offsets, ...)``.
+        out: buffers of ``QuantizedRaggedTensor.empty(x.shape, offsets, ...)``.
 
     Returns:
-        data, scale_inv (G,), amax (G,), and for NVFP4 block_scales. An empty group has the amax 0.
+        data, scale_inv (G,), amax (G,), and for NVFP4 block_scales. The amax of an empty segment
+        is 0.
 
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, scale, "scale")
+    if process_group is not None:
+        _sharded.check_no_scale(process_group, scale, "scale")
 
-        def again(scale: Tensor | None) -> QuantizedGroups:
+        def again(scale: Tensor | None) -> QuantizedRaggedTensor:
             keywords: dict[str, Any] = {"format": format, "dtype": dtype, "recipe": recipe}
-            return quantize_grouped(x, offsets, scale=scale, sizes=sizes, out=out, **keywords)
+            return quantize_ragged(x, offsets, scale=scale, sizes=sizes, out=out, **keywords)
 
-        return _over(amax_group, again, dtype, out)
+        return _over(process_group, again, dtype, out)
     # What the format has no use for is no argument of its op.
     if format == "nvfp4":
         _checks_fp8.fp8_dtype(dtype)
     else:
-        one_of("format", format, GROUPED_FORMATS)
+        one_of("format", format, RAGGED_FORMATS)
         one_of("recipe", recipe, RECIPES)
     packed = format == "nvfp4"
     return _quantized(
@@ -279,7 +280,7 @@ def quantize_grouped(
     )
 
 
-def quantize_grouped_grad(
+def quantize_ragged_grad(
     grad: Tensor,
     offsets: Tensor,
     *,
@@ -289,26 +290,26 @@ def quantize_grouped_grad(
     activation: Activation = "none",
     dbias: bool = True,
     dtype: torch.dtype = torch.float8_e5m2,
-    amax_group: ProcessGroup | None = None,
-    out: QuantizedGroups | None = None,
-) -> QuantizedGroups:
+    process_group: ProcessGroup | None = None,
+    out: QuantizedRaggedTensor | None = None,
+) -> QuantizedRaggedTensor:
     """Quantizes the gradients of a buffer of tensors, with the bias gradients of each.
 
     What is cast is ``grad * activation'(act_input)``, made in fp32 and not rounded in between; its
-    sums over the rows of a group are the group's bias gradients. As many launches as
-    `quantize_grouped`.
+    sums over the rows of a segment are the segment's bias gradients. As many launches as
+    `quantize_ragged`.
 
     Args:
-        grad: (..., N), contiguous. Groups are whole rows of it: offsets are multiples of N.
+        grad: (..., N), contiguous. Segments are whole rows of it: offsets are multiples of N.
         offsets: int64 (G + 1,), ascending, in elements.
         scale: float32 (G,) to take; None: from the amaxes.
-        sizes: int64 (G,), elements of each group; None: groups follow each other.
+        sizes: int64 (G,), elements of each segment; None: segments follow each other.
         act_input: what went into the activation, of grad's shape and dtype.
         activation: "none", "relu", "silu" or "gelu" (its tanh form).
         dbias: whether bias gradients are made.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
-        amax_group: as in `quantize_grouped`; dbias stays that of this rank's rows.
-        out: buffers of ``QuantizedGroups.empty(grad.shape, offsets, dbias=..., ...)``.
+        process_group: as in `quantize_ragged`; dbias stays that of this rank's rows.
+        out: buffers of ``QuantizedRaggedTensor.empty(grad.shape, offsets, dbias=..., ...)``.
 
     Returns:
         data, scale_inv (G,), amax (G,) of the product, and dbias float32 (G, N).
@@ -316,15 +317,15 @@ def quantize_grouped_grad(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    if amax_group is not None:
-        _sharded.check_no_scale(amax_group, scale, "scale")
+    if process_group is not None:
+        _sharded.check_no_scale(process_group, scale, "scale")
 
-        def again(scale: Tensor | None) -> QuantizedGroups:
+        def again(scale: Tensor | None) -> QuantizedRaggedTensor:
             keywords: dict[str, Any] = {"act_input": act_input, "activation": activation}
             keywords |= {"sizes": sizes, "dbias": dbias, "dtype": dtype, "out": out}
-            return quantize_grouped_grad(grad, offsets, scale=scale, **keywords)
+            return quantize_ragged_grad(grad, offsets, scale=scale, **keywords)
 
-        return _over(amax_group, again, dtype, out)
+        return _over(process_group, again, dtype, out)
     return _quantized(
         QUANTIZE_GRAD_FP8,
         out,
@@ -342,25 +343,25 @@ def quantize_grouped_grad(
     )
 
 
-def dequantize_grouped(
-    q: QuantizedGroups, dtype: torch.dtype | None = None, *, out: Tensor | None = None
+def dequantize_ragged(
+    q: QuantizedRaggedTensor, dtype: torch.dtype | None = None, *, out: Tensor | None = None
 ) -> Tensor:
     """The values of a buffer of quantized tensors, in fp32 and rounded once to ``dtype``.
 
     Args:
-        q: what `quantize_grouped` or `quantize_grouped_grad` gave.
+        q: what `quantize_ragged` or `quantize_ragged_grad` gave.
         dtype: bfloat16, float16 or float32; default bfloat16, or that of ``out``.
         out: contiguous tensor of the buffer's shape to write to.
 
     Returns:
-        A tensor of the buffer's shape, zero outside of the groups, or ``out``.
+        A tensor of the buffer's shape, zero outside of the segments, or ``out``.
 
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    if not isinstance(q, QuantizedGroups):
+    if not isinstance(q, QuantizedRaggedTensor):
         raise TypeError(
-            f"q is {type(q).__name__}; accepted is QuantizedGroups, as quantize_grouped gives"
+            f"q is {type(q).__name__}; accepted is QuantizedRaggedTensor, as quantize_ragged gives"
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
@@ -380,11 +381,11 @@ def dequantize_grouped(
 
 def _over(
     group: ProcessGroup,
-    quantize: Callable[[Tensor | None], QuantizedGroups],
+    quantize: Callable[[Tensor | None], QuantizedRaggedTensor],
     dtype: torch.dtype,
-    out: QuantizedGroups | None,
-) -> QuantizedGroups:
-    """Many tensors with the amaxes of a group.
+    out: QuantizedRaggedTensor | None,
+) -> QuantizedRaggedTensor:
+    """Many tensors with the amaxes of a process segment.
 
     Args:
         group: the ranks.
@@ -419,13 +420,13 @@ _PARTS = {
 
 def _quantized(
     op: Op,
-    out: QuantizedGroups | None,
+    out: QuantizedRaggedTensor | None,
     *,
     arguments: Mapping[str, Any],
     format: str = "fp8_tensor",
     recipe: str = "te",
     dbias: bool = False,
-) -> QuantizedGroups:
+) -> QuantizedRaggedTensor:
     """A call of an op that quantizes a buffer.
 
     Args:
@@ -448,7 +449,7 @@ def _quantized(
         parts = dict(zip(names, results, strict=True))
         if not dbias:
             parts.pop("dbias", None)
-        return QuantizedGroups(
+        return QuantizedRaggedTensor(
             **parts,
             offsets=offsets,
             sizes=sizes,
@@ -458,7 +459,7 @@ def _quantized(
         )
     packed = format == "nvfp4"
     if not (
-        type(out) is QuantizedGroups
+        type(out) is QuantizedRaggedTensor
         and out.format == format
         and isinstance(x, Tensor)
         and out.shape == tuple(x.shape)
@@ -475,7 +476,7 @@ def _quantized(
     return out
 
 
-def _buffers(out: QuantizedGroups, names: tuple[str, ...], x: Tensor) -> list[Any]:
+def _buffers(out: QuantizedRaggedTensor, names: tuple[str, ...], x: Tensor) -> list[Any]:
     """The buffers of ``out``, in the order of the op's results."""
     buffers = [getattr(out, name) for name in names]
     if "dbias" in names and out.dbias is None:
@@ -492,9 +493,10 @@ def _check_buffers(
     dbias: bool,
 ) -> None:
     """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
-    if not isinstance(out, QuantizedGroups):
+    if not isinstance(out, QuantizedRaggedTensor):
         raise TypeError(
-            f"out is {type(out).__name__}; accepted is QuantizedGroups, such as {_MAKER} makes"
+            f"out is {type(out).__name__}; accepted is QuantizedRaggedTensor, such as "
+            f"{_MAKER} makes"
         )
     for field, wanted in (("format", format), ("shape", shape)):
         if getattr(out, field) != wanted:
@@ -517,4 +519,4 @@ def _check_buffers(
     _checks.out_parts(parts, _MAKER)
 
 
-QuantizedGroups._dequantize = dequantize_grouped
+QuantizedRaggedTensor._dequantize = dequantize_ragged

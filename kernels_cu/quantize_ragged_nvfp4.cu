@@ -1,10 +1,10 @@
 // NVFP4 of many tensors in one buffer, each with a scale of its own. A block of sixteen belongs to
-// the group of its first element.
-#include "jitquant/grouped_kernels.cuh"
+// the segment of its first element.
+#include "jitquant/ragged_kernels.cuh"
 
 namespace jitquant {
 
-struct GroupedNvfp4 {
+struct RaggedNvfp4 {
   static constexpr bool kKeepsNan = false, kWholeBlocks = true;
   using Encoding = Nvfp4Encoding;
   using Codes = Nvfp4Codes;
@@ -39,12 +39,12 @@ struct GroupedNvfp4 {
 };
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_quantize_grouped_nvfp4(const GroupedInput& x, const GroupedScales& scales,
-                                          Nvfp4Recipe recipe, uint8_t* codes, uint8_t* block_scales,
-                                          cudaStream_t stream) {
+cudaError_t launch_quantize_ragged_nvfp4(const RaggedInput& x, const RaggedScales& scales,
+                                         Nvfp4Recipe recipe, uint8_t* codes, uint8_t* block_scales,
+                                         cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
-    const GroupedNvfp4 op = {reinterpret_cast<uint2*>(codes), block_scales, recipe};
-    return launch_grouped(BufferSource<decltype(element)>(x), op, x, scales, stream);
+    const RaggedNvfp4 op = {reinterpret_cast<uint2*>(codes), block_scales, recipe};
+    return launch_ragged(BufferSource<decltype(element)>(x), op, x, scales, stream);
   });
 }
 #endif

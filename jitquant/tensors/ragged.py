@@ -1,4 +1,4 @@
-"""`QuantizedGroups`: many tensors in one buffer, in FP8 or NVFP4.
+"""`QuantizedRaggedTensor`: many tensors in one buffer, in FP8 or NVFP4.
 
 It is what the ops return, what consumers take, and what ``out=`` is given.
 """
@@ -16,8 +16,8 @@ from jitquant.formats import (
     CODES_PER_BYTE,
     FP4_DTYPE,
     FP8_DTYPES,
-    GROUPED_FORMATS,
     NVFP4_BLOCK,
+    RAGGED_FORMATS,
     RECIPES,
     SCALE_DTYPE,
     ceil_to,
@@ -27,18 +27,18 @@ from jitquant.tensors._parts import Parts, register
 
 
 @dataclass(eq=False, repr=False)
-class QuantizedGroups(Parts):
+class QuantizedRaggedTensor(Parts):
     """Many tensors in one buffer, each with a scale of its own.
 
     Attributes:
         data: "fp8_tensor": elements, of the buffer's shape; "nvfp4": ``float4_e2m1fn_x2``
             (ceil(numel / 16) * 8,), blocks of 16 neighbours of the flattened buffer.
-        scale_inv: fp32 (G,), the factor that dequantizes each group; "nvfp4": its gsa.
-        amax: fp32 (G,), the largest magnitude of each group.
-        offsets: int64 (G + 1,), where groups begin, in elements, and where the last one ends.
+        scale_inv: fp32 (G,), the factor that dequantizes each segment; "nvfp4": its gsa.
+        amax: fp32 (G,), the largest magnitude of each segment.
+        offsets: int64 (G + 1,), where segments begin, in elements, and where the last one ends.
         sizes: int64 (G,), their elements; None: each ends where the next begins.
         block_scales: "nvfp4": ``float8_e4m3fn`` (ceil(numel / 16),).
-        dbias: fp32 (G, N), the sum over the rows of each group, from `quantize_grouped_grad`.
+        dbias: fp32 (G, N), the sum over the rows of each segment, from `quantize_ragged_grad`.
         format: "fp8_tensor" or "nvfp4".
         shape: of the buffer that was quantized.
         recipe: "te" or "vllm".
@@ -80,7 +80,7 @@ class QuantizedGroups(Parts):
         dtype: torch.dtype = torch.float8_e4m3fn,
         dbias: bool = False,
         recipe: str = "te",
-    ) -> QuantizedGroups:
+    ) -> QuantizedRaggedTensor:
         """Uninitialised buffers on the device of ``offsets``, to be given as ``out=``.
 
         Args:
@@ -96,7 +96,7 @@ class QuantizedGroups(Parts):
             ValueError, TypeError: an argument is none of these.
         """
         shape = tuple(shape)
-        one_of("format", format, GROUPED_FORMATS)
+        one_of("format", format, RAGGED_FORMATS)
         one_of("recipe", recipe, RECIPES)
         if not shape:
             raise ValueError("shape is (); accepted is a shape of one dimension or more")
@@ -123,19 +123,19 @@ class QuantizedGroups(Parts):
         )
 
     @property
-    def num_groups(self) -> int:
+    def num_segments(self) -> int:
         """G."""
         return self.offsets.shape[0] - 1
 
     def dequantize(self, dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None) -> Tensor:
-        """The buffer's values, rounded once to ``dtype``, zero outside of the groups.
+        """The buffer's values, rounded once to ``dtype``, zero outside of the segments.
 
         Args:
             dtype: bfloat16, float16 or float32.
             out: contiguous tensor of the buffer's shape and of ``dtype`` to write to.
 
         Raises:
-            TypeError, ValueError: see `jitquant.dequantize_grouped`.
+            TypeError, ValueError: see `jitquant.dequantize_ragged`.
         """
         return self._dequantize(dtype=dtype, out=out)
 
@@ -150,7 +150,7 @@ class QuantizedGroups(Parts):
             ValueError: a shape, device, format or recipe is not what it must be, or block_scales
                 are missing, or there with a format that has none.
         """
-        one_of(f"{name}.format", self.format, GROUPED_FORMATS)
+        one_of(f"{name}.format", self.format, RAGGED_FORMATS)
         one_of(f"{name}.recipe", self.recipe, RECIPES)
         if len(self.shape) == 0:
             raise ValueError(f"{name}.shape is (); accepted is a shape of one dimension or more")
@@ -162,7 +162,7 @@ class QuantizedGroups(Parts):
                 f"{self.format!r} is {'a tensor' if packed else 'None'}"
             )
         blocks = ceil_to(math.prod(self.shape), NVFP4_BLOCK) // NVFP4_BLOCK
-        count = self.num_groups
+        count = self.num_segments
         elements = (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),) if packed else tuple(self.shape)
         floats = (torch.float32,)
         for field, shape, dtypes in (
@@ -190,23 +190,24 @@ class QuantizedGroups(Parts):
             if tuple(part.shape) != shape:
                 raise ValueError(
                     f"{name}.{field} is {tuple(part.shape)}; accepted is {shape} for "
-                    f"{count} groups in a buffer of shape {tuple(self.shape)}, format "
+                    f"{count} segments in a buffer of shape {tuple(self.shape)}, format "
                     f"{self.format!r}"
                 )
 
     def __len__(self) -> int:
-        return self.num_groups
+        return self.num_segments
 
     def __repr__(self) -> str:
         return (
-            f"QuantizedGroups({self.num_groups} groups, shape={self.shape}, {self.format}, "
-            f"recipe={self.recipe!r}, dbias={'no' if self.dbias is None else 'yes'}, "
-            f"{self.nbytes} bytes, device={str(self.device)!r})"
+            f"QuantizedRaggedTensor({self.num_segments} segments, shape={self.shape}, "
+            f"{self.format}, recipe={self.recipe!r}, "
+            f"dbias={'no' if self.dbias is None else 'yes'}, {self.nbytes} bytes, "
+            f"device={str(self.device)!r})"
         )
 
 
 def _check_bounds(prefix: str, offsets: Tensor, sizes: Tensor | None) -> None:
-    """Raises where these are not the offsets and sizes of groups."""
+    """Raises where these are not the offsets and sizes of segments."""
     for name, t, least in (("offsets", offsets, 1), ("sizes", sizes, 0)):
         if t is None and name == "sizes":
             continue
@@ -234,8 +235,8 @@ def _check_bounds(prefix: str, offsets: Tensor, sizes: Tensor | None) -> None:
     if sizes.shape[0] != offsets.shape[0] - 1:
         raise ValueError(
             f"{prefix}sizes has shape {tuple(sizes.shape)}; accepted is "
-            f"({offsets.shape[0] - 1},), one for each group of offsets"
+            f"({offsets.shape[0] - 1},), one for each segment of offsets"
         )
 
 
-register(QuantizedGroups)
+register(QuantizedRaggedTensor)

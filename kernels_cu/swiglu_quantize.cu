@@ -5,12 +5,12 @@
 namespace jitquant {
 
 #ifndef __CUDACC_RTC__
-bool silu_mul_fp8_partials(const Matrix& fused, const Fp8Scale& scale) {
+bool swiglu_fp8_partials(const Matrix& fused, const Fp8Scale& scale) {
   return fp8_partials(scale, fused.rows, fused.cols / 2);
 }
 
-cudaError_t launch_silu_mul_fp8(const Matrix& fused, int64_t run, const Fp8Scale& scale,
-                                const ElementRows& out, cudaStream_t stream) {
+cudaError_t launch_swiglu_fp8(const Matrix& fused, int64_t run, const Fp8Scale& scale,
+                              const ElementRows& out, cudaStream_t stream) {
   return deinterleaved(fused, run, true, [&](const auto& source) {
     if (!needs_amax(scale)) return launch_cast(source, scale, 0, out, stream);
     if (scale.by_row) return launch_fp8_rows(source, scale, out, stream);

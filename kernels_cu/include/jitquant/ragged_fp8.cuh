@@ -2,15 +2,15 @@
 #pragma once
 
 #include "jitquant/fp8_kernels.cuh"
-#include "jitquant/grouped_kernels.cuh"
+#include "jitquant/ragged_kernels.cuh"
 
 namespace jitquant {
 
-struct GroupedFp8 {
+struct RaggedFp8 {
   static constexpr bool kKeepsNan = true, kWholeBlocks = false;
   using Encoding = float;
   using Codes = uint4;
-  GroupedElements out;
+  RaggedElements out;
 
   __device__ __forceinline__ float of_amax(float amax, float& scale) const {
     scale = fp8_scale_from_amax(amax, largest(out.format));

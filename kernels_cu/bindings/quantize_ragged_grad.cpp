@@ -1,11 +1,11 @@
-#include "grouped.h"
+#include "ragged.h"
 
 namespace jitquant {
 
-RowCut quantize_grouped_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias);
-cudaError_t launch_quantize_grouped_grad_fp8(const GroupedInput& x, const GroupedScales& scales,
-                                             const GroupedGradient& gradient,
-                                             const GroupedElements& out, cudaStream_t stream);
+RowCut quantize_ragged_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias);
+cudaError_t launch_quantize_ragged_grad_fp8(const RaggedInput& x, const RaggedScales& scales,
+                                            const RaggedGradient& gradient,
+                                            const RaggedElements& out, cudaStream_t stream);
 
 namespace {
 
@@ -31,20 +31,20 @@ const void* input_of(const std::optional<View>& input, Activation activation, co
   return input->const_data_ptr();
 }
 
-void quantize_grouped_grad_fp8(Call& call, const View& grad, const View& offsets,
-                               std::optional<View> scale, std::optional<View> sizes,
-                               std::optional<View> act_input, std::string_view activation,
-                               bool with_dbias, ScalarType dtype, Result& data, Result& scale_inv,
-                               Result& amax, Result& dbias) {
-  GroupedArguments a = GroupedArguments::of(grad, "grad", offsets, scale, sizes);
+void quantize_ragged_grad_fp8(Call& call, const View& grad, const View& offsets,
+                              std::optional<View> scale, std::optional<View> sizes,
+                              std::optional<View> act_input, std::string_view activation,
+                              bool with_dbias, ScalarType dtype, Result& data, Result& scale_inv,
+                              Result& amax, Result& dbias) {
+  RaggedArguments a = RaggedArguments::of(grad, "grad", offsets, scale, sizes);
   const EightBit format = fp8_format(dtype);
   const int64_t cols = grad.size(grad.dim() - 1);
   JITQUANT_CHECK(cols >= 1, "grad has no columns: its shape is ", shape_text(grad));
   JITQUANT_CHECK(!with_dbias || cols <= int64_t{1} << 30, "grad has ", cols,
                  " columns; with dbias it may have 2^30");
-  GroupedGradient gradient = {nullptr, activation_of(activation), cols, nullptr, nullptr};
+  RaggedGradient gradient = {nullptr, activation_of(activation), cols, nullptr, nullptr};
   gradient.act_input = input_of(act_input, gradient.activation, grad);
-  const GroupedElements out = grouped_elements(data, dtype, format, grad);
+  const RaggedElements out = ragged_elements(data, dtype, format, grad);
   a.results(scale_inv, "scale_inv", amax, grad);
   void* sums = dbias.memory("dbias", ScalarType::Float,
                             Shape::of(with_dbias ? a.input.count : 0, cols), grad);
@@ -52,19 +52,19 @@ void quantize_grouped_grad_fp8(Call& call, const View& grad, const View& offsets
   if (adds) gradient.dbias = static_cast<float*>(sums);
   const Launching at(call, grad);
   const Workspace partials(kMaxPartials, grad);
-  const RowCut cut = quantize_grouped_grad_cut(a.input.dtype, grad.numel(), cols, adds);
+  const RowCut cut = quantize_ragged_grad_cut(a.input.dtype, grad.numel(), cols, adds);
   const Workspace pieces(adds ? cut.ranges * cols : 0, grad);
   a.scales.partials = partials.floats();
   gradient.sums = pieces.floats();
-  check_launch(launch_quantize_grouped_grad_fp8(a.input, a.scales, gradient, out, at.stream),
-               "quantize_grouped_grad_fp8");
+  check_launch(launch_quantize_ragged_grad_fp8(a.input, a.scales, gradient, out, at.stream),
+               "quantize_ragged_grad_fp8");
 }
 
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&quantize_grouped_grad_fp8>(
-    "quantize_grouped_grad_fp8",
+JITQUANT_FUNCTIONS(function<&quantize_ragged_grad_fp8>(
+    "quantize_ragged_grad_fp8",
     "Tensor grad, Tensor offsets, Tensor? scale=None, *, Tensor? sizes=None, "
     "Tensor? act_input=None, str activation='none', bool with_dbias=True, ScalarType dtype",
     {"data", "scale_inv", "amax", "dbias"}))

@@ -1,7 +1,7 @@
 """Many tensors in one buffer, each with a scale of its own: FP8 and NVFP4, and the gradient's cast.
 
-Group i is the elements ``offsets[i]`` to ``offsets[i] + sizes[i]`` of the flattened buffer, or,
-without sizes, to ``offsets[i + 1]``. What lies between groups is padding: it is not read, and its
+Segment i is the elements ``offsets[i]`` to ``offsets[i] + sizes[i]`` of the flattened buffer, or,
+without sizes, to ``offsets[i + 1]``. What lies between segments is padding: it is not read, and its
 results are zero. Bounds are those of the buffer.
 """
 
@@ -29,8 +29,8 @@ _SQRT_2_OVER_PI = 0.79788456080286536
 _GELU_CUBIC = 0.044715
 
 
-def group_bounds(offsets: Tensor, sizes: Tensor | None, numel: int) -> tuple[Tensor, Tensor]:
-    """First element and last + 1 of each group, int64 (groups,), within a buffer of ``numel``."""
+def segment_bounds(offsets: Tensor, sizes: Tensor | None, numel: int) -> tuple[Tensor, Tensor]:
+    """First element and last + 1 of each segment, int64 (G,), within a buffer of ``numel``."""
     start = offsets[:-1].clamp(0, numel)
     stop = offsets[1:].clamp(0, numel)
     if sizes is not None:
@@ -38,52 +38,52 @@ def group_bounds(offsets: Tensor, sizes: Tensor | None, numel: int) -> tuple[Ten
     return start, torch.maximum(start, stop)
 
 
-def group_of(position: Tensor, start: Tensor, stop: Tensor) -> Tensor:
-    """The group that each position of the buffer is in, or -1."""
+def segment_of(position: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    """The segment that each position of the buffer is in, or -1."""
     if start.numel() == 0:
         return torch.full_like(position, -1)
-    group = torch.searchsorted(start, position, right=True) - 1
-    inside = (group >= 0) & (position < stop[group.clamp(min=0)])
-    return torch.where(inside, group, -1)
+    segment = torch.searchsorted(start, position, right=True) - 1
+    inside = (segment >= 0) & (position < stop[segment.clamp(min=0)])
+    return torch.where(inside, segment, -1)
 
 
-def _groups_of_elements(offsets: Tensor, sizes: Tensor | None, numel: int) -> Tensor:
-    start, stop = group_bounds(offsets, sizes, numel)
-    return group_of(torch.arange(numel, device=offsets.device), start, stop)
+def _segments_of_elements(offsets: Tensor, sizes: Tensor | None, numel: int) -> Tensor:
+    start, stop = segment_bounds(offsets, sizes, numel)
+    return segment_of(torch.arange(numel, device=offsets.device), start, stop)
 
 
-def _amax_of_groups(v: Tensor, group: Tensor, count: int) -> Tensor:
-    """Largest magnitude of each group, NaN if it has one; 0 where it is empty. fp32 (count,)."""
+def _amax_of_segments(v: Tensor, segment: Tensor, count: int) -> Tensor:
+    """Largest magnitude of each segment, NaN if it has one; 0 where it is empty. fp32 (count,)."""
     # Magnitudes of floats are ordered as their bits are, NaN above all.
     bits = v.abs().view(torch.int32).to(torch.int64)
     out = torch.zeros(count + 1, dtype=torch.int64, device=v.device)
-    out.scatter_reduce_(0, torch.where(group < 0, count, group), bits, "amax")
+    out.scatter_reduce_(0, torch.where(segment < 0, count, segment), bits, "amax")
     return out[:count].to(torch.int32).view(torch.float32)
 
 
-def _of_group(values: Tensor, group: Tensor, outside: float) -> Tensor:
-    """The value of the group that each element is in, and ``outside`` where it is in none."""
+def _of_segment(values: Tensor, segment: Tensor, outside: float) -> Tensor:
+    """The value of the segment that each element is in, and ``outside`` where it is in none."""
     extended = torch.cat((values, constant(outside, values).reshape(1)))
-    return extended[torch.where(group < 0, values.numel(), group)]
+    return extended[torch.where(segment < 0, values.numel(), segment)]
 
 
 def _quantize_fp8(
-    v: Tensor, group: Tensor, count: int, scale: Tensor | None, dtype: torch.dtype
+    v: Tensor, segment: Tensor, count: int, scale: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """data (numel,), scale_inv and amax (count,) of flat fp32 values, zero outside of groups."""
-    amax = _amax_of_groups(v, group, count)
+    """data (numel,), scale_inv and amax (count,) of flat fp32 values, zero outside of segments."""
+    amax = _amax_of_segments(v, segment, count)
     if scale is None:
         scale = scale_from_amax(amax, QUANTIZED_MAX[dtype])
-    data = encode(v * _of_group(scale, group, 1.0), dtype)
+    data = encode(v * _of_segment(scale, segment, 1.0), dtype)
     return data, torch.div(constant(1.0, scale), scale), amax
 
 
-def _flat(x: Tensor, group: Tensor) -> Tensor:
-    """``x`` flat in fp32, zero outside of groups."""
-    return x.reshape(-1).to(torch.float32).masked_fill(group < 0, 0.0)
+def _flat(x: Tensor, segment: Tensor) -> Tensor:
+    """``x`` flat in fp32, zero outside of segments."""
+    return x.reshape(-1).to(torch.float32).masked_fill(segment < 0, 0.0)
 
 
-def quantize_grouped_fp8(
+def quantize_ragged_fp8(
     x: Tensor,
     offsets: Tensor,
     scale: Tensor | None = None,
@@ -91,17 +91,19 @@ def quantize_grouped_fp8(
     sizes: Tensor | None = None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """data like ``x``, scale_inv and amax (G,): each group as `quantize_fp8` of a tensor.
+    """data like ``x``, scale_inv and amax (G,): each segment as `quantize_fp8` of a tensor.
 
     Args:
         x: contiguous, of any shape.
         offsets: int64 (G + 1,), in elements.
         scale: fp32 (G,) to take; None: from the amaxes.
-        sizes: int64 (G,), in elements; None: groups follow each other.
+        sizes: int64 (G,), in elements; None: segments follow each other.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
     """
-    group = _groups_of_elements(offsets, sizes, x.numel())
-    data, scale_inv, amax = _quantize_fp8(_flat(x, group), group, offsets.numel() - 1, scale, dtype)
+    segment = _segments_of_elements(offsets, sizes, x.numel())
+    data, scale_inv, amax = _quantize_fp8(
+        _flat(x, segment), segment, offsets.numel() - 1, scale, dtype
+    )
     return data.reshape(x.shape), scale_inv, amax
 
 
@@ -120,7 +122,7 @@ def activation_derivative(x: Tensor, activation: str) -> Tensor:
     return s * (one + z * (one - s))
 
 
-def quantize_grouped_grad_fp8(
+def quantize_ragged_grad_fp8(
     grad: Tensor,
     offsets: Tensor,
     scale: Tensor | None = None,
@@ -134,7 +136,7 @@ def quantize_grouped_grad_fp8(
     """data, scale_inv, amax, dbias of ``grad * activation'(act_input)``, made in fp32.
 
     Args:
-        grad: (..., N), contiguous; a group is whole rows of it.
+        grad: (..., N), contiguous; a segment is whole rows of it.
         offsets: int64 (G + 1,), in elements.
         scale: fp32 (G,) to take; None: from the amaxes.
         sizes: int64 (G,), in elements.
@@ -145,39 +147,39 @@ def quantize_grouped_grad_fp8(
 
     Returns:
         data like ``grad``, scale_inv and amax (G,), dbias fp32 (G, N): the sum over the rows of a
-        group, added in fp64 and rounded once.
+        segment, added in fp64 and rounded once.
     """
     count, cols = offsets.numel() - 1, grad.shape[-1]
-    group = _groups_of_elements(offsets, sizes, grad.numel())
-    v = _flat(grad, group)
+    segment = _segments_of_elements(offsets, sizes, grad.numel())
+    v = _flat(grad, segment)
     if act_input is not None and activation != "none":
-        v = (v * activation_derivative(_flat(act_input, group), activation)).masked_fill(
-            group < 0, 0.0
+        v = (v * activation_derivative(_flat(act_input, segment), activation)).masked_fill(
+            segment < 0, 0.0
         )
-    data, scale_inv, amax = _quantize_fp8(v, group, count, scale, dtype)
+    data, scale_inv, amax = _quantize_fp8(v, segment, count, scale, dtype)
     if not with_dbias:
         return data.reshape(grad.shape), scale_inv, amax, v.new_empty(0, cols)
     sums = torch.zeros((count + 1) * cols, dtype=torch.float64, device=v.device)
     column = torch.arange(v.numel(), device=v.device) % cols
-    sums.scatter_add_(0, torch.where(group < 0, count, group) * cols + column, v.double())
+    sums.scatter_add_(0, torch.where(segment < 0, count, segment) * cols + column, v.double())
     dbias = sums[: count * cols].to(torch.float32).reshape(count, cols)
     return data.reshape(grad.shape), scale_inv, amax, dbias
 
 
-def _groups_of_blocks(offsets: Tensor, sizes: Tensor | None, numel: int) -> tuple[Tensor, Tensor]:
-    """The group of the first element of each block of 16, and a mask of elements in that group."""
-    start, stop = group_bounds(offsets, sizes, numel)
+def _segments_of_blocks(offsets: Tensor, sizes: Tensor | None, numel: int) -> tuple[Tensor, Tensor]:
+    """The segment of the first element of each block of 16, and a mask of elements in it."""
+    start, stop = segment_bounds(offsets, sizes, numel)
     blocks = -(-numel // NVFP4_BLOCK)
     position = torch.arange(blocks * NVFP4_BLOCK, device=offsets.device)
     position = position.reshape(blocks, NVFP4_BLOCK)
-    group = group_of(position[:, 0].contiguous(), start, stop)
+    segment = segment_of(position[:, 0].contiguous(), start, stop)
     if start.numel() == 0:
-        return group, position < 0
-    inside = (group >= 0)[:, None] & (position < stop[group.clamp(min=0)][:, None])
-    return group, inside
+        return segment, position < 0
+    inside = (segment >= 0)[:, None] & (position < stop[segment.clamp(min=0)][:, None])
+    return segment, inside
 
 
-def quantize_grouped_nvfp4(
+def quantize_ragged_nvfp4(
     x: Tensor,
     offsets: Tensor,
     scale: Tensor | None = None,
@@ -185,9 +187,9 @@ def quantize_grouped_nvfp4(
     sizes: Tensor | None = None,
     recipe: str = "te",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x_fp4, x_sf, gsa, amax of a buffer whose groups begin at multiples of 16.
+    """x_fp4, x_sf, gsa, amax of a buffer whose segments begin at multiples of 16.
 
-    Blocks are 16 neighbours of the flattened buffer. A block belongs to the group that its first
+    Blocks are 16 neighbours of the flattened buffer. A block belongs to the segment that its first
     element is in; other elements of it are as if they were zero.
 
     Args:
@@ -201,24 +203,24 @@ def quantize_grouped_nvfp4(
         x_fp4 (ceil(numel / 16) * 8,), x_sf (ceil(numel / 16),), gsa and amax (G,).
     """
     numel, count = x.numel(), offsets.numel() - 1
-    group, inside = _groups_of_blocks(offsets, sizes, numel)
+    segment, inside = _segments_of_blocks(offsets, sizes, numel)
     v = functional.pad(x.reshape(-1).to(torch.float32), (0, -numel % NVFP4_BLOCK))
     v = v.reshape(-1, NVFP4_BLOCK).masked_fill(~inside, 0.0)
     known = torch.where(v.isnan(), constant(0.0, v), v)
-    amax = _amax_of_groups(known.reshape(-1), group.repeat_interleave(NVFP4_BLOCK), count)
+    amax = _amax_of_segments(known.reshape(-1), segment.repeat_interleave(NVFP4_BLOCK), count)
     if scale is None:
         s, gsa = scales_from_amax(amax, NVFP4_DIVISOR)
     else:
         s = usable_scale(scale)
         gsa = torch.div(constant(1.0, s), s)
-    s = _of_group(s, group, 1.0)
+    s = _of_segment(s, segment, 1.0)
     scales, factor = block_scales(v.abs().amax(dim=1), s, recipe)
     codes = encode_e2m1(v * factor[:, None])
     codes.masked_fill_(decode_e4m3(scales).isnan()[:, None] | ~inside, 0)
     return pack_e2m1(codes).reshape(-1), scales, gsa, amax
 
 
-def dequantize_grouped_fp8(
+def dequantize_ragged_fp8(
     data: Tensor,
     scale_inv: Tensor,
     offsets: Tensor,
@@ -226,14 +228,14 @@ def dequantize_grouped_fp8(
     sizes: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor]:
-    """``data * scale_inv`` of each group in fp32, rounded once to ``dtype``; zero outside."""
-    group = _groups_of_elements(offsets, sizes, data.numel())
-    values = data.reshape(-1).to(torch.float32) * _of_group(scale_inv, group, 0.0)
-    values = values.masked_fill(group < 0, 0.0)
+    """``data * scale_inv`` of each segment in fp32, rounded once to ``dtype``; zero outside."""
+    segment = _segments_of_elements(offsets, sizes, data.numel())
+    values = data.reshape(-1).to(torch.float32) * _of_segment(scale_inv, segment, 0.0)
+    values = values.masked_fill(segment < 0, 0.0)
     return (values.to(torch.bfloat16 if dtype is None else dtype).reshape(data.shape),)
 
 
-def dequantize_grouped_nvfp4(
+def dequantize_ragged_nvfp4(
     x_fp4: Tensor,
     x_sf: Tensor,
     gsa: Tensor,
@@ -243,9 +245,9 @@ def dequantize_grouped_nvfp4(
     sizes: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor]:
-    """``e2m1 * s * gsa`` in fp32, rounded once to ``dtype``: (numel,), zero outside of groups."""
-    group, inside = _groups_of_blocks(offsets, sizes, numel)
+    """``e2m1 * s * gsa`` in fp32, rounded once to ``dtype``: (numel,), zero outside of segments."""
+    segment, inside = _segments_of_blocks(offsets, sizes, numel)
     codes = decode_e2m1(unpack_e2m1(x_fp4)).reshape(-1, NVFP4_BLOCK)
-    values = codes * decode_e4m3(x_sf)[:, None] * _of_group(gsa, group, 0.0)[:, None]
+    values = codes * decode_e4m3(x_sf)[:, None] * _of_segment(gsa, segment, 0.0)[:, None]
     values = values.masked_fill(~inside, 0.0).reshape(-1)[:numel]
     return (values.to(torch.bfloat16 if dtype is None else dtype),)

@@ -27,11 +27,11 @@ def _offsets(groups: int, rows: int, device: torch.device, cols: int = 1) -> Ten
 def _fp8(groups: int) -> Op:
     """The tensor of "fp8-tensor" as so many tensors."""
     return Op(
-        f"fp8-grouped-{groups}",
-        f"quantize_grouped(x, offsets) of {groups} groups",
-        ("quantize_grouped",),
-        lambda x: jitquant.quantize_grouped(x, _offsets(groups, x.numel(), x.device)),
-        lambda x: plain.grouped(x, groups),
+        f"fp8-ragged-{groups}",
+        f"quantize_ragged(x, offsets) of {groups} groups",
+        ("quantize_ragged",),
+        lambda x: jitquant.quantize_ragged(x, _offsets(groups, x.numel(), x.device)),
+        lambda x: plain.ragged(x, groups),
         lambda m, n: ((m, n),),
         2,
         _written(lambda m, n: 2 * groups),
@@ -41,13 +41,13 @@ def _fp8(groups: int) -> Op:
 def _nvfp4(groups: int) -> Op:
     """The tensor of "quantize-tensor" as so many tensors."""
     return Op(
-        f"nvfp4-grouped-{groups}",
-        f"quantize_grouped(x, offsets, format='nvfp4') of {groups} groups",
-        ("quantize_grouped_nvfp4",),
-        lambda x: jitquant.quantize_grouped(
+        f"nvfp4-ragged-{groups}",
+        f"quantize_ragged(x, offsets, format='nvfp4') of {groups} groups",
+        ("quantize_ragged_nvfp4",),
+        lambda x: jitquant.quantize_ragged(
             x, _offsets(groups, x.numel(), x.device), format="nvfp4"
         ),
-        lambda x: plain.grouped_nvfp4(x, groups),
+        lambda x: plain.ragged_nvfp4(x, groups),
         lambda m, n: ((m, n),),
         2,
         lambda m, n, _: packed_bytes(m, n, 2 * groups),
@@ -57,13 +57,13 @@ def _nvfp4(groups: int) -> Op:
 def _fp8_given(groups: int) -> Op:
     """With the scales given, and the amaxes made: of delayed scaling."""
     return Op(
-        f"fp8-grouped-{groups}-given",
-        f"quantize_grouped(x, offsets, scale=s) of {groups} groups",
-        ("quantize_grouped",),
-        lambda x, scale: jitquant.quantize_grouped(
+        f"fp8-ragged-{groups}-given",
+        f"quantize_ragged(x, offsets, scale=s) of {groups} groups",
+        ("quantize_ragged",),
+        lambda x, scale: jitquant.quantize_ragged(
             x, _offsets(groups, x.numel(), x.device), scale=scale
         ),
-        lambda x, scale: plain.grouped_given(x, scale, groups),
+        lambda x, scale: plain.ragged_given(x, scale, groups),
         lambda m, n: ((m, n),),
         1,
         _written(lambda m, n: 2 * groups),
@@ -74,17 +74,17 @@ def _fp8_given(groups: int) -> Op:
 def _gradient(groups: int) -> Op:
     """Gradients times the derivative of SiLU, and the sums of their columns; groups are rows."""
     return Op(
-        f"fp8-grouped-grad-{groups}",
-        f"quantize_grouped_grad(grad, offsets, act_input=x, activation='silu') of {groups} groups",
-        ("quantize_grouped_grad",),
-        lambda grad, x: jitquant.quantize_grouped_grad(
+        f"fp8-ragged-grad-{groups}",
+        f"quantize_ragged_grad(grad, offsets, act_input=x, activation='silu') of {groups} groups",
+        ("quantize_ragged_grad",),
+        lambda grad, x: jitquant.quantize_ragged_grad(
             grad,
             _offsets(groups, grad.shape[0], grad.device, grad.shape[1]),
             act_input=x,
             activation="silu",
             dtype=torch.float8_e4m3fn,
         ),
-        lambda grad, x: plain.grouped_gradient(grad, x, groups),
+        lambda grad, x: plain.ragged_gradient(grad, x, groups),
         lambda m, n: ((m, n), (m, n)),
         2,
         _written(lambda m, n: 2 * groups + groups * n),
@@ -92,7 +92,7 @@ def _gradient(groups: int) -> Op:
 
 
 _ONE = {op.name: op for op in (*OPS, *FP8_OPS)}
-GROUPED_OPS = (
+RAGGED_OPS = (
     _ONE["quantize-tensor"],
     *(_nvfp4(groups) for groups in GROUPS),
     _ONE["fp8-tensor"],

@@ -1,4 +1,4 @@
-"""Many tensors in one buffer: each group is what a tensor of its own gives."""
+"""Many tensors in one buffer: each segment is what a tensor of its own gives."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 from jitquant import reference
 from jitquant.formats import FP8_DTYPES, RECIPES
 from jitquant.numerics.fp8 import scale_from_amax
-from jitquant.numerics.grouped import activation_derivative, group_bounds
+from jitquant.numerics.ragged import activation_derivative, segment_bounds
 
 U8 = torch.uint8
 E4M3 = FP8_DTYPES[0]
 
 
 def spans(offsets: list[int], sizes: list[int] | None, numel: int) -> list[tuple[int, int]]:
-    """Groups, found one by one."""
+    """Segments, found one by one."""
     out = []
     for i in range(len(offsets) - 1):
         start = min(max(offsets[i], 0), numel)
@@ -45,8 +45,8 @@ def assert_fp8(
     scale: Tensor | None = None,
 ) -> None:
     at, lengths = tensors(offsets, sizes)
-    data, scale_inv, amax = reference.quantize_grouped_fp8(x, at, scale, sizes=lengths, dtype=dtype)
-    (back,) = reference.dequantize_grouped_fp8(
+    data, scale_inv, amax = reference.quantize_ragged_fp8(x, at, scale, sizes=lengths, dtype=dtype)
+    (back,) = reference.dequantize_ragged_fp8(
         data, scale_inv, at, sizes=lengths, dtype=torch.float32
     )
     flat, codes, values = x.reshape(-1), data.view(U8).reshape(-1), back.reshape(-1)
@@ -76,13 +76,13 @@ def assert_nvfp4(
     recipe: str,
     scale: Tensor | None = None,
 ) -> None:
-    """For groups that begin at multiples of 16."""
+    """For segments that begin at multiples of 16."""
     at, lengths = tensors(offsets, sizes)
-    x_fp4, x_sf, gsa, amax = reference.quantize_grouped_nvfp4(
+    x_fp4, x_sf, gsa, amax = reference.quantize_ragged_nvfp4(
         x, at, scale, sizes=lengths, recipe=recipe
     )
     flat, codes, scales = x.reshape(-1), x_fp4.view(U8), x_sf.view(U8)
-    (back,) = reference.dequantize_grouped_nvfp4(
+    (back,) = reference.dequantize_ragged_nvfp4(
         x_fp4, x_sf, gsa, at, numel=flat.numel(), sizes=lengths, dtype=torch.float32
     )
     used = torch.zeros(scales.numel(), dtype=torch.bool)
@@ -98,7 +98,7 @@ def assert_nvfp4(
             torch.testing.assert_close(gsa[i : i + 1], want[2], rtol=0, atol=0)
         else:
             # A power of two, so that its reciprocal's reciprocal is itself.
-            want = reference.quantize_nvfp4_static(part, 1 / scale[i : i + 1], recipe=recipe)
+            want = reference.quantize_nvfp4_from_gsa(part, 1 / scale[i : i + 1], recipe=recipe)
             assert gsa[i] == 1 / scale[i]
         assert amax[i] == part.float().nan_to_num(nan=0.0, posinf=math.inf).abs().amax()
         first, last = start // 16, -(-stop // 16)
@@ -115,7 +115,7 @@ def assert_nvfp4(
 
 
 def layout_of(lengths: list[int], align: int) -> tuple[list[int], list[int]]:
-    """Offsets, aligned, and sizes of groups of these lengths."""
+    """Offsets, aligned, and sizes of segments of these lengths."""
     offsets = [0]
     for length in lengths:
         offsets.append(-(-(offsets[-1] + length) // align) * align)
@@ -124,7 +124,7 @@ def layout_of(lengths: list[int], align: int) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("count", [1, 3, 64, 65, 257, 4096])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_numbers_of_groups(count: int, dtype: torch.dtype) -> None:
+def test_numbers_of_segments(count: int, dtype: torch.dtype) -> None:
     lengths = [(7 * i + 3) % 11 for i in range(count)]  # empty ones and single elements too
     assert count < 64 or {0, 1} <= set(lengths)
     offsets, sizes = layout_of(lengths, 16)
@@ -135,7 +135,7 @@ def test_numbers_of_groups(count: int, dtype: torch.dtype) -> None:
         assert_nvfp4(x, offsets, sizes, "te")
         return
     at, lengths_ = tensors(offsets, sizes)
-    data, scale_inv, amax = reference.quantize_grouped_fp8(x, at, sizes=lengths_, dtype=E4M3)
+    data, scale_inv, amax = reference.quantize_ragged_fp8(x, at, sizes=lengths_, dtype=E4M3)
     want = torch.zeros(count)
     for i, (start, stop) in enumerate(spans(offsets, sizes, x.numel())):
         if start < stop:
@@ -158,7 +158,7 @@ def test_numbers_of_groups(count: int, dtype: torch.dtype) -> None:
     static=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_made_up_groups(
+def test_made_up_segments(
     lengths: list[int],
     align: int,
     with_sizes: bool,
@@ -192,16 +192,16 @@ def test_made_up_groups(
 def test_bounds_are_the_buffers(offsets: list[int], sizes: list[int] | None) -> None:
     x = randn(30)
     assert_fp8(x, offsets, sizes, E4M3)
-    start, stop = group_bounds(*tensors(offsets, sizes), 30)
+    start, stop = segment_bounds(*tensors(offsets, sizes), 30)
     assert list(zip(start.tolist(), stop.tolist(), strict=True)) == spans(offsets, sizes, 30)
 
 
-def test_a_group_of_nan_and_infinity_is_alone() -> None:
+def test_a_segment_of_nan_and_infinity_is_alone() -> None:
     x = randn(96)
     at = torch.tensor([0, 32, 64, 96])
-    clean = reference.quantize_grouped_fp8(x, at, dtype=E4M3)
+    clean = reference.quantize_ragged_fp8(x, at, dtype=E4M3)
     x[40], x[90] = math.nan, math.inf
-    data, scale_inv, amax = reference.quantize_grouped_fp8(x, at, dtype=E4M3)
+    data, scale_inv, amax = reference.quantize_ragged_fp8(x, at, dtype=E4M3)
     assert amax[1].isnan()
     assert amax[2] == math.inf
     assert scale_inv[1:].tolist() == [1.0, 1.0]
@@ -209,14 +209,14 @@ def test_a_group_of_nan_and_infinity_is_alone() -> None:
     assert scale_inv[0] == clean[1][0]
 
 
-def test_a_block_that_reaches_beyond_its_group() -> None:
+def test_a_block_that_reaches_beyond_its_segment() -> None:
     x = torch.full((48,), 3.0)
     x[20:32] = 1000.0  # no one's
     at, sizes = torch.tensor([0, 32, 48]), torch.tensor([20, 16])
-    x_fp4, x_sf, gsa, amax = reference.quantize_grouped_nvfp4(x, at, sizes=sizes)
+    x_fp4, x_sf, gsa, amax = reference.quantize_ragged_nvfp4(x, at, sizes=sizes)
     assert amax.tolist() == [3.0, 3.0]
     assert x_fp4.view(U8)[10:16].tolist() == [0] * 6
-    (back,) = reference.dequantize_grouped_nvfp4(
+    (back,) = reference.dequantize_ragged_nvfp4(
         x_fp4, x_sf, gsa, at, numel=48, sizes=sizes, dtype=torch.float32
     )
     assert torch.allclose(back[:20], torch.tensor(3.0))
@@ -245,13 +245,13 @@ def test_gradient(activation: str, static: bool) -> None:
     grad, x = randn(10, cols), randn(10, cols, seed=1)
     scale = torch.tensor([1.0, 2.0, 64.0, 0.3]) if static else None
     act_input = None if activation == "none" else x
-    data, scale_inv, amax, dbias = reference.quantize_grouped_grad_fp8(
+    data, scale_inv, amax, dbias = reference.quantize_ragged_grad_fp8(
         grad, at, scale, sizes=lengths, act_input=act_input, activation=activation, dtype=E4M3
     )
     v = grad.float()
     if act_input is not None:
         v = v * activation_derivative(x.float(), activation)
-    want = reference.quantize_grouped_fp8(v, at, scale, sizes=lengths, dtype=E4M3)
+    want = reference.quantize_ragged_fp8(v, at, scale, sizes=lengths, dtype=E4M3)
     for a, b in zip((data, scale_inv, amax), want, strict=True):
         assert torch.equal(a.view(U8), b.view(U8))
     assert dbias.shape == (4, cols)
@@ -261,7 +261,7 @@ def test_gradient(activation: str, static: bool) -> None:
         first = offsets[i] // cols
         sums = v[first : first + count].double().sum(dim=0)
         torch.testing.assert_close(dbias[i].double(), sums, rtol=1e-7, atol=1e-12)
-    without = reference.quantize_grouped_grad_fp8(
+    without = reference.quantize_ragged_grad_fp8(
         grad, at, sizes=lengths, with_dbias=False, dtype=E4M3
     )
     assert without[3].shape == (0, cols)

@@ -1,9 +1,9 @@
 // Values of many tensors in one buffer, each with a scale of its own; zero between them.
-#include "jitquant/grouped.cuh"
+#include "jitquant/ragged.cuh"
 
 namespace jitquant {
 
-// FP8: sixteen bytes are sixteen elements, wherever groups begin.
+// FP8: sixteen bytes are sixteen elements, wherever segments begin.
 struct Fp8Elements {
   using Fetched = uint4;
   static constexpr bool kWholeBlocks = false;
@@ -39,7 +39,7 @@ struct Fp8Elements {
   }
 };
 
-// NVFP4: a block of sixteen belongs to the group of its first element.
+// NVFP4: a block of sixteen belongs to the segment of its first element.
 struct Nvfp4Elements {
   struct Fetched {
     uint2 codes;
@@ -62,12 +62,12 @@ struct Nvfp4Elements {
 // The next elements are loaded while some are computed.
 template <class T, class Elements>
 __global__ void __launch_bounds__(kThreads, 2)
-    grouped_dequant_kernel(Elements elements, const float* scales, Groups groups, int64_t range,
-                           T* out, bool vector) {
+    ragged_dequant_kernel(Elements elements, const float* scales, Segments segments, int64_t range,
+                          T* out, bool vector) {
   const int lane = threadIdx.x & 31;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + (threadIdx.x >> 5);
   int64_t position = warp * range;
-  const int64_t stop = position + range < groups.numel ? position + range : groups.numel;
+  const int64_t stop = position + range < segments.numel ? position + range : segments.numel;
   wait_for_previous();
   let_next_begin();
   if (position >= stop) return;
@@ -75,26 +75,26 @@ __global__ void __launch_bounds__(kThreads, 2)
   typename Elements::Fetched next = {};
   const auto fetch = [&](int64_t at) {
     at += 16 * lane;
-    if (at < groups.numel) next = elements.fetch(at, groups.numel - at);
+    if (at < segments.numel) next = elements.fetch(at, segments.numel - at);
   };
   fetch(position);
-  int group = group_at(groups, position);
-  GroupBounds bounds = {0, 0};
+  int segment = segment_at(segments, position);
+  SegmentBounds bounds = {0, 0};
   float scale = 0.0f;
   const auto enter = [&] {
-    const bool is_there = group >= 0 && group < groups.count;
-    bounds = is_there ? groups.bounds(group) : GroupBounds{0, 0};
-    scale = is_there ? scales[group] : 0.0f;
+    const bool is_there = segment >= 0 && segment < segments.count;
+    bounds = is_there ? segments.bounds(segment) : SegmentBounds{0, 0};
+    scale = is_there ? scales[segment] : 0.0f;
   };
   enter();
 #pragma unroll 1
   for (; position < stop; position += kStep) {
     const typename Elements::Fetched x = next;
     if (position + kStep < stop) fetch(position + kStep);
-    if (position >= bounds.stop && group + 1 < groups.count) {
-      const int now = own_group_at(groups, group, groups.count, position);
-      if (now != group) {
-        group = now;
+    if (position >= bounds.stop && segment + 1 < segments.count) {
+      const int now = own_segment_at(segments, segment, segments.count, position);
+      if (now != segment) {
+        segment = now;
         enter();
       }
     }
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     } else {
 #pragma unroll
       for (int i = 0; i < 16; ++i) v[i] = 0.0f;
-      visit_own_groups(groups, group < 0 ? 0 : group, groups.count, mine, [&](int g) {
-        const GroupBounds at = groups.bounds(g);
+      visit_own_segments(segments, segment < 0 ? 0 : segment, segments.count, mine, [&](int g) {
+        const SegmentBounds at = segments.bounds(g);
         const Part part(at, mine);
         if (part.empty() || (Elements::kWholeBlocks && at.start > mine)) return;
         float w[16];
@@ -115,26 +115,26 @@ __global__ void __launch_bounds__(kThreads, 2)
         for (int i = 0; i < 16; ++i) v[i] = part.has(i) ? w[i] : v[i];
       });
     }
-    if (mine >= groups.numel) continue;
-    store_block<false>(out + mine, groups.numel - mine, vector, block_of<T>(v));
+    if (mine >= segments.numel) continue;
+    store_block<false>(out + mine, segments.numel - mine, vector, block_of<T>(v));
   }
 }
 
 namespace {
 
 template <class Elements>
-cudaError_t launch_elements(const Elements& elements, const float* scales, const Groups& groups,
+cudaError_t launch_elements(const Elements& elements, const float* scales, const Segments& segments,
                             void* out, DType dtype, cudaStream_t stream) {
-  if (groups.numel == 0) return cudaSuccess;
+  if (segments.numel == 0) return cudaSuccess;
   return dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     constexpr int kWarps = kThreads / 32;
-    const int64_t steps = (groups.numel + kStep - 1) / kStep;
-    const int per_sm = blocks_per_sm<&grouped_dequant_kernel<T, Elements>>(kThreads, 0);
+    const int64_t steps = (segments.numel + kStep - 1) / kStep;
+    const int per_sm = blocks_per_sm<&ragged_dequant_kernel<T, Elements>>(kThreads, 0);
     const int64_t grid = persistent_grid((steps + kWarps - 1) / kWarps, per_sm);
-    return launch<&grouped_dequant_kernel<T, Elements>>(
-        {grid, kThreads, Start::kOverlapped}, stream, elements, scales, groups,
-        range_of_warp(groups.numel, grid * kWarps), static_cast<T*>(out),
+    return launch<&ragged_dequant_kernel<T, Elements>>(
+        {grid, kThreads, Start::kOverlapped}, stream, elements, scales, segments,
+        range_of_warp(segments.numel, grid * kWarps), static_cast<T*>(out),
         reinterpret_cast<uintptr_t>(out) % 16 == 0);
   });
 }
@@ -142,18 +142,18 @@ cudaError_t launch_elements(const Elements& elements, const float* scales, const
 }  // namespace
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_dequantize_grouped_fp8(const uint8_t* data, EightBit format,
-                                          const float* scale_inv, const int64_t* offsets,
-                                          const int64_t* sizes, int64_t count, int64_t numel,
-                                          void* out, DType dtype, cudaStream_t stream) {
+cudaError_t launch_dequantize_ragged_fp8(const uint8_t* data, EightBit format,
+                                         const float* scale_inv, const int64_t* offsets,
+                                         const int64_t* sizes, int64_t count, int64_t numel,
+                                         void* out, DType dtype, cudaStream_t stream) {
   const Fp8Elements elements = {data, format, reinterpret_cast<uintptr_t>(data) % 16 == 0};
   return launch_elements(elements, scale_inv, {offsets, sizes, count, numel}, out, dtype, stream);
 }
 
-cudaError_t launch_dequantize_grouped_nvfp4(const uint8_t* codes, const uint8_t* scales,
-                                            const float* gsa, const int64_t* offsets,
-                                            const int64_t* sizes, int64_t count, int64_t numel,
-                                            void* out, DType dtype, cudaStream_t stream) {
+cudaError_t launch_dequantize_ragged_nvfp4(const uint8_t* codes, const uint8_t* scales,
+                                           const float* gsa, const int64_t* offsets,
+                                           const int64_t* sizes, int64_t count, int64_t numel,
+                                           void* out, DType dtype, cudaStream_t stream) {
   const Nvfp4Elements elements = {reinterpret_cast<const uint2*>(codes), scales};
   return launch_elements(elements, gsa, {offsets, sizes, count, numel}, out, dtype, stream);
 }

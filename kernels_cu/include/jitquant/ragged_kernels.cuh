@@ -1,19 +1,19 @@
 // The kernels that quantize many tensors of one flat buffer, templates over where the values come
 // from and over what is made of them:
-//   grouped_walk_kernel   launch 1 of computed scales: the amaxes. And the only launch where scales
+//   ragged_walk_kernel   launch 1 of computed scales: the amaxes. And the only launch where scales
 //                         are given: amaxes and elements
-//   grouped_tile_kernel   launch 2: the elements
+//   ragged_tile_kernel   launch 2: the elements
 // Launch 1 cuts the buffer into as many ranges as it has blocks of threads. An amax needs no
-// launch that zeroes it: a group whose first element is in a block's range is that block's, which
-// sets its amax to 0 before its warps add to it. The groups of the ranges before end in at most one
-// piece a range, which goes to a workspace of a float for each range, however many groups there
-// are; and a group's amax is the largest of its own and those of the ranges that it goes on in.
-// It goes through each range from the end to the beginning, where launch 2 begins: the L2 cache has
-// that still.
+// launch that zeroes it: a segment whose first element is in a block's range is that block's, which
+// sets its amax to 0 before its warps add to it. The segments of the ranges before end in at most
+// one piece a range, which goes to a workspace of a float for each range, however many segments
+// there are; and a segment's amax is the largest of its own and those of the ranges that it goes on
+// in. It goes through each range from the end to the beginning, where launch 2 begins: the L2 cache
+// has that still.
 //
 // A source has `numel` and
 //   Value             the type of a block of its values
-//   kTileThreads, kTileSteps  of a block of grouped_tile_kernel, and the steps of kStep elements
+//   kTileThreads, kTileSteps  of a block of ragged_tile_kernel, and the steps of kStep elements
 //                             that each of its warps has
 //   vector            the buffer is aligned to 16 bytes
 //   Fetched fetch(i)  what has to be loaded for sixteen elements from i on, which are all there
@@ -21,8 +21,8 @@
 //   Value load(i)     the same where some may not be there, or not aligned: zeros for those
 #pragma once
 
-#include "jitquant/grouped.cuh"
-#include "jitquant/grouped_launch.h"
+#include "jitquant/ragged.cuh"
+#include "jitquant/ragged_launch.h"
 #include "jitquant/reduce.cuh"
 
 namespace jitquant {
@@ -32,8 +32,8 @@ struct RangesOf {
   int first, last;
 };
 
-// The ranges of the blocks of launch 1, and what groups of earlier ranges have in each.
-struct GroupRanges {
+// The ranges of the blocks of launch 1, and what segments of earlier ranges have in each.
+struct SegmentRanges {
   int64_t span;  // elements
   int count;
   float* partials;
@@ -41,8 +41,8 @@ struct GroupRanges {
   __device__ __forceinline__ int of(int64_t position) const {
     return static_cast<int>(quotient(position, span));
   }
-  // That a group, which is not empty, goes on in.
-  __device__ __forceinline__ RangesOf after(const GroupBounds& at) const {
+  // That a segment, which is not empty, goes on in.
+  __device__ __forceinline__ RangesOf after(const SegmentBounds& at) const {
     return {of(at.start) + 1, of(at.stop - 1)};
   }
 };
@@ -57,7 +57,7 @@ struct BufferSource {
   int64_t numel;
   bool vector;
 
-  explicit BufferSource(const GroupedInput& x)
+  explicit BufferSource(const RaggedInput& x)
       : data(static_cast<const T*>(x.data)),
         numel(x.numel),
         vector(reinterpret_cast<uintptr_t>(x.data) % 16 == 0) {}
@@ -89,8 +89,8 @@ __device__ __forceinline__ Block<float> masked(const Block<float>& x, const Part
   return y;
 }
 
-// The elements of a group among sixteen; of NVFP4 none where it begins within them, which belong to
-// another.
+// The elements of a segment among sixteen; of NVFP4 none where it begins within them, which belong
+// to another.
 template <class Op, class Bounds, class Integer>
 __device__ __forceinline__ Part part_of(const Bounds& at, Integer position) {
   Part part(at, position);
@@ -104,7 +104,7 @@ enum class Walk {
   kComputed  // launch 2, by tiles: elements
 };
 
-// Elements of a tile of grouped_tile_kernel.
+// Elements of a tile of ragged_tile_kernel.
 template <class Source>
 constexpr int kTile = Source::kTileThreads / 32 * Source::kTileSteps * kStep;
 
@@ -130,12 +130,13 @@ constexpr int kCompiledFor = __CUDA_ARCH__ / 100;
 constexpr int kCompiledFor = 0;
 #endif
 
-// A thread's part of the amax of group i, which goes on in the ranges `in`, where `threads` share
+// A thread's part of the amax of segment i, which goes on in the ranges `in`, where `threads` share
 // it. kCached: through the L1 cache, which has it after the first of many; only behind the launch
 // that has written it.
 template <bool kCached>
-__device__ __forceinline__ float amax_of_group(int64_t i, RangesOf in, const GroupedScales& scales,
-                                               const GroupRanges& ranges, int thread, int threads) {
+__device__ __forceinline__ float amax_of_segment(int64_t i, RangesOf in, const RaggedScales& scales,
+                                                 const SegmentRanges& ranges, int thread,
+                                                 int threads) {
   const auto load = [](const float* p) { return float_bits(kCached ? *p : __ldcg(p)); };
   uint32_t bits = thread == 0 ? load(scales.amax + i) : 0u;
 #pragma unroll 4
@@ -145,26 +146,27 @@ __device__ __forceinline__ float amax_of_group(int64_t i, RangesOf in, const Gro
   return bits_float(bits);
 }
 
-// Of a range, where all pieces are there: the amax of the one group, if any, that begins in it and
-// goes on in others. A warp.
-__device__ __forceinline__ void finish_amax(int64_t base, int end, const Groups& groups,
-                                            const GroupedScales& scales,
-                                            const GroupRanges& ranges) {
-  GroupCursor cursor = {base};
-  const GroupBounds at = cursor.find(groups, end - 1);
+// Of a range, where all pieces are there: the amax of the one segment, if any, that begins in it
+// and goes on in others. A warp.
+__device__ __forceinline__ void finish_amax(int64_t base, int end, const Segments& segments,
+                                            const RaggedScales& scales,
+                                            const SegmentRanges& ranges) {
+  SegmentCursor cursor = {base};
+  const SegmentBounds at = cursor.find(segments, end - 1);
   if (cursor.start < 0 || at.stop <= base + end) return;
   const int lane = threadIdx.x & 31;
   const float all =
-      warp_max(amax_of_group<false>(cursor.index, ranges.after(at), scales, ranges, lane, 32));
+      warp_max(amax_of_segment<false>(cursor.index, ranges.after(at), scales, ranges, lane, 32));
   if (lane == 0) scales.amax[cursor.index] = all;
 }
 
-// The encoding of the cursor's group by its amax, which the warp that has the group's first element
-// tells of: `position` is the first that this one has of it.
+// The encoding of the cursor's segment by its amax, which the warp that has the segment's first
+// element tells of: `position` is the first that this one has of it.
 template <class Op>
-__device__ __forceinline__ void encode_group(const GroupCursor& cursor, float amax, int position,
-                                             const Op& op, const GroupedScales& scales,
-                                             typename Op::Encoding& encoding) {
+__device__ __forceinline__ void encode_segment(const SegmentCursor& cursor, float amax,
+                                               int position, const Op& op,
+                                               const RaggedScales& scales,
+                                               typename Op::Encoding& encoding) {
   const float inverse = op.of_amax(amax, encoding);
   if ((threadIdx.x & 31) == 0 && cursor.start >= position) {
     scales.amax[cursor.index] = amax;
@@ -172,23 +174,23 @@ __device__ __forceinline__ void encode_group(const GroupCursor& cursor, float am
   }
 }
 
-// Those of sixteen elements from `mine` on that are of groups which begin and end in one step: from
-// group `first` to before `behind`, each by itself. A thread, as there may be hundreds.
+// Those of sixteen elements from `mine` on that are of segments which begin and end in one step:
+// from segment `first` to before `behind`, each by itself. A thread, as there may be hundreds.
 template <Walk kWalk, class Source, class Op>
-__device__ __forceinline__ void take_short_groups(const Groups& groups, int first, int behind,
-                                                  int64_t mine, const typename Source::Value& v,
-                                                  const Op& op, const GroupedScales& scales,
-                                                  const GroupRanges& ranges,
-                                                  typename Op::Codes& codes) {
+__device__ __forceinline__ void take_short_segments(const Segments& segments, int first, int behind,
+                                                    int64_t mine, const typename Source::Value& v,
+                                                    const Op& op, const RaggedScales& scales,
+                                                    const SegmentRanges& ranges,
+                                                    typename Op::Codes& codes) {
   const auto take = [&](int i) {
-    const GroupBounds at = groups.bounds(i);
+    const SegmentBounds at = segments.bounds(i);
     const Part part = part_of<Op>(at, mine);
     if (part.empty()) return;
     typename Op::Encoding encoding = {};
     if constexpr (kWalk == Walk::kGiven) op.of_scale(scales.given[i], encoding);
-    // All that have elements of the group tell the same of it.
+    // All that have elements of the segment tell the same of it.
     if constexpr (kWalk == Walk::kComputed) {
-      const float amax = amax_of_group<false>(i, ranges.after(at), scales, ranges, 0, 1);
+      const float amax = amax_of_segment<false>(i, ranges.after(at), scales, ranges, 0, 1);
       scales.amax[i] = amax, scales.inverse[i] = op.of_amax(amax, encoding);
     }
     const auto own = masked(v, part);
@@ -200,20 +202,20 @@ __device__ __forceinline__ void take_short_groups(const Groups& groups, int firs
     if constexpr (kWalk != Walk::kAmax) op.merge(codes, op.codes(own, encoding), part);
   };
   if constexpr (Op::kWholeBlocks) {
-    take(own_group_at(groups, first, behind, mine));
+    take(own_segment_at(segments, first, behind, mine));
   } else {
-    visit_own_groups(groups, first, behind, mine, take);
+    visit_own_segments(segments, first, behind, mine, take);
   }
 }
 
-// A step of a warp in which groups begin or end, or which is not all there: to `amax` and, as
-// codes, to the result. The cursor is at the group of `step`. `mine` is where this lane's elements
-// are; `go(position, from)` brings the cursor to the group of a position, of which those from
-// `from` on are this warp's.
+// A step of a warp in which segments begin or end, or which is not all there: to `amax` and, as
+// codes, to the result. The cursor is at the segment of `step`. `mine` is where this lane's
+// elements are; `go(position, from)` brings the cursor to the segment of a position, of which those
+// from `from` on are this warp's.
 template <Walk kWalk, class Source, class Op, class Go>
 __device__ __forceinline__ void take_mixed_step(
-    GroupCursor& cursor, const Groups& groups, int step, int64_t mine, const Source& source,
-    const Op& op, const GroupedScales& scales, const GroupRanges& ranges,
+    SegmentCursor& cursor, const Segments& segments, int step, int64_t mine, const Source& source,
+    const Op& op, const RaggedScales& scales, const SegmentRanges& ranges,
     const typename Op::Encoding& encoding,
     Amax<typename Source::Value::Element, Op::kKeepsNan>& amax, Go&& go) {
   using Value = typename Source::Value;
@@ -231,20 +233,20 @@ __device__ __forceinline__ void take_mixed_step(
       const int behind = cursor.index + 1;
       go(step + kStep - 1, step);
       if (behind < cursor.index) {
-        take_short_groups<kWalk, Source>(groups, behind, cursor.index, mine, v, op, scales, ranges,
-                                         codes);
+        take_short_segments<kWalk, Source>(segments, behind, cursor.index, mine, v, op, scales,
+                                           ranges, codes);
       }
     }
   }
-  if constexpr (kWalk != Walk::kAmax) op.store(mine, groups.numel - mine, codes);
+  if constexpr (kWalk != Walk::kAmax) op.store(mine, segments.numel - mine, codes);
 }
 
-// The steps of a chunk from `chunk` on, one after another: those that are one group's by
+// The steps of a chunk from `chunk` on, one after another: those that are one segment's by
 // `take_whole(step, fetched)`, the others by `take_mixed(step)`. Of what has been fetched, where
 // all of it is there, only the first step is used, and the others are fetched once more, one ahead:
 // to hold all meanwhile there are no registers.
 template <class Source, int kSteps, class Go, class Whole, class Mixed>
-__device__ __forceinline__ void take_steps(const GroupCursor& cursor, int chunk, int end,
+__device__ __forceinline__ void take_steps(const SegmentCursor& cursor, int chunk, int end,
                                            int64_t origin, bool whole, const Source& source,
                                            const typename Source::Fetched (&x)[kSteps], Go&& go,
                                            Whole&& take_whole, Mixed&& take_mixed) {
@@ -265,8 +267,8 @@ __device__ __forceinline__ void take_steps(const GroupCursor& cursor, int chunk,
 
 template <class Source, class Op, Walk kWalk>
 __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCompiledFor))
-    grouped_walk_kernel(Source source, Op op, Groups groups, GroupedScales scales,
-                        GroupRanges ranges) {
+    ragged_walk_kernel(Source source, Op op, Segments segments, RaggedScales scales,
+                       SegmentRanges ranges) {
   using Fetched = typename Source::Fetched;
   using Value = typename Source::Value;
   constexpr bool kCasts = kWalk == Walk::kGiven, kBackwards = kWalk == Walk::kAmax;
@@ -274,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   constexpr int kChunk = kSteps * kStep, kStride = kThreads / 32 * kChunk;
   const int lane = threadIdx.x & 31;
   const int64_t base = blockIdx.x * ranges.span;
-  const int64_t left = groups.numel - base;
+  const int64_t left = segments.numel - base;
   const int end =
       static_cast<int>(kept(static_cast<uint32_t>(left < ranges.span ? left : ranges.span)));
   // Of this lane. Kept, as otherwise both are worked out again for each chunk.
@@ -303,20 +305,20 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   wait_for_previous();
   let_next_begin();
   fetch(turn);
-  const OffsetsWindow window(groups, base + chunk_of(turn));
-  GroupCursor cursor = {base};
-  cursor.find(groups, chunk_of(turn), window);
+  const OffsetsWindow window(segments, base + chunk_of(turn));
+  SegmentCursor cursor = {base};
+  cursor.find(segments, chunk_of(turn), window);
 
-  // The groups that begin here: what only this block adds to.
+  // The segments that begin here: what only this block adds to.
   __shared__ int first_here;
   if (threadIdx.x < 32) {
-    const int i = blockIdx.x == 0 ? 0 : search_offsets(groups, base - 1, window).low;
+    const int i = blockIdx.x == 0 ? 0 : search_offsets(segments, base - 1, window).low;
     if (lane == 0) first_here = i, ranges.partials[blockIdx.x] = 0.0f;
   }
   __syncthreads();
   const bool is_last = blockIdx.x + 1 == gridDim.x;
   for (int64_t i = first_here + threadIdx.x;
-       i < groups.count && (is_last || groups.offsets[i] < base + end); i += kThreads) {
+       i < segments.count && (is_last || segments.offsets[i] < base + end); i += kThreads) {
     typename Op::Encoding ignored;
     scales.amax[i] = 0.0f;
     scales.inverse[i] = kCasts ? op.of_scale(scales.given[i], ignored) : op.of_amax(0.0f, ignored);
@@ -339,7 +341,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   const auto go = [&](int position, int) {
     if ((!kBackwards || position >= cursor.begin) && position < cursor.next) return;
     leave();
-    kBackwards ? cursor.seek_around(groups, position) : cursor.seek(groups, position);
+    kBackwards ? cursor.seek_around(segments, position) : cursor.seek(segments, position);
     enter();
   };
   const auto take_whole = [&](int step, const Fetched& x) {
@@ -348,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
     if constexpr (kCasts) op.store(origin + step, 16, op.codes(v, encoding));
   };
   const auto take_mixed = [&](int step) {
-    take_mixed_step<kWalk>(cursor, groups, step, origin + step, source, op, scales, ranges,
+    take_mixed_step<kWalk>(cursor, segments, step, origin + step, source, op, scales, ranges,
                            encoding, amax, go);
   };
   const auto take = [&](int turn, const Fetched(&x)[kSteps]) {
@@ -379,7 +381,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   if constexpr (kCasts) {
     if (gridDim.x == 1) return;
     sync_grid();
-    if (threadIdx.x < 32) finish_amax(base, end, groups, scales, ranges);
+    if (threadIdx.x < 32) finish_amax(base, end, segments, scales, ranges);
   }
 }
 
@@ -392,20 +394,20 @@ struct Tile {
 // A tile, of a block of threads: the hardware starts them in order, so that what is read and
 // written at a time lies together.
 template <class Source, class Op>
-__device__ __forceinline__ void grouped_tile(Tile at, const Source& source, const Op& op,
-                                             const Groups& groups, const GroupedScales& scales,
-                                             const GroupRanges& ranges) {
+__device__ __forceinline__ void ragged_tile(Tile at, const Source& source, const Op& op,
+                                            const Segments& segments, const RaggedScales& scales,
+                                            const SegmentRanges& ranges) {
   constexpr int kSteps = Source::kTileSteps, kChunk = kSteps * kStep;
   const int lane = threadIdx.x & 31;
   if (at.begin < 0) {
     wait_for_previous();
     return;
   }
-  const int64_t base = at.begin, left = groups.numel - base, origin = base + 16 * lane;
+  const int64_t base = at.begin, left = segments.numel - base, origin = base + 16 * lane;
   const int end = left < kTile<Source> ? static_cast<int>(left) : kTile<Source>;
   const int chunk = (threadIdx.x >> 5) * kChunk;
   const bool whole = source.vector && chunk + kChunk <= end;
-  const OffsetsWindow window(groups, base);
+  const OffsetsWindow window(segments, base);
   typename Source::Fetched x[kSteps];
   if (whole) {
 #pragma unroll
@@ -414,8 +416,8 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
   wait_for_previous();
   let_next_begin();
   // What the amax likely needs, before it is known what: otherwise one load waits for another. The
-  // pieces of 128 ranges are those of most groups. Through the L1 cache, as all tiles need the same
-  // few lines.
+  // pieces of 128 ranges are those of most segments. Through the L1 cache, as all tiles need the
+  // same few lines.
   constexpr int kThreadsHere = Source::kTileThreads;
   constexpr int kPieces = (128 + kThreadsHere - 1) / kThreadsHere, kNear = kPieces * kThreadsHere;
   const int near_first = at.range - kNear / 2;
@@ -426,11 +428,11 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
     const int range = near_mine + k * kThreadsHere;
     if (range >= 0 && range < ranges.count) pieces[k] = float_bits(ranges.partials[range]);
   }
-  if (threadIdx.x < 32 && window.first + lane < groups.count) {
+  if (threadIdx.x < 32 && window.first + lane < segments.count) {
     amaxes = float_bits(scales.amax[window.first + lane]);
   }
-  GroupCursor cursor = {base};
-  const GroupBounds first = cursor.find(groups, chunk, window);
+  SegmentCursor cursor = {base};
+  const SegmentBounds first = cursor.find(segments, chunk, window);
   typename Op::Encoding encoding = {};
   const auto take_whole = [&](int step, const typename Source::Fetched& x) {
     op.store(origin + step, 16, op.codes(source.value(x), encoding));
@@ -448,31 +450,31 @@ __device__ __forceinline__ void grouped_tile(Tile at, const Source& source, cons
       }
       part = bits_float(bits);
     } else {
-      part = amax_of_group<true>(cursor.index, ranges.after(first), scales, ranges, threadIdx.x,
-                                 kThreadsHere);
+      part = amax_of_segment<true>(cursor.index, ranges.after(first), scales, ranges, threadIdx.x,
+                                   kThreadsHere);
     }
     __shared__ BlockReduce::Scratch scratch;
     BlockReduce reduce(scratch);
-    encode_group(cursor, reduce.max(part), chunk, op, scales, encoding);
+    encode_segment(cursor, reduce.max(part), chunk, op, scales, encoding);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) take_whole(chunk + k * kStep, x[k]);
     return;
   }
 
-  const auto enter = [&](const GroupBounds& at, int from) {
+  const auto enter = [&](const SegmentBounds& at, int from) {
     if (at.stop <= at.start) return;
     const float all =
-        warp_max(amax_of_group<true>(cursor.index, ranges.after(at), scales, ranges, lane, 32));
-    encode_group(cursor, all, from, op, scales, encoding);
+        warp_max(amax_of_segment<true>(cursor.index, ranges.after(at), scales, ranges, lane, 32));
+    encode_segment(cursor, all, from, op, scales, encoding);
   };
   enter(first, chunk);
   const auto go = [&](int position, int from) {
     if (position < cursor.next) return;
-    enter(cursor.seek(groups, position), from);
+    enter(cursor.seek(segments, position), from);
   };
   Amax<typename Source::Value::Element, Op::kKeepsNan> unused;
   const auto take_mixed = [&](int step) {
-    take_mixed_step<Walk::kComputed>(cursor, groups, step, origin + step, source, op, scales,
+    take_mixed_step<Walk::kComputed>(cursor, segments, step, origin + step, source, op, scales,
                                      ranges, encoding, unused, go);
   };
   take_steps(cursor, chunk, end, origin, whole, source, x, go, take_whole, take_mixed);
@@ -511,7 +513,7 @@ struct TileOrder {
 // First as much of each range as launch 1 has read last and the L2 cache has still: about 30 MB in
 // all.
 template <class Source>
-TileOrder tile_order(const GroupRanges& ranges, bool at_end) {
+TileOrder tile_order(const SegmentRanges& ranges, bool at_end) {
   constexpr int64_t kTileBytes = kTile<Source> / 16 * sizeof(typename Source::Fetched);
   constexpr int64_t kEarly = (128 << 10) / kTileBytes;
   const int64_t tiles = (ranges.span + kTile<Source> - 1) / kTile<Source>;  // of a range
@@ -524,16 +526,16 @@ template <class Source, class Op>
 __global__ void __launch_bounds__(Source::kTileThreads,
                                   blocks_of_threads<Source, Walk::kComputed>(kCompiledFor) *
                                       (kThreads / Source::kTileThreads))
-    grouped_tile_kernel(Source source, Op op, Groups groups, GroupedScales scales,
-                        GroupRanges ranges, TileOrder order) {
-  grouped_tile(order.tile<kTile<Source>>(blockIdx.x, ranges.span), source, op, groups, scales,
-               ranges);
+    ragged_tile_kernel(Source source, Op op, Segments segments, RaggedScales scales,
+                       SegmentRanges ranges, TileOrder order) {
+  ragged_tile(order.tile<kTile<Source>>(blockIdx.x, ranges.span), source, op, segments, scales,
+              ranges);
 }
 
 #ifndef __CUDACC_RTC__
 // How the buffer is cut into the ranges of a launch's blocks.
 template <class Source, Walk kWalk>
-GroupRanges ranges_of(int64_t numel, float* partials) {
+SegmentRanges ranges_of(int64_t numel, float* partials) {
   constexpr int kChunk = kWalkSteps<Source, kWalk> * kStep, kWarps = kThreads / 32;
   const int64_t chunks = (numel + kChunk - 1) / kChunk;
   const int64_t most = persistent_grid((chunks + kWarps - 1) / kWarps,
@@ -543,33 +545,33 @@ GroupRanges ranges_of(int64_t numel, float* partials) {
   return {span * kChunk, chunks < 1 ? 1 : static_cast<int>((chunks + span - 1) / span), partials};
 }
 
-inline Groups groups_of(const GroupedInput& x) {
+inline Segments segments_of(const RaggedInput& x) {
   return {x.offsets, x.sizes, x.count, x.numel};
 }
 
 template <Walk kWalk, class Source, class Op>
-cudaError_t launch_walk(const Source& source, const Op& op, const GroupedInput& x,
-                        const GroupedScales& scales, const GroupRanges& ranges,
+cudaError_t launch_walk(const Source& source, const Op& op, const RaggedInput& x,
+                        const RaggedScales& scales, const SegmentRanges& ranges,
                         cudaStream_t stream) {
   const bool waits = kWalk == Walk::kGiven && ranges.count > 1;
-  return launch<&grouped_walk_kernel<Source, Op, kWalk>>(
+  return launch<&ragged_walk_kernel<Source, Op, kWalk>>(
       {ranges.count, kThreads, waits ? Start::kCooperative : Start::kOverlapped}, stream, source,
-      op, groups_of(x), scales, ranges);
+      op, segments_of(x), scales, ranges);
 }
 
 template <class Source, class Op>
-cudaError_t launch_grouped(const Source& source, const Op& op, const GroupedInput& x,
-                           const GroupedScales& scales, cudaStream_t stream) {
+cudaError_t launch_ragged(const Source& source, const Op& op, const RaggedInput& x,
+                          const RaggedScales& scales, cudaStream_t stream) {
   if (scales.given != nullptr) {
-    const GroupRanges ranges = ranges_of<Source, Walk::kGiven>(x.numel, scales.partials);
+    const SegmentRanges ranges = ranges_of<Source, Walk::kGiven>(x.numel, scales.partials);
     return launch_walk<Walk::kGiven>(source, op, x, scales, ranges, stream);
   }
-  const GroupRanges ranges = ranges_of<Source, Walk::kAmax>(x.numel, scales.partials);
+  const SegmentRanges ranges = ranges_of<Source, Walk::kAmax>(x.numel, scales.partials);
   const cudaError_t error = launch_walk<Walk::kAmax>(source, op, x, scales, ranges, stream);
   if (error != cudaSuccess || x.numel == 0) return error;
   const TileOrder order = tile_order<Source>(ranges, false);
-  return launch<&grouped_tile_kernel<Source, Op>>(
-      {order.tiles(), Source::kTileThreads, Start::kOverlapped}, stream, source, op, groups_of(x),
+  return launch<&ragged_tile_kernel<Source, Op>>(
+      {order.tiles(), Source::kTileThreads, Start::kOverlapped}, stream, source, op, segments_of(x),
       scales, ranges, order);
 }
 #endif

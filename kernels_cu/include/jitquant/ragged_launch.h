@@ -7,8 +7,8 @@
 
 namespace jitquant {
 
-// Where the groups are: offsets (count + 1,), sizes (count,) or null, in elements of data.
-struct GroupedInput {
+// Where the segments are: offsets (count + 1,), sizes (count,) or null, in elements of data.
+struct RaggedInput {
   const void* data;
   DType dtype;
   const int64_t* offsets;
@@ -16,8 +16,8 @@ struct GroupedInput {
   int64_t count, numel;
 };
 
-// Of each group: the scale that is given, what is told of it.
-struct GroupedScales {
+// Of each segment: the scale that is given, what is told of it.
+struct RaggedScales {
   const float* given;  // null where scales are computed
   float* amax;
   float* inverse;   // scale_inv, or gsa
@@ -25,12 +25,12 @@ struct GroupedScales {
 };
 
 // What a gradient takes beside its scales.
-struct GroupedGradient {
+struct RaggedGradient {
   const void* act_input;  // null where there is no activation
   Activation activation;
-  int64_t cols;  // of a row; groups are whole rows
+  int64_t cols;  // of a row; segments are whole rows
   float* dbias;  // (count, cols), or null
-  float* sums;   // workspace: group_cut(...).ranges rows of `cols` floats, where there is a dbias
+  float* sums;   // workspace: segment_cut(...).ranges rows of `cols` floats, where there is a dbias
 };
 
 // The rows of a gradient as ranges of neighbours. A block of threads has `phases` ranges.
@@ -40,7 +40,7 @@ struct RowCut {
 };
 
 // Elements of one byte without gaps.
-struct GroupedElements {
+struct RaggedElements {
   uint8_t* data;
   EightBit format;
   bool vector;  // aligned to 16 bytes

@@ -1,4 +1,4 @@
-"""``amax_group=``: what each rank gets is its part of what the whole tensor gives, bit for bit."""
+"""``process_group=``: each rank gets its part of what the whole tensor gives, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 import jitquant
-from jitquant import QuantizedActivation, QuantizedGroups, QuantizedTensor
+from jitquant import QuantizedActivation, QuantizedRaggedTensor, QuantizedTensor
 from jitquant.testing import count_launches
 
 from .ranks import Here
@@ -74,14 +74,14 @@ def case_nvfp4_divided_between_rows(here: Here) -> None:
     ):
         x = large_in_one_row(256, 208, here, dtype)
         keywords: dict[str, Any] = {"recipe": recipe, "scale_layout": layout, "divisor": 1344.0}
-        q = jitquant.quantize_nvfp4(part(x, here), amax_group=here.group, **keywords)
+        q = jitquant.quantize_nvfp4(part(x, here), process_group=here.group, **keywords)
         same_nvfp4(q, jitquant.quantize_nvfp4(x, **keywords), here)
     x = large_in_one_row(10, 19, here)  # columns that are no multiple of 16
-    q = jitquant.quantize_nvfp4(part(x, here), amax_group=here.group)
+    q = jitquant.quantize_nvfp4(part(x, here), process_group=here.group)
     same_nvfp4(q, jitquant.quantize_nvfp4(x), here)
     wide = large_in_one_row(10, 64, here)[:, 16:48]  # rows that lie apart
     mine = wide.chunk(here.world)[here.rank]
-    q = jitquant.quantize_nvfp4(mine, amax_group=here.group)
+    q = jitquant.quantize_nvfp4(mine, process_group=here.group)
     same_nvfp4(q, jitquant.quantize_nvfp4(wide), here)
 
 
@@ -92,7 +92,7 @@ def case_nvfp4_divided_between_columns(here: Here) -> None:
         x = large_in_one_row(37, 416, here, dtype)
         x[5] = 0
         keywords: dict[str, Any] = {"granularity": granularity, "recipe": recipe}
-        q = jitquant.quantize_nvfp4(part(x, here, 1), amax_group=here.group, **keywords)
+        q = jitquant.quantize_nvfp4(part(x, here, 1), process_group=here.group, **keywords)
         assert q.granularity == granularity
         same_nvfp4(q, jitquant.quantize_nvfp4(x, **keywords), here, 1)
 
@@ -103,7 +103,7 @@ def case_many_values(here: Here) -> None:
     x = large_in_one_row(*shape, here)
     for granularity in ("tensor", "row"):
         q = jitquant.quantize_nvfp4(
-            part(x, here, 1), granularity=granularity, amax_group=here.group
+            part(x, here, 1), granularity=granularity, process_group=here.group
         )
         same_nvfp4(q, jitquant.quantize_nvfp4(x, granularity=granularity), here, 1)
 
@@ -114,7 +114,7 @@ def case_weights(here: Here) -> None:
         keywords: dict[str, Any] = {"block": block, "dim": dim, "recipe": recipe}
         for divided in (0, 1):
             q = jitquant.quantize_weight_nvfp4(
-                part(w, here, divided), amax_group=here.group, **keywords
+                part(w, here, divided), process_group=here.group, **keywords
             )
             whole = jitquant.quantize_weight_nvfp4(w, **keywords)
             same_nvfp4(q, whole, here, divided)
@@ -125,17 +125,17 @@ def case_gate_and_up(here: Here) -> None:
         fused = large_in_one_row(22, 256, here)
         keywords: dict[str, Any] = {"op": op, "granularity": granularity}
         q = jitquant.deinterleave_quantize_nvfp4(
-            part(fused, here, 1), 64, amax_group=here.group, **keywords
+            part(fused, here, 1), 64, process_group=here.group, **keywords
         )
         whole = jitquant.deinterleave_quantize_nvfp4(fused, 128, **keywords)
         same_nvfp4(q, whole, here, 1)
         halves = torch.cat([part(t, here, 1) for t in fused.chunk(2, 1)], 1)
         q = jitquant.deinterleave_quantize_nvfp4(
-            halves, 64, halves=True, amax_group=here.group, **keywords
+            halves, 64, interleave=0, process_group=here.group, **keywords
         )
-        whole = jitquant.deinterleave_quantize_nvfp4(fused, 128, halves=True, **keywords)
+        whole = jitquant.deinterleave_quantize_nvfp4(fused, 128, interleave=0, **keywords)
         same_nvfp4(q, whole, here, 1)
-    q = jitquant.deinterleave_quantize_nvfp4(part(fused, here), 128, amax_group=here.group)
+    q = jitquant.deinterleave_quantize_nvfp4(part(fused, here), 128, process_group=here.group)
     same_nvfp4(q, jitquant.deinterleave_quantize_nvfp4(fused, 128), here)
 
 
@@ -150,18 +150,18 @@ def case_norms(here: Here) -> None:
     for recipe in BOTH_RECIPES:
         keywords: dict[str, Any] = {"granularity": "tensor", "recipe": recipe}
         q = jitquant.rmsnorm_quantize_nvfp4(
-            part(x, here), weight, amax_group=here.group, **keywords
+            part(x, here), weight, process_group=here.group, **keywords
         )
         same_nvfp4(q, jitquant.rmsnorm_quantize_nvfp4(x, weight, **keywords), here)
         mine, all_of_it = part(residual, here), residual.clone()
         q = jitquant.rmsnorm_quantize_nvfp4(
-            part(x, here), weight, residual=mine, amax_group=here.group, **keywords
+            part(x, here), weight, residual=mine, process_group=here.group, **keywords
         )
         whole = jitquant.rmsnorm_quantize_nvfp4(x, weight, residual=all_of_it, **keywords)
         same_nvfp4(q, whole, here)
         same(mine, part(all_of_it, here), "residual")
         q = jitquant.mhc_rmsnorm_quantize_nvfp4(
-            part(X, here), part(A, here), weight, amax_group=here.group, **keywords
+            part(X, here), part(A, here), weight, process_group=here.group, **keywords
         )
         same_nvfp4(q, jitquant.mhc_rmsnorm_quantize_nvfp4(X, A, weight, **keywords), here)
 
@@ -180,17 +180,17 @@ def case_fp8(here: Here) -> None:
         x = large_in_one_row(26, 76, here)
         keywords: dict[str, Any] = {"dtype": dtype, "scale_ub": bound}
         for dim in (0, 1):
-            q = jitquant.quantize_fp8(part(x, here, dim), amax_group=here.group, **keywords)
+            q = jitquant.quantize_fp8(part(x, here, dim), process_group=here.group, **keywords)
             same_fp8(q, jitquant.quantize_fp8(x, **keywords), here, dim)
         keywords["granularity"] = "row"
-        q = jitquant.quantize_fp8(part(x, here, 1), amax_group=here.group, **keywords)
+        q = jitquant.quantize_fp8(part(x, here, 1), process_group=here.group, **keywords)
         same_fp8(q, jitquant.quantize_fp8(x, **keywords), here, 1)
-        q = jitquant.silu_mul_quantize_fp8(
-            part(x, here, 1), interleave=19, amax_group=here.group, **keywords
+        q = jitquant.swiglu_quantize_fp8(
+            part(x, here, 1), interleave=19, process_group=here.group, **keywords
         )
-        same_fp8(q, jitquant.silu_mul_quantize_fp8(x, interleave=19, **keywords), here, 1)
-    q = jitquant.silu_mul_quantize_fp8(part(x, here), granularity="tensor", amax_group=here.group)
-    parts = [jitquant.silu_mul_quantize_fp8(t) for t in x.chunk(here.world)]
+        same_fp8(q, jitquant.swiglu_quantize_fp8(x, interleave=19, **keywords), here, 1)
+    q = jitquant.swiglu_quantize_fp8(part(x, here), granularity="tensor", process_group=here.group)
+    parts = [jitquant.swiglu_quantize_fp8(t) for t in x.chunk(here.world)]
     largest = max(float(p.amax.max()) for p in parts if p.amax is not None)
     assert q.amax is not None
     assert q.amax.item() == largest
@@ -213,12 +213,12 @@ def case_many_tensors_in_a_buffer(here: Here) -> None:
         return flat[at : at + rows * sizes[i] // codes].reshape(rows, sizes[i] // codes)
 
     for format, into in itertools.product(("fp8_tensor", "nvfp4"), (False, True)):
-        out = QuantizedGroups.empty(mine.shape, offsets(2), format=format) if into else None
-        q = jitquant.quantize_grouped(
-            mine, offsets(2), format=format, amax_group=here.group, out=out
+        out = QuantizedRaggedTensor.empty(mine.shape, offsets(2), format=format) if into else None
+        q = jitquant.quantize_ragged(
+            mine, offsets(2), format=format, process_group=here.group, out=out
         )
         assert (q is out) == into
-        whole = jitquant.quantize_grouped(x, offsets(4), format=format)
+        whole = jitquant.quantize_ragged(x, offsets(4), format=format)
         same(q.amax, whole.amax, "amax")
         same(q.scale_inv, whole.scale_inv, "scale_inv")
         codes = 2 if format == "nvfp4" else 1
@@ -233,8 +233,8 @@ def case_many_tensors_in_a_buffer(here: Here) -> None:
     grad[:2] *= 100
     ends = torch.tensor([0, 2 * 32, 8 * 32], device=here.device)
     g = torch.cat([part(grad[:2], here), part(grad[2:], here)])
-    q = jitquant.quantize_grouped_grad(g, ends // 2, amax_group=here.group)
-    whole = jitquant.quantize_grouped_grad(grad, ends)
+    q = jitquant.quantize_ragged_grad(g, ends // 2, process_group=here.group)
+    whole = jitquant.quantize_ragged_grad(grad, ends)
     same(q.amax, whole.amax, "amax")
     want = torch.cat([part(t, here) for t in whole.data.view(torch.uint8).split((2, 6))])
     same(q.data.view(torch.uint8), want, "data")
@@ -255,17 +255,21 @@ def case_no_numbers_and_nothing(here: Here) -> None:
             x.chunk(here.world)[where][1, 3] = value
         mine = part(x, here)
         same_nvfp4(
-            jitquant.quantize_nvfp4(mine, amax_group=here.group), jitquant.quantize_nvfp4(x), here
+            jitquant.quantize_nvfp4(mine, process_group=here.group),
+            jitquant.quantize_nvfp4(x),
+            here,
         )
-        same_fp8(jitquant.quantize_fp8(mine, amax_group=here.group), jitquant.quantize_fp8(x), here)
+        same_fp8(
+            jitquant.quantize_fp8(mine, process_group=here.group), jitquant.quantize_fp8(x), here
+        )
         columns = part(x, here, 1)
-        q = jitquant.quantize_nvfp4(columns, granularity="row", amax_group=here.group)
+        q = jitquant.quantize_nvfp4(columns, granularity="row", process_group=here.group)
         same_nvfp4(q, jitquant.quantize_nvfp4(x, granularity="row"), here, 1)
-        f = jitquant.quantize_fp8(columns, granularity="row", amax_group=here.group)
+        f = jitquant.quantize_fp8(columns, granularity="row", process_group=here.group)
         same_fp8(f, jitquant.quantize_fp8(x, granularity="row"), here, 1)
     x = large_in_one_row(6, 64, here)
     mine = x if here.rank == 0 else x[:0]
-    q = jitquant.quantize_nvfp4(mine, amax_group=here.group)
+    q = jitquant.quantize_nvfp4(mine, process_group=here.group)
     whole = jitquant.quantize_nvfp4(x)
     same(q.gsa, whole.gsa)
     if here.rank == 0:
@@ -276,13 +280,13 @@ def case_out(here: Here) -> None:
     x = large_in_one_row(512, 64, here)
     mine, weight = part(x, here), torch.ones(64, device=here.device)
     out = QuantizedActivation.empty(mine.shape, recipe="vllm", device=here.device)
-    assert jitquant.quantize_nvfp4(mine, amax_group=here.group, out=out) is out
+    assert jitquant.quantize_nvfp4(mine, process_group=here.group, out=out) is out
     assert out.recipe == "te"
     same_nvfp4(out, jitquant.quantize_nvfp4(x), here)
     out = QuantizedActivation.empty(mine.shape, inv_rms=True, device=here.device)
     inv_rms = out.inv_rms
     got = jitquant.rmsnorm_quantize_nvfp4(
-        mine, weight, granularity="tensor", amax_group=here.group, out=out
+        mine, weight, granularity="tensor", process_group=here.group, out=out
     )
     assert got is out
     assert out.inv_rms is inv_rms
@@ -293,7 +297,7 @@ def case_out(here: Here) -> None:
             columns.shape, format=f"fp8_{granularity}", amax=True, device=here.device
         )
         got = jitquant.quantize_fp8(
-            columns, granularity=granularity, amax_group=here.group, out=buffers
+            columns, granularity=granularity, process_group=here.group, out=buffers
         )
         assert got is buffers
         same_fp8(buffers, jitquant.quantize_fp8(x, granularity=granularity), here, 1)
@@ -305,8 +309,8 @@ def case_under_torch_compile(here: Here) -> None:
     @torch.compile(fullgraph=True, backend="aot_eager")
     def quantized(x: Tensor) -> tuple[QuantizedActivation, QuantizedTensor]:
         return (
-            jitquant.quantize_nvfp4(x * 2, amax_group=here.group),
-            jitquant.quantize_fp8(x * 2, amax_group=here.group),
+            jitquant.quantize_nvfp4(x * 2, process_group=here.group),
+            jitquant.quantize_fp8(x * 2, process_group=here.group),
         )
 
     q, f = quantized(part(x, here))
@@ -316,22 +320,22 @@ def case_under_torch_compile(here: Here) -> None:
 
 def case_refusals(here: Here) -> None:
     x = large_in_one_row(4, 24, here)
-    with pytest.raises(TypeError, match="amax_group is str; accepted is a torch"):
-        jitquant.quantize_nvfp4(x, amax_group="tp")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="amax_group is given beside gsa"):
-        jitquant.quantize_nvfp4(x, 0.1, amax_group=here.group)
-    with pytest.raises(ValueError, match="amax_group is given beside scale"):
-        jitquant.quantize_fp8(x, scale=0.1, amax_group=here.group)
+    with pytest.raises(TypeError, match="process_group is str; accepted is a torch"):
+        jitquant.quantize_nvfp4(x, process_group="tp")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="process_group is given beside gsa"):
+        jitquant.quantize_nvfp4(x, 0.1, process_group=here.group)
+    with pytest.raises(ValueError, match="process_group is given beside scale"):
+        jitquant.quantize_fp8(x, scale=0.1, process_group=here.group)
     with pytest.raises(ValueError, match="accepted with a norm is 'tensor'"):
-        jitquant.rmsnorm_quantize_nvfp4(x, x[0].contiguous(), amax_group=here.group)
+        jitquant.rmsnorm_quantize_nvfp4(x, x[0].contiguous(), process_group=here.group)
     spread = DTensor.from_local(x, here.mesh, [Shard(0)])
     with pytest.raises(TypeError, match=r"x is a DTensor; accepted is .* x\.to_local\(\)"):
         jitquant.quantize_nvfp4(spread)
     with pytest.raises(TypeError, match="x is a DTensor"):
-        jitquant.quantize_fp8(spread, amax_group=here.group)
+        jitquant.quantize_fp8(spread, process_group=here.group)
     if here.rank == 0:
         with pytest.raises(ValueError, match="a block of 16 would be divided"):
-            jitquant.quantize_nvfp4(x, granularity="row", amax_group=here.group)
+            jitquant.quantize_nvfp4(x, granularity="row", process_group=here.group)
 
 
 def cuda_case_capture(here: Here) -> None:
@@ -340,7 +344,7 @@ def cuda_case_capture(here: Here) -> None:
     mine, columns, weight = part(x, here), part(x, here, 1), randn(416, seed=5).to(here.device)
 
     def calls() -> list[Any]:
-        group: dict[str, Any] = {"amax_group": here.group}
+        group: dict[str, Any] = {"process_group": here.group}
         return [
             jitquant.quantize_nvfp4(mine, **group),
             jitquant.rmsnorm_quantize_nvfp4(mine, weight, granularity="tensor", **group),

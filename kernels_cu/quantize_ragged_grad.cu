@@ -2,10 +2,10 @@
 // the sums of their columns: the bias gradients.
 //
 // Launch 1, or the only one, goes by rows: a warp has 512 columns of a range of rows and adds what
-// is in one group, for its lanes have the same columns in every row. As with the amaxes a sum needs
-// no zeroing: where a group begins in a range its sum goes to dbias, where it goes on to a row of a
-// workspace, and in the end those rows are added to it, in the same order every time.
-#include "jitquant/grouped_fp8.cuh"
+// is in one segment, for its lanes have the same columns in every row. As with the amaxes a sum
+// needs no zeroing: where a segment begins in a range its sum goes to dbias, where it goes on to a
+// row of a workspace, and in the end those rows are added to it, in the same order every time.
+#include "jitquant/ragged_fp8.cuh"
 
 namespace jitquant {
 
@@ -22,7 +22,7 @@ struct GradSource {
   int64_t numel;
   bool vector;
 
-  GradSource(const GroupedInput& x, const GroupedGradient& g)
+  GradSource(const RaggedInput& x, const RaggedGradient& g)
       : grad(static_cast<const T*>(x.data)),
         input(static_cast<const T*>(g.act_input)),
         activation(g.activation),
@@ -90,20 +90,20 @@ struct GradRows {
   }
 };
 
-// Adds the pieces of the sums: item i is the i-th group, or where there are fewer ranges than
-// groups the one that goes on behind range i; and a part of the columns. A block of threads.
-__device__ __forceinline__ void finish_sums(int64_t item, int64_t part, const Groups& groups,
-                                            const GroupRanges& ranges, const GradRows& rows) {
-  GroupBounds at;
-  int64_t group = item;
-  if (groups.count <= ranges.count) {
-    at = groups.bounds(group);
+// Adds the pieces of the sums: item i is the i-th segment, or where there are fewer ranges than
+// segments the one that goes on behind range i; and a part of the columns. A block of threads.
+__device__ __forceinline__ void finish_sums(int64_t item, int64_t part, const Segments& segments,
+                                            const SegmentRanges& ranges, const GradRows& rows) {
+  SegmentBounds at;
+  int64_t segment = item;
+  if (segments.count <= ranges.count) {
+    at = segments.bounds(segment);
   } else {
     const int64_t behind = (item + 1) * ranges.span;
-    if (behind >= groups.numel) return;
-    group = group_at(groups, behind - 1);
-    if (group < 0 || group >= groups.count) return;
-    at = groups.bounds(group);
+    if (behind >= segments.numel) return;
+    segment = segment_at(segments, behind - 1);
+    if (segment < 0 || segment >= segments.count) return;
+    at = segments.bounds(segment);
     if (at.stop <= behind || ranges.of(at.start) != item) return;
   }
   if (at.stop <= at.start) return;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void finish_sums(int64_t item, int64_t part, const Gr
   const int threads = kThreads / rows.slices, slice = threadIdx.x / threads;
   const int64_t c = 4 * threads * part + threadIdx.x % threads;
   const auto has = [&](int k) { return c + k * threads < rows.cols; };
-  float* const to = rows.dbias + group * rows.cols + c;
+  float* const to = rows.dbias + segment * rows.cols + c;
   float sums[4] = {};
 #pragma unroll 4
   for (int range = first + slice; range <= last; range += rows.slices) {
@@ -139,24 +139,25 @@ __device__ __forceinline__ void finish_sums(int64_t item, int64_t part, const Gr
   }
 }
 
-// Calls `part` with the cursor on each group of `count` elements from `position` on, whose group it
-// is at, that is not empty; `leave`, and `enter` with the bounds, where it goes on to the next one.
+// Calls `part` with the cursor on each segment of `count` elements from `position` on, whose
+// segment it is at, that is not empty; `leave`, and `enter` with the bounds, where it goes on to
+// the next one.
 template <class Leave, class Enter, class F>
-__device__ __forceinline__ void visit_groups(GroupCursor& cursor, const Groups& groups,
-                                             int position, int count, Leave&& leave, Enter&& enter,
-                                             F&& part) {
+__device__ __forceinline__ void visit_segments(SegmentCursor& cursor, const Segments& segments,
+                                               int position, int count, Leave&& leave,
+                                               Enter&& enter, F&& part) {
 #pragma unroll 1
   for (;;) {
     part();
     if (cursor.next >= position + count) return;
-    leave(), enter(cursor.seek(groups, cursor.next));
+    leave(), enter(cursor.seek(segments, cursor.next));
   }
 }
 
 template <class T, bool kCasts>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
-    grouped_rows_kernel(GradSource<T> source, GroupedFp8 op, Groups groups, GroupedScales scales,
-                        GroupRanges ranges, GradRows rows) {
+    ragged_rows_kernel(GradSource<T> source, RaggedFp8 op, Segments segments, RaggedScales scales,
+                       SegmentRanges ranges, GradRows rows) {
   constexpr int kWarps = kThreads / 32;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int64_t first_range = static_cast<int64_t>(blockIdx.x) * rows.phases;
@@ -165,11 +166,11 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
   wait_for_previous();
   let_next_begin();
 
-  // The groups that begin here: what only this block adds to.
+  // The segments that begin here: what only this block adds to.
   const bool is_last = blockIdx.x + 1 == gridDim.x;
-  const int64_t before = blockIdx.x == 0 ? 0 : group_at(groups, block_base - 1) + 1;
+  const int64_t before = blockIdx.x == 0 ? 0 : segment_at(segments, block_base - 1) + 1;
   for (int64_t i = before + threadIdx.x;
-       i < groups.count && (is_last || groups.offsets[i] < block_end); i += kThreads) {
+       i < segments.count && (is_last || segments.offsets[i] < block_end); i += kThreads) {
     float ignored;
     scales.amax[i] = 0.0f;
     scales.inverse[i] = kCasts ? op.of_scale(scales.given[i], ignored) : op.of_amax(0.0f, ignored);
@@ -177,21 +178,21 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
   if (threadIdx.x < rows.phases && first_range + threadIdx.x < ranges.count) {
     scales.partials[first_range + threadIdx.x] = 0.0f;
   }
-  const auto zero = [&](int64_t group) {
-    for (int64_t c = lane; c < rows.cols; c += 32) rows.dbias[group * rows.cols + c] = 0.0f;
+  const auto zero = [&](int64_t segment) {
+    for (int64_t c = lane; c < rows.cols; c += 32) rows.dbias[segment * rows.cols + c] = 0.0f;
   };
   if (rows.dbias != nullptr) {
-    // Of groups that are not whole rows some columns may have nothing.
-    for (int64_t i = before + warp; i < groups.count && (is_last || groups.offsets[i] < block_end);
-         i += kWarps) {
-      const GroupBounds at = groups.bounds(i);
+    // Of segments that are not whole rows some columns may have nothing.
+    for (int64_t i = before + warp;
+         i < segments.count && (is_last || segments.offsets[i] < block_end); i += kWarps) {
+      const SegmentBounds at = segments.bounds(i);
       const bool ragged = at.start % rows.cols != 0 || at.stop % rows.cols != 0;
       if (at.stop > at.start && ragged) zero(i);
     }
     // There may be many empty ones at one place.
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + warp; i < groups.count;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + warp; i < segments.count;
          i += static_cast<int64_t>(gridDim.x) * kWarps) {
-      const GroupBounds at = groups.bounds(i);
+      const SegmentBounds at = segments.bounds(i);
       if (at.stop <= at.start) zero(i);
     }
   }
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
   const int strips = static_cast<int>((rows.cols + kStep - 1) / kStep);
   const int phase = rows.phases > 1 ? warp / strips : 0;
   const int64_t range = first_range + phase, base = range * ranges.span;
-  const int64_t left = groups.numel - base;
+  const int64_t left = segments.numel - base;
   const int end = left < 0 ? 0 : static_cast<int>(left < ranges.span ? left : ranges.span);
   const int cols = static_cast<int>(rows.cols);
 #pragma unroll 1
@@ -209,15 +210,15 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
     const int column = strip * kStep + 16 * lane;
     const int count = cols - column < 16 ? cols - column : 16;  // of this lane
     const int width = cols - strip * kStep < kStep ? cols - strip * kStep : kStep;
-    GroupCursor cursor = {base};
+    SegmentCursor cursor = {base};
     float factor = 1.0f;
     float sums[16] = {};
     Amax<float, true> amax;
     const auto leave = [&] {
       const uint32_t bits = __reduce_max_sync(0xffffffffu, float_bits(amax.result()));
       amax = {};
-      const bool is_group = cursor.index >= 0 && cursor.index < groups.count;
-      if (!is_group || cursor.stop <= (cursor.start > 0 ? cursor.start : 0)) return;
+      const bool is_segment = cursor.index >= 0 && cursor.index < segments.count;
+      if (!is_segment || cursor.stop <= (cursor.start > 0 ? cursor.start : 0)) return;
       if (lane == 0 && bits != 0u) {
         float* const to = cursor.start >= 0 ? scales.amax + cursor.index : scales.partials + range;
         atomicMax(reinterpret_cast<unsigned*>(to), bits);
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
 #pragma unroll
       for (int i = 0; i < 16; ++i) sums[i] = 0.0f;
     };
-    const auto enter = [&](const GroupBounds& at) {
+    const auto enter = [&](const SegmentBounds& at) {
       if (kCasts && at.stop > at.start) op.of_scale(scales.given[cursor.index], factor);
     };
     const auto add = [&](const Block<float>& v) {
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
 #pragma unroll
       for (int i = 0; i < 16; ++i) sums[i] = add_rn(sums[i], value_of(v, i));
     };
-    enter(cursor.find(groups, base == 0 ? 0 : -1));
+    enter(cursor.find(segments, base == 0 ? 0 : -1));
     // The next row is loaded while one is computed.
     const auto whole = [&](int row) {
       return rows.vector && count == 16 && row + column + 16 <= end;
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
       typename GradSource<T>::Fetched x = ahead;
       if (whole(row + cols)) ahead = source.fetch(base + mine + cols);
       if (!whole(row)) x = source.gather(base + mine, there);
-      if (segment >= cursor.next) leave(), enter(cursor.seek(groups, segment));
+      if (segment >= cursor.next) leave(), enter(cursor.seek(segments, segment));
       if (cursor.misses(segment, width)) {
         if constexpr (kCasts) op.store(base + mine, there, uint4{});
         continue;
@@ -275,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
         continue;
       }
       uint4 codes = {};
-      visit_groups(cursor, groups, segment, width, leave, enter, [&] {
+      visit_segments(cursor, segments, segment, width, leave, enter, [&] {
         Part part(cursor, mine);
         if (part.behind > there) part.behind = there;
         const Block<float> own = masked(v, part);
@@ -296,36 +297,36 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
     }
     if (warp < rows.phases) {
       const int64_t from = (first_range + warp) * ranges.span;
-      const int64_t rest = groups.numel - from;
+      const int64_t rest = segments.numel - from;
       if (rest > 0) {
         const int to = static_cast<int>(rest < ranges.span ? rest : ranges.span);
-        finish_amax(from, to, groups, scales, ranges);
+        finish_amax(from, to, segments, scales, ranges);
       }
     }
     if (rows.dbias == nullptr) return;
-    const int64_t items = groups.count < ranges.count ? groups.count : ranges.count;
+    const int64_t items = segments.count < ranges.count ? segments.count : ranges.count;
     const int64_t parts = rows.parts();
     for (int64_t i = blockIdx.x; i < items * parts; i += gridDim.x) {
-      finish_sums(i / parts, i % parts, groups, ranges, rows);
+      finish_sums(i / parts, i % parts, segments, ranges, rows);
     }
   }
 }
 
-// The first `finishing` blocks add the sums, the others are grouped_tile_kernel's.
+// The first `finishing` blocks add the sums, the others are ragged_tile_kernel's.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 3)
-    grouped_grad_tile_kernel(GradSource<T> source, GroupedFp8 op, Groups groups,
-                             GroupedScales scales, GroupRanges ranges, GradRows rows,
-                             uint32_t finishing, TileOrder order) {
+    ragged_grad_tile_kernel(GradSource<T> source, RaggedFp8 op, Segments segments,
+                            RaggedScales scales, SegmentRanges ranges, GradRows rows,
+                            uint32_t finishing, TileOrder order) {
   if (blockIdx.x >= finishing) {
-    grouped_tile(order.tile<kTile<GradSource<T>>>(blockIdx.x - finishing, ranges.span), source, op,
-                 groups, scales, ranges);
+    ragged_tile(order.tile<kTile<GradSource<T>>>(blockIdx.x - finishing, ranges.span), source, op,
+                segments, scales, ranges);
     return;
   }
   wait_for_previous();
   let_next_begin();
   const int64_t parts = rows.parts();
-  finish_sums(blockIdx.x / parts, blockIdx.x % parts, groups, ranges, rows);
+  finish_sums(blockIdx.x / parts, blockIdx.x % parts, segments, ranges, rows);
 }
 
 namespace {
@@ -334,8 +335,8 @@ namespace {
 constexpr int64_t kAnyCols = kThreads / 32 * kStep;
 
 template <class T>
-cudaError_t launch_gradient(const GroupedInput& x, const GroupedScales& scales,
-                            const GroupedGradient& gradient, const GroupedElements& out,
+cudaError_t launch_gradient(const RaggedInput& x, const RaggedScales& scales,
+                            const RaggedGradient& gradient, const RaggedElements& out,
                             const RowCut& cut, cudaStream_t stream) {
   const GradSource<T> source(x, gradient);
   const int64_t cols = gradient.dbias != nullptr ? gradient.cols : kAnyCols;
@@ -347,37 +348,38 @@ cudaError_t launch_gradient(const GroupedInput& x, const GroupedScales& scales,
       gradient.sums,
       source.vector && cols % 16 == 0 && reinterpret_cast<uintptr_t>(gradient.dbias) % 16 == 0};
   const int64_t items = x.count < cut.ranges ? x.count : cut.ranges;
-  // The more of its slices, the shorter the sums of few groups; as long as most blocks are tiles.
+  // The more of its slices, the shorter the sums of few segments; as long as most blocks are tiles.
   while (rows.slices < 8 && 2 * items * rows.parts() <= 128) rows.slices *= 2;
-  const GroupedFp8 op = {out};
-  GroupedFp8 op_of_rows = op;
+  const RaggedFp8 op = {out};
+  RaggedFp8 op_of_rows = op;
   op_of_rows.out.vector = out.vector && cols % 16 == 0;
-  const Groups groups = groups_of(x);
-  const GroupRanges ranges = {cut.range_rows * cols, static_cast<int>(cut.ranges), scales.partials};
+  const Segments segments = segments_of(x);
+  const SegmentRanges ranges = {cut.range_rows * cols, static_cast<int>(cut.ranges),
+                                scales.partials};
   const int64_t grid = (cut.ranges + cut.phases - 1) / cut.phases;
   if (scales.given != nullptr) {
     const Start start = grid > 1 ? Start::kCooperative : Start::kOverlapped;
-    return launch<&grouped_rows_kernel<T, true>>({grid, kThreads, start}, stream, source,
-                                                 op_of_rows, groups, scales, ranges, rows);
+    return launch<&ragged_rows_kernel<T, true>>({grid, kThreads, start}, stream, source, op_of_rows,
+                                                segments, scales, ranges, rows);
   }
   const cudaError_t error =
-      launch<&grouped_rows_kernel<T, false>>({grid, kThreads, Start::kOverlapped}, stream, source,
-                                             op_of_rows, groups, scales, ranges, rows);
+      launch<&ragged_rows_kernel<T, false>>({grid, kThreads, Start::kOverlapped}, stream, source,
+                                            op_of_rows, segments, scales, ranges, rows);
   if (error != cudaSuccess || x.numel == 0) return error;
   int64_t finishing = 0;
   if (gradient.dbias != nullptr) {
     finishing = items * rows.parts();
   }
   const TileOrder order = tile_order<GradSource<T>>(ranges, true);
-  return launch<&grouped_grad_tile_kernel<T>>(
-      {finishing + order.tiles(), kThreads, Start::kOverlapped}, stream, source, op, groups, scales,
-      ranges, rows, static_cast<uint32_t>(finishing), order);
+  return launch<&ragged_grad_tile_kernel<T>>(
+      {finishing + order.tiles(), kThreads, Start::kOverlapped}, stream, source, op, segments,
+      scales, ranges, rows, static_cast<uint32_t>(finishing), order);
 }
 
 }  // namespace
 
 #ifndef __CUDACC_RTC__
-RowCut quantize_grouped_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias) {
+RowCut quantize_ragged_grad_cut(DType dtype, int64_t numel, int64_t cols, bool with_dbias) {
   if (!with_dbias) cols = kAnyCols;
   const int64_t rows = (numel + cols - 1) / cols, strips = (cols + kStep - 1) / kStep;
   const int warps = kThreads / 32, phases = strips < warps ? warps / static_cast<int>(strips) : 1;
@@ -386,16 +388,16 @@ RowCut quantize_grouped_grad_cut(DType dtype, int64_t numel, int64_t cols, bool 
   // Shorter ranges would have more in the workspace than in the gradient.
   int64_t range_rows = (rows + blocks * phases - 1) / (blocks * phases);
   if (range_rows < 4) range_rows = 4;
-  if (range_rows > GroupCursor::kFar / cols) range_rows = GroupCursor::kFar / cols;
+  if (range_rows > SegmentCursor::kFar / cols) range_rows = SegmentCursor::kFar / cols;
   const int64_t ranges = (rows + range_rows - 1) / range_rows;
   return {range_rows, ranges < 1 ? 1 : ranges, phases};
 }
 
-cudaError_t launch_quantize_grouped_grad_fp8(const GroupedInput& x, const GroupedScales& scales,
-                                             const GroupedGradient& gradient,
-                                             const GroupedElements& out, cudaStream_t stream) {
+cudaError_t launch_quantize_ragged_grad_fp8(const RaggedInput& x, const RaggedScales& scales,
+                                            const RaggedGradient& gradient,
+                                            const RaggedElements& out, cudaStream_t stream) {
   const RowCut cut =
-      quantize_grouped_grad_cut(x.dtype, x.numel, gradient.cols, gradient.dbias != nullptr);
+      quantize_ragged_grad_cut(x.dtype, x.numel, gradient.cols, gradient.dbias != nullptr);
   return dispatch(x.dtype, [&](auto element) {
     return launch_gradient<decltype(element)>(x, scales, gradient, out, cut, stream);
   });

@@ -5,9 +5,9 @@
 namespace jitquant {
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_silu_mul_group(const Matrix& fused, int64_t run, int64_t group_size,
-                                  const GroupNumerics& numerics, const GroupOutput& out,
-                                  const RowCounts& counts, cudaStream_t stream) {
+cudaError_t launch_swiglu_per_token_group(const Matrix& fused, int64_t run, int64_t group_size,
+                                          const GroupNumerics& numerics, const GroupOutput& out,
+                                          const RowCounts& counts, cudaStream_t stream) {
   if (fused.rows == 0) return cudaSuccess;
   return deinterleaved(fused, run, true, [&](const auto& source) {
     return launch_groups(source, numerics, out, counts, group_size, stream);

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "fp8.h"
-#include "jitquant/grouped_launch.h"
+#include "jitquant/ragged_launch.h"
 
 namespace jitquant {
 
-// Where the groups of a buffer are, and how many.
-struct GroupOffsets {
+// Where the segments of a buffer are, and how many.
+struct SegmentOffsets {
   const int64_t *offsets, *sizes;
   int64_t count;
 
@@ -17,11 +17,12 @@ struct GroupOffsets {
                    " must be int64 of one dimension, contiguous; its shape is ", shape_text(t));
     return static_cast<const int64_t*>(t.const_data_ptr());
   }
-  static GroupOffsets of(const View& offsets, const std::optional<View>& sizes, const View& like) {
-    GroupOffsets g = {integers(offsets, "offsets", like), nullptr, offsets.numel() - 1};
+  static SegmentOffsets of(const View& offsets, const std::optional<View>& sizes,
+                           const View& like) {
+    SegmentOffsets g = {integers(offsets, "offsets", like), nullptr, offsets.numel() - 1};
     JITQUANT_CHECK(g.count >= 0, "offsets must have shape (G + 1,), not (0,)");
     JITQUANT_CHECK(g.count < int64_t{1} << 30, "offsets has ", g.count,
-                   " groups; there may be 2^30 - 1");
+                   " segments; there may be 2^30 - 1");
     if (sizes) {
       g.sizes = integers(*sizes, "sizes", like);
       JITQUANT_CHECK(sizes->numel() == g.count, "sizes must have shape (", g.count, ",), not ",
@@ -39,20 +40,21 @@ struct GroupOffsets {
   }
 };
 
-// The arguments that say how groups are scaled, checked, and where what is told of them goes.
-struct GroupedArguments {
-  GroupedInput input;
-  GroupedScales scales;
+// The arguments that say how segments are scaled, checked, and where what is told of them goes.
+struct RaggedArguments {
+  RaggedInput input;
+  RaggedScales scales;
 
-  static GroupedArguments of(const View& x, const char* name, const View& offsets,
-                             const std::optional<View>& given, const std::optional<View>& sizes) {
+  static RaggedArguments of(const View& x, const char* name, const View& offsets,
+                            const std::optional<View>& given, const std::optional<View>& sizes) {
     check_cuda(x, name);
     const DType dtype = dtype_of(x, name);
     JITQUANT_CHECK(x.dim() >= 1 && x.is_contiguous(), name,
                    " must be contiguous and have a dimension; its shape is ", shape_text(x));
-    const GroupOffsets groups = GroupOffsets::of(offsets, sizes, x);
-    return {{x.const_data_ptr(), dtype, groups.offsets, groups.sizes, groups.count, x.numel()},
-            {given ? groups.floats(*given, "scale", x) : nullptr, nullptr, nullptr, nullptr}};
+    const SegmentOffsets segments = SegmentOffsets::of(offsets, sizes, x);
+    return {
+        {x.const_data_ptr(), dtype, segments.offsets, segments.sizes, segments.count, x.numel()},
+        {given ? segments.floats(*given, "scale", x) : nullptr, nullptr, nullptr, nullptr}};
   }
 
   // Asks the results for their memory.
@@ -63,8 +65,8 @@ struct GroupedArguments {
 };
 
 // The elements of an FP8 result, of the shape of `like` and without gaps.
-inline GroupedElements grouped_elements(Result& data, ScalarType dtype, EightBit format,
-                                        const View& like) {
+inline RaggedElements ragged_elements(Result& data, ScalarType dtype, EightBit format,
+                                      const View& like) {
   const int64_t last = like.dim() - 1;
   void* to = data.memory("data", dtype, Shape::of(like, last, like.size(last)), like);
   return {static_cast<uint8_t*>(to), format, aligned(to, 16)};

@@ -1,4 +1,4 @@
-"""Many tensors in one buffer: to eight and four bits and back, whatever the groups are."""
+"""Many tensors in one buffer: to eight and four bits and back, whatever the segments are."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .helpers import module, randn, room_for, same
 E4M3 = torch.float8_e4m3fn
 
 
-def _groups(count: int, longest: int) -> tuple[Tensor, Tensor, int]:
-    """Offsets and sizes of groups, a fifth of them empty, with gaps; and the buffer's elements."""
+def _segments(count: int, longest: int) -> tuple[Tensor, Tensor, int]:
+    """Offsets and sizes of segments, a fifth of them empty, with gaps; the buffer's elements."""
     sizes = torch.randint(0, longest, (count,))
     sizes[torch.rand(count) < 0.2] = 0
     ends = (sizes + torch.randint(0, 40, (count,))).cumsum(0)
@@ -33,9 +33,9 @@ def _groups(count: int, longest: int) -> tuple[Tensor, Tensor, int]:
 @pytest.mark.parametrize("count", [1, 3, 64, 65, 257, 4096])
 def test_back_to_values(count: int, dtype: torch.dtype) -> None:
     torch.manual_seed(count)
-    kernels = module("dequantize_grouped")
+    kernels = module("dequantize_ragged")
     for longest in (2, 700, 40_000 if count < 100 else 60):
-        offsets, sizes, numel = _groups(count, longest)
+        offsets, sizes, numel = _segments(count, longest)
         scales = torch.rand(count)
         data = torch.randint(0, 256, (numel,), dtype=torch.uint8).view(E4M3)
         blocks = -(-numel // 16)
@@ -43,20 +43,20 @@ def test_back_to_values(count: int, dtype: torch.dtype) -> None:
         factors = torch.randint(0, 127, (blocks,), dtype=torch.uint8)
         for lengths in (None, sizes):
             there = None if lengths is None else lengths.cuda()
-            got = kernels.dequantize_grouped_fp8(
+            got = kernels.dequantize_ragged_fp8(
                 data.cuda(), scales.cuda(), offsets.cuda(), sizes=there, dtype=dtype
             )
-            want = reference.dequantize_grouped_fp8(
+            want = reference.dequantize_ragged_fp8(
                 data, scales, offsets, sizes=lengths, dtype=dtype
             )
             same([got], want, what=f"{count} {longest}")
-            got = kernels.dequantize_grouped_nvfp4(
+            got = kernels.dequantize_ragged_nvfp4(
                 *(t.cuda() for t in (codes, factors, scales, offsets)),
                 numel=numel,
                 sizes=there,
                 dtype=dtype,
             )
-            want = reference.dequantize_grouped_nvfp4(
+            want = reference.dequantize_ragged_nvfp4(
                 codes,
                 factors.view(E4M3),
                 scales,
@@ -74,7 +74,7 @@ def test_offsets_out_of_order_stay_in_the_buffer() -> None:
     data = torch.ones(1000, device="cuda").to(E4M3)
     offsets = torch.tensor([500, -3, 10**12, 7, -(2**62), 900, 2**62], device="cuda")
     sizes = torch.tensor([2**62, -1, 2**63 - 1, 5, 9, 3], device="cuda")
-    module("dequantize_grouped").dequantize_grouped_fp8.out(
+    module("dequantize_ragged").dequantize_ragged_fp8.out(
         data, torch.ones(6, device="cuda"), offsets, sizes=sizes, dtype=torch.float32, out=out
     )
     assert bool((guarded[:1024] == 7).all())
@@ -82,14 +82,12 @@ def test_offsets_out_of_order_stay_in_the_buffer() -> None:
 
 
 def test_one_launch_that_can_be_captured_and_never_waits() -> None:
-    offsets, sizes, numel = _groups(65, 5000)
+    offsets, sizes, numel = _segments(65, 5000)
     data = torch.randn(numel).to(E4M3).cuda()
     scales, at, lengths = torch.rand(65).cuda(), offsets.cuda(), sizes.cuda()
 
     def call(x: Tensor) -> Tensor:
-        out: Tensor = module("dequantize_grouped").dequantize_grouped_fp8(
-            data, x, at, sizes=lengths
-        )
+        out: Tensor = module("dequantize_ragged").dequantize_ragged_fp8(data, x, at, sizes=lengths)
         return out
 
     assert count_launches(call, scales) == 1
@@ -97,13 +95,13 @@ def test_one_launch_that_can_be_captured_and_never_waits() -> None:
     assert_capturable(call, scales, replays=2)
 
 
-def test_a_group_of_more_than_2_to_the_31_elements() -> None:
+def test_a_segment_of_more_than_2_to_the_31_elements() -> None:
     numel = 2**31 + 4096
     room_for(12)
     data = torch.zeros(numel, dtype=torch.uint8, device="cuda").view(E4M3)
     data[-700:] = torch.ones(700, device="cuda").to(E4M3)
     offsets = torch.tensor([0, 100, numel - 50, numel], device="cuda")
-    got = module("dequantize_grouped").dequantize_grouped_fp8(
+    got = module("dequantize_ragged").dequantize_ragged_fp8(
         data, torch.tensor([2.0, 4.0, 8.0], device="cuda"), offsets
     )
     assert got[-700:-50].unique().tolist() == [4.0]
@@ -112,9 +110,9 @@ def test_a_group_of_more_than_2_to_the_31_elements() -> None:
 
 
 FORMATS = {
-    "fp8": ("quantize_grouped", "quantize_grouped_fp8", {"dtype": E4M3}),
-    "e5m2": ("quantize_grouped", "quantize_grouped_fp8", {"dtype": torch.float8_e5m2}),
-    "nvfp4": ("quantize_grouped_nvfp4", "quantize_grouped_nvfp4", {"recipe": "vllm"}),
+    "fp8": ("quantize_ragged", "quantize_ragged_fp8", {"dtype": E4M3}),
+    "e5m2": ("quantize_ragged", "quantize_ragged_fp8", {"dtype": torch.float8_e5m2}),
+    "nvfp4": ("quantize_ragged_nvfp4", "quantize_ragged_nvfp4", {"recipe": "vllm"}),
 }
 
 
@@ -129,7 +127,7 @@ def test_to_codes(count: int, name: str) -> None:
     file, function, options = FORMATS[name]
     kernel = getattr(module(file), function)
     for i, longest in enumerate((2, 700, 3_000_000 // count)):
-        offsets, sizes, numel = _groups(count, longest)
+        offsets, sizes, numel = _segments(count, longest)
         values = torch.randn(numel + 1) * torch.logspace(-3, 3, numel + 1)
         values[::10_007] = float("nan")
         dtype = (torch.float16, torch.float32, torch.bfloat16)[i]
@@ -142,7 +140,7 @@ def test_to_codes(count: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_more_tiles_than_the_cache_holds_and_many_groups_in_one(name: str) -> None:
+def test_more_tiles_than_the_cache_holds_and_many_segments_in_one(name: str) -> None:
     numel = 24_000_000
     file, function, options = FORMATS[name]
     far = torch.linspace(0, numel - 40_000, 150).long()
@@ -154,7 +152,7 @@ def test_more_tiles_than_the_cache_holds_and_many_groups_in_one(name: str) -> No
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_groups_unlike_each_other_and_much_between_them(name: str) -> None:
+def test_segments_unlike_each_other_and_much_between_them(name: str) -> None:
     torch.manual_seed(7)
     file, function, options = FORMATS[name]
     sizes = (torch.rand(300) ** 8 * 20_000).long() // 16 * 16
@@ -174,7 +172,7 @@ def test_groups_unlike_each_other_and_much_between_them(name: str) -> None:
 
 def _check_gradients(cols: int, count: int, longest: int, activation: str) -> None:
     """The kernel's results are the reference's, with scales and sizes and without."""
-    kernel = module("quantize_grouped_grad").quantize_grouped_grad_fp8
+    kernel = module("quantize_ragged_grad").quantize_ragged_grad_fp8
     rows = torch.randint(0, longest, (count,))
     ends = (rows + torch.randint(0, 2, (count,))).cumsum(0)
     offsets = cols * torch.cat((torch.zeros(1, dtype=torch.int64), ends))
@@ -186,7 +184,7 @@ def _check_gradients(cols: int, count: int, longest: int, activation: str) -> No
                 options = {"activation": activation, "dtype": torch.float8_e5m2}
                 tensors = _on_gpu(grad, offsets, given, sizes, act)
                 got = kernel(*tensors[:3], sizes=tensors[3], act_input=tensors[4], **options)
-                want = reference.quantize_grouped_grad_fp8(
+                want = reference.quantize_ragged_grad_fp8(
                     grad, offsets, given, sizes=sizes, act_input=act, **options
                 )
                 if activation in ("none", "relu"):
@@ -209,7 +207,7 @@ def test_gradients(cols: int, activation: str) -> None:
 
 @pytest.mark.parametrize("count", [64, 65, 257, 4096])
 @pytest.mark.parametrize("activation", ["none", "gelu"])
-def test_gradients_of_many_groups(count: int, activation: str) -> None:
+def test_gradients_of_many_segments(count: int, activation: str) -> None:
     torch.manual_seed(count)
     for cols in (1, 16):
         _check_gradients(cols, count, 12, activation)
@@ -217,10 +215,10 @@ def test_gradients_of_many_groups(count: int, activation: str) -> None:
 
 def _calls() -> dict[str, tuple[Callable[[Tensor], object], int]]:
     """A call for each way, and its launches."""
-    offsets, sizes, _ = _groups(65, 4000)
+    offsets, sizes, _ = _segments(65, 4000)
     at, lengths = (16 * offsets).cuda(), (16 * sizes).cuda()
     scale = torch.rand(65).cuda()
-    quantize, grad = jitquant.quantize_grouped, jitquant.quantize_grouped_grad
+    quantize, grad = jitquant.quantize_ragged, jitquant.quantize_ragged_grad
     return {
         "fp8": (lambda x: quantize(x, at, sizes=lengths), 2),
         "fp8 given": (lambda x: quantize(x, at, scale=scale), 1),
@@ -244,7 +242,7 @@ def test_quantizing_offsets_out_of_order_stays_in_the_buffer() -> None:
     sizes = torch.tensor([2**62, -1, 2**63 - 1, 5, 9, 3], device="cuda")
     guarded = torch.full((4096,), 7, device="cuda", dtype=torch.uint8)
     x, scales = torch.randn(1000, device="cuda"), torch.ones(2, 6, device="cuda")
-    module("quantize_grouped").quantize_grouped_fp8.out(
+    module("quantize_ragged").quantize_ragged_fp8.out(
         x,
         offsets,
         sizes=sizes,
@@ -257,18 +255,18 @@ def test_quantizing_offsets_out_of_order_stays_in_the_buffer() -> None:
     assert bool((guarded[2024:] == 7).all())
 
 
-def test_quantizing_a_group_of_more_than_2_to_the_31_elements() -> None:
+def test_quantizing_a_segment_of_more_than_2_to_the_31_elements() -> None:
     numel = 2**31 + 4096
     room_for(16)
     x = torch.zeros(numel, dtype=torch.bfloat16, device="cuda")
     x[100], x[-51], x[-1] = 1.0, 7.0, 3.0
     offsets = torch.tensor([0, 100, numel - 50, numel], device="cuda")
     for scale in (None, torch.full((3,), 2.0, device="cuda")):
-        q = jitquant.quantize_grouped(x, offsets, scale=scale)
+        q = jitquant.quantize_ragged(x, offsets, scale=scale)
         assert q.amax.tolist() == [0.0, 7.0, 3.0]
         factor = q.scale_inv.reciprocal() if scale is None else scale
-        for i, group in ((100, 1), (numel - 51, 1), (numel - 1, 2)):
-            want = (x[i].float() * factor[group]).to(E4M3)
+        for i, segment in ((100, 1), (numel - 51, 1), (numel - 1, 2)):
+            want = (x[i].float() * factor[segment]).to(E4M3)
             assert q.data[i].view(torch.uint8) == want.view(torch.uint8)
         assert int(q.data.view(torch.uint8).count_nonzero()) == 3
 
@@ -277,12 +275,14 @@ def test_quantizing_a_group_of_more_than_2_to_the_31_elements() -> None:
 @pytest.mark.parametrize(
     ("name", "activation"),
     [
-        ("quantize_grouped_nvfp4", None),
-        ("quantize_grouped_grad_fp8", "none"),
-        ("quantize_grouped_grad_fp8", "relu"),
+        ("quantize_ragged_nvfp4", None),
+        ("quantize_ragged_grad_fp8", "none"),
+        ("quantize_ragged_grad_fp8", "relu"),
     ],
 )
-def test_groups_beyond_2_to_the_31_elements(name: str, activation: str | None, given: bool) -> None:
+def test_segments_beyond_2_to_the_31_elements(
+    name: str, activation: str | None, given: bool
+) -> None:
     """Zeros but for rows at the ends and around element 2^31: as if these were the whole buffer."""
     room_for(16)
     rows, cols = 2**25 + 64, 64
@@ -314,7 +314,7 @@ def test_groups_beyond_2_to_the_31_elements(name: str, activation: str | None, g
     if activation:
         torch.testing.assert_close(got[3].cpu(), want[3], rtol=1e-5, atol=1e-4)
         return
-    back = OPS["dequantize_grouped_nvfp4"]
+    back = OPS["dequantize_ragged_nvfp4"]
     values = back.compiled().default(*got[:3], far_at.cuda(), numel=x.numel())
     (expected,) = back.reference(*want[:3], near_at, numel=short.numel())
     same([near(values)], [expected.reshape(short.shape)])
