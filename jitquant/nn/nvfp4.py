@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -182,6 +183,57 @@ class NVFP4Linear(QuantizedModule):
             made.bias.copy_(linear.bias.detach())
         return made.train(linear.training)
 
+    @classmethod
+    def joined(cls, layers: Sequence[NVFP4Linear]) -> NVFP4Linear:
+        """One layer in place of several that share an input: q, k and v, or gate and up.
+
+        Its output is theirs, one after the other, by one product. The codes and scales are copies
+        of theirs, so that no value changes.
+
+        Args:
+            layers: alike in all but out_features, and with one gsa, which `convert` gives to those
+                that engines fuse.
+
+        Raises:
+            ValueError: there is none, or they differ in something else.
+        """
+        if not layers:
+            raise ValueError("layers is empty; accepted are one or more")
+        first = layers[0]
+        same = ("in_features", "granularity", "recipe", "scale_layout", "weight_only", "dtype")
+        for i, layer in enumerate(layers):
+            for name in same:
+                if getattr(layer, name) != getattr(first, name):
+                    raise ValueError(
+                        f"layers[{i}].{name} is {getattr(layer, name)!r}; accepted is that of "
+                        f"layers[0]: {getattr(first, name)!r}"
+                    )
+            if (layer.bias is None) != (first.bias is None):
+                raise ValueError(f"layers[{i}] or layers[0] has no bias; accepted are all or none")
+            if not torch.equal(layer.weight_gsa, first.weight_gsa):
+                raise ValueError(
+                    f"layers[{i}].weight_gsa is {layer.weight_gsa.item()}; accepted is that of "
+                    f"layers[0]: {first.weight_gsa.item()}. Convert them in one call of convert"
+                )
+        made = cls(
+            *(first.in_features, sum(layer.out_features for layer in layers)),
+            bias=first.bias is not None,
+            device=first.weight_packed.device,
+            dtype=first.dtype,
+            granularity=first.granularity,
+            recipe=first.recipe,
+            scale_layout=first.scale_layout,
+            weight_only=first.weight_only,
+        )
+        scales = torch.cat([layer._linear_scales().view(torch.uint8) for layer in layers])
+        scales = scales.view(SCALE_DTYPE)
+        made.weight_packed = torch.cat([layer.weight_packed for layer in layers])
+        made.weight_scale = scales if made.scale_layout == "linear" else swizzle_128x4(scales)
+        made.weight_gsa = first.weight_gsa.clone()
+        if made.bias is not None:
+            made.bias.copy_(torch.cat([layer.bias for layer in layers if layer.bias is not None]))
+        return made.train(first.training)
+
     @property
     def weight(self) -> NVFP4Tensor:
         """The weight (out_features, in_features) as views of the buffers."""
@@ -359,11 +411,15 @@ class NVFP4Linear(QuantizedModule):
     def _groups(self) -> int:
         return self.weight_packed.shape[1] * CODES_PER_BYTE // NVFP4_BLOCK
 
+    def _linear_scales(self) -> Tensor:
+        if self.scale_layout == "linear":
+            return self.weight_scale
+        return unswizzle_128x4(self.weight_scale, self.out_features, self._groups())
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.scale_layout != "linear":
-            linear = unswizzle_128x4(self.weight_scale, self.out_features, self._groups())
-            destination[f"{prefix}weight_scale"] = linear
+            destination[f"{prefix}weight_scale"] = self._linear_scales()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         name = f"{prefix}weight_scale"

@@ -290,6 +290,39 @@ def test_weight_only_keeps_linear_scales(monkeypatch: pytest.MonkeyPatch) -> Non
     assert NVFP4Linear(64, 64, weight_only=True).scale_layout == "linear"
 
 
+@pytest.mark.parametrize("scale_layout", ["linear", "swizzled_128x4"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_joined(scale_layout: Any, bias: bool) -> None:
+    """The values of every weight, in one product."""
+    gsa = torch.tensor([0.001])
+    how = {"scale_layout": scale_layout, "granularity": "row", "gsa": gsa}
+    layers = [NVFP4Linear.from_linear(linear(104, n, bias=bias), **how) for n in (40, 130, 7)]
+    made = NVFP4Linear.joined(layers)
+    weights = torch.cat([layer.weight.dequantize(torch.float32) for layer in layers])
+    assert torch.equal(made.weight.dequantize(torch.float32), weights)
+    assert made.scale_layout == scale_layout
+    assert not made.training
+    q = jitquant.quantize_nvfp4(randn(5, 104))
+    apart = torch.cat([layer.run_from_quantized(q) for layer in layers], dim=-1)
+    torch.testing.assert_close(made.run_from_quantized(q), apart)
+
+
+def test_what_cannot_be_joined() -> None:
+    made = NVFP4Linear.from_linear(linear(64, 32))
+    other = NVFP4Linear.from_linear(linear(64, 32, bias=False))
+    with pytest.raises(ValueError, match="layers is empty"):
+        NVFP4Linear.joined([])
+    with pytest.raises(ValueError, match=r"layers\[1\]\.in_features is 32; .* layers\[0\]: 64"):
+        NVFP4Linear.joined([made, NVFP4Linear.from_linear(linear(32, 32))])
+    with pytest.raises(ValueError, match="all or none"):
+        NVFP4Linear.joined([made, other])
+    wide = linear(64, 32)
+    with torch.no_grad():
+        wide.weight.mul_(3)
+    with pytest.raises(ValueError, match=r"layers\[1\]\.weight_gsa is .* one call of convert"):
+        NVFP4Linear.joined([made, NVFP4Linear.from_linear(wide)])
+
+
 def test_zeros_and_no_rows() -> None:
     plain = linear(bias=False)
     made = NVFP4Linear.from_linear(plain)
