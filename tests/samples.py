@@ -424,10 +424,16 @@ def _all() -> dict[str, list[Sample]]:
 
 from samples_fp8 import fp8_samples  # noqa: E402 - it uses what stands above
 from samples_linear import linear_samples  # noqa: E402
+from samples_recipes import recipe_samples  # noqa: E402
 from samples_sharded import sharded_samples  # noqa: E402
 
 _WHOLE: dict[str, list[Sample]] = {**_all(), **fp8_samples()}
-SAMPLES: dict[str, list[Sample]] = {**_WHOLE, **sharded_samples(_WHOLE), **linear_samples()}
+SAMPLES: dict[str, list[Sample]] = {
+    **_WHOLE,
+    **sharded_samples(_WHOLE),
+    **linear_samples(),
+    **recipe_samples(),
+}
 SAMPLES |= {op.name: derived(op.name) for op in ALL_OPS if op.name not in SAMPLES}
 ALL_SAMPLES: list[Sample] = [sample for group in SAMPLES.values() for sample in group]
 

@@ -69,7 +69,7 @@ def hadamard(v: Tensor, rotate: str, signs: Tensor | None, dtype: torch.dtype) -
     factor = constant(1 / math.sqrt(n), v)
     if signs is not None:
         factor = signs.to(torch.float32) * factor
-    groups = v.reshape(v.shape[0], -1, n) * factor
+    groups = v.reshape(v.shape[0], v.shape[1] // n, n) * factor
     distance = 1
     while distance < n:
         pairs = groups.reshape(*groups.shape[:2], n // (2 * distance), 2, distance)

@@ -5,7 +5,7 @@ Importing this registers the ops; it compiles nothing and touches no GPU.
 
 from __future__ import annotations
 
-from jitquant.ops import _sharded, blockwise, fp8, linear, mxfp8, nvfp4, ragged
+from jitquant.ops import _sharded, blockwise, fp8, linear, mxfp8, nvfp4, ragged, recipes
 from jitquant.ops.blockwise import (
     quantize_block,
     quantize_block_both,
@@ -32,6 +32,7 @@ from jitquant.ops.nvfp4 import (
     rmsnorm_quantize_nvfp4,
 )
 from jitquant.ops.ragged import dequantize_ragged, quantize_ragged, quantize_ragged_grad
+from jitquant.ops.recipes import dequantize_mxfp4, quantize_mxfp4
 from jitquant.ops.schema import Op
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "amax_gsa",
     "deinterleave_quantize_nvfp4",
     "dequantize",
+    "dequantize_mxfp4",
     "dequantize_nvfp4",
     "dequantize_ragged",
     "mhc_rmsnorm_quantize_nvfp4",
@@ -47,6 +49,7 @@ __all__ = [
     "quantize_block",
     "quantize_block_both",
     "quantize_fp8",
+    "quantize_mxfp4",
     "quantize_mxfp8",
     "quantize_mxfp8_both",
     "quantize_nvfp4",
@@ -70,5 +73,6 @@ ALL_OPS: tuple[Op, ...] = (
     *mxfp8.OPS,
     *ragged.OPS,
     *linear.OPS,
+    *recipes.OPS,
 )
 """Every declared op."""

@@ -50,14 +50,17 @@ from jitquant.formats import (
     DeinterleaveOp,
     Granularity,
     Recipe,
+    Rotation,
+    Rounding,
     ScaleLayout,
+    Select,
     WeightBlock,
     one_of,
     swizzled_shape,
 )
 from jitquant.numerics import nvfp4 as numerics
 from jitquant.numerics import sources as values
-from jitquant.ops import _checks, _sharded, sources
+from jitquant.ops import _checks, _sharded, recipes, sources
 from jitquant.ops.schema import Cast, Op, Plan, Result, Rows, Source, fp32, product
 from jitquant.tensors import NVFP4Tensor, QuantizedActivation
 
@@ -342,11 +345,23 @@ def quantize_nvfp4(
     granularity: Granularity = "tensor",
     divisor: float = NVFP4_DIVISOR,
     recipe: Recipe = "te",
+    block: WeightBlock = "1x16",
+    rotate: Rotation = "none",
+    signs: Tensor | None = None,
+    select: Select = "none",
+    top: int = 448,
+    rounding: Rounding = "nearest",
+    rng_state: Tensor | None = None,
+    random_bytes: Tensor | None = None,
     scale_layout: ScaleLayout = "linear",
     process_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
     """Quantizes activations to NVFP4: at most two launches, one if gsa is given.
+
+    With ``block``, ``rotate``, ``select``, ``top`` or ``rounding`` it follows a recipe for training
+    or rotation, with formulas and sources in ``docs/numerics.md``. Then the amax is always
+    computed, and is that of what is quantized.
 
     Args:
         x: (..., N); a 1-D tensor is one row.
@@ -354,6 +369,15 @@ def quantize_nvfp4(
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is the amax over it.
         recipe: "te" (TransformerEngine) or "vllm"; see ``docs/numerics.md``.
+        block: "1x16", or "16x16": 16 rows share scales as well, the leading dimensions as one.
+        rotate: "none"; "te": TransformerEngine's random Hadamard transform of 16 neighbours;
+            "16" to "256": Sylvester's of so many. N is a multiple.
+        signs: int8 (n,) of +1 and -1 for the transform; None: TransformerEngine's, or none.
+        select: "none", or how a block's scale is selected: "4over6_mae", "4over6_mse", ...
+        top: the largest block scale, 448 or 256; ``divisor`` is 6 * top then.
+        rounding: "nearest", or "stochastic" with one of the next two.
+        rng_state: int64 (2,), seed and offset, on the device of x; the same give the same codes.
+        random_bytes: uint8 of the shape of x, contiguous.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
         process_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedActivation.empty(x.shape, ...)``.
@@ -364,6 +388,31 @@ def quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if (block, rotate, select, top, rounding) != ("1x16", "none", "none", 448, "nearest"):
+        return _by_recipe(
+            {
+                "x": x,
+                "granularity": granularity,
+                "block": block,
+                "rotate": rotate,
+                "signs": signs,
+                "select": select,
+                "top": top,
+                "rounding": rounding,
+                "rng_state": rng_state,
+                "random_bytes": random_bytes,
+                "scale_layout": scale_layout,
+            },
+            {"gsa": (gsa, None), "divisor": (divisor, NVFP4_DIVISOR), "recipe": (recipe, "te")},
+            process_group,
+            out,
+        )
+    for name, given in (("signs", signs), ("rng_state", rng_state), ("random_bytes", random_bytes)):
+        if given is not None:
+            raise ValueError(
+                f"{name} is given without a recipe that takes it; accepted is None. Pass rotate= "
+                "for signs, and rounding='stochastic' for the others"
+            )
     return _quantized(
         QUANTIZE,
         {
@@ -720,6 +769,36 @@ def _quantized(
         return _call(family.given, family.source, arguments, given, out)
     arguments["gsa_value"] = gsa
     return _call(family.computed, family.source, arguments, None, out)
+
+
+def _by_recipe(
+    arguments: dict[str, Any],
+    others: dict[str, tuple[Any, Any]],
+    process_group: ProcessGroup | None,
+    out: QuantizedActivation | None,
+) -> QuantizedActivation:
+    """A call with a recipe for training or rotation: its amax, then the rest.
+
+    Args:
+        arguments: those of the op, by name.
+        others: arguments that a recipe does not take, with what they have to be.
+        process_group: as it was given.
+        out: as it was given.
+    """
+    for name, (given, wanted) in others.items():
+        if given is not wanted and given != wanted:
+            raise ValueError(
+                f"{name} is given with a recipe for training or rotation; accepted is {wanted!r}. "
+                "These compute the amax, and follow recipe 'te'"
+            )
+    arguments["x"] = _checks.as_tensor(arguments["x"], "x")
+    if process_group is not None:
+        _sharded.check_no_scale(process_group, None, "gsa")
+    amax = recipes.ROTATED_AMAX.made(recipes.ROTATED_AMAX.ordered(arguments))[0]
+    if process_group is not None:
+        _sharded.max_over(amax, process_group)
+    arguments |= {"amax": amax, "recipe": "te"}
+    return _call(recipes.QUANTIZE, sources.PLAIN, arguments, None, out)
 
 
 def _call(

@@ -42,6 +42,9 @@ CASES: dict[str, Callable[[To], Any]] = {
     "dequantize_ragged": lambda to: J.dequantize_ragged(
         J.quantize_ragged(_X, _AT).to(to(_X).device)
     ),
+    "dequantize_mxfp4": lambda to: J.dequantize_mxfp4(
+        *(t.view(torch.uint8).to(to(_X).device) for t in J.quantize_mxfp4(_X))
+    ),
     "dequantize_nvfp4": lambda to: J.dequantize_nvfp4(J.quantize_nvfp4(_X).to(to(_X).device)),
     "mhc_rmsnorm_quantize_nvfp4": lambda to: J.mhc_rmsnorm_quantize_nvfp4(
         to(_STREAMS), to(_MIX), to(_WEIGHT)
@@ -60,11 +63,15 @@ CASES: dict[str, Callable[[To], Any]] = {
         J.quantize_ragged(to(_X), to(_AT), format="nvfp4"),
     ),
     "quantize_ragged_grad": lambda to: J.quantize_ragged_grad(to(_X), to(_AT)),
+    "quantize_mxfp4": lambda to: J.quantize_mxfp4(to(_X), rotate="128"),
     "quantize_mxfp8": lambda to: J.quantize_mxfp8(to(_X)),
     "quantize_mxfp8_both": lambda to: J.quantize_mxfp8_both(to(_X)),
     "quantize_nvfp4": lambda to: (
         J.quantize_nvfp4(to(_X)),
         J.quantize_nvfp4(to(_X), to(torch.tensor([0.002]))),
+        J.quantize_nvfp4(
+            to(_X), rotate="te", rounding="stochastic", rng_state=to(torch.tensor([1, 2]))
+        ),
     ),
     "quantize_weight_nvfp4": lambda to: J.quantize_weight_nvfp4(to(_X)),
     "rmsnorm_quantize_fp8": lambda to: J.rmsnorm_quantize_fp8(to(_X), to(_WEIGHT), scale=2.0),

@@ -211,16 +211,22 @@ JITQUANT_HD uint32_t sum_codes(F&& f) {
 // are.
 constexpr float kHalfUnit = 0x1p-14f;
 
-// Eight codes of three bits, the first in the low four, from f(i), the magnitude of value i in
-// kHalfUnit, below 7; what is half way between two codes goes up. Of a number that is cut off to
-// fp16 the upper byte is its code and the bit that rounds it.
+// Eight codes of three bits and a fourth below them, which rounds them, the first in the low four,
+// from f(i), the magnitude of value i in kHalfUnit, below 8. Of a number that is cut off to fp16
+// they are the upper byte.
 template <class F>
-JITQUANT_HD uint32_t e2m1x8_halves_up(F&& f) {
+JITQUANT_HD uint32_t e2m1x8_and_half(F&& f) {
   const auto upper_bytes = [&](int i) {
     return byte_permute(truncated_halves(f(i), f(i + 2)), truncated_halves(f(i + 4), f(i + 6)),
                         0x7531);
   };
-  const uint32_t doubled = upper_bytes(0) + 16 * upper_bytes(1);
+  return upper_bytes(0) + 16 * upper_bytes(1);
+}
+
+// Eight codes of three bits of magnitudes below 7; what is half way between two codes goes up.
+template <class F>
+JITQUANT_HD uint32_t e2m1x8_halves_up(F&& f) {
+  const uint32_t doubled = e2m1x8_and_half(f);
   return doubled - (doubled >> 1 & 0x77777777u);
 }
 

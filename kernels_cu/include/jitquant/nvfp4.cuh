@@ -91,12 +91,12 @@ JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& ou
   }
 }
 
-// A block whose amax is b (of these elements, or of a larger tile that they belong to). kHalvesUp:
-// the codes' bits hang on how the values were computed in any case, so a product that is half way
-// between two codes goes up.
+// A block whose amax is b (of these elements, or of a larger tile that they belong to), with the
+// stored scale given, or with the recipe's. kHalvesUp: the codes' bits hang on how the values were
+// computed in any case, so a product that is half way between two codes goes up.
 template <bool kHalvesUp = false, class T>
-JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nvfp4Encoding& e) {
-  const uint16_t scale = nvfp4_block_scale(b, e);
+JITQUANT_HD Nvfp4Codes nvfp4_encode_with(const Block<T>& x, float b, uint16_t scale,
+                                         const Nvfp4Encoding& e) {
   const float stored = float_from_e4m3(scale), enc = nvfp4_usual_encode(stored, e);
   Nvfp4Codes out;
   out.scale = static_cast<uint8_t>(scale);
@@ -108,6 +108,10 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nv
     nvfp4_encode_block(x, nvfp4_block_encode(stored, e), out);
   }
   return out;
+}
+template <bool kHalvesUp = false, class T>
+JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nvfp4Encoding& e) {
+  return nvfp4_encode_with<kHalvesUp>(x, b, nvfp4_block_scale(b, e), e);
 }
 
 // The block x * factor, where b is the amax of x and factor > 0.

@@ -1,0 +1,313 @@
+"""NVFP4 and MXFP4 by recipes for training and rotation: the ops, and MXFP4's public functions.
+
+`jitquant.ops.nvfp4.quantize_nvfp4` comes here when it is given a recipe. A recipe takes the amax of
+what is quantized from a launch of its own, so that a process group can have a say in it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import (
+    E8M0_DTYPE,
+    FP4_DTYPE,
+    GRANULARITIES,
+    MAX_PARTIALS,
+    MXFP4_BLOCK,
+    MXFP4_SCALINGS,
+    NVFP4_BLOCK,
+    NVFP4_TOPS,
+    ROTATIONS,
+    ROUNDINGS,
+    SCALE_DTYPE,
+    SCALE_LAYOUTS,
+    SELECTS,
+    WEIGHT_BLOCKS,
+    Mxfp4Scaling,
+    Rotation,
+    Rounding,
+    ScaleLayout,
+    ceil_div,
+    one_of,
+    swizzled_shape,
+)
+from jitquant.numerics import recipes as numerics
+from jitquant.ops import _checks
+from jitquant.ops.schema import Op, Plan, Result, fp32
+
+
+def _check_rotation(rotate: str, signs: Tensor | None, cols: int, like: Tensor) -> None:
+    n = numerics.hadamard_size(rotate)
+    if n and cols % n:
+        raise ValueError(
+            f"rotate is {rotate!r} and the dimension that it mixes has {cols} elements; accepted "
+            f"are multiples of {n}. Pad it with zeros, or rotate fewer neighbours"
+        )
+    if signs is None:
+        return
+    _checks.same_device(signs, "signs", like, "x")
+    if signs.dtype != torch.int8:
+        raise TypeError(f"signs is {signs.dtype}; accepted is int8. Convert it with signs.char()")
+    if not n or tuple(signs.shape) != (n,) or not signs.is_contiguous():
+        raise ValueError(
+            f"signs has shape {_checks.shape_text(signs)}; accepted with rotate={rotate!r} is "
+            + (f"({n},), contiguous, of +1 and -1" if n else "None: nothing is rotated")
+        )
+
+
+def _check_rounding(
+    rounding: str, rng_state: Tensor | None, random_bytes: Tensor | None, like: Tensor
+) -> None:
+    given = [t is not None for t in (rng_state, random_bytes)]
+    if sum(given) != (rounding == "stochastic"):
+        raise ValueError(
+            f"rounding is {rounding!r} with {sum(given)} of rng_state and random_bytes; accepted "
+            "is one of the two with 'stochastic', and none with 'nearest'"
+        )
+    if rng_state is not None:
+        _checks.same_device(rng_state, "rng_state", like, "x")
+        if rng_state.dtype != torch.int64 or tuple(rng_state.shape) != (2,):
+            raise ValueError(
+                f"rng_state is {rng_state.dtype} {_checks.shape_text(rng_state)}; accepted is "
+                "int64 (2,): seed and offset, on the device of x"
+            )
+        if not rng_state.is_contiguous():
+            raise ValueError("rng_state is not contiguous; pass rng_state.contiguous()")
+    if random_bytes is not None:
+        _checks.same_device(random_bytes, "random_bytes", like, "x")
+        if random_bytes.dtype != torch.uint8 or random_bytes.shape != like.shape:
+            raise ValueError(
+                f"random_bytes is {random_bytes.dtype} {_checks.shape_text(random_bytes)}; "
+                f"accepted is uint8 {_checks.shape_text(like)}, the shape of x"
+            )
+        if not random_bytes.is_contiguous():
+            raise ValueError("random_bytes is not contiguous; pass random_bytes.contiguous()")
+
+
+def _check_together(block: str, rotate: str, select: str, rounding: str, top: int) -> None:
+    one_of("top", top, NVFP4_TOPS)
+    if block == "16x16" and numerics.hadamard_size(rotate) > NVFP4_BLOCK:
+        raise ValueError(
+            f"rotate is {rotate!r} with block='16x16'; accepted are 'none', 'te' and '16'. A wider "
+            "rotation would mix blocks that have scales of their own"
+        )
+    if select != "none" and rounding != "nearest":
+        raise ValueError(
+            f"rounding is {rounding!r} with select={select!r}; accepted is 'nearest': the choice "
+            "would hang on the draw"
+        )
+
+
+def _plan_rotated_amax(x: Tensor, rotate: str, signs: Tensor | None, granularity: str) -> Plan:
+    _checks.input_tensor(x, "x")
+    _check_rotation(rotate, signs, x.shape[-1], x)
+    rows = _checks.row_count(x.shape[:-1])
+    return Plan(x.device, (fp32(rows if granularity == "row" else MAX_PARTIALS),))
+
+
+def _nvfp4(leading: tuple[int, ...], cols: int, scale_layout: str) -> tuple[Result, Result]:
+    groups = ceil_div(cols, NVFP4_BLOCK)
+    scales: tuple[int, ...] = (*leading, groups)
+    if scale_layout == "swizzled_128x4":
+        scales = swizzled_shape(_checks.row_count(leading), groups)
+    return Result((*leading, groups * 8), FP4_DTYPE), Result(scales, SCALE_DTYPE)
+
+
+def _plan_recipe(
+    x: Tensor,
+    amax: Tensor,
+    granularity: str,
+    block: str,
+    rotate: str,
+    signs: Tensor | None,
+    select: str,
+    top: int,
+    rounding: str,
+    rng_state: Tensor | None,
+    random_bytes: Tensor | None,
+    scale_layout: str,
+) -> Plan:
+    _checks.input_tensor(x, "x")
+    _check_rotation(rotate, signs, x.shape[-1], x)
+    _check_rounding(rounding, rng_state, random_bytes, x)
+    _check_together(block, rotate, select, rounding, top)
+    rows = _checks.row_count(x.shape[:-1])
+    if granularity == "row" and block != "1x16":
+        raise ValueError("block is '16x16' with granularity='row'; accepted is '1x16'")
+    counts = (rows,) if granularity == "row" else (1, MAX_PARTIALS)
+    _checks.amax_tensor(amax, counts, x, "x")
+    return Plan(
+        x.device,
+        (
+            *_nvfp4(tuple(x.shape[:-1]), x.shape[-1], scale_layout),
+            fp32(rows if granularity == "row" else 1),
+        ),
+    )
+
+
+def _plan_mxfp4(
+    x: Tensor,
+    rotate: str,
+    signs: Tensor | None,
+    rounding: str,
+    rng_state: Tensor | None,
+    random_bytes: Tensor | None,
+    scale_layout: str,
+) -> Plan:
+    _checks.input_tensor(x, "x")
+    _check_rotation(rotate, signs, x.shape[-1], x)
+    _check_rounding(rounding, rng_state, random_bytes, x)
+    leading, groups = tuple(x.shape[:-1]), ceil_div(x.shape[-1], MXFP4_BLOCK)
+    scales: tuple[int, ...] = (*leading, groups)
+    if scale_layout == "swizzled_128x4":
+        scales = swizzled_shape(_checks.row_count(leading), groups)
+    return Plan(x.device, (Result((*leading, 16 * groups), FP4_DTYPE), Result(scales, E8M0_DTYPE)))
+
+
+def _plan_dequantize_mxfp4(
+    x_fp4: Tensor, x_sf: Tensor, cols: int | None, scale_layout: str, dtype: torch.dtype | None
+) -> Plan:
+    _checks.packed_tensor(x_fp4, "x_fp4", FP4_DTYPE)
+    _checks.packed_tensor(x_sf, "x_sf", E8M0_DTYPE)
+    _checks.same_device(x_sf, "x_sf", x_fp4, "x_fp4")
+    _checks.output_dtype(dtype)
+    size = x_fp4.shape[-1] if x_fp4.dim() else 0
+    if size == 0 or size % 16:
+        raise ValueError(
+            f"x_fp4 has shape {_checks.shape_text(x_fp4)}; accepted is (..., P) with P a multiple "
+            "of 16 bytes (32 codes)"
+        )
+    leading, groups = tuple(x_fp4.shape[:-1]), size // 16
+    wanted = (*leading, groups)
+    if scale_layout == "swizzled_128x4":
+        wanted = swizzled_shape(_checks.row_count(leading), groups)
+    if tuple(x_sf.shape) != wanted:
+        raise ValueError(
+            f"x_sf has shape {_checks.shape_text(x_sf)}; accepted is {wanted} for x_fp4 of shape "
+            f"{_checks.shape_text(x_fp4)} and scale_layout {scale_layout!r}"
+        )
+    if cols is None:
+        cols = 2 * size
+    if not 2 * size - MXFP4_BLOCK < cols <= 2 * size:
+        raise ValueError(
+            f"cols is {cols}; accepted are {2 * size - MXFP4_BLOCK + 1} to {2 * size} for x_fp4 of "
+            f"shape {_checks.shape_text(x_fp4)}"
+        )
+    return Plan(
+        x_fp4.device, (Result((*leading, cols), torch.bfloat16 if dtype is None else dtype),)
+    )
+
+
+_MAKER = "QuantizedActivation.empty(shape, ...)"
+_CHOICES = {"rotate": ROTATIONS, "rounding": ROUNDINGS, "scale_layout": SCALE_LAYOUTS}
+
+ROTATED_AMAX = Op(
+    "rotated_amax",
+    ["maxima"],
+    module="quantize_nvfp4_recipe",
+    plan=_plan_rotated_amax,
+    reference=numerics.rotated_amax,
+    choices={"rotate": ROTATIONS, "granularity": GRANULARITIES},
+)
+QUANTIZE = Op(
+    "quantize_nvfp4_recipe",
+    ["x_fp4", "x_sf", "gsa"],
+    module="quantize_nvfp4_recipe",
+    plan=_plan_recipe,
+    reference=numerics.quantize_nvfp4_recipe,
+    choices={
+        "granularity": GRANULARITIES,
+        "block": WEIGHT_BLOCKS,
+        "select": SELECTS,
+        **_CHOICES,
+    },
+    maker=_MAKER,
+)
+QUANTIZE_MXFP4 = Op(
+    "quantize_mxfp4",
+    ["x_fp4", "x_sf"],
+    module="quantize_mxfp4",
+    plan=_plan_mxfp4,
+    reference=numerics.quantize_mxfp4,
+    choices={"scaling": MXFP4_SCALINGS, **_CHOICES},
+)
+DEQUANTIZE_MXFP4 = Op(
+    "dequantize_mxfp4",
+    ["out"],
+    module="quantize_mxfp4",
+    plan=_plan_dequantize_mxfp4,
+    reference=numerics.dequantize_mxfp4,
+    choices={"scale_layout": SCALE_LAYOUTS},
+)
+
+OPS: tuple[Op, ...] = (ROTATED_AMAX, QUANTIZE, QUANTIZE_MXFP4, DEQUANTIZE_MXFP4)
+"""Every op of these recipes."""
+
+
+def quantize_mxfp4(
+    x: Tensor,
+    *,
+    scaling: Mxfp4Scaling = "rceil",
+    rotate: Rotation = "none",
+    signs: Tensor | None = None,
+    rounding: Rounding = "nearest",
+    rng_state: Tensor | None = None,
+    random_bytes: Tensor | None = None,
+    scale_layout: ScaleLayout = "linear",
+) -> tuple[Tensor, Tensor]:
+    """Quantizes to MXFP4: E2M1 in blocks of 32 neighbours of a row with E8M0 scales, in one launch.
+
+    The bytes are those of gpt-oss's checkpoints: see ``x_fp4`` as (..., ceil(N / 32), 16).
+
+    Args:
+        x: (..., N); the last block of a row has the elements that there are.
+        scaling: how a block's amax becomes a power of two: "floor" (OCP MX 1.0), "ceil", "even"
+            (torchao; the least error) or "rceil" (torchao, cuBLAS: nothing saturates).
+        rotate: "none", or a Hadamard transform before: see ``docs/numerics.md``.
+        signs: int8 (n,) of +1 and -1 for the transform, or None.
+        rounding: "nearest", or "stochastic" with one of the next two.
+        rng_state: int64 (2,), seed and offset, on the device of x.
+        random_bytes: uint8 of the shape of x, contiguous.
+        scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
+
+    Returns:
+        x_fp4 ``float4_e2m1fn_x2`` (..., ceil(N / 32) * 16), x_sf ``float8_e8m0fnu``
+        (..., ceil(N / 32)), or swizzled (rows up to 128, blocks up to 4) with zero padding.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    args = (x, scaling, rotate, signs, rounding, rng_state, random_bytes, scale_layout)
+    x_fp4, x_sf = QUANTIZE_MXFP4.made(args)
+    return x_fp4, x_sf
+
+
+def dequantize_mxfp4(
+    x_fp4: Tensor,
+    x_sf: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    cols: int | None = None,
+    scale_layout: ScaleLayout = "linear",
+    out: Tensor | None = None,
+) -> Tensor:
+    """The values of MXFP4: ``e2m1 * 2^(e - 127)``, rounded once to ``dtype``.
+
+    Args:
+        x_fp4: packed codes, or their bytes as uint8: (..., P).
+        x_sf: E8M0 scales, or their bytes: (..., P / 16), or swizzled.
+        dtype: bfloat16, float16 or float32; default bfloat16, or that of ``out``.
+        cols: logical size of the last dimension; default 2 * P.
+        scale_layout: of x_sf.
+        out: contiguous tensor of the logical shape to write to.
+
+    Returns:
+        (..., cols), or ``out``.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    if dtype is None and isinstance(out, Tensor):
+        dtype = out.dtype
+    return DEQUANTIZE_MXFP4.one_tensor((x_fp4, x_sf, cols, scale_layout, dtype), out)

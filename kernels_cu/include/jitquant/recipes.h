@@ -1,0 +1,50 @@
+// What the launchers of recipes for training and rotation take.
+#pragma once
+
+#include "jitquant/launch.h"
+
+namespace jitquant {
+
+// A Hadamard transform of 16 * lanes neighbours; lanes is 0 without one.
+struct Rotation {
+  int lanes;
+  bool rounded;         // to the input's type, as TransformerEngine does
+  float factor;         // 1 / sqrt(16 * lanes)
+  const int8_t* signs;  // (16 * lanes,), or null
+};
+
+enum class Error : int { kAbsolute, kSquared, kLargest };
+
+// How the scale of an NVFP4 block is selected.
+struct Select {
+  bool none;    // as recipe "te" says
+  bool single;  // without a choice: the block's amax becomes `full`
+  bool scaled;  // errors are those of scaled values
+  Error error;
+  float full;
+};
+
+enum class Mxfp4Scaling : int { kFloor, kCeil, kEven, kRceil };
+
+struct Rounding {
+  bool stochastic;
+  const int64_t* rng_state;     // seed and offset, or null
+  const uint8_t* random_bytes;  // (rows, cols), or null
+};
+
+struct Recipe {
+  Rotation rotation;
+  Select select;
+  Rounding rounding;
+  Mxfp4Scaling scaling;
+  bool tile;  // 16 rows share a scale
+};
+
+struct Mxfp4Input {
+  const uint8_t* codes;   // (rows, groups * 16)
+  const uint8_t* scales;  // (rows, groups), or swizzled
+  int64_t rows, groups;
+  bool swizzled;
+};
+
+}  // namespace jitquant

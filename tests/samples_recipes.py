@@ -1,0 +1,171 @@
+"""Samples of the ops of recipes for training and rotation."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from samples import DTYPES, Arguments, Sample, cycle, inputs, randn
+from torch import Tensor
+
+from jitquant.formats import MXFP4_SCALINGS, ROTATIONS, SCALE_LAYOUTS, SELECTS
+from jitquant.numerics import recipes
+
+STATE = torch.tensor([0x1234567890ABCDEF, (3 << 40) + 17])
+
+
+def signs_of(rotate: str) -> Tensor | None:
+    """Signs for a rotation, the same each time."""
+    n = recipes.hadamard_size(rotate)
+    return torch.where(randn(n, dtype=torch.float32, seed=9) > 0, 1, -1).to(torch.int8)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(10)
+    return torch.randint(256, tuple(x.shape), dtype=torch.uint8, generator=generator)
+
+
+def _wide(rotate: str, dtype: torch.dtype, turn: int, flat: bool) -> Tensor:
+    """Rows whose length a rotation divides; some with values that are special."""
+    n = max(recipes.hadamard_size(rotate), 32 if flat else 16)
+    shape = ((18, 3 * n), (5, 2 * n), (2, 3, n), (130, n), (0, n))[turn % 5]
+    x = randn(*shape, dtype=torch.float32, seed=turn)
+    if shape[0] == 18:
+        x[1] = 0.0
+        x[2, 3] = torch.nan
+        x[3, 1] = torch.inf
+        x[4] *= 1e-30
+        x[5] *= 1e4
+        x[6] = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(3 * n // 8)
+    return x.to(dtype)
+
+
+def _on(device: torch.device | str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+
+
+def _amax(x: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    rotation = {k: kwargs[k] for k in ("rotate", "signs", "granularity") if k in kwargs}
+    return recipes.rotated_amax(x, **rotation)[0]
+
+
+def _rounding(x: Tensor, turn: int) -> dict[str, Any]:
+    if turn % 2:
+        return {"rounding": "stochastic", "rng_state": STATE}
+    return {"rounding": "stochastic", "random_bytes": _bytes(x)}
+
+
+def _nvfp4(label: str, x: Any, kwargs: dict[str, Any]) -> Sample:
+    """Of the recipe's values, with the amax of the reference."""
+
+    def make(device: torch.device | str) -> Arguments:
+        values = x()
+        a = _amax(values, kwargs)
+        if kwargs.get("granularity") != "row" and len(label) % 2:
+            a = a.amax().reshape(1)
+        return (values.to(device), a.to(device)), _on(device, kwargs)
+
+    return Sample("quantize_nvfp4_recipe", label, make)
+
+
+def _plain(label: str, dtype: torch.dtype) -> Tensor:
+    return inputs()[label](dtype, "cpu")
+
+
+def recipe_samples() -> dict[str, list[Sample]]:
+    """By op."""
+    amax: list[Sample] = []
+    nvfp4: list[Sample] = []
+    mxfp4: list[Sample] = []
+    back: list[Sample] = []
+    ways = cycle(("tensor", "row"), SCALE_LAYOUTS)
+    every = itertools.product(DTYPES, ROTATIONS, range(3), (True, False))
+    for turn, (dtype, rotate, kind, flat) in enumerate(every):
+        # The kernels for contiguous tensors of whole blocks, and those for all others.
+        granularity, layout = ("tensor", "linear") if flat else ways(turn)
+        if not flat and granularity == "tensor":
+            layout = "swizzled_128x4"
+        rotation: dict[str, Any] = {"rotate": rotate}
+        if rotate != "none" and turn % 3:
+            rotation["signs"] = signs_of(rotate)
+        said = f"{str(dtype)[6:]}-{rotate}-{kind}-{'flat' if flat else 'any'}"
+
+        def x(rotate=rotate, dtype=dtype, turn=turn, flat=flat) -> Tensor:
+            return _wide(rotate, dtype, turn, flat)
+
+        how = {**rotation, "granularity": granularity}
+        amax.append(Sample("rotated_amax", said, lambda d, x=x, k=how: ((x().to(d),), _on(d, k))))
+        how = {**how, "scale_layout": layout}
+        mx = {**rotation, "scaling": MXFP4_SCALINGS[turn % 4], "scale_layout": layout}
+        if kind == 1:
+            rounding = _rounding(x(), 1 if flat else turn // 2)
+            how, mx = {**how, **rounding}, {**mx, **rounding}
+        elif kind == 2:
+            how |= {"select": SELECTS[1 + turn % 7], "top": (448, 256)[turn // 2 % 2]}
+        nvfp4.append(_nvfp4(said, x, how))
+        if kind < 2:
+            mxfp4.append(
+                Sample("quantize_mxfp4", said, lambda d, x=x, k=mx: ((x().to(d),), _on(d, k)))
+            )
+    labels = list(inputs())
+    for i, (label, dtype) in enumerate(itertools.product(labels, DTYPES)):
+        said = f"{label}-{str(dtype)[6:]}-{i}"
+
+        def plain(label=label, dtype=dtype) -> Tensor:
+            return _plain(label, dtype)
+
+        granularity, layout = ways(i)
+        amax.append(
+            Sample(
+                "rotated_amax",
+                said,
+                lambda d, x=plain, g=granularity: ((x().to(d),), {"granularity": g}),
+            )
+        )
+        for more in range(2):
+            how = {"granularity": granularity, "scale_layout": layout}
+            if (i + more) % 3 == 0:
+                how |= _rounding(plain(), i)
+            else:
+                how |= {"select": SELECTS[1 + (i + more) % 7], "top": (448, 256)[more]}
+            if more:
+                how["granularity"] = "tensor"
+                how["block"] = "16x16"
+            nvfp4.append(_nvfp4(f"{said}-{more}", plain, how))
+            mx = {"scaling": MXFP4_SCALINGS[(i + more) % 4], "scale_layout": layout}
+            if more:
+                mx |= _rounding(plain(), i)
+            mxfp4.append(
+                Sample(
+                    "quantize_mxfp4",
+                    f"{said}-{more}",
+                    lambda d, x=plain, k=mx: ((x().to(d),), _on(d, k)),
+                )
+            )
+    for i, (shape, dtype) in enumerate(
+        itertools.product(
+            ((5, 64), (48,), (3, 19), (130, 80), (2, 3, 24), (0, 32)), (None, *DTYPES)
+        )
+    ):
+        layout = SCALE_LAYOUTS[i % 2 ^ i // 4 % 2]
+
+        def made(d, shape=shape, dtype=dtype, layout=layout) -> Arguments:
+            parts = recipes.quantize_mxfp4(randn(*shape), scale_layout=layout)
+            x_fp4, x_sf = (t.view(torch.uint8).to(d) for t in parts)
+            return (x_fp4, x_sf), {"cols": shape[-1], "scale_layout": layout, "dtype": dtype}
+
+        back.append(Sample("dequantize_mxfp4", f"{shape}-{str(dtype)[6:]}-{layout}", made))
+
+    def all_bytes(d: torch.device | str) -> Arguments:
+        codes = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
+        scales = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 16)
+        return (codes.to(d), scales.to(d)), {"dtype": torch.float32}
+
+    back.append(Sample("dequantize_mxfp4", "all_bytes", all_bytes))
+    return {
+        "rotated_amax": amax,
+        "quantize_nvfp4_recipe": nvfp4,
+        "quantize_mxfp4": mxfp4,
+        "dequantize_mxfp4": back,
+    }
