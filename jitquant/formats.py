@@ -165,6 +165,9 @@ RAGGED_FORMATS: Final[tuple[str, ...]] = ("fp8_tensor", "nvfp4")
 ACTIVATIONS: Final[tuple[str, ...]] = ("none", "relu", "silu", "gelu")
 """Functions whose derivative can be fused into the cast of a gradient; gelu is the tanh form."""
 
+BOTH_PARTIALS: Final = 512
+"""The same of a matrix, and of its transpose; recipes.h's kBothPartials."""
+
 MXFP4_BLOCK: Final = 32
 """Elements of MXFP4 that share one E8M0 scale."""
 

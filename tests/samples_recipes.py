@@ -73,6 +73,57 @@ def _plain(label: str, dtype: torch.dtype) -> Tensor:
     return inputs()[label](dtype, "cpu")
 
 
+def _both_samples() -> tuple[list[Sample], list[Sample]]:
+    amaxes, out = [], []
+    # Rows, columns; the last are strided, or lie between words.
+    shapes = ((128, 128), (256, 80), (16, 16), (384, 272), (128, 19), (40, 33), (1, 64), (130, 144))
+    recipe_list: list[dict[str, Any]] = [
+        {},
+        {"rounding": "stochastic", "rng_state": STATE},
+        *({"select": select, "top": 256} for select in SELECTS[1:]),
+        {"block": "16x16"},
+        *({"block": "16x16", "select": select} for select in SELECTS[1:]),
+    ]
+    every = itertools.product(DTYPES, (True, False), ("none", "te", "128", "16"), range(3))
+    for turn, (dtype, whole, rotate, kind) in enumerate(every):
+        fitting = [
+            s
+            for s in shapes
+            if s[0] % max(recipes.hadamard_size(rotate), 1) == 0 and (s[1] % 16 == 0) == whole
+        ]
+        shape = fitting[turn % len(fitting)]
+        how = recipe_list[kind if kind < 2 else 2 + turn % (len(recipe_list) - 2)]
+        if rotate == "none" or "block" not in how:
+            how = {**how, "rotate": rotate}
+        if turn % 2 and how.get("rotate", "none") != "none":
+            how = {**how, "signs": signs_of(rotate)}
+
+        def x(shape=shape, dtype=dtype, turn=turn) -> Tensor:
+            rows, cols = shape
+            values = randn(rows, cols + 16 * (turn % 2), dtype=torch.float32, seed=turn)
+            if turn % 3 == 0 and rows > 20:
+                values[3] = 0.0
+                values[5, 2] = torch.nan
+                values[20, 1] = torch.inf if turn % 2 else 1e4
+            return values.to(dtype)[:, :cols]
+
+        rotation = {k: how[k] for k in ("rotate", "signs") if k in how}
+        layout = SCALE_LAYOUTS[turn // 2 % 2]
+        said = f"{str(dtype)[6:]}-{shape}-{rotate}-{kind}-{turn}"
+
+        def make(d, x=x, how=how, rotation=rotation, layout=layout) -> Arguments:
+            values = x()
+            a = recipes.nvfp4_both_amax(values, **rotation)[0]
+            device = values.to(d)
+            return (device, a.to(d)), _on(d, {**how, "scale_layout": layout})
+
+        amaxes.append(
+            Sample("nvfp4_both_amax", said, lambda d, x=x, k=rotation: ((x().to(d),), _on(d, k)))
+        )
+        out.append(Sample("quantize_nvfp4_both", said, make))
+    return amaxes, out
+
+
 def recipe_samples() -> dict[str, list[Sample]]:
     """By op."""
     amax: list[Sample] = []
@@ -163,7 +214,10 @@ def recipe_samples() -> dict[str, list[Sample]]:
         return (codes.to(d), scales.to(d)), {"dtype": torch.float32}
 
     back.append(Sample("dequantize_mxfp4", "all_bytes", all_bytes))
+    both_amax, both = _both_samples()
     return {
+        "nvfp4_both_amax": both_amax,
+        "quantize_nvfp4_both": both,
         "rotated_amax": amax,
         "quantize_nvfp4_recipe": nvfp4,
         "quantize_mxfp4": mxfp4,

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from jitquant.formats import (
+    BOTH_PARTIALS,
     E2M1_MAX,
     E2M1_SIGN_BIT,
     E8M0_DTYPE,
@@ -320,9 +321,10 @@ def quantize_nvfp4_recipe(
 def nvfp4_both_amax(
     x: Tensor, *, rotate: str = "none", signs: Tensor | None = None
 ) -> tuple[Tensor]:
-    """(2, MAX_PARTIALS): maxima of ``x`` (M, K), and of its transpose after `hadamard`."""
-    pair = (rotated_amax(x)[0], rotated_amax(x.T, rotate=rotate, signs=signs)[0])
-    return (torch.stack(pair),)
+    """(2, BOTH_PARTIALS): maxima of ``x`` (M, K), and of its transpose after `hadamard`."""
+    v = hadamard(rows_of(x.T), rotate, signs, x.dtype)
+    pair = torch.stack((amax(rows_of(x), "tensor"), amax(v, "tensor")))
+    return (functional.pad(pair, (0, BOTH_PARTIALS - 1)),)
 
 
 def quantize_nvfp4_both(

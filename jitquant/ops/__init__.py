@@ -32,7 +32,7 @@ from jitquant.ops.nvfp4 import (
     rmsnorm_quantize_nvfp4,
 )
 from jitquant.ops.ragged import dequantize_ragged, quantize_ragged, quantize_ragged_grad
-from jitquant.ops.recipes import dequantize_mxfp4, quantize_mxfp4
+from jitquant.ops.recipes import dequantize_mxfp4, quantize_mxfp4, quantize_nvfp4_both
 from jitquant.ops.schema import Op
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "quantize_mxfp8",
     "quantize_mxfp8_both",
     "quantize_nvfp4",
+    "quantize_nvfp4_both",
     "quantize_per_token_group",
     "quantize_per_token_group_both",
     "quantize_ragged",

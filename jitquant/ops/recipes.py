@@ -6,10 +6,13 @@ what is quantized from a launch of its own, so that a process group can have a s
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from jitquant.formats import (
+    BOTH_PARTIALS,
     E8M0_DTYPE,
     FP4_DTYPE,
     GRANULARITIES,
@@ -28,13 +31,19 @@ from jitquant.formats import (
     Rotation,
     Rounding,
     ScaleLayout,
+    Select,
+    WeightBlock,
     ceil_div,
     one_of,
     swizzled_shape,
 )
 from jitquant.numerics import recipes as numerics
-from jitquant.ops import _checks
+from jitquant.ops import _checks, _checks_fp8, _sharded
 from jitquant.ops.schema import Op, Plan, Result, fp32
+from jitquant.tensors import NVFP4Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def _check_rotation(rotate: str, signs: Tensor | None, cols: int, like: Tensor) -> None:
@@ -199,6 +208,52 @@ def _plan_dequantize_mxfp4(
     )
 
 
+def _matrix(x: Tensor, rotate: str, signs: Tensor | None) -> tuple[int, int]:
+    _checks_fp8.matrix(x, "x")
+    rows, cols = x.shape
+    if rotate == "256":
+        raise ValueError("rotate is '256'; accepted for a transpose is at most '128'")
+    _check_rotation(rotate, signs, rows, x)
+    return rows, cols
+
+
+def _plan_both_amax(x: Tensor, rotate: str, signs: Tensor | None) -> Plan:
+    _matrix(x, rotate, signs)
+    return Plan(x.device, (fp32(2, BOTH_PARTIALS),))
+
+
+def _plan_both(
+    x: Tensor,
+    amax: Tensor,
+    block: str,
+    rotate: str,
+    signs: Tensor | None,
+    select: str,
+    top: int,
+    rounding: str,
+    rng_state: Tensor | None,
+    scale_layout: str,
+) -> Plan:
+    rows, cols = _matrix(x, rotate, signs)
+    _check_rounding(rounding, rng_state, None, x)
+    _check_together(block, rotate, select, rounding, top)
+    if block == "16x16" and (rotate, rounding) != ("none", "nearest"):
+        raise ValueError(
+            f"block is '16x16' with rotate={rotate!r} and rounding={rounding!r}; accepted are "
+            "'none' and 'nearest': the transpose has the same codes"
+        )
+    _checks.amax_tensor(amax, (2 * BOTH_PARTIALS,), x, "x")
+    return Plan(
+        x.device,
+        (
+            *_nvfp4((rows,), cols, scale_layout),
+            fp32(1),
+            *_nvfp4((cols,), rows, scale_layout),
+            fp32(1),
+        ),
+    )
+
+
 _MAKER = "QuantizedActivation.empty(shape, ...)"
 _CHOICES = {"rotate": ROTATIONS, "rounding": ROUNDINGS, "scale_layout": SCALE_LAYOUTS}
 
@@ -224,6 +279,23 @@ QUANTIZE = Op(
     },
     maker=_MAKER,
 )
+BOTH_AMAX = Op(
+    "nvfp4_both_amax",
+    ["maxima"],
+    module="quantize_nvfp4_both",
+    plan=_plan_both_amax,
+    reference=numerics.nvfp4_both_amax,
+    choices={"rotate": ROTATIONS},
+)
+QUANTIZE_BOTH = Op(
+    "quantize_nvfp4_both",
+    ["x_fp4", "x_sf", "gsa", "x_fp4_t", "x_sf_t", "gsa_t"],
+    module="quantize_nvfp4_both",
+    plan=_plan_both,
+    reference=numerics.quantize_nvfp4_both,
+    choices={"block": WEIGHT_BLOCKS, "select": SELECTS, **_CHOICES},
+    maker=_MAKER,
+)
 QUANTIZE_MXFP4 = Op(
     "quantize_mxfp4",
     ["x_fp4", "x_sf"],
@@ -241,8 +313,65 @@ DEQUANTIZE_MXFP4 = Op(
     choices={"scale_layout": SCALE_LAYOUTS},
 )
 
-OPS: tuple[Op, ...] = (ROTATED_AMAX, QUANTIZE, QUANTIZE_MXFP4, DEQUANTIZE_MXFP4)
+OPS: tuple[Op, ...] = (
+    ROTATED_AMAX,
+    QUANTIZE,
+    BOTH_AMAX,
+    QUANTIZE_BOTH,
+    QUANTIZE_MXFP4,
+    DEQUANTIZE_MXFP4,
+)
 """Every op of these recipes."""
+
+
+def quantize_nvfp4_both(
+    x: Tensor,
+    *,
+    block: WeightBlock = "1x16",
+    rotate: Rotation = "none",
+    signs: Tensor | None = None,
+    select: Select = "none",
+    top: int = 448,
+    rounding: Rounding = "nearest",
+    rng_state: Tensor | None = None,
+    scale_layout: ScaleLayout = "linear",
+    process_group: ProcessGroup | None = None,
+) -> tuple[NVFP4Tensor, NVFP4Tensor]:
+    """Quantizes a matrix to NVFP4 row-wise and column-wise, in two launches: amaxes, then the rest.
+
+    The first result is that of x, with blocks along K. The second is that of its transpose, stored
+    transposed, with blocks along M: it alone is rotated, has an amax and a gsa of its own, and is
+    rounded with random bytes of its own. It is what a product needs that sums over M, such as a
+    weight gradient.
+
+    Args:
+        x: (M, K), M and K >= 1; of a rotation M is a multiple.
+        block: "1x16", or "16x16", where the second has the first's codes and scales, transposed.
+        rotate: of the transpose: "none", "te", or "16" to "128".
+        signs, select, top, rounding, rng_state: as in `quantize_nvfp4`.
+        scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
+        process_group: the ranks whose parts have one pair of amaxes, or None; with a rotation,
+            parts of M are multiples of it.
+
+    Returns:
+        Quantized tensors of the shapes (M, K) and (K, M).
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    x = _checks.as_tensor(x, "x")
+    amax = BOTH_AMAX.made((x, rotate, signs))[0]
+    if process_group is not None:
+        _sharded.check_no_scale(process_group, None, "gsa")
+        _sharded.max_over(amax, process_group)
+    parts = QUANTIZE_BOTH.made(
+        (x, amax, block, rotate, signs, select, top, rounding, rng_state, scale_layout)
+    )
+    rows, cols = x.shape
+    return (
+        NVFP4Tensor(*parts[:3], None, cols, scale_layout),
+        NVFP4Tensor(*parts[3:], None, rows, scale_layout),
+    )
 
 
 def quantize_mxfp4(

@@ -56,6 +56,7 @@ CASES: dict[str, Callable[[To], Any]] = {
     "quantize_block": lambda to: J.quantize_block(to(_X)),
     "quantize_block_both": lambda to: J.quantize_block_both(to(_X)),
     "quantize_fp8": lambda to: (J.quantize_fp8(to(_X)), J.quantize_fp8(to(_X), scale=2.0)),
+    "quantize_nvfp4_both": lambda to: J.quantize_nvfp4_both(to(_X[:288]), rotate="te"),
     "quantize_per_token_group": lambda to: J.quantize_per_token_group(to(_X)),
     "quantize_per_token_group_both": lambda to: J.quantize_per_token_group_both(to(_X)),
     "quantize_ragged": lambda to: (

@@ -5,6 +5,9 @@
 
 namespace jitquant {
 
+// Maxima of a matrix, and as many of its transpose, that a launch leaves to the next.
+constexpr int kBothPartials = 512;
+
 // A Hadamard transform of 16 * lanes neighbours; lanes is 0 without one.
 struct Rotation {
   int lanes;

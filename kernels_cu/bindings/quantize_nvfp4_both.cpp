@@ -1,0 +1,94 @@
+#include "recipes.h"
+
+namespace jitquant {
+
+cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, float* maxima,
+                                   cudaStream_t stream);
+cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const float* maxima, float divisor,
+                                       const Recipe& recipe, const Nvfp4Output& out, float* gsa,
+                                       const Nvfp4Output& out_t, float* gsa_t, cudaStream_t stream);
+
+namespace {
+
+Matrix matrix_of_both(const View& x) {
+  const Matrix m = matrix_of(x, "x");
+  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1,
+                 "x must have two dimensions, none of them empty; its shape is ", shape_text(x));
+  constexpr int64_t kMost = 2147483520;  // the kernel counts rows and columns in 32 bits
+  JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, "x must have at most ", kMost,
+                 " rows and columns; its shape is ", shape_text(x));
+  return m;
+}
+
+// Of the transpose, whose lines are held by eight lanes.
+Rotation rotation_of_columns(std::string_view rotate, const std::optional<View>& signs,
+                             int64_t rows, const View& x) {
+  const Rotation rotation = rotation_of(rotate, signs, rows, x);
+  JITQUANT_CHECK(rotation.lanes <= 8, "rotate must mix at most 128 neighbours here");
+  return rotation;
+}
+
+void nvfp4_both_amax(Call& call, const View& x, std::string_view rotate,
+                     const std::optional<View>& signs, Result& maxima) {
+  const Matrix m = matrix_of_both(x);
+  const Rotation rotation = rotation_of_columns(rotate, signs, m.rows, x);
+  void* const out = maxima.memory("maxima", ScalarType::Float, Shape::of(2, kBothPartials), x);
+  const Launching at(call, x);
+  check_launch(launch_nvfp4_both_amax(m, rotation, static_cast<float*>(out), at.stream),
+               "nvfp4_both_amax");
+}
+
+void quantize_nvfp4_both(Call& call, const View& x, const View& amax, std::string_view block,
+                         std::string_view rotate, const std::optional<View>& signs,
+                         std::string_view select, int64_t top, std::string_view rounding,
+                         const std::optional<View>& rng_state, std::string_view scale_layout,
+                         Result& x_fp4, Result& x_sf, Result& gsa, Result& x_fp4_t, Result& x_sf_t,
+                         Result& gsa_t) {
+  const Matrix m = matrix_of_both(x);
+  Recipe recipe = {};
+  recipe.rotation = rotation_of_columns(rotate, signs, m.rows, x);
+  recipe.select = select_of(select);
+  recipe.rounding = rounding_of(rounding, rng_state, std::nullopt, x);
+  recipe.tile = tile_of(block, recipe.rotation);
+  JITQUANT_CHECK(!recipe.tile || (recipe.rotation.lanes == 0 && !recipe.rounding.stochastic),
+                 "block='16x16' goes with rotate='none' and rounding='nearest' alone");
+  JITQUANT_CHECK(recipe.select.none || !recipe.rounding.stochastic,
+                 "rounding='stochastic' goes with select='none' alone");
+  const float divisor = recipe.select.full * top_of(top);
+  check_cuda(amax, "amax", &x);
+  JITQUANT_CHECK(amax.scalar_type() == ScalarType::Float && amax.is_contiguous() &&
+                     amax.dim() == 2 && amax.size(0) == 2 && amax.size(1) == kBothPartials,
+                 "amax must be float32, contiguous, of shape (2, ", kBothPartials,
+                 "); its shape is ", shape_text(amax));
+  const bool swizzled = swizzled_of(scale_layout);
+  const int64_t sizes[2] = {x.size(1), x.size(0)};
+  View transposed = x;
+  transposed.sizes = sizes;
+  const PackedShape shape = PackedShape::of(x, 1, m.rows, m.cols, swizzled);
+  const PackedShape shape_t = PackedShape::of(transposed, 1, m.cols, m.rows, swizzled);
+  const Nvfp4Output out = shape.output(x_fp4, x_sf, x);
+  float* const gsa_out = gsa.floats("gsa", 1, x);
+  const Nvfp4Output out_t = {
+      static_cast<uint8_t*>(
+          x_fp4_t.memory("x_fp4_t", ScalarType::Float4_e2m1fn_x2, shape_t.codes, x)),
+      static_cast<uint8_t*>(x_sf_t.memory("x_sf_t", ScalarType::Float8_e4m3fn, shape_t.scales, x)),
+      shape_t.rows, shape_t.blocks, swizzled};
+  float* const gsa_t_out = gsa_t.floats("gsa_t", 1, x);
+  const Launching at(call, x);
+  check_launch(launch_quantize_nvfp4_both(m, static_cast<const float*>(amax.data), divisor, recipe,
+                                          out, gsa_out, out_t, gsa_t_out, at.stream),
+               "quantize_nvfp4_both");
+}
+
+}  // namespace
+}  // namespace jitquant
+
+JITQUANT_FUNCTIONS(
+    function<&nvfp4_both_amax>("nvfp4_both_amax",
+                               "Tensor x, *, str rotate='none', Tensor? signs=None", {"maxima"}),
+    function<&quantize_nvfp4_both>(
+        "quantize_nvfp4_both",
+        "Tensor x, Tensor amax, *, str block='1x16', str rotate='none', Tensor? signs=None, "
+        "str select='none', int top=448, str rounding='nearest', Tensor? rng_state=None, "
+        "str scale_layout='linear'",
+        {"x_fp4", "x_sf", "gsa", "x_fp4_t", "x_sf_t", "gsa_t"}))
