@@ -1,4 +1,5 @@
-// y = x W^T for up to 16 rows of x and a weight in NVFP4, which is read once, as it is stored.
+// y = x W^T for a weight in NVFP4, which is read as it is stored. What stands here is for up to 16
+// rows of x; for more on compute capability 9.0 see nvfp4_linear_tiles.cuh.
 //
 //   block            kWarps warps, as (warps along k, row tiles of W side by side)
 //   tile             16 rows of W by all of k; a block takes every gridDim.x-th of them
@@ -18,6 +19,10 @@
 // of k), spans. So a row's result does not depend on how many rows there are beside it, within a
 // way.
 #include "jitquant/nvfp4_product.cuh"
+
+#if defined(__CUDACC__)
+#include "jitquant/nvfp4_linear_tiles.cuh"
+#endif
 
 namespace jitquant {
 
@@ -384,6 +389,11 @@ cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to
                        (LinearInput<Input>::kCodes || apart(x.data, x.stride * 2));
   constexpr int kMost = 16;
   const int64_t rows = x.rows;
+#if defined(__CUDACC__)
+  if constexpr (!LinearInput<Input>::kCodes) {
+    if (rows > kMost && takes_tiles<Input>(w, x)) return launch_as_tiles<Input>(w, x, to, stream);
+  }
+#endif
   const int64_t row_bytes = LinearInput<Input>::kCodes ? (x.cols + 15) / 16 * 8 : x.stride * 2;
   const int64_t out_bytes = to.cols * (to.dtype == DType::kFloat32 ? 4 : 2);
   for (int64_t first = 0; first < rows; first += kMost) {

@@ -81,13 +81,23 @@ def _on_tensor_cores(device: torch.device, n: int, packed: int) -> bool:
 
 
 MOST_ROWS_AS_STORED = 64
-"""Up to so many rows of x a GPU multiplies the weight as it is stored, 16 rows at a time; on an
-H200 a dequantized weight is faster from there on."""
+"""Up to so many rows of x a GPU without products of warpgroups multiplies the weight as it is
+stored, 16 rows at a time: from there on a dequantized weight is faster."""
+
+FEW_ROWS = 16
+"""Up to so many rows of x the product takes codes of x as they are."""
 
 
-def _multiplies_as_stored(device: torch.device, rows: int) -> bool:
+def _has_warpgroups(device: torch.device, packed: int) -> bool:
+    """Whether `jitquant.nvfp4_linear` takes any number of rows at the speed of tensor cores."""
+    return major(device) == 9 and packed * CODES_PER_BYTE % 64 == 0
+
+
+def _multiplies_as_stored(device: torch.device, rows: int, packed: int) -> bool:
     """Whether `jitquant.nvfp4_linear` takes a product of so many rows."""
-    return device.type != "cuda" or (rows <= MOST_ROWS_AS_STORED and major(device) >= 8)
+    if device.type != "cuda" or _has_warpgroups(device, packed):
+        return True
+    return rows <= MOST_ROWS_AS_STORED and major(device) >= 8
 
 
 def _linear(scales: Tensor, layout: str, leading: tuple[int, ...], packed: int) -> Tensor:
@@ -119,7 +129,10 @@ def _nvfp4_mm_out(
     w_sf = _linear(w_sf, w_layout, (n,), packed)
     if x_sf is not None:
         x_sf = _linear(x_sf, x_layout, tuple(x.shape[:-1]), packed)
-    if _multiplies_as_stored(x.device, math.prod(x.shape[:-1])):
+    rows = math.prod(x.shape[:-1])
+    if _multiplies_as_stored(x.device, rows, packed):
+        if x_sf is not None and rows > FEW_ROWS and x.device.type == "cuda":
+            x, x_sf = _without_gsa(x, x_sf, torch.bfloat16).view(*x.shape[:-1], -1), None
         operands = (x, w_fp4, w_sf, w_gsa, x_sf, x_gsa)
         LINEAR.out(*operands, bias=bias, residual=residual, dtype=out.dtype, y=out)
         return
@@ -157,17 +170,16 @@ def _scaled_product(
     _finish(product, bias, residual, y)
 
 
+def _without_gsa(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """(rows, K) of codes times their scales, which is exact: they have six significant bits."""
+    q = NVFP4Tensor(codes.view(FP4_DTYPE), scales, torch.ones(1, device=codes.device))
+    return dequantize_nvfp4(q, dtype).view(-1, q.shape[-1])
+
+
 def _dequantized_product(x: Tensor, x_sf: Tensor | None, w_fp4: Tensor, w_sf: Tensor) -> Tensor:
     """``x @ w.T`` without the gsas, in fp32: each product is exact, only the sum rounds."""
-    one = torch.ones(1, device=x.device)
-
-    def values(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-        # A code times its scale has six significant bits.
-        q = NVFP4Tensor(codes.view(FP4_DTYPE), scales, one)
-        return dequantize_nvfp4(q, dtype).view(-1, q.shape[-1])
-
-    a = x.reshape(-1, x.shape[-1]) if x_sf is None else values(x, x_sf, torch.bfloat16)
-    b = values(w_fp4, w_sf, a.dtype)[:, : a.shape[1]]
+    a = x.reshape(-1, x.shape[-1]) if x_sf is None else _without_gsa(x, x_sf, torch.bfloat16)
+    b = _without_gsa(w_fp4, w_sf, a.dtype)[:, : a.shape[1]]
     with torch.autocast(a.device.type, enabled=False):
         return torch.mm(a, b.t(), out_dtype=torch.float32)
 

@@ -114,13 +114,16 @@ def nvfp4_linear(
     """``x @ weight.T + bias + residual`` with a weight that stays in NVFP4, as it is stored.
 
     Every product is exact: a code times its block scale is a bf16 number. Sums are in fp32, in an
-    order that depends on K and on whether there are 1 to 2, 3 to 8, or more rows, so that a call
-    gives the same bits every time. Then come the gsas, the bias and the residual, each rounded once
-    to fp32, and one rounding to the result's dtype.
+    order that depends on K, on the device and on how many rows there are (1 to 2, 3 to 8, 9 to 16;
+    above, on the shape of the tiles), so that a call gives the same bits every time. Then come the
+    gsas, the bias and the residual, each rounded once to fp32, and one rounding to the result's
+    dtype.
 
-    On a GPU (compute capability 8.0 and newer) up to 16 rows take one launch, which reads the
-    weight once and allocates nothing beside the result; more rows take a launch for each 16. It is
-    made for decoding: from about 64 rows on, dequantizing the weight once is faster.
+    A GPU (compute capability 8.0 and newer) reads the weight as it is stored, in one launch for up
+    to 16 rows, and allocates nothing beside the result. More rows are one launch, on the tensor
+    cores, on compute capability 9.0 with x in bf16 or fp16, K a multiple of 64 and rows that start
+    on multiples of 16 bytes. All else takes a launch for each 16 rows: from about 64 rows on,
+    dequantizing the weight once is faster there, which is what `jitquant.nn.NVFP4Linear` does.
 
     Args:
         x: (..., K), bfloat16 or float16, the last dimension contiguous and the rows at one distance

@@ -17,7 +17,7 @@ def products(linear) -> None:  # type: ignore[no-untyped-def]
 
     for n, k in ((33, 48), (70, 1024), (17, 9216)):
         w = (*packed(n, k), gsa)
-        for m in (1, 7, 18):
+        for m in (1, 7, 18, 140):
             for dtype in (torch.bfloat16, torch.float16):
                 x, bias = torch.randn(m, k).to(dtype).cuda(), torch.randn(n).cuda()
                 residual = torch.randn(m, n).to(dtype).cuda()

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+import samples  # noqa: F401  (the samples of products are a part of it)
 import torch
 from samples_linear import packed
 from torch import Tensor
@@ -49,7 +50,7 @@ def _check(got: Tensor, x: Tensor, w: Tensor, *added: Tensor) -> None:
 def test_random_shapes_against_float64(seed: int) -> None:
     choose = random.Random(seed)
     for trial in range(24):
-        m = choose.choice([1, 1, 2, 3, 5, 8, 9, 15, 16, 17, 33])
+        m = choose.choice([1, 1, 2, 3, 5, 8, 9, 15, 16, 17, 33, 65, 130])
         n = choose.choice([1, 15, 16, 17, 100, 256, 1000, 4096])
         k = choose.choice([16, 32, 48, 256, 272, 512, 768, 1040, 2880, 4096, 4352, 7168, 14336])
         w = _weight(n, k, seed=trial % 3)
@@ -74,7 +75,43 @@ def test_random_shapes_against_float64(seed: int) -> None:
         _check(jitquant.nvfp4_linear(x, w, **more), values, _values(w), *added)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("rows", [17, 64, 65, 128, 129, 256, 300, 1000, 4097])
+def test_many_rows_against_float64(rows: int, dtype: torch.dtype) -> None:
+    for n, k, pad in ((1000, 640, 8), (6144, 512, 0), (130, 8192, 0), (257, 64, 24)):
+        w, x = _weight(n, k), torch.randn(rows, k + pad, device="cuda")[:, :k].to(dtype)
+        x_gsa = torch.rand(rows, device="cuda")
+        bias = torch.randn(n, device="cuda")
+        residual = torch.randn(rows, n, device="cuda").to(dtype)
+        values = _values(w)
+        y = jitquant.nvfp4_linear(x, w, bias, residual=residual)
+        _check(y, x.double(), values, bias, residual)
+        scaled = torch.ops.jitquant.nvfp4_linear(
+            x, w.x_fp4, w.x_sf, w.gsa, None, x_gsa, dtype=torch.float32
+        )
+        _check(scaled, x.double() * x_gsa.double()[:, None], values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("rows", [1, 8, 16, 64])
+def test_every_code_times_every_scale(rows: int, dtype: torch.dtype) -> None:
+    codes = torch.arange(64, device="cuda").add(1).remainder(16).to(torch.uint8)
+    packed_codes = (codes[::2] | codes[1::2] << 4).expand(256, 32).contiguous()
+    scales = torch.arange(256, device="cuda").to(torch.uint8)[:, None].expand(256, 4).contiguous()
+    w = QuantizedActivation(
+        packed_codes.view(torch.float4_e2m1fn_x2),
+        scales.view(torch.float8_e4m3fn),
+        torch.ones(1, device="cuda"),
+    )
+    x = torch.eye(64, device="cuda", dtype=dtype)
+    expected = reference.dequantize_nvfp4(w.x_fp4, w.x_sf, w.gsa, dtype=torch.float32)[0].t()
+    for first in range(0, 64, rows):
+        own = slice(first, first + rows)
+        y = jitquant.nvfp4_linear(x[own], w, dtype=torch.float32)
+        torch.testing.assert_close(y, expected[own], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 17, 64, 100, 300])
 def test_one_launch_that_is_captured_and_never_waited_for(rows: int) -> None:
     w, x = _weight(512, 1024), torch.randn(rows, 1024, device="cuda").bfloat16()
     out = torch.empty(rows, 512, device="cuda", dtype=torch.bfloat16)
@@ -89,8 +126,8 @@ def test_one_launch_that_is_captured_and_never_waited_for(rows: int) -> None:
 
 
 def test_the_same_bits_each_time_and_beside_other_rows() -> None:
-    w, x = _weight(4096, 8192), torch.randn(16, 8192, device="cuda").bfloat16()
-    for most, least in ((2, 1), (8, 3), (16, 9)):
+    w, x = _weight(4096, 8192), torch.randn(300, 8192, device="cuda").bfloat16()
+    for most, least in ((2, 1), (8, 3), (16, 9), (64, 40), (300, 270)):
         whole = jitquant.nvfp4_linear(x[:most], w)
         for _ in range(20):
             assert torch.equal(jitquant.nvfp4_linear(x[:most], w), whole)
@@ -110,7 +147,7 @@ def test_huge_and_tiny_elements_beside_each_other() -> None:
 
 
 @pytest.mark.parametrize("special", [float("inf"), float("nan")])
-@pytest.mark.parametrize("rows", [1, 5, 12])
+@pytest.mark.parametrize("rows", [1, 5, 12, 40, 200])
 def test_what_is_not_finite_stays_in_its_row(rows: int, special: float) -> None:
     w, x = _weight(48, 512), torch.randn(rows, 512, device="cuda").bfloat16()
     plain = jitquant.nvfp4_linear(x, w)
@@ -136,7 +173,7 @@ def test_layers_use_it() -> None:
     layer = jitquant.nn.NVFP4Linear.from_linear(
         torch.nn.Linear(512, 96, device="cuda", dtype=torch.bfloat16)
     ).eval()
-    for rows in (1, 16, 64, 65):
+    for rows in (1, 16, 64, 65, 300):
         x = torch.randn(rows, 512, device="cuda").bfloat16()
         q = jitquant.quantize_nvfp4(x)
         _check(layer.run_from_quantized(q), _values(q), _values(layer.weight), layer.bias)

@@ -1,0 +1,220 @@
+// What compute capability 9.0 alone has (sm_90a): barriers in shared memory, tensor copies, and
+// products of a warpgroup, 64 rows of A from registers by up to 256 of B from shared memory.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "jitquant/memory.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+#define JITQUANT_HAS_WARPGROUPS 1
+#endif
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+namespace jitquant {
+
+// ---- barriers ----------------------------------------------------------------------------------
+
+__device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// At the same barrier of another block of the cluster.
+__device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      " .reg .b32 there;\n"
+      " mapa.shared::cluster.u32 there, %0, %1;\n"
+      " mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+// Arrives when the thread's asynchronous copies up to here are there.
+__device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      " .reg .pred done;\n"
+      "again:\n"
+      " mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      " @!done bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+// As many bytes of this block's `shared` and, at the same place, of those in `blocks` (a bit each).
+__device__ __forceinline__ void copy_tile(uint32_t shared, const void* map, int column, int row,
+                                          uint32_t barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared),
+      "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+__device__ __forceinline__ void copy_own_tile(uint32_t shared, const void* map, int column, int row,
+                                              uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(shared),
+      "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void prefetch_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// ---- products ----------------------------------------------------------------------------------
+
+__device__ __forceinline__ void begin_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void end_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kBut>
+__device__ __forceinline__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kBut) : "memory");
+}
+
+// B: rows of 64 elements, 128 bytes, 8 of them swizzled as tensor copies do it.
+__device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
+  return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{1} << 16) |
+         static_cast<uint64_t>((shared & 0x3ffff) >> 4);
+}
+
+#define JITQUANT_SUMS_16(d, i)                                                                \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]),        \
+      "+f"(d[i + 11]), "+f"(d[i + 12]), "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
+#define JITQUANT_WGMMA_32(types)                                                 \
+  asm volatile(                                                                  \
+      "{\n"                                                                      \
+      " .reg .pred add;\n"                                                       \
+      " setp.ne.b32 add, %21, 0;\n"                                              \
+      " wgmma.mma_async.sync.aligned.m64n32k16.f32." types                       \
+      " "                                                                        \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
+      "{%16, %17, %18, %19}, %20, add, 1, 1, 0;\n"                               \
+      "}"                                                                        \
+      : JITQUANT_SUMS_16(d, 0)                                                   \
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
+#define JITQUANT_WGMMA_64(types)                                                          \
+  asm volatile(                                                                           \
+      "{\n"                                                                               \
+      " .reg .pred add;\n"                                                                \
+      " setp.ne.b32 add, %37, 0;\n"                                                       \
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                \
+      " "                                                                                 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
+      "{%32, %33, %34, %35}, %36, add, 1, 1, 0;\n"                                        \
+      "}"                                                                                 \
+      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16)                                   \
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
+#define JITQUANT_WGMMA_128(types)                                                         \
+  asm volatile(                                                                           \
+      "{\n"                                                                               \
+      " .reg .pred add;\n"                                                                \
+      " setp.ne.b32 add, %69, 0;\n"                                                       \
+      " wgmma.mma_async.sync.aligned.m64n128k16.f32." types                               \
+      " "                                                                                 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
+      "{%64, %65, %66, %67}, %68, add, 1, 1, 0;\n"                                        \
+      "}"                                                                                 \
+      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
+        JITQUANT_SUMS_16(d, 48)                                                           \
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
+#define JITQUANT_WGMMA_256(types)                                                                  \
+  asm volatile(                                                                                    \
+      "{\n"                                                                                        \
+      " .reg .pred add;\n"                                                                         \
+      " setp.ne.b32 add, %133, 0;\n"                                                               \
+      " wgmma.mma_async.sync.aligned.m64n256k16.f32." types                                        \
+      " "                                                                                          \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                    \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "           \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "           \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "           \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+      "%111, "                                                                                     \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+      "%127}, "                                                                                    \
+      "{%128, %129, %130, %131}, %132, add, 1, 1, 0;\n"                                            \
+      "}"                                                                                          \
+      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),                  \
+        JITQUANT_SUMS_16(d, 48), JITQUANT_SUMS_16(d, 64), JITQUANT_SUMS_16(d, 80),                 \
+        JITQUANT_SUMS_16(d, 96), JITQUANT_SUMS_16(d, 112)                                          \
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
+
+// d (64, 2 * kSums) = A B^T [+ d], asynchronous. A lane of warp w holds of A rows 16 w + lane / 4
+// (a0, a2) and 8 further on (a1, a3), columns as in mma.cuh.
+template <class T, int kSums>
+__device__ __forceinline__ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1,
+                                               uint32_t a2, uint32_t a3, uint64_t b, int add) {
+  constexpr bool kBf16 = std::is_same<T, Bf16>::value;
+  if constexpr (kSums == 16) {
+    if constexpr (kBf16) {
+      JITQUANT_WGMMA_32("bf16.bf16");
+    } else {
+      JITQUANT_WGMMA_32("f16.f16");
+    }
+  }
+  if constexpr (kSums == 32) {
+    if constexpr (kBf16) {
+      JITQUANT_WGMMA_64("bf16.bf16");
+    } else {
+      JITQUANT_WGMMA_64("f16.f16");
+    }
+  }
+  if constexpr (kSums == 64) {
+    if constexpr (kBf16) {
+      JITQUANT_WGMMA_128("bf16.bf16");
+    } else {
+      JITQUANT_WGMMA_128("f16.f16");
+    }
+  }
+  if constexpr (kSums == 128) {
+    if constexpr (kBf16) {
+      JITQUANT_WGMMA_256("bf16.bf16");
+    } else {
+      JITQUANT_WGMMA_256("f16.f16");
+    }
+  }
+}
+
+// Of a matrix of 8 by 8 halves, of which a lane has two neighbours of row lane / 4, two neighbours
+// of column lane / 4.
+__device__ __forceinline__ uint32_t transpose_pairs(uint32_t pair) {
+  uint32_t turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
+}
+
+}  // namespace jitquant
+#endif
