@@ -44,9 +44,13 @@ cudaError_t launch_quantize_nvfp4_rows(const Matrix& x, float divisor, float* gs
 cudaError_t launch_deinterleave_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate,
                                                const GlobalScale& scale, Nvfp4Recipe recipe,
                                                const Nvfp4Output& out, cudaStream_t stream) {
+#ifdef JITQUANT_DTYPE
+  return cudaErrorInvalidValue;  // a part is for ops, which take deinterleave_quantize.cu for this
+#else
   return deinterleaved(fused, run, activate, [&](const auto& source) {
     return launch_quantize(source, scale, recipe, out, stream);
   });
+#endif
 }
 #endif
 

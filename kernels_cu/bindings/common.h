@@ -14,7 +14,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "captured.h"
@@ -254,11 +256,11 @@ inline void check_out(const View& t, const char* name, ScalarType dtype, const S
 class Result {
  public:
   Result() = default;
-  explicit Result(const View& given) : given_(given) {}
   Result(const Result&) = delete;
   Result& operator=(const Result&) = delete;
 
-  const View& given() const { return *given_; }
+  void give(const View& buffer) { given_ = buffer; }
+  const View* given() const { return given_ ? &*given_ : nullptr; }
   void* memory(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
     if (!given_) return make(dtype, shape, like);
     check_out(*given_, name, dtype, shape, like);
@@ -287,7 +289,7 @@ class Result {
 
  protected:
   ~Result() = default;
-  virtual void* make(ScalarType, const Shape&, const View&) { return nullptr; }
+  virtual void* make(ScalarType dtype, const Shape& shape, const View& like) = 0;
 
  private:
   std::optional<View> given_;
@@ -304,41 +306,83 @@ class Call {
   ~Call() = default;
 };
 
-// The names of a function's arguments and results.
+// The arguments of one call by their place in the schema, then the results, whichever way the call
+// came. Code for each way and function would be most of a binding.
+class Arguments {
+ public:
+  explicit Arguments(bool has_buffers) : has_buffers_(has_buffers) {}
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+
+  bool has_buffers() const { return has_buffers_; }  // the results are the caller's
+  virtual Result& result(size_t i) = 0;
+
+  // Each argument is asked for once, before the results.
+  virtual void get(size_t i, View& out) = 0;
+  virtual void get(size_t i, InPlace& out) = 0;
+  virtual void get(size_t i, double& out) = 0;
+  virtual void get(size_t i, int64_t& out) = 0;
+  virtual void get(size_t i, bool& out) = 0;
+  virtual void get(size_t i, std::string_view& out) = 0;
+  virtual void get(size_t i, ScalarType& out) = 0;
+  virtual void get(size_t i, std::optional<View>& out) = 0;
+  virtual void get(size_t i, std::optional<InPlace>& out) = 0;
+  virtual void get(size_t i, std::optional<double>& out) = 0;
+  virtual void get(size_t i, std::optional<int64_t>& out) = 0;
+  virtual void get(size_t i, std::optional<ScalarType>& out) = 0;
+
+ protected:
+  ~Arguments() = default;
+
+ private:
+  const bool has_buffers_;
+};
+
+constexpr size_t kMostResults = 8;
+
+// How a binding's function is called, and the names of its arguments and results.
+struct Invocation {
+  void (*invoke)(Call&, Arguments&);
+  size_t inputs, results;
+};
+
 template <auto kFunction>
 std::vector<std::string>& names_of() {
   static std::vector<std::string> names;
   return names;
 }
 
-// Whether an argument is written. A result that the call makes has memory of its own.
+// The tensor that an argument is, and whether it is written.
+inline const View* tensor_of(const View& t) {
+  return &t;
+}
 template <class T>
-constexpr bool is_written() {
-  if constexpr (std::is_base_of_v<Result, T>) {
-    return T::kGiven;
+const View* tensor_of(const std::optional<T>& t) {
+  if constexpr (std::is_base_of_v<View, T>) {
+    return t ? &*t : nullptr;
   } else {
-    return std::is_same_v<T, InPlace> || std::is_same_v<T, std::optional<InPlace>>;
+    return nullptr;
   }
 }
 template <class T>
-Region region_of(const T& argument) {
-  if constexpr (!std::is_base_of_v<Result, T>) {
-    return Region(argument);
-  } else if constexpr (T::kGiven) {
-    return Region(argument.given(), true);
-  } else {
-    return Region();
-  }
+const View* tensor_of(const T&) {
+  return nullptr;
 }
+template <class T>
+constexpr bool kIsWritten = std::is_same_v<T, InPlace> || std::is_same_v<T, std::optional<InPlace>>;
 
-// Calls the function of a binding with its arguments and results.
-template <auto kFunction, class C, class... All>
-void checked_call(C& call, All&&... all) {
-  if constexpr ((is_written<std::decay_t<All>>() || ...)) {
-    const std::array<Region, sizeof...(All)> regions = {region_of(all)...};
-    check_own_memory(regions, names_of<kFunction>());
+template <auto kFunction, class... Inputs, size_t... I, size_t... R>
+void invoke(Call& call, Arguments& all, std::tuple<Inputs...>*, std::index_sequence<I...>,
+            std::index_sequence<R...>) {
+  std::tuple<Inputs...> inputs;
+  (all.get(I, std::get<I>(inputs)), ...);
+  constexpr bool kWrites = (kIsWritten<Inputs> || ...);
+  if (kWrites || all.has_buffers()) {
+    const Reached reached[] = {{tensor_of(std::get<I>(inputs)), kIsWritten<Inputs>}...,
+                               {all.result(R).given(), true}...};
+    check_own_memory(reached, names_of<kFunction>());
   }
-  kFunction(call, all...);
+  kFunction(call, std::get<I>(inputs)..., all.result(R)...);
 }
 
 // While it lives, the input's device is torch's and CUDA's current one, and `stream` takes the

@@ -25,9 +25,6 @@
 
 namespace jitquant {
 
-template <class F>
-struct Signature;
-
 #ifdef PY_VERSION_HEX
 
 // The part of DLPack 1.3 that is used here; the layout is the same in every version 1.x.
@@ -210,8 +207,6 @@ class DirectCall : public Call {
 // A result that is a new tensor of Python. The direct call has the current device.
 class NewObject : public Result {
  public:
-  static constexpr bool kGiven = false;
-
   ~NewObject() { Py_XDECREF(object_); }
 
   PyObject* release() { return std::exchange(object_, nullptr); }
@@ -243,143 +238,121 @@ class NewObject : public Result {
   PyObject* object_ = nullptr;
 };
 
-struct GivenObject : Result {
-  static constexpr bool kGiven = true;
-  GivenObject(DirectCall& call, PyObject* object) : Result(call.written(object)) {}
-};
+// What Python gives; what is not exactly of its type is for the operator.
+class PythonArguments final : public Arguments {
+ public:
+  PythonArguments(DirectCall& call, PyObject* const* objects, const Invocation& function,
+                  bool has_buffers)
+      : Arguments(has_buffers), call_(call), objects_(objects) {
+    for (size_t i = 0; has_buffers && i < function.results; ++i) {
+      results_[i].give(call.written(objects[function.inputs + i]));
+    }
+  }
 
-// From a Python object to an argument; what is not exactly of its type is for the operator.
-template <class T>
-struct FromPython;
+  NewObject& result(size_t i) override { return results_[i]; }
 
-template <>
-struct FromPython<View> {
-  static View get(DirectCall& call, PyObject* o) { return call.view(o); }
-};
-template <>
-struct FromPython<InPlace> {
-  static InPlace get(DirectCall& call, PyObject* o) {
-    const View view = call.written(o);
-    PyObject* grad = PyObject_GetAttr(o, torch_python().requires_grad);
+  void get(size_t i, View& out) override { out = call_.view(objects_[i]); }
+  void get(size_t i, InPlace& out) override {
+    static_cast<View&>(out) = call_.written(objects_[i]);
+    PyObject* grad = PyObject_GetAttr(objects_[i], torch_python().requires_grad);
     if (grad == nullptr) throw PythonError();
     Py_DECREF(grad);
     if (grad != Py_False) throw NotPlain();
-    InPlace in_place;
-    static_cast<View&>(in_place) = view;
-    return in_place;
   }
-};
-template <>
-struct FromPython<double> {
-  static double get(DirectCall&, PyObject* o) {
-    if (PyFloat_CheckExact(o)) return PyFloat_AS_DOUBLE(o);
-    const double value = PyLong_CheckExact(o) ? PyLong_AsDouble(o) : -1.0;
-    if (value >= 0.0) return value;
+  void get(size_t i, double& out) override {
+    PyObject* const o = objects_[i];
+    if (PyFloat_CheckExact(o)) {
+      out = PyFloat_AS_DOUBLE(o);
+      return;
+    }
+    out = PyLong_CheckExact(o) ? PyLong_AsDouble(o) : -1.0;
+    if (out >= 0.0) return;
     PyErr_Clear();
     throw NotPlain();
   }
-};
-template <>
-struct FromPython<int64_t> {
-  static int64_t get(DirectCall&, PyObject* o) {
+  void get(size_t i, int64_t& out) override {
     int overflow = 1;
-    const long long value = PyLong_CheckExact(o) ? PyLong_AsLongLongAndOverflow(o, &overflow) : 0;
+    PyObject* const o = objects_[i];
+    out = PyLong_CheckExact(o) ? PyLong_AsLongLongAndOverflow(o, &overflow) : 0;
     if (overflow != 0) throw NotPlain();
-    return value;
   }
-};
-template <>
-struct FromPython<bool> {
-  static bool get(DirectCall&, PyObject* o) {
-    if (o != Py_True && o != Py_False) throw NotPlain();
-    return o == Py_True;
+  void get(size_t i, bool& out) override {
+    out = objects_[i] == Py_True;
+    if (!out && objects_[i] != Py_False) throw NotPlain();
   }
-};
-template <>
-struct FromPython<std::string_view> {
-  static std::string_view get(DirectCall&, PyObject* o) {
+  void get(size_t i, std::string_view& out) override {
     Py_ssize_t size = 0;
+    PyObject* const o = objects_[i];
     const char* text = PyUnicode_CheckExact(o) ? PyUnicode_AsUTF8AndSize(o, &size) : nullptr;
     if (text == nullptr) {
       PyErr_Clear();
       throw NotPlain();
     }
-    return {text, static_cast<size_t>(size)};
+    out = {text, static_cast<size_t>(size)};
   }
-};
-template <>
-struct FromPython<ScalarType> {
-  static ScalarType get(DirectCall&, PyObject* o) {
-    for (size_t i = 0; i < std::size(kDTypes); ++i) {
-      if (torch_python().dtypes[i] == o) return kDTypes[i].dtype;
+  void get(size_t i, ScalarType& out) override {
+    for (size_t j = 0; j < std::size(kDTypes); ++j) {
+      if (torch_python().dtypes[j] != objects_[i]) continue;
+      out = kDTypes[j].dtype;
+      return;
     }
     throw NotPlain();
   }
-};
-template <class T>
-struct FromPython<std::optional<T>> {
-  static std::optional<T> get(DirectCall& call, PyObject* o) {
-    if (o == Py_None) return std::nullopt;
-    return FromPython<T>::get(call, o);
-  }
-};
-
-template <auto kFunction>
-class Direct {
-  using S = Signature<decltype(kFunction)>;
-  using Inputs = typename S::Inputs;
-  using InputIndices = std::make_index_sequence<S::kInputs>;
-  using ResultIndices = std::make_index_sequence<S::kResults>;
-
- public:
-  static PyObject* call(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    DirectCall call;
-    try {
-      if (count < 1 || (args[0] != Py_False && !call.unwatched())) throw NotPlain();
-      ++args, --count;
-      if (count == S::kInputs) return functional(call, args, InputIndices(), ResultIndices());
-      if (count == S::kInputs + S::kResults) {
-        return out(call, args, InputIndices(), ResultIndices());
-      }
-    } catch (const NotPlain&) {
-    } catch (const PythonError&) {
-      return nullptr;
-    } catch (const std::exception& error) {
-      if (call.begun()) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-        return nullptr;
-      }
-    }
-    Py_RETURN_NOTIMPLEMENTED;
-  }
+  void get(size_t i, std::optional<View>& out) override { get_optional(i, out); }
+  void get(size_t i, std::optional<InPlace>& out) override { get_optional(i, out); }
+  void get(size_t i, std::optional<double>& out) override { get_optional(i, out); }
+  void get(size_t i, std::optional<int64_t>& out) override { get_optional(i, out); }
+  void get(size_t i, std::optional<ScalarType>& out) override { get_optional(i, out); }
 
  private:
-  template <size_t... I, size_t... R>
-  static PyObject* functional(DirectCall& call, PyObject* const* args, std::index_sequence<I...>,
-                              std::index_sequence<R...>) {
-    std::array<NewObject, S::kResults> results;
-    checked_call<kFunction>(
-        call, FromPython<std::tuple_element_t<I, Inputs>>::get(call, args[I])..., results[R]...);
-    PyObject* tuple = PyTuple_New(S::kResults);
-    if (tuple == nullptr) throw PythonError();
-    (PyTuple_SET_ITEM(tuple, R, results[R].release()), ...);
-    return tuple;
+  template <class T>
+  void get_optional(size_t i, std::optional<T>& out) {
+    if (objects_[i] != Py_None) get(i, out.emplace());
   }
-  template <size_t... I, size_t... R>
-  static PyObject* out(DirectCall& call, PyObject* const* args, std::index_sequence<I...>,
-                       std::index_sequence<R...>) {
-    checked_call<kFunction>(call,
-                            FromPython<std::tuple_element_t<I, Inputs>>::get(call, args[I])...,
-                            GivenObject(call, args[S::kInputs + R])...);
-    Py_RETURN_NONE;
-  }
+
+  DirectCall& call_;
+  PyObject* const* const objects_;
+  NewObject results_[kMostResults];
 };
+
+inline PyObject* call_directly(const Invocation& function, PyObject* const* args,
+                               Py_ssize_t count) {
+  DirectCall call;
+  try {
+    if (count < 1 || (args[0] != Py_False && !call.unwatched())) throw NotPlain();
+    const size_t given = static_cast<size_t>(count) - 1;
+    const bool has_buffers = given == function.inputs + function.results;
+    if (given != function.inputs && !has_buffers) throw NotPlain();
+    PythonArguments all(call, args + 1, function, has_buffers);
+    function.invoke(call, all);
+    if (has_buffers) Py_RETURN_NONE;
+    PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(function.results));
+    if (tuple == nullptr) throw PythonError();
+    for (size_t i = 0; i < function.results; ++i) {
+      PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), all.result(i).release());
+    }
+    return tuple;
+  } catch (const NotPlain&) {
+  } catch (const PythonError&) {
+    return nullptr;
+  } catch (const std::exception& error) {
+    if (call.begun()) {
+      PyErr_SetString(PyExc_RuntimeError, error.what());
+      return nullptr;
+    }
+  }
+  Py_RETURN_NOTIMPLEMENTED;
+}
 
 using DirectFunction = PyCFunction;
 
-template <auto kFunction>
+template <const Invocation& kInvocation>
+PyObject* direct(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  return call_directly(kInvocation, args, count);
+}
+template <const Invocation& kInvocation>
 DirectFunction direct_function() {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Direct<kFunction>::call));
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&direct<kInvocation>));
 }
 
 // Named direct_<function>; none where torch lacks what a direct call needs.
@@ -427,7 +400,7 @@ PyObject* python_module(const char* name, const Functions& functions) {
 
 using DirectFunction = void*;
 
-template <auto kFunction>
+template <const Invocation&>
 DirectFunction direct_function() {
   return nullptr;
 }

@@ -18,43 +18,10 @@
 
 namespace jitquant {
 
-// An argument as torch gives it, and as the function takes it.
-template <class T>
-struct Boxed {
-  using Type = T;
-  static const T& view(const T& value) { return value; }
-};
-template <>
-struct Boxed<View> {
-  using Type = Tensor;
-  static View view(const Tensor& t) { return t; }
-};
-template <>
-struct Boxed<std::optional<View>> {
-  using Type = std::optional<Tensor>;
-  static std::optional<View> view(const std::optional<Tensor>& t) {
-    return t ? std::optional<View>(View(*t)) : std::nullopt;
-  }
-};
-template <>
-struct Boxed<std::optional<InPlace>> {
-  using Type = std::optional<Tensor>;
-  static std::optional<InPlace> view(const std::optional<Tensor>& t) {
-    return t ? std::optional<InPlace>(InPlace(*t)) : std::nullopt;
-  }
-};
-template <>
-struct Boxed<std::string_view> {
-  using Type = std::string;
-  static std::string_view view(const std::string& s) { return s; }
-};
-
 // A result that is a new tensor of torch.
 class __attribute__((visibility("hidden"))) NewTensor : public Result {
  public:
-  static constexpr bool kGiven = false;
-
-  Tensor tensor() const { return *tensor_; }
+  const Tensor& tensor() const { return *tensor_; }
 
  private:
   void* make(ScalarType dtype, const Shape& shape, const View& like) override {
@@ -71,53 +38,93 @@ class __attribute__((visibility("hidden"))) NewTensor : public Result {
 
 class TorchCall : public Call {};
 
-template <class Inputs, class Buffers>
-struct Operator;
-
-// The two kernels that torch's library takes: one returns tensors, the other writes to buffers.
-template <class... Inputs, class... Buffers>
-struct Operator<std::tuple<Inputs...>, std::tuple<Buffers...>> {
-  static constexpr size_t kResults = sizeof...(Buffers);
-  using Returned = std::conditional_t<kResults == 1, Tensor, std::tuple<Buffers...>>;
-
-  template <auto kFunction>
-  static Returned functional(const typename Boxed<Inputs>::Type&... inputs) {
-    std::array<NewTensor, kResults> results;
-    return std::apply(
-        [&](auto&... result) -> Returned {
-          TorchCall call;
-          checked_call<kFunction>(call, Boxed<Inputs>::view(inputs)..., result...);
-          return {result.tensor()...};
-        },
-        results);
+// What torch gives: an array, whose values are taken out of it.
+class __attribute__((visibility("hidden"))) TorchArguments final : public Arguments {
+ public:
+  TorchArguments(StableIValue* stack, const Invocation& function, bool has_buffers)
+      : Arguments(has_buffers), stack_(stack), inputs_(function.inputs) {
+    tensors_.reserve(function.inputs + function.results);  // views and texts are of these
+    texts_.reserve(function.inputs);
+    for (size_t i = 0; has_buffers && i < function.results; ++i) {
+      results_[i].give(take<Tensor>(inputs_ + i, tensors_));
+    }
   }
-  template <auto kFunction>
-  static void out(const typename Boxed<Inputs>::Type&... inputs, const Buffers&... buffers) {
-    TorchCall call;
-    checked_call<kFunction>(call, Boxed<Inputs>::view(inputs)..., Given(buffers)...);
+
+  NewTensor& result(size_t i) override { return results_[i]; }
+
+  void get(size_t i, View& out) override { out = take<Tensor>(i, tensors_); }
+  void get(size_t i, InPlace& out) override { out = InPlace(take<Tensor>(i, tensors_)); }
+  void get(size_t i, double& out) override { out = value<double>(i); }
+  void get(size_t i, int64_t& out) override { out = value<int64_t>(i); }
+  void get(size_t i, bool& out) override { out = value<bool>(i); }
+  void get(size_t i, std::string_view& out) override { out = take<std::string>(i, texts_); }
+  void get(size_t i, ScalarType& out) override { out = value<ScalarType>(i); }
+  void get(size_t i, std::optional<View>& out) override {
+    if (const Tensor* t = take_optional(i)) out = View(*t);
+  }
+  void get(size_t i, std::optional<InPlace>& out) override {
+    if (const Tensor* t = take_optional(i)) out = InPlace(*t);
+  }
+  void get(size_t i, std::optional<double>& out) override { out = value<std::optional<double>>(i); }
+  void get(size_t i, std::optional<int64_t>& out) override {
+    out = value<std::optional<int64_t>>(i);
+  }
+  void get(size_t i, std::optional<ScalarType>& out) override {
+    out = value<std::optional<ScalarType>>(i);
   }
 
  private:
-  struct Given : Result {
-    static constexpr bool kGiven = true;
-    explicit Given(const Tensor& t) : Result(View(t)) {}
-  };
+  template <class T>
+  T value(size_t i) {
+    return torch::stable::detail::to<T>(stack_[i]);
+  }
+  template <class T>
+  const T& take(size_t i, std::vector<T>& kept) {
+    return kept.emplace_back(value<T>(i));
+  }
+  const Tensor* take_optional(size_t i) {
+    std::optional<Tensor> t = value<std::optional<Tensor>>(i);
+    return t ? &tensors_.emplace_back(*std::move(t)) : nullptr;
+  }
+
+  StableIValue* const stack_;
+  const size_t inputs_;
+  std::vector<Tensor> tensors_;
+  std::vector<std::string> texts_;
+  NewTensor results_[kMostResults];
 };
 
+inline void call_by_torch(const Invocation& function, StableIValue* stack, bool has_buffers) {
+  TorchCall call;
+  TorchArguments all(stack, function, has_buffers);
+  function.invoke(call, all);
+  for (size_t i = 0; !has_buffers && i < function.results; ++i) {
+    stack[i] = torch::stable::detail::from<Tensor>(all.result(i).tensor());
+  }
+}
+
+template <class F>
+struct Signature;
 template <class... P>
 struct Signature<void (*)(Call&, P...)> {
   static constexpr size_t kResults = (std::is_same_v<P, Result&> + ... + 0);
   static constexpr size_t kInputs = sizeof...(P) - kResults;
+  static_assert(kResults <= kMostResults);
   using All = std::tuple<std::remove_cv_t<std::remove_reference_t<P>>...>;
 
   template <size_t... I>
   static std::tuple<std::tuple_element_t<I, All>...> first(std::index_sequence<I...>);
-  template <size_t... I>
-  static std::tuple<std::enable_if_t<(I >= 0), Tensor>...> tensors(std::index_sequence<I...>);
-
   using Inputs = decltype(first(std::make_index_sequence<kInputs>()));
-  using Buffers = decltype(tensors(std::make_index_sequence<kResults>()));
 };
+
+template <auto kFunction, class S = Signature<decltype(kFunction)>>
+void invoke(Call& call, Arguments& all) {
+  invoke<kFunction>(call, all, static_cast<typename S::Inputs*>(nullptr),
+                    std::make_index_sequence<S::kInputs>(),
+                    std::make_index_sequence<S::kResults>());
+}
+template <auto kFunction, class S = Signature<decltype(kFunction)>>
+constexpr Invocation kInvocation = {&invoke<kFunction>, S::kInputs, S::kResults};
 
 // A function with its schema's arguments and the names of its results.
 struct Function {
@@ -143,28 +150,39 @@ inline std::vector<std::string> names_in(const std::string& arguments) {
   return names;
 }
 
-template <auto kFunction>
-Function function(const char* name, const std::string& arguments,
-                  std::initializer_list<const char*> results) {
-  using S = Signature<decltype(kFunction)>;
-  using O = Operator<typename S::Inputs, typename S::Buffers>;
-  JITQUANT_CHECK(results.size() == S::kResults, name, ": wrong number of results");
-  names_of<kFunction>() = names_in(arguments);
-  for (const char* result : results) names_of<kFunction>().push_back(result);
-  char letter = 'a';
-  for (const char c : arguments) letter += c == '!';
+inline Function function_of(const char* name, const std::string& arguments,
+                            std::initializer_list<const char*> results, const Invocation& invoked,
+                            std::vector<std::string>& names, Function::Kernel functional,
+                            Function::Kernel out, DirectFunction direct) {
+  names = names_in(arguments);
+  JITQUANT_CHECK(names.size() == invoked.inputs && results.size() == invoked.results, name,
+                 ": the schema is not that of the function");
+  names.insert(names.end(), results.begin(), results.end());
+  char next[] = "a";
+  for (const char c : arguments) next[0] += c == '!';
   std::string returned, buffers = arguments.find('*') == std::string::npos ? ", *" : "";
   for (const char* result : results) {
-    returned += (returned.empty() ? "Tensor " : ", Tensor ") + std::string(result);
-    buffers += std::string(", Tensor(") + letter++ + "!) " + result;
+    returned = text_of({returned, returned.empty() ? "Tensor " : ", Tensor ", result});
+    buffers = text_of({buffers, ", Tensor(", next, "!) ", result});
+    ++next[0];
   }
-  const std::string call = "(" + arguments;
-  return {name,
-          name + call + ") -> " + (S::kResults == 1 ? "Tensor" : "(" + returned + ")"),
-          name + (".out" + call) + buffers + ") -> ()",
-          TORCH_BOX((&O::template functional<kFunction>)),
-          TORCH_BOX((&O::template out<kFunction>)),
-          direct_function<kFunction>()};
+  if (results.size() == 1) returned = "Tensor";
+  const char* const open = results.size() == 1 ? "" : "(";
+  const char* const close = results.size() == 1 ? "" : ")";
+  const std::string schema = text_of({name, "(", arguments, ") -> ", open, returned, close});
+  const std::string out_schema = text_of({name, ".out(", arguments, buffers, ") -> ()"});
+  return {name, schema, out_schema, functional, out, direct};
+}
+
+template <auto kFunction>
+Function function(const char* name, const char* arguments,
+                  std::initializer_list<const char*> results) {
+  constexpr const Invocation& kCalled = kInvocation<kFunction>;
+  return function_of(
+      name, arguments, results, kCalled, names_of<kFunction>(),
+      [](StableIValue* stack, uint64_t, uint64_t) { call_by_torch(kCalled, stack, false); },
+      [](StableIValue* stack, uint64_t, uint64_t) { call_by_torch(kCalled, stack, true); },
+      direct_function<kCalled>());
 }
 
 }  // namespace jitquant

@@ -2,10 +2,8 @@
 // writes. jitquant/ops/_checks_memory.py makes the same checks in the same words.
 #pragma once
 
-#include <array>
 #include <limits>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,10 +34,10 @@ inline bool overlaps(const View& t) {
 
 inline void check_own_elements(const View& t, const char* name) {
   if (!overlaps(t)) return;
-  fail(name, " has strides ", tuple_text(t.dim(), [&](int64_t i) { return t.stride(i); }),
-       "; it is written, so each element needs memory of its own, as in a slice of a contiguous "
-       "tensor. Pass ",
-       name, ".contiguous()");
+  fail({name, " has strides ", tuple_text(t.dim(), [&](int64_t i) { return t.stride(i); }),
+        "; it is written, so each element needs memory of its own, as in a slice of a contiguous "
+        "tensor. Pass ",
+        name, ".contiguous()"});
 }
 
 inline int64_t bytes_of(ScalarType dtype) {
@@ -61,16 +59,9 @@ inline int64_t bytes_of(ScalarType dtype) {
 // empty tensor, and for what is not a tensor.
 struct Region {
   int64_t start = 0, stop = 0, run = 0, step = 0;
-  bool written = false;
 
   Region() = default;
-  template <class T>
-  explicit Region(const T&) {}
-  explicit Region(const View& t) : Region(t, false) {}
-  explicit Region(const InPlace& t) : Region(t, true) {}
-  explicit Region(const std::optional<View>& t) : Region(t ? Region(*t) : Region()) {}
-  explicit Region(const std::optional<InPlace>& t) : Region(t ? Region(*t) : Region()) {}
-  Region(const View& t, bool is_written) : written(is_written) {
+  explicit Region(const View& t) {
     if (t.numel() == 0) return;
     const int64_t size = bytes_of(t.dtype), last = t.dim() - 1;
     start = reinterpret_cast<int64_t>(t.data);
@@ -94,17 +85,25 @@ struct Region {
   }
 };
 
-// `names` are those of all arguments of a call.
-template <size_t kCount>
-void check_own_memory(const std::array<Region, kCount>& all,
-                      const std::vector<std::string>& names) {
-  for (size_t i = 0; i < kCount; ++i) {
+// What a call gets by one name: a tensor or nothing, and whether it is written.
+struct Reached {
+  const View* tensor;
+  bool written;
+};
+
+// `names` are those of all that a call gets.
+inline void check_own_memory(const Reached* all, const std::vector<std::string>& names) {
+  std::vector<Region> regions(names.size());
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (all[i].tensor != nullptr) regions[i] = Region(*all[i].tensor);
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
     if (!all[i].written) continue;
-    for (size_t j = 0; j < kCount; ++j) {
-      if (i == j || (all[j].written && j > i) || !all[i].meets(all[j])) continue;
-      fail(names[i], " shares memory with ", names[j], "; ", names[i],
-           " is written, so it needs memory of its own. Pass a copy, such as ", names[i],
-           ".clone()");
+    for (size_t j = 0; j < names.size(); ++j) {
+      if (i == j || (all[j].written && j > i) || !regions[i].meets(regions[j])) continue;
+      fail({names[i], " shares memory with ", names[j], "; ", names[i],
+            " is written, so it needs memory of its own. Pass a copy, such as ", names[i],
+            ".clone()"});
     }
   }
 }

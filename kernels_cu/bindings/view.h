@@ -5,6 +5,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdio>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -15,28 +16,53 @@ namespace jitquant {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-inline std::string text(std::string_view s) {
-  return std::string(s);
-}
-inline std::string text(double d) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%g", d);
-  return buffer;
-}
-template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
-std::string text(Integer i) {
-  return std::to_string(i);
+// A piece of a message. What a message is made of is told at run time: code for each combination
+// of types would be most of a binding.
+class TextPart {
+ public:
+  TextPart(const char* s) : text_(s) {}         // NOLINT: what a message says is made of these
+  TextPart(std::string_view s) : text_(s) {}    // NOLINT
+  TextPart(const std::string& s) : text_(s) {}  // NOLINT
+  TextPart(double d) : number_(d), kind_(kNumber) {}  // NOLINT
+  template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
+  TextPart(Integer i) : integer_(static_cast<int64_t>(i)), kind_(kInteger) {}  // NOLINT
+
+  void append_to(std::string& message) const {
+    if (kind_ == kText) {
+      message += text_;
+      return;
+    }
+    char buffer[32];
+    if (kind_ == kNumber) {
+      std::snprintf(buffer, sizeof buffer, "%g", number_);
+    } else {
+      std::snprintf(buffer, sizeof buffer, "%lld", static_cast<long long>(integer_));
+    }
+    message += buffer;
+  }
+
+ private:
+  std::string_view text_;
+  double number_ = 0.0;
+  int64_t integer_ = 0;
+  enum { kText, kNumber, kInteger } kind_ = kText;
+};
+
+__attribute__((noinline)) inline std::string text_of(std::initializer_list<TextPart> parts) {
+  std::string message;
+  for (const TextPart& part : parts) part.append_to(message);
+  return message;
 }
 
 // Throws what torch raises as a RuntimeError. No iostream: where the host compiler links its
 // library statically, a stream would mix two copies of it.
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  throw std::runtime_error((text(parts) + ...));
+[[noreturn]] __attribute__((noinline, cold)) inline void fail(
+    std::initializer_list<TextPart> parts) {
+  throw std::runtime_error(text_of(parts));
 }
 
 #define JITQUANT_CHECK(condition, ...) \
-  if (!(condition)) jitquant::fail(__VA_ARGS__)
+  if (!(condition)) jitquant::fail({__VA_ARGS__})
 
 // What the checks need of a tensor, whichever way it came. Sizes and strides are the tensor's
 // own.
@@ -91,8 +117,12 @@ struct InPlace : View {
 template <class F>
 std::string tuple_text(int64_t count, F&& number) {
   std::string text = "(";
-  for (int64_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(number(i));
-  return text + (count == 1 ? ",)" : ")");
+  for (int64_t i = 0; i < count; ++i) {
+    if (i > 0) text += ", ";
+    TextPart(number(i)).append_to(text);
+  }
+  text += count == 1 ? ",)" : ")";
+  return text;
 }
 
 template <class Sized>

@@ -185,41 +185,48 @@ struct LaunchShape {
 };
 
 #ifndef __CUDACC_RTC__
+// Code that is the same for all kernels stands in functions of its own, which are compiled once.
+struct LaunchConfig {
+  cudaLaunchConfig_t config = {};
+  cudaLaunchAttribute attributes[2] = {};
+
+  __attribute__((noinline)) LaunchConfig(const LaunchShape& shape, cudaStream_t stream) {
+    config.gridDim = dim3(static_cast<unsigned>(shape.grid));
+    config.blockDim =
+        dim3(static_cast<unsigned>(shape.block), static_cast<unsigned>(shape.block_y));
+    config.dynamicSmemBytes = shape.shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    if (shape.start == Start::kCooperative) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeCooperative;
+      attribute.val.cooperative = 1;
+    } else if (shape.start == Start::kOverlapped && device_traits().major >= 9) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (shape.cluster > 1) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+      attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    }
+  }
+};
+
 template <auto kKernel, class... Args>
 cudaError_t launch(const LaunchShape& shape, cudaStream_t stream, const Args&... args) {
   (void)Listed<kKernel>::done;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(shape.grid));
-  config.blockDim = dim3(static_cast<unsigned>(shape.block), static_cast<unsigned>(shape.block_y));
-  config.dynamicSmemBytes = shape.shared;
-  config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  config.attrs = attributes;
-  if (shape.start == Start::kCooperative) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeCooperative;
-    attribute.val.cooperative = 1;
-  } else if (shape.start == Start::kOverlapped && device_traits().major >= 9) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (shape.cluster > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  }
-  return cudaLaunchKernelEx(&config, kKernel, args...);
+  const LaunchConfig made(shape, stream);
+  return cudaLaunchKernelEx(&made.config, kKernel, args...);
 }
 
-// Blocks of `threads` threads with `shared` bytes that a multiprocessor of the current device holds
-// at once; 0 if one is too large for it. Allows the kernel as much shared memory as the device has
-// for a block. CUDA's answers are kept, each in a word that is read and written as a whole.
-template <auto kKernel>
-int blocks_per_sm(int threads, size_t shared) {
+using OccupancyAnswers = std::atomic<uint64_t>[64];
+
+__attribute__((noinline)) inline int blocks_per_sm(const void* kernel, OccupancyAnswers& answers,
+                                                   int threads, size_t shared) {
   constexpr int kCountShift = 56;
-  static std::atomic<uint64_t> answers[64];
   int device = 0;
   if (!succeeded(cudaGetDevice(&device))) return 0;
   const uint64_t question = (uint64_t{1} << 55) | (static_cast<uint64_t>(device) << 40) |
@@ -232,22 +239,30 @@ int blocks_per_sm(int threads, size_t shared) {
   int most = 0, count = 0;
   cudaFuncAttributes attributes;
   if (!succeeded(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) ||
-      !succeeded(cudaFuncGetAttributes(&attributes, kKernel))) {
+      !succeeded(cudaFuncGetAttributes(&attributes, kernel))) {
     return 0;
   }
   most -= static_cast<int>(attributes.sharedSizeBytes);
-  if (!succeeded(
-          cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most))) {
+  if (!succeeded(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most))) {
     return 0;
   }
   if (shared <= static_cast<size_t>(most) &&
-      !succeeded(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kKernel, threads, shared))) {
+      !succeeded(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, threads, shared))) {
     return 0;
   }
   // Grids were tuned with at most 1536 threads a multiprocessor, also where 2048 fit.
   if (count > 1536 / threads) count = 1536 / threads;
   answer.store(question | (static_cast<uint64_t>(count) << kCountShift), std::memory_order_release);
   return count;
+}
+
+// Blocks of `threads` threads with `shared` bytes that a multiprocessor of the current device holds
+// at once; 0 if one is too large for it. Allows the kernel as much shared memory as the device has
+// for a block. CUDA's answers are kept, each in a word that is read and written as a whole.
+template <auto kKernel>
+int blocks_per_sm(int threads, size_t shared) {
+  static OccupancyAnswers answers;
+  return blocks_per_sm(reinterpret_cast<const void*>(kKernel), answers, threads, shared);
 }
 
 // Blocks of a grid whose blocks are all at work at once: enough for `items` work items of a block

@@ -7,7 +7,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "torch/csrc/stable/tensor.h"
 
@@ -51,28 +50,6 @@ void unbox(const StableIValue& v, std::optional<T>& out) {
   if (v.present) unbox(v, out.emplace());
 }
 
-template <class... P, size_t... I>
-void call(void (*function)(P...), const StableIValue* arguments, std::index_sequence<I...>) {
-  std::tuple<std::decay_t<P>...> unboxed;
-  (unbox(arguments[I], std::get<I>(unboxed)), ...);
-  std::apply(function, unboxed);
-}
-// Functions that make their results are not called.
-template <class R, class... P, class Indices>
-void call(R (*)(P...), const StableIValue*, Indices) {}
-
-template <class Function>
-struct CountOf;
-template <class R, class... P>
-struct CountOf<R (*)(P...)> {
-  static constexpr size_t value = sizeof...(P);
-};
-
-template <auto kFunction>
-void boxed(StableIValue* arguments, uint64_t, uint64_t) {
-  call(kFunction, arguments, std::make_index_sequence<CountOf<decltype(kFunction)>::value>());
-}
-
 struct Library {
   using Kernel = void (*)(StableIValue*, uint64_t, uint64_t);
   std::map<std::string, std::string> schemas;
@@ -94,6 +71,22 @@ struct Registration {
 };
 
 }  // namespace emulation
+
+namespace torch::stable::detail {
+
+template <class T>
+T to(const StableIValue& value) {
+  T out;
+  emulation::unbox(value, out);
+  return out;
+}
+// Functions that make their results are not called.
+template <class T>
+StableIValue from(const T&) {
+  return {};
+}
+
+}  // namespace torch::stable::detail
 
 extern "C" {
 
@@ -117,7 +110,6 @@ __attribute__((used, visibility("default"))) inline bool emulation_call(const ch
 }
 }
 
-#define TORCH_BOX(function) (&::emulation::boxed<function>)
 #define STABLE_TORCH_LIBRARY(name, m)                                         \
   static void emulation_define(::emulation::Library&);                        \
   static const ::emulation::Registration emulation_defined(emulation_define); \
