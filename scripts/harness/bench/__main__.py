@@ -444,15 +444,19 @@ def resources(
 @app.command()
 def figures(
     results: Annotated[Path, typer.Option(help="Where the JSON files are.")] = Path("results"),
-    document: Annotated[Path, typer.Option(help="What is written.")] = Path("docs/performance.md"),
+    documents: Annotated[Path, typer.Option(help="The directory of what is written.")] = Path(
+        "docs"
+    ),
 ) -> None:
-    """Make the tables of docs/performance.md anew, of the files in results/; needs no GPU."""
+    """Make the tables of the docs anew, of the files in results/; needs no GPU."""
     from harness.bench import figures as bench
 
-    document.write_text(
-        bench.updated(document.read_text(encoding="utf-8"), results), encoding="utf-8"
-    )
-    console.print(f"wrote {document}", highlight=False, soft_wrap=True)
+    for name in bench.DOCUMENTS:
+        document = documents / name
+        document.write_text(
+            bench.updated(document.read_text(encoding="utf-8"), results), encoding="utf-8"
+        )
+        console.print(f"wrote {document}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -504,6 +508,7 @@ def loader(
     from harness.bench import report
 
     rows = []
+    load = [os.getloadavg()[0]]
 
     def done(row: bench.Row) -> None:
         rows.append(row)
@@ -523,7 +528,9 @@ def loader(
             rows.append((what, None, f"{slow / fast:.1f} times faster"))
     console.print()
     console.print(report.loader_table(rows))
-    write_json(out / "loader.json", {**provenance(), "seconds": results})
+    load.append(os.getloadavg()[0])
+    record = {**provenance(), "cpus": os.cpu_count(), "load": load, "seconds": results}
+    write_json(out / "loader.json", record)
     if results.get("cold") is None:
         raise fail("The loader could not be measured; the first remark says why.")
 

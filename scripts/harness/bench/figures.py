@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md that are made of the files in results/."""
+"""The tables of the docs that are made of the files in results/."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bench import goals
+from harness.bench.report import shown_seconds
 
 _MARKED = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -143,9 +144,47 @@ def host(results: Path) -> list[str]:
     return _table((*head, ""), lines)
 
 
+def loader(results: Path) -> list[str]:
+    """What the loader takes, and torch's own ways of the same beside it."""
+    seconds: dict[str, float | None] = _record(results, "loader")["seconds"]
+    whats = {
+        "import": "`import jitquant` beyond `import torch`, processor time",
+        "part_cold": "first call of an op of `fused_amax_quantize` in bfloat16, nothing built",
+        "cold": "`fused_amax_quantize` as a whole, nothing built",
+        "all_cold": "`jitquant.warmup()`, nothing built",
+        "warm": "a built module in a new process",
+        "first_call": "`import jitquant` and the first call of a built C++ function",
+        "hit": "`get_cuda_module` again",
+        "frozen_hit": "the same after `jitquant.freeze()`",
+        "cpp_cold": "a C++ function through the stable ABI, nothing built",
+        "cpp_load": "the same by `torch.utils.cpp_extension.load`",
+        "cpp_inline": "the same by `load_inline`",
+        "plain": "the kernels of `fused_amax_quantize` by `torch.utils.cpp_extension.load`",
+        "inline": "the same by `load_inline`",
+        "explain": "`jitquant explain fused_amax_quantize`",
+        "doctor": "`jitquant doctor`",
+    }
+    ours = {"cpp_load": "cpp_cold", "cpp_inline": "cpp_cold", "plain": "cold", "inline": "cold"}
+
+    def line(key: str, took: float) -> tuple[str, str, str, str]:
+        compilers = seconds.get(f"{key}_compilers")
+        own = seconds.get(ours.get(key, ""))
+        return (
+            whats[key],
+            shown_seconds(took),
+            f"{compilers:.1f} s" if compilers else "",
+            f"{took / own:.1f}" if own else "",
+        )
+
+    head = ("", "time", "of it in compilers, processor time", "times as long as with the loader")
+    return _table(head, [line(key, took) for key in whats if (took := seconds.get(key))])
+
+
 def _goals(stem: str, which: tuple[goals.Goal, ...]) -> Callable[[Path], list[str]]:
     return lambda results: goals.table(which, _rows(results, stem), _calls())
 
+
+DOCUMENTS = ("performance.md", "loader.md")
 
 TABLES: dict[str, Callable[[Path], list[str]]] = {
     "ceilings": ceilings,
@@ -157,6 +196,7 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "compiled": compiled,
     "shapes": shapes,
     "host": host,
+    "loader": loader,
     "goals-nvfp4": _goals("kernels", goals.NVFP4),
     "goals-fp8": _goals("kernels-fp8", goals.FP8),
     "goals-ragged": _goals("kernels-ragged", goals.RAGGED),

@@ -7,6 +7,7 @@ none; the rest is measured on any machine with a compiler.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -58,7 +59,7 @@ count = len(jitquant.warmup())
 print("seconds", time.perf_counter() - begin)
 import resource
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print("remark", f"{count} modules, {used.ru_utime + used.ru_stime:.1f} s of the compilers")
+print("remark", f"{used.ru_utime + used.ru_stime:.1f} s of the compilers, {count} modules")
 """
 
 PLAIN = """
@@ -123,11 +124,21 @@ assert module.numel(torch.ones(3)) == 3
 print("seconds", time.perf_counter() - begin)
 """
 
+IMPORT = """
+import time, torch
+begin = time.process_time()
+import jitquant
+print("seconds", time.process_time() - begin)
+"""
+
 HIT = """
 import sys, time, torch
+import jitquant
 from jitquant.loader import get_cuda_module
 sources = [sys.argv[1]]
 get_cuda_module("bench_stable", sources)
+if len(sys.argv) > 2:
+    jitquant.freeze()
 time.sleep(0.3)
 def once(count=5000):
     begin = time.perf_counter()
@@ -189,6 +200,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{
 """
 
 
+_COMPILERS_TOOK = re.compile(r"([\d.]+) s of the compilers")
+
+
 class _FailedError(Exception):
     pass
 
@@ -235,6 +249,9 @@ def _median(what: str, remark: str, measure: Callable[[], tuple[float, str]], ru
 def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str, float | None]:
     """Runs everything, each in processes and caches of its own, and returns the seconds.
 
+    What ends in ``_compilers`` is processor time of the compilers, the others are of a clock (the
+    import's is of a processor).
+
     Args:
         report: called with each row as it is done.
         compare: whether torch's own ways are measured too, which take the longest.
@@ -243,6 +260,8 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
 
     def done(key: str, row: Row) -> None:
         results[key] = row[1]
+        if took := _COMPILERS_TOOK.search(row[2]):
+            results[f"{key}_compilers"] = float(took[1])
         report(row)
 
     with tempfile.TemporaryDirectory(prefix="jitquant-bench-") as scratch:
@@ -251,6 +270,9 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment["PYTHONPYCACHEPREFIX"] = str(Path(scratch, "bytecode"))
         environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "one"))
+        imported = lambda: _python(IMPORT, environment)  # noqa: E731
+        _row("", imported)  # makes the bytecode
+        done("import", _median("import jitquant", "processor time beyond torch's", imported, 5))
         done("cold", _row(f"{MODULE}, cold", lambda: _python(COLD, environment)))
         environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "part"))
         part = f"{MODULE} for bfloat16 alone, cold"
@@ -294,7 +316,9 @@ def _measure_cpp(
     what = "the same, warm: from import jitquant to its first call"
     done("first_call", _median(what, "beyond importing torch", run, 5))
     run = partial(_python, HIT, environment, str(stable))
-    done("hit", _row("get_cuda_module on a hit, each call (at most 5 us)", run))
+    done("hit", _row("get_cuda_module on a hit, each call", run))
+    run = partial(_python, HIT, environment, str(stable), "frozen")
+    done("frozen_hit", _row("the same after jitquant.freeze()", run))
     if not compare:
         return
     run = partial(_python, CPP_LOAD, environment, str(pybind))

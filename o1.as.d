@@ -1,0 +1,1 @@
+x2.o: fused_amax_quantize.cpp /tmp/ccBkDJ4d.s
