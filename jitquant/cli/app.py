@@ -14,6 +14,7 @@ from .compile_commands import compile_commands
 from .doctor import doctor
 from .explain import explain
 from .new import new
+from .quantize import quantize
 from .record import record
 from .stats import stats
 from .watch import watch
@@ -52,6 +53,7 @@ app.command()(explain)
 app.command()(stats)
 app.command()(sass)
 app.command()(ptx)
+app.command()(quantize)
 app.command()(new)
 app.command()(watch)
 app.add_typer(cache.app, name="cache")

@@ -5,6 +5,7 @@ They are imported by ``import jitquant.nn``, or when ``jitquant.nn`` is first as
 
 from __future__ import annotations
 
+from jitquant.nn._checkpoint import Checkpoint, quantize_checkpoint
 from jitquant.nn._compressed_tensors import save_compressed_tensors
 from jitquant.nn._convert import Conversion, convert
 from jitquant.nn._grouped import grouped_linear, stack_experts
@@ -15,6 +16,7 @@ from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
 
 __all__ = [
+    "Checkpoint",
     "Conversion",
     "Float8BlockwiseExperts",
     "Float8BlockwiseLinear",
@@ -25,6 +27,7 @@ __all__ = [
     "convert",
     "grouped_linear",
     "load_compressed_tensors",
+    "quantize_checkpoint",
     "report",
     "save_compressed_tensors",
     "stack_experts",

@@ -39,7 +39,7 @@ from jitquant.ops import quantize_block
 METHOD = "compressed-tensors"
 BLOCK = (128, 128)
 
-_NVFP4_WEIGHTS = {
+NVFP4_WEIGHTS = {
     "num_bits": 4,
     "type": "float",
     "symmetric": True,
@@ -49,8 +49,8 @@ _NVFP4_WEIGHTS = {
     "scale_dtype": "torch.float8_e4m3fn",
 }
 # The scales of blocks are computed at each call, the one above them is from calibration.
-_NVFP4_INPUTS = {**_NVFP4_WEIGHTS, "dynamic": "local", "observer": "static_minmax"}
-_FP8_WEIGHTS = {
+NVFP4_INPUTS = {**NVFP4_WEIGHTS, "dynamic": "local", "observer": "static_minmax"}
+FP8_WEIGHTS = {
     "num_bits": 8,
     "type": "float",
     "symmetric": True,
@@ -58,7 +58,7 @@ _FP8_WEIGHTS = {
     "block_structure": list(BLOCK),
     "dynamic": False,
 }
-_FP8_INPUTS = {
+FP8_INPUTS = {
     "num_bits": 8,
     "type": "float",
     "symmetric": True,
@@ -67,8 +67,8 @@ _FP8_INPUTS = {
     "dynamic": True,
 }
 _SCHEMES: dict[type[nn.Module], tuple[str, dict[str, Any], dict[str, Any] | None]] = {
-    NVFP4Linear: ("nvfp4-pack-quantized", _NVFP4_WEIGHTS, None),
-    Float8BlockwiseLinear: ("float-quantized", _FP8_WEIGHTS, _FP8_INPUTS),
+    NVFP4Linear: ("nvfp4-pack-quantized", NVFP4_WEIGHTS, None),
+    Float8BlockwiseLinear: ("float-quantized", FP8_WEIGHTS, FP8_INPUTS),
 }
 _LINEAR_OF: dict[type[nn.Module], type[nn.Module]] = {
     NVFP4Experts: NVFP4Linear,
@@ -238,7 +238,7 @@ def _matrix(layer: nn.Module, name: str, place: Place) -> dict[str, Tensor]:
     return {
         "weight_packed": cut(packed),
         "weight_scale": cut(scale.view(torch.uint8)).view(scale.dtype),
-        "weight_global_scale": _global_scale(gsa),
+        "weight_global_scale": global_scale(gsa),
     }
 
 
@@ -275,7 +275,7 @@ def _fp8_parts(weight: Tensor) -> dict[str, Tensor]:
     return {"weight": q.data, "weight_scale": q.scale_inv}
 
 
-def _global_scale(gsa: Tensor) -> Tensor:
+def global_scale(gsa: Tensor) -> Tensor:
     # A weight of zeros has the gsa 0; its codes are zero, whatever they are multiplied with.
     return torch.where(gsa == 0, 1.0, 1 / gsa)
 
@@ -294,7 +294,7 @@ def _parts(name: str, layer: nn.Module) -> dict[str, Tensor]:
     return {
         "weight_packed": state["weight_packed"],
         "weight_scale": state["weight_scale"],
-        "weight_global_scale": _global_scale(state["weight_gsa"]),
+        "weight_global_scale": global_scale(state["weight_gsa"]),
     }
 
 
@@ -335,7 +335,7 @@ def quantization_config(
     for i, kind in enumerate(kinds):
         name, weights, inputs = _SCHEMES[kind]
         if kind is NVFP4Linear and nvfp4_inputs:
-            inputs = _NVFP4_INPUTS
+            inputs = NVFP4_INPUTS
         groups[f"group_{i}"] = {
             "targets": [n for n, its in layers.items() if its is kind]
             if len(kinds) > 1

@@ -1,0 +1,115 @@
+"""``jitquant quantize``: a model's folder in a format of few bits, with a bar."""
+
+from __future__ import annotations
+
+import json as _json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from .output import Json, console, print_json
+
+
+class Format(str, Enum):
+    """Names of formats."""
+
+    nvfp4 = "nvfp4"
+    nvfp4a16 = "nvfp4a16"
+    fp8_block = "fp8_block"
+    fp8_row = "fp8_row"
+    int8 = "int8"
+    mxfp4 = "mxfp4"
+
+
+class FileLayout(str, Enum):
+    """Names of layouts."""
+
+    compressed_tensors = "compressed-tensors"
+    modelopt = "modelopt"
+
+
+def quantize(
+    model: Annotated[Path, typer.Argument(help="A folder with config.json and *.safetensors.")],
+    out: Annotated[Path, typer.Argument(help="A folder that is not there yet.")],
+    format: Annotated[Format, typer.Option("--format", "-f")] = Format.nvfp4a16,
+    layout: Annotated[FileLayout, typer.Option("--layout")] = FileLayout.compressed_tensors,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(help="all, attention, mlp, experts; or names, patterns, re:... (repeat)."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="Names or patterns to leave alone (repeat); else heads and routers."),
+    ] = None,
+    input_amax: Annotated[
+        str | None,
+        typer.Option(help="For nvfp4: a JSON file of amaxes by layer, or one number for all."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Such as cuda:0; else a GPU if any.")] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin anew where an earlier call was killed.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Quantize a model's folder for vLLM, sglang and transformers, a matrix at a time.
+
+    A call that was killed goes on where it was.
+    """
+    from jitquant.nn import quantize_checkpoint
+
+    columns = (
+        BarColumn(bar_width=24),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    out_of = console(stderr=True)
+    with Progress(*columns, console=out_of, disable=json or not out_of.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(read: int, total: int, file: str) -> None:
+            bar.update(task, completed=read, total=total, description=file)
+
+        done = quantize_checkpoint(
+            model,
+            out,
+            format=format.value,  # type: ignore[arg-type]
+            layout=layout.value,  # type: ignore[arg-type]
+            targets="all" if not targets else targets[0] if len(targets) == 1 else targets,
+            ignore=ignore,
+            input_amax=_amaxes(input_amax),
+            device=device,
+            restart=restart,
+            progress=show,
+        )
+    if json:
+        print_json(done)
+    else:
+        console().print(str(done), markup=False)
+
+
+def _amaxes(given: str | None) -> Any:
+    if given is None:
+        return None
+    try:
+        return float(given)
+    except ValueError:
+        pass
+    path = Path(given)
+    if not path.is_file():
+        raise ValueError(f"--input-amax is {given!r}; accepted are a number and a JSON file")
+    amaxes = _json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(amaxes, dict):
+        raise ValueError(f'{path} has no amaxes by name; accepted is {{"layer": amax, ...}}')
+    return amaxes

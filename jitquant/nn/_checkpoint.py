@@ -1,0 +1,691 @@
+"""`quantize_checkpoint`: a folder of weights to one that engines serve, a matrix at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIVISOR, ceil_div, one_of
+from jitquant.loader.units import show_size
+from jitquant.nn._compressed_tensors import METHOD
+from jitquant.nn._safetensors import Entry, Writer, read_header, read_tensor
+from jitquant.nn._schemes import SCHEMES, Layout, Scheme
+from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
+from jitquant.numerics.recipes import dequantize_mxfp4
+from jitquant.ops.nvfp4 import amax_gsa
+from jitquant.tensors.fp8 import QuantizedTensor
+
+Format = Literal["nvfp4", "nvfp4a16", "fp8_block", "fp8_row", "int8", "mxfp4"]
+FileLayout = Literal["compressed-tensors", "modelopt"]
+Progress = Callable[[int, int, str], None]
+"""Called with the bytes read, all that will be, and the name of the file in work."""
+
+INDEX = "model.safetensors.index.json"
+SUMS = "SHA256SUMS"
+_STATE = "progress.json"
+_EMBEDDINGS = ("embed", "wte", "wpe", "lookup", "relative_attention_bias", "position")
+_CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+_NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".tmp")
+_SPARE = 64 << 20  # bytes that are left free
+_FP8 = torch.float8_e4m3fn
+_BLOCK = 128
+
+
+@dataclass
+class Checkpoint:
+    """What `quantize_checkpoint` wrote; ``print`` it.
+
+    Attributes:
+        path: of the folder.
+        format: as it was asked for.
+        files: of weights, with their SHA-256.
+        elements, quantized: of all weights, and those that are quantized now.
+        bytes_before, bytes_after: of all tensors.
+        left: elements of the matrices that are not quantized, by name.
+        why: the reason, by name.
+    """
+
+    path: Path
+    format: str
+    files: dict[str, str] = field(default_factory=dict)
+    elements: int = 0
+    quantized: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    left: dict[str, int] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        share = self.quantized / max(1, self.elements)
+        lines = [
+            f"{self.path}: {len(self.files)} files, {show_size(self.bytes_before)} -> "
+            f"{show_size(self.bytes_after)}",
+            f"  {self.quantized:,} of {self.elements:,} parameters in {self.format} ({share:.1%})",
+        ]
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.why.items():
+            reasons.setdefault(why, []).append(name)
+        for why, names in reasons.items():
+            size = sum(self.left[name] for name in names)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"  left as it is: {names[0]}{more}: {size:,} parameters: {why}")
+        return "\n".join(lines)
+
+
+class _Matrix(NamedTuple):
+    """A weight (N, K) of the checkpoint.
+
+    Attributes:
+        file: that it is in.
+        source: "plain", "fp8" (with ``weight_scale_inv``) or "mxfp4" (of experts).
+        name: of its tensor there, without ``_blocks``.
+        shape: (N, K).
+        expert: which of the tensor's, and the rows of it.
+    """
+
+    file: str
+    source: str
+    name: str
+    shape: tuple[int, int]
+    expert: int = 0
+    rows: slice = slice(None)
+
+
+class _Source:
+    """The tensors of a folder, found by name, one read at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise FileNotFoundError(f"{directory} is not a directory; accepted is a model's folder")
+        self.directory = directory
+        config = directory / "config.json"
+        if not config.is_file():
+            raise FileNotFoundError(f"{directory} has no config.json; accepted is a model's folder")
+        self.config: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+        index = directory / INDEX
+        if index.is_file():
+            self.map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            names = sorted(set(self.map.values()))
+        else:
+            names = sorted(p.name for p in directory.glob("*.safetensors"))
+        if not names:
+            raise FileNotFoundError(
+                f"{directory} has no *.safetensors; models in other files are converted by "
+                "transformers: model.save_pretrained(...)"
+            )
+        absent = [name for name in names if not (directory / name).is_file()]
+        if absent:
+            raise FileNotFoundError(
+                f"{directory} has no {', '.join(absent)}, which {INDEX} names; download it again"
+            )
+        self.files: dict[str, dict[str, Entry]] = {n: read_header(directory / n) for n in names}
+        found = {name: file for file, entries in self.files.items() for name in entries}
+        if index.is_file():
+            lost = [name for name, file in self.map.items() if found.get(name) != file]
+            if lost:
+                raise ValueError(f"{self.map[lost[0]]} has no {lost[0]}, which {INDEX} says it has")
+        self.map = found
+
+    def entry(self, name: str) -> Entry:
+        return self.files[self.map[name]][name]
+
+    def read(self, name: str, expert: int | None = None) -> Tensor:
+        entry = self.entry(name)
+        if expert is not None:
+            size = entry.size // entry.shape[0]
+            entry = Entry(entry.dtype, entry.shape[1:], entry.begin + expert * size, size)
+        return read_tensor(self.directory / self.map[name], entry)
+
+    def values(self, matrix: _Matrix, device: torch.device) -> Tensor:
+        """A matrix in bfloat16, float16 or float32 on a device."""
+        if matrix.source == "mxfp4":
+            codes, scales = self.mxfp4(matrix)
+            x_fp4, x_sf = codes.to(device), scales.to(device)
+            return dequantize_mxfp4(x_fp4.view(torch.float4_e2m1fn_x2), x_sf)[0]
+        weight = self.read(matrix.name).to(device)
+        if matrix.source == "fp8":
+            scale = self.read(f"{matrix.name}_scale_inv").to(device, torch.float32)
+            block = (_BLOCK, _BLOCK)
+            q = QuantizedTensor(weight, scale, None, None, "fp8_block", block)
+            weight = q.dequantize(torch.bfloat16)
+        return weight.contiguous()
+
+    def mxfp4(self, matrix: _Matrix) -> tuple[Tensor, Tensor]:
+        """Codes uint8 (N, K / 2) and E8M0 scales (N, K / 32) of a matrix in MXFP4."""
+        codes = self.read(f"{matrix.name}_blocks", matrix.expert)[matrix.rows].flatten(1)
+        scales = self.read(f"{matrix.name}_scales", matrix.expert)[matrix.rows]
+        return codes.contiguous(), scales.contiguous().view(torch.float8_e8m0fnu)
+
+
+def quantize_checkpoint(
+    source: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    format: Format = "nvfp4a16",
+    layout: FileLayout = "compressed-tensors",
+    targets: str | Sequence[str] = "all",
+    ignore: str | Sequence[str] | None = None,
+    siblings: Sequence[Sequence[str]] = SIBLINGS,
+    input_amax: float | Mapping[str, float] | None = None,
+    device: torch.device | str | None = None,
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> Checkpoint:
+    """Quantizes a model's folder, file by file, to one that vLLM, sglang and transformers read.
+
+    The model is never in memory: a matrix and its quantized parts are. Files of weights keep their
+    names and tensors; tokenizer and other small files are copied; ``SHA256SUMS`` is written last.
+    All is made in ``out`` + ".partial" and renamed when it is whole. If a call is killed, the same
+    call goes on after the last file that was finished.
+
+    Weights in bfloat16, float16 and float32, in FP8 blocks (DeepSeek's ``weight_scale_inv``) and in
+    MXFP4 (gpt-oss's experts, written one matrix each) are read. What stays in its format is copied
+    to the bit.
+
+    Args:
+        source: a folder with config.json and files of safetensors.
+        out: a folder that is not there yet.
+        format: "nvfp4": weights and activations; "nvfp4a16": weights alone; "fp8_block": 128x128;
+            "fp8_row": a scale for each output feature; "int8": so, too; "mxfp4": weights alone.
+        layout: "compressed-tensors", or "modelopt" for "nvfp4".
+        targets, ignore, siblings: as for `convert`. Embeddings are never quantized.
+        input_amax: for "nvfp4": largest magnitude of the input of each layer by its name, which
+            `report` measures, or one number for all.
+        device: where matrices are quantized; None: a GPU if there is one.
+        restart: whether to begin anew where a call was killed.
+        progress: called after each tensor.
+
+    Returns:
+        What was written.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder lacks a file, a file is truncated, the model is of
+            a kind that is not known, an argument is not accepted, or (when its matrix is read) a
+            weight has NaN or infinity in it.
+        FileExistsError: ``out`` is there, or another call's unfinished work.
+        OSError: the disk has no space.
+    """
+    one_of("format", format, tuple(SCHEMES))
+    one_of("layout", layout, ("compressed-tensors", "modelopt"))
+    if layout == "modelopt" and format != "nvfp4":
+        raise ValueError(f"format is {format!r}; with layout 'modelopt' accepted is 'nvfp4'")
+    if format == "nvfp4" and input_amax is None:
+        raise ValueError(
+            "input_amax is None; format 'nvfp4' quantizes activations by a scale from calibration. "
+            "Give the amaxes that jitquant.nn.report measures (by name), one number for all layers "
+            "such as 448, or take format 'nvfp4a16', which leaves activations as they are"
+        )
+    source, out = Path(source), Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{out} is there already; give another folder, or remove it")
+    where = torch.device(
+        device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    )
+    ignored = None if ignore is None else as_patterns("ignore", ignore)
+    files = _Source(source)
+    work = _Work(files, format, layout, where)
+    work.plan(targets, ignored, siblings, input_amax)
+    partial = out.with_name(out.name + ".partial")
+    what = {
+        "format": format,
+        "layout": layout,
+        "targets": targets if isinstance(targets, str) else list(targets),
+        "ignore": None if ignored is None else list(ignored),
+        "siblings": [list(family) for family in siblings],
+        "input_amax": input_amax
+        if isinstance(input_amax, (int, float, type(None)))
+        else dict(input_amax),
+        "source": {
+            name: [(source / name).stat().st_size, (source / name).stat().st_mtime_ns]
+            for name in files.files
+        },
+    }
+    done = _begin(partial, what, restart)
+    _check_space(partial, work.bytes_after(done))
+    try:
+        work.run(partial, done, lambda: _keep(partial, what, done), progress)
+        _finish(files, work, partial, done)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise OSError(
+                errno.ENOSPC,
+                f"no space left for {partial}; free some, and the same call goes on from here",
+            ) from error
+        raise
+    if out.is_dir():
+        out.rmdir()
+    partial.rename(out)
+    work.result.path, work.result.files = out, dict(done)
+    return work.result
+
+
+class _Work:
+    """What becomes of each tensor, and the writing of it."""
+
+    def __init__(self, source: _Source, format: str, layout: str, device: torch.device) -> None:
+        self.source, self.layout, self.device = source, layout, device
+        self.scheme: Scheme = SCHEMES[format]
+        self.result = Checkpoint(Path(), format)
+        self.matrices: dict[str, _Matrix] = {}
+        self.quantized: dict[str, _Matrix] = {}
+        self.ignored: list[str] = []
+        self.amaxes: dict[str, float] = {}
+        self.relatives: dict[str, list[str]] = {}
+        self._gsas: dict[str, Tensor] = {}
+
+    def plan(
+        self,
+        targets: str | Sequence[str],
+        ignored: Sequence[str] | None,
+        siblings: Sequence[Sequence[str]],
+        input_amax: float | Mapping[str, float] | None,
+    ) -> None:
+        """Decides about each matrix by its name; reads no values."""
+        config = self.source.config
+        _check_model(config)
+        for name, file in self.source.map.items():
+            self._find(name, file)
+        shapes = {name: matrix.shape for name, matrix in self.matrices.items()}
+        done = self.result
+        for name, matrix in self.matrices.items():
+            why = refusal(name, shapes, targets, ignored)
+            if why is None and matrix.shape[1] % self.scheme.columns:
+                why = f"its {matrix.shape[1]} columns are no multiple of {self.scheme.columns}"
+            if why is None:
+                self.quantized[name] = matrix
+            else:
+                done.why[name], done.left[name] = why, math.prod(matrix.shape)
+                self.ignored.append(name)
+        if not self.quantized:
+            raise ValueError(
+                f"{self.source.directory} has no matrix that targets and ignore leave to be "
+                "quantized"
+            )
+        if config.get("tie_word_embeddings") and "lm_head" not in self.ignored:
+            self.ignored.append("lm_head")
+        if self.scheme.has_gsa:
+            for family in families(self.quantized, shapes, siblings):
+                self.relatives |= dict.fromkeys(family, family)
+        if self.scheme.inputs is not None and self.scheme.has_gsa:
+            self.amaxes = {name: _amax(name, input_amax) for name in self.quantized}
+        for name in self.source.map:
+            entry = self.source.entry(name)
+            done.bytes_before += entry.size
+            counts = not name.endswith(("_scales", "weight_scale_inv"))
+            elements = math.prod(entry.shape) * (2 if name.endswith("_blocks") else 1)
+            done.elements += elements if counts else 0
+        done.quantized = sum(math.prod(m.shape) for m in self.quantized.values())
+        self.outputs = {file: self._outputs(file) for file in self.source.files}
+        done.bytes_after = self.bytes_after({})
+
+    def _find(self, name: str, file: str) -> None:
+        """Notes the matrices of a tensor."""
+        entry = self.source.entry(name)
+        if name.endswith("_blocks") and entry.dtype == torch.uint8 and len(entry.shape) == 4:
+            base = name.removesuffix("_blocks")
+            experts, rows, groups, _ = entry.shape
+            owner, _, last = base.rpartition(".")
+            pieces = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+            for expert in range(experts):
+                for i, piece in enumerate(pieces):
+                    self.matrices[f"{owner}.{expert}.{piece}"] = _Matrix(
+                        *(file, "mxfp4", base, (rows // len(pieces), groups * 32), expert),
+                        slice(i, None, len(pieces)),
+                    )
+            return
+        if not name.endswith(".weight") or len(entry.shape) != 2 or 0 in entry.shape:
+            return
+        module = name.removesuffix(".weight")
+        if any(part in module.rpartition(".")[2] for part in _EMBEDDINGS):
+            return
+        n, k = entry.shape
+        if entry.dtype == _FP8:
+            scale = f"{name}_scale_inv"
+            blocks = (ceil_div(n, _BLOCK), ceil_div(k, _BLOCK))
+            if scale not in self.source.map or self.source.entry(scale).shape != blocks:
+                raise ValueError(
+                    f"{name} is in FP8 without {scale} of shape {blocks}; accepted are blocks of "
+                    "128x128, as DeepSeek's"
+                )
+            self.matrices[module] = _Matrix(file, "fp8", name, (n, k))
+        elif entry.dtype in INPUT_DTYPES:
+            self.matrices[module] = _Matrix(file, "plain", name, (n, k))
+
+    def _parts(self, name: str, matrix: _Matrix) -> Layout:
+        """What is written of a matrix, by its full name."""
+        if name not in self.quantized:
+            return {f"{name}.weight": (torch.bfloat16, matrix.shape)}
+        parts = self.scheme.layout(*matrix.shape)
+        if name in self.amaxes:
+            parts["input_global_scale"] = (torch.float32, (1,))
+        if self.layout == "modelopt":
+            parts = {
+                "weight": parts["weight_packed"],
+                "weight_scale": parts["weight_scale"],
+                "weight_scale_2": (torch.float32, ()),
+                "input_scale": (torch.float32, ()),
+            }
+        return {f"{name}.{part}": about for part, about in parts.items()}
+
+    def _outputs(self, file: str) -> list[tuple[str, Layout]]:
+        """What is written of each tensor of a file, in its order."""
+        by_tensor: dict[str, list[str]] = {}
+        for module, matrix in self.matrices.items():
+            if matrix.file == file:
+                by_tensor.setdefault(matrix.name, []).append(module)
+        found = []
+        for name, entry in self.source.files[file].items():
+            made: Layout = {}
+            modules = by_tensor.get(name.removesuffix("_blocks"), [])
+            plain = [m for m in modules if self.matrices[m].source == "plain"]
+            if modules and not (plain and plain[0] not in self.quantized):
+                for module in modules:
+                    made |= self._parts(module, self.matrices[module])
+            elif self._is_scale(name):
+                pass
+            elif self._expert_bias(name) is not None:
+                owner, pieces = self._expert_bias(name) or ("", ())
+                experts, size = entry.shape
+                shape = (size // len(pieces),)
+                for e in range(experts):
+                    made |= {f"{owner}.{e}.{p}.bias": (entry.dtype, shape) for p in pieces}
+            else:
+                made = {name: (entry.dtype, entry.shape)}
+            found.append((name, made))
+        return found
+
+    def _is_scale(self, name: str) -> bool:
+        """Whether a tensor is read with the weight that it scales."""
+        if name.endswith("_scales"):
+            return f"{name.removesuffix('_scales')}_blocks" in self.source.map
+        weight = name.removesuffix("_scale_inv")
+        return weight != name and weight in self.source.map
+
+    def _expert_bias(self, name: str) -> tuple[str, tuple[str, ...]] | None:
+        """The experts of a bias, and the matrices that it is of, in turns."""
+        base = name.removesuffix("_bias")
+        if base == name or f"{base}_blocks" not in self.source.map:
+            return None
+        owner, _, last = base.rpartition(".")
+        return owner, ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+
+    def bytes_after(self, done: Mapping[str, str]) -> int:
+        """Bytes of the tensors of the files that are not done."""
+        return sum(
+            math.prod(shape) * dtype.itemsize
+            for file, outputs in self.outputs.items()
+            if file not in done
+            for _, layout in outputs
+            for dtype, shape in layout.values()
+        )
+
+    def run(
+        self,
+        folder: Path,
+        done: dict[str, str],
+        keep: Callable[[], None],
+        progress: Progress | None,
+    ) -> None:
+        """Writes the files that are not done.
+
+        Args:
+            folder: to write to.
+            done: hashes of the files that are; takes the others.
+            keep: called after each file.
+            progress: called after each tensor.
+        """
+        total, read = self.result.bytes_before, 0
+        for file, outputs in self.outputs.items():
+            size = sum(self.source.entry(name).size for name, _ in outputs)
+            if file in done:
+                read += size
+                continue
+            layout = {n: about for _, made in outputs for n, about in made.items()}
+            with _writing(folder / file, layout) as writer:
+                for name, made in outputs:
+                    for part, tensor in self._tensors(name, made):
+                        writer.write(part, tensor)
+                    read += self.source.entry(name).size
+                    if progress is not None:
+                        progress(read, total, file)
+                done[file] = writer.close()
+            keep()
+
+    def _tensors(self, name: str, made: Layout) -> Iterator[tuple[str, Tensor]]:
+        """What is written of one tensor."""
+        modules = dict.fromkeys(part.rpartition(".")[0] for part in made)
+        if list(made) == [name] and not self._is_quantized(name):
+            matrix = self.matrices.get(name.removesuffix(".weight"))
+            if matrix is None or matrix.source == "plain":
+                yield name, self.source.read(name)
+                return
+        bias = self._expert_bias(name)
+        if bias is not None:
+            owner, pieces = bias
+            whole = self.source.read(name)
+            for e in range(whole.shape[0]):
+                for i, piece in enumerate(pieces):
+                    yield f"{owner}.{e}.{piece}.bias", whole[e, i :: len(pieces)]
+            return
+        for module in modules:
+            yield from self._matrix(module)
+
+    def _is_quantized(self, name: str) -> bool:
+        return name.removesuffix(".weight") in self.quantized
+
+    def _matrix(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        matrix = self.matrices[name]
+        if name in self.quantized and (parts := self._as_it_is(matrix)) is not None:
+            for part, tensor in parts.items():
+                yield f"{name}.{part}", tensor
+            return
+        weight = self._values(name)
+        if name not in self.quantized:
+            yield f"{name}.weight", weight.to(torch.bfloat16)
+            return
+        gsa = self._gsa(name) if self.scheme.has_gsa else None
+        parts = self.scheme.quantize(weight, gsa)
+        if name in self.amaxes:
+            parts["input_global_scale"] = torch.tensor([NVFP4_DIVISOR / self.amaxes[name]])
+        if self.layout == "modelopt":
+            assert gsa is not None
+            parts = {
+                "weight": parts["weight_packed"],
+                "weight_scale": parts["weight_scale"],
+                "weight_scale_2": gsa.reshape(()),
+                "input_scale": torch.tensor(self.amaxes[name] / NVFP4_DIVISOR),
+            }
+        for part, tensor in parts.items():
+            yield f"{name}.{part}", tensor
+
+    def _as_it_is(self, matrix: _Matrix) -> dict[str, Tensor] | None:
+        """The parts of a matrix that is in the format already."""
+        if matrix.source == "fp8" and self.result.format == "fp8_block":
+            scale = self.source.read(f"{matrix.name}_scale_inv").to(torch.float32)
+            return {"weight": self.source.read(matrix.name), "weight_scale": scale}
+        if matrix.source == "mxfp4" and self.result.format == "mxfp4":
+            codes, scales = self.source.mxfp4(matrix)
+            return {"weight_packed": codes, "weight_scale": scales.view(torch.uint8)}
+        return None
+
+    def _values(self, name: str) -> Tensor:
+        matrix = self.matrices[name]
+        weight = self.source.values(matrix, self.device)
+        if not bool(weight.isfinite().all()):
+            raise ValueError(
+                f"{matrix.name} in {self.source.directory / matrix.file} has NaN or infinity; "
+                f"accepted are finite weights. Leave it out with ignore={name!r}, or get the file "
+                "again"
+            )
+        return weight
+
+    def _gsa(self, name: str) -> Tensor:
+        """That of a matrix and of those that engines fuse with it."""
+        if name not in self._gsas:
+            family = self.relatives.get(name, [name])
+            own = torch.stack([amax_gsa(self._values(member)) for member in family]).amax(0)
+            self._gsas |= dict.fromkeys(family, own)
+        return self._gsas[name]
+
+
+@contextlib.contextmanager
+def _writing(path: Path, layout: Layout) -> Iterator[Writer]:
+    writer = Writer(path, layout)
+    try:
+        yield writer
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _check_model(config: Mapping[str, Any]) -> None:
+    kind = config.get("model_type")
+    if kind in _CONV1D:
+        raise ValueError(
+            f"model_type is {kind!r}, whose matrices are transposed (Conv1D); accepted are models "
+            "of nn.Linear"
+        )
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method not in (None, "fp8", "mxfp4"):
+        raise ValueError(
+            f"quant_method in config.json is {method!r}; accepted are models that are not "
+            "quantized, and those in 'fp8' blocks and 'mxfp4'"
+        )
+
+
+def _amax(name: str, amaxes: float | Mapping[str, float] | None) -> float:
+    amax = amaxes.get(name) if isinstance(amaxes, Mapping) else amaxes
+    if amax is None or not 0 < amax < math.inf:
+        raise ValueError(
+            f"input_amax of {name} is {amax}; accepted is a positive number for each layer. "
+            "report(model, inputs) measures it, or one number is taken for all"
+        )
+    return float(amax)
+
+
+def _begin(partial: Path, what: dict[str, Any], restart: bool) -> dict[str, str]:
+    """The folder for the work, and the hashes of what a killed call has finished in it."""
+    state = partial / _STATE
+    if partial.exists() and restart:
+        if not state.is_file() and any(partial.iterdir()):
+            raise FileExistsError(f"{partial} is not from an unfinished call; remove it")
+        shutil.rmtree(partial)
+    if not partial.exists():
+        partial.mkdir(parents=True)
+        _keep(partial, what, {})
+        return {}
+    try:
+        kept = json.loads(state.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    if kept.get("what") != json.loads(json.dumps(what)):
+        raise FileExistsError(
+            f"{partial} is from an unfinished call with other arguments or another source; "
+            "restart=True (--restart) begins anew"
+        )
+    done: dict[str, str] = kept["done"]
+    for left in partial.glob("*.tmp"):
+        left.unlink()
+    return {file: digest for file, digest in done.items() if (partial / file).is_file()}
+
+
+def _keep(partial: Path, what: dict[str, Any], done: Mapping[str, str]) -> None:
+    beside = partial / f"{_STATE}.tmp"
+    beside.write_text(json.dumps({"what": what, "done": done}), encoding="utf-8")
+    beside.replace(partial / _STATE)
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed + _SPARE:
+        raise OSError(
+            errno.ENOSPC,
+            f"{folder} is on a disk with {show_size(free)} free and {show_size(needed)} are to be "
+            "written",
+        )
+
+
+def _finish(source: _Source, work: _Work, folder: Path, done: Mapping[str, str]) -> None:
+    """Everything but the weights."""
+    for path in sorted(source.directory.iterdir()):
+        known = path.name in ("config.json", INDEX, SUMS, "hf_quant_config.json")
+        if path.is_file() and not known and path.suffix not in _NOT_COPIED:
+            shutil.copyfile(path, folder / path.name)
+    config = {k: v for k, v in source.config.items() if k != "quantization_config"}
+    config["quantization_config"] = _config(work)
+    _write_json(folder / "config.json", config)
+    if work.layout == "modelopt":
+        _write_json(folder / "hf_quant_config.json", _modelopt(work))
+    names = {n: file for file, made in work.outputs.items() for _, parts in made for n in parts}
+    if (source.directory / INDEX).is_file():
+        total = work.bytes_after({})
+        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
+    (folder / _STATE).unlink()
+    sums = dict(done)
+    for path in folder.iterdir():
+        if path.name not in sums:
+            sums[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def _config(work: _Work) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json."""
+    if work.layout == "modelopt":
+        return {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "group_size": NVFP4_BLOCK,
+            "kv_cache_scheme": None,
+            "ignore": work.ignored,
+        }
+    scheme = work.scheme
+    group = {
+        "targets": ["Linear"],
+        "weights": dict(scheme.weights),
+        "input_activations": None if scheme.inputs is None else dict(scheme.inputs),
+        "output_activations": None,
+        "format": scheme.name,
+    }
+    return {
+        "quant_method": METHOD,
+        "format": scheme.name,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": work.ignored,
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _modelopt(work: _Work) -> dict[str, Any]:
+    return {
+        "producer": {"name": "jitquant"},
+        "quantization": {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": None,
+            "group_size": NVFP4_BLOCK,
+            "exclude_modules": work.ignored,
+        },
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())

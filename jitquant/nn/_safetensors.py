@@ -1,0 +1,179 @@
+"""Files of safetensors, one tensor at a time: what is in memory is never more than one.
+
+The format (https://github.com/huggingface/safetensors): 8 bytes, the length of a header in JSON,
+the header, and the tensors' bytes, which ``data_offsets`` finds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_LONGEST = 100 << 20  # bytes of a header, as in the library
+
+
+class Entry(NamedTuple):
+    """A tensor of a file.
+
+    Attributes:
+        dtype, shape: of the tensor.
+        begin, size: bytes in the file.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    size: int
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """What is in a file, without its values.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is truncated, or no file of safetensors.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= _LONGEST or 8 + length > size:
+            raise ValueError(f"{path} has {size} bytes and no header of safetensors; read it anew")
+        try:
+            header: dict[str, Any] = json.loads(file.read(length))
+        except ValueError as error:
+            raise ValueError(f"the header of {path} is not JSON: {error}; read it anew") from error
+    header.pop("__metadata__", None)
+    entries: dict[str, Entry] = {}
+    for name, about in header.items():
+        begin, end = about["data_offsets"]
+        if about["dtype"] not in DTYPES:
+            raise ValueError(f"{name} in {path} is {about['dtype']}, which is not known")
+        dtype, shape = DTYPES[about["dtype"]], tuple(about["shape"])
+        if end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} in {path} has {end - begin} bytes for {shape} of {dtype}")
+        entries[name] = Entry(dtype, shape, 8 + length + begin, end - begin)
+    needed = max((e.begin + e.size for e in entries.values()), default=8 + length)
+    if size < needed:
+        raise ValueError(
+            f"{path} has {size} bytes of {needed}: it is truncated. Copy or download it again"
+        )
+    return entries
+
+
+def read_tensor(path: Path, entry: Entry) -> Tensor:
+    """The values of a tensor, in memory of its own."""
+    if entry.size == 0:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    memory = bytearray(entry.size)
+    with path.open("rb", buffering=0) as file:
+        file.seek(entry.begin)
+        view, read = memoryview(memory), 0
+        while read < entry.size:
+            count = file.readinto(view[read : read + (1 << 30)])
+            if not count:
+                raise OSError(f"{path} ended after {entry.begin + read} bytes")
+            read += count
+    return torch.frombuffer(memory, dtype=torch.uint8).view(entry.dtype).view(entry.shape)
+
+
+def write_bytes(file: BinaryIO, tensor: Tensor, digest: Any) -> None:
+    """The bytes of a contiguous tensor on the CPU."""
+    if tensor.numel():
+        data = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+        file.write(data)
+        digest.update(data)
+
+
+class Writer:
+    """A file of tensors whose names, dtypes and shapes are known before their values.
+
+    It is written beside its name, and takes it in `close`.
+    """
+
+    def __init__(self, path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]):
+        """Writes the header.
+
+        Args:
+            path: of the file.
+            layout: dtype and shape of each tensor, in the order that they will be written.
+        """
+        self.path, self.layout = path, dict(layout)
+        self._beside = path.with_name(path.name + ".tmp")
+        self._waiting = list(self.layout)
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        begin = 0
+        for name, (dtype, shape) in self.layout.items():
+            end = begin + math.prod(shape) * dtype.itemsize
+            header[name] = {
+                "dtype": NAMES[dtype],
+                "shape": list(shape),
+                "data_offsets": [begin, end],
+            }
+            begin = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.digest = hashlib.sha256()
+        self._file = self._beside.open("wb")
+        for part in (struct.pack("<Q", len(text)), text):
+            self._file.write(part)
+            self.digest.update(part)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """The next tensor of the layout.
+
+        Raises:
+            ValueError: it is another one.
+        """
+        if not self._waiting or self._waiting[0] != name:
+            raise ValueError(f"{name} is written in place of {self._waiting[:1]}")
+        if (tensor.dtype, tuple(tensor.shape)) != self.layout[name]:
+            raise ValueError(
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {self.layout[name]}"
+            )
+        write_bytes(self._file, tensor.contiguous().cpu(), self.digest)
+        del self._waiting[0]
+
+    def close(self) -> str:
+        """Gives the file its name, when its bytes are on the disk, and returns its SHA-256."""
+        if self._waiting:
+            raise ValueError(f"{', '.join(self._waiting)} were not written")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._beside.replace(self.path)
+        return self.digest.hexdigest()
+
+    def abandon(self) -> None:
+        """Leaves nothing behind."""
+        self._file.close()
+        self._beside.unlink(missing_ok=True)

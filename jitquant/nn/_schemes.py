@@ -1,0 +1,162 @@
+"""The formats that `quantize_checkpoint` writes: parts of a weight, their values, their scheme.
+
+The schemes are those of compressed-tensors 0.20 by the names "NVFP4", "NVFP4A16", "FP8_BLOCK",
+"FP8_DYNAMIC", "INT8" and "MXFP4A16".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import GROUP_EPS_MIN, NVFP4_BLOCK, ceil_div
+from jitquant.nn._compressed_tensors import (
+    FP8_INPUTS,
+    FP8_WEIGHTS,
+    NVFP4_INPUTS,
+    NVFP4_WEIGHTS,
+    global_scale,
+)
+from jitquant.numerics.recipes import quantize_mxfp4
+from jitquant.ops import quantize_block, quantize_fp8, quantize_weight_nvfp4
+
+Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Dtype and shape by name."""
+
+_TILE = 128
+_MX_BLOCK = 32
+_ROWS = 1 << 23  # elements that are quantized together: temporaries are in fp32
+_INT8_MAX = 127.0
+
+_CHANNELS = {"symmetric": True, "strategy": "channel", "dynamic": False}
+_TOKENS = {"symmetric": True, "strategy": "token", "dynamic": True}
+_MX_WEIGHTS = {
+    "num_bits": 4,
+    "type": "float",
+    "symmetric": True,
+    "strategy": "group",
+    "group_size": _MX_BLOCK,
+    "dynamic": False,
+    "scale_dtype": "torch.uint8",
+    "zp_dtype": "torch.uint8",
+}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A format of files.
+
+    Attributes:
+        name: of compressed-tensors' format.
+        weights, inputs: its arguments in config.json.
+        columns: what K is a multiple of.
+        layout: parts of a weight (N, K).
+        values: the parts of some rows of a weight on any device, and its gsa where it has one.
+        has_gsa: whether layers that engines fuse share a scale.
+    """
+
+    name: str
+    weights: Mapping[str, Any]
+    inputs: Mapping[str, Any] | None
+    columns: int
+    layout: Callable[[int, int], Layout]
+    values: Callable[[Tensor, Tensor | None], dict[str, Tensor]]
+    has_gsa: bool = False
+
+    def quantize(self, weight: Tensor, gsa: Tensor | None) -> dict[str, Tensor]:
+        """All parts of a weight, on its device, a few rows at a time.
+
+        Args:
+            weight: (N, K), contiguous, bfloat16, float16 or float32.
+            gsa: fp32 (1,), where the format has one.
+        """
+        rows = max(_TILE, _ROWS // weight.shape[1] // _TILE * _TILE)
+        parts = [self.values(part, gsa) for part in torch.split(weight, rows)]
+        made = {name: torch.cat([p[name].view(torch.uint8) for p in parts]) for name in parts[0]}
+        layout = self.layout(*weight.shape)
+        made = {n: t.view(layout[n][0]).view(layout[n][1]) for n, t in made.items()}
+        if gsa is not None:
+            made["weight_global_scale"] = global_scale(gsa)
+        return {name: made[name] for name in layout}
+
+
+def _nvfp4_layout(n: int, k: int) -> Layout:
+    return {
+        "weight_packed": (torch.uint8, (n, k // 2)),
+        "weight_scale": (torch.float8_e4m3fn, (n, k // NVFP4_BLOCK)),
+        "weight_global_scale": (torch.float32, (1,)),
+    }
+
+
+def _nvfp4(weight: Tensor, gsa: Tensor | None) -> dict[str, Tensor]:
+    q = quantize_weight_nvfp4(weight, gsa=gsa)
+    return {"weight_packed": q.x_fp4_bytes, "weight_scale": q.x_sf}
+
+
+def _mxfp4_layout(n: int, k: int) -> Layout:
+    return {
+        "weight_packed": (torch.uint8, (n, k // 2)),
+        "weight_scale": (torch.uint8, (n, k // _MX_BLOCK)),
+    }
+
+
+def _mxfp4(weight: Tensor, _: Tensor | None) -> dict[str, Tensor]:
+    codes, scales = quantize_mxfp4(weight, scaling="even")
+    return {"weight_packed": codes.view(torch.uint8), "weight_scale": scales.view(torch.uint8)}
+
+
+def _blocks_layout(n: int, k: int) -> Layout:
+    return {
+        "weight": (torch.float8_e4m3fn, (n, k)),
+        "weight_scale": (torch.float32, (ceil_div(n, _TILE), ceil_div(k, _TILE))),
+    }
+
+
+def _blocks(weight: Tensor, _: Tensor | None) -> dict[str, Tensor]:
+    q = quantize_block(weight, (_TILE, _TILE), eps=GROUP_EPS_MIN)
+    return {"weight": q.data, "weight_scale": q.scale_inv}
+
+
+def _rows(weight: Tensor, _: Tensor | None) -> dict[str, Tensor]:
+    q = quantize_fp8(weight, granularity="row")
+    return {"weight": q.data, "weight_scale": q.scale_inv.reshape(-1, 1)}
+
+
+def _int8(weight: Tensor, _: Tensor | None) -> dict[str, Tensor]:
+    values = weight.float()
+    scale = values.abs().amax(1, keepdim=True).div_(_INT8_MAX).clamp_(min=GROUP_EPS_MIN)
+    codes = values.div_(scale).round_().clamp_(-_INT8_MAX, _INT8_MAX)
+    return {"weight": codes.to(torch.int8), "weight_scale": scale}
+
+
+def _channels_layout(dtype: torch.dtype) -> Callable[[int, int], Layout]:
+    return lambda n, k: {"weight": (dtype, (n, k)), "weight_scale": (torch.float32, (n, 1))}
+
+
+_FP8 = {"num_bits": 8, "type": "float"}
+_INT = {"num_bits": 8, "type": "int"}
+_NVFP4 = (NVFP4_BLOCK, _nvfp4_layout, _nvfp4, True)
+
+SCHEMES: dict[str, Scheme] = {
+    "nvfp4": Scheme("nvfp4-pack-quantized", NVFP4_WEIGHTS, NVFP4_INPUTS, *_NVFP4),
+    "nvfp4a16": Scheme("nvfp4-pack-quantized", NVFP4_WEIGHTS, None, *_NVFP4),
+    "fp8_block": Scheme("float-quantized", FP8_WEIGHTS, FP8_INPUTS, 1, _blocks_layout, _blocks),
+    "fp8_row": Scheme(
+        "float-quantized",
+        {**_FP8, **_CHANNELS},
+        {**_FP8, **_TOKENS},
+        *(1, _channels_layout(torch.float8_e4m3fn), _rows),
+    ),
+    "int8": Scheme(
+        "int-quantized",
+        {**_INT, **_CHANNELS},
+        {**_INT, **_TOKENS},
+        *(1, _channels_layout(torch.int8), _int8),
+    ),
+    "mxfp4": Scheme("mxfp4-pack-quantized", _MX_WEIGHTS, None, _MX_BLOCK, _mxfp4_layout, _mxfp4),
+}
+"""By the name that ``quantize_checkpoint`` takes."""

@@ -1,0 +1,421 @@
+"""`quantize_checkpoint` on small folders, read by this project and by compressed-tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from samples import randn
+from torch import Tensor, nn
+
+import jitquant
+from jitquant.nn import _checkpoint, load_compressed_tensors, quantize_checkpoint
+from jitquant.nn._safetensors import Writer, read_header, read_tensor
+
+from .helpers import sqnr
+
+BF16 = torch.bfloat16
+HIDDEN, INNER, VOCABULARY = 64, 96, 32
+
+
+def tensors(dtype: torch.dtype = BF16) -> dict[str, Tensor]:
+    made = {"model.embed_tokens.weight": randn(VOCABULARY, HIDDEN, dtype=dtype, seed=1)}
+    for i in range(2):
+        at = f"model.layers.{i}"
+        shapes = {f"self_attn.{n}_proj": (HIDDEN, HIDDEN) for n in "qkvo"}
+        shapes |= {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN)}
+        shapes |= {"mlp.down_proj": (HIDDEN, INNER)}
+        for j, (name, shape) in enumerate(shapes.items()):
+            weight = randn(*shape, dtype=dtype, seed=10 * i + j + 2) * (j + 1)
+            made[f"{at}.{name}.weight"] = weight
+        made[f"{at}.input_layernorm.weight"] = randn(HIDDEN, dtype=dtype, seed=40 + i)
+    made["lm_head.weight"] = randn(VOCABULARY, HIDDEN, dtype=dtype, seed=50)
+    return made
+
+
+def folder(path: Path, made: dict[str, Tensor], shards: int = 3, **config: Any) -> Path:
+    """Neighbours lie in different files, as at the end of a shard."""
+    path.mkdir(parents=True, exist_ok=True)
+    names = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    if shards == 1:
+        names = ["model.safetensors"]
+    weight_map = {name: names[i % shards] for i, name in enumerate(made)}
+    for file in names:
+        save_file({n: t for n, t in made.items() if weight_map[n] == file}, path / file)
+    if shards > 1:
+        text = json.dumps({"metadata": {}, "weight_map": weight_map})
+        (path / "model.safetensors.index.json").write_text(text)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def everything(path: Path) -> dict[str, Tensor]:
+    return {n: t for file in sorted(path.glob("*.safetensors")) for n, t in load_file(file).items()}
+
+
+def plain(path: Path) -> dict[str, Tensor]:
+    """The weights as the compressed-tensors library decompresses them."""
+    pytest.importorskip("compressed_tensors")
+    import compressed_tensors.compressors as compressors
+    import compressed_tensors.quantization as quantization
+
+    config = json.loads((path / "config.json").read_text())["quantization_config"]
+    (scheme,) = quantization.QuantizationConfig.model_validate(config).config_groups.values()
+    kind = compressors.BaseCompressor.get_value_from_registry(scheme.format)
+    found = everything(path)
+    made = {}
+    for name in found:
+        if name.endswith((".weight_scale", ".weight_global_scale", ".input_global_scale")):
+            continue
+        base = name.removesuffix("_packed").removesuffix(".weight")
+        if f"{base}.weight_scale" in found:
+            parts = {n.removeprefix(f"{base}."): t for n, t in found.items() if n.startswith(base)}
+            made[f"{base}.weight"] = kind.decompress(parts, scheme)["weight"]
+        else:
+            made[name] = found[name]
+    return made
+
+
+AT_LEAST = {"nvfp4": 18, "nvfp4a16": 18, "fp8_block": 28, "fp8_row": 28, "int8": 35, "mxfp4": 14}
+LEFT = ("embed_tokens", "layernorm", "lm_head")
+
+
+@pytest.mark.parametrize("format", AT_LEAST)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_formats(format: Any, shards: int, tmp_path: Path) -> None:
+    made = tensors()
+    source = folder(tmp_path / "in", made, shards)
+    calls = []
+    done = quantize_checkpoint(
+        source,
+        tmp_path / "out",
+        format=format,
+        input_amax=20.0 if format == "nvfp4" else None,
+        progress=lambda *call: calls.append(call),
+    )
+    out = tmp_path / "out"
+    got = plain(out)
+    assert got.keys() == made.keys()
+    for name, want in made.items():
+        if any(left in name for left in LEFT):
+            assert torch.equal(got[name], want)
+        else:
+            assert AT_LEAST[format] < sqnr(got[name], want) < 60, name
+    assert done.elements == sum(t.numel() for t in made.values())
+    assert done.quantized == 2 * (4 * HIDDEN**2 + 3 * HIDDEN * INNER)
+    assert done.left == {"lm_head": VOCABULARY * HIDDEN}
+    assert done.bytes_after == sum(t.nbytes for t in everything(out).values())
+    assert calls[-1][:2] == (done.bytes_before, done.bytes_before)
+    config = json.loads((out / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    assert config["quantization_config"]["ignore"] == ["lm_head"]
+    assert (out / "tokenizer.json").read_text() == "{}"
+    assert not (tmp_path / "out.partial").exists()
+    sums = dict(
+        reversed(line.split("  ")) for line in (out / "SHA256SUMS").read_text().splitlines()
+    )
+    assert set(sums) == {p.name for p in out.iterdir()} - {"SHA256SUMS"}
+    for name, digest in sums.items():
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    if shards > 1:
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        assert index["metadata"]["total_size"] == done.bytes_after
+        for file in out.glob("*.safetensors"):
+            assert {n for n, f in index["weight_map"].items() if f == file.name} == set(
+                load_file(file)
+            )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_nvfp4_is_the_ops_with_one_scale_for_fused_layers(dtype: Any, tmp_path: Path) -> None:
+    made = tensors(dtype)
+    quantize_checkpoint(folder(tmp_path / "in", made), tmp_path / "out")
+    got = everything(tmp_path / "out")
+    at = "model.layers.1.self_attn"
+    names = [f"{at}.{n}_proj" for n in "qkv"]
+    gsa = torch.stack([jitquant.amax_gsa(made[f"{n}.weight"]) for n in names]).amax(0)
+    for name in names:
+        want = jitquant.quantize_weight_nvfp4(made[f"{name}.weight"], gsa=gsa)
+        assert torch.equal(got[f"{name}.weight_packed"], want.x_fp4_bytes)
+        assert torch.equal(got[f"{name}.weight_scale"].float(), want.x_sf.float())
+        assert torch.equal(got[f"{name}.weight_global_scale"], 1 / gsa)
+    alone = jitquant.quantize_weight_nvfp4(made[f"{at}.o_proj.weight"])
+    assert torch.equal(got[f"{at}.o_proj.weight_packed"], alone.x_fp4_bytes)
+
+
+def test_rows_are_quantized_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = {"a.weight": randn(300, 128), "norm.weight": randn(4)}
+    source = folder(tmp_path / "in", made, 1)
+    for format in ("nvfp4a16", "fp8_block", "mxfp4"):
+        quantize_checkpoint(source, tmp_path / f"{format}-1", format=format)
+        with monkeypatch.context() as patch:
+            patch.setattr("jitquant.nn._schemes._ROWS", 1)
+            quantize_checkpoint(source, tmp_path / f"{format}-2", format=format)
+        one, other = (everything(tmp_path / f"{format}-{i}") for i in (1, 2))
+        assert all(torch.equal(one[n].view(torch.uint8), other[n].view(torch.uint8)) for n in one)
+
+
+def test_modelopt(tmp_path: Path) -> None:
+    made = tensors()
+    amaxes = {n.removesuffix(".weight"): 2.0 + i for i, n in enumerate(made)}
+    source = folder(tmp_path / "in", made)
+    quantize_checkpoint(
+        source, tmp_path / "out", format="nvfp4", layout="modelopt", input_amax=amaxes
+    )
+    quantize_checkpoint(source, tmp_path / "other")
+    got, other = everything(tmp_path / "out"), everything(tmp_path / "other")
+    name = "model.layers.0.mlp.down_proj"
+    assert torch.equal(got[f"{name}.weight"], other[f"{name}.weight_packed"])
+    assert torch.equal(1 / got[f"{name}.weight_scale_2"], other[f"{name}.weight_global_scale"][0])
+    assert got[f"{name}.input_scale"].item() == pytest.approx(amaxes[name] / 2688)
+    about = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())
+    assert about["quantization"]["quant_algo"] == "NVFP4"
+    assert about["quantization"]["exclude_modules"] == ["lm_head"]
+
+
+def test_fp8_blocks_as_deepseeks(tmp_path: Path) -> None:
+    weight, left = randn(200, 256), randn(8, 256)
+    q, r = jitquant.quantize_block(weight), jitquant.quantize_block(left)
+    made = {
+        "a.weight": q.data,
+        "a.weight_scale_inv": q.scale_inv,
+        "a.mlp.gate.weight": r.data,
+        "a.mlp.gate.weight_scale_inv": r.scale_inv,
+        "norm.weight": randn(4),
+    }
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    source = folder(tmp_path / "in", made, 2, **config)
+    done = quantize_checkpoint(source, tmp_path / "out", format="nvfp4a16")
+    got = everything(tmp_path / "out")
+    want = jitquant.quantize_weight_nvfp4(q.dequantize(BF16))
+    assert torch.equal(got["a.weight_packed"], want.x_fp4_bytes)
+    assert torch.equal(got["a.mlp.gate.weight"], r.dequantize(BF16))
+    assert not any("scale_inv" in name for name in got)
+    assert done.elements == 200 * 256 + 8 * 256 + 4
+    quantize_checkpoint(source, tmp_path / "same", format="fp8_block")
+    same = everything(tmp_path / "same")
+    assert torch.equal(same["a.weight"].view(torch.uint8), q.data.view(torch.uint8))
+    assert torch.equal(same["a.weight_scale"], q.scale_inv)
+
+
+def test_mxfp4_as_gpt_oss(tmp_path: Path) -> None:
+    from jitquant.numerics.recipes import dequantize_mxfp4, quantize_mxfp4
+
+    at = "model.layers.0.mlp.experts"
+    made, values = {}, {}
+    for name, shape in (("gate_up_proj", (2, 96, 64)), ("down_proj", (2, 64, 96))):
+        codes, scales = quantize_mxfp4(randn(*shape, seed=len(name)))
+        values[name] = dequantize_mxfp4(codes, scales)[0]
+        blocks = codes.view(torch.uint8).view(*shape[:2], -1, 16)
+        made[f"{at}.{name}_blocks"] = blocks
+        made[f"{at}.{name}_scales"] = scales.view(torch.uint8)
+        made[f"{at}.{name}_bias"] = randn(2, shape[1], seed=3)
+    config = {"quantization_config": {"quant_method": "mxfp4"}, "model_type": "gpt_oss"}
+    source = folder(tmp_path / "in", made, 2, **config)
+    done = quantize_checkpoint(source, tmp_path / "out")
+    got = everything(tmp_path / "out")
+    fused = values["gate_up_proj"][1]
+    gsa = jitquant.amax_gsa(fused)
+    for i, name in enumerate(("gate_proj", "up_proj")):
+        want = jitquant.quantize_weight_nvfp4(fused[i::2].contiguous(), gsa=gsa)
+        assert torch.equal(got[f"{at}.1.{name}.weight_packed"], want.x_fp4_bytes)
+        bias = made[f"{at}.gate_up_proj_bias"][1, i::2]
+        assert torch.equal(got[f"{at}.1.{name}.bias"], bias)
+    assert len(got) == 2 * 3 * 4
+    assert done.quantized == 2 * (96 * 64 + 64 * 96)
+    assert done.elements == done.quantized + 2 * (96 + 64)
+    quantize_checkpoint(source, tmp_path / "same", format="mxfp4")
+    down = plain(tmp_path / "same")[f"{at}.0.down_proj.weight"]
+    assert torch.equal(down, values["down_proj"][0])
+
+
+def test_this_project_reads_it(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.lm_head = nn.Linear(64, 96), nn.Linear(96, 32)
+
+    model = Model().to(BF16)
+    source = folder(tmp_path / "in", dict(model.state_dict()), 2)
+    quantize_checkpoint(source, tmp_path / "out")
+    back = Model().to(BF16)
+    assert load_compressed_tensors(back, tmp_path / "out").replaced == ["up"]
+    want = jitquant.quantize_weight_nvfp4(model.up.weight.detach())
+    assert torch.equal(back.up.weight_packed, want.x_fp4_bytes)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_killed_call_goes_on(tmp_path: Path) -> None:
+    """What is finished is not written again, and the result is that of an undisturbed call."""
+    source = folder(tmp_path / "in", tensors(), 4)
+    quantize_checkpoint(source, tmp_path / "whole")
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    files = sorted(p.name for p in source.glob("*.safetensors"))
+
+    def kill(read: int, total: int, file: str) -> None:
+        if file == files[2]:
+            raise Killed
+
+    with pytest.raises(Killed):
+        quantize_checkpoint(source, out, progress=kill)
+    assert not out.exists()
+    assert sorted(p.name for p in partial.iterdir()) == [*files[:2], "progress.json"]
+    written = (partial / files[0]).stat().st_ino
+    (partial / f"{files[2]}.tmp").write_bytes(b"half")  # as a killed process leaves it
+    with pytest.raises(FileExistsError, match=r"other arguments .*--restart"):
+        quantize_checkpoint(source, out, format="int8")
+    seen = []
+    quantize_checkpoint(source, out, progress=lambda *call: seen.append(call[2]))
+    assert set(seen) == set(files[2:])
+    assert (out / files[0]).stat().st_ino == written
+    for path in (tmp_path / "whole").iterdir():
+        assert (out / path.name).read_bytes() == path.read_bytes()
+    assert not partial.exists()
+    with pytest.raises(Killed):
+        quantize_checkpoint(source, tmp_path / "o", progress=kill)
+    quantize_checkpoint(source, tmp_path / "o", format="int8", restart=True)
+
+
+def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    def refused(match: str, error: Any = ValueError, **how: Any) -> None:
+        with pytest.raises(error, match=match):
+            quantize_checkpoint(tmp_path / "in", tmp_path / "out", **how)
+        assert not (tmp_path / "out").exists()
+        assert not (tmp_path / "out.partial").exists()
+
+    refused("is not a directory", FileNotFoundError)
+    source = folder(tmp_path / "in", tensors())
+    refused("format is 'fp4'", format="fp4")
+    refused(r"input_amax is None; .* 'nvfp4a16'", format="nvfp4")
+    refused("input_amax of model.layers.0", format="nvfp4", input_amax={})
+    refused("with layout 'modelopt' accepted is 'nvfp4'", layout="modelopt")
+    refused("no matrix that targets and ignore leave", targets="nothing")
+    shard = source / "model-00002-of-00003.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-10])
+    refused("bytes of .* it is truncated")
+    shard.write_bytes(whole[:4])
+    refused("no header of safetensors")
+    shard.unlink()
+    refused("has no model-00002-of-00003.safetensors", FileNotFoundError)
+    shard.write_bytes((source / "model-00001-of-00003.safetensors").read_bytes())
+    refused("which model.safetensors.index.json says it has")
+    shard.write_bytes(whole)
+    config = source / "config.json"
+    config.write_text('{"model_type": "gpt2"}')
+    refused("model_type is 'gpt2'")
+    config.write_text('{"quantization_config": {"quant_method": "awq"}}')
+    refused("quant_method in config.json is 'awq'")
+    config.unlink()
+    refused("has no config.json", FileNotFoundError)
+    config.write_text("{}")
+    (tmp_path / "out").write_text("")
+    with pytest.raises(FileExistsError, match="is there already"):
+        quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+    made = tensors()
+    made["model.layers.1.mlp.down_proj.weight"][3, 4] = torch.nan
+    source = folder(tmp_path / "in", made)
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down_proj\.weight in .* has NaN"):
+        quantize_checkpoint(source, tmp_path / "out", format="int8")
+    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out.partial").glob("*.tmp"))
+
+
+def test_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = folder(tmp_path / "in", tensors())
+    usage = type("Usage", (), {"free": 100})
+    with monkeypatch.context() as patch:
+        patch.setattr(_checkpoint.shutil, "disk_usage", lambda _: usage)
+        with pytest.raises(OSError, match="a disk with 100 bytes free and"):
+            quantize_checkpoint(source, tmp_path / "out")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", full)
+        with pytest.raises(OSError, match=r"no space left for .* the same call goes on"):
+            quantize_checkpoint(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_the_reader_and_the_writer(tmp_path: Path) -> None:
+    made = {
+        "a": randn(3, 5),
+        "empty": torch.empty(0, 4),
+        "codes": torch.arange(6, dtype=torch.uint8).view(2, 3),
+        "scalar": torch.tensor(2.5),
+    }
+    writer = Writer(tmp_path / "x", {n: (t.dtype, tuple(t.shape)) for n, t in made.items()})
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(ValueError, match="codes is written in place of"):
+        writer.write("codes", made["codes"])
+    for name, tensor in made.items():
+        writer.write(name, tensor)
+    digest = writer.close()
+    assert hashlib.sha256((tmp_path / "x").read_bytes()).hexdigest() == digest
+    read, entries = load_file(tmp_path / "x"), read_header(tmp_path / "x")
+    for name, tensor in made.items():
+        assert torch.equal(read[name], tensor)
+        assert torch.equal(read_tensor(tmp_path / "x", entries[name]), tensor)
+
+
+MEMORY = """
+import resource, sys, torch
+from jitquant.nn import quantize_checkpoint
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+quantize_checkpoint(sys.argv[1] + "/small", sys.argv[2] + "/small")
+before = peak()
+quantize_checkpoint(sys.argv[1] + "/large", sys.argv[2] + "/large")
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_one_matrix(tmp_path: Path) -> None:
+    """Eight files, each of eight matrices: the peak over that of one matrix is less than a file."""
+    size = 1024
+    made = {f"layers.{i}.up_proj.weight": randn(size, size, seed=i) for i in range(64)}
+    folder(tmp_path / "in" / "small", {"layers.0.up_proj.weight": randn(size, size)}, 1)
+    source = folder(tmp_path / "in" / "large", made, 8)
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "in"), str(tmp_path / "out")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    file = (source / "model-00001-of-00008.safetensors").stat().st_size
+    assert int(done.stdout) < file, done.stdout
+
+
+def test_the_command(tmp_path: Path) -> None:
+    source = folder(tmp_path / "in", tensors())
+    amaxes = tmp_path / "amax.json"
+    amaxes.write_text(json.dumps({n.removesuffix(".weight"): 3.0 for n in tensors()}))
+    command = [sys.executable, "-m", "jitquant", "quantize", str(source)]
+
+    def run(out: str, *how: str) -> Any:
+        return subprocess.run([*command, str(tmp_path / out), *how], capture_output=True, text=True)
+
+    done = run("a", "--format", "nvfp4", "--input-amax", str(amaxes), "--ignore", "re:.*layers.1")
+    assert done.returncode == 0, done.stderr
+    assert "3 files" in done.stdout
+    assert "parameters in nvfp4" in done.stdout
+    assert "named in ignore" in done.stdout
+    assert "model.layers.0.mlp.up_proj.input_global_scale" in everything(tmp_path / "a")
+    assert "model.layers.1.mlp.up_proj.weight" in everything(tmp_path / "a")
+    done = run("b", "--format", "nvfp4")
+    assert done.returncode == 1
+    assert "nvfp4a16" in done.stderr
+    assert "Traceback" not in done.stderr
