@@ -84,8 +84,8 @@ def quantize(
         done = quantize_checkpoint(
             model,
             out,
-            format=format.value,  # type: ignore[arg-type]
-            layout=layout.value,  # type: ignore[arg-type]
+            format=format.value,
+            layout=layout.value,
             targets="all" if not targets else targets[0] if len(targets) == 1 else targets,
             ignore=ignore,
             input_amax=_amaxes(input_amax),
