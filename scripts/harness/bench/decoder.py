@@ -237,7 +237,7 @@ class Nvfp4(WeightOnly):
 
     def swiglu(self, both: Tensor) -> Any:
         cols = both.shape[-1] // 2
-        how: dict[str, Any] = {"op": "swiglu", "halves": True, "granularity": "row"}
+        how: dict[str, Any] = {"op": "swiglu", "interleave": 0, "granularity": "row"}
         return jitquant.deinterleave_quantize_nvfp4(both, cols, **how)
 
     def rows(self, x: Tensor) -> Any:
