@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from distributed.ranks import ON_THIS_MACHINE
+
+from jitquant.loader import NvccNotFoundError, get_cuda_module
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,6 +40,22 @@ def test_decode_cuda_graph(tmp_path: Path) -> None:
     assert "decoded eagerly on the CPU" in text
     (sequence,) = (line for line in text.splitlines() if line.startswith("first sequence: "))
     assert len(sequence.split()) == 2 + 3
+
+
+@pytest.mark.slow
+def test_decode_kernels_build() -> None:
+    """The kernels of the decode example compile, and have the functions that it calls."""
+    try:
+        module = get_cuda_module("decode_kernels", [ROOT / "examples" / "decode_kernels.cu"])
+    except NvccNotFoundError as error:
+        pytest.skip(f"there is no CUDA compiler: {error}")
+    x = torch.ones(2, 16, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="x must be a CUDA tensor"):
+        module.rms_norm(x, x[0], 1e-6, out=x)
+    with pytest.raises(RuntimeError, match="both must be a CUDA tensor"):
+        module.swiglu(x, out=x[:, :8])
+    with pytest.raises(RuntimeError, match="qkv must be a CUDA tensor"):
+        module.rope_cache(x, x, x, None, None, 0.0, q=x, keys=x, values=x)
 
 
 def test_decode_says_what_is_wrong(tmp_path: Path) -> None:
