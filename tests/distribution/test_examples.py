@@ -36,7 +36,7 @@ def run(name: str, *arguments: str, cwd: Path) -> str:
 
 def test_decode_cuda_graph(tmp_path: Path) -> None:
     text = run("decode_cuda_graph.py", "--hidden", "128", "--tokens", "3", cwd=tmp_path)
-    assert "8 of 9 linears replaced" in text
+    assert "8 of 9 layers replaced" in text
     assert "decoded eagerly on the CPU" in text
     (sequence,) = (line for line in text.splitlines() if line.startswith("first sequence: "))
     assert len(sequence.split()) == 2 + 3
