@@ -34,10 +34,10 @@ inline bool overlaps(const View& t) {
 
 inline void check_own_elements(const View& t, const char* name) {
   if (!overlaps(t)) return;
-  fail({name, " has strides ", tuple_text(t.dim(), [&](int64_t i) { return t.stride(i); }),
-        "; it is written, so each element needs memory of its own, as in a slice of a contiguous "
-        "tensor. Pass ",
-        name, ".contiguous()"});
+  fail(name, " has strides ", tuple_text(t.dim(), [&](int64_t i) { return t.stride(i); }),
+       "; it is written, so each element needs memory of its own, as in a slice of a contiguous "
+       "tensor. Pass ",
+       name, ".contiguous()");
 }
 
 inline int64_t bytes_of(ScalarType dtype) {
@@ -101,9 +101,9 @@ inline void check_own_memory(const Reached* all, const std::vector<std::string>&
     if (!all[i].written) continue;
     for (size_t j = 0; j < names.size(); ++j) {
       if (i == j || (all[j].written && j > i) || !regions[i].meets(regions[j])) continue;
-      fail({names[i], " shares memory with ", names[j], "; ", names[i],
-            " is written, so it needs memory of its own. Pass a copy, such as ", names[i],
-            ".clone()"});
+      fail(names[i], " shares memory with ", names[j], "; ", names[i],
+           " is written, so it needs memory of its own. Pass a copy, such as ", names[i],
+           ".clone()");
     }
   }
 }

@@ -56,13 +56,18 @@ __attribute__((noinline)) inline std::string text_of(std::initializer_list<TextP
 
 // Throws what torch raises as a RuntimeError. No iostream: where the host compiler links its
 // library statically, a stream would mix two copies of it.
-[[noreturn]] __attribute__((noinline, cold)) inline void fail(
+[[noreturn]] __attribute__((noinline, cold)) inline void fail_with(
     std::initializer_list<TextPart> parts) {
   throw std::runtime_error(text_of(parts));
 }
 
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  fail_with({parts...});
+}
+
 #define JITQUANT_CHECK(condition, ...) \
-  if (!(condition)) jitquant::fail({__VA_ARGS__})
+  if (!(condition)) jitquant::fail_with({__VA_ARGS__})
 
 // What the checks need of a tensor, whichever way it came. Sizes and strides are the tensor's
 // own.
