@@ -29,7 +29,6 @@ from ..machine.nvml import Driver, read_driver
 from ..machine.processes import available_bytes, default_jobs
 from ..machine.toolchain import Candidate, Nvcc, examine_nvccs, find_host_compiler, find_ninja
 from ..machine.torch_install import OLDEST_TORCH, TorchInstall, torch_install, torch_release
-from ..request.plan import python_include_dir
 from ..settings import SETTINGS, unknown_settings
 from ..store.bundles import open_bundle
 from ..store.cache import BUNDLES, bundle_paths
@@ -113,7 +112,6 @@ def examine(loader: Loader) -> Diagnosis:
     look("architectures", partial(_about_archs, loader, nvcc))
     findings.append(about_host)
     look("ninja", _about_ninja)
-    look("headers", partial(_about_headers, torch, nvcc))
     look("settings", _about_settings)
     look("jobs", _about_memory)
     look("cache", partial(_about_cache, loader))
@@ -320,29 +318,6 @@ def _about_ninja() -> Iterator[Finding]:
     else:
         text = "not found" if path is None else f"{path} does not run"
         yield Finding("ninja", ERROR, f"ninja: {text}", "Run `pip install ninja`.")
-
-
-def _about_headers(torch: TorchInstall | None, nvcc: Nvcc | None) -> Iterator[Finding]:
-    wanted: list[tuple[str, tuple[str, ...], str, str]] = []
-    if torch is not None:
-        header = "torch/csrc/stable/library.h"
-        wanted.append((header, torch.include_dirs, ERROR, "Install torch again, 2.11 or newer."))
-    if nvcc is not None:
-        fix = f"Install the whole toolkit, or {extra('nvcc')}."
-        wanted.append(("cuda_runtime.h", nvcc.include_dirs, ERROR, fix))
-    python = (python_include_dir(),)
-    fix = "Install them (Debian, Ubuntu: `apt install python3-dev`) to use PYBIND11_MODULE."
-    wanted.append(("Python.h", python, NOTE, fix))
-    missing = [item for item in wanted if not _has(item[0], item[1])]
-    for name, places, state, fix in missing:
-        yield Finding("headers", state, f"{name} is not in {' or '.join(places)}", fix)
-    there = [item[0] for item in wanted if item not in missing]
-    if there:
-        yield Finding("headers", OK, ", ".join(there))
-
-
-def _has(header: str, places: tuple[str, ...]) -> bool:
-    return any(os.path.isfile(os.path.join(place, header)) for place in places)
 
 
 def _about_memory() -> Iterator[Finding]:
