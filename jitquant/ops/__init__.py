@@ -5,7 +5,7 @@ Importing this registers the ops; it compiles nothing and touches no GPU.
 
 from __future__ import annotations
 
-from jitquant.ops import _sharded, blockwise, fp8, linear, mxfp8, nvfp4, ragged, recipes
+from jitquant.ops import _sharded, blockwise, experts, fp8, linear, mxfp8, nvfp4, ragged, recipes
 from jitquant.ops.blockwise import (
     quantize_block,
     quantize_block_both,
@@ -14,6 +14,7 @@ from jitquant.ops.blockwise import (
     rmsnorm_quantize_per_token_group,
     swiglu_quantize_per_token_group,
 )
+from jitquant.ops.experts import nvfp4_experts, nvfp4_grouped_linear
 from jitquant.ops.fp8 import (
     dequantize,
     quantize_fp8,
@@ -45,6 +46,8 @@ __all__ = [
     "dequantize_nvfp4",
     "dequantize_ragged",
     "mhc_rmsnorm_quantize_nvfp4",
+    "nvfp4_experts",
+    "nvfp4_grouped_linear",
     "nvfp4_linear",
     "quantize_block",
     "quantize_block_both",
@@ -75,5 +78,6 @@ ALL_OPS: tuple[Op, ...] = (
     *ragged.OPS,
     *linear.OPS,
     *recipes.OPS,
+    *experts.OPS,
 )
 """Every declared op."""

@@ -91,6 +91,20 @@ def _sizes(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
     return _wrong(t, wrong, "sizes from 0 to what lies between two offsets")
 
 
+def _ends(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
+    rows = arguments["x"].shape[0]
+    if bool((t[1:] < t[:-1]).any()):
+        shown = f"is {t[:_SHOWN].tolist()}{'...' if t.numel() > _SHOWN else ''}"
+        return f"{shown}; accepted are numbers that ascend"
+    return _wrong(t, (t < 0) | (t > rows), f"0 to {rows}, the rows of x")
+
+
+def _ids(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
+    experts = arguments["gate_up_fp4"].shape[0]
+    wrong = (t < -1) | (t > experts)
+    return _wrong(t, wrong, f"0 to {experts - 1}, and -1 or {experts} for no expert")
+
+
 Rule = Callable[[Tensor, Mapping[str, Any]], "str | None"]
 
 RULES: dict[str, Rule] = {
@@ -104,6 +118,11 @@ RULES: dict[str, Rule] = {
     "x_gsa": _gsa_of_codes,
     "w_sf": _scale_bytes,
     "x_sf": _scale_bytes,
+    "gate_up_gsa": _gsa_of_codes,
+    "down_gsa": _gsa_of_codes,
+    "gate_up_sf": _scale_bytes,
+    "down_sf": _scale_bytes,
+    "topk_ids": _ids,
     "amax": _not_negative,
     "inv_rms": _not_negative,
 }
@@ -125,6 +144,8 @@ def values(op: str, arguments: Mapping[str, Any]) -> None:
         rule = RULES.get(name)
         if name == "gsa" and op.startswith("dequantize"):
             rule = _gsa_of_codes
+        if name == "offsets" and op == "nvfp4_grouped_linear":
+            rule = _ends
         said = rule(value, known) if rule is not None and isinstance(value, Tensor) else None
         if said is not None:
             raise ValueError(f"{op}: {name} {said}")

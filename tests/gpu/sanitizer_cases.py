@@ -27,6 +27,29 @@ def products(linear) -> None:  # type: ignore[no-untyped-def]
             linear(codes, *w, scales, gsa)
 
 
+def products_of_experts(module) -> None:  # type: ignore[no-untyped-def]
+    """One row and several of a layer, and sorted rows, aligned and not, by one pass and several."""
+    gsa = torch.ones(1, device="cuda")
+
+    def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        *most, cols = shape
+        codes = torch.randint(0, 256, (*most, cols // 2), dtype=torch.uint8, device="cuda")
+        return codes, torch.full((*most, cols // 16), 0x38, dtype=torch.uint8, device="cuda")
+
+    for hidden, inter in ((48, 32), (512, 256), (8704, 16)):
+        up, down = packed(4, 2 * inter, hidden), packed(4, hidden, inter)
+        for rows in (1, 3, 13):
+            ids = torch.randint(-1, 5, (rows, 3), device="cuda")
+            for dtype in (torch.bfloat16, torch.float16):
+                x = torch.randn(rows, hidden).to(dtype).cuda()
+                weights = torch.rand(rows, 3).to(dtype).cuda()
+                module.nvfp4_experts(x, *up, gsa, *down, gsa, ids, weights)
+                ends = torch.tensor([rows // 3, rows // 3, rows - 1, rows // 2], device="cuda")
+                module.nvfp4_grouped_linear(x, *up, gsa, ends)
+            codes, scales = packed(rows, hidden)
+            module.nvfp4_grouped_linear(codes, *up, gsa, ends, scales, gsa)
+
+
 def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
     """FP8, with buffers whose rows lie apart."""
     quantize, back = module("quantize_fp8").quantize_fp8, module("dequantize").dequantize
@@ -213,6 +236,7 @@ def main() -> None:
     groups_of_a_buffer()
     halves_of_a_group(module)
     products(module("nvfp4_linear").nvfp4_linear)
+    products_of_experts(module("nvfp4_experts"))
     # More than one block of the cooperative launch, and of the partial maxima.
     large = torch.randn(300, 7168).bfloat16().cuda()
     module("amax_gsa").compute_amax_gsa(large)

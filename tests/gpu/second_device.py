@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import jitquant
+from jitquant import NVFP4Tensor
 
 J = jitquant
 _generator = torch.Generator().manual_seed(0)
@@ -28,6 +29,20 @@ To = Callable[[Tensor], Tensor]
 
 def _codes(q: Any) -> list[Tensor]:
     return [t for t in pytree.tree_leaves(q) if isinstance(t, Tensor)]
+
+
+def _experts(rows: int, device: torch.device) -> NVFP4Tensor:
+    """Two experts with weights of ones, whose sums of integers are exact in every order."""
+    one = J.quantize_weight_nvfp4(torch.ones(rows, 1024))
+    return J.nn.stack_experts([one, one]).to(device)
+
+
+def _mixture(to: To) -> Tensor:
+    device = to(_X).device
+    # Gates of 0: what is exact does not take the exponential function.
+    x, ids = to(_X[:20] * 0), to(torch.zeros(20, 1, dtype=torch.int64))
+    up, down = _experts(2048, device), _experts(1024, device)
+    return J.nvfp4_experts(x, up, down, ids, to(torch.ones(20, 1)))
 
 
 def _delayed(to: To) -> Any:
@@ -49,7 +64,11 @@ CASES: dict[str, Callable[[To], Any]] = {
     "mhc_rmsnorm_quantize_nvfp4": lambda to: J.mhc_rmsnorm_quantize_nvfp4(
         to(_STREAMS), to(_MIX), to(_WEIGHT)
     ),
+    "nvfp4_experts": _mixture,
     # Sums of integers, exact in every order.
+    "nvfp4_grouped_linear": lambda to: J.nvfp4_grouped_linear(
+        to(_X[:20].sign()), _experts(48, to(_X).device), to(torch.tensor([3, 20]))
+    ),
     "nvfp4_linear": lambda to: J.nvfp4_linear(
         to(_X[:20].sign()), J.quantize_weight_nvfp4(torch.ones(48, _X.shape[1])).to(to(_X).device)
     ),

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from samples import DTYPES, GRANULARITIES, Sample, randn
+from samples_experts import more_experts
 from torch import Tensor
 
 from jitquant import reference
@@ -407,6 +408,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "any groups": functools.partial(_any_groups, 11, 50),
     "odd widths": _odd_widths,
     "anywhere": _anywhere,
+    "experts": lambda: iter(more_experts()),
 }
 MORE: dict[str, Callable[[], Iterator[Sample]]] = {
     "many more groups": functools.partial(_any_groups, 12, 200),

@@ -55,6 +55,18 @@ def activation(cols: int = COLS, **form: Any) -> Callable[[int], QuantizedActiva
     return lambda rows: QuantizedActivation.empty((rows, cols), **form)
 
 
+def experts(n: int, k: int) -> Any:
+    """Two experts with weights of ones, made here: Inductor writes no code for views of codes."""
+    w = torch.ones(n, k)
+    q = jitquant.quantize_weight_nvfp4(w)
+    codes = torch.stack([q.x_fp4.view(torch.uint8)] * 2).view(q.x_fp4.dtype)
+    scales = torch.stack([q.x_sf.view(torch.uint8)] * 2).view(q.x_sf.dtype)
+    return type(q)(codes, scales, q.gsa)
+
+
+GATE_UP, DOWN = experts(32, COLS), experts(COLS, 16)
+
+
 def tensor(cols: int = COLS, **form: Any) -> Callable[[int], QuantizedTensor]:
     return lambda rows: QuantizedTensor.empty((rows, cols), **form)
 
@@ -112,6 +124,23 @@ CASES = {
             x.bfloat16(), jitquant.quantize_weight_nvfp4(x), **out
         ),
         lambda rows: floats(rows, rows).bfloat16(),
+    ),
+    "nvfp4_grouped_linear": Case(
+        lambda x, **out: jitquant.nvfp4_grouped_linear(
+            x.bfloat16(), GATE_UP, torch.tensor([1, 4]), **out
+        ),
+        lambda rows: floats(rows, 32).bfloat16(),
+    ),
+    "nvfp4_experts": Case(
+        lambda x, **out: jitquant.nvfp4_experts(
+            x.bfloat16(),
+            GATE_UP,
+            DOWN,
+            (x[:, :2] > 0).long(),
+            x[:, 2:4].contiguous(),
+            **out,
+        ),
+        lambda rows: floats(rows, COLS).bfloat16(),
     ),
     "quantize_fp8": Case(jitquant.quantize_fp8, tensor()),
     "quantize_fp8-e5m2": Case(

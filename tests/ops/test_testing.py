@@ -41,6 +41,12 @@ def test_bytes_of_any_dtype() -> None:
     assert torch.equal(jitquant.testing.bytes_of(q.x_fp4), q.x_fp4_bytes.flatten())
 
 
+def experts(n: int, k: int) -> jitquant.NVFP4Tensor:
+    """Two experts with weights of ones."""
+    one = jitquant.quantize_weight_nvfp4(torch.ones(n, k))
+    return jitquant.nn.stack_experts([one, one])
+
+
 def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
     """Calls that only `checked` refuses, and what it says."""
     J = jitquant
@@ -124,6 +130,22 @@ def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
             lambda: torch.ops.jitquant.quantize_nvfp4_from_amax(x, gsa(-1.0)),
             ["quantize_nvfp4_from_amax: amax has [0] = -1.0"],
         ),
+        "ends of experts": (
+            lambda: J.nvfp4_grouped_linear(
+                x.bfloat16(), experts(16, 32), torch.tensor([3, 5], dtype=torch.int32)
+            ),
+            ["nvfp4_grouped_linear: offsets has [1] = 5", "0 to 4"],
+        ),
+        "ids of experts": (
+            lambda: J.nvfp4_experts(
+                x.bfloat16(),
+                experts(32, 32),
+                experts(32, 16),
+                torch.full((4, 1), 3),
+                x[:, :1].contiguous(),
+            ),
+            ["nvfp4_experts: topk_ids has [0] = 3", "0 to 1"],
+        ),
         "inv_rms": (
             lambda: torch.ops.jitquant.rmsnorm_quantize_nvfp4_from_amax(
                 x, weight, torch.full((4,), -1.0), gsa(1.0)
@@ -147,7 +169,8 @@ def test_checked_looks_at_values(name: str) -> None:
 def test_checked_has_a_rule_for_what_has_values() -> None:
     """Each argument that is not elements, codes or a weight."""
     elements = {"x", "X", "A", "w", "fused", "weight", "bias", "residual", "grad", "act_input"}
-    codes = {"x_fp4", "w_fp4", "data"}
+    elements |= {"topk_weights"}
+    codes = {"x_fp4", "w_fp4", "gate_up_fp4", "down_fp4", "data"}
     names = {
         a.name
         for op in ALL_OPS

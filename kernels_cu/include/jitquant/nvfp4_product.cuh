@@ -154,13 +154,18 @@ struct RowsAsTheyAre {
   __device__ __forceinline__ int operator()(int row) const { return row; }
 };
 
+template <int kSegments, int kColumns>
+struct HeldPairs {
+  uint32_t pairs[kSegments][kColumns][32];
+  float undo;  // what the sums of row `lane / 4 % 2` are to be multiplied with; scales after alone
+};
 // What a warp holds of x for a pass.
 template <class Input, LinearWay kWay, bool kAligned>
-struct HeldX {
+struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> {
   using Way = WayTraits<kWay>;
   using T = typename LinearInput<Input>::Operand;
-  uint32_t pairs[Way::kSegments][Way::kColumns][32];
-  float undo;  // what the sums of row `lane / 4 % 2` are to be multiplied with; scales after alone
+  using HeldPairs<Way::kSegments, Way::kColumns>::pairs;
+  using HeldPairs<Way::kSegments, Way::kColumns>::undo;
 
   // Whether it is loaded as rows lie, and turned round in shared memory.
   static constexpr bool kTurned = !Way::kAfter && !LinearInput<Input>::kCodes && kAligned;

@@ -423,6 +423,34 @@ def model(
 
 
 @app.command()
+def experts(
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+) -> None:
+    """Time expert layers of few tokens with weights in NVFP4 beside bf16, by graph replay."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise fail(f"No GPU: torch {torch.__version__} sees none, and layers are timed on one.", 2)
+    import jitquant
+    from harness import timing
+    from harness.bench import experts as bench
+
+    jitquant.warmup("nvfp4_experts")
+    torch.manual_seed(0)
+    ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
+    console.print(f"read {ceilings.read:.0f} GB/s", highlight=False)
+
+    def show(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    rows = bench.report(ceilings.read, show)
+    write_json(
+        out / "experts.json",
+        {**provenance(), "ceilings_gb_per_s": asdict(ceilings), "rows": rows},
+    )
+
+
+@app.command()
 def resources(
     arch: Annotated[str, typer.Option(help="What to compile for.")] = "90a",
     out: Annotated[Path, typer.Option(help="Where the document goes.")] = Path("out/bench"),

@@ -57,7 +57,7 @@ alignas(1024) thread_local unsigned char tiles[kDynamicShared];
 
 // ---- functions of a device ---------------------------------------------------------------------
 
-enum WarpCall : int { kShuffle, kShuffleXor, kShuffleUp, kReduceMax, kBallot, kSyncWarp };
+enum WarpCall : int { kShuffle, kShuffleXor, kShuffleUp, kReduceMax, kBallot, kMatch, kSyncWarp };
 
 inline void __syncthreads() {
   emulation::block_barrier();
@@ -114,6 +114,15 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   unsigned ballot = 0;
   for (int i = 0; i < 32; ++i) ballot |= (mask >> i & 1) && values[i] ? 1u << i : 0u;
   return ballot;
+}
+
+inline unsigned __match_any_sync(unsigned mask, int value) {
+  const uint64_t* values = emulation::exchange(mask, exchange_bits(value), kMatch);
+  unsigned alike = 0;
+  for (int i = 0; i < 32; ++i) {
+    alike |= (mask >> i & 1) && exchanged<int>(values, i) == value ? 1u << i : 0u;
+  }
+  return alike;
 }
 
 inline void __cluster_barrier_arrive() {

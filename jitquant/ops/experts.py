@@ -1,0 +1,288 @@
+"""Products with the NVFP4 weights of many experts: the ops and the public functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import CODES_PER_BYTE, NVFP4_BLOCK
+from jitquant.numerics import experts as numerics
+from jitquant.ops import _checks
+from jitquant.ops.schema import Op, Plan, Result
+from jitquant.tensors import NVFP4Tensor
+
+MOST_EXPERTS = 1024
+MOST_TOP_K = 64
+
+
+def _weights(codes: Tensor, scales: Tensor, gsa: Tensor, name: str) -> tuple[int, int, int]:
+    """The weights of experts: how many, and the rows and columns of one."""
+    _checks.nvfp4_operand(codes, scales, (f"{name}_fp4", f"{name}_sf"), -1, "linear")
+    if codes.dim() != 3 or not 1 <= codes.shape[0] <= MOST_EXPERTS:
+        raise ValueError(
+            f"{name}_fp4 has shape {_checks.shape_text(codes)}; accepted is (E, N, P), the weights "
+            f"of 1 to {MOST_EXPERTS} experts"
+        )
+    count, rows, packed = codes.shape
+    if gsa.dtype != torch.float32:
+        raise TypeError(f"{name}_gsa is {gsa.dtype}; accepted is float32")
+    _checks.same_device(gsa, f"{name}_gsa", codes, f"{name}_fp4")
+    if gsa.numel() not in (1, count, count * rows) or not gsa.is_contiguous():
+        raise ValueError(
+            f"{name}_gsa has shape {_checks.shape_text(gsa)} and strides {tuple(gsa.stride())}; "
+            f"accepted are one element, one for each of the {count} experts or one for each of "
+            f"their {count * rows} rows, contiguous"
+        )
+    if rows >= 2**20 or CODES_PER_BYTE * packed > 2**30:
+        raise ValueError(
+            f"{name}_fp4 has shape {_checks.shape_text(codes)}; accepted are less than 2^20 rows "
+            "an expert and 2^30 columns"
+        )
+    return count, rows, CODES_PER_BYTE * packed
+
+
+def _rows(x: Tensor, cols: int, like: Tensor, like_name: str, fewer: int = 0) -> None:
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        raise TypeError(f"x is {x.dtype}; accepted are bfloat16 and float16. Convert it with .to()")
+    _checks.input_tensor(x, "x")
+    _checks.same_device(x, "x", like, like_name)
+    if x.dim() != 2 or not cols - fewer <= x.shape[1] <= cols:
+        raise ValueError(
+            f"x has shape {_checks.shape_text(x)}; accepted is (T, {cols}), as {like_name} has "
+            f"shape {_checks.shape_text(like)}"
+        )
+
+
+def _integers(t: Tensor, name: str, x: Tensor) -> None:
+    if t.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} is {t.dtype}; accepted are int32 and int64")
+    _checks.same_device(t, name, x, "x")
+    if not t.is_contiguous():
+        raise ValueError(
+            f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Pass "
+            f"{name}.contiguous()"
+        )
+
+
+def _plan_grouped(
+    x: Tensor,
+    w_fp4: Tensor,
+    w_sf: Tensor,
+    w_gsa: Tensor,
+    offsets: Tensor,
+    x_sf: Tensor | None = None,
+    x_gsa: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Plan:
+    count, rows, cols = _weights(w_fp4, w_sf, w_gsa, "w")
+    if x_sf is None:
+        _rows(x, cols, w_fp4, "w_fp4", NVFP4_BLOCK - 1)
+    else:
+        _checks.nvfp4_operand(x, x_sf, ("x", "x_sf"), -1, "linear")
+        _checks.same_device(x, "x", w_fp4, "w_fp4")
+        if x.dim() != 2 or CODES_PER_BYTE * x.shape[1] != cols:
+            raise ValueError(
+                f"x has shape {_checks.shape_text(x)}; accepted is (T, {cols // 2}), as w_fp4 has "
+                f"shape {_checks.shape_text(w_fp4)}"
+            )
+        if x_gsa is None:
+            raise ValueError("x_gsa is None with x_sf; accepted is x's gsa")
+    if x_gsa is not None:
+        _checks.gsa_tensor(x_gsa, x.shape[0], x, "x")
+    _integers(offsets, "offsets", x)
+    if offsets.shape != (count,):
+        raise ValueError(
+            f"offsets has shape {_checks.shape_text(offsets)}; accepted is ({count},): where the "
+            f"rows of each of the {count} experts end"
+        )
+    _checks.output_dtype(dtype)
+    if dtype is None:
+        dtype = x.dtype if x_sf is None else torch.bfloat16
+    return Plan(x.device, (Result((x.shape[0], rows), dtype),))
+
+
+def _plan_experts(
+    x: Tensor,
+    gate_up_fp4: Tensor,
+    gate_up_sf: Tensor,
+    gate_up_gsa: Tensor,
+    down_fp4: Tensor,
+    down_sf: Tensor,
+    down_gsa: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Plan:
+    count, rows, cols = _weights(gate_up_fp4, gate_up_sf, gate_up_gsa, "gate_up")
+    _checks.same_device(down_fp4, "down_fp4", gate_up_fp4, "gate_up_fp4")
+    if _weights(down_fp4, down_sf, down_gsa, "down") != (count, cols, rows / 2):
+        raise ValueError(
+            f"down_fp4 has shape {_checks.shape_text(down_fp4)}; accepted is ({count}, {cols}, "
+            f"{rows / 4:g}), as gate_up_fp4 has shape {_checks.shape_text(gate_up_fp4)}"
+        )
+    _rows(x, cols, gate_up_fp4, "gate_up_fp4")
+    _integers(topk_ids, "topk_ids", x)
+    if (
+        topk_ids.dim() != 2
+        or topk_ids.shape[0] != x.shape[0]
+        or not 1 <= topk_ids.shape[1] <= MOST_TOP_K
+    ):
+        raise ValueError(
+            f"topk_ids has shape {_checks.shape_text(topk_ids)}; accepted is ({x.shape[0]}, k), k "
+            f"from 1 to {MOST_TOP_K}"
+        )
+    _checks.output_dtype(topk_weights.dtype)
+    _checks.same_device(topk_weights, "topk_weights", x, "x")
+    if topk_weights.shape != topk_ids.shape or not topk_weights.is_contiguous():
+        raise ValueError(
+            f"topk_weights has shape {_checks.shape_text(topk_weights)} and strides "
+            f"{tuple(topk_weights.stride())}; accepted is a contiguous {tuple(topk_ids.shape)}, as "
+            "topk_ids is"
+        )
+    _checks.output_dtype(dtype)
+    return Plan(x.device, (Result((x.shape[0], cols), x.dtype if dtype is None else dtype),))
+
+
+GROUPED_LINEAR = Op(
+    "nvfp4_grouped_linear",
+    ["y"],
+    module="nvfp4_experts",
+    plan=_plan_grouped,
+    reference=numerics.nvfp4_grouped_linear,
+)
+EXPERTS = Op(
+    "nvfp4_experts",
+    ["mixture"],
+    module="nvfp4_experts",
+    plan=_plan_experts,
+    reference=numerics.nvfp4_experts,
+)
+
+OPS: tuple[Op, ...] = (GROUPED_LINEAR, EXPERTS)
+"""Every product with the weights of experts."""
+
+
+def _check_weight(weight: object, name: str) -> None:
+    if not isinstance(weight, NVFP4Tensor):
+        raise TypeError(
+            f"{name} is {type(weight).__name__}; accepted is a NVFP4Tensor: "
+            "jitquant.nn.stack_experts makes one of the weights of all experts"
+        )
+    if len(weight.shape) != 3 or weight.dim != -1 or weight.scale_layout != "linear":
+        raise ValueError(
+            f"{name} has shape {tuple(weight.shape)}, dim {weight.dim} and scale_layout "
+            f"{weight.scale_layout!r}; accepted are (E, N, K), -1 and 'linear', as "
+            "jitquant.nn.stack_experts gives it"
+        )
+
+
+def nvfp4_grouped_linear(
+    x: Tensor | NVFP4Tensor,
+    weight: NVFP4Tensor,
+    offsets: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The rows of each expert times that expert's NVFP4 weight, which is read as it is stored.
+
+    Rows are sorted by expert: those of expert e are ``offsets[e - 1]`` to ``offsets[e]`` (from 0
+    for the first one), and ``y[rows of e] = x[rows of e] @ weight[e].T``. Weights of experts
+    without rows are not read. Rows past the last offset are zero.
+
+    Every product is exact, sums are in fp32, in an order that depends on K and on whether an expert
+    has up to two rows or more, so that a call gives the same bits every time. Then come the gsas
+    and one rounding.
+
+    On a GPU (compute capability 8.0 and newer) up to 2048 rows take one launch (1024 where a block
+    has less than 160 KiB of shared memory), which allocates nothing beside the result. The CPU does
+    not wait, and the call can be captured. It is made for decoding: an expert's weight is decoded
+    again for each 8 of its rows.
+
+    Args:
+        x: (T, K), bfloat16 or float16, the last dimension contiguous; or a `NVFP4Tensor`
+            (T, K) with linear scales.
+        weight: (E, N, K), up to 1024 experts, packed along K with linear scales, and with one gsa
+            or one for each row: `jitquant.nn.stack_experts` of quantized weights.
+        offsets: int32 or int64 (E,): where the rows of each expert end. They are not checked: they
+            are raised to ascend, and cut at T.
+        dtype: bfloat16, float16 or float32; default that of ``out``, of ``x``, or bfloat16.
+        out: contiguous (T, N) to write to.
+
+    Returns:
+        (T, N) of ``dtype``, or ``out``.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    _check_weight(weight, "weight")
+    parts = (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
+    if isinstance(x, NVFP4Tensor) and (x.dim != -1 or x.scale_layout != "linear"):
+        raise ValueError(
+            f"x has dim {x.dim} and scale_layout {x.scale_layout!r}; accepted are -1 and 'linear'"
+        )
+    if len(x.shape) != 2 or x.shape[1] != weight.shape[2]:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}; accepted is (T, {weight.shape[2]}) for a weight of "
+            f"shape {tuple(weight.shape)}"
+        )
+    if dtype is None and isinstance(out, Tensor):
+        dtype = out.dtype
+    values, scales, gsa = parts
+    if dtype is None and scales is None:
+        dtype = values.dtype
+    return GROUPED_LINEAR.one_tensor(
+        [values, weight.x_fp4, weight.x_sf, weight.gsa, offsets, scales, gsa, dtype], out
+    )
+
+
+def nvfp4_experts(
+    x: Tensor,
+    gate_up: NVFP4Tensor,
+    down: NVFP4Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The experts of a mixture with NVFP4 weights, from routed rows to their weighted sums.
+
+    ``y[t] = sum over j of topk_weights[t, j] * down[e](silu(gate[e](x[t])) * up[e](x[t]))`` with
+    ``e = topk_ids[t, j]``. Products are exact and summed in fp32; ``silu(gate) * up`` is computed
+    in fp32 and rounded to x's dtype; the weighted sum is in fp32, and rounded once. A call gives
+    the same bits every time; the order of sums depends on the sizes, on whether T is 1, and on
+    whether an expert has up to two rows or more.
+
+    On a GPU (compute capability 8.0 and newer) one row takes two launches, and up to 2048 pairs of
+    a row and its expert three (1024 where a block has less than 160 KiB of shared memory), which
+    read the weights of experts that have rows, as they are stored. The rows are sorted there: the
+    CPU does not wait, and the call can be captured. It is made for decoding: an expert's weight is
+    decoded again for each 8 of its rows.
+
+    Args:
+        x: (T, H), bfloat16 or float16, the last dimension contiguous.
+        gate_up: (E, 2 I, H), up to 1024 experts, the I rows of gates before those of ups, packed
+            along H with linear scales, and with one gsa or one for each row:
+            `jitquant.nn.stack_experts` of quantized weights.
+        down: (E, H, I), the same.
+        topk_ids: int32 or int64 (T, k), contiguous, k up to 64: the experts of each row. Others
+            than 0 to E - 1 are left out, such as the -1 of experts that another process has.
+        topk_weights: bfloat16, float16 or float32 (T, k), contiguous.
+        dtype: bfloat16, float16 or float32; default that of ``out`` or ``x``.
+        out: contiguous (T, H) to write to.
+
+    Returns:
+        (T, H) of ``dtype``, or ``out``.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    _check_weight(gate_up, "gate_up")
+    _check_weight(down, "down")
+    if dtype is None and isinstance(out, Tensor):
+        dtype = out.dtype
+    weights = [gate_up.x_fp4, gate_up.x_sf, gate_up.gsa, down.x_fp4, down.x_sf, down.gsa]
+    return EXPERTS.one_tensor([x, *weights, topk_ids, topk_weights, dtype], out)

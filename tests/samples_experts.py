@@ -1,0 +1,181 @@
+"""Samples of products with the NVFP4 weights of experts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import torch
+from samples import Arguments, Sample, randn
+from samples_linear import packed
+from torch import Tensor
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def stack(
+    experts: int, n: int, cols: int, seed: int, gsas: int, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales and gsas: one (0), one an expert (1), or one a row (2)."""
+    codes, scales = packed(experts * n, cols, seed)
+    count = (1, experts, experts * n)[gsas]
+    gsa = torch.linspace(0.0005, 0.002, count)
+    shaped = codes.view(experts, n, -1), scales.view(experts, n, -1)
+    return shaped[0].to(device), shaped[1].to(device), gsa.to(device)
+
+
+def routed(rows: int, top_k: int, experts: int, kind: str, seed: int = 0) -> Tensor:
+    """Ids (rows, top_k): any; those of the first row for all; or with some that are no expert's."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.rand(rows, experts, generator=generator).argsort(-1)[:, :top_k]
+    if kind == "one":
+        return ids[:1].expand(rows, -1).contiguous()
+    if kind == "absent":
+        ids[torch.rand(rows, top_k, generator=generator) < 0.4] = -1
+        ids[-1, -1] = experts
+    if kind == "none":
+        ids.fill_(-1)
+    return ids.contiguous()
+
+
+def layer(
+    rows: int,
+    shape: tuple[int, int, int],
+    ids: Tensor,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    gsas: int = 0,
+) -> Arguments:
+    """Arguments of `nvfp4_experts` with shape (experts, hidden, intermediate)."""
+    experts, hidden, inter = shape
+    x = randn(rows, hidden, dtype=dtype).to(device)
+    up = stack(experts, 2 * inter, hidden, 1, gsas, device)
+    down = stack(experts, hidden, inter, 2, (gsas + 1) % 3, device)
+    weights = torch.rand(ids.shape, generator=torch.Generator().manual_seed(5)).to(device)
+    return (x, *up, *down, ids.to(device), weights), {"dtype": torch.float32}
+
+
+def _grouped_arguments(
+    device: torch.device | str,
+    turn: int,
+    ends: list[int],
+    rows: int,
+    n: int,
+    cols: int,
+    dtype: torch.dtype | None,
+) -> Arguments:
+    w = stack(len(ends), n, cols, turn, turn % 3, device)
+    offsets = torch.tensor(ends, dtype=(torch.int32, torch.int64)[turn % 2], device=device)
+    if dtype is not None:
+        x = randn(rows, cols + 8 * (turn % 2), dtype=dtype).to(device)
+        x = x[:, : cols - 5 * (turn % 7 == 3)]
+        return (x, *w, offsets), {"dtype": torch.float32}
+    codes, scales = (t.to(device) for t in packed(rows, cols, seed=5))
+    gsa = torch.linspace(0.5, 2.0, max(rows, 1))[: rows if rows > 2 else 1].to(device)
+    return (codes, *w, offsets, scales, gsa), {"dtype": torch.float32}
+
+
+def _small_integers(device: torch.device | str) -> Arguments:
+    # Sums of few integers are exact in every order, so all bits agree.
+    x = (torch.arange(9 * 256).reshape(9, 256) * 7 % 5 - 2).bfloat16()
+    codes = (torch.arange(3 * 24 * 128).reshape(3, 24, 128) * 37 % 256).to(torch.uint8)
+    scales = torch.full((3, 24, 16), 0x38, dtype=torch.uint8)  # one
+    gsa, offsets = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([2, 3, 9])
+    return tuple(t.to(device) for t in (x, codes, scales, gsa, offsets)), {}
+
+
+def _grouped() -> list[Sample]:
+    samples = [Sample("nvfp4_grouped_linear", "small_integers", _small_integers)]
+    # Where the rows of each expert end; rows and columns of a weight.
+    shapes: tuple[tuple[str, int, list[int], int, int], ...] = (
+        ("one_row", 1, [0, 0, 1], 17, 512),
+        ("skewed", 13, [0, 2, 2, 12, 13], 16, 256),
+        ("all_to_one", 19, [0, 19, 19], 33, 48),
+        ("none", 3, [0, 0, 0], 16, 64),
+        ("some_past_the_end", 6, [1, 3, 4], 24, 272),
+        ("not_ascending", 7, [4, 2, -3, 99], 16, 80),
+        ("no_rows", 0, [0, 0], 16, 32),
+    )
+    cases = itertools.product(shapes, (*DTYPES, None))
+    for turn, ((label, rows, ends, n, cols), dtype) in enumerate(cases):
+        make = functools.partial(
+            _grouped_arguments,
+            turn=turn,
+            ends=ends,
+            rows=rows,
+            n=n,
+            cols=cols,
+            dtype=dtype,
+        )
+        name = "codes" if dtype is None else str(dtype).removeprefix("torch.")
+        samples.append(Sample("nvfp4_grouped_linear", f"{label}-{name}", make, exact=False))
+    return samples
+
+
+def _layer_arguments(
+    device: torch.device | str,
+    turn: int,
+    rows: int,
+    top_k: int,
+    shape: tuple[int, int, int],
+    kind: str,
+    dtype: torch.dtype,
+) -> Arguments:
+    ids = routed(rows, top_k, shape[0], kind, turn).to((torch.int64, torch.int32)[turn % 2])
+    args, keywords = layer(rows, shape, ids, dtype, device, turn % 3)
+    return (*args[:-1], args[-1].to((torch.float32, *DTYPES)[turn % 3])), keywords
+
+
+def _layers() -> list[Sample]:
+    samples = []
+    # Rows, choices, experts, hidden, intermediate.
+    shapes = (
+        (1, 3, 4, 512, 256, "any"),
+        (1, 2, 3, 80, 48, "any"),
+        (1, 5, 6, 256, 256, "absent"),
+        (1, 2, 3, 32, 16, "none"),
+        (5, 2, 7, 256, 256, "any"),
+        (11, 2, 3, 80, 48, "one"),
+        (4, 3, 4, 64, 32, "absent"),
+        (0, 2, 3, 32, 16, "any"),
+    )
+    for turn, ((rows, top_k, *shape, kind), dtype) in enumerate(itertools.product(shapes, DTYPES)):
+        make = functools.partial(
+            _layer_arguments,
+            turn=turn,
+            rows=rows,
+            top_k=top_k,
+            shape=tuple(shape),
+            kind=kind,
+            dtype=dtype,
+        )
+        name = f"{rows}x{top_k}of{'x'.join(map(str, shape))}-{kind}-{str(dtype)[6:]}"
+        samples.append(Sample("nvfp4_experts", name, make, exact=False))
+    return samples
+
+
+def expert_samples() -> dict[str, list[Sample]]:
+    """Every routing with few rows and many, in every type, aligned or not."""
+    return {"nvfp4_grouped_linear": _grouped(), "nvfp4_experts": _layers()}
+
+
+def more_experts() -> list[Sample]:
+    """More of k than the warps of a block have in registers."""
+
+    def deep(device: torch.device | str, rows: int, dtype: torch.dtype) -> Arguments:
+        return layer(rows, (2, 8704, 16), routed(rows, 1, 2, "any"), dtype, device)
+
+    def wide(device: torch.device | str, dtype: torch.dtype) -> Arguments:
+        return layer(1, (4, 48, 4608), routed(1, 4, 4, "any"), dtype, device)
+
+    return [
+        *(
+            Sample("nvfp4_experts", f"deep-{r}-{d}", lambda v, r=r, d=d: deep(v, r, d), exact=False)
+            for r in (1, 3)
+            for d in DTYPES
+        ),
+        *(
+            Sample("nvfp4_experts", f"wide-{d}", lambda v, d=d: wide(v, d), exact=False)
+            for d in DTYPES
+        ),
+    ]
