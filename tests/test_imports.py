@@ -11,6 +11,8 @@ FLOORS = {
     "tensors": ("formats",),
     "loader": ("_command",),
     "ops": ("formats", "numerics", "tensors", "loader"),
+    "nn": ("formats", "numerics", "tensors", "loader", "ops"),
+    "integrations": ("formats", "nn"),
 }
 """What each package or module may import of the others."""
 

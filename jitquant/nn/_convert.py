@@ -19,7 +19,7 @@ from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.ops.nvfp4 import amax_gsa
 
 LinearRecipe = Literal["fp8_block", "nvfp4", "nvfp4_weight_only"]
-_LAYERS: dict[str, tuple[type[Float8BlockwiseLinear] | type[NVFP4Linear], dict[str, Any]]] = {
+LAYERS: dict[str, tuple[type[Float8BlockwiseLinear] | type[NVFP4Linear], dict[str, Any]]] = {
     "fp8_block": (Float8BlockwiseLinear, {}),
     "nvfp4": (NVFP4Linear, {}),
     "nvfp4_weight_only": (NVFP4Linear, {"weight_only": True}),
@@ -159,8 +159,8 @@ def convert(
             or infinity in it; nothing is replaced then.
         TypeError: ``model`` is no module, or ``filter`` cannot be called.
     """
-    one_of("recipe", recipe, tuple(_LAYERS))
-    kind, how = _LAYERS[recipe]
+    one_of("recipe", recipe, tuple(LAYERS))
+    kind, how = LAYERS[recipe]
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}; accepted is a torch.nn.Module")
     if isinstance(model, nn.Linear):

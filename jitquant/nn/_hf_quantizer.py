@@ -14,9 +14,11 @@ class SavingQuantizer(HfQuantizer):  # type: ignore[misc]
 
     Attributes:
         conversions: those of transformers from the names of the files to the model's.
+        is_attached: whether the model's are here.
     """
 
     conversions: Any = None
+    is_attached = False
 
     def __init__(self, quantization_config: Any = None, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
@@ -47,9 +49,11 @@ def attach_quantizer(model: Any, quantizer: SavingQuantizer | None = None) -> No
         model: of transformers.
         quantizer: None: a new `SavingQuantizer`.
     """
-    if isinstance(getattr(model, "hf_quantizer", None), SavingQuantizer):
+    kept = getattr(model, "hf_quantizer", None)
+    if isinstance(kept, SavingQuantizer) and (quantizer is None or kept.is_attached):
         return
     made = SavingQuantizer() if quantizer is None else quantizer
     made.conversions = model.__dict__.get("_weight_conversions")
+    made.is_attached = True
     model.hf_quantizer = made
     model._weight_conversions = []  # what is saved has the names of the files already

@@ -48,7 +48,7 @@ def in_file(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     conversions = getattr(attached, "conversions", None)
     kept = model.__dict__.get("_weight_conversions", _MISSING)
     try:
-        if attached is not None and hasattr(attached, "conversions"):
+        if getattr(attached, "is_attached", False):
             model.__dict__["_weight_conversions"] = conversions
         reverted: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
     finally:
@@ -79,10 +79,10 @@ def places_in_file(model: nn.Module, weights: Mapping[str, tuple[int, int]]) -> 
         first = len(known)
         if experts == 0:
             known.append(Place(name))
-            numbers[name] = torch.tensor([[first]])
+            numbers[name] = torch.tensor([[first]], device="cpu")
         else:
             known += [Place(name, e, p) for e in range(experts) for p in range(pieces)]
-            numbers[name] = torch.arange(first, len(known)).view(experts, pieces, 1)
+            numbers[name] = torch.arange(first, len(known), device="cpu").view(experts, pieces, 1)
     places: dict[str, Place] = {}
     for name, number in in_file(model, numbers).items():
         if number.numel() == 1:

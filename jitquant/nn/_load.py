@@ -14,6 +14,7 @@ from jitquant.formats import INPUT_DTYPES, NVFP4_BLOCK, SCALE_DTYPE
 from jitquant.nn._compressed_tensors import BLOCK, METHOD, safetensors_functions
 from jitquant.nn._convert import Conversion, attach, replace_everywhere
 from jitquant.nn._hugging_face import fill_buffers, is_pretrained, places_in_file
+from jitquant.nn._safetensors import read_header
 from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
@@ -106,6 +107,35 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
     if any(isinstance(layer, (NVFP4Linear, NVFP4Experts)) for _, layer in made):
         attach(model)
     return done
+
+
+def quantized_modules(model: nn.Module, directory: Path) -> dict[str, nn.Module]:
+    """The linears and experts of a model that are quantized in a folder, by name.
+
+    Args:
+        model: as for `load_compressed_tensors`.
+        directory: as there.
+    """
+    scaled = {
+        name.rpartition(".")[0] + "."
+        for name in tensor_names(directory)
+        if name.endswith((".weight_scale", ".weight_scale_inv"))
+    }
+    candidates: dict[str, nn.Module] = {}
+    shapes: dict[str, tuple[int, int]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            candidates[f"{name}.weight"] = module
+            shapes[f"{name}.weight"] = (0, 0)
+        elif experts_refusal(module) is None:
+            sizes = {f"{name}.{part}": size for part, size in _matrices_of(module).items()}
+            candidates |= dict.fromkeys(sizes, module)
+            shapes |= sizes
+    return {
+        place.name.rpartition(".")[0]: candidates[place.name]
+        for file_name, place in places_in_file(model, shapes).items()
+        if file_name.removesuffix("weight") in scaled
+    }
 
 
 def _matrices_of(experts: nn.Module) -> dict[str, tuple[int, int]]:
@@ -361,16 +391,26 @@ def _of_modelopt(name: str, tensor: Tensor) -> tuple[str, Tensor]:
     return name, tensor
 
 
+def tensor_names(directory: Path) -> set[str]:
+    """Of all tensors in the files of a folder."""
+    return {name for file in _files(directory) for name in read_header(file)}
+
+
 def _read(directory: Path) -> dict[str, Tensor]:
     load_file, _ = safetensors_functions()
+    tensors: dict[str, Tensor] = {}
+    for file in _files(directory):
+        tensors |= load_file(file)
+    return tensors
+
+
+def _files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if index.is_file():
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
-    tensors: dict[str, Tensor] = {}
     for name in names:
         if not (directory / name).is_file():
             raise FileNotFoundError(f"{directory} has no {name}")
-        tensors |= load_file(directory / name)
-    return tensors
+    return [directory / name for name in names]

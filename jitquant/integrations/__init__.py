@@ -1,0 +1,8 @@
+"""The layers of this project inside other libraries; each module needs the library of its name.
+
+- `jitquant.integrations.transformers`: ``from_pretrained(..., quantization_config=...)``.
+- `jitquant.integrations.peft`: LoRA on top of quantized layers.
+- `jitquant.integrations.torchao`: ``quantize_(model, config)``.
+
+None is imported before it is asked for.
+"""

@@ -1,0 +1,47 @@
+"""peft: LoRA on top of quantized layers, whose inputs have gradients and whose weights have none.
+
+config = with_jitquant(LoraConfig(target_modules=["q_proj", "v_proj"]))
+model = get_peft_model(model, config)
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from peft import LoraConfig
+from peft.tuners.lora import Linear as LoraLinear
+from torch import nn
+
+from jitquant.nn import NVFP4Linear
+
+Config = TypeVar("Config", bound=LoraConfig)
+
+
+class NVFP4LoraLinear(LoraLinear):  # type: ignore[misc]
+    """LoRA beside an `NVFP4Linear`; its adapters have the dtype and the device of that layer."""
+
+    def _get_base_layer_device_and_dtype(self, base_layer: NVFP4Linear) -> tuple[Any, Any]:
+        return base_layer.weight_packed.device, base_layer.dtype
+
+    def merge(self, *_: Any, **__: Any) -> None:
+        """Refused: a weight of four bits has no place for what the adapter adds.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "an adapter is not merged into a weight in NVFP4, which would be rounded again. Merge "
+            "it into the bf16 model (get_peft_model, merge_and_unload()), then convert that"
+        )
+
+
+def with_jitquant(config: Config) -> Config:
+    """Has a config of LoRA take `NVFP4Linear`; returns it.
+
+    Args:
+        config: of peft. It is changed, and the change is not saved with it: call this again when
+            adapters are loaded.
+    """
+    mapping: dict[type[nn.Module], type[nn.Module]] = {NVFP4Linear: NVFP4LoraLinear}
+    config._register_custom_module(mapping)
+    return config

@@ -1,0 +1,167 @@
+"""transformers: quantize while a model is loaded, and run quantized folders on these layers.
+
+    from jitquant.integrations.transformers import JitquantConfig, jitquant_layers
+
+    config = JitquantConfig("nvfp4")
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config)
+    model.save_pretrained(other)                # compressed-tensors, which engines read
+    with jitquant_layers():
+        model = AutoModelForCausalLM.from_pretrained(other)
+
+Importing this module registers the quantizer "jitquant", and "modelopt" where nobody else has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers.quantizers import auto
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from jitquant.formats import one_of
+from jitquant.nn import Conversion, convert, load_compressed_tensors
+from jitquant.nn._convert import LAYERS, LinearRecipe
+from jitquant.nn._hf_quantizer import SavingQuantizer, attach_quantizer
+from jitquant.nn._load import quantized_modules
+
+METHOD = "jitquant"
+FILES = ("compressed-tensors", "modelopt")
+
+
+class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """What ``from_pretrained`` makes of a model that is not quantized.
+
+    Attributes:
+        recipe, targets, ignore: as for `jitquant.nn.convert`.
+    """
+
+    def __init__(
+        self,
+        recipe: str = "nvfp4",
+        *,
+        targets: str | Sequence[str] = "all",
+        ignore: str | Sequence[str] | None = None,
+        **_: Any,
+    ) -> None:
+        """The arguments of `jitquant.nn.convert`.
+
+        Raises:
+            ValueError: there is no such recipe.
+        """
+        one_of("recipe", recipe, tuple(LAYERS))
+        self.quant_method = METHOD
+        self.recipe, self.targets, self.ignore = recipe, targets, ignore
+
+
+class JitquantFilesConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """The ``quantization_config`` of a folder that is quantized, as it stands there."""
+
+    def __init__(self, **described: Any) -> None:
+        self.quant_method = described.get("quant_method")
+        self.described = described
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **_: Any) -> JitquantFilesConfig:
+        """Of a folder's config.json."""
+        return cls(**config_dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands there."""
+        return dict(self.described)
+
+
+class JitquantQuantizer(SavingQuantizer):
+    """Converts a model when its weights are there, or fills it from files that are quantized.
+
+    Attributes:
+        done: what was converted, or read.
+    """
+
+    done: Conversion | None = None
+
+    def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self._waiting: dict[str, nn.Module] = {}
+        self._folder: Path | None = None
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if not self.pre_quantized:
+            return
+        files = kwargs.get("checkpoint_files") or ()
+        if not files:
+            raise ValueError("a quantized model is read from a folder; none was given")
+        self._folder = Path(files[0]).parent
+        # transformers loads what is not quantized. The rest keeps its place, on meta, aside.
+        for name, module in quantized_modules(model, self._folder).items():
+            owner, _, attribute = name.rpartition(".")
+            self._waiting[name] = module
+            setattr(model.get_submodule(owner), attribute, nn.Module())
+        model._keys_to_ignore_on_load_unexpected = {"."}
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        attach_quantizer(model, self)
+        if not self.pre_quantized:
+            config = self.quantization_config
+            recipe: LinearRecipe = cast(Any, config.recipe)
+            self.done = convert(model, recipe, targets=config.targets, ignore=config.ignore)
+            return
+        assert self._folder is not None
+        # Those of the loading lack what was aside; None: the ones that transformers knows.
+        self.conversions = None
+        devices = {name: _device_near(model, name) for name in self._waiting}
+        for name, module in self._waiting.items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, module.eval())
+        self.done = load_compressed_tensors(model, self._folder)
+        for name, device in devices.items():
+            model.get_submodule(name).to(device)
+        self._waiting.clear()
+
+
+def _device_near(model: nn.Module, name: str) -> torch.device:
+    """Where the nearest tensor around a module is."""
+    owner = name
+    while owner:
+        owner = owner.rpartition(".")[0]
+        near = model.get_submodule(owner)
+        for tensor in (*near.parameters(), *near.buffers()):
+            if not tensor.is_meta:
+                return tensor.device
+    return torch.device("cpu")
+
+
+def _register(method: str, config: type, quantizer: type) -> None:
+    auto.AUTO_QUANTIZATION_CONFIG_MAPPING.setdefault(method, config)
+    auto.AUTO_QUANTIZER_MAPPING.setdefault(method, quantizer)
+
+
+_register(METHOD, JitquantConfig, JitquantQuantizer)
+_register("modelopt", JitquantFilesConfig, JitquantQuantizer)
+
+
+@contextlib.contextmanager
+def jitquant_layers() -> Iterator[None]:
+    """Within it ``from_pretrained`` runs quantized folders on the layers of `jitquant.nn`.
+
+    These are folders of compressed-tensors (NVFP4 and FP8 in blocks, experts too) and of ModelOpt
+    in NVFP4. Elsewhere transformers decompresses the former by another library, and computes in
+    bf16.
+    """
+    configs, quantizers = auto.AUTO_QUANTIZATION_CONFIG_MAPPING, auto.AUTO_QUANTIZER_MAPPING
+    before = {method: (configs.get(method), quantizers.get(method)) for method in FILES}
+    for method in FILES:
+        configs[method], quantizers[method] = JitquantFilesConfig, JitquantQuantizer
+    try:
+        yield
+    finally:
+        for method, (config, quantizer) in before.items():
+            for mapping, value in ((configs, config), (quantizers, quantizer)):
+                if value is None:
+                    mapping.pop(method, None)
+                else:
+                    mapping[method] = value

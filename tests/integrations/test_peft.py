@@ -1,0 +1,51 @@
+"""LoRA of peft on top of `NVFP4Linear`."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from samples import randn
+from torch import nn
+
+from jitquant.nn import NVFP4Linear, convert
+
+peft = pytest.importorskip("peft")
+from jitquant.integrations.peft import with_jitquant  # noqa: E402
+
+BF16 = torch.bfloat16
+
+
+def test_adapters_train(tmp_path: Path) -> None:
+    """The loss falls, in adapters of the first layer too, behind a quantized one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32)).to(BF16)
+    convert(model, "nvfp4")
+    before = copy.deepcopy(model)
+    config = with_jitquant(peft.LoraConfig(target_modules=["0", "2"], r=4))
+    tuned = peft.get_peft_model(model, config)
+    adapters = {n: p for n, p in tuned.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in adapters)
+    x, y = randn(64, 64), randn(64, 32, seed=1)
+    assert torch.equal(tuned(x), before(x))  # the second factor begins as zero
+    optimizer = torch.optim.AdamW(adapters.values(), lr=0.01)
+    losses = []
+    for _ in range(20):
+        loss = (tuned(x) - y).float().square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.8 * losses[0]
+    first = next(p for n, p in adapters.items() if "0.lora_B" in n)
+    assert first.count_nonzero() > 0
+    with pytest.raises(NotImplementedError, match="not merged into a weight in NVFP4"):
+        tuned.merge_and_unload()
+
+    tuned.save_pretrained(tmp_path)
+    again = with_jitquant(peft.PeftConfig.from_pretrained(tmp_path))
+    back = peft.PeftModel.from_pretrained(before, tmp_path, config=again)
+    assert isinstance(back.base_model.model[0].get_base_layer(), NVFP4Linear)
+    assert torch.equal(back.eval()(x), tuned.eval()(x))

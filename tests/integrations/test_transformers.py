@@ -1,0 +1,146 @@
+"""`jitquant.integrations.transformers` with the library itself, on models of random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nn.helpers import sqnr
+from safetensors.torch import load_file, save_file
+
+from jitquant.nn import (
+    Float8BlockwiseExperts,
+    Float8BlockwiseLinear,
+    NVFP4Experts,
+    NVFP4Linear,
+    convert,
+    quantize_checkpoint,
+    save_compressed_tensors,
+)
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+from jitquant.integrations.transformers import JitquantConfig, jitquant_layers  # noqa: E402
+
+BF16 = torch.bfloat16
+TOKENS = torch.arange(40).reshape(2, 20)
+Auto = transformers.AutoModelForCausalLM
+
+
+def model(kind: str = "Llama") -> Any:
+    torch.manual_seed(0)
+    more = {} if kind == "Llama" else {"num_local_experts": 3, "num_experts_per_tok": 3}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        **more,
+    )
+    return getattr(transformers, f"{kind}ForCausalLM")(config).to(BF16).eval()
+
+
+@pytest.fixture(params=["Llama", "Mixtral"])
+def folder(request: Any, tmp_path: Path) -> Path:
+    model(request.param).save_pretrained(tmp_path / "bf16")
+    return tmp_path / "bf16"
+
+
+def logits(of: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return of(TOKENS).logits
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "fp8_block"])
+def test_quantized_while_it_is_loaded(folder: Path, recipe: Any, tmp_path: Path) -> None:
+    plain = Auto.from_pretrained(folder, dtype=BF16).eval()
+    exact = logits(plain)
+    made = Auto.from_pretrained(folder, quantization_config=JitquantConfig(recipe), dtype=BF16)
+    convert(plain, recipe)
+    assert torch.equal(logits(made), logits(plain))
+    assert sqnr(logits(made), exact) > (20 if recipe == "fp8_block" else 10)
+    assert type(made.lm_head) is torch.nn.Linear
+    assert made.hf_quantizer.done.elements > 0.8 * made.hf_quantizer.done.model_elements
+
+    made.save_pretrained(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    with jitquant_layers():
+        back = Auto.from_pretrained(tmp_path / "saved", dtype=BF16)
+    assert {n: type(m) for n, m in back.named_modules()} == {
+        n: type(m) for n, m in made.named_modules()
+    }
+    assert sqnr(logits(back), logits(made)) > (50 if recipe == "nvfp4" else 25)
+    assert not any(t.is_meta for t in (*back.parameters(), *back.buffers()))
+    assert back.hf_quantizer.done.replaced == made.hf_quantizer.done.replaced
+
+    back.save_pretrained(tmp_path / "again")
+    one, other = (load_file(tmp_path / n / "model.safetensors") for n in ("saved", "again"))
+    assert one.keys() == other.keys()
+    if recipe == "nvfp4":
+        for name, tensor in one.items():
+            assert sqnr(other[name].float(), tensor.float()) > 100, name
+
+
+@pytest.mark.parametrize("format", ["nvfp4a16", "fp8_block", "modelopt"])
+def test_folders_of_quantize_checkpoint(folder: Path, format: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    if format == "modelopt":
+        quantize_checkpoint(folder, out, format="nvfp4", layout="modelopt", input_amax=64)
+    else:
+        quantize_checkpoint(folder, out, format=format)
+    with jitquant_layers():
+        made = Auto.from_pretrained(out, dtype=BF16)
+    plain = Auto.from_pretrained(folder, dtype=BF16).eval()
+    done = convert(plain, "fp8_block" if format == "fp8_block" else "nvfp4")
+    assert made.hf_quantizer.done.replaced == done.replaced
+    kinds = {type(m) for m in made.modules()}
+    fp8 = {Float8BlockwiseLinear, Float8BlockwiseExperts}
+    assert kinds & (fp8 if format == "fp8_block" else {NVFP4Linear, NVFP4Experts})
+    assert sqnr(logits(made), logits(plain)) > (25 if format == "fp8_block" else 50)
+
+
+def test_the_library_of_the_layout_reads_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    made = model()
+    convert(made, "nvfp4")
+    save_compressed_tensors(made, tmp_path)
+    with jitquant_layers():
+        pass
+    other = Auto.from_pretrained(tmp_path, dtype=BF16)
+    assert not any(isinstance(m, NVFP4Linear) for m in other.modules())
+    assert sqnr(logits(other), logits(made)) > 14
+
+
+def test_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="recipe is 'int3'"):
+        JitquantConfig("int3")
+    model().save_pretrained(tmp_path)
+    config = JitquantConfig("nvfp4", targets="mlp", ignore="down_proj")
+    made = Auto.from_pretrained(tmp_path, quantization_config=config, dtype=BF16)
+    converted = {n for n, m in made.named_modules() if isinstance(m, NVFP4Linear)}
+    assert converted == {f"model.layers.{i}.mlp.{n}_proj" for i in (0, 1) for n in ("gate", "up")}
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    made = model()
+    convert(made, "nvfp4")
+    save_compressed_tensors(made, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight_packed"
+    save_file({n: t for n, t in tensors.items() if n != name}, tmp_path / "model.safetensors")
+    with jitquant_layers(), pytest.raises((ValueError, KeyError), match="up_proj"):
+        Auto.from_pretrained(tmp_path, dtype=BF16)
+
+
+def test_it_generates_with_a_static_cache(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    made = Auto.from_pretrained(tmp_path, quantization_config=JitquantConfig(), dtype=BF16)
+    how = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    static = made.generate(TOKENS[:, :4], cache_implementation="static", **how)
+    assert torch.equal(static, made.generate(TOKENS[:, :4], **how))
