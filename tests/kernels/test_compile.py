@@ -130,6 +130,29 @@ def test_no_torch_header_in_device_code(source: str) -> None:
         assert not re.search(r'#include\s*[<"](torch|ATen|c10|pybind11)/', path.read_text()), path
 
 
+def _arguments(schema: torch.FunctionSchema) -> tuple[list[object], dict[str, object]]:
+    """Arguments of each kind as torch boxes them, with tensors that are not on a GPU."""
+    values = {
+        "ScalarType": torch.float8_e4m3fn,
+        "str": "te",
+        "int": 16,
+        "float": 1.0,
+        "bool": False,
+    }
+    positional: list[object] = []
+    named: dict[str, object] = {}
+    for argument in schema.arguments:
+        kind = str(argument.real_type)
+        value = torch.ones(16, 16) if kind == "Tensor" else values.get(kind)
+        if argument.has_default_value():
+            value = argument.default_value
+        if argument.kwarg_only:
+            named[argument.name] = value
+        else:
+            positional.append(value)
+    return positional, named
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_the_loader_builds_and_loads(name: str, cache: Path, compiled: Callable[[], None]) -> None:
     compiled()
@@ -143,6 +166,10 @@ def test_the_loader_builds_and_loads(name: str, cache: Path, compiled: Callable[
         for for_dispatcher in (True, False):
             direct = getattr(module, f"direct_{function}")
             assert direct(for_dispatcher, *arguments) is NotImplemented
+        for op in (getattr(module, function).default, getattr(module, function).out):
+            positional, named = _arguments(op._schema)
+            with pytest.raises(RuntimeError, match="must"):
+                op._op_dk(torch._C.DispatchKey.CUDA, *positional, **named)
     # Kernels are listed for residency by their library and by no other.
     library = ctypes.CDLL(str(module.path))
     assert library.jitquant_make_resident() != 0  # there is no device: the call says so
