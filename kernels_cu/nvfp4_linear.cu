@@ -18,11 +18,8 @@
 // pairs of segments by the tensor core (16 rows: segment by segment), pairs of a span (at most 4096
 // of k), spans. So a row's result does not depend on how many rows there are beside it, within a
 // way.
-#include "jitquant/nvfp4_product.cuh"
-
-#if defined(__CUDACC__)
 #include "jitquant/nvfp4_linear_tiles.cuh"
-#endif
+#include "jitquant/nvfp4_product.cuh"
 
 namespace jitquant {
 
@@ -389,11 +386,9 @@ cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to
                        (LinearInput<Input>::kCodes || apart(x.data, x.stride * 2));
   constexpr int kMost = 16;
   const int64_t rows = x.rows;
-#if defined(__CUDACC__)
   if constexpr (!LinearInput<Input>::kCodes) {
     if (rows > kMost && takes_tiles<Input>(w, x)) return launch_as_tiles<Input>(w, x, to, stream);
   }
-#endif
   const int64_t row_bytes = LinearInput<Input>::kCodes ? (x.cols + 15) / 16 * 8 : x.stride * 2;
   const int64_t out_bytes = to.cols * (to.dtype == DType::kFloat32 ? 4 : 2);
   for (int64_t first = 0; first < rows; first += kMost) {

@@ -37,8 +37,17 @@ def linear_samples() -> dict[str, list[Sample]]:
         (12, 40, 272, {"residual": True}),
         (18, 20, 256, {"bias": True}),
         (0, 16, 32, {}),
+        # In tiles, of each shape (nvfp4_linear_tiles.cuh), on a device with two multiprocessors.
+        (40, 70, 576, {}),
+        (60, 500, 256, {"residual": True}),
+        (100, 64, 192, {"bias": True}),
+        (100, 130, 320, {}),
+        (250, 130, 192, {"bias": True, "residual": True}),
+        (300, 140, 448, {}),
     ):
         for dtype in (torch.bfloat16, torch.float16, None):
+            if dtype is None and rows > 18:
+                continue  # codes of x take 16 rows at a time
 
             def make(
                 device: torch.device | str,
@@ -61,11 +70,16 @@ def linear_samples() -> dict[str, list[Sample]]:
                 return (codes, *w, scales, gsa), keywords
 
             name = "codes" if dtype is None else str(dtype).removeprefix("torch.")
-            add(f"{rows}x{n}x{cols}-{name}", make)
+            tiles = "tiles-" if rows > 18 else ""
+            add(f"{tiles}{rows}x{n}x{cols}-{name}", make)
 
     def row_stride(device: torch.device | str) -> Arguments:
         x = randn(3, 2, 290).to(device)[..., :270]
         return (x, *_weight(18, 272, device)), {"dtype": torch.float32}
+
+    def many_small_integers(device: torch.device | str) -> Arguments:
+        (x, *w), _ = small_integers("cpu")
+        return (x.repeat(9, 1).to(device), *(t.to(device) for t in w)), {}
 
     def small_integers(device: torch.device | str) -> Arguments:
         # Sums of few integers are exact in every order, so all bits agree.
@@ -86,5 +100,6 @@ def linear_samples() -> dict[str, list[Sample]]:
 
     add("row_stride", row_stride)
     add("small_integers", small_integers, exact=True)
+    add("many_small_integers", many_small_integers, exact=True)
     add("all_bytes_of_scales", all_scales, exact=True)
     return {"nvfp4_linear": samples}

@@ -195,6 +195,19 @@ def test_every_way(machine: Machine, checked: set[str], family: str) -> None:
     checked.add(family)
 
 
+HOPPER = 1
+"""A device of compute capability 9.0 with two multiprocessors, as a cluster of two blocks takes."""
+
+
+def test_products_in_tiles(machine: Machine, checked: set[str]) -> None:
+    for sample in (s for s in SAMPLES["nvfp4_linear"] if s.label.startswith("tiles-")):
+        _check(machine, sample, [(HOPPER, False), (HOPPER, True)])
+    tiles = {name: ran for name, ran in machine.kernels().items() if "nvfp4_linear_tiles" in name}
+    assert len(tiles) == 10
+    assert all(tiles.values()), tiles
+    checked.add("tiles")
+
+
 def test_numbers_and_buffers_that_the_plans_refuse(machine: Machine) -> None:
     x, e4m3 = randn(4, 32), torch.float8_e4m3fn
 
@@ -369,6 +382,6 @@ def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None
 
 
 def test_every_kernel_has_run(machine: Machine, checked: set[str]) -> None:
-    if not checked >= {*OPS, *FAMILIES, "functions"}:
+    if not checked >= {*OPS, *FAMILIES, "functions", "tiles"}:
         pytest.skip("tells something only after all other tests of this file")
     assert [name for name, launched in machine.kernels().items() if not launched] == []

@@ -12,6 +12,7 @@
 // and they are added in a fixed order. So a row's result does not depend on the rows beside it.
 #pragma once
 
+#include "jitquant/cluster.cuh"
 #include "jitquant/nvfp4_product.cuh"
 #include "jitquant/wgmma.cuh"
 
@@ -49,7 +50,7 @@ struct TilesPlan {
   int tiles_of_x, pairs_of_weights;
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(JITQUANT_HAS_WARPGROUPS)
 
 // Where TMA puts a piece of 16 bytes of a row of codes, 32, 64 or 128 bytes.
 template <class Shape>
@@ -83,13 +84,6 @@ struct TileWalk {
     return index < plan.tiles_of_x * plan.pairs_of_weights;
   }
 };
-
-// Four scales from global memory. Volatile, as the compiler would load them where they are used.
-__device__ __forceinline__ uint32_t load_scales(const uint8_t* from) {
-  uint32_t word;
-  asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(word) : "l"(from));
-  return word;
-}
 
 // Two steps of 16 of k: words[h] are 32 codes of row g + 8 h of A, of which this lane takes columns
 // 2t, 2t + 1, 2t + 8 and 2t + 9 of both halves; scales[h] are the two of that row.
@@ -179,11 +173,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                               const __grid_constant__ TensorMap x_map,
                               const __grid_constant__ LinearEpilogue to,
                               const __grid_constant__ TilesPlan plan) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(JITQUANT_HAS_WARPGROUPS)
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
-  const uint32_t ring_at = static_cast<uint32_t>(__cvta_generic_to_shared(tiles));
-  const uint32_t full = static_cast<uint32_t>(__cvta_generic_to_shared(barriers));
+  const uint32_t ring_at = shared_address(tiles);
+  const uint32_t full = shared_address(barriers);
   const uint32_t empty = full + 8 * Shape::kStages;
   const int rank = blockIdx.x & 1, group = threadIdx.x >> 7;
   if (threadIdx.x == 0) {
@@ -193,8 +187,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
     publish_barriers();
   }
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
+  wait_for_previous();
   let_next_begin();
 
   const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
@@ -207,32 +202,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       prefetch_map(&codes);
       prefetch_map(&x_map);
       constexpr int kHalf = Shape::kRows / 2;
-      const auto copy_codes = [&](int s) {
-        wait_for(empty + 8 * ring.stage, ring.parity ^ 1);
-        expect_bytes(full + 8 * ring.stage, Shape::kStage);
-        const uint32_t to = ring_at + ring.stage * Shape::kStage + Shape::kX;
-        copy_own_tile(to, &codes, s * (Shape::kDepth / 2), (walk.pair * 2 + rank) * Shape::kWeights,
-                      full + 8 * ring.stage);
-      };
-      const auto copy_x = [&](int s) {
-        const uint32_t to = ring_at + ring.stage * Shape::kStage + rank * kHalf * 128;
-#pragma unroll
-        for (int h = 0; h < Shape::kDepth / 64; ++h) {
-          copy_tile(to + h * Shape::kRows * 128, &x_map, s * Shape::kDepth + h * 64,
-                    walk.x_tile * Shape::kRows + rank * kHalf, full + 8 * ring.stage, 3);
-        }
-      };
-      // No kernel before this one writes a weight.
-      int ahead = 0;
-      walk.at(first);
-      for (; ahead < Shape::kStages && ahead < stages_of_k; ++ahead, ring.next()) copy_codes(ahead);
-      wait_for_previous();
-      ring = {};
       for (int i = first; walk.at(i); i += step) {
 #pragma unroll 1
         for (int s = 0; s < stages_of_k; ++s, ring.next()) {
-          if (i != first || s >= ahead) copy_codes(s);
-          copy_x(s);
+          const uint32_t stage = ring_at + ring.stage * Shape::kStage;
+          wait_for(empty + 8 * ring.stage, ring.parity ^ 1);
+          expect_bytes(full + 8 * ring.stage, Shape::kStage);
+          copy_own_tile(stage + Shape::kX, &codes, s * (Shape::kDepth / 2),
+                        (walk.pair * 2 + rank) * Shape::kWeights, full + 8 * ring.stage);
+#pragma unroll
+          for (int h = 0; h < Shape::kDepth / 64; ++h) {
+            copy_tile(stage + h * Shape::kRows * 128 + rank * kHalf * 128, &x_map,
+                      s * Shape::kDepth + h * 64, walk.x_tile * Shape::kRows + rank * kHalf,
+                      full + 8 * ring.stage, 3);
+          }
         }
       }
     }
@@ -267,8 +250,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
             next_scales[h][q] = 0;
             if (first_row + h < w.rows &&
                 s * Shape::kDepth + along * kPairs * 32 + q * 64 < w.cols) {
-              next_scales[h][q] = load_scales(scales_from + h * static_cast<int64_t>(w.cols / 16) +
-                                              s * (Shape::kDepth / 16) + q * 4);
+              next_scales[h][q] = load_early(scales_from + h * static_cast<int64_t>(w.cols / 16) +
+                                             s * (Shape::kDepth / 16) + q * 4);
             }
           }
         }
@@ -282,9 +265,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         const auto fetch = [&](int p) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            load_16(codes_at[h] + stage +
-                        swizzled_piece<Shape>(weight_row + h, along * kPairs + p) * 16,
-                    words[p & 1][h]);
+            load_shared_16(codes_at[h] + stage +
+                               swizzled_piece<Shape>(weight_row + h, along * kPairs + p) * 16,
+                           words[p & 1][h]);
           }
         };
 #pragma unroll
@@ -327,20 +310,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
       if constexpr (Shape::kAlong > 1) {
         float* const parts = reinterpret_cast<float*>(tiles + Shape::kStages * Shape::kStage);
-        const auto meet = [] {
-          asm volatile("bar.sync 1, %0;" ::"n"(128 * Shape::kGroups) : "memory");
-        };
         const int thread = threadIdx.x & 127;
 #pragma unroll
         for (int apart = 1; apart < Shape::kAlong; apart *= 2) {
           // A buffer for each pair of warpgroups that meet.
           float* const at = parts + (own / (2 * apart)) * Shape::kSums * 128 + thread;
-          meet();
+          meet<128 * Shape::kGroups>();
           if (along % (2 * apart) == apart) {
 #pragma unroll
             for (int j = 0; j < Shape::kSums; ++j) at[j * 128] = d[j];
           }
-          meet();
+          meet<128 * Shape::kGroups>();
           if (along % (2 * apart) == 0) {
 #pragma unroll
             for (int j = 0; j < Shape::kSums; ++j) d[j] = add_rn(d[j], at[j * 128]);
@@ -348,7 +328,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         }
       }
       if (along == 0) {
-        wait_for_previous();
         const int row0 = walk.x_tile * Shape::kRows;
         const int64_t n = (walk.pair * 2 + rank) * Shape::kWeights + weight_row;
         const float gsa = mul_rn(w.gsa[0], power_of_two(-ScaledCodes<T>::kExponent));
@@ -369,8 +348,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
   // The other block may still arrive at this one's barriers.
   __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 #endif
 }
 
@@ -456,7 +435,8 @@ using Many = TileShape<256, 2, 1, 128, 3>;
 template <class T>
 bool has_tiles() {
   static std::atomic<int> known{0};  // 1: no, 2: yes
-  if (device_traits().major != 9) return false;
+  const DeviceTraits device = device_traits();
+  if (device.major != 9 || device.sms < 2) return false;
   if (known.load(std::memory_order_relaxed) == 0) {
     cudaFuncAttributes attributes;
     const bool there =

@@ -6,12 +6,32 @@
 
 #include "jitquant/memory.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
-#define JITQUANT_HAS_WARPGROUPS 1
-#endif
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define JITQUANT_HAS_WARPGROUPS 1
+
 namespace jitquant {
+
+// Addresses of shared memory are numbers of 32 bits.
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ __forceinline__ void load_shared_16(uint32_t from, uint32_t (&words)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(from)
+               : "memory");
+}
+// Volatile, as the compiler would load it where it is used.
+__device__ __forceinline__ uint32_t load_early(const uint8_t* from) {
+  uint32_t word;
+  asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(word) : "l"(from));
+  return word;
+}
+// A barrier of so many threads of the block.
+template <int kThreads>
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
 
 // ---- barriers ----------------------------------------------------------------------------------
 
@@ -206,14 +226,6 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[kSums], uint32_t a0, u
       JITQUANT_WGMMA_256("f16.f16");
     }
   }
-}
-
-// Of a matrix of 8 by 8 halves, of which a lane has two neighbours of row lane / 4, two neighbours
-// of column lane / 4.
-__device__ __forceinline__ uint32_t transpose_pairs(uint32_t pair) {
-  uint32_t turned;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
-  return turned;
 }
 
 }  // namespace jitquant

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cuda.h"
 #include "machine.h"
 
 // ---- the language ------------------------------------------------------------------------------
@@ -246,6 +247,16 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel ke
   emulation::know(reinterpret_cast<const void*>(kernel));
   const emulation::Device& device = emulation::device_of(emulation::cuda_device());
   *blocks = emulation::resident(device, threads, emulation::kStaticShared + shared);
+  return cudaSuccess;
+}
+
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
+enum cudaDriverEntryPointFlags { cudaEnableDefault };
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
+                                                    cudaDriverEntryPointFlags,
+                                                    cudaDriverEntryPointQueryResult* result) {
+  *function = reinterpret_cast<void*>(&cuTensorMapEncodeTiled);
+  *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
 

@@ -10,8 +10,10 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 emulation::Index threadIdx, blockIdx, blockDim, gridDim;
@@ -89,9 +91,13 @@ struct Fiber {
   uint64_t exchanged[32];  // by its warp, the last time
   std::vector<Copy> copies;
   size_t groups;  // of copies, so far
+  const std::function<bool()>* ready;
+  std::deque<std::pair<size_t, std::function<void()>>> work;
+  size_t work_groups;
 
   bool can_run() const {
-    return !done && (waits_for == nullptr || waits_for->generation != generation);
+    return !done && (waits_for == nullptr || waits_for->generation != generation) &&
+           (ready == nullptr || (*ready)());
   }
 };
 
@@ -112,7 +118,7 @@ struct ThreadBlock {
   Index index;
   Fiber* fibers;
   std::vector<Warp> warps;
-  Barrier barrier;
+  Barrier barrier, named;
   int any[2];
   unsigned ended;
   std::unique_ptr<char[]> memory;  // while another block of its gang has the place
@@ -124,6 +130,9 @@ ThreadBlock* block;
 std::vector<Fiber> fibers;
 std::vector<ThreadBlock> gang;  // the blocks that are at work at once
 Barrier gang_barrier;
+std::deque<std::function<void()>> gang_work;
+uint64_t rounds;  // in which all blocks of the gang have run
+bool gave_way;    // whether a thread did in this round
 unsigned threads, gang_threads;
 SharedMemory shared;
 std::function<void()> body;
@@ -184,7 +193,9 @@ void prepare(Fiber& f, Index thread) {
   f.begun = f.done = f.arrived = f.waited = false;
   f.waits_for = nullptr;
   f.copies.clear();
-  f.groups = 0;
+  f.work.clear();
+  f.groups = f.work_groups = 0;
+  f.ready = nullptr;
   f.thread = thread;
   getcontext(&f.start);
   f.start.uc_stack.ss_sp = f.stack;
@@ -226,6 +237,7 @@ bool run_block(ThreadBlock& next) {
 
 void run_gang(unsigned first, unsigned count) {
   gang_barrier = Barrier();
+  gang_work.clear();
   block = nullptr;
   gang.clear();
   gang.resize(count);
@@ -249,6 +261,13 @@ void run_gang(unsigned first, unsigned count) {
     ran = false;
     for (unsigned b = 0; b < count && !stopped; ++b) {
       if (run_block(gang[descending ? count - 1 - b : b])) ran = true;
+    }
+    ++rounds;
+    if (std::exchange(gave_way, false)) ran = true;
+    if (!ran && !stopped && !gang_work.empty()) {
+      gang_work.front()();
+      gang_work.pop_front();
+      ran = true;
     }
   }
   for (const ThreadBlock& t : gang) {
@@ -363,6 +382,54 @@ unsigned lane() {
 
 void wait_for_previous() {
   fiber->waited = true;
+}
+
+void wait_until(const std::function<bool()>& ready) {
+  while (!ready()) {
+    fiber->ready = &ready;
+    leave();
+    fiber->ready = nullptr;
+  }
+}
+
+void give_way() {
+  gave_way = true;
+  wait_until([now = rounds] { return rounds > now; });
+}
+
+void named_barrier(unsigned count) {
+  const unsigned generation = block->named.generation;
+  if (!block->named.arrive(count)) wait_for(block->named, generation);
+}
+
+void work_later(std::function<void()> work) {
+  if (descending) {
+    work();
+  } else {
+    gang_work.push_back(std::move(work));
+  }
+}
+void own_work_later(std::function<void()> work) {
+  if (descending) {
+    fiber->work.emplace_back(fiber->work_groups, std::move(work));
+  } else {
+    work();
+  }
+}
+void end_own_group() {
+  ++fiber->work_groups;
+}
+void finish_own_work(size_t but) {
+  auto& work = fiber->work;
+  while (!work.empty() && work.front().first + but < fiber->work_groups) {
+    work.front().second();
+    work.pop_front();
+  }
+}
+
+void fail_kernel(const char* what) {
+  fail("%s", what);
+  stop();
 }
 
 void copy_later(void* to, const void* from, size_t bytes, size_t zeros) {

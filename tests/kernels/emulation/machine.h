@@ -81,6 +81,21 @@ char* shared_pointer(uint32_t address);
 unsigned lane();
 // That all threads of a launch that overlaps with the one before have to do.
 void wait_for_previous();
+// A thread waits until something is so, which others bring about.
+void wait_until(const std::function<bool()>& ready);
+// Lets all others run first.
+void give_way();
+// Of so many threads of the block.
+void named_barrier(unsigned count);
+// Work of the block's, such as a tensor copy: done when no thread can run, or, descending, at once.
+void work_later(std::function<void()> work);
+// Work of a thread's, in groups: done when it waits for all but the last few, or, ascending, at
+// once, so that of two kinds of work either may come before the other.
+void own_work_later(std::function<void()> work);
+void end_own_group();
+void finish_own_work(size_t but);
+// The kernel did what is undefined.
+void fail_kernel(const char* what);
 // An asynchronous copy comes at the last moment, when its thread waits for it, or, descending, at
 // once. A thread waits for all groups it has ended but the last few.
 void copy_later(void* to, const void* from, size_t bytes, size_t zeros);

@@ -1,0 +1,165 @@
+// What kernels_cu/include/jitquant/wgmma.cuh has of compute capability 9.0, in plain C++: found
+// before it. Copies come as late as they may and products at once, or, descending, the other way
+// round (machine.h).
+#pragma once
+
+#include <array>
+
+#include "jitquant/memory.cuh"
+
+#define JITQUANT_HAS_WARPGROUPS 1
+
+namespace jitquant {
+
+inline uint32_t shared_address(const void* p) {
+  return emulation::shared_address(p);
+}
+inline void load_shared_16(uint32_t from, uint32_t (&words)[4]) {
+  if (from % 16 != 0) emulation::fail_kernel("16 bytes of shared memory are not aligned");
+  std::memcpy(words, emulation::shared_pointer(from), sizeof words);
+}
+inline uint32_t load_early(const uint8_t* from) {
+  return *reinterpret_cast<const uint32_t*>(from);
+}
+template <int kThreads>
+void meet() {
+  emulation::named_barrier(kThreads);
+}
+
+// ---- barriers ----------------------------------------------------------------------------------
+
+struct EmulatedBarrier {
+  int32_t bytes;  // still to come
+  int16_t pending;
+  uint16_t expected : 15;
+  uint16_t phase : 1;
+
+  void check() {
+    if (pending < 0) emulation::fail_kernel("more threads arrive at a barrier than it expects");
+    if (pending == 0 && bytes == 0) phase ^= 1, pending = static_cast<int16_t>(expected);
+  }
+};
+static_assert(sizeof(EmulatedBarrier) == 8, "as many bytes as an mbarrier");
+
+inline EmulatedBarrier& barrier_at(uint32_t barrier) {
+  return *reinterpret_cast<EmulatedBarrier*>(emulation::shared_pointer(barrier));
+}
+inline EmulatedBarrier& barrier_in(uint32_t barrier, uint32_t rank) {
+  return *reinterpret_cast<EmulatedBarrier*>(
+      emulation::in_block(emulation::shared_pointer(barrier), rank));
+}
+inline void init_barrier(uint32_t barrier, int arrivals) {
+  EmulatedBarrier& b = barrier_at(barrier);
+  b.bytes = 0, b.pending = static_cast<int16_t>(arrivals), b.expected = arrivals & 0x7fff,
+  b.phase = 0;
+}
+inline void publish_barriers() {}
+inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  EmulatedBarrier& b = barrier_at(barrier);
+  b.bytes += static_cast<int32_t>(bytes), --b.pending;
+  b.check();
+}
+inline void arrive(uint32_t barrier) {
+  --barrier_at(barrier).pending;
+  barrier_at(barrier).check();
+}
+inline void arrive_at(uint32_t barrier, uint32_t rank) {
+  EmulatedBarrier& b = barrier_in(barrier, rank);
+  --b.pending;
+  b.check();
+  emulation::give_way();  // what it allows others may come at once
+}
+inline void wait_for(uint32_t barrier, uint32_t parity) {
+  emulation::wait_until([=] { return barrier_at(barrier).phase != parity; });
+}
+
+// ---- tensor copies -----------------------------------------------------------------------------
+
+inline void copy_box(uint32_t to, const void* map, int column, int row, uint32_t barrier,
+                     uint32_t blocks) {
+  const CUtensorMap m = *static_cast<const CUtensorMap*>(map);
+  if (to % 1024 != 0) emulation::fail_kernel("a swizzled tile does not begin at 1024 bytes");
+  emulation::work_later([=] {
+    const auto width = static_cast<uint32_t>(m.box[0] * m.element);
+    for (uint32_t rank = 0; rank < 32; ++rank) {
+      if ((blocks >> rank & 1) == 0) continue;
+      for (uint32_t at = 0; at < width * m.box[1]; ++at) {
+        const uint64_t x = column + at % width / m.element, y = row + at / width;
+        const bool there = x < m.sizes[0] && y < m.sizes[1];
+        const uint32_t plain = to + at, mask = width / 16 - 1;
+        const uint32_t swizzled = plain ^ ((plain >> 7 & mask) << 4);
+        *emulation::in_block(emulation::shared_pointer(swizzled), rank) =
+            there ? m.data[y * m.stride + x * m.element + at % m.element] : '\0';
+      }
+      EmulatedBarrier& b = barrier_in(barrier, rank);
+      b.bytes -= static_cast<int32_t>(width * m.box[1]);
+      b.check();
+    }
+  });
+}
+inline void copy_tile(uint32_t to, const void* map, int column, int row, uint32_t barrier,
+                      uint16_t blocks) {
+  copy_box(to, map, column, row, barrier, blocks);
+}
+inline void copy_own_tile(uint32_t to, const void* map, int column, int row, uint32_t barrier) {
+  copy_box(to, map, column, row, barrier, 1u << (blockIdx.x % 2));
+}
+inline void prefetch_map(const void*) {}
+
+template <int kRegisters>
+void take_registers() {}
+template <int kRegisters>
+void give_registers() {}
+
+// ---- products ----------------------------------------------------------------------------------
+
+inline void begin_products() {}
+inline void end_products() {
+  emulation::end_own_group();
+}
+template <int kBut>
+void wait_for_products() {
+  emulation::finish_own_work(kBut);
+}
+inline uint64_t tile_descriptor(uint32_t shared) {
+  return shared >> 4;
+}
+
+template <class T, int kSums>
+void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                    uint64_t b, int add) {
+  const auto pair = [](uint32_t low, uint32_t high) {
+    return static_cast<uint64_t>(high) << 32 | low;
+  };
+  const auto half = [](uint64_t words, int i) {
+    return static_cast<double>(to_float(T{static_cast<uint16_t>(words >> (16 * i))}));
+  };
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  std::array<double, 16> rows[2];
+  for (int from = 0; from < 4; ++from) {
+    const uint64_t low = __shfl_sync(~0u, pair(a0, a2), 4 * g + from);
+    const uint64_t high = __shfl_sync(~0u, pair(a1, a3), 4 * g + from);
+    for (int i = 0; i < 4; ++i) {
+      const int k = 2 * from + i % 2 + i / 2 * 8;
+      rows[0][k] = half(low, i), rows[1][k] = half(high, i);
+    }
+  }
+  float* const sums = d;
+  emulation::own_work_later([=] {
+    for (int j = 0; j < kSums / 4; ++j) {
+      for (int i = 0; i < 4; ++i) {
+        const int column = 8 * j + 2 * t + i % 2;
+        double sum = add ? sums[4 * j + i] : 0.0;
+        for (int k = 0; k < 16; ++k) {
+          const uint32_t plain = static_cast<uint32_t>(b << 4) + column * 128 + k * 2;
+          uint16_t bits;
+          std::memcpy(&bits, emulation::shared_pointer(plain ^ ((plain >> 7 & 7) << 4)), 2);
+          sum += rows[i / 2][k] * static_cast<double>(to_float(T{bits}));
+        }
+        sums[4 * j + i] = static_cast<float>(sum);
+      }
+    }
+  });
+}
+
+}  // namespace jitquant
