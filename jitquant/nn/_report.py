@@ -42,6 +42,7 @@ FORMATS: dict[str, tuple[Quantizer, Quantizer]] = {
 
 _OPERANDS = ("output", "activation", "weight")
 _CHUNK = 1 << 26  # elements of a product that are looked at together
+_SHOWN = 8  # parameters that are named
 _COLORS = ("#c44e52", "#4c72b0", "#55a868", "#8172b3")
 _MARKERS = "osD^"
 
@@ -77,11 +78,18 @@ class ModelReport:
         formats: in the order that they were asked for.
         layers: in the order of their first calls.
         skipped: names of linears that were not measured, and why.
+        elements: of the weights that were measured.
+        model_elements: of all parameters of the model.
+        left: elements of each parameter that was not measured, by name: of linears that were
+            skipped, and of what is in no linear, such as experts of three dimensions.
     """
 
     formats: tuple[str, ...]
     layers: list[LayerReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    elements: int = 0
+    model_elements: int = 0
+    left: dict[str, int] = field(default_factory=dict)
 
     def mean(self, format: str, of: Operand = "output") -> float:
         """Mean over the layers with noise in them, in dB; NaN where there is none."""
@@ -131,7 +139,17 @@ class ModelReport:
         console = Console(file=io.StringIO(), record=True, width=100, force_jupyter=False)
         console.print(self.table())
         lines = [line.rstrip() for line in console.export_text().splitlines()]
+        share = self.elements / max(1, self.model_elements)
+        lines.append(
+            f"  {self.elements:,} of {self.model_elements:,} parameters measured ({share:.1%})"
+        )
         lines += [f"  not measured: {name}: {why}" for name, why in self.skipped.items()]
+        largest = sorted(self.left.items(), key=lambda item: -item[1])
+        lines += [
+            f"  not measured: {name}: {size:,} parameters in no linear"
+            for name, size in largest[:_SHOWN]
+            if name.rpartition(".")[0] not in self.skipped
+        ]
         return "\n".join(lines)
 
     def picture(self, path: str | os.PathLike[str], of: Operand = "output") -> None:
@@ -349,6 +367,11 @@ def report(
             result.layers.append(measured[name].result(name))
         else:
             result.skipped[name] = measured[name].why
+    parameters = dict(model.named_parameters())
+    seen = {id(measured[layer.name].linear.weight) for layer in result.layers}
+    result.left = {name: p.numel() for name, p in parameters.items() if id(p) not in seen}
+    result.model_elements = sum(p.numel() for p in parameters.values())
+    result.elements = result.model_elements - sum(result.left.values())
     return result
 
 

@@ -242,3 +242,24 @@ def test_errors(model: Gated) -> None:
         found.mean("nvfp4")
     with pytest.raises(ValueError, match="of is 'bias'"):
         found.table("bias")
+
+
+def test_what_is_counted() -> None:
+    """Also what no linear has, such as experts of three dimensions."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.lm_head = nn.Linear(32, 16), nn.Linear(16, 8, bias=False)
+            self.experts = nn.Parameter(torch.zeros(4, 16, 32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.lm_head(self.inner(x))
+            return y
+
+    found = report(Model(), torch.randn(4, 32), filter=lambda name, _: name == "inner")
+    assert found.elements == 32 * 16
+    assert found.left == {"experts": 4 * 16 * 32, "inner.bias": 16, "lm_head.weight": 16 * 8}
+    assert found.model_elements == found.elements + sum(found.left.values())
+    assert "512 of 2,704 parameters measured (18.9%)" in str(found)
+    assert "not measured: experts: 2,048 parameters in no linear" in str(found)
