@@ -20,11 +20,13 @@ from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._grouped import grouped_linear
 from jitquant.nn._weights import WeightCache
 from jitquant.nn.float8 import multiply
+from jitquant.ops.experts import nvfp4_grouped_linear
 from jitquant.ops.nvfp4 import quantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 _PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
 _TILE = 128
+_DECODED = 2048  # rows that `jitquant.nvfp4_grouped_linear` takes in one launch
 
 
 class Projection(NamedTuple):
@@ -139,7 +141,10 @@ class Experts(nn.Module):
 
 class NVFP4Experts(Experts, QuantizedModule):
     """Experts for inference whose weights are stored in NVFP4, with one gsa for each expert's gate
-    and up, and one for its down; products by `jitquant.nn.grouped_linear`.
+    and up, and one for its down.
+
+    Up to 2048 rows are multiplied by `jitquant.nvfp4_grouped_linear`, which reads the weights of
+    experts that have rows, as they are stored; more by `jitquant.nn.grouped_linear`.
 
     The weights have no gradient, the tokens have: that of the dequantized weights.
 
@@ -159,8 +164,7 @@ class NVFP4Experts(Experts, QuantizedModule):
 
         Args:
             original: whose `refusal` is None. It keeps its parameters.
-            weight_only: whether the tokens are multiplied as they are, expert by expert: the CPU
-                reads how many rows each has.
+            weight_only: whether the tokens are multiplied as they are, in bfloat16 or float16.
 
         Raises:
             ValueError: `refusal` has a reason.
@@ -229,14 +233,13 @@ class NVFP4Experts(Experts, QuantizedModule):
         if x.shape[0] == 0:
             rows = self.get_buffer(f"{name}_packed").shape[1]
             return x.new_empty((0, rows))
+        weight = self.weight(name)
         if self.weight_only:
-            weight = self.weight(name).dequantize(x.dtype)
-            y = x.new_zeros((x.shape[0], weight.shape[1]))
-            for expert, of_expert in _rows_of_experts(ends):
-                y[of_expert] = x[of_expert] @ weight[expert].t()
-            return y
+            return nvfp4_grouped_linear(x.detach().contiguous(), weight, ends, dtype=x.dtype)
         q = quantize_nvfp4(x.detach().contiguous())
-        return grouped_linear(q, self.weight(name), ends, dtype=x.dtype)
+        # Past some rows an expert decodes its weight too often: then all are dequantized once.
+        multiply_rows = nvfp4_grouped_linear if x.shape[0] <= _DECODED else grouped_linear
+        return multiply_rows(q, weight, ends, dtype=x.dtype)
 
 
 class _Straight(torch.autograd.Function):

@@ -110,6 +110,14 @@ def test_nvfp4_has_the_values_of_its_weights(kind: str) -> None:
     assert made.get_buffer("down_proj_gsa").dtype == torch.float32
 
 
+def test_many_rows_have_the_products_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = mixture("Mixtral").model.layers[0].mlp.experts
+    made = NVFP4Experts(original)
+    few = made(*routed(original))
+    monkeypatch.setattr("jitquant.nn.experts._DECODED", 0)
+    assert sqnr(made(*routed(original)), few) > 30  # grouped_linear rounds once more
+
+
 def test_the_tokens_have_a_gradient() -> None:
     original = mixture("Mixtral").model.layers[0].mlp.experts
     x, index, weights = routed(original)
