@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 from pathlib import Path
@@ -13,8 +15,12 @@ import jitquant
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-RUNNABLE = ("README.md", "docs/coming-from.md", "docs/layers.md")
-LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+RUNNABLE = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("quick-start", "concepts", "how-to", "example")),
+    *(f"docs/{name}.md" for name in ("coming-from", "layers")),
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 REPLACED = (
     "quantize_to_nvfp4",
     "quantize_activation_nvfp4",
@@ -60,14 +66,18 @@ def test_the_readme_begins_with_the_two_commands() -> None:
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_python_blocks_run(name: str) -> None:
+    """A block of text right after one of Python is what that prints."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", text, re.S)
     assert blocks
     torch.manual_seed(0)
     scope: dict[str, object] = {}
-    for block in blocks:
+    for block, shown in blocks:
         line = text[: text.index(block)].count("\n")
-        exec(compile("\n" * line + block, name, "exec"), scope)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * line + block, name, "exec"), scope)
+        assert not shown or printed.getvalue() == shown
 
 
 def test_coming_from_names_what_is_replaced_and_what_exists() -> None:

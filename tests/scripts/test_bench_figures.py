@@ -1,11 +1,12 @@
-"""The tables of the docs that are made of results, and the goals in them."""
+"""The tables and the picture that are made from results/, and the goals in them."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from harness.bench import figures, goals
+from harness.bench import figures, goals, overview
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,6 +18,19 @@ def test_the_tables_are_those_of_the_results() -> None:
         assert any(f"<!-- figures: {name} -->\n\n| " in document for document in documents)
     for document in documents:
         assert figures.updated(document, ROOT / "results") == document
+
+
+def test_the_picture_shows_the_results(tmp_path: Path) -> None:
+    """After a new measurement: ``./scripts/bench figures``."""
+    pytest.importorskip("matplotlib")
+    overview.draw(ROOT / "results", tmp_path / "overview.svg")
+    drawn, committed = (
+        re.findall(r"<text[^>]*>([^<]*)<", path.read_text(encoding="utf-8"))
+        for path in (tmp_path / "overview.svg", ROOT / "results" / "overview.svg")
+    )
+    assert {bar.label for bar in overview.bars(ROOT / "results")} < set(drawn)
+    assert sum(text.endswith("%") for text in drawn) == len(overview.SHOWN)
+    assert drawn == committed
 
 
 def test_only_what_is_marked_is_made_anew(tmp_path: Path) -> None:

@@ -476,8 +476,9 @@ def figures(
         "docs"
     ),
 ) -> None:
-    """Make the tables of the docs anew, of the files in results/; needs no GPU."""
+    """Regenerate the tables of the docs and the README's picture from results/; needs no GPU."""
     from harness.bench import figures as bench
+    from harness.bench import overview
 
     for name in bench.DOCUMENTS:
         document = documents / name
@@ -485,6 +486,8 @@ def figures(
             bench.updated(document.read_text(encoding="utf-8"), results), encoding="utf-8"
         )
         console.print(f"wrote {document}", highlight=False, soft_wrap=True)
+    overview.draw(results, results / "overview.svg")
+    console.print(f"wrote {results / 'overview.svg'}", highlight=False, soft_wrap=True)
 
 
 @app.command()

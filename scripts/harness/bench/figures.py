@@ -108,6 +108,79 @@ def compiled(results: Path) -> list[str]:
     )
 
 
+_SUMMARY = (
+    ("kernels", ("quantize-tensor", "quantize-row", "quantize-given", "swiglu", "rmsnorm")),
+    ("kernels", ("rmsnorm-residual", "mhc", "dequantize")),
+    ("kernels-fp8", ("fp8-tensor", "fp8-row", "fp8-group", "fp8-block", "mxfp8", "fp8-rmsnorm")),
+    ("kernels-fp8", ("fp8-silu-group", "fp8-group-both", "mxfp8-both", "fp8-dequantize")),
+    ("kernels-ragged", ("fp8-ragged-64", "nvfp4-ragged-64")),
+)
+
+
+def summary(results: Path) -> list[str]:
+    """The main op of each kind at three sizes."""
+    calls, lines = _calls(), []
+    for stem, ops in _SUMMARY:
+        rows = _rows(results, stem)
+        for op in ops:
+            cells = (
+                f"{_us(rows[op, m]['us'])}, {rows[op, m]['of_floor']:.0%}"
+                for m in (1024, 4096, 16384)
+            )
+            lines.append((f"`{calls[op]}`", *cells))
+    return _table(("us, of floor, at M =", "1024", "4096", "16384"), lines)
+
+
+def peers(results: Path) -> list[str]:
+    """How many times as fast as the best peer each op is that has one."""
+    rows, calls = _rows(results, "kernels-fp8"), _calls()
+    return _table(
+        ("times as fast, at M =", *map(str, goals.SIZES)),
+        (
+            (
+                f"`{calls[op]}`",
+                *(f"{t / rows[op, m]['us']:.2f}" for m, t in zip(goals.SIZES, times, strict=True)),
+            )
+            for op, times in goals.PEERS.items()
+        ),
+    )
+
+
+def products(results: Path) -> list[str]:
+    """`nvfp4_linear` beside cuBLAS, Marlin and humming."""
+    return _table(
+        ("weight", "rows", "bytes", "bf16", "`nvfp4_linear`", "Marlin", "humming"),
+        (
+            (
+                f"{row['n']} x {row['k']}",
+                str(row["rows"]),
+                *(
+                    f"{row[key]:.1f}"
+                    for key in ("floor", "bf16", "weight_only", "marlin", "humming")
+                ),
+            )
+            for row in _record(results, "linear-peers")["rows"]
+        ),
+    )
+
+
+def many_rows(results: Path) -> list[str]:
+    """`nvfp4_linear` with more than 16 rows beside cuBLAS."""
+    return _table(
+        ("weight", "rows", "bf16", "`nvfp4_linear`", "bf16 / it"),
+        (
+            (
+                f"{row['n']} x {row['k']}",
+                str(row["rows"]),
+                f"{row['bf16']:.1f}",
+                f"{row['nvfp4_linear']:.1f}",
+                f"{row['bf16'] / row['nvfp4_linear']:.2f}",
+            )
+            for row in _record(results, "linear-many-rows")["rows"]
+        ),
+    )
+
+
 def shapes(results: Path) -> list[str]:
     """The part of its floor that each op reached at each shape."""
     points = _record(results, "sweep")["points"]
@@ -184,10 +257,14 @@ def _goals(stem: str, which: tuple[goals.Goal, ...]) -> Callable[[Path], list[st
     return lambda results: goals.table(which, _rows(results, stem), _calls())
 
 
-DOCUMENTS = ("performance.md", "loader.md")
+DOCUMENTS = ("performance.md", "measurements.md", "loader.md")
 
 TABLES: dict[str, Callable[[Path], list[str]]] = {
     "ceilings": ceilings,
+    "summary": summary,
+    "peers": peers,
+    "products": products,
+    "many-rows": many_rows,
     "nvfp4": lambda results: _times(results, "kernels", _floors, "of floor from 4096 on"),
     "fp8": lambda results: _times(
         results, "kernels-fp8", _casts, "times the cast; of floor, from 4096 on"

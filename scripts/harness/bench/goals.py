@@ -101,7 +101,8 @@ _MORE_BYTES = (
     "fp8-block-both",
     "mxfp8-both",
 )
-_SIZES = (1, 64, 1024, 4096, 16384, 65536)
+#: Rows at which `PEERS` has the best peer's microseconds.
+SIZES = (1, 64, 1024, 4096, 16384, 65536)
 PEERS = {
     "fp8-tensor": (2.4, 4.9, 16.5, 47.4, 165, 620),
     "fp8-row": (2.0, 2.2, 8.4, 23.7, 84.1, 341),
@@ -127,7 +128,7 @@ FP8 = (
     *(Goal(op, "times the cast", CASTS, _OF_CAST) for op in (*_ONE_PASS, *_NORMS)),
     *(Goal(op, "part of its floor", OF_FLOOR, {16384: 0.92, 65536: 0.92}) for op in _MORE_BYTES),
     *(
-        Goal(op, "time of the best peer", TIME, dict(zip(_SIZES, times, strict=True)))
+        Goal(op, "time of the best peer", TIME, dict(zip(SIZES, times, strict=True)))
         for op, times in PEERS.items()
     ),
 )
@@ -141,7 +142,7 @@ def _ragged() -> Iterable[Goal]:
             (f"fp8-ragged-{groups}-given", "fp8-tensor-given"),
             (f"nvfp4-ragged-{groups}", "quantize-tensor"),
         ):
-            bounds = dict.fromkeys(_SIZES[2:], 1.05)
+            bounds = dict.fromkeys(SIZES[2:], 1.05)
             yield Goal(op, "times one tensor", Quantity(_over(base), TIMES), bounds)
 
 
