@@ -116,20 +116,17 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint32_t down = blockIdx.x / wide, across = blockIdx.x - down * wide;
   fetch_tile<kWhole>(source, kSide * down, kLanes * across, tiles);
   const uint32_t minus = minus_signs(recipe.rotation, part_of(recipe.rotation));
-  Selection selections[2];
-  Draws draws[2];
-#pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    const float amax = largest(maxima + t * count, count, reduce);
-    selections[t] = selection_of(amax, divisor);
-    if (blockIdx.x == 0 && threadIdx.x == 0) *out.gsa[t] = div_rn(amax, divisor);
-    if (kStochastic) draws[t] = Draws(recipe.rounding.rng_state, t == 1);
+  const float amax = largest(maxima, count, reduce);
+  const float amax_t = largest(maxima + count, count, reduce);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *out.gsa[0] = div_rn(amax, divisor);
+    *out.gsa[1] = div_rn(amax_t, divisor);
   }
+  Selection s = selection_of(amax, divisor);
   wait_for_copies();
   __syncthreads();
 
   if (recipe.tile) {
-    const Selection& s = selections[0];
     float b = 0.0f;
 #pragma unroll 1
     for (int pass = 0; pass < Memory::kPasses; ++pass) {
@@ -149,9 +146,11 @@ __global__ void __launch_bounds__(kThreads, 2)
           const int row = 16 * warp + kLines * (4 * pass + (lane >> 3));
           Block<T> x[kLines];
           read_rows<T>(tiles, row, along, x);
-#pragma unroll
+#pragma unroll 1
           for (int k = 0; k < kLines; ++k) {
-            row_errors[row + k][along] = errors_of(x[k], b, s, recipe.select);
+            row_errors[row + k][along] = errors_of(x[0], b, s, recipe.select);
+#pragma unroll
+            for (int j = 0; j + 1 < kLines; ++j) x[j] = x[j + 1];
           }
         }
         __syncwarp();
@@ -166,11 +165,16 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     __syncthreads();
   }
+  Draws draws;
+  if (kStochastic) draws = Draws(recipe.rounding.rng_state);
 #pragma unroll 1
   for (int i = 0; i < 2 * Memory::kPasses; ++i) {
     const int t = i / Memory::kPasses, pass = i % Memory::kPasses;
     const Nvfp4Output& to = out.side[t];
-    const Selection& s = selections[t];
+    if (i == Memory::kPasses) {
+      s = selection_of(amax_t, divisor);
+      draws = draws.of_columns();
+    }
     const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
     const uint32_t line = kSide * (t == 0 ? down : across) + in_tile;
     const uint32_t block = kLanes * (t == 0 ? across : down) + along;
@@ -192,7 +196,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         return codes;
       }
       return recipe_block<kScaling, kStochastic>(
-          y, block_amax(y), s, recipe, [&] { return draws[t].of(line + k, block); },
+          y, block_amax(y), s, recipe, [&] { return draws.of(line + k, block); },
           [](float e, bool) { return e; });
     };
 #pragma unroll 1
@@ -224,6 +228,12 @@ int64_t tiles_of(int64_t size) {
 }
 
 template <class F>
+cudaError_t with_te(const Rotation& rotation, F&& f) {
+  return rotation.lanes == 0 ? f(std::integral_constant<Rotate, Rotate::kNone>())
+                             : f(std::integral_constant<Rotate, Rotate::kTe>());
+}
+
+template <class F>
 cudaError_t with_whole(const Matrix& x, F&& f) {
   return x.vector && x.cols % 16 == 0 ? f(std::true_type()) : f(std::false_type());
 }
@@ -235,7 +245,7 @@ cudaError_t launch_both(const Matrix& x, const float* maxima, float divisor, con
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
     return with_whole(x, [&](auto whole) {
-      return with_rotation(recipe.rotation, [&](auto rotate) {
+      return with_te(recipe.rotation, [&](auto rotate) {
         constexpr auto kKernel = &nvfp4_both_kernel<T, whole, rotate, kScaling, kStochastic>;
         constexpr size_t kShared = TileMemory<T>::kBytes;
         if (blocks_per_sm<kKernel>(kThreads, kShared) == 0) return cudaErrorInvalidConfiguration;
@@ -255,7 +265,7 @@ cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, fl
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
     return with_whole(x, [&](auto whole) {
-      return with_rotation(rotation, [&](auto rotate) {
+      return with_te(rotation, [&](auto rotate) {
         constexpr auto kKernel = &both_amax_kernel<T, whole, rotate>;
         constexpr size_t kShared = TileMemory<T>::kBytes;
         const int per_sm = blocks_per_sm<kKernel>(kThreads, kShared);

@@ -84,7 +84,7 @@ def _both_samples() -> tuple[list[Sample], list[Sample]]:
         {"block": "16x16"},
         *({"block": "16x16", "select": select} for select in SELECTS[1:]),
     ]
-    every = itertools.product(DTYPES, (True, False), ("none", "te", "128", "16"), range(3))
+    every = itertools.product(DTYPES, (True, False), ("none", "te"), range(6))
     for turn, (dtype, whole, rotate, kind) in enumerate(every):
         fitting = [
             s
@@ -92,7 +92,7 @@ def _both_samples() -> tuple[list[Sample], list[Sample]]:
             if s[0] % max(recipes.hadamard_size(rotate), 1) == 0 and (s[1] % 16 == 0) == whole
         ]
         shape = fitting[turn % len(fitting)]
-        how = recipe_list[kind if kind < 2 else 2 + turn % (len(recipe_list) - 2)]
+        how = recipe_list[kind if kind < 2 else 2 + (turn + 5 * kind) % (len(recipe_list) - 2)]
         if rotate == "none" or "block" not in how:
             how = {**how, "rotate": rotate}
         if turn % 2 and how.get("rotate", "none") != "none":

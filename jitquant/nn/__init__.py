@@ -14,6 +14,7 @@ from jitquant.nn._report import LayerReport, ModelReport, report
 from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
+from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe
 
 __all__ = [
     "Checkpoint",
@@ -24,6 +25,8 @@ __all__ = [
     "ModelReport",
     "NVFP4Experts",
     "NVFP4Linear",
+    "NVFP4TrainingLinear",
+    "NVFP4TrainingRecipe",
     "convert",
     "grouped_linear",
     "load_compressed_tensors",

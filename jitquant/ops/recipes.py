@@ -6,7 +6,7 @@ what is quantized from a launch of its own, so that a process group can have a s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -211,8 +211,6 @@ def _plan_dequantize_mxfp4(
 def _matrix(x: Tensor, rotate: str, signs: Tensor | None) -> tuple[int, int]:
     _checks_fp8.matrix(x, "x")
     rows, cols = x.shape
-    if rotate == "256":
-        raise ValueError("rotate is '256'; accepted for a transpose is at most '128'")
     _check_rotation(rotate, signs, rows, x)
     return rows, cols
 
@@ -285,7 +283,7 @@ BOTH_AMAX = Op(
     module="quantize_nvfp4_both",
     plan=_plan_both_amax,
     reference=numerics.nvfp4_both_amax,
-    choices={"rotate": ROTATIONS},
+    choices={"rotate": ROTATIONS[:2]},
 )
 QUANTIZE_BOTH = Op(
     "quantize_nvfp4_both",
@@ -293,7 +291,7 @@ QUANTIZE_BOTH = Op(
     module="quantize_nvfp4_both",
     plan=_plan_both,
     reference=numerics.quantize_nvfp4_both,
-    choices={"block": WEIGHT_BLOCKS, "select": SELECTS, **_CHOICES},
+    choices={**_CHOICES, "block": WEIGHT_BLOCKS, "select": SELECTS, "rotate": ROTATIONS[:2]},
     maker=_MAKER,
 )
 QUANTIZE_MXFP4 = Op(
@@ -328,7 +326,7 @@ def quantize_nvfp4_both(
     x: Tensor,
     *,
     block: WeightBlock = "1x16",
-    rotate: Rotation = "none",
+    rotate: Literal["none", "te"] = "none",
     signs: Tensor | None = None,
     select: Select = "none",
     top: int = 448,
@@ -347,7 +345,7 @@ def quantize_nvfp4_both(
     Args:
         x: (M, K), M and K >= 1; of a rotation M is a multiple.
         block: "1x16", or "16x16", where the second has the first's codes and scales, transposed.
-        rotate: of the transpose: "none", "te", or "16" to "128".
+        rotate: of the transpose: "none", or "te".
         signs, select, top, rounding, rng_state: as in `quantize_nvfp4`.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
         process_group: the ranks whose parts have one pair of amaxes, or None; with a rotation,
@@ -364,13 +362,13 @@ def quantize_nvfp4_both(
     if process_group is not None:
         _sharded.check_no_scale(process_group, None, "gsa")
         _sharded.max_over(amax, process_group)
-    parts = QUANTIZE_BOTH.made(
+    first, scales, gsa, second, scales_t, gsa_t = QUANTIZE_BOTH.made(
         (x, amax, block, rotate, signs, select, top, rounding, rng_state, scale_layout)
     )
     rows, cols = x.shape
     return (
-        NVFP4Tensor(*parts[:3], None, cols, scale_layout),
-        NVFP4Tensor(*parts[3:], None, rows, scale_layout),
+        NVFP4Tensor(first, scales, gsa, None, cols, scale_layout),
+        NVFP4Tensor(second, scales_t, gsa_t, None, rows, scale_layout),
     )
 
 

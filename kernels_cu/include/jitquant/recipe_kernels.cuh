@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kSt
     if (blockIdx.x == 0 && threadIdx.x == 0) *scale.gsa = div_rn(amax, scale.divisor);
   }
   Draws draws;
-  if (kStochastic) draws = Draws(recipe.rounding.rng_state, false);
+  if (kStochastic) draws = Draws(recipe.rounding.rng_state);
 #pragma unroll 1
   while (i - (threadIdx.x & 31) < count) {
     const Block<T> x = next;
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (blockIdx.x == 0 && threadIdx.x == 0) *scale.gsa = div_rn(amax, scale.divisor);
   }
   Draws draws;
-  if (kStochastic) draws = Draws(recipe.rounding.rng_state, false);
+  if (kStochastic) draws = Draws(recipe.rounding.rng_state);
   Nvfp4Output scales = out;
   if (kMx) scales.blocks = out.blocks / 2;
 

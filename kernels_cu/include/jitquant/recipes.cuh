@@ -107,14 +107,20 @@ struct Draws {
   uint32_t k0 = 0, k1 = 0, c2 = 0, c3 = 0;
 
   Draws() = default;
-  // seed and offset, on the device. Columns have bytes of their own.
-  __device__ __forceinline__ Draws(const int64_t* rng_state, bool columns) {
+  // seed and offset, on the device.
+  __device__ __forceinline__ explicit Draws(const int64_t* rng_state) {
     if (rng_state == nullptr) return;
     const uint64_t seed = static_cast<uint64_t>(rng_state[0]);
     const uint64_t offset = static_cast<uint64_t>(rng_state[1]);
     k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
     c2 = static_cast<uint32_t>(offset);
-    c3 = (static_cast<uint32_t>(offset >> 32) & 0x7fffffffu) | (columns ? 0x80000000u : 0u);
+    c3 = static_cast<uint32_t>(offset >> 32) & 0x7fffffffu;
+  }
+  // Those of a columnwise output.
+  __device__ __forceinline__ Draws of_columns() const {
+    Draws other = *this;
+    other.c3 |= 0x80000000u;
+    return other;
   }
   __device__ __forceinline__ RandomBytes of(int64_t row, int64_t block) const {
     return philox(static_cast<uint32_t>(block), static_cast<uint32_t>(row), c2, c3, k0, k1);
@@ -207,11 +213,18 @@ JITQUANT_HD float with_error(float error, float d) {
   return add_rn(error, abs_of(d));
 }
 
+// Called seldom, and much code: a call instead of a copy in each place.
+#if defined(__CUDACC__)
+#define JITQUANT_APART __noinline__ __host__ __device__
+#else
+#define JITQUANT_APART inline
+#endif
+
 // The error of codes, to the bit of the definition. Codes have the signs of their values, so
 // magnitudes do.
 template <Error kError, class T>
-JITQUANT_HD float exact_error(const Block<T>& x, const Nvfp4Codes& codes, const Selection& s,
-                              bool scaled) {
+JITQUANT_APART float exact_error(const Block<T>& x, const Nvfp4Codes& codes, const Selection& s,
+                                 bool scaled) {
   const float stored = float_from_e4m3(codes.scale);
   float error = 0.0f;
   each_magnitude(codes, [&](int i, float q) {

@@ -1,0 +1,229 @@
+"""`NVFP4TrainingLinear`: a linear layer whose three products are of NVFP4 matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from jitquant.formats import INPUT_DTYPES, NVFP4_BLOCK, Select, WeightBlock
+from jitquant.nn._matmul import output_dtype
+from jitquant.ops import dequantize_nvfp4, quantize_nvfp4, quantize_nvfp4_both
+from jitquant.tensors import NVFP4Tensor
+
+
+@dataclass(frozen=True)
+class NVFP4TrainingRecipe:
+    """What is done to the operands of a training step; the defaults are TransformerEngine's.
+
+    Attributes:
+        rotate: whether input and gradient are rotated for the weight gradient: "te" or "none".
+        stochastic: whether gradients are rounded stochastically.
+        weight_block: "16x16": the weight's transpose has the same values; or "1x16".
+        select: how scales of inputs and weights are selected, such as "4over6_mae"; with a choice
+            inputs keep their rotation, and gradients are as without one.
+        top: the largest scale of inputs and weights, 448 or 256.
+    """
+
+    rotate: Literal["none", "te"] = "te"
+    stochastic: bool = True
+    weight_block: WeightBlock = "16x16"
+    select: Select = "none"
+    top: int = 448
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Rows up to a multiple of 16."""
+    return functional.pad(x, (0, 0, 0, -x.shape[0] % NVFP4_BLOCK))
+
+
+def _product(a: NVFP4Tensor, b: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
+    """``a @ b.T``: codes times block scales, exact in bf16, summed in fp32; then both gsa."""
+    one = torch.ones_like(a.gsa)
+    x, y = (
+        dequantize_nvfp4(q.x_fp4, q.x_sf, one, torch.bfloat16, cols=q.cols).T
+        if transposed
+        else dequantize_nvfp4(q.x_fp4, q.x_sf, one, torch.bfloat16, cols=q.cols)
+        for q, transposed in ((a, False), (b, True))
+    )
+    if x.is_cuda:
+        product: Tensor = torch.mm(x, y, out_dtype=torch.float32)
+    else:
+        product = x.float() @ y.float()
+    return (product * (a.gsa * b.gsa)).to(dtype)
+
+
+class _Linear(torch.autograd.Function):
+    """``x @ weight.T``: (rows, K) and (N, K) to (rows, N)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        rng_state: Tensor,
+        recipe: NVFP4TrainingRecipe,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        chosen: Any = {"select": recipe.select, "top": recipe.top}
+        ctx.recipe, ctx.dtypes, ctx.rows = recipe, (x.dtype, weight.dtype), x.shape[0]
+        if ctx.needs_input_grad[1]:
+            xq, xq_t = quantize_nvfp4_both(_padded(x), rotate=recipe.rotate, **chosen)
+        else:
+            xq, xq_t = quantize_nvfp4(_padded(x), **chosen), None
+        wq, wq_t = quantize_nvfp4_both(weight, block=recipe.weight_block, **chosen)
+        kept = [None if q is None else (q.x_fp4, q.x_sf, q.gsa) for q in (xq_t, wq_t)]
+        tensors = [t for parts in kept for t in parts or (None, None, None)]
+        ctx.save_for_backward(rng_state, *tensors)
+        ctx.cols = (None if xq_t is None else xq_t.cols, wq_t.cols)
+        return _product(xq, wq, dtype)[: x.shape[0]].contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rng_state, x_codes, x_scales, x_gsa, w_codes, w_scales, w_gsa = ctx.saved_tensors
+        rounding: Any = {}
+        if ctx.recipe.stochastic:
+            rounding = {"rounding": "stochastic", "rng_state": rng_state}
+        x_dtype, weight_dtype = ctx.dtypes
+        grad_x = grad_weight = None
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        grad = _padded(grad.contiguous())
+        if needs_weight:
+            xq_t = NVFP4Tensor(x_codes, x_scales, x_gsa, None, ctx.cols[0])
+            gq, gq_t = quantize_nvfp4_both(grad, rotate=ctx.recipe.rotate, **rounding)
+            grad_weight = _product(gq_t, xq_t, weight_dtype)
+        else:
+            gq = quantize_nvfp4(grad, **rounding)
+        if needs_x:
+            wq_t = NVFP4Tensor(w_codes, w_scales, w_gsa, None, ctx.cols[1])
+            grad_x = _product(gq, wq_t, x_dtype)[: ctx.rows].contiguous()
+        return grad_x, grad_weight, None, None, None
+
+
+class NVFP4TrainingLinear(nn.Linear):
+    """``nn.Linear`` with NVFP4 products, forward and backward, and a state_dict that is the same.
+
+    The recipe is TransformerEngine's (https://arxiv.org/abs/2509.25149), each part of which can be
+    turned off; RHT is its random Hadamard transform:
+
+        y  = x (1x16 along K)                       @ W (16x16).T
+        dx = dy (1x16 along N, stochastic)          @ W (16x16)
+        dW = dy.T (RHT, 1x16 along M, stochastic)   @ x.T (RHT, 1x16 along M).T
+
+    It is for the study of training in FP4 on GPUs without FP4 tensor cores: codes times scales are
+    exact in bf16, and sums are fp32, so a product has the numerics of FP4 tensor cores at the speed
+    of bf16, and quantization comes on top of it. What backward keeps of x and of the weight is
+    their NVFP4 transposes. The parameters may be fp32, under autocast or not: they are quantized as
+    they are at each forward.
+
+    Random bytes come from `rng_state`, int64 [seed, offset] on the device, a buffer that is not in
+    the state_dict. Each forward adds 1 to the offset there, so a captured graph draws anew at each
+    replay, and forwards after `seed_rounding` draw alike again. ``torch.compile`` breaks the graph
+    there.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as in ``nn.Linear``.
+        recipe: which parts of the recipe there are.
+    """
+
+    rng_state: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        recipe: NVFP4TrainingRecipe | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.recipe = NVFP4TrainingRecipe() if recipe is None else recipe
+        state = torch.zeros(2, dtype=torch.int64, device=self.weight.device)
+        self.register_buffer("rng_state", state, persistent=False)
+        if state.device.type != "meta":
+            self.seed_rounding(int(torch.randint(1 << 62, ())))
+
+    @classmethod
+    def from_linear(
+        cls, linear: nn.Linear, *, recipe: NVFP4TrainingRecipe | None = None
+    ) -> NVFP4TrainingLinear:
+        """A layer with the very parameters of ``linear``: no copy, and optimizers stay right.
+
+        Args:
+            linear: of the class ``nn.Linear`` itself.
+            recipe: as of the class.
+
+        Raises:
+            TypeError: it is of another class, whose forward may be another, or of a dtype that
+                cannot be quantized.
+        """
+        if type(linear) is not nn.Linear:
+            raise TypeError(
+                f"linear is {type(linear).__name__}; accepted is torch.nn.Linear itself, as "
+                "another class may compute something else"
+            )
+        if linear.weight.dtype not in INPUT_DTYPES:
+            raise TypeError(
+                f"linear.weight is {linear.weight.dtype}; accepted are bfloat16, float16, float32"
+            )
+        sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+        made = cls(*sizes, device="meta", dtype=linear.weight.dtype, recipe=recipe)
+        made.weight, made.bias = linear.weight, linear.bias
+        made.rng_state = torch.zeros(2, dtype=torch.int64, device=linear.weight.device)
+        made.seed_rounding(int(torch.randint(1 << 62, ())))
+        return made.train(linear.training)
+
+    def seed_rounding(self, seed: int) -> None:
+        """Begins the random bytes anew, with offset 0.
+
+        Args:
+            seed: any int64; layers of one model should have different ones.
+        """
+        with torch.no_grad():
+            self.rng_state.copy_(torch.tensor([seed, 0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x @ weight.T + bias``.
+
+        Args:
+            x: (..., in_features), bfloat16, float16 or float32.
+
+        Returns:
+            (..., out_features), of autocast's dtype where autocast is enabled, else of x's.
+
+        Raises:
+            TypeError: x is of another dtype.
+            ValueError: x has another last dimension.
+        """
+        if x.dtype not in INPUT_DTYPES:
+            raise TypeError(f"x is {x.dtype}; accepted are bfloat16, float16 and float32")
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}; accepted is (..., {self.in_features}), as "
+                f"in_features is {self.in_features}"
+            )
+        dtype = output_dtype(x)
+        if x.numel() == 0:
+            empty = functional.linear(x.to(dtype), self.weight.to(dtype))
+            return empty if self.bias is None else empty + self.bias.to(dtype)
+        state = self.rng_state.clone()
+        self.rng_state[1].add_(1)
+        if torch.compiler.is_compiling():
+            # One graph with both would copy the buffer in backward, when it has moved on.
+            torch._dynamo.graph_break()
+        # TransformerEngine quantizes what the layer computes with.
+        rows = x.reshape(-1, self.in_features).to(dtype)
+        y: Tensor = _Linear.apply(rows, self.weight, state, self.recipe, dtype)  # type: ignore[no-untyped-call]
+        y = y.reshape(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def extra_repr(self) -> str:
+        """As of ``nn.Linear``, with the recipe."""
+        return f"{super().extra_repr()}, {self.recipe}"

@@ -1,0 +1,126 @@
+"""Recipes for training and rotation on a GPU: peers' bits, captures, random bytes, the layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import golden_recipes as golden
+import pytest
+import torch
+from samples import OPS
+
+import jitquant
+from jitquant import reference
+from jitquant.nn import NVFP4TrainingLinear
+from jitquant.testing import assert_capturable, assert_no_sync, count_launches
+
+from .helpers import randn, same
+
+
+@pytest.mark.parametrize(("case", "recipe"), golden.CASES)
+def test_peer_vectors(case: str, recipe: str) -> None:
+    golden.assert_equals_golden(case, recipe, lambda name: _tuple_of(OPS[name].default), "cuda")
+
+
+def _tuple_of(function: Any) -> golden.Function:
+    def call(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        results = function(*args, **kwargs)
+        return results if isinstance(results, tuple) else (results,)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"rotate": "te"},
+        {"rotate": "128"},
+        {"select": "4over6_mae", "top": 256},
+        {"select": "4over6_mse", "top": 448, "block": "16x16"},
+        {"rounding": "stochastic"},
+    ],
+)
+def test_large_tensors_are_the_cpus(recipe: dict[str, Any]) -> None:
+    x, state = randn(1029, 7168), torch.tensor([3, 1 << 35])
+    on_cpu, on_gpu = dict(recipe), dict(recipe)
+    if "rounding" in recipe:
+        on_cpu["rng_state"], on_gpu["rng_state"] = state, state.cuda()
+    want = jitquant.quantize_nvfp4(x.cpu(), **on_cpu)
+    got = jitquant.quantize_nvfp4(x, **on_gpu)
+    same((got.x_fp4, got.x_sf, got.gsa), (want.x_fp4, want.x_sf, want.gsa))
+
+
+@pytest.mark.parametrize("shape", [(1024, 7168), (256, 528), (144, 80)])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_both_is_the_cpus(shape: tuple[int, int], rounding: str) -> None:
+    x, state = randn(*shape), torch.tensor([3, 9])
+    on_cpu: dict[str, Any] = {"rotate": "te", "rounding": rounding}
+    on_gpu = dict(on_cpu)
+    if rounding == "stochastic":
+        on_cpu["rng_state"], on_gpu["rng_state"] = state, state.cuda()
+    for got, want in zip(
+        jitquant.quantize_nvfp4_both(x, **on_gpu),
+        jitquant.quantize_nvfp4_both(x.cpu(), **on_cpu),
+        strict=True,
+    ):
+        same((got.x_fp4, got.x_sf, got.gsa), (want.x_fp4, want.x_sf, want.gsa))
+
+
+def test_two_launches_that_do_not_synchronize() -> None:
+    x, state = randn(512, 1024), torch.tensor([1, 0], device="cuda")
+    for call in (
+        lambda t: jitquant.quantize_nvfp4(t, rotate="te"),
+        lambda t: jitquant.quantize_nvfp4(t, select="4over6_mae"),
+        lambda t: jitquant.quantize_nvfp4(t, rounding="stochastic", rng_state=state),
+        lambda t: jitquant.quantize_nvfp4_both(t, rotate="te"),
+    ):
+        assert count_launches(call, x) == 2
+        assert_no_sync(call, x)
+        assert_capturable(call, x)
+    assert count_launches(jitquant.quantize_mxfp4, x) == 1
+    assert_capturable(jitquant.quantize_mxfp4, x)
+
+
+def test_a_captured_graph_draws_anew_at_each_replay() -> None:
+    x, state = randn(64, 256), torch.tensor([1, 0], device="cuda")
+
+    def step() -> torch.Tensor:
+        q = jitquant.quantize_nvfp4(x, rounding="stochastic", rng_state=state)
+        state[1].add_(1)
+        return q.x_fp4_bytes
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        codes = step()
+    state[1] = 0
+    for offset in range(3):
+        graph.replay()
+        wanted = reference.quantize_nvfp4_recipe(
+            x.cpu(),
+            x.cpu().float().abs().amax().reshape(1),
+            rounding="stochastic",
+            rng_state=torch.tensor([1, offset]),
+        )
+        assert torch.equal(codes.cpu(), wanted[0].view(torch.uint8))
+
+
+def test_a_training_step_is_the_cpus() -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(256, 384)
+    found = []
+    x = torch.randn(200, 256)
+    for device in ("cpu", "cuda"):
+        linear = torch.nn.Linear(256, 384, device=device)
+        linear.load_state_dict(plain.state_dict())
+        layer = NVFP4TrainingLinear.from_linear(linear)
+        layer.seed_rounding(4)
+        given = x.to(device).requires_grad_()
+        y = layer(given)
+        y.square().sum().backward()
+        assert given.grad is not None
+        assert layer.weight.grad is not None
+        found.append([t.detach().cpu() for t in (y, given.grad, layer.weight.grad)])
+    for got, want in zip(found[1], found[0], strict=True):
+        # Gradients are quantized after sums whose order differs.
+        assert float((got - want).norm() / want.norm()) < 0.02
