@@ -24,13 +24,20 @@ SIZES = {
     "head_dim": 32,
     "vocab_size": 256,
 }
+OF_EXPERTS = {
+    "moe_intermediate_size": 48,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
 TOKENS = torch.arange(12).view(2, 6) * 7 % 256
 
 
-@pytest.fixture(params=["LlamaConfig", "Qwen3Config"])
+@pytest.fixture(params=["LlamaConfig", "Qwen3Config", "Qwen3MoeConfig"])
 def plain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """transformers' model with random weights, norms of its heads among them."""
-    monkeypatch.setattr(bench, "SHAPES", {"tiny": (request.param, SIZES)})
+    sizes = SIZES | (OF_EXPERTS if "Moe" in request.param else {})
+    monkeypatch.setattr(bench, "SHAPES", {"tiny": (request.param, sizes)})
     torch.manual_seed(0)
     model = bench.filled(bench.empty_model("tiny"), CPU)
     for parameter in model.parameters():
@@ -41,6 +48,10 @@ def plain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
 def sqnr(got: Tensor, want: Tensor) -> float:
     noise = (got.double() - want.double()).square().sum()
     return float(10 * torch.log10(want.double().square().sum() / noise))
+
+
+def has_experts(plain: Any) -> bool:
+    return hasattr(plain.model.layers[0].mlp, "experts")
 
 
 def both_steps(model: Any) -> Tensor:
@@ -70,20 +81,21 @@ def test_the_decoder_gives_the_logits_of_transformers(
     plain: Any, format: str, least: float
 ) -> None:
     want = expected(plain)
-    made = decoder.Decoder(plain, decoder.FORMATS[format](), CPU)
-    got = both_steps(made)
+    if format == "fp8" and has_experts(plain):
+        with pytest.raises(ValueError, match="no experts in FP8"):
+            decoder.Decoder(plain, decoder.Fp8Row(), CPU)
+        return
+    got = both_steps(decoder.Decoder(plain, decoder.FORMATS[format](), CPU))
     assert got.shape == (2, 2, 256)
     assert sqnr(got, want) > least
-    head = plain.lm_head.weight.nbytes
-    linears = sum(p.numel() for n, p in plain.model.layers.named_parameters() if "proj" in n)
-    assert made.weight_bytes == head + linears * made.kind.bits / 8
 
 
 def test_weights_alone_are_what_four_bits_change(plain: Any) -> None:
     packed = decoder.Decoder(plain, decoder.WeightOnly(), CPU)
     wide = decoder.Decoder(plain, decoder.Bf16(), CPU)
     for mine, its in zip(wide.blocks, packed.blocks, strict=True):
-        for name in ("qkv", "o", "gate_up", "down"):
+        mine.experts = tuple(q.dequantize(torch.bfloat16) for q in its.experts)
+        for name in ("qkv", "o") if its.experts else ("qkv", "o", "gate_up", "down"):
             setattr(mine, name, getattr(its, name).weight.dequantize(torch.bfloat16))
     assert sqnr(both_steps(packed), both_steps(wide)) > 30
 
@@ -111,16 +123,31 @@ def test_transformers_with_its_static_cache(plain: Any) -> None:
 
 @pytest.mark.parametrize("format", ["bf16", *decoder.FORMATS])
 def test_random_weights(plain: Any, format: str) -> None:
+    if format == "fp8" and has_experts(plain):
+        pytest.skip("there are no experts in FP8")
     logits = both_steps(bench.made("tiny", format, CPU, layers=1))
     assert logits.isfinite().all()
     assert 0.01 < logits.float().std() < 10
 
 
+def test_bytes_of_weights(plain: Any) -> None:
+    """An expert is read if a row chose it."""
+    attention = 64 * 32 * (4 + 2 + 2 + 4)
+    rest = 256 * 64 * 2 + sum(p.nbytes for p in plain.parameters() if p.dim() == 1)
+    for rows in (1, 5):
+        mlp, router = 3 * 64 * 96.0, 0
+        if has_experts(plain):
+            mlp, router = 8 * 3 * 64 * 48 * (1 - 0.75**rows), 8 * 64 * 2
+        for bits in (16.0, 4.5):
+            want = rest + 2 * ((attention + mlp) * bits / 8 + router)
+            assert math.isclose(bench.weight_bytes(plain, bits, rows), want)
+
+
 def test_run(plain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(bench, "made", lambda shape, format, *_: bench.empty_model("tiny"))
-    monkeypatch.setattr(torch.nn.Module, "weight_bytes", 1000, raising=False)
+    monkeypatch.setattr(bench, "made", lambda shape, format, *_: None)
+    monkeypatch.setattr(bench, "weight_bytes", lambda model, bits, rows: bits * 100 + rows)
     monkeypatch.setattr(bench, "decode_us", lambda model, sequences, context: (2.0, 7))
     monkeypatch.setattr(bench, "prefill_us", lambda model, prompt: 10.0)
     times = list(
@@ -130,7 +157,8 @@ def test_run(plain: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         (format, count, count or 8) for format in ("bf16", "w4a4") for count in (1, 4, 0)
     ]
     assert times[1].per_second == 4 / 2e-6
-    assert math.isclose(times[1].floor_us, (1000 + 4 * 3 * 2 * (2 * 2 * 32 * 2)) * 1e-3)
+    assert math.isclose(times[1].floor_us, (1604 + 4 * 3 * 2 * (2 * 2 * 32 * 2)) * 1e-3)
+    assert math.isclose(times[4].floor_us, (454 + 4 * 3 * 2 * (2 * 2 * 32 * 2)) * 1e-3)
     assert "7 launches" in times[0].text()
     assert "launches" not in times[2].text()
     pytest.importorskip("matplotlib")

@@ -353,7 +353,7 @@ def linear(
 
 @app.command()
 def model(
-    shape: Annotated[str, typer.Option(help="llama-8b or qwen3-32b.")] = "llama-8b",
+    shape: Annotated[str, typer.Option(help="llama-8b, qwen3-32b or qwen3-30b-a3b.")] = "llama-8b",
     formats: Annotated[
         str, typer.Option(help="Of bf16, bf16-compiled, bf16-few, fp8, w4a16 and w4a4.")
     ] = "bf16,bf16-few,fp8,w4a16,w4a4",

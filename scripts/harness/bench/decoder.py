@@ -8,7 +8,6 @@ they round, and `examples/decode_kernels.cu` has the rest. The embedding and the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.functional import ScalingType, scaled_dot_product_attention, scaled_mm
+from torch.nn.functional import (
+    ScalingType,
+    grouped_mm,
+    scaled_dot_product_attention,
+    scaled_mm,
+)
 
 import jitquant
 from jitquant.nn import NVFP4Linear
-from jitquant.tensors import QuantizedActivation, QuantizedTensor
+from jitquant.tensors import NVFP4Tensor, QuantizedActivation, QuantizedTensor
 
 BF16 = torch.bfloat16
 KERNELS = Path(__file__).parents[3] / "examples" / "decode_kernels.cu"
@@ -139,6 +143,14 @@ def attention(q: Tensor, heads: Heads, step: Step, keys: Tensor, values: Tensor)
     return y.transpose(1, 2).reshape(q.shape[0], -1)
 
 
+def routed(x: Tensor, router: Tensor, k: int, normalized: bool) -> tuple[Tensor, Tensor]:
+    """The experts of each row and their weights: two of (rows, k)."""
+    chances, ids = (x @ router.t()).float().softmax(dim=-1).topk(k, dim=-1)
+    if normalized:
+        chances = chances / chances.sum(dim=-1, keepdim=True)
+    return ids, chances
+
+
 class Bf16:
     """Products in bf16, and what they take."""
 
@@ -166,6 +178,22 @@ class Bf16:
     def product(self, weight: Any, x: Any, residual: Tensor | None = None) -> Tensor:
         """(rows, N)."""
         return x @ weight.t() if residual is None else torch.addmm(residual, x, weight.t())
+
+    def expert_weights(self, w: Tensor, device: torch.device) -> Any:
+        """Weights (E, N, K) of experts, as `experts` takes them."""
+        return Bf16.weight(self, w, device)
+
+    def experts(self, x: Tensor, weights: tuple[Any, Any], ids: Tensor, chances: Tensor) -> Tensor:
+        """Each row through its experts, and their weighted sum."""
+        gate_up, down = weights
+        rows, k = ids.shape
+        expert, order = ids.flatten().sort(stable=True)
+        each = torch.arange(gate_up.shape[0], device=x.device)
+        ends = torch.searchsorted(expert, each, right=True).int()
+        both = grouped_mm(x[order // k], gate_up.transpose(1, 2), offs=ends)
+        y = grouped_mm(swiglu(both), down.transpose(1, 2), offs=ends)
+        y = torch.empty_like(y).index_copy_(0, order, y).view(rows, k, -1)
+        return torch.einsum("rkn,rk->rn", y, chances.to(y.dtype))
 
 
 class Fp8Row(Bf16):
@@ -200,6 +228,9 @@ class Fp8Row(Bf16):
             y = (a.dequantize(torch.float32) @ b.dequantize(torch.float32).t()).to(BF16)
         return y if residual is None else y.add_(residual)
 
+    def expert_weights(self, w: Tensor, device: torch.device) -> Any:
+        raise ValueError("there are no experts in FP8 here; take another format for this shape")
+
 
 class WeightOnly(Bf16):
     """Weights in NVFP4, activations in bf16."""
@@ -225,9 +256,21 @@ class WeightOnly(Bf16):
         y: Tensor = weight(x, residual=residual)
         return y
 
+    def expert_weights(self, w: Tensor, device: torch.device) -> Any:
+        if not w.is_meta:
+            return jitquant.quantize_nvfp4(w.to(device))
+        q = NVFP4Tensor.empty(tuple(w.shape), device=device)
+        q.x_fp4_bytes.random_()
+        q.x_sf.view(torch.uint8).random_(0x30, 0x40)
+        q.gsa.fill_(DEVIATION / 3.2)
+        return q
+
+    def experts(self, x: Tensor, weights: tuple[Any, Any], ids: Tensor, chances: Tensor) -> Tensor:
+        return jitquant.nvfp4_experts(x, *weights, ids, chances)
+
 
 class Nvfp4(WeightOnly):
-    """Weights and activations in NVFP4."""
+    """Weights and activations in NVFP4; the activations of experts in bf16."""
 
     name = "NVFP4 W4A4"
     weight_only = False
@@ -249,7 +292,7 @@ class Nvfp4(WeightOnly):
         return y
 
 
-FORMATS: dict[str, Callable[[], Bf16]] = {
+FORMATS: dict[str, type[Bf16]] = {
     "bf16-few": Bf16,
     "fp8": Fp8Row,
     "w4a16": WeightOnly,
@@ -276,8 +319,18 @@ class Block:
         self.kind = kind
         self.qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.o = joined(attention.o_proj)
-        self.gate_up = joined(mlp.gate_proj, mlp.up_proj)
-        self.down = joined(mlp.down_proj)
+        self.experts: tuple[Any, ...] = ()
+        if hasattr(mlp, "experts"):
+            self.router = Bf16().weight(mlp.gate.weight.detach(), device)
+            self.routing = mlp.gate.top_k, mlp.gate.norm_topk_prob
+            both = mlp.experts.gate_up_proj.detach(), mlp.experts.down_proj.detach()
+            self.experts = (
+                kind.expert_weights(both[0], device),
+                kind.expert_weights(both[1], device),
+            )
+        else:
+            self.gate_up = joined(mlp.gate_proj, mlp.up_proj)
+            self.down = joined(mlp.down_proj)
         self.norms = norm(layer.input_layernorm), norm(layer.post_attention_layernorm)
         self.eps = float(layer.input_layernorm.variance_epsilon)
         q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
@@ -288,12 +341,6 @@ class Block:
             (None if q_norm is None else norm(q_norm), None if k_norm is None else norm(k_norm)),
             self.eps,
         )
-        self.weights = sum(
-            linear.weight.numel()
-            for module in (attention, mlp)
-            for linear in module.children()
-            if isinstance(linear, nn.Linear)
-        )
 
     def __call__(self, stream: Tensor, step: Step, keys: Tensor, values: Tensor) -> Tensor:
         """The next stream (tokens, hidden)."""
@@ -302,6 +349,11 @@ class Block:
         q = rope_cache(qkv, self.heads, step, keys, values)
         y = attention(q, self.heads, step, keys, values)
         stream = kind.product(self.o, kind.rows(y), stream)
+        if self.experts:
+            x = rms_norm(stream, self.norms[1], self.eps)
+            return kind.experts(x, self.experts, *routed(x, self.router, *self.routing)).add_(
+                stream
+            )
         both = kind.product(self.gate_up, kind.norm(stream, self.norms[1], self.eps))
         return kind.product(self.down, kind.swiglu(both), stream)
 
@@ -347,12 +399,6 @@ class Decoder:
         self.angles = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1).float().contiguous()
         starts = torch.arange(sequences + 1, dtype=torch.int32, device=self.device)
         self.ends = torch.stack((starts, starts * positions))
-
-    @property
-    def weight_bytes(self) -> float:
-        """Of what a step reads of weights."""
-        blocks = sum(block.weights for block in self.blocks) * self.kind.bits / 8
-        return blocks + self.head.nbytes
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor, position: Tensor) -> Tensor:

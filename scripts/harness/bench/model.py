@@ -35,9 +35,23 @@ _QWEN3_32B = {
     "head_dim": 128,
     "vocab_size": 151936,
 }
+_QWEN3_30B_A3B = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-8b": ("LlamaConfig", _LLAMA_8B),
     "qwen3-32b": ("Qwen3Config", _QWEN3_32B),
+    "qwen3-30b-a3b": ("Qwen3MoeConfig", _QWEN3_30B_A3B),
 }
 """Shapes by name: the class of transformers' config, and what it is given."""
 
@@ -101,6 +115,25 @@ def empty_model(shape: str, layers: int | None = None) -> Any:
     return model.eval()
 
 
+def weight_bytes(model: Any, bits: float, rows: int) -> float:
+    """Of the weights that a step of so many rows reads, if experts are chosen at random.
+
+    Args:
+        model: of transformers.
+        bits: of an element of the blocks' projections; the rest is in bf16.
+        rows: of the step.
+    """
+    total = 0.0
+    for name, parameter in model.named_parameters():
+        size = parameter.numel() * (bits if "_proj" in name else 16) / 8
+        if parameter.dim() == 3:
+            part = model.config.num_experts_per_tok / parameter.shape[0]
+            size *= 1 - (1 - part) ** rows
+        if "embed_tokens" not in name:
+            total += size
+    return total
+
+
 def filled(model: Any, device: torch.device) -> Any:
     """The same with random weights on a device, none of them made elsewhere."""
     model.to_empty(device=device)
@@ -120,9 +153,6 @@ class OfTransformers:
     def __init__(self, model: Any, device: torch.device, *, compiled: bool = False) -> None:
         self.model = filled(model, device)
         self.device = device
-        self.weight_bytes = sum(
-            p.nbytes for name, p in model.named_parameters() if "embed_tokens" not in name
-        )
         self.forward = torch.compile(model, dynamic=False) if compiled else model
         self.cache: Any = None
 
@@ -250,16 +280,20 @@ def run(
         layers: of the model; None: the shape's.
     """
     device = torch.device("cuda", torch.cuda.current_device())
+    empty = empty_model(shape, layers)
     for format in formats:
         model = made(shape, format, device, layers)
+        bits = FORMATS[format].bits if format in FORMATS else 16.0
+
+        def floor(rows: int, cached: int, bits: float = bits) -> float:
+            size = weight_bytes(empty, bits, rows) + cache_bytes(shape, cached, layers)
+            return size / bandwidth * 1e-3
+
         for count in sequences:
             us, launches = decode_us(model, count, context)
-            size = model.weight_bytes + cache_bytes(shape, count * context, layers)
-            yield Times(shape, format, count, count, us, size / bandwidth * 1e-3, launches)
+            yield Times(shape, format, count, count, us, floor(count, count * context), launches)
         if prompt:
-            us = prefill_us(model, prompt)
-            size = model.weight_bytes + cache_bytes(shape, prompt, layers)
-            yield Times(shape, format, 0, prompt, us, size / bandwidth * 1e-3)
+            yield Times(shape, format, 0, prompt, prefill_us(model, prompt), floor(prompt, prompt))
         del model
         torch.cuda.empty_cache()
 
