@@ -15,6 +15,7 @@ from torch.nn.functional import ScalingType, grouped_mm
 from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, ceil_div
 from jitquant.nn._matmul import major, register
 from jitquant.numerics.layout import unswizzle_128x4
+from jitquant.ops.experts import GROUPED_LINEAR, MOST_EXPERTS
 from jitquant.ops.nvfp4 import dequantize_nvfp4
 from jitquant.tensors.fp8 import QuantizedTensor
 from jitquant.tensors.nvfp4 import NVFP4Tensor
@@ -77,6 +78,15 @@ def _scaled(product: Tensor, of_rows: Tensor, of_weights: Tensor, group: Tensor)
     return product.float() * of_rows * of_weights
 
 
+def _reads_as_stored(device: torch.device, rows: int, experts: int) -> bool:
+    """Whether the weights are multiplied as they are stored: each 8 rows of an expert read them.
+
+    With more rows than 8 for each expert, or more than one launch takes anywhere, they are
+    dequantized.
+    """
+    return rows <= min(8 * experts, 1024) and experts <= MOST_EXPERTS and major(device) >= 8
+
+
 def _nvfp4_grouped_mm(
     x_fp4: Tensor,
     x_sf: Tensor,
@@ -90,6 +100,10 @@ def _nvfp4_grouped_mm(
     dtype: torch.dtype,
 ) -> Tensor:
     rows, (groups, n, packed) = x_fp4.shape[0], w_fp4.shape
+    if x_layout == w_layout == "linear" and _reads_as_stored(x_fp4.device, rows, groups):
+        operands = (x_fp4, w_fp4, w_sf, w_gsa, offsets, x_sf, x_gsa)
+        stored: Tensor = GROUPED_LINEAR.one_tensor([*operands, dtype], None)
+        return stored
     # Codes times block scales are exact in bf16; the gsas follow after the sum.
     one = torch.ones(1, dtype=torch.float32, device=x_fp4.device)
     x = NVFP4Tensor(x_fp4.view(FP4_DTYPE), x_sf, one, scale_layout=x_layout)
@@ -188,7 +202,10 @@ def grouped_linear(
     (from 0 for the first one), and ``y[rows of e] = q[rows of e] @ weights[e].T``. An expert may
     have no rows. Rows past the last offset are not multiplied, and are zero.
 
-    - NVFP4: codes times block scales, exact in bf16, go through
+    - NVFP4 with linear scales and up to 8 rows for each expert on average (1024 in all), on a GPU
+      of compute capability 8.0 and newer: `jitquant.nvfp4_grouped_linear`, which reads the weights
+      of experts that have rows, as they are stored, and rounds once.
+    - other NVFP4: codes times block scales, exact in bf16, go through
       ``torch.nn.functional.grouped_mm``; the product, rounded to bf16, is multiplied by the gsas in
       fp32. The dequantized weights of all experts are there while the call lasts.
     - FP8 with a scale for each row of both: ``torch.nn.functional.scaled_grouped_mm`` on sm_90, and

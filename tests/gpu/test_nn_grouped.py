@@ -11,7 +11,7 @@ from torch import Tensor
 
 import jitquant
 from jitquant.nn import _grouped, grouped_linear
-from jitquant.testing import assert_capturable, assert_no_sync
+from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
 MAJOR = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
 grouped = pytest.mark.skipif(MAJOR not in (9, 10), reason="grouped GEMMs need sm_90 or sm_100")
@@ -38,6 +38,23 @@ def test_the_cpus_numbers(kind: str, cols: int, out: int, offsets: list[int]) ->
     want = grouped_linear(q, w, torch.tensor(offsets))
     got = grouped_linear(q.to("cuda"), w.to("cuda"), torch.tensor(offsets, device="cuda")).cpu()
     assert got.shape == want.shape
+    assert (got[offsets[-1] :] == 0).all()
+    if offsets[-1]:
+        noise = (got.double() - want.double()).square().sum()
+        assert 10 * torch.log10(want.double().square().sum() / noise) > 45
+
+
+@pytest.mark.parametrize("kind", ["tensor", "row"])
+@pytest.mark.parametrize("offsets", [[1] * 6, [0, 4, 8, 30, 47, 48], [0] * 6], ids=str)
+def test_few_rows_read_weights_as_they_are_stored(kind: str, offsets: list[int]) -> None:
+    _, w = operands(kind, 512, 384)
+    q = quantized(kind, randn(48, 512))
+    want = grouped_linear(q, w, torch.tensor(offsets))
+    there = q.to("cuda"), w.to("cuda"), torch.tensor(offsets, device="cuda")
+    got = grouped_linear(*there)
+    assert torch.equal(got, jitquant.nvfp4_grouped_linear(*there))
+    assert count_launches(grouped_linear, *there) == 1
+    got = got.cpu()
     assert (got[offsets[-1] :] == 0).all()
     if offsets[-1]:
         noise = (got.double() - want.double()).square().sum()

@@ -308,3 +308,35 @@ def test_opcheck(kind: str) -> None:
         a, b = (jitquant.quantize_fp8(t, **ROW) for t in (randn(64, IN), experts()))
         parts = (a.data, a.scale_inv, b.data, b.scale_inv.squeeze(-1), offsets, BF16)
         torch.library.opcheck(ops.fp8_grouped_mm.default, parts, test_utils=checks)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "row"])
+@pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_weights_as_they_are_stored(
+    kind: str, offsets: list[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What few rows on a GPU take: the same product, rounded once."""
+    q = NVFP4[kind](randn(64, IN))
+    weights = NVFP4[kind](randn(EXPERTS, OUT, IN, seed=1))
+    want = grouped_linear(q, weights, torch.tensor(offsets), dtype=dtype)
+    calls: list[int] = []
+    monkeypatch.setattr(_grouped, "_reads_as_stored", lambda *sizes: calls.append(1) or True)
+    got = grouped_linear(q, weights, torch.tensor(offsets), dtype=dtype)
+    assert calls == [1]
+    assert got.dtype == dtype
+    assert sqnr(want, got) > 45 or torch.equal(want, got)
+    assert (got[offsets[-1] :] == 0).all()
+    swizzled = NVFP4["swizzled"](randn(64, IN))
+    grouped_linear(swizzled, weights, torch.tensor(offsets))
+    assert calls == [1]
+
+
+def test_when_weights_are_read_as_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_grouped, "major", lambda device: 9)
+    sizes = [(1, 1), (8, 1), (9, 1), (1024, 128), (1025, 256), (1, 1025)]
+    taken = [_grouped._reads_as_stored(torch.device("cuda"), *size) for size in sizes]
+    assert taken == [True, True, False, True, False, False]
+    monkeypatch.setattr(_grouped, "major", lambda device: 7)
+    assert not _grouped._reads_as_stored(torch.device("cuda"), 1, 1)
+    assert not _grouped._reads_as_stored(torch.device("cpu"), 1, 1)
