@@ -25,7 +25,6 @@ from jitquant.nn._safetensors import Entry, Writer, read_header, read_tensor
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
 from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
 from jitquant.numerics.recipes import dequantize_mxfp4
-from jitquant.ops.nvfp4 import amax_gsa
 from jitquant.tensors.fp8 import QuantizedTensor
 
 Format = Literal["nvfp4", "nvfp4a16", "fp8_block", "fp8_row", "int8", "mxfp4"]
@@ -284,7 +283,7 @@ class _Work:
         self.ignored: list[str] = []
         self.amaxes: dict[str, float] = {}
         self.relatives: dict[str, list[str]] = {}
-        self._gsas: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
 
     def plan(
         self,
@@ -522,23 +521,28 @@ class _Work:
         return None
 
     def _values(self, name: str) -> Tensor:
+        """A matrix, and its amax noted."""
         matrix = self.matrices[name]
         weight = self.source.values(matrix, self.device)
-        if not bool(weight.isfinite().all()):
-            raise ValueError(
-                f"{matrix.name} in {self.source.directory / matrix.file} has NaN or infinity; "
-                f"accepted are finite weights. Leave it out with ignore={name!r}, or get the file "
-                "again"
-            )
+        if name not in self._maxima:
+            low, high = weight.aminmax()
+            amax = torch.maximum(-low, high).float().reshape(1)
+            if not bool(amax.isfinite()):
+                raise ValueError(
+                    f"{matrix.name} in {self.source.directory / matrix.file} has NaN or infinity; "
+                    f"accepted are finite weights. Leave it out with ignore={name!r}, or get the "
+                    "file again"
+                )
+            self._maxima[name] = amax
         return weight
 
     def _gsa(self, name: str) -> Tensor:
         """That of a matrix and of those that engines fuse with it."""
-        if name not in self._gsas:
-            family = self.relatives.get(name, [name])
-            own = torch.stack([amax_gsa(self._values(member)) for member in family]).amax(0)
-            self._gsas |= dict.fromkeys(family, own)
-        return self._gsas[name]
+        family = self.relatives.get(name, [name])
+        for member in family:
+            if member not in self._maxima:
+                self._values(member)
+        return torch.stack([self._maxima[member] for member in family]).amax(0) / NVFP4_DIVISOR
 
 
 @contextlib.contextmanager

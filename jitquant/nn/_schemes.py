@@ -29,7 +29,8 @@ Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 _TILE = 128
 _MX_BLOCK = 32
-_ROWS = 1 << 23  # elements that are quantized together: temporaries are in fp32
+_ON_CPU = 1 << 19  # elements that are quantized together: their fp32 temporaries stay in caches
+_ON_GPU = 1 << 26
 _INT8_MAX = 127.0
 
 _CHANNELS = {"symmetric": True, "strategy": "channel", "dynamic": False}
@@ -74,7 +75,8 @@ class Scheme:
             weight: (N, K), contiguous, bfloat16, float16 or float32.
             gsa: fp32 (1,), where the format has one.
         """
-        rows = max(_TILE, _ROWS // weight.shape[1] // _TILE * _TILE)
+        elements = _ON_CPU if weight.device.type == "cpu" else _ON_GPU
+        rows = max(_TILE, elements // weight.shape[1] // _TILE * _TILE)
         parts = [self.values(part, gsa) for part in torch.split(weight, rows)]
         made = {name: torch.cat([p[name].view(torch.uint8) for p in parts]) for name in parts[0]}
         layout = self.layout(*weight.shape)

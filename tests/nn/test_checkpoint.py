@@ -157,7 +157,7 @@ def test_rows_are_quantized_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     for format in ("nvfp4a16", "fp8_block", "mxfp4"):
         quantize_checkpoint(source, tmp_path / f"{format}-1", format=format)
         with monkeypatch.context() as patch:
-            patch.setattr("jitquant.nn._schemes._ROWS", 1)
+            patch.setattr("jitquant.nn._schemes._ON_CPU", 1)
             quantize_checkpoint(source, tmp_path / f"{format}-2", format=format)
         one, other = (everything(tmp_path / f"{format}-{i}") for i in (1, 2))
         assert all(torch.equal(one[n].view(torch.uint8), other[n].view(torch.uint8)) for n in one)
