@@ -1,8 +1,8 @@
 """NVFP4, FP8, INT8 and MXFP8 quantization by CUDA kernels that are compiled on first use.
 
-Importing it registers ``torch.ops.jitquant`` and does no other work: nothing is compiled, no GPU is
-touched, no directory is made. Only the command line, which is to answer before torch could be
-imported, leaves the operators to whoever asks for one.
+Importing it registers ``torch.ops.jitquant`` and nothing else: it compiles nothing, touches no GPU
+and creates no directory. The command line, which must respond before torch could be imported,
+registers the operators when one is first used.
 """
 
 from __future__ import annotations

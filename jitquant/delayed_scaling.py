@@ -81,7 +81,7 @@ class DelayedScaling:
             amax: float32, one for each tensor, on the history's device.
 
         Raises:
-            TypeError: ``amax`` is no tensor of float32.
+            TypeError: ``amax`` is not a tensor of float32.
             ValueError: there are not as many as tensors, or they are on another device.
         """
         amax = _checks.as_tensor(amax, "amax")

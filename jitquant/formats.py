@@ -34,7 +34,7 @@ E2M1_TIES: Final = (
     (3.5, 4.0),
     (5.0, 4.0),
 )
-"""Midpoint between neighbouring magnitudes, and the magnitude it rounds to (the even code)."""
+"""Midpoint between neighboring magnitudes, and the magnitude it rounds to (the even code)."""
 
 E4M3_MAX: Final = 448.0
 """Largest finite E4M3 value."""
@@ -130,7 +130,7 @@ QUANTIZED_MAX: Final = {
 """Largest magnitude of each dtype that is quantized to."""
 
 GROUP_SIZES: Final = (16, 32, 64, 128, 256)
-"""Neighbours in a row that can share a scale."""
+"""Neighbors in a row that can share a scale."""
 
 BLOCK_SHAPES: Final = ((16, 16), (32, 32), (64, 64), (128, 128))
 """Rows and columns of the tiles that can share a scale."""
@@ -172,10 +172,10 @@ MXFP4_BLOCK: Final = 32
 """Elements of MXFP4 that share one E8M0 scale."""
 
 HADAMARD_SIZES: Final = (16, 32, 64, 128, 256)
-"""Neighbours that a Hadamard transform mixes."""
+"""Neighbors that a Hadamard transform mixes."""
 
 TE_SIGNS: Final = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
-"""What TransformerEngine's random Hadamard transform multiplies 16 neighbours with before H."""
+"""What TransformerEngine's random Hadamard transform multiplies 16 neighbors with before H."""
 
 Rotation = Literal["none", "te", "16", "32", "64", "128", "256"]
 Rounding = Literal["nearest", "stochastic"]
@@ -192,7 +192,7 @@ Select = Literal[
 Mxfp4Scaling = Literal["floor", "ceil", "even", "rceil"]
 
 ROTATIONS: Final[tuple[str, ...]] = ("none", "te", *map(str, HADAMARD_SIZES))
-"""None, TransformerEngine's random Hadamard transform, Sylvester's of as many neighbours."""
+"""None, TransformerEngine's random Hadamard transform, Sylvester's of as many neighbors."""
 
 ROUNDINGS: Final[tuple[str, ...]] = ("nearest", "stochastic")
 """How a value becomes an E2M1 code."""

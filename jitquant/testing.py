@@ -127,12 +127,12 @@ def assert_no_sync(fn: Callable[..., Any], *args: Any) -> None:
     """Fails if ``fn(*args)`` makes the CPU wait for the GPU.
 
     The call is made twice to set itself up, then under ``torch.cuda.set_sync_debug_mode("error")``
-    behind a kernel that keeps the stream busy: a call that waits for it has synchronised, whichever
+    behind a kernel that keeps the stream busy: a call that waits for it has synchronized, whichever
     library did it.
 
     Raises:
         AssertionError: the call returned only after the GPU had caught up.
-        RuntimeError: PyTorch saw a synchronising call (its own message), or no CUDA device.
+        RuntimeError: PyTorch saw a synchronizing call (its own message), or no CUDA device.
     """
     _need_device()
     for _ in range(2):

@@ -33,18 +33,18 @@ from .output import Arch, Json, console, print_json
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(help="Kernels, .cu files, or modules built before; all kernels without any."),
+    typer.Argument(help="Kernels, .cu files, or modules built before; default: all kernels."),
 ]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Compilers at once; else the processors, at most one for each GiB of memory."
+        min=1, help="Parallel compilers; default: one per CPU, at most one per GiB of memory."
     ),
 ]
 
 
 def build(names: Names = None, arch: Arch = None, jobs: Jobs = None, json: Json = False) -> None:
-    """Build modules side by side; what the cache has already is left as it is."""
+    """Build modules in parallel; skip those that are in the cache."""
     outcomes = build_named(names, arch, jobs, Loader(temporary=False), quiet=json)
     if json:
         print_json([_plain(outcome) for outcome in outcomes])

@@ -1,4 +1,4 @@
-"""``jitquant bundle``: builds to carry to where there is no compiler."""
+"""``jitquant bundle``: builds for machines without a compiler."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .output import Arch, Json, console, print_json
 def bundle(
     names: Names = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="A directory that is not there yet.")
+        Path, typer.Option("--output", "-o", help="A directory that does not exist yet.")
     ] = Path("jitquant-bundle"),
     manifest: Annotated[
         Path | None,
-        typer.Option("--from", help="What a manifest of `jitquant record` lists, exactly."),
+        typer.Option("--from", help="Build exactly what this manifest of `jitquant record` lists."),
     ] = None,
     arch: Arch = None,
     jobs: Jobs = None,

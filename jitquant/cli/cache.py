@@ -13,7 +13,7 @@ from jitquant.loader.units import parse_duration, parse_size, show_duration, sho
 
 from .output import Json, console, print_json, table
 
-app = typer.Typer(help="Look into the cache and make it smaller.", no_args_is_help=True)
+app = typer.Typer(help="Inspect and shrink the cache.", no_args_is_help=True)
 
 
 @app.command()
@@ -51,11 +51,11 @@ def prune_builds(
         str | None, typer.Option(help="Keep at most this much, such as 500M or 2GB.")
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option(help="Remove what was not used for so long, such as 30d.")
+        str | None, typer.Option(help="Remove builds unused for this long, such as 30d.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Remove the least recently used builds, never one that a live process has loaded."""
+    """Remove the least recently used builds, except those a live process has loaded."""
     if max_size is None and older_than is None:
         raise typer.BadParameter("give --max-size, --older-than, or both")
     done = prune(
@@ -68,7 +68,7 @@ def prune_builds(
 
 @app.command("clear")
 def clear_all(json: Json = False) -> None:
-    """Remove every build that no live process has loaded, and logs and memories."""
+    """Remove all builds except those a live process has loaded, and logs and records."""
     _show(clear(Cache(default_root())), json)
 
 

@@ -20,23 +20,23 @@ from .output import Arch, Json, console, print_json
 
 Name = Annotated[str, typer.Argument(help="A kernel's name, a .cu, or a module built before.")]
 Kernel = Annotated[
-    str | None, typer.Option(help="Only the kernels with this in their name, mangled or not.")
+    str | None, typer.Option(help="Only kernels whose name contains this, mangled or not.")
 ]
 
 
 def sass(name: Name, kernel: Kernel = None, arch: Arch = None, json: Json = False) -> None:
-    """Show a module's machine code, with the source lines that it comes from.
+    """Show a module's machine code, interleaved with its source lines.
 
-    Needs cuobjdump and nvdisasm (the extra `inspect`). Builds the module if need be.
+    Needs cuobjdump and nvdisasm (the extra `inspect`). Builds the module if necessary.
     """
     loader = Loader()
     _show(name, sass_of(loader, request_of(loader, name, arch)), kernel, json)
 
 
 def ptx(name: Name, kernel: Kernel = None, arch: Arch = None, json: Json = False) -> None:
-    """Show the PTX that a module is compiled to, with the source lines that it comes from.
+    """Show a module's PTX, interleaved with its source lines.
 
-    Compiles the device half again: a build keeps machine code alone.
+    Recompiles the device code: a build keeps only machine code.
     """
     loader = Loader()
     _show(name, ptx_of(loader, request_of(loader, name, arch)), kernel, json)

@@ -20,13 +20,14 @@ from .output import Arch, console
 def compile_commands(
     names: Names = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file; commands of other files in it stay.")
+        Path,
+        typer.Option("--output", "-o", help="Output file; entries for other sources are kept."),
     ] = Path("compile_commands.json"),
     arch: Arch = None,
 ) -> None:
-    """Write compile_commands.json, from which clangd knows headers, macros and architecture.
+    """Write compile_commands.json, so that clangd finds headers, macros and architecture.
 
-    Compiles nothing. clangd looks for the file in the directory of a source and those above it.
+    Compiles nothing. clangd searches a source's directory and its parents for the file.
     """
     loader = Loader()
     chosen = names or kernel_names(loader.kernels_dir())

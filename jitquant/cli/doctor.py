@@ -14,7 +14,7 @@ _MARKS = {OK: ("ok", "green"), NOTE: ("-", ""), WARNING: ("!", "yellow"), ERROR:
 
 
 def doctor(json: Json = False) -> None:
-    """Look at compilers, torch, GPUs and the cache, try a build, and say how to mend what is wrong.
+    """Check compilers, torch, GPUs and the cache, try a build, and suggest fixes.
 
     Exit code 0 means that a build works here. Changes nothing.
     """

@@ -18,12 +18,12 @@ from .output import Arch, Json, console, print_json
 
 def explain(
     name: Annotated[
-        str, typer.Argument(help="A kernel's name, a .cu of your own, or a module built before.")
+        str, typer.Argument(help="A kernel's name, your own .cu, or a module built before.")
     ],
     arch: Arch = None,
     json: Json = False,
 ) -> None:
-    """Say whether a module is in the cache, and if not what changed since its last build.
+    """Show whether a module is cached, and if not, what changed since its last build.
 
     Compiles and loads nothing. With arguments of its own (include_dirs, flags) a module is known by
     its name once it was built.

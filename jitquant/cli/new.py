@@ -111,7 +111,7 @@ def _(x: Tensor, s: float) -> Tensor:
 '''
 
 _TEST = '''\
-"""NAME against its reference, on the CPU and, where there is one, on a GPU."""
+"""NAME against its reference, on the CPU and, if there is one, on a GPU."""
 
 import jitquant
 import pytest
@@ -187,7 +187,7 @@ def files_of(name: str) -> dict[str, str]:
 
     Raises:
         ValueError: the name cannot be that of a C function and a Python module, or is taken.
-        TypeError: it is no string.
+        TypeError: it is not a string.
     """
     check_name(name)
     if keyword.iskeyword(name) or name in sys.stdlib_module_names:
@@ -229,10 +229,10 @@ def new(
     directory: Annotated[Path, typer.Option("--dir", help="Where to write the files.")] = Path(),
     json: Json = False,
 ) -> None:
-    """Write a kernel that works: NAME.cu, its operator NAME.py, and test_NAME.py.
+    """Generate a working starter kernel: NAME.cu, its operator NAME.py, and test_NAME.py.
 
-    The kernel and its launcher are one file, from which the binding is generated. The operator has
-    a reference in plain PyTorch, which is what runs on a CPU.
+    Kernel and launcher share one file; the binding is generated from it. The operator has a
+    reference in plain PyTorch, which runs on the CPU.
     """
     paths = write_new(name, directory)
     if json:

@@ -16,14 +16,18 @@ from rich.table import Table
 #: The option of every command that can be asked about another architecture than the one here.
 Arch = Annotated[
     str | None,
-    typer.Option("--arch", help="Architectures, such as 90a,100a,103a,120f; else as everywhere."),
+    typer.Option(
+        "--arch",
+        help="Architectures, such as 90a,100a,103a,120f; default: those set by environment "
+        "variables, or visible GPUs.",
+    ),
 ]
-#: The option of every command whose result a machine may read.
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+#: The option of every command with machine-readable output.
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console; one that is no terminal is as wide as its lines, since no eye sees it wrap."""
+    """A console; output that is not a terminal does not wrap."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 200
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=True)

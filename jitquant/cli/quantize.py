@@ -40,7 +40,7 @@ class FileLayout(str, Enum):
 
 def quantize(
     model: Annotated[Path, typer.Argument(help="A folder with config.json and *.safetensors.")],
-    out: Annotated[Path, typer.Argument(help="A folder that is not there yet.")],
+    out: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
     format: Annotated[Format, typer.Option("--format", "-f")] = Format.nvfp4a16,
     layout: Annotated[FileLayout, typer.Option("--layout")] = FileLayout.compressed_tensors,
     targets: Annotated[
@@ -49,21 +49,21 @@ def quantize(
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(help="Names or patterns to leave alone (repeat); else heads and routers."),
+        typer.Option(help="Names or patterns to skip (repeat); default: heads and routers."),
     ] = None,
     input_amax: Annotated[
         str | None,
         typer.Option(help="For nvfp4: a JSON file of amaxes by layer, or one number for all."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Such as cuda:0; else a GPU if any.")] = None,
+    device: Annotated[str | None, typer.Option(help="Such as cuda:0; default: any GPU.")] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Begin anew where an earlier call was killed.")
+        bool, typer.Option("--restart", help="Start over instead of resuming an interrupted call.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Quantize a model's folder for vLLM, sglang and transformers, a matrix at a time.
+    """Quantize a checkpoint for vLLM, sglang and transformers, one matrix at a time.
 
-    A call that was killed goes on where it was.
+    Resumes after an interruption.
     """
     from jitquant.nn import quantize_checkpoint
 

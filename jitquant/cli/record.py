@@ -19,13 +19,13 @@ from .output import console
 def record(
     command: Annotated[list[str], typer.Argument(help="What to run, after --.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The manifest; one that is there is replaced.")
+        Path, typer.Option("--output", "-o", help="Output file; overwritten if it exists.")
     ] = Path("jitquant-used.json"),
 ) -> None:
-    """Run a command, and write down every module and variant that its processes use.
+    """Run a command and record every module and variant that its processes use.
 
     `jitquant bundle --from MANIFEST` builds exactly these. The exit code is that of the command.
-    Ctrl-C and SIGTERM end the command; what it has used until then is written.
+    Ctrl-C and SIGTERM end the command; what it used until then is recorded.
     """
     with output.open("a", encoding="utf-8"):
         pass  # what cannot be written is said before the run, not after it

@@ -23,16 +23,16 @@ _BLOCKS = (64, 128, 256, 512, 1024)
 def stats(
     names: Names = None,
     arch: Arch = None,
-    threads: Annotated[int, typer.Option(help="Threads of a block.", min=1, max=1024)] = 256,
+    threads: Annotated[int, typer.Option(help="Threads per block.", min=1, max=1024)] = 256,
     shared: Annotated[
-        int, typer.Option(help="Bytes of shared memory that a launch asks for.", min=0)
+        int, typer.Option(help="Dynamic shared memory per block, in bytes.", min=0)
     ] = 0,
     json: Json = False,
 ) -> None:
     """Show registers, spills, shared memory and occupancy of each kernel and architecture.
 
-    A module that is named is built if need be; without names, those that are built are shown. Says
-    what the assembler said when they were; occupancy is what the limits of a multiprocessor allow.
+    Builds the named modules if necessary; without names, shows the modules in the cache. Numbers
+    are from ptxas; occupancy follows from the limits of an SM.
     """
     loader = Loader()
     chosen = list(names or kernel_names(loader.kernels_dir()))

@@ -35,7 +35,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Run it anew; the one before is ended."""
+        """Run it again; the one before is ended."""
         self.stop()
         if self.command:
             self._process = subprocess.Popen(self.command, start_new_session=True)
@@ -149,18 +149,18 @@ def _changes(directories: set[Path]) -> Generator[bool, None, None]:
 
 def watch(
     name: Annotated[
-        str, typer.Argument(help="A kernel's name, a .cu of your own, or a module built before.")
+        str, typer.Argument(help="A kernel's name, your own .cu, or a module built before.")
     ],
     command: Annotated[
         list[str] | None, typer.Argument(help="What to run after each build, after --.")
     ] = None,
     arch: Arch = None,
 ) -> None:
-    """Build a module again whenever its sources or headers are saved, and run a command.
+    """Rebuild a module when its sources or headers change, and run a command.
 
-    A command that is still running is ended before the next one starts. An edit that does not
-    compile is said, and the command of the last good build goes on. Ctrl-C ends both, as does
-    SIGTERM or the end of the terminal.
+    A running command is stopped before the next one starts. If an edit does not compile, the errors
+    are shown and the command of the last good build keeps running. Ctrl-C, SIGTERM or closing the
+    terminal stops both.
     """
     loader = Loader()
     child = Child(command or [])

@@ -1,6 +1,6 @@
 """Argument checks, shared by the public functions and by every implementation of an op.
 
-Plain Python on a tensor's attributes: no tensor op, no synchronisation, and sizes may be symbolic.
+Plain Python on a tensor's attributes: no tensor op, no synchronization, and sizes may be symbolic.
 Every message names the argument, what was given, what is accepted and the way out. A wrong type or
 dtype is a TypeError, anything else a ValueError.
 """
@@ -52,7 +52,7 @@ _SCALARS: dict[str, tuple[Any, str]] = {
 
 
 def scalar(value: Any, name: str, kind: str) -> None:
-    """An argument that is no tensor is of its type in the schema, or can be converted to it."""
+    """An argument that is not a tensor is of its type in the schema, or can be converted to it."""
     accepted, text = _SCALARS[kind]
     if not isinstance(value, accepted):
         raise TypeError(f"{name} is {type(value).__name__}; accepted is {text.format(name=name)}")
@@ -224,7 +224,7 @@ def column_weight(weight: Tensor, cols: int, like: Tensor, like_name: str) -> No
 
 
 def residual_tensor(residual: Tensor | None, x: Tensor) -> None:
-    """The residual, which is written in place: like x, each element in memory of its own."""
+    """The residual, which is written in place: like x, each element in its own memory."""
     if residual is None:
         return
     same_device(residual, "residual", x, "x")
@@ -413,7 +413,7 @@ def out_tensor(
 
 
 def row_count(shape: tuple[int, ...] | torch.Size) -> int:
-    """Rows of a tensor with these leading dimensions; one where there is none."""
+    """Rows of a tensor with these leading dimensions; one if there is none."""
     return math.prod(shape)
 
 
@@ -428,7 +428,7 @@ def weight_arguments(w: Tensor, block: str, dim: int, scale_layout: str) -> None
     if w.dim() != 2:
         raise ValueError(
             f"w has shape {shape_text(w)}; accepted is (N, K), or (K, N) with dim=0. "
-            "Quantize the matrices of a stack one by one: each has a gsa of its own"
+            "Quantize the matrices of a stack one by one: each has its own gsa"
         )
     one_of("block", block, WEIGHT_BLOCKS)
     dimension(dim)

@@ -59,7 +59,7 @@ def _check_group(group: object) -> None:
 
 
 def check_no_scale(group: object, given: object, name: str) -> None:
-    """Raises where there is nothing to reduce, or no group to reduce over."""
+    """Raises if there is nothing to reduce, or no group to reduce over."""
     _check_group(group)
     if given is not None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""FP8 and INT8 with a scale for a group of neighbours or a block: the ops and public functions.
+"""FP8 and INT8 with a scale for a group of neighbors or a block: the ops and public functions.
 
 `jitquant.ops.fp8` says what they share with the others.
 """
@@ -106,7 +106,7 @@ GROUP = Cast(
     numerics.quantize_group_rows,
     _OF_GROUPS,
 )
-"""FP8 or INT8 with a scale for neighbours of a row; rows past a count are left out."""
+"""FP8 or INT8 with a scale for neighbors of a row; rows past a count are left out."""
 
 NORMED_GROUP = Cast(
     "{takes}, int group_size, {tail}*, {written}ScalarType dtype, "
@@ -290,7 +290,7 @@ def quantize_per_token_group(
     zero_rest: bool = True,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
-    """Quantizes to FP8 or INT8 with a scale for ``group_size`` neighbours of a row: one launch.
+    """Quantizes to FP8 or INT8 with a scale for ``group_size`` neighbors of a row: one launch.
 
     Args:
         x: (..., N); the last group of a row has the elements that there are.

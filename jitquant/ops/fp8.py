@@ -10,7 +10,7 @@ What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.ragged`:
 - ``process_group`` is the process group whose ranks have the parts of one tensor, and each of which
   makes the call: amaxes are those of all parts, by one all_reduce between the two launches, and
   what a rank gets is its part of what the whole tensor would give, bit for bit. Rows may be divided
-  where there is one scale for the tensor; columns also with one a row, on ranks with the same rows.
+  if there is one scale for the tensor; columns also with one a row, on ranks with the same rows.
   It does not go together with a scale. Functions whose scales are those of groups and blocks do not
   have it: these are the same on every rank, as long as none is divided. Nor has
   `rmsnorm_quantize_fp8`, which computes scales of rows that a rank has to have whole. See

@@ -83,7 +83,7 @@ def quantize_mxfp8(
     scale_layout: ScaleLayout = "linear",
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
-    """Quantizes to MXFP8: FP8 in blocks of 32 neighbours of a row with E8M0 scales, in one launch.
+    """Quantizes to MXFP8: FP8 in blocks of 32 neighbors of a row with E8M0 scales, in one launch.
 
     A scale is ``amax / top`` rounded up to a power of two (RCEIL), as TransformerEngine's and
     torchao's are, so nothing saturates.

@@ -5,7 +5,7 @@ What they share:
 - Inputs are bfloat16, float16 or float32, on the CPU or a GPU, of any leading dimensions and
   strides, with a contiguous last dimension; anything with ``__dlpack__`` is taken as well. On a GPU
   up to three leading dimensions that do not follow each other in memory are read in place. A size N
-  that is no multiple of 16 is filled up with zeros; the logical shape is kept.
+  that is not a multiple of 16 is filled up with zeros; the logical shape is kept.
 - ``gsa`` is the factor that dequantizes: ``value = e2m1 * s * gsa``. None: it is computed, as
   ``amax / divisor``, for the tensor or for each row as ``granularity`` says. A number: it is taken
   as the gsa of the tensor. A float32 tensor of one element, or of one a row, is taken as it is: the
@@ -370,7 +370,7 @@ def quantize_nvfp4(
         divisor: a computed gsa is the amax over it.
         recipe: "te" (TransformerEngine) or "vllm"; see ``docs/numerics.md``.
         block: "1x16", or "16x16": 16 rows share scales as well, the leading dimensions as one.
-        rotate: "none"; "te": TransformerEngine's random Hadamard transform of 16 neighbours;
+        rotate: "none"; "te": TransformerEngine's random Hadamard transform of 16 neighbors;
             "16" to "256": Sylvester's of so many. N is a multiple.
         signs: int8 (n,) of +1 and -1 for the transform; None: TransformerEngine's, or none.
         select: "none", or how a block's scale is selected: "4over6_mae", "4over6_mse", ...
@@ -456,7 +456,7 @@ def quantize_weight_nvfp4(
 
     Returns:
         ``dim=-1``: x_fp4 (N, ceil(K / 16) * 8), x_sf (N, ceil(K / 16)) or swizzled. ``dim=0``:
-        x_fp4 (ceil(K / 16) * 8, N) with neighbours of K in a byte, x_sf (ceil(K / 16), N).
+        x_fp4 (ceil(K / 16) * 8, N) with neighbors of K in a byte, x_sf (ceil(K / 16), N).
         gsa (1,).
 
     Raises:

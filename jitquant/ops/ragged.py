@@ -223,7 +223,7 @@ def quantize_ragged(
     process_group: ProcessGroup | None = None,
     out: QuantizedRaggedTensor | None = None,
 ) -> QuantizedRaggedTensor:
-    """Quantizes each tensor of a buffer with a scale of its own.
+    """Quantizes each tensor of a buffer with its own scale.
 
     Two launches, or one with scales given, whatever the number of segments.
 
@@ -231,7 +231,7 @@ def quantize_ragged(
         x: contiguous, of any shape; offsets count its elements.
         offsets: int64 (G + 1,), ascending.
         format: "fp8_tensor": each segment as `jitquant.quantize_fp8` of a tensor. "nvfp4": each as
-            `jitquant.quantize_nvfp4`, in blocks of 16 neighbours of the buffer; segments begin at
+            `jitquant.quantize_nvfp4`, in blocks of 16 neighbors of the buffer; segments begin at
             multiples of 16, and a block belongs to the segment of its first element.
         scale: float32 (G,), the factors that encode (NVFP4: S, 2688 / amax); None: from the amaxes.
         sizes: int64 (G,), elements of each segment; None: segments follow each other.
@@ -257,7 +257,7 @@ def quantize_ragged(
             return quantize_ragged(x, offsets, scale=scale, sizes=sizes, out=out, **keywords)
 
         return _over(process_group, again, dtype, out)
-    # What the format has no use for is no argument of its op.
+    # An op takes only the arguments that its format uses.
     if format == "nvfp4":
         _checks_fp8.fp8_dtype(dtype)
     else:

@@ -1,7 +1,7 @@
 """NVFP4 and MXFP4 by recipes for training and rotation: the ops, and MXFP4's public functions.
 
 `jitquant.ops.nvfp4.quantize_nvfp4` comes here when it is given a recipe. A recipe takes the amax of
-what is quantized from a launch of its own, so that a process group can have a say in it.
+what is quantized in a separate launch, so that a process group can reduce it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _check_rotation(rotate: str, signs: Tensor | None, cols: int, like: Tensor) 
     if n and cols % n:
         raise ValueError(
             f"rotate is {rotate!r} and the dimension that it mixes has {cols} elements; accepted "
-            f"are multiples of {n}. Pad it with zeros, or rotate fewer neighbours"
+            f"are multiples of {n}. Pad it with zeros, or rotate fewer neighbors"
         )
     if signs is None:
         return
@@ -338,9 +338,8 @@ def quantize_nvfp4_both(
     """Quantizes a matrix to NVFP4 row-wise and column-wise, in two launches: amaxes, then the rest.
 
     The first result is that of x, with blocks along K. The second is that of its transpose, stored
-    transposed, with blocks along M: it alone is rotated, has an amax and a gsa of its own, and is
-    rounded with random bytes of its own. It is what a product needs that sums over M, such as a
-    weight gradient.
+    transposed, with blocks along M: it alone is rotated, has its own amax and gsa, and is
+    rounded with its own random bytes. Products that sum over M need it, such as a weight gradient.
 
     Args:
         x: (M, K), M and K >= 1; of a rotation M is a multiple.
@@ -383,7 +382,7 @@ def quantize_mxfp4(
     random_bytes: Tensor | None = None,
     scale_layout: ScaleLayout = "linear",
 ) -> tuple[Tensor, Tensor]:
-    """Quantizes to MXFP4: E2M1 in blocks of 32 neighbours of a row with E8M0 scales, in one launch.
+    """Quantizes to MXFP4: E2M1 in blocks of 32 neighbors of a row with E8M0 scales, in one launch.
 
     The bytes are those of gpt-oss's checkpoints: see ``x_fp4`` as (..., ceil(N / 32), 16).
 

@@ -81,7 +81,7 @@ class Parts:
         return self._with(moved)
 
     def clone(self: _Self) -> _Self:
-        """A copy with memory of its own."""
+        """A copy with its own memory."""
         return self._with(
             {n: as_bytes(t).clone().view(t.dtype) for n, t in self._present().items()}
         )

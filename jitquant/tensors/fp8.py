@@ -112,7 +112,7 @@ class QuantizedTensor(Parts):
             device: default is PyTorch's.
 
         Raises:
-            ValueError, TypeError: an argument is none of these.
+            ValueError, TypeError: an argument is not one of these.
         """
         shape = tuple(shape)
         one_of("format", format, FORMATS)
@@ -223,7 +223,7 @@ class QuantizedTensor(Parts):
         """Rows ``i:j`` of the first dimension, as views of the same memory; amax is left out.
 
         Raises:
-            TypeError: ``index`` is no slice.
+            TypeError: ``index`` is not a slice.
             IndexError: the tensor is 1-D: there is one row.
             ValueError: the step is not 1, or rows share scales in memory: blocks, and layouts other
                 than "row" and "linear".
@@ -287,7 +287,7 @@ class QuantizedTensor(Parts):
             name: what an error calls this tensor.
 
         Raises:
-            TypeError: a part is no tensor or has another dtype.
+            TypeError: a part is not a tensor or has another dtype.
             ValueError: a shape, device or part of the description is not what it must be.
         """
         self._check_description(f"{name}.")

@@ -36,7 +36,7 @@ class NVFP4Tensor(Parts):
         x_fp4: ``float4_e2m1fn_x2`` (..., ceil(N / 16) * 8); the even element in the low nibble.
         x_sf: ``float8_e4m3fn`` scales: (..., ceil(N / 16)), or, swizzled,
             (ceil(rows / 128) * 128, ceil(ceil(N / 16) / 4) * 4), the bytes of a 128x4 tile together
-            and zero where there is no row or block.
+            and zero if there is no row or block.
         gsa: fp32, (1,) with granularity "tensor", (rows,) with "row".
         inv_rms: fp32 (rows,), ``1 / sqrt(mean(v^2) + eps)``, from the ops that have a norm in them.
         cols: logical size of the packed dimension: N. Default: all that is packed.
@@ -90,7 +90,7 @@ class NVFP4Tensor(Parts):
             dim: -1 or 0.
 
         Raises:
-            ValueError: an argument is none of these.
+            ValueError: an argument is not one of these.
         """
         shape = tuple(shape)
         one_of("granularity", granularity, GRANULARITIES)
@@ -180,7 +180,7 @@ class NVFP4Tensor(Parts):
         multiples of 16 (or at the last row), as 16 rows share a scale.
 
         Raises:
-            TypeError: ``index`` is no slice.
+            TypeError: ``index`` is not a slice.
             IndexError: the tensor is 1-D: there is one row.
             ValueError: the step is not 1, or the layout does not allow this slice.
         """
@@ -242,7 +242,7 @@ class NVFP4Tensor(Parts):
             name: what an error calls this tensor.
 
         Raises:
-            TypeError: a part is no tensor or has another dtype.
+            TypeError: a part is not a tensor or has another dtype.
             ValueError: a shape, device, layout, granularity, recipe or dim is not what it must be.
         """
         one_of(f"{name}.scale_layout", self.scale_layout, SCALE_LAYOUTS)

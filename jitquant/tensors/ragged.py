@@ -28,11 +28,11 @@ from jitquant.tensors._parts import Parts, register
 
 @dataclass(eq=False, repr=False)
 class QuantizedRaggedTensor(Parts):
-    """Many tensors in one buffer, each with a scale of its own.
+    """Many tensors in one buffer, each with its own scale.
 
     Attributes:
         data: "fp8_tensor": elements, of the buffer's shape; "nvfp4": ``float4_e2m1fn_x2``
-            (ceil(numel / 16) * 8,), blocks of 16 neighbours of the flattened buffer.
+            (ceil(numel / 16) * 8,), blocks of 16 neighbors of the flattened buffer.
         scale_inv: fp32 (G,), the factor that dequantizes each segment; "nvfp4": its gsa.
         amax: fp32 (G,), the largest magnitude of each segment.
         offsets: int64 (G + 1,), where segments begin, in elements, and where the last one ends.
@@ -93,7 +93,7 @@ class QuantizedRaggedTensor(Parts):
             recipe: "te" or "vllm"; written over by the op that fills the buffers.
 
         Raises:
-            ValueError, TypeError: an argument is none of these.
+            ValueError, TypeError: an argument is not one of these.
         """
         shape = tuple(shape)
         one_of("format", format, RAGGED_FORMATS)
@@ -146,7 +146,7 @@ class QuantizedRaggedTensor(Parts):
             name: what an error calls these tensors.
 
         Raises:
-            TypeError: a part is no tensor or has another dtype.
+            TypeError: a part is not a tensor or has another dtype.
             ValueError: a shape, device, format or recipe is not what it must be, or block_scales
                 are missing, or there with a format that has none.
         """
