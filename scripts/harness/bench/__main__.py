@@ -382,6 +382,8 @@ def model(
             f"{', '.join(known)}",
             2,
         )
+    if "num_experts" in bench.SHAPES[shape][1] and "fp8" in chosen:
+        raise fail(f"--shape {shape} --formats {formats}: experts have no fp8; leave it out", 2)
     try:
         counts = [int(count) for count in sequences.split(",") if count]
     except ValueError:
