@@ -105,6 +105,14 @@ def _ids(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
     return _wrong(t, wrong, f"0 to {experts - 1}, and -1 or {experts} for no expert")
 
 
+def _signs(t: Tensor, _: Mapping[str, Any]) -> str | None:
+    return _wrong(t, t.abs() != 1, "+1 and -1")
+
+
+def _rng_state(t: Tensor, _: Mapping[str, Any]) -> str | None:
+    return _wrong(t[1:], t[1:] < 0, "a seed, and an offset that is not negative")
+
+
 Rule = Callable[[Tensor, Mapping[str, Any]], "str | None"]
 
 RULES: dict[str, Rule] = {
@@ -125,6 +133,8 @@ RULES: dict[str, Rule] = {
     "topk_ids": _ids,
     "amax": _not_negative,
     "inv_rms": _not_negative,
+    "signs": _signs,
+    "rng_state": _rng_state,
 }
 """By an argument's name in the schemas."""
 
@@ -146,6 +156,8 @@ def values(op: str, arguments: Mapping[str, Any]) -> None:
             rule = _gsa_of_codes
         if name == "offsets" and op == "nvfp4_grouped_linear":
             rule = _ends
+        if name == "x_sf" and op == "dequantize_mxfp4":
+            rule = None  # every byte is an E8M0 scale
         said = rule(value, known) if rule is not None and isinstance(value, Tensor) else None
         if said is not None:
             raise ValueError(f"{op}: {name} {said}")

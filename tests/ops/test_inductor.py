@@ -119,6 +119,19 @@ CASES = {
         ),
         lambda rows: floats(rows, COLS),
     ),
+    "quantize_nvfp4-recipe": Case(
+        lambda x, **out: jitquant.quantize_nvfp4(x, rotate="te", select="4over6_mae", **out),
+        activation(),
+    ),
+    "dequantize_mxfp4": Case(
+        lambda x, **out: jitquant.dequantize_mxfp4(
+            (x.abs() * 40).to(torch.uint8),
+            (x.abs()[:, : COLS // 16] * 40).to(torch.uint8).contiguous(),
+            torch.float32,
+            **out,
+        ),
+        lambda rows: floats(rows, 2 * COLS),
+    ),
     "nvfp4_linear": Case(
         lambda x, **out: jitquant.nvfp4_linear(
             x.bfloat16(), jitquant.quantize_weight_nvfp4(x), **out

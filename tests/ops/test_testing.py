@@ -106,6 +106,14 @@ def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
             lambda: J.dequantize_nvfp4(q.x_fp4, q.x_sf, gsa(-1.0)),
             ["dequantize_nvfp4: gsa has [0] = -1.0", "not negative"],
         ),
+        "signs of another size": (
+            lambda: J.quantize_nvfp4(x, rotate="16", signs=torch.arange(16, dtype=torch.int8)),
+            ["rotated_amax: signs has [0] = 0", "+1 and -1"],
+        ),
+        "an offset is negative": (
+            lambda: J.quantize_nvfp4(x, rounding="stochastic", rng_state=torch.tensor([1, -1])),
+            ["rng_state has [0] = -1", "an offset that is not negative"],
+        ),
         "scale bytes": (
             lambda: J.dequantize_nvfp4(q.x_fp4, torch.full_like(q.x_sf_bytes, 0x81), q.gsa),
             ["x_sf has [0] = 129", "0 to 127"],
@@ -169,7 +177,7 @@ def test_checked_looks_at_values(name: str) -> None:
 def test_checked_has_a_rule_for_what_has_values() -> None:
     """Each argument that is not elements, codes or a weight."""
     elements = {"x", "X", "A", "w", "fused", "weight", "bias", "residual", "grad", "act_input"}
-    elements |= {"topk_weights"}
+    elements |= {"topk_weights", "random_bytes"}
     codes = {"x_fp4", "w_fp4", "gate_up_fp4", "down_fp4", "data"}
     names = {
         a.name
@@ -188,6 +196,7 @@ def test_checked_changes_no_result() -> None:
         lambda: jitquant.quantize_ragged(x, at, sizes=torch.tensor([60, 0])).data,
         lambda: jitquant.quantize_per_token_group(x, 32, counts=torch.tensor([0])).data,
         lambda: jitquant.quantize_nvfp4(torch.zeros(4, 32)).dequantize(),
+        lambda: jitquant.dequantize_mxfp4(*jitquant.quantize_mxfp4(1000 * x)),
         lambda: jitquant.quantize_nvfp4(torch.full((4, 32), math.inf)).dequantize(),
         lambda: jitquant.quantize_fp8(x, out=jitquant.QuantizedTensor.empty((4, 32))).data,
     ]
