@@ -426,7 +426,8 @@ def _scale(
 ) -> tuple[Tensor | None, float | None, Granularity]:
     """A given scale as a tensor or a number, and the granularity that it decides."""
     if isinstance(scale, Tensor) or hasattr(scale, "__dlpack__"):
-        given = _checks.as_tensor(scale, "scale")
+        # The op looks at a tensor.
+        given = scale if isinstance(scale, Tensor) else _checks.as_tensor(scale, "scale")
         if given.numel() != 1:
             return given, None, "row"
         if granularity == "row" and _checks.row_count(_checks.as_tensor(x, name).shape[:-1]) != 1:
@@ -469,7 +470,8 @@ def _scaled(
     else:
         of = ops.source.of
         given, number, granularity = _scale(scale, arguments[of], of, granularity)
-        arguments |= {"scale": given, "scale_value": number, "granularity": granularity}
+        arguments["scale"], arguments["scale_value"] = given, number
+        arguments["granularity"] = granularity
     halved, amax = ops.source.cols is not None, arguments["with_amax"]
     return quantized(ops.scaled, arguments, _OF_FP8[granularity], out, amax, halved=halved)
 

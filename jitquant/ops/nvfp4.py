@@ -847,7 +847,7 @@ def _call(
         and x.dim()
         and out.cols == (x.size(dim) if cols is None else cols)
         and (out.inv_rms is None or op.inv_rms)
-        and op.direct_named(arguments, [getattr(out, name) for name in op.results]) is None
+        and op.direct_named(arguments, _buffers(op, out)) is None
     ):
         tensors = op.tensors(op.ordered(arguments))
         shape = tensors[0].shape
@@ -856,11 +856,19 @@ def _call(
             shape = (*shape[: len(shape) - source.reduced], size)
         wanted = None if gsa is not None else granularity
         _check_form(out, op, tuple(shape), scale_layout, wanted, dim)
-        op.dispatched(tensors, [getattr(out, name) for name in op.results])
+        op.dispatched(tensors, _buffers(op, out))
     out.recipe = arguments["recipe"]
     if gsa is not None:
         out.gsa, out.granularity = gsa, granularity
     return out
+
+
+def _buffers(op: Op, out: QuantizedActivation) -> tuple[Any, ...]:
+    """The buffers of ``out``, in the order of the op's results."""
+    buffers: tuple[Any, ...] = (out.x_fp4, out.x_sf)
+    if "gsa" in op.results:
+        buffers = (*buffers, out.gsa)
+    return (*buffers, out.inv_rms) if op.inv_rms else buffers
 
 
 def _amax_over(group: ProcessGroup, source: Source, arguments: dict[str, Any]) -> Tensor:

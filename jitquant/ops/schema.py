@@ -306,10 +306,8 @@ class Op:
         see the op; or an argument is not accepted. `dispatched` is to be called then, which does
         all of this, or says what is wrong.
         """
-        kept = None if is_dynamo_compiling() else self._kept
-        if kept is not None and kept.dtype is not None:
-            kept = self._kept_for(getattr(args[0], "dtype", None))
-        if kept is None or not kept.fresh():
+        kept = None if is_dynamo_compiling() else self._kept_for(getattr(args[0], "dtype", None))
+        if kept is None:
             return NotImplemented
         if out is None:
             return kept.direct(True, *args)
@@ -317,12 +315,11 @@ class Op:
 
     def direct_named(self, arguments: Arguments, buffers: Sequence[Any] = ()) -> Any:
         """As `direct`, with the arguments by name, among others, and the buffers in order."""
-        kept = None if is_dynamo_compiling() else self._kept
-        if kept is not None and kept.dtype is not None:
-            kept = self._kept_for(getattr(arguments[self.names[0]], "dtype", None))
-        if kept is None or not kept.fresh():
+        if is_dynamo_compiling():
             return NotImplemented
-        return kept.direct(True, *self._pick(arguments), *buffers)
+        args = self._pick(arguments)
+        kept = self._kept_for(getattr(args[0], "dtype", None))
+        return NotImplemented if kept is None else kept.direct(True, *args, *buffers)
 
     def _direct_in_dispatcher(self, args: Sequence[Any]) -> Any:
         """As `direct`, where the dispatcher has done its part."""
