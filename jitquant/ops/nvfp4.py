@@ -377,6 +377,7 @@ def quantize_nvfp4(
         top: the largest block scale, 448 or 256; ``divisor`` is 6 * top then.
         rounding: "nearest", or "stochastic" with one of the next two.
         rng_state: int64 (2,), seed and offset, on the device of x; the same give the same codes.
+            Ranks of a process group should have seeds of their own.
         random_bytes: uint8 of the shape of x, contiguous.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
         process_group: the ranks whose parts have one amax, or None.

@@ -97,6 +97,23 @@ def case_nvfp4_divided_between_columns(here: Here) -> None:
         same_nvfp4(q, jitquant.quantize_nvfp4(x, **keywords), here, 1)
 
 
+def case_recipes(here: Here) -> None:
+    recipes: list[dict[str, Any]] = [
+        {"rotate": "te"},
+        {"select": "4over6_mae", "top": 256},
+        {"rotate": "32", "select": "4over6_mse", "block": "1x16"},
+        {"block": "16x16"},
+    ]
+    x = large_in_one_row(64, 96, here)
+    for recipe in recipes:
+        q = jitquant.quantize_nvfp4(part(x, here), process_group=here.group, **recipe)
+        same_nvfp4(q, jitquant.quantize_nvfp4(x, **recipe), here)
+    both = jitquant.quantize_nvfp4_both(part(x, here), rotate="te", process_group=here.group)
+    whole = jitquant.quantize_nvfp4_both(x, rotate="te")
+    same_nvfp4(both[0], whole[0], here)
+    same_nvfp4(both[1], whole[1], here, 1)
+
+
 def case_many_values(here: Here) -> None:
     # More than one block of threads for a row, and more blocks than a GPU has at once.
     shape = (1200, 8192) if here.device.type == "cuda" else (100, 2048)
