@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_DIVISOR
+from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIVISOR
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._grouped import grouped_linear
 from jitquant.nn._weights import WeightCache
 from jitquant.nn.float8 import multiply
-from jitquant.ops.experts import nvfp4_grouped_linear
+from jitquant.ops.experts import EXPERTS, MOST_EXPERTS, MOST_TOP_K, nvfp4_grouped_linear
 from jitquant.ops.nvfp4 import quantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -164,7 +164,9 @@ class NVFP4Experts(Experts, QuantizedModule):
 
         Args:
             original: whose `refusal` is None. It keeps its parameters.
-            weight_only: whether the tokens are multiplied as they are, in bfloat16 or float16.
+            weight_only: whether the tokens are multiplied as they are, in bfloat16 or float16. Up
+                to 2048 pairs of a token and its expert then take `jitquant.nvfp4_experts`, if gates
+                are ``silu(gate) * up``, without biases, and both K are multiples of 16.
 
         Raises:
             ValueError: `refusal` has a reason.
@@ -222,6 +224,40 @@ class NVFP4Experts(Experts, QuantizedModule):
         of_rows = gsa.repeat_interleave(packed.shape[1])
         how = ("linear", "row")
         return NVFP4Tensor(packed.view(FP4_DTYPE), scale, of_rows, None, self.columns[name], *how)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """As `Experts`; few tokens, multiplied as they are, take `jitquant.nvfp4_experts`."""
+        if self._is_one_op(hidden_states, top_k_index, top_k_weights):
+            packed, scales, gsas = (
+                [self.get_buffer(f"{name}_{part}") for name in ("gate_up_proj", "down_proj")]
+                for part in ("packed", "scale", "gsa")
+            )
+            up, down = zip(packed, scales, gsas, strict=True)
+            routing = (top_k_index.contiguous(), top_k_weights.contiguous())
+            y: Tensor = EXPERTS.made([hidden_states.contiguous(), *up, *down, *routing, None])[0]
+            return y
+        return super().forward(hidden_states, top_k_index, top_k_weights)
+
+    def _is_one_op(self, x: Tensor, index: Tensor, weights: Tensor) -> bool:
+        if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
+            return False
+        inner: Any = self._original[0]
+        gate = getattr(type(inner), "_apply_gate", None)
+        bias = getattr(self, "gate_up_proj_bias", None)
+        return (
+            self.weight_only
+            and self.has_gate
+            and not self.interleaved
+            and bias is None
+            and type(inner.act_fn).__name__ in ("SiLU", "SiLUActivation")  # PyTorch's and theirs
+            and getattr(gate, "__name__", "") == "_default_apply_gate"  # act_fn(gate) * up
+            and all(cols % NVFP4_BLOCK == 0 for cols in self.columns.values())
+            and x.dtype in (torch.bfloat16, torch.float16)
+            and index.dtype in (torch.int32, torch.int64)
+            and index.numel() <= _DECODED
+            and 1 <= index.shape[-1] <= MOST_TOP_K
+            and self.num_experts <= MOST_EXPERTS
+        )
 
     def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():

@@ -23,6 +23,7 @@ from jitquant.nn import (
     save_compressed_tensors,
 )
 from jitquant.nn.experts import refusal
+from jitquant.ops import Op
 
 from .helpers import sqnr
 
@@ -116,6 +117,30 @@ def test_many_rows_have_the_products_of_few(monkeypatch: pytest.MonkeyPatch) -> 
     few = made(*routed(original))
     monkeypatch.setattr("jitquant.nn.experts._DECODED", 0)
     assert sqnr(made(*routed(original)), few) > 30  # grouped_linear rounds once more
+
+
+@pytest.mark.parametrize(("kind", "one_op"), [("Mixtral", True), ("GptOss", False)])
+def test_few_tokens_as_they_are(kind: str, one_op: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one op if it has the gate and no bias, to the numbers of a product after the other."""
+    original = mixture(kind).model.layers[0].mlp.experts
+    made = NVFP4Experts(original, weight_only=True)
+    x, index, weights = routed(original)
+    index[3, 1] = 3  # an expert of another process
+    ops, plain = [], Op.made
+
+    def noted(op: Op, args: Any) -> Any:
+        ops.append(op.name)
+        return plain(op, args)
+
+    monkeypatch.setattr(Op, "made", noted)
+    got = made(x, index, weights)
+    assert ("nvfp4_experts" in ops) == one_op
+    assert ("nvfp4_grouped_linear" in ops) != one_op
+    assert got.dtype == BF16
+    ops.clear()
+    with_gradient = made(x.clone().requires_grad_(), index, weights)
+    assert "nvfp4_experts" not in ops
+    assert sqnr(with_gradient.detach(), got) > 35
 
 
 def test_the_tokens_have_a_gradient() -> None:
