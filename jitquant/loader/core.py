@@ -53,7 +53,7 @@ def default_kernels_dir() -> Path:
 
 
 def capturing_now() -> bool:
-    """Whether the current stream is being captured; never initialises CUDA."""
+    """Whether the current stream is being captured; never initializes CUDA."""
     import torch
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -392,7 +392,7 @@ class Loader:
 
     @contextlib.contextmanager
     def _guard_current(self) -> Any:
-        """The guard of the tables; a forked child starts with locks of its own."""
+        """The guard of the tables; a forked child starts with its own locks."""
         if self._pid != os.getpid():
             self._reset_locks()
         with self._guard:

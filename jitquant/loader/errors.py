@@ -1,8 +1,8 @@
 """What the loader raises.
 
 Every class derives from :class:`LoaderError`, so ``except LoaderError`` catches whatever can go
-wrong between a source file and a loaded module. A wrong *argument* (a name that is no identifier,
-a source that does not exist) is a plain ``ValueError``, ``TypeError`` or ``FileNotFoundError``.
+wrong between a source file and a loaded module. A wrong *argument* (a name that is not an
+identifier, a source that does not exist) is a plain ``ValueError``, ``TypeError`` or ``FileNotFoundError``.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class LockTimeoutError(LoaderError, TimeoutError):
 
 
 class CacheError(LoaderError):
-    """The cache directory cannot be used; the message says why and how to mend it."""
+    """The cache directory cannot be used; the message says why and how to fix it."""
 
 
 class ToolNotFoundError(LoaderError):
@@ -115,7 +115,7 @@ class ToolNotFoundError(LoaderError):
 
 
 class BundleError(LoaderError):
-    """A directory in ``JITQUANT_BUNDLES`` is no bundle that can be used; the message says why."""
+    """A directory in ``JITQUANT_BUNDLES`` is not a usable bundle; the message says why."""
 
 
 class DamagedEntryWarning(UserWarning):

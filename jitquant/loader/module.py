@@ -115,7 +115,7 @@ def load_module(
     ``ops`` are the operators it registers (``namespace::name`` or ``namespace::name.overload``).
 
     Raises:
-        LoaderError: the dynamic linker or the extension's own initialisation refuses.
+        LoaderError: the dynamic linker or the extension's own initialization refuses.
     """
     import torch
 

@@ -40,7 +40,7 @@ class Reporter:
         _write(line)
 
     def warn(self, text: str) -> None:
-        """What a compiler warns of: to whoever listens, else to stderr."""
+        """What a compiler warns of: to listeners, else to stderr."""
         if LOG.hasHandlers():
             LOG.warning("%s", text)
         else:  # the handler of last resort knows nothing of JITQUANT_QUIET

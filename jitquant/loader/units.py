@@ -17,7 +17,7 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(SIZE, text.strip(), re.IGNORECASE)
     if match is None:
-        raise ValueError(f"{text!r} is no size; give one such as 500M, 2GB or 1.5GiB.")
+        raise ValueError(f"{text!r} is not a valid size; expected, e.g., 500M, 2GB or 1.5GiB.")
     return int(float(match[1]) * _SIZES[match[2].upper()])
 
 
@@ -29,7 +29,7 @@ def parse_duration(text: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip(), re.IGNORECASE)
     if match is None:
-        raise ValueError(f"{text!r} is no time; give one such as 30d, 12h, 90m or 2w.")
+        raise ValueError(f"{text!r} is not a valid duration; expected, e.g., 30d, 12h, 90m or 2w.")
     return float(match[1]) * _TIMES[match[2].lower()]
 
 

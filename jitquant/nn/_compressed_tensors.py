@@ -88,7 +88,7 @@ def save_compressed_tensors(
     `Float8BlockwiseLinear` in FP8, but for those that another module has as well, such as tied
     embeddings, and all else as it is; tensors that are one memory are there once, under the first
     name. ``config.json`` is the model's (or what lies in the directory) with
-    ``quantization_config`` in it. Tokenizer and generation settings are left to whoever has them.
+    ``quantization_config`` in it. Tokenizer and generation settings are not written.
 
     The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4A16", weights alone, or with
     ``input_amax`` "NVFP4", activations too: engines then take ``input_global_scale``,
@@ -99,14 +99,14 @@ def save_compressed_tensors(
 
     Args:
         model: with `NVFP4Linear` and `Float8BlockwiseLinear` in it.
-        directory: is made where there is none.
+        directory: created if missing.
         input_amax: largest magnitude of the input of each `NVFP4Linear`, by name; `report` on the
             unquantized model has them: ``{l.name: l.input_amax for l in found.layers}``. Other
-            names are not looked at.
+            names are ignored.
 
     Raises:
-        ValueError: there is no such layer, one of NVFP4 whose in_features is no multiple of 16, or
-            an amax that is missing or not positive.
+        ValueError: the model has no such layer, the in_features of one in NVFP4 is not a multiple
+            of 16, or an amax is missing or not positive.
         ImportError: safetensors is not installed.
     """
     _, save_file = safetensors_functions()
@@ -161,7 +161,7 @@ def compressed_tensors(
                 biases[f"{dot}bias"] = tensor
     if not layers:
         raise ValueError(
-            "the model has no NVFP4Linear and no Float8BlockwiseLinear with a weight of its own; "
+            "the model has no NVFP4Linear and no Float8BlockwiseLinear with its own weight; "
             "convert(model, ...) puts them in"
         )
     places = places_in_file(model, shapes)
@@ -311,7 +311,7 @@ def _once(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _for_a_file(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous, and each with a memory of its own, as safetensors wants them."""
+    """Contiguous, and each with its own memory, as safetensors wants them."""
     dense = {name: t.detach().contiguous() for name, t in tensors.items()}
     count = Counter(t.untyped_storage().data_ptr() for t in dense.values())
     return {

@@ -55,7 +55,7 @@ def forward(
         weight is whole, divided as ``x`` is.
 
     Raises:
-        TypeError: ``x`` is no DTensor.
+        TypeError: ``x`` is not a DTensor.
         ValueError: the mesh has more dimensions, or a block is divided.
     """
     out_features, in_features = weight.shape

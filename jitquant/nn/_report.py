@@ -49,7 +49,7 @@ _MARKERS = "osD^"
 
 @dataclass
 class LayerReport:
-    """One linear: signal to quantization noise in dB, by format; infinite where there is no noise.
+    """One linear: signal to quantization noise in dB, by format; infinite if there is no noise.
 
     Attributes:
         name: in the model.
@@ -92,12 +92,12 @@ class ModelReport:
     left: dict[str, int] = field(default_factory=dict)
 
     def mean(self, format: str, of: Operand = "output") -> float:
-        """Mean over the layers with noise in them, in dB; NaN where there is none."""
+        """Mean over the layers with noise in them, in dB; NaN if there is none."""
         finite = [value for value in self._values(format, of) if math.isfinite(value)]
         return sum(finite) / len(finite) if finite else math.nan
 
     def lowest(self, format: str, of: Operand = "output") -> float:
-        """Of the layers, in dB; NaN where there is none."""
+        """Of the layers, in dB; NaN if there is none."""
         return min(self._values(format, of), default=math.nan)
 
     def _values(self, format: str, of: Operand) -> list[float]:
@@ -323,8 +323,8 @@ def report(
         SQNR by layer, what was not measured and why.
 
     Raises:
-        TypeError: ``model`` is no module.
-        ValueError: a format is none of the four.
+        TypeError: ``model`` is not a module.
+        ValueError: a format is not one of the four.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}; accepted is a torch.nn.Module")

@@ -67,11 +67,11 @@ def read_header(path: Path) -> dict[str, Entry]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= _LONGEST or 8 + length > size:
-            raise ValueError(f"{path} has {size} bytes and no header of safetensors; read it anew")
+            raise ValueError(f"{path} has {size} bytes and no header of safetensors; read it again")
         try:
             header: dict[str, Any] = json.loads(file.read(length))
         except ValueError as error:
-            raise ValueError(f"the header of {path} is not JSON: {error}; read it anew") from error
+            raise ValueError(f"the header of {path} is not JSON: {error}; read it again") from error
     header.pop("__metadata__", None)
     entries: dict[str, Entry] = {}
     for name, about in header.items():
@@ -91,7 +91,7 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def read_tensor(path: Path, entry: Entry) -> Tensor:
-    """The values of a tensor, in memory of its own."""
+    """The values of a tensor, in its own memory."""
     if entry.size == 0:
         return torch.empty(entry.shape, dtype=entry.dtype)
     memory = bytearray(entry.size)

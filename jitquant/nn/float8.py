@@ -158,7 +158,7 @@ class Float8BlockwiseLinear(nn.Linear):
     the quantization of the weight is part of what is recorded.
 
     The product is ``torch.nn.functional.scaled_mm`` on sm_90 with CUDA 12.9 or newer, where sizes
-    that are no multiples of 128 cost a padded copy. Elsewhere, the CPU included, the same FP8
+    that are not multiples of 128 cost a padded copy. Elsewhere, the CPU included, the same FP8
     values are dequantized and multiplied in fp32: slow, and the same numerics.
 
     A group or block of zeros has the scale 1e-32 / 448 and gives zeros; NaN and infinity in an
@@ -206,7 +206,7 @@ class Float8BlockwiseLinear(nn.Linear):
         return made.train(linear.training)
 
     def weight_changed(self) -> None:
-        """Has the weight quantized anew: to be called after a write that left no trace."""
+        """Requantizes the weight at the next call; needed after a write that PyTorch cannot see."""
         self._cache.clear()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class NVFP4Linear(QuantizedModule):
             weight_only: whether `forward` multiplies its input as it is, in bfloat16 or float16.
 
         Raises:
-            TypeError, ValueError: an argument is none of these.
+            TypeError, ValueError: an argument is not one of these.
         """
         super().__init__()
         for name, size in (("in_features", in_features), ("out_features", out_features)):

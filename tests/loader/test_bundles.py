@@ -255,12 +255,12 @@ def gone(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (no_manifest, "is no bundle: No such file"),
-        (gone, "is no bundle: No such file"),
+        (no_manifest, "is not a bundle: No such file"),
+        (gone, "is not a bundle: No such file"),
         (newer_format, "has format 2, and this jitquant reads format 1"),
         (no_builds, r"manifest\.json cannot be read"),
-        (place_outside, r"manifest\.json cannot be read .* is no place in a bundle"),
-        (library_outside, r"manifest\.json cannot be read .* is no place in a bundle"),
+        (place_outside, r"manifest\.json cannot be read .* is outside the bundle"),
+        (library_outside, r"manifest\.json cannot be read .* is outside the bundle"),
         (others_write, "has mode 0777: others can write to it"),
         (others_write_the_manifest, r"manifest\.json has mode 0664: others can write to it"),
     ],

@@ -256,7 +256,7 @@ def test_bundles_and_jobs(no_trial: None, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("JITQUANT_BUNDLES", str(tmp_path / "none"))
     monkeypatch.setattr(module, "available_bytes", lambda: 100 << 20)
     found = examine(new_loader(tmp_path / "cache"))
-    assert "is no bundle" in one(found, "bundles", "warning").text
+    assert "is not a bundle" in one(found, "bundles", "warning").text
     texts = [finding.text for finding in of(found, "jobs", "warning")]
     assert ["0.1 GiB of memory are free, and nvcc may need one GiB" in text for text in texts] == [
         True

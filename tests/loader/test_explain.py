@@ -123,7 +123,7 @@ def test_a_bundle_is_said_and_why_another_is_not_taken(
     assert found.directory is not None
     assert found.directory.is_relative_to(path)
     assert len(found.refused) == 1
-    assert "/nowhere is no bundle" in found.refused[0]
+    assert "/nowhere is not a bundle" in found.refused[0]
 
 
 def test_names(copied: tuple[Loader, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_names(copied: tuple[Loader, Path], monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.chdir(source.parent)
     assert request_of(loader, "./plain.cpp") == Request("plain", (source,))
-    with pytest.raises(ValueError, match=r"'amax_gs' is no kernel.*Near names: amax_gsa"):
+    with pytest.raises(ValueError, match=r"'amax_gs' is not a kernel.*Near names: amax_gsa"):
         request_of(loader, "amax_gs")
     with pytest.raises(ValueError, match="is not accepted"):
         request_of(loader, "../../x")

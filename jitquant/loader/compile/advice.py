@@ -43,7 +43,7 @@ def advice(said: str, sources: Sequence[str]) -> str:
 
 
 def _readable(symbol: str) -> str:
-    """``symbol`` as it is written in C++, where there is a c++filt to ask."""
+    """``symbol`` as it is written in C++, if there is a c++filt to ask."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             ["c++filt", symbol], capture_output=True, text=True, timeout=10, check=True
@@ -78,7 +78,7 @@ def _wrong_schemas(text: str) -> list[str]:
             continue
         arguments = schema[schema.index("(") :]
         try:
-            # Under a name of its own, since two sources may well define the same.
+            # Under its own name, since two sources may well define the same.
             library.define(f"f{number}{arguments}")  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             reason = str(error).partition("\nException raised")[0].strip().splitlines()

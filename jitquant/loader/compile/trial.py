@@ -1,7 +1,7 @@
 """Linking a module and loading it for the first time, in a forked child.
 
 A library that throws while it is being loaded (an operator schema with a slip in it, a namespace
-that is registered already, a static initialiser that fails) ends its process. The first load is
+that is registered already, a static initializer that fails) ends its process. The first load is
 therefore made in a child, which has torch in memory already; what it prints becomes the error.
 """
 
@@ -140,7 +140,7 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequ
     if outcome.timed_out:
         raise LoaderError(
             f"the library {library.stem!r} was built, but loading it does not come to an end: a "
-            f"static initialiser or a registration was still running after {_HANG_SECONDS:.0f} s. "
+            f"static initializer or a registration was still running after {_HANG_SECONDS:.0f} s. "
             "Look there for a loop, a lock, or something that is waited for."
         )
     if result is not None and "error" in result:

@@ -159,7 +159,7 @@ def _has_driver() -> bool:
 
 
 def visible_archs() -> tuple[str, ...]:
-    """Canonical names for the GPUs this process can use; ``()`` where there is none.
+    """Canonical names for the GPUs this process can use; ``()`` if there is none.
 
     A CUDA context is made only on a machine with unlike GPUs and ``CUDA_VISIBLE_DEVICES`` set, or
     without NVML: nothing else can tell there which of them this process sees.

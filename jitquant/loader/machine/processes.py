@@ -49,7 +49,7 @@ def default_jobs() -> int:
     """How many compilers to run at once: the processors, within what memory allows.
 
     Raises:
-        ValueError: ``JITQUANT_JOBS`` is no number of compilers.
+        ValueError: ``JITQUANT_JOBS`` is not a number of compilers.
     """
     if given := setting("JITQUANT_JOBS"):
         return int(given)

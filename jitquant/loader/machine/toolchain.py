@@ -28,7 +28,7 @@ from ..errors import HostCompilerNotFoundError, NvccNotFoundError, extra
 _PROBE_SECONDS = 60.0
 #: What runs nvcc and the host compiler.
 LAUNCHER = "JITQUANT_NVCC_LAUNCHER"
-#: What changes the answer of a compiler, and is no part of the question.
+#: What changes the answer of a compiler, and is not part of the question.
 _ADDS_TO_COMMANDS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH")
 _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 
@@ -36,7 +36,7 @@ _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 class Nvcc(NamedTuple):
     """A CUDA compiler: the real binary, its version, and the toolkit around it.
 
-    ``command`` is what is run: a wrapper (a script with flags of its own, ccache under the name of
+    ``command`` is what is run: a wrapper (a script with its own flags, ccache under the name of
     nvcc) if one was found, whose digest is ``wrapper`` then, else the binary.
     """
 
@@ -215,7 +215,7 @@ def _candidates(env: Mapping[str, str]) -> Iterable[tuple[str, str]]:
 
 
 class Candidate(NamedTuple):
-    """A place where nvcc may be; ``why_not`` says why it is no nvcc where ``nvcc`` is ``None``."""
+    """A place where nvcc may be; ``why_not`` says why there is none if ``nvcc`` is ``None``."""
 
     path: str
     origin: str

@@ -1,4 +1,4 @@
-"""Ending the compilers of a process that was killed, which no code of its own can do."""
+"""Ends the compilers of a process that was killed, which that process cannot do itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Watchdog:
     """Within the block a shell waits for the end of this process, and kills what was started.
 
     A death signal of the kernel's would come with the end of the thread that builds, and would not
-    reach what a compiler has started. Where there is no shell, nothing is watched.
+    reach what a compiler has started. If there is no shell, nothing is watched.
     """
 
     def __enter__(self) -> Watchdog:

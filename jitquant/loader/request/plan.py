@@ -370,7 +370,7 @@ def _bindings_of(wanted: Wanted) -> tuple[Binding, ...]:
 
 
 def _described(nvcc: Nvcc) -> str:
-    """The version, and what stands before the compiler: it may have flags of its own."""
+    """The version, and what stands before the compiler: it may have its own flags."""
     wrapper = f" through a wrapper {nvcc.wrapper[:12]}" if nvcc.wrapper else ""
     return f"{nvcc.version}{wrapper}"
 

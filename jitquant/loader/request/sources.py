@@ -184,7 +184,7 @@ class FileHasher:
             self._file, self._kept, self._learned = directory / "files.json", None, False
 
     def state(self, path: str) -> FileState | None:
-        """The state of ``path``, or ``None`` where there is no such regular file."""
+        """The state of ``path``, or ``None`` if there is no such regular file."""
         try:
             status = os.stat(path)
             signature = signature_of(status)

@@ -1,4 +1,4 @@
-"""Bundles: builds in a directory that can be carried to where there is no compiler.
+"""Bundles: builds in a directory, for machines without a compiler.
 
 Layout::
 
@@ -107,7 +107,7 @@ def open_bundle(path: Path) -> Bundle:
         text = (path / MANIFEST).read_bytes()
     except OSError as error:
         raise BundleError(
-            f"{path} is no bundle: {error.strerror} ({error.filename}). Make one with "
+            f"{path} is not a bundle: {error.strerror} ({error.filename}). Make one with "
             f"`jitquant bundle -o {path}`, or take it out of {BUNDLES}."
         ) from error
     if refused:
@@ -123,7 +123,7 @@ def open_bundle(path: Path) -> Bundle:
         builds = tuple(Bundled(**build) for build in manifest["builds"])
         for build in builds:
             if not (_PLACE.fullmatch(build.directory) and _FILE.fullmatch(build.library)):
-                raise ValueError(f"{build.directory}/{build.library} is no place in a bundle")
+                raise ValueError(f"{build.directory}/{build.library} is outside the bundle")
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(
             f"{path / MANIFEST} cannot be read ({error}). Make the bundle again."

@@ -34,7 +34,7 @@ class Change:
 
     Attributes:
         kind: ``"source"``, ``"header"``, or what it is: ``"nvcc"``, ``"architectures"``, ...
-        name: the file, as headers are named in the cache; ``""`` for what is no file.
+        name: the file, as headers are named in the cache; ``""`` for what is not a file.
         before, now: digests of a file, values of the rest; ``None`` for what is not there.
     """
 

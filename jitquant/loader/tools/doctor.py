@@ -59,7 +59,7 @@ class Finding:
         check: what it belongs to: ``"torch"``, ``"nvcc"``, ``"cache"``, ...
         state: ``"ok"``, ``"note"``, ``"warning"`` or ``"error"`` (a build cannot work).
         text: what was found.
-        fix: what to do about it; ``""`` where there is nothing to do.
+        fix: what to do about it; ``""`` if there is nothing to do.
     """
 
     check: str

@@ -25,7 +25,7 @@ def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = No
             some, else as everywhere.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: it is not one of these.
         FileNotFoundError: the file, or a source of the earlier build, is not there.
     """
     chosen = archs if archs is None or isinstance(archs, str) else tuple(archs)
@@ -62,8 +62,8 @@ def _as_built(name: str, last: dict[str, Any], archs: str | tuple[str, ...] | No
 def _unknown(loader: Loader, name: str) -> str:
     known = kernel_names(loader.kernels_dir())
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"Near names: {', '.join(near)}." if near else f"There are: {', '.join(known)}."
+    hint = f"Near names: {', '.join(near)}." if near else f"Available: {', '.join(known)}."
     return (
-        f"{name!r} is no kernel of this project, and no module of that name was built in the cache "
-        f"{loader.cache().root}. {hint} For a file of your own give its path: ./{name}.cu"
+        f"{name!r} is not a kernel of this project, and no module of that name is in the cache "
+        f"{loader.cache().root}. {hint} For your own file, give its path: ./{name}.cu"
     )

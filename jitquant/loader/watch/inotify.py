@@ -112,7 +112,7 @@ class Watcher:
         self.close()
 
     def close(self) -> None:
-        """Stop watching; :meth:`look` then answers ``-1``, which is no generation."""
+        """Stop watching; :meth:`look` then answers ``-1``, which is not a valid generation."""
         poll, self._poll = self._poll, None
         if poll is not None:
             poll.close()
@@ -163,7 +163,7 @@ class Watcher:
                         offset += _EVENT.size + length
                         installed = installed or watch in self._installed
                         if mask & (_DELETE_SELF | _MOVE_SELF) or mask & 0xE000:
-                            # A watch may be gone with its directory: set all of them anew.
+                            # A watch may be gone with its directory: set all of them again.
                             for places in self._watched.values():
                                 places.clear()
                             installed = True
