@@ -2,7 +2,8 @@
 
 Every class derives from :class:`LoaderError`, so ``except LoaderError`` catches whatever can go
 wrong between a source file and a loaded module. A wrong *argument* (a name that is not an
-identifier, a source that does not exist) is a plain ``ValueError``, ``TypeError`` or ``FileNotFoundError``.
+identifier, a source that does not exist) is a plain ``ValueError``, ``TypeError`` or
+``FileNotFoundError``.
 """
 
 from __future__ import annotations
