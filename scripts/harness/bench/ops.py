@@ -13,6 +13,7 @@ from torch import Tensor
 import jitquant
 from harness import timing
 from harness.bench import plain
+from jitquant.numerics import recipes as numerics
 
 HYPER_CONNECTIONS = 4
 
@@ -131,6 +132,44 @@ def _plain_dequantize(q: Any) -> Tensor:
 def _rmsnorm_residual(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
     return jitquant.rmsnorm_quantize_nvfp4(x, weight, residual=residual)
 
+
+def _state(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    return (torch.tensor([1, 0], device=device),)
+
+
+def _recipe(name: str, *, state: bool = False, **recipe: Any) -> Op:
+    """`quantize_nvfp4` by a recipe for training or rotation, beside its definition."""
+    said = ", ".join(f"{key}={value!r}" for key, value in recipe.items())
+
+    def run(x: Tensor, *rest: Tensor) -> Any:
+        more = {"rng_state": rest[0]} if state else {}
+        return jitquant.quantize_nvfp4(x, **recipe, **more)
+
+    def definition(x: Tensor, *rest: Tensor) -> Any:
+        more = {"rng_state": rest[0]} if state else {}
+        amax = numerics.rotated_amax(x, rotate=recipe.get("rotate", "none"))[0]
+        return numerics.quantize_nvfp4_recipe(x, amax, **recipe, **more)
+
+    return Op(
+        name,
+        f"quantize_nvfp4(x, {said})",
+        ("quantize_nvfp4_recipe",),
+        run,
+        definition,
+        lambda m, n: ((m, n),),
+        2,
+        lambda m, n, _: packed_bytes(m, n, 1),
+        extra=_state if state else lambda *_: (),
+    )
+
+
+RECIPES = (
+    _recipe("recipe-te", rotate="te"),
+    _recipe("recipe-64", rotate="64"),
+    _recipe("recipe-4over6", select="4over6_mae", top=256),
+    _recipe("recipe-stochastic", state=True, rounding="stochastic"),
+)
+"""By recipes for training and rotation."""
 
 OPS = (
     Op(
@@ -251,6 +290,7 @@ OPS = (
         lambda m, n, _: 2 * m * n,
         quantized=Quantized(jitquant.quantize_nvfp4, lambda m, n: packed_bytes(m, n, 1)),
     ),
+    *RECIPES,
 )
 
 
