@@ -22,9 +22,9 @@ def test_times(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "5X", "1e3", "M"])
 def test_what_is_neither_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a valid size; expected, e.g., 500M"):
+    with pytest.raises(ValueError, match=r"is not a valid size; expected, e\.g\., 500M"):
         parse_size(text)
-    with pytest.raises(ValueError, match="is not a valid duration; expected, e.g., 30d"):
+    with pytest.raises(ValueError, match=r"is not a valid duration; expected, e\.g\., 30d"):
         parse_duration(text)
 
 
