@@ -36,6 +36,10 @@ struct GradSource {
     if (activation != Activation::kNone) x.input = load_block<true>(input + i, 16, true);
     return x;
   }
+  __device__ __forceinline__ void prefetch(int64_t i) const {
+    prefetch_block(grad + i, 16);
+    if (activation != Activation::kNone) prefetch_block(input + i, 16);
+  }
   __device__ __forceinline__ Value value(const Fetched& x) const {
     Value v;
 #pragma unroll

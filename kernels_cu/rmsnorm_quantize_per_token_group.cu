@@ -62,9 +62,10 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
     numerics.scale_format = scales.format = ScaleFormat::kFloat32;
     places.batched = false;
   }
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  RowPasses<Source, true, kRows> passes(source, norm, width);
+  using Passes = RowPasses<Source, true, kRows>;
+  Passes passes(source, norm, width);
+  __shared__ RowReduce::Scratch scratch;
+  RowReduce reduce = passes.reduce(scratch);
   constexpr int kBlocks = passes.kBlocks;
   const int lanes = 1 << log_lanes;
   // Of two lanes of a group, each computes the scale of one of their blocks.
@@ -82,10 +83,10 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
       let_next_begin();
     }
     const typename Source::Row row = source.row(r);
-    const float squares = passes.first(row, [](int, const Block<float>&) {});
+    passes.first(row, reduce, [](int, const Block<float>&) {});
     float amax[kBlocks];
     if constexpr (kHolds) groups_amax(passes.held, lanes, shares, amax);
-    const float inverse = passes.inverse(reduce.sum(squares));
+    const float inverse = passes.inverse(passes.sum(reduce));
     if (!rehearsal && threadIdx.x == 0) norm.inv_rms[r] = inverse;
     passes.second(row, [&](int begin, Block<float>(&values)[kBlocks]) {
       if constexpr (!kHolds) groups_amax(values, lanes, shares, amax);

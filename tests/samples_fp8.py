@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from samples import (
     DTYPES,
-    ORDINARY,
+    WRITABLE,
     Arguments,
     Sample,
     cycle,
@@ -207,7 +207,7 @@ def _silu_samples() -> tuple[list[Sample], list[Sample]]:
 
 def _norm_samples() -> tuple[list[Sample], list[Sample]]:
     fp8, group = [], []
-    for i, (label, dtype) in enumerate(itertools.product(ORDINARY, DTYPES)):
+    for i, (label, dtype) in enumerate(itertools.product(WRITABLE, DTYPES)):
         make = inputs()[label]
         weight_dtype = torch.float32 if i % 2 else dtype
         residual, given = i % 4 < 2, i % 3 == 0
@@ -231,8 +231,8 @@ def _norm_samples() -> tuple[list[Sample], list[Sample]]:
             return (x, weight, GROUP_SIZES[i % 5], 1e-5), {"residual": added, **keywords}
 
         name = f"{label}-{short(dtype)}-{residual}"
-        fp8.append(Sample("rmsnorm_quantize_fp8", f"{name}-{given}", make_fp8, False))
-        group.append(Sample("rmsnorm_quantize_per_token_group", name, make_group, False))
+        fp8.append(Sample("rmsnorm_quantize_fp8", f"{name}-{given}", make_fp8))
+        group.append(Sample("rmsnorm_quantize_per_token_group", name, make_group))
     return fp8, group
 
 

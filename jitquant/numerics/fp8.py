@@ -22,7 +22,7 @@ from jitquant.formats import (
     ceil_div,
 )
 from jitquant.numerics.layout import unswizzle_128x4
-from jitquant.numerics.nvfp4 import constant, encode_e4m3, rows_of
+from jitquant.numerics.nvfp4 import constant, encode_e4m3, rows_of, times
 
 _EXPONENT_NAN = 255
 
@@ -75,14 +75,17 @@ def ue8m0_exponent(scale_inv: Tensor) -> Tensor:
     return exponent.clamp(max=_EXPONENT_NAN)
 
 
-def amax_keep_nan(v: Tensor, granularity: str) -> Tensor:
-    """Largest magnitude of fp32 rows, NaN if there is one: (1,) or (rows,); 0 where nothing is."""
-    magnitude = v.abs()
-    if granularity == "row":
-        return magnitude.amax(dim=1)
-    if magnitude.numel() == 0:
-        return torch.zeros(1, dtype=torch.float32, device=v.device)
-    return magnitude.amax().reshape(1)
+def amax_keep_nan(v: Tensor, granularity: str, inverse: Tensor | None = None) -> Tensor:
+    """NaN-propagating amax of fp32 rows: (1,) or (rows,); 0 if empty.
+
+    With ``inverse`` (rows,) that of rows times it.
+    """
+    if v.numel() == 0:
+        return torch.zeros(v.shape[0] if granularity == "row" else 1, device=v.device)
+    rows = v.abs().amax(dim=1)
+    if inverse is not None:
+        rows = rows * inverse
+    return rows if granularity == "row" else rows.amax().reshape(1)
 
 
 def scale_from_amax(a: Tensor, top: float) -> Tensor:
@@ -97,10 +100,16 @@ def scale_from_amax(a: Tensor, top: float) -> Tensor:
 
 
 def cast(
-    v: Tensor, leading: tuple[int, ...], scale: Tensor, dtype: torch.dtype, granularity: str
+    v: Tensor,
+    leading: tuple[int, ...],
+    scale: Tensor,
+    dtype: torch.dtype,
+    granularity: str,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """data (*leading, N) and scale_inv, (1,) or (*leading, 1), of fp32 rows (rows, N)."""
-    data = encode(v * scale[:, None], dtype).reshape(*leading, v.shape[1])
+    scaled = times(v, scale[:, None], None if inverse is None else inverse[:, None])
+    data = encode(scaled, dtype).reshape(*leading, v.shape[1])
     shape = (*leading, 1) if granularity == "row" else (1,)
     return data, torch.div(constant(1.0, scale), scale).reshape(shape)
 
@@ -114,6 +123,7 @@ def quantize_scaled(
     scale_ub: float | None,
     granularity: str,
     with_amax: bool,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """data, scale_inv, amax of fp32 rows (rows, N) of a tensor (*leading, N).
 
@@ -127,13 +137,14 @@ def quantize_scaled(
         scale_ub: the scale is made from ``min(amax, scale_ub)``.
         granularity: "tensor": scale_inv and amax are (1,); "row": (..., 1).
         with_amax: without it amax is (0,).
+        inverse: (rows,), what rows are still to be multiplied with (`nvfp4.times`).
     """
     if scale_value is not None:
         scale = torch.full((1,), scale_value, dtype=torch.float32, device=v.device)
-    amax = amax_keep_nan(v, granularity)
+    amax = amax_keep_nan(v, granularity, inverse)
     if scale is None:
         scale = _bounded_scale(amax, scale_ub, dtype)
-    data, scale_inv = cast(v, leading, scale.reshape(-1), dtype, granularity)
+    data, scale_inv = cast(v, leading, scale.reshape(-1), dtype, granularity, inverse)
     return data, scale_inv, amax.reshape(scale_inv.shape) if with_amax else amax.new_empty(0)
 
 
@@ -162,6 +173,7 @@ def quantize_tiles(
     eps: float,
     recipe: str,
     power_of_two_scales: bool,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Elements and scale_inv of groups whose amaxes are given.
 
@@ -175,7 +187,11 @@ def quantize_tiles(
             divides by it.
         power_of_two_scales: scale_inv is rounded up to a power of two, and elements are multiplied
             with its reciprocal, which is exact.
+        inverse: fp32 (tiles,), what elements are still to be multiplied with, and b was
+            (`nvfp4.times`).
     """
+    if inverse is not None:
+        inverse = inverse[:, None]
     top = constant(QUANTIZED_MAX[dtype], b)
     one = constant(1.0, b)
     b = torch.maximum(b, constant(eps, b))
@@ -189,11 +205,11 @@ def quantize_tiles(
         nan = scale_inv.isnan()
         exponent = ue8m0_exponent(scale_inv)
         scale_inv = power_of_two(exponent).masked_fill(nan, float("nan"))
-        scaled = v * inverse_power_of_two(exponent)[:, None]
+        scaled = times(v, inverse_power_of_two(exponent)[:, None], inverse)
     elif recipe == "vllm":
-        scaled = torch.div(v, scale_inv[:, None])
+        scaled = torch.div(v if inverse is None else v * inverse, scale_inv[:, None])
     else:
-        scaled = v * factor[:, None]
+        scaled = times(v, factor[:, None], inverse)
     return encode(scaled, dtype), scale_inv
 
 
@@ -262,10 +278,19 @@ def group_amax(v: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
 
 def _quantize_groups(
-    v: Tensor, group_size: int, dtype: torch.dtype, scale_format: str, eps: float, recipe: str
+    v: Tensor,
+    group_size: int,
+    dtype: torch.dtype,
+    scale_format: str,
+    eps: float,
+    recipe: str,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Elements (rows, N) and scale_inv fp32 (rows, G) of fp32 rows."""
+    """Elements (rows, N) and scale_inv fp32 (rows, G) of fp32 rows, times ``inverse`` (rows,)."""
     blocks, b = group_amax(v, group_size)
+    if inverse is not None:
+        b = b * inverse[:, None]
+        inverse = inverse.repeat_interleave(b.shape[1])
     data, scale_inv = quantize_tiles(
         blocks.reshape(b.numel(), group_size),
         b.reshape(-1),
@@ -273,6 +298,7 @@ def _quantize_groups(
         eps,
         recipe,
         scale_format != "float32",
+        inverse,
     )
     data = data.reshape(v.shape[0], b.shape[1] * group_size)[:, : v.shape[1]].contiguous()
     return data, scale_inv.reshape(b.shape)
@@ -294,6 +320,7 @@ def quantize_group_rows(
     eps: float | None,
     recipe: str,
     counts: Tensor | None = None,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """data and scale_inv of fp32 rows (rows, N), a scale for ``group_size`` neighbours of a row.
 
@@ -308,10 +335,10 @@ def quantize_group_rows(
         recipe: "te", "deepgemm" or "vllm".
         counts: (E,) of (E, T, N): how many rows of each batch there are. The others are not read,
             and their results are zero.
+        inverse: (rows,), what rows are still to be multiplied with (`nvfp4.times`).
     """
-    data, scale_inv = _quantize_groups(
-        v, group_size, dtype, scale_format, GROUP_EPS[recipe] if eps is None else eps, recipe
-    )
+    eps = GROUP_EPS[recipe] if eps is None else eps
+    data, scale_inv = _quantize_groups(v, group_size, dtype, scale_format, eps, recipe, inverse)
     stored = store_scales(scale_inv, leading, scale_format, scale_layout)
     if counts is not None:
         rest = rows_past_counts(counts, leading)

@@ -125,14 +125,30 @@ def weight_values(w: Tensor) -> Tensor:
     return w.to(torch.float32)
 
 
-def amax(v: Tensor, granularity: str) -> Tensor:
-    """Largest magnitude that is no NaN: (1,) for "tensor", (rows,) for "row"; 0 where none is."""
+def amax(v: Tensor, granularity: str, inverse: Tensor | None = None) -> Tensor:
+    """NaN-ignoring amax: (1,) for "tensor", (rows,) for "row"; 0 if empty.
+
+    With ``inverse`` (rows,) that of rows times it.
+    """
+    if v.numel() == 0:
+        return torch.zeros(v.shape[0] if granularity == "row" else 1, device=v.device)
+    if inverse is not None:  # of each row
+        rows = amax(v, "row") * inverse
+        return amax(rows[:, None], granularity)
     magnitude = torch.where(v.isnan(), constant(0.0, v), v.abs())
-    if granularity == "row":
-        return magnitude.amax(dim=1)
-    if magnitude.numel() == 0:
-        return torch.zeros(1, dtype=torch.float32, device=v.device)
-    return magnitude.amax().reshape(1)
+    return magnitude.amax(dim=1) if granularity == "row" else magnitude.amax().reshape(1)
+
+
+def times(v: Tensor, factor: Tensor, inverse: Tensor | None = None) -> Tensor:
+    """``v * factor``; with ``inverse``, an inv_rms, ``v * (factor * inverse)``.
+
+    If that product is not a normal number, ``(v * inverse) * factor``.
+    """
+    if inverse is None:
+        return v * factor
+    both = factor * inverse
+    ordinary = (both >= 2.0**-126) & (both <= FP32_MAX)
+    return torch.where(ordinary, v * both, (v * inverse) * factor)
 
 
 def usable_scale(scale: Tensor) -> Tensor:
@@ -182,7 +198,9 @@ def block_scales(b: Tensor, s: Tensor, recipe: str) -> tuple[Tensor, Tensor]:
     return scales, factor
 
 
-def quantize_rows(v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1) -> tuple[Tensor, Tensor]:
+def quantize_rows(
+    v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1, inverse: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Quantizes fp32 rows with the encoding scale(s) S.
 
     Args:
@@ -191,6 +209,7 @@ def quantize_rows(v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1) -> tupl
         recipe: "te" or "vllm".
         tile_rows: rows that share a block scale: 1, or 16 for 16x16 blocks, where the last tile
             has the rows that there are and a tile's scale is repeated for each of its rows.
+        inverse: fp32 (rows,), what rows are still to be multiplied with (`times`).
 
     Returns:
         uint8 codes 0..15 (rows, ceil(N / 16) * 16) and ``float8_e4m3fn`` scales
@@ -206,8 +225,11 @@ def quantize_rows(v: Tensor, s: Tensor, recipe: str, tile_rows: int = 1) -> tupl
         b = functional.pad(b, (0, 0, 0, tiles * tile_rows - rows))
         b = b.reshape(tiles, tile_rows, groups).amax(dim=1).repeat_interleave(tile_rows, dim=0)
         b = b[:rows]
+    if inverse is not None:
+        b = b * inverse[:, None]
     scales, factor = block_scales(b, s[:, None], recipe)
-    codes = encode_e2m1(blocks * factor[:, :, None])
+    of_row = None if inverse is None else inverse[:, None, None]
+    codes = encode_e2m1(times(blocks, factor[:, :, None], of_row))
     codes.masked_fill_(decode_e4m3(scales).isnan()[:, :, None], 0)
     return codes.reshape(rows, groups * NVFP4_BLOCK), scales
 
@@ -220,6 +242,7 @@ def encode(
     scale_layout: str,
     block: str = "1x16",
     dim: int = -1,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x_fp4 and x_sf of fp32 values with the encoding scale(s) S.
 
@@ -232,13 +255,14 @@ def encode(
         block: "1x16", or "16x16": 16 neighbours in a row by 16 rows (at the edges the part there
             is) share a scale, which is stored for each of the 16.
         dim: the packed dimension. With 0 neighbours of K are in a byte.
+        inverse: (rows,), what rows are still to be multiplied with (`times`).
 
     Returns:
         ``dim=-1``: (*leading, ceil(N / 16) * 8) and (*leading, ceil(N / 16)) or swizzled;
         ``dim=0``: (ceil(K / 16) * 8, N) and (ceil(K / 16), N).
     """
     codes, scales = quantize_rows(
-        v.T if dim == 0 else v, s, recipe, tile_rows=16 if block == "16x16" else 1
+        v.T if dim == 0 else v, s, recipe, 16 if block == "16x16" else 1, inverse
     )
     if dim == 0:
         return pack_e2m1(codes.T, dim=0), scales.T.contiguous()
@@ -258,6 +282,7 @@ def quantize_computed(
     granularity: str = "tensor",
     block: str = "1x16",
     dim: int = -1,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x_fp4, x_sf and gsa of fp32 values; the rest as in `encode`.
 
@@ -268,11 +293,11 @@ def quantize_computed(
         granularity: "tensor" or "row": what has an amax.
     """
     if gsa_value is None:
-        s, gsa = scales_from_amax(amax(v, granularity), divisor)
+        s, gsa = scales_from_amax(amax(v, granularity, inverse), divisor)
     else:
         gsa = torch.full((1,), gsa_value, dtype=torch.float32, device=v.device)
         s = scale_from_gsa(gsa)
-    return (*encode(v, s, leading, recipe, scale_layout, block, dim), gsa)
+    return (*encode(v, s, leading, recipe, scale_layout, block, dim, inverse), gsa)
 
 
 def quantize_given(
@@ -283,10 +308,11 @@ def quantize_given(
     scale_layout: str,
     block: str = "1x16",
     dim: int = -1,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x_fp4 and x_sf of fp32 values with the gsa given, of one element or one for each row."""
     s = scale_from_gsa(gsa.reshape(-1))
-    return encode(v, s, leading, recipe, scale_layout, block, dim)
+    return encode(v, s, leading, recipe, scale_layout, block, dim, inverse)
 
 
 def quantize_from_amax(
@@ -298,6 +324,7 @@ def quantize_from_amax(
     scale_layout: str,
     block: str = "1x16",
     dim: int = -1,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x_fp4, x_sf and gsa of fp32 values that are part of a tensor, whose amax is given.
 
@@ -308,7 +335,7 @@ def quantize_from_amax(
         amax: one element, or one for each row.
     """
     s, gsa = scales_from_amax(amax.reshape(-1), divisor)
-    return (*encode(v, s, leading, recipe, scale_layout, block, dim), gsa)
+    return (*encode(v, s, leading, recipe, scale_layout, block, dim, inverse), gsa)
 
 
 def quantize_from_maxima(
@@ -318,9 +345,11 @@ def quantize_from_maxima(
     divisor: float,
     recipe: str,
     scale_layout: str,
+    inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `quantize_from_amax` with the largest of these maxima."""
-    return quantize_from_amax(v, leading, amax.amax(), divisor, recipe, scale_layout)
+    a = amax.amax()
+    return quantize_from_amax(v, leading, a, divisor, recipe, scale_layout, inverse=inverse)
 
 
 def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR) -> tuple[Tensor]:

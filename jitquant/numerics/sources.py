@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jitquant.formats import MAX_PARTIALS
+from jitquant.formats import MAX_PARTIALS, ceil_div
 from jitquant.numerics.nvfp4 import amax, constant, rows_of
 
 
@@ -52,40 +52,6 @@ def add_residual(x: Tensor, residual: Tensor | None) -> Tensor:
     return residual
 
 
-def rmsnorm(v: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``v * inv_rms * weight`` and ``inv_rms = 1 / sqrt(mean(v^2) + eps)``.
-
-    The squares are rounded to fp32 and summed in fp64: an fp32 sum depends on its order, and this
-    is the value that every order approximates.
-
-    Args:
-        v: fp32 (rows, N).
-        weight: (N,).
-        eps: added to the mean of the squares.
-
-    Returns:
-        fp32 (rows, N) and fp32 (rows,).
-    """
-    total = v.square().sum(dim=1, dtype=torch.float64).to(torch.float32)
-    mean = torch.div(total, constant(float(v.shape[1]), v))
-    # PyTorch's fp32 square root is not always correctly rounded on a CPU; by way of fp64 it is.
-    root = torch.sqrt((mean + constant(eps, v)).double()).to(torch.float32)
-    inv_rms = torch.div(constant(1.0, v), root)
-    return v * inv_rms[:, None] * weight.to(torch.float32), inv_rms
-
-
-def rmsnorm_of(
-    x: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """`rmsnorm` of ``x`` (..., N), or of ``x + residual``, which the residual becomes."""
-    return rmsnorm(rows_of(add_residual(x, residual)), weight, eps)
-
-
-def normalized(x: Tensor, weight: Tensor, inv_rms: Tensor) -> Tensor:
-    """``x * inv_rms * weight`` as fp32 (rows, N), with inv_rms as `rmsnorm` gave it."""
-    return rows_of(x) * inv_rms[:, None] * weight.to(torch.float32)
-
-
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """``a * b + c`` of fp32 tensors, rounded once.
 
@@ -101,6 +67,102 @@ def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     # One step towards the exact sum: away from zero if the error has the sign of the sum.
     step = torch.where((error > 0) == (total > 0), 1, -1)
     return torch.where(inexact_even, bits + step, bits).view(torch.float64).to(torch.float32)
+
+
+def _fold(v: Tensor) -> Tensor:
+    """Sum over the last dimension, a power of two: its halves are added until one is left."""
+    while v.shape[-1] > 1:
+        half = v.shape[-1] // 2
+        v = v[..., :half] + v[..., half:]
+    return v[..., 0]
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def sum_of_squares(v: Tensor, run: int) -> Tensor:
+    """The sum over each row of ``v * v``, added in the one order that the kernels have.
+
+    Runs of neighbours are added by one fma after another, the runs of a block of 16 in pairs, 32
+    blocks by halves (`_fold`); of these chunks those 64 apart one after another, and the 64 by
+    halves.
+
+    Args:
+        v: fp32 (rows, N).
+        run: how many values of ``x`` are 16 bytes: 8, or 4 of fp32.
+
+    Returns:
+        fp32 (rows,).
+    """
+    rows, cols = v.shape
+    blocks = ceil_div(cols, 16)
+    lanes = min(_power_of_two(blocks), 32)
+    chunks = ceil_div(blocks, lanes)
+    stored = _power_of_two(chunks) if chunks <= 64 else ceil_div(chunks, 64) * 64
+    v = functional.pad(v, (0, stored * lanes * 16 - cols))
+    values = v.reshape(rows, stored, lanes, 16 // run, run)
+    total = values[..., 0] * values[..., 0]
+    for i in range(1, run):
+        total = _fma(values[..., i], values[..., i], total)
+    of_block = total[..., 0::2] + total[..., 1::2]
+    of_chunk = _fold(_fold(of_block))
+    total = of_chunk[:, :64]
+    for first in range(64, stored, 64):
+        total = total + of_chunk[:, first : first + 64]
+    return _fold(total)
+
+
+def weighted(v: Tensor, weight: Tensor) -> Tensor:
+    """``v * weight``, fp32 (rows, N), rounded toward zero: a product of numbers is a number."""
+    exact = v.double() * weight.double()  # 48 bits
+    product = exact.to(torch.float32)
+    away = product.double().abs() > exact.abs()
+    return torch.where(away, (product.view(torch.int32) - 1).view(torch.float32), product)
+
+
+def norm_parts(v: Tensor, weight: Tensor, eps: float, run: int) -> tuple[Tensor, Tensor]:
+    """What a norm quantizes: ``u = v * weight``, and ``inv_rms = 1 / sqrt(mean(v^2) + eps)``.
+
+    Args:
+        v: fp32 (rows, N).
+        weight: (N,).
+        eps: added to the mean of the squares.
+        run: as in `sum_of_squares`.
+
+    Returns:
+        fp32 (rows, N) and fp32 (rows,). The norm is their product, but what quantizes it multiplies
+        ``u`` with ``inv_rms`` and a scale in one (`nvfp4.times`).
+    """
+    total = sum_of_squares(v, run)
+    over_cols = torch.div(constant(1.0, v), constant(float(v.shape[1]), v))
+    mean = _fma(total, over_cols.expand_as(total), constant(eps, v).expand_as(total))
+    # PyTorch's fp32 square root is not always correctly rounded on a CPU; by way of fp64 it is.
+    root = torch.sqrt(mean.double()).to(torch.float32)
+    return weighted(v, weight), torch.div(constant(1.0, v), root)
+
+
+def rmsnorm(v: Tensor, weight: Tensor, eps: float, *, run: int = 4) -> tuple[Tensor, Tensor]:
+    """``v * weight * inv_rms``, fp32 (rows, N), and inv_rms (rows,); see `norm_parts`."""
+    u, inv_rms = norm_parts(v, weight, eps, run)
+    return u * inv_rms[:, None], inv_rms
+
+
+def values_in_16_bytes(x: Tensor) -> int:
+    """The ``run`` of `sum_of_squares`."""
+    return 16 // x.element_size()
+
+
+def rmsnorm_of(
+    x: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`norm_parts` of ``x`` (..., N), or of ``x + residual``, which the residual becomes."""
+    return norm_parts(rows_of(add_residual(x, residual)), weight, eps, values_in_16_bytes(x))
+
+
+def normalized(x: Tensor, weight: Tensor, inv_rms: Tensor) -> tuple[Tensor, Tensor]:
+    """As `norm_parts`, with inv_rms as it gave it."""
+    return weighted(rows_of(x), weight), inv_rms
 
 
 def hyper_connection_sum(x: Tensor, a: Tensor) -> Tensor:
@@ -123,15 +185,15 @@ def hyper_connection_sum(x: Tensor, a: Tensor) -> Tensor:
 def mhc_rmsnorm_of(
     X: Tensor, A: Tensor, weight: Tensor, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
-    """`rmsnorm` of `hyper_connection_sum`."""
-    return rmsnorm(hyper_connection_sum(X, A), weight, eps)
+    """`norm_parts` of `hyper_connection_sum`."""
+    return norm_parts(hyper_connection_sum(X, A), weight, eps, values_in_16_bytes(X))
 
 
-def mhc_normalized(X: Tensor, A: Tensor, weight: Tensor, inv_rms: Tensor) -> Tensor:
+def mhc_normalized(X: Tensor, A: Tensor, weight: Tensor, inv_rms: Tensor) -> tuple[Tensor, Tensor]:
     """As `normalized`, of `hyper_connection_sum`."""
-    return hyper_connection_sum(X, A) * inv_rms[:, None] * weight.to(torch.float32)
+    return weighted(hyper_connection_sum(X, A), weight), inv_rms
 
 
-def maxima(v: Tensor) -> tuple[Tensor]:
+def maxima(v: Tensor, inverse: Tensor) -> tuple[Tensor]:
     """The amax as the largest of as many maxima as a kernel can have: (MAX_PARTIALS,)."""
-    return (functional.pad(amax(v, "tensor"), (0, MAX_PARTIALS - 1)),)
+    return (functional.pad(amax(v, "tensor", inverse), (0, MAX_PARTIALS - 1)),)

@@ -80,9 +80,10 @@ def _quantize_normed_group(
     scale_layout: str,
     amax_eps: float | None,
     recipe: str,
+    inverse: Tensor,
 ) -> tuple[Tensor, Tensor]:
     how = (group_size, dtype, scale_format, scale_layout, amax_eps, recipe)
-    return numerics.quantize_group_rows(v, leading, *how)
+    return numerics.quantize_group_rows(v, leading, *how, inverse=inverse)
 
 
 _OF_GROUPS = {

@@ -524,14 +524,14 @@ class Source:
         of: the argument that has the rows.
         takes: what it takes, as schema text; after it come a given scale and ``tail``.
         check: raises if one of its arguments is not accepted.
-        values: fp32 (rows, N); with ``inv_rms`` also that.
+        values: fp32 (rows, N); of a norm those before the factor of each row, and the factors.
         tail: arguments with a default that are given by position.
         written: what is written in place, by keyword.
         options: other arguments by keyword.
         granularity: the default of a scale that is computed; None: there is one for the tensor.
         reduced: how many last dimensions of ``of`` become the last of the result.
         cols: the result's columns; None: those of ``of``.
-        inv_rms: whether it has a norm in it, whose inv_rms is a result.
+        inv_rms: whether the factor of each row is a result.
     """
 
     of: str
@@ -555,7 +555,8 @@ class Cast:
         arguments: schema text with the parts of a source in braces.
         results: names of the results.
         plan: checks its arguments, with ``rows`` and ``source``, and says what the results are.
-        quantize: the results of fp32 values ``v`` with the dimensions ``leading``.
+        quantize: the results of fp32 values ``v`` with the dimensions ``leading``; after a norm
+            ``inverse`` has the factor of each row.
         choices: by argument, the names that are accepted.
     """
 
@@ -588,7 +589,7 @@ def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **res
     known = [a.name for a in torch._C.parse_schema(f"{name}({text}) -> ()").arguments]
     check, values = by_name(source.check, known), by_name(source.values, known)
     planned = by_name(cast.plan, [*known, "rows", "source"])
-    quantize = by_name(cast.quantize, [*known, "v", "leading"])
+    quantize = by_name(cast.quantize, [*known, "v", "leading", "inverse"])
     of_cols = None if source.cols is None else by_name(source.cols, known)
 
     def plan(**arguments: Any) -> Plan:
@@ -600,9 +601,11 @@ def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **res
         return Plan(like.device, (*results, fp32(rows.count)) if source.inv_rms else results)
 
     def reference(**arguments: Any) -> tuple[Tensor, ...]:
-        v, *inv_rms = values(arguments) if source.inv_rms else (values(arguments),)
+        made = values(arguments)
+        v, inverse = made if isinstance(made, tuple) else (made, None)
         leading = arguments[source.of].shape[: -source.reduced]
-        return (*quantize({**arguments, "v": v, "leading": leading}), *inv_rms)
+        results = quantize({**arguments, "v": v, "leading": leading, "inverse": inverse})
+        return (*results, inverse) if source.inv_rms else results
 
     return kind(
         name,

@@ -78,7 +78,7 @@ def _amaxes() -> Iterator[Sample]:
         strided, weight = _strided(x)[:, :-16], torch.ones(shape[1], dtype=dtype)
         yield _case("amax_gsa", (*what, "strided"), (strided,))
         yield _case("quantize_fp8", (*what, "strided"), (strided, None), dtype=FP8_DTYPES[1])
-        yield _case("rmsnorm_quantize_nvfp4", what, (x, weight), exact=False)
+        yield _case("rmsnorm_quantize_nvfp4", what, (x, weight))
 
 
 def _nvfp4() -> Iterator[Sample]:
@@ -143,15 +143,15 @@ def _nvfp4_norms() -> Iterator[Sample]:
         how = {"scale_layout": layout, **(residual or {})}
         what = (*shape, dtype, layout, granularity, added)
         name = "rmsnorm_quantize_nvfp4"
-        yield _case(name, what, (x, weight), exact=False, granularity=granularity, **how)
+        yield _case(name, what, (x, weight), granularity=granularity, **how)
         gsa = _gsa(len(x) if granularity == "row" else None)
-        yield _case(f"{name}_from_gsa", what, (x, weight, gsa), exact=False, **how)
+        yield _case(f"{name}_from_gsa", what, (x, weight, gsa), **how)
     for shape, dtype in itertools.product(((40, 4, 640), (2, 3, 8208)), DTYPES):
         layout, _, granularity = next(ways)
         X, A = _finite(shape, dtype), _finite(shape[:2], dtype, 7)
         args = (X, A, _finite(shape[-1:], dtype, 8))
         how = {"granularity": granularity, "scale_layout": layout}
-        yield _case("mhc_rmsnorm_quantize_nvfp4", (*shape, dtype), args, exact=False, **how)
+        yield _case("mhc_rmsnorm_quantize_nvfp4", (*shape, dtype), args, **how)
 
 
 def _fp8() -> Iterator[Sample]:
@@ -175,9 +175,7 @@ def _fp8() -> Iterator[Sample]:
         weight = _finite(shape[-1:], dtype, 5)
         residual = {"residual": _finite(shape, dtype, 6)} if strided else {}
         args = (_finite(shape, dtype), weight, None)
-        yield _case(
-            "rmsnorm_quantize_fp8", what, args, exact=False, dtype=f, granularity="row", **residual
-        )
+        yield _case("rmsnorm_quantize_fp8", what, args, dtype=f, granularity="row", **residual)
         how = {"dtype": f, "interleave": (0, 8)[shape[1] % 16 == 0]}
         fused = _finite((shape[0], 2 * shape[1]), dtype)
         fused = _strided(fused) if strided else fused
@@ -245,7 +243,7 @@ def _groups() -> Iterator[Sample]:
             how = {"dtype": elements, "recipe": recipe}
             how |= {"residual": _finite(shape, dtype, 6)} if added else {}
             what = (*shape, dtype, elements, recipe, added)
-            yield _case("rmsnorm_quantize_per_token_group", what, args, exact=False, **how)
+            yield _case("rmsnorm_quantize_per_token_group", what, args, **how)
 
 
 def _many_groups() -> Iterator[Sample]:
@@ -361,7 +359,7 @@ def _odd_widths() -> Iterator[Sample]:
         yield _case("quantize_block", what, (x, 16, 16), dtype=elements)
         yield _case("quantize_mxfp8_both", what, (_finite((32, cols), dtype),), dtype=f)
         y = _finite((12, cols), dtype)
-        how = {"exact": False, "residual": _finite((12, cols), dtype, 6)}
+        how = {"residual": _finite((12, cols), dtype, 6)}
         yield _case("rmsnorm_quantize_nvfp4", what, (y, weight), **how)
         args = (y, weight, None)
         yield _case("rmsnorm_quantize_fp8", what, args, dtype=f, granularity="row", **how)
@@ -386,7 +384,7 @@ def _anywhere() -> Iterator[Sample]:
         yield _case("quantize_nvfp4", what, (x,), granularity="row", **how)
         y = _finite((rows, cols + 31), dtype, offset)[:, offset : offset + cols]
         weight = _finite((cols + 1,), (dtype, torch.float32)[offset % 2], 5)[1:]
-        how |= {"exact": False, "granularity": granularity}
+        how |= {"granularity": granularity}
         yield _case("rmsnorm_quantize_nvfp4", what, (y, weight), **how)
         fused = _finite((rows, 2 * cols + 31), dtype, offset)[:, offset : offset + 2 * cols]
         how = {"exact": False, "interleave": 0 if cols % 16 else 8}
@@ -394,6 +392,117 @@ def _anywhere() -> Iterator[Sample]:
         yield _case("swiglu_quantize_fp8", what, (fused, None), dtype=f, **how)
         args = (fused, 16, None)
         yield _case("swiglu_quantize_per_token_group", what, args, dtype=elements, **how)
+
+
+def _norms(
+    what: Any, x: Tensor, weight: Tensor, added: Tensor | None = None, eps: float = 1e-6
+) -> Iterator[Sample]:
+    """Every op that begins with a norm; of wide factors, too."""
+
+    def residual() -> dict[str, Tensor]:
+        return {} if added is None else {"residual": added}
+
+    name = "rmsnorm_quantize_nvfp4"
+    for granularity, recipe in zip(GRANULARITIES, RECIPES, strict=True):
+        how = {"granularity": granularity, "recipe": recipe, **residual()}
+        how["scale_layout"] = SCALE_LAYOUTS[granularity == "row"]
+        yield _case(name, (*what, granularity, recipe), (x, weight, eps), **how)
+        args = (x, weight, torch.tensor([2.0**-100]), eps)
+        yield _case(f"{name}_from_gsa", (*what, recipe, granularity), args, recipe=recipe)
+    if added is None:
+        args = (x[..., None, :], torch.full((*x.shape[:-1], 1), 0.5), weight, eps)
+        yield _case("mhc_rmsnorm_quantize_nvfp4", what, args)
+    scales: tuple[tuple[Tensor | None, str, bool], ...] = (
+        (None, "row", True),
+        (torch.tensor([3e37]), "tensor", True),
+        (torch.tensor([3e37]), "tensor", False),
+        (torch.tensor([1e-30]), "tensor", False),
+    )
+    for scale, granularity, amax in scales:
+        how = {"dtype": torch.float8_e4m3fn, "granularity": granularity, "with_amax": amax}
+        args = (x, weight, scale, eps)
+        yield _case("rmsnorm_quantize_fp8", (*what, scale, amax), args, **how, **residual())
+    for recipe, form in (("te", "float32"), ("vllm", "float32"), ("deepgemm", "ue8m0")):
+        how = {"dtype": torch.float8_e4m3fn, "recipe": recipe, "scale_format": form}
+        args = (x, weight, 64, eps)
+        for amax_eps in (None, 1e-32) if recipe == "te" else (None,):
+            how["amax_eps"] = amax_eps
+            yield _case(
+                "rmsnorm_quantize_per_token_group",
+                (*what, recipe, amax_eps),
+                args,
+                **how,
+                **residual(),
+            )
+
+
+# Rows that lanes of a warp have, that a block of threads holds, that it reads again.
+_NORM_SHAPES = ((40, 64), (9, 272), (3, 1552), (2, 8208), (5, 35), (2, 1043))
+
+
+def _edges() -> Iterator[Sample]:
+    dtypes = itertools.cycle((torch.bfloat16, torch.float32, torch.float32, torch.bfloat16))
+    for (rows, cols), dtype in zip(_NORM_SHAPES, dtypes, strict=False):
+        base = _finite((rows, cols), torch.float32)
+        ones, wide = torch.ones(cols), torch.logspace(-20, 20, cols)
+        # Products, or squares, that overflow; values so small that their scales are zero.
+        huge = base.clone()
+        huge[0], huge[1] = base[0].sign() * 3e38, base[1].sign() * 1e25
+        huge[1, 3], huge[-1, 0] = 2e30, math.inf
+        infinite, not_a_number = wide.clone(), ones.clone()
+        infinite[1], not_a_number[3] = math.inf, math.nan
+        outlier = base * torch.where(torch.arange(cols) // 16 % 3 == 0, 1.0, 1e-9)
+        added = _finite((rows, cols), dtype, 6)
+        for name, x, weight in (
+            ("huge", huge, 10 * ones),
+            ("wide", huge, wide),
+            ("infinite", base, infinite),
+            ("nan", base, not_a_number),
+            ("tiny", base * 1e-36, base[0] / 8),
+            ("outlier", outlier, ones),
+        ):
+            of = weight.to(dtype) if rows % 2 else weight
+            yield from _norms((name, cols, dtype), x.to(dtype), of)
+        yield from _norms(("added", cols, dtype), huge.to(dtype), 10 * ones, added)
+        yield from _norms(("factors", cols, dtype), (base * 1e-38).to(dtype), ones, None, 1e-12)
+
+
+def _ties() -> Iterator[Sample]:
+    # Whole numbers, of which a code's scale makes many that lie half way between two codes.
+    made = torch.Generator().manual_seed(9)
+    for (rows, cols), dtype in zip(
+        _NORM_SHAPES * 2, itertools.cycle((*DTYPES, DTYPES[0], DTYPES[2])), strict=False
+    ):
+        x = torch.randint(-6, 7, (rows, cols + 3), generator=made).to(dtype)
+        weight = torch.ones(cols, dtype=dtype)
+        for name, values in (("aligned", x[:, :cols].clone()), ("apart", x[:, 3:])):
+            yield from _norms((name, cols, dtype), values, weight)
+        # silu(64) is 64, so that no exponential shows.
+        up = torch.randint(-6, 7, (rows, 2 * cols + 3), generator=made).to(dtype)
+        up[:, :cols] = 64.0
+        fused = up[:, : 2 * cols].clone()
+        for granularity, layout in itertools.product(GRANULARITIES, SCALE_LAYOUTS):
+            how = {"op": "swiglu", "scale_layout": layout}
+            what = (granularity, layout, cols, dtype)
+            args = (fused, cols, 0)
+            name = "deinterleave_quantize_nvfp4"
+            yield _case(name, what, args, granularity=granularity, **how)
+            yield _case(f"{name}_from_gsa", what, (*args, torch.tensor([0.021])), **how)
+            yield _case(name, ("apart", *what), (up[:, : 2 * cols], cols, 0), **how)
+
+
+def _small_gates() -> Iterator[Sample]:
+    # 1 / (1 + e^88) is subnormal, and a product with it need not be small.
+    for rows, cols in _NORM_SHAPES:
+        up = torch.linspace(0.5, 2.0, rows * cols).reshape(rows, cols) * 1e38
+        fused = torch.cat((torch.full((rows, cols), -88.0), up), 1)
+        how: dict[str, Any] = {"exact": False}
+        args = (fused, cols, 0)
+        name = "deinterleave_quantize_nvfp4"
+        yield _case(name, (cols,), args, op="swiglu", **how)
+        how["dtype"] = torch.float8_e4m3fn
+        yield _case("swiglu_quantize_fp8", (cols,), (fused, None), **how)
+        yield _case("swiglu_quantize_per_token_group", (cols,), (fused, 64, None), **how)
 
 
 FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
@@ -409,8 +518,12 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "odd widths": _odd_widths,
     "anywhere": _anywhere,
     "experts": lambda: iter(more_experts()),
+    "edges": lambda: itertools.islice(_edges(), None, None, 7),
+    "ties": _ties,
+    "small gates": _small_gates,
 }
 MORE: dict[str, Callable[[], Iterator[Sample]]] = {
     "many more groups": functools.partial(_any_groups, 12, 200),
+    "all edges": _edges,
 }
 """Of the same kind, but too many for each run of the tests."""

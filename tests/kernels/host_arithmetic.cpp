@@ -5,6 +5,21 @@ using namespace jitquant;
 
 extern "C" {
 
+// 1 / a where a is ordinary, from a reciprocal that may be an ulp off: for every mantissa.
+int64_t count_wrong_reciprocals(int exponent) {
+  int64_t wrong = 0;
+  for (uint32_t mantissa = 0; mantissa < 1u << 23; ++mantissa) {
+    const float a = bits_float(static_cast<uint32_t>(exponent) << 23 | mantissa);
+    wrong += float_bits(reciprocal_rn_ordinary(a)) != float_bits(1.0f / a);
+    wrong += float_bits(reciprocal_of_root(a)) != float_bits(1.0f / std::sqrt(a));
+  }
+  return wrong;
+}
+
+float reciprocal_root(float a) {
+  return reciprocal_of_root(a);
+}
+
 void encode_e2m1(const float* x, uint8_t* code, int64_t n) {
   for (int64_t i = 0; i < n; ++i) code[i] = static_cast<uint8_t>(e2m1_from_float(x[i]));
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from sweeps import GSA_GRID, all_bf16, all_bf16_arrangements, all_fp16, same_flo
 from torch import Tensor
 
 from jitquant import reference
-from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, RECIPES, SCALE_DTYPE
+from jitquant.formats import FP4_DTYPE, FP32_MAX, INPUT_DTYPES, RECIPES, SCALE_DTYPE
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +28,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     lib = ctypes.CDLL(str(library))
     lib.count_wrong_e2m1.restype = ctypes.c_int64
     lib.count_wrong_codes.restype = ctypes.c_int64
+    lib.count_wrong_reciprocals.restype = ctypes.c_int64
+    lib.reciprocal_root.restype = ctypes.c_float
     lib.swizzled_offset.restype = ctypes.c_int64
     lib.swizzled_offset.argtypes = [ctypes.c_int64] * 3
     lib.amax_ignoring_nan.restype = ctypes.c_float
@@ -63,6 +66,18 @@ def _host_quantize(
         _pointer(scales),
     )
     return codes, scales
+
+
+@pytest.mark.parametrize("exponent", [3, 127, 128, 251])
+def test_reciprocals_are_correctly_rounded(host: ctypes.CDLL, exponent: int) -> None:
+    assert host.count_wrong_reciprocals(exponent) == 0
+
+
+def test_reciprocal_roots_at_the_ends(host: ctypes.CDLL) -> None:
+    values = (0.0, 2.0**-149, 2.0**-126, FP32_MAX, math.inf)
+    roots = [host.reciprocal_root(ctypes.c_float(a)) for a in values]
+    assert roots == [math.inf, *(float(1 / np.sqrt(np.float32(a))) for a in values[1:])]
+    assert math.isnan(host.reciprocal_root(ctypes.c_float(math.nan)))
 
 
 # Every fp32 pattern from 0 to 8 and its negative, which holds every tie, and a stretch of the rest.

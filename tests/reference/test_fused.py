@@ -126,13 +126,70 @@ def test_rmsnorm_against_float64(shape: tuple[int, ...], dtype: torch.dtype) -> 
     torch.testing.assert_close(y.double(), v * inv[:, None] * weight.double(), rtol=6e-7, atol=0)
 
 
-def test_inv_rms_is_correctly_rounded_at_each_step() -> None:
-    v = randn(3000, 48, dtype=torch.float32)
-    _, inv_rms = reference.rmsnorm(v, torch.ones(48), 1e-6)
-    squares = v.numpy() * v.numpy()
-    total = np.array([math.fsum(row) for row in squares.astype(float)]).astype(np.float32)
-    root = np.sqrt(total / np.float32(48) + np.float32(1e-6))
-    np.testing.assert_array_equal(inv_rms.numpy(), np.float32(1) / root)
+def _add(a: float, b: float) -> float:
+    return nearest_fp32(Fraction(a) + Fraction(b))
+
+
+def _halves(sums: list[float]) -> float:
+    """The sum of 2^n numbers: i and i + 2^(n - 1) first."""
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = [_add(a, b) for a, b in zip(sums[:half], sums[half:], strict=True)]
+    return sums[0]
+
+
+def _sum_of_squares(v: list[float], run: int) -> float:
+    """The order of docs/numerics.md, one exact fraction after another."""
+
+    def of_run(values: list[float]) -> float:
+        total = 0.0
+        for x in values:
+            total = nearest_fp32(Fraction(x) ** 2 + Fraction(total))
+        return total
+
+    def of_block(values: list[float]) -> float:
+        runs = [of_run(values[i : i + run]) for i in range(0, 16, run)]
+        return _add(*runs) if run == 8 else _add(_add(*runs[:2]), _add(*runs[2:]))
+
+    v = v + [0.0] * (-len(v) % 512)
+    blocks = [of_block(v[i : i + 16]) for i in range(0, len(v), 16)]
+    chunks = [_halves(blocks[i : i + 32]) for i in range(0, len(blocks), 32)]
+    sums = [0.0] * 64
+    for i, chunk in enumerate(chunks):
+        sums[i % 64] = _add(sums[i % 64], chunk)
+    return _halves(sums)
+
+
+@pytest.mark.parametrize("cols", [1, 40, 530, 1100, pytest.param(33000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("run", [4, 8])
+def test_squares_are_added_in_the_documented_order(cols: int, run: int) -> None:
+    v = randn(1, cols, dtype=torch.float32) * torch.logspace(-3, 2, cols)
+    total = _sum_of_squares(v[0].tolist(), run)
+    assert sources.sum_of_squares(v, run).item() == total
+    over_cols = nearest_fp32(Fraction(1, cols))
+    eps = np.float32(1e-6).item()
+    mean = nearest_fp32(Fraction(total) * Fraction(over_cols) + Fraction(eps))
+    root = np.sqrt(np.float32(mean))
+    _, inv_rms = reference.rmsnorm(v, torch.ones(cols), 1e-6, run=run)
+    assert inv_rms.item() == (np.float32(1) / root).item()
+
+
+def test_weighted_is_rounded_toward_zero() -> None:
+    v, w = randn(1000, dtype=torch.float32), randn(1000, dtype=torch.float32, seed=1)
+    v[0], w[0], v[1], w[1] = 3e38, -10.0, 1e-30, 1e-15
+    got = sources.weighted(v, w)
+    for product, a, b in zip(got.tolist(), v.tolist(), w.tolist(), strict=True):
+        exact = abs(Fraction(a) * Fraction(b))
+        assert Fraction(abs(product)) <= exact
+        if abs(product) < torch.finfo(torch.float32).max:
+            assert exact < Fraction(np.nextafter(np.float32(abs(product)), np.float32(3e38)).item())
+        assert math.copysign(1.0, product) == math.copysign(1.0, a) * math.copysign(1.0, b)
+    assert got[0] == -torch.finfo(torch.float32).max
+    special = sources.weighted(
+        torch.tensor([math.inf, math.inf, 1.0]), torch.tensor([2.0, 0.0, math.nan])
+    )
+    assert special[0] == math.inf
+    assert bool(special[1:].isnan().all())
 
 
 def test_rmsnorm_is_pytorchs() -> None:
@@ -142,13 +199,23 @@ def test_rmsnorm_is_pytorchs() -> None:
 
 
 @pytest.mark.parametrize("granularity", ["row", "tensor"])
-def test_rmsnorm_quantize_is_its_parts(granularity: str) -> None:
-    x, weight = randn(5, 3, 40), randn(40, seed=1)
+def test_rmsnorm_quantize_is_nearly_its_parts(granularity: str) -> None:
+    """But for elements, which are multiplied with inv_rms and their factor in one."""
+    x, weight = randn(50, 3, 400), randn(400, seed=1)
     got = reference.rmsnorm_quantize_nvfp4(x, weight, granularity=granularity)
-    y, inv_rms = reference.rmsnorm(x.float().reshape(15, 40), weight, 1e-6)
-    want = reference.quantize_nvfp4(y.reshape(5, 3, 40), granularity=granularity)
-    for a, b in zip(got, (*want, inv_rms), strict=True):
+    y, inv_rms = reference.rmsnorm(x.float().reshape(150, 400), weight, 1e-6, run=8)
+    want = reference.quantize_nvfp4(y.reshape(50, 3, 400), granularity=granularity)
+    for a, b in zip(got[1:], (*want[1:], inv_rms), strict=True):
         assert torch.equal(a.view(U8), b.view(U8))
+    assert (got[0].view(U8) != want[0].view(U8)).sum() <= 2
+
+
+def test_factor_of_a_norm_that_is_not_a_normal_number() -> None:
+    # enc * inv_rms overflows; the values times inv_rms do not.
+    x = torch.linspace(1.0, 6.0, 16)[None] * 1e-39
+    codes, _, _, inv_rms = reference.rmsnorm_quantize_nvfp4(x, torch.ones(16), 1e-12)
+    plain = reference.quantize_nvfp4(x * inv_rms, granularity="row")[0]
+    assert torch.equal(codes.view(U8), plain.view(U8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,31 +12,10 @@ JITQUANT_HD float drelu(float x) {
   return x > 0.0f ? 1.0f : 0.0f;
 }
 
-// exp(x), and 1 / x of an x of at least 1: as near as the hardware's own are, which is far below
-// what a code can show. Denormals are zeros.
-JITQUANT_HD float exp_near(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
-  return y;
-#else
-  return std::exp(x);
-#endif
-}
-JITQUANT_HD float reciprocal_near(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return 1.0f / x;
-#endif
-}
-
 // s * (1 + z * (1 - s)), s = 1 / (1 + exp(-y)): the derivative of x / (1 + exp(-y)) where z is x
 // times that of y.
 JITQUANT_HD float dgate(float y, float z) {
-  const float s = reciprocal_near(add_rn(1.0f, exp_near(-y)));
+  const float s = sigmoid_near(y);
   return mul_rn(s, fma_rn(z, add_rn(1.0f, -s), 1.0f));
 }
 

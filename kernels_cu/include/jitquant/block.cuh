@@ -230,6 +230,37 @@ JITQUANT_HD uint32_t e2m1x8_halves_up(F&& f) {
   return doubled - (doubled >> 1 & 0x77777777u);
 }
 
+// The same where what is half way between two codes goes to the even one, given the codes above.
+template <class F>
+JITQUANT_HD uint32_t e2m1x8_halves_even(uint32_t halves_up, F&& f) {
+  // Of the next smaller number the code is another one only where f(i) is half way.
+  const uint32_t below = e2m1x8_halves_up([&](int i) { return mul_rn(f(i), 0x1.fffffep-1f); });
+  return below + ((halves_up - below) & below & 0x11111111u);
+}
+
+// Sixteen such codes of magnitude(i), halves to even. What is half way between two codes ends with
+// 21 bits that are zero, so that a look at 16 of them tells most blocks that have nothing of the
+// kind.
+template <class F>
+JITQUANT_HD void e2m1x16_magnitudes(F&& magnitude, uint32_t (&codes)[2]) {
+  float x[16];
+  uint32_t least[2] = {~0u, ~0u};
+  JITQUANT_UNROLL
+  for (int i = 0; i < 16; i += 2) {
+    x[i] = magnitude(i), x[i + 1] = magnitude(i + 1);
+    uint32_t& to = least[i >> 1 & 1];
+    to = lower_halves_min(to, float_bits(x[i]), float_bits(x[i + 1]));
+  }
+  const auto half_of = [&](int half) { return [&x, half](int i) { return x[8 * half + i]; }; };
+  JITQUANT_UNROLL
+  for (int half = 0; half < 2; ++half) codes[half] = e2m1x8_halves_up(half_of(half));
+  if ((lower_halves_min(least[0], least[1], ~0u) & 0xffffu) != 0) return;
+  JITQUANT_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    codes[half] = e2m1x8_halves_even(codes[half], half_of(half));
+  }
+}
+
 // E2M1 of values 8 * half to 8 * half + 7 times enc > 0, the first in the low four bits.
 template <class T>
 JITQUANT_HD uint32_t e2m1x8(const Block<T>& x, int half, float enc) {
@@ -261,7 +292,6 @@ JITQUANT_HD uint32_t e2m1x8(const Block<T>& x, int half, float enc) {
 // of T, which has few bits.
 template <class T>
 JITQUANT_HD bool e2m1_half_may_go_down(float d) {
-  if (sizeof(T) == 4) return true;
   constexpr int kMore = std::is_same<T, Fp16>::value ? 3 : 0;  // bits than bf16 has
   constexpr uint32_t kNear = 0x00080008u << kMore;
   const uint32_t one = float_bits(d) << kMore, five = float_bits(mul_rn(d, 5.0f)) << kMore;
@@ -269,27 +299,30 @@ JITQUANT_HD bool e2m1_half_may_go_down(float d) {
   return halves_min(rests, 2 * kNear) != 2 * kNear;
 }
 
-// E2M1 of all values times enc, which is RN(1 / d), where no product is 7 or more, and enc is far
-// from the ends of fp32. kHalvesUp: what is half way between two codes may go up.
-template <bool kHalvesUp, class T>
+// E2M1 of all values times enc, which is RN(1 / d) if they have 16 bits, where no product is 7 or
+// more, and enc is far from the ends of fp32. kLooks: of fp32, what is half way is looked for,
+// which is faster and takes more registers.
+template <bool kLooks, class T>
 JITQUANT_HD void e2m1x16_ordinary(const Block<T>& x, float enc, float d, uint32_t (&codes)[2]) {
 #if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
   JITQUANT_UNROLL
   for (int half = 0; half < 2; ++half) codes[half] = e2m1x8(x, half, enc);
 #else
   const float unit = enc * kHalfUnit;
-  const bool may_go_down = !kHalvesUp && e2m1_half_may_go_down<T>(d);
-  JITQUANT_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const auto product = [&](int i) { return mul_rn(magnitude_of(x, 8 * half + i), unit); };
-    uint32_t magnitudes = e2m1x8_halves_up(product);
-    if (may_go_down) {
-      // Of the next smaller number the code is another one only where the product is half way.
-      const uint32_t below =
-          e2m1x8_halves_up([&](int i) { return mul_rn(product(i), 0x1.fffffep-1f); });
-      magnitudes = below + ((magnitudes - below) & below & 0x11111111u);
+  if constexpr (kLooks && sizeof(T) == 4) {
+    const uint32_t signs = e2m1x16_signs(x);  // first, so that only the products are held
+    e2m1x16_magnitudes([&](int i) { return mul_rn(magnitude_of(x, i), unit); }, codes);
+    JITQUANT_UNROLL
+    for (int half = 0; half < 2; ++half) codes[half] |= half_of_signs(signs, half);
+  } else {
+    const bool may_go_down = sizeof(T) == 4 || e2m1_half_may_go_down<T>(d);
+    JITQUANT_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const auto f = [&](int i) { return mul_rn(magnitude_of(x, 8 * half + i), unit); };
+      codes[half] = e2m1x8_halves_up(f);
+      if (may_go_down) codes[half] = e2m1x8_halves_even(codes[half], f);
+      codes[half] |= e2m1x8_signs(x, half) & kSignBits;
     }
-    codes[half] = magnitudes | (e2m1x8_signs(x, half) & kSignBits);
   }
 #endif
 }

@@ -68,7 +68,11 @@ __device__ __forceinline__ void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// From here on the next kernel may be put on the multiprocessors.
+// From here on the next kernel may be put on the multiprocessors. This may come before the wait: it
+// says when the next kernel may begin, not what that sees. By the memory model of PTX the next
+// kernel's own wait returns when this grid is complete and its memory operations are visible; every
+// thread of this grid waits too, so by then the kernel before it is complete and visible to this
+// grid, and causality order is transitive.
 __device__ __forceinline__ void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -105,14 +109,14 @@ __device__ __forceinline__ void sync_grid() {
 #endif
 }
 
-// Asks for the 32 bytes at p to be brought into the L2 cache. Nothing of them is read by the
-// kernel, and what an earlier one still writes it writes in that cache, so this may come before
-// wait_for_previous(): then the latency of the memory passes while the kernel before ends.
+// Brings the 32 bytes at p into the L2 cache, where all writes of the device go. The kernel reads
+// none of them, so this may come before wait_for_previous(), and is all that may: then the latency
+// of the memory passes while the kernel before ends.
 __device__ __forceinline__ void prefetch(const void* p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#elif !defined(__CUDA_ARCH__)
-  *static_cast<const volatile char*>(p);  // emulated: it has to be there
+#elif !defined(__CUDACC__)
+  __prefetch_global_l2(p);
 #endif
 }
 // Which threads prefetch: about 1240 and 990 for each of the 132 multiprocessors that the kernels
@@ -129,18 +133,16 @@ __device__ __forceinline__ bool is_short() {
   return gridDim.x * blockDim.x <= kFewThreads;
 }
 
-// How a kernel that is launched overlapped begins: fetch() loads its first values, before the wait
-// where they are there `early`, as no kernel before writes them. Otherwise prefetch() comes before.
+// How a kernel that is launched overlapped begins: it prefetches before the wait, and loads its
+// first values after it. PTX shows a thread what earlier kernels have written only after its own
+// griddepcontrol.wait, the kernel before the last one too: that the last one has waited says
+// nothing of this thread.
 template <class F, class G>
-__device__ __forceinline__ void begin_overlapped(bool early, F&& fetch, G&& prefetch) {
-  if (early) {
-    fetch();
-  } else {
-    prefetch();
-  }
+__device__ __forceinline__ void begin_overlapped(F&& fetch, G&& prefetch) {
+  prefetch();
   wait_for_previous();
   let_next_begin();
-  if (!early) fetch();
+  fetch();
 }
 
 #ifndef __CUDACC_RTC__

@@ -157,11 +157,10 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>,
     flat_cast_kernel(FlatSource<T> source, Fp8Scale scale, int partials, bool backwards, uint4* out,
                      EightBit format) {
   PieceBlocks<T, kCastShare<T, kAfterAmax>, kOnceThreads<kAfterAmax>> blocks(source, backwards);
-  begin_overlapped(
-      kAfterAmax, [&] { blocks.fetch(); },
-      [&] {
-        if (is_first()) blocks.prefetch();
-      });
+  begin_overlapped([&] { blocks.fetch(); },
+                   [&] {
+                     if (is_first()) blocks.prefetch();
+                   });
   float factor;
   if constexpr (kAfterAmax) {
     __shared__ BlockReduce::Scratch scratch;
@@ -181,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
                 EightBit format) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  const bool early = scale.kind == Fp8Scale::kAmax && Source::kReadsOnlyInputs;
+  const bool after_amax = scale.kind == Fp8Scale::kAmax;
   BlockWalk walk(blocks_of(source.cols));
   typename Source::Fetched next;
   auto fetch = [&] {
@@ -189,9 +188,9 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
       next = source.template fetch<false>(source.row(walk.row), walk.block);
     }
   };
-  begin_overlapped(early, fetch, [&] {
+  begin_overlapped(fetch, [&] {
     if constexpr (Source::kReadsOnlyInputs) {
-      if (is_short() && walk.row < source.rows) {
+      if ((after_amax ? is_first() : is_short()) && walk.row < source.rows) {
         source.prefetch(source.row(walk.row), walk.block);
       }
     }
@@ -226,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   auto fetch = [&] {
     if (block < source.blocks) next = source.fetch(block);
   };
-  begin_overlapped(false, fetch, [&] {
+  begin_overlapped(fetch, [&] {
     if (is_short() && block < source.blocks) source.prefetch(block);
   });
   const float factor = tensor_scale(scale, 0, largest(format), reduce);

@@ -54,6 +54,7 @@ struct RowPasses {
   using Value = typename Held<Source, kNorm>::Value;
   using Fetched = typename Source::Fetched;
   static constexpr int kBlocks = kHeld > 0 ? kHeld : 1;  // that are at hand together
+  using Reduce = std::conditional_t<kNorm, RowReduce, BlockReduce>;
   // Blocks that are loaded together.
   static constexpr int kAtOnce = sizeof(Fetched) <= 80 ? kBlocks : 1;
   // Whether in the place of a block past the end the last one is loaded, to be dropped if there is
@@ -66,10 +67,19 @@ struct RowPasses {
   int width;  // in blocks; 0 in a rehearsal
   float over_cols;
   Value held[kBlocks];
+  float squares[kBlocks];  // their sums, of a norm
 
   __device__ __forceinline__ RowPasses(const Source& source, const Normalize<Element>& norm,
                                        const RowWidth& row)
       : source(source), norm(norm), width(row.blocks), over_cols(row.over_cols) {}
+
+  __device__ __forceinline__ Reduce reduce(typename Reduce::Scratch& scratch) const {
+    if constexpr (kNorm) {
+      return RowReduce::of<kHeld>(scratch);
+    } else {
+      return Reduce(scratch);
+    }
+  }
 
   // What comes before the first row, the r-th, and waits for no kernel. The row is prefetched
   // unless there are no registers for that. The next kernel begins beside this one where both
@@ -89,23 +99,40 @@ struct RowPasses {
   }
 
   // Calls f(k, held) for each block, the k-th of those at hand, before it is multiplied with
-  // inv_rms. For a norm the result is the sum of the squares before the weight.
+  // inv_rms. For a norm the squares, before the weight, go to sum() or sum_and_max() of the same
+  // row.
   template <class F>
-  __device__ __forceinline__ float first(const typename Source::Row& row, F&& f) {
+  __device__ __forceinline__ void first(const typename Source::Row& row, Reduce& reduce, F&& f) {
     if constexpr (kHeld == 0) {
-      float squares = 0.0f;
+      if constexpr (kNorm) reduce.begin();
 #pragma unroll 1
-      for (int b = threadIdx.x; b < width; b += blockDim.x) {
-        f(0, take_block<kNorm, false>(source, norm, source.template fetch<false>(row, b), row, b,
-                                      squares));
+      for (int b = threadIdx.x; (b & ~31) < width; b += blockDim.x) {
+        float sum = 0.0f;
+        if (b < width) {
+          f(0, take_block<kNorm, false>(source, norm, source.template fetch<false>(row, b), row, b,
+                                        sum));
+        }
+        if constexpr (kNorm) reduce.add(b, sum);
       }
-      return squares;
     } else {
       // The weights are loaded beside the values, whichever type they have.
-      const float squares = kNorm && norm.weight.fp32 ? take<float>(row) : take<Element>(row);
+      kNorm&& norm.weight.fp32 ? take<float>(row) : take<Element>(row);
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) f(k, held[k]);
-      return squares;
+    }
+  }
+  __device__ __forceinline__ float sum(Reduce& reduce) const {
+    if constexpr (kHeld == 0) {
+      return reduce.sum();
+    } else {
+      return reduce.sum(squares);
+    }
+  }
+  __device__ __forceinline__ float2 sum_and_max(Reduce& reduce, float max) const {
+    if constexpr (kHeld == 0) {
+      return reduce.sum_and_max(max);
+    } else {
+      return reduce.sum_and_max(squares, max);
     }
   }
 
@@ -138,16 +165,15 @@ struct RowPasses {
     }
   }
 
-  // inv_rms of a row whose squares add up to `squares`, within 2 ulp.
-  __device__ __forceinline__ float inverse(float squares) const {
-    return rsqrtf(fma_rn(squares, over_cols, norm.eps));
+  // inv_rms of a row whose squares add up to `sum`.
+  __device__ __forceinline__ float inverse(float sum) const {
+    return inverse_rms(sum, over_cols, norm.eps);
   }
 
  private:
   // Blocks past the end of the row become zeros.
   template <class W>
-  __device__ __forceinline__ float take(const typename Source::Row& row) {
-    float squares[4] = {};
+  __device__ __forceinline__ void take(const typename Source::Row& row) {
     constexpr bool kBeside = kNorm && sizeof(W) == 2 && sizeof(Fetched) <= 32;
 #pragma unroll
     for (int begin = 0; begin < kBlocks; begin += kAtOnce) {
@@ -190,17 +216,18 @@ struct RowPasses {
             weight[k] = {};
             if (b < width) weight[k] = weights<W>(b);
           }
+          BlockSquares<Element> sum;
 #pragma unroll
           for (int i = 0; i < 16; ++i) {
-            squares[i & 3] = fma_rn(value_of(x, i), value_of(x, i), squares[i & 3]);
-            set_value(to, i, mul_rn(value_of(x, i), value_of(weight[k], i)));
+            sum.add(i, value_of(x, i));
+            set_value(to, i, mul_rz(value_of(x, i), value_of(weight[k], i)));
           }
+          squares[begin + k] = sum.sum();
         } else {
           to = x;
         }
       }
     }
-    return add_rn(add_rn(squares[0], squares[1]), add_rn(squares[2], squares[3]));
   }
 
   // Where the k-th block of this thread is in the row.
@@ -215,9 +242,6 @@ struct RowPasses {
 
 // What a norm's values are multiplied with to be cast: inv_rms times the scale, in one product.
 // Where that is no ordinary number they are multiplied with inv_rms first.
-__device__ __forceinline__ bool is_ordinary(float product) {
-  return product >= 0x1p-126f && product <= kFloatMax;
-}
 template <class Value>
 __device__ __forceinline__ void multiply(Value& v, float inverse) {
 #pragma unroll
@@ -254,9 +278,10 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
                    Fp8Scale scale, RowPointer<uint8_t> out, bool vector, EightBit format,
                    bool rehearses) {
   constexpr int kHeld = kHeldOf<kRows>;
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  RowPasses<Source, kNorm, kRows> passes(source, norm, width);
+  using Passes = RowPasses<Source, kNorm, kRows>;
+  Passes passes(source, norm, width);
+  __shared__ typename Passes::Reduce::Scratch scratch;
+  typename Passes::Reduce reduce = passes.reduce(scratch);
   const bool wants_amax = scale.kind == Fp8Scale::kAmax || scale.amax != nullptr;
   bool rehearsal = kRows == Rows::kFew && rehearses;
   float factor = 1.0f;
@@ -278,18 +303,22 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
     const typename Source::Row row = source.row(r);
     // One for each block, so that they do not wait for each other.
     Amax<typename Held<Source, kNorm>::Value::Element, true> mine[passes.kBlocks];
-    const float squares = passes.first(row, [&](int k, const auto& held) {
-      if (wants_amax) mine[k].add(held);
+    float norm_amax = 0.0f;
+    passes.first(row, reduce, [&](int k, const auto& held) {
+      if constexpr (kNorm) {
+        if (wants_amax) norm_amax = larger_magnitude(norm_amax, block_amax(held));
+      } else {
+        if (wants_amax) mine[k].add(held);
+      }
     });
-    const float of_mine = larger_magnitude(mine[0].result(), mine[passes.kBlocks - 1].result());
     float amax, inverse = 1.0f;
     if constexpr (kNorm) {
-      const float2 total = reduce.sum_and_max(squares, of_mine);
+      const float2 total = passes.sum_and_max(reduce, norm_amax);
       inverse = passes.inverse(total.x);
       if (writes) norm.inv_rms[r] = inverse;
       amax = amax_keep_nan(0.0f, mul_rn(total.y, inverse));
     } else {
-      amax = reduce.max(of_mine);
+      amax = reduce.max(larger_magnitude(mine[0].result(), mine[passes.kBlocks - 1].result()));
     }
     if (scale.kind == Fp8Scale::kAmax || scale.kind == Fp8Scale::kMaxima) {
       const float known = scale.kind == Fp8Scale::kAmax ? amax : factor;

@@ -38,7 +38,7 @@ struct GlobalScale {
     kTensor,    // gsa[0]
     kRows,      // gsa[row * stride]
     kPartials,  // the amax is the maximum of partials[0 .. count), gsa = amax / divisor; the launch
-                // before wrote them, and waited for all that came before it
+                // before has written them, and read the tensor
     kAmax,      // the same, from wherever
     kRowAmax    // the amax of a row is gsa[row * stride]
   };

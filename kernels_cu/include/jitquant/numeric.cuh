@@ -48,6 +48,17 @@ JITQUANT_HD float mul_rn(float a, float b) {
 #endif
 }
 
+// The product cut off, so that one of numbers stays one: at most kFloatMax.
+JITQUANT_HD float mul_rz(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rz(a, b);
+#else
+  const double exact = static_cast<double>(a) * b;  // 48 bits
+  const float y = static_cast<float>(exact);
+  return std::fabs(static_cast<double>(y)) > std::fabs(exact) ? bits_float(float_bits(y) - 1) : y;
+#endif
+}
+
 JITQUANT_HD float add_rn(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fadd_rn(a, b);
@@ -72,34 +83,75 @@ JITQUANT_HD float reciprocal_rn(float a) {
 #endif
 }
 
-// The same where a is known to be 2^-125 to 2^125 in magnitude, or NaN: without the checks.
-JITQUANT_HD float reciprocal_rn_ordinary(float a) {
-#if defined(__CUDA_ARCH__)
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
-  return __fmaf_rn(r, -__fmaf_rn(a, r, -1.0f), r);
-#else
-  return 1.0f / a;
-#endif
-}
-
-// 1 / sqrt(a), off by no more than the last bit.
-JITQUANT_HD float reciprocal_sqrt(float a) {
-#if defined(__CUDA_ARCH__)
-  float r;
-  asm("rsqrt.approx.f32 %0, %1;" : "=f"(r) : "f"(a));
-  const float better = __fmaf_rn(0.5f * r, __fmaf_rn(-a * r, r, 1.0f), r);
-  return a > 0.0f && a <= kFloatMax ? better : r;
-#else
-  return 1.0f / std::sqrt(a);
-#endif
-}
-
 JITQUANT_HD float fma_rn(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
 #else
   return std::fma(a, b, c);
+#endif
+}
+
+// 1 / x as the hardware has it, within an ulp; subnormal results are zeros. On the host it is an
+// ulp off, so that what needs the right one shows that it asks for it (but not where that would
+// be a power of two, which the step below does not leave, and the hardware does not give).
+JITQUANT_HD float reciprocal_near(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  const float y = 1.0f / x, a = y < 0.0f ? -y : y;
+  if (a < 0x1p-126f) return y < 0.0f ? -0.0f : 0.0f;
+  return (float_bits(y) & 0x7fffffu) > 1u && a <= kFloatMax ? bits_float(float_bits(y) - 1) : y;
+#endif
+}
+
+// 1 / a, correctly rounded, from what is near it, where a is known to be 2^-125 to 2^125 in
+// magnitude, or NaN.
+JITQUANT_HD float reciprocal_from(float a, float near) {
+  return fma_rn(near, -fma_rn(a, near, -1.0f), near);
+}
+JITQUANT_HD float reciprocal_rn_ordinary(float a) {
+  return reciprocal_from(a, reciprocal_near(a));
+}
+
+// 1 / sqrt(x) as the hardware has it, within two ulp; on the host an ulp above.
+JITQUANT_HD float reciprocal_root_near(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  const float y = 1.0f / std::sqrt(x);
+  return y > 0.0f && y <= kFloatMax ? bits_float(float_bits(y) + 1) : y;
+#endif
+}
+
+// 1 / sqrt(a), the root rounded first, without branches: numbers so small that a remainder would be
+// subnormal are lifted by 2^64. No root of a positive number is near the ends of fp32.
+JITQUANT_HD float reciprocal_of_root(float a) {
+  const bool small = a < 0x1p-64f;
+  const float b = mul_rn(a, small ? 0x1p64f : 1.0f), near = reciprocal_root_near(b);
+  const float rough = mul_rn(b, near);
+  const float lifted = fma_rn(fma_rn(-rough, rough, b), mul_rn(near, 0.5f), rough);
+  const float root = mul_rn(lifted, small ? 0x1p-32f : 1.0f);
+  return a > 0.0f && a <= kFloatMax ? reciprocal_rn_ordinary(root) : near;
+}
+
+// Whether it is a normal number above zero.
+JITQUANT_HD bool is_ordinary(float x) {
+  return x >= 0x1p-126f && x <= kFloatMax;
+}
+
+// 2^x as the hardware has it, within an ulp or two; subnormal results are zeros.
+JITQUANT_HD float exp2_near(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  const float y = std::exp2(x);
+  return y < 0x1p-126f ? 0.0f : y;
 #endif
 }
 
@@ -109,6 +161,13 @@ JITQUANT_HD float abs_of(float x) {
 #else
   return bits_float(float_bits(x) & 0x7fffffffu);
 #endif
+}
+
+// 1 / (1 + e^-x), within a few ulp; 0 where e^-x overflows. By a quarter, so that the reciprocal is
+// no subnormal: it is multiplied with what may be large.
+JITQUANT_HD float sigmoid_near(float x) {
+  const float e = exp2_near(mul_rn(x, -1.44269504f));
+  return mul_rn(reciprocal_near(fma_rn(e, 0.25f, 0.25f)), 0.25f);
 }
 
 JITQUANT_HD bool is_nan(float x) {
@@ -176,6 +235,16 @@ JITQUANT_HD uint32_t truncated_halves(float low, float high) {
                         : (float_bits(x) - float_bits(0x1p-15f)) >> 13;
   };
   return half(high) << 16 | half(low);
+#endif
+}
+
+// The smallest of the lower halves of three words, in the lower half.
+JITQUANT_HD uint32_t lower_halves_min(uint32_t a, uint32_t b, uint32_t c) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  return __vimin3_u16x2(a, b, c);
+#else
+  const uint32_t x = a & 0xffffu, y = b & 0xffffu, z = c & 0xffffu, least = x < y ? x : y;
+  return least < z ? least : z;
 #endif
 }
 

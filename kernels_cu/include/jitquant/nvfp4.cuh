@@ -92,9 +92,8 @@ JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& ou
 }
 
 // A block whose amax is b (of these elements, or of a larger tile that they belong to), with the
-// stored scale given, or with the recipe's. kHalvesUp: the codes' bits hang on how the values were
-// computed in any case, so a product that is half way between two codes goes up.
-template <bool kHalvesUp = false, class T>
+// stored scale given, or with the recipe's.
+template <bool kLooks = false, class T>
 JITQUANT_HD Nvfp4Codes nvfp4_encode_with(const Block<T>& x, float b, uint16_t scale,
                                          const Nvfp4Encoding& e) {
   const float stored = float_from_e4m3(scale), enc = nvfp4_usual_encode(stored, e);
@@ -102,35 +101,23 @@ JITQUANT_HD Nvfp4Codes nvfp4_encode_with(const Block<T>& x, float b, uint16_t sc
   out.scale = static_cast<uint8_t>(scale);
   if (nvfp4_is_usual(b, enc, e)) {
     uint32_t codes[2];
-    e2m1x16_ordinary<kHalvesUp>(x, enc, mul_rn(stored, e.over_S), codes);
+    e2m1x16_ordinary<kLooks>(x, enc, mul_rn(stored, e.over_S), codes);
     out.low = codes[0], out.high = codes[1];
   } else {
     nvfp4_encode_block(x, nvfp4_block_encode(stored, e), out);
   }
   return out;
 }
-template <bool kHalvesUp = false, class T>
+template <bool kLooks = false, class T>
 JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nvfp4Encoding& e) {
-  return nvfp4_encode_with<kHalvesUp>(x, b, nvfp4_block_scale(b, e), e);
+  return nvfp4_encode_with<kLooks>(x, b, nvfp4_block_scale(b, e), e);
 }
 
-// The block x * factor, where b is the amax of x and factor > 0.
-template <class T>
-JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, float factor,
-                                                   const Nvfp4Encoding& e) {
-  const uint16_t scale = nvfp4_block_scale(mul_rn(b, factor), e);
-  Nvfp4Codes out;
-  out.scale = static_cast<uint8_t>(scale);
-  const float enc = mul_rn(nvfp4_block_encode(float_from_e4m3(scale), e), factor);
-  nvfp4_encode_block(x, enc > kFloatMax ? kFloatMax : enc, out);  // infinity times 0 is NaN
-  return out;
-}
-
-// The same of magnitudes with their signs apart (e2m1x16_signs), where the codes' bits hang on the
-// order of a sum in any case: a product that is half way between two codes goes up. What magnitudes
-// of a block are multiplied with:
+// Blocks of what is still to be multiplied with a factor that is not negative, a norm's inv_rms:
+// the block's scale is made from its amax times the factor, and an element is multiplied with one
+// number, RN(enc * factor); where that is no ordinary one, with the factor and then with enc.
 struct Nvfp4Product {
-  float stored, enc;
+  float stored, enc;  // the latter with the factor
   uint8_t scale;
   // All blocks but those whose scale is subnormal, or none: nothing is above the largest code, and
   // enc is far from the ends of fp32.
@@ -147,12 +134,51 @@ JITQUANT_HD Nvfp4Product nvfp4_product(float b, float factor, const Nvfp4Encodin
           nvfp4_is_usual(b, enc, e) && enc >= kLeastProduct};
 }
 
-// Changes the magnitudes and signs of a block that is not so, that they have the right codes.
+template <bool kLooks, class T>
+JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, float factor,
+                                                   const Nvfp4Encoding& e) {
+  const Nvfp4Product product = nvfp4_product(b, factor, e);
+  Nvfp4Codes out;
+  out.scale = product.scale;
+  if (product.usual) {
+    uint32_t codes[2];
+    e2m1x16_ordinary<kLooks>(x, product.enc, 0.0f, codes);
+    out.low = codes[0], out.high = codes[1];
+    return out;
+  }
+  float enc = nvfp4_block_encode(product.stored, e);
+  Block<T> y = x;
+  if (is_ordinary(mul_rn(enc, factor))) {
+    enc = mul_rn(enc, factor);
+  } else {
+    JITQUANT_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      const float product = mul_rn(value_of(x, i), factor);
+      y.words[i] = is_nan(product) ? 0u : float_bits(product);
+    }
+  }
+  nvfp4_encode_block(y, enc, out);
+  return out;
+}
+
+// The same of magnitudes with their signs apart (e2m1x16_signs): changes those of a block that is
+// not usual, that they have the right codes.
 JITQUANT_HD void nvfp4_make_usual(float (&x)[16], uint32_t& signs, float factor,
                                   const Nvfp4Encoding& e, Nvfp4Product& product) {
   if (product.usual) return;
-  float enc = mul_rn(nvfp4_block_encode(product.stored, e), factor);
-  enc = enc > kFloatMax ? kFloatMax : enc;
+  float enc = nvfp4_block_encode(product.stored, e);
+  if (is_ordinary(mul_rn(enc, factor))) {
+    enc = mul_rn(enc, factor);
+  } else {
+    uint32_t numbers[2] = {};
+    JITQUANT_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      const float y = mul_rn(x[i], factor);
+      numbers[i >> 3] |= is_nan(y) ? 0u : 8u << (4 * (i & 7));
+      x[i] = is_nan(y) ? 0.0f : y;
+    }
+    signs &= numbers[0] | numbers[1] >> 1;
+  }
   if (!(enc > 0.0f)) {  // zero, where what is not finite has no sign, or NaN
     uint32_t finite[2] = {};
     JITQUANT_UNROLL
@@ -175,20 +201,35 @@ JITQUANT_HD void nvfp4_make_usual(float (&x)[16], uint32_t& signs, float factor,
   product.enc = enc;
 }
 
-JITQUANT_HD Nvfp4Codes nvfp4_encode_magnitudes(const float (&x)[16], uint32_t signs,
-                                               const Nvfp4Product& product) {
+// Of several blocks.
+template <int kCount, class Magnitudes>
+JITQUANT_HD void nvfp4_encode_magnitudes(const Magnitudes (&x)[kCount],
+                                         const Nvfp4Product (&products)[kCount],
+                                         Nvfp4Codes (&out)[kCount]) {
 #if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
-  Block<float> block;
   JITQUANT_UNROLL
-  for (int i = 0; i < 16; ++i) block.words[i] = float_bits(x[i]);
-  const auto codes = [&](int half) { return e2m1x8(block, half, product.enc); };
+  for (int k = 0; k < kCount; ++k) {
+    Block<float> block;
+    JITQUANT_UNROLL
+    for (int i = 0; i < 16; ++i) block.words[i] = float_bits(x[k].magnitude[i]);
+    out[k].low = e2m1x8(block, 0, products[k].enc);
+    out[k].high = e2m1x8(block, 1, products[k].enc);
+  }
 #else
-  const float unit = product.enc * kHalfUnit;
-  const auto codes = [&](int half) {
-    return e2m1x8_halves_up([&](int i) { return mul_rn(x[8 * half + i], unit); });
-  };
+  uint32_t codes[kCount][2];
+  JITQUANT_UNROLL
+  for (int k = 0; k < kCount; ++k) {
+    const float unit = products[k].enc * kHalfUnit;
+    e2m1x16_magnitudes([&](int i) { return mul_rn(x[k].magnitude[i], unit); }, codes[k]);
+  }
+  JITQUANT_UNROLL
+  for (int k = 0; k < kCount; ++k) out[k].low = codes[k][0], out[k].high = codes[k][1];
 #endif
-  return {codes(0) | half_of_signs(signs, 0), codes(1) | half_of_signs(signs, 1), product.scale};
+  JITQUANT_UNROLL
+  for (int k = 0; k < kCount; ++k) {
+    out[k].low |= half_of_signs(x[k].signs, 0), out[k].high |= half_of_signs(x[k].signs, 1);
+    out[k].scale = products[k].scale;
+  }
 }
 
 JITQUANT_HD float nvfp4_dequantize(uint32_t code, float scale, float gsa) {

@@ -18,15 +18,14 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
                          Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  const bool early = scale.kind == GlobalScale::kPartials;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   Block<T> next;
   auto fetch = [&] {
     if (block < source.blocks) next = source.fetch(block);
   };
-  begin_overlapped(early, fetch, [&] {
-    if (is_short() && block < source.blocks) source.prefetch(block);
+  begin_overlapped(fetch, [&] {
+    if (prefetches_first(scale) && block < source.blocks) source.prefetch(block);
   });
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
 #pragma unroll 1
@@ -96,7 +95,10 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   PieceBlocks<T, kOnceShare<T>, kOnceThreads<kAfterAmax>> blocks(source, kAfterAmax);
-  begin_overlapped(kAfterAmax, [&] { blocks.fetch(); }, [] {});
+  begin_overlapped([&] { blocks.fetch(); },
+                   [&] {
+                     if (kAfterAmax && is_first()) blocks.prefetch();
+                   });
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
   blocks.each([&](int64_t block, const Block<T>& x) {
     const Nvfp4Codes codes = nvfp4_quantize_block(x, block_amax(x), encoding);

@@ -47,7 +47,7 @@ __device__ __forceinline__ RowEncoding finish_row(float squares, float amax,
                                                   const RowFacts& facts) {
   RowEncoding e = {facts.given, 1.0f, amax, 0};
   if constexpr (kNorm) {
-    e.inverse = reciprocal_sqrt(fma_rn(squares, facts.over_cols, norm.eps));
+    e.inverse = inverse_rms(squares, facts.over_cols, norm.eps);
     e.amax = amax_ignore_nan(0.0f, mul_rn(amax, e.inverse));
   }
   if (row_mode<kNorm>(scale) == RowMode::kRowAmax) {
@@ -73,12 +73,13 @@ __device__ __forceinline__ void tell_row(const RowEncoding& e, const Normalize<T
 // the row, y the rows at once, as a multiprocessor holds only so many blocks, and what has to be
 // worked out of a row takes as long for several, a lane each. All threads of the block call it
 // together.
-template <bool kNorm, int kMostRows>
+template <bool kNorm, int kMostRows, int kShare = 1>
 class RowTeam {
  public:
   struct Shared {
-    // Of each warp: its sum of squares, and its amax as bits; zeros after those that are there.
-    float4 squares[8];
+    // The sums of the squares of each warp's chunks, and its amax as bits; zeros after those that
+    // are there.
+    alignas(16) float squares[kNorm ? kChunkSums : 1];
     uint4 most[8];
     RowEncoding encodings[kMostRows];
     RowFacts facts[kMostRows];
@@ -97,31 +98,35 @@ class RowTeam {
       shared_.tensor_amax[slot()] = 0.0f;
     }
     if (slot() == 0 && threadIdx.x < 32) {
-      squares_of(threadIdx.x) = 0.0f;
+      if constexpr (kNorm) shared_.squares[threadIdx.x] = shared_.squares[threadIdx.x + 32] = 0.0f;
       most_of(threadIdx.x) = 0;
     }
     __syncthreads();
   }
 
   // The encoding of row r of `count`, which is this thread's, from what each thread has of it: the
-  // sum of the squares, the largest magnitude as bits, and, asked for only where one of them is
-  // NaN, the same without those, as if they were not there: numbers(). What a thread can do while
-  // it waits, meanwhile(), is done once.
+  // sums of the squares of its blocks, which are of neighbouring chunks, the largest magnitude as
+  // bits, and, asked for only where one of them is NaN, the same without those, as if they were not
+  // there: numbers(). What a thread can do while it waits, meanwhile(), is done once.
   template <class T, class F, class G>
-  __device__ __forceinline__ RowEncoding agree(float squares, uint32_t most, int r, int count,
+  __device__ __forceinline__ RowEncoding agree(const float (&squares)[kNorm ? kShare : 1],
+                                               uint32_t most, int r, int count,
                                                const Normalize<T>& norm, const RowScale& scale,
                                                Nvfp4Recipe recipe, F&& numbers, G&& meanwhile) {
     const int mine = threadIdx.x, warp = slot() * warps() + (mine >> 5);
     const bool leads = slot() == 0 && mine < 32;
-    const float sum = kNorm ? warp_sum(squares) : 0.0f;
+    if constexpr (kNorm) {
+      const float sum = chunk_sum(squares);
+      const int place = kept(static_cast<uint32_t>(mine)) >> 4, part = place & 1;  // of a chunk
+      if ((mine & 15) == 0 && part < kShare) {
+        shared_.squares[kShare * (slot() * warps() + (place >> 1)) + part] = sum;
+      }
+    }
     RowEncoding e;
 #pragma unroll 1
     for (bool again = false;; again = true) {
       most = __reduce_max_sync(0xffffffffu, most);
-      if ((mine & 31) == 0) {
-        if (kNorm) squares_of(warp) = sum;
-        most_of(warp) = most;
-      }
+      if ((mine & 31) == 0) most_of(warp) = most;
       __syncthreads();
       if (leads) {
         lead(r, count, again, norm, scale, recipe);
@@ -164,28 +169,13 @@ class RowTeam {
     float squares = 0.0f;
     uint32_t most = 0;
     if (rows() == 1) {
-      constexpr int kEach = 8;  // warps at a time: of rows of 7168 and less all
-      auto add = [&](int w) {
-#pragma unroll
-        for (int i = w / 4; i < (w + kEach) / 4; ++i) {
-          if (kNorm) {
-            const float4 s = shared_.squares[i];
-            squares += (s.x + s.y) + (s.z + s.w);
-          }
-          const uint4 m = shared_.most[i];
-          most = max(max(most, max(m.x, m.y)), max(m.z, m.w));
-        }
-      };
-      add(0);
-#pragma unroll 1
-      for (int w = kEach; w < warps(); w += kEach) add(w);
+      if constexpr (kNorm) squares = sum_of_chunks(shared_.squares, kShare * warps());
+      most = __reduce_max_sync(0xffffffffu, most_of(threadIdx.x));
     } else {
       of = threadIdx.x;
       own = of < rows() && r + of < count;
-      for (int w = of * warps(); own && w < (of + 1) * warps(); ++w) {
-        if (kNorm) squares += squares_of(w);
-        most = max(most, most_of(w));
-      }
+      if (kNorm && own) squares = shared_.squares[of];  // rows at once are one warp's, of a norm
+      for (int w = of * warps(); own && w < (of + 1) * warps(); ++w) most = max(most, most_of(w));
     }
     const bool has_nan = own && is_nan(bits_float(most)) && !again;
     RowEncoding e = finish_row<kNorm>(squares, bits_float(most), norm, scale, recipe,
@@ -194,9 +184,6 @@ class RowTeam {
     if (rows() == 1 ? threadIdx.x == 0 : of < rows()) shared_.encodings[of] = e;
   }
 
-  __device__ __forceinline__ float& squares_of(int warp) const {
-    return reinterpret_cast<float*>(shared_.squares)[warp];
-  }
   __device__ __forceinline__ uint32_t& most_of(int warp) const {
     return reinterpret_cast<uint32_t*>(shared_.most)[warp];
   }
@@ -328,8 +315,9 @@ __global__ void __maxnreg__(held_registers<Source>())
       if (rows.more(r - team.slot())) fetch(r + rows.step);
     };
     if constexpr (kAhead && kEarly) fetch_next();
+    const float none[1] = {};
     const RowEncoding e = team.agree(
-        0.0f, most, r, row_count, norm, scale, recipe,
+        none, most, r, row_count, norm, scale, recipe,
         [&] {
           Amax<typename Value::Element> numbers;
 #pragma unroll

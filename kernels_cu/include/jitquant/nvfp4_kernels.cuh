@@ -88,8 +88,6 @@ __global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   prefetch_walked(source);
-  // In this order: quantize_kernel fetches before it waits, so what came before this kernel has to
-  // be done when it begins.
   wait_for_previous();
   let_next_begin();
   const float amax = walked_amax<kNan>(source, reduce);
@@ -103,7 +101,6 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     quantize_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
   BlockWalk walk(out.blocks);
   typename Source::Fetched next;
   auto fetch = [&] {
@@ -111,9 +108,11 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
       next = source.template fetch<false>(source.row(walk.row), walk.block);
     }
   };
-  begin_overlapped(early, fetch, [&] {
+  begin_overlapped(fetch, [&] {
     if constexpr (Source::kReadsOnlyInputs) {
-      if (is_short() && walk.row < out.rows) source.prefetch(source.row(walk.row), walk.block);
+      if (prefetches_first(scale) && walk.row < out.rows) {
+        source.prefetch(source.row(walk.row), walk.block);
+      }
     }
   });
 
@@ -126,9 +125,10 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     walk.next();
     fetch();
     if (by_row) encoding = row_encoding(scale, row, block, recipe);
-    const typename Source::Value v = source.template value<false>(fetched, source.row(row), block);
+    const typename Source::Row p = source.row(row);
+    const typename Source::Value v = source.template value<false>(fetched, p, block);
     OutputRow(out, row).store(block, scale_place(out, block),
-                              nvfp4_quantize_block(v, block_amax(v), encoding));
+                              quantize_value(source, p, v, encoding));
   }
   zero_padding(out);
 }
@@ -158,7 +158,6 @@ __global__ void __launch_bounds__(kPieceThreads,
                           WholeWalk walk) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
   source.activate = kActivates;
   uint32_t i = blockIdx.x * kPieceThreads + threadIdx.x;
   uint32_t row = walk.width.quotient_of(i), block = i - row * walk.width.divisor;
@@ -166,8 +165,10 @@ __global__ void __launch_bounds__(kPieceThreads,
   auto fetch = [&] {
     if (i < walk.count) next = source.template fetch<true>(source.row.even_row(row), block);
   };
-  begin_overlapped(early, fetch, [&] {
-    if (is_short() && i < walk.count) source.prefetch(source.row.even_row(row), block);
+  begin_overlapped(fetch, [&] {
+    if (prefetches_first(scale) && i < walk.count) {
+      source.prefetch(source.row.even_row(row), block);
+    }
   });
 
   const bool by_row = is_by_row(scale);
@@ -221,7 +222,6 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
                            int pieces) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
   PieceWalk walk(pieces);
   typename Source::Fetched next;
   const int width = static_cast<int>(out.blocks);
@@ -232,9 +232,9 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
       next = source.template fetch<true>(source.row(walk.row), block);
     }
   };
-  begin_overlapped(early, fetch, [&] {
+  begin_overlapped(fetch, [&] {
     if constexpr (Source::kReadsOnlyInputs) {
-      if (is_short() && walk.row < out.rows && block_here() < width) {
+      if (prefetches_first(scale) && walk.row < out.rows && block_here() < width) {
         source.prefetch(source.row(walk.row), block_here());
       }
     }
@@ -251,9 +251,10 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     fetch();
     if (block >= width) continue;
     if (by_row) encoding = row_encoding(scale, row, block, recipe);
-    const typename Source::Value v = source.template value<true>(fetched, source.row(row), block);
+    const typename Source::Row p = source.row(row);
+    const typename Source::Value v = source.template value<true>(fetched, p, block);
     OutputRow(out, row).store(block, scale_place(out, block),
-                              nvfp4_quantize_block(v, block_amax(v), encoding));
+                              quantize_value(source, p, v, encoding));
   }
   zero_padding(out);
 }

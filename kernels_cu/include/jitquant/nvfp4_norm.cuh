@@ -13,16 +13,20 @@ struct HeldProduct {
   float magnitude[16];
   uint32_t signs;
 
-  // Of the values x and their weights; the squares of the values are added to `squares`.
+  // Of the values x and their weights, with the amax of what is held and the sum of the squares of
+  // the values.
   template <class T, class W>
   static __device__ __forceinline__ HeldProduct of(const Block<T>& x, const Block<W>& weight,
-                                                   float (&squares)[4]) {
+                                                   float& amax, float& squares) {
     HeldProduct held;
+    BlockSquares<T> sum;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      held.magnitude[i] = mul_rn(abs_of(magnitude_of(x, i)), abs_of(magnitude_of(weight, i)));
-      squares[i & 3] = fma_rn(value_of(x, i), value_of(x, i), squares[i & 3]);
+      held.magnitude[i] = mul_rz(abs_of(magnitude_of(x, i)), abs_of(magnitude_of(weight, i)));
+      sum.add(i, value_of(x, i));
     }
+    squares = sum.sum();
+    amax = held.amax();
     if constexpr (std::is_same<T, W>::value) {
       Block<T> both;
 #pragma unroll
@@ -67,10 +71,7 @@ struct HeldProduct {
         nvfp4_make_usual(x[k].magnitude, x[k].signs, e.inverse, e.encoding, products[k]);
       }
     }
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      out[k] = nvfp4_encode_magnitudes(x[k].magnitude, x[k].signs, products[k]);
-    }
+    nvfp4_encode_magnitudes(x, products, out);
   }
 
  private:
@@ -138,11 +139,12 @@ class HeldWeights {
     }
   }
 
-  // What is held of block b + 32 * k of the values; the squares of the values are added to
-  // `squares`.
+  // What is held of block b + 32 * k of the values, its amax, and the sum of the squares of the
+  // values.
   template <class Value>
   __device__ __forceinline__ void weigh(const Value& x, int b, int k, HeldProduct& held,
-                                        float (&squares)[2]) const {
+                                        float& amax, float& squares) const {
+    BlockSquares<T> sum;
     const char* const magnitudes = storage_ + (this->magnitudes(b) + k * kChunk);
     const char* const signs = storage_ + (this->signs(b) + k * kChunk);
 #pragma unroll
@@ -152,10 +154,12 @@ class HeldWeights {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float v = magnitude_at(x, 4 * i + j);
-        held.magnitude[4 * i + j] = mul_rn(v, weight[j]);
-        squares[j & 1] = fma_rn(v, v, squares[j & 1]);
+        held.magnitude[4 * i + j] = mul_rz(v, weight[j]);
+        sum.add(4 * i + j, v);
       }
     }
+    squares = sum.sum();
+    amax = held.amax();
     held.signs = e2m1x16_signs(x) ^ *reinterpret_cast<const uint32_t*>(signs);
   }
 
@@ -205,17 +209,18 @@ class CopiedBlocks {
     return sizeof(uint4) * kAll * (threads / 32) * tensors;
   }
 
-  // For a thread of warp `warp`, whose first block is `first`, and the `left` blocks of a row from
-  // there on are there.
-  __device__ __forceinline__ CopiedBlocks(void* storage, int warp, int tensors, int first, int left)
+  // For a thread of warp `warp`, whose first block is `first`.
+  __device__ __forceinline__ CopiedBlocks(void* storage, int warp, int tensors, int first)
       : pieces_(static_cast<uint4*>(storage)),
         first_(first),
-        left_(left),
-        places_(kept(warp * tensors * kAll * 0x10001 + (first & 31) +
-                     (((first & 31) * kParts + Turn<T>::of(first & 31)) << 16))) {}
+        tensors_(tensors),
+        warp_(kShare == 1 ? warp : 0) {}
 
   // Where the thread reads its first block, and the turn it takes.
-  __device__ __forceinline__ uint32_t at() const { return kept(places_) >> 16; }
+  __device__ __forceinline__ uint32_t at() const {
+    const uint32_t first = kept(first_), lane = first & 31;
+    return begin(first) + lane * kParts + Turn<T>::of(lane);
+  }
   __device__ __forceinline__ uint32_t turn() const { return at() & (kParts - 1); }
 
   // Zeros instead of what no row has, of `cols` columns.
@@ -230,8 +235,9 @@ class CopiedBlocks {
     }
   }
 
-  // From the row at p, of `cols` columns.
-  __device__ __forceinline__ void copy(const T* p, int tensor, int cols) const {
+  // From the row at p, of `cols` columns. kLoose: what lies past `end`, where the tensor's memory
+  // may end, is not asked for, not even with a size of zero, which tools take for a read.
+  __device__ __forceinline__ void copy(const T* p, int tensor, int cols, const T* end) const {
     const int over = kLoose ? elements_over<128>(p) : 0;
     const uint4* const from = kept(reinterpret_cast<const uint4*>(p - over) + this->from());
     const int left = this->left(cols);
@@ -242,7 +248,12 @@ class CopiedBlocks {
     for (int i = 0; i < kAll; i += 32) {
       if (i < left && is_of(i)) {
         const int zeros = kLoose ? min(max(16 - 2 * (there - 8 * i), 0), 16) : 0;
-        __pipeline_memcpy_async(to + i, from + i, 16, zeros);
+        if (kLoose && reinterpret_cast<const T*>(from + i + 1) > end) {
+          store_words<4>(to + i,
+                         load_last(reinterpret_cast<const T*>(from + i), 8 - zeros / 2).words);
+        } else {
+          __pipeline_memcpy_async(to + i, from + i, 16, zeros);
+        }
       }
     }
   }
@@ -272,10 +283,10 @@ class CopiedBlocks {
     }
   }
   // What the warp has written, to the row at p.
-  __device__ __forceinline__ void store(T* p) const {
+  __device__ __forceinline__ void store(T* p, int cols) const {
     uint4* const to = reinterpret_cast<uint4*>(p) + this->from();
     const uint4* const from = pieces_ + this->to();
-    const int left = this->left(0);
+    const int left = this->left(cols);
 #pragma unroll
     for (int i = 0; i < kShare * kPieces; i += 32) {
       if (i < left) to[i] = from[i];
@@ -296,6 +307,22 @@ class CopiedBlocks {
     }
   }
 
+  // The first `count` of eight elements; the others become zero.
+  struct Piece {
+    uint32_t words[4];
+  };
+  static __device__ __forceinline__ Piece load_last(const T* p, int count) {
+    Piece x = {};
+#pragma unroll 1
+    for (int i = count - 1; i >= 0; --i) {
+      x.words[3] = x.words[3] << 16 | x.words[2] >> 16;
+      x.words[2] = x.words[2] << 16 | x.words[1] >> 16;
+      x.words[1] = x.words[1] << 16 | x.words[0] >> 16;
+      x.words[0] = x.words[0] << 16 | bits_of(p[i]);
+    }
+    return x;
+  }
+
   // In pieces: where in a row this thread copies from, how many are left there, and where to. Each
   // is worked out where it is used, as there are no registers to keep them in.
   __device__ __forceinline__ uint32_t from() const {
@@ -304,14 +331,21 @@ class CopiedBlocks {
   }
   __device__ __forceinline__ int left(int cols) const {
     if constexpr (kLoose) return (cols + 63 + 7) / 8 - static_cast<int>(from());
-    return left_ * kParts + static_cast<int>(kept(first_) & 31) * (kParts - 1);
+    return static_cast<int>(blocks_of(cols) * kParts - from());
   }
-  __device__ __forceinline__ uint32_t to() const { return kept(places_) & 0xffff; }
+  __device__ __forceinline__ uint32_t to() const {
+    const uint32_t first = kept(first_);
+    return begin(first) + (first & 31);
+  }
+  // Of the warp's pieces: which one it is follows from its first block, if it has a row for itself.
+  __device__ __forceinline__ uint32_t begin(uint32_t first) const {
+    return (kShare == 1 ? warp_ : first / (32 * kShare)) * (tensors_ * kAll);
+  }
 
   uint4* pieces_;
   uint32_t first_;
-  int left_;
-  uint32_t places_;  // to(), and at() above
+  int tensors_;
+  uint32_t warp_;
 };
 
 // Where the codes and scales of a thread's blocks of row r go. A warp's blocks are without a gap,
@@ -361,7 +395,7 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     norm_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
                 Nvfp4Recipe recipe, Nvfp4Output out, RowStart start) {
   using Element = typename Source::Element;
-  using Team = RowTeam<true, kShare == 1 ? kRowsAtOnce : 1>;
+  using Team = RowTeam<true, kShare == 1 ? kRowsAtOnce : 1, kShare>;
   extern __shared__ __align__(128) uint4 row_storage[];
   __shared__ typename Team::Shared shared;
   Team team(shared);
@@ -370,12 +404,16 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
   const int mine = static_cast<int>(kept(threadIdx.x)), begin = (mine >> 5) * (32 * kShare),
             first = begin + (mine & 31);
   const int left = width - first;
+  // Worked out anew in the loop, where there are no registers to keep it in.
+  const auto there_are = [&] {
+    return width - static_cast<int>(kept(static_cast<uint32_t>(first)));
+  };
   const HeldWeights<Element> weights(row_storage);
   const int tensors = source.tensors();
   using Copied = CopiedBlocks<Element, kShare, Source::kLoose>;
   const Copied copied(
       reinterpret_cast<char*>(row_storage) + HeldWeights<Element>::bytes(blockDim.x, kShare),
-      team.slot() * team.warps() + (mine >> 5), tensors, first, left);
+      team.slot() * team.warps() + (mine >> 5), tensors, first);
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
   const int step = gridDim.x * team.rows();
   int r = blockIdx.x * team.rows() + team.slot();
@@ -396,7 +434,11 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
   auto copy = [&](int r) {
     if (r >= row_count) return;
     const typename Source::Row row = source.row(static_cast<uint32_t>(r));
-    for (int t = 0; t < tensors; ++t) copied.copy(source.tensor(row, t), t, cols);
+    for (int t = 0; t < tensors; ++t) {
+      const Element* end = nullptr;
+      if constexpr (Source::kLoose) end = source.end;
+      copied.copy(source.tensor(row, t), t, cols, end);
+    }
     __pipeline_commit();
     beside = source.beside(row);
   };
@@ -421,7 +463,7 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     const bool there = kShare > 1 || r < row_count;
     HeldProduct held[kShare];
     float block_max[kShare];
-    float squares[2] = {};
+    float squares[kShare];
     uint32_t most = 0;  // an amax as bits
     __pipeline_wait_prior(0);
     __syncwarp();
@@ -431,26 +473,25 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
       const auto x = source.copied([&](int t, int over = 0) { return copied.read(t, k, at, over); },
                                    beside, static_cast<uint32_t>(r));
       if constexpr (Source::kWritesBack) copied.write(k, at, x);
-      block_max[k] = 0.0f;
-      if (Source::kKeepsZeros || 32 * k < left) {
-        weights.weigh(x, here, k, held[k], squares);
-        block_max[k] = held[k].amax();
+      block_max[k] = squares[k] = 0.0f;
+      if (Source::kKeepsZeros || 32 * k < there_are()) {
+        weights.weigh(x, here, k, held[k], block_max[k], squares[k]);
         most = max(most, float_bits(block_max[k]));
       }
     }
     __syncwarp();
     if constexpr (Source::kWritesBack) {
-      if (there) copied.store(source.row(static_cast<uint32_t>(r)).residual);
+      if (there) copied.store(source.row(static_cast<uint32_t>(r)).residual, cols);
       __syncwarp();
     }
     copy(r + step);
     const RowEncoding e = team.agree(
-        squares[0] + squares[1], most, r, row_count, norm, scale, recipe,
+        squares, most, r, row_count, norm, scale, recipe,
         [&] {
           uint32_t numbers = 0;
 #pragma unroll
           for (int k = 0; k < kShare; ++k) {
-            if (Source::kKeepsZeros || 32 * k < left) {
+            if (Source::kKeepsZeros || 32 * k < there_are()) {
               numbers = max(numbers, float_bits(held[k].amax_of_numbers()));
             }
           }
@@ -459,12 +500,12 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
         [] {});
     if (quantizes && there) {
       Nvfp4Codes codes[kShare];
-      HeldProduct::quantize(held, block_max, (left + 31) >> 5, e, codes);
-      const HeldOutput to(out, r, first);
+      HeldProduct::quantize(held, block_max, (there_are() + 31) >> 5, e, codes);
+      const HeldOutput to(out, r, kept(static_cast<uint32_t>(first)));
       const uint32_t turn = copied.turn();
 #pragma unroll
       for (int k = 0; k < kShare; ++k) {
-        if (32 * k < left) {
+        if (32 * k < there_are()) {
           to.store(k, Turn<Element>::straight(codes[k], turn));
         }
       }

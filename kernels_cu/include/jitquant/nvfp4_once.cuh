@@ -20,8 +20,8 @@ template <class T>
 __global__ void __maxnreg__(once_registers<T>(kSm100))
     norm_once_kernel(ResidualSource<T> source, Normalize<T> norm, RowScale scale,
                      Nvfp4Recipe recipe, Nvfp4Output out) {
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
+  __shared__ RowReduce::Scratch scratch;
+  RowReduce reduce = RowReduce::of<kOnceBlocks>(scratch);
   const int width = static_cast<int>(out.blocks), mine = static_cast<int>(threadIdx.x),
             threads = static_cast<int>(blockDim.x);
   const uint32_t r = blockIdx.x;
@@ -37,7 +37,7 @@ __global__ void __maxnreg__(once_registers<T>(kSm100))
   let_next_begin();
 
   HeldProduct held[kOnceBlocks];
-  float squares[4] = {};
+  float block_max[kOnceBlocks], squares[kOnceBlocks];
   const auto take = [&](auto of_weight) {
     using W = decltype(of_weight);
     typename ResidualSource<T>::Fetched fetched[kOnceBlocks];
@@ -60,20 +60,15 @@ __global__ void __maxnreg__(once_registers<T>(kSm100))
     for (int k = 0; k < kOnceBlocks; ++k) {
       const Block<T> x = source.sum(fetched[k]);
       if (at(k) < width) store_block<true>(row.residual + at(k) * 16, 16, true, x);
-      held[k] = HeldProduct::of(x, weight[k], squares);
+      held[k] = HeldProduct::of(x, weight[k], block_max[k], squares[k]);
     }
   };
   norm.weight.fp32 ? take(float{}) : take(T{});
 
-  float block_max[kOnceBlocks];
   uint32_t most = 0;  // an amax as bits
 #pragma unroll
-  for (int k = 0; k < kOnceBlocks; ++k) {
-    block_max[k] = held[k].amax();
-    most = max(most, float_bits(block_max[k]));
-  }
-  float2 total =
-      reduce.sum_and_max((squares[0] + squares[1]) + (squares[2] + squares[3]), bits_float(most));
+  for (int k = 0; k < kOnceBlocks; ++k) most = max(most, float_bits(block_max[k]));
+  float2 total = reduce.sum_and_max(squares, bits_float(most));
   if (is_nan(total.y)) {
     // Once more without it: the rest of the row is as if it were not there.
     float numbers = 0.0f;

@@ -28,7 +28,7 @@ struct Held<Source, true> {
   using Value = Block<float>;
 };
 
-// What is held of a block; its squares are added to the sum.
+// What is held of a block, and for a norm the sum of its squares.
 template <bool kNorm, bool kWhole, class Source>
 __device__ __forceinline__ auto take_block(const Source& source,
                                            const Normalize<typename Source::Element>& norm,
@@ -37,8 +37,10 @@ __device__ __forceinline__ auto take_block(const Source& source,
                                            float& squares) {
   const typename Source::Value x = source.template value<kWhole>(fetched, row, block);
   if constexpr (kNorm) {
+    BlockSquares<typename Source::Element> sum;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) squares = fma_rn(value_of(x, i), value_of(x, i), squares);
+    for (int i = 0; i < 16; ++i) sum.add(i, value_of(x, i));
+    squares = sum.sum();
     return norm.template weighted<kWhole>(x, block, source.cols);
   } else {
     return x;
@@ -49,7 +51,7 @@ template <bool kNorm, class Value>
 __device__ __forceinline__ Nvfp4Codes quantize_held(const Value& held, float block_max,
                                                     const RowEncoding& e) {
   if constexpr (kNorm) {
-    return nvfp4_quantize_scaled_block(held, block_max, e.inverse, e.encoding);
+    return nvfp4_quantize_scaled_block<true>(held, block_max, e.inverse, e.encoding);
   } else {
     return nvfp4_quantize_block(held, block_max, e.encoding);
   }
@@ -62,8 +64,8 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
     row_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
                Nvfp4Recipe recipe, Nvfp4Output out) {
   using Value = typename Held<Source, kNorm>::Value;
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
+  __shared__ RowReduce::Scratch scratch;
+  RowReduce reduce = RowReduce::of<0>(scratch);
   const int width = static_cast<int>(blocks_of(source.cols));
   const int threads = blockDim.x, mine = threadIdx.x;
   const bool quantizes = scale.mode != RowMode::kTensorAmax;
@@ -78,19 +80,24 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
 #pragma unroll 1
   for (int64_t r = blockIdx.x; r < source.rows; r += gridDim.x) {
     const typename Source::Row row = source.row(r);
-    float squares = 0.0f, amax = 0.0f;
+    float amax = 0.0f;
+    if (kNorm) reduce.begin();
 #pragma unroll 1
-    for (int b = mine; b < width; b += threads) {
-      const Value held = take_block<kNorm, false>(
-          source, norm, source.template fetch<false>(row, b), row, b, squares);
-      amax = amax_keep_nan(amax, block_amax(held));
+    for (int b = mine; (b & ~31) < width; b += threads) {
+      float squares = 0.0f;
+      if (b < width) {
+        const Value held = take_block<kNorm, false>(
+            source, norm, source.template fetch<false>(row, b), row, b, squares);
+        amax = amax_keep_nan(amax, block_amax(held));
+      }
+      if (kNorm) reduce.add(b, squares);
     }
     auto held_at = [&](int b) {
       float unused;
       return take_block<kNorm, false>(source, norm, source.template refetch<false>(row, b), row, b,
                                       unused);
     };
-    float2 total = reduce.sum_and_max(squares, amax);
+    float2 total = kNorm ? reduce.sum_and_max(amax) : float2{0.0f, reduce.max(amax)};
     if (is_nan(total.y)) {
       // Once more without it: the rest of the row is as if it were not there.
       Amax<typename Value::Element> numbers;

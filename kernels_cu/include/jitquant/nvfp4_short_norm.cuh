@@ -58,21 +58,30 @@ __global__ void __launch_bounds__(kShortThreads, 5)
     const int there = at.row < at.rows ? blocks : 0;
     HeldProduct held[kMost];
     float block_max[kMost];
-    float squares[2] = {};
+    float squares[kMost];
     uint32_t most = 0;  // an amax as bits; NaN is above infinity
 #pragma unroll
     for (int k = 0; k < kMost; ++k) {
-      block_max[k] = 0.0f;
+      block_max[k] = squares[k] = 0.0f;
       if (k >= there) continue;
-      weights.weigh(x[k], at.block(k), 0, held[k], squares);
-      block_max[k] = held[k].amax();
+      weights.weigh(x[k], at.block(k), 0, held[k], block_max[k], squares[k]);
       most = max(most, float_bits(block_max[k]));
     }
     fetch(at.row + at.step);
-    float sum = squares[0] + squares[1];
+    // A row of less than a chunk has its blocks as lanes of one would, folded as far as they are.
+    float sum;
+    if (kMost > 1 && at.lanes == 32) {
+      const float half = chunk_sum(squares);
+      sum = add_rn(half, __shfl_xor_sync(0xffffffffu, half, 16));
+    } else {
+      sum = kMost > 1 ? add_rn(squares[0], squares[kMost - 1]) : squares[0];
+#pragma unroll 1
+      for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
+        sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
+      }
+    }
 #pragma unroll 1
     for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
-      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
       most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
     }
     if (is_nan(bits_float(__reduce_max_sync(0xffffffffu, most)))) {

@@ -78,6 +78,8 @@ template <class T>
 constexpr int tiles_blocks_per_sm<PlainSource<T>> = sizeof(T) == 2 ? 5 : 3;
 template <class T>
 constexpr int tiles_blocks_per_sm<FlatRows<T>> = flat_blocks_per_sm<T>();
+template <>
+inline constexpr int tiles_blocks_per_sm<NormalizedSource<PlainSource<float>>> = 2;
 
 // As quantize_kernel. Along a row swizzled scales are 4 bytes here and there, of which memory
 // writes no less than 32: so a warp takes what shares a sector. Padding is
@@ -88,7 +90,6 @@ __global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>)
                           SectorWalk walk) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  const bool early = scale.kind == GlobalScale::kPartials && Source::kReadsOnlyInputs;
   const uint32_t row_count = static_cast<uint32_t>(out.rows);
   const uint32_t width = static_cast<uint32_t>(out.blocks);
   SectorPlace place(walk, blockIdx.x * (kThreads / 32) + threadIdx.x / 32);
@@ -103,9 +104,9 @@ __global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>)
     if (exists) next = source.template fetch<true>(source.row(row), block);
   };
   find();
-  begin_overlapped(early, fetch, [&] {
+  begin_overlapped(fetch, [&] {
     if constexpr (Source::kReadsOnlyInputs) {
-      if (is_short() && exists) source.prefetch(source.row(row), block);
+      if (prefetches_first(scale) && exists) source.prefetch(source.row(row), block);
     }
   });
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
@@ -120,9 +121,9 @@ __global__ void __launch_bounds__(kThreads, tiles_blocks_per_sm<Source>)
     fetch();
     uint8_t stored = 0;
     if (existed) {
-      const typename Source::Value v =
-          source.template value<true>(fetched, source.row(here), here_block);
-      const Nvfp4Codes codes = nvfp4_quantize_block(v, block_amax(v), encoding);
+      const typename Source::Row p = source.row(here);
+      const typename Source::Value v = source.template value<true>(fetched, p, here_block);
+      const Nvfp4Codes codes = quantize_value(source, p, v, encoding);
       reinterpret_cast<uint2*>(out.codes)[here * width + here_block] =
           make_uint2(codes.low, codes.high);
       stored = codes.scale;
@@ -160,7 +161,13 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T
       if (at[k] != kNone) x[k] = source.fetch(at[k]);
     }
   };
-  begin_overlapped(kAfterAmax, fetch, [] {});
+  begin_overlapped(fetch, [&] {
+    if (!kAfterAmax || !is_first()) return;
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) {
+      if (at[k] != kNone) source.prefetch(at[k]);
+    }
+  });
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
 #pragma unroll
   for (int k = 0; k < kShare; ++k) {

@@ -68,12 +68,22 @@ struct OffsetsWindow {
   int first;
   int64_t offset;
 
-  __device__ __forceinline__ OffsetsWindow(const Segments& segments, int64_t position) {
+  __device__ __forceinline__ OffsetsWindow(const Segments& segments, int64_t position)
+      : first(first_of(segments, position)) {
+    const int i = first + static_cast<int>(threadIdx.x & 31);
+    offset = i <= segments.count ? segments.offsets[i] : INT64_MAX;
+  }
+
+  static __device__ __forceinline__ void prefetch(const Segments& segments, int64_t position) {
+    const int i = first_of(segments, position) + static_cast<int>(threadIdx.x & 31);
+    if (threadIdx.x < 32 && i <= segments.count) jitquant::prefetch(segments.offsets + i);
+  }
+
+ private:
+  static __device__ __forceinline__ int first_of(const Segments& segments, int64_t position) {
     const int there = static_cast<int>(segments.count) + 1;
     const int likely = static_cast<int>(static_cast<float>(position) * segments.density) - 15;
-    first = max(min(likely, there - 32), 0);
-    const int i = first + static_cast<int>(threadIdx.x & 31);
-    offset = i < there ? segments.offsets[i] : INT64_MAX;
+    return max(min(likely, there - 32), 0);
   }
 };
 // The same for any position, from what the window has on.

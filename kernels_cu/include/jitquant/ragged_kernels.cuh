@@ -301,7 +301,6 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   for (int k = 0; k < kSteps; ++k) {
     if (whole(turn)) source.prefetch(origin + chunk_of(turn) + k * kStep);
   }
-  // Launch 2 fetches before it waits, so what came before launch 1 has to be done when it begins.
   wait_for_previous();
   let_next_begin();
   fetch(turn);
@@ -407,14 +406,21 @@ __device__ __forceinline__ void ragged_tile(Tile at, const Source& source, const
   const int end = left < kTile<Source> ? static_cast<int>(left) : kTile<Source>;
   const int chunk = (threadIdx.x >> 5) * kChunk;
   const bool whole = source.vector && chunk + kChunk <= end;
+  if (is_first()) {
+    OffsetsWindow::prefetch(segments, base);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      if (whole) source.prefetch(origin + chunk + k * kStep);
+    }
+  }
+  wait_for_previous();
+  let_next_begin();
   const OffsetsWindow window(segments, base);
   typename Source::Fetched x[kSteps];
   if (whole) {
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) x[k] = source.fetch(origin + chunk + k * kStep);
   }
-  wait_for_previous();
-  let_next_begin();
   // What the amax likely needs, before it is known what: otherwise one load waits for another. The
   // pieces of 128 ranges are those of most segments. Through the L1 cache, as all tiles need the
   // same few lines.

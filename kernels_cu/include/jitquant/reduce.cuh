@@ -3,7 +3,8 @@
 
 #include <cuda_runtime.h>
 
-#include "jitquant/numeric.cuh"
+#include "jitquant/block.cuh"
+#include "jitquant/memory.cuh"
 
 namespace jitquant {
 
@@ -12,41 +13,21 @@ __device__ __forceinline__ float warp_max(float x) {
   return bits_float(__reduce_max_sync(0xffffffffu, float_bits(x)));
 }
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(0xffffffffu, x, offset);
-  return x;
-}
-
 // Over a block of threads, all of which call it together and get the result. One barrier each, with
 // two buffers in turn: a barrier stands between a reading and the next writing of either.
 class BlockReduce {
  public:
-  using Scratch = float2[2][32];
+  using Scratch = float[2][32];
 
   __device__ __forceinline__ explicit BlockReduce(Scratch& scratch) : scratch_(scratch) {}
-
-  __device__ __forceinline__ float sum(float x) {
-    x = warp_sum(x);
-    if (warps() == 1) return x;
-    return sum_of_warps(exchange([&](float2& mine) { mine.x = x; }).x);
-  }
 
   __device__ __forceinline__ float max(float x) {
     x = warp_max(x);
     if (warps() == 1) return x;
-    return warp_max(exchange([&](float2& mine) { mine.y = x; }).y);
+    return warp_max(exchange(x));
   }
 
-  // {the sum of `sum`, the maximum of `max`}
-  __device__ __forceinline__ float2 sum_and_max(float sum, float max) {
-    float2 both = {warp_sum(sum), warp_max(max)};
-    if (warps() == 1) return both;
-    both = exchange([&](float2& mine) { mine = both; });
-    return {sum_of_warps(both.x), warp_max(both.y)};
-  }
-
- private:
+ protected:
   static __device__ __forceinline__ int warps() { return blockDim.x >> 5; }
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
 
@@ -54,29 +35,172 @@ class BlockReduce {
   // most blocks.
   static __device__ __forceinline__ int lanes() { return warps() <= 8 ? 8 : 32; }
 
-  // Writes this warp's result, and gives each of the first lanes that of a warp, or zeros.
-  template <class F>
-  __device__ __forceinline__ float2 exchange(F&& write) {
-    float2* const buffer = scratch_[turn_];
+  // Writes this warp's result, and gives each of the first lanes that of a warp, or zero.
+  __device__ __forceinline__ float exchange(float x) {
+    float* const buffer = scratch_[turn_];
     turn_ ^= 1;
-    if (lane() == 0) write(buffer[threadIdx.x >> 5]);
+    if (lane() == 0) buffer[threadIdx.x >> 5] = x;
     __syncthreads();
     const int warp = lane() & (lanes() - 1);
-    return warp < warps() ? buffer[warp] : float2{0.0f, 0.0f};
-  }
-
-  static __device__ __forceinline__ float sum_of_warps(float x) {
-    if (lanes() > 8) {
-      x += __shfl_xor_sync(0xffffffffu, x, 16);
-      x += __shfl_xor_sync(0xffffffffu, x, 8);
-    }
-#pragma unroll
-    for (int offset = 4; offset > 0; offset >>= 1) x += __shfl_xor_sync(0xffffffffu, x, offset);
-    return x;
+    return warp < warps() ? buffer[warp] : 0.0f;
   }
 
   Scratch& scratch_;
   int turn_ = 0;
+};
+
+// ---- the sum of a row's squares ----------------------------------------------------------------
+//
+// One order, whichever kernel adds them, so that inv_rms has the same bits (docs/numerics.md):
+//   of a block of 16 values those of each 16 bytes of x one after another, then these in pairs;
+//   of a chunk, which is 32 blocks, the first half plus the second half, five times;
+//   of the chunks every 64th one after another, and these 64 as those of a chunk.
+// What is not there is zero, which changes no bit, so that fewer may be added.
+
+// inv_rms of a row of `cols` columns whose squares add up to `squares`; `over_cols` is RN(1 /
+// cols).
+JITQUANT_HD float inverse_rms(float squares, float over_cols, float eps) {
+  return reciprocal_of_root(fma_rn(squares, over_cols, eps));
+}
+
+// The squares of one block, whose values come in order, or with their 16 bytes in the order i ^ n.
+template <class T>
+class BlockSquares {
+ public:
+  __device__ __forceinline__ void add(int i, float v) {
+    float& run = runs_[i / kLength];
+    run = i % kLength == 0 ? mul_rn(v, v) : fma_rn(v, v, run);
+  }
+  __device__ __forceinline__ float sum() const {
+    const float first = add_rn(runs_[0], runs_[1]);
+    return kRuns == 2 ? first : add_rn(first, add_rn(runs_[kRuns - 2], runs_[kRuns - 1]));
+  }
+
+ private:
+  static constexpr int kLength = 16 / sizeof(T), kRuns = 16 / kLength;
+  float runs_[kRuns];
+};
+
+// The sum of a chunk, of which each lane of the warp has a block; every lane gets it.
+__device__ __forceinline__ float chunk_sum(const float (&x)[1]) {
+  float sum = x[0];
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) {
+    sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
+  }
+  return sum;
+}
+// Of two chunks: the lanes from 16 on get the second's.
+__device__ __forceinline__ float chunk_sum(const float (&x)[2]) {
+  const bool second = threadIdx.x & 16;
+  const float mine = second ? x[1] : x[0], other = second ? x[0] : x[1];
+  float sum = add_rn(mine, __shfl_xor_sync(0xffffffffu, other, 16));
+#pragma unroll
+  for (int offset = 8; offset > 0; offset >>= 1) {
+    sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
+  }
+  return sum;
+}
+
+constexpr int kChunkSums = 64;
+
+// The sum of what is in shared memory: `count` sums of chunks, zeros after them. A warp, of which
+// every lane gets it.
+__device__ __forceinline__ float sum_of_chunks(const float (&sums)[kChunkSums], int count) {
+  if (count <= 16) {  // rows of up to 8192 values, without shuffles, for which other threads wait
+    const float4* const fours = reinterpret_cast<const float4*>(sums);
+    const auto plus = [](const float4& a, const float4& b) -> float4 {
+      return {add_rn(a.x, b.x), add_rn(a.y, b.y), add_rn(a.z, b.z), add_rn(a.w, b.w)};
+    };
+    const float4 sum = plus(plus(fours[0], fours[2]), plus(fours[1], fours[3]));
+    return add_rn(add_rn(sum.x, sum.z), add_rn(sum.y, sum.w));
+  }
+  const int lane = kept(threadIdx.x) & 31;
+  const float both[1] = {add_rn(sums[lane], sums[lane + 32])};
+  return chunk_sum(both);
+}
+
+// The sum of a row's squares and the maximum of its values, over a block of threads.
+class RowReduce : public BlockReduce {
+ public:
+  struct Scratch {
+    BlockReduce::Scratch maxima;
+    alignas(16) float sums[2][kChunkSums];
+  };
+
+  // For threads that have kBlocks blocks each, or, with none, any number.
+  template <int kBlocks>
+  static __device__ __forceinline__ RowReduce of(Scratch& scratch) {
+    if (kBlocks > 0) {
+      const int first = kBlocks * warps() + static_cast<int>(threadIdx.x);
+      for (int i = first; i < kChunkSums; i += blockDim.x) {
+        scratch.sums[0][i] = scratch.sums[1][i] = 0.0f;
+      }
+    }
+    return RowReduce(scratch);
+  }
+
+  // The sum, and the maximum of `max`, where a thread has the squares of blocks t, t + blockDim.x
+  // ...
+  template <int kBlocks>
+  __device__ __forceinline__ float sum(const float (&squares)[kBlocks]) {
+    const float mine = chunk_sum(squares);
+    if (warps() == 1) return of_one_warp<kBlocks>(mine);
+    put<kBlocks>(mine);
+    return sum(kBlocks * warps());
+  }
+  template <int kBlocks>
+  __device__ __forceinline__ float2 sum_and_max(const float (&squares)[kBlocks], float max) {
+    const float mine = chunk_sum(squares);
+    if (warps() == 1) return {of_one_warp<kBlocks>(mine), warp_max(max)};
+    put<kBlocks>(mine);
+    return sum_and_max(max, kBlocks * warps());
+  }
+
+  // The same where blocks come one after another: before the first, for each, and at the end. All
+  // lanes of a warp together; those without a block have zero. Warps are a power of two, or
+  // chunks fewer than kChunkSums, so that a sum is one warp's.
+  __device__ __forceinline__ void begin() {
+    for (int i = (threadIdx.x >> 5) + lane() * warps(); i < kChunkSums; i += 32 * warps()) {
+      sums_[turn_][i] = 0.0f;
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void add(int block, float squares) {
+    const float alone[1] = {squares}, sum = chunk_sum(alone);
+    float& to = sums_[turn_][(block >> 5) & (kChunkSums - 1)];
+    if (lane() == 0) to = add_rn(to, sum);
+  }
+  __device__ __forceinline__ float sum(int count = kChunkSums) {
+    const int turn = turn_;
+    turn_ ^= 1;
+    __syncthreads();
+    return sum_of_chunks(sums_[turn], count);
+  }
+  __device__ __forceinline__ float2 sum_and_max(float max, int count = kChunkSums) {
+    const int turn = turn_;
+    const float most = warp_max(exchange(warp_max(max)));
+    return {sum_of_chunks(sums_[turn], count), most};
+  }
+
+ private:
+  __device__ __forceinline__ explicit RowReduce(Scratch& scratch)
+      : BlockReduce(scratch.maxima), sums_(scratch.sums) {}
+
+  template <int kBlocks>
+  static __device__ __forceinline__ float of_one_warp(float sum) {
+    const float other = __shfl_xor_sync(0xffffffffu, sum, 16);
+    return kBlocks == 1 ? sum : add_rn(sum, other);
+  }
+  template <int kBlocks>
+  __device__ __forceinline__ void put(float sum) {
+    const int part = lane() >> 4;
+    if ((lane() & 15) == 0 && part < kBlocks) {
+      sums_[turn_][(threadIdx.x >> 5) + part * warps()] = sum;
+    }
+  }
+
+  float (&sums_)[2][kChunkSums];
 };
 
 }  // namespace jitquant

@@ -47,6 +47,13 @@ struct RowPointer {
         s1(m.s1),
         s2(m.s2) {}
 
+  // Behind the last element of so many rows of `cols` columns.
+  T* end(int64_t rows, int64_t cols) const {
+    if (rows == 0) return data;
+    const int64_t outer = rows / (int64_t{n1} * n2);
+    return data + (outer - 1) * s0 + (int64_t{n1} - 1) * s1 + (int64_t{n2} - 1) * s2 + cols;
+  }
+
   // Of a row counted in 32 bits in fewer instructions.
   template <class I>
   __device__ __forceinline__ T* operator()(I row) const {
@@ -117,8 +124,10 @@ struct LooseSource : PlainSource<T> {
   using typename PlainSource<T>::Value;
   using typename PlainSource<T>::Row;
   using Fetched = LooseBlock<T>;
+  const T* end;  // behind the last element of all rows
 
-  explicit LooseSource(const PlainSource<T>& source) : PlainSource<T>(source) {}
+  explicit LooseSource(const PlainSource<T>& source)
+      : PlainSource<T>(source), end(source.row.end(source.rows, source.cols)) {}
 
   template <bool>
   __device__ __forceinline__ Fetched fetch(Row p, int64_t block) const {
@@ -157,18 +166,8 @@ struct FlatSource {
   }
 };
 
-// silu(gate) * up with the hardware's exponential and reciprocal, whose errors are far below what a
-// code can show. What they flush is lost in the sum with 1, or is a factor below 2^-126.
 __device__ __forceinline__ float swiglu(float gate, float up) {
-#if defined(__CUDA_ARCH__)
-  float e, r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(mul_rn(gate, -1.44269504f)));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(add_rn(1.0f, e)));
-#else
-  const float e = std::exp2(mul_rn(gate, -1.44269504f));
-  const float r = reciprocal_rn(add_rn(1.0f, e));
-#endif
-  return mul_rn(mul_rn(gate, r), up);
+  return mul_rn(mul_rn(gate, sigmoid_near(gate)), up);
 }
 
 // Gate and up columns in turns of `run`: run == cols is the plain layout [gate | up].
@@ -436,7 +435,7 @@ struct HyperConnectionSource {
     return mix;
   }
 
-  static constexpr int kHeldRegisters = 128;
+  static constexpr int kHeldRegisters = 96;
   static constexpr bool kLoose = false;
   static constexpr bool kWritesBack = false;
   static constexpr bool kCopiesLate = true;
@@ -519,7 +518,7 @@ struct Normalize {
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        set_value(y, 8 * half + i, mul_rn(value_of(x, 8 * half + i), value_of(part, i)));
+        set_value(y, 8 * half + i, mul_rz(value_of(x, 8 * half + i), value_of(part, i)));
       }
     }
   }
@@ -549,14 +548,27 @@ struct NormalizedSource {
   __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block) const {
     return source.template refetch<kWhole>(p.row, block);
   }
+  // Without inv_rms, which goes to the encoding (quantize_value).
   template <bool kWhole>
   __device__ __forceinline__ Value value(const Fetched& f, const Row& p, int64_t block) const {
-    Value v =
-        norm.template weighted<kWhole>(source.template value<kWhole>(f, p.row, block), block, cols);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) set_value(v, i, mul_rn(value_of(v, i), p.inv_rms));
-    return v;
+    return norm.template weighted<kWhole>(source.template value<kWhole>(f, p.row, block), block,
+                                          cols);
   }
 };
+
+// The codes of a block of values of a row.
+template <class Source>
+__device__ __forceinline__ Nvfp4Codes quantize_value(const Source&, const typename Source::Row&,
+                                                     const typename Source::Value& v,
+                                                     const Nvfp4Encoding& e) {
+  return nvfp4_quantize_block(v, block_amax(v), e);
+}
+template <class Source>
+__device__ __forceinline__ Nvfp4Codes
+quantize_value(const NormalizedSource<Source>&, const typename NormalizedSource<Source>::Row& p,
+               const Block<float>& v, const Nvfp4Encoding& e) {
+  return nvfp4_quantize_scaled_block<sizeof(typename Source::Element) == 2>(v, block_amax(v),
+                                                                            p.inv_rms, e);
+}
 
 }  // namespace jitquant
