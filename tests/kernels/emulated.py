@@ -39,6 +39,11 @@ DTYPES = {
 }
 """Torch's numbers, of which a schema's ScalarType is one."""
 
+PAGE = 4096
+
+READS_EARLY = {"nvfp4_experts"}
+"""Modules that read before their wait, what they take for written long before: weights, routes."""
+
 POISON = 0xA5
 """A byte that no result has everywhere: what is left of it has not been written."""
 
@@ -47,6 +52,31 @@ def poisoned(t: Tensor) -> Tensor:
     """A contiguous tensor as large as ``t``, full of POISON."""
     memory = torch.full((t.numel() * t.element_size(),), POISON, dtype=torch.uint8)
     return memory.view(t.dtype).view(t.shape)
+
+
+class _Memory:
+    """The tensors of a call in the machine's own memory, which it can protect."""
+
+    def __init__(self, machine: ctypes.CDLL) -> None:
+        self._machine = machine
+        self._copies: dict[int, tuple[int, int]] = {}  # of a storage: address and bytes
+
+    def address(self, t: Tensor) -> int:
+        storage = t.untyped_storage()
+        data, count = storage.data_ptr(), storage.nbytes()
+        if count == 0:
+            return data
+        if data not in self._copies:
+            # As far from the beginning of a page as it was.
+            at = self._machine.emulation_allocate(count, data % PAGE)
+            ctypes.memmove(at, data, count)
+            self._copies[data] = (at, count)
+        return self._copies[data][0] + t.data_ptr() - data
+
+    def give_back(self) -> None:
+        for data, (at, count) in self._copies.items():
+            ctypes.memmove(data, at, count)
+        self._machine.emulation_release_all()
 
 
 class _Value(ctypes.Structure):
@@ -64,7 +94,7 @@ class _Value(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, value: Any) -> _Value:
+    def of(cls, value: Any, memory: _Memory) -> _Value:
         if value is None:
             return cls()
         if isinstance(value, Tensor):
@@ -74,7 +104,7 @@ class _Value(ctypes.Structure):
             return cls(
                 present=True,
                 integer=DTYPES[value.dtype],
-                data=value.data_ptr(),
+                data=memory.address(value),
                 rank=value.dim(),
                 sizes=ctypes.cast(sizes, pointer),
                 strides=ctypes.cast(strides, pointer),
@@ -120,6 +150,8 @@ class Machine:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(build, by_size))
         self._machine = ctypes.CDLL(str(machine))
+        self._machine.emulation_allocate.restype = ctypes.c_size_t
+        self._machine.emulation_allocate.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
         self._machine.emulation_error.restype = ctypes.c_char_p
         self._machine.emulation_launches.restype = ctypes.c_int64
         self._machine.emulation_kernel.restype = ctypes.c_bool
@@ -209,9 +241,12 @@ class Machine:
                 complete.append(argument.default_value)
         if kwargs:
             raise RuntimeError(f"{text.decode()} has no {sorted(kwargs)}")
-        values = (_Value * len(complete))(*map(_Value.of, complete))
+        self._machine.emulation_check_waits(int(module not in READS_EARLY))
+        memory = _Memory(self._machine)
+        values = (_Value * len(complete))(*(_Value.of(value, memory) for value in complete))
         refusal = ctypes.create_string_buffer(1024)
         done = library.emulation_call(name, values, refusal, ctypes.c_size_t(len(refusal)))
+        memory.give_back()
         error = self._machine.emulation_error().decode()
         if error or not done:
             raise RuntimeError(f"{function}: {error or refusal.value.decode()}")

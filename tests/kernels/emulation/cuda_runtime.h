@@ -104,6 +104,9 @@ inline uint32_t __reduce_max_sync(unsigned mask, uint32_t value) {
 inline void cudaGridDependencySynchronize() {
   emulation::wait_for_previous();
 }
+inline void __prefetch_global_l2(const void* p) {
+  emulation::prefetch(p);
+}
 inline int __any_sync(unsigned mask, int value) {
   return static_cast<int>(__reduce_max_sync(mask, value != 0));
 }

@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdarg>
@@ -83,7 +85,8 @@ struct Fiber {
   char* stack = nullptr;
   ucontext_t start;
   jmp_buf here;
-  bool begun, done, arrived, waited;  // the last: for the kernel before
+  bool begun, done, arrived;
+  bool waited, held;  // for the kernel before, and until all others of the gang do so too
   const Barrier* waits_for;
   unsigned generation;  // of what it waits for
   unsigned gang_generation;
@@ -96,7 +99,7 @@ struct Fiber {
   size_t work_groups;
 
   bool can_run() const {
-    return !done && (waits_for == nullptr || waits_for->generation != generation) &&
+    return !done && !held && (waits_for == nullptr || waits_for->generation != generation) &&
            (ready == nullptr || (*ready)());
   }
 };
@@ -137,7 +140,37 @@ unsigned threads, gang_threads;
 SharedMemory shared;
 std::function<void()> body;
 bool overlapped;  // with the launch before
-bool stopped;     // after an error nothing runs on
+bool holds;       // threads that wait for that
+bool checks_waits = true;
+bool stopped;  // after an error nothing runs on
+
+// The memory of all tensors, of which as much is in use.
+constexpr size_t kArenaBytes = size_t{16} << 30;
+char* arena = nullptr;
+size_t arena_used = 0;
+struct Region {
+  const char *begin, *end;
+};
+std::vector<Region> regions;
+bool knows_tensors = false;  // not those of a call from Python that makes its own
+bool is_protected = false;
+struct sigaction usual_fault;
+
+void protect(bool on) {
+  if (arena == nullptr || on == is_protected) return;
+  mprotect(arena, arena_used, on ? PROT_NONE : PROT_READ | PROT_WRITE);
+  is_protected = on;
+}
+
+void on_fault(int signal, siginfo_t* info, void*) {
+  const char* const address = static_cast<const char*>(info->si_addr);
+  if (!is_protected || address < arena || address >= arena + arena_used) {
+    sigaction(signal, &usual_fault, nullptr);  // which the access that comes again finds
+    return;
+  }
+  fail("a thread reads or writes a tensor before it waits for the kernel before");
+  protect(false);
+}
 
 unsigned flat(const Index& i) {
   return i.y * blockDim.x + i.x;
@@ -190,7 +223,7 @@ void prepare(Fiber& f, Index thread) {
     f.stack = static_cast<char*>(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   }
-  f.begun = f.done = f.arrived = f.waited = false;
+  f.begun = f.done = f.arrived = f.waited = f.held = false;
   f.waits_for = nullptr;
   f.copies.clear();
   f.work.clear();
@@ -235,7 +268,8 @@ bool run_block(ThreadBlock& next) {
   return any;
 }
 
-void run_gang(unsigned first, unsigned count) {
+// `early`: what comes before the wait runs with protected memory, all of it before all else.
+void run_gang(unsigned first, unsigned count, bool early) {
   gang_barrier = Barrier();
   gang_work.clear();
   block = nullptr;
@@ -257,19 +291,30 @@ void run_gang(unsigned first, unsigned count) {
     }
   }
   if (count == 1) std::memset(shared.data, kGarbage, shared.bytes);
-  for (bool ran = true; ran && !stopped;) {
-    ran = false;
-    for (unsigned b = 0; b < count && !stopped; ++b) {
-      if (run_block(gang[descending ? count - 1 - b : b])) ran = true;
+  const auto run_all = [&] {
+    for (bool ran = true; ran && !stopped;) {
+      ran = false;
+      for (unsigned b = 0; b < count && !stopped; ++b) {
+        if (run_block(gang[descending ? count - 1 - b : b])) ran = true;
+      }
+      ++rounds;
+      if (std::exchange(gave_way, false)) ran = true;
+      if (!ran && !stopped && !gang_work.empty()) {
+        gang_work.front()();
+        gang_work.pop_front();
+        ran = true;
+      }
     }
-    ++rounds;
-    if (std::exchange(gave_way, false)) ran = true;
-    if (!ran && !stopped && !gang_work.empty()) {
-      gang_work.front()();
-      gang_work.pop_front();
-      ran = true;
-    }
+  };
+  holds = overlapped && early && checks_waits;
+  if (holds) {
+    protect(true);
+    run_all();
+    protect(false);
+    for (unsigned i = 0; i < gang_threads; ++i) fibers[i].held = false;
+    holds = false;
   }
+  run_all();
   for (const ThreadBlock& t : gang) {
     if (t.ended != threads) fail("block %u waits at barriers that not all come to", t.index.x);
   }
@@ -330,8 +375,10 @@ bool run(const Launch& l, const std::function<void()>& thread) {
   const unsigned size = l.cooperative ? l.grid : l.cluster;
   gang_threads = size * threads;
   if (fibers.size() < gang_threads) fibers.resize(gang_threads);
-  for (unsigned i = 0; i < l.grid / size && error_text[0] == '\0'; ++i) {
-    run_gang((descending ? l.grid / size - 1 - i : i) * size, size);
+  const unsigned gangs = l.grid / size;
+  for (unsigned i = 0; i < gangs && error_text[0] == '\0'; ++i) {
+    run_gang((descending ? gangs - 1 - i : i) * size, size,
+             i < 2 || i + 1 == gangs || i % (gangs / 4 + 1) == 0);
   }
   return error_text[0] == '\0';
 }
@@ -381,7 +428,43 @@ unsigned lane() {
 }
 
 void wait_for_previous() {
+  const bool first = !fiber->waited;
   fiber->waited = true;
+  if (!first || !holds) return;
+  fiber->held = true;
+  leave();
+}
+
+char* allocate(size_t bytes, size_t past) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (arena == nullptr) {
+    arena = static_cast<char*>(mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, &usual_fault);
+  }
+  char* const begin = arena + arena_used + past;
+  arena_used += (past + bytes + page - 1) / page * page;
+  if (arena_used > kArenaBytes) fail("tensors of more than %zu bytes", kArenaBytes);
+  regions.push_back({begin, begin + bytes});
+  return begin;
+}
+void release_all() {
+  knows_tensors = false;
+  arena_used = 0;
+  regions.clear();
+}
+
+void prefetch(const void* p) {
+  const char* const at = static_cast<const char*>(p);
+  if (knows_tensors && std::none_of(regions.begin(), regions.end(), [at](const Region& r) {
+        return r.begin <= at && at < r.end;
+      })) {
+    fail("what is prefetched is no tensor's");
+    stop();
+  }
 }
 
 void wait_until(const std::function<bool()>& ready) {
@@ -435,6 +518,13 @@ void fail_kernel(const char* what) {
 void copy_later(void* to, const void* from, size_t bytes, size_t zeros) {
   const auto address = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
   if (address % bytes != 0) fail("a copy of %zu bytes is not aligned to as many", bytes);
+  // Tools take a copy for one of all its bytes, the zeros too.
+  const char* const begin = static_cast<const char*>(from);
+  for (const Region& r : regions) {
+    if (r.begin <= begin && begin < r.end && begin + bytes > r.end) {
+      fail("a copy of %zu bytes reaches past the end of a tensor's memory", bytes);
+    }
+  }
   const Copy copy = {to, from, bytes, zeros, fiber->groups};
   if (descending) {
     copy.make();
@@ -570,6 +660,16 @@ int emulation_last_error() {
 }
 bool emulation_filled(int number) {
   return emulation::filled[number];
+}
+char* emulation_allocate(size_t bytes, size_t past) {
+  emulation::knows_tensors = true;
+  return emulation::allocate(bytes, past);
+}
+void emulation_check_waits(int check) {
+  emulation::checks_waits = check != 0;
+}
+void emulation_release_all() {
+  emulation::release_all();
 }
 int emulation_devices() {
   return static_cast<int>(std::size(emulation::kDevices));

@@ -7,6 +7,10 @@
 // that has ended while others wait for it, or without having waited for the kernel that its own
 // overlaps with, memory that is not aligned to what is loaded, a launch that no device takes. The
 // launch returns an error then, and `emulation_error` says what happened.
+//
+// What threads do before they wait for the kernel before theirs runs with the memory of all tensors
+// protected: an earlier kernel may not have written it yet, so that touching it is an error. The
+// protection costs microseconds for each block, so some blocks of a launch are run so, not all.
 #pragma once
 
 #include <cstddef>
@@ -96,6 +100,12 @@ void end_own_group();
 void finish_own_work(size_t but);
 // The kernel did what is undefined.
 void fail_kernel(const char* what);
+// Memory of tensors, from `past` bytes behind the beginning of a page on, until all of it is
+// released.
+char* allocate(size_t bytes, size_t past);
+void release_all();
+// That there is a tensor at the address.
+void prefetch(const void* p);
 // An asynchronous copy comes at the last moment, when its thread waits for it, or, descending, at
 // once. A thread waits for all groups it has ended but the last few.
 void copy_later(void* to, const void* from, size_t bytes, size_t zeros);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 
 #include "machine.h"
 #include "torch/headeronly/core/ScalarType.h"
@@ -27,9 +26,9 @@ class Tensor {
   // Workspace, full of garbage.
   static Tensor of_floats(int64_t count) {
     Tensor t;
-    t.owned_.reset(new float[count], std::default_delete<float[]>());
-    for (int64_t i = 0; i < count; ++i) t.owned_.get()[i] = __builtin_nanf("");
-    t.data_ = t.owned_.get();
+    float* const floats = reinterpret_cast<float*>(emulation::allocate(4 * count, 0));
+    for (int64_t i = 0; i < count; ++i) floats[i] = __builtin_nanf("");
+    t.data_ = floats;
     return t;
   }
 
@@ -47,7 +46,6 @@ class Tensor {
   int64_t rank_ = 0;
   const int64_t* sizes_ = nullptr;
   const int64_t* strides_ = nullptr;
-  std::shared_ptr<float> owned_;
 };
 
 }  // namespace torch::stable

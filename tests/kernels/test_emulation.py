@@ -1,0 +1,59 @@
+"""The machine of ``emulation/``: what a GPU leaves undefined as a kernel begins fails there."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+from host_code import compiled, link
+
+from .emulated import EMULATION, KERNELS
+
+NOTHING, READS, WRITES, COPIES, PREFETCHES = range(5)
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    folder = tmp_path_factory.mktemp("emulation")
+    unchecked = "-U_FORTIFY_SOURCE"
+    objects = [compiled(["-O2", unchecked, EMULATION / "machine.cpp"])]
+    machine = link(objects, folder / "libmachine.so")
+    own = ["-fvisibility=hidden", "-fno-gnu-unique", "-fno-extern-tls-init"]
+    include = [f"-I{EMULATION}", f"-I{KERNELS / 'include'}"]
+    source = Path(__file__).with_name("violations.cpp")
+    made = compiled(["-Og", "-w", unchecked, *own, *include, source])
+    kernels = link([made], folder / "violations.so", machine)
+    loaded = ctypes.CDLL(str(machine)), ctypes.CDLL(str(kernels))
+    loaded[0].emulation_error.restype = ctypes.c_char_p
+    loaded[0].emulation_allocate.restype = ctypes.c_size_t
+    loaded[0].emulation_allocate.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+    return loaded
+
+
+@pytest.mark.parametrize("grid", [1, 40])
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        (NOTHING, ""),
+        (READS, "reads or writes a tensor before it waits"),
+        (WRITES, "reads or writes a tensor before it waits"),
+        (COPIES, "reaches past the end of a tensor's memory"),
+        (PREFETCHES, "what is prefetched is no tensor's"),
+    ],
+)
+def test_violations(
+    libraries: tuple[ctypes.CDLL, ctypes.CDLL], what: int, error: str, descending: bool, grid: int
+) -> None:
+    machine, kernels = libraries
+    machine.emulation_use(0, int(descending))
+    memory = machine.emulation_allocate(20, 0)
+    values = (ctypes.c_float * 4).from_address(memory)
+    values[:] = (1.0, 2.0, 3.0, 4.0)
+    status = kernels.violate(what, ctypes.c_void_p(memory), grid)
+    assert error in machine.emulation_error().decode()
+    assert (status == 0) == (error == "")
+    if not error:
+        assert list(values) == [1.0 + grid, 2.0 + grid, 3.0 + grid, 4.0 + grid]
+    machine.emulation_release_all()

@@ -1,0 +1,35 @@
+// Kernels that do what a GPU leaves undefined, for the test that the machine says so.
+#include <cuda_pipeline_primitives.h>
+
+#include "jitquant/device.cuh"
+
+namespace {
+
+enum class What : int { kNothing, kReads, kWrites, kCopies, kPrefetches };
+
+void kernel(What what, float* data, int count) {
+  thread_local float4 shared[1];
+  float before = 0.0f;
+  if (what == What::kReads) before = data[threadIdx.x];
+  if (what == What::kWrites) data[threadIdx.x] = 1.0f;
+  jitquant::prefetch(what == What::kPrefetches ? data + count : data);
+  jitquant::wait_for_previous();
+  jitquant::let_next_begin();
+  if (what == What::kCopies && threadIdx.x == 0) {
+    __pipeline_memcpy_async(shared, data + count - 1, 16, 12);
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+  }
+  data[threadIdx.x] += 1.0f + before;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Of five floats, of which four change, as many blocks of threads.
+__attribute__((visibility("default"))) int violate(int what, float* data, int grid) {
+  return jitquant::launch<&kernel>({grid, 4, jitquant::Start::kOverlapped}, nullptr,
+                                   static_cast<What>(what), data, 5);
+}
+}
