@@ -54,6 +54,24 @@ class WeightStream {
     end_ = row_ + hold_ * row_step();
   }
 
+  // Of what is copied first: an earlier kernel may have written it.
+  __device__ __forceinline__ void prefetch() const {
+    if (!kAligned) return;
+#pragma unroll
+    for (int which = 0; which < Way::kSegments; ++which) {
+      if (k_ + which * kSegment >= w_.cols) return;
+      const uint8_t* from = codes_ + which * (kSegment / 2);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (row_ + 4 * i + lane_row() < w_.rows) jitquant::prefetch(from);
+        from += static_cast<int64_t>(w_.cols) * 2;  // four rows on
+      }
+      if (lane() < kTile && row_ + lane() < w_.rows) {
+        jitquant::prefetch(scales_ + which * (kSegment / 16));
+      }
+    }
+  }
+
   // Begins to copy what comes next, segment kWhich of its tile, to `stage`; the group of
   // copies may be empty.
   template <int kWhich>
@@ -191,10 +209,10 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   const int step = row_step();
   WeightStream<Way, kAligned> weights(w, plan.hold);
 
-  // No kernel before this one writes a weight.
   let_next_begin();
-  weights.template next<0>(ring);
+  weights.prefetch();
   wait_for_previous();
+  weights.template next<0>(ring);
 
   HeldX<Input, kWay, kAligned> held;
   const bool many = stages == kManyStages;
