@@ -20,8 +20,6 @@ from jitquant.formats import (
     CODES_PER_BYTE,
     DEINTERLEAVE_OPS,
     FP4_DTYPE,
-    FP32_MAX,
-    FP32_TINIEST,
     INPUT_DTYPES,
     MHC_MAX,
     NVFP4_BLOCK,
@@ -179,30 +177,6 @@ def gsa_of_tensor(gsa: Tensor, like: Tensor, like_name: str) -> None:
     gsa_tensor(gsa, 1, like, like_name)
 
 
-def gsa_value(value: float | None) -> None:
-    """A gsa that is given as a number."""
-    if value is not None and not FP32_TINIEST <= value <= FP32_MAX:
-        raise ValueError(
-            f"gsa is {value}; accepted is a positive number that is finite in float32, such as "
-            "amax / 2688. Leave it out to have it computed"
-        )
-
-
-def divisor_value(divisor: float) -> None:
-    """``divisor`` is positive and finite in fp32."""
-    if not FP32_TINIEST <= divisor <= FP32_MAX:
-        raise ValueError(
-            f"divisor is {divisor}; accepted is a positive number that is finite in float32. "
-            "2688 = 6 * 448 is NVFP4's"
-        )
-
-
-def eps_value(eps: float) -> None:
-    """``eps`` is finite and not negative."""
-    if not 0.0 <= eps <= FP32_MAX:
-        raise ValueError(f"eps is {eps}; accepted is a finite number that is not negative")
-
-
 def column_weight(weight: Tensor, cols: int, like: Tensor, like_name: str) -> None:
     """The weight of a norm: (N,), contiguous, of the input's dtype or fp32."""
     same_device(weight, "weight", like, like_name)
@@ -249,13 +223,10 @@ def residual_tensor(residual: Tensor | None, x: Tensor) -> None:
         )
 
 
-def norm_arguments(
-    x: Tensor, weight: Tensor, eps: float = 0.0, residual: Tensor | None = None
-) -> None:
-    """What RMSNorm takes: x (..., N), weight (N,), eps, and a residual like x."""
+def norm_arguments(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> None:
+    """What RMSNorm takes: x (..., N), weight (N,), and a residual like x."""
     input_tensor(x, "x")
     column_weight(weight, x.shape[-1], x, "x")
-    eps_value(eps)
     residual_tensor(residual, x)
 
 
@@ -279,7 +250,7 @@ def hyper_connection_weights(A: Tensor, X: Tensor) -> None:
         )
 
 
-def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor, eps: float = 0.0) -> None:
+def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor) -> None:
     """What RMSNorm of combined hyper-connections takes: X (..., H, N), A (..., H), weight (N,)."""
     input_tensor(X, "X", 2, "(..., n_hc, N)")
     if not 1 <= X.shape[-2] <= MHC_MAX:
@@ -288,7 +259,6 @@ def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor, eps: float = 0.0) -> Non
         )
     hyper_connection_weights(A, X)
     column_weight(weight, X.shape[-1], X, "X")
-    eps_value(eps)
 
 
 def deinterleave_arguments(fused: Tensor, intermediate: int, interleave: int, op: str) -> None:

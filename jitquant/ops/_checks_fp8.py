@@ -9,12 +9,7 @@ from jitquant.formats import (
     ACTIVATIONS,
     BLOCK_SHAPES,
     FP8_DTYPES,
-    FP8_SCALE_MIN,
-    FP32_MAX,
-    FP32_TINIEST,
     GROUP_DTYPES,
-    GROUP_EPS_MIN,
-    GROUP_RECIPES,
     GROUP_SIZES,
     INPUT_DTYPES,
     one_of,
@@ -54,28 +49,6 @@ def block_shape(rows: int, cols: int) -> None:
         )
 
 
-def group_numerics(
-    dtype: torch.dtype,
-    scale_format: str,
-    scale_layout: str,
-    eps: float | None,
-    recipe: str,
-    formats: tuple[str, ...],
-    layouts: tuple[str, ...],
-    eps_name: str = "eps",
-) -> None:
-    """What groups and blocks have in common."""
-    group_dtype(dtype)
-    one_of("scale_format", scale_format, formats)
-    one_of("scale_layout", scale_layout, layouts)
-    one_of("recipe", recipe, GROUP_RECIPES)
-    if eps is not None and not GROUP_EPS_MIN <= eps <= FP32_MAX:
-        raise ValueError(
-            f"{eps_name} is {eps}; accepted is a finite number from {GROUP_EPS_MIN} on, or None "
-            "for the recipe's. Below it the scale of a group of zeros would overflow"
-        )
-
-
 def scale_tensor(scale: Tensor, rows: int, granularity: str, like: Tensor, like_name: str) -> None:
     """A given scale: fp32, contiguous, one element or one for each row."""
     if scale.dtype != torch.float32:
@@ -96,28 +69,12 @@ def scale_tensor(scale: Tensor, rows: int, granularity: str, like: Tensor, like_
         )
 
 
-def scale_number(value: float | None) -> None:
-    """A scale that is given as a number: it and its reciprocal are finite in fp32."""
-    if value is not None and not FP8_SCALE_MIN <= value <= FP32_MAX:
-        raise ValueError(
-            f"scale is {value}; accepted is a finite positive number whose reciprocal is finite in "
-            "float32, 2.94e-39 or more, such as 448 / amax: elements are multiplied with it"
-        )
-
-
-def upper_bound(value: float | None, given: bool) -> None:
-    """The bound of the amax that a computed scale is made from."""
-    if value is None:
-        return
-    if given:
+def upper_bound(value: float | None) -> None:
+    """There is no bound of the amax beside a scale that is given."""
+    if value is not None:
         raise ValueError(
             f"scale_ub is {value} beside a scale; accepted is one of the two: scale_ub bounds the "
             "amax that a scale is computed from"
-        )
-    if not FP32_TINIEST <= value <= FP32_MAX:
-        raise ValueError(
-            f"scale_ub is {value}; accepted is a positive number that is finite in float32, "
-            "2**-149 or more. Leave it out for no bound"
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from jitquant.formats import (
     BLOCK_SCALE_LAYOUTS,
+    GROUP_EPS_MIN,
     GROUP_RECIPES,
     GROUP_SCALE_LAYOUTS,
     SCALE_FORMATS,
@@ -28,7 +29,7 @@ from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks, _checks_fp8, sources
 from jitquant.ops._results import BUFFERS, Form, left_alone, quantized, quantized_both
 from jitquant.ops.fp8 import E4M3
-from jitquant.ops.schema import Arguments, Cast, Op, Plan, Result, Rows, product
+from jitquant.ops.schema import Arguments, Cast, Number, Op, Plan, Result, Rows, product
 from jitquant.tensors import QuantizedTensor
 
 
@@ -43,32 +44,15 @@ def _plan_group(
     dtype: torch.dtype,
     scale_format: str,
     scale_layout: str,
-    eps: float | None,
-    recipe: str,
     counts: Tensor | None = None,
-    eps_name: str = "eps",
 ) -> tuple[Result, ...]:
-    how = (dtype, scale_format, scale_layout, eps, recipe)
     _checks_fp8.group_size(group_size)
-    _checks_fp8.group_numerics(*how, SCALE_FORMATS, GROUP_SCALE_LAYOUTS, eps_name)
+    _checks_fp8.group_dtype(dtype)
     if counts is not None:
         _checks_fp8.counts_tensor(counts, rows.leading, rows.like, rows.name)
     groups = ceil_div(rows.cols, group_size)
     scales = _scales(rows.leading, groups, scale_format, scale_layout)
     return Result((*rows.leading, rows.cols), dtype), scales
-
-
-def _plan_normed_group(
-    rows: Rows,
-    group_size: int,
-    dtype: torch.dtype,
-    scale_format: str,
-    scale_layout: str,
-    amax_eps: float | None,
-    recipe: str,
-) -> tuple[Result, ...]:
-    how = (group_size, dtype, scale_format, scale_layout, amax_eps, recipe)
-    return _plan_group(rows, *how, eps_name="amax_eps")
 
 
 def _quantize_normed_group(
@@ -85,6 +69,13 @@ def _quantize_normed_group(
     how = (group_size, dtype, scale_format, scale_layout, amax_eps, recipe)
     return numerics.quantize_group_rows(v, leading, *how, inverse=inverse)
 
+
+GROUP_EPS = Number(
+    GROUP_EPS_MIN,
+    f"a finite number from {GROUP_EPS_MIN} on, or None for the recipe's. Below it the scale of a "
+    "group of zeros would overflow",
+)
+"""What amaxes of groups and blocks are raised to."""
 
 _OF_GROUPS = {
     "scale_format": SCALE_FORMATS,
@@ -106,6 +97,7 @@ GROUP = Cast(
     _plan_group,
     numerics.quantize_group_rows,
     _OF_GROUPS,
+    {"eps": GROUP_EPS},
 )
 """FP8 or INT8 with a scale for neighbors of a row; rows past a count are left out."""
 
@@ -113,9 +105,10 @@ NORMED_GROUP = Cast(
     "{takes}, int group_size, {tail}*, {written}ScalarType dtype, "
     'str scale_format="float32", str scale_layout="row", float? amax_eps=None, str recipe="te"',
     ("data", "scale_inv"),
-    _plan_normed_group,
+    _plan_group,
     _quantize_normed_group,
     _OF_GROUPS,
+    {"amax_eps": GROUP_EPS},
 )
 """As GROUP after a norm, whose eps has that name."""
 
@@ -173,14 +166,10 @@ def _plan_block(
     dtype: torch.dtype,
     scale_format: str,
     scale_layout: str,
-    eps: float | None,
-    recipe: str,
 ) -> Plan:
     _checks.input_tensor(w, "w", 2, "(..., N, K)")
     _checks_fp8.block_shape(block_rows, block_cols)
-    _checks_fp8.group_numerics(
-        dtype, scale_format, scale_layout, eps, recipe, SCALE_FORMATS[:2], BLOCK_SCALE_LAYOUTS
-    )
+    _checks_fp8.group_dtype(dtype)
     leading = (*w.shape[:-2], ceil_div(w.shape[-2], block_rows))
     scales = _scales(leading, ceil_div(w.shape[-1], block_cols), scale_format, scale_layout)
     return Plan(w.device, (Result(tuple(w.shape), dtype), scales))
@@ -192,14 +181,10 @@ def _plan_group_both(
     dtype: torch.dtype,
     scale_format: str,
     scale_layout: str,
-    eps: float | None,
-    recipe: str,
 ) -> Plan:
     _checks_fp8.matrix(x, "x")
     _checks_fp8.group_size(group_size)
-    _checks_fp8.group_numerics(
-        dtype, scale_format, scale_layout, eps, recipe, SCALE_FORMATS, GROUP_SCALE_LAYOUTS
-    )
+    _checks_fp8.group_dtype(dtype)
     rows, cols = x.shape
     return Plan(
         x.device,
@@ -219,13 +204,10 @@ def _plan_block_both(
     dtype: torch.dtype,
     scale_format: str,
     scale_layout: str,
-    eps: float | None,
-    recipe: str,
 ) -> Plan:
     _checks_fp8.matrix(w, "w")
-    keywords = (dtype, scale_format, scale_layout, eps, recipe)
     _checks_fp8.block_shape(block_rows, block_cols)
-    _checks_fp8.group_numerics(*keywords, SCALE_FORMATS[:2], BLOCK_SCALE_LAYOUTS)
+    _checks_fp8.group_dtype(dtype)
     rows, cols = w.shape
     tall, wide = ceil_div(rows, block_rows), ceil_div(cols, block_cols)
     return Plan(
@@ -246,6 +228,7 @@ QUANTIZE_BLOCK = Op(
     plan=_plan_block,
     reference=numerics.quantize_block,
     choices=_OF_BLOCKS,
+    numbers={"eps": GROUP_EPS},
     **BUFFERS,
 )
 QUANTIZE_PER_TOKEN_GROUP_BOTH = Op(
@@ -255,6 +238,7 @@ QUANTIZE_PER_TOKEN_GROUP_BOTH = Op(
     plan=_plan_group_both,
     reference=numerics.quantize_per_token_group_both,
     choices=_OF_GROUPS,
+    numbers={"eps": GROUP_EPS},
     **BUFFERS,
 )
 QUANTIZE_BLOCK_BOTH = Op(
@@ -264,6 +248,7 @@ QUANTIZE_BLOCK_BOTH = Op(
     plan=_plan_block_both,
     reference=numerics.quantize_block_both,
     choices=_OF_BLOCKS,
+    numbers={"eps": GROUP_EPS},
     **BUFFERS,
 )
 

@@ -38,6 +38,8 @@ from torch import Tensor
 from jitquant.formats import (
     BLOCK_SCALE_LAYOUTS,
     E8M0_DTYPE,
+    FP8_SCALE_MIN,
+    FP32_TINIEST,
     GRANULARITIES,
     GROUP_SCALE_LAYOUTS,
     QUANTIZED_MAX,
@@ -50,7 +52,7 @@ from jitquant.formats import (
 from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks, _checks_fp8, _sharded, sources
 from jitquant.ops._results import BUFFERS, MAKER, Form, quantized
-from jitquant.ops.schema import Cast, Op, Plan, Result, Rows, Source, fp32, product
+from jitquant.ops.schema import Cast, Number, Op, Plan, Result, Rows, Source, fp32, product
 from jitquant.tensors import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -70,9 +72,9 @@ def _plan_scaled(
     with_amax: bool,
 ) -> tuple[Result, ...]:
     _checks_fp8.fp8_dtype(dtype)
-    _checks_fp8.scale_number(scale_value)
     given = scale is not None or scale_value is not None
-    _checks_fp8.upper_bound(scale_ub, given)
+    if given:
+        _checks_fp8.upper_bound(scale_ub)
     if scale is not None:
         if scale_value is not None:
             raise ValueError("scale is given as a tensor and as a number; accepted is one of them")
@@ -89,10 +91,9 @@ def _plan_scaled(
 
 
 def _plan_from_amax(
-    rows: Rows, amax: Tensor, dtype: torch.dtype, scale_ub: float | None, granularity: str
+    rows: Rows, amax: Tensor, dtype: torch.dtype, granularity: str
 ) -> tuple[Result, ...]:
     _checks_fp8.fp8_dtype(dtype)
-    _checks_fp8.upper_bound(scale_ub, False)
     by_row = granularity == "row"
     _checks.amax_tensor(amax, (rows.count if by_row else 1,), rows.like, rows.name)
     floats = fp32(*rows.leading, 1) if by_row else fp32(1)
@@ -100,6 +101,16 @@ def _plan_from_amax(
 
 
 _GRANULARITY = {"granularity": GRANULARITIES}
+SCALE = Number(
+    FP8_SCALE_MIN,
+    "a finite positive number whose reciprocal is finite in float32, 2.94e-39 or more, such as "
+    "448 / amax: elements are multiplied with it",
+    "scale",
+)
+SCALE_UB = Number(
+    FP32_TINIEST,
+    "a positive number that is finite in float32, 2**-149 or more. Leave it out for no bound",
+)
 
 SCALED = Cast(
     "{takes}, Tensor? scale=None, {tail}*, {written}ScalarType dtype, float? scale_value=None, "
@@ -108,6 +119,7 @@ SCALED = Cast(
     _plan_scaled,
     numerics.quantize_scaled,
     _GRANULARITY,
+    {"scale_value": SCALE, "scale_ub": SCALE_UB},
 )
 """FP8 with a scale for the tensor or for each row, computed or given."""
 
@@ -117,6 +129,7 @@ FROM_AMAX = Cast(
     _plan_from_amax,
     numerics.quantize_scaled_from_amax,
     _GRANULARITY,
+    {"scale_ub": SCALE_UB},
 )
 """FP8 with the amax given: the second half of a quantization over a process group."""
 

@@ -40,6 +40,7 @@ from torch import Tensor
 from jitquant.formats import (
     CODES_PER_BYTE,
     FP4_DTYPE,
+    FP32_TINIEST,
     GRANULARITIES,
     MAX_PARTIALS,
     NVFP4_BLOCK,
@@ -61,7 +62,7 @@ from jitquant.formats import (
 from jitquant.numerics import nvfp4 as numerics
 from jitquant.numerics import sources as values
 from jitquant.ops import _checks, _sharded, recipes, sources
-from jitquant.ops.schema import Cast, Op, Plan, Result, Rows, Source, fp32, product
+from jitquant.ops.schema import Cast, Number, Op, Plan, Result, Rows, Source, fp32, product
 from jitquant.tensors import NVFP4Tensor, QuantizedActivation
 
 if TYPE_CHECKING:
@@ -85,14 +86,11 @@ def _packed(rows: Rows, scale_layout: str, dim: int = -1) -> tuple[Result, Resul
 
 def _plan_computed(
     rows: Rows,
-    divisor: float,
     gsa_value: float | None,
     scale_layout: str,
     granularity: str = "tensor",
     dim: int = -1,
 ) -> tuple[Result, ...]:
-    _checks.divisor_value(divisor)
-    _checks.gsa_value(gsa_value)
     count = rows.count if granularity == "row" and gsa_value is None else 1
     return (*_packed(rows, scale_layout, dim), fp32(count))
 
@@ -108,23 +106,28 @@ def _plan_given(
 
 
 def _plan_from_amax(
-    rows: Rows, source: Source, amax: Tensor, divisor: float, scale_layout: str, dim: int = -1
+    rows: Rows, source: Source, amax: Tensor, scale_layout: str, dim: int = -1
 ) -> tuple[Result, ...]:
     counts = (1,) if source.granularity is None else (1, rows.count)
     _checks.amax_tensor(amax, counts, rows.like, rows.name)
-    _checks.divisor_value(divisor)
     return (*_packed(rows, scale_layout, dim), fp32(amax.numel()))
 
 
-def _plan_from_maxima(
-    rows: Rows, amax: Tensor, divisor: float, scale_layout: str
-) -> tuple[Result, ...]:
+def _plan_from_maxima(rows: Rows, amax: Tensor, scale_layout: str) -> tuple[Result, ...]:
     _checks.amax_tensor(amax, (1, MAX_PARTIALS), rows.like, rows.name)
-    _checks.divisor_value(divisor)
     return (*_packed(rows, scale_layout), fp32(1))
 
 
 _KEYWORDS = '{options}str recipe="te", str scale_layout="linear"'
+DIVISOR = Number(
+    FP32_TINIEST, "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's"
+)
+GSA = Number(
+    FP32_TINIEST,
+    "a positive number that is finite in float32, such as amax / 2688. Leave it out to have it "
+    "computed",
+    "gsa",
+)
 _CHOICES = {
     "recipe": RECIPES,
     "scale_layout": SCALE_LAYOUTS,
@@ -138,6 +141,7 @@ COMPUTED = Cast(
     _plan_computed,
     numerics.quantize_computed,
     _CHOICES,
+    {"divisor": DIVISOR, "gsa_value": GSA},
 )
 """NVFP4 with a gsa that is computed, or given as a number: ``gsa_value``."""
 
@@ -156,6 +160,7 @@ FROM_AMAX = Cast(
     _plan_from_amax,
     numerics.quantize_from_amax,
     _CHOICES,
+    {"divisor": DIVISOR},
 )
 """NVFP4 with the amax given: the second half of a quantization over a process group."""
 
@@ -255,9 +260,8 @@ WEIGHT = _family(
 )
 
 
-def _plan_amax_gsa(x: Tensor, divisor: float) -> Plan:
+def _plan_amax_gsa(x: Tensor) -> Plan:
     _checks.input_tensor(x, "x")
-    _checks.divisor_value(divisor)
     return Plan(x.device, (fp32(1),))
 
 
@@ -268,6 +272,7 @@ AMAX_GSA = Op(
     function="compute_amax_gsa",
     plan=_plan_amax_gsa,
     reference=numerics.amax_gsa,
+    numbers={"divisor": DIVISOR},
 )
 
 

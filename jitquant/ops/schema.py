@@ -26,7 +26,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from jitquant.formats import E8M0_DTYPE, as_bytes, one_of
+from jitquant.formats import E8M0_DTYPE, FP32_MAX, as_bytes, one_of
 from jitquant.ops import _checks, _checks_memory
 
 LIBRARY: Any = torch.library.Library("jitquant", "DEF")  # type: ignore[no-untyped-call]
@@ -57,6 +57,26 @@ class Plan(NamedTuple):
 
     device: torch.device
     results: tuple[Result, ...]
+
+
+class Number(NamedTuple):
+    """What is accepted of an argument that is a number, where it is given.
+
+    Attributes:
+        least, most: the ends of what is accepted, in fp64.
+        accepted: the words of an error after "accepted is".
+        shown: what the argument is called in an error; default: its name.
+    """
+
+    least: float
+    accepted: str
+    shown: str = ""
+    most: float = FP32_MAX
+
+    def check(self, name: str, value: float | None) -> None:
+        """Raises ValueError if ``value`` is not accepted."""
+        if value is not None and not self.least <= value <= self.most:
+            raise ValueError(f"{self.shown or name} is {value}; accepted is {self.accepted}")
 
 
 class Compiled(NamedTuple):
@@ -131,6 +151,7 @@ class Op:
         module: the compiled module, from ``<module>.cu``.
         function: the module's function, which takes the same arguments.
         choices: by argument, the names that are accepted.
+        numbers: by argument, the numbers that are accepted.
         plan: checks the arguments and says what the results are.
         reference: computes the results, as a tuple; arguments are taken as valid.
         default: the functional overload.
@@ -148,6 +169,7 @@ class Op:
         arguments: str | None = None,
         function: str = "",
         choices: Mapping[str, tuple[str, ...]] | None = None,
+        numbers: Mapping[str, Number] | None = None,
         maker: str = "",
         rows_apart: bool = False,
     ) -> None:
@@ -155,11 +177,11 @@ class Op:
 
         Args:
             name, results, module: see the class.
-            plan: of those arguments that it takes by name; choices are checked before it.
+            plan: of those arguments that it takes by name; choices and numbers are checked before.
             reference: of those arguments that it takes by name.
             arguments: schema text; default: those of the reference, from its annotations.
             function: default: the op's name.
-            choices: see the class.
+            choices, numbers: see the class.
             maker: the call that makes buffers for the results, for errors.
             rows_apart: whether a buffer for ``data`` may have strided rows.
         """
@@ -169,6 +191,7 @@ class Op:
         self.module = module
         self.function = function or name
         self.choices = dict(choices or {})
+        self.numbers = dict(numbers or {})
         self._maker = maker
         self.rows_apart = rows_apart
         self._sources = [f"{module}.cu"]
@@ -407,13 +430,16 @@ class Op:
         for name, accepted in self.choices.items():
             if arguments[name] not in accepted:
                 one_of(name, arguments[name], accepted)
+        for name, number in self.numbers.items():
+            number.check(name, arguments[name])
         plan: Plan = self._plan(arguments)
         return plan
 
     def _cpu(self, *args: Any, **kwargs: Any) -> Any:
         arguments = self._named(args, kwargs)
         self._checked(arguments)
-        self._check_memory(arguments)
+        if "!" in self.arguments:
+            self._check_memory(arguments)
         with torch.no_grad():
             return self._returned(self._compute(arguments))
 
@@ -532,6 +558,7 @@ class Source:
         reduced: how many last dimensions of ``of`` become the last of the result.
         cols: the result's columns; None: those of ``of``.
         inv_rms: whether the factor of each row is a result.
+        numbers: by argument, the numbers that are accepted.
     """
 
     of: str
@@ -545,6 +572,7 @@ class Source:
     reduced: int = 1
     cols: Callable[..., int] | None = None
     inv_rms: bool = False
+    numbers: Mapping[str, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -558,6 +586,7 @@ class Cast:
         quantize: the results of fp32 values ``v`` with the dimensions ``leading``; after a norm
             ``inverse`` has the factor of each row.
         choices: by argument, the names that are accepted.
+        numbers: by argument, the numbers that are accepted.
     """
 
     arguments: str
@@ -565,6 +594,7 @@ class Cast:
     plan: Callable[..., tuple[Result, ...]]
     quantize: Callable[..., tuple[Tensor, ...]]
     choices: Mapping[str, tuple[str, ...]]
+    numbers: Mapping[str, Number] = field(default_factory=dict)
 
 
 def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **rest: Any) -> Op:
@@ -614,5 +644,6 @@ def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **res
         plan=plan,
         reference=reference,
         choices={key: accepted for key, accepted in cast.choices.items() if key in known},
+        numbers={**source.numbers, **cast.numbers},
         **rest,
     )

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from jitquant.numerics import nvfp4, sources
 from jitquant.ops import _checks, _checks_fp8
-from jitquant.ops.schema import Source
+from jitquant.ops.schema import Number, Source
 
 _EPS = "float eps=1e-6, "
+_NUMBERS = {"eps": Number(0.0, "a finite number that is not negative")}
 
 PLAIN = Source("x", "Tensor x", _checks.plain_arguments, nvfp4.rows_of)
 """A tensor as it is."""
@@ -53,6 +54,7 @@ NORM = Source(
     written="Tensor(a!)? residual=None, ",
     granularity="row",
     inv_rms=True,
+    numbers=_NUMBERS,
 )
 """RMSNorm of a tensor, or of its sum with a residual, which is written in place."""
 
@@ -64,6 +66,7 @@ NORMALIZED = replace(
     tail="",
     written="",
     inv_rms=False,
+    numbers={},
 )
 """RMSNorm of a tensor whose inv_rms is known."""
 
@@ -76,6 +79,7 @@ MHC = Source(
     granularity="row",
     reduced=2,
     inv_rms=True,
+    numbers=_NUMBERS,
 )
 """RMSNorm of a sum of hyper-connections."""
 
@@ -86,5 +90,6 @@ MHC_NORMALIZED = replace(
     values=sources.mhc_normalized,
     tail="",
     inv_rms=False,
+    numbers={},
 )
 """RMSNorm of a sum of hyper-connections, with inv_rms known."""
