@@ -39,6 +39,7 @@ from torch import Tensor
 
 from jitquant.formats import (
     CODES_PER_BYTE,
+    DEINTERLEAVE_OPS,
     FP4_DTYPE,
     FP32_TINIEST,
     GRANULARITIES,
@@ -48,6 +49,7 @@ from jitquant.formats import (
     RECIPES,
     SCALE_DTYPE,
     SCALE_LAYOUTS,
+    WEIGHT_BLOCKS,
     DeinterleaveOp,
     Granularity,
     Recipe,
@@ -132,6 +134,8 @@ _CHOICES = {
     "recipe": RECIPES,
     "scale_layout": SCALE_LAYOUTS,
     "granularity": GRANULARITIES,
+    "op": DEINTERLEAVE_OPS,
+    "block": WEIGHT_BLOCKS,
 }
 
 COMPUTED = Cast(

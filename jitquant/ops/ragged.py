@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import (
+    ACTIVATIONS,
     CODES_PER_BYTE,
     FP4_DTYPE,
     NVFP4_BLOCK,
@@ -173,6 +174,7 @@ QUANTIZE_GRAD_FP8 = Op(
     module="quantize_ragged_grad",
     plan=_plan_grad_fp8,
     reference=numerics.quantize_ragged_grad_fp8,
+    choices={"activation": ACTIVATIONS},
     maker=_MAKER,
 )
 QUANTIZE_NVFP4 = Op(

@@ -1,4 +1,4 @@
-#include "function.h"
+#include "declared/amax.h"
 
 namespace jitquant {
 
@@ -8,25 +8,22 @@ cudaError_t launch_amax(const Matrix& x, int64_t run, bool activate, bool by_row
 
 namespace {
 
-void amax(Call& call, const View& x, std::string_view granularity, bool keep_nan, int64_t run,
-          bool activate, Result& amax) {
-  const Matrix m = matrix_of(x, "x");
-  JITQUANT_CHECK(run >= 0 && run < (int64_t{1} << 31) && (run == 0 || m.cols % (2 * run) == 0),
-                 "run must be 0, or divide half of the ", m.cols, " columns; it is ", run);
-  const bool rows = by_row(granularity);
-  float* out = amax.floats("amax", rows ? m.rows : 1, x);
-  const Launching at(call, x);
-  const int blocks = rows ? 1 : amax_blocks(m, run);
-  const Workspace partials(blocks > 1 ? blocks : 0, x);
-  check_launch(
-      launch_amax(m, run, activate, rows, keep_nan, partials.floats(), blocks, out, at.stream),
-      "amax");
+void amax(Call& call, const declared::Amax& args, Result& amax) {
+  const Matrix m = matrix_of(args.x, "x");
+  JITQUANT_CHECK(args.run >= 0 && args.run < (int64_t{1} << 31) &&
+                     (args.run == 0 || m.cols % (2 * args.run) == 0),
+                 "run must be 0, or divide half of the ", m.cols, " columns; it is ", args.run);
+  const bool rows = by_row(args.granularity);
+  float* out = amax.floats("amax", rows ? m.rows : 1, args.x);
+  const Launching at(call, args.x);
+  const int blocks = rows ? 1 : amax_blocks(m, args.run);
+  const Workspace partials(blocks > 1 ? blocks : 0, args.x);
+  check_launch(launch_amax(m, args.run, args.activate, rows, args.keep_nan, partials.floats(),
+                           blocks, out, at.stream),
+               "amax");
 }
 
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&amax>("amax",
-                                   "Tensor x, *, str granularity='tensor', bool keep_nan=False, "
-                                   "int run=0, bool activate=False",
-                                   {"amax"}))
+JITQUANT_FUNCTIONS(function<&amax>())

@@ -1,4 +1,4 @@
-#include "function.h"
+#include "declared/amax_gsa.h"
 
 namespace jitquant {
 
@@ -8,13 +8,13 @@ cudaError_t launch_amax_gsa(const Matrix& x, float divisor, float* partials, int
 
 namespace {
 
-void compute_amax_gsa(Call& call, const View& x, double divisor, Result& gsa) {
-  const Matrix m = matrix_of(x, "x");
-  const float d = divisor_of(divisor);
-  float* out = gsa.floats("gsa", 1, x);
-  const Launching at(call, x);
+void compute_amax_gsa(Call& call, const declared::ComputeAmaxGsa& args, Result& gsa) {
+  const Matrix m = matrix_of(args.x, "x");
+  const float d = static_cast<float>(args.divisor);
+  float* out = gsa.floats("gsa", 1, args.x);
+  const Launching at(call, args.x);
   const int blocks = amax_gsa_blocks(m);
-  const Workspace partials(blocks > 1 ? blocks : 0, x);
+  const Workspace partials(blocks > 1 ? blocks : 0, args.x);
   check_launch(launch_amax_gsa(m, d, partials.floats(), blocks, out, at.stream),
                "compute_amax_gsa");
 }
@@ -22,5 +22,4 @@ void compute_amax_gsa(Call& call, const View& x, double divisor, Result& gsa) {
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&compute_amax_gsa>("compute_amax_gsa", "Tensor x, float divisor=2688.",
-                                               {"gsa"}))
+JITQUANT_FUNCTIONS(function<&compute_amax_gsa>())

@@ -168,37 +168,25 @@ inline Matrix matrix_of(const View& t, const char* name) {
   return matrix_of(t, name, t.dim() - 1);
 }
 
+// Names and numbers of declared arguments, which are checked before.
 inline Nvfp4Recipe recipe_of(std::string_view recipe) {
-  if (recipe == "te") return Nvfp4Recipe::kTe;
-  JITQUANT_CHECK(recipe == "vllm", "recipe must be 'te' or 'vllm', not '", recipe, "'");
-  return Nvfp4Recipe::kVllm;
+  return recipe == "te" ? Nvfp4Recipe::kTe : Nvfp4Recipe::kVllm;
 }
 
 inline bool swizzled_of(std::string_view scale_layout) {
-  if (scale_layout == "linear") return false;
-  JITQUANT_CHECK(scale_layout == "swizzled_128x4",
-                 "scale_layout must be 'linear' or 'swizzled_128x4', not '", scale_layout, "'");
-  return true;
+  return scale_layout == "swizzled_128x4";
 }
 
 inline bool by_row(std::string_view granularity) {
-  if (granularity == "tensor") return false;
-  JITQUANT_CHECK(granularity == "row", "granularity must be 'tensor' or 'row', not '", granularity,
-                 "'");
-  return true;
+  return granularity == "row";
 }
 
 inline bool activates(std::string_view op) {
-  if (op == "select") return false;
-  JITQUANT_CHECK(op == "swiglu", "op must be 'swiglu' or 'select', not '", op, "'");
-  return true;
+  return op == "swiglu";
 }
 
-inline float divisor_of(double divisor) {
-  JITQUANT_CHECK(divisor >= std::numeric_limits<float>::denorm_min() &&
-                     divisor <= std::numeric_limits<float>::max(),
-                 "divisor must be positive and finite in fp32, not ", divisor);
-  return static_cast<float>(divisor);
+inline std::optional<float> in_fp32(std::optional<double> value) {
+  return value ? std::optional<float>(static_cast<float>(*value)) : std::nullopt;
 }
 
 // Scratch memory of a call; torch gives it to no other work of this stream before ours is done.
@@ -352,6 +340,24 @@ std::vector<std::string>& names_of() {
   return names;
 }
 
+// A name that is not accepted, in the words of jitquant.formats.one_of.
+inline void check_name(const char* name, std::string_view value,
+                       std::initializer_list<std::string_view> accepted) {
+  std::string names;
+  for (const std::string_view one : accepted) {
+    if (value == one) return;
+    names = text_of({names, names.empty() ? "'" : ", '", one, "'"});
+  }
+  fail(name, " is '", value, "'; accepted are ", names);
+}
+
+// A number that is not accepted, in the words of jitquant.ops.schema.Number.
+inline void check_number(const char* name, std::optional<double> value, double least, double most,
+                         const char* accepted) {
+  JITQUANT_CHECK(!value || (*value >= least && *value <= most), name, " is ", *value,
+                 "; accepted is ", accepted);
+}
+
 // The tensor that an argument is, and whether it is written.
 inline const View* tensor_of(const View& t) {
   return &t;
@@ -371,6 +377,9 @@ const View* tensor_of(const T&) {
 template <class T>
 constexpr bool kIsWritten = std::is_same_v<T, InPlace> || std::is_same_v<T, std::optional<InPlace>>;
 
+template <class F>
+struct Signature;
+
 template <auto kFunction, class... Inputs, size_t... I, size_t... R>
 void invoke(Call& call, Arguments& all, std::tuple<Inputs...>*, std::index_sequence<I...>,
             std::index_sequence<R...>) {
@@ -382,7 +391,14 @@ void invoke(Call& call, Arguments& all, std::tuple<Inputs...>*, std::index_seque
                                {all.result(R).given(), true}...};
     check_own_memory(reached, names_of<kFunction>());
   }
-  kFunction(call, std::get<I>(inputs)..., all.result(R)...);
+  using S = Signature<decltype(kFunction)>;
+  if constexpr (S::kDeclared) {
+    const typename S::Declared arguments = {std::get<I>(inputs)...};
+    arguments.check();
+    kFunction(call, arguments, all.result(R)...);
+  } else {
+    kFunction(call, std::get<I>(inputs)..., all.result(R)...);
+  }
 }
 
 // While it lives, the input's device is torch's and CUDA's current one, and `stream` takes the
@@ -448,15 +464,6 @@ inline GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, 
   scale.kind = GlobalScale::kRows;
   scale.stride = gsa.stride(0);
   return scale;
-}
-
-// A gsa that is given as a number.
-inline std::optional<float> gsa_number(std::optional<double> value) {
-  if (!value) return std::nullopt;
-  JITQUANT_CHECK(*value >= std::numeric_limits<float>::denorm_min() &&
-                     *value <= std::numeric_limits<float>::max(),
-                 "gsa_value must be positive and finite in fp32, not ", *value);
-  return static_cast<float>(*value);
 }
 
 inline GlobalScale value_scale(float value, float* gsa_out) {

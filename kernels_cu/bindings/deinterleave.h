@@ -1,6 +1,7 @@
 // The given-gsa half of the deinterleaving pipelines, which two libraries export.
 #pragma once
 
+#include "declared/deinterleave_quantize.h"
 #include "quantize.h"
 
 namespace jitquant {
@@ -30,16 +31,15 @@ struct Deinterleave {
   }
 };
 
-template <const char* kName>
-void deinterleave_given(Call& call, const View& fused, int64_t intermediate, int64_t interleave,
-                        const View& gsa, std::string_view op, std::string_view recipe,
-                        std::string_view scale_layout, Result& x_fp4, Result& x_sf) {
-  const Deinterleave in = Deinterleave::of(fused, intermediate, interleave, scale_layout);
-  const GlobalScale scale = given_scale(gsa, kName, in.matrix.rows, fused);
-  const bool activate = activates(op);
-  const Nvfp4Recipe r = recipe_of(recipe);
-  const Nvfp4Output out = in.shape.output(x_fp4, x_sf, fused);
-  const Launching at(call, fused);
+inline void deinterleave_given(Call& call, const declared::DeinterleaveQuantizeNvfp4& args,
+                               Result& x_fp4, Result& x_sf) {
+  const Deinterleave in =
+      Deinterleave::of(args.fused, args.intermediate, args.interleave, args.scale_layout);
+  const GlobalScale scale = given_scale(args.gsa, "gsa", in.matrix.rows, args.fused);
+  const bool activate = activates(args.op);
+  const Nvfp4Recipe r = recipe_of(args.recipe);
+  const Nvfp4Output out = in.shape.output(x_fp4, x_sf, args.fused);
+  const Launching at(call, args.fused);
   check_launch(
       launch_deinterleave_quantize_nvfp4(in.matrix, in.run, activate, scale, r, out, at.stream),
       "deinterleave_quantize_nvfp4");

@@ -1,3 +1,4 @@
+#include "declared/deinterleave_quantize.h"
 #include "deinterleave.h"
 
 namespace jitquant {
@@ -15,21 +16,19 @@ namespace {
 
 constexpr const char* kName = "deinterleave_amax_quantize_nvfp4";
 
-void deinterleave_amax_quantize(Call& call, const View& fused, int64_t intermediate,
-                                int64_t interleave, double divisor, std::optional<double> gsa_value,
-                                std::string_view op, std::string_view granularity,
-                                std::string_view recipe, std::string_view scale_layout,
+void deinterleave_amax_quantize(Call& call, const declared::DeinterleaveAmaxQuantizeNvfp4& args,
                                 Result& x_fp4, Result& x_sf, Result& gsa) {
-  const Deinterleave in = Deinterleave::of(fused, intermediate, interleave, scale_layout);
+  const Deinterleave in =
+      Deinterleave::of(args.fused, args.intermediate, args.interleave, args.scale_layout);
   const Matrix& m = in.matrix;
-  const bool activate = activates(op);
-  const Nvfp4Recipe r = recipe_of(recipe);
-  const float d = divisor_of(divisor);
-  const std::optional<float> value = gsa_number(gsa_value);
-  const bool rows = by_row(granularity) && !value;
-  const Nvfp4Output out = in.shape.output(x_fp4, x_sf, fused);
-  float* gsa_out = gsa.floats("gsa", rows ? m.rows : 1, fused);
-  const Launching at(call, fused);
+  const bool activate = activates(args.op);
+  const Nvfp4Recipe r = recipe_of(args.recipe);
+  const float d = static_cast<float>(args.divisor);
+  const std::optional<float> value = in_fp32(args.gsa_value);
+  const bool rows = by_row(args.granularity) && !value;
+  const Nvfp4Output out = in.shape.output(x_fp4, x_sf, args.fused);
+  float* gsa_out = gsa.floats("gsa", rows ? m.rows : 1, args.fused);
+  const Launching at(call, args.fused);
   if (rows) {
     check_launch(
         launch_deinterleave_quantize_nvfp4_rows(m, in.run, activate, d, gsa_out, r, out, at.stream),
@@ -42,24 +41,23 @@ void deinterleave_amax_quantize(Call& call, const View& fused, int64_t intermedi
                  kName);
     return;
   }
-  const Workspace partials(deinterleave_amax_partials(m), fused);
+  const Workspace partials(deinterleave_amax_partials(m), args.fused);
   check_launch(launch_deinterleave_amax_quantize_nvfp4(m, in.run, activate, d, partials.floats(),
                                                        gsa_out, r, out, at.stream),
                kName);
 }
 
-void deinterleave_from_amax(Call& call, const View& fused, int64_t intermediate, int64_t interleave,
-                            const View& amax, double divisor, std::string_view op,
-                            std::string_view recipe, std::string_view scale_layout, Result& x_fp4,
-                            Result& x_sf, Result& gsa) {
-  const Deinterleave in = Deinterleave::of(fused, intermediate, interleave, scale_layout);
-  const bool activate = activates(op);
-  const Nvfp4Recipe r = recipe_of(recipe);
-  const float d = divisor_of(divisor);
-  const Nvfp4Output out = in.shape.output(x_fp4, x_sf, fused);
-  const GlobalScale scale =
-      amax_or_rows_scale(amax, in.matrix.rows, d, gsa.floats("gsa", amax.numel(), fused), fused);
-  const Launching at(call, fused);
+void deinterleave_from_amax(Call& call, const declared::DeinterleaveQuantizeNvfp4FromAmax& args,
+                            Result& x_fp4, Result& x_sf, Result& gsa) {
+  const Deinterleave in =
+      Deinterleave::of(args.fused, args.intermediate, args.interleave, args.scale_layout);
+  const bool activate = activates(args.op);
+  const Nvfp4Recipe r = recipe_of(args.recipe);
+  const float d = static_cast<float>(args.divisor);
+  const Nvfp4Output out = in.shape.output(x_fp4, x_sf, args.fused);
+  const GlobalScale scale = amax_or_rows_scale(
+      args.amax, in.matrix.rows, d, gsa.floats("gsa", args.amax.numel(), args.fused), args.fused);
+  const Launching at(call, args.fused);
   check_launch(
       launch_deinterleave_quantize_nvfp4(in.matrix, in.run, activate, scale, r, out, at.stream),
       kName);
@@ -68,20 +66,5 @@ void deinterleave_from_amax(Call& call, const View& fused, int64_t intermediate,
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&deinterleave_given<kGlobalScale>>(
-                       "deinterleave_quantize_nvfp4",
-                       "Tensor fused, int intermediate, int interleave, Tensor global_scale, *, "
-                       "str op='select', str recipe='te', str scale_layout='linear'",
-                       {"x_fp4", "x_sf"}),
-                   function<&deinterleave_from_amax>(
-                       "deinterleave_quantize_nvfp4_from_amax",
-                       "Tensor fused, int intermediate, int interleave, Tensor amax, "
-                       "float divisor=2688., *, str op='select', str recipe='te', "
-                       "str scale_layout='linear'",
-                       {"x_fp4", "x_sf", "gsa"}),
-                   function<&deinterleave_amax_quantize>(
-                       "deinterleave_amax_quantize_nvfp4",
-                       "Tensor fused, int intermediate, int interleave, float divisor=2688., *, "
-                       "float? gsa_value=None, str op='select', str granularity='tensor', "
-                       "str recipe='te', str scale_layout='linear'",
-                       {"x_fp4", "x_sf", "gsa"}))
+JITQUANT_FUNCTIONS(function<&deinterleave_given>(), function<&deinterleave_from_amax>(),
+                   function<&deinterleave_amax_quantize>())

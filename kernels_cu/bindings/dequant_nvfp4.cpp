@@ -1,4 +1,4 @@
-#include "function.h"
+#include "declared/dequant_nvfp4.h"
 
 namespace jitquant {
 
@@ -67,14 +67,13 @@ struct Packed {
   }
 };
 
-void dequant_nvfp4(Call& call, const View& x_fp4, const View& x_sf, const View& gsa,
-                   std::optional<int64_t> cols, int64_t dim, std::string_view scale_layout,
-                   std::optional<ScalarType> dtype, Result& out) {
-  const Packed p = Packed::of(x_fp4, x_sf, gsa, cols, dim, swizzled_of(scale_layout));
-  const ScalarType type = dtype.value_or(ScalarType::BFloat16);
+void dequant_nvfp4(Call& call, const declared::DequantNvfp4& args, Result& out) {
+  const Packed p = Packed::of(args.x_fp4, args.x_sf, args.gsa, args.cols, args.dim,
+                              swizzled_of(args.scale_layout));
+  const ScalarType type = args.dtype.value_or(ScalarType::BFloat16);
   const DType element = dtype_of(type, "dtype");
-  void* data = out.memory("out", type, p.shape, x_fp4);
-  const Launching at(call, x_fp4);
+  void* data = out.memory("out", type, p.shape, args.x_fp4);
+  const Launching at(call, args.x_fp4);
   if (p.in.rows == 0) return;
   check_launch(p.columns
                    ? launch_dequant_nvfp4_columns(p.in, data, element, p.cols, p.in.rows, at.stream)
@@ -85,8 +84,4 @@ void dequant_nvfp4(Call& call, const View& x_fp4, const View& x_sf, const View& 
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&dequant_nvfp4>(
-    "dequant_nvfp4",
-    "Tensor x_fp4, Tensor x_sf, Tensor gsa, *, int? cols=None, int dim=-1, "
-    "str scale_layout='linear', ScalarType? dtype=None",
-    {"out"}))
+JITQUANT_FUNCTIONS(function<&dequant_nvfp4>())

@@ -1,4 +1,4 @@
-#include "function.h"
+#include "declared/dequantize.h"
 #include "jitquant/fp8_launch.h"
 
 namespace jitquant {
@@ -39,10 +39,6 @@ struct Layout {
     if (name == "row_padded") return {false, true, false, false};
     if (name == "column") return {true, false, false, false};
     if (name == "column_tma") return {true, false, true, false};
-    JITQUANT_CHECK(name == "swizzled_128x4",
-                   "scale_layout must be 'row', 'column', 'column_tma', 'row_padded', 'linear' or "
-                   "'swizzled_128x4', not '",
-                   name, "'");
     return {false, true, false, true};
   }
 };
@@ -111,19 +107,19 @@ StoredScales stored_scales(const View& data, const View& scale_inv, int64_t bloc
   return s;
 }
 
-void dequantize(Call& call, const View& data, const View& scale_inv, int64_t block_rows,
-                int64_t block_cols, std::string_view scale_layout, std::optional<ScalarType> dtype,
-                Result& out) {
-  check_cuda(data, "data");
-  JITQUANT_CHECK(data.dim() >= 1, "data must have at least one dimension");
-  const EightBit format = format_of(data.scalar_type());
-  Matrix rows = rows_of(data, "data", data.dim() - 1, 1);
+void dequantize(Call& call, const declared::Dequantize& args, Result& out) {
+  check_cuda(args.data, "data");
+  JITQUANT_CHECK(args.data.dim() >= 1, "data must have at least one dimension");
+  const EightBit format = format_of(args.data.scalar_type());
+  Matrix rows = rows_of(args.data, "data", args.data.dim() - 1, 1);
   rows.vector = aligned(rows.data, 8) && rows.s0 % 8 == 0 && rows.s1 % 8 == 0 && rows.s2 % 8 == 0;
-  const StoredScales scales = stored_scales(data, scale_inv, block_rows, block_cols, scale_layout);
-  const ScalarType type = dtype.value_or(ScalarType::BFloat16);
+  const StoredScales scales =
+      stored_scales(args.data, args.scale_inv, args.block_rows, args.block_cols, args.scale_layout);
+  const ScalarType type = args.dtype.value_or(ScalarType::BFloat16);
   const DType element = dtype_of(type, "dtype");
-  void* to = out.memory("out", type, Shape::of(data, data.dim() - 1, rows.cols), data);
-  const Launching at(call, data);
+  void* to =
+      out.memory("out", type, Shape::of(args.data, args.data.dim() - 1, rows.cols), args.data);
+  const Launching at(call, args.data);
   if (rows.rows == 0) return;
   check_launch(launch_dequantize(rows, format, scales, to, element, at.stream), "dequantize");
 }
@@ -131,8 +127,4 @@ void dequantize(Call& call, const View& data, const View& scale_inv, int64_t blo
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(
-    function<&dequantize>("dequantize",
-                          "Tensor data, Tensor scale_inv, int block_rows, int block_cols, *, "
-                          "str scale_layout='row', ScalarType? dtype=None",
-                          {"out"}))
+JITQUANT_FUNCTIONS(function<&dequantize>())

@@ -1,3 +1,4 @@
+#include "declared/dequantize_ragged.h"
 #include "ragged.h"
 
 namespace jitquant {
@@ -21,61 +22,49 @@ const uint8_t* bytes_of(const View& t, const char* name, ScalarType dtype, int64
   return static_cast<const uint8_t*>(t.const_data_ptr());
 }
 
-void dequantize_ragged_fp8(Call& call, const View& data, const View& scale_inv, const View& offsets,
-                           const std::optional<View>& sizes, std::optional<ScalarType> dtype,
-                           Result& out) {
-  check_cuda(data, "data");
-  const bool e4m3 = data.scalar_type() == ScalarType::Float8_e4m3fn;
-  JITQUANT_CHECK(e4m3 || data.scalar_type() == ScalarType::Float8_e5m2,
+void dequantize_ragged_fp8(Call& call, const declared::DequantizeRaggedFp8& args, Result& out) {
+  check_cuda(args.data, "data");
+  const bool e4m3 = args.data.scalar_type() == ScalarType::Float8_e4m3fn;
+  JITQUANT_CHECK(e4m3 || args.data.scalar_type() == ScalarType::Float8_e5m2,
                  "data must be float8_e4m3fn or float8_e5m2");
-  JITQUANT_CHECK(data.dim() >= 1 && data.is_contiguous(),
-                 "data must be contiguous and have a dimension; its shape is ", shape_text(data));
-  const SegmentOffsets segments = SegmentOffsets::of(offsets, sizes, data);
-  const float* scales = segments.floats(scale_inv, "scale_inv", data);
-  const ScalarType type = dtype.value_or(ScalarType::BFloat16);
+  JITQUANT_CHECK(args.data.dim() >= 1 && args.data.is_contiguous(),
+                 "data must be contiguous and have a dimension; its shape is ",
+                 shape_text(args.data));
+  const SegmentOffsets segments = SegmentOffsets::of(args.offsets, args.sizes, args.data);
+  const float* scales = segments.floats(args.scale_inv, "scale_inv", args.data);
+  const ScalarType type = args.dtype.value_or(ScalarType::BFloat16);
   const DType element = dtype_of(type, "dtype");
-  const int64_t last = data.dim() - 1;
-  void* to = out.memory("out", type, Shape::of(data, last, data.size(last)), data);
-  const Launching at(call, data);
-  check_launch(launch_dequantize_ragged_fp8(static_cast<const uint8_t*>(data.const_data_ptr()),
+  const int64_t last = args.data.dim() - 1;
+  void* to = out.memory("out", type, Shape::of(args.data, last, args.data.size(last)), args.data);
+  const Launching at(call, args.data);
+  check_launch(launch_dequantize_ragged_fp8(static_cast<const uint8_t*>(args.data.const_data_ptr()),
                                             e4m3 ? EightBit::kE4m3 : EightBit::kE5m2, scales,
                                             segments.offsets, segments.sizes, segments.count,
-                                            data.numel(), to, element, at.stream),
+                                            args.data.numel(), to, element, at.stream),
                "dequantize_ragged_fp8");
 }
 
-void dequantize_ragged_nvfp4(Call& call, const View& x_fp4, const View& x_sf, const View& gsa,
-                             const View& offsets, int64_t numel, const std::optional<View>& sizes,
-                             std::optional<ScalarType> dtype, Result& out) {
-  check_cuda(x_fp4, "x_fp4");
-  check_cuda(x_sf, "x_sf", &x_fp4);
-  JITQUANT_CHECK(numel >= 0, "numel must not be negative, but is ", numel);
-  const int64_t blocks = (numel + 15) / 16;
-  const uint8_t* codes = bytes_of(x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2, blocks * 8);
-  const uint8_t* scales = bytes_of(x_sf, "x_sf", ScalarType::Float8_e4m3fn, blocks);
+void dequantize_ragged_nvfp4(Call& call, const declared::DequantizeRaggedNvfp4& args, Result& out) {
+  check_cuda(args.x_fp4, "x_fp4");
+  check_cuda(args.x_sf, "x_sf", &args.x_fp4);
+  JITQUANT_CHECK(args.numel >= 0, "numel must not be negative, but is ", args.numel);
+  const int64_t blocks = (args.numel + 15) / 16;
+  const uint8_t* codes = bytes_of(args.x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2, blocks * 8);
+  const uint8_t* scales = bytes_of(args.x_sf, "x_sf", ScalarType::Float8_e4m3fn, blocks);
   JITQUANT_CHECK(aligned(codes, 8), "x_fp4 must be aligned to 8 bytes; pass x_fp4.clone()");
-  const SegmentOffsets segments = SegmentOffsets::of(offsets, sizes, x_fp4);
-  const float* factors = segments.floats(gsa, "gsa", x_fp4);
-  const ScalarType type = dtype.value_or(ScalarType::BFloat16);
+  const SegmentOffsets segments = SegmentOffsets::of(args.offsets, args.sizes, args.x_fp4);
+  const float* factors = segments.floats(args.gsa, "gsa", args.x_fp4);
+  const ScalarType type = args.dtype.value_or(ScalarType::BFloat16);
   const DType element = dtype_of(type, "dtype");
-  void* to = out.memory("out", type, Shape::of(numel), x_fp4);
-  const Launching at(call, x_fp4);
+  void* to = out.memory("out", type, Shape::of(args.numel), args.x_fp4);
+  const Launching at(call, args.x_fp4);
   check_launch(
       launch_dequantize_ragged_nvfp4(codes, scales, factors, segments.offsets, segments.sizes,
-                                     segments.count, numel, to, element, at.stream),
+                                     segments.count, args.numel, to, element, at.stream),
       "dequantize_ragged_nvfp4");
 }
 
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&dequantize_ragged_fp8>(
-                       "dequantize_ragged_fp8",
-                       "Tensor data, Tensor scale_inv, Tensor offsets, *, Tensor? sizes=None, "
-                       "ScalarType? dtype=None",
-                       {"out"}),
-                   function<&dequantize_ragged_nvfp4>(
-                       "dequantize_ragged_nvfp4",
-                       "Tensor x_fp4, Tensor x_sf, Tensor gsa, Tensor offsets, *, int numel, "
-                       "Tensor? sizes=None, ScalarType? dtype=None",
-                       {"out"}))
+JITQUANT_FUNCTIONS(function<&dequantize_ragged_fp8>(), function<&dequantize_ragged_nvfp4>())

@@ -12,16 +12,6 @@ inline EightBit fp8_format(ScalarType dtype) {
   return EightBit::kE5m2;
 }
 
-// A number that is `least` or more, and finite in fp32.
-inline float at_least(double least, double value, const char* name) {
-  JITQUANT_CHECK(value >= least && value <= std::numeric_limits<float>::max(), name,
-                 " must be finite and positive in fp32, ", least, " or more, not ", value);
-  return static_cast<float>(value);
-}
-// The least factor whose reciprocal, which is stored, is finite.
-constexpr double kLeastScale = 0x1p-128 + 0x1p-149;
-constexpr double kLeastBound = std::numeric_limits<float>::denorm_min();
-
 // The arguments that say how a tensor is scaled, checked, and the shape of what is learned of it.
 struct Fp8Arguments {
   ScalarType dtype;
@@ -50,7 +40,7 @@ struct Fp8Arguments {
     } else if (scale_value) {
       JITQUANT_CHECK(!scale.by_row, "scale_value is one number: granularity must be 'tensor'");
       scale.kind = Fp8Scale::kValue;
-      scale.value = at_least(kLeastScale, *scale_value, "scale_value");
+      scale.value = static_cast<float>(*scale_value);
     } else {
       JITQUANT_CHECK(scale.by_row || dynamic_tensor,
                      "granularity 'tensor' needs a scale; without one it must be 'row'");
@@ -58,7 +48,7 @@ struct Fp8Arguments {
     }
     if (scale_ub) {
       JITQUANT_CHECK(scale.kind == Fp8Scale::kAmax, "scale_ub is given beside a scale");
-      scale.bound = at_least(kLeastBound, *scale_ub, "scale_ub");
+      scale.bound = static_cast<float>(*scale_ub);
     }
     return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1),
             with_amax};
@@ -96,8 +86,7 @@ struct Fp8FromAmax {
         "amax must be float32 with ", count, " elements, contiguous; its shape is ",
         shape_text(amax));
     scale.given = static_cast<const float*>(amax.const_data_ptr());
-    scale.bound = scale_ub ? at_least(kLeastBound, *scale_ub, "scale_ub")
-                           : std::numeric_limits<float>::infinity();
+    scale.bound = scale_ub ? static_cast<float>(*scale_ub) : std::numeric_limits<float>::infinity();
     return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1)};
   }
 

@@ -1,11 +1,17 @@
 // From one C++ function to what is called: a torch operator with its `out` overload, and a Python
 // function that reaches the launch without torch's dispatcher (direct.h).
 //
+//   void row_gsa(Call& call, const declared::RowGsa& args, Result& gsa);
+//   JITQUANT_FUNCTIONS(function<&row_gsa>())
+//
+// declared/row_gsa.h follows from the op's declaration: the schema's text, the arguments, and the
+// checks of names and numbers. A function without one has the schema's arguments one by one:
+//
 //   void row_gsa(Call& call, const View& x, double divisor, Result& gsa);
 //   JITQUANT_FUNCTIONS(function<&row_gsa>("row_gsa", "Tensor x, float divisor=2688.", {"gsa"}))
 //
-// After the call come the schema's arguments in their order, then the results. It checks
-// everything, asks the results for their memory, and only then makes a Launching and launches.
+// After them come the results. It checks everything else, asks the results for their memory, and
+// only then makes a Launching and launches.
 #pragma once
 
 #include <algorithm>
@@ -103,10 +109,10 @@ inline void call_by_torch(const Invocation& function, StableIValue* stack, bool 
   }
 }
 
-template <class F>
-struct Signature;
+// What a binding's function takes: the arguments one by one, or as a struct of declared/.
 template <class... P>
-struct Signature<void (*)(Call&, P...)> {
+struct SignatureOf {
+  static constexpr bool kDeclared = false;
   static constexpr size_t kResults = (std::is_same_v<P, Result&> + ... + 0);
   static constexpr size_t kInputs = sizeof...(P) - kResults;
   static_assert(kResults <= kMostResults);
@@ -116,6 +122,22 @@ struct Signature<void (*)(Call&, P...)> {
   static std::tuple<std::tuple_element_t<I, All>...> first(std::index_sequence<I...>);
   using Inputs = decltype(first(std::make_index_sequence<kInputs>()));
 };
+template <class D, class... R>
+struct SignatureOfDeclared {
+  static constexpr bool kDeclared = true;
+  static constexpr size_t kResults = sizeof...(R);
+  static_assert(kResults <= kMostResults);
+  using Declared = D;
+  using Inputs = typename D::Inputs;
+  static constexpr size_t kInputs = std::tuple_size_v<Inputs>;
+};
+
+template <class First, class... P>
+SignatureOf<const First&, P...> signature_of(...);
+template <class First, class... P, class = typename First::Inputs>
+SignatureOfDeclared<First, P...> signature_of(int);
+template <class First, class... P>
+struct Signature<void (*)(Call&, const First&, P...)> : decltype(signature_of<First, P...>(0)) {};
 
 template <auto kFunction, class S = Signature<decltype(kFunction)>>
 void invoke(Call& call, Arguments& all) {
@@ -183,6 +205,12 @@ Function function(const char* name, const char* arguments,
       [](StableIValue* stack, uint64_t, uint64_t) { call_by_torch(kCalled, stack, false); },
       [](StableIValue* stack, uint64_t, uint64_t) { call_by_torch(kCalled, stack, true); },
       direct_function<kCalled>());
+}
+
+// The function of an op, by the name that is declared or another one.
+template <auto kFunction, class D = typename Signature<decltype(kFunction)>::Declared>
+Function function(const char* name = D::kName) {
+  return function<kFunction>(name, D::kArguments, D::kResults);
 }
 
 }  // namespace jitquant

@@ -1,3 +1,4 @@
+#include "declared/fused_amax_quantize.h"
 #include "deinterleave.h"
 #include "quantize.h"
 
@@ -15,63 +16,47 @@ namespace {
 
 constexpr const char* kName = "amax_quantize_nvfp4";
 
-void amax_quantize_nvfp4(Call& call, const View& x, double divisor, std::optional<double> gsa_value,
-                         std::string_view granularity, std::string_view recipe,
-                         std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result& gsa) {
-  const Matrix m = matrix_of(x, "x");
-  const Nvfp4Recipe r = recipe_of(recipe);
-  const float d = divisor_of(divisor);
-  const std::optional<float> value = gsa_number(gsa_value);
-  const bool rows = by_row(granularity) && !value;
+void amax_quantize_nvfp4(Call& call, const declared::AmaxQuantizeNvfp4& args, Result& x_fp4,
+                         Result& x_sf, Result& gsa) {
+  const Matrix m = matrix_of(args.x, "x");
+  const Nvfp4Recipe r = recipe_of(args.recipe);
+  const float d = static_cast<float>(args.divisor);
+  const std::optional<float> value = in_fp32(args.gsa_value);
+  const bool rows = by_row(args.granularity) && !value;
   const PackedShape shape =
-      PackedShape::of(x, x.dim() - 1, m.rows, m.cols, swizzled_of(scale_layout));
-  const Nvfp4Output out = shape.output(x_fp4, x_sf, x);
-  float* gsa_out = gsa.floats("gsa", rows ? m.rows : 1, x);
-  const Launching at(call, x);
+      PackedShape::of(args.x, args.x.dim() - 1, m.rows, m.cols, swizzled_of(args.scale_layout));
+  const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);
+  float* gsa_out = gsa.floats("gsa", rows ? m.rows : 1, args.x);
+  const Launching at(call, args.x);
   if (value) {
     const GlobalScale scale = value_scale(*value, gsa_out);
     check_launch(launch_quantize_nvfp4(m, scale, r, out, at.stream), kName);
   } else if (rows) {
     check_launch(launch_quantize_nvfp4_rows(m, d, gsa_out, r, out, at.stream), kName);
   } else {
-    const Workspace partials(amax_partials(m), x);
+    const Workspace partials(amax_partials(m), args.x);
     check_launch(launch_amax_quantize_nvfp4(m, d, partials.floats(), gsa_out, r, out, at.stream),
                  kName);
   }
 }
 
-void from_amax(Call& call, const View& x, const View& amax, double divisor, std::string_view recipe,
-               std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result& gsa) {
-  const Matrix m = matrix_of(x, "x");
-  const Nvfp4Recipe r = recipe_of(recipe);
-  const float d = divisor_of(divisor);
+void from_amax(Call& call, const declared::QuantizeNvfp4FromAmax& args, Result& x_fp4, Result& x_sf,
+               Result& gsa) {
+  const Matrix m = matrix_of(args.x, "x");
+  const Nvfp4Recipe r = recipe_of(args.recipe);
+  const float d = static_cast<float>(args.divisor);
   const PackedShape shape =
-      PackedShape::of(x, x.dim() - 1, m.rows, m.cols, swizzled_of(scale_layout));
-  const Nvfp4Output out = shape.output(x_fp4, x_sf, x);
-  const GlobalScale scale =
-      amax_or_rows_scale(amax, m.rows, d, gsa.floats("gsa", amax.numel(), x), x);
-  const Launching at(call, x);
+      PackedShape::of(args.x, args.x.dim() - 1, m.rows, m.cols, swizzled_of(args.scale_layout));
+  const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);
+  const GlobalScale scale = amax_or_rows_scale(
+      args.amax, m.rows, d, gsa.floats("gsa", args.amax.numel(), args.x), args.x);
+  const Launching at(call, args.x);
   check_launch(launch_quantize_nvfp4(m, scale, r, out, at.stream), kName);
 }
 
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(
-    function<&amax_quantize_nvfp4>(
-        "amax_quantize_nvfp4",
-        "Tensor x, float divisor=2688., *, float? gsa_value=None, str granularity='tensor', "
-        "str recipe='te', str scale_layout='linear'",
-        {"x_fp4", "x_sf", "gsa"}),
-    function<&from_amax>("quantize_nvfp4_from_amax",
-                         "Tensor x, Tensor amax, float divisor=2688., *, str recipe='te', "
-                         "str scale_layout='linear'",
-                         {"x_fp4", "x_sf", "gsa"}),
-    function<&quantize_given<kGsa>>(
-        "quantize_nvfp4_from_buffer",
-        "Tensor x, Tensor gsa, *, str recipe='te', str scale_layout='linear'", {"x_fp4", "x_sf"}),
-    function<&deinterleave_given<kGsa>>(
-        "deinterleave_quantize_from_buffer",
-        "Tensor fused, int intermediate, int interleave, Tensor gsa, *, str op='select', "
-        "str recipe='te', str scale_layout='linear'",
-        {"x_fp4", "x_sf"}))
+JITQUANT_FUNCTIONS(function<&amax_quantize_nvfp4>(), function<&from_amax>(),
+                   function<&quantize_given>("quantize_nvfp4_from_buffer"),
+                   function<&deinterleave_given>("deinterleave_quantize_from_buffer"))

@@ -1,3 +1,4 @@
+#include "declared/fused_mhc_rmsnorm_quantize.h"
 #include "norm.h"
 
 namespace jitquant {
@@ -70,50 +71,47 @@ void run(Call& call, const View& X, const View& A, const View& weight, const Nor
       [&] { return mhc_amax_partials(mix, w); });
 }
 
-void mhc_rmsnorm_quantize_nvfp4(Call& call, const View& X, const View& A, const View& weight,
-                                double eps, double divisor, std::optional<double> gsa_value,
-                                std::string_view granularity, std::string_view recipe,
-                                std::string_view scale_layout, Result& x_fp4, Result& x_sf,
-                                Result& gsa, Result& inv_rms) {
-  const NormArguments a = {eps_of(eps), gsa_number(gsa_value), divisor_of(divisor),
-                           by_row(granularity), recipe_of(recipe)};
-  run(call, X, A, weight, a, nullptr, scale_layout, x_fp4, x_sf, &gsa, inv_rms);
+void mhc_rmsnorm_quantize_nvfp4(Call& call, const declared::MhcRmsnormQuantizeNvfp4& args,
+                                Result& x_fp4, Result& x_sf, Result& gsa, Result& inv_rms) {
+  const NormArguments a = {static_cast<float>(args.eps), in_fp32(args.gsa_value),
+                           static_cast<float>(args.divisor), by_row(args.granularity),
+                           recipe_of(args.recipe)};
+  run(call, args.X, args.A, args.weight, a, nullptr, args.scale_layout, x_fp4, x_sf, &gsa, inv_rms);
 }
 
-void mhc_from_buffer(Call& call, const View& X, const View& A, const View& weight, const View& gsa,
-                     double eps, std::string_view recipe, std::string_view scale_layout,
+void mhc_from_buffer(Call& call, const declared::MhcRmsnormQuantizeNvfp4FromGsa& args,
                      Result& x_fp4, Result& x_sf, Result& inv_rms) {
-  NormArguments a = {eps_of(eps)};
-  a.recipe = recipe_of(recipe);
-  run(call, X, A, weight, a, &gsa, scale_layout, x_fp4, x_sf, nullptr, inv_rms);
+  NormArguments a = {static_cast<float>(args.eps)};
+  a.recipe = recipe_of(args.recipe);
+  run(call, args.X, args.A, args.weight, a, &args.gsa, args.scale_layout, x_fp4, x_sf, nullptr,
+      inv_rms);
 }
 
-void mhc_rmsnorm_amax(Call& call, const View& X, const View& A, const View& weight, double eps,
-                      Result& amax, Result& inv_rms) {
-  const HyperConnection mix = mix_of(X, A);
-  const ColumnVector w = column_vector(weight, mix.x, X);
-  const float e = eps_of(eps);
-  float* maxima = amax.floats("amax", kMaxPartials, X);
-  float* inv = inv_rms.floats("inv_rms", mix.x.rows, X);
-  const Launching at(call, X);
+void mhc_rmsnorm_amax(Call& call, const declared::MhcRmsnormAmax& args, Result& amax,
+                      Result& inv_rms) {
+  const HyperConnection mix = mix_of(args.X, args.A);
+  const ColumnVector w = column_vector(args.weight, mix.x, args.X);
+  const float e = static_cast<float>(args.eps);
+  float* maxima = amax.floats("amax", kMaxPartials, args.X);
+  float* inv = inv_rms.floats("inv_rms", mix.x.rows, args.X);
+  const Launching at(call, args.X);
   launch_norm_amax(maxima, "mhc_rmsnorm_amax", [&](const RowScale& scale) {
     return launch_mhc_rows(mix, w, e, inv, scale, Nvfp4Recipe::kTe, {}, at.stream);
   });
 }
 
-void mhc_from_amax(Call& call, const View& X, const View& A, const View& weight,
-                   const View& inv_rms, const View& amax, double divisor, std::string_view recipe,
-                   std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result& gsa) {
-  const HyperConnection mix = mix_of(X, A);
-  const ColumnVector w = column_vector(weight, mix.x, X);
-  float* inv = given_inv_rms(inv_rms, mix.x.rows, X);
-  const Nvfp4Recipe r = recipe_of(recipe);
-  const float d = divisor_of(divisor);
-  const PackedShape shape =
-      PackedShape::of(X, X.dim() - 2, mix.x.rows, mix.x.cols, swizzled_of(scale_layout));
-  const Nvfp4Output out = shape.output(x_fp4, x_sf, X);
-  const GlobalScale scale = amax_scale(amax, d, gsa.floats("gsa", 1, X), X);
-  const Launching at(call, X);
+void mhc_from_amax(Call& call, const declared::MhcRmsnormQuantizeNvfp4FromAmax& args, Result& x_fp4,
+                   Result& x_sf, Result& gsa) {
+  const HyperConnection mix = mix_of(args.X, args.A);
+  const ColumnVector w = column_vector(args.weight, mix.x, args.X);
+  float* inv = given_inv_rms(args.inv_rms, mix.x.rows, args.X);
+  const Nvfp4Recipe r = recipe_of(args.recipe);
+  const float d = static_cast<float>(args.divisor);
+  const PackedShape shape = PackedShape::of(args.X, args.X.dim() - 2, mix.x.rows, mix.x.cols,
+                                            swizzled_of(args.scale_layout));
+  const Nvfp4Output out = shape.output(x_fp4, x_sf, args.X);
+  const GlobalScale scale = amax_scale(args.amax, d, gsa.floats("gsa", 1, args.X), args.X);
+  const Launching at(call, args.X);
   check_launch(launch_mhc_quantize(mix, w, inv, scale, r, out, at.stream),
                "mhc_rmsnorm_quantize_nvfp4");
 }
@@ -121,23 +119,5 @@ void mhc_from_amax(Call& call, const View& X, const View& A, const View& weight,
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(
-    function<&mhc_rmsnorm_quantize_nvfp4>(
-        "mhc_rmsnorm_quantize_nvfp4",
-        "Tensor X, Tensor A, Tensor weight, float eps=1e-6, float divisor=2688., *, "
-        "float? gsa_value=None, str granularity='row', str recipe='te', "
-        "str scale_layout='linear'",
-        {"x_fp4", "x_sf", "gsa", "inv_rms"}),
-    function<&mhc_rmsnorm_amax>("mhc_rmsnorm_amax",
-                                "Tensor X, Tensor A, Tensor weight, float eps=1e-6",
-                                {"amax", "inv_rms"}),
-    function<&mhc_from_amax>(
-        "mhc_rmsnorm_quantize_nvfp4_from_amax",
-        "Tensor X, Tensor A, Tensor weight, Tensor inv_rms, Tensor amax, float divisor=2688., *, "
-        "str recipe='te', str scale_layout='linear'",
-        {"x_fp4", "x_sf", "gsa"}),
-    function<&mhc_from_buffer>(
-        "mhc_rmsnorm_quantize_nvfp4_from_gsa",
-        "Tensor X, Tensor A, Tensor weight, Tensor gsa, float eps=1e-6, *, str recipe='te', "
-        "str scale_layout='linear'",
-        {"x_fp4", "x_sf", "inv_rms"}))
+JITQUANT_FUNCTIONS(function<&mhc_rmsnorm_quantize_nvfp4>(), function<&mhc_rmsnorm_amax>(),
+                   function<&mhc_from_amax>(), function<&mhc_from_buffer>())

@@ -1,3 +1,4 @@
+#include "declared/fused_rmsnorm_quantize.h"
 #include "norm.h"
 
 namespace jitquant {
@@ -41,53 +42,49 @@ void run(Call& call, const View& x, const View& weight, const std::optional<InPl
       [&] { return rmsnorm_amax_partials(m, residual_rows, w); });
 }
 
-void rmsnorm_quantize_nvfp4(Call& call, const View& x, const View& weight, double eps,
-                            double divisor, std::optional<InPlace> residual,
-                            std::optional<double> gsa_value, std::string_view granularity,
-                            std::string_view recipe, std::string_view scale_layout, Result& x_fp4,
+void rmsnorm_quantize_nvfp4(Call& call, const declared::RmsnormQuantizeNvfp4& args, Result& x_fp4,
                             Result& x_sf, Result& gsa, Result& inv_rms) {
-  const NormArguments a = {eps_of(eps), gsa_number(gsa_value), divisor_of(divisor),
-                           by_row(granularity), recipe_of(recipe)};
-  run(call, x, weight, residual, a, nullptr, scale_layout, x_fp4, x_sf, &gsa, inv_rms);
+  const NormArguments a = {static_cast<float>(args.eps), in_fp32(args.gsa_value),
+                           static_cast<float>(args.divisor), by_row(args.granularity),
+                           recipe_of(args.recipe)};
+  run(call, args.x, args.weight, args.residual, a, nullptr, args.scale_layout, x_fp4, x_sf, &gsa,
+      inv_rms);
 }
 
-void rmsnorm_from_buffer(Call& call, const View& x, const View& weight, const View& gsa, double eps,
-                         std::optional<InPlace> residual, std::string_view recipe,
-                         std::string_view scale_layout, Result& x_fp4, Result& x_sf,
-                         Result& inv_rms) {
-  NormArguments a = {eps_of(eps)};
-  a.recipe = recipe_of(recipe);
-  run(call, x, weight, residual, a, &gsa, scale_layout, x_fp4, x_sf, nullptr, inv_rms);
+void rmsnorm_from_buffer(Call& call, const declared::RmsnormQuantizeNvfp4FromGsa& args,
+                         Result& x_fp4, Result& x_sf, Result& inv_rms) {
+  NormArguments a = {static_cast<float>(args.eps)};
+  a.recipe = recipe_of(args.recipe);
+  run(call, args.x, args.weight, args.residual, a, &args.gsa, args.scale_layout, x_fp4, x_sf,
+      nullptr, inv_rms);
 }
 
-void rmsnorm_amax(Call& call, const View& x, const View& weight, double eps,
-                  std::optional<InPlace> residual, Result& amax, Result& inv_rms) {
-  const Matrix m = matrix_of(x, "x");
-  const ColumnVector w = column_vector(weight, m, x);
-  const std::optional<Matrix> r = residual_of(residual, x);
-  const float e = eps_of(eps);
-  float* maxima = amax.floats("amax", kMaxPartials, x);
-  float* inv = inv_rms.floats("inv_rms", m.rows, x);
-  const Launching at(call, x);
+void rmsnorm_amax(Call& call, const declared::RmsnormAmax& args, Result& amax, Result& inv_rms) {
+  const Matrix m = matrix_of(args.x, "x");
+  const ColumnVector w = column_vector(args.weight, m, args.x);
+  const std::optional<Matrix> r = residual_of(args.residual, args.x);
+  const float e = static_cast<float>(args.eps);
+  float* maxima = amax.floats("amax", kMaxPartials, args.x);
+  float* inv = inv_rms.floats("inv_rms", m.rows, args.x);
+  const Launching at(call, args.x);
   launch_norm_amax(maxima, "rmsnorm_amax", [&](const RowScale& scale) {
     return launch_rmsnorm_rows(m, r ? &*r : nullptr, w, e, inv, scale, Nvfp4Recipe::kTe, {},
                                at.stream);
   });
 }
 
-void rmsnorm_from_amax(Call& call, const View& x, const View& weight, const View& inv_rms,
-                       const View& amax, double divisor, std::string_view recipe,
-                       std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result& gsa) {
-  const Matrix m = matrix_of(x, "x");
-  const ColumnVector w = column_vector(weight, m, x);
-  float* inv = given_inv_rms(inv_rms, m.rows, x);
-  const Nvfp4Recipe r = recipe_of(recipe);
-  const float d = divisor_of(divisor);
+void rmsnorm_from_amax(Call& call, const declared::RmsnormQuantizeNvfp4FromAmax& args,
+                       Result& x_fp4, Result& x_sf, Result& gsa) {
+  const Matrix m = matrix_of(args.x, "x");
+  const ColumnVector w = column_vector(args.weight, m, args.x);
+  float* inv = given_inv_rms(args.inv_rms, m.rows, args.x);
+  const Nvfp4Recipe r = recipe_of(args.recipe);
+  const float d = static_cast<float>(args.divisor);
   const PackedShape shape =
-      PackedShape::of(x, x.dim() - 1, m.rows, m.cols, swizzled_of(scale_layout));
-  const Nvfp4Output out = shape.output(x_fp4, x_sf, x);
-  const GlobalScale scale = amax_scale(amax, d, gsa.floats("gsa", 1, x), x);
-  const Launching at(call, x);
+      PackedShape::of(args.x, args.x.dim() - 1, m.rows, m.cols, swizzled_of(args.scale_layout));
+  const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);
+  const GlobalScale scale = amax_scale(args.amax, d, gsa.floats("gsa", 1, args.x), args.x);
+  const Launching at(call, args.x);
   check_launch(launch_rmsnorm_quantize(m, w, inv, scale, r, out, at.stream),
                "rmsnorm_quantize_nvfp4");
 }
@@ -95,24 +92,5 @@ void rmsnorm_from_amax(Call& call, const View& x, const View& weight, const View
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(
-    function<&rmsnorm_quantize_nvfp4>(
-        "rmsnorm_quantize_nvfp4",
-        "Tensor x, Tensor weight, float eps=1e-6, float divisor=2688., *, "
-        "Tensor(a!)? residual=None, float? gsa_value=None, str granularity='row', "
-        "str recipe='te', str scale_layout='linear'",
-        {"x_fp4", "x_sf", "gsa", "inv_rms"}),
-    function<&rmsnorm_amax>("rmsnorm_amax",
-                            "Tensor x, Tensor weight, float eps=1e-6, *, "
-                            "Tensor(a!)? residual=None",
-                            {"amax", "inv_rms"}),
-    function<&rmsnorm_from_amax>(
-        "rmsnorm_quantize_nvfp4_from_amax",
-        "Tensor x, Tensor weight, Tensor inv_rms, Tensor amax, float divisor=2688., *, "
-        "str recipe='te', str scale_layout='linear'",
-        {"x_fp4", "x_sf", "gsa"}),
-    function<&rmsnorm_from_buffer>(
-        "rmsnorm_quantize_nvfp4_from_gsa",
-        "Tensor x, Tensor weight, Tensor gsa, float eps=1e-6, *, Tensor(a!)? residual=None, "
-        "str recipe='te', str scale_layout='linear'",
-        {"x_fp4", "x_sf", "inv_rms"}))
+JITQUANT_FUNCTIONS(function<&rmsnorm_quantize_nvfp4>(), function<&rmsnorm_amax>(),
+                   function<&rmsnorm_from_amax>(), function<&rmsnorm_from_buffer>())

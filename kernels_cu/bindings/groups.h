@@ -16,33 +16,16 @@ inline EightBit eight_bit_of(ScalarType dtype, bool integers) {
 }
 
 inline GroupNumerics group_numerics(ScalarType dtype, std::string_view scale_format,
-                                    std::string_view recipe, std::optional<double> eps,
-                                    bool packed = true) {
+                                    std::string_view recipe, std::optional<double> eps) {
   GroupNumerics n = {};
   n.format = eight_bit_of(dtype, true);
-  if (recipe == "te") {
-    n.recipe = GroupRecipe::kTe;
-  } else if (recipe == "deepgemm") {
-    n.recipe = GroupRecipe::kDeepGemm;
-  } else {
-    JITQUANT_CHECK(recipe == "vllm", "recipe must be 'te', 'deepgemm' or 'vllm', not '", recipe,
-                   "'");
-    n.recipe = GroupRecipe::kVllm;
-  }
-  if (scale_format == "float32") {
-    n.scale_format = ScaleFormat::kFloat32;
-  } else if (scale_format == "ue8m0") {
-    n.scale_format = ScaleFormat::kPowerOfTwo;
-  } else {
-    JITQUANT_CHECK(packed && scale_format == "ue8m0_packed", "scale_format must be 'float32'",
-                   packed ? ", 'ue8m0' or 'ue8m0_packed'" : " or 'ue8m0'", ", not '", scale_format,
-                   "'");
-    n.scale_format = ScaleFormat::kPacked;
-  }
-  const double value = eps.value_or(n.recipe == GroupRecipe::kDeepGemm ? 1e-4 : 1e-10);
-  JITQUANT_CHECK(value >= 1e-32 && value <= std::numeric_limits<float>::max(),
-                 "eps must be finite and at least 1e-32, not ", value);
-  n.eps = static_cast<float>(value);
+  n.recipe = recipe == "te"         ? GroupRecipe::kTe
+             : recipe == "deepgemm" ? GroupRecipe::kDeepGemm
+                                    : GroupRecipe::kVllm;
+  n.scale_format = scale_format == "float32" ? ScaleFormat::kFloat32
+                   : scale_format == "ue8m0" ? ScaleFormat::kPowerOfTwo
+                                             : ScaleFormat::kPacked;
+  n.eps = static_cast<float>(eps.value_or(n.recipe == GroupRecipe::kDeepGemm ? 1e-4 : 1e-10));
   return n;
 }
 
@@ -64,10 +47,7 @@ inline void check_block(int64_t rows, int64_t cols) {
 
 // Of the scales of blocks: whether their rows are filled up to a multiple of four.
 inline bool padded_of(std::string_view scale_layout) {
-  const bool padded = scale_layout == "row_padded";
-  JITQUANT_CHECK(padded || scale_layout == "row",
-                 "scale_layout must be 'row' or 'row_padded', not '", scale_layout, "'");
-  return padded;
+  return scale_layout == "row_padded";
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) {
@@ -89,9 +69,6 @@ struct ScalesPlan {
                      rows,    groups};
     const ScalarType dtype = packed ? ScalarType::Int : ScalarType::Float;
     if (scale_layout == "row") return {s, Shape::of(like, leading, stored), dtype};
-    JITQUANT_CHECK(scale_layout == "column" || scale_layout == "column_tma",
-                   "scale_layout must be 'row', 'column' or 'column_tma', not '", scale_layout,
-                   "'");
     s.grid.order = ScaleOrder::kColumn;
     if (scale_layout == "column_tma") s.grid.stored_rows = ceil_div(rows, 4) * 4;
     const int64_t batch_sizes = leading > 0 ? leading - 1 : 0;

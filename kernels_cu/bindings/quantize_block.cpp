@@ -1,3 +1,4 @@
+#include "declared/quantize_block.h"
 #include "groups.h"
 
 namespace jitquant {
@@ -8,37 +9,34 @@ cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t 
 
 namespace {
 
-void quantize_block(Call& call, const View& w, int64_t block_rows, int64_t block_cols,
-                    ScalarType dtype, std::string_view scale_format, std::string_view scale_layout,
-                    std::optional<double> eps, std::string_view recipe, Result& data,
+void quantize_block(Call& call, const declared::QuantizeBlock& args, Result& data,
                     Result& scale_inv) {
-  const Matrix m = matrix_of(w, "w");
-  JITQUANT_CHECK(w.dim() >= 2, "w must have two dimensions or more; its shape is ", shape_text(w));
-  check_block(block_rows, block_cols);
-  const GroupNumerics numerics = group_numerics(dtype, scale_format, recipe, eps, false);
-  const bool padded = padded_of(scale_layout);
-  const int64_t rank = w.dim(), rows = w.size(rank - 2);
-  const int64_t tall = ceil_div(rows, block_rows), wide = ceil_div(m.cols, block_cols);
+  const Matrix m = matrix_of(args.w, "w");
+  JITQUANT_CHECK(args.w.dim() >= 2, "w must have two dimensions or more; its shape is ",
+                 shape_text(args.w));
+  check_block(args.block_rows, args.block_cols);
+  const GroupNumerics numerics =
+      group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
+  const bool padded = padded_of(args.scale_layout);
+  const int64_t rank = args.w.dim(), rows = args.w.size(rank - 2);
+  const int64_t tall = ceil_div(rows, args.block_rows), wide = ceil_div(m.cols, args.block_cols);
   const int64_t stored = padded ? ceil_div(wide, 4) * 4 : wide;
-  const Shape shape = Shape::of(w, rank - 2, tall, stored);
-  GroupOutput out = {data.rows("data", dtype, Shape::of(w, rank - 1, m.cols), w), {}};
-  out.scales = {scale_inv.memory("scale_inv", ScalarType::Float, shape, w),
+  const Shape shape = Shape::of(args.w, rank - 2, tall, stored);
+  GroupOutput out = {data.rows("data", args.dtype, Shape::of(args.w, rank - 1, m.cols), args.w),
+                     {}};
+  out.scales = {scale_inv.memory("scale_inv", ScalarType::Float, shape, args.w),
                 numerics.scale_format,
                 {ScaleOrder::kRow, tall, stored},
                 false,
                 rows > 0 ? m.rows / rows : 0,
                 tall,
                 wide};
-  const Launching at(call, w);
-  check_launch(launch_quantize_block(m, rows, block_rows, numerics, out, at.stream),
+  const Launching at(call, args.w);
+  check_launch(launch_quantize_block(m, rows, args.block_rows, numerics, out, at.stream),
                "quantize_block");
 }
 
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&quantize_block>(
-    "quantize_block",
-    "Tensor w, int block_rows, int block_cols, *, ScalarType dtype, str scale_format='float32', "
-    "str scale_layout='row', float? eps=None, str recipe='te'",
-    {"data", "scale_inv"}))
+JITQUANT_FUNCTIONS(function<&quantize_block>())

@@ -1,3 +1,4 @@
+#include "declared/quantize_both.h"
 #include "groups.h"
 
 namespace jitquant {
@@ -37,25 +38,25 @@ Matrix transposed_data(Result& data_t, ScalarType dtype, const Matrix& m, const 
   return to;
 }
 
-void quantize_per_token_group_both(Call& call, const View& x, int64_t group_size, ScalarType dtype,
-                                   std::string_view scale_format, std::string_view scale_layout,
-                                   std::optional<double> eps, std::string_view recipe, Result& data,
-                                   Result& scale_inv, Result& data_t, Result& scale_inv_t) {
-  const Matrix m = matrix_of_both(x, "x");
-  check_group_size(group_size);
-  const GroupNumerics numerics = group_numerics(dtype, scale_format, recipe, eps);
-  const Transposed t(x);
-  const ScalesPlan plan = ScalesPlan::of(x, 1, 1, m.rows, ceil_div(m.cols, group_size),
-                                         numerics.scale_format, scale_layout);
-  const ScalesPlan plan_t = ScalesPlan::of(t.view, 1, 1, m.cols, ceil_div(m.rows, group_size),
-                                           numerics.scale_format, scale_layout);
-  const Matrix to = data.rows("data", dtype, Shape::of(m.rows, m.cols), x);
-  const GroupScales scales = plan.store(scale_inv, "scale_inv", x);
-  const Matrix to_t = transposed_data(data_t, dtype, m, x);
-  const GroupScales scales_t = plan_t.store(scale_inv_t, "scale_inv_t", x);
-  const Launching at(call, x);
-  check_launch(launch_quantize_both(m, group_size, false, numerics, {to, scales}, {to_t, scales_t},
-                                    at.stream),
+void quantize_per_token_group_both(Call& call, const declared::QuantizePerTokenGroupBoth& args,
+                                   Result& data, Result& scale_inv, Result& data_t,
+                                   Result& scale_inv_t) {
+  const Matrix m = matrix_of_both(args.x, "x");
+  check_group_size(args.group_size);
+  const GroupNumerics numerics =
+      group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
+  const Transposed t(args.x);
+  const ScalesPlan plan = ScalesPlan::of(args.x, 1, 1, m.rows, ceil_div(m.cols, args.group_size),
+                                         numerics.scale_format, args.scale_layout);
+  const ScalesPlan plan_t = ScalesPlan::of(t.view, 1, 1, m.cols, ceil_div(m.rows, args.group_size),
+                                           numerics.scale_format, args.scale_layout);
+  const Matrix to = data.rows("data", args.dtype, Shape::of(m.rows, m.cols), args.x);
+  const GroupScales scales = plan.store(scale_inv, "scale_inv", args.x);
+  const Matrix to_t = transposed_data(data_t, args.dtype, m, args.x);
+  const GroupScales scales_t = plan_t.store(scale_inv_t, "scale_inv_t", args.x);
+  const Launching at(call, args.x);
+  check_launch(launch_quantize_both(m, args.group_size, false, numerics, {to, scales},
+                                    {to_t, scales_t}, at.stream),
                "quantize_per_token_group_both");
 }
 
@@ -73,41 +74,40 @@ GroupScales block_scales(Result& scale_inv, const char* name, ScaleFormat format
           wide};
 }
 
-void quantize_block_both(Call& call, const View& w, int64_t block_rows, int64_t block_cols,
-                         ScalarType dtype, std::string_view scale_format,
-                         std::string_view scale_layout, std::optional<double> eps,
-                         std::string_view recipe, Result& data, Result& scale_inv, Result& data_t,
-                         Result& scale_inv_t) {
-  const Matrix m = matrix_of_both(w, "w");
-  check_block(block_rows, block_cols);
-  const GroupNumerics numerics = group_numerics(dtype, scale_format, recipe, eps, false);
-  const bool padded = padded_of(scale_layout);
-  const Matrix to = data.rows("data", dtype, Shape::of(m.rows, m.cols), w);
-  const GroupScales scales = block_scales(scale_inv, "scale_inv", numerics.scale_format, block_rows,
-                                          m.rows, m.cols, padded, w);
-  const Matrix to_t = transposed_data(data_t, dtype, m, w);
+void quantize_block_both(Call& call, const declared::QuantizeBlockBoth& args, Result& data,
+                         Result& scale_inv, Result& data_t, Result& scale_inv_t) {
+  const Matrix m = matrix_of_both(args.w, "w");
+  check_block(args.block_rows, args.block_cols);
+  const GroupNumerics numerics =
+      group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
+  const bool padded = padded_of(args.scale_layout);
+  const Matrix to = data.rows("data", args.dtype, Shape::of(m.rows, m.cols), args.w);
+  const GroupScales scales = block_scales(scale_inv, "scale_inv", numerics.scale_format,
+                                          args.block_rows, m.rows, m.cols, padded, args.w);
+  const Matrix to_t = transposed_data(data_t, args.dtype, m, args.w);
   const GroupScales scales_t = block_scales(scale_inv_t, "scale_inv_t", numerics.scale_format,
-                                            block_rows, m.cols, m.rows, padded, w);
-  const Launching at(call, w);
-  check_launch(launch_quantize_both(m, block_rows, true, numerics, {to, scales}, {to_t, scales_t},
-                                    at.stream),
+                                            args.block_rows, m.cols, m.rows, padded, args.w);
+  const Launching at(call, args.w);
+  check_launch(launch_quantize_both(m, args.block_rows, true, numerics, {to, scales},
+                                    {to_t, scales_t}, at.stream),
                "quantize_block_both");
 }
 
-void quantize_mxfp8_both(Call& call, const View& x, ScalarType dtype, std::string_view scale_layout,
-                         Result& data, Result& scale_inv, Result& data_t, Result& scale_inv_t) {
-  const Matrix m = matrix_of_both(x, "x");
-  const GroupNumerics numerics = mxfp8_numerics(dtype);
-  const bool swizzled = swizzled_of(scale_layout);
-  const Transposed t(x);
-  const ScalesPlan plan = ScalesPlan::mxfp8(x, 1, m.rows, ceil_div(m.cols, kMxfp8Block), swizzled);
+void quantize_mxfp8_both(Call& call, const declared::QuantizeMxfp8Both& args, Result& data,
+                         Result& scale_inv, Result& data_t, Result& scale_inv_t) {
+  const Matrix m = matrix_of_both(args.x, "x");
+  const GroupNumerics numerics = mxfp8_numerics(args.dtype);
+  const bool swizzled = swizzled_of(args.scale_layout);
+  const Transposed t(args.x);
+  const ScalesPlan plan =
+      ScalesPlan::mxfp8(args.x, 1, m.rows, ceil_div(m.cols, kMxfp8Block), swizzled);
   const ScalesPlan plan_t =
       ScalesPlan::mxfp8(t.view, 1, m.cols, ceil_div(m.rows, kMxfp8Block), swizzled);
-  const Matrix to = data.rows("data", dtype, Shape::of(m.rows, m.cols), x);
-  const GroupScales scales = plan.store(scale_inv, "scale_inv", x);
-  const Matrix to_t = transposed_data(data_t, dtype, m, x);
-  const GroupScales scales_t = plan_t.store(scale_inv_t, "scale_inv_t", x);
-  const Launching at(call, x);
+  const Matrix to = data.rows("data", args.dtype, Shape::of(m.rows, m.cols), args.x);
+  const GroupScales scales = plan.store(scale_inv, "scale_inv", args.x);
+  const Matrix to_t = transposed_data(data_t, args.dtype, m, args.x);
+  const GroupScales scales_t = plan_t.store(scale_inv_t, "scale_inv_t", args.x);
+  const Launching at(call, args.x);
   check_launch(launch_quantize_both(m, kMxfp8Block, false, numerics, {to, scales}, {to_t, scales_t},
                                     at.stream),
                "quantize_mxfp8_both");
@@ -116,17 +116,5 @@ void quantize_mxfp8_both(Call& call, const View& x, ScalarType dtype, std::strin
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(
-    function<&quantize_per_token_group_both>(
-        "quantize_per_token_group_both",
-        "Tensor x, int group_size, *, ScalarType dtype, str scale_format='float32', "
-        "str scale_layout='column', float? eps=None, str recipe='te'",
-        {"data", "scale_inv", "data_t", "scale_inv_t"}),
-    function<&quantize_block_both>(
-        "quantize_block_both",
-        "Tensor w, int block_rows, int block_cols, *, ScalarType dtype, "
-        "str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te'",
-        {"data", "scale_inv", "data_t", "scale_inv_t"}),
-    function<&quantize_mxfp8_both>("quantize_mxfp8_both",
-                                   "Tensor x, *, ScalarType dtype, str scale_layout='linear'",
-                                   {"data", "scale_inv", "data_t", "scale_inv_t"}))
+JITQUANT_FUNCTIONS(function<&quantize_per_token_group_both>(), function<&quantize_block_both>(),
+                   function<&quantize_mxfp8_both>())

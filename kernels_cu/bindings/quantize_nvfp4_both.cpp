@@ -1,3 +1,4 @@
+#include "declared/quantize_nvfp4_both.h"
 #include "recipes.h"
 
 namespace jitquant {
@@ -28,67 +29,56 @@ Rotation rotation_of_columns(std::string_view rotate, const std::optional<View>&
   return rotation_of(rotate, signs, rows, x);
 }
 
-void nvfp4_both_amax(Call& call, const View& x, std::string_view rotate,
-                     const std::optional<View>& signs, Result& maxima) {
-  const Matrix m = matrix_of_both(x);
-  const Rotation rotation = rotation_of_columns(rotate, signs, m.rows, x);
-  void* const out = maxima.memory("maxima", ScalarType::Float, Shape::of(2, kBothPartials), x);
-  const Launching at(call, x);
+void nvfp4_both_amax(Call& call, const declared::Nvfp4BothAmax& args, Result& maxima) {
+  const Matrix m = matrix_of_both(args.x);
+  const Rotation rotation = rotation_of_columns(args.rotate, args.signs, m.rows, args.x);
+  void* const out = maxima.memory("maxima", ScalarType::Float, Shape::of(2, kBothPartials), args.x);
+  const Launching at(call, args.x);
   check_launch(launch_nvfp4_both_amax(m, rotation, static_cast<float*>(out), at.stream),
                "nvfp4_both_amax");
 }
 
-void quantize_nvfp4_both(Call& call, const View& x, const View& amax, std::string_view block,
-                         std::string_view rotate, const std::optional<View>& signs,
-                         std::string_view select, int64_t top, std::string_view rounding,
-                         const std::optional<View>& rng_state, std::string_view scale_layout,
-                         Result& x_fp4, Result& x_sf, Result& gsa, Result& x_fp4_t, Result& x_sf_t,
+void quantize_nvfp4_both(Call& call, const declared::QuantizeNvfp4Both& args, Result& x_fp4,
+                         Result& x_sf, Result& gsa, Result& x_fp4_t, Result& x_sf_t,
                          Result& gsa_t) {
-  const Matrix m = matrix_of_both(x);
+  const Matrix m = matrix_of_both(args.x);
   Recipe recipe = {};
-  recipe.rotation = rotation_of_columns(rotate, signs, m.rows, x);
-  recipe.select = select_of(select);
-  recipe.rounding = rounding_of(rounding, rng_state, std::nullopt, x);
-  recipe.tile = tile_of(block, recipe.rotation);
+  recipe.rotation = rotation_of_columns(args.rotate, args.signs, m.rows, args.x);
+  recipe.select = select_of(args.select);
+  recipe.rounding = rounding_of(args.rounding, args.rng_state, std::nullopt, args.x);
+  recipe.tile = tile_of(args.block, recipe.rotation);
   JITQUANT_CHECK(!recipe.tile || (recipe.rotation.lanes == 0 && !recipe.rounding.stochastic),
                  "block='16x16' goes with rotate='none' and rounding='nearest' alone");
   JITQUANT_CHECK(recipe.select.none || !recipe.rounding.stochastic,
                  "rounding='stochastic' goes with select='none' alone");
-  const float divisor = recipe.select.full * top_of(top);
-  check_cuda(amax, "amax", &x);
-  JITQUANT_CHECK(amax.scalar_type() == ScalarType::Float && amax.is_contiguous() &&
-                     amax.dim() == 2 && amax.size(0) == 2 && amax.size(1) == kBothPartials,
+  const float divisor = recipe.select.full * top_of(args.top);
+  check_cuda(args.amax, "amax", &args.x);
+  JITQUANT_CHECK(args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&
+                     args.amax.dim() == 2 && args.amax.size(0) == 2 &&
+                     args.amax.size(1) == kBothPartials,
                  "amax must be float32, contiguous, of shape (2, ", kBothPartials,
-                 "); its shape is ", shape_text(amax));
-  const bool swizzled = swizzled_of(scale_layout);
-  const int64_t sizes[2] = {x.size(1), x.size(0)};
-  View transposed = x;
+                 "); its shape is ", shape_text(args.amax));
+  const bool swizzled = swizzled_of(args.scale_layout);
+  const int64_t sizes[2] = {args.x.size(1), args.x.size(0)};
+  View transposed = args.x;
   transposed.sizes = sizes;
-  const PackedShape shape = PackedShape::of(x, 1, m.rows, m.cols, swizzled);
+  const PackedShape shape = PackedShape::of(args.x, 1, m.rows, m.cols, swizzled);
   const PackedShape shape_t = PackedShape::of(transposed, 1, m.cols, m.rows, swizzled);
-  const Nvfp4Output out = shape.output(x_fp4, x_sf, x);
-  float* const gsa_out = gsa.floats("gsa", 1, x);
-  const Nvfp4Output out_t = {
-      static_cast<uint8_t*>(
-          x_fp4_t.memory("x_fp4_t", ScalarType::Float4_e2m1fn_x2, shape_t.codes, x)),
-      static_cast<uint8_t*>(x_sf_t.memory("x_sf_t", ScalarType::Float8_e4m3fn, shape_t.scales, x)),
-      shape_t.rows, shape_t.blocks, swizzled};
-  float* const gsa_t_out = gsa_t.floats("gsa_t", 1, x);
-  const Launching at(call, x);
-  check_launch(launch_quantize_nvfp4_both(m, static_cast<const float*>(amax.data), divisor, recipe,
-                                          out, gsa_out, out_t, gsa_t_out, at.stream),
+  const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);
+  float* const gsa_out = gsa.floats("gsa", 1, args.x);
+  const Nvfp4Output out_t = {static_cast<uint8_t*>(x_fp4_t.memory(
+                                 "x_fp4_t", ScalarType::Float4_e2m1fn_x2, shape_t.codes, args.x)),
+                             static_cast<uint8_t*>(x_sf_t.memory(
+                                 "x_sf_t", ScalarType::Float8_e4m3fn, shape_t.scales, args.x)),
+                             shape_t.rows, shape_t.blocks, swizzled};
+  float* const gsa_t_out = gsa_t.floats("gsa_t", 1, args.x);
+  const Launching at(call, args.x);
+  check_launch(launch_quantize_nvfp4_both(m, static_cast<const float*>(args.amax.data), divisor,
+                                          recipe, out, gsa_out, out_t, gsa_t_out, at.stream),
                "quantize_nvfp4_both");
 }
 
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(
-    function<&nvfp4_both_amax>("nvfp4_both_amax",
-                               "Tensor x, *, str rotate='none', Tensor? signs=None", {"maxima"}),
-    function<&quantize_nvfp4_both>(
-        "quantize_nvfp4_both",
-        "Tensor x, Tensor amax, *, str block='1x16', str rotate='none', Tensor? signs=None, "
-        "str select='none', int top=448, str rounding='nearest', Tensor? rng_state=None, "
-        "str scale_layout='linear'",
-        {"x_fp4", "x_sf", "gsa", "x_fp4_t", "x_sf_t", "gsa_t"}))
+JITQUANT_FUNCTIONS(function<&nvfp4_both_amax>(), function<&quantize_nvfp4_both>())

@@ -1,3 +1,4 @@
+#include "declared/quantize_ragged.h"
 #include "ragged.h"
 
 namespace jitquant {
@@ -7,14 +8,13 @@ cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, const RaggedScales&
 
 namespace {
 
-void quantize_ragged_fp8(Call& call, const View& x, const View& offsets, std::optional<View> scale,
-                         std::optional<View> sizes, ScalarType dtype, Result& data,
+void quantize_ragged_fp8(Call& call, const declared::QuantizeRaggedFp8& args, Result& data,
                          Result& scale_inv, Result& amax) {
-  RaggedArguments a = RaggedArguments::of(x, "x", offsets, scale, sizes);
-  const RaggedElements out = ragged_elements(data, dtype, fp8_format(dtype), x);
-  a.results(scale_inv, "scale_inv", amax, x);
-  const Launching at(call, x);
-  const Workspace partials(kMaxPartials, x);
+  RaggedArguments a = RaggedArguments::of(args.x, "x", args.offsets, args.scale, args.sizes);
+  const RaggedElements out = ragged_elements(data, args.dtype, fp8_format(args.dtype), args.x);
+  a.results(scale_inv, "scale_inv", amax, args.x);
+  const Launching at(call, args.x);
+  const Workspace partials(kMaxPartials, args.x);
   a.scales.partials = partials.floats();
   check_launch(launch_quantize_ragged_fp8(a.input, a.scales, out, at.stream),
                "quantize_ragged_fp8");
@@ -23,7 +23,4 @@ void quantize_ragged_fp8(Call& call, const View& x, const View& offsets, std::op
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&quantize_ragged_fp8>(
-    "quantize_ragged_fp8",
-    "Tensor x, Tensor offsets, Tensor? scale=None, *, Tensor? sizes=None, ScalarType dtype",
-    {"data", "scale_inv", "amax"}))
+JITQUANT_FUNCTIONS(function<&quantize_ragged_fp8>())

@@ -1,3 +1,4 @@
+#include "declared/quantize_ragged_grad.h"
 #include "ragged.h"
 
 namespace jitquant {
@@ -13,8 +14,6 @@ Activation activation_of(std::string_view name) {
   if (name == "none") return Activation::kNone;
   if (name == "relu") return Activation::kRelu;
   if (name == "silu") return Activation::kSilu;
-  JITQUANT_CHECK(name == "gelu", "activation must be 'none', 'relu', 'silu' or 'gelu', not '", name,
-                 "'");
   return Activation::kGelu;
 }
 
@@ -31,29 +30,26 @@ const void* input_of(const std::optional<View>& input, Activation activation, co
   return input->const_data_ptr();
 }
 
-void quantize_ragged_grad_fp8(Call& call, const View& grad, const View& offsets,
-                              std::optional<View> scale, std::optional<View> sizes,
-                              std::optional<View> act_input, std::string_view activation,
-                              bool with_dbias, ScalarType dtype, Result& data, Result& scale_inv,
-                              Result& amax, Result& dbias) {
-  RaggedArguments a = RaggedArguments::of(grad, "grad", offsets, scale, sizes);
-  const EightBit format = fp8_format(dtype);
-  const int64_t cols = grad.size(grad.dim() - 1);
-  JITQUANT_CHECK(cols >= 1, "grad has no columns: its shape is ", shape_text(grad));
-  JITQUANT_CHECK(!with_dbias || cols <= int64_t{1} << 30, "grad has ", cols,
+void quantize_ragged_grad_fp8(Call& call, const declared::QuantizeRaggedGradFp8& args, Result& data,
+                              Result& scale_inv, Result& amax, Result& dbias) {
+  RaggedArguments a = RaggedArguments::of(args.grad, "grad", args.offsets, args.scale, args.sizes);
+  const EightBit format = fp8_format(args.dtype);
+  const int64_t cols = args.grad.size(args.grad.dim() - 1);
+  JITQUANT_CHECK(cols >= 1, "grad has no columns: its shape is ", shape_text(args.grad));
+  JITQUANT_CHECK(!args.with_dbias || cols <= int64_t{1} << 30, "grad has ", cols,
                  " columns; with dbias it may have 2^30");
-  RaggedGradient gradient = {nullptr, activation_of(activation), cols, nullptr, nullptr};
-  gradient.act_input = input_of(act_input, gradient.activation, grad);
-  const RaggedElements out = ragged_elements(data, dtype, format, grad);
-  a.results(scale_inv, "scale_inv", amax, grad);
+  RaggedGradient gradient = {nullptr, activation_of(args.activation), cols, nullptr, nullptr};
+  gradient.act_input = input_of(args.act_input, gradient.activation, args.grad);
+  const RaggedElements out = ragged_elements(data, args.dtype, format, args.grad);
+  a.results(scale_inv, "scale_inv", amax, args.grad);
   void* sums = dbias.memory("dbias", ScalarType::Float,
-                            Shape::of(with_dbias ? a.input.count : 0, cols), grad);
-  const bool adds = with_dbias && a.input.count > 0;
+                            Shape::of(args.with_dbias ? a.input.count : 0, cols), args.grad);
+  const bool adds = args.with_dbias && a.input.count > 0;
   if (adds) gradient.dbias = static_cast<float*>(sums);
-  const Launching at(call, grad);
-  const Workspace partials(kMaxPartials, grad);
-  const RowCut cut = quantize_ragged_grad_cut(a.input.dtype, grad.numel(), cols, adds);
-  const Workspace pieces(adds ? cut.ranges * cols : 0, grad);
+  const Launching at(call, args.grad);
+  const Workspace partials(kMaxPartials, args.grad);
+  const RowCut cut = quantize_ragged_grad_cut(a.input.dtype, args.grad.numel(), cols, adds);
+  const Workspace pieces(adds ? cut.ranges * cols : 0, args.grad);
   a.scales.partials = partials.floats();
   gradient.sums = pieces.floats();
   check_launch(launch_quantize_ragged_grad_fp8(a.input, a.scales, gradient, out, at.stream),
@@ -63,8 +59,4 @@ void quantize_ragged_grad_fp8(Call& call, const View& grad, const View& offsets,
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&quantize_ragged_grad_fp8>(
-    "quantize_ragged_grad_fp8",
-    "Tensor grad, Tensor offsets, Tensor? scale=None, *, Tensor? sizes=None, "
-    "Tensor? act_input=None, str activation='none', bool with_dbias=True, ScalarType dtype",
-    {"data", "scale_inv", "amax", "dbias"}))
+JITQUANT_FUNCTIONS(function<&quantize_ragged_grad_fp8>())

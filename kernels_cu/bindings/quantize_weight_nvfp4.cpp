@@ -1,4 +1,4 @@
-#include "function.h"
+#include "declared/quantize_weight_nvfp4.h"
 
 namespace jitquant {
 
@@ -21,8 +21,6 @@ struct Weight {
   static Weight of(const View& w, std::string_view block, int64_t dim, bool swizzled) {
     check_cuda(w, "w");
     JITQUANT_CHECK(w.dim() == 2, "w must have two dimensions; its shape is ", shape_text(w));
-    JITQUANT_CHECK(block == "1x16" || block == "16x16", "block must be '1x16' or '16x16', not '",
-                   block, "'");
     JITQUANT_CHECK(dim == -1 || dim == 0, "dim must be -1 or 0, not ", dim);
     const Matrix m = matrix_of(w, "w");
     const int64_t stride = w.stride(0);
@@ -55,58 +53,40 @@ void launch_all(Call& call, const View& w, const Weight& in, const GlobalScale* 
                kName);
 }
 
-void quantize_weight_nvfp4(Call& call, const View& w, double divisor,
-                           std::optional<double> gsa_value, std::string_view block, int64_t dim,
-                           std::string_view recipe, std::string_view scale_layout, Result& x_fp4,
+void quantize_weight_nvfp4(Call& call, const declared::QuantizeWeightNvfp4& args, Result& x_fp4,
                            Result& x_sf, Result& gsa) {
-  const Weight in = Weight::of(w, block, dim, swizzled_of(scale_layout));
-  const Nvfp4Recipe r = recipe_of(recipe);
-  const float d = divisor_of(divisor);
-  const std::optional<float> value = gsa_number(gsa_value);
-  const Nvfp4Output out = in.packed.output(x_fp4, x_sf, w);
-  float* gsa_out = gsa.floats("gsa", 1, w);
+  const Weight in = Weight::of(args.w, args.block, args.dim, swizzled_of(args.scale_layout));
+  const Nvfp4Recipe r = recipe_of(args.recipe);
+  const float d = static_cast<float>(args.divisor);
+  const std::optional<float> value = in_fp32(args.gsa_value);
+  const Nvfp4Output out = in.packed.output(x_fp4, x_sf, args.w);
+  float* gsa_out = gsa.floats("gsa", 1, args.w);
   const GlobalScale scale = value_scale(value.value_or(0.0f), gsa_out);
-  launch_all(call, w, in, value ? &scale : nullptr, d, r, out, gsa_out);
+  launch_all(call, args.w, in, value ? &scale : nullptr, d, r, out, gsa_out);
 }
 
-void from_buffer(Call& call, const View& w, const View& gsa, std::string_view block, int64_t dim,
-                 std::string_view recipe, std::string_view scale_layout, Result& x_fp4,
+void from_buffer(Call& call, const declared::QuantizeWeightNvfp4FromGsa& args, Result& x_fp4,
                  Result& x_sf) {
-  const Weight in = Weight::of(w, block, dim, swizzled_of(scale_layout));
-  const Nvfp4Recipe r = recipe_of(recipe);
-  const GlobalScale given = given_scale(gsa, "gsa", 1, w);
-  const Nvfp4Output out = in.packed.output(x_fp4, x_sf, w);
-  launch_all(call, w, in, &given, 1.0f, r, out, nullptr);
+  const Weight in = Weight::of(args.w, args.block, args.dim, swizzled_of(args.scale_layout));
+  const Nvfp4Recipe r = recipe_of(args.recipe);
+  const GlobalScale given = given_scale(args.gsa, "gsa", 1, args.w);
+  const Nvfp4Output out = in.packed.output(x_fp4, x_sf, args.w);
+  launch_all(call, args.w, in, &given, 1.0f, r, out, nullptr);
 }
 
-void from_amax(Call& call, const View& w, const View& amax, double divisor, std::string_view block,
-               int64_t dim, std::string_view recipe, std::string_view scale_layout, Result& x_fp4,
+void from_amax(Call& call, const declared::QuantizeWeightNvfp4FromAmax& args, Result& x_fp4,
                Result& x_sf, Result& gsa) {
-  const Weight in = Weight::of(w, block, dim, swizzled_of(scale_layout));
-  const Nvfp4Recipe r = recipe_of(recipe);
-  const float d = divisor_of(divisor);
-  const Nvfp4Output out = in.packed.output(x_fp4, x_sf, w);
-  float* gsa_out = gsa.floats("gsa", 1, w);
-  const GlobalScale scale = amax_scale(amax, d, gsa_out, w);
-  launch_all(call, w, in, &scale, d, r, out, gsa_out);
+  const Weight in = Weight::of(args.w, args.block, args.dim, swizzled_of(args.scale_layout));
+  const Nvfp4Recipe r = recipe_of(args.recipe);
+  const float d = static_cast<float>(args.divisor);
+  const Nvfp4Output out = in.packed.output(x_fp4, x_sf, args.w);
+  float* gsa_out = gsa.floats("gsa", 1, args.w);
+  const GlobalScale scale = amax_scale(args.amax, d, gsa_out, args.w);
+  launch_all(call, args.w, in, &scale, d, r, out, gsa_out);
 }
 
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(
-    function<&quantize_weight_nvfp4>(
-        "quantize_weight_nvfp4",
-        "Tensor w, float divisor=2688., *, float? gsa_value=None, str block='1x16', "
-        "int dim=-1, str recipe='te', str scale_layout='linear'",
-        {"x_fp4", "x_sf", "gsa"}),
-    function<&from_amax>(
-        "quantize_weight_nvfp4_from_amax",
-        "Tensor w, Tensor amax, float divisor=2688., *, str block='1x16', int dim=-1, "
-        "str recipe='te', str scale_layout='linear'",
-        {"x_fp4", "x_sf", "gsa"}),
-    function<&from_buffer>(
-        "quantize_weight_nvfp4_from_gsa",
-        "Tensor w, Tensor gsa, *, str block='1x16', int dim=-1, str recipe='te', "
-        "str scale_layout='linear'",
-        {"x_fp4", "x_sf"}))
+JITQUANT_FUNCTIONS(function<&quantize_weight_nvfp4>(), function<&from_amax>(),
+                   function<&from_buffer>())

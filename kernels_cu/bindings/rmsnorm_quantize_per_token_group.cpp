@@ -1,3 +1,4 @@
+#include "declared/rmsnorm_quantize_per_token_group.h"
 #include "groups.h"
 #include "norm.h"
 
@@ -10,41 +11,34 @@ cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residu
 
 namespace {
 
-void rmsnorm_quantize_per_token_group(Call& call, const View& x, const View& weight,
-                                      int64_t group_size, double eps,
-                                      std::optional<InPlace> residual, ScalarType dtype,
-                                      std::string_view scale_format, std::string_view scale_layout,
-                                      std::optional<double> amax_eps, std::string_view recipe,
+void rmsnorm_quantize_per_token_group(Call& call,
+                                      const declared::RmsnormQuantizePerTokenGroup& args,
                                       Result& data, Result& scale_inv, Result& inv_rms) {
-  const NormInput in(x, weight, eps, residual);
-  check_group_size(group_size);
-  const GroupNumerics numerics = group_numerics(dtype, scale_format, recipe, amax_eps);
-  const int64_t leading = x.dim() - 1;
-  const int64_t rows = leading > 0 ? x.size(leading - 1) : 1;
-  const ScalesPlan plan =
-      ScalesPlan::of(x, leading, rows > 0 ? in.x.rows / rows : 0, rows,
-                     ceil_div(in.x.cols, group_size), numerics.scale_format, scale_layout);
-  GroupOutput out = {data.rows("data", dtype, Shape::of(x, leading, in.x.cols), x),
-                     plan.store(scale_inv, "scale_inv", x)};
+  const NormInput in(args.x, args.weight, args.eps, args.residual);
+  check_group_size(args.group_size);
+  const GroupNumerics numerics =
+      group_numerics(args.dtype, args.scale_format, args.recipe, args.amax_eps);
+  const int64_t leading = args.x.dim() - 1;
+  const int64_t rows = leading > 0 ? args.x.size(leading - 1) : 1;
+  const ScalesPlan plan = ScalesPlan::of(args.x, leading, rows > 0 ? in.x.rows / rows : 0, rows,
+                                         ceil_div(in.x.cols, args.group_size),
+                                         numerics.scale_format, args.scale_layout);
+  GroupOutput out = {data.rows("data", args.dtype, Shape::of(args.x, leading, in.x.cols), args.x),
+                     plan.store(scale_inv, "scale_inv", args.x)};
   if (out.scales.grid.order == ScaleOrder::kRow) {
     // Batches follow each other as rows do.
     out.scales.batches = 1;
     out.scales.rows = out.scales.grid.stored_rows = in.x.rows;
   }
-  float* inverse = inv_rms.floats("inv_rms", in.x.rows, x);
-  const Launching at(call, x);
+  float* inverse = inv_rms.floats("inv_rms", in.x.rows, args.x);
+  const Launching at(call, args.x);
   if (in.x.rows == 0) return;
   check_launch(launch_rmsnorm_per_token_group(in.x, in.residual_rows(), in.weight, in.eps, inverse,
-                                              numerics, out, group_size, at.stream),
+                                              numerics, out, args.group_size, at.stream),
                "rmsnorm_quantize_per_token_group");
 }
 
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&rmsnorm_quantize_per_token_group>(
-    "rmsnorm_quantize_per_token_group",
-    "Tensor x, Tensor weight, int group_size, float eps=1e-6, *, Tensor(a!)? residual=None, "
-    "ScalarType dtype, str scale_format='float32', str scale_layout='row', "
-    "float? amax_eps=None, str recipe='te'",
-    {"data", "scale_inv", "inv_rms"}))
+JITQUANT_FUNCTIONS(function<&rmsnorm_quantize_per_token_group>())

@@ -1,3 +1,4 @@
+#include "declared/swiglu_quantize_per_token_group.h"
 #include "gate_and_up.h"
 #include "groups.h"
 
@@ -9,19 +10,17 @@ cudaError_t launch_swiglu_per_token_group(const Matrix& fused, int64_t run, int6
 
 namespace {
 
-void swiglu_quantize_per_token_group(Call& call, const View& fused, int64_t group_size,
-                                     const std::optional<View>& counts, ScalarType dtype,
-                                     int64_t interleave, std::string_view scale_format,
-                                     std::string_view scale_layout, std::optional<double> eps,
-                                     std::string_view recipe, bool zero_rest, Result& data,
-                                     Result& scale_inv) {
-  const GateAndUp in(fused, interleave);
-  const GroupNumerics numerics = group_numerics(dtype, scale_format, recipe, eps);
+void swiglu_quantize_per_token_group(Call& call, const declared::SwigluQuantizePerTokenGroup& args,
+                                     Result& data, Result& scale_inv) {
+  const GateAndUp in(args.fused, args.interleave);
+  const GroupNumerics numerics =
+      group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
   const RowsOfGroups rows =
-      RowsOfGroups::of(fused, in.fused, in.cols, group_size, counts, zero_rest);
-  const GroupOutput out = rows.results(data, scale_inv, dtype, numerics, scale_layout, fused);
-  const Launching at(call, fused);
-  check_launch(launch_swiglu_per_token_group(in.fused, in.run, group_size, numerics, out,
+      RowsOfGroups::of(args.fused, in.fused, in.cols, args.group_size, args.counts, args.zero_rest);
+  const GroupOutput out =
+      rows.results(data, scale_inv, args.dtype, numerics, args.scale_layout, args.fused);
+  const Launching at(call, args.fused);
+  check_launch(launch_swiglu_per_token_group(in.fused, in.run, args.group_size, numerics, out,
                                              rows.counts, at.stream),
                "swiglu_quantize_per_token_group");
 }
@@ -29,9 +28,4 @@ void swiglu_quantize_per_token_group(Call& call, const View& fused, int64_t grou
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&swiglu_quantize_per_token_group>(
-    "swiglu_quantize_per_token_group",
-    "Tensor fused, int group_size, Tensor? counts=None, *, ScalarType dtype, int interleave=0, "
-    "str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', "
-    "bool zero_rest=True",
-    {"data", "scale_inv"}))
+JITQUANT_FUNCTIONS(function<&swiglu_quantize_per_token_group>())

@@ -5,6 +5,8 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
@@ -15,6 +17,22 @@ namespace jitquant {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+
+// As Python shows it: as few digits as tell it from others.
+inline std::string shortest(double d) {
+  if (d != d) return "nan";
+  if (d - d != 0) return d > 0 ? "inf" : "-inf";
+  char buffer[40];
+  int digits = 0;
+  do std::snprintf(buffer, sizeof buffer, "%.*e", digits++, d);
+  while (digits < 17 && std::strtod(buffer, nullptr) != d);
+  const int exponent = std::atoi(std::strchr(buffer, 'e') + 1);
+  if (exponent >= -4 && exponent < 16) {
+    const int decimals = digits - 1 - exponent;
+    std::snprintf(buffer, sizeof buffer, "%.*f", decimals > 1 ? decimals : 1, d);
+  }
+  return buffer;
+}
 
 // A piece of a message. What a message is made of is told at run time: code for each combination
 // of types would be most of a binding.
@@ -32,13 +50,7 @@ class TextPart {
       message += text_;
       return;
     }
-    char buffer[32];
-    if (kind_ == kNumber) {
-      std::snprintf(buffer, sizeof buffer, "%g", number_);
-    } else {
-      std::snprintf(buffer, sizeof buffer, "%lld", static_cast<long long>(integer_));
-    }
-    message += buffer;
+    message += kind_ == kNumber ? shortest(number_) : std::to_string(integer_);
   }
 
  private:

@@ -233,7 +233,7 @@ def test_the_tensors_own_device_is_used() -> None:
         assert all(t.device.index == 1 for t in first)
         same(first, [bytes_of(t).to("cuda:1").view(t.dtype).view(t.shape) for t in second])
     x, gsa = randn(4, 64), torch.ones(1, device="cuda:1")
-    with pytest.raises(RuntimeError, match="global_scale is on cuda:1, but the input is on cuda:0"):
+    with pytest.raises(RuntimeError, match="gsa is on cuda:1, but the input is on cuda:0"):
         module("quantize_nvfp4").quantize_nvfp4(x, gsa)
 
 
@@ -265,11 +265,11 @@ def test_bad_arguments_reach_no_kernel() -> None:
     cases: list[tuple[str, Callable[[], object]]] = [
         ("x must be bfloat16, float16 or float32", lambda: fused.amax_quantize_nvfp4(x.int())),
         (r"contiguous last dimension.*x\.contiguous\(\)", lambda: fused.amax_quantize_nvfp4(x.T)),
-        ("recipe must be 'te' or 'vllm'", lambda: fused.amax_quantize_nvfp4(x, recipe="x")),
-        ("scale_layout must be", lambda: fused.amax_quantize_nvfp4(x, scale_layout="x")),
-        ("granularity must be", lambda: fused.amax_quantize_nvfp4(x, granularity="x")),
-        ("divisor must be positive", lambda: fused.amax_quantize_nvfp4(x, 0.0)),
-        ("divisor must be positive", lambda: fused.amax_quantize_nvfp4(x, float("nan"))),
+        ("recipe is 'x'; accepted are 'te'", lambda: fused.amax_quantize_nvfp4(x, recipe="x")),
+        ("scale_layout is 'x'", lambda: fused.amax_quantize_nvfp4(x, scale_layout="x")),
+        ("granularity is 'x'", lambda: fused.amax_quantize_nvfp4(x, granularity="x")),
+        ("divisor is 0.0; accepted is", lambda: fused.amax_quantize_nvfp4(x, 0.0)),
+        ("divisor is nan; accepted is", lambda: fused.amax_quantize_nvfp4(x, float("nan"))),
         ("x has no columns", lambda: fused.amax_quantize_nvfp4(x[:, :0])),
         ("at least one dimension", lambda: fused.amax_quantize_nvfp4(x[0, 0])),
         ("gsa must be float32", lambda: fused.quantize_nvfp4_from_buffer(x, gsa.half())),

@@ -165,18 +165,18 @@ def test_bad_arguments_reach_no_kernel() -> None:
     cases: list[tuple[str, Callable[[], object]]] = [
         ("x must be bfloat16, float16 or float32", lambda: _quantize(x.int())),
         ("dtype must be float8_e4m3fn or float8_e5m2", lambda: _quantize(x, dtype=torch.int8)),
-        ("granularity must be", lambda: _quantize(x, granularity="block")),
+        ("granularity is 'block'", lambda: _quantize(x, granularity="block")),
         ("scale must be float32", lambda: _quantize(x, scale.half())),
         ("scale must have 4 elements", lambda: _quantize(x, scale, granularity="row")),
         ("scale must be a CUDA tensor", lambda: _quantize(x, scale.cpu())),
         ("pass one of them", lambda: _quantize(x, scale, scale_value=2.0)),
-        ("scale_value must be finite and positive", lambda: _quantize(x, scale_value=0.0)),
+        ("scale is 0.0; accepted is", lambda: _quantize(x, scale_value=0.0)),
         ("scale_value is one number", lambda: _quantize(x, scale_value=2.0, granularity="row")),
         ("scale_ub is given beside a scale", lambda: _quantize(x, scale, scale_ub=1.0)),
-        ("scale_ub must be finite", lambda: _quantize(x, scale_ub=float("inf"))),
+        ("scale_ub is inf; accepted is", lambda: _quantize(x, scale_ub=float("inf"))),
         ("data must be float8", lambda: back(x, scale_inv, 0, 0)),
         ("scale_inv does not have the shape", lambda: back(data, scale_inv, 1, 0)),
-        ("scale_layout must be", lambda: back(data, scale_inv, 1, 64, scale_layout="x")),
+        ("scale_layout is 'x'", lambda: back(data, scale_inv, 1, 64, scale_layout="x")),
         ("multiple of 16", lambda: back(data, scale_inv, 1, 8)),
     ]
     for message, call in cases:

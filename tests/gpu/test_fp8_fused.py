@@ -336,7 +336,7 @@ def test_bad_arguments_reach_no_kernel() -> None:
         ("residual shares memory with x",
          lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, residual=x)),
         ("group_size must be", lambda: norm_group(x, weight, 24, dtype=E4M3)),
-        ("eps must be finite and at least",
+        ("amax_eps is 0.0; accepted is",
          lambda: norm_group(x, weight, 16, dtype=E4M3, amax_eps=0.0)),
         ("even number", lambda: silu.swiglu_quantize_fp8(x[:, :63], dtype=E4M3)),
         ("interleave must be 0, or divide N = 32",

@@ -8,6 +8,7 @@ says what the machine is like.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import subprocess
 import sysconfig
@@ -113,7 +114,8 @@ class _Value(ctypes.Structure):
             return cls(present=True, integer=DTYPES[value])
         if isinstance(value, str):
             return cls(present=True, text=value.encode())
-        return cls(present=True, integer=int(value), number=float(value))
+        integer = int(value) if math.isfinite(value) else 0
+        return cls(present=True, integer=integer, number=float(value))
 
 
 class Machine:
