@@ -56,18 +56,19 @@ class WeightStream {
 
   // Of what is copied first: an earlier kernel may have written it.
   __device__ __forceinline__ void prefetch() const {
-    if (!kAligned) return;
+    if constexpr (kAligned) {
 #pragma unroll
-    for (int which = 0; which < Way::kSegments; ++which) {
-      if (k_ + which * kSegment >= w_.cols) return;
-      const uint8_t* from = codes_ + which * (kSegment / 2);
+      for (int which = 0; which < Way::kSegments; ++which) {
+        if (k_ + which * kSegment >= w_.cols) return;
+        const uint8_t* from = codes_ + which * (kSegment / 2);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (row_ + 4 * i + lane_row() < w_.rows) jitquant::prefetch(from);
-        from += static_cast<int64_t>(w_.cols) * 2;  // four rows on
-      }
-      if (lane() < kTile && row_ + lane() < w_.rows) {
-        jitquant::prefetch(scales_ + which * (kSegment / 16));
+        for (int i = 0; i < 4; ++i) {
+          if (row_ + 4 * i + lane_row() < w_.rows) jitquant::prefetch(from);
+          from += static_cast<int64_t>(w_.cols) * 2;  // four rows on
+        }
+        if (lane() < kTile && row_ + lane() < w_.rows) {
+          jitquant::prefetch(scales_ + which * (kSegment / 16));
+        }
       }
     }
   }
