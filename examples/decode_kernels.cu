@@ -135,7 +135,7 @@ __device__ float silu(float x) {
 }
 
 __global__ void swiglu_kernel(const __nv_bfloat16* both, __nv_bfloat16* out, int64_t rows,
-                                int cols) {
+                              int cols) {
   jitquant::let_next_begin();
   jitquant::wait_for_previous();
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kVector;
@@ -241,7 +241,7 @@ cudaError_t launch_swiglu(const TensorView& both, const TensorView& out, cudaStr
   constexpr int kThreads = 128;
   const int64_t blocks = (rows * cols / kVector + kThreads - 1) / kThreads;
   return jitquant::launch<&swiglu_kernel>({blocks, kThreads, Start::kOverlapped}, stream,
-                                            read(both), written(out), rows, static_cast<int>(cols));
+                                          read(both), written(out), rows, static_cast<int>(cols));
 }
 
 JITQUANT_EXPORT(launch_rope_cache,

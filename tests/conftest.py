@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
+
+import pytest
 
 # A shell's background jobs ignore interrupts and hand that on; tests send them to processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+OWN = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Inductor's usual cache, which all checkouts share, knows ops by their names alone."""
+    if INDUCTOR_CACHE not in os.environ:
+        config.stash[OWN] = Path(tempfile.mkdtemp(prefix="jitquant-inductor-"))
+        os.environ[INDUCTOR_CACHE] = str(config.stash[OWN])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes the cache of this run."""
+    own = config.stash.get(OWN, None)
+    if own is not None:
+        shutil.rmtree(own, ignore_errors=True)

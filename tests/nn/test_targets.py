@@ -77,7 +77,7 @@ class Tiny(nn.Module):
         ({"ignore": "o_proj"}, ["attn.q_proj", "mlp.gate", "mlp.down_proj", "lm_head"]),
         ({"filter": lambda name, _: "attn" in name}, ["attn.q_proj", "attn.o_proj"]),
     ],
-    ids=str,
+    ids=["default", "attention", "mlp", "ignore none", "patterns", "ignore", "filter"],
 )
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8_block"])
 def test_convert_takes_them(recipe: str, how: dict[str, object], replaced: list[str]) -> None:
