@@ -98,7 +98,7 @@ __device__ __forceinline__ float2 error_of_rows(const float2 (&rows)[kSide][kLan
 
 // A block of threads a tile. A warp takes 16 rows of it and then 16 columns, eight lanes a line.
 template <class T, bool kWhole, Rotate kRotate, Scaling kScaling, bool kStochastic>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
     nvfp4_both_kernel(TileSource<T> source, const float* maxima, int count, float divisor,
                       Recipe recipe, const __grid_constant__ BothOutput out, uint32_t wide) {
   using Memory = TileMemory<T>;

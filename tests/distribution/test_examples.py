@@ -96,7 +96,7 @@ SMALL = ("--hidden", "64", "--layers", "1", "--batch", "2", "--length", "32")
 
 def test_fp8_training(tmp_path: Path) -> None:
     text = run("fp8_training.py", *SMALL, "--steps", "6", "--out", "found", cwd=tmp_path)
-    assert "4 of 5 linears replaced" in text
+    assert "4 of 5 layers replaced" in text
     record = json.loads((tmp_path / "found" / "fp8_training.json").read_text())
     assert {name: len(curve) for name, curve in record["loss"].items()} == {"bf16": 6, "fp8": 6}
     assert record["loss"]["bf16"] != record["loss"]["fp8"]

@@ -418,7 +418,7 @@ def test_a_library_that_hangs_while_it_is_loaded_is_an_error(
     source.write_text(
         "#include <unistd.h>\nstatic int never = [] { for (;;) pause(); return 0; }();\n"
     )
-    with pytest.raises(LoaderError, match=r"static initialiser .* was still running after 1 s"):
+    with pytest.raises(LoaderError, match=r"static initializer .* was still running after 1 s"):
         new_loader(tmp_path / "cache").get("plain", [source])
     assert entries(tmp_path / "cache") == []
     assert litter(tmp_path / "cache") == []

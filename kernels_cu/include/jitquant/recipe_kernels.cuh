@@ -194,7 +194,7 @@ __device__ __forceinline__ Nvfp4Codes recipe_block(const Block<T>& y, float b,
 // Blocks of threads that a multiprocessor has to hold, which bounds the registers.
 template <class T, Rotate kRotate, bool kStochastic>
 constexpr int recipe_blocks_per_sm() {
-  if (sizeof(T) == 4) return 2;
+  if (sizeof(T) == 4) return 1;
   return kRotate == Rotate::kNone && !kStochastic ? 4 : 3;
 }
 
