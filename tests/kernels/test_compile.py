@@ -46,6 +46,8 @@ MODULES = [
 # Bytes of a thread. The 512 threads of a block of experts have all registers there are; what does
 # not fit is used once a group of rows, not in the loop over tiles.
 SPILLED = {"nvfp4_experts": 128}
+# What 4over6 keeps of two scalings of a block, for the rare errors that are too near to tell apart.
+STACK = SPILLED | {"quantize_nvfp4_both": 640, "quantize_nvfp4_recipe": 640}
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +188,8 @@ def test_no_spills_and_no_stack(name: str, cache: Path, compiled: Callable[[], N
     kernels = kernels_of(build_of(_loader(cache), _request(name)))
     assert {kernel.arch for kernel in kernels} == set(BUILT)
     for kernel in kernels:
-        spilled = max(kernel.stack, kernel.spill_stores, kernel.spill_loads)
-        assert spilled <= SPILLED.get(name, 0), kernel.name
+        assert max(kernel.spill_stores, kernel.spill_loads) <= SPILLED.get(name, 0), kernel.name
+        assert kernel.stack <= STACK.get(name, 0), kernel.name
 
 
 @pytest.mark.parametrize("name", ["amax_gsa"])
