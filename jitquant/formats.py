@@ -145,7 +145,7 @@ GroupRecipe = Literal["te", "deepgemm", "vllm"]
 ScaleFormat = Literal["float32", "ue8m0", "ue8m0_packed"]
 GroupScaleLayout = Literal["row", "column", "column_tma"]
 BlockScaleLayout = Literal["row", "row_padded"]
-Activation = Literal["none", "relu", "silu", "gelu"]
+Activation = Literal["none", "relu", "silu", "gelu", "qgelu", "srelu"]
 
 GROUP_RECIPES: Final[tuple[str, ...]] = ("te", "deepgemm", "vllm")
 """Arithmetic of groups and blocks: TransformerEngine's and torchao's, DeepGEMM's, vLLM's."""
@@ -162,8 +162,9 @@ BLOCK_SCALE_LAYOUTS: Final[tuple[str, ...]] = ("row", "row_padded")
 RAGGED_FORMATS: Final[tuple[str, ...]] = ("fp8_tensor", "nvfp4")
 """What the tensors of one buffer can be quantized to."""
 
-ACTIVATIONS: Final[tuple[str, ...]] = ("none", "relu", "silu", "gelu")
-"""Functions whose derivative can be fused into the cast of a gradient; gelu is the tanh form."""
+ACTIVATIONS: Final[tuple[str, ...]] = ("none", "relu", "silu", "gelu", "qgelu", "srelu")
+"""Functions whose derivative can be fused into the cast of a gradient. gelu is the tanh form, qgelu
+``x * sigmoid(1.702 * x)``, srelu ``relu(x)^2``."""
 
 BOTH_PARTIALS: Final = 512
 """The same of a matrix, and of its transpose; recipes.h's kBothPartials."""

@@ -62,6 +62,12 @@ struct GradSource {
       case Activation::kGelu:
         times([](float at) { return dgelu(at); });
         break;
+      case Activation::kQgelu:
+        times([](float at) { return dqgelu(at); });
+        break;
+      case Activation::kSrelu:
+        times([](float at) { return dsrelu(at); });
+        break;
     }
     return v;
   }

@@ -27,6 +27,7 @@ from jitquant.numerics.nvfp4 import (
 
 _SQRT_2_OVER_PI = 0.79788456080286536
 _GELU_CUBIC = 0.044715
+_QGELU_SLOPE = 1.702
 
 
 def segment_bounds(offsets: Tensor, sizes: Tensor | None, numel: int) -> tuple[Tensor, Tensor]:
@@ -108,15 +109,19 @@ def quantize_ragged_fp8(
 
 
 def activation_derivative(x: Tensor, activation: str) -> Tensor:
-    """Derivative at fp32 ``x``: of "relu", "silu" or "gelu" (its tanh form)."""
+    """Derivative at fp32 ``x``: of "relu", "srelu", "silu", "qgelu" or "gelu" (its tanh form)."""
     if activation == "relu":
         return (x > 0).to(torch.float32)
+    if activation == "srelu":
+        return torch.where(x > 0, x + x, constant(0.0, x))
     y = z = x
     if activation == "gelu":
         # 0.5 * (1 + tanh(y / 2)) is 1 / (1 + exp(-y)), which loses nothing far below 0.
         square, twice = x * x, 2 * _SQRT_2_OVER_PI * x
         y = twice * (1 + _GELU_CUBIC * square)
         z = twice * (1 + 3 * _GELU_CUBIC * square)
+    if activation == "qgelu":
+        y = z = _QGELU_SLOPE * x
     one = constant(1.0, x)
     s = torch.div(one, one + torch.exp(-y))
     return s * (one + z * (one - s))
@@ -141,7 +146,7 @@ def quantize_ragged_grad_fp8(
         scale: fp32 (G,) to take; None: from the amaxes.
         sizes: int64 (G,), in elements.
         act_input: what went into the activation, like ``grad``.
-        activation: "none", "relu", "silu" or "gelu".
+        activation: one of `jitquant.formats.ACTIVATIONS`.
         with_dbias: whether dbias is made; without it is (0, N).
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
 

@@ -307,7 +307,8 @@ def quantize_ragged_grad(
         scale: float32 (G,) to take; None: from the amaxes.
         sizes: int64 (G,), elements of each segment; None: segments follow each other.
         act_input: what went into the activation, of grad's shape and dtype.
-        activation: "none", "relu", "silu" or "gelu" (its tanh form).
+        activation: "none", "relu", "silu", "gelu" (its tanh form), "qgelu"
+            (``x * sigmoid(1.702 * x)``) or "srelu" (``relu(x)^2``).
         dbias: whether bias gradients are made.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         process_group: as in `quantize_ragged`; dbias stays that of this rank's rows.

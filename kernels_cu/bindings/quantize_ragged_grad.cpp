@@ -14,7 +14,9 @@ Activation activation_of(std::string_view name) {
   if (name == "none") return Activation::kNone;
   if (name == "relu") return Activation::kRelu;
   if (name == "silu") return Activation::kSilu;
-  return Activation::kGelu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "qgelu") return Activation::kQgelu;
+  return Activation::kSrelu;
 }
 
 const void* input_of(const std::optional<View>& input, Activation activation, const View& grad) {

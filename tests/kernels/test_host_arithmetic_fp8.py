@@ -205,12 +205,13 @@ def test_tensor_scale_of_every_amax(host: ctypes.CDLL, dtype: torch.dtype) -> No
 
 def test_derivatives(host: ctypes.CDLL) -> None:
     x = torch.cat((torch.linspace(-12, 12, 4001), torch.tensor([0.0, -0.0, 80.0, -80.0])))
-    results = {name: torch.empty_like(x) for name in ("relu", "silu", "gelu")}
+    results = {name: torch.empty_like(x) for name in ("relu", "silu", "gelu", "qgelu", "srelu")}
     host.derivatives(p(x), size(x.numel()), *map(p, results.values()))
     for name, got in results.items():
         want = ragged.activation_derivative(x, name)
         torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-6)
-    assert torch.equal(results["relu"], ragged.activation_derivative(x, "relu"))
+    for name in ("relu", "srelu"):
+        assert torch.equal(results[name], ragged.activation_derivative(x, name))
 
 
 @pytest.mark.parametrize("layout", ["row", "column", "column_tma"])

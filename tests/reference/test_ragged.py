@@ -12,7 +12,7 @@ from samples import DTYPES, randn
 from torch import Tensor
 
 from jitquant import reference
-from jitquant.formats import FP8_DTYPES, RECIPES
+from jitquant.formats import ACTIVATIONS, FP8_DTYPES, RECIPES
 from jitquant.numerics.fp8 import scale_from_amax
 from jitquant.numerics.ragged import activation_derivative, segment_bounds
 
@@ -223,12 +223,14 @@ def test_a_block_that_reaches_beyond_its_segment() -> None:
     assert not back[20:32].any()
 
 
-@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
 def test_derivative_is_autograds(activation: str) -> None:
     functions = {
         "relu": torch.relu,
         "silu": torch.nn.functional.silu,
         "gelu": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+        "qgelu": lambda t: t * torch.sigmoid(1.702 * t),
+        "srelu": lambda t: torch.relu(t).square(),
     }
     x = torch.linspace(-10, 10, 4001, dtype=torch.float64, requires_grad=True)
     (want,) = torch.autograd.grad(functions[activation](x).sum(), x)
@@ -236,7 +238,7 @@ def test_derivative_is_autograds(activation: str) -> None:
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("activation", ["none", "relu", "silu", "gelu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("static", [False, True])
 def test_gradient(activation: str, static: bool) -> None:
     rows, cols = [3, 0, 1, 5], 12

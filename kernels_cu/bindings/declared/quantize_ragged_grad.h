@@ -23,7 +23,7 @@ struct QuantizeRaggedGradFp8 {
   ScalarType dtype;
 
   void check() const {
-    check_name("activation", activation, {"none", "relu", "silu", "gelu"});
+    check_name("activation", activation, {"none", "relu", "silu", "gelu", "qgelu", "srelu"});
   }
 };
 

@@ -6,10 +6,15 @@
 
 namespace jitquant {
 
-enum class Activation : int { kNone = 0, kRelu = 1, kSilu = 2, kGelu = 3 };
+enum class Activation : int { kNone = 0, kRelu = 1, kSilu = 2, kGelu = 3, kQgelu = 4, kSrelu = 5 };
 
 JITQUANT_HD float drelu(float x) {
   return x > 0.0f ? 1.0f : 0.0f;
+}
+
+// Of max(x, 0)^2.
+JITQUANT_HD float dsrelu(float x) {
+  return x > 0.0f ? add_rn(x, x) : 0.0f;
 }
 
 // s * (1 + z * (1 - s)), s = 1 / (1 + exp(-y)): the derivative of x / (1 + exp(-y)) where z is x
@@ -21,6 +26,12 @@ JITQUANT_HD float dgate(float y, float z) {
 
 JITQUANT_HD float dsilu(float x) {
   return dgate(x, x);
+}
+
+// Of x / (1 + exp(-1.702 * x)).
+JITQUANT_HD float dqgelu(float x) {
+  const float y = mul_rn(1.702f, x);
+  return dgate(y, y);
 }
 
 // Of 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))), where 0.5 * (1 + tanh(y)) is
