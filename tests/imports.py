@@ -6,27 +6,28 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "jitquant"
+HARNESS = Path(__file__).parents[1] / "scripts" / "harness"
 
 
-def _name(path: Path) -> str:
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+def _name(path: Path, package: Path) -> str:
+    parts = path.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def arrows(root: Path = ROOT) -> dict[str, set[str]]:
-    """The modules of this project that each module under ``root`` imports, anywhere in it."""
-    paths = {_name(path): path for path in ROOT.rglob("*.py")}
+def arrows(root: Path = ROOT, package: Path = ROOT) -> dict[str, set[str]]:
+    """The modules of ``package`` that each module under ``root`` imports, anywhere in it."""
+    paths = {_name(path, package): path for path in package.rglob("*.py")}
     found: dict[str, set[str]] = {}
     for name, path in paths.items():
         if not path.is_relative_to(root):
             continue
-        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        folder = name if path.name == "__init__.py" else name.rpartition(".")[0]
         seen: set[str] = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 seen.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                above = folder.split(".")[: len(folder.split(".")) - node.level + 1]
                 base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
                 names = (f"{base}.{alias.name}" for alias in node.names)
                 seen.update(name if name in paths else base for name in names)

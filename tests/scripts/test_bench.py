@@ -15,7 +15,9 @@ import torch
 from harness import timing
 from harness.bench import __main__ as command
 from harness.bench import host, kernels, loader, peers, plain, report, sweep
-from harness.bench.ops import OPS, Op, Traffic, chosen
+from harness.bench.op import Op, Traffic
+from harness.bench.ops import chosen
+from harness.bench.ops_nvfp4 import NVFP4_OPS
 from rich.console import Console
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def _arguments(op: Op, m: int, n: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("op", [op for op in OPS if not op.quantized], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [op for op in NVFP4_OPS if not op.quantized], ids=lambda op: op.name)
 def test_plain_code_has_the_bits_of_the_op(op: Op, dtype: torch.dtype) -> None:
     arguments = _arguments(op, 24, 256, dtype)
     if op.name != "mhc":  # the sign of a sum of zeros depends on where it starts
@@ -62,7 +64,7 @@ def test_plain_dequantization_has_the_bits_of_the_reference(granularity: str) ->
     assert torch.equal(plain.dequantize(*parts), expected)
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", NVFP4_OPS, ids=lambda op: op.name)
 def test_traffic_is_that_of_the_tensors(op: Op) -> None:
     m, n = 6, 64
     arguments = _arguments(op, m, n, torch.bfloat16)
@@ -306,7 +308,7 @@ def test_inputs_rotate_through_more_than_the_cache() -> None:
 
 def test_ops_are_chosen_by_name() -> None:
     assert [op.name for op in chosen("mhc,select")] == ["mhc", "select"]
-    assert len(list(chosen("all"))) == len(OPS)
+    assert len(list(chosen("all"))) == len(NVFP4_OPS)
     with pytest.raises(ValueError, match="quantize-row"):
         list(chosen("nothing"))
 

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from harness.bench.ops import OPS, Op, Traffic, chosen
+from harness.bench.op import Op, Traffic
+from harness.bench.ops import OPS, chosen
 from harness.bench.ops_fp8 import FP8_OPS
+from harness.bench.ops_nvfp4 import NVFP4_OPS
 from harness.bench.ops_ragged import RAGGED_OPS
 from torch import Tensor
 
 from jitquant import QuantizedRaggedTensor, QuantizedTensor
 
 # Each once; that of NVFP4 among them has tests of its own.
-MEASURED = [op for op in dict.fromkeys((*FP8_OPS, *RAGGED_OPS)) if op not in OPS]
+MEASURED = [op for op in dict.fromkeys((*FP8_OPS, *RAGGED_OPS)) if op not in NVFP4_OPS]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -98,5 +100,5 @@ def test_they_are_chosen_by_name() -> None:
     assert list(chosen("fp8")) == list(FP8_OPS)
     assert [op.name for op in chosen("cast,quantize-row")] == ["cast", "quantize-row"]
     assert list(chosen("ragged")) == list(RAGGED_OPS)
-    new = [op for op in RAGGED_OPS if op not in (*OPS, *FP8_OPS)]
-    assert len({op.name for op in (*OPS, *FP8_OPS, *new)}) == len(OPS) + len(FP8_OPS) + len(new)
+    new = [op for op in RAGGED_OPS if op not in (*NVFP4_OPS, *FP8_OPS)]
+    assert len(OPS) == len(NVFP4_OPS) + len(FP8_OPS) + len(new)  # no name twice

@@ -13,15 +13,14 @@ import pytest
 import torch
 from harness import timing
 from harness.bench import __main__ as command
-from harness.bench import kernels, peers, peers_fp8, report
+from harness.bench import kernels, peers, peers_fp8, peers_nvfp4, report
+from harness.bench import peer as shared
 from harness.bench.ops import chosen
 from torch import Tensor
 
 CPU = torch.device("cpu")
 KNOWN = [
-    (op, library, peer)
-    for op, known in {**peers.PEERS, **peers_fp8.FP8_PEERS}.items()
-    for library, peer in known.items()
+    (op, library, peer) for op, known in peers.PEERS.items() for library, peer in known.items()
 ]
 
 
@@ -39,7 +38,7 @@ def test_a_peer_hands_the_inputs_of_its_op_to_its_library(
         asked.append(name)
         return fake
 
-    for place in (peers, peers_fp8):
+    for place in (shared, peers_fp8, peers_nvfp4):
         monkeypatch.setattr(place, "module", module)
     monkeypatch.setattr(peers_fp8, "compiled", lambda fn: fn)
     (op,) = chosen(name)
@@ -51,14 +50,14 @@ def test_a_peer_hands_the_inputs_of_its_op_to_its_library(
     pointers = {a.data_ptr() for a in given if isinstance(a, Tensor)}
     for tensor in inputs:
         factor = tensor.shape == (1,) and tensor.data_ptr() not in pointers
-        assert (peers.inverse(tensor) if factor else tensor).data_ptr() in pointers
+        assert (shared.inverse(tensor) if factor else tensor).data_ptr() in pointers
 
 
 def test_a_factor_is_inverted_once() -> None:
     factor = torch.full((1,), 4.0)
-    assert peers.inverse(factor) is peers.inverse(factor)
-    assert peers.inverse(factor).item() == 0.25
-    assert peers.inverse(torch.full((1,), 8.0)).item() == 0.125
+    assert shared.inverse(factor) is shared.inverse(factor)
+    assert shared.inverse(factor).item() == 0.25
+    assert shared.inverse(torch.full((1,), 8.0)).item() == 0.125
 
 
 @pytest.fixture

@@ -44,10 +44,8 @@ def _rows(results: Path, stem: str) -> goals.Rows:
 
 def _calls() -> dict[str, str]:
     from harness.bench.ops import OPS
-    from harness.bench.ops_fp8 import FP8_OPS
-    from harness.bench.ops_ragged import RAGGED_OPS
 
-    return {op.name: op.call for op in (*OPS, *FP8_OPS, *RAGGED_OPS)}
+    return {name: op.call for name, op in OPS.items()}
 
 
 def _us(value: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from harness import timing
-from harness.bench.ops import Op
+from harness.bench.op import Op
 
 Peers = Mapping[str, Callable[..., Any] | None]
 """What each library has beside an op, by the library's name; None: nothing, or no library."""

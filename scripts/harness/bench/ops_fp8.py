@@ -13,7 +13,7 @@ from torch import Tensor
 
 import jitquant
 from harness.bench import plain_fp8 as plain
-from harness.bench.ops import Op, Quantized, _vector
+from harness.bench.op import Op, Quantized, vector
 
 GROUP = 128
 
@@ -23,7 +23,7 @@ def _scale(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ..
 
 
 def _weight(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    return (_vector(n, dtype, device),)
+    return (vector(n, dtype, device),)
 
 
 def _weight_and_scale(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:

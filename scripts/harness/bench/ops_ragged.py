@@ -12,8 +12,9 @@ from torch import Tensor
 
 import jitquant
 from harness.bench import plain_fp8 as plain
-from harness.bench.ops import OPS, Op, packed_bytes
+from harness.bench.op import Op, packed_bytes
 from harness.bench.ops_fp8 import FP8_OPS, _scale, _written
+from harness.bench.ops_nvfp4 import NVFP4_OPS
 
 GROUPS = (8, 64, 1024)
 
@@ -91,7 +92,7 @@ def _gradient(groups: int) -> Op:
     )
 
 
-_ONE = {op.name: op for op in (*OPS, *FP8_OPS)}
+_ONE = {op.name: op for op in (*NVFP4_OPS, *FP8_OPS)}
 RAGGED_OPS = (
     _ONE["quantize-tensor"],
     *(_nvfp4(groups) for groups in GROUPS),

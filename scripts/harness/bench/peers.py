@@ -11,18 +11,12 @@ A library is imported when `versions` or a peer is called. What raises is for th
 
 from __future__ import annotations
 
-import functools
-import importlib
-from collections.abc import Callable, Mapping
-from types import ModuleType
-from typing import Any
-
-import torch
-from torch import Tensor
+from collections.abc import Mapping
 
 from harness.bench.kernels import first_line
-
-Peer = Callable[..., Any]
+from harness.bench.peer import Peer, module
+from harness.bench.peers_fp8 import FP8_PEERS
+from harness.bench.peers_nvfp4 import NVFP4_PEERS
 
 LIBRARIES = {
     "vllm": "vllm",
@@ -33,7 +27,9 @@ LIBRARIES = {
 """Names of the columns, and what is imported for them."""
 
 ABSENT = "not importable"
-EPS = 1e-6
+
+PEERS = {**NVFP4_PEERS, **FP8_PEERS}
+"""By op and library."""
 
 
 def versions() -> dict[str, str]:
@@ -65,70 +61,7 @@ def peers_of(op: str, found: Mapping[str, str]) -> dict[str, Peer | None]:
         op: name of the op.
         found: what `versions` gave.
     """
-    from harness.bench.peers_fp8 import FP8_PEERS
-
-    known = {**PEERS, **FP8_PEERS}.get(op, {})
+    known = PEERS.get(op, {})
     return {
         name: None if text.startswith(ABSENT) else known.get(name) for name, text in found.items()
     }
-
-
-def module(name: str) -> ModuleType:
-    """A module of a library, imported when it is first asked for."""
-    return importlib.import_module(name)
-
-
-@functools.lru_cache(maxsize=1)
-def inverse(factor: Tensor) -> Tensor:
-    """The factor that dequantizes of one that encodes, and back; made before the graph is."""
-    return 1.0 / factor
-
-
-def vllm_ops(name: str) -> Any:
-    """A compiled op of vLLM, which writes to buffers."""
-    module("vllm._custom_ops")
-    return getattr(torch.ops._C, name)
-
-
-def _vllm_silu(fused: Tensor, gsa: Tensor) -> Any:
-    rows, cols = fused.shape[0], fused.shape[1] // 2
-    codes = fused.new_empty(rows, cols // 2, dtype=torch.uint8)
-    # Swizzled: 128 rows by 4 scales, which are an int32.
-    scales = fused.new_empty(-(-rows // 128) * 128, -(-cols // 64), dtype=torch.int32)
-    vllm_ops("silu_and_mul_nvfp4_quant")(codes, scales, fused, inverse(gsa))
-    return codes, scales
-
-
-PEERS: dict[str, dict[str, Peer]] = {
-    "quantize-given": {
-        "vllm": lambda x, gsa: module("vllm._custom_ops").scaled_fp4_quant(
-            x, inverse(gsa), is_sf_swizzled_layout=False
-        ),
-        "flashinfer": lambda x, gsa: module("flashinfer").fp4_quantize(
-            x, inverse(gsa), is_sf_swizzled_layout=False
-        ),
-        "torchao": lambda x, gsa: module(
-            "torchao.prototype.mx_formats.kernels"
-        ).triton_quantize_nvfp4(x, gsa),
-        "fbgemm": lambda x, gsa: module(
-            "fbgemm_gpu.experimental.gemm.triton_gemm.fp4_quantize"
-        ).triton_scale_nvfp4_quant(x, inverse(gsa)),
-    },
-    "swiglu-given": {
-        "vllm": _vllm_silu,
-        "flashinfer": lambda fused, gsa: module(
-            "flashinfer.quantization"
-        ).silu_and_mul_nvfp4_quantize(fused, inverse(gsa)),
-    },
-    # Their global scale is 1, where here each row has a gsa of its own.
-    "rmsnorm": {
-        "flashinfer": lambda x, weight: module("flashinfer.norm").rmsnorm_fp4quant(
-            x, weight, eps=EPS
-        ),
-    },
-    "rmsnorm-residual": {
-        "flashinfer": lambda x, residual, weight: module("flashinfer.norm").add_rmsnorm_fp4quant(
-            x, residual, weight, eps=EPS
-        ),
-    },
-}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.bench.peers import EPS, Peer, inverse, module, vllm_ops
+from harness.bench.peer import EPS, Peer, inverse, module, vllm_ops
 
 E4M3 = torch.float8_e4m3fn
 GROUP = 128

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from harness.bench.host import HostRow
 from harness.bench.kernels import Measurement
-from harness.bench.ops import Op
+from harness.bench.op import Op
 from harness.bench.sweep import OPS as SWEPT
 from harness.bench.sweep import Point, worst
 from harness.timing import Ceilings

@@ -12,7 +12,7 @@ from torch import Tensor
 import jitquant
 from harness import timing
 from harness.bench import plain
-from harness.bench.ops import Traffic
+from harness.bench.op import Traffic
 from jitquant import QuantizedActivation
 
 M, N = 8192, 7168
