@@ -7,95 +7,26 @@ registers the operators when one is first used.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jitquant._command import started_as_command
 
 if TYPE_CHECKING or not started_as_command():
-    from jitquant.delayed_scaling import DelayedScaling
-    from jitquant.ops import (
-        amax_gsa,
-        deinterleave_quantize_nvfp4,
-        dequantize,
-        dequantize_mxfp4,
-        dequantize_nvfp4,
-        dequantize_ragged,
-        mhc_rmsnorm_quantize_nvfp4,
-        nvfp4_experts,
-        nvfp4_grouped_linear,
-        nvfp4_linear,
-        quantize_block,
-        quantize_block_both,
-        quantize_fp8,
-        quantize_mxfp4,
-        quantize_mxfp8,
-        quantize_mxfp8_both,
-        quantize_nvfp4,
-        quantize_nvfp4_both,
-        quantize_per_token_group,
-        quantize_per_token_group_both,
-        quantize_ragged,
-        quantize_ragged_grad,
-        quantize_weight_nvfp4,
-        rmsnorm_quantize_fp8,
-        rmsnorm_quantize_nvfp4,
-        rmsnorm_quantize_per_token_group,
-        swiglu_quantize_fp8,
-        swiglu_quantize_per_token_group,
-    )
-    from jitquant.tensors import (
-        NVFP4Tensor,
-        QuantizedActivation,
-        QuantizedRaggedTensor,
-        QuantizedTensor,
-    )
+    from jitquant import delayed_scaling, ops, tensors
+    from jitquant.delayed_scaling import *
+    from jitquant.ops import *
+    from jitquant.tensors import *
+
+    __all__ = ["Source", "__version__", "freeze", "get_cuda_module", "unfreeze", "warmup"]
+    __all__ += delayed_scaling.__all__
+    __all__ += ops.__all__
+    __all__ += tensors.__all__
 
 if TYPE_CHECKING:
     from jitquant.loader import Source, freeze, get_cuda_module, unfreeze, warmup
 
     __version__: str
-
-__all__ = [
-    "DelayedScaling",
-    "NVFP4Tensor",
-    "QuantizedActivation",
-    "QuantizedRaggedTensor",
-    "QuantizedTensor",
-    "Source",
-    "__version__",
-    "amax_gsa",
-    "deinterleave_quantize_nvfp4",
-    "dequantize",
-    "dequantize_mxfp4",
-    "dequantize_nvfp4",
-    "dequantize_ragged",
-    "freeze",
-    "get_cuda_module",
-    "mhc_rmsnorm_quantize_nvfp4",
-    "nvfp4_experts",
-    "nvfp4_grouped_linear",
-    "nvfp4_linear",
-    "quantize_block",
-    "quantize_block_both",
-    "quantize_fp8",
-    "quantize_mxfp4",
-    "quantize_mxfp8",
-    "quantize_mxfp8_both",
-    "quantize_nvfp4",
-    "quantize_nvfp4_both",
-    "quantize_per_token_group",
-    "quantize_per_token_group_both",
-    "quantize_ragged",
-    "quantize_ragged_grad",
-    "quantize_weight_nvfp4",
-    "rmsnorm_quantize_fp8",
-    "rmsnorm_quantize_nvfp4",
-    "rmsnorm_quantize_per_token_group",
-    "swiglu_quantize_fp8",
-    "swiglu_quantize_per_token_group",
-    "unfreeze",
-    "warmup",
-]
 
 _OF_THE_LOADER = ("Source", "freeze", "get_cuda_module", "unfreeze", "warmup")
 _MODULES = ("loader", "nn", "reference", "testing")
@@ -110,25 +41,28 @@ def _version() -> str:
         return "0+unknown"
 
 
+def _of_the_command(name: str) -> Any:
+    """What ``name`` is where a program imports the package; all public names are read then."""
+    modules = [import_module(f"{__name__}.{m}") for m in ("delayed_scaling", "ops", "tensors")]
+    public = {key: getattr(module, key) for module in modules for key in module.__all__}
+    globals().update(public, __all__=[*_OF_THE_LOADER, "__version__", *public])
+    return globals().get(name)
+
+
 def __getattr__(name: str) -> Any:
     # The loader and the package's metadata are read when they are asked for.
-    value: Any
+    value: Any = None
     if name in _OF_THE_LOADER:
         from jitquant import loader
 
         value = getattr(loader, name)
     elif name in _MODULES:
-        from importlib import import_module
-
         value = import_module(f"{__name__}.{name}")
     elif name == "__version__":
         value = _version()
-    elif name in __all__:
-        from jitquant import delayed_scaling, ops, tensors
-
-        places = (ops, tensors, delayed_scaling)
-        value = next(getattr(place, name) for place in places if hasattr(place, name))
-    else:
+    elif "__all__" not in globals() and (name == "__all__" or not name.startswith("_")):
+        value = _of_the_command(name)
+    if value is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value

@@ -10,6 +10,8 @@ from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
 from jitquant.tensors.fp8 import QuantizedTensor
 
+__all__ = ["DelayedScaling"]
+
 
 class DelayedScaling:
     """The scale of a tensor (or of each of many) from a history of its amaxes.

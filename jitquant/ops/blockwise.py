@@ -32,6 +32,15 @@ from jitquant.ops.fp8 import E4M3
 from jitquant.ops.schema import Arguments, Cast, Number, Op, Plan, Result, Rows, product
 from jitquant.tensors import QuantizedTensor
 
+__all__ = [
+    "quantize_block",
+    "quantize_block_both",
+    "quantize_per_token_group",
+    "quantize_per_token_group_both",
+    "rmsnorm_quantize_per_token_group",
+    "swiglu_quantize_per_token_group",
+]
+
 
 def _scales(leading: tuple[int, ...], groups: int, scale_format: str, scale_layout: str) -> Result:
     dtype = torch.int32 if scale_format == "ue8m0_packed" else torch.float32

@@ -11,6 +11,11 @@ from jitquant.ops import _checks
 from jitquant.ops.schema import Op, Plan, Result
 from jitquant.tensors import NVFP4Tensor
 
+__all__ = [
+    "nvfp4_experts",
+    "nvfp4_grouped_linear",
+]
+
 MOST_EXPERTS = 1024
 MOST_TOP_K = 64
 

@@ -58,6 +58,13 @@ from jitquant.tensors import QuantizedTensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+__all__ = [
+    "dequantize",
+    "quantize_fp8",
+    "rmsnorm_quantize_fp8",
+    "swiglu_quantize_fp8",
+]
+
 E4M3 = torch.float8_e4m3fn
 
 

@@ -13,6 +13,8 @@ from jitquant.ops import _checks
 from jitquant.ops.schema import Op, Plan, Result
 from jitquant.tensors import NVFP4Tensor
 
+__all__ = ["nvfp4_linear"]
+
 
 def _evenly_strided(x: Tensor) -> bool:
     """Whether the rows are at one distance from each other."""

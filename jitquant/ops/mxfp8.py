@@ -24,6 +24,11 @@ from jitquant.ops.fp8 import E4M3
 from jitquant.ops.schema import Op, Plan, Result
 from jitquant.tensors import QuantizedTensor
 
+__all__ = [
+    "quantize_mxfp8",
+    "quantize_mxfp8_both",
+]
+
 
 def _mxfp8_scales(leading: tuple[int, ...], cols: int, scale_layout: str) -> Result:
     groups = ceil_div(cols, MXFP8_BLOCK)

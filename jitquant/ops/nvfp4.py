@@ -70,6 +70,16 @@ from jitquant.tensors import NVFP4Tensor, QuantizedActivation
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+__all__ = [
+    "amax_gsa",
+    "deinterleave_quantize_nvfp4",
+    "dequantize_nvfp4",
+    "mhc_rmsnorm_quantize_nvfp4",
+    "quantize_nvfp4",
+    "quantize_weight_nvfp4",
+    "rmsnorm_quantize_nvfp4",
+]
+
 _BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
 _MAKER = "NVFP4Tensor.empty(shape, ...)"
 

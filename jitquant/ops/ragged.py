@@ -43,6 +43,12 @@ from jitquant.tensors import QuantizedRaggedTensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+__all__ = [
+    "dequantize_ragged",
+    "quantize_ragged",
+    "quantize_ragged_grad",
+]
+
 
 _BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
 _MAKER = "QuantizedRaggedTensor.empty(shape, offsets, ...)"

@@ -45,6 +45,12 @@ from jitquant.tensors import NVFP4Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+__all__ = [
+    "dequantize_mxfp4",
+    "quantize_mxfp4",
+    "quantize_nvfp4_both",
+]
+
 
 def _check_rotation(rotate: str, signs: Tensor | None, cols: int, like: Tensor) -> None:
     n = numerics.hadamard_size(rotate)
