@@ -14,6 +14,8 @@ from torch import nn
 
 from jitquant.nn import NVFP4Linear
 
+__all__ = ["with_jitquant"]
+
 Config = TypeVar("Config", bound=LoraConfig)
 
 

@@ -16,6 +16,8 @@ from torchao.quantization.transform_module import register_quantize_module_handl
 from jitquant.formats import Granularity, Recipe
 from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear
 
+__all__ = ["JitquantFP8BlockConfig", "JitquantNVFP4Config"]
+
 
 @dataclass
 class JitquantNVFP4Config(AOBaseConfig):  # type: ignore[misc]

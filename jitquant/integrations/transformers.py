@@ -29,6 +29,8 @@ from jitquant.nn._convert import LAYERS, LinearRecipe
 from jitquant.nn._hf_quantizer import SavingQuantizer, attach_quantizer
 from jitquant.nn._load import quantized_modules
 
+__all__ = ["JitquantConfig", "jitquant_layers"]
+
 METHOD = "jitquant"
 FILES = ("compressed-tensors", "modelopt")
 
