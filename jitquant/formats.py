@@ -167,7 +167,7 @@ ACTIVATIONS: Final[tuple[str, ...]] = ("none", "relu", "silu", "gelu", "qgelu", 
 ``x * sigmoid(1.702 * x)``, srelu ``relu(x)^2``."""
 
 BOTH_PARTIALS: Final = 512
-"""The same of a matrix, and of its transpose; recipes.h's kBothPartials."""
+"""The same of a matrix, and of its transpose; recipes/launch.h's kBothPartials."""
 
 MXFP4_BLOCK: Final = 32
 """Elements of MXFP4 that share one E8M0 scale."""

@@ -37,7 +37,7 @@ def linear_samples() -> dict[str, list[Sample]]:
         (12, 40, 272, {"residual": True}),
         (18, 20, 256, {"bias": True}),
         (0, 16, 32, {}),
-        # In tiles, of each shape (nvfp4_linear_tiles.cuh), on a device with two multiprocessors.
+        # In tiles, of each shape (gemm/linear_tiles.cuh), on a device with two multiprocessors.
         (40, 70, 576, {}),
         (60, 500, 256, {"residual": True}),
         (100, 64, 192, {"bias": True}),

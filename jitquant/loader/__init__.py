@@ -126,9 +126,9 @@ def get_cuda_module(
         name: the module's name, an identifier. Builds with one name and unlike contents live side
             by side: each gets its own value of the macro ``TORCH_EXTENSION_NAME``.
         sources: ``.cu`` and ``.cpp`` files. A bare name (``"amax_gsa.cu"``) is one of the
-            project's kernels; a :class:`~pathlib.Path` or a string with a directory part
-            (``"./k.cu"``) is the caller's own. ``bindings/k.cpp`` beside ``k.cu`` is compiled
-            with it unless a C++ source is named. A :class:`Source` is the text itself.
+            project's kernels, whichever folder it is in; a :class:`~pathlib.Path` or a string with
+            a directory part (``"./k.cu"``) is the caller's own. ``bindings/k.cpp`` beside ``k.cu``
+            is compiled with it unless a C++ source is named. A :class:`Source` is the text itself.
         include_dirs: searched before the project's own device headers, which are always found.
         cuda_flags: more flags for nvcc (not to select architectures: that is ``archs``).
         cxx_flags: more flags for the C++ compiler; ``-l``, ``-L`` and ``-Wl,`` go to the linker.

@@ -1,5 +1,5 @@
 #include "declared/dequantize.h"
-#include "jitquant/fp8_launch.h"
+#include "../fp8/launch.h"
 
 namespace jitquant {
 

@@ -1,8 +1,8 @@
 // What the FP8 bindings with one scale for a tensor or a row do alike.
 #pragma once
 
+#include "../fp8/launch.h"
 #include "function.h"
-#include "jitquant/fp8_launch.h"
 
 namespace jitquant {
 

@@ -1,8 +1,8 @@
 // What the bindings of groups and blocks in eight bits do alike.
 #pragma once
 
+#include "../group/launch.h"
 #include "function.h"
-#include "jitquant/groups.h"
 
 namespace jitquant {
 

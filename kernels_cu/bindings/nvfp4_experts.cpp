@@ -1,4 +1,4 @@
-#include "jitquant/nvfp4_experts.h"
+#include "../gemm/experts.h"
 
 #include "function.h"
 #include "product.h"

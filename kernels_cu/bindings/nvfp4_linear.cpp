@@ -1,4 +1,4 @@
-#include "jitquant/nvfp4_linear.h"
+#include "../gemm/linear.h"
 
 #include "function.h"
 #include "product.h"

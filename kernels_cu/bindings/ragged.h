@@ -1,8 +1,8 @@
 // What the bindings of many tensors in one buffer do alike.
 #pragma once
 
+#include "../ragged/launch.h"
 #include "fp8.h"
-#include "jitquant/ragged_launch.h"
 
 namespace jitquant {
 

@@ -1,8 +1,8 @@
 // The arguments that recipes for training and rotation have in common.
 #pragma once
 
+#include "../recipes/launch.h"
 #include "function.h"
-#include "jitquant/recipes.h"
 
 namespace jitquant {
 

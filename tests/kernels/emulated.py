@@ -21,6 +21,8 @@ import torch
 from host_code import compiled, link
 from torch import Tensor
 
+from jitquant.loader.request.sources import kernel_files
+
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "kernels_cu"
 EMULATION = Path(__file__).with_name("emulation")
@@ -135,20 +137,21 @@ class Machine:
         own = ["-fvisibility=hidden", "-fno-gnu-unique", "-fno-extern-tls-init"]
         aligned = ["-fsanitize=alignment", "-fno-sanitize=null"]
         headers = [f"-I{sysconfig.get_path('include')}"] if python else []
+        files = kernel_files(KERNELS)
 
         def build(name: str) -> None:
             made = compiled(
                 [
                     *("-Og", "-w", unchecked, *own, *aligned, *headers),
                     *(f"-DTORCH_EXTENSION_NAME={name}", f"-I{EMULATION}"),
-                    *(f"-I{KERNELS / 'include'}", "-include", KERNELS / f"{name}.cu"),
+                    *(f"-I{KERNELS / 'include'}", "-include", files[name]),
                     KERNELS / "bindings" / f"{name}.cpp",
                 ]
             )
             link([made], folder / f"{name}.so", machine)
 
         # What takes longest first.
-        by_size = sorted(names, key=lambda name: -(KERNELS / f"{name}.cu").stat().st_size)
+        by_size = sorted(names, key=lambda name: -files[name].stat().st_size)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(build, by_size))
         self._machine = ctypes.CDLL(str(machine))

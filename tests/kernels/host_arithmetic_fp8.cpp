@@ -137,8 +137,8 @@ int64_t count_wrong_whole_quotients(uint32_t divisor, uint32_t n) {
   return wrong;
 }
 
-void derivatives(const float* x, int64_t n, float* relu, float* silu, float* gelu,
-                 float* qgelu, float* srelu) {
+void derivatives(const float* x, int64_t n, float* relu, float* silu, float* gelu, float* qgelu,
+                 float* srelu) {
   for (int64_t i = 0; i < n; ++i) {
     relu[i] = drelu(x[i]);
     silu[i] = dsilu(x[i]);

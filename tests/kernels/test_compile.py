@@ -17,11 +17,13 @@ from jitquant.loader import Loader, NvccNotFoundError
 from jitquant.loader.machine.processes import default_jobs
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
 from jitquant.loader.request.plan import Request
+from jitquant.loader.request.sources import kernel_files
 from jitquant.loader.tools.inspect import build_of, kernels_of
 from jitquant.ops import ALL_OPS
 
 KERNELS = Path(__file__).parents[2] / "kernels_cu"
-SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
+FILES = kernel_files(KERNELS)
+SOURCES = [path.name for path in FILES.values()]
 BUILT = ("90a", "100a")
 """What the loader compiles, links and loads every file for."""
 OTHERS = ("80", "86", "89", "120a")
@@ -119,7 +121,7 @@ def _compile_for(archs: tuple[str, ...], source: str, nvcc: str, out: Path) -> N
         [
             # What is compiled here does not run; it takes less than half of the time so.
             *(nvcc, "-std=c++17", "-Ofc=max", *gencode, "-c", f"-I{KERNELS / 'include'}"),
-            *(str(KERNELS / source), "-o", f"{out}.o"),
+            *(str(FILES[Path(source).stem]), "-o", f"{out}.o"),
         ],
         env=dict(os.environ),  # a copy: pytest changes this process's while threads start compilers
         check=True,
@@ -132,8 +134,13 @@ def test_the_table_names_every_kernel_file() -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_no_torch_header_in_device_code(source: str) -> None:
-    files = [KERNELS / source, *(KERNELS / "include" / "jitquant").iterdir()]
-    for path in files:
+    room = FILES[Path(source).stem].parent
+    headers = [
+        *room.glob("*.cuh"),
+        *room.glob("*.h"),
+        *(KERNELS / "include" / "jitquant").iterdir(),
+    ]
+    for path in (room / source, *headers):
         assert not re.search(r'#include\s*[<"](torch|ATen|c10|pybind11)/', path.read_text()), path
 
 
@@ -227,7 +234,7 @@ def test_the_e2m1_instruction_is_used_where_it_is(
     subprocess.run(
         [
             *(nvcc, "-std=c++17", "-ptx", f"-arch=compute_{arch}", f"-I{KERNELS / 'include'}"),
-            *(str(KERNELS / "quantize_nvfp4.cu"), "-o", str(ptx)),
+            *(str(FILES["quantize_nvfp4"]), "-o", str(ptx)),
         ],
         check=True,
     )

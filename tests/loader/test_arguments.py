@@ -175,7 +175,7 @@ def test_what_a_variable_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_binding_beside_a_kernel_is_taken_unless_one_is_named(tmp_path: Path) -> None:
-    from jitquant.loader.request.sources import resolve_sources
+    from jitquant.loader.request.sources import kernel_files, resolve_sources
 
     source = write_toy(tmp_path / "source")
     binding = source.parent / "bindings" / "toy.cpp"
@@ -183,3 +183,16 @@ def test_binding_beside_a_kernel_is_taken_unless_one_is_named(tmp_path: Path) ->
     assert resolve_sources([source], tmp_path) == (str(source), str(binding))
     assert resolve_sources([source, other], tmp_path) == (str(source), str(other))
     assert resolve_sources(["toy.cu"], source.parent) == (str(source), str(binding))
+    # The same in folders of kernels_cu, whose bindings are all in one.
+    room = source.parent / "room"
+    room.mkdir()
+    inside = source.rename(room / "inside.cu")
+    binding = binding.rename(binding.with_name("inside.cpp"))
+    for given in ("inside.cu", inside):
+        assert resolve_sources([given], source.parent) == (str(inside), str(binding))
+    assert resolve_sources([inside], room) == (str(inside),)
+    assert kernel_files(source.parent) == {"inside": inside}
+    own = source.parent / "inside.cu"
+    own.write_text("")
+    assert resolve_sources(["inside.cu"], source.parent) == (str(own), str(binding))
+    assert kernel_files(source.parent) == {"inside": own}

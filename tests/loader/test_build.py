@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -116,6 +117,31 @@ def test_projects_headers_are_found_from_a_source_of_the_caller(tmp_path: Path) 
     assert loader.get("plain", [source]).library.factor() == 9
     write_factor(kernels / "include" / "mine" / "plain.h", 2)
     assert loader.get("plain", [source]).library.factor() == 2
+
+
+def test_headers_of_another_folder_have_one_name(tmp_path: Path) -> None:
+    kernels = tmp_path / "kernels_cu"
+    for room in ("first", "second"):
+        (kernels / room).mkdir(parents=True)
+    (kernels / "first" / "plain.cpp").write_text(
+        '#include "../second/more.h"\nextern "C" int factor() { return FACTOR; }\n'
+    )
+    (kernels / "second" / "more.h").write_text('#include "../second/plain.h"\n')
+    (kernels / "second" / "plain.h").write_text('#include "../second/more.h"\n#define FACTOR 9\n')
+    for header in ("more.h", "plain.h"):
+        path = kernels / "second" / header
+        path.write_text("#pragma once\n" + path.read_text())
+    loader = new_loader(tmp_path / "cache", kernels_dir=kernels)
+    assert loader.get("plain", ["plain.cpp"]).library.factor() == 9
+    (entry,) = entries(tmp_path / "cache")
+    read = json.loads((entry / "entry.json").read_text())["headers"]
+    assert {name for name in read if not name.startswith("=")} >= {
+        "lib/second/more.h",
+        "lib/second/plain.h",
+    }
+    assert not any("first/.." in name for name in read)
+    write_factor(kernels / "second" / "plain.h", 2)
+    assert loader.get("plain", ["plain.cpp"]).library.factor() == 2
 
 
 def test_linker_flags_reach_the_linker(tmp_path: Path, loader: Loader) -> None:

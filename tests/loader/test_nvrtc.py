@@ -23,6 +23,7 @@ from jitquant.loader import (
 from jitquant.loader.core import default_kernels_dir
 from jitquant.loader.nvrtc import compiler
 from jitquant.loader.nvrtc.compiler import parameters_of, plain_name
+from jitquant.loader.request.sources import kernel_names
 
 from .toys import finish, new_loader, python
 
@@ -220,7 +221,7 @@ def test_no_build(source: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch)
         loader.get_device_module("scale", [source], archs="90a")
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in default_kernels_dir().glob("*.cu")))
+@pytest.mark.parametrize("name", kernel_names(default_kernels_dir()))
 def test_kernels_of_the_project_compile(loader: Loader, name: str) -> None:
     """Their headers are read whole; templates are only parsed until an instance is asked for."""
     nvrtc_or_skip()

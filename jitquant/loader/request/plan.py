@@ -197,8 +197,7 @@ def _labels_of(
     sources: tuple[str, ...],
     include_dirs: tuple[str, ...],
     flag_dirs: tuple[str, ...],
-    library_dir: str,
-    bindings_dir: str | None,
+    kernels_dir: str,
 ) -> dict[str, str]:
     """The caller's and the project's directories that headers are named after."""
     labels: dict[str, str] = {}
@@ -210,9 +209,7 @@ def _labels_of(
         labels[f"inc{index}"] = directory
     for index, directory in enumerate(flag_dirs):
         labels[f"flag{index}"] = directory
-    labels["lib"] = library_dir
-    if bindings_dir is not None:
-        labels["bind"] = bindings_dir
+    labels["lib"] = kernels_dir
     return labels
 
 
@@ -313,9 +310,7 @@ def look_up(
         sources=sources,
         include_dirs=(*include_dirs, *ours),
         archs=archs,
-        roots=Roots(
-            _labels_of(sources, own, _flag_dirs(request, os.environ), library_dir, bindings_dir)
-        ),
+        roots=Roots(_labels_of(sources, own, _flag_dirs(request, os.environ), str(kernels_dir))),
         inputs=inputs,
         watch=tuple(watch),
     )

@@ -1,7 +1,7 @@
 """Source files: which are meant, what they contain, which headers they read.
 
 A header is named relative to the directory through which it was found (``inc0/k.cuh`` for the
-first include directory, ``src0/k.cuh`` beside the first source, ``lib/jitquant/x.cuh`` for the
+first include directory, ``src0/k.cuh`` beside the first source, ``lib/fp8/k.cuh`` for the
 project's own, ``=cuda/...`` for the toolkit's), so that the same tree elsewhere has the same names.
 """
 
@@ -80,17 +80,38 @@ def as_strings(value: object, argument: str, example: str) -> tuple[str, ...]:
     return tuple(result)
 
 
+def kernel_files(kernels_dir: Path) -> dict[str, Path]:
+    """The kernels in ``kernels_dir`` and its folders, by the names that their modules have."""
+    found = {path.stem: path for path in sorted(kernels_dir.glob("*/*.cu"), reverse=True)}
+    found |= {path.stem: path for path in kernels_dir.glob("*.cu")}
+    return dict(sorted(found.items()))
+
+
 def kernel_names(kernels_dir: Path) -> list[str]:
-    """The kernels in ``kernels_dir``, by the names that their modules have."""
-    return sorted(path.stem for path in kernels_dir.glob("*.cu"))
+    """The names of :func:`kernel_files`, in order."""
+    return list(kernel_files(kernels_dir))
+
+
+def _of_project(name: str, kernels_dir: Path) -> str:
+    """Where the project's file ``name`` is: in ``kernels_dir``, or in one of its folders."""
+    path = os.path.join(kernels_dir, name)
+    if os.path.isfile(path):
+        return path
+    with contextlib.suppress(OSError):
+        for folder in sorted(os.listdir(kernels_dir)):
+            inside = os.path.join(kernels_dir, folder, name)
+            if os.path.isfile(inside):
+                return inside
+    return path
 
 
 def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, ...]:
     """Absolute paths of ``sources``, with the binding of each kernel where none was named.
 
-    A bare file name is looked up in ``kernels_dir``; a :class:`~pathlib.Path`, or a string with a
-    directory part, is the caller's own file. ``bindings/k.cpp`` beside ``k.cu`` is added unless a
-    C++ source was named.
+    A bare file name is looked up in ``kernels_dir`` and its folders; a :class:`~pathlib.Path`, or a
+    string with a directory part, is the caller's own file. ``bindings/k.cpp`` beside ``k.cu`` is
+    added unless a C++ source was named; for a kernel in a folder of ``kernels_dir``, also the one
+    in ``kernels_dir`` itself.
 
     Raises:
         FileNotFoundError: a source does not exist; near names are listed.
@@ -103,7 +124,7 @@ def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, 
             raise TypeError(f"sources: {item!r} is {type(item).__name__}; give names or paths.")
         text = os.fspath(item)
         bare = isinstance(item, str) and os.path.basename(text) == text
-        path = os.path.abspath(os.path.join(kernels_dir, text) if bare else text)
+        path = os.path.abspath(_of_project(text, kernels_dir) if bare else text)
         if os.path.isdir(path):
             raise ValueError(f"sources: {text!r} is a directory; name the file in it.")
         suffix = os.path.splitext(path)[1].lower()
@@ -121,15 +142,26 @@ def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, 
         raise ValueError("sources: the list is empty; name at least one .cu or .cpp file.")
     if not any(path.lower().endswith(CXX_SUFFIXES) for path in resolved):
         for path in list(resolved):
-            directory, base = os.path.split(path)
-            binding = os.path.join(directory, "bindings", os.path.splitext(base)[0] + ".cpp")
-            if os.path.isfile(binding):
+            binding = _binding_of(path, os.path.abspath(kernels_dir))
+            if binding is not None:
                 resolved.append(binding)
     return tuple(resolved)
 
 
+def _binding_of(source: str, kernels_dir: str) -> str | None:
+    directory, base = os.path.split(source)
+    places = [directory]
+    if os.path.dirname(directory) == kernels_dir:
+        places.append(kernels_dir)
+    for place in places:
+        binding = os.path.join(place, "bindings", os.path.splitext(base)[0] + ".cpp")
+        if os.path.isfile(binding):
+            return binding
+    return None
+
+
 def _missing(text: str, path: str, bare: bool, kernels_dir: Path) -> str:
-    ours = sorted(p.name for p in kernels_dir.glob("*.cu"))
+    ours = [f"{name}.cu" for name in kernel_names(kernels_dir)]
     message = f"sources: {text!r} does not exist (looked at {path})."
     near = difflib.get_close_matches(os.path.basename(text), ours, n=3, cutoff=0.5)
     if near:
@@ -304,7 +336,12 @@ class Roots:
             spelled = spell(path)
             for prefix, label in self._sorted:
                 if spelled.startswith(prefix):
-                    return f"{label}/{spelled[len(prefix) :]}"
+                    name = f"{label}/{spelled[len(prefix) :]}"
+                    if "/../" in name and is_own(name):
+                        plain = os.path.normpath(spelled)
+                        if os.path.realpath(plain) == os.path.realpath(path):
+                            return self.name(plain)
+                    return name
         return path
 
     def place(self, directory: str) -> str:
@@ -385,6 +422,8 @@ def scan_includes(path: str, directories: Sequence[str]) -> IncludeScan:
             beside = [os.path.dirname(current)] if quote == b'"' else []
             for directory in [*beside, *directories]:
                 candidate = os.path.join(directory, name)
+                if os.pardir in name:  # one file, one spelling: or a circle of them has no end
+                    candidate = os.path.realpath(candidate)
                 if candidate not in seen and os.path.isfile(candidate):
                     seen.add(candidate)
                     queue.append(candidate)

@@ -1,7 +1,9 @@
 // Tiles of a matrix in shared memory, which are read by rows and by columns.
 #pragma once
 
-#include "jitquant/nvfp4_common.cuh"
+#include "jitquant/device.cuh"
+#include "jitquant/memory.cuh"
+#include "jitquant/walk.cuh"
 
 namespace jitquant {
 

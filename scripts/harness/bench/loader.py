@@ -20,6 +20,7 @@ import torch
 
 from jitquant.loader.core import default_kernels_dir
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.loader.request.sources import kernel_files
 
 Row = tuple[str, float | None, str]
 
@@ -345,7 +346,11 @@ def _inline(directory: Path, environment: dict[str, str]) -> Row:
         return what, None, _NO_CUDA
     directory.mkdir()
     kernels = default_kernels_dir()
-    arguments = (str(kernels / f"{MODULE}.cu"), str(kernels / "include"), str(directory))
+    arguments = (
+        str(kernel_files(kernels)[MODULE]),
+        str(kernels / "include"),
+        str(directory),
+    )
     return _row(what, lambda: _python(INLINE, _for_torch(environment), *arguments))
 
 
@@ -365,6 +370,6 @@ def _plain(directory: Path, environment: dict[str, str]) -> Row:
     directory.mkdir()
     source = directory / "plain_extension.cu"
     kernels = default_kernels_dir()
-    source.write_text(SOURCE.format(source=kernels / f"{MODULE}.cu"), encoding="utf-8")
+    source.write_text(SOURCE.format(source=kernel_files(kernels)[MODULE]), encoding="utf-8")
     arguments = (str(source), str(kernels / "include"))
     return _row(what, lambda: _python(PLAIN, _for_torch(environment), *arguments))

@@ -1,0 +1,34 @@
+// FP8 with one scale for the tensor, or one for each row. A computed scale of the tensor takes one
+// launch where a cluster holds the values and two otherwise; everything else takes one.
+#include "rows.cuh"
+
+namespace jitquant {
+
+#ifndef __CUDACC_RTC__
+bool quantize_fp8_partials(const Matrix& x, const Fp8Scale& scale) {
+  return fp8_partials(scale, x.rows, x.cols);
+}
+
+cudaError_t launch_quantize_fp8(const Matrix& x, const Fp8Scale& scale, const ElementRows& out,
+                                cudaStream_t stream) {
+  return dispatch(x.dtype, [&](auto element) {
+    using T = decltype(element);
+    if (!needs_amax(scale)) return launch_cast_plain<T>(x, scale, 0, out, stream);
+    if (scale.by_row) return launch_fp8_rows(PlainSource<T>(x), scale, out, stream);
+    const AmaxPlan plan = amax_plan(x.rows, x.cols);
+    if (plan.cluster > 0) {
+      return launch_cluster_cast(PlainSource<T>(x), plan.cluster, scale, out, stream);
+    }
+    if (scale.kind == Fp8Scale::kAmax) {
+      const cudaError_t error =
+          launch_amax_plain<T, true>(x, scale.partials, plan.partials, stream);
+      if (error != cudaSuccess) return error;
+    }
+    return launch_cast_plain<T>(x, scale, plan.partials, out, stream);
+  });
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

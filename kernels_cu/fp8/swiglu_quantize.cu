@@ -1,0 +1,26 @@
+// silu(gate) * up of a fused gate-and-up projection, and eight bits of the result: FP8 with a scale
+// for each row or a given one. One launch.
+#include "rows.cuh"
+
+namespace jitquant {
+
+#ifndef __CUDACC_RTC__
+bool swiglu_fp8_partials(const Matrix& fused, const Fp8Scale& scale) {
+  return fp8_partials(scale, fused.rows, fused.cols / 2);
+}
+
+cudaError_t launch_swiglu_fp8(const Matrix& fused, int64_t run, const Fp8Scale& scale,
+                              const ElementRows& out, cudaStream_t stream) {
+  return deinterleaved(fused, run, true, [&](const auto& source) {
+    if (!needs_amax(scale)) return launch_cast(source, scale, 0, out, stream);
+    if (scale.by_row) return launch_fp8_rows(source, scale, out, stream);
+    const AmaxPlan plan = amax_plan(source.rows, source.cols);
+    return plan.cluster > 0 ? launch_cluster_cast(source, plan.cluster, scale, out, stream)
+                            : launch_cast(source, scale, 0, out, stream);
+  });
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

@@ -1,0 +1,492 @@
+// y = x W^T for more than 16 rows of x and a weight in NVFP4, by products of warpgroups (sm_90a).
+//
+//   block     a warpgroup that copies, and others that multiply: kAcross of them side by side,
+//             64 rows of W each, by kAlong that share each stage of k
+//   tile      64 * kAcross rows of W by kRows rows of x, by all of k
+//   cluster   two blocks with neighbouring rows of W; each copies half of x for both
+//   stage     kDepth of k, of x and of codes, both as TMA swizzles them
+//   grid      persistent: clusters take every n-th pair of tiles
+//
+// W is A, decoded from shared memory into registers: a code times its scale is exact in bf16 and
+// fp16. Sums are in fp32, along k in steps of 16; where warpgroups share k, each has its own sum
+// and they are added in a fixed order. So a row's result does not depend on the rows beside it.
+#pragma once
+
+#include "jitquant/cluster.cuh"
+#include "jitquant/wgmma.cuh"
+#include "product.cuh"
+
+#if !defined(__CUDACC_RTC__)
+#include <cuda.h>
+#endif
+
+namespace jitquant {
+
+template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing>
+struct TileShape {
+  static constexpr int kRows = kRowsOfX, kAcross = kSideBySide, kAlong = kSplits;
+  static constexpr int kDepth = kOfK, kStages = kRing;
+  static constexpr int kGroups = kAcross * kAlong;
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr int kWeights = 64 * kAcross;  // rows of W
+  static constexpr int kX = kRows * kDepth * 2;  // bytes of a stage
+  static constexpr int kCodes = kWeights * kDepth / 2;
+  static constexpr int kStage = kX + kCodes;
+  static constexpr int kSums = kRows / 2;  // of a thread
+  static constexpr int kParts = kAlong > 1 ? kGroups / 2 * kSums * 128 * 4 : 0;
+  static constexpr int kShared = kStages * kStage + kParts;
+  // Registers of a thread that copies and of one that multiplies.
+  static constexpr int kFewRegisters = kGroups == 2 ? 56 : 32;
+  static constexpr int kManyRegisters = kGroups == 2 ? 224 : 112;
+  static_assert(kGroups == 2 || kGroups == 4, "registers are for so many warpgroups");
+};
+
+// A CUtensorMap.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+
+struct TilesPlan {
+  int tiles_of_x, pairs_of_weights;
+};
+
+#if defined(JITQUANT_HAS_WARPGROUPS)
+
+// Where TMA puts a piece of 16 bytes of a row of codes, 32, 64 or 128 bytes.
+template <class Shape>
+__device__ __forceinline__ int swizzled_piece(int row, int piece) {
+  constexpr int kPieces = Shape::kDepth / 32;
+  return piece ^ (row / (8 / kPieces) % kPieces);
+}
+
+// Stages and their parity, in the order in which they are used.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+template <class Shape>
+struct TileWalk {
+  const TilesPlan& plan;
+  int x_tile, pair;
+  // Four tiles of x by all of W, then the next four: what is read at once stays in the L2.
+  __device__ __forceinline__ bool at(int index) {
+    constexpr int kTogether = 4;
+    const int per = kTogether * plan.pairs_of_weights;
+    const int band = index / per, rest = index - band * per;
+    const int first = band * kTogether, left = plan.tiles_of_x - first;
+    const int height = left < kTogether ? left : kTogether;
+    x_tile = first + rest % height, pair = rest / height;
+    return index < plan.tiles_of_x * plan.pairs_of_weights;
+  }
+};
+
+// Two steps of 16 of k: words[h] are 32 codes of row g + 8 h of A, of which this lane takes columns
+// 2t, 2t + 1, 2t + 8 and 2t + 9 of both halves; scales[h] are the two of that row.
+template <class T>
+__device__ __forceinline__ void decode(const uint32_t (&words)[2][4], const uint32_t (&scales)[2],
+                                       uint32_t select, uint32_t (&a)[8]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t codes = byte_permute(byte_permute(words[h][0], words[h][1], select),
+                                        byte_permute(words[h][2], words[h][3], select), 0x5410);
+    uint32_t pairs[4];
+    scale_codes<T>(codes, scales[h], pairs);
+    a[h] = byte_permute(pairs[0], pairs[1], 0x5410);
+    a[4 + h] = byte_permute(pairs[0], pairs[1], 0x7632);
+    a[2 + h] = byte_permute(pairs[2], pairs[3], 0x5410);
+    a[6 + h] = byte_permute(pairs[2], pairs[3], 0x7632);
+  }
+}
+
+// Four E4M3 scales as pairs of neighbours.
+template <class T>
+__device__ __forceinline__ void neighbour_scales(uint32_t bytes, uint32_t (&pairs)[2]) {
+  float scales[4];
+  scales_of(bytes, scales);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    pairs[i] = pair_from_floats<T>(scales[2 * i] * ScaledCodes<T>::kUp,
+                                   scales[2 * i + 1] * ScaledCodes<T>::kUp);
+  }
+}
+
+// The sums of a warpgroup, times all that comes after: those of a lane are of rows n and n + 1 of W
+// and of two neighbouring rows of x in each eight.
+template <class Out, class Shape>
+__device__ __forceinline__ void store_sums(const LinearEpilogue& to, const float (&d)[Shape::kSums],
+                                           float gsa, int rows, int row0, int64_t n, bool pairs) {
+  const int t = threadIdx.x & 3;
+  const bool there[2] = {n < to.cols, n + 1 < to.cols};
+  float bias[2] = {};
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (to.bias != nullptr && there[h]) bias[h] = float_at(to.bias, to.bias_dtype, n + h);
+  }
+  int64_t at = (row0 + 2 * t) * to.cols + n;
+  int row = row0 + 2 * t;
+#pragma unroll
+  for (int j = 0; j < Shape::kRows / 8; ++j, row += 8, at += 8 * to.cols) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (row + i >= rows || !there[0]) continue;
+      Out* const out = static_cast<Out*>(to.out) + at + i * to.cols;
+      const Out* const residual = static_cast<const Out*>(to.residual) + at + i * to.cols;
+      float y[2] = {mul_rn(d[4 * j + i], gsa), mul_rn(d[4 * j + 2 + i], gsa)};
+      if (to.x_gsa != nullptr) {
+        const float x_gsa = to.x_gsa[(row + i) * to.x_gsa_stride];
+        y[0] = mul_rn(y[0], x_gsa), y[1] = mul_rn(y[1], x_gsa);
+      }
+      if (to.bias != nullptr) y[0] = add_rn(y[0], bias[0]), y[1] = add_rn(y[1], bias[1]);
+      if constexpr (sizeof(Out) == 2) {
+        if (pairs) {
+          if (to.residual != nullptr) {
+            const uint32_t more = *reinterpret_cast<const uint32_t*>(residual);
+            y[0] = add_rn(y[0], to_float(Out{static_cast<uint16_t>(more)}));
+            y[1] = add_rn(y[1], to_float(Out{static_cast<uint16_t>(more >> 16)}));
+          }
+          *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
+          continue;
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (!there[h]) continue;
+        if (to.residual != nullptr) y[h] = add_rn(y[h], to_float(residual[h]));
+        out[h] = from_float<Out>(y[h]);
+      }
+    }
+  }
+}
+
+#endif
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    nvfp4_linear_tiles_kernel(const __grid_constant__ Nvfp4Weight w,
+                              const __grid_constant__ LinearOperand x,
+                              const __grid_constant__ TensorMap codes,
+                              const __grid_constant__ TensorMap x_map,
+                              const __grid_constant__ LinearEpilogue to,
+                              const __grid_constant__ TilesPlan plan) {
+#if defined(JITQUANT_HAS_WARPGROUPS)
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
+  const uint32_t ring_at = shared_address(tiles);
+  const uint32_t full = shared_address(barriers);
+  const uint32_t empty = full + 8 * Shape::kStages;
+  const int rank = blockIdx.x & 1, group = threadIdx.x >> 7;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shape::kStages; ++i) {
+      init_barrier(full + 8 * i, 1);
+      init_barrier(empty + 8 * i, 2 * 4 * Shape::kGroups);
+    }
+    publish_barriers();
+  }
+  cluster_arrive();
+  cluster_wait();
+  wait_for_previous();
+  let_next_begin();
+
+  const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
+  const int stages_of_k = (w.cols + Shape::kDepth - 1) / Shape::kDepth;
+  TileWalk<Shape> walk = {plan, 0, 0};
+  Ring<Shape::kStages> ring;
+  if (group == 0) {
+    give_registers<Shape::kFewRegisters>();
+    if (threadIdx.x == 0) {
+      prefetch_map(&codes);
+      prefetch_map(&x_map);
+      constexpr int kHalf = Shape::kRows / 2;
+      for (int i = first; walk.at(i); i += step) {
+#pragma unroll 1
+        for (int s = 0; s < stages_of_k; ++s, ring.next()) {
+          const uint32_t stage = ring_at + ring.stage * Shape::kStage;
+          wait_for(empty + 8 * ring.stage, ring.parity ^ 1);
+          expect_bytes(full + 8 * ring.stage, Shape::kStage);
+          copy_own_tile(stage + Shape::kX, &codes, s * (Shape::kDepth / 2),
+                        (walk.pair * 2 + rank) * Shape::kWeights, full + 8 * ring.stage);
+#pragma unroll
+          for (int h = 0; h < Shape::kDepth / 64; ++h) {
+            copy_tile(stage + h * Shape::kRows * 128 + rank * kHalf * 128, &x_map,
+                      s * Shape::kDepth + h * 64, walk.x_tile * Shape::kRows + rank * kHalf,
+                      full + 8 * ring.stage, 3);
+          }
+        }
+      }
+    }
+  } else {
+    take_registers<Shape::kManyRegisters>();
+    const int own = group - 1, across = own / Shape::kAlong, along = own % Shape::kAlong;
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2, t = lane & 3;
+    const uint32_t select = t | ((t + 4) << 4);
+    constexpr int kPairs = Shape::kDepth / Shape::kAlong / 32;  // of steps of 16
+    const int weight_row = across * 64 + warp * 16 + 2 * g;
+    uint32_t codes_at[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      codes_at[h] = ring_at + Shape::kX + (weight_row + h) * (Shape::kDepth / 2);
+    }
+    constexpr int kScaleWords = kPairs / 2;  // of a stage and a row
+    for (int i = first; walk.at(i); i += step) {
+      float d[Shape::kSums];
+#pragma unroll
+      for (int j = 0; j < Shape::kSums; ++j) d[j] = 0.0f;
+      int before = -1;
+      // A stage ahead.
+      uint32_t scale_bytes[2][kScaleWords], next_scales[2][kScaleWords];
+      const int first_row = (walk.pair * 2 + rank) * Shape::kWeights + weight_row;
+      const uint8_t* const scales_from =
+          w.scales + static_cast<int64_t>(first_row) * (w.cols / 16) + along * kPairs * 2;
+      const auto fetch_scales = [&](int s) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+          for (int q = 0; q < kScaleWords; ++q) {
+            next_scales[h][q] = 0;
+            if (first_row + h < w.rows &&
+                s * Shape::kDepth + along * kPairs * 32 + q * 64 < w.cols) {
+              next_scales[h][q] = load_early(scales_from + h * static_cast<int64_t>(w.cols / 16) +
+                                             s * (Shape::kDepth / 16) + q * 4);
+            }
+          }
+        }
+      };
+      fetch_scales(0);
+#pragma unroll 1
+      for (int s = 0; s < stages_of_k; ++s, ring.next()) {
+        const uint32_t stage = ring.stage * Shape::kStage;
+        wait_for(full + 8 * ring.stage, ring.parity);
+        uint32_t a[2][8], words[2][2][4], scales[2][2];
+        const auto fetch = [&](int p) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            load_shared_16(codes_at[h] + stage +
+                               swizzled_piece<Shape>(weight_row + h, along * kPairs + p) * 16,
+                           words[p & 1][h]);
+          }
+        };
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+          for (int q = 0; q < kScaleWords; ++q) scale_bytes[h][q] = next_scales[h][q];
+        }
+        fetch_scales(s + 1);
+        fetch(0);
+#pragma unroll
+        for (int p = 0; p < kPairs; ++p) {
+          const int pair = along * kPairs + p;
+          if (p + 1 < kPairs) fetch(p + 1);
+          uint32_t own_scales[2];
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            if (p % 2 == 0) neighbour_scales<T>(scale_bytes[h][p / 2], scales[h]);
+            own_scales[h] = scales[h][p & 1];
+          }
+          uint32_t (&f)[8] = a[p & 1];
+          decode<T>(words[p & 1], own_scales, select, f);
+          const uint64_t b =
+              tile_descriptor(ring_at + stage + (pair / 2) * Shape::kRows * 128) + (pair % 2) * 4;
+          begin_products();
+          multiply_tiles<T>(d, f[0], f[1], f[2], f[3], b, 1);
+          multiply_tiles<T>(d, f[4], f[5], f[6], f[7], b + 2, 1);
+          end_products();
+          wait_for_products<1>();
+          if (p == 0 && before >= 0 && lane == 0) {
+            arrive(empty + 8 * before);
+            arrive_at(empty + 8 * before, rank ^ 1);
+          }
+        }
+        before = ring.stage;
+      }
+      wait_for_products<0>();
+      if (lane == 0) {
+        arrive(empty + 8 * before);
+        arrive_at(empty + 8 * before, rank ^ 1);
+      }
+      if constexpr (Shape::kAlong > 1) {
+        float* const parts = reinterpret_cast<float*>(tiles + Shape::kStages * Shape::kStage);
+        const int thread = threadIdx.x & 127;
+#pragma unroll
+        for (int apart = 1; apart < Shape::kAlong; apart *= 2) {
+          // A buffer for each pair of warpgroups that meet.
+          float* const at = parts + (own / (2 * apart)) * Shape::kSums * 128 + thread;
+          meet<128 * Shape::kGroups>();
+          if (along % (2 * apart) == apart) {
+#pragma unroll
+            for (int j = 0; j < Shape::kSums; ++j) at[j * 128] = d[j];
+          }
+          meet<128 * Shape::kGroups>();
+          if (along % (2 * apart) == 0) {
+#pragma unroll
+            for (int j = 0; j < Shape::kSums; ++j) d[j] = add_rn(d[j], at[j * 128]);
+          }
+        }
+      }
+      if (along == 0) {
+        const int row0 = walk.x_tile * Shape::kRows;
+        const int64_t n = (walk.pair * 2 + rank) * Shape::kWeights + weight_row;
+        const float gsa = mul_rn(w.gsa[0], power_of_two(-ScaledCodes<T>::kExponent));
+        const int rows = static_cast<int>(x.rows);
+        const bool pairs =
+            to.cols % 2 == 0 &&
+            (reinterpret_cast<uintptr_t>(to.out) | reinterpret_cast<uintptr_t>(to.residual)) % 4 ==
+                0;
+        if (to.dtype == DType::kBFloat16) {
+          store_sums<Bf16, Shape>(to, d, gsa, rows, row0, n, pairs);
+        } else if (to.dtype == DType::kFloat16) {
+          store_sums<Fp16, Shape>(to, d, gsa, rows, row0, n, pairs);
+        } else {
+          store_sums<float, Shape>(to, d, gsa, rows, row0, n, false);
+        }
+      }
+    }
+  }
+  // The other block may still arrive at this one's barriers.
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
+#endif
+}
+
+#ifndef __CUDACC_RTC__
+namespace {
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's, which nothing is linked to; null if it is too old.
+EncodeTiled tensor_map_encoder() {
+  static const EncodeTiled encoder = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const bool there = succeeded(cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
+    return there && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found)
+                                                          : nullptr;
+  }();
+  return encoder;
+}
+
+// A matrix whose rows are `pitch` bytes apart, in boxes that TMA swizzles by a box's row.
+bool encode_map(TensorMap& map, CUtensorMapDataType type, const void* data, int64_t cols,
+                int64_t rows, int64_t pitch, int box_cols, int box_rows, int box_row_bytes) {
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(pitch)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t ones[2] = {1, 1};
+  const CUtensorMapSwizzle swizzle = box_row_bytes == 32   ? CU_TENSOR_MAP_SWIZZLE_32B
+                                     : box_row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                           : CU_TENSOR_MAP_SWIZZLE_128B;
+  CUtensorMap encoded;
+  static_assert(sizeof encoded == sizeof map, "as the driver has it");
+  if (tensor_map_encoder()(&encoded, type, 2, const_cast<void*>(data), sizes, strides, box, ones,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+    return false;
+  }
+  std::memcpy(&map, &encoded, sizeof map);
+  return true;
+}
+
+template <class Shape>
+int64_t pairs_of_tiles(int64_t rows_of_x, int64_t rows_of_w) {
+  return ((rows_of_x + Shape::kRows - 1) / Shape::kRows) *
+         ((rows_of_w + 2 * Shape::kWeights - 1) / (2 * Shape::kWeights));
+}
+
+template <class T, class Shape>
+cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
+                         cudaStream_t stream) {
+  TensorMap codes, x_map;
+  const CUtensorMapDataType type = std::is_same<T, Bf16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  if (!encode_map(codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, w.codes, w.cols / 2, w.rows, w.cols / 2,
+                  Shape::kDepth / 2, Shape::kWeights, Shape::kDepth / 2) ||
+      !encode_map(x_map, type, x.data, x.cols, x.rows, x.stride * 2, 64, Shape::kRows / 2, 128)) {
+    return cudaErrorInvalidValue;
+  }
+  constexpr auto kKernel = &nvfp4_linear_tiles_kernel<T, Shape>;
+  if (blocks_per_sm<kKernel>(Shape::kThreads, Shape::kShared) < 1) {
+    return cudaErrorInvalidConfiguration;
+  }
+  const TilesPlan plan = {static_cast<int>((x.rows + Shape::kRows - 1) / Shape::kRows),
+                          (w.rows + 2 * Shape::kWeights - 1) / (2 * Shape::kWeights)};
+  const int64_t pairs = pairs_of_tiles<Shape>(x.rows, w.rows), clusters = sm_count() / 2;
+  LaunchShape shape = {2 * (pairs < clusters ? pairs : clusters), Shape::kThreads,
+                       Start::kOverlapped, 2};
+  shape.shared = Shape::kShared;
+  return launch<kKernel>(shape, stream, w, x, codes, x_map, to, plan);
+}
+
+// Rows of x, of W side by side, warpgroups along k, depth of a stage, stages.
+using FewTall = TileShape<64, 1, 4, 256, 4>;
+using FewWide = TileShape<64, 4, 1, 128, 6>;
+using SomeTall = TileShape<128, 1, 2, 128, 5>;
+using SomeWide = TileShape<128, 2, 1, 128, 5>;
+using Many = TileShape<256, 2, 1, 128, 3>;
+
+// Whether the current device and its build of the kernels have what a product takes: the kernels
+// are empty but in code for sm_90a.
+template <class T>
+bool has_tiles() {
+  static std::atomic<int> known{0};  // 1: no, 2: yes
+  const DeviceTraits device = device_traits();
+  if (device.major != 9 || device.sms < 2) return false;
+  if (known.load(std::memory_order_relaxed) == 0) {
+    cudaFuncAttributes attributes;
+    const bool there =
+        tensor_map_encoder() != nullptr &&
+        succeeded(cudaFuncGetAttributes(&attributes, &nvfp4_linear_tiles_kernel<T, Many>)) &&
+        attributes.sharedSizeBytes > 0;
+    known.store(there ? 2 : 1, std::memory_order_relaxed);
+  }
+  return known.load(std::memory_order_relaxed) == 2;
+}
+
+// TMA takes rows that are multiples of 16 bytes apart; scales are loaded by four.
+template <class T>
+bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
+  const auto aligned = [](const void* p, uintptr_t bytes) {
+    return reinterpret_cast<uintptr_t>(p) % bytes == 0;
+  };
+  return w.cols % 64 == 0 && aligned(w.codes, 16) && aligned(w.scales, 4) && aligned(x.data, 16) &&
+         x.stride % 8 == 0 && x.rows <= std::numeric_limits<int32_t>::max() / 2 && has_tiles<T>();
+}
+
+// The shape of the least time: rounds over the clusters of the device by what a tile takes of 8192
+// columns, in us on an H200.
+template <class T>
+cudaError_t launch_as_tiles(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
+                            cudaStream_t stream) {
+  const int64_t clusters = sm_count() / 2;
+  const auto cost = [&](int64_t pairs, int64_t us) {
+    return (pairs + clusters - 1) / clusters * us;
+  };
+  using Launch = cudaError_t (*)(const Nvfp4Weight&, const LinearOperand&, const LinearEpilogue&,
+                                 cudaStream_t);
+  const struct {
+    int64_t cost;
+    Launch launch;
+  } shapes[] = {
+      {cost(pairs_of_tiles<FewTall>(x.rows, w.rows), 32), &launch_tiles<T, FewTall>},
+      {cost(pairs_of_tiles<FewWide>(x.rows, w.rows), 99), &launch_tiles<T, FewWide>},
+      {cost(pairs_of_tiles<SomeTall>(x.rows, w.rows), 45), &launch_tiles<T, SomeTall>},
+      {cost(pairs_of_tiles<SomeWide>(x.rows, w.rows), 64), &launch_tiles<T, SomeWide>},
+      {cost(pairs_of_tiles<Many>(x.rows, w.rows), 100), &launch_tiles<T, Many>},
+  };
+  const auto* best = &shapes[0];
+  for (const auto& shape : shapes) {
+    if (shape.cost < best->cost) best = &shape;
+  }
+  return best->launch(w, x, to, stream);
+}
+
+}  // namespace
+#endif
+
+}  // namespace jitquant

@@ -1,0 +1,464 @@
+// y = x W^T for a weight in NVFP4, which is read as it is stored. What stands here is for up to 16
+// rows of x; for more on compute capability 9.0 see linear_tiles.cuh.
+//
+//   block            kWarps warps, as (warps along k, row tiles of W side by side)
+//   tile             16 rows of W by all of k; a block takes every gridDim.x-th of them
+//   segment          256 of k: what a stage of a warp's ring of asynchronous copies holds, 16 rows
+//                    by 128 bytes of codes and 16 scales
+//   of x             what a warp multiplies with stays in its registers: 512 of k for up to 8 rows,
+//                    256 for 16
+//   pass             as much of k as the warps of a block have in registers
+//
+// Three ways to multiply: with up to two rows of x (not in fp16) a column of the matrix product is
+// a block of 16 codes and the block's scale comes after it, in fp32; with up to 8 or 16 rows a
+// column is a row of x, and codes are multiplied by their scales before, which is exact in bf16 and
+// fp16.
+//
+// Sums are in fp32, in an order that depends on k, the way and the device's shared memory alone:
+// pairs of segments by the tensor core (16 rows: segment by segment), pairs of a span (at most 4096
+// of k), spans. So a row's result does not depend on how many rows there are beside it, within a
+// way.
+#include "linear_tiles.cuh"
+#include "product.cuh"
+
+namespace jitquant {
+
+struct LinearPlan {
+  int passes, span_pairs, spans;  // pairs of segments in a span, spans in a pass
+  int stages;
+  int flush, hold;  // tiles whose sums a block has before it adds them up, and from pass to pass
+  int kept_at;      // floats from the sums to those kept from pass to pass
+};
+
+// Rows of W from a tile of a block to its next one.
+__device__ __forceinline__ int row_step() {
+  return gridDim.x * blockDim.y * kTile;
+}
+template <class Way>
+__device__ __forceinline__ int first_column() {
+  return (threadIdx.x >> 5) * Way::kSegments * kSegment;
+}
+template <class Way>
+__device__ __forceinline__ int column_step() {
+  return (blockDim.x >> 5) * Way::kSegments * kSegment;
+}
+
+// The stages of a warp in the order in which it multiplies: `hold` tiles by a pass of k, by its
+// segments, the same by the next pass, then the next tiles.
+template <class Way, bool kAligned>
+class WeightStream {
+ public:
+  __device__ __forceinline__ WeightStream(const Nvfp4Weight& w, int hold)
+      : w_(w), hold_(hold), k_(first_column<Way>()) {
+    move_to((blockIdx.x * blockDim.y + threadIdx.y) * kTile);
+    end_ = row_ + hold_ * row_step();
+  }
+
+  // Of what is copied first: an earlier kernel may have written it.
+  __device__ __forceinline__ void prefetch() const {
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int which = 0; which < Way::kSegments; ++which) {
+        if (k_ + which * kSegment >= w_.cols) return;
+        const uint8_t* from = codes_ + which * (kSegment / 2);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (row_ + 4 * i + lane_row() < w_.rows) jitquant::prefetch(from);
+          from += static_cast<int64_t>(w_.cols) * 2;  // four rows on
+        }
+        if (lane() < kTile && row_ + lane() < w_.rows) {
+          jitquant::prefetch(scales_ + which * (kSegment / 16));
+        }
+      }
+    }
+  }
+
+  // Begins to copy what comes next, segment kWhich of its tile, to `stage`; the group of
+  // copies may be empty.
+  template <int kWhich>
+  __device__ __forceinline__ void next(Shared stage) {
+    const int begin = k_ + kWhich * kSegment;
+    if (row_ < w_.rows && begin < w_.cols) {
+      if constexpr (kAligned) {
+        const uint8_t* from = codes_ + kWhich * (kSegment / 2);
+        const Shared to = stage + lane_row() * 128 + code_piece(lane_row(), lane_piece()) * 16;
+        const bool whole = row_ + kTile <= w_.rows;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (whole || row_ + 4 * i + lane_row() < w_.rows) copy_16(to + i * 512, from);
+          from += static_cast<int64_t>(w_.cols) * 2;  // four rows on
+        }
+        if (lane() < kTile && (whole || row_ + lane() < w_.rows)) {
+          copy_16(stage + kScalesAt + lane() * 16, scales_ + kWhich * (kSegment / 16));
+        }
+      } else {
+        load_parts(stage, begin);
+      }
+    }
+    __pipeline_commit();
+    if constexpr (kWhich + 1 == Way::kSegments) advance();
+  }
+
+ private:
+  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+  static __device__ __forceinline__ int lane_row() { return lane() >> 3; }
+  static __device__ __forceinline__ int lane_piece() { return lane() & 7; }
+  __device__ __forceinline__ const uint8_t* codes_at(int row, int k) const {
+    return w_.codes + static_cast<int64_t>(row) * (w_.cols / 2) + k / 2;
+  }
+  __device__ __forceinline__ const uint8_t* scales_at(int row, int k) const {
+    return w_.scales + static_cast<int64_t>(row) * (w_.cols / 16) + k / 16;
+  }
+
+  __device__ __forceinline__ void move_to(int row) {
+    row_ = row;
+    codes_ = codes_at(row + lane_row(), k_) + lane_piece() * 16;
+    scales_ = scales_at(row + (lane() & 15), k_);
+  }
+  __device__ __forceinline__ void advance() {
+    const int step = row_step(), next = row_ + step;
+    if (next < end_ && next < w_.rows) {
+      row_ = next;
+      codes_ += static_cast<int64_t>(step) * (w_.cols / 2);
+      scales_ += static_cast<int64_t>(step) * (w_.cols / 16);
+      return;
+    }
+    k_ += column_step<Way>();
+    int first = end_ - hold_ * step;
+    if (k_ - first_column<Way>() >= w_.cols) {
+      k_ = first_column<Way>();
+      first = end_;
+      end_ += hold_ * step;
+    }
+    move_to(first);
+  }
+  // Rows that no piece of 16 bytes fits into. What is beyond k is zero.
+  __device__ __forceinline__ void load_parts(Shared stage, int begin) {
+#pragma unroll 1
+    for (int i = lane(); i < kTile * 8; i += 32) {
+      const int row = i >> 3, piece = i & 7;
+      if (row_ + row >= w_.rows) continue;
+      const uint2* const from =
+          reinterpret_cast<const uint2*>(codes_at(row_ + row, begin) + piece * 16);
+      const int there = w_.cols - begin - piece * 32;
+      const uint2 low = there > 0 ? from[0] : make_uint2(0, 0);
+      const uint2 high = there > 16 ? from[1] : make_uint2(0, 0);
+      const uint32_t words[4] = {low.x, low.y, high.x, high.y};
+      store_16(stage + row * 128 + code_piece(row, piece) * 16, words);
+    }
+#pragma unroll 1
+    for (int i = lane(); i < kTile * 4; i += 32) {
+      const int row = i >> 2, block = i % 4 * 4;
+      if (row_ + row >= w_.rows) continue;
+      uint32_t scales = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (begin + (block + j) * 16 < w_.cols) {
+          scales |= static_cast<uint32_t>(scales_at(row_ + row, begin)[block + j]) << (8 * j);
+        }
+      }
+      store_4(stage + kScalesAt + row * 16 + block, scales);
+    }
+  }
+
+  const Nvfp4Weight& w_;
+  const int hold_;
+  int k_, row_, end_;
+  const uint8_t* codes_;
+  const uint8_t* scales_;
+};
+
+// One element of y, from the sum without gsas.
+__device__ __forceinline__ void finish(const LinearEpilogue& to, float sum, float gsa, int row,
+                                       int64_t n) {
+  float y = mul_rn(sum, gsa);
+  if (to.x_gsa != nullptr) y = mul_rn(y, to.x_gsa[row * to.x_gsa_stride]);
+  if (to.bias != nullptr) y = add_rn(y, float_at(to.bias, to.bias_dtype, n));
+  const int64_t i = row * to.cols + n;
+  if (to.residual != nullptr) y = add_rn(y, float_at(to.residual, to.dtype, i));
+  switch (to.dtype) {
+    case DType::kBFloat16:
+      static_cast<Bf16*>(to.out)[i] = from_float<Bf16>(y);
+      break;
+    case DType::kFloat16:
+      static_cast<Fp16*>(to.out)[i] = from_float<Fp16>(y);
+      break;
+    default:
+      static_cast<float*>(to.out)[i] = y;
+  }
+}
+
+template <class Input, LinearWay kWay, bool kAligned>
+__global__ void __launch_bounds__(kMostWarps * 32, 1)
+    nvfp4_linear_kernel(const __grid_constant__ Nvfp4Weight w,
+                        const __grid_constant__ LinearOperand x,
+                        const __grid_constant__ LinearEpilogue to,
+                        const __grid_constant__ LinearPlan plan) {
+  using Way = WayTraits<kWay>;
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int along = blockDim.x >> 5, beside = blockDim.y;
+  const int warp_k = threadIdx.x >> 5, warp = threadIdx.y * along + warp_k;
+  const int warps = along * beside, stages = plan.stages;
+
+  const Shared ring = shared_at(tiles) + warp * stages * kStage;
+  unsigned char* const after_rings = tiles + warps * stages * kStage;
+  float* const sums = reinterpret_cast<float*>(after_rings);
+  // From pass to pass: (tile, 16 rows by two columns).
+  float* const kept_sums = sums + plan.kept_at;
+
+  const int step = row_step();
+  WeightStream<Way, kAligned> weights(w, plan.hold);
+
+  let_next_begin();
+  weights.prefetch();
+  wait_for_previous();
+  weights.template next<0>(ring);
+
+  HeldX<Input, kWay, kAligned> held;
+  const bool many = stages == kManyStages;
+  const int last = (stages - 1) * kStage;
+  int read = 0, written = last;
+  const int pairs_of_columns = (x.rows + 1) / 2;
+  const int first_hold = blockIdx.x * beside * kTile;
+
+  for (int hold_row = first_hold; hold_row < w.rows; hold_row += plan.hold * step) {
+    for (int pass = 0; pass < plan.passes; ++pass) {
+      const int k = pass * column_step<Way>() + first_column<Way>();
+      const bool begins = hold_row == first_hold && pass == 0;
+      if (begins || plan.passes > 1) {
+        held.request(x, k);
+        __syncwarp();  // or the compiler puts some of these loads behind the copies, where they
+                       // queue
+        if (begins) {
+#pragma unroll 1
+          for (int stage = 1; stage < stages - 1; stage += 2) {
+            if (stage > 1) weights.template next<0>(ring + (stage - 1) * kStage);
+            weights.template next<Way::kSegments - 1>(ring + stage * kStage);
+          }
+        }
+        held.arrange(shared_at(after_rings) + warp * kStaged);
+        if constexpr (held.kTurned) __syncthreads();  // the sums lie where x was turned round
+      }
+      const float stored_gsa = w.gsa[0];  // used when the sums are there: nothing waits for it
+      const int present = min(max((w.cols - k + kSegment - 1) / kSegment, 0), Way::kSegments);
+      for (int tile = 0; tile < plan.hold && hold_row + tile * step < w.rows;) {
+        int count = 0;
+        for (; count < plan.flush && tile + count < plan.hold &&
+               hold_row + (tile + count) * step < w.rows;
+             ++count) {
+          float acc[Way::kColumns][4] = {};
+#pragma unroll
+          for (int s = 0; s < Way::kSegments; ++s) {
+            wait_for_stage(many);
+            __syncwarp();
+            // An even number of stages ahead: the same segment of its tile.
+            if (s == 0) {
+              weights.template next<0>(ring + written);
+            } else {
+              weights.template next<Way::kSegments - 1>(ring + written);
+            }
+            written = written == last ? 0 : written + kStage;
+            if (s < present) {
+              multiply_segment<Input, kWay>(ring + read, held.pairs[s], acc);
+            }
+            read = read == last ? 0 : read + kStage;
+          }
+          float* const own = sums + (count * warps + warp) * Way::kSums;
+          if constexpr (Way::kAfter) {
+            float (&v)[4] = acc[0];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              v[i] = add_rn(v[i], __shfl_xor_sync(~0u, v[i], 1));
+              v[i] = add_rn(v[i], __shfl_xor_sync(~0u, v[i], 2));
+            }
+            const float undo[2] = {__shfl_sync(~0u, held.undo, 0), __shfl_sync(~0u, held.undo, 4)};
+            if (t < 2) {
+              const float scale = t == 0 ? undo[0] : undo[1];
+              own[t * kPitch + g] = mul_rn(t == 0 ? v[0] : v[1], scale);
+              own[t * kPitch + g + 8] = mul_rn(t == 0 ? v[2] : v[3], scale);
+            }
+          } else {
+#pragma unroll
+            for (int c = 0; c < Way::kColumns; ++c) {
+              float* const column = own + (c * 8 + 2 * t) * kPitch + g;
+              column[0] = acc[c][0], column[kPitch] = acc[c][1];
+              column[8] = acc[c][2], column[kPitch + 8] = acc[c][3];
+            }
+          }
+        }
+        __syncthreads();
+        // A warp takes two columns of a tile.
+        const int units = count * beside * pairs_of_columns;
+        for (int unit = warp; unit < units; unit += warps) {
+          const int which = unit / pairs_of_columns;  // tile * beside + the one of those beside
+          const int row = (unit - which * pairs_of_columns) * 2 + (lane >> 4);
+          const float* p = sums + which * along * Way::kSums + row * kPitch + (lane & 15);
+          float sum = 0.0f;
+          for (int span = 0; span < plan.spans; ++span) {
+            float part = 0.0f;
+#pragma unroll 4
+            for (int i = 0; i < plan.span_pairs; ++i) {
+              float pair = p[0];
+              if constexpr (Way::kSegments == 1) pair = add_rn(pair, p[Way::kSums]);
+              p += 2 / Way::kSegments * Way::kSums;
+              part = i == 0 ? pair : add_rn(part, pair);
+            }
+            sum = span == 0 ? part : add_rn(sum, part);
+          }
+          const int at = tile * beside * pairs_of_columns + unit;
+          if (plan.passes > 1) {
+            if (pass > 0) sum = add_rn(kept_sums[at * 32 + lane], sum);
+            kept_sums[at * 32 + lane] = sum;
+          }
+          const int n =
+              hold_row + (tile + which / beside) * step + which % beside * kTile + (lane & 15);
+          if (pass + 1 == plan.passes && n < w.rows && row < x.rows)
+            finish(to, sum, mul_rn(stored_gsa, power_of_two(-kExponent<Input, kWay>)), row, n);
+        }
+        __syncthreads();
+        tile += count;
+      }
+    }
+  }
+}
+
+#ifndef __CUDACC_RTC__
+namespace {
+
+template <class Input, LinearWay kWay, bool kAligned>
+cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
+                       cudaStream_t stream) {
+  using Way = WayTraits<kWay>;
+  const int64_t tiles = (w.rows + kTile - 1) / kTile;
+  const int sms = sm_count(), shared_bytes = most_shared_bytes();
+  LinearPlan plan = {};
+  int along = 0, beside = 0;
+  int64_t grid = 0, shared = 0;
+  // Half as many warps where a block has less shared memory than those of compute capability 9.0.
+  const auto fits = [&](int most_warps, int stages) {
+    // Spans of nearly the same length, and of few enough pairs for the warps of a block.
+    constexpr int kPairWarps = 2 / Way::kSegments;
+    const int pairs = (w.cols + 2 * kSegment - 1) / (2 * kSegment);
+    const int most_pairs = most_warps / kPairWarps < 8 ? most_warps / kPairWarps : 8;
+    const int spans = (pairs + most_pairs - 1) / most_pairs;
+    plan.span_pairs = (pairs + spans - 1) / spans;
+    plan.spans = spans % 2 == 0 && 2 * plan.span_pairs * kPairWarps <= most_warps ? 2 : 1;
+    plan.passes = (spans + plan.spans - 1) / plan.spans;
+    along = plan.spans * plan.span_pairs * kPairWarps;
+
+    // Side by side as many tiles as take no longer than one after the other.
+    const auto rounds = [&](int64_t tiles_beside) {
+      return ((tiles + tiles_beside - 1) / tiles_beside + sms - 1) / sms * tiles_beside;
+    };
+    beside = 1;
+    for (int more = 2; more * along <= most_warps && more <= tiles; ++more) {
+      if (rounds(more) <= rounds(beside)) beside = more;
+    }
+    const int warps = along * beside;
+    plan.stages = stages;
+    if (stages == kManyStages && warps > 8) return false;
+
+    const int64_t steps = (tiles + beside - 1) / beside;
+    grid = steps < sms ? steps : sms;
+    const int64_t own = (steps + grid - 1) / grid;
+    const int64_t keep =
+        plan.passes > 1 ? (static_cast<int64_t>(x.rows) + 1) / 2 * beside * 32 * 4 : 0;
+    const int64_t step_sums = warps * Way::kSums * 4, staged = Way::kAfter ? 0 : warps * kStaged;
+    const int64_t ring = static_cast<int64_t>(warps) * stages * kStage;
+    const int64_t left = (shared_bytes - ring) / 1024 * 1024;
+    if (left * 3 / 4 < staged || left * 3 / 4 < step_sums || left / 4 < keep) return false;
+    const int64_t hold = keep > 0 && own * keep > left / 4 ? left / 4 / keep : own;
+    const int64_t flushed = (left - hold * keep) / step_sums,
+                  flush = flushed < hold ? flushed : hold;
+    const int64_t before = flush * step_sums > staged ? flush * step_sums : staged;
+    if (before + hold * keep > left) return false;
+    plan.hold = static_cast<int>(hold);
+    plan.flush = static_cast<int>(flush);
+    plan.kept_at = static_cast<int>(before / 4);
+    shared = ring + before + hold * keep;
+    return true;
+  };
+  if (!fits(kMostWarps, kManyStages) && !fits(kMostWarps, kFewStages) &&
+      !fits(kMostWarps / 2, kFewStages)) {
+    return cudaErrorInvalidConfiguration;
+  }
+
+  constexpr auto kKernel = &nvfp4_linear_kernel<Input, kWay, kAligned>;
+  if (blocks_per_sm<kKernel>(along * beside * 32, static_cast<size_t>(shared)) < 1) {
+    return cudaErrorInvalidConfiguration;
+  }
+  LaunchShape shape = {grid, along * 32, Start::kOverlapped};
+  shape.block_y = beside;
+  shape.shared = static_cast<size_t>(shared);
+  return launch<kKernel>(shape, stream, w, x, to, plan);
+}
+
+template <class Input>
+cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to,
+                        cudaStream_t stream) {
+  const auto apart = [](const void* p, int64_t bytes) {
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && bytes % 16 == 0;
+  };
+  const bool aligned = w.cols % kSegment == 0 && x.cols == w.cols && apart(w.codes, 0) &&
+                       apart(w.scales, 0) &&
+                       (LinearInput<Input>::kCodes || apart(x.data, x.stride * 2));
+  constexpr int kMost = 16;
+  const int64_t rows = x.rows;
+  if constexpr (!LinearInput<Input>::kCodes) {
+    if (rows > kMost && takes_tiles<Input>(w, x)) return launch_as_tiles<Input>(w, x, to, stream);
+  }
+  const int64_t row_bytes = LinearInput<Input>::kCodes ? (x.cols + 15) / 16 * 8 : x.stride * 2;
+  const int64_t out_bytes = to.cols * (to.dtype == DType::kFloat32 ? 4 : 2);
+  for (int64_t first = 0; first < rows; first += kMost) {
+    LinearOperand part = x;
+    part.rows = static_cast<int>(rows - first < kMost ? rows - first : kMost);
+    part.data = static_cast<const uint8_t*>(x.data) + first * row_bytes;
+    if (x.scales != nullptr) part.scales = x.scales + first * ((x.cols + 15) / 16);
+    LinearEpilogue end = to;
+    end.out = static_cast<uint8_t*>(to.out) + first * out_bytes;
+    if (to.residual != nullptr) {
+      end.residual = static_cast<const uint8_t*>(to.residual) + first * out_bytes;
+    }
+    if (to.x_gsa != nullptr) end.x_gsa = to.x_gsa + first * to.x_gsa_stride;
+    const auto go = [&](auto way) {
+      constexpr LinearWay kWay = decltype(way)::value;
+      return aligned ? launch_way<Input, kWay, true>(w, part, end, stream)
+                     : launch_way<Input, kWay, false>(w, part, end, stream);
+    };
+    // In fp16 scales after the product would take more registers than a thread has.
+    constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
+    constexpr LinearWay kFewest = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;
+    const cudaError_t error =
+        rows <= 2   ? go(std::integral_constant<LinearWay, kFewest>())
+        : rows <= 8 ? go(std::integral_constant<LinearWay, LinearWay::kEightRows>())
+                    : go(std::integral_constant<LinearWay, LinearWay::kSixteenRows>());
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
+                                const LinearEpilogue& to, cudaStream_t stream) {
+  if (w.rows == 0 || x.rows == 0) return cudaSuccess;
+#ifdef JITQUANT_DTYPE
+  // A library for x in this dtype alone (nvfp4/kernels.cuh).
+  constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
+  if constexpr (kOnly != DType::kFloat32) {
+    using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;
+    if (x.scales == nullptr && x.dtype == kOnly) return launch_rows<Only>(w, x, to, stream);
+  }
+  return cudaErrorInvalidValue;
+#else
+  if (x.scales != nullptr) return launch_rows<CodeInput>(w, x, to, stream);
+  return x.dtype == DType::kBFloat16 ? launch_rows<Bf16>(w, x, to, stream)
+                                     : launch_rows<Fp16>(w, x, to, stream);
+#endif
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

@@ -1,0 +1,345 @@
+// What the kernels of NVFP4 products share: tiles of codes in shared memory, x in registers, and
+// their product. A segment is 256 of k: what a stage of a warp's ring of asynchronous copies holds,
+// 16 rows of W by 128 bytes of codes and 16 scales.
+#pragma once
+
+#include "../nvfp4/common.cuh"
+#include "jitquant/mma.cuh"
+#include "linear.h"
+
+namespace jitquant {
+
+constexpr int kSegment = 256, kTile = 16, kStage = kTile * (kSegment / 2 + kSegment / 16);
+constexpr int kScalesAt = kTile * kSegment / 2;
+constexpr int kMostWarps = 16;
+constexpr int kFewStages = 3, kManyStages = 5;  // odd, as segments take turns
+constexpr int kStaged = 8 * kSegment * 2;       // bytes of x that a warp turns round at once
+constexpr int kNoRow = 1 << 30;
+constexpr int kPitch = 20;  // floats from a column of a warp's sums to the next
+
+enum class LinearWay : int { kTwoRows, kEightRows, kSixteenRows };
+
+template <LinearWay kWay>
+struct WayTraits {
+  static constexpr bool kAfter = kWay == LinearWay::kTwoRows;  // scales come after the product
+  static constexpr int kColumns = kWay == LinearWay::kSixteenRows ? 2 : 1;  // of 8 rows of x
+  static constexpr int kSegments = kWay == LinearWay::kSixteenRows ? 1 : 2;
+  static constexpr int kRows = kAfter ? 2 : 8 * kColumns;
+  static constexpr int kSums = kRows * kPitch;  // floats of a warp and a tile
+};
+
+// Elements of T; or codes with scales, whose values are exact in bf16.
+template <class T>
+struct LinearInput {
+  using Operand = T;
+  static constexpr bool kCodes = false;
+};
+struct CodeInput;
+template <>
+struct LinearInput<CodeInput> {
+  using Operand = Bf16;
+  static constexpr bool kCodes = true;
+};
+
+// An address in shared memory, as a number of 32 bits: what pointers would be worked out from again
+// at each use.
+#if defined(__CUDA_ARCH__)
+using Shared = uint32_t;
+__device__ __forceinline__ Shared shared_at(void* p) {
+  return kept(static_cast<uint32_t>(__cvta_generic_to_shared(p)));
+}
+__device__ __forceinline__ void copy_16(Shared to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void load_16(Shared from, uint32_t* words) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ uint32_t load_4(Shared from) {
+  uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+  return word;
+}
+__device__ __forceinline__ void store_16(Shared to, const uint32_t* words) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+               "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_4(Shared to, uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+#else
+using Shared = uint8_t*;
+__device__ __forceinline__ Shared shared_at(void* p) {
+  return static_cast<Shared>(p);
+}
+__device__ __forceinline__ void copy_16(Shared to, const void* from) {
+  __pipeline_memcpy_async(to, from, 16);
+}
+__device__ __forceinline__ void load_16(Shared from, uint32_t* words) {
+  load_words<4>(from, words);
+}
+__device__ __forceinline__ uint32_t load_4(Shared from) {
+  return *reinterpret_cast<const uint32_t*>(from);
+}
+__device__ __forceinline__ void store_16(Shared to, const uint32_t* words) {
+  store_words<4>(to, words);
+}
+__device__ __forceinline__ void store_4(Shared to, uint32_t word) {
+  *reinterpret_cast<uint32_t*>(to) = word;
+}
+#endif
+
+// Which piece of 16 bytes of a row of codes lies where, so that the 8 lanes of a quarter of a load
+// are in different banks.
+__device__ __forceinline__ int code_piece(int row, int piece) {
+  return piece ^ (row & 1);
+}
+// The same of a row of x, 512 bytes.
+__device__ __forceinline__ int x_piece(int row, int piece) {
+  return piece ^ ((row + 2 * (piece >> 3)) & 7);
+}
+
+// Eight neighbours of a row of x from column k on as they are in memory, zeros where they are not
+// there. Nothing waits for them yet.
+template <class Input, bool kAligned>
+__device__ __forceinline__ void load_x8(const LinearOperand& x, int row, int k, uint32_t* words) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = 0;
+  // Aligned, a segment is there or is not.
+  const bool there = row < x.rows && (kAligned ? k & ~(kSegment - 1) : k) < x.cols;
+  if constexpr (LinearInput<Input>::kCodes) {
+    const int64_t blocks = (x.cols + 15) / 16;
+    if (there) {
+      words[0] = *reinterpret_cast<const uint32_t*>(static_cast<const uint8_t*>(x.data) +
+                                                    row * blocks * 8 + k / 2);
+      words[1] = x.scales[row * blocks + k / 16];
+    }
+  } else {
+    const uint16_t* const p =
+        static_cast<const uint16_t*>(x.data) + static_cast<int64_t>(row) * x.stride + k;
+    if constexpr (kAligned) {
+      if (there) load_words<4>(p, words);
+    } else if (there) {
+#pragma unroll 1
+      for (int i = 0; i < 8 && k + i < x.cols; ++i) {
+        const uint32_t bits = static_cast<uint32_t>(p[i]) << (16 * (i & 1));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) words[j] |= j == i / 2 ? bits : 0u;
+      }
+    }
+  }
+}
+// The same as pairs in the order of codes.
+template <class Input>
+__device__ __forceinline__ void order_x8(uint32_t* words) {
+  using T = typename LinearInput<Input>::Operand;
+  uint32_t pairs[4];
+  if constexpr (LinearInput<Input>::kCodes) {
+    uint32_t scales[4];
+    scale_pairs<T>(words[1], scales);
+    scale_codes<T>(words[0], scales[0], pairs);
+  } else {
+    order_as_codes({words[0], words[1], words[2], words[3]}, pairs);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = pairs[i];
+}
+
+// The rows of x as they are.
+struct RowsAsTheyAre {
+  __device__ __forceinline__ int operator()(int row) const { return row; }
+};
+
+template <int kSegments, int kColumns>
+struct HeldPairs {
+  uint32_t pairs[kSegments][kColumns][32];
+  float undo;  // what the sums of row `lane / 4 % 2` are to be multiplied with; scales after alone
+};
+// What a warp holds of x for a pass.
+template <class Input, LinearWay kWay, bool kAligned>
+struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> {
+  using Way = WayTraits<kWay>;
+  using T = typename LinearInput<Input>::Operand;
+  using HeldPairs<Way::kSegments, Way::kColumns>::pairs;
+  using HeldPairs<Way::kSegments, Way::kColumns>::undo;
+
+  // Whether it is loaded as rows lie, and turned round in shared memory.
+  static constexpr bool kTurned = !Way::kAfter && !LinearInput<Input>::kCodes && kAligned;
+
+  // Begins to load the columns from k on. A row of the product is row rows(i) of x, or of zeros
+  // where that is kNoRow.
+  template <class Rows = RowsAsTheyAre>
+  __device__ __forceinline__ void request(const LinearOperand& x, int k, Rows rows = {}) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int s = 0; s < Way::kSegments; ++s) {
+#pragma unroll
+      for (int c = 0; c < Way::kColumns; ++c) {
+#pragma unroll
+        for (int q = 0; q < 8; ++q) {
+          // With scales after, column g of the product is block t = g / 2 of row g % 2.
+          const int row = kTurned         ? rows(c * 8 + q)
+                          : !Way::kAfter  ? rows(c * 8 + g)
+                          : t == (g >> 1) ? rows(g & 1)
+                                          : kNoRow;
+          const int column = k + s * kSegment + (kTurned ? lane * 8 : t * 64 + q * 8);
+          load_x8<Input, kAligned>(x, row, column, pairs[s][c] + q * 4);
+        }
+      }
+    }
+  }
+
+  // `staging` is kStaged bytes of the warp's own.
+  __device__ __forceinline__ void arrange(Shared staging) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int s = 0; s < Way::kSegments; ++s) {
+#pragma unroll
+      for (int c = 0; c < Way::kColumns; ++c) {
+        uint32_t (&p)[32] = pairs[s][c];
+        if constexpr (kTurned) {
+          __syncwarp();
+#pragma unroll
+          for (int r = 0; r < 8; ++r) {
+            store_16(staging + r * 512 + x_piece(r, lane) * 16, p + r * 4);
+          }
+          __syncwarp();
+#pragma unroll
+          for (int q = 0; q < 8; ++q) {
+            load_16(staging + g * 512 + x_piece(g, t * 8 + q) * 16, p + q * 4);
+          }
+        }
+#pragma unroll
+        for (int q = 0; q < 8; ++q) order_x8<Input>(p + q * 4);
+      }
+    }
+    if constexpr (Way::kAfter) scale_up();
+  }
+
+ private:
+  // Placed codes of bf16 are tiny: a power of two for each row brings its largest element near
+  // 2^126, or up by 2^127, which is exact; `undo` takes it back, with the codes' own power.
+  __device__ __forceinline__ void scale_up() {
+    uint32_t pair = 0;
+#pragma unroll
+    for (int s = 0; s < Way::kSegments; ++s) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) pair = halves_max(pair, pairs[s][0][i] & 0x7fff7fffu);
+    }
+    uint32_t most = max(pair & 0xffffu, pair >> 16);
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes <<= 1) {
+      if (lanes != 4) most = max(most, __shfl_xor_sync(~0u, most, lanes));
+    }
+    const int exponent = static_cast<int>(most >> 7);
+    // Inf and NaN stay, whatever is beside them.
+    const int up = exponent == 255 ? 0 : min(253 - max(exponent, 1), 127);
+    const uint32_t factor = static_cast<uint32_t>(up + 127) * 0x00800080u;
+#pragma unroll
+    for (int s = 0; s < Way::kSegments; ++s) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) pairs[s][0][i] = multiply_pairs<T>(pairs[s][0][i], factor);
+    }
+    undo = bits_float(static_cast<uint32_t>(253 - up) << 23);  // 2^(126 - up)
+  }
+};
+
+// Sums are the products times this power of two.
+template <class Input, LinearWay kWay>
+constexpr int kExponent = [] {
+  using T = typename LinearInput<Input>::Operand;
+  const int of_x = LinearInput<Input>::kCodes ? ScaledCodes<T>::kExponent : 0;
+  return of_x + (WayTraits<kWay>::kAfter ? 0 : ScaledCodes<T>::kExponent);  // or `undo` has it
+}();
+
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return bits_float(static_cast<uint32_t>(127 + exponent) << 23);
+}
+
+// The sums of 16 rows of W and all columns over a segment: `add`ed to acc.
+template <class Input, LinearWay kWay>
+__device__ __forceinline__ void multiply_segment(Shared stage,
+                                                 const uint32_t (&x)[WayTraits<kWay>::kColumns][32],
+                                                 float (&acc)[WayTraits<kWay>::kColumns][4]) {
+  using Way = WayTraits<kWay>;
+  using T = typename LinearInput<Input>::Operand;
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  constexpr float kZero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  uint32_t codes[2][8], scale_bytes[2];  // by row g and g + 8
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = g + 8 * h;
+    scale_bytes[h] = load_4(stage + kScalesAt + row * 16 + t * 4);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      load_16(stage + row * 128 + code_piece(row, 2 * t + j) * 16, codes[h] + 4 * j);
+    }
+  }
+  if constexpr (Way::kAfter) {
+    float scales[2][4];
+    scales_of(scale_bytes[0], scales[0]);
+    scales_of(scale_bytes[1], scales[1]);
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      float d[4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t low[4], high[4];
+        place_codes<T>(codes[0][2 * b + i], low);
+        place_codes<T>(codes[1][2 * b + i], high);
+        const uint32_t* const p = x[0] + (2 * b + i) * 4;
+        if (i == 0) {
+          mma_16x8x16<T>(d, low[0], high[0], low[1], high[1], p[0], p[1], kZero);
+        } else {
+          mma_16x8x16<T>(d, low[0], high[0], low[1], high[1], p[0], p[1], d);
+        }
+        mma_16x8x16<T>(d, low[2], high[2], low[3], high[3], p[2], p[3], d);
+      }
+      acc[0][0] = fma_rn(d[0], scales[0][b], acc[0][0]);
+      acc[0][1] = fma_rn(d[1], scales[0][b], acc[0][1]);
+      acc[0][2] = fma_rn(d[2], scales[1][b], acc[0][2]);
+      acc[0][3] = fma_rn(d[3], scales[1][b], acc[0][3]);
+    }
+  } else {
+    uint32_t scales[2][4];
+    scale_pairs<T>(scale_bytes[0], scales[0]);
+    scale_pairs<T>(scale_bytes[1], scales[1]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      uint32_t low[4], high[4];
+      scale_codes<T>(codes[0][i], scales[0][i / 2], low);
+      scale_codes<T>(codes[1][i], scales[1][i / 2], high);
+#pragma unroll
+      for (int c = 0; c < Way::kColumns; ++c) {
+        const uint32_t* const p = x[c] + i * 4;
+        mma_16x8x16<T>(acc[c], low[0], high[0], low[1], high[1], p[0], p[1], acc[c]);
+        mma_16x8x16<T>(acc[c], low[2], high[2], low[3], high[3], p[2], p[3], acc[c]);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float float_at(const void* p, DType dtype, int64_t i) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return to_float(static_cast<const Bf16*>(p)[i]);
+    case DType::kFloat16:
+      return to_float(static_cast<const Fp16*>(p)[i]);
+    default:
+      return static_cast<const float*>(p)[i];
+  }
+}
+
+__device__ __forceinline__ void wait_for_stage(bool many) {
+  if (many) {
+    __pipeline_wait_prior(kManyStages - 2);
+  } else {
+    __pipeline_wait_prior(kFewStages - 2);
+  }
+}
+
+}  // namespace jitquant

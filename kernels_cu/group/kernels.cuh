@@ -1,0 +1,309 @@
+// What the kernels of groups, blocks and both orientations in eight bits are put together from: the
+// scale of a group, its elements, where both go, and a walk over tiles. A scale's format and layout
+// are arguments, an element's format a switch outside of the arithmetic: few kernels to compile.
+#pragma once
+
+#include "../nvfp4/kernels.cuh"
+#include "launch.h"
+
+namespace jitquant {
+
+// ---- one group ---------------------------------------------------------------------------------
+
+// The scales of groups of a format, from their amaxes: group_scale and mxfp8_exponent of fp8.cuh to
+// the bit, whose divisions would check for what cannot be here, or is here selected at the end.
+// Nothing branches but on what all groups share.
+template <int kCount>
+__device__ __forceinline__ void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
+                                          GroupScale (&g)[kCount]) {
+  const float top = largest(n.format);
+  float b[kCount];
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) b[k] = amax_keep_nan(n.eps, amax[k]);
+  if (n.recipe == GroupRecipe::kTe) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      // By 2^-3, so that the reciprocal of the largest amax is no subnormal.
+      const float lowered = mul_rn(b[k], 0x1p-3f);
+      const float lifted = quotient(top, lowered, reciprocal_rn_ordinary(lowered));
+      g[k].factor = mul_rn(lifted, 0x1p-3f);
+      g[k].scale_inv = reciprocal_rn_ordinary(g[k].factor);
+    }
+  } else {
+    const float over_top = reciprocal_rn_ordinary(top);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      g[k].scale_inv = quotient(b[k], top, over_top);
+      g[k].factor = reciprocal_rn_ordinary(g[k].scale_inv);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    if (b[k] > kFloatMax) g[k].scale_inv = b[k], g[k].factor = 0.0f;
+    g[k].exponent = 0;
+  }
+  if (n.scale_format == ScaleFormat::kFloat32) return;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const float s = g[k].scale_inv;
+    g[k].exponent = n.scale_format == ScaleFormat::kE8m0 ? e8m0_rceil(s) : ue8m0_exponent(s);
+    g[k].factor = inverse_power_of_two(g[k].exponent);
+    if (!is_nan(s)) g[k].scale_inv = power_of_two(g[k].exponent);
+  }
+}
+
+__device__ __forceinline__ GroupScale scale_of(const GroupNumerics& n, float b) {
+  const float amax[1] = {b};
+  GroupScale g[1];
+  scales_of(n, amax, g);
+  return g[0];
+}
+
+__device__ __forceinline__ bool divides(const GroupNumerics& n) {
+  return n.recipe == GroupRecipe::kVllm && n.scale_format == ScaleFormat::kFloat32;
+}
+
+// Calls f with the format as a constant.
+template <class F>
+__device__ __forceinline__ void with_format(EightBit format, F&& f) {
+  if (format == EightBit::kE4m3) {
+    f(std::integral_constant<EightBit, EightBit::kE4m3>());
+  } else if (format == EightBit::kE5m2) {
+    f(std::integral_constant<EightBit, EightBit::kE5m2>());
+  } else {
+    f(std::integral_constant<EightBit, EightBit::kInt8>());
+  }
+}
+
+// Dividing by a scale with what the hardware has, correctly rounded for every element whose code is
+// not 0 either way: group_divide where the scale is far from the ends of fp32, where scale and
+// elements are brought by a power of two.
+struct GroupDivisor {
+  float lift, s, r;
+};
+
+__device__ __forceinline__ float lift_of(float scale_inv) {
+  return scale_inv > 0x1p120f ? 0x1p-64f : (scale_inv < 0x1p-80f ? 0x1p64f : 1.0f);
+}
+// `r` is that of the scale, which is not to be computed again.
+__device__ __forceinline__ GroupDivisor group_divisor(float scale_inv, float r) {
+  const float lift = lift_of(scale_inv);
+  // No remainder where the scale is no number: 0 for what is finite, else NaN, as r makes it.
+  return {lift, scale_inv <= kFloatMax ? mul_rn(scale_inv, lift) : 0.0f, r};
+}
+__device__ __forceinline__ float group_reciprocal(float scale_inv) {
+  const float r = reciprocal_rn_ordinary(mul_rn(scale_inv, lift_of(scale_inv)));
+  return scale_inv <= kFloatMax ? r : (is_nan(scale_inv) ? scale_inv : 0.0f);
+}
+__device__ __forceinline__ float divide(float x, const GroupDivisor& d) {
+  return group_divide(mul_rn(x, d.lift), d.s, d.r);
+}
+
+// A block of one group as its sixteen bytes. `factor` is the group's, or, by division, the
+// group_reciprocal of the scale.
+template <EightBit kFormat, class T>
+__device__ __forceinline__ uint4 encode_block(const Block<T>& x, bool by_division, float factor,
+                                              float scale_inv) {
+  if (!by_division) {
+    const auto word = [&](int i) {
+      const float v[4] = {mul_rn(value_of(x, i), factor), mul_rn(value_of(x, i + 1), factor),
+                          mul_rn(value_of(x, i + 2), factor), mul_rn(value_of(x, i + 3), factor)};
+      return pack4<kFormat>(v);
+    };
+    return make_uint4(word(0), word(4), word(8), word(12));
+  }
+  const GroupDivisor d = group_divisor(scale_inv, factor);
+  const auto word = [&](int i) {
+    const float v[4] = {divide(value_of(x, i), d), divide(value_of(x, i + 1), d),
+                        divide(value_of(x, i + 2), d), divide(value_of(x, i + 3), d)};
+    return pack4<kFormat>(v);
+  };
+  return make_uint4(word(0), word(4), word(8), word(12));
+}
+
+template <class T>
+__device__ __forceinline__ uint4 encode_block(const Block<T>& x, const GroupNumerics& n,
+                                              const GroupScale& g) {
+  const bool by_division = divides(n);
+  const float factor = by_division ? group_reciprocal(g.scale_inv) : g.factor;
+  if (n.format == EightBit::kE4m3) {
+    return encode_block<EightBit::kE4m3>(x, by_division, factor, g.scale_inv);
+  }
+  if (n.format == EightBit::kE5m2) {
+    return encode_block<EightBit::kE5m2>(x, by_division, factor, g.scale_inv);
+  }
+  return encode_block<EightBit::kInt8>(x, by_division, factor, g.scale_inv);
+}
+
+// One scale, or, in the place of one, zero.
+__device__ __forceinline__ void put_scale(const GroupScales& s, int64_t batch, int64_t row,
+                                          int64_t group, const GroupScale& g, bool zero) {
+  if (s.format == ScaleFormat::kE8m0) {
+    const int64_t at = s.swizzled ? swizzle_128x4(row, group, (s.groups + 3) & ~int64_t{3})
+                                  : s.grid.offset(batch, row, group);
+    static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(zero ? 0u : g.exponent);
+  } else if (s.format == ScaleFormat::kPacked) {
+    const int64_t at = s.grid.offset(batch, row, group >> 2) * 4 + (group & 3);
+    static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(zero ? 0u : g.exponent);
+  } else {
+    static_cast<float*>(s.data)[s.grid.offset(batch, row, group)] = zero ? 0.0f : g.scale_inv;
+  }
+}
+
+// The scale of a group, and the padding that follows it along the row.
+__device__ __forceinline__ void put_scale_and_rest(const GroupScales& s, int64_t batch, int64_t row,
+                                                   int64_t group, const GroupScale& g, bool zero) {
+  put_scale(s, batch, row, group, g, zero);
+  if (group + 1 != s.groups || s.swizzled || s.format == ScaleFormat::kE8m0) return;
+  const int64_t stored =
+      s.format == ScaleFormat::kPacked ? 4 * s.grid.stored_cols : s.grid.stored_cols;
+  for (int64_t h = group + 1; h < stored; ++h) put_scale(s, batch, row, h, g, true);
+}
+
+// The same, and the padding rows that follow the last row. `write`: else the padding alone.
+__device__ __forceinline__ void store_scale(const GroupScales& s, int64_t batch, int64_t row,
+                                            int64_t group, const GroupScale& g, bool zero,
+                                            bool write) {
+  if (write) put_scale_and_rest(s, batch, row, group, g, zero);
+  if (row + 1 != s.rows || s.grid.order == ScaleOrder::kRow || s.swizzled) return;
+  for (int64_t r = s.rows; r < s.grid.stored_rows; ++r) {
+    put_scale_and_rest(s, batch, r, group, g, true);
+  }
+}
+
+// The padding of the swizzled layout; all threads of the grid.
+__device__ __forceinline__ void zero_scale_padding(const GroupScales& s) {
+  if (s.swizzled) {
+    zero_padding({nullptr, static_cast<uint8_t*>(s.data), s.rows, s.groups, true});
+  }
+}
+
+// ScaleGrid::offset with what the host knows of it, for fewer than 2^31 rows.
+struct ScalePlaces {
+  Divisor batch_rows;
+  bool batched;
+  uint32_t row_step, col_step;
+  int64_t batch_step;
+
+  explicit ScalePlaces(const GroupScales& s)
+      : batch_rows(s.rows > 0 && s.rows < (int64_t{1} << 31) ? static_cast<uint32_t>(s.rows) : 1),
+        batched(s.batches > 1),
+        row_step(s.grid.order == ScaleOrder::kRow ? static_cast<uint32_t>(s.grid.stored_cols) : 1),
+        col_step(s.grid.order == ScaleOrder::kRow ? 1 : static_cast<uint32_t>(s.grid.stored_rows)),
+        batch_step(s.grid.stored_rows * s.grid.stored_cols) {}
+};
+
+// One scale; the row is counted through all batches. kE8m0: of MXFP8, which has no batches.
+enum class ScaleKind : int { kE8m0, kOther };
+template <ScaleKind kKind>
+__device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePlaces& places,
+                                            uint32_t row, uint32_t group, const GroupScale& g) {
+  if (kKind == ScaleKind::kE8m0) {
+    // Fewer than 2^31 tiles, by 32 bits.
+    const uint32_t tiles = (static_cast<uint32_t>(s.groups) + 3) >> 2;
+    const uint64_t tile = (row >> 7) * tiles + (group >> 2);
+    const uint32_t in_tile = (row & 31) * 16 + ((row >> 3) & 12) + (group & 3);
+    const uint64_t at =
+        s.swizzled ? tile * 512 + in_tile : static_cast<uint64_t>(row) * places.row_step + group;
+    static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(g.exponent);
+    return;
+  }
+  int64_t at = 0;
+  if (places.batched) {
+    const uint32_t batch = places.batch_rows.quotient_of(row);
+    row -= batch * places.batch_rows.divisor;
+    at = batch * places.batch_step;
+  }
+  at += static_cast<uint64_t>(row) * places.row_step;
+  if (s.format == ScaleFormat::kPacked) {
+    at += static_cast<uint64_t>(group >> 2) * places.col_step;
+    static_cast<uint8_t*>(s.data)[4 * at + (group & 3)] = static_cast<uint8_t>(g.exponent);
+  } else {
+    at += static_cast<uint64_t>(group) * places.col_step;
+    static_cast<float*>(s.data)[at] = g.scale_inv;
+  }
+}
+
+// The amax of the blocks of `lanes` neighbouring lanes, a power of two of at most 16.
+__device__ __forceinline__ float lanes_amax(float b, int lanes) {
+#pragma unroll
+  for (int offset = 8; offset > 0; offset >>= 1) {
+    if (offset < lanes) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, offset));
+  }
+  return b;
+}
+
+// Whether all blocks are whole and aligned to 16 bytes, on both sides.
+inline bool is_whole(const Matrix& x, const Matrix& data) {
+  return x.vector && data.vector && x.cols % 16 == 0;
+}
+
+// ---- a walk over tiles -------------------------------------------------------------------------
+
+// Work items: `chunks` of each of `tiles` of each of `batches`, and how far a step of the grid is
+// in these. A tensor of 2^32 tiles does not fit into the memory of a GPU.
+struct TileGrid {
+  uint32_t batches, tiles, chunks;
+  uint32_t step_batches, step_tiles, step_chunks;
+
+  int64_t items() const { return static_cast<int64_t>(batches) * tiles * chunks; }
+  // A step over the items of `workers`; where batches have tiles of their own number, not a batch.
+  void set_step(int64_t workers, bool uneven) {
+    const uint32_t step = static_cast<uint32_t>(workers);
+    step_chunks = step % chunks;
+    step_tiles = step / chunks;
+    step_batches = 0;
+    if (!uneven) {
+      step_batches = step_tiles / tiles;
+      step_tiles -= step_batches * tiles;
+    }
+  }
+};
+
+// Where a worker is. tiles_of(batch) is how many tiles a batch has where they differ.
+struct TileWalk {
+  uint32_t batch = 0, tile = 0, chunk = 0;
+
+  template <class F>
+  __device__ __forceinline__ TileWalk(const TileGrid& grid, uint32_t worker, bool uneven,
+                                      F&& tiles_of) {
+    const uint32_t q = worker / grid.chunks;
+    chunk = worker - q * grid.chunks;
+    tile = q;
+    if (uneven) {
+      settle(grid, tiles_of);
+    } else if (q >= grid.tiles) {
+      batch = q / grid.tiles;
+      tile = q - batch * grid.tiles;
+    }
+  }
+  template <class F>
+  __device__ __forceinline__ void next(const TileGrid& grid, bool uneven, F&& tiles_of) {
+    chunk += grid.step_chunks;
+    tile += grid.step_tiles;
+    batch += grid.step_batches;
+    if (chunk >= grid.chunks) {
+      chunk -= grid.chunks;
+      ++tile;
+    }
+    if (uneven) {
+      settle(grid, tiles_of);
+    } else if (tile >= grid.tiles) {
+      tile -= grid.tiles;
+      ++batch;
+    }
+  }
+
+ private:
+  template <class F>
+  __device__ __forceinline__ void settle(const TileGrid& grid, F&& tiles_of) {
+#pragma unroll 1
+    for (; batch < grid.batches; ++batch) {
+      const uint32_t tiles = tiles_of(batch);
+      if (tile < tiles) return;
+      tile -= tiles;
+    }
+  }
+};
+
+}  // namespace jitquant

@@ -1,0 +1,158 @@
+// FP8 and INT8 with a scale for each square block of a matrix, or of each matrix of a stack.
+#include "kernels.cuh"
+
+namespace jitquant {
+
+constexpr int kHeld = 4;  // blocks of 16 values that a thread holds, of rows that lie apart
+
+// Spans: `chunks` of each of `tiles` of each matrix.
+struct Spans {
+  Divisor chunks, tiles;
+};
+
+// Blocks of threads that a multiprocessor has to hold, which bounds the registers.
+template <class T, bool kWhole>
+constexpr int spans_per_sm() {
+  if (sizeof(T) == 4 || !kWhole) return 2;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  return 2;  // its compiler wants more registers
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  return 3;
+#endif
+  return 4;
+}
+
+// A block of threads a span of squares side by side, 16384 values in all, held in registers.
+// Thread t has blocks of 16 values in column t % width of the span, in rows t / width and those
+// `threads / width` apart. kDivides: elements are divided by scales that are no powers of two.
+template <class T, bool kWhole, bool kDivides>
+__global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
+    block_kernel(PlainSource<T> source, RowPointer<uint8_t> data, bool vector, int64_t matrix_rows,
+                 int log_side, GroupNumerics numerics, GroupScales scales, Spans spans) {
+  // Each warp's amax of each of the at most 32 squares that it has a part of.
+  __shared__ float maxima[kThreads / 32][32];
+  const int side = 1 << log_side, log_width = 10 - log_side;  // 2^14 values, 16 of them a thread
+  const int column = threadIdx.x & ((1 << log_width) - 1), first_row = threadIdx.x >> log_width;
+  const int row_step = kThreads >> log_width;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int square_lanes = side >> 4;
+  const uint32_t blocks = static_cast<uint32_t>(blocks_of(source.cols));
+  const uint32_t all_tiles = spans.chunks.quotient_of(blockIdx.x);
+  const uint32_t batch = spans.tiles.quotient_of(all_tiles);
+  const uint32_t tile = all_tiles - batch * spans.tiles.divisor;
+  const uint32_t chunk = blockIdx.x - all_tiles * spans.chunks.divisor;
+  // The rows of a matrix are the same distance apart.
+  const int64_t top = static_cast<int64_t>(tile) << log_side;
+  const int64_t first = static_cast<int64_t>(batch) * matrix_rows + top;
+  const uint32_t block = (chunk << log_width) + column;
+  const int64_t at = int64_t{16} * block;
+  const bool inside =
+      top + side <= matrix_rows && ((chunk + 1) << log_width) <= blocks;  // all of the span
+  const auto is_there = [&](int k) {
+    return top + first_row + k * row_step < matrix_rows && block < blocks;
+  };
+  const T* const from = source.row(first) + first_row * source.row.s2;
+  const int64_t source_step = row_step * source.row.s2;
+  if (is_first()) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      if (is_there(k)) source.prefetch(from + k * source_step, block);
+    }
+  }
+  wait_for_previous();
+  let_next_begin();
+
+  Block<T> x[kHeld];
+  if (kWhole && inside) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      x[k] = source.template fetch<kWhole>(from + k * source_step, block);
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      x[k] = {};
+      if (is_there(k)) x[k] = source.template fetch<kWhole>(from + k * source_step, block);
+    }
+  }
+  Amax<T, true> amax;
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) amax.add(x[k]);
+  float b = lanes_amax(amax.result(), square_lanes);
+  // Lanes of other rows.
+  if (log_width < 5) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
+  if (log_width < 4) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
+  maxima[warp][lane] = b;
+  __syncthreads();
+  // Those of the warps that have parts of the same squares: every one of them, or, twice each,
+  // every other one.
+  const int others = log_width > 5 ? 2 : 1;
+#pragma unroll
+  for (int w = 0; w < kThreads / 32; ++w) {
+    const int other = (w * others + (warp & (others - 1))) & (kThreads / 32 - 1);
+    b = amax_keep_nan(b, maxima[other][lane]);
+  }
+  const GroupScale g = scale_of(numerics, b);
+  const uint32_t square = block / square_lanes;
+  if (first_row == 0 && (column & (square_lanes - 1)) == 0 && square < scales.groups) {
+    store_scale(scales, batch, tile, square, g, false, true);
+  }
+  uint8_t* const to = data(first) + first_row * data.s2 + at;
+  const int64_t data_step = row_step * data.s2;
+  const float factor = kDivides ? group_reciprocal(g.scale_inv) : g.factor;
+  with_format(numerics.format, [&](auto format) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      if (!(kWhole && inside) && !is_there(k)) break;
+      store_bytes<kWhole>(to + k * data_step, source.cols - at, vector,
+                          encode_block<format>(x[k], kDivides, factor, g.scale_inv));
+    }
+  });
+}
+
+namespace {
+
+template <class T, bool kWhole, bool kDivides>
+cudaError_t launch_spans(const Matrix& w, int64_t matrix_rows, int log_side,
+                         const GroupNumerics& numerics, const GroupOutput& out,
+                         cudaStream_t stream) {
+  const int log_width = 10 - log_side;
+  const int64_t chunks = (blocks_of(w.cols) + (1 << log_width) - 1) >> log_width;
+  const GroupScales& s = out.scales;
+  const Spans spans = {Divisor(static_cast<uint32_t>(chunks)),
+                       Divisor(static_cast<uint32_t>(s.rows))};
+  return launch<&block_kernel<T, kWhole, kDivides>>(
+      {s.batches * s.rows * chunks, kThreads, Start::kOverlapped}, stream, PlainSource<T>(w),
+      RowPointer<uint8_t>(out.data), out.data.vector, matrix_rows, log_side, numerics, s, spans);
+}
+
+}  // namespace
+
+#ifndef __CUDACC_RTC__
+// The rows of `out.scales` are rows of blocks.
+cudaError_t launch_quantize_block(const Matrix& w, int64_t matrix_rows, int64_t side,
+                                  const GroupNumerics& numerics, const GroupOutput& out,
+                                  cudaStream_t stream) {
+  if (w.rows == 0 || w.cols == 0) return cudaSuccess;
+  int log_side = 4;
+  while ((int64_t{1} << log_side) < side) ++log_side;
+  const bool whole = is_whole(w, out.data);
+  const bool divides =
+      numerics.recipe == GroupRecipe::kVllm && numerics.scale_format == ScaleFormat::kFloat32;
+  return dispatch(w.dtype, [&](auto element) {
+    using T = decltype(element);
+    const auto launch = [&](auto is_whole, auto by_division) {
+      return launch_spans<T, is_whole, by_division>(w, matrix_rows, log_side, numerics, out,
+                                                    stream);
+    };
+    constexpr std::true_type yes = {};
+    constexpr std::false_type no = {};
+    if (divides) return whole ? launch(yes, yes) : launch(no, yes);
+    return whole ? launch(yes, no) : launch(no, no);
+  });
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

@@ -1,0 +1,325 @@
+// A matrix and its transpose in eight bits from one reading: groups along the rows of each, squares
+// that both share, MXFP8. Tiles go through shared memory.
+#include "jitquant/transposed_tiles.cuh"
+#include "kernels.cuh"
+
+namespace jitquant {
+
+// What is written of the matrix, or of its transpose: `lines` rows of `length` bytes.
+struct Side {
+  uint8_t* data;
+  int64_t stride;
+  bool vector;  // every row starts on a multiple of 16 bytes, and is a multiple of it long
+  uint32_t lines, length;
+  GroupScales all_scales;
+  // The same where they are floats without padding.
+  float* scales;
+  int64_t line_step, group_step;
+  uint32_t groups;
+};
+struct Sides {
+  Side side[2];
+};
+
+// What shares a scale: 2^log neighbours of a line, or a square of as many lines.
+struct Extent {
+  int log;
+  bool square;
+};
+
+// The largest magnitude of a block as a word: of two halves, of which the larger is to be taken, or
+// an fp32.
+template <class T>
+__device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+  if constexpr (sizeof(T) == 2) return pair_max<T, true>(a, b);
+  return float_bits(amax_keep_nan(abs_of(bits_float(a)), bits_float(b)));
+}
+template <class T>
+__device__ __forceinline__ uint32_t amax_word(const Block<T>& x) {
+  uint32_t m = x.words[0];
+#pragma unroll
+  for (int i = 1; i < Block<T>::kWords; ++i) m = larger<T>(m, x.words[i]);
+  return m;
+}
+template <class T>
+__device__ __forceinline__ float amax_of_word(uint32_t m) {
+  if constexpr (sizeof(T) == 4) return abs_of(bits_float(m));
+  const Block<T> both = {{m}};
+  return amax_keep_nan(magnitude_of(both, 0), value_of(both, 1));
+}
+
+// Of kCount lines that `lanes` neighbouring lanes have blocks of, how many are each lane's, for the
+// scale of its group: lane % (kCount / that), and those so many further.
+template <int kCount>
+__device__ __forceinline__ int lines_of_lane(int lanes) {
+  return lanes < kCount ? kCount / lanes : 1;
+}
+
+// The amaxes of the blocks of `lanes` neighbouring lanes, in b[0] and the following those of the
+// lines that are the lane's.
+template <class T, int kCount>
+__device__ __forceinline__ void lines_amax(const Block<T> (&x)[kCount], int lanes, int lane,
+                                           float (&b)[kCount]) {
+  uint32_t m[kCount];
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) m[k] = amax_word(x[k]);
+  // Halves of the blocks go to the other lane.
+#pragma unroll
+  for (int offset = 1; offset < kCount; offset *= 2) {
+    if (offset >= lanes) break;
+    // Bits instead of a choice, which some compilers make one of addresses in local memory.
+    const uint32_t odd = (lane & offset) != 0 ? ~0u : 0u;
+#pragma unroll
+    for (int k = 0; k < kCount / (2 * offset); ++k) {
+      const uint32_t change = (m[2 * k] ^ m[2 * k + 1]) & odd;
+      const uint32_t sent = __shfl_xor_sync(0xffffffffu, m[2 * k + 1] ^ change, offset);
+      m[k] = larger<T>(m[2 * k] ^ change, sent);
+    }
+  }
+#pragma unroll
+  for (int offset = kCount; offset < kLanes; offset *= 2) {
+    if (offset < lanes) m[0] = larger<T>(m[0], __shfl_xor_sync(0xffffffffu, m[0], offset));
+  }
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) b[k] = amax_of_word<T>(m[k]);
+}
+
+// What every lane knows of its lines, in the last of b, to all lanes: in b[k] that of line k.
+template <int kCount>
+__device__ __forceinline__ void share_lines(int sharers, int lane, float (&b)[kCount]) {
+  static_assert(kCount == 2 || kCount == 4);
+  if (sharers == 1) return;
+  // Of four lines that two lanes share, those of the first half are one before the last.
+  const uint32_t last = float_bits(b[kCount - 1]), halves = sharers < kCount ? ~0u : 0u;
+  const uint32_t first = last ^ ((last ^ float_bits(b[kCount - 2])) & halves);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    b[k] = __shfl_sync(0xffffffffu, bits_float(k < kCount / 2 ? first : last),
+                       (lane & ~(sharers - 1)) | (k & (sharers - 1)));
+  }
+}
+
+// What a kernel is compiled for. kPlain, kMxfp8: blocks of the transpose are whole and aligned,
+// too, and groups or squares of 128 have scales that are floats without padding, and nothing is
+// divided; or it is MXFP8. kAny: all else.
+enum class Both : int { kPlain, kMxfp8, kAny };
+
+// A block of threads a tile, or, for groups of 256, a square of four tiles, which is read twice:
+// for the amaxes, then to be cast. There are `count` of these, `wide` side by side; the hardware
+// starts them in order, so that what is read and written at a time lies together. A warp takes 16
+// rows of a tile and then 16 columns of it, eight lanes a line, so that groups have their amaxes
+// within it. kWhole: all blocks of the matrix are whole and aligned to 16 bytes.
+template <class T, bool kWhole, Both kWhat>
+__global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
+    both_kernel(TileSource<T> source, const __grid_constant__ Sides sides, GroupNumerics numerics,
+                Extent extent, uint32_t wide, uint32_t count) {
+  using Memory = TileMemory<T>;
+  constexpr int kLines = Memory::kLines;
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  constexpr bool kAny = kWhat == Both::kAny;
+  __shared__ float line_maxima[2][2][kAny ? 2 * kSide : 1];  // by side: of half a group of 256
+  __shared__ float square_maxima[kLanes][kLanes + 1];        // of 16 x 16 values
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, along = lane & (kLanes - 1);
+  if (kWhat == Both::kMxfp8) numerics.recipe = GroupRecipe::kDeepGemm;
+  if (kWhat == Both::kMxfp8) numerics.scale_format = ScaleFormat::kE8m0;
+  const bool square_scales = kWhat != Both::kMxfp8 && extent.square;
+  const int log = kAny ? extent.log : (kWhat == Both::kPlain ? 7 : 5);
+  const bool large = log > 7;
+  const int span = large ? 2 : 1, parts = large ? 8 : 1;
+  const int group_lanes = large ? kLanes : 1 << (log - 4);
+  // The lanes of a group compute the scales of its lines between them.
+  const int scales_of_lane = lines_of_lane<kLines>(group_lanes), sharers = kLines / scales_of_lane;
+  const int own = lane & (sharers - 1);
+  const bool by_division = kAny && divides(numerics);
+
+  wait_for_previous();
+  let_next_begin();
+  const uint32_t down = blockIdx.x / wide, across = blockIdx.x - down * wide;
+#pragma unroll 1
+  for (int part = 0; part < parts && blockIdx.x < count; ++part) {
+    const uint2 at = make_uint2(kSide * (down * span + ((part >> 1) & 1)),  // row and block
+                                kLanes * (across * span + (part & 1)));
+    if (part > 0) __syncthreads();
+    fetch_tile<kWhole>(source, at.x, at.y, tiles);
+    wait_for_copies();
+    __syncthreads();
+
+    if (square_scales) {
+      float b = 0.0f;
+#pragma unroll 1
+      for (int pass = 0; pass < Memory::kPasses; ++pass) {
+        Block<T> x[kLines];
+        read_rows<T>(tiles, 16 * warp + kLines * (4 * pass + (lane >> 3)), along, x);
+#pragma unroll
+        for (int k = 0; k < kLines; ++k) b = amax_keep_nan(b, block_amax(x[k]));
+      }
+      b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
+      b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
+      if (lane < kLanes) square_maxima[warp][along] = b;
+      __syncthreads();
+    }
+#pragma unroll 1
+    for (int i = 0; i < 2 * Memory::kPasses; ++i) {
+      const int which = i / Memory::kPasses, pass = i % Memory::kPasses;
+      const Side& side = sides.side[which];
+      const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
+      const uint32_t line = (which == 0 ? at.x : 16 * at.y) + in_tile;
+      const uint32_t block = (which == 0 ? at.y : at.x / 16) + along;
+      Block<T> x[kLines];
+      if (which == 0) {
+        read_rows<T>(tiles, in_tile, along, x);
+      } else {
+        read_columns<T>(tiles, in_tile, along, x);
+      }
+
+      float b[kLines];
+      if (square_scales) {
+        float square = 0.0f;
+        const int first = warp & -group_lanes;
+#pragma unroll 1
+        for (int j = first; j < first + group_lanes; ++j) {
+          square =
+              amax_keep_nan(square, which == 0 ? square_maxima[j][along] : square_maxima[along][j]);
+        }
+        square = lanes_amax(square, group_lanes);
+#pragma unroll
+        for (int k = 0; k < kLines; ++k) b[k] = square;
+      } else {
+        lines_amax(x, group_lanes, lane, b);
+      }
+      bool first_half = true;
+      if (large) {
+        const int down = (part >> 1) & 1, right = part & 1;
+        const int half = which == 0 ? right : down;
+        const int l = kSide * (which == 0 ? down : right) + in_tile + own;
+        first_half = half == 0;
+        if (part < 4) {
+          if (along < kLines) line_maxima[which][half][l] = b[0];
+          continue;
+        }
+        b[0] = amax_keep_nan(line_maxima[which][0][l], line_maxima[which][1][l]);
+      }
+
+      const uint32_t group = block >> (log - 4);
+      const auto store = [&](int k, const GroupScale& g) {
+        const uint32_t l = line + k;
+        const uint32_t row = square_scales ? l >> log : l;
+        const bool first = first_half && (!square_scales || row << log == l);
+        if (l >= side.lines || group >= side.groups || !first) return;
+        if (kWhat == Both::kPlain) {
+          side.scales[row * side.line_step + group * side.group_step] = g.scale_inv;
+        } else if (kWhat == Both::kMxfp8) {
+          const int64_t at = side.all_scales.swizzled
+                                 ? swizzle_128x4(row, group, (int64_t{side.groups} + 3) & ~3)
+                                 : row * side.line_step + group;
+          static_cast<uint8_t*>(side.all_scales.data)[at] = static_cast<uint8_t>(g.exponent);
+        } else {
+          store_scale(side.all_scales, 0, row, group, g, false, true);
+        }
+      };
+      // What elements are multiplied with, or divided by, takes the place of the amaxes.
+#pragma unroll 1
+      for (int j = 0; j < scales_of_lane; ++j) {
+        const GroupScale g = scale_of(numerics, b[0]);
+        if ((along & (group_lanes - 1)) < sharers) store(j * sharers + own, g);
+#pragma unroll
+        for (int k = 0; k + 1 < kLines; ++k) b[k] = b[k + 1];
+        b[kLines - 1] = by_division ? g.scale_inv : g.factor;
+      }
+      share_lines(sharers, lane, b);
+      const int64_t first_byte = int64_t{16} * block, rest = side.length - first_byte;
+      const uint32_t lines = rest > 0 && line < side.lines ? side.lines - line : 0;
+      uint8_t* to = side.data + line * side.stride + first_byte;
+      with_format(numerics.format, [&](auto format) {
+#pragma unroll
+        for (int k = 0; k < kLines; ++k) {
+          if (k >= lines) break;
+          const float factor = by_division ? group_reciprocal(b[k]) : b[k];
+          store_bytes<!kAny>(to, rest, side.vector,
+                             encode_block<format>(x[k], by_division, factor, b[k]));
+          to += side.stride;
+        }
+      });
+    }
+  }
+  if (kWhat != Both::kPlain) {
+    zero_scale_padding(sides.side[0].all_scales);
+    zero_scale_padding(sides.side[1].all_scales);
+  }
+}
+
+namespace {
+
+#ifndef __CUDACC_RTC__
+Side side_of(const GroupOutput& out) {
+  const ScaleGrid& grid = out.scales.grid;
+  const bool by_row = grid.order == ScaleOrder::kRow;
+  return {static_cast<uint8_t*>(const_cast<void*>(out.data.data)),
+          out.data.s2,
+          out.data.vector,
+          static_cast<uint32_t>(out.data.rows),
+          static_cast<uint32_t>(out.data.cols),
+          out.scales,
+          static_cast<float*>(out.scales.data),
+          by_row ? grid.stored_cols : 1,
+          by_row ? 1 : grid.stored_rows,
+          static_cast<uint32_t>(out.scales.groups)};
+}
+
+// Whether scales are floats without padding.
+bool is_plain(const GroupScales& s) {
+  return s.format <= ScaleFormat::kPowerOfTwo && s.grid.stored_rows == s.rows &&
+         s.grid.stored_cols == s.groups;
+}
+
+template <class T, bool kWhole, Both kWhat>
+cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumerics& numerics,
+                         const GroupOutput& out, const GroupOutput& out_t, cudaStream_t stream) {
+  const int64_t side = extent.log > 7 ? 2 * kSide : kSide;
+  const int64_t tall = (x.rows + side - 1) / side, wide = (x.cols + side - 1) / side;
+  const int64_t count = tall * wide;
+  constexpr size_t kShared = TileMemory<T>::kBytes;
+  if (blocks_per_sm<&both_kernel<T, kWhole, kWhat>>(kThreads, kShared) == 0) {
+    return cudaErrorInvalidConfiguration;
+  }
+  return launch<&both_kernel<T, kWhole, kWhat>>(
+      {count < 1 ? 1 : count, kThreads, Start::kOverlapped, 1, kShared}, stream,
+      TileSource<T>{static_cast<const T*>(x.data), x.s2, x.rows, x.cols, x.vector},
+      Sides{{side_of(out), side_of(out_t)}}, numerics, extent, static_cast<uint32_t>(wide),
+      static_cast<uint32_t>(count));
+}
+#endif
+
+}  // namespace
+
+#ifndef __CUDACC_RTC__
+// Groups of `size`, or squares of that side, and of the transpose as well.
+cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
+                                 const GroupNumerics& numerics, const GroupOutput& out,
+                                 const GroupOutput& out_t, cudaStream_t stream) {
+  Extent extent = {4, square};
+  while ((int64_t{1} << extent.log) < size) ++extent.log;
+  const bool whole = is_whole(x, out.data);
+  const bool divides =
+      numerics.recipe == GroupRecipe::kVllm && numerics.scale_format == ScaleFormat::kFloat32;
+  const bool aligned = whole && out_t.data.vector;
+  const bool plain =
+      aligned && size == kSide && !divides && is_plain(out.scales) && is_plain(out_t.scales);
+  const bool mxfp8 = aligned && numerics.scale_format == ScaleFormat::kE8m0;
+  return dispatch(x.dtype, [&](auto element) {
+    using T = decltype(element);
+    const auto launch = [&](auto is_whole, auto what) {
+      return launch_tiles<T, is_whole, what>(x, extent, numerics, out, out_t, stream);
+    };
+    constexpr std::true_type yes = {};
+    if (plain) return launch(yes, std::integral_constant<Both, Both::kPlain>());
+    if (mxfp8) return launch(yes, std::integral_constant<Both, Both::kMxfp8>());
+    constexpr std::integral_constant<Both, Both::kAny> any = {};
+    return whole ? launch(yes, any) : launch(std::false_type(), any);
+  });
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

@@ -1,0 +1,213 @@
+// RMSNorm, with the residual added in place first where there is one, and eight bits of the result
+// with a scale for each group. One launch.
+#include "../fp8/rows.cuh"
+#include "kernels.cuh"
+
+namespace jitquant {
+
+namespace {
+
+// Zero where the grid of scales has columns after the groups of this row, and after the last row of
+// a matrix, rows. All threads of the block.
+__device__ __forceinline__ void zero_rest(const GroupScales& s, int64_t batch, int64_t row) {
+  const int64_t stored = (s.format == ScaleFormat::kPacked ? 4 : 1) * s.grid.stored_cols;
+  const bool last = s.grid.order == ScaleOrder::kColumn && row + 1 == s.rows;
+  const int64_t end = last ? s.grid.stored_rows : row + 1;
+  int64_t group = s.groups + threadIdx.x;
+#pragma unroll 1
+  for (; row < end; ++row) {
+#pragma unroll 1
+    for (; group < stored; group += blockDim.x) put_scale(s, batch, row, group, {}, true);
+    group = threadIdx.x;
+  }
+}
+
+// The largest magnitudes of the groups of a thread's blocks. Of two blocks whose groups more than
+// one lane `shares`, each lane learns one: halves of what is known go to the other lane. Nothing
+// branches, so that this and the sum of the squares wait for their shuffles together.
+template <int kBlocks>
+__device__ __forceinline__ void groups_amax(const Block<float> (&x)[kBlocks], int lanes,
+                                            bool shares, float (&b)[kBlocks]) {
+#pragma unroll
+  for (int k = 0; k < kBlocks; ++k) b[k] = block_amax(x[k]);
+  if constexpr (kBlocks == 1) {
+    b[0] = lanes_amax(b[0], lanes);
+  } else {
+    const bool odd = shares && (threadIdx.x & 1);
+    const float kept = odd ? b[1] : b[0];
+    const float other = __shfl_xor_sync(0xffffffffu, odd ? b[0] : b[1], 1);
+    b[0] = amax_keep_nan(kept, shares ? other : kept);
+#pragma unroll
+    for (int offset = 2; offset < 16; offset <<= 1) {
+      b[0] = amax_keep_nan(b[0], __shfl_xor_sync(0xffffffffu, b[0], offset & (lanes - 1)));
+    }
+  }
+}
+
+// kUsual: E4M3 with fp32 scales of recipe "te", for groups of more than 16 values of one matrix.
+// kDivided: elements are divided by scales that are no powers of two.
+enum class GroupCase : int { kUsual, kAny, kDivided };
+
+// The norm, then a scale for each group of 16 * 2^log_lanes neighbours.
+template <class Source, Rows kRows, GroupCase kCase>
+__global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
+                                  kRows == Rows::kFew ? 1 : rows_per_sm<Source>(kHeldOf<kRows>))
+    norm_group_kernel(Source source, Normalize<typename Source::Element> norm, RowWidth width,
+                      GroupNumerics numerics, GroupScales scales, ScalePlaces places, int log_lanes,
+                      bool padded, RowPointer<uint8_t> out, bool vector, bool rehearses) {
+  constexpr bool kHolds = kRows != Rows::kReread;
+  constexpr bool kUsual = kCase == GroupCase::kUsual, kDivides = kCase == GroupCase::kDivided;
+  if constexpr (kUsual) {
+    numerics.format = EightBit::kE4m3, numerics.recipe = GroupRecipe::kTe;
+    numerics.scale_format = scales.format = ScaleFormat::kFloat32;
+    places.batched = false;
+  }
+  using Passes = RowPasses<Source, true, kRows>;
+  Passes passes(source, norm, width);
+  __shared__ RowReduce::Scratch scratch;
+  RowReduce reduce = passes.reduce(scratch);
+  constexpr int kBlocks = passes.kBlocks;
+  const int lanes = 1 << log_lanes;
+  // Of two lanes of a group, each computes the scale of one of their blocks.
+  const bool shares = kBlocks > 1 && (kUsual || lanes > 1);
+  const int mine = shares ? threadIdx.x & 1 : 0;
+  bool rehearsal = kRows == Rows::kFew && rehearses;
+
+  RowIndex<kHolds> r = blockIdx.x;
+  passes.begin(r);
+#pragma unroll 1
+  while (kRows == Rows::kOnce || r < source.rows) {
+    if (kRows == Rows::kFew) passes.width = rehearsal ? 0 : width.blocks;
+    if (!rehearsal) {
+      wait_for_previous();
+      let_next_begin();
+    }
+    const typename Source::Row row = source.row(r);
+    passes.first(row, reduce, [](int, const Block<float>&) {});
+    float amax[kBlocks];
+    if constexpr (kHolds) groups_amax(passes.held, lanes, shares, amax);
+    const float inverse = passes.inverse(passes.sum(reduce));
+    if (!rehearsal && threadIdx.x == 0) norm.inv_rms[r] = inverse;
+    passes.second(row, [&](int begin, Block<float>(&values)[kBlocks]) {
+      if constexpr (!kHolds) groups_amax(values, lanes, shares, amax);
+      // Of the groups: what their elements are multiplied with, or the reciprocals of their scales.
+      float factor[kBlocks], scale[kBlocks];
+#pragma unroll 1
+      for (int k = mine; k < kBlocks; k += shares ? kBlocks : 1) {
+        const GroupScale g = scale_of(numerics, mul_rn(amax[0], inverse));
+        const uint32_t block = begin + k * blockDim.x, group = block >> log_lanes;
+        // The group is there where its first block is.
+        if ((block & (lanes - 1)) < kBlocks &&
+            static_cast<int>(group << log_lanes) < passes.width) {
+          if constexpr (kHolds) {
+            place_scale<ScaleKind::kOther>(scales, places, r, group, g);
+          } else {
+            const int64_t batch = quotient(r, scales.rows);
+            put_scale(scales, batch, r - batch * scales.rows, group, g, false);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i + 1 < kBlocks; ++i) {
+          amax[i] = amax[i + 1], factor[i] = factor[i + 1], scale[i] = scale[i + 1];
+        }
+        if constexpr (kDivides) {
+          factor[kBlocks - 1] = group_reciprocal(g.scale_inv);
+          scale[kBlocks - 1] = g.scale_inv;
+        } else {
+          // In one product with inv_rms; the sign tells of one that is no ordinary number.
+          const float product = mul_rn(inverse, g.factor);
+          factor[kBlocks - 1] = is_ordinary(product) ? product : -g.factor;
+        }
+      }
+      if (shares) {
+        const float of_mine = factor[kBlocks - 1], scale_of_mine = scale[kBlocks - 1];
+#pragma unroll
+        for (int k = 0; k < kBlocks; ++k) {
+          const int from = (threadIdx.x & 31 & ~(kBlocks - 1)) | k;
+          factor[k] = __shfl_sync(0xffffffffu, of_mine, from);
+          if constexpr (kDivides) scale[k] = __shfl_sync(0xffffffffu, scale_of_mine, from);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kBlocks; ++k) {
+        if constexpr (kDivides) {
+          multiply(values[k], inverse);
+          const GroupDivisor divisor = group_divisor(scale[k], factor[k]);
+#pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            set_value(values[k], i, divide(value_of(values[k], i), divisor));
+          }
+          factor[k] = 1.0f;
+        } else if (static_cast<int>(float_bits(factor[k])) < 0) {
+          multiply(values[k], inverse);
+          factor[k] = abs_of(factor[k]);
+        }
+      }
+      uint8_t* const to = out(r);
+      with_format(numerics.format, [&](auto format) {
+#pragma unroll
+        for (int k = 0; k < kBlocks; ++k) {
+          const uint4 codes = encode_block<format>(values[k], false, factor[k], 0.0f);
+          const int block = begin + k * blockDim.x;
+          if (block < passes.width) passes.store(to, block, codes, vector);
+        }
+      });
+    });
+    if (!rehearsal) {
+      if (padded) {
+        const int64_t batch = quotient(int64_t{r}, scales.rows);
+        zero_rest(scales, batch, r - batch * scales.rows);
+      }
+      if (kRows == Rows::kOnce) return;
+      r += gridDim.x;
+    }
+    rehearsal = false;
+  }
+}
+
+template <GroupCase kCase, class Source>
+cudaError_t launch_norm_group(const Source& source, const Normalize<typename Source::Element>& norm,
+                              const GroupNumerics& numerics, const GroupOutput& out, int log_lanes,
+                              cudaStream_t stream) {
+  // Of many rows alone: the others' time is mostly latency.
+  constexpr GroupCase kOthers = kCase == GroupCase::kUsual ? GroupCase::kAny : kCase;
+  const RowWork work = RowWork::of(source, norm.weight, out.data, false);
+  const GroupScales& s = out.scales;
+  const bool padded = s.grid.stored_rows != s.rows ||
+                      s.grid.stored_cols * (s.format == ScaleFormat::kPacked ? 4 : 1) != s.groups;
+  return launch_by_rows<&norm_group_kernel<Source, Rows::kOnce, kCase>,
+                        &norm_group_kernel<Source, Rows::kFew, kOthers>,
+                        &norm_group_kernel<Source, Rows::kReread, kOthers>>(
+      work, stream, source, norm, RowWidth(source.cols), numerics, s, ScalePlaces(s), log_lanes,
+      padded, RowPointer<uint8_t>(out.data), out.data.vector);
+}
+
+}  // namespace
+
+#ifndef __CUDACC_RTC__
+cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residual,
+                                           const ColumnVector& weight, float eps, float* inv_rms,
+                                           const GroupNumerics& numerics, const GroupOutput& out,
+                                           int64_t group_size, cudaStream_t stream) {
+  int log_lanes = 0;
+  while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
+  return normalized(x, residual, weight, eps, inv_rms, [&](const auto& source, const auto& norm) {
+    const auto launch = [&](auto kind) {
+      return launch_norm_group<decltype(kind)::value>(source, norm, numerics, out, log_lanes,
+                                                      stream);
+    };
+    if (numerics.scale_format == ScaleFormat::kFloat32) {
+      if (numerics.recipe == GroupRecipe::kVllm) return launch(Constant<GroupCase::kDivided>{});
+      if (numerics.recipe == GroupRecipe::kTe && numerics.format == EightBit::kE4m3 &&
+          log_lanes > 0 && out.scales.batches == 1) {
+        return launch(Constant<GroupCase::kUsual>{});
+      }
+    }
+    return launch(Constant<GroupCase::kAny>{});
+  });
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

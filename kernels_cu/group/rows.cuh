@@ -1,0 +1,377 @@
+// Eight bits with a scale for each group of a row: neighbouring threads take a block of 16 values
+// each and share the group's amax through shuffles. Templates over where the values come from
+// (sources.cuh); launch_groups says which of the two kernels runs when:
+//   group_kernel       tensors of whole blocks, of which all rows are written
+//   group_walk_kernel  anything else
+#pragma once
+
+#include "kernels.cuh"
+
+namespace jitquant {
+
+// Whether values are what is loaded.
+template <class Source>
+constexpr bool kIsPlain = std::is_same<typename Source::Fetched, typename Source::Value>::value;
+
+// ---- whole blocks ------------------------------------------------------------------------------
+
+// Rows of blocks that are padded to whole groups, one after the other.
+struct GroupPieces {
+  uint32_t count;   // blocks of all rows with the padding; whole groups
+  uint32_t blocks;  // of a row without it
+  Divisor width;    // blocks of a row with it
+  int log_lanes;    // of the blocks of a group
+  bool padded;
+  uint32_t source_step, data_step;  // from a row to the next, in elements
+  ScalePlaces scales;
+};
+
+__device__ __forceinline__ int64_t rows_there(const RowCounts& c, int64_t batch, int64_t rows) {
+  if (c.counts == nullptr) return rows;
+  const int64_t count = c.wide ? static_cast<const int64_t*>(c.counts)[batch]
+                               : static_cast<const int32_t*>(c.counts)[batch];
+  return count < rows ? count : rows;
+}
+
+// The amaxes of the groups of a thread's blocks.
+template <class Value>
+__device__ __forceinline__ void group_amaxes(const Value (&x)[1], int lanes, float (&b)[1]) {
+  b[0] = lanes_amax(block_amax(x[0]), lanes);
+}
+// Of 16 bits each, both in one word.
+template <class T>
+__device__ __forceinline__ void group_amaxes(const Block<T> (&x)[2], int lanes, float (&b)[2]) {
+  uint32_t pairs[2];
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    pairs[k] = x[k].words[0];
+#pragma unroll
+    for (int i = 1; i < 8; ++i) pairs[k] = pair_max<T, true>(pairs[k], x[k].words[i]);
+  }
+  uint32_t both = pair_max<T, true>(byte_permute(pairs[0], pairs[1], 0x5410),
+                                    byte_permute(pairs[0], pairs[1], 0x7632));
+#pragma unroll
+  for (int offset = 8; offset > 0; offset >>= 1) {
+    if (offset < lanes) both = pair_max<T, true>(both, __shfl_xor_sync(0xffffffffu, both, offset));
+  }
+  const Block<T> maxima = {{both}};
+#pragma unroll
+  for (int k = 0; k < 2; ++k) b[k] = magnitude_of(maxima, k);
+}
+
+// The padding of scales that are not swizzled; all threads of the launch.
+__device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const GroupPieces& pieces) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  if (s.format == ScaleFormat::kPacked) {
+    const uint32_t rows = static_cast<uint32_t>(s.batches * s.rows);
+#pragma unroll 1
+    for (int64_t row = first; row < rows; row += step) {
+#pragma unroll 1
+      for (uint32_t group = static_cast<uint32_t>(s.groups); group & 3; ++group) {
+        place_scale<ScaleKind::kOther>(s, pieces.scales, static_cast<uint32_t>(row), group, {});
+      }
+    }
+  }
+  if (s.grid.stored_rows == s.rows) return;
+  uint32_t* const scales = static_cast<uint32_t*>(s.data);  // or floats
+#pragma unroll 1
+  for (int64_t col = first; col < s.batches * s.grid.stored_cols; col += step) {
+#pragma unroll 1
+    for (int64_t row = s.rows; row < s.grid.stored_rows; ++row) {
+      scales[col * s.grid.stored_rows + row] = 0;
+    }
+  }
+}
+
+// Blocks of group_kernel that a multiprocessor has to hold: bounds the registers.
+template <class Source>
+constexpr int group_blocks_per_sm(int at_once) {
+  return pieces_per_sm(at_once == 2 || sizeof(typename Source::Fetched) <= 32 ? 5 : 4);
+}
+
+// A thread has kAtOnce blocks of values, kPieceThreads apart. A block of threads for each piece of
+// work: the hardware starts them in order, so that what is read and written at a time lies
+// together. Where there are few rows most of the time goes into fetching instructions, so there are
+// few. With kCounted the rows that are not there are written with zeros. kMxfp8: it is that; else
+// scales are no bytes by themselves.
+template <class Source, EightBit kFormat, int kAtOnce, bool kCounted, bool kMxfp8>
+__global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAtOnce))
+    group_kernel(Source source, uint8_t* data, GroupNumerics numerics, GroupScales scales,
+                 RowCounts counts, GroupPieces pieces) {
+  numerics.format = kFormat;
+  if (kMxfp8) numerics.recipe = GroupRecipe::kDeepGemm, numerics.scale_format = ScaleFormat::kE8m0;
+  const int lanes = 1 << pieces.log_lanes;
+  const uint32_t first = blockIdx.x * (kPieceThreads * kAtOnce) + threadIdx.x;
+  uint32_t row[kAtOnce], block[kAtOnce];
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    const uint32_t i = min(first + k * kPieceThreads, pieces.count - 1);
+    row[k] = pieces.width.quotient_of(i);
+    block[k] = i - row[k] * pieces.width.divisor;
+  }
+  // In the place of padding the last block once more: it belongs to the same group.
+  const auto row_at = [&](int k) {
+    return source.row.data + static_cast<uint64_t>(row[k]) * pieces.source_step;
+  };
+  const auto block_at = [&](int k) { return min(block[k], pieces.blocks - 1); };
+  if (!kCounted && (kIsPlain<Source> ? is_first() : is_short())) {
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) source.template prefetch<true>(row_at(k), block_at(k));
+  }
+  wait_for_previous();
+  let_next_begin();
+  bool there[kAtOnce];
+  typename Source::Fetched fetched[kAtOnce];
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    there[k] = true;
+    if constexpr (kCounted) {
+      const uint32_t batch = pieces.scales.batch_rows.quotient_of(row[k]);
+      there[k] = row[k] - batch * pieces.scales.batch_rows.divisor <
+                 rows_there(counts, batch, scales.rows);
+    }
+    if (there[k]) fetched[k] = source.template fetch<true>(row_at(k), block_at(k));
+  }
+  typename Source::Value x[kAtOnce];
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    x[k] = source.template value<true>(fetched[k], nullptr, block[k]);
+  }
+  float amax[kAtOnce];
+  group_amaxes(x, lanes, amax);
+  GroupScale g[kAtOnce];
+  scales_of(numerics, amax, g);
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    if (!there[k]) g[k] = {};
+  }
+  // The lanes of a group store the scales of its blocks in turn.
+#pragma unroll 1
+  for (int turn = threadIdx.x & (lanes - 1); turn < kAtOnce; turn += lanes) {
+    constexpr int kLast = kAtOnce - 1;
+    const bool is_first = turn == 0;
+    const GroupScale scale = {is_first ? g[0].scale_inv : g[kLast].scale_inv, 0.0f,
+                              is_first ? g[0].exponent : g[kLast].exponent};
+    if (first + turn * kPieceThreads < pieces.count) {
+      place_scale<kMxfp8 ? ScaleKind::kE8m0 : ScaleKind::kOther>(
+          scales, pieces.scales, is_first ? row[0] : row[kLast],
+          (is_first ? block[0] : block[kLast]) >> pieces.log_lanes, scale);
+    }
+  }
+  const bool by_division = divides(numerics);
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    const float factor = by_division ? group_reciprocal(g[k].scale_inv) : g[k].factor;
+    uint4 codes = encode_block<kFormat>(x[k], by_division, factor, g[k].scale_inv);
+    if (!there[k]) codes = make_uint4(0, 0, 0, 0);
+    if (first + k * kPieceThreads < pieces.count && block[k] < pieces.blocks) {
+      uint8_t* const to = data + static_cast<uint64_t>(row[k]) * pieces.data_step;
+      reinterpret_cast<uint4*>(to)[block[k]] = codes;
+    }
+  }
+  if (pieces.padded) {
+    if constexpr (kMxfp8) {
+      zero_scale_padding(scales);  // of which only swizzled ones have any
+    } else {
+      zero_grid_padding(scales, pieces);
+    }
+  }
+}
+
+// ---- anything else -----------------------------------------------------------------------------
+
+constexpr int kWalkThreads = 128;
+
+// How the lanes of a warp share out a tile: 2^log_lanes neighbours take neighbouring blocks of a
+// row, and the next as many take the next row.
+struct WarpShape {
+  int log_lanes, log_rows;
+  int group_lanes;  // of these, those that share a scale
+};
+
+inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks) {
+  const int64_t blocks =
+      (blocks_of(out.data.cols) + group_blocks - 1) / group_blocks * group_blocks;
+  const GroupScales& s = out.scales;
+  // Where the scales of neighbouring rows lie together, four rows store them together.
+  int log_rows = s.swizzled || s.grid.order == ScaleOrder::kColumn ? 2 : 0;
+  auto fits = [&](int log) { return (32 >> log) >= group_blocks; };
+  while (!fits(log_rows)) --log_rows;
+  while (log_rows < 5 && fits(log_rows + 1) && (32 >> (log_rows + 1)) >= blocks) ++log_rows;
+  while (log_rows > 0 && (int64_t{1} << (log_rows - 1)) >= s.rows) --log_rows;
+  return {5 - log_rows, log_rows, static_cast<int>(group_blocks)};
+}
+
+template <class Source>
+constexpr int walk_blocks_per_sm() {
+  if (sizeof(typename Source::Element) == 4) return 4;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  return 5;  // its compiler wants more registers
+#endif
+  return 6;
+}
+
+// A warp a tile. The next one is loaded while one is computed.
+template <class Source>
+__global__ void __launch_bounds__(kWalkThreads, walk_blocks_per_sm<Source>())
+    group_walk_kernel(Source source, RowPointer<uint8_t> data, bool vector, GroupNumerics numerics,
+                      GroupScales scales, RowCounts counts, WarpShape shape, TileGrid grid,
+                      bool uneven) {
+  const int lane = threadIdx.x & 31;
+  const int lane_row = lane >> shape.log_lanes;
+  const int lane_block = lane & ((1 << shape.log_lanes) - 1);
+  const uint32_t blocks = static_cast<uint32_t>(blocks_of(source.cols));
+  const auto tiles_of = [&](uint32_t batch) {
+    const int64_t there = rows_there(counts, batch, scales.rows);
+    const int64_t rest = (int64_t{1} << shape.log_rows) - 1;
+    return static_cast<uint32_t>(there > 0 ? (there + rest) >> shape.log_rows : 0);
+  };
+  struct Item {
+    uint32_t batch, block;
+    int64_t row;
+    bool there;
+    typename Source::Fetched fetched;
+  };
+  wait_for_previous();
+  let_next_begin();
+  TileWalk walk(grid, blockIdx.x * (kWalkThreads / 32) + (threadIdx.x >> 5), uneven, tiles_of);
+  const auto take = [&] {
+    Item item = {walk.batch,
+                 (walk.chunk << shape.log_lanes) + lane_block,
+                 (static_cast<int64_t>(walk.tile) << shape.log_rows) + lane_row,
+                 false,
+                 {}};
+    if (walk.batch < grid.batches) {
+      item.there = item.row < rows_there(counts, walk.batch, scales.rows);
+      if (item.there && item.block < blocks) {
+        item.fetched = source.template fetch<false>(source.row(walk.batch * scales.rows + item.row),
+                                                    item.block);
+      }
+    }
+    return item;
+  };
+  Item next = take();
+#pragma unroll 1
+  while (next.batch < grid.batches) {
+    const Item item = next;
+    walk.next(grid, uneven, tiles_of);
+    next = take();
+    const auto x = source.template value<false>(item.fetched, nullptr, item.block);
+    const GroupScale g = scale_of(numerics, lanes_amax(block_amax(x), shape.group_lanes));
+    if (item.row >= scales.rows) continue;
+    const bool write = item.there || counts.zero_rest;
+    const uint32_t group = item.block / shape.group_lanes;
+    if ((lane_block & (shape.group_lanes - 1)) == 0 && group < scales.groups) {
+      store_scale(scales, item.batch, item.row, group, g, !item.there, write);
+    }
+    if (write && item.block < blocks) {
+      const int64_t column = int64_t{16} * item.block;
+      store_bytes<false>(data(item.batch * scales.rows + item.row) + column, source.cols - column,
+                         vector,
+                         item.there ? encode_block(x, numerics, g) : make_uint4(0, 0, 0, 0));
+    }
+  }
+  zero_scale_padding(scales);
+}
+
+// ---- launching ---------------------------------------------------------------------------------
+
+#ifndef __CUDACC_RTC__
+template <class Source>
+cudaError_t launch_group_walk(const Source& source, const GroupNumerics& numerics,
+                              const GroupOutput& out, const RowCounts& counts, int64_t group_size,
+                              cudaStream_t stream) {
+  const GroupScales& s = out.scales;
+  const WarpShape shape = warp_shape(out, group_size / 16);
+  // Rows that are left alone are passed over, where no padding follows them.
+  const bool uneven = counts.counts != nullptr && !counts.zero_rest && s.grid.stored_rows == s.rows;
+  TileGrid grid = {};
+  grid.batches = static_cast<uint32_t>(s.batches);
+  const int64_t rest = (int64_t{1} << shape.log_rows) - 1;
+  grid.tiles = static_cast<uint32_t>((s.rows + rest) >> shape.log_rows);
+  grid.chunks = static_cast<uint32_t>((blocks_of(source.cols) + (1 << shape.log_lanes) - 1) >>
+                                      shape.log_lanes);
+  constexpr int kWarps = kWalkThreads / 32;
+  const int per_sm = blocks_per_sm<&group_walk_kernel<Source>>(kWalkThreads, 0);
+  const int64_t ctas = persistent_grid((grid.items() + kWarps - 1) / kWarps, per_sm);
+  grid.set_step(ctas * kWarps, uneven);
+  return launch<&group_walk_kernel<Source>>({ctas, kWalkThreads, Start::kOverlapped}, stream,
+                                            source, RowPointer<uint8_t>(out.data), out.data.vector,
+                                            numerics, s, counts, shape, grid, uneven);
+}
+
+// Up to so many blocks of values for each multiprocessor a thread of group_kernel has one.
+constexpr int64_t kFewBlocks = 5 * kThreads;
+
+// Whether rows are the same distance apart, which fits 32 bits.
+inline bool is_even(bool even, int64_t step) {
+  return even && step >= 0 && step < (int64_t{1} << 32);
+}
+
+// group_kernel where every row is written, is whole blocks, and lies as far from the next as any
+// other; else group_walk_kernel, which passes over rows that are left alone.
+// kMxfp8: elements are FP8 and there are no counts, so that no kernels are compiled for these.
+template <bool kMxfp8 = false, class Source>
+cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
+                          const GroupOutput& out, const RowCounts& counts, int64_t group_size,
+                          cudaStream_t stream) {
+  const GroupScales& s = out.scales;
+  const RowPointer<uint8_t> data(out.data);
+  int log_lanes = 0;
+  while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
+  int64_t width = s.groups << log_lanes, blocks = blocks_of(source.cols);
+  const int64_t count = source.rows * width;
+  if (!source.whole() || !out.data.vector || !counts.zero_rest ||
+      !is_even(source.row.even, source.row.s2) || !is_even(data.even, data.s2) ||
+      count >= (int64_t{1} << 31) - 2 * kThreads) {
+    return launch_group_walk(source, numerics, out, counts, group_size, stream);
+  }
+  const bool by_row = s.grid.order == ScaleOrder::kRow;
+  const bool padded = s.swizzled ? s.rows % 128 != 0 || s.groups % 4 != 0
+                                 : s.grid.stored_rows != s.rows ||
+                                       (s.format == ScaleFormat::kPacked && s.groups % 4 != 0);
+  if (kIsPlain<Source> && counts.counts == nullptr && source.row.s2 == source.cols &&
+      data.s2 == source.cols && width == blocks && by_row && !padded && !s.swizzled) {
+    width = blocks = count;  // all rows are one
+  }
+  const GroupPieces pieces = {static_cast<uint32_t>(count),
+                              static_cast<uint32_t>(blocks),
+                              Divisor(static_cast<uint32_t>(width)),
+                              log_lanes,
+                              padded,
+                              static_cast<uint32_t>(source.row.s2),
+                              static_cast<uint32_t>(data.s2),
+                              ScalePlaces(s)};
+  constexpr int kMost = sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
+  const auto launch_blocks = [&](auto format, auto at_once, auto counted) {
+    constexpr int kWork = kPieceThreads * at_once;
+    LaunchShape shape = {(count + kWork - 1) / kWork, kPieceThreads, Start::kOverlapped};
+    // Of few rows most of the tiles of scales is padding.
+    if (s.swizzled && shape.grid < s.groups / 32) shape.grid = s.groups / 32;
+    return launch<&group_kernel<Source, format, at_once, counted, kMxfp8>>(
+        shape, stream, source, data.data, numerics, s, counts, pieces);
+  };
+  const auto launch_format = [&](auto format) {
+    constexpr std::integral_constant<int, kMost> most = {};
+    if constexpr (!kMxfp8) {
+      if (counts.counts != nullptr) return launch_blocks(format, most, std::true_type());
+    }
+    if (count > kFewBlocks * sm_count()) return launch_blocks(format, most, std::false_type());
+    return launch_blocks(format, std::integral_constant<int, 1>(), std::false_type());
+  };
+  switch (numerics.format) {
+    case EightBit::kE4m3:
+      return launch_format(std::integral_constant<EightBit, EightBit::kE4m3>());
+    case EightBit::kE5m2:
+      return launch_format(std::integral_constant<EightBit, EightBit::kE5m2>());
+    case EightBit::kInt8:
+      if constexpr (!kMxfp8) {
+        return launch_format(std::integral_constant<EightBit, EightBit::kInt8>());
+      }
+  }
+  return cudaErrorInvalidValue;
+}
+#endif
+
+}  // namespace jitquant

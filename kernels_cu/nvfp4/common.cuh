@@ -1,0 +1,118 @@
+// What the NVFP4 kernels share: where codes and scales go, and the encoding of a tensor or of a
+// row.
+#pragma once
+
+#include "jitquant/device.cuh"
+#include "jitquant/launch.h"
+#include "jitquant/reduce.cuh"
+#include "jitquant/sources.cuh"
+#include "jitquant/walk.cuh"
+
+namespace jitquant {
+
+JITQUANT_HD int64_t padded_blocks(const Nvfp4Output& out) {
+  return out.swizzled ? (out.blocks + 3) & ~int64_t{3} : out.blocks;
+}
+
+// Where the scale of a block is, counted from that of the row's first.
+__device__ __forceinline__ int64_t scale_place(const Nvfp4Output& out, int64_t block) {
+  return out.swizzled ? swizzle_128x4(0, block, 0) : block;
+}
+
+// Where a row's codes and scales go.
+struct OutputRow {
+  uint2* codes;
+  uint8_t* scales;
+
+  __device__ __forceinline__ OutputRow(const Nvfp4Output& out, int64_t row)
+      : codes(reinterpret_cast<uint2*>(out.codes) + row * out.blocks),
+        scales(out.scales +
+               (out.swizzled ? swizzle_128x4(row, 0, padded_blocks(out)) : row * out.blocks)) {}
+  // `place` is the block's scale_place.
+  __device__ __forceinline__ void store(int64_t block, int64_t place, const Nvfp4Codes& x) const {
+    codes[block] = make_uint2(x.low, x.high);
+    scales[place] = x.scale;
+  }
+};
+
+// The swizzled layout is padded to whole tiles of 128 rows by 4 blocks. All threads of the grid.
+__device__ __forceinline__ void zero_padding(const Nvfp4Output& out) {
+  if (!out.swizzled) return;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  const int64_t tiles = padded_blocks(out) >> 2;
+  if (out.rows & 127) {
+    // Sixteen bytes of a tile belong to four rows, 32 apart.
+    const int64_t tile_row = out.rows >> 7;
+    for (int64_t i = first; i < tiles * 32; i += step) {
+      uint8_t* p = out.scales + (tile_row * tiles + (i >> 5)) * 512 + (i & 31) * 16;
+      const int64_t row = (tile_row << 7) + (i & 31);
+      if (row >= out.rows) {
+        reinterpret_cast<uint2*>(p)[0] = reinterpret_cast<uint2*>(p)[1] = make_uint2(0, 0);
+      } else {
+        for (int quarter = 1; quarter < 4; ++quarter) {
+          if (row + 32 * quarter >= out.rows) reinterpret_cast<uint32_t*>(p)[quarter] = 0;
+        }
+      }
+    }
+  }
+  if (out.blocks & 3) {
+    for (int64_t row = first; row < out.rows; row += step) {
+      const OutputRow to(out, row);
+      for (int64_t b = out.blocks; b < padded_blocks(out); ++b) to.scales[scale_place(out, b)] = 0;
+    }
+  }
+}
+
+// The encoding of a tensor whose gsa is kValue or kTensor.
+__device__ __forceinline__ Nvfp4Encoding given_encoding(const GlobalScale& scale,
+                                                        Nvfp4Recipe recipe) {
+  const float gsa = scale.kind == GlobalScale::kValue ? scale.value : *scale.gsa;
+  if (scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *scale.gsa_out = gsa;
+  return nvfp4_encoding_from_gsa(gsa, recipe);
+}
+
+// The encoding of the whole tensor; every thread of the block calls it. Not where it is a row's.
+__device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scale,
+                                                         Nvfp4Recipe recipe, BlockReduce& reduce) {
+  if (scale.kind != GlobalScale::kPartials && scale.kind != GlobalScale::kAmax) {
+    return given_encoding(scale, recipe);
+  }
+  float amax = 0.0f;
+  for (int i = threadIdx.x; i < scale.count; i += blockDim.x) {
+    amax = fmaxf(amax, scale.partials[i]);
+  }
+  amax = reduce.max(amax);
+  if (scale.gsa_out != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+    *scale.gsa_out = div_rn(amax, scale.divisor);
+  }
+  return nvfp4_encoding_from_amax(amax, scale.divisor, recipe);
+}
+
+// Whether a thread of a grid that stays prefetches its first values: also of many where it then
+// waits for an amax, with whose maxima these are loaded.
+__device__ __forceinline__ bool prefetches_first(const GlobalScale& scale) {
+  return scale.kind == GlobalScale::kPartials ? is_first() : is_short();
+}
+
+JITQUANT_HD bool is_by_row(const GlobalScale& scale) {
+  return scale.kind == GlobalScale::kRows || scale.kind == GlobalScale::kRowAmax;
+}
+
+// The encoding of a row; the thread that has its first block writes what is told of it.
+__device__ __forceinline__ Nvfp4Encoding row_encoding(const GlobalScale& scale, int64_t row,
+                                                      int64_t block, Nvfp4Recipe recipe) {
+  const float given = scale.gsa[row * scale.stride];
+  if (scale.kind == GlobalScale::kRows) return nvfp4_encoding_from_gsa(given, recipe);
+  if (block == 0) scale.gsa_out[row] = div_rn(given, scale.divisor);
+  return nvfp4_encoding_from_amax(given, scale.divisor, recipe);
+}
+
+// Blocks of quantize_kernel that a multiprocessor has to hold: bounds its registers.
+template <class Source>
+constexpr int quantize_blocks_per_sm() {
+  constexpr size_t kFetched = sizeof(typename Source::Fetched);
+  return kFetched <= 32 ? 4 : (kFetched <= 64 ? 3 : 1);
+}
+
+}  // namespace jitquant

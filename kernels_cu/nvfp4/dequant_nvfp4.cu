@@ -1,0 +1,265 @@
+// Values from NVFP4: e2m1 * block scale * gsa in fp32, rounded once to the output's type.
+#include "jitquant/fp8.cuh"
+#include "kernels.cuh"
+
+namespace jitquant {
+
+constexpr int kAcrossHalves = 31;  // that a warp of dequant_kernel has where rows lie between words
+
+// Half a block of values: a word of codes.
+template <class T>
+struct Half {
+  static constexpr int kWords = Block<T>::kWords / 2;
+  uint32_t words[kWords];
+
+  __device__ __forceinline__ Half(uint32_t codes, uint8_t scale, float gsa) {
+    float v[8];
+    nvfp4_dequantize8(codes, float_from_e4m3(scale), gsa, v);
+    round_values<T>(v, words);
+  }
+};
+
+// Eight elements of two bytes a lane, those of a row next to each other, at `place` of `places`:
+// the first `count` of them go to p. All lanes of the warp call it. Where p lies across two pieces
+// of 16 bytes, a lane stores the end of the half before its own with the beginning of its own, and
+// only what is at the ends of a row goes by elements. Lane 0 has that half alone, and stores
+// nothing.
+__device__ __forceinline__ void store_across(const uint32_t (&words)[4], uint16_t* p, int64_t count,
+                                             int64_t place, int64_t places) {
+  const int over = elements_over<16>(p);
+  uint32_t both[8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    both[i] = __shfl_up_sync(0xffffffffu, words[i], 1);
+    both[4 + i] = words[i];
+  }
+  if ((threadIdx.x & 31) == 0) return;
+  // Counted from the first of the half before.
+  const int there = count >= 8 ? 16 : static_cast<int>(count) + 8, end = 16 - over;
+  int first = place > 0 ? 8 - over : 8;
+  const int last = place + 1 < places ? end : 16;
+  if (first == 8 - over && end <= there) {
+    uint32_t piece[8], whole[4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) piece[i] = over == 0 && i < 4 ? words[i] : both[i];
+    skip_elements<4>(piece, -over & 7, whole);
+    store_words<4>(p - over, whole);
+    first = end;
+  }
+  if (first >= last || first >= there) return;
+#pragma unroll
+  for (int i = 1; i < 16; ++i) {
+    if (i >= first && i < last && i < there) {
+      p[i - 8] = static_cast<uint16_t>(both[i / 2] >> (16 * (i % 2)));
+    }
+  }
+}
+
+// Neighbouring threads store next to each other; the next half is loaded while one is computed.
+// kAcross: rows may lie between words.
+template <class T, bool kAcross>
+__global__ void __launch_bounds__(kThreads, kAcross ? 5 : 6)
+    dequant_kernel(Nvfp4Input in, T* out, int64_t cols, bool vector) {
+  wait_for_previous();
+  let_next_begin();
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  BlockWalk walk =
+      kAcross ? BlockWalk(2 * in.blocks, warp * kAcrossHalves + (threadIdx.x & 31) - 1,
+                          static_cast<int64_t>(gridDim.x) * (kThreads / 32) * kAcrossHalves)
+              : BlockWalk(2 * in.blocks);
+  const auto is_there = [&] { return walk.row < in.rows && (!kAcross || walk.block >= 0); };
+  uint32_t next_codes = 0;
+  uint8_t next_scale = 0;
+  float next_gsa = 0.0f;
+  auto fetch = [&] {
+    if (!is_there()) return;
+    const int64_t block = walk.block >> 1;
+    next_codes =
+        *reinterpret_cast<const uint32_t*>(in.codes + walk.row * in.code_stride + walk.block * 4);
+    next_scale =
+        in.scales[in.swizzled ? swizzle_128x4(walk.row, block, (in.blocks + 3) & ~int64_t{3})
+                              : walk.row * in.scale_stride + block];
+    next_gsa = in.gsa[walk.row * in.gsa_stride];
+  };
+  fetch();
+#pragma unroll 1
+  while (kAcross ? __any_sync(0xffffffffu, walk.row < in.rows) != 0 : walk.row < in.rows) {
+    const Half<T> half(next_codes, next_scale, next_gsa);
+    T* const p = out + walk.row * cols + walk.block * 8;
+    const int64_t left = is_there() ? cols - walk.block * 8 : -8, place = walk.block;
+    walk.next();
+    fetch();
+    if constexpr (kAcross) {
+      store_across(half.words, reinterpret_cast<uint16_t*>(p), left, place, walk.width);
+    } else {
+      store_elements<Half<T>::kWords>(p, left, vector, half.words);
+    }
+  }
+}
+
+// Where all eight values are there and aligned. What is stored leaves the L2 first: it is four
+// times what is loaded.
+template <class T>
+__device__ __forceinline__ void store_values(const Half<T>& half, T* out) {
+  const uint32_t* const w = half.words;
+#pragma unroll
+  for (int i = 0; i < Half<T>::kWords; i += 4) {
+    __stcs(reinterpret_cast<uint4*>(out) + i / 4, make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]));
+  }
+}
+
+constexpr int kWordsEach = 2;  // of codes, of a thread of the two kernels that follow
+
+// The same where codes and scales follow each other without a gap: word i of the codes and half of
+// scale i / 2 give values 8 * i to 8 * i + 7. Blocks of threads that do a little each and end are
+// faster here than those that stay: a kernel of this shape without arithmetic takes as long.
+// kByRow: each row, of so many words, has a gsa; otherwise there is one.
+template <class T, bool kByRow>
+__global__ void __launch_bounds__(kPieceThreads)
+    flat_dequant_kernel(Nvfp4Input in, Divisor row_words, T* out, int64_t words) {
+  const uint32_t* const codes = reinterpret_cast<const uint32_t*>(in.codes);
+  const int64_t first =
+      static_cast<int64_t>(blockIdx.x) * (kPieceThreads * kWordsEach) + threadIdx.x;
+  if (is_short() && first < words) prefetch(codes + first);
+  wait_for_previous();
+  let_next_begin();
+  uint32_t word[kWordsEach];
+  uint8_t scale[kWordsEach];
+  float gsa[kWordsEach];
+#pragma unroll
+  for (int k = 0; k < kWordsEach; ++k) {
+    const int64_t i = first + k * kPieceThreads;
+    if (i >= words) break;
+    word[k] = codes[i], scale[k] = in.scales[i >> 1];
+    gsa[k] = in.gsa[kByRow ? row_words.quotient_of(static_cast<uint32_t>(i)) * in.gsa_stride : 0];
+  }
+#pragma unroll
+  for (int k = 0; k < kWordsEach; ++k) {
+    const int64_t i = first + k * kPieceThreads;
+    if (i >= words) break;
+    store_values(Half<T>(word[k], scale[k], gsa[k]), out + i * 8);
+  }
+}
+
+// The same for swizzled scales, with a gsa for the tensor or for each row. A warp takes 4 blocks of
+// the rows {r, r + 1} + {0, 32, 64, 96}, r even, whose scales are 32 bytes in a row; a lane takes a
+// word of two neighbouring rows, and eight lanes store 64 values that follow each other.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    tile_dequant_kernel(Nvfp4Input in, Divisor tiles, int warps, T* out) {
+  wait_for_previous();
+  let_next_begin();
+  const int warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x & 31;
+  if (warp >= warps) return;
+  const int rows = static_cast<int>(tiles.quotient_of(warp));  // eight of them, counted
+  const int tile = warp - rows * static_cast<int>(tiles.divisor);
+  const int row = (rows >> 4) * 128 + (rows & 15) * 2 + lane / 8 * 32;
+  const int column = tile * 8 + lane % 8;  // of words
+  const int width = static_cast<int>(2 * in.blocks);
+  const int64_t at = static_cast<int64_t>(row) * width + column;
+  const uint32_t* const codes = reinterpret_cast<const uint32_t*>(in.codes) + at;
+  const uint8_t* const scales = in.scales +
+                                (static_cast<int64_t>(rows >> 4) * tiles.divisor + tile) * 512 +
+                                (rows & 15) * 32 + lane / 2;
+  const float* const gsas = in.gsa + row * in.gsa_stride;
+  const int left = column < width ? static_cast<int>(in.rows) - row : 0;
+  uint32_t word[kWordsEach];
+  uint8_t scale[kWordsEach];
+  float gsa[kWordsEach];
+#pragma unroll
+  for (int k = 0; k < kWordsEach; ++k) {
+    if (k < left)
+      word[k] = codes[k * width], scale[k] = scales[16 * k], gsa[k] = gsas[k * in.gsa_stride];
+  }
+#pragma unroll
+  for (int k = 0; k < kWordsEach; ++k) {
+    if (k >= left) break;
+    store_values(Half<T>(word[k], scale[k], gsa[k]), out + (at + k * width) * 8);
+  }
+}
+
+// Warps of it that have a row.
+inline int64_t tile_dequant_warps(const Nvfp4Input& in) {
+  const int64_t rest = in.rows % 128, eights = rest < 32 ? (rest + 1) / 2 : 16;
+  return (in.rows / 128 * 16 + eights) * ((in.blocks + 3) / 4);
+}
+
+// Packed along the rows: neighbouring threads take neighbouring columns.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    dequant_columns_kernel(Nvfp4Input in, T* out, int64_t out_rows, int64_t cols) {
+  wait_for_previous();
+  let_next_begin();
+  const float gsa = *in.gsa;
+  for (BlockWalk walk(cols); walk.row < in.blocks; walk.next()) {
+    const int64_t column = walk.block;
+    const float scale = float_from_e4m3(in.scales[walk.row * in.scale_stride + column]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t pair = in.codes[(walk.row * 8 + i) * in.code_stride + column];
+      const int64_t k = walk.row * 16 + 2 * i;
+      if (k < out_rows) {
+        out[k * cols + column] = from_float<T>(nvfp4_dequantize(pair, scale, gsa));
+      }
+      if (k + 1 < out_rows) {
+        out[(k + 1) * cols + column] = from_float<T>(nvfp4_dequantize(pair >> 4, scale, gsa));
+      }
+    }
+  }
+}
+
+#ifndef __CUDACC_RTC__
+cudaError_t launch_dequant_nvfp4(const Nvfp4Input& in, void* out, DType dtype, int64_t cols,
+                                 cudaStream_t stream) {
+  const int64_t items = (in.rows * in.blocks * 2 + kThreads - 1) / kThreads;
+  return dispatch(dtype, [&](auto element) {
+    using T = decltype(element);
+    T* const p = static_cast<T*>(out);
+    const bool aligned = reinterpret_cast<uintptr_t>(out) % 16 == 0;
+    const bool whole = aligned && cols == in.blocks * 16 && in.code_stride == in.blocks * 8;
+    const int64_t words = in.rows * in.blocks * 2;
+    if (whole && !in.swizzled && in.scale_stride == in.blocks) {
+      constexpr int kWork = kPieceThreads * kWordsEach;
+      const LaunchShape shape = {words / kWork + 1, kPieceThreads, Start::kOverlapped};
+      if (in.gsa_stride == 0) {
+        return launch<&flat_dequant_kernel<T, false>>(shape, stream, in, Divisor(1), p, words);
+      }
+      if (words > 0 && words < (int64_t{1} << 31)) {
+        return launch<&flat_dequant_kernel<T, true>>(
+            shape, stream, in, Divisor(static_cast<uint32_t>(in.blocks * 2)), p, words);
+      }
+    }
+    const int64_t warps = tile_dequant_warps(in);
+    if (whole && in.swizzled && warps > 0 && warps < (int64_t{1} << 27)) {
+      return launch<&tile_dequant_kernel<T>>(
+          {(warps + kThreads / 32 - 1) / (kThreads / 32), kThreads, Start::kOverlapped}, stream, in,
+          Divisor(static_cast<uint32_t>((in.blocks + 3) / 4)), static_cast<int>(warps), p);
+    }
+    const bool vector = aligned && cols * sizeof(T) % 16 == 0;
+    if constexpr (sizeof(T) == 2) {
+      if (cols % 2 != 0 || reinterpret_cast<uintptr_t>(out) % 4 != 0) {
+        constexpr int kHalves = kThreads / 32 * kAcrossHalves;
+        const int64_t grid = persistent_grid((in.rows * in.blocks * 2 + kHalves - 1) / kHalves, 5);
+        return launch<&dequant_kernel<T, true>>({grid, kThreads, Start::kOverlapped}, stream, in, p,
+                                                cols, vector);
+      }
+    }
+    return launch<&dequant_kernel<T, false>>(
+        {persistent_grid(items, 6), kThreads, Start::kOverlapped}, stream, in, p, cols, vector);
+  });
+}
+
+cudaError_t launch_dequant_nvfp4_columns(const Nvfp4Input& in, void* out, DType dtype,
+                                         int64_t out_rows, int64_t cols, cudaStream_t stream) {
+  const int64_t grid = persistent_grid((in.blocks * cols + kThreads - 1) / kThreads, 8);
+  return dispatch(dtype, [&](auto element) {
+    using T = decltype(element);
+    return launch<&dequant_columns_kernel<T>>({grid, kThreads, Start::kOverlapped}, stream, in,
+                                              static_cast<T*>(out), out_rows, cols);
+  });
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

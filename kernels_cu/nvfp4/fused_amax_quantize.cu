@@ -1,0 +1,59 @@
+// NVFP4 of a tensor with its own gsa: in one launch where a cluster holds it, otherwise amax, then
+// quantize, in two; a row at a time in one. And the second halves by themselves, for a gsa that is
+// on the device already.
+#include "rows.cuh"
+
+namespace jitquant {
+
+#ifndef __CUDACC_RTC__
+int amax_partials(const Matrix& x) {
+  return amax_plan(x.rows, x.cols).partials;
+}
+
+cudaError_t launch_amax_quantize_nvfp4(const Matrix& x, float divisor, float* partials, float* gsa,
+                                       Nvfp4Recipe recipe, const Nvfp4Output& out,
+                                       cudaStream_t stream) {
+  const AmaxPlan plan = amax_plan(x.rows, x.cols);
+  return dispatch(x.dtype, [&](auto element) {
+    using T = decltype(element);
+    if (plan.cluster > 0) {
+      return launch_cluster(PlainSource<T>(x), plan.cluster, divisor, gsa, recipe, out, stream);
+    }
+    const cudaError_t error = launch_amax_plain<T>(x, partials, plan.partials, stream);
+    if (error != cudaSuccess) return error;
+    return launch_quantize_plain<T, true>(x, partials_scale(partials, plan.partials, divisor, gsa),
+                                          recipe, out, stream);
+  });
+}
+
+cudaError_t launch_quantize_nvfp4(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
+                                  const Nvfp4Output& out, cudaStream_t stream) {
+  return dispatch(x.dtype, [&](auto element) {
+    return launch_quantize_plain<decltype(element), false>(x, scale, recipe, out, stream);
+  });
+}
+
+cudaError_t launch_quantize_nvfp4_rows(const Matrix& x, float divisor, float* gsa,
+                                       Nvfp4Recipe recipe, const Nvfp4Output& out,
+                                       cudaStream_t stream) {
+  return dispatch(x.dtype, [&](auto element) {
+    return launch_row_amax(PlainSource<decltype(element)>(x), divisor, gsa, recipe, out, stream);
+  });
+}
+
+cudaError_t launch_deinterleave_quantize_nvfp4(const Matrix& fused, int64_t run, bool activate,
+                                               const GlobalScale& scale, Nvfp4Recipe recipe,
+                                               const Nvfp4Output& out, cudaStream_t stream) {
+#ifdef JITQUANT_DTYPE
+  return cudaErrorInvalidValue;  // a part is for ops, which take deinterleave_quantize.cu for this
+#else
+  return deinterleaved(fused, run, activate, [&](const auto& source) {
+    return launch_quantize(source, scale, recipe, out, stream);
+  });
+#endif
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

@@ -1,0 +1,343 @@
+// Rows that are read once, and quantized as they are: a block of threads holds a row in its
+// registers while the row's amax is made, and loads its next row meanwhile. For rows of whole
+// blocks that are aligned to 16 bytes. What it takes to encode a row is shared with the norms
+// (norm.cuh), which hold another thing.
+#pragma once
+
+#include "kernels.cuh"
+
+namespace jitquant {
+
+// What it takes to encode a row, once its sums are known, and what is told of it.
+struct alignas(16) RowEncoding {
+  Nvfp4Encoding encoding;
+  float inverse;   // inv_rms, for a norm
+  float amax;      // of what is quantized
+  uint32_t again;  // a row has NaN, of which nobody has asked yet
+};
+
+// What is the same for all rows of a block of threads. In shared memory: only a row's last steps
+// need it.
+struct RowFacts {
+  Nvfp4Encoding given;  // of all rows, for kGiven
+  float over_cols;
+};
+
+// Rows that are quantized as they are always have a gsa of their own amax here.
+template <bool kNorm>
+JITQUANT_HD RowMode row_mode(const RowScale& scale) {
+  return kNorm ? scale.mode : RowMode::kRowAmax;
+}
+
+template <bool kNorm>
+__device__ __forceinline__ RowFacts row_facts(const RowScale& scale, Nvfp4Recipe recipe,
+                                              int64_t cols) {
+  RowFacts facts = {{}, reciprocal_rn(static_cast<float>(cols))};
+  if (row_mode<kNorm>(scale) == RowMode::kGiven && scale.given.kind != GlobalScale::kRows) {
+    facts.given = given_encoding(scale.given, recipe);
+  }
+  return facts;
+}
+
+// The row's encoding, from the sum of its squares and the largest magnitude of what is held of it.
+template <bool kNorm, class T>
+__device__ __forceinline__ RowEncoding finish_row(float squares, float amax,
+                                                  const Normalize<T>& norm, const RowScale& scale,
+                                                  Nvfp4Recipe recipe, int64_t row,
+                                                  const RowFacts& facts) {
+  RowEncoding e = {facts.given, 1.0f, amax, 0};
+  if constexpr (kNorm) {
+    e.inverse = inverse_rms(squares, facts.over_cols, norm.eps);
+    e.amax = amax_ignore_nan(0.0f, mul_rn(amax, e.inverse));
+  }
+  if (row_mode<kNorm>(scale) == RowMode::kRowAmax) {
+    e.encoding = nvfp4_encoding_from_amax(e.amax, scale.divisor, recipe);
+  } else if (row_mode<kNorm>(scale) == RowMode::kGiven && scale.given.kind == GlobalScale::kRows) {
+    e.encoding = nvfp4_encoding_from_gsa(scale.given.gsa[row * scale.given.stride], recipe);
+  }
+  return e;
+}
+// What is told of the row, by one thread, which has the amax of its rows so far to itself.
+template <bool kNorm, class T>
+__device__ __forceinline__ void tell_row(const RowEncoding& e, const Normalize<T>& norm,
+                                         const RowScale& scale, int64_t row, float& tensor_amax) {
+  if (kNorm) norm.inv_rms[row] = e.inverse;
+  if (row_mode<kNorm>(scale) == RowMode::kRowAmax) {
+    scale.gsa_out[row] = div_rn(e.amax, scale.divisor);
+  } else if (row_mode<kNorm>(scale) == RowMode::kTensorAmax) {
+    tensor_amax = fmaxf(tensor_amax, e.amax);
+  }
+}
+
+// What the threads of a row do together once each has looked at what it holds of it: x are those of
+// the row, y the rows at once, as a multiprocessor holds only so many blocks, and what has to be
+// worked out of a row takes as long for several, a lane each. All threads of the block call it
+// together.
+template <bool kNorm, int kMostRows, int kShare = 1>
+class RowTeam {
+ public:
+  struct Shared {
+    // The sums of the squares of each warp's chunks, and its amax as bits; zeros after those that
+    // are there.
+    alignas(16) float squares[kNorm ? kChunkSums : 1];
+    uint4 most[8];
+    RowEncoding encodings[kMostRows];
+    RowFacts facts[kMostRows];
+    float tensor_amax[kMostRows];  // of the rows so far, for kTensorAmax
+  };
+
+  __device__ __forceinline__ explicit RowTeam(Shared& shared) : shared_(shared) {}
+
+  static __device__ __forceinline__ int slot() { return kMostRows > 1 ? threadIdx.y : 0; }
+  static __device__ __forceinline__ int rows() { return kMostRows > 1 ? blockDim.y : 1; }
+  static __device__ __forceinline__ int warps() { return blockDim.x >> 5; }
+
+  __device__ __forceinline__ void begin(const RowScale& scale, Nvfp4Recipe recipe, int64_t cols) {
+    if (threadIdx.x == 0) {
+      shared_.facts[slot()] = row_facts<kNorm>(scale, recipe, cols);
+      shared_.tensor_amax[slot()] = 0.0f;
+    }
+    if (slot() == 0 && threadIdx.x < 32) {
+      if constexpr (kNorm) shared_.squares[threadIdx.x] = shared_.squares[threadIdx.x + 32] = 0.0f;
+      most_of(threadIdx.x) = 0;
+    }
+    __syncthreads();
+  }
+
+  // The encoding of row r of `count`, which is this thread's, from what each thread has of it: the
+  // sums of the squares of its blocks, which are of neighbouring chunks, the largest magnitude as
+  // bits, and, asked for only where one of them is NaN, the same without those, as if they were not
+  // there: numbers(). What a thread can do while it waits, meanwhile(), is done once.
+  template <class T, class F, class G>
+  __device__ __forceinline__ RowEncoding agree(const float (&squares)[kNorm ? kShare : 1],
+                                               uint32_t most, int r, int count,
+                                               const Normalize<T>& norm, const RowScale& scale,
+                                               Nvfp4Recipe recipe, F&& numbers, G&& meanwhile) {
+    const int mine = threadIdx.x, warp = slot() * warps() + (mine >> 5);
+    const bool leads = slot() == 0 && mine < 32;
+    if constexpr (kNorm) {
+      const float sum = chunk_sum(squares);
+      const int place = kept(static_cast<uint32_t>(mine)) >> 4, part = place & 1;  // of a chunk
+      if ((mine & 15) == 0 && part < kShare) {
+        shared_.squares[kShare * (slot() * warps() + (place >> 1)) + part] = sum;
+      }
+    }
+    RowEncoding e;
+#pragma unroll 1
+    for (bool again = false;; again = true) {
+      most = __reduce_max_sync(0xffffffffu, most);
+      if ((mine & 31) == 0) most_of(warp) = most;
+      __syncthreads();
+      if (leads) {
+        lead(r, count, again, norm, scale, recipe);
+      } else if (!again) {
+        meanwhile();
+      }
+      __syncthreads();
+      e = shared_.encodings[slot()];
+      if (!e.again) break;
+      most = numbers();
+    }
+    if (leads) meanwhile();
+    if (mine == 0 && r < count) {
+      tell_row<kNorm>(e, norm, scale, row_of(r), shared_.tensor_amax[slot()]);
+    }
+    return e;
+  }
+
+  // Of the rows so far, for kTensorAmax.
+  __device__ __forceinline__ void put_partial(const RowScale& scale) const {
+    if (threadIdx.x != 0) return;
+    const int mine = blockIdx.x * rows() + slot(), count = gridDim.x * rows();
+    scale.partials[mine] = shared_.tensor_amax[slot()];
+    for (int i = count + mine; i < scale.maxima; i += count) scale.partials[i] = 0.0f;
+  }
+
+ private:
+  // In a norm's leading warp alone: its threads have few registers left.
+  static __device__ __forceinline__ int64_t row_of(int r) {
+    if constexpr (kNorm) return kept(static_cast<uint32_t>(r));
+    return r;
+  }
+
+  // Of the warp that leads: all its lanes work out the one row there is, or each one of several.
+  template <class T>
+  __device__ __forceinline__ void lead(int r, int count, bool again, const Normalize<T>& norm,
+                                       const RowScale& scale, Nvfp4Recipe recipe) const {
+    int of = 0;
+    bool own = true;
+    float squares = 0.0f;
+    uint32_t most = 0;
+    if (rows() == 1) {
+      if constexpr (kNorm) squares = sum_of_chunks(shared_.squares, kShare * warps());
+      most = __reduce_max_sync(0xffffffffu, most_of(threadIdx.x));
+    } else {
+      of = threadIdx.x;
+      own = of < rows() && r + of < count;
+      if (kNorm && own) squares = shared_.squares[of];  // rows at once are one warp's, of a norm
+      for (int w = of * warps(); own && w < (of + 1) * warps(); ++w) most = max(most, most_of(w));
+    }
+    const bool has_nan = own && is_nan(bits_float(most)) && !again;
+    RowEncoding e = finish_row<kNorm>(squares, bits_float(most), norm, scale, recipe,
+                                      row_of(own ? r + of : 0), shared_.facts[own ? of : 0]);
+    e.again = __any_sync(0xffffffffu, has_nan);
+    if (rows() == 1 ? threadIdx.x == 0 : of < rows()) shared_.encodings[of] = e;
+  }
+
+  __device__ __forceinline__ uint32_t& most_of(int warp) const {
+    return reinterpret_cast<uint32_t*>(shared_.most)[warp];
+  }
+
+  Shared& shared_;
+};
+
+// Most rows at once.
+constexpr int kRowsAtOnce = 8;
+
+// When the blocks of threads of a norm begin with their first row. Where all of a multiprocessor
+// load theirs at once, all have it late, and none has anything to compute until then.
+struct RowStart {
+  int sms;    // to which blocks of threads are dealt out in order
+  int apart;  // cycles from one to the next on a multiprocessor
+
+  // Whether this block is the first of its multiprocessor.
+  __device__ __forceinline__ bool is_first() const { return static_cast<int>(blockIdx.x) < sms; }
+  __device__ __forceinline__ void wait() const {
+#if defined(__CUDA_ARCH__)
+    if (apart == 0) return;
+    const uint32_t cycles = blockIdx.x / static_cast<uint32_t>(sms) * apart;
+    uint32_t begin, now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(begin));
+    do {
+      asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+    } while (now - begin < cycles);
+#endif
+  }
+};
+
+// Which rows a block of threads of held_kernel has. Most blocks stay, and have a row of the first
+// `end` in every `step`. Memory serves some of them later than others, by up to a fifth of the time
+// at 4096 rows, so the last rows go to blocks that have one each, which the hardware starts where a
+// block has ended.
+struct HeldRows {
+  int staying;  // blocks of threads
+  int step, end;
+
+  // The first row of those that this block has at once, `rows` of them.
+  __device__ __forceinline__ int first(int rows) const {
+    const int i = blockIdx.x;
+    return i < staying ? i * rows : end + (i - staying);
+  }
+  // Whether there are more after those from r on.
+  __device__ __forceinline__ bool more(int r) const {
+    return static_cast<int>(blockIdx.x) < staying && r + step < end;
+  }
+};
+
+// Most threads of a row: a quarter of a multiprocessor's registers is for whole warps.
+constexpr int most_threads_with(int registers) {
+  const int warps = 4 * (16384 / (32 * registers));
+  return 32 * (warps < 32 ? warps : 32);
+}
+
+// Bytes that a thread may load ahead: more do not fit beside what it holds.
+constexpr int kMostAhead = 96;
+
+// Registers of a thread: no more, so that rows enough are at work on a multiprocessor. Putting
+// values in place takes some.
+template <class Source>
+constexpr int held_registers() {
+  using T = typename Source::Element;
+  constexpr size_t kFetched = sizeof(typename Source::Fetched);
+  if (sizeof(T) == 4) return 128;
+  return kFetched == sizeof(Block<T>) ? 64 : (kFetched == sizeof(LooseBlock<T>) ? 80 : 72);
+}
+
+// A thread has kShare blocks of values of a row.
+template <class Source, int kShare>
+__global__ void __maxnreg__(held_registers<Source>())
+    held_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
+                Nvfp4Recipe recipe, Nvfp4Output out, HeldRows rows) {
+  constexpr bool kAhead = sizeof(typename Source::Fetched) * kShare <= kMostAhead;
+  // Instead of while others work out the row's encoding, for which there are not registers enough.
+  constexpr bool kEarly =
+      sizeof(typename Source::Fetched) >= 2 * sizeof(Block<typename Source::Element>);
+  constexpr int kMostRows = kShare == 1 ? kRowsAtOnce : 1;
+  using Value = typename Source::Value;
+  using Team = RowTeam<false, kMostRows>;
+  __shared__ typename Team::Shared shared;
+  Team team(shared);
+  const int width = static_cast<int>(blocks_of(source.cols));
+  const int row_count = static_cast<int>(source.rows);
+  const int mine = threadIdx.x, first = (mine >> 5) * (32 * kShare) + (mine & 31);
+  const int left = width - first;
+  int r = rows.first(team.rows()) + team.slot();
+  if (r < row_count) {
+    const typename Source::Row row = source.row(r);
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) {
+      if (32 * k < left) source.prefetch(row, first + 32 * k);
+    }
+  }
+  wait_for_previous();
+  let_next_begin();
+
+  // What a row does not have is zeros.
+  typename Source::Fetched fetched[kAhead ? kShare : 1] = {};
+  auto fetch = [&](int r) {
+    if (kMostRows > 1 && r >= row_count) return;
+    const typename Source::Row row = source.row(kept(static_cast<uint32_t>(r)));
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) {
+      if (32 * k < left) fetched[k] = source.template fetch<true>(row, first + 32 * k);
+    }
+  };
+  if (kAhead && r < row_count) fetch(r);
+  team.begin(scale, recipe, source.cols);
+#pragma unroll 1
+  for (bool more = r - team.slot() < row_count; more;) {
+    const bool there = kMostRows == 1 || r < row_count;
+    Value held[kShare];
+    float block_max[kShare];
+    uint32_t most = 0;  // an amax as bits
+    const typename Source::Row row = source.row(there ? r : 0);
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) {
+      const int b = first + 32 * k;
+      if constexpr (!kAhead) {
+        if (there && 32 * k < left) fetched[0] = source.template fetch<true>(row, b);
+      }
+      held[k] = source.template value<true>(fetched[kAhead ? k : 0], row, b);
+      block_max[k] = block_amax(held[k]);
+      most = max(most, float_bits(block_max[k]));
+    }
+    const auto fetch_next = [&] {
+      if (rows.more(r - team.slot())) fetch(r + rows.step);
+    };
+    if constexpr (kAhead && kEarly) fetch_next();
+    const float none[1] = {};
+    const RowEncoding e = team.agree(
+        none, most, r, row_count, norm, scale, recipe,
+        [&] {
+          Amax<typename Value::Element> numbers;
+#pragma unroll
+          for (int k = 0; k < kShare; ++k) numbers.add(held[k]);
+          return float_bits(numbers.result());
+        },
+        [&] {
+          if constexpr (kAhead && !kEarly) fetch_next();
+        });
+    const OutputRow to(out, kept(static_cast<uint32_t>(r)));
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) {
+      const Nvfp4Codes codes = nvfp4_quantize_block(held[k], block_max[k], e.encoding);
+      const uint32_t b = kept(static_cast<uint32_t>(first)) + 32 * k;
+      if (there && 32 * k < left) to.store(b, scale_place(out, b), codes);
+    }
+    more = rows.more(r - team.slot());
+    r += rows.step;
+  }
+  zero_padding(out);
+}
+
+}  // namespace jitquant

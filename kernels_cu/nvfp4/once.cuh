@@ -1,0 +1,95 @@
+// Norms of x + residual, of more rows than eight a multiprocessor: a block of threads for each row,
+// which the hardware starts in order. Both tensors and the weights are loaded together, and
+// what is quantized stays in registers. For rows of whole blocks that are aligned to 16 bytes.
+#pragma once
+
+#include "norm.cuh"
+
+namespace jitquant {
+
+constexpr int kOnceBlocks = 2;  // of a row that a thread has
+
+// Registers of a thread: three rows of 7168 in 16 bits on a multiprocessor. Four were slower, and
+// what a row writes back competes with what others read.
+template <class T>
+constexpr int once_registers(bool sm_100) {
+  return sizeof(T) == 4 ? 128 : (sm_100 ? 96 : 80);
+}
+
+template <class T>
+__global__ void __maxnreg__(once_registers<T>(kSm100))
+    norm_once_kernel(ResidualSource<T> source, Normalize<T> norm, RowScale scale,
+                     Nvfp4Recipe recipe, Nvfp4Output out) {
+  __shared__ RowReduce::Scratch scratch;
+  RowReduce reduce = RowReduce::of<kOnceBlocks>(scratch);
+  const int width = static_cast<int>(out.blocks), mine = static_cast<int>(threadIdx.x),
+            threads = static_cast<int>(blockDim.x);
+  const uint32_t r = blockIdx.x;
+  const typename ResidualSource<T>::Row row = source.row(r);
+  const auto at = [&](int k) { return mine + k * threads; };
+  if (is_first()) {
+#pragma unroll
+    for (int k = 0; k < kOnceBlocks; ++k) {
+      if (at(k) < width) source.prefetch(row, at(k));
+    }
+  }
+  wait_for_previous();
+  let_next_begin();
+
+  HeldProduct held[kOnceBlocks];
+  float block_max[kOnceBlocks], squares[kOnceBlocks];
+  const auto take = [&](auto of_weight) {
+    using W = decltype(of_weight);
+    typename ResidualSource<T>::Fetched fetched[kOnceBlocks];
+    Block<W> weight[kOnceBlocks];
+    // What a row does not have is zeros.
+#pragma unroll
+    for (int k = 0; k < kOnceBlocks; ++k) {
+      fetched[k] = {};
+      if (at(k) < width) fetched[k] = source.template fetch<true>(row, at(k));
+    }
+#pragma unroll
+    for (int k = 0; k < kOnceBlocks; ++k) {
+      weight[k] = {};
+      if (at(k) < width) {
+        const W* const p = static_cast<const W*>(norm.weight.data) + at(k) * 16;
+        weight[k] = load_block<true>(p, 16, true);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kOnceBlocks; ++k) {
+      const Block<T> x = source.sum(fetched[k]);
+      if (at(k) < width) store_block<true>(row.residual + at(k) * 16, 16, true, x);
+      held[k] = HeldProduct::of(x, weight[k], block_max[k], squares[k]);
+    }
+  };
+  norm.weight.fp32 ? take(float{}) : take(T{});
+
+  uint32_t most = 0;  // an amax as bits
+#pragma unroll
+  for (int k = 0; k < kOnceBlocks; ++k) most = max(most, float_bits(block_max[k]));
+  float2 total = reduce.sum_and_max(squares, bits_float(most));
+  if (is_nan(total.y)) {
+    // Once more without it: the rest of the row is as if it were not there.
+    float numbers = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kOnceBlocks; ++k) numbers = fmaxf(numbers, held[k].amax_of_numbers());
+    total.y = reduce.max(numbers);
+  }
+  const RowFacts facts = row_facts<true>(scale, recipe, source.cols);
+  const RowEncoding e = finish_row<true>(total.x, total.y, norm, scale, recipe, r, facts);
+  Nvfp4Codes codes[kOnceBlocks];
+  HeldProduct::quantize(held, block_max, kOnceBlocks, e, codes);
+  const OutputRow to(out, r);
+#pragma unroll
+  for (int k = 0; k < kOnceBlocks; ++k) {
+    if (at(k) < width) to.store(at(k), scale_place(out, at(k)), codes[k]);
+  }
+  if (mine == 0) {
+    float unused = 0.0f;  // this kernel is not for kTensorAmax
+    tell_row<true>(e, norm, scale, r, unused);
+  }
+  zero_padding(out);
+}
+
+}  // namespace jitquant

@@ -1,0 +1,381 @@
+// The kernels that go row by row: row granularity, and the norms, in one launch; or, for a norm
+// with tensor granularity, launch 1 of two.
+//   short_rows_kernel  many rows of at most 2048 columns, for row granularity (short.cuh)
+//   short_norm_kernel  many rows of at most 1024 columns, of norms (short_norm.cuh)
+//   held_kernel        what fits in registers of rows of whole, aligned blocks (held.cuh)
+//   norm_kernel        the same of norms (norm.cuh)
+//                      both also take other rows of a plain tensor of two-byte values
+//   norm_once_kernel   of many rows with a residual (once.cuh)
+//   row_kernel         of all others
+#pragma once
+
+#include "once.cuh"
+#include "short_norm.cuh"
+
+namespace jitquant {
+
+constexpr int kRereadThreads = 256;  // most of a row
+
+// What is held of a row between its passes, given the values of a source: these, or for a norm
+// these times the weight, as fp32; the factor inv_rms, which is known only when the row has been
+// read, goes to the encoding.
+template <class Source, bool kNorm>
+struct Held {
+  using Value = typename Source::Value;
+};
+template <class Source>
+struct Held<Source, true> {
+  using Value = Block<float>;
+};
+
+// What is held of a block, and for a norm the sum of its squares.
+template <bool kNorm, bool kWhole, class Source>
+__device__ __forceinline__ auto take_block(const Source& source,
+                                           const Normalize<typename Source::Element>& norm,
+                                           const typename Source::Fetched& fetched,
+                                           const typename Source::Row& row, int64_t block,
+                                           float& squares) {
+  const typename Source::Value x = source.template value<kWhole>(fetched, row, block);
+  if constexpr (kNorm) {
+    BlockSquares<typename Source::Element> sum;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) sum.add(i, value_of(x, i));
+    squares = sum.sum();
+    return norm.template weighted<kWhole>(x, block, source.cols);
+  } else {
+    return x;
+  }
+}
+
+template <bool kNorm, class Value>
+__device__ __forceinline__ Nvfp4Codes quantize_held(const Value& held, float block_max,
+                                                    const RowEncoding& e) {
+  if constexpr (kNorm) {
+    return nvfp4_quantize_scaled_block<true>(held, block_max, e.inverse, e.encoding);
+  } else {
+    return nvfp4_quantize_block(held, block_max, e.encoding);
+  }
+}
+
+// A block of threads a row, in two passes over its blocks of values, which have the same owners in
+// both: the row is read again.
+template <class Source, bool kNorm>
+__global__ void __launch_bounds__(kRereadThreads, 1)
+    row_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
+               Nvfp4Recipe recipe, Nvfp4Output out) {
+  using Value = typename Held<Source, kNorm>::Value;
+  __shared__ RowReduce::Scratch scratch;
+  RowReduce reduce = RowReduce::of<0>(scratch);
+  const int width = static_cast<int>(blocks_of(source.cols));
+  const int threads = blockDim.x, mine = threadIdx.x;
+  const bool quantizes = scale.mode != RowMode::kTensorAmax;
+  if (blockIdx.x < source.rows && mine < width) source.prefetch(source.row(blockIdx.x), mine);
+  wait_for_previous();
+  let_next_begin();
+  __shared__ RowFacts facts;
+  if (mine == 0) facts = row_facts<kNorm>(scale, recipe, source.cols);
+  __syncthreads();
+  float tensor_amax = 0.0f;  // of the first thread
+
+#pragma unroll 1
+  for (int64_t r = blockIdx.x; r < source.rows; r += gridDim.x) {
+    const typename Source::Row row = source.row(r);
+    float amax = 0.0f;
+    if (kNorm) reduce.begin();
+#pragma unroll 1
+    for (int b = mine; (b & ~31) < width; b += threads) {
+      float squares = 0.0f;
+      if (b < width) {
+        const Value held = take_block<kNorm, false>(
+            source, norm, source.template fetch<false>(row, b), row, b, squares);
+        amax = amax_keep_nan(amax, block_amax(held));
+      }
+      if (kNorm) reduce.add(b, squares);
+    }
+    auto held_at = [&](int b) {
+      float unused;
+      return take_block<kNorm, false>(source, norm, source.template refetch<false>(row, b), row, b,
+                                      unused);
+    };
+    float2 total = kNorm ? reduce.sum_and_max(amax) : float2{0.0f, reduce.max(amax)};
+    if (is_nan(total.y)) {
+      // Once more without it: the rest of the row is as if it were not there.
+      Amax<typename Value::Element> numbers;
+#pragma unroll 1
+      for (int b = mine; b < width; b += threads) numbers.add(held_at(b));
+      total.y = reduce.max(numbers.result());
+    }
+    const RowEncoding e = finish_row<kNorm>(total.x, total.y, norm, scale, recipe, r, facts);
+    if (threadIdx.x == 0) tell_row<kNorm>(e, norm, scale, r, tensor_amax);
+    if (!quantizes) continue;
+    const OutputRow to(out, r);
+#pragma unroll 1
+    for (int b = mine; b < width; b += threads) {
+      const Value held = held_at(b);
+      to.store(b, scale_place(out, b), quantize_held<kNorm>(held, block_amax(held), e));
+    }
+  }
+  if (quantizes) {
+    zero_padding(out);
+  } else if (threadIdx.x == 0) {
+    scale.partials[blockIdx.x] = tensor_amax;
+    for (int i = gridDim.x + blockIdx.x; i < scale.maxima; i += gridDim.x) scale.partials[i] = 0.0f;
+  }
+}
+
+// How the rows of a source are quantized, from its shape, its alignment and the device alone.
+struct RowPlan {
+  // kHeldFew and kHeld with as many blocks a thread; kLoose: kHeld, of LooseSource.
+  enum Kernel { kReread, kShort, kHeldFew, kHeld, kLoose, kOnce };
+  Kernel kernel;
+  LaunchShape shape;
+  int partials;  // that are written with kTensorAmax; 0: there is no such plan
+  // Of those that hold rows.
+  HeldRows rows;
+  RowStart start;
+};
+
+template <auto kValue>
+struct Constant {
+  static constexpr auto value = kValue;
+};
+
+template <class Source, bool kNorm, int kShare>
+constexpr auto held_row_kernel() {
+  if constexpr (kNorm) {
+    return &norm_kernel<Source, kShare>;
+  } else {
+    return &held_kernel<Source, kShare>;
+  }
+}
+
+// The cycles between two norms on a multiprocessor are two thirds of what memory takes for what
+// they load: 500 for 7168 columns, with which 1024, 2048 and 4096 rows take 7.2, 11.8 and 21.3 us
+// instead of 7.7, 12.3 and 21.8. Of several tensors the first alone copies before the weights are
+// laid out: 18.8 and 64.2 us for four streams at 1024 and 4096 instead of 20.0 and 66.0.
+constexpr int kBytesApart = 28;
+
+// Where a block of threads that stays has so many rows, one row in so many goes to a block of its
+// own: 19.8 and 71.8 us at 4096 and 16384 rows of 7168 instead of 20.4 and 73.3.
+constexpr int kAloneTurns = 3, kAloneRows = 16;
+
+#ifndef __CUDACC_RTC__
+// Which rows the blocks of `plan`, whose grid stays, have, and when they begin.
+template <class Source, bool kNorm, int kShare>
+void deal_rows(const Source& source, RowPlan& plan) {
+  const int staying = static_cast<int>(plan.shape.grid), at_once = plan.shape.block_y;
+  const int rows = static_cast<int>(source.rows);
+  plan.rows = {staying, staying * at_once, rows};
+  plan.start = {sm_count(), 0};
+  if constexpr (kNorm) {
+    if (kBeginsApart<Source, kShare> && rows > staying) {
+      const int64_t bytes = source.cols * sizeof(typename Source::Element);
+      plan.start.apart = static_cast<int>(bytes / kBytesApart);
+    }
+  } else if (at_once == 1 && rows >= kAloneTurns * staying) {
+    const int alone = rows / kAloneRows;
+    plan.rows.end -= alone;
+    plan.shape.grid += alone;
+  }
+}
+
+template <class Source, bool kNorm, int kShare>
+RowPlan held_plan(const Source& source) {
+  const int width = static_cast<int>(blocks_of(source.cols));
+  const int threads = ((width + kShare - 1) / kShare + 31) / 32 * 32;
+  RowPlan plan = {kShare == Source::kHeldFew ? RowPlan::kHeldFew : RowPlan::kHeld, {}, 0};
+  plan.shape.block = threads;
+  plan.shape.block_y = kShare == 1 && threads <= 128 && source.rows > 32 * sm_count()
+                           ? kRowsAtOnce * 32 / threads
+                           : 1;
+  plan.shape.start = Start::kOverlapped;
+  int registers;
+  if constexpr (kNorm) {
+    registers = norm_registers<Source>(kShare, device_traits().major >= 10);
+    plan.shape.shared = HeldWeights<typename Source::Element>::bytes(threads, kShare) +
+                        CopiedBlocks<typename Source::Element, kShare, Source::kLoose>::bytes(
+                            threads * plan.shape.block_y, source.tensors());
+  } else {
+    registers = held_registers<Source>();
+  }
+  if (threads > most_threads_with(registers)) return {};
+  int per_sm = blocks_per_sm<held_row_kernel<Source, kNorm, kShare>()>(threads * plan.shape.block_y,
+                                                                       plan.shape.shared);
+  if (per_sm == 0) return {};
+  // Of norms by two warps a row 14 are faster than 16: 45.9 us instead of 47.3, 28672 x 2048.
+  if (kNorm && kShare > 1 && threads <= 64 && per_sm > 14) per_sm = 14;
+  const int64_t blocks = (source.rows + plan.shape.block_y - 1) / plan.shape.block_y;
+  plan.shape.grid = persistent_grid(blocks, per_sm);
+  const int most = kMaxPartials / plan.shape.block_y;
+  if (plan.shape.grid > most) plan.shape.grid = most;
+  plan.partials = static_cast<int>(plan.shape.grid) * plan.shape.block_y;
+  deal_rows<Source, kNorm, kShare>(source, plan);
+  return plan;
+}
+
+template <class Source, bool kNorm>
+RowPlan reread_plan(const Source& source) {
+  // With few rows, which leave most of the device idle, a thread for each block of values;
+  // otherwise for four, which computes less that is the same for all threads of a row.
+  const int64_t share = source.rows <= sm_count() ? 1 : 4;
+  const int64_t threads = (blocks_of(source.cols) + 32 * share - 1) / (32 * share) * 32;
+  RowPlan plan = {RowPlan::kReread, {}, 0};
+  plan.shape.block = threads < kRereadThreads ? static_cast<int>(threads) : kRereadThreads;
+  plan.shape.start = Start::kOverlapped;
+  const int per_sm = blocks_per_sm<&row_kernel<Source, kNorm>>(plan.shape.block, 0);
+  plan.shape.grid = persistent_grid(source.rows, per_sm);
+  if (plan.shape.grid > kMaxPartials) plan.shape.grid = kMaxPartials;
+  plan.partials = static_cast<int>(plan.shape.grid);
+  return plan;
+}
+
+template <class Source>
+constexpr bool kHasLoose = false;
+template <class T>
+constexpr bool kHasLoose<PlainSource<T>> = sizeof(T) == 2;
+
+template <class Source>
+constexpr bool kHasShort = false;
+template <class T>
+constexpr bool kHasShort<PlainSource<T>> = true;
+
+// Of short rows, which a lane has `most` blocks of.
+template <bool kNorm, class T>
+constexpr int short_blocks() {
+  return kNorm ? kShortNormBlocks<T> : kShortBlocks<T>;
+}
+template <bool kNorm, class T>
+constexpr auto short_kernel() {
+  if constexpr (kNorm) {
+    return &short_norm_kernel<T>;
+  } else {
+    return &short_rows_kernel<T>;
+  }
+}
+
+template <bool kNorm, class T>
+RowPlan short_plan(const PlainSource<T>& source) {
+  const int64_t width = blocks_of(source.cols);
+  const int rows = kShortThreads >> short_row_lanes_log2(short_blocks<kNorm, T>(), width);
+  RowPlan plan = {RowPlan::kShort, {}, 1};
+  plan.shape.block = kShortThreads;
+  plan.shape.start = Start::kOverlapped;
+  plan.shape.shared = kNorm ? short_norm_bytes<T>(width) : 0;
+  plan.shape.grid =
+      persistent_grid((source.rows + rows - 1) / rows,
+                      blocks_per_sm<short_kernel<kNorm, T>()>(kShortThreads, plan.shape.shared));
+  return plan;
+}
+
+template <class Source>
+constexpr bool kHasOnce = false;
+template <class T>
+constexpr bool kHasOnce<ResidualSource<T>> = true;
+
+// No plan where a row does not fit.
+template <class T>
+RowPlan once_plan(const ResidualSource<T>& source) {
+  const int64_t threads = ((blocks_of(source.cols) + kOnceBlocks - 1) / kOnceBlocks + 31) / 32 * 32;
+  if (threads > most_threads_with(once_registers<T>(device_traits().major >= 10))) return {};
+  return {RowPlan::kOnce, {source.rows, static_cast<int>(threads), Start::kOverlapped}, 1, {}};
+}
+
+// `shares`: rows tell others of their amax, and cannot go by warps alone.
+template <bool kNorm, class Source>
+RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) {
+  RowPlan plan = {};
+  const bool few = source.rows < (int64_t{1} << 30);  // that they are counted in 32 bits
+  if (source.whole() && weight.vector && few) {
+    // With fewer rows a lane that has several blocks in turn takes longer than the barriers.
+    if constexpr (kHasShort<Source>) {
+      using T = typename Source::Element;
+      if (!shares && source.rows > 32 * sm_count() &&
+          blocks_of(source.cols) <= 32 * short_blocks<kNorm, T>()) {
+        return short_plan<kNorm>(source);
+      }
+    }
+    if constexpr (kNorm && kHasOnce<Source>) {
+      // With fewer rows the norms that load the next one ahead are faster.
+      if (!shares && source.rows > 8 * sm_count()) plan = once_plan(source);
+      if (plan.partials > 0) return plan;
+    }
+    // Fewer blocks of values a thread where rows are few, and leave most of the device idle, or
+    // short.
+    if (source.rows <= sm_count() || source.cols <= 32 * 16) {
+      plan = held_plan<Source, kNorm, Source::kHeldFew>(source);
+    }
+    if (plan.partials == 0) plan = held_plan<Source, kNorm, Source::kHeldShare>(source);
+  } else if (few && source.cols > 0) {
+    if constexpr (kHasLoose<Source>) {
+      using Loose = LooseSource<typename Source::Element>;
+      plan = held_plan<Loose, kNorm, Loose::kHeldShare>(Loose(source));
+      plan.kernel = RowPlan::kLoose;
+    }
+  }
+  return plan.partials > 0 ? plan : reread_plan<Source, kNorm>(source);
+}
+
+template <bool kNorm, class Source>
+cudaError_t launch_rows(const Source& source, const Normalize<typename Source::Element>& norm,
+                        const RowScale& scale, Nvfp4Recipe recipe, const Nvfp4Output& out,
+                        cudaStream_t stream) {
+  const RowPlan plan = row_plan<kNorm>(source, norm.weight, scale.mode == RowMode::kTensorAmax);
+  auto held = [&](auto kernel, const auto& source) {
+    constexpr auto kKernel = decltype(kernel)::value;
+    if constexpr (kNorm) {
+      return launch<kKernel>(plan.shape, stream, source, norm, scale, recipe, out, plan.start);
+    } else {
+      return launch<kKernel>(plan.shape, stream, source, norm, scale, recipe, out, plan.rows);
+    }
+  };
+  auto start = [&](auto kernel, auto... more) {
+    return launch<decltype(kernel)::value>(plan.shape, stream, source, norm, scale, recipe, out,
+                                           more...);
+  };
+  if constexpr (kHasShort<Source>) {
+    using T = typename Source::Element;
+    const int lanes_log2 = short_row_lanes_log2(short_blocks<kNorm, T>(), out.blocks);
+    if (plan.kernel == RowPlan::kShort) {
+      if constexpr (kNorm) {
+        return start(Constant<&short_norm_kernel<T>>{}, lanes_log2);
+      } else {
+        return launch<&short_rows_kernel<T>>(plan.shape, stream, source, scale.divisor,
+                                             scale.gsa_out, recipe, out, lanes_log2);
+      }
+    }
+  }
+  if constexpr (kHasLoose<Source>) {
+    using Loose = LooseSource<typename Source::Element>;
+    if (plan.kernel == RowPlan::kLoose) {
+      return held(Constant<held_row_kernel<Loose, kNorm, Loose::kHeldShare>()>{}, Loose(source));
+    }
+  }
+  if constexpr (kNorm && kHasOnce<Source>) {
+    if (plan.kernel == RowPlan::kOnce) {
+      return start(Constant<&norm_once_kernel<typename Source::Element>>{});
+    }
+  }
+  if (plan.kernel == RowPlan::kReread) return start(Constant<&row_kernel<Source, kNorm>>{});
+  if (plan.kernel == RowPlan::kHeldFew) {
+    return held(Constant<held_row_kernel<Source, kNorm, Source::kHeldFew>()>{}, source);
+  }
+  return held(Constant<held_row_kernel<Source, kNorm, Source::kHeldShare>()>{}, source);
+}
+
+// How many partials launch_rows writes for a norm with kTensorAmax.
+template <class Source>
+int64_t row_partials(const Source& source, const ColumnVector& weight) {
+  return row_plan<true>(source, weight, true).partials;
+}
+
+// Row granularity of a source that is quantized as it is.
+template <class Source>
+cudaError_t launch_row_amax(const Source& source, float divisor, float* gsa, Nvfp4Recipe recipe,
+                            const Nvfp4Output& out, cudaStream_t stream) {
+  const RowScale scale = {RowMode::kRowAmax, divisor, gsa, nullptr, {}};
+  const Normalize<typename Source::Element> none = {{nullptr, false, true}, 0.0f, nullptr};
+  return launch_rows<false>(source, none, scale, recipe, out, stream);
+}
+#endif
+
+}  // namespace jitquant

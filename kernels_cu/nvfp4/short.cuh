@@ -1,0 +1,119 @@
+// Row granularity of many short rows: a few lanes of a warp a row, or all of them, which hold it in
+// registers, and no barrier. For rows of whole blocks that are aligned to 16 bytes.
+#pragma once
+
+#include "kernels.cuh"
+
+namespace jitquant {
+
+// Blocks of values that a lane holds of a row, at most.
+template <class T>
+constexpr int kShortBlocks = sizeof(T) == 2 ? 4 : 2;
+
+// Lanes of a row, as a power of two, where one holds `most` blocks of it: as few as hold it, and no
+// fewer than the blocks that lie side by side in swizzled scales.
+inline int short_row_lanes_log2(int most, int64_t width) {
+  int log2 = 2;
+  while ((int64_t{most} << log2) < width) ++log2;
+  return log2;
+}
+
+constexpr int kShortThreads = 128;
+
+// Where a lane is, of a grid whose warps take as many rows at a time as they have lanes for.
+struct ShortLane {
+  int width, rows;        // blocks of a row, and rows
+  int lanes, mine;        // lanes of a row, and which of them this is
+  int first, row, step;   // the warp's first row, this lane's, and how far the next ones are
+  int place, place_step;  // of the scale of block `mine`, and how far that of `mine` + `lanes` is
+
+  __device__ __forceinline__ ShortLane(const Nvfp4Output& out, int lanes_log2)
+      : width(static_cast<int>(out.blocks)), rows(static_cast<int>(out.rows)) {
+    const int lane = threadIdx.x & 31, rows_of_warp = 32 >> lanes_log2;
+    lanes = 1 << lanes_log2, mine = lane & (lanes - 1);
+    first = (blockIdx.x * (kShortThreads / 32) + threadIdx.x / 32) * rows_of_warp;
+    row = first + (lane >> lanes_log2);
+    step = gridDim.x * (kShortThreads / 32) * rows_of_warp;
+    // A multiple of four blocks is as far in any row, wherever it begins.
+    place = static_cast<int>(scale_place(out, mine));
+    place_step = static_cast<int>(scale_place(out, lanes));
+  }
+  __device__ __forceinline__ void next() {
+    first += step;
+    row += step;
+  }
+  __device__ __forceinline__ int block(int k) const { return mine + k * lanes; }
+  __device__ __forceinline__ void store(const OutputRow& to, int k, const Nvfp4Codes& codes) const {
+    to.store(block(k), place + k * place_step, codes);
+  }
+};
+
+// A lane that has made the codes of a block loads the same block of its next row in its place.
+template <class T>
+__global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 7 : 6)
+    short_rows_kernel(PlainSource<T> source, float divisor, float* gsa, Nvfp4Recipe recipe,
+                      Nvfp4Output out, int lanes_log2) {
+  constexpr int kMost = kShortBlocks<T>;
+  ShortLane at(out, lanes_log2);
+#pragma unroll
+  for (int k = 0; k < kMost; ++k) {
+    if (at.row < at.rows && at.block(k) < at.width) {
+      source.prefetch(source.row(at.row), at.block(k));
+    }
+  }
+  wait_for_previous();
+  let_next_begin();
+
+  Block<T> x[kMost];
+  const T* p = at.row < at.rows ? source.row(at.row) : nullptr;
+  auto has = [&](int k) { return p != nullptr && at.block(k) < at.width; };
+  auto fetch = [&](int k) {
+    if (has(k)) x[k] = source.template fetch<true>(p, at.block(k));
+  };
+#pragma unroll
+  for (int k = 0; k < kMost; ++k) fetch(k);
+#pragma unroll 1
+  while (at.first < at.rows) {
+    float block_max[kMost];
+    uint32_t most = 0;  // an amax as bits; NaN is above infinity
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      block_max[k] = has(k) ? block_amax(x[k]) : 0.0f;
+      most = max(most, float_bits(block_max[k]));
+    }
+#pragma unroll 1
+    for (bool again = false;; again = true) {
+#pragma unroll 1
+      for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
+        most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
+      }
+      const bool has_nan = is_nan(bits_float(most));
+      if (again || !is_nan(bits_float(__reduce_max_sync(0xffffffffu, most)))) break;
+      // Once more without the NaN: the rest of the row is as if it were not there.
+      if (!has_nan) continue;
+      Amax<T> numbers;
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) {
+        if (has(k)) numbers.add(x[k]);
+      }
+      most = float_bits(numbers.result());
+    }
+    const float amax = bits_float(most);
+    if (p != nullptr && at.mine == 0) gsa[at.row] = div_rn(amax, divisor);
+    const Nvfp4Encoding encoding = nvfp4_encoding_from_amax(amax, divisor, recipe);
+    const OutputRow to(out, at.row);
+    const bool there = p != nullptr;
+    at.next();
+    p = at.row < at.rows ? source.row(at.row) : nullptr;
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      if (there && at.block(k) < at.width) {
+        at.store(to, k, nvfp4_quantize_block(x[k], block_max[k], encoding));
+      }
+      fetch(k);
+    }
+  }
+  zero_padding(out);
+}
+
+}  // namespace jitquant

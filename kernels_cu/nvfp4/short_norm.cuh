@@ -1,0 +1,117 @@
+// Norms of many short rows: a few lanes of a warp a row, or all of them, which hold it in
+// registers, and no barrier. For rows of whole blocks that are aligned to 16 bytes.
+#pragma once
+
+#include "norm.cuh"
+#include "short.cuh"
+
+namespace jitquant {
+
+// Blocks of values that a lane holds of a row, at most.
+template <class T>
+constexpr int kShortNormBlocks = sizeof(T) == 2 ? 2 : 1;
+
+// Of shared memory: the weights.
+template <class T>
+size_t short_norm_bytes(int64_t width) {
+  return HeldWeights<T, false>::bytes(static_cast<int>((width + 31) / 32 * 32), 1);
+}
+
+// A lane loads its next row when it has multiplied this one with the weights. Not for kTensorAmax.
+template <class T>
+__global__ void __launch_bounds__(kShortThreads, 5)
+    short_norm_kernel(PlainSource<T> source, Normalize<T> norm, RowScale scale, Nvfp4Recipe recipe,
+                      Nvfp4Output out, int lanes_log2) {
+  constexpr int kMost = kShortNormBlocks<T>;
+  extern __shared__ __align__(128) uint4 row_storage[];
+  const HeldWeights<T, false> weights(row_storage);
+  ShortLane at(out, lanes_log2);
+  const int blocks = (at.width - at.mine + at.lanes - 1) >> lanes_log2;  // of this lane
+#pragma unroll
+  for (int k = 0; k < kMost; ++k) {
+    if (k >= blocks) break;
+    if (at.row < at.rows) {
+      source.prefetch(source.row(static_cast<uint32_t>(at.row)), at.block(k));
+    }
+    if (at.row == 0) norm.prefetch(at.block(k));
+  }
+  wait_for_previous();
+  let_next_begin();
+
+  Block<T> x[kMost];
+  auto fetch = [&](int r) {
+    if (r >= at.rows) return;
+    const T* const p = source.row(static_cast<uint32_t>(r));
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      if (k < blocks) x[k] = source.template fetch<true>(p, at.block(k));
+    }
+  };
+  fetch(at.row);
+  for (int b = threadIdx.x; b < ((at.width + 31) & ~31); b += kShortThreads) {
+    weights.put(norm.weight, b, static_cast<int>(source.cols));
+  }
+  RowFacts facts = row_facts<true>(scale, recipe, source.cols);
+  __syncthreads();
+#pragma unroll 1
+  for (; at.first < at.rows; at.next()) {
+    const int there = at.row < at.rows ? blocks : 0;
+    HeldProduct held[kMost];
+    float block_max[kMost];
+    float squares[kMost];
+    uint32_t most = 0;  // an amax as bits; NaN is above infinity
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      block_max[k] = squares[k] = 0.0f;
+      if (k >= there) continue;
+      weights.weigh(x[k], at.block(k), 0, held[k], block_max[k], squares[k]);
+      most = max(most, float_bits(block_max[k]));
+    }
+    fetch(at.row + at.step);
+    // A row of less than a chunk has its blocks as lanes of one would, folded as far as they are.
+    float sum;
+    if (kMost > 1 && at.lanes == 32) {
+      const float half = chunk_sum(squares);
+      sum = add_rn(half, __shfl_xor_sync(0xffffffffu, half, 16));
+    } else {
+      sum = kMost > 1 ? add_rn(squares[0], squares[kMost - 1]) : squares[0];
+#pragma unroll 1
+      for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
+        sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
+      }
+    }
+#pragma unroll 1
+    for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
+      most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
+    }
+    if (is_nan(bits_float(__reduce_max_sync(0xffffffffu, most)))) {
+      // Once more without the NaN: the rest of the row is as if it were not there.
+      float numbers = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) {
+        if (k < there) numbers = amax_ignore_nan(numbers, held[k].amax_of_numbers());
+      }
+      most = float_bits(numbers);
+#pragma unroll 1
+      for (int offset = at.lanes >> 1; offset > 0; offset >>= 1) {
+        most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
+      }
+    }
+    const RowEncoding e = finish_row<true>(sum, bits_float(most), norm, scale, recipe,
+                                           at.row < at.rows ? at.row : 0, facts);
+    if (there > 0) {
+      float unused;
+      if (at.mine == 0) tell_row<true>(e, norm, scale, at.row, unused);
+      Nvfp4Codes codes[kMost];
+      HeldProduct::quantize(held, block_max, there, e, codes);
+      const OutputRow to(out, at.row);
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) {
+        if (k < there) at.store(to, k, codes[k]);
+      }
+    }
+  }
+  zero_padding(out);
+}
+
+}  // namespace jitquant

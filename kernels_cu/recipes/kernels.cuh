@@ -1,0 +1,347 @@
+// The kernels of recipes for training and rotation:
+//   rotated_amax_kernel      amax of a tensor after a rotation, into partials
+//   rotated_row_amax_kernel  the same of each row
+//   recipe_kernel            quantizes, with the amax of what is quantized given
+// A thread has a block of 16 neighbours; those that share a rotation or a scale are in one warp.
+#pragma once
+
+#include "../nvfp4/kernels.cuh"
+#include "rules.cuh"
+
+namespace jitquant {
+
+enum class Scaling : int { kTe, kSelect, kMx };
+
+// The blocks of a warp's lanes: neighbours in a row, or, with `tile`, of 16 rows. Every lane of a
+// warp takes as many steps, as lanes compute together.
+struct LaneWalk {
+  BlockWalk walk;
+  int64_t position, step, units, rows;
+  bool tile;
+
+  __device__ __forceinline__ LaneWalk(int64_t rows, int64_t width, bool tile)
+      : walk(width, first_of(tile), step_of(tile)),
+        position(first_of(tile) - ((threadIdx.x & 31) >> (tile ? 4 : 0))),
+        step(step_of(tile)),
+        units((tile ? (rows + 15) / 16 : rows) * width),
+        rows(rows),
+        tile(tile) {}
+  static __device__ __forceinline__ int64_t first_of(bool tile) {
+    return (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> (tile ? 4 : 0);
+  }
+  static __device__ __forceinline__ int64_t step_of(bool tile) {
+    return (static_cast<int64_t>(gridDim.x) * blockDim.x) >> (tile ? 4 : 0);
+  }
+  __device__ __forceinline__ bool more() const { return position < units; }
+  __device__ __forceinline__ void next() {
+    walk.next();
+    position += step;
+  }
+  __device__ __forceinline__ int64_t block() const { return walk.block; }
+  __device__ __forceinline__ int64_t row() const {
+    return tile ? 16 * walk.row + (threadIdx.x & 15) : walk.row;
+  }
+  __device__ __forceinline__ bool exists() const { return row() < rows; }
+};
+
+template <class T>
+__device__ __forceinline__ Block<T> fetch_lane(const PlainSource<T>& source, const LaneWalk& at) {
+  Block<T> x = {};
+  if (at.exists() && at.block() * 16 < source.cols) {
+    x = source.template fetch<false>(source.row(at.row()), at.block());
+  }
+  return x;
+}
+
+// The place of a lane's block within those that are rotated together.
+__device__ __forceinline__ int part_of(const Rotation& r) {
+  return static_cast<int>(threadIdx.x) & (r.lanes > 0 ? r.lanes - 1 : 0);
+}
+
+__device__ __forceinline__ void zero_rest(float* maxima) {
+  if (blockIdx.x != 0) return;
+  for (int i = gridDim.x + threadIdx.x; i < kMaxPartials; i += blockDim.x) maxima[i] = 0.0f;
+}
+
+template <class T, Rotate kRotate>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 2)
+    rotated_amax_kernel(PlainSource<T> source, Rotation rotation, float* maxima) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  wait_for_previous();
+  let_next_begin();
+  const uint32_t minus = minus_signs(rotation, part_of(rotation));
+  LaneWalk walk(source.rows, blocks_of(source.cols), false);
+  Amax<typename Rotated<kRotate, T>::Element> mine;
+  Block<T> next = fetch_lane(source, walk);
+#pragma unroll 1
+  while (walk.more()) {
+    const Block<T> x = next;
+    walk.next();
+    next = fetch_lane(source, walk);
+    mine.add(rotated<kRotate>(x, rotation, minus));
+  }
+  const float amax = reduce.max(mine.result());
+  if (threadIdx.x == 0) maxima[blockIdx.x] = amax;
+  zero_rest(maxima);
+}
+
+template <class Source>
+__global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
+    maxima_kernel(Source source, float* maxima) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  prefetch_walked(source);
+  wait_for_previous();
+  let_next_begin();
+  const float amax = walked_amax(source, reduce);
+  if (threadIdx.x == 0) maxima[blockIdx.x] = amax;
+  zero_rest(maxima);
+}
+
+template <class T, Rotate kRotate>
+__global__ void __launch_bounds__(kThreads)
+    rotated_row_amax_kernel(PlainSource<T> source, Rotation rotation, float* amaxes) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  wait_for_previous();
+  let_next_begin();
+  const uint32_t minus = minus_signs(rotation, part_of(rotation));
+  const int64_t width = blocks_of(source.cols);
+#pragma unroll 1
+  for (int64_t r = blockIdx.x; r < source.rows; r += gridDim.x) {
+    Amax<typename Rotated<kRotate, T>::Element> mine;
+#pragma unroll 1
+    for (int64_t first = 0; first < width; first += blockDim.x) {
+      const int64_t block = first + threadIdx.x;
+      Block<T> x = {};
+      if (block < width) x = source.template fetch<false>(source.row(r), block);
+      mine.add(rotated<kRotate>(x, rotation, minus));
+    }
+    const float amax = reduce.max(mine.result());
+    if (threadIdx.x == 0) amaxes[r] = amax;
+  }
+}
+
+// Where the amax of what is quantized comes from, and where gsa goes.
+struct RecipeScale {
+  const float* maxima;  // `count` of the tensor, or one for each row
+  int count;
+  bool by_row;
+  float divisor;
+  float* gsa;
+};
+
+__device__ __forceinline__ float largest(const float* maxima, int count, BlockReduce& reduce) {
+  float amax = 0.0f;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) amax = fmaxf(amax, maxima[i]);
+  return reduce.max(amax);
+}
+
+// Over the 16 lanes that have a tile's rows.
+__device__ __forceinline__ uint32_t tile_lanes() {
+  return 0xffffu << (threadIdx.x & 16);
+}
+__device__ __forceinline__ float tile_amax(float b) {
+#pragma unroll
+  for (int offset = 8; offset > 0; offset /= 2) {
+    b = amax_keep_nan(b, __shfl_xor_sync(tile_lanes(), b, offset));
+  }
+  return b;
+}
+__device__ __forceinline__ float tile_error(float e, bool largest) {
+  if (largest) return tile_amax(e);
+#pragma unroll
+  for (int offset = 8; offset > 0; offset /= 2) {
+    e = add_rn(e, __shfl_xor_sync(tile_lanes(), e, offset));
+  }
+  return e;
+}
+
+// The bytes that were given for a block.
+__device__ __forceinline__ RandomBytes given_bytes(const uint8_t* bytes, int64_t row, int64_t block,
+                                                   int64_t cols) {
+  RandomBytes r = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int64_t col = 16 * block + i;
+    if (col < cols) r.words[i >> 2] |= uint32_t{bytes[row * cols + col]} << (8 * (i & 3));
+  }
+  return r;
+}
+
+// What a lane does with its block, of which it knows b.
+template <Scaling kScaling, bool kStochastic, class T, class Bytes, class Over>
+__device__ __forceinline__ Nvfp4Codes recipe_block(const Block<T>& y, float b,
+                                                   const Selection& selection, const Recipe& recipe,
+                                                   Bytes&& bytes, Over&& over) {
+  if constexpr (kScaling == Scaling::kMx) {
+    if constexpr (kStochastic) {
+      const RandomBytes r = bytes();
+      return mxfp4_block(y, b, recipe.scaling, &r);
+    } else {
+      return mxfp4_block(y, b, recipe.scaling, nullptr);
+    }
+  } else if constexpr (kScaling == Scaling::kSelect) {
+    return selected_block(y, b, selection, recipe.select, over);
+  } else if constexpr (kStochastic) {
+    return nvfp4_stochastic_block(y, b, selection.encoding, bytes());
+  } else {
+    return nvfp4_quantize_block(y, b, selection.encoding);
+  }
+}
+
+// Blocks of threads that a multiprocessor has to hold, which bounds the registers.
+template <class T, Rotate kRotate, bool kStochastic>
+constexpr int recipe_blocks_per_sm() {
+  if (sizeof(T) == 4) return 1;
+  return kRotate == Rotate::kNone && !kStochastic ? 4 : 3;
+}
+
+// A contiguous tensor of whole blocks, fewer than 2^31, with linear scales, one amax and bytes that
+// are drawn, or none.
+template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
+__global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kStochastic>())
+    flat_recipe_kernel(FlatSource<T> source, Divisor width, RecipeScale scale, Recipe recipe,
+                       Nvfp4Output out) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  constexpr bool kMx = kScaling == Scaling::kMx;
+  wait_for_previous();
+  let_next_begin();
+  const uint32_t minus = minus_signs(recipe.rotation, part_of(recipe.rotation));
+  const uint32_t count = static_cast<uint32_t>(source.blocks), step = gridDim.x * kThreads;
+  uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  Block<T> next = {};
+  if (i < count) next = source.fetch(i);
+  Selection selection = {};
+  if (!kMx) {
+    const float amax = largest(scale.maxima, scale.count, reduce);
+    selection = selection_of(amax, scale.divisor);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *scale.gsa = div_rn(amax, scale.divisor);
+  }
+  Draws draws;
+  if (kStochastic) draws = Draws(recipe.rounding.rng_state);
+#pragma unroll 1
+  while (i - (threadIdx.x & 31) < count) {
+    const Block<T> x = next;
+    const uint32_t here = i;
+    i += step;
+    if (i < count) next = source.fetch(i);
+    const auto y = rotated<kRotate>(x, recipe.rotation, minus);
+    float b = block_amax(y);
+    if (kMx) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 1));
+    const Nvfp4Codes codes = recipe_block<kScaling, kStochastic>(
+        y, b, selection, recipe,
+        [&] {
+          const uint32_t row = width.quotient_of(here);
+          return draws.of(row, here - row * width.divisor);
+        },
+        [](float e, bool) { return e; });
+    if (here >= count) continue;
+    reinterpret_cast<uint2*>(out.codes)[here] = make_uint2(codes.low, codes.high);
+    if (!kMx) out.scales[here] = codes.scale;
+    if (kMx && (here & 1) == 0) out.scales[here / 2] = codes.scale;
+  }
+}
+
+template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
+__global__ void __launch_bounds__(kThreads, 2)
+    recipe_kernel(PlainSource<T> source, RecipeScale scale, Recipe recipe, Nvfp4Output out) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  constexpr bool kMx = kScaling == Scaling::kMx;
+  wait_for_previous();
+  let_next_begin();
+  const uint32_t minus = minus_signs(recipe.rotation, part_of(recipe.rotation));
+  const bool tile = !kMx && recipe.tile;
+  LaneWalk walk(out.rows, out.blocks, tile);
+  Block<T> next = fetch_lane(source, walk);
+  Selection selection = {};
+  const bool by_row = !kMx && scale.by_row;
+  if (!kMx && !by_row) {
+    const float amax = largest(scale.maxima, scale.count, reduce);
+    selection = selection_of(amax, scale.divisor);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *scale.gsa = div_rn(amax, scale.divisor);
+  }
+  Draws draws;
+  if (kStochastic) draws = Draws(recipe.rounding.rng_state);
+  Nvfp4Output scales = out;
+  if (kMx) scales.blocks = out.blocks / 2;
+
+#pragma unroll 1
+  while (walk.more()) {
+    const Block<T> x = next;
+    const int64_t row = walk.row(), block = walk.block();
+    const bool exists = walk.exists();
+    walk.next();
+    next = fetch_lane(source, walk);
+    auto y = rotated<kRotate>(x, recipe.rotation, minus);
+    // Past the last column are zeros, which signs would change.
+    if (kMx && kRotate != Rotate::kNone && 16 * block >= source.cols) y = {};
+    float b = block_amax(y);
+    if (kMx) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 1));
+    if (tile) b = tile_amax(b);
+    if (by_row) {
+      const float amax = exists ? scale.maxima[row] : 0.0f;
+      selection = selection_of(amax, scale.divisor);
+      if (exists && block == 0) scale.gsa[row] = div_rn(amax, scale.divisor);
+    }
+    const Nvfp4Codes codes = recipe_block<kScaling, kStochastic>(
+        y, b, selection, recipe,
+        [&] {
+          return recipe.rounding.random_bytes == nullptr || !exists
+                     ? draws.of(row, block)
+                     : given_bytes(recipe.rounding.random_bytes, row, block, source.cols);
+        },
+        [&](float e, bool largest) { return tile ? tile_error(e, largest) : e; });
+    if (!exists) continue;
+    const OutputRow to(out, row);
+    to.codes[block] = make_uint2(codes.low, codes.high);
+    if constexpr (kMx) {
+      if ((block & 1) == 0) {
+        OutputRow(scales, row).scales[scale_place(scales, block / 2)] = codes.scale;
+      }
+    } else {
+      to.scales[scale_place(out, block)] = codes.scale;
+    }
+  }
+  zero_padding(scales);
+}
+
+#ifndef __CUDACC_RTC__
+template <class F>
+cudaError_t with_rotation(const Rotation& rotation, F&& f) {
+  if (rotation.lanes == 0) return f(std::integral_constant<Rotate, Rotate::kNone>());
+  if (rotation.rounded) return f(std::integral_constant<Rotate, Rotate::kTe>());
+  return f(std::integral_constant<Rotate, Rotate::kWide>());
+}
+
+template <Scaling kScaling, bool kStochastic>
+cudaError_t launch_recipe(const Matrix& x, const RecipeScale& scale, const Recipe& recipe,
+                          const Nvfp4Output& out, cudaStream_t stream) {
+  return dispatch(x.dtype, [&](auto element) {
+    using T = decltype(element);
+    return with_rotation(recipe.rotation, [&](auto rotate) {
+      const int64_t blocks = out.rows * out.blocks;
+      const bool flat = is_flat(x) && out.blocks * 16 == x.cols && !out.swizzled && !recipe.tile &&
+                        !scale.by_row && recipe.rounding.random_bytes == nullptr &&
+                        blocks < (int64_t{1} << 31) - (int64_t{1} << 24);
+      if (flat) {
+        constexpr auto kKernel = &flat_recipe_kernel<T, rotate, kScaling, kStochastic>;
+        const int64_t grid = persistent_grid((blocks + kThreads - 1) / kThreads,
+                                             blocks_per_sm<kKernel>(kThreads, 0));
+        return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream, flat_source<T>(x),
+                               Divisor(static_cast<uint32_t>(out.blocks)), scale, recipe, out);
+      }
+      constexpr auto kKernel = &recipe_kernel<T, rotate, kScaling, kStochastic>;
+      const int64_t items = (blocks + kThreads - 1) / kThreads + 16;
+      const int64_t grid = persistent_grid(items, blocks_per_sm<kKernel>(kThreads, 0));
+      return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream, PlainSource<T>(x), scale,
+                             recipe, out);
+    });
+  });
+}
+#endif
+
+}  // namespace jitquant

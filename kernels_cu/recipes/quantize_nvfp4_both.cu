@@ -1,0 +1,299 @@
+// NVFP4 of a matrix and of its transpose, which may be rotated, from one reading; and the amaxes of
+// the two, from another.
+#include "jitquant/transposed_tiles.cuh"
+#include "kernels.cuh"
+
+namespace jitquant {
+
+// The amax of a matrix, and of its transpose after the rotation, into as many partials each.
+template <class T, bool kWhole, Rotate kRotate>
+__global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
+    both_amax_kernel(TileSource<T> source, Rotation rotation, uint32_t wide, uint32_t count,
+                     float* maxima) {
+  using Memory = TileMemory<T>;
+  constexpr int kLines = Memory::kLines;
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  wait_for_previous();
+  let_next_begin();
+  const uint32_t minus = minus_signs(rotation, part_of(rotation));
+  Amax<T> plain;
+  Amax<typename Rotated<kRotate, T>::Element> turned;
+#pragma unroll 1
+  for (uint32_t tile = blockIdx.x; tile < count; tile += gridDim.x) {
+    const uint32_t down = tile / wide, across = tile - down * wide;
+    __syncthreads();
+    fetch_tile<kWhole>(source, kSide * down, kLanes * across, tiles);
+    wait_for_copies();
+    __syncthreads();
+#pragma unroll 1
+    for (int pass = 0; pass < Memory::kPasses; ++pass) {
+      Block<T> x[kLines];
+      read_columns<T>(tiles, 16 * warp + kLines * (4 * pass + (lane >> 3)), lane & 7, x);
+#pragma unroll
+      for (int k = 0; k < kLines; ++k) {
+        plain.add(x[k]);
+        if (kRotate != Rotate::kNone) turned.add(rotated<kRotate>(x[k], rotation, minus));
+      }
+    }
+  }
+  const float first = reduce.max(plain.result());
+  const float second = kRotate == Rotate::kNone ? first : reduce.max(turned.result());
+  if (threadIdx.x == 0) maxima[blockIdx.x] = first, maxima[kBothPartials + blockIdx.x] = second;
+  if (blockIdx.x != 0) return;
+  for (int i = gridDim.x + threadIdx.x; i < kBothPartials; i += kThreads) {
+    maxima[i] = maxima[kBothPartials + i] = 0.0f;
+  }
+}
+
+struct BothOutput {
+  Nvfp4Output side[2];
+  float* gsa[2];
+};
+
+// The scales of a tile's 16x16 blocks, of which each warp has eight: lane `along` of the first
+// eight returns the one of its block.
+template <Error kError, class T>
+__device__ __forceinline__ void errors_of_lines(const Block<T>& x, float b, const Selection& s,
+                                                const Select& how, float2& errors) {
+  const float base = mul_rn(div_rn(b, 6.0f), s.S);
+  const Nvfp4Codes six = nvfp4_encode_with(x, b, e4m3_from_float(base), s.encoding);
+  const Nvfp4Codes four = nvfp4_encode_with(x, b, e4m3_from_float(mul_rn(base, 1.5f)), s.encoding);
+  errors.x = exact_error<kError>(x, six, s, how.scaled);
+  errors.y = exact_error<kError>(x, four, s, how.scaled);
+}
+template <class T>
+__device__ __forceinline__ float2 errors_of(const Block<T>& x, float b, const Selection& s,
+                                            const Select& how) {
+  float2 errors = {};
+  if (how.error == Error::kSquared) {
+    errors_of_lines<Error::kSquared>(x, b, s, how, errors);
+  } else if (how.error == Error::kLargest) {
+    errors_of_lines<Error::kLargest>(x, b, s, how, errors);
+  } else {
+    errors_of_lines<Error::kAbsolute>(x, b, s, how, errors);
+  }
+  return errors;
+}
+
+// Sixteen rows as one.
+__device__ __forceinline__ float2 error_of_rows(const float2 (&rows)[kSide][kLanes], int first,
+                                                int along, bool largest) {
+  float2 e[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) e[i] = rows[first + i][along];
+#pragma unroll
+  for (int half = 8; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float2 other = e[i + half];
+      e[i].x = largest ? amax_keep_nan(e[i].x, other.x) : add_rn(e[i].x, other.x);
+      e[i].y = largest ? amax_keep_nan(e[i].y, other.y) : add_rn(e[i].y, other.y);
+    }
+  }
+  return e[0];
+}
+
+// A block of threads a tile. A warp takes 16 rows of it and then 16 columns, eight lanes a line.
+template <class T, bool kWhole, Rotate kRotate, Scaling kScaling, bool kStochastic>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
+    nvfp4_both_kernel(TileSource<T> source, const float* maxima, int count, float divisor,
+                      Recipe recipe, const __grid_constant__ BothOutput out, uint32_t wide) {
+  using Memory = TileMemory<T>;
+  constexpr int kLines = Memory::kLines;
+  constexpr bool kSelects = kScaling == Scaling::kSelect;
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  __shared__ BlockReduce::Scratch scratch;
+  __shared__ float2 row_errors[kSelects ? kSide : 1][kLanes];
+  __shared__ uint8_t tile_scales[kLanes][kLanes];
+  __shared__ float tile_maxima[kLanes][kLanes];
+  BlockReduce reduce(scratch);
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, along = lane & (kLanes - 1);
+  wait_for_previous();
+  let_next_begin();
+  const uint32_t down = blockIdx.x / wide, across = blockIdx.x - down * wide;
+  fetch_tile<kWhole>(source, kSide * down, kLanes * across, tiles);
+  const uint32_t minus = minus_signs(recipe.rotation, part_of(recipe.rotation));
+  const float amax = largest(maxima, count, reduce);
+  const float amax_t = largest(maxima + count, count, reduce);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *out.gsa[0] = div_rn(amax, divisor);
+    *out.gsa[1] = div_rn(amax_t, divisor);
+  }
+  Selection s = selection_of(amax, divisor);
+  wait_for_copies();
+  __syncthreads();
+
+  if (recipe.tile) {
+    float b = 0.0f;
+#pragma unroll 1
+    for (int pass = 0; pass < Memory::kPasses; ++pass) {
+      Block<T> x[kLines];
+      read_rows<T>(tiles, 16 * warp + kLines * (4 * pass + (lane >> 3)), along, x);
+#pragma unroll
+      for (int k = 0; k < kLines; ++k) b = amax_keep_nan(b, block_amax(x[k]));
+    }
+    b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
+    b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
+    uint16_t scale = nvfp4_block_scale(b, s.encoding);
+    if constexpr (kSelects) {
+      scale = e4m3_from_float(mul_rn(div_rn(b, recipe.select.full), s.S));
+      if (!recipe.select.single) {
+#pragma unroll 1
+        for (int pass = 0; pass < Memory::kPasses; ++pass) {
+          const int row = 16 * warp + kLines * (4 * pass + (lane >> 3));
+          Block<T> x[kLines];
+          read_rows<T>(tiles, row, along, x);
+#pragma unroll 1
+          for (int k = 0; k < kLines; ++k) {
+            row_errors[row + k][along] = errors_of(x[0], b, s, recipe.select);
+#pragma unroll
+            for (int j = 0; j + 1 < kLines; ++j) x[j] = x[j + 1];
+          }
+        }
+        __syncwarp();
+        const float2 e =
+            error_of_rows(row_errors, 16 * warp, along, recipe.select.error == Error::kLargest);
+        if (e.y < e.x) scale = e4m3_from_float(mul_rn(mul_rn(div_rn(b, 6.0f), s.S), 1.5f));
+      }
+    }
+    if (lane < kLanes) {
+      tile_scales[warp][along] = static_cast<uint8_t>(scale);
+      tile_maxima[warp][along] = b;
+    }
+    __syncthreads();
+  }
+  Draws draws;
+  if (kStochastic) draws = Draws(recipe.rounding.rng_state);
+#pragma unroll 1
+  for (int i = 0; i < 2 * Memory::kPasses; ++i) {
+    const int t = i / Memory::kPasses, pass = i % Memory::kPasses;
+    const Nvfp4Output& to = out.side[t];
+    if (i == Memory::kPasses) {
+      s = selection_of(amax_t, divisor);
+      draws = draws.of_columns();
+    }
+    const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
+    const uint32_t line = kSide * (t == 0 ? down : across) + in_tile;
+    const uint32_t block = kLanes * (t == 0 ? across : down) + along;
+    Block<T> x[kLines];
+    if (t == 0) {
+      read_rows<T>(tiles, in_tile, along, x);
+    } else {
+      read_columns<T>(tiles, in_tile, along, x);
+    }
+    const auto store = [&](int k, const Nvfp4Codes& codes) {
+      if (line + k >= to.rows || block >= to.blocks) return;
+      const OutputRow row(to, line + k);
+      row.store(block, scale_place(to, block), codes);
+    };
+    const auto encoded = [&](const auto& y, int k) {
+      if (recipe.tile) {
+        const int p = t == 0 ? warp : along, q = t == 0 ? along : warp;
+        Nvfp4Codes codes = nvfp4_encode_with(y, tile_maxima[p][q], tile_scales[p][q], s.encoding);
+        return codes;
+      }
+      return recipe_block<kScaling, kStochastic>(
+          y, block_amax(y), s, recipe, [&] { return draws.of(line + k, block); },
+          [](float e, bool) { return e; });
+    };
+#pragma unroll 1
+    for (int k = 0; k < kLines; ++k) {
+      // All lanes rotate, as they do it together.
+      if (kRotate == Rotate::kNone || t == 0) {
+        store(k, encoded(x[0], k));
+      } else {
+        store(k, encoded(rotated<kRotate>(x[0], recipe.rotation, minus), k));
+      }
+#pragma unroll
+      for (int j = 0; j + 1 < kLines; ++j) x[j] = x[j + 1];
+    }
+  }
+  zero_padding(out.side[0]);
+  zero_padding(out.side[1]);
+}
+
+#ifndef __CUDACC_RTC__
+namespace {
+
+template <class T>
+TileSource<T> tile_source(const Matrix& x) {
+  return {static_cast<const T*>(x.data), x.s2, x.rows, x.cols, x.vector};
+}
+
+int64_t tiles_of(int64_t size) {
+  return (size + kSide - 1) / kSide;
+}
+
+template <class F>
+cudaError_t with_te(const Rotation& rotation, F&& f) {
+  return rotation.lanes == 0 ? f(std::integral_constant<Rotate, Rotate::kNone>())
+                             : f(std::integral_constant<Rotate, Rotate::kTe>());
+}
+
+template <class F>
+cudaError_t with_whole(const Matrix& x, F&& f) {
+  return x.vector && x.cols % 16 == 0 ? f(std::true_type()) : f(std::false_type());
+}
+
+template <Scaling kScaling, bool kStochastic>
+cudaError_t launch_both(const Matrix& x, const float* maxima, float divisor, const Recipe& recipe,
+                        const BothOutput& out, cudaStream_t stream) {
+  const int64_t wide = tiles_of(x.cols), count = tiles_of(x.rows) * wide;
+  return dispatch(x.dtype, [&](auto element) {
+    using T = decltype(element);
+    return with_whole(x, [&](auto whole) {
+      return with_te(recipe.rotation, [&](auto rotate) {
+        constexpr auto kKernel = &nvfp4_both_kernel<T, whole, rotate, kScaling, kStochastic>;
+        constexpr size_t kShared = TileMemory<T>::kBytes;
+        if (blocks_per_sm<kKernel>(kThreads, kShared) == 0) return cudaErrorInvalidConfiguration;
+        return launch<kKernel>({count, kThreads, Start::kOverlapped, 1, kShared}, stream,
+                               tile_source<T>(x), maxima, kBothPartials, divisor, recipe, out,
+                               static_cast<uint32_t>(wide));
+      });
+    });
+  });
+}
+
+}  // namespace
+
+cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, float* maxima,
+                                   cudaStream_t stream) {
+  const int64_t wide = tiles_of(x.cols), count = tiles_of(x.rows) * wide;
+  return dispatch(x.dtype, [&](auto element) {
+    using T = decltype(element);
+    return with_whole(x, [&](auto whole) {
+      return with_te(rotation, [&](auto rotate) {
+        constexpr auto kKernel = &both_amax_kernel<T, whole, rotate>;
+        constexpr size_t kShared = TileMemory<T>::kBytes;
+        const int per_sm = blocks_per_sm<kKernel>(kThreads, kShared);
+        if (per_sm == 0) return cudaErrorInvalidConfiguration;
+        const int64_t grid = persistent_grid(count, per_sm);
+        return launch<kKernel>(
+            {grid < kBothPartials ? grid : kBothPartials, kThreads, Start::kOverlapped, 1, kShared},
+            stream, tile_source<T>(x), rotation, static_cast<uint32_t>(wide),
+            static_cast<uint32_t>(count), maxima);
+      });
+    });
+  });
+}
+
+cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const float* maxima, float divisor,
+                                       const Recipe& recipe, const Nvfp4Output& out, float* gsa,
+                                       const Nvfp4Output& out_t, float* gsa_t,
+                                       cudaStream_t stream) {
+  const BothOutput both = {{out, out_t}, {gsa, gsa_t}};
+  if (!recipe.select.none) {
+    return launch_both<Scaling::kSelect, false>(x, maxima, divisor, recipe, both, stream);
+  }
+  return recipe.rounding.stochastic
+             ? launch_both<Scaling::kTe, true>(x, maxima, divisor, recipe, both, stream)
+             : launch_both<Scaling::kTe, false>(x, maxima, divisor, recipe, both, stream);
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

@@ -1,0 +1,56 @@
+// NVFP4 by a recipe for training or rotation, with the amax of what is quantized given; and that
+// amax.
+#include "kernels.cuh"
+
+namespace jitquant {
+
+#ifndef __CUDACC_RTC__
+cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, bool by_row,
+                                float* maxima, cudaStream_t stream) {
+  return dispatch(x.dtype, [&](auto element) {
+    using T = decltype(element);
+    const PlainSource<T> source(x);
+    const auto start = [&](const auto& from) {
+      using Source = std::decay_t<decltype(from)>;
+      return launch<&maxima_kernel<Source>>(
+          {amax_grid(x.rows, x.cols), 2 * kThreads, Start::kOverlapped}, stream, from, maxima);
+    };
+    if (rotation.lanes == 0 && !by_row) {
+      return is_flat(x) ? start(flat_source<T>(x)) : start(source);
+    }
+    return with_rotation(rotation, [&](auto rotate) {
+      if (by_row) {
+        return launch<&rotated_row_amax_kernel<T, rotate>>(
+            {persistent_grid(x.rows, 4), kThreads, Start::kOverlapped}, stream, source, rotation,
+            maxima);
+      }
+      if constexpr (rotate == Rotate::kNone) {
+        return cudaErrorInvalidValue;
+      } else {
+        const int64_t items = (x.rows * blocks_of(x.cols) + kThreads - 1) / kThreads;
+        const int64_t grid = persistent_grid(items, 4);
+        return launch<&rotated_amax_kernel<T, rotate>>(
+            {grid < kMaxPartials ? grid : kMaxPartials, kThreads, Start::kOverlapped}, stream,
+            source, rotation, maxima);
+      }
+    });
+  });
+}
+
+cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const float* maxima, int count,
+                                         bool by_row, float divisor, float* gsa,
+                                         const Recipe& recipe, const Nvfp4Output& out,
+                                         cudaStream_t stream) {
+  const RecipeScale scale = {maxima, count, by_row, divisor, gsa};
+  if (!recipe.select.none) {
+    return launch_recipe<Scaling::kSelect, false>(x, scale, recipe, out, stream);
+  }
+  return recipe.rounding.stochastic
+             ? launch_recipe<Scaling::kTe, true>(x, scale, recipe, out, stream)
+             : launch_recipe<Scaling::kTe, false>(x, scale, recipe, out, stream);
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

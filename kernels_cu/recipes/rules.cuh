@@ -1,0 +1,338 @@
+// Recipes for training and rotation, each rule once: Hadamard transforms, stochastic rounding with
+// Philox, 4over6, MXFP4. docs/numerics.md has the formulas and where they come from, and
+// jitquant/numerics/recipes.py is the same in PyTorch; the two agree bit for bit.
+#pragma once
+
+#include "jitquant/memory.cuh"
+#include "jitquant/nvfp4.cuh"
+#include "launch.h"
+
+namespace jitquant {
+
+// ---- rotation ----------------------------------------------------------------------------------
+
+// What a kernel is compiled for. kTe: 16 neighbours, rounded to the input's type; kWide: 16 to 256
+// neighbours, of which a lane has 16.
+enum class Rotate : int { kNone, kTe, kWide };
+
+constexpr uint32_t kTeMinus = 0xd7e8u;  // bit i: sign i of TransformerEngine's is minus
+
+// Which of the 16 signs of place `part` (of n / 16) are minus.
+__device__ __forceinline__ uint32_t minus_signs(const Rotation& r, int part) {
+  if (r.signs == nullptr) return r.rounded ? kTeMinus : 0u;
+  uint32_t minus = 0;
+#pragma unroll 1
+  for (int i = 0; i < 16; ++i) minus |= r.signs[16 * part + i] < 0 ? 1u << i : 0u;
+  return minus;
+}
+
+// A block after the transform, which for kWide all lanes of a group compute together.
+template <Rotate kRotate, class T>
+using Rotated = Block<typename std::conditional<kRotate == Rotate::kWide, float, T>::type>;
+
+template <Rotate kRotate, class T>
+__device__ __forceinline__ Rotated<kRotate, T> rotated(const Block<T>& x, const Rotation& r,
+                                                       uint32_t minus) {
+  if constexpr (kRotate == Rotate::kNone) {
+    return x;
+  } else {
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float c = bits_float(float_bits(r.factor) | (minus >> i << 31));
+      v[i] = mul_rn(value_of(x, i), c);
+    }
+#pragma unroll
+    for (int h = 1; h < 16; h *= 2) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        if (i & h) continue;
+        const float a = v[i], b = v[i + h];
+        v[i] = add_rn(a, b);
+        v[i + h] = add_rn(a, -b);
+      }
+    }
+    Rotated<kRotate, T> y;
+    if constexpr (kRotate == Rotate::kWide) {
+#pragma unroll 1
+      for (int lanes = 1; lanes < r.lanes; lanes *= 2) {
+        const bool second = (threadIdx.x & lanes) != 0;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const float other = __shfl_xor_sync(0xffffffffu, v[i], lanes);
+          v[i] = add_rn(other, second ? -v[i] : v[i]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) y.words[i] = float_bits(v[i]);
+    } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) y.words[i] = float_bits(v[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) y.words[i] = pair_from_floats<T>(v[2 * i], v[2 * i + 1]);
+    }
+    return y;
+  }
+}
+
+// ---- stochastic rounding -----------------------------------------------------------------------
+
+// 16 random bytes, the first in the lowest byte of the first word.
+struct RandomBytes {
+  uint32_t words[4];
+};
+
+JITQUANT_HD uint64_t wide_product(uint32_t a, uint32_t b) {
+  return static_cast<uint64_t>(a) * b;
+}
+
+// Philox4x32-10.
+JITQUANT_HD RandomBytes philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0,
+                               uint32_t k1) {
+  JITQUANT_UNROLL
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p = wide_product(c0, 0xd2511f53u), q = wide_product(c2, 0xcd9e8d57u);
+    c0 = static_cast<uint32_t>(q >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(q);
+    c2 = static_cast<uint32_t>(p >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(p);
+    k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// What a launch draws with.
+struct Draws {
+  uint32_t k0 = 0, k1 = 0, c2 = 0, c3 = 0;
+
+  Draws() = default;
+  // seed and offset, on the device.
+  __device__ __forceinline__ explicit Draws(const int64_t* rng_state) {
+    if (rng_state == nullptr) return;
+    const uint64_t seed = static_cast<uint64_t>(rng_state[0]);
+    const uint64_t offset = static_cast<uint64_t>(rng_state[1]);
+    k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    c2 = static_cast<uint32_t>(offset);
+    c3 = static_cast<uint32_t>(offset >> 32) & 0x7fffffffu;
+  }
+  // Those of a columnwise output.
+  __device__ __forceinline__ Draws of_columns() const {
+    Draws other = *this;
+    other.c3 |= 0x80000000u;
+    return other;
+  }
+  __device__ __forceinline__ RandomBytes of(int64_t row, int64_t block) const {
+    return philox(static_cast<uint32_t>(block), static_cast<uint32_t>(row), c2, c3, k0, k1);
+  }
+};
+
+// E2M1 of values 8 * half to 8 * half + 7 times enc > 0, each with its random byte: the largest
+// code up to fma(r / 256, step, |x * enc|).
+template <class T>
+JITQUANT_HD uint32_t e2m1x8_stochastic(const Block<T>& x, int half, float enc,
+                                       const RandomBytes& r) {
+  const auto sum = [&](int i) {
+    float a = mul_rn(magnitude_of(x, 8 * half + i), enc);
+    a = a < 8.0f ? a : 8.0f;
+    // 1, 2 or 4: twice the step.
+    const float within = a > 1.0f ? (a < 4.0f ? a : 4.0f) : 1.0f;
+    const float power = bits_float(float_bits(within) & 0x7f800000u);
+    // The byte below the bits of 2^14, which is r / 512 more than that.
+    const uint32_t bits =
+        byte_permute(r.words[2 * half + (i >> 2)], 0x46800000u, 0x7650u + (i & 3));
+    const float t = fma_rn(add_rn(bits_float(bits), -0x1p14f), power, a);
+    return mul_rn(t < 7.0f ? t : 7.0f, kHalfUnit);
+  };
+  return (e2m1x8_and_half(sum) >> 1 & 0x77777777u) | (e2m1x8_signs(x, half) & kSignBits);
+}
+
+template <class T>
+JITQUANT_HD Nvfp4Codes stochastic_block(const Block<T>& x, float enc, uint8_t scale,
+                                        const RandomBytes& r) {
+  if (!(enc > 0.0f)) return {0, 0, scale};  // the block is NaN
+  return {e2m1x8_stochastic(x, 0, enc, r), e2m1x8_stochastic(x, 1, enc, r), scale};
+}
+
+template <class T>
+JITQUANT_HD Nvfp4Codes nvfp4_stochastic_block(const Block<T>& x, float b, const Nvfp4Encoding& e,
+                                              const RandomBytes& r) {
+  const uint16_t scale = nvfp4_block_scale(b, e);
+  const float enc = nvfp4_block_encode(float_from_e4m3(scale), e);
+  return stochastic_block(x, enc, static_cast<uint8_t>(scale), r);
+}
+
+// ---- 4over6 ------------------------------------------------------------------------------------
+
+// How a block's scale is selected, of a tensor whose amax is known.
+struct Selection {
+  Nvfp4Encoding encoding;
+  float S, amax, divisor;
+};
+
+JITQUANT_HD Selection selection_of(float amax, float divisor) {
+  float S = amax == 0.0f ? 1.0f : div_rn(divisor, amax);
+  if (S > kFloatMax) S = kFloatMax;
+  if (S == 0.0f) S = 1.0f;
+  return {nvfp4_encoding(S, Nvfp4Recipe::kTe), S, amax, divisor};
+}
+
+// |q| of eight codes as bf16, two of them in a word: 0, 1, then 2, 3 and so on.
+JITQUANT_HD void e2m1x8_magnitudes(uint32_t codes, uint32_t (&pairs)[4]) {
+  const uint32_t selectors = codes & 0x77777777u;
+  JITQUANT_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t four = selectors >> (16 * half);
+    const uint32_t high = byte_permute(0x3f3f3f00u, 0x40404040u, four);
+    const uint32_t low = byte_permute(0xc0800000u, 0xc0804000u, four);
+    pairs[2 * half] = byte_permute(low, high, 0x5140);
+    pairs[2 * half + 1] = byte_permute(low, high, 0x7362);
+  }
+}
+
+// f(i, |q|) of all codes of a block, in order.
+template <class F>
+JITQUANT_HD void each_magnitude(const Nvfp4Codes& codes, F&& f) {
+  JITQUANT_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    uint32_t pairs[4];
+    e2m1x8_magnitudes(half == 0 ? codes.low : codes.high, pairs);
+    JITQUANT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      f(8 * half + 2 * i, bits_float(pairs[i] << 16));
+      f(8 * half + 2 * i + 1, bits_float(pairs[i] & 0xffff0000u));
+    }
+  }
+}
+
+// One more term of an error; the first is added to 0, which leaves it as it is.
+template <Error kError>
+JITQUANT_HD float with_error(float error, float d) {
+  if (kError == Error::kSquared) return add_rn(error, mul_rn(d, d));
+  if (kError == Error::kLargest) return amax_keep_nan(error, d);
+  return add_rn(error, abs_of(d));
+}
+
+// Called seldom, and much code: a call instead of a copy in each place.
+#if defined(__CUDACC__)
+#define JITQUANT_APART __noinline__ __host__ __device__
+#else
+#define JITQUANT_APART inline
+#endif
+
+// The error of codes, to the bit of the definition. Codes have the signs of their values, so
+// magnitudes do.
+template <Error kError, class T>
+JITQUANT_APART float exact_error(const Block<T>& x, const Nvfp4Codes& codes, const Selection& s,
+                                 bool scaled) {
+  const float stored = float_from_e4m3(codes.scale);
+  float error = 0.0f;
+  each_magnitude(codes, [&](int i, float q) {
+    const float product = mul_rn(q, stored), m = magnitude_of(x, i);
+    const float d = scaled ? add_rn(product, -mul_rn(m, s.S))
+                           : add_rn(div_rn(mul_rn(product, s.amax), s.divisor), -m);
+    error = with_error<kError>(error, d);
+  });
+  return error;
+}
+
+// The same, off by a few roundings, where `unit` is about stored * amax / divisor.
+template <Error kError, class T>
+JITQUANT_HD float near_error(const Block<T>& x, const Nvfp4Codes& codes, float unit) {
+  float error = 0.0f;
+  each_magnitude(codes, [&](int i, float q) {
+    const float d = fma_rn(q, unit, -magnitude_of(x, i));
+    error = kError == Error::kSquared ? fma_rn(d, d, error) : with_error<kError>(error, d);
+  });
+  return error;
+}
+
+// The better one of the two encodings of a block whose amax is b. Errors go through over(e,
+// largest), which makes one of those of a tile's rows, the same in all its lanes.
+template <Error kError, class T, class Over>
+__device__ __forceinline__ Nvfp4Codes select_block(const Block<T>& x, float b, const Selection& s,
+                                                   bool scaled, Over&& over) {
+  constexpr bool largest = kError == Error::kLargest;
+  const float base = mul_rn(div_rn(b, 6.0f), s.S);
+  const Nvfp4Codes six = nvfp4_encode_with(x, b, e4m3_from_float(base), s.encoding);
+  const Nvfp4Codes four = nvfp4_encode_with(x, b, e4m3_from_float(mul_rn(base, 1.5f)), s.encoding);
+  bool takes_four = false;
+  // Errors that are far apart decide without the divisions that their bits need. Each is off by
+  // less than 2^-17 of the bound below while nothing is near the ends of fp32.
+  bool near = scaled || !(b >= 0x1p-40f && s.amax <= 0x1p60f);
+  if (!near) {
+    const float unit = s.amax * reciprocal_rn(s.divisor);
+    const float unit6 = float_from_e4m3(six.scale) * unit;
+    const float unit4 = float_from_e4m3(four.scale) * unit;
+    const float e6 = over(near_error<kError>(x, six, unit6), largest);
+    const float e4 = over(near_error<kError>(x, four, unit4), largest);
+    const float most = 6.0f * (unit6 > unit4 ? unit6 : unit4) + b;
+    float bound = most + e4 + e6;
+    if (kError == Error::kSquared) bound = 16.0f * most * most + e4 + e6;
+    const float apart = e4 - e6;
+    near = !(abs_of(apart) > 0x1p-14f * bound);
+    takes_four = apart < 0.0f;
+  }
+  if (near) {
+    const float e6 = over(exact_error<kError>(x, six, s, scaled), largest);
+    const float e4 = over(exact_error<kError>(x, four, s, scaled), largest);
+    takes_four = e4 < e6;
+  }
+  Nvfp4Codes out = takes_four ? four : six;
+  if ((out.scale & 0x7f) == 0x7f) out.low = out.high = 0;
+  return out;
+}
+
+// A block by what the call selects with.
+template <class T, class Over>
+__device__ __forceinline__ Nvfp4Codes selected_block(const Block<T>& x, float b, const Selection& s,
+                                                     const Select& how, Over&& over) {
+  if (how.single) {
+    const float base = mul_rn(div_rn(b, how.full), s.S);
+    return nvfp4_encode_with(x, b, e4m3_from_float(base), s.encoding);
+  }
+  switch (how.error) {
+    case Error::kSquared:
+      return select_block<Error::kSquared>(x, b, s, how.scaled, over);
+    case Error::kLargest:
+      return select_block<Error::kLargest>(x, b, s, how.scaled, over);
+    default:
+      return select_block<Error::kAbsolute>(x, b, s, how.scaled, over);
+  }
+}
+
+// ---- MXFP4 -------------------------------------------------------------------------------------
+
+// The E8M0 byte of a block whose amax is b; 255 for infinity and NaN.
+JITQUANT_HD uint32_t mxfp4_exponent(float b, Mxfp4Scaling scaling) {
+  if (!(b <= kFloatMax)) return 255;
+  uint32_t bits = float_bits(b);
+  if (scaling == Mxfp4Scaling::kRceil) {
+    const uint32_t g = float_bits(div_rn(b, 6.0f)), e = g >> 23;
+    return e + ((g & 0x7fffffu) > (e == 0 ? 0x400000u : 0u) ? 1u : 0u);
+  }
+  if (scaling == Mxfp4Scaling::kEven) bits += 1u << 21;
+  uint32_t e = bits >> 23;
+  // Two may come off at most what is there, of which kCeil adds one.
+  e += scaling == Mxfp4Scaling::kCeil && (bits & 0x7fffffu) != 0 ? 1u : 0u;
+  return e > 2 ? e - 2 : 0;
+}
+
+// 2^(127 - e), e below 255.
+JITQUANT_HD float inverse_power(uint32_t e) {
+  return bits_float(e < 254 ? (254 - e) << 23 : 1u << 22);
+}
+
+// The part of a lane of a block whose amax is b.
+template <class T>
+JITQUANT_HD Nvfp4Codes mxfp4_block(const Block<T>& x, float b, Mxfp4Scaling scaling,
+                                   const RandomBytes* r) {
+  const uint32_t e = mxfp4_exponent(b, scaling);
+  const uint8_t scale = static_cast<uint8_t>(e);
+  if (e == 255) return {0, 0, scale};
+  const float enc = inverse_power(e);
+  if (r != nullptr) return stochastic_block(x, enc, scale, *r);
+  return {e2m1x8(x, 0, enc), e2m1x8(x, 1, enc), scale};
+}
+
+}  // namespace jitquant
