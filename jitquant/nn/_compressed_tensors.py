@@ -276,7 +276,17 @@ def _fp8_parts(weight: Tensor) -> dict[str, Tensor]:
 
 
 def global_scale(gsa: Tensor) -> Tensor:
-    # A weight of zeros has the gsa 0; its codes are zero, whatever they are multiplied with.
+    """What files have in place of a gsa: its reciprocal, ``2688 / amax``.
+
+    A weight of zeros has the gsa 0. Its codes are zero, whatever they are multiplied by, so it gets
+    the global scale 1.
+
+    Args:
+        gsa: fp32 (1,).
+
+    Returns:
+        fp32 (1,).
+    """
     return torch.where(gsa == 0, 1.0, 1 / gsa)
 
 
@@ -357,6 +367,11 @@ def quantization_config(
 
 
 def safetensors_functions() -> tuple[Callable[..., dict[str, Tensor]], Callable[..., None]]:
+    """``load_file`` and ``save_file`` of safetensors.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     try:
         from safetensors.torch import load_file, save_file
     except ImportError as error:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import ScalingType, grouped_mm
 
-from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, ceil_div
+from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, ceil_div
+from jitquant.nn._linear import check_dtype
 from jitquant.nn._matmul import major, register
 from jitquant.numerics.layout import unswizzle_128x4
 from jitquant.ops.experts import GROUPED_LINEAR, MOST_EXPERTS
@@ -249,8 +250,7 @@ def grouped_linear(
             f"weights are on {weights.device} and q on {q.device}; accepted are both on one "
             "device. Move one with .to(device)"
         )
-    if dtype not in INPUT_DTYPES:
-        raise TypeError(f"dtype is {dtype}; accepted are bfloat16, float16 and float32")
+    check_dtype(dtype)
     if q.shape[0] == 0:
         return torch.empty((0, weights.shape[1]), dtype=dtype, device=q.device)
     result: Tensor

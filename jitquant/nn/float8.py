@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from jitquant.formats import FP8_DTYPES, GROUP_EPS_MIN, INPUT_DTYPES
+from jitquant.formats import FP8_DTYPES, GROUP_EPS_MIN
+from jitquant.nn._linear import check_input, check_linear
 from jitquant.nn._matmul import blocks, fp8_mm, groups, output_dtype, register
 from jitquant.nn._weights import WeightCache, padded, quantize_weight
 from jitquant.ops import quantize_per_token_group, quantize_per_token_group_both
@@ -191,15 +192,7 @@ class Float8BlockwiseLinear(nn.Linear):
             TypeError: it is of another class, whose forward may be another, or of a dtype that
                 cannot be quantized.
         """
-        if type(linear) is not nn.Linear:
-            raise TypeError(
-                f"linear is {type(linear).__name__}; accepted is torch.nn.Linear itself, as "
-                "another class may compute something else"
-            )
-        if linear.weight.dtype not in INPUT_DTYPES:
-            raise TypeError(
-                f"linear.weight is {linear.weight.dtype}; accepted are bfloat16, float16, float32"
-            )
+        check_linear(linear)
         sizes = (linear.in_features, linear.out_features, linear.bias is not None)
         made = cls(*sizes, device="meta", dtype=linear.weight.dtype)
         made.weight, made.bias = linear.weight, linear.bias
@@ -222,13 +215,7 @@ class Float8BlockwiseLinear(nn.Linear):
             TypeError: x is of another dtype.
             ValueError: x has another last dimension.
         """
-        if x.dtype not in INPUT_DTYPES:
-            raise TypeError(f"x is {x.dtype}; accepted are bfloat16, float16 and float32")
-        if x.dim() == 0 or x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}; accepted is (..., {self.in_features}), as "
-                f"in_features is {self.in_features}"
-            )
+        check_input(x, self.in_features)
         weight = self.weight
         if hasattr(weight, "device_mesh"):
             from jitquant.nn import _dtensor

@@ -14,7 +14,6 @@ from jitquant.formats import (
     CODES_PER_BYTE,
     FP4_DTYPE,
     GRANULARITIES,
-    INPUT_DTYPES,
     NVFP4_BLOCK,
     RECIPES,
     SCALE_DTYPE,
@@ -27,6 +26,7 @@ from jitquant.formats import (
     swizzled_shape,
 )
 from jitquant.nn._codes import QuantizedModule
+from jitquant.nn._linear import check_columns, check_dtype, check_linear
 from jitquant.nn._matmul import has_nvfp4, output_dtype
 from jitquant.nn._nvfp4_mm import Operand, nvfp4_mm, nvfp4_mm_bytes, quantized_bytes
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
@@ -106,8 +106,7 @@ class NVFP4Linear(QuantizedModule):
             if size < 1:
                 raise ValueError(f"{name} is {size}; accepted is 1 or more")
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        if dtype not in INPUT_DTYPES:
-            raise TypeError(f"dtype is {dtype}; accepted are bfloat16, float16 and float32")
+        check_dtype(dtype)
         one_of("granularity", granularity, GRANULARITIES)
         one_of("recipe", recipe, RECIPES)
         one_of("scale_layout", scale_layout, (*SCALE_LAYOUTS, None))
@@ -158,11 +157,7 @@ class NVFP4Linear(QuantizedModule):
             TypeError: it is of another class, whose forward may be another, or of a dtype that
                 cannot be quantized.
         """
-        if type(linear) is not nn.Linear:
-            raise TypeError(
-                f"linear is {type(linear).__name__}; accepted is torch.nn.Linear itself, as "
-                "another class may compute something else"
-            )
+        check_linear(linear)
         weight = linear.weight.detach()
         made = cls(
             *(linear.in_features, linear.out_features, linear.bias is not None),
@@ -268,11 +263,7 @@ class NVFP4Linear(QuantizedModule):
             RuntimeError: ``out`` is given and ``x`` or ``residual`` wants a gradient.
             TypeError, ValueError: an argument is not accepted.
         """
-        if x.dim() == 0 or x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}; accepted is (..., {self.in_features}), as "
-                f"in_features is {self.in_features}"
-            )
+        check_columns(x.shape, self.in_features)
         if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(
                 f"x is {x.dtype} and the layer {self.dtype}; accepted are both of one dtype. Call "
@@ -357,11 +348,7 @@ class NVFP4Linear(QuantizedModule):
             raise ValueError(
                 f"q.dim is {q.dim}; accepted is -1, an activation packed along its last dimension"
             )
-        if q.shape[-1] != self.in_features:
-            raise ValueError(
-                f"q has shape {q.shape}; accepted is (..., {self.in_features}), as in_features is "
-                f"{self.in_features}"
-            )
+        check_columns(q.shape, self.in_features, "q")
         if q.device != self.weight_packed.device:
             raise ValueError(
                 f"q is on {q.device} and the layer on {self.weight_packed.device}; accepted are "
@@ -369,8 +356,7 @@ class NVFP4Linear(QuantizedModule):
             )
         if dtype is None:
             dtype = self.dtype if out is None else out.dtype
-        if dtype not in INPUT_DTYPES:
-            raise TypeError(f"dtype is {dtype}; accepted are bfloat16, float16 and float32")
+        check_dtype(dtype)
         return self._run(q, dtype, residual, out)
 
     def _run(

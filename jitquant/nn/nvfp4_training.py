@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from jitquant.formats import INPUT_DTYPES, NVFP4_BLOCK, Select, WeightBlock
+from jitquant.formats import NVFP4_BLOCK, Select, WeightBlock
+from jitquant.nn._linear import check_input, check_linear
 from jitquant.nn._matmul import output_dtype
 from jitquant.ops import dequantize_nvfp4, quantize_nvfp4, quantize_nvfp4_both
 from jitquant.tensors import NVFP4Tensor
@@ -164,15 +165,7 @@ class NVFP4TrainingLinear(nn.Linear):
             TypeError: it is of another class, whose forward may be another, or of a dtype that
                 cannot be quantized.
         """
-        if type(linear) is not nn.Linear:
-            raise TypeError(
-                f"linear is {type(linear).__name__}; accepted is torch.nn.Linear itself, as "
-                "another class may compute something else"
-            )
-        if linear.weight.dtype not in INPUT_DTYPES:
-            raise TypeError(
-                f"linear.weight is {linear.weight.dtype}; accepted are bfloat16, float16, float32"
-            )
+        check_linear(linear)
         sizes = (linear.in_features, linear.out_features, linear.bias is not None)
         made = cls(*sizes, device="meta", dtype=linear.weight.dtype, recipe=recipe)
         made.weight, made.bias = linear.weight, linear.bias
@@ -202,13 +195,7 @@ class NVFP4TrainingLinear(nn.Linear):
             TypeError: x is of another dtype.
             ValueError: x has another last dimension.
         """
-        if x.dtype not in INPUT_DTYPES:
-            raise TypeError(f"x is {x.dtype}; accepted are bfloat16, float16 and float32")
-        if x.dim() == 0 or x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}; accepted is (..., {self.in_features}), as "
-                f"in_features is {self.in_features}"
-            )
+        check_input(x, self.in_features)
         dtype = output_dtype(x)
         if x.numel() == 0:
             empty = functional.linear(x.to(dtype), self.weight.to(dtype))

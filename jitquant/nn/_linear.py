@@ -1,0 +1,58 @@
+"""What the layers in place of ``nn.Linear`` ask of it and of their input, in the same words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jitquant.formats import INPUT_DTYPES
+
+
+def check_linear(linear: nn.Module) -> None:
+    """``linear`` is ``nn.Linear`` itself, of a dtype that can be quantized.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if type(linear) is not nn.Linear:
+        raise TypeError(
+            f"linear is {type(linear).__name__}; accepted is torch.nn.Linear itself, as "
+            "another class may compute something else"
+        )
+    check_dtype(linear.weight.dtype, "linear.weight")
+
+
+def check_dtype(dtype: Any, name: str = "dtype") -> None:
+    """A dtype that can be quantized and computed with.
+
+    Raises:
+        TypeError: it is another one.
+    """
+    if dtype not in INPUT_DTYPES:
+        raise TypeError(f"{name} is {dtype}; accepted are bfloat16, float16 and float32")
+
+
+def check_columns(shape: torch.Size | tuple[int, ...], in_features: int, name: str = "x") -> None:
+    """An input is (..., in_features).
+
+    Raises:
+        ValueError: it is of another shape.
+    """
+    if len(shape) == 0 or shape[-1] != in_features:
+        raise ValueError(
+            f"{name} has shape {tuple(shape)}; accepted is (..., {in_features}), as in_features "
+            f"is {in_features}"
+        )
+
+
+def check_input(x: Tensor, in_features: int) -> None:
+    """An input that is quantized as it is: (..., in_features), of any of the three dtypes.
+
+    Raises:
+        TypeError: it is of another dtype.
+        ValueError: it is of another shape.
+    """
+    check_dtype(x.dtype, "x")
+    check_columns(x.shape, in_features)
