@@ -14,7 +14,7 @@ from jitquant.nn._report import LayerReport, ModelReport, report
 from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
-from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe
+from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe, last_layers
 
 __all__ = [
     "Checkpoint",
@@ -29,6 +29,7 @@ __all__ = [
     "NVFP4TrainingRecipe",
     "convert",
     "grouped_linear",
+    "last_layers",
     "load_compressed_tensors",
     "quantize_checkpoint",
     "report",

@@ -16,10 +16,12 @@ from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
+from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe
 from jitquant.ops.nvfp4 import amax_gsa
 
 LinearRecipe = Literal["fp8_block", "nvfp4", "nvfp4_weight_only"]
-LAYERS: dict[str, tuple[type[Float8BlockwiseLinear] | type[NVFP4Linear], dict[str, Any]]] = {
+Kind = type[Float8BlockwiseLinear] | type[NVFP4Linear] | type[NVFP4TrainingLinear]
+LAYERS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "fp8_block": (Float8BlockwiseLinear, {}),
     "nvfp4": (NVFP4Linear, {}),
     "nvfp4_weight_only": (NVFP4Linear, {"weight_only": True}),
@@ -113,7 +115,7 @@ def _mib(size: int) -> str:
 
 def convert(
     model: nn.Module,
-    recipe: LinearRecipe,
+    recipe: LinearRecipe | NVFP4TrainingRecipe,
     *,
     filter: Callable[[str, nn.Module], bool] | None = None,
     targets: str | Sequence[str] = "all",
@@ -141,7 +143,9 @@ def convert(
         recipe: "fp8_block": `Float8BlockwiseLinear`, with the same parameters; "nvfp4":
             `NVFP4Linear`; "nvfp4_weight_only": the same, with inputs left as they are. Experts
             whose weights are tensors of three dimensions, as transformers 5 has them, become
-            `jitquant.nn.Float8BlockwiseExperts` or `jitquant.nn.NVFP4Experts`.
+            `jitquant.nn.Float8BlockwiseExperts` or `jitquant.nn.NVFP4Experts`. An
+            `NVFP4TrainingRecipe`: `NVFP4TrainingLinear`, with the same parameters; experts are
+            left alone.
         filter: called with the name and the module of each linear, and of experts; False leaves it
             alone. By name it is easier with ``ignore``.
         targets: "all", "attention", "mlp", "experts", or patterns: names or their last parts, with
@@ -159,8 +163,14 @@ def convert(
             or infinity in it; nothing is replaced then.
         TypeError: ``model`` is no module, or ``filter`` cannot be called.
     """
-    one_of("recipe", recipe, tuple(LAYERS))
-    kind, how = LAYERS[recipe]
+    if isinstance(recipe, NVFP4TrainingRecipe):
+        kind: Kind = NVFP4TrainingLinear
+        how: dict[str, Any] = {"recipe": recipe}
+        recipe_name = "nvfp4_training"
+    else:
+        one_of("recipe", recipe, tuple(LAYERS))
+        kind, how = LAYERS[recipe]
+        recipe_name = recipe
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}; accepted is a torch.nn.Module")
     if isinstance(model, nn.Linear):
@@ -179,7 +189,7 @@ def convert(
         places.setdefault(id(module), []).append(name)
     head = _output_embeddings(model)
 
-    done = Conversion(recipe)
+    done = Conversion(recipe_name)
     before = done.count(model)
     shapes = {n: m.weight.shape for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     chosen: dict[str, nn.Module] = {}
@@ -199,6 +209,8 @@ def convert(
                 why = "a head, left alone by default"
         else:
             why = experts_refusal(module)
+            if why is None and recipe_name not in _EXPERTS:
+                why = "experts have no layer for training in NVFP4"
             if why is None and any(getattr(module, hooks) for hooks in _HOOKS):
                 why = "it has hooks, which would be lost"
         if why is None:
@@ -226,11 +238,11 @@ def convert(
         done.bytes_before += sum(p.nbytes for p in weights)
         made: nn.Module
         if not isinstance(module, nn.Linear):
-            made = _EXPERTS[recipe](module, **how)
+            made = _EXPERTS[recipe_name](module, **how)
         elif kind is NVFP4Linear:
             made = NVFP4Linear.from_linear(module, gsa=gsas.get(name), **how)
         else:
-            made = Float8BlockwiseLinear.from_linear(module)
+            made = kind.from_linear(module, **how)
         _replace(model, places[id(module)], made)
         is_codes = isinstance(made, (NVFP4Linear, NVFP4Experts))
         done.bytes_after += sum(t.nbytes for t in (made.buffers() if is_codes else weights))
@@ -241,7 +253,13 @@ def convert(
     return done
 
 
-_CONVERTED = (NVFP4Linear, Float8BlockwiseLinear, NVFP4Experts, Float8BlockwiseExperts)
+_CONVERTED = (
+    NVFP4Linear,
+    NVFP4TrainingLinear,
+    Float8BlockwiseLinear,
+    NVFP4Experts,
+    Float8BlockwiseExperts,
+)
 
 
 def _is_candidate(module: nn.Module) -> bool:

@@ -17,6 +17,50 @@ from jitquant.ops import dequantize_nvfp4, quantize_nvfp4, quantize_nvfp4_both
 from jitquant.tensors import NVFP4Tensor
 
 
+def last_layers(model: nn.Module, blocks: int) -> list[str]:
+    """Names of the linears in the last blocks of a model, for training to leave in bf16.
+
+    NVIDIA's recipe keeps some linears in bf16, most of them in the last blocks
+    (https://arxiv.org/abs/2509.25149)::
+
+        kept = last_layers(model, 4)
+        convert(model, NVFP4TrainingRecipe(), filter=lambda name, _: name not in kept)
+
+    Args:
+        model: has its blocks in a ``ModuleList``, or else in a ``Sequential``: the one with the
+            most linears counts.
+        blocks: how many of the last blocks that have linears.
+
+    Raises:
+        ValueError: there is no such list, or it has fewer blocks.
+    """
+    best: list[list[str]] = []
+    for kind in (nn.ModuleList, nn.Sequential):
+        for path, module in model.named_modules():
+            if not isinstance(module, kind):
+                continue
+            dot = f"{path}." if path else ""
+            each = [
+                [
+                    f"{dot}{i}.{name}" if name else f"{dot}{i}"
+                    for name, part in block.named_modules()
+                    if isinstance(part, nn.Linear)
+                ]
+                for i, block in module.named_children()
+            ]
+            each = [names for names in each if names]
+            if sum(map(len, each)) > sum(map(len, best)):
+                best = each
+        if best:
+            break
+    if not 0 <= blocks <= len(best):
+        raise ValueError(
+            f"blocks is {blocks}; accepted are 0 to {len(best)}, the blocks with linears in a "
+            "ModuleList or Sequential of the model"
+        )
+    return [name for names in best[len(best) - blocks :] for name in names]
+
+
 @dataclass(frozen=True)
 class NVFP4TrainingRecipe:
     """What is done to the operands of a training step; the defaults are TransformerEngine's.
@@ -45,16 +89,12 @@ def _padded(x: Tensor) -> Tensor:
 def _product(a: NVFP4Tensor, b: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
     """``a @ b.T``: codes times block scales, exact in bf16, summed in fp32; then both gsa."""
     one = torch.ones_like(a.gsa)
-    x, y = (
-        dequantize_nvfp4(q.x_fp4, q.x_sf, one, torch.bfloat16, cols=q.cols).T
-        if transposed
-        else dequantize_nvfp4(q.x_fp4, q.x_sf, one, torch.bfloat16, cols=q.cols)
-        for q, transposed in ((a, False), (b, True))
-    )
-    if x.is_cuda:
-        product: Tensor = torch.mm(x, y, out_dtype=torch.float32)
-    else:
-        product = x.float() @ y.float()
+    x, y = (dequantize_nvfp4(q.x_fp4, q.x_sf, one, torch.bfloat16, cols=q.cols) for q in (a, b))
+    with torch.autocast(x.device.type, enabled=False):  # it would round the sums to its dtype
+        if x.is_cuda:
+            product: Tensor = torch.mm(x, y.T, out_dtype=torch.float32)
+        else:
+            product = x.float() @ y.T.float()
     return (product * (a.gsa * b.gsa)).to(dtype)
 
 
@@ -125,7 +165,7 @@ class NVFP4TrainingLinear(nn.Linear):
     Random bytes come from `rng_state`, int64 [seed, offset] on the device, a buffer that is not in
     the state_dict. Each forward adds 1 to the offset there, so a captured graph draws anew at each
     replay, and forwards after `seed_rounding` draw alike again. ``torch.compile`` breaks the graph
-    there.
+    there. Ranks that train on different data should have seeds of their own.
 
     Args:
         in_features, out_features, bias, device, dtype: as in ``nn.Linear``.
@@ -172,6 +212,12 @@ class NVFP4TrainingLinear(nn.Linear):
         made.rng_state = torch.zeros(2, dtype=torch.int64, device=linear.weight.device)
         made.seed_rounding(int(torch.randint(1 << 62, ())))
         return made.train(linear.training)
+
+    def reset_parameters(self) -> None:
+        """As of ``nn.Linear``, and a new seed: what a layer needs after ``to_empty``."""
+        super().reset_parameters()
+        if "rng_state" in self._buffers and not self.rng_state.is_meta:
+            self.seed_rounding(int(torch.randint(1 << 62, ())))
 
     def seed_rounding(self, seed: int) -> None:
         """Begins the random bytes anew, with offset 0.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from reference import oracle, oracle_recipes
 from samples import randn
 from torch import Tensor, nn
 from torch.nn import functional
 
 import jitquant
-from jitquant.nn import NVFP4TrainingLinear, NVFP4TrainingRecipe
+from jitquant.nn import NVFP4TrainingLinear, NVFP4TrainingRecipe, convert, last_layers
 
 
 def _pair(**recipe: Any) -> tuple[nn.Linear, NVFP4TrainingLinear]:
@@ -56,6 +58,215 @@ def test_the_products_are_those_of_the_quantized_operands() -> None:
     torch.testing.assert_close(layer.bias.grad, grad.sum(dim=(0, 1)))
     # Quantized twice the weight is one matrix.
     assert torch.equal(values(wq), values(wq_t).T)
+
+
+def _quantized(
+    x: np.ndarray, dtype: str, rotate: str = "none", tile: int = 1, **how: Any
+) -> np.ndarray:
+    """The values of NVFP4 by the oracle, in fp64; blocks are along the last dimension."""
+    v = oracle_recipes.hadamard(x.astype(np.float32), rotate, None, dtype)
+    a = np.array([oracle.amax_of(v)], np.float32)
+    codes, scales, gsa = oracle_recipes.nvfp4(v, a, tile_rows=tile, **how)
+    sign = np.where(codes & 8, -1.0, 1.0)
+    values = sign * np.array([float(e) for e in oracle.E2M1_VALUES])[codes & 7]
+    factors = np.array([float(oracle.e4m3_value(int(s))) for s in scales.ravel()])
+    values *= factors.reshape(scales.shape).repeat(16, 1)
+    return (values * np.float64(gsa[0]))[:, : x.shape[1]]
+
+
+def _emulated(
+    x: Tensor, weight: Tensor, grad: Tensor, state: tuple[int, int], recipe: NVFP4TrainingRecipe
+) -> dict[str, np.ndarray]:
+    """A training step of the recipe in fp64, x (M, K), weight (N, K), grad (M, N) as they are."""
+    dtype = str(x.dtype).removeprefix("torch.")
+
+    def rows(t: Tensor) -> np.ndarray:
+        return functional.pad(t.float(), (0, 0, 0, -len(t) % 16)).numpy()
+
+    xs, ws, gs = rows(x), weight.float().numpy(), rows(grad)
+    chosen: Any = {"select": recipe.select, "top": recipe.top}
+
+    def bits(t: np.ndarray, columnwise: bool) -> Any:
+        if not recipe.stochastic:
+            return None
+        return oracle_recipes.draws(state, len(t), -(-t.shape[1] // 16), columnwise)
+
+    forward = _quantized(ws, dtype, tile=16 if recipe.weight_block == "16x16" else 1, **chosen)
+    backward = forward.T
+    if recipe.weight_block == "1x16":
+        backward = _quantized(ws.T, dtype, **chosen)
+    g = _quantized(gs, dtype, r=bits(gs, False))
+    g_t = _quantized(gs.T, dtype, recipe.rotate, r=bits(gs.T, True))
+    x_t = _quantized(xs.T, dtype, recipe.rotate, **chosen)
+    return {
+        "y": (_quantized(xs, dtype, **chosen) @ forward.T)[: len(x)],
+        "x.grad": (g @ backward.T)[: len(x)],
+        "weight.grad": g_t @ x_t.T,
+    }
+
+
+@pytest.mark.parametrize("sizes", [(21, 48, 80), (32, 50, 37)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        NVFP4TrainingRecipe(),
+        NVFP4TrainingRecipe(rotate="none"),
+        NVFP4TrainingRecipe(stochastic=False),
+        NVFP4TrainingRecipe(weight_block="1x16"),
+        NVFP4TrainingRecipe(select="4over6_mae", top=256),
+        NVFP4TrainingRecipe("none", False, "1x16", "4over6_mse", 448),
+    ],
+    ids=["whole", "no_rotation", "nearest", "1x16", "4over6", "all_else"],
+)
+def test_a_step_is_the_recipe_in_float64(
+    recipe: NVFP4TrainingRecipe, dtype: torch.dtype, sizes: tuple[int, int, int]
+) -> None:
+    m, k, n = sizes
+    layer = NVFP4TrainingLinear(k, n, bias=False, dtype=dtype, recipe=recipe)
+    state = (-3, 2**32 - 1)
+    layer.rng_state.copy_(torch.tensor(state))
+    x = randn(m, k, dtype=dtype, seed=1).requires_grad_()
+    grad = randn(m, n, dtype=dtype, seed=2)
+    y = layer(x)
+    y.backward(grad)
+    want = _emulated(x.detach(), layer.weight.detach(), grad, state, recipe)
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    for name, got in (("y", y), ("x.grad", x.grad), ("weight.grad", layer.weight.grad)):
+        # Sums of exact products in fp32, rounded to the dtype.
+        limit = 2e-6 if dtype == torch.float32 else 3e-3
+        assert got.dtype == dtype
+        assert _error(got.detach(), torch.tensor(want[name])) < limit, name
+
+
+def test_autocast_rounds_fp32_sums_once() -> None:
+    """Master weights are fp32; the product is that of the recipe, rounded to bf16."""
+    layer = NVFP4TrainingLinear(48, 80, bias=False, dtype=torch.float32)
+    x = randn(32, 48, dtype=torch.float32).requires_grad_()
+    grad = randn(32, 80)
+    state = tuple(layer.rng_state.tolist())
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    y.backward(grad)
+    assert y.dtype == torch.bfloat16
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    assert (x.grad.dtype, layer.weight.grad.dtype) == (torch.float32, torch.float32)
+    want = _emulated(
+        x.detach().bfloat16(), layer.weight.detach(), grad, state, NVFP4TrainingRecipe()
+    )
+    rounded = torch.tensor(want["y"]).bfloat16()
+    assert float((y != rounded).float().mean()) < 0.01
+    assert _error(layer.weight.grad, torch.tensor(want["weight.grad"])) < 2e-6
+
+
+def test_fp32_master_weights_keep_updates_that_bf16_loses() -> None:
+    changed = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(1)
+        layer = NVFP4TrainingLinear(32, 32, bias=False, dtype=dtype)
+        nn.init.constant_(layer.weight, 1.0)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(randn(32, 32, dtype=dtype)).square().sum().backward()
+        optimizer.step()
+        changed[dtype] = float((layer.weight != 1).float().mean())
+    assert changed[torch.float32] > 0.9
+    assert changed[torch.bfloat16] < 0.1
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class _Model(nn.Module):
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block() for _ in range(blocks))
+        self.lm_head = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(x)
+
+
+def test_the_last_layers_stay_as_they_are() -> None:
+    model = _Model(3)
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    kept = last_layers(model, 1)
+    assert kept == ["blocks.2.up", "blocks.2.down"]
+    assert last_layers(model, 0) == []
+    assert last_layers(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), 1) == ["2"]
+    for wrong, blocks in ((model, 4), (model, -1), (nn.Linear(8, 8), 1)):
+        with pytest.raises(ValueError, match="blocks is"):
+            last_layers(wrong, blocks)
+
+    parameters = dict(model.named_parameters())
+    recipe = NVFP4TrainingRecipe(rotate="none")
+    done = convert(model, recipe, filter=lambda name, _: name not in kept)
+    assert done.recipe == "nvfp4_training"
+    assert done.replaced == [f"blocks.{i}.{part}" for i in range(2) for part in ("up", "down")]
+    assert set(done.skipped) == {*kept, "lm_head"}
+    layers = [m for m in model.modules() if type(m) is NVFP4TrainingLinear]
+    assert len(layers) == 4
+    assert all(layer.recipe is recipe for layer in layers)
+    seeds = {int(layer.rng_state[0]) for layer in layers}
+    assert len(seeds) == 4
+    # The same parameters, and files of the same names.
+    assert all(p is parameters[name] for name, p in model.named_parameters())
+    model.load_state_dict(state)
+    plain = _Model(3)
+    plain.load_state_dict(model.state_dict())
+    again = convert(model, recipe)
+    assert "already" in again.skipped["blocks.0.up"]
+
+
+def test_experts_are_left_alone() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_up_proj = nn.Parameter(torch.randn(2, 64, 32))
+            self.down_proj = nn.Parameter(torch.randn(2, 32, 32))
+
+    model = nn.ModuleDict({"experts": Experts(), "up": nn.Linear(32, 32)})
+    done = convert(model, NVFP4TrainingRecipe())
+    assert done.replaced == ["up"]
+    assert list(done.skipped) == ["experts"]
+
+
+def test_a_layer_from_meta_gets_a_seed() -> None:
+    with torch.device("meta"):
+        layer = NVFP4TrainingLinear(32, 16)
+    assert layer.rng_state.is_meta
+    layer.to_empty(device="cpu")
+    layer.rng_state.fill_(-1)
+    layer.reset_parameters()
+    assert int(layer.rng_state[0]) >= 0
+    assert int(layer.rng_state[1]) == 0
+    layer(randn(16, 32, dtype=torch.float32)).sum().backward()
+    assert int(layer.rng_state[1]) == 1
+
+
+def test_only_what_wants_a_gradient_gets_one() -> None:
+    """A frozen weight, and an input without a gradient, leave the other's as it is."""
+    grads = []
+    for frozen, wanted in ((False, True), (True, True), (False, False)):
+        _, layer = _pair()
+        layer.weight.requires_grad_(not frozen)
+        x = randn(32, 48, dtype=torch.float32).requires_grad_(wanted)
+        layer(x).backward(randn(32, 80, dtype=torch.float32, seed=4))
+        grads.append((x.grad, layer.weight.grad))
+    assert torch.equal(grads[0][0], grads[1][0])
+    assert grads[1][1] is None
+    assert torch.equal(grads[0][1], grads[2][1])
 
 
 @pytest.mark.parametrize(
