@@ -188,8 +188,7 @@ class NVFP4TrainingLinear(nn.Linear):
         self.recipe = NVFP4TrainingRecipe() if recipe is None else recipe
         state = torch.zeros(2, dtype=torch.int64, device=self.weight.device)
         self.register_buffer("rng_state", state, persistent=False)
-        if state.device.type != "meta":
-            self.seed_rounding(int(torch.randint(1 << 62, ())))
+        self._seed_anew()
 
     @classmethod
     def from_linear(
@@ -210,14 +209,18 @@ class NVFP4TrainingLinear(nn.Linear):
         made = cls(*sizes, device="meta", dtype=linear.weight.dtype, recipe=recipe)
         made.weight, made.bias = linear.weight, linear.bias
         made.rng_state = torch.zeros(2, dtype=torch.int64, device=linear.weight.device)
-        made.seed_rounding(int(torch.randint(1 << 62, ())))
+        made._seed_anew()
         return made.train(linear.training)
 
     def reset_parameters(self) -> None:
         """As of ``nn.Linear``, and a new seed: what a layer needs after ``to_empty``."""
         super().reset_parameters()
-        if "rng_state" in self._buffers and not self.rng_state.is_meta:
-            self.seed_rounding(int(torch.randint(1 << 62, ())))
+        if "rng_state" in self._buffers:
+            self._seed_anew()
+
+    def _seed_anew(self) -> None:
+        if not self.rng_state.is_meta:
+            self.seed_rounding(int(torch.randint(1 << 62, (), device="cpu")))
 
     def seed_rounding(self, seed: int) -> None:
         """Begins the random bytes anew, with offset 0.
@@ -226,7 +229,7 @@ class NVFP4TrainingLinear(nn.Linear):
             seed: any int64; layers of one model should have different ones.
         """
         with torch.no_grad():
-            self.rng_state.copy_(torch.tensor([seed, 0]))
+            self.rng_state.copy_(torch.tensor([seed, 0], device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """``x @ weight.T + bias``.

@@ -353,3 +353,67 @@ def case_state_dict_of_fsdp_is_that_of_linear(here: Here) -> None:
     names = {name: p.shape for name, p in made.state_dict().items()}
     fully_shard(made, mesh=here.mesh)
     assert {name: p.shape for name, p in made.state_dict().items()} == names
+
+
+def nvfp4_training(here: Here, bias: bool = True) -> Mlp:
+    made = Mlp(here, torch.float32, bias)
+    assert len(jnn.convert(made, jnn.NVFP4TrainingRecipe()).replaced) == 2
+    for seed, layer in enumerate((made.up, made.down)):
+        layer.seed_rounding(seed)  # type: ignore[operator]
+    return made
+
+
+def case_nvfp4_training_in_fsdp(here: Here) -> None:
+    """Ranks with the same tokens and draws give what one does, in fp32 and in bf16."""
+    for policy in (None, MixedPrecisionPolicy(torch.bfloat16, torch.float32)):
+        made, sharded = nvfp4_training(here), nvfp4_training(here)
+        names = {name: p.shape for name, p in made.state_dict().items()}
+        for layer in (sharded.up, sharded.down):
+            fully_shard(layer, mesh=here.mesh, **({"mp_policy": policy} if policy else {}))
+        fully_shard(sharded, mesh=here.mesh, **({"mp_policy": policy} if policy else {}))
+        assert {name: p.shape for name, p in sharded.state_dict().items()} == names
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (made, sharded)]
+        for step in range(3):
+            x = tokens(here, torch.float32, step)
+            for m in (made, sharded):
+                if policy is not None and m is made:
+                    with torch.autocast(here.device.type, torch.bfloat16):
+                        m(x).float().square().mean().backward()
+                else:
+                    m(x).float().square().mean().backward()
+            # Inputs that differ by a rounding to bf16 take other codes here and there.
+            limit = 1e-9 if policy is None else 0.06
+            for (name, p), q in zip(made.named_parameters(), sharded.parameters(), strict=True):
+                assert p.grad is not None
+                assert isinstance(q.grad, DTensor)
+                assert q.dtype == torch.float32, name
+                close(whole(q.grad), p.grad, name, limit)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            for p, q in zip(made.parameters(), sharded.parameters(), strict=True):
+                p.data.copy_(whole(q.detach()))  # the next step begins alike
+        assert int(sharded.up.rng_state[1]) == 3  # type: ignore[index]
+
+
+def case_nvfp4_training_from_meta_in_fsdp(here: Here) -> None:
+    """Weights that each rank makes a part of, and that a state_dict of linears fills."""
+    plain = Mlp(here, torch.float32)
+    with torch.device("meta"):
+        made = Mlp(
+            Here(here.rank, here.world, torch.device("meta"), here.group, here.mesh), torch.float32
+        )
+        jnn.convert(made, jnn.NVFP4TrainingRecipe(stochastic=False))
+    fully_shard(made, mesh=here.mesh)
+    made.to_empty(device=here.device)
+    for module in made.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    for (_, p), value in zip(made.named_parameters(), plain.parameters(), strict=True):
+        p.data.copy_(distribute_tensor(value.data, here.mesh, p.placements))
+    jnn.convert(plain, jnn.NVFP4TrainingRecipe(stochastic=False))
+    x = tokens(here, torch.float32)
+    close(made(x), plain(x), limit=1e-10)
+    state = made.up.rng_state
+    assert not isinstance(state, DTensor)
+    assert int(state[1]) == 1
