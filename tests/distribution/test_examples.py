@@ -65,14 +65,33 @@ def test_decode_says_what_is_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nvfp4_training(tmp_path: Path) -> None:
-    arguments = ("--steps", "12", "--hidden", "64", "--layers", "1", "--batch", "4")
-    runs = ("--length", "32", "--seeds", "1", "--tolerance", "1", "--runs", "bf16", "nvfp4")
+    """All runs of two seeds, from the same weights, each with an end of its own."""
+    arguments = ("--steps", "12", "--hidden", "64", "--layers", "2", "--batch", "4", "--last", "1")
+    runs = ("--length", "32", "--seeds", "2", "--tolerance", "1", "--minutes", "60")
     text = run("nvfp4_training.py", *arguments, *runs, "--out", "found", cwd=tmp_path)
-    assert "seed 0, nvfp4: loss" in text
+    assert "seed 1, nvfp4: loss" in text
     record = json.loads((tmp_path / "found" / "nvfp4_training.json").read_text())
-    assert {len(curve) for name in ("bf16", "nvfp4") for curve in record["loss"][name]} == {12}
-    for curves in record["loss"].values():
-        assert curves[0][-1] < curves[0][0]
+    names = {"bf16", "fp8", "nvfp4", "nearest", "no_rotation", "1x16", "4over6"}
+    assert set(record["loss"]) == set(record["apart"]) == names
+    ends = set()
+    for name, curves in record["loss"].items():
+        assert [len(curve) for curve in curves] == [12, 12]
+        assert all(curve[-1] < curve[0] for curve in curves)
+        assert abs(record["apart"][name]["mean"]) < 0.05
+        ends.add(tuple(record["held_out"][name]))
+    assert len(ends) == len(names)  # no run is another's
+    assert record["left_out"] == []
+    assert (tmp_path / "found" / "nvfp4_training.json").stat().st_size < 50_000
+    pytest.importorskip("matplotlib")
+    assert (tmp_path / "found" / "nvfp4_training.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_nvfp4_training_leaves_runs_out_for_lack_of_time(tmp_path: Path) -> None:
+    arguments = ("--steps", "2", "--hidden", "64", "--layers", "1", "--batch", "1")
+    runs = ("--length", "16", "--seeds", "1", "--minutes", "0", "--runs", "bf16")
+    text = run("nvfp4_training.py", *arguments, *runs, "--out", "found", cwd=tmp_path)
+    assert "left out for lack of time: bf16, seed 0" in text
 
 
 @pytest.mark.slow
