@@ -1,14 +1,118 @@
-"""The tables and the picture that are made from results/, and the goals in them."""
+"""The summary of the results, the tables and pictures made from it, and the goals in them."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness.bench import figures, goals, overview
+from harness.bench import figures, goals, overview, summary
+from harness.bench.__main__ import app
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
+SECTIONS = summary.read(ROOT / "results")
+
+
+def _raw_kernels(us: float) -> dict[str, Any]:
+    """A record of two ops at two sizes, as ``./scripts/bench`` writes it."""
+    rows = [
+        {
+            "op": op,
+            "m": m,
+            "us": us + m,
+            "sustained_us": 2 * us,
+            "of_floor": 1 / 3,
+            "plain_us": 7.0 if op == "b" else None,
+            "peers": {"vllm": None, "flashinfer": 9.0 - m if op == "b" else None},
+            "host_us": 1.0,
+        }
+        for op in ("b", "a")
+        for m in (16, 1)
+    ]
+    gpu = {"name": "a GPU", "l2_bytes": 5}
+    return {"gpu": gpu, "torch": "2", "utc": "now", "n": 48, "dtype": "bfloat16", "rows": rows}
+
+
+def test_a_section_has_what_the_documents_show() -> None:
+    section = summary.section_of("kernels", _raw_kernels(1.5))
+    assert section == {
+        "gpu": "a GPU",
+        "torch": "2",
+        "utc": "now",
+        "n": 48,
+        "dtype": "bfloat16",
+        "m": [1, 16],
+        "rows": [
+            {
+                "op": "b",
+                "us": [2.5, 17.5],
+                "sustained_us": [3.0, 3.0],
+                "of_floor": [0.333333, 0.333333],
+                "plain_us": [7.0, 7.0],
+                "peer_us": [8.0, -7.0],
+            },
+            {
+                "op": "a",
+                "us": [2.5, 17.5],
+                "sustained_us": [3.0, 3.0],
+                "of_floor": [0.333333, 0.333333],
+            },
+        ],
+    }
+    assert goals.rows_of(section)["b", 16]["us"] == 17.5
+    assert summary.section_of("other", {}) is None
+    assert summary.section_of("model-small", {"rows": [{"us": 1.0}]}) == {"rows": [{"us": 1.0}]}
+
+
+def test_the_summary_is_written_as_it_is_read(tmp_path: Path) -> None:
+    path = summary.write(tmp_path, SECTIONS)
+    assert path.read_text() == (ROOT / "results" / summary.NAME).read_text()
+    for name, section in SECTIONS.items():
+        assert f' "{name}": {{' in path.read_text().splitlines()
+        for row in section.get("rows", ()):
+            assert f"   {json.dumps(row)}" in path.read_text()
+
+
+def test_a_record_goes_into_the_summary_or_a_file_of_its_own(tmp_path: Path) -> None:
+    raw, results = tmp_path / "raw", tmp_path / "results"
+    results.mkdir()
+    assert summary.save(raw, "kernels", _raw_kernels(1.0)) == raw / "kernels.json"
+    assert json.loads((raw / "kernels.json").read_text()) == _raw_kernels(1.0)
+
+    summary.write(results, {"kernels": {}, "host": {"m": 1}})
+    (raw / "notes.json").write_text("[]")
+    assert summary.add_folder(results, raw) == ["kernels"]
+    assert summary.save(results, "loader", {"seconds": {"cold": 8.0}}) == results / summary.NAME
+    assert summary.read(results) == {
+        "host": {"m": 1},
+        "kernels": summary.section_of("kernels", _raw_kernels(1.0)),
+        "loader": {"seconds": {"cold": 8.0}},
+    }
+    with pytest.raises(ValueError, match=r"notes has no section; accepted are experts, .*sweep"):
+        summary.save(results, "notes", {})
+    assert sorted(path.name for path in results.iterdir()) == [summary.NAME]
+
+
+def test_the_command_takes_raw_records_in(tmp_path: Path) -> None:
+    """``./scripts/bench figures --raw DIR``: summary, tables and pictures follow."""
+    raw, results, documents = (tmp_path / name for name in ("raw", "results", "docs"))
+    results.mkdir()
+    documents.mkdir()
+    summary.write(results, SECTIONS)
+    for name in figures.DOCUMENTS:
+        (documents / name).write_bytes((ROOT / "docs" / name).read_bytes())
+    summary.save(raw, "loader", {"seconds": {"cold": 34.0, "explain": 0.1}})
+    words = ["figures", *("--raw", raw), *("--results", results), *("--documents", documents)]
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    assert "took loader from" in done.output
+    assert "| 34.00 s |" in (documents / "loader.md").read_text()
+    same = [name for name in figures.DOCUMENTS if name != "loader.md"]
+    assert all((documents / n).read_text() == (ROOT / "docs" / n).read_text() for n in same)
+    assert all((results / name).is_file() for name in overview.PICTURES)
 
 
 def test_the_tables_are_those_of_the_results() -> None:
@@ -20,23 +124,36 @@ def test_the_tables_are_those_of_the_results() -> None:
         assert figures.updated(document, ROOT / "results") == document
 
 
-def test_the_picture_shows_the_results(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", overview.PICTURES)
+def test_a_picture_shows_the_results(tmp_path: Path, name: str) -> None:
     """After a new measurement: ``./scripts/bench figures``."""
     pytest.importorskip("matplotlib")
-    overview.draw(ROOT / "results", tmp_path / "overview.svg")
+    overview.PICTURES[name](ROOT / "results", tmp_path / name)
     drawn, committed = (
         re.findall(r"<text[^>]*>([^<]*)<", path.read_text(encoding="utf-8"))
-        for path in (tmp_path / "overview.svg", ROOT / "results" / "overview.svg")
+        for path in (tmp_path / name, ROOT / "results" / name)
     )
-    assert {bar.label for bar in overview.bars(ROOT / "results")} < set(drawn)
-    assert sum(text.endswith("%") for text in drawn) == len(overview.SHOWN)
     assert drawn == committed
+    if name == "overview.svg":
+        assert {bar.label for bar in overview.bars(ROOT / "results")} < set(drawn)
+        assert sum(text.endswith("%") for text in drawn) == len(overview.SHOWN)
+    else:
+        assert set(overview.lines(ROOT / "results")) < set(drawn)
+
+
+def test_peers_are_shown_where_they_were_timed() -> None:
+    """The shares of the picture are those that the table's ratios follow from."""
+    curves = overview.lines(ROOT / "results")["FP8, 1x128"]
+    assert set(curves["peer"]) == set(goals.SIZES) < set(curves["ours"])
+    ratio = curves["ours"][16384] / curves["peer"][16384]
+    row = goals.rows_of(SECTIONS["kernels-fp8"])["fp8-group", 16384]
+    timed = goals.PEERS["fp8-group"][goals.SIZES.index(16384)]
+    assert ratio == pytest.approx(timed / row["us"])
 
 
 def test_only_what_is_marked_is_made_anew(tmp_path: Path) -> None:
-    (tmp_path / "rmsnorm-compiled.json").write_text(
-        '{"rows": [{"m": 16, "us": 2.0, "plain_us": 7.0}]}', encoding="utf-8"
-    )
+    row = {"op": "rmsnorm", "us": [2.0], "plain_us": [7.0]}
+    summary.write(tmp_path, {"rmsnorm-compiled": {"m": [16], "rows": [row]}})
     before = "a\n<!-- figures: compiled -->\nold\n<!-- end -->\nb <!-- end -->\n"
     made = figures.updated(before, tmp_path)
     assert "old" not in made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from harness.bench import summary
 from harness.provenance import kernels_digest, provenance
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SIZES = "1,16,64,1024,2048,4096,16384,65536"
 DTYPES = ("bfloat16", "float16", "float32")
+OUT = "Where the raw record goes; into its summary.json if it has one, as results does."
 
 app = typer.Typer(add_completion=False)
 console = Console(width=None if sys.stdout.isatty() else 120)  # a log is not 80 columns wide
@@ -32,10 +33,9 @@ def fail(message: str, code: int = 1) -> typer.Exit:
     return typer.Exit(code)
 
 
-def write_json(path: Path, record: dict[str, Any]) -> None:
+def write_record(out: Path, stem: str, record: dict[str, Any]) -> None:
     """Writes a record, and says where."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    path = summary.save(out, stem, record)
     console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
@@ -54,7 +54,7 @@ def kernels(
     seconds: Annotated[
         float, typer.Option(help="After this long the plain code is left out.")
     ] = 300.0,
-    out: Annotated[Path, typer.Option(help="Where the JSON and the PNG go.")] = Path("out/bench"),
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Measure every kernel on a GPU; with a command, what that says instead.
 
@@ -157,8 +157,9 @@ def measure_kernels(
         console.print()
     took = time.perf_counter() - begin
     stem = SETS.get(names, "kernels")
-    write_json(
-        out / f"{stem}.json",
+    write_record(
+        out,
+        stem,
         {
             **provenance(),
             "n": n,
@@ -191,7 +192,7 @@ def measure_kernels(
 
 @app.command()
 def sweep(
-    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Time lengths of rows, strides, dtypes and layouts beside each other on a GPU, at equal work.
 
@@ -220,8 +221,9 @@ def sweep(
         text = f"{point.op} at {point.case}: {point.error}"
         console.print(text, style="yellow", highlight=False, markup=False)
     worst = {op: bench.worst(points, op) for op in bench.OPS}
-    write_json(
-        out / "sweep.json",
+    write_record(
+        out,
+        "sweep",
         {
             **provenance(),
             "ceilings_gb_per_s": asdict(ceilings),
@@ -243,7 +245,7 @@ def layers(
     length: Annotated[int, typer.Option(help="Tokens of each.", min=1)] = 2048,
     hidden: Annotated[int, typer.Option(help="Its width, a multiple of 512.")] = 4096,
     ffn: Annotated[int, typer.Option(help="Its MLP's width.")] = 14336,
-    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Time Float8BlockwiseLinear beside nn.Linear in bf16, alone and in a compiled stack.
 
@@ -279,8 +281,9 @@ def layers(
     if blocks:
         pair, compiling = bench.stack(blocks, batch, length, hidden, ffn)
         done(pair)
-    write_json(
-        out / "layers.json",
+    write_record(
+        out,
+        "layers",
         {
             **provenance(),
             "ceilings_gb_per_s": asdict(ceilings),
@@ -298,7 +301,7 @@ def linear(
         Path | None,
         typer.Option(help="vLLM's _C_stable_libtorch.abi3.so; default: of the installed vLLM."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Time products with weights in NVFP4 beside cuBLAS in bf16, by graph replay.
 
@@ -340,8 +343,9 @@ def linear(
     usable = {name: prepare for name, (_, prepare) in peers.items() if prepare is not None}
     times = bench.products(ceilings.read, chosen, row_counts, usable)
     measured = bench.report(times, show)
-    write_json(
-        out / "linear.json",
+    write_record(
+        out,
+        "linear",
         {
             **provenance(),
             "ceilings_gb_per_s": asdict(ceilings),
@@ -361,7 +365,7 @@ def model(
     context: Annotated[int, typer.Option(help="Tokens in the cache.", min=1)] = 1024,
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt; 0: none.", min=0)] = 4096,
     layers: Annotated[int | None, typer.Option(help="Default: all of the shape.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the JSON and the PNG go.")] = Path("out/bench"),
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Time whole models of transformers with random weights: decoding in one graph, and a prompt.
 
@@ -408,8 +412,9 @@ def model(
     ):
         console.print(times.text(), highlight=False, soft_wrap=True)
         rows.append({**asdict(times), "per_second": times.per_second})
-        write_json(
-            out / f"model-{shape}.json",
+        write_record(
+            out,
+            f"model-{shape}",
             {
                 **provenance(),
                 "ceilings_gb_per_s": asdict(ceilings),
@@ -426,7 +431,7 @@ def model(
 
 @app.command()
 def experts(
-    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Time expert layers of few tokens with weights in NVFP4 beside bf16, by graph replay."""
     import torch
@@ -446,8 +451,9 @@ def experts(
         console.print(text, highlight=False, soft_wrap=True)
 
     rows = bench.report(ceilings.read, show)
-    write_json(
-        out / "experts.json",
+    write_record(
+        out,
+        "experts",
         {**provenance(), "ceilings_gb_per_s": asdict(ceilings), "rows": rows},
     )
 
@@ -473,23 +479,30 @@ def resources(
 
 @app.command()
 def figures(
-    results: Annotated[Path, typer.Option(help="Where the JSON files are.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Where the summary is.")] = Path("results"),
     documents: Annotated[Path, typer.Option(help="The directory of what is written.")] = Path(
         "docs"
     ),
+    raw: Annotated[
+        Path | None, typer.Option(help="First take the raw records of this directory in.")
+    ] = None,
 ) -> None:
-    """Regenerate the tables of the docs and the README's picture from results/; needs no GPU."""
+    """Regenerate the tables and pictures of the docs from results/summary.json; needs no GPU."""
     from harness.bench import figures as bench
     from harness.bench import overview
 
+    if raw is not None:
+        names = summary.add_folder(results, raw)
+        console.print(f"took {', '.join(names) or 'nothing'} from {raw}", highlight=False)
     for name in bench.DOCUMENTS:
         document = documents / name
         document.write_text(
             bench.updated(document.read_text(encoding="utf-8"), results), encoding="utf-8"
         )
         console.print(f"wrote {document}", highlight=False, soft_wrap=True)
-    overview.draw(results, results / "overview.svg")
-    console.print(f"wrote {results / 'overview.svg'}", highlight=False, soft_wrap=True)
+    for name, draw in overview.PICTURES.items():
+        draw(results, results / name)
+        console.print(f"wrote {results / name}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -497,7 +510,7 @@ def host(
     m: Annotated[int, typer.Option(help="Rows.", min=1)] = 1,
     n: Annotated[int, typer.Option(help="Columns, a multiple of 16.", min=16)] = 7168,
     compiled: Annotated[bool, typer.Option(help="Also time the calls under torch.compile.")] = True,
-    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Time what an eager call costs the host, beside torch.abs, with and without out=.
 
@@ -517,8 +530,9 @@ def host(
     jitquant.warmup(*bench.MODULES)
     rows = bench.run(m, n, device, compiled=compiled)
     console.print(report.host_table(rows, m, n))
-    write_json(
-        out / "host.json",
+    write_record(
+        out,
+        "host",
         {
             **provenance(),
             "m": m,
@@ -534,7 +548,7 @@ def loader(
     compare: Annotated[
         bool, typer.Option(help="Also time torch's load and load_inline of the same (minutes).")
     ] = True,
-    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("out/bench"),
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Time the loader: cold, warm, per call, its commands, and torch's own ways of the same."""
     from harness.bench import loader as bench
@@ -563,7 +577,7 @@ def loader(
     console.print(report.loader_table(rows))
     load.append(os.getloadavg()[0])
     record = {**provenance(), "cpus": os.cpu_count(), "load": load, "seconds": results}
-    write_json(out / "loader.json", record)
+    write_record(out, "loader", record)
     if results.get("cold") is None:
         raise fail("The loader could not be measured; the first remark says why.")
 

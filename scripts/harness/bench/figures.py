@@ -1,14 +1,13 @@
-"""The tables of the docs that are made of the files in results/."""
+"""The tables of the docs, made from results/summary.json."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from harness.bench import goals
+from harness.bench import goals, summary
 from harness.bench.report import shown_seconds
 
 _MARKED = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -19,11 +18,11 @@ def updated(document: str, results: Path) -> str:
 
     Args:
         document: Markdown.
-        results: the directory of the files that ``./scripts/bench`` wrote.
+        results: the directory of the summary.
 
     Raises:
-        KeyError: a name is none of `TABLES`, or a file has not what its table needs.
-        OSError: a file is not there.
+        KeyError: `TABLES` has no such name, or the summary lacks what its table needs.
+        OSError: there is no summary.
     """
 
     def made(match: re.Match[str]) -> str:
@@ -33,13 +32,9 @@ def updated(document: str, results: Path) -> str:
     return _MARKED.sub(made, document)
 
 
-def _record(results: Path, stem: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((results / f"{stem}.json").read_text(encoding="utf-8"))
-    return record
-
-
-def _rows(results: Path, stem: str) -> goals.Rows:
-    return {(row["op"], row["m"]): row for row in _record(results, stem)["rows"]}
+def _rows(results: Path, section: str) -> goals.Rows:
+    """By op and M."""
+    return goals.rows_of(summary.read(results)[section])
 
 
 def _calls() -> dict[str, str]:
@@ -62,7 +57,7 @@ def _table(head: Iterable[str], lines: Iterable[Iterable[str]]) -> list[str]:
 
 def ceilings(results: Path) -> list[str]:
     """Of the run of the NVFP4 kernels."""
-    measured = _record(results, "kernels")["ceilings_gb_per_s"]
+    measured = summary.read(results)["kernels"]["ceilings_gb_per_s"]
     how = {
         "copy": "2 GiB to 2 GiB, bytes read plus bytes written",
         "read": "the fastest of some reductions over 2 GiB",
@@ -95,13 +90,13 @@ def _casts(rows: goals.Rows, op: str) -> str:
 
 def compiled(results: Path) -> list[str]:
     """`rmsnorm_quantize_nvfp4` beside torch.compile of the plain code."""
-    rows = _record(results, "rmsnorm-compiled")["rows"]
+    rows = {m: row for (_, m), row in _rows(results, "rmsnorm-compiled").items()}
     return _table(
-        ("M", *(str(row["m"]) for row in rows)),
+        ("M", *map(str, rows)),
         (
-            ("us", *(_us(row["us"]) for row in rows)),
-            ("torch.compile, us", *(_us(row["plain_us"]) for row in rows)),
-            ("times as fast", *(f"{row['plain_us'] / row['us']:.2f}" for row in rows)),
+            ("us", *(_us(row["us"]) for row in rows.values())),
+            ("torch.compile, us", *(_us(row["plain_us"]) for row in rows.values())),
+            ("times as fast", *(f"{row['plain_us'] / row['us']:.2f}" for row in rows.values())),
         ),
     )
 
@@ -115,7 +110,7 @@ _SUMMARY = (
 )
 
 
-def summary(results: Path) -> list[str]:
+def main_ops(results: Path) -> list[str]:
     """The main op of each kind at three sizes."""
     calls, lines = _calls(), []
     for stem, ops in _SUMMARY:
@@ -157,7 +152,7 @@ def products(results: Path) -> list[str]:
                     for key in ("floor", "bf16", "weight_only", "marlin", "humming")
                 ),
             )
-            for row in _record(results, "linear-peers")["rows"]
+            for row in summary.read(results)["linear-peers"]["rows"]
         ),
     )
 
@@ -174,22 +169,18 @@ def many_rows(results: Path) -> list[str]:
                 f"{row['nvfp4_linear']:.1f}",
                 f"{row['bf16'] / row['nvfp4_linear']:.2f}",
             )
-            for row in _record(results, "linear-many-rows")["rows"]
+            for row in summary.read(results)["linear-many-rows"]["rows"]
         ),
     )
 
 
 def shapes(results: Path) -> list[str]:
     """The part of its floor that each op reached at each shape."""
-    points = _record(results, "sweep")["points"]
-    ops = list(dict.fromkeys(point["op"] for point in points))
-    parts = {(p["case"], p["op"]): p["of_floor"] for p in points if p["us"]}
+    rows = summary.read(results)["sweep"]["rows"]
+    ops = list(dict.fromkeys(op for row in rows for op in row if op != "case"))
     return _table(
         ("shape", *ops),
-        (
-            (case, *(f"{parts[case, op]:.0%}" if (case, op) in parts else "" for op in ops))
-            for case in dict.fromkeys(point["case"] for point in points)
-        ),
+        ((row["case"], *(f"{row[op]:.0%}" if op in row else "" for op in ops)) for row in rows),
     )
 
 
@@ -197,7 +188,7 @@ def host(results: Path) -> list[str]:
     """Host time of eager calls, and how often that of torch.abs it is."""
     head = ("us, M = 1", "new results", "times torch.abs(x)", "out=", "times torch.abs(x, out=y)")
     lines = []
-    for row in _record(results, "host")["rows"]:
+    for row in summary.read(results)["host"]["rows"]:
         ratios = row["ratio"], row["out_ratio"]
         met = all(
             ratio <= most for ratio, most in zip(ratios, goals.host(row["name"]), strict=True)
@@ -217,7 +208,7 @@ def host(results: Path) -> list[str]:
 
 def loader(results: Path) -> list[str]:
     """What the loader takes, and torch's own ways of the same beside it."""
-    seconds: dict[str, float | None] = _record(results, "loader")["seconds"]
+    seconds: dict[str, float | None] = summary.read(results)["loader"]["seconds"]
     whats = {
         "import": "`import jitquant` beyond `import torch`, processor time",
         "part_cold": "first call of an op of `fused_amax_quantize` in bfloat16, nothing built",
@@ -259,7 +250,7 @@ DOCUMENTS = ("performance.md", "measurements.md", "loader.md")
 
 TABLES: dict[str, Callable[[Path], list[str]]] = {
     "ceilings": ceilings,
-    "summary": summary,
+    "summary": main_ops,
     "peers": peers,
     "products": products,
     "many-rows": many_rows,

@@ -11,11 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 Rows = dict[tuple[str, int], dict[str, Any]]
-"""What a file of the bench has, by op and M."""
+"""What a section of the summary has, by op and M."""
 
 PERCENT = "{:.1%}"
 TIMES = "{:.2f}"
 MICROSECONDS = "{:.2f} us"
+
+
+def rows_of(section: dict[str, Any]) -> Rows:
+    """The rows of a section of `summary`, whose quantities are lists over M."""
+    return {
+        (row["op"], m): {key: row[key][i] for key in row if key != "op"}
+        for row in section["rows"]
+        for i, m in enumerate(section["m"])
+    }
 
 
 @dataclass(frozen=True)

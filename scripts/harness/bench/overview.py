@@ -1,15 +1,15 @@
-"""The picture at the top of the README, drawn from the files in results/."""
+"""The pictures of the README and of docs/performance.md, drawn from results/summary.json."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from harness.bench.goals import PEERS, SIZES
+from harness.bench import summary
+from harness.bench.goals import PEERS, SIZES, rows_of
 
 M = 16384
-#: The ops shown: file, op, label.
+#: The ops of the first picture: section, op, label.
 SHOWN = (
     ("kernels", "quantize-tensor", "NVFP4"),
     ("kernels", "quantize-row", "NVFP4, per row"),
@@ -22,6 +22,27 @@ SHOWN = (
     ("kernels-fp8", "fp8-silu-group", "SwiGLU + FP8 1x128"),
 )
 OURS, THEIRS, PLAIN, INK = "#2f6f4f", "#b5651d", "#8a93a0", "#1d2530"
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "jitquant",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Helvetica", "Arial", "DejaVu Sans"],
+    "font.size": 13,
+    "text.color": INK,
+    "axes.edgecolor": PLAIN,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+#: The ops of the second picture: section, op, label.
+COMPARED = (
+    ("kernels-fp8", "fp8-tensor", "FP8, one scale"),
+    ("kernels-fp8", "fp8-group", "FP8, 1x128"),
+    ("kernels-fp8", "fp8-rmsnorm", "RMSNorm + FP8"),
+    ("kernels-fp8", "fp8-rmsnorm-group", "RMSNorm + 1x128"),
+    ("kernels-fp8", "fp8-silu-group", "SwiGLU + 1x128"),
+    ("rmsnorm-compiled", "rmsnorm", "RMSNorm + NVFP4"),
+)
 
 
 class Bar(NamedTuple):
@@ -32,37 +53,26 @@ class Bar(NamedTuple):
     peer: float | None
 
 
-def _record(results: Path, stem: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((results / f"{stem}.json").read_text(encoding="utf-8"))
-    return record
-
-
 def bars(results: Path) -> list[Bar]:
     """The kernels at 16384 x 7168 in bf16, as shares of the speed of a copy."""
-    rows = {
-        row["op"]: row
-        for stem in ("kernels", "kernels-fp8")
-        for row in _record(results, stem)["rows"]
-        if row["m"] == M
-    }
-    (compiled,) = (row for row in _record(results, "rmsnorm-compiled")["rows"] if row["m"] == M)
+    sections = summary.read(results)
+    rows = {stem: rows_of(sections[stem]) for stem in ("kernels", "kernels-fp8")}
     peers = {op: times[SIZES.index(M)] for op, times in PEERS.items()}
-    peers["rmsnorm"] = compiled["plain_us"]
-    return [
-        Bar(
-            label,
-            rows[op]["of_floor"],
-            rows[op]["floor_us"] / peers[op] if op in peers else None,
-        )
-        for _, op, label in SHOWN
-    ]
+    peers["rmsnorm"] = rows_of(sections["rmsnorm-compiled"])["rmsnorm", M]["plain_us"]
+
+    def bar(stem: str, op: str, label: str) -> Bar:
+        row = rows[stem][op, M]
+        floor = row["us"] * row["of_floor"]
+        return Bar(label, row["of_floor"], floor / peers[op] if op in peers else None)
+
+    return [bar(*shown) for shown in SHOWN]
 
 
 def products(results: Path) -> tuple[float, list[tuple[str, float]]]:
     """One row times an 8192 x 8192 weight: us to read the weight, and us by library."""
     (row,) = (
         row
-        for row in _record(results, "linear-peers")["rows"]
+        for row in summary.read(results)["linear-peers"]["rows"]
         if (row["n"], row["k"], row["rows"]) == (8192, 8192, 1)
     )
     names = {
@@ -78,29 +88,17 @@ def draw(results: Path, path: Path) -> None:
     """Write the picture as SVG: two panels, one above the other, readable on a phone.
 
     Args:
-        results: the directory of the files that ``./scripts/bench`` wrote.
+        results: the directory of the summary.
         path: where the picture goes.
 
     Raises:
-        KeyError: a file lacks an op or a size that is shown.
-        OSError: a file is missing.
+        KeyError: the summary lacks an op or a size that is shown.
+        OSError: there is no summary.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    settings = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "jitquant",
-        "font.family": "sans-serif",
-        "font.sans-serif": ["Helvetica", "Arial", "DejaVu Sans"],
-        "font.size": 13,
-        "text.color": INK,
-        "axes.edgecolor": PLAIN,
-        "axes.labelcolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-    }
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 7.6), layout="constrained", facecolor="white")
         upper, lower = figure.subplots(2, 1, height_ratios=(9, 4.2))
 
@@ -146,3 +144,59 @@ def draw(results: Path, path: Path) -> None:
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(length=0)
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+
+
+def lines(results: Path) -> dict[str, dict[str, dict[int, float]]]:
+    """For each label of `COMPARED`, "ours" and "peer": the share of the copy floor by M."""
+    sections, made = summary.read(results), {}
+    for section, op, label in COMPARED:
+        rows = {m: row for (name, m), row in rows_of(sections[section]).items() if name == op}
+        peer = {m: row["plain_us"] for m, row in rows.items() if "plain_us" in row}
+        peer = peer or dict(zip(SIZES, PEERS[op], strict=True))
+        made[label] = {
+            "ours": {m: row["of_floor"] for m, row in rows.items()},
+            "peer": {m: rows[m]["us"] * rows[m]["of_floor"] / peer[m] for m in rows if m in peer},
+        }
+    return made
+
+
+def draw_peers(results: Path, path: Path) -> None:
+    """Write the share of the copy floor over M, with the best peer's, as SVG: six small panels.
+
+    Args:
+        results: the directory of the summary.
+        path: where the picture goes.
+
+    Raises:
+        KeyError: the summary lacks an op that is shown.
+        OSError: there is no summary.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 7.6), layout="constrained", facecolor="white")
+        panels = figure.subplots(3, 2, sharex=True, sharey=True).flat
+        for axes, (label, curves) in zip(panels, lines(results).items(), strict=True):
+            axes.axhline(100, color=INK, lw=1, ls="--", label="copy")
+            for curve, color, name in (("ours", OURS, "jitquant"), ("peer", THEIRS, "best peer *")):
+                sizes, shares = zip(*sorted(curves[curve].items()), strict=True)
+                percent = [share * 100 for share in shares]
+                axes.plot(sizes, percent, color=color, lw=2.5, marker="o", ms=4, label=name)
+            axes.set_title(label, loc="left", weight="bold", size=13)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks([64, 1024, 16384], ["64", "1k", "16k"])
+            axes.set_xlim(40, 90000)
+            axes.set_ylim(0, 112)
+            axes.set_yticks([0, 50, 100], ["0", "50%", "copy"])
+            axes.grid(axis="y", color="#e3e6ea")
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.tick_params(length=0)
+        handles, names = axes.get_legend_handles_labels()
+        figure.legend(handles[1:], names[1:], loc="outside lower center", ncols=2, frameon=False)
+        for axes in figure.axes[-2:]:
+            axes.set_xlabel("rows")
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+
+
+PICTURES = {"overview.svg": draw, "peers.svg": draw_peers}

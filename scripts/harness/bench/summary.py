@@ -1,0 +1,196 @@
+"""results/summary.json: of each measurement what the documents show of it, and nothing else.
+
+A section has the name of the raw file that it is made from. Numbers have six digits, and each row
+has a line of its own, so that a new measurement can be read as a diff.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+NAME = "summary.json"
+
+Record = dict[str, Any]
+
+
+def read(results: Path) -> dict[str, Record]:
+    """The sections by name.
+
+    Raises:
+        OSError: ``results`` has no summary.
+    """
+    sections: dict[str, Record] = json.loads((results / NAME).read_text(encoding="utf-8"))
+    return sections
+
+
+def write(results: Path, sections: dict[str, Record]) -> Path:
+    """Write the sections in the order of their names; returns the path."""
+    path = results / NAME
+    path.write_text(_text(dict(sorted(sections.items()))) + "\n", encoding="utf-8")
+    return path
+
+
+def save(folder: Path, stem: str, record: Record) -> Path:
+    """Write a raw record: into its section if the folder has a summary, else to a file of its own.
+
+    Returns:
+        The path of what was written.
+
+    Raises:
+        KeyError: the record lacks something that its section has.
+        ValueError: the folder has a summary, which has no such section.
+    """
+    if not (folder / NAME).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{stem}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        return path
+    section = section_of(stem, record)
+    if section is None:
+        raise ValueError(f"{stem} has no section; accepted are {', '.join(sorted(SECTIONS))}")
+    return write(folder, {**read(folder), stem: section})
+
+
+def add_folder(results: Path, raw: Path) -> list[str]:
+    """Replace the sections of all raw files in a folder; returns their names.
+
+    Files that no section is made from are left out.
+    """
+    sections, names = read(results), []
+    for path in sorted(raw.glob("*.json")):
+        section = section_of(path.stem, json.loads(path.read_text(encoding="utf-8")))
+        if section is not None:
+            sections[path.stem] = section
+            names.append(path.stem)
+    write(results, sections)
+    return names
+
+
+def section_of(stem: str, record: Record) -> Record | None:
+    """The section of a raw record; None if there is none of that name."""
+    make = SECTIONS.get(stem) or (SECTIONS["model"] if stem.startswith("model-") else None)
+    return None if make is None else _rounded({**_origin(record), **make(record)})
+
+
+def _origin(record: Record) -> Record:
+    """On what it was measured, when, and with which sources."""
+    gpu = record.get("gpu", record.get("device"))
+    origin = {
+        "gpu": gpu["name"] if isinstance(gpu, dict) else gpu,
+        "torch": record.get("torch"),
+        "utc": record.get("utc"),
+        "kernels_cu_sha256": record.get("kernels_cu_sha256"),
+    }
+    found = {key: value for key, value in origin.items() if value is not None}
+    if "ceilings_gb_per_s" in record:
+        found["ceilings_gb_per_s"] = record["ceilings_gb_per_s"]
+    return found
+
+
+def _kernels(record: Record) -> Record:
+    """A row for each op, with a list over M of each quantity; the best of the peers if timed."""
+    rows = record["rows"]
+    sizes = sorted({row["m"] for row in rows})
+
+    def best_peer(row: Record) -> float | None:
+        return min((us for us in row["peers"].values() if us is not None), default=None)
+
+    quantities: dict[str, Callable[[Record], float | None]] = {
+        "us": lambda row: row["us"],
+        "sustained_us": lambda row: row["sustained_us"],
+        "of_floor": lambda row: row["of_floor"],
+        "plain_us": lambda row: row["plain_us"],
+        "peer_us": best_peer,
+    }
+    made = []
+    for op in dict.fromkeys(row["op"] for row in rows):
+        by_size = {row["m"]: row for row in rows if row["op"] == op}
+        columns = {name: [of(by_size[m]) for m in sizes] for name, of in quantities.items()}
+        made.append({"op": op, **{k: v for k, v in columns.items() if set(v) != {None}}})
+    return {"n": record["n"], "dtype": record["dtype"], "m": sizes, "rows": made}
+
+
+def _sweep(record: Record) -> Record:
+    """A row for each shape, with the part of the floor that each op reached."""
+    points = record["points"]
+    return {
+        "rows": [
+            {
+                "case": case,
+                **{p["op"]: p["of_floor"] for p in points if p["case"] == case and p["us"]},
+            }
+            for case in dict.fromkeys(point["case"] for point in points)
+        ]
+    }
+
+
+def _rows(*keys: str, more: Iterable[str] = ()) -> Callable[[Record], Record]:
+    """These keys of each row that has them, and ``more`` of the record."""
+
+    def make(record: Record) -> Record:
+        found = {key: record[key] for key in more if key in record}
+        return {
+            **found,
+            "rows": [{key: row[key] for key in keys if key in row} for row in record["rows"]],
+        }
+
+    return make
+
+
+def _only(*keys: str) -> Callable[[Record], Record]:
+    """These keys of a record that has them."""
+    return lambda record: {key: record[key] for key in keys if key in record}
+
+
+_LINEAR = ("n", "k", "rows", "floor", "bf16", "weight_only", "weight_only_behind", "quantized")
+
+SECTIONS: dict[str, Callable[[Record], Record]] = {
+    "kernels": _kernels,
+    "kernels-second": _kernels,
+    "kernels-fp8": _kernels,
+    "kernels-ragged": _kernels,
+    "rmsnorm-compiled": _kernels,
+    "sweep": _sweep,
+    "host": _rows("name", "us", "ratio", "out_us", "out_ratio", "compiled_us", more=("m", "n")),
+    "linear": _rows(*_LINEAR),
+    "linear-many-rows": _rows("n", "k", "rows", "bf16", "nvfp4_linear"),
+    "linear-peers": _rows(*_LINEAR, "marlin", "humming", more=("peers",)),
+    "layers": _rows("name", "bf16", "fp8", "ratio"),
+    "model": _rows("format", "sequences", "tokens", "us", "floor_us", "launches"),
+    "experts": _rows(
+        *("experts", "hidden", "intermediate", "tokens", "routing", "floor", "layer", "behind"),
+        "bf16",
+    ),
+    "fp8_training": _only("arguments", "parameters", "held_out", "seconds"),
+    "gpu_tests": _only("seconds", "outcomes", "not_passed"),
+    "sanitizer": _only("memcheck", "racecheck", "initcheck", "synccheck"),
+    "loader": _only("cpus", "load", "seconds"),
+}
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers that are not whole, to six digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _text(sections: dict[str, Record]) -> str:
+    """JSON in which each entry of a section, and each row, has a line."""
+
+    def entry(key: str, value: Any) -> str:
+        if key != "rows":
+            return f"  {json.dumps(key)}: {json.dumps(value)}"
+        rows = ",\n".join(f"   {json.dumps(row)}" for row in value)
+        return f'  "rows": [\n{rows}\n  ]'
+
+    parts = []
+    for name, section in sections.items():
+        entries = ",\n".join(entry(key, value) for key, value in section.items())
+        parts.append(f" {json.dumps(name)}: {{\n{entries}\n }}")
+    return "{\n" + ",\n".join(parts) + "\n}"
