@@ -11,7 +11,7 @@ scale for each tensor (or for each row).
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -86,19 +86,19 @@ Recipe = Literal["te", "vllm"]
 WeightBlock = Literal["1x16", "16x16"]
 DeinterleaveOp = Literal["select", "swiglu"]
 
-GRANULARITIES: Final[tuple[str, ...]] = ("tensor", "row")
+GRANULARITIES: Final[tuple[str, ...]] = get_args(Granularity)
 """What one gsa covers: the whole tensor, or one row (one index of the leading dimensions)."""
 
-SCALE_LAYOUTS: Final[tuple[str, ...]] = ("linear", "swizzled_128x4")
+SCALE_LAYOUTS: Final[tuple[str, ...]] = get_args(ScaleLayout)
 """Row major, or the 128x4 tiles that cuBLASLt's block-scaled matrix multiplication reads."""
 
-RECIPES: Final[tuple[str, ...]] = ("te", "vllm")
+RECIPES: Final[tuple[str, ...]] = get_args(Recipe)
 """TransformerEngine's arithmetic (the default), or that of vLLM, SGLang and FlashInfer."""
 
-WEIGHT_BLOCKS: Final[tuple[str, ...]] = ("1x16", "16x16")
+WEIGHT_BLOCKS: Final[tuple[str, ...]] = get_args(WeightBlock)
 """Elements of a weight that share one scale."""
 
-DEINTERLEAVE_OPS: Final[tuple[str, ...]] = ("select", "swiglu")
+DEINTERLEAVE_OPS: Final[tuple[str, ...]] = get_args(DeinterleaveOp)
 """What is done with a gate and an up value: keep the gate, or ``silu(gate) * up``."""
 
 E5M2_MAX: Final = 57344.0
@@ -147,22 +147,22 @@ GroupScaleLayout = Literal["row", "column", "column_tma"]
 BlockScaleLayout = Literal["row", "row_padded"]
 Activation = Literal["none", "relu", "silu", "gelu", "qgelu", "srelu"]
 
-GROUP_RECIPES: Final[tuple[str, ...]] = ("te", "deepgemm", "vllm")
+GROUP_RECIPES: Final[tuple[str, ...]] = get_args(GroupRecipe)
 """Arithmetic of groups and blocks: TransformerEngine's and torchao's, DeepGEMM's, vLLM's."""
 
-SCALE_FORMATS: Final[tuple[str, ...]] = ("float32", "ue8m0", "ue8m0_packed")
+SCALE_FORMATS: Final[tuple[str, ...]] = get_args(ScaleFormat)
 """Scales as fp32; as fp32 that hold powers of two; as their exponents, four to an int32."""
 
-GROUP_SCALE_LAYOUTS: Final[tuple[str, ...]] = ("row", "column", "column_tma")
+GROUP_SCALE_LAYOUTS: Final[tuple[str, ...]] = get_args(GroupScaleLayout)
 """Row major; column major; column major with columns padded to 16 bytes."""
 
-BLOCK_SCALE_LAYOUTS: Final[tuple[str, ...]] = ("row", "row_padded")
+BLOCK_SCALE_LAYOUTS: Final[tuple[str, ...]] = get_args(BlockScaleLayout)
 """Row major; row major with rows padded to four scales."""
 
 RAGGED_FORMATS: Final[tuple[str, ...]] = ("fp8_tensor", "nvfp4")
 """What the tensors of one buffer can be quantized to."""
 
-ACTIVATIONS: Final[tuple[str, ...]] = ("none", "relu", "silu", "gelu", "qgelu", "srelu")
+ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
 """Functions whose derivative can be fused into the cast of a gradient. gelu is the tanh form, qgelu
 ``x * sigmoid(1.702 * x)``, srelu ``relu(x)^2``."""
 
@@ -195,25 +195,16 @@ Mxfp4Scaling = Literal["floor", "ceil", "even", "rceil"]
 ROTATIONS: Final[tuple[str, ...]] = ("none", "te", *map(str, HADAMARD_SIZES))
 """None, TransformerEngine's random Hadamard transform, Sylvester's of as many neighbors."""
 
-ROUNDINGS: Final[tuple[str, ...]] = ("nearest", "stochastic")
+ROUNDINGS: Final[tuple[str, ...]] = get_args(Rounding)
 """How a value becomes an E2M1 code."""
 
-SELECTS: Final[tuple[str, ...]] = (
-    "none",
-    "4over6_mae",
-    "4over6_mse",
-    "4over6_mae_fast",
-    "4over6_mse_fast",
-    "4over6_abs_max",
-    "static_6",
-    "static_4",
-)
+SELECTS: Final[tuple[str, ...]] = get_args(Select)
 """How an NVFP4 block's scale is selected: recipe "te", of two the better one, fouroversix's."""
 
 NVFP4_TOPS: Final = (448, 256)
 """Largest NVFP4 block scale, which the block with the tensor's amax gets."""
 
-MXFP4_SCALINGS: Final[tuple[str, ...]] = ("floor", "ceil", "even", "rceil")
+MXFP4_SCALINGS: Final[tuple[str, ...]] = get_args(Mxfp4Scaling)
 """How the amax of an MXFP4 block is rounded to a power of two."""
 
 AMAX_ALGORITHMS: Final[tuple[str, ...]] = ("max", "most_recent")

@@ -148,6 +148,21 @@ def input_tensor(t: Tensor, name: str, min_dim: int = 1, shape: str = "(..., N)"
         )
 
 
+def floats(t: Tensor, name: str) -> None:
+    """A tensor in fp32."""
+    if t.dtype != torch.float32:
+        raise TypeError(f"{name} is {t.dtype}; accepted is float32. Convert it with {name}.float()")
+
+
+def contiguous(t: Tensor, name: str) -> None:
+    """A tensor whose elements follow each other."""
+    if not t.is_contiguous():
+        raise ValueError(
+            f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Call "
+            f"{name}.contiguous() first"
+        )
+
+
 def same_device(t: Tensor, name: str, like: Tensor, like_name: str) -> None:
     """Two tensors are on one device."""
     if t.device != like.device:
@@ -159,8 +174,7 @@ def same_device(t: Tensor, name: str, like: Tensor, like_name: str) -> None:
 
 def gsa_tensor(gsa: Tensor, rows: int, like: Tensor, like_name: str) -> None:
     """A given gsa: fp32, of one element or of one for each row."""
-    if gsa.dtype != torch.float32:
-        raise TypeError(f"gsa is {gsa.dtype}; accepted is float32. Convert it with gsa.float()")
+    floats(gsa, "gsa")
     same_device(gsa, "gsa", like, like_name)
     # The number of elements is looked at first: with one, any shape is right.
     if gsa.numel() != 1 and (gsa.dim() != 1 or gsa.shape[0] != rows):
@@ -190,11 +204,7 @@ def column_weight(weight: Tensor, cols: int, like: Tensor, like_name: str) -> No
             f"weight has shape {shape_text(weight)}; accepted is ({cols},), one for each column "
             f"of {like_name}"
         )
-    if not weight.is_contiguous():
-        raise ValueError(
-            f"weight has strides {tuple(weight.stride())}; accepted is a contiguous tensor. Call "
-            "weight.contiguous() first"
-        )
+    contiguous(weight, "weight")
 
 
 def residual_tensor(residual: Tensor | None, x: Tensor) -> None:
@@ -243,11 +253,7 @@ def hyper_connection_weights(A: Tensor, X: Tensor) -> None:
             f"A has shape {shape_text(A)}; accepted is X's shape without its last dimension, "
             f"{tuple(X.shape[:-1])}"
         )
-    if not A.is_contiguous():
-        raise ValueError(
-            f"A has strides {tuple(A.stride())}; accepted is a contiguous tensor. Call "
-            "A.contiguous() first"
-        )
+    contiguous(A, "A")
 
 
 def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor) -> None:
@@ -261,6 +267,15 @@ def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor) -> None:
     column_weight(weight, X.shape[-1], X, "X")
 
 
+def turns(interleave: int, cols: int) -> None:
+    """Turns of ``interleave`` columns of gate and of up divide the columns of each."""
+    if interleave < 0 or (interleave and cols % interleave):
+        raise ValueError(
+            f"interleave is {interleave} with {cols} columns of gate and of up; accepted are "
+            f"divisors of {cols}, and 0 for [gate | up]"
+        )
+
+
 def deinterleave_arguments(fused: Tensor, intermediate: int, interleave: int, op: str) -> None:
     """A gate-and-up projection (..., 2 * intermediate) and how its columns are arranged."""
     input_tensor(fused, "fused", shape="(..., 2 * intermediate)")
@@ -270,11 +285,7 @@ def deinterleave_arguments(fused: Tensor, intermediate: int, interleave: int, op
             f"intermediate is {intermediate} and fused has shape {shape_text(fused)}; "
             "accepted is intermediate = fused.shape[-1] / 2"
         )
-    if interleave < 0 or (interleave and intermediate % interleave):
-        raise ValueError(
-            f"interleave is {interleave} with intermediate {intermediate}; accepted are its "
-            "divisors, and 0 for [gate | up]"
-        )
+    turns(interleave, intermediate)
 
 
 def packed_tensor(t: Tensor, name: str, dtype: torch.dtype) -> None:
@@ -436,8 +447,7 @@ def mhc_normalized_arguments(X: Tensor, A: Tensor, weight: Tensor, inv_rms: Tens
 
 def amax_tensor(amax: Tensor, counts: tuple[int, ...], like: Tensor, like_name: str) -> None:
     """A given amax: fp32, contiguous, of one of these numbers of elements."""
-    if amax.dtype != torch.float32:
-        raise TypeError(f"amax is {amax.dtype}; accepted is float32. Convert it with amax.float()")
+    floats(amax, "amax")
     same_device(amax, "amax", like, like_name)
     if amax.numel() not in counts or not amax.is_contiguous():
         raise ValueError(

@@ -51,10 +51,7 @@ def block_shape(rows: int, cols: int) -> None:
 
 def scale_tensor(scale: Tensor, rows: int, granularity: str, like: Tensor, like_name: str) -> None:
     """A given scale: fp32, contiguous, one element or one for each row."""
-    if scale.dtype != torch.float32:
-        raise TypeError(
-            f"scale is {scale.dtype}; accepted is float32. Convert it with scale.float()"
-        )
+    _checks.floats(scale, "scale")
     _checks.same_device(scale, "scale", like, like_name)
     count = rows if granularity == "row" else 1
     if scale.numel() != count:
@@ -62,11 +59,7 @@ def scale_tensor(scale: Tensor, rows: int, granularity: str, like: Tensor, like_
             f"scale has shape {_checks.shape_text(scale)}; accepted with granularity "
             f"{granularity!r} is a tensor of {count} element{'' if count == 1 else 's'}"
         )
-    if not scale.is_contiguous():
-        raise ValueError(
-            f"scale has strides {tuple(scale.stride())}; accepted is a contiguous tensor. Call "
-            "scale.contiguous() first"
-        )
+    _checks.contiguous(scale, "scale")
 
 
 def upper_bound(value: float | None) -> None:
@@ -96,11 +89,7 @@ def counts_tensor(counts: Tensor, leading: tuple[int, ...], like: Tensor, name: 
             f"counts has shape {_checks.shape_text(counts)}; accepted for {name} of shape "
             f"{_checks.shape_text(like)} are {batches} numbers of rows"
         )
-    if not counts.is_contiguous():
-        raise ValueError(
-            f"counts has strides {tuple(counts.stride())}; accepted is a contiguous tensor. Call "
-            "counts.contiguous() first"
-        )
+    _checks.contiguous(counts, "counts")
 
 
 def gate_and_up(fused: Tensor, interleave: int) -> int:
@@ -111,11 +100,7 @@ def gate_and_up(fused: Tensor, interleave: int) -> int:
             f"fused has shape {_checks.shape_text(fused)}; accepted is (..., 2 * N): gate and up"
         )
     cols: int = fused.shape[-1] // 2
-    if interleave < 0 or (interleave and cols % interleave):
-        raise ValueError(
-            f"interleave is {interleave} with N = {cols}; accepted are 0 for [gate | up], and "
-            "divisors of N"
-        )
+    _checks.turns(interleave, cols)
     return cols
 
 
@@ -145,11 +130,7 @@ def activation(name: str, act_input: Tensor | None, grad: Tensor) -> None:
             f"act_input is {act_input.dtype} {_checks.shape_text(act_input)}; accepted is grad's "
             f"dtype and shape, {grad.dtype} {_checks.shape_text(grad)}"
         )
-    if not act_input.is_contiguous():
-        raise ValueError(
-            f"act_input has strides {tuple(act_input.stride())}; accepted is a contiguous tensor. "
-            "Call act_input.contiguous() first"
-        )
+    _checks.contiguous(act_input, "act_input")
 
 
 def buffer_of_segments(t: Tensor, name: str) -> None:
@@ -181,11 +162,7 @@ def offsets_tensor(offsets: Tensor, sizes: Tensor | None, like: Tensor, like_nam
         if t.dim() != 1 or (t.shape[0] == 0 and t is offsets):
             wanted = "(G + 1,)" if t is offsets else "(G,)"
             raise ValueError(f"{name} has shape {_checks.shape_text(t)}; accepted is {wanted}")
-        if not t.is_contiguous():
-            raise ValueError(
-                f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Call "
-                f"{name}.contiguous() first"
-            )
+        _checks.contiguous(t, name)
     count: int = offsets.shape[0] - 1
     if sizes is not None and sizes.shape[0] != count:
         raise ValueError(
@@ -201,8 +178,7 @@ def floats_of_segments(
     """One fp32 for each segment."""
     if t is None:
         return
-    if t.dtype != torch.float32:
-        raise TypeError(f"{name} is {t.dtype}; accepted is float32. Convert it with {name}.float()")
+    _checks.floats(t, name)
     _checks.same_device(t, name, like, like_name)
     if t.dim() != 1 or t.shape[0] != count or not t.is_contiguous():
         raise ValueError(

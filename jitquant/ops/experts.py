@@ -29,8 +29,7 @@ def _weights(codes: Tensor, scales: Tensor, gsa: Tensor, name: str) -> tuple[int
             f"of 1 to {MOST_EXPERTS} experts"
         )
     count, rows, packed = codes.shape
-    if gsa.dtype != torch.float32:
-        raise TypeError(f"{name}_gsa is {gsa.dtype}; accepted is float32")
+    _checks.floats(gsa, f"{name}_gsa")
     _checks.same_device(gsa, f"{name}_gsa", codes, f"{name}_fp4")
     if gsa.numel() not in (1, count, count * rows) or not gsa.is_contiguous():
         raise ValueError(
@@ -62,11 +61,7 @@ def _integers(t: Tensor, name: str, x: Tensor) -> None:
     if t.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} is {t.dtype}; accepted are int32 and int64")
     _checks.same_device(t, name, x, "x")
-    if not t.is_contiguous():
-        raise ValueError(
-            f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Pass "
-            f"{name}.contiguous()"
-        )
+    _checks.contiguous(t, name)
 
 
 def _plan_grouped(

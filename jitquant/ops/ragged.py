@@ -129,8 +129,7 @@ def _plan_dequantize_fp8(
         raise TypeError(
             f"data is {data.dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2"
         )
-    if not data.is_contiguous():
-        raise ValueError("data is not contiguous; accepted is a contiguous buffer")
+    _checks.contiguous(data, "data")
     count = _checks_fp8.offsets_tensor(offsets, sizes, data, "data")
     _checks_fp8.floats_of_segments(scale_inv, "scale_inv", count, data, "data")
     out = Result(tuple(data.shape), torch.bfloat16 if dtype is None else dtype)

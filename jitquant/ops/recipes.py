@@ -87,8 +87,7 @@ def _check_rounding(
                 f"rng_state is {rng_state.dtype} {_checks.shape_text(rng_state)}; accepted is "
                 "int64 (2,): seed and offset, on the device of x"
             )
-        if not rng_state.is_contiguous():
-            raise ValueError("rng_state is not contiguous; pass rng_state.contiguous()")
+        _checks.contiguous(rng_state, "rng_state")
     if random_bytes is not None:
         _checks.same_device(random_bytes, "random_bytes", like, "x")
         if random_bytes.dtype != torch.uint8 or random_bytes.shape != like.shape:
@@ -96,8 +95,7 @@ def _check_rounding(
                 f"random_bytes is {random_bytes.dtype} {_checks.shape_text(random_bytes)}; "
                 f"accepted is uint8 {_checks.shape_text(like)}, the shape of x"
             )
-        if not random_bytes.is_contiguous():
-            raise ValueError("random_bytes is not contiguous; pass random_bytes.contiguous()")
+        _checks.contiguous(random_bytes, "random_bytes")
 
 
 def _check_together(block: str, rotate: str, select: str, rounding: str, top: int) -> None:
