@@ -86,6 +86,29 @@ def graph_us(
     return us
 
 
+def behind_us(
+    fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], stage: Stage = BRIEF
+) -> float:
+    """Microseconds that one ``fn(*inputs[i])`` adds behind a plain kernel.
+
+    Calls that launch programmatically overlap each other. In a model they come behind other
+    kernels, most of which allow no overlap. So a ``torch.add`` of 8192 floats comes before each
+    call, and its own time is taken off.
+    """
+    probe, written = (torch.zeros(8192, device="cuda") for _ in range(2))
+
+    def plain() -> None:
+        torch.add(probe, 1.0, out=written)
+
+    def behind(*arguments: Any) -> Any:
+        plain()
+        return fn(*arguments)
+
+    (alone,) = _replayed_us(plain, [()] * 64, stage)
+    (both,) = _replayed_us(behind, inputs, stage)
+    return both - alone
+
+
 def _replayed_us(
     fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], *stages: Stage
 ) -> list[float]:

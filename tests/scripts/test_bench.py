@@ -187,7 +187,7 @@ def test_the_file_and_the_table_have_both_times(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "fake")
     monkeypatch.setattr(report, "picture", lambda *_: False)
     cpu = torch.device("cpu")
-    command.measure_kernels(cpu, [16], 256, "bfloat16", "select", False, 9.0, tmp_path)
+    command.measure_kernels(cpu, [16], 256, "bfloat16", "select", False, 9.0, None, tmp_path)
     record = json.loads((tmp_path / "kernels.json").read_text())
     assert (record["brief_seconds"], record["brief_repeats"]) == (0.02, 3)
     assert (record["sustained_seconds"], record["sustained_repeats"]) == (0.05, 5)
@@ -206,11 +206,13 @@ def test_the_kernel_table_is_not_wider_than_a_log(capsys: pytest.CaptureFixture[
     row.us = row.sustained_us = row.plain_us = 12345.67
     row.floor_us, row.gb_per_s, row.of_floor, row.of_mixed = 9876.54, 4321.0, 1.0, 1.0
     row.launches, row.host_us, row.peers = 2, 123.4, {"flashinfer": 12345.67}
+    row.behind_us, row.peers_behind = 12.34, {"flashinfer": 12.34}
     caption = peers.absent(dict.fromkeys(peers.LIBRARIES, peers.ABSENT))
     Console(width=200).print(report.kernel_table(op, [row], caption))
     lines = capsys.readouterr().out.splitlines()
     assert "sustained" in lines[1]
     assert "12345.67 flashinfer" in lines[-2]
+    assert lines[-2].rstrip().endswith("12.34 flashinfer")
     assert lines[-1].rstrip() == caption
     assert max(len(line.rstrip()) for line in lines) <= 120
 

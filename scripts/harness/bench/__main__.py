@@ -54,6 +54,10 @@ def kernels(
     seconds: Annotated[
         float, typer.Option(help="After this long the plain code is left out.")
     ] = 300.0,
+    vllm: Annotated[
+        Path | None,
+        typer.Option(help="vLLM's _C_stable_libtorch.abi3.so; default: of the installed vLLM."),
+    ] = None,
     out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
 ) -> None:
     """Measure every kernel on a GPU; with a command, what that says instead.
@@ -61,7 +65,7 @@ def kernels(
     Times are of CUDA graph replays whose inputs rotate through more memory than the L2 cache holds:
     brief ones of a GPU that has rested, and sustained ones, which its power limit may slow. The
     ceilings are measured in the same run, and so is what of vLLM, FlashInfer, torchao and FBGEMM
-    can be imported.
+    can be imported. Up to 64 rows also what a call adds behind a plain kernel.
     """
     if context.invoked_subcommand is not None:
         return
@@ -85,7 +89,7 @@ def kernels(
             2,
         )
     device = torch.device("cuda", torch.cuda.current_device())
-    measure_kernels(device, sizes, n, dtype, ops, plain, seconds, out)
+    measure_kernels(device, sizes, n, dtype, ops, plain, seconds, vllm, out)
 
 
 def measure_kernels(
@@ -96,6 +100,7 @@ def measure_kernels(
     names: str,
     plain: bool,
     seconds: float,
+    vllm: Path | None,
     out: Path,
 ) -> None:
     """Runs the ops, prints a table after each, and writes the files."""
@@ -115,7 +120,7 @@ def measure_kernels(
     torch.manual_seed(0)
     jitquant.warmup(*dict.fromkeys(module for op in ops for module in op.modules))
     built = time.perf_counter() - begin
-    libraries = peers.versions()
+    libraries = peers.versions(vllm)
     shown = ", ".join(f"{name} {text}" for name, text in libraries.items())
     ceilings = timing.measure_ceilings(device)
     probe = torch.randn(16, n, device=device, dtype=getattr(torch, dtype))
@@ -129,11 +134,11 @@ def measure_kernels(
         "us: one call, by graph replay over more memory than the L2 cache holds, for "
         f"{timing.BRIEF}, after the GPU's rest while the graph was built. sustained us: the same "
         f"graph for {timing.SUSTAINED} right after that, which the GPU's power limit may slow. "
-        "GB/s counts every reading of the inputs (two where an amax over all comes first) and the "
-        "results. floor: what a copy takes for as many bytes. of read + write: of the readings at "
-        "the read ceiling and the results at the write ceiling. compiled: torch.compile of the "
-        "plain code; its launches and its host time are in the file. best peer: the fastest of "
-        "other libraries at the same. Both are timed as us is. Rates and parts are of us.\n"
+        "floor: what a copy takes for as many bytes. compiled: torch.compile of the plain code. "
+        "best peer: the fastest of "
+        "other libraries at the same. Both are timed as us is. behind: what a call adds behind a "
+        f"plain kernel that it does not overlap, for up to {bench.BEHIND_ROWS} rows. "
+        "Rates and parts are of us.\n"
         f"Libraries: {escape(shown)}.\n",
         highlight=False,
     )
@@ -297,7 +302,7 @@ def layers(
 def linear(
     shapes: Annotated[str, typer.Option(help="N x K of the weights; default: four.")] = "",
     rows: Annotated[str, typer.Option(help="Numbers of rows of x; default: five up to 64.")] = "",
-    marlin: Annotated[
+    vllm: Annotated[
         Path | None,
         typer.Option(help="vLLM's _C_stable_libtorch.abi3.so; default: of the installed vLLM."),
     ] = None,
@@ -337,7 +342,7 @@ def linear(
     def show(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    peers = peers_linear.found(marlin)
+    peers = peers_linear.found(vllm)
     libraries = {name: text for name, (text, _) in peers.items()}
     show(f"Peers: {', '.join(f'{name} {text}' for name, text in libraries.items())}")
     usable = {name: prepare for name, (_, prepare) in peers.items() if prepare is not None}

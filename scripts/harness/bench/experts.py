@@ -84,10 +84,7 @@ def _bf16(x: Tensor, up: Tensor, down: Tensor, offsets: Tensor) -> Tensor:
     return functional.grouped_mm(h, down.transpose(1, 2), offs=offsets)
 
 
-def _layers_of(
-    experts: int, hidden: int, inter: int, bandwidth: float, plain: Callable[[], object]
-) -> Iterator[Layer]:
-    plain_us = timing.graph_us(plain, [()] * 64)
+def _layers_of(experts: int, hidden: int, inter: int, bandwidth: float) -> Iterator[Layer]:
     up = random_experts(experts, 2 * inter, hidden)
     down = random_experts(experts, hidden, inter)
     wide_up = torch.randn(experts, 2 * inter, hidden, device=DEVICE, dtype=BF16)
@@ -102,10 +99,6 @@ def _layers_of(
         def call(ids: Tensor, x: Tensor = x, weights: Tensor = weights) -> Tensor:
             return jitquant.nvfp4_experts(x, up, down, ids, weights)
 
-        def behind(ids: Tensor, call: Callable[[Tensor], Tensor] = call) -> Tensor:
-            plain()
-            return call(ids)
-
         def bf16(offsets: Tensor, rows: Tensor = rows) -> Tensor:
             return _bf16(rows, wide_up, wide_down, offsets)
 
@@ -115,7 +108,7 @@ def _layers_of(
         yield Layer(
             *(experts, hidden, inter, tokens, kind, read * 1e-6, read / bandwidth * 1e-3),
             timing.graph_us(call, inputs),
-            timing.graph_us(behind, inputs) - plain_us,
+            timing.behind_us(call, inputs, timing.SUSTAINED),
             timing.graph_us(bf16, [(end.to(torch.int32),) for end in ends]),
         )
 
@@ -126,9 +119,8 @@ def layers(bandwidth: float) -> Iterator[Layer]:
     Args:
         bandwidth: in GB/s, of which the floor is made.
     """
-    probe, written = (torch.zeros(8192, device=DEVICE) for _ in range(2))
     for shape in SHAPES:
-        yield from _layers_of(*shape, bandwidth, lambda: torch.add(probe, 1.0, out=written))
+        yield from _layers_of(*shape, bandwidth)
         torch.cuda.empty_cache()
 
 

@@ -12,6 +12,8 @@ import torch
 from harness import timing
 from harness.bench.op import Op
 
+BEHIND_ROWS = 64
+
 Peers = Mapping[str, Callable[..., Any] | None]
 """What each library has beside an op, by the library's name; None: nothing, or no library."""
 
@@ -29,7 +31,8 @@ class Measurement:
     ``of_mixed`` is against the readings at the read ceiling and the results at the write ceiling:
     for what mostly writes.
     ``peers`` has the brief times of other libraries, None where there is none, and ``peer_errors``
-    what was raised instead.
+    what was raised instead. ``behind_us`` and ``peers_behind`` are as `timing.behind_us`, for up to
+    `BEHIND_ROWS` rows: of larger calls an overlap is a small part.
     """
 
     op: str
@@ -37,6 +40,7 @@ class Measurement:
     n: int
     us: float | None = None
     sustained_us: float | None = None
+    behind_us: float | None = None
     gb_per_s: float | None = None
     of_copy: float | None = None
     of_read: float | None = None
@@ -51,6 +55,7 @@ class Measurement:
     plain_launches: int | None = None
     plain_host_us: float | None = None
     peers: dict[str, float | None] = field(default_factory=dict)
+    peers_behind: dict[str, float] = field(default_factory=dict)
     peer_errors: dict[str, str] = field(default_factory=dict)
     note: str = ""
     error: str = ""
@@ -60,6 +65,11 @@ class Measurement:
         """The shortest time of another library, and its name."""
         timed = [(us, name) for name, us in self.peers.items() if us is not None]
         return min(timed, default=None)
+
+    @property
+    def best_peer_behind(self) -> tuple[float, str] | None:
+        """The same behind a plain kernel."""
+        return min(((us, name) for name, us in self.peers_behind.items()), default=None)
 
 
 def first_line(error: BaseException) -> str:
@@ -97,6 +107,8 @@ def measure(
         row.launches = int(count_launches(op.run, *inputs[0]))
         times = timing.graph_times(op.run, inputs)
         row.us, row.sustained_us = times.brief, times.sustained
+        if m <= BEHIND_ROWS:
+            row.behind_us = timing.behind_us(op.run, inputs)
         traffic = op.traffic(m, n, dtype.itemsize)
         row.gb_per_s = traffic.moved / (row.us * 1e3)
         row.of_copy = row.gb_per_s / ceilings.copy
@@ -140,6 +152,8 @@ def _measure_peers(row: Measurement, peers: Peers, inputs: Sequence[tuple[Any, .
         try:
             peer(*inputs[0])  # what it compiles and tunes cannot be captured
             row.peers[name] = timing.brief_us(peer, inputs)
+            if row.m <= BEHIND_ROWS:
+                row.peers_behind[name] = timing.behind_us(peer, inputs)
         except Exception as error:
             row.peer_errors[name] = first_line(error)
 

@@ -96,16 +96,6 @@ def products(
         row_counts: of x.
         peers: what prepares a weight for "marlin" and "humming".
     """
-    probe, written = (torch.zeros(8192, device=DEVICE) for _ in range(2))
-
-    def plain() -> None:
-        torch.add(probe, 1.0, out=written)
-
-    def behind(w: Any, x: Any) -> Tensor:
-        plain()
-        return _call(w, x)
-
-    plain_us = timing.graph_us(plain, [()] * 64)
     for n, k in shapes:
         packed = n * k * 9 // 16
         weights = _weights(n, k, timing.sets_needed(packed))
@@ -126,7 +116,7 @@ def products(
                 *(n, k, rows, packed / bandwidth * 1e-3),
                 timing.graph_us(bf16, [(w,) for w in wide]),
                 timing.graph_us(_call, inputs),
-                timing.graph_us(behind, inputs) - plain_us,
+                timing.behind_us(_call, inputs, timing.SUSTAINED),
                 timing.graph_us(_call, [(w, q) for w in weights]),
                 **{name: _peer_us(made, x, weights[0]) for name, made in others.items()},
             )

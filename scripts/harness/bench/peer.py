@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 Peer = Callable[..., Any]
@@ -25,9 +24,3 @@ def module(name: str) -> ModuleType:
 def inverse(factor: Tensor) -> Tensor:
     """The factor that dequantizes of one that encodes, and back; made before the graph is."""
     return 1.0 / factor
-
-
-def vllm_ops(name: str) -> Any:
-    """A compiled op of vLLM, which writes to buffers."""
-    module("vllm._custom_ops")
-    return getattr(torch.ops._C, name)

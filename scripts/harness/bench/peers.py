@@ -12,7 +12,9 @@ A library is imported when `versions` or a peer is called. What raises is for th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+from harness.bench import peers_vllm
 from harness.bench.kernels import first_line
 from harness.bench.peer import Peer, module
 from harness.bench.peers_fp8 import FP8_PEERS
@@ -32,12 +34,19 @@ PEERS = {**NVFP4_PEERS, **FP8_PEERS}
 """By op and library."""
 
 
-def versions() -> dict[str, str]:
-    """Each library's version; or `ABSENT`, with the reason where there is more to it."""
+def versions(vllm: Path | None = None) -> dict[str, str]:
+    """Each library's version; or `ABSENT`, with the reason if there is more to say.
+
+    Args:
+        vllm: the path of vLLM's `peers_vllm.LIBRARY`; None: that of the vLLM that is installed.
+    """
     found = {}
     for name, package in LIBRARIES.items():
         try:
-            found[name] = str(getattr(module(package), "__version__", "unknown"))
+            if name == "vllm":
+                found[name] = peers_vllm.load(vllm)
+            else:
+                found[name] = str(getattr(module(package), "__version__", "unknown"))
         except Exception as error:  # a broken install raises whatever it likes
             missing = isinstance(error, ModuleNotFoundError) and error.name == package
             found[name] = ABSENT if missing else f"{ABSENT}: {first_line(error)}"

@@ -8,30 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.bench.peer import EPS, Peer, inverse, module, vllm_ops
+from harness.bench import peers_vllm
+from harness.bench.peer import EPS, Peer, inverse, module
 
 E4M3 = torch.float8_e4m3fn
 GROUP = 128
-
-
-def _vllm(name: str) -> Peer:
-    """A function of vLLM's operators."""
-    return lambda *args, **how: getattr(module("vllm._custom_ops"), name)(*args, **how)
-
-
-def _vllm_group(x: Tensor, size: int = GROUP, **how: Any) -> Any:
-    utils = module("vllm.model_executor.layers.quantization.utils.fp8_utils")
-    return utils.per_token_group_quant_fp8(x, size, use_ue8m0=False, **how)
-
-
-def _vllm_group_packed(x: Tensor) -> Any:
-    utils = module("vllm.model_executor.layers.quantization.utils.fp8_utils")
-    return utils.per_token_group_quant_fp8_packed_for_deepgemm(x, GROUP, use_ue8m0=True)
-
-
-def _vllm_group_int8(x: Tensor) -> Any:
-    utils = module("vllm.model_executor.layers.quantization.utils.int8_utils")
-    return utils.per_token_group_quant_int8(x, GROUP)
 
 
 def _vllm_block(w: Tensor) -> Any:
@@ -39,22 +20,10 @@ def _vllm_block(w: Tensor) -> Any:
     return utils.per_block_cast_to_fp8(w, block_size=[GROUP, GROUP], use_ue8m0=False)
 
 
-def _vllm_rmsnorm_given(x: Tensor, weight: Tensor, scale: Tensor) -> Any:
-    data = torch.empty_like(x, dtype=E4M3)
-    vllm_ops("rms_norm_static_fp8_quant")(data, x, weight, inverse(scale), EPS)
-    return data
-
-
 def _vllm_silu_row(fused: Tensor) -> Any:
     return module("vllm.model_executor.layers.fused_moe.silu_mul_token_quant").silu_mul_token_quant(
         fused
     )
-
-
-def _vllm_silu_given(fused: Tensor, scale: Tensor) -> Any:
-    data = fused.new_empty(fused.shape[0], fused.shape[1] // 2, dtype=E4M3)
-    vllm_ops("silu_and_mul_quant")(data, fused, inverse(scale))
-    return data
 
 
 def _flashinfer_group(x: Tensor, size: int = GROUP, **how: Any) -> Any:
@@ -145,54 +114,51 @@ def _fbgemm_silu(fused: Tensor) -> Any:
     return module("fbgemm_gpu.experimental.gen_ai.moe.activation").silu_mul_quant(gate, up)
 
 
-_PER_TOKEN = _vllm("rms_norm_dynamic_per_token_quant")
-_PER_BLOCK = _vllm("rms_norm_per_block_quant")
-_FP8_QUANT = _vllm("scaled_fp8_quant")
 _TRITON_GROUP = _fbgemm_triton("triton_quantize_fp8_group")
 _COLUMNS = {"column_major_scales": True}
 
 FP8_PEERS: dict[str, dict[str, Peer]] = {
     "cast": {
-        "vllm": lambda x, scale: _FP8_QUANT(x, inverse(scale)),
+        "vllm": lambda x, scale: peers_vllm.fp8_given(x, inverse(scale)),
         "fbgemm": lambda x, scale: _fbgemm("quantize_fp8_per_tensor_fixed_scale")(
             x, inverse(scale)
         ),
     },
     "fp8-tensor": {
-        "vllm": _FP8_QUANT,
+        "vllm": peers_vllm.fp8_tensor,
         "torchao": _torchao_fp8,
         "fbgemm": _fbgemm("quantize_fp8_per_tensor"),
     },
     "fp8-row": {
-        "vllm": lambda x: _FP8_QUANT(x, use_per_token_if_dynamic=True),
+        "vllm": peers_vllm.fp8_row,
         "torchao": _torchao_row,
         "fbgemm": _fbgemm_triton("triton_quantize_fp8_row"),
     },
     "fp8-group": {
-        "vllm": _vllm_group,
+        "vllm": peers_vllm.fp8_group,
         "flashinfer": _flashinfer_group,
         "torchao": _torchao_blockwise("act_quant_lhs"),
         "fbgemm": lambda x: _TRITON_GROUP(x, GROUP),
     },
     "fp8-group-16": {
-        "vllm": lambda x: _vllm_group(x, 16),
+        "vllm": lambda x: peers_vllm.fp8_group(x, 16),
         "flashinfer": lambda x: _flashinfer_group(x, 16),
         "fbgemm": lambda x: _TRITON_GROUP(x, 16),
     },
-    "fp8-group-vllm": {"vllm": _vllm_group, "flashinfer": _flashinfer_group},
+    "fp8-group-vllm": {"vllm": peers_vllm.fp8_group, "flashinfer": _flashinfer_group},
     "fp8-group-tma": {
-        "vllm": lambda x: _vllm_group(x, tma_aligned_scales=True, **_COLUMNS),
+        "vllm": lambda x: peers_vllm.fp8_group(x, tma=True),
         "flashinfer": lambda x: _flashinfer_group(x, scale_tma_aligned=True, **_COLUMNS),
         "fbgemm": lambda x: _TRITON_GROUP(x, GROUP, k_major=False),
     },
     "fp8-group-packed": {
-        "vllm": _vllm_group_packed,
+        "vllm": peers_vllm.fp8_group_packed,
         "flashinfer": lambda x: _flashinfer_group(
             x, scale_tma_aligned=True, scale_ue8m0=True, **_COLUMNS
         ),
     },
     "int8-group": {
-        "vllm": _vllm_group_int8,
+        "vllm": peers_vllm.int8_group,
         "flashinfer": lambda x: _flashinfer_group(x, dst_dtype=torch.int8),
     },
     "fp8-group-both": {"torchao": _torchao_blockwise("act_quant_lhs", "act_quant_transposed_lhs")},
@@ -207,21 +173,20 @@ FP8_PEERS: dict[str, dict[str, Peer]] = {
     "mxfp8": {"flashinfer": _flashinfer_mxfp8, "torchao": _torchao_mxfp8},
     "mxfp8-swizzled": {"flashinfer": lambda x: _flashinfer_mxfp8(x, swizzled=True)},
     "mxfp8-both": {"torchao": _torchao_mxfp8_both},
-    "fp8-rmsnorm": {"vllm": lambda x, weight: _PER_TOKEN(x, weight, EPS, E4M3)},
-    "fp8-rmsnorm-given": {"vllm": _vllm_rmsnorm_given, "flashinfer": _flashinfer_rmsnorm_given},
-    "fp8-rmsnorm-group": {"vllm": lambda x, weight: _PER_BLOCK(x, weight, EPS, E4M3, [1, GROUP])},
+    "fp8-rmsnorm": {"vllm": lambda x, weight: peers_vllm.rmsnorm_row(x, weight, EPS)},
+    "fp8-rmsnorm-given": {
+        "vllm": lambda x, weight, scale: peers_vllm.rmsnorm_given(x, weight, inverse(scale), EPS),
+        "flashinfer": _flashinfer_rmsnorm_given,
+    },
+    "fp8-rmsnorm-group": {"vllm": lambda x, weight: peers_vllm.rmsnorm_group(x, weight, EPS)},
     "fp8-rmsnorm-residual": {
-        "vllm": lambda x, residual, weight: _PER_TOKEN(x, weight, EPS, E4M3, residual=residual)
+        "vllm": lambda x, residual, weight: peers_vllm.rmsnorm_row(x, weight, EPS, residual)
     },
     "fp8-rmsnorm-residual-group": {
-        "vllm": lambda x, residual, weight: _PER_BLOCK(
-            x, weight, EPS, E4M3, [1, GROUP], residual=residual
-        ),
+        "vllm": lambda x, residual, weight: peers_vllm.rmsnorm_group(x, weight, EPS, residual),
         "flashinfer": _flashinfer_rmsnorm_residual_group,
     },
     "fp8-silu": {"vllm": _vllm_silu_row, "fbgemm": _fbgemm_silu},
-    "fp8-silu-given": {"vllm": _vllm_silu_given},
-    "fp8-silu-group": {
-        "vllm": lambda fused: _vllm("silu_and_mul_per_block_quant")(fused, GROUP, E4M3)
-    },
+    "fp8-silu-given": {"vllm": lambda fused, scale: peers_vllm.silu_given(fused, inverse(scale))},
+    "fp8-silu-group": {"vllm": peers_vllm.silu_group},
 }

@@ -7,13 +7,13 @@ bf16 by them. A peer whose product is not ours is not timed.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from harness.bench import peers_vllm
 from harness.bench.kernels import first_line
 from harness.bench.peers import ABSENT
 from jitquant.tensors import QuantizedActivation
@@ -21,7 +21,6 @@ from jitquant.tensors import QuantizedActivation
 Product = Callable[[Tensor], Tensor]
 Prepare = Callable[[QuantizedActivation], Product]
 
-MARLIN_LIBRARY = "_C_stable_libtorch.abi3.so"
 _E2M1 = 0x2000000010102
 """vLLM's number of E2M1: ``scalar_types.float4_e2m1f.id``."""
 
@@ -92,25 +91,15 @@ def _humming(w: QuantizedActivation) -> Product:
     return product
 
 
-def _load_marlin(library: Path | None) -> str:
-    if library is None:
-        spec = importlib.util.find_spec("vllm")
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError("vllm is not installed", name="vllm")
-        library = Path(spec.origin).parent / MARLIN_LIBRARY
-    torch.ops.load_library(str(library))
-    return library.name
-
-
 def found(library: Path | None = None) -> dict[str, tuple[str, Prepare | None]]:
     """For each peer what it is, or why it is not importable, and what prepares a weight for it.
 
     Args:
-        library: vLLM's `MARLIN_LIBRARY`; None: that of the vLLM that is installed.
+        library: the path of vLLM's `peers_vllm.LIBRARY`; None: that of the vLLM that is installed.
     """
     peers: dict[str, tuple[str, Prepare | None]] = {}
     for name, load, prepare in (
-        ("marlin", lambda: _load_marlin(library), _marlin),
+        ("marlin", lambda: peers_vllm.load(library), _marlin),
         ("humming", lambda: str(importlib.import_module("humming").__version__), _humming),
     ):
         try:

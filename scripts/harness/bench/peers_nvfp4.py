@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from harness.bench.peer import EPS, Peer, inverse, module, vllm_ops
-
-
-def _vllm_silu(fused: Tensor, gsa: Tensor) -> Any:
-    rows, cols = fused.shape[0], fused.shape[1] // 2
-    codes = fused.new_empty(rows, cols // 2, dtype=torch.uint8)
-    # Swizzled: 128 rows by 4 scales, which are an int32.
-    scales = fused.new_empty(-(-rows // 128) * 128, -(-cols // 64), dtype=torch.int32)
-    vllm_ops("silu_and_mul_nvfp4_quant")(codes, scales, fused, inverse(gsa))
-    return codes, scales
-
+from harness.bench import peers_vllm
+from harness.bench.peer import EPS, Peer, inverse, module
 
 NVFP4_PEERS: dict[str, dict[str, Peer]] = {
     "quantize-given": {
-        "vllm": lambda x, gsa: module("vllm._custom_ops").scaled_fp4_quant(
-            x, inverse(gsa), is_sf_swizzled_layout=False
-        ),
+        "vllm": lambda x, gsa: peers_vllm.nvfp4_given(x, inverse(gsa)),
         "flashinfer": lambda x, gsa: module("flashinfer").fp4_quantize(
             x, inverse(gsa), is_sf_swizzled_layout=False
         ),
@@ -35,7 +19,7 @@ NVFP4_PEERS: dict[str, dict[str, Peer]] = {
         ).triton_scale_nvfp4_quant(x, inverse(gsa)),
     },
     "swiglu-given": {
-        "vllm": _vllm_silu,
+        "vllm": lambda fused, gsa: peers_vllm.silu_nvfp4(fused, inverse(gsa)),
         "flashinfer": lambda fused, gsa: module(
             "flashinfer.quantization"
         ).silu_and_mul_nvfp4_quantize(fused, inverse(gsa)),

@@ -23,6 +23,10 @@ def _number(value: float | None, form: str = ".1f") -> str:
     return "-" if value is None else format(value, form)
 
 
+def _peer(best: tuple[float, str] | None) -> str:
+    return "{:.2f} {}".format(*best) if best else ""
+
+
 def kernel_table(op: Op, rows: Sequence[Measurement], caption: str = "") -> Table:
     """All sizes of one op, and a line under them."""
     view = Table(
@@ -40,14 +44,13 @@ def kernel_table(op: Op, rows: Sequence[Measurement], caption: str = "") -> Tabl
         "us",
         "sustained\nus",
         "floor\nus",
-        "GB/s",
         "of\nfloor",
-        "of read\n+ write",
         "launches",
-        "host us",
         "compiled\nus",
         "times\nfaster",
         "best peer\nus",
+        "behind\nus",
+        "best peer\nbehind us",
     ):
         view.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -57,14 +60,13 @@ def kernel_table(op: Op, rows: Sequence[Measurement], caption: str = "") -> Tabl
             _number(row.us, ".2f"),
             _number(row.sustained_us, ".2f"),
             _number(row.floor_us, ".2f"),
-            _number(row.gb_per_s, ".0f"),
             _number(row.of_floor, ".0%"),
-            _number(row.of_mixed, ".0%"),
             _number(row.launches, "d"),
-            _number(row.host_us),
             _number(row.plain_us, ".2f"),
             _number(faster, ".2f"),
-            "{:.2f} {}".format(*row.best_peer) if row.best_peer else "",
+            _peer(row.best_peer),
+            _number(row.behind_us, ".2f"),
+            _peer(row.best_peer_behind),
         )
     return view
 
