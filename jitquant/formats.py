@@ -81,6 +81,7 @@ MAX_PARTIALS: Final = 2048
 """Maxima that the first launch of a norm leaves to the second at most; launch.h's kMaxPartials."""
 
 Granularity = Literal["tensor", "row"]
+FP8Granularity = Literal["tensor", "row", "1x128", "128x128"]
 ScaleLayout = Literal["linear", "swizzled_128x4"]
 Recipe = Literal["te", "vllm"]
 WeightBlock = Literal["1x16", "16x16"]
@@ -88,6 +89,9 @@ DeinterleaveOp = Literal["select", "swiglu"]
 
 GRANULARITIES: Final[tuple[str, ...]] = get_args(Granularity)
 """What one gsa covers: the whole tensor, or one row (one index of the leading dimensions)."""
+
+FP8_GRANULARITIES: Final[tuple[str, ...]] = (*GRANULARITIES, "1x128", "128x128")
+"""What one scale of `jitquant.quantize_fp8` covers: these, or 128 neighbors of a row, or a tile."""
 
 SCALE_LAYOUTS: Final[tuple[str, ...]] = get_args(ScaleLayout)
 """Row major, or the 128x4 tiles that cuBLASLt's block-scaled matrix multiplication reads."""
@@ -115,6 +119,9 @@ MXFP8_BLOCK: Final = 32
 
 E8M0_DTYPE: Final = torch.float8_e8m0fnu
 """Powers of two: byte e stands for ``2^(e - 127)``, 255 for NaN."""
+
+E4M3: Final = torch.float8_e4m3fn
+"""The usual FP8 dtype of values; e5m2 is for gradients."""
 
 FP8_DTYPES: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 """FP8 formats that can be quantized to; e5m2 is for gradients."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from jitquant.formats import (
     BLOCK_SCALE_LAYOUTS,
+    E4M3,
     GROUP_EPS_MIN,
     GROUP_RECIPES,
     GROUP_SCALE_LAYOUTS,
@@ -28,7 +29,6 @@ from jitquant.formats import (
 from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks, _checks_fp8, sources
 from jitquant.ops._results import BUFFERS, Form, left_alone, quantized, quantized_both
-from jitquant.ops.fp8 import E4M3
 from jitquant.ops.schema import Arguments, Cast, Number, Op, Plan, Result, Rows, product
 from jitquant.tensors import QuantizedTensor
 

@@ -37,13 +37,16 @@ from torch import Tensor
 
 from jitquant.formats import (
     BLOCK_SCALE_LAYOUTS,
+    E4M3,
     E8M0_DTYPE,
+    FP8_GRANULARITIES,
     FP8_SCALE_MIN,
     FP32_TINIEST,
     GRANULARITIES,
     GROUP_SCALE_LAYOUTS,
     QUANTIZED_MAX,
     SCALE_LAYOUTS,
+    FP8Granularity,
     Granularity,
     ceil_div,
     one_of,
@@ -52,6 +55,7 @@ from jitquant.formats import (
 from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks, _checks_fp8, _sharded, sources
 from jitquant.ops._results import BUFFERS, MAKER, Form, quantized
+from jitquant.ops.blockwise import quantize_block, quantize_per_token_group
 from jitquant.ops.schema import Cast, Number, Op, Plan, Result, Rows, Source, fp32, product
 from jitquant.tensors import QuantizedTensor
 
@@ -64,8 +68,6 @@ __all__ = [
     "rmsnorm_quantize_fp8",
     "swiglu_quantize_fp8",
 ]
-
-E4M3 = torch.float8_e4m3fn
 
 
 def _plan_scaled(
@@ -254,7 +256,7 @@ OPS: tuple[Op, ...] = (
 def quantize_fp8(
     x: Tensor,
     *,
-    granularity: Granularity = "tensor",
+    granularity: FP8Granularity = "tensor",
     dtype: torch.dtype = E4M3,
     scale: float | Tensor | None = None,
     scale_ub: float | None = None,
@@ -262,7 +264,7 @@ def quantize_fp8(
     process_group: ProcessGroup | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
-    """Quantizes a tensor to FP8 with one scale, or one for each row (token).
+    """Quantizes a tensor to FP8 with a scale for all of it, a row (token), 1x128 or 128x128.
 
     ``scale = top / amax``, 1 where the amax is 0, infinite or NaN, at most FLT_MAX; top is 448, or
     57344 for e5m2. This is TransformerEngine's current scaling; with a scale given, the cast of its
@@ -270,7 +272,9 @@ def quantize_fp8(
 
     Args:
         x: (..., N); a 1-D tensor is one row.
-        granularity: what a computed scale covers: "tensor" or "row".
+        granularity: what a computed scale covers: "tensor", "row", "1x128" or "128x128". The last
+            two are `quantize_per_token_group` and `quantize_block` with their defaults, which have
+            more options; they take no scale, scale_ub or process_group, and give no amax.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         scale: None to compute it; a number, finite and with a finite reciprocal in float32;
             float32 of one element or of one for each row, which decides the granularity.
@@ -278,15 +282,29 @@ def quantize_fp8(
         amax: whether a given scale comes with the amax of ``x``, for a history; a computed scale
             always does.
         process_group: the ranks whose parts have one amax, or None.
-        out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_tensor" or "fp8_row", ...)``.
+        out: buffers of ``QuantizedTensor.empty(x.shape, format=..., ...)``, where the format is
+            "fp8_tensor", "fp8_row", "fp8_group" or "fp8_block".
 
     Returns:
         data (..., N), scale_inv and amax: (1,) for the tensor, (..., 1) for rows. amax is that of
-        ``x``, before scale_ub, and NaN where ``x`` has one.
+        ``x``, before scale_ub, and NaN where ``x`` has one. For 1x128 and 128x128 scale_inv is
+        (..., ceil(N / 128)) and (..., ceil(M / 128), ceil(N / 128)).
 
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if granularity not in GRANULARITIES:
+        one_of("granularity", granularity, FP8_GRANULARITIES)
+        given = {"scale": scale, "scale_ub": scale_ub, "process_group": process_group}
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} is given with granularity {granularity!r}; accepted is None, as each "
+                    "group has a scale of its own. For a given scale use granularity 'tensor' or "
+                    "'row'"
+                )
+        by_group = quantize_per_token_group if granularity == "1x128" else quantize_block
+        return by_group(x, dtype=dtype, out=out)
     return _scaled(
         QUANTIZE,
         {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import (
+    E4M3,
     E8M0_DTYPE,
     MXFP8_BLOCK,
     SCALE_LAYOUTS,
@@ -20,7 +21,6 @@ from jitquant.formats import (
 from jitquant.numerics import mxfp8 as numerics
 from jitquant.ops import _checks, _checks_fp8
 from jitquant.ops._results import BUFFERS, Form, quantized, quantized_both
-from jitquant.ops.fp8 import E4M3
 from jitquant.ops.schema import Op, Plan, Result
 from jitquant.tensors import QuantizedTensor
 

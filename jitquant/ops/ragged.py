@@ -20,6 +20,7 @@ from torch import Tensor
 from jitquant.formats import (
     ACTIVATIONS,
     CODES_PER_BYTE,
+    E4M3,
     FP4_DTYPE,
     NVFP4_BLOCK,
     NVFP4_DIVISOR,
@@ -36,7 +37,6 @@ from jitquant.numerics import ragged as numerics
 from jitquant.numerics.fp8 import scale_from_amax
 from jitquant.numerics.nvfp4 import scales_from_amax
 from jitquant.ops import _checks, _checks_fp8, _sharded
-from jitquant.ops.fp8 import E4M3
 from jitquant.ops.schema import Op, Plan, Result, fp32
 from jitquant.tensors import QuantizedRaggedTensor
 

@@ -166,6 +166,20 @@ def test_a_scale_a_row(shape: tuple[int, ...]) -> None:
     assert one.scale_inv.shape == (1, 1)
 
 
+def test_one_name_for_every_granularity() -> None:
+    x = torch.randn(200, 300)
+    for granularity, wanted in (
+        ("1x128", jitquant.quantize_per_token_group(x)),
+        ("128x128", jitquant.quantize_block(x)),
+    ):
+        out = QuantizedTensor.empty(x.shape, format=wanted.format, device=x.device)
+        assert jitquant.quantize_fp8(x, granularity=granularity, out=out) is out
+        for q in (out, jitquant.quantize_fp8(x, granularity=granularity)):
+            assert q.block == wanted.block
+            assert torch.equal(byte_view(q.data), byte_view(wanted.data))
+            assert torch.equal(q.scale_inv, wanted.scale_inv)
+
+
 def test_amax_is_of_the_input_before_the_bound() -> None:
     q = jitquant.quantize_fp8(X, granularity="row", scale_ub=0.5)
     amax = X.float().abs().amax(dim=1, keepdim=True)
