@@ -10,6 +10,11 @@ from host_code import compiled, link
 
 from .emulated import EMULATION, KERNELS
 
+HEADERS = sorted(
+    path.relative_to(KERNELS).as_posix()
+    for path in (*KERNELS.rglob("*.cuh"), *KERNELS.rglob("*.h"))
+    if path.parent.name not in ("bindings", "declared")
+)
 NOTHING, READS, WRITES, COPIES, PREFETCHES = range(5)
 
 
@@ -57,3 +62,10 @@ def test_violations(
     if not error:
         assert list(values) == [1.0 + grid, 2.0 + grid, 3.0 + grid, 4.0 + grid]
     machine.emulation_release_all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_header_includes_what_it_needs(header: str) -> None:
+    include = [f"-I{EMULATION}", f"-I{KERNELS / 'include'}"]
+    compiled(["-w", *include, "-DTORCH_EXTENSION_NAME=alone", "-xc++", KERNELS / header])

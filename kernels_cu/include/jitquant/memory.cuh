@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "jitquant/block.cuh"
+#include "jitquant/device.cuh"
 
 namespace jitquant {
 

@@ -1,6 +1,8 @@
 // A walk over the blocks of a matrix by all threads of a grid.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include "jitquant/numeric.cuh"
 
 namespace jitquant {
