@@ -47,6 +47,7 @@ __all__ = [
     "dequantize_ragged",
     "quantize_ragged",
     "quantize_ragged_grad",
+    "ragged_offsets",
 ]
 
 
@@ -216,6 +217,39 @@ OPS: tuple[Op, ...] = (
     DEQUANTIZE_NVFP4,
 )
 """Every op on many tensors in one buffer."""
+
+
+def ragged_offsets(first_dims: Tensor, last_dims: Tensor | int) -> Tensor:
+    """Offsets of matrices that follow each other in one buffer, from their shapes on the device.
+
+    The CPU reads no shape: the call can be captured in a CUDA graph.
+
+    Args:
+        first_dims: int32 or int64 (G,), the rows of each matrix, which may be 0.
+        last_dims: their columns: int32 or int64 (G,) on the same device, or a number for all.
+
+    Returns:
+        int64 (G + 1,), in elements, as `quantize_ragged` takes them: 0, then the cumulative sum of
+        ``first_dims * last_dims``.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+    """
+    for name, t in (("first_dims", first_dims), ("last_dims", last_dims)):
+        if name == "last_dims" and isinstance(t, int):
+            if t < 1:
+                raise ValueError(f"last_dims is {t}; accepted is a number of 1 or more")
+            continue
+        if not isinstance(t, Tensor) or t.dtype not in (torch.int32, torch.int64):
+            given = t.dtype if isinstance(t, Tensor) else type(t).__name__
+            raise TypeError(f"{name} is {given}; accepted is a tensor of int32 or int64")
+        if t.dim() != 1 or t.shape != first_dims.shape:
+            wanted = "(G,)" if t is first_dims else f"{tuple(first_dims.shape)}, as of first_dims"
+            raise ValueError(f"{name} has shape {tuple(t.shape)}; accepted is {wanted}")
+        _checks.same_device(t, name, first_dims, "first_dims")
+    offsets = first_dims.new_zeros(first_dims.shape[0] + 1, dtype=torch.int64)
+    offsets[1:] = (first_dims.long() * last_dims).cumsum(0)
+    return offsets
 
 
 def quantize_ragged(

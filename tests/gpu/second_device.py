@@ -83,6 +83,7 @@ CASES: dict[str, Callable[[To], Any]] = {
         J.quantize_ragged(to(_X), to(_AT), format="nvfp4"),
     ),
     "quantize_ragged_grad": lambda to: J.quantize_ragged_grad(to(_X), to(_AT)),
+    "ragged_offsets": lambda to: J.ragged_offsets(to(torch.tensor([3, 0, 5])), 16),
     "quantize_mxfp4": lambda to: J.quantize_mxfp4(to(_X), rotate="128"),
     "quantize_mxfp8": lambda to: J.quantize_mxfp8(to(_X)),
     "quantize_mxfp8_both": lambda to: J.quantize_mxfp8_both(to(_X)),

@@ -391,6 +391,20 @@ def test_ragged_out(name: str) -> None:
     assert q.dequantize().shape == (5, 48)
 
 
+def test_offsets_of_matrices_in_a_buffer() -> None:
+    shapes = [(3, 16), (0, 32), (2, 48)]
+    rows, cols = (torch.tensor(sizes, dtype=torch.int32) for sizes in zip(*shapes, strict=True))
+    at = jitquant.ragged_offsets(rows, cols)
+    assert (at.dtype, at.tolist()) == (torch.int64, [0, 48, 48, 144])
+    assert jitquant.ragged_offsets(rows.long(), 16).tolist() == [0, 48, 48, 80]
+    assert jitquant.ragged_offsets(rows[:0], 16).tolist() == [0]
+    large = torch.full((3,), 2**20, dtype=torch.int32)
+    assert jitquant.ragged_offsets(large, large)[-1] == 3 * 2**40
+    x = randn(144)
+    q = jitquant.quantize_ragged(x, at)
+    assert same(q.data[96:], jitquant.quantize_ragged(x, torch.tensor([0, 48, 144])).data[96:])
+
+
 def test_ragged_is_a_tensor_each() -> None:
     x = randn(5, 48)
     flat = x.reshape(-1)
