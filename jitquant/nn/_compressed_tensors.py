@@ -31,12 +31,16 @@ from jitquant.nn._hugging_face import (
     own_config,
     places_in_file,
 )
-from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
+from jitquant.nn.experts import Experts, Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.ops import quantize_block
 
 METHOD = "compressed-tensors"
+DYNAMIC_INPUTS = "jitquant_dynamic_inputs"
+"""A key of ``quantization_config`` that only this project reads: patterns of layers in NVFP4 that
+compute the gsa of their inputs at each call. The layout has no scheme for them.
+"""
 BLOCK = (128, 128)
 
 NVFP4_WEIGHTS = {
@@ -92,7 +96,8 @@ def save_compressed_tensors(
 
     The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4A16", weights alone, or with
     ``input_amax`` "NVFP4", activations too: engines then take ``input_global_scale``,
-    2688 / amax, in place of the gsa that `NVFP4Linear` computes at each call.
+    2688 / amax, in place of the gsa that `NVFP4Linear` computes at each call. Under "NVFP4A16"
+    `load_compressed_tensors` gives layers that quantize their inputs where these did.
 
     Codes and block scales are the layer's to the bit. The file has the reciprocal of a gsa, and two
     readings of it may differ from ``gsa`` by an ulp of fp32; a ``state_dict`` has the gsa itself.
@@ -139,15 +144,16 @@ def compressed_tensors(
     layers: dict[str, nn.Module] = {}
     others: dict[str, tuple[int, int]] = {}
     shapes: dict[str, tuple[int, int]] = {}
-    biases: dict[str, Tensor] = {}
+    biases: dict[str, Tensor] = {}  # of linears
+    of_experts: dict[str, Tensor] = {}
     plain = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
     for name, module in model.named_modules(remove_duplicate=False):
         dot = f"{name}." if name else ""
         if isinstance(module, (NVFP4Experts, Float8BlockwiseExperts)):
             _check_experts(name, module)
             layers[name] = module
-            for part, pieces in module.projections:
-                shapes[f"{dot}{part}"] = (module.num_experts, pieces)
+            for projection in module.projections:
+                shapes[f"{dot}{projection.name}"] = (module.num_experts, projection.pieces)
         elif isinstance(module, NVFP4Linear) or (
             isinstance(module, Float8BlockwiseLinear) and holders[id(module.weight)] == 1
         ):
@@ -159,6 +165,8 @@ def compressed_tensors(
             tensor = plain.pop(f"{dot}{part}")
             if part == "bias":
                 biases[f"{dot}bias"] = tensor
+            elif part.endswith("_bias"):
+                of_experts[f"{dot}{part}"] = tensor
     if not layers:
         raise ValueError(
             "the model has no NVFP4Linear and no Float8BlockwiseLinear with its own weight; "
@@ -168,20 +176,27 @@ def compressed_tensors(
     inputs = None if input_amax is None else _input_scales(layers, input_amax)
     quantized = in_file(model, biases)
     kinds: dict[str, type[nn.Module]] = {}
+    dynamic: list[str] = []
     for file_name, place in places.items():
         owner, _, part = place.name.rpartition(".")
         layer, target = layers[owner], file_name.removesuffix("weight").removesuffix(".")
         dot = f"{target}." if target else ""
         parts = _matrix(layer, part, place) if place.expert is not None else _parts(owner, layer)
         quantized |= {f"{dot}{part}": t for part, t in parts.items()}
+        if (bias := of_experts.get(f"{place.name}_bias")) is not None:
+            assert isinstance(layer, Experts)
+            quantized[f"{dot}bias"] = _cut(layer, part, place, bias)
         if inputs is not None and owner in inputs:
             quantized[f"{dot}input_global_scale"] = inputs[owner].clone()
         kinds[target] = _LINEAR_OF.get(type(layer), type(layer))
+        if isinstance(layer, (NVFP4Linear, NVFP4Experts)) and not layer.weight_only:
+            dynamic.append(target)
     ignored = [name.removesuffix("weight").removesuffix(".") for name in places_of(model, others)]
-    return (
-        _for_a_file(in_file(model, _once(plain)) | quantized),
-        quantization_config(kinds, ignored, input_amax is not None),
-    )
+    config = quantization_config(kinds, ignored, input_amax is not None)
+    if dynamic and input_amax is None:
+        every = sum(kind is NVFP4Linear for kind in kinds.values()) == len(dynamic)
+        config[DYNAMIC_INPUTS] = ["*"] if every else dynamic
+    return _for_a_file(in_file(model, _once(plain)) | quantized), config
 
 
 def places_of(model: nn.Module, weights: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -204,13 +219,6 @@ def _is_router(module: nn.Module) -> bool:
 
 
 def _check_experts(name: str, experts: NVFP4Experts | Float8BlockwiseExperts) -> None:
-    if experts.interleaved or any(
-        getattr(experts, f"{part}_bias", None) is not None for part, _ in experts.projections
-    ):
-        raise ValueError(
-            f"{name} has rows of gate and up in turns, or biases; files of compressed-tensors have "
-            "no such experts. Leave them out when converting: ignore=('lm_head', 'experts')"
-        )
     columns = experts.columns.values() if isinstance(experts, NVFP4Experts) else ()
     if any(size % NVFP4_BLOCK for size in columns):
         raise ValueError(
@@ -223,23 +231,21 @@ def _matrix(layer: nn.Module, name: str, place: Place) -> dict[str, Tensor]:
     """One matrix of one expert in compressed-tensors' names."""
     assert place.expert is not None
     assert isinstance(layer, (NVFP4Experts, Float8BlockwiseExperts))
-    pieces = next(count for part, count in layer.projections if part == name)
-
-    def cut(whole: Tensor) -> Tensor:
-        matrix = whole[place.expert]
-        size = matrix.shape[0] // pieces
-        begin = (place.piece or 0) * size
-        return matrix[begin : begin + size]
-
     if isinstance(layer, Float8BlockwiseExperts):
-        return _fp8_parts(cut(layer.matrices(name)))
+        return _fp8_parts(_cut(layer, name, place, layer.matrices(name)))
     gsa = layer.get_buffer(f"{name}_gsa")[place.expert].reshape(1)
     packed, scale = (layer.get_buffer(f"{name}_{part}") for part in ("packed", "scale"))
     return {
-        "weight_packed": cut(packed),
-        "weight_scale": cut(scale.view(torch.uint8)).view(scale.dtype),
+        "weight_packed": _cut(layer, name, place, packed),
+        "weight_scale": _cut(layer, name, place, scale.view(torch.uint8)).view(scale.dtype),
         "weight_global_scale": global_scale(gsa),
     }
+
+
+def _cut(layer: Experts, name: str, place: Place, whole: Tensor) -> Tensor:
+    """The rows of one matrix of one expert, of weights (E, N, ...) or of biases (E, N)."""
+    projection = next(p for p in layer.projections if p.name == name)
+    return whole[place.expert][projection.rows(place.piece or 0, whole.shape[1])]
 
 
 def _input_scales(

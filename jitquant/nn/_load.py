@@ -6,16 +6,23 @@ import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from jitquant.formats import INPUT_DTYPES, NVFP4_BLOCK, SCALE_DTYPE
-from jitquant.nn._compressed_tensors import BLOCK, METHOD, safetensors_functions
+from jitquant.nn._compressed_tensors import BLOCK, DYNAMIC_INPUTS, METHOD, safetensors_functions
 from jitquant.nn._convert import Conversion, attach, replace_everywhere
 from jitquant.nn._hugging_face import fill_buffers, is_pretrained, places_in_file
 from jitquant.nn._safetensors import read_header
-from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
+from jitquant.nn._targets import matches
+from jitquant.nn.experts import (
+    Float8BlockwiseExperts,
+    NVFP4Experts,
+    Projection,
+    projections_of,
+)
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
@@ -26,10 +33,11 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
     """Reads such files, whoever wrote them, into a model whose layers are not converted.
 
     A linear whose weight is in NVFP4 there becomes an `NVFP4Linear` with the file's codes and
-    scales. One whose weight is in FP8 in 128x128 blocks becomes a `Float8BlockwiseLinear` with the
-    dequantized weight. Experts become `NVFP4Experts` and `Float8BlockwiseExperts`. All else is
-    loaded as it is. Scales for activations from calibration are left alone: the layers compute
-    theirs.
+    scales. It is ``weight_only`` if the files say that inputs stay as they are (NVFP4A16), and were
+    not saved from layers that quantize them. One whose weight is in FP8 in 128x128 blocks becomes a
+    `Float8BlockwiseLinear` with the dequantized weight. Experts become `NVFP4Experts` and
+    `Float8BlockwiseExperts`. All else is loaded as it is. Scales for activations from calibration
+    are left alone: the layers compute theirs.
 
     Files of ModelOpt in NVFP4 (``quant_method`` "modelopt") and in FP8 blocks as DeepSeek's ("fp8")
     are read as well.
@@ -49,7 +57,8 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
         ImportError: safetensors is not installed.
     """
     directory = Path(directory)
-    tensors = read_quantized(directory)
+    config = read_config(directory)
+    tensors = read_quantized(directory, config["quant_method"])
     linears = {
         f"{name}.weight" if name else "weight": module
         for name, module in model.named_modules()
@@ -71,7 +80,8 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
     for weight, linear in linears.items():
         dot, name = found[weight][0, 0], weight.removesuffix("weight").removesuffix(".")
         if f"{dot}weight_packed" in tensors:
-            layer: nn.Module = _nvfp4_layer(dot, linear, tensors)
+            only = not _quantizes_inputs(dot.removesuffix("."), config)
+            layer: nn.Module = _nvfp4_layer(dot, linear, tensors, only)
         elif f"{dot}weight_scale" in tensors:
             layer = _fp8_layer(dot, linear, tensors)
         else:
@@ -91,6 +101,9 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
         if new is None:
             done.skipped[name] = "its weights are not quantized in the files"
             continue
+        if isinstance(new, NVFP4Experts):
+            first = next(iter(next(iter(files.values())).values()))
+            new.weight_only = not _quantizes_inputs(first.removesuffix("."), config)
         made.append((module, new))
         done.replaced.append(name)
         weights = [module.get_parameter(part) for part in files]
@@ -140,12 +153,9 @@ def quantized_modules(model: nn.Module, directory: Path) -> dict[str, nn.Module]
 
 def _matrices_of(experts: nn.Module) -> dict[str, tuple[int, int]]:
     """The tensors of experts, and how many matrices are in them: experts, and pieces of each."""
-    own = dict(experts.named_parameters(recurse=False))
-    fused = not getattr(experts, "has_gate", True) or not getattr(experts, "is_concatenated", True)
     return {
-        name: (p.shape[0], 2 if name == "gate_up_proj" and not fused else 1)
-        for name, p in own.items()
-        if p.dim() == 3
+        projection.name: (experts.get_parameter(projection.name).shape[0], projection.pieces)
+        for projection in projections_of(experts)
     }
 
 
@@ -194,16 +204,21 @@ def _nvfp4_parts(dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]) -
     return {"packed": packed, "scale": scale, "gsa": gsa.reshape(1)}
 
 
-def _nvfp4_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> NVFP4Linear:
+def _nvfp4_layer(
+    dot: str, linear: nn.Linear, tensors: dict[str, Tensor], weight_only: bool
+) -> NVFP4Linear:
     """Takes the layer's parts out of ``tensors``."""
     parts = _nvfp4_parts(dot, (linear.out_features, linear.in_features), tensors)
     device = linear.weight.device
     made = NVFP4Linear(
         *(linear.in_features, linear.out_features, linear.bias is not None),
         *(parts["packed"].device if device.type == "meta" else device, linear.weight.dtype),
+        weight_only=weight_only,
     )
     state = {f"weight_{part}": t for part, t in parts.items()}
     if linear.bias is not None:
+        if f"{dot}bias" not in tensors:
+            raise ValueError(f"the files lack {dot}bias; accepted are files of this model")
         state["bias"] = tensors.pop(f"{dot}bias")
     made.load_state_dict(state)
     return made.train(linear.training)
@@ -260,6 +275,7 @@ def _experts(
                 for key, base in places.items()
             }
             experts = range(len(places) // pieces)
+            together = _projection(module, part).together
             gsas = [[each[e, p]["gsa"] for p in range(pieces)] for e in experts]
             if any(not torch.equal(g, own[0]) for own in gsas for g in own):
                 raise ValueError(
@@ -268,12 +284,13 @@ def _experts(
                 )
             for kind in ("packed", "scale"):
                 rows_of = [
-                    torch.cat([each[e, p][kind].view(torch.uint8) for p in range(pieces)])
+                    together([each[e, p][kind].view(torch.uint8) for p in range(pieces)])
                     for e in experts
                 ]
                 stacked = torch.stack(rows_of)
                 parts[f"{part}_{kind}"] = stacked if kind == "packed" else stacked.view(SCALE_DTYPE)
             parts[f"{part}_gsa"] = torch.cat([own[0] for own in gsas])
+        _take_biases(name, module, files, tensors)
         return NVFP4Experts.from_parts(module, parts)
     fp8 = all(f"{base}weight_scale" in tensors for base in bases)
     if not fp8 and not all(f"{base}weight" in tensors for base in bases):
@@ -281,9 +298,10 @@ def _experts(
     for part, places in files.items():
         own = module.get_parameter(part)
         pieces = max(piece for _, piece in places) + 1
+        together = _projection(module, part).together
         stacked = torch.stack(
             [
-                torch.cat(
+                together(
                     [
                         _fp8_matrix(places[e, p], tensors, own.device, own.dtype)
                         if fp8
@@ -298,7 +316,35 @@ def _experts(
         tensors[f"{name}.{part}"] = (
             stacked.transpose(-2, -1).contiguous() if transposed else stacked
         )
+    _take_biases(name, module, files, tensors)
     return Float8BlockwiseExperts(module) if fp8 else None
+
+
+def _take_biases(
+    name: str,
+    module: nn.Module,
+    files: Mapping[str, Mapping[tuple[int, int], str]],
+    tensors: dict[str, Tensor],
+) -> None:
+    """Puts the biases of experts together in ``tensors``, where the model has some."""
+    for part, places in files.items():
+        if getattr(module, f"{part}_bias", None) is None:
+            continue
+        absent = [f"{base}bias" for base in places.values() if f"{base}bias" not in tensors]
+        if absent:
+            raise ValueError(f"the files lack {absent[0]}; accepted are files of this model")
+        together = _projection(module, part).together
+        experts, pieces = (max(numbers) + 1 for numbers in zip(*places, strict=True))
+        tensors[f"{name}.{part}_bias"] = torch.stack(
+            [
+                together([tensors.pop(f"{places[e, p]}bias") for p in range(pieces)])
+                for e in range(experts)
+            ]
+        )
+
+
+def _projection(experts: nn.Module, name: str) -> Projection:
+    return next(p for p in projections_of(experts) if p.name == name)
 
 
 def _shape_of(experts: nn.Module, name: str) -> tuple[int, ...]:
@@ -354,23 +400,49 @@ def _tie_again(model: nn.Module, tied: list[list[str]]) -> None:
             setattr(model.get_submodule(owner), attribute, parameter)
 
 
-def read_quantized(directory: Path) -> dict[str, Tensor]:
-    """The tensors of a folder, with the names that compressed-tensors gives their parts.
+def read_config(directory: Path) -> dict[str, Any]:
+    """The ``quantization_config`` of a folder; ModelOpt's may be in a file of its own.
 
     Raises:
         FileNotFoundError, ValueError: as `load_compressed_tensors`.
     """
     described = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    config = described.get("quantization_config") or {}
+    config: dict[str, Any] = described.get("quantization_config") or {}
     aside = directory / "hf_quant_config.json"
+    if config.get("quant_method") is None and aside.is_file():
+        own = json.loads(aside.read_text(encoding="utf-8"))
+        config = {**(own.get("quantization") or {}), "quant_method": "modelopt"}
     method = config.get("quant_method")
-    if method is None and aside.is_file():
-        method = "modelopt"
     if method not in (METHOD, "modelopt", "fp8"):
         raise ValueError(
             f"quant_method in {directory / 'config.json'} is {method!r}; "
             f"accepted is {METHOD!r}, 'modelopt' or 'fp8'"
         )
+    return config
+
+
+def _quantizes_inputs(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether the input of a matrix in NVFP4 is quantized too.
+
+    Args:
+        name: in the files.
+        config: of the folder.
+    """
+    if config["quant_method"] == "modelopt":
+        return config.get("quant_algo") != "W4A16_NVFP4"
+    if matches(name, config.get(DYNAMIC_INPUTS) or ()):
+        return True
+    groups = (config.get("config_groups") or {}).values()
+    named = [g for g in groups if matches(name, g.get("targets") or ())]
+    return any(g.get("input_activations") is not None for g in named or groups)
+
+
+def read_quantized(directory: Path, method: str) -> dict[str, Tensor]:
+    """The tensors of a folder, with the names that compressed-tensors gives their parts.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+    """
     tensors = _read(directory)
     if method == "fp8":
         return {name.replace("weight_scale_inv", "weight_scale"): t for name, t in tensors.items()}

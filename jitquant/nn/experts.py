@@ -7,7 +7,7 @@ tokens, the experts of each, and their weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,11 +34,35 @@ class Projection(NamedTuple):
 
     Attributes:
         name: of the parameter.
-        pieces: matrices of each expert that follow each other in it: gate and up.
+        pieces: matrices of each expert in it: gate and up.
+        interleaved: whether their rows come in turns.
     """
 
     name: str
     pieces: int
+    interleaved: bool = False
+
+    def rows(self, piece: int, total: int) -> slice:
+        """Those of one matrix among all rows of an expert."""
+        if self.interleaved:
+            return slice(piece, None, self.pieces)
+        size = total // self.pieces
+        return slice(piece * size, (piece + 1) * size)
+
+    def together(self, matrices: Sequence[Tensor], dim: int = 0) -> Tensor:
+        """The matrices of an expert, as they lie in the parameter; ``dim`` is that of the rows."""
+        if not self.interleaved or len(matrices) == 1:
+            return torch.cat(list(matrices), dim)
+        at = dim % matrices[0].dim()
+        return torch.stack(list(matrices), at + 1).flatten(at, at + 1)
+
+
+def projections_of(experts: nn.Module) -> tuple[Projection, Projection]:
+    """The two tensors of a module whose `refusal` is None, in the order of their products."""
+    if not getattr(experts, "has_gate", True):
+        return Projection("up_proj", 1), Projection("down_proj", 1)
+    interleaved = not getattr(experts, "is_concatenated", True)
+    return Projection("gate_up_proj", 2, interleaved), Projection("down_proj", 1)
 
 
 def refusal(module: nn.Module) -> str | None:
@@ -66,7 +90,6 @@ class Experts(nn.Module):
     Attributes:
         num_experts: E.
         projections: the two tensors, in the order that they are multiplied.
-        interleaved: whether rows of gate and up come in turns.
     """
 
     projections: tuple[Projection, Projection]
@@ -76,12 +99,7 @@ class Experts(nn.Module):
         self.num_experts = int(original.num_experts)  # type: ignore[arg-type]
         self.has_gate = bool(getattr(original, "has_gate", True))
         self.is_transposed = bool(original.is_transposed)
-        self.interleaved = self.has_gate and not getattr(original, "is_concatenated", True)
-        first = Projection("gate_up_proj", 1 if self.interleaved else 2)
-        self.projections = (
-            first if self.has_gate else Projection("up_proj", 1),
-            Projection("down_proj", 1),
-        )
+        self.projections = projections_of(original)
         emptied = original.__class__.__new__(original.__class__)
         emptied.__dict__ = {**original.__dict__, "_parameters": {}}
         self._original = (emptied,)  # its activation; in a tuple it is not a module of this one
@@ -112,7 +130,7 @@ class Experts(nn.Module):
         ends = torch.searchsorted(expert, each, right=True)
         of_row = expert.clamp(max=self.num_experts - 1)
         x = hidden_states[order // k]
-        (up, _), (down, _) = self.projections
+        up, down = (projection.name for projection in self.projections)
         inner: Any = self._original[0]
         h = self._biased(up, self._project(up, x, ends), of_row)
         h = inner._apply_gate(h) if self.has_gate else inner.act_fn(h)
@@ -128,7 +146,7 @@ class Experts(nn.Module):
         return y if bias is None else y + bias[of_row].to(y.dtype)
 
     def _take_biases(self, original: nn.Module, frozen: bool) -> None:
-        for name, _ in self.projections:
+        for name in (projection.name for projection in self.projections):
             bias = getattr(original, f"{name}_bias", None)
             if bias is not None and frozen:
                 bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
@@ -204,7 +222,7 @@ class NVFP4Experts(Experts, QuantizedModule):
 
     def _take(self, original: nn.Module, parts: dict[str, Tensor]) -> None:
         super().__init__(original)
-        names = [name for name, _ in self.projections]
+        names = [projection.name for projection in self.projections]
         first = original.get_parameter(names[0])
         self.dtype = first.dtype
         self.weight_only = False
@@ -247,7 +265,7 @@ class NVFP4Experts(Experts, QuantizedModule):
         return (
             self.weight_only
             and self.has_gate
-            and not self.interleaved
+            and not self.projections[0].interleaved
             and bias is None
             and type(inner.act_fn).__name__ in ("SiLU", "SiLUActivation")  # PyTorch's and theirs
             and getattr(gate, "__name__", "") == "_default_apply_gate"  # act_fn(gate) * up
@@ -314,7 +332,7 @@ class Float8BlockwiseExperts(Experts):
         """
         _check(original)
         super().__init__(original)
-        for name, _ in self.projections:
+        for name in (projection.name for projection in self.projections):
             self.register_parameter(name, original.get_parameter(name))
         self._take_biases(original, frozen=False)
         self._caches: dict[tuple[str, int, int], WeightCache] = {}
@@ -326,21 +344,21 @@ class Float8BlockwiseExperts(Experts):
     def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
         whole = self.get_parameter(name)
         matrices = self._matrices(self, name).unbind(0)
-        pieces = next(count for n, count in self.projections if n == name)
-        size = matrices[0].shape[0] // pieces
-        if size % _TILE == 0:  # blocks do not straddle gate and up
-            pieces, size = 1, matrices[0].shape[0]
+        projection = next(p for p in self.projections if p.name == name)
+        total = matrices[0].shape[0]
+        if not projection.interleaved and total // projection.pieces % _TILE == 0:
+            projection = Projection(name, 1)  # blocks do not straddle gate and up
         found = []
         for expert, rows in _rows_of_experts(ends):
             made = []
-            for piece in range(pieces):
-                part = slice(piece * size, (piece + 1) * size)
+            for piece in range(projection.pieces):
+                part = projection.rows(piece, total)
                 cache = self._caches.setdefault((name, expert, piece), WeightCache())
                 kept = partial(_part, self.is_transposed, expert, part)
                 made.append(multiply(x[rows], matrices[expert][part], whole, 0, cache, kept))
-            found.append(made[0] if pieces == 1 else torch.cat(made, -1))
+            found.append(projection.together(made, -1))
         last = sum(part.shape[0] for part in found)
-        more = x.new_zeros((x.shape[0] - last, matrices[0].shape[0]))
+        more = x.new_zeros((x.shape[0] - last, total))
         return torch.cat([*found, more.to(found[0].dtype)]) if found else more
 
     def train(self, mode: bool = True) -> Float8BlockwiseExperts:

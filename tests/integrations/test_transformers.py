@@ -97,7 +97,8 @@ def test_folders_of_quantize_checkpoint(folder: Path, format: Any, tmp_path: Pat
     with jitquant_layers():
         made = Auto.from_pretrained(out, dtype=BF16)
     plain = Auto.from_pretrained(folder, dtype=BF16).eval()
-    done = convert(plain, "fp8_block" if format == "fp8_block" else "nvfp4")
+    recipe: Any = {"nvfp4a16": "nvfp4_weight_only", "modelopt": "nvfp4"}.get(format, format)
+    done = convert(plain, recipe)
     assert made.hf_quantizer.done.replaced == done.replaced
     kinds = {type(m) for m in made.modules()}
     fp8 = {Float8BlockwiseLinear, Float8BlockwiseExperts}

@@ -324,7 +324,7 @@ def test_transformers_reads_them(recipe: Any, tmp_path: Path) -> None:
         assert sqnr(back(tokens).logits, want) > (30 if recipe == "nvfp4" else 25)
 
 
-@pytest.mark.parametrize("recipe", ["nvfp4", "fp8_block"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4_weight_only", "fp8_block"])
 def test_a_model_on_meta(recipe: Any, tmp_path: Path) -> None:
     """Every weight comes from the files, tied ones stay one, and buffers are computed."""
     pytest.importorskip("transformers", minversion="5.0")
@@ -338,7 +338,46 @@ def test_a_model_on_meta(recipe: Any, tmp_path: Path) -> None:
     assert read.replaced == done.replaced
     assert not any(t.is_meta for t in (*back.parameters(), *back.buffers()))
     with torch.no_grad():
-        assert sqnr(back(tokens).logits, model(tokens).logits) > (50 if recipe == "nvfp4" else 25)
+        assert sqnr(back(tokens).logits, model(tokens).logits) > (
+            25 if recipe == "fp8_block" else 50
+        )
+
+
+def test_inputs_are_quantized_where_they_were(tmp_path: Path) -> None:
+    """The scheme of the files says weights alone; engines and compressed-tensors see no more."""
+    x = randn(8, 64)
+    model = layers()
+    convert(model, "nvfp4", ignore="2")
+    convert(model, "nvfp4_weight_only")
+    assert (model[0].weight_only, model[2].weight_only) == (False, True)
+    save_compressed_tensors(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert config["config_groups"]["group_0"]["input_activations"] is None
+    assert config["jitquant_dynamic_inputs"] == ["0"]
+    back = layers()
+    load_compressed_tensors(back, tmp_path)
+    assert (back[0].weight_only, back[2].weight_only) == (False, True)
+    assert torch.equal(back(x), model(x))
+
+    one = layers()
+    convert(one, "nvfp4_weight_only")
+    save_compressed_tensors(one, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert "jitquant_dynamic_inputs" not in config
+    back = layers()
+    load_compressed_tensors(back, tmp_path)
+    assert back[0].weight_only
+    assert back[2].weight_only
+
+
+def test_a_bias_that_is_missing(tmp_path: Path) -> None:
+    model = layers()
+    convert(model, "nvfp4")
+    save_compressed_tensors(model, tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    save_file({n: t for n, t in found.items() if n != "0.bias"}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"the files lack 0\.bias"):
+        load_compressed_tensors(layers(), tmp_path)
 
 
 def test_meta_without_values_in_the_files(tmp_path: Path) -> None:
@@ -376,10 +415,11 @@ def test_save_pretrained_of_a_converted_model(tmp_path: Path) -> None:
         assert sqnr(read(tokens).logits, want) > 14  # its activations stay in bf16
 
 
+@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A16_NVFP4"])
 @pytest.mark.parametrize("aside", [False, True])
-def test_files_of_modelopt(aside: bool, tmp_path: Path) -> None:
+def test_files_of_modelopt(aside: bool, algorithm: str, tmp_path: Path) -> None:
     model, x = layers(), randn(8, 64)
-    convert(model, "nvfp4")
+    convert(model, "nvfp4" if algorithm == "NVFP4" else "nvfp4_weight_only")
     state = model.state_dict()
     tensors = {}
     for name in ("0", "2"):
@@ -388,10 +428,11 @@ def test_files_of_modelopt(aside: bool, tmp_path: Path) -> None:
         tensors[f"{name}.weight_scale_2"] = state[f"{name}.weight_gsa"][0]
         tensors[f"{name}.input_scale"] = torch.tensor(0.5)
     save_file({**tensors, "0.bias": state["0.bias"]}, tmp_path / "model.safetensors")
-    config = {} if aside else {"quantization_config": {"quant_method": "modelopt"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    described = {"quant_algo": algorithm, "group_size": 16}
+    config = {"quantization_config": {"quant_method": "modelopt", **described}}
+    (tmp_path / "config.json").write_text(json.dumps({} if aside else config))
     if aside:
-        (tmp_path / "hf_quant_config.json").write_text("{}")
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": described}))
     back = layers()
     assert load_compressed_tensors(back, tmp_path).replaced == ["0", "2"]
     assert torch.equal(back(x), model(x))
