@@ -34,6 +34,7 @@ DTYPES = {
     torch.int64: 4,
     torch.float16: 5,
     torch.float32: 6,
+    torch.float64: 7,
     torch.bfloat16: 15,
     torch.float8_e5m2: 23,
     torch.float8_e4m3fn: 24,

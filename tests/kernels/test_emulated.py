@@ -7,16 +7,19 @@ that take the kernels' other ways. What an op does not write must keep the byte 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import golden
 import golden_recipes
 import pytest
 import torch
 from harness.headers import HANDWRITTEN
+from ops import test_errors, test_errors_fp8
 from samples import (
     ALL_SAMPLES,
     DTYPES,
@@ -234,6 +237,76 @@ def test_names_and_numbers_are_refused_in_the_plans_words(machine: Machine, name
             machine.call(op.module, op.function, **changed, **buffers)
         assert str(binding.value) == f"{op.function}: {plan.value}"
     assert all(bool((byte_view(t) == POISON).all()) for t in buffers.values())
+
+
+class _Refusal(NamedTuple):
+    """What an op refused: all its arguments, and the buffers where one of these was wrong."""
+
+    op: Op
+    arguments: dict[str, Any]
+    buffers: Sequence[Tensor] | None
+    error: Exception
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[list[_Refusal]]:
+    """Notes what ops refuse, however they are called."""
+    found: list[_Refusal] = []
+
+    def noted(check: Callable[..., Any], arguments: int, buffers: int | None) -> Callable[..., Any]:
+        def checked(op: Op, *args: Any) -> Any:
+            try:
+                return check(op, *args)
+            except (TypeError, ValueError) as error:
+                if not any(error is refusal.error for refusal in found):
+                    own = {name: args[arguments][name] for name in op.names}
+                    given = None if buffers is None else (*args, None)[buffers]
+                    found.append(_Refusal(op, own, given or None, error))
+                raise
+
+        return checked
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Op, "_checked", noted(Op._checked, 0, None))
+        patch.setattr(Op, "_plan_out", noted(Op._plan_out, 1, 0))
+        patch.setattr(Op, "_check_memory", noted(Op._check_memory, 0, 1))
+        yield found
+
+
+def test_bindings_refuse_what_ops_refuse(machine: Machine) -> None:
+    """Each call of the tables of errors, for the same argument; the ops' words are the plans'."""
+    machine.use(0)
+    compared = 0
+    for call, error, _ in (*test_errors.CASES.values(), *test_errors_fp8.CASES.values()):
+        with _refusals() as found, contextlib.suppress(error):
+            call()
+        for op, arguments, buffers, refused in found:
+            given = [*arguments.values(), *(buffers or ())]
+            if any(isinstance(t, Tensor) and t.device.type != "cpu" for t in given):
+                continue  # all of the machine's tensors are on one device
+            if "requires grad" in str(refused):
+                continue  # that is PyTorch's
+            results = buffers or [torch.zeros(1, dtype=torch.uint8) for _ in op.results]
+            with pytest.raises(RuntimeError) as said:
+                machine.call(
+                    op.module,
+                    op.function,
+                    **arguments,
+                    **dict(zip(op.results, results)),  # noqa: B905
+                )
+            words = str(refused)
+            for label, name in zip(op._labels, op.results, strict=True):
+                words = re.sub(rf"(?<!\w){re.escape(label)}(?!\w)", name, words)
+            of_binding = str(said.value).removeprefix(f"{op.function}: ")
+            names = {*op.names, *(n.shown for n in op.numbers.values()), "n_hc", "block"}
+            both = _words(words) & _words(of_binding)
+            assert both & names.union(op.results if buffers else ()), f"{words}\n{of_binding}"
+            compared += 1
+    assert compared > 150
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
 
 
 def test_numbers_and_buffers_that_the_plans_refuse(machine: Machine) -> None:
