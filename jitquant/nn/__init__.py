@@ -13,6 +13,7 @@ from jitquant.nn._load import load_compressed_tensors
 from jitquant.nn._report import LayerReport, ModelReport, report
 from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
+from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe, last_layers
 
@@ -22,6 +23,7 @@ __all__ = [
     "Float8BlockwiseExperts",
     "Float8BlockwiseLinear",
     "LayerReport",
+    "MXFP4Linear",
     "ModelReport",
     "NVFP4Experts",
     "NVFP4Linear",

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitquant.formats import GROUP_EPS_MIN, NVFP4_BLOCK, NVFP4_DIVISOR
+from jitquant.formats import GROUP_EPS_MIN, MXFP4_BLOCK, NVFP4_BLOCK, NVFP4_DIVISOR
 from jitquant.nn._hugging_face import (
     Place,
     in_file,
@@ -33,6 +33,7 @@ from jitquant.nn._hugging_face import (
 )
 from jitquant.nn.experts import Experts, Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
+from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.ops import quantize_block
 
@@ -51,6 +52,16 @@ NVFP4_WEIGHTS = {
     "group_size": NVFP4_BLOCK,
     "dynamic": False,
     "scale_dtype": "torch.float8_e4m3fn",
+}
+MXFP4_WEIGHTS = {
+    "num_bits": 4,
+    "type": "float",
+    "symmetric": True,
+    "strategy": "group",
+    "group_size": MXFP4_BLOCK,
+    "dynamic": False,
+    "scale_dtype": "torch.uint8",
+    "zp_dtype": "torch.uint8",
 }
 # The scales of blocks are computed at each call, the one above them is from calibration.
 NVFP4_INPUTS = {**NVFP4_WEIGHTS, "dynamic": "local", "observer": "static_minmax"}
@@ -72,6 +83,7 @@ FP8_INPUTS = {
 }
 _SCHEMES: dict[type[nn.Module], tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     NVFP4Linear: ("nvfp4-pack-quantized", NVFP4_WEIGHTS, None),
+    MXFP4Linear: ("mxfp4-pack-quantized", MXFP4_WEIGHTS, None),
     Float8BlockwiseLinear: ("float-quantized", FP8_WEIGHTS, FP8_INPUTS),
 }
 _LINEAR_OF: dict[type[nn.Module], type[nn.Module]] = {
@@ -88,8 +100,8 @@ def save_compressed_tensors(
 ) -> None:
     """Writes a converted model for vLLM, transformers and others that read compressed-tensors.
 
-    ``model.safetensors`` has the weights of `NVFP4Linear` in NVFP4 and those of
-    `Float8BlockwiseLinear` in FP8, but for those that another module has as well, such as tied
+    ``model.safetensors`` has the weights of `NVFP4Linear` in NVFP4, of `MXFP4Linear` in MXFP4 and
+    of `Float8BlockwiseLinear` in FP8, but for those that another module has as well, such as tied
     embeddings, and all else as it is; tensors that are one memory are there once, under the first
     name. ``config.json`` is the model's (or what lies in the directory) with
     ``quantization_config`` in it. Tokenizer and generation settings are not written.
@@ -103,7 +115,7 @@ def save_compressed_tensors(
     readings of it may differ from ``gsa`` by an ulp of fp32; a ``state_dict`` has the gsa itself.
 
     Args:
-        model: with `NVFP4Linear` and `Float8BlockwiseLinear` in it.
+        model: with `NVFP4Linear`, `MXFP4Linear` or `Float8BlockwiseLinear` in it.
         directory: created if missing.
         input_amax: largest magnitude of the input of each `NVFP4Linear`, by name; `report` on the
             unquantized model has them: ``{l.name: l.input_amax for l in found.layers}``. Other
@@ -154,7 +166,7 @@ def compressed_tensors(
             layers[name] = module
             for projection in module.projections:
                 shapes[f"{dot}{projection.name}"] = (module.num_experts, projection.pieces)
-        elif isinstance(module, NVFP4Linear) or (
+        elif isinstance(module, (NVFP4Linear, MXFP4Linear)) or (
             isinstance(module, Float8BlockwiseLinear) and holders[id(module.weight)] == 1
         ):
             layers[name] = module
@@ -169,7 +181,7 @@ def compressed_tensors(
                 of_experts[f"{dot}{part}"] = tensor
     if not layers:
         raise ValueError(
-            "the model has no NVFP4Linear and no Float8BlockwiseLinear with its own weight; "
+            "the model has no NVFP4Linear, MXFP4Linear or Float8BlockwiseLinear of its own; "
             "convert(model, ...) puts them in"
         )
     places = places_in_file(model, shapes)
@@ -300,6 +312,8 @@ def _parts(name: str, layer: nn.Module) -> dict[str, Tensor]:
     """The weight of a layer in compressed-tensors' names."""
     if isinstance(layer, Float8BlockwiseLinear):
         return _fp8_parts(layer.weight)
+    if isinstance(layer, MXFP4Linear):
+        return {"weight_packed": layer.weight_packed, "weight_scale": layer.weight_scale}
     assert isinstance(layer, NVFP4Linear)
     if layer.in_features % NVFP4_BLOCK:
         raise ValueError(
@@ -342,7 +356,7 @@ def quantization_config(
     """The ``quantization_config`` of config.json.
 
     Args:
-        layers: `NVFP4Linear` or `Float8BlockwiseLinear` by the names of the files.
+        layers: `NVFP4Linear`, `MXFP4Linear` or `Float8BlockwiseLinear` by the names of the files.
         ignored: names of the linears that are not quantized.
         nvfp4_inputs: whether activations of the former are quantized.
     """

@@ -9,23 +9,29 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from jitquant.formats import INPUT_DTYPES, one_of
+from jitquant.formats import INPUT_DTYPES, MXFP4_BLOCK, one_of
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
 from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
+from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe
 from jitquant.ops.nvfp4 import amax_gsa
 
-LinearRecipe = Literal["fp8_block", "nvfp4", "nvfp4_weight_only"]
-Kind = type[Float8BlockwiseLinear] | type[NVFP4Linear] | type[NVFP4TrainingLinear]
+LinearRecipe = Literal["fp8_block", "nvfp4", "nvfp4_weight_only", "mxfp4_weight_only"]
+Kind = (
+    type[Float8BlockwiseLinear] | type[NVFP4Linear] | type[MXFP4Linear] | type[NVFP4TrainingLinear]
+)
 LAYERS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "fp8_block": (Float8BlockwiseLinear, {}),
     "nvfp4": (NVFP4Linear, {}),
     "nvfp4_weight_only": (NVFP4Linear, {"weight_only": True}),
+    "mxfp4_weight_only": (MXFP4Linear, {}),
 }
+_CODES = (NVFP4Linear, MXFP4Linear, NVFP4Experts)
+"""What has codes in place of its weights."""
 _EXPERTS: dict[str, type[Float8BlockwiseExperts] | type[NVFP4Experts]] = {
     "fp8_block": Float8BlockwiseExperts,
     "nvfp4": NVFP4Experts,
@@ -128,9 +134,9 @@ def convert(
     routers and their gates, unless ``ignore`` says otherwise; what ``targets`` or ``filter`` leave
     out; subclasses of ``nn.Linear``, which may compute something else; linears with hooks; those of
     ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which read the weights themselves;
-    weights that cannot be quantized; and for NVFP4 weights that another module has as well, such
-    as tied embeddings. A linear that the model has at several places is one layer at all of them
-    afterwards.
+    weights that cannot be quantized; and for NVFP4 and MXFP4 weights that another module has as
+    well, such as tied embeddings. A linear that the model has at several places is one layer at all
+    of them afterwards.
 
     In NVFP4 the layers that engines fuse (q, k, v; gate, up) share one gsa, the largest of
     theirs: the engine takes one for all of them, without computing the block scales again.
@@ -141,8 +147,9 @@ def convert(
     Args:
         model: any module that has linears in it.
         recipe: "fp8_block": `Float8BlockwiseLinear`, with the same parameters; "nvfp4":
-            `NVFP4Linear`; "nvfp4_weight_only": the same, with inputs left as they are. Experts
-            whose weights are tensors of three dimensions, as transformers 5 has them, become
+            `NVFP4Linear`; "nvfp4_weight_only": the same, with inputs left as they are;
+            "mxfp4_weight_only": `MXFP4Linear`, experts left alone. Experts whose weights are
+            tensors of three dimensions, as transformers 5 has them, become
             `jitquant.nn.Float8BlockwiseExperts` or `jitquant.nn.NVFP4Experts`. An
             `NVFP4TrainingRecipe`: `NVFP4TrainingLinear`, with the same parameters; experts are
             left alone.
@@ -203,14 +210,16 @@ def convert(
             mine = {f"{place}.weight" for place in places[id(module)]}
             others = [n for n in holders.get(id(module.weight), []) if n not in mine]
             why = _refusal(module, parents[id(module)])
-            if why is None and kind is NVFP4Linear and others:
+            if why is None and kind in _CODES and others:
                 why = f"its weight is also {others[0]}"
+            if why is None and kind is MXFP4Linear and module.in_features % MXFP4_BLOCK:
+                why = f"its in_features is no multiple of {MXFP4_BLOCK}"
             if why is None and module is head and ignored is None:
                 why = "a head, left alone by default"
         else:
             why = experts_refusal(module)
             if why is None and recipe_name not in _EXPERTS:
-                why = "experts have no layer for training in NVFP4"
+                why = f"experts have no layer for {recipe_name}"
             if why is None and any(getattr(module, hooks) for hooks in _HOOKS):
                 why = "it has hooks, which would be lost"
         if why is None:
@@ -244,22 +253,16 @@ def convert(
         else:
             made = kind.from_linear(module, **how)
         _replace(model, places[id(module)], made)
-        is_codes = isinstance(made, (NVFP4Linear, NVFP4Experts))
+        is_codes = isinstance(made, _CODES)
         done.bytes_after += sum(t.nbytes for t in (made.buffers() if is_codes else weights))
         done.replaced.append(name)
     done.finish(before, quantized)
-    if done.replaced and kind is NVFP4Linear:  # in FP8 the parameters are what they were
+    if done.replaced and kind in _CODES:  # in FP8 the parameters are what they were
         attach(model)
     return done
 
 
-_CONVERTED = (
-    NVFP4Linear,
-    NVFP4TrainingLinear,
-    Float8BlockwiseLinear,
-    NVFP4Experts,
-    Float8BlockwiseExperts,
-)
+_CONVERTED = (*_CODES, NVFP4TrainingLinear, Float8BlockwiseLinear, Float8BlockwiseExperts)
 
 
 def _is_candidate(module: nn.Module) -> bool:

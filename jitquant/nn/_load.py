@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitquant.formats import INPUT_DTYPES, NVFP4_BLOCK, SCALE_DTYPE
+from jitquant.formats import E8M0_DTYPE, INPUT_DTYPES, MXFP4_BLOCK, NVFP4_BLOCK, SCALE_DTYPE
 from jitquant.nn._compressed_tensors import BLOCK, DYNAMIC_INPUTS, METHOD, safetensors_functions
 from jitquant.nn._convert import Conversion, attach, replace_everywhere
 from jitquant.nn._hugging_face import fill_buffers, is_pretrained, places_in_file
@@ -25,8 +25,11 @@ from jitquant.nn.experts import (
 )
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
+from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.tensors.fp8 import QuantizedTensor
+
+_CODES = (NVFP4Linear, MXFP4Linear, NVFP4Experts)
 
 
 def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) -> Conversion:
@@ -34,7 +37,8 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
 
     A linear whose weight is in NVFP4 there becomes an `NVFP4Linear` with the file's codes and
     scales. It is ``weight_only`` if the files say that inputs stay as they are (NVFP4A16), and were
-    not saved from layers that quantize them. One whose weight is in FP8 in 128x128 blocks becomes a
+    not saved from layers that quantize them. One in MXFP4 becomes an `MXFP4Linear`. One whose
+    weight is in FP8 in 128x128 blocks becomes a
     `Float8BlockwiseLinear` with the dequantized weight. Experts become `NVFP4Experts` and
     `Float8BlockwiseExperts`. All else is loaded as it is. Scales for activations from calibration
     are left alone: the layers compute theirs.
@@ -79,9 +83,12 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
     made: list[tuple[nn.Module, nn.Module]] = []
     for weight, linear in linears.items():
         dot, name = found[weight][0, 0], weight.removesuffix("weight").removesuffix(".")
-        if f"{dot}weight_packed" in tensors:
+        layer: nn.Module
+        if f"{dot}weight_packed" in tensors and _is_mxfp4(dot, tensors):
+            layer = _mxfp4_layer(dot, linear, tensors)
+        elif f"{dot}weight_packed" in tensors:
             only = not _quantizes_inputs(dot.removesuffix("."), config)
-            layer: nn.Module = _nvfp4_layer(dot, linear, tensors, only)
+            layer = _nvfp4_layer(dot, linear, tensors, only)
         elif f"{dot}weight_scale" in tensors:
             layer = _fp8_layer(dot, linear, tensors)
         else:
@@ -91,9 +98,8 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
         done.replaced.append(name)
         done.bytes_before += linear.weight.nbytes
         quantized.add(id(linear.weight))
-        kept = (
-            layer.buffers() if isinstance(layer, NVFP4Linear) else [layer.get_parameter("weight")]
-        )
+        codes = isinstance(layer, _CODES)
+        kept = layer.buffers() if codes else [layer.get_parameter("weight")]
         done.bytes_after += sum(t.nbytes for t in kept)
     for name, module in experts.items():
         files = {part: found[f"{name}.{part}"] for part in _matrices_of(module)}
@@ -109,7 +115,7 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
         weights = [module.get_parameter(part) for part in files]
         done.bytes_before += sum(p.nbytes for p in weights)
         quantized |= {id(p) for p in weights}
-        codes = isinstance(new, NVFP4Experts)
+        codes = isinstance(new, _CODES)
         done.bytes_after += sum(t.nbytes for t in (new.buffers() if codes else weights))
     done.finish(before, quantized)
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
@@ -117,7 +123,7 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
     for module, layer in made:
         replace_everywhere(model, module, layer)
     _load_the_rest(model, tensors, tied)
-    if any(isinstance(layer, (NVFP4Linear, NVFP4Experts)) for _, layer in made):
+    if any(isinstance(layer, _CODES) for _, layer in made):
         attach(model)
     return done
 
@@ -219,6 +225,33 @@ def _nvfp4_layer(
     if linear.bias is not None:
         if f"{dot}bias" not in tensors:
             raise ValueError(f"the files lack {dot}bias; accepted are files of this model")
+        state["bias"] = tensors.pop(f"{dot}bias")
+    made.load_state_dict(state)
+    return made.train(linear.training)
+
+
+def _is_mxfp4(dot: str, tensors: dict[str, Tensor]) -> bool:
+    """Whether codes are of MXFP4, which has bytes as scales and no global one."""
+    scale = tensors.get(f"{dot}weight_scale")
+    return scale is not None and scale.dtype in (torch.uint8, E8M0_DTYPE)
+
+
+def _mxfp4_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> MXFP4Linear:
+    """Takes the layer's parts out of ``tensors``."""
+    state = {part: tensors.pop(f"{dot}{part}") for part in ("weight_packed", "weight_scale")}
+    state["weight_scale"] = state["weight_scale"].view(torch.uint8)
+    rows, cols = linear.out_features, linear.in_features
+    shapes = {"weight_packed": (rows, cols // 2), "weight_scale": (rows, cols // MXFP4_BLOCK)}
+    if any(tuple(state[part].shape) != shape for part, shape in shapes.items()):
+        raise ValueError(
+            f"{dot}weight_packed is {tuple(state['weight_packed'].shape)} with scales "
+            f"{tuple(state['weight_scale'].shape)}; accepted is MXFP4 of the linear's "
+            f"{(rows, cols)}: {shapes}"
+        )
+    device = linear.weight.device
+    where = state["weight_packed"].device if device.type == "meta" else device
+    made = MXFP4Linear(cols, rows, linear.bias is not None, where, linear.weight.dtype)
+    if linear.bias is not None:
         state["bias"] = tensors.pop(f"{dot}bias")
     made.load_state_dict(state)
     return made.train(linear.training)
@@ -358,7 +391,7 @@ def _load_the_rest(model: nn.Module, tensors: dict[str, Tensor], tied: list[list
     filled = {
         f"{name}.{part}" if name else part
         for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, (NVFP4Linear, NVFP4Experts))
+        if isinstance(module, _CODES)
         for part in module.state_dict()
     }
     state = model.state_dict()

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitquant.formats import GROUP_EPS_MIN, NVFP4_BLOCK, ceil_div
+from jitquant.formats import GROUP_EPS_MIN, MXFP4_BLOCK, NVFP4_BLOCK, ceil_div
 from jitquant.nn._compressed_tensors import (
     FP8_INPUTS,
     FP8_WEIGHTS,
+    MXFP4_WEIGHTS,
     NVFP4_INPUTS,
     NVFP4_WEIGHTS,
     global_scale,
@@ -28,23 +29,12 @@ Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 """Dtype and shape by name."""
 
 _TILE = 128
-_MX_BLOCK = 32
 _ON_CPU = 1 << 19  # elements that are quantized together: their fp32 temporaries stay in caches
 _ON_GPU = 1 << 26
 _INT8_MAX = 127.0
 
 _CHANNELS = {"symmetric": True, "strategy": "channel", "dynamic": False}
 _TOKENS = {"symmetric": True, "strategy": "token", "dynamic": True}
-_MX_WEIGHTS = {
-    "num_bits": 4,
-    "type": "float",
-    "symmetric": True,
-    "strategy": "group",
-    "group_size": _MX_BLOCK,
-    "dynamic": False,
-    "scale_dtype": "torch.uint8",
-    "zp_dtype": "torch.uint8",
-}
 
 
 @dataclass(frozen=True)
@@ -102,7 +92,7 @@ def _nvfp4(weight: Tensor, gsa: Tensor | None) -> dict[str, Tensor]:
 def _mxfp4_layout(n: int, k: int) -> Layout:
     return {
         "weight_packed": (torch.uint8, (n, k // 2)),
-        "weight_scale": (torch.uint8, (n, k // _MX_BLOCK)),
+        "weight_scale": (torch.uint8, (n, k // MXFP4_BLOCK)),
     }
 
 
@@ -159,6 +149,8 @@ SCHEMES: dict[str, Scheme] = {
         {**_INT, **_TOKENS},
         *(1, _channels_layout(torch.int8), _int8),
     ),
-    "mxfp4": Scheme("mxfp4-pack-quantized", _MX_WEIGHTS, None, _MX_BLOCK, _mxfp4_layout, _mxfp4),
+    "mxfp4": Scheme(
+        "mxfp4-pack-quantized", MXFP4_WEIGHTS, None, MXFP4_BLOCK, _mxfp4_layout, _mxfp4
+    ),
 }
 """By the name that ``quantize_checkpoint`` takes."""

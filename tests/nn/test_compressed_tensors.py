@@ -487,7 +487,7 @@ def test_amaxes_that_are_wrong(tmp_path: Path) -> None:
 
 
 def test_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no NVFP4Linear and no Float8BlockwiseLinear"):
+    with pytest.raises(ValueError, match="no NVFP4Linear, MXFP4Linear or Float8"):
         save_compressed_tensors(layers(), tmp_path)
     odd = nn.Sequential(NVFP4Linear(40, 16))
     with pytest.raises(ValueError, match=r"0\.in_features is 40; .* multiples of 16"):

@@ -1,0 +1,205 @@
+"""`MXFP4Linear`: a linear layer for inference whose weight is stored in MXFP4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from jitquant.formats import INPUT_DTYPES, MXFP4_BLOCK, MXFP4_SCALINGS, Mxfp4Scaling, one_of
+from jitquant.nn._codes import QuantizedModule
+from jitquant.nn._matmul import output_dtype
+from jitquant.ops.recipes import dequantize_mxfp4, quantize_mxfp4
+
+_BLOCK_BYTES = MXFP4_BLOCK // 2
+
+
+class MXFP4Linear(QuantizedModule):
+    """``x @ weight.T + bias`` with a weight in MXFP4, 0.53125 bytes an element, for inference.
+
+    The input is multiplied as it is, with the weight dequantized at each call ("W4A16"). It saves
+    memory and no time: there is no product that reads these codes as they are stored.
+
+    The weight has no gradient. The input has one, through the dequantized weight.
+
+    Attributes:
+        weight_packed: uint8 (out_features, in_features / 2), two E2M1 codes in a byte.
+        weight_scale: uint8 (out_features, in_features / 32), E8M0 exponents.
+        bias: (out_features,) parameter without gradient, or None.
+    """
+
+    quantized = ("weight_packed", "weight_scale")
+    weight_packed: Tensor
+    weight_scale: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """A layer whose weight is zero, for ``load_state_dict``; see `from_linear`.
+
+        Args:
+            in_features: K, a multiple of 32.
+            out_features: N.
+            bias: whether there is one.
+            device: default is PyTorch's.
+            dtype: of the bias and of the result; default is PyTorch's.
+
+        Raises:
+            TypeError, ValueError: an argument is not one of these.
+        """
+        super().__init__()
+        if in_features < 1 or in_features % MXFP4_BLOCK:
+            raise ValueError(
+                f"in_features is {in_features}; accepted are multiples of {MXFP4_BLOCK}: as many "
+                "neighbors share a scale"
+            )
+        if out_features < 1:
+            raise ValueError(f"out_features is {out_features}; accepted is 1 or more")
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in INPUT_DTYPES:
+            raise TypeError(f"dtype is {dtype}; accepted are bfloat16, float16 and float32")
+        self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
+        for name, size in (("weight_packed", 2), ("weight_scale", MXFP4_BLOCK)):
+            shape = (out_features, in_features // size)
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.uint8, device=device))
+        zeros = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
+        self.bias = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, *, scaling: Mxfp4Scaling = "even") -> MXFP4Linear:
+        """A layer with the weight of ``linear`` in MXFP4, and a copy of its bias.
+
+        Args:
+            linear: of the class ``nn.Linear`` itself; its in_features is a multiple of 32.
+            scaling: as of `jitquant.quantize_mxfp4`; "even" has the least error.
+
+        Raises:
+            TypeError: it is of another class, whose forward may be another, or of a dtype that
+                cannot be quantized.
+            ValueError: its in_features is not such a multiple.
+        """
+        if type(linear) is not nn.Linear:
+            raise TypeError(
+                f"linear is {type(linear).__name__}; accepted is torch.nn.Linear itself, as "
+                "another class may compute something else"
+            )
+        one_of("scaling", scaling, MXFP4_SCALINGS)
+        weight = linear.weight.detach()
+        sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+        made = cls(*sizes, weight.device, weight.dtype)
+        codes, scales = quantize_mxfp4(weight.contiguous(), scaling=scaling)
+        made.weight_packed = codes.view(torch.uint8)
+        made.weight_scale = scales.view(torch.uint8)
+        if made.bias is not None:
+            made.bias.copy_(linear.bias.detach())
+        return made.train(linear.training)
+
+    @classmethod
+    def from_blocks(
+        cls,
+        blocks: Tensor,
+        scales: Tensor,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> MXFP4Linear:
+        """A layer with a matrix of gpt-oss's files, whose bytes it shares; see `blocks`.
+
+        Args:
+            blocks: uint8 (N, K / 32, 16), the even element in the low nibble.
+            scales: uint8 (N, K / 32), exponents biased by 127.
+            bias: (N,), copied, or None.
+            dtype: of the bias and of the result.
+
+        Raises:
+            TypeError, ValueError: an argument is not one of these.
+        """
+        for name, t in (("blocks", blocks), ("scales", scales)):
+            if t.dtype != torch.uint8:
+                raise TypeError(f"{name} is {t.dtype}; accepted is uint8")
+        if blocks.dim() != 3 or blocks.shape[2] != _BLOCK_BYTES or scales.shape != blocks.shape[:2]:
+            raise ValueError(
+                f"blocks has shape {tuple(blocks.shape)} and scales {tuple(scales.shape)}; "
+                "accepted are (N, K / 32, 16) and (N, K / 32). Take one expert of those of experts"
+            )
+        rows, groups, _ = blocks.shape
+        made = cls(groups * MXFP4_BLOCK, rows, bias is not None, blocks.device, dtype)
+        made.weight_packed = blocks.reshape(rows, groups * _BLOCK_BYTES)
+        made.weight_scale = scales.contiguous()
+        if made.bias is not None and bias is not None:
+            made.bias.copy_(bias.detach())
+        return made
+
+    @property
+    def blocks(self) -> tuple[Tensor, Tensor]:
+        """The weight as gpt-oss stores it: uint8 (N, K / 32, 16) and (N, K / 32), no copies."""
+        groups = self.in_features // MXFP4_BLOCK
+        packed = self.weight_packed.view(self.out_features, groups, _BLOCK_BYTES)
+        return packed, self.weight_scale
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The weight (out_features, in_features).
+
+        Args:
+            dtype: bfloat16, float16 or float32; None: the layer's.
+        """
+        dtype = self.dtype if dtype is None else dtype
+        return dequantize_mxfp4(self.weight_packed, self.weight_scale, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product with ``x``.
+
+        Args:
+            x: (..., in_features), of the layer's dtype, under autocast of any.
+
+        Returns:
+            (..., out_features) of x's dtype, or of autocast's where autocast is enabled.
+
+        Raises:
+            TypeError, ValueError: an argument is not accepted.
+        """
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}; accepted is (..., {self.in_features}), as "
+                f"in_features is {self.in_features}"
+            )
+        if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(
+                f"x is {x.dtype} and the layer {self.dtype}; accepted are both of one dtype. Call "
+                f"x.to({self.dtype}), or layer.to({x.dtype}), or use torch.autocast"
+            )
+        y: Tensor = _Product.apply(x.to(output_dtype(x)), self)  # type: ignore[no-untyped-call]
+        return y
+
+    def extra_repr(self) -> str:
+        """As of ``nn.Linear``."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+class _Product(torch.autograd.Function):
+    """Keeps the layer for backward, which dequantizes again, and no dequantized weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: MXFP4Linear) -> Tensor:
+        ctx.layer = layer
+        bias = None if layer.bias is None else layer.bias.to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.linear(x, layer.dequantize(x.dtype), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        with torch.autocast(grad.device.type, enabled=False):
+            return grad @ ctx.layer.dequantize(grad.dtype), None
