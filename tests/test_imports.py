@@ -14,7 +14,7 @@ FLOORS = {
     "loader": ("_command",),
     "ops": ("formats", "numerics", "tensors", "loader"),
     "nn": ("formats", "numerics", "tensors", "loader", "ops"),
-    "integrations": ("formats", "nn"),
+    "integrations": ("formats", "loader", "nn"),
 }
 """What each package or module may import of the others."""
 

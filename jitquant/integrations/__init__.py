@@ -3,6 +3,7 @@
 - `jitquant.integrations.transformers`: ``from_pretrained(..., quantization_config=...)``.
 - `jitquant.integrations.peft`: LoRA on top of quantized layers.
 - `jitquant.integrations.torchao`: ``quantize_(model, config)``.
+- `jitquant.integrations.vllm`: a plug-in, which vLLM finds by itself.
 
 None is imported before it is asked for.
 """

@@ -75,6 +75,8 @@ def test_the_wheel_has_the_kernels_the_licence_and_nothing_else(wheel: Path) -> 
         text = archive.read(described).decode()
         commands = archive.read(described.replace("METADATA", "entry_points.txt")).decode()
     assert "jitquant = jitquant.cli:main" in commands
+    plugins = commands.partition("[vllm.general_plugins]\n")[2].splitlines()
+    assert plugins[0] == "jitquant = jitquant.integrations.vllm:register"
     kernels = {
         f"jitquant/kernels_cu/{path.relative_to(ROOT / 'kernels_cu').as_posix()}"
         for path in (ROOT / "kernels_cu").rglob("*")

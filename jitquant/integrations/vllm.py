@@ -1,0 +1,107 @@
+"""vLLM: linears in NVFP4 on this project's products, on Hopper in place of Marlin.
+
+vLLM calls `register` in each of its processes, by the entry point "jitquant" of
+``vllm.general_plugins``; installing both packages is all. ``VLLM_PLUGINS`` without "jitquant", or
+``VLLM_DISABLED_KERNELS=JitquantNvFp4LinearKernel``, turns it off, and ``--linear-backend`` with any
+name takes the kernels of that name. Written against vLLM 0.25.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import vllm.envs as envs
+from torch import Tensor, nn
+from vllm.model_executor.kernels import linear
+from vllm.model_executor.kernels.linear import NvFp4LinearKernel, register_linear_kernel
+from vllm.platforms import PlatformEnum, current_platform
+
+from jitquant.loader import NvccNotFoundError
+from jitquant.loader.machine.toolchain import Memo, find_nvcc
+from jitquant.nn._nvfp4_mm import nvfp4_mm_bytes
+
+_HOPPER = 90
+_LOGGER = logging.getLogger(__name__)
+
+
+class JitquantNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
+    """``x @ weight.T + bias`` by `jitquant.nvfp4_linear`: W4A16, as Marlin computes it.
+
+    The weight stays as it is stored. A static scale for activations in a checkpoint is not used, as
+    Hopper has no product of two operands in FP4.
+    """
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """On compute capability 9.0."""
+        if not current_platform.is_cuda():
+            return False, "jitquant's products are taken on CUDA alone"
+        if compute_capability is None:
+            found = current_platform.get_device_capability()
+            compute_capability = None if found is None else found.to_int()
+        if compute_capability != _HOPPER:
+            return False, "jitquant's products are taken on compute capability 9.0 alone"
+        return True, None
+
+    @classmethod
+    def can_implement(cls, config: Any) -> tuple[bool, str | None]:
+        """Always: vLLM's layers in NVFP4 are all alike."""
+        return True, None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Takes what the layer has; nothing is repacked.
+
+        Args:
+            layer: with ``weight`` uint8 (N, K / 2), ``weight_scale`` (N, K / 16) and
+                ``weight_global_scale``, the factor that dequantizes.
+        """
+        for name in ("weight", "weight_scale"):
+            data = getattr(layer, name).data
+            setattr(layer, name, nn.Parameter(data.contiguous(), requires_grad=False))
+        gsa = layer.weight_global_scale.detach().to(torch.float32).reshape(1)
+        layer.weight_global_scale = nn.Parameter(gsa, requires_grad=False)
+
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The product.
+
+        Args:
+            layer: as it is after `process_weights_after_loading`.
+            x: (..., K), bfloat16 or float16.
+            bias: (N,) or None.
+
+        Returns:
+            (..., N) of x's dtype.
+        """
+        rows = x if x.stride(-1) == 1 else x.contiguous()
+        weight = layer.weight, layer.weight_scale, layer.weight_global_scale, "linear"
+        values = rows.reshape(-1, x.shape[-1]), None, None, "linear"
+        y = nvfp4_mm_bytes(values, weight, bias, None, x.dtype)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def register() -> None:
+    """Has vLLM take `JitquantNvFp4LinearKernel` where it runs; may be called again.
+
+    It comes before vLLM's own kernels. Where a checkpoint quantizes weights alone vLLM takes Marlin
+    by its name, without a list; that name stands for this kernel then. Without nvcc all stays as it
+    is, with a warning.
+    """
+    kernel = JitquantNvFp4LinearKernel
+    if kernel.__name__ in envs.VLLM_DISABLED_KERNELS or not kernel.is_supported()[0]:
+        return
+    try:
+        find_nvcc(Memo())
+    except NvccNotFoundError as error:
+        _LOGGER.warning("jitquant: linears in NVFP4 keep vLLM's kernels, as %s", error)
+        return
+    platform = PlatformEnum.CUDA
+    known = linear._POSSIBLE_NVFP4_KERNELS
+    if kernel not in known.get(platform, ()):
+        register_linear_kernel(kernel, platform, "nvfp4")
+        known[platform].insert(0, known[platform].pop())
+    from vllm.model_executor.layers.quantization import modelopt
+
+    for module in (linear, modelopt):
+        module.MarlinNvFp4LinearKernel = kernel

@@ -1,0 +1,188 @@
+"""The plug-in with vLLM's own classes on a CPU; they come from the wheel, without its kernels.
+
+What stands in for a Hopper GPU is `JitquantNvFp4LinearKernel.is_supported`, and for vLLM's process
+groups one rank. The server itself is not run here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from nn.helpers import sqnr
+from safetensors.torch import load_file, save_file
+from samples import randn
+from torch import Tensor, nn
+
+import jitquant
+from jitquant.loader import NvccNotFoundError
+from jitquant.nn import quantize_checkpoint
+
+pytest.importorskip("vllm", reason="vLLM is not installed; its wheel is enough, with --no-deps")
+try:
+    from vllm.model_executor.kernels import linear
+    from vllm.model_executor.layers.quantization import modelopt
+    from vllm.model_executor.layers.quantization.compressed_tensors import schemes
+    from vllm.platforms import PlatformEnum
+
+    from jitquant.integrations import vllm as plugin
+except ImportError as error:
+    pytest.skip(f"vLLM does not import here: {error}", allow_module_level=True)
+
+Kernel = plugin.JitquantNvFp4LinearKernel
+BF16 = torch.bfloat16
+K, SIZES = 128, {"q_proj": 64, "k_proj": 32, "v_proj": 32}
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM as it is on a Hopper GPU, with the plug-in; undone afterwards."""
+    monkeypatch.setattr(Kernel, "is_supported", classmethod(lambda *_: (True, None)))
+    cuda = list(linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA])
+    monkeypatch.setitem(linear._POSSIBLE_NVFP4_KERNELS, PlatformEnum.CUDA, cuda)
+    for module in (linear, modelopt):
+        kept = module.MarlinNvFp4LinearKernel
+        monkeypatch.setattr(module, "MarlinNvFp4LinearKernel", kept)
+    monkeypatch.setattr(linear, "current_platform", SimpleNamespace(_enum=PlatformEnum.CUDA))
+    import vllm.model_executor.parameter as parameter
+
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
+    monkeypatch.setattr(plugin, "find_nvcc", lambda _: None)
+    plugin.register()
+    plugin.register()  # vLLM may
+
+
+def folder(path: Path) -> tuple[Path, Tensor]:
+    weights = {name: randn(size, K, seed=size) * size for name, size in SIZES.items()}
+    path.mkdir()
+    at = "model.layers.0.self_attn"
+    save_file({f"{at}.{n}.weight": w for n, w in weights.items()}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return path, torch.cat(list(weights.values()))
+
+
+def fused(method: Any, path: Path) -> Any:
+    """q, k and v of a folder in one layer, as vLLM's loader puts them there."""
+    layer: Any = nn.Module()
+    method.create_weights(
+        layer,
+        input_size_per_partition=K,
+        output_partition_sizes=list(SIZES.values()),
+        input_size=K,
+        output_size=sum(SIZES.values()),
+        params_dtype=BF16,
+        weight_loader=lambda *_: None,
+    )
+    begin = 0
+    tensors = load_file(path / "model.safetensors")
+    for i, (name, size) in enumerate(SIZES.items()):
+        for part, parameter in layer.named_parameters():
+            given = tensors.get(f"model.layers.0.self_attn.{name}.{part}")
+            if parameter.numel() == len(SIZES):
+                if given is not None:
+                    parameter.data[i] = given.reshape(())
+            else:
+                assert given is not None, part
+                parameter.data[begin : begin + size] = given
+        begin += size
+    method.process_weights_after_loading(layer)
+    return layer
+
+
+@pytest.mark.parametrize("scheme", ["nvfp4a16", "nvfp4", "modelopt", "W4A16_NVFP4"])
+@pytest.mark.usefixtures("hopper")
+def test_a_fused_layer(scheme: str, tmp_path: Path) -> None:
+    """Files of `quantize_checkpoint` through vLLM's methods have the values of one quantization."""
+    source, weight = folder(tmp_path / "in")
+    of_modelopt = scheme in ("modelopt", "W4A16_NVFP4")
+    quantize_checkpoint(
+        source,
+        tmp_path / "out",
+        format="nvfp4a16" if scheme == "nvfp4a16" else "nvfp4",
+        layout="modelopt" if of_modelopt else "compressed-tensors",
+        input_amax=None if scheme == "nvfp4a16" else 8.0,
+        device="cpu",
+    )
+    method: Any
+    if of_modelopt:
+        config = json.loads((tmp_path / "out" / "config.json").read_text())
+        own = {**config["quantization_config"]}
+        if scheme == "W4A16_NVFP4":
+            own["quant_algo"] = scheme
+        parsed = modelopt.ModelOptNvFp4Config.from_config(own)
+        aside = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())
+        assert modelopt.ModelOptNvFp4Config.from_config(aside).group_size == parsed.group_size
+        method = parsed.LinearMethodCls(parsed)
+    else:
+        method = schemes.CompressedTensorsW4A4Fp4(use_a16=scheme == "nvfp4a16")
+    assert type(method.kernel) is Kernel
+    layer = fused(method, tmp_path / "out")
+    q = jitquant.quantize_weight_nvfp4(weight, gsa=jitquant.amax_gsa(weight))
+    assert torch.equal(layer.weight, q.x_fp4_bytes)
+    assert torch.equal(layer.weight_scale.float(), q.x_sf.float())
+    torch.testing.assert_close(layer.weight_global_scale.data, q.gsa, rtol=3e-7, atol=0)
+    bias = randn(128)
+    for shape in ((5, K), (2, 3, K), (100, K), (0, K)):
+        x = randn(*shape)
+        apply = method.apply if of_modelopt else method.apply_weights
+        y = apply(layer, x, bias=bias)
+        want = x.double() @ q.dequantize(torch.float32).double().t() + bias
+        assert (y.shape, y.dtype) == (want.shape, BF16)
+        if x.numel():
+            assert sqnr(y, want) > 45
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_vllm_takes() -> None:
+    first, *others = linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA]
+    assert first is Kernel
+    assert Kernel not in others
+    marlin = linear._LINEAR_BACKEND_KERNEL_MAP["marlin"]
+    assert any(kernel.__name__ == "MarlinNvFp4LinearKernel" for kernel in marlin)
+    assert Kernel not in marlin  # --linear-backend marlin is Marlin still
+
+
+def test_elsewhere_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = linear.MarlinNvFp4LinearKernel
+    plugin.register()
+    assert linear.MarlinNvFp4LinearKernel is before
+    assert Kernel not in linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA]
+    assert "CUDA alone" in str(Kernel.is_supported()[1])
+    capability = SimpleNamespace(to_int=lambda: 100)
+    cuda = SimpleNamespace(is_cuda=lambda: True, get_device_capability=lambda: capability)
+    monkeypatch.setattr(plugin, "current_platform", cuda)
+    assert "9.0 alone" in str(Kernel.is_supported()[1])
+    assert Kernel.is_supported(90) == (True, None)
+
+
+def test_without_a_compiler_vllms_own_stay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(_: Any) -> None:
+        raise NvccNotFoundError("no CUDA compiler (nvcc) was found")
+
+    monkeypatch.setattr(Kernel, "is_supported", classmethod(lambda *_: (True, None)))
+    monkeypatch.setattr(plugin, "find_nvcc", missing)
+    before = linear.MarlinNvFp4LinearKernel
+    plugin.register()
+    assert linear.MarlinNvFp4LinearKernel is before
+    assert "keep vLLM's kernels, as no CUDA compiler" in caplog.text
+
+
+@pytest.mark.usefixtures("hopper")
+def test_it_is_compiled_without_a_break(tmp_path: Path) -> None:
+    source, _ = folder(tmp_path / "in")
+    quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    method = schemes.CompressedTensorsW4A4Fp4(use_a16=True)
+    layer = fused(method, tmp_path / "out")
+    run = torch.compile(
+        lambda x: method.apply_weights(layer, x), fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    for rows in (3, 7):
+        x = randn(rows, K)
+        assert torch.equal(run(x), method.apply_weights(layer, x))
