@@ -39,14 +39,6 @@ __device__ __forceinline__ uint4 cast_block(const Block<T>& x, float factor, Eig
   return format == EightBit::kE4m3 ? pack16<EightBit::kE4m3>(v) : pack16<EightBit::kE5m2>(v);
 }
 
-// fp8_scale_from_amax to the bit, without branches.
-__device__ __forceinline__ float scale_from_amax(float amax, float top) {
-  const float lift = amax > 0x1p100f ? 0x1p-64f : 1.0f, lifted = mul_rn(amax, lift);
-  const float scale = mul_rn(quotient(top, lifted, reciprocal_rn_ordinary(lifted)), lift);
-  // Where the quotient overflows, or the amax is too small for its reciprocal, it is Inf or NaN.
-  return amax > 0.0f && amax <= kFloatMax ? fminf(scale, kFloatMax) : 1.0f;
-}
-
 // The scale of the whole tensor; every thread of the block calls it.
 __device__ __forceinline__ float tensor_scale(const Fp8Scale& scale, int partials, float top,
                                               BlockReduce& reduce) {

@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
     }
     if (scale.kind == Fp8Scale::kAmax || scale.kind == Fp8Scale::kMaxima) {
       const float known = scale.kind == Fp8Scale::kAmax ? amax : factor;
-      factor = scale_from_amax(bound_amax(known, scale.bound), largest(format));
+      factor = fp8_scale_from_amax(bound_amax(known, scale.bound), largest(format));
     }
     if (scale.by_row) {
       if (writes) {

@@ -1,6 +1,6 @@
 // What the kernels of groups, blocks and both orientations in eight bits are put together from: the
-// scale of a group, its elements, where both go, and a walk over tiles. A scale's format and layout
-// are arguments, an element's format a switch outside of the arithmetic: few kernels to compile.
+// elements of a group, where its scale goes, and a walk over tiles. A scale's format and layout are
+// arguments, an element's format a switch outside of the arithmetic: few kernels to compile.
 #pragma once
 
 #include "../nvfp4/kernels.cuh"
@@ -9,59 +9,6 @@
 namespace jitquant {
 
 // ---- one group ---------------------------------------------------------------------------------
-
-// The scales of groups of a format, from their amaxes: group_scale and mxfp8_exponent of fp8.cuh to
-// the bit, whose divisions would check for what cannot be here, or is here selected at the end.
-// Nothing branches but on what all groups share.
-template <int kCount>
-__device__ __forceinline__ void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
-                                          GroupScale (&g)[kCount]) {
-  const float top = largest(n.format);
-  float b[kCount];
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) b[k] = amax_keep_nan(n.eps, amax[k]);
-  if (n.recipe == GroupRecipe::kTe) {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      // By 2^-3, so that the reciprocal of the largest amax is no subnormal.
-      const float lowered = mul_rn(b[k], 0x1p-3f);
-      const float lifted = quotient(top, lowered, reciprocal_rn_ordinary(lowered));
-      g[k].factor = mul_rn(lifted, 0x1p-3f);
-      g[k].scale_inv = reciprocal_rn_ordinary(g[k].factor);
-    }
-  } else {
-    const float over_top = reciprocal_rn_ordinary(top);
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      g[k].scale_inv = quotient(b[k], top, over_top);
-      g[k].factor = reciprocal_rn_ordinary(g[k].scale_inv);
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    if (b[k] > kFloatMax) g[k].scale_inv = b[k], g[k].factor = 0.0f;
-    g[k].exponent = 0;
-  }
-  if (n.scale_format == ScaleFormat::kFloat32) return;
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    const float s = g[k].scale_inv;
-    g[k].exponent = n.scale_format == ScaleFormat::kE8m0 ? e8m0_rceil(s) : ue8m0_exponent(s);
-    g[k].factor = inverse_power_of_two(g[k].exponent);
-    if (!is_nan(s)) g[k].scale_inv = power_of_two(g[k].exponent);
-  }
-}
-
-__device__ __forceinline__ GroupScale scale_of(const GroupNumerics& n, float b) {
-  const float amax[1] = {b};
-  GroupScale g[1];
-  scales_of(n, amax, g);
-  return g[0];
-}
-
-__device__ __forceinline__ bool divides(const GroupNumerics& n) {
-  return n.recipe == GroupRecipe::kVllm && n.scale_format == ScaleFormat::kFloat32;
-}
 
 // Calls f with the format as a constant.
 template <class F>
@@ -75,50 +22,13 @@ __device__ __forceinline__ void with_format(EightBit format, F&& f) {
   }
 }
 
-// Dividing by a scale with what the hardware has, correctly rounded for every element whose code is
-// not 0 either way: group_divide where the scale is far from the ends of fp32, where scale and
-// elements are brought by a power of two.
-struct GroupDivisor {
-  float lift, s, r;
-};
-
-__device__ __forceinline__ float lift_of(float scale_inv) {
-  return scale_inv > 0x1p120f ? 0x1p-64f : (scale_inv < 0x1p-80f ? 0x1p64f : 1.0f);
-}
-// `r` is that of the scale, which is not to be computed again.
-__device__ __forceinline__ GroupDivisor group_divisor(float scale_inv, float r) {
-  const float lift = lift_of(scale_inv);
-  // No remainder where the scale is no number: 0 for what is finite, else NaN, as r makes it.
-  return {lift, scale_inv <= kFloatMax ? mul_rn(scale_inv, lift) : 0.0f, r};
-}
-__device__ __forceinline__ float group_reciprocal(float scale_inv) {
-  const float r = reciprocal_rn_ordinary(mul_rn(scale_inv, lift_of(scale_inv)));
-  return scale_inv <= kFloatMax ? r : (is_nan(scale_inv) ? scale_inv : 0.0f);
-}
-__device__ __forceinline__ float divide(float x, const GroupDivisor& d) {
-  return group_divide(mul_rn(x, d.lift), d.s, d.r);
-}
-
-// A block of one group as its sixteen bytes. `factor` is the group's, or, by division, the
-// group_reciprocal of the scale.
+// A block of one group as its sixteen bytes (encode_group_block).
 template <EightBit kFormat, class T>
 __device__ __forceinline__ uint4 encode_block(const Block<T>& x, bool by_division, float factor,
                                               float scale_inv) {
-  if (!by_division) {
-    const auto word = [&](int i) {
-      const float v[4] = {mul_rn(value_of(x, i), factor), mul_rn(value_of(x, i + 1), factor),
-                          mul_rn(value_of(x, i + 2), factor), mul_rn(value_of(x, i + 3), factor)};
-      return pack4<kFormat>(v);
-    };
-    return make_uint4(word(0), word(4), word(8), word(12));
-  }
-  const GroupDivisor d = group_divisor(scale_inv, factor);
-  const auto word = [&](int i) {
-    const float v[4] = {divide(value_of(x, i), d), divide(value_of(x, i + 1), d),
-                        divide(value_of(x, i + 2), d), divide(value_of(x, i + 3), d)};
-    return pack4<kFormat>(v);
-  };
-  return make_uint4(word(0), word(4), word(8), word(12));
+  uint32_t words[4];
+  encode_group_block<kFormat>(x, by_division, factor, scale_inv, words);
+  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 template <class T>

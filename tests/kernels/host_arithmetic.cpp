@@ -3,6 +3,19 @@
 
 using namespace jitquant;
 
+// The nearest E2M1, ties to even, found in double precision.
+static uint32_t nearest_e2m1(float x) {
+  const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  // Beyond 8 the nearest is 6, and a difference of doubles would no longer tell the values apart.
+  const double a = std::fmin(std::fabs(static_cast<double>(x)), 8.0);
+  uint32_t best = 0;
+  for (uint32_t c = 1; c < 8; ++c) {
+    const double was = std::fabs(a - values[best]), is = std::fabs(a - values[c]);
+    if (is < was || (is == was && c % 2 == 0)) best = c;
+  }
+  return best | (std::signbit(x) ? 8u : 0u);
+}
+
 extern "C" {
 
 // 1 / a where a is ordinary, from a reciprocal that may be an ulp off: for every mantissa.
@@ -20,8 +33,12 @@ float reciprocal_root(float a) {
   return reciprocal_of_root(a);
 }
 
+// As in a block whose scale is not an ordinary number.
 void encode_e2m1(const float* x, uint8_t* code, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) code[i] = static_cast<uint8_t>(e2m1_from_float(x[i]));
+  for (int64_t i = 0; i < n; ++i) {
+    const Block<float> block = {{float_bits(x[i])}};
+    code[i] = static_cast<uint8_t>(e2m1x8(block, 0, 1.0f) & 15u);
+  }
 }
 
 void decode_e2m1(const uint8_t* code, float* x, int64_t n) {
@@ -36,22 +53,17 @@ void decode_e4m3(const uint8_t* code, float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = float_from_e4m3(code[i]);
 }
 
-// Every fp32 whose bits are in [first, last]: how many codes differ from the nearest E2M1, ties to
-// even, found in double precision.
+// Every fp32 whose bits are in [first, last]: how many codes differ from the nearest E2M1.
 int64_t count_wrong_e2m1(uint32_t first, uint32_t last) {
-  const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   int64_t wrong = 0;
-  for (uint64_t bits = first; bits <= last; ++bits) {
-    const float x = bits_float(static_cast<uint32_t>(bits));
-    // Beyond 8 the nearest is 6, and a difference of doubles would no longer tell the values apart.
-    if (std::isnan(x)) continue;
-    const double a = std::fmin(std::fabs(static_cast<double>(x)), 8.0);
-    uint32_t best = 0;
-    for (uint32_t c = 1; c < 8; ++c) {
-      const double was = std::fabs(a - values[best]), is = std::fabs(a - values[c]);
-      if (is < was || (is == was && c % 2 == 0)) best = c;
+  for (uint64_t bits = first; bits <= last; bits += 8) {
+    Block<float> x = {};
+    for (uint32_t i = 0; i < 8 && bits + i <= last; ++i) {
+      const uint32_t word = static_cast<uint32_t>(bits) + i;
+      x.words[i] = is_nan(bits_float(word)) ? 0u : word;
     }
-    wrong += e2m1_from_float(x) != (best | ((bits >> 31) << 3));
+    const uint32_t codes = e2m1x8(x, 0, 1.0f);
+    for (int i = 0; i < 8; ++i) wrong += (codes >> (4 * i) & 15) != nearest_e2m1(value_of(x, i));
   }
   return wrong;
 }
@@ -79,7 +91,7 @@ static float amax_of(const Block<T>* x, int64_t blocks) {
 }
 
 // Of the values of T whose products with RN(1 / d) are below 7 and not too small to matter: how
-// many have another code than e2m1_from_float gives the product; adds those that are half way above
+// many have another code than the nearest to the product; adds those that are half way above
 // an even code to `halves`.
 template <class T>
 static int64_t wrong_codes(float d, int64_t& halves) {
@@ -92,7 +104,7 @@ static int64_t wrong_codes(float d, int64_t& halves) {
     e2m1x16_ordinary<false>(x, enc, d, codes);
     for (int i = 0; i < count; ++i) {
       const float product = mul_rn(value_of(x, i), enc), a = abs_of(product);
-      wrong += (codes[i / 8] >> (4 * (i % 8)) & 15) != e2m1_from_float(product);
+      wrong += (codes[i / 8] >> (4 * (i % 8)) & 15) != nearest_e2m1(product);
       halves += a == 0.25f || a == 1.25f || a == 2.5f || a == 5.0f;
     }
     x = {}, count = 0;

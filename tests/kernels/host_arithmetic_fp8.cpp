@@ -4,6 +4,7 @@
 
 #include "jitquant/activation.cuh"
 #include "jitquant/fp8.cuh"
+#include "jitquant/group_scale.cuh"
 
 using namespace jitquant;
 
@@ -23,10 +24,36 @@ void pack_as(EightBit format, const float* v, int64_t n, uint8_t* out) {
   if (format == EightBit::kInt8) pack<EightBit::kInt8>(v, n, out);
 }
 
-float amax_of(const float* v, int n) {
-  float b = 0.0f;
-  for (int i = 0; i < n; ++i) b = amax_keep_nan(b, v[i]);
-  return b;
+// Groups of kBlocks blocks with a scale of their own.
+template <EightBit kFormat, int kBlocks>
+void quantize(const Block<float>* x, int64_t groups, const GroupNumerics& numerics, uint8_t* codes,
+              float* scale_inv, int32_t* exponent) {
+  const bool by_division = divides(numerics);
+  for (int64_t i = 0; i < groups; ++i) {
+    float amax = 0.0f;
+    for (int k = 0; k < kBlocks; ++k) amax = amax_keep_nan(amax, block_amax(x[kBlocks * i + k]));
+    const GroupScale g = scale_of(numerics, amax);
+    const float factor = by_division ? group_reciprocal(g.scale_inv) : g.factor;
+    for (int k = 0; k < kBlocks; ++k) {
+      uint32_t words[4];
+      encode_group_block<kFormat>(x[kBlocks * i + k], by_division, factor, g.scale_inv, words);
+      std::memcpy(codes + 16 * (kBlocks * i + k), words, sizeof words);
+    }
+    scale_inv[i] = g.scale_inv;
+    exponent[i] = static_cast<int32_t>(g.exponent);
+  }
+}
+
+template <int kBlocks>
+void quantize_as(const float* x, int64_t groups, const GroupNumerics& n, uint8_t* codes,
+                 float* scale_inv, int32_t* exponent) {
+  const auto* blocks = reinterpret_cast<const Block<float>*>(x);
+  const auto run = [&](auto format) {
+    quantize<decltype(format)::value, kBlocks>(blocks, groups, n, codes, scale_inv, exponent);
+  };
+  if (n.format == EightBit::kE4m3) run(std::integral_constant<EightBit, EightBit::kE4m3>());
+  if (n.format == EightBit::kE5m2) run(std::integral_constant<EightBit, EightBit::kE5m2>());
+  if (n.format == EightBit::kInt8) run(std::integral_constant<EightBit, EightBit::kInt8>());
 }
 
 }  // namespace
@@ -65,29 +92,17 @@ void powers(float* power, float* inverse, float* e8m0) {
 void quantize_groups(const float* x, int64_t groups, int format, float eps, int recipe,
                      bool power_of_two_scales, uint8_t* codes, float* scale_inv,
                      int32_t* exponent) {
-  const auto kind = static_cast<EightBit>(format);
-  const auto rule = static_cast<GroupRecipe>(recipe);
-  for (int64_t i = 0; i < groups; ++i) {
-    float v[16];
-    for (int k = 0; k < 16; ++k) v[k] = x[16 * i + k];
-    const GroupScale g = group_scale(amax_of(v, 16), largest(kind), eps, rule, power_of_two_scales);
-    scale_group(v, g, rule == GroupRecipe::kVllm && !power_of_two_scales);
-    pack_as(kind, v, 16, codes + 16 * i);
-    scale_inv[i] = g.scale_inv;
-    exponent[i] = static_cast<int32_t>(g.exponent);
-  }
+  const ScaleFormat scales = power_of_two_scales ? ScaleFormat::kPowerOfTwo : ScaleFormat::kFloat32;
+  quantize_as<1>(x, groups,
+                 {static_cast<EightBit>(format), static_cast<GroupRecipe>(recipe), scales, eps},
+                 codes, scale_inv, exponent);
 }
 
-void quantize_mx(const float* x, int64_t blocks, int format, uint8_t* codes, uint8_t* exponent) {
-  const auto kind = static_cast<EightBit>(format);
-  for (int64_t i = 0; i < blocks; ++i) {
-    float v[kMxfp8Block];
-    for (int k = 0; k < kMxfp8Block; ++k) v[k] = x[kMxfp8Block * i + k];
-    const uint32_t e = mxfp8_exponent(amax_of(v, kMxfp8Block), largest(kind));
-    for (float& element : v) element = mul_rn(element, inverse_power_of_two(e));
-    pack_as(kind, v, kMxfp8Block, codes + kMxfp8Block * i);
-    exponent[i] = static_cast<uint8_t>(e);
-  }
+void quantize_mx(const float* x, int64_t blocks, int format, uint8_t* codes, float* scale,
+                 int32_t* exponent) {
+  quantize_as<kMxfp8Block / 16>(
+      x, blocks, {static_cast<EightBit>(format), GroupRecipe::kDeepGemm, ScaleFormat::kE8m0, 0.0f},
+      codes, scale, exponent);
 }
 
 void tensor_scales(const float* amax, int64_t n, float top, float* scale, float* scale_inv) {
@@ -117,7 +132,8 @@ int64_t count_wrong_quotients(int64_t n, uint32_t seed, bool at_codes) {
       const float nearest = static_cast<float>(number * s);
       x = bits_float(float_bits(nearest) + random() % 5 - 2);
     }
-    wrong += float_bits(group_divide(x, s, reciprocal_rn(s))) != float_bits(div_rn(x, s));
+    const float got = divide(x, group_divisor(s, group_reciprocal(s)));
+    wrong += float_bits(got) != float_bits(div_rn(x, s));
   }
   return wrong;
 }

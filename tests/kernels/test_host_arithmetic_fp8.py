@@ -180,18 +180,21 @@ def test_every_bf16_in_mx_blocks(host: ctypes.CDLL, dtype: torch.dtype) -> None:
         x = values.float().reshape(2048, 32).contiguous()
         codes, exponent = (
             torch.empty(2048, 32, dtype=torch.uint8),
-            torch.empty(2048, dtype=torch.uint8),
+            torch.empty(2048, dtype=torch.int32),
         )
-        host.quantize_mx(p(x), size(2048), GROUP_DTYPES.index(dtype), p(codes), p(exponent))
+        format_, unused = GROUP_DTYPES.index(dtype), torch.empty(2048)
+        host.quantize_mx(p(x), size(2048), format_, p(codes), p(unused), p(exponent))
         data, scales = mxfp8.quantize_mxfp8(x, dtype=dtype)
         assert torch.equal(codes, u8(data))
-        assert torch.equal(exponent, u8(scales).reshape(-1))
+        assert torch.equal(exponent, u8(scales).reshape(-1).int())
 
 
 @pytest.mark.parametrize("dtype", FP8_DTYPES, ids=lambda d: str(d)[6:])
 def test_tensor_scale_of_every_amax(host: ctypes.CDLL, dtype: torch.dtype) -> None:
-    a = torch.cat((all_bf16().float().reshape(-1), torch.tensor([1e-45, 3.4028235e38, 1.3e-36])))
-    a = a.abs()
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randint(0, 0x7F800000, (300_000,), generator=generator, dtype=torch.int32)
+    least = torch.tensor([1e-45, 3.4028235e38, 1.3e-36])
+    a = torch.cat((all_bf16().float().reshape(-1), spread.view(torch.float32), least)).abs()
     scale, scale_inv = torch.empty_like(a), torch.empty_like(a)
     top = QUANTIZED_MAX[dtype]
     host.tensor_scales(p(a), size(a.numel()), number(top), p(scale), p(scale_inv))

@@ -73,11 +73,6 @@ JITQUANT_HD uint32_t e2m1_magnitude(float a) {
   return code < kMost ? code : kMost;
 }
 
-// E2M1 of x, which is no NaN, in the low four bits, the sign of zero kept.
-JITQUANT_HD uint32_t e2m1_from_float(float x) {
-  return (e2m1_magnitude(abs_of(x)) & 7u) | ((float_bits(x) >> 28) & 8u);
-}
-
 // Exact; reads the low four bits.
 JITQUANT_HD float float_from_e2m1(uint32_t code) {
   const uint32_t bits = ((code & 8u) << 28) | ((code & 7u) << 22);

@@ -1,9 +1,8 @@
 // FP8, INT8 and E8M0 as bits, and the recipes of 8-bit quantization, each rule once. A value is
-// element * scale_inv. jitquant/reference/fp8.py and mxfp8.py are the same in PyTorch; they agree
+// element * scale_inv. jitquant/numerics/fp8.py and mxfp8.py are the same in PyTorch; they agree
 // bit for bit.
 //
-// Per element there is one product, whatever the rule. Recipe "vllm" divides: the quotient comes
-// from the group's reciprocal and two multiply-adds, correctly rounded where a code depends on it.
+// The rule of a group's scale is in group_scale.cuh.
 #pragma once
 
 #include "jitquant/formats.cuh"
@@ -12,11 +11,7 @@ namespace jitquant {
 
 enum class EightBit : int { kE4m3 = 0, kE5m2 = 1, kInt8 = 2 };
 
-// te: TransformerEngine, torchao. deepgemm: DeepGEMM. vllm: vLLM's group kernels.
-enum class GroupRecipe : int { kTe = 0, kDeepGemm = 1, kVllm = 2 };
-
 constexpr float kE5m2Max = 57344.0f;
-constexpr int kMxfp8Block = 32;
 
 // What the amax is brought to.
 JITQUANT_HD constexpr float largest(EightBit format) {
@@ -168,14 +163,23 @@ JITQUANT_HD float float_from_e8m0(uint32_t e) {
   return e == 255u ? bits_float(0x7fffffffu) : power_of_two(e);
 }
 
+// a / b, correctly rounded, where r is 1 / b, correctly rounded, and the remainder is exact
+// (Markstein).
+JITQUANT_HD float quotient(float a, float b, float r) {
+  const float q = mul_rn(a, r);
+  return fma_rn(fma_rn(-q, b, a), r, q);
+}
+
 // ---- one scale for a tensor or a row -----------------------------------------------------------
 
 // min(top / amax, FLT_MAX); 1 where amax is 0, Inf or NaN. Elements are multiplied with it;
 // scale_inv is fp8_scale_inv of it.
 JITQUANT_HD float fp8_scale_from_amax(float amax, float top) {
-  if (!(amax > 0.0f) || amax > kFloatMax) return 1.0f;
-  const float scale = div_rn(top, amax);
-  return scale > kFloatMax ? kFloatMax : scale;
+  // Without branches: a division would check for what is selected at the end.
+  const float lift = amax > 0x1p100f ? 0x1p-64f : 1.0f, lifted = mul_rn(amax, lift);
+  const float scale = mul_rn(quotient(top, lifted, reciprocal_rn_ordinary(lifted)), lift);
+  // Where the quotient overflows, or the amax is too small for its reciprocal, it is Inf or NaN.
+  return amax > 0.0f && amax <= kFloatMax ? fminf(scale, kFloatMax) : 1.0f;
 }
 
 JITQUANT_HD float fp8_scale_inv(float scale) {
@@ -185,85 +189,6 @@ JITQUANT_HD float fp8_scale_inv(float scale) {
 // min(amax, bound), NaN if amax is.
 JITQUANT_HD float bound_amax(float amax, float bound) {
   return amax > bound ? bound : amax;
-}
-
-// a / b, correctly rounded, where r is 1 / b, correctly rounded, and the remainder is exact
-// (Markstein).
-JITQUANT_HD float quotient(float a, float b, float r) {
-  const float q = mul_rn(a, r);
-  return fma_rn(fma_rn(-q, b, a), r, q);
-}
-
-// ---- one scale for a group or block ------------------------------------------------------------
-
-struct GroupScale {
-  float scale_inv;    // stored; recipe vllm divides by it
-  float factor;       // what elements are multiplied with
-  uint32_t exponent;  // of scale_inv where it is a power of two
-};
-
-// b is the amax of the group, NaN if the group has one; eps is at least 1e-32.
-JITQUANT_HD GroupScale group_scale(float b, float top, float eps, GroupRecipe recipe,
-                                   bool power_of_two_scales) {
-  if (b < eps) b = eps;  // a NaN stays
-  GroupScale g;
-  if (recipe == GroupRecipe::kTe) {
-    g.factor = div_rn(top, b);
-    g.scale_inv = reciprocal_rn(g.factor);
-  } else {
-    g.scale_inv = div_rn(b, top);
-    g.factor = reciprocal_rn(g.scale_inv);
-  }
-  g.exponent = 0;
-  if (power_of_two_scales) {
-    g.exponent = ue8m0_exponent(g.scale_inv);
-    g.factor = inverse_power_of_two(g.exponent);
-    if (!is_nan(g.scale_inv)) g.scale_inv = power_of_two(g.exponent);
-  }
-  return g;
-}
-
-// x / s for the s and r = 1 / s of a group that `group_divides_fast`. The product is within an ulp
-// and a half, and the correction rounds it (Markstein): correctly for all x and s whose quotient is
-// next to a number of eight bits, which those are where one code ends and the next begins. The
-// remainder has its sign turned: a zero keeps its own so.
-JITQUANT_HD float group_divide(float x, float s, float r) {
-  const float q = mul_rn(x, r);
-  return fma_rn(-fma_rn(q, s, -x), r, q);
-}
-
-// Whether no remainder of an element that counts leaves the normal range. With eps from 1e-19 on it
-// is so for every finite group.
-JITQUANT_HD bool group_divides_fast(float s) {
-  return s >= 0x1p-80f && s <= 0x1p120f;
-}
-
-// Scales `kCount` elements of one group in place; what comes out goes to pack4. `divide` is that
-// the recipe is vllm and scales are no powers of two.
-template <int kCount>
-JITQUANT_HD void scale_group(float (&v)[kCount], const GroupScale& g, bool divide) {
-  if (!divide) {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-    for (int i = 0; i < kCount; ++i) v[i] = mul_rn(v[i], g.factor);
-  } else if (group_divides_fast(g.scale_inv)) {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-    for (int i = 0; i < kCount; ++i) v[i] = group_divide(v[i], g.scale_inv, g.factor);
-  } else {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-    for (int i = 0; i < kCount; ++i) v[i] = div_rn(v[i], g.scale_inv);
-  }
-}
-
-// MXFP8: the stored exponent of a block of 32 whose amax is b; elements are multiplied with
-// inverse_power_of_two of it.
-JITQUANT_HD uint32_t mxfp8_exponent(float b, float top) {
-  return e8m0_rceil(div_rn(b, top));
 }
 
 // ---- where scales and groups lie ---------------------------------------------------------------

@@ -1,0 +1,135 @@
+// The rule of 8-bit quantization with a scale for a group or block of values: per-token-group FP8
+// and INT8, and MXFP8. jitquant/numerics/fp8.py and mxfp8.py are the same in PyTorch, bit for bit.
+// A value is element * scale_inv.
+#pragma once
+
+#include "jitquant/block.cuh"
+#include "jitquant/fp8.cuh"
+
+namespace jitquant {
+
+constexpr int kMxfp8Block = 32;
+
+// te: TransformerEngine, torchao. deepgemm: DeepGEMM. vllm: vLLM's group kernels.
+enum class GroupRecipe : int { kTe = 0, kDeepGemm = 1, kVllm = 2 };
+
+// fp32; fp32 that hold powers of two; their exponents, four to an int32; E8M0 bytes of MXFP8, whose
+// arithmetic comes with them.
+enum class ScaleFormat : int { kFloat32 = 0, kPowerOfTwo = 1, kPacked = 2, kE8m0 = 3 };
+
+struct GroupNumerics {
+  EightBit format;
+  GroupRecipe recipe;
+  ScaleFormat scale_format;
+  float eps;
+};
+
+struct GroupScale {
+  float scale_inv;    // stored; recipe vllm divides by it
+  float factor;       // what elements are multiplied with
+  uint32_t exponent;  // of scale_inv where it is a power of two
+};
+
+// The scales of groups from their amaxes, NaN if a group has one. Quotients come from reciprocals:
+// a division would check for what cannot be here, or is selected at the end. Nothing branches but
+// on what all groups share.
+template <int kCount>
+JITQUANT_HD void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
+                           GroupScale (&g)[kCount]) {
+  const float top = largest(n.format);
+  float b[kCount];
+  JITQUANT_UNROLL
+  for (int k = 0; k < kCount; ++k) b[k] = amax_keep_nan(n.eps, amax[k]);
+  if (n.recipe == GroupRecipe::kTe) {
+    JITQUANT_UNROLL
+    for (int k = 0; k < kCount; ++k) {
+      // By 2^-3, so that the reciprocal of the largest amax is no subnormal.
+      const float lowered = mul_rn(b[k], 0x1p-3f);
+      const float lifted = quotient(top, lowered, reciprocal_rn_ordinary(lowered));
+      g[k].factor = mul_rn(lifted, 0x1p-3f);
+      g[k].scale_inv = reciprocal_rn_ordinary(g[k].factor);
+    }
+  } else {
+    const float over_top = reciprocal_rn_ordinary(top);
+    JITQUANT_UNROLL
+    for (int k = 0; k < kCount; ++k) {
+      g[k].scale_inv = quotient(b[k], top, over_top);
+      g[k].factor = reciprocal_rn_ordinary(g[k].scale_inv);
+    }
+  }
+  JITQUANT_UNROLL
+  for (int k = 0; k < kCount; ++k) {
+    if (b[k] > kFloatMax) g[k].scale_inv = b[k], g[k].factor = 0.0f;
+    g[k].exponent = 0;
+  }
+  if (n.scale_format == ScaleFormat::kFloat32) return;
+  JITQUANT_UNROLL
+  for (int k = 0; k < kCount; ++k) {
+    const float s = g[k].scale_inv;
+    g[k].exponent = n.scale_format == ScaleFormat::kE8m0 ? e8m0_rceil(s) : ue8m0_exponent(s);
+    g[k].factor = inverse_power_of_two(g[k].exponent);
+    if (!is_nan(s)) g[k].scale_inv = power_of_two(g[k].exponent);
+  }
+}
+
+JITQUANT_HD GroupScale scale_of(const GroupNumerics& n, float b) {
+  const float amax[1] = {b};
+  GroupScale g[1];
+  scales_of(n, amax, g);
+  return g[0];
+}
+
+JITQUANT_HD bool divides(const GroupNumerics& n) {
+  return n.recipe == GroupRecipe::kVllm && n.scale_format == ScaleFormat::kFloat32;
+}
+
+// Dividing by a scale with what the hardware has. The product with the reciprocal is within an ulp
+// and a half, and the correction rounds it (Markstein): correctly wherever an element's code
+// depends on it. Scale and elements are brought away from the ends of fp32 by a power of two. The
+// remainder has its sign turned, so that a zero keeps its own.
+struct GroupDivisor {
+  float lift, s, r;
+};
+
+JITQUANT_HD float lift_of(float scale_inv) {
+  return scale_inv > 0x1p120f ? 0x1p-64f : (scale_inv < 0x1p-80f ? 0x1p64f : 1.0f);
+}
+// `r` is that of the scale, which is not to be computed again.
+JITQUANT_HD GroupDivisor group_divisor(float scale_inv, float r) {
+  const float lift = lift_of(scale_inv);
+  // No remainder where the scale is no number: 0 for what is finite, else NaN, as r makes it.
+  return {lift, scale_inv <= kFloatMax ? mul_rn(scale_inv, lift) : 0.0f, r};
+}
+JITQUANT_HD float group_reciprocal(float scale_inv) {
+  const float r = reciprocal_rn_ordinary(mul_rn(scale_inv, lift_of(scale_inv)));
+  return scale_inv <= kFloatMax ? r : (is_nan(scale_inv) ? scale_inv : 0.0f);
+}
+JITQUANT_HD float divide(float x, const GroupDivisor& d) {
+  const float lifted = mul_rn(x, d.lift), q = mul_rn(lifted, d.r);
+  return fma_rn(-fma_rn(q, d.s, -lifted), d.r, q);
+}
+
+// The sixteen bytes of a block of one group. `factor` is the group's, or, by division, the
+// group_reciprocal of the scale.
+template <EightBit kFormat, class T>
+JITQUANT_HD void encode_group_block(const Block<T>& x, bool by_division, float factor,
+                                    float scale_inv, uint32_t (&words)[4]) {
+  if (!by_division) {
+    const auto word = [&](int i) {
+      const float v[4] = {mul_rn(value_of(x, i), factor), mul_rn(value_of(x, i + 1), factor),
+                          mul_rn(value_of(x, i + 2), factor), mul_rn(value_of(x, i + 3), factor)};
+      return pack4<kFormat>(v);
+    };
+    words[0] = word(0), words[1] = word(4), words[2] = word(8), words[3] = word(12);
+    return;
+  }
+  const GroupDivisor d = group_divisor(scale_inv, factor);
+  const auto word = [&](int i) {
+    const float v[4] = {divide(value_of(x, i), d), divide(value_of(x, i + 1), d),
+                        divide(value_of(x, i + 2), d), divide(value_of(x, i + 3), d)};
+    return pack4<kFormat>(v);
+  };
+  words[0] = word(0), words[1] = word(4), words[2] = word(8), words[3] = word(12);
+}
+
+}  // namespace jitquant
