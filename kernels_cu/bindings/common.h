@@ -391,14 +391,9 @@ void invoke(Call& call, Arguments& all, std::tuple<Inputs...>*, std::index_seque
                                {all.result(R).given(), true}...};
     check_own_memory(reached, names_of<kFunction>());
   }
-  using S = Signature<decltype(kFunction)>;
-  if constexpr (S::kDeclared) {
-    const typename S::Declared arguments = {std::get<I>(inputs)...};
-    arguments.check();
-    kFunction(call, arguments, all.result(R)...);
-  } else {
-    kFunction(call, std::get<I>(inputs)..., all.result(R)...);
-  }
+  const typename Signature<decltype(kFunction)>::Declared arguments = {std::get<I>(inputs)...};
+  arguments.check();
+  kFunction(call, arguments, all.result(R)...);
 }
 
 // While it lives, the input's device is torch's and CUDA's current one, and `stream` takes the

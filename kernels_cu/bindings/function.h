@@ -5,13 +5,8 @@
 //   JITQUANT_FUNCTIONS(function<&row_gsa>())
 //
 // declared/row_gsa.h follows from the op's declaration: the schema's text, the arguments, and the
-// checks of names and numbers. A function without one has the schema's arguments one by one:
-//
-//   void row_gsa(Call& call, const View& x, double divisor, Result& gsa);
-//   JITQUANT_FUNCTIONS(function<&row_gsa>("row_gsa", "Tensor x, float divisor=2688.", {"gsa"}))
-//
-// After them come the results. It checks everything else, asks the results for their memory, and
-// only then makes a Launching and launches.
+// checks of names and numbers. The function checks everything else, asks the results for their
+// memory, and only then makes a Launching and launches.
 #pragma once
 
 #include <algorithm>
@@ -109,35 +104,14 @@ inline void call_by_torch(const Invocation& function, StableIValue* stack, bool 
   }
 }
 
-// What a binding's function takes: the arguments one by one, or as a struct of declared/.
-template <class... P>
-struct SignatureOf {
-  static constexpr bool kDeclared = false;
-  static constexpr size_t kResults = (std::is_same_v<P, Result&> + ... + 0);
-  static constexpr size_t kInputs = sizeof...(P) - kResults;
-  static_assert(kResults <= kMostResults);
-  using All = std::tuple<std::remove_cv_t<std::remove_reference_t<P>>...>;
-
-  template <size_t... I>
-  static std::tuple<std::tuple_element_t<I, All>...> first(std::index_sequence<I...>);
-  using Inputs = decltype(first(std::make_index_sequence<kInputs>()));
-};
+// What a binding's function takes: the arguments as a struct of declared/, then the results.
 template <class D, class... R>
-struct SignatureOfDeclared {
-  static constexpr bool kDeclared = true;
-  static constexpr size_t kResults = sizeof...(R);
-  static_assert(kResults <= kMostResults);
+struct Signature<void (*)(Call&, const D&, R...)> {
   using Declared = D;
   using Inputs = typename D::Inputs;
-  static constexpr size_t kInputs = std::tuple_size_v<Inputs>;
+  static constexpr size_t kInputs = std::tuple_size_v<Inputs>, kResults = sizeof...(R);
+  static_assert(kResults <= kMostResults);
 };
-
-template <class First, class... P>
-SignatureOf<const First&, P...> signature_of(...);
-template <class First, class... P, class = typename First::Inputs>
-SignatureOfDeclared<First, P...> signature_of(int);
-template <class First, class... P>
-struct Signature<void (*)(Call&, const First&, P...)> : decltype(signature_of<First, P...>(0)) {};
 
 template <auto kFunction, class S = Signature<decltype(kFunction)>>
 void invoke(Call& call, Arguments& all) {
@@ -196,21 +170,15 @@ inline Function function_of(const char* name, const std::string& arguments,
   return {name, schema, out_schema, functional, out, direct};
 }
 
-template <auto kFunction>
-Function function(const char* name, const char* arguments,
-                  std::initializer_list<const char*> results) {
-  constexpr const Invocation& kCalled = kInvocation<kFunction>;
-  return function_of(
-      name, arguments, results, kCalled, names_of<kFunction>(),
-      [](StableIValue* stack, uint64_t, uint64_t) { call_by_torch(kCalled, stack, false); },
-      [](StableIValue* stack, uint64_t, uint64_t) { call_by_torch(kCalled, stack, true); },
-      direct_function<kCalled>());
-}
-
 // The function of an op, by the name that is declared or another one.
 template <auto kFunction, class D = typename Signature<decltype(kFunction)>::Declared>
 Function function(const char* name = D::kName) {
-  return function<kFunction>(name, D::kArguments, D::kResults);
+  constexpr const Invocation& kCalled = kInvocation<kFunction>;
+  return function_of(
+      name, D::kArguments, D::kResults, kCalled, names_of<kFunction>(),
+      [](StableIValue* stack, uint64_t, uint64_t) { call_by_torch(kCalled, stack, false); },
+      [](StableIValue* stack, uint64_t, uint64_t) { call_by_torch(kCalled, stack, true); },
+      direct_function<kCalled>());
 }
 
 }  // namespace jitquant

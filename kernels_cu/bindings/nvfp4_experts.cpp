@@ -1,6 +1,6 @@
 #include "../gemm/experts.h"
 
-#include "function.h"
+#include "declared/nvfp4_experts.h"
 #include "product.h"
 
 namespace jitquant {
@@ -54,10 +54,8 @@ bool is_wide(const View& t, const char* name, const View& like) {
   return t.scalar_type() == ScalarType::Long;
 }
 
-void nvfp4_grouped_linear(Call& call, const View& x, const View& w_fp4, const View& w_sf,
-                          const View& w_gsa, const View& offsets, const std::optional<View>& x_sf,
-                          const std::optional<View>& x_gsa, std::optional<ScalarType> dtype,
-                          Result& y) {
+void nvfp4_grouped_linear(Call& call, const declared::Nvfp4GroupedLinear& args, Result& y) {
+  const auto& [x, w_fp4, w_sf, w_gsa, offsets, x_sf, x_gsa, dtype] = args;
   const ExpertWeights w = experts_of(w_fp4, w_sf, w_gsa, "w_fp4", "w_sf", "w_gsa");
   check_cuda(x, "x", &w_fp4);
   LinearOperand in = {};
@@ -93,10 +91,9 @@ void nvfp4_grouped_linear(Call& call, const View& x, const View& w_fp4, const Vi
   check_launch(launch_nvfp4_grouped_linear(w, in, routing, to, at.stream), "nvfp4_grouped_linear");
 }
 
-void nvfp4_experts(Call& call, const View& x, const View& gate_up_fp4, const View& gate_up_sf,
-                   const View& gate_up_gsa, const View& down_fp4, const View& down_sf,
-                   const View& down_gsa, const View& topk_ids, const View& topk_weights,
-                   std::optional<ScalarType> dtype, Result& mixture) {
+void nvfp4_experts(Call& call, const declared::Nvfp4Experts& args, Result& mixture) {
+  const auto& [x, gate_up_fp4, gate_up_sf, gate_up_gsa, down_fp4, down_sf, down_gsa, topk_ids,
+               topk_weights, dtype] = args;
   ExpertLayer layer = {};
   layer.gate_up =
       experts_of(gate_up_fp4, gate_up_sf, gate_up_gsa, "gate_up_fp4", "gate_up_sf", "gate_up_gsa");
@@ -139,15 +136,4 @@ void nvfp4_experts(Call& call, const View& x, const View& gate_up_fp4, const Vie
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(
-    function<&nvfp4_grouped_linear>(
-        "nvfp4_grouped_linear",
-        "Tensor x, Tensor w_fp4, Tensor w_sf, Tensor w_gsa, Tensor offsets, Tensor? x_sf=None, "
-        "Tensor? x_gsa=None, *, ScalarType? dtype=None",
-        {"y"}),
-    function<&nvfp4_experts>(
-        "nvfp4_experts",
-        "Tensor x, Tensor gate_up_fp4, Tensor gate_up_sf, Tensor gate_up_gsa, Tensor down_fp4, "
-        "Tensor down_sf, Tensor down_gsa, Tensor topk_ids, Tensor topk_weights, *, "
-        "ScalarType? dtype=None",
-        {"mixture"}))
+JITQUANT_FUNCTIONS(function<&nvfp4_grouped_linear>(), function<&nvfp4_experts>())

@@ -1,15 +1,13 @@
 #include "../gemm/linear.h"
 
-#include "function.h"
+#include "declared/nvfp4_linear.h"
 #include "product.h"
 
 namespace jitquant {
 namespace {
 
-void nvfp4_linear(Call& call, const View& x, const View& w_fp4, const View& w_sf, const View& w_gsa,
-                  const std::optional<View>& x_sf, const std::optional<View>& x_gsa,
-                  const std::optional<View>& bias, const std::optional<View>& residual,
-                  std::optional<ScalarType> dtype, Result& y) {
+void nvfp4_linear(Call& call, const declared::Nvfp4Linear& args, Result& y) {
+  const auto& [x, w_fp4, w_sf, w_gsa, x_sf, x_gsa, bias, residual, dtype] = args;
   const int64_t cols = check_packed(w_fp4, w_sf, "w_fp4", "w_sf");
   JITQUANT_CHECK(w_fp4.dim() == 2, "w_fp4 must have two dimensions, not ", w_fp4.dim());
   const int64_t n = w_fp4.size(0);
@@ -76,8 +74,4 @@ void nvfp4_linear(Call& call, const View& x, const View& w_fp4, const View& w_sf
 }  // namespace
 }  // namespace jitquant
 
-JITQUANT_FUNCTIONS(function<&nvfp4_linear>(
-    "nvfp4_linear",
-    "Tensor x, Tensor w_fp4, Tensor w_sf, Tensor w_gsa, Tensor? x_sf=None, Tensor? x_gsa=None, *, "
-    "Tensor? bias=None, Tensor? residual=None, ScalarType? dtype=None",
-    {"y"}))
+JITQUANT_FUNCTIONS(function<&nvfp4_linear>())

@@ -25,16 +25,13 @@ _TYPES = {
     "bool": "bool",
     "ScalarType": "ScalarType",
 }
-HANDWRITTEN = {"nvfp4_experts", "nvfp4_linear"}
-"""Modules whose bindings have schemas of their own."""
 
 
 def headers() -> dict[Path, str]:
     """The text of each header, by its path."""
     modules: dict[str, list[Op]] = {}
     for op in ALL_OPS:
-        if op.module not in HANDWRITTEN:
-            modules.setdefault(op.module, []).append(op)
+        modules.setdefault(op.module, []).append(op)
     return {BINDINGS / "declared" / f"{module}.h": _header(ops) for module, ops in modules.items()}
 
 

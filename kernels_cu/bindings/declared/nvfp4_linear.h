@@ -1,0 +1,30 @@
+// Made by ./scripts/headers from the declarations in jitquant/ops; not to be edited.
+// clang-format off
+#pragma once
+
+#include "../function.h"
+
+namespace jitquant::declared {
+
+struct Nvfp4Linear {
+  static constexpr const char* kName = "nvfp4_linear";
+  static constexpr const char* kArguments =
+      "Tensor x, Tensor w_fp4, Tensor w_sf, Tensor w_gsa, Tensor? x_sf=None, Tensor? x_gsa=None, *, Tensor? bias=None, Tensor? residual=None, ScalarType? dtype=None";
+  static constexpr std::initializer_list<const char*> kResults = {"y"};
+  using Inputs = std::tuple<View, View, View, View, std::optional<View>, std::optional<View>, std::optional<View>, std::optional<View>, std::optional<ScalarType>>;
+
+  const View& x;
+  const View& w_fp4;
+  const View& w_sf;
+  const View& w_gsa;
+  const std::optional<View>& x_sf;
+  const std::optional<View>& x_gsa;
+  const std::optional<View>& bias;
+  const std::optional<View>& residual;
+  std::optional<ScalarType> dtype;
+
+  void check() const {
+  }
+};
+
+}  // namespace jitquant::declared
