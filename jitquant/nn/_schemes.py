@@ -6,7 +6,8 @@ The schemes are those of compressed-tensors 0.20 by the names "NVFP4", "NVFP4A16
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +68,35 @@ class Scheme:
         """
         elements = _ON_CPU if weight.device.type == "cpu" else _ON_GPU
         rows = max(_TILE, elements // weight.shape[1] // _TILE * _TILE)
-        parts = [self.values(part, gsa) for part in torch.split(weight, rows)]
+        split = torch.split(weight, rows)
+        if weight.device.type == "cpu":
+            parts = _side_by_side(lambda part: self.values(part, gsa), split)
+        else:
+            parts = [self.values(part, gsa) for part in split]
         made = {name: torch.cat([p[name].view(torch.uint8) for p in parts]) for name in parts[0]}
         layout = self.layout(*weight.shape)
         made = {n: t.view(layout[n][0]).view(layout[n][1]) for n, t in made.items()}
         if gsa is not None:
             made["weight_global_scale"] = global_scale(gsa)
         return {name: made[name] for name in layout}
+
+
+def _side_by_side(
+    function: Callable[[Tensor], dict[str, Tensor]], parts: Sequence[Tensor]
+) -> list[dict[str, Tensor]]:
+    """``function`` of each part, in as many threads as PyTorch has for one operation.
+
+    Operations on a part are short: divided between threads each, they wait for each other longer
+    than they compute.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or len(parts) == 1:
+        return [function(part) for part in parts]
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(function, parts))
+    finally:
+        torch.set_num_threads(threads)  # threads that begin later take what was set last
 
 
 def _nvfp4_layout(n: int, k: int) -> Layout:

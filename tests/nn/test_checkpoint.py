@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from samples import randn
 from torch import Tensor, nn
 
 import jitquant
-from jitquant.nn import _checkpoint, load_compressed_tensors, quantize_checkpoint
+from jitquant.nn import _checkpoint, _schemes, load_compressed_tensors, quantize_checkpoint
 from jitquant.nn._safetensors import Writer, read_header, read_tensor
+from jitquant.nn._schemes import SCHEMES
 
 from .helpers import sqnr
 
@@ -161,6 +163,31 @@ def test_rows_are_quantized_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             quantize_checkpoint(source, tmp_path / f"{format}-2", format=format)
         one, other = (everything(tmp_path / f"{format}-{i}") for i in (1, 2))
         assert all(torch.equal(one[n].view(torch.uint8), other[n].view(torch.uint8)) for n in one)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "fp8_block"])
+def test_parts_are_quantized_side_by_side(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes as one after another; PyTorch has its threads again, whatever happens."""
+    scheme, weight = SCHEMES[format], randn(1024, 128, seed=3)
+    gsa = torch.tensor([0.01]) if scheme.has_gsa else None
+    want = scheme.quantize(weight, gsa)
+    monkeypatch.setattr(_schemes, "_ON_CPU", 128 * 128)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        got = scheme.quantize(weight, gsa)
+        assert torch.get_num_threads() == 3
+        for name, tensor in want.items():
+            assert torch.equal(got[name].view(torch.uint8), tensor.view(torch.uint8))
+
+        def broken(*_: Any) -> dict[str, Tensor]:
+            raise ValueError("broken")
+
+        with pytest.raises(ValueError, match="broken"):
+            replace(scheme, values=broken).quantize(weight, gsa)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_modelopt(tmp_path: Path) -> None:
