@@ -214,6 +214,11 @@ NVFP4_TOPS: Final = (448, 256)
 MXFP4_SCALINGS: Final[tuple[str, ...]] = get_args(Mxfp4Scaling)
 """How the amax of an MXFP4 block is rounded to a power of two."""
 
+Compute = Literal["exact", "fp8"]
+
+COMPUTES: Final[tuple[str, ...]] = ("exact", "fp8")
+"""How a product with a weight in NVFP4 is computed."""
+
 AMAX_ALGORITHMS: Final[tuple[str, ...]] = ("max", "most_recent")
 """What delayed scaling takes from the history of amaxes."""
 

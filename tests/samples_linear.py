@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,6 +16,12 @@ def packed(rows: int, cols: int, seed: int) -> tuple[Tensor, Tensor]:
     """Codes and scales of a matrix as bytes, cols a multiple of 16."""
     x_fp4, x_sf, _ = reference.quantize_nvfp4(randn(rows, cols, seed=seed))
     return x_fp4.view(torch.uint8), x_sf.view(torch.uint8)
+
+
+def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """E4M3 and scale_inv of rows, one each."""
+    data, scale_inv, _ = reference.quantize_fp8(x, dtype=torch.float8_e4m3fn, granularity="row")
+    return data, scale_inv
 
 
 def _weight(n: int, cols: int, device: torch.device | str) -> tuple[Tensor, ...]:
@@ -102,4 +109,72 @@ def linear_samples() -> dict[str, list[Sample]]:
     add("small_integers", small_integers, exact=True)
     add("many_small_integers", many_small_integers, exact=True)
     add("all_bytes_of_scales", all_scales, exact=True)
-    return {"nvfp4_linear": samples}
+    return {"nvfp4_linear": samples, "nvfp4_linear_fp8": _fp8_samples()}
+
+
+def _fp8_samples() -> list[Sample]:
+    """Tiles of both shapes (nvfp4_linear_fp8.cu), in whole and in part, and every scale."""
+    samples = []
+
+    def add(label: str, make: Any, *, exact: bool = False) -> None:
+        samples.append(Sample("nvfp4_linear_fp8", label, make, exact=exact))
+
+    for rows, n, cols, more in (
+        (1, 5, 64, {}),
+        (3, 70, 192, {"bias": True, "tensor": True}),
+        (100, 200, 448, {"residual": True}),
+        (250, 130, 320, {"bias": True, "residual": True}),
+        (300, 260, 128, {}),
+        (0, 16, 64, {}),
+    ):
+
+        def make(
+            device: torch.device | str,
+            rows: int = rows,
+            n: int = n,
+            cols: int = cols,
+            more: dict[str, bool] = more,
+        ) -> Arguments:
+            keywords: dict[str, Any] = {"dtype": torch.float32}
+            if more.get("bias"):
+                keywords["bias"] = randn(n, seed=1).to(device)
+            if more.get("residual"):
+                keywords["residual"] = randn(rows, n, dtype=torch.float32, seed=2).to(device)
+            x, scale_inv = quantized_rows(randn(rows, cols))
+            scale_inv = scale_inv[:1] if more.get("tensor") else scale_inv
+            return (x.to(device), scale_inv.to(device), *_weight(n, cols, device)), keywords
+
+        add(f"{rows}x{n}x{cols}", make)
+
+    def row_stride(device: torch.device | str) -> Arguments:
+        x = quantized_rows(randn(3, 2, 304))[0].to(device)[..., :250]
+        return (x, torch.tensor([0.5], device=device), *_weight(18, 256, device)), {}
+
+    def exact(device: torch.device | str, rows: int) -> Arguments:
+        # Products are multiples of 2^-8 below 2^13, and sums of 256 of them are exact in fp32.
+        x = (torch.arange(rows * 256).reshape(rows, 256) * 7 % 9 - 4).to(torch.float8_e4m3fn)
+        codes = (torch.arange(150 * 128).reshape(150, 128) * 37 % 256).to(torch.uint8)
+        scales = (torch.arange(150 * 16).reshape(150, 16) * 11 % 24 + 0x38).to(torch.uint8)
+        scale_inv = torch.tensor([0.25, 3.0])[torch.arange(rows) % 2].reshape(rows, 1)
+        parts = (x, scale_inv, codes, scales, torch.tensor([0.75]))
+        bias = torch.arange(150).float()
+        return tuple(t.to(device) for t in parts), {"bias": bias.to(device)}
+
+    def every_scale(device: torch.device | str) -> Arguments:
+        # Every code times every byte as a scale, in rows that have each of the 16 exponents: the
+        # product with an identity gives the refolded weight.
+        first = torch.tensor([1, *range(14, 127, 8)], dtype=torch.uint8)  # 16 of them
+        scales = torch.arange(256).to(torch.uint8).repeat(16)[:, None].repeat(1, 4)
+        scales[:, 0] = first.repeat_interleave(256)
+        codes = torch.arange(64).add(5).remainder(16).to(torch.uint8)
+        packed_codes = (codes[::2] | codes[1::2] << 4).expand(4096, 32).contiguous()
+        x = torch.eye(64).to(torch.float8_e4m3fn)
+        one = torch.ones(1, device=device)
+        parts = (x.to(device), one, packed_codes.to(device), scales.to(device), one)
+        return parts, {"dtype": torch.float32}
+
+    add("row_stride", row_stride)
+    add("exact-many", functools.partial(exact, rows=200), exact=True)
+    add("exact-few", functools.partial(exact, rows=9), exact=True)
+    add("all_bytes_of_scales", every_scale, exact=True)
+    return samples

@@ -13,13 +13,16 @@ from jitquant.formats import (
     CODES_PER_BYTE,
     FP4_DTYPE,
     NVFP4_BLOCK,
+    Compute,
     Granularity,
     Recipe,
     ScaleLayout,
 )
 from jitquant.nn._matmul import has_nvfp4, major, register
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
-from jitquant.ops.linear import LINEAR
+from jitquant.numerics.linear import refold_e4m3
+from jitquant.ops.fp8 import quantize_fp8
+from jitquant.ops.linear import LINEAR, LINEAR_FP8
 from jitquant.ops.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -84,6 +87,9 @@ MOST_ROWS_AS_STORED = 64
 """Up to so many rows of x a GPU without products of warpgroups multiplies the weight as it is
 stored, 16 rows at a time: from there on a dequantized weight is faster."""
 
+FP8_ROWS = 256
+"""From so many rows of x on, a product that may be in FP8 is: below, bytes bound it, not sums."""
+
 FEW_ROWS = 16
 """Up to so many rows of x the product takes codes of x as they are."""
 
@@ -98,6 +104,13 @@ def _multiplies_as_stored(device: torch.device, rows: int, packed: int) -> bool:
     if device.type != "cuda" or _has_warpgroups(device, packed):
         return True
     return rows <= MOST_ROWS_AS_STORED and major(device) >= 8
+
+
+def _multiplies_fp8(x: Tensor, w_fp4: Tensor) -> bool:
+    """Whether the op in FP8 takes an x that is made contiguous."""
+    if x.device.type != "cuda":
+        return True
+    return _has_warpgroups(x.device, w_fp4.shape[1]) and x.shape[-1] % 16 == 0
 
 
 def _linear(scales: Tensor, layout: str, leading: tuple[int, ...], packed: int) -> Tensor:
@@ -118,9 +131,13 @@ def _nvfp4_mm_out(
     w_layout: str,
     bias: Tensor | None,
     residual: Tensor | None,
+    compute: str,
     out: Tensor,
 ) -> None:
     n, packed = w_fp4.shape
+    if compute == "fp8" and x_sf is None and math.prod(x.shape[:-1]) >= FP8_ROWS:
+        _fp8_product(x, (w_fp4, _linear(w_sf, w_layout, (n,), packed), w_gsa), bias, residual, out)
+        return
     if x_sf is not None and x_gsa is not None and _on_tensor_cores(x.device, n, packed):
         q = NVFP4Tensor(x.view(FP4_DTYPE), x_sf, x_gsa, scale_layout=x_layout)
         w = NVFP4Tensor(w_fp4.view(FP4_DTYPE), w_sf, w_gsa, scale_layout=w_layout)
@@ -140,6 +157,35 @@ def _nvfp4_mm_out(
     if x_gsa is not None:
         product.mul_(x_gsa.reshape(-1, 1))
     _finish(product, bias, residual, out.view(-1, n))
+
+
+def _fp8_product(
+    x: Tensor,
+    weight: tuple[Tensor, Tensor, Tensor],
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+) -> None:
+    """``x @ w.T + bias + residual`` in FP8; without kernels for it, of the same numbers."""
+    q = quantize_fp8(x, granularity="row")
+    w_fp4, w_sf, w_gsa = weight
+    if _multiplies_fp8(x, w_fp4):
+        operands = (q.data, q.scale_inv, *weight)
+        LINEAR_FP8.out(*operands, bias=bias, residual=residual, dtype=out.dtype, y=out)
+        return
+    values, scale_inv = refold_e4m3(w_fp4, w_sf)
+    a, b = q.data.view(-1, x.shape[-1]), values[:, : x.shape[-1]]
+    product = _wide_product(a.bfloat16(), b.bfloat16())  # in which E4M3 is exact
+    product.mul_(w_gsa * scale_inv).mul_(q.scale_inv.view(-1, 1))
+    _finish(product, bias, residual, out.view(-1, out.shape[-1]))
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b.T`` in fp32 of bf16 or fp16: each product is exact, only the sum rounds."""
+    with torch.autocast(a.device.type, enabled=False):
+        if a.device.type == "cuda":
+            return torch.mm(a, b.t(), out_dtype=torch.float32)
+        return torch.mm(a.float(), b.float().t())
 
 
 def _finish(product: Tensor, bias: Tensor | None, residual: Tensor | None, y: Tensor) -> None:
@@ -177,11 +223,9 @@ def _without_gsa(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _dequantized_product(x: Tensor, x_sf: Tensor | None, w_fp4: Tensor, w_sf: Tensor) -> Tensor:
-    """``x @ w.T`` without the gsas, in fp32: each product is exact, only the sum rounds."""
+    """``x @ w.T`` without the gsas, in fp32."""
     a = x.reshape(-1, x.shape[-1]) if x_sf is None else _without_gsa(x, x_sf, torch.bfloat16)
-    b = _without_gsa(w_fp4, w_sf, a.dtype)[:, : a.shape[1]]
-    with torch.autocast(a.device.type, enabled=False):
-        return torch.mm(a, b.t(), out_dtype=torch.float32)
+    return _wide_product(a, _without_gsa(w_fp4, w_sf, a.dtype)[:, : a.shape[1]])
 
 
 def _nvfp4_mm(*arguments: Any) -> Tensor:
@@ -203,7 +247,7 @@ def _nvfp4_mm_out_fake(*_: Any) -> None:
 
 _OPERANDS = (
     "Tensor x, Tensor? x_sf, Tensor? x_gsa, str x_layout, Tensor w_fp4, Tensor w_sf, Tensor w_gsa,"
-    " str w_layout, Tensor? bias, Tensor? residual"
+    " str w_layout, Tensor? bias, Tensor? residual, str compute"
 )
 _NVFP4_MM = register(
     f"nvfp4_mm({_OPERANDS}, ScalarType dtype) -> Tensor", _nvfp4_mm, _nvfp4_mm_fake
@@ -252,9 +296,10 @@ def nvfp4_mm_bytes(
     bias: Tensor | None,
     residual: Tensor | None,
     dtype: torch.dtype,
+    compute: Compute = "exact",
 ) -> Tensor:
     """`nvfp4_mm` of operands whose codes are bytes."""
-    result: Tensor = _NVFP4_MM(*x, *w, bias, residual, dtype)
+    result: Tensor = _NVFP4_MM(*x, *w, bias, residual, compute, dtype)
     return result
 
 
@@ -265,6 +310,7 @@ def nvfp4_mm(
     dtype: torch.dtype,
     *,
     residual: Tensor | None = None,
+    compute: Compute = "exact",
     out: Tensor | None = None,
 ) -> Tensor:
     """``x @ w.T + bias + residual`` with fp32 accumulation, rounded once.
@@ -276,6 +322,8 @@ def nvfp4_mm(
         bias: (N,) or None.
         dtype: of the result.
         residual: contiguous (..., N) of that dtype, or None.
+        compute: "fp8": an x that is not quantized is multiplied as `jitquant.nvfp4_linear` does it
+            with that, from `FP8_ROWS` rows on.
         out: contiguous (..., N) of that dtype to write to.
 
     Returns:
@@ -288,6 +336,6 @@ def nvfp4_mm(
     else:
         values = (x, None, None, "linear")
     if out is None:
-        return nvfp4_mm_bytes(values, weight, bias, residual, dtype)
-    _NVFP4_MM_OUT(*values, *weight, bias, residual, out)
+        return nvfp4_mm_bytes(values, weight, bias, residual, dtype, compute)
+    _NVFP4_MM_OUT(*values, *weight, bias, residual, compute, out)
     return out

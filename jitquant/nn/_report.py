@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES, one_of
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
+from jitquant.numerics.linear import refold_e4m3
 from jitquant.ops import quantize_block, quantize_fp8, quantize_per_token_group
 from jitquant.ops.nvfp4 import quantize_nvfp4, quantize_weight_nvfp4
 
@@ -23,8 +24,23 @@ if TYPE_CHECKING:
 Quantizer = Callable[[Tensor], Any]
 Operand = Literal["output", "activation", "weight"]
 
+
+class _Refolded:
+    """A weight in NVFP4 as products in FP8 take it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        q = quantize_weight_nvfp4(weight)
+        self._data, scale_inv = refold_e4m3(q.x_fp4, q.x_sf)
+        self._factor = (q.gsa * scale_inv)[:, None]
+        self._cols = weight.shape[1]
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        return (self._data.float()[:, : self._cols] * self._factor).to(dtype)
+
+
 FORMATS: dict[str, tuple[Quantizer, Quantizer]] = {
     "nvfp4": (quantize_nvfp4, quantize_weight_nvfp4),
+    "nvfp4_fp8": (lambda x: quantize_fp8(x, granularity="row"), _Refolded),
     "fp8_block": (
         lambda x: quantize_per_token_group(x, eps=GROUP_EPS_MIN),
         lambda w: quantize_block(w, eps=GROUP_EPS_MIN),
@@ -43,8 +59,8 @@ FORMATS: dict[str, tuple[Quantizer, Quantizer]] = {
 _OPERANDS = ("output", "activation", "weight")
 _CHUNK = 1 << 26  # elements of a product that are looked at together
 _SHOWN = 8  # parameters that are named
-_COLORS = ("#c44e52", "#4c72b0", "#55a868", "#8172b3")
-_MARKERS = "osD^"
+_COLORS = ("#c44e52", "#4c72b0", "#55a868", "#8172b3", "#ccb974")
+_MARKERS = "osD^v"
 
 
 @dataclass
@@ -305,6 +321,9 @@ def report(
     what comes out.
 
     - "nvfp4": as `NVFP4Linear`.
+    - "nvfp4_fp8": as `NVFP4Linear` with ``weight_only`` and ``compute="fp8"``: the weight in NVFP4,
+      rounded to E4M3 with a power of two for each row; E4M3 with a scale for each token. The SQNR
+      of the weight is what that rounding leaves: about 0.2 dB less than in "nvfp4".
     - "fp8_block": as `Float8BlockwiseLinear`: 1x128 by 128x128.
     - "fp8_row": E4M3, a scale for each token and each output feature.
     - "int8": 1x128 by 128x128.
@@ -316,7 +335,7 @@ def report(
         model: any module, where its inputs are.
         inputs: what the model is called with: a tensor, positional arguments, or a mapping of
             keyword arguments, such as a tokenizer's result.
-        formats: any of the four.
+        formats: any of the five.
         filter: called with the name and the module of each linear; False leaves it out.
 
     Returns:
@@ -324,7 +343,7 @@ def report(
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: a format is not one of the four.
+        ValueError: a format is not one of the five.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}; accepted is a torch.nn.Module")

@@ -12,12 +12,14 @@ from torch.autograd.function import once_differentiable
 
 from jitquant.formats import (
     CODES_PER_BYTE,
+    COMPUTES,
     FP4_DTYPE,
     GRANULARITIES,
     NVFP4_BLOCK,
     RECIPES,
     SCALE_DTYPE,
     SCALE_LAYOUTS,
+    Compute,
     Granularity,
     Recipe,
     ScaleLayout,
@@ -48,6 +50,13 @@ class NVFP4Linear(QuantizedModule):
     gsas, bias and residual are applied to the sum. On a GPU more than 64 rows are multiplied by a
     dequantized weight, which is there while the call lasts.
 
+    With ``weight_only`` and ``compute="fp8"`` 256 rows and more, a prefill, are multiplied in FP8:
+    the input is quantized to E4M3 with a scale for each row, and the weight is rounded from NVFP4
+    to E4M3 on its way, for up to twice the rate of the tensor cores. Fewer rows, a decode step, are
+    multiplied as without it. See `jitquant.nvfp4_linear`, and format "nvfp4_fp8" of
+    `jitquant.nn.report` for what it costs. Where `jitquant.nvfp4_linear` has no kernels for it the
+    same numbers are multiplied by PyTorch, which takes memory and time, not less of it.
+
     The weight has no gradient. The input has one, that of a plain product with the dequantized
     weight (``dx = dy @ W``), so that layers before this one and adapters beside it train.
 
@@ -58,6 +67,7 @@ class NVFP4Linear(QuantizedModule):
         weight_gsa: fp32 (1,), the factor that dequantizes the whole weight.
         bias: (out_features,) parameter without gradient, or None.
         weight_only: whether `forward` leaves its input as it is.
+        compute: "exact" or "fp8".
         process_group: the ranks that have the other columns of the input, as
             `jitquant.nn.parallel.RowwiseParallel` divides them; None: there are none.
 
@@ -83,6 +93,7 @@ class NVFP4Linear(QuantizedModule):
         recipe: Recipe = "te",
         scale_layout: ScaleLayout | None = None,
         weight_only: bool = False,
+        compute: Compute = "exact",
     ) -> None:
         """A layer whose weight is zero, for ``load_state_dict``; see `from_linear`.
 
@@ -97,6 +108,7 @@ class NVFP4Linear(QuantizedModule):
             scale_layout: of weight_scale: "linear", or "swizzled_128x4", which scaled_mm takes;
                 None: the latter where ``device`` has it and ``weight_only`` is False.
             weight_only: whether `forward` multiplies its input as it is, in bfloat16 or float16.
+            compute: "fp8": with ``weight_only`` 256 rows and more are multiplied in FP8; "exact".
 
         Raises:
             TypeError, ValueError: an argument is not one of these.
@@ -110,11 +122,18 @@ class NVFP4Linear(QuantizedModule):
         one_of("granularity", granularity, GRANULARITIES)
         one_of("recipe", recipe, RECIPES)
         one_of("scale_layout", scale_layout, (*SCALE_LAYOUTS, None))
+        one_of("compute", compute, COMPUTES)
+        if compute == "fp8" and not weight_only:
+            raise ValueError(
+                "compute is 'fp8' without weight_only; accepted is 'exact': an input that is "
+                "quantized to NVFP4 is multiplied as it is"
+            )
         self.in_features = in_features
         self.out_features = out_features
         self.granularity: Granularity = granularity
         self.recipe: Recipe = recipe
         self.weight_only = weight_only
+        self.compute: Compute = compute
         groups = ceil_to(in_features, NVFP4_BLOCK) // NVFP4_BLOCK
         packed = torch.zeros(
             out_features, groups * NVFP4_BLOCK // CODES_PER_BYTE, dtype=torch.uint8, device=device
@@ -143,13 +162,14 @@ class NVFP4Linear(QuantizedModule):
         recipe: Recipe = "te",
         scale_layout: ScaleLayout | None = None,
         weight_only: bool = False,
+        compute: Compute = "exact",
         gsa: float | Tensor | None = None,
     ) -> NVFP4Linear:
         """A layer with the weight of ``linear`` in NVFP4, and a copy of its bias.
 
         Args:
             linear: of the class ``nn.Linear`` itself.
-            granularity, recipe, scale_layout, weight_only: as for the class.
+            granularity, recipe, scale_layout, weight_only, compute: as for the class.
             gsa: of the weight, as `jitquant.quantize_weight_nvfp4` takes it; None to compute it.
                 Layers that an engine fuses share the largest of theirs; `convert` sees to it.
 
@@ -166,6 +186,7 @@ class NVFP4Linear(QuantizedModule):
             recipe=recipe,
             scale_layout=scale_layout,
             weight_only=weight_only,
+            compute=compute,
         )
         q = quantize_weight_nvfp4(
             weight if weight.stride(-1) == 1 else weight.contiguous(),
@@ -195,9 +216,9 @@ class NVFP4Linear(QuantizedModule):
         if not layers:
             raise ValueError("layers is empty; accepted are one or more")
         first = layers[0]
-        same = ("in_features", "granularity", "recipe", "scale_layout", "weight_only", "dtype")
+        same = ("in_features", "granularity", "recipe", "scale_layout", "weight_only", "compute")
         for i, layer in enumerate(layers):
-            for name in same:
+            for name in (*same, "dtype"):
                 if getattr(layer, name) != getattr(first, name):
                     raise ValueError(
                         f"layers[{i}].{name} is {getattr(layer, name)!r}; accepted is that of "
@@ -219,6 +240,7 @@ class NVFP4Linear(QuantizedModule):
             recipe=first.recipe,
             scale_layout=first.scale_layout,
             weight_only=first.weight_only,
+            compute=first.compute,
         )
         scales = torch.cat([layer._linear_scales().view(torch.uint8) for layer in layers])
         scales = scales.view(SCALE_DTYPE)
@@ -382,8 +404,12 @@ class NVFP4Linear(QuantizedModule):
             return torch.empty(shape, dtype=dtype, device=x.device) if out is None else out
         if out is None and isinstance(x, Tensor):
             values = (x, None, None, "linear")
-            return nvfp4_mm_bytes(values, self._operand(), self._bias(), residual, dtype)
-        return nvfp4_mm(x, self.weight, self._bias(), dtype, residual=residual, out=out)
+            return nvfp4_mm_bytes(
+                values, self._operand(), self._bias(), residual, dtype, self.compute
+            )
+        return nvfp4_mm(
+            x, self.weight, self._bias(), dtype, residual=residual, compute=self.compute, out=out
+        )
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print``."""
@@ -391,7 +417,7 @@ class NVFP4Linear(QuantizedModule):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, granularity={self.granularity!r}, "
             f"recipe={self.recipe!r}, scale_layout={self.scale_layout!r}, "
-            f"weight_only={self.weight_only}"
+            f"weight_only={self.weight_only}, compute={self.compute!r}"
         )
 
     def _groups(self) -> int:

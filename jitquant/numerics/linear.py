@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jitquant.numerics.nvfp4 import dequantize_nvfp4
+from jitquant.numerics.fp8 import inverse_power_of_two, power_of_two
+from jitquant.numerics.nvfp4 import dequantize_nvfp4, encode_e4m3
+
+_BIAS = 127
 
 
 def _without_gsa(codes: Tensor, scales: Tensor) -> Tensor:
@@ -42,18 +45,95 @@ def nvfp4_linear(
         residual: (..., N), added last.
         dtype: of the result.
     """
-    weight = _without_gsa(w_fp4, w_sf)
     values = x.float() if x_sf is None else _without_gsa(x, x_sf)
-    leading, cols = values.shape[:-1], values.shape[-1]
+    if dtype is None:
+        dtype = x.dtype if x_sf is None else torch.bfloat16
+    return (_product(values, _without_gsa(w_fp4, w_sf), w_gsa, x_gsa, bias, residual, dtype),)
+
+
+def _product(
+    x: Tensor,
+    weight: Tensor,
+    w_factor: Tensor,
+    x_factor: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """``x W^T`` in fp32, times the factors of W and of x, plus bias and residual.
+
+    Args:
+        x: fp32 (..., K).
+        weight: fp32 (N, K'), K' >= K.
+        w_factor: (1,) or (N,).
+        x_factor: one element or one for each row of x, or None.
+        bias: (N,) or None.
+        residual: (..., N) or None.
+        dtype: of the result.
+    """
+    leading, cols = x.shape[:-1], x.shape[-1]
     with torch.autocast(weight.device.type, enabled=False):  # which would round both to bf16
-        y = torch.mm(values.reshape(-1, cols), weight[:, :cols].t()) * w_gsa
-    if x_gsa is not None:
-        y = y * x_gsa.reshape(-1, 1)
+        y = torch.mm(x.reshape(-1, cols), weight[:, :cols].t()) * w_factor
+    if x_factor is not None:
+        y = y * x_factor.reshape(-1, 1)
     if bias is not None:
         y = y + bias.float()
     y = y.reshape(*leading, weight.shape[0])
     if residual is not None:
         y = y + residual.float()
-    if dtype is None:
-        dtype = x.dtype if x_sf is None else torch.bfloat16
-    return (y.to(dtype),)
+    return y.to(dtype)
+
+
+def refold_e4m3(w_fp4: Tensor, w_sf: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight in NVFP4 as E4M3 with a power of two for each row: W without its gsa is near
+    ``data * scale_inv``.
+
+    ``1 / scale_inv`` is the largest power of two that keeps 6 times the row's largest block scale
+    within E4M3, so nothing saturates. What code times scale is then has up to six significant bits
+    and E4M3 four: it is rounded once, to nearest even, and exact where E4M3 has it. A block scale
+    that is NaN gives NaN, and counts as 480 here.
+
+    Args:
+        w_fp4: codes (N, K / 2).
+        w_sf: E4M3 scales (N, K / 16).
+
+    Returns:
+        ``data`` E4M3 (N, K) and ``scale_inv`` fp32 (N,), 2^-12 to 2^3.
+    """
+    most = (w_sf.view(torch.uint8).int() & 0x7F).amax(dim=1)
+    # A mantissa of 1.25 or more times 6 needs one power of two more than 1.125 does.
+    exponent = 13 - ((most + 6) >> 3).clamp(min=1)
+    values = _without_gsa(w_fp4, w_sf) * power_of_two(exponent + _BIAS)[:, None]
+    return encode_e4m3(values), inverse_power_of_two(exponent + _BIAS)
+
+
+def nvfp4_linear_fp8(
+    x: Tensor,
+    x_scale_inv: Tensor,
+    w_fp4: Tensor,
+    w_sf: Tensor,
+    w_gsa: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor]:
+    """``x W^T`` of FP8 matrices: x as it is given, W as `refold_e4m3` makes it.
+
+    Sums are in fp32. What comes after is, each rounded once: ``gsa * scale_inv`` of the row of W,
+    scale_inv of the row of x, bias, residual.
+
+    Args:
+        x: E4M3 (..., K).
+        x_scale_inv: one element, or one for each row of x: what its elements are multiplied with.
+        w_fp4: codes (N, K' / 2), where K' is K up to a multiple of 16.
+        w_sf: E4M3 scales (N, K' / 16).
+        w_gsa: (1,).
+        bias: (N,).
+        residual: (..., N), added last.
+        dtype: of the result; default bfloat16.
+    """
+    weight, w_scale_inv = refold_e4m3(w_fp4, w_sf)
+    dtype = torch.bfloat16 if dtype is None else dtype
+    operands = x.float(), weight.float(), w_gsa * w_scale_inv, x_scale_inv
+    return (_product(*operands, bias, residual, dtype),)

@@ -7,11 +7,12 @@ import itertools
 import torch
 from torch import Tensor
 
-from jitquant.formats import CODES_PER_BYTE, NVFP4_BLOCK
+from jitquant.formats import CODES_PER_BYTE, COMPUTES, NVFP4_BLOCK, Compute, one_of
 from jitquant.numerics import linear as numerics
 from jitquant.ops import _checks
+from jitquant.ops.fp8 import quantize_fp8
 from jitquant.ops.schema import Op, Plan, Result
-from jitquant.tensors import NVFP4Tensor
+from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
 __all__ = ["nvfp4_linear"]
 
@@ -32,6 +33,60 @@ def _bias(bias: Tensor, n: int, x: Tensor) -> None:
         )
 
 
+def _weight(w_fp4: Tensor, w_sf: Tensor, w_gsa: Tensor) -> tuple[int, int]:
+    """Checks a weight and returns its rows and columns, K up to a multiple of 16."""
+    _checks.nvfp4_operand(w_fp4, w_sf, ("w_fp4", "w_sf"), -1, "linear")
+    if w_fp4.dim() != 2:
+        raise ValueError(
+            f"w_fp4 has shape {_checks.shape_text(w_fp4)}; accepted is (N, P), a weight"
+        )
+    _checks.gsa_of_tensor(w_gsa, w_fp4, "w_fp4")
+    return w_fp4.shape[0], CODES_PER_BYTE * w_fp4.shape[1]
+
+
+def _rows_of(x: Tensor) -> None:
+    """Checks that x has rows, at one distance from each other."""
+    _checks.strided(x, "x")
+    if x.dim() == 0 or (x.stride(-1) != 1 and x.shape[-1] != 1):
+        raise ValueError(
+            f"x has shape {_checks.shape_text(x)} and strides {tuple(x.stride())}; accepted is "
+            "(..., K), the last dimension contiguous. Call x.contiguous() first"
+        )
+    if not _evenly_strided(x):
+        raise ValueError(
+            f"x has strides {tuple(x.stride())} for shape {_checks.shape_text(x)}; accepted "
+            "are rows at one distance from each other. Pass x.contiguous()"
+        )
+
+
+def _columns(own: int, cols: int, w_fp4: Tensor, *, whole: bool = False) -> None:
+    """Checks the columns of x."""
+    if not cols - NVFP4_BLOCK < own <= cols or (whole and own != cols):
+        raise ValueError(
+            f"x has {own} columns; accepted are {cols - NVFP4_BLOCK + 1} to {cols}, as w_fp4 has "
+            f"shape {_checks.shape_text(w_fp4)}"
+        )
+
+
+def _plan_epilogue(
+    x: Tensor, n: int, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype
+) -> Plan:
+    """Checks what is added, and plans y (..., N) of ``dtype``."""
+    _checks.output_dtype(dtype)
+    if bias is not None:
+        _bias(bias, n, x)
+    shape = (*x.shape[:-1], n)
+    if residual is not None:
+        _checks.same_device(residual, "residual", x, "x")
+        if residual.dtype != dtype or residual.shape != shape or not residual.is_contiguous():
+            raise ValueError(
+                f"residual is {residual.dtype} with shape {_checks.shape_text(residual)} and "
+                f"strides {tuple(residual.stride())}; accepted is a contiguous {dtype} of shape "
+                f"{shape}"
+            )
+    return Plan(x.device, (Result(shape, dtype),))
+
+
 def _plan(
     x: Tensor,
     w_fp4: Tensor,
@@ -44,13 +99,7 @@ def _plan(
     residual: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Plan:
-    _checks.nvfp4_operand(w_fp4, w_sf, ("w_fp4", "w_sf"), -1, "linear")
-    if w_fp4.dim() != 2:
-        raise ValueError(
-            f"w_fp4 has shape {_checks.shape_text(w_fp4)}; accepted is (N, P), a weight"
-        )
-    n, cols = w_fp4.shape[0], CODES_PER_BYTE * w_fp4.shape[1]
-    _checks.gsa_of_tensor(w_gsa, w_fp4, "w_fp4")
+    n, cols = _weight(w_fp4, w_sf, w_gsa)
     _checks.same_device(x, "x", w_fp4, "w_fp4")
     if x_sf is None:
         if x.dtype not in (torch.bfloat16, torch.float16):
@@ -59,67 +108,81 @@ def _plan(
                 "quantize it"
             )
         _checks.input_tensor(x, "x")
-        own = x.shape[-1]
-        if not _evenly_strided(x):
-            raise ValueError(
-                f"x has strides {tuple(x.stride())} for shape {_checks.shape_text(x)}; accepted "
-                "are rows at one distance from each other. Pass x.contiguous()"
-            )
+        _rows_of(x)
+        _columns(x.shape[-1], cols, w_fp4)
     else:
         _checks.nvfp4_operand(x, x_sf, ("x", "x_sf"), -1, "linear")
-        own = CODES_PER_BYTE * x.shape[-1]
         if x_gsa is None:
             raise ValueError("x_gsa is None with x_sf; accepted is x's gsa")
-    if not cols - NVFP4_BLOCK < own <= cols or (x_sf is not None and own != cols):
-        raise ValueError(
-            f"x has {own} columns; accepted are {cols - NVFP4_BLOCK + 1} to {cols}, as w_fp4 has "
-            f"shape {_checks.shape_text(w_fp4)}"
-        )
-    leading = x.shape[:-1]
-    rows = _checks.row_count(leading)
+        _columns(CODES_PER_BYTE * x.shape[-1], cols, w_fp4, whole=True)
     if x_gsa is not None:
-        _checks.gsa_tensor(x_gsa, rows, x, "x")
-    _checks.output_dtype(dtype)
+        _checks.gsa_tensor(x_gsa, _checks.row_count(x.shape[:-1]), x, "x")
     if dtype is None:
         dtype = x.dtype if x_sf is None else torch.bfloat16
-    if bias is not None:
-        _bias(bias, n, x)
-    shape = (*leading, n)
-    if residual is not None:
-        _checks.same_device(residual, "residual", x, "x")
-        if residual.dtype != dtype or residual.shape != shape or not residual.is_contiguous():
-            raise ValueError(
-                f"residual is {residual.dtype} with shape {_checks.shape_text(residual)} and "
-                f"strides {tuple(residual.stride())}; accepted is a contiguous {dtype} of shape "
-                f"{shape}"
-            )
-    return Plan(x.device, (Result(shape, dtype),))
+    return _plan_epilogue(x, n, bias, residual, dtype)
+
+
+def _plan_fp8(
+    x: Tensor,
+    x_scale_inv: Tensor,
+    w_fp4: Tensor,
+    w_sf: Tensor,
+    w_gsa: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Plan:
+    n, cols = _weight(w_fp4, w_sf, w_gsa)
+    _checks.same_device(x, "x", w_fp4, "w_fp4")
+    if x.dtype != torch.float8_e4m3fn:
+        raise TypeError(f"x is {x.dtype}; accepted is float8_e4m3fn, as quantize_fp8 gives it")
+    _rows_of(x)
+    _columns(x.shape[-1], cols, w_fp4)
+    rows = _checks.row_count(x.shape[:-1])
+    _checks.same_device(x_scale_inv, "x_scale_inv", x, "x")
+    fits = x_scale_inv.numel() in (1, rows) and x_scale_inv.is_contiguous()
+    if x_scale_inv.dtype != torch.float32 or not fits:
+        raise ValueError(
+            f"x_scale_inv is {x_scale_inv.dtype} with shape {_checks.shape_text(x_scale_inv)}; "
+            f"accepted is a contiguous float32 of 1 or {rows} elements, as quantize_fp8 gives it "
+            "with granularity 'tensor' or 'row'"
+        )
+    return _plan_epilogue(x, n, bias, residual, torch.bfloat16 if dtype is None else dtype)
 
 
 LINEAR = Op(
     "nvfp4_linear", ["y"], module="nvfp4_linear", plan=_plan, reference=numerics.nvfp4_linear
 )
+LINEAR_FP8 = Op(
+    "nvfp4_linear_fp8",
+    ["y"],
+    module="nvfp4_linear_fp8",
+    plan=_plan_fp8,
+    reference=numerics.nvfp4_linear_fp8,
+)
 
-OPS: tuple[Op, ...] = (LINEAR,)
+OPS: tuple[Op, ...] = (LINEAR, LINEAR_FP8)
 """Every product."""
 
 
 def nvfp4_linear(
-    x: Tensor | NVFP4Tensor,
+    x: Tensor | NVFP4Tensor | QuantizedTensor,
     weight: NVFP4Tensor,
     bias: Tensor | None = None,
     *,
     residual: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    compute: Compute = "exact",
     out: Tensor | None = None,
 ) -> Tensor:
     """``x @ weight.T + bias + residual`` with a weight that stays in NVFP4, as it is stored.
 
-    Every product is exact: a code times its block scale is a bf16 number. Sums are in fp32, in an
-    order that depends on K, on the device and on how many rows there are (1 to 2, 3 to 8, 9 to 16;
-    above, on the shape of the tiles), so that a call gives the same bits every time. Then come the
-    gsas, the bias and the residual, each rounded once to fp32, and one rounding to the result's
-    dtype.
+    With ``compute="exact"`` every product is exact: a code times its block scale is a bf16 number.
+    Sums are in fp32, in an order that depends on K, on the device and on how many rows there are
+    (1 to 2, 3 to 8, 9 to 16; above, on the shape of the tiles), so that a call gives the same bits
+    every time. Then come the gsas, the bias and the residual, each rounded once to fp32, and one
+    rounding to the result's dtype.
 
     A GPU (compute capability 8.0 and newer) reads the weight as it is stored, in one launch for up
     to 16 rows, and allocates nothing beside the result. More rows are one launch, on the tensor
@@ -127,14 +190,24 @@ def nvfp4_linear(
     on multiples of 16 bytes. All else takes a launch for each 16 rows: from about 64 rows on,
     dequantizing the weight once is faster there, which is what `jitquant.nn.NVFP4Linear` does.
 
+    With ``compute="fp8"`` both operands are FP8, at up to twice the tensor cores' rate, which is
+    for some hundred rows and more. Codes times block scales are rounded to E4M3 with a power of two
+    for each row of the weight, on their way to the tensor cores: nothing but the NVFP4 weight is
+    in memory. This loses 0.2 dB of the weight's SQNR (`jitquant.nn.report` says how much for a
+    layer: format "nvfp4_fp8"). An x that is not quantized is, to E4M3 with a scale for each row,
+    by one more launch. Sums are in fp32. On CUDA this needs compute capability 9.0, K a multiple
+    of 64 and rows of x that start on multiples of 16 bytes.
+
     Args:
         x: (..., K), bfloat16 or float16, the last dimension contiguous and the rows at one distance
-            from each other; or an `NVFP4Tensor` (..., K) with linear scales.
+            from each other; or an `NVFP4Tensor` (..., K) with linear scales; with compute "fp8"
+            such a tensor, or a `QuantizedTensor` in E4M3 of format "fp8_row" or "fp8_tensor".
         weight: (N, K), packed along K with linear scales and one gsa, as `quantize_weight_nvfp4`
             gives it.
         bias: (N,), bfloat16, float16 or float32.
         residual: contiguous (..., N) of the result's dtype, added last.
         dtype: bfloat16, float16 or float32; default that of ``out``, of ``x``, or bfloat16.
+        compute: "exact" or "fp8".
         out: contiguous (..., N) to write to.
 
     Returns:
@@ -142,13 +215,14 @@ def nvfp4_linear(
 
     Raises:
         TypeError, ValueError: an argument is not accepted.
+        RuntimeError: ``compute="fp8"`` on a GPU, or for a shape, that has no kernel for it.
     """
+    one_of("compute", compute, COMPUTES)
     if not isinstance(weight, NVFP4Tensor):
         raise TypeError(
             f"weight is {type(weight).__name__}; accepted is an NVFP4Tensor, as "
             "quantize_weight_nvfp4 gives it"
         )
-    quantized = isinstance(x, NVFP4Tensor)
     for name, q in (("weight", weight), ("x", x)):
         if isinstance(q, NVFP4Tensor) and (q.dim != -1 or q.scale_layout != "linear"):
             raise ValueError(
@@ -163,10 +237,33 @@ def nvfp4_linear(
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    parts = (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
-    values, scales, gsa = parts
-    if dtype is None and not quantized:
-        dtype = values.dtype
-    return LINEAR.one_tensor(
-        [values, weight.x_fp4, weight.x_sf, weight.gsa, scales, gsa, bias, residual, dtype], out
+    if dtype is None and isinstance(x, Tensor):
+        dtype = x.dtype
+    parts = (weight.x_fp4, weight.x_sf, weight.gsa)
+    if compute == "fp8":
+        data, scale_inv = _fp8_operand(x)
+        return LINEAR_FP8.one_tensor([data, scale_inv, *parts, bias, residual, dtype], out)
+    if isinstance(x, QuantizedTensor):
+        raise TypeError(
+            f"x is a QuantizedTensor of format {x.format!r} with compute 'exact'; accepted with it "
+            "is compute='fp8'"
+        )
+    values, scales, gsa = (
+        (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
     )
+    return LINEAR.one_tensor([values, *parts, scales, gsa, bias, residual, dtype], out)
+
+
+def _fp8_operand(x: Tensor | NVFP4Tensor | QuantizedTensor) -> tuple[Tensor, Tensor]:
+    """Elements and scale_inv of x in E4M3, with a scale for each row where it is quantized here."""
+    if isinstance(x, NVFP4Tensor):
+        raise TypeError(
+            "x is an NVFP4Tensor with compute 'fp8'; accepted are a bfloat16 or float16 tensor and "
+            "a QuantizedTensor in E4M3"
+        )
+    if isinstance(x, QuantizedTensor) and x.format not in ("fp8_row", "fp8_tensor"):
+        raise ValueError(
+            f"x has format {x.format!r}; accepted with compute 'fp8' are 'fp8_row' and 'fp8_tensor'"
+        )
+    q = x if isinstance(x, QuantizedTensor) else quantize_fp8(x, granularity="row")
+    return q.data, q.scale_inv

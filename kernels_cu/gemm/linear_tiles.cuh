@@ -12,78 +12,11 @@
 // and they are added in a fixed order. So a row's result does not depend on the rows beside it.
 #pragma once
 
-#include "jitquant/cluster.cuh"
-#include "jitquant/wgmma.cuh"
-#include "product.cuh"
-
-#if !defined(__CUDACC_RTC__)
-#include <cuda.h>
-#endif
+#include "linear_stages.cuh"
 
 namespace jitquant {
 
-template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing>
-struct TileShape {
-  static constexpr int kRows = kRowsOfX, kAcross = kSideBySide, kAlong = kSplits;
-  static constexpr int kDepth = kOfK, kStages = kRing;
-  static constexpr int kGroups = kAcross * kAlong;
-  static constexpr int kThreads = 128 * (1 + kGroups);
-  static constexpr int kWeights = 64 * kAcross;  // rows of W
-  static constexpr int kX = kRows * kDepth * 2;  // bytes of a stage
-  static constexpr int kCodes = kWeights * kDepth / 2;
-  static constexpr int kStage = kX + kCodes;
-  static constexpr int kSums = kRows / 2;  // of a thread
-  static constexpr int kParts = kAlong > 1 ? kGroups / 2 * kSums * 128 * 4 : 0;
-  static constexpr int kShared = kStages * kStage + kParts;
-  // Registers of a thread that copies and of one that multiplies.
-  static constexpr int kFewRegisters = kGroups == 2 ? 56 : 32;
-  static constexpr int kManyRegisters = kGroups == 2 ? 224 : 112;
-  static_assert(kGroups == 2 || kGroups == 4, "registers are for so many warpgroups");
-};
-
-// A CUtensorMap.
-struct alignas(64) TensorMap {
-  uint64_t words[16];
-};
-
-struct TilesPlan {
-  int tiles_of_x, pairs_of_weights;
-};
-
 #if defined(JITQUANT_HAS_WARPGROUPS)
-
-// Where TMA puts a piece of 16 bytes of a row of codes, 32, 64 or 128 bytes.
-template <class Shape>
-__device__ __forceinline__ int swizzled_piece(int row, int piece) {
-  constexpr int kPieces = Shape::kDepth / 32;
-  return piece ^ (row / (8 / kPieces) % kPieces);
-}
-
-// Stages and their parity, in the order in which they are used.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
-
-template <class Shape>
-struct TileWalk {
-  const TilesPlan& plan;
-  int x_tile, pair;
-  // Four tiles of x by all of W, then the next four: what is read at once stays in the L2.
-  __device__ __forceinline__ bool at(int index) {
-    constexpr int kTogether = 4;
-    const int per = kTogether * plan.pairs_of_weights;
-    const int band = index / per, rest = index - band * per;
-    const int first = band * kTogether, left = plan.tiles_of_x - first;
-    const int height = left < kTogether ? left : kTogether;
-    x_tile = first + rest % height, pair = rest / height;
-    return index < plan.tiles_of_x * plan.pairs_of_weights;
-  }
-};
 
 // Two steps of 16 of k: words[h] are 32 codes of row g + 8 h of A, of which this lane takes columns
 // 2t, 2t + 1, 2t + 8 and 2t + 9 of both halves; scales[h] are the two of that row.
@@ -115,54 +48,6 @@ __device__ __forceinline__ void neighbour_scales(uint32_t bytes, uint32_t (&pair
   }
 }
 
-// The sums of a warpgroup, times all that comes after: those of a lane are of rows n and n + 1 of W
-// and of two neighbouring rows of x in each eight.
-template <class Out, class Shape>
-__device__ __forceinline__ void store_sums(const LinearEpilogue& to, const float (&d)[Shape::kSums],
-                                           float gsa, int rows, int row0, int64_t n, bool pairs) {
-  const int t = threadIdx.x & 3;
-  const bool there[2] = {n < to.cols, n + 1 < to.cols};
-  float bias[2] = {};
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (to.bias != nullptr && there[h]) bias[h] = float_at(to.bias, to.bias_dtype, n + h);
-  }
-  int64_t at = (row0 + 2 * t) * to.cols + n;
-  int row = row0 + 2 * t;
-#pragma unroll
-  for (int j = 0; j < Shape::kRows / 8; ++j, row += 8, at += 8 * to.cols) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (row + i >= rows || !there[0]) continue;
-      Out* const out = static_cast<Out*>(to.out) + at + i * to.cols;
-      const Out* const residual = static_cast<const Out*>(to.residual) + at + i * to.cols;
-      float y[2] = {mul_rn(d[4 * j + i], gsa), mul_rn(d[4 * j + 2 + i], gsa)};
-      if (to.x_gsa != nullptr) {
-        const float x_gsa = to.x_gsa[(row + i) * to.x_gsa_stride];
-        y[0] = mul_rn(y[0], x_gsa), y[1] = mul_rn(y[1], x_gsa);
-      }
-      if (to.bias != nullptr) y[0] = add_rn(y[0], bias[0]), y[1] = add_rn(y[1], bias[1]);
-      if constexpr (sizeof(Out) == 2) {
-        if (pairs) {
-          if (to.residual != nullptr) {
-            const uint32_t more = *reinterpret_cast<const uint32_t*>(residual);
-            y[0] = add_rn(y[0], to_float(Out{static_cast<uint16_t>(more)}));
-            y[1] = add_rn(y[1], to_float(Out{static_cast<uint16_t>(more >> 16)}));
-          }
-          *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
-          continue;
-        }
-      }
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if (!there[h]) continue;
-        if (to.residual != nullptr) y[h] = add_rn(y[h], to_float(residual[h]));
-        out[h] = from_float<Out>(y[h]);
-      }
-    }
-  }
-}
-
 #endif
 
 template <class T, class Shape>
@@ -176,22 +61,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #if defined(JITQUANT_HAS_WARPGROUPS)
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
-  const uint32_t ring_at = shared_address(tiles);
-  const uint32_t full = shared_address(barriers);
-  const uint32_t empty = full + 8 * Shape::kStages;
-  const int rank = blockIdx.x & 1, group = threadIdx.x >> 7;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Shape::kStages; ++i) {
-      init_barrier(full + 8 * i, 1);
-      init_barrier(empty + 8 * i, 2 * 4 * Shape::kGroups);
-    }
-    publish_barriers();
-  }
-  cluster_arrive();
-  cluster_wait();
+  const StagesAt at = begin_stages<Shape>(tiles, barriers);
   wait_for_previous();
   let_next_begin();
 
+  const int group = threadIdx.x >> 7;
   const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
   const int stages_of_k = (w.cols + Shape::kDepth - 1) / Shape::kDepth;
   TileWalk<Shape> walk = {plan, 0, 0};
@@ -199,25 +73,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (group == 0) {
     give_registers<Shape::kFewRegisters>();
     if (threadIdx.x == 0) {
-      prefetch_map(&codes);
-      prefetch_map(&x_map);
-      constexpr int kHalf = Shape::kRows / 2;
-      for (int i = first; walk.at(i); i += step) {
-#pragma unroll 1
-        for (int s = 0; s < stages_of_k; ++s, ring.next()) {
-          const uint32_t stage = ring_at + ring.stage * Shape::kStage;
-          wait_for(empty + 8 * ring.stage, ring.parity ^ 1);
-          expect_bytes(full + 8 * ring.stage, Shape::kStage);
-          copy_own_tile(stage + Shape::kX, &codes, s * (Shape::kDepth / 2),
-                        (walk.pair * 2 + rank) * Shape::kWeights, full + 8 * ring.stage);
-#pragma unroll
-          for (int h = 0; h < Shape::kDepth / 64; ++h) {
-            copy_tile(stage + h * Shape::kRows * 128 + rank * kHalf * 128, &x_map,
-                      s * Shape::kDepth + h * 64, walk.x_tile * Shape::kRows + rank * kHalf,
-                      full + 8 * ring.stage, 3);
-          }
-        }
-      }
+      copy_stages(codes, x_map, walk, ring, at, first, step, stages_of_k);
     }
   } else {
     take_registers<Shape::kManyRegisters>();
@@ -229,7 +85,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     uint32_t codes_at[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      codes_at[h] = ring_at + Shape::kX + (weight_row + h) * (Shape::kDepth / 2);
+      codes_at[h] = at.ring + Shape::kX + (weight_row + h) * (Shape::kDepth / 2);
     }
     constexpr int kScaleWords = kPairs / 2;  // of a stage and a row
     for (int i = first; walk.at(i); i += step) {
@@ -239,7 +95,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       int before = -1;
       // A stage ahead.
       uint32_t scale_bytes[2][kScaleWords], next_scales[2][kScaleWords];
-      const int first_row = (walk.pair * 2 + rank) * Shape::kWeights + weight_row;
+      const int first_row = (walk.pair * 2 + at.rank) * Shape::kWeights + weight_row;
       const uint8_t* const scales_from =
           w.scales + static_cast<int64_t>(first_row) * (w.cols / 16) + along * kPairs * 2;
       const auto fetch_scales = [&](int s) {
@@ -260,7 +116,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll 1
       for (int s = 0; s < stages_of_k; ++s, ring.next()) {
         const uint32_t stage = ring.stage * Shape::kStage;
-        wait_for(full + 8 * ring.stage, ring.parity);
+        wait_for(at.full + 8 * ring.stage, ring.parity);
         uint32_t a[2][8], words[2][2][4], scales[2][2];
         const auto fetch = [&](int p) {
 #pragma unroll
@@ -290,59 +146,42 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           uint32_t (&f)[8] = a[p & 1];
           decode<T>(words[p & 1], own_scales, select, f);
           const uint64_t b =
-              tile_descriptor(ring_at + stage + (pair / 2) * Shape::kRows * 128) + (pair % 2) * 4;
+              tile_descriptor(at.ring + stage + (pair / 2) * Shape::kRows * 128) + (pair % 2) * 4;
           begin_products();
           multiply_tiles<T>(d, f[0], f[1], f[2], f[3], b, 1);
           multiply_tiles<T>(d, f[4], f[5], f[6], f[7], b + 2, 1);
           end_products();
           wait_for_products<1>();
-          if (p == 0 && before >= 0 && lane == 0) {
-            arrive(empty + 8 * before);
-            arrive_at(empty + 8 * before, rank ^ 1);
-          }
+          if (p == 0 && before >= 0) release_stage(at, before);
         }
         before = ring.stage;
       }
       wait_for_products<0>();
-      if (lane == 0) {
-        arrive(empty + 8 * before);
-        arrive_at(empty + 8 * before, rank ^ 1);
-      }
+      release_stage(at, before);
       if constexpr (Shape::kAlong > 1) {
         float* const parts = reinterpret_cast<float*>(tiles + Shape::kStages * Shape::kStage);
         const int thread = threadIdx.x & 127;
 #pragma unroll
         for (int apart = 1; apart < Shape::kAlong; apart *= 2) {
           // A buffer for each pair of warpgroups that meet.
-          float* const at = parts + (own / (2 * apart)) * Shape::kSums * 128 + thread;
+          float* const own_parts = parts + (own / (2 * apart)) * Shape::kSums * 128 + thread;
           meet<128 * Shape::kGroups>();
           if (along % (2 * apart) == apart) {
 #pragma unroll
-            for (int j = 0; j < Shape::kSums; ++j) at[j * 128] = d[j];
+            for (int j = 0; j < Shape::kSums; ++j) own_parts[j * 128] = d[j];
           }
           meet<128 * Shape::kGroups>();
           if (along % (2 * apart) == 0) {
 #pragma unroll
-            for (int j = 0; j < Shape::kSums; ++j) d[j] = add_rn(d[j], at[j * 128]);
+            for (int j = 0; j < Shape::kSums; ++j) d[j] = add_rn(d[j], own_parts[j * 128]);
           }
         }
       }
       if (along == 0) {
         const int row0 = walk.x_tile * Shape::kRows;
-        const int64_t n = (walk.pair * 2 + rank) * Shape::kWeights + weight_row;
+        const int64_t n = (walk.pair * 2 + at.rank) * Shape::kWeights + weight_row;
         const float gsa = mul_rn(w.gsa[0], power_of_two(-ScaledCodes<T>::kExponent));
-        const int rows = static_cast<int>(x.rows);
-        const bool pairs =
-            to.cols % 2 == 0 &&
-            (reinterpret_cast<uintptr_t>(to.out) | reinterpret_cast<uintptr_t>(to.residual)) % 4 ==
-                0;
-        if (to.dtype == DType::kBFloat16) {
-          store_sums<Bf16, Shape>(to, d, gsa, rows, row0, n, pairs);
-        } else if (to.dtype == DType::kFloat16) {
-          store_sums<Fp16, Shape>(to, d, gsa, rows, row0, n, pairs);
-        } else {
-          store_sums<float, Shape>(to, d, gsa, rows, row0, n, false);
-        }
+        store_sums(to, d, {gsa, gsa}, static_cast<int>(x.rows), row0, n);
       }
     }
   }
@@ -355,49 +194,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 #ifndef __CUDACC_RTC__
 namespace {
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's, which nothing is linked to; null if it is too old.
-EncodeTiled tensor_map_encoder() {
-  static const EncodeTiled encoder = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const bool there = succeeded(cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
-    return there && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found)
-                                                          : nullptr;
-  }();
-  return encoder;
-}
-
-// A matrix whose rows are `pitch` bytes apart, in boxes that TMA swizzles by a box's row.
-bool encode_map(TensorMap& map, CUtensorMapDataType type, const void* data, int64_t cols,
-                int64_t rows, int64_t pitch, int box_cols, int box_rows, int box_row_bytes) {
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(pitch)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t ones[2] = {1, 1};
-  const CUtensorMapSwizzle swizzle = box_row_bytes == 32   ? CU_TENSOR_MAP_SWIZZLE_32B
-                                     : box_row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                           : CU_TENSOR_MAP_SWIZZLE_128B;
-  CUtensorMap encoded;
-  static_assert(sizeof encoded == sizeof map, "as the driver has it");
-  if (tensor_map_encoder()(&encoded, type, 2, const_cast<void*>(data), sizes, strides, box, ones,
-                           CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
-    return false;
-  }
-  std::memcpy(&map, &encoded, sizeof map);
-  return true;
-}
-
-template <class Shape>
-int64_t pairs_of_tiles(int64_t rows_of_x, int64_t rows_of_w) {
-  return ((rows_of_x + Shape::kRows - 1) / Shape::kRows) *
-         ((rows_of_w + 2 * Shape::kWeights - 1) / (2 * Shape::kWeights));
-}
 
 template <class T, class Shape>
 cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
@@ -430,24 +226,6 @@ using SomeTall = TileShape<128, 1, 2, 128, 5>;
 using SomeWide = TileShape<128, 2, 1, 128, 5>;
 using Many = TileShape<256, 2, 1, 128, 3>;
 
-// Whether the current device and its build of the kernels have what a product takes: the kernels
-// are empty but in code for sm_90a.
-template <class T>
-bool has_tiles() {
-  static std::atomic<int> known{0};  // 1: no, 2: yes
-  const DeviceTraits device = device_traits();
-  if (device.major != 9 || device.sms < 2) return false;
-  if (known.load(std::memory_order_relaxed) == 0) {
-    cudaFuncAttributes attributes;
-    const bool there =
-        tensor_map_encoder() != nullptr &&
-        succeeded(cudaFuncGetAttributes(&attributes, &nvfp4_linear_tiles_kernel<T, Many>)) &&
-        attributes.sharedSizeBytes > 0;
-    known.store(there ? 2 : 1, std::memory_order_relaxed);
-  }
-  return known.load(std::memory_order_relaxed) == 2;
-}
-
 // TMA takes rows that are multiples of 16 bytes apart; scales are loaded by four.
 template <class T>
 bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
@@ -455,7 +233,8 @@ bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
   };
   return w.cols % 64 == 0 && aligned(w.codes, 16) && aligned(w.scales, 4) && aligned(x.data, 16) &&
-         x.stride % 8 == 0 && x.rows <= std::numeric_limits<int32_t>::max() / 2 && has_tiles<T>();
+         x.stride % 8 == 0 && x.rows <= std::numeric_limits<int32_t>::max() / 2 &&
+         has_warpgroups<&nvfp4_linear_tiles_kernel<T, Many>>();
 }
 
 // The shape of the least time: rounds over the clusters of the device by what a tile takes of 8192

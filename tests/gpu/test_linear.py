@@ -14,8 +14,13 @@ from torch import Tensor
 
 import jitquant
 from jitquant import QuantizedActivation, reference
+from jitquant.numerics.linear import refold_e4m3
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
+HOPPER = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+    reason="FP8 products with a weight in NVFP4 are for compute capability 9.0",
+)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-22}
 
@@ -155,6 +160,58 @@ def test_what_is_not_finite_stays_in_its_row(rows: int, special: float) -> None:
     y = jitquant.nvfp4_linear(x, w)
     assert not y[-1].isfinite().any()
     assert torch.equal(y[:-1], plain[:-1])
+
+
+@HOPPER
+@pytest.mark.parametrize("rows", [1, 100, 128, 129, 300, 1000, 4097])
+def test_products_in_fp8_against_float64(rows: int) -> None:
+    for n, k in ((1000, 640), (6144, 512), (130, 8192), (257, 64)):
+        w, x = _weight(n, k), torch.randn(rows, k, device="cuda").bfloat16()
+        q = jitquant.quantize_fp8(x, granularity="row")
+        data, scale_inv = refold_e4m3(w.x_fp4, w.x_sf)
+        values = data.double() * scale_inv.double()[:, None] * w.gsa.double()
+        residual = torch.randn(rows, n, device="cuda").bfloat16()
+        y = jitquant.nvfp4_linear(q, w, residual=residual, dtype=torch.bfloat16, compute="fp8")
+        xs = q.data.double() * q.scale_inv.double()
+        expected = xs @ values.t() + residual.double()
+        # Within 128 of k the tensor cores add up with 13 bits or more.
+        bound = xs.abs() @ values.abs().t() * 2.0**-11 + expected.abs() * EPSILON[y.dtype]
+        assert bool(((y.double() - expected).abs() <= bound).all())
+        assert torch.equal(jitquant.nvfp4_linear(x, w, residual=residual, compute="fp8"), y)
+
+
+@HOPPER
+def test_a_refolded_weight_has_the_bits_of_the_reference() -> None:
+    """Every code times every scale, in rows of each exponent, by an identity."""
+    first = torch.tensor([1, *range(14, 127, 8)], device="cuda").repeat_interleave(256)
+    scales = torch.arange(256, device="cuda").repeat(16)[:, None].repeat(1, 4)
+    scales[:, 0] = first
+    codes = torch.arange(64, device="cuda").remainder(16)
+    codes = (codes[::2] | codes[1::2] << 4).to(torch.uint8).repeat(4096, 1)
+    one, eye = torch.ones(1, device="cuda"), torch.eye(64, device="cuda").to(torch.float8_e4m3fn)
+    args = (eye, one, codes, scales.to(torch.uint8), one)
+    y = torch.ops.jitquant.nvfp4_linear_fp8(*args, dtype=torch.float32)
+    expected = reference.nvfp4_linear_fp8(*(t.cpu() for t in args), dtype=torch.float32)[0]
+    torch.testing.assert_close(y.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@HOPPER
+@pytest.mark.parametrize("rows", [16, 300])
+def test_fp8_takes_two_launches_and_the_same_bits_each_time(rows: int) -> None:
+    w, x = _weight(4096, 8192), torch.randn(rows, 8192, device="cuda").bfloat16()
+    out = torch.empty(rows, 4096, device="cuda", dtype=torch.bfloat16)
+
+    def call(t: Tensor) -> Tensor:
+        return jitquant.nvfp4_linear(t, w, compute="fp8", out=out)
+
+    first = call(x).clone()
+    assert count_launches(call, x) == 2
+    assert_no_sync(call, x)
+    assert_capturable(call, x)
+    for _ in range(20):
+        assert torch.equal(call(x), first)
+    few = jitquant.nvfp4_linear(x[:9], w, compute="fp8")
+    assert torch.equal(few, first[:9])
 
 
 def test_two_streams_at_once() -> None:

@@ -182,10 +182,19 @@ def _check(
             raise AssertionError(f"{sample} on device {device}, {order}: {error}") from error
 
 
+HOPPER = 1
+"""A device of compute capability 9.0 with two multiprocessors, as a cluster of two blocks takes."""
+HOPPER_ALONE = {"nvfp4_linear_fp8"}
+"""Ops that refuse all other devices."""
+
+
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_every_sample(machine: Machine, checked: set[str], name: str) -> None:
     for i, sample in enumerate(SAMPLES[name]):
-        _check(machine, sample, [(i % machine.devices, False), ((i + 2) % machine.devices, True)])
+        devices = (i % machine.devices, (i + 2) % machine.devices)
+        if name in HOPPER_ALONE:
+            devices = HOPPER, HOPPER
+        _check(machine, sample, [(devices[0], False), (devices[1], True)])
     checked.add(name)
 
 
@@ -196,10 +205,6 @@ def test_every_way(machine: Machine, checked: set[str], family: str) -> None:
     for i, sample in enumerate((FAMILIES | MORE)[family]()):
         _check(machine, sample, [(0, False), (1 + i % 2, True)])
     checked.add(family)
-
-
-HOPPER = 1
-"""A device of compute capability 9.0 with two multiprocessors, as a cluster of two blocks takes."""
 
 
 def test_products_in_tiles(machine: Machine, checked: set[str]) -> None:
@@ -432,16 +437,29 @@ def test_cooperative_launches_fill_a_device_and_fit(machine: Machine) -> None:
 
 
 def test_a_launch_that_fails_leaves_no_error_to_others(machine: Machine) -> None:
-    machine.use(0)
     machine.refuse(True)
     try:
         for name, op in OPS.items():
+            machine.use(HOPPER if name in HOPPER_ALONE else 0)
             args, kwargs = _arguments(SAMPLES[name][0])
             with pytest.raises(RuntimeError, match="CUDA error"):
                 op._cuda_out(*args, **kwargs, **poisoned_buffers(op, args, kwargs))
             assert machine.last_error == 0, name
     finally:
         machine.refuse(False)
+
+
+@pytest.mark.parametrize("name", sorted(HOPPER_ALONE))
+def test_other_devices_are_refused(machine: Machine, name: str) -> None:
+    args, kwargs = _arguments(SAMPLES[name][0])
+    for device in range(machine.devices):
+        if device == HOPPER:
+            continue
+        machine.use(device)
+        buffers = poisoned_buffers(OPS[name], args, kwargs)
+        with pytest.raises(RuntimeError, match=r"need compute capability 9\.0"):
+            OPS[name]._cuda_out(*args, **kwargs, **buffers)
+        assert all(bool((byte_view(t) == POISON).all()) for t in buffers.values())
 
 
 def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None:

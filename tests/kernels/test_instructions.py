@@ -17,6 +17,7 @@ CONVERSIONS = {
     "cvt.rn.f16x2.f32",
     # The same; what is too large becomes the largest number.
     "cvt.rn.satfinite.e4m3x2.f32",
+    "cvt.rn.satfinite.e4m3x2.f16x2",
     "cvt.rn.satfinite.e5m2x2.f32",
     "cvt.rn.satfinite.e2m1x2.f32",
     # To the nearest integer, ties to even; then to -128 to 127.

@@ -16,7 +16,7 @@ from samples import randn
 from torch import Tensor, nn
 
 import jitquant
-from jitquant.nn import NVFP4Linear, _matmul
+from jitquant.nn import NVFP4Linear, _matmul, _nvfp4_mm
 from jitquant.tensors.nvfp4 import QuantizedActivation
 
 from .helpers import sqnr
@@ -283,6 +283,36 @@ def test_weight_only(scale_layout: Any, dtype: torch.dtype) -> None:
         made.float()(randn(3, 100).float())
     with torch.autocast("cpu", dtype=BF16):
         assert torch.equal(made(randn(3, 100).float()), made(randn(3, 100)))
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_many_rows_in_fp8(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 256 rows on, and with the numbers of the op on a device that has no kernels for it."""
+    made = NVFP4Linear.from_linear(linear(100, 72, dtype=dtype), weight_only=True, compute="fp8")
+    exact = NVFP4Linear.from_linear(linear(100, 72, dtype=dtype), weight_only=True)
+    few, many = randn(255, 100).to(dtype), randn(4, 64, 100).to(dtype)
+    assert torch.equal(made(few), exact(few))
+    want = jitquant.nvfp4_linear(many, made.weight, made.bias, compute="fp8")
+    assert torch.equal(made(many), want)
+    out = torch.empty_like(want)
+    assert made(many, out=out) is out
+    assert torch.equal(out, want)
+    assert 25 < sqnr(want, exact(many)) < 40
+    monkeypatch.setattr(_nvfp4_mm, "_multiplies_fp8", lambda x, w: False)
+    residual = randn(4, 64, 72).to(dtype)
+    without = made(many, residual=residual)
+    want = jitquant.nvfp4_linear(many, made.weight, made.bias, residual=residual, compute="fp8")
+    torch.testing.assert_close(without, want, rtol=2**-7, atol=2**-7)
+    swizzled = NVFP4Linear.from_linear(
+        linear(100, 72, dtype=dtype),
+        weight_only=True,
+        compute="fp8",
+        scale_layout="swizzled_128x4",
+    )
+    assert torch.equal(swizzled(many), made(many))
+    assert "compute='fp8'" in repr(made)
+    with pytest.raises(ValueError, match="compute is 'fp8' without weight_only"):
+        NVFP4Linear(64, 64, compute="fp8")
 
 
 def test_weight_only_keeps_linear_scales(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_opcheck() -> None:
     operands = (
         *(x.x_fp4_bytes, x.x_sf, x.gsa, "linear"),
         *(w.x_fp4_bytes, w.x_sf, w.gsa, "linear"),
-        *(None, None),
+        *(None, None, "exact"),
     )
     ops = torch.ops.jitquant
     torch.library.opcheck(ops.nvfp4_mm.default, (*operands, torch.float32), test_utils=checks)

@@ -138,6 +138,12 @@ CASES = {
         ),
         lambda rows: floats(rows, rows).bfloat16(),
     ),
+    "nvfp4_linear-fp8": Case(
+        lambda x, **out: jitquant.nvfp4_linear(
+            x.bfloat16(), jitquant.quantize_weight_nvfp4(x), compute="fp8", **out
+        ),
+        lambda rows: floats(rows, rows).bfloat16(),
+    ),
     "nvfp4_grouped_linear": Case(
         lambda x, **out: jitquant.nvfp4_grouped_linear(
             x.bfloat16(), GATE_UP, torch.tensor([1, 4]), **out

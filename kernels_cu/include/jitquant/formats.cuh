@@ -8,6 +8,10 @@ namespace jitquant {
 
 constexpr float kE4m3Max = 448.0f;  // largest finite E4M3
 
+struct E4m3 {
+  uint8_t bits;
+};
+
 // E4M3 of x, to nearest even, saturating (Inf too) at +-448; NaN gives 0x7f.
 JITQUANT_HD uint16_t e4m3_from_float(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -52,6 +56,10 @@ JITQUANT_HD float float_from_e4m3(uint16_t code) {
   // The bits put in place are the value times 2^-120, subnormals included.
   return mul_rn(bits_float(sign | (magnitude << 20)), 0x1p120f);
 #endif
+}
+
+JITQUANT_HD float to_float(E4m3 x) {
+  return float_from_e4m3(x.bits);
 }
 
 // The bits of 2^23 plus the code of a >= 0, to nearest even, saturating at 6: a code is the least

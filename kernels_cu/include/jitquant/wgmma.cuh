@@ -127,53 +127,56 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]),        \
       "+f"(d[i + 11]), "+f"(d[i + 12]), "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
-#define JITQUANT_WGMMA_32(types)                                                 \
+#define JITQUANT_WGMMA_32(types, order)                                          \
   asm volatile(                                                                  \
       "{\n"                                                                      \
       " .reg .pred add;\n"                                                       \
       " setp.ne.b32 add, %21, 0;\n"                                              \
-      " wgmma.mma_async.sync.aligned.m64n32k16.f32." types                       \
+      " wgmma.mma_async.sync.aligned.m64n32" types                               \
       " "                                                                        \
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
-      "{%16, %17, %18, %19}, %20, add, 1, 1, 0;\n"                               \
+      "{%16, %17, %18, %19}, %20, add, 1, 1" order                               \
+      ";\n"                                                                      \
       "}"                                                                        \
       : JITQUANT_SUMS_16(d, 0)                                                   \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_64(types)                                                          \
+#define JITQUANT_WGMMA_64(types, order)                                                   \
   asm volatile(                                                                           \
       "{\n"                                                                               \
       " .reg .pred add;\n"                                                                \
       " setp.ne.b32 add, %37, 0;\n"                                                       \
-      " wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                \
+      " wgmma.mma_async.sync.aligned.m64n64" types                                        \
       " "                                                                                 \
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-      "{%32, %33, %34, %35}, %36, add, 1, 1, 0;\n"                                        \
+      "{%32, %33, %34, %35}, %36, add, 1, 1" order                                        \
+      ";\n"                                                                               \
       "}"                                                                                 \
       : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16)                                   \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_128(types)                                                         \
+#define JITQUANT_WGMMA_128(types, order)                                                  \
   asm volatile(                                                                           \
       "{\n"                                                                               \
       " .reg .pred add;\n"                                                                \
       " setp.ne.b32 add, %69, 0;\n"                                                       \
-      " wgmma.mma_async.sync.aligned.m64n128k16.f32." types                               \
+      " wgmma.mma_async.sync.aligned.m64n128" types                                       \
       " "                                                                                 \
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-      "{%64, %65, %66, %67}, %68, add, 1, 1, 0;\n"                                        \
+      "{%64, %65, %66, %67}, %68, add, 1, 1" order                                        \
+      ";\n"                                                                               \
       "}"                                                                                 \
       : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
         JITQUANT_SUMS_16(d, 48)                                                           \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_256(types)                                                                  \
+#define JITQUANT_WGMMA_256(types, order)                                                           \
   asm volatile(                                                                                    \
       "{\n"                                                                                        \
       " .reg .pred add;\n"                                                                         \
       " setp.ne.b32 add, %133, 0;\n"                                                               \
-      " wgmma.mma_async.sync.aligned.m64n256k16.f32." types                                        \
+      " wgmma.mma_async.sync.aligned.m64n256" types                                                \
       " "                                                                                          \
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                    \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "           \
@@ -185,7 +188,8 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       "%111, "                                                                                     \
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
       "%127}, "                                                                                    \
-      "{%128, %129, %130, %131}, %132, add, 1, 1, 0;\n"                                            \
+      "{%128, %129, %130, %131}, %132, add, 1, 1" order                                            \
+      ";\n"                                                                                        \
       "}"                                                                                          \
       : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),                  \
         JITQUANT_SUMS_16(d, 48), JITQUANT_SUMS_16(d, 64), JITQUANT_SUMS_16(d, 80),                 \
@@ -193,39 +197,31 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
 
 // d (64, 2 * kSums) = A B^T [+ d], asynchronous. A lane of warp w holds of A rows 16 w + lane / 4
-// (a0, a2) and 8 further on (a1, a3), columns as in mma.cuh.
+// (a0, a2) and 8 further on (a1, a3); of 16 columns of bf16 or fp16 as in mma.cuh, of 32 of E4M3
+// columns 4 (lane % 4) to 3 further on (a0, a1) and the same past 16 (a2, a3).
 template <class T, int kSums>
 __device__ __forceinline__ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1,
                                                uint32_t a2, uint32_t a3, uint64_t b, int add) {
-  constexpr bool kBf16 = std::is_same<T, Bf16>::value;
+#define JITQUANT_WGMMA(columns)                                     \
+  if constexpr (std::is_same<T, Bf16>::value) {                     \
+    JITQUANT_WGMMA_##columns("k16.f32.bf16.bf16", ", 0");           \
+  } else if constexpr (std::is_same<T, Fp16>::value) {              \
+    JITQUANT_WGMMA_##columns("k16.f32.f16.f16", ", 0");             \
+  } else {                                                          \
+    static_assert(std::is_same<T, E4m3>::value, "a type of wgmma"); \
+    JITQUANT_WGMMA_##columns("k32.f32.e4m3.e4m3", "");              \
+  }
   if constexpr (kSums == 16) {
-    if constexpr (kBf16) {
-      JITQUANT_WGMMA_32("bf16.bf16");
-    } else {
-      JITQUANT_WGMMA_32("f16.f16");
-    }
+    JITQUANT_WGMMA(32)
+  } else if constexpr (kSums == 32) {
+    JITQUANT_WGMMA(64)
+  } else if constexpr (kSums == 64) {
+    JITQUANT_WGMMA(128)
+  } else {
+    static_assert(kSums == 128, "columns of wgmma");
+    JITQUANT_WGMMA(256)
   }
-  if constexpr (kSums == 32) {
-    if constexpr (kBf16) {
-      JITQUANT_WGMMA_64("bf16.bf16");
-    } else {
-      JITQUANT_WGMMA_64("f16.f16");
-    }
-  }
-  if constexpr (kSums == 64) {
-    if constexpr (kBf16) {
-      JITQUANT_WGMMA_128("bf16.bf16");
-    } else {
-      JITQUANT_WGMMA_128("f16.f16");
-    }
-  }
-  if constexpr (kSums == 128) {
-    if constexpr (kBf16) {
-      JITQUANT_WGMMA_256("bf16.bf16");
-    } else {
-      JITQUANT_WGMMA_256("f16.f16");
-    }
-  }
+#undef JITQUANT_WGMMA
 }
 
 }  // namespace jitquant

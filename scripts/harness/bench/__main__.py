@@ -334,7 +334,10 @@ def linear(
     import jitquant
     from harness import timing
 
-    jitquant.warmup("nvfp4_linear", "quantize_weight_nvfp4", "fused_amax_quantize")
+    jitquant.warmup(
+        *("nvfp4_linear", "nvfp4_linear_fp8", "quantize_fp8"),
+        *("quantize_weight_nvfp4", "fused_amax_quantize"),
+    )
     torch.manual_seed(0)
     ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
     console.print(f"read {ceilings.read:.0f} GB/s", highlight=False)

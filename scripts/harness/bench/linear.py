@@ -29,6 +29,10 @@ class Times:
         weight_only: `jitquant.nvfp4_linear` of an x in bf16, one call after the other.
         weight_only_behind: the same where each call comes behind a plain kernel, less its time.
         quantized: the same of a quantized x, one call after the other.
+        fp8: `jitquant.nvfp4_linear` in FP8 of an x in bf16, which it quantizes first; None: not
+            compute capability 9.0.
+        fp8_weight: what that is to be compared with: `jitquant.quantize_fp8` and
+            ``torch._scaled_mm`` with a weight that is in FP8 with a scale for each row; likewise.
         marlin: of vLLM, of an x in bf16, one call after the other; None: not importable, or wrong.
         humming: likewise.
     """
@@ -41,6 +45,8 @@ class Times:
     weight_only: float
     weight_only_behind: float
     quantized: float
+    fp8: float | None = None
+    fp8_weight: float | None = None
     marlin: float | None = None
     humming: float | None = None
 
@@ -51,6 +57,7 @@ class Times:
             f"{self.n:>6} x {self.k:<6} {self.rows:>3} rows  bytes {self.floor:6.1f}  "
             f"bf16 {self.bf16:6.1f}  bf16 x {self.weight_only:6.1f} ({part:4.0%})  "
             f"behind {self.weight_only_behind:6.1f}  quantized x {self.quantized:6.1f}"
+            f"  fp8 {_shown(self.fp8)}  fp8 weight {_shown(self.fp8_weight)}"
             f"  marlin {_shown(self.marlin)}  humming {_shown(self.humming)}"
         )
 
@@ -69,6 +76,27 @@ def _weights(n: int, k: int, count: int) -> list[Any]:
 
 def _call(w: Any, x: Any) -> Tensor:
     return jitquant.nvfp4_linear(x, w, dtype=BF16)
+
+
+def _fp8_call(w: Any, x: Any) -> Tensor:
+    return jitquant.nvfp4_linear(x, w, dtype=BF16, compute="fp8")
+
+
+def _fp8_times(weights: Sequence[Any], x: Tensor) -> dict[str, float]:
+    """The times in FP8, on compute capability 9.0."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        return {}
+    wide = [jitquant.quantize_fp8(w.dequantize(), granularity="row") for w in weights]
+
+    def scaled(w: Any, x: Tensor = x) -> Tensor:
+        q = jitquant.quantize_fp8(x, granularity="row")
+        factors = {"scale_a": q.scale_inv, "scale_b": w.scale_inv.t()}
+        return torch._scaled_mm(q.data, w.data.t(), **factors, out_dtype=BF16)
+
+    return {
+        "fp8": timing.graph_us(_fp8_call, [(w, x) for w in weights]),
+        "fp8_weight": timing.graph_us(scaled, [(w,) for w in wide]),
+    }
 
 
 def _peer_us(prepared: Sequence[Product], x: Tensor, w: Any) -> float | None:
@@ -118,6 +146,7 @@ def products(
                 timing.graph_us(_call, inputs),
                 timing.behind_us(_call, inputs, timing.SUSTAINED),
                 timing.graph_us(_call, [(w, q) for w in weights]),
+                **_fp8_times(weights, x),
                 **{name: _peer_us(made, x, weights[0]) for name, made in others.items()},
             )
         del weights, wide, others

@@ -188,6 +188,7 @@ enum cudaError_t : int {
   cudaErrorInvalidConfiguration = 9,
   cudaErrorNoKernelImageForDevice = 209,
   cudaErrorLaunchFailure = 719,
+  cudaErrorNotSupported = 801,
 };
 using cudaStream_t = struct EmulatedStream*;
 

@@ -131,17 +131,22 @@ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, ui
   const auto pair = [](uint32_t low, uint32_t high) {
     return static_cast<uint64_t>(high) << 32 | low;
   };
-  const auto half = [](uint64_t words, int i) {
-    return static_cast<double>(to_float(T{static_cast<uint16_t>(words >> (16 * i))}));
+  const auto value = [](const void* from) {
+    T x;
+    std::memcpy(&x, from, sizeof x);
+    return static_cast<double>(to_float(x));
   };
+  constexpr int kEach = 4 / sizeof(T), kDepth = 8 * kEach;  // elements of a word, and of a row of A
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  std::array<double, 16> rows[2];
+  std::array<double, kDepth> rows[2];
   for (int from = 0; from < 4; ++from) {
-    const uint64_t low = __shfl_sync(~0u, pair(a0, a2), 4 * g + from);
-    const uint64_t high = __shfl_sync(~0u, pair(a1, a3), 4 * g + from);
-    for (int i = 0; i < 4; ++i) {
-      const int k = 2 * from + i % 2 + i / 2 * 8;
-      rows[0][k] = half(low, i), rows[1][k] = half(high, i);
+    const uint64_t words[2] = {__shfl_sync(~0u, pair(a0, a2), 4 * g + from),
+                               __shfl_sync(~0u, pair(a1, a3), 4 * g + from)};
+    for (int i = 0; i < 2 * kEach; ++i) {
+      const int k = kEach * from + i % kEach + i / kEach * (kDepth / 2);
+      for (int h = 0; h < 2; ++h) {
+        rows[h][k] = value(reinterpret_cast<const char*>(&words[h]) + i * sizeof(T));
+      }
     }
   }
   float* const sums = d;
@@ -150,11 +155,9 @@ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, ui
       for (int i = 0; i < 4; ++i) {
         const int column = 8 * j + 2 * t + i % 2;
         double sum = add ? sums[4 * j + i] : 0.0;
-        for (int k = 0; k < 16; ++k) {
-          const uint32_t plain = static_cast<uint32_t>(b << 4) + column * 128 + k * 2;
-          uint16_t bits;
-          std::memcpy(&bits, emulation::shared_pointer(plain ^ ((plain >> 7 & 7) << 4)), 2);
-          sum += rows[i / 2][k] * static_cast<double>(to_float(T{bits}));
+        for (int k = 0; k < kDepth; ++k) {
+          const auto plain = static_cast<uint32_t>((b << 4) + column * 128 + k * sizeof(T));
+          sum += rows[i / 2][k] * value(emulation::shared_pointer(plain ^ ((plain >> 7 & 7) << 4)));
         }
         sums[4 * j + i] = static_cast<float>(sum);
       }

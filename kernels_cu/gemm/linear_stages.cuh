@@ -1,0 +1,270 @@
+// What products by warpgroups (sm_90a) share: shapes of tiles, the walk over them, the copies, what
+// comes after the sums, and the tensor maps.
+#pragma once
+
+#include "jitquant/cluster.cuh"
+#include "jitquant/wgmma.cuh"
+#include "product.cuh"
+
+#if !defined(__CUDACC_RTC__)
+#include <cuda.h>
+#endif
+
+namespace jitquant {
+
+// kElement is the bytes of an element of x.
+template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing, int kBytes = 2>
+struct TileShape {
+  static constexpr int kRows = kRowsOfX, kAcross = kSideBySide, kAlong = kSplits;
+  static constexpr int kDepth = kOfK, kStages = kRing;
+  static constexpr int kGroups = kAcross * kAlong;
+  static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr int kWeights = 64 * kAcross;  // rows of W
+  static constexpr int kElement = kBytes;
+  static constexpr int kX = kRows * kDepth * kElement;  // bytes of a stage
+  static constexpr int kCodes = kWeights * kDepth / 2;
+  static constexpr int kStage = kX + kCodes;
+  static constexpr int kSums = kRows / 2;  // of a thread
+  static constexpr int kParts = kAlong > 1 ? kGroups / 2 * kSums * 128 * 4 : 0;
+  static constexpr int kShared = kStages * kStage + kParts;
+  // Registers of a thread that copies and of one that multiplies, of 504 or 480 together.
+  static constexpr int kFewRegisters = kGroups == 4 ? 32 : kElement == 1 ? 24 : 56;
+  static constexpr int kManyRegisters = kGroups == 4 ? 112 : kElement == 1 ? 240 : 224;
+  static_assert(kGroups == 2 || kGroups == 4, "registers are for so many warpgroups");
+};
+
+// A CUtensorMap.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+
+struct TilesPlan {
+  int tiles_of_x, pairs_of_weights;
+};
+
+#if defined(JITQUANT_HAS_WARPGROUPS)
+
+// Where TMA puts a piece of 16 bytes of a row of codes, 32, 64 or 128 bytes.
+template <class Shape>
+__device__ __forceinline__ int swizzled_piece(int row, int piece) {
+  constexpr int kPieces = Shape::kDepth / 32;
+  return piece ^ (row / (8 / kPieces) % kPieces);
+}
+
+// Stages and their parity, in the order in which they are used.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+template <class Shape>
+struct TileWalk {
+  const TilesPlan& plan;
+  int x_tile, pair;
+  // Four tiles of x by all of W, then the next four: what is read at once stays in the L2.
+  __device__ __forceinline__ bool at(int index) {
+    constexpr int kTogether = 4;
+    const int per = kTogether * plan.pairs_of_weights;
+    const int band = index / per, rest = index - band * per;
+    const int first = band * kTogether, left = plan.tiles_of_x - first;
+    const int height = left < kTogether ? left : kTogether;
+    x_tile = first + rest % height, pair = rest / height;
+    return index < plan.tiles_of_x * plan.pairs_of_weights;
+  }
+};
+
+// Where a block has its stages and barriers, and which one of its cluster it is.
+struct StagesAt {
+  uint32_t ring, full, empty;
+  int rank;
+};
+
+// Copies all stages of a block's tiles, by one thread: own codes, and half of x for both blocks.
+template <class Shape>
+__device__ __forceinline__ void copy_stages(const TensorMap& codes, const TensorMap& x_map,
+                                            TileWalk<Shape>& walk, Ring<Shape::kStages>& ring,
+                                            const StagesAt& at, int first, int step,
+                                            int stages_of_k) {
+  constexpr int kHalf = Shape::kRows / 2, kAcrossX = 128 / Shape::kElement;
+  prefetch_map(&codes);
+  prefetch_map(&x_map);
+  for (int i = first; walk.at(i); i += step) {
+#pragma unroll 1
+    for (int s = 0; s < stages_of_k; ++s, ring.next()) {
+      const uint32_t stage = at.ring + ring.stage * Shape::kStage, full = at.full + 8 * ring.stage;
+      wait_for(at.empty + 8 * ring.stage, ring.parity ^ 1);
+      expect_bytes(full, Shape::kStage);
+      copy_own_tile(stage + Shape::kX, &codes, s * (Shape::kDepth / 2),
+                    (walk.pair * 2 + at.rank) * Shape::kWeights, full);
+#pragma unroll
+      for (int h = 0; h < Shape::kDepth / kAcrossX; ++h) {
+        copy_tile(stage + h * Shape::kRows * 128 + at.rank * kHalf * 128, &x_map,
+                  s * Shape::kDepth + h * kAcrossX, walk.x_tile * Shape::kRows + at.rank * kHalf,
+                  full, 3);
+      }
+    }
+  }
+}
+
+// Makes a block's barriers, for the arrivals of both blocks' warps at the end of a stage.
+template <class Shape>
+__device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* barriers) {
+  const uint32_t full = shared_address(barriers);
+  const StagesAt at = {shared_address(ring), full, full + 8 * Shape::kStages,
+                       static_cast<int>(blockIdx.x & 1)};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shape::kStages; ++i) {
+      init_barrier(at.full + 8 * i, 1);
+      init_barrier(at.empty + 8 * i, 2 * 4 * Shape::kGroups);
+    }
+    publish_barriers();
+  }
+  cluster_arrive();
+  cluster_wait();
+  return at;
+}
+// A warp is done with a stage, which both blocks wait for.
+__device__ __forceinline__ void release_stage(const StagesAt& at, int stage) {
+  if ((threadIdx.x & 31) == 0) {
+    arrive(at.empty + 8 * stage);
+    arrive_at(at.empty + 8 * stage, at.rank ^ 1);
+  }
+}
+
+// The sums of a warpgroup, times all that comes after: those of a lane are of rows n and n + 1 of
+// W, with a factor each, and of two neighbouring rows of x in each eight.
+template <class Out, int kSums>
+__device__ __forceinline__ void store_as(const LinearEpilogue& to, const float (&d)[kSums],
+                                         const float (&gsa)[2], int rows, int row0, int64_t n,
+                                         bool pairs) {
+  const int t = threadIdx.x & 3;
+  const bool there[2] = {n < to.cols, n + 1 < to.cols};
+  float bias[2] = {};
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (to.bias != nullptr && there[h]) bias[h] = float_at(to.bias, to.bias_dtype, n + h);
+  }
+  int64_t at = (row0 + 2 * t) * to.cols + n;
+  int row = row0 + 2 * t;
+#pragma unroll
+  for (int j = 0; j < kSums / 4; ++j, row += 8, at += 8 * to.cols) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (row + i >= rows || !there[0]) continue;
+      Out* const out = static_cast<Out*>(to.out) + at + i * to.cols;
+      const Out* const residual = static_cast<const Out*>(to.residual) + at + i * to.cols;
+      float y[2] = {mul_rn(d[4 * j + i], gsa[0]), mul_rn(d[4 * j + 2 + i], gsa[1])};
+      if (to.x_gsa != nullptr) {
+        const float x_gsa = to.x_gsa[(row + i) * to.x_gsa_stride];
+        y[0] = mul_rn(y[0], x_gsa), y[1] = mul_rn(y[1], x_gsa);
+      }
+      if (to.bias != nullptr) y[0] = add_rn(y[0], bias[0]), y[1] = add_rn(y[1], bias[1]);
+      if constexpr (sizeof(Out) == 2) {
+        if (pairs) {
+          if (to.residual != nullptr) {
+            const uint32_t more = *reinterpret_cast<const uint32_t*>(residual);
+            y[0] = add_rn(y[0], to_float(Out{static_cast<uint16_t>(more)}));
+            y[1] = add_rn(y[1], to_float(Out{static_cast<uint16_t>(more >> 16)}));
+          }
+          *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
+          continue;
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (!there[h]) continue;
+        if (to.residual != nullptr) y[h] = add_rn(y[h], to_float(residual[h]));
+        out[h] = from_float<Out>(y[h]);
+      }
+    }
+  }
+}
+
+template <int kSums>
+__device__ __forceinline__ void store_sums(const LinearEpilogue& to, const float (&d)[kSums],
+                                           const float (&gsa)[2], int rows, int row0, int64_t n) {
+  const bool pairs =
+      to.cols % 2 == 0 &&
+      (reinterpret_cast<uintptr_t>(to.out) | reinterpret_cast<uintptr_t>(to.residual)) % 4 == 0;
+  if (to.dtype == DType::kBFloat16) {
+    store_as<Bf16>(to, d, gsa, rows, row0, n, pairs);
+  } else if (to.dtype == DType::kFloat16) {
+    store_as<Fp16>(to, d, gsa, rows, row0, n, pairs);
+  } else {
+    store_as<float>(to, d, gsa, rows, row0, n, false);
+  }
+}
+
+#endif
+
+#ifndef __CUDACC_RTC__
+namespace {
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's, which nothing is linked to; null if it is too old.
+EncodeTiled tensor_map_encoder() {
+  static const EncodeTiled encoder = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const bool there = succeeded(cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result));
+    return there && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found)
+                                                          : nullptr;
+  }();
+  return encoder;
+}
+
+// A matrix whose rows are `pitch` bytes apart, in boxes that TMA swizzles by a box's row.
+bool encode_map(TensorMap& map, CUtensorMapDataType type, const void* data, int64_t cols,
+                int64_t rows, int64_t pitch, int box_cols, int box_rows, int box_row_bytes) {
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(pitch)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t ones[2] = {1, 1};
+  const CUtensorMapSwizzle swizzle = box_row_bytes == 32   ? CU_TENSOR_MAP_SWIZZLE_32B
+                                     : box_row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                           : CU_TENSOR_MAP_SWIZZLE_128B;
+  CUtensorMap encoded;
+  static_assert(sizeof encoded == sizeof map, "as the driver has it");
+  if (tensor_map_encoder()(&encoded, type, 2, const_cast<void*>(data), sizes, strides, box, ones,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+    return false;
+  }
+  std::memcpy(&map, &encoded, sizeof map);
+  return true;
+}
+
+// Whether the current device and its build of a module have what products by warpgroups take: the
+// kernels are empty but in code for sm_90a.
+template <auto kKernel>
+bool has_warpgroups() {
+  static std::atomic<int> known{0};  // 1: no, 2: yes
+  const DeviceTraits device = device_traits();
+  if (device.major != 9 || device.sms < 2) return false;
+  if (known.load(std::memory_order_relaxed) == 0) {
+    cudaFuncAttributes attributes;
+    const bool there = tensor_map_encoder() != nullptr &&
+                       succeeded(cudaFuncGetAttributes(&attributes, kKernel)) &&
+                       attributes.sharedSizeBytes > 0;
+    known.store(there ? 2 : 1, std::memory_order_relaxed);
+  }
+  return known.load(std::memory_order_relaxed) == 2;
+}
+
+template <class Shape>
+int64_t pairs_of_tiles(int64_t rows_of_x, int64_t rows_of_w) {
+  return ((rows_of_x + Shape::kRows - 1) / Shape::kRows) *
+         ((rows_of_w + 2 * Shape::kWeights - 1) / (2 * Shape::kWeights));
+}
+
+}  // namespace
+#endif
+
+}  // namespace jitquant

@@ -1,0 +1,229 @@
+// y = x W^T for x in E4M3 and a weight in NVFP4, which becomes E4M3 on its way to the tensor cores
+// (refold.cuh), by products of warpgroups (sm_90a).
+//
+//   block     a warpgroup that copies, and two side by side that multiply, 64 rows of W each
+//   tile      128 rows of W by kRows rows of x, by all of k
+//   cluster   two blocks with neighbouring rows of W; each copies half of x for both
+//   stage     128 of k, of x and of codes, both as TMA swizzles them
+//   grid      persistent: clusters take every n-th pair of tiles
+//
+// W is A, refolded from shared memory into registers: 16 of them hold a stage of a warpgroup. The
+// tensor cores add up FP8 products with less than fp32's precision, so a product is of 128 of k and
+// 128 rows of x, and is added to the sums in fp32. A row's result does not depend on the rows
+// beside it, nor on kRows.
+#include "linear_fp8.h"
+#include "linear_stages.cuh"
+#include "refold.cuh"
+
+namespace jitquant {
+
+template <int kRows, int kStages>
+using Fp8Shape = TileShape<kRows, 2, 1, 128, kStages, 1>;
+
+constexpr int kColumns = 128;  // rows of x of one product
+
+#if defined(JITQUANT_HAS_WARPGROUPS)
+
+// The largest bytes without sign of two neighbouring rows of scales, of four lanes together.
+__device__ __forceinline__ void largest_scales(const Nvfp4Weight& w, int row, uint32_t (&most)[2]) {
+  const int words = w.cols / 64, t = threadIdx.x & 3;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    uint32_t pair = 0;
+    if (row + h < w.rows) {
+      const uint32_t* const from =
+          reinterpret_cast<const uint32_t*>(w.scales) + static_cast<int64_t>(row + h) * words;
+#pragma unroll 8
+      for (int i = t; i < words; i += 4) {
+        const uint32_t bytes = from[i];
+        pair = halves_max(pair, bytes & 0x007f007fu);
+        pair = halves_max(pair, (bytes >> 8) & 0x007f007fu);
+      }
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+      pair = halves_max(pair, __shfl_xor_sync(~0u, pair, lanes));
+    }
+    most[h] = max(pair & 0xffffu, pair >> 16);
+  }
+}
+
+#endif
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    nvfp4_linear_fp8_kernel(const __grid_constant__ Nvfp4Weight w, const __grid_constant__ int rows,
+                            const __grid_constant__ TensorMap codes,
+                            const __grid_constant__ TensorMap x_map,
+                            const __grid_constant__ LinearEpilogue to,
+                            const __grid_constant__ TilesPlan plan) {
+#if defined(JITQUANT_HAS_WARPGROUPS)
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
+  const StagesAt at = begin_stages<Shape>(tiles, barriers);
+  wait_for_previous();
+  let_next_begin();
+
+  const int group = threadIdx.x >> 7;
+  const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
+  const int stages_of_k = (w.cols + Shape::kDepth - 1) / Shape::kDepth;
+  TileWalk<Shape> walk = {plan, 0, 0};
+  Ring<Shape::kStages> ring;
+  if (group == 0) {
+    give_registers<Shape::kFewRegisters>();
+    if (threadIdx.x == 0) {
+      copy_stages(codes, x_map, walk, ring, at, first, step, stages_of_k);
+    }
+  } else {
+    take_registers<Shape::kManyRegisters>();
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2, t = lane & 3;
+    const uint32_t select = 2 * t | ((2 * t + 1) << 4);
+    constexpr int kSteps = Shape::kDepth / 32, kParts = Shape::kRows / kColumns;
+    constexpr int kSums = kColumns / 2;  // of a thread and a part of x
+    const int weight_row = (group - 1) * 64 + warp * 16 + 2 * g;
+    const uint32_t codes_at = at.ring + Shape::kX + weight_row * (Shape::kDepth / 2);
+    for (int i = first; walk.at(i); i += step) {
+      float sums[kParts][kSums];
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int j = 0; j < kSums; ++j) sums[part][j] = 0.0f;
+      }
+      const int first_row = (walk.pair * 2 + at.rank) * Shape::kWeights + weight_row;
+      // Two words of a stage and a row, a stage ahead.
+      uint32_t scale_bytes[2][2], next_scales[2][2], factors[2];
+      const uint8_t* const scales_from = w.scales + static_cast<int64_t>(first_row) * (w.cols / 16);
+      const auto fetch_scales = [&](int s) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+          for (int q = 0; q < 2; ++q) {
+            next_scales[h][q] = 0;
+            if (first_row + h < w.rows && s * Shape::kDepth + q * 64 < w.cols) {
+              next_scales[h][q] =
+                  load_early(scales_from + h * static_cast<int64_t>(w.cols / 16) + s * 8 + q * 4);
+            }
+          }
+        }
+      };
+      fetch_scales(0);
+      {
+        uint32_t most[2];
+        largest_scales(w, first_row, most);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) factors[h] = refold_factor(refold_exponent(most[h]));
+      }
+#pragma unroll 1
+      for (int s = 0; s < stages_of_k; ++s, ring.next()) {
+        const uint32_t stage = ring.stage * Shape::kStage;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+          for (int q = 0; q < 2; ++q) scale_bytes[h][q] = next_scales[h][q];
+        }
+        fetch_scales(s + 1);
+        wait_for(at.full + 8 * ring.stage, ring.parity);
+        uint32_t a[kSteps][4];
+#pragma unroll
+        for (int p = 0; p < kSteps; ++p) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            uint32_t words[4], e4m3[2];
+            load_shared_16(codes_at + h * (Shape::kDepth / 2) + stage +
+                               swizzled_piece<Shape>(weight_row + h, p) * 16,
+                           words);
+            const uint32_t own = byte_permute(byte_permute(words[0], words[1], select),
+                                              byte_permute(words[2], words[3], select), 0x5410);
+            const uint32_t pair =
+                refold_scales(scale_bytes[h][p / 2] >> (16 * (p % 2)), factors[h]);
+            refold_codes(own, pair, e4m3);
+            a[p][h] = e4m3[0], a[p][2 + h] = e4m3[1];
+          }
+        }
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const uint64_t b = tile_descriptor(at.ring + stage + part * kColumns * 128);
+          float d[kSums];
+          begin_products();
+#pragma unroll
+          for (int p = 0; p < kSteps; ++p) {
+            multiply_tiles<E4m3>(d, a[p][0], a[p][1], a[p][2], a[p][3], b + 2 * p, p > 0);
+          }
+          end_products();
+          wait_for_products<0>();
+#pragma unroll
+          for (int j = 0; j < kSums; ++j) sums[part][j] = add_rn(sums[part][j], d[j]);
+        }
+        release_stage(at, ring.stage);
+      }
+      const float stored_gsa = w.gsa[0];
+      float gsa[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        // 2^-exponent, from fp16's exponent.
+        gsa[h] = mul_rn(stored_gsa, power_of_two(15 - static_cast<int>(factors[h] >> 26)));
+      }
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        store_sums(to, sums[part], gsa, rows, walk.x_tile * Shape::kRows + part * kColumns,
+                   first_row);
+      }
+    }
+  }
+  // The other block may still arrive at this one's barriers.
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
+#endif
+}
+
+#ifndef __CUDACC_RTC__
+namespace {
+
+template <class Shape>
+cudaError_t launch_shape(const Nvfp4Weight& w, const Fp8Operand& x, const LinearEpilogue& to,
+                         cudaStream_t stream) {
+  TensorMap codes, x_map;
+  constexpr CUtensorMapDataType kBytes = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  if (!encode_map(codes, kBytes, w.codes, w.cols / 2, w.rows, w.cols / 2, Shape::kDepth / 2,
+                  Shape::kWeights, Shape::kDepth / 2) ||
+      !encode_map(x_map, kBytes, x.data, x.cols, x.rows, x.stride, Shape::kDepth, Shape::kRows / 2,
+                  128)) {
+    return cudaErrorInvalidValue;
+  }
+  constexpr auto kKernel = &nvfp4_linear_fp8_kernel<Shape>;
+  if (blocks_per_sm<kKernel>(Shape::kThreads, Shape::kShared) < 1) {
+    return cudaErrorInvalidConfiguration;
+  }
+  const TilesPlan plan = {static_cast<int>((x.rows + Shape::kRows - 1) / Shape::kRows),
+                          (w.rows + 2 * Shape::kWeights - 1) / (2 * Shape::kWeights)};
+  const int64_t pairs = pairs_of_tiles<Shape>(x.rows, w.rows), clusters = sm_count() / 2;
+  LaunchShape shape = {2 * (pairs < clusters ? pairs : clusters), Shape::kThreads,
+                       Start::kOverlapped, 2};
+  shape.shared = Shape::kShared;
+  return launch<kKernel>(shape, stream, w, static_cast<int>(x.rows), codes, x_map, to, plan);
+}
+
+using FewFp8 = Fp8Shape<128, 8>;
+using ManyFp8 = Fp8Shape<256, 5>;
+
+}  // namespace
+
+cudaError_t launch_nvfp4_linear_fp8(const Nvfp4Weight& w, const Fp8Operand& x,
+                                    const LinearEpilogue& to, cudaStream_t stream) {
+  if (w.rows == 0 || x.rows == 0) return cudaSuccess;
+  if (!has_warpgroups<&nvfp4_linear_fp8_kernel<ManyFp8>>()) return cudaErrorNotSupported;
+  // Rounds over the clusters of the device by the time of a tile. Of two products as many take
+  // twice as long, less what is not done twice: the decoding. A model, not measured.
+  constexpr int64_t kFewTime = 5, kManyTime = 8;
+  const int64_t clusters = sm_count() / 2;
+  const auto rounds = [&](int64_t pairs) { return (pairs + clusters - 1) / clusters; };
+  const bool many = rounds(pairs_of_tiles<ManyFp8>(x.rows, w.rows)) * kManyTime <=
+                    rounds(pairs_of_tiles<FewFp8>(x.rows, w.rows)) * kFewTime;
+  return many ? launch_shape<ManyFp8>(w, x, to, stream) : launch_shape<FewFp8>(w, x, to, stream);
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

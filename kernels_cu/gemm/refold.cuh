@@ -1,0 +1,103 @@
+// Codes of NVFP4 times their scales as E4M3, rounded once, with a power of two for each row of W:
+// what products in FP8 take.
+#pragma once
+
+#include "jitquant/mma.cuh"
+
+namespace jitquant {
+
+// The exponent of a row's power of two, -3 to 12, from the largest byte of its scales without sign:
+// the largest with which 6 times that scale is at most 448. NaN counts as 480.
+JITQUANT_HD int refold_exponent(uint32_t most) {
+  const int binades = static_cast<int>((most + 6) >> 3);
+  return 13 - (binades > 1 ? binades : 1);
+}
+
+// 2^exponent as a pair of fp16.
+__device__ __forceinline__ uint32_t refold_factor(int exponent) {
+  return static_cast<uint32_t>(exponent + 15) * 0x04000400u;
+}
+
+// Two E4M3 scales, in the low half of `bytes`, times 2^exponent as a pair of fp16: exact, at most
+// 448 / 6.
+__device__ __forceinline__ uint32_t refold_scales(uint32_t bytes, uint32_t factor) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t pair;
+  asm("{\n"
+      " .reg .b16 low, high;\n"
+      " mov.b32 {low, high}, %1;\n"
+      " cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "}"
+      : "=r"(pair)
+      : "r"(bytes));
+#else
+  const uint32_t pair =
+      pair_from_floats<Fp16>(float_from_e4m3(bytes & 0xffu), float_from_e4m3((bytes >> 8) & 0xffu));
+#endif
+  return multiply_pairs<Fp16>(pair, factor);
+}
+
+// Two pairs of fp16 as four E4M3, to nearest even, saturating; NaN gives 0x7f, with any sign.
+__device__ __forceinline__ uint32_t e4m3_from_pairs(uint32_t low, uint32_t high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t bytes;
+  asm("{\n"
+      " .reg .b16 low, high;\n"
+      " cvt.rn.satfinite.e4m3x2.f16x2 low, %1;\n"
+      " cvt.rn.satfinite.e4m3x2.f16x2 high, %2;\n"
+      " mov.b32 %0, {low, high};\n"
+      "}"
+      : "=r"(bytes)
+      : "r"(low), "r"(high));
+  return bytes;
+#else
+  const auto code = [](uint32_t pair, int i) {
+    return static_cast<uint32_t>(
+        e4m3_from_float(to_float(Fp16{static_cast<uint16_t>(pair >> (16 * i))})));
+  };
+  return code(low, 0) | code(low, 1) << 8 | code(high, 0) << 16 | code(high, 1) << 24;
+#endif
+}
+
+// A pair of fp16 times the first or the second of another one, which the instruction takes as it
+// is.
+template <int kWhich>
+__device__ __forceinline__ uint32_t multiply_by_one(uint32_t pair, uint32_t factors) {
+#if defined(__CUDA_ARCH__)
+  uint32_t product;
+  if constexpr (kWhich == 0) {
+    asm("{\n .reg .b16 low, high;\n .reg .b32 twice;\n mov.b32 {low, high}, %2;\n"
+        " mov.b32 twice, {low, low};\n mul.rn.f16x2 %0, %1, twice;\n}"
+        : "=r"(product)
+        : "r"(pair), "r"(factors));
+  } else {
+    asm("{\n .reg .b16 low, high;\n .reg .b32 twice;\n mov.b32 {low, high}, %2;\n"
+        " mov.b32 twice, {high, high};\n mul.rn.f16x2 %0, %1, twice;\n}"
+        : "=r"(product)
+        : "r"(pair), "r"(factors));
+  }
+  return product;
+#else
+  return multiply_pairs<Fp16>(pair, byte_permute(factors, 0u, kWhich == 0 ? 0x1010 : 0x3232));
+#endif
+}
+
+// Eight neighbouring codes, the first four times the first of two scales as refold_scales gives
+// them, the others times the second.
+__device__ __forceinline__ void refold_codes(uint32_t codes, uint32_t scales, uint32_t (&e4m3)[2]) {
+  // The upper bytes of the magnitudes in fp16; the lower ones are zero.
+  constexpr uint32_t kUpTo1p5 = 0x3e3c3800u, kFrom2 = 0x46444240u;
+  const uint32_t magnitudes = codes & 0x77777777u;
+  const uint32_t even = codes << 4;  // a code's sign is the highest bit of a byte here or in codes
+  const uint32_t first = byte_permute(kUpTo1p5, kFrom2, magnitudes);
+  const uint32_t second = byte_permute(kUpTo1p5, kFrom2, magnitudes >> 16);
+  const uint32_t low = e4m3_from_pairs(multiply_by_one<0>(byte_permute(first, 0u, 0x1404), scales),
+                                       multiply_by_one<0>(byte_permute(first, 0u, 0x3424), scales));
+  const uint32_t high =
+      e4m3_from_pairs(multiply_by_one<1>(byte_permute(second, 0u, 0x1404), scales),
+                      multiply_by_one<1>(byte_permute(second, 0u, 0x3424), scales));
+  e4m3[0] = low ^ (byte_permute(even, codes, 0x5140) & 0x80808080u);
+  e4m3[1] = high ^ (byte_permute(even, codes, 0x7362) & 0x80808080u);
+}
+
+}  // namespace jitquant

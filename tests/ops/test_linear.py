@@ -1,0 +1,80 @@
+"""`nvfp4_linear`: what it takes in each way to compute, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from samples import randn
+
+import jitquant
+from jitquant import reference
+
+WEIGHT = jitquant.quantize_weight_nvfp4(randn(24, 96, seed=1))
+X = randn(2, 3, 96)
+
+
+def test_x_in_fp8_or_quantized_on_the_way() -> None:
+    by_row = jitquant.quantize_fp8(X, granularity="row")
+    bias, residual = randn(24, seed=2), randn(2, 3, 24, seed=3)
+    want = jitquant.nvfp4_linear(X, WEIGHT, bias, residual=residual, compute="fp8")
+    assert want.dtype == torch.bfloat16
+    assert torch.equal(
+        jitquant.nvfp4_linear(by_row, WEIGHT, bias, residual=residual, compute="fp8"), want
+    )
+    parts = (WEIGHT.x_fp4, WEIGHT.x_sf, WEIGHT.gsa)
+    given = (by_row.data, by_row.scale_inv, *parts)
+    assert torch.equal(reference.nvfp4_linear_fp8(*given, bias=bias, residual=residual)[0], want)
+    out = torch.empty(2, 3, 24)
+    whole = jitquant.quantize_fp8(X)
+    assert jitquant.nvfp4_linear(whole, WEIGHT, compute="fp8", out=out) is out
+    want = jitquant.nvfp4_linear(whole.dequantize(), WEIGHT, dtype=torch.float32)
+    assert float((out - want).norm() / want.norm()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("x", "more", "error", "said"),
+    [
+        (X, {"compute": "int8"}, ValueError, "compute is 'int8'; accepted are 'exact', 'fp8'"),
+        (jitquant.quantize_nvfp4(X), {"compute": "fp8"}, TypeError, "x is an NVFP4Tensor"),
+        (jitquant.quantize_fp8(X), {}, TypeError, "accepted with it is compute='fp8'"),
+        (
+            jitquant.quantize_per_token_group(X, group_size=32),
+            {"compute": "fp8"},
+            ValueError,
+            "x has format 'fp8_group'; accepted with compute 'fp8' are 'fp8_row' and 'fp8_tensor'",
+        ),
+        (
+            jitquant.quantize_fp8(X, dtype=torch.float8_e5m2),
+            {"compute": "fp8"},
+            TypeError,
+            "x is torch.float8_e5m2; accepted is float8_e4m3fn",
+        ),
+        (X[..., :90], {"compute": "fp8"}, ValueError, "x has shape (2, 3, 90)"),
+        (
+            X,
+            {"compute": "fp8", "residual": torch.zeros(2, 3, 24)},
+            ValueError,
+            "residual is torch.float32",
+        ),
+    ],
+)
+def test_what_is_refused(x: Any, more: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error) as raised:
+        jitquant.nvfp4_linear(x, WEIGHT, **more)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 3), (7,)], ids=str)
+def test_scale_inv_is_one_or_one_a_row(shape: tuple[int, ...]) -> None:
+    x = X.to(torch.float8_e4m3fn)
+    parts = (WEIGHT.x_fp4, WEIGHT.x_sf, WEIGHT.gsa)
+    call = torch.ops.jitquant.nvfp4_linear_fp8
+    if shape == (2, 3):
+        assert call(x, torch.ones(shape), *parts).shape == (2, 3, 24)
+        return
+    with pytest.raises(ValueError, match=r"x_scale_inv is .* of 1 or 6 elements"):
+        call(x, torch.ones(shape), *parts)
+    with pytest.raises(ValueError, match=r"x_scale_inv is torch\.float64"):
+        call(x, torch.ones(1, dtype=torch.float64), *parts)
