@@ -21,7 +21,7 @@ class MXFP4Linear(QuantizedModule):
     """``x @ weight.T + bias`` with a weight in MXFP4, 0.53125 bytes an element, for inference.
 
     The input is multiplied as it is, with the weight dequantized at each call ("W4A16"). It saves
-    memory and no time. `NVFP4Linear.from_mxfp4` makes a layer of it that multiplies the same numbers
+    memory and no time. `NVFP4Linear.from_mxfp4` makes a layer of it that multiplies the same values
     as they are stored, with 0.03125 bytes more an element.
 
     The weight has no gradient. The input has one, through the dequantized weight.
