@@ -16,6 +16,7 @@ from jitquant.formats import CODES_PER_BYTE, FP4_DTYPE, NVFP4_BLOCK, ceil_div
 from jitquant.nn._linear import check_dtype
 from jitquant.nn._matmul import major, register
 from jitquant.numerics.layout import unswizzle_128x4
+from jitquant.ops import _checks
 from jitquant.ops.experts import GROUPED_LINEAR, MOST_EXPERTS
 from jitquant.ops.nvfp4 import dequantize_nvfp4
 from jitquant.tensors.fp8 import QuantizedTensor
@@ -244,6 +245,7 @@ def grouped_linear(
             f"q has shape {tuple(q.shape)} and weights {tuple(weights.shape)}; accepted are (T, K) "
             "and (E, N, K) with the same K. For a list of weights call stack_experts"
         )
+    offsets = _checks.seen_as_tensor(offsets, "offsets")
     _check_offsets(offsets, weights.shape[0], q.device)
     if weights.device != q.device:
         raise ValueError(

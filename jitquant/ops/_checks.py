@@ -92,6 +92,13 @@ def as_tensor(value: Any, name: str) -> Tensor:
     return tensor
 
 
+def seen_as_tensor(value: Any, name: str) -> Any:
+    """An array of another library as `as_tensor`, all else as it is."""
+    if isinstance(value, Tensor) or not hasattr(value, "__dlpack__"):
+        return value
+    return as_tensor(value, name)
+
+
 def as_gsa(gsa: object) -> float | Tensor | None:
     """``gsa`` as None, a float or a tensor of at least one dimension."""
     if gsa is None or (isinstance(gsa, Tensor) and gsa.dim() == 1) or isinstance(gsa, float):

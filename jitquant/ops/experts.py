@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -218,6 +220,9 @@ def nvfp4_grouped_linear(
         TypeError, ValueError: an argument is not accepted.
     """
     _check_weight(weight, "weight")
+    given: Any = x
+    if not isinstance(given, (Tensor, NVFP4Tensor)):
+        x = _checks.as_tensor(given, "x")
     parts = (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
     if isinstance(x, NVFP4Tensor) and (x.dim != -1 or x.scale_layout != "linear"):
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -229,6 +230,9 @@ def nvfp4_linear(
                 f"{name} has dim {q.dim} and scale_layout {q.scale_layout!r}; accepted are -1 and "
                 "'linear'"
             )
+    given: Any = x
+    if not isinstance(given, (Tensor, NVFP4Tensor)):
+        x = _checks.as_tensor(given, "x")
     cols = x.shape[-1] if len(x.shape) else 0
     if cols != weight.shape[-1]:
         raise ValueError(

@@ -845,7 +845,9 @@ def _call(
     if out is None:
         results = op.direct_named(arguments)
         if results is NotImplemented:
-            results = op.dispatched(op.tensors(op.ordered(arguments)))
+            tensors = op.tensors(op.ordered(arguments))
+            results = op.dispatched(tensors)
+            arguments[source.of] = tensors[0]  # perhaps an array of another library before
         return NVFP4Tensor(
             results[0],
             results[1],

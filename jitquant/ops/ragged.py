@@ -235,6 +235,8 @@ def ragged_offsets(first_dims: Tensor, last_dims: Tensor | int) -> Tensor:
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    first_dims = _checks.seen_as_tensor(first_dims, "first_dims")
+    last_dims = _checks.seen_as_tensor(last_dims, "last_dims")
     for name, t in (("first_dims", first_dims), ("last_dims", last_dims)):
         if name == "last_dims" and isinstance(t, int):
             if t < 1:

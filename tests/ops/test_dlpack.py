@@ -1,0 +1,52 @@
+"""Arrays of other libraries through every public function, by nothing but DLPack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dlpack_cases import calls, parts, public_functions
+from torch import Tensor
+
+import jitquant
+
+CPU = torch.device("cpu")
+
+
+class Array:
+    """What a library has to offer: the two methods of the protocol."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.tensor.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return self.tensor.__dlpack_device__()
+
+
+def test_every_public_function_is_here() -> None:
+    assert set(calls(Array, CPU)) == public_functions()
+
+
+@pytest.mark.parametrize("name", sorted(calls(Array, CPU)))
+def test_arrays_give_what_tensors_give(name: str) -> None:
+    want, got = (parts(calls(wrap, CPU)[name]()) for wrap in (Tensor.clone, Array))
+    assert len(want) == len(got) > 0
+    for one, other in zip(want, got, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert torch.equal(one, other)
+
+
+def test_memory_is_shared() -> None:
+    array = np.ones((2, 16), np.float32)
+    gsa = np.full(1, 0.5, np.float32)
+    assert jitquant.quantize_nvfp4(array, gsa).gsa.data_ptr() == gsa.ctypes.data
+
+
+def test_what_is_no_array() -> None:
+    with pytest.raises(TypeError, match=r"x is list; accepted are a torch\.Tensor and anything"):
+        jitquant.quantize_nvfp4([[1.0]])  # type: ignore[arg-type]
