@@ -70,7 +70,7 @@ def quantized(
         if halved and shape:
             shape = (*shape[:-1], shape[-1] // 2)
         _check_buffers(op, out, "out", form, shape, dtype, amax)
-        op.dispatched(tensors, _buffers(op, out))
+        op.dispatched(tensors, _all_buffers(op, out))
     out.recipe = form["recipe"]
     return out
 
@@ -87,13 +87,17 @@ def left_alone(
 
 
 def _buffers(op: Op, out: QuantizedTensor) -> tuple[Any, ...]:
-    """The buffers of ``out``, in the order of the op's results."""
+    """The buffers of ``out``, in the order of the op's results; None for one without elements."""
     buffers: tuple[Any, ...] = (out.data, out.stored_scales)
     if "amax" in op.results:
-        empty = out.amax is None
-        amax = torch.empty(0, dtype=torch.float32, device=out.data.device) if empty else out.amax
-        buffers = (*buffers, amax)
+        buffers = (*buffers, out.amax)
     return (*buffers, out.inv_rms) if op.inv_rms else buffers
+
+
+def _all_buffers(op: Op, out: QuantizedTensor) -> tuple[Any, ...]:
+    """As `_buffers`, with a tensor for each: the dispatcher takes no None."""
+    nothing = torch.empty(0, dtype=torch.float32, device=out.data.device)
+    return tuple(nothing if buffer is None else buffer for buffer in _buffers(op, out))
 
 
 def _fits(out: object, form: Form, dtype: torch.dtype, amax: bool, inv_rms: bool) -> bool:

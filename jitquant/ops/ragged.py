@@ -509,7 +509,7 @@ def _quantized(
         and out.shape == tuple(x.shape)
         and (out.block_scales is not None) == packed
         and (out.dbias is not None) == dbias
-        and op.direct_named(arguments, _buffers(out, names, x)) is None
+        and op.direct_named(arguments, [getattr(out, name) for name in names]) is None
     ):
         tensors = op.tensors(op.ordered(arguments))
         _check_buffers(out, names, format, tuple(tensors[0].shape), packed, dbias)
@@ -521,7 +521,7 @@ def _quantized(
 
 
 def _buffers(out: QuantizedRaggedTensor, names: tuple[str, ...], x: Tensor) -> list[Any]:
-    """The buffers of ``out``, in the order of the op's results."""
+    """The buffers of ``out``, in the order of the op's results; the dispatcher takes no None."""
     buffers = [getattr(out, name) for name in names]
     if "dbias" in names and out.dbias is None:
         buffers[-1] = torch.empty((0, *x.shape[-1:]), dtype=torch.float32, device=x.device)

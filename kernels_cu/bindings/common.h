@@ -41,6 +41,12 @@ class Shape {
 
   int64_t dim() const { return leading_ + trailing_; }
   int64_t size(int64_t i) const { return i < leading_ ? lead_[i] : tail_[i - leading_]; }
+  bool empty() const {
+    for (int64_t i = 0; i < dim(); ++i) {
+      if (size(i) == 0) return true;
+    }
+    return false;
+  }
 
  private:
   Shape(const int64_t* lead, int64_t leading, std::array<int64_t, 2> tail, int64_t trailing)
@@ -248,8 +254,14 @@ class Result {
   Result& operator=(const Result&) = delete;
 
   void give(const View& buffer) { given_ = buffer; }
+  // For a result without elements.
+  void give_nothing() { nothing_ = true; }
   const View* given() const { return given_ ? &*given_ : nullptr; }
   void* memory(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
+    if (nothing_) {
+      JITQUANT_CHECK(shape.empty(), name, " is None; this call has such a result");
+      return nullptr;
+    }
     if (!given_) return make(dtype, shape, like);
     check_out(*given_, name, dtype, shape, like);
     return given_->data;
@@ -259,6 +271,7 @@ class Result {
   }
   // Elements of one byte; the rows of a buffer may lie apart.
   Matrix rows(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
+    JITQUANT_CHECK(!nothing_, name, " is None; this call has such a result");
     if (given_) {
       check_kind(*given_, name, dtype, shape, like);
       check_own_elements(*given_, name);
@@ -281,6 +294,7 @@ class Result {
 
  private:
   std::optional<View> given_;
+  bool nothing_ = false;
 };
 
 // One call of a function, by torch or by Python.

@@ -3,12 +3,12 @@
 // takes half the time of an operator's call.
 //
 // A direct function takes whether it stands for the dispatcher, all arguments of the schema by
-// position, then none or all of the buffers. It returns NotImplemented, having done nothing, for
-// whatever is not plain: a tensor of a subclass, on another device than the current one, or with a
-// stride that torch may have to resolve; and for whatever the function refuses. The operator is
-// called then, and says what is wrong. A call that stands for the dispatcher is not plain either
-// where the dispatcher would do more than to launch: a mode or a transform is active, torch.jit
-// traces, or a profiler is to see the operator's name.
+// position, then none or all of the buffers, None for one without elements. It returns
+// NotImplemented, having done nothing, for whatever is not plain: a tensor of a subclass, on
+// another device than the current one, or with a stride that torch may have to resolve; and for
+// whatever the function refuses. The operator is called then, and says what is wrong. A call that
+// stands for the dispatcher is not plain either where the dispatcher would do more than to launch:
+// a mode or a transform is active, torch.jit traces, or a profiler is to see the operator's name.
 //
 // Without Python's headers there are no direct functions, and all calls are the operator's.
 #pragma once
@@ -245,7 +245,12 @@ class PythonArguments final : public Arguments {
                   bool has_buffers)
       : Arguments(has_buffers), call_(call), objects_(objects) {
     for (size_t i = 0; has_buffers && i < function.results; ++i) {
-      results_[i].give(call.written(objects[function.inputs + i]));
+      PyObject* const buffer = objects[function.inputs + i];
+      if (buffer == Py_None) {
+        results_[i].give_nothing();
+      } else {
+        results_[i].give(call.written(buffer));
+      }
     }
   }
 

@@ -89,18 +89,22 @@ class Torch:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Torch, Path]]:
     folder = tmp_path_factory.mktemp("direct")
-    machine = Machine(["quantize_mxfp8"], folder, python=True)
+    machine = Machine(["quantize_fp8", "quantize_mxfp8"], folder, python=True)
     with pytest.MonkeyPatch.context() as patch:
         yield machine, Torch(machine, patch), folder
 
 
-@pytest.fixture(scope="module")
-def module(machine: tuple[Machine, Torch, Path]) -> ModuleType:
-    path = str(machine[2] / "quantize_mxfp8.so")
-    loader = ExtensionFileLoader("quantize_mxfp8", path)
-    spec = importlib.util.spec_from_file_location("quantize_mxfp8", path, loader=loader)
+def _module(machine: tuple[Machine, Torch, Path], name: str) -> ModuleType:
+    path = str(machine[2] / f"{name}.so")
+    loader = ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     return importlib.util.module_from_spec(spec)
+
+
+@pytest.fixture(scope="module")
+def module(machine: tuple[Machine, Torch, Path]) -> ModuleType:
+    return _module(machine, "quantize_mxfp8")
 
 
 @pytest.fixture
@@ -140,3 +144,27 @@ def test_nothing_is_made_where_torch_is_on_another_device(
     got, made = call(device, cuda, 1 - device)
     assert got is NotImplemented
     assert made == []
+
+
+def test_none_stands_for_a_buffer_without_elements(machine: tuple[Machine, Torch, Path]) -> None:
+    emulated, torch_of, _ = machine
+    emulated.use(0)
+    emulated.make_current(0, 0)
+    torch_of.devices.clear()
+    x = torch_of.on(0, randn(8, 64))
+    data = torch_of.on(0, torch.zeros(8, 64, dtype=torch.float8_e4m3fn))
+    scale_inv = torch_of.on(0, torch.zeros(1))
+    quantize = _module(machine, "quantize_fp8").direct_quantize_fp8
+
+    def into(with_amax: bool) -> Any:
+        how = (None, torch.float8_e4m3fn, 2.0, None, "tensor", with_amax)
+        return quantize(True, x, *how, data, scale_inv, None)
+
+    assert into(True) is NotImplemented
+    assert not bytes_of(data).any()
+    assert into(False) is None
+    wanted, inverse, _ = reference.quantize_fp8(
+        x, dtype=torch.float8_e4m3fn, scale_value=2.0, with_amax=False
+    )
+    assert torch.equal(bytes_of(data), bytes_of(wanted))
+    assert torch.equal(scale_inv, inverse)

@@ -444,6 +444,9 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             if len(args) == count:
                 return results
             for buffer, result in zip(args[count:], results, strict=True):
+                if buffer is None:
+                    assert result.numel() == 0
+                    continue
                 small = result.dtype.itemsize == 1
                 pair = (buffer.view(U8), result.view(U8)) if small else (buffer, result)
                 pair[0].copy_(pair[1])
