@@ -65,7 +65,7 @@ class _Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Within it each call of jitquant also checks what lies on the device, and waits for the GPU.
+    """Within it each call of jitquant also checks values on the device, and waits for the GPU.
 
     Without it a call does not read its tensors, as that would make the CPU wait: wrong values give
     wrong results, though nothing outside of the tensors is touched. Looked at are ``offsets`` and

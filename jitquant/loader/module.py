@@ -1,4 +1,4 @@
-"""The object that stands for a loaded library."""
+"""The object that represents a loaded library."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def save_compressed_tensors(
     ``model.safetensors`` has the weights of `NVFP4Linear` in NVFP4, of `MXFP4Linear` in MXFP4 and
     of `Float8BlockwiseLinear` in FP8, but for those that another module has as well, such as tied
     embeddings, and all else as it is; tensors that are one memory are there once, under the first
-    name. ``config.json`` is the model's (or what lies in the directory) with
+    name. ``config.json`` is the model's (or the one in the directory) with
     ``quantization_config`` in it. Tokenizer and generation settings are not written.
 
     The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4A16", weights alone, or with

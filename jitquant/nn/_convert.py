@@ -168,7 +168,7 @@ def convert(
     Raises:
         ValueError: ``recipe`` is none of these, ``model`` is a linear itself, or a weight has NaN
             or infinity in it; nothing is replaced then.
-        TypeError: ``model`` is no module, or ``filter`` cannot be called.
+        TypeError: ``model`` is not a module, or ``filter`` is not callable.
     """
     if isinstance(recipe, NVFP4TrainingRecipe):
         kind: Kind = NVFP4TrainingLinear

@@ -50,7 +50,7 @@ class Projection(NamedTuple):
         return slice(piece * size, (piece + 1) * size)
 
     def together(self, matrices: Sequence[Tensor], dim: int = 0) -> Tensor:
-        """The matrices of an expert, as they lie in the parameter; ``dim`` is that of the rows."""
+        """An expert's matrices as stored in the parameter; ``dim`` is that of the rows."""
         if not self.interleaved or len(matrices) == 1:
             return torch.cat(list(matrices), dim)
         at = dim % matrices[0].dim()

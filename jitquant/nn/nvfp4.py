@@ -70,7 +70,7 @@ class NVFP4Linear(QuantizedModule):
         weight_only: whether `forward` leaves its input as it is.
         compute: "exact" or "fp8".
         process_group: the ranks that have the other columns of the input, as
-            `jitquant.nn.parallel.RowwiseParallel` divides them; None: there are none.
+            `jitquant.nn.parallel.RowwiseParallel` splits them; None: not split.
 
     ``to(dtype)``, ``half()`` and the like change the bias and the default dtype of
     `run_from_quantized`, and leave codes, scales and gsa as they are.

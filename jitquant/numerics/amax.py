@@ -23,7 +23,7 @@ def amax(
     Args:
         x: (..., N).
         granularity: "tensor" or "row".
-        keep_nan: NaN where there is one, as FP8 has it; else NaNs are ignored.
+        keep_nan: whether NaN propagates, as in FP8; otherwise NaNs are ignored.
         run: 0; or gate and up columns come in turns of this many, and the magnitudes are those of
             the gate.
         activate: with a run, of ``silu(gate) * up``.

@@ -68,7 +68,7 @@ def decode_e8m0(e: Tensor) -> Tensor:
 def ue8m0_exponent(scale_inv: Tensor) -> Tensor:
     """Biased exponent of the power of two that a positive fp32 is rounded up to, int32 in 0..255.
 
-    The exponent field, plus 1 if any bit of the mantissa is set; 255 where that is no number.
+    The exponent field, plus 1 if any bit of the mantissa is set; 255 for infinity and NaN.
     """
     bits = scale_inv.view(torch.int32) & 0x7FFFFFFF  # NaN may have a sign
     exponent = (bits >> 23) + (bits & 0x7FFFFF != 0).to(torch.int32)

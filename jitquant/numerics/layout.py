@@ -1,4 +1,4 @@
-"""Where block scales lie in memory: row major, or in the 128x4 tiles that cuBLASLt reads."""
+"""Memory layouts of block scales: row-major, or in the 128x4 tiles that cuBLASLt reads."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ def quantize_from_amax(
     """x_fp4, x_sf and gsa of fp32 values that are part of a tensor, whose amax is given.
 
     The second half of a quantization with the amax of more than is at hand. A quotient of the amax
-    (gsa, or a scale) would not do: S is no function of gsa.
+    (gsa, or a scale) is not enough: S is not a function of gsa.
 
     Args:
         amax: one element, or one for each row.
@@ -353,7 +353,7 @@ def quantize_from_maxima(
 
 
 def amax_gsa(x: Tensor, divisor: float = NVFP4_DIVISOR) -> tuple[Tensor]:
-    """``gsa = A / divisor`` (1,), where A is the largest magnitude of ``x`` that is no NaN."""
+    """``gsa = A / divisor`` (1,), where A is the amax of ``x``; NaNs are ignored."""
     return (scales_from_amax(amax(rows_of(x), "tensor"), divisor)[1],)
 
 

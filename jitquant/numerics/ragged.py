@@ -1,8 +1,8 @@
 """Many tensors in one buffer, each with a scale of its own: FP8 and NVFP4, and the gradient's cast.
 
 Segment i is the elements ``offsets[i]`` to ``offsets[i] + sizes[i]`` of the flattened buffer, or,
-without sizes, to ``offsets[i + 1]``. What lies between segments is padding: it is not read, and its
-results are zero. Bounds are those of the buffer.
+without sizes, to ``offsets[i + 1]``. Elements between segments are padding: they
+are not read, and their results are zero. Bounds are those of the buffer.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def quantize_ragged_nvfp4(
     """x_fp4, x_sf, gsa, amax of a buffer whose segments begin at multiples of 16.
 
     Blocks are 16 neighbours of the flattened buffer. A block belongs to the segment that its first
-    element is in; other elements of it are as if they were zero.
+    element is in; its other elements count as zeros.
 
     Args:
         x: contiguous, of any shape.

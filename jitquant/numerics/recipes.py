@@ -1,6 +1,6 @@
 """Recipes for training and rotation: Hadamard, stochastic rounding, 4over6, MXFP4.
 
-Notation as in `jitquant.numerics.nvfp4`. Formulas and sources stand in ``docs/numerics.md``; the
+Notation as in `jitquant.numerics.nvfp4`. Formulas and sources are in ``docs/numerics.md``; the
 peers' bits for most of them in ``tests/data``.
 """
 
@@ -108,7 +108,7 @@ def random_bytes(rng_state: Tensor, rows: int, blocks: int, columnwise: bool = F
 
     The 16 bytes of block k of row r are Philox4x32-10 of the counter
     ``(k, r, offset mod 2^32, offset / 2^32 + columnwise * 2^31)`` and the key seed, lowest bytes
-    first. So they hang on where an element is, and on nothing else.
+    first. So they depend only on an element's position.
 
     Args:
         rng_state: int64 (2,): seed and offset; the offset is not negative.

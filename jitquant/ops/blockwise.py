@@ -293,7 +293,7 @@ def quantize_per_token_group(
         dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8`` (to nearest, ties to even).
         scale_format: "float32"; "ue8m0": float32 that hold powers of two, rounded up;
             "ue8m0_packed": their exponents, four groups in an int32, the first in the lowest byte,
-            zeros for groups that there are not.
+            zeros for missing groups.
         scale_layout: "row": (..., G); "column": (..., T, G) with strides (1, T), as scaled_mm
             takes them; "column_tma": with strides (1, T up to a multiple of 4), as DeepGEMM does,
             padding zero.

@@ -1,29 +1,28 @@
-"""FP8 and INT8: the public functions. Scales and ``out=`` sorted out, then one op.
+"""FP8 and INT8: the public functions. Each checks its arguments and calls one op.
 
 What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.ragged`:
 
-- Inputs are bfloat16, float16 or float32, on the CPU or a GPU, of any leading dimensions and
-  strides, with a contiguous last dimension; anything with ``__dlpack__`` is taken as well.
-- ``scale`` is the factor that encodes, ``q = x * scale``, as TransformerEngine's is. ``scale_inv``
-  of a result is the factor that dequantizes, ``1 / scale`` to the bit. A checkpoint that stores the
-  factor that dequantizes passes its reciprocal.
-- ``process_group`` is the process group whose ranks have the parts of one tensor, and each of which
-  makes the call: amaxes are those of all parts, by one all_reduce between the two launches, and
-  what a rank gets is its part of what the whole tensor would give, bit for bit. Rows may be divided
-  if there is one scale for the tensor; columns also with one a row, on ranks with the same rows.
-  It does not go together with a scale. Functions whose scales are those of groups and blocks do not
-  have it: these are the same on every rank, as long as none is divided. Nor has
-  `rmsnorm_quantize_fp8`, which computes scales of rows that a rank has to have whole. See
+- Inputs are bfloat16, float16 or float32, on the CPU or a GPU, with any leading dimensions and
+  strides and a contiguous last dimension. Objects with ``__dlpack__`` are accepted too.
+- ``scale`` encodes, ``q = x * scale``, as in TransformerEngine. ``scale_inv`` of a result
+  dequantizes and is ``1 / scale`` to the bit. If a checkpoint stores a scale that dequantizes, pass
+  its reciprocal.
+- ``process_group``: each rank passes its part of one tensor. One all_reduce between the two
+  launches makes the amaxes those of all parts, and each rank gets, bit for bit, its part of the
+  result for the whole tensor. With one scale for the tensor, rows or columns may be split; with a
+  scale for each row only columns, on ranks with the same rows. Not allowed together with a scale.
+  Functions with scales for groups and blocks do not have it: unless a group or block is split,
+  nothing has to be reduced. Nor does `rmsnorm_quantize_fp8`, which needs whole rows. See
   ``docs/distributed.md``.
-- ``out`` is a `QuantizedTensor` whose buffers are written and which is returned. Buffers are
-  contiguous, those of the elements may have rows that lie apart, and they share no memory with the
-  inputs or with each other; neither does ``residual`` with ``x``.
+- ``out``: a `QuantizedTensor` whose buffers are written and which is returned. Buffers are
+  contiguous, except that those of the elements may be row-strided. They do not overlap the inputs
+  or each other; ``residual`` does not overlap ``x``.
 - Nothing is differentiable: no result requires grad.
 - Nothing is read back to the CPU, and every call can be captured in a CUDA graph.
 
-Errors: TypeError for a wrong type or dtype, ValueError for a shape, stride, device, number or name
-that is not accepted; the message says what is. On a GPU also `jitquant.loader.LoaderError` and its
-subclasses, where a kernel cannot be compiled or loaded.
+Errors: TypeError for a wrong type or dtype; ValueError for a shape, stride, device, number or name
+that is not accepted. The message says what is accepted. On a GPU also `jitquant.loader.LoaderError`
+and its subclasses if a kernel cannot be compiled or loaded.
 """
 
 from __future__ import annotations
@@ -287,7 +286,7 @@ def quantize_fp8(
 
     Returns:
         data (..., N), scale_inv and amax: (1,) for the tensor, (..., 1) for rows. amax is that of
-        ``x``, before scale_ub, and NaN where ``x`` has one. For 1x128 and 128x128 scale_inv is
+        ``x``, before scale_ub, and NaN if ``x`` has one. For 1x128 and 128x128 scale_inv is
         (..., ceil(N / 128)) and (..., ceil(M / 128), ceil(N / 128)).
 
     Raises:
@@ -338,7 +337,7 @@ def swiglu_quantize_fp8(
 
     Args:
         fused: (..., 2 * N): [gate | up].
-        granularity: "row"; "tensor" where a scale or an ``process_group`` is given.
+        granularity: "row"; "tensor" if a scale or a ``process_group`` is given.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         scale: None to compute one for each row; else as in `quantize_fp8`.
         scale_ub: as in `quantize_fp8`.
@@ -393,7 +392,7 @@ def rmsnorm_quantize_fp8(
         eps: added to the mean of the squares.
         residual: of x's shape and dtype; becomes ``x + residual``, added in fp32 and rounded once,
             and that is the v which is normalized. Without it v is x.
-        granularity: "row"; "tensor" where a scale is given.
+        granularity: "row"; "tensor" if a scale is given.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         scale: None to compute one for each row; else as in `quantize_fp8`.
         scale_ub: as in `quantize_fp8`.

@@ -177,7 +177,7 @@ def nvfp4_linear(
     compute: Compute = "exact",
     out: Tensor | None = None,
 ) -> Tensor:
-    """``x @ weight.T + bias + residual`` with a weight that stays in NVFP4, as it is stored.
+    """``x @ weight.T + bias + residual`` with an NVFP4 weight, which is read as it is stored.
 
     With ``compute="exact"`` every product is exact: a code times its block scale is a bf16 number.
     Sums are in fp32, in an order that depends on K, on the device and on how many rows there are
@@ -188,8 +188,8 @@ def nvfp4_linear(
     A GPU (compute capability 8.0 and newer) reads the weight as it is stored, in one launch for up
     to 16 rows, and allocates nothing beside the result. More rows are one launch, on the tensor
     cores, on compute capability 9.0 with x in bf16 or fp16, K a multiple of 64 and rows that start
-    on multiples of 16 bytes. All else takes a launch for each 16 rows: from about 64 rows on,
-    dequantizing the weight once is faster there, which is what `jitquant.nn.NVFP4Linear` does.
+    on multiples of 16 bytes. Otherwise there is a launch for each 16 rows: from about 64 rows
+    on, dequantizing the weight once is faster, and `jitquant.nn.NVFP4Linear` does that.
 
     With ``compute="fp8"`` both operands are FP8, at up to twice the tensor cores' rate, which is
     for some hundred rows and more. Codes times block scales are rounded to E4M3 with a power of two

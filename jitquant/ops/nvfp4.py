@@ -1,32 +1,29 @@
-"""The public functions: gsa and ``out=`` sorted out, then one op.
+"""NVFP4: the public functions. Each checks its arguments and calls one op.
 
 What they share:
 
-- Inputs are bfloat16, float16 or float32, on the CPU or a GPU, of any leading dimensions and
-  strides, with a contiguous last dimension; anything with ``__dlpack__`` is taken as well. On a GPU
-  up to three leading dimensions that do not follow each other in memory are read in place. A size N
-  that is not a multiple of 16 is filled up with zeros; the logical shape is kept.
-- ``gsa`` is the factor that dequantizes: ``value = e2m1 * s * gsa``. None: it is computed, as
-  ``amax / divisor``, for the tensor or for each row as ``granularity`` says. A number: it is taken
-  as the gsa of the tensor. A float32 tensor of one element, or of one a row, is taken as it is: the
-  result's ``gsa`` is that very tensor (no copy), and its values are never read on the CPU. A gsa
-  that is given decides the granularity, and ``divisor`` is not used.
-- ``process_group`` is the process group whose ranks have the parts of one tensor, and each of which
-  makes the call: the amax is that of all parts, by one all_reduce between the two launches, and
-  what a rank gets is its part of what the whole tensor would give, bit for bit. Parts may be
-  divided between rows, or, in multiples of 16, between columns; ``granularity="row"`` is for the
-  latter, with the same rows on every rank. It does not go together with a gsa. See
-  ``docs/distributed.md``.
-- ``out`` is a `QuantizedActivation` whose buffers are written and which is returned; with a gsa
-  tensor its ``gsa`` attribute becomes that tensor. Buffers are contiguous and share no memory with
-  the inputs or with each other; neither does ``residual`` with ``x``. Inductor has no
-  float4_e2m1fn_x2 for the CPU: a graph compiled for it can write to the same buffers once; for
-  more, return the results instead.
+- Inputs are bfloat16, float16 or float32, on the CPU or a GPU, with any leading dimensions and
+  strides and a contiguous last dimension. Objects with ``__dlpack__`` are accepted too. On a GPU up
+  to three non-contiguous leading dimensions are read in place. If N is not a multiple of 16, rows
+  are padded with zeros; the logical shape is kept.
+- ``gsa`` dequantizes: ``value = e2m1 * s * gsa``. None: it is computed as ``amax / divisor``, for
+  the tensor or for each row (``granularity``). A number is the gsa of the tensor. A float32 tensor
+  with one element, or one for each row, is used without a copy, becomes the result's ``gsa``, and
+  is never read on the CPU. A given gsa decides the granularity; ``divisor`` is then ignored.
+- ``process_group``: each rank passes its part of one tensor. One all_reduce between the two
+  launches makes the amax that of all parts, and each rank gets, bit for bit, its part of the result
+  for the whole tensor. Tensors may be split along rows, or along columns in multiples of 16;
+  ``granularity="row"`` needs the latter, with the same rows on every rank. Not allowed together
+  with a gsa. See ``docs/distributed.md``.
+- ``out``: an `NVFP4Tensor` whose buffers are written and which is returned. If gsa is a tensor,
+  ``out.gsa`` becomes that tensor. Buffers are contiguous and do not overlap the inputs or each
+  other; ``residual`` does not overlap ``x``. Inductor lacks float4_e2m1fn_x2 on the CPU: a graph
+  compiled for the CPU can write to the same buffers only once; otherwise return the results.
 - Nothing is differentiable: no result requires grad.
 
-Errors: TypeError for a wrong type or dtype, ValueError for a shape, stride, device, number or name
-that is not accepted; the message says what is. On a GPU also `jitquant.loader.LoaderError` and its
-subclasses, where a kernel cannot be compiled or loaded.
+Errors: TypeError for a wrong type or dtype; ValueError for a shape, stride, device, number or name
+that is not accepted. The message says what is accepted. On a GPU also `jitquant.loader.LoaderError`
+and its subclasses if a kernel cannot be compiled or loaded.
 """
 
 from __future__ import annotations
@@ -513,15 +510,15 @@ def deinterleave_quantize_nvfp4(
     process_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
-    """Quantizes what a fused gate-and-up projection stands for; the amax is that of these values.
+    """Applies SwiGLU to (or selects the gate of) a fused gate-and-up tensor, and quantizes that.
 
     Args:
-        fused: (..., 2 * intermediate), gate and up columns in turns of ``interleave``.
+        fused: (..., 2 * intermediate), runs of ``interleave`` gate and up columns, alternating.
         intermediate: columns of the result.
         gsa: None to compute it, a positive number, or float32 of one element or (rows,).
-        interleave: length of the turns, a divisor of ``intermediate``; 0: [gate | up].
-        op: "swiglu": ``silu(gate) * up`` in fp32; "select": the gate as it is, for a GEMM whose
-            epilogue has applied SwiGLU.
+        interleave: length of the runs, a divisor of ``intermediate``; 0: [gate | up].
+        op: "swiglu": ``silu(gate) * up`` in fp32; "select": the gate unchanged, for a GEMM
+            whose epilogue has applied SwiGLU.
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is the amax over it.
         recipe: "te" or "vllm".
@@ -569,8 +566,8 @@ def rmsnorm_quantize_nvfp4(
 ) -> QuantizedActivation:
     """RMSNorm and quantization in one launch (two with a computed gsa for the tensor).
 
-    ``y = v * inv_rms * weight`` in fp32, ``inv_rms = 1 / sqrt(mean(v^2) + eps)``; y is quantized as
-    it is, without a rounding to the input's dtype.
+    ``y = v * inv_rms * weight`` in fp32, ``inv_rms = 1 / sqrt(mean(v^2) + eps)``; y is not
+    rounded to the input's dtype before it is quantized.
 
     Args:
         x: (..., N).

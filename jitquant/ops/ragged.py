@@ -2,10 +2,10 @@
 
 A buffer holds G tensors of any shapes, its segments: segment i is the elements ``offsets[i]`` to
 ``offsets[i + 1]`` of the flattened buffer. With ``sizes`` it is the ``sizes[i]`` elements from
-``offsets[i]`` on, and what follows up to the next segment is padding, for alignment. What padding
-holds changes nothing, and its results are zero. Offsets ascend; they lie on the buffer's device,
-and the CPU does not read them, so they are not checked: whatever they are, nothing outside of the
-buffer is touched. `jitquant.testing.checked` reads and checks them.
+``offsets[i]`` on, and the elements up to the next segment are padding, for alignment. Padding is
+ignored, and its results are zero. Offsets ascend. They are on the buffer's device, and the CPU does
+not read or check them; whatever they are, no kernel accesses memory outside of the buffer.
+`jitquant.testing.checked` reads and checks them.
 """
 
 from __future__ import annotations
@@ -338,19 +338,19 @@ def quantize_ragged_grad(
 ) -> QuantizedRaggedTensor:
     """Quantizes the gradients of a buffer of tensors, with the bias gradients of each.
 
-    What is cast is ``grad * activation'(act_input)``, made in fp32 and not rounded in between; its
-    sums over the rows of a segment are the segment's bias gradients. As many launches as
-    `quantize_ragged`.
+    ``grad * activation'(act_input)`` is computed in fp32 and quantized without being rounded
+    before; its sums over the rows of a segment are the segment's bias gradients. As many launches
+    as `quantize_ragged`.
 
     Args:
         grad: (..., N), contiguous. Segments are whole rows of it: offsets are multiples of N.
         offsets: int64 (G + 1,), ascending, in elements.
-        scale: float32 (G,) to take; None: from the amaxes.
+        scale: float32 (G,); None: computed from the amaxes.
         sizes: int64 (G,), elements of each segment; None: segments follow each other.
-        act_input: what went into the activation, of grad's shape and dtype.
+        act_input: the activation's input, of grad's shape and dtype.
         activation: "none", "relu", "silu", "gelu" (its tanh form), "qgelu"
             (``x * sigmoid(1.702 * x)``) or "srelu" (``relu(x)^2``).
-        dbias: whether bias gradients are made.
+        dbias: whether to compute bias gradients.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         process_group: as in `quantize_ragged`; dbias stays that of this rank's rows.
         out: buffers of ``QuantizedRaggedTensor.empty(grad.shape, offsets, dbias=..., ...)``.

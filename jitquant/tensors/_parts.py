@@ -45,7 +45,7 @@ class Parts:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """The device of its parts."""
         part: Tensor = getattr(self, self._TENSORS[0])
         return part.device
 

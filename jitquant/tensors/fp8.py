@@ -49,7 +49,7 @@ class QuantizedTensor(Parts):
 
     Attributes:
         data: (..., N) ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``; its shape is the logical one.
-        stored_scales: the scales as they lie in memory, contiguous, padding included; see
+        stored_scales: the scales in memory order, contiguous, padding included; see
             `scale_inv`.
         amax: fp32, the largest magnitude of the tensor (1,) or of each row (..., 1), NaN if there
             is one; None where it was not computed.

@@ -44,7 +44,7 @@ class NVFP4Tensor(Parts):
         x_fp4: ``float4_e2m1fn_x2`` (..., ceil(N / 16) * 8); the even element in the low nibble.
         x_sf: ``float8_e4m3fn`` scales: (..., ceil(N / 16)), or, swizzled,
             (ceil(rows / 128) * 128, ceil(ceil(N / 16) / 4) * 4), the bytes of a 128x4 tile together
-            and zero if there is no row or block.
+            and zero for padding.
         gsa: fp32, (1,) with granularity "tensor", (rows,) with "row".
         inv_rms: fp32 (rows,), ``1 / sqrt(mean(v^2) + eps)``, from the ops that have a norm in them.
         cols: logical size of the packed dimension: N. Default: all that is packed.

@@ -268,7 +268,7 @@ class Cache:
 
     @property
     def has_temporary(self) -> bool:
-        """Whether this process has made a private cache to stand in for this one."""
+        """Whether this process uses a private cache instead of this one."""
         return self._temporary is not None
 
     def temporary(self) -> Cache:
@@ -391,7 +391,7 @@ class Cache:
 
         Raises:
             CacheError: the file system refuses.
-            DamagedEntryError: a damaged entry stands in the place and cannot be moved.
+            DamagedEntryError: a damaged entry is in the way and cannot be moved.
         """
         target = self.entry_directory(entry.level1, entry.level2)
         ours = None

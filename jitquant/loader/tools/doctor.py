@@ -1,4 +1,4 @@
-"""Whether a build would work here, and what stands in the way of one or is odd.
+"""Diagnoses build problems: compilers, torch, GPUs, the cache, and a trial build.
 
 Each check gives findings; one that is not in order has its fix. Nothing is changed.
 """
