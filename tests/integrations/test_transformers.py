@@ -10,6 +10,7 @@ import pytest
 import torch
 from nn.helpers import sqnr
 from safetensors.torch import load_file, save_file
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from jitquant.nn import (
     Float8BlockwiseExperts,
@@ -145,3 +146,18 @@ def test_it_generates_with_a_static_cache(tmp_path: Path) -> None:
     how = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
     static = made.generate(TOKENS[:, :4], cache_implementation="static", **how)
     assert torch.equal(static, made.generate(TOKENS[:, :4], **how))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4_weight_only", "fp8_block"])
+def test_it_generates_under_compile(recipe: Any) -> None:
+    """The whole forward is one graph: one for the prompt, and one for every token after it."""
+    made = model()
+    convert(made, recipe)
+    how = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    want = made.generate(TOKENS[:, :4], cache_implementation="static", **how)
+    counted = CompileCounterWithBackend("aot_eager")
+    made.forward = torch.compile(made.forward, fullgraph=True, backend=counted)
+    got = made.generate(TOKENS[:, :4], cache_implementation="static", **how)
+    assert torch.equal(got, want)
+    assert counted.frame_count == 2
