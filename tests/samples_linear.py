@@ -47,7 +47,10 @@ def linear_samples() -> dict[str, list[Sample]]:
         # In tiles, of each shape (gemm/linear_tiles.cuh), on a device with two multiprocessors.
         (40, 70, 576, {}),
         (60, 500, 256, {"residual": True}),
+        (100, 64, 64, {}),
         (100, 64, 192, {"bias": True}),
+        (40, 50, 832, {"residual": True}),
+        (250, 100, 192, {"bias": True}),
         (100, 130, 320, {}),
         (250, 130, 192, {"bias": True, "residual": True}),
         (300, 140, 448, {}),

@@ -12,14 +12,19 @@
 
 namespace jitquant {
 
-// kElement is the bytes of an element of x.
-template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing, int kBytes = 2>
+// kElement is the bytes of an element of x, kShares how many blocks of a cluster share k: with one
+// its blocks have neighbouring rows of W and copy half of x for each other, with two both have the
+// same tile.
+template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing, int kBytes = 2,
+          int kSharesOfK = 1>
 struct TileShape {
   static constexpr int kRows = kRowsOfX, kAcross = kSideBySide, kAlong = kSplits;
   static constexpr int kDepth = kOfK, kStages = kRing;
   static constexpr int kGroups = kAcross * kAlong;
   static constexpr int kThreads = 128 * (1 + kGroups);
-  static constexpr int kWeights = 64 * kAcross;  // rows of W
+  static constexpr int kShares = kSharesOfK;
+  static constexpr int kWeights = 64 * kAcross;                // rows of W of a block
+  static constexpr int kOfCluster = kWeights * (2 / kShares);  // and of a cluster
   static constexpr int kElement = kBytes;
   static constexpr int kX = kRows * kDepth * kElement;  // bytes of a stage
   static constexpr int kCodes = kWeights * kDepth / 2;
@@ -39,7 +44,7 @@ struct alignas(64) TensorMap {
 };
 
 struct TilesPlan {
-  int tiles_of_x, pairs_of_weights;
+  int tiles_of_x, tiles_of_weights;  // of clusters
 };
 
 #if defined(JITQUANT_HAS_WARPGROUPS)
@@ -64,16 +69,16 @@ struct Ring {
 template <class Shape>
 struct TileWalk {
   const TilesPlan& plan;
-  int x_tile, pair;
+  int x_tile, w_tile;
   // Four tiles of x by all of W, then the next four: what is read at once stays in the L2.
   __device__ __forceinline__ bool at(int index) {
     constexpr int kTogether = 4;
-    const int per = kTogether * plan.pairs_of_weights;
+    const int per = kTogether * plan.tiles_of_weights;
     const int band = index / per, rest = index - band * per;
     const int first = band * kTogether, left = plan.tiles_of_x - first;
     const int height = left < kTogether ? left : kTogether;
-    x_tile = first + rest % height, pair = rest / height;
-    return index < plan.tiles_of_x * plan.pairs_of_weights;
+    x_tile = first + rest % height, w_tile = rest / height;
+    return index < plan.tiles_of_x * plan.tiles_of_weights;
   }
 };
 
@@ -81,36 +86,59 @@ struct TileWalk {
 struct StagesAt {
   uint32_t ring, full, empty;
   int rank;
+
+  // The first row of W of this block's tile.
+  template <class Shape>
+  __device__ __forceinline__ int first_weight(const TileWalk<Shape>& walk) const {
+    return walk.w_tile * Shape::kOfCluster + (Shape::kShares == 1 ? rank * Shape::kWeights : 0);
+  }
 };
+
+// The stages of k that a block multiplies: all of them, or its half.
+struct StagesOfK {
+  int first, end;
+};
+template <class Shape>
+__device__ __forceinline__ StagesOfK stages_of_k(int cols, int rank) {
+  const int all = (cols + Shape::kDepth - 1) / Shape::kDepth;
+  if (Shape::kShares == 1) return {0, all};
+  const int half = (all + 1) / 2;
+  return rank == 0 ? StagesOfK{0, half} : StagesOfK{half, all};
+}
 
 // Copies all stages of a block's tiles, by one thread: own codes, and half of x for both blocks.
 template <class Shape>
 __device__ __forceinline__ void copy_stages(const TensorMap& codes, const TensorMap& x_map,
                                             TileWalk<Shape>& walk, Ring<Shape::kStages>& ring,
                                             const StagesAt& at, int first, int step,
-                                            int stages_of_k) {
+                                            const StagesOfK& of_k) {
   constexpr int kHalf = Shape::kRows / 2, kAcrossX = 128 / Shape::kElement;
   prefetch_map(&codes);
   prefetch_map(&x_map);
   for (int i = first; walk.at(i); i += step) {
 #pragma unroll 1
-    for (int s = 0; s < stages_of_k; ++s, ring.next()) {
+    for (int s = of_k.first; s < of_k.end; ++s, ring.next()) {
       const uint32_t stage = at.ring + ring.stage * Shape::kStage, full = at.full + 8 * ring.stage;
       wait_for(at.empty + 8 * ring.stage, ring.parity ^ 1);
       expect_bytes(full, Shape::kStage);
       copy_own_tile(stage + Shape::kX, &codes, s * (Shape::kDepth / 2),
-                    (walk.pair * 2 + at.rank) * Shape::kWeights, full);
+                    at.template first_weight<Shape>(walk), full);
 #pragma unroll
       for (int h = 0; h < Shape::kDepth / kAcrossX; ++h) {
-        copy_tile(stage + h * Shape::kRows * 128 + at.rank * kHalf * 128, &x_map,
-                  s * Shape::kDepth + h * kAcrossX, walk.x_tile * Shape::kRows + at.rank * kHalf,
-                  full, 3);
+        const uint32_t to = stage + h * Shape::kRows * 128;
+        const int column = s * Shape::kDepth + h * kAcrossX, row = walk.x_tile * Shape::kRows;
+        if constexpr (Shape::kShares == 1) {
+          copy_tile(to + at.rank * kHalf * 128, &x_map, column, row + at.rank * kHalf, full, 3);
+        } else {
+          copy_own_tile(to, &x_map, column, row, full);
+          copy_own_tile(to + kHalf * 128, &x_map, column, row + kHalf, full);
+        }
       }
     }
   }
 }
 
-// Makes a block's barriers, for the arrivals of both blocks' warps at the end of a stage.
+// Makes a block's barriers, for the arrivals at the end of a stage of the warps that read it.
 template <class Shape>
 __device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* barriers) {
   const uint32_t full = shared_address(barriers);
@@ -119,7 +147,7 @@ __device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* 
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kStages; ++i) {
       init_barrier(at.full + 8 * i, 1);
-      init_barrier(at.empty + 8 * i, 2 * 4 * Shape::kGroups);
+      init_barrier(at.empty + 8 * i, (2 / Shape::kShares) * 4 * Shape::kGroups);
     }
     publish_barriers();
   }
@@ -127,12 +155,20 @@ __device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* 
   cluster_wait();
   return at;
 }
-// A warp is done with a stage, which both blocks wait for.
+// A warp is done with a stage, which the blocks wait for that copy it.
+template <class Shape>
 __device__ __forceinline__ void release_stage(const StagesAt& at, int stage) {
   if ((threadIdx.x & 31) == 0) {
     arrive(at.empty + 8 * stage);
-    arrive_at(at.empty + 8 * stage, at.rank ^ 1);
+    if constexpr (Shape::kShares == 1) arrive_at(at.empty + 8 * stage, at.rank ^ 1);
   }
+}
+
+// The barrier of a cluster, for a warp whose lanes may not be together.
+__device__ __forceinline__ void meet_cluster() {
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
 }
 
 // The sums of a warpgroup, times all that comes after: those of a lane are of rows n and n + 1 of
@@ -258,10 +294,14 @@ bool has_warpgroups() {
   return known.load(std::memory_order_relaxed) == 2;
 }
 
+// A cluster's tiles.
 template <class Shape>
-int64_t pairs_of_tiles(int64_t rows_of_x, int64_t rows_of_w) {
-  return ((rows_of_x + Shape::kRows - 1) / Shape::kRows) *
-         ((rows_of_w + 2 * Shape::kWeights - 1) / (2 * Shape::kWeights));
+TilesPlan plan_tiles(int64_t rows_of_x, int64_t rows_of_w) {
+  return {static_cast<int>((rows_of_x + Shape::kRows - 1) / Shape::kRows),
+          static_cast<int>((rows_of_w + Shape::kOfCluster - 1) / Shape::kOfCluster)};
+}
+inline int64_t count_of(const TilesPlan& plan) {
+  return static_cast<int64_t>(plan.tiles_of_x) * plan.tiles_of_weights;
 }
 
 }  // namespace

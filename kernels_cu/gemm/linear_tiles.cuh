@@ -4,12 +4,14 @@
 //             64 rows of W each, by kAlong that share each stage of k
 //   tile      64 * kAcross rows of W by kRows rows of x, by all of k
 //   cluster   two blocks with neighbouring rows of W; each copies half of x for both
+//             (split: two blocks with the same rows of W, and half of k each)
 //   stage     kDepth of k, of x and of codes, both as TMA swizzles them
-//   grid      persistent: clusters take every n-th pair of tiles
+//   grid      persistent: clusters take every n-th tile (split: as many clusters as tiles)
 //
 // W is A, decoded from shared memory into registers: a code times its scale is exact in bf16 and
-// fp16. Sums are in fp32, along k in steps of 16; where warpgroups share k, each has its own sum
-// and they are added in a fixed order. So a row's result does not depend on the rows beside it.
+// fp16. Sums are in fp32, along k in steps of 16; where warpgroups or blocks share k, each has its
+// own sum and they are added in a fixed order. So a row's result does not depend on the rows beside
+// it.
 #pragma once
 
 #include "linear_stages.cuh"
@@ -67,13 +69,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   const int group = threadIdx.x >> 7;
   const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
-  const int stages_of_k = (w.cols + Shape::kDepth - 1) / Shape::kDepth;
+  const StagesOfK of_k = stages_of_k<Shape>(w.cols, at.rank);
   TileWalk<Shape> walk = {plan, 0, 0};
   Ring<Shape::kStages> ring;
   if (group == 0) {
     give_registers<Shape::kFewRegisters>();
     if (threadIdx.x == 0) {
-      copy_stages(codes, x_map, walk, ring, at, first, step, stages_of_k);
+      copy_stages(codes, x_map, walk, ring, at, first, step, of_k);
+    }
+    if constexpr (Shape::kShares > 1) {
+      meet_cluster();
+      meet_cluster();
     }
   } else {
     take_registers<Shape::kManyRegisters>();
@@ -95,7 +101,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       int before = -1;
       // A stage ahead.
       uint32_t scale_bytes[2][kScaleWords], next_scales[2][kScaleWords];
-      const int first_row = (walk.pair * 2 + at.rank) * Shape::kWeights + weight_row;
+      const int first_row = at.template first_weight<Shape>(walk) + weight_row;
       const uint8_t* const scales_from =
           w.scales + static_cast<int64_t>(first_row) * (w.cols / 16) + along * kPairs * 2;
       const auto fetch_scales = [&](int s) {
@@ -112,9 +118,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           }
         }
       };
-      fetch_scales(0);
+      fetch_scales(of_k.first);
 #pragma unroll 1
-      for (int s = 0; s < stages_of_k; ++s, ring.next()) {
+      for (int s = of_k.first; s < of_k.end; ++s, ring.next()) {
         const uint32_t stage = ring.stage * Shape::kStage;
         wait_for(at.full + 8 * ring.stage, ring.parity);
         uint32_t a[2][8], words[2][2][4], scales[2][2];
@@ -152,12 +158,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           multiply_tiles<T>(d, f[4], f[5], f[6], f[7], b + 2, 1);
           end_products();
           wait_for_products<1>();
-          if (p == 0 && before >= 0) release_stage(at, before);
+          if (p == 0 && before >= 0) release_stage<Shape>(at, before);
         }
         before = ring.stage;
       }
       wait_for_products<0>();
-      release_stage(at, before);
+      release_stage<Shape>(at, before);
       if constexpr (Shape::kAlong > 1) {
         float* const parts = reinterpret_cast<float*>(tiles + Shape::kStages * Shape::kStage);
         const int thread = threadIdx.x & 127;
@@ -177,18 +183,30 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           }
         }
       }
-      if (along == 0) {
+      if constexpr (Shape::kShares > 1) {
+        // The ring is free when both blocks are here: a cluster has one tile.
+        float* const theirs =
+            reinterpret_cast<float*>(tiles) + across * Shape::kSums * 128 + (threadIdx.x & 127);
+        meet_cluster();
+        if (at.rank == 1 && along == 0) {
+#pragma unroll
+          for (int j = 0; j < Shape::kSums; ++j) store_in_block(theirs + j * 128, 0, d[j]);
+        }
+        meet_cluster();
+        if (at.rank == 0 && along == 0) {
+#pragma unroll
+          for (int j = 0; j < Shape::kSums; ++j) d[j] = add_rn(d[j], theirs[j * 128]);
+        }
+      }
+      if (along == 0 && (Shape::kShares == 1 || at.rank == 0)) {
         const int row0 = walk.x_tile * Shape::kRows;
-        const int64_t n = (walk.pair * 2 + at.rank) * Shape::kWeights + weight_row;
+        const int64_t n = first_row;
         const float gsa = mul_rn(w.gsa[0], power_of_two(-ScaledCodes<T>::kExponent));
         store_sums(to, d, {gsa, gsa}, static_cast<int>(x.rows), row0, n);
       }
     }
   }
-  // The other block may still arrive at this one's barriers.
-  __syncwarp();
-  cluster_arrive();
-  cluster_wait();
+  meet_cluster();  // the other block may still arrive at this one's barriers
 #endif
 }
 
@@ -210,11 +228,10 @@ cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const Lin
   if (blocks_per_sm<kKernel>(Shape::kThreads, Shape::kShared) < 1) {
     return cudaErrorInvalidConfiguration;
   }
-  const TilesPlan plan = {static_cast<int>((x.rows + Shape::kRows - 1) / Shape::kRows),
-                          (w.rows + 2 * Shape::kWeights - 1) / (2 * Shape::kWeights)};
-  const int64_t pairs = pairs_of_tiles<Shape>(x.rows, w.rows), clusters = sm_count() / 2;
-  LaunchShape shape = {2 * (pairs < clusters ? pairs : clusters), Shape::kThreads,
-                       Start::kOverlapped, 2};
+  const TilesPlan plan = plan_tiles<Shape>(x.rows, w.rows);
+  const int64_t tiles = count_of(plan), clusters = sm_count() / 2;
+  const bool persistent = Shape::kShares == 1 && tiles > clusters;
+  LaunchShape shape = {2 * (persistent ? clusters : tiles), Shape::kThreads, Start::kOverlapped, 2};
   shape.shared = Shape::kShared;
   return launch<kKernel>(shape, stream, w, x, codes, x_map, to, plan);
 }
@@ -225,6 +242,12 @@ using FewWide = TileShape<64, 4, 1, 128, 6>;
 using SomeTall = TileShape<128, 1, 2, 128, 5>;
 using SomeWide = TileShape<128, 2, 1, 128, 5>;
 using Many = TileShape<256, 2, 1, 128, 3>;
+#if defined(JITQUANT_SPLIT_K)
+// The same where a cluster has one tile, and each of its blocks half of k.
+template <class Shape>
+using Split = TileShape<Shape::kRows, Shape::kAcross, Shape::kAlong, Shape::kDepth, Shape::kStages,
+                        Shape::kElement, 2>;
+#endif
 
 // TMA takes rows that are multiples of 16 bytes apart; scales are loaded by four.
 template <class T>
@@ -238,25 +261,31 @@ bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
 }
 
 // The shape of the least time: rounds over the clusters of the device by what a tile takes of 8192
-// columns, in us on an H200.
+// columns, in us on an H200. The times of split shapes are a model, half of the others' and 4 to
+// 8 us, so they are there only if nvcc is told so: -DJITQUANT_SPLIT_K.
 template <class T>
 cudaError_t launch_as_tiles(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
                             cudaStream_t stream) {
   const int64_t clusters = sm_count() / 2;
-  const auto cost = [&](int64_t pairs, int64_t us) {
-    return (pairs + clusters - 1) / clusters * us;
-  };
   using Launch = cudaError_t (*)(const Nvfp4Weight&, const LinearOperand&, const LinearEpilogue&,
                                  cudaStream_t);
-  const struct {
+  struct Choice {
     int64_t cost;
     Launch launch;
-  } shapes[] = {
-      {cost(pairs_of_tiles<FewTall>(x.rows, w.rows), 32), &launch_tiles<T, FewTall>},
-      {cost(pairs_of_tiles<FewWide>(x.rows, w.rows), 99), &launch_tiles<T, FewWide>},
-      {cost(pairs_of_tiles<SomeTall>(x.rows, w.rows), 45), &launch_tiles<T, SomeTall>},
-      {cost(pairs_of_tiles<SomeWide>(x.rows, w.rows), 64), &launch_tiles<T, SomeWide>},
-      {cost(pairs_of_tiles<Many>(x.rows, w.rows), 100), &launch_tiles<T, Many>},
+  };
+  const auto choice = [&](auto shape, int64_t us) {
+    using Shape = decltype(shape);
+    const int64_t rounds = (count_of(plan_tiles<Shape>(x.rows, w.rows)) + clusters - 1) / clusters;
+    const bool fits = w.cols > (Shape::kShares - 1) * Shape::kDepth;  // each block has a stage
+    return Choice{fits ? rounds * us : std::numeric_limits<int64_t>::max(),
+                  &launch_tiles<T, Shape>};
+  };
+  const Choice shapes[] = {
+      choice(FewTall(), 32),        choice(FewWide(), 99),         choice(SomeTall(), 45),
+      choice(SomeWide(), 64),       choice(Many(), 100),
+#if defined(JITQUANT_SPLIT_K)
+      choice(Split<FewTall>(), 20), choice(Split<SomeWide>(), 36), choice(Split<Many>(), 58),
+#endif
   };
   const auto* best = &shapes[0];
   for (const auto& shape : shapes) {

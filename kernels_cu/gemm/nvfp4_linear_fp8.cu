@@ -5,7 +5,7 @@
 //   tile      128 rows of W by kRows rows of x, by all of k
 //   cluster   two blocks with neighbouring rows of W; each copies half of x for both
 //   stage     128 of k, of x and of codes, both as TMA swizzles them
-//   grid      persistent: clusters take every n-th pair of tiles
+//   grid      persistent: clusters take every n-th tile
 //
 // W is A, refolded from shared memory into registers: 16 of them hold a stage of a warpgroup. The
 // tensor cores add up FP8 products with less than fp32's precision, so a product is of 128 of k and
@@ -66,13 +66,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   const int group = threadIdx.x >> 7;
   const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
-  const int stages_of_k = (w.cols + Shape::kDepth - 1) / Shape::kDepth;
+  const StagesOfK of_k = stages_of_k<Shape>(w.cols, at.rank);
   TileWalk<Shape> walk = {plan, 0, 0};
   Ring<Shape::kStages> ring;
   if (group == 0) {
     give_registers<Shape::kFewRegisters>();
     if (threadIdx.x == 0) {
-      copy_stages(codes, x_map, walk, ring, at, first, step, stages_of_k);
+      copy_stages(codes, x_map, walk, ring, at, first, step, of_k);
     }
   } else {
     take_registers<Shape::kManyRegisters>();
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
         for (int j = 0; j < kSums; ++j) sums[part][j] = 0.0f;
       }
-      const int first_row = (walk.pair * 2 + at.rank) * Shape::kWeights + weight_row;
+      const int first_row = at.template first_weight<Shape>(walk) + weight_row;
       // Two words of a stage and a row, a stage ahead.
       uint32_t scale_bytes[2][2], next_scales[2][2], factors[2];
       const uint8_t* const scales_from = w.scales + static_cast<int64_t>(first_row) * (w.cols / 16);
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         for (int h = 0; h < 2; ++h) factors[h] = refold_factor(refold_exponent(most[h]));
       }
 #pragma unroll 1
-      for (int s = 0; s < stages_of_k; ++s, ring.next()) {
+      for (int s = of_k.first; s < of_k.end; ++s, ring.next()) {
         const uint32_t stage = ring.stage * Shape::kStage;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
           for (int j = 0; j < kSums; ++j) sums[part][j] = add_rn(sums[part][j], d[j]);
         }
-        release_stage(at, ring.stage);
+        release_stage<Shape>(at, ring.stage);
       }
       const float stored_gsa = w.gsa[0];
       float gsa[2];
@@ -170,10 +170,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
     }
   }
-  // The other block may still arrive at this one's barriers.
-  __syncwarp();
-  cluster_arrive();
-  cluster_wait();
+  meet_cluster();  // the other block may still arrive at this one's barriers
 #endif
 }
 
@@ -195,10 +192,9 @@ cudaError_t launch_shape(const Nvfp4Weight& w, const Fp8Operand& x, const Linear
   if (blocks_per_sm<kKernel>(Shape::kThreads, Shape::kShared) < 1) {
     return cudaErrorInvalidConfiguration;
   }
-  const TilesPlan plan = {static_cast<int>((x.rows + Shape::kRows - 1) / Shape::kRows),
-                          (w.rows + 2 * Shape::kWeights - 1) / (2 * Shape::kWeights)};
-  const int64_t pairs = pairs_of_tiles<Shape>(x.rows, w.rows), clusters = sm_count() / 2;
-  LaunchShape shape = {2 * (pairs < clusters ? pairs : clusters), Shape::kThreads,
+  const TilesPlan plan = plan_tiles<Shape>(x.rows, w.rows);
+  const int64_t tiles = count_of(plan), clusters = sm_count() / 2;
+  LaunchShape shape = {2 * (tiles < clusters ? tiles : clusters), Shape::kThreads,
                        Start::kOverlapped, 2};
   shape.shared = Shape::kShared;
   return launch<kKernel>(shape, stream, w, static_cast<int>(x.rows), codes, x_map, to, plan);
@@ -217,9 +213,11 @@ cudaError_t launch_nvfp4_linear_fp8(const Nvfp4Weight& w, const Fp8Operand& x,
   // twice as long, less what is not done twice: the decoding. A model, not measured.
   constexpr int64_t kFewTime = 5, kManyTime = 8;
   const int64_t clusters = sm_count() / 2;
-  const auto rounds = [&](int64_t pairs) { return (pairs + clusters - 1) / clusters; };
-  const bool many = rounds(pairs_of_tiles<ManyFp8>(x.rows, w.rows)) * kManyTime <=
-                    rounds(pairs_of_tiles<FewFp8>(x.rows, w.rows)) * kFewTime;
+  const auto rounds = [&](const TilesPlan& plan) {
+    return (count_of(plan) + clusters - 1) / clusters;
+  };
+  const bool many = rounds(plan_tiles<ManyFp8>(x.rows, w.rows)) * kManyTime <=
+                    rounds(plan_tiles<FewFp8>(x.rows, w.rows)) * kFewTime;
   return many ? launch_shape<ManyFp8>(w, x, to, stream) : launch_shape<FewFp8>(w, x, to, stream);
 }
 #endif

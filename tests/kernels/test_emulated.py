@@ -211,7 +211,7 @@ def test_products_in_tiles(machine: Machine, checked: set[str]) -> None:
     for sample in (s for s in SAMPLES["nvfp4_linear"] if s.label.startswith("tiles-")):
         _check(machine, sample, [(HOPPER, False), (HOPPER, True)])
     tiles = {name: ran for name, ran in machine.kernels().items() if "nvfp4_linear_tiles" in name}
-    assert len(tiles) == 10
+    assert len(tiles) == 16
     assert all(tiles.values()), tiles
     checked.add("tiles")
 
