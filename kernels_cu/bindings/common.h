@@ -444,7 +444,7 @@ struct PackedShape {
                         bool swizzled) {
     const int64_t blocks = (cols + 15) / 16;
     return {Shape::of(like, leading, blocks * 8),
-            swizzled ? Shape::of((rows + 127) / 128 * 128, (blocks + 3) / 4 * 4)
+            swizzled ? Shape::of(swizzled_rows(rows), swizzled_blocks(blocks))
                      : Shape::of(like, leading, blocks),
             rows, blocks, swizzled};
   }

@@ -80,7 +80,7 @@ struct ScalesPlan {
     const GroupScales s = {
         nullptr, ScaleFormat::kE8m0, {ScaleOrder::kRow, rows, groups}, swizzled, 1, rows, groups};
     return {s,
-            swizzled ? Shape::of(ceil_div(rows, 128) * 128, ceil_div(groups, 4) * 4)
+            swizzled ? Shape::of(swizzled_rows(rows), swizzled_blocks(groups))
                      : Shape::of(like, leading, groups),
             ScalarType::Float8_e8m0fnu};
   }

@@ -25,7 +25,7 @@ void quantize_mxfp4(Call& call, const declared::QuantizeMxfp4& args, Result& x_f
   recipe.scaling = scaling_of(args.scaling);
   const bool swizzled = swizzled_of(args.scale_layout);
   const int64_t groups = (m.cols + 31) / 32, leading = args.x.dim() - 1;
-  const Shape scales = swizzled ? Shape::of((m.rows + 127) / 128 * 128, (groups + 3) / 4 * 4)
+  const Shape scales = swizzled ? Shape::of(swizzled_rows(m.rows), swizzled_blocks(groups))
                                 : Shape::of(args.x, leading, groups);
   const Nvfp4Output out = {
       static_cast<uint8_t*>(x_fp4.memory("x_fp4", ScalarType::Float4_e2m1fn_x2,
@@ -53,7 +53,7 @@ void dequantize_mxfp4(Call& call, const declared::DequantizeMxfp4& args, Result&
                    bytes_of(args.x_sf, "x_sf", ScalarType::Float8_e8m0fnu, args.x_fp4),
                    args.x_fp4.numel() / size, size / 16, swizzled_of(args.scale_layout)};
   const int64_t scales =
-      in.swizzled ? (in.rows + 127) / 128 * 128 * ((in.groups + 3) / 4 * 4) : in.rows * in.groups;
+      in.swizzled ? swizzled_rows(in.rows) * swizzled_blocks(in.groups) : in.rows * in.groups;
   JITQUANT_CHECK(args.x_sf.numel() == scales, "x_sf must have ", scales, " elements; its shape is ",
                  shape_text(args.x_sf));
   const int64_t width = args.cols.value_or(2 * size);

@@ -49,7 +49,7 @@ __device__ __forceinline__ uint4 encode_block(const Block<T>& x, const GroupNume
 __device__ __forceinline__ void put_scale(const GroupScales& s, int64_t batch, int64_t row,
                                           int64_t group, const GroupScale& g, bool zero) {
   if (s.format == ScaleFormat::kE8m0) {
-    const int64_t at = s.swizzled ? swizzle_128x4(row, group, (s.groups + 3) & ~int64_t{3})
+    const int64_t at = s.swizzled ? swizzle_128x4(row, group, swizzled_blocks(s.groups))
                                   : s.grid.offset(batch, row, group);
     static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(zero ? 0u : g.exponent);
   } else if (s.format == ScaleFormat::kPacked) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_scale(const GroupScales& s, int64_t batch,
 // The padding of the swizzled layout; all threads of the grid.
 __device__ __forceinline__ void zero_scale_padding(const GroupScales& s) {
   if (s.swizzled) {
-    zero_padding({nullptr, static_cast<uint8_t*>(s.data), s.rows, s.groups, true});
+    zero_swizzle_padding(static_cast<uint8_t*>(s.data), s.rows, s.groups);
   }
 }
 
@@ -109,12 +109,9 @@ template <ScaleKind kKind>
 __device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePlaces& places,
                                             uint32_t row, uint32_t group, const GroupScale& g) {
   if (kKind == ScaleKind::kE8m0) {
-    // Fewer than 2^31 tiles, by 32 bits.
-    const uint32_t tiles = (static_cast<uint32_t>(s.groups) + 3) >> 2;
-    const uint64_t tile = (row >> 7) * tiles + (group >> 2);
-    const uint32_t in_tile = (row & 31) * 16 + ((row >> 3) & 12) + (group & 3);
-    const uint64_t at =
-        s.swizzled ? tile * 512 + in_tile : static_cast<uint64_t>(row) * places.row_step + group;
+    const uint32_t padded = (static_cast<uint32_t>(s.groups) + 3) & ~3u;
+    const int64_t at = s.swizzled ? swizzle_128x4<uint32_t>(row, group, padded)
+                                  : static_cast<int64_t>(row) * places.row_step + group;
     static_cast<uint8_t*>(s.data)[at] = static_cast<uint8_t>(g.exponent);
     return;
   }

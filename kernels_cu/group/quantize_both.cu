@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
           side.scales[row * side.line_step + group * side.group_step] = g.scale_inv;
         } else if (kWhat == Both::kMxfp8) {
           const int64_t at = side.all_scales.swizzled
-                                 ? swizzle_128x4(row, group, (int64_t{side.groups} + 3) & ~3)
+                                 ? swizzle_128x4(row, group, swizzled_blocks(side.groups))
                                  : row * side.line_step + group;
           static_cast<uint8_t*>(side.all_scales.data)[at] = static_cast<uint8_t>(g.exponent);
         } else {

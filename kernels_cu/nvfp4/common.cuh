@@ -11,7 +11,7 @@
 namespace jitquant {
 
 JITQUANT_HD int64_t padded_blocks(const Nvfp4Output& out) {
-  return out.swizzled ? (out.blocks + 3) & ~int64_t{3} : out.blocks;
+  return out.swizzled ? swizzled_blocks(out.blocks) : out.blocks;
 }
 
 // Where the scale of a block is, counted from that of the row's first.
@@ -35,33 +35,8 @@ struct OutputRow {
   }
 };
 
-// The swizzled layout is padded to whole tiles of 128 rows by 4 blocks. All threads of the grid.
 __device__ __forceinline__ void zero_padding(const Nvfp4Output& out) {
-  if (!out.swizzled) return;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  const int64_t tiles = padded_blocks(out) >> 2;
-  if (out.rows & 127) {
-    // Sixteen bytes of a tile belong to four rows, 32 apart.
-    const int64_t tile_row = out.rows >> 7;
-    for (int64_t i = first; i < tiles * 32; i += step) {
-      uint8_t* p = out.scales + (tile_row * tiles + (i >> 5)) * 512 + (i & 31) * 16;
-      const int64_t row = (tile_row << 7) + (i & 31);
-      if (row >= out.rows) {
-        reinterpret_cast<uint2*>(p)[0] = reinterpret_cast<uint2*>(p)[1] = make_uint2(0, 0);
-      } else {
-        for (int quarter = 1; quarter < 4; ++quarter) {
-          if (row + 32 * quarter >= out.rows) reinterpret_cast<uint32_t*>(p)[quarter] = 0;
-        }
-      }
-    }
-  }
-  if (out.blocks & 3) {
-    for (int64_t row = first; row < out.rows; row += step) {
-      const OutputRow to(out, row);
-      for (int64_t b = out.blocks; b < padded_blocks(out); ++b) to.scales[scale_place(out, b)] = 0;
-    }
-  }
+  if (out.swizzled) zero_swizzle_padding(out.scales, out.rows, out.blocks);
 }
 
 // The encoding of a tensor whose gsa is kValue or kTensor.

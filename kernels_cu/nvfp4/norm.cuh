@@ -357,7 +357,7 @@ class HeldOutput {
     const uint32_t width = static_cast<uint32_t>(out.blocks);
     const uint64_t row = static_cast<uint64_t>(r) * width;
     codes_ = reinterpret_cast<uint2*>(out.codes) + row + first;
-    scales_ = out.swizzled ? out.scales + swizzle_128x4(r, first, (width + 3) & ~3u)
+    scales_ = out.swizzled ? out.scales + swizzle_128x4(r, first, swizzled_blocks(width))
                            : out.scales + row + first;
   }
 

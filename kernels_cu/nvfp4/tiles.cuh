@@ -162,10 +162,12 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T
     }
   };
   begin_overlapped(fetch, [&] {
-    if (!kAfterAmax || !is_first()) return;
+    if constexpr (kAfterAmax) {
+      if (!is_first()) return;
 #pragma unroll
-    for (int k = 0; k < kShare; ++k) {
-      if (at[k] != kNone) source.prefetch(at[k]);
+      for (int k = 0; k < kShare; ++k) {
+        if (at[k] != kNone) source.prefetch(at[k]);
+      }
     }
   });
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
@@ -190,8 +192,8 @@ constexpr bool kByTiles = sizeof(typename Source::Fetched) <= 64;
 // Whether scales are those of the kernels that take sectors: swizzled, of one gsa, and so many that
 // their places fit in 32 bits.
 inline bool by_tiles(const GlobalScale& scale, const Nvfp4Output& out) {
-  const int64_t rows = (out.rows + 127) / 128 * 128;
-  return out.swizzled && !is_by_row(scale) && rows <= UINT32_MAX / padded_blocks(out);
+  return out.swizzled && !is_by_row(scale) &&
+         swizzled_rows(out.rows) <= UINT32_MAX / padded_blocks(out);
 }
 
 constexpr int kWarps = kThreads / 32;
@@ -199,7 +201,7 @@ constexpr int kWarps = kThreads / 32;
 // Of the scales, padding included, in tiles of 128 rows by 4 blocks.
 constexpr int kSectorsOfTile = 512 / 32;
 inline int64_t sectors(const Nvfp4Output& out) {
-  return (out.rows + 127) / 128 * (padded_blocks(out) / 4) * kSectorsOfTile;
+  return swizzled_rows(out.rows) / 128 * (padded_blocks(out) / 4) * kSectorsOfTile;
 }
 inline SectorWalk sector_walk(const Nvfp4Output& out, int64_t grid) {
   return SectorWalk(static_cast<uint32_t>(padded_blocks(out) / 4), grid * kWarps);

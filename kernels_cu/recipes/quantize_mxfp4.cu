@@ -1,5 +1,6 @@
 // MXFP4: E2M1 with an E8M0 scale for 32 neighbours in a row, of which two lanes have 16 each; and
 // back.
+#include "jitquant/fp8.cuh"
 #include "kernels.cuh"
 
 namespace jitquant {
@@ -17,9 +18,9 @@ __global__ void __launch_bounds__(kThreads)
     if (left <= 0) continue;
     const uint32_t word = codes[walk.row * walk.width + walk.block];
     const uint32_t e =
-        in.scales[in.swizzled ? swizzle_128x4(walk.row, group, (in.groups + 3) & ~int64_t{3})
+        in.scales[in.swizzled ? swizzle_128x4(walk.row, group, swizzled_blocks(in.groups))
                               : walk.row * in.groups + group];
-    const float power = bits_float(e == 255 ? 0x7fc00000u : (e == 0 ? 0x400000u : e << 23));
+    const float power = float_from_e8m0(e);
     float v[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = mul_rn(float_from_e2m1(word >> (4 * i)), power);

@@ -1,5 +1,6 @@
 // The device arithmetic, compiled by the host compiler, behind functions that ctypes can call.
 #include "jitquant/nvfp4.cuh"
+#include "jitquant/swizzle.cuh"
 
 using namespace jitquant;
 

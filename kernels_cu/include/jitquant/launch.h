@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "jitquant/nvfp4.cuh"
+#include "jitquant/swizzle.cuh"
 
 namespace jitquant {
 

@@ -251,10 +251,4 @@ JITQUANT_HD void nvfp4_dequantize8(uint32_t codes, float scale, float gsa, float
   }
 }
 
-// Byte of the scale of (row, block) in cuBLASLt's 128x4 layout; `padded_blocks` is a multiple of 4.
-JITQUANT_HD int64_t swizzle_128x4(int64_t row, int64_t block, int64_t padded_blocks) {
-  const int64_t tile = (row >> 7) * (padded_blocks >> 2) + (block >> 2);
-  return tile * 512 + (row & 31) * 16 + ((row >> 5) & 3) * 4 + (block & 3);
-}
-
 }  // namespace jitquant

@@ -1,9 +1,11 @@
-// A walk over the blocks of a matrix by all threads of a grid.
+// Walks over a matrix by all threads of a grid: over its blocks of 16 values, and over the padding
+// of its swizzled scales.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "jitquant/numeric.cuh"
+#include "jitquant/swizzle.cuh"
 
 namespace jitquant {
 
@@ -44,5 +46,34 @@ struct BlockWalk {
     }
   }
 };
+
+// Zeros where swizzled scales are padded to whole tiles. All threads of the grid.
+__device__ __forceinline__ void zero_swizzle_padding(uint8_t* scales, int64_t rows,
+                                                     int64_t blocks) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  const int64_t width = swizzled_blocks(blocks), tiles = width >> 2;
+  if (rows & 127) {
+    // Sixteen bytes of a tile belong to four rows, 32 apart.
+    const int64_t tile_row = rows >> 7;
+    for (int64_t i = first; i < tiles * 32; i += step) {
+      uint8_t* p = scales + (tile_row * tiles + (i >> 5)) * 512 + (i & 31) * 16;
+      const int64_t row = (tile_row << 7) + (i & 31);
+      if (row >= rows) {
+        reinterpret_cast<uint2*>(p)[0] = reinterpret_cast<uint2*>(p)[1] = make_uint2(0, 0);
+      } else {
+        for (int quarter = 1; quarter < 4; ++quarter) {
+          if (row + 32 * quarter >= rows) reinterpret_cast<uint32_t*>(p)[quarter] = 0;
+        }
+      }
+    }
+  }
+  if (blocks & 3) {
+    for (int64_t row = first; row < rows; row += step) {
+      uint8_t* const to = scales + swizzle_128x4(row, 0, width);
+      for (int64_t b = blocks; b < width; ++b) to[swizzle_128x4(0, b, 0)] = 0;
+    }
+  }
+}
 
 }  // namespace jitquant
