@@ -90,7 +90,7 @@ class Compiled(NamedTuple):
 
 #: A module for one dtype of the first argument takes the compilers about half of the time (13.1
 #: against 24.1 s for fused_amax_quantize), so it is what a first call waits for. The flag is for
-#: `dispatch` of nvfp4/kernels.cuh.
+#: `dispatch` of dispatch.cuh.
 _PARTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _FLAGS = {dtype: (f"-DJITQUANT_DTYPE={number}",) for number, dtype in enumerate(_PARTS)}
 

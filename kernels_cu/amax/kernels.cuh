@@ -1,7 +1,7 @@
 // The amax of a tensor, or of each of its rows, by itself, in one launch.
 #pragma once
 
-#include "../nvfp4/kernels.cuh"
+#include "partials.cuh"
 
 namespace jitquant {
 

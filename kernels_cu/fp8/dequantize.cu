@@ -1,5 +1,6 @@
 // Values from FP8, INT8 and MXFP8: element * scale_inv in fp32, rounded once to the output's type.
-#include "../nvfp4/kernels.cuh"
+#include "jitquant/dispatch.cuh"
+#include "jitquant/walk.cuh"
 #include "launch.h"
 
 namespace jitquant {

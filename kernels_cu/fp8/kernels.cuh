@@ -1,6 +1,6 @@
 // The kernels of FP8 with one scale for a tensor or for each row, templates over where the values
 // come from (sources.cuh); the one that goes row by row is in rows.cuh:
-//   amax_kernel (nvfp4/kernels.cuh)   launch 1 of a computed scale of the tensor
+//   amax_kernel (amax/partials.cuh)   launch 1 of a computed scale of the tensor
 //   cast_kernel                       launch 2, or the only one where the scale is given and the
 //                                     amax is wanted; for a contiguous tensor flat_cast_kernel, or
 //                                     flat_cast_watch_kernel
@@ -14,7 +14,7 @@
 // stays.
 #pragma once
 
-#include "../nvfp4/kernels.cuh"
+#include "../amax/partials.cuh"
 #include "launch.h"
 
 namespace jitquant {

@@ -444,7 +444,7 @@ cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
                                 const LinearEpilogue& to, cudaStream_t stream) {
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
 #ifdef JITQUANT_DTYPE
-  // A library for x in this dtype alone (nvfp4/kernels.cuh).
+  // A library for x in this dtype alone (dispatch.cuh).
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
   if constexpr (kOnly != DType::kFloat32) {
     using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;

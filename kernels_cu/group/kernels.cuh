@@ -3,7 +3,9 @@
 // arguments, an element's format a switch outside of the arithmetic: few kernels to compile.
 #pragma once
 
-#include "../nvfp4/kernels.cuh"
+#include "jitquant/device.cuh"
+#include "jitquant/dispatch.cuh"
+#include "jitquant/walk.cuh"
 #include "launch.h"
 
 namespace jitquant {

@@ -83,11 +83,4 @@ __device__ __forceinline__ Nvfp4Encoding row_encoding(const GlobalScale& scale, 
   return nvfp4_encoding_from_amax(given, scale.divisor, recipe);
 }
 
-// Blocks of quantize_kernel that a multiprocessor has to hold: bounds its registers.
-template <class Source>
-constexpr int quantize_blocks_per_sm() {
-  constexpr size_t kFetched = sizeof(typename Source::Fetched);
-  return kFetched <= 32 ? 4 : (kFetched <= 64 ? 3 : 1);
-}
-
 }  // namespace jitquant

@@ -3,8 +3,9 @@
 // share, and then walks with the data.
 #pragma once
 
-#include "../nvfp4/kernels.cuh"
+#include "jitquant/dispatch.cuh"
 #include "jitquant/fp8.cuh"
+#include "jitquant/walk.cuh"
 
 namespace jitquant {
 

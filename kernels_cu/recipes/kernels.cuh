@@ -5,7 +5,8 @@
 // A thread has a block of 16 neighbours; those that share a rotation or a scale are in one warp.
 #pragma once
 
-#include "../nvfp4/kernels.cuh"
+#include "../amax/partials.cuh"
+#include "../nvfp4/common.cuh"
 #include "rules.cuh"
 
 namespace jitquant {

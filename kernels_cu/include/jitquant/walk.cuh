@@ -47,6 +47,14 @@ struct BlockWalk {
   }
 };
 
+// Blocks of threads that a multiprocessor has to hold, from what a thread loads at a time: bounds
+// the registers.
+template <class Source>
+constexpr int quantize_blocks_per_sm() {
+  constexpr size_t kFetched = sizeof(typename Source::Fetched);
+  return kFetched <= 32 ? 4 : (kFetched <= 64 ? 3 : 1);
+}
+
 // Zeros where swizzled scales are padded to whole tiles. All threads of the grid.
 __device__ __forceinline__ void zero_swizzle_padding(uint8_t* scales, int64_t rows,
                                                      int64_t blocks) {

@@ -1,0 +1,41 @@
+// From the dtype of a tensor to a C++ type, and to a source of values.
+#pragma once
+
+#include "jitquant/sources.cuh"
+
+namespace jitquant {
+
+#ifndef __CUDACC_RTC__
+// Calls f(Element{}) with the element type of `dtype`. -DJITQUANT_DTYPE=<number> makes a library
+// for that dtype alone, which compiles in less time.
+template <class F>
+cudaError_t dispatch(DType dtype, F&& f) {
+#ifdef JITQUANT_DTYPE
+  constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
+  using Only = std::conditional_t<kOnly == DType::kFloat32, float,
+                                  std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>>;
+  return dtype == kOnly ? f(Only{}) : cudaErrorInvalidValue;
+#else
+  switch (dtype) {
+    case DType::kBFloat16:
+      return f(Bf16{});
+    case DType::kFloat16:
+      return f(Fp16{});
+    case DType::kFloat32:
+      return f(float{});
+  }
+  return cudaErrorInvalidValue;
+#endif
+}
+
+// Calls f(source) with the source of a gate-and-up projection.
+template <class F>
+cudaError_t deinterleaved(const Matrix& fused, int64_t run, bool activate, F&& f) {
+  return dispatch(fused.dtype, [&](auto element) {
+    using T = decltype(element);
+    return f(DeinterleaveSource<T>(fused, run, activate));
+  });
+}
+#endif
+
+}  // namespace jitquant
