@@ -53,7 +53,7 @@ class Checkpoint:
         files: of weights, with their SHA-256.
         elements, quantized: of all weights, and those that are quantized now.
         bytes_before, bytes_after: of all tensors.
-        left: elements of the matrices that are not quantized, by name.
+        left: elements of what is not quantized and has two dimensions or more, by name.
         why: the reason, by name.
     """
 
@@ -89,7 +89,8 @@ class _Matrix(NamedTuple):
 
     Attributes:
         file: that it is in.
-        source: "plain", "fp8" (with ``weight_scale_inv``) or "mxfp4" (of experts).
+        source: "plain", "fp8" (with ``weight_scale_inv``), or for experts of gpt-oss "mxfp4", or
+            "stack": (E, K, N) in bfloat16, float16 or float32.
         name: of its tensor there, without ``_blocks``.
         shape: (N, K).
         expert: which of the tensor's, and the rows of it.
@@ -154,6 +155,8 @@ class _Source:
             codes, scales = self.mxfp4(matrix)
             x_fp4, x_sf = codes.to(device), scales.to(device)
             return dequantize_mxfp4(x_fp4.view(torch.float4_e2m1fn_x2), x_sf)[0]
+        if matrix.source == "stack":
+            return self.read(matrix.name, matrix.expert).to(device).t()[matrix.rows].contiguous()
         weight = self.read(matrix.name).to(device)
         if matrix.source == "fp8":
             scale = self.read(f"{matrix.name}_scale_inv").to(device, torch.float32)
@@ -191,8 +194,8 @@ def quantize_checkpoint(
     call goes on after the last file that was finished.
 
     Weights in bfloat16, float16 and float32, in FP8 blocks (DeepSeek's ``weight_scale_inv``) and in
-    MXFP4 (gpt-oss's experts, written one matrix each) are read. What stays in its format is copied
-    to the bit.
+    MXFP4 (gpt-oss's experts) are read. The experts of gpt-oss are written one matrix each. What
+    stays in its format is copied to the bit.
 
     Args:
         source: a folder with config.json and files of safetensors.
@@ -326,6 +329,9 @@ class _Work:
             counts = not name.endswith(("_scales", "weight_scale_inv"))
             elements = math.prod(entry.shape) * (2 if name.endswith("_blocks") else 1)
             done.elements += elements if counts else 0
+            why = self._why_left(name)
+            if counts and why is not None:
+                done.why[name], done.left[name] = why, elements
         done.quantized = sum(math.prod(m.shape) for m in self.quantized.values())
         self.outputs = {file: self._outputs(file) for file in self.source.files}
         done.bytes_after = self.bytes_after({})
@@ -334,16 +340,13 @@ class _Work:
         """Notes the matrices of a tensor."""
         entry = self.source.entry(name)
         if name.endswith("_blocks") and entry.dtype == torch.uint8 and len(entry.shape) == 4:
-            base = name.removesuffix("_blocks")
             experts, rows, groups, _ = entry.shape
-            owner, _, last = base.rpartition(".")
-            pieces = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
-            for expert in range(experts):
-                for i, piece in enumerate(pieces):
-                    self.matrices[f"{owner}.{expert}.{piece}"] = _Matrix(
-                        *(file, "mxfp4", base, (rows // len(pieces), groups * 32), expert),
-                        slice(i, None, len(pieces)),
-                    )
+            base = name.removesuffix("_blocks")
+            self._find_experts(file, "mxfp4", base, experts, (rows, groups * 32))
+            return
+        if self._is_stack(name):
+            experts, cols, rows = entry.shape
+            self._find_experts(file, "stack", name, experts, (rows, cols))
             return
         if not name.endswith(".weight") or len(entry.shape) != 2 or 0 in entry.shape:
             return
@@ -362,6 +365,41 @@ class _Work:
             self.matrices[module] = _Matrix(file, "fp8", name, (n, k))
         elif entry.dtype in INPUT_DTYPES:
             self.matrices[module] = _Matrix(file, "plain", name, (n, k))
+
+    def _is_stack(self, name: str) -> bool:
+        """Whether a tensor has the experts of gpt-oss, as its files in bf16 have them."""
+        entry, last = self.source.entry(name), name.rpartition(".")[2]
+        return (
+            self.source.config.get("model_type") == "gpt_oss"
+            and last in ("gate_up_proj", "down_proj")
+            and len(entry.shape) == 3
+            and entry.dtype in INPUT_DTYPES
+        )
+
+    def _find_experts(
+        self, file: str, source: str, base: str, experts: int, shape: tuple[int, int]
+    ) -> None:
+        """Notes the matrices of gpt-oss's experts, whose rows of gate and up come in turns."""
+        owner, pieces = _expert_pieces(base)
+        rows, cols = shape
+        for expert in range(experts):
+            for i, piece in enumerate(pieces):
+                self.matrices[f"{owner}.{expert}.{piece}"] = _Matrix(
+                    *(file, source, base, (rows // len(pieces), cols), expert),
+                    slice(i, None, len(pieces)),
+                )
+
+    def _why_left(self, name: str) -> str | None:
+        """Why a tensor that is in no matrix stays as it is; None: it is in one, or small."""
+        entry, module = self.source.entry(name), name.removesuffix(".weight")
+        known = module in self.matrices or name.endswith("_blocks") or self._is_stack(name)
+        if known or len(entry.shape) < 2 or self._expert_bias(name) is not None:
+            return None
+        if any(part in module.rpartition(".")[2] for part in _EMBEDDINGS):
+            return "an embedding"
+        if len(entry.shape) == 3 and "experts" in name:
+            return f"experts of {self.source.config.get('model_type')} in one tensor are not read"
+        return "not the weight of a linear"
 
     def _parts(self, name: str, matrix: _Matrix) -> Layout:
         """What is written of a matrix, by its full name."""
@@ -389,8 +427,8 @@ class _Work:
         for name, entry in self.source.files[file].items():
             made: Layout = {}
             modules = by_tensor.get(name.removesuffix("_blocks"), [])
-            plain = [m for m in modules if self.matrices[m].source == "plain"]
-            if modules and not (plain and plain[0] not in self.quantized):
+            as_it_is = modules and self.matrices[modules[0]].source in ("plain", "stack")
+            if modules and not (as_it_is and not self.quantized.keys() & set(modules)):
                 for module in modules:
                     made |= self._parts(module, self.matrices[module])
             elif self._is_scale(name):
@@ -416,10 +454,14 @@ class _Work:
     def _expert_bias(self, name: str) -> tuple[str, tuple[str, ...]] | None:
         """The experts of a bias, and the matrices that it is of, in turns."""
         base = name.removesuffix("_bias")
-        if base == name or f"{base}_blocks" not in self.source.map:
+        if base == name:
             return None
-        owner, _, last = base.rpartition(".")
-        return owner, ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+        if base in self.source.map and self._is_stack(base):
+            owner, pieces = _expert_pieces(base)
+            experts = range(self.source.entry(base).shape[0])
+            every = {f"{owner}.{e}.{piece}" for e in experts for piece in pieces}
+            return (owner, pieces) if every & self.quantized.keys() else None
+        return _expert_pieces(base) if f"{base}_blocks" in self.source.map else None
 
     def bytes_after(self, done: Mapping[str, str]) -> int:
         """Bytes of the tensors of the files that are not done."""
@@ -543,6 +585,12 @@ class _Work:
             if member not in self._maxima:
                 self._values(member)
         return torch.stack([self._maxima[member] for member in family]).amax(0) / NVFP4_DIVISOR
+
+
+def _expert_pieces(base: str) -> tuple[str, tuple[str, ...]]:
+    """The module of experts that a tensor of gpt-oss is of, and the matrices in it."""
+    owner, _, last = base.rpartition(".")
+    return owner, ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
 
 
 @contextlib.contextmanager

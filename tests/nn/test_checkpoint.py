@@ -113,7 +113,8 @@ def test_formats(format: Any, shards: int, tmp_path: Path) -> None:
             assert AT_LEAST[format] < sqnr(got[name], want) < 60, name
     assert done.elements == sum(t.numel() for t in made.values())
     assert done.quantized == 2 * (4 * HIDDEN**2 + 3 * HIDDEN * INNER)
-    assert done.left == {"lm_head": VOCABULARY * HIDDEN}
+    assert done.left == dict.fromkeys(["lm_head", "model.embed_tokens.weight"], VOCABULARY * HIDDEN)
+    assert "model.embed_tokens.weight: 2,048 parameters: an embedding" in str(done)
     assert done.bytes_after == sum(t.nbytes for t in everything(out).values())
     assert calls[-1][:2] == (done.bytes_before, done.bytes_before)
     config = json.loads((out / "config.json").read_text())
@@ -262,6 +263,53 @@ def test_mxfp4_as_gpt_oss(tmp_path: Path) -> None:
     quantize_checkpoint(source, tmp_path / "same", format="mxfp4")
     down = plain(tmp_path / "same")[f"{at}.0.down_proj.weight"]
     assert torch.equal(down, values["down_proj"][0])
+
+
+@pytest.mark.parametrize("targets", ["all", "attention"])
+def test_gpt_oss_in_bf16(targets: str, tmp_path: Path) -> None:
+    """Its experts are (E, K, N), rows of gate and up in turns; they are written one matrix each."""
+    at, experts = "model.layers.0", 3
+    fused = randn(experts, HIDDEN, 2 * INNER, seed=1) * 2
+    down, bias = randn(experts, INNER, HIDDEN, seed=2), randn(experts, 2 * INNER, seed=3)
+    made = {
+        f"{at}.mlp.experts.gate_up_proj": fused,
+        f"{at}.mlp.experts.gate_up_proj_bias": bias,
+        f"{at}.mlp.experts.down_proj": down,
+        f"{at}.mlp.experts.down_proj_bias": randn(experts, HIDDEN, seed=4),
+        f"{at}.self_attn.q_proj.weight": randn(HIDDEN, HIDDEN, seed=5),
+        f"{at}.mlp.router.weight": randn(experts, HIDDEN, seed=6),
+    }
+    source = folder(tmp_path / "in", made, 2, model_type="gpt_oss")
+    done = quantize_checkpoint(source, tmp_path / "out", targets=targets, device="cpu")
+    found = everything(tmp_path / "out")
+    if targets == "attention":
+        assert all(torch.equal(found[n], t) for n, t in made.items() if "experts" in n)
+        assert done.left[f"{at}.mlp.experts.2.up_proj"] == HIDDEN * INNER
+        return
+    assert done.left == {f"{at}.mlp.router": experts * HIDDEN}
+    assert done.quantized == fused.numel() + down.numel() + HIDDEN**2
+    whole = fused[1].t().contiguous()
+    gsa = jitquant.amax_gsa(whole)
+    parts = {"gate_proj": whole[::2], "up_proj": whole[1::2], "down_proj": down[1].t()}
+    for name, weight in parts.items():
+        base, weight = f"{at}.mlp.experts.1.{name}", weight.contiguous()
+        own = jitquant.amax_gsa(weight) if name == "down_proj" else gsa
+        q = jitquant.quantize_weight_nvfp4(weight, gsa=own)
+        assert torch.equal(found[f"{base}.weight_packed"], q.x_fp4_bytes)
+        assert torch.equal(found[f"{base}.weight_scale"].float(), q.x_sf.float())
+    assert torch.equal(found[f"{at}.mlp.experts.1.up_proj.bias"], bias[1, 1::2])
+    assert f"{at}.mlp.experts.gate_up_proj" not in found
+
+
+def test_experts_of_another_layout_are_named(tmp_path: Path) -> None:
+    stack = {"model.layers.0.feed_forward.experts.gate_up_proj": randn(2, 64, 64)}
+    plain = {"model.layers.0.self_attn.q_proj.weight": randn(64, 64)}
+    source = folder(tmp_path / "in", {**stack, **plain}, 1, model_type="llama4")
+    done = quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    (name,) = stack
+    assert done.left == {name: 2 * 64 * 64}
+    assert "8,192 parameters: experts of llama4 in one tensor are not read" in str(done)
+    assert torch.equal(everything(tmp_path / "out")[name], stack[name])
 
 
 def test_this_project_reads_it(tmp_path: Path) -> None:
