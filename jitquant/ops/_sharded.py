@@ -21,7 +21,7 @@ from torch import Tensor
 from jitquant.formats import GRANULARITIES, MAX_PARTIALS, NVFP4_BLOCK
 from jitquant.numerics import amax as numerics
 from jitquant.ops import _checks
-from jitquant.ops.schema import Op, Plan, fp32
+from jitquant.ops.schema import Op, Plan, Values, fp32
 from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 
 def _plan_amax(x: Tensor, granularity: str, run: int) -> Plan:
-    _checks.input_tensor(x, "x")
     if run < 0 or (run and x.shape[-1] % (2 * run)):
         raise ValueError(
             f"run is {run} and x has shape {_checks.shape_text(x)}; accepted are 0, and divisors "
@@ -45,6 +44,7 @@ AMAX = Op(
     module="amax",
     plan=_plan_amax,
     reference=numerics.amax,
+    accepts={"x": Values()},
     choices={"granularity": GRANULARITIES},
 )
 

@@ -27,9 +27,22 @@ from jitquant.formats import (
     scales_shape,
 )
 from jitquant.numerics import fp8 as numerics
-from jitquant.ops import _checks, _checks_fp8, sources
+from jitquant.ops import _checks_fp8, sources
 from jitquant.ops._results import BUFFERS, Form, left_alone, quantized, quantized_both
-from jitquant.ops.schema import Arguments, Cast, Number, Op, Plan, Result, Rows, product
+from jitquant.ops.schema import (
+    EIGHT_BITS,
+    INTEGERS,
+    MATRIX,
+    Arguments,
+    Cast,
+    Number,
+    Op,
+    Plan,
+    Result,
+    Rows,
+    Values,
+    product,
+)
 from jitquant.tensors import QuantizedTensor
 
 __all__ = [
@@ -56,7 +69,6 @@ def _plan_group(
     counts: Tensor | None = None,
 ) -> tuple[Result, ...]:
     _checks_fp8.group_size(group_size)
-    _checks_fp8.group_dtype(dtype)
     if counts is not None:
         _checks_fp8.counts_tensor(counts, rows.leading, rows.like, rows.name)
     groups = ceil_div(rows.cols, group_size)
@@ -106,7 +118,7 @@ GROUP = Cast(
     _plan_group,
     numerics.quantize_group_rows,
     _OF_GROUPS,
-    {"eps": GROUP_EPS},
+    {"counts": INTEGERS, "dtype": EIGHT_BITS, "eps": GROUP_EPS},
 )
 """FP8 or INT8 with a scale for neighbors of a row; rows past a count are left out."""
 
@@ -117,7 +129,7 @@ NORMED_GROUP = Cast(
     _plan_group,
     _quantize_normed_group,
     _OF_GROUPS,
-    {"amax_eps": GROUP_EPS},
+    {"dtype": EIGHT_BITS, "amax_eps": GROUP_EPS},
 )
 """As GROUP after a norm, whose eps has that name."""
 
@@ -176,9 +188,7 @@ def _plan_block(
     scale_format: str,
     scale_layout: str,
 ) -> Plan:
-    _checks.input_tensor(w, "w", 2, "(..., N, K)")
     _checks_fp8.block_shape(block_rows, block_cols)
-    _checks_fp8.group_dtype(dtype)
     leading = (*w.shape[:-2], ceil_div(w.shape[-2], block_rows))
     scales = _scales(leading, ceil_div(w.shape[-1], block_cols), scale_format, scale_layout)
     return Plan(w.device, (Result(tuple(w.shape), dtype), scales))
@@ -193,7 +203,6 @@ def _plan_group_both(
 ) -> Plan:
     _checks_fp8.matrix(x, "x")
     _checks_fp8.group_size(group_size)
-    _checks_fp8.group_dtype(dtype)
     rows, cols = x.shape
     return Plan(
         x.device,
@@ -216,7 +225,6 @@ def _plan_block_both(
 ) -> Plan:
     _checks_fp8.matrix(w, "w")
     _checks_fp8.block_shape(block_rows, block_cols)
-    _checks_fp8.group_dtype(dtype)
     rows, cols = w.shape
     tall, wide = ceil_div(rows, block_rows), ceil_div(cols, block_cols)
     return Plan(
@@ -237,7 +245,7 @@ QUANTIZE_BLOCK = Op(
     plan=_plan_block,
     reference=numerics.quantize_block,
     choices=_OF_BLOCKS,
-    numbers={"eps": GROUP_EPS},
+    accepts={"w": Values(2, "(..., N, K)"), "dtype": EIGHT_BITS, "eps": GROUP_EPS},
     **BUFFERS,
 )
 QUANTIZE_PER_TOKEN_GROUP_BOTH = Op(
@@ -247,7 +255,7 @@ QUANTIZE_PER_TOKEN_GROUP_BOTH = Op(
     plan=_plan_group_both,
     reference=numerics.quantize_per_token_group_both,
     choices=_OF_GROUPS,
-    numbers={"eps": GROUP_EPS},
+    accepts={"x": MATRIX, "dtype": EIGHT_BITS, "eps": GROUP_EPS},
     **BUFFERS,
 )
 QUANTIZE_BLOCK_BOTH = Op(
@@ -257,7 +265,7 @@ QUANTIZE_BLOCK_BOTH = Op(
     plan=_plan_block_both,
     reference=numerics.quantize_block_both,
     choices=_OF_BLOCKS,
-    numbers={"eps": GROUP_EPS},
+    accepts={"w": MATRIX, "dtype": EIGHT_BITS, "eps": GROUP_EPS},
     **BUFFERS,
 )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from jitquant.formats import CODES_PER_BYTE, NVFP4_BLOCK
 from jitquant.numerics import experts as numerics
 from jitquant.ops import _checks
-from jitquant.ops.schema import Op, Plan, Result
+from jitquant.ops.schema import FP32, INPUT, INTEGERS, OUTPUT, Op, Plan, Result
 from jitquant.tensors import NVFP4Tensor
 
 __all__ = [
@@ -31,7 +31,6 @@ def _weights(codes: Tensor, scales: Tensor, gsa: Tensor, name: str) -> tuple[int
             f"of 1 to {MOST_EXPERTS} experts"
         )
     count, rows, packed = codes.shape
-    _checks.floats(gsa, f"{name}_gsa")
     _checks.same_device(gsa, f"{name}_gsa", codes, f"{name}_fp4")
     if gsa.numel() not in (1, count, count * rows) or not gsa.is_contiguous():
         raise ValueError(
@@ -60,8 +59,6 @@ def _rows(x: Tensor, cols: int, like: Tensor, like_name: str, fewer: int = 0) ->
 
 
 def _integers(t: Tensor, name: str, x: Tensor) -> None:
-    if t.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} is {t.dtype}; accepted are int32 and int64")
     _checks.same_device(t, name, x, "x")
     _checks.contiguous(t, name)
 
@@ -91,14 +88,13 @@ def _plan_grouped(
         if x_gsa is None:
             raise ValueError("x_gsa is None with x_sf; accepted is x's gsa")
     if x_gsa is not None:
-        _checks.gsa_tensor(x_gsa, x.shape[0], x, "x")
+        _checks.gsa_tensor(x_gsa, x.shape[0], x, "x", "x_gsa")
     _integers(offsets, "offsets", x)
     if offsets.shape != (count,):
         raise ValueError(
             f"offsets has shape {_checks.shape_text(offsets)}; accepted is ({count},): where the "
             f"rows of each of the {count} experts end"
         )
-    _checks.output_dtype(dtype)
     if dtype is None:
         dtype = x.dtype if x_sf is None else torch.bfloat16
     return Plan(x.device, (Result((x.shape[0], rows), dtype),))
@@ -135,7 +131,6 @@ def _plan_experts(
             f"topk_ids has shape {_checks.shape_text(topk_ids)}; accepted is ({x.shape[0]}, k), k "
             f"from 1 to {MOST_TOP_K}"
         )
-    _checks.output_dtype(topk_weights.dtype)
     _checks.same_device(topk_weights, "topk_weights", x, "x")
     if topk_weights.shape != topk_ids.shape or not topk_weights.is_contiguous():
         raise ValueError(
@@ -143,7 +138,6 @@ def _plan_experts(
             f"{tuple(topk_weights.stride())}; accepted is a contiguous {tuple(topk_ids.shape)}, as "
             "topk_ids is"
         )
-    _checks.output_dtype(dtype)
     return Plan(x.device, (Result((x.shape[0], cols), x.dtype if dtype is None else dtype),))
 
 
@@ -153,6 +147,7 @@ GROUPED_LINEAR = Op(
     module="nvfp4_experts",
     plan=_plan_grouped,
     reference=numerics.nvfp4_grouped_linear,
+    accepts={"w_gsa": FP32, "offsets": INTEGERS, "x_gsa": FP32, "dtype": OUTPUT},
 )
 EXPERTS = Op(
     "nvfp4_experts",
@@ -160,6 +155,13 @@ EXPERTS = Op(
     module="nvfp4_experts",
     plan=_plan_experts,
     reference=numerics.nvfp4_experts,
+    accepts={
+        "gate_up_gsa": FP32,
+        "down_gsa": FP32,
+        "topk_ids": INTEGERS,
+        "topk_weights": INPUT,
+        "dtype": OUTPUT,
+    },
 )
 
 OPS: tuple[Op, ...] = (GROUPED_LINEAR, EXPERTS)

@@ -43,7 +43,6 @@ from jitquant.formats import (
     FP32_TINIEST,
     GRANULARITIES,
     GROUP_SCALE_LAYOUTS,
-    QUANTIZED_MAX,
     SCALE_LAYOUTS,
     FP8Granularity,
     Granularity,
@@ -55,7 +54,21 @@ from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks, _checks_fp8, _sharded, sources
 from jitquant.ops._results import BUFFERS, MAKER, Form, quantized
 from jitquant.ops.blockwise import quantize_block, quantize_per_token_group
-from jitquant.ops.schema import Cast, Number, Op, Plan, Result, Rows, Source, fp32, product
+from jitquant.ops.schema import (
+    EIGHT_BITS,
+    FP8,
+    FP32,
+    OUTPUT,
+    Cast,
+    Number,
+    Op,
+    Plan,
+    Result,
+    Rows,
+    Source,
+    fp32,
+    product,
+)
 from jitquant.tensors import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -79,7 +92,6 @@ def _plan_scaled(
     granularity: str,
     with_amax: bool,
 ) -> tuple[Result, ...]:
-    _checks_fp8.fp8_dtype(dtype)
     given = scale is not None or scale_value is not None
     if given:
         _checks_fp8.upper_bound(scale_ub)
@@ -101,7 +113,6 @@ def _plan_scaled(
 def _plan_from_amax(
     rows: Rows, amax: Tensor, dtype: torch.dtype, granularity: str
 ) -> tuple[Result, ...]:
-    _checks_fp8.fp8_dtype(dtype)
     by_row = granularity == "row"
     _checks.amax_tensor(amax, (rows.count if by_row else 1,), rows.like, rows.name)
     floats = fp32(*rows.leading, 1) if by_row else fp32(1)
@@ -127,7 +138,7 @@ SCALED = Cast(
     _plan_scaled,
     numerics.quantize_scaled,
     _GRANULARITY,
-    {"scale_value": SCALE, "scale_ub": SCALE_UB},
+    {"dtype": FP8, "scale": FP32, "scale_value": SCALE, "scale_ub": SCALE_UB},
 )
 """FP8 with a scale for the tensor or for each row, computed or given."""
 
@@ -137,7 +148,7 @@ FROM_AMAX = Cast(
     _plan_from_amax,
     numerics.quantize_scaled_from_amax,
     _GRANULARITY,
-    {"scale_ub": SCALE_UB},
+    {"dtype": FP8, "amax": FP32, "scale_ub": SCALE_UB},
 )
 """FP8 with the amax given: the second half of a quantization over a process group."""
 
@@ -176,11 +187,6 @@ def _plan_dequantize(
     scale_layout: str,
     dtype: torch.dtype | None,
 ) -> Plan:
-    if data.dtype not in QUANTIZED_MAX:
-        raise TypeError(
-            f"data is {data.dtype}; accepted are torch.float8_e4m3fn, torch.float8_e5m2 and "
-            "torch.int8"
-        )
     if data.dim() == 0 or data.shape[-1] == 0 or (block_rows > 1 and data.dim() < 2):
         raise ValueError(
             f"data has shape {_checks.shape_text(data)}; accepted is (..., N) with N >= 1, and "
@@ -196,7 +202,6 @@ def _plan_dequantize(
             f"block_rows is {block_rows} and block_cols is {block_cols}; accepted are numbers that "
             "are not negative, and a block_cols that is a multiple of 16"
         )
-    _checks.output_dtype(dtype)
     _checks.same_device(scale_inv, "scale_inv", data, "data")
     if scale_inv.dtype not in (torch.float32, torch.int32, E8M0_DTYPE, torch.uint8):
         raise TypeError(
@@ -241,6 +246,7 @@ DEQUANTIZE = Op(
     module="dequantize",
     plan=_plan_dequantize,
     reference=numerics.dequantize,
+    accepts={"data": EIGHT_BITS, "dtype": OUTPUT},
     choices={"scale_layout": (*GROUP_SCALE_LAYOUTS, BLOCK_SCALE_LAYOUTS[1], *SCALE_LAYOUTS)},
     maker=MAKER,
 )
@@ -524,6 +530,7 @@ def _over(
     of, halved, run = ops.source.of, ops.source.cols is not None, 0
     if halved:
         fused = arguments[of] = _checks.as_tensor(arguments[of], of)
+        ops.source.accepts[of].check(of, fused)
         interleave = arguments["interleave"]
         run = interleave or _checks_fp8.gate_and_up(fused, interleave)
     granularity = arguments["granularity"]

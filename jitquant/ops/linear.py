@@ -12,7 +12,7 @@ from jitquant.formats import CODES_PER_BYTE, COMPUTES, NVFP4_BLOCK, Compute, one
 from jitquant.numerics import linear as numerics
 from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
-from jitquant.ops.schema import Op, Plan, Result
+from jitquant.ops.schema import FP32, INPUT, OUTPUT, Op, Plan, Result
 from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
 __all__ = ["nvfp4_linear"]
@@ -26,7 +26,6 @@ def _evenly_strided(x: Tensor) -> bool:
 
 def _bias(bias: Tensor, n: int, x: Tensor) -> None:
     _checks.same_device(bias, "bias", x, "x")
-    _checks.output_dtype(bias.dtype)
     if bias.shape != (n,) or not bias.is_contiguous():
         raise ValueError(
             f"bias has shape {_checks.shape_text(bias)} and strides {tuple(bias.stride())}; "
@@ -41,7 +40,7 @@ def _weight(w_fp4: Tensor, w_sf: Tensor, w_gsa: Tensor) -> tuple[int, int]:
         raise ValueError(
             f"w_fp4 has shape {_checks.shape_text(w_fp4)}; accepted is (N, P), a weight"
         )
-    _checks.gsa_of_tensor(w_gsa, w_fp4, "w_fp4")
+    _checks.gsa_of_tensor(w_gsa, w_fp4, "w_fp4", "w_gsa")
     return w_fp4.shape[0], CODES_PER_BYTE * w_fp4.shape[1]
 
 
@@ -73,7 +72,6 @@ def _plan_epilogue(
     x: Tensor, n: int, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype
 ) -> Plan:
     """Checks what is added, and plans y (..., N) of ``dtype``."""
-    _checks.output_dtype(dtype)
     if bias is not None:
         _bias(bias, n, x)
     shape = (*x.shape[:-1], n)
@@ -117,7 +115,7 @@ def _plan(
             raise ValueError("x_gsa is None with x_sf; accepted is x's gsa")
         _columns(CODES_PER_BYTE * x.shape[-1], cols, w_fp4, whole=True)
     if x_gsa is not None:
-        _checks.gsa_tensor(x_gsa, _checks.row_count(x.shape[:-1]), x, "x")
+        _checks.gsa_tensor(x_gsa, _checks.row_count(x.shape[:-1]), x, "x", "x_gsa")
     if dtype is None:
         dtype = x.dtype if x_sf is None else torch.bfloat16
     return _plan_epilogue(x, n, bias, residual, dtype)
@@ -153,7 +151,12 @@ def _plan_fp8(
 
 
 LINEAR = Op(
-    "nvfp4_linear", ["y"], module="nvfp4_linear", plan=_plan, reference=numerics.nvfp4_linear
+    "nvfp4_linear",
+    ["y"],
+    module="nvfp4_linear",
+    plan=_plan,
+    reference=numerics.nvfp4_linear,
+    accepts={"w_gsa": FP32, "x_gsa": FP32, "bias": INPUT, "dtype": OUTPUT},
 )
 LINEAR_FP8 = Op(
     "nvfp4_linear_fp8",
@@ -161,6 +164,7 @@ LINEAR_FP8 = Op(
     module="nvfp4_linear_fp8",
     plan=_plan_fp8,
     reference=numerics.nvfp4_linear_fp8,
+    accepts={"w_gsa": FP32, "bias": INPUT, "dtype": OUTPUT},
 )
 
 OPS: tuple[Op, ...] = (LINEAR, LINEAR_FP8)

@@ -19,9 +19,9 @@ from jitquant.formats import (
     scales_shape,
 )
 from jitquant.numerics import mxfp8 as numerics
-from jitquant.ops import _checks, _checks_fp8
+from jitquant.ops import _checks_fp8
 from jitquant.ops._results import BUFFERS, Form, quantized, quantized_both
-from jitquant.ops.schema import Op, Plan, Result
+from jitquant.ops.schema import FP8, MATRIX, Op, Plan, Result, Values
 from jitquant.tensors import QuantizedTensor
 
 __all__ = [
@@ -36,8 +36,6 @@ def _mxfp8_scales(leading: tuple[int, ...], cols: int, scale_layout: str) -> Res
 
 
 def _plan_mxfp8(x: Tensor, dtype: torch.dtype, scale_layout: str) -> Plan:
-    _checks.input_tensor(x, "x")
-    _checks_fp8.fp8_dtype(dtype)
     leading = tuple(x.shape[:-1])
     scales = _mxfp8_scales(leading, x.shape[-1], scale_layout)
     return Plan(x.device, (Result(tuple(x.shape), dtype), scales))
@@ -45,7 +43,6 @@ def _plan_mxfp8(x: Tensor, dtype: torch.dtype, scale_layout: str) -> Plan:
 
 def _plan_mxfp8_both(x: Tensor, dtype: torch.dtype, scale_layout: str) -> Plan:
     _checks_fp8.matrix(x, "x")
-    _checks_fp8.fp8_dtype(dtype)
     rows, cols = x.shape
     return Plan(
         x.device,
@@ -64,6 +61,7 @@ QUANTIZE = Op(
     module="quantize_mxfp8",
     plan=_plan_mxfp8,
     reference=numerics.quantize_mxfp8,
+    accepts={"x": Values(), "dtype": FP8},
     choices={"scale_layout": SCALE_LAYOUTS},
     **BUFFERS,
 )
@@ -73,6 +71,7 @@ QUANTIZE_BOTH = Op(
     module="quantize_both",
     plan=_plan_mxfp8_both,
     reference=numerics.quantize_mxfp8_both,
+    accepts={"x": MATRIX, "dtype": FP8},
     choices={"scale_layout": SCALE_LAYOUTS},
     **BUFFERS,
 )

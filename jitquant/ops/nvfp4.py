@@ -61,7 +61,20 @@ from jitquant.formats import (
 from jitquant.numerics import nvfp4 as numerics
 from jitquant.numerics import sources as values
 from jitquant.ops import _checks, _sharded, recipes, sources
-from jitquant.ops.schema import Cast, Number, Op, Plan, Result, Rows, Source, fp32, product
+from jitquant.ops.schema import (
+    FP32,
+    OUTPUT,
+    Cast,
+    Number,
+    Op,
+    Plan,
+    Result,
+    Rows,
+    Source,
+    Values,
+    fp32,
+    product,
+)
 from jitquant.tensors import NVFP4Tensor, QuantizedActivation
 
 if TYPE_CHECKING:
@@ -162,6 +175,7 @@ GIVEN = Cast(
     _plan_given,
     numerics.quantize_given,
     _CHOICES,
+    {"gsa": FP32},
 )
 """NVFP4 with a gsa that is given as a tensor."""
 
@@ -171,7 +185,7 @@ FROM_AMAX = Cast(
     _plan_from_amax,
     numerics.quantize_from_amax,
     _CHOICES,
-    {"divisor": DIVISOR},
+    {"amax": FP32, "divisor": DIVISOR},
 )
 """NVFP4 with the amax given: the second half of a quantization over a process group."""
 
@@ -272,7 +286,6 @@ WEIGHT = _family(
 
 
 def _plan_amax_gsa(x: Tensor) -> Plan:
-    _checks.input_tensor(x, "x")
     return Plan(x.device, (fp32(1),))
 
 
@@ -283,7 +296,7 @@ AMAX_GSA = Op(
     function="compute_amax_gsa",
     plan=_plan_amax_gsa,
     reference=numerics.amax_gsa,
-    numbers={"divisor": DIVISOR},
+    accepts={"x": Values(), "divisor": DIVISOR},
 )
 
 
@@ -297,7 +310,6 @@ def _plan_dequantize(
     dtype: torch.dtype | None,
 ) -> Plan:
     _checks.dimension(dim)
-    _checks.output_dtype(dtype)
     if dim == 0 and scale_layout != "linear":
         raise ValueError(f"scale_layout is {scale_layout!r} with dim=0; accepted is 'linear'")
     _checks.nvfp4_operand(x_fp4, x_sf, ("x_fp4", "x_sf"), dim, scale_layout)
@@ -325,6 +337,7 @@ DEQUANTIZE = Op(
     function="dequant_nvfp4",
     plan=_plan_dequantize,
     reference=numerics.dequantize_nvfp4,
+    accepts={"gsa": FP32, "dtype": OUTPUT},
     choices={"scale_layout": SCALE_LAYOUTS},
 )
 
@@ -897,6 +910,7 @@ def _amax_over(group: ProcessGroup, source: Source, arguments: dict[str, Any]) -
     cols, run = x.shape[-1] if x.dim() else 0, 0
     if source.cols is not None:
         cols, run = arguments["intermediate"], arguments["interleave"]
+        source.accepts[source.of].check(source.of, x)
         _checks.deinterleave_arguments(x, cols, run, arguments["op"])
         run = run or cols
     _sharded.check_blocks(cols, granularity, group)

@@ -37,7 +37,7 @@ from jitquant.numerics import ragged as numerics
 from jitquant.numerics.fp8 import scale_from_amax
 from jitquant.numerics.nvfp4 import scales_from_amax
 from jitquant.ops import _checks, _checks_fp8, _sharded
-from jitquant.ops.schema import Op, Plan, Result, fp32
+from jitquant.ops.schema import FP8, FP32, INPUT, INT64, OUTPUT, Op, Plan, Result, fp32
 from jitquant.tensors import QuantizedRaggedTensor
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def _plan_fp8(
     sizes: Tensor | None,
     dtype: torch.dtype,
 ) -> Plan:
-    _checks_fp8.fp8_dtype(dtype)
     _, floats = _segments(x, "x", offsets, scale, sizes)
     return Plan(x.device, (Result(tuple(x.shape), dtype), floats, floats))
 
@@ -87,7 +86,6 @@ def _plan_grad_fp8(
     with_dbias: bool,
     dtype: torch.dtype,
 ) -> Plan:
-    _checks_fp8.fp8_dtype(dtype)
     count, floats = _segments(grad, "grad", offsets, scale, sizes)
     _checks_fp8.activation(activation, act_input, grad)
     if grad.shape[-1] == 0:
@@ -125,11 +123,6 @@ def _plan_dequantize_fp8(
     sizes: Tensor | None,
     dtype: torch.dtype | None,
 ) -> Plan:
-    _checks.output_dtype(dtype)
-    if data.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
-        raise TypeError(
-            f"data is {data.dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2"
-        )
     _checks.contiguous(data, "data")
     count = _checks_fp8.offsets_tensor(offsets, sizes, data, "data")
     _checks_fp8.floats_of_segments(scale_inv, "scale_inv", count, data, "data")
@@ -146,7 +139,6 @@ def _plan_dequantize_nvfp4(
     sizes: Tensor | None,
     dtype: torch.dtype | None,
 ) -> Plan:
-    _checks.output_dtype(dtype)
     _checks.packed_tensor(x_fp4, "x_fp4", FP4_DTYPE)
     _checks.packed_tensor(x_sf, "x_sf", SCALE_DTYPE)
     _checks.same_device(x_sf, "x_sf", x_fp4, "x_fp4")
@@ -166,12 +158,14 @@ def _plan_dequantize_nvfp4(
     return Plan(x_fp4.device, (Result((numel,), torch.bfloat16 if dtype is None else dtype),))
 
 
+_SEGMENTS = {"offsets": INT64, "sizes": INT64}
 QUANTIZE_FP8 = Op(
     "quantize_ragged_fp8",
     ["data", "scale_inv", "amax"],
     module="quantize_ragged",
     plan=_plan_fp8,
     reference=numerics.quantize_ragged_fp8,
+    accepts={"x": INPUT, **_SEGMENTS, "scale": FP32, "dtype": FP8},
     maker=_MAKER,
 )
 QUANTIZE_GRAD_FP8 = Op(
@@ -180,6 +174,7 @@ QUANTIZE_GRAD_FP8 = Op(
     module="quantize_ragged_grad",
     plan=_plan_grad_fp8,
     reference=numerics.quantize_ragged_grad_fp8,
+    accepts={"grad": INPUT, **_SEGMENTS, "scale": FP32, "dtype": FP8},
     choices={"activation": ACTIVATIONS},
     maker=_MAKER,
 )
@@ -189,6 +184,7 @@ QUANTIZE_NVFP4 = Op(
     module="quantize_ragged_nvfp4",
     plan=_plan_nvfp4,
     reference=numerics.quantize_ragged_nvfp4,
+    accepts={"x": INPUT, **_SEGMENTS, "scale": FP32},
     choices={"recipe": RECIPES},
     maker=_MAKER,
 )
@@ -198,6 +194,7 @@ DEQUANTIZE_FP8 = Op(
     module="dequantize_ragged",
     plan=_plan_dequantize_fp8,
     reference=numerics.dequantize_ragged_fp8,
+    accepts={"data": FP8, **_SEGMENTS, "scale_inv": FP32, "dtype": OUTPUT},
     maker=_MAKER,
 )
 DEQUANTIZE_NVFP4 = Op(
@@ -206,6 +203,7 @@ DEQUANTIZE_NVFP4 = Op(
     module="dequantize_ragged",
     plan=_plan_dequantize_nvfp4,
     reference=numerics.dequantize_ragged_nvfp4,
+    accepts={**_SEGMENTS, "gsa": FP32, "dtype": OUTPUT},
     maker=_MAKER,
 )
 
@@ -302,7 +300,7 @@ def quantize_ragged(
         return _over(process_group, again, dtype, out)
     # An op takes only the arguments that its format uses.
     if format == "nvfp4":
-        _checks_fp8.fp8_dtype(dtype)
+        FP8.check("dtype", dtype)
     else:
         one_of("format", format, RAGGED_FORMATS)
         one_of("recipe", recipe, RECIPES)

@@ -39,7 +39,7 @@ from jitquant.formats import (
 )
 from jitquant.numerics import recipes as numerics
 from jitquant.ops import _checks, _checks_fp8, _sharded
-from jitquant.ops.schema import Op, Plan, Result, fp32
+from jitquant.ops.schema import FP32, MATRIX, OUTPUT, SIGNS, Op, Plan, Result, Values, fp32
 from jitquant.tensors import NVFP4Tensor
 
 if TYPE_CHECKING:
@@ -62,8 +62,6 @@ def _check_rotation(rotate: str, signs: Tensor | None, cols: int, like: Tensor) 
     if signs is None:
         return
     _checks.same_device(signs, "signs", like, "x")
-    if signs.dtype != torch.int8:
-        raise TypeError(f"signs is {signs.dtype}; accepted is int8. Convert it with signs.char()")
     if not n or tuple(signs.shape) != (n,) or not signs.is_contiguous():
         raise ValueError(
             f"signs has shape {_checks.shape_text(signs)}; accepted with rotate={rotate!r} is "
@@ -113,7 +111,6 @@ def _check_together(block: str, rotate: str, select: str, rounding: str, top: in
 
 
 def _plan_rotated_amax(x: Tensor, rotate: str, signs: Tensor | None, granularity: str) -> Plan:
-    _checks.input_tensor(x, "x")
     _check_rotation(rotate, signs, x.shape[-1], x)
     rows = _checks.row_count(x.shape[:-1])
     return Plan(x.device, (fp32(rows if granularity == "row" else MAX_PARTIALS),))
@@ -141,7 +138,6 @@ def _plan_recipe(
     random_bytes: Tensor | None,
     scale_layout: str,
 ) -> Plan:
-    _checks.input_tensor(x, "x")
     _check_rotation(rotate, signs, x.shape[-1], x)
     _check_rounding(rounding, rng_state, random_bytes, x)
     _check_together(block, rotate, select, rounding, top)
@@ -168,7 +164,6 @@ def _plan_mxfp4(
     random_bytes: Tensor | None,
     scale_layout: str,
 ) -> Plan:
-    _checks.input_tensor(x, "x")
     _check_rotation(rotate, signs, x.shape[-1], x)
     _check_rounding(rounding, rng_state, random_bytes, x)
     leading, groups = tuple(x.shape[:-1]), ceil_div(x.shape[-1], MXFP4_BLOCK)
@@ -184,7 +179,6 @@ def _plan_dequantize_mxfp4(
     _checks.packed_tensor(x_fp4, "x_fp4", FP4_DTYPE)
     _checks.packed_tensor(x_sf, "x_sf", E8M0_DTYPE)
     _checks.same_device(x_sf, "x_sf", x_fp4, "x_fp4")
-    _checks.output_dtype(dtype)
     size = x_fp4.shape[-1] if x_fp4.dim() else 0
     if size == 0 or size % 16:
         raise ValueError(
@@ -265,6 +259,7 @@ ROTATED_AMAX = Op(
     module="quantize_nvfp4_recipe",
     plan=_plan_rotated_amax,
     reference=numerics.rotated_amax,
+    accepts={"x": Values(), "signs": SIGNS},
     choices={"rotate": ROTATIONS, "granularity": GRANULARITIES},
 )
 QUANTIZE = Op(
@@ -273,6 +268,7 @@ QUANTIZE = Op(
     module="quantize_nvfp4_recipe",
     plan=_plan_recipe,
     reference=numerics.quantize_nvfp4_recipe,
+    accepts={"x": Values(), "amax": FP32, "signs": SIGNS},
     choices={
         "granularity": GRANULARITIES,
         "block": WEIGHT_BLOCKS,
@@ -287,6 +283,7 @@ BOTH_AMAX = Op(
     module="quantize_nvfp4_both",
     plan=_plan_both_amax,
     reference=numerics.nvfp4_both_amax,
+    accepts={"x": MATRIX, "signs": SIGNS},
     choices={"rotate": ROTATIONS[:2]},
 )
 QUANTIZE_BOTH = Op(
@@ -295,6 +292,7 @@ QUANTIZE_BOTH = Op(
     module="quantize_nvfp4_both",
     plan=_plan_both,
     reference=numerics.quantize_nvfp4_both,
+    accepts={"x": MATRIX, "amax": FP32, "signs": SIGNS},
     choices={**_CHOICES, "block": WEIGHT_BLOCKS, "select": SELECTS, "rotate": ROTATIONS[:2]},
     maker=_MAKER,
 )
@@ -304,6 +302,7 @@ QUANTIZE_MXFP4 = Op(
     module="quantize_mxfp4",
     plan=_plan_mxfp4,
     reference=numerics.quantize_mxfp4,
+    accepts={"x": Values(), "signs": SIGNS},
     choices={"scaling": MXFP4_SCALINGS, **_CHOICES},
 )
 DEQUANTIZE_MXFP4 = Op(
@@ -312,6 +311,7 @@ DEQUANTIZE_MXFP4 = Op(
     module="quantize_mxfp4",
     plan=_plan_dequantize_mxfp4,
     reference=numerics.dequantize_mxfp4,
+    accepts={"dtype": OUTPUT},
     choices={"scale_layout": SCALE_LAYOUTS},
 )
 

@@ -34,7 +34,15 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from jitquant.formats import E8M0_DTYPE, FP32_MAX, as_bytes, one_of
+from jitquant.formats import (
+    E8M0_DTYPE,
+    FP8_DTYPES,
+    FP32_MAX,
+    GROUP_DTYPES,
+    INPUT_DTYPES,
+    as_bytes,
+    one_of,
+)
 from jitquant.ops import _checks, _checks_memory
 
 LIBRARY: Any = torch.library.Library("jitquant", "DEF")  # type: ignore[no-untyped-call]
@@ -73,10 +81,63 @@ class Number(NamedTuple):
     shown: str = ""
     most: float = FP32_MAX
 
-    def check(self, name: str, value: float | None) -> None:
+    def check(self, name: str, value: Any) -> None:
         """Raises ValueError if ``value`` is not accepted."""
         if value is not None and not self.least <= value <= self.most:
             raise ValueError(f"{self.shown or name} is {value}; accepted is {self.accepted}")
+
+
+class Dtypes(NamedTuple):
+    """What is accepted of an argument that is a dtype, or that has one, where it is given.
+
+    Attributes:
+        accepted: these dtypes.
+        way_out: what an error ends with; ``{name}`` in it is the argument.
+    """
+
+    accepted: tuple[torch.dtype, ...]
+    way_out: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises TypeError if ``value`` is not accepted."""
+        dtype = value.dtype if isinstance(value, Tensor) else value
+        if dtype is not None and dtype not in self.accepted:
+            *first, last = (str(known).removeprefix("torch.") for known in self.accepted)
+            words = f"are {', '.join(first)} and {last}" if first else f"is {last}"
+            way_out = self.way_out.format(name=name)
+            raise TypeError(f"{name} is {dtype}; accepted {words}{way_out}")
+
+
+INPUT = Dtypes(INPUT_DTYPES, ". Convert it with {name}.to(torch.bfloat16)")
+OUTPUT = Dtypes(INPUT_DTYPES, ". Dequantize to float32 and convert the result for another one")
+FP8 = Dtypes(FP8_DTYPES)
+EIGHT_BITS = Dtypes(GROUP_DTYPES)
+FP32 = Dtypes((torch.float32,), ". Convert it with {name}.float()")
+INT64 = Dtypes((torch.int64,), ". Convert it with {name}.long()")
+INTEGERS = Dtypes((torch.int32, torch.int64), ". Convert it with {name}.int()")
+SIGNS = Dtypes((torch.int8,), ". Convert it with {name}.char()")
+
+
+class Values(NamedTuple):
+    """A tensor that is quantized: of the dtypes of inputs, with contiguous columns.
+
+    Attributes:
+        least_dim: how many dimensions it has at least.
+        shape: its shape, as an error says it.
+    """
+
+    least_dim: int = 1
+    shape: str = "(..., N)"
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises TypeError or ValueError if ``value`` is not accepted."""
+        _checks.input_tensor(value, name, self.least_dim, self.shape)
+
+
+MATRIX = Values(2, "(M, K)")
+
+Rule = Number | Dtypes | Values
+"""What is accepted of an argument, whatever the others are."""
 
 
 class Compiled(NamedTuple):
@@ -151,7 +212,7 @@ class Op:
         module: the compiled module, from ``<module>.cu``.
         function: the module's function, which takes the same arguments.
         choices: by argument, the names that are accepted.
-        numbers: by argument, the numbers that are accepted.
+        accepts: by argument, other rules of what is accepted.
         plan: checks the arguments and says what the results are.
         reference: computes the results, as a tuple; arguments are taken as valid.
         default: the functional overload.
@@ -169,7 +230,7 @@ class Op:
         arguments: str | None = None,
         function: str = "",
         choices: Mapping[str, tuple[str, ...]] | None = None,
-        numbers: Mapping[str, Number] | None = None,
+        accepts: Mapping[str, Rule] | None = None,
         maker: str = "",
         rows_apart: bool = False,
     ) -> None:
@@ -177,11 +238,11 @@ class Op:
 
         Args:
             name, results, module: see the class.
-            plan: of those arguments that it takes by name; choices and numbers are checked before.
+            plan: of those arguments that it takes by name; choices and accepts are checked before.
             reference: of those arguments that it takes by name.
             arguments: schema text; default: those of the reference, from its annotations.
             function: default: the op's name.
-            choices, numbers: see the class.
+            choices, accepts: see the class.
             maker: the call that makes buffers for the results, for errors.
             rows_apart: whether a buffer for ``data`` may have strided rows.
         """
@@ -191,7 +252,9 @@ class Op:
         self.module = module
         self.function = function or name
         self.choices = dict(choices or {})
-        self.numbers = dict(numbers or {})
+        self.accepts = dict(accepts or {})
+        self.numbers = {k: rule for k, rule in self.accepts.items() if isinstance(rule, Number)}
+        self._rules = sorted(self.accepts.items(), key=lambda item: item[0] not in self.numbers)
         self._maker = maker
         self.rows_apart = rows_apart
         self._sources = [f"{module}.cu"]
@@ -430,8 +493,8 @@ class Op:
         for name, accepted in self.choices.items():
             if arguments[name] not in accepted:
                 one_of(name, arguments[name], accepted)
-        for name, number in self.numbers.items():
-            number.check(name, arguments[name])
+        for name, rule in self._rules:
+            rule.check(name, arguments[name])
         plan: Plan = self._plan(arguments)
         return plan
 
@@ -549,8 +612,9 @@ class Source:
     Attributes:
         of: the argument that has the rows.
         takes: what it takes, as schema text; after it come a given scale and ``tail``.
-        check: raises if one of its arguments is not accepted.
         values: fp32 (rows, N); of a norm those before the factor of each row, and the factors.
+        accepts: by argument, what is accepted of it.
+        check: raises if its arguments do not go together.
         tail: arguments with a default that are given by position.
         written: what is written in place, by keyword.
         options: other arguments by keyword.
@@ -558,13 +622,13 @@ class Source:
         reduced: how many last dimensions of ``of`` become the last of the result.
         cols: the result's columns; None: those of ``of``.
         inv_rms: whether the factor of each row is a result.
-        numbers: by argument, the numbers that are accepted.
     """
 
     of: str
     takes: str
-    check: Callable[..., object]
     values: Callable[..., Any]
+    accepts: Mapping[str, Rule]
+    check: Callable[..., object] = lambda: None
     tail: str = ""
     written: str = ""
     options: str = ""
@@ -572,7 +636,6 @@ class Source:
     reduced: int = 1
     cols: Callable[..., int] | None = None
     inv_rms: bool = False
-    numbers: Mapping[str, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -586,7 +649,7 @@ class Cast:
         quantize: the results of fp32 values ``v`` with the dimensions ``leading``; after a norm
             ``inverse`` has the factor of each row.
         choices: by argument, the names that are accepted.
-        numbers: by argument, the numbers that are accepted.
+        accepts: by argument, other rules of what is accepted.
     """
 
     arguments: str
@@ -594,7 +657,7 @@ class Cast:
     plan: Callable[..., tuple[Result, ...]]
     quantize: Callable[..., tuple[Tensor, ...]]
     choices: Mapping[str, tuple[str, ...]]
-    numbers: Mapping[str, Number] = field(default_factory=dict)
+    accepts: Mapping[str, Rule] = field(default_factory=dict)
 
 
 def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **rest: Any) -> Op:
@@ -644,6 +707,6 @@ def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **res
         plan=plan,
         reference=reference,
         choices={key: accepted for key, accepted in cast.choices.items() if key in known},
-        numbers={**source.numbers, **cast.numbers},
+        accepts={**source.accepts, **cast.accepts},
         **rest,
     )

@@ -6,19 +6,20 @@ from dataclasses import replace
 
 from jitquant.numerics import nvfp4, sources
 from jitquant.ops import _checks, _checks_fp8
-from jitquant.ops.schema import Number, Source
+from jitquant.ops.schema import Number, Source, Values
 
 _EPS = "float eps=1e-6, "
-_NUMBERS = {"eps": Number(0.0, "a finite number that is not negative")}
+_EPSILON = Number(0.0, "a finite number that is not negative")
 
-PLAIN = Source("x", "Tensor x", _checks.plain_arguments, nvfp4.rows_of)
+PLAIN = Source("x", "Tensor x", nvfp4.rows_of, {"x": Values()})
 """A tensor as it is."""
 
 WEIGHT = Source(
     "w",
     "Tensor w",
-    _checks.weight_arguments,
     nvfp4.weight_values,
+    {"w": Values(2, "(N, K), or (K, N) with dim=0")},
+    _checks.weight_arguments,
     granularity=None,
     options='str block="1x16", int dim=-1, ',
 )
@@ -27,8 +28,9 @@ WEIGHT = Source(
 DEINTERLEAVED = Source(
     "fused",
     "Tensor fused, int intermediate, int interleave",
-    _checks.deinterleave_arguments,
     sources.deinterleave,
+    {"fused": Values(shape="(..., 2 * intermediate)")},
+    _checks.deinterleave_arguments,
     options='str op="select", ',
     cols=lambda intermediate: intermediate,
 )
@@ -37,8 +39,9 @@ DEINTERLEAVED = Source(
 SWIGLU = Source(
     "fused",
     "Tensor fused",
-    _checks_fp8.gate_and_up,
     sources.swiglu,
+    {"fused": Values(shape="(..., 2 * N)")},
+    _checks_fp8.gate_and_up,
     options="int interleave=0, ",
     granularity="row",
     cols=lambda fused: fused.shape[-1] // 2,
@@ -48,13 +51,13 @@ SWIGLU = Source(
 NORM = Source(
     "x",
     "Tensor x, Tensor weight",
-    _checks.norm_arguments,
     sources.rmsnorm_of,
+    {"x": Values(), "eps": _EPSILON},
+    _checks.norm_arguments,
     tail=_EPS,
     written="Tensor(a!)? residual=None, ",
     granularity="row",
     inv_rms=True,
-    numbers=_NUMBERS,
 )
 """RMSNorm of a tensor, or of its sum with a residual, which is written in place."""
 
@@ -66,20 +69,21 @@ NORMALIZED = replace(
     tail="",
     written="",
     inv_rms=False,
-    numbers={},
+    accepts={"x": Values()},
 )
 """RMSNorm of a tensor whose inv_rms is known."""
 
+_HYPER_CONNECTIONS = Values(2, "(..., n_hc, N)")
 MHC = Source(
     "X",
     "Tensor X, Tensor A, Tensor weight",
-    _checks.mhc_arguments,
     sources.mhc_rmsnorm_of,
+    {"X": _HYPER_CONNECTIONS, "eps": _EPSILON},
+    _checks.mhc_arguments,
     tail=_EPS,
     granularity="row",
     reduced=2,
     inv_rms=True,
-    numbers=_NUMBERS,
 )
 """RMSNorm of a sum of hyper-connections."""
 
@@ -90,6 +94,6 @@ MHC_NORMALIZED = replace(
     values=sources.mhc_normalized,
     tail="",
     inv_rms=False,
-    numbers={},
+    accepts={"X": _HYPER_CONNECTIONS},
 )
 """RMSNorm of a sum of hyper-connections, with inv_rms known."""

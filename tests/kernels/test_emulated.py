@@ -276,7 +276,7 @@ def _refusals() -> Iterator[list[_Refusal]]:
 
 
 def test_bindings_refuse_what_ops_refuse(machine: Machine) -> None:
-    """Each call of the tables of errors, for the same argument; the ops' words are the plans'."""
+    """Each call of the tables of errors, for the same argument."""
     machine.use(0)
     compared = 0
     for call, error, _ in (*test_errors.CASES.values(), *test_errors_fp8.CASES.values()):
