@@ -247,15 +247,13 @@ JITQUANT_HD float near_error(const Block<T>& x, const Nvfp4Codes& codes, float u
   return error;
 }
 
-// The better one of the two encodings of a block whose amax is b. Errors go through over(e,
-// largest), which makes one of those of a tile's rows, the same in all its lanes.
+// Whether `four` is the better one of two encodings of a block whose amax is b. Errors go through
+// over(e, largest), which makes one of those of a tile's rows, the same in all its lanes.
 template <Error kError, class T, class Over>
-__device__ __forceinline__ Nvfp4Codes select_block(const Block<T>& x, float b, const Selection& s,
-                                                   bool scaled, Over&& over) {
+__device__ __forceinline__ bool takes_four_of(const Block<T>& x, float b, const Selection& s,
+                                              bool scaled, const Nvfp4Codes& six,
+                                              const Nvfp4Codes& four, Over&& over) {
   constexpr bool largest = kError == Error::kLargest;
-  const float base = mul_rn(div_rn(b, 6.0f), s.S);
-  const Nvfp4Codes six = nvfp4_encode_with(x, b, e4m3_from_float(base), s.encoding);
-  const Nvfp4Codes four = nvfp4_encode_with(x, b, e4m3_from_float(mul_rn(base, 1.5f)), s.encoding);
   bool takes_four = false;
   // Errors that are far apart decide without the divisions that their bits need. Each is off by
   // less than 2^-17 of the bound below while nothing is near the ends of fp32.
@@ -278,27 +276,31 @@ __device__ __forceinline__ Nvfp4Codes select_block(const Block<T>& x, float b, c
     const float e4 = over(exact_error<kError>(x, four, s, scaled), largest);
     takes_four = e4 < e6;
   }
-  Nvfp4Codes out = takes_four ? four : six;
-  if ((out.scale & 0x7f) == 0x7f) out.low = out.high = 0;
-  return out;
+  return takes_four;
 }
 
 // A block by what the call selects with.
 template <class T, class Over>
 __device__ __forceinline__ Nvfp4Codes selected_block(const Block<T>& x, float b, const Selection& s,
                                                      const Select& how, Over&& over) {
-  if (how.single) {
-    const float base = mul_rn(div_rn(b, how.full), s.S);
-    return nvfp4_encode_with(x, b, e4m3_from_float(base), s.encoding);
-  }
+  const float base = mul_rn(div_rn(b, how.single ? how.full : 6.0f), s.S);
+  const Nvfp4Codes six = nvfp4_encode_with(x, b, e4m3_from_float(base), s.encoding);
+  if (how.single) return six;
+  const Nvfp4Codes four = nvfp4_encode_with(x, b, e4m3_from_float(mul_rn(base, 1.5f)), s.encoding);
+  bool takes_four = false;
   switch (how.error) {
     case Error::kSquared:
-      return select_block<Error::kSquared>(x, b, s, how.scaled, over);
+      takes_four = takes_four_of<Error::kSquared>(x, b, s, how.scaled, six, four, over);
+      break;
     case Error::kLargest:
-      return select_block<Error::kLargest>(x, b, s, how.scaled, over);
+      takes_four = takes_four_of<Error::kLargest>(x, b, s, how.scaled, six, four, over);
+      break;
     default:
-      return select_block<Error::kAbsolute>(x, b, s, how.scaled, over);
+      takes_four = takes_four_of<Error::kAbsolute>(x, b, s, how.scaled, six, four, over);
   }
+  Nvfp4Codes out = takes_four ? four : six;
+  if ((out.scale & 0x7f) == 0x7f) out.low = out.high = 0;
+  return out;
 }
 
 // ---- MXFP4 -------------------------------------------------------------------------------------
