@@ -311,11 +311,22 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 #ifndef __CUDACC_RTC__
-template <class F>
+// Calls f with the kind of a rotation as a constant. -DJITQUANT_ROTATE=<its number> makes a library
+// for that kind alone, which compiles in less time.
+template <bool kWide = true, class F>
 cudaError_t with_rotation(const Rotation& rotation, F&& f) {
-  if (rotation.lanes == 0) return f(std::integral_constant<Rotate, Rotate::kNone>());
-  if (rotation.rounded) return f(std::integral_constant<Rotate, Rotate::kTe>());
-  return f(std::integral_constant<Rotate, Rotate::kWide>());
+  const Rotate rotate = rotation.lanes == 0 ? Rotate::kNone
+                        : rotation.rounded  ? Rotate::kTe
+                                            : Rotate::kWide;
+#ifdef JITQUANT_ROTATE
+  constexpr Rotate kOnly = static_cast<Rotate>(JITQUANT_ROTATE);
+  return rotate == kOnly ? f(std::integral_constant<Rotate, kOnly>()) : cudaErrorInvalidValue;
+#else
+  if (rotate == Rotate::kNone) return f(std::integral_constant<Rotate, Rotate::kNone>());
+  if (rotate == Rotate::kTe) return f(std::integral_constant<Rotate, Rotate::kTe>());
+  if constexpr (kWide) return f(std::integral_constant<Rotate, Rotate::kWide>());
+  return cudaErrorInvalidValue;
+#endif
 }
 
 template <Scaling kScaling, bool kStochastic>

@@ -53,29 +53,20 @@ struct BothOutput {
   float* gsa[2];
 };
 
-// The scales of a tile's 16x16 blocks, of which each warp has eight: lane `along` of the first
-// eight returns the one of its block.
-template <Error kError, class T>
-__device__ __forceinline__ void errors_of_lines(const Block<T>& x, float b, const Selection& s,
-                                                const Select& how, float2& errors) {
-  const float base = mul_rn(div_rn(b, 6.0f), s.S);
-  const Nvfp4Codes six = nvfp4_encode_with(x, b, e4m3_from_float(base), s.encoding);
-  const Nvfp4Codes four = nvfp4_encode_with(x, b, e4m3_from_float(mul_rn(base, 1.5f)), s.encoding);
-  errors.x = exact_error<kError>(x, six, s, how.scaled);
-  errors.y = exact_error<kError>(x, four, s, how.scaled);
-}
+// The errors of a line of a tile's block whose amax is b, with either scale.
 template <class T>
 __device__ __forceinline__ float2 errors_of(const Block<T>& x, float b, const Selection& s,
                                             const Select& how) {
-  float2 errors = {};
-  if (how.error == Error::kSquared) {
-    errors_of_lines<Error::kSquared>(x, b, s, how, errors);
-  } else if (how.error == Error::kLargest) {
-    errors_of_lines<Error::kLargest>(x, b, s, how, errors);
-  } else {
-    errors_of_lines<Error::kAbsolute>(x, b, s, how, errors);
-  }
-  return errors;
+  const float base = mul_rn(div_rn(b, 6.0f), s.S);
+  const Nvfp4Codes six = nvfp4_encode_with(x, b, e4m3_from_float(base), s.encoding);
+  const Nvfp4Codes four = nvfp4_encode_with(x, b, e4m3_from_float(mul_rn(base, 1.5f)), s.encoding);
+  const auto errors = [&](auto error) {
+    return make_float2(exact_error<decltype(error)::value>(x, six, s, how.scaled),
+                       exact_error<decltype(error)::value>(x, four, s, how.scaled));
+  };
+  if (how.error == Error::kSquared) return errors(std::integral_constant<Error, Error::kSquared>());
+  if (how.error == Error::kLargest) return errors(std::integral_constant<Error, Error::kLargest>());
+  return errors(std::integral_constant<Error, Error::kAbsolute>());
 }
 
 // Sixteen rows as one.
@@ -97,7 +88,7 @@ __device__ __forceinline__ float2 error_of_rows(const float2 (&rows)[kSide][kLan
 }
 
 // A block of threads a tile. A warp takes 16 rows of it and then 16 columns, eight lanes a line.
-template <class T, bool kWhole, Rotate kRotate, Scaling kScaling, bool kStochastic>
+template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
     nvfp4_both_kernel(TileSource<T> source, const float* maxima, int count, float divisor,
                       Recipe recipe, const __grid_constant__ BothOutput out, uint32_t wide) {
@@ -114,7 +105,12 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
   wait_for_previous();
   let_next_begin();
   const uint32_t down = blockIdx.x / wide, across = blockIdx.x - down * wide;
-  fetch_tile<kWhole>(source, kSide * down, kLanes * across, tiles);
+  // A choice once a block of threads needs no kernel of its own, of which the compiler has enough.
+  if (source.vector && source.cols % 16 == 0) {
+    fetch_tile<true>(source, kSide * down, kLanes * across, tiles);
+  } else {
+    fetch_tile<false>(source, kSide * down, kLanes * across, tiles);
+  }
   const uint32_t minus = minus_signs(recipe.rotation, part_of(recipe.rotation));
   const float amax = largest(maxima, count, reduce);
   const float amax_t = largest(maxima + count, count, reduce);
@@ -228,12 +224,6 @@ int64_t tiles_of(int64_t size) {
 }
 
 template <class F>
-cudaError_t with_te(const Rotation& rotation, F&& f) {
-  return rotation.lanes == 0 ? f(std::integral_constant<Rotate, Rotate::kNone>())
-                             : f(std::integral_constant<Rotate, Rotate::kTe>());
-}
-
-template <class F>
 cudaError_t with_whole(const Matrix& x, F&& f) {
   return x.vector && x.cols % 16 == 0 ? f(std::true_type()) : f(std::false_type());
 }
@@ -244,15 +234,13 @@ cudaError_t launch_both(const Matrix& x, const float* maxima, float divisor, con
   const int64_t wide = tiles_of(x.cols), count = tiles_of(x.rows) * wide;
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    return with_whole(x, [&](auto whole) {
-      return with_te(recipe.rotation, [&](auto rotate) {
-        constexpr auto kKernel = &nvfp4_both_kernel<T, whole, rotate, kScaling, kStochastic>;
-        constexpr size_t kShared = TileMemory<T>::kBytes;
-        if (blocks_per_sm<kKernel>(kThreads, kShared) == 0) return cudaErrorInvalidConfiguration;
-        return launch<kKernel>({count, kThreads, Start::kOverlapped, 1, kShared}, stream,
-                               tile_source<T>(x), maxima, kBothPartials, divisor, recipe, out,
-                               static_cast<uint32_t>(wide));
-      });
+    return with_rotation<false>(recipe.rotation, [&](auto rotate) {
+      constexpr auto kKernel = &nvfp4_both_kernel<T, rotate, kScaling, kStochastic>;
+      constexpr size_t kShared = TileMemory<T>::kBytes;
+      if (blocks_per_sm<kKernel>(kThreads, kShared) == 0) return cudaErrorInvalidConfiguration;
+      return launch<kKernel>({count, kThreads, Start::kOverlapped, 1, kShared}, stream,
+                             tile_source<T>(x), maxima, kBothPartials, divisor, recipe, out,
+                             static_cast<uint32_t>(wide));
     });
   });
 }
@@ -265,7 +253,7 @@ cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, fl
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
     return with_whole(x, [&](auto whole) {
-      return with_te(rotation, [&](auto rotate) {
+      return with_rotation<false>(rotation, [&](auto rotate) {
         constexpr auto kKernel = &both_amax_kernel<T, whole, rotate>;
         constexpr size_t kShared = TileMemory<T>::kBytes;
         const int per_sm = blocks_per_sm<kKernel>(kThreads, kShared);
