@@ -12,7 +12,7 @@ from jitquant.formats import CODES_PER_BYTE, COMPUTES, NVFP4_BLOCK, Compute, one
 from jitquant.numerics import linear as numerics
 from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
-from jitquant.ops.schema import FP32, INPUT, OUTPUT, Op, Plan, Result
+from jitquant.ops.schema import FP32, INPUT, OUTPUT, PARTS, Op, Part, Plan, Result
 from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
 __all__ = ["nvfp4_linear"]
@@ -150,6 +150,21 @@ def _plan_fp8(
     return _plan_epilogue(x, n, bias, residual, torch.bfloat16 if dtype is None else dtype)
 
 
+#: Rows of x that are few: the kernels for more are others (nvfp4_linear.cu).
+_FEW_ROWS = 16
+
+
+def _part(x: Tensor, x_sf: Tensor | None = None) -> Part | None:
+    if x_sf is not None:
+        return Part("codes", ("-DJITQUANT_LINEAR_CODES",))
+    of = PARTS.get(x.dtype)
+    if of is None:
+        return None
+    few = x.shape[:-1].numel() <= _FEW_ROWS
+    flag = f"-DJITQUANT_LINEAR_FEW_ROWS={few:d}"
+    return Part(f"{of.name}_{'few' if few else 'many'}_rows", (*of.flags, flag))
+
+
 LINEAR = Op(
     "nvfp4_linear",
     ["y"],
@@ -157,6 +172,7 @@ LINEAR = Op(
     plan=_plan,
     reference=numerics.nvfp4_linear,
     accepts={"w_gsa": FP32, "x_gsa": FP32, "bias": INPUT, "dtype": OUTPUT},
+    part=_part,
 )
 LINEAR_FP8 = Op(
     "nvfp4_linear_fp8",

@@ -39,7 +39,19 @@ from jitquant.formats import (
 )
 from jitquant.numerics import recipes as numerics
 from jitquant.ops import _checks, _checks_fp8, _sharded
-from jitquant.ops.schema import FP32, MATRIX, OUTPUT, SIGNS, Op, Plan, Result, Values, fp32
+from jitquant.ops.schema import (
+    FP32,
+    MATRIX,
+    OUTPUT,
+    PARTS,
+    SIGNS,
+    Op,
+    Part,
+    Plan,
+    Result,
+    Values,
+    fp32,
+)
 from jitquant.tensors import NVFP4Tensor
 
 if TYPE_CHECKING:
@@ -253,6 +265,20 @@ def _plan_both(
 _MAKER = "QuantizedActivation.empty(shape, ...)"
 _CHOICES = {"rotate": ROTATIONS, "rounding": ROUNDINGS, "scale_layout": SCALE_LAYOUTS}
 
+
+def _part(x: Tensor, rotate: str) -> Part | None:
+    return _part_of(x.dtype, rotate)
+
+
+def _part_of(dtype: torch.dtype, rotate: str) -> Part | None:
+    of = PARTS.get(dtype)
+    if of is None:
+        return None
+    kind = {"none": 0, "te": 1}.get(rotate, 2)
+    name = f"{of.name}_{('plain', 'te', 'wide')[kind]}"
+    return Part(name, (*of.flags, f"-DJITQUANT_ROTATE={kind}"))
+
+
 ROTATED_AMAX = Op(
     "rotated_amax",
     ["maxima"],
@@ -260,6 +286,7 @@ ROTATED_AMAX = Op(
     plan=_plan_rotated_amax,
     reference=numerics.rotated_amax,
     accepts={"x": Values(), "signs": SIGNS},
+    part=_part,
     choices={"rotate": ROTATIONS, "granularity": GRANULARITIES},
 )
 QUANTIZE = Op(
@@ -269,6 +296,7 @@ QUANTIZE = Op(
     plan=_plan_recipe,
     reference=numerics.quantize_nvfp4_recipe,
     accepts={"x": Values(), "amax": FP32, "signs": SIGNS},
+    part=_part,
     choices={
         "granularity": GRANULARITIES,
         "block": WEIGHT_BLOCKS,
@@ -284,6 +312,7 @@ BOTH_AMAX = Op(
     plan=_plan_both_amax,
     reference=numerics.nvfp4_both_amax,
     accepts={"x": MATRIX, "signs": SIGNS},
+    part=_part,
     choices={"rotate": ROTATIONS[:2]},
 )
 QUANTIZE_BOTH = Op(
@@ -293,6 +322,7 @@ QUANTIZE_BOTH = Op(
     plan=_plan_both,
     reference=numerics.quantize_nvfp4_both,
     accepts={"x": MATRIX, "amax": FP32, "signs": SIGNS},
+    part=_part,
     choices={**_CHOICES, "block": WEIGHT_BLOCKS, "select": SELECTS, "rotate": ROTATIONS[:2]},
     maker=_MAKER,
 )
@@ -303,6 +333,7 @@ QUANTIZE_MXFP4 = Op(
     plan=_plan_mxfp4,
     reference=numerics.quantize_mxfp4,
     accepts={"x": Values(), "signs": SIGNS},
+    part=_part,
     choices={"scaling": MXFP4_SCALINGS, **_CHOICES},
 )
 DEQUANTIZE_MXFP4 = Op(
@@ -312,6 +343,7 @@ DEQUANTIZE_MXFP4 = Op(
     plan=_plan_dequantize_mxfp4,
     reference=numerics.dequantize_mxfp4,
     accepts={"dtype": OUTPUT},
+    part=lambda dtype: _part_of(dtype or torch.bfloat16, "none"),
     choices={"scale_layout": SCALE_LAYOUTS},
 )
 

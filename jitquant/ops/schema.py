@@ -140,20 +140,34 @@ Rule = Number | Dtypes | Values
 """What is accepted of an argument, whatever the others are."""
 
 
+class Part(NamedTuple):
+    """Some of a module's kernels, which a first call waits for: less work for the compilers.
+
+    Attributes:
+        name: what comes after the module's name.
+        flags: nvcc's, which leave out the other kernels.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+
+
+#: By the dtype that kernels are for; the flag is for `dispatch` of dispatch.cuh.
+PARTS = {
+    dtype: Part(name, (f"-DJITQUANT_DTYPE={number}",))
+    for number, (dtype, name) in enumerate(
+        {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.items()
+    )
+}
+
+
 class Compiled(NamedTuple):
-    """What an op uses of its compiled module; ``dtype`` is the only one that it was built for."""
+    """What an op uses of its compiled module; ``part`` is the only one that it was built for."""
 
     operator: Any
     direct: Callable[..., Any]
     fresh: Callable[[], bool]
-    dtype: torch.dtype | None = None
-
-
-#: A module for one dtype of the first argument takes the compilers about half of the time (13.1
-#: against 24.1 s for fused_amax_quantize), so it is what a first call waits for. The flag is for
-#: `dispatch` of dispatch.cuh.
-_PARTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-_FLAGS = {dtype: (f"-DJITQUANT_DTYPE={number}",) for number, dtype in enumerate(_PARTS)}
+    part: Part | None = None
 
 
 Arguments = Mapping[str, Any]
@@ -233,6 +247,7 @@ class Op:
         accepts: Mapping[str, Rule] | None = None,
         maker: str = "",
         rows_apart: bool = False,
+        part: Callable[..., Part | None] | None = None,
     ) -> None:
         """Registers it.
 
@@ -245,6 +260,8 @@ class Op:
             choices, accepts: see the class.
             maker: the call that makes buffers for the results, for errors.
             rows_apart: whether a buffer for ``data`` may have strided rows.
+            part: of those arguments that it takes by name, the part of the module with all
+                kernels that a call needs; None: the whole. Default: that of the first's dtype.
         """
         self.name = name
         self.arguments = arguments_of(reference) if arguments is None else arguments
@@ -259,7 +276,7 @@ class Op:
         self.rows_apart = rows_apart
         self._sources = [f"{module}.cu"]
         self._kept: Compiled | None = None
-        self._others: dict[torch.dtype | None, Compiled] = {}
+        self._others: dict[Part | None, Compiled] = {}
         self._parts = attrgetter(*results) if len(self.results) > 1 else _alone
         self._labels = [f"out.{r}" for r in results] if len(self.results) > 1 else ["out"]
         if "data_t" in results:  # a tuple of two
@@ -288,6 +305,7 @@ class Op:
         ]
         self._plan = by_name(plan, self.names)
         self._compute = by_name(reference, self.names)
+        self._part = None if part is None else by_name(part, self.names)
         self.reference = reference if arguments is None else self._reference()
 
     def __repr__(self) -> str:
@@ -344,40 +362,57 @@ class Op:
             f"{self.name}.out({self.arguments}{comma}{buffers}) -> ()",
         )
 
-    def compiled(self, dtype: torch.dtype | None = None) -> Any:
+    def compiled(self, part: Part | None = None) -> Any:
         """The compiled module's function, built now if need be.
 
         Args:
-            dtype: that of the first argument, if a function for it alone will do.
+            part: if a function of it alone will do.
 
         Raises:
             jitquant.loader.LoaderError: it cannot be built or loaded.
         """
-        kept = self._kept_for(dtype)
+        kept = self._fresh(part)
         if kept is None:
-            kept = self._kept = self._compile(dtype)
-            self._others = {o.dtype: o for o in (*self._others.values(), kept) if o.fresh()}
+            kept = self._kept = self._compile(part)
+            self._others = {o.part: o for o in (*self._others.values(), kept) if o.fresh()}
         return kept.operator
 
-    def _kept_for(self, dtype: torch.dtype | None) -> Compiled | None:
+    def _fresh(self, part: Part | None) -> Compiled | None:
         kept = self._kept
-        if kept is not None and kept.dtype is not None and kept.dtype is not dtype:
-            kept = self._others.get(dtype)
+        if kept is not None and kept.part is not None and kept.part != part:
+            kept = self._others.get(part)
         return kept if kept is not None and kept.fresh() else None
 
-    def _compile(self, dtype: torch.dtype | None) -> Compiled:
+    def _kept_for(self, args: Sequence[Any]) -> Compiled | None:
+        """What is loaded for a call with these arguments, which nothing has checked."""
+        kept = self._kept
+        if kept is None or kept.part is None or not isinstance(args[0], Tensor):
+            return self._fresh(None)
+        return self._fresh(self.part(dict(zip(self.names, args))))  # noqa: B905
+
+    def part(self, arguments: Arguments) -> Part | None:
+        """The part of the module that a call with these arguments needs; None: the whole."""
+        if self._part is None:
+            return PARTS.get(arguments[self.names[0]].dtype)
+        part: Part | None = self._part(arguments)
+        return part
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether the part that a call needs is told by more than its first argument's dtype."""
+        return self._part is not None
+
+    def _compile(self, part: Part | None) -> Compiled:
         from jitquant.loader import freshness, get_cuda_module, get_part
 
-        if dtype in _PARTS:
-            module, fresh, is_part = get_part(
-                self.module, self._sources, _PARTS[dtype], _FLAGS[dtype]
-            )
+        if part is not None:
+            module, fresh, is_part = get_part(self.module, self._sources, *part)
         else:
             module = get_cuda_module(self.module, self._sources)
             fresh, is_part = freshness(module), False
         direct = getattr(module, f"direct_{self.function}", _no_direct)
         operator = getattr(module, self.function)
-        return Compiled(operator, direct, fresh, dtype if is_part else None)
+        return Compiled(operator, direct, fresh, part if is_part else None)
 
     def direct(self, args: Sequence[Any], out: Any = None) -> Any:
         """The results on CUDA as a tuple, past the dispatcher, or else ``NotImplemented``.
@@ -392,7 +427,7 @@ class Op:
         see the op; or an argument is not accepted. `dispatched` is to be called then, which does
         all of this, or says what is wrong.
         """
-        kept = None if is_dynamo_compiling() else self._kept_for(getattr(args[0], "dtype", None))
+        kept = None if is_dynamo_compiling() else self._kept_for(args)
         if kept is None:
             return NotImplemented
         if out is None:
@@ -404,12 +439,12 @@ class Op:
         if is_dynamo_compiling():
             return NotImplemented
         args = self._pick(arguments)
-        kept = self._kept_for(getattr(args[0], "dtype", None))
+        kept = self._kept_for(args)
         return NotImplemented if kept is None else kept.direct(True, *args, *buffers)
 
     def _direct_in_dispatcher(self, args: Sequence[Any]) -> Any:
         """As `direct`, where the dispatcher has done its part."""
-        kept = self._kept_for(args[0].dtype)
+        kept = self._kept_for(args)
         return kept.direct(False, *args) if kept is not None else NotImplemented
 
     def dispatched(self, args: Sequence[Any], buffers: Sequence[Any] = ()) -> Any:
@@ -517,7 +552,7 @@ class Op:
         if residual is not None:
             torch.autograd.graph.increment_version(residual)
         with torch.no_grad():
-            return self.compiled(args[0].dtype).default(*args, **kwargs)
+            return self.compiled(self.part(arguments)).default(*args, **kwargs)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         plan = self.plan(*args, **kwargs)
@@ -572,7 +607,7 @@ class Op:
             for name, buffer, result in zip(self.results, buffers, plan.results, strict=True)
         }
         with torch.no_grad():
-            self.compiled(args[0].dtype).out(*args, **kwargs, **typed)
+            self.compiled(self.part(arguments)).out(*args, **kwargs, **typed)
 
     def _fake_out(self, *args: Any, **kwargs: Any) -> None:
         self._plan_out(self._buffers(kwargs), self._named(args, kwargs))

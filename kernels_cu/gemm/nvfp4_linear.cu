@@ -394,6 +394,15 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
   return launch<kKernel>(shape, stream, w, x, to, plan);
 }
 
+// -DJITQUANT_LINEAR_FEW_ROWS=1 makes a library for as many rows as one launch of
+// nvfp4_linear_kernel takes, =0 one for more: each compiles in half the time.
+constexpr int kMostRows = 16;
+#ifdef JITQUANT_LINEAR_FEW_ROWS
+constexpr bool kTakesFew = JITQUANT_LINEAR_FEW_ROWS == 1, kTakesMany = !kTakesFew;
+#else
+constexpr bool kTakesFew = true, kTakesMany = true;
+#endif
+
 template <class Input>
 cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to,
                         cudaStream_t stream) {
@@ -403,16 +412,18 @@ cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to
   const bool aligned = w.cols % kSegment == 0 && x.cols == w.cols && apart(w.codes, 0) &&
                        apart(w.scales, 0) &&
                        (LinearInput<Input>::kCodes || apart(x.data, x.stride * 2));
-  constexpr int kMost = 16;
   const int64_t rows = x.rows;
-  if constexpr (!LinearInput<Input>::kCodes) {
-    if (rows > kMost && takes_tiles<Input>(w, x)) return launch_as_tiles<Input>(w, x, to, stream);
+  if (rows > kMostRows ? !kTakesMany : !kTakesFew) return cudaErrorInvalidValue;
+  if constexpr (kTakesMany && !LinearInput<Input>::kCodes) {
+    if (rows > kMostRows && takes_tiles<Input>(w, x)) {
+      return launch_as_tiles<Input>(w, x, to, stream);
+    }
   }
   const int64_t row_bytes = LinearInput<Input>::kCodes ? (x.cols + 15) / 16 * 8 : x.stride * 2;
   const int64_t out_bytes = to.cols * (to.dtype == DType::kFloat32 ? 4 : 2);
-  for (int64_t first = 0; first < rows; first += kMost) {
+  for (int64_t first = 0; first < rows; first += kMostRows) {
     LinearOperand part = x;
-    part.rows = static_cast<int>(rows - first < kMost ? rows - first : kMost);
+    part.rows = static_cast<int>(rows - first < kMostRows ? rows - first : kMostRows);
     part.data = static_cast<const uint8_t*>(x.data) + first * row_bytes;
     if (x.scales != nullptr) part.scales = x.scales + first * ((x.cols + 15) / 16);
     LinearEpilogue end = to;
@@ -429,10 +440,15 @@ cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to
     // In fp16 scales after the product would take more registers than a thread has.
     constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
     constexpr LinearWay kFewest = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;
-    const cudaError_t error =
-        rows <= 2   ? go(std::integral_constant<LinearWay, kFewest>())
-        : rows <= 8 ? go(std::integral_constant<LinearWay, LinearWay::kEightRows>())
-                    : go(std::integral_constant<LinearWay, LinearWay::kSixteenRows>());
+    cudaError_t error = cudaSuccess;
+    if constexpr (kTakesFew) {
+      if (rows <= 2) {
+        error = go(std::integral_constant<LinearWay, kFewest>());
+      } else if (rows <= 8) {
+        error = go(std::integral_constant<LinearWay, LinearWay::kEightRows>());
+      }
+    }
+    if (rows > 8) error = go(std::integral_constant<LinearWay, LinearWay::kSixteenRows>());
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -443,7 +459,10 @@ cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to
 cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
                                 const LinearEpilogue& to, cudaStream_t stream) {
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
-#ifdef JITQUANT_DTYPE
+#ifdef JITQUANT_LINEAR_CODES
+  // A library for x in NVFP4 alone.
+  return x.scales != nullptr ? launch_rows<CodeInput>(w, x, to, stream) : cudaErrorInvalidValue;
+#elif defined(JITQUANT_DTYPE)
   // A library for x in this dtype alone (dispatch.cuh).
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
   if constexpr (kOnly != DType::kFloat32) {

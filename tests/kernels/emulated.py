@@ -128,9 +128,17 @@ class Machine:
     """The libraries ``names``, compiled into ``folder``, and the devices they run on.
 
     With ``python`` they are modules of Python too, with the functions that pass by the dispatcher.
+    ``flags`` are the compiler's beside.
     """
 
-    def __init__(self, names: Sequence[str], folder: Path, *, python: bool = False) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        folder: Path,
+        *,
+        python: bool = False,
+        flags: Sequence[str] = (),
+    ) -> None:
         # The fibers are changed by longjmp, which a check would take for an error.
         unchecked = "-U_FORTIFY_SOURCE"
         warnings = ("-Wall", "-Wextra", "-Werror")
@@ -146,7 +154,7 @@ class Machine:
         def build(name: str) -> None:
             made = compiled(
                 [
-                    *("-Og", "-w", unchecked, *own, *aligned, *headers),
+                    *("-Og", "-w", unchecked, *own, *aligned, *headers, *flags),
                     *_FLAGS.get(name, []),
                     *(f"-DTORCH_EXTENSION_NAME={name}", f"-I{EMULATION}"),
                     *(f"-I{KERNELS / 'include'}", "-include", files[name]),

@@ -15,7 +15,7 @@ import jitquant
 import jitquant.loader
 from jitquant import reference
 from jitquant.ops import ALL_OPS, Op
-from jitquant.ops.schema import arguments_of, by_name
+from jitquant.ops.schema import PARTS, arguments_of, by_name
 
 U8 = torch.uint8
 by_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
@@ -349,9 +349,9 @@ def test_an_op_asks_for_the_dtype_that_it_is_called_with(
     op._cuda(bf16)
     assert len(asked) == 4
     assert op._kept is not None
-    assert op._kept.dtype is None
-    monkeypatch.setattr(op, "_kept", op._kept._replace(dtype=torch.half))
-    op.compiled()  # for whatever dtype
+    assert op._kept.part is None
+    monkeypatch.setattr(op, "_kept", op._kept._replace(part=PARTS[torch.half]))
+    op.compiled()  # for whatever call
     assert modules == [("amax_gsa", ["amax_gsa.cu"])]
 
 

@@ -1,0 +1,46 @@
+"""A part of a module, which a first call is built for, has every kernel that its calls need."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from samples import OPS, SAMPLES, Sample
+
+from jitquant.ops.schema import Compiled, Part
+
+from .emulated import Machine
+from .test_emulated import _check, _Operator
+
+QUICK = {"dequantize_mxfp4"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, op in sorted(OPS.items())
+        if op.has_own_parts
+    ],
+)
+def test_every_sample_by_its_part(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = OPS[name]
+    samples: dict[Part, list[Sample]] = defaultdict(list)
+    for sample in SAMPLES[name]:
+        args, kwargs = sample.make("cpu")
+        part = op.part(op._named(args, kwargs))
+        assert part is not None
+        samples[part].append(sample)
+    assert len(samples) > 1
+    assert len({part.name for part in samples}) == len(samples)
+    for part, group in samples.items():
+        folder = tmp_path / part.name
+        folder.mkdir()
+        machine = Machine([op.module], folder, flags=part.flags)
+        kept = Compiled(_Operator(machine, op), lambda *_: NotImplemented, lambda: True, part)
+        monkeypatch.setattr(op, "_kept", kept)
+        for sample in group:
+            _check(machine, sample, [(0, False)])
