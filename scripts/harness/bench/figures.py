@@ -211,9 +211,11 @@ def loader(results: Path) -> list[str]:
     seconds: dict[str, float | None] = summary.read(results)["loader"]["seconds"]
     whats = {
         "import": "`import jitquant` beyond `import torch`, processor time",
-        "part_cold": "first call of an op of `fused_amax_quantize` in bfloat16, nothing built",
+        "first_median": "first call of an op in bfloat16, nothing built: the median of all",
+        "first_most": "the same: the longest of all",
         "cold": "`fused_amax_quantize` as a whole, nothing built",
         "all_cold": "`jitquant.warmup()`, nothing built",
+        "bundled": "`jitquant.warmup()` from a bundle, without a compiler",
         "warm": "a built module in a new process",
         "first_call": "`import jitquant` and the first call of a built C++ function",
         "hit": "`get_cuda_module` again",

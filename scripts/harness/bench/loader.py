@@ -6,6 +6,7 @@ none; the rest is measured on any machine with a compiler.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -21,6 +22,8 @@ import torch
 from jitquant.loader.core import default_kernels_dir
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
 from jitquant.loader.request.sources import kernel_files
+from jitquant.ops import ALL_OPS
+from jitquant.ops.schema import Part
 
 Row = tuple[str, float | None, str]
 
@@ -42,14 +45,29 @@ print("seconds", time.perf_counter() - begin)
 {COMPILERS}
 """
 
-#: What the first call of an op with a bfloat16 tensor waits for.
-PART_COLD = f"""
-import time, torch
+#: What the first call of an op waits for: a part of its module, or the whole.
+FIRST = f"""
+import sys, time, torch
+name, part, *flags = sys.argv[1:]
 begin = time.perf_counter()
-from jitquant.loader import get_part
-get_part("{MODULE}", ["{MODULE}.cu"], "bf16", ("-DJITQUANT_DTYPE=0",))
+from jitquant.loader import get_cuda_module, get_part
+if part:
+    get_part(name, [name + ".cu"], part, tuple(flags))
+else:
+    get_cuda_module(name, [name + ".cu"])
 print("seconds", time.perf_counter() - begin)
 {COMPILERS}
+"""
+
+#: Everything from a bundle, where there is no compiler.
+BUNDLED = """
+import os, time, torch
+os.environ.update(PATH="/nowhere", JITQUANT_NO_BUILD="1")
+begin = time.perf_counter()
+import jitquant
+count = len(jitquant.warmup())
+print("seconds", time.perf_counter() - begin)
+print("remark", f"{count} modules")
 """
 
 ALL_COLD = """
@@ -275,10 +293,6 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
         _row("", imported)  # makes the bytecode
         done("import", _median("import jitquant", "processor time beyond torch's", imported, 5))
         done("cold", _row(f"{MODULE}, cold", lambda: _python(COLD, environment)))
-        environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "part"))
-        part = f"{MODULE} for bfloat16 alone, cold"
-        done("part_cold", _row(part, lambda: _python(PART_COLD, environment)))
-        environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "one"))
         if results["cold"] is not None:
             what = f"{MODULE}, warm, in a new process"
             warm = lambda: _python(COLD, environment)  # noqa: E731
@@ -290,11 +304,54 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
             done(command, _median(what, f"at most {limit} s", run, 5))
         environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "all"))
         done("all_cold", _row("all modules, cold", lambda: _python(ALL_COLD, environment)))
+        bundle = str(Path(scratch, "bundle"))
+        _row("", lambda: _python(COMMAND, environment, "bundle", "-o", bundle))
+        bundled = {
+            **environment,
+            "JITQUANT_CACHE_DIR": str(Path(scratch, "none")),
+            "JITQUANT_BUNDLES": bundle,
+        }
+        what = "all modules from a bundle, where there is no compiler"
+        done("bundled", _median(what, "", lambda: _python(BUNDLED, bundled), 3))
+        _measure_first_calls(Path(scratch, "first"), environment, done)
         _measure_cpp(Path(scratch, "cpp"), environment, done, compare=compare)
         if compare:
             done("plain", _plain(Path(scratch, "plain"), environment))
             done("inline", _inline(Path(scratch, "inline"), environment))
     return results
+
+
+def first_calls() -> list[tuple[str, Part | None]]:
+    """Module and part that the first call of any op with bfloat16 waits for, each once."""
+    few, many = (torch.empty(rows, 16, dtype=torch.bfloat16, device="meta") for rows in (1, 64))
+    codes = torch.empty(1, 16, dtype=torch.uint8, device="meta")
+    found: dict[tuple[str, Part | None], None] = {}
+    for op in ALL_OPS:
+        rotations = op.choices.get("rotate", ("none",))
+        for x, x_sf, rotate in itertools.product((few, many), (None, codes), rotations):
+            first = codes if op.names[0] in ("x_fp4", "data") else x
+            arguments = {"x": first, op.names[0]: first, "x_sf": x_sf, "rotate": rotate}
+            found.setdefault((op.module, op.part({**arguments, "dtype": torch.bfloat16})))
+    return sorted(found, key=str)
+
+
+def _measure_first_calls(
+    caches: Path, environment: dict[str, str], done: Callable[[str, Row], None]
+) -> None:
+    took: list[tuple[float, str]] = []
+    for index, (name, part) in enumerate(first_calls()):
+        shown = f"{name}_{part.name}" if part else name
+        words = (name, part.name, *part.flags) if part else (name, "")
+        cold = {**environment, "JITQUANT_CACHE_DIR": str(caches / str(index))}
+        row = _row(f"a first call that needs {shown}", partial(_python, FIRST, cold, *words))
+        done(f"first_{shown}", row)
+        if row[1] is not None:
+            took.append((row[1], shown))
+    took.sort()
+    if took:
+        remark = f"of {len(took)}"
+        done("first_median", ("a first call, the median", took[len(took) // 2][0], remark))
+        done("first_most", ("a first call, the longest", took[-1][0], f"{took[-1][1]}, {remark}"))
 
 
 def _measure_cpp(
