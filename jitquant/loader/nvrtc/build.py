@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from ..diagnostics import compile_error
 from ..errors import CaptureError, FrozenError, LoaderError
 from ..request.key import digest_of
 from ..request.plan import Request, Wanted
-from ..request.sources import CUDA_SUFFIXES, INCLUDE
+from ..request.sources import CUDA_SUFFIXES, scan_includes
 from .compiler import NvrtcFailure, compile_cubin, plain_name
 from .device_module import Cubin, DeviceModule, Kernel
 
@@ -115,7 +114,7 @@ class DeviceLoader:
             *flags,
         )
         text = Path(kernels[0]).read_bytes()
-        key = digest_of([request.name, options, _closure(kernels[0], text, options)])
+        key = digest_of([request.name, options, _read_by(kernels[0], options)])
         return _Unit(wanted, kernels[0], text, options, key)
 
 
@@ -159,30 +158,17 @@ def _compile(unit: _Unit, expressions: Sequence[str]) -> Cubin:
     )
 
 
-def _closure(source: str, text: bytes, options: Sequence[str]) -> dict[str, str]:
-    """The digest of each file that the text of ``source`` could include, by path.
-
-    NVRTC does not tell what it has read.
+def _read_by(source: str, options: Sequence[str]) -> dict[str, str]:
+    """The digest of each file that ``source`` could include, by path: NVRTC does not tell.
 
     Raises:
         ValueError: a macro names the file to include, which only a compiler can follow.
     """
     directories = [option[2:] for option in options if option.startswith("-I")]
     found: dict[str, str] = {}
-    queue = [(source, text)]
-    while queue:
-        current, text = queue.pop()
-        found[current] = hashlib.sha256(text).hexdigest()
+    for path in scan_includes(source, directories).files:
+        text = Path(path).read_bytes()
         if _COMPUTED.search(text):
-            raise ValueError(
-                f"backend='nvrtc': {current} includes what a macro names; name a file."
-            )
-        for quote, raw in re.findall(INCLUDE, text):
-            beside = [os.path.dirname(current)] if quote == b'"' else []
-            for directory in (*beside, *directories):
-                path = os.path.normpath(os.path.join(directory, os.fsdecode(raw)))
-                if os.path.isfile(path):
-                    if path not in found:
-                        queue.append((path, Path(path).read_bytes()))
-                    break
+            raise ValueError(f"backend='nvrtc': {path} includes what a macro names; name a file.")
+        found[path] = hashlib.sha256(text).hexdigest()
     return found

@@ -374,7 +374,7 @@ def parse_depfile(text: str) -> list[str]:
 
 
 # Compiled where they are used: a module that is built already needs none of them.
-INCLUDE = rb"(?m)^[ \t]*#[ \t]*include[ \t]*([\"<])([^\">\n]+)[\">]"
+_INCLUDE = rb"(?m)^[ \t]*#[ \t]*include[ \t]*([\"<])([^\">\n]+)[\">]"
 _TORCH = r"(?:torch|ATen|c10|caffe2|pybind11)/|Python\.h"
 _STABLE = r"torch/(?:csrc/stable|csrc/inductor/aoti_torch/c|headeronly)/"
 _PYTHON = (
@@ -413,7 +413,7 @@ def scan_includes(path: str, directories: Sequence[str]) -> IncludeScan:
                 text = stream.read()
         except OSError:
             continue
-        for quote, raw in re.findall(INCLUDE, text):
+        for quote, raw in re.findall(_INCLUDE, text):
             name = raw.decode(errors="replace")
             if re.match(_TORCH, name) and not re.match(_STABLE, name):
                 torch = True
