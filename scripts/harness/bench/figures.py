@@ -217,7 +217,7 @@ def loader(results: Path) -> list[str]:
         "all_cold": "`jitquant.warmup()`, nothing built",
         "bundled": "`jitquant.warmup()` from a bundle, without a compiler",
         "warm": "a built module in a new process",
-        "first_call": "`import jitquant` and the first call of a built C++ function",
+        "first_call": "first call of a built C++ function after `import jitquant`",
         "hit": "`get_cuda_module` again",
         "frozen_hit": "the same after `jitquant.freeze()`",
         "cpp_cold": "a C++ function through the stable ABI, nothing built",

@@ -194,9 +194,9 @@ print("seconds", best[kind])
 
 FIRST_CALL = """
 import sys, time, torch
+import jitquant
 x = torch.ones(3)
 begin = time.perf_counter()
-import jitquant
 assert jitquant.get_cuda_module("bench_stable", [sys.argv[1]]).numel(x) == 3
 print("seconds", time.perf_counter() - begin)
 """
@@ -371,8 +371,8 @@ def _measure_cpp(
     run = partial(_python, CPP_COLD, environment, str(stable))
     done("cpp_cold", _row("a C++ function through the stable ABI, cold", run))
     run = partial(_python, FIRST_CALL, environment, str(stable))
-    what = "the same, warm: from import jitquant to its first call"
-    done("first_call", _median(what, "beyond importing torch", run, 5))
+    what = "the same, warm: its first call in a new process"
+    done("first_call", _median(what, "beyond importing torch and jitquant", run, 5))
     run = partial(_python, HIT, environment, str(stable))
     done("hit", _row("get_cuda_module on a hit, each call", run))
     run = partial(_python, HIT, environment, str(stable), "frozen")
