@@ -137,6 +137,50 @@ def test_a_fused_layer(scheme: str, tmp_path: Path) -> None:
             assert sqnr(y, want) > 45
 
 
+class Recorder:
+    """In place of a class of schemes: its name, and the arguments that are true."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_: Any, **how: Any) -> str:
+        return " ".join([self.name, *(key for key, value in how.items() if value is True)])
+
+    def get_min_capability(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("format", "scheme"),
+    [
+        ("nvfp4", "W4A4Fp4"),
+        ("nvfp4a16", "W4A4Fp4 use_a16"),
+        ("fp8_block", "W8A8Fp8"),
+        ("fp8_row", "W8A8Fp8"),
+        ("int8", "W8A8Int8 input_symmetric"),
+        ("mxfp4", "W4A4Mxfp4"),
+    ],
+)
+def test_vllm_knows_the_scheme(
+    format: Any, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What vLLM makes of the ``quantization_config`` of a folder, by the name of its class."""
+    from vllm.model_executor.layers.quantization.compressed_tensors import compressed_tensors
+
+    for name in vars(compressed_tensors).copy():
+        if name.startswith("CompressedTensorsW"):
+            recorded = Recorder(name.removeprefix("CompressedTensors"))
+            monkeypatch.setattr(compressed_tensors, name, recorded)
+    source, _ = folder(tmp_path / "in")
+    amax = 8.0 if format == "nvfp4" else None
+    quantize_checkpoint(source, tmp_path / "out", format=format, input_amax=amax, device="cpu")
+    described = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    config = compressed_tensors.CompressedTensorsConfig.from_config(described)
+    linears = config.target_scheme_map["Linear"]
+    parts = linears["weights"], linears["input_activations"]
+    assert config._get_scheme_from_parts(*parts, format=linears["format"]) == scheme
+
+
 @pytest.mark.usefixtures("hopper")
 def test_what_vllm_takes() -> None:
     first, *others = linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA]
