@@ -1,59 +1,63 @@
 // The kernels that every NVFP4 pipeline is put together from, templates over where the values come
 // from (sources.cuh); those that go row by row are in rows.cuh:
 //   amax_kernel       launch 1 of tensor granularity (amax/partials.cuh)
-//   quantize_kernel   launch 2, or the only one where gsa is given: for any source; its kin are
-//                     quantize_whole_kernel and quantize_pieces_kernel for whole, aligned blocks,
-//                     and those of flat.cuh (a contiguous tensor) and tiles.cuh
-//                     (swizzled scales)
+//   quantize_kernel   launch 2, or the only one where gsa is given: for any source, by one of the
+//                     walks of walks.cuh; quantize_whole_kernel for a gate and up of whole, aligned
+//                     blocks, and those of pieces.cuh for a contiguous tensor of many blocks
 //   cluster_kernel    both in one launch, for what a cluster holds in its registers
 #pragma once
 
 #include "../amax/partials.cuh"
 #include "jitquant/cluster.cuh"
-#include "tiles.cuh"
+#include "pieces.cuh"
+#include "walks.cuh"
 
 namespace jitquant {
 
-// The next block is loaded while one is computed: without that the loads of a multiprocessor's
-// threads do not cover the latency of the memory.
-template <class Source>
-__global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
-    quantize_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out) {
+// A persistent grid. The next block is loaded while one is computed: without that the loads of a
+// multiprocessor's threads do not cover the latency of the memory.
+template <class Source, class Walk>
+__global__ void __launch_bounds__(kThreads, Walk::template blocks_per_sm<Source>())
+    quantize_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
+                    typename Walk::Plan plan) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  BlockWalk walk(out.blocks);
+  Walk walk(source, out, plan);
   typename Source::Fetched next;
   auto fetch = [&] {
-    if (walk.row < out.rows) {
-      next = source.template fetch<false>(source.row(walk.row), walk.block);
+    if (walk.there()) {
+      next = source.template fetch<Walk::kWhole>(source.row(walk.row()), walk.block());
     }
   };
   begin_overlapped(fetch, [&] {
     if constexpr (Source::kReadsOnlyInputs) {
-      if (prefetches_first(scale) && walk.row < out.rows) {
-        source.prefetch(source.row(walk.row), walk.block);
+      if (prefetches_first(scale) && walk.there()) {
+        source.prefetch(source.row(walk.row()), walk.block());
       }
     }
   });
 
-  const bool by_row = is_by_row(scale);
+  const bool by_row = Walk::kByRow && is_by_row(scale);
   Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, recipe, reduce);
 #pragma unroll 1
-  while (walk.row < out.rows) {
+  while (walk.more()) {
     const typename Source::Fetched fetched = next;
-    const int64_t row = walk.row, block = walk.block;
+    const typename Walk::Place here = walk.place();
     walk.next();
     fetch();
-    if (by_row) encoding = row_encoding(scale, row, block, recipe);
-    const typename Source::Row p = source.row(row);
-    const typename Source::Value v = source.template value<false>(fetched, p, block);
-    OutputRow(out, row).store(block, scale_place(out, block),
-                              quantize_value(source, p, v, encoding));
+    Nvfp4Codes codes = {};
+    if (here.there()) {
+      if (by_row) encoding = row_encoding(scale, here.row, here.block, recipe);
+      const typename Source::Row p = source.row(here.row);
+      const typename Source::Value v = source.template value<Walk::kWhole>(fetched, p, here.block);
+      codes = quantize_value(source, p, v, encoding);
+    }
+    here.store(out, codes);
   }
-  zero_padding(out);
+  if (Walk::kPads) zero_padding(out);
 }
 
-// The same for whole, aligned blocks of rows that are as far apart as any others, and linear
+// quantize_kernel for whole, aligned blocks of rows that are as far apart as any others, and linear
 // scales: all of it is counted in 32 bits.
 struct WholeWalk {
   uint32_t count;  // of all blocks, below 2^31
@@ -114,71 +118,6 @@ __global__ void __launch_bounds__(kPieceThreads,
   }
 }
 
-// The same for rows of whole, aligned blocks, a piece of a row at a time: where it is is computed
-// once for a block of threads, not for each.
-struct PieceWalk {
-  int64_t row, step_rows;
-  int piece, pieces, step_pieces;
-
-  __device__ __forceinline__ PieceWalk(int pieces) : pieces(pieces) {
-    row = blockIdx.x / pieces;
-    piece = blockIdx.x - static_cast<int>(row) * pieces;
-    step_rows = gridDim.x / pieces;
-    step_pieces = gridDim.x - static_cast<int>(step_rows) * pieces;
-  }
-  __device__ __forceinline__ void next() {
-    row += step_rows;
-    piece += step_pieces;
-    if (piece >= pieces) {
-      piece -= pieces;
-      ++row;
-    }
-  }
-};
-
-template <class Source>
-__global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
-    quantize_pieces_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
-                           int pieces) {
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  PieceWalk walk(pieces);
-  typename Source::Fetched next;
-  const int width = static_cast<int>(out.blocks);
-  auto block_here = [&] { return walk.piece * static_cast<int>(blockDim.x) + threadIdx.x; };
-  auto fetch = [&] {
-    const int block = block_here();
-    if (walk.row < out.rows && block < width) {
-      next = source.template fetch<true>(source.row(walk.row), block);
-    }
-  };
-  begin_overlapped(fetch, [&] {
-    if constexpr (Source::kReadsOnlyInputs) {
-      if (prefetches_first(scale) && walk.row < out.rows && block_here() < width) {
-        source.prefetch(source.row(walk.row), block_here());
-      }
-    }
-  });
-
-  const bool by_row = is_by_row(scale);
-  Nvfp4Encoding encoding = by_row ? Nvfp4Encoding{} : tensor_encoding(scale, recipe, reduce);
-#pragma unroll 1
-  while (walk.row < out.rows) {
-    const typename Source::Fetched fetched = next;
-    const int64_t row = walk.row;
-    const int block = block_here();
-    walk.next();
-    fetch();
-    if (block >= width) continue;
-    if (by_row) encoding = row_encoding(scale, row, block, recipe);
-    const typename Source::Row p = source.row(row);
-    const typename Source::Value v = source.template value<true>(fetched, p, block);
-    OutputRow(out, row).store(block, scale_place(out, block),
-                              quantize_value(source, p, v, encoding));
-  }
-  zero_padding(out);
-}
-
 // A tensor of one block of values a thread, in one cluster (or one block).
 template <class Source>
 __global__ void __launch_bounds__(kClusterThreads)
@@ -220,11 +159,20 @@ constexpr int64_t kPiece = 96;  // blocks of a row that are worth a block of thr
 template <class Source>
 constexpr bool kByPieces = sizeof(typename Source::Fetched) <= 32;
 
+template <class Source>
+cudaError_t launch_tiles(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
+                         const Nvfp4Output& out, cudaStream_t stream) {
+  using Walk = walks::Sectors;
+  const int64_t grid = persistent_grid(sectors(out) / kWarps, Walk::blocks_per_sm<Source>());
+  return launch<&quantize_kernel<Source, Walk>>({grid, kThreads, Start::kOverlapped}, stream,
+                                                source, scale, recipe, out, sector_walk(out, grid));
+}
+
 // The kernel for one gsa (or a given one for each row), from the source, its shape and the device:
-//   quantize_tiles_kernel   swizzled scales of whole, aligned blocks, of one gsa
-//   quantize_pieces_kernel  other rows of whole, aligned blocks, of 1536 columns and more
-//   quantize_kernel         anything else
-// A plain tensor without a gap has flat_quantize_kernel before these (launch_quantize_plain).
+//   walks::Sectors   swizzled scales of whole, aligned blocks, of one gsa
+//   walks::Pieces    other rows of whole, aligned blocks, of 1536 columns and more
+//   walks::Matrix    anything else
+// A plain tensor without a gap has walks::Flat before these (launch_quantize_plain).
 template <class Source>
 cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {
@@ -238,10 +186,10 @@ cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp
       const int64_t pieces = (out.blocks + kThreads - 1) / kThreads;
       const int threads = static_cast<int>(((out.blocks + pieces - 1) / pieces + 31) / 32 * 32);
       const int64_t grid = persistent_grid(
-          out.rows * pieces, blocks_per_sm<&quantize_pieces_kernel<Source>>(threads, 0));
-      return launch<&quantize_pieces_kernel<Source>>({grid, threads, Start::kOverlapped}, stream,
-                                                     source, scale, recipe, out,
-                                                     static_cast<int>(pieces));
+          out.rows * pieces, blocks_per_sm<&quantize_kernel<Source, walks::Pieces>>(threads, 0));
+      return launch<&quantize_kernel<Source, walks::Pieces>>({grid, threads, Start::kOverlapped},
+                                                             stream, source, scale, recipe, out,
+                                                             static_cast<int>(pieces));
     }
   }
   const int64_t items = (out.rows * out.blocks + kThreads - 1) / kThreads;
@@ -258,9 +206,10 @@ cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp
       return source.activate ? start(std::true_type()) : start(std::false_type());
     }
   }
-  const int64_t grid = persistent_grid(items, blocks_per_sm<&quantize_kernel<Source>>(kThreads, 0));
-  return launch<&quantize_kernel<Source>>({grid, kThreads, Start::kOverlapped}, stream, source,
-                                          scale, recipe, out);
+  constexpr auto kKernel = &quantize_kernel<Source, walks::Matrix>;
+  const int64_t grid = persistent_grid(items, blocks_per_sm<kKernel>(kThreads, 0));
+  return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream, source, scale, recipe, out,
+                         walks::Matrix::Plan());
 }
 
 template <class Source>
@@ -291,9 +240,9 @@ cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvf
     return launch_tiles(rows, scale, recipe, out, stream);
   }
   if (stays) {
-    return launch<&flat_quantize_kernel<T>>(
+    return launch<&quantize_kernel<FlatSource<T>, walks::Flat>>(
         {persistent_grid(items, flat_blocks_per_sm<T>()), kThreads, Start::kOverlapped}, stream,
-        source, scale, recipe, out);
+        source, scale, recipe, out, walks::Flat::Plan());
   }
   constexpr int kBlock = kOnceThreads<kAfterAmax>, kWork = kBlock * kOnceShare<T>;
   LaunchShape shape = {(source.blocks + kWork - 1) / kWork, kBlock, Start::kOverlapped};

@@ -155,14 +155,27 @@ template <class T>
 struct FlatSource {
   using Element = T;
   using Value = Block<T>;
+  using Fetched = Block<T>;
+  using Row = int;
+  static constexpr bool kReadsOnlyInputs = true;
   const T* data;
   int64_t blocks;
 
-  __device__ __forceinline__ Value fetch(int64_t block) const {
+  __device__ __forceinline__ Row row(int r) const { return r; }
+  template <bool kWhole = true>
+  __device__ __forceinline__ Fetched fetch(Row, int64_t block) const {
+    return fetch(block);
+  }
+  __device__ __forceinline__ Fetched fetch(int64_t block) const {
     return load_block<true>(data + block * 16, 16, true);
   }
+  __device__ __forceinline__ void prefetch(Row, int64_t block) const { prefetch(block); }
   __device__ __forceinline__ void prefetch(int64_t block) const {
     prefetch_block(data + block * 16, 16);
+  }
+  template <bool kWhole>
+  __device__ __forceinline__ Value value(const Fetched& x, Row, int64_t) const {
+    return x;
   }
 };
 

@@ -1,0 +1,82 @@
+// The kernels for a contiguous tensor of many whole blocks: a block of threads for each piece of
+// work, which the hardware starts in order, so that what is read and written at a time lies
+// together.
+#pragma once
+
+#include "jitquant/flat.cuh"
+#include "sectors.cuh"
+
+namespace jitquant {
+
+// Linear scales: counted through memory.
+template <class T, bool kAfterAmax>
+__global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())
+    flat_quantize_once_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
+                              Nvfp4Output out) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  PieceBlocks<T, kOnceShare<T>, kOnceThreads<kAfterAmax>> blocks(source, kAfterAmax);
+  begin_overlapped([&] { blocks.fetch(); },
+                   [&] {
+                     if (kAfterAmax && is_first()) blocks.prefetch();
+                   });
+  const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
+  blocks.each([&](int64_t block, const Block<T>& x) {
+    const Nvfp4Codes codes = nvfp4_quantize_block(x, block_amax(x), encoding);
+    reinterpret_cast<uint2*>(out.codes)[block] = make_uint2(codes.low, codes.high);
+    out.scales[block] = codes.scale;
+  });
+}
+
+// Swizzled scales: of as many sectors as a warp has in blocks above; those of a block of threads
+// are of the same 128 rows.
+template <class T, bool kAfterAmax>
+__global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())
+    tiles_once_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
+                      SectorWalk walk) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  constexpr int kShare = kOnceShare<T>, kOwnWarps = kOnceThreads<kAfterAmax> / 32;
+  const uint32_t row_count = static_cast<uint32_t>(out.rows);
+  const uint32_t width = static_cast<uint32_t>(out.blocks);
+  const uint32_t turn = kAfterAmax ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const uint32_t sector = turn * (kOwnWarps * kShare) + threadIdx.x / 32;
+  Block<T> x[kShare];
+  uint32_t at[kShare], to[kShare];
+  constexpr uint32_t kNone = ~0u;  // what is no block
+#pragma unroll
+  for (int k = 0; k < kShare; ++k) {
+    const SectorPlace place(walk, sector + k * kOwnWarps);
+    const uint32_t row = place.row(), block = place.block();
+    at[k] = row < row_count && block < width ? row * width + block : kNone;
+    to[k] = place.scale(walk);
+  }
+  auto fetch = [&] {
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) {
+      if (at[k] != kNone) x[k] = source.fetch(at[k]);
+    }
+  };
+  begin_overlapped(fetch, [&] {
+    if constexpr (kAfterAmax) {
+      if (!is_first()) return;
+#pragma unroll
+      for (int k = 0; k < kShare; ++k) {
+        if (at[k] != kNone) source.prefetch(at[k]);
+      }
+    }
+  });
+  const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
+#pragma unroll
+  for (int k = 0; k < kShare; ++k) {
+    uint8_t stored = 0;
+    if (at[k] != kNone) {
+      const Nvfp4Codes codes = nvfp4_quantize_block(x[k], block_amax(x[k]), encoding);
+      reinterpret_cast<uint2*>(out.codes)[at[k]] = make_uint2(codes.low, codes.high);
+      stored = codes.scale;
+    }
+    out.scales[to[k]] = stored;
+  }
+}
+
+}  // namespace jitquant
