@@ -113,8 +113,6 @@ __device__ __forceinline__ void copy_stages(const TensorMap& codes, const Tensor
                                             const StagesAt& at, int first, int step,
                                             const StagesOfK& of_k) {
   constexpr int kHalf = Shape::kRows / 2, kAcrossX = 128 / Shape::kElement;
-  prefetch_map(&codes);
-  prefetch_map(&x_map);
   for (int i = first; walk.at(i); i += step) {
 #pragma unroll 1
     for (int s = of_k.first; s < of_k.end; ++s, ring.next()) {
@@ -154,6 +152,30 @@ __device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* 
   cluster_arrive();
   cluster_wait();
   return at;
+}
+// Brings what a block needs first near, before the wait for earlier kernels: the maps, and into the
+// L2 cache the codes of its first stages and the beginning of its rows of scales. An earlier kernel
+// may have written them: the L2 cache has what is written last.
+template <class Shape>
+__device__ __forceinline__ void prefetch_stages(const Nvfp4Weight& w, const TensorMap& codes,
+                                                const TensorMap& x_map, TileWalk<Shape> walk,
+                                                const StagesAt& at, int first,
+                                                const StagesOfK& of_k) {
+  const int thread = static_cast<int>(threadIdx.x) - 128;  // not those that copy, which are to wait
+  if (thread < 0 || !walk.at(first)) return;
+  const int row0 = at.template first_weight<Shape>(walk);
+  if (thread == 0) {
+    prefetch_map(&codes);
+    prefetch_map(&x_map);
+    const int end = of_k.first + Shape::kStages;
+    for (int s = of_k.first; s < (end < of_k.end ? end : of_k.end); ++s) {
+      prefetch_tile(&codes, s * (Shape::kDepth / 2), row0);
+    }
+  }
+  if (thread < Shape::kWeights && row0 + thread < w.rows) {
+    prefetch(w.scales + static_cast<int64_t>(row0 + thread) * (w.cols / 16) +
+             of_k.first * (Shape::kDepth / 16));
+  }
 }
 // A warp is done with a stage, which the blocks wait for that copy it.
 template <class Shape>

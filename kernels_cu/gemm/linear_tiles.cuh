@@ -64,13 +64,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
   const StagesAt at = begin_stages<Shape>(tiles, barriers);
-  wait_for_previous();
-  let_next_begin();
-
   const int group = threadIdx.x >> 7;
   const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
   const StagesOfK of_k = stages_of_k<Shape>(w.cols, at.rank);
   TileWalk<Shape> walk = {plan, 0, 0};
+  prefetch_stages<Shape>(w, codes, x_map, walk, at, first, of_k);
+  wait_for_previous();
+  let_next_begin();
+
   Ring<Shape::kStages> ring;
   if (group == 0) {
     give_registers<Shape::kFewRegisters>();

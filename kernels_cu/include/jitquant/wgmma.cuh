@@ -91,6 +91,12 @@ __device__ __forceinline__ void copy_own_tile(uint32_t shared, const void* map, 
       "l"(map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
+// Into the L2 cache alone.
+__device__ __forceinline__ void prefetch_tile(const void* map, int column, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(column),
+               "r"(row)
+               : "memory");
+}
 __device__ __forceinline__ void prefetch_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -104,6 +104,11 @@ inline void copy_tile(uint32_t to, const void* map, int column, int row, uint32_
 inline void copy_own_tile(uint32_t to, const void* map, int column, int row, uint32_t barrier) {
   copy_box(to, map, column, row, barrier, 1u << (blockIdx.x % 2));
 }
+inline void prefetch_tile(const void* map, int column, int row) {
+  const CUtensorMap& m = *static_cast<const CUtensorMap*>(map);
+  const uint64_t x = column, y = row;
+  if (x < m.sizes[0] && y < m.sizes[1]) emulation::prefetch(m.data + y * m.stride + x * m.element);
+}
 inline void prefetch_map(const void*) {}
 
 template <int kRegisters>
