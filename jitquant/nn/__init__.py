@@ -5,6 +5,7 @@ They are imported by ``import jitquant.nn``, or when ``jitquant.nn`` is first as
 
 from __future__ import annotations
 
+from jitquant.nn._calibration import Calibration, InputStatistics, calibrate
 from jitquant.nn._checkpoint import Checkpoint, quantize_checkpoint
 from jitquant.nn._compressed_tensors import save_compressed_tensors
 from jitquant.nn._convert import Conversion, convert
@@ -18,10 +19,12 @@ from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe, last_layers
 
 __all__ = [
+    "Calibration",
     "Checkpoint",
     "Conversion",
     "Float8BlockwiseExperts",
     "Float8BlockwiseLinear",
+    "InputStatistics",
     "LayerReport",
     "MXFP4Linear",
     "ModelReport",
@@ -29,6 +32,7 @@ __all__ = [
     "NVFP4Linear",
     "NVFP4TrainingLinear",
     "NVFP4TrainingRecipe",
+    "calibrate",
     "convert",
     "grouped_linear",
     "last_layers",

@@ -12,7 +12,8 @@ class QuantizedModule(nn.Module):
     """A module with buffers that a change of dtype leaves alone.
 
     Attributes:
-        quantized: names of these buffers: codes, block scales, and fp32 scales.
+        quantized: names of these buffers: codes, block scales, and fp32 scales; the first is there
+            always, others may be None.
         dtype: that of the module otherwise, which ``to(dtype)`` and the like change.
     """
 
@@ -36,7 +37,8 @@ class QuantizedModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # As bytes, too: PyTorch does not unpickle tensors of float8.
-        kept = {name: self.get_buffer(name) for name in self.quantized}
+        buffers = {name: self._buffers[name] for name in self.quantized}
+        kept = {name: t for name, t in buffers.items() if t is not None}
         as_bytes = {name: t.view(torch.uint8) for name, t in kept.items()}
         dtypes = {name: t.dtype for name, t in kept.items()}
         return {**self.__dict__, "_buffers": {**self._buffers, **as_bytes}, "_dtypes": dtypes}

@@ -106,10 +106,10 @@ def save_compressed_tensors(
     name. ``config.json`` is the model's (or the one in the directory) with
     ``quantization_config`` in it. Tokenizer and generation settings are not written.
 
-    The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4A16", weights alone, or with
-    ``input_amax`` "NVFP4", activations too: engines then take ``input_global_scale``,
-    2688 / amax, in place of the gsa that `NVFP4Linear` computes at each call. Under "NVFP4A16"
-    `load_compressed_tensors` gives layers that quantize their inputs where these did.
+    The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4A16", weights alone, or, with
+    ``input_amax`` or where layers have an ``input_gsa``, "NVFP4", activations too: engines then
+    take ``input_global_scale``, 2688 / amax or 1 / input_gsa, for the gsa of the inputs. Under
+    "NVFP4A16" `load_compressed_tensors` gives layers that quantize their inputs where these did.
 
     Codes and block scales are the layer's to the bit. The file has the reciprocal of a gsa, and two
     readings of it may differ from ``gsa`` by an ulp of fp32; a ``state_dict`` has the gsa itself.
@@ -119,7 +119,7 @@ def save_compressed_tensors(
         directory: created if missing.
         input_amax: largest magnitude of the input of each `NVFP4Linear`, by name; `report` on the
             unquantized model has them: ``{l.name: l.input_amax for l in found.layers}``. Other
-            names are ignored.
+            names are ignored. None: the ``input_gsa`` of the layers.
 
     Raises:
         ValueError: the model has no such layer, the in_features of one in NVFP4 is not a multiple
@@ -185,7 +185,7 @@ def compressed_tensors(
             "convert(model, ...) puts them in"
         )
     places = places_in_file(model, shapes)
-    inputs = None if input_amax is None else _input_scales(layers, input_amax)
+    inputs = _input_scales(layers, input_amax)
     quantized = in_file(model, biases)
     kinds: dict[str, type[nn.Module]] = {}
     dynamic: list[str] = []
@@ -204,8 +204,8 @@ def compressed_tensors(
         if isinstance(layer, (NVFP4Linear, NVFP4Experts)) and not layer.weight_only:
             dynamic.append(target)
     ignored = [name.removesuffix("weight").removesuffix(".") for name in places_of(model, others)]
-    config = quantization_config(kinds, ignored, input_amax is not None)
-    if dynamic and input_amax is None:
+    config = quantization_config(kinds, ignored, inputs is not None)
+    if dynamic and inputs is None:
         every = sum(kind is NVFP4Linear for kind in kinds.values()) == len(dynamic)
         config[DYNAMIC_INPUTS] = ["*"] if every else dynamic
     return _for_a_file(in_file(model, _once(plain)) | quantized), config
@@ -261,18 +261,32 @@ def _cut(layer: Experts, name: str, place: Place, whole: Tensor) -> Tensor:
 
 
 def _input_scales(
-    layers: Mapping[str, nn.Module], amaxes: Mapping[str, float]
-) -> dict[str, Tensor]:
-    """The ``input_global_scale`` of each layer in NVFP4; a layer may have several names."""
+    layers: Mapping[str, nn.Module], amaxes: Mapping[str, float] | None
+) -> dict[str, Tensor] | None:
+    """The ``input_global_scale`` of each layer in NVFP4, which may have several names, or None."""
     names: dict[int, list[str]] = {}
+    static: dict[str, Tensor] = {}
     for name, layer in layers.items():
-        if isinstance(layer, NVFP4Experts):
-            raise ValueError(
-                f"{name} are experts, whose amaxes are not measured; leave out input_amax, or the "
-                "experts when converting: ignore=('lm_head', 'experts')"
-            )
         if isinstance(layer, NVFP4Linear):
             names.setdefault(id(layer), []).append(name)
+            if layer.input_gsa is not None:
+                static[name] = 1 / layer.input_gsa
+    if amaxes is None and not static:
+        return None
+    experts = [name for name, layer in layers.items() if isinstance(layer, NVFP4Experts)]
+    if experts:
+        raise ValueError(
+            f"{experts[0]} are experts, whose amaxes are not measured; leave out input_amax and "
+            "static_inputs, or the experts when converting: ignore=('lm_head', 'experts')"
+        )
+    if amaxes is None:
+        absent = [places[0] for places in names.values() if places[0] not in static]
+        if absent:
+            raise ValueError(
+                f"{absent[0]} has no input_gsa and others have; accepted are all or none. Leave it "
+                "out when converting, run it when calibrating, or give input_amax"
+            )
+        return static
     made: dict[str, Tensor] = {}
     for places in names.values():
         amax = next((amaxes[name] for name in places if name in amaxes), None)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from jitquant.formats import INPUT_DTYPES, MXFP4_BLOCK, one_of
+from jitquant.nn._calibration import Calibration, InputStatistics, decibels
 from jitquant.nn._hugging_face import is_pretrained
+from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
 from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
 from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.experts import refusal as experts_refusal
@@ -18,7 +20,7 @@ from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe
-from jitquant.ops.nvfp4 import amax_gsa
+from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 LinearRecipe = Literal["fp8_block", "nvfp4", "nvfp4_weight_only", "mxfp4_weight_only"]
 Kind = (
@@ -61,6 +63,10 @@ class Conversion:
         elements: of the weights of what was replaced.
         model_elements, model_bytes: of all parameters of the model, before.
         left: elements of each parameter that is not quantized, by name: also what is in no linear.
+        in_fp8: names of those that ``fp8_share`` keeps in FP8.
+        sqnr: with ``fp8_share``: that of each linear in NVFP4, in dB, by name.
+        uncalibrated: names of linears without inputs in the calibration: they are rounded as "mse"
+            in place of "gptq", and have no static scale.
     """
 
     recipe: str
@@ -72,6 +78,9 @@ class Conversion:
     model_elements: int = 0
     model_bytes: int = 0
     left: dict[str, int] = field(default_factory=dict)
+    in_fp8: list[str] = field(default_factory=list)
+    sqnr: dict[str, float] = field(default_factory=dict)
+    uncalibrated: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         count = len(self.replaced) + len(self.skipped)
@@ -85,6 +94,8 @@ class Conversion:
                 f"({self.elements / self.model_elements:.1%}), {_mib(self.bytes_before)} of "
                 f"{_mib(self.model_bytes)}"
             )
+        lines += [f"  in FP8: {name}: {self.sqnr[name]:.1f} dB in NVFP4" for name in self.in_fp8]
+        lines += [f"  not in the calibration: {name}" for name in self.uncalibrated]
         lines += [f"  left as it is: {name}: {why}" for name, why in self.skipped.items()]
         largest = sorted(self.left.items(), key=lambda item: -item[1])
         shown = [(n, size) for n, size in largest if n.rpartition(".")[0] not in self.skipped]
@@ -127,6 +138,10 @@ def convert(
     targets: str | Sequence[str] = "all",
     ignore: str | Sequence[str] | None = None,
     siblings: Sequence[Sequence[str]] = SIBLINGS,
+    rounding: WeightRounding = "nearest",
+    calibration: Calibration | None = None,
+    static_inputs: bool = False,
+    fp8_share: float = 0.0,
 ) -> Conversion:
     """Replaces the linears and the experts of a model, in place.
 
@@ -161,13 +176,25 @@ def convert(
             nothing alone; ``("lm_head", "model.layers.0.*")`` names both.
         siblings: the last parts of the names that are fused, for each family; ``()``: each layer
             has a gsa of its own.
+        rounding: of weights to NVFP4; kernels, files and speed are the same. "nearest"; "4over6":
+            a block's amax becomes 6 or 4, by the smaller error; "mse": a block's scale and the
+            gsa are those with the smallest squared error; "gptq": as "mse", and errors are made up
+            for where inputs are correlated. To choose by layer call `convert` with ``targets`` and
+            again.
+        calibration: of this model, by `calibrate`: for "gptq", which rounds what is not in it as
+            "mse", and for the next two.
+        static_inputs: whether the inputs of "nvfp4" are quantized with the amax of the calibration,
+            which saves a launch, and is in files what engines want.
+        fp8_share: of 0 to 1: so many of the linears become `Float8BlockwiseLinear`, those with the
+            lowest SQNR of the outputs in NVFP4, or of the weights where nothing is known of the
+            inputs. Layers that engines fuse are taken or left together.
 
     Returns:
         What was replaced and what was not, of all parameters of the model; ``print`` it.
 
     Raises:
-        ValueError: ``recipe`` is none of these, ``model`` is a linear itself, or a weight has NaN
-            or infinity in it; nothing is replaced then.
+        ValueError: ``recipe`` is none of these, ``model`` is a linear itself, a weight has NaN or
+            infinity in it, or arguments do not go together; nothing is replaced then.
         TypeError: ``model`` is not a module, or ``filter`` is not callable.
     """
     if isinstance(recipe, NVFP4TrainingRecipe):
@@ -186,6 +213,7 @@ def convert(
             f"one linear call {kind.__name__}.from_linear(model)"
         )
     check_filter(filter)
+    _check_accuracy(recipe_name, rounding, calibration, static_inputs, fp8_share)
     ignored = None if ignore is None else as_patterns("ignore", ignore)
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
     holders: dict[int, list[str]] = {}
@@ -233,13 +261,30 @@ def convert(
     for name, module in chosen.items():
         _check_finite(name, module)
 
-    gsas: dict[str, Tensor] = {}
+    rounded: dict[str, _Rounded] = {}
+    relatives: dict[str, list[str]] = {}
+    linears = {n: m for n, m in chosen.items() if isinstance(m, nn.Linear)}
     if kind is NVFP4Linear:
-        linears: dict[str, Tensor] = {
-            n: m.weight for n, m in chosen.items() if isinstance(m, nn.Linear)
-        }
         for family in families(linears, shapes, siblings):
-            gsas |= dict.fromkeys(family, shared_gsa([linears[name] for name in family]))
+            relatives |= dict.fromkeys(family, family)
+        known = {} if calibration is None else calibration.layers
+        _check_sizes(linears, known)
+        if rounding == "gptq" or static_inputs:
+            done.uncalibrated = [name for name in linears if name not in known]
+
+    def round_with_relatives(name: str) -> None:
+        family = relatives.get(name, [name])
+        rounded.update(_round({n: linears[n] for n in family}, rounding, calibration))
+
+    if fp8_share:
+        for name in linears:
+            if name not in rounded:
+                round_with_relatives(name)
+            found = None if calibration is None else calibration.layers.get(name)
+            done.sqnr[name] = _sqnr(linears[name], rounded[name].weight, found, how)
+        groups = [relatives.get(name, [name]) for name in linears]
+        done.in_fp8 = _worst(done.sqnr, groups, int(fp8_share * len(linears) + 0.5))
+    of_experts = {"rounding": rounding} if kind is NVFP4Linear else {}
     quantized: set[int] = set()
     for name, module in chosen.items():
         weights = [p for p in _weights(module) if id(p) not in quantized]
@@ -247,9 +292,15 @@ def convert(
         done.bytes_before += sum(p.nbytes for p in weights)
         made: nn.Module
         if not isinstance(module, nn.Linear):
-            made = _EXPERTS[recipe_name](module, **how)
+            made = _EXPERTS[recipe_name](module, **how | of_experts)
+        elif name in done.in_fp8:
+            made = Float8BlockwiseLinear.from_linear(module)
         elif kind is NVFP4Linear:
-            made = NVFP4Linear.from_linear(module, gsa=gsas.get(name), **how)
+            if name not in rounded:
+                round_with_relatives(name)
+            weight, gsa = rounded.pop(name)
+            gsa = gsa if static_inputs else None
+            made = NVFP4Linear.from_linear(module, weight=weight, input_gsa=gsa, **how)
         else:
             made = kind.from_linear(module, **how)
         _replace(model, places[id(module)], made)
@@ -260,6 +311,85 @@ def convert(
     if done.replaced and kind in _CODES:  # in FP8 the parameters are what they were
         attach(model)
     return done
+
+
+class _Rounded(NamedTuple):
+    """A weight in NVFP4, and the gsa of the inputs where they are known."""
+
+    weight: NVFP4Tensor
+    input_gsa: Tensor | None
+
+
+def _round(
+    linears: Mapping[str, nn.Linear], rounding: WeightRounding, calibration: Calibration | None
+) -> dict[str, _Rounded]:
+    """The weights of linears that have one gsa, and one for their inputs."""
+    found = {} if calibration is None else calibration.layers
+    moments = [found[name].moment if name in found else None for name in linears]
+    weights = quantized_weights([m.weight for m in linears.values()], rounding, moments)
+    gsas = [found[name].gsa for name in linears if name in found]
+    static = torch.stack([g.to(gsas[0].device) for g in gsas]).amax(0) if gsas else None
+    return {
+        name: _Rounded(weight, None if static is None else static.to(weight.device, copy=True))
+        for name, weight in zip(linears, weights, strict=True)
+    }
+
+
+def _check_sizes(linears: Mapping[str, nn.Linear], known: Mapping[str, InputStatistics]) -> None:
+    for name, linear in linears.items():
+        if name in known and known[name].moment.shape[0] != linear.in_features:
+            raise ValueError(
+                f"calibration has inputs of {known[name].moment.shape[0]} elements for {name}, "
+                f"whose in_features is {linear.in_features}; accepted is that of this model"
+            )
+
+
+def _sqnr(
+    linear: nn.Linear, weight: NVFP4Tensor, found: InputStatistics | None, how: Mapping[str, Any]
+) -> float:
+    if found is not None:
+        return found.sqnr(linear.weight, weight, bool(how.get("weight_only")))
+    exact = linear.weight.detach().float()
+    noise = (weight.dequantize(torch.float32) - exact).square().sum(dtype=torch.float64)
+    return decibels(exact.square().sum(dtype=torch.float64).item(), noise.item())
+
+
+def _worst(sqnr: Mapping[str, float], groups: Sequence[Sequence[str]], count: int) -> list[str]:
+    """Up to ``count`` names of the lowest values, of each group all or none."""
+    chosen: list[str] = []
+    for group in sorted(groups, key=lambda names: min(sqnr[name] for name in names)):
+        if group[0] not in chosen and len(chosen) + len(group) <= count:
+            chosen += group
+    return chosen
+
+
+def _check_accuracy(
+    recipe: str,
+    rounding: str,
+    calibration: Calibration | None,
+    static_inputs: bool,
+    fp8_share: float,
+) -> None:
+    one_of("rounding", rounding, WEIGHT_ROUNDINGS)
+    if calibration is not None and not isinstance(calibration, Calibration):
+        raise TypeError(
+            f"calibration is {type(calibration).__name__}; accepted is what calibrate returns"
+        )
+    if not 0 <= fp8_share <= 1:
+        raise ValueError(f"fp8_share is {fp8_share}; accepted are 0 to 1, such as 0.05")
+    is_nvfp4 = recipe in ("nvfp4", "nvfp4_weight_only")
+    given = {"rounding": rounding != "nearest", "fp8_share": fp8_share > 0}
+    for name, is_given in given.items():
+        if is_given and not is_nvfp4:
+            raise ValueError(f"{name} is given with recipe {recipe!r}; it is for NVFP4 alone")
+    if static_inputs and recipe != "nvfp4":
+        raise ValueError(f"static_inputs is True; with recipe {recipe!r} accepted is False")
+    for name, is_given in {"'gptq'": rounding == "gptq", "static_inputs": static_inputs}.items():
+        if is_given and calibration is None:
+            raise ValueError(
+                f"calibration is None; {name} needs it: "
+                "calibration=jitquant.nn.calibrate(model, batches)"
+            )
 
 
 _CONVERTED = (*_CODES, NVFP4TrainingLinear, Float8BlockwiseLinear, Float8BlockwiseExperts)
@@ -287,12 +417,6 @@ def _check_finite(name: str, module: nn.Module) -> None:
                 f"the weight of {name} has NaN or infinity in it; accepted are finite weights. "
                 f"Leave it out with ignore={name!r}, or look where they come from"
             )
-
-
-def shared_gsa(weights: Sequence[Tensor]) -> Tensor:
-    """The gsa of weights that have one together: (1,), the largest of theirs."""
-    each = [amax_gsa(w.detach() if w.stride(-1) == 1 else w.detach().contiguous()) for w in weights]
-    return torch.stack([gsa.to(each[0].device) for gsa in each]).amax(0)
 
 
 def check_filter(filter: object) -> None:

@@ -40,8 +40,8 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
     not saved from layers that quantize them. One in MXFP4 becomes an `MXFP4Linear`. One whose
     weight is in FP8 in 128x128 blocks becomes a
     `Float8BlockwiseLinear` with the dequantized weight. Experts become `NVFP4Experts` and
-    `Float8BlockwiseExperts`. All else is loaded as it is. Scales for activations from calibration
-    are left alone: the layers compute theirs.
+    `Float8BlockwiseExperts`. All else is loaded as it is. Scales of inputs from
+    calibration become ``input_gsa``; experts compute theirs.
 
     Files of ModelOpt in NVFP4 (``quant_method`` "modelopt") and in FP8 blocks as DeepSeek's ("fp8")
     are read as well.
@@ -194,7 +194,10 @@ def _nvfp4_parts(dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]) -
     gsa = tensors.pop(f"{dot}weight_gsa", None)
     if gsa is None and global_scale is not None:
         gsa = 1 / global_scale.to(torch.float32)
-    tensors.pop(f"{dot}input_global_scale", None)
+    input_gsa = tensors.pop(f"{dot}input_gsa", None)
+    input_scale = tensors.pop(f"{dot}input_global_scale", None)
+    if input_gsa is None and input_scale is not None:
+        input_gsa = 1 / input_scale.to(torch.float32)
     if (
         gsa is None
         or packed.dtype != torch.uint8
@@ -207,7 +210,10 @@ def _nvfp4_parts(dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]) -
             f"{'no' if gsa is None else 'a'} weight_global_scale; accepted is NVFP4 of "
             f"the linear's {shape}: uint8, a scale for 16 elements, and a weight_global_scale"
         )
-    return {"packed": packed, "scale": scale, "gsa": gsa.reshape(1)}
+    parts = {"packed": packed, "scale": scale, "gsa": gsa.reshape(1)}
+    if input_gsa is not None:
+        parts["input_gsa"] = input_gsa.to(torch.float32).reshape(1)
+    return parts
 
 
 def _nvfp4_layer(
@@ -215,13 +221,15 @@ def _nvfp4_layer(
 ) -> NVFP4Linear:
     """Takes the layer's parts out of ``tensors``."""
     parts = _nvfp4_parts(dot, (linear.out_features, linear.in_features), tensors)
+    if weight_only:
+        parts.pop("input_gsa", None)
     device = linear.weight.device
     made = NVFP4Linear(
         *(linear.in_features, linear.out_features, linear.bias is not None),
         *(parts["packed"].device if device.type == "meta" else device, linear.weight.dtype),
         weight_only=weight_only,
     )
-    state = {f"weight_{part}": t for part, t in parts.items()}
+    state = {n if n == "input_gsa" else f"weight_{n}": t for n, t in parts.items()}
     if linear.bias is not None:
         if f"{dot}bias" not in tensors:
             raise ValueError(f"the files lack {dot}bias; accepted are files of this model")
@@ -485,12 +493,14 @@ def read_quantized(directory: Path, method: str) -> dict[str, Tensor]:
 
 
 def _is_kept(name: str) -> bool:
-    return not name.endswith((".input_scale", ".k_scale", ".v_scale", ".pre_quant_scale"))
+    return not name.endswith((".k_scale", ".v_scale", ".pre_quant_scale"))
 
 
 def _of_modelopt(name: str, tensor: Tensor) -> tuple[str, Tensor]:
     if name.endswith(".weight_scale_2"):
         return name.removesuffix("scale_2") + "gsa", tensor.to(torch.float32).reshape(1)
+    if name.endswith(".input_scale"):
+        return name.removesuffix("scale") + "gsa", tensor
     if name.endswith(".weight") and tensor.dtype == torch.uint8:
         return f"{name}_packed", tensor
     return name, tensor

@@ -258,14 +258,19 @@ _NVFP4_MM_OUT = register(
 
 
 def _quantize_bytes(
-    x: Tensor, granularity: Granularity, recipe: Recipe, scale_layout: ScaleLayout
+    x: Tensor,
+    gsa: Tensor | None,
+    granularity: Granularity,
+    recipe: Recipe,
+    scale_layout: ScaleLayout,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q = quantize_nvfp4(x, granularity=granularity, recipe=recipe, scale_layout=scale_layout)
-    return q.x_fp4_bytes, q.x_sf, q.gsa
+    q = quantize_nvfp4(x, gsa, granularity=granularity, recipe=recipe, scale_layout=scale_layout)
+    # An op does not return what it was given.
+    return q.x_fp4_bytes, q.x_sf, q.gsa if gsa is None else q.gsa.clone()
 
 
 _QUANTIZE_BYTES = register(
-    "nvfp4_bytes(Tensor x, str granularity, str recipe, str scale_layout)"
+    "nvfp4_bytes(Tensor x, Tensor? gsa, str granularity, str recipe, str scale_layout)"
     " -> (Tensor, Tensor, Tensor)",
     _quantize_bytes,
     _quantize_bytes,
@@ -273,16 +278,20 @@ _QUANTIZE_BYTES = register(
 
 
 def quantized_bytes(
-    x: Tensor, granularity: Granularity, recipe: Recipe, scale_layout: ScaleLayout
+    x: Tensor,
+    gsa: Tensor | None,
+    granularity: Granularity,
+    recipe: Recipe,
+    scale_layout: ScaleLayout,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The codes as uint8, block scales and gsa of `jitquant.quantize_nvfp4`.
 
     For exported programs: ``torch.export.save`` has no name for ``float4_e2m1fn_x2``.
 
     Args:
-        x, granularity, recipe, scale_layout: as there.
+        x, gsa, granularity, recipe, scale_layout: as there.
     """
-    codes, scales, gsa = _QUANTIZE_BYTES(x, granularity, recipe, scale_layout)
+    codes, scales, gsa = _QUANTIZE_BYTES(x, gsa, granularity, recipe, scale_layout)
     return codes, scales, gsa
 
 

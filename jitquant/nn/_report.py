@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jitquant.formats import GROUP_EPS_MIN, INPUT_DTYPES, one_of
+from jitquant.nn._calibration import Inputs, call_model, decibels
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.numerics.linear import refold_e4m3
@@ -245,10 +246,7 @@ class _Energy:
         self.noise = self.noise + (exact - approximate).square().sum(dtype=torch.float64)
 
     def decibels(self) -> float:
-        signal, noise = float(self.signal), float(self.noise)
-        if noise == 0:
-            return math.inf
-        return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+        return decibels(float(self.signal), float(self.noise))
 
 
 class _Measured:
@@ -308,7 +306,7 @@ class _Measured:
 
 def report(
     model: nn.Module,
-    inputs: Tensor | Sequence[Any] | Mapping[str, Any],
+    inputs: Inputs,
     *,
     formats: Sequence[str] = tuple(FORMATS),
     filter: Callable[[str, nn.Linear], bool] | None = None,
@@ -377,7 +375,7 @@ def report(
         for name, one in measured.items():
             handles.append(one.linear.register_forward_pre_hook(hook(name), with_kwargs=True))
         with torch.no_grad():
-            _call(model, inputs)
+            call_model(model, inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -406,12 +404,3 @@ def _unfit(linear: nn.Linear) -> str | None:
     if weight.numel() == 0:
         return f"its weight has the shape {tuple(weight.shape)}"
     return None
-
-
-def _call(model: nn.Module, inputs: Tensor | Sequence[Any] | Mapping[str, Any]) -> None:
-    if isinstance(inputs, Mapping):
-        model(**inputs)
-    elif isinstance(inputs, (tuple, list)):
-        model(*inputs)
-    else:
-        model(inputs)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIVISOR
+from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIVISOR, SCALE_DTYPE
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._grouped import grouped_linear
+from jitquant.nn._rounding import WeightRounding, quantized_weights
 from jitquant.nn._weights import WeightCache
 from jitquant.nn.float8 import multiply
 from jitquant.ops.experts import EXPERTS, MOST_EXPERTS, MOST_TOP_K, nvfp4_grouped_linear
@@ -177,11 +178,18 @@ class NVFP4Experts(Experts, QuantizedModule):
 
     columns: dict[str, int]
 
-    def __init__(self, original: nn.Module, *, weight_only: bool = False) -> None:
+    def __init__(
+        self,
+        original: nn.Module,
+        *,
+        weight_only: bool = False,
+        rounding: WeightRounding = "nearest",
+    ) -> None:
         """Takes the weights of a module of experts.
 
         Args:
             original: whose `refusal` is None. It keeps its parameters.
+            rounding: of the weights, as for `convert`; "gptq" is "mse" here.
             weight_only: whether the tokens are multiplied as they are, in bfloat16 or float16. Up
                 to 2048 pairs of a token and its expert then take `jitquant.nvfp4_experts`, if gates
                 are ``silu(gate) * up``, without biases, and both K are multiples of 16.
@@ -195,11 +203,17 @@ class NVFP4Experts(Experts, QuantizedModule):
             weight = original.get_parameter(name).detach()
             weight = weight.transpose(-2, -1) if original.is_transposed else weight
             experts, rows, _ = weight.shape
-            gsa = weight.abs().amax((1, 2)).float() / NVFP4_DIVISOR
-            of_rows = gsa.repeat_interleave(rows)
-            q = quantize_nvfp4(weight.reshape(experts * rows, -1), of_rows)
-            parts[f"{name}_packed"] = q.x_fp4_bytes.view(experts, rows, -1)
-            parts[f"{name}_scale"] = q.x_sf.view(experts, rows, -1)
+            if rounding == "nearest":
+                gsa = weight.abs().amax((1, 2)).float() / NVFP4_DIVISOR
+                q = quantize_nvfp4(weight.reshape(experts * rows, -1), gsa.repeat_interleave(rows))
+                codes, scales = q.x_fp4_bytes, q.x_sf
+            else:
+                each = [quantized_weights([w], rounding)[0] for w in weight]
+                codes = torch.cat([q.x_fp4_bytes for q in each])
+                scales = torch.cat([q.x_sf.view(torch.uint8) for q in each]).view(SCALE_DTYPE)
+                gsa = torch.cat([q.gsa for q in each])
+            parts[f"{name}_packed"] = codes.view(experts, rows, -1)
+            parts[f"{name}_scale"] = scales.view(experts, rows, -1)
             parts[f"{name}_gsa"] = gsa
         self._take(original, parts)
         self.weight_only = weight_only

@@ -66,6 +66,8 @@ class NVFP4Linear(QuantizedModule):
         weight_scale: ``float8_e4m3fn`` (out_features, ceil(in_features / 16)), or swizzled; in a
             state_dict always the former.
         weight_gsa: fp32 (1,), the factor that dequantizes the whole weight.
+        input_gsa: fp32 (1,), the gsa that inputs are quantized with, from calibration; None: it is
+            computed at each call, by one launch more. Inputs beyond 2688 times it saturate.
         bias: (out_features,) parameter without gradient, or None.
         weight_only: whether `forward` leaves its input as it is.
         compute: "exact" or "fp8".
@@ -76,10 +78,11 @@ class NVFP4Linear(QuantizedModule):
     `run_from_quantized`, and leave codes, scales and gsa as they are.
     """
 
-    quantized = ("weight_packed", "weight_scale", "weight_gsa")
+    quantized = ("weight_packed", "weight_scale", "weight_gsa", "input_gsa")
     weight_packed: Tensor
     weight_scale: Tensor
     weight_gsa: Tensor
+    input_gsa: Tensor | None
     bias: nn.Parameter | None
 
     def __init__(
@@ -149,6 +152,7 @@ class NVFP4Linear(QuantizedModule):
         self.register_buffer("weight_packed", packed)
         self.register_buffer("weight_scale", scales)
         self.register_buffer("weight_gsa", torch.zeros(1, dtype=torch.float32, device=device))
+        self.register_buffer("input_gsa", None)
         zeros = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         self.bias = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
         self.dtype = dtype
@@ -165,6 +169,8 @@ class NVFP4Linear(QuantizedModule):
         weight_only: bool = False,
         compute: Compute = "exact",
         gsa: float | Tensor | None = None,
+        weight: NVFP4Tensor | None = None,
+        input_gsa: Tensor | None = None,
     ) -> NVFP4Linear:
         """A layer with the weight of ``linear`` in NVFP4, and a copy of its bias.
 
@@ -173,29 +179,33 @@ class NVFP4Linear(QuantizedModule):
             granularity, recipe, scale_layout, weight_only, compute: as for the class.
             gsa: of the weight, as `jitquant.quantize_weight_nvfp4` takes it; None to compute it.
                 Layers that an engine fuses share the largest of theirs; `convert` sees to it.
+            weight: that of ``linear``, quantized already, with one gsa and linear scales; None: it
+                is rounded to nearest.
+            input_gsa: fp32 (1,), a static gsa of the inputs, or None.
 
         Raises:
             TypeError: it is of another class, whose forward may be another, or of a dtype that
                 cannot be quantized.
         """
         check_linear(linear)
-        weight = linear.weight.detach()
+        plain = linear.weight.detach()
         made = cls(
             *(linear.in_features, linear.out_features, linear.bias is not None),
-            *(weight.device, weight.dtype),
+            *(plain.device, plain.dtype),
             granularity=granularity,
             recipe=recipe,
             scale_layout=scale_layout,
             weight_only=weight_only,
             compute=compute,
         )
-        q = quantize_weight_nvfp4(
-            weight if weight.stride(-1) == 1 else weight.contiguous(),
-            gsa=gsa,
-            recipe=recipe,
-            scale_layout=made.scale_layout,
-        )
-        made.weight_packed, made.weight_scale, made.weight_gsa = q.x_fp4_bytes, q.x_sf, q.gsa
+        if weight is None:
+            weight = quantize_weight_nvfp4(
+                plain if plain.stride(-1) == 1 else plain.contiguous(), gsa=gsa, recipe=recipe
+            )
+        scales = weight.x_sf
+        made.weight_scale = scales if made.scale_layout == "linear" else swizzle_128x4(scales)
+        made.weight_packed, made.weight_gsa = weight.x_fp4_bytes, weight.gsa
+        made.input_gsa = input_gsa
         if made.bias is not None:
             made.bias.copy_(linear.bias.detach())
         return made.train(linear.training)
@@ -258,6 +268,11 @@ class NVFP4Linear(QuantizedModule):
                     f"layers[{i}].weight_gsa is {layer.weight_gsa.item()}; accepted is that of "
                     f"layers[0]: {first.weight_gsa.item()}. Convert them in one call of convert"
                 )
+        if any(not _same(layer.input_gsa, first.input_gsa) for layer in layers):
+            raise ValueError(
+                "layers have several input_gsa; accepted is one, as they share an input. Convert "
+                "them in one call of convert"
+            )
         made = cls(
             *(first.in_features, sum(layer.out_features for layer in layers)),
             bias=first.bias is not None,
@@ -274,6 +289,7 @@ class NVFP4Linear(QuantizedModule):
         made.weight_packed = torch.cat([layer.weight_packed for layer in layers])
         made.weight_scale = scales if made.scale_layout == "linear" else swizzle_128x4(scales)
         made.weight_gsa = first.weight_gsa.clone()
+        made.input_gsa = None if first.input_gsa is None else first.input_gsa.clone()
         if made.bias is not None:
             made.bias.copy_(torch.cat([layer.bias for layer in layers if layer.bias is not None]))
         return made.train(first.training)
@@ -346,14 +362,15 @@ class NVFP4Linear(QuantizedModule):
         x = x if x.stride(-1) == 1 else x.contiguous()
         if torch.compiler.is_exporting() and self.process_group is None:
             how = (self.granularity, self.recipe, self.scale_layout)
-            values = (*quantized_bytes(x, *how), self.scale_layout)
+            values = (*quantized_bytes(x, self.input_gsa, *how), self.scale_layout)
             return nvfp4_mm_bytes(values, self._operand(), self._bias(), residual, dtype)
         q = quantize_nvfp4(
             x,
+            self.input_gsa,
             granularity=self.granularity,
             recipe=self.recipe,
             scale_layout=self.scale_layout,
-            process_group=self.process_group,
+            process_group=None if self.input_gsa is not None else self.process_group,
         )
         return self._run(q, dtype, residual, out)
 
@@ -444,7 +461,8 @@ class NVFP4Linear(QuantizedModule):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, granularity={self.granularity!r}, "
             f"recipe={self.recipe!r}, scale_layout={self.scale_layout!r}, "
-            f"weight_only={self.weight_only}, compute={self.compute!r}"
+            f"weight_only={self.weight_only}, compute={self.compute!r}, "
+            f"static_input={self.input_gsa is not None}"
         )
 
     def _groups(self) -> int:
@@ -466,7 +484,14 @@ class NVFP4Linear(QuantizedModule):
         given = state_dict.get(name)
         if self.scale_layout != "linear" and given is not None and given.shape == shape:
             state_dict = {**state_dict, name: swizzle_128x4(given)}
+        static = state_dict.get(f"{prefix}input_gsa")
+        if static is not None and self.input_gsa is None:
+            self.input_gsa = torch.empty_like(self.weight_gsa)
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
 class _Straight(torch.autograd.Function):

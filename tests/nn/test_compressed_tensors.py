@@ -435,7 +435,11 @@ def test_files_of_modelopt(aside: bool, algorithm: str, tmp_path: Path) -> None:
         (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": described}))
     back = layers()
     assert load_compressed_tensors(back, tmp_path).replaced == ["0", "2"]
+    dynamic = model(x)
+    for layer in (model[0], model[2]):
+        layer.input_gsa = torch.tensor([0.5])
     assert torch.equal(back(x), model(x))
+    assert torch.equal(back(x), dynamic) == back[0].weight_only
 
 
 def test_files_of_deepseek(tmp_path: Path) -> None:

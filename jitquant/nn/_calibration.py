@@ -1,0 +1,221 @@
+"""`calibrate`: what the inputs of a model's linears are like, from batches that run through it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jitquant.formats import INPUT_DTYPES, NVFP4_DIVISOR
+from jitquant.nn._rounding import output_noise
+from jitquant.nn._targets import as_patterns, refusal
+from jitquant.ops.nvfp4 import quantize_nvfp4
+from jitquant.tensors.nvfp4 import NVFP4Tensor
+
+_SAMPLE = 256  # rows of a call whose errors are looked at
+
+Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
+"""What a model is called with: a tensor, positional arguments, or keyword arguments."""
+
+
+@dataclass
+class InputStatistics:
+    """Of all inputs of one linear; on its device.
+
+    Attributes:
+        rows: how many there were, padding included.
+        amax: largest magnitude, fp32 (1,).
+        moment: fp32 (K, K), the sum of ``x.T @ x``.
+        noise: fp32 (K,), the sum of the squared errors of the inputs in NVFP4; of a call with more
+            than 256 rows estimated from rows at equal distances.
+    """
+
+    rows: int
+    amax: Tensor
+    moment: Tensor
+    noise: Tensor
+
+    @property
+    def gsa(self) -> Tensor:
+        """That of a static scale of the inputs: amax / 2688, fp32 (1,); 1 if all are zero."""
+        return torch.where(self.amax > 0, self.amax / NVFP4_DIVISOR, 1.0)
+
+    def sqnr(self, weight: Tensor, quantized: NVFP4Tensor, weight_only: bool = False) -> float:
+        """Signal to quantization noise of the outputs in dB, as if the two errors were independent.
+
+        Args:
+            weight: (N, K).
+            quantized: the same in NVFP4.
+            weight_only: whether the inputs stay as they are.
+        """
+        w = weight.detach().float()
+        noise = output_noise(quantized.dequantize(torch.float32) - w, self.moment).sum()
+        if not weight_only:
+            noise = noise + output_noise(w, self.noise).sum()
+        return decibels(output_noise(w, self.moment).sum().item(), noise.item())
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Of a ratio of energies; infinite if there is no noise."""
+    if noise <= 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+@dataclass
+class Calibration:
+    """What `calibrate` found.
+
+    Attributes:
+        layers: by the name of the linear.
+        skipped: names of linears without statistics, and why.
+    """
+
+    layers: dict[str, InputStatistics] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def input_amax(self) -> dict[str, float]:
+        """Largest magnitude of the inputs by name, as `quantize_checkpoint` takes them."""
+        return {name: found.amax.item() for name, found in self.layers.items()}
+
+
+class _Observer:
+    """Adds the inputs of one linear up, without a synchronization."""
+
+    def __init__(self, calls: _Calls) -> None:
+        self.calls = calls
+        self.found: InputStatistics | None = None
+        self.why = "its forward was not called"
+
+    @torch.no_grad()
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("input")
+        if not isinstance(x, Tensor) or x.dtype not in INPUT_DTYPES:
+            given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            self.why = f"its input is {given}"
+            return
+        if x.numel() == 0:
+            self.why = "its input had no rows"
+            return
+        with torch.autocast(x.device.type, enabled=False):
+            self._add(x.detach())
+
+    def _add(self, x: Tensor) -> None:
+        mask = self.calls.mask
+        if mask is not None and mask.shape == x.shape[:-1]:
+            x = x * mask.to(x.device, x.dtype)[..., None]  # rows of zeros change no sum
+        x = x.reshape(-1, x.shape[-1])
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        values = x.float()
+        amax = values.abs().amax().reshape(1)
+        step = -(-x.shape[0] // _SAMPLE)
+        some = values[::step]
+        q = quantize_nvfp4(some, torch.where(amax > 0, amax / NVFP4_DIVISOR, 1.0))
+        noise = (q.dequantize(torch.float32) - some).square().mean(0).mul_(x.shape[0])
+        if self.found is None:
+            self.found = InputStatistics(x.shape[0], amax, values.T @ values, noise)
+            return
+        self.found.rows += x.shape[0]
+        torch.maximum(self.found.amax, amax, out=self.found.amax)
+        self.found.moment.addmm_(values.T, values)
+        self.found.noise.add_(noise)
+
+
+class _Calls:
+    """What the observers know of the call that runs.
+
+    Attributes:
+        mask: which tokens are no padding, or None.
+    """
+
+    mask: Tensor | None = None
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Inputs],
+    *,
+    targets: str | Sequence[str] = "all",
+    ignore: str | Sequence[str] | None = None,
+) -> Calibration:
+    """Runs batches through a model, and sums up the inputs that its linears have.
+
+    `convert` rounds weights with it ("gptq"), gives layers static scales for their inputs, and
+    selects which layers stay in FP8. Some hundred sequences like those that the model will be asked
+    are enough. The model runs in its own mode, without gradients; it is left as it is. Nothing is
+    read by the CPU before the last batch is done.
+
+    Each linear of K inputs keeps 4 * K * K bytes on its device: to calibrate a model in parts use
+    ``targets``.
+
+    Args:
+        model: whose linears are not quantized.
+        batches: each what the model is called with: a tensor, a list or tuple of positional
+            arguments, or a mapping of keyword arguments. Tokens whose ``attention_mask`` in a
+            mapping is 0 do not count.
+        targets, ignore: as for `convert`.
+
+    Raises:
+        TypeError: ``model`` is not a module, or ``batches`` is one batch.
+        ValueError: there is no batch, or an input has NaN or infinity in it.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {type(model).__name__}; accepted is a torch.nn.Module")
+    if isinstance(batches, (Tensor, Mapping)):
+        raise TypeError(
+            f"batches is {type(batches).__name__}; accepted are several batches. Give one as "
+            "[batch]"
+        )
+    ignored = None if ignore is None else as_patterns("ignore", ignore)
+    found, calls = Calibration(), _Calls()
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    shapes = {n: m.weight.shape for n, m in linears.items()}
+    observers: dict[str, _Observer] = {}
+    for name in linears:
+        why = refusal(name, shapes, targets, ignored)
+        if why is None:
+            observers[name] = _Observer(calls)
+        else:
+            found.skipped[name] = why
+    count = 0
+    handles = [
+        linears[name].register_forward_pre_hook(observer, with_kwargs=True)
+        for name, observer in observers.items()
+    ]
+    try:
+        for batch in batches:
+            mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+            calls.mask = mask if isinstance(mask, Tensor) else None
+            with torch.no_grad():
+                call_model(model, batch)
+            count += 1
+    finally:
+        for handle in handles:
+            handle.remove()
+    if count == 0:
+        raise ValueError("batches is empty; accepted are one or more")
+    for name, observer in observers.items():
+        if observer.found is None:
+            found.skipped[name] = observer.why
+        elif not bool(observer.found.moment.isfinite().all()):
+            raise ValueError(
+                f"an input of {name} has NaN or infinity in it, or squares that overflow; accepted "
+                f"are finite inputs. Leave the layer out with ignore={name!r}"
+            )
+        else:
+            found.layers[name] = observer.found
+    return found
+
+
+def call_model(model: nn.Module, inputs: Inputs) -> None:
+    """Calls a model with a tensor, with positional or with keyword arguments."""
+    if isinstance(inputs, Mapping):
+        model(**inputs)
+    elif isinstance(inputs, (tuple, list)):
+        model(*inputs)
+    else:
+        model(inputs)

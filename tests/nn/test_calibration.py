@@ -1,0 +1,241 @@
+"""`calibrate`, and what `convert` makes of it: GPTQ, static scales of inputs, a share in FP8."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from samples import randn
+from torch import Tensor, nn
+
+import jitquant
+from jitquant.nn import (
+    Float8BlockwiseLinear,
+    NVFP4Linear,
+    calibrate,
+    convert,
+    load_compressed_tensors,
+    save_compressed_tensors,
+)
+from jitquant.nn._compressed_tensors import compressed_tensors
+
+from .helpers import sqnr
+
+BF16 = torch.bfloat16
+
+
+class Block(nn.Module):
+    """A gated MLP after a mixing of its inputs, so that they are correlated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 64)
+        self.gate_proj, self.up_proj = (nn.Linear(64, 160, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(160, 64)
+        self.unused = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = self.first(x)
+        y: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+
+@pytest.fixture
+def model() -> Block:
+    torch.manual_seed(0)
+    made = Block().to(BF16).eval()
+    with torch.no_grad():
+        made.gate_proj.weight.mul_(4)
+        made.down_proj.weight[:, :4].mul_(20)
+    return made
+
+
+def batches(count: int = 3) -> list[Tensor]:
+    return [randn(40, 32, seed=i) * (1 + i) for i in range(count)]
+
+
+def test_what_is_summed_up(model: Block) -> None:
+    before = list(model.state_dict())
+    found = calibrate(model, batches(), ignore="down_proj")
+    with torch.no_grad():
+        x = torch.cat([model.first(b) for b in batches()])
+    of = found.layers["up_proj"]
+    assert of.rows == 120
+    assert of.moment.dtype == torch.float32
+    torch.testing.assert_close(of.moment.double(), x.double().T @ x.double(), rtol=1e-5, atol=1e-3)
+    assert of.amax.item() == x.abs().max().item()
+    errors = [jitquant.quantize_nvfp4(p).dequantize(torch.float32) - p.float() for p in x.split(40)]
+    torch.testing.assert_close(of.noise, torch.cat(errors).square().sum(0))
+    many = calibrate(nn.Sequential(model.up_proj), [x.repeat(40, 1)]).layers["0"]
+    torch.testing.assert_close(many.noise.sum(), 40 * of.noise.sum(), rtol=0.1, atol=0)
+    assert of.gsa.item() == pytest.approx(of.amax.item() / 2688)
+    assert found.skipped == {"down_proj": "named in ignore", "unused": "its forward was not called"}
+    assert found.input_amax()["up_proj"] == x.abs().max().item()
+    assert list(model.state_dict()) == before
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_padding_does_not_count(model: Block) -> None:
+    x, mask = randn(4, 10, 32), torch.ones(4, 10, dtype=torch.int64)
+    mask[1, 6:], mask[3, :2] = 0, 0
+    x[mask == 0] = 1000.0
+    found = calibrate(model, [{"x": x, "attention_mask": mask}])
+    want = calibrate(model, [x[mask == 1]])
+    for name, of in found.layers.items():
+        torch.testing.assert_close(of.moment, want.layers[name].moment)
+        assert torch.equal(of.amax, want.layers[name].amax)
+
+
+def test_the_sqnr_is_that_of_the_outputs(model: Block) -> None:
+    """The estimate from moments beside the product of quantized operands itself."""
+    x = randn(2000, 64)
+    linear = model.up_proj
+    found = calibrate(nn.Sequential(linear), [x]).layers["0"]
+    q = jitquant.quantize_weight_nvfp4(linear.weight.detach())
+    exact = x.double() @ linear.weight.detach().double().T
+    w, v = (
+        q.dequantize(torch.float32).double(),
+        jitquant.quantize_nvfp4(x).dequantize(torch.float32),
+    )
+    assert found.sqnr(linear.weight, q) == pytest.approx(sqnr(v.double() @ w.T, exact), abs=0.3)
+    want = sqnr(x.double() @ w.T, exact)
+    assert found.sqnr(linear.weight, q, weight_only=True) == pytest.approx(want, abs=0.01)
+
+
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4_weight_only"])
+def test_gptq_brings_outputs_closer(model: Block, recipe: str) -> None:
+    x, found = torch.cat(batches()), calibrate(model, batches())
+    plain = {n: m.weight.detach().float() for n, m in model.named_modules() if hasattr(m, "weight")}
+    errors = {}
+    for rounding in ("nearest", "gptq"):
+        made = copy.deepcopy(model)
+        done = convert(made, recipe, rounding=rounding, calibration=found)
+        assert torch.equal(made.gate_proj.weight_gsa, made.up_proj.weight_gsa)
+        errors[rounding] = {}
+        for name, of in found.layers.items():
+            e = getattr(made, name).weight.dequantize(torch.float32) - plain[name]
+            errors[rounding][name] = ((e @ of.moment) * e).sum().item()
+        errors[rounding]["all"] = -sqnr(made(x).detach(), model(x).detach())
+    assert done.uncalibrated == ["unused"]
+    assert "not in the calibration: unused" in str(done)
+    assert all(errors["gptq"][n] < 0.7 * errors["nearest"][n] for n in found.layers)
+    assert errors["gptq"]["all"] < errors["nearest"]["all"] - (0.5 if recipe == "nvfp4" else 2)
+
+
+def test_static_scales_of_inputs(model: Block, tmp_path) -> None:
+    found, x = calibrate(model, batches()), batches()[0]
+    dynamic, unquantized = copy.deepcopy(model), copy.deepcopy(model)
+    convert(model, "nvfp4", calibration=found, static_inputs=True, ignore="unused")
+    convert(dynamic, "nvfp4", ignore="unused")
+    amax = found.layers["up_proj"].amax
+    assert torch.equal(model.gate_proj.input_gsa, amax / 2688)
+    assert torch.equal(model.gate_proj.input_gsa, model.up_proj.input_gsa)
+    h = randn(4, 64)
+    q = jitquant.quantize_nvfp4(h, model.up_proj.input_gsa)
+    assert torch.equal(model.up_proj(h), model.up_proj.run_from_quantized(q))
+    assert not torch.equal(model.up_proj(h), dynamic.up_proj(h))
+    assert sqnr(model(x).detach(), unquantized(x).detach()) > 12
+    joined = NVFP4Linear.joined([model.gate_proj, model.up_proj])
+    assert torch.equal(joined(h)[:, 160:], model.up_proj(h))
+    with pytest.raises(ValueError, match="layers have several input_gsa"):
+        NVFP4Linear.joined([model.gate_proj, dynamic.up_proj])
+    # A state_dict and a change of dtype keep them.
+    dynamic.load_state_dict(model.state_dict())
+    assert torch.equal(dynamic(x), model(x))
+    assert dynamic.half().up_proj.input_gsa.dtype == torch.float32
+    # Files have what engines want, and come back as they were.
+    tensors, config = compressed_tensors(model)
+    assert config["config_groups"]["group_0"]["input_activations"]["dynamic"] == "local"
+    assert tensors["up_proj.input_global_scale"].item() == pytest.approx(2688 / amax.item())
+    save_compressed_tensors(model, tmp_path)
+    again = Block().to(BF16).eval()
+    load_compressed_tensors(again, tmp_path)
+    torch.testing.assert_close(again.up_proj.input_gsa, model.up_proj.input_gsa)
+    assert sqnr(again(x).detach(), model(x).detach()) > 35
+
+
+def test_some_layers_with_static_scales_cannot_be_saved(model: Block) -> None:
+    convert(model, "nvfp4", calibration=calibrate(model, batches()), static_inputs=True)
+    with pytest.raises(ValueError, match="unused has no input_gsa and others have"):
+        compressed_tensors(model)
+
+
+def test_a_share_stays_in_fp8(model: Block, tmp_path) -> None:
+    found = calibrate(model, batches())
+    before = copy.deepcopy(model)
+    done = convert(model, "nvfp4", calibration=found, fp8_share=0.2, ignore="unused")
+    assert set(done.sqnr) == {"first", "gate_proj", "up_proj", "down_proj"}
+    worst = min(("first", "down_proj"), key=done.sqnr.__getitem__)
+    assert done.in_fp8 == [worst]
+    assert type(getattr(model, worst)) is Float8BlockwiseLinear
+    assert f"in FP8: {worst}: {done.sqnr[worst]:.1f} dB in NVFP4" in str(done)
+    save_compressed_tensors(model, tmp_path)
+    again = Block().to(BF16).eval()
+    load_compressed_tensors(again, tmp_path)
+    assert type(getattr(again, worst)) is Float8BlockwiseLinear
+    assert type(again.gate_proj) is NVFP4Linear
+    # Siblings go together, if they fit.
+    made = copy.deepcopy(before)
+    with torch.no_grad():
+        made.up_proj.weight.fill_(5)  # beside 6 in a block it becomes 4 or 6
+        made.up_proj.weight[:, ::16] = 6
+    done = convert(made, "nvfp4", fp8_share=0.5, ignore="unused")
+    assert done.sqnr["up_proj"] < min(done.sqnr["first"], done.sqnr["down_proj"])
+    assert done.in_fp8 == ["gate_proj", "up_proj"]
+    everything = copy.deepcopy(before)
+    assert len(convert(everything, "nvfp4", fp8_share=1.0).in_fp8) == 5
+
+
+def test_errors(model: Block) -> None:
+    found = calibrate(model, batches())
+    with pytest.raises(ValueError, match="rounding is 'best'; accepted are 'nearest', '4over6'"):
+        convert(model, "nvfp4", rounding="best")
+    with pytest.raises(ValueError, match="calibration is None; 'gptq' needs it"):
+        convert(model, "nvfp4", rounding="gptq")
+    with pytest.raises(ValueError, match="calibration is None; static_inputs needs it"):
+        convert(model, "nvfp4", static_inputs=True)
+    with pytest.raises(ValueError, match="static_inputs is True; with recipe 'nvfp4_weight_only'"):
+        convert(model, "nvfp4_weight_only", static_inputs=True, calibration=found)
+    with pytest.raises(ValueError, match="rounding is given with recipe 'fp8_block'"):
+        convert(model, "fp8_block", rounding="mse")
+    with pytest.raises(ValueError, match="fp8_share is 5; accepted are 0 to 1"):
+        convert(model, "nvfp4", fp8_share=5)
+    with pytest.raises(TypeError, match="calibration is dict"):
+        convert(model, "nvfp4", rounding="gptq", calibration={})
+    found.layers["first"], found.layers["up_proj"] = found.layers["up_proj"], found.layers["first"]
+    with pytest.raises(ValueError, match="has inputs of 64 elements for first, whose in_features"):
+        convert(model, "nvfp4", rounding="gptq", calibration=found)
+    assert type(model.first) is nn.Linear
+    with pytest.raises(TypeError, match=r"batches is Tensor; .* \[batch\]"):
+        calibrate(model, batches()[0])
+    with pytest.raises(ValueError, match="batches is empty"):
+        calibrate(model, [])
+    with pytest.raises(ValueError, match=r"an input of first has NaN .* ignore='first'"):
+        calibrate(model, [torch.full((2, 32), torch.nan, dtype=BF16)])
+
+
+def test_experts_are_rounded_too() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+    )
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(config).to(BF16).eval()
+    if not hasattr(model.model.layers[0].mlp.experts, "gate_up_proj"):
+        pytest.skip("transformers has experts as linears")
+    exact = model.model.layers[0].mlp.experts.gate_up_proj.detach().clone()
+    errors = []
+    for rounding in ("nearest", "4over6", "mse"):
+        made = copy.deepcopy(model)
+        convert(made, "nvfp4", rounding=rounding)
+        experts = made.model.layers[0].mlp.experts
+        got = experts.weight("gate_up_proj").dequantize(torch.float32)
+        errors.append((got - exact.float()).square().sum().item())
+    assert errors[0] > errors[1] > errors[2]
