@@ -36,10 +36,8 @@ __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
 }
 template <class T>
 __device__ __forceinline__ uint32_t amax_word(const Block<T>& x) {
-  uint32_t m = x.words[0];
-#pragma unroll
-  for (int i = 1; i < Block<T>::kWords; ++i) m = larger<T>(m, x.words[i]);
-  return m;
+  if constexpr (sizeof(T) == 2) return block_amax_pair(x);
+  return float_bits(block_amax(x));
 }
 template <class T>
 __device__ __forceinline__ float amax_of_word(uint32_t m) {

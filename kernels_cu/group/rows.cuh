@@ -43,11 +43,7 @@ template <class T>
 __device__ __forceinline__ void group_amaxes(const Block<T> (&x)[2], int lanes, float (&b)[2]) {
   uint32_t pairs[2];
 #pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    pairs[k] = x[k].words[0];
-#pragma unroll
-    for (int i = 1; i < 8; ++i) pairs[k] = pair_max<T, true>(pairs[k], x[k].words[i]);
-  }
+  for (int k = 0; k < 2; ++k) pairs[k] = block_amax_pair(x[k]);
   uint32_t both = pair_max<T, true>(byte_permute(pairs[0], pairs[1], 0x5410),
                                     byte_permute(pairs[0], pairs[1], 0x7632));
 #pragma unroll

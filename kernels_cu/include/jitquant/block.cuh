@@ -137,13 +137,20 @@ struct Amax<float, kNan> {
   JITQUANT_HD float result() const { return amax; }
 };
 
-// The amax of one block, NaN if there is one in it.
+// The two largest magnitudes of a block's even and odd values of 16 bits, as pair_max has them; NaN
+// wins.
 template <class T>
-JITQUANT_HD float block_amax(const Block<T>& x) {
+JITQUANT_HD uint32_t block_amax_pair(const Block<T>& x) {
   uint32_t pair = x.words[0];
   JITQUANT_UNROLL
   for (int i = 1; i < 8; ++i) pair = pair_max<T, true>(pair, x.words[i]);
-  const Block<T> both = {{pair}};
+  return pair;
+}
+
+// The amax of one block, NaN if there is one in it.
+template <class T>
+JITQUANT_HD float block_amax(const Block<T>& x) {
+  const Block<T> both = {{block_amax_pair(x)}};
   return amax_keep_nan(amax_keep_nan(0.0f, value_of(both, 0)), value_of(both, 1));
 }
 JITQUANT_HD float block_amax(const Block<float>& x) {
