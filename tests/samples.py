@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,10 +119,25 @@ def row_count(x: Tensor, trailing: int = 1) -> int:
     return math.prod(x.shape[: x.dim() - trailing])
 
 
-def cycle(*lists: tuple[Any, ...]) -> Callable[[int], tuple[Any, ...]]:
-    """The i-th of all combinations, so that a list of inputs meets every combination in turn."""
-    combinations = list(itertools.product(*lists))
-    return lambda i: combinations[i % len(combinations)]
+def ways(**values: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Keyword arguments: each combination of ``values`` once, then again from the start.
+
+    The order is shuffled, the same in every process, so that a short list of inputs meets each
+    value of each argument. With ``recipe=RECIPES, dim=(-1, 0)`` an item is such as
+    ``{"recipe": "te", "dim": 0}``.
+    """
+    combinations = [
+        dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
+    ]
+    random.Random(0).shuffle(combinations)
+    return (dict(keywords) for keywords in itertools.cycle(combinations))
+
+
+def described(keywords: dict[str, Any]) -> str:
+    """The values, for a label."""
+    return "-".join(
+        str(v).removeprefix("torch.").removeprefix("float8_") for v in keywords.values()
+    )
 
 
 def _weight(x: Tensor, turn: int) -> Tensor:
@@ -159,13 +175,13 @@ def derived(
     choices: dict[str, tuple[Any, ...]] = dict(op.choices)
     if "dtype" in op.names:
         choices["dtype"] = FP8_DTYPES
-    ways = cycle(*choices.values())
+    options = ways(**choices)
     others = [key for key in op.names if key in OTHERS]
     taken = {a.name for a in op.default._schema.arguments if not a.kwarg_only}
     labels = list(inputs()) if kept is None else list(kept)
     out = []
     for i, (label, dtype, again) in enumerate(itertools.product(labels, DTYPES, range(times))):
-        keywords = dict(zip(choices, ways(5 * i), strict=True))
+        keywords = next(options)
 
         def make(d, i=i, label=label, dtype=dtype, keywords=keywords) -> Arguments:
             x = inputs()[label](dtype, d)
@@ -173,8 +189,7 @@ def derived(
             first = (x, *(made.pop(key) for key in others if key in taken))
             return first, {**made, **keywords}
 
-        told = "-".join(str(value).replace("torch.", "") for value in keywords.values())
-        label = f"{label}-{str(dtype)[6:]}-{told}-{again}"
+        label = f"{label}-{str(dtype)[6:]}-{described(keywords)}-{again}"
         out.append(Sample(name, label, make, exact))
     return out
 
@@ -223,13 +238,11 @@ def _deinterleave_samples() -> tuple[list[Sample], list[Sample]]:
         ((0,), 16, 8),
         ((), 16, 8),
     )
-    combination = cycle(("select", "swiglu"), GRANULARITIES, LAYOUTS, RECIPES)
-    for i, (((leading, inter, run), dtype), op) in enumerate(
-        itertools.product(itertools.product(shapes, DTYPES), ("select", "swiglu"))
-    ):
-        _, granularity, layout, recipe = combination(i)
-        keywords = {"op": op, "recipe": recipe, "scale_layout": layout}
-        name = f"{leading}x{inter}-run{run}-{str(dtype)[6:]}-{op}-{granularity}-{layout}"
+    options = ways(recipe=RECIPES, scale_layout=LAYOUTS, granularity=GRANULARITIES)
+    for (leading, inter, run), dtype, op in itertools.product(shapes, DTYPES, ("select", "swiglu")):
+        keywords = {"op": op, **next(options)}
+        name = f"{leading}x{inter}-run{run}-{str(dtype)[6:]}-{described(keywords)}"
+        granularity = keywords.pop("granularity")
 
         def fused(d, leading=leading, inter=inter, dtype=dtype):
             return randn(*leading, 2 * inter, dtype=dtype).to(d)
@@ -285,13 +298,15 @@ def _norm_samples() -> tuple[list[Sample], list[Sample]]:
 def _mhc_samples() -> tuple[list[Sample], list[Sample]]:
     dynamic, static = [], []
     shapes = ((5, 4, 64), (3, 1, 33), (130, 2, 48), (2, 3, 8, 32), (0, 4, 32), (4, 32))
-    combination = cycle(GRANULARITIES, LAYOUTS, RECIPES)
-    for i, (shape, dtype) in enumerate(itertools.product(shapes, DTYPES)):
-        granularity, layout, recipe = combination(5 * i)
-        keywords = {"recipe": recipe, "scale_layout": layout}
-        name = f"{'x'.join(map(str, shape))}-{str(dtype)[6:]}-{granularity}-{layout}-{recipe}"
+    options = ways(
+        recipe=RECIPES, scale_layout=LAYOUTS, granularity=GRANULARITIES, fp32=(False, True)
+    )
+    for shape, dtype in itertools.product(shapes, DTYPES):
+        keywords = next(options)
+        name = f"{'x'.join(map(str, shape))}-{str(dtype)[6:]}-{described(keywords)}"
+        granularity, fp32 = keywords.pop("granularity"), keywords.pop("fp32")
 
-        def tensors(d, shape=shape, dtype=dtype, fp32=bool(i % 2)):
+        def tensors(d, shape=shape, dtype=dtype, fp32=fp32):
             mix_dtype = torch.float32 if fp32 else dtype
             X = randn(*shape, dtype=dtype).to(d)
             A = randn(*shape[:-1], dtype=mix_dtype, seed=7).to(d)
@@ -326,14 +341,12 @@ def _mhc_samples() -> tuple[list[Sample], list[Sample]]:
 def _weight_samples() -> tuple[list[Sample], list[Sample]]:
     dynamic, static = [], []
     shapes = ((32, 64), (17, 40), (130, 96), (5, 1), (1, 16), (48, 33))
-    combination = cycle(("1x16", "16x16"), (-1, 0), LAYOUTS, RECIPES)
-    for i in range(48):
-        block, dim, layout, recipe = combination(i)
-        if dim == 0:
-            layout = "linear"
-        shape, dtype = shapes[(i // 3) % len(shapes)], DTYPES[i % 3]
-        keywords = {"block": block, "dim": dim, "recipe": recipe, "scale_layout": layout}
-        name = f"{shape[0]}x{shape[1]}-{str(dtype)[6:]}-{block}-{dim}-{layout}-{recipe}-{i}"
+    options = ways(block=("1x16", "16x16"), dim=(-1, 0), scale_layout=LAYOUTS, recipe=RECIPES)
+    for shape, dtype, turn in itertools.product(shapes, DTYPES, range(3)):
+        keywords = next(options)
+        if keywords["dim"] == 0:
+            keywords["scale_layout"] = "linear"
+        name = f"{shape[0]}x{shape[1]}-{str(dtype)[6:]}-{described(keywords)}-{turn}"
 
         def weight(d, shape=shape, dtype=dtype):
             return randn(*shape, dtype=dtype).to(d)
@@ -373,9 +386,9 @@ def _weight_samples() -> tuple[list[Sample], list[Sample]]:
 def _dequantize_samples() -> list[Sample]:
     out = []
     shapes = ((5, 64), (48,), (3, 19), (130, 80), (2, 3, 24), (0, 32))
-    combination = cycle(GRANULARITIES, LAYOUTS)
-    for i, (shape, dtype) in enumerate(itertools.product(shapes, (None, *DTYPES))):
-        granularity, layout = combination(i + i // 4)
+    options = ways(granularity=GRANULARITIES, scale_layout=LAYOUTS)
+    for shape, dtype in itertools.product(shapes, (None, *DTYPES)):
+        granularity, layout = next(options).values()
 
         def make(d, shape=shape, dtype=dtype, granularity=granularity, layout=layout):
             parts = reference.quantize_nvfp4(

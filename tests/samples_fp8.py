@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from samples import (
     WRITABLE,
     Arguments,
     Sample,
-    cycle,
     derived,
+    described,
     inputs,
     randn,
     row_count,
     specials,
+    ways,
 )
 from torch import Tensor
 
@@ -52,7 +54,7 @@ def _scale(d: Device, count: int = 1) -> Tensor:
 def _fp8_samples() -> list[Sample]:
     out = []
     # granularity, given, scale_ub, with_amax
-    ways = (
+    kinds = (
         ("tensor", None, None, True),
         ("row", None, None, True),
         ("tensor", "tensor", None, True),
@@ -62,11 +64,10 @@ def _fp8_samples() -> list[Sample]:
         ("tensor", None, 0.75, True),
         ("tensor", "tensor", None, False),
     )
-    way_of = cycle(ways)
-    for i, ((label, make), dtype) in enumerate(itertools.product(inputs().items(), DTYPES)):
-        for j in (i, i + 3, i + 6):
-            ((granularity, given, bound, with_amax),) = way_of(j)
-            fp8 = FP8_DTYPES[(i + j // 8) % 2]
+    options = ways(kind=kinds, dtype=FP8_DTYPES)
+    for (label, make), dtype in itertools.product(inputs().items(), DTYPES):
+        for _ in range(3):
+            (granularity, given, bound, with_amax), fp8 = next(options).values()
 
             def arguments(
                 d, make=make, dtype=dtype, g=granularity, given=given, b=bound, a=with_amax, f=fp8
@@ -93,34 +94,38 @@ def _fp8_samples() -> list[Sample]:
     return out
 
 
-def _keywords(combination: tuple[Any, ...]) -> dict[str, Any]:
-    names = ("dtype", "scale_format", "scale_layout", "recipe", "eps")
-    return dict(zip(names, combination, strict=True))
-
-
-def _described(keywords: dict[str, Any]) -> str:
-    return "-".join(short(v) if isinstance(v, torch.dtype) else str(v) for v in keywords.values())
-
-
-_GROUP_WAYS = cycle(GROUP_DTYPES, SCALE_FORMATS, GROUP_SCALE_LAYOUTS, GROUP_RECIPES, (None, 0.01))
+def _group_ways() -> Iterator[dict[str, Any]]:
+    """What a function with a scale for each group takes beside its tensor."""
+    return ways(
+        dtype=GROUP_DTYPES,
+        scale_format=SCALE_FORMATS,
+        scale_layout=GROUP_SCALE_LAYOUTS,
+        recipe=GROUP_RECIPES,
+        eps=(None, 0.01),
+        group_size=GROUP_SIZES,
+    )
 
 
 def _group_samples() -> list[Sample]:
     out = []
-    for i, ((label, make), dtype) in enumerate(itertools.product(inputs().items(), DTYPES)):
-        for j in range(3):
-            keywords = _keywords(_GROUP_WAYS(29 * (3 * i + j)))
-            size = GROUP_SIZES[(i + j) % 5]
-            out.append(
-                Sample(
-                    "quantize_per_token_group",
-                    f"{label}-{short(dtype)}-{size}-{_described(keywords)}",
-                    lambda d, m=make, t=dtype, s=size, k=keywords: ((m(t, d), s), dict(k)),
-                )
+    options = _group_ways()
+    for (label, make), dtype, turn in itertools.product(inputs().items(), DTYPES, range(3)):
+        keywords = next(options)
+        out.append(
+            Sample(
+                "quantize_per_token_group",
+                f"{label}-{short(dtype)}-{described(keywords)}-{turn}",
+                lambda d, m=make, t=dtype, k=keywords: ((m(t, d),), dict(k)),
             )
+        )
     # A few groups that are no multiple of four, so that the last packed element has padding.
     for size, cols, layout in itertools.product((16, 128), (300, 512), GROUP_SCALE_LAYOUTS):
-        keywords = _keywords((GROUP_DTYPES[0], "ue8m0_packed", layout, "deepgemm", None))
+        keywords = {
+            "dtype": GROUP_DTYPES[0],
+            "scale_format": "ue8m0_packed",
+            "scale_layout": layout,
+            "recipe": "deepgemm",
+        }
         out.append(
             Sample(
                 "quantize_per_token_group",
@@ -135,18 +140,21 @@ def _counted(op: str, factor: int) -> list[Sample]:
     """Experts with a count of rows each; ``factor`` times the columns go in."""
     out = []
     counts = ([3, 0, 9, 5], [0, 0, 0, 0], [9, 9, 9, 9], [-1, 20, 1, 2])
-    for i, (count, layout) in enumerate(itertools.product(counts, GROUP_SCALE_LAYOUTS)):
-        scale_format = SCALE_FORMATS[(i + i // 3) % 3]
-        keywords = _keywords((GROUP_DTYPES[i % 3], scale_format, layout, "te", None))
+    options = ways(
+        dtype=GROUP_DTYPES, scale_format=SCALE_FORMATS, counts=(torch.int32, torch.int64)
+    )
+    for count, layout in itertools.product(counts, GROUP_SCALE_LAYOUTS):
+        keywords = {"scale_layout": layout, **next(options)}
+        label = f"counts-{'_'.join(map(str, count))}-{described(keywords)}"
+        integer = keywords.pop("counts")
 
-        def arguments(d, count=count, k=keywords, fp32=i % 2) -> Arguments:
+        def arguments(d, count=count, k=keywords, integer=integer) -> Arguments:
             x = randn(4, 9, factor * 72)
             for e, c in enumerate(count):
                 x[e, max(c, 0) :] = float("nan")  # rows past the count influence nothing
-            numbers = torch.tensor(count, dtype=torch.int64 if fp32 else torch.int32)
-            return (x.to(d), 32, numbers.to(d)), dict(k)
+            return (x.to(d), 32, torch.tensor(count, dtype=integer).to(d)), dict(k)
 
-        out.append(Sample(op, f"counts-{i}-{_described(keywords)}", arguments, factor == 1))
+        out.append(Sample(op, label, arguments, factor == 1))
     return out
 
 
@@ -157,49 +165,57 @@ SILU_PLACES = {"apart": (16, 96), "odd_stride": (3, 69), "misaligned": (1, 64), 
 def _silu_samples() -> tuple[list[Sample], list[Sample]]:
     fp8, group = [], []
     shapes = (((5,), 64), ((3,), 40), ((2, 3), 24), ((4,), 21), ((130,), 48), ((0,), 16), ((), 16))
-    for i, ((leading, cols), dtype) in enumerate(itertools.product(shapes, DTYPES)):
-        interleave = (0, cols, 8 if cols % 8 == 0 else 7)[i % 3]
-        given = i % 2
+    options, fp8_options = (
+        _group_ways(),
+        ways(
+            dtype=FP8_DTYPES, given=(False, True), with_amax=(True, True, False), columns=(0, 1, 2)
+        ),
+    )
+    for (leading, cols), dtype in itertools.product(shapes, DTYPES):
+        how = next(fp8_options)
+        interleave = (0, cols, 8 if cols % 8 == 0 else 7)[how.pop("columns")]
+        name = f"{leading}x{cols}-{short(dtype)}-{interleave}"
+        label, given = f"{name}-{described(how)}", how.pop("given")
+        how |= {"interleave": interleave, "granularity": "tensor" if given else "row"}
 
         def fused(d, leading=leading, cols=cols, dtype=dtype) -> Tensor:
             return randn(*leading, 2 * cols, dtype=dtype).to(d)
 
-        def make_fp8(d, x=fused, n=interleave, given=given, i=i) -> Arguments:
-            granularity = "tensor" if given else "row"
-            keywords = {"dtype": FP8_DTYPES[i % 2], "interleave": n, "granularity": granularity}
-            return (x(d), _scale(d) if given else None), {**keywords, "with_amax": i % 4 != 3}
+        def make_fp8(d, x=fused, given=given, k=how) -> Arguments:
+            return (x(d), _scale(d) if given else None), dict(k)
 
-        keywords = _keywords(_GROUP_WAYS(29 * i)) | {"interleave": interleave}
-        size = GROUP_SIZES[i % 5]
-        name = f"{leading}x{cols}-{short(dtype)}-{interleave}"
-        fp8.append(Sample("swiglu_quantize_fp8", f"{name}-{given}", make_fp8, False))
+        keywords = next(options)
+        fp8.append(Sample("swiglu_quantize_fp8", label, make_fp8, False))
         group.append(
             Sample(
                 "swiglu_quantize_per_token_group",
-                f"{name}-{size}-{_described(keywords)}",
-                lambda d, x=fused, s=size, k=keywords: ((x(d), s), dict(k)),
+                f"{name}-{described(keywords)}",
+                lambda d, x=fused, k={**keywords, "interleave": interleave}: ((x(d),), dict(k)),
                 False,
             )
         )
-    ways = itertools.product(SILU_PLACES.items(), DTYPES, (0, 8))
-    for i, ((place, (first, pitch)), dtype, interleave) in enumerate(ways):
+    dtypes = ways(dtype=FP8_DTYPES)
+    for (place, (first, pitch)), dtype, interleave in itertools.product(
+        SILU_PLACES.items(), DTYPES, (0, 8)
+    ):
 
         def apart(d, first=first, pitch=pitch, dtype=dtype) -> Tensor:
             memory = randn(first + 6 * pitch, dtype=dtype).to(d)
             return memory.as_strided((2, 3, 64), (3 * pitch, pitch, 1), first)
 
-        def make_apart(d, x=apart, n=interleave, i=i) -> Arguments:
-            keywords = {"dtype": FP8_DTYPES[i % 2], "interleave": n}
-            return (x(d), None), {**keywords, "granularity": "row"}
+        how = {**next(dtypes), "interleave": interleave, "granularity": "row"}
 
-        keywords = _keywords(_GROUP_WAYS(29 * i)) | {"interleave": interleave}
+        def make_apart(d, x=apart, k=how) -> Arguments:
+            return (x(d), None), dict(k)
+
+        keywords = {**next(options), "group_size": 16, "interleave": interleave}
         name = f"{place}-{short(dtype)}-{interleave}"
         fp8.append(Sample("swiglu_quantize_fp8", name, make_apart, False))
         group.append(
             Sample(
                 "swiglu_quantize_per_token_group",
-                f"{name}-{_described(keywords)}",
-                lambda d, x=apart, k=keywords: ((x(d), 16), dict(k)),
+                f"{name}-{described(keywords)}",
+                lambda d, x=apart, k=keywords: ((x(d),), dict(k)),
                 False,
             )
         )
@@ -208,10 +224,19 @@ def _silu_samples() -> tuple[list[Sample], list[Sample]]:
 
 def _norm_samples() -> tuple[list[Sample], list[Sample]]:
     fp8, group = [], []
-    for i, (label, dtype) in enumerate(itertools.product(WRITABLE, DTYPES)):
-        make = inputs()[label]
-        weight_dtype = torch.float32 if i % 2 else dtype
-        residual, given = i % 4 < 2, i % 3 == 0
+    options = ways(
+        dtype=FP8_DTYPES,
+        granularity=("tensor", "row", "row"),
+        residual=(False, True),
+        fp32=(False, True),
+    )
+    group_options = _group_ways()
+    for label, dtype in itertools.product(WRITABLE, DTYPES):
+        make, how, keywords = inputs()[label], next(options), next(group_options)
+        name = f"{label}-{short(dtype)}-{described(how)}"
+        group_name = f"{label}-{short(dtype)}-{how['residual']}-{how['fp32']}-{described(keywords)}"
+        residual, weight_dtype = how.pop("residual"), torch.float32 if how.pop("fp32") else dtype
+        keywords["amax_eps"] = keywords.pop("eps")
 
         def tensors(d, make=make, dtype=dtype, w=weight_dtype, residual=residual):
             x = make(dtype, d)
@@ -219,44 +244,49 @@ def _norm_samples() -> tuple[list[Sample], list[Sample]]:
             added = randn(*x.shape, dtype=dtype, seed=6).to(d) if residual else None
             return x, weight, added
 
-        def make_fp8(d, tensors=tensors, given=given, i=i) -> Arguments:
+        def make_fp8(d, tensors=tensors, k=how) -> Arguments:
             x, weight, added = tensors(d)
-            keywords = {"dtype": FP8_DTYPES[i % 2], "granularity": "tensor" if given else "row"}
-            scale = _scale(d) if given else None
-            return (x, weight, scale), {"residual": added, **keywords}
+            scale = _scale(d) if k["granularity"] == "tensor" else None
+            return (x, weight, scale), {"residual": added, **k}
 
-        def make_group(d, tensors=tensors, i=i) -> Arguments:
+        def make_group(d, tensors=tensors, k=keywords) -> Arguments:
             x, weight, added = tensors(d)
-            keywords = _keywords(_GROUP_WAYS(29 * i))
-            keywords["amax_eps"] = keywords.pop("eps")
-            return (x, weight, GROUP_SIZES[i % 5], 1e-5), {"residual": added, **keywords}
+            return (x, weight), {"eps": 1e-5, "residual": added, **k}
 
-        name = f"{label}-{short(dtype)}-{residual}"
-        fp8.append(Sample("rmsnorm_quantize_fp8", f"{name}-{given}", make_fp8))
-        group.append(Sample("rmsnorm_quantize_per_token_group", name, make_group))
+        fp8.append(Sample("rmsnorm_quantize_fp8", name, make_fp8))
+        group.append(Sample("rmsnorm_quantize_per_token_group", group_name, make_group))
     return fp8, group
+
+
+def _block_ways() -> Iterator[dict[str, Any]]:
+    """What a function with a scale for each block takes beside its tensor."""
+    return ways(
+        block=BLOCK_SHAPES,
+        dtype=GROUP_DTYPES,
+        scale_format=SCALE_FORMATS[:2],
+        scale_layout=BLOCK_SCALE_LAYOUTS,
+        recipe=GROUP_RECIPES,
+    )
 
 
 def _block_samples() -> list[Sample]:
     out = []
-    ways = cycle(
-        BLOCK_SHAPES, GROUP_DTYPES, SCALE_FORMATS[:2], BLOCK_SCALE_LAYOUTS, GROUP_RECIPES, (None,)
-    )
+    options = _block_ways()
     shapes = ((130, 300), (128, 256), (5, 1), (1, 40), (2, 70, 33), (0, 48), (33, 520))
-    for i, (shape, dtype) in enumerate(itertools.product(shapes, DTYPES)):
-        for j in range(4):
-            block, *rest = ways(31 * (4 * i + j) + j)
-            keywords = _keywords(tuple(rest))
-            out.append(
-                Sample(
-                    "quantize_block",
-                    f"{'x'.join(map(str, shape))}-{short(dtype)}-{block[0]}-{_described(keywords)}",
-                    lambda d, s=shape, t=dtype, b=block, k=keywords: (
-                        (randn(*s, dtype=t).to(d), *b),
-                        dict(k),
-                    ),
-                )
+    for shape, dtype, turn in itertools.product(shapes, DTYPES, range(4)):
+        keywords = next(options)
+        name = f"{'x'.join(map(str, shape))}-{short(dtype)}-{described(keywords)}-{turn}"
+        block = keywords.pop("block")
+        out.append(
+            Sample(
+                "quantize_block",
+                name,
+                lambda d, s=shape, t=dtype, b=block, k=keywords: (
+                    (randn(*s, dtype=t).to(d), *b),
+                    dict(k),
+                ),
             )
+        )
     for label in ("specials", "infinity", "row_stride", "odd_stride", "expanded", "zeros"):
         make = inputs()[label]
         out.append(
@@ -274,29 +304,25 @@ def _block_samples() -> list[Sample]:
 
 def _both_samples() -> list[Sample]:
     out = []
-    ways = cycle(
-        BLOCK_SHAPES, GROUP_DTYPES, SCALE_FORMATS[:2], BLOCK_SCALE_LAYOUTS, GROUP_RECIPES, (None,)
-    )
-    for i, (label, dtype) in enumerate(itertools.product(MATRICES, DTYPES)):
-        block, *rest = ways(31 * i)
-        keywords = _keywords(tuple(rest))
-        make = inputs()[label]
+    options, group_options = _block_ways(), _group_ways()
+    for label, dtype in itertools.product(MATRICES, DTYPES):
+        make, keywords = inputs()[label], next(options)
+        name = f"{label}-{short(dtype)}-{described(keywords)}"
+        block = keywords.pop("block")
         out.append(
             Sample(
                 "quantize_block_both",
-                f"{label}-{short(dtype)}-{block[0]}-{_described(keywords)}",
+                name,
                 lambda d, m=make, t=dtype, b=block, k=keywords: ((m(t, d), *b), dict(k)),
             )
         )
-    for i, (label, dtype) in enumerate(itertools.product(MATRICES, DTYPES)):
-        keywords = _keywords(_GROUP_WAYS(29 * i))
-        size = GROUP_SIZES[i % 5]
-        make = inputs()[label]
+    for label, dtype in itertools.product(MATRICES, DTYPES):
+        make, keywords = inputs()[label], next(group_options)
         out.append(
             Sample(
                 "quantize_per_token_group_both",
-                f"{label}-{short(dtype)}-{size}-{_described(keywords)}",
-                lambda d, m=make, t=dtype, s=size, k=keywords: ((m(t, d), s), dict(k)),
+                f"{label}-{short(dtype)}-{described(keywords)}",
+                lambda d, m=make, t=dtype, k=keywords: ((m(t, d),), dict(k)),
             )
         )
     out.append(

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import torch
-from samples import DTYPES, Arguments, Sample, cycle, inputs, randn
+from samples import DTYPES, Arguments, Sample, inputs, randn, ways
 from torch import Tensor
 
 from jitquant.formats import MXFP4_SCALINGS, ROTATIONS, SCALE_LAYOUTS, SELECTS
@@ -130,11 +130,11 @@ def recipe_samples() -> dict[str, list[Sample]]:
     nvfp4: list[Sample] = []
     mxfp4: list[Sample] = []
     back: list[Sample] = []
-    ways = cycle(("tensor", "row"), SCALE_LAYOUTS)
+    layouts = ways(granularity=("tensor", "row"), scale_layout=SCALE_LAYOUTS)
     every = itertools.product(DTYPES, ROTATIONS, range(3), (True, False))
     for turn, (dtype, rotate, kind, flat) in enumerate(every):
         # The kernels for contiguous tensors of whole blocks, and those for all others.
-        granularity, layout = ("tensor", "linear") if flat else ways(turn)
+        granularity, layout = ("tensor", "linear") if flat else next(layouts).values()
         if not flat and granularity == "tensor":
             layout = "swizzled_128x4"
         rotation: dict[str, Any] = {"rotate": rotate}
@@ -159,14 +159,13 @@ def recipe_samples() -> dict[str, list[Sample]]:
             mxfp4.append(
                 Sample("quantize_mxfp4", said, lambda d, x=x, k=mx: ((x().to(d),), _on(d, k)))
             )
-    labels = list(inputs())
-    for i, (label, dtype) in enumerate(itertools.product(labels, DTYPES)):
-        said = f"{label}-{str(dtype)[6:]}-{i}"
+    for i, (label, dtype) in enumerate(itertools.product(inputs(), DTYPES)):
+        said = f"{label}-{str(dtype)[6:]}"
 
         def plain(label=label, dtype=dtype) -> Tensor:
             return _plain(label, dtype)
 
-        granularity, layout = ways(i)
+        granularity, layout = next(layouts).values()
         amax.append(
             Sample(
                 "rotated_amax",
