@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -34,7 +35,7 @@ def compiler() -> list[str]:
 def link(objects: Iterable[Path], library: Path, *arguments: str | Path) -> Path:
     """A shared library of ``objects``; returns its path."""
     command = [*compiler(), "-shared", *objects, *arguments, "-o", library]
-    subprocess.run([str(word) for word in command], check=True)
+    _run([str(word) for word in command])
     return library
 
 
@@ -60,7 +61,7 @@ def _compile(command: list[str], place: Path) -> Path:
             out, depfile = Path(scratch) / "o", Path(scratch) / "d"
             started = time.time()
             more = ["-c", "-MMD", "-MF", str(depfile), "-MT", "o", "-o", str(out)]
-            subprocess.run([*command, *more], cwd=ROOT, check=True)
+            _run([*command, *more])
             rule = depfile.read_text().replace("\\\n", " ").partition(":")[2]
             files = {name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", rule.strip())}
             names = "\n".join(sorted(files))
@@ -71,6 +72,20 @@ def _compile(command: list[str], place: Path) -> Path:
             target = place / f"{_content(names)}-{_digest(content)}.o"
             (Path(scratch) / "n").replace(place / f"{_digest(names.encode())}.files")
             return out.replace(target)
+
+
+def _run(command: list[str]) -> None:
+    """Runs a compiler.
+
+    Raises:
+        RuntimeError: it failed; the first line is its first error.
+    """
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    first = re.search(r"^.*\berror: .*$|undefined reference.*$", done.stderr, re.MULTILINE)
+    said = first[0] if first else f"{command[0]} ended with exit code {done.returncode}"
+    raise RuntimeError(f"{said}\n{shlex.join(command)}\n{done.stderr[-4000:]}")
 
 
 def _stored(place: Path) -> Path | None:

@@ -68,3 +68,11 @@ def test_several_at_once_compile_once(source: Path) -> None:
         made = set(pool.map(lambda _: compiled([source], folder / "kept"), range(4)))
     assert len(made) == 1
     assert (folder / "log").read_text() == "compiled\n"
+
+
+def test_an_error_begins_with_what_the_compiler_says_first(source: Path) -> None:
+    source.write_text("int before;\nint value() { return nowhere; }\n")
+    with pytest.raises(RuntimeError) as raised:
+        _value(source)
+    assert str(raised.value).splitlines()[0].endswith("not declared in this scope")
+    assert f"{source}:2:" in str(raised.value).splitlines()[0]
