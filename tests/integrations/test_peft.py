@@ -12,14 +12,14 @@ from torch import nn
 
 from jitquant.nn import NVFP4Linear, convert
 
-peft = pytest.importorskip("peft")
-from jitquant.integrations.peft import with_jitquant  # noqa: E402
-
 BF16 = torch.bfloat16
 
 
 def test_adapters_train(tmp_path: Path) -> None:
     """The loss falls, in adapters of the first layer too, behind a quantized one."""
+    peft = pytest.importorskip("peft")
+    from jitquant.integrations.peft import with_jitquant
+
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32)).to(BF16)
     convert(model, "nvfp4")

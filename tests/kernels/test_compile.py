@@ -30,7 +30,7 @@ OTHERS = ("80", "86", "89", "120a")
 """One architecture for each choice that the preprocessor makes beside those."""
 ALIKE = ("103a", "110a", "121a")
 """Those that take the code of another one's, for which one file will do."""
-QUICK = {"dequantize_ragged", "quantize_nvfp4"}
+QUICK = {"quantize_nvfp4"}
 """Of the modules, those that are not left to --all: nvcc takes ten to thirty seconds for one."""
 ALIASES = {
     "fused_amax_quantize": ["deinterleave_quantize_from_buffer", "quantize_nvfp4_from_buffer"]

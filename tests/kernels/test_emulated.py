@@ -188,13 +188,13 @@ HOPPER_ALONE = {"nvfp4_linear_fp8"}
 """Ops that refuse all other devices."""
 
 
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(OPS))
-def test_every_sample(machine: Machine, checked: set[str], name: str) -> None:
+def test_every_sample(machine: Machine, checked: set[str], name: str, turn: int) -> None:
+    """On one device in one order; the second turn is another device in the other order."""
     for i, sample in enumerate(SAMPLES[name]):
-        devices = (i % machine.devices, (i + 2) % machine.devices)
-        if name in HOPPER_ALONE:
-            devices = HOPPER, HOPPER
-        _check(machine, sample, [(devices[0], False), (devices[1], True)])
+        device = HOPPER if name in HOPPER_ALONE else (i + 2 * turn) % machine.devices
+        _check(machine, sample, [(device, (i // machine.devices + turn) % 2 > 0)])
     checked.add(name)
 
 
@@ -374,12 +374,14 @@ def test_what_is_written_has_memory_of_its_own(machine: Machine) -> None:
         assert refusals(residual, **changed) == ()
 
 
-@pytest.mark.parametrize(("gap", "shift"), [(16, 0), (3, 1)])
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ["samples", "fp8", "groups", "anywhere"])
-def test_elements_whose_rows_lie_apart(machine: Machine, family: str, gap: int, shift: int) -> None:
+def test_row_strided_elements(machine: Machine, family: str, turn: int) -> None:
+    """Aligned rows and unaligned ones, in turns; the second turn exchanges them."""
     samples = ALL_SAMPLES if family == "samples" else FAMILIES[family]()
     for i, sample in enumerate(sample for sample in samples if sample.op in APART):
-        _check(machine, sample, [(i % machine.devices, i % 2 > 0)], gap, shift)
+        gap, shift = (16, 0) if (i + turn) % 2 else (3, 1)
+        _check(machine, sample, [(i % machine.devices, i // machine.devices % 2 > 0)], gap, shift)
 
 
 @pytest.mark.parametrize(("case", "recipe"), golden.CASES)

@@ -221,7 +221,16 @@ def test_no_build(source: Path, loader: Loader, monkeypatch: pytest.MonkeyPatch)
         loader.get_device_module("scale", [source], archs="90a")
 
 
-@pytest.mark.parametrize("name", kernel_names(default_kernels_dir()))
+QUICK = {"dequantize", "fused_amax_quantize", "nvfp4_experts", "quantize_per_token_group"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in kernel_names(default_kernels_dir())
+    ],
+)
 def test_kernels_of_the_project_compile(loader: Loader, name: str) -> None:
     """Their headers are read whole; templates are only parsed until an instance is asked for."""
     nvrtc_or_skip()

@@ -230,6 +230,19 @@ CASES = {
     ),
 }
 
+# One of each kind of result; Inductor compiles C++ for each case, which takes a second or more.
+QUICK = {
+    "quantize_nvfp4",
+    "rmsnorm_quantize_nvfp4",
+    "dequantize_nvfp4",
+    "nvfp4_experts",
+    "quantize_fp8",
+    "quantize_per_token_group",
+    "quantize_block_both",
+    "quantize_ragged_grad",
+}
+PARAMETERS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+
 # Inductor's C++ backend has no float8_e8m0fnu, and ends such a graph with a copy to its input.
 NOT_FROM_OUTSIDE = [name for name in CASES if name.startswith("quantize_mxfp8")]
 
@@ -258,7 +271,7 @@ def test_every_function_is_here() -> None:
     assert {name.partition("-")[0] for name in CASES} == public
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_functional_and_into_buffers_made_inside(name: str) -> None:
     case = CASES[name]
 
@@ -270,7 +283,7 @@ def test_functional_and_into_buffers_made_inside(name: str) -> None:
     assert same(got, (want, want))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in NOT_FROM_OUTSIDE])
+@pytest.mark.parametrize("name", [p for p in PARAMETERS if p.values[0] not in NOT_FROM_OUTSIDE])
 def test_into_buffers_from_outside(name: str) -> None:
     case = CASES[name]
     out = case.empty(ROWS)
