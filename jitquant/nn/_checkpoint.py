@@ -114,10 +114,13 @@ class _Source:
         config = directory / "config.json"
         if not config.is_file():
             raise FileNotFoundError(f"{directory} has no config.json; accepted is a model's folder")
-        self.config: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+        self.config = _read_json(config)
         index = directory / INDEX
         if index.is_file():
-            self.map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            weight_map = _read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ValueError(f"{index} has no weight_map; download it again")
+            self.map: dict[str, str] = weight_map
             names = sorted(set(self.map.values()))
         else:
             names = sorted(p.name for p in directory.glob("*.safetensors"))
@@ -397,6 +400,8 @@ class _Work:
             return None
         if any(part in module.rpartition(".")[2] for part in _EMBEDDINGS):
             return "an embedding"
+        if entry.dtype not in INPUT_DTYPES:
+            return f"it is {entry.dtype}"
         if len(entry.shape) == 3 and "experts" in name:
             return f"experts of {self.source.config.get('model_type')} in one tensor are not read"
         return "not the weight of a linear"
@@ -601,6 +606,16 @@ def _writing(path: Path, layout: Layout) -> Iterator[Writer]:
     except BaseException:
         writer.abandon()
         raise
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; download it again") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} has a {type(found).__name__}; accepted is an object of JSON")
+    return found
 
 
 def _check_model(config: Mapping[str, Any]) -> None:

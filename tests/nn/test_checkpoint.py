@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -398,6 +399,28 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     (tmp_path / "out").write_text("")
     with pytest.raises(FileExistsError, match="is there already"):
         quantize_checkpoint(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_files_of_json_that_are_broken(file: str, text: str, tmp_path: Path) -> None:
+    source = folder(tmp_path / "in", tensors())
+    (source / file).write_text(text)
+    if (file, text) == ("config.json", "{}"):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")  # nothing in it is needed
+        return
+    with pytest.raises(
+        ValueError, match=f"{re.escape(file)} (is not JSON|has (a list|no weight_map))"
+    ):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_other_dtypes_are_named(tmp_path: Path) -> None:
+    made = {"a.weight": randn(64, 64), "b.weight": randn(64, 64).double()}
+    done = quantize_checkpoint(folder(tmp_path / "in", made, 1), tmp_path / "out", device="cpu")
+    assert done.why == {"b.weight": "it is torch.float64"}
+    assert done.left == {"b.weight": 64 * 64}
 
 
 def test_weights_that_are_not_finite(tmp_path: Path) -> None:
