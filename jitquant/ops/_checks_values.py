@@ -88,7 +88,7 @@ def _offsets(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
 def _sizes(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
     offsets = arguments["offsets"]
     wrong = (t < 0) | (t > offsets[1:] - offsets[:-1])
-    return _wrong(t, wrong, "sizes from 0 to what lies between two offsets")
+    return _wrong(t, wrong, "sizes from 0 to the distance between two offsets")
 
 
 def _ends(t: Tensor, arguments: Mapping[str, Any]) -> str | None:

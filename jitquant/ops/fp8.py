@@ -210,8 +210,8 @@ def _plan_dequantize(
         )
     if block_rows == 0 and scale_inv.dtype != torch.float32:
         raise TypeError(
-            f"scale_inv is {scale_inv.dtype} with block_rows 0; accepted is float32 where a whole "
-            "tensor has one scale. Pass the number that it stands for as torch.float32"
+            f"scale_inv is {scale_inv.dtype} with block_rows 0; accepted is float32 for one scale "
+            "of a whole tensor. Pass its value as torch.float32"
         )
     if (
         block_rows

@@ -118,7 +118,7 @@ def _check_together(block: str, rotate: str, select: str, rounding: str, top: in
     if select != "none" and rounding != "nearest":
         raise ValueError(
             f"rounding is {rounding!r} with select={select!r}; accepted is 'nearest': the choice "
-            "would hang on the draw"
+            "would depend on the draw"
         )
 
 

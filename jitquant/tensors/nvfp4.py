@@ -303,7 +303,10 @@ class NVFP4Tensor(Parts):
                 "share a scale, so accepted are multiples of 16"
             )
         if start == stop:
-            raise ValueError(f"rows {start}:{stop} of a tensor packed along dim 0 are none")
+            raise ValueError(
+                f"rows {start}:{stop} of a tensor packed along dim 0 are empty; accepted is a stop "
+                "beyond the start"
+            )
         first, last = start // NVFP4_BLOCK, ceil_to(stop, NVFP4_BLOCK) // NVFP4_BLOCK
         width = NVFP4_BLOCK // CODES_PER_BYTE
         return replace(
