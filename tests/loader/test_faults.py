@@ -453,8 +453,15 @@ def test_compilers_end_with_a_builder_that_is_killed(
     pids = tmp_path / "pids"
     script = f'sleep 3000 & echo $$ $! > "{pids}.new"; mv "{pids}.new" "{pids}"; wait'
     monkeypatch.setenv("CXX", compiler(tmp_path, script))
-    source = write_plain(tmp_path / "source")
-    builder = fork(lambda: factor(tmp_path / "cache", source) > 0, tmp_path / "output.txt")
+    request = Request("plain", (str(write_plain(tmp_path / "source")),))
+    waits = tmp_path / "waits"  # once the builder has said what it started
+
+    def build() -> bool:
+        loader = new_loader(tmp_path / "cache")
+        return loader.ensure(request, on_tick=lambda _: waits.touch()).is_new
+
+    builder = fork(build, tmp_path / "output.txt")
+    wait_for(waits.exists)
     wait_for(pids.exists)
     started = [int(word) for word in pids.read_text().split()]
     assert len(started) == 2
