@@ -206,13 +206,19 @@ def host(results: Path) -> list[str]:
     return _table((*head, ""), lines)
 
 
+#: Ends of the names of what is not the first call of one module.
+_NO_MODULES = ("_median", "_most", "_call", "_compilers")
+
+
 def loader(results: Path) -> list[str]:
     """What the loader takes, and torch's own ways of the same beside it."""
     seconds: dict[str, float | None] = summary.read(results)["loader"]["seconds"]
+    calls = [k for k in seconds if k.startswith("first_") and not k.endswith(_NO_MODULES)]
+    longest = max(calls, key=lambda key: seconds[key] or 0.0, default="").removeprefix("first_")
     whats = {
         "import": "`import jitquant` beyond `import torch`, processor time",
         "first_median": "first call of an op in bfloat16, nothing built: the median of all",
-        "first_most": "the same: the longest of all",
+        "first_most": f"the same: the longest, of `{longest}`",
         "cold": "`fused_amax_quantize` as a whole, nothing built",
         "all_cold": "`jitquant.warmup()`, nothing built",
         "bundled": "`jitquant.warmup()` from a bundle, without a compiler",
