@@ -64,7 +64,7 @@ __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scal
   return nvfp4_encoding_from_amax(amax, scale.divisor, recipe);
 }
 
-// Whether a thread of a grid that stays prefetches its first values: also of many where it then
+// Whether a thread of a persistent grid prefetches its first values: also of many where it then
 // waits for an amax, with whose maxima these are loaded.
 __device__ __forceinline__ bool prefetches_first(const GlobalScale& scale) {
   return scale.kind == GlobalScale::kPartials ? is_first() : is_short();

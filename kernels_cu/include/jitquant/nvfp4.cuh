@@ -1,7 +1,7 @@
 // The NVFP4 recipes, each rule once. A value is e2m1 * e4m3(block scale) * gsa.
 //   te    TransformerEngine's NVFP4 quantizer; torchao's nvfp4_training gives the same bits.
 //   vllm  what vLLM, SGLang and FlashInfer store, with their approximate reciprocals made exact.
-// jitquant/reference/nvfp4.py is the same in PyTorch; the two agree bit for bit.
+// jitquant/numerics/nvfp4.py is the same in PyTorch; the two agree bit for bit.
 #pragma once
 
 #include "jitquant/block.cuh"
