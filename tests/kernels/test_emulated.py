@@ -35,7 +35,7 @@ from torch import Tensor
 from jitquant import reference
 from jitquant.formats import FP8_SCALE_MIN, FP32_TINIEST, RECIPES, SCALE_LAYOUTS
 from jitquant.ops import Op
-from jitquant.ops.schema import Compiled
+from jitquant.ops.schema import Compiled, Number
 
 from .emulated import POISON, Machine, poisoned
 from .emulated_cases import FAMILIES, MORE
@@ -239,6 +239,35 @@ def test_names_and_numbers_are_refused_in_the_plans_words(machine: Machine, name
             machine.call(op.module, op.function, **changed, **buffers)
         assert str(binding.value) == f"{op.function}: {plan.value}"
     assert all(bool((byte_view(t) == POISON).all()) for t in buffers.values())
+
+
+def test_dtypes_are_refused_by_plans_and_bindings(machine: Machine) -> None:
+    """No op takes float64, wherever its record has a rule of dtypes."""
+    machine.use(0)
+    refused = 0
+    for name, op in OPS.items():
+        args, kwargs = SAMPLES[name][0].make("cpu")
+        arguments = op._named(args, kwargs)
+        buffers = {
+            result: poisoned(torch.empty(r.shape, dtype=r.dtype))
+            for result, r in zip(op.results, op.plan(**arguments).results, strict=True)
+        }
+        kinds = {a.name: str(a.real_type) for a in op.default._schema.arguments}
+        for argument, rule in op.accepts.items():
+            if isinstance(rule, Number):
+                continue
+            given, wrong = arguments[argument], torch.float64
+            if "Tensor" in kinds[argument]:
+                shape = given.shape if isinstance(given, Tensor) else (1,)
+                wrong = torch.zeros(shape, dtype=torch.float64)
+            changed = {**arguments, argument: wrong}
+            with pytest.raises(TypeError, match=f"^{argument} is torch.float64; accepted "):
+                op.plan(**changed)
+            with pytest.raises(RuntimeError) as binding:
+                machine.call(op.module, op.function, **changed, **buffers)
+            assert argument in _words(str(binding.value)), f"{name}: {binding.value}"
+            refused += 1
+    assert refused > len(OPS)
 
 
 class _Refusal(NamedTuple):
