@@ -46,7 +46,7 @@ def model(kind: str = "Llama") -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(config).to(BF16).eval()
 
 
-@pytest.fixture(params=["Llama", "Mixtral"])
+@pytest.fixture(params=["Llama", "Mixtral", "GptOss"])
 def folder(request: Any, tmp_path: Path) -> Path:
     model(request.param).save_pretrained(tmp_path / "bf16")
     return tmp_path / "bf16"
