@@ -4,8 +4,9 @@
     python examples/nvfp4_accuracy.py --out accuracy
 
 The model is all-MiniLM-L6-v2, a sentence encoder. Each linear is measured by itself with the inputs
-that it has in the unquantized model; then the whole model is converted, and its embeddings are
-compared with those that it gave before.
+that it has in the unquantized model; then the whole model is converted by several recipes, and its
+embeddings are compared with those that it gave before. GPTQ is calibrated with sentences of the
+documentation of Python.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import argparse
 import copy
 import json
 import os
+import pydoc_data.topics
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,26 @@ TEXT = (
     "Two trains leave at noon, in opposite directions, from stations far apart.",
     "The committee will meet again when the figures have been checked.",
 )
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "fp8_block": {"recipe": "fp8_block"},
+    "nvfp4": {"recipe": "nvfp4"},
+    "nvfp4, 4over6": {"recipe": "nvfp4", "rounding": "4over6"},
+    "nvfp4, mse": {"recipe": "nvfp4", "rounding": "mse"},
+    "nvfp4, gptq": {"recipe": "nvfp4", "rounding": "gptq", "static_inputs": True},
+    "nvfp4, gptq, 10% in FP8": {"recipe": "nvfp4", "rounding": "gptq", "fp8_share": 0.1},
+    "nvfp4_weight_only": {"recipe": "nvfp4_weight_only"},
+    "nvfp4_weight_only, gptq": {"recipe": "nvfp4_weight_only", "rounding": "gptq"},
+}
+"""What `jitquant.nn.convert` is called with, by what is printed."""
+
+
+def sentences(count: int) -> list[str]:
+    """Of Python's documentation, from all over it."""
+    topics = pydoc_data.topics.topics
+    text = re.sub(r"\s+", " ", " ".join(topics[name] for name in sorted(topics)))
+    found = [s for s in re.split(r"(?<=[.!?]) ", text) if 40 < len(s) < 300]
+    return found[:: max(1, len(found) // count)][:count]
 
 
 def load(directory: Path | None, device: torch.device) -> tuple[nn.Module, Any]:
@@ -65,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, help="another encoder's directory")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--calibrated", type=int, default=256, help="sentences for GPTQ")
     parser.add_argument("--out", type=Path, default=Path("out/accuracy"))
     given = parser.parse_args()
     device = torch.device(given.device)
@@ -81,15 +105,21 @@ def main() -> None:
 
     batch = tokenizer(list(TEXT), padding=True, return_tensors="pt").to(device)
     exact = embeddings(model, batch)
+    calibrated = [
+        tokenizer(list(part), padding=True, truncation=True, return_tensors="pt").to(device)
+        for part in zip(*[iter(sentences(given.calibrated))] * 32, strict=False)
+    ]
+    model = model.to(torch.bfloat16)
+    found = jitquant.nn.calibrate(model, calibrated)
     cosines = {}
-    for recipe in ("nvfp4", "fp8_block"):
+    for name, how in RECIPES.items():
         converted = copy.deepcopy(model)
-        done = jitquant.nn.convert(converted, recipe)
-        console.print(str(done), highlight=False)
+        done = jitquant.nn.convert(converted, calibration=found, **how)
         cosine = nn.functional.cosine_similarity(exact, embeddings(converted, batch))
-        cosines[recipe] = cosine.tolist()
+        cosines[name] = cosine.tolist()
         console.print(
-            f"  cosine similarity of the embeddings: mean {cosine.mean():.4f}, "
+            f"{name}: {len(done.replaced)} of {len(done.replaced) + len(done.skipped)} layers, "
+            f"cosine similarity of the embeddings: mean {cosine.mean():.4f}, "
             f"lowest {cosine.min():.4f}",
             highlight=False,
         )

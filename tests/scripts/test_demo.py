@@ -1,74 +1,116 @@
-"""The demo's measures, on tensors whose answers are known."""
+"""The demo, its language model, and the table of docs/accuracy.md, which the demo makes."""
 
 from __future__ import annotations
 
+import copy
 import io
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from harness import DemoError
-from harness.demo import layers
-from harness.demo.model import Packing, load, sentences
-from harness.demo.report import picture, short, table
+from harness.demo import formats, report
+from harness.demo.formats import FORMATS, Row
+from language_model import (
+    WEIGHTS,
+    Cache,
+    LanguageModel,
+    bits_per_byte,
+    load,
+    sizes_for,
+    texts,
+    windows,
+    written,
+)
 from rich.console import Console
-from torch import nn
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = [Row(name, 2 + 0.001 * i, 10_000 - i, "text", None) for i, name in enumerate(FORMATS)]
 
 
-def test_sqnr_is_the_ratio_of_energies() -> None:
-    x = torch.tensor([3.0, 4.0])
-    assert layers.sqnr_db(x, x) == math.inf
-    assert layers.sqnr_db(x, torch.tensor([3.0, 3.5])) == pytest.approx(20.0)
-    assert layers.sqnr_db(torch.zeros(2), x) == -math.inf
-
-
-def test_a_layer_is_measured() -> None:
+@pytest.fixture(scope="module")
+def small() -> LanguageModel:
     torch.manual_seed(0)
-    row = layers.measure(
-        "layer", nn.Linear(64, 32), torch.randn(10, 64), layers.Settings(granularity="row")
-    )
-    assert row.shape == (10, 64, 32)
-    assert 18 < row.activation_db < 24
-    assert 18 < row.weight_db < 24
-    assert row.bytes_before == 4 * (10 * 64 + 32 * 64)
-    assert row.bytes_after == (10 * 64 + 32 * 64) * 9 // 16 + 4 * 10 + 4
-    assert row.launches is None
+    return LanguageModel(hidden=128, layers=2, intermediate=128).to(torch.bfloat16).eval()
 
 
-def test_packing_leaves_padding_out_and_puts_it_back() -> None:
-    packing = Packing(torch.tensor([[1, 1, 0], [1, 0, 0]]))
-    x = torch.arange(12.0).view(2, 3, 2)
-    rows = packing.rows(x)
-    assert rows.tolist() == [[0, 1], [2, 3], [6, 7]]
-    back = packing.unpack(rows, like=x)
-    assert back.tolist() == [[[0, 1], [2, 3], [0, 0]], [[6, 7], [0, 0], [0, 0]]]
-    pooled = torch.ones(2, 5)
-    assert packing.rows(pooled) is pooled
+def test_the_cache_changes_nothing(small: LanguageModel) -> None:
+    text = torch.arange(60).reshape(2, 30) % 256
+    cache = Cache(2)
+    with torch.no_grad():
+        whole = small(text)
+        parts = [small(part, cache) for part in (text[:, :9], text[:, 9:10], text[:, 10:11])]
+    torch.testing.assert_close(torch.cat(parts, 1), whole[:, :11], rtol=0.05, atol=0.02)
 
 
-def test_the_page_has_sentences() -> None:
-    found = sentences()
-    assert len(found) > 20
-    assert all(text[-1] in ".!?" for text in found)
+def test_bits_of_a_model_that_knows_nothing(small: LanguageModel) -> None:
+    model = copy.deepcopy(small)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    text = torch.randint(256, (5, 17), dtype=torch.uint8)
+    assert bits_per_byte(model, text, batch=2) == pytest.approx(8)
 
 
-def test_a_directory_without_a_model_is_named(tmp_path: object) -> None:
-    with pytest.raises(DemoError, match=r"lacks config\.json"):
-        load(tmp_path, torch.device("cpu"))  # type: ignore[arg-type]
+def test_text_that_is_held_out_is_not_trained_on() -> None:
+    train, held_out = (bytes(part.tolist()) for part in texts())
+    assert len(train) > 10 * len(held_out) > 2_000_000
+    begins = range(0, len(held_out) - 200, len(held_out) // 20)
+    seen = sum(held_out[begin : begin + 200] in train for begin in begins)
+    assert seen <= 3  # some modules of the library have near copies
+    views = windows(torch.arange(100, dtype=torch.uint8), 4, 10)
+    assert views[:, 0].tolist() == [0, 29, 59, 89]
+    assert views.shape == (4, 11)
 
 
-def test_names_are_shortened() -> None:
-    assert short("encoder.layer.3.attention.self.query") == "3.query"
-    assert short("encoder.layer.3.attention.output.dense") == "3.attn.output"
-    assert short("pooler.dense") == "pooler"
+def test_the_model_that_is_in_the_repository_has_learned() -> None:
+    model = load()
+    assert WEIGHTS.stat().st_size < 6_000_000
+    _, held_out = texts()
+    bits = bits_per_byte(model, windows(held_out, 4, 256))
+    assert bits < 2.6  # of 8; zlib needs about 2.5 with all of a file to look at
+    assert written(model, "import o", 1) == "s"
 
 
-def test_table_and_picture(tmp_path: object) -> None:
-    row = layers.Row("encoder.layer.0.output.dense", (750, 1536, 384), 20, 20, 20, 9, 4, 1.5, 2)
+def test_sizes() -> None:
+    for parameters in (2.6e6, 20e6):
+        sizes = sizes_for(parameters)
+        model = LanguageModel(**sizes)
+        count = sum(p.numel() for p in model.parameters())
+        assert count == pytest.approx(parameters, rel=0.15)
+
+
+def test_every_format_converts(small: LanguageModel) -> None:
+    measure = formats.Measure(small, torch.device("cpu"), 2)
+    bf16 = measure.row("bf16", "", 0)
+    for name in FORMATS:
+        row = measure.row(name, "a", 2) if name == "nvfp4" else measure.row(name, "", 0)
+        assert row.bits_per_byte == pytest.approx(bf16.bits_per_byte, rel=0.05)
+        made, size = formats.converted(small, name, measure.calibration)
+        assert type(made.lm_head) is torch.nn.Linear
+        if name != "bf16":
+            assert type(made.layers[0].mlp.up_proj) is not torch.nn.Linear
+            linears = 2 * (4 * 128 * 128 + 3 * 128 * 128)
+            assert bf16.size - size == linears * (16 - FORMATS[name].bits) / 8
+    assert row.per_second is None
+
+
+def test_table_and_picture(tmp_path: Path) -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(table([row, row], "title", "caption", console.width))
+    console.print(report.table(ROWS))
     text = console.export_text()
-    assert "0.output" in text
+    assert "NVFP4, 4over6" in text
     assert "\N{HORIZONTAL ELLIPSIS}" not in text  # nothing is cut off at 80 columns
-    picture([row, row], "title", tmp_path / "p.png")  # type: ignore[operator]
-    assert (tmp_path / "p.png").stat().st_size > 1000  # type: ignore[operator]
+    report.picture(ROWS, "title", tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+    report.picture(ROWS, "title", tmp_path / "p.svg")
+    assert "<svg" in (tmp_path / "p.svg").read_text(encoding="utf-8")
+
+
+def test_the_documents_have_the_table_of_the_record() -> None:
+    record = json.loads((ROOT / "results" / "accuracy.json").read_text(encoding="utf-8"))
+    rows = [Row(**row) for row in record["rows"]]
+    assert [row.format for row in rows] == list(FORMATS)
+    assert all(math.isfinite(row.bits_per_byte) for row in rows)
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert report.markdown(rows) in page
+    assert f"{record['windows']} windows" in page

@@ -1,1 +1,1 @@
-"""The demo: a trained model's linear layers in NVFP4. ``python -m harness.demo --help``."""
+"""The demo: a trained language model in several formats. ``python -m harness.demo --help``."""

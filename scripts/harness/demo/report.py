@@ -2,113 +2,88 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
-from harness.demo.layers import Row
+from harness.demo.formats import FORMATS, Row
 
-SERIES = (("weight", "#4c72b0", "s"), ("activation", "#dd8452", "o"), ("output", "#55a868", "D"))
+GOOD = 1.0
+"""Percent more bits a byte than bf16 that are called good enough here."""
 
-
-def short(name: str) -> str:
-    """A layer's name without the words that all of them share."""
-    name = re.sub(r"^encoder\.layer\.|^model\.layers\.|^layers?\.", "", name)
-    name = name.replace("attention.self.", "").replace("self_attn.", "").replace("mlp.", "")
-    return re.sub(r"\.dense$", "", name).replace("attention", "attn")
+COLORS = {16: "#4c72b0", 8: "#55a868", 4: "#dd8452"}
+INPUTS = {16: "inputs in bf16", 8: "inputs in 8 bits", 4: "inputs in 4 bits"}
 
 
-def _mib(count: int) -> str:
-    return f"{count / 2**20:.2f}"
+def more(row: Row, rows: Sequence[Row]) -> float:
+    """Percent of bits a byte that a format needs more than the first."""
+    return 100 * (row.bits_per_byte / rows[0].bits_per_byte - 1)
 
 
-def _us(value: float) -> str:
-    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
-
-
-def table(rows: Sequence[Row], title: str, caption: str, width: int) -> Table:
-    """All rows and, below them, means and sums; 80 columns are enough for usual layer names."""
-    view = Table(
-        title=title,
-        caption=caption,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1 if width >= 100 else 0),
+def cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+    """Format, bits of an input, bits a byte, percent more than bf16, and size, for people."""
+    how = FORMATS[row.format]
+    return (
+        how.label,
+        str(how.inputs),
+        f"{row.bits_per_byte:.4f}",
+        f"{more(row, rows):+.2f}%" if row is not rows[0] else "-",
+        f"{row.size / 1e6:.2f} MB",
     )
-    view.add_column("layer", no_wrap=True)
-    view.add_column("shape", no_wrap=True)
-    for heading in ("act.\ndB", "weight\ndB", "output\ndB", "MiB\nbefore", "MiB\nafter"):
-        style = "bold" if "output" in heading else ""
-        view.add_column(heading, justify="right", no_wrap=True, style=style)
-    view.add_column("us", justify="right", no_wrap=True)
-    view.add_column("launches", justify="right", no_wrap=True)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """A row for each format."""
+    view = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("weights", "input\nbits", "bits\na byte", "more than\nbf16", "size"):
+        view.add_column(heading, justify="left" if heading == "weights" else "right")
+    fast = any(row.per_second is not None for row in rows)
+    if fast:
+        view.add_column("tokens/s", justify="right")
     for row in rows:
-        view.add_row(
-            short(row.layer),
-            "x".join(map(str, row.shape)),
-            f"{row.activation_db:.2f}",
-            f"{row.weight_db:.2f}",
-            f"{row.output_db:.2f}",
-            _mib(row.bytes_before),
-            _mib(row.bytes_after),
-            _us(row.microseconds),
-            "-" if row.launches is None else str(row.launches),
-        )
-    view.add_section()
-    count = len(rows)
-    view.add_row(
-        f"{count} layers",
-        "mean, sum",
-        f"{sum(r.activation_db for r in rows) / count:.2f}",
-        f"{sum(r.weight_db for r in rows) / count:.2f}",
-        f"{sum(r.output_db for r in rows) / count:.2f}",
-        _mib(sum(r.bytes_before for r in rows)),
-        _mib(sum(r.bytes_after for r in rows)),
-        _us(sum(r.microseconds for r in rows)),
-        "-" if rows[0].launches is None else str(sum(r.launches or 0 for r in rows)),
-    )
+        speed = [] if row.per_second is None else [f"{row.per_second:.0f}"]
+        view.add_row(*cells(row, rows), *speed)
     return view
 
 
+def markdown(rows: Sequence[Row]) -> str:
+    """The table of the documents."""
+    lines = ["| weights | input bits | bits a byte | more than bf16 | size |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    lines += [f"| {' | '.join(cells(row, rows))} |" for row in rows]
+    return "\n".join(lines)
+
+
 def picture(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Per-layer SQNR of weight, activation and output."""
+    """A bar for each format: how many more bits a byte it needs than bf16."""
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "jitquant"
     from matplotlib import pyplot as plt
 
-    names = [short(row.layer) for row in rows]
-    width = min(24.0, max(7.0, 0.3 * len(rows)))
-    figure, axes = plt.subplots(figsize=(width, 5.2), layout="constrained")
-    for series, color, marker in SERIES:
-        values = [getattr(row, f"{series}_db") for row in rows]
-        mean = sum(values) / len(values)
-        axes.plot(
-            values,
-            marker=marker,
-            color=color,
-            markersize=5,
-            linewidth=1.2,
-            label=f"{series} (mean {mean:.1f} dB)",
-        )
-    groups = [name.split(".")[0] for name in names]
-    for index in range(1, len(names)):
-        if groups[index] != groups[index - 1]:
-            axes.axvline(index - 0.5, color="0.85", linewidth=1, zorder=0)
-    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
-    axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlim(-0.7, len(names) - 0.3)
-    axes.set_ylabel("SQNR in dB (higher is better)")
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
+    shown = rows[1:]
+    figure, axes = plt.subplots(figsize=(7, 1.5 + 0.42 * len(shown)), layout="constrained")
+    most = max([GOOD, *(more(row, rows) for row in shown)])
+    seen: set[int] = set()
+    for i, row in enumerate(shown):
+        inputs = FORMATS[row.format].inputs
+        value = more(row, rows)
+        label = None if inputs in seen else INPUTS[inputs]
+        seen.add(inputs)
+        axes.barh(i, value, color=COLORS[inputs], label=label, height=0.7)
+        axes.text(max(value, 0) + most * 0.015, i, f"{value:.2f}%", va="center", fontsize=12)
+    axes.axvline(GOOD, color="0.4", linewidth=1.2, linestyle="--")
+    axes.text(GOOD, -0.75, "good enough ", ha="right", va="bottom", fontsize=12, color="0.3")
+    axes.set_yticks(range(len(shown)), [FORMATS[row.format].label for row in shown], fontsize=12)
+    axes.set_ylim(len(shown) - 0.4, -1.3)
+    axes.set_xlim(min(0.0, *(more(row, rows) for row in shown)), most * 1.18)
+    axes.set_xlabel("more bits a byte than bf16, in % (less is better)", fontsize=12)
+    axes.tick_params(axis="x", labelsize=12)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=9, borderpad=0.2
-    )
-    figure.savefig(path, dpi=150)
+    axes.legend(loc="lower right", fontsize=12, frameon=False)
+    axes.set_title(title, loc="left", fontsize=12)
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
