@@ -49,8 +49,9 @@ def _assigned(module: str, name: str) -> str:
 
 def test_every_page_is_in_the_menu_once() -> None:
     documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert documents - set(PAGES) == set()
-    assert [page for page in PAGES if not (ROOT / page).is_file()] == []
+    assert not documents - set(PAGES), f"mkdocs.yml lacks {documents - set(PAGES)}"
+    gone = [page for page in PAGES if not (ROOT / page).is_file()]
+    assert not gone, f"mkdocs.yml names pages that do not exist: {gone}"
     assert len(PAGES) == len(set(PAGES))
 
 

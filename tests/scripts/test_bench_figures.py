@@ -117,11 +117,12 @@ def test_the_command_takes_raw_records_in(tmp_path: Path) -> None:
 
 def test_the_tables_are_those_of_the_results() -> None:
     """After a new measurement: ``./scripts/bench figures``."""
-    documents = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in figures.DOCUMENTS]
+    documents = {n: (ROOT / "docs" / n).read_text(encoding="utf-8") for n in figures.DOCUMENTS}
     for name in figures.TABLES:
-        assert any(f"<!-- figures: {name} -->\n\n| " in document for document in documents)
-    for document in documents:
-        assert figures.updated(document, ROOT / "results") == document
+        assert any(f"<!-- figures: {name} -->\n\n| " in text for text in documents.values()), name
+    for name, text in documents.items():
+        same = figures.updated(text, ROOT / "results") == text
+        assert same, f"a table of docs/{name} is not that of results/: run ./scripts/bench figures"
 
 
 @pytest.mark.parametrize("name", overview.PICTURES)
