@@ -107,12 +107,12 @@ struct Fiber {
 // Lanes that exchange values, of which a warp may have several at once.
 struct Exchange {
   Barrier barrier;
-  uint32_t mask;
+  uint32_t mask, came;  // the lanes that take part, and those that have come
   int call;
 };
 
 struct Warp {
-  Exchange exchanges[32];  // by their first lane
+  Exchange exchanges[32];  // no more than lanes
   uint64_t values[32];
   uint32_t ended;
 };
@@ -585,13 +585,26 @@ const uint64_t* exchange(uint32_t mask, uint64_t value, int call) {
   Warp& w = warp();
   const unsigned l = lane(), lanes = lanes_of(flat(threadIdx) & ~31u);
   const uint32_t there = lanes == 32 ? ~0u : (1u << lanes) - 1;
-  const bool valid = (mask >> l & 1) != 0 && (mask & ~there) == 0 && (mask & w.ended) == 0;
-  Exchange& e = w.exchanges[valid ? __builtin_ctz(mask) : 0];
-  if (e.barrier.arrived == 0) e.mask = mask, e.call = call;
-  if (!valid || e.mask != mask || e.call != call) {
+  bool valid = (mask >> l & 1) != 0 && (mask & ~there) == 0 && (mask & w.ended) == 0;
+  Exchange* found = nullptr;
+  for (Exchange& other : w.exchanges) {
+    if (other.barrier.arrived == 0) {
+      if (found == nullptr) found = &other;
+    } else if (other.mask == mask) {
+      found = &other;
+      valid &= other.call == call;
+    } else {
+      // Lanes that have come there wait for this one, and it would wait for one of them.
+      valid &= (other.mask >> l & 1) == 0 || (other.came & mask) == 0;
+    }
+  }
+  if (!valid) {
     fail("the lanes of a warp do not come to the same exchange");
     stop();
   }
+  Exchange& e = *found;
+  if (e.barrier.arrived == 0) e.mask = mask, e.call = call, e.came = 0;
+  e.came |= 1u << l;
   w.values[l] = value;
   const unsigned generation = e.barrier.generation;
   if (e.barrier.arrive(__builtin_popcount(mask))) {
