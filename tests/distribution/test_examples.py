@@ -65,17 +65,17 @@ def test_decode_says_what_is_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nvfp4_training(tmp_path: Path) -> None:
-    """All runs of two seeds, from the same weights, each with an end of its own."""
-    arguments = ("--steps", "12", "--hidden", "64", "--layers", "2", "--batch", "4", "--last", "1")
-    runs = ("--length", "32", "--seeds", "2", "--tolerance", "1", "--minutes", "60")
+    """All runs, from the same weights, each with an end of its own."""
+    arguments = ("--steps", "5", "--hidden", "64", "--layers", "2", "--batch", "4", "--last", "1")
+    runs = ("--length", "32", "--seeds", "1", "--tolerance", "1", "--minutes", "60")
     text = run("nvfp4_training.py", *arguments, *runs, "--out", "found", cwd=tmp_path)
-    assert "seed 1, nvfp4: loss" in text
+    assert "seed 0, nvfp4: loss" in text
     record = json.loads((tmp_path / "found" / "nvfp4_training.json").read_text())
     names = {"bf16", "fp8", "nvfp4", "nearest", "no_rotation", "1x16", "4over6"}
     assert set(record["loss"]) == set(record["apart"]) == names
     ends = set()
     for name, curves in record["loss"].items():
-        assert [len(curve) for curve in curves] == [12, 12]
+        assert [len(curve) for curve in curves] == [5]
         assert all(curve[-1] < curve[0] for curve in curves)
         assert abs(record["apart"][name]["mean"]) < 0.05
         ends.add(tuple(record["held_out"][name]))
