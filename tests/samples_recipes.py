@@ -9,7 +9,18 @@ import torch
 from samples import DTYPES, Arguments, Sample, inputs, randn, ways
 from torch import Tensor
 
-from jitquant.formats import MXFP4_SCALINGS, ROTATIONS, SCALE_LAYOUTS, SELECTS
+from jitquant.formats import (
+    FP8_DTYPES,
+    GROUP_DTYPES,
+    GROUP_RECIPES,
+    GROUP_SCALE_LAYOUTS,
+    GROUP_SIZES,
+    MXFP4_SCALINGS,
+    ROTATIONS,
+    SCALE_FORMATS,
+    SCALE_LAYOUTS,
+    SELECTS,
+)
 from jitquant.numerics import recipes
 
 STATE = torch.tensor([0x1234567890ABCDEF, (3 << 40) + 17])
@@ -124,6 +135,103 @@ def _both_samples() -> tuple[list[Sample], list[Sample]]:
     return amaxes, out
 
 
+def tables(rows: int, size: int, turn: int) -> dict[str, Any]:
+    """cos and sin of RoPE for as many rows, each of which serves two of them if that is even."""
+    positions = rows // 2 if rows % 2 == 0 and rows else max(rows, 1)
+    angles = randn(positions, size // 2, dtype=torch.float32, seed=turn) * 3
+    return {"cos": angles.cos(), "sin": angles.sin(), "interleaved": turn % 2 == 0}
+
+
+def _rotated_samples() -> tuple[list[Sample], list[Sample]]:
+    """FP8 and INT8 of values after RoPE and a transform; rows are whole, padded or strided."""
+    fp8: list[Sample] = []
+    group: list[Sample] = []
+    options = ways(
+        dtype=GROUP_DTYPES,
+        scale_format=SCALE_FORMATS,
+        scale_layout=GROUP_SCALE_LAYOUTS,
+        recipe=GROUP_RECIPES,
+    )
+    shapes = ((19, 3), (5, 2), (4, 1), (2, 3, 1), (130, 1), (0, 1), (40, 9))
+    every = itertools.product(DTYPES, ROTATIONS, range(3))
+    for turn, (dtype, rotate, kind) in enumerate(every):
+        n = recipes.hadamard_size(rotate) or 32
+        *leading, times = shapes[turn % len(shapes)]
+        between = (0, 24, 0, 23)[turn % 4]  # rows, which are aligned or not
+
+        def x(
+            leading=tuple(leading), cols=times * n, dtype=dtype, turn=turn, between=between
+        ) -> Tensor:
+            v = randn(*leading, cols + between, dtype=torch.float32, seed=turn)
+            if len(v) == 19:
+                v[1] = 0.0
+                v[2, 3] = torch.nan
+                v[3, 1] = torch.inf
+                v[4] *= 1e-30
+                v[5] *= 1e4
+            return v.to(dtype)[..., :cols]
+
+        how: dict[str, Any] = {"rotate": rotate}
+        if rotate != "none" and turn % 3:
+            how["signs"] = signs_of(rotate)
+        if kind and times * n >= 32:
+            rows = int(torch.tensor(leading).prod())
+            how |= tables(rows, 32 * (1 + (times * n // 32 - 1) * (kind - 1)), turn)
+        said = f"{str(dtype)[6:]}-{rotate}-{kind}-{turn}"
+        size = GROUP_SIZES[(turn // 3) % 5]
+        of_groups = {**how, **next(options)}
+        group.append(
+            Sample(
+                "rotate_quantize_per_token_group",
+                f"{said}-{size}",
+                lambda d, x=x, s=size, k=of_groups: ((x().to(d), s), _on(d, k)),
+            )
+        )
+        granularity = "tensor" if (turn // 3 + kind) % 3 == 0 else "row"
+        of_rows = {
+            **how,
+            "dtype": FP8_DTYPES[turn % 2],
+            "granularity": granularity,
+            "with_amax": turn // 2 % 2 > 0,
+        }
+
+        def rows_of(d, x=x, k=of_rows) -> Arguments:
+            given = torch.tensor([0.7], device=d) if k["granularity"] == "tensor" else None
+            return (x().to(d), given), _on(d, k)
+
+        fp8.append(Sample("rotate_quantize_fp8", said, rows_of))
+    for i, (dtype, embeds, shape) in enumerate(
+        itertools.product(DTYPES, (True, False), ((5, 64), (130, 1024)))
+    ):
+
+        def watched(d, dtype=dtype, embeds=embeds, shape=shape, i=i) -> Arguments:
+            how = {"rotate": "64", "dtype": FP8_DTYPES[i % 2], "granularity": "tensor"}
+            how |= _on(d, tables(shape[0], 32, i)) if embeds else {}
+            x = randn(*shape, dtype=dtype, seed=i).to(d)
+            return (x, torch.tensor([2.5], device=d)), how
+
+        label = f"amax-{str(dtype)[6:]}-{embeds}-{shape}"
+        fp8.append(Sample("rotate_quantize_fp8", label, watched))
+    whole = itertools.product(DTYPES, GROUP_DTYPES, (True, False), (True, False))
+    for i, (dtype, element, embeds, counts) in enumerate(whole):
+
+        def of_batches(
+            d, dtype=dtype, element=element, embeds=embeds, counts=counts, i=i
+        ) -> Arguments:
+            v = randn(2, 9, 128, dtype=dtype, seed=i)
+            numbers = torch.tensor([5, 9], dtype=torch.int32, device=d) if counts else None
+            if counts:
+                v[0, 5:] = torch.nan
+            layout = GROUP_SCALE_LAYOUTS[i % 3]
+            how = {"rotate": "128", "dtype": element, "scale_layout": layout}
+            how |= _on(d, tables(18, 64, i)) if embeds else {}
+            return (v.to(d), 64, numbers), how
+
+        label = f"batches-{str(dtype)[6:]}-{str(element)[6:]}-{embeds}-{counts}"
+        group.append(Sample("rotate_quantize_per_token_group", label, of_batches))
+    return fp8, group
+
+
 def recipe_samples() -> dict[str, list[Sample]]:
     """By op."""
     amax: list[Sample] = []
@@ -214,7 +322,10 @@ def recipe_samples() -> dict[str, list[Sample]]:
 
     back.append(Sample("dequantize_mxfp4", "all_bytes", all_bytes))
     both_amax, both = _both_samples()
+    rotated_fp8, rotated_group = _rotated_samples()
     return {
+        "rotate_quantize_fp8": rotated_fp8,
+        "rotate_quantize_per_token_group": rotated_group,
         "nvfp4_both_amax": both_amax,
         "quantize_nvfp4_both": both,
         "rotated_amax": amax,

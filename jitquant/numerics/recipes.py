@@ -35,6 +35,7 @@ from jitquant.numerics.nvfp4 import (
     encode_e4m3,
     pack_e2m1,
     rows_of,
+    scale_from_gsa,
     scales_from_amax,
     unpack_e2m1,
 )
@@ -188,24 +189,38 @@ def _candidate(
     return codes, _tile_sum(error) if tile_rows > 1 else error
 
 
+def encoding_scale(a: Tensor, divisor: float, from_gsa: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """S, A and gsa of an amax ``a``, or, with ``from_gsa``, of a gsa, whose A is gsa * divisor."""
+    if from_gsa:
+        return scale_from_gsa(a), a * constant(divisor, a), a
+    S, gsa = scales_from_amax(a, divisor)
+    return S, a, gsa
+
+
 def four_over_six(
-    x: Tensor, a: Tensor, select: str, top: int, tile_rows: int = 1
+    x: Tensor,
+    a: Tensor,
+    select: str,
+    top: int,
+    tile_rows: int = 1,
+    from_gsa: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The scale that makes a block's amax 6, or that which makes it 4, by the smaller error.
 
     Args:
         x: fp32 (rows, groups, 16).
-        a: amax, fp32 (1,) or (rows,).
+        a: amax, or gsa with ``from_gsa``: fp32 (1,) or (rows,).
         select: "4over6_mae" or "4over6_mse" (TransformerEngine), with "_fast" its errors in the
             domain of the scaled values; "4over6_abs_max", "static_6", "static_4" (fouroversix).
         top: largest scale: 448 or 256.
         tile_rows: 16: one choice for 16 rows.
+        from_gsa: see `encoding_scale`.
 
     Returns:
         uint8 codes (rows, groups, 16) and E4M3 scales (rows, groups).
     """
     full = 4.0 if select == "static_4" else E2M1_MAX
-    S, _ = scales_from_amax(a, full * top)
+    S, a, _ = encoding_scale(a, full * top, from_gsa)
     S, a = S[:, None], a[:, None]
     base = torch.div(_block_amax(x, tile_rows), constant(full, x)) * S
     s6 = encode_e4m3(base)
@@ -226,16 +241,22 @@ def divisor_of(select: str, top: int) -> float:
 
 
 def _encode_nvfp4(
-    v: Tensor, a: Tensor, r: Tensor | None, select: str, top: int, tile_rows: int
+    v: Tensor,
+    a: Tensor,
+    r: Tensor | None,
+    select: str,
+    top: int,
+    tile_rows: int,
+    from_gsa: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Codes (rows, N up to 16) and scales (rows, N / 16) of fp32 rows."""
     rows, cols = v.shape
     groups = -(-cols // NVFP4_BLOCK)
     x = functional.pad(v, (0, groups * NVFP4_BLOCK - cols)).reshape(rows, groups, NVFP4_BLOCK)
     if select != "none":
-        codes, scales = four_over_six(x, a, select, top, tile_rows)
+        codes, scales = four_over_six(x, a, select, top, tile_rows, from_gsa)
     else:
-        S, _ = scales_from_amax(a, E2M1_MAX * top)
+        S = encoding_scale(a, E2M1_MAX * top, from_gsa)[0]
         scales, factor = block_scales(_block_amax(x, tile_rows), S[:, None], "te")
         scaled = x * factor[:, :, None]
         codes = encode_e2m1(scaled) if r is None else stochastic_e2m1(scaled, r.reshape(x.shape))
@@ -289,6 +310,7 @@ def quantize_nvfp4_recipe(
     rng_state: Tensor | None = None,
     random_bytes: Tensor | None = None,
     scale_layout: str = "linear",
+    from_gsa: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x_fp4, x_sf and gsa of ``x`` (..., N) by a recipe for training or rotation.
 
@@ -305,16 +327,18 @@ def quantize_nvfp4_recipe(
         rng_state: see `random_bytes`.
         random_bytes: uint8 of the shape of ``x``.
         scale_layout: of x_sf.
+        from_gsa: ``amax`` is a given gsa, (1,) or (rows,); see `encoding_scale`.
     """
-    a = amax.reshape(-1) if granularity == "row" else amax.amax().reshape(1)
+    a = amax.reshape(-1) if granularity == "row" or from_gsa else amax.amax().reshape(1)
     v = hadamard(rows_of(x), rotate, signs, x.dtype)
     r = _bytes_for(rounding, rng_state, random_bytes, v, NVFP4_BLOCK)
-    codes, scales = _encode_nvfp4(v, a, r, select, top, 16 if block == "16x16" else 1)
+    tile_rows = 16 if block == "16x16" else 1
+    codes, scales = _encode_nvfp4(v, a, r, select, top, tile_rows, from_gsa)
     leading = tuple(x.shape[:-1])
     return (
         pack_e2m1(codes).reshape(*leading, codes.shape[1] // 2),
         _stored(scales, leading, scale_layout),
-        torch.div(a, constant(divisor_of(select, top), a)),
+        encoding_scale(a, divisor_of(select, top), from_gsa)[2].clone(),
     )
 
 

@@ -21,6 +21,7 @@ from jitquant.formats import (
     BlockScaleLayout,
     GroupRecipe,
     GroupScaleLayout,
+    Rotation,
     ScaleFormat,
     as_bytes,
     ceil_div,
@@ -171,6 +172,14 @@ SWIGLU_PER_TOKEN_GROUP = product(
     module="swiglu_quantize_per_token_group",
     **BUFFERS,
 )
+ROTATED_PER_TOKEN_GROUP = product(
+    "rotate_quantize_per_token_group",
+    sources.ROTATED,
+    GROUP,
+    kind=CountedOp,
+    module="rotate_quantize_per_token_group",
+    **BUFFERS,
+)
 RMSNORM_PER_TOKEN_GROUP = product(
     "rmsnorm_quantize_per_token_group",
     sources.NORM,
@@ -272,6 +281,7 @@ QUANTIZE_BLOCK_BOTH = Op(
 OPS: tuple[Op, ...] = (
     QUANTIZE_PER_TOKEN_GROUP,
     SWIGLU_PER_TOKEN_GROUP,
+    ROTATED_PER_TOKEN_GROUP,
     RMSNORM_PER_TOKEN_GROUP,
     QUANTIZE_BLOCK,
     QUANTIZE_PER_TOKEN_GROUP_BOTH,
@@ -291,9 +301,17 @@ def quantize_per_token_group(
     recipe: GroupRecipe = "te",
     counts: Tensor | None = None,
     zero_rest: bool = True,
+    rotate: Rotation = "none",
+    signs: Tensor | None = None,
+    rope: tuple[Tensor, Tensor] | None = None,
+    interleaved: bool = False,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
     """Quantizes to FP8 or INT8 with a scale for ``group_size`` neighbors of a row: one launch.
+
+    With ``rope`` or ``rotate`` it quantizes what these make of a row, in fp32, in the same launch:
+    rotary position embedding first, then the Hadamard transform. DeepSeek's indexer does this to
+    queries and keys, with 64 of 128 columns embedded and ``rotate="128"``.
 
     Args:
         x: (..., N); the last group of a row has the elements that there are.
@@ -319,21 +337,21 @@ def quantize_per_token_group(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    return _grouped(
-        QUANTIZE_PER_TOKEN_GROUP,
-        {
-            "x": x,
-            "group_size": group_size,
-            "counts": counts,
-            "dtype": dtype,
-            "scale_format": scale_format,
-            "scale_layout": scale_layout,
-            "eps": eps,
-            "recipe": recipe,
-            "zero_rest": zero_rest,
-        },
-        out,
-    )
+    arguments = {
+        "x": x,
+        "group_size": group_size,
+        "counts": counts,
+        "dtype": dtype,
+        "scale_format": scale_format,
+        "scale_layout": scale_layout,
+        "eps": eps,
+        "recipe": recipe,
+        "zero_rest": zero_rest,
+    }
+    if rotate != "none" or rope is not None or signs is not None:
+        arguments |= sources.rotated_arguments(rotate, signs, rope, interleaved)
+        return _grouped(ROTATED_PER_TOKEN_GROUP, arguments, out)
+    return _grouped(QUANTIZE_PER_TOKEN_GROUP, arguments, out)
 
 
 def swiglu_quantize_per_token_group(

@@ -46,6 +46,7 @@ from jitquant.formats import (
     SCALE_LAYOUTS,
     FP8Granularity,
     Granularity,
+    Rotation,
     ceil_div,
     one_of,
     scales_shape,
@@ -172,6 +173,11 @@ SWIGLU = Scaled(
     product(f"{_SILU}_fp8", sources.SWIGLU, SCALED, module=_SILU, **BUFFERS),
     product(f"{_SILU}_fp8_from_amax", sources.SWIGLU, FROM_AMAX, module=_SILU, **BUFFERS),
 )
+ROTATED = Scaled(
+    sources.ROTATED,
+    product("rotate_quantize_fp8", sources.ROTATED, SCALED, module="rotate_quantize", **BUFFERS),
+    None,
+)
 RMSNORM = Scaled(
     sources.NORM,
     product("rmsnorm_quantize_fp8", sources.NORM, SCALED, module="rmsnorm_quantize", **BUFFERS),
@@ -252,7 +258,7 @@ DEQUANTIZE = Op(
 )
 
 OPS: tuple[Op, ...] = (
-    *(op for ops in (QUANTIZE, SWIGLU, RMSNORM) for op in ops[1:] if op is not None),
+    *(op for ops in (QUANTIZE, SWIGLU, ROTATED, RMSNORM) for op in ops[1:] if op is not None),
     DEQUANTIZE,
 )
 """Every op of FP8 with a scale for a tensor or a row, and what dequantizes all 8-bit formats."""
@@ -266,6 +272,10 @@ def quantize_fp8(
     scale: float | Tensor | None = None,
     scale_ub: float | None = None,
     amax: bool = True,
+    rotate: Rotation = "none",
+    signs: Tensor | None = None,
+    rope: tuple[Tensor, Tensor] | None = None,
+    interleaved: bool = False,
     process_group: ProcessGroup | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
@@ -273,7 +283,8 @@ def quantize_fp8(
 
     ``scale = top / amax``, 1 where the amax is 0, infinite or NaN, at most FLT_MAX; top is 448, or
     57344 for e5m2. This is TransformerEngine's current scaling; with a scale given, the cast of its
-    delayed scaling. Two launches for a computed scale of the whole tensor, one for all else.
+    delayed scaling. Two launches for a computed scale of the whole tensor, one for all else. With
+    ``rope`` or ``rotate`` scales are those of rows, or given.
 
     Args:
         x: (..., N); a 1-D tensor is one row.
@@ -286,6 +297,7 @@ def quantize_fp8(
         scale_ub: a computed scale is made from ``min(amax, scale_ub)``, as vLLM and FBGEMM have it.
         amax: whether a given scale comes with the amax of ``x``, for a history; a computed scale
             always does.
+        rotate, signs, rope, interleaved: what is quantized, as in `quantize_per_token_group`.
         process_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedTensor.empty(x.shape, format=..., ...)``, where the format is
             "fp8_tensor", "fp8_row", "fp8_group" or "fp8_block".
@@ -298,6 +310,7 @@ def quantize_fp8(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    is_rotated = rotate != "none" or rope is not None or signs is not None
     if granularity not in GRANULARITIES:
         one_of("granularity", granularity, FP8_GRANULARITIES)
         given = {"scale": scale, "scale_ub": scale_ub, "process_group": process_group}
@@ -308,21 +321,36 @@ def quantize_fp8(
                     "group has a scale of its own. For a given scale use granularity 'tensor' or "
                     "'row'"
                 )
-        by_group = quantize_per_token_group if granularity == "1x128" else quantize_block
-        return by_group(x, dtype=dtype, out=out)
-    return _scaled(
-        QUANTIZE,
-        {
-            "x": x,
-            "dtype": dtype,
-            "scale_ub": scale_ub,
-            "granularity": granularity,
-            "with_amax": amax,
-        },
-        scale,
-        process_group,
-        out,
-    )
+        if granularity == "1x128":
+            how: Any = {"rotate": rotate, "signs": signs, "rope": rope, "interleaved": interleaved}
+            return quantize_per_token_group(x, dtype=dtype, out=out, **how)
+        if is_rotated:
+            raise ValueError(
+                f"granularity is {granularity!r} with rotate or rope; accepted are '1x128', 'row', "
+                "and a scale that is given"
+            )
+        return quantize_block(x, dtype=dtype, out=out)
+    arguments = {
+        "x": x,
+        "dtype": dtype,
+        "scale_ub": scale_ub,
+        "granularity": granularity,
+        "with_amax": amax,
+    }
+    if not is_rotated:
+        return _scaled(QUANTIZE, arguments, scale, process_group, out)
+    if granularity == "tensor" and scale is None:
+        raise ValueError(
+            "granularity is 'tensor' with rotate or rope, and no scale; accepted are '1x128', "
+            "'row', and a scale that is given"
+        )
+    if process_group is not None:
+        raise ValueError(
+            "process_group is given with rotate or rope; accepted is None. Use "
+            "quantize_per_token_group, whose scales need no process group"
+        )
+    arguments |= sources.rotated_arguments(rotate, signs, rope, interleaved)
+    return _scaled(ROTATED, arguments, scale, None, out)
 
 
 def swiglu_quantize_fp8(

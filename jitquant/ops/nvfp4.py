@@ -389,8 +389,8 @@ def quantize_nvfp4(
     """Quantizes activations to NVFP4: at most two launches, one if gsa is given.
 
     With ``block``, ``rotate``, ``select``, ``top`` or ``rounding`` it follows a recipe for training
-    or rotation, with formulas and sources in ``docs/numerics.md``. Then the amax is always
-    computed, and is that of what is quantized.
+    or rotation, with formulas and sources in ``docs/numerics.md``. A computed gsa is then that of
+    what is quantized, after the rotation.
 
     Args:
         x: (..., N); a 1-D tensor is one row.
@@ -433,7 +433,8 @@ def quantize_nvfp4(
                 "random_bytes": random_bytes,
                 "scale_layout": scale_layout,
             },
-            {"gsa": (gsa, None), "divisor": (divisor, NVFP4_DIVISOR), "recipe": (recipe, "te")},
+            {"divisor": (divisor, NVFP4_DIVISOR), "recipe": (recipe, "te")},
+            gsa,
             process_group,
             out,
         )
@@ -804,14 +805,16 @@ def _quantized(
 def _by_recipe(
     arguments: dict[str, Any],
     others: dict[str, tuple[Any, Any]],
+    gsa: float | Tensor | None,
     process_group: ProcessGroup | None,
     out: QuantizedActivation | None,
 ) -> QuantizedActivation:
-    """A call with a recipe for training or rotation: its amax, then the rest.
+    """A call with a recipe for training or rotation: its amax if no gsa is given, then the rest.
 
     Args:
         arguments: those of the op, by name.
         others: arguments that a recipe does not take, with what they have to be.
+        gsa: as it was given.
         process_group: as it was given.
         out: as it was given.
     """
@@ -819,15 +822,28 @@ def _by_recipe(
         if given is not wanted and given != wanted:
             raise ValueError(
                 f"{name} is given with a recipe for training or rotation; accepted is {wanted!r}. "
-                "These compute the amax, and follow recipe 'te'"
+                "These follow recipe 'te', and top says what their divisor is"
             )
-    arguments["x"] = _checks.as_tensor(arguments["x"], "x")
+    x = arguments["x"] = _checks.as_tensor(arguments["x"], "x")
     if process_group is not None:
-        _sharded.check_no_scale(process_group, None, "gsa")
-    amax = recipes.ROTATED_AMAX.made(recipes.ROTATED_AMAX.ordered(arguments))[0]
-    if process_group is not None:
-        _sharded.max_over(amax, process_group)
-    arguments |= {"amax": amax, "recipe": "te"}
+        _sharded.check_no_scale(process_group, gsa, "gsa")
+    given = _checks.as_gsa(gsa)
+    arguments |= {"from_gsa": given is not None, "recipe": "te"}
+    if given is None:
+        amax = recipes.ROTATED_AMAX.made(recipes.ROTATED_AMAX.ordered(arguments))[0]
+        if process_group is not None:
+            _sharded.max_over(amax, process_group)
+    else:
+        if isinstance(given, float):
+            GSA.check("gsa", given)
+            given = torch.full((1,), given, dtype=torch.float32, device=x.device)
+        _checks.input_tensor(x, "x")
+        FP32.check("gsa", given)
+        _checks.gsa_tensor(given, _checks.row_count(x.shape[:-1]), x, "x")
+        amax = given.contiguous()
+        one_of("granularity", arguments["granularity"], GRANULARITIES)
+        arguments["granularity"] = "tensor" if amax.numel() == 1 else "row"
+    arguments["amax"] = amax
     return _call(recipes.QUANTIZE, sources.PLAIN, arguments, None, out)
 
 

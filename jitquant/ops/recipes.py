@@ -38,7 +38,7 @@ from jitquant.formats import (
     swizzled_shape,
 )
 from jitquant.numerics import recipes as numerics
-from jitquant.ops import _checks, _checks_fp8, _sharded
+from jitquant.ops import _checks, _checks_fp8, _checks_rotation, _sharded
 from jitquant.ops.schema import (
     FP32,
     MATRIX,
@@ -62,23 +62,6 @@ __all__ = [
     "quantize_mxfp4",
     "quantize_nvfp4_both",
 ]
-
-
-def _check_rotation(rotate: str, signs: Tensor | None, cols: int, like: Tensor) -> None:
-    n = numerics.hadamard_size(rotate)
-    if n and cols % n:
-        raise ValueError(
-            f"rotate is {rotate!r} and the dimension that it mixes has {cols} elements; accepted "
-            f"are multiples of {n}. Pad it with zeros, or rotate fewer neighbors"
-        )
-    if signs is None:
-        return
-    _checks.same_device(signs, "signs", like, "x")
-    if not n or tuple(signs.shape) != (n,) or not signs.is_contiguous():
-        raise ValueError(
-            f"signs has shape {_checks.shape_text(signs)}; accepted with rotate={rotate!r} is "
-            + (f"({n},), contiguous, of +1 and -1" if n else "None: nothing is rotated")
-        )
 
 
 def _check_rounding(
@@ -123,7 +106,7 @@ def _check_together(block: str, rotate: str, select: str, rounding: str, top: in
 
 
 def _plan_rotated_amax(x: Tensor, rotate: str, signs: Tensor | None, granularity: str) -> Plan:
-    _check_rotation(rotate, signs, x.shape[-1], x)
+    _checks_rotation.rotation(rotate, signs, x.shape[-1], x)
     rows = _checks.row_count(x.shape[:-1])
     return Plan(x.device, (fp32(rows if granularity == "row" else MAX_PARTIALS),))
 
@@ -149,14 +132,15 @@ def _plan_recipe(
     rng_state: Tensor | None,
     random_bytes: Tensor | None,
     scale_layout: str,
+    from_gsa: bool,
 ) -> Plan:
-    _check_rotation(rotate, signs, x.shape[-1], x)
+    _checks_rotation.rotation(rotate, signs, x.shape[-1], x)
     _check_rounding(rounding, rng_state, random_bytes, x)
     _check_together(block, rotate, select, rounding, top)
     rows = _checks.row_count(x.shape[:-1])
     if granularity == "row" and block != "1x16":
         raise ValueError("block is '16x16' with granularity='row'; accepted is '1x16'")
-    counts = (rows,) if granularity == "row" else (1, MAX_PARTIALS)
+    counts = (rows,) if granularity == "row" else (1,) if from_gsa else (1, MAX_PARTIALS)
     _checks.amax_tensor(amax, counts, x, "x")
     return Plan(
         x.device,
@@ -176,7 +160,7 @@ def _plan_mxfp4(
     random_bytes: Tensor | None,
     scale_layout: str,
 ) -> Plan:
-    _check_rotation(rotate, signs, x.shape[-1], x)
+    _checks_rotation.rotation(rotate, signs, x.shape[-1], x)
     _check_rounding(rounding, rng_state, random_bytes, x)
     leading, groups = tuple(x.shape[:-1]), ceil_div(x.shape[-1], MXFP4_BLOCK)
     scales: tuple[int, ...] = (*leading, groups)
@@ -221,7 +205,7 @@ def _plan_dequantize_mxfp4(
 def _matrix(x: Tensor, rotate: str, signs: Tensor | None) -> tuple[int, int]:
     _checks_fp8.matrix(x, "x")
     rows, cols = x.shape
-    _check_rotation(rotate, signs, rows, x)
+    _checks_rotation.rotation(rotate, signs, rows, x)
     return rows, cols
 
 
@@ -370,6 +354,7 @@ def quantize_nvfp4_both(
     rng_state: Tensor | None = None,
     scale_layout: ScaleLayout = "linear",
     process_group: ProcessGroup | None = None,
+    out: tuple[NVFP4Tensor, NVFP4Tensor] | None = None,
 ) -> tuple[NVFP4Tensor, NVFP4Tensor]:
     """Quantizes a matrix to NVFP4 row-wise and column-wise, in two launches: amaxes, then the rest.
 
@@ -385,9 +370,10 @@ def quantize_nvfp4_both(
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
         process_group: the ranks whose parts have one pair of amaxes, or None; with a rotation,
             parts of M are multiples of it.
+        out: buffers of ``NVFP4Tensor.empty((M, K), ...)`` and ``NVFP4Tensor.empty((K, M), ...)``.
 
     Returns:
-        Quantized tensors of the shapes (M, K) and (K, M).
+        Quantized tensors of the shapes (M, K) and (K, M), or ``out``.
 
     Raises:
         TypeError, ValueError: an argument is not accepted.
@@ -397,14 +383,47 @@ def quantize_nvfp4_both(
     if process_group is not None:
         _sharded.check_no_scale(process_group, None, "gsa")
         _sharded.max_over(amax, process_group)
-    first, scales, gsa, second, scales_t, gsa_t = QUANTIZE_BOTH.made(
-        (x, amax, block, rotate, signs, select, top, rounding, rng_state, scale_layout)
-    )
+    args = (x, amax, block, rotate, signs, select, top, rounding, rng_state, scale_layout)
+    if out is not None:
+        buffers = _both_buffers(out, x, scale_layout)
+        named = dict(zip(QUANTIZE_BOTH.names, args, strict=True))
+        if QUANTIZE_BOTH.direct_named(named, buffers) is NotImplemented:
+            QUANTIZE_BOTH.dispatched(QUANTIZE_BOTH.tensors(args), buffers)
+        for part in out:
+            part.recipe = "te"
+        return out
+    first, scales, gsa, second, scales_t, gsa_t = QUANTIZE_BOTH.made(args)
     rows, cols = x.shape
     return (
         NVFP4Tensor(first, scales, gsa, None, cols, scale_layout),
         NVFP4Tensor(second, scales_t, gsa_t, None, rows, scale_layout),
     )
+
+
+def _both_buffers(out: object, x: Tensor, scale_layout: str) -> tuple[Tensor, ...]:
+    """The buffers of two results, if these have their form; the op looks at the tensors."""
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(f"out is {type(out).__name__}; accepted is a tuple of two NVFP4Tensor")
+    buffers: tuple[Tensor, ...] = ()
+    shapes = (tuple(x.shape), tuple(x.shape)[::-1])
+    for i, (part, shape) in enumerate(zip(out, shapes, strict=True)):
+        if not isinstance(part, NVFP4Tensor):
+            raise TypeError(f"out[{i}] is {type(part).__name__}; accepted is an NVFP4Tensor")
+        for name, wanted in (
+            ("shape", shape),
+            ("dim", -1),
+            ("scale_layout", scale_layout),
+            ("granularity", "tensor"),
+            ("inv_rms", None),
+        ):
+            has = getattr(part, name)
+            if has is not wanted and has != wanted:
+                raise ValueError(
+                    f"out[{i}].{name} is {has!r}; accepted is {wanted!r} for this call. "
+                    "NVFP4Tensor.empty(shape, ...) makes buffers that fit"
+                )
+        buffers = (*buffers, part.x_fp4, part.x_sf, part.gsa)
+    return buffers
 
 
 def quantize_mxfp4(
@@ -417,6 +436,7 @@ def quantize_mxfp4(
     rng_state: Tensor | None = None,
     random_bytes: Tensor | None = None,
     scale_layout: ScaleLayout = "linear",
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantizes to MXFP4: E2M1 in blocks of 32 neighbors of a row with E8M0 scales, in one launch.
 
@@ -432,6 +452,7 @@ def quantize_mxfp4(
         rng_state: int64 (2,), seed and offset, on the device of x.
         random_bytes: uint8 of the shape of x, contiguous.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
+        out: contiguous buffers for the two results, which share no memory; uint8 is accepted.
 
     Returns:
         x_fp4 ``float4_e2m1fn_x2`` (..., ceil(N / 32) * 16), x_sf ``float8_e8m0fnu``
@@ -441,8 +462,18 @@ def quantize_mxfp4(
         TypeError, ValueError: an argument is not accepted.
     """
     args = (x, scaling, rotate, signs, rounding, rng_state, random_bytes, scale_layout)
-    x_fp4, x_sf = QUANTIZE_MXFP4.made(args)
-    return x_fp4, x_sf
+    if out is None:
+        x_fp4, x_sf = QUANTIZE_MXFP4.made(args)
+        return x_fp4, x_sf
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(f"out is {type(out).__name__}; accepted is a tuple: x_fp4 and x_sf")
+    named = dict(zip(QUANTIZE_MXFP4.names, args, strict=True))
+    if QUANTIZE_MXFP4.direct_named(named, out) is NotImplemented:
+        tensors = QUANTIZE_MXFP4.tensors(args)
+        for buffer in out:
+            _checks.tensor_out(buffer)
+        QUANTIZE_MXFP4.dispatched(tensors, out)
+    return out
 
 
 def dequantize_mxfp4(

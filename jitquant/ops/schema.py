@@ -279,7 +279,7 @@ class Op:
         self._others: dict[Part | None, Compiled] = {}
         self._parts = attrgetter(*results) if len(self.results) > 1 else _alone
         self._labels = [f"out.{r}" for r in results] if len(self.results) > 1 else ["out"]
-        if "data_t" in results:  # a tuple of two
+        if any(name.endswith("_t") for name in results):  # a tuple of two
             parts = [(name.endswith("_t"), name.removesuffix("_t")) for name in results]
             self._labels = [f"out[{second:d}].{name}" for second, name in parts]
         self._register()
@@ -657,6 +657,7 @@ class Source:
         reduced: how many last dimensions of ``of`` become the last of the result.
         cols: the result's columns; None: those of ``of``.
         inv_rms: whether the factor of each row is a result.
+        choices: by argument, the names that are accepted.
     """
 
     of: str
@@ -671,6 +672,7 @@ class Source:
     reduced: int = 1
     cols: Callable[..., int] | None = None
     inv_rms: bool = False
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -741,7 +743,10 @@ def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **res
         arguments=text,
         plan=plan,
         reference=reference,
-        choices={key: accepted for key, accepted in cast.choices.items() if key in known},
+        choices={
+            **source.choices,
+            **{key: accepted for key, accepted in cast.choices.items() if key in known},
+        },
         accepts={**source.accepts, **cast.accepts},
         **rest,
     )

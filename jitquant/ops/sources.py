@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from jitquant.formats import ROTATIONS
 from jitquant.numerics import nvfp4, sources
-from jitquant.ops import _checks, _checks_fp8
-from jitquant.ops.schema import Number, Source, Values
+from jitquant.ops import _checks, _checks_fp8, _checks_rotation
+from jitquant.ops.schema import FP32, SIGNS, Number, Source, Values
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _EPS = "float eps=1e-6, "
 _EPSILON = Number(0.0, "a finite number that is not negative")
@@ -47,6 +52,19 @@ SWIGLU = Source(
     cols=lambda fused: fused.shape[-1] // 2,
 )
 """``silu(gate) * up`` of a fused projection."""
+
+ROTATED = Source(
+    "x",
+    "Tensor x",
+    sources.rotated,
+    {"x": Values(), "signs": SIGNS, "cos": FP32, "sin": FP32},
+    _checks_rotation.rotated_arguments,
+    options='str rotate="none", Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, '
+    "bool interleaved=False, ",
+    granularity="row",
+    choices={"rotate": ROTATIONS},
+)
+"""A tensor after RoPE of its first columns, and a Hadamard transform of neighbors in a row."""
 
 NORM = Source(
     "x",
@@ -97,3 +115,19 @@ MHC_NORMALIZED = replace(
     accepts={"X": _HYPER_CONNECTIONS},
 )
 """RMSNorm of a sum of hyper-connections, with inv_rms known."""
+
+
+def rotated_arguments(
+    rotate: str, signs: Tensor | None, rope: tuple[Tensor, Tensor] | None, interleaved: bool
+) -> dict[str, Any]:
+    """What ROTATED takes beside the tensor, as public functions have it.
+
+    Raises:
+        TypeError: ``rope`` is not a pair.
+    """
+    if rope is not None and not (isinstance(rope, (tuple, list)) and len(rope) == 2):
+        raise TypeError(
+            f"rope is {type(rope).__name__}; accepted is a pair of tensors: cos and sin"
+        )
+    cos, sin = (None, None) if rope is None else rope
+    return {"rotate": rotate, "signs": signs, "cos": cos, "sin": sin, "interleaved": interleaved}

@@ -6,7 +6,7 @@ namespace jitquant {
 cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, bool by_row,
                                 float* maxima, cudaStream_t stream);
 cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const float* maxima, int count,
-                                         bool by_row, float divisor, float* gsa,
+                                         bool by_row, bool from_gsa, float divisor, float* gsa,
                                          const Recipe& recipe, const Nvfp4Output& out,
                                          cudaStream_t stream);
 
@@ -36,19 +36,20 @@ void quantize_nvfp4_recipe(Call& call, const declared::QuantizeNvfp4Recipe& args
   const float divisor = recipe.select.full * top_of(args.top);
   check_cuda(args.amax, "amax", &args.x);
   const int64_t count = args.amax.numel();
-  JITQUANT_CHECK(args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&
-                     (rows ? count == m.rows : count >= 1 && count <= kMaxPartials),
-                 "amax must be float32, contiguous, of 1 to ", kMaxPartials,
-                 " elements, or with granularity='row' of one for each row; its shape is ",
-                 shape_text(args.amax));
+  JITQUANT_CHECK(
+      args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&
+          (rows ? count == m.rows : count == 1 || (count == kMaxPartials && !args.from_gsa)),
+      "amax must be float32, contiguous, of 1 or, without from_gsa, ", kMaxPartials,
+      " elements, or with granularity='row' of one for each row; its shape is ",
+      shape_text(args.amax));
   const PackedShape shape =
       PackedShape::of(args.x, args.x.dim() - 1, m.rows, m.cols, swizzled_of(args.scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);
   float* gsa_out = gsa.floats("gsa", rows ? m.rows : 1, args.x);
   const Launching at(call, args.x);
   check_launch(launch_quantize_nvfp4_recipe(m, static_cast<const float*>(args.amax.data),
-                                            static_cast<int>(rows ? 0 : count), rows, divisor,
-                                            gsa_out, recipe, out, at.stream),
+                                            static_cast<int>(rows ? 0 : count), rows, args.from_gsa,
+                                            divisor, gsa_out, recipe, out, at.stream),
                "quantize_nvfp4_recipe");
 }
 

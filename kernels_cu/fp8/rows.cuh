@@ -254,6 +254,7 @@ __device__ __forceinline__ void multiply(Value& v, float inverse) {
 template <class Source>
 constexpr int most_threads(int held) {
   if (held == 0) return kRereadThreads;
+  if (wants_registers<Source>(0)) return 640;
   return sizeof(typename Source::Fetched) <= 32 ? 576 : 768;
 }
 template <class Source>

@@ -13,6 +13,24 @@ namespace jitquant {
 template <class Source>
 constexpr bool kIsPlain = std::is_same<typename Source::Fetched, typename Source::Value>::value;
 
+// Lanes that compute a value together, each a block: a power of two.
+template <class Source>
+int lanes_together(const Source&) {
+  return 1;
+}
+
+// The row at a distance of `step` elements from one to the next.
+template <class Source>
+__device__ __forceinline__ typename Source::Row row_of(const Source& source, uint32_t row,
+                                                       uint32_t step) {
+  const auto* const p = source.row.data + static_cast<uint64_t>(row) * step;
+  if constexpr (std::is_pointer<typename Source::Row>::value) {
+    return p;
+  } else {
+    return source.row.with(p, row);
+  }
+}
+
 // ---- whole blocks ------------------------------------------------------------------------------
 
 // Rows of blocks that are padded to whole groups, one after the other.
@@ -83,6 +101,7 @@ __device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const Gr
 // Blocks of group_kernel that a multiprocessor has to hold: bounds the registers.
 template <class Source>
 constexpr int group_blocks_per_sm(int at_once) {
+  if (wants_registers<Source>(0)) return pieces_per_sm(3);
   return pieces_per_sm(at_once == 2 || sizeof(typename Source::Fetched) <= 32 ? 5 : 4);
 }
 
@@ -107,9 +126,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
     block[k] = i - row[k] * pieces.width.divisor;
   }
   // In the place of padding the last block once more: it belongs to the same group.
-  const auto row_at = [&](int k) {
-    return source.row.data + static_cast<uint64_t>(row[k]) * pieces.source_step;
-  };
+  const auto row_at = [&](int k) { return row_of(source, row[k], pieces.source_step); };
   const auto block_at = [&](int k) { return min(block[k], pieces.blocks - 1); };
   if (!kCounted && (kIsPlain<Source> ? is_first() : is_short())) {
 #pragma unroll
@@ -127,6 +144,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
       there[k] = row[k] - batch * pieces.scales.batch_rows.divisor <
                  rows_there(counts, batch, scales.rows);
     }
+    if constexpr (kCounted && !kIsPlain<Source>) fetched[k] = {};
     if (there[k]) fetched[k] = source.template fetch<true>(row_at(k), block_at(k));
   }
   typename Source::Value x[kAtOnce];
@@ -186,13 +204,15 @@ struct WarpShape {
   int group_lanes;  // of these, those that share a scale
 };
 
-inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks) {
+// `together`: blocks of a row that a warp has together.
+inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks, int64_t together) {
   const int64_t blocks =
       (blocks_of(out.data.cols) + group_blocks - 1) / group_blocks * group_blocks;
   const GroupScales& s = out.scales;
   // Where the scales of neighbouring rows lie together, four rows store them together.
   int log_rows = s.swizzled || s.grid.order == ScaleOrder::kColumn ? 2 : 0;
-  auto fits = [&](int log) { return (32 >> log) >= group_blocks; };
+  const int64_t least = group_blocks > together ? group_blocks : together;
+  auto fits = [&](int log) { return (32 >> log) >= least; };
   while (!fits(log_rows)) --log_rows;
   while (log_rows < 5 && fits(log_rows + 1) && (32 >> (log_rows + 1)) >= blocks) ++log_rows;
   while (log_rows > 0 && (int64_t{1} << (log_rows - 1)) >= s.rows) --log_rows;
@@ -202,6 +222,7 @@ inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks) {
 template <class Source>
 constexpr int walk_blocks_per_sm() {
   if (sizeof(typename Source::Element) == 4) return 4;
+  if (wants_registers<Source>(0)) return 4;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   return 5;  // its compiler wants more registers
 #endif
@@ -279,7 +300,7 @@ cudaError_t launch_group_walk(const Source& source, const GroupNumerics& numeric
                               const GroupOutput& out, const RowCounts& counts, int64_t group_size,
                               cudaStream_t stream) {
   const GroupScales& s = out.scales;
-  const WarpShape shape = warp_shape(out, group_size / 16);
+  const WarpShape shape = warp_shape(out, group_size / 16, lanes_together(source));
   // Rows that are left alone are passed over, where no padding follows them.
   const bool uneven = counts.counts != nullptr && !counts.zero_rest && s.grid.stored_rows == s.rows;
   TileGrid grid = {};
@@ -339,7 +360,7 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
                               static_cast<uint32_t>(source.row.s2),
                               static_cast<uint32_t>(data.s2),
                               ScalePlaces(s)};
-  constexpr int kMost = sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
+  constexpr int kMost = kIsPlain<Source> && sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
   const auto launch_blocks = [&](auto format, auto at_once, auto counted) {
     constexpr int kWork = kPieceThreads * at_once;
     LaunchShape shape = {(count + kWork - 1) / kWork, kPieceThreads, Start::kOverlapped};

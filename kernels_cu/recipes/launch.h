@@ -16,6 +16,17 @@ struct Rotation {
   const int8_t* signs;  // (16 * lanes,), or null
 };
 
+// cos and sin of the first `size` columns, fp32 (positions, size / 2); each serves `rows_each`
+// rows.
+struct Rope {
+  const float* cos;
+  const float* sin;
+  int64_t rows_each;
+  int32_t size;      // a multiple of 32, or 0
+  bool interleaved;  // pairs are neighbours; else `size / 2` columns apart
+  bool vector;       // the tables are aligned to 16 bytes
+};
+
 enum class Error : int { kAbsolute, kSquared, kLargest };
 
 // How the scale of an NVFP4 block is selected.

@@ -38,10 +38,10 @@ cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, bool 
 }
 
 cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const float* maxima, int count,
-                                         bool by_row, float divisor, float* gsa,
+                                         bool by_row, bool from_gsa, float divisor, float* gsa,
                                          const Recipe& recipe, const Nvfp4Output& out,
                                          cudaStream_t stream) {
-  const RecipeScale scale = {maxima, count, by_row, divisor, gsa};
+  const RecipeScale scale = {maxima, count, by_row, from_gsa, divisor, gsa};
   if (!recipe.select.none) {
     return launch_recipe<Scaling::kSelect, false>(x, scale, recipe, out, stream);
   }

@@ -20,10 +20,51 @@ constexpr uint32_t kTeMinus = 0xd7e8u;  // bit i: sign i of TransformerEngine's 
 // Which of the 16 signs of place `part` (of n / 16) are minus.
 __device__ __forceinline__ uint32_t minus_signs(const Rotation& r, int part) {
   if (r.signs == nullptr) return r.rounded ? kTeMinus : 0u;
+  const int8_t* const signs = r.signs + 16 * part;
   uint32_t minus = 0;
+  if (reinterpret_cast<uintptr_t>(signs) % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      // The highest bits of four bytes, side by side.
+      const uint32_t high = reinterpret_cast<const uint32_t*>(signs)[i] >> 7 & 0x01010101u;
+      minus |= (high * 0x01020408u >> 24 & 15u) << (4 * i);
+    }
+    return minus;
+  }
 #pragma unroll 1
-  for (int i = 0; i < 16; ++i) minus |= r.signs[16 * part + i] < 0 ? 1u << i : 0u;
+  for (int i = 0; i < 16; ++i) minus |= signs[i] < 0 ? 1u << i : 0u;
   return minus;
+}
+
+// A transform of 16 * r.lanes values, of which a lane has 16: first within the lane, then between
+// the lanes of `mask`, which call it together.
+__device__ __forceinline__ void transform_within(float (&v)[16], const Rotation& r,
+                                                 uint32_t minus) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    v[i] = mul_rn(v[i], bits_float(float_bits(r.factor) | (minus >> i << 31)));
+  }
+#pragma unroll
+  for (int h = 1; h < 16; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if (i & h) continue;
+      const float a = v[i], b = v[i + h];
+      v[i] = add_rn(a, b);
+      v[i + h] = add_rn(a, -b);
+    }
+  }
+}
+__device__ __forceinline__ void transform_lanes(float (&v)[16], const Rotation& r, uint32_t mask) {
+#pragma unroll 1
+  for (int lanes = 1; lanes < r.lanes; lanes *= 2) {
+    const bool second = (threadIdx.x & lanes) != 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float other = __shfl_xor_sync(mask, v[i], lanes);
+      v[i] = add_rn(other, second ? -v[i] : v[i]);
+    }
+  }
 }
 
 // A block after the transform, which for kWide all lanes of a group compute together.
@@ -38,41 +79,10 @@ __device__ __forceinline__ Rotated<kRotate, T> rotated(const Block<T>& x, const 
   } else {
     float v[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float c = bits_float(float_bits(r.factor) | (minus >> i << 31));
-      v[i] = mul_rn(value_of(x, i), c);
-    }
-#pragma unroll
-    for (int h = 1; h < 16; h *= 2) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        if (i & h) continue;
-        const float a = v[i], b = v[i + h];
-        v[i] = add_rn(a, b);
-        v[i + h] = add_rn(a, -b);
-      }
-    }
-    Rotated<kRotate, T> y;
-    if constexpr (kRotate == Rotate::kWide) {
-#pragma unroll 1
-      for (int lanes = 1; lanes < r.lanes; lanes *= 2) {
-        const bool second = (threadIdx.x & lanes) != 0;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const float other = __shfl_xor_sync(0xffffffffu, v[i], lanes);
-          v[i] = add_rn(other, second ? -v[i] : v[i]);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 16; ++i) y.words[i] = float_bits(v[i]);
-    } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) y.words[i] = float_bits(v[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) y.words[i] = pair_from_floats<T>(v[2 * i], v[2 * i + 1]);
-    }
-    return y;
+    for (int i = 0; i < 16; ++i) v[i] = value_of(x, i);
+    transform_within(v, r, minus);
+    if constexpr (kRotate == Rotate::kWide) transform_lanes(v, r, 0xffffffffu);
+    return block_of<typename Rotated<kRotate, T>::Element>(v);
   }
 }
 
@@ -170,10 +180,12 @@ struct Selection {
   float S, amax, divisor;
 };
 
-JITQUANT_HD Selection selection_of(float amax, float divisor) {
-  float S = amax == 0.0f ? 1.0f : div_rn(divisor, amax);
+// Of an amax, or of a given gsa.
+JITQUANT_HD Selection selection_of(float value, float divisor, bool from_gsa = false) {
+  float S = value == 0.0f ? 1.0f : div_rn(from_gsa ? 1.0f : divisor, value);
   if (S > kFloatMax) S = kFloatMax;
   if (S == 0.0f) S = 1.0f;
+  const float amax = from_gsa ? mul_rn(value, divisor) : value;
   return {nvfp4_encoding(S, Nvfp4Recipe::kTe), S, amax, divisor};
 }
 

@@ -108,10 +108,34 @@ def case_recipes(here: Here) -> None:
     for recipe in recipes:
         q = jitquant.quantize_nvfp4(part(x, here), process_group=here.group, **recipe)
         same_nvfp4(q, jitquant.quantize_nvfp4(x, **recipe), here)
-    both = jitquant.quantize_nvfp4_both(part(x, here), rotate="te", process_group=here.group)
-    whole = jitquant.quantize_nvfp4_both(x, rotate="te")
-    same_nvfp4(both[0], whole[0], here)
-    same_nvfp4(both[1], whole[1], here, 1)
+    # Columns of a rank, with a scale for each row; bytes that are given.
+    given = torch.arange(64 * 96, dtype=torch.uint8, device=here.device).view(64, 96)
+    rows: list[dict[str, Any]] = [
+        {"rotate": "16"},
+        {"select": "static_4"},
+        {"rounding": "stochastic", "random_bytes": given},
+    ]
+    for recipe in rows:
+        mine = dict(recipe)
+        if "random_bytes" in mine:
+            mine["random_bytes"] = part(given, here, 1).contiguous()
+        q = jitquant.quantize_nvfp4(
+            part(x, here, 1), granularity="row", process_group=here.group, **mine
+        )
+        same_nvfp4(q, jitquant.quantize_nvfp4(x, granularity="row", **recipe), here, 1)
+    for recipe in ({"rotate": "te"}, {"block": "16x16"}, {"select": "4over6_mae", "top": 256}):
+        whole = jitquant.quantize_nvfp4_both(x, **recipe)
+        out = tuple(
+            jitquant.NVFP4Tensor.empty(shape, device=here.device)
+            for shape in ((64 // here.world, 96), (96, 64 // here.world))
+        )
+        jitquant.quantize_nvfp4_both(part(x, here), **recipe, process_group=here.group, out=out)
+        same_nvfp4(out[0], whole[0], here)
+        same_nvfp4(out[1], whole[1], here, 1)
+    with pytest.raises(ValueError, match="gsa"):
+        jitquant.quantize_nvfp4(x, 0.01, rotate="te", process_group=here.group)
+    with pytest.raises(ValueError, match="process_group"):
+        jitquant.quantize_fp8(x, granularity="row", rotate="32", process_group=here.group)
 
 
 def case_many_values(here: Here) -> None:

@@ -66,6 +66,23 @@ def test_both_is_the_cpus(shape: tuple[int, int], rounding: str) -> None:
         same((got.x_fp4, got.x_sf, got.gsa), (want.x_fp4, want.x_sf, want.gsa))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_rope_a_rotation_and_the_cast_are_one_launch(dtype: torch.dtype) -> None:
+    """Queries of DeepSeek's indexer: 64 heads of 128, of which 64 columns are embedded."""
+    x, angles = randn(257, 64, 128), torch.randn(257, 32)
+    tables = angles.cos(), angles.sin()
+    on_gpu: Any = {"rope": tuple(t.cuda() for t in tables), "rotate": "128", "dtype": dtype}
+    want = jitquant.quantize_per_token_group(x.cpu(), rope=tables, rotate="128", dtype=dtype)
+    got = jitquant.quantize_per_token_group(x, **on_gpu)
+    same((got.data, got.scale_inv), (want.data, want.scale_inv))
+    assert count_launches(lambda: jitquant.quantize_per_token_group(x, **on_gpu)) == 1
+    assert_no_sync(lambda: jitquant.quantize_per_token_group(x, **on_gpu))
+    if dtype == torch.float8_e4m3fn:
+        row = jitquant.quantize_fp8(x, granularity="row", **on_gpu)
+        wanted = jitquant.quantize_fp8(x.cpu(), granularity="row", rope=tables, rotate="128")
+        same((row.data, row.scale_inv), (wanted.data, wanted.scale_inv))
+
+
 def test_two_launches_that_do_not_synchronize() -> None:
     x, state = randn(512, 1024), torch.tensor([1, 0], device="cuda")
     for call in (

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import jitquant
 from jitquant import QuantizedActivation, QuantizedRaggedTensor, QuantizedTensor
+from jitquant.formats import E8M0_DTYPE, FP4_DTYPE
 
 ROWS, COLS = 4, 64
 
@@ -206,6 +207,24 @@ CASES = {
         lambda x, **out: jitquant.quantize_mxfp8(x, scale_layout="swizzled_128x4", **out),
         tensor(format="mxfp8", layout="swizzled_128x4"),
     ),
+    "quantize_mxfp4": Case(
+        jitquant.quantize_mxfp4,
+        lambda rows: (
+            torch.empty(rows, COLS // 2, dtype=FP4_DTYPE),
+            torch.empty(rows, COLS // 32, dtype=E8M0_DTYPE),
+        ),
+    ),
+    "quantize_nvfp4_both": Case(
+        jitquant.quantize_nvfp4_both,
+        lambda rows: (
+            QuantizedActivation.empty((rows, COLS)),
+            QuantizedActivation.empty((COLS, rows)),
+        ),
+    ),
+    "quantize_per_token_group-rotated": Case(
+        lambda x, **out: jitquant.quantize_per_token_group(x, 16, rotate="32", **out),
+        tensor(**GROUP),
+    ),
     "quantize_mxfp8_both": Case(jitquant.quantize_mxfp8_both, both(format="mxfp8")),
     "dequantize": Case(
         lambda x, **out: jitquant.dequantize(jitquant.quantize_mxfp8(x), torch.float32, **out),
@@ -244,7 +263,7 @@ QUICK = {
 PARAMETERS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 
 # Inductor's C++ backend has no float8_e8m0fnu, and ends such a graph with a copy to its input.
-NOT_FROM_OUTSIDE = [name for name in CASES if name.startswith("quantize_mxfp8")]
+NOT_FROM_OUTSIDE = [name for name in CASES if name.startswith("quantize_mxfp")]
 
 
 def same(a: Any, b: Any) -> bool:

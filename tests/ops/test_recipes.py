@@ -9,7 +9,7 @@ import torch
 from samples import byte_view, randn
 
 import jitquant
-from jitquant import QuantizedActivation, reference
+from jitquant import NVFP4Tensor, QuantizedActivation, QuantizedTensor, reference
 
 STATE = torch.tensor([7, 0])
 
@@ -46,6 +46,108 @@ def test_blocks_of_16_rows_are_those_of_weights() -> None:
     want = jitquant.quantize_weight_nvfp4(w, block="16x16")
     assert torch.equal(got.x_fp4_bytes, want.x_fp4_bytes)
     assert torch.equal(got.x_sf_bytes, want.x_sf_bytes)
+
+
+@pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
+def test_both_and_mxfp4_write_to_buffers(layout: Any) -> None:
+    x = randn(32, 80)
+    for how in ({"rotate": "te"}, {"block": "16x16"}, {"select": "4over6_mae", "top": 256}):
+        want = jitquant.quantize_nvfp4_both(x, **how, scale_layout=layout)
+        out = tuple(NVFP4Tensor.empty(shape, scale_layout=layout) for shape in ((32, 80), (80, 32)))
+        assert jitquant.quantize_nvfp4_both(x, **how, scale_layout=layout, out=out) is out
+        for part, wanted in zip(out, want, strict=True):
+            part.validate()
+            for field in ("x_fp4", "x_sf", "gsa"):
+                assert torch.equal(
+                    byte_view(getattr(part, field)), byte_view(getattr(wanted, field))
+                )
+    want_fp4, want_sf = jitquant.quantize_mxfp4(x, scale_layout=layout)
+    codes, scales = torch.empty_like(want_fp4), torch.empty_like(want_sf)
+    made = jitquant.quantize_mxfp4(x, scale_layout=layout, out=(codes, scales))
+    assert made[0] is codes
+    assert made[1] is scales
+    assert torch.equal(byte_view(codes), byte_view(want_fp4))
+    assert torch.equal(byte_view(scales), byte_view(want_sf))
+
+
+def test_buffers_that_do_not_fit() -> None:
+    x = randn(32, 80)
+
+    def pair(*shapes: tuple[int, int], **how: Any) -> tuple[NVFP4Tensor, ...]:
+        return tuple(NVFP4Tensor.empty(shape, **how) for shape in shapes)
+
+    fits: Any = pair((32, 80), (80, 32))
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (fits[0], TypeError, "accepted is a tuple of two"),
+        (fits[:1], TypeError, "accepted is a tuple of two"),
+        ((fits[0], None), TypeError, r"out\[1\] is NoneType"),
+        (
+            pair((32, 80), (32, 80)),
+            ValueError,
+            r"out\[1\].shape is \(32, 80\); accepted is \(80, 32\)",
+        ),
+        (pair((32, 80), (80, 32), granularity="row"), ValueError, r"out\[0\].granularity"),
+        (pair((32, 80), (80, 32), scale_layout="swizzled_128x4"), ValueError, "scale_layout"),
+    ]
+    for out, error, words in wrong:
+        with pytest.raises(error, match=words):
+            jitquant.quantize_nvfp4_both(x, out=out)
+    square: Any = pair((32, 32), (32, 32))
+    square[1].x_fp4 = square[0].x_fp4
+    with pytest.raises(ValueError, match="memory of its own"):
+        jitquant.quantize_nvfp4_both(randn(32, 32), out=square)
+    codes, scales = jitquant.quantize_mxfp4(x)
+    for out, error, words in (
+        (codes, TypeError, "accepted is a tuple"),
+        ((codes, None), TypeError, "accepted is a torch.Tensor"),
+        ((codes[:16], scales), ValueError, "x_fp4 has shape"),
+        ((scales, codes), TypeError, "x_fp4 is"),
+    ):
+        with pytest.raises(error, match=words):
+            jitquant.quantize_mxfp4(x, out=out)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gsa", [0.002, torch.tensor([0.002]), torch.tensor([[0.002]])])
+def test_a_given_gsa_goes_with_a_recipe(gsa: Any) -> None:
+    x = randn(24, 64)
+    want = reference.quantize_nvfp4_recipe(x, torch.tensor([0.002]), rotate="te", from_gsa=True)
+    q = jitquant.quantize_nvfp4(x, gsa, rotate="te")
+    out = NVFP4Tensor.empty(x.shape)
+    jitquant.quantize_nvfp4(x, gsa, rotate="te", out=out)
+    for made in (q, out):
+        for got, wanted in zip((made.x_fp4, made.x_sf, made.gsa), want, strict=True):
+            assert torch.equal(byte_view(got), byte_view(wanted))
+    assert q.gsa.tolist() == [pytest.approx(0.002)]
+    rows = torch.linspace(0.001, 0.003, 24)
+    q = jitquant.quantize_nvfp4(x, rows, select="4over6_mae", top=256)
+    assert q.granularity == "row"
+    assert torch.equal(q.gsa, rows)
+
+
+def test_rope_and_a_rotation_before_eight_bits() -> None:
+    """As DeepSeek's indexer: 64 of 128 columns are embedded, then all are rotated."""
+    x, angles = randn(6, 4, 128), randn(6, 32, dtype=torch.float32, seed=3)
+    rope = angles.cos(), angles.sin()
+    tables = {"cos": rope[0], "sin": rope[1], "interleaved": True}
+    how: Any = {"rotate": "128", "rope": rope, "interleaved": True}
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        want = reference.rotate_quantize_per_token_group(
+            x, 128, dtype=dtype, rotate="128", **tables
+        )
+        q = jitquant.quantize_per_token_group(x, dtype=dtype, **how)
+        buffers = QuantizedTensor.empty(x.shape, format=q.format, dtype=dtype)
+        assert jitquant.quantize_per_token_group(x, dtype=dtype, **how, out=buffers) is buffers
+        for made in (q, buffers):
+            assert torch.equal(byte_view(made.data), byte_view(want[0]))
+            assert torch.equal(made.scale_inv, want[1])
+    want = reference.rotate_quantize_fp8(x, dtype=torch.float8_e4m3fn, rotate="128", **tables)
+    row = jitquant.quantize_fp8(x, granularity="row", **how)
+    given = jitquant.quantize_fp8(x, scale=2.0, **how)
+    group = jitquant.quantize_fp8(x, granularity="1x128", **how)
+    assert torch.equal(byte_view(row.data), byte_view(want[0]))
+    assert given.scale_inv.tolist() == [0.5]
+    wanted = jitquant.quantize_per_token_group(x, **how)
+    assert torch.equal(byte_view(group.data), byte_view(wanted.data))
 
 
 def test_an_offset_that_moves_draws_anew() -> None:

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from .oracle import E2M1_VALUES, E4M3_VALUES, FLT_MAX, amax_of
+from .oracle import E2M1_VALUES, E4M3_VALUES, FLT_MAX, amax_of, encoding_scale_given
 
 F32 = np.float32
 Array = np.ndarray
@@ -184,8 +184,12 @@ def nvfp4(
     r: Array | None = None,
     select: str = "none",
     top: int = 448,
+    gsa: Array | None = None,
 ) -> tuple[Array, Array, Array]:
-    """NVFP4 of fp32 ``v`` (rows, N), rotated already, with the amax ``a``: (1,) or (rows,)."""
+    """NVFP4 of fp32 ``v`` (rows, N), rotated already, with the amax ``a``: (1,) or (rows,).
+
+    With a ``gsa``, of as many elements, ``a`` is not looked at.
+    """
     rows, cols = v.shape
     blocks = -(-cols // 16)
     x = np.zeros((rows, 16 * blocks), F32)
@@ -193,16 +197,21 @@ def nvfp4(
     codes, scales = np.zeros(x.shape, np.uint8), np.zeros((rows, blocks), np.uint8)
     divisor = F32((4 if select == "static_4" else 6) * top)
     with np.errstate(all="ignore"):
+        a = a if gsa is None else gsa * divisor
         for first in range(0, rows, tile_rows):
-            own = a[first if len(a) == rows and len(a) > 1 else 0]
-            S = min(divisor / own, FLT_MAX)
-            S = F32(1) if own == 0 or S == 0 else S
+            place = first if len(a) == rows and len(a) > 1 else 0
+            own = a[place]
+            if gsa is None:
+                S = min(divisor / own, FLT_MAX)
+                S = F32(1) if own == 0 or S == 0 else S
+            else:
+                S = encoding_scale_given(gsa[place])
             for k in range(blocks):
                 at = slice(first, first + tile_rows), slice(16 * k, 16 * k + 16)
                 codes[at], scales[at[0], k] = _tile(
                     x[at], S, own, None if r is None else r[at], select, top
                 )
-        return codes, scales, a / divisor
+        return codes, scales, a / divisor if gsa is None else gsa
 
 
 def _mxfp4_exponent(b: F32, scaling: str) -> int:

@@ -11,6 +11,7 @@ import torch
 from samples import randn
 from torch import Tensor
 
+from jitquant import reference
 from jitquant.numerics import nvfp4, recipes
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -191,7 +192,8 @@ def test_a_rotation_undoes_itself(rotate: str) -> None:
     torch.testing.assert_close(y, wanted, rtol=0, atol=1e-5)
 
 
-def test_a_rotation_keeps_products_of_queries_and_keys() -> None:
+@pytest.mark.parametrize("kind", ["mxfp4", "int8"])
+def test_a_rotation_keeps_products_of_queries_and_keys(kind: str) -> None:
     """DeepSeek's indexer rotates by 128, then quantizes; a few channels of both are outliers."""
     outliers = torch.ones(128)
     outliers[3::32] = 12.0
@@ -200,6 +202,10 @@ def test_a_rotation_keeps_products_of_queries_and_keys() -> None:
 
     def error(rotate: str) -> float:
         def values(x: Tensor) -> Tensor:
+            if kind == "int8":
+                eight = {"dtype": torch.int8, "rotate": rotate}
+                data, scale = reference.rotate_quantize_per_token_group(x, 128, **eight)
+                return data.float() * scale
             parts = recipes.quantize_mxfp4(x, rotate=rotate, scaling="even")
             return recipes.dequantize_mxfp4(*parts, dtype=torch.float32)[0]
 

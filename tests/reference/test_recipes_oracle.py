@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from samples import DTYPES, GRANULARITIES, inputs, randn
+from samples import DTYPES, GRANULARITIES, inputs, randn, specials
 from torch import Tensor
 
 import jitquant
@@ -79,9 +79,13 @@ def assert_nvfp4(x: Tensor, how: dict[str, Any]) -> None:
     """The public function, and the ops that it calls."""
     v = rotated(fp32(x), how, x.dtype)
     rows, groups = v.shape[0], -(-v.shape[1] // 16)
+    given = how.get("gsa")
+    if isinstance(given, float):
+        given = torch.tensor([given])
     codes, scales, gsa = oracle_recipes.nvfp4(
         v,
         amaxes(v, how.get("granularity", "tensor")),
+        gsa=None if given is None else given.numpy(),
         tile_rows=16 if how.get("block") == "16x16" else 1,
         r=bytes_of(how, rows, groups),
         select=how.get("select", "none"),
@@ -206,6 +210,11 @@ def test_nvfp4_in_every_combination(data: st.DataObject) -> None:
     how["scale_layout"] = data.draw(st.sampled_from(SCALE_LAYOUTS))
     if data.draw(st.sampled_from(ROUNDINGS)) == "stochastic":
         how |= rounding(data.draw, x)
+    if data.draw(st.booleans()):
+        values = st.floats(0, 2.0**127, width=32) | st.floats(2.0**-14, 10, width=32)
+        count = data.draw(st.sampled_from([1, len(x)]))
+        how["gsa"] = torch.tensor([data.draw(values) for _ in range(count)])
+        how["granularity"] = "tensor" if count == 1 else "row"
     tile = how["block"] == "16x16"
     refused = (
         (tile and n > 16)
@@ -220,7 +229,10 @@ def test_nvfp4_in_every_combination(data: st.DataObject) -> None:
     ):
         # No recipe: what the function gives without one.
         plain = jitquant.quantize_nvfp4(
-            x, granularity=how["granularity"], scale_layout=how["scale_layout"]
+            x,
+            how.get("gsa"),
+            granularity=how["granularity"],
+            scale_layout=how["scale_layout"],
         )
         q = jitquant.quantize_nvfp4(x, **how)
         equal(q.x_fp4, plain.x_fp4_bytes.numpy())
@@ -263,6 +275,19 @@ def test_both_in_every_combination(data: st.DataObject) -> None:
             jitquant.quantize_nvfp4_both(x, **how)
     else:
         assert_both(x, how)
+
+
+@pytest.mark.parametrize("gsa", [0.0, 1e-45, 1e-40, 3e-39, 0.0013, 1.0, 8.6e37, 3.4e38, math.inf])
+@pytest.mark.parametrize("select", ["none", "4over6_mae", "4over6_mse", "static_4"])
+def test_given_gsa(gsa: float, select: str) -> None:
+    for dtype in DTYPES:
+        x = specials(dtype)
+        assert_nvfp4(x, {"gsa": torch.tensor([gsa]), "select": select, "top": 256})
+    x = randn(4, 48)
+    assert_nvfp4(x, {"gsa": 0.001, "rotate": "te"})
+    q = jitquant.quantize_nvfp4(x, torch.tensor([math.nan]), select=select, top=256)
+    assert bool((q.x_sf_bytes == 0x7F).all())
+    assert not bool(q.x_fp4_bytes.any())
 
 
 SPECIAL = [k for k in inputs() if k not in ("no_rows", "no_rows_3d", "tiles")]
@@ -375,3 +400,45 @@ def test_the_op_is_the_function() -> None:
     parts = reference.quantize_nvfp4_recipe(x, a, rotate="te")
     q = jitquant.quantize_nvfp4(x, rotate="te")
     equal(parts[0], q.x_fp4_bytes.numpy())
+
+
+def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
+    """One pair after another."""
+    y, half = x.copy(), cos.shape[1]
+    each = len(x) // len(cos)
+    with np.errstate(all="ignore"):
+        for m, k in np.ndindex(len(x), half):
+            i, j = (2 * k, 2 * k + 1) if interleaved else (k, k + half)
+            c, s = cos[m // each, k], sin[m // each, k]
+            y[m, i] = x[m, i] * c - x[m, j] * s
+            y[m, j] = x[m, j] * c + x[m, i] * s
+    return y
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_rows_that_are_embedded_and_rotated(data: st.DataObject) -> None:
+    """FP8 rows, FP8 and INT8 groups of fp32 values are those of what the oracle makes of x."""
+    how = data.draw(rotations(ROTATIONS))
+    n = recipes.hadamard_size(how["rotate"])
+    x = data.draw(tensors(max(n, 32), 64))
+    v = fp32(x)
+    if data.draw(st.booleans()):
+        size = data.draw(st.sampled_from([s for s in (32, 64, x.shape[1]) if s <= x.shape[1]]))
+        positions = data.draw(st.sampled_from([p for p in (1, 2, 5, len(x)) if len(x) % p == 0]))
+        angles = randn(positions, size // 2, dtype=torch.float32, seed=size) * 3
+        tables = angles.cos(), angles.sin()
+        how |= {"rope": tables, "interleaved": data.draw(st.booleans())}
+        v = rope(v, *(t.numpy() for t in tables), how["interleaved"])
+    want = torch.tensor(rotated(v, how, x.dtype))
+    elements = data.draw(st.sampled_from([torch.int8, torch.float8_e4m3fn]))
+    size = data.draw(st.sampled_from([16, 128]))
+    rest = {"dtype": elements, "recipe": data.draw(st.sampled_from(["te", "deepgemm"]))}
+    got = jitquant.quantize_per_token_group(x, size, **rest, **how)
+    plain = jitquant.quantize_per_token_group(want, size, **rest)
+    equal(got.data, plain.data.view(U8).numpy())
+    np.testing.assert_array_equal(got.scale_inv.numpy(), plain.scale_inv.numpy())
+    got = jitquant.quantize_fp8(x, granularity="row", **how)
+    plain = jitquant.quantize_fp8(want, granularity="row")
+    equal(got.data, plain.data.view(U8).numpy())
+    np.testing.assert_array_equal(got.scale_inv.numpy(), plain.scale_inv.numpy())

@@ -27,9 +27,9 @@ struct RotatedAmax {
 struct QuantizeNvfp4Recipe {
   static constexpr const char* kName = "quantize_nvfp4_recipe";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor amax, *, str granularity='tensor', str block='1x16', str rotate='none', Tensor? signs=None, str select='none', int top=448, str rounding='nearest', Tensor? rng_state=None, Tensor? random_bytes=None, str scale_layout='linear'";
+      "Tensor x, Tensor amax, *, str granularity='tensor', str block='1x16', str rotate='none', Tensor? signs=None, str select='none', int top=448, str rounding='nearest', Tensor? rng_state=None, Tensor? random_bytes=None, str scale_layout='linear', bool from_gsa=False";
   static constexpr std::initializer_list<const char*> kResults = {"x_fp4", "x_sf", "gsa"};
-  using Inputs = std::tuple<View, View, std::string_view, std::string_view, std::string_view, std::optional<View>, std::string_view, int64_t, std::string_view, std::optional<View>, std::optional<View>, std::string_view>;
+  using Inputs = std::tuple<View, View, std::string_view, std::string_view, std::string_view, std::optional<View>, std::string_view, int64_t, std::string_view, std::optional<View>, std::optional<View>, std::string_view, bool>;
 
   const View& x;
   const View& amax;
@@ -43,6 +43,7 @@ struct QuantizeNvfp4Recipe {
   const std::optional<View>& rng_state;
   const std::optional<View>& random_bytes;
   std::string_view scale_layout;
+  bool from_gsa;
 
   void check() const {
     check_name("granularity", granularity, {"tensor", "row"});

@@ -31,6 +31,17 @@
 
 namespace jitquant {
 
+// Whether computing a source's values takes more registers than others with as much to fetch: such
+// a source has a member kMoreRegisters, and kernels hold fewer threads.
+template <class Source>
+constexpr auto wants_registers(int) -> decltype(Source::kMoreRegisters) {
+  return true;
+}
+template <class Source>
+constexpr bool wants_registers(...) {
+  return false;
+}
+
 template <class T>
 struct RowPointer {
   T* data;

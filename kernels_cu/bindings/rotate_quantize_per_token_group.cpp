@@ -1,0 +1,34 @@
+#include "declared/rotate_quantize_per_token_group.h"
+#include "groups.h"
+#include "rotate.h"
+
+namespace jitquant {
+
+cudaError_t launch_rotate_per_token_group(const Matrix& x, const Rotation& rotation,
+                                          const Rope& rope, int64_t group_size,
+                                          const GroupNumerics& numerics, const GroupOutput& out,
+                                          const RowCounts& counts, cudaStream_t stream);
+
+namespace {
+
+void rotate_quantize_per_token_group(Call& call, const declared::RotateQuantizePerTokenGroup& args,
+                                     Result& data, Result& scale_inv) {
+  const Matrix m = matrix_of(args.x, "x");
+  const Rotation rotation = rotation_of(args.rotate, args.signs, m.cols, args.x);
+  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m, args.x);
+  const GroupNumerics numerics =
+      group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
+  const RowsOfGroups rows =
+      RowsOfGroups::of(args.x, m, m.cols, args.group_size, args.counts, args.zero_rest);
+  const GroupOutput out =
+      rows.results(data, scale_inv, args.dtype, numerics, args.scale_layout, args.x);
+  const Launching at(call, args.x);
+  check_launch(launch_rotate_per_token_group(m, rotation, rope, args.group_size, numerics, out,
+                                             rows.counts, at.stream),
+               "rotate_quantize_per_token_group");
+}
+
+}  // namespace
+}  // namespace jitquant
+
+JITQUANT_FUNCTIONS(function<&rotate_quantize_per_token_group>())

@@ -1,0 +1,27 @@
+// Rotary position embedding, a Hadamard transform, or both, and FP8 of the result with a scale for
+// each row or a given one. One launch.
+#include "../fp8/rows.cuh"
+#include "source.cuh"
+
+namespace jitquant {
+
+#ifndef __CUDACC_RTC__
+bool rotate_fp8_partials(const Matrix& x, const Fp8Scale& scale) {
+  return fp8_partials(scale, x.rows, x.cols);
+}
+
+cudaError_t launch_rotate_fp8(const Matrix& x, const Rotation& rotation, const Rope& rope,
+                              const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream) {
+  return rotated_rows(x, rotation, rope, [&](const auto& source) {
+    if (!needs_amax(scale)) return launch_cast(source, scale, 0, out, stream);
+    if (scale.by_row) return launch_fp8_rows(source, scale, out, stream);
+    const AmaxPlan plan = amax_plan(source.rows, source.cols);
+    return plan.cluster > 0 ? launch_cluster_cast(source, plan.cluster, scale, out, stream)
+                            : launch_cast(source, scale, 0, out, stream);
+  });
+}
+#endif
+
+}  // namespace jitquant
+
+JITQUANT_EXPORT_RESIDENT()

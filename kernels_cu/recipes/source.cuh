@@ -1,0 +1,179 @@
+// Values that are rotated before they are quantized: rotary position embedding of the first columns
+// of a row, or a Hadamard transform of 16 to 256 neighbours, or both; what DeepSeek's indexer does
+// to queries and keys. As the sources of sources.cuh, with a block a lane: those of a transform are
+// neighbouring lanes, which compute together.
+#pragma once
+
+#include "jitquant/sources.cuh"
+#include "rules.cuh"
+
+namespace jitquant {
+
+struct Nothing {};
+struct MoreRegisters {
+  static constexpr bool kMoreRegisters = true;
+};
+
+template <class T, bool kRope>
+struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
+  using Element = T;
+  static constexpr int kHeldShare = 1;
+  static constexpr int kHeldFew = 1;
+  static constexpr bool kReadsOnlyInputs = true;
+  using Value = Block<float>;
+  struct Beside {
+    Block<T> other;  // of the pairs; with neighbours as pairs not loaded
+    uint32_t position;
+  };
+  struct Fetched {
+    Block<T> x;
+    bool there;  // else nothing is to be read
+    std::conditional_t<kRope, Beside, Nothing> beside;
+  };
+  struct Row {
+    const T* data;
+    uint32_t position;
+  };
+  struct Rows : RowPointer<const T> {
+    Divisor each;
+
+    Rows(const Matrix& m, const Rope& rope)
+        : RowPointer<const T>(m), each(static_cast<uint32_t>(rope.rows_each)) {}
+    template <class I>
+    __device__ __forceinline__ Row operator()(I r) const {
+      return with(RowPointer<const T>::operator()(r), static_cast<uint32_t>(r));
+    }
+    __device__ __forceinline__ Row even_row(uint32_t r) const {
+      return with(RowPointer<const T>::even_row(r), r);
+    }
+    // The row r that is at p.
+    __device__ __forceinline__ Row with(const T* p, uint32_t r) const {
+      return {p, kRope ? each.quotient_of(r) : 0u};
+    }
+  };
+  Rows row;
+  int64_t rows, cols;
+  bool vector;
+  Rotation rotation;
+  Rope rope;
+
+  RotatedSource(const Matrix& m, const Rotation& rotation, const Rope& rope)
+      : row(m, rope),
+        rows(m.rows),
+        cols(m.cols),
+        vector(m.vector),
+        rotation(rotation),
+        rope(rope) {}
+
+  bool whole() const { return vector && cols % 16 == 0; }
+  template <bool kWhole = false>
+  __device__ __forceinline__ void prefetch(const Row& p, int64_t block) const {
+    prefetch_block(p.data + block * 16, kWhole ? 16 : cols - block * 16);
+  }
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block) const {
+    Fetched f = {};
+    f.x = load_block<kWhole>(p.data + block * 16, cols - block * 16, vector);
+    f.there = true;
+    if constexpr (kRope) {
+      f.beside.position = p.position;
+      if (16 * block < rope.size && !rope.interleaved) {
+        const int64_t half = rope.size / 32, other = block < half ? block + half : block - half;
+        f.beside.other = load_block<kWhole>(p.data + other * 16, cols - other * 16, vector);
+      }
+    }
+    return f;
+  }
+  template <bool kWhole>
+  __device__ __forceinline__ Fetched refetch(const Row& p, int64_t block) const {
+    return fetch<kWhole>(p, block);
+  }
+
+  // Where a lane has no block, past the last column, its values are zeros, whatever it fetched.
+  template <bool kWhole, class R>
+  __device__ __forceinline__ Value value(const Fetched& f, const R&, int64_t block) const {
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) v[i] = value_of(f.x, i);
+    if constexpr (kRope) {
+      if (f.there && 16 * block < rope.size) turn(v, f, block);
+    }
+    if (rotation.lanes > 0) {
+      const int group = static_cast<int>(threadIdx.x) & 31 & -rotation.lanes;
+      const int place = static_cast<int>(threadIdx.x) & (rotation.lanes - 1);
+      transform_within(v, rotation, f.there ? minus_signs(rotation, place) : 0u);
+      // Of a warp only whole groups may be here.
+      transform_lanes(v, rotation, (0xffffffffu >> (32 - rotation.lanes)) << group);
+      if (rotation.rounded) {
+        const Block<T> y = block_of<T>(v);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) v[i] = value_of(y, i);
+      }
+    }
+    Value y;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) set_value(y, i, 16 * block < cols ? v[i] : 0.0f);
+    return y;
+  }
+
+ private:
+  __device__ __forceinline__ void four(const float* table, int64_t at, float (&values)[4]) const {
+    if (rope.vector) {
+      const float4 all = *reinterpret_cast<const float4*>(table + at);
+      values[0] = all.x, values[1] = all.y, values[2] = all.z, values[3] = all.w;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] = table[at + i];
+    }
+  }
+  // a cos - b sin, b cos + a sin of the pairs (a, b): products and sum are rounded one by one. The
+  // tables, which the caches hold, are loaded here: there are no registers for them ahead.
+  __device__ __forceinline__ void turn(float (&v)[16], const Fetched& f, int64_t block) const {
+    const int64_t table = f.beside.position * int64_t{rope.size / 2};
+    float cos[4], sin[4];
+    if (rope.interleaved) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i % 4 == 0) {
+          four(rope.cos, table + 8 * block + i, cos);
+          four(rope.sin, table + 8 * block + i, sin);
+        }
+        const float a = v[2 * i], b = v[2 * i + 1], c = cos[i % 4], s = sin[i % 4];
+        v[2 * i] = add_rn(mul_rn(a, c), -mul_rn(b, s));
+        v[2 * i + 1] = add_rn(mul_rn(b, c), mul_rn(a, s));
+      }
+      return;
+    }
+    const bool second = 32 * block >= rope.size;
+    const int64_t first = table + 16 * block - (second ? rope.size / 2 : 0);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if (i % 4 == 0) {
+        four(rope.cos, first + i, cos);
+        four(rope.sin, first + i, sin);
+      }
+      const float turned = mul_rn(value_of(f.beside.other, i), sin[i % 4]);
+      v[i] = add_rn(mul_rn(v[i], cos[i % 4]), second ? turned : -turned);
+    }
+  }
+};
+
+// Lanes that compute a value together.
+template <class T, bool kRope>
+inline int lanes_together(const RotatedSource<T, kRope>& source) {
+  return source.rotation.lanes;
+}
+
+#ifndef __CUDACC_RTC__
+// Calls f with the source of rows that are rotated.
+template <class F>
+cudaError_t rotated_rows(const Matrix& x, const Rotation& rotation, const Rope& rope, F&& f) {
+  return dispatch(x.dtype, [&](auto element) {
+    using T = decltype(element);
+    return rope.size > 0 ? f(RotatedSource<T, true>(x, rotation, rope))
+                         : f(RotatedSource<T, false>(x, rotation, rope));
+  });
+}
+#endif
+
+}  // namespace jitquant
