@@ -118,7 +118,7 @@ def _group_samples() -> list[Sample]:
                 lambda d, m=make, t=dtype, k=keywords: ((m(t, d),), dict(k)),
             )
         )
-    # A few groups that are no multiple of four, so that the last packed element has padding.
+    # A few groups that are not a multiple of four, so that the last packed element has padding.
     for size, cols, layout in itertools.product((16, 128), (300, 512), GROUP_SCALE_LAYOUTS):
         keywords = {
             "dtype": GROUP_DTYPES[0],

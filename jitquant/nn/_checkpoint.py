@@ -308,7 +308,7 @@ class _Work:
         for name, matrix in self.matrices.items():
             why = refusal(name, shapes, targets, ignored)
             if why is None and matrix.shape[1] % self.scheme.columns:
-                why = f"its {matrix.shape[1]} columns are no multiple of {self.scheme.columns}"
+                why = f"its {matrix.shape[1]} columns are not a multiple of {self.scheme.columns}"
             if why is None:
                 self.quantized[name] = matrix
             else:

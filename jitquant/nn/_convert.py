@@ -241,7 +241,7 @@ def convert(
             if why is None and kind in _CODES and others:
                 why = f"its weight is also {others[0]}"
             if why is None and kind is MXFP4Linear and module.in_features % MXFP4_BLOCK:
-                why = f"its in_features is no multiple of {MXFP4_BLOCK}"
+                why = f"its in_features is not a multiple of {MXFP4_BLOCK}"
             if why is None and module is head and ignored is None:
                 why = "a head, left alone by default"
         else:

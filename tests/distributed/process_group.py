@@ -76,7 +76,7 @@ def case_nvfp4_divided_between_rows(here: Here) -> None:
         keywords: dict[str, Any] = {"recipe": recipe, "scale_layout": layout, "divisor": 1344.0}
         q = jitquant.quantize_nvfp4(part(x, here), process_group=here.group, **keywords)
         same_nvfp4(q, jitquant.quantize_nvfp4(x, **keywords), here)
-    x = large_in_one_row(10, 19, here)  # columns that are no multiple of 16
+    x = large_in_one_row(10, 19, here)  # columns that are not a multiple of 16
     q = jitquant.quantize_nvfp4(part(x, here), process_group=here.group)
     same_nvfp4(q, jitquant.quantize_nvfp4(x), here)
     wide = large_in_one_row(10, 64, here)[:, 16:48]  # rows that lie apart

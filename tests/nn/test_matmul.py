@@ -15,7 +15,7 @@ from jitquant.tensors.fp8 import QuantizedTensor
 
 from .helpers import spread, sqnr
 
-# No two sizes alike, one tile, and a number of tiles that is no multiple of four.
+# No two sizes alike, one tile, and a number of tiles that is not a multiple of four.
 SHAPES = pytest.mark.parametrize(
     ("m", "n", "k"), [(256, 640, 384), (384, 512, 1152), (128, 256, 128), (512, 128, 512)]
 )
