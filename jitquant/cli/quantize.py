@@ -31,6 +31,14 @@ class Format(str, Enum):
     mxfp4 = "mxfp4"
 
 
+class Rounding(str, Enum):
+    """Names of roundings."""
+
+    nearest = "nearest"
+    four_over_six = "4over6"
+    mse = "mse"
+
+
 class FileLayout(str, Enum):
     """Names of layouts."""
 
@@ -51,6 +59,9 @@ def quantize(
         list[str] | None,
         typer.Option(help="Names or patterns to skip (repeat); default: heads and routers."),
     ] = None,
+    rounding: Annotated[
+        Rounding, typer.Option(help="Of weights to NVFP4; mse is the most accurate.")
+    ] = Rounding.nearest,
     input_amax: Annotated[
         str | None,
         typer.Option(help="For nvfp4: a JSON file of amaxes by layer, or one number for all."),
@@ -88,6 +99,7 @@ def quantize(
             layout=layout.value,
             targets="all" if not targets else targets[0] if len(targets) == 1 else targets,
             ignore=ignore,
+            rounding=rounding.value,
             input_amax=_amaxes(input_amax),
             device=device,
             restart=restart,

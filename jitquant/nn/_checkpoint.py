@@ -21,6 +21,7 @@ from torch import Tensor
 from jitquant.formats import INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIVISOR, ceil_div, one_of
 from jitquant.loader.units import show_size
 from jitquant.nn._compressed_tensors import METHOD
+from jitquant.nn._rounding import gsa_for, sample
 from jitquant.nn._safetensors import Entry, Writer, read_header, read_tensor
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
 from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
@@ -29,6 +30,7 @@ from jitquant.tensors.fp8 import QuantizedTensor
 
 Format = Literal["nvfp4", "nvfp4a16", "fp8_block", "fp8_row", "int8", "mxfp4"]
 FileLayout = Literal["compressed-tensors", "modelopt"]
+Rounding = Literal["nearest", "4over6", "mse"]
 Progress = Callable[[int, int, str], None]
 """Called with the bytes read, all that will be, and the name of the file in work."""
 
@@ -184,6 +186,7 @@ def quantize_checkpoint(
     targets: str | Sequence[str] = "all",
     ignore: str | Sequence[str] | None = None,
     siblings: Sequence[Sequence[str]] = SIBLINGS,
+    rounding: Rounding = "nearest",
     input_amax: float | Mapping[str, float] | None = None,
     device: torch.device | str | None = None,
     restart: bool = False,
@@ -207,6 +210,8 @@ def quantize_checkpoint(
             "fp8_row": a scale for each output feature; "int8": so, too; "mxfp4": weights alone.
         layout: "compressed-tensors", or "modelopt" for "nvfp4".
         targets, ignore, siblings: as for `convert`. Embeddings are never quantized.
+        rounding: of weights to NVFP4, as for `convert`: "nearest", "4over6" or "mse". For "gptq",
+            which needs inputs, convert the model and call `save_compressed_tensors`.
         input_amax: for "nvfp4": largest magnitude of the input of each layer by its name, which
             `report` measures, or one number for all.
         device: where matrices are quantized; None: a GPU if there is one.
@@ -227,6 +232,12 @@ def quantize_checkpoint(
     one_of("layout", layout, ("compressed-tensors", "modelopt"))
     if layout == "modelopt" and format != "nvfp4":
         raise ValueError(f"format is {format!r}; with layout 'modelopt' accepted is 'nvfp4'")
+    one_of("rounding", rounding, ("nearest", "4over6", "mse"))
+    if rounding != "nearest" and not SCHEMES[format].has_gsa:
+        raise ValueError(
+            f"rounding is {rounding!r} with format {format!r}; accepted is 'nearest'. Others are "
+            "for 'nvfp4' and 'nvfp4a16'"
+        )
     if format == "nvfp4" and input_amax is None:
         raise ValueError(
             "input_amax is None; format 'nvfp4' quantizes activations by a scale from calibration. "
@@ -241,12 +252,13 @@ def quantize_checkpoint(
     )
     ignored = None if ignore is None else as_patterns("ignore", ignore)
     files = _Source(source)
-    work = _Work(files, format, layout, where)
+    work = _Work(files, format, layout, where, rounding)
     work.plan(targets, ignored, siblings, input_amax)
     partial = out.with_name(out.name + ".partial")
     what = {
         "format": format,
         "layout": layout,
+        "rounding": rounding,
         "targets": targets if isinstance(targets, str) else list(targets),
         "ignore": None if ignored is None else list(ignored),
         "siblings": [list(family) for family in siblings],
@@ -280,8 +292,11 @@ def quantize_checkpoint(
 class _Work:
     """What becomes of each tensor, and the writing of it."""
 
-    def __init__(self, source: _Source, format: str, layout: str, device: torch.device) -> None:
+    def __init__(
+        self, source: _Source, format: str, layout: str, device: torch.device, rounding: Rounding
+    ) -> None:
         self.source, self.layout, self.device = source, layout, device
+        self.rounding: Rounding = rounding
         self.scheme: Scheme = SCHEMES[format]
         self.result = Checkpoint(Path(), format)
         self.matrices: dict[str, _Matrix] = {}
@@ -290,6 +305,8 @@ class _Work:
         self.amaxes: dict[str, float] = {}
         self.relatives: dict[str, list[str]] = {}
         self._maxima: dict[str, Tensor] = {}
+        self._samples: dict[str, Tensor] = {}
+        self._gsas: dict[str, Tensor] = {}
 
     def plan(
         self,
@@ -543,7 +560,7 @@ class _Work:
             yield f"{name}.weight", weight.to(torch.bfloat16)
             return
         gsa = self._gsa(name) if self.scheme.has_gsa else None
-        parts = self.scheme.quantize(weight, gsa)
+        parts = self.scheme.quantize(weight, gsa, self.rounding)
         if name in self.amaxes:
             parts["input_global_scale"] = torch.tensor([NVFP4_DIVISOR / self.amaxes[name]])
         if self.layout == "modelopt":
@@ -581,6 +598,8 @@ class _Work:
                     "file again"
                 )
             self._maxima[name] = amax
+            if self.rounding == "mse":
+                self._samples[name] = sample(weight, len(self.relatives.get(name, [name])))
         return weight
 
     def _gsa(self, name: str) -> Tensor:
@@ -589,7 +608,12 @@ class _Work:
         for member in family:
             if member not in self._maxima:
                 self._values(member)
-        return torch.stack([self._maxima[member] for member in family]).amax(0) / NVFP4_DIVISOR
+        if name not in self._gsas:
+            least = torch.stack([self._maxima[member] for member in family]).amax(0) / NVFP4_DIVISOR
+            samples = [self._samples.pop(member) for member in family if member in self._samples]
+            gsa = gsa_for(self.rounding, least, samples)
+            self._gsas |= dict.fromkeys(family, gsa)
+        return self._gsas[name]
 
 
 def _expert_pieces(base: str) -> tuple[str, tuple[str, ...]]:

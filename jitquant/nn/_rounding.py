@@ -69,30 +69,23 @@ def quantized_weights(
     """
     dense = [w.detach() if w.stride(-1) == 1 else w.detach().contiguous() for w in weights]
     gsa = shared_gsa(dense, rounding)
-    if rounding == "nearest":
-        return [quantize_weight_nvfp4(w, gsa=gsa) for w in dense]
-    if rounding == "4over6":
-        return [_four_over_six(w, gsa) for w in dense]
-    known = tuple(moments) if rounding == "gptq" else ()
-    known += (None,) * (len(dense) - len(known))
+    if rounding != "gptq" or all(moment is None for moment in moments):
+        return [with_gsa(w, rounding, gsa) for w in dense]
+    known = tuple(moments)
     pad = -dense[0].shape[1] % NVFP4_BLOCK
     values = [functional.pad(w.float(), (0, pad)) for w in dense]
     known = tuple(None if m is None else functional.pad(m, (0, pad) * 2) for m in known)
     made = [_rounded(v, gsa, m) for v, m in zip(values, known, strict=True)]
-    if any(moment is not None for moment in known):
-        least = shared_gsa(dense, "nearest")
-        for v, m, mine in zip(values, known, made, strict=True):
-            if m is not None and bool(
-                output_noise(dequantized(*mine, gsa) - v, m).sum()
-                > output_noise(dequantized(*_nearest(v, least), least) - v, m).sum()
-            ):
-                gsa = least  # with it no row is worse
-                made = [_rounded(v, gsa, m) for v, m in zip(values, known, strict=True)]
-                break
-    return [
-        NVFP4Tensor(pack_e2m1(codes), scales.view(SCALE_DTYPE), gsa, None, w.shape[1])
-        for w, (codes, scales) in zip(dense, made, strict=True)
-    ]
+    least = shared_gsa(dense, "nearest")
+    for v, m, mine in zip(values, known, made, strict=True):
+        if m is not None and bool(
+            output_noise(dequantized(*mine, gsa) - v, m).sum()
+            > output_noise(dequantized(*_nearest(v, least), least) - v, m).sum()
+        ):
+            gsa = least  # with it no row is worse
+            made = [_rounded(v, gsa, m) for v, m in zip(values, known, strict=True)]
+            break
+    return [_packed(codes, gsa, w.shape[1]) for w, codes in zip(dense, made, strict=True)]
 
 
 def shared_gsa(weights: Sequence[Tensor], rounding: WeightRounding = "nearest") -> Tensor:
@@ -106,15 +99,33 @@ def shared_gsa(weights: Sequence[Tensor], rounding: WeightRounding = "nearest") 
     """
     gsas = [amax_gsa(w).to(weights[0].device) for w in weights]
     least = torch.stack(gsas).amax(0)
+    return gsa_for(rounding, least, [sample(w, len(weights)).to(least.device) for w in weights])
+
+
+def gsa_for(rounding: WeightRounding, least: Tensor, samples: Sequence[Tensor]) -> Tensor:
+    """`shared_gsa` from the largest gsa of the weights and, for "mse" and "gptq", rows of them."""
     if rounding == "nearest":
         return least
     if rounding == "4over6":
         return least * (E4M3_MAX / _TOP)
-    samples = [_sample(w, _SAMPLE // len(weights)).to(least.device).float() for w in weights]
-    values = [functional.pad(s, (0, -s.shape[1] % NVFP4_BLOCK)) for s in samples]
+    values = [functional.pad(s.float(), (0, -s.shape[1] % NVFP4_BLOCK)) for s in samples]
     gsas = [least * 2.0 ** (i / _GSAS) for i in range(_GSAS)]
     errors = [torch.stack([_noise(v, gsa) for v in values]).sum() for gsa in gsas]
     return torch.stack(gsas)[torch.stack(errors).argmin()]
+
+
+def with_gsa(weight: Tensor, rounding: WeightRounding, gsa: Tensor) -> NVFP4Tensor:
+    """A weight (N, K) with a gsa that is given, by its `shared_gsa`; "gptq" is "mse"."""
+    if rounding == "nearest":
+        return quantize_weight_nvfp4(weight, gsa=gsa)
+    if rounding == "4over6":
+        return _four_over_six(weight, gsa)
+    values = functional.pad(weight.float(), (0, -weight.shape[1] % NVFP4_BLOCK))
+    return _packed(searched(values, gsa), gsa, weight.shape[1])
+
+
+def _packed(made: Codes, gsa: Tensor, cols: int) -> NVFP4Tensor:
+    return NVFP4Tensor(pack_e2m1(made[0]), made[1].view(SCALE_DTYPE), gsa, None, cols)
 
 
 def _rounded(values: Tensor, gsa: Tensor, moment: Tensor | None) -> Codes:
@@ -140,8 +151,14 @@ def _better(first: Codes, second: Codes, values: Tensor, gsa: Tensor, moment: Te
     return torch.where(better, first[0], second[0]), torch.where(better, first[1], second[1])
 
 
-def _sample(weight: Tensor, elements: int) -> Tensor:
-    count = min(weight.shape[0], max(1, elements // weight.shape[1]))
+def sample(weight: Tensor, weights: int) -> Tensor:
+    """Rows at equal distances that a gsa is searched with.
+
+    Args:
+        weight: (N, K).
+        weights: that have the gsa together.
+    """
+    count = min(weight.shape[0], max(1, _SAMPLE // weights // weight.shape[1]))
     first = torch.linspace(0, weight.shape[0] - 1, count, device=weight.device)
     return weight[first.long()]
 

@@ -23,8 +23,9 @@ from jitquant.nn._compressed_tensors import (
     NVFP4_WEIGHTS,
     global_scale,
 )
+from jitquant.nn._rounding import WeightRounding, with_gsa
 from jitquant.numerics.recipes import quantize_mxfp4
-from jitquant.ops import quantize_block, quantize_fp8, quantize_weight_nvfp4
+from jitquant.ops import quantize_block, quantize_fp8
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 """Dtype and shape by name."""
@@ -47,7 +48,8 @@ class Scheme:
         weights, inputs: its arguments in config.json.
         columns: what K is a multiple of.
         layout: parts of a weight (N, K).
-        values: the parts of some rows of a weight on any device, and its gsa where it has one.
+        values: the parts of some rows of a weight on any device, by its gsa where it has one and by
+            the rounding, which is "nearest" elsewhere.
         has_gsa: whether layers that engines fuse share a scale.
     """
 
@@ -56,23 +58,26 @@ class Scheme:
     inputs: Mapping[str, Any] | None
     columns: int
     layout: Callable[[int, int], Layout]
-    values: Callable[[Tensor, Tensor | None], dict[str, Tensor]]
+    values: Callable[[Tensor, Tensor | None, WeightRounding], dict[str, Tensor]]
     has_gsa: bool = False
 
-    def quantize(self, weight: Tensor, gsa: Tensor | None) -> dict[str, Tensor]:
+    def quantize(
+        self, weight: Tensor, gsa: Tensor | None, rounding: WeightRounding = "nearest"
+    ) -> dict[str, Tensor]:
         """All parts of a weight, on its device, a few rows at a time.
 
         Args:
             weight: (N, K), contiguous, bfloat16, float16 or float32.
             gsa: fp32 (1,), where the format has one.
+            rounding: where the format has a gsa.
         """
         elements = _ON_CPU if weight.device.type == "cpu" else _ON_GPU
         rows = max(_TILE, elements // weight.shape[1] // _TILE * _TILE)
         split = torch.split(weight, rows)
         if weight.device.type == "cpu":
-            parts = _side_by_side(lambda part: self.values(part, gsa), split)
+            parts = _side_by_side(lambda part: self.values(part, gsa, rounding), split)
         else:
-            parts = [self.values(part, gsa) for part in split]
+            parts = [self.values(part, gsa, rounding) for part in split]
         made = {name: torch.cat([p[name].view(torch.uint8) for p in parts]) for name in parts[0]}
         layout = self.layout(*weight.shape)
         made = {n: t.view(layout[n][0]).view(layout[n][1]) for n, t in made.items()}
@@ -107,8 +112,9 @@ def _nvfp4_layout(n: int, k: int) -> Layout:
     }
 
 
-def _nvfp4(weight: Tensor, gsa: Tensor | None) -> dict[str, Tensor]:
-    q = quantize_weight_nvfp4(weight, gsa=gsa)
+def _nvfp4(weight: Tensor, gsa: Tensor | None, rounding: WeightRounding) -> dict[str, Tensor]:
+    assert gsa is not None
+    q = with_gsa(weight, rounding, gsa)
     return {"weight_packed": q.x_fp4_bytes, "weight_scale": q.x_sf}
 
 
@@ -119,7 +125,7 @@ def _mxfp4_layout(n: int, k: int) -> Layout:
     }
 
 
-def _mxfp4(weight: Tensor, _: Tensor | None) -> dict[str, Tensor]:
+def _mxfp4(weight: Tensor, *_: object) -> dict[str, Tensor]:
     codes, scales = quantize_mxfp4(weight, scaling="even")
     return {"weight_packed": codes.view(torch.uint8), "weight_scale": scales.view(torch.uint8)}
 
@@ -131,17 +137,17 @@ def _blocks_layout(n: int, k: int) -> Layout:
     }
 
 
-def _blocks(weight: Tensor, _: Tensor | None) -> dict[str, Tensor]:
+def _blocks(weight: Tensor, *_: object) -> dict[str, Tensor]:
     q = quantize_block(weight, (_TILE, _TILE), eps=GROUP_EPS_MIN)
     return {"weight": q.data, "weight_scale": q.scale_inv}
 
 
-def _rows(weight: Tensor, _: Tensor | None) -> dict[str, Tensor]:
+def _rows(weight: Tensor, *_: object) -> dict[str, Tensor]:
     q = quantize_fp8(weight, granularity="row")
     return {"weight": q.data, "weight_scale": q.scale_inv.reshape(-1, 1)}
 
 
-def _int8(weight: Tensor, _: Tensor | None) -> dict[str, Tensor]:
+def _int8(weight: Tensor, *_: object) -> dict[str, Tensor]:
     values = weight.float()
     scale = values.abs().amax(1, keepdim=True).div_(_INT8_MAX).clamp_(min=GROUP_EPS_MIN)
     codes = values.div_(scale).round_().clamp_(-_INT8_MAX, _INT8_MAX)

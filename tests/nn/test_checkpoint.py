@@ -18,7 +18,14 @@ from samples import randn
 from torch import Tensor, nn
 
 import jitquant
-from jitquant.nn import _checkpoint, _schemes, load_compressed_tensors, quantize_checkpoint
+from jitquant.nn import (
+    _checkpoint,
+    _schemes,
+    convert,
+    load_compressed_tensors,
+    quantize_checkpoint,
+    save_compressed_tensors,
+)
 from jitquant.nn._safetensors import Writer, read_header, read_tensor
 from jitquant.nn._schemes import SCHEMES
 
@@ -517,3 +524,36 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nvfp4a16" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("rounding", ["4over6", "mse"])
+def test_roundings_are_those_of_convert(rounding: str, tmp_path: Path) -> None:
+    """Bit for bit what the converted model saves: siblings with one gsa, and a layer of its own."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {
+            "q_proj": nn.Linear(64, 48, bias=False),
+            "k_proj": nn.Linear(64, 320, bias=False),
+            "o_proj": nn.Linear(320, 32, bias=False),
+        }
+    ).to(torch.bfloat16)
+    with torch.no_grad():
+        model["k_proj"].weight.mul_(3)
+    source, out, saved = (tmp_path / name for name in ("source", "out", "saved"))
+    source.mkdir()
+    save_file(model.state_dict(), source / "model.safetensors")
+    (source / "config.json").write_text('{"model_type": "llama"}')
+    quantize_checkpoint(source, out, format="nvfp4a16", rounding=rounding)
+    convert(model, "nvfp4_weight_only", rounding=rounding)
+    save_compressed_tensors(model, saved)
+    got, want = (load_file(folder / "model.safetensors") for folder in (out, saved))
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        assert torch.equal(got[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+def test_rounding_is_for_nvfp4(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="rounding is 'mse' with format 'int8'"):
+        quantize_checkpoint(tmp_path, tmp_path / "out", format="int8", rounding="mse")
+    with pytest.raises(ValueError, match="rounding is 'gptq'; accepted are 'nearest', '4over6'"):
+        quantize_checkpoint(tmp_path, tmp_path / "out", rounding="gptq")
