@@ -170,7 +170,7 @@ class ModelReport:
         return "\n".join(lines)
 
     def picture(self, path: str | os.PathLike[str], of: Operand = "output") -> None:
-        """Writes the table as a diagram, a line for each format.
+        """Writes the table as a diagram, a marker for each layer and format.
 
         Args:
             path: of the file; its ending says which kind: .png, .svg, .pdf.
@@ -200,8 +200,8 @@ class ModelReport:
                 [v if math.isfinite(v) else math.nan for v in self._values(name, of)],
                 marker=_MARKERS[i % len(_MARKERS)],
                 color=_COLORS[i % len(_COLORS)],
-                markersize=4.5,
-                linewidth=1.2,
+                markersize=5.5,
+                linestyle="none",
                 label=f"{name} (mean {self.mean(name, of):.1f} dB)",
             )
         axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
