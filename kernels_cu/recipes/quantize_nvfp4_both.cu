@@ -145,7 +145,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
           read_rows<T>(tiles, row, along, x);
 #pragma unroll 1
           for (int k = 0; k < kLines; ++k) {
-            row_errors[row + k][along] = errors_of(x[0], b, s, recipe.select);
+            const Block<T> line = x[0];  // alone in memory, for what is called apart
+            row_errors[row + k][along] = errors_of(line, b, s, recipe.select);
 #pragma unroll
             for (int j = 0; j + 1 < kLines; ++j) x[j] = x[j + 1];
           }
@@ -199,10 +200,11 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
 #pragma unroll 1
     for (int k = 0; k < kLines; ++k) {
       // All lanes rotate, as they do it together.
+      const Block<T> line = x[0];
       if (kRotate == Rotate::kNone || t == 0) {
-        store(k, encoded(x[0], k));
+        store(k, encoded(line, k));
       } else {
-        store(k, encoded(rotated<kRotate>(x[0], recipe.rotation, minus), k));
+        store(k, encoded(rotated<kRotate>(line, recipe.rotation, minus), k));
       }
 #pragma unroll
       for (int j = 0; j + 1 < kLines; ++j) x[j] = x[j + 1];
