@@ -27,8 +27,7 @@ from jitquant.numerics.nvfp4 import (
     pack_e2m1,
     unpack_e2m1,
 )
-from jitquant.ops import recipes
-from jitquant.ops.nvfp4 import amax_gsa, quantize_weight_nvfp4
+from jitquant.ops.nvfp4 import amax_gsa, quantize_nvfp4, quantize_weight_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 WeightRounding = Literal["nearest", "4over6", "mse", "gptq"]
@@ -175,22 +174,8 @@ def dequantized(codes: Tensor, scales: Tensor, gsa: Tensor) -> Tensor:
 
 
 def _four_over_six(weight: Tensor, gsa: Tensor) -> NVFP4Tensor:
-    arguments = {
-        "x": weight,
-        "amax": gsa * (E2M1_MAX * _TOP),
-        "granularity": "tensor",
-        "block": "1x16",
-        "rotate": "none",
-        "signs": None,
-        "select": "4over6_mse",
-        "top": _TOP,
-        "rounding": "nearest",
-        "rng_state": None,
-        "random_bytes": None,
-        "scale_layout": "linear",
-    }
-    codes, scales, _ = recipes.QUANTIZE.made(recipes.QUANTIZE.ordered(arguments))
-    return NVFP4Tensor(codes, scales, gsa, None, weight.shape[1])
+    q = quantize_nvfp4(weight, gsa, select="4over6_mse", top=_TOP)
+    return NVFP4Tensor(q.x_fp4, q.x_sf, gsa, None, weight.shape[1])
 
 
 def searched(values: Tensor, gsa: Tensor, importance: Tensor | None = None) -> Codes:

@@ -94,6 +94,7 @@ def test_nvfp4_training_leaves_runs_out_for_lack_of_time(tmp_path: Path) -> None
     assert "left out for lack of time: bf16, seed 0" in text
 
 
+@pytest.mark.slow
 def test_language_model(tmp_path: Path) -> None:
     small = ("train", "--parameters", "5e5", "--steps", "3", "--batch", "2", "--length", "64")
     text = run("language_model.py", *small, "--out", "made.safetensors", cwd=tmp_path)
