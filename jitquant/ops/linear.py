@@ -251,7 +251,7 @@ def nvfp4_linear(
                 "'linear'"
             )
     given: Any = x
-    if not isinstance(given, (Tensor, NVFP4Tensor)):
+    if not isinstance(given, (Tensor, NVFP4Tensor, QuantizedTensor)):
         x = _checks.as_tensor(given, "x")
     cols = x.shape[-1] if len(x.shape) else 0
     if cols != weight.shape[-1]:

@@ -33,8 +33,8 @@ def _nearest(values: Array, x: Array) -> Array:
 
 
 def e2m1(x: Array) -> Array:
-    """Codes; NaN has none."""
-    return _nearest(_E2M1, np.abs(x)) + 8 * np.signbit(x)
+    """Codes; 0 for NaN, as of an infinity times a factor of 0."""
+    return np.where(np.isnan(x), 0, _nearest(_E2M1, np.abs(x)) + 8 * np.signbit(x))
 
 
 def e4m3(x: F32) -> int:

@@ -24,10 +24,16 @@ def test_every_product_is_the_weight_times_x(monkeypatch: pytest.MonkeyPatch) ->
         done.append([fn(*arguments) for arguments in inputs])
         return float(len(done))
 
+    def scaled_mm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype, **factors: Tensor) -> Tensor:
+        y = a.float() @ b.float() * factors["scale_a"] * factors["scale_b"]
+        return y.to(out_dtype)
+
     monkeypatch.setattr(timing, "graph_us", graph_us)
     monkeypatch.setattr(timing, "behind_us", lambda fn, inputs, _: graph_us(fn, inputs))
     monkeypatch.setattr(timing, "sets_needed", lambda *_: 2)
     monkeypatch.setattr(linear, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
     def right(w: QuantizedActivation) -> peers_linear.Product:
@@ -42,13 +48,13 @@ def test_every_product_is_the_weight_times_x(monkeypatch: pytest.MonkeyPatch) ->
     assert [row["rows"] for row in rows] == [1, 3]
     assert rows[0]["floor"] == round(48 * 64 * 9 / 16 / 1000 * 1e-3, 3)
     assert rows[0]["weight_only_behind"] == 3
-    assert rows[0]["marlin"] == 5
+    assert (rows[0]["fp8"], rows[0]["fp8_weight"], rows[0]["marlin"]) == (5, 6, 7)
     assert [row["humming"] for row in rows] == [None, None]  # what is wrong is not timed
     assert len(shown) == 2
     assert "48 x 64" in shown[0]
-    # For each number of rows: bf16, after each other, behind, quantized, marlin.
-    for first, count in ((0, 1), (5, 3)):
-        assert all(y.shape == (count, 48) for times in done[first : first + 5] for y in times)
+    # For each number of rows: bf16, after each other, behind, quantized, twice FP8, marlin.
+    for first, count in ((0, 1), (7, 3)):
+        assert all(y.shape == (count, 48) for times in done[first : first + 7] for y in times)
         for alone, behind in zip(done[first + 1], done[first + 2], strict=True):
             assert torch.equal(alone, behind)
 
