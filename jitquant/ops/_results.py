@@ -96,8 +96,10 @@ def _buffers(op: Op, out: QuantizedTensor) -> tuple[Any, ...]:
 
 def _all_buffers(op: Op, out: QuantizedTensor) -> tuple[Any, ...]:
     """As `_buffers`, with a tensor for each: the dispatcher takes no None."""
-    nothing = torch.empty(0, dtype=torch.float32, device=out.data.device)
-    return tuple(nothing if buffer is None else buffer for buffer in _buffers(op, out))
+    return tuple(
+        torch.empty(0, dtype=torch.float32, device=out.data.device) if buffer is None else buffer
+        for buffer in _buffers(op, out)
+    )
 
 
 def _fits(out: object, form: Form, dtype: torch.dtype, amax: bool, inv_rms: bool) -> bool:

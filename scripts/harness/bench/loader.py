@@ -59,7 +59,7 @@ print("seconds", time.perf_counter() - begin)
 {COMPILERS}
 """
 
-#: Everything from a bundle, where there is no compiler.
+#: Everything from a bundle, without a compiler.
 BUNDLED = """
 import os, time, torch
 os.environ.update(PATH="/nowhere", JITQUANT_NO_BUILD="1")
@@ -311,7 +311,7 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
             "JITQUANT_CACHE_DIR": str(Path(scratch, "none")),
             "JITQUANT_BUNDLES": bundle,
         }
-        what = "all modules from a bundle, where there is no compiler"
+        what = "all modules from a bundle, without a compiler"
         done("bundled", _median(what, "", lambda: _python(BUNDLED, bundled), 3))
         _measure_first_calls(Path(scratch, "first"), environment, done)
         _measure_cpp(Path(scratch, "cpp"), environment, done, compare=compare)
