@@ -20,7 +20,7 @@ from torch import Tensor
 
 from jitquant.formats import INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIVISOR, ceil_div, one_of
 from jitquant.loader.units import show_size
-from jitquant.nn._compressed_tensors import METHOD
+from jitquant.nn._compressed_tensors import quantization_config
 from jitquant.nn._rounding import gsa_for, sample
 from jitquant.nn._safetensors import Entry, Writer, read_header, read_tensor
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
@@ -332,9 +332,10 @@ class _Work:
                 done.why[name], done.left[name] = why, math.prod(matrix.shape)
                 self.ignored.append(name)
         if not self.quantized:
+            first = next(iter(done.why.items()), None)
             raise ValueError(
                 f"{self.source.directory} has no matrix that targets and ignore leave to be "
-                "quantized"
+                "quantized" + (f"; {first[0]} is left: {first[1]}" if first else "")
             )
         if config.get("tie_word_embeddings") and "lm_head" not in self.ignored:
             self.ignored.append("lm_head")
@@ -744,22 +745,8 @@ def _config(work: _Work) -> dict[str, Any]:
             "ignore": work.ignored,
         }
     scheme = work.scheme
-    group = {
-        "targets": ["Linear"],
-        "weights": dict(scheme.weights),
-        "input_activations": None if scheme.inputs is None else dict(scheme.inputs),
-        "output_activations": None,
-        "format": scheme.name,
-    }
-    return {
-        "quant_method": METHOD,
-        "format": scheme.name,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": work.ignored,
-        "kv_cache_scheme": None,
-        "global_compression_ratio": None,
-    }
+    described = (scheme.name, scheme.weights, scheme.inputs)
+    return quantization_config(dict.fromkeys(work.quantized, described), work.ignored)
 
 
 def _modelopt(work: _Work) -> dict[str, Any]:

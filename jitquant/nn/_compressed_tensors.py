@@ -81,7 +81,9 @@ FP8_INPUTS = {
     "group_size": BLOCK[1],
     "dynamic": True,
 }
-_SCHEMES: dict[type[nn.Module], tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+FileScheme = tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
+"""The name of a format, and its arguments of weights and of inputs in config.json."""
+_SCHEMES: dict[type[nn.Module], FileScheme] = {
     NVFP4Linear: ("nvfp4-pack-quantized", NVFP4_WEIGHTS, None),
     MXFP4Linear: ("mxfp4-pack-quantized", MXFP4_WEIGHTS, None),
     Float8BlockwiseLinear: ("float-quantized", FP8_WEIGHTS, FP8_INPUTS),
@@ -108,8 +110,9 @@ def save_compressed_tensors(
 
     The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4A16", weights alone, or, with
     ``input_amax`` or where layers have an ``input_gsa``, "NVFP4", activations too: engines then
-    take ``input_global_scale``, 2688 / amax or 1 / input_gsa, for the gsa of the inputs. Under
-    "NVFP4A16" `load_compressed_tensors` gives layers that quantize their inputs where these did.
+    take ``input_global_scale``, 2688 / amax or 1 / input_gsa, for the gsa of the inputs. A layer in
+    FP8 whose in_features is not a multiple of 128 has a scheme of weights alone, as the readers
+    divide inputs into whole groups. Under "NVFP4A16" `load_compressed_tensors` gives layers that quantize their inputs where these did.
 
     Codes and block scales are the layer's to the bit. The file has the reciprocal of a gsa, and two
     readings of it may differ from ``gsa`` by an ulp of fp32; a ``state_dict`` has the gsa itself.
@@ -187,7 +190,7 @@ def compressed_tensors(
     places = places_in_file(model, shapes)
     inputs = _input_scales(layers, input_amax)
     quantized = in_file(model, biases)
-    kinds: dict[str, type[nn.Module]] = {}
+    schemes: dict[str, FileScheme] = {}
     dynamic: list[str] = []
     for file_name, place in places.items():
         owner, _, part = place.name.rpartition(".")
@@ -200,13 +203,13 @@ def compressed_tensors(
             quantized[f"{dot}bias"] = _cut(layer, part, place, bias)
         if inputs is not None and owner in inputs:
             quantized[f"{dot}input_global_scale"] = inputs[owner].clone()
-        kinds[target] = _LINEAR_OF.get(type(layer), type(layer))
+        schemes[target] = _scheme(layer, parts, inputs is not None)
         if isinstance(layer, (NVFP4Linear, NVFP4Experts)) and not layer.weight_only:
             dynamic.append(target)
     ignored = [name.removesuffix("weight").removesuffix(".") for name in places_of(model, others)]
-    config = quantization_config(kinds, ignored, inputs is not None)
+    config = quantization_config(schemes, ignored)
     if dynamic and inputs is None:
-        every = sum(kind is NVFP4Linear for kind in kinds.values()) == len(dynamic)
+        every = sum(s == _SCHEMES[NVFP4Linear] for s in schemes.values()) == len(dynamic)
         config[DYNAMIC_INPUTS] = ["*"] if every else dynamic
     return _for_a_file(in_file(model, _once(plain)) | quantized), config
 
@@ -364,34 +367,45 @@ def _for_a_file(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def quantization_config(
-    layers: Mapping[str, type[nn.Module]], ignored: list[str], nvfp4_inputs: bool
-) -> dict[str, Any]:
+def _scheme(layer: nn.Module, parts: Mapping[str, Tensor], nvfp4_inputs: bool) -> FileScheme:
+    """That of a matrix with these parts."""
+    kind = _LINEAR_OF.get(type(layer), type(layer))
+    name, weights, inputs = _SCHEMES[kind]
+    if kind is NVFP4Linear and nvfp4_inputs:
+        inputs = NVFP4_INPUTS
+    if kind is Float8BlockwiseLinear and parts["weight"].shape[1] % BLOCK[1]:
+        # Readers pad weights to whole blocks, but not inputs.
+        name, inputs = "naive-quantized", None
+    return name, weights, inputs
+
+
+def quantization_config(layers: Mapping[str, FileScheme], ignored: list[str]) -> dict[str, Any]:
     """The ``quantization_config`` of config.json.
 
     Args:
-        layers: `NVFP4Linear`, `MXFP4Linear` or `Float8BlockwiseLinear` by the names of the files.
+        layers: schemes by the names of the files.
         ignored: names of the linears that are not quantized.
-        nvfp4_inputs: whether activations of the former are quantized.
     """
-    groups = {}
-    kinds = list(dict.fromkeys(layers.values()))
-    for i, kind in enumerate(kinds):
-        name, weights, inputs = _SCHEMES[kind]
-        if kind is NVFP4Linear and nvfp4_inputs:
-            inputs = NVFP4_INPUTS
-        groups[f"group_{i}"] = {
-            "targets": [n for n, its in layers.items() if its is kind]
-            if len(kinds) > 1
+    schemes: list[FileScheme] = []
+    for scheme in layers.values():
+        if scheme not in schemes:
+            schemes.append(scheme)
+    groups = {
+        f"group_{i}": {
+            "targets": [n for n, its in layers.items() if its == scheme]
+            if len(schemes) > 1
             else ["Linear"],
-            "weights": weights,
-            "input_activations": inputs,
+            "weights": dict(scheme[1]),
+            "input_activations": None if scheme[2] is None else dict(scheme[2]),
             "output_activations": None,
-            "format": name,
+            "format": scheme[0],
         }
+        for i, scheme in enumerate(schemes)
+    }
+    formats = list(dict.fromkeys(name for name, _, _ in schemes))
     return {
         "quant_method": METHOD,
-        "format": groups["group_0"]["format"] if len(kinds) == 1 else "mixed-precision",
+        "format": formats[0] if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": ignored,

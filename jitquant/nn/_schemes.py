@@ -165,7 +165,7 @@ _NVFP4 = (NVFP4_BLOCK, _nvfp4_layout, _nvfp4, True)
 SCHEMES: dict[str, Scheme] = {
     "nvfp4": Scheme("nvfp4-pack-quantized", NVFP4_WEIGHTS, NVFP4_INPUTS, *_NVFP4),
     "nvfp4a16": Scheme("nvfp4-pack-quantized", NVFP4_WEIGHTS, None, *_NVFP4),
-    "fp8_block": Scheme("float-quantized", FP8_WEIGHTS, FP8_INPUTS, 1, _blocks_layout, _blocks),
+    "fp8_block": Scheme("float-quantized", FP8_WEIGHTS, FP8_INPUTS, _TILE, _blocks_layout, _blocks),
     "fp8_row": Scheme(
         "float-quantized",
         {**_FP8, **_CHANNELS},

@@ -35,18 +35,19 @@ BF16 = torch.bfloat16
 HIDDEN, INNER, VOCABULARY = 64, 96, 32
 
 
-def tensors(dtype: torch.dtype = BF16) -> dict[str, Tensor]:
-    made = {"model.embed_tokens.weight": randn(VOCABULARY, HIDDEN, dtype=dtype, seed=1)}
+def tensors(dtype: torch.dtype = BF16, times: int = 1) -> dict[str, Tensor]:
+    hidden, inner = HIDDEN * times, INNER * times
+    made = {"model.embed_tokens.weight": randn(VOCABULARY, hidden, dtype=dtype, seed=1)}
     for i in range(2):
         at = f"model.layers.{i}"
-        shapes = {f"self_attn.{n}_proj": (HIDDEN, HIDDEN) for n in "qkvo"}
-        shapes |= {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN)}
-        shapes |= {"mlp.down_proj": (HIDDEN, INNER)}
+        shapes = {f"self_attn.{n}_proj": (hidden, hidden) for n in "qkvo"}
+        shapes |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
+        shapes |= {"mlp.down_proj": (hidden, inner)}
         for j, (name, shape) in enumerate(shapes.items()):
             weight = randn(*shape, dtype=dtype, seed=10 * i + j + 2) * (j + 1)
             made[f"{at}.{name}.weight"] = weight
-        made[f"{at}.input_layernorm.weight"] = randn(HIDDEN, dtype=dtype, seed=40 + i)
-    made["lm_head.weight"] = randn(VOCABULARY, HIDDEN, dtype=dtype, seed=50)
+        made[f"{at}.input_layernorm.weight"] = randn(hidden, dtype=dtype, seed=40 + i)
+    made["lm_head.weight"] = randn(VOCABULARY, hidden, dtype=dtype, seed=50)
     return made
 
 
@@ -101,7 +102,8 @@ LEFT = ("embed_tokens", "layernorm", "lm_head")
 @pytest.mark.parametrize("format", AT_LEAST)
 @pytest.mark.parametrize("shards", [1, 3])
 def test_formats(format: Any, shards: int, tmp_path: Path) -> None:
-    made = tensors()
+    times = 4 if format == "fp8_block" else 1  # columns in whole blocks
+    made = tensors(times=times)
     source = folder(tmp_path / "in", made, shards)
     calls = []
     done = quantize_checkpoint(
@@ -120,9 +122,10 @@ def test_formats(format: Any, shards: int, tmp_path: Path) -> None:
         else:
             assert AT_LEAST[format] < sqnr(got[name], want) < 60, name
     assert done.elements == sum(t.numel() for t in made.values())
-    assert done.quantized == 2 * (4 * HIDDEN**2 + 3 * HIDDEN * INNER)
-    assert done.left == dict.fromkeys(["lm_head", "model.embed_tokens.weight"], VOCABULARY * HIDDEN)
-    assert "model.embed_tokens.weight: 2,048 parameters: an embedding" in str(done)
+    assert done.quantized == 2 * times**2 * (4 * HIDDEN**2 + 3 * HIDDEN * INNER)
+    size = VOCABULARY * HIDDEN * times
+    assert done.left == dict.fromkeys(["lm_head", "model.embed_tokens.weight"], size)
+    assert f"model.embed_tokens.weight: {size:,} parameters: an embedding" in str(done)
     assert done.bytes_after == sum(t.nbytes for t in everything(out).values())
     assert calls[-1][:2] == (done.bytes_before, done.bytes_before)
     config = json.loads((out / "config.json").read_text())

@@ -18,6 +18,7 @@ from jitquant.nn import (
     NVFP4Linear,
     convert,
     load_compressed_tensors,
+    quantize_checkpoint,
     report,
     save_compressed_tensors,
 )
@@ -273,13 +274,13 @@ def test_one_layer_at_two_places(tmp_path: Path) -> None:
     assert sqnr(apart(randn(4, 32)), model(randn(4, 32))) > 40
 
 
-def llama() -> Any:
+def llama(inner: int = 256) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=64,
         hidden_size=128,
-        intermediate_size=256,
+        intermediate_size=inner,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -322,6 +323,37 @@ def test_transformers_reads_them(recipe: Any, tmp_path: Path) -> None:
     assert done.skipped == {"lm_head": "its weight is not quantized in the files"}
     with torch.no_grad():
         assert sqnr(back(tokens).logits, want) > (30 if recipe == "nvfp4" else 25)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_transformers_reads_columns_that_are_no_whole_blocks(whole: bool, tmp_path: Path) -> None:
+    """In FP8 blocks, saved from memory and by `quantize_checkpoint`."""
+    library()
+    import transformers
+
+    model, tokens, name = llama(inner=192), torch.arange(40).reshape(2, 20), "mlp.down_proj"
+    if whole:
+        model.save_pretrained(tmp_path / "plain")
+        done = quantize_checkpoint(tmp_path / "plain", tmp_path / "out", format="fp8_block")
+        why = done.why[f"model.layers.0.{name}"]
+        assert why == "its 192 columns are not a multiple of 128"
+    want = model(tokens).logits.detach()
+    if not whole:
+        convert(model, "fp8_block")
+        want = model(tokens).logits.detach()
+        save_compressed_tensors(model, tmp_path / "out")
+    described = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    groups = described["config_groups"].values()
+    assert [g["input_activations"] is None for g in groups] == ([False] if whole else [False, True])
+    downs = [f"model.layers.{i}.{name}" for i in range(2)]
+    assert (described["ignore"][1:] if whole else [*groups][1]["targets"]) == downs
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=BF16).eval()
+    with torch.no_grad():
+        assert sqnr(read(tokens).logits, want) > 20
+    back = llama(inner=192)
+    done = load_compressed_tensors(back, tmp_path / "out")
+    assert len(done.replaced) == (12 if whole else 14)
+    assert sqnr(back(tokens).logits.detach(), want) > 20
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4_weight_only", "fp8_block"])
