@@ -154,15 +154,25 @@ def _plan_fp8(
 _FEW_ROWS = 16
 
 
-def _part(x: Tensor, x_sf: Tensor | None = None) -> Part | None:
+def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = None) -> Part | None:
     if x_sf is not None:
         return Part("codes", ("-DJITQUANT_LINEAR_CODES",))
-    of = PARTS.get(x.dtype)
+    of, to = PARTS.get(x.dtype), _part_of_result(x.dtype if dtype is None else dtype)
+    if of is None or to is None:
+        return None
+    if x.shape[:-1].numel() <= _FEW_ROWS:
+        return Part(f"{of.name}_few_rows", (*of.flags, "-DJITQUANT_LINEAR_FEW_ROWS=1"))
+    flags = (*of.flags, "-DJITQUANT_LINEAR_FEW_ROWS=0", *to.flags)
+    return Part(f"{of.name}_many_rows_{to.name}", flags)
+
+
+def _part_of_result(dtype: torch.dtype | None = None) -> Part | None:
+    dtype = torch.bfloat16 if dtype is None else dtype
+    # A part is asked for before anything is checked.
+    of = PARTS.get(dtype) if isinstance(dtype, torch.dtype) else None
     if of is None:
         return None
-    few = x.shape[:-1].numel() <= _FEW_ROWS
-    flag = f"-DJITQUANT_LINEAR_FEW_ROWS={few:d}"
-    return Part(f"{of.name}_{'few' if few else 'many'}_rows", (*of.flags, flag))
+    return Part(f"to_{of.name}", (of.flags[0].replace("_DTYPE", "_LINEAR_OUT"),))
 
 
 LINEAR = Op(
@@ -181,6 +191,7 @@ LINEAR_FP8 = Op(
     plan=_plan_fp8,
     reference=numerics.nvfp4_linear_fp8,
     accepts={"w_gsa": FP32, "bias": INPUT, "dtype": OUTPUT},
+    part=_part_of_result,
 )
 
 OPS: tuple[Op, ...] = (LINEAR, LINEAR_FP8)

@@ -459,6 +459,7 @@ cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to
 cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
                                 const LinearEpilogue& to, cudaStream_t stream) {
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
+  if (!gives(to.dtype)) return cudaErrorInvalidValue;
 #ifdef JITQUANT_LINEAR_CODES
   // A library for x in NVFP4 alone.
   return x.scales != nullptr ? launch_rows<CodeInput>(w, x, to, stream) : cudaErrorInvalidValue;

@@ -209,6 +209,7 @@ using ManyFp8 = Fp8Shape<256, 5>;
 cudaError_t launch_nvfp4_linear_fp8(const Nvfp4Weight& w, const Fp8Operand& x,
                                     const LinearEpilogue& to, cudaStream_t stream) {
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
+  if (!gives(to.dtype)) return cudaErrorInvalidValue;
   if (!has_warpgroups<&nvfp4_linear_fp8_kernel<ManyFp8>>()) return cudaErrorNotSupported;
   // Rounds over the clusters of the device by the time of a tile. Of two products as many take
   // twice as long, less what is not done twice: the decoding. A model, not measured.

@@ -10,6 +10,8 @@ from samples import randn
 
 import jitquant
 from jitquant import reference
+from jitquant.ops.linear import LINEAR, LINEAR_FP8
+from jitquant.ops.schema import Op
 
 WEIGHT = jitquant.quantize_weight_nvfp4(randn(24, 96, seed=1))
 X = randn(2, 3, 96)
@@ -78,3 +80,22 @@ def test_scale_inv_is_one_or_one_a_row(shape: tuple[int, ...]) -> None:
         call(x, torch.ones(shape), *parts)
     with pytest.raises(ValueError, match=r"x_scale_inv is torch\.float64"):
         call(x, torch.ones(1, dtype=torch.float64), *parts)
+
+
+@pytest.mark.parametrize(
+    ("op", "x", "least"),
+    [
+        (LINEAR, X, ("bf16_few_rows", "bf16_few_rows")),
+        (LINEAR, randn(17, 96), ("bf16_many_rows_to_bf16", "bf16_many_rows_to_fp32")),
+        (LINEAR_FP8, jitquant.quantize_fp8(X).data, ("to_bf16", "to_fp32")),
+    ],
+)
+def test_a_first_call_waits_for_the_dtype_of_its_result(
+    op: Op, x: torch.Tensor, least: tuple[str, str]
+) -> None:
+    for dtype, name in zip((None, torch.float32), least, strict=True):
+        part = op.part({"x": x, "x_sf": None, "dtype": dtype})
+        assert part is not None
+        assert part.name == name
+    # Nothing is checked yet: what is no dtype is refused later.
+    assert op.part({"x": randn(17, 96), "x_sf": None, "dtype": [1]}) is None
