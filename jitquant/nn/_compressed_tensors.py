@@ -112,7 +112,8 @@ def save_compressed_tensors(
     ``input_amax`` or where layers have an ``input_gsa``, "NVFP4", activations too: engines then
     take ``input_global_scale``, 2688 / amax or 1 / input_gsa, for the gsa of the inputs. A layer in
     FP8 whose in_features is not a multiple of 128 has a scheme of weights alone, as the readers
-    divide inputs into whole groups. Under "NVFP4A16" `load_compressed_tensors` gives layers that quantize their inputs where these did.
+    divide inputs into whole groups. Under "NVFP4A16" `load_compressed_tensors` gives layers that
+    quantize their inputs where these did.
 
     Codes and block scales are the layer's to the bit. The file has the reciprocal of a gsa, and two
     readings of it may differ from ``gsa`` by an ulp of fp32; a ``state_dict`` has the gsa itself.

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jitquant.formats import INPUT_DTYPES, MXFP4_BLOCK, one_of
+from jitquant.formats import COMPUTES, INPUT_DTYPES, MXFP4_BLOCK, Compute, one_of
 from jitquant.nn._calibration import Calibration, InputStatistics, decibels
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
@@ -142,6 +142,7 @@ def convert(
     calibration: Calibration | None = None,
     static_inputs: bool = False,
     fp8_share: float = 0.0,
+    compute: Compute = "exact",
 ) -> Conversion:
     """Replaces the linears and the experts of a model, in place.
 
@@ -188,6 +189,8 @@ def convert(
         fp8_share: of 0 to 1: so many of the linears become `Float8BlockwiseLinear`, those with the
             lowest SQNR of the outputs in NVFP4, or of the weights where nothing is known of the
             inputs. Layers that engines fuse are taken or left together.
+        compute: of `NVFP4Linear`, with recipe "nvfp4_weight_only": "fp8" multiplies 256 rows and
+            more in FP8; experts stay exact. See "fp8_loss" of what `report` finds for its cost.
 
     Returns:
         What was replaced and what was not, of all parameters of the model; ``print`` it.
@@ -213,6 +216,12 @@ def convert(
             f"one linear call {kind.__name__}.from_linear(model)"
         )
     check_filter(filter)
+    one_of("compute", compute, COMPUTES)
+    if compute == "fp8" and recipe_name != "nvfp4_weight_only":
+        raise ValueError(
+            f"compute is 'fp8' with recipe {recipe_name!r}; accepted with it is "
+            "'nvfp4_weight_only', whose inputs are not quantized to NVFP4"
+        )
     _check_accuracy(recipe_name, rounding, calibration, static_inputs, fp8_share)
     ignored = None if ignore is None else as_patterns("ignore", ignore)
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
@@ -300,7 +309,9 @@ def convert(
                 round_with_relatives(name)
             weight, gsa = rounded.pop(name)
             gsa = gsa if static_inputs else None
-            made = NVFP4Linear.from_linear(module, weight=weight, input_gsa=gsa, **how)
+            made = NVFP4Linear.from_linear(
+                module, weight=weight, input_gsa=gsa, compute=compute, **how
+            )
         else:
             made = kind.from_linear(module, **how)
         _replace(model, places[id(module)], made)

@@ -86,6 +86,12 @@ class LayerReport:
     activation: dict[str, float] = field(default_factory=dict)
     weight: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def fp8_loss(self) -> float:
+        """What products in FP8 lose of the weight's SQNR in NVFP4, in dB; NaN if not measured."""
+        before, after = (self.weight.get(name, math.nan) for name in ("nvfp4", "nvfp4_fp8"))
+        return 0.0 if before == after else before - after
+
 
 @dataclass
 class ModelReport:
@@ -139,14 +145,25 @@ class ModelReport:
         view.add_column("tokens x\nin x out", no_wrap=True)
         for name in self.formats:
             view.add_column(name, justify="right", no_wrap=True)
-        for layer in self.layers:
+        losses = self._fp8_losses() if of == "weight" else []
+        if losses:
+            view.add_column("lost by\nnvfp4_fp8", justify="right", no_wrap=True)
+        for i, layer in enumerate(self.layers):
             shape = f"{layer.tokens}x{layer.in_features}x{layer.out_features}"
             values = getattr(layer, of)
-            view.add_row(layer.name, shape, *(f"{values[name]:.1f}" for name in self.formats))
+            lost = [f"{losses[i]:.2f}"] if losses else []
+            view.add_row(
+                layer.name, shape, *(f"{values[name]:.1f}" for name in self.formats), *lost
+            )
         view.add_section()
         view.add_row("mean", "", *(f"{self.mean(name, of):.1f}" for name in self.formats))
         view.add_row("lowest", "", *(f"{self.lowest(name, of):.1f}" for name in self.formats))
         return view
+
+    def _fp8_losses(self) -> list[float]:
+        """Of each layer; nothing where it was not measured."""
+        both = {"nvfp4", "nvfp4_fp8"} <= set(self.formats)
+        return [layer.fp8_loss for layer in self.layers] if both else []
 
     def __str__(self) -> str:
         import io
@@ -156,6 +173,12 @@ class ModelReport:
         console = Console(file=io.StringIO(), record=True, width=100, force_jupyter=False)
         console.print(self.table())
         lines = [line.rstrip() for line in console.export_text().splitlines()]
+        if losses := self._fp8_losses():
+            most = max(range(len(losses)), key=lambda i: losses[i])
+            lines.append(
+                f"  FP8 products lose {sum(losses) / len(losses):.2f} dB of the weights, at most "
+                f"{losses[most]:.2f} ({self.layers[most].name})"
+            )
         share = self.elements / max(1, self.model_elements)
         lines.append(
             f"  {self.elements:,} of {self.model_elements:,} parameters measured ({share:.1%})"
@@ -215,10 +238,11 @@ class ModelReport:
         figure.savefig(path, dpi=150)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON; infinite values as None."""
+        """Everything, for JSON; what is infinite or not measured as None."""
         plain = asdict(self)
         plain["formats"] = list(self.formats)
-        for layer in plain["layers"]:
+        for layer, found in zip(plain["layers"], self.layers, strict=True):
+            layer["fp8_loss"] = found.fp8_loss if math.isfinite(found.fp8_loss) else None
             for of in _OPERANDS:
                 finite = {k: v if math.isfinite(v) else None for k, v in layer[of].items()}
                 layer[of] = finite
@@ -321,7 +345,8 @@ def report(
     - "nvfp4": as `NVFP4Linear`.
     - "nvfp4_fp8": as `NVFP4Linear` with ``weight_only`` and ``compute="fp8"``: the weight in NVFP4,
       rounded to E4M3 with a power of two for each row; E4M3 with a scale for each token. The SQNR
-      of the weight is what that rounding leaves: about 0.2 dB less than in "nvfp4".
+      of the weight is what that rounding leaves: about 0.2 dB less than in "nvfp4", which
+      ``fp8_loss`` says for each layer.
     - "fp8_block": as `Float8BlockwiseLinear`: 1x128 by 128x128.
     - "fp8_row": E4M3, a scale for each token and each output feature.
     - "int8": 1x128 by 128x128.

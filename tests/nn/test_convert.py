@@ -7,8 +7,10 @@ import dataclasses
 
 import pytest
 import torch
+from samples import randn
 from torch import Tensor, nn
 
+import jitquant
 from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear, convert
 from jitquant.nn._compressed_tensors import compressed_tensors
 
@@ -235,3 +237,35 @@ def test_a_trained_model_of_a_package(recipe: str, lowest: float) -> None:
     assert cosine.max() < 0.99999
     if recipe == "nvfp4":
         assert done.bytes_after < 0.15 * done.bytes_before  # of fp32
+
+
+def test_products_in_fp8() -> None:
+    """`compute` reaches every layer, experts aside, and is for weights alone."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_up_proj = nn.Parameter(torch.randn(2, 64, 32))
+            self.down_proj = nn.Parameter(torch.randn(2, 32, 32))
+
+    def made() -> nn.ModuleDict:
+        torch.manual_seed(0)
+        parts = {"up": nn.Linear(32, 64), "down": nn.Linear(64, 32), "experts": Experts()}
+        return nn.ModuleDict(parts).to(torch.bfloat16)
+
+    exact, fast = made(), made()
+    convert(exact, "nvfp4_weight_only")
+    convert(fast, "nvfp4_weight_only", compute="fp8")
+    assert {m.compute for m in exact.modules() if isinstance(m, NVFP4Linear)} == {"exact"}
+    assert {m.compute for m in fast.modules() if isinstance(m, NVFP4Linear)} == {"fp8"}
+    for rows in (255, 256):
+        x = randn(rows, 32)
+        compute = "exact" if rows < 256 else "fp8"
+        want = jitquant.nvfp4_linear(x, fast["up"].weight, fast["up"].bias, compute=compute)
+        assert torch.equal(fast["up"](x), want)
+    assert torch.equal(exact["up"].weight_packed, fast["up"].weight_packed)
+    for recipe in ("nvfp4", "fp8_block", "mxfp4_weight_only"):
+        with pytest.raises(ValueError, match=f"compute is 'fp8' with recipe '{recipe}'; accepted"):
+            convert(made(), recipe, compute="fp8")
+    with pytest.raises(ValueError, match="compute is 'fp4'; accepted are 'exact', 'fp8'"):
+        convert(made(), "nvfp4_weight_only", compute="fp4")

@@ -102,8 +102,8 @@ def test_what_fp8_products_of_a_weight_in_nvfp4_lose() -> None:
         layers[2].weight.normal_().mul_(torch.logspace(0, -5, 96)[:, None])
     for layer in layers:
         found = report(layer, randn(8, 1024), formats=("nvfp4", "nvfp4_fp8")).layers[0]
-        lost = found.weight["nvfp4"] - found.weight["nvfp4_fp8"]
-        assert 0.1 < lost < 0.3
+        assert found.fp8_loss == found.weight["nvfp4"] - found.weight["nvfp4_fp8"]
+        assert 0.1 < found.fp8_loss < 0.3
         assert found.output["nvfp4_fp8"] > found.output["nvfp4"]  # which rounds x to four bits
 
 
@@ -239,7 +239,15 @@ def test_table_and_picture(model: Gated, tmp_path: Path) -> None:
     for name in (*FORMATS, "gate", "8x64x96", "mean", "lowest"):
         assert name in text
     assert f"{found.layers[1].output['int8']:.1f}" in text
-    assert found.table("weight").title == "SQNR of the weight in dB"
+    losses = [layer.fp8_loss for layer in found.layers]
+    most = max(losses)
+    name = found.layers[losses.index(most)].name
+    assert f"dB of the weights, at most {most:.2f} ({name})" in text
+    of_weights = found.table("weight")
+    assert of_weights.title == "SQNR of the weight in dB"
+    *_, lost = of_weights.columns
+    assert list(lost.cells)[:3] == [f"{loss:.2f}" for loss in losses]
+    assert found.as_dict()["layers"][0]["fp8_loss"] == losses[0]
     for ending, start in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
         found.picture(tmp_path / f"p{ending}")
         assert (tmp_path / f"p{ending}").read_bytes().startswith(start)
@@ -268,6 +276,9 @@ def test_errors(model: Gated) -> None:
     with pytest.raises(ValueError, match="formats is 'fp4'; accepted are 'nvfp4'"):
         report(model, randn(4, 64), formats=["fp4"])
     found = report(model, randn(4, 64), formats=["int8"])
+    assert math.isnan(found.layers[0].fp8_loss)
+    assert found.as_dict()["layers"][0]["fp8_loss"] is None
+    assert "FP8 products lose" not in str(found)
     with pytest.raises(ValueError, match="format is 'nvfp4'; accepted are 'int8'"):
         found.mean("nvfp4")
     with pytest.raises(ValueError, match="of is 'bias'"):

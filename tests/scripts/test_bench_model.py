@@ -13,6 +13,8 @@ from harness.bench import model as bench
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import jitquant
+
 pytest.importorskip("transformers")
 CPU = torch.device("cpu")
 SIZES = {
@@ -75,7 +77,8 @@ def expected(plain: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("format", "least"), [("bf16-few", 35), ("fp8", 10), ("w4a16", 6), ("w4a4", 4)]
+    ("format", "least"),
+    [("bf16-few", 35), ("fp8", 10), ("w4a16", 6), ("w4a16-fp8-prefill", 6), ("w4a4", 4)],
 )
 def test_the_decoder_gives_the_logits_of_transformers(
     plain: Any, format: str, least: float
@@ -88,6 +91,29 @@ def test_the_decoder_gives_the_logits_of_transformers(
     got = both_steps(decoder.Decoder(plain, decoder.FORMATS[format](), CPU))
     assert got.shape == (2, 2, 256)
     assert sqnr(got, want) > least
+
+
+def test_a_prompt_in_fp8(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From some rows on the products of a prompt are in FP8, and fewer rows are as without it."""
+    exact = decoder.Decoder(plain, decoder.WeightOnly(), CPU)
+    made = decoder.Decoder(plain, decoder.FORMATS["w4a16-fp8-prefill"](), CPU)
+    assert made.blocks[0].qkv.compute == "fp8"
+    assert torch.equal(both_steps(made), both_steps(exact))
+    rows = 2 * 5  # of the prompt; then 2
+    monkeypatch.setattr(decoder, "FP8_ROWS", rows)
+    monkeypatch.setattr("jitquant.nn._nvfp4_mm.FP8_ROWS", rows)
+    calls: list[int] = []
+    product = jitquant.nvfp4_linear
+
+    def counted(x: Any, *given: Any, compute: str, **how: Any) -> Tensor:
+        assert compute == "fp8"
+        calls.append(x.shape[0])
+        return product(x, *given, compute="fp8", **how)
+
+    monkeypatch.setattr(jitquant, "nvfp4_linear", counted)
+    got = both_steps(made)
+    assert calls == [rows] * (1 if has_experts(plain) else 3) * 2  # o quantizes its own
+    assert 15 < sqnr(got, both_steps(exact)) < 50
 
 
 def test_weights_alone_are_what_four_bits_change(plain: Any) -> None:

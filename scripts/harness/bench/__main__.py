@@ -367,8 +367,11 @@ def linear(
 def model(
     shape: Annotated[str, typer.Option(help="llama-8b, qwen3-32b or qwen3-30b-a3b.")] = "llama-8b",
     formats: Annotated[
-        str, typer.Option(help="Of bf16, bf16-compiled, bf16-few, fp8, w4a16 and w4a4.")
-    ] = "bf16,bf16-few,fp8,w4a16,w4a4",
+        str,
+        typer.Option(
+            help="Of bf16, bf16-compiled, bf16-few, fp8, w4a16, w4a16-fp8-prefill and w4a4."
+        ),
+    ] = "bf16,bf16-few,fp8,w4a16,w4a16-fp8-prefill,w4a4",
     sequences: Annotated[str, typer.Option(help="Decoded together.")] = "1,8,64",
     context: Annotated[int, typer.Option(help="Tokens in the cache.", min=1)] = 1024,
     prompt: Annotated[int, typer.Option(help="Tokens of a prompt; 0: none.", min=0)] = 4096,

@@ -23,7 +23,9 @@ from torch.nn.functional import (
 )
 
 import jitquant
+from jitquant.formats import Compute
 from jitquant.nn import NVFP4Linear
+from jitquant.nn._nvfp4_mm import FP8_ROWS
 from jitquant.tensors import NVFP4Tensor, QuantizedActivation, QuantizedTensor
 
 BF16 = torch.bfloat16
@@ -238,10 +240,12 @@ class WeightOnly(Bf16):
     name = "NVFP4 W4A16"
     bits = 4.5
     weight_only = True
+    compute: Compute = "exact"
 
     def weight(self, w: Tensor, device: torch.device) -> Any:
         n, k = w.shape
         how: dict[str, Any] = {"weight_only": self.weight_only, "granularity": "row"}
+        how["compute"] = self.compute
         if not w.is_meta:
             linear = nn.Linear(k, n, bias=False, device="meta", dtype=w.dtype)
             linear.weight = nn.Parameter(w.to(device), requires_grad=False)
@@ -267,6 +271,24 @@ class WeightOnly(Bf16):
 
     def experts(self, x: Tensor, weights: tuple[Any, Any], ids: Tensor, chances: Tensor) -> Tensor:
         return jitquant.nvfp4_experts(x, *weights, ids, chances)
+
+
+class Fp8Prefill(WeightOnly):
+    """As that; 256 rows and more, a prompt's, are multiplied in FP8, but for those of experts."""
+
+    name = "NVFP4 W4A16, prefill in FP8"
+    compute: Compute = "fp8"
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Any:
+        return Fp8Row().norm(x, weight, eps) if len(x) >= FP8_ROWS else super().norm(x, weight, eps)
+
+    def swiglu(self, both: Tensor) -> Any:
+        return Fp8Row().swiglu(both) if len(both) >= FP8_ROWS else super().swiglu(both)
+
+    def product(self, weight: Any, x: Any, residual: Tensor | None = None) -> Tensor:
+        if isinstance(x, QuantizedTensor):  # else the layer quantizes many rows itself
+            return jitquant.nvfp4_linear(x, weight.weight, residual=residual, compute="fp8")
+        return super().product(weight, x, residual)
 
 
 class Nvfp4(WeightOnly):
@@ -296,6 +318,7 @@ FORMATS: dict[str, type[Bf16]] = {
     "bf16-few": Bf16,
     "fp8": Fp8Row,
     "w4a16": WeightOnly,
+    "w4a16-fp8-prefill": Fp8Prefill,
     "w4a4": Nvfp4,
 }
 

@@ -93,7 +93,7 @@ class Times:
         """A line."""
         what = f"{self.sequences:>3} sequences" if self.sequences else "prompt       "
         line = (
-            f"{self.shape} {self.format:>13} {what} {self.us / 1e3:9.3f} ms  "
+            f"{self.shape} {self.format:>17} {what} {self.us / 1e3:9.3f} ms  "
             f"{self.per_second:9.0f} tokens/s  bytes {self.floor_us / 1e3:7.3f} ms "
             f"({self.floor_us / self.us:4.0%})"
         )
