@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from jitquant.formats import NVFP4_BLOCK, Select, WeightBlock
 from jitquant.nn._linear import check_input, check_linear
-from jitquant.nn._matmul import output_dtype
+from jitquant.nn._matmul import output_dtype, register
 from jitquant.ops import dequantize_nvfp4, quantize_nvfp4, quantize_nvfp4_both
 from jitquant.tensors import NVFP4Tensor
 
@@ -98,6 +98,18 @@ def _product(a: NVFP4Tensor, b: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
     return (product * (a.gsa * b.gsa)).to(dtype)
 
 
+def _next_state(rng_state: Tensor) -> Tensor:
+    state = rng_state.clone()
+    rng_state[1].add_(1)
+    return state
+
+
+# One op, as torch.compile would copy the buffer again in backward, when it has moved on.
+_NEXT_STATE = register(
+    "next_rng_state(Tensor(a!) rng_state) -> Tensor", _next_state, torch.empty_like
+)
+
+
 class _Linear(torch.autograd.Function):
     """``x @ weight.T``: (rows, K) and (N, K) to (rows, N)."""
 
@@ -164,8 +176,8 @@ class NVFP4TrainingLinear(nn.Linear):
 
     Random bytes come from `rng_state`, int64 [seed, offset] on the device, a buffer that is not in
     the state_dict. Each forward adds 1 to the offset there, so a captured graph draws anew at each
-    replay, and forwards after `seed_rounding` draw alike again. ``torch.compile`` breaks the graph
-    there. Ranks that train on different data should have seeds of their own.
+    replay, and forwards after `seed_rounding` draw alike again. ``torch.compile`` makes one graph of
+    it, which draws what the layer draws without it. Ranks that train on different data should have seeds of their own.
 
     Args:
         in_features, out_features, bias, device, dtype: as in ``nn.Linear``.
@@ -249,11 +261,7 @@ class NVFP4TrainingLinear(nn.Linear):
         if x.numel() == 0:
             empty = functional.linear(x.to(dtype), self.weight.to(dtype))
             return empty if self.bias is None else empty + self.bias.to(dtype)
-        state = self.rng_state.clone()
-        self.rng_state[1].add_(1)
-        if torch.compiler.is_compiling():
-            # One graph with both would copy the buffer in backward, when it has moved on.
-            torch._dynamo.graph_break()
+        state = _NEXT_STATE(self.rng_state)
         # TransformerEngine quantizes what the layer computes with.
         rows = x.reshape(-1, self.in_features).to(dtype)
         y: Tensor = _Linear.apply(rows, self.weight, state, self.recipe, dtype)  # type: ignore[no-untyped-call]

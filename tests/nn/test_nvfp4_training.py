@@ -328,20 +328,53 @@ def test_it_keeps_the_state_dict_and_counts_under_autocast() -> None:
         NVFP4TrainingLinear.from_linear(layer)
 
 
-def test_it_compiles() -> None:
+@pytest.mark.parametrize(
+    ("backend", "autocast"),
+    [
+        ("aot_eager", False),
+        ("aot_eager", True),
+        pytest.param("inductor", False, marks=pytest.mark.slow),
+    ],
+)
+def test_it_compiles(backend: str, autocast: bool) -> None:
+    """To one graph, with the same random bytes."""
+    torch._dynamo.reset()
     _, layer = _pair()
+    model = nn.Sequential(layer, nn.GELU(), NVFP4TrainingLinear(80, 32, dtype=torch.float32))
     x = randn(32, 48, dtype=torch.float32)
-    compiled = torch.compile(layer, backend="aot_eager")
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
     found = []
-    for call in (compiled, layer):
-        layer.seed_rounding(5)
-        layer.weight.grad = None
+    for call in (compiled, model):
+        model.zero_grad()
+        for i in (0, 2):
+            model[i].seed_rounding(5 + i)
+        given = x.clone().requires_grad_()
         # Two forwards before a backward, each with bytes of its own.
-        (call(x) + call(2 * x)).square().mean().backward()
-        assert layer.weight.grad is not None
-        found.append(layer.weight.grad.clone())
-        assert int(layer.rng_state[1]) == 2
-    torch.testing.assert_close(found[0], found[1])
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = call(given) + call(2 * given)
+        y.square().mean().backward()
+        found.append([given.grad, *(p.grad.clone() for p in model.parameters())])
+        assert [int(model[i].rng_state[1]) for i in (0, 2)] == [2, 2]
+    for got, want in zip(*found, strict=True):
+        assert _error(got, want) < 1e-5
+
+
+def test_compiled_it_draws_anew() -> None:
+    """Gradients of one input by two steps differ, as they do without compiling."""
+    torch._dynamo.reset()
+    _, layer = _pair()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x, grad = randn(32, 48, dtype=torch.float32), randn(32, 80, dtype=torch.float32, seed=4)
+    grads = {}
+    for name, call in (("compiled", compiled), ("eager", layer)):
+        layer.seed_rounding(5)
+        for step in range(2):
+            layer.weight.grad = None
+            call(x).backward(grad)
+            grads[name, step] = layer.weight.grad.clone()
+    assert not torch.equal(grads["compiled", 0], grads["compiled", 1])
+    for step in range(2):
+        torch.testing.assert_close(grads["compiled", step], grads["eager", step])
 
 
 def test_it_trains() -> None:
