@@ -48,16 +48,17 @@ def linear_samples() -> dict[str, list[Sample]]:
         (40, 70, 576, {}),
         (60, 500, 256, {"residual": True}),
         (100, 64, 64, {}),
-        (100, 64, 192, {"bias": True}),
+        (100, 64, 192, {"bias": True, "codes": True}),
         (40, 50, 832, {"residual": True}),
         (250, 100, 192, {"bias": True}),
         (100, 130, 320, {}),
-        (250, 130, 192, {"bias": True, "residual": True}),
+        (250, 130, 192, {"bias": True, "residual": True, "codes": True, "one_gsa": True}),
         (300, 140, 448, {}),
+        (20, 18, 80, {"codes": True}),  # which tiles do not take
     ):
         for dtype in (torch.bfloat16, torch.float16, None):
-            if dtype is None and rows > 18:
-                continue  # codes of x take 16 rows at a time
+            if dtype is None and rows > 18 and not more.get("codes"):
+                continue  # decoded, they are an x in bf16; elsewhere they take long
 
             def make(
                 device: torch.device | str,
@@ -76,7 +77,8 @@ def linear_samples() -> dict[str, list[Sample]]:
                 if dtype is not None:
                     return (randn(rows, cols, dtype=dtype).to(device), *w), keywords
                 codes, scales = (t.to(device) for t in packed(rows, cols, seed=5))
-                gsa = torch.linspace(0.5, 2.0, max(rows, 1))[: rows if rows > 2 else 1].to(device)
+                gsas = rows if rows > 2 and not more.get("one_gsa") else 1
+                gsa = torch.linspace(0.5, 2.0, max(rows, 1))[:gsas].to(device)
                 return (codes, *w, scales, gsa), keywords
 
             name = "codes" if dtype is None else str(dtype).removeprefix("torch.")
@@ -108,10 +110,22 @@ def linear_samples() -> dict[str, list[Sample]]:
         keywords = {"dtype": torch.float32}
         return (x.to(device), codes.to(device), scales.to(device), gsa), keywords
 
+    def all_scales_of_x(device: torch.device | str) -> Arguments:
+        # The same of x, each byte with every code; the weight is an identity.
+        codes = torch.arange(64).add(5).remainder(16)
+        x = (codes[::2] | codes[1::2] << 4).to(torch.uint8).repeat(256, 1)
+        x_sf = torch.arange(256).to(torch.uint8)[:, None].repeat(1, 4)
+        eye = torch.eye(64, dtype=torch.uint8) * 2  # the code of one
+        w = eye[:, ::2] | eye[:, 1::2] << 4
+        ones = torch.full((64, 4), 0x38, dtype=torch.uint8)
+        gsas = torch.tensor([0.75]), torch.tensor([0.5, 3.0])[torch.arange(256) % 2]
+        return tuple(t.to(device) for t in (x, w, ones, gsas[0], x_sf, gsas[1])), {}
+
     add("row_stride", row_stride)
     add("small_integers", small_integers, exact=True)
     add("many_small_integers", many_small_integers, exact=True)
     add("all_bytes_of_scales", all_scales, exact=True)
+    add("tiles-all_bytes_of_scales_of_x", all_scales_of_x, exact=True)
     return {"nvfp4_linear": samples, "nvfp4_linear_fp8": _fp8_samples()}
 
 

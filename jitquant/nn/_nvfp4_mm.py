@@ -90,9 +90,6 @@ stored, 16 rows at a time: from there on a dequantized weight is faster."""
 FP8_ROWS = 256
 """From so many rows of x on, a product that may be in FP8 is: below, bytes bound it, not sums."""
 
-FEW_ROWS = 16
-"""Up to so many rows of x the product takes codes of x as they are."""
-
 
 def _has_warpgroups(device: torch.device, packed: int) -> bool:
     """Whether `jitquant.nvfp4_linear` takes any number of rows at the speed of tensor cores."""
@@ -148,8 +145,6 @@ def _nvfp4_mm_out(
         x_sf = _linear(x_sf, x_layout, tuple(x.shape[:-1]), packed)
     rows = math.prod(x.shape[:-1])
     if _multiplies_as_stored(x.device, rows, packed):
-        if x_sf is not None and rows > FEW_ROWS and x.device.type == "cuda":
-            x, x_sf = _without_gsa(x, x_sf, torch.bfloat16).view(*x.shape[:-1], -1), None
         operands = (x, w_fp4, w_sf, w_gsa, x_sf, x_gsa)
         LINEAR.out(*operands, bias=bias, residual=residual, dtype=out.dtype, y=out)
         return

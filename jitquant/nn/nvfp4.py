@@ -48,8 +48,9 @@ class NVFP4Linear(QuantizedModule):
     ``torch.nn.functional.scaled_mm`` with 1x16 scales in 128x4 tiles, where in_features up to a
     multiple of 16 is one of 32 and out_features one of 16. All else is `jitquant.nvfp4_linear`,
     which reads the weight as it is stored: codes times scales are exact, sums are in fp32, and the
-    gsas, bias and residual are applied to the sum. On a GPU more than 64 rows are multiplied by a
-    dequantized weight, which is there while the call lasts.
+    gsas, bias and residual are applied to the sum. On a GPU other than of compute capability 9.0,
+    and where in_features is not a multiple of 64, more than 64 rows are multiplied by a dequantized
+    weight, which is there while the call lasts.
 
     With ``weight_only`` and ``compute="fp8"`` 256 rows and more, a prefill, are multiplied in FP8:
     the input is quantized to E4M3 with a scale for each row, and the weight is rounded from NVFP4
@@ -397,7 +398,8 @@ class NVFP4Linear(QuantizedModule):
             residual: contiguous (..., out_features) of ``dtype``, added before the result is
                 rounded.
             out: contiguous (..., out_features) of ``dtype`` to write to. With it
-                `jitquant.nvfp4_linear` allocates nothing if all scales are linear.
+                `jitquant.nvfp4_linear` allocates nothing for up to 16 rows if all scales are
+                linear; it says what more rows take.
 
         Returns:
             (..., out_features), or ``out``.

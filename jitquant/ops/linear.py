@@ -155,9 +155,8 @@ _FEW_ROWS = 16
 
 
 def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = None) -> Part | None:
-    if x_sf is not None:
-        return Part("codes", ("-DJITQUANT_LINEAR_CODES",))
-    of, to = PARTS.get(x.dtype), _part_of_result(x.dtype if dtype is None else dtype)
+    of = PARTS.get(x.dtype) if x_sf is None else Part("codes", ("-DJITQUANT_LINEAR_CODES",))
+    to = _part_of_result(x.dtype if x_sf is None and dtype is None else dtype)
     if of is None or to is None:
         return None
     if x.shape[:-1].numel() <= _FEW_ROWS:
@@ -217,10 +216,15 @@ def nvfp4_linear(
     rounding to the result's dtype.
 
     A GPU (compute capability 8.0 and newer) reads the weight as it is stored, in one launch for up
-    to 16 rows, and allocates nothing beside the result. More rows are one launch, on the tensor
-    cores, on compute capability 9.0 with x in bf16 or fp16, K a multiple of 64 and rows that start
-    on multiples of 16 bytes. Otherwise there is a launch for each 16 rows: from about 64 rows
-    on, dequantizing the weight once is faster, and `jitquant.nn.NVFP4Linear` does that.
+    to 16 rows. More rows are multiplied on the tensor cores on compute capability 9.0, where K is a
+    multiple of 64 and rows of x start on multiples of 16 bytes: in one launch with x in bf16 or
+    fp16, and in two with x in NVFP4, which the first decodes to bf16. Otherwise there is a launch
+    for each 16 rows: from about 64 rows on, dequantizing the weight once is faster, and
+    `jitquant.nn.NVFP4Linear` does that.
+
+    Nothing is allocated beside the result, but for x in NVFP4 where it is decoded: ``2 * rows * K``
+    bytes from torch's allocator, which are free again, for work on this stream, when the call
+    returns.
 
     With ``compute="fp8"`` both operands are FP8, at up to twice the tensor cores' rate, which is
     for some hundred rows and more. Codes times block scales are rounded to E4M3 with a power of two

@@ -39,7 +39,8 @@ void nvfp4_linear(Call& call, const declared::Nvfp4Linear& args, Result& y) {
   }
   to.out = y.memory("y", type, Shape::of(x, x.dim() - 1, w.rows), x);
   const Launching at(call, x);
-  check_launch(launch_nvfp4_linear(w, in, to, at.stream), "nvfp4_linear");
+  const Workspace decoded(nvfp4_linear_decoded(w, in) / 2, x);  // two of bf16 in a float
+  check_launch(launch_nvfp4_linear(w, in, to, decoded.floats(), at.stream), "nvfp4_linear");
 }
 
 }  // namespace

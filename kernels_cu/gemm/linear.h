@@ -38,7 +38,12 @@ struct LinearEpilogue {
   const void* residual;
 };
 
+// Elements of bf16 that x in NVFP4 is decoded to by a first launch, on the current device; 0 if it
+// is multiplied as it is.
+int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x);
+
+// `decoded` is memory for so many, aligned to 16 bytes, or null.
 cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
-                                const LinearEpilogue& to, cudaStream_t stream);
+                                const LinearEpilogue& to, void* decoded, cudaStream_t stream);
 
 }  // namespace jitquant

@@ -1,5 +1,6 @@
 // y = x W^T for a weight in NVFP4, which is read as it is stored. What stands here is for up to 16
-// rows of x; for more on compute capability 9.0 see linear_tiles.cuh.
+// rows of x; for more on compute capability 9.0 see linear_tiles.cuh, which x in NVFP4 comes to by
+// way of decoded_rows.cuh.
 //
 //   block            kWarps warps, as (warps along k, row tiles of W side by side)
 //   tile             16 rows of W by all of k; a block takes every gridDim.x-th of them
@@ -18,6 +19,7 @@
 // pairs of segments by the tensor core (16 rows: segment by segment), pairs of a span (at most 4096
 // of k), spans. So a row's result does not depend on how many rows there are beside it, within a
 // way.
+#include "decoded_rows.cuh"
 #include "linear_tiles.cuh"
 #include "product.cuh"
 
@@ -403,9 +405,24 @@ constexpr bool kTakesFew = JITQUANT_LINEAR_FEW_ROWS == 1, kTakesMany = !kTakesFe
 constexpr bool kTakesFew = true, kTakesMany = true;
 #endif
 
+// x in NVFP4 as it is once decoded.
+LinearOperand decoded_rows(const LinearOperand& x, void* values) {
+  return {values, nullptr, DType::kBFloat16, x.cols, x.rows, x.cols};
+}
+
+// A template, so that only libraries that need the tiles have them.
 template <class Input>
-cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to,
-                        cudaStream_t stream) {
+int64_t count_decoded(const Nvfp4Weight& w, const LinearOperand& x) {
+  using T = typename LinearInput<Input>::Operand;
+  if constexpr (kTakesMany && LinearInput<Input>::kCodes) {
+    if (x.rows > kMostRows && takes_tiles<T>(w, decoded_rows(x, nullptr))) return x.rows * x.cols;
+  }
+  return 0;
+}
+
+template <class Input>
+cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
+                        void* decoded, cudaStream_t stream) {
   const auto apart = [](const void* p, int64_t bytes) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && bytes % 16 == 0;
   };
@@ -414,7 +431,14 @@ cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to
                        (LinearInput<Input>::kCodes || apart(x.data, x.stride * 2));
   const int64_t rows = x.rows;
   if (rows > kMostRows ? !kTakesMany : !kTakesFew) return cudaErrorInvalidValue;
-  if constexpr (kTakesMany && !LinearInput<Input>::kCodes) {
+  if constexpr (kTakesMany && LinearInput<Input>::kCodes) {
+    using T = typename LinearInput<Input>::Operand;
+    if (decoded != nullptr) {
+      const cudaError_t error = launch_decode_rows(x, static_cast<T*>(decoded), stream);
+      if (error != cudaSuccess) return error;
+      return launch_as_tiles<T>(w, decoded_rows(x, decoded), to, stream);
+    }
+  } else if constexpr (kTakesMany) {
     if (rows > kMostRows && takes_tiles<Input>(w, x)) {
       return launch_as_tiles<Input>(w, x, to, stream);
     }
@@ -456,25 +480,35 @@ cudaError_t launch_rows(const Nvfp4Weight& w, LinearOperand x, LinearEpilogue to
 
 }  // namespace
 
+int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x) {
+#if defined(JITQUANT_DTYPE)
+  return 0;  // a library for x in bf16 or fp16 alone
+#else
+  return x.scales != nullptr ? count_decoded<CodeInput>(w, x) : 0;
+#endif
+}
+
 cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
-                                const LinearEpilogue& to, cudaStream_t stream) {
+                                const LinearEpilogue& to, void* decoded, cudaStream_t stream) {
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
   if (!gives(to.dtype)) return cudaErrorInvalidValue;
 #ifdef JITQUANT_LINEAR_CODES
   // A library for x in NVFP4 alone.
-  return x.scales != nullptr ? launch_rows<CodeInput>(w, x, to, stream) : cudaErrorInvalidValue;
+  return x.scales != nullptr ? launch_rows<CodeInput>(w, x, to, decoded, stream)
+                             : cudaErrorInvalidValue;
 #elif defined(JITQUANT_DTYPE)
   // A library for x in this dtype alone (dispatch.cuh).
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
   if constexpr (kOnly != DType::kFloat32) {
     using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;
-    if (x.scales == nullptr && x.dtype == kOnly) return launch_rows<Only>(w, x, to, stream);
+    if (x.scales == nullptr && x.dtype == kOnly)
+      return launch_rows<Only>(w, x, to, decoded, stream);
   }
   return cudaErrorInvalidValue;
 #else
-  if (x.scales != nullptr) return launch_rows<CodeInput>(w, x, to, stream);
-  return x.dtype == DType::kBFloat16 ? launch_rows<Bf16>(w, x, to, stream)
-                                     : launch_rows<Fp16>(w, x, to, stream);
+  if (x.scales != nullptr) return launch_rows<CodeInput>(w, x, to, decoded, stream);
+  return x.dtype == DType::kBFloat16 ? launch_rows<Bf16>(w, x, to, decoded, stream)
+                                     : launch_rows<Fp16>(w, x, to, decoded, stream);
 #endif
 }
 #endif

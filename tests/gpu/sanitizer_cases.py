@@ -25,6 +25,7 @@ def products(linear) -> None:  # type: ignore[no-untyped-def]
                 linear(x[:, : k - 3], *w)
             codes, scales = packed(m, k)
             linear(codes, *w, scales, gsa)
+            linear(codes, *w, scales, torch.rand(m, device="cuda"), bias=torch.randn(n).cuda())
 
 
 def products_in_fp8(linear) -> None:  # type: ignore[no-untyped-def]

@@ -13,7 +13,7 @@ from samples_linear import packed
 from torch import Tensor
 
 import jitquant
-from jitquant import QuantizedActivation, reference
+from jitquant import NVFP4Tensor, QuantizedActivation, reference
 from jitquant.numerics.linear import refold_e4m3
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
@@ -28,6 +28,14 @@ EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0*
 def _weight(n: int, k: int, seed: int = 0) -> QuantizedActivation:
     codes, scales = (t.cuda() for t in packed(n, k, seed))
     gsa = torch.tensor([0.0007], device="cuda")
+    return QuantizedActivation(
+        codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e4m3fn), gsa
+    )
+
+
+def _packed_rows(rows: int, k: int, gsas: int, seed: int = 0) -> QuantizedActivation:
+    codes, scales = (t.cuda() for t in packed(rows, k, seed))
+    gsa = torch.rand(gsas, device="cuda") + 0.5
     return QuantizedActivation(
         codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e4m3fn), gsa
     )
@@ -66,11 +74,7 @@ def test_random_shapes_against_float64(seed: int) -> None:
         if choose.random() < 0.5:
             more["residual"] = torch.randn(m, n, device="cuda").to(dtype)
         if choose.random() < 0.3:
-            codes, scales = (t.cuda() for t in packed(m, k, seed=trial))
-            gsa = torch.rand(choose.choice([1, m]), device="cuda") + 0.5
-            x: Any = QuantizedActivation(
-                codes.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e4m3fn), gsa
-            )
+            x: Any = _packed_rows(m, k, choose.choice([1, m]), seed=trial)
             values = _values(x)
         else:
             pad = choose.choice([0, 0, 8, 1])
@@ -95,6 +99,35 @@ def test_many_rows_against_float64(rows: int, dtype: torch.dtype) -> None:
             x, w.x_fp4, w.x_sf, w.gsa, None, x_gsa, dtype=torch.float32
         )
         _check(scaled, x.double() * x_gsa.double()[:, None], values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [17, 64, 129, 300, 4097])
+def test_many_quantized_rows_against_float64(rows: int, dtype: torch.dtype) -> None:
+    """In tiles where K is a multiple of 64; the last K is not."""
+    for n, k, gsas in ((1000, 640, rows), (6144, 512, 1), (130, 8192, rows), (257, 272, rows)):
+        w, x = _weight(n, k), _packed_rows(rows, k, gsas)
+        bias = torch.randn(n, device="cuda")
+        residual = torch.randn(rows, n, device="cuda").to(dtype)
+        y = jitquant.nvfp4_linear(x, w, bias, residual=residual, dtype=dtype)
+        _check(y, _values(x), _values(w), bias, residual)
+
+
+@pytest.mark.parametrize("rows", [16, 256])
+def test_every_code_of_x_times_every_scale(rows: int) -> None:
+    codes = torch.arange(64, device="cuda").remainder(16).to(torch.uint8)
+    x_fp4 = (codes[::2] | codes[1::2] << 4).repeat(256, 1)
+    x_sf = torch.arange(256, device="cuda").to(torch.uint8)[:, None].repeat(1, 4)
+    gsa = torch.tensor([0.5, 3.0], device="cuda").repeat(128)
+    eye = torch.eye(64, dtype=torch.uint8, device="cuda") * 2  # the code of one
+    w = (eye[:, ::2] | eye[:, 1::2] << 4, torch.full_like(eye[:, :4], 0x38), gsa[:1])
+    expected = reference.nvfp4_linear(x_fp4, *w, x_sf, gsa, dtype=torch.float32)[0]
+    for first in range(0, 256, rows):
+        own = slice(first, first + rows)
+        y = torch.ops.jitquant.nvfp4_linear(
+            x_fp4[own], *w, x_sf[own], gsa[own], dtype=torch.float32
+        )
+        torch.testing.assert_close(y, expected[own], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2])
@@ -128,6 +161,40 @@ def test_one_launch_that_is_captured_and_never_waited_for(rows: int) -> None:
         assert count_launches(call, x) == 1
         assert_no_sync(call, x)
         assert_capturable(call, x)
+
+
+@HOPPER
+@pytest.mark.parametrize("rows", [16, 17, 300])
+def test_quantized_rows_take_up_to_two_launches_and_the_same_bits_each_time(rows: int) -> None:
+    w, x = _weight(4096, 8192), _packed_rows(rows, 8192, rows)
+    out = torch.empty(rows, 4096, device="cuda", dtype=torch.bfloat16)
+
+    def call(t: Tensor) -> Tensor:
+        q = QuantizedActivation(t.view(torch.float4_e2m1fn_x2), x.x_sf, x.gsa)
+        return jitquant.nvfp4_linear(q, w, out=out)
+
+    first = call(x.x_fp4_bytes).clone()
+    assert count_launches(call, x.x_fp4_bytes) == (1 if rows <= 16 else 2)
+    assert_no_sync(call, x.x_fp4_bytes)
+    assert_capturable(call, x.x_fp4_bytes)
+    for _ in range(20):
+        assert torch.equal(call(x.x_fp4_bytes), first)
+    if rows > 16:  # the values in bf16 go through the same tiles
+        plain = NVFP4Tensor(x.x_fp4, x.x_sf, torch.ones(1, device="cuda")).dequantize()
+        args = (plain, w.x_fp4, w.x_sf, w.gsa, None, x.gsa)
+        assert torch.equal(torch.ops.jitquant.nvfp4_linear(*args), first)
+
+
+@HOPPER
+def test_what_is_decoded_is_freed_after_the_call() -> None:
+    w, x = _weight(512, 1024), _packed_rows(300, 1024, 1)
+    out = torch.empty(300, 512, device="cuda", dtype=torch.bfloat16)
+    jitquant.nvfp4_linear(x, w, out=out)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    jitquant.nvfp4_linear(x, w, out=out)
+    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.max_memory_allocated() - before == 2 * 300 * 1024
 
 
 def test_the_same_bits_each_time_and_beside_other_rows() -> None:
@@ -235,3 +302,5 @@ def test_layers_use_it() -> None:
         q = jitquant.quantize_nvfp4(x)
         _check(layer.run_from_quantized(q), _values(q), _values(layer.weight), layer.bias)
         assert torch.equal(layer(x), layer.run_from_quantized(q))
+        if torch.cuda.get_device_capability() == (9, 0):
+            assert count_launches(layer.run_from_quantized, q) == (1 if rows <= 16 else 2)

@@ -215,6 +215,7 @@ def test_products_in_tiles(machine: Machine, checked: set[str]) -> None:
     tiles = {name: ran for name, ran in machine.kernels().items() if "nvfp4_linear_tiles" in name}
     assert len(tiles) == 16
     assert all(tiles.values()), tiles
+    assert [ran for name, ran in machine.kernels().items() if "decode_rows" in name] == [True]
     checked.add("tiles")
 
 

@@ -97,5 +97,10 @@ def test_a_first_call_waits_for_the_dtype_of_its_result(
         part = op.part({"x": x, "x_sf": None, "dtype": dtype})
         assert part is not None
         assert part.name == name
+    codes = {"x": jitquant.quantize_nvfp4(randn(17, 96)).x_fp4, "x_sf": X}
+    for few, name in ((16, "codes_few_rows"), (17, "codes_many_rows_to_bf16")):
+        part = LINEAR.part({**codes, "x": codes["x"][:few], "dtype": None})
+        assert part is not None
+        assert part.name == name
     # Nothing is checked yet: what is no dtype is refused later.
     assert op.part({"x": randn(17, 96), "x_sf": None, "dtype": [1]}) is None
