@@ -1,4 +1,4 @@
-// The amax of a tensor or of each of its rows, or of silu(gate) * up: the first half of a
+// The amax of a tensor, of each of its rows, or of silu(gate) * up: the first half of a
 // quantization whose second half waits for the amaxes of other devices.
 #include "kernels.cuh"
 
@@ -30,7 +30,7 @@ int amax_blocks(const Matrix& x, int64_t run) {
                  : tensor_amax_blocks(x.rows, x.cols, 4);
 }
 
-// `run`: 0, or gate and up columns come in turns of this many.
+// `run`: 0, or the length of the alternating runs of gate and up columns.
 cudaError_t launch_amax(const Matrix& x, int64_t run, bool activate, bool by_row, bool keep_nan,
                         float* partials, int blocks, float* out, cudaStream_t stream) {
   return keep_nan ? launch_amax_of<true>(x, run, activate, by_row, partials, blocks, out, stream)

@@ -1,11 +1,11 @@
-// The amax of a tensor, or of each of its rows, by itself, in one launch.
+// The amax of a tensor or of each of its rows, in one launch.
 #pragma once
 
 #include "partials.cuh"
 
 namespace jitquant {
 
-// Blocks that a multiprocessor holds for sure: leaves room for the registers of two operands.
+// Minimum blocks per SM: leaves room for the registers of two operands.
 template <class Source>
 constexpr int kAmaxResidency = 2;
 template <class T>
@@ -13,8 +13,8 @@ constexpr int kAmaxResidency<FlatSource<T>> = 4;
 template <class T>
 constexpr int kAmaxResidency<PlainSource<T>> = 4;
 
-// One block, or a cooperative grid: the barrier of the launch itself lets block 0 see the others'
-// maxima, so there is no counter that a launch must find at zero.
+// One block or a cooperative grid. The grid barrier lets block 0 see the maxima of the others, so
+// no counter has to be zero at launch.
 template <class Source, bool kNan>
 __global__ void __launch_bounds__(kThreads, kAmaxResidency<Source>)
     tensor_amax_kernel(Source source, float divisor, float* partials, float* quotient) {
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads, kAmaxResidency<Source>)
 }
 
 #ifndef __CUDACC_RTC__
-// Blocks of the launch, each of which needs a float of workspace; 1 needs none.
+// Number of thread blocks. Each needs one float of workspace, unless there is only one.
 inline int tensor_amax_blocks(int64_t rows, int64_t cols, int per_sm) {
   const int64_t items = (rows * blocks_of(cols) + 4 * kThreads - 1) / (4 * kThreads);
   return static_cast<int>(persistent_grid(items, per_sm));
@@ -49,7 +49,7 @@ cudaError_t launch_tensor_amax(const Source& source, float divisor, float* parti
                                                    quotient);
 }
 
-// The same of a plain tensor.
+// tensor_amax_kernel on a plain tensor.
 template <class T, bool kNan>
 cudaError_t launch_tensor_amax_plain(const Matrix& x, float divisor, float* partials, int blocks,
                                      float* quotient, cudaStream_t stream) {
@@ -60,7 +60,7 @@ cudaError_t launch_tensor_amax_plain(const Matrix& x, float divisor, float* part
 }
 #endif
 
-// A block of threads a row.
+// One thread block per row.
 template <class Source, bool kNan>
 __global__ void __launch_bounds__(kThreads, kAmaxResidency<Source>)
     row_amax_kernel(Source source, float* amaxes) {

@@ -1,7 +1,7 @@
-// Launch 1 of a scale for a whole tensor: each block's amax into partials. The amax goes from
-// launch to launch as partial maxima in a workspace of the call's own, which every block of launch
-// 2 reduces for itself: no counter, no memset, nothing that has to be put back, so concurrent
-// calls, replayed graphs and launches that never ran cannot disturb each other.
+// Launch 1 of a whole tensor's scale: each thread block writes its amax to `partials`, a workspace
+// that belongs to the call. Every thread block of launch 2 reduces the partials for itself. There
+// is no counter, no memset and no state to reset, so concurrent calls, replayed graphs and failed
+// launches cannot disturb each other.
 #pragma once
 
 #include "jitquant/cluster.cuh"
@@ -11,7 +11,7 @@
 
 namespace jitquant {
 
-// The amax of what this block's threads walk over; every thread of the block gets it.
+// The amax of the values that this thread block walks over. All its threads get it.
 template <bool kNan = false, class Source>
 __device__ __forceinline__ float walked_amax(const Source& source, BlockReduce& reduce) {
   constexpr int kAtOnce = sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
@@ -56,7 +56,7 @@ __device__ __forceinline__ float walked_amax(const FlatSource<T>& source, BlockR
   return reduce.max(amax.result());
 }
 
-// Of what walked_amax loads first.
+// Prefetches what walked_amax loads first.
 template <class Source>
 __device__ __forceinline__ void prefetch_walked(const Source& source) {
   const BlockWalk walk(blocks_of(source.cols));
@@ -90,21 +90,20 @@ __global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
 }
 
 #ifndef __CUDACC_RTC__
-// How a tensor of rows x cols values gets its own gsa, from its size and the device alone:
-//   one launch    from compute capability 9.0 on, up to 8 x 512 blocks of 16 values: a cluster of
-//                 blocks, one block of values a thread
+// How a tensor of rows x cols values gets its own gsa. Depends on its size and the device alone:
+//   one launch    compute capability 9.0 and later, up to 8 x 512 blocks of 16 values: a cluster of
+//                 thread blocks, one block of values per thread
 //   two launches  anything else, with a workspace of `partials` floats
-// On an H200 the cluster takes 1.5 to 2.3 us where two launches take 2.5. A cluster of 16 blocks
-// would save 0.2 us for twice as many values and is not sure to fit; a cooperative launch that
-// keeps up to 29 MB on the chip was slower than two overlapped launches at every size
-// (docs/performance.md).
+// On an H200 the cluster takes 1.5 to 2.3 us, two launches take 2.5. A cluster of 16 thread blocks
+// would save 0.2 us for twice as many values, but may not fit. A cooperative launch that keeps up
+// to 29 MB on the chip was slower than two overlapped launches at every size (docs/experiments.md).
 struct AmaxPlan {
-  int cluster;   // blocks of the one launch; 0: two launches
-  int partials;  // of two launches
+  int cluster;   // thread blocks of the single launch; 0: two launches
+  int partials;  // floats of workspace for two launches
 };
 
 inline int amax_grid(int64_t rows, int64_t cols) {
-  // Launch 1 leaves room on a multiprocessor for the blocks of launch 2.
+  // Launch 1 leaves room on each SM for the thread blocks of launch 2.
   const int64_t items = (rows * blocks_of(cols) + 4 * kThreads - 1) / (4 * kThreads);
   const int64_t grid = persistent_grid(items, 2);
   return static_cast<int>(grid < kMaxPartials ? grid : kMaxPartials);
@@ -127,7 +126,7 @@ cudaError_t launch_amax(const Source& source, float* partials, int count, cudaSt
                                             source, partials);
 }
 
-// The same of a plain tensor.
+// launch_amax on a plain tensor.
 template <class T, bool kNan = false>
 cudaError_t launch_amax_plain(const Matrix& x, float* partials, int count, cudaStream_t stream) {
   return is_flat(x) ? launch_amax<kNan>(flat_source<T>(x), partials, count, stream)

@@ -1,5 +1,5 @@
-// What the bindings share: from a torch tensor to a plain struct, with the checks that keep a wrong
-// argument away from a kernel. Built on torch's stable ABI alone.
+// Shared by all bindings: converts torch tensors to plain structs, with the checks that keep
+// invalid arguments away from a kernel. Uses only torch's stable ABI.
 #pragma once
 
 #include <dlfcn.h>
@@ -27,7 +27,7 @@ namespace jitquant {
 
 using torch::stable::accelerator::DeviceGuard;
 
-// The shape of a result: leading sizes of an input, which must outlive it, and one or two more.
+// The shape of a result: leading sizes of an input, which must outlive it, plus one or two more.
 class Shape {
  public:
   static Shape of(const View& like, int64_t leading, int64_t last) {
@@ -58,8 +58,8 @@ class Shape {
   int64_t trailing_;
 };
 
-// The stream that torch works on. The function stands in libtorch_cuda.so, which a build of torch
-// without CUDA does not have and which a library that loads there as well cannot be linked with.
+// torch's current stream. The function is in libtorch_cuda.so, which a CPU build of torch lacks.
+// This library must load there too, so it cannot link against it.
 inline cudaStream_t current_stream(const View& t) {
   using Function = AOTITorchError (*)(int32_t, void**);
   static const Function function = [] {
@@ -76,14 +76,14 @@ inline cudaStream_t current_stream(const View& t) {
   return static_cast<cudaStream_t>(stream);
 }
 
-// The device that torch puts new tensors on. CUDA's current one may be another: torch does not
-// switch back to a device without a context, it only remembers it.
+// The device on which torch creates new tensors. CUDA's current device may differ: torch remembers
+// a device without a context, but does not switch back to it.
 inline int32_t current_device() {
   return torch::stable::accelerator::getCurrentDeviceIndex();
 }
 
 inline void check_launch(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) cudaGetLastError();  // or torch's next kernel would report it
+  if (error != cudaSuccess) cudaGetLastError();  // otherwise torch's next kernel would report it
   JITQUANT_CHECK(error == cudaSuccess, what, ": CUDA error ", cudaGetErrorName(error), ": ",
                  cudaGetErrorString(error));
 }
@@ -122,8 +122,8 @@ inline bool aligned(const void* p, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
-// Where the rows of a tensor lie: the last dimension is the columns; the `leading` first ones are
-// the rows, in place, whatever their strides; dimensions between the two are for the caller.
+// The rows of a tensor. The last dimension holds the columns. The first `leading` dimensions form
+// the rows, in place and with any strides. The caller handles the dimensions in between.
 inline Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t element_bytes) {
   Matrix m = {};
   m.data = t.const_data_ptr();
@@ -174,7 +174,7 @@ inline Matrix matrix_of(const View& t, const char* name) {
   return matrix_of(t, name, t.dim() - 1);
 }
 
-// Names and numbers of declared arguments, which are checked before.
+// Declared names and numbers, already checked.
 inline Nvfp4Recipe recipe_of(std::string_view recipe) {
   return recipe == "te" ? Nvfp4Recipe::kTe : Nvfp4Recipe::kVllm;
 }
@@ -195,8 +195,8 @@ inline std::optional<float> in_fp32(std::optional<double> value) {
   return value ? std::optional<float>(static_cast<float>(*value)) : std::nullopt;
 }
 
-// Scratch memory of a call; torch gives it to no other work of this stream before ours is done.
-// Floats for the time of a call; null where none are needed.
+// Scratch memory for one call: floats, or null if none are needed. torch gives it to no other work
+// on this stream until ours is done.
 class __attribute__((visibility("hidden"))) Workspace {
  public:
   Workspace(int64_t count, const View& like) {
@@ -227,7 +227,7 @@ inline bool holds_bytes(ScalarType dtype) {
   }
 }
 
-// A buffer for a result, wherever its rows lie. Codes and scales may be given as bytes.
+// A buffer for a result; its rows may be strided. Codes and scales may be passed as bytes.
 inline void check_kind(const View& t, const char* name, ScalarType dtype, const Shape& shape,
                        const View& like) {
   check_cuda(t, name, &like);
@@ -245,8 +245,8 @@ inline void check_out(const View& t, const char* name, ScalarType dtype, const S
                  " must be contiguous and aligned to 8 bytes");
 }
 
-// A result of a call: a buffer that the caller gave, or a tensor that is made once its shape is
-// known. Every argument has been checked before the first result is asked for its memory.
+// A result of a call: the caller's buffer, or a tensor that is created once its shape is known. All
+// arguments are checked before the first result is allocated.
 class Result {
  public:
   Result() = default;
@@ -254,7 +254,7 @@ class Result {
   Result& operator=(const Result&) = delete;
 
   void give(const View& buffer) { given_ = buffer; }
-  // For a result without elements.
+  // For a result that has no elements.
   void give_nothing() { nothing_ = true; }
   const View* given() const { return given_ ? &*given_ : nullptr; }
   void* memory(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
@@ -269,7 +269,7 @@ class Result {
   float* floats(const char* name, int64_t count, const View& like) {
     return static_cast<float*>(memory(name, ScalarType::Float, Shape::of(count), like));
   }
-  // Elements of one byte; the rows of a buffer may lie apart.
+  // One-byte elements; the rows of a buffer may be strided.
   Matrix rows(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
     JITQUANT_CHECK(!nothing_, name, " is None; this call has such a result");
     if (given_) {
@@ -297,10 +297,10 @@ class Result {
   bool nothing_ = false;
 };
 
-// One call of a function, by torch or by Python.
+// One call of a function, from torch or from Python.
 class Call {
  public:
-  virtual void begin() {}  // nothing can be refused any more: the next thing is a launch
+  virtual void begin() {}  // all checks have passed; the launch is next
   virtual void end() {}
   virtual int32_t device() { return current_device(); }
 
@@ -308,18 +308,18 @@ class Call {
   ~Call() = default;
 };
 
-// The arguments of one call by their place in the schema, then the results, whichever way the call
-// came. Code for each way and function would be most of a binding.
+// The arguments of one call by position in the schema, followed by the results, for both ways of
+// calling. Virtual, because separate code for each way and function would be most of a binding.
 class Arguments {
  public:
   explicit Arguments(bool has_buffers) : has_buffers_(has_buffers) {}
   Arguments(const Arguments&) = delete;
   Arguments& operator=(const Arguments&) = delete;
 
-  bool has_buffers() const { return has_buffers_; }  // the results are the caller's
+  bool has_buffers() const { return has_buffers_; }  // the caller passed the result buffers
   virtual Result& result(size_t i) = 0;
 
-  // Each argument is asked for once, before the results.
+  // Each argument is requested once, before the results.
   virtual void get(size_t i, View& out) = 0;
   virtual void get(size_t i, InPlace& out) = 0;
   virtual void get(size_t i, double& out) = 0;
@@ -342,7 +342,7 @@ class Arguments {
 
 constexpr size_t kMostResults = 8;
 
-// How a binding's function is called, and the names of its arguments and results.
+// How to call a binding's function, and the names of its arguments and results.
 struct Invocation {
   void (*invoke)(Call&, Arguments&);
   size_t inputs, results;
@@ -354,7 +354,7 @@ std::vector<std::string>& names_of() {
   return names;
 }
 
-// A name that is not accepted, in the words of jitquant.formats.one_of.
+// Refuses a name with the same message as jitquant.formats.one_of.
 inline void check_name(const char* name, std::string_view value,
                        std::initializer_list<std::string_view> accepted) {
   std::string names;
@@ -365,14 +365,14 @@ inline void check_name(const char* name, std::string_view value,
   fail(name, " is '", value, "'; accepted are ", names);
 }
 
-// A number that is not accepted, in the words of jitquant.ops.schema.Number.
+// Refuses a number with the same message as jitquant.ops.schema.Number.
 inline void check_number(const char* name, std::optional<double> value, double least, double most,
                          const char* accepted) {
   JITQUANT_CHECK(!value || (*value >= least && *value <= most), name, " is ", *value,
                  "; accepted is ", accepted);
 }
 
-// The tensor that an argument is, and whether it is written.
+// The tensor behind an argument, and whether it is written.
 inline const View* tensor_of(const View& t) {
   return &t;
 }
@@ -410,8 +410,8 @@ void invoke(Call& call, Arguments& all, std::tuple<Inputs...>*, std::index_seque
   kFunction(call, arguments, all.result(R)...);
 }
 
-// While it lives, the input's device is torch's and CUDA's current one, and `stream` takes the
-// launches.
+// While it exists, the input's device is the current device of torch and CUDA. Launches go to
+// `stream`.
 class __attribute__((visibility("hidden"))) Launching {
  public:
   Launching(Call& call, const View& like) : call_(call), stream(current_stream(like)) {
@@ -434,7 +434,7 @@ class __attribute__((visibility("hidden"))) Launching {
   const cudaStream_t stream;
 };
 
-// The packed results of `rows` lines of `cols` elements whose leading sizes are those of `like`.
+// The packed results of `rows` lines of `cols` elements; the leading sizes are those of `like`.
 struct PackedShape {
   Shape codes, scales;
   int64_t rows, blocks;
@@ -457,7 +457,7 @@ struct PackedShape {
   }
 };
 
-// A gsa tensor of one element, or of one for each row.
+// A gsa tensor with one element, or one per row.
 inline GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, const View& like) {
   check_cuda(gsa, name, &like);
   JITQUANT_CHECK(gsa.scalar_type() == ScalarType::Float, name, " must be float32");
@@ -483,7 +483,7 @@ inline GlobalScale value_scale(float value, float* gsa_out) {
   return scale;
 }
 
-// The maxima whose largest is the amax of a tensor.
+// Partial maxima; the largest is the amax of the tensor.
 inline GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, const View& like) {
   check_cuda(amax, "amax", &like);
   JITQUANT_CHECK(amax.scalar_type() == ScalarType::Float, "amax must be float32");
@@ -496,7 +496,7 @@ inline GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, c
   return scale;
 }
 
-// The amax of a tensor, or one for each of its rows.
+// The amax of a tensor, or one per row.
 inline GlobalScale amax_or_rows_scale(const View& amax, int64_t rows, float divisor, float* gsa_out,
                                       const View& like) {
   if (amax.numel() == 1) return amax_scale(amax, divisor, gsa_out, like);

@@ -1,4 +1,4 @@
-// The given-gsa half of the deinterleaving pipelines, which two libraries export.
+// Deinterleaving quantization with a given gsa, which two libraries export.
 #pragma once
 
 #include "declared/deinterleave_quantize.h"
@@ -10,7 +10,7 @@ cudaError_t launch_deinterleave_quantize_nvfp4(const Matrix& fused, int64_t run,
                                                const GlobalScale& scale, Nvfp4Recipe recipe,
                                                const Nvfp4Output& out, cudaStream_t stream);
 
-// The fused projection, its output's shape, and the run that DeinterleaveSource takes.
+// The fused projection, the shape of its output, and the run length that DeinterleaveSource takes.
 struct Deinterleave {
   Matrix matrix;
   PackedShape shape;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kName = "dequant_nvfp4";
 
-// The packed tensors as rows of blocks, and the shape of what comes out.
+// The packed tensors as rows of blocks, and the shape of the output.
 struct Packed {
   Nvfp4Input in;
   Shape shape;

@@ -29,8 +29,8 @@ int64_t up_to(int64_t size, int64_t multiple) {
   return (size + multiple - 1) / multiple * multiple;
 }
 
-// Scales of `leading` first dimensions of data, of which the last counts `lines` (a row's or a
-// block's), as a layout has them.
+// How a layout stores the scales of the `leading` first dimensions of data, the last of which
+// counts `lines` (rows or blocks).
 struct Layout {
   bool column = false, padded_cols = false, padded_rows = false, swizzled = false;
 
@@ -61,7 +61,7 @@ StoredScales stored_scales(const View& data, const View& scale_inv, int64_t bloc
   s.block_rows = block_rows;
   s.halves_per_col = static_cast<uint32_t>(block_cols / 8);
 
-  // The shape that it has to have.
+  // The required shape.
   int64_t expected[64];
   int64_t rank = 0;
   if (block_rows == 0) {

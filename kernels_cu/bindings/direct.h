@@ -1,23 +1,24 @@
-// The direct way from Python to a launch, beside the dispatcher: tensors are read through DLPack's
-// exchange API, which is C and stable, and results are made as Inductor makes them. On an H200 this
-// takes half the time of an operator's call.
+// The direct path from Python to a launch, which bypasses the dispatcher. It reads tensors through
+// DLPack's exchange API, which is C and stable, and creates results as Inductor does. On an H200
+// this takes half the host time of an operator call.
 //
-// A direct function takes whether it stands for the dispatcher, all arguments of the schema by
-// position, then none or all of the buffers, None for one without elements. It returns
-// NotImplemented, having done nothing, for whatever is not plain: a tensor of a subclass, on
-// another device than the current one, or with a stride that torch may have to resolve; and for
-// whatever the function refuses. The operator is called then, and says what is wrong. A call that
-// stands for the dispatcher is not plain either where the dispatcher would do more than to launch:
-// a mode or a transform is active, torch.jit traces, or a profiler is to see the operator's name.
+// A direct function takes a flag that says whether it replaces the dispatcher, all arguments of the
+// schema by position, then none or all of the result buffers, with None for a result without
+// elements. It returns NotImplemented, without side effects, for anything that is not plain: a
+// tensor subclass, a tensor on another device than the current one, or strides that torch may have
+// to resolve. It does the same for anything the function refuses. The caller then calls the
+// operator, which raises the error. A call that replaces the dispatcher is also not plain if the
+// dispatcher would do more than launch: a mode or a transform is active, torch.jit is tracing, or a
+// profiler has to see the operator's name.
 //
-// Without Python's headers there are no direct functions, and all calls are the operator's.
+// Without Python's headers there are no direct functions, and all calls go through the operator.
 #pragma once
 
 #include "common.h"
 
 #if __has_include(<Python.h>)
-// Not by its name: the loader gives a source that includes it the flags of torch's C++ API, which
-// the bindings do without.
+// Included through a macro: the loader gives a source that names this header the flags of torch's
+// C++ API, which the bindings do without.
 #define PY_SSIZE_T_CLEAN
 #define JITQUANT_PYTHON_HEADER <Python.h>
 #include JITQUANT_PYTHON_HEADER
@@ -27,7 +28,7 @@ namespace jitquant {
 
 #ifdef PY_VERSION_HEX
 
-// The part of DLPack 1.3 that is used here; the layout is the same in every version 1.x.
+// The part of DLPack 1.3 that is used here. Its layout is the same in every version 1.x.
 struct DLTensor {
   void* data;
   int32_t device_type, device_id;
@@ -69,17 +70,17 @@ constexpr DTypeRow kDTypes[] = {
     {ScalarType::Float8_e8m0fnu, 14, 8, 1, "float8_e8m0fnu"},
 };
 
-// What is used of torch's Python side; references that are held for the life of the process.
+// What we use of torch's Python API. The references live as long as the process.
 struct TorchPython {
   const DLPackExchange* exchange;
   PyObject *tensor, *parameter;    // types
   PyObject *empty, *bump_version;  // functions
-  PyObject* watchers[4];           // functions that say whether something looks on
+  PyObject* watchers[4];           // functions that say whether a mode or a transform is active
   PyObject *profiler, *profiling;  // a module, and the name of its flag
   PyObject* requires_grad;         // the attribute's name
   PyObject* dtypes[std::size(kDTypes)];
 
-  // Sets a Python error and returns false where torch has no such thing.
+  // Sets a Python error and returns false if torch lacks one of these.
   bool find() {
     const auto at = [](const char* module, const char* name) -> PyObject* {
       PyObject* m = PyImport_ImportModule(module);
@@ -117,10 +118,11 @@ inline TorchPython& torch_python() {
   return found;
 }
 
-struct NotPlain {};     // the operator has to be called
+struct NotPlain {};     // the operator must be called instead
 struct PythonError {};  // a Python error is set
 
-// One direct call. The GIL is released while it launches: that may have to wait for the GPU.
+// One direct call. Releases the GIL while it launches, because a launch may have to wait for the
+// GPU.
 class DirectCall : public Call {
  public:
   ~DirectCall() { Py_XDECREF(written_); }
@@ -147,8 +149,8 @@ class DirectCall : public Call {
     for (const DTypeRow& row : kDTypes) {
       if (row.code == t.code && row.bits == t.bits && row.lanes == t.lanes) view.dtype = row.dtype;
     }
-    // A view into complex numbers may be a lazily negated one, and tensors without memory are for
-    // torch to fill.
+    // A view into complex numbers may be lazily negated, and tensors without memory have to be
+    // filled by torch.
     const bool resolved = t.rank == 0 || t.strides[t.rank - 1] == 1;
     if (!resolved || (t.data == nullptr && view.numel() != 0)) throw NotPlain();
     return view;
@@ -161,7 +163,7 @@ class DirectCall : public Call {
     return given;
   }
 
-  // Whether the dispatcher would do no more than to launch.
+  // Whether the dispatcher would do nothing but launch.
   bool unwatched() {
     const TorchPython& torch = torch_python();
     PyObject* seen = PyObject_GetAttr(torch.profiler, torch.profiling);
@@ -179,7 +181,7 @@ class DirectCall : public Call {
     return device_;
   }
 
-  // Tells autograd of the writes, which torch does not see.
+  // Bumps the version counters, so that autograd knows of the writes.
   void begin() override {
     if (written_ != nullptr) {
       PyObject* done = PyObject_CallOneArg(torch_python().bump_version, written_);
@@ -204,7 +206,7 @@ class DirectCall : public Call {
   bool begun_ = false;
 };
 
-// A result that is a new tensor of Python. The direct call has the current device.
+// A result that is a new Python tensor. A direct call is on the current device.
 class NewObject : public Result {
  public:
   ~NewObject() { Py_XDECREF(object_); }
@@ -238,7 +240,7 @@ class NewObject : public Result {
   PyObject* object_ = nullptr;
 };
 
-// What Python gives; what is not exactly of its type is for the operator.
+// Arguments from Python. Anything that is not exactly of the expected type goes to the operator.
 class PythonArguments final : public Arguments {
  public:
   PythonArguments(DirectCall& call, PyObject* const* objects, const Invocation& function,
@@ -360,7 +362,7 @@ DirectFunction direct_function() {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&direct<kInvocation>));
 }
 
-// Named direct_<function>; none where torch lacks what a direct call needs.
+// Named direct_<function>. Empty if torch lacks what a direct call needs.
 template <class Functions>
 std::vector<PyMethodDef> direct_methods(const Functions& functions) {
   static std::vector<std::string> names;
@@ -376,7 +378,7 @@ std::vector<PyMethodDef> direct_methods(const Functions& functions) {
   return methods;
 }
 
-// The Python module of a library. Its functions point into what is made once.
+// A library's Python module. Its functions point into data that is created once.
 template <class Functions>
 PyObject* python_module(const char* name, const Functions& functions) {
   static std::vector<PyMethodDef> methods = direct_methods(functions);

@@ -1,5 +1,5 @@
-// What the loader generates from JITQUANT_EXPORT is made of this: from the arguments that torch
-// gives to those that jitquant/export.h hands to a launcher.
+// Used by the code that the loader generates from JITQUANT_EXPORT: converts torch's arguments to
+// those that jitquant/export.h passes to a launcher.
 #pragma once
 
 #include "common.h"

@@ -1,4 +1,4 @@
-// What the FP8 bindings with one scale for a tensor or a row do alike.
+// Shared by the FP8 bindings with one scale per tensor or per row.
 #pragma once
 
 #include "../fp8/launch.h"
@@ -12,12 +12,12 @@ inline EightBit fp8_format(ScalarType dtype) {
   return EightBit::kE5m2;
 }
 
-// The arguments that say how a tensor is scaled, checked, and the shape of what is learned of it.
+// The checked arguments that define the scale, and the shape of scale_inv and amax.
 struct Fp8Arguments {
   ScalarType dtype;
   EightBit format;
   Fp8Scale scale;
-  Shape shape;  // of scale_inv, and of amax unless nobody asks
+  Shape shape;  // of scale_inv, and of amax if requested
   bool with_amax;
 
   static Fp8Arguments of(const View& x, int64_t rows, const std::optional<View>& given,
@@ -54,7 +54,7 @@ struct Fp8Arguments {
             with_amax};
   }
 
-  // Asks the results for their memory.
+  // Allocates the results.
   ElementRows results(Result& data, Result& scale_inv, Result& amax, const Shape& elements,
                       const View& like) {
     const ElementRows out = {data.rows("data", dtype, elements, like), format};
@@ -66,7 +66,7 @@ struct Fp8Arguments {
   }
 };
 
-// A tensor whose amax, or the amax of each of whose rows, is given.
+// A tensor with a given amax, for the tensor or for each row.
 struct Fp8FromAmax {
   ScalarType dtype;
   EightBit format;
@@ -90,7 +90,7 @@ struct Fp8FromAmax {
     return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1)};
   }
 
-  // Asks the results for their memory.
+  // Allocates the results.
   ElementRows results(Result& data, Result& scale_inv, const Shape& elements, const View& like) {
     const ElementRows out = {data.rows("data", dtype, elements, like), format};
     scale.scale_inv =

@@ -1,12 +1,12 @@
-// From one C++ function to what is called: a torch operator with its `out` overload, and a Python
-// function that reaches the launch without torch's dispatcher (direct.h).
+// Makes a torch operator with its `out` overload, and a Python function that launches without
+// torch's dispatcher (direct.h), from one C++ function:
 //
 //   void row_gsa(Call& call, const declared::RowGsa& args, Result& gsa);
 //   JITQUANT_FUNCTIONS(function<&row_gsa>())
 //
-// declared/row_gsa.h follows from the op's declaration: the schema's text, the arguments, and the
-// checks of names and numbers. The function checks everything else, asks the results for their
-// memory, and only then makes a Launching and launches.
+// declared/row_gsa.h is generated from the op's declaration: the schema's text, the arguments, and
+// the checks of names and numbers. The function checks everything else, allocates the results, and
+// only then creates a Launching and launches.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace jitquant {
 
-// A result that is a new tensor of torch.
+// A result that is a new torch tensor.
 class __attribute__((visibility("hidden"))) NewTensor : public Result {
  public:
   const Tensor& tensor() const { return *tensor_; }
@@ -39,12 +39,12 @@ class __attribute__((visibility("hidden"))) NewTensor : public Result {
 
 class TorchCall : public Call {};
 
-// What torch gives: an array, whose values are taken out of it.
+// Arguments from torch: an array whose values are moved out.
 class __attribute__((visibility("hidden"))) TorchArguments final : public Arguments {
  public:
   TorchArguments(StableIValue* stack, const Invocation& function, bool has_buffers)
       : Arguments(has_buffers), stack_(stack), inputs_(function.inputs) {
-    tensors_.reserve(function.inputs + function.results);  // views and texts are of these
+    tensors_.reserve(function.inputs + function.results);  // views and strings point into these
     texts_.reserve(function.inputs);
     for (size_t i = 0; has_buffers && i < function.results; ++i) {
       results_[i].give(take<Tensor>(inputs_ + i, tensors_));
@@ -104,7 +104,8 @@ inline void call_by_torch(const Invocation& function, StableIValue* stack, bool 
   }
 }
 
-// What a binding's function takes: the arguments as a struct of declared/, then the results.
+// The parameters of a binding's function: the arguments as a struct from declared/, then the
+// results.
 template <class D, class... R>
 struct Signature<void (*)(Call&, const D&, R...)> {
   using Declared = D;
@@ -131,7 +132,7 @@ struct Function {
   DirectFunction direct;
 };
 
-// The names in the text of a schema's arguments: "Tensor x, *, float eps=1e-6" has x and eps.
+// The argument names in a schema's text: "Tensor x, *, float eps=1e-6" gives x and eps.
 inline std::vector<std::string> names_in(const std::string& arguments) {
   std::vector<std::string> names;
   for (size_t begin = 0; begin < arguments.size();) {
@@ -170,7 +171,7 @@ inline Function function_of(const char* name, const std::string& arguments,
   return {name, schema, out_schema, functional, out, direct};
 }
 
-// The function of an op, by the name that is declared or another one.
+// An op's function, under its declared name or another one.
 template <auto kFunction, class D = typename Signature<decltype(kFunction)>::Declared>
 Function function(const char* name = D::kName) {
   constexpr const Invocation& kCalled = kInvocation<kFunction>;

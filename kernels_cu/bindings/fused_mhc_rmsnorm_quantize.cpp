@@ -45,7 +45,7 @@ HyperConnection mix_of(const View& X, const View& A) {
   return mix;
 }
 
-// `given` is gsa as a tensor, `gsa` where a computed one goes; one of the two is null.
+// Either `given` (gsa as a tensor) or `gsa` (where a computed one goes) is null.
 void run(Call& call, const View& X, const View& A, const View& weight, const NormArguments& a,
          const View* given, std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result* gsa,
          Result& inv_rms) {

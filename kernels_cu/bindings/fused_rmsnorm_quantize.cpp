@@ -13,7 +13,7 @@ cudaError_t launch_rmsnorm_quantize(const Matrix& x, const ColumnVector& weight,
 
 namespace {
 
-// `given` is gsa as a tensor, `gsa` where a computed one goes; one of the two is null.
+// Either `given` (gsa as a tensor) or `gsa` (where a computed one goes) is null.
 void run(Call& call, const View& x, const View& weight, const std::optional<InPlace>& residual,
          const NormArguments& a, const View* given, std::string_view scale_layout, Result& x_fp4,
          Result& x_sf, Result* gsa, Result& inv_rms) {

@@ -5,7 +5,7 @@
 
 namespace jitquant {
 
-// Gate and up columns in turns of `run`.
+// Alternating runs of `run` gate and up columns.
 struct GateAndUp {
   Matrix fused;
   int64_t cols, run;

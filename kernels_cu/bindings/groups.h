@@ -1,4 +1,4 @@
-// What the bindings of groups and blocks in eight bits do alike.
+// Shared by the bindings that quantize groups and blocks to 8 bits.
 #pragma once
 
 #include "../group/launch.h"
@@ -29,7 +29,7 @@ inline GroupNumerics group_numerics(ScalarType dtype, std::string_view scale_for
   return n;
 }
 
-// The scale is the amax over the largest element, as in recipe deepgemm.
+// The scale is the amax divided by the largest element, as in recipe deepgemm.
 inline GroupNumerics mxfp8_numerics(ScalarType dtype) {
   return {eight_bit_of(dtype, false), GroupRecipe::kDeepGemm, ScaleFormat::kE8m0, 0.0f};
 }
@@ -45,7 +45,7 @@ inline void check_block(int64_t rows, int64_t cols) {
                  cols, ")");
 }
 
-// Of the scales of blocks: whether their rows are filled up to a multiple of four.
+// Whether the rows of block scales are padded to a multiple of four.
 inline bool padded_of(std::string_view scale_layout) {
   return scale_layout == "row_padded";
 }
@@ -54,8 +54,8 @@ inline int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// The scales of `batches` matrices of `rows` rows with `groups` groups each, and their tensor,
-// whose leading sizes, where it has them, are the first `leading` of `like`: (*batch, rows).
+// The scales of `batches` matrices of `rows` rows with `groups` groups each, and the shape of their
+// tensor, whose leading sizes, if any, are the first `leading` of `like`: (*batch, rows).
 struct ScalesPlan {
   GroupScales scales;
   Shape shape;
@@ -92,12 +92,12 @@ struct ScalesPlan {
   }
 };
 
-// The rows of a call that gives each group of them a scale: where they are, and which are there.
+// The rows of a call with one scale per group: where they are, and which are valid.
 struct RowsOfGroups {
   int64_t leading, batches, rows, all_rows, cols, groups;
   RowCounts counts;
 
-  // `cols` of the result, which is shaped like x, whose rows `m` has.
+  // `cols` is the result's; the result has the shape of x, and `m` has the rows of x.
   static RowsOfGroups of(const View& x, const Matrix& m, int64_t cols, int64_t group_size,
                          const std::optional<View>& counts, bool zero_rest) {
     check_group_size(group_size);
@@ -127,7 +127,7 @@ struct RowsOfGroups {
     GroupOutput out = {data.rows("data", dtype, Shape::of(like, leading, cols), like),
                        plan.store(scale_inv, "scale_inv", like)};
     if (counts.counts == nullptr && out.scales.grid.order == ScaleOrder::kRow) {
-      // Batches follow each other as rows do.
+      // One batch: the rows of all batches are contiguous.
       out.scales.batches = 1;
       out.scales.rows = out.scales.grid.stored_rows = all_rows;
     }

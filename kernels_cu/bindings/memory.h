@@ -1,5 +1,5 @@
-// What a call writes: each element has memory of its own, which nothing else of the call reads or
-// writes. jitquant/ops/_checks_memory.py makes the same checks in the same words.
+// Checks that each element a call writes has its own memory, which nothing else in the call reads
+// or writes. jitquant/ops/_checks_memory.py makes the same checks with the same messages.
 #pragma once
 
 #include <limits>
@@ -11,11 +11,11 @@
 
 namespace jitquant {
 
-// Whether elements may share memory: a stride does not reach past all smaller ones.
+// Whether elements may share memory: some stride is within the reach of all smaller ones.
 inline bool overlaps(const View& t) {
   if (t.numel() != 0 && t.is_contiguous()) return false;
   int64_t reach = 0;
-  for (int64_t done = 0;;) {  // strides from the least on
+  for (int64_t done = 0;;) {  // strides in ascending order
     int64_t next = std::numeric_limits<int64_t>::max();
     int64_t size = 0;
     int64_t count = 0;
@@ -55,8 +55,8 @@ inline int64_t bytes_of(ScalarType dtype) {
   }
 }
 
-// Bytes that an argument reaches: runs of `run` bytes, a multiple of `step` apart. None for an
-// empty tensor, and for what is not a tensor.
+// The bytes that an argument covers: runs of `run` bytes, a multiple of `step` apart. Empty for an
+// empty tensor and for anything that is not a tensor.
 struct Region {
   int64_t start = 0, stop = 0, run = 0, step = 0;
 
@@ -75,7 +75,7 @@ struct Region {
     }
   }
 
-  // Whether they may have a byte in common. Columns of one matrix have none.
+  // Whether two regions may share a byte. Disjoint columns of one matrix do not.
   bool meets(const Region& other) const {
     if (stop <= other.start || other.stop <= start) return false;
     const int64_t both = std::gcd(step, other.step);
@@ -85,13 +85,13 @@ struct Region {
   }
 };
 
-// What a call gets by one name: a tensor or nothing, and whether it is written.
+// A named argument of a call: a tensor or nothing, and whether it is written.
 struct Reached {
   const View* tensor;
   bool written;
 };
 
-// `names` are those of all that a call gets.
+// `names` has one entry per argument.
 inline void check_own_memory(const Reached* all, const std::vector<std::string>& names) {
   std::vector<Region> regions(names.size());
   for (size_t i = 0; i < names.size(); ++i) {

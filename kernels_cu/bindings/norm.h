@@ -1,5 +1,5 @@
-// What the two norm pipelines do alike: one launch for a gsa a row or a given gsa, two for a
-// tensor's.
+// Shared by the two norm pipelines: one launch for a gsa per row or a given gsa, two for the
+// tensor's own gsa.
 #pragma once
 
 #include "function.h"
@@ -8,13 +8,13 @@ namespace jitquant {
 
 struct NormArguments {
   float eps = 0.0f;
-  std::optional<float> gsa = std::nullopt;  // as a number
+  std::optional<float> gsa = std::nullopt;  // if given as a number
   float divisor = 1.0f;
   bool rows = false;
   Nvfp4Recipe recipe = Nvfp4Recipe::kTe;
 };
 
-// The residual's rows, which are written in place.
+// The rows of the residual, which are updated in place.
 inline std::optional<Matrix> residual_of(const std::optional<InPlace>& residual, const View& x) {
   if (!residual) return std::nullopt;
   const View& r = *residual;
@@ -27,7 +27,7 @@ inline std::optional<Matrix> residual_of(const std::optional<InPlace>& residual,
   return matrix_of(r, "residual");
 }
 
-// What is normalized.
+// The input of a norm.
 struct NormInput {
   Matrix x;
   ColumnVector weight;
@@ -42,9 +42,9 @@ struct NormInput {
   const Matrix* residual_rows() const { return residual ? &*residual : nullptr; }
 };
 
-// `given` is gsa as a tensor, or null. `launch_rows(scale)` is the only launch or the first,
-// `launch_second(scale)` the second; `partial_count()` says how many partials the first
-// writes.
+// `given` is gsa as a tensor, or null. `launch_rows(scale)` is the first launch, or the only one;
+// `launch_second(scale)` is the second. `partial_count()` is the number of partials that the first
+// one writes.
 template <class Rows, class Second, class Count>
 void launch_norm(const NormArguments& a, const GlobalScale* given, float* gsa_out, const View& like,
                  const char* name, Rows&& launch_rows, Second&& launch_second,
@@ -69,8 +69,7 @@ void launch_norm(const NormArguments& a, const GlobalScale* given, float* gsa_ou
   }
 }
 
-// The inv_rms of rows that were read before. It is only read, through a pointer that elsewhere is
-// written to.
+// inv_rms from an earlier read of the rows. Only read here, although the pointer is not const.
 inline float* given_inv_rms(const View& inv_rms, int64_t rows, const View& like) {
   check_cuda(inv_rms, "inv_rms", &like);
   JITQUANT_CHECK(inv_rms.scalar_type() == ScalarType::Float && inv_rms.dim() == 1 &&
@@ -80,8 +79,8 @@ inline float* given_inv_rms(const View& inv_rms, int64_t rows, const View& like)
   return const_cast<float*>(static_cast<const float*>(inv_rms.const_data_ptr()));
 }
 
-// The first of two launches, by itself: as many maxima as there can be, zeros after those that are
-// written, so that the results of any two devices can be put together.
+// The first of two launches alone. Writes the largest possible number of maxima, with zeros after
+// those that are used, so that results of different devices can be combined.
 template <class Rows>
 void launch_norm_amax(float* maxima, const char* name, Rows&& launch_rows) {
   RowScale scale = {};

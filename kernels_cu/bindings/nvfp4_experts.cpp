@@ -6,7 +6,7 @@
 namespace jitquant {
 namespace {
 
-// The weights of experts (experts, rows, cols / 2), with one gsa, one an expert or one a row.
+// The weights of experts, (experts, rows, cols / 2), with one gsa, one per expert or one per row.
 ExpertWeights experts_of(const View& codes, const View& scales, const View& gsa, const char* name,
                          const char* scales_name, const char* gsa_name) {
   const int64_t cols = check_packed(codes, scales, name, scales_name);
@@ -36,7 +36,7 @@ ExpertWeights experts_of(const View& codes, const View& scales, const View& gsa,
   return w;
 }
 
-// Rows (T, K) of bf16 or fp16, whose columns may be up to 15 fewer than those that are packed.
+// Rows (T, K) of bf16 or fp16. K may be up to 15 less than the packed columns.
 LinearOperand rows_to_multiply(const View& x, int64_t cols) {
   JITQUANT_CHECK(x.dim() == 2, "x must have two dimensions, not ", x.dim());
   const Matrix m = matrix_of(x, "x");

@@ -1,4 +1,4 @@
-// What the bindings of NVFP4 products check alike.
+// Checks that all bindings of NVFP4 products share.
 #pragma once
 
 #include "../gemm/linear.h"
@@ -6,7 +6,7 @@
 
 namespace jitquant {
 
-// Codes and linear scales, packed along the last dimension; returns the logical columns.
+// Checks codes and linear scales, packed along the last dimension. Returns the logical columns.
 inline int64_t check_packed(const View& codes, const View& scales, const char* name,
                             const char* scales_name) {
   check_cuda(codes, name);
@@ -46,7 +46,8 @@ inline Nvfp4Weight weight_of(const View& codes, const View& scales, const View& 
           static_cast<int>(cols)};
 }
 
-// Of x, rows at one distance, and columns that a weight of `cols` takes.
+// Checks that the rows of x are evenly strided and that x has the columns that a weight of `cols`
+// takes.
 inline void check_columns(const Matrix& x, int64_t cols) {
   JITQUANT_CHECK(x.cols > cols - 16 && x.cols <= cols, "x must have ", cols - 15, " to ", cols,
                  " columns, not ", x.cols);
@@ -54,7 +55,7 @@ inline void check_columns(const Matrix& x, int64_t cols) {
                  "x must have rows at one distance from each other; pass x.contiguous()");
 }
 
-// What comes after the sums, but for the factors of x, and for where the result goes.
+// Everything after the sums, except the factors of x and the destination.
 inline LinearEpilogue epilogue_of(const View& x, int64_t cols, const std::optional<View>& bias,
                                   const std::optional<View>& residual, ScalarType dtype) {
   LinearEpilogue to = {};

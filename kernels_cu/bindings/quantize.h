@@ -1,4 +1,4 @@
-// Quantization with a given gsa, which two libraries export under different names of the argument.
+// Quantization with a given gsa, which two libraries export with different argument names.
 #pragma once
 
 #include "declared/quantize_nvfp4.h"

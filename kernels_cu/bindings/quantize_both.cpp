@@ -9,7 +9,7 @@ cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
 
 namespace {
 
-// The transpose of a matrix, as what the shapes of its results are made from.
+// The transpose of a matrix, from which the shapes of its results are derived.
 struct Transposed {
   int64_t sizes[2];
   View view;
@@ -60,7 +60,7 @@ void quantize_per_token_group_both(Call& call, const declared::QuantizePerTokenG
                "quantize_per_token_group_both");
 }
 
-// One scale for each block of `side` by `side`.
+// One scale per block of `side` x `side`.
 GroupScales block_scales(Result& scale_inv, const char* name, ScaleFormat format, int64_t side,
                          int64_t rows, int64_t cols, bool padded, const View& like) {
   const int64_t tall = ceil_div(rows, side), wide = ceil_div(cols, side);

@@ -21,7 +21,7 @@ Matrix matrix_of_both(const View& x) {
   return m;
 }
 
-// Of the transpose.
+// The rotation of the transpose.
 Rotation rotation_of_columns(std::string_view rotate, const std::optional<View>& signs,
                              int64_t rows, const View& x) {
   JITQUANT_CHECK(rotate == "none" || rotate == "te", "rotate must be 'none' or 'te', not '", rotate,

@@ -1,4 +1,4 @@
-// What the bindings of many tensors in one buffer do alike.
+// Shared by the bindings of ragged tensors (many tensors in one buffer).
 #pragma once
 
 #include "../ragged/launch.h"
@@ -6,7 +6,7 @@
 
 namespace jitquant {
 
-// Where the segments of a buffer are, and how many.
+// The offsets of a buffer's segments, and their number.
 struct SegmentOffsets {
   const int64_t *offsets, *sizes;
   int64_t count;
@@ -40,7 +40,7 @@ struct SegmentOffsets {
   }
 };
 
-// The arguments that say how segments are scaled, checked, and where what is told of them goes.
+// The checked arguments that define the scales of segments, and where scale_inv and amax go.
 struct RaggedArguments {
   RaggedInput input;
   RaggedScales scales;
@@ -57,14 +57,14 @@ struct RaggedArguments {
         {given ? segments.floats(*given, "scale", x) : nullptr, nullptr, nullptr, nullptr}};
   }
 
-  // Asks the results for their memory.
+  // Allocates the results.
   void results(Result& inverse, const char* name, Result& amax, const View& like) {
     scales.inverse = inverse.floats(name, input.count, like);
     scales.amax = amax.floats("amax", input.count, like);
   }
 };
 
-// The elements of an FP8 result, of the shape of `like` and without gaps.
+// The contiguous elements of an FP8 result with the shape of `like`.
 inline RaggedElements ragged_elements(Result& data, ScalarType dtype, EightBit format,
                                       const View& like) {
   const int64_t last = like.dim() - 1;

@@ -1,4 +1,4 @@
-// The arguments that recipes for training and rotation have in common.
+// Arguments shared by the recipes for training and rotation.
 #pragma once
 
 #include "../recipes/launch.h"
@@ -6,7 +6,7 @@
 
 namespace jitquant {
 
-// Of groups of `cols` neighbours, which is what is rotated.
+// Rotates groups of `cols` neighbors.
 inline Rotation rotation_of(std::string_view rotate, const std::optional<View>& signs, int64_t cols,
                             const View& like) {
   struct Known {

@@ -26,7 +26,7 @@ void rmsnorm_quantize_per_token_group(Call& call,
   GroupOutput out = {data.rows("data", args.dtype, Shape::of(args.x, leading, in.x.cols), args.x),
                      plan.store(scale_inv, "scale_inv", args.x)};
   if (out.scales.grid.order == ScaleOrder::kRow) {
-    // Batches follow each other as rows do.
+    // One batch: the rows of all batches are contiguous.
     out.scales.batches = 1;
     out.scales.rows = out.scales.grid.stored_rows = in.x.rows;
   }

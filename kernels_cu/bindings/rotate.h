@@ -1,4 +1,4 @@
-// The input of rotary position embedding and a Hadamard transform.
+// The input of rotary position embedding and Hadamard transforms.
 #pragma once
 
 #include "recipes.h"

@@ -1,4 +1,4 @@
-// What the checks need of a tensor, and how they refuse it.
+// What the checks need to know about a tensor, and how they raise errors.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -18,7 +18,7 @@ namespace jitquant {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// As Python shows it: as few digits as tell it from others.
+// Formatted as in Python: the shortest text that identifies the number.
 inline std::string shortest(double d) {
   if (d != d) return "nan";
   if (d - d != 0) return d > 0 ? "inf" : "-inf";
@@ -34,8 +34,8 @@ inline std::string shortest(double d) {
   return buffer;
 }
 
-// A piece of a message. What a message is made of is told at run time: code for each combination
-// of types would be most of a binding.
+// Part of a message. Messages are assembled at run time: code for each combination of types would
+// be most of a binding.
 class TextPart {
  public:
   TextPart(const char* s) : text_(s) {}         // NOLINT: what a message says is made of these
@@ -66,8 +66,8 @@ __attribute__((noinline)) inline std::string text_of(std::initializer_list<TextP
   return message;
 }
 
-// Throws what torch raises as a RuntimeError. No iostream: where the host compiler links its
-// library statically, a stream would mix two copies of it.
+// Throws what torch raises as a RuntimeError. Avoids iostream: with a statically linked C++
+// library, a stream would mix two copies of it.
 [[noreturn]] __attribute__((noinline, cold)) inline void fail_with(
     std::initializer_list<TextPart> parts) {
   throw std::runtime_error(text_of(parts));
@@ -81,8 +81,8 @@ template <class... Parts>
 #define JITQUANT_CHECK(condition, ...) \
   if (!(condition)) jitquant::fail_with({__VA_ARGS__})
 
-// What the checks need of a tensor, whichever way it came. Sizes and strides are the tensor's
-// own.
+// What the checks need to know about a tensor, from torch or from Python. Sizes and strides point
+// into the tensor.
 struct View {
   void* data = nullptr;
   ScalarType dtype = ScalarType::Undefined;
@@ -125,12 +125,12 @@ struct View {
   void* mutable_data_ptr() const { return data; }
 };
 
-// A tensor that is written in place.
+// A tensor that is updated in place.
 struct InPlace : View {
   using View::View;
 };
 
-// As Python shows it.
+// Formatted as in Python.
 template <class F>
 std::string tuple_text(int64_t count, F&& number) {
   std::string text = "(";

@@ -1,4 +1,4 @@
-// Values from FP8, INT8 and MXFP8: element * scale_inv in fp32, rounded once to the output's type.
+// Dequantizes FP8, INT8 and MXFP8: element * scale_inv in fp32, rounded once to the output's type.
 #include "jitquant/dispatch.cuh"
 #include "jitquant/walk.cuh"
 #include "launch.h"
@@ -27,7 +27,7 @@ __device__ __forceinline__ void unpack4(uint32_t word, float* v) {
   }
 }
 
-// Where the scale of eight neighbours is. `small`: what is divided is below 2^31.
+// Finds the scale of eight neighbors. `small`: all dividends are below 2^31.
 struct ScaleLookup {
   StoredScales scales;
   Divisor width, matrix_rows, block_rows, halves_per_col;
@@ -63,14 +63,14 @@ struct ScaleLookup {
   }
 
  private:
-  // Of what does not fit nothing is asked.
+  // Divisors that do not fit are never used.
   static Divisor divisor(int64_t by) {
     return Divisor(by < 1 || by >= (int64_t{1} << 31) ? 1 : static_cast<uint32_t>(by));
   }
 };
 
-// Eight elements from p, of which the first `count` are there. kWhole: all are, and p is aligned to
-// 8 bytes.
+// Eight elements from p, of which the first `count` exist. kWhole: all exist, and p is aligned to 8
+// bytes.
 template <bool kWhole>
 __device__ __forceinline__ uint2 load8(const uint8_t* p, int count) {
   if (kWhole) return *reinterpret_cast<const uint2*>(p);
@@ -86,7 +86,7 @@ __device__ __forceinline__ uint2 load8(const uint8_t* p, int count) {
   return codes;
 }
 
-// kWhole: all are there, and p is aligned to 16 bytes.
+// kWhole: all exist, and p is aligned to 16 bytes.
 template <EightBit kFormat, bool kWhole, class T>
 __device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count) {
   float v[8];
@@ -104,9 +104,9 @@ __device__ __forceinline__ void write8(uint2 codes, float scale, T* p, int count
   }
 }
 
-// Eight values a thread, so that neighbouring threads store next to each other, and kAtOnce such
-// loads in flight together. A block of threads for each piece of work: the hardware starts them in
-// order, so that what is read and written at a time lies together.
+// Each thread has eight values, so that neighboring threads store next to each other, and kAtOnce
+// such loads in flight. One thread block per piece of work: the hardware starts thread blocks in
+// order, so that concurrent reads and writes are close together.
 template <class T, EightBit kFormat, int kAtOnce, bool kWhole>
 __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(4))
     dequantize_kernel(RowPointer<const uint8_t> data, int64_t rows, int64_t cols,
@@ -159,14 +159,14 @@ cudaError_t launch_format(const Matrix& data, const StoredScales& scales, void* 
     };
     constexpr std::integral_constant<int, 1> one = {};
     if (!whole) return start(one, std::false_type());
-    // Of few values the time is that in which instructions arrive.
+    // With few values, instruction fetches take most of the time.
     return eighths <= int64_t{4} * kThreads * sm_count()
                ? start(one, std::true_type())
                : start(std::integral_constant<int, 4>(), std::true_type());
   });
 }
 
-// data.vector: every row starts on a multiple of 8 bytes.
+// data.vector: every row is aligned to 8 bytes.
 cudaError_t launch_dequantize(const Matrix& data, EightBit format, const StoredScales& scales,
                               void* out, DType dtype, cudaStream_t stream) {
   switch (format) {

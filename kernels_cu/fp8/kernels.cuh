@@ -1,17 +1,16 @@
-// The kernels of FP8 with one scale for a tensor or for each row, templates over where the values
-// come from (sources.cuh); the one that goes row by row is in rows.cuh:
-//   amax_kernel (amax/partials.cuh)   launch 1 of a computed scale of the tensor
-//   cast_kernel                       launch 2, or the only one where the scale is given and the
-//                                     amax is wanted; for a contiguous tensor flat_cast_kernel, or
-//                                     flat_cast_watch_kernel
-//   cast_once_kernel                  the only one where the scale is given and no amax is wanted;
-//                                     flat_cast_kernel for a contiguous tensor
-//   cluster_cast_kernel               amax and cast in one launch, for what a cluster holds
-// Where a scale is given and the amax of the tensor is wanted as well, the launch is cooperative:
-// its barrier lets block 0 see the others' maxima. Where nothing holds the blocks of a grid
-// together there is one for each piece of work: the hardware starts them in order, so that what is
-// read and written at a time lies together, which on an H200 takes 7% less time than a grid that
-// stays.
+// The FP8 kernels with one scale per tensor or per row, as templates over the source of the values
+// (sources.cuh). The row-by-row kernel is in rows.cuh.
+//   amax_kernel (amax/partials.cuh)   launch 1 of a computed tensor scale
+//   cast_kernel                       launch 2, or the only launch if the scale is given and the
+//                                     amax is requested; contiguous tensors use flat_cast_kernel
+//                                     or flat_cast_watch_kernel
+//   cast_once_kernel                  the only launch if the scale is given and no amax is
+//                                     requested; contiguous tensors use flat_cast_kernel
+//   cluster_cast_kernel               amax and cast in one launch, for what fits in a cluster
+// If the scale is given and the tensor's amax is requested, the launch is cooperative: its barrier
+// lets block 0 see the maxima of the others. Launches that are not cooperative have one thread
+// block per piece of work: the hardware starts them in order, so that concurrent reads and writes
+// are close together. On an H200 this takes 7% less time than a persistent grid.
 #pragma once
 
 #include "../amax/partials.cuh"
@@ -19,7 +18,7 @@
 
 namespace jitquant {
 
-// Magnitudes, NaN among them, order as integers.
+// Magnitudes, including NaN, compare as integers.
 __device__ __forceinline__ float larger_magnitude(float a, float b) {
   return bits_float(max(float_bits(a), float_bits(b)));
 }
@@ -30,7 +29,7 @@ __device__ __forceinline__ uint4 pack16(const float* v) {
                     pack4<kFormat>(v + 12));
 }
 
-// FP8 of a block times `factor`; `format` is one of the two.
+// A block times `factor` as FP8; `format` is one of the two FP8 formats.
 template <class T>
 __device__ __forceinline__ uint4 cast_block(const Block<T>& x, float factor, EightBit format) {
   float v[16];
@@ -39,7 +38,7 @@ __device__ __forceinline__ uint4 cast_block(const Block<T>& x, float factor, Eig
   return format == EightBit::kE4m3 ? pack16<EightBit::kE4m3>(v) : pack16<EightBit::kE5m2>(v);
 }
 
-// The scale of the whole tensor; every thread of the block calls it.
+// The scale of the whole tensor. Called by every thread of the block.
 __device__ __forceinline__ float tensor_scale(const Fp8Scale& scale, int partials, float top,
                                               BlockReduce& reduce) {
   const bool writes = blockIdx.x == 0 && threadIdx.x == 0;
@@ -59,8 +58,8 @@ __device__ __forceinline__ float tensor_scale(const Fp8Scale& scale, int partial
   return factor;
 }
 
-// The amax of a tensor whose scale is given, from every thread's part of it. All threads of a grid
-// that is one block or cooperative; the last thing that it does.
+// The amax of a tensor with a given scale, from each thread's share. Called at the end by all
+// threads of a grid that has one block or is cooperative.
 __device__ __forceinline__ void finish_tensor_amax(float mine, const Fp8Scale& scale,
                                                    BlockReduce& reduce) {
   float amax = reduce.max(mine);
@@ -77,13 +76,13 @@ __device__ __forceinline__ void finish_tensor_amax(float mine, const Fp8Scale& s
   if (threadIdx.x == 0) *scale.amax = amax;
 }
 
-// Whether the scale is given, for the tensor, and the tensor's amax is wanted.
+// Whether the tensor's scale is given and its amax is requested.
 JITQUANT_HD bool watches_tensor(const Fp8Scale& scale) {
   return scale.kind != Fp8Scale::kAmax && !scale.by_row && scale.amax != nullptr;
 }
 
-// A given scale, of the tensor or of a row, or that of a given amax; the first to use it writes
-// what is told of it.
+// A given scale, of the tensor or of a row, or the scale of a given amax. The first thread to use
+// it writes scale_inv and amax.
 __device__ __forceinline__ float given_scale(const Fp8Scale& scale, int64_t row, int64_t block,
                                              float top) {
   const int64_t i = scale.by_row ? row : 0;
@@ -95,7 +94,7 @@ __device__ __forceinline__ float given_scale(const Fp8Scale& scale, int64_t row,
   return factor;
 }
 
-// A block a thread.
+// One block of values per thread.
 template <class Source>
 __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_per_sm<Source>()))
     cast_once_kernel(Source source, Fp8Scale scale, RowPointer<uint8_t> out, bool vector,
@@ -107,7 +106,7 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_p
   wait_for_previous();
   let_next_begin();
   if (row >= source.rows) {
-    if (i == 0 && !scale.by_row) given_scale(scale, 0, 0, largest(format));  // of no rows
+    if (i == 0 && !scale.by_row) given_scale(scale, 0, 0, largest(format));  // there are no rows
     return;
   }
   const typename Source::Row p = source.row(row);
@@ -117,8 +116,8 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_p
               cast_block(source.template value<false>(fetched, p, block), factor, format));
 }
 
-// The same for whole, aligned blocks of even rows (quantize_whole_kernel), in few instructions:
-// with few rows most of the time goes into fetching them.
+// cast_once_kernel for whole, aligned blocks of evenly strided rows (quantize_whole_kernel), in few
+// instructions: with few rows, fetching them takes most of the time.
 template <class Source, EightBit kFormat>
 __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_per_sm<Source>()))
     cast_whole_kernel(Source source, Fp8Scale scale, uint8_t* data, uint32_t data_step,
@@ -137,12 +136,12 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_p
       cast_block(source.template value<true>(fetched, {}, 0), factor, kFormat);
 }
 
-// Blocks of a thread, for a given scale and after an amax, where what a block of threads does
-// before its first element is more.
+// Blocks per thread, for a given scale and after an amax, where a thread block has more to do
+// before its first element.
 template <class T, bool kAfterAmax>
 constexpr int kCastShare = sizeof(T) == 4 ? 1 : (kAfterAmax ? 4 : 2);
 
-// The same for a contiguous tensor. `backwards`: from the end to the beginning.
+// cast_once_kernel for a contiguous tensor. `backwards`: from the end to the beginning.
 template <class T, bool kAfterAmax>
 __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>,
                                   (kAfterAmax ? 4 : 6) * kThreads / kOnceThreads<kAfterAmax>)
@@ -165,7 +164,7 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>,
       [&](int64_t block, const Block<T>& x) { out[block] = cast_block(x, factor, format); });
 }
 
-// The next block is loaded while one is computed. One scale.
+// One scale. Loads the next block while it computes the current one.
 template <class Source>
 __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     cast_kernel(Source source, Fp8Scale scale, int partials, RowPointer<uint8_t> out, bool vector,
@@ -205,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   if (watches) finish_tensor_amax(amax.result(), scale, reduce);
 }
 
-// The same for a contiguous tensor, whose scale is given and whose amax is wanted.
+// cast_kernel for a contiguous tensor whose scale is given and whose amax is requested.
 template <class T>
 __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
     flat_cast_watch_kernel(FlatSource<T> source, Fp8Scale scale, uint4* out, EightBit format) {
@@ -234,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   finish_tensor_amax(amax.result(), scale, reduce);
 }
 
-// A tensor of one block of values a thread, in one cluster (or one block).
+// A tensor with one block of values per thread, in one cluster (or one thread block).
 template <class Source>
 __global__ void __launch_bounds__(kClusterThreads)
     cluster_cast_kernel(Source source, Fp8Scale scale, RowPointer<uint8_t> out, bool vector,
@@ -276,29 +275,29 @@ __global__ void __launch_bounds__(kClusterThreads)
 #endif
 }
 
-// Blocks for each multiprocessor of a tensor that the L2 cache holds: 256 KiB, of the 464 of an
-// H200, where it may have data twice.
+// Blocks per SM of a tensor that fits in the L2 cache: 256 KiB of an H200's 464, because the cache
+// may hold data twice.
 template <class T>
 constexpr int kMostCached = (256 << 10) / sizeof(Block<T>);
 
 #ifndef __CUDACC_RTC__
-// Whether there is an amax to compute.
+// Whether an amax has to be computed.
 inline bool needs_amax(const Fp8Scale& scale) {
   return scale.kind == Fp8Scale::kAmax || scale.amax != nullptr;
 }
 
-// Whether a call needs workspace: for maxima that go from launch to launch, or through a barrier.
+// Whether a call needs workspace: for maxima that pass between launches or through a barrier.
 inline bool fp8_partials(const Fp8Scale& scale, int64_t rows, int64_t cols) {
   return !scale.by_row && needs_amax(scale) && amax_plan(rows, cols).cluster == 0;
 }
 
-// For a grid whose blocks wait for each other.
+// For a grid whose thread blocks wait for each other.
 inline void make_cooperative(LaunchShape& shape) {
   if (shape.grid > kMaxPartials) shape.grid = kMaxPartials;
   if (shape.grid > 1) shape.start = Start::kCooperative;
 }
 
-// One launch that casts; `partials` is how many an amax launch before it wrote.
+// A single casting launch; `partials` is the number that an earlier amax launch wrote.
 template <class Source>
 cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partials,
                         const ElementRows& out, cudaStream_t stream) {
@@ -339,7 +338,7 @@ cudaError_t launch_cluster_cast(const Source& source, int cluster, const Fp8Scal
       RowPointer<uint8_t>(out.rows), out.rows.vector, out.format);
 }
 
-// The same as launch_cast of a plain tensor.
+// launch_cast on a plain tensor.
 template <class T>
 cudaError_t launch_cast_plain(const Matrix& x, const Fp8Scale& scale, int partials,
                               const ElementRows& out, cudaStream_t stream) {
@@ -360,7 +359,7 @@ cudaError_t launch_cast_plain(const Matrix& x, const Fp8Scale& scale, int partia
     constexpr int kWork = kOnceThreads<after_amax> * kCastShare<T, after_amax>;
     shape.block = kOnceThreads<after_amax>;
     if (source.blocks > 0) shape.grid = (source.blocks + kWork - 1) / kWork;
-    // Of a tensor that the L2 cache does not hold, launch 1 has left the end there.
+    // If the tensor does not fit in the L2 cache, its end is what launch 1 left there.
     const bool backwards = after_amax && source.blocks > int64_t{sm_count()} * kMostCached<T>;
     return launch<&flat_cast_kernel<T, after_amax>>(shape, stream, source, scale, partials,
                                                     backwards, to, out.format);

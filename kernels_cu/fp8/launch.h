@@ -1,4 +1,4 @@
-// What the host launchers of the 8-bit kernels take, beside launch.h.
+// What the host launchers of the 8-bit kernels take, in addition to launch.h.
 #pragma once
 
 #include "jitquant/fp8.cuh"
@@ -6,32 +6,32 @@
 
 namespace jitquant {
 
-// Elements of one byte; the rows may lie apart. The matrix's dtype means nothing.
+// One-byte elements; rows may be strided. The matrix's dtype is ignored.
 struct ElementRows {
   Matrix rows;
   EightBit format;
 };
 
-// The scale of a tensor, or of each of its rows, and where what is learned of it goes.
+// The scale of a tensor or of each row, and where the computed scale and amax go.
 struct Fp8Scale {
   enum Kind : int {
     kValue,   // `value`
     kTensor,  // given[0]
     kRows,    // given[row]
     kAmax,    // from the amax
-    kMaxima   // from given[0], or given[row], which is the amax
+    kMaxima   // from given[0] or given[row], which is the amax
   };
   Kind kind;
-  bool by_row;  // scale_inv and amax have one for each row
+  bool by_row;  // scale_inv and amax are per row
   float value;
   const float* given;
-  float bound;  // of the amax that a scale is made from; infinity where there is none
+  float bound;  // upper bound of the amax that determines a scale; infinity if there is none
   float* scale_inv;
-  float* amax;      // null where nobody asks
-  float* partials;  // kMaxPartials floats of workspace, where fp8_partials says so
+  float* amax;      // null if not requested
+  float* partials;  // kMaxPartials floats of workspace, if fp8_partials is true
 };
 
-// Scales of eight-bit elements as they are stored.
+// Stored scales of 8-bit elements.
 struct StoredScales {
   enum Type : int {
     kFloat,
@@ -40,12 +40,12 @@ struct StoredScales {
   };
   const void* data;
   Type type;
-  ScaleGrid grid;           // swizzled: the scales of a matrix by the stored columns
+  ScaleGrid grid;           // swizzled: indexes the scales of one matrix by stored columns
   bool swizzled;            // E8M0 in tiles of 128x4
-  bool per_matrix;          // else all rows follow each other
-  int64_t matrix_rows;      // rows of a matrix of the stack
-  int64_t block_rows;       // rows that share a scale; 0: all elements do
-  uint32_t halves_per_col;  // columns that share a scale, in eights; 0: all columns
+  bool per_matrix;          // otherwise all rows are consecutive
+  int64_t matrix_rows;      // rows of each matrix in the stack
+  int64_t block_rows;       // rows that share a scale; 0: all elements share one
+  uint32_t halves_per_col;  // columns that share a scale, divided by 8; 0: all columns share one
 };
 
 }  // namespace jitquant

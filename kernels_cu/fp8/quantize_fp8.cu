@@ -1,5 +1,5 @@
-// FP8 with one scale for the tensor, or one for each row. A computed scale of the tensor takes one
-// launch where a cluster holds the values and two otherwise; everything else takes one.
+// FP8 with one scale per tensor or per row. A computed tensor scale takes one launch if a cluster
+// holds the values, otherwise two. Everything else takes one.
 #include "rows.cuh"
 
 namespace jitquant {

@@ -1,5 +1,5 @@
-// RMSNorm, with the residual added in place first where there is one, and FP8 of the result with a
-// scale for each row or a given one. One launch.
+// RMSNorm and FP8 with a scale per row or a given scale, in one launch. A residual, if any, is
+// added in place first.
 #include "rows.cuh"
 
 namespace jitquant {

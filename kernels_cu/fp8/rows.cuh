@@ -1,5 +1,5 @@
-// The FP8 kernel that goes row by row, a block of threads a row: a computed scale for each row, the
-// amax of each row, and the norms, in one launch.
+// The row-by-row FP8 kernel, one thread block per row, in one launch: for a computed scale per row,
+// the amax of each row, and norms.
 #pragma once
 
 #include "../nvfp4/rows.cuh"
@@ -7,8 +7,8 @@
 
 namespace jitquant {
 
-// The value of a whole block, from what was fetched of it; zeros where nothing was, and then
-// nothing is stored either.
+// The value of a whole block from its fetched data. Zeros if nothing was fetched; then nothing is
+// stored either.
 template <class Source>
 __device__ __forceinline__ typename Source::Value whole_value(
     const Source& source, const typename Source::Fetched& fetched, const typename Source::Row& row,
@@ -25,7 +25,7 @@ __device__ __forceinline__ Block<T> whole_value(const ResidualSource<T>& source,
   return sum;
 }
 
-// The width of rows, in blocks, and what a sum over one is multiplied with to be a mean.
+// The width of a row in blocks, and the factor that turns a row's sum into its mean.
 struct RowWidth {
   int blocks;
   float over_cols;
@@ -34,31 +34,33 @@ struct RowWidth {
       : blocks(static_cast<int>(blocks_of(cols))), over_cols(1.0f / static_cast<float>(cols)) {}
 };
 
-constexpr int kHeldBlocks = 2;  // that a thread holds of a row
+constexpr int kHeldBlocks = 2;  // per thread, of one row
 constexpr uint32_t kRehearsedRows = 8;
 
-// How rows are shared out. kOnce: a block of threads a row, of more than there are multiprocessors,
-// with nothing that is of all rows: without a loop, ahead of which all constants would be fetched.
-// kFew: the same in a loop. kReread: by any number, of any rows.
+// How rows are distributed.
+//   kOnce    one thread block per row, for more rows than SMs, without per-launch state. Has
+//            no loop, before which all constants would be fetched.
+//   kFew     the same in a loop
+//   kReread  any number of thread blocks, any rows
 enum class Rows : int { kOnce, kFew, kReread };
 template <Rows kRows>
 constexpr int kHeldOf = kRows == Rows::kReread ? 0 : kHeldBlocks;
 
-// A row in two passes over its blocks of values, which have the same owners in both. Where a thread
-// holds kHeld, all blocks are whole, all of a row is loaded before any of it is used, and what is
-// held of it stays in registers; with 0 the row is read again.
+// A row in two passes over its blocks of values; each block has the same thread in both. If a
+// thread holds kHeld > 0 blocks, all blocks are whole, the whole row is loaded before any of it is
+// used, and the held blocks stay in registers. With kHeld = 0 the row is read again.
 template <class Source, bool kNorm, Rows kRows>
 struct RowPasses {
   static constexpr int kHeld = kHeldOf<kRows>;
   using Element = typename Source::Element;
   using Value = typename Held<Source, kNorm>::Value;
   using Fetched = typename Source::Fetched;
-  static constexpr int kBlocks = kHeld > 0 ? kHeld : 1;  // that are at hand together
+  static constexpr int kBlocks = kHeld > 0 ? kHeld : 1;  // blocks in registers at the same time
   using Reduce = std::conditional_t<kNorm, RowReduce, BlockReduce>;
   // Blocks that are loaded together.
   static constexpr int kAtOnce = sizeof(Fetched) <= 80 ? kBlocks : 1;
-  // Whether in the place of a block past the end the last one is loaded, to be dropped if there is
-  // such a block: fewer instructions than zeros for every block, where rows are never rehearsed.
+  // Whether a block past the end loads the last block instead and drops it: this takes fewer
+  // instructions than zero-filling every block. Only where rows are never rehearsed.
   static constexpr bool kClamps =
       kRows == Rows::kOnce && std::is_same<Fetched, typename Source::Value>::value;
 
@@ -67,7 +69,7 @@ struct RowPasses {
   int width;  // in blocks; 0 in a rehearsal
   float over_cols;
   Value held[kBlocks];
-  float squares[kBlocks];  // their sums, of a norm
+  float squares[kBlocks];  // sums of squares, for a norm
 
   __device__ __forceinline__ RowPasses(const Source& source, const Normalize<Element>& norm,
                                        const RowWidth& row)
@@ -81,10 +83,9 @@ struct RowPasses {
     }
   }
 
-  // What comes before the first row, the r-th, and waits for no kernel. The row is prefetched
-  // unless there are no registers for that. The next kernel begins beside this one where both
-  // rehearse; with more blocks of threads several kernels that wait would share the
-  // multiprocessors.
+  // What precedes the first row, number r, and does not wait for an earlier kernel. Prefetches the
+  // row if there are enough registers. The next kernel may start early if both rehearse; with more
+  // thread blocks, several waiting kernels would share the SMs.
   static constexpr bool kPrefetches =
       kRows == Rows::kFew || (kRows == Rows::kOnce && !kNorm && sizeof(Fetched) <= 32);
   __device__ __forceinline__ void begin(int64_t r) const {
@@ -98,9 +99,8 @@ struct RowPasses {
     }
   }
 
-  // Calls f(k, held) for each block, the k-th of those at hand, before it is multiplied with
-  // inv_rms. For a norm the squares, before the weight, go to sum() or sum_and_max() of the same
-  // row.
+  // Calls f(k, held) for the k-th block held, before it is multiplied by inv_rms. For a norm, the
+  // squares before the weight go to sum() or sum_and_max() of the same row.
   template <class F>
   __device__ __forceinline__ void first(const typename Source::Row& row, Reduce& reduce, F&& f) {
     if constexpr (kHeld == 0) {
@@ -115,7 +115,7 @@ struct RowPasses {
         if constexpr (kNorm) reduce.add(b, sum);
       }
     } else {
-      // The weights are loaded beside the values, whichever type they have.
+      // The weights are loaded together with the values, whatever their type.
       kNorm&& norm.weight.fp32 ? take<float>(row) : take<Element>(row);
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) f(k, held[k]);
@@ -136,8 +136,8 @@ struct RowPasses {
     }
   }
 
-  // Calls f(b, values) for all blocks: those at b, b + blockDim.x and so on. Threads of a warp call
-  // it together, also where they have no block.
+  // Calls f(b, values) for the blocks b, b + blockDim.x, and so on. All threads of a warp call it
+  // together, even those without a block.
   template <class F>
   __device__ __forceinline__ void second(const typename Source::Row& row, F&& f) {
     if constexpr (kHeld == 0) {
@@ -156,7 +156,7 @@ struct RowPasses {
     }
   }
 
-  // The codes of block b, which is there, of the row at `to`; `vector` says that it is aligned.
+  // Stores the codes of block b, which exists, of the row at `to`; `vector`: it is aligned.
   __device__ __forceinline__ void store(uint8_t* to, int b, const uint4& codes, bool vector) const {
     if constexpr (kHeld > 0) {
       reinterpret_cast<uint4*>(to)[b] = codes;
@@ -165,13 +165,13 @@ struct RowPasses {
     }
   }
 
-  // inv_rms of a row whose squares add up to `sum`.
+  // inv_rms of a row whose squares sum to `sum`.
   __device__ __forceinline__ float inverse(float sum) const {
     return inverse_rms(sum, over_cols, norm.eps);
   }
 
  private:
-  // Blocks past the end of the row become zeros.
+  // Blocks past the end of the row are zero-filled.
   template <class W>
   __device__ __forceinline__ void take(const typename Source::Row& row) {
     constexpr bool kBeside = kNorm && sizeof(W) == 2 && sizeof(Fetched) <= 32;
@@ -230,7 +230,7 @@ struct RowPasses {
     }
   }
 
-  // Where the k-th block of this thread is in the row.
+  // The index of this thread's k-th block in the row.
   __device__ __forceinline__ int at(int k) const {
     return static_cast<int>(threadIdx.x + k * blockDim.x);
   }
@@ -240,17 +240,17 @@ struct RowPasses {
   }
 };
 
-// What a norm's values are multiplied with to be cast: inv_rms times the scale, in one product.
-// Where that is no ordinary number they are multiplied with inv_rms first.
+// The factor of a norm's values before the cast: inv_rms times the scale, as one product. If the
+// product is not a normal number, the values are multiplied by inv_rms first.
 template <class Value>
 __device__ __forceinline__ void multiply(Value& v, float inverse) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) set_value(v, i, mul_rn(value_of(v, i), inverse));
 }
 
-// The threads that a row may have, and how many blocks of so many a multiprocessor has to hold,
-// which bounds the registers: 56 for a plain tensor of 16 bits, so that a multiprocessor has five
-// rows of 7168 at a time, and 80 where two tensors are read.
+// The maximum threads per row, and the minimum thread blocks per SM, which limits the registers: 56
+// for a plain 16-bit tensor, so that an SM has five rows of 7168 at a time, and 80 if two tensors
+// are read.
 template <class Source>
 constexpr int most_threads(int held) {
   if (held == 0) return kRereadThreads;
@@ -260,18 +260,18 @@ constexpr int most_threads(int held) {
 template <class Source>
 constexpr int rows_per_sm(int held) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  return 1;  // its compiler wants more registers
+  return 1;  // nvcc needs more registers for this architecture
 #endif
   return held > 0 && sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
 }
 
-// Rows that are held are fewer than 2^31, so that a row and a step of the grid fit.
+// There are fewer than 2^31 held rows, so that a row plus a grid step fits.
 template <bool kHolds>
 using RowIndex = std::conditional_t<kHolds, uint32_t, int64_t>;
 
-// With up to kRehearsedRows a kernel goes through its code for a row once before it waits for the
-// kernel before it, without a block to load or to store: then its instructions are in the caches,
-// which takes longer than all of the work. With more it begins too late for that.
+// With up to kRehearsedRows rows, a kernel runs through its code for one row before it waits for
+// the previous kernel, without loading or storing any block. This warms the instruction caches,
+// which takes longer than all of the work. With more rows the kernel would start too late for that.
 template <class Source, bool kNorm, Rows kRows>
 __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
                                   rows_per_sm<Source>(kHeldOf<kRows>))
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
       factor = scale.kind == Fp8Scale::kValue ? scale.value : scale.given[scale.by_row ? r : 0];
     }
     const typename Source::Row row = source.row(r);
-    // One for each block, so that they do not wait for each other.
+    // One per block, so that they do not wait for each other.
     Amax<typename Held<Source, kNorm>::Value::Element, true> mine[passes.kBlocks];
     float norm_amax = 0.0f;
     passes.first(row, reduce, [&](int k, const auto& held) {
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   if (watches_tensor(scale)) finish_tensor_amax(tensor_amax, scale, reduce);
 }
 
-// The rows of a launch, and whether they may be held.
+// The rows of a launch, and whether they can be held.
 struct RowWork {
   int64_t rows, cols;
   int most_threads;
@@ -380,7 +380,7 @@ struct RowWork {
 };
 
 #ifndef __CUDACC_RTC__
-// The kernels' last argument is whether they rehearse.
+// The kernels' last argument says whether they rehearse.
 template <auto kOnce, auto kFew, auto kReread, class... Args>
 cudaError_t launch_by_rows(const RowWork& work, cudaStream_t stream, const Args&... args) {
   const int64_t wanted = (blocks_of(work.cols) + kHeldBlocks - 1) / kHeldBlocks;
@@ -413,7 +413,7 @@ cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Sourc
       out.rows.vector, out.format);
 }
 
-// Of a source that is quantized as it is.
+// For a source that is quantized without a norm.
 template <class Source>
 cudaError_t launch_fp8_rows(const Source& source, const Fp8Scale& scale, const ElementRows& out,
                             cudaStream_t stream) {
@@ -421,7 +421,7 @@ cudaError_t launch_fp8_rows(const Source& source, const Fp8Scale& scale, const E
   return launch_fp8_rows<false>(source, none, scale, out, stream);
 }
 
-// Calls f(source, norm) with the source of the rows and what they are multiplied with.
+// Calls f(source, norm) with the source of the rows and their norm.
 template <class F>
 cudaError_t normalized(const Matrix& x, const Matrix* residual, const ColumnVector& weight,
                        float eps, float* inv_rms, F&& f) {

@@ -1,5 +1,5 @@
-// silu(gate) * up of a fused gate-and-up projection, and eight bits of the result: FP8 with a scale
-// for each row or a given one. One launch.
+// silu(gate) * up of a fused gate-and-up projection, as FP8 with a scale per row or a given scale.
+// One launch.
 #include "rows.cuh"
 
 namespace jitquant {

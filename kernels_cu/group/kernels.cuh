@@ -1,6 +1,7 @@
-// What the kernels of groups, blocks and both orientations in eight bits are put together from: the
-// elements of a group, where its scale goes, and a walk over tiles. A scale's format and layout are
-// arguments, an element's format a switch outside of the arithmetic: few kernels to compile.
+// Building blocks of the 8-bit kernels for groups, blocks and both orientations: the elements of a
+// group, the place of its scale, and a walk over tiles. The format and layout of scales are
+// run-time arguments, and the element format is a switch outside of the arithmetic, so that there
+// are few kernels to compile.
 #pragma once
 
 #include "jitquant/device.cuh"
@@ -12,7 +13,7 @@ namespace jitquant {
 
 // ---- one group ---------------------------------------------------------------------------------
 
-// Calls f with the format as a constant.
+// Calls f with the format as a compile-time constant.
 template <class F>
 __device__ __forceinline__ void with_format(EightBit format, F&& f) {
   if (format == EightBit::kE4m3) {
@@ -24,7 +25,7 @@ __device__ __forceinline__ void with_format(EightBit format, F&& f) {
   }
 }
 
-// A block of one group as its sixteen bytes (encode_group_block).
+// A block within one group, as its sixteen bytes (encode_group_block).
 template <EightBit kFormat, class T>
 __device__ __forceinline__ uint4 encode_block(const Block<T>& x, bool by_division, float factor,
                                               float scale_inv) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ uint4 encode_block(const Block<T>& x, const GroupNume
   return encode_block<EightBit::kInt8>(x, by_division, factor, g.scale_inv);
 }
 
-// One scale, or, in the place of one, zero.
+// Stores one scale, or zero in its place.
 __device__ __forceinline__ void put_scale(const GroupScales& s, int64_t batch, int64_t row,
                                           int64_t group, const GroupScale& g, bool zero) {
   if (s.format == ScaleFormat::kE8m0) {
@@ -62,7 +63,7 @@ __device__ __forceinline__ void put_scale(const GroupScales& s, int64_t batch, i
   }
 }
 
-// The scale of a group, and the padding that follows it along the row.
+// Stores the scale of a group and the padding that follows it in the row.
 __device__ __forceinline__ void put_scale_and_rest(const GroupScales& s, int64_t batch, int64_t row,
                                                    int64_t group, const GroupScale& g, bool zero) {
   put_scale(s, batch, row, group, g, zero);
@@ -72,7 +73,7 @@ __device__ __forceinline__ void put_scale_and_rest(const GroupScales& s, int64_t
   for (int64_t h = group + 1; h < stored; ++h) put_scale(s, batch, row, h, g, true);
 }
 
-// The same, and the padding rows that follow the last row. `write`: else the padding alone.
+// The same, plus the padding rows after the last row. `write`: otherwise only the padding.
 __device__ __forceinline__ void store_scale(const GroupScales& s, int64_t batch, int64_t row,
                                             int64_t group, const GroupScale& g, bool zero,
                                             bool write) {
@@ -83,14 +84,14 @@ __device__ __forceinline__ void store_scale(const GroupScales& s, int64_t batch,
   }
 }
 
-// The padding of the swizzled layout; all threads of the grid.
+// Zeroes the padding of the swizzled layout. Called by all threads of the grid.
 __device__ __forceinline__ void zero_scale_padding(const GroupScales& s) {
   if (s.swizzled) {
     zero_swizzle_padding(static_cast<uint8_t*>(s.data), s.rows, s.groups);
   }
 }
 
-// ScaleGrid::offset with what the host knows of it, for fewer than 2^31 rows.
+// ScaleGrid::offset with divisors that the host prepared, for fewer than 2^31 rows.
 struct ScalePlaces {
   Divisor batch_rows;
   bool batched;
@@ -105,7 +106,7 @@ struct ScalePlaces {
         batch_step(s.grid.stored_rows * s.grid.stored_cols) {}
 };
 
-// One scale; the row is counted through all batches. kE8m0: of MXFP8, which has no batches.
+// Stores one scale; rows are counted through all batches. kE8m0: for MXFP8, which has no batches.
 enum class ScaleKind : int { kE8m0, kOther };
 template <ScaleKind kKind>
 __device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePlaces& places,
@@ -133,7 +134,7 @@ __device__ __forceinline__ void place_scale(const GroupScales& s, const ScalePla
   }
 }
 
-// The amax of the blocks of `lanes` neighbouring lanes, a power of two of at most 16.
+// The amax over the blocks of `lanes` neighboring lanes, a power of two up to 16.
 __device__ __forceinline__ float lanes_amax(float b, int lanes) {
 #pragma unroll
   for (int offset = 8; offset > 0; offset >>= 1) {
@@ -142,21 +143,22 @@ __device__ __forceinline__ float lanes_amax(float b, int lanes) {
   return b;
 }
 
-// Whether all blocks are whole and aligned to 16 bytes, on both sides.
+// Whether all blocks are whole and aligned to 16 bytes, in input and output.
 inline bool is_whole(const Matrix& x, const Matrix& data) {
   return x.vector && data.vector && x.cols % 16 == 0;
 }
 
 // ---- a walk over tiles -------------------------------------------------------------------------
 
-// Work items: `chunks` of each of `tiles` of each of `batches`, and how far a step of the grid is
-// in these. A tensor of 2^32 tiles does not fit into the memory of a GPU.
+// Work items: `chunks` of each of `tiles` of each of `batches`, and a grid step in these units. A
+// tensor of 2^32 tiles does not fit into the memory of a GPU.
 struct TileGrid {
   uint32_t batches, tiles, chunks;
   uint32_t step_batches, step_tiles, step_chunks;
 
   int64_t items() const { return static_cast<int64_t>(batches) * tiles * chunks; }
-  // A step over the items of `workers`; where batches have tiles of their own number, not a batch.
+  // A step over the items of `workers`. If batches have different numbers of tiles (`uneven`), a
+  // step counts no batches.
   void set_step(int64_t workers, bool uneven) {
     const uint32_t step = static_cast<uint32_t>(workers);
     step_chunks = step % chunks;
@@ -169,7 +171,7 @@ struct TileGrid {
   }
 };
 
-// Where a worker is. tiles_of(batch) is how many tiles a batch has where they differ.
+// The position of a worker. tiles_of(batch) is the number of tiles of a batch, if they differ.
 struct TileWalk {
   uint32_t batch = 0, tile = 0, chunk = 0;
 

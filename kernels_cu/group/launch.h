@@ -1,4 +1,4 @@
-// What the launchers of groups and blocks in eight bits take: plain structs, as those of launch.h.
+// What the launchers of 8-bit groups and blocks take: plain structs, as in launch.h.
 #pragma once
 
 #include "jitquant/group_scale.cuh"
@@ -6,8 +6,8 @@
 
 namespace jitquant {
 
-// Scales of `batches` matrices with `rows` rows of `groups` groups. Padding is zero: columns and
-// rows of the grid that no group has, and bytes of a packed element.
+// The scales of `batches` matrices of `rows` rows of `groups` groups. Padding is zero: columns and
+// rows of the grid without a group, and unused bytes of a packed element.
 struct GroupScales {
   void* data;
   ScaleFormat format;
@@ -21,11 +21,11 @@ struct GroupOutput {
   GroupScales scales;
 };
 
-// Rows of each batch that are there: the first counts[batch]. The others are not read; their
-// results are zeroed or left alone.
+// The valid rows of each batch: the first counts[batch]. The others are not read. Their results are
+// zeroed or left unchanged.
 struct RowCounts {
-  const void* counts;  // null: all are there
-  bool wide;           // int64, else int32
+  const void* counts;  // null: all rows are valid
+  bool wide;           // int64; otherwise int32
   bool zero_rest;
 };
 

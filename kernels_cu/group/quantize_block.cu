@@ -1,37 +1,37 @@
-// FP8 and INT8 with a scale for each square block of a matrix, or of each matrix of a stack.
+// FP8 and INT8 with one scale per square block of a matrix, or of each matrix in a stack.
 #include "kernels.cuh"
 
 namespace jitquant {
 
-constexpr int kHeld = 4;  // blocks of 16 values that a thread holds, of rows that lie apart
+constexpr int kHeld = 4;  // blocks of 16 values per thread, from strided rows
 
-// Spans: `chunks` of each of `tiles` of each matrix.
+// Divisors for spans: `chunks` of each of `tiles` of each matrix.
 struct Spans {
   Divisor chunks, tiles;
 };
 
-// Blocks of threads that a multiprocessor has to hold, which bounds the registers.
+// Minimum thread blocks per SM, which limits the registers.
 template <class T, bool kWhole>
 constexpr int spans_per_sm() {
   if (sizeof(T) == 4 || !kWhole) return 2;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  return 2;  // its compiler wants more registers
+  return 2;  // nvcc needs more registers for this architecture
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   return 3;
 #endif
   return 4;
 }
 
-// A block of threads a span of squares side by side, 16384 values in all, held in registers.
-// Thread t has blocks of 16 values in column t % width of the span, in rows t / width and those
-// `threads / width` apart. kDivides: elements are divided by scales that are no powers of two.
+// One thread block per span of adjacent squares, 16384 values in total, held in registers. Thread t
+// has the blocks of 16 values in column t % width of the span, in row t / width and every `threads
+// / width` rows after it. kDivides: elements are divided by scales that are not powers of two.
 template <class T, bool kWhole, bool kDivides>
 __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
     block_kernel(PlainSource<T> source, RowPointer<uint8_t> data, bool vector, int64_t matrix_rows,
                  int log_side, GroupNumerics numerics, GroupScales scales, Spans spans) {
-  // Each warp's amax of each of the at most 32 squares that it has a part of.
+  // Each warp's amax of each square that it covers, at most 32.
   __shared__ float maxima[kThreads / 32][32];
-  const int side = 1 << log_side, log_width = 10 - log_side;  // 2^14 values, 16 of them a thread
+  const int side = 1 << log_side, log_width = 10 - log_side;  // 2^14 values, 16 of them per thread
   const int column = threadIdx.x & ((1 << log_width) - 1), first_row = threadIdx.x >> log_width;
   const int row_step = kThreads >> log_width;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -41,13 +41,13 @@ __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
   const uint32_t batch = spans.tiles.quotient_of(all_tiles);
   const uint32_t tile = all_tiles - batch * spans.tiles.divisor;
   const uint32_t chunk = blockIdx.x - all_tiles * spans.chunks.divisor;
-  // The rows of a matrix are the same distance apart.
+  // The rows of a matrix are evenly strided.
   const int64_t top = static_cast<int64_t>(tile) << log_side;
   const int64_t first = static_cast<int64_t>(batch) * matrix_rows + top;
   const uint32_t block = (chunk << log_width) + column;
   const int64_t at = int64_t{16} * block;
   const bool inside =
-      top + side <= matrix_rows && ((chunk + 1) << log_width) <= blocks;  // all of the span
+      top + side <= matrix_rows && ((chunk + 1) << log_width) <= blocks;  // the whole span exists
   const auto is_there = [&](int k) {
     return top + first_row + k * row_step < matrix_rows && block < blocks;
   };
@@ -79,13 +79,13 @@ __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) amax.add(x[k]);
   float b = lanes_amax(amax.result(), square_lanes);
-  // Lanes of other rows.
+  // Combines lanes of other rows.
   if (log_width < 5) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
   if (log_width < 4) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
   maxima[warp][lane] = b;
   __syncthreads();
-  // Those of the warps that have parts of the same squares: every one of them, or, twice each,
-  // every other one.
+  // Combines the warps that cover the same squares: all of them, or every other one, each counted
+  // twice.
   const int others = log_width > 5 ? 2 : 1;
 #pragma unroll
   for (int w = 0; w < kThreads / 32; ++w) {

@@ -1,18 +1,18 @@
-// A matrix and its transpose in eight bits from one reading: groups along the rows of each, squares
-// that both share, MXFP8. Tiles go through shared memory.
+// A matrix and its transpose in 8 bits from one read: groups along the rows of each, squares that
+// both share, or MXFP8. Tiles go through shared memory.
 #include "jitquant/transposed_tiles.cuh"
 #include "kernels.cuh"
 
 namespace jitquant {
 
-// What is written of the matrix, or of its transpose: `lines` rows of `length` bytes.
+// One output, of the matrix or of its transpose: `lines` rows of `length` bytes.
 struct Side {
   uint8_t* data;
   int64_t stride;
-  bool vector;  // every row starts on a multiple of 16 bytes, and is a multiple of it long
+  bool vector;  // every row is aligned to 16 bytes, and its length is a multiple of 16
   uint32_t lines, length;
   GroupScales all_scales;
-  // The same where they are floats without padding.
+  // The scales if they are floats without padding.
   float* scales;
   int64_t line_step, group_step;
   uint32_t groups;
@@ -21,14 +21,14 @@ struct Sides {
   Side side[2];
 };
 
-// What shares a scale: 2^log neighbours of a line, or a square of as many lines.
+// The values that share a scale: 2^log neighbors of a line, or a square of as many lines.
 struct Extent {
   int log;
   bool square;
 };
 
-// The largest magnitude of a block as a word: of two halves, of which the larger is to be taken, or
-// an fp32.
+// The largest magnitude of a block as a word: either two halves, of which the larger counts, or one
+// fp32.
 template <class T>
 __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
   if constexpr (sizeof(T) == 2) return pair_max<T, true>(a, b);
@@ -46,26 +46,27 @@ __device__ __forceinline__ float amax_of_word(uint32_t m) {
   return amax_keep_nan(magnitude_of(both, 0), value_of(both, 1));
 }
 
-// Of kCount lines that `lanes` neighbouring lanes have blocks of, how many are each lane's, for the
-// scale of its group: lane % (kCount / that), and those so many further.
+// `lanes` neighboring lanes have blocks of kCount lines. Returns for how many lines each lane
+// computes the group scales: line lane % (kCount / that), and every (kCount / that)-th after it.
 template <int kCount>
 __device__ __forceinline__ int lines_of_lane(int lanes) {
   return lanes < kCount ? kCount / lanes : 1;
 }
 
-// The amaxes of the blocks of `lanes` neighbouring lanes, in b[0] and the following those of the
-// lines that are the lane's.
+// Reduces the amaxes over the blocks of `lanes` neighboring lanes. b[0] and following get those of
+// the lines that this lane owns.
 template <class T, int kCount>
 __device__ __forceinline__ void lines_amax(const Block<T> (&x)[kCount], int lanes, int lane,
                                            float (&b)[kCount]) {
   uint32_t m[kCount];
 #pragma unroll
   for (int k = 0; k < kCount; ++k) m[k] = amax_word(x[k]);
-  // Halves of the blocks go to the other lane.
+  // Sends half of the blocks to the other lane.
 #pragma unroll
   for (int offset = 1; offset < kCount; offset *= 2) {
     if (offset >= lanes) break;
-    // Bits instead of a choice, which some compilers make one of addresses in local memory.
+    // Bit operations instead of a select, which some compilers turn into an address in local
+    // memory.
     const uint32_t odd = (lane & offset) != 0 ? ~0u : 0u;
 #pragma unroll
     for (int k = 0; k < kCount / (2 * offset); ++k) {
@@ -82,12 +83,12 @@ __device__ __forceinline__ void lines_amax(const Block<T> (&x)[kCount], int lane
   for (int k = 0; k < kCount; ++k) b[k] = amax_of_word<T>(m[k]);
 }
 
-// What every lane knows of its lines, in the last of b, to all lanes: in b[k] that of line k.
+// Shares what each lane knows of its lines, from the end of b, with all lanes: b[k] gets line k.
 template <int kCount>
 __device__ __forceinline__ void share_lines(int sharers, int lane, float (&b)[kCount]) {
   static_assert(kCount == 2 || kCount == 4);
   if (sharers == 1) return;
-  // Of four lines that two lanes share, those of the first half are one before the last.
+  // If two lanes share four lines, those of the first half are at b[kCount - 2].
   const uint32_t last = float_bits(b[kCount - 1]), halves = sharers < kCount ? ~0u : 0u;
   const uint32_t first = last ^ ((last ^ float_bits(b[kCount - 2])) & halves);
 #pragma unroll
@@ -97,16 +98,16 @@ __device__ __forceinline__ void share_lines(int sharers, int lane, float (&b)[kC
   }
 }
 
-// What a kernel is compiled for. kPlain, kMxfp8: blocks of the transpose are whole and aligned,
-// too, and groups or squares of 128 have scales that are floats without padding, and nothing is
-// divided; or it is MXFP8. kAny: all else.
+// The cases with kernels of their own. kPlain: the blocks of the transpose are whole and aligned
+// too, and groups or squares of 128 have scales that are unpadded floats, without division. kMxfp8:
+// MXFP8 with such blocks. kAny: everything else.
 enum class Both : int { kPlain, kMxfp8, kAny };
 
-// A block of threads a tile, or, for groups of 256, a square of four tiles, which is read twice:
-// for the amaxes, then to be cast. There are `count` of these, `wide` side by side; the hardware
-// starts them in order, so that what is read and written at a time lies together. A warp takes 16
-// rows of a tile and then 16 columns of it, eight lanes a line, so that groups have their amaxes
-// within it. kWhole: all blocks of the matrix are whole and aligned to 16 bytes.
+// One thread block per tile or, for groups of 256, per square of four tiles, which is read twice:
+// for the amaxes, then for the cast. There are `count` of these, `wide` side by side. The hardware
+// starts them in order, so that concurrent reads and writes are close together. A warp takes 16
+// rows of a tile and then 16 columns of it, eight lanes per line, so that it can reduce the amaxes
+// of its groups alone. kWhole: all blocks of the matrix are whole and aligned to 16 bytes.
 template <class T, bool kWhole, Both kWhat>
 __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
     both_kernel(TileSource<T> source, const __grid_constant__ Sides sides, GroupNumerics numerics,
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
   constexpr int kLines = Memory::kLines;
   extern __shared__ __align__(1024) unsigned char tiles[];
   constexpr bool kAny = kWhat == Both::kAny;
-  __shared__ float line_maxima[2][2][kAny ? 2 * kSide : 1];  // by side: of half a group of 256
+  __shared__ float line_maxima[2][2][kAny ? 2 * kSide : 1];  // by side: for half a group of 256
   __shared__ float square_maxima[kLanes][kLanes + 1];        // of 16 x 16 values
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, along = lane & (kLanes - 1);
   if (kWhat == Both::kMxfp8) numerics.recipe = GroupRecipe::kDeepGemm;
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
   const bool large = log > 7;
   const int span = large ? 2 : 1, parts = large ? 8 : 1;
   const int group_lanes = large ? kLanes : 1 << (log - 4);
-  // The lanes of a group compute the scales of its lines between them.
+  // The lanes of a group divide the scales of its lines among them.
   const int scales_of_lane = lines_of_lane<kLines>(group_lanes), sharers = kLines / scales_of_lane;
   const int own = lane & (sharers - 1);
   const bool by_division = kAny && divides(numerics);
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
           store_scale(side.all_scales, 0, row, group, g, false, true);
         }
       };
-      // What elements are multiplied with, or divided by, takes the place of the amaxes.
+      // The factors or divisors of the elements replace the amaxes.
 #pragma unroll 1
       for (int j = 0; j < scales_of_lane; ++j) {
         const GroupScale g = scale_of(numerics, b[0]);
@@ -291,7 +292,7 @@ cudaError_t launch_tiles(const Matrix& x, const Extent& extent, const GroupNumer
 }  // namespace
 
 #ifndef __CUDACC_RTC__
-// Groups of `size`, or squares of that side, and of the transpose as well.
+// Groups of `size` elements, or squares with that side, of the matrix and of its transpose.
 cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
                                  const GroupNumerics& numerics, const GroupOutput& out,
                                  const GroupOutput& out_t, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// MXFP8: FP8 with an E8M0 scale for 32 neighbours in a row.
+// MXFP8: FP8 with one E8M0 scale per 32 neighbors in a row.
 #include "rows.cuh"
 
 namespace jitquant {

@@ -1,4 +1,4 @@
-// FP8 and INT8 with a scale for each group of neighbours in a row.
+// FP8 and INT8 with one scale per group of neighbors in a row.
 #include "rows.cuh"
 
 namespace jitquant {

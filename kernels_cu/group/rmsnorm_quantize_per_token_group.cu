@@ -1,5 +1,5 @@
-// RMSNorm, with the residual added in place first where there is one, and eight bits of the result
-// with a scale for each group. One launch.
+// RMSNorm and 8-bit quantization with one scale per group, in one launch. A residual, if any, is
+// added in place first.
 #include "../fp8/rows.cuh"
 #include "kernels.cuh"
 
@@ -7,8 +7,8 @@ namespace jitquant {
 
 namespace {
 
-// Zero where the grid of scales has columns after the groups of this row, and after the last row of
-// a matrix, rows. All threads of the block.
+// Zeroes the padding columns of the scales after this row's groups and, after a matrix's last row,
+// the padding rows. Called by all threads of the block.
 __device__ __forceinline__ void zero_rest(const GroupScales& s, int64_t batch, int64_t row) {
   const int64_t stored = (s.format == ScaleFormat::kPacked ? 4 : 1) * s.grid.stored_cols;
   const bool last = s.grid.order == ScaleOrder::kColumn && row + 1 == s.rows;
@@ -22,9 +22,9 @@ __device__ __forceinline__ void zero_rest(const GroupScales& s, int64_t batch, i
   }
 }
 
-// The largest magnitudes of the groups of a thread's blocks. Of two blocks whose groups more than
-// one lane `shares`, each lane learns one: halves of what is known go to the other lane. Nothing
-// branches, so that this and the sum of the squares wait for their shuffles together.
+// The amaxes of the groups of a thread's blocks. If groups span several lanes (`shares`), each lane
+// of two gets the amax of one of the two blocks: half of the data goes to the other lane.
+// Branch-free, so that these shuffles and those of the sum of squares overlap.
 template <int kBlocks>
 __device__ __forceinline__ void groups_amax(const Block<float> (&x)[kBlocks], int lanes,
                                             bool shares, float (&b)[kBlocks]) {
@@ -44,11 +44,11 @@ __device__ __forceinline__ void groups_amax(const Block<float> (&x)[kBlocks], in
   }
 }
 
-// kUsual: E4M3 with fp32 scales of recipe "te", for groups of more than 16 values of one matrix.
-// kDivided: elements are divided by scales that are no powers of two.
+// kUsual: E4M3 with fp32 scales of recipe "te", groups of more than 16 values, one matrix.
+// kDivided: elements are divided by scales that are not powers of two.
 enum class GroupCase : int { kUsual, kAny, kDivided };
 
-// The norm, then a scale for each group of 16 * 2^log_lanes neighbours.
+// The norm, then one scale per group of 16 * 2^log_lanes neighbors.
 template <class Source, Rows kRows, GroupCase kCase>
 __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
                                   kRows == Rows::kFew ? 1 : rows_per_sm<Source>(kHeldOf<kRows>))
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   RowReduce reduce = passes.reduce(scratch);
   constexpr int kBlocks = passes.kBlocks;
   const int lanes = 1 << log_lanes;
-  // Of two lanes of a group, each computes the scale of one of their blocks.
+  // Each of two lanes of a group computes the scale of one of their blocks.
   const bool shares = kBlocks > 1 && (kUsual || lanes > 1);
   const int mine = shares ? threadIdx.x & 1 : 0;
   bool rehearsal = kRows == Rows::kFew && rehearses;
@@ -90,13 +90,13 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
     if (!rehearsal && threadIdx.x == 0) norm.inv_rms[r] = inverse;
     passes.second(row, [&](int begin, Block<float>(&values)[kBlocks]) {
       if constexpr (!kHolds) groups_amax(values, lanes, shares, amax);
-      // Of the groups: what their elements are multiplied with, or the reciprocals of their scales.
+      // Per group: the factor of its elements, or the reciprocal of its scale.
       float factor[kBlocks], scale[kBlocks];
 #pragma unroll 1
       for (int k = mine; k < kBlocks; k += shares ? kBlocks : 1) {
         const GroupScale g = scale_of(numerics, mul_rn(amax[0], inverse));
         const uint32_t block = begin + k * blockDim.x, group = block >> log_lanes;
-        // The group is there where its first block is.
+        // The group exists if its first block does.
         if ((block & (lanes - 1)) < kBlocks &&
             static_cast<int>(group << log_lanes) < passes.width) {
           if constexpr (kHolds) {
@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
           factor[kBlocks - 1] = group_reciprocal(g.scale_inv);
           scale[kBlocks - 1] = g.scale_inv;
         } else {
-          // In one product with inv_rms; the sign tells of one that is no ordinary number.
+          // As one product with inv_rms. A negative sign marks a product that is not a normal
+          // number.
           const float product = mul_rn(inverse, g.factor);
           factor[kBlocks - 1] = is_ordinary(product) ? product : -g.factor;
         }
@@ -169,7 +170,7 @@ template <GroupCase kCase, class Source>
 cudaError_t launch_norm_group(const Source& source, const Normalize<typename Source::Element>& norm,
                               const GroupNumerics& numerics, const GroupOutput& out, int log_lanes,
                               cudaStream_t stream) {
-  // Of many rows alone: the others' time is mostly latency.
+  // Only for many rows: with few rows, most of the time is latency.
   constexpr GroupCase kOthers = kCase == GroupCase::kUsual ? GroupCase::kAny : kCase;
   const RowWork work = RowWork::of(source, norm.weight, out.data, false);
   const GroupScales& s = out.scales;

@@ -1,7 +1,7 @@
-// Eight bits with a scale for each group of a row: neighbouring threads take a block of 16 values
-// each and share the group's amax through shuffles. Templates over where the values come from
-// (sources.cuh); launch_groups says which of the two kernels runs when:
-//   group_kernel       tensors of whole blocks, of which all rows are written
+// 8 bits with one scale per group of a row: neighboring threads take a block of 16 values each and
+// share the group's amax through shuffles. Templates over the source of the values (sources.cuh).
+// launch_groups picks one of two kernels:
+//   group_kernel       tensors of whole blocks, all rows of which are written
 //   group_walk_kernel  anything else
 #pragma once
 
@@ -9,17 +9,17 @@
 
 namespace jitquant {
 
-// Whether values are what is loaded.
+// Whether the loaded data are the values.
 template <class Source>
 constexpr bool kIsPlain = std::is_same<typename Source::Fetched, typename Source::Value>::value;
 
-// Lanes that compute a value together, each a block: a power of two.
+// Lanes that compute a value together, one block each: a power of two.
 template <class Source>
 int lanes_together(const Source&) {
   return 1;
 }
 
-// The row at a distance of `step` elements from one to the next.
+// A row, if rows are `step` elements apart.
 template <class Source>
 __device__ __forceinline__ typename Source::Row row_of(const Source& source, uint32_t row,
                                                        uint32_t step) {
@@ -33,14 +33,14 @@ __device__ __forceinline__ typename Source::Row row_of(const Source& source, uin
 
 // ---- whole blocks ------------------------------------------------------------------------------
 
-// Rows of blocks that are padded to whole groups, one after the other.
+// Consecutive rows of blocks, padded to whole groups.
 struct GroupPieces {
-  uint32_t count;   // blocks of all rows with the padding; whole groups
-  uint32_t blocks;  // of a row without it
-  Divisor width;    // blocks of a row with it
-  int log_lanes;    // of the blocks of a group
+  uint32_t count;   // blocks of all rows including padding; whole groups
+  uint32_t blocks;  // per row, without padding
+  Divisor width;    // blocks per row, with padding
+  int log_lanes;    // log2 of the blocks per group
   bool padded;
-  uint32_t source_step, data_step;  // from a row to the next, in elements
+  uint32_t source_step, data_step;  // from one row to the next, in elements
   ScalePlaces scales;
 };
 
@@ -56,7 +56,7 @@ template <class Value>
 __device__ __forceinline__ void group_amaxes(const Value (&x)[1], int lanes, float (&b)[1]) {
   b[0] = lanes_amax(block_amax(x[0]), lanes);
 }
-// Of 16 bits each, both in one word.
+// 16 bits each: both in one word.
 template <class T>
 __device__ __forceinline__ void group_amaxes(const Block<T> (&x)[2], int lanes, float (&b)[2]) {
   uint32_t pairs[2];
@@ -73,7 +73,7 @@ __device__ __forceinline__ void group_amaxes(const Block<T> (&x)[2], int lanes, 
   for (int k = 0; k < 2; ++k) b[k] = magnitude_of(maxima, k);
 }
 
-// The padding of scales that are not swizzled; all threads of the launch.
+// Zeroes the padding of scales that are not swizzled. Called by all threads of the launch.
 __device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const GroupPieces& pieces) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -98,18 +98,17 @@ __device__ __forceinline__ void zero_grid_padding(const GroupScales& s, const Gr
   }
 }
 
-// Blocks of group_kernel that a multiprocessor has to hold: bounds the registers.
+// Minimum thread blocks of group_kernel per SM: limits the registers.
 template <class Source>
 constexpr int group_blocks_per_sm(int at_once) {
   if (wants_registers<Source>(0)) return pieces_per_sm(3);
   return pieces_per_sm(at_once == 2 || sizeof(typename Source::Fetched) <= 32 ? 5 : 4);
 }
 
-// A thread has kAtOnce blocks of values, kPieceThreads apart. A block of threads for each piece of
-// work: the hardware starts them in order, so that what is read and written at a time lies
-// together. Where there are few rows most of the time goes into fetching instructions, so there are
-// few. With kCounted the rows that are not there are written with zeros. kMxfp8: it is that; else
-// scales are no bytes by themselves.
+// Each thread has kAtOnce blocks of values, kPieceThreads apart. One thread block per piece of
+// work: the hardware starts them in order, so that concurrent reads and writes are close together.
+// With few rows, fetching instructions takes most of the time, so there are few of them. kCounted:
+// invalid rows are written with zeros. kMxfp8: MXFP8; otherwise scales are not single bytes.
 template <class Source, EightBit kFormat, int kAtOnce, bool kCounted, bool kMxfp8>
 __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAtOnce))
     group_kernel(Source source, uint8_t* data, GroupNumerics numerics, GroupScales scales,
@@ -125,7 +124,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
     row[k] = pieces.width.quotient_of(i);
     block[k] = i - row[k] * pieces.width.divisor;
   }
-  // In the place of padding the last block once more: it belongs to the same group.
+  // Padding repeats the last block: it belongs to the same group.
   const auto row_at = [&](int k) { return row_of(source, row[k], pieces.source_step); };
   const auto block_at = [&](int k) { return min(block[k], pieces.blocks - 1); };
   if (!kCounted && (kIsPlain<Source> ? is_first() : is_short())) {
@@ -160,7 +159,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
   for (int k = 0; k < kAtOnce; ++k) {
     if (!there[k]) g[k] = {};
   }
-  // The lanes of a group store the scales of its blocks in turn.
+  // The lanes of a group take turns storing the scales of its blocks.
 #pragma unroll 1
   for (int turn = threadIdx.x & (lanes - 1); turn < kAtOnce; turn += lanes) {
     constexpr int kLast = kAtOnce - 1;
@@ -186,7 +185,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
   }
   if (pieces.padded) {
     if constexpr (kMxfp8) {
-      zero_scale_padding(scales);  // of which only swizzled ones have any
+      zero_scale_padding(scales);  // only swizzled scales have any
     } else {
       zero_grid_padding(scales, pieces);
     }
@@ -197,19 +196,19 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
 
 constexpr int kWalkThreads = 128;
 
-// How the lanes of a warp share out a tile: 2^log_lanes neighbours take neighbouring blocks of a
-// row, and the next as many take the next row.
+// How the lanes of a warp divide a tile: 2^log_lanes neighbors take neighboring blocks of a row,
+// and the same number of next lanes takes the next row.
 struct WarpShape {
   int log_lanes, log_rows;
-  int group_lanes;  // of these, those that share a scale
+  int group_lanes;  // how many of these share a scale
 };
 
-// `together`: blocks of a row that a warp has together.
+// `together`: blocks of a row that a warp takes together.
 inline WarpShape warp_shape(const GroupOutput& out, int64_t group_blocks, int64_t together) {
   const int64_t blocks =
       (blocks_of(out.data.cols) + group_blocks - 1) / group_blocks * group_blocks;
   const GroupScales& s = out.scales;
-  // Where the scales of neighbouring rows lie together, four rows store them together.
+  // If the scales of neighboring rows are adjacent, four rows store them together.
   int log_rows = s.swizzled || s.grid.order == ScaleOrder::kColumn ? 2 : 0;
   const int64_t least = group_blocks > together ? group_blocks : together;
   auto fits = [&](int log) { return (32 >> log) >= least; };
@@ -224,12 +223,12 @@ constexpr int walk_blocks_per_sm() {
   if (sizeof(typename Source::Element) == 4) return 4;
   if (wants_registers<Source>(0)) return 4;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  return 5;  // its compiler wants more registers
+  return 5;  // nvcc needs more registers for this architecture
 #endif
   return 6;
 }
 
-// A warp a tile. The next one is loaded while one is computed.
+// One warp per tile. Loads the next tile while it computes the current one.
 template <class Source>
 __global__ void __launch_bounds__(kWalkThreads, walk_blocks_per_sm<Source>())
     group_walk_kernel(Source source, RowPointer<uint8_t> data, bool vector, GroupNumerics numerics,
@@ -301,7 +300,7 @@ cudaError_t launch_group_walk(const Source& source, const GroupNumerics& numeric
                               cudaStream_t stream) {
   const GroupScales& s = out.scales;
   const WarpShape shape = warp_shape(out, group_size / 16, lanes_together(source));
-  // Rows that are left alone are passed over, where no padding follows them.
+  // Skips rows that are left unchanged, if no padding follows them.
   const bool uneven = counts.counts != nullptr && !counts.zero_rest && s.grid.stored_rows == s.rows;
   TileGrid grid = {};
   grid.batches = static_cast<uint32_t>(s.batches);
@@ -318,17 +317,17 @@ cudaError_t launch_group_walk(const Source& source, const GroupNumerics& numeric
                                             numerics, s, counts, shape, grid, uneven);
 }
 
-// Up to so many blocks of values for each multiprocessor a thread of group_kernel has one.
+// Up to this many blocks of values per SM, a thread of group_kernel has one block.
 constexpr int64_t kFewBlocks = 5 * kThreads;
 
-// Whether rows are the same distance apart, which fits 32 bits.
+// Whether rows are evenly strided with a stride that fits in 32 bits.
 inline bool is_even(bool even, int64_t step) {
   return even && step >= 0 && step < (int64_t{1} << 32);
 }
 
-// group_kernel where every row is written, is whole blocks, and lies as far from the next as any
-// other; else group_walk_kernel, which passes over rows that are left alone.
-// kMxfp8: elements are FP8 and there are no counts, so that no kernels are compiled for these.
+// Runs group_kernel if every row is written, consists of whole blocks and is evenly strided;
+// otherwise group_walk_kernel, which skips rows that are left unchanged. kMxfp8: elements are FP8
+// and there are no counts, so that no kernels are compiled for these.
 template <bool kMxfp8 = false, class Source>
 cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
                           const GroupOutput& out, const RowCounts& counts, int64_t group_size,
@@ -350,7 +349,7 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
                                        (s.format == ScaleFormat::kPacked && s.groups % 4 != 0);
   if (kIsPlain<Source> && counts.counts == nullptr && source.row.s2 == source.cols &&
       data.s2 == source.cols && width == blocks && by_row && !padded && !s.swizzled) {
-    width = blocks = count;  // all rows are one
+    width = blocks = count;  // treats all rows as one
   }
   const GroupPieces pieces = {static_cast<uint32_t>(count),
                               static_cast<uint32_t>(blocks),
@@ -364,7 +363,7 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
   const auto launch_blocks = [&](auto format, auto at_once, auto counted) {
     constexpr int kWork = kPieceThreads * at_once;
     LaunchShape shape = {(count + kWork - 1) / kWork, kPieceThreads, Start::kOverlapped};
-    // Of few rows most of the tiles of scales is padding.
+    // With few rows, most of the scale tiles are padding.
     if (s.swizzled && shape.grid < s.groups / 32) shape.grid = s.groups / 32;
     return launch<&group_kernel<Source, format, at_once, counted, kMxfp8>>(
         shape, stream, source, data.data, numerics, s, counts, pieces);

@@ -1,5 +1,5 @@
-// silu(gate) * up of a fused gate-and-up projection, and FP8 or INT8 of the result with a scale for
-// each group of neighbours in a row. One launch.
+// silu(gate) * up of a fused gate-and-up projection, as FP8 or INT8 with one scale per group of
+// neighbors in a row. One launch.
 #include "rows.cuh"
 
 namespace jitquant {

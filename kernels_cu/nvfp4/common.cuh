@@ -1,5 +1,4 @@
-// What the NVFP4 kernels share: where codes and scales go, and the encoding of a tensor or of a
-// row.
+// Shared by the NVFP4 kernels: where codes and scales go, and the encoding of a tensor or a row.
 #pragma once
 
 #include "jitquant/device.cuh"
@@ -14,7 +13,7 @@ JITQUANT_HD int64_t padded_blocks(const Nvfp4Output& out) {
   return out.swizzled ? swizzled_blocks(out.blocks) : out.blocks;
 }
 
-// Where the scale of a block is, counted from that of the row's first.
+// The offset of a block's scale from the first scale of its row.
 __device__ __forceinline__ int64_t scale_place(const Nvfp4Output& out, int64_t block) {
   return out.swizzled ? swizzle_128x4(0, block, 0) : block;
 }
@@ -39,7 +38,7 @@ __device__ __forceinline__ void zero_padding(const Nvfp4Output& out) {
   if (out.swizzled) zero_swizzle_padding(out.scales, out.rows, out.blocks);
 }
 
-// The encoding of a tensor whose gsa is kValue or kTensor.
+// The encoding of a tensor if gsa is kValue or kTensor.
 __device__ __forceinline__ Nvfp4Encoding given_encoding(const GlobalScale& scale,
                                                         Nvfp4Recipe recipe) {
   const float gsa = scale.kind == GlobalScale::kValue ? scale.value : *scale.gsa;
@@ -47,7 +46,7 @@ __device__ __forceinline__ Nvfp4Encoding given_encoding(const GlobalScale& scale
   return nvfp4_encoding_from_gsa(gsa, recipe);
 }
 
-// The encoding of the whole tensor; every thread of the block calls it. Not where it is a row's.
+// The encoding of the whole tensor, called by every thread of the block. Not for scales per row.
 __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scale,
                                                          Nvfp4Recipe recipe, BlockReduce& reduce) {
   if (scale.kind != GlobalScale::kPartials && scale.kind != GlobalScale::kAmax) {
@@ -64,8 +63,8 @@ __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scal
   return nvfp4_encoding_from_amax(amax, scale.divisor, recipe);
 }
 
-// Whether a thread of a persistent grid prefetches its first values: also of many where it then
-// waits for an amax, with whose maxima these are loaded.
+// Whether a thread of a persistent grid prefetches its first values. Also in large grids if it then
+// waits for an amax, because it loads the values together with the maxima.
 __device__ __forceinline__ bool prefetches_first(const GlobalScale& scale) {
   return scale.kind == GlobalScale::kPartials ? is_first() : is_short();
 }
@@ -74,7 +73,7 @@ JITQUANT_HD bool is_by_row(const GlobalScale& scale) {
   return scale.kind == GlobalScale::kRows || scale.kind == GlobalScale::kRowAmax;
 }
 
-// The encoding of a row; the thread that has its first block writes what is told of it.
+// The encoding of a row. The thread that has the row's first block writes the outputs.
 __device__ __forceinline__ Nvfp4Encoding row_encoding(const GlobalScale& scale, int64_t row,
                                                       int64_t block, Nvfp4Recipe recipe) {
   const float given = scale.gsa[row * scale.stride];

@@ -1,5 +1,5 @@
-// NVFP4 of a fused gate-and-up projection: the gate run as it is, or silu(gate) * up. The amax is
-// that of the values that are quantized.
+// NVFP4 of a fused gate-and-up projection: either the gate alone or silu(gate) * up. The amax is
+// that of the quantized values.
 #include "rows.cuh"
 
 namespace jitquant {

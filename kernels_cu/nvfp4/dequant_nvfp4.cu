@@ -1,12 +1,12 @@
-// Values from NVFP4: e2m1 * block scale * gsa in fp32, rounded once to the output's type.
+// Dequantizes NVFP4: e2m1 * block scale * gsa in fp32, rounded once to the output's type.
 #include "jitquant/fp8.cuh"
 #include "kernels.cuh"
 
 namespace jitquant {
 
-constexpr int kAcrossHalves = 31;  // that a warp of dequant_kernel has where rows lie between words
+constexpr int kAcrossHalves = 31;  // per warp of dequant_kernel if rows may start between words
 
-// Half a block of values: a word of codes.
+// Half a block of values: one word of codes.
 template <class T>
 struct Half {
   static constexpr int kWords = Block<T>::kWords / 2;
@@ -19,11 +19,11 @@ struct Half {
   }
 };
 
-// Eight elements of two bytes a lane, those of a row next to each other, at `place` of `places`:
-// the first `count` of them go to p. All lanes of the warp call it. Where p lies across two pieces
-// of 16 bytes, a lane stores the end of the half before its own with the beginning of its own, and
-// only what is at the ends of a row goes by elements. Lane 0 has that half alone, and stores
-// nothing.
+// Stores eight two-byte elements per lane. Lanes hold consecutive pieces of a row: `place` of
+// `places`. The first `count` elements of the piece go to p. Called by all lanes of the warp. If p
+// is not aligned to 16 bytes, a lane stores the end of the previous lane's piece with the start of
+// its own, so that only the ends of a row are stored element by element. Lane 0 only supplies its
+// piece and stores nothing.
 __device__ __forceinline__ void store_across(const uint32_t (&words)[4], uint16_t* p, int64_t count,
                                              int64_t place, int64_t places) {
   const int over = elements_over<16>(p);
@@ -34,7 +34,7 @@ __device__ __forceinline__ void store_across(const uint32_t (&words)[4], uint16_
     both[4 + i] = words[i];
   }
   if ((threadIdx.x & 31) == 0) return;
-  // Counted from the first of the half before.
+  // Counted from the start of the previous piece.
   const int there = count >= 8 ? 16 : static_cast<int>(count) + 8, end = 16 - over;
   int first = place > 0 ? 8 - over : 8;
   const int last = place + 1 < places ? end : 16;
@@ -55,8 +55,8 @@ __device__ __forceinline__ void store_across(const uint32_t (&words)[4], uint16_
   }
 }
 
-// Neighbouring threads store next to each other; the next half is loaded while one is computed.
-// kAcross: rows may lie between words.
+// Neighboring threads store next to each other. Loads the next half block while it computes the
+// current one. kAcross: rows may start between words.
 template <class T, bool kAcross>
 __global__ void __launch_bounds__(kThreads, kAcross ? 5 : 6)
     dequant_kernel(Nvfp4Input in, T* out, int64_t cols, bool vector) {
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(kThreads, kAcross ? 5 : 6)
   }
 }
 
-// Where all eight values are there and aligned. What is stored leaves the L2 first: it is four
-// times what is loaded.
+// For eight values that all exist and are aligned. Marks the stores for early eviction from L2:
+// they are four times as large as the loads.
 template <class T>
 __device__ __forceinline__ void store_values(const Half<T>& half, T* out) {
   const uint32_t* const w = half.words;
@@ -107,12 +107,12 @@ __device__ __forceinline__ void store_values(const Half<T>& half, T* out) {
   }
 }
 
-constexpr int kWordsEach = 2;  // of codes, of a thread of the two kernels that follow
+constexpr int kWordsEach = 2;  // words of codes per thread in the next two kernels
 
-// The same where codes and scales follow each other without a gap: word i of the codes and half of
-// scale i / 2 give values 8 * i to 8 * i + 7. Blocks of threads that do a little each and end are
-// faster here than those that stay: a kernel of this shape without arithmetic takes as long.
-// kByRow: each row, of so many words, has a gsa; otherwise there is one.
+// For contiguous codes and scales: word i of the codes and half of scale i / 2 give values 8 * i to
+// 8 * i + 7. Small thread blocks that end quickly are faster here than a persistent grid: as fast
+// as the same kernel without arithmetic. kByRow: each row of `row_words` words has a gsa; otherwise
+// there is one.
 template <class T, bool kByRow>
 __global__ void __launch_bounds__(kPieceThreads)
     flat_dequant_kernel(Nvfp4Input in, Divisor row_words, T* out, int64_t words) {
@@ -140,9 +140,9 @@ __global__ void __launch_bounds__(kPieceThreads)
   }
 }
 
-// The same for swizzled scales, with a gsa for the tensor or for each row. A warp takes 4 blocks of
-// the rows {r, r + 1} + {0, 32, 64, 96}, r even, whose scales are 32 bytes in a row; a lane takes a
-// word of two neighbouring rows, and eight lanes store 64 values that follow each other.
+// For swizzled scales, with a gsa for the tensor or for each row. A warp takes 4 blocks of the rows
+// {r, r + 1} + {0, 32, 64, 96} with r even, whose scales are 32 consecutive bytes. A lane takes a
+// word of two neighboring rows, and eight lanes store 64 consecutive values.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     tile_dequant_kernel(Nvfp4Input in, Divisor tiles, int warps, T* out) {
@@ -150,10 +150,10 @@ __global__ void __launch_bounds__(kThreads)
   let_next_begin();
   const int warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, lane = threadIdx.x & 31;
   if (warp >= warps) return;
-  const int rows = static_cast<int>(tiles.quotient_of(warp));  // eight of them, counted
+  const int rows = static_cast<int>(tiles.quotient_of(warp));  // index of a set of eight rows
   const int tile = warp - rows * static_cast<int>(tiles.divisor);
   const int row = (rows >> 4) * 128 + (rows & 15) * 2 + lane / 8 * 32;
-  const int column = tile * 8 + lane % 8;  // of words
+  const int column = tile * 8 + lane % 8;  // in words
   const int width = static_cast<int>(2 * in.blocks);
   const int64_t at = static_cast<int64_t>(row) * width + column;
   const uint32_t* const codes = reinterpret_cast<const uint32_t*>(in.codes) + at;
@@ -177,13 +177,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Warps of it that have a row.
+// The warps that have a row.
 inline int64_t tile_dequant_warps(const Nvfp4Input& in) {
   const int64_t rest = in.rows % 128, eights = rest < 32 ? (rest + 1) / 2 : 16;
   return (in.rows / 128 * 16 + eights) * ((in.blocks + 3) / 4);
 }
 
-// Packed along the rows: neighbouring threads take neighbouring columns.
+// Packed along the rows: neighboring threads take neighboring columns.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     dequant_columns_kernel(Nvfp4Input in, T* out, int64_t out_rows, int64_t cols) {

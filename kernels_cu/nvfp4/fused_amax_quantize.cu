@@ -1,6 +1,6 @@
-// NVFP4 of a tensor with its own gsa: in one launch where a cluster holds it, otherwise amax, then
-// quantize, in two; a row at a time in one. And the second halves by themselves, for a gsa that is
-// on the device already.
+// NVFP4 of a tensor with its own gsa. One launch if a cluster holds the tensor, otherwise two:
+// amax, then quantize. With a gsa per row: one launch. The second launch is also available alone,
+// for a gsa that already is on the device.
 #include "rows.cuh"
 
 namespace jitquant {
@@ -45,7 +45,7 @@ cudaError_t launch_deinterleave_quantize_nvfp4(const Matrix& fused, int64_t run,
                                                const GlobalScale& scale, Nvfp4Recipe recipe,
                                                const Nvfp4Output& out, cudaStream_t stream) {
 #ifdef JITQUANT_DTYPE
-  return cudaErrorInvalidValue;  // a part is for ops, which take deinterleave_quantize.cu for this
+  return cudaErrorInvalidValue;  // ops use deinterleave_quantize.cu for this
 #else
   return deinterleaved(fused, run, activate, [&](const auto& source) {
     return launch_quantize(source, scale, recipe, out, stream);

@@ -1,5 +1,5 @@
-// The mix of the streams of a hyper-connection (sum over h of A[h] * X[h]), RMSNorm, NVFP4: one
-// launch with a gsa a row or a given gsa, two with one gsa for the tensor.
+// Mixes the streams of a hyper-connection (sum over h of A[h] * X[h]), then RMSNorm and NVFP4. One
+// launch with a gsa per row or a given gsa, two with the tensor's own gsa.
 #include "rows.cuh"
 
 namespace jitquant {
@@ -37,7 +37,7 @@ cudaError_t launch_mhc_rows(const HyperConnection& mix, const ColumnVector& weig
   });
 }
 
-// The second of two.
+// The second of two launches.
 cudaError_t launch_mhc_quantize(const HyperConnection& mix, const ColumnVector& weight,
                                 float* inv_rms, const GlobalScale& scale, Nvfp4Recipe recipe,
                                 const Nvfp4Output& out, cudaStream_t stream) {

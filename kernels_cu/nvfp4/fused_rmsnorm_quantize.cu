@@ -1,5 +1,5 @@
-// RMSNorm, with the residual added in place first where there is one, and NVFP4 of the result: one
-// launch with a gsa a row or a given gsa, two with one gsa for the tensor.
+// RMSNorm and NVFP4. A residual, if any, is added in place first. One launch with a gsa per row or
+// a given gsa, two with the tensor's own gsa.
 #include "rows.cuh"
 
 namespace jitquant {
@@ -30,7 +30,7 @@ cudaError_t launch_rmsnorm_rows(const Matrix& x, const Matrix* residual, const C
   });
 }
 
-// The second of two; x is what was normalized, which is the residual where there is one.
+// The second of two launches. x is the input of the norm, which is the residual if there is one.
 cudaError_t launch_rmsnorm_quantize(const Matrix& x, const ColumnVector& weight, float* inv_rms,
                                     const GlobalScale& scale, Nvfp4Recipe recipe,
                                     const Nvfp4Output& out, cudaStream_t stream) {

@@ -1,29 +1,29 @@
-// Rows that are read once, and quantized as they are: a block of threads holds a row in its
-// registers while the row's amax is made, and loads its next row meanwhile. For rows of whole
-// blocks that are aligned to 16 bytes. What it takes to encode a row is shared with the norms
-// (norm.cuh), which hold another thing.
+// Rows that are read once and quantized without a norm: a thread block holds a row in registers
+// while it computes the row's amax, and loads its next row in the meantime. For rows of whole
+// blocks that are aligned to 16 bytes. The norms (norm.cuh), which hold products instead, share the
+// encoding of a row.
 #pragma once
 
 #include "kernels.cuh"
 
 namespace jitquant {
 
-// What it takes to encode a row, once its sums are known, and what is told of it.
+// A row's encoding, available once its sums are known, and the row's outputs.
 struct alignas(16) RowEncoding {
   Nvfp4Encoding encoding;
   float inverse;   // inv_rms, for a norm
-  float amax;      // of what is quantized
-  uint32_t again;  // a row has NaN, of which nobody has asked yet
+  float amax;      // of the quantized values
+  uint32_t again;  // the row contains NaN, and the amax without NaN is not known yet
 };
 
-// What is the same for all rows of a block of threads. In shared memory: only a row's last steps
-// need it.
+// What is the same for all rows of a thread block. In shared memory, because only the last steps of
+// a row need it.
 struct RowFacts {
-  Nvfp4Encoding given;  // of all rows, for kGiven
+  Nvfp4Encoding given;  // for all rows, with kGiven
   float over_cols;
 };
 
-// Rows that are quantized as they are always have a gsa of their own amax here.
+// Rows that are quantized without a norm always have a gsa from their own amax here.
 template <bool kNorm>
 JITQUANT_HD RowMode row_mode(const RowScale& scale) {
   return kNorm ? scale.mode : RowMode::kRowAmax;
@@ -39,7 +39,7 @@ __device__ __forceinline__ RowFacts row_facts(const RowScale& scale, Nvfp4Recipe
   return facts;
 }
 
-// The row's encoding, from the sum of its squares and the largest magnitude of what is held of it.
+// The row's encoding from its sum of squares and the largest magnitude held.
 template <bool kNorm, class T>
 __device__ __forceinline__ RowEncoding finish_row(float squares, float amax,
                                                   const Normalize<T>& norm, const RowScale& scale,
@@ -57,7 +57,7 @@ __device__ __forceinline__ RowEncoding finish_row(float squares, float amax,
   }
   return e;
 }
-// What is told of the row, by one thread, which has the amax of its rows so far to itself.
+// Writes the row's outputs. Called by one thread, which alone accumulates the amax of its rows.
 template <bool kNorm, class T>
 __device__ __forceinline__ void tell_row(const RowEncoding& e, const Normalize<T>& norm,
                                          const RowScale& scale, int64_t row, float& tensor_amax) {
@@ -69,21 +69,20 @@ __device__ __forceinline__ void tell_row(const RowEncoding& e, const Normalize<T
   }
 }
 
-// What the threads of a row do together once each has looked at what it holds of it: x are those of
-// the row, y the rows at once, as a multiprocessor holds only so many blocks, and what has to be
-// worked out of a row takes as long for several, a lane each. All threads of the block call it
+// The steps that the threads of a row do together. threadIdx.x counts the threads of a row,
+// threadIdx.y the rows in flight: an SM holds only so many thread blocks, and one lane per row
+// computes the encodings of several rows in the time of one. Called by all threads of the block
 // together.
 template <bool kNorm, int kMostRows, int kShare = 1>
 class RowTeam {
  public:
   struct Shared {
-    // The sums of the squares of each warp's chunks, and its amax as bits; zeros after those that
-    // are there.
+    // The sums of squares of each warp's chunks, and its amax as bits, followed by zeros.
     alignas(16) float squares[kNorm ? kChunkSums : 1];
     uint4 most[8];
     RowEncoding encodings[kMostRows];
     RowFacts facts[kMostRows];
-    float tensor_amax[kMostRows];  // of the rows so far, for kTensorAmax
+    float tensor_amax[kMostRows];  // of all rows so far, for kTensorAmax
   };
 
   __device__ __forceinline__ explicit RowTeam(Shared& shared) : shared_(shared) {}
@@ -104,10 +103,10 @@ class RowTeam {
     __syncthreads();
   }
 
-  // The encoding of row r of `count`, which is this thread's, from what each thread has of it: the
-  // sums of the squares of its blocks, which are of neighbouring chunks, the largest magnitude as
-  // bits, and, asked for only where one of them is NaN, the same without those, as if they were not
-  // there: numbers(). What a thread can do while it waits, meanwhile(), is done once.
+  // The encoding of this thread's row, r of `count`. Each thread passes the sums of squares of its
+  // blocks, which are in neighboring chunks, and its largest magnitude as bits. numbers() is the
+  // largest magnitude without NaNs, called only if one is NaN. meanwhile() is called once, while
+  // other threads compute.
   template <class T, class F, class G>
   __device__ __forceinline__ RowEncoding agree(const float (&squares)[kNorm ? kShare : 1],
                                                uint32_t most, int r, int count,
@@ -145,7 +144,7 @@ class RowTeam {
     return e;
   }
 
-  // Of the rows so far, for kTensorAmax.
+  // Writes the amax of the rows so far, for kTensorAmax.
   __device__ __forceinline__ void put_partial(const RowScale& scale) const {
     if (threadIdx.x != 0) return;
     const int mine = blockIdx.x * rows() + slot(), count = gridDim.x * rows();
@@ -154,13 +153,14 @@ class RowTeam {
   }
 
  private:
-  // In a norm's leading warp alone: its threads have few registers left.
+  // Only for the leading warp of a norm, whose threads have few registers left.
   static __device__ __forceinline__ int64_t row_of(int r) {
     if constexpr (kNorm) return kept(static_cast<uint32_t>(r));
     return r;
   }
 
-  // Of the warp that leads: all its lanes work out the one row there is, or each one of several.
+  // Called by the leading warp: all its lanes compute the encoding of the only row, or each lane
+  // that of one of several rows.
   template <class T>
   __device__ __forceinline__ void lead(int r, int count, bool again, const Normalize<T>& norm,
                                        const RowScale& scale, Nvfp4Recipe recipe) const {
@@ -174,7 +174,7 @@ class RowTeam {
     } else {
       of = threadIdx.x;
       own = of < rows() && r + of < count;
-      if (kNorm && own) squares = shared_.squares[of];  // rows at once are one warp's, of a norm
+      if (kNorm && own) squares = shared_.squares[of];  // here each row of a norm has one warp
       for (int w = of * warps(); own && w < (of + 1) * warps(); ++w) most = max(most, most_of(w));
     }
     const bool has_nan = own && is_nan(bits_float(most)) && !again;
@@ -191,16 +191,16 @@ class RowTeam {
   Shared& shared_;
 };
 
-// Most rows at once.
+// The maximum number of rows in flight.
 constexpr int kRowsAtOnce = 8;
 
-// When the blocks of threads of a norm begin with their first row. Where all of a multiprocessor
-// load theirs at once, all have it late, and none has anything to compute until then.
+// When the thread blocks of a norm start with their first row. If all of an SM loaded at the same
+// time, all data would arrive late, with nothing to compute until then.
 struct RowStart {
-  int sms;    // to which blocks of threads are dealt out in order
-  int apart;  // cycles from one to the next on a multiprocessor
+  int sms;    // thread blocks are assigned to them in order
+  int apart;  // cycles between the starts of two thread blocks on an SM
 
-  // Whether this block is the first of its multiprocessor.
+  // Whether this thread block is the first on its SM.
   __device__ __forceinline__ bool is_first() const { return static_cast<int>(blockIdx.x) < sms; }
   __device__ __forceinline__ void wait() const {
 #if defined(__CUDA_ARCH__)
@@ -215,36 +215,36 @@ struct RowStart {
   }
 };
 
-// Which rows a block of threads of held_kernel has. Most blocks stay, and have a row of the first
-// `end` in every `step`. Memory serves some of them later than others, by up to a fifth of the time
-// at 4096 rows, so the last rows go to blocks that have one each, which the hardware starts where a
-// block has ended.
+// The rows of each thread block of held_kernel. Most thread blocks are persistent and have a row of
+// the first `end` in every `step`. Memory serves some of them later than others, by up to a fifth
+// of the time at 4096 rows. So the last rows get thread blocks of their own, which start when
+// another one ends.
 struct HeldRows {
-  int staying;  // blocks of threads
+  int staying;  // persistent thread blocks
   int step, end;
 
-  // The first row of those that this block has at once, `rows` of them.
+  // The first of the `rows` rows that this thread block has in flight.
   __device__ __forceinline__ int first(int rows) const {
     const int i = blockIdx.x;
     return i < staying ? i * rows : end + (i - staying);
   }
-  // Whether there are more after those from r on.
+  // Whether there are more rows after r.
   __device__ __forceinline__ bool more(int r) const {
     return static_cast<int>(blockIdx.x) < staying && r + step < end;
   }
 };
 
-// Most threads of a row: a quarter of a multiprocessor's registers is for whole warps.
+// The maximum threads per row: each quarter of an SM's registers holds whole warps.
 constexpr int most_threads_with(int registers) {
   const int warps = 4 * (16384 / (32 * registers));
   return 32 * (warps < 32 ? warps : 32);
 }
 
-// Bytes that a thread may load ahead: more do not fit beside what it holds.
+// Bytes that a thread may load ahead. More does not fit next to what it holds.
 constexpr int kMostAhead = 96;
 
-// Registers of a thread: no more, so that rows enough are at work on a multiprocessor. Putting
-// values in place takes some.
+// Registers per thread, limited so that enough rows are in flight on an SM. Shifting values into
+// place takes some.
 template <class Source>
 constexpr int held_registers() {
   using T = typename Source::Element;
@@ -253,13 +253,14 @@ constexpr int held_registers() {
   return kFetched == sizeof(Block<T>) ? 64 : (kFetched == sizeof(LooseBlock<T>) ? 80 : 72);
 }
 
-// A thread has kShare blocks of values of a row.
+// Each thread has kShare blocks of a row.
 template <class Source, int kShare>
 __global__ void __maxnreg__(held_registers<Source>())
     held_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
                 Nvfp4Recipe recipe, Nvfp4Output out, HeldRows rows) {
   constexpr bool kAhead = sizeof(typename Source::Fetched) * kShare <= kMostAhead;
-  // Instead of while others work out the row's encoding, for which there are not registers enough.
+  // Loads early instead of while others compute the row's encoding, for which there are not enough
+  // registers.
   constexpr bool kEarly =
       sizeof(typename Source::Fetched) >= 2 * sizeof(Block<typename Source::Element>);
   constexpr int kMostRows = kShare == 1 ? kRowsAtOnce : 1;
@@ -282,7 +283,7 @@ __global__ void __maxnreg__(held_registers<Source>())
   wait_for_previous();
   let_next_begin();
 
-  // What a row does not have is zeros.
+  // Missing blocks of a row are zero.
   typename Source::Fetched fetched[kAhead ? kShare : 1] = {};
   auto fetch = [&](int r) {
     if (kMostRows > 1 && r >= row_count) return;

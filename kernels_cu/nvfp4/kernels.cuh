@@ -1,10 +1,10 @@
-// The kernels that every NVFP4 pipeline is put together from, templates over where the values come
-// from (sources.cuh); those that go row by row are in rows.cuh:
-//   amax_kernel       launch 1 of tensor granularity (amax/partials.cuh)
-//   quantize_kernel   launch 2, or the only one where gsa is given: for any source, by one of the
-//                     walks of walks.cuh; quantize_whole_kernel for a gate and up of whole, aligned
-//                     blocks, and those of pieces.cuh for a contiguous tensor of many blocks
-//   cluster_kernel    both in one launch, for what a cluster holds in its registers
+// The kernels of all NVFP4 pipelines, as templates over the source of the values (sources.cuh). The
+// row-by-row kernels are in rows.cuh.
+//   amax_kernel       launch 1 for tensor granularity (amax/partials.cuh)
+//   quantize_kernel   launch 2, or the only launch if gsa is given. Takes any source and one of the
+//                     walks in walks.cuh. quantize_whole_kernel handles gate and up of whole,
+//                     aligned blocks; pieces.cuh handles contiguous tensors of many blocks.
+//   cluster_kernel    both in one launch, for tensors that fit in the registers of a cluster
 #pragma once
 
 #include "../amax/partials.cuh"
@@ -14,8 +14,8 @@
 
 namespace jitquant {
 
-// A persistent grid. The next block is loaded while one is computed: without that the loads of a
-// multiprocessor's threads do not cover the latency of the memory.
+// A persistent grid. Loads the next block while it computes the current one: otherwise there are
+// not enough loads in flight on an SM to hide memory latency.
 template <class Source, class Walk>
 __global__ void __launch_bounds__(kThreads, Walk::template blocks_per_sm<Source>())
     quantize_kernel(Source source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
@@ -57,11 +57,11 @@ __global__ void __launch_bounds__(kThreads, Walk::template blocks_per_sm<Source>
   if (Walk::kPads) zero_padding(out);
 }
 
-// quantize_kernel for whole, aligned blocks of rows that are as far apart as any others, and linear
-// scales: all of it is counted in 32 bits.
+// quantize_kernel for whole, aligned blocks of evenly strided rows with linear scales. All indices
+// have 32 bits.
 struct WholeWalk {
   uint32_t count;  // of all blocks, below 2^31
-  Divisor width;   // of a row
+  Divisor width;   // blocks per row
   uint32_t step, step_rows, step_blocks;
 
   WholeWalk(int64_t rows, int64_t width, int64_t grid)
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kPieceThreads,
   }
 }
 
-// A tensor of one block of values a thread, in one cluster (or one block).
+// A tensor with one block of values per thread, in one cluster (or one thread block).
 template <class Source>
 __global__ void __launch_bounds__(kClusterThreads)
     cluster_kernel(Source source, float divisor, float* gsa, Nvfp4Recipe recipe, Nvfp4Output out) {
@@ -152,10 +152,10 @@ __global__ void __launch_bounds__(kClusterThreads)
 }
 
 #ifndef __CUDACC_RTC__
-constexpr int64_t kPiece = 96;  // blocks of a row that are worth a block of threads of their own
+constexpr int64_t kPiece = 96;  // blocks per row that justify thread blocks for pieces of rows
 
-// Where a block of values is more to load, the walk is little of the time, and blocks of threads
-// that do not fill a multiprocessor cost more than it does.
+// If a block of values needs more loads, the walk takes little of the time. Then thread blocks that
+// do not fill an SM cost more than they save.
 template <class Source>
 constexpr bool kByPieces = sizeof(typename Source::Fetched) <= 32;
 
@@ -168,11 +168,11 @@ cudaError_t launch_tiles(const Source& source, const GlobalScale& scale, Nvfp4Re
                                                 source, scale, recipe, out, sector_walk(out, grid));
 }
 
-// The kernel for one gsa (or a given one for each row), from the source, its shape and the device:
-//   walks::Sectors   swizzled scales of whole, aligned blocks, of one gsa
-//   walks::Pieces    other rows of whole, aligned blocks, of 1536 columns and more
+// Picks the walk for one gsa (or a given gsa per row) by source, shape and device:
+//   walks::Sectors   swizzled scales of whole, aligned blocks, with one gsa
+//   walks::Pieces    other rows of whole, aligned blocks, with 1536 columns or more
 //   walks::Matrix    anything else
-// A plain tensor without a gap has walks::Flat before these (launch_quantize_plain).
+// launch_quantize_plain adds walks::Flat for contiguous plain tensors.
 template <class Source>
 cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {
@@ -219,12 +219,12 @@ cudaError_t launch_cluster(const Source& source, int cluster, float divisor, flo
                                          source, divisor, gsa, recipe, out);
 }
 
-// Up to so many pieces of work for each thread block a persistent grid is the faster one: 1100
-// rows of 7168 in 16 bits on an H200.
+// Up to this many pieces of work per thread block a persistent grid is faster: 1100 rows of 7168 in
+// 16 bits on an H200.
 template <class T>
 constexpr int kStayingTurns = sizeof(T) == 2 ? 3 : 1;
 
-// kAfterAmax: `scale` is that of partials which the launch before writes.
+// kAfterAmax: `scale` refers to partials that the previous launch writes.
 template <class T, bool kAfterAmax>
 cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
                                   const Nvfp4Output& out, cudaStream_t stream) {

@@ -1,20 +1,20 @@
-// Norms of rows that are read once: a block of threads holds the products of a row and the weight
-// in its registers while the row's sums are made, and copies its next row into shared memory
-// meanwhile. For rows of whole blocks that are aligned to 16 bytes.
+// Norms of rows that are read once: a thread block holds the products of a row and the weight in
+// registers while it computes the row's sums, and copies its next row to shared memory in the
+// meantime. For rows of whole blocks that are aligned to 16 bytes.
 #pragma once
 
 #include "held.cuh"
 
 namespace jitquant {
 
-// What is held of a block: |value * weight|, without inv_rms, and the signs of the codes.
-// Magnitudes order as integers, NaN above all, of which one instruction compares three.
+// What a thread holds of a block: |value * weight| without inv_rms, and the signs of the codes.
+// Magnitudes compare as integers, with NaN above all; one instruction compares three.
 struct HeldProduct {
   float magnitude[16];
   uint32_t signs;
 
-  // Of the values x and their weights, with the amax of what is held and the sum of the squares of
-  // the values.
+  // From the values x and their weights. Also returns the amax of the products and the sum of
+  // squares of the values.
   template <class T, class W>
   static __device__ __forceinline__ HeldProduct of(const Block<T>& x, const Block<W>& weight,
                                                    float& amax, float& squares) {
@@ -53,7 +53,8 @@ struct HeldProduct {
     for (int i = 0; i < 16; ++i) b = amax_ignore_nan(b, magnitude[i]);
     return b;
   }
-  // Of several blocks with the amaxes b, together; of those from `there` on only something.
+  // Quantizes several blocks with the amaxes b together. Results from index `there` on are
+  // arbitrary.
   template <int kCount>
   static __device__ __forceinline__ void quantize(HeldProduct (&x)[kCount],
                                                   const float (&b)[kCount], int there,
@@ -84,10 +85,9 @@ struct HeldProduct {
   }
 };
 
-// The order in which a lane takes the parts of its block, 16 bytes each, from shared memory where
-// blocks follow each other as in memory: part p ^ turn comes as part p, so that no two of eight
-// lanes that are served together read from the same banks. What is made of a block is put straight
-// at the end.
+// The order in which a lane reads the 16-byte parts of its block from shared memory, where blocks
+// are contiguous: it gets part p ^ turn as part p, so that eight lanes that are served together use
+// different banks. straight() restores the order of the results.
 template <class T>
 struct Turn {
   static constexpr int kParts = Block<T>::kWords / 4;
@@ -103,20 +103,20 @@ struct Turn {
     const bool swaps = turn & (kParts / 2);
     return {swaps ? x.high : x.low, swaps ? x.low : x.high, x.scale};
   }
-  // Of e2m1x16_signs, either way.
+  // Reorders the result of e2m1x16_signs, in either direction.
   static __device__ __forceinline__ uint32_t signs(uint32_t x, uint32_t turn) {
     if constexpr (kParts == 4) x = byte_permute(x, 0, turn & 1 ? 0x1032 : 0x3210);
     return turn & (kParts / 2) ? (x >> 1 & 0x44444444u) | (x << 1 & 0x88888888u) : x;
   }
 };
 
-// The weights of a norm as the threads that hold a row of T want them, in shared memory: for each
-// 32 blocks, which are one warp's, magnitudes in fp32, in four planes of four columns, and the
-// signs, all in the order of the turn that the block's lane has, or as they are.
+// The weights of a norm in shared memory, laid out for the threads that hold a row of T. For each
+// 32 blocks of a warp: magnitudes in fp32, in four planes of four columns, and the signs. With
+// kTurns all are in the order of the turn of the block's lane.
 template <class T, bool kTurns = true>
 class HeldWeights {
  public:
-  // For blocks of as many threads of a row, kShare a thread: also of those that a row does not
+  // For `threads` threads per row with `share` blocks each, including blocks that a row does not
   // have.
   static __host__ __device__ constexpr size_t bytes(int threads, int share) {
     return static_cast<size_t>(threads / 32 * share) * kChunk;
@@ -139,7 +139,7 @@ class HeldWeights {
     }
   }
 
-  // What is held of block b + 32 * k of the values, its amax, and the sum of the squares of the
+  // Computes the held products of block b + 32 * k, their amax, and the sum of squares of the
   // values.
   template <class Value>
   __device__ __forceinline__ void weigh(const Value& x, int b, int k, HeldProduct& held,
@@ -165,11 +165,11 @@ class HeldWeights {
 
  private:
   static constexpr int kSigns = 4 * 32 * sizeof(float4);  // behind the magnitudes
-  // As far apart as the magnitudes where that is an instruction less for each block, and otherwise
-  // without a gap, as shared memory is what bounds how many rows are at work.
+  // With the stride of the magnitudes if that saves an instruction per block. Otherwise packed:
+  // shared memory limits how many rows are in flight.
   static constexpr int kSignStep = kTurns ? sizeof(uint32_t) : sizeof(float4);
   static constexpr int kChunk = kSigns + 32 * kSignStep;
-  static constexpr int kPlanes = 4 / Turn<T>::kParts;  // of a part
+  static constexpr int kPlanes = 4 / Turn<T>::kParts;  // per part
 
   static __device__ __forceinline__ uint32_t magnitudes(int b) {
     return (b >> 5) * kChunk + (b & 31) * static_cast<int>(sizeof(float4));
@@ -197,11 +197,11 @@ class HeldWeights {
   char* storage_;
 };
 
-// What a warp copies of its next row, in shared memory: for each tensor of the row and each share
-// the 32 blocks that are its threads', as they lie in memory. A thread copies other pieces than it
-// reads: what a warp copies at once is without a gap on both sides, so that no sector is asked for
-// twice. kLoose: of rows that are not aligned, or not whole, what they are in from a multiple of
-// 128 bytes on, as far as the warp's blocks may reach.
+// The part of the next row that a warp copies to shared memory: for each tensor of the row and each
+// share, the 32 blocks of its threads, in memory order. A thread copies other pieces than it reads:
+// each copy of a warp is contiguous on both sides, so that no sector is requested twice. kLoose:
+// for rows that may be unaligned or not whole, copies from the preceding multiple of 128 bytes, as
+// far as the warp's blocks may reach.
 template <class T, int kShare, bool kLoose>
 class CopiedBlocks {
  public:
@@ -209,21 +209,21 @@ class CopiedBlocks {
     return sizeof(uint4) * kAll * (threads / 32) * tensors;
   }
 
-  // For a thread of warp `warp`, whose first block is `first`.
+  // For a thread of warp `warp` whose first block is `first`.
   __device__ __forceinline__ CopiedBlocks(void* storage, int warp, int tensors, int first)
       : pieces_(static_cast<uint4*>(storage)),
         first_(first),
         tensors_(tensors),
         warp_(kShare == 1 ? warp : 0) {}
 
-  // Where the thread reads its first block, and the turn it takes.
+  // Where the thread reads its first block, and its turn.
   __device__ __forceinline__ uint32_t at() const {
     const uint32_t first = kept(first_), lane = first & 31;
     return begin(first) + lane * kParts + Turn<T>::of(lane);
   }
   __device__ __forceinline__ uint32_t turn() const { return at() & (kParts - 1); }
 
-  // Zeros instead of what no row has, of `cols` columns.
+  // Zero-fills what rows of `cols` columns do not have.
   __device__ __forceinline__ void clear(int tensors, int cols) const {
     const int left = this->left(cols);
     for (int t = 0; t < tensors; ++t) {
@@ -235,14 +235,14 @@ class CopiedBlocks {
     }
   }
 
-  // From the row at p, of `cols` columns. kLoose: what lies past `end`, where the tensor's memory
-  // may end, is not asked for, not even with a size of zero, which tools take for a read.
+  // Copies from the row at p. kLoose: never touches memory past `end`, where the tensor's memory
+  // may end, not even with a copy of size zero, which sanitizers count as a read.
   __device__ __forceinline__ void copy(const T* p, int tensor, int cols, const T* end) const {
     const int over = kLoose ? elements_over<128>(p) : 0;
     const uint4* const from = kept(reinterpret_cast<const uint4*>(p - over) + this->from());
     const int left = this->left(cols);
-    // As many for every row, so that nothing is left of the row before: zeros behind the end.
-    const int there = kLoose ? cols + over - 8 * static_cast<int>(this->from()) : 0;  // elements
+    // The same number for every row: zeros past the end overwrite the previous row.
+    const int there = kLoose ? cols + over - 8 * static_cast<int>(this->from()) : 0;  // in elements
     uint4* const to = pieces_ + (this->to() + tensor * kAll);
 #pragma unroll
     for (int i = 0; i < kAll; i += 32) {
@@ -258,8 +258,8 @@ class CopiedBlocks {
     }
   }
 
-  // The block of this thread, in the order of its turn, and `at` is at(). The row lay `over`
-  // elements behind a multiple of 128 bytes.
+  // This thread's block in the order of its turn; `at` is at(). The row started `over` elements
+  // past a multiple of 128 bytes.
   __device__ __forceinline__ Block<T> read(int tensor, int k, uint32_t at, int over) const {
     Block<T> block;
 #pragma unroll
@@ -275,14 +275,14 @@ class CopiedBlocks {
     }
     return block;
   }
-  // In the place of that of tensor 0.
+  // Overwrites the block of tensor 0.
   __device__ __forceinline__ void write(int k, uint32_t at, const Block<T>& block) const {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       store_words<4>(pieces_ + ((at ^ part) + k * kPieces), block.words + 4 * part);
     }
   }
-  // What the warp has written, to the row at p.
+  // Copies what the warp has written to the row at p.
   __device__ __forceinline__ void store(T* p, int cols) const {
     uint4* const to = reinterpret_cast<uint4*>(p) + this->from();
     const uint4* const from = pieces_ + this->to();
@@ -296,9 +296,9 @@ class CopiedBlocks {
  private:
   static constexpr int kParts = Turn<T>::kParts;
   static constexpr int kPieces = 32 * kParts;
-  static constexpr int kAll = kShare * kPieces + (kLoose ? 128 / 16 : 0);  // of a tensor
+  static constexpr int kAll = kShare * kPieces + (kLoose ? 128 / 16 : 0);  // per tensor
 
-  // Whether this thread's piece i is the warp's.
+  // Whether piece i of this thread belongs to the warp.
   __device__ __forceinline__ bool is_of(int i) const {
     if constexpr (kAll % 32 == 0) {
       return true;
@@ -307,7 +307,7 @@ class CopiedBlocks {
     }
   }
 
-  // The first `count` of eight elements; the others become zero.
+  // The first `count` of eight elements; the others are zero.
   struct Piece {
     uint32_t words[4];
   };
@@ -323,8 +323,8 @@ class CopiedBlocks {
     return x;
   }
 
-  // In pieces: where in a row this thread copies from, how many are left there, and where to. Each
-  // is worked out where it is used, as there are no registers to keep them in.
+  // In pieces: where in a row this thread copies from, how many are left from there, and where they
+  // go. Recomputed at each use, because there are no registers to keep them.
   __device__ __forceinline__ uint32_t from() const {
     const uint32_t first = kept(first_);
     return first * kParts - (first & 31) * (kParts - 1);
@@ -337,7 +337,8 @@ class CopiedBlocks {
     const uint32_t first = kept(first_);
     return begin(first) + (first & 31);
   }
-  // Of the warp's pieces: which one it is follows from its first block, if it has a row for itself.
+  // The first piece of the warp. Follows from the thread's first block if the warp has rows of its
+  // own.
   __device__ __forceinline__ uint32_t begin(uint32_t first) const {
     return (kShare == 1 ? warp_ : first / (32 * kShare)) * (tensors_ * kAll);
   }
@@ -348,8 +349,8 @@ class CopiedBlocks {
   uint32_t warp_;
 };
 
-// Where the codes and scales of a thread's blocks of row r go. A warp's blocks are without a gap,
-// share after share, and a multiple of four blocks is as far in any row.
+// Where the codes and scales of a thread's blocks of row r go. A warp's blocks are contiguous,
+// share after share, and the offset of every fourth block is the same in all rows.
 class HeldOutput {
  public:
   __device__ __forceinline__ HeldOutput(const Nvfp4Output& out, uint32_t r, uint32_t first)
@@ -372,8 +373,8 @@ class HeldOutput {
   int step_;
 };
 
-// Registers of a thread that has as many blocks of a row: no more, so that rows enough are at work
-// on a multiprocessor. The compiler wants more for sm_100 and later.
+// Registers per thread for `share` blocks, limited so that enough rows are in flight on an SM. nvcc
+// needs more for sm_100 and later.
 template <class Source>
 constexpr int norm_registers(int share, bool sm_100) {
   const int registers = share == 1 && Source::kHeldRegisters < 80 ? 80 : Source::kHeldRegisters;
@@ -385,7 +386,7 @@ constexpr bool kSm100 = true;
 constexpr bool kSm100 = false;
 #endif
 
-// Not with few or short rows, which begin with what takes longer: fetching instructions.
+// Not for few or short rows, which start with something slower: fetching instructions.
 template <class Source, int kShare>
 constexpr bool kBeginsApart = !Source::kCopiesLate && kShare > 1;
 
@@ -404,7 +405,7 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
   const int mine = static_cast<int>(kept(threadIdx.x)), begin = (mine >> 5) * (32 * kShare),
             first = begin + (mine & 31);
   const int left = width - first;
-  // Worked out anew in the loop, where there are no registers to keep it in.
+  // Recomputed in the loop, because there are no registers to keep it.
   const auto there_are = [&] {
     return width - static_cast<int>(kept(static_cast<uint32_t>(first)));
   };
@@ -442,7 +443,7 @@ __global__ void __maxnreg__(norm_registers<Source>(kShare, kSm100))
     __pipeline_commit();
     beside = source.beside(row);
   };
-  // Twice where the weights come first, so that the copy is compiled once.
+  // Twice if the weights come first, so that the copy is compiled only once.
   const bool early = !Source::kCopiesLate || start.is_first();
 #pragma unroll 1
   for (bool late = false;; late = true) {

@@ -1,16 +1,16 @@
-// Norms of x + residual, of more rows than eight a multiprocessor: a block of threads for each row,
-// which the hardware starts in order. Both tensors and the weights are loaded together, and
-// what is quantized stays in registers. For rows of whole blocks that are aligned to 16 bytes.
+// Norms of x + residual with more than eight rows per SM: one thread block per row, which the
+// hardware starts in order. Loads both tensors and the weights together and keeps the values in
+// registers. For rows of whole blocks that are aligned to 16 bytes.
 #pragma once
 
 #include "norm.cuh"
 
 namespace jitquant {
 
-constexpr int kOnceBlocks = 2;  // of a row that a thread has
+constexpr int kOnceBlocks = 2;  // per thread, of one row
 
-// Registers of a thread: three rows of 7168 in 16 bits on a multiprocessor. Four were slower, and
-// what a row writes back competes with what others read.
+// Registers per thread: three rows of 7168 in 16 bits on an SM. Four were slower, because the
+// writes of a row compete with the reads of others.
 template <class T>
 constexpr int once_registers(bool sm_100) {
   return sizeof(T) == 4 ? 128 : (sm_100 ? 96 : 80);
@@ -42,7 +42,7 @@ __global__ void __maxnreg__(once_registers<T>(kSm100))
     using W = decltype(of_weight);
     typename ResidualSource<T>::Fetched fetched[kOnceBlocks];
     Block<W> weight[kOnceBlocks];
-    // What a row does not have is zeros.
+    // Missing blocks of a row are zero.
 #pragma unroll
     for (int k = 0; k < kOnceBlocks; ++k) {
       fetched[k] = {};
@@ -70,7 +70,7 @@ __global__ void __maxnreg__(once_registers<T>(kSm100))
   for (int k = 0; k < kOnceBlocks; ++k) most = max(most, float_bits(block_max[k]));
   float2 total = reduce.sum_and_max(squares, bits_float(most));
   if (is_nan(total.y)) {
-    // Once more without it: the rest of the row is as if it were not there.
+    // Again with NaNs ignored.
     float numbers = 0.0f;
 #pragma unroll
     for (int k = 0; k < kOnceBlocks; ++k) numbers = fmaxf(numbers, held[k].amax_of_numbers());

@@ -1,6 +1,5 @@
-// The kernels for a contiguous tensor of many whole blocks: a block of threads for each piece of
-// work, which the hardware starts in order, so that what is read and written at a time lies
-// together.
+// The kernels for contiguous tensors of many whole blocks. One thread block per piece of work: the
+// hardware starts them in order, so that concurrent reads and writes are close together.
 #pragma once
 
 #include "jitquant/flat.cuh"
@@ -8,7 +7,7 @@
 
 namespace jitquant {
 
-// Linear scales: counted through memory.
+// Linear scales: indexed linearly.
 template <class T, bool kAfterAmax>
 __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())
     flat_quantize_once_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
@@ -28,8 +27,8 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T
   });
 }
 
-// Swizzled scales: of as many sectors as a warp has in blocks above; those of a block of threads
-// are of the same 128 rows.
+// Swizzled scales: a warp takes as many sectors as it would have blocks above. The sectors of a
+// thread block belong to the same 128 rows.
 template <class T, bool kAfterAmax>
 __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())
     tiles_once_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
@@ -43,7 +42,7 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T
   const uint32_t sector = turn * (kOwnWarps * kShare) + threadIdx.x / 32;
   Block<T> x[kShare];
   uint32_t at[kShare], to[kShare];
-  constexpr uint32_t kNone = ~0u;  // what is no block
+  constexpr uint32_t kNone = ~0u;  // marks a missing block
 #pragma unroll
   for (int k = 0; k < kShare; ++k) {
     const SectorPlace place(walk, sector + k * kOwnWarps);

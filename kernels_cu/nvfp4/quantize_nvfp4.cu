@@ -1,4 +1,4 @@
-// NVFP4 of a tensor whose gsa is given, in one launch.
+// NVFP4 of a tensor with a given gsa, in one launch.
 #include "kernels.cuh"
 
 namespace jitquant {

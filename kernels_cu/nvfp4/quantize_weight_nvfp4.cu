@@ -1,10 +1,10 @@
-// NVFP4 of a weight, with a scale for 1x16 elements or for a tile of 16x16, packed along either
-// dimension. A line is what is packed: a row of the weight, or a column.
+// NVFP4 of a weight with one scale per 1x16 elements or per 16x16 tile, packed along either
+// dimension. A line is a row or column of the weight along the packed dimension.
 #include "kernels.cuh"
 
 namespace jitquant {
 
-// Neighbouring threads take neighbouring lines of one block; 16 of them make a tile.
+// Neighboring threads take neighboring lines of the same block column; 16 of them form a tile.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     weight_kernel(const T* w, WeightShape shape, GlobalScale scale, Nvfp4Recipe recipe,
@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_previous();
   let_next_begin();
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
-  const int64_t width = (out.rows + 15) / 16 * 16;  // whole tiles: all 16 lanes are there
+  const int64_t width = (out.rows + 15) / 16 * 16;  // whole tiles: all 16 lanes exist
   for (BlockWalk walk(width); walk.row < out.blocks; walk.next()) {
     const int64_t line = walk.block, block = walk.row;
     const bool inside = line < out.rows;
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     float b = block_amax(v);
     if (shape.tile) {
-      // The walk keeps 16 neighbours in step: width and the step are multiples of 16.
+      // Width and step are multiples of 16, so 16 neighboring lanes stay together.
       const unsigned lanes = 0xffffu << (threadIdx.x & 16);
 #pragma unroll
       for (int offset = 8; offset > 0; offset >>= 1) {

@@ -1,12 +1,12 @@
-// The kernels that go row by row: row granularity, and the norms, in one launch; or, for a norm
-// with tensor granularity, launch 1 of two.
-//   short_rows_kernel  many rows of at most 2048 columns, for row granularity (short.cuh)
-//   short_norm_kernel  many rows of at most 1024 columns, of norms (short_norm.cuh)
-//   held_kernel        what fits in registers of rows of whole, aligned blocks (held.cuh)
-//   norm_kernel        the same of norms (norm.cuh)
-//                      both also take other rows of a plain tensor of two-byte values
-//   norm_once_kernel   of many rows with a residual (once.cuh)
-//   row_kernel         of all others
+// The row-by-row kernels: row granularity and norms in one launch, or launch 1 of a norm with
+// tensor granularity.
+//   short_rows_kernel  many rows of at most 2048 columns, row granularity (short.cuh)
+//   short_norm_kernel  norms of many rows of at most 1024 columns (short_norm.cuh)
+//   held_kernel        rows of whole, aligned blocks that fit in registers (held.cuh)
+//   norm_kernel        the same for norms (norm.cuh); both also take other rows of a plain tensor
+//                      of two-byte values
+//   norm_once_kernel   norms of many rows with a residual (once.cuh)
+//   row_kernel         everything else
 #pragma once
 
 #include "once.cuh"
@@ -14,11 +14,11 @@
 
 namespace jitquant {
 
-constexpr int kRereadThreads = 256;  // most of a row
+constexpr int kRereadThreads = 256;  // maximum per row
 
-// What is held of a row between its passes, given the values of a source: these, or for a norm
-// these times the weight, as fp32; the factor inv_rms, which is known only when the row has been
-// read, goes to the encoding.
+// What a thread holds of a row between its passes: the source's values or, for a norm, the values
+// times the weight in fp32. The factor inv_rms, known only after the whole row, goes to the
+// encoding.
 template <class Source, bool kNorm>
 struct Held {
   using Value = typename Source::Value;
@@ -28,7 +28,7 @@ struct Held<Source, true> {
   using Value = Block<float>;
 };
 
-// What is held of a block, and for a norm the sum of its squares.
+// What is held of a block and, for a norm, the sum of squares.
 template <bool kNorm, bool kWhole, class Source>
 __device__ __forceinline__ auto take_block(const Source& source,
                                            const Normalize<typename Source::Element>& norm,
@@ -57,8 +57,8 @@ __device__ __forceinline__ Nvfp4Codes quantize_held(const Value& held, float blo
   }
 }
 
-// A block of threads a row, in two passes over its blocks of values, which have the same owners in
-// both: the row is read again.
+// One thread block per row, in two passes over its blocks of values; each block has the same thread
+// in both. The second pass reads the row again.
 template <class Source, bool kNorm>
 __global__ void __launch_bounds__(kRereadThreads, 1)
     row_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
     };
     float2 total = kNorm ? reduce.sum_and_max(amax) : float2{0.0f, reduce.max(amax)};
     if (is_nan(total.y)) {
-      // Once more without it: the rest of the row is as if it were not there.
+      // Again with NaNs ignored.
       Amax<typename Value::Element> numbers;
 #pragma unroll 1
       for (int b = mine; b < width; b += threads) numbers.add(held_at(b));
@@ -123,14 +123,14 @@ __global__ void __launch_bounds__(kRereadThreads, 1)
   }
 }
 
-// How the rows of a source are quantized, from its shape, its alignment and the device alone.
+// How to quantize the rows of a source. Depends only on shape, alignment and device.
 struct RowPlan {
-  // kHeldFew and kHeld with as many blocks a thread; kLoose: kHeld, of LooseSource.
+  // kHeldFew and kHeld name the member with the blocks per thread. kLoose: kHeld of LooseSource.
   enum Kernel { kReread, kShort, kHeldFew, kHeld, kLoose, kOnce };
   Kernel kernel;
   LaunchShape shape;
-  int partials;  // that are written with kTensorAmax; 0: there is no such plan
-  // Of those that hold rows.
+  int partials;  // written with kTensorAmax; 0: no such plan
+  // For the kernels that hold rows.
   HeldRows rows;
   RowStart start;
 };
@@ -149,18 +149,20 @@ constexpr auto held_row_kernel() {
   }
 }
 
-// The cycles between two norms on a multiprocessor are two thirds of what memory takes for what
-// they load: 500 for 7168 columns, with which 1024, 2048 and 4096 rows take 7.2, 11.8 and 21.3 us
-// instead of 7.7, 12.3 and 21.8. Of several tensors the first alone copies before the weights are
-// laid out: 18.8 and 64.2 us for four streams at 1024 and 4096 instead of 20.0 and 66.0.
+// The cycles between the starts of two norms on an SM: two thirds of the time in which memory
+// delivers what one loads. With 500 cycles for 7168 columns, 1024, 2048 and 4096 rows take 7.2,
+// 11.8 and 21.3 us instead of 7.7, 12.3 and 21.8. With several tensors, only the first thread block
+// of an SM copies before the weights are laid out: 18.8 and 64.2 us for four streams at 1024 and
+// 4096 rows instead of 20.0 and 66.0.
 constexpr int kBytesApart = 28;
 
-// Where a block of threads that stays has so many rows, one row in so many goes to a block of its
-// own: 19.8 and 71.8 us at 4096 and 16384 rows of 7168 instead of 20.4 and 73.3.
+// If a persistent thread block would have kAloneTurns rows or more, one row in kAloneRows gets a
+// thread block of its own: 19.8 and 71.8 us at 4096 and 16384 rows of 7168 instead of 20.4 and
+// 73.3.
 constexpr int kAloneTurns = 3, kAloneRows = 16;
 
 #ifndef __CUDACC_RTC__
-// Which rows the blocks of `plan`, whose grid stays, have, and when they begin.
+// Assigns rows to the thread blocks of `plan`, a persistent grid, and decides when they start.
 template <class Source, bool kNorm, int kShare>
 void deal_rows(const Source& source, RowPlan& plan) {
   const int staying = static_cast<int>(plan.shape.grid), at_once = plan.shape.block_y;
@@ -202,7 +204,8 @@ RowPlan held_plan(const Source& source) {
   int per_sm = blocks_per_sm<held_row_kernel<Source, kNorm, kShare>()>(threads * plan.shape.block_y,
                                                                        plan.shape.shared);
   if (per_sm == 0) return {};
-  // Of norms by two warps a row 14 are faster than 16: 45.9 us instead of 47.3, 28672 x 2048.
+  // For norms with two warps per row, 14 rows are faster than 16: 45.9 us instead of 47.3 at 28672
+  // x 2048.
   if (kNorm && kShare > 1 && threads <= 64 && per_sm > 14) per_sm = 14;
   const int64_t blocks = (source.rows + plan.shape.block_y - 1) / plan.shape.block_y;
   plan.shape.grid = persistent_grid(blocks, per_sm);
@@ -215,8 +218,8 @@ RowPlan held_plan(const Source& source) {
 
 template <class Source, bool kNorm>
 RowPlan reread_plan(const Source& source) {
-  // With few rows, which leave most of the device idle, a thread for each block of values;
-  // otherwise for four, which computes less that is the same for all threads of a row.
+  // With few rows, which leave most of the device idle, one thread per block of values; otherwise
+  // one per four, which repeats less work that is the same for all threads of a row.
   const int64_t share = source.rows <= sm_count() ? 1 : 4;
   const int64_t threads = (blocks_of(source.cols) + 32 * share - 1) / (32 * share) * 32;
   RowPlan plan = {RowPlan::kReread, {}, 0};
@@ -239,7 +242,7 @@ constexpr bool kHasShort = false;
 template <class T>
 constexpr bool kHasShort<PlainSource<T>> = true;
 
-// Of short rows, which a lane has `most` blocks of.
+// The maximum blocks of a short row per lane.
 template <bool kNorm, class T>
 constexpr int short_blocks() {
   return kNorm ? kShortNormBlocks<T> : kShortBlocks<T>;
@@ -272,7 +275,7 @@ constexpr bool kHasOnce = false;
 template <class T>
 constexpr bool kHasOnce<ResidualSource<T>> = true;
 
-// No plan where a row does not fit.
+// No plan if a row does not fit.
 template <class T>
 RowPlan once_plan(const ResidualSource<T>& source) {
   const int64_t threads = ((blocks_of(source.cols) + kOnceBlocks - 1) / kOnceBlocks + 31) / 32 * 32;
@@ -280,13 +283,13 @@ RowPlan once_plan(const ResidualSource<T>& source) {
   return {RowPlan::kOnce, {source.rows, static_cast<int>(threads), Start::kOverlapped}, 1, {}};
 }
 
-// `shares`: rows tell others of their amax, and cannot go by warps alone.
+// `shares`: the amax combines several rows, so warps cannot work independently.
 template <bool kNorm, class Source>
 RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) {
   RowPlan plan = {};
-  const bool few = source.rows < (int64_t{1} << 30);  // that they are counted in 32 bits
+  const bool few = source.rows < (int64_t{1} << 30);  // so that they can be counted in 32 bits
   if (source.whole() && weight.vector && few) {
-    // With fewer rows a lane that has several blocks in turn takes longer than the barriers.
+    // With fewer rows, several blocks in turn per lane take longer than the barriers.
     if constexpr (kHasShort<Source>) {
       using T = typename Source::Element;
       if (!shares && source.rows > 32 * sm_count() &&
@@ -295,12 +298,12 @@ RowPlan row_plan(const Source& source, const ColumnVector& weight, bool shares) 
       }
     }
     if constexpr (kNorm && kHasOnce<Source>) {
-      // With fewer rows the norms that load the next one ahead are faster.
+      // With fewer rows, the norms that load the next row ahead are faster.
       if (!shares && source.rows > 8 * sm_count()) plan = once_plan(source);
       if (plan.partials > 0) return plan;
     }
-    // Fewer blocks of values a thread where rows are few, and leave most of the device idle, or
-    // short.
+    // Fewer blocks of values per thread if rows are short, or so few that most of the device is
+    // idle.
     if (source.rows <= sm_count() || source.cols <= 32 * 16) {
       plan = held_plan<Source, kNorm, Source::kHeldFew>(source);
     }
@@ -362,13 +365,13 @@ cudaError_t launch_rows(const Source& source, const Normalize<typename Source::E
   return held(Constant<held_row_kernel<Source, kNorm, Source::kHeldShare>()>{}, source);
 }
 
-// How many partials launch_rows writes for a norm with kTensorAmax.
+// The number of partials that launch_rows writes for a norm with kTensorAmax.
 template <class Source>
 int64_t row_partials(const Source& source, const ColumnVector& weight) {
   return row_plan<true>(source, weight, true).partials;
 }
 
-// Row granularity of a source that is quantized as it is.
+// Row granularity for a source that is quantized without a norm.
 template <class Source>
 cudaError_t launch_row_amax(const Source& source, float divisor, float* gsa, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {

@@ -1,17 +1,17 @@
-// Row granularity of many short rows: a few lanes of a warp a row, or all of them, which hold it in
-// registers, and no barrier. For rows of whole blocks that are aligned to 16 bytes.
+// Row granularity for many short rows: some or all lanes of a warp hold a row in registers, without
+// barriers. For rows of whole blocks that are aligned to 16 bytes.
 #pragma once
 
 #include "kernels.cuh"
 
 namespace jitquant {
 
-// Blocks of values that a lane holds of a row, at most.
+// The maximum blocks of a row per lane.
 template <class T>
 constexpr int kShortBlocks = sizeof(T) == 2 ? 4 : 2;
 
-// Lanes of a row, as a power of two, where one holds `most` blocks of it: as few as hold it, and no
-// fewer than the blocks that lie side by side in swizzled scales.
+// log2 of the lanes per row, if a lane holds up to `most` blocks: as few lanes as can hold the row,
+// but at least the number of blocks that are adjacent in swizzled scales.
 inline int short_row_lanes_log2(int most, int64_t width) {
   int log2 = 2;
   while ((int64_t{most} << log2) < width) ++log2;
@@ -20,12 +20,12 @@ inline int short_row_lanes_log2(int most, int64_t width) {
 
 constexpr int kShortThreads = 128;
 
-// Where a lane is, of a grid whose warps take as many rows at a time as they have lanes for.
+// The position of a lane in a grid whose warps take as many rows at a time as they have lanes for.
 struct ShortLane {
-  int width, rows;        // blocks of a row, and rows
-  int lanes, mine;        // lanes of a row, and which of them this is
-  int first, row, step;   // the warp's first row, this lane's, and how far the next ones are
-  int place, place_step;  // of the scale of block `mine`, and how far that of `mine` + `lanes` is
+  int width, rows;        // blocks per row, and rows
+  int lanes, mine;        // lanes per row, and the index of this one
+  int first, row, step;   // the warp's first row, this lane's row, and the step to the next
+  int place, place_step;  // offset of the scale of block `mine`, and from there to `mine` + `lanes`
 
   __device__ __forceinline__ ShortLane(const Nvfp4Output& out, int lanes_log2)
       : width(static_cast<int>(out.blocks)), rows(static_cast<int>(out.rows)) {
@@ -34,7 +34,7 @@ struct ShortLane {
     first = (blockIdx.x * (kShortThreads / 32) + threadIdx.x / 32) * rows_of_warp;
     row = first + (lane >> lanes_log2);
     step = gridDim.x * (kShortThreads / 32) * rows_of_warp;
-    // A multiple of four blocks is as far in any row, wherever it begins.
+    // The offset between every fourth block is the same in any row and from any start.
     place = static_cast<int>(scale_place(out, mine));
     place_step = static_cast<int>(scale_place(out, lanes));
   }
@@ -48,7 +48,7 @@ struct ShortLane {
   }
 };
 
-// A lane that has made the codes of a block loads the same block of its next row in its place.
+// When a lane has encoded a block, it loads the same block of its next row in its place.
 template <class T>
 __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 7 : 6)
     short_rows_kernel(PlainSource<T> source, float divisor, float* gsa, Nvfp4Recipe recipe,
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 7 : 6)
 #pragma unroll 1
   while (at.first < at.rows) {
     float block_max[kMost];
-    uint32_t most = 0;  // an amax as bits; NaN is above infinity
+    uint32_t most = 0;  // an amax as bits; NaN compares above infinity
 #pragma unroll
     for (int k = 0; k < kMost; ++k) {
       block_max[k] = has(k) ? block_amax(x[k]) : 0.0f;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 7 : 6)
       }
       const bool has_nan = is_nan(bits_float(most));
       if (again || !is_nan(bits_float(__reduce_max_sync(0xffffffffu, most)))) break;
-      // Once more without the NaN: the rest of the row is as if it were not there.
+      // Again with NaNs ignored.
       if (!has_nan) continue;
       Amax<T> numbers;
 #pragma unroll

@@ -1,5 +1,5 @@
-// Norms of many short rows: a few lanes of a warp a row, or all of them, which hold it in
-// registers, and no barrier. For rows of whole blocks that are aligned to 16 bytes.
+// Norms of many short rows: some or all lanes of a warp hold a row in registers, without barriers.
+// For rows of whole blocks that are aligned to 16 bytes.
 #pragma once
 
 #include "norm.cuh"
@@ -7,17 +7,17 @@
 
 namespace jitquant {
 
-// Blocks of values that a lane holds of a row, at most.
+// The maximum blocks of a row per lane.
 template <class T>
 constexpr int kShortNormBlocks = sizeof(T) == 2 ? 2 : 1;
 
-// Of shared memory: the weights.
+// Shared memory for the weights.
 template <class T>
 size_t short_norm_bytes(int64_t width) {
   return HeldWeights<T, false>::bytes(static_cast<int>((width + 31) / 32 * 32), 1);
 }
 
-// A lane loads its next row when it has multiplied this one with the weights. Not for kTensorAmax.
+// A lane loads its next row after it has multiplied this one by the weights. Not for kTensorAmax.
 template <class T>
 __global__ void __launch_bounds__(kShortThreads, 5)
     short_norm_kernel(PlainSource<T> source, Normalize<T> norm, RowScale scale, Nvfp4Recipe recipe,
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kShortThreads, 5)
   extern __shared__ __align__(128) uint4 row_storage[];
   const HeldWeights<T, false> weights(row_storage);
   ShortLane at(out, lanes_log2);
-  const int blocks = (at.width - at.mine + at.lanes - 1) >> lanes_log2;  // of this lane
+  const int blocks = (at.width - at.mine + at.lanes - 1) >> lanes_log2;  // blocks of this lane
 #pragma unroll
   for (int k = 0; k < kMost; ++k) {
     if (k >= blocks) break;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kShortThreads, 5)
     HeldProduct held[kMost];
     float block_max[kMost];
     float squares[kMost];
-    uint32_t most = 0;  // an amax as bits; NaN is above infinity
+    uint32_t most = 0;  // an amax as bits; NaN compares above infinity
 #pragma unroll
     for (int k = 0; k < kMost; ++k) {
       block_max[k] = squares[k] = 0.0f;
@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kShortThreads, 5)
       most = max(most, float_bits(block_max[k]));
     }
     fetch(at.row + at.step);
-    // A row of less than a chunk has its blocks as lanes of one would, folded as far as they are.
+    // The blocks of a row shorter than a chunk are added like those of a chunk, as far as there are
+    // any.
     float sum;
     if (kMost > 1 && at.lanes == 32) {
       const float half = chunk_sum(squares);
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kShortThreads, 5)
       most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
     }
     if (is_nan(bits_float(__reduce_max_sync(0xffffffffu, most)))) {
-      // Once more without the NaN: the rest of the row is as if it were not there.
+      // Again with NaNs ignored.
       float numbers = 0.0f;
 #pragma unroll
       for (int k = 0; k < kMost; ++k) {

@@ -1,14 +1,14 @@
-// The walks of quantize_kernel: which blocks of values a thread takes one after another, and where
-// their codes and scales go. A walk is made of the source, the output and a Plan from the host. It
-// has
-//   blocks_per_sm<Source>()      that a multiprocessor has to hold: bounds the registers
+// The walks of quantize_kernel: which blocks of values a thread takes in turn, and where their
+// codes and scales go. A walk is constructed from the source, the output and a Plan from the host.
+// It has
+//   blocks_per_sm<Source>()      minimum thread blocks per SM: limits the registers
 //   kWhole                       all blocks are whole and aligned
 //   kByRow                       rows may have a gsa each
-//   kPads                        the padding of scales is left to the end
-//   more(), next()               whether the block of threads is not at its end; a step of the grid
+//   kPads                        the padding of scales is written at the end
+//   more(), next()               whether the thread block has more to do; advances by a grid step
 //   there(), row(), block()      whether this thread has a block of values, and which
-//   place()                      the same for later: there(), row, block, and store(out, codes),
-//                                which without kPads stores padding where there is no block
+//   place()                      the same for later use: there(), row, block, and store(out,
+//                                codes), which without kPads stores padding if there is no block
 #pragma once
 
 #include "jitquant/flat.cuh"
@@ -48,8 +48,8 @@ struct Matrix {
   __device__ __forceinline__ Place place() const { return {walk.row, walk.block}; }
 };
 
-// Rows of whole, aligned blocks, a piece of a row at a time, of which there are `pieces`: where it
-// is is computed once for a block of threads, not for each thread.
+// Rows of whole, aligned blocks, one piece of a row at a time, of which there are `pieces`. The
+// position is computed once per thread block, not per thread.
 struct Pieces {
   using Plan = int;
   static constexpr bool kWhole = true, kByRow = true, kPads = true;
@@ -96,7 +96,7 @@ struct Pieces {
   __device__ __forceinline__ Place place() const { return {at_row, block(), width}; }
 };
 
-// A contiguous tensor of whole blocks with linear scales, counted through memory as one row.
+// A contiguous tensor of whole blocks with linear scales, indexed linearly as one row.
 struct Flat {
   struct Plan {};
   static constexpr bool kWhole = true, kByRow = false, kPads = false;
@@ -131,9 +131,9 @@ struct Flat {
   __device__ __forceinline__ Place place() const { return {at}; }
 };
 
-// Swizzled scales of whole, aligned blocks, counted through the scales. Along a row they are 4
-// bytes here and there, of which memory writes no less than 32: so a warp takes what shares a
-// sector. Padding is what has no row or block, and is written with the rest.
+// Swizzled scales of whole, aligned blocks, in the order of the scales. Along a row they are
+// scattered 4 bytes at a time, but memory writes 32. So a warp takes the blocks that share a
+// sector. Padding, which has no row or block, is written along with the rest.
 template <class Source>
 constexpr int kSectorBlocksPerSm = quantize_blocks_per_sm<Source>();
 template <class T>

@@ -1,4 +1,5 @@
-// Values of many tensors in one buffer, each with a scale of its own; zero between them.
+// Dequantizes ragged tensors (many tensors in one buffer), each with its own scale. Zero between
+// segments.
 #include "segments.cuh"
 
 namespace jitquant {
@@ -59,7 +60,7 @@ struct Nvfp4Elements {
   }
 };
 
-// The next elements are loaded while some are computed.
+// Loads the next elements while it computes the current ones.
 template <class T, class Elements>
 __global__ void __launch_bounds__(kThreads, 2)
     ragged_dequant_kernel(Elements elements, const float* scales, Segments segments, int64_t range,

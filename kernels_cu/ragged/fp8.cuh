@@ -1,4 +1,4 @@
-// FP8 of many tensors in one buffer.
+// FP8 of ragged tensors (many tensors in one buffer).
 #pragma once
 
 #include "../fp8/kernels.cuh"

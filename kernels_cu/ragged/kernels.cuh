@@ -1,24 +1,24 @@
-// The kernels that quantize many tensors of one flat buffer, templates over where the values come
-// from and over what is made of them:
-//   ragged_walk_kernel   launch 1 of computed scales: the amaxes. And the only launch where scales
-//                         are given: amaxes and elements
+// The kernels that quantize ragged tensors (many tensors in one buffer), as templates over the
+// source of the values and the kind of result:
+//   ragged_walk_kernel   launch 1 of computed scales: the amaxes. Also the only launch if
+//                        scales are given: amaxes and elements
 //   ragged_tile_kernel   launch 2: the elements
-// Launch 1 cuts the buffer into as many ranges as it has blocks of threads. An amax needs no
-// launch that zeroes it: a segment whose first element is in a block's range is that block's, which
-// sets its amax to 0 before its warps add to it. The segments of the ranges before end in at most
-// one piece a range, which goes to a workspace of a float for each range, however many segments
-// there are; and a segment's amax is the largest of its own and those of the ranges that it goes on
-// in. It goes through each range from the end to the beginning, where launch 2 begins: the L2 cache
-// has that still.
+// Launch 1 divides the buffer into one range per thread block. No launch has to zero the amaxes: a
+// segment belongs to the thread block whose range has its first element, which sets its amax to 0
+// before its warps update it. Segments from earlier ranges have at most one piece in each range.
+// Its amax goes to a workspace of one float per range, however many segments there are. A segment's
+// amax is the maximum of its own and those of the ranges that it continues in. Launch 1 walks each
+// range backwards, so that the beginning of the range, where launch 2 starts, is still in the L2
+// cache.
 //
 // A source has `numel` and
 //   Value             the type of a block of its values
-//   kTileThreads, kTileSteps  of a block of ragged_tile_kernel, and the steps of kStep elements
-//                             that each of its warps has
+//   kTileThreads, kTileSteps  threads per block of ragged_tile_kernel, and steps of kStep elements
+//                             per warp
 //   vector            the buffer is aligned to 16 bytes
-//   Fetched fetch(i)  what has to be loaded for sixteen elements from i on, which are all there
+//   Fetched fetch(i)  loads what is needed for sixteen elements from i on, which all exist
 //   Value value(x)    their values
-//   Value load(i)     the same where some may not be there, or not aligned: zeros for those
+//   Value load(i)     the same if some may not exist or may be unaligned; zeros for missing ones
 #pragma once
 
 #include "jitquant/reduce.cuh"
@@ -27,21 +27,22 @@
 
 namespace jitquant {
 
-// Some ranges, one after another.
+// Consecutive ranges.
 struct RangesOf {
   int first, last;
 };
 
-// The ranges of the blocks of launch 1, and what segments of earlier ranges have in each.
+// The ranges of the thread blocks of launch 1, and the amax in each of a segment from earlier
+// ranges.
 struct SegmentRanges {
-  int64_t span;  // elements
+  int64_t span;  // elements per range
   int count;
   float* partials;
 
   __device__ __forceinline__ int of(int64_t position) const {
     return static_cast<int>(quotient(position, span));
   }
-  // That a segment, which is not empty, goes on in.
+  // The ranges that a nonempty segment continues in.
   __device__ __forceinline__ RangesOf after(const SegmentBounds& at) const {
     return {of(at.start) + 1, of(at.stop - 1)};
   }
@@ -89,8 +90,8 @@ __device__ __forceinline__ Block<float> masked(const Block<float>& x, const Part
   return y;
 }
 
-// The elements of a segment among sixteen; of NVFP4 none where it begins within them, which belong
-// to another.
+// The elements of a segment among sixteen. For NVFP4, none if the segment begins within them: then
+// they belong to another segment.
 template <class Op, class Bounds, class Integer>
 __device__ __forceinline__ Part part_of(const Bounds& at, Integer position) {
   Part part(at, position);
@@ -104,20 +105,20 @@ enum class Walk {
   kComputed  // launch 2, by tiles: elements
 };
 
-// Elements of a tile of ragged_tile_kernel.
+// Elements per tile of ragged_tile_kernel.
 template <class Source>
 constexpr int kTile = Source::kTileThreads / 32 * Source::kTileSteps * kStep;
 
-// How the work is cut, by what a thread fetches for sixteen values.
+// Selects how the work is divided, by what a thread fetches for sixteen values.
 template <class Source>
 constexpr bool kSmall = sizeof(typename Source::Fetched) <= 32;
-// Steps of neighbouring elements that a warp has at once: a chunk. Of several, of which nothing is
-// made, all are loaded when those before are done with: the registers that are left are enough for
-// a block of launch 2, which can begin before launch 1 has ended.
+// Steps of consecutive elements that a warp has at once: a chunk. With several steps, which compute
+// only amaxes, all are loaded when the previous ones are done. This leaves enough registers for a
+// thread block of launch 2, which can start before launch 1 has ended.
 template <class Source, Walk kWalk>
 constexpr int kWalkSteps = kSmall<Source> && kWalk == Walk::kAmax ? 4 : 1;
-// Blocks of threads on a multiprocessor: launch 1 leaves room for those of launch 2.
-// From compute capability 10.0 on the compiler wants more registers.
+// Thread blocks per SM: launch 1 leaves room for those of launch 2. From compute capability 10.0
+// on, nvcc needs more registers.
 template <class Source, Walk kWalk>
 constexpr int blocks_of_threads(int major) {
   if (!kSmall<Source>) return kWalk == Walk::kGiven ? 2 : 3;
@@ -130,9 +131,9 @@ constexpr int kCompiledFor = __CUDA_ARCH__ / 100;
 constexpr int kCompiledFor = 0;
 #endif
 
-// A thread's part of the amax of segment i, which goes on in the ranges `in`, where `threads` share
-// it. kCached: through the L1 cache, which has it after the first of many; only behind the launch
-// that has written it.
+// One thread's share of the amax of segment i, which continues in the ranges `in`; `threads`
+// threads share the work. kCached: reads through the L1 cache, which helps if many read the same.
+// Only allowed after the launch that writes the data.
 template <bool kCached>
 __device__ __forceinline__ float amax_of_segment(int64_t i, RangesOf in, const RaggedScales& scales,
                                                  const SegmentRanges& ranges, int thread,
@@ -146,8 +147,8 @@ __device__ __forceinline__ float amax_of_segment(int64_t i, RangesOf in, const R
   return bits_float(bits);
 }
 
-// Of a range, where all pieces are there: the amax of the one segment, if any, that begins in it
-// and goes on in others. A warp.
+// After all partials of a range are written: the amax of the segment, if any, that begins in the
+// range and continues in others. Called by a warp.
 __device__ __forceinline__ void finish_amax(int64_t base, int end, const Segments& segments,
                                             const RaggedScales& scales,
                                             const SegmentRanges& ranges) {
@@ -160,8 +161,8 @@ __device__ __forceinline__ void finish_amax(int64_t base, int end, const Segment
   if (lane == 0) scales.amax[cursor.index] = all;
 }
 
-// The encoding of the cursor's segment by its amax, which the warp that has the segment's first
-// element tells of: `position` is the first that this one has of it.
+// The encoding of the cursor's segment from its amax. The warp that has the segment's first element
+// writes the outputs; `position` is the first element of the segment that this warp has.
 template <class Op>
 __device__ __forceinline__ void encode_segment(const SegmentCursor& cursor, float amax,
                                                int position, const Op& op,
@@ -174,8 +175,9 @@ __device__ __forceinline__ void encode_segment(const SegmentCursor& cursor, floa
   }
 }
 
-// Those of sixteen elements from `mine` on that are of segments which begin and end in one step:
-// from segment `first` to before `behind`, each by itself. A thread, as there may be hundreds.
+// Handles, of sixteen elements from `mine` on, those of segments that begin and end within one
+// step: from segment `first` to before `behind`, one at a time. Called per thread, because there
+// may be hundreds.
 template <Walk kWalk, class Source, class Op>
 __device__ __forceinline__ void take_short_segments(const Segments& segments, int first, int behind,
                                                     int64_t mine, const typename Source::Value& v,
@@ -188,7 +190,7 @@ __device__ __forceinline__ void take_short_segments(const Segments& segments, in
     if (part.empty()) return;
     typename Op::Encoding encoding = {};
     if constexpr (kWalk == Walk::kGiven) op.of_scale(scales.given[i], encoding);
-    // All that have elements of the segment tell the same of it.
+    // All threads that have elements of the segment write the same values.
     if constexpr (kWalk == Walk::kComputed) {
       const float amax = amax_of_segment<false>(i, ranges.after(at), scales, ranges, 0, 1);
       scales.amax[i] = amax, scales.inverse[i] = op.of_amax(amax, encoding);
@@ -208,10 +210,10 @@ __device__ __forceinline__ void take_short_segments(const Segments& segments, in
   }
 }
 
-// A step of a warp in which segments begin or end, or which is not all there: to `amax` and, as
-// codes, to the result. The cursor is at the segment of `step`. `mine` is where this lane's
-// elements are; `go(position, from)` brings the cursor to the segment of a position, of which those
-// from `from` on are this warp's.
+// Handles a warp's step in which segments begin or end, or which is not complete: updates `amax`
+// and stores codes. The cursor is at the segment of `step`. `mine` is the position of this lane's
+// elements. `go(position, from)` moves the cursor to the segment of a position; elements from
+// `from` on belong to this warp.
 template <Walk kWalk, class Source, class Op, class Go>
 __device__ __forceinline__ void take_mixed_step(
     SegmentCursor& cursor, const Segments& segments, int step, int64_t mine, const Source& source,
@@ -241,10 +243,10 @@ __device__ __forceinline__ void take_mixed_step(
   if constexpr (kWalk != Walk::kAmax) op.store(mine, segments.numel - mine, codes);
 }
 
-// The steps of a chunk from `chunk` on, one after another: those that are one segment's by
-// `take_whole(step, fetched)`, the others by `take_mixed(step)`. Of what has been fetched, where
-// all of it is there, only the first step is used, and the others are fetched once more, one ahead:
-// to hold all meanwhile there are no registers.
+// The steps of a chunk from `chunk` on, in order: `take_whole(step, fetched)` for those within one
+// segment, `take_mixed(step)` for the others. If all of the chunk was fetched, only the first step
+// of that is used, and the others are fetched again, one step ahead: there are no registers to hold
+// all of them.
 template <class Source, int kSteps, class Go, class Whole, class Mixed>
 __device__ __forceinline__ void take_steps(const SegmentCursor& cursor, int chunk, int end,
                                            int64_t origin, bool whole, const Source& source,
@@ -279,7 +281,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   const int64_t left = segments.numel - base;
   const int end =
       static_cast<int>(kept(static_cast<uint32_t>(left < ranges.span ? left : ranges.span)));
-  // Of this lane. Kept, as otherwise both are worked out again for each chunk.
+  // For this lane. kept(): otherwise both would be recomputed for each chunk.
   const int64_t origin = kSmall<Source> ? kept(base + 16 * lane) : base + 16 * lane;
   int turn = (threadIdx.x >> 5) * kChunk;
 
@@ -308,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   SegmentCursor cursor = {base};
   cursor.find(segments, chunk_of(turn), window);
 
-  // The segments that begin here: what only this block adds to.
+  // The segments that begin here, which only this thread block updates.
   __shared__ int first_here;
   if (threadIdx.x < 32) {
     const int i = blockIdx.x == 0 ? 0 : search_offsets(segments, base - 1, window).low;
@@ -384,14 +386,14 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   }
 }
 
-// Where a tile of launch 2 begins, and the range of launch 1 in which that is.
+// Where a tile of launch 2 begins, and the range of launch 1 that contains it.
 struct Tile {
-  int64_t begin;  // -1: there is none
+  int64_t begin;  // -1: no tile
   int range;
 };
 
-// A tile, of a block of threads: the hardware starts them in order, so that what is read and
-// written at a time lies together.
+// One tile per thread block. The hardware starts them in order, so that concurrent reads and writes
+// are close together.
 template <class Source, class Op>
 __device__ __forceinline__ void ragged_tile(Tile at, const Source& source, const Op& op,
                                             const Segments& segments, const RaggedScales& scales,
@@ -421,9 +423,9 @@ __device__ __forceinline__ void ragged_tile(Tile at, const Source& source, const
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) x[k] = source.fetch(origin + chunk + k * kStep);
   }
-  // What the amax likely needs, before it is known what: otherwise one load waits for another. The
-  // pieces of 128 ranges are those of most segments. Through the L1 cache, as all tiles need the
-  // same few lines.
+  // Loads what the amax probably needs before the exact ranges are known; otherwise one load would
+  // wait for another. The partials of 128 ranges cover most segments. Goes through the L1 cache,
+  // because all tiles need the same few lines.
   constexpr int kThreadsHere = Source::kTileThreads;
   constexpr int kPieces = (128 + kThreadsHere - 1) / kThreadsHere, kNear = kPieces * kThreadsHere;
   const int near_first = at.range - kNear / 2;
@@ -486,13 +488,13 @@ __device__ __forceinline__ void ragged_tile(Tile at, const Source& source, const
   take_steps(cursor, chunk, end, origin, whole, source, x, go, take_whole, take_mixed);
 }
 
-// The order of the tiles: as they lie, so that what is read and written at a time lies together;
-// but some of each range, which launch 1 has read last, come before all others.
+// The order of the tiles: memory order, so that concurrent reads and writes are close together,
+// except that the tiles of each range that launch 1 read last come first.
 struct TileOrder {
   Divisor ranges;
-  uint32_t early;  // tiles of a range, of at most early + late
+  uint32_t early;  // early tiles of each range; there are at most early + late
   Divisor late;
-  bool at_end;  // where the early ones are
+  bool at_end;  // whether the early tiles are at the end of a range
 
   int64_t tiles() const { return static_cast<int64_t>(ranges.divisor) * (early + late.divisor); }
   // Tile i in this order.
@@ -516,13 +518,13 @@ struct TileOrder {
   }
 };
 
-// First as much of each range as launch 1 has read last and the L2 cache has still: about 30 MB in
-// all.
+// First the part of each range that launch 1 read last and that is still in the L2 cache: about 30
+// MB in total.
 template <class Source>
 TileOrder tile_order(const SegmentRanges& ranges, bool at_end) {
   constexpr int64_t kTileBytes = kTile<Source> / 16 * sizeof(typename Source::Fetched);
   constexpr int64_t kEarly = (128 << 10) / kTileBytes;
-  const int64_t tiles = (ranges.span + kTile<Source> - 1) / kTile<Source>;  // of a range
+  const int64_t tiles = (ranges.span + kTile<Source> - 1) / kTile<Source>;  // per range
   const int64_t early = tiles - 1 < kEarly ? tiles - 1 : kEarly;
   return {Divisor(ranges.count), static_cast<uint32_t>(early),
           Divisor(static_cast<uint32_t>(tiles - early)), at_end};
@@ -539,7 +541,7 @@ __global__ void __launch_bounds__(Source::kTileThreads,
 }
 
 #ifndef __CUDACC_RTC__
-// How the buffer is cut into the ranges of a launch's blocks.
+// How the buffer is divided into the ranges of a launch's thread blocks.
 template <class Source, Walk kWalk>
 SegmentRanges ranges_of(int64_t numel, float* partials) {
   constexpr int kChunk = kWalkSteps<Source, kWalk> * kStep, kWarps = kThreads / 32;

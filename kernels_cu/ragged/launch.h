@@ -1,4 +1,5 @@
-// What the host launchers of many tensors in one buffer take, beside launch.h.
+// What the host launchers of ragged tensors (many tensors in one buffer) take, in addition to
+// launch.h.
 #pragma once
 
 #include "jitquant/activation.cuh"
@@ -7,7 +8,7 @@
 
 namespace jitquant {
 
-// Where the segments are: offsets (count + 1,), sizes (count,) or null, in elements of data.
+// The segments: offsets (count + 1,), sizes (count,) or null, in elements of data.
 struct RaggedInput {
   const void* data;
   DType dtype;
@@ -16,30 +17,30 @@ struct RaggedInput {
   int64_t count, numel;
 };
 
-// Of each segment: the scale that is given, what is told of it.
+// Per segment: the given scale and the outputs.
 struct RaggedScales {
-  const float* given;  // null where scales are computed
+  const float* given;  // null if scales are computed
   float* amax;
   float* inverse;   // scale_inv, or gsa
   float* partials;  // kMaxPartials floats of workspace
 };
 
-// What a gradient takes beside its scales.
+// What a gradient takes in addition to its scales.
 struct RaggedGradient {
-  const void* act_input;  // null where there is no activation
+  const void* act_input;  // null without an activation
   Activation activation;
-  int64_t cols;  // of a row; segments are whole rows
+  int64_t cols;  // per row; segments are whole rows
   float* dbias;  // (count, cols), or null
-  float* sums;   // workspace: segment_cut(...).ranges rows of `cols` floats, where there is a dbias
+  float* sums;   // workspace for dbias: segment_cut(...).ranges rows of `cols` floats
 };
 
-// The rows of a gradient as ranges of neighbours. A block of threads has `phases` ranges.
+// Divides the rows of a gradient into ranges of consecutive rows, `phases` ranges per thread block.
 struct RowCut {
   int64_t range_rows, ranges;
   int phases;
 };
 
-// Elements of one byte without gaps.
+// One-byte elements without gaps.
 struct RaggedElements {
   uint8_t* data;
   EightBit format;

@@ -1,4 +1,4 @@
-// FP8 of many tensors in one buffer, each with a scale of its own.
+// FP8 of ragged tensors (many tensors in one buffer), each with its own scale.
 #include "fp8.cuh"
 
 namespace jitquant {

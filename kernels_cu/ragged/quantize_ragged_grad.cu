@@ -1,10 +1,11 @@
-// FP8 of the gradients of many tensors in one buffer, times the derivative of an activation, with
-// the sums of their columns: the bias gradients.
+// FP8 of the gradients of ragged tensors, times the derivative of an activation, with the sums of
+// their columns: the bias gradients.
 //
-// Launch 1, or the only one, goes by rows: a warp has 512 columns of a range of rows and adds what
-// is in one segment, for its lanes have the same columns in every row. As with the amaxes a sum
-// needs no zeroing: where a segment begins in a range its sum goes to dbias, where it goes on to a
-// row of a workspace, and in the end those rows are added to it, in the same order every time.
+// The first or only launch works on rows: a warp has 512 columns of a range of rows and adds up the
+// rows of one segment, because its lanes have the same columns in every row. As for the amaxes,
+// nothing has to be zeroed: the sum of a segment that begins in the range goes to dbias, the sum of
+// one that continues from an earlier range goes to a row of a workspace. In the end those rows are
+// added, always in the same order.
 #include "fp8.cuh"
 
 namespace jitquant {
@@ -71,7 +72,7 @@ struct GradSource {
     }
     return v;
   }
-  // Of `count` elements from i on, which may not be aligned.
+  // Loads `count` elements from i on, which may be unaligned.
   __device__ __forceinline__ Fetched gather(int64_t i, int64_t count) const {
     Fetched x = {};
     if (count <= 0) return x;
@@ -88,20 +89,20 @@ struct GradSource {
 struct GradRows {
   int64_t cols;
   int phases;
-  int slices;    // of a block of threads of finish_sums: each adds some of the pieces
+  int slices;    // per thread block of finish_sums: each adds some of the pieces
   float* dbias;  // may be null
   float* sums;
   bool vector;  // rows and sums are aligned to 16 bytes
 
-  // Of the columns, by finish_sums.
+  // Parts of the columns in finish_sums.
   JITQUANT_HD int64_t parts() const {
     const int threads = kThreads / slices;
     return (cols + 4 * threads - 1) / (4 * threads);
   }
 };
 
-// Adds the pieces of the sums: item i is the i-th segment, or where there are fewer ranges than
-// segments the one that goes on behind range i; and a part of the columns. A block of threads.
+// Adds the pieces of the sums. Item i is the i-th segment or, if there are fewer ranges than
+// segments, the one that continues after range i. Each thread block handles a part of the columns.
 __device__ __forceinline__ void finish_sums(int64_t item, int64_t part, const Segments& segments,
                                             const SegmentRanges& ranges, const GradRows& rows) {
   SegmentBounds at;
@@ -119,7 +120,7 @@ __device__ __forceinline__ void finish_sums(int64_t item, int64_t part, const Se
   if (at.stop <= at.start) return;
   const int first = ranges.of(at.start) + 1, last = ranges.of(at.stop - 1);
   if (last < first) return;
-  // All columns of a thread together, so that their sums do not wait for each other.
+  // Handles all columns of a thread together, so that their sums do not wait for each other.
   const int threads = kThreads / rows.slices, slice = threadIdx.x / threads;
   const int64_t c = 4 * threads * part + threadIdx.x % threads;
   const auto has = [&](int k) { return c + k * threads < rows.cols; };
@@ -134,7 +135,7 @@ __device__ __forceinline__ void finish_sums(int64_t item, int64_t part, const Se
     }
   }
   __shared__ float4 all[kThreads];
-  __syncthreads();  // It may be in use for the item before.
+  __syncthreads();  // the previous item may still use it
   all[threadIdx.x] = make_float4(sums[0], sums[1], sums[2], sums[3]);
   __syncthreads();
   if (slice != 0) return;
@@ -149,9 +150,9 @@ __device__ __forceinline__ void finish_sums(int64_t item, int64_t part, const Se
   }
 }
 
-// Calls `part` with the cursor on each segment of `count` elements from `position` on, whose
-// segment it is at, that is not empty; `leave`, and `enter` with the bounds, where it goes on to
-// the next one.
+// Calls `part` with the cursor on each nonempty segment among `count` elements from `position` on.
+// The cursor starts at the segment of `position`. When it moves on, calls `leave`, and then `enter`
+// with the bounds of the next segment.
 template <class Leave, class Enter, class F>
 __device__ __forceinline__ void visit_segments(SegmentCursor& cursor, const Segments& segments,
                                                int position, int count, Leave&& leave,
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
   wait_for_previous();
   let_next_begin();
 
-  // The segments that begin here: what only this block adds to.
+  // The segments that begin here, which only this thread block updates.
   const bool is_last = blockIdx.x + 1 == gridDim.x;
   const int64_t before = blockIdx.x == 0 ? 0 : segment_at(segments, block_base - 1) + 1;
   for (int64_t i = before + threadIdx.x;
@@ -192,14 +193,14 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
     for (int64_t c = lane; c < rows.cols; c += 32) rows.dbias[segment * rows.cols + c] = 0.0f;
   };
   if (rows.dbias != nullptr) {
-    // Of segments that are not whole rows some columns may have nothing.
+    // Segments that are not whole rows may have no values in some columns.
     for (int64_t i = before + warp;
          i < segments.count && (is_last || segments.offsets[i] < block_end); i += kWarps) {
       const SegmentBounds at = segments.bounds(i);
       const bool ragged = at.start % rows.cols != 0 || at.stop % rows.cols != 0;
       if (at.stop > at.start && ragged) zero(i);
     }
-    // There may be many empty ones at one place.
+    // There may be many empty segments at the same position.
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + warp; i < segments.count;
          i += static_cast<int64_t>(gridDim.x) * kWarps) {
       const SegmentBounds at = segments.bounds(i);
@@ -261,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
       for (int i = 0; i < 16; ++i) sums[i] = add_rn(sums[i], value_of(v, i));
     };
     enter(cursor.find(segments, base == 0 ? 0 : -1));
-    // The next row is loaded while one is computed.
+    // Loads the next row while it computes the current one.
     const auto whole = [&](int row) {
       return rows.vector && count == 16 && row + column + 16 <= end;
     };
@@ -322,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
   }
 }
 
-// The first `finishing` blocks add the sums, the others are ragged_tile_kernel's.
+// The first `finishing` thread blocks add the sums. The others do the work of ragged_tile_kernel.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 3)
     ragged_grad_tile_kernel(GradSource<T> source, RaggedFp8 op, Segments segments,
@@ -341,7 +342,7 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 namespace {
 
-// Without sums rows mean nothing: any length does.
+// Without sums, the row length does not matter: any value works.
 constexpr int64_t kAnyCols = kThreads / 32 * kStep;
 
 template <class T>
@@ -358,7 +359,8 @@ cudaError_t launch_gradient(const RaggedInput& x, const RaggedScales& scales,
       gradient.sums,
       source.vector && cols % 16 == 0 && reinterpret_cast<uintptr_t>(gradient.dbias) % 16 == 0};
   const int64_t items = x.count < cut.ranges ? x.count : cut.ranges;
-  // The more of its slices, the shorter the sums of few segments; as long as most blocks are tiles.
+  // More slices shorten the sums if there are few segments. Only while most thread blocks are
+  // tiles.
   while (rows.slices < 8 && 2 * items * rows.parts() <= 128) rows.slices *= 2;
   const RaggedFp8 op = {out};
   RaggedFp8 op_of_rows = op;
@@ -395,7 +397,7 @@ RowCut quantize_ragged_grad_cut(DType dtype, int64_t numel, int64_t cols, bool w
   const int warps = kThreads / 32, phases = strips < warps ? warps / static_cast<int>(strips) : 1;
   int64_t blocks = persistent_grid(rows, dtype == DType::kFloat32 ? 1 : 2);
   if (blocks * phases > kMaxPartials) blocks = kMaxPartials / phases;
-  // Shorter ranges would have more in the workspace than in the gradient.
+  // With shorter ranges, the workspace would be larger than the gradient.
   int64_t range_rows = (rows + blocks * phases - 1) / (blocks * phases);
   if (range_rows < 4) range_rows = 4;
   if (range_rows > SegmentCursor::kFar / cols) range_rows = SegmentCursor::kFar / cols;

@@ -1,5 +1,5 @@
-// NVFP4 of many tensors in one buffer, each with a scale of its own. A block of sixteen belongs to
-// the segment of its first element.
+// NVFP4 of ragged tensors (many tensors in one buffer), each with its own scale. A block of sixteen
+// belongs to the segment of its first element.
 #include "kernels.cuh"
 
 namespace jitquant {
@@ -26,7 +26,7 @@ struct RaggedNvfp4 {
                                               const Nvfp4Encoding& encoding) const {
     return nvfp4_quantize_block(x, block_amax(x), encoding);
   }
-  // Zeros, such as all that is masked, have the code 0 whatever the scale.
+  // Zeros, including all masked elements, have code 0 with any scale.
   __device__ __forceinline__ void merge(Nvfp4Codes& all, const Nvfp4Codes& codes,
                                         const Part&) const {
     all = codes;

@@ -1,6 +1,6 @@
-// Many tensors in one flat buffer. A warp or a block of threads has neighbouring elements of it,
-// whatever the segments are: it finds the segment of the first one by a search that its lanes
-// share, and then walks with the data.
+// Ragged tensors: many tensors in one flat buffer. A warp or thread block takes consecutive
+// elements of the buffer, whatever the segments are. Its lanes search together for the segment of
+// the first element, and then walk along with the data.
 #pragma once
 
 #include "jitquant/dispatch.cuh"
@@ -14,8 +14,8 @@ constexpr int kStep = 512;  // elements that a warp takes at once
 struct Segments {
   const int64_t* offsets;
   const int64_t* sizes;  // may be null
-  int64_t count, numel;  // less than 2^30 segments
-  float density;         // segments an element
+  int64_t count, numel;  // fewer than 2^30 segments
+  float density;         // segments per element
 
   Segments(const int64_t* offsets, const int64_t* sizes, int64_t count, int64_t numel)
       : offsets(offsets),
@@ -29,13 +29,13 @@ struct Segments {
   }
 };
 
-// Where a position is among the offsets.
+// The position of an element among the offsets.
 struct OffsetsAround {
-  int low, high;     // the first offset behind the position is one of these, or between them
+  int low, high;     // the first offset past the position is one of these, or between them
   int64_t from, to;  // offsets low - 1 and high
 };
 
-// Narrows it down with what each lane has of offset `first + lane * step`.
+// Narrows the interval; each lane has offset `first + lane * step`.
 __device__ __forceinline__ void narrow(OffsetsAround& around, int64_t position, int first, int step,
                                        int64_t offset) {
   const int count = __popc(__ballot_sync(0xffffffffu, offset <= position));
@@ -49,8 +49,8 @@ __device__ __forceinline__ void narrow(OffsetsAround& around, int64_t position, 
     around.from = __shfl_sync(0xffffffffu, offset, count - 1);
   }
 }
-// The same down to one offset: low == high. All lanes of a warp together. They look at offsets from
-// `first` on, every `step`-th, and then each at a part of what is left.
+// Narrows it down to one offset: low == high. Called by all lanes of a warp together. They look at
+// every `step`-th offset from `first` on, and then divide what is left among them.
 __device__ __forceinline__ void search_offsets(const Segments& segments, int64_t position,
                                                int first, int step, OffsetsAround& around) {
 #pragma unroll 1
@@ -64,7 +64,8 @@ __device__ __forceinline__ void search_offsets(const Segments& segments, int64_t
   }
 }
 
-// Neighbouring offsets, one of each lane: those around a position, likely, if segments are alike.
+// Consecutive offsets, one per lane, that probably surround a position if segments have similar
+// sizes.
 struct OffsetsWindow {
   int first;
   int64_t offset;
@@ -87,7 +88,7 @@ struct OffsetsWindow {
     return max(min(likely, there - 32), 0);
   }
 };
-// The same for any position, from what the window has on.
+// The same for any position, starting from the window.
 __device__ __forceinline__ OffsetsAround search_offsets(const Segments& segments, int64_t position,
                                                         const OffsetsWindow& window) {
   OffsetsAround around = {0, static_cast<int>(segments.count) + 1, INT64_MIN, INT64_MAX};
@@ -96,14 +97,14 @@ __device__ __forceinline__ OffsetsAround search_offsets(const Segments& segments
   return around;
 }
 
-// The last segment that begins at or before `position`; -1 before the first, and `count` behind the
-// last offset. All lanes of a warp together.
+// The last segment that begins at or before `position`; -1 before the first, `count` past the last
+// offset. Called by all lanes of a warp together.
 __device__ __forceinline__ int segment_at(const Segments& segments, int64_t position) {
   return search_offsets(segments, position, OffsetsWindow(segments, position)).low - 1;
 }
 
-// The same among segments from `first` to before `behind`, the first where none begins there, by
-// one thread: likely one of the first.
+// The same among segments from `first` to before `behind` (`first` if none begins there), by one
+// thread. Starts near `first`.
 __device__ __forceinline__ int own_segment_at(const Segments& segments, int first, int behind,
                                               int64_t position) {
   int step = 1;
@@ -120,8 +121,8 @@ __device__ __forceinline__ int own_segment_at(const Segments& segments, int firs
   return first;
 }
 
-// Calls `f` with each segment from `first` to before `behind` that may have elements of sixteen
-// from `mine` on. By one thread.
+// Calls `f` with each segment from `first` to before `behind` that may contain some of the sixteen
+// elements from `mine` on. Called by one thread.
 template <class F>
 __device__ __forceinline__ void visit_own_segments(const Segments& segments, int first, int behind,
                                                    int64_t mine, F&& f) {
@@ -133,22 +134,22 @@ __device__ __forceinline__ void visit_own_segments(const Segments& segments, int
   }
 }
 
-// Where a walk through a part of the buffer is, by positions in that part, which has at most kFar
-// elements. All lanes of a warp are at the same segment.
+// The position of a walk through a part of the buffer, which has at most kFar elements. Positions
+// are relative to that part. All lanes of a warp are at the same segment.
 struct SegmentCursor {
   static constexpr int kFar = 1 << 30;
   int64_t base;     // where the part begins
-  int index;        // the last segment that begins at or before where the walk is; -1 or `count`
-                    // where there is none
+  int index;        // the last segment that begins at or before the position; -1 or `count` if
+                    // there is none
   int start, stop;  // of the segment; -1 before the part
-  int begin, next;  // where it, or what is no segment's there, begins, and the segment after it
+  int begin, next;  // start of the segment, or of the gap at the position, and of the next segment
 
   __device__ __forceinline__ int near(int64_t position) const {
     const int64_t i = position - base;
     return i < 0 ? -1 : (i < kFar ? static_cast<int>(i) : kFar);
   }
-  // Goes to the segment of `position` and returns its bounds in the buffer. All lanes share the
-  // search, and what they have read at its end are the bounds.
+  // Moves to the segment of `position` and returns its bounds in the buffer. All lanes share the
+  // search; its last reads are the bounds.
   __device__ __forceinline__ SegmentBounds find(const Segments& segments, int position,
                                                 const OffsetsWindow& window) {
     return enter(segments, search_offsets(segments, base + position, window));
@@ -156,13 +157,13 @@ struct SegmentCursor {
   __device__ __forceinline__ SegmentBounds find(const Segments& segments, int position) {
     return find(segments, position, OffsetsWindow(segments, base + position));
   }
-  // The same where `position` is not before `next`: to a later segment, likely close behind.
+  // The same if `position` is at or after `next`: moves forward, probably not far.
   __device__ __forceinline__ SegmentBounds seek(const Segments& segments, int position) {
     OffsetsAround around = {index + 1, static_cast<int>(segments.count) + 1, INT64_MIN, INT64_MAX};
     search_offsets(segments, base + position, index + 1, 1, around);
     return enter(segments, around);
   }
-  // The same also where it is before `begin`: to an earlier one.
+  // The same, but `position` may also be before `begin`: moves backward.
   __device__ __forceinline__ SegmentBounds seek_around(const Segments& segments, int position) {
     if (position >= begin) return seek(segments, position);
     OffsetsAround around = {0, index, INT64_MIN, base + begin};
@@ -172,7 +173,7 @@ struct SegmentCursor {
   __device__ __forceinline__ bool covers(int position, int count) const {
     return start <= position && position + count <= stop;
   }
-  // Whether elements from where the walk is on are no segment's.
+  // Whether `count` elements from `position` on, near the cursor, belong to no segment.
   __device__ __forceinline__ bool misses(int position, int count) const {
     return stop <= position && position + count <= next;
   }
@@ -192,7 +193,7 @@ struct SegmentCursor {
   }
 };
 
-// Which of sixteen elements from `position` on are those of a segment.
+// Which of sixteen elements from `position` on belong to a segment.
 struct Part {
   int first, behind;
 
@@ -210,7 +211,7 @@ struct Part {
   }
 };
 
-// Elements of each warp's range: whole steps.
+// Elements per warp: whole steps.
 inline int64_t range_of_warp(int64_t numel, int64_t warps) {
   const int64_t steps = (numel + kStep - 1) / kStep;
   return (steps + warps - 1) / warps * kStep;

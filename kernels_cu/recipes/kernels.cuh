@@ -1,8 +1,9 @@
 // The kernels of recipes for training and rotation:
 //   rotated_amax_kernel      amax of a tensor after a rotation, into partials
-//   rotated_row_amax_kernel  the same of each row
-//   recipe_kernel            quantizes, with the amax of what is quantized given
-// A thread has a block of 16 neighbours; those that share a rotation or a scale are in one warp.
+//   rotated_row_amax_kernel  the same for each row
+//   recipe_kernel            quantizes, given the amax of the values
+// Each thread has a block of 16 neighbors. Blocks that share a rotation or a scale are in the same
+// warp.
 #pragma once
 
 #include "../amax/partials.cuh"
@@ -13,8 +14,8 @@ namespace jitquant {
 
 enum class Scaling : int { kTe, kSelect, kMx };
 
-// The blocks of a warp's lanes: neighbours in a row, or, with `tile`, of 16 rows. Every lane of a
-// warp takes as many steps, as lanes compute together.
+// The blocks of a warp's lanes: neighbors in a row or, with `tile`, in 16 rows. All lanes of a warp
+// take the same number of steps, because they compute together.
 struct LaneWalk {
   BlockWalk walk;
   int64_t position, step, units, rows;
@@ -54,7 +55,7 @@ __device__ __forceinline__ Block<T> fetch_lane(const PlainSource<T>& source, con
   return x;
 }
 
-// The place of a lane's block within those that are rotated together.
+// The index of a lane's block among those that are rotated together.
 __device__ __forceinline__ int part_of(const Rotation& r) {
   return static_cast<int>(threadIdx.x) & (r.lanes > 0 ? r.lanes - 1 : 0);
 }
@@ -124,16 +125,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Where the amax of what is quantized, or a given gsa, comes from, and where gsa goes.
+// Where the amax or the given gsa comes from, and where gsa goes.
 struct RecipeScale {
-  const float* maxima;  // `count` of the tensor, or one for each row
+  const float* maxima;  // `count` for the tensor, or one per row
   int count;
   bool by_row;
-  bool from_gsa;  // a given gsa in place of an amax
+  bool from_gsa;  // a given gsa instead of an amax
   float divisor;
   float* gsa;
 
-  // Of one of these values, which it tells of.
+  // The selection for one of these values. Also writes gsa.
   __device__ __forceinline__ Selection selection(float value, float* gsa_out) const {
     if (gsa_out != nullptr) *gsa_out = from_gsa ? value : div_rn(value, divisor);
     return selection_of(value, divisor, from_gsa);
@@ -146,7 +147,7 @@ __device__ __forceinline__ float largest(const float* maxima, int count, BlockRe
   return reduce.max(amax);
 }
 
-// Over the 16 lanes that have a tile's rows.
+// The mask of the 16 lanes that have a tile's rows.
 __device__ __forceinline__ uint32_t tile_lanes() {
   return 0xffffu << (threadIdx.x & 16);
 }
@@ -166,7 +167,7 @@ __device__ __forceinline__ float tile_error(float e, bool largest) {
   return e;
 }
 
-// The bytes that were given for a block.
+// The given random bytes of a block.
 __device__ __forceinline__ RandomBytes given_bytes(const uint8_t* bytes, int64_t row, int64_t block,
                                                    int64_t cols) {
   RandomBytes r = {};
@@ -178,7 +179,7 @@ __device__ __forceinline__ RandomBytes given_bytes(const uint8_t* bytes, int64_t
   return r;
 }
 
-// What a lane does with its block, of which it knows b.
+// Quantizes a lane's block, whose amax is b.
 template <Scaling kScaling, bool kStochastic, class T, class Bytes, class Over>
 __device__ __forceinline__ Nvfp4Codes recipe_block(const Block<T>& y, float b,
                                                    const Selection& selection, const Recipe& recipe,
@@ -199,16 +200,16 @@ __device__ __forceinline__ Nvfp4Codes recipe_block(const Block<T>& y, float b,
   }
 }
 
-// Blocks of threads that an SM has to hold, which bounds the registers. Of fp32 the kernels take 60
-// to 102 unasked on sm_90a, so two blocks fit.
+// Minimum thread blocks per SM, which limits the registers. Without a limit the fp32 kernels take
+// 60 to 102 on sm_90a, so two blocks fit.
 template <class T, Rotate kRotate, bool kStochastic>
 constexpr int recipe_blocks_per_sm() {
   if (sizeof(T) == 4) return 1;
   return kRotate == Rotate::kNone && !kStochastic ? 4 : 3;
 }
 
-// A contiguous tensor of whole blocks, fewer than 2^31, with linear scales, one amax and bytes that
-// are drawn, or none.
+// A contiguous tensor of fewer than 2^31 whole blocks, with linear scales, one amax, and generated
+// random bytes or none.
 template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
 __global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kStochastic>())
     flat_recipe_kernel(FlatSource<T> source, Divisor width, RecipeScale scale, Recipe recipe,
@@ -284,7 +285,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     walk.next();
     next = fetch_lane(source, walk);
     auto y = rotated<kRotate>(x, recipe.rotation, minus);
-    // Past the last column are zeros, which signs would change.
+    // Signs would change the zeros past the last column.
     if (kMx && kRotate != Rotate::kNone && 16 * block >= source.cols) y = {};
     float b = block_amax(y);
     if (kMx) b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 1));
@@ -316,8 +317,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 #ifndef __CUDACC_RTC__
-// Calls f with the kind of a rotation as a constant. -DJITQUANT_ROTATE=<its number> makes a library
-// for that kind alone, which compiles in less time.
+// Calls f with the kind of rotation as a compile-time constant. -DJITQUANT_ROTATE=<number> builds a
+// library for that kind alone, which compiles faster.
 template <bool kWide = true, class F>
 cudaError_t with_rotation(const Rotation& rotation, F&& f) {
   const Rotate rotate = rotation.lanes == 0 ? Rotate::kNone

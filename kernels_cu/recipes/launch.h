@@ -5,10 +5,10 @@
 
 namespace jitquant {
 
-// Maxima of a matrix, and as many of its transpose, that a launch leaves to the next.
+// Maxima of a matrix, and as many of its transpose, that one launch passes to the next.
 constexpr int kBothPartials = 512;
 
-// A Hadamard transform of 16 * lanes neighbours; lanes is 0 without one.
+// A Hadamard transform of 16 * lanes neighbors; no transform if lanes is 0.
 struct Rotation {
   int lanes;
   bool rounded;         // to the input's type, as TransformerEngine does
@@ -16,14 +16,14 @@ struct Rotation {
   const int8_t* signs;  // (16 * lanes,), or null
 };
 
-// cos and sin of the first `size` columns, fp32 (positions, size / 2); each serves `rows_each`
-// rows.
+// cos and sin of the first `size` columns, fp32 (positions, size / 2). Each position serves
+// `rows_each` consecutive rows.
 struct Rope {
   const float* cos;
   const float* sin;
   int64_t rows_each;
   int32_t size;      // a multiple of 32, or 0
-  bool interleaved;  // pairs are neighbours; else `size / 2` columns apart
+  bool interleaved;  // pairs are neighbors; otherwise they are `size / 2` columns apart
   bool vector;       // the tables are aligned to 16 bytes
 };
 
@@ -31,9 +31,9 @@ enum class Error : int { kAbsolute, kSquared, kLargest };
 
 // How the scale of an NVFP4 block is selected.
 struct Select {
-  bool none;    // as recipe "te" says
-  bool single;  // without a choice: the block's amax becomes `full`
-  bool scaled;  // errors are those of scaled values
+  bool none;    // as in recipe "te"
+  bool single;  // no choice: the block's amax maps to `full`
+  bool scaled;  // compares errors of scaled values
   Error error;
   float full;
 };

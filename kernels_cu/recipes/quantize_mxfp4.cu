@@ -1,11 +1,11 @@
-// MXFP4: E2M1 with an E8M0 scale for 32 neighbours in a row, of which two lanes have 16 each; and
-// back.
+// MXFP4: E2M1 with one E8M0 scale per 32 neighbors in a row, handled by two lanes with 16 each; and
+// dequantization.
 #include "jitquant/fp8.cuh"
 #include "kernels.cuh"
 
 namespace jitquant {
 
-// A thread has eight neighbours, a word of codes.
+// Each thread has eight neighbors, one word of codes.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     dequantize_mxfp4_kernel(Mxfp4Input in, T* out, int64_t cols, bool vector) {

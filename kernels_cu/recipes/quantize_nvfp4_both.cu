@@ -1,11 +1,11 @@
-// NVFP4 of a matrix and of its transpose, which may be rotated, from one reading; and the amaxes of
-// the two, from another.
+// NVFP4 of a matrix and of its transpose, which may be rotated, from one read; and the amaxes of
+// both, from another.
 #include "jitquant/transposed_tiles.cuh"
 #include "kernels.cuh"
 
 namespace jitquant {
 
-// The amax of a matrix, and of its transpose after the rotation, into as many partials each.
+// The amax of a matrix, and of its transpose after rotation, into the same number of partials each.
 template <class T, bool kWhole, Rotate kRotate>
 __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
     both_amax_kernel(TileSource<T> source, Rotation rotation, uint32_t wide, uint32_t count,
@@ -53,7 +53,7 @@ struct BothOutput {
   float* gsa[2];
 };
 
-// The errors of a line of a tile's block whose amax is b, with either scale.
+// The errors of one line of a tile with either scale; the block's amax is b.
 template <class T>
 __device__ __forceinline__ float2 errors_of(const Block<T>& x, float b, const Selection& s,
                                             const Select& how) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ float2 errors_of(const Block<T>& x, float b, const Se
   return errors(std::integral_constant<Error, Error::kAbsolute>());
 }
 
-// Sixteen rows as one.
+// Combines sixteen rows.
 __device__ __forceinline__ float2 error_of_rows(const float2 (&rows)[kSide][kLanes], int first,
                                                 int along, bool largest) {
   float2 e[16];
@@ -87,8 +87,8 @@ __device__ __forceinline__ float2 error_of_rows(const float2 (&rows)[kSide][kLan
   return e[0];
 }
 
-// A block of threads a tile. A warp takes 16 rows of it and then 16 columns, eight lanes a line. Of
-// fp32 the kernels take 68 to 128 registers unasked, so two blocks fit on an SM.
+// One thread block per tile. A warp takes 16 rows of it and then 16 columns, eight lanes per line.
+// Without a limit the fp32 kernels take 68 to 128 registers, so two blocks fit on an SM.
 template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
     nvfp4_both_kernel(TileSource<T> source, const float* maxima, int count, float divisor,
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
   wait_for_previous();
   let_next_begin();
   const uint32_t down = blockIdx.x / wide, across = blockIdx.x - down * wide;
-  // A choice once a block of threads needs no kernel of its own, of which the compiler has enough.
+  // A uniform branch per thread block instead of another kernel: there are enough to compile.
   if (source.vector && source.cols % 16 == 0) {
     fetch_tile<true>(source, kSide * down, kLanes * across, tiles);
   } else {
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
           read_rows<T>(tiles, row, along, x);
 #pragma unroll 1
           for (int k = 0; k < kLines; ++k) {
-            const Block<T> line = x[0];  // alone in memory, for what is called apart
+            const Block<T> line = x[0];  // a copy in local memory, for the noinline function
             row_errors[row + k][along] = errors_of(line, b, s, recipe.select);
 #pragma unroll
             for (int j = 0; j + 1 < kLines; ++j) x[j] = x[j + 1];
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
     };
 #pragma unroll 1
     for (int k = 0; k < kLines; ++k) {
-      // All lanes rotate, as they do it together.
+      // All lanes rotate, because they do it together.
       const Block<T> line = x[0];
       if (kRotate == Rotate::kNone || t == 0) {
         store(k, encoded(line, k));

@@ -1,5 +1,4 @@
-// NVFP4 by a recipe for training or rotation, with the amax of what is quantized given; and that
-// amax.
+// NVFP4 by a recipe for training or rotation, given the amax of the values; and that amax.
 #include "kernels.cuh"
 
 namespace jitquant {

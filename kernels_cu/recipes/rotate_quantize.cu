@@ -1,5 +1,5 @@
-// Rotary position embedding, a Hadamard transform, or both, and FP8 of the result with a scale for
-// each row or a given one. One launch.
+// Rotary position embedding, a Hadamard transform, or both, then FP8 with a scale per row or a
+// given scale. One launch.
 #include "../fp8/rows.cuh"
 #include "source.cuh"
 

@@ -1,5 +1,5 @@
-// Rotary position embedding, a Hadamard transform, or both, and FP8 or INT8 of the result with a
-// scale for each group of neighbours in a row. One launch.
+// Rotary position embedding, a Hadamard transform, or both, then FP8 or INT8 with one scale per
+// group of neighbors in a row. One launch.
 #include "../group/rows.cuh"
 #include "source.cuh"
 

@@ -1,6 +1,6 @@
 // Recipes for training and rotation, each rule once: Hadamard transforms, stochastic rounding with
-// Philox, 4over6, MXFP4. docs/numerics.md has the formulas and where they come from, and
-// jitquant/numerics/recipes.py is the same in PyTorch; the two agree bit for bit.
+// Philox, 4over6, MXFP4. docs/numerics.md has the formulas and their sources.
+// jitquant/numerics/recipes.py defines the same in PyTorch, bit for bit.
 #pragma once
 
 #include "jitquant/memory.cuh"
@@ -11,13 +11,13 @@ namespace jitquant {
 
 // ---- rotation ----------------------------------------------------------------------------------
 
-// What a kernel is compiled for. kTe: 16 neighbours, rounded to the input's type; kWide: 16 to 256
-// neighbours, of which a lane has 16.
+// The rotations that kernels are compiled for. kTe: 16 neighbors, rounded to the input's type.
+// kWide: 16 to 256 neighbors, 16 per lane.
 enum class Rotate : int { kNone, kTe, kWide };
 
-constexpr uint32_t kTeMinus = 0xd7e8u;  // bit i: sign i of TransformerEngine's is minus
+constexpr uint32_t kTeMinus = 0xd7e8u;  // bit i: sign i of TransformerEngine's vector is minus
 
-// Which of the 16 signs of place `part` (of n / 16) are minus.
+// Which of the 16 signs at index `part` (of n / 16) are minus.
 __device__ __forceinline__ uint32_t minus_signs(const Rotation& r, int part) {
   if (r.signs == nullptr) return r.rounded ? kTeMinus : 0u;
   const int8_t* const signs = r.signs + 16 * part;
@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t minus_signs(const Rotation& r, int part) {
   if (reinterpret_cast<uintptr_t>(signs) % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // The highest bits of four bytes, side by side.
+      // Moves the highest bits of four bytes next to each other.
       const uint32_t high = reinterpret_cast<const uint32_t*>(signs)[i] >> 7 & 0x01010101u;
       minus |= (high * 0x01020408u >> 24 & 15u) << (4 * i);
     }
@@ -36,8 +36,8 @@ __device__ __forceinline__ uint32_t minus_signs(const Rotation& r, int part) {
   return minus;
 }
 
-// A transform of 16 * r.lanes values, of which a lane has 16: first within the lane, then between
-// the lanes of `mask`, which call it together.
+// Transforms 16 * r.lanes values, 16 per lane: first within the lane, then between the lanes of
+// `mask`, which call it together.
 __device__ __forceinline__ void transform_within(float (&v)[16], const Rotation& r,
                                                  uint32_t minus) {
 #pragma unroll
@@ -67,7 +67,7 @@ __device__ __forceinline__ void transform_lanes(float (&v)[16], const Rotation& 
   }
 }
 
-// A block after the transform, which for kWide all lanes of a group compute together.
+// A block after the transform. For kWide, all lanes of a group compute it together.
 template <Rotate kRotate, class T>
 using Rotated = Block<typename std::conditional<kRotate == Rotate::kWide, float, T>::type>;
 
@@ -112,12 +112,12 @@ JITQUANT_HD RandomBytes philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c
   return {{c0, c1, c2, c3}};
 }
 
-// What a launch draws with.
+// The state of a launch's random numbers.
 struct Draws {
   uint32_t k0 = 0, k1 = 0, c2 = 0, c3 = 0;
 
   Draws() = default;
-  // seed and offset, on the device.
+  // From seed and offset, on the device.
   __device__ __forceinline__ explicit Draws(const int64_t* rng_state) {
     if (rng_state == nullptr) return;
     const uint64_t seed = static_cast<uint64_t>(rng_state[0]);
@@ -126,7 +126,7 @@ struct Draws {
     c2 = static_cast<uint32_t>(offset);
     c3 = static_cast<uint32_t>(offset >> 32) & 0x7fffffffu;
   }
-  // Those of a columnwise output.
+  // The random numbers of a columnwise output.
   __device__ __forceinline__ Draws of_columns() const {
     Draws other = *this;
     other.c3 |= 0x80000000u;
@@ -138,7 +138,7 @@ struct Draws {
 };
 
 // E2M1 of values 8 * half to 8 * half + 7 times enc > 0, each with its random byte: the largest
-// code up to fma(r / 256, step, |x * enc|).
+// code at most fma(r / 256, step, |x * enc|).
 template <class T>
 JITQUANT_HD uint32_t e2m1x8_stochastic(const Block<T>& x, int half, float enc,
                                        const RandomBytes& r) {
@@ -148,7 +148,7 @@ JITQUANT_HD uint32_t e2m1x8_stochastic(const Block<T>& x, int half, float enc,
     // 1, 2 or 4: twice the step.
     const float within = a > 1.0f ? (a < 4.0f ? a : 4.0f) : 1.0f;
     const float power = bits_float(float_bits(within) & 0x7f800000u);
-    // The byte below the bits of 2^14, which is r / 512 more than that.
+    // The byte becomes the low mantissa bits of 2^14, so the sum is 2^14 + r / 512.
     const uint32_t bits =
         byte_permute(r.words[2 * half + (i >> 2)], 0x46800000u, 0x7650u + (i & 3));
     const float t = fma_rn(add_rn(bits_float(bits), -0x1p14f), power, a);
@@ -174,13 +174,13 @@ JITQUANT_HD Nvfp4Codes nvfp4_stochastic_block(const Block<T>& x, float b, const 
 
 // ---- 4over6 ------------------------------------------------------------------------------------
 
-// How a block's scale is selected, of a tensor whose amax is known.
+// How a block's scale is selected, given the amax of the tensor.
 struct Selection {
   Nvfp4Encoding encoding;
   float S, amax, divisor;
 };
 
-// Of an amax, or of a given gsa.
+// From an amax, or from a given gsa.
 JITQUANT_HD Selection selection_of(float value, float divisor, bool from_gsa = false) {
   float S = value == 0.0f ? 1.0f : div_rn(from_gsa ? 1.0f : divisor, value);
   if (S > kFloatMax) S = kFloatMax;
@@ -189,7 +189,7 @@ JITQUANT_HD Selection selection_of(float value, float divisor, bool from_gsa = f
   return {nvfp4_encoding(S, Nvfp4Recipe::kTe), S, amax, divisor};
 }
 
-// |q| of eight codes as bf16, two of them in a word: 0, 1, then 2, 3 and so on.
+// q| of eight codes as bf16, two per word: 0 and 1, 2 and 3, and so on.
 JITQUANT_HD void e2m1x8_magnitudes(uint32_t codes, uint32_t (&pairs)[4]) {
   const uint32_t selectors = codes & 0x77777777u;
   JITQUANT_UNROLL
@@ -202,7 +202,7 @@ JITQUANT_HD void e2m1x8_magnitudes(uint32_t codes, uint32_t (&pairs)[4]) {
   }
 }
 
-// f(i, |q|) of all codes of a block, in order.
+// Calls f(i, |q|) for all codes of a block, in order.
 template <class F>
 JITQUANT_HD void each_magnitude(const Nvfp4Codes& codes, F&& f) {
   JITQUANT_UNROLL
@@ -217,7 +217,7 @@ JITQUANT_HD void each_magnitude(const Nvfp4Codes& codes, F&& f) {
   }
 }
 
-// One more term of an error; the first is added to 0, which leaves it as it is.
+// Adds a term to an error. The first is added to 0, which keeps its bits.
 template <Error kError>
 JITQUANT_HD float with_error(float error, float d) {
   if (kError == Error::kSquared) return add_rn(error, mul_rn(d, d));
@@ -225,15 +225,15 @@ JITQUANT_HD float with_error(float error, float d) {
   return add_rn(error, abs_of(d));
 }
 
-// Called seldom, and much code: a call instead of a copy in each place.
+// Rarely called and large, so it is called rather than inlined.
 #if defined(__CUDACC__)
 #define JITQUANT_APART __noinline__ __host__ __device__
 #else
 #define JITQUANT_APART inline
 #endif
 
-// The error of codes, to the bit of the definition. Codes have the signs of their values, so
-// magnitudes do.
+// The error of codes, bit for bit as defined. Codes have the signs of their values, so magnitudes
+// suffice.
 template <Error kError, class T>
 JITQUANT_APART float exact_error(const Block<T>& x, const Nvfp4Codes& codes, const Selection& s,
                                  bool scaled) {
@@ -248,7 +248,7 @@ JITQUANT_APART float exact_error(const Block<T>& x, const Nvfp4Codes& codes, con
   return error;
 }
 
-// The same, off by a few roundings, where `unit` is about stored * amax / divisor.
+// The same up to a few roundings; `unit` approximates stored * amax / divisor.
 template <Error kError, class T>
 JITQUANT_HD float near_error(const Block<T>& x, const Nvfp4Codes& codes, float unit) {
   float error = 0.0f;
@@ -259,16 +259,16 @@ JITQUANT_HD float near_error(const Block<T>& x, const Nvfp4Codes& codes, float u
   return error;
 }
 
-// Whether `four` is the better one of two encodings of a block whose amax is b. Errors go through
-// over(e, largest), which makes one of those of a tile's rows, the same in all its lanes.
+// Whether `four` is the better of two encodings of a block with amax b. over(e, largest) combines
+// the errors of a tile's rows, with the same result in all its lanes.
 template <Error kError, class T, class Over>
 __device__ __forceinline__ bool takes_four_of(const Block<T>& x, float b, const Selection& s,
                                               bool scaled, const Nvfp4Codes& six,
                                               const Nvfp4Codes& four, Over&& over) {
   constexpr bool largest = kError == Error::kLargest;
   bool takes_four = false;
-  // Errors that are far apart decide without the divisions that their bits need. Each is off by
-  // less than 2^-17 of the bound below while nothing is near the ends of fp32.
+  // If the errors differ enough, decides without the divisions that exact errors need. Away from
+  // the limits of fp32, each error is off by less than 2^-17 of the bound below.
   bool near = scaled || !(b >= 0x1p-40f && s.amax <= 0x1p60f);
   if (!near) {
     const float unit = s.amax * reciprocal_rn(s.divisor);
@@ -291,7 +291,7 @@ __device__ __forceinline__ bool takes_four_of(const Block<T>& x, float b, const 
   return takes_four;
 }
 
-// A block by what the call selects with.
+// Encodes a block with the selection that the call asks for.
 template <class T, class Over>
 __device__ __forceinline__ Nvfp4Codes selected_block(const Block<T>& x, float b, const Selection& s,
                                                      const Select& how, Over&& over) {
@@ -317,7 +317,7 @@ __device__ __forceinline__ Nvfp4Codes selected_block(const Block<T>& x, float b,
 
 // ---- MXFP4 -------------------------------------------------------------------------------------
 
-// The E8M0 byte of a block whose amax is b; 255 for infinity and NaN.
+// The E8M0 byte of a block with amax b; 255 for infinity and NaN.
 JITQUANT_HD uint32_t mxfp4_exponent(float b, Mxfp4Scaling scaling) {
   if (!(b <= kFloatMax)) return 255;
   uint32_t bits = float_bits(b);
@@ -327,17 +327,17 @@ JITQUANT_HD uint32_t mxfp4_exponent(float b, Mxfp4Scaling scaling) {
   }
   if (scaling == Mxfp4Scaling::kEven) bits += 1u << 21;
   uint32_t e = bits >> 23;
-  // Two may come off at most what is there, of which kCeil adds one.
+  // Subtracts 2 without going below 0; kCeil may add 1 first.
   e += scaling == Mxfp4Scaling::kCeil && (bits & 0x7fffffu) != 0 ? 1u : 0u;
   return e > 2 ? e - 2 : 0;
 }
 
-// 2^(127 - e), e below 255.
+// 2^(127 - e), for e below 255.
 JITQUANT_HD float inverse_power(uint32_t e) {
   return bits_float(e < 254 ? (254 - e) << 23 : 1u << 22);
 }
 
-// The part of a lane of a block whose amax is b.
+// One lane's part of a block with amax b.
 template <class T>
 JITQUANT_HD Nvfp4Codes mxfp4_block(const Block<T>& x, float b, Mxfp4Scaling scaling,
                                    const RandomBytes* r) {

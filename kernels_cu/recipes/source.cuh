@@ -1,7 +1,7 @@
-// Values that are rotated before they are quantized: rotary position embedding of the first columns
-// of a row, or a Hadamard transform of 16 to 256 neighbours, or both; what DeepSeek's indexer does
-// to queries and keys. As the sources of sources.cuh, with a block a lane: those of a transform are
-// neighbouring lanes, which compute together.
+// Values that are rotated before quantization: rotary position embedding of the first columns of a
+// row, a Hadamard transform of 16 to 256 neighbors, or both, as DeepSeek's indexer does with
+// queries and keys. Like the sources in sources.cuh, with one block per lane: neighboring lanes
+// compute a transform together.
 #pragma once
 
 #include "jitquant/sources.cuh"
@@ -22,12 +22,12 @@ struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
   static constexpr bool kReadsOnlyInputs = true;
   using Value = Block<float>;
   struct Beside {
-    Block<T> other;  // of the pairs; with neighbours as pairs not loaded
+    Block<T> other;  // the other halves of pairs; not loaded if pairs are neighbors
     uint32_t position;
   };
   struct Fetched {
     Block<T> x;
-    bool there;  // else nothing is to be read
+    bool there;  // otherwise there is nothing to read
     std::conditional_t<kRope, Beside, Nothing> beside;
   };
   struct Row {
@@ -46,7 +46,7 @@ struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
     __device__ __forceinline__ Row even_row(uint32_t r) const {
       return with(RowPointer<const T>::even_row(r), r);
     }
-    // The row r that is at p.
+    // Row r, which starts at p.
     __device__ __forceinline__ Row with(const T* p, uint32_t r) const {
       return {p, kRope ? each.quotient_of(r) : 0u};
     }
@@ -89,7 +89,7 @@ struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
     return fetch<kWhole>(p, block);
   }
 
-  // Where a lane has no block, past the last column, its values are zeros, whatever it fetched.
+  // Zero if a lane has no block, past the last column, whatever it fetched.
   template <bool kWhole, class R>
   __device__ __forceinline__ Value value(const Fetched& f, const R&, int64_t block) const {
     float v[16];
@@ -102,7 +102,7 @@ struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
       const int group = static_cast<int>(threadIdx.x) & 31 & -rotation.lanes;
       const int place = static_cast<int>(threadIdx.x) & (rotation.lanes - 1);
       transform_within(v, rotation, f.there ? minus_signs(rotation, place) : 0u);
-      // Of a warp only whole groups may be here.
+      // Only whole groups of a warp may be here.
       transform_lanes(v, rotation, (0xffffffffu >> (32 - rotation.lanes)) << group);
       if (rotation.rounded) {
         const Block<T> y = block_of<T>(v);
@@ -126,8 +126,8 @@ struct RotatedSource : std::conditional_t<kRope, MoreRegisters, Nothing> {
       for (int i = 0; i < 4; ++i) values[i] = table[at + i];
     }
   }
-  // a cos - b sin, b cos + a sin of the pairs (a, b): products and sum are rounded one by one. The
-  // tables, which the caches hold, are loaded here: there are no registers for them ahead.
+  // a cos - b sin, b cos + a sin of the pairs (a, b); products and sums are rounded separately.
+  // Loads the tables here, from the caches: there are no registers to load them earlier.
   __device__ __forceinline__ void turn(float (&v)[16], const Fetched& f, int64_t block) const {
     const int64_t table = f.beside.position * int64_t{rope.size / 2};
     float cos[4], sin[4];

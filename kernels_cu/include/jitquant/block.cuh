@@ -1,6 +1,6 @@
-// Sixteen neighbours, which share a scale, as memory holds them: 16-bit types in pairs, so that
-// what a quantizer asks of them costs half an instruction each where the hardware has one for
-// pairs. Compiles as CUDA and as plain C++17, as numeric.cuh does.
+// A block: sixteen neighbors that share a scale, as stored in memory. 16-bit types stay in pairs,
+// because the hardware processes two per instruction if it can. Compiles as CUDA and as plain
+// C++17, like numeric.cuh.
 #pragma once
 
 #include <type_traits>
@@ -15,8 +15,7 @@
 
 namespace jitquant {
 
-// Own types instead of cuda_bf16.h and cuda_fp16.h, which take longer to compile than a kernel
-// does.
+// Replaces cuda_bf16.h and cuda_fp16.h, which take longer to compile than a kernel.
 struct Bf16 {
   uint16_t bits;
 };
@@ -36,7 +35,7 @@ JITQUANT_HD float to_float(Fp16 x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t magnitude = x.bits & 0x7fffu;
   if (magnitude >= 0x7c00u) return bits_float(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
-  // The bits put in place are the value times 2^-112, subnormals included.
+  // The shifted bits are the value times 2^-112, including subnormals.
   return mul_rn(bits_float(sign | (magnitude << 13)), 0x1p112f);
 #endif
 }
@@ -51,7 +50,7 @@ struct Block {
   uint32_t words[kWords];
 };
 
-// Value i of the block; i is a constant once loops are unrolled.
+// Value i of the block. i is a constant after loop unrolling.
 JITQUANT_HD float value_of(const Block<Bf16>& x, int i) {
   const uint32_t pair = x.words[i >> 1];
   return bits_float(i & 1 ? pair & 0xffff0000u : pair << 16);
@@ -72,8 +71,8 @@ JITQUANT_HD float magnitude_of(const Block<Bf16>& x, int i) {
   return i & 1 ? bits_float(pair & 0x7fff0000u) : abs_of(bits_float(pair << 16));
 }
 
-// Per half, the larger magnitude of a and b, under a sign that means nothing. kNan: a NaN wins;
-// otherwise it is as if it were not there.
+// Per half, the larger magnitude of a and b; its sign is arbitrary. kNan: NaN wins; otherwise NaNs
+// are ignored.
 template <class T, bool kNan>
 JITQUANT_HD uint32_t pair_max(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
@@ -90,7 +89,7 @@ JITQUANT_HD uint32_t pair_max(uint32_t a, uint32_t b) {
   }
   return y;
 #else
-  // Magnitudes order as integers, NaN above infinity.
+  // Magnitudes compare as integers, with NaN above infinity.
   const uint32_t infinity = std::is_same<T, Fp16>::value ? 0x7c00u : 0x7f80u;
   uint32_t y = 0;
   for (int shift = 0; shift < 32; shift += 16) {
@@ -103,13 +102,13 @@ JITQUANT_HD uint32_t pair_max(uint32_t a, uint32_t b) {
 #endif
 }
 
-// max(a, |x|): with kNan a NaN stays, otherwise it is as if it were not there.
+// max(a, |x|). kNan: NaN wins; otherwise NaNs are ignored.
 template <bool kNan>
 JITQUANT_HD float amax_of(float a, float x) {
   return kNan ? amax_keep_nan(a, x) : amax_ignore_nan(a, x);
 }
 
-// The amax of blocks. kNan: NaN if there is one in them; otherwise as if it were not there.
+// The amax of blocks. kNan: NaN if they contain one; otherwise NaNs are ignored.
 template <class T, bool kNan = false>
 struct Amax {
   uint32_t pair = 0;
@@ -122,7 +121,7 @@ struct Amax {
   }
   JITQUANT_HD float result() const {
     const Block<T> both = {{pair}};
-    // Without kNan a NaN is left where there is nothing but NaN: its maximum with 0 is 0.
+    // Without kNan, only an all-NaN input still gives NaN here: its maximum with 0 is 0.
     return amax_of<kNan>(amax_of<kNan>(0.0f, value_of(both, 0)), value_of(both, 1));
   }
 };
@@ -137,8 +136,7 @@ struct Amax<float, kNan> {
   JITQUANT_HD float result() const { return amax; }
 };
 
-// The two largest magnitudes of a block's even and odd values of 16 bits, as pair_max has them; NaN
-// wins.
+// The largest magnitudes of a block's even and odd 16-bit values, as from pair_max; NaN wins.
 template <class T>
 JITQUANT_HD uint32_t block_amax_pair(const Block<T>& x) {
   uint32_t pair = x.words[0];
@@ -147,24 +145,24 @@ JITQUANT_HD uint32_t block_amax_pair(const Block<T>& x) {
   return pair;
 }
 
-// The amax of one block, NaN if there is one in it.
+// The amax of one block, NaN if it contains one.
 template <class T>
 JITQUANT_HD float block_amax(const Block<T>& x) {
   const Block<T> both = {{block_amax_pair(x)}};
   return amax_keep_nan(amax_keep_nan(0.0f, value_of(both, 0)), value_of(both, 1));
 }
 JITQUANT_HD float block_amax(const Block<float>& x) {
-  float b[2] = {magnitude_of(x, 0), magnitude_of(x, 1)};  // that do not wait for each other
+  float b[2] = {magnitude_of(x, 0), magnitude_of(x, 1)};  // two, which do not wait for each other
   JITQUANT_UNROLL
   for (int i = 2; i < 16; ++i) b[i & 1] = amax_keep_nan(b[i & 1], value_of(x, i));
   return amax_keep_nan(b[0], b[1]);
 }
 
-// Where the sign of an E2M1 code is in each of eight.
+// The sign bits of eight E2M1 codes.
 constexpr uint32_t kSignBits = 0x88888888u;
 
-// From a where a bit of `mask` is set, from b elsewhere: one instruction, where a compiler that
-// knows the mask would make two.
+// Bits of a where `mask` is set, bits of b elsewhere. One instruction; a compiler that knows the
+// mask would emit two.
 JITQUANT_HD uint32_t bit_select(uint32_t mask, uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   uint32_t y;
@@ -191,8 +189,8 @@ JITQUANT_HD uint32_t e2m1x8_signs(const Block<T>& x, int half) {
   return bit_select(0xf0f0f0f0u, odd, even);
 }
 
-// The signs of a block in one word: of its first half where those of the codes are, of its second
-// in the bits below.
+// The signs of a block in one word: those of the first half at the sign bits of the codes, those of
+// the second half one bit below.
 template <class T>
 JITQUANT_HD uint32_t e2m1x16_signs(const Block<T>& x) {
   return bit_select(kSignBits, e2m1x8_signs(x, 0), e2m1x8_signs(x, 1));
@@ -201,8 +199,8 @@ JITQUANT_HD uint32_t half_of_signs(uint32_t signs, int half) {
   return (half == 0 ? signs : signs << 1) & kSignBits;
 }
 
-// Eight codes of three bits from f(i), which is 2^23 plus the code of value i, the first in the low
-// four bits. Shifted sums instead of masks: what 2^23 adds to them is known and comes off.
+// Packs eight 3-bit codes, the first in the low four bits. f(i) is 2^23 plus the code of value i.
+// Sums of shifts replace masks: the constant that 2^23 contributes is subtracted at the end.
 template <class F>
 JITQUANT_HD uint32_t sum_codes(F&& f) {
   uint32_t codes = 0, offset = 0;
@@ -214,13 +212,13 @@ JITQUANT_HD uint32_t sum_codes(F&& f) {
   return codes - offset;
 }
 
-// What a value has to be in for e2m1x8_halves_up: where E2M1's exponent and subnormals are, fp16's
-// are.
+// The unit of values for e2m1x8_halves_up: it maps E2M1's exponents and subnormals to those of
+// fp16.
 constexpr float kHalfUnit = 0x1p-14f;
 
-// Eight codes of three bits and a fourth below them, which rounds them, the first in the low four,
-// from f(i), the magnitude of value i in kHalfUnit, below 8. Of a number that is cut off to fp16
-// they are the upper byte.
+// Eight 3-bit codes, each with a rounding bit below, the first in the low four bits. f(i) is the
+// magnitude of value i in kHalfUnit, below 8. They are the upper bytes of the value truncated to
+// fp16.
 template <class F>
 JITQUANT_HD uint32_t e2m1x8_and_half(F&& f) {
   const auto upper_bytes = [&](int i) {
@@ -230,24 +228,23 @@ JITQUANT_HD uint32_t e2m1x8_and_half(F&& f) {
   return upper_bytes(0) + 16 * upper_bytes(1);
 }
 
-// Eight codes of three bits of magnitudes below 7; what is half way between two codes goes up.
+// Eight 3-bit codes of magnitudes below 7. Ties round up.
 template <class F>
 JITQUANT_HD uint32_t e2m1x8_halves_up(F&& f) {
   const uint32_t doubled = e2m1x8_and_half(f);
   return doubled - (doubled >> 1 & 0x77777777u);
 }
 
-// The same where what is half way between two codes goes to the even one, given the codes above.
+// As above with ties to even, given the codes from above.
 template <class F>
 JITQUANT_HD uint32_t e2m1x8_halves_even(uint32_t halves_up, F&& f) {
-  // Of the next smaller number the code is another one only where f(i) is half way.
+  // The next smaller number has a different code only if f(i) is a tie.
   const uint32_t below = e2m1x8_halves_up([&](int i) { return mul_rn(f(i), 0x1.fffffep-1f); });
   return below + ((halves_up - below) & below & 0x11111111u);
 }
 
-// Sixteen such codes of magnitude(i), halves to even. What is half way between two codes ends with
-// 21 bits that are zero, so that a look at 16 of them tells most blocks that have nothing of the
-// kind.
+// Sixteen such codes of magnitude(i), ties to even. A tie ends with 21 zero bits. Most blocks have
+// no value whose low 16 bits are zero, so checking these is enough for them.
 template <class F>
 JITQUANT_HD void e2m1x16_magnitudes(F&& magnitude, uint32_t (&codes)[2]) {
   float x[16];
@@ -294,21 +291,20 @@ JITQUANT_HD uint32_t e2m1x8(const Block<T>& x, int half, float enc) {
 #endif
 }
 
-// Whether the product of a value of T and RN(1 / d) may be 0.25, 1.25, 2.5 or 5: half way above an
-// even code, to which it is rounded, where other halves go up. Then d or 5 d is as good as a value
-// of T, which has few bits.
+// Whether the product of a value of T and RN(1 / d) may be 0.25, 1.25, 2.5 or 5: the ties that
+// round down, to an even code. Then d or 5 d is nearly a value of T, which has few bits.
 template <class T>
 JITQUANT_HD bool e2m1_half_may_go_down(float d) {
-  constexpr int kMore = std::is_same<T, Fp16>::value ? 3 : 0;  // bits than bf16 has
+  constexpr int kMore = std::is_same<T, Fp16>::value ? 3 : 0;  // extra mantissa bits over bf16
   constexpr uint32_t kNear = 0x00080008u << kMore;
   const uint32_t one = float_bits(d) << kMore, five = float_bits(mul_rn(d, 5.0f)) << kMore;
   const uint32_t rests = byte_permute(one, five, 0x5410) + kNear;
   return halves_min(rests, 2 * kNear) != 2 * kNear;
 }
 
-// E2M1 of all values times enc, which is RN(1 / d) if they have 16 bits, where no product is 7 or
-// more, and enc is far from the ends of fp32. kLooks: of fp32, what is half way is looked for,
-// which is faster and takes more registers.
+// E2M1 of all values times enc. Every product is below 7, enc is far from the limits of fp32 and,
+// for 16-bit values, enc = RN(1 / d). kLooks: for fp32, checks for ties, which is faster but takes
+// more registers.
 template <bool kLooks, class T>
 JITQUANT_HD void e2m1x16_ordinary(const Block<T>& x, float enc, float d, uint32_t (&codes)[2]) {
 #if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
@@ -317,7 +313,7 @@ JITQUANT_HD void e2m1x16_ordinary(const Block<T>& x, float enc, float d, uint32_
 #else
   const float unit = enc * kHalfUnit;
   if constexpr (kLooks && sizeof(T) == 4) {
-    const uint32_t signs = e2m1x16_signs(x);  // first, so that only the products are held
+    const uint32_t signs = e2m1x16_signs(x);  // first, so that only the products stay in registers
     e2m1x16_magnitudes([&](int i) { return mul_rn(magnitude_of(x, i), unit); }, codes);
     JITQUANT_UNROLL
     for (int half = 0; half < 2; ++half) codes[half] |= half_of_signs(signs, half);
@@ -334,7 +330,7 @@ JITQUANT_HD void e2m1x16_ordinary(const Block<T>& x, float enc, float d, uint32_
 #endif
 }
 
-// Where the signs of the codes are of those of the values that are finite.
+// The sign bits of the codes whose values are finite.
 template <class T>
 JITQUANT_HD uint32_t e2m1x8_finite(const Block<T>& x, int half) {
   uint32_t finite = 0;
@@ -345,7 +341,7 @@ JITQUANT_HD uint32_t e2m1x8_finite(const Block<T>& x, int half) {
   return finite;
 }
 
-// E2M1 of the same times 0: the signs of what is finite; infinities and NaN give 0.
+// E2M1 of the values times 0: the signs of finite values. Infinities and NaN give 0.
 template <class T>
 JITQUANT_HD uint32_t e2m1x8_of_zeros(const Block<T>& x, int half) {
   return e2m1x8_signs(x, half) & e2m1x8_finite(x, half);

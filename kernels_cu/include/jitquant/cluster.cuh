@@ -1,5 +1,5 @@
-// A small tensor in one launch: a cluster of thread blocks, one block of values a thread (compute
-// capability 9.0 on).
+// A small tensor in one launch: a cluster of thread blocks, with one block of values per thread
+// (compute capability 9.0 and later).
 #pragma once
 
 #include "jitquant/device.cuh"
@@ -7,23 +7,23 @@
 
 namespace jitquant {
 
-constexpr int kClusterThreads = 512;  // of a block, one block of 16 values each
-constexpr int kClusterBlocks = 8;     // every device with clusters has them of this size
+constexpr int kClusterThreads = 512;  // per thread block, one block of 16 values each
+constexpr int kClusterBlocks = 8;     // every device with clusters supports this size
 
-// For a grid that is one cluster, or one block: `blocks` are the blocks of values.
+// For a grid of one cluster, or of one thread block; `blocks` counts blocks of values.
 inline LaunchShape cluster_shape(int cluster, int64_t blocks) {
   const int threads = static_cast<int>(((blocks + cluster - 1) / cluster + 31) / 32 * 32);
   return {cluster, threads < 32 ? 32 : threads, Start::kOverlapped, cluster};
 }
 
-// A device before 9.0 launches no clusters, so that its kernels for them are empty.
+// Devices before 9.0 have no clusters, so their kernels for clusters are empty.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define JITQUANT_HAS_CLUSTERS 1
 #endif
 
 #if defined(JITQUANT_HAS_CLUSTERS)
 
-// The barrier of a cluster: relaxed, what a thread wrote before need not be seen by others after.
+// The cluster barrier. Relaxed: it does not make earlier writes of a thread visible to others.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #if defined(__CUDA_ARCH__)
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -46,7 +46,7 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// *shared = x in block `rank` of the cluster, where `shared` is this block's.
+// Writes x to *shared in block `rank` of the cluster; `shared` is the address in this block.
 __device__ __forceinline__ void store_in_block(float* shared, uint32_t rank, float x) {
 #if defined(__CUDA_ARCH__)
   const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
@@ -58,8 +58,9 @@ __device__ __forceinline__ void store_in_block(float* shared, uint32_t rank, flo
 #endif
 }
 
-// The maximum over such a grid, once, through the blocks' shared memory. Made at a kernel's start,
-// so that by the time of max(), which writes to the others' memory, all blocks have long begun.
+// The maximum over such a grid, once, through the shared memory of its blocks. Constructed at the
+// start of a kernel: by the time max() writes to other blocks' memory, all of them have long
+// started.
 class ClusterMax {
  public:
   using Scratch = float[kClusterBlocks];
@@ -69,10 +70,10 @@ class ClusterMax {
     if (clustered_) cluster_arrive_relaxed();
   }
 
-  // Every thread gives its block's maximum, a magnitude, and gets that of all blocks.
+  // Every thread passes its block's maximum, a magnitude, and gets the maximum of all blocks.
   __device__ __forceinline__ float max(float x) {
     if (!clustered_) return x;
-    cluster_wait();  // all blocks have begun
+    cluster_wait();  // all blocks have started
     if (threadIdx.x < gridDim.x) store_in_block(maxima_ + blockIdx.x, threadIdx.x, x);
     cluster_arrive();
     cluster_wait();

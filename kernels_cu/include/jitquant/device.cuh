@@ -1,4 +1,4 @@
-// Launching: traits of the device, overlap, residency, and the choice of a grid.
+// Launching: device properties, overlap, residency and grid sizes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +19,7 @@ struct DeviceTraits {
   int major;  // of the compute capability
 };
 
-// An error that is handled here; it must not be left to whoever asks CUDA for the last one.
+// Clears an error that is handled here, so that no later cudaGetLastError() returns it.
 inline bool succeeded(cudaError_t error) {
   if (error != cudaSuccess) cudaGetLastError();
   return error == cudaSuccess;
@@ -43,7 +43,7 @@ inline DeviceTraits device_traits() {
   return {packed & 0xffff, packed >> 16};
 }
 
-// Bytes of dynamic shared memory that a block can have; 0 if CUDA does not say.
+// The dynamic shared memory that a block can have, in bytes; 0 if CUDA does not say.
 inline int most_shared_bytes() {
   int device = 0, most = 0;
   if (!succeeded(cudaGetDevice(&device)) ||
@@ -58,9 +58,9 @@ inline int sm_count() {
 }
 #endif
 
-// Programmatic dependent launch (compute capability 9.0 on; nothing before): the blocks of a kernel
-// are put on the multiprocessors while the kernel before it ends. A kernel that is launched so
-// reads and writes nothing that an earlier one touches before it has called wait_for_previous().
+// Programmatic dependent launch (compute capability 9.0 and later; a no-op before): the blocks of a
+// kernel are scheduled while the previous kernel ends. A kernel launched this way must call
+// wait_for_previous() before it reads or writes anything that an earlier kernel uses.
 __device__ __forceinline__ void wait_for_previous() {
 #if !defined(__CUDA_ARCH__)
   cudaGridDependencySynchronize();
@@ -68,30 +68,30 @@ __device__ __forceinline__ void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// From here on the next kernel may be put on the multiprocessors. This may come before the wait: it
-// says when the next kernel may begin, not what that sees. By the memory model of PTX the next
-// kernel's own wait returns when this grid is complete and its memory operations are visible; every
-// thread of this grid waits too, so by then the kernel before it is complete and visible to this
-// grid, and causality order is transitive.
+// From here on the next kernel may be scheduled. This may come before the wait: it defines when the
+// next kernel may start, not what it sees. By the memory model of PTX, the next kernel's wait
+// returns when this grid is complete and its memory operations are visible. Every thread of this
+// grid waits too, so by then the previous kernel is complete and visible to this grid, and
+// causality order is transitive.
 __device__ __forceinline__ void let_next_begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// The barrier of a grid that is launched with Start::kCooperative, as cooperative_groups'
-// this_grid().sync() is compiled: its header alone takes the compilers 3 s of each module.
+// The barrier of a grid launched with Start::kCooperative, as this_grid().sync() of
+// cooperative_groups compiles to. Including that header would cost 3 s of compile time per module.
 __device__ __forceinline__ void sync_grid() {
 #if !defined(__CUDACC__)
   cooperative_groups::this_grid().sync();
 #else
-  uint32_t low, high;  // of the address of the driver's memory for this launch; 0 if it has none
+  uint32_t low, high;  // address of the driver's memory for this launch; 0 if it has none
   asm("mov.u32 %0, %%envreg2;" : "=r"(low));
   asm("mov.u32 %0, %%envreg1;" : "=r"(high));
   char* const workspace = reinterpret_cast<char*>((uint64_t{high} << 32) | low);
   if (workspace == nullptr) __trap();
   uint32_t* const barrier = reinterpret_cast<uint32_t*>(workspace + 4);
-  constexpr uint32_t kFlip = 0x80000000;  // changes when all blocks have arrived
+  constexpr uint32_t kFlip = 0x80000000;  // flips when all blocks have arrived
   __barrier_sync(0);
   if (threadIdx.x + threadIdx.y + threadIdx.z == 0) {
     const uint32_t blocks = gridDim.x * gridDim.y * gridDim.z;
@@ -109,9 +109,9 @@ __device__ __forceinline__ void sync_grid() {
 #endif
 }
 
-// Brings the 32 bytes at p into the L2 cache, where all writes of the device go. The kernel reads
-// none of them, so this may come before wait_for_previous(), and is all that may: then the latency
-// of the memory passes while the kernel before ends.
+// Prefetches the 32 bytes at p into the L2 cache, where all writes of the device go. The kernel
+// reads none of them yet, so this may come before wait_for_previous(); nothing else may. It hides
+// memory latency behind the end of the previous kernel.
 __device__ __forceinline__ void prefetch(const void* p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
@@ -119,24 +119,23 @@ __device__ __forceinline__ void prefetch(const void* p) {
   __prefetch_global_l2(p);
 #endif
 }
-// Which threads prefetch: about 1240 and 990 for each of the 132 multiprocessors that the kernels
-// were measured on.
+// Which threads prefetch: about 1240 and 990 per SM on the device with 132 SMs where this was
+// measured.
 constexpr uint32_t kFirstThreads = 640 * 256, kFewThreads = 512 * 256;
-// Of a grid that does not stay those that are on the multiprocessors when the kernel before ends;
-// others would load what they ask for at once.
+// In a grid with one thread block per piece of work: those that are resident when the previous
+// kernel ends. Later ones would load the data right away anyway.
 __device__ __forceinline__ bool is_first() {
   return blockIdx.x * blockDim.x < kFirstThreads;
 }
-// All of a grid of few, whose time is mostly latency: in kernels that are slower where the first of
-// many prefetch.
+// All threads of a small grid, where most of the time is latency. For kernels that get slower if
+// the first thread blocks of a large grid prefetch.
 __device__ __forceinline__ bool is_short() {
   return gridDim.x * blockDim.x <= kFewThreads;
 }
 
-// How a kernel that is launched overlapped begins: it prefetches before the wait, and loads its
-// first values after it. PTX shows a thread what earlier kernels have written only after its own
-// griddepcontrol.wait, the kernel before the last one too: that the last one has waited says
-// nothing of this thread.
+// How an overlapped kernel begins: prefetch before the wait, load its first values after it. In
+// PTX, a thread sees the writes of earlier kernels only after its own griddepcontrol.wait. That
+// also holds for the kernel before the previous one, although the previous one has waited for it.
 template <class F, class G>
 __device__ __forceinline__ void begin_overlapped(F&& fetch, G&& prefetch) {
   prefetch();
@@ -146,8 +145,8 @@ __device__ __forceinline__ void begin_overlapped(F&& fetch, G&& prefetch) {
 }
 
 #ifndef __CUDACC_RTC__
-// The kernels of this library. A kernel joins the list when the library is loaded, by being named
-// in a call of launch() that is compiled, so nothing has to be listed by hand.
+// The kernels of this library. A kernel is added when the library is loaded, because a compiled
+// call of launch() names it. Nothing has to be listed by hand.
 struct KernelList {
   static constexpr int kCapacity = 128;
   const void* kernels[kCapacity];
@@ -172,22 +171,22 @@ struct Listed {
 #endif
 
 enum class Start {
-  kAlone,        // when the kernel before it is done
+  kAlone,        // after the previous kernel has finished
   kOverlapped,   // programmatic dependent launch: the kernel calls wait_for_previous()
-  kCooperative,  // alone, and all blocks at once: grid.sync() works
+  kCooperative,  // not overlapped, all blocks resident: grid.sync() works
 };
 
 struct LaunchShape {
   int64_t grid;
   int block;
   Start start = Start::kAlone;
-  int cluster = 1;  // blocks; more than one from compute capability 9.0 on
+  int cluster = 1;  // blocks per cluster; more than one needs compute capability 9.0
   size_t shared = 0;
-  int block_y = 1;  // of the block's threads, of which x has `block`
+  int block_y = 1;  // threads in y; `block` is the number in x
 };
 
 #ifndef __CUDACC_RTC__
-// Code that is the same for all kernels stands in functions of its own, which are compiled once.
+// Code that all kernels share is kept out of templates, so that it is compiled once.
 struct LaunchConfig {
   cudaLaunchConfig_t config = {};
   cudaLaunchAttribute attributes[2] = {};
@@ -233,7 +232,7 @@ __attribute__((noinline)) inline int blocks_per_sm(const void* kernel, Occupancy
   if (!succeeded(cudaGetDevice(&device))) return 0;
   const uint64_t question = (uint64_t{1} << 55) | (static_cast<uint64_t>(device) << 40) |
                             (static_cast<uint64_t>(threads) << 24) | shared;
-  std::atomic<uint64_t>& answer = answers[(question * 0x9e3779b97f4a7c15u) >> 58];  // of 64
+  std::atomic<uint64_t>& answer = answers[(question * 0x9e3779b97f4a7c15u) >> 58];  // 64 entries
   const uint64_t known = answer.load(std::memory_order_acquire);
   constexpr uint64_t kQuestion = (uint64_t{1} << kCountShift) - 1;
   if ((known & kQuestion) == question) return static_cast<int>(known >> kCountShift);
@@ -252,23 +251,22 @@ __attribute__((noinline)) inline int blocks_per_sm(const void* kernel, Occupancy
       !succeeded(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, threads, shared))) {
     return 0;
   }
-  // Grids were tuned with at most 1536 threads a multiprocessor, also where 2048 fit.
+  // Grids were tuned with at most 1536 threads per SM, even where 2048 fit.
   if (count > 1536 / threads) count = 1536 / threads;
   answer.store(question | (static_cast<uint64_t>(count) << kCountShift), std::memory_order_release);
   return count;
 }
 
-// Blocks of `threads` threads with `shared` bytes that a multiprocessor of the current device holds
-// at once; 0 if one is too large for it. Allows the kernel as much shared memory as the device has
-// for a block. CUDA's answers are kept, each in a word that is read and written as a whole.
+// The number of blocks of `threads` threads with `shared` bytes that fit on an SM of the current
+// device; 0 if one is too large. Raises the kernel's shared memory limit to the device's. Caches
+// CUDA's answers, each in one word that is read and written atomically.
 template <auto kKernel>
 int blocks_per_sm(int threads, size_t shared) {
   static OccupancyAnswers answers;
   return blocks_per_sm(reinterpret_cast<const void*>(kKernel), answers, threads, shared);
 }
 
-// Blocks of a grid whose blocks are all at work at once: enough for `items` work items of a block
-// each.
+// The size of a grid whose blocks are all resident: enough for `items` work items, one per block.
 inline int64_t persistent_grid(int64_t items, int per_sm) {
   const int64_t limit = static_cast<int64_t>(sm_count()) * per_sm;
   const int64_t blocks = items < limit ? items : limit;
@@ -278,8 +276,8 @@ inline int64_t persistent_grid(int64_t items, int per_sm) {
 
 }  // namespace jitquant
 
-// CUDA loads a kernel at its first launch, which a stream that is being captured does not allow.
-// This loads every kernel of the library on the current device. Each .cu has it once.
+// CUDA loads a kernel at its first launch, which is not allowed during stream capture. This loads
+// all kernels of the library on the current device. Each .cu file contains it once.
 #ifdef __CUDACC_RTC__
 #define JITQUANT_EXPORT_RESIDENT()
 #else

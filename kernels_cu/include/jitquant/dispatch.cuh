@@ -1,4 +1,4 @@
-// From the dtype of a tensor to a C++ type, and to a source of values.
+// From a tensor's dtype to a C++ type, and to a source of values.
 #pragma once
 
 #include "jitquant/sources.cuh"
@@ -6,8 +6,8 @@
 namespace jitquant {
 
 #ifndef __CUDACC_RTC__
-// Calls f(Element{}) with the element type of `dtype`. -DJITQUANT_DTYPE=<number> makes a library
-// for that dtype alone, which compiles in less time.
+// Calls f(Element{}) with the element type of `dtype`. -DJITQUANT_DTYPE=<number> builds a library
+// for that dtype alone, which compiles faster.
 template <class F>
 cudaError_t dispatch(DType dtype, F&& f) {
 #ifdef JITQUANT_DTYPE

@@ -1,11 +1,11 @@
-// A kernel in one file: JITQUANT_EXPORT beside a host launcher makes it an operator of torch.
+// A kernel in one file: JITQUANT_EXPORT beside a host launcher makes it a torch operator.
 //
 //   cudaError_t launch_scale(const jitquant::TensorView& x, float s,
 //                            const jitquant::TensorView& out, cudaStream_t stream);
 //   JITQUANT_EXPORT(launch_scale, "scale(Tensor x, float s, *, Tensor(a!) out) -> ()")
 //
-// The loader reads the macro, generates the binding and compiles it beside the .cu. The launcher's
-// parameters are those of the schema, in its order, and the stream:
+// The loader reads the macro, generates the binding and compiles it with the .cu. The launcher's
+// parameters are those of the schema, in the same order, followed by the stream:
 //
 //   Tensor, Tensor(a!)        const TensorView&, or T* to the elements of a contiguous tensor whose
 //                             dtype is T's (const T* unless the schema has the "!")
@@ -16,9 +16,10 @@
 //   str, str?                 const char*; null for None
 //   int?, float?, bool?       std::optional of the above
 //
-// Before the launcher is called, every tensor is known to be on one CUDA device, which is the
-// current one. What else a launcher needs it asks of the views, whose refusals name the argument.
-// It returns a cudaError_t, allocates nothing and never synchronises. No torch header is read here.
+// Before the call of the launcher, all tensors have been checked to be on one CUDA device, and that
+// device is current. The launcher checks everything else through the views, whose errors name the
+// argument. It returns a cudaError_t, allocates nothing and never synchronizes. This file includes
+// no torch header.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +67,7 @@ enum class ElementType : int {
   kFloat4E2M1x2 = 45,
 };
 
-// What a launcher throws to refuse an argument; the caller in Python sees a RuntimeError.
+// Thrown by a launcher to refuse an argument; a RuntimeError in Python.
 struct Refusal {
   char text[512];
 };
@@ -120,7 +121,7 @@ inline const char* element_name(ElementType type) {
   return "another dtype";
 }
 
-// The dtype whose elements a C++ type holds. A type of one's own can be given one.
+// The dtype of a C++ type. You can specialize it for your own type.
 template <class T>
 struct ElementOf;
 #define JITQUANT_ELEMENT(type, element)                        \
@@ -146,12 +147,12 @@ JITQUANT_ELEMENT(__nv_fp8_e5m2, kFloat8E5M2)
 JITQUANT_ELEMENT(__nv_fp8_e8m0, kFloat8E8M0)
 #undef JITQUANT_ELEMENT
 
-// A tensor as a launcher sees it. Sizes and strides are in elements and live as long as the call.
+// A tensor as a launcher sees it. Sizes and strides count elements, and are valid during the call.
 struct TensorView {
-  const char* name;  // the argument's, for refusals
+  const char* name;  // argument name, for errors
   void* address;
   ElementType dtype;
-  bool writable;  // the schema marks it (a!)
+  bool writable;  // marked (a!) in the schema
   int device;
   int64_t rank;
   const int64_t* sizes;
@@ -176,8 +177,8 @@ struct TensorView {
     return true;
   }
 
-  // The elements; refused unless the dtype is T's and, for a T that is not const, the schema marks
-  // the tensor as written. uint8_t stands for the formats of one byte too.
+  // The elements. Refused unless the dtype is T's and, if T is not const, the schema marks the
+  // tensor as written. uint8_t also accepts the one-byte formats.
   template <class T>
   T* data() const {
     using Element = std::remove_const_t<T>;
@@ -195,7 +196,7 @@ struct TensorView {
     return static_cast<T*>(address);
   }
 
-  // What follows refuses the tensor unless it is so. They return the view, to be chained.
+  // These refuse the tensor if the condition does not hold. They return the view, for chaining.
   const TensorView& contiguous() const {
     if (!is_contiguous()) refuse("%s must be contiguous; pass %s.contiguous()", name, name);
     return *this;
@@ -252,10 +253,10 @@ struct TensorView {
   }
 };
 
-// What follows is for JITQUANT_EXPORT and the generated binding.
+// Internal: used by JITQUANT_EXPORT and the generated binding.
 namespace exported {
 
-// One argument of a call. Which member holds it is the schema's to say.
+// One argument of a call. The schema determines which member is set.
 struct Argument {
   const char* name;
   bool present;  // false: None
@@ -283,8 +284,8 @@ constexpr bool starts(const char* text, const char* word) {
   return !letter(*text);
 }
 
-// The type of argument `index` of a schema, kNone past the last. The loader has torch's own parser
-// look at the whole schema; here only the types matter.
+// The type of argument `index` of a schema, kNone past the last. The loader checks the whole schema
+// with torch's own parser; this only reads the types.
 constexpr Type type_at(const char* schema, int index) {
   const char* at = schema;
   while (*at != '\0' && *at != '(') ++at;
@@ -330,7 +331,7 @@ constexpr Type type_at(const char* schema, int index) {
   return type;
 }
 
-// How an argument becomes a parameter of type P (without const and reference).
+// Converts an argument to a parameter of type P (without const and reference).
 template <class P, class Enable = void>
 struct Parameter {
   static constexpr bool fits(Type) { return false; }
@@ -429,7 +430,7 @@ struct Launcher<cudaError_t (*)(P...)> {
   static constexpr bool fits(const char* schema) {
     if constexpr (kIndex < count) {
       using At = std::tuple_element_t<kIndex, Parameters>;
-      // A reference has to be const: what it was given is not the launcher's to change.
+      // References must be const: the launcher may not modify its arguments.
       return ParameterOf<At>::fits(type_at(schema, kIndex)) &&
              (!std::is_reference_v<At> || std::is_const_v<std::remove_reference_t<At>>);
     }
@@ -447,7 +448,7 @@ struct Launcher<cudaError_t (*)(P...)> {
 template <class... P>
 struct Launcher<cudaError_t (*)(P...) noexcept> : Launcher<cudaError_t (*)(P...)> {};
 
-// `refusal` is written if the launcher refuses an argument.
+// Fills `refusal` if the launcher refuses an argument.
 template <class Function>
 cudaError_t call(Function launcher, const Argument* arguments, cudaStream_t stream,
                  Refusal* refusal) {
@@ -463,7 +464,7 @@ cudaError_t call(Function launcher, const Argument* arguments, cudaStream_t stre
 }  // namespace exported
 }  // namespace jitquant
 
-// Each slip has an assertion of its own, on the line of the macro.
+// One assertion per kind of mistake, reported on the line of the macro.
 #define JITQUANT_EXPORT_FITS(launcher, schema, index)                                     \
   static_assert(::jitquant::exported::Launcher<decltype(&launcher)>::fits<index>(schema), \
                 "JITQUANT_EXPORT: parameter " #index " (from 0) of " #launcher            \

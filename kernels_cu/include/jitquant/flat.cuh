@@ -1,4 +1,4 @@
-// A contiguous tensor of whole blocks, which is counted through memory: which blocks a thread has.
+// A contiguous tensor of whole blocks, indexed linearly, and the blocks of each thread.
 #pragma once
 
 #include "jitquant/sources.cuh"
@@ -6,7 +6,7 @@
 
 namespace jitquant {
 
-// Whether a matrix is whole blocks that follow each other without a gap.
+// Whether a matrix consists of whole blocks without gaps.
 inline bool is_flat(const Matrix& m) {
   return m.cols % 16 == 0 && m.vector && m.n2 == m.rows && (m.s2 == m.cols || m.rows < 2);
 }
@@ -20,15 +20,15 @@ constexpr int flat_blocks_per_sm() {
   return sizeof(T) == 2 ? 5 : 4;
 }
 
-// The blocks of values of a thread where there is a block of threads for each piece of work: the
-// hardware starts these in order, so that what is read and written at a time lies together.
+// The blocks of values of a thread if there is one thread block per piece of work. The hardware
+// starts these in order, so that concurrent reads and writes are close together.
 template <class T, int kShare, int kBlock>
 struct PieceBlocks {
   const FlatSource<T>& source;
   int64_t first;
   Block<T> x[kShare];
 
-  // `backwards`: from the end to the beginning, which after an amax is in the L2 cache still.
+  // `backwards`: starts at the end, which is still in the L2 cache after an amax.
   __device__ __forceinline__ PieceBlocks(const FlatSource<T>& source, bool backwards)
       : source(source) {
     const uint32_t turn = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
@@ -58,9 +58,9 @@ struct PieceBlocks {
   }
 };
 
-// After an amax a block of threads has more to do before its first block of values.
+// After an amax, a thread block has more to do before its first block of values.
 template <class T>
-constexpr int kOnceShare = sizeof(T) == 2 ? 2 : 1;  // blocks of a thread
+constexpr int kOnceShare = sizeof(T) == 2 ? 2 : 1;  // blocks per thread
 template <bool kAfterAmax>
 constexpr int kOnceThreads = kAfterAmax ? kThreads : kPieceThreads;
 template <class T, bool kAfterAmax>
@@ -69,14 +69,14 @@ constexpr int once_blocks_per_sm() {
 }
 
 #ifndef __CUDACC_RTC__
-// Sources with kernels for whole, aligned blocks alone, whose values are what is loaded alone.
+// Sources with kernels only for whole, aligned blocks, whose values depend only on the loaded data.
 template <class Source>
 constexpr bool kHasWhole = false;
 template <class T>
 constexpr bool kHasWhole<DeinterleaveSource<T>> = true;
 
-// Whether such a source is of whole, aligned blocks, there are any, and a grid of as many threads
-// counts them in 31 bits.
+// Whether such a source has whole, aligned blocks, is not empty, and fits a grid with that many
+// threads in 31 bits.
 template <class Source>
 bool takes_whole(const Source& source) {
   const int64_t blocks = source.rows * blocks_of(source.cols);

@@ -12,7 +12,7 @@ struct E4m3 {
   uint8_t bits;
 };
 
-// E4M3 of x, to nearest even, saturating (Inf too) at +-448; NaN gives 0x7f.
+// E4M3 of x, round to nearest even. Saturates to +-448, including Inf; NaN gives 0x7f.
 JITQUANT_HD uint16_t e4m3_from_float(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   uint16_t pair;
@@ -25,7 +25,7 @@ JITQUANT_HD uint16_t e4m3_from_float(float x) {
   a = a < kE4m3Max ? a : kE4m3Max;
   uint32_t code;
   if (a < 0x1p-6f) {
-    // Subnormals are multiples of 2^-9, which is the spacing of fp32 at 2^14: the sum rounds.
+    // Subnormals are multiples of 2^-9, the spacing of fp32 at 2^14, so the sum rounds.
     code = float_bits(add_rn(a, 0x1p14f)) - float_bits(0x1p14f);
   } else {
     const uint32_t bits = float_bits(a);
@@ -53,7 +53,7 @@ JITQUANT_HD float float_from_e4m3(uint16_t code) {
   const uint32_t magnitude = code & 0x7fu;
   const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
   if (magnitude == 0x7fu) return bits_float(sign | 0x7fc00000u);
-  // The bits put in place are the value times 2^-120, subnormals included.
+  // The shifted bits are the value times 2^-120, including subnormals.
   return mul_rn(bits_float(sign | (magnitude << 20)), 0x1p120f);
 #endif
 }
@@ -62,15 +62,15 @@ JITQUANT_HD float to_float(E4m3 x) {
   return float_from_e4m3(x.bits);
 }
 
-// The bits of 2^23 plus the code of a >= 0, to nearest even, saturating at 6: a code is the least
-// of three lines through a, one for each binade, and adding a line to 2^23 rounds it to a whole
-// code.
+// The bits of 2^23 plus the code of a >= 0, round to nearest even, saturating at 6. A code is the
+// minimum of three linear functions of a, one per binade. Adding one to 2^23 rounds it to an
+// integer code.
 JITQUANT_HD uint32_t e2m1_magnitude(float a) {
   constexpr uint32_t kMost = 0x4b000007u;
   const float low = fma_rn(a, 2.0f, 0x1p23f);
   const float middle = add_rn(a, 0x1p23f + 2.0f);
   const float high = fma_rn(a, 0.5f, 0x1p23f + 4.0f);
-  // Positive floats order as integers, of which one instruction takes three.
+  // Positive floats compare as integers; one instruction takes the minimum of three.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const uint32_t code =
       __vimin3_s32(__float_as_int(low), __float_as_int(middle), __float_as_int(high));

@@ -1,8 +1,8 @@
-// FP8, INT8 and E8M0 as bits, and the recipes of 8-bit quantization, each rule once. A value is
-// element * scale_inv. jitquant/numerics/fp8.py and mxfp8.py are the same in PyTorch; they agree
+// FP8, INT8 and E8M0 as bits, and the recipes of 8-bit quantization; each rule is defined once. A
+// value is element * scale_inv. jitquant/numerics/fp8.py and mxfp8.py define the same in PyTorch,
 // bit for bit.
 //
-// The rule of a group's scale is in group_scale.cuh.
+// The rule for a group's scale is in group_scale.cuh.
 #pragma once
 
 #include "jitquant/formats.cuh"
@@ -13,14 +13,14 @@ enum class EightBit : int { kE4m3 = 0, kE5m2 = 1, kInt8 = 2 };
 
 constexpr float kE5m2Max = 57344.0f;
 
-// What the amax is brought to.
+// The element that the amax maps to.
 JITQUANT_HD constexpr float largest(EightBit format) {
   return format == EightBit::kE4m3 ? kE4m3Max : (format == EightBit::kE5m2 ? kE5m2Max : 127.0f);
 }
 
 // ---- elements ----------------------------------------------------------------------------------
 
-// E5M2 of x, to nearest even, saturating (Inf too) at +-57344; NaN gives 0x7f.
+// E5M2 of x, round to nearest even. Saturates to +-57344, including Inf; NaN gives 0x7f.
 JITQUANT_HD uint8_t e5m2_from_float(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   uint16_t pair;
@@ -33,7 +33,7 @@ JITQUANT_HD uint8_t e5m2_from_float(float x) {
   a = a < kE5m2Max ? a : kE5m2Max;
   uint32_t code;
   if (a < 0x1p-14f) {
-    // Subnormals are multiples of 2^-16, which is the spacing of fp32 at 2^7: the sum rounds.
+    // Subnormals are multiples of 2^-16, the spacing of fp32 at 2^7, so the sum rounds.
     code = float_bits(add_rn(a, 0x1p7f)) - float_bits(0x1p7f);
   } else {
     const uint32_t bits = float_bits(a);
@@ -59,7 +59,7 @@ JITQUANT_HD float float_from_e5m2(uint8_t code) {
 #endif
 }
 
-// The nearest integer, ties to even, from -128 to 127; NaN gives 0.
+// Rounds to the nearest integer, ties to even, saturating to -128 and 127; NaN gives 0.
 JITQUANT_HD int32_t int8_from_float(float x) {
 #if defined(__CUDA_ARCH__)
   int32_t y;
@@ -72,7 +72,7 @@ JITQUANT_HD int32_t int8_from_float(float x) {
 #endif
 }
 
-// Four elements in a word, v[0] in the lowest byte.
+// Packs four elements into a word, v[0] in the lowest byte.
 template <EightBit kFormat>
 JITQUANT_HD uint32_t pack4(const float* v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -132,14 +132,14 @@ JITQUANT_HD float dequantize_fp8(float element, float scale_inv) {
 
 // ---- powers of two -----------------------------------------------------------------------------
 
-// Biased exponent of the power of two that s > 0 is rounded up to: the exponent field, plus 1 if
-// any bit of the mantissa is set. 255 for Inf and NaN.
+// The biased exponent of s > 0 rounded up to a power of two: the exponent field, plus 1 if any
+// mantissa bit is set. 255 for Inf and NaN.
 JITQUANT_HD uint32_t ue8m0_exponent(float s) {
   const uint32_t e = ((float_bits(s) & 0x7fffffffu) + 0x7fffffu) >> 23;
   return e < 255u ? e : 255u;
 }
 
-// MXFP8's rounding (RCEIL): up to 2^-127 it is 0, Inf is 254, NaN is 255.
+// MXFP8's rounding (RCEIL): 0 up to 2^-127, 254 for Inf, 255 for NaN.
 JITQUANT_HD uint32_t e8m0_rceil(float s) {
   const uint32_t bits = float_bits(s) & 0x7fffffffu;
   uint32_t e = (bits + 0x7fffffu) >> 23;
@@ -153,17 +153,17 @@ JITQUANT_HD float power_of_two(uint32_t e) {
   return bits_float(e > 0u ? e << 23 : 0x400000u);
 }
 
-// 2^(127 - e), for 255 as well: exact, so that a product with it is.
+// 2^(127 - e), also for 255. Exact, so that a product with it is exact too.
 JITQUANT_HD float inverse_power_of_two(uint32_t e) {
   return bits_float(e < 254u ? (254u - e) << 23 : 0x400000u >> (e - 254u));
 }
 
-// E8M0, as scales of MXFP8 and packed exponents are read: 255 is NaN.
+// E8M0 as MXFP8 and packed exponents use it: 255 is NaN.
 JITQUANT_HD float float_from_e8m0(uint32_t e) {
   return e == 255u ? bits_float(0x7fffffffu) : power_of_two(e);
 }
 
-// a / b, correctly rounded, where r is 1 / b, correctly rounded, and the remainder is exact
+// a / b, correctly rounded, if r is the correctly rounded 1 / b and the remainder is exact
 // (Markstein).
 JITQUANT_HD float quotient(float a, float b, float r) {
   const float q = mul_rn(a, r);
@@ -172,13 +172,13 @@ JITQUANT_HD float quotient(float a, float b, float r) {
 
 // ---- one scale for a tensor or a row -----------------------------------------------------------
 
-// min(top / amax, FLT_MAX); 1 where amax is 0, Inf or NaN. Elements are multiplied with it;
-// scale_inv is fp8_scale_inv of it.
+// min(top / amax, FLT_MAX); 1 if amax is 0, Inf or NaN. Elements are multiplied by it; scale_inv is
+// fp8_scale_inv of it.
 JITQUANT_HD float fp8_scale_from_amax(float amax, float top) {
-  // Without branches: a division would check for what is selected at the end.
+  // Branch-free: a division would check for cases that are selected away at the end.
   const float lift = amax > 0x1p100f ? 0x1p-64f : 1.0f, lifted = mul_rn(amax, lift);
   const float scale = mul_rn(quotient(top, lifted, reciprocal_rn_ordinary(lifted)), lift);
-  // Where the quotient overflows, or the amax is too small for its reciprocal, it is Inf or NaN.
+  // Inf or NaN if the quotient overflows, or if the amax is too small for its reciprocal.
   return amax > 0.0f && amax <= kFloatMax ? fminf(scale, kFloatMax) : 1.0f;
 }
 
@@ -195,8 +195,8 @@ JITQUANT_HD float bound_amax(float amax, float bound) {
 
 enum class ScaleOrder : int { kRow = 0, kColumn = 1 };
 
-// Scales of `batches` matrices with `rows` rows, as `stored_cols` columns (packed: int32) of
-// `stored_rows` (row order: rows; column order: rows, or with TMA padding rows up to 4).
+// The scales of `batches` matrices of `rows` rows, as `stored_cols` columns (packed: int32) of
+// `stored_rows` (row order: rows; column order: rows, rounded up to 4 with TMA padding).
 struct ScaleGrid {
   ScaleOrder order;
   int64_t stored_rows, stored_cols;
@@ -207,7 +207,7 @@ struct ScaleGrid {
   }
 };
 
-// a / b of numbers that are not negative and usually below 2^32, of which a GPU divides faster.
+// a / b of nonnegative numbers that are usually below 2^32, which a GPU divides faster.
 JITQUANT_HD int64_t quotient(int64_t a, int64_t b) {
   if ((a | b) >> 32 == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
   return a / b;
@@ -217,8 +217,8 @@ struct SegmentBounds {
   int64_t start, stop;
 };
 
-// A segment between two offsets, with at most `size` elements, in a buffer of `numel`. Never
-// outside of the buffer.
+// A segment between two offsets, with at most `size` elements, clamped to a buffer of `numel`
+// elements.
 JITQUANT_HD SegmentBounds segment_between(int64_t from, int64_t to, int64_t size, int64_t numel) {
   const int64_t start = from < 0 ? 0 : (from < numel ? from : numel);
   const int64_t most = size < 0 ? 0 : (size < numel ? size : numel);
@@ -227,7 +227,7 @@ JITQUANT_HD SegmentBounds segment_between(int64_t from, int64_t to, int64_t size
   return {start, stop < start ? start : stop};
 }
 
-// Segment i of a buffer; sizes may be null.
+// Segment i of a buffer. `sizes` may be null.
 JITQUANT_HD SegmentBounds segment_bounds(const int64_t* offsets, const int64_t* sizes, int64_t i,
                                          int64_t numel) {
   return segment_between(offsets[i], offsets[i + 1], sizes != nullptr ? sizes[i] : numel, numel);

@@ -1,6 +1,6 @@
-// The rule of 8-bit quantization with a scale for a group or block of values: per-token-group FP8
-// and INT8, and MXFP8. jitquant/numerics/fp8.py and mxfp8.py are the same in PyTorch, bit for bit.
-// A value is element * scale_inv.
+// The rule of 8-bit quantization with a scale per group or block of values: per-token-group FP8 and
+// INT8, and MXFP8. jitquant/numerics/fp8.py and mxfp8.py define the same in PyTorch, bit for bit. A
+// value is element * scale_inv.
 #pragma once
 
 #include "jitquant/block.cuh"
@@ -13,8 +13,8 @@ constexpr int kMxfp8Block = 32;
 // te: TransformerEngine, torchao. deepgemm: DeepGEMM. vllm: vLLM's group kernels.
 enum class GroupRecipe : int { kTe = 0, kDeepGemm = 1, kVllm = 2 };
 
-// fp32; fp32 that hold powers of two; their exponents, four to an int32; E8M0 bytes of MXFP8, whose
-// arithmetic comes with them.
+// fp32; fp32 rounded to powers of two; their exponents, four per int32; E8M0 bytes of MXFP8,
+// including its arithmetic.
 enum class ScaleFormat : int { kFloat32 = 0, kPowerOfTwo = 1, kPacked = 2, kE8m0 = 3 };
 
 struct GroupNumerics {
@@ -25,14 +25,14 @@ struct GroupNumerics {
 };
 
 struct GroupScale {
-  float scale_inv;    // stored; recipe vllm divides by it
-  float factor;       // what elements are multiplied with
-  uint32_t exponent;  // of scale_inv where it is a power of two
+  float scale_inv;    // as stored; recipe vllm divides by it
+  float factor;       // elements are multiplied by it
+  uint32_t exponent;  // of scale_inv if that is a power of two
 };
 
-// The scales of groups from their amaxes, NaN if a group has one. Quotients come from reciprocals:
-// a division would check for what cannot be here, or is selected at the end. Nothing branches but
-// on what all groups share.
+// The scales of groups from their amaxes, NaN if a group contains one. Quotients use reciprocals: a
+// division would check for cases that cannot occur or are selected away. All branches are uniform
+// across groups.
 template <int kCount>
 JITQUANT_HD void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
                            GroupScale (&g)[kCount]) {
@@ -43,7 +43,7 @@ JITQUANT_HD void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
   if (n.recipe == GroupRecipe::kTe) {
     JITQUANT_UNROLL
     for (int k = 0; k < kCount; ++k) {
-      // By 2^-3, so that the reciprocal of the largest amax is no subnormal.
+      // Times 2^-3, so that the reciprocal of the largest amax is not subnormal.
       const float lowered = mul_rn(b[k], 0x1p-3f);
       const float lifted = quotient(top, lowered, reciprocal_rn_ordinary(lowered));
       g[k].factor = mul_rn(lifted, 0x1p-3f);
@@ -83,10 +83,10 @@ JITQUANT_HD bool divides(const GroupNumerics& n) {
   return n.recipe == GroupRecipe::kVllm && n.scale_format == ScaleFormat::kFloat32;
 }
 
-// Dividing by a scale with what the hardware has. The product with the reciprocal is within an ulp
-// and a half, and the correction rounds it (Markstein): correctly wherever an element's code
-// depends on it. Scale and elements are brought away from the ends of fp32 by a power of two. The
-// remainder has its sign turned, so that a zero keeps its own.
+// Divides by a scale with the hardware's reciprocal. The product is within 1.5 ulp, and the
+// correction rounds it (Markstein), correctly wherever the element's code depends on it. A power of
+// two moves scale and elements away from the limits of fp32. The remainder is negated, so that
+// zeros keep their sign.
 struct GroupDivisor {
   float lift, s, r;
 };
@@ -94,10 +94,11 @@ struct GroupDivisor {
 JITQUANT_HD float lift_of(float scale_inv) {
   return scale_inv > 0x1p120f ? 0x1p-64f : (scale_inv < 0x1p-80f ? 0x1p64f : 1.0f);
 }
-// `r` is that of the scale, which is not to be computed again.
+// `r` is the scale's reciprocal, which is already known.
 JITQUANT_HD GroupDivisor group_divisor(float scale_inv, float r) {
   const float lift = lift_of(scale_inv);
-  // No remainder where the scale is no number: 0 for what is finite, else NaN, as r makes it.
+  // Skips the remainder if the scale is Inf or NaN: finite elements give 0, others NaN, as r
+  // determines.
   return {lift, scale_inv <= kFloatMax ? mul_rn(scale_inv, lift) : 0.0f, r};
 }
 JITQUANT_HD float group_reciprocal(float scale_inv) {
@@ -109,8 +110,8 @@ JITQUANT_HD float divide(float x, const GroupDivisor& d) {
   return fma_rn(-fma_rn(q, d.s, -lifted), d.r, q);
 }
 
-// The sixteen bytes of a block of one group. `factor` is the group's, or, by division, the
-// group_reciprocal of the scale.
+// The sixteen bytes of a block within one group. `factor` is the group's factor or, by division,
+// the group_reciprocal of the scale.
 template <EightBit kFormat, class T>
 JITQUANT_HD void encode_group_block(const Block<T>& x, bool by_division, float factor,
                                     float scale_inv, uint32_t (&words)[4]) {

@@ -1,6 +1,6 @@
-// What a host launcher takes: plain structs, no torch, no device code. Shared by the .cu files and
-// by the C++ that calls them. A launcher returns a cudaError_t, allocates nothing, never
-// synchronises, and launches on the given stream of the current device.
+// What host launchers take: plain structs, no torch, no device code. Shared by the .cu files and
+// the C++ that calls them. A launcher returns a cudaError_t, allocates nothing, never synchronizes,
+// and launches on the given stream of the current device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,32 +15,32 @@ namespace jitquant {
 enum class DType : int { kBFloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
 
 // Rows of elements. Row r = (i0 * n1 + i1) * n2 + i2 starts at data + i0 * s0 + i1 * s1 + i2 * s2.
-// Where n2 is not all rows there are less than 2^32 of them.
+// If n2 is not the number of rows, there are fewer than 2^32 rows.
 struct Matrix {
   const void* data;
   DType dtype;
   int64_t rows, cols;
   int64_t n1, n2;
   int64_t s0, s1, s2;
-  bool vector;  // every row starts on a multiple of 16 bytes
+  bool vector;  // every row is aligned to 16 bytes
 };
 
-// A vector with one value for each column, in the matrix's dtype or in fp32.
+// A vector with one value per column, in the matrix's dtype or in fp32.
 struct ColumnVector {
   const void* data;
   bool fp32;
   bool vector;
 };
 
-// Where the tensor's (or the rows') scale comes from.
+// The source of the scale of a tensor or of its rows.
 struct GlobalScale {
   enum Kind : int {
     kValue,     // `value` is gsa
     kTensor,    // gsa[0]
     kRows,      // gsa[row * stride]
-    kPartials,  // the amax is the maximum of partials[0 .. count), gsa = amax / divisor; the launch
-                // before has written them, and read the tensor
-    kAmax,      // the same, from wherever
+    kPartials,  // the amax is the maximum of partials[0 .. count), gsa = amax / divisor; the
+                // previous launch wrote them and read the tensor
+    kAmax,      // as kPartials, from any earlier work
     kRowAmax    // the amax of a row is gsa[row * stride]
   };
   Kind kind;
@@ -50,7 +50,7 @@ struct GlobalScale {
   const float* partials;
   int count;
   float divisor;
-  float* gsa_out;  // written where it is computed or a value: (1,), or one a row; else may be null
+  float* gsa_out;  // receives a computed gsa or `value`: (1,), or one per row; else may be null
 };
 
 inline GlobalScale partials_scale(const float* partials, int count, float divisor, float* gsa) {
@@ -65,9 +65,9 @@ struct Nvfp4Output {
 };
 
 enum class RowMode : int {
-  kRowAmax,     // gsa of each row from its amax
+  kRowAmax,     // gsa of each row, from its amax
   kGiven,       // gsa as GlobalScale says
-  kTensorAmax,  // nothing is quantized: the amax of everything goes to partials
+  kTensorAmax,  // quantizes nothing: the overall amax goes to partials
 };
 
 struct RowScale {
@@ -76,23 +76,23 @@ struct RowScale {
   float* gsa_out;     // (rows,) for kRowAmax
   float* partials;    // (gridDim.x,) for kTensorAmax
   GlobalScale given;  // for kGiven
-  int maxima;         // with kTensorAmax, partials up to here are zeroed after those written
+  int maxima;         // with kTensorAmax, partials up to this count are zeroed after those written
 };
 
-// X[row, h, :] starts at row `row` of x plus h * stream_stride; A[row, h] weighs it.
+// X[row, h, :] starts at row `row` of x plus h * stream_stride. A[row, h] is its weight.
 struct HyperConnection {
   Matrix x;
   const void* weights;
-  bool weights_fp32;  // else in x's dtype
+  bool weights_fp32;  // otherwise x's dtype
   int streams;
   int64_t stream_stride, weight_row_stride, weight_stride;
 };
 
-// Lines of `length` elements, packed along the line.
+// Lines of `length` elements; the packed dimension runs along a line.
 struct WeightShape {
   int64_t length, line_stride, element_stride;
   bool columns;  // a line is a column of the weight
-  bool tile;     // a scale for 16 lines
+  bool tile;     // one scale for 16 lines
 };
 
 struct Nvfp4Input {
@@ -100,7 +100,7 @@ struct Nvfp4Input {
   const uint8_t* scales;
   const float* gsa;
   int64_t rows, blocks;
-  int64_t code_stride, scale_stride, gsa_stride;  // of a row, in bytes, bytes and floats
+  int64_t code_stride, scale_stride, gsa_stride;  // per row, in bytes, bytes and floats
   bool swizzled;
 };
 

@@ -33,9 +33,9 @@ __device__ __forceinline__ Fp16 from_float<Fp16>(float x) {
   if (is_nan(x)) return {0x7fff};
   const uint32_t sign = (float_bits(x) >> 16) & 0x8000u;
   const float a = abs_of(x);
-  uint32_t code = 0x7c00u;  // from halfway past the largest number on
+  uint32_t code = 0x7c00u;  // from halfway past the largest finite number up
   if (a < 0x1p-14f) {
-    // Subnormals are multiples of 2^-24, which is the spacing of fp32 at 1/2: the sum rounds.
+    // Subnormals are multiples of 2^-24, the spacing of fp32 at 1/2, so the sum rounds.
     code = float_bits(add_rn(a, 0.5f)) - float_bits(0.5f);
   } else if (a < 65520.0f) {
     const uint32_t bits = float_bits(a);
@@ -49,7 +49,7 @@ __device__ __forceinline__ float from_float<float>(float x) {
   return x;
 }
 
-// Two values, each rounded to T, in a word.
+// Two values, each rounded to T, in one word.
 template <class T>
 __device__ __forceinline__ uint32_t pair_from_floats(float low, float high) {
 #if defined(__CUDA_ARCH__)
@@ -84,7 +84,7 @@ __device__ __forceinline__ Block<T> block_of(const float (&v)[16]) {
   return block;
 }
 
-// Value i becomes x, rounded to T. Values are set in order.
+// Sets value i to x, rounded to T. Values must be set in order.
 __device__ __forceinline__ void set_value(Block<float>& block, int i, float x) {
   block.words[i] = float_bits(x);
 }
@@ -102,8 +102,8 @@ __device__ __forceinline__ uint32_t bits_of(T x) {
   return x.bits;
 }
 
-// A block of which element(i) gives the elements below `count`; the others are zero. In a short
-// loop, which is for what is not aligned: the registers are all named by constants.
+// A block whose values below `count` are element(i); the others are zero. For unaligned data, in a
+// short loop: constants index all registers.
 template <class T, class F>
 __device__ __forceinline__ Block<T> gather_block(int64_t count, F&& element) {
   constexpr int kPerWord = 4 / sizeof(T);
@@ -120,7 +120,7 @@ __device__ __forceinline__ Block<T> gather_block(int64_t count, F&& element) {
   return block;
 }
 
-// Part of a block: kWords of its words from memory that is aligned to 16 bytes.
+// Loads kWords words of a block from memory that is aligned to 16 bytes.
 template <int kWords>
 __device__ __forceinline__ void load_words(const void* p, uint32_t* words) {
 #pragma unroll
@@ -138,7 +138,7 @@ __device__ __forceinline__ void store_words(void* p, const uint32_t* words) {
   }
 }
 
-// The same number or address, which the compiler works out here, once, and not where it is used.
+// Returns its argument, but makes the compiler compute it here, once, instead of at each use.
 template <class T>
 __device__ __forceinline__ const T* kept(const T* x) {
 #if defined(__CUDA_ARCH__)
@@ -159,7 +159,7 @@ __device__ __forceinline__ int64_t kept(int64_t x) {
   return x;
 }
 
-// Prefetches a block from p, of which the first `count` elements are there.
+// Prefetches a block from p, of which the first `count` elements exist.
 template <class T>
 __device__ __forceinline__ void prefetch_block(const T* p, int64_t count) {
 #pragma unroll
@@ -168,8 +168,8 @@ __device__ __forceinline__ void prefetch_block(const T* p, int64_t count) {
   }
 }
 
-// The elements below `count` of sixteen from p, which is aligned to an element, one by one but all
-// under way together; the others become zero.
+// Sixteen elements from p, of which the first `count` exist; the others are zero. p is aligned to
+// an element. Loads them one by one, all in flight together.
 template <class T>
 __device__ __forceinline__ Block<T> load_part(const T* p, int64_t count) {
   constexpr int kPerWord = 4 / sizeof(T);
@@ -183,7 +183,7 @@ __device__ __forceinline__ Block<T> load_part(const T* p, int64_t count) {
   return block;
 }
 
-// Sixteen elements of two bytes from p, which lies between two words: these, shifted into place.
+// Sixteen two-byte elements from p, which is not aligned to a word: loads words and shifts.
 template <class T>
 __device__ __forceinline__ Block<T> load_between_words(const T* p) {
   const uint32_t* const words = reinterpret_cast<const uint32_t*>(p + 1);
@@ -197,14 +197,14 @@ __device__ __forceinline__ Block<T> load_between_words(const T* p) {
   return block;
 }
 
-// Sixteen elements from p, of which the first `count` are there; the others become zero. `vector`
-// says that p is aligned to 16 bytes; kWhole, that it is and that all sixteen are there. kTogether:
-// what is not aligned is under way all together; otherwise it takes turns and few registers.
+// Sixteen elements from p, of which the first `count` exist; the others are zero. `vector`: p is
+// aligned to 16 bytes. kWhole: it is, and all sixteen exist. kTogether: unaligned loads are all in
+// flight together; otherwise they take turns and use few registers.
 template <bool kWhole = false, bool kTogether = true, class T>
 __device__ __forceinline__ Block<T> load_block(const T* p, int64_t count, bool vector) {
   Block<T> block;
   if (!kWhole && (!vector || count < 16)) {
-    // Of an odd number of elements every other row lies between words.
+    // With an odd row length, every other row starts between words.
     const bool between = sizeof(T) == 2 && reinterpret_cast<uintptr_t>(p) % 4 != 0;
     if constexpr (kTogether) {
       if (count < 16) return load_part(p, count);
@@ -224,8 +224,7 @@ __device__ __forceinline__ Block<T> load_block(const T* p, int64_t count, bool v
   return block;
 }
 
-// Words of which the first `skip` elements of two bytes, at most 7, are skipped: kOut + 4 become
-// kOut.
+// Drops the first `skip` two-byte elements, at most 7: kOut + 4 words become kOut.
 template <int kOut>
 __device__ __forceinline__ void skip_elements(uint32_t (&words)[kOut + 4], int skip,
                                               uint32_t* out) {
@@ -239,20 +238,20 @@ __device__ __forceinline__ void skip_elements(uint32_t (&words)[kOut + 4], int s
   }
 }
 
-// Elements of two bytes between p and the multiple of kBytes before it.
+// Two-byte elements between p and the preceding multiple of kBytes.
 template <int kBytes, class T>
 __device__ __forceinline__ int elements_over(const T* p) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(p) % kBytes / sizeof(T));
 }
 
-// Sixteen elements of two bytes as they are loaded from wherever they are: the words from a
-// multiple of 16 bytes on that they are in. Skipping what is before them is apart, so that nothing
-// has to wait for them yet.
+// Sixteen two-byte elements at any address, as loaded: the words that contain them, starting at a
+// multiple of 16 bytes. A separate step skips what precedes them, so that nothing waits for the
+// load yet.
 template <class T>
 struct LooseBlock {
   uint32_t words[12];
 
-  // For the block at p.
+  // The block, where `skip` elements precede it.
   __device__ __forceinline__ Block<T> straight(int skip) const {
     Block<T> block;
     LooseBlock x = *this;
@@ -261,7 +260,7 @@ struct LooseBlock {
   }
 };
 
-// From p, of which the first `count` elements are there; the others become zero.
+// From p, of which the first `count` elements exist; the others are zero.
 template <class T>
 __device__ __forceinline__ LooseBlock<T> load_loose(const T* p, int64_t count) {
   const int skip = elements_over<16>(p);
@@ -284,10 +283,9 @@ __device__ __forceinline__ LooseBlock<T> load_loose(const T* p, int64_t count) {
   return x;
 }
 
-// The elements in kWords words to p, which is aligned to one of them; the first `count` of them are
-// there. `vector` says that p is aligned to 16 bytes. Memory takes several times as long to write
-// less than a word, so what is not aligned goes in whole words but for what is before the first and
-// behind the last.
+// Stores the first `count` elements in kWords words to p, which is aligned to an element. `vector`:
+// p is aligned to 16 bytes. Partial-word writes cost several times as much, so unaligned stores
+// write whole words except at both ends.
 template <int kWords, class T>
 __device__ __forceinline__ void store_elements(T* p, int64_t count, bool vector,
                                                const uint32_t* words) {

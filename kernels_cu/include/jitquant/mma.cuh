@@ -1,10 +1,10 @@
-// Warp-wide matrix products of 16x16 by 16x8 with sums in fp32, and NVFP4 codes as their operands.
+// Warp-wide matrix products of 16x16 by 16x8 with fp32 accumulators, and NVFP4 codes as operands.
 //
-// A lane (g = lane / 4, t = lane % 4) holds of A (16 rows) a[0] = row g, a[1] = row g + 8, both of
-// columns 2t and 2t + 1, and a[2], a[3] = the same of columns 2t + 8 and 2t + 9; of B (8 columns)
-// the rows of the same numbers in column g; of the sums rows g (d[0], d[1]) and g + 8 (d[2], d[3])
-// in columns 2t and 2t + 1. The sum over k does not depend on the order of k, so both operands may
-// have any one order: here that in which codes are stored.
+// A lane (g = lane / 4, t = lane % 4) holds, of A (16 rows), a[0] = row g and a[1] = row g + 8,
+// both columns 2t and 2t + 1, and a[2], a[3] = the same rows, columns 2t + 8 and 2t + 9; of B (8
+// columns), the rows with those numbers in column g; of the sums, rows g (d[0], d[1]) and g + 8
+// (d[2], d[3]) in columns 2t and 2t + 1. A sum over k is independent of the order of k, so both
+// operands may use the same permutation: here the order in which codes are stored.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 
 namespace jitquant {
 
-// d = a b + c, where a product of two elements is exact.
+// d = a b + c, where each product of two elements is exact.
 template <class T>
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                             uint32_t a3, uint32_t b0, uint32_t b1,
@@ -59,7 +59,7 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], uint32_t a0, uint32_t
 #endif
 }
 
-// The bits of a where the mask has ones, those of b elsewhere.
+// Bits of a where `mask` is set, bits of b elsewhere.
 __device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   uint32_t bits;
@@ -70,7 +70,8 @@ __device__ __forceinline__ uint32_t select_bits(uint32_t mask, uint32_t a, uint3
 #endif
 }
 
-// As the compiler would write it, but for masks that it would pull through the shift.
+// x << kBits. The compiler would emit the same, except for masks that it would move across the
+// shift.
 template <int kBits>
 __device__ __forceinline__ uint32_t shifted_left(uint32_t x) {
 #if defined(__CUDA_ARCH__)
@@ -82,9 +83,9 @@ __device__ __forceinline__ uint32_t shifted_left(uint32_t x) {
 #endif
 }
 
-// What E2M1 codes are as bits of T: the code's exponent and mantissa where T has the lowest bit of
-// its exponent and the highest of its mantissa. The value is the code's times 2^kPlaced, exactly,
-// subnormals of T included.
+// E2M1 codes as bits of T: the code's exponent and mantissa are placed at the lowest exponent bit
+// and the highest mantissa bit of T. The result is the code's value times 2^kPlaced, exactly,
+// including subnormals of T.
 template <class T>
 struct PlacedCodes;
 template <>
@@ -96,12 +97,12 @@ struct PlacedCodes<Fp16> {
   static constexpr int kShift = 9, kExponent = -14;
 };
 
-// Of eight codes pairs[i] = (code i, code i + 4).
+// pairs[i] = (code i, code i + 4) of eight codes.
 template <class T>
 __device__ __forceinline__ void place_codes(uint32_t codes, uint32_t (&pairs)[4]) {
   constexpr int kShift = PlacedCodes<T>::kShift;
   constexpr uint32_t kMagnitude = 0x00070007u << kShift;
-  // Where the magnitude covers it, the sign of the other byte need not be taken off.
+  // If the magnitude mask covers it, the other byte's sign need not be cleared.
   constexpr bool kCovered = (kMagnitude & 0x80u) != 0;
   constexpr uint32_t kSigns = kCovered ? 0x80808080u : 0x80008000u;
   const uint32_t odd = codes & kSigns, even = shifted_left<4>(codes) & kSigns;
@@ -125,7 +126,7 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   uint32_t product;
   if constexpr (std::is_same<T, Bf16>::value) {
-    // mul.bf16x2 is of sm_90; adding -0 changes nothing.
+    // mul.bf16x2 needs sm_90. Adding -0 changes nothing.
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
   } else {
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
@@ -162,14 +163,14 @@ __device__ __forceinline__ void scales_of(uint32_t bytes, float (&scales)[4]) {
 #endif
 }
 
-// Values of NVFP4 without their gsa, as pairs of T: a code times its scale is exact in both types.
-// They are the value times 2^kScaled.
+// NVFP4 values without gsa, as pairs of T, times 2^kScaled. A code times its scale is exact in both
+// types.
 template <class T>
 struct ScaledCodes;
 template <>
 struct ScaledCodes<Bf16> {
   static constexpr int kExponent = -7;
-  static constexpr float kUp = 0x1p119f;  // 448 times this is the last power of two and a half
+  static constexpr float kUp = 0x1p119f;  // 448 times this is 1.75 times the largest power of two
 };
 template <>
 struct ScaledCodes<Fp16> {
@@ -177,7 +178,7 @@ struct ScaledCodes<Fp16> {
   static constexpr float kUp = 1.0f;
 };
 
-// Four E4M3 scales, each twice in a word, as `scale_codes` takes them.
+// Four E4M3 scales, each twice in a word, for `scale_codes`.
 template <class T>
 __device__ __forceinline__ void scale_pairs(uint32_t bytes, uint32_t (&pairs)[4]) {
   float scales[4];
@@ -196,7 +197,7 @@ __device__ __forceinline__ void scale_codes(uint32_t codes, uint32_t scale, uint
   for (int i = 0; i < 4; ++i) pairs[i] = multiply_pairs<T>(pairs[i], scale);
 }
 
-// Eight neighbours of T in the order of a word of codes: (0, 4), (1, 5), (2, 6), (3, 7).
+// Eight neighbors of T in the order of a word of codes: (0, 4), (1, 5), (2, 6), (3, 7).
 __device__ __forceinline__ void order_as_codes(const uint32_t (&words)[4], uint32_t (&pairs)[4]) {
   pairs[0] = byte_permute(words[0], words[2], 0x5410);
   pairs[1] = byte_permute(words[0], words[2], 0x7632);

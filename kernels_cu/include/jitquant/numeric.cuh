@@ -1,7 +1,6 @@
-// fp32 arithmetic that gives the same bits on every compiler: each operation is rounded once, to
-// nearest even, and is never contracted, reassociated or approximated. Compiles as CUDA and as
-// plain C++17, so that the recipes built on it can be swept exhaustively on a machine without a
-// GPU.
+// fp32 arithmetic with the same bits on every compiler: each operation is rounded once, to nearest
+// even, and never contracted, reassociated or approximated. Compiles as CUDA and as plain C++17, so
+// that the recipes built on it can be tested exhaustively without a GPU.
 #pragma once
 
 #include <cmath>
@@ -38,17 +37,18 @@ JITQUANT_HD float bits_float(uint32_t bits) {
 #endif
 }
 
-// The host versions are plain operators: host code is compiled with -ffp-contract=off.
+// The host versions are plain operators, because host code is compiled with -ffp-contract=off.
 JITQUANT_HD float mul_rn(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
 #else
   const float y = a * b;
-  return y != y ? bits_float(0x7fffffffu) : y;  // the device's only NaN; a host's may be negative
+  return y != y ? bits_float(0x7fffffffu) : y;  // the device has only this NaN; a host's may be
+                                                // negative
 #endif
 }
 
-// The product cut off, so that one of numbers stays one: at most kFloatMax.
+// The product, rounded toward zero: finite factors give at most kFloatMax.
 JITQUANT_HD float mul_rz(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rz(a, b);
@@ -91,9 +91,9 @@ JITQUANT_HD float fma_rn(float a, float b, float c) {
 #endif
 }
 
-// 1 / x as the hardware has it, within an ulp; subnormal results are zeros. On the host it is an
-// ulp off, so that what needs the right one shows that it asks for it (but not where that would
-// be a power of two, which the step below does not leave, and the hardware does not give).
+// 1 / x from the hardware, within an ulp; subnormal results are zero. On the host it is one ulp
+// off, so that tests catch code that needs an exact reciprocal. Powers of two stay exact: the step
+// below cannot correct them, and the hardware does not get them wrong.
 JITQUANT_HD float reciprocal_near(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -106,8 +106,7 @@ JITQUANT_HD float reciprocal_near(float x) {
 #endif
 }
 
-// 1 / a, correctly rounded, from what is near it, where a is known to be 2^-125 to 2^125 in
-// magnitude, or NaN.
+// The correctly rounded 1 / a from an approximation, if |a| is 2^-125 to 2^125, or a is NaN.
 JITQUANT_HD float reciprocal_from(float a, float near) {
   return fma_rn(near, -fma_rn(a, near, -1.0f), near);
 }
@@ -115,7 +114,7 @@ JITQUANT_HD float reciprocal_rn_ordinary(float a) {
   return reciprocal_from(a, reciprocal_near(a));
 }
 
-// 1 / sqrt(x) as the hardware has it, within two ulp; on the host an ulp above.
+// 1 / sqrt(x) from the hardware, within two ulp; one ulp above on the host.
 JITQUANT_HD float reciprocal_root_near(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -127,8 +126,8 @@ JITQUANT_HD float reciprocal_root_near(float x) {
 #endif
 }
 
-// 1 / sqrt(a), the root rounded first, without branches: numbers so small that a remainder would be
-// subnormal are lifted by 2^64. No root of a positive number is near the ends of fp32.
+// 1 / sqrt(a), with the root rounded first. Branch-free: numbers whose remainder would be subnormal
+// are scaled by 2^64. The root of a positive number is never near the limits of fp32.
 JITQUANT_HD float reciprocal_of_root(float a) {
   const bool small = a < 0x1p-64f;
   const float b = mul_rn(a, small ? 0x1p64f : 1.0f), near = reciprocal_root_near(b);
@@ -138,12 +137,12 @@ JITQUANT_HD float reciprocal_of_root(float a) {
   return a > 0.0f && a <= kFloatMax ? reciprocal_rn_ordinary(root) : near;
 }
 
-// Whether it is a normal number above zero.
+// Whether x is a positive normal number.
 JITQUANT_HD bool is_ordinary(float x) {
   return x >= 0x1p-126f && x <= kFloatMax;
 }
 
-// 2^x as the hardware has it, within an ulp or two; subnormal results are zeros.
+// 2^x from the hardware, within an ulp or two; subnormal results are zero.
 JITQUANT_HD float exp2_near(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -157,14 +156,14 @@ JITQUANT_HD float exp2_near(float x) {
 
 JITQUANT_HD float abs_of(float x) {
 #if defined(__CUDA_ARCH__)
-  return fabsf(x);  // becomes a modifier of the instruction that reads it
+  return fabsf(x);  // becomes an operand modifier
 #else
   return bits_float(float_bits(x) & 0x7fffffffu);
 #endif
 }
 
-// 1 / (1 + e^-x), within a few ulp; 0 where e^-x overflows. By a quarter, so that the reciprocal is
-// no subnormal: it is multiplied with what may be large.
+// 1 / (1 + e^-x), within a few ulp; 0 if e^-x overflows. Scaled by 1/4, so that the reciprocal is
+// not subnormal: it may be multiplied by something large.
 JITQUANT_HD float sigmoid_near(float x) {
   const float e = exp2_near(mul_rn(x, -1.44269504f));
   return mul_rn(reciprocal_near(fma_rn(e, 0.25f, 0.25f)), 0.25f);
@@ -186,7 +185,7 @@ JITQUANT_HD float amax_keep_nan(float a, float x) {
 #endif
 }
 
-// max(a, |x|) where a is no NaN; a NaN in x is as if it were not there.
+// max(a, |x|), where a is not NaN; a NaN in x is ignored.
 JITQUANT_HD float amax_ignore_nan(float a, float x) {
 #if defined(__CUDA_ARCH__)
   return fmaxf(a, fabsf(x));
@@ -196,7 +195,7 @@ JITQUANT_HD float amax_ignore_nan(float a, float x) {
 #endif
 }
 
-// Four of the eight bytes of (low, high), chosen by the nibbles of `selector`, lowest first.
+// Four of the eight bytes of (low, high), selected by the nibbles of `selector`, lowest first.
 JITQUANT_HD uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector) {
 #if defined(__CUDA_ARCH__)
   return __byte_perm(low, high, selector);
@@ -210,7 +209,7 @@ JITQUANT_HD uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector
 #endif
 }
 
-// The same bytes, each eight times its highest bit.
+// The sign bits of the same bytes, each repeated eight times.
 JITQUANT_HD uint32_t byte_signs(uint32_t low, uint32_t high, uint32_t selector) {
 #if defined(__CUDA_ARCH__)
   uint32_t out;
@@ -221,8 +220,8 @@ JITQUANT_HD uint32_t byte_signs(uint32_t low, uint32_t high, uint32_t selector) 
 #endif
 }
 
-// fp16 of two numbers that are neither negative nor above its largest, cut off: `low` in the low
-// half.
+// Truncates two numbers to fp16; `low` goes to the low half. Both must be nonnegative and at most
+// fp16's largest.
 JITQUANT_HD uint32_t truncated_halves(float low, float high) {
 #if defined(__CUDA_ARCH__)
   uint32_t halves;
@@ -238,7 +237,7 @@ JITQUANT_HD uint32_t truncated_halves(float low, float high) {
 #endif
 }
 
-// The smallest of the lower halves of three words, in the lower half.
+// The minimum of the lower halves of three words, in the lower half.
 JITQUANT_HD uint32_t lower_halves_min(uint32_t a, uint32_t b, uint32_t c) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   return __vimin3_u16x2(a, b, c);
@@ -248,7 +247,7 @@ JITQUANT_HD uint32_t lower_halves_min(uint32_t a, uint32_t b, uint32_t c) {
 #endif
 }
 
-// Per half of a word, the smaller one.
+// The smaller number per half of a word.
 JITQUANT_HD uint32_t halves_min(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   return __vminu2(a, b);
@@ -258,7 +257,7 @@ JITQUANT_HD uint32_t halves_min(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Per half of a word, the larger one.
+// The larger number per half of a word.
 JITQUANT_HD uint32_t halves_max(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   return __vmaxu2(a, b);
@@ -268,11 +267,11 @@ JITQUANT_HD uint32_t halves_max(uint32_t a, uint32_t b) {
 #endif
 }
 
-// Divides numbers below 2^31 by what is known before, by a multiplication and a shift.
+// Divides numbers below 2^31 by a precomputed divisor, with a multiplication and a shift.
 struct Divisor {
   uint32_t divisor, multiplier, shift;
 
-  // divisor is 1 to 2^31 - 1: multiplier is 2^(31 + shift) / divisor, rounded up.
+  // divisor is 1 to 2^31 - 1. multiplier is 2^(31 + shift) / divisor, rounded up.
   explicit Divisor(uint32_t divisor) : divisor(divisor), shift(0) {
     while ((uint32_t{1} << shift) < divisor) ++shift;
     const uint64_t power = uint64_t{1} << (31 + shift);

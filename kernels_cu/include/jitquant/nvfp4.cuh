@@ -1,7 +1,7 @@
 // The NVFP4 recipes, each rule once. A value is e2m1 * e4m3(block scale) * gsa.
 //   te    TransformerEngine's NVFP4 quantizer; torchao's nvfp4_training gives the same bits.
 //   vllm  what vLLM, SGLang and FlashInfer store, with their approximate reciprocals made exact.
-// jitquant/numerics/nvfp4.py is the same in PyTorch; the two agree bit for bit.
+// jitquant/numerics/nvfp4.py defines the same in PyTorch, bit for bit.
 #pragma once
 
 #include "jitquant/block.cuh"
@@ -12,18 +12,18 @@ enum class Nvfp4Recipe : int { kTe = 0, kVllm = 1 };
 
 constexpr float kSixth = 1.0f / 6.0f;
 
-// The scale of a whole tensor (or row) as the quantizer uses it, S being the encoding scale: what a
-// value is multiplied with before the block scale and the code share it out.
+// The scale of a tensor (or row) as the quantizer uses it. S is the encoding scale: values are
+// multiplied by it, and block scale and code together represent the product.
 struct Nvfp4Encoding {
   float first, second;  // the stored scale is RN(RN(b * first) * second): S / 6, or 1 / 6 and S
   float over_S;         // 1 / S
-  float of_zero;        // what elements are multiplied with where the stored scale is 0
-  float most;           // 2^126 where a nonzero stored scale times over_S is far from the ends of
-                        // fp32; otherwise -1
+  float of_zero;        // factor of the elements if the stored scale is 0
+  float most;           // 2^126 if every nonzero stored scale times over_S is far from the limits
+                        // of fp32; otherwise -1
 };
 
 JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
-  if (S > kFloatMax) S = kFloatMax;  // not fminf: a NaN stays
+  if (S > kFloatMax) S = kFloatMax;  // not fminf: keeps NaN
   if (S == 0.0f) S = 1.0f;
   const bool te = recipe == Nvfp4Recipe::kTe;
   Nvfp4Encoding e;
@@ -31,17 +31,18 @@ JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
   e.second = te ? 1.0f : S;
   e.over_S = reciprocal_rn(S);
   e.most = e.over_S >= 0x1p-100f && e.over_S <= 0x1p100f ? 0x1p126f : -1.0f;
-  // For te as for every scale: 1 / (0 / S), no more than the largest number; 0 / S may be NaN.
+  // As for any scale, recipe te uses 1 / (0 / S), capped at the largest number; 0 / S may be NaN.
   e.of_zero = te ? (e.over_S <= kFloatMax ? kFloatMax : mul_rn(0.0f, e.over_S)) : 0.0f;
   return e;
 }
 
-// From the amax of the tensor or row (no NaN). `divisor` is 6 * 448 = 2688 unless the caller says.
+// From the amax of the tensor or row (not NaN). `divisor` is 6 * 448 = 2688 unless the caller sets
+// it.
 JITQUANT_HD Nvfp4Encoding nvfp4_encoding_from_amax(float amax, float divisor, Nvfp4Recipe recipe) {
   return nvfp4_encoding(amax == 0.0f ? 1.0f : div_rn(divisor, amax), recipe);
 }
 
-// From a given gsa; 0, which an all-zero tensor returns, means the same here as there.
+// From a given gsa. 0, as returned for an all-zero tensor, has the same meaning as there.
 JITQUANT_HD Nvfp4Encoding nvfp4_encoding_from_gsa(float gsa, Nvfp4Recipe recipe) {
   return nvfp4_encoding(gsa == 0.0f ? 1.0f : reciprocal_rn(gsa), recipe);
 }
@@ -51,14 +52,13 @@ JITQUANT_HD uint16_t nvfp4_block_scale(float b, const Nvfp4Encoding& e) {
   return e4m3_from_float(mul_rn(mul_rn(b, e.first), e.second));
 }
 
-// What the elements of a block are multiplied with before they are rounded to E2M1, given the
-// stored scale: this where it is at most e.most, and otherwise, NaN included, what
-// nvfp4_block_encode says.
+// The factor of a block's elements before they are rounded to E2M1, given the stored scale. Valid
+// if it is at most e.most; otherwise, including NaN, use nvfp4_block_encode.
 JITQUANT_HD float nvfp4_usual_encode(float stored, const Nvfp4Encoding& e) {
   return reciprocal_rn_ordinary(mul_rn(stored, e.over_S));
 }
-// Whether it is this, and no element of a block whose amax is b is above the largest code, where
-// that has to be known: of all blocks but those whose scale is subnormal, none, or saturated.
+// Whether that factor is valid and, where it matters, no product in a block with amax b exceeds the
+// largest code. True for all blocks whose scale is not zero, subnormal or saturated.
 JITQUANT_HD bool nvfp4_is_usual(float b, float enc, const Nvfp4Encoding& e) {
 #if defined(JITQUANT_HAS_E2M1_INSTRUCTION)
   return enc <= e.most;
@@ -77,7 +77,7 @@ struct Nvfp4Codes {
   uint8_t scale;
 };
 
-// The codes of a block whose elements are multiplied with enc, whatever it is.
+// The codes of a block whose elements are multiplied by any enc.
 template <class T>
 JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& out) {
   if (enc > 0.0f) {
@@ -87,12 +87,12 @@ JITQUANT_HD void nvfp4_encode_block(const Block<T>& x, float enc, Nvfp4Codes& ou
     out.low = e2m1x8_of_zeros(x, 0);
     out.high = e2m1x8_of_zeros(x, 1);
   } else {
-    out.low = out.high = 0;  // the block is NaN: its codes carry nothing
+    out.low = out.high = 0;  // the block is NaN; its codes do not matter
   }
 }
 
-// A block whose amax is b (of these elements, or of a larger tile that they belong to), with the
-// stored scale given, or with the recipe's.
+// Encodes a block whose amax (over these elements, or over a larger tile) is b, with a given stored
+// scale or the recipe's.
 template <bool kLooks = false, class T>
 JITQUANT_HD Nvfp4Codes nvfp4_encode_with(const Block<T>& x, float b, uint16_t scale,
                                          const Nvfp4Encoding& e) {
@@ -113,20 +113,20 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_block(const Block<T>& x, float b, const Nv
   return nvfp4_encode_with<kLooks>(x, b, nvfp4_block_scale(b, e), e);
 }
 
-// Blocks of what is still to be multiplied with a factor that is not negative, a norm's inv_rms:
-// the block's scale is made from its amax times the factor, and an element is multiplied with one
-// number, RN(enc * factor); where that is no ordinary one, with the factor and then with enc.
+// Blocks that still have to be multiplied by a nonnegative factor, a norm's inv_rms. The scale
+// comes from the amax times the factor. Elements are multiplied by RN(enc * factor) or, if that is
+// not a normal number, by the factor and then by enc.
 struct Nvfp4Product {
-  float stored, enc;  // the latter with the factor
+  float stored, enc;  // enc includes the factor
   uint8_t scale;
-  // All blocks but those whose scale is subnormal, or none: nothing is above the largest code, and
-  // enc is far from the ends of fp32.
+  // True unless the scale is zero or subnormal: no product exceeds the largest code, and enc is far
+  // from the limits of fp32.
   bool usual;
 };
 
 constexpr float kLeastProduct = 0x1p-110f;
 
-// Where the amax of the magnitudes is b.
+// For a block whose largest magnitude is b.
 JITQUANT_HD Nvfp4Product nvfp4_product(float b, float factor, const Nvfp4Encoding& e) {
   const uint16_t scale = nvfp4_block_scale(mul_rn(b, factor), e);
   const float stored = float_from_e4m3(scale), enc = mul_rn(nvfp4_usual_encode(stored, e), factor);
@@ -161,8 +161,8 @@ JITQUANT_HD Nvfp4Codes nvfp4_quantize_scaled_block(const Block<T>& x, float b, f
   return out;
 }
 
-// The same of magnitudes with their signs apart (e2m1x16_signs): changes those of a block that is
-// not usual, that they have the right codes.
+// As above for magnitudes with separate signs (e2m1x16_signs): modifies unusual blocks so that the
+// usual encoding gives the right codes.
 JITQUANT_HD void nvfp4_make_usual(float (&x)[16], uint32_t& signs, float factor,
                                   const Nvfp4Encoding& e, Nvfp4Product& product) {
   if (product.usual) return;
@@ -179,7 +179,7 @@ JITQUANT_HD void nvfp4_make_usual(float (&x)[16], uint32_t& signs, float factor,
     }
     signs &= numbers[0] | numbers[1] >> 1;
   }
-  if (!(enc > 0.0f)) {  // zero, where what is not finite has no sign, or NaN
+  if (!(enc > 0.0f)) {  // zero, which drops the signs of non-finite values, or NaN
     uint32_t finite[2] = {};
     JITQUANT_UNROLL
     for (int i = 0; i < 16; ++i) {
@@ -201,7 +201,7 @@ JITQUANT_HD void nvfp4_make_usual(float (&x)[16], uint32_t& signs, float factor,
   product.enc = enc;
 }
 
-// Of several blocks.
+// Encodes several blocks.
 template <int kCount, class Magnitudes>
 JITQUANT_HD void nvfp4_encode_magnitudes(const Magnitudes (&x)[kCount],
                                          const Nvfp4Product (&products)[kCount],
@@ -236,8 +236,9 @@ JITQUANT_HD float nvfp4_dequantize(uint32_t code, float scale, float gsa) {
   return mul_rn(mul_rn(float_from_e2m1(code), scale), gsa);
 }
 
-// Eight codes of one word. As fp16 the bits of a code, put in place, are its value times 2^-14:
-// two at once, and the factor goes to the scale, whose 4 bits of mantissa keep every product exact.
+// Decodes the eight codes of a word. A code's bits, moved into place in an fp16, are its value
+// times 2^-14, for two codes at a time. That factor goes to the scale, whose 4-bit mantissa keeps
+// every product exact.
 JITQUANT_HD void nvfp4_dequantize8(uint32_t codes, float scale, float gsa, float* v) {
   const float factor = mul_rn(scale, 0x1p14f);
   JITQUANT_UNROLL

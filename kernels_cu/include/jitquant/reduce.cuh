@@ -1,4 +1,4 @@
-// Reductions, in a fixed order, so that a result never depends on timing.
+// Reductions in a fixed order, so that results never depend on timing.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,13 +8,13 @@
 
 namespace jitquant {
 
-// The maximum over a warp of values that are neither negative nor NaN: they order as integers.
+// The maximum over a warp of values that are neither negative nor NaN: these compare as integers.
 __device__ __forceinline__ float warp_max(float x) {
   return bits_float(__reduce_max_sync(0xffffffffu, float_bits(x)));
 }
 
-// Over a block of threads, all of which call it together and get the result. One barrier each, with
-// two buffers in turn: a barrier stands between a reading and the next writing of either.
+// Reductions over a thread block. All its threads call them together and get the result. They
+// alternate between two buffers, so that one barrier each separates reads from later writes.
 class BlockReduce {
  public:
   using Scratch = float[2][32];
@@ -31,11 +31,11 @@ class BlockReduce {
   static __device__ __forceinline__ int warps() { return blockDim.x >> 5; }
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
 
-  // The lanes that are different warps' after an exchange: eight, which then repeat, are enough for
-  // most blocks.
+  // How many lanes take the result of a warp each after an exchange. Eight, repeated across the
+  // warp, are enough for most blocks.
   static __device__ __forceinline__ int lanes() { return warps() <= 8 ? 8 : 32; }
 
-  // Writes this warp's result, and gives each of the first lanes that of a warp, or zero.
+  // Writes this warp's result. Each of the first lanes gets the result of one warp, or zero.
   __device__ __forceinline__ float exchange(float x) {
     float* const buffer = scratch_[turn_];
     turn_ ^= 1;
@@ -51,19 +51,19 @@ class BlockReduce {
 
 // ---- the sum of a row's squares ----------------------------------------------------------------
 //
-// One order, whichever kernel adds them, so that inv_rms has the same bits (docs/numerics.md):
-//   of a block of 16 values those of each 16 bytes of x one after another, then these in pairs;
-//   of a chunk, which is 32 blocks, the first half plus the second half, five times;
-//   of the chunks every 64th one after another, and these 64 as those of a chunk.
-// What is not there is zero, which changes no bit, so that fewer may be added.
+// All kernels add in the same order, so that inv_rms has the same bits (docs/numerics.md):
+//   within a block of 16 values: each 16 bytes of x sequentially, then these sums in pairs;
+//   within a chunk of 32 blocks: the first half plus the second half, five times;
+//   over the chunks: every 64th sequentially, then these 64 sums like those of a chunk.
+// Missing values count as zero. That changes no bit, so they can be skipped.
 
-// inv_rms of a row of `cols` columns whose squares add up to `squares`; `over_cols` is RN(1 /
-// cols).
+// inv_rms of a row of `cols` columns whose squares sum to `squares`; `over_cols` is RN(1 / cols).
 JITQUANT_HD float inverse_rms(float squares, float over_cols, float eps) {
   return reciprocal_of_root(fma_rn(squares, over_cols, eps));
 }
 
-// The squares of one block, whose values come in order, or with their 16 bytes in the order i ^ n.
+// Sums the squares of one block. Its values come in order, or with its 16-byte parts in the order i
+// ^ n.
 template <class T>
 class BlockSquares {
  public:
@@ -81,7 +81,7 @@ class BlockSquares {
   float runs_[kRuns];
 };
 
-// The sum of a chunk, of which each lane of the warp has a block; every lane gets it.
+// The sum of a chunk, of which each lane holds a block. Every lane gets it.
 __device__ __forceinline__ float chunk_sum(const float (&x)[1]) {
   float sum = x[0];
 #pragma unroll
@@ -90,7 +90,7 @@ __device__ __forceinline__ float chunk_sum(const float (&x)[1]) {
   }
   return sum;
 }
-// Of two chunks: the lanes from 16 on get the second's.
+// The sums of two chunks: lanes 16 to 31 get the second.
 __device__ __forceinline__ float chunk_sum(const float (&x)[2]) {
   const bool second = threadIdx.x & 16;
   const float mine = second ? x[1] : x[0], other = second ? x[0] : x[1];
@@ -104,10 +104,10 @@ __device__ __forceinline__ float chunk_sum(const float (&x)[2]) {
 
 constexpr int kChunkSums = 64;
 
-// The sum of what is in shared memory: `count` sums of chunks, zeros after them. A warp, of which
-// every lane gets it.
+// Sums `count` chunk sums in shared memory, followed by zeros. Called by a warp; every lane gets
+// the sum.
 __device__ __forceinline__ float sum_of_chunks(const float (&sums)[kChunkSums], int count) {
-  if (count <= 16) {  // rows of up to 8192 values, without shuffles, for which other threads wait
+  if (count <= 16) {  // rows of up to 8192 values: no shuffles, for which other threads would wait
     const float4* const fours = reinterpret_cast<const float4*>(sums);
     const auto plus = [](const float4& a, const float4& b) -> float4 {
       return {add_rn(a.x, b.x), add_rn(a.y, b.y), add_rn(a.z, b.z), add_rn(a.w, b.w)};
@@ -120,7 +120,7 @@ __device__ __forceinline__ float sum_of_chunks(const float (&sums)[kChunkSums], 
   return chunk_sum(both);
 }
 
-// The sum of a row's squares and the maximum of its values, over a block of threads.
+// The sum of a row's squares and the maximum of its values, over a thread block.
 class RowReduce : public BlockReduce {
  public:
   struct Scratch {
@@ -128,7 +128,7 @@ class RowReduce : public BlockReduce {
     alignas(16) float sums[2][kChunkSums];
   };
 
-  // For threads that have kBlocks blocks each, or, with none, any number.
+  // For threads with kBlocks blocks each, or with any number if kBlocks is 0.
   template <int kBlocks>
   static __device__ __forceinline__ RowReduce of(Scratch& scratch) {
     if (kBlocks > 0) {
@@ -140,8 +140,7 @@ class RowReduce : public BlockReduce {
     return RowReduce(scratch);
   }
 
-  // The sum, and the maximum of `max`, where a thread has the squares of blocks t, t + blockDim.x
-  // ...
+  // The sum, and the maximum of `max`. Each thread has the squares of blocks t, t + blockDim.x, ...
   template <int kBlocks>
   __device__ __forceinline__ float sum(const float (&squares)[kBlocks]) {
     const float mine = chunk_sum(squares);
@@ -157,9 +156,10 @@ class RowReduce : public BlockReduce {
     return sum_and_max(max, kBlocks * warps());
   }
 
-  // The same where blocks come one after another: before the first, for each, and at the end. All
-  // lanes of a warp together; those without a block have zero. Warps are a power of two, or
-  // chunks fewer than kChunkSums, so that a sum is one warp's.
+  // The same for blocks that arrive one after another: begin() first, add() for each block, sum()
+  // last. All lanes of a warp call them together; lanes without a block pass zero. The number of
+  // warps is a power of two, or there are fewer chunks than kChunkSums, so that only one warp adds
+  // to a sum.
   __device__ __forceinline__ void begin() {
     for (int i = (threadIdx.x >> 5) + lane() * warps(); i < kChunkSums; i += 32 * warps()) {
       sums_[turn_][i] = 0.0f;

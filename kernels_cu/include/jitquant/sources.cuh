@@ -1,28 +1,28 @@
-// Where the values of a quantizer come from. A source has `rows` and `cols` and
+// Sources: where the values of a quantizer come from. Loading and computing are separate, so that a
+// kernel can load a block while it computes another. A source has `rows`, `cols` and
 //   Value                            the type of a block of its values
-//   Row row(r)                       where a row is
-//   Fetched fetch(row, block)        what has to be loaded for a block, once a block
-//   Value value(fetched, row, block) the block: zeros past the last column
-//   prefetch(row, block)             the same brought into the L2 cache; not of NormalizedSource.
+//   Row row(r)                       locates a row
+//   Fetched fetch(row, block)        loads what a block needs, once per block
+//   Value value(fetched, row, block) the block; zeros past the last column
+//   prefetch(row, block)             prefetches the same into L2; not for NormalizedSource.
 //                                    prefetch<true>: the block is whole
-//   Fetched refetch(row, block)      for the same value once more
-//   whole()                          all blocks are whole and aligned to 16 bytes; the last three
-//                                    are templates with a bool, which is true only then
-//   kHeldShare, kHeldFew             blocks of a row that a thread that holds them has; the second
-//                                    for rows that are few or short
-//   kReadsOnlyInputs                 nothing it reads is written by the launch before
-// and those that are normalized, for norm_kernel, which copies whole rows ahead of using them,
-//   kHeldRegisters                   of a thread, on Hopper
-//   tensors()                        how many tensors a row is made of, and
-//   const T* tensor(row, i)          where it is in each of them
-//   Beside beside(row)               what each thread loads of a row besides
-//   Value copied(part, beside, r)    a block of row r, whose copy from tensor i is part(i)
-//   kWritesBack                      which goes to row.residual
-//   kKeepsZeros                      and is zeros where its parts are
-//   kLoose                           rows are not aligned, or not whole
-//   kCopiesLate                      a row is so much to copy that but for one on each
-//                                    multiprocessor the weights are laid out before
-// Loading and computing are apart so that a kernel can load a block while it computes another.
+//   Fetched refetch(row, block)      loads the same value again
+//   whole()                          all blocks are whole and aligned to 16 bytes; fetch, value and
+//                                    refetch have a bool template argument that is true only then
+//   kHeldShare, kHeldFew             blocks of a row per thread that holds them; the second is for
+//                                    few or short rows
+//   kReadsOnlyInputs                 reads nothing that the previous launch wrote
+// Sources for norm_kernel, which copies whole rows ahead of their use, also have
+//   kHeldRegisters                   registers per thread on Hopper
+//   tensors()                        the number of tensors that a row is made of
+//   const T* tensor(row, i)          the row in tensor i
+//   Beside beside(row)               what else each thread loads for a row
+//   Value copied(part, beside, r)    a block of row r; part(i) is its copy from tensor i
+//   kWritesBack                      the block also goes to row.residual
+//   kKeepsZeros                      the block is zero where its parts are
+//   kLoose                           rows may be unaligned or not whole
+//   kCopiesLate                      rows are so large that the weights are laid out before the
+//                                    copies start, except in the first thread block of each SM
 #pragma once
 
 #include "jitquant/launch.h"
@@ -31,8 +31,8 @@
 
 namespace jitquant {
 
-// Whether computing a source's values takes more registers than others with as much to fetch: such
-// a source has a member kMoreRegisters, and kernels hold fewer threads.
+// Whether a source's values need more registers than other sources that fetch as much. Such a
+// source has a member kMoreRegisters, and its kernels use fewer threads.
 template <class Source>
 constexpr auto wants_registers(int) -> decltype(Source::kMoreRegisters) {
   return true;
@@ -45,7 +45,7 @@ constexpr bool wants_registers(...) {
 template <class T>
 struct RowPointer {
   T* data;
-  bool even;  // rows are s2 apart, which fits in 32 bits
+  bool even;  // rows are s2 apart, and s2 fits in 32 bits
   uint32_t n1, n2;
   int64_t s0, s1, s2;
 
@@ -58,14 +58,14 @@ struct RowPointer {
         s1(m.s1),
         s2(m.s2) {}
 
-  // Behind the last element of so many rows of `cols` columns.
+  // One past the last element of `rows` rows of `cols` columns.
   T* end(int64_t rows, int64_t cols) const {
     if (rows == 0) return data;
     const int64_t outer = rows / (int64_t{n1} * n2);
     return data + (outer - 1) * s0 + (int64_t{n1} - 1) * s1 + (int64_t{n2} - 1) * s2 + cols;
   }
 
-  // Of a row counted in 32 bits in fewer instructions.
+  // The start of a row. A 32-bit row index takes fewer instructions.
   template <class I>
   __device__ __forceinline__ T* operator()(I row) const {
     if (even) {
@@ -75,7 +75,7 @@ struct RowPointer {
     const uint32_t r = static_cast<uint32_t>(row), i = r / n2;
     return data + (i / n1) * s0 + (i % n1) * s1 + (r % n2) * s2;
   }
-  // Where `even`.
+  // Requires `even`.
   __device__ __forceinline__ T* even_row(uint32_t r) const {
     return data + static_cast<uint64_t>(r) * static_cast<uint32_t>(s2);
   }
@@ -129,13 +129,13 @@ struct PlainSource {
   }
 };
 
-// Rows of two-byte values that are held, or copied ahead, wherever they are.
+// Rows of two-byte values at any address, to be held or copied ahead.
 template <class T>
 struct LooseSource : PlainSource<T> {
   using typename PlainSource<T>::Value;
   using typename PlainSource<T>::Row;
   using Fetched = LooseBlock<T>;
-  const T* end;  // behind the last element of all rows
+  const T* end;  // one past the last element of all rows
 
   explicit LooseSource(const PlainSource<T>& source)
       : PlainSource<T>(source), end(source.row.end(source.rows, source.cols)) {}
@@ -161,7 +161,7 @@ struct LooseSource : PlainSource<T> {
   }
 };
 
-// Blocks that follow each other without a gap, as one row.
+// Contiguous blocks, as one row.
 template <class T>
 struct FlatSource {
   using Element = T;
@@ -194,7 +194,7 @@ __device__ __forceinline__ float swiglu(float gate, float up) {
   return mul_rn(mul_rn(gate, sigmoid_near(gate)), up);
 }
 
-// Gate and up columns in turns of `run`: run == cols is the plain layout [gate | up].
+// Alternating runs of `run` gate and up columns. run == cols is the plain layout [gate | up].
 template <class T>
 struct DeinterleaveSource {
   using Element = T;
@@ -210,8 +210,8 @@ struct DeinterleaveSource {
   int64_t rows, cols;
   uint32_t run;
   Divisor over_run;
-  bool activate;  // silu(gate) * up; otherwise the gate as it is
-  bool vector;    // eight neighbours are in one run and aligned
+  bool activate;  // silu(gate) * up; otherwise only the gate
+  bool vector;    // eight neighbors are in one run and aligned
 
   DeinterleaveSource(const Matrix& m, int64_t run, bool activate)
       : row(m),
@@ -229,7 +229,7 @@ struct DeinterleaveSource {
   }
 
   bool whole() const { return vector && cols % 16 == 0 && cols < (int64_t{1} << 31); }
-  // As many values of the row as a block is made of, wherever its own are.
+  // Prefetches as many values of the row as a block needs, wherever the block's own are.
   template <bool kWhole = false>
   __device__ __forceinline__ void prefetch(Row gate, int64_t block) const {
     const int64_t first = block * 32, count = kWhole ? 32 : 2 * cols - first;
@@ -288,8 +288,8 @@ struct DeinterleaveSource {
   }
 };
 
-// x + residual: the sum is made in fp32, rounded once to the residual's type, stored there, and
-// that is the value that goes on, as in a model that adds and normalizes in two steps.
+// x + residual, summed in fp32 and rounded once to the residual's type. The rounded sum is stored
+// in the residual and used from there on, as in a model that adds and normalizes in two steps.
 template <class T>
 struct ResidualSource {
   using Element = T;
@@ -298,7 +298,7 @@ struct ResidualSource {
   using Value = Block<T>;
   struct Fetched {
     Block<T> x, residual;
-    bool summed;  // x is the sum already
+    bool summed;  // x already is the sum
   };
   struct Row {
     const T* x;
@@ -368,14 +368,14 @@ struct ResidualSource {
   }
 };
 
-// The mix of n streams of a hyper-connection: sum over h of A[row, h] * X[row, h, :], h in order.
+// The mixed streams of a hyper-connection: sum over h of A[row, h] * X[row, h, :], h in order.
 template <class T>
 struct HyperConnectionSource {
   using Element = T;
   static constexpr int kHeldShare = 2;
   static constexpr int kHeldFew = 2;
   using Value = Block<float>;
-  static constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // streams that are loaded together
+  static constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // streams loaded together
   struct Fetched {
     Block<T> x[kAtOnce];
   };
@@ -394,7 +394,8 @@ struct HyperConnectionSource {
   __device__ __forceinline__ Row row(I r) const {
     return {x_row(r), r * weight_row_stride};
   }
-  // The bits of a weight; what they are worth is apart, so that nothing waits for them yet.
+  // The bits of a weight. Converting them is a separate step, so that nothing waits for the load
+  // yet.
   __device__ __forceinline__ uint32_t weight_bits(const Row& p, int h) const {
     const int64_t i = p.weights + h * weight_stride;
     return weights_fp32 ? static_cast<const uint32_t*>(weights)[i]
@@ -436,7 +437,7 @@ struct HyperConnectionSource {
   __device__ __forceinline__ Value value(Fetched f, const Row& p, int64_t block) const {
     float v[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = -0.0f;  // what changes no bit of the first product
+    for (int i = 0; i < 16; ++i) v[i] = -0.0f;  // adding the first product to -0 changes no bit
 #pragma unroll 1
     for (int first = 0;;) {
 #pragma unroll
@@ -450,7 +451,7 @@ struct HyperConnectionSource {
       if (first >= streams) break;
       f = fetch<kWhole>(p, block, first);
     }
-    // A negative weight has made the zeros past the last column negative.
+    // A negative weight makes the zeros past the last column negative.
     Value mix;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -499,14 +500,14 @@ struct HyperConnectionSource {
   }
 };
 
-// What RMSNorm multiplies with: values of a source times weight times inv_rms[row].
+// The multiplication of RMSNorm: a source's values times weight times inv_rms[row].
 template <class T>
 struct Normalize {
   ColumnVector weight;
   float eps;
   float* inv_rms;  // (rows,)
 
-  // The weights of a block, which all rows share; the first `count` are there.
+  // The weights of a block, shared by all rows; the first `count` exist.
   __device__ __forceinline__ void prefetch(int64_t block, int64_t count = 16) const {
     if (weight.fp32) {
       prefetch_block(static_cast<const float*>(weight.data) + block * 16, count);
@@ -533,7 +534,7 @@ struct Normalize {
                                            Block<float>& y) const {
     constexpr int kHalf = Block<W>::kWords / 2;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // fewer registers than all weights at once
+    for (int half = 0; half < 2; ++half) {  // takes fewer registers than all weights at once
       Block<W> part;
       if (kWhole || (weight.vector && count >= 16)) {
         load_words<kHalf>(w + 8 * half, part.words);
@@ -548,7 +549,7 @@ struct Normalize {
   }
 };
 
-// The normalized values of a source whose inv_rms an earlier launch wrote.
+// The normalized values of a source whose inv_rms was written by an earlier launch.
 template <class Source>
 struct NormalizedSource {
   using Element = typename Source::Element;
@@ -572,7 +573,7 @@ struct NormalizedSource {
   __device__ __forceinline__ Fetched fetch(const Row& p, int64_t block) const {
     return source.template refetch<kWhole>(p.row, block);
   }
-  // Without inv_rms, which goes to the encoding (quantize_value).
+  // Excludes inv_rms, which is applied when encoding (quantize_value).
   template <bool kWhole>
   __device__ __forceinline__ Value value(const Fetched& f, const Row& p, int64_t block) const {
     return norm.template weighted<kWhole>(source.template value<kWhole>(f, p.row, block), block,
@@ -580,7 +581,7 @@ struct NormalizedSource {
   }
 };
 
-// The codes of a block of values of a row.
+// The codes of one block of a row's values.
 template <class Source>
 __device__ __forceinline__ Nvfp4Codes quantize_value(const Source&, const typename Source::Row&,
                                                      const typename Source::Value& v,

@@ -1,5 +1,5 @@
-// Scales of one byte in cuBLASLt's layout: tiles of 128 rows by 4 blocks, 512 bytes each, one row
-// of tiles after the other; what is padded to whole tiles is zero.
+// One-byte scales in cuBLASLt's layout: tiles of 128 rows by 4 blocks, 512 bytes each, in row-major
+// order. Partial tiles are padded with zeros.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace jitquant {
 
-// With the padding.
+// Including padding.
 JITQUANT_HD int64_t swizzled_rows(int64_t rows) {
   return (rows + 127) & ~int64_t{127};
 }
@@ -16,8 +16,8 @@ JITQUANT_HD int64_t swizzled_blocks(int64_t blocks) {
   return (blocks + 3) & ~int64_t{3};
 }
 
-// Where the scale of (row, block) is; `padded_blocks` is swizzled_blocks. Fewer than 2^31 tiles may
-// be counted in uint32_t.
+// The offset of the scale of (row, block). `padded_blocks` is swizzled_blocks. Fewer than 2^31
+// tiles may be counted in uint32_t.
 template <class Int = int64_t>
 JITQUANT_HD int64_t swizzle_128x4(std::common_type_t<Int> row, std::common_type_t<Int> block,
                                   std::common_type_t<Int> padded_blocks) {

@@ -1,4 +1,4 @@
-// Tiles of a matrix in shared memory, which are read by rows and by columns.
+// Tiles of a matrix in shared memory that are read by rows and by columns.
 #pragma once
 
 #include "jitquant/device.cuh"
@@ -8,9 +8,9 @@
 namespace jitquant {
 
 constexpr int kSide = 128;          // of a tile
-constexpr int kLanes = kSide / 16;  // that share a line of a tile, a block of 16 values each
+constexpr int kLanes = kSide / 16;  // per line of a tile, a block of 16 values each
 
-// What is read: rows that are `stride` elements apart.
+// The input matrix: rows are `stride` elements apart.
 template <class T>
 struct TileSource {
   const T* data;
@@ -18,19 +18,18 @@ struct TileSource {
   bool vector;
 };
 
-// A tile in shared memory. The blocks of a row are in another order (XOR) for every 16 rows, and so
-// are the pieces of 16 bytes within a block: what eight lanes read at once, along a row or, 16 rows
-// apart, down a column, is in different banks. But 32 bytes stay 32 bytes, as pieces of them would
-// be copied as many times.
+// A tile in shared memory. Every 16 rows permute the blocks of a row (XOR), and each block permutes
+// its 16-byte pieces, so that eight lanes reading along a row, or down a column 16 rows apart, use
+// different banks. 32-byte units stay together: splitting them would double the number of copies.
 template <class T>
 struct TileMemory {
-  static constexpr int kParts = sizeof(T);  // of a block, 16 bytes each
+  static constexpr int kParts = sizeof(T);  // 16-byte parts per block
   static constexpr int kRowBytes = kSide * sizeof(T);
   static constexpr int kBytes = kSide * kRowBytes;
-  static constexpr int kLines = 8 / sizeof(T);  // columns in eight bytes; rows, columns of a lane
+  static constexpr int kLines = 8 / sizeof(T);  // columns in eight bytes; rows or columns per lane
   static constexpr int kPasses = 16 / (4 * kLines);  // of a warp over its 16 rows or columns
 
-  // Of a part within its row. It is linear over XOR.
+  // The byte offset of a part within its row; linear over XOR.
   __device__ static int in_row(int block, int part) {
     return (block * kParts + (part ^ (block >> (kParts == 2 ? 2 : 1)))) * 16;
   }
@@ -55,12 +54,12 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// The tile at (row, 16 * block) of the source on its way to shared memory, zeros around the matrix.
+// Starts to copy the tile at (row, 16 * block) to shared memory, zero-filled outside the matrix.
 template <bool kWhole, class T>
 __device__ __forceinline__ void fetch_tile(const TileSource<T>& source, uint32_t row,
                                            uint32_t block, unsigned char* tile) {
   using Memory = TileMemory<T>;
-  constexpr int kWidth = kWhole ? kLanes * Memory::kParts : kLanes;  // threads side by side
+  constexpr int kWidth = kWhole ? kLanes * Memory::kParts : kLanes;  // threads per row
   constexpr int kStep = kThreads / kWidth;
   const int column = threadIdx.x % kWidth, first = threadIdx.x / kWidth;
   const int64_t left = int64_t{16} * block + (kWhole ? 16 / sizeof(T) : 16) * column;
@@ -104,7 +103,7 @@ __device__ __forceinline__ void fetch_tile(const TileSource<T>& source, uint32_t
   }
 }
 
-// Of rows `row` and the following, the blocks at column 16 * block.
+// Reads the blocks at column 16 * block of row `row` and following.
 template <class T>
 __device__ __forceinline__ void read_rows(const unsigned char* tile, int row, int block,
                                           Block<T> (&x)[TileMemory<T>::kLines]) {
@@ -119,7 +118,7 @@ __device__ __forceinline__ void read_rows(const unsigned char* tile, int row, in
   }
 }
 
-// Of columns `column` and the following, the blocks at row 16 * block.
+// Reads the blocks at row 16 * block of column `column` and following.
 template <class T>
 __device__ __forceinline__ void read_columns(const unsigned char* tile, int column, int block,
                                              Block<T> (&x)[TileMemory<T>::kLines]) {
@@ -147,8 +146,7 @@ __device__ __forceinline__ void read_columns(const unsigned char* tile, int colu
   }
 }
 
-// Blocks of threads that a multiprocessor has to hold, which bounds the registers: three where they
-// fit with their tiles.
+// Minimum thread blocks per SM, which limits the registers: three if they fit with their tiles.
 template <class T, bool kWhole>
 constexpr int tiles_per_sm() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

@@ -10,10 +10,10 @@
 namespace jitquant {
 
 constexpr int kThreads = 256;
-// Of a block of threads with little to do before its first block of values: as fewer end together,
-// memory is more evenly at work (docs/performance.md).
+// Threads per block in grids with little to do before the first block of values. Small thread
+// blocks end at different times, which spreads the load on memory (docs/experiments.md).
 constexpr int kPieceThreads = 128;
-// As many as `blocks` of kThreads.
+// The number of such thread blocks that equals `blocks` of kThreads.
 constexpr int pieces_per_sm(int blocks) {
   return blocks * (kThreads / kPieceThreads);
 }
@@ -22,7 +22,7 @@ JITQUANT_HD int64_t blocks_of(int64_t cols) {
   return (cols + 15) / 16;
 }
 
-// (row, block) of a flat walk over rows * width blocks, without a division a step.
+// (row, block) of a flat walk over rows * width blocks, without a division per step.
 struct BlockWalk {
   int64_t row, block;
   int64_t step_rows, step_blocks, width;
@@ -30,7 +30,7 @@ struct BlockWalk {
   __device__ __forceinline__ explicit BlockWalk(int64_t width)
       : BlockWalk(width, static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x,
                   static_cast<int64_t>(gridDim.x) * blockDim.x) {}
-  // From `first` on, which may be -1: block -1 of row 0.
+  // Starts at `first`, which may be -1: block -1 of row 0.
   __device__ __forceinline__ BlockWalk(int64_t width, int64_t first, int64_t step) : width(width) {
     row = first / width;
     block = first - row * width;
@@ -47,22 +47,21 @@ struct BlockWalk {
   }
 };
 
-// Blocks of threads that a multiprocessor has to hold, from what a thread loads at a time: bounds
-// the registers.
+// Minimum thread blocks per SM, from what a thread loads at a time: limits the registers.
 template <class Source>
 constexpr int quantize_blocks_per_sm() {
   constexpr size_t kFetched = sizeof(typename Source::Fetched);
   return kFetched <= 32 ? 4 : (kFetched <= 64 ? 3 : 1);
 }
 
-// Zeros where swizzled scales are padded to whole tiles. All threads of the grid.
+// Zeroes the padding of swizzled scales to whole tiles. Called by all threads of the grid.
 __device__ __forceinline__ void zero_swizzle_padding(uint8_t* scales, int64_t rows,
                                                      int64_t blocks) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   const int64_t width = swizzled_blocks(blocks), tiles = width >> 2;
   if (rows & 127) {
-    // Sixteen bytes of a tile belong to four rows, 32 apart.
+    // Sixteen bytes of a tile belong to four rows that are 32 apart.
     const int64_t tile_row = rows >> 7;
     for (int64_t i = first; i < tiles * 32; i += step) {
       uint8_t* p = scales + (tile_row * tiles + (i >> 5)) * 512 + (i & 31) * 16;
