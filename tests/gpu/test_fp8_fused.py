@@ -235,7 +235,7 @@ def _arguments(name: str, x: Tensor, size: int) -> list[Any]:
 def test_strides(name: str, dtype: torch.dtype) -> None:
     kernel = OPS[name].compiled()
     for rows, cols in ((6, 48), (300, 1024), (33, 35)):
-        x = randn(rows, 2 * cols if "silu" in name else cols, dtype=dtype, scale=2)
+        x = randn(rows, 2 * cols if "swiglu" in name else cols, dtype=dtype, scale=2)
         more = _arguments(name, x, 32)
         expected = OPS[name].reference(x, *more, dtype=E4M3)
         for label, view in views().items():
@@ -258,12 +258,12 @@ def test_strides(name: str, dtype: torch.dtype) -> None:
 def test_more_than_2_to_the_31_elements(name: str) -> None:
     """Zeros but for the first and the last row and those around 2^31 of what goes in and out."""
     room_for(16)
-    silu = "silu" in name
-    rows, cols = 2**19 + 600, 8192 if silu else 4096
+    swiglu = "swiglu" in name
+    rows, cols = 2**19 + 600, 8192 if swiglu else 4096
     around = {2**18 - 1, 2**18, 2**19 - 1, 2**19, 2**31 // 4095, 2**31 // 4094}
     probes = sorted({0, *around, rows - 1})
     memory = torch.zeros(rows, cols, dtype=torch.bfloat16, device="cuda")
-    added = None if silu else torch.zeros_like(memory)
+    added = None if swiglu else torch.zeros_like(memory)
     for i in probes:
         memory[i] = randn(cols)
     for part in (slice(None), slice(1, -1)):  # aligned and not
