@@ -56,6 +56,26 @@ def output_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def is_exporting() -> bool:
+    """Whether ``torch.export`` traces the call.
+
+    PyTorch 2.11 compiles ``torch.compiler.is_exporting()`` to True whoever asks.
+    """
+    flag: bool = getattr(torch.compiler, "_is_exporting_flag", True)
+    return flag and torch.compiler.is_exporting()
+
+
+def cut(product: Tensor, rows: int, cols: int) -> Tensor:
+    """The first rows and columns, contiguous, as a tensor that the last op made.
+
+    Compiled by PyTorch 2.11, an autograd.Function has no gradients if its last op returns its own
+    argument: ``.contiguous()`` and ``.to()`` of a tensor that is so already.
+    """
+    if product.shape == (rows, cols):
+        return product
+    return product[:rows, :cols].clone(memory_format=torch.contiguous_format)
+
+
 def groups(data: Tensor, scales: Tensor) -> QuantizedTensor:
     """A matrix with 1x128 scales in layout "column", from its parts."""
     return QuantizedTensor(data, scales, None, None, "fp8_group", (1, TILE), "float32", "column")

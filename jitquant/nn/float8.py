@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from jitquant.formats import FP8_DTYPES, GROUP_EPS_MIN
 from jitquant.nn._linear import check_input, check_linear
-from jitquant.nn._matmul import blocks, fp8_mm, groups, output_dtype, register
+from jitquant.nn._matmul import blocks, cut, fp8_mm, groups, is_exporting, output_dtype, register
 from jitquant.nn._weights import WeightCache, padded, quantize_weight
 from jitquant.ops import quantize_per_token_group, quantize_per_token_group_both
 from jitquant.tensors.fp8 import QuantizedTensor
@@ -55,11 +55,7 @@ class _Linear(torch.autograd.Function):
         ctx.sizes = (*x.shape, weight.shape[0])
         ctx.dtypes = (x.dtype, weight.dtype)
         product = fp8_mm(xq, blocks(w, w_scales), dtype)
-        rows, cols = x.shape[0], weight.shape[0]
-        if product.shape == (rows, cols):
-            return product
-        # Never a view: compiled by PyTorch 2.11, that would lose the gradients.
-        return product[:rows, :cols].clone(memory_format=torch.contiguous_format)
+        return cut(product, x.shape[0], weight.shape[0])
 
     @staticmethod
     @once_differentiable
@@ -117,7 +113,7 @@ def multiply(
         (..., N), of x's dtype, or of autocast's.
     """
     dtype = output_dtype(x)
-    if torch.compiler.is_exporting():  # one op, whose rows may be of any number
+    if is_exporting():  # one op, whose rows may be of any number
         exported: Tensor = _INFER(x.reshape(-1, x.shape[-1]), weight, dtype)
         return exported.reshape(*x.shape[:-1], weight.shape[0])
     if x.numel() == 0:

@@ -29,7 +29,7 @@ from jitquant.formats import (
 )
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._linear import check_columns, check_dtype, check_linear
-from jitquant.nn._matmul import has_nvfp4, output_dtype
+from jitquant.nn._matmul import has_nvfp4, is_exporting, output_dtype
 from jitquant.nn._nvfp4_mm import Operand, nvfp4_mm, nvfp4_mm_bytes, quantized_bytes
 from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
@@ -361,7 +361,7 @@ class NVFP4Linear(QuantizedModule):
             rows = rows if rows.stride(-1) == 1 else rows.contiguous()
             return self._run(rows.view(x.shape), dtype, residual, out)
         x = x if x.stride(-1) == 1 else x.contiguous()
-        if torch.compiler.is_exporting() and self.process_group is None:
+        if is_exporting() and self.process_group is None:
             how = (self.granularity, self.recipe, self.scale_layout)
             values = (*quantized_bytes(x, self.input_gsa, *how), self.scale_layout)
             return nvfp4_mm_bytes(values, self._operand(), self._bias(), residual, dtype)

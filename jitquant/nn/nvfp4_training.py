@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from jitquant.formats import NVFP4_BLOCK, Select, WeightBlock
 from jitquant.nn._linear import check_input, check_linear
-from jitquant.nn._matmul import output_dtype, register
+from jitquant.nn._matmul import cut, output_dtype, register
 from jitquant.ops import dequantize_nvfp4, quantize_nvfp4, quantize_nvfp4_both
 from jitquant.tensors import NVFP4Tensor
 
@@ -95,7 +95,8 @@ def _product(a: NVFP4Tensor, b: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
             product: Tensor = torch.mm(x, y.T, out_dtype=torch.float32)
         else:
             product = x.float() @ y.T.float()
-    return (product * (a.gsa * b.gsa)).to(dtype)
+    product = product * (a.gsa * b.gsa)
+    return product if product.dtype == dtype else product.to(dtype)  # see `cut`
 
 
 def _next_state(rng_state: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ class _Linear(torch.autograd.Function):
         tensors = [t for parts in kept for t in parts or (None, None, None)]
         ctx.save_for_backward(rng_state, *tensors)
         ctx.cols = (None if xq_t is None else xq_t.cols, wq_t.cols)
-        return _product(xq, wq, dtype)[: x.shape[0]].contiguous()
+        return cut(_product(xq, wq, dtype), x.shape[0], weight.shape[0])
 
     @staticmethod
     @once_differentiable

@@ -442,6 +442,19 @@ def test_compile(dynamic: bool) -> None:
             made.weight.mul_(-1)
 
 
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compiled_code_that_takes_itself_for_exported_has_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As PyTorch 2.11 compiles ``torch.compiler.is_exporting``."""
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    made, x, grad = layer(), randn(128, 256), randn(128, 384)
+    want = (*passes(made, x, grad), made.weight.grad.clone())
+    made.zero_grad()
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+    assert all(map(torch.equal, (*passes(compiled, x, grad), made.weight.grad), want))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_compile_a_step_with_inductor() -> None:
