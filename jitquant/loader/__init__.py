@@ -73,7 +73,7 @@ _default = Loader()
 
 
 def __getattr__(name: str) -> Any:
-    # What only backend="nvrtc" takes is read when it is asked for.
+    # Imported on demand: only backend="nvrtc" needs it.
     if name not in ("DeviceKernel", "DeviceModule"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .nvrtc import device_module
@@ -116,27 +116,27 @@ def get_cuda_module(
     archs: str | Sequence[str] | None = None,
     backend: Literal["nvcc", "nvrtc"] = "nvcc",
 ) -> CudaModule | DeviceModule:
-    """The module compiled from ``sources``; built now if no build of these contents is cached.
+    """Compile ``sources``, unless a build of the same contents is cached, and load the module.
 
-    Cheap enough to be called before every use: while nothing changed it costs microseconds and
-    returns the same object. After an edit of a source, or of any header that it read, it returns
-    the new code (see :func:`reloads`); the old module stays loaded for whoever holds it.
+    You can call it before every use: if nothing has changed it takes microseconds and returns the
+    same object. After an edit of a source or of a header that it includes, it returns the new code
+    (see :func:`reloads`); the old module stays loaded while it is referenced.
 
     Args:
-        name: the module's name, an identifier. Builds with one name and unlike contents live side
-            by side: each gets its own value of the macro ``TORCH_EXTENSION_NAME``.
+        name: the module's name, an identifier. Builds with the same name and different contents
+            can coexist: each has its own value of the macro ``TORCH_EXTENSION_NAME``.
         sources: ``.cu`` and ``.cpp`` files. A bare name (``"amax_gsa.cu"``) is one of the
-            project's kernels, whichever folder it is in; a :class:`~pathlib.Path` or a string with
-            a directory part (``"./k.cu"``) is the caller's own. ``bindings/k.cpp`` beside ``k.cu``
-            is compiled with it unless a C++ source is named. A :class:`Source` is the text itself.
+            project's kernels, in any of its folders; a :class:`~pathlib.Path` or a string with a
+            directory part (``"./k.cu"``) is your own file. ``bindings/k.cpp`` next to ``k.cu`` is
+            compiled with it unless you pass a C++ source. A :class:`Source` contains the text.
         include_dirs: searched before the project's own device headers, which are always found.
-        cuda_flags: more flags for nvcc (not to select architectures: that is ``archs``).
+        cuda_flags: more flags for nvcc; select architectures with ``archs`` instead.
         cxx_flags: more flags for the C++ compiler; ``-l``, ``-L`` and ``-Wl,`` go to the linker.
         archs: GPU architectures, such as ``"9.0"`` or ``["90a", "100a"]``; ``None`` means
             ``JITQUANT_CUDA_ARCHS``, else ``TORCH_CUDA_ARCH_LIST``, else the visible GPUs, else
             sm_90a.
-        backend: ``"nvcc"``, or ``"nvrtc"`` for the kernels of one ``.cu`` alone, compiled in a
-            fraction of a second without nvcc or a host compiler, to be launched by hand.
+        backend: ``"nvcc"``, or ``"nvrtc"`` for only the kernels of one ``.cu``, compiled in a
+            fraction of a second without nvcc or a host compiler. You launch them yourself.
 
     Returns:
         A :class:`CudaModule`, whose attributes are the operators (TORCH_LIBRARY,
@@ -144,18 +144,18 @@ def get_cuda_module(
         with ``backend="nvrtc"`` a :class:`DeviceModule`, whose attributes are kernels.
 
     Raises:
-        TypeError, ValueError, FileNotFoundError: an argument is wrong.
+        TypeError, ValueError, FileNotFoundError: an argument is invalid.
         NvccNotFoundError, HostCompilerNotFoundError, NvrtcNotFoundError: a compiler is missing.
-        UnsupportedArchError: an architecture cannot be compiled for.
+        UnsupportedArchError: an architecture is not supported.
         CompileError: a source does not compile or link.
         LockTimeoutError: another process has been building it for too long.
         CacheError: the cache directory cannot be used, or its disk is full.
-        CaptureError: a build or load would be needed during CUDA graph capture.
-        NoBuildError: it would have to be built, and ``JITQUANT_NO_BUILD`` is 1.
-        FrozenError: it would have to be built, and :func:`freeze` was called.
+        CaptureError: it has to be built or loaded during CUDA graph capture.
+        NoBuildError: it has to be built, and ``JITQUANT_NO_BUILD`` is 1.
+        FrozenError: it has to be built, and :func:`freeze` was called.
         LoaderError: the library does not load.
 
-    After an edit that fails, ``last_good`` of the error is the module from before it.
+    If an edit fails to compile, ``last_good`` of the error is the module from before the edit.
     """
     if backend != "nvcc":
         if backend != "nvrtc":
@@ -181,13 +181,13 @@ def get_part(
     part: str,
     cuda_flags: Sequence[str],
 ) -> tuple[CudaModule, Callable[[], bool], bool]:
-    """The module of ``sources`` if it is loaded or built, else a part of it that builds sooner.
+    """The module of ``sources`` if it is loaded or built, else a part of it that builds faster.
 
     The part is the module ``<name>_<part>``: the same sources, compiled with ``cuda_flags``, which
-    leave some of it out. :func:`warmup` and ``jitquant build`` make whole modules.
+    leave out some kernels. :func:`warmup` and ``jitquant build`` build whole modules.
 
     Returns:
-        The module; a function that tells whether to keep it (:func:`freshness`; a part is kept
+        The module; a function that returns whether to keep it (:func:`freshness`; a part is kept
         until the whole module is loaded); and whether it is the part.
 
     Raises:
@@ -197,12 +197,12 @@ def get_part(
 
 
 def freshness(module: CudaModule) -> Callable[[], bool]:
-    """A function that tells whether ``module`` is still current, for callers in a hurry.
+    """A fast function that returns whether ``module`` is still current.
 
-    It costs half a microsecond, where :func:`get_cuda_module` costs several: it looks at the files
-    alone, not at the working directory or the variables that choose architectures. It is true
-    for ever once it no longer matters (:func:`freeze`, or edits not looked for). Once it says
-    ``False``, call :func:`get_cuda_module` again, and :func:`freshness` of what that returns.
+    It takes half a microsecond, :func:`get_cuda_module` several, because it checks only the files,
+    not the working directory or the variables that select architectures. It always returns
+    ``True`` after :func:`freeze`, or if edits are not detected. When it returns ``False``, call
+    :func:`get_cuda_module` again, and :func:`freshness` of the result.
 
     Raises:
         ValueError: ``module`` is not one that :func:`get_cuda_module` would return now.
@@ -215,21 +215,21 @@ def warmup(
     devices: Iterable[int] | None = None,
     manifest: str | os.PathLike[str] | None = None,
 ) -> dict[str, CudaModule]:
-    """Build (several at once), load and make resident the named modules; all without names.
+    """Build in parallel, load and make resident the named modules, or all if no names are given.
 
-    After it the first launch of a kernel works under CUDA graph capture.
+    Afterwards the first launch of a kernel can be captured in a CUDA graph.
 
     Args:
-        names: kernels of the project (``"amax_gsa"``), or modules asked for before.
+        names: kernels of the project (``"amax_gsa"``), or modules requested earlier.
         devices: indices of the GPUs to load the kernels on; ``None`` means the current one.
-        manifest: a file that ``jitquant record`` wrote: what that run used, and the named ones.
+        manifest: a file from ``jitquant record``, whose modules are added to ``names``.
 
     Returns:
-        The modules by name; of several variants in a manifest the second is ``"name (2)"``.
+        The modules by name; the second variant of a name in a manifest is ``"name (2)"``.
 
     Raises:
-        ValueError: an unknown name, or not a manifest.
-        FileNotFoundError: no such manifest, or a source in it is not there.
+        ValueError: a name is unknown, or the file is not a manifest.
+        FileNotFoundError: the manifest, or a source in it, does not exist.
         CaptureError: a CUDA graph is being captured.
         LoaderError: as :func:`get_cuda_module`, for the first module that failed.
     """
@@ -237,11 +237,11 @@ def warmup(
 
 
 def freeze(*, build: bool = False) -> None:
-    """Stop looking for changes, and build nothing more.
+    """Ignore edits from now on, and do not build.
 
-    A loaded module is returned as it is. One that is not loaded is loaded from a bundle or the
-    cache; if neither has it, :class:`FrozenError` names the line that asked for it, and the command
-    that builds it.
+    Loaded modules are returned unchanged. Others are loaded from a bundle or the cache; if neither
+    has a module, :class:`FrozenError` names the line that requested it, and the command that builds
+    it.
 
     Args:
         build: whether a module that is not loaded may still be built.

@@ -1,4 +1,4 @@
-"""What the loader says: one line when a build starts, a heartbeat, one line when it ends."""
+"""Progress messages: one line when a build starts, a heartbeat, one line when it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 LOG = logging.getLogger("jitquant.loader")
 
-#: Seconds between two signs of life.
+#: Seconds between heartbeats.
 HEARTBEAT_SECONDS = 10.0
 
 
@@ -20,7 +20,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def outside() -> int:
-    """The ``stacklevel`` with which a warning names the first caller that is not of jitquant."""
+    """The ``stacklevel`` with which a warning names the first caller outside of jitquant."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
@@ -28,7 +28,7 @@ def outside() -> int:
 
 
 class Reporter:
-    """Lines for people on stderr (``JITQUANT_QUIET=1`` silences them) and for ``logging``."""
+    """Writes lines to stderr (``JITQUANT_QUIET=1`` silences them) and to ``logging``."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
@@ -63,7 +63,7 @@ def _write(line: str) -> None:
 
 
 class Heartbeat:
-    """Says every ten seconds what a build is doing, and to ``on_tick`` each time it is told."""
+    """Reports every ten seconds what a build is doing, and to ``on_tick`` at each tick."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from .units import SIZE
 
 
 class Setting(NamedTuple):
-    """What a variable may be: a pattern, and the same in words."""
+    """The accepted values of a variable: a pattern, and its description."""
 
     pattern: str
     accepted: str
@@ -53,7 +53,7 @@ def setting(name: str) -> str:
 
 
 def unknown_settings() -> dict[str, str]:
-    """The variables that look like settings and are none, each with what may be meant."""
+    """Variables that look like settings but are unknown, each with a suggestion."""
     unknown = sorted(name for name in os.environ if name.startswith(_PREFIX))
     found: dict[str, str] = {}
     for name in unknown:
@@ -68,7 +68,7 @@ def unknown_settings() -> dict[str, str]:
 
 
 def check_settings() -> None:
-    """Refuse what a build would only find after seconds, or not at all.
+    """Reject values that a build would detect only after seconds, or not at all.
 
     Raises:
         ValueError: a variable is not what it may be.

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them."""
+"""Sizes and times in human-readable form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse_duration(text: str) -> float:
 
 
 def show_size(count: int) -> str:
-    """A number of bytes for people."""
+    """Formats a number of bytes."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -42,7 +42,7 @@ def show_size(count: int) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """A time for people."""
+    """Formats a duration."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     if seconds < 3600:

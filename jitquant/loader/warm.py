@@ -1,4 +1,4 @@
-"""Getting modules ready before they are needed: built, loaded, resident on the GPU."""
+"""Prepares modules before they are needed: builds them, loads them, makes kernels resident."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def warm(
     get: Callable[[Request], CudaModule],
     devices: Iterable[int] | None,
 ) -> dict[str, CudaModule]:
-    """``get`` all of ``requests`` side by side, then make their kernels resident.
+    """``get`` all of ``requests`` in parallel, then make their kernels resident.
 
     Raises:
         LoaderError: a module could not be built; the others are finished first.
@@ -51,10 +51,10 @@ def warm(
 
 
 def request_to_warm(name: str, known: Mapping[str, Request], available: Sequence[str]) -> Request:
-    """What ``name`` stands for: the newest request of that name, else a kernel of the project.
+    """The newest request with that name, otherwise the kernel of the project with that name.
 
     Raises:
-        TypeError, ValueError: it is neither.
+        TypeError, ValueError: there is neither.
     """
     if not isinstance(name, str):
         raise TypeError(f"warmup: {name!r} is {type(name).__name__}; give names of modules.")

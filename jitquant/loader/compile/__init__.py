@@ -1,3 +1,3 @@
-"""From a plan to an entry of the cache: compile side by side, link, try to load, publish."""
+"""From a plan to a cache entry: compile in parallel, link, try to load, publish."""
 
 from __future__ import annotations

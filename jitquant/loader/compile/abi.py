@@ -1,4 +1,4 @@
-"""Whether a library is bound to one build of torch, or runs with every newer one."""
+"""Whether a library needs one build of torch, or runs with every newer one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _UNSTABLE = re.compile(r" (?:THP\w+|_Z\w*?N[VKRO]*(?:3c10|2at|5torch|6caffe2)\w*
 
 
 def links_stable(library: Path) -> bool:
-    """Whether of torch ``library`` needs functions of the stable ABI alone.
+    """Whether ``library`` uses torch only through its stable ABI.
 
-    ``False`` if that cannot be told, without binutils' nm.
+    ``False`` if that is unknown, because binutils' nm is missing.
     """
     program = shutil.which("nm") or shutil.which("llvm-nm")
     if program is None:

@@ -18,7 +18,7 @@ _CRASH = re.compile(r"SIGSEGV|SIGABRT|terminate called")
 
 
 def advice(said: str, sources: Sequence[str]) -> str:
-    """What ``said``, the message of a load that failed, means for these sources; may be empty."""
+    """Explains ``said``, the message of a failed load, for these sources; may be empty."""
     texts = [_read(path) for path in sources]
     fixed = {name for text in texts for name in _LIBRARY.findall(text)} - {"TORCH_EXTENSION_NAME"}
     taken = sorted(fixed & _registered_namespaces())
@@ -43,7 +43,7 @@ def advice(said: str, sources: Sequence[str]) -> str:
 
 
 def _readable(symbol: str) -> str:
-    """``symbol`` as it is written in C++, if there is a c++filt to ask."""
+    """``symbol`` demangled, if c++filt is available."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             ["c++filt", symbol], capture_output=True, text=True, timeout=10, check=True
@@ -67,7 +67,7 @@ def _registered_namespaces() -> set[str]:
 
 
 def _wrong_schemas(text: str) -> list[str]:
-    """What torch says of the schemas in ``text``; its stable ABI keeps that to itself."""
+    """torch's errors about the schemas in ``text``, which its stable ABI does not pass on."""
     import torch
 
     found: list[str] = []

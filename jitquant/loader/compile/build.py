@@ -1,4 +1,4 @@
-"""From a plan to a shared library: compile side by side, link, try to load."""
+"""From a plan to a shared library: compile in parallel, link, try to load."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class Unit:
 
 @dataclass(frozen=True)
 class Built:
-    """A linked library, what the compilers read for it and where they looked, and what they said.
+    """A linked library, the files and directories that the compilers read, and their output.
 
-    ``linked`` are the archives that became a part of it and what else the flags name, ``searched``
-    where the linker looked for libraries.
+    ``linked`` are the archives linked into it and other files that flags name, ``searched`` the
+    linker's search directories.
 
-    ``steps`` are the seconds of each command; the compilers run side by side. ``stable`` is whether
-    it uses torch through its stable ABI alone.
+    ``steps`` are the seconds of each command; the compilers run in parallel. ``stable`` is whether
+    it uses torch only through its stable ABI.
     """
 
     library: Path
@@ -80,10 +80,10 @@ class Built:
 
 
 def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = None) -> list[Unit]:
-    """The compile command of each source; objects are numbered, so equal names do not meet.
+    """The compile command of each source. Objects are numbered, so that names do not collide.
 
-    The bindings that have to be generated are written to ``staging``. A compiler that works on
-    several architectures does so on at most ``jobs`` at once.
+    Generated bindings are written to ``staging``. A compiler that builds several architectures
+    builds at most ``jobs`` at once.
     """
     units: list[Unit] = []
     generated = [str(staging / binding.file_name) for binding in plan.bindings]
@@ -108,8 +108,8 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
 def _host_flags(plan: Plan) -> list[str]:
     """Flags for the host side of every source.
 
-    GCC makes the statics of inline functions one object for all the libraries of a process
-    (STB_GNU_UNIQUE): two modules, or two versions of one, would share it. clang does not.
+    GCC shares the static variables of inline functions between all libraries of a process
+    (STB_GNU_UNIQUE), and so between two modules or two versions of one. clang does not.
     """
     return ["-fPIC"] if "clang" in plan.host.version else ["-fPIC", "-fno-gnu-unique"]
 
@@ -140,11 +140,11 @@ def _cuda_command(
     if len(plan.archs.archs) > 1:
         argv += ["--threads", str(min(len(plan.archs.archs), jobs))]
     if plan.debug:
-        # -G has the lines of -lineinfo; of the two together nvcc and ptxas warn.
+        # -G implies -lineinfo; nvcc and ptxas warn if both are given.
         argv += ["-G", "-g", "-O0", "--keep", "--keep-dir", f"{stem}{KEPT}"]
     elif jobs > 1 and _release(nvcc.version) >= (12, 2):
-        # A quarter less time for the largest modules. What registers a kernel gets then depends a
-        # little on how the work fell to the threads.
+        # Saves a quarter of the time for the largest modules. Register counts then depend slightly
+        # on how the threads divide the work.
         argv.append("--split-compile=2")
     argv += [] if plan.debug else ["-O3", "-lineinfo"]
     argv += ["--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
@@ -203,7 +203,7 @@ def _sets_standard(flags: tuple[str, ...] | list[str]) -> bool:
 
 
 def compiler_environment() -> dict[str, str]:
-    """The environment of the compilers: messages in English, temporary files where they run."""
+    """The environment of the compilers: English messages, temporary files in their directory."""
     # ccache takes -gencode for -g, and would not find what another staging directory compiled.
     return {"CCACHE_NOHASHDIR": "1", **os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": "."}
 
@@ -359,7 +359,7 @@ def _linked(
 
 
 def _refuse_hidden_exports(plan: Plan, source: str, compiled: Path) -> None:
-    """Refuse a JITQUANT_EXPORT that the compiler has seen and that was not found in the source."""
+    """Reject a JITQUANT_EXPORT that the compiler has seen but that was not found in the source."""
     if not source.lower().endswith(CUDA_SUFFIXES):
         return
     found = {name.decode() for name in _EXPORTED.findall(compiled.read_bytes())}
@@ -374,9 +374,9 @@ def _refuse_hidden_exports(plan: Plan, source: str, compiled: Path) -> None:
 
 
 def _raise_if_disk_is_full(text: str, staging: Path) -> None:
-    """Raise `OSError` if a command failed because the disk is full, whether it says so or not.
+    """Raise `OSError` if a command failed because the disk is full, even if it does not say so.
 
-    nvcc, for one, keeps to itself what the host compiler says of its first temporary file.
+    nvcc, for example, hides what the host compiler says about its first temporary file.
     """
     for number in (errno.ENOSPC, errno.EDQUOT):
         if os.strerror(number) in text:
@@ -399,10 +399,10 @@ def _import_torch_extension_tools() -> None:
 
 
 def wait_for_next_tick(directory: Path) -> int:
-    """A time of this file system's clock before which everything changed until now was changed.
+    """A time on this file system's clock that separates earlier changes from later ones.
 
-    Files changed at or before it carry an earlier or equal ``ctime``; files changed after this
-    call returns carry a later one.
+    Files changed before this call have an earlier or equal ``ctime``; files changed after it
+    returns have a later one.
     """
     marker = directory / "marker"
     marker.write_bytes(b"")

@@ -1,4 +1,4 @@
-"""A build of what no cache has: compiled in a staging directory, and published by its cache."""
+"""Builds what the cache lacks: compiles in a staging directory and publishes the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_ATTEMPTS = 5
 
 
 class Builder:
-    """Builds for one loader; the compilers of all its builds share the processors."""
+    """Builds for one loader; all its builds share the processors."""
 
     def __init__(
         self, *, hasher: FileHasher, memo: Memo, lock_timeout: float | None, temporary: bool
@@ -213,7 +213,7 @@ class Builder:
 
 
 def _trim(cache: Cache, reporter: Reporter) -> None:
-    """Remove what was not used for longest if the cache has grown beyond its limit."""
+    """Remove the least recently used entries if the cache exceeds its limit."""
     chosen = setting("JITQUANT_CACHE_MAX_SIZE") or _DEFAULT_SIZE
     if chosen == "inf":
         return

@@ -1,4 +1,4 @@
-"""Asking a compiler where it looks for headers, with the command that it compiles with."""
+"""Asks a compiler for its include directories, with the command that it compiles with."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _DROPPED_WITH_VALUE = ("-o", "-MF", "-include")
 def include_path(
     argv: Sequence[str], source: str, *, is_nvcc: bool, env: Mapping[str, str], cwd: Path
 ) -> IncludePath:
-    """Where the command ``argv``, which compiles ``source``, looks for what is included.
+    """The include directories of the command ``argv``, which compiles ``source``.
 
-    Directories that it names and that do not exist come first, since nobody says what their place
-    would be. Nothing is known of a compiler that does not answer as GCC and clang do.
+    Directories that it names and that do not exist come first, because their position is unknown.
+    Empty for a compiler that does not answer like GCC and clang.
     """
     command = list(argv)
     if is_nvcc:
@@ -60,7 +60,7 @@ def _lines(text: str) -> tuple[str, ...]:
 
 
 def ask(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> str:
-    """What a compiler says; nothing if it cannot be started."""
+    """A compiler's output; empty if it cannot be started."""
     try:
         done = subprocess.run(
             argv,

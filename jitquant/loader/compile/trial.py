@@ -1,8 +1,8 @@
-"""Linking a module and loading it for the first time, in a forked child.
+"""Links a module and loads it for the first time, in a forked child.
 
-A library that throws while it is being loaded (an operator schema with a slip in it, a namespace
-that is registered already, a static initializer that fails) ends its process. The first load is
-therefore made in a child, which has torch in memory already; what it prints becomes the error.
+A library that throws while it is loaded (an invalid operator schema, a namespace that is already
+registered, a failing static initializer) terminates its process. So the first load runs in a
+child, which has torch in memory already; its output becomes the error message.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _STUB = "// Links the objects that were compiled beside this file.\n"
 
 @dataclass(frozen=True)
 class Trial:
-    """What the first load showed: the operators it registered, the Python modules it holds."""
+    """What the first load showed: the operators it registered, the Python modules it contains."""
 
     ops: list[str]
     init_symbols: list[str]
@@ -92,10 +92,10 @@ def link_and_try(
 
 
 def try_load(library: Path, held: Hold, scratch: Path, sources: Sequence[str]) -> None:
-    """Load a finished library in a child, to see whether this process could.
+    """Load a finished library in a child, to check that this process can.
 
     Raises:
-        LoaderError: it could not; the text says why.
+        LoaderError: it cannot; the text says why.
     """
     log = scratch / f"trial-{os.urandom(4).hex()}.log"
     try:
@@ -156,7 +156,7 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequ
 
 
 def _failed_command(said: str) -> list[str]:
-    """The command that ninja says has failed; ``[]`` if it says none."""
+    """The command that ninja reports as failed; ``[]`` if it reports none."""
     match = _FAILED.search(said)
     try:
         return shlex.split(match[1]) if match else []
@@ -184,7 +184,7 @@ def _in_child(
     on_tick: Callable[[], None],
     keep: int = -1,
 ) -> _Outcome:
-    """Run ``work`` in a forked child that can neither hang nor end this process."""
+    """Run ``work`` in a forked child that can neither hang nor terminate this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reader, writer = os.pipe()
@@ -337,12 +337,12 @@ def _link_and_load(
 
 
 def _plain_path(directory: str | os.PathLike[str]) -> str:
-    """A path to ``directory`` without special characters, good while this process lives."""
+    """A path to ``directory`` without special characters, valid while this process lives."""
     return f"/proc/{os.getpid()}/fd/{os.open(directory, os.O_PATH)}"
 
 
 def load_once(library: str) -> dict[str, Any]:
-    """Load the library at a path into this process, and say what it brought."""
+    """Load the library at a path into this process, and report its contents."""
     import torch
 
     before = set(torch._C._dispatch_get_all_op_names())

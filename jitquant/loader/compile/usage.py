@@ -1,6 +1,6 @@
-"""What each kernel takes of a multiprocessor: registers, shared memory, spills, occupancy.
+"""What each kernel needs of an SM: registers, shared memory, spills, occupancy.
 
-The assembler says the first three while it compiles; they are kept with the build.
+The assembler reports the first three while it compiles; they are stored with the build.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _REGISTER_UNIT, _SHARED_UNIT, _RESERVED_SHARED = 256, 128, 1024
 
 @dataclass(frozen=True)
 class KernelUsage:
-    """One kernel in the code for one architecture; sizes in bytes, a thread's or a block's.
+    """One kernel for one architecture; sizes in bytes, per thread or per block.
 
     Attributes:
         kernel: the mangled name.
@@ -62,12 +62,12 @@ class KernelUsage:
 
     @property
     def name(self) -> str:
-        """The kernel's name as a person writes it."""
+        """The kernel's demangled name."""
         return demangle(self.kernel)
 
     @property
     def short_name(self) -> str:
-        """The name without the parameters, which the template arguments tell already."""
+        """The name without the parameters, which follow from the template arguments."""
         name = self.name.removeprefix("void ")
         depth = 0
         for index, char in enumerate(name):
@@ -79,10 +79,10 @@ class KernelUsage:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Blocks that fit on a multiprocessor, and the part of its warps that they are.
+    """Blocks that fit on an SM, and their share of its warps.
 
-    ``limit`` is what allows no more: ``"registers"``, ``"shared memory"``, ``"blocks"`` or
-    ``"warps"``. With no block at all the kernel cannot be launched like that.
+    ``limit`` is the limiting resource: ``"registers"``, ``"shared memory"``, ``"blocks"`` or
+    ``"warps"``. If no block fits, the kernel cannot be launched with these sizes.
     """
 
     blocks: int
@@ -91,7 +91,7 @@ class Occupancy:
 
 
 def split_usage(text: str) -> tuple[list[KernelUsage], str]:
-    """The kernels that the output of ``nvcc --resource-usage`` speaks of, and the rest of it."""
+    """The kernels in the output of ``nvcc --resource-usage``, and the rest of the output."""
     kernels: list[KernelUsage] = []
     rest: list[str] = []
     entry: tuple[str, str] | None = None
@@ -119,7 +119,7 @@ def split_usage(text: str) -> tuple[list[KernelUsage], str]:
 
 
 def usage_from(info: dict[str, Any]) -> list[KernelUsage] | None:
-    """The kernels that a build's record has, ``None`` if it has no such list."""
+    """The kernels in a build's record, ``None`` if it has no such list."""
     listed = info.get("kernels")
     if not isinstance(listed, list):
         return None
@@ -127,9 +127,9 @@ def usage_from(info: dict[str, Any]) -> list[KernelUsage] | None:
 
 
 def occupancy(usage: KernelUsage, threads: int, dynamic_shared: int = 0) -> Occupancy | None:
-    """How many blocks of ``threads`` a multiprocessor holds at once.
+    """How many blocks of ``threads`` fit on an SM.
 
-    ``None`` for an architecture whose limits are not known here.
+    ``None`` for an architecture whose limits are unknown.
 
     Raises:
         ValueError: ``threads`` is not 1 to 1024, or ``dynamic_shared`` negative.
@@ -144,7 +144,7 @@ def occupancy(usage: KernelUsage, threads: int, dynamic_shared: int = 0) -> Occu
     most_warps, most_blocks, shared_kib = limits
     warps = -(-threads // _WARP)
     fits = {"blocks": most_blocks, "warps": most_warps // warps}
-    # Registers are given out to whole warps, and those to the partitions.
+    # Registers are allocated to whole warps, and warps to partitions.
     of_a_warp = _round_up(usage.registers * _WARP, _REGISTER_UNIT)
     fits["registers"] = (
         _REGISTERS // _PARTITIONS // of_a_warp * _PARTITIONS // warps
@@ -164,7 +164,7 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def demangle(symbol: str) -> str:
-    """A C++ symbol as a person writes it; the symbol itself where that cannot be told."""
+    """A C++ symbol demangled; the symbol itself if it cannot be demangled."""
     try:
         runtime, libc = ctypes.CDLL("libstdc++.so.6"), ctypes.CDLL(None)
         convert = runtime.__cxa_demangle

@@ -1,9 +1,9 @@
-"""Knowing within a microsecond that no file has changed.
+"""Detects within a microsecond that no file has changed.
 
-A ``stat`` of every source and header costs microseconds each. Where the kernel tells of changes
-(inotify), one look at a descriptor answers for all of them; a full look by ``stat`` then happens
-only after an event, and every half second for what inotify does not see (a change made by another
-machine or through a memory mapping, a directory mounted over another).
+A ``stat`` takes microseconds per source and header. With inotify, polling one descriptor covers
+all of them. All files are then checked with ``stat`` only after an event, and every half second for
+changes that inotify does not report (by another machine or through a memory mapping, or a directory
+mounted over another).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def reports_events(directory: str) -> bool:
-    """Whether every change below ``directory`` makes an event here."""
+    """Whether every change below ``directory`` creates an event on this machine."""
     libc = _libc()
     result = (ctypes.c_long * 64)()  # struct statfs begins with f_type; 120 bytes of it are used
     if libc.statfs(os.fsencode(directory), result) != 0:
@@ -78,8 +78,8 @@ Places = frozenset[tuple[str, int]]
 class Watcher:
     """Counts changes below a set of directories in :attr:`generation`.
 
-    Those below the directories of compilers and toolkits are counted in :attr:`installed` too: the
-    files there are many, and a change elsewhere is no reason to look at them.
+    Changes below the directories of compilers and toolkits are also counted in :attr:`installed`:
+    these have many files, which need no check after a change elsewhere.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Watcher:
 
     @property
     def pending(self) -> Callable[..., Any] | None:
-        """``poll(0, 1)`` of the queue of events, which is empty while nothing changes.
+        """``poll(0, 1)`` of the event queue, which is empty while nothing changes.
 
         It raises ValueError once the watcher is closed.
         """
@@ -119,9 +119,9 @@ class Watcher:
             os.close(self._descriptor)
 
     def ensure(self, places: Places, *, installed: bool = False) -> bool:
-        """Watch ``places``; whether all of them are watched from now on.
+        """Watch ``places``; returns whether all of them are watched from now on.
 
-        They are not where a file system does not report its changes.
+        It is false if a file system does not report its changes.
         """
         if self._poll is not None and places <= self._watched[installed]:
             return True
@@ -171,10 +171,10 @@ class Watcher:
 
 
 def places_of(paths: Iterable[str]) -> Places:
-    """The directories to watch for ``paths``: those that hold them, and all that lead there.
+    """The directories to watch for ``paths``: their parents, up to the root.
 
-    Of a symbolic link on the way the directory that holds it is watched, since it may be made to
-    lead elsewhere, and what it leads to.
+    For a symbolic link on the way, both the directory that contains it, because the link may
+    change, and its target.
     """
     places: set[tuple[str, int]] = set()
     queue = [(path, _INSIDE) for path in paths]

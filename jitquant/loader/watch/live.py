@@ -22,10 +22,10 @@ _CAPTURED_SYMBOL = "jitquant_captured"
 
 
 def reloads(paths: Iterable[str] = ()) -> bool:
-    """Whether an edit of a source or header is picked up at the next call.
+    """Whether the next call picks up an edit of a source or header.
 
-    ``JITQUANT_RELOAD`` set to 1 or 0 decides. Otherwise it is so for all modules in a source
-    checkout, and in an installed wheel, whose own kernels nobody edits, for those of other files.
+    ``JITQUANT_RELOAD`` set to 1 or 0 decides. The default is yes, except for the project's own
+    kernels in an installed wheel.
 
     Args:
         paths: the sources and include directories of a module, absolute; none for one of the
@@ -42,9 +42,9 @@ def reloads(paths: Iterable[str] = ()) -> bool:
 
 
 def was_captured(module: CudaModule) -> bool:
-    """Whether a CUDA graph holds launches of ``module``.
+    """Whether a CUDA graph contains launches of ``module``.
 
-    Bindings of a user's own, which do not say so, count as not captured.
+    Custom bindings, which do not report it, count as not captured.
     """
     try:
         return ctypes.c_int.in_dll(module.library, _CAPTURED_SYMBOL).value != 0
@@ -53,7 +53,7 @@ def was_captured(module: CudaModule) -> bool:
 
 
 def warn_of_old_graphs(new: CudaModule, old: Iterable[CudaModule], warned: set[str]) -> None:
-    """Warn once of each of ``old`` that a graph holds, now that ``new`` has taken its place."""
+    """Warn once about each of ``old`` that a graph contains, because ``new`` has replaced it."""
     for module in old:
         if module is new or module.key in warned or not was_captured(module):
             continue
@@ -68,7 +68,7 @@ def warn_of_old_graphs(new: CudaModule, old: Iterable[CudaModule], warned: set[s
 
 
 def freshness(records: Iterable[Record], frozen: Callable[[], bool]) -> Callable[[], bool]:
-    """Tells whether the files of all of ``records`` are as they were."""
+    """Returns whether the files of all of ``records`` are unchanged."""
     checks = [record.freshness() for record in records]
     if len(checks) == 1:
         (check,) = checks

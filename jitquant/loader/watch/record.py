@@ -1,4 +1,4 @@
-"""What a process remembers of a module that it has loaded."""
+"""What a process remembers about a module that it has loaded."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Record:
     """A loaded module, and what must stay as it is for it to be current.
 
     Attributes:
-        watched: files and directories; a signature of ``None`` means to look closer.
-        variables: what it was looked up for.
+        watched: files and directories; a signature of ``None`` means to read the file again.
+        variables: the environment variables it was looked up with.
         directory: the working directory if a path is relative to it.
-        reloads: whether edits of files count; what else chooses the module always does.
+        reloads: whether edits of files count; everything else that selects the module always does.
     """
 
     module: CudaModule
@@ -89,7 +89,7 @@ class Record:
         return None
 
     def freshness(self) -> Callable[[], bool]:
-        """A function that tells in half a microsecond whether the files are as they were."""
+        """A function that returns in half a microsecond whether the files are unchanged."""
         if not self.reloads:
             return lambda: True
         record, watcher, now = self, self.watcher, time.monotonic
