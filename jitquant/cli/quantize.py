@@ -37,6 +37,7 @@ class Rounding(str, Enum):
     nearest = "nearest"
     four_over_six = "4over6"
     mse = "mse"
+    gptq = "gptq"
 
 
 class FileLayout(str, Enum):
@@ -60,8 +61,16 @@ def quantize(
         typer.Option(help="Names or patterns to skip (repeat); default: heads and routers."),
     ] = None,
     rounding: Annotated[
-        Rounding, typer.Option(help="Of weights to NVFP4; mse is the most accurate.")
+        Rounding,
+        typer.Option(help="Of weights to NVFP4; each is more accurate than the one before."),
     ] = Rounding.nearest,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="What Calibration.save wrote: for gptq, --fp8-share and nvfp4."),
+    ] = None,
+    fp8_share: Annotated[
+        float, typer.Option(help="Share of the matrices, those worst in NVFP4, to keep in FP8.")
+    ] = 0.0,
     input_amax: Annotated[
         str | None,
         typer.Option(help="For nvfp4: a JSON file of amaxes by layer, or one number for all."),
@@ -100,6 +109,8 @@ def quantize(
             targets="all" if not targets else targets[0] if len(targets) == 1 else targets,
             ignore=ignore,
             rounding=rounding.value,
+            calibration=calibration,
+            fp8_share=fp8_share,
             input_amax=_amaxes(input_amax),
             device=device,
             restart=restart,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 
 from jitquant.formats import INPUT_DTYPES, NVFP4_DIVISOR
 from jitquant.nn._rounding import output_noise
+from jitquant.nn._safetensors import read_metadata, safetensors_functions
 from jitquant.nn._targets import as_patterns, refusal
 from jitquant.ops.nvfp4 import quantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
@@ -43,6 +47,11 @@ class InputStatistics:
     def gsa(self) -> Tensor:
         """That of a static scale of the inputs: amax / 2688, fp32 (1,); 1 if all are zero."""
         return torch.where(self.amax > 0, self.amax / NVFP4_DIVISOR, 1.0)
+
+    def to(self, device: torch.device) -> InputStatistics:
+        """The same on a device."""
+        parts = (self.amax, self.moment, self.noise)
+        return InputStatistics(self.rows, *(t.to(device) for t in parts))
 
     def sqnr(self, weight: Tensor, quantized: NVFP4Tensor, weight_only: bool = False) -> float:
         """Signal to quantization noise of the outputs in dB, as if the two errors were independent.
@@ -81,6 +90,76 @@ class Calibration:
     def input_amax(self) -> dict[str, float]:
         """Largest magnitude of the inputs by name, as `quantize_checkpoint` takes them."""
         return {name: found.amax.item() for name, found in self.layers.items()}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes a file of safetensors, for `load`, `quantize_checkpoint` and ``JitquantConfig``.
+
+        Raises:
+            ImportError: safetensors is not installed.
+        """
+        _, save_file = safetensors_functions()
+        tensors = {
+            f"{name}.{part}": getattr(found, part).cpu()
+            for name, found in self.layers.items()
+            for part in _PARTS
+        }
+        rows = {name: found.rows for name, found in self.layers.items()}
+        about = json.dumps({"rows": rows, "skipped": self.skipped})
+        save_file(tensors, Path(path), metadata={"format": "pt", _METADATA: about})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Calibration:
+        """Reads what `save` wrote; its tensors stay in the file until they are used.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is another file.
+            ImportError: safetensors is not installed.
+        """
+        load_file, _ = safetensors_functions()
+        about = read_metadata(Path(path)).get(_METADATA)
+        if about is None:
+            raise ValueError(
+                f"{path} is not a calibration; accepted is what Calibration.save wrote"
+            )
+        kept = json.loads(about)
+        tensors = load_file(Path(path))
+        layers = {
+            name: InputStatistics(rows, *(tensors[f"{name}.{part}"] for part in _PARTS))
+            for name, rows in kept["rows"].items()
+        }
+        return cls(layers, kept["skipped"])
+
+
+_PARTS = ("amax", "moment", "noise")
+_METADATA = "jitquant_calibration"
+
+
+def output_sqnr(
+    weight: Tensor, quantized: NVFP4Tensor, found: InputStatistics | None, weight_only: bool
+) -> float:
+    """Signal to noise in dB of the outputs, or of the weight where nothing is known of inputs.
+
+    Args:
+        weight: (N, K).
+        quantized: the same in NVFP4.
+        found: of its inputs, or None.
+        weight_only: whether the inputs stay as they are.
+    """
+    if found is not None:
+        return found.sqnr(weight, quantized, weight_only)
+    exact = weight.detach().float()
+    noise = (quantized.dequantize(torch.float32) - exact).square().sum(dtype=torch.float64)
+    return decibels(exact.square().sum(dtype=torch.float64).item(), noise.item())
+
+
+def lowest(sqnr: Mapping[str, float], groups: Sequence[Sequence[str]], count: int) -> list[str]:
+    """Up to ``count`` names of the lowest values, of each group all or none."""
+    chosen: list[str] = []
+    for group in sorted(groups, key=lambda names: min(sqnr[name] for name in names)):
+        if group[0] not in chosen and len(chosen) + len(group) <= count:
+            chosen += group
+    return chosen
 
 
 class _Observer:

@@ -20,17 +20,25 @@ from torch import Tensor
 
 from jitquant.formats import INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIVISOR, ceil_div, one_of
 from jitquant.loader.units import show_size
-from jitquant.nn._compressed_tensors import quantization_config
-from jitquant.nn._rounding import gsa_for, sample
+from jitquant.nn._calibration import Calibration, InputStatistics, lowest, output_sqnr
+from jitquant.nn._compressed_tensors import FileScheme, global_scale, quantization_config
+from jitquant.nn._rounding import (
+    WEIGHT_ROUNDINGS,
+    WeightRounding,
+    gsa_for,
+    quantized_weights,
+    sample,
+    with_gsa,
+)
 from jitquant.nn._safetensors import Entry, Writer, read_header, read_tensor
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
 from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
 from jitquant.numerics.recipes import dequantize_mxfp4
 from jitquant.tensors.fp8 import QuantizedTensor
+from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 Format = Literal["nvfp4", "nvfp4a16", "fp8_block", "fp8_row", "int8", "mxfp4"]
 FileLayout = Literal["compressed-tensors", "modelopt"]
-Rounding = Literal["nearest", "4over6", "mse"]
 Progress = Callable[[int, int, str], None]
 """Called with the bytes read, all that will be, and the name of the file in work."""
 
@@ -57,6 +65,10 @@ class Checkpoint:
         bytes_before, bytes_after: of all tensors.
         left: elements of what is not quantized and has two dimensions or more, by name.
         why: the reason, by name.
+        in_fp8: names of the matrices that ``fp8_share`` keeps in FP8 blocks.
+        sqnr: with ``fp8_share``: that of each matrix in NVFP4, in dB, by name; empty if a killed
+            call had found it.
+        uncalibrated: names of matrices that "gptq" rounds as "mse".
     """
 
     path: Path
@@ -68,6 +80,9 @@ class Checkpoint:
     bytes_after: int = 0
     left: dict[str, int] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
+    in_fp8: list[str] = field(default_factory=list)
+    sqnr: dict[str, float] = field(default_factory=dict)
+    uncalibrated: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         share = self.quantized / max(1, self.elements)
@@ -76,6 +91,13 @@ class Checkpoint:
             f"{show_size(self.bytes_after)}",
             f"  {self.quantized:,} of {self.elements:,} parameters in {self.format} ({share:.1%})",
         ]
+        for what, some in (
+            ("in FP8", self.in_fp8),
+            ("not in the calibration, rounded as mse", self.uncalibrated),
+        ):
+            if some:
+                more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+                lines.append(f"  {what}: {some[0]}{more}")
         reasons: dict[str, list[str]] = {}
         for name, why in self.why.items():
             reasons.setdefault(why, []).append(name)
@@ -186,7 +208,9 @@ def quantize_checkpoint(
     targets: str | Sequence[str] = "all",
     ignore: str | Sequence[str] | None = None,
     siblings: Sequence[Sequence[str]] = SIBLINGS,
-    rounding: Rounding = "nearest",
+    rounding: WeightRounding = "nearest",
+    calibration: Calibration | str | PathLike[str] | None = None,
+    fp8_share: float = 0.0,
     input_amax: float | Mapping[str, float] | None = None,
     device: torch.device | str | None = None,
     restart: bool = False,
@@ -210,10 +234,15 @@ def quantize_checkpoint(
             "fp8_row": a scale for each output feature; "int8": so, too; "mxfp4": weights alone.
         layout: "compressed-tensors", or "modelopt" for "nvfp4".
         targets, ignore, siblings: as for `convert`. Embeddings are never quantized.
-        rounding: of weights to NVFP4, as for `convert`: "nearest", "4over6" or "mse". For "gptq",
-            which needs inputs, convert the model and call `save_compressed_tensors`.
+        rounding: of weights to NVFP4, as for `convert`: "nearest", "4over6", "mse" or "gptq".
+        calibration: of the model by `calibrate`, or the file that `Calibration.save` wrote, whose
+            names are those of the folder. For "gptq", whose layers that engines fuse are in memory
+            together, for ``fp8_share``, and for "nvfp4" in place of ``input_amax``.
+        fp8_share: for NVFP4: so many of the matrices, as for `convert`, are written in FP8 blocks.
+            They are chosen by a reading of the whole model before anything is written, with "mse"
+            in place of "gptq".
         input_amax: for "nvfp4": largest magnitude of the input of each layer by its name, which
-            `report` measures, or one number for all.
+            `report` measures, or one number for all; None: that of the calibration.
         device: where matrices are quantized; None: a GPU if there is one.
         restart: whether to begin anew where a call was killed.
         progress: called after each tensor.
@@ -232,17 +261,17 @@ def quantize_checkpoint(
     one_of("layout", layout, ("compressed-tensors", "modelopt"))
     if layout == "modelopt" and format != "nvfp4":
         raise ValueError(f"format is {format!r}; with layout 'modelopt' accepted is 'nvfp4'")
-    one_of("rounding", rounding, ("nearest", "4over6", "mse"))
-    if rounding != "nearest" and not SCHEMES[format].has_gsa:
-        raise ValueError(
-            f"rounding is {rounding!r} with format {format!r}; accepted is 'nearest'. Others are "
-            "for 'nvfp4' and 'nvfp4a16'"
-        )
+    if calibration is not None and not isinstance(calibration, Calibration):
+        calibration = Calibration.load(calibration)
+    if calibration is not None and input_amax is None and format == "nvfp4":
+        input_amax = calibration.input_amax()
+    _check_accuracy(format, layout, rounding, calibration, fp8_share)
     if format == "nvfp4" and input_amax is None:
         raise ValueError(
             "input_amax is None; format 'nvfp4' quantizes activations by a scale from calibration. "
-            "Give the amaxes that jitquant.nn.report measures (by name), one number for all layers "
-            "such as 448, or take format 'nvfp4a16', which leaves activations as they are"
+            "Give a calibration, the amaxes that jitquant.nn.report measures (by name), one number "
+            "for all layers such as 448, or take format 'nvfp4a16', which leaves activations as "
+            "they are"
         )
     source, out = Path(source), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -252,7 +281,8 @@ def quantize_checkpoint(
     )
     ignored = None if ignore is None else as_patterns("ignore", ignore)
     files = _Source(source)
-    work = _Work(files, format, layout, where, rounding)
+    known = {} if calibration is None else calibration.layers
+    work = _Work(files, format, layout, where, rounding, known)
     work.plan(targets, ignored, siblings, input_amax)
     partial = out.with_name(out.name + ".partial")
     what = {
@@ -265,15 +295,25 @@ def quantize_checkpoint(
         "input_amax": input_amax
         if isinstance(input_amax, (int, float, type(None)))
         else dict(input_amax),
+        "calibration": {n: [found.rows, found.amax.item()] for n, found in known.items()},
+        "fp8_share": fp8_share,
         "source": {
             name: [(source / name).stat().st_size, (source / name).stat().st_mtime_ns]
             for name in files.files
         },
     }
-    done = _begin(partial, what, restart)
+    done, in_fp8 = _begin(partial, what, restart)
     _check_space(partial, work.bytes_after(done))
+    if fp8_share:
+        work.set_fp8(work.lowest(fp8_share, progress) if in_fp8 is None else in_fp8)
+        _check_space(partial, work.bytes_after(done))
+
+    def keep() -> None:
+        _keep(partial, what, done, work.result.in_fp8 if fp8_share else None)
+
     try:
-        work.run(partial, done, lambda: _keep(partial, what, done), progress)
+        keep()
+        work.run(partial, done, keep, progress)
         _finish(files, work, partial, done)
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -293,10 +333,17 @@ class _Work:
     """What becomes of each tensor, and the writing of it."""
 
     def __init__(
-        self, source: _Source, format: str, layout: str, device: torch.device, rounding: Rounding
+        self,
+        source: _Source,
+        format: str,
+        layout: str,
+        device: torch.device,
+        rounding: WeightRounding,
+        calibration: Mapping[str, InputStatistics],
     ) -> None:
         self.source, self.layout, self.device = source, layout, device
-        self.rounding: Rounding = rounding
+        self.rounding: WeightRounding = rounding
+        self.calibration = calibration
         self.scheme: Scheme = SCHEMES[format]
         self.result = Checkpoint(Path(), format)
         self.matrices: dict[str, _Matrix] = {}
@@ -307,6 +354,7 @@ class _Work:
         self._maxima: dict[str, Tensor] = {}
         self._samples: dict[str, Tensor] = {}
         self._gsas: dict[str, Tensor] = {}
+        self._rounded: dict[str, NVFP4Tensor] = {}
 
     def plan(
         self,
@@ -342,6 +390,9 @@ class _Work:
         if self.scheme.has_gsa:
             for family in families(self.quantized, shapes, siblings):
                 self.relatives |= dict.fromkeys(family, family)
+        if self.rounding == "gptq":
+            done.uncalibrated = [name for name in self.quantized if name not in self.calibration]
+            self._check_calibration()
         if self.scheme.inputs is not None and self.scheme.has_gsa:
             self.amaxes = {name: _amax(name, input_amax) for name in self.quantized}
         for name in self.source.map:
@@ -354,8 +405,55 @@ class _Work:
             if counts and why is not None:
                 done.why[name], done.left[name] = why, elements
         done.quantized = sum(math.prod(m.shape) for m in self.quantized.values())
+        self._lay_out()
+
+    def _lay_out(self) -> None:
         self.outputs = {file: self._outputs(file) for file in self.source.files}
-        done.bytes_after = self.bytes_after({})
+        self.result.bytes_after = self.bytes_after({})
+
+    def _check_calibration(self) -> None:
+        if len(self.result.uncalibrated) == len(self.quantized):
+            raise ValueError(
+                f"calibration has {', '.join([*self.calibration][:1]) or 'no layers'}, and the "
+                f"folder {next(iter(self.quantized))}; accepted are the names of the folder"
+            )
+        for name, matrix in self.quantized.items():
+            found = self.calibration.get(name)
+            if found is not None and len(found.moment) != matrix.shape[1]:
+                raise ValueError(
+                    f"calibration has inputs of {len(found.moment)} elements for {name}, which has "
+                    f"{matrix.shape[1]} columns; accepted is that of this model"
+                )
+
+    def lowest(self, share: float, progress: Progress | None) -> list[str]:
+        """The matrices that are to stay in FP8; reads all of them."""
+        rounding: WeightRounding = "mse" if self.rounding == "gptq" else self.rounding
+        sqnr, read, total = self.result.sqnr, 0, self.result.bytes_before
+        for name in self.quantized:
+            weight = self._values(name)
+            found = self.calibration.get(name)
+            found = None if found is None else found.to(weight.device)
+            q = with_gsa(weight, rounding, self._gsa(name))
+            sqnr[name] = output_sqnr(weight, q, found, self.scheme.inputs is None)
+            if progress is not None:
+                read += weight.nbytes
+                progress(min(read, total), total, "what stays in FP8")
+        groups = [self.relatives.get(name, [name]) for name in self.quantized]
+        fits = [g for g in groups if self.quantized[g[0]].shape[1] % _BLOCK == 0]
+        return lowest(sqnr, fits, int(share * len(self.quantized) + 0.5))
+
+    def set_fp8(self, names: Sequence[str]) -> None:
+        """Has these matrices written in FP8 blocks."""
+        done = self.result
+        done.in_fp8 = list(names)
+        done.uncalibrated = [name for name in done.uncalibrated if name not in names]
+        for name in names:
+            self.amaxes.pop(name, None)
+        self._lay_out()
+
+    def scheme_of(self, name: str) -> Scheme:
+        """That of a matrix."""
+        return SCHEMES["fp8_block"] if name in self.result.in_fp8 else self.scheme
 
     def _find(self, name: str, file: str) -> None:
         """Notes the matrices of a tensor."""
@@ -428,7 +526,7 @@ class _Work:
         """What is written of a matrix, by its full name."""
         if name not in self.quantized:
             return {f"{name}.weight": (torch.bfloat16, matrix.shape)}
-        parts = self.scheme.layout(*matrix.shape)
+        parts = self.scheme_of(name).layout(*matrix.shape)
         if name in self.amaxes:
             parts["input_global_scale"] = (torch.float32, (1,))
         if self.layout == "modelopt":
@@ -552,16 +650,22 @@ class _Work:
 
     def _matrix(self, name: str) -> Iterator[tuple[str, Tensor]]:
         matrix = self.matrices[name]
-        if name in self.quantized and (parts := self._as_it_is(matrix)) is not None:
-            for part, tensor in parts.items():
+        if name not in self.quantized:
+            yield f"{name}.weight", self._values(name).to(torch.bfloat16)
+            return
+        scheme, gsa = self.scheme_of(name), None
+        if (found := self._as_it_is(matrix, scheme)) is not None:
+            for part, tensor in found.items():
                 yield f"{name}.{part}", tensor
             return
-        weight = self._values(name)
-        if name not in self.quantized:
-            yield f"{name}.weight", weight.to(torch.bfloat16)
-            return
-        gsa = self._gsa(name) if self.scheme.has_gsa else None
-        parts = self.scheme.quantize(weight, gsa, self.rounding)
+        if scheme.has_gsa and self.rounding == "gptq":
+            q = self._gptq(name)
+            gsa, packed = q.gsa, {"weight_packed": q.x_fp4_bytes, "weight_scale": q.x_sf}
+            parts = packed | {"weight_global_scale": global_scale(gsa)}
+        else:
+            weight = self._values(name)
+            gsa = self._gsa(name) if scheme.has_gsa else None
+            parts = scheme.quantize(weight, gsa, self.rounding)
         if name in self.amaxes:
             parts["input_global_scale"] = torch.tensor([NVFP4_DIVISOR / self.amaxes[name]])
         if self.layout == "modelopt":
@@ -575,9 +679,20 @@ class _Work:
         for part, tensor in parts.items():
             yield f"{name}.{part}", tensor
 
-    def _as_it_is(self, matrix: _Matrix) -> dict[str, Tensor] | None:
+    def _gptq(self, name: str) -> NVFP4Tensor:
+        """A matrix, rounded with those that engines fuse with it."""
+        if name not in self._rounded:
+            family = self.relatives.get(name, [name])
+            weights = [self._values(member) for member in family]
+            known = [self.calibration.get(member) for member in family]
+            moments = [None if k is None else k.moment.to(self.device) for k in known]
+            made = quantized_weights(weights, "gptq", moments)
+            self._rounded |= dict(zip(family, made, strict=True))
+        return self._rounded.pop(name)
+
+    def _as_it_is(self, matrix: _Matrix, scheme: Scheme) -> dict[str, Tensor] | None:
         """The parts of a matrix that is in the format already."""
-        if matrix.source == "fp8" and self.result.format == "fp8_block":
+        if matrix.source == "fp8" and scheme is SCHEMES["fp8_block"]:
             scale = self.source.read(f"{matrix.name}_scale_inv").to(torch.float32)
             return {"weight": self.source.read(matrix.name), "weight_scale": scale}
         if matrix.source == "mxfp4" and self.result.format == "mxfp4":
@@ -599,7 +714,7 @@ class _Work:
                     "file again"
                 )
             self._maxima[name] = amax
-            if self.rounding == "mse":
+            if self.rounding in ("mse", "gptq"):
                 self._samples[name] = sample(weight, len(self.relatives.get(name, [name])))
         return weight
 
@@ -668,8 +783,38 @@ def _amax(name: str, amaxes: float | Mapping[str, float] | None) -> float:
     return float(amax)
 
 
-def _begin(partial: Path, what: dict[str, Any], restart: bool) -> dict[str, str]:
-    """The folder for the work, and the hashes of what a killed call has finished in it."""
+def _check_accuracy(
+    format: str, layout: str, rounding: str, calibration: Calibration | None, fp8_share: float
+) -> None:
+    one_of("rounding", rounding, WEIGHT_ROUNDINGS)
+    if not 0 <= fp8_share <= 1:
+        raise ValueError(f"fp8_share is {fp8_share}; accepted are 0 to 1, such as 0.05")
+    for name, given, default in (("rounding", rounding, "nearest"), ("fp8_share", fp8_share, 0)):
+        if given != default and not SCHEMES[format].has_gsa:
+            raise ValueError(
+                f"{name} is {given!r} with format {format!r}; accepted is {default!r}. Others are "
+                "for 'nvfp4' and 'nvfp4a16'"
+            )
+    if rounding == "gptq" and calibration is None:
+        raise ValueError(
+            "calibration is None; 'gptq' needs it: calibration=jitquant.nn.calibrate(model, "
+            "batches), or the file that its save() wrote"
+        )
+    if fp8_share and layout == "modelopt":
+        raise ValueError(
+            f"fp8_share is {fp8_share} with layout 'modelopt'; accepted is 0. The layout "
+            "'compressed-tensors' has both formats in one model"
+        )
+
+
+def _begin(
+    partial: Path, what: dict[str, Any], restart: bool
+) -> tuple[dict[str, str], list[str] | None]:
+    """Makes the folder for the work, and finds what a killed call has done in it.
+
+    Returns:
+        The hashes of the files that are finished, and what stays in FP8, or None.
+    """
     state = partial / _STATE
     if partial.exists() and restart:
         if not state.is_file() and any(partial.iterdir()):
@@ -677,8 +822,8 @@ def _begin(partial: Path, what: dict[str, Any], restart: bool) -> dict[str, str]
         shutil.rmtree(partial)
     if not partial.exists():
         partial.mkdir(parents=True)
-        _keep(partial, what, {})
-        return {}
+        _keep(partial, what, {}, None)
+        return {}, None
     try:
         kept = json.loads(state.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -691,12 +836,16 @@ def _begin(partial: Path, what: dict[str, Any], restart: bool) -> dict[str, str]
     done: dict[str, str] = kept["done"]
     for left in partial.glob("*.tmp"):
         left.unlink()
-    return {file: digest for file, digest in done.items() if (partial / file).is_file()}
+    whole = {file: digest for file, digest in done.items() if (partial / file).is_file()}
+    return whole, kept["in_fp8"]
 
 
-def _keep(partial: Path, what: dict[str, Any], done: Mapping[str, str]) -> None:
+def _keep(
+    partial: Path, what: dict[str, Any], done: Mapping[str, str], in_fp8: Sequence[str] | None
+) -> None:
     beside = partial / f"{_STATE}.tmp"
-    beside.write_text(json.dumps({"what": what, "done": done}), encoding="utf-8")
+    state = {"what": what, "done": done, "in_fp8": in_fp8}
+    beside.write_text(json.dumps(state), encoding="utf-8")
     beside.replace(partial / _STATE)
 
 
@@ -744,9 +893,11 @@ def _config(work: _Work) -> dict[str, Any]:
             "kv_cache_scheme": None,
             "ignore": work.ignored,
         }
-    scheme = work.scheme
-    described = (scheme.name, scheme.weights, scheme.inputs)
-    return quantization_config(dict.fromkeys(work.quantized, described), work.ignored)
+    layers: dict[str, FileScheme] = {}
+    for name in work.quantized:
+        scheme = work.scheme_of(name)
+        layers[name] = (scheme.name, scheme.weights, scheme.inputs)
+    return quantization_config(layers, work.ignored)
 
 
 def _modelopt(work: _Work) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from jitquant.nn._hugging_face import (
     own_config,
     places_in_file,
 )
+from jitquant.nn._safetensors import safetensors_functions
 from jitquant.nn.experts import Experts, Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.mxfp4 import MXFP4Linear
@@ -413,18 +414,3 @@ def quantization_config(layers: Mapping[str, FileScheme], ignored: list[str]) ->
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
-
-
-def safetensors_functions() -> tuple[Callable[..., dict[str, Tensor]], Callable[..., None]]:
-    """``load_file`` and ``save_file`` of safetensors.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    try:
-        from safetensors.torch import load_file, save_file
-    except ImportError as error:
-        raise ImportError(
-            "files of this layout need safetensors, which is not installed: pip install safetensors"
-        ) from error
-    return load_file, save_file

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from jitquant.formats import COMPUTES, INPUT_DTYPES, MXFP4_BLOCK, Compute, one_of
-from jitquant.nn._calibration import Calibration, InputStatistics, decibels
+from jitquant.nn._calibration import Calibration, InputStatistics, lowest, output_sqnr
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
 from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
@@ -216,13 +216,7 @@ def convert(
             f"one linear call {kind.__name__}.from_linear(model)"
         )
     check_filter(filter)
-    one_of("compute", compute, COMPUTES)
-    if compute == "fp8" and recipe_name != "nvfp4_weight_only":
-        raise ValueError(
-            f"compute is 'fp8' with recipe {recipe_name!r}; accepted with it is "
-            "'nvfp4_weight_only', whose inputs are not quantized to NVFP4"
-        )
-    _check_accuracy(recipe_name, rounding, calibration, static_inputs, fp8_share)
+    check_arguments(recipe_name, rounding, calibration, static_inputs, fp8_share, compute)
     ignored = None if ignore is None else as_patterns("ignore", ignore)
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
     holders: dict[int, list[str]] = {}
@@ -290,9 +284,10 @@ def convert(
             if name not in rounded:
                 round_with_relatives(name)
             found = None if calibration is None else calibration.layers.get(name)
-            done.sqnr[name] = _sqnr(linears[name], rounded[name].weight, found, how)
+            only = bool(how.get("weight_only"))
+            done.sqnr[name] = output_sqnr(linears[name].weight, rounded[name].weight, found, only)
         groups = [relatives.get(name, [name]) for name in linears]
-        done.in_fp8 = _worst(done.sqnr, groups, int(fp8_share * len(linears) + 0.5))
+        done.in_fp8 = lowest(done.sqnr, groups, int(fp8_share * len(linears) + 0.5))
     of_experts = {"rounding": rounding} if kind is NVFP4Linear else {}
     quantized: set[int] = set()
     for name, module in chosen.items():
@@ -355,32 +350,25 @@ def _check_sizes(linears: Mapping[str, nn.Linear], known: Mapping[str, InputStat
             )
 
 
-def _sqnr(
-    linear: nn.Linear, weight: NVFP4Tensor, found: InputStatistics | None, how: Mapping[str, Any]
-) -> float:
-    if found is not None:
-        return found.sqnr(linear.weight, weight, bool(how.get("weight_only")))
-    exact = linear.weight.detach().float()
-    noise = (weight.dequantize(torch.float32) - exact).square().sum(dtype=torch.float64)
-    return decibels(exact.square().sum(dtype=torch.float64).item(), noise.item())
-
-
-def _worst(sqnr: Mapping[str, float], groups: Sequence[Sequence[str]], count: int) -> list[str]:
-    """Up to ``count`` names of the lowest values, of each group all or none."""
-    chosen: list[str] = []
-    for group in sorted(groups, key=lambda names: min(sqnr[name] for name in names)):
-        if group[0] not in chosen and len(chosen) + len(group) <= count:
-            chosen += group
-    return chosen
-
-
-def _check_accuracy(
+def check_arguments(
     recipe: str,
     rounding: str,
     calibration: Calibration | None,
     static_inputs: bool,
     fp8_share: float,
+    compute: str,
 ) -> None:
+    """Those of `convert` go together.
+
+    Raises:
+        TypeError, ValueError: they do not.
+    """
+    one_of("compute", compute, COMPUTES)
+    if compute == "fp8" and recipe != "nvfp4_weight_only":
+        raise ValueError(
+            f"compute is 'fp8' with recipe {recipe!r}; accepted with it is 'nvfp4_weight_only', "
+            "whose inputs are not quantized to NVFP4"
+        )
     one_of("rounding", rounding, WEIGHT_ROUNDINGS)
     if calibration is not None and not isinstance(calibration, Calibration):
         raise TypeError(

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from jitquant.formats import E8M0_DTYPE, INPUT_DTYPES, MXFP4_BLOCK, NVFP4_BLOCK, SCALE_DTYPE
-from jitquant.nn._compressed_tensors import BLOCK, DYNAMIC_INPUTS, METHOD, safetensors_functions
+from jitquant.nn._compressed_tensors import BLOCK, DYNAMIC_INPUTS, METHOD
 from jitquant.nn._convert import Conversion, attach, replace_everywhere
 from jitquant.nn._hugging_face import fill_buffers, is_pretrained, places_in_file
-from jitquant.nn._safetensors import read_header
+from jitquant.nn._safetensors import read_header, safetensors_functions
 from jitquant.nn._targets import matches
 from jitquant.nn.experts import (
     Float8BlockwiseExperts,

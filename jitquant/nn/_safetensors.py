@@ -12,7 +12,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -55,6 +55,31 @@ class Entry(NamedTuple):
     size: int
 
 
+def _read_json(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a file, and where its tensors begin."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= _LONGEST or 8 + length > size:
+            raise ValueError(f"{path} has {size} bytes and no header of safetensors; read it again")
+        try:
+            return json.loads(file.read(length)), 8 + length
+        except ValueError as error:
+            raise ValueError(f"the header of {path} is not JSON: {error}; read it again") from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts that a file has beside its tensors.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is no file of safetensors.
+    """
+    found: dict[str, str] = _read_json(path)[0].get("__metadata__", {})
+    return found
+
+
 def read_header(path: Path) -> dict[str, Entry]:
     """What is in a file, without its values.
 
@@ -63,15 +88,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         ValueError: it is truncated, or no file of safetensors.
     """
     size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= _LONGEST or 8 + length > size:
-            raise ValueError(f"{path} has {size} bytes and no header of safetensors; read it again")
-        try:
-            header: dict[str, Any] = json.loads(file.read(length))
-        except ValueError as error:
-            raise ValueError(f"the header of {path} is not JSON: {error}; read it again") from error
+    header, first = _read_json(path)
     header.pop("__metadata__", None)
     entries: dict[str, Entry] = {}
     for name, about in header.items():
@@ -81,8 +98,8 @@ def read_header(path: Path) -> dict[str, Entry]:
         dtype, shape = DTYPES[about["dtype"]], tuple(about["shape"])
         if end - begin != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{name} in {path} has {end - begin} bytes for {shape} of {dtype}")
-        entries[name] = Entry(dtype, shape, 8 + length + begin, end - begin)
-    needed = max((e.begin + e.size for e in entries.values()), default=8 + length)
+        entries[name] = Entry(dtype, shape, first + begin, end - begin)
+    needed = max((e.begin + e.size for e in entries.values()), default=first)
     if size < needed:
         raise ValueError(
             f"{path} has {size} bytes of {needed}: it is truncated. Copy or download it again"
@@ -177,3 +194,18 @@ class Writer:
         """Leaves nothing behind."""
         self._file.close()
         self._beside.unlink(missing_ok=True)
+
+
+def safetensors_functions() -> tuple[Callable[..., dict[str, Tensor]], Callable[..., None]]:
+    """``load_file`` and ``save_file`` of safetensors.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        from safetensors.torch import load_file, save_file
+    except ImportError as error:
+        raise ImportError(
+            "files of this layout need safetensors, which is not installed: pip install safetensors"
+        ) from error
+    return load_file, save_file

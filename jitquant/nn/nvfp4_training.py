@@ -177,8 +177,9 @@ class NVFP4TrainingLinear(nn.Linear):
 
     Random bytes come from `rng_state`, int64 [seed, offset] on the device, a buffer that is not in
     the state_dict. Each forward adds 1 to the offset there, so a captured graph draws anew at each
-    replay, and forwards after `seed_rounding` draw alike again. ``torch.compile`` makes one graph of
-    it, which draws what the layer draws without it. Ranks that train on different data should have seeds of their own.
+    replay, and forwards after `seed_rounding` draw alike again. ``torch.compile`` makes one graph
+    of it, which draws what the layer draws without it. Ranks that train on different data should
+    have seeds of their own.
 
     Args:
         in_features, out_features, bias, device, dtype: as in ``nn.Linear``.

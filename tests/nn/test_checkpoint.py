@@ -21,6 +21,7 @@ import jitquant
 from jitquant.nn import (
     _checkpoint,
     _schemes,
+    calibrate,
     convert,
     load_compressed_tensors,
     quantize_checkpoint,
@@ -523,40 +524,155 @@ def test_the_command(tmp_path: Path) -> None:
     assert "named in ignore" in done.stdout
     assert "model.layers.0.mlp.up_proj.input_global_scale" in everything(tmp_path / "a")
     assert "model.layers.1.mlp.up_proj.weight" in everything(tmp_path / "a")
+    done = run("c", "--rounding", "mse", "--fp8-share", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert "left as it is" in done.stdout
+    done = run("d", "--rounding", "gptq", "--calibration", str(tmp_path / "none"))
+    assert "none" in done.stderr
+    assert "Traceback" not in done.stderr
     done = run("b", "--format", "nvfp4")
     assert done.returncode == 1
     assert "nvfp4a16" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("rounding", ["4over6", "mse"])
-def test_roundings_are_those_of_convert(rounding: str, tmp_path: Path) -> None:
-    """Bit for bit what the converted model saves: siblings with one gsa, and a layer of its own."""
-    torch.manual_seed(0)
-    model = nn.ModuleDict(
-        {
-            "q_proj": nn.Linear(64, 48, bias=False),
-            "k_proj": nn.Linear(64, 320, bias=False),
-            "o_proj": nn.Linear(320, 32, bias=False),
-        }
-    ).to(torch.bfloat16)
-    with torch.no_grad():
-        model["k_proj"].weight.mul_(3)
-    source, out, saved = (tmp_path / name for name in ("source", "out", "saved"))
-    source.mkdir()
-    save_file(model.state_dict(), source / "model.safetensors")
-    (source / "config.json").write_text('{"model_type": "llama"}')
-    quantize_checkpoint(source, out, format="nvfp4a16", rounding=rounding)
-    convert(model, "nvfp4_weight_only", rounding=rounding)
-    save_compressed_tensors(model, saved)
-    got, want = (load_file(folder / "model.safetensors") for folder in (out, saved))
+class Attention(nn.Module):
+    """Siblings with one gsa, layers of their own, and columns that are no whole blocks of FP8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = {"q_proj": (128, 48), "k_proj": (128, 320), "o_proj": (320, 256)}
+        for name, size in (sizes | {"up": (256, 128), "down": (128, 128)}).items():
+            setattr(self, name, nn.Linear(*size, bias=False, dtype=BF16))
+        with torch.no_grad():
+            self.k_proj.weight.mul_(3)
+            self.down.weight[:, ::16] *= 40  # what four bits take badly
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(self.up(self.o_proj(self.k_proj(x) * self.q_proj(x).sum(-1, True))))
+        return y
+
+    def save(self, folder: Path) -> Path:
+        folder.mkdir()
+        save_file(self.state_dict(), folder / "model.safetensors")
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        return folder
+
+
+def batches() -> list[Tensor]:
+    return [randn(64, 128, seed=i) * torch.linspace(0.1, 3, 128, dtype=BF16) for i in range(3)]
+
+
+def same_files(out: Path, model: nn.Module) -> None:
+    """The bits of what a converted model saves."""
+    save_compressed_tensors(model, out.with_name("saved"))
+    got, want = (load_file(path / "model.safetensors") for path in (out, out.with_name("saved")))
     assert got.keys() == want.keys()
     for name, tensor in want.items():
         assert torch.equal(got[name].view(torch.uint8), tensor.view(torch.uint8)), name
+    described = [
+        json.loads((path / "config.json").read_text())["quantization_config"]
+        for path in (out, out.with_name("saved"))
+    ]
+    for config in described:
+        groups = config.pop("config_groups").values()
+        config["groups"] = {g["format"]: g | {"targets": sorted(g["targets"])} for g in groups}
+    assert described[0] == described[1]
 
 
-def test_rounding_is_for_nvfp4(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounding", ["4over6", "mse", "gptq"])
+def test_roundings_are_those_of_convert(rounding: Any, tmp_path: Path) -> None:
+    """Bit for bit what the converted model saves; a layer that is not calibrated is as "mse"."""
+    model, known = Attention(), None
+    source = model.save(tmp_path / "source")
+    if rounding == "gptq":
+        known = calibrate(model, batches(), ignore="up")
+        known.save(tmp_path / "known.safetensors")
+    out = tmp_path / "out"
+    file = None if known is None else tmp_path / "known.safetensors"
+    done = quantize_checkpoint(source, out, rounding=rounding, calibration=file)
+    assert done.uncalibrated == (["up"] if known else [])
+    assert ("not in the calibration, rounded as mse: up" in str(done)) == (known is not None)
+    convert(model, "nvfp4_weight_only", rounding=rounding, calibration=known)
+    same_files(out, model)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("format", ["nvfp4", "nvfp4a16"])
+def test_a_share_stays_in_fp8(format: Any, calibrated: bool, tmp_path: Path) -> None:
+    """As `convert` has it: the same matrices, and the files of both formats."""
+    model = Attention()
+    source, out = model.save(tmp_path / "source"), tmp_path / "out"
+    known = calibrate(model, batches())
+    how: dict[str, Any] = {"calibration": known} if calibrated else {}
+    amaxes = {} if calibrated or format == "nvfp4a16" else {"input_amax": known.input_amax()}
+    done = quantize_checkpoint(source, out, format=format, fp8_share=0.4, **how, **amaxes)
+    assert "down" in done.in_fp8
+    assert len(done.in_fp8) == 2
+    assert "o_proj" not in done.in_fp8  # of 320 columns
+    assert done.bytes_after == sum(t.nbytes for t in everything(out).values())
+    assert f"in FP8: {done.in_fp8[0]} and 1 more" in str(done)
+    recipe = "nvfp4" if format == "nvfp4" else "nvfp4_weight_only"
+    found = convert(Attention(), recipe, fp8_share=0.4, **how)
+    assert found.sqnr == pytest.approx(done.sqnr)
+    rest = [n for n in done.sqnr if n not in done.in_fp8]
+    static = format == "nvfp4"
+    convert(model, recipe, targets=rest, calibration=known, static_inputs=static)
+    convert(model, "fp8_block")
+    same_files(out, model)
+    back = Attention()
+    load_compressed_tensors(back, out)
+    x = batches()[0]
+    assert sqnr(back(x).detach(), model(x).detach()) > 25
+
+
+def test_a_killed_call_knows_what_stays_in_fp8(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The model is not read once more to choose."""
+    source = folder(tmp_path / "in", tensors(times=4))
+    how: dict[str, Any] = {"fp8_share": 0.3, "rounding": "mse"}
+    want = quantize_checkpoint(source, tmp_path / "whole", **how)
+    assert want.in_fp8
+
+    def stop(read: int, total: int, file: str) -> None:
+        if file.startswith("model-00002"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint(source, tmp_path / "out", progress=stop, **how)
+    monkeypatch.setattr(_checkpoint._Work, "lowest", None)
+    done = quantize_checkpoint(source, tmp_path / "out", **how)
+    assert done.in_fp8 == want.in_fp8
+    assert done.files == want.files
+
+
+def test_accuracy_is_for_nvfp4(tmp_path: Path) -> None:
+    def call(**how: Any) -> None:
+        quantize_checkpoint(tmp_path, tmp_path / "out", **how)
+
     with pytest.raises(ValueError, match="rounding is 'mse' with format 'int8'"):
-        quantize_checkpoint(tmp_path, tmp_path / "out", format="int8", rounding="mse")
-    with pytest.raises(ValueError, match="rounding is 'gptq'; accepted are 'nearest', '4over6'"):
-        quantize_checkpoint(tmp_path, tmp_path / "out", rounding="gptq")
+        call(format="int8", rounding="mse")
+    with pytest.raises(ValueError, match=r"fp8_share is 0\.1 with format 'fp8_block'"):
+        call(format="fp8_block", fp8_share=0.1)
+    with pytest.raises(ValueError, match="rounding is 'best'; accepted are 'nearest', '4over6'"):
+        call(rounding="best")
+    with pytest.raises(ValueError, match="fp8_share is 5; accepted are 0 to 1"):
+        call(fp8_share=5)
+    with pytest.raises(ValueError, match="calibration is None; 'gptq' needs it"):
+        call(rounding="gptq")
+    with pytest.raises(ValueError, match="with layout 'modelopt'; accepted is 0"):
+        call(format="nvfp4", layout="modelopt", fp8_share=0.1, input_amax=1.0)
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="is not a calibration; accepted is what Calibration"):
+        call(calibration=tmp_path / "other.safetensors")
+    model = Attention()
+    source = model.save(tmp_path / "source")
+    known = calibrate(nn.ModuleDict({"a": model})["a"], batches())
+    known.layers = {f"model.{name}": found for name, found in known.layers.items()}
+    with pytest.raises(ValueError, match=r"has model\.q_proj, and the folder down; accepted"):
+        quantize_checkpoint(source, tmp_path / "out", rounding="gptq", calibration=known)
+    known.layers = {"up": calibrate(model, batches()).layers["down"]}
+    with pytest.raises(ValueError, match="inputs of 128 elements for up, which has 256 columns"):
+        quantize_checkpoint(source, tmp_path / "out", rounding="gptq", calibration=known)
