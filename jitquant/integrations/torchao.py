@@ -13,8 +13,9 @@ from torch import nn
 from torchao.core.config import AOBaseConfig
 from torchao.quantization.transform_module import register_quantize_module_handler
 
-from jitquant.formats import Granularity, Recipe
+from jitquant.formats import Compute, Granularity, Recipe, one_of
 from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear
+from jitquant.nn._rounding import WeightRounding, quantized_weights
 
 __all__ = ["JitquantFP8BlockConfig", "JitquantNVFP4Config"]
 
@@ -24,12 +25,19 @@ class JitquantNVFP4Config(AOBaseConfig):  # type: ignore[misc]
     """`NVFP4Linear.from_linear` for each linear.
 
     Attributes:
-        granularity, recipe, weight_only: as there.
+        granularity, recipe, weight_only, compute: as there.
+        rounding: of weights, as for `jitquant.nn.convert`: "nearest", "4over6" or "mse". "gptq"
+            needs inputs, which ``quantize_`` has not: `convert` takes it.
     """
 
     granularity: Granularity = "tensor"
     recipe: Recipe = "te"
     weight_only: bool = False
+    compute: Compute = "exact"
+    rounding: WeightRounding = "nearest"
+
+    def __post_init__(self) -> None:
+        one_of("rounding", self.rounding, ("nearest", "4over6", "mse"))
 
 
 @dataclass
@@ -39,11 +47,16 @@ class JitquantFP8BlockConfig(AOBaseConfig):  # type: ignore[misc]
 
 @register_quantize_module_handler(JitquantNVFP4Config)  # type: ignore[untyped-decorator]
 def _nvfp4(module: nn.Linear, config: JitquantNVFP4Config, **_: Any) -> nn.Module:
+    weight = None  # as the layer rounds it, by its recipe
+    if config.rounding != "nearest":
+        (weight,) = quantized_weights([module.weight], config.rounding)
     return NVFP4Linear.from_linear(
         module,
         granularity=config.granularity,
         recipe=config.recipe,
         weight_only=config.weight_only,
+        compute=config.compute,
+        weight=weight,
     )
 
 

@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from transformers.quantizers import auto
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from jitquant.formats import one_of
+from jitquant.formats import Compute, one_of
 from jitquant.nn import Conversion, convert, load_compressed_tensors
-from jitquant.nn._convert import LAYERS, LinearRecipe
+from jitquant.nn._calibration import Calibration
+from jitquant.nn._convert import LAYERS, LinearRecipe, check_arguments
 from jitquant.nn._hf_quantizer import SavingQuantizer, attach_quantizer
 from jitquant.nn._load import quantized_modules
+from jitquant.nn._rounding import WeightRounding
 
 __all__ = ["JitquantConfig", "jitquant_layers"]
 
@@ -39,25 +42,51 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """What ``from_pretrained`` makes of a model that is not quantized.
 
     Attributes:
-        recipe, targets, ignore: as for `jitquant.nn.convert`.
+        recipe, targets, ignore, rounding, static_inputs, fp8_share, compute: as for
+            `jitquant.nn.convert`.
+        calibration: path of the file that ``calibrate(model, batches).save(path)`` wrote, or None.
     """
 
     def __init__(
         self,
-        recipe: str = "nvfp4",
+        recipe: LinearRecipe = "nvfp4",
         *,
         targets: str | Sequence[str] = "all",
         ignore: str | Sequence[str] | None = None,
+        rounding: WeightRounding = "nearest",
+        calibration: str | PathLike[str] | None = None,
+        static_inputs: bool = False,
+        fp8_share: float = 0.0,
+        compute: Compute = "exact",
         **_: Any,
     ) -> None:
         """The arguments of `jitquant.nn.convert`.
 
         Raises:
-            ValueError: there is no such recipe.
+            ValueError: one is not accepted, or they do not go together.
+            FileNotFoundError: ``calibration`` is not there.
         """
         one_of("recipe", recipe, tuple(LAYERS))
         self.quant_method = METHOD
         self.recipe, self.targets, self.ignore = recipe, targets, ignore
+        self.rounding, self.static_inputs, self.fp8_share = rounding, static_inputs, fp8_share
+        self.compute = compute
+        self.calibration = None if calibration is None else str(calibration)
+        check_arguments(recipe, **self._accuracy())  # before a model is read
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of `jitquant.nn.convert`, the calibration read."""
+        return {"targets": self.targets, "ignore": self.ignore, **self._accuracy()}
+
+    def _accuracy(self) -> dict[str, Any]:
+        found = None if self.calibration is None else Calibration.load(self.calibration)
+        return {
+            "rounding": self.rounding,
+            "calibration": found,
+            "static_inputs": self.static_inputs,
+            "fp8_share": self.fp8_share,
+            "compute": self.compute,
+        }
 
 
 class JitquantFilesConfig(QuantizationConfigMixin):  # type: ignore[misc]
@@ -109,8 +138,7 @@ class JitquantQuantizer(SavingQuantizer):
         attach_quantizer(model, self)
         if not self.pre_quantized:
             config = self.quantization_config
-            recipe: LinearRecipe = cast(Any, config.recipe)
-            self.done = convert(model, recipe, targets=config.targets, ignore=config.ignore)
+            self.done = convert(model, config.recipe, **config.arguments())
             return
         assert self._folder is not None
         # Those of the loading lack what was aside; None: the ones that transformers knows.

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from nn.helpers import sqnr
 from samples import randn
 from torch import nn
 
+import jitquant
 from jitquant.nn import Float8BlockwiseLinear, NVFP4Linear
+from jitquant.nn._rounding import quantized_weights
 
 pytest.importorskip("torchao")
 from torchao.quantization import quantize_
@@ -25,17 +28,34 @@ from jitquant.integrations.torchao import (
     [
         (JitquantNVFP4Config(granularity="row"), NVFP4Linear),
         (JitquantNVFP4Config(weight_only=True), NVFP4Linear),
+        (JitquantNVFP4Config(weight_only=True, compute="fp8"), NVFP4Linear),
         (JitquantFP8BlockConfig(), Float8BlockwiseLinear),
     ],
-    ids=["nvfp4", "weight_only", "fp8_block"],
+    ids=["nvfp4", "weight_only", "compute", "fp8_block"],
 )
 def test_quantize(config: Any, kind: Any) -> None:
     linear = nn.Linear(64, 96, dtype=torch.bfloat16)
     model = nn.Sequential(linear, nn.Linear(96, 32, dtype=torch.bfloat16))
-    how = {k: v for k, v in vars(config).items() if k in ("granularity", "recipe", "weight_only")}
+    how = {k: v for k, v in vars(config).items() if k != "rounding"}
     want = kind.from_linear(linear, **how)
     quantize_(model, config, filter_fn=lambda _, name: name == "0")
     assert type(model[0]) is kind
     assert type(model[1]) is nn.Linear
-    x = randn(4, 64)
+    x = randn(300, 64)
     assert torch.equal(model[0](x), want(x))
+
+
+@pytest.mark.parametrize("rounding", ["4over6", "mse"])
+def test_rounding(rounding: Any) -> None:
+    model = nn.Sequential(nn.Linear(64, 96, dtype=torch.bfloat16))
+    weight = model[0].weight.detach()
+    (want,) = quantized_weights([weight], rounding)
+    quantize_(model, JitquantNVFP4Config(rounding=rounding))
+    assert torch.equal(model[0].weight.dequantize(), want.dequantize())
+    nearest = jitquant.quantize_weight_nvfp4(weight).dequantize()
+    assert sqnr(want.dequantize(), weight) > sqnr(nearest, weight)
+
+
+def test_gptq_is_refused() -> None:
+    with pytest.raises(ValueError, match="rounding is 'gptq'; accepted are 'nearest', '4over6'"):
+        JitquantNVFP4Config(rounding="gptq")

@@ -17,6 +17,7 @@ from jitquant.nn import (
     Float8BlockwiseLinear,
     NVFP4Experts,
     NVFP4Linear,
+    calibrate,
     convert,
     quantize_checkpoint,
     save_compressed_tensors,
@@ -130,6 +131,40 @@ def test_arguments(tmp_path: Path) -> None:
     made = Auto.from_pretrained(tmp_path, quantization_config=config, dtype=BF16)
     converted = {n for n, m in made.named_modules() if isinstance(m, NVFP4Linear)}
     assert converted == {f"model.layers.{i}.mlp.{n}_proj" for i in (0, 1) for n in ("gate", "up")}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "how"),
+    [
+        ("nvfp4_weight_only", {"compute": "fp8", "targets": "attention"}),
+        pytest.param("nvfp4", {"static_inputs": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_accuracy_of_what_is_loaded(recipe: Any, how: dict[str, Any], tmp_path: Path) -> None:
+    """The calibration comes from a file, as a config is text; all of it is as `convert` has it."""
+    plain, folder = model(), tmp_path / "plain"
+    plain.save_pretrained(folder)
+    found = calibrate(plain, [TOKENS])
+    found.save(tmp_path / "found.safetensors")
+    how = how | {"rounding": "gptq", "fp8_share": 0.2}
+    config = JitquantConfig(recipe, calibration=tmp_path / "found.safetensors", **how)
+    assert JitquantConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+    made = Auto.from_pretrained(folder, quantization_config=config, dtype=BF16)
+    want = Auto.from_pretrained(folder, dtype=BF16)
+    done = convert(want, recipe, calibration=found, **how)
+    assert done.in_fp8
+    assert made.hf_quantizer.done.in_fp8 == done.in_fp8
+    assert repr(made) == repr(want)
+    assert torch.equal(logits(made), logits(want))
+
+
+def test_arguments_that_do_not_go_together() -> None:
+    with pytest.raises(ValueError, match="calibration is None; 'gptq' needs it"):
+        JitquantConfig(rounding="gptq")
+    with pytest.raises(ValueError, match="fp8_share is given with recipe 'fp8_block'"):
+        JitquantConfig("fp8_block", fp8_share=0.1)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        JitquantConfig(calibration="nowhere")
 
 
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
