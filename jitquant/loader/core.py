@@ -53,7 +53,7 @@ def default_kernels_dir() -> Path:
 
 
 def capturing_now() -> bool:
-    """Whether the current stream is being captured; never initializes CUDA."""
+    """Whether the current stream is being captured. Never initializes CUDA."""
     import torch
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -62,19 +62,19 @@ def capturing_now() -> bool:
 
 
 class Loader:
-    """Compiles, caches and loads modules. All state of the loader is in here.
+    """Compiles, caches and loads modules. Contains all state of the loader.
 
     Args:
         cache_dir: the cache; ``None`` means ``JITQUANT_CACHE_DIR`` or the user's cache directory.
         kernels_dir: where bare source names are looked up; ``None`` means the project's kernels.
-        capturing: tells whether a CUDA graph is being captured.
-        native: tells the architectures of the visible GPUs.
+        capturing: returns whether a CUDA graph is being captured.
+        native: returns the architectures of the visible GPUs.
         lock_timeout: seconds to wait for another process's build; ``None`` means
             ``JITQUANT_LOCK_TIMEOUT`` or 600.
-        temporary: whether a miss is built for this process alone where the cache cannot be written
-            to; else that is a ``CacheError``.
-        reload: whether edits are looked for; ``None`` means ``JITQUANT_RELOAD``, else in a source
-            checkout, and of files outside the installed package.
+        temporary: whether to build in a private directory if the cache is not writable; otherwise
+            that is a ``CacheError``.
+        reload: whether edits are detected; ``None`` means ``JITQUANT_RELOAD``, otherwise in a
+            source checkout, and for files outside the installed package.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class Loader:
     def ensure(
         self, request: Request, *, on_tick: Callable[[Sequence[str]], None] = lambda _: None
     ) -> Build:
-        """The build of ``request`` in the cache, built now if there is none; it is not loaded.
+        """The build of ``request`` in the cache, built now if there is none. Does not load it.
 
         Args:
             on_tick: called many times a second while compilers run, with what is running.
@@ -365,10 +365,10 @@ class Loader:
         )
 
     def check_may_build(self, wanted: Wanted, *, why: str = "") -> None:
-        """Refuse a build if none may be made.
+        """Raise if builds are not allowed.
 
         Args:
-            why: why nothing that was built will do; else that none was.
+            why: why existing builds do not fit, if there are any.
 
         Raises:
             FrozenError: after :meth:`freeze` without ``build``.
@@ -392,7 +392,7 @@ class Loader:
 
     @contextlib.contextmanager
     def _guard_current(self) -> Any:
-        """The guard of the tables; a forked child starts with its own locks."""
+        """The lock of the tables; a forked child gets new locks."""
         if self._pid != os.getpid():
             self._reset_locks()
         with self._guard:
@@ -405,7 +405,7 @@ class Loader:
         return self._kernels_dir if self._kernels_dir is not None else default_kernels_dir()
 
     def chosen_cache(self) -> Cache:
-        """The cache that is set, whether or not it can be trusted."""
+        """The configured cache, whether or not it can be trusted."""
         root = self._cache_dir if self._cache_dir is not None else default_root()
         cache = self._caches.get(root)
         if cache is None:
@@ -413,10 +413,10 @@ class Loader:
         return cache
 
     def cache(self) -> Cache:
-        """The cache in use now: that which is set, or if others write to that a private one.
+        """The cache in use: the configured one or, if others can write to it, a private one.
 
         Raises:
-            CacheError: others write to it, and builds are to stay.
+            CacheError: others can write to it, and builds have to be kept.
         """
         cache = self.chosen_cache()
         if not (why := cache.distrust()):
@@ -442,7 +442,7 @@ class Loader:
         """The files and architectures of a request.
 
         Raises:
-            ValueError: a variable of jitquant's is not what it may be; and what
+            ValueError: a jitquant variable has an invalid value; and what
                 :func:`.plan.look_up` raises.
         """
         check_settings()
@@ -453,11 +453,11 @@ class Loader:
         )
 
     def plan(self, wanted: Wanted) -> Plan:
-        """What is wanted with the compilers for it.
+        """The request with the compilers for it.
 
         Raises:
             CacheError, NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as
-                their names say; if a compiler is missing, also why no bundle would do.
+                their names say; if a compiler is missing, also why no bundle fits.
         """
         cache = self.cache()
         cache.check()
@@ -474,7 +474,7 @@ class Loader:
             raise
 
     def search_bundles(self, wanted: Wanted) -> tuple[Build | None, list[str]]:
-        """The build of what is wanted in ``JITQUANT_BUNDLES``, and what speaks against others."""
+        """The requested build in ``JITQUANT_BUNDLES``, and why other builds do not fit."""
         paths = bundle_paths()
         if not paths:
             return None, []
@@ -502,13 +502,13 @@ class Loader:
         )
 
     def reloads(self, wanted: Wanted) -> bool:
-        """Whether edits of what is wanted are looked for."""
+        """Whether edits of the requested files are detected."""
         if self._reload is not None:
             return self._reload
         return reloads((*wanted.sources, *wanted.include_dirs))
 
     def _get_bundled(self, wanted: Wanted) -> tuple[Loaded, Watched] | None:
-        """The module loaded from a bundle, if one has it; what is refused is said once."""
+        """The module loaded from a bundle, if one has it. Reports once why others do not fit."""
         build, refused = self.search_bundles(wanted)
         if build is not None:
             try:
@@ -520,7 +520,7 @@ class Loader:
         return None
 
     def _get_built(self, wanted: Wanted) -> tuple[Loaded, Watched]:
-        """The module loaded from the cache, or built; if this process has it, that."""
+        """The module, if this process has it; otherwise loaded from the cache or built."""
         try:
             plan = self.plan(wanted)
         except (NvccNotFoundError, HostCompilerNotFoundError) as error:
@@ -594,9 +594,9 @@ class Loader:
             return loaded, build.watch
 
     def _check_namespaces(self, wanted: Wanted, build: Build) -> None:
-        """Try a library first that may register names which this process has already.
+        """Try to load a library in a child if it may register names that this process has.
 
-        Registering an operator twice ends the process, so it is tried in a child.
+        Registering an operator twice terminates the process.
         """
         import torch
 
@@ -654,7 +654,7 @@ class Loader:
 
 
 def _caller() -> str:
-    """The file and line outside of this package that this call came from."""
+    """The file and line of the caller outside of this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back

@@ -1,3 +1,3 @@
-"""What there is here to build with: GPUs, compilers, torch, processors."""
+"""What this machine has for builds: GPUs, compilers, torch, processors."""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Names of GPU architectures, and which to compile for.
 
 A canonical name is the digits of the compute capability and a suffix: ``"90a"``, ``"80"``,
-``"100f"``. From 9.0 on the arch-specific feature set (suffix ``a``) is chosen where none is given,
-because a module is compiled on first use for the GPU that will run it; ``f`` (family) is kept when
-asked for. ``"80+ptx"`` also embeds PTX, which later GPUs can compile.
+``"100f"``. From 9.0 on, the default is the arch-specific feature set (suffix ``a``), because a
+module is compiled on first use for the GPU that runs it. ``f`` (family) is kept if given.
+``"80+ptx"`` also embeds PTX, which later GPUs can compile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import UnsupportedArchError
 
 #: Compute capabilities that the loader compiles for, in canonical digits.
 KNOWN = (80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
-#: What is compiled for when no GPU is visible and nothing was asked for.
+#: The default if no GPU is visible.
 DEFAULT = ("90a",)
 #: Where :data:`DEFAULT` comes from, in messages.
 NO_GPU = "default, no GPU is visible"
@@ -78,8 +78,8 @@ def parse_archs(
     """Canonical names, sorted and without duplicates, for ``value``.
 
     Raises:
-        UnsupportedArchError: a form that is not understood, an architecture below 8.0 or unknown,
-            an empty list, or ``"native"`` where no GPU is visible.
+        UnsupportedArchError: invalid syntax, an architecture that is unknown or below 8.0, an
+            empty list, or ``"native"`` without a visible GPU.
     """
     items = [value] if isinstance(value, str) else list(value)
     found: set[str] = set()
@@ -109,7 +109,7 @@ def parse_archs(
 
 
 def _parse_leniently(value: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """As :func:`parse_archs`, for a variable made for other programs: (usable, skipped)."""
+    """As :func:`parse_archs`, for a variable of other programs: (usable, skipped)."""
     usable: set[str] = set()
     skipped: list[str] = []
     for part in re.split(r"[;,\s]+", value.strip()):
@@ -122,7 +122,7 @@ def _parse_leniently(value: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def gencode_flags(archs: Iterable[str]) -> tuple[str, ...]:
-    """The nvcc flags for canonical names; PTX is that of the plain architecture."""
+    """The nvcc flags for canonical names; PTX is for the plain architecture."""
     flags: list[str] = []
     for arch in archs:
         name, _, ptx = arch.partition("+")
@@ -134,10 +134,10 @@ def gencode_flags(archs: Iterable[str]) -> tuple[str, ...]:
 
 
 def runs_on(built: str, wanted: str) -> bool:
-    """Whether code for the canonical name ``built`` runs where ``wanted`` was asked for.
+    """Whether code for the canonical name ``built`` runs on ``wanted``.
 
-    Arch-specific code runs on its own architecture alone; family code, and plain code, also on
-    later ones of the same major number; PTX is compiled for any later one by the driver.
+    Arch-specific code runs only on its own architecture. Family code and plain code also run on
+    later ones with the same major number. The driver compiles PTX for any later one.
     """
     name, _, ptx = built.partition("+")
     target = wanted.partition("+")[0]
@@ -161,8 +161,8 @@ def _has_driver() -> bool:
 def visible_archs() -> tuple[str, ...]:
     """Canonical names for the GPUs this process can use; ``()`` if there is none.
 
-    A CUDA context is made only on a machine with unlike GPUs and ``CUDA_VISIBLE_DEVICES`` set, or
-    without NVML: nothing else can tell there which of them this process sees.
+    A CUDA context is created only on a machine with different GPUs and ``CUDA_VISIBLE_DEVICES``
+    set, or without NVML: there is no other way to know which of them this process sees.
 
     Raises:
         UnsupportedArchError: every visible GPU is older than 8.0 or unknown.
@@ -199,9 +199,9 @@ def choose_archs(
 ) -> ArchChoice:
     """What to compile for: ``archs=``, ``JITQUANT_CUDA_ARCHS``, ``TORCH_CUDA_ARCH_LIST``, the GPUs.
 
-    ``TORCH_CUDA_ARCH_LIST`` is made for ahead-of-time builds and often set by a container image:
-    what of it is too old is skipped, and a visible GPU that it lacks is added, since the module
-    would otherwise not run here.
+    ``TORCH_CUDA_ARCH_LIST`` is meant for ahead-of-time builds and often set by a container image.
+    Architectures that are too old are skipped, and visible GPUs that are missing are added, because
+    the module would otherwise not run here.
 
     Raises:
         UnsupportedArchError: as :func:`parse_archs` and :func:`visible_archs`.

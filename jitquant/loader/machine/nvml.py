@@ -1,4 +1,4 @@
-"""The driver and the GPUs of the machine, through NVML, which starts no CUDA context."""
+"""The driver and the GPUs of the machine, through NVML, without a CUDA context."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Memory(ctypes.Structure):
 
 
 def read_driver() -> Driver | None:
-    """The driver and its GPUs; ``None`` where NVML is not there or does not answer."""
+    """The driver and its GPUs; ``None`` if NVML is missing or fails."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:

@@ -1,4 +1,4 @@
-"""Running compilers side by side, each in its own process group."""
+"""Runs compilers in parallel, each in its own process group."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BYTES_PER_JOB = 1 << 30
 
 
 class Command(NamedTuple):
-    """One command: what to run, and what to call it in messages."""
+    """One command: its arguments, and its name in messages."""
 
     argv: tuple[str, ...]
     label: str
 
 
 class Finished(NamedTuple):
-    """A command that has ended, and what it printed.
+    """A command that has ended, and its output.
 
     ``returncode`` is negative for a signal, as in subprocess.
     """
@@ -46,7 +46,7 @@ class _Running(NamedTuple):
 
 
 def default_jobs() -> int:
-    """How many compilers to run at once: the processors, within what memory allows.
+    """How many compilers to run at once: one per processor, as far as memory allows.
 
     Raises:
         ValueError: ``JITQUANT_JOBS`` is not a number of compilers.
@@ -59,7 +59,7 @@ def default_jobs() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that is free to use, in bytes; 0 where it cannot be told."""
+    """Available memory in bytes; 0 if unknown."""
     found: list[int] = []
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as stream:
         for line in stream:
@@ -81,10 +81,10 @@ def run_side_by_side(
     cwd: Path,
     on_tick: Callable[[list[str]], None],
 ) -> list[Finished]:
-    """Run ``commands`` at once, as far as ``slots`` allows; stop the others when one fails.
+    """Run ``commands`` in parallel, as far as ``slots`` allows. Stop the others if one fails.
 
-    ``on_tick`` is called many times a second with the labels of what is running. Whatever ends
-    this call early (KeyboardInterrupt and SIGKILL too) kills the process groups of the commands.
+    ``on_tick`` is called many times a second with the labels of what is running. If this call ends
+    early (even by KeyboardInterrupt or SIGKILL), the process groups of the commands are killed.
 
     Returns the commands that ended, the failed one last.
 

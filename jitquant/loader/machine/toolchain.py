@@ -1,7 +1,7 @@
-"""Finding nvcc and the host compiler, and what their versions are.
+"""Finds nvcc and the host compiler, and their versions.
 
-Running a compiler only to ask its version costs tens of milliseconds, so the answers are kept in
-the cache (:class:`Memo`) for as long as the files they came from do not change.
+Running a compiler to get its version takes tens of milliseconds, so the answers are cached
+(:class:`Memo`) until the files they depend on change.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _WRAPPERS = ("ccache", "sccache", "distcc", "icecc")
 class Nvcc(NamedTuple):
     """A CUDA compiler: the real binary, its version, and the toolkit around it.
 
-    ``command`` is what is run: a wrapper (a script with its own flags, ccache under the name of
-    nvcc) if one was found, whose digest is ``wrapper`` then, else the binary.
+    ``command`` is what is run: a wrapper if one was found (a script with its own flags, or ccache
+    named nvcc), whose digest is ``wrapper`` then; otherwise the binary.
     """
 
     path: str
@@ -68,7 +68,7 @@ class HostCompiler(NamedTuple):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What ``CXX`` says after the compiler."""
+        """The flags in ``CXX`` after the compiler."""
         return self.command[self._wrapped + 1 :]
 
     @property
@@ -82,9 +82,9 @@ class HostCompiler(NamedTuple):
 
 
 class Memo:
-    """Answers of programs, kept with the signatures of the files they depend on.
+    """Answers of programs, cached with the signatures of the files they depend on.
 
-    They live in memory, and in a directory too once :meth:`attach` has named one.
+    They are in memory and, after :meth:`attach`, also in a directory.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -92,7 +92,7 @@ class Memo:
         self._records: dict[str, dict[str, Any]] = {}
 
     def attach(self, directory: Path | None) -> None:
-        """Keep answers in ``directory`` from now on, those known already included."""
+        """Store all answers in ``directory``, including those known already."""
         if directory is None or directory == self._directory:
             return
         self._directory = directory
@@ -102,7 +102,7 @@ class Memo:
     def get(
         self, question: str, ask: Callable[[], tuple[dict[str, Any], list[str]]]
     ) -> dict[str, Any]:
-        """The answer to ``question``; ``ask`` returns it with the files it depends on."""
+        """The answer to ``question``. ``ask`` returns it, and the files it depends on."""
         record = self._records.get(question)
         if record is None and self._directory is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -153,7 +153,7 @@ def _signature(path: str) -> tuple[str, int, int]:
 def _ask(command: Iterable[str], **kwargs: Any) -> str:
     """stdout and stderr of a short command in the C locale; ``""`` if it cannot be run.
 
-    The answers are kept, so they must not depend on variables that change from build to build.
+    Answers are cached, so they must not depend on variables that change from build to build.
     """
     env = {k: v for k, v in os.environ.items() if k not in _ADDS_TO_COMMANDS} | {"LC_ALL": "C"}
     try:
@@ -173,7 +173,7 @@ def _ask(command: Iterable[str], **kwargs: Any) -> str:
 
 
 def wheel_roots() -> list[str]:
-    """The directories that NVIDIA's PyPI wheels are installed into, if there are any."""
+    """The directories of NVIDIA's PyPI wheels, if any are installed."""
     try:
         spec = importlib.util.find_spec("nvidia")
     except (ImportError, ValueError):
@@ -182,7 +182,7 @@ def wheel_roots() -> list[str]:
 
 
 def _wheel_nvcc() -> str | None:
-    """nvcc of the PyPI wheels, if they are installed beside this interpreter's packages."""
+    """nvcc of the PyPI wheels, if they are installed in this interpreter's environment."""
     roots = wheel_roots()
     found = [
         candidate
@@ -215,7 +215,7 @@ def _candidates(env: Mapping[str, str]) -> Iterable[tuple[str, str]]:
 
 
 class Candidate(NamedTuple):
-    """A place where nvcc may be; ``why_not`` says why there is none if ``nvcc`` is ``None``."""
+    """A place where nvcc may be; if ``nvcc`` is ``None``, ``why_not`` gives the reason."""
 
     path: str
     origin: str
@@ -225,7 +225,7 @@ class Candidate(NamedTuple):
 
 
 def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[Candidate]:
-    """Every place where nvcc may be, in order of preference: the first that works is used."""
+    """All places where nvcc may be, in order of preference: the first that works is used."""
     for path, origin in _candidates(os.environ if env is None else env):
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
@@ -251,7 +251,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
 
 
 def find_nvcc(memo: Memo, env: Mapping[str, str] | None = None) -> tuple[Nvcc, tuple[str, ...]]:
-    """The nvcc to use, and notes about settings that led nowhere.
+    """The nvcc to use, and notes about settings that do not lead to one.
 
     Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheel, ``PATH``, ``/usr/local/cuda``.
 
@@ -326,7 +326,7 @@ def _existing(*paths: str) -> list[str]:
 
 
 def find_launcher(env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The command of ``JITQUANT_NVCC_LAUNCHER``, which runs compilers (sccache, ccache); or ``()``.
+    """The command of ``JITQUANT_NVCC_LAUNCHER``, such as sccache or ccache; or ``()``.
 
     Raises:
         ValueError: it is not a program on PATH.
@@ -342,10 +342,10 @@ def find_launcher(env: Mapping[str, str] | None = None) -> tuple[str, ...]:
 
 
 def find_host_compiler(memo: Memo, env: Mapping[str, str] | None = None) -> HostCompiler:
-    """``CXX`` if set, else ``g++`` (what nvcc takes by itself), else ``c++``.
+    """``CXX`` if set, else ``g++`` (nvcc's default), else ``c++``.
 
     Raises:
-        HostCompilerNotFoundError: none of them is there, or it does not run.
+        HostCompilerNotFoundError: none of them exists, or it does not run.
     """
     env = os.environ if env is None else env
     chosen = env.get("CXX", "").strip()
@@ -383,7 +383,7 @@ def _probe_host(command: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _find_cudart(directories: Iterable[str]) -> str:
-    """The CUDA runtime: the static library, else the shared one; the PyPI wheels have only that."""
+    """The CUDA runtime: the static library, else the shared one, as in the PyPI wheels."""
     directories = list(directories)
     for pattern in ("libcudart_static.a", "libcudart.so.[0-9]*", "libcudart.so"):
         for directory in directories:
@@ -403,9 +403,9 @@ def cudart_flags(nvcc: Nvcc) -> list[str]:
 def cxx_runtime_flags(host: HostCompiler) -> list[str]:
     """Linker flags for the C++ runtime that torch uses, the shared one.
 
-    A compiler that is set up to link its own statically would bring a second copy into the
-    process, whose streams and locales do not work beside the first. The archive that the compiler
-    names after these flags then has nothing left to add.
+    A compiler that links its own runtime statically would bring a second copy into the process,
+    whose streams and locales conflict with the first. With these flags in front, the compiler's
+    archive has nothing to add.
     """
     if "clang" in host.version:
         return []
@@ -419,8 +419,8 @@ def cxx_runtime_flags(host: HostCompiler) -> list[str]:
 def preload_runtime(soname: str | None, nvcc: Nvcc | None) -> None:
     """Load a shared CUDA runtime, so that libraries linked to ``soname`` find it.
 
-    A build may come from an environment that is gone, and the path in it with it; or from a
-    bundle, and there is no compiler. A static runtime is in the library itself.
+    A build may come from an environment that no longer exists, or from a bundle on a machine
+    without a compiler. A static runtime is part of the library.
     """
     if not soname or ".so" not in soname:
         return
@@ -435,7 +435,7 @@ def preload_runtime(soname: str | None, nvcc: Nvcc | None) -> None:
 
 
 def find_ninja() -> tuple[str | None, str]:
-    """The ninja that torch's linking uses, and where it is from; ``(None, "")`` without one."""
+    """The ninja that torch links with, and its origin; ``(None, "")`` without one."""
     if path := shutil.which("ninja"):
         return path, "on PATH"
     with contextlib.suppress(ImportError):

@@ -1,7 +1,7 @@
 """The torch that modules are built against, without importing it.
 
-Importing torch takes a second or two, which is longer than all else that looking into the cache
-takes; so what is asked of it here is read from its files where it is not imported already.
+Importing torch takes a second or two, longer than the rest of a cache lookup. So if it is not
+imported yet, its properties are read from its files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def torch_release(version: str) -> tuple[int, ...]:
 
 
 class TorchInstall(NamedTuple):
-    """A torch: its package directory, and what a compiled module is bound to."""
+    """A torch: its package directory, and what a compiled module depends on."""
 
     directory: str
     version: str
@@ -40,13 +40,13 @@ class TorchInstall(NamedTuple):
 
     @property
     def include_dirs(self) -> tuple[str, ...]:
-        """Where its headers are (as ``torch.utils.cpp_extension.include_paths`` says)."""
+        """Its include directories, as from ``torch.utils.cpp_extension.include_paths``."""
         base = os.path.join(self.directory, "include")
         return (base, os.path.join(base, "torch", "csrc", "api", "include"))
 
     @property
     def library_dir(self) -> str:
-        """Where its shared libraries are."""
+        """The directory of its shared libraries."""
         return os.path.join(self.directory, "lib")
 
 
@@ -54,7 +54,7 @@ def torch_install() -> TorchInstall:
     """The torch that ``import torch`` gives.
 
     Raises:
-        LoaderError: there is none, or not a whole one.
+        LoaderError: torch is missing or incomplete.
     """
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "_C") and hasattr(torch, "version"):
@@ -85,7 +85,7 @@ def torch_install() -> TorchInstall:
 
 
 def _uses_cxx11_abi(library: str) -> bool:
-    """Whether the strings in the interface of a library are those of the newer C++ ABI."""
+    """Whether a library's interface uses the strings of the newer C++ ABI."""
     with (
         open(library, "rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as contents,

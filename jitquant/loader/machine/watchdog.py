@@ -1,4 +1,4 @@
-"""Ends the compilers of a process that was killed, which that process cannot do itself."""
+"""Terminates the compilers of a process that was killed, which it cannot do itself."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ for one in $groups; do kill -s KILL -- "-$one"; done
 
 
 class Watchdog:
-    """Within the block a shell waits for the end of this process, and kills what was started.
+    """Within the block, a shell waits for the end of this process and kills its compilers.
 
-    A death signal of the kernel's would come with the end of the thread that builds, and would not
-    reach what a compiler has started. If there is no shell, nothing is watched.
+    A parent-death signal would arrive when the building thread ends, and would not reach processes
+    that a compiler has started. Without a shell, nothing is watched.
     """
 
     def __enter__(self) -> Watchdog:
@@ -57,11 +57,11 @@ class Watchdog:
             self._shell.wait()
 
     def started(self, group: int) -> None:
-        """A process group that is to end with this process."""
+        """Registers a process group to be killed if this process dies."""
         self._tell(f"start {group}")
 
     def ended(self, group: int) -> None:
-        """It has ended by itself; its number may become another's."""
+        """Unregisters a group that has ended; its number may be reused."""
         self._tell(f"end {group}")
 
     def _tell(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""``backend="nvrtc"``: from a request to kernels, compiled as the files are now."""
+"""``backend="nvrtc"``: from a request to kernels, compiled from the current files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _HINT = (
 
 
 class DeviceLoader:
-    """Compiles and remembers the modules of ``backend="nvrtc"`` for one loader.
+    """Compiles and caches the modules of ``backend="nvrtc"`` for one loader.
 
-    NVRTC takes a fraction of a second, so nothing is kept on disk.
+    NVRTC takes a fraction of a second, so nothing is stored on disk.
 
     Args:
         look_up: the files and architectures of a request.
-        reloads: whether edits of these files are looked for.
-        check_may_build: raises where nothing may be compiled.
+        reloads: whether edits of these files are detected.
+        check_may_build: raises if nothing may be compiled.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DeviceLoader:
         self._latest: dict[Request, tuple[DeviceModule, bool]] = {}
 
     def get(self, request: Request, *, frozen: bool, capturing: bool) -> DeviceModule:
-        """The module of ``request`` as its files are now.
+        """The module of ``request``, compiled from its current files.
 
         Raises:
             ValueError: not one ``.cu``, or several architectures.
@@ -119,7 +119,7 @@ class DeviceLoader:
 
 
 class _Unit(NamedTuple):
-    """What is compiled, with the key of everything that it can read."""
+    """A source, with the key of everything that it can include."""
 
     wanted: Wanted
     source: str
@@ -159,7 +159,7 @@ def _compile(unit: _Unit, expressions: Sequence[str]) -> Cubin:
 
 
 def _read_by(source: str, options: Sequence[str]) -> dict[str, str]:
-    """The digest of each file that ``source`` could include, by path: NVRTC does not tell.
+    """The digest of each file that ``source`` could include, by path; NVRTC does not list them.
 
     Raises:
         ValueError: a macro names the file to include, which only a compiler can follow.

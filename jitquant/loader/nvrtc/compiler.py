@@ -37,7 +37,7 @@ _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,\[]*(?:\[(\d+
 
 
 class NvrtcFailure(Exception):  # noqa: N818
-    """The source does not compile; ``log`` is what NVRTC said, ``code`` its result."""
+    """The source does not compile; ``log`` is NVRTC's output, ``code`` its result."""
 
     def __init__(self, log: str, code: int) -> None:
         super().__init__(log)
@@ -101,7 +101,7 @@ def compile_cubin(
 
 
 def parameters_of(ptx: str) -> dict[str, tuple[Parameter, ...]]:
-    """What each kernel in ``ptx`` takes, by symbol."""
+    """The parameters of each kernel in ``ptx``, by symbol."""
     return {
         symbol: tuple(
             Parameter(kind, int(count) if count else int(re.sub(r"\D", "", kind)) // 8)

@@ -1,4 +1,4 @@
-"""What ``backend="nvrtc"`` returns: kernels to launch by hand, on torch tensors and CuPy arrays."""
+"""Kernels compiled by ``backend="nvrtc"``, launched directly on torch tensors and CuPy arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .compiler import Parameter
 
 
 class Kernel(NamedTuple):
-    """A kernel in a cubin: its symbol there, and what it takes."""
+    """A kernel in a cubin: its symbol and its parameters."""
 
     symbol: str
     parameters: tuple[Parameter, ...]
@@ -32,18 +32,18 @@ class Cubin:
 class DeviceKernel:
     """A kernel; ``kernel[grid, block](...)`` launches it.
 
-    ``grid`` and ``block`` are integers or tuples of up to three; a third and a fourth item are the
-    bytes of dynamic shared memory and the stream: ``kernel[grid, block, shared, stream]``. The
-    stream is torch's current one if it is left out (CuPy's, if there are only CuPy arrays).
+    ``grid`` and ``block`` are integers or tuples of up to three. Optional third and fourth items
+    are the bytes of dynamic shared memory and the stream: ``kernel[grid, block, shared, stream]``.
+    The default is torch's current stream (CuPy's, if there are only CuPy arrays).
 
-    Arguments are CUDA tensors of torch, CuPy arrays or anything else with
-    ``__cuda_array_interface__`` (the kernel gets the pointer, whatever the dtype), numbers, which
-    are given the parameter's own size, and for a struct something of its size with a buffer.
+    Arguments are CUDA tensors, CuPy arrays or other objects with ``__cuda_array_interface__`` (the
+    kernel gets the pointer, whatever the dtype), numbers, which are converted to the parameter's
+    size, and, for a struct, an object with a buffer of its size.
 
     Attributes:
-        name: the name it was asked for by.
+        name: the name it was requested by.
         symbol: its name in the cubin.
-        parameters: what it takes, as :class:`Parameter`.
+        parameters: its parameters, as :class:`Parameter`.
     """
 
     def __init__(self, name: str, cubin: Cubin, launch: Launch | None = None) -> None:
@@ -126,7 +126,7 @@ def _triple(name: str, value: Any) -> tuple[int, int, int]:
 
 
 def _value(what: str, argument: Any, parameter: Parameter, device: _Device) -> Any:
-    """The NumPy scalar that a parameter is given."""
+    """The NumPy scalar to pass for a parameter."""
     import numpy as np
     import torch
 
@@ -171,13 +171,13 @@ def _value(what: str, argument: Any, parameter: Parameter, device: _Device) -> A
 class DeviceModule:
     """The kernels of one source, compiled by NVRTC.
 
-    A kernel that is not a template is an attribute, by its name without namespaces; any kernel,
-    also of a header, is had from :meth:`kernel`.
+    A kernel that is not a template is an attribute, named without namespaces. :meth:`kernel`
+    returns any kernel, also of a header.
 
     Attributes:
         name: the module's name.
         arch: the architecture.
-        key: stands for the sources, headers and options that it was compiled from.
+        key: a hash of the sources, headers and options that it was compiled from.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class DeviceModule:
     def kernel(self, expression: str) -> DeviceKernel:
         """A kernel by a C++ name expression, such as ``"scale<__nv_bfloat16, 4>"``.
 
-        An instance of a template is compiled when it is first asked for.
+        An instance of a template is compiled on first use.
 
         Raises:
             CompileError: there is no such kernel, or it does not compile.

@@ -1,3 +1,3 @@
-"""What is asked for: sources, flags, architectures, and the level-1 key that they make."""
+"""Requests: sources, flags, architectures, and the level-1 key made from them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command that builds a request, for an error that has to name one."""
+"""The command that builds a request, for error messages."""
 
 from __future__ import annotations
 

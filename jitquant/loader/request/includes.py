@@ -1,8 +1,8 @@
-"""Where the names that were included are looked for, and what would be found first now.
+"""Where included names are searched, and what would be found first now.
 
-A header that appears on the include path before the one that was read shadows it, although no
-file that was read has changed. So a build remembers, for each name that it included, the places
-that were looked into first; a name that ``__has_include`` asks for counts even if it is nowhere.
+A new header that comes earlier on the include path shadows the one that was read, although no
+file that was read has changed. So a build stores, for each name that it included, the directories
+that were searched first. Names in ``__has_include`` count even if they do not exist.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ASKED = re.compile(rb"__has_include(?:_next)?[ \t]*\([ \t]*([\"<])([^\">\n]+)[\
 
 
 class IncludePath(NamedTuple):
-    """The directories that one compiler command looks through, in this order.
+    """The search directories of one compiler command, in order.
 
-    The directory of the including file, which comes first for ``"..."``, is not among them.
+    Without the directory of the including file, which comes first for ``"..."``.
     """
 
     quoted: tuple[str, ...] = ()
@@ -34,14 +34,14 @@ class IncludePath(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """Names, and in how many of the first of these places each was looked for."""
+    """Names, and in how many of the first directories each was searched."""
 
     places: list[str]
     names: dict[str, int]
 
 
 class Unit(NamedTuple):
-    """A source that was compiled, what was read for it, and where its includes were looked for."""
+    """A compiled source, the files that were read for it, and its search directories."""
 
     source: str
     read: tuple[str, ...]
@@ -52,7 +52,7 @@ _Identity = tuple[int, int]
 
 
 def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
-    """What the compilers of ``units`` looked for, and where."""
+    """The names that the compilers of ``units`` searched, and where."""
     texts: dict[str, list[_Include]] = {}
     found: list[Searched] = []
     for unit in units:
@@ -91,7 +91,7 @@ def _included_by(file: str) -> Iterator[_Include]:
 
 
 class _Search:
-    """How far each name was looked for, by the order of the places and by what was read."""
+    """How far each name was searched, by the order of directories and the files that were read."""
 
     def __init__(self, unit: Unit) -> None:
         self._places = list(dict.fromkeys((*unit.path.quoted, *unit.path.bracketed)))
@@ -133,7 +133,7 @@ class _Search:
                     self._names[path[len(prefix) :]] = depth
 
     def _depth(self, include: _Include) -> int | None:
-        """In how many places the name was looked for before it was found."""
+        """In how many directories the name was searched before it was found."""
         last: int | None = None
         for depth, place in enumerate(self._places):
             found = self._find(place, include.name)
@@ -166,7 +166,7 @@ def _identity(path: str) -> _Identity | None:
 
 
 class Visible(NamedTuple):
-    """Which names are where they were looked for, and the directories that tell so."""
+    """Which names exist where they were searched, and the directories that determine this."""
 
     names: list[str]
     directories: dict[str, Signature | None]
@@ -175,9 +175,9 @@ class Visible(NamedTuple):
 def visible_now(
     searched: Iterable[Searched], roots: Roots, counts: Callable[[str], bool] = lambda place: True
 ) -> Visible:
-    """What of ``searched`` is there now; ``counts`` says which places matter.
+    """Which names in ``searched`` exist now; ``counts`` says which directories matter.
 
-    Each directory is listed once; only in one that holds the first part of a name is looked for it.
+    Each directory is listed once. A name is only searched where its first part exists.
     """
     names_now: set[str] = set()
     told: dict[str, Signature | None] = {}
@@ -204,9 +204,9 @@ def visible_now(
 
 
 def _look_at(directory: str, told: dict[str, Signature | None]) -> bool:
-    """Whether there is such a directory; its signature, or that of one above it, goes to ``told``.
+    """Whether the directory exists; its signature, or that of a parent, goes to ``told``.
 
-    That comes before its contents are looked at: what changes in between is seen later.
+    This precedes reading its contents, so that a change in between is detected later.
     """
     wanted = directory
     while directory not in told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-#: Grows when what a key is made from changes, or what an entry below it says.
+#: Incremented when the inputs of a key change, or the meaning of its entry.
 SCHEMA = 3
 
 

@@ -1,4 +1,4 @@
-"""What a request means here and now: files, flags, compilers, and the level-1 key."""
+"""Resolves a request: files, flags, compilers, and the level-1 key."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """A request with its files looked up, before any compiler is.
+    """A request with resolved files, but without compilers.
 
-    ``inputs`` is the readable form of what a build of it depends on; ``roots`` name its headers.
+    ``inputs`` is the readable form of what its build depends on; ``roots`` name its headers.
     """
 
     request: Request
@@ -112,9 +112,9 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Plan(Wanted):
-    """What is wanted and the compilers for it; ``inputs`` has them, and hashes to ``level1``.
+    """A request with files and compilers; ``inputs`` contains both, and hashes to ``level1``.
 
-    ``bindings`` are those to generate, for the sources that export launchers.
+    ``bindings`` are to be generated, for the sources that export launchers.
     """
 
     nvcc: Nvcc | None
@@ -126,7 +126,7 @@ class Plan(Wanted):
 
 
 def check_flags(cuda_flags: tuple[str, ...]) -> None:
-    """Refuse flags of nvcc that would work against the loader's own.
+    """Reject nvcc flags that conflict with the loader's own.
 
     Raises:
         ValueError: a flag that selects an architecture, or separate device compilation.
@@ -147,12 +147,12 @@ def check_flags(cuda_flags: tuple[str, ...]) -> None:
 
 
 def check_paths(sources: tuple[str, ...], include_dirs: tuple[str, ...]) -> None:
-    """Refuse paths that a compiler would read as something else.
+    """Reject paths that a compiler would misread.
 
-    nvcc passes the paths on through a shell, within double quotes.
+    nvcc passes paths on through a shell, in double quotes.
 
     Raises:
-        ValueError: the path of a source or of an include directory holds such a character.
+        ValueError: the path of a source or of an include directory contains such a character.
     """
     has_cuda = any(path.lower().endswith(CUDA_SUFFIXES) for path in sources)
     refused = '\\\n"$`' if has_cuda else "\\\n"
@@ -168,10 +168,9 @@ def check_paths(sources: tuple[str, ...], include_dirs: tuple[str, ...]) -> None
 
 
 def wheel_include_dirs() -> tuple[str, ...]:
-    """Headers of the CUDA libraries that a CUDA build of torch brings from PyPI.
+    """Headers of the CUDA libraries that a CUDA build of torch installs from PyPI.
 
-    torch's own headers include cublas, cusparse and cusolver, which a toolkit made for compiling
-    alone does not have.
+    torch's own headers include cublas, cusparse and cusolver, which a minimal toolkit lacks.
     """
     return tuple(
         directory
@@ -223,7 +222,7 @@ def all_flags(request: Request, env: Mapping[str, str]) -> list[str]:
 
 
 def _flag_dirs(request: Request, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The directories that flags and variables add to a search, and those of files they name."""
+    """The search directories that flags and variables add, and those of files they name."""
     named = named_by(all_flags(request, env))
     words = [word for flag in named.words for word in flag.split(",")]
     found = list(_DIRECTORY_FLAG.findall("\0".join(["", *words, ""])))
@@ -317,7 +316,7 @@ def look_up(
 
 
 def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) -> Plan:
-    """Find the compilers for what is wanted; compiles nothing.
+    """Find the compilers for a request. Compiles nothing.
 
     Raises:
         NvccNotFoundError, HostCompilerNotFoundError, UnsupportedArchError: as their names say.
@@ -365,7 +364,7 @@ def _bindings_of(wanted: Wanted) -> tuple[Binding, ...]:
 
 
 def _described(nvcc: Nvcc) -> str:
-    """The version, and what stands before the compiler: it may have its own flags."""
+    """The version, and a wrapper's digest, because it may add flags."""
     wrapper = f" through a wrapper {nvcc.wrapper[:12]}" if nvcc.wrapper else ""
     return f"{nvcc.version}{wrapper}"
 

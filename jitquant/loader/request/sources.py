@@ -1,8 +1,8 @@
-"""Source files: which are meant, what they contain, which headers they read.
+"""Source files: how names are resolved, their contents, and the headers that they include.
 
-A header is named relative to the directory through which it was found (``inc0/k.cuh`` for the
-first include directory, ``src0/k.cuh`` beside the first source, ``lib/fp8/k.cuh`` for the
-project's own, ``=cuda/...`` for the toolkit's), so that the same tree elsewhere has the same names.
+A header is named relative to the directory where it was found (``inc0/k.cuh`` for the first
+include directory, ``src0/k.cuh`` next to the first source, ``lib/fp8/k.cuh`` for the project's
+own, ``=cuda/...`` for the toolkit's), so that the same tree elsewhere has the same names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Signatures = tuple[tuple[str, Signature | None], ...]
 
 
 class Watched(NamedTuple):
-    """What must stay as it is: of the caller and the project, and of compilers and toolkits."""
+    """Files that must not change: of the caller and the project, and of compilers and toolkits."""
 
     own: Signatures
     installed: Signatures = ()
@@ -81,7 +81,7 @@ def as_strings(value: object, argument: str, example: str) -> tuple[str, ...]:
 
 
 def kernel_files(kernels_dir: Path) -> dict[str, Path]:
-    """The kernels in ``kernels_dir`` and its folders, by the names that their modules have."""
+    """The kernels in ``kernels_dir`` and its folders, by module name."""
     found = {path.stem: path for path in sorted(kernels_dir.glob("*/*.cu"), reverse=True)}
     found |= {path.stem: path for path in kernels_dir.glob("*.cu")}
     return dict(sorted(found.items()))
@@ -93,7 +93,7 @@ def kernel_names(kernels_dir: Path) -> list[str]:
 
 
 def _of_project(name: str, kernels_dir: Path) -> str:
-    """Where the project's file ``name`` is: in ``kernels_dir``, or in one of its folders."""
+    """The path of the project's file ``name``, in ``kernels_dir`` or one of its folders."""
     path = os.path.join(kernels_dir, name)
     if os.path.isfile(path):
         return path
@@ -106,16 +106,16 @@ def _of_project(name: str, kernels_dir: Path) -> str:
 
 
 def resolve_sources(sources: Sequence[object], kernels_dir: Path) -> tuple[str, ...]:
-    """Absolute paths of ``sources``, with the binding of each kernel where none was named.
+    """Absolute paths of ``sources``, with the binding of each kernel unless one is given.
 
     A bare file name is looked up in ``kernels_dir`` and its folders; a :class:`~pathlib.Path`, or a
-    string with a directory part, is the caller's own file. ``bindings/k.cpp`` beside ``k.cu`` is
-    added unless a C++ source was named; for a kernel in a folder of ``kernels_dir``, also the one
+    string with a directory part, is the caller's own file. ``bindings/k.cpp`` next to ``k.cu`` is
+    added unless a C++ source is given; for a kernel in a folder of ``kernels_dir``, also the one
     in ``kernels_dir`` itself.
 
     Raises:
-        FileNotFoundError: a source does not exist; near names are listed.
-        ValueError: no source, a directory, a name twice, or a suffix that is not compiled.
+        FileNotFoundError: a source does not exist; similar names are listed.
+        ValueError: no source, a directory, a duplicate name, or an unknown suffix.
         TypeError: an item is neither a string nor a path.
     """
     resolved: list[str] = []
@@ -174,10 +174,10 @@ def _missing(text: str, path: str, bare: bool, kernels_dir: Path) -> str:
 
 
 class FileState(NamedTuple):
-    """Digest of a file, with the ``stat`` that tells whether it is still that file.
+    """Digest of a file, with a ``stat`` signature to detect changes.
 
-    ``signature`` is ``None`` while the file is so fresh that another change could leave the same
-    signature behind; it then has to be read again.
+    ``signature`` is ``None`` while the file is so new that another change could have the same
+    signature; then it has to be read again.
     """
 
     digest: str
@@ -185,22 +185,22 @@ class FileState(NamedTuple):
 
 
 def signature_of(status: os.stat_result) -> Signature:
-    """What of a ``stat`` changes whenever the file does."""
+    """The fields of a ``stat`` that change whenever the file does."""
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
 
 
 def settled(status: os.stat_result, now_ns: int) -> bool:
-    """Whether a change after ``now_ns`` would be seen in the signature of ``status``."""
+    """Whether a change after ``now_ns`` would change the signature of ``status``."""
     latest = max(status.st_mtime_ns, status.st_ctime_ns)
     window = _RACY_COARSE_NS if latest % 1_000_000_000 == 0 else _RACY_NS
     return latest < now_ns - window
 
 
 class FileHasher:
-    """SHA-256 of files, remembered as long as their ``stat`` stays the same.
+    """SHA-256 of files, cached while their ``stat`` stays the same.
 
-    A build reads hundreds of headers, mostly of compilers and toolkits. So what is known goes to
-    the file that :meth:`attach` names, and comes from there in the next process.
+    A build reads hundreds of headers, mostly of compilers and toolkits. So digests are also stored
+    in the directory that :meth:`attach` names, for the next process.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class FileHasher:
         self._learned = False
 
     def attach(self, directory: Path | None) -> None:
-        """Keep what is learned from now on in ``directory``."""
+        """Store digests in ``directory`` from now on."""
         if directory is not None and (self._file is None or self._file.parent != directory):
             self._file, self._kept, self._learned = directory / "files.json", None, False
 
@@ -272,7 +272,7 @@ class FileHasher:
         return self._kept
 
     def keep(self) -> None:
-        """Write down what has been learned since the last time."""
+        """Store the digests that are new since the last time."""
         if self._file is None or not self._learned:
             return
         self._learned = False
@@ -297,9 +297,9 @@ class FileHasher:
 
 
 class _Kept(NamedTuple):
-    """What is known, by path and by key, as it is written down.
+    """The stored digests, by path and by key.
 
-    Strings alone, since thousands of tuples would set off the garbage collector.
+    Only strings, because thousands of tuples would trigger the garbage collector.
     """
 
     files: dict[str, str]
@@ -315,7 +315,7 @@ def _written_directories(known: Mapping[str, Signature]) -> str:
 
 
 class Roots:
-    """The directories that files are named after: the same tree elsewhere has the same names.
+    """The directories that file names are relative to: the same tree elsewhere has the same names.
 
     ``labels`` maps a label to a directory: of the caller or of the project, or, if the label begins
     with ``=``, of an installation (CUDA, torch, Python). Any other file is named by its path.
@@ -384,7 +384,7 @@ _PYTHON = (
 
 
 def exports_something(path: str) -> bool:
-    """Whether the source at ``path`` names JITQUANT_EXPORT, maybe in a comment only."""
+    """Whether the source at ``path`` contains JITQUANT_EXPORT, maybe only in a comment."""
     if not path.lower().endswith(CUDA_SUFFIXES):
         return False
     with open(path, "rb") as stream:

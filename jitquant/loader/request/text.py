@@ -9,10 +9,10 @@ from .sources import CUDA_SUFFIXES, CXX_SUFFIXES
 
 @dataclass(frozen=True)
 class Source:
-    """The text of a source, in place of a file: for a notebook, or a kernel that a program writes.
+    """The text of a source instead of a file: for a notebook, or for generated kernels.
 
-    It is kept as a file of the cache, which the compilers' messages and a debugger name. What it
-    includes is searched for in ``include_dirs``, not in the working directory.
+    It is stored as a file in the cache, which compiler messages and debuggers refer to. Its
+    includes are searched in ``include_dirs``, not in the working directory.
 
     Attributes:
         text: CUDA or C++.
@@ -20,7 +20,7 @@ class Source:
 
     Raises:
         TypeError: the text is not a string.
-        ValueError: a suffix that is not compiled.
+        ValueError: the suffix is neither of these.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Which modules a run has used: noted by each process, gathered into a manifest.
+"""The modules that a run has used: recorded by each process, collected in a manifest.
 
 A manifest is JSON, with paths below its own directory relative to it::
 
@@ -25,7 +25,7 @@ FORMAT = 1
 
 
 def note_use(request: Request, built_for: Sequence[str]) -> None:
-    """Add a line on a module that was just loaded, if ``JITQUANT_RECORD`` names a file.
+    """Record a module that was just loaded, if ``JITQUANT_RECORD`` names a file.
 
     Raises:
         LoaderError: it cannot be written.
@@ -63,7 +63,7 @@ def note_use(request: Request, built_for: Sequence[str]) -> None:
 
 
 def write_manifest(notes: Path, manifest: Path) -> list[str]:
-    """Gather the lines of ``notes`` into ``manifest``; the names of the modules in it.
+    """Collect the lines of ``notes`` in ``manifest``. Returns the names of its modules.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -86,11 +86,11 @@ def read_manifest(manifest: Path, *, as_built: bool) -> dict[str, Request]:
     """The requests in ``manifest``, each under its name; a second one of a name as ``"name (2)"``.
 
     Args:
-        as_built: whether each asks for the architectures that the run had; else for those that
-            the caller gave, which are mostly those of the machine.
+        as_built: whether to request the architectures of that run; otherwise those that the caller
+            passed, usually those of the machine.
 
     Raises:
-        ValueError: it is not such a file.
+        ValueError: the file is not a manifest.
         OSError: it cannot be read.
     """
     root = os.path.dirname(os.path.abspath(manifest))

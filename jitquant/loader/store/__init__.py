@@ -1,3 +1,3 @@
-"""Builds on disk: the cache, bundles, and which build is the one that is asked for."""
+"""Builds on disk: the cache, bundles, and which build matches a request."""
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Layout::
     manifest.json                                what is in it, and what it was built for
     entries/<level-1 key>/<level-2 key>/         as in the cache: entry.json and the library
 
-A bundle is never written to by who uses it. ``JITQUANT_BUNDLES`` lists the directories to look in.
+Users of a bundle never write to it. ``JITQUANT_BUNDLES`` lists the directories to search.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .match import Build, match_entry
 from .trust import others_write
 
 MANIFEST = "manifest.json"
-#: Grows when an older jitquant could not read what a newer one writes.
+#: Incremented when older versions of jitquant cannot read the format of newer ones.
 FORMAT = 1
 _PLACE = re.compile(r"entries/[0-9a-f]{32}/[0-9a-f]{32}")
 _FILE = re.compile(r"\w+\.so")
@@ -72,7 +72,7 @@ class Bundle:
     builds: tuple[Bundled, ...]
 
     def entries(self, name: str) -> Iterator[tuple[Path, Entry | str]]:
-        """(directory, entry) of each build of the module ``name``, or what is wrong with it."""
+        """(directory, entry) of each build of the module ``name``, or why it is unusable."""
         for build in self.builds:
             if build.name != name:
                 continue
@@ -100,7 +100,7 @@ def open_bundle(path: Path) -> Bundle:
     """The bundle in the directory ``path``.
 
     Raises:
-        BundleError: it is none, one of a format that is not known here, or others can write to it.
+        BundleError: it is not a bundle, has an unknown format, or others can write to it.
     """
     try:
         refused = _writable(path) or _writable(path / MANIFEST)
@@ -132,7 +132,7 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
-    """What to watch if ``entry`` is what is wanted here, else why it is not."""
+    """What to watch if ``entry`` matches the request, otherwise why it does not."""
     reasons: list[str] = []
     had: dict[str, Any] = entry.inputs
     here = wanted.inputs
@@ -161,13 +161,13 @@ def fits(wanted: Wanted, hasher: FileHasher, entry: Entry) -> Watched | str:
 
 
 def _writable(place: Path) -> str:
-    """Why nothing is taken from a file or directory that others could have written to."""
+    """Why a file or directory is rejected, if others could have written to it."""
     why = others_write(os.stat(place))
     return f"{place} {why}. Run `chmod go-w {place}` if nobody did." if why else ""
 
 
 def open_library(directory: Path, entry: Entry) -> Hold | None:
-    """The library of a build, open, if it has the digest that it was built with."""
+    """The open library of a build, if it still has the digest from its build."""
     with contextlib.suppress(OSError):
         held = hold(directory / entry.library)
         if held is not None and held.sha256() == entry.library_sha256:
@@ -178,7 +178,7 @@ def open_library(directory: Path, entry: Entry) -> Hold | None:
 def search(
     paths: Iterable[Path], wanted: Wanted, hasher: FileHasher
 ) -> tuple[Build | None, list[str]]:
-    """The build of what is wanted in the bundles at ``paths``, and what speaks against others."""
+    """The requested build in the bundles at ``paths``, and why other builds do not fit."""
     refused: list[str] = []
     for path in paths:
         try:
@@ -204,10 +204,10 @@ def search(
 
 
 def check_free(directory: Path) -> None:
-    """Refuse a place for a bundle that is there and not empty.
+    """Reject a directory for a bundle that is not empty.
 
     Raises:
-        ValueError: it is.
+        ValueError: it is not empty.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(
@@ -216,10 +216,10 @@ def check_free(directory: Path) -> None:
 
 
 def write_bundle(builds: Sequence[tuple[Path, Entry]], directory: Path) -> Bundle:
-    """Copy ``builds`` (directory and entry of each) into a new bundle, which appears whole.
+    """Copy ``builds`` (directory and entry of each) to a new bundle, which appears atomically.
 
     Raises:
-        ValueError: there is nothing to put into it, or ``directory`` is there and not empty.
+        ValueError: ``builds`` is empty, or ``directory`` exists and is not empty.
         OSError: a file cannot be written.
     """
     if not builds:
@@ -274,7 +274,7 @@ def write_bundle(builds: Sequence[tuple[Path, Entry]], directory: Path) -> Bundl
 
 
 def _libc_runs(built: str, here: str) -> bool:
-    """Whether a library linked with one C library runs with another: one no older, of the kind."""
+    """Whether a library linked with one C library runs with another: same kind, not older."""
     (name, _, version), (other, _, present) = built.partition("-"), here.partition("-")
     return name == other and _numbers(version) <= _numbers(present)
 

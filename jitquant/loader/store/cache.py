@@ -6,10 +6,10 @@ Layout below ``<cache>/v1``::
                                        /<name>.so
     staging/     a private directory for each build in progress; an entry is published by rename
     locks/       kernel locks (flock), taken on a miss only, and who holds them
-    last/        for each module name what its last build was made from
-    logs/        whole output of compilers that failed, the newest ones
-    texts/       sources that were given as text
-    toolchain/   what the compilers answered when asked for their version
+    last/        for each module name, the inputs of its last build
+    logs/        full output of failed compilers, the newest ones
+    texts/       sources passed as text
+    toolchain/   versions of compilers
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ..request.key import SCHEMA, digest_of
 from .hold import Hold, hold
 from .trust import GROUP, doubt, others_write, shared_group
 
-#: Grows when the directories do not mean what they did.
+#: Incremented when the directory layout changes.
 _LAYOUT = "v1"
 _SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "texts", "toolchain")
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
@@ -62,11 +62,11 @@ BUNDLES = "JITQUANT_BUNDLES"
 
 @dataclass
 class Entry:
-    """One published build: what it was made from and what came out.
+    """One published build: its inputs and outputs.
 
-    ``inputs`` is everything of the level-1 key in readable form, ``headers`` maps the name of each
-    file read to its digest, ``searched`` says where else each name was looked for, and ``visible``
-    lists what was there though it was not read. ``ops`` are the operators that loading registers,
+    ``inputs`` is the level-1 key in readable form, ``headers`` maps the name of each file read to
+    its digest, ``searched`` says where else each name was searched, and ``visible`` lists files
+    that existed there but were not read. ``ops`` are the operators that loading registers,
     ``stable_abi`` is whether it runs with every torch from ``OLDEST_TORCH`` on.
     """
 
@@ -88,7 +88,7 @@ class Entry:
 
     @functools.cached_property
     def level2(self) -> str:
-        """The final key: level 1 and what the compiler read besides."""
+        """The final key: level 1 and everything else that the compiler read."""
         return digest_of(
             [self.schema, self.level1, self.headers, self.searched, self.visible, self.python_abi]
         )
@@ -120,7 +120,7 @@ class Entry:
 
 
 class Published(NamedTuple):
-    """An entry in its place, held there: the one given, or an equal one that was there before."""
+    """A published entry, held: the given one, or an equal one that existed before."""
 
     directory: Path
     entry: Entry
@@ -156,7 +156,7 @@ class Cache:
     # -- the directory itself ------------------------------------------------------------------
 
     def distrust(self) -> str:
-        """Why nothing may be loaded from here, with the way out; ``""`` if it may.
+        """Why nothing may be loaded from here, and how to fix it; ``""`` if it may.
 
         Raises:
             ValueError: ``JITQUANT_CACHE_GROUP`` names no group.
@@ -178,7 +178,7 @@ class Cache:
         return ""
 
     def check(self) -> bool:
-        """Whether the directory exists; refuses one that somebody else could write to.
+        """Whether the directory exists. Rejects one that others can write to.
 
         Raises:
             CacheError: not a directory, of another owner, writable by others, or not readable.
@@ -200,7 +200,7 @@ class Cache:
         return True
 
     def _check_readable(self) -> None:
-        """Refuse a directory, such as one of root's, whose builds this process would never see."""
+        """Reject a directory, such as one of root, whose builds this process cannot read."""
         for directory in (self.root, self.base, self.base / "entries"):
             try:
                 os.scandir(directory).close()
@@ -210,7 +210,7 @@ class Cache:
                 raise self.unreadable(directory, error) from error
 
     def prepare(self) -> bool:
-        """Create what is missing; ``False`` where the directory cannot be written to."""
+        """Create what is missing; ``False`` if the directory is not writable."""
         try:
             if not self.check():
                 self._group = shared_group()
@@ -227,7 +227,7 @@ class Cache:
             raise self.explain_os_error(error) from error
 
     def make_directory(self, directory: Path) -> None:
-        """Make a directory of the cache, unless it is there: private, or of the sharing group."""
+        """Create a directory of the cache if it is missing: private, or of the sharing group."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
             self._give_mode(directory)
@@ -238,7 +238,7 @@ class Cache:
         os.chmod(directory, 0o700 if self._group is None else 0o2770)
 
     def explain_os_error(self, error: OSError) -> CacheError:
-        """``error`` in terms of the cache directory, with the way out."""
+        """``error`` as an error about the cache directory, with how to fix it."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return CacheError(
                 f"no space left for the build in {self.root} ({error.strerror}). Free some, or "
@@ -247,7 +247,7 @@ class Cache:
         return CacheError(f"cache directory {self.root}: {error}. {_CHOOSE_ANOTHER}")
 
     def unreadable(self, path: Path, error: OSError) -> CacheError:
-        """The error for a part of the cache that is there and that ``error`` keeps from reading."""
+        """The error for a part of the cache that exists but cannot be read because of ``error``."""
         if error.errno in (errno.EACCES, errno.EPERM):
             way_out = (
                 f"Run `chmod -R a+rX {self.root}` as its owner, or set JITQUANT_CACHE_DIR to a "
@@ -272,7 +272,7 @@ class Cache:
         return self._temporary is not None
 
     def temporary(self) -> Cache:
-        """A private cache for this process, used where this one cannot be written to.
+        """A private cache for this process, used if this one is not writable.
 
         Raises:
             CacheError: there is no writable temporary directory either.
@@ -341,10 +341,10 @@ class Cache:
             return Entry.from_json(stream.read())
 
     def open_library(self, directory: Path, entry: Entry) -> Hold | None:
-        """The library of an entry, held, if it has the digest that it was published with.
+        """The library of an entry, held, if it still has the digest that it was published with.
 
-        ``None`` if it has not, or is just being removed. What is loaded has to be the file that is
-        open, since another may have its name by then.
+        ``None`` if it does not, or is being removed. Load the open file itself, because its name
+        may lead to another file by then.
 
         Raises:
             CacheError: the system refuses to read what may well be good.
@@ -371,7 +371,7 @@ class Cache:
         return held
 
     def set_aside(self, directory: Path, why: str) -> None:
-        """Take a damaged entry out of the way, with a warning; one just removed is not damaged."""
+        """Move a damaged entry away, with a warning. One that was just removed is not damaged."""
         if not directory.exists():
             return
         warnings.warn(
@@ -385,13 +385,13 @@ class Cache:
             shutil.rmtree(aside, ignore_errors=True)
 
     def publish(self, staged: Path, entry: Entry) -> Published:
-        """Give a finished entry its place by one rename; an equal one already there is kept.
+        """Publish a finished entry by one rename; an equal existing one is kept.
 
-        It is held before it is there, so nobody can remove it before it is used.
+        It is held before it is published, so nobody can remove it before it is used.
 
         Raises:
             CacheError: the file system refuses.
-            DamagedEntryError: a damaged entry is in the way and cannot be moved.
+            DamagedEntryError: a damaged entry exists there and cannot be moved.
         """
         target = self.entry_directory(entry.level1, entry.level2)
         ours = None
@@ -426,7 +426,7 @@ class Cache:
         )
 
     def remember_last(self, entry: Entry) -> None:
-        """Keep what the newest build of a module was made from, to say later what changed."""
+        """Store the inputs of a module's newest build, to report later what changed."""
         path = self.base / "last" / f"{entry.name}.json"
         temporary = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
         with contextlib.suppress(OSError):
@@ -435,7 +435,7 @@ class Cache:
             os.replace(temporary, path)
 
     def last(self, name: str) -> dict[str, Any] | None:
-        """What the newest build of a module was made from, if that is known."""
+        """The inputs of a module's newest build, if they are known."""
         try:
             record = json.loads((self.base / "last" / f"{name}.json").read_bytes())
         except (OSError, ValueError):
@@ -446,7 +446,7 @@ class Cache:
 
     @contextlib.contextmanager
     def staging(self, level1: str, locked: bool) -> Iterator[Path]:
-        """A private directory for one build, gone at the end.
+        """A private directory for one build, removed at the end.
 
         Raises:
             CacheError: the disk fails, or somebody removes the directory during the build.
@@ -474,11 +474,11 @@ class Cache:
             shutil.rmtree(path, ignore_errors=True)
 
     def sweep(self, level1: str | None) -> None:
-        """Remove what dead builders left.
+        """Remove leftovers of dead builders.
 
-        Whoever holds the lock of ``level1`` knows that the builders of this machine that held it
-        are gone. Another machine's lock may not reach here (NFS with local locks), so what is
-        staged there goes by age alone, as everything does for a ``level1`` of ``None``.
+        The holder of the lock of ``level1`` knows that earlier holders on this machine are gone.
+        Locks of other machines may not be visible here (NFS with local locks), so their staging
+        directories are removed only by age, as everything is if ``level1`` is ``None``.
         """
         staging = self.base / "staging"
         with contextlib.suppress(OSError):
@@ -496,7 +496,7 @@ class Cache:
                         path.unlink()
 
     def write_log(self, name: str, text: str) -> Path | None:
-        """Keep the output of a failed command; the oldest logs go."""
+        """Store the output of a failed command, and remove the oldest logs."""
         directory = self.base / "logs"
         path = directory / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}.log"
         try:
@@ -519,10 +519,9 @@ class Cache:
     ) -> Iterator[bool]:
         """Hold the build lock of a key; yields ``False`` on a file system without locks.
 
-        The lock is the kernel's, so it goes with the process that held it. ``on_wait`` is called
-        every ``beat`` seconds with who holds it and for how long this process has waited. Without
-        locks two processes may build the same thing; both publish by rename, so that is only
-        slower.
+        The lock is the kernel's, so it ends with the process that holds it. ``on_wait`` is called
+        every ``beat`` seconds with the holder and how long this process has waited. Without locks,
+        two processes may build the same module. Both publish by rename, so that is only slower.
 
         Raises:
             LockTimeoutError: the lock was not free within ``timeout`` seconds.
@@ -574,7 +573,7 @@ class Cache:
         return 0o600 if self._group is None else 0o660
 
     def builders(self) -> list[str]:
-        """Who holds build locks now, as far as this machine's kernel knows."""
+        """The holders of build locks, as far as this machine's kernel knows."""
         held: list[str] = []
         for path in sorted((self.base / "locks").glob("*.lock")):
             with contextlib.suppress(OSError), open(path, "rb") as stream:
@@ -604,12 +603,12 @@ _CHOOSE_ANOTHER = "Set JITQUANT_CACHE_DIR to a directory of your own."
 
 
 def _shard(level1: str) -> str:
-    """Locks are shared by the keys with the same three first digits: their number is bounded."""
+    """Keys with the same first three digits share a lock, which bounds the number of locks."""
     return level1[:3]
 
 
 def this_machine() -> str:
-    """This machine until it is started again: its processes see each other's locks."""
+    """Identifies this machine until it reboots: its processes see each other's locks."""
     boot = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
@@ -631,7 +630,7 @@ def _describe_owner(path: Path) -> str:
 
 
 def _lives(pid: str) -> bool:
-    """Whether there is a process ``pid`` here. Who writes from elsewhere writes again next time."""
+    """Whether process ``pid`` exists on this machine; other machines write again next time."""
     try:
         os.kill(int(pid), 0)
     except ValueError:

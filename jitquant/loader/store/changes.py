@@ -1,4 +1,4 @@
-"""What differs between the last build of a module and what is there now."""
+"""What has changed since the last build of a module."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that differs.
+    """One change.
 
     Attributes:
         kind: ``"source"``, ``"header"``, or what it is: ``"nvcc"``, ``"architectures"``, ...
         name: the file, as headers are named in the cache; ``""`` for what is not a file.
-        before, now: digests of a file, values of the rest; ``None`` for what is not there.
+        before, now: digests of a file, otherwise values; ``None`` if missing.
     """
 
     kind: str
@@ -47,9 +47,9 @@ class Change:
 def changes_since(
     last: Mapping[str, Any], inputs: Mapping[str, Any], headers: Mapping[str, str | None]
 ) -> list[Change]:
-    """What differs from what the last build of a module was made from.
+    """What has changed since the last build of a module.
 
-    ``headers`` maps the headers of the last build to the digests that they have now.
+    ``headers`` maps the headers of the last build to their current digests.
     """
     before: dict[str, Any] = last.get("inputs", {})
     old_sources = dict(map(tuple, before.get("sources", [])))

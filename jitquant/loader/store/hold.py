@@ -1,6 +1,6 @@
-"""Keeping a library while a process uses it: a shared lock on its file.
+"""Keeps a library while a process uses it, by a shared lock on its file.
 
-The lock is the kernel's and goes with the process, however that ends. A forked child shares it.
+The lock is the kernel's and ends with the process in any case. A forked child shares it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PATIENCE_SECONDS = 1.0
 
 
 class Hold:
-    """A library that is open, and in use until :meth:`release`.
+    """An open library, in use until :meth:`release`.
 
     After :meth:`keep` it is in use until the process ends.
     """
@@ -32,7 +32,7 @@ class Hold:
 
     @property
     def path(self) -> str:
-        """A path to the very file that is open, whatever has become of its name."""
+        """A path to the open file, even if it was renamed or removed."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def status(self) -> os.stat_result:
@@ -46,13 +46,13 @@ class Hold:
             return hashlib.sha256(stream.read()).hexdigest()
 
     def release(self) -> None:
-        """Use it no longer."""
+        """Stop using it."""
         if not self._released:
             self._released = True
             os.close(self.descriptor)
 
     def keep(self) -> None:
-        """Use it as long as the process lives, as a library that is loaded is used."""
+        """Use it as long as the process lives, as a loaded library has to be."""
         self._released = True
 
     def __del__(self) -> None:
@@ -60,7 +60,7 @@ class Hold:
 
 
 def hold(library: Path) -> Hold | None:
-    """Keep ``library`` from being removed; ``None`` if it just is.
+    """Keep ``library`` from being removed; ``None`` if that is too late.
 
     On a file system without locks nothing is held, and nothing is removed either (:func:`unused`).
 
@@ -85,7 +85,7 @@ def hold(library: Path) -> Hold | None:
 
 
 def has_locks(directory: Path) -> bool:
-    """Whether the file system of ``directory`` has the locks that this needs."""
+    """Whether the file system of ``directory`` supports these locks."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -109,9 +109,9 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def unused(library: Path) -> Iterator[bool]:
-    """Whether no process uses ``library``, and none can begin to within the block.
+    """Whether no process uses ``library``, nor can start to use it within the block.
 
-    ``False`` too where that cannot be told.
+    Also ``False`` if that is unknown.
     """
     try:
         try:

@@ -1,4 +1,4 @@
-"""Whether a cached build is one of what the files say now, and taking it."""
+"""Whether a cached build matches the current files, and opening it."""
 
 from __future__ import annotations
 

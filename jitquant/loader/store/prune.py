@@ -1,4 +1,4 @@
-"""Looking into the cache and making it smaller, without taking anything from a live process."""
+"""Lists and shrinks the cache, without removing anything that a live process uses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was removed, and what was kept only because a live process uses it."""
+    """What was removed, and what was kept because a live process uses it."""
 
     removed: list[Stored]
     in_use: list[Stored]
@@ -59,14 +59,14 @@ def stored(cache: Cache) -> list[Stored]:
 def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None = None) -> Pruned:
     """Remove builds: those not used for ``older_than`` seconds, then the least recently used ones.
 
-    What a live process has loaded stays. What dead builders left goes too.
+    Builds that a live process has loaded stay. Leftovers of dead builders are removed too.
 
     Args:
         max_size: bytes that the builds may take together.
         older_than: seconds since a build was last loaded.
 
     Raises:
-        CacheError: the directory is not one to be trusted, or cannot be written to.
+        CacheError: the directory cannot be trusted or written to.
         ValueError: a limit is negative.
     """
     for name, value in (("max_size", max_size), ("older_than", older_than)):
@@ -100,7 +100,7 @@ def prune(cache: Cache, *, max_size: int | None = None, older_than: float | None
 
 
 def trim(cache: Cache, limit: int) -> Pruned | None:
-    """As :func:`prune` to ``limit`` bytes; ``None``, without a look at the builds, below that."""
+    """As :func:`prune` to ``limit`` bytes. Returns ``None`` right away if the cache is smaller."""
     files = (
         item
         for group in _scan(cache.base / "entries")
@@ -111,7 +111,7 @@ def trim(cache: Cache, limit: int) -> Pruned | None:
 
 
 def clear(cache: Cache) -> Pruned:
-    """Remove every build that no live process has loaded, and what is remembered beside them."""
+    """Remove every build that no live process has loaded, and other cached data."""
     pruned = prune(cache, max_size=0)
     for item in _scan(cache.base / "texts"):  # each is written again when it is asked for
         shutil.rmtree(item.path, ignore_errors=True)
@@ -143,13 +143,13 @@ def _size(item: os.DirEntry[str]) -> int:
 
 
 def _can_remove(cache: Cache) -> bool:
-    """Whether entries can be taken out of their place."""
+    """Whether entries can be moved."""
     places = [path for path in (cache.base / "entries", cache.base / "staging") if path.is_dir()]
     return all(os.access(path, os.W_OK | os.X_OK) for path in places)
 
 
 def _remove(cache: Cache, build: Stored) -> bool:
-    """Take a build out by one rename, with its files locked against being loaded meanwhile."""
+    """Remove a build by one rename, with its files locked so that nobody loads it meanwhile."""
     files = [Path(item.path) for item in _scan(build.directory) if item.name != "entry.json"]
     aside = cache.base / "staging" / f"pruned-{os.urandom(6).hex()}"
     with contextlib.ExitStack() as stack:
@@ -169,7 +169,7 @@ def _remove(cache: Cache, build: Stored) -> bool:
 
 
 def _sweep(cache: Cache) -> None:
-    """Remove what builders left that are no more: nobody holds the lock of their build."""
+    """Remove leftovers of dead builders: nobody holds the lock of their build."""
     shards: set[str] = set()
     for item in _scan(cache.base / "staging"):
         shard = item.name.partition("@")[0]
@@ -186,7 +186,7 @@ def _sweep(cache: Cache) -> None:
 
 @contextlib.contextmanager
 def _locked(cache: Cache, level1: str) -> Iterator[bool]:
-    """Holds the build lock of a key if it is free at once; yields whether it does."""
+    """Takes the build lock of a key if it is free; yields whether it did."""
     with contextlib.ExitStack() as stack:
         locked = False
         with contextlib.suppress(LockTimeoutError):

@@ -1,4 +1,4 @@
-"""Sources that are given as text: files in the cache, named after their contents."""
+"""Sources passed as text: files in the cache, named after their contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .cache import Cache
 def source_files(
     name: str, sources: Sequence[object], cache: Callable[[], Cache]
 ) -> tuple[object, ...]:
-    """``sources`` with a file in place of each text: ``<name>.cu`` beside its directory's digest.
+    """``sources`` with each text replaced by a file, ``<name>.cu`` in a directory per digest.
 
     Raises:
         CacheError: neither the cache nor a temporary directory can be written to.

@@ -1,4 +1,4 @@
-"""Whose files may become code of this process: its own, root's, and those of a group it names."""
+"""Whose files this process may load as code: its own, root's, and those of a configured group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shared_group() -> int | None:
 
 
 def doubt(status: os.stat_result, group: int | None) -> str:
-    """Who else could write to a file or directory, ``""`` if nobody who is not trusted."""
+    """Who else can write to a file or directory; ``""`` if only trusted users can."""
     shared = group is not None and status.st_gid == group
     if status.st_uid not in (os.geteuid(), 0) and not shared:
         return (
@@ -39,7 +39,7 @@ def doubt(status: os.stat_result, group: int | None) -> str:
 
 
 def others_write(status: os.stat_result, *, shared: bool = False) -> str:
-    """Whether others than the owner could write to it; ``shared`` says that its group may."""
+    """Whether others than the owner can write to it; with ``shared``, its group may."""
     mode = stat.S_IMODE(status.st_mode)
     if not mode & (0o002 if shared else 0o022):
         return ""

@@ -1,3 +1,3 @@
-"""What the command line asks of a loader beyond a module."""
+"""What the command line needs from the loader, other than modules."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Building many modules ahead of time, side by side."""
+"""Builds many modules ahead of time, in parallel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OnTick = Callable[[str, Sequence[str]], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one module; ``build`` is ``None`` exactly where ``error`` is not."""
+    """The result for one module; either ``build`` or ``error`` is ``None``."""
 
     name: str
     seconds: float
@@ -45,10 +45,10 @@ def build_all(
     on_tick: OnTick = lambda name, labels: None,
     on_done: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Build what the cache lacks; a module that fails does not stop the others.
+    """Build what the cache lacks. A module that fails does not stop the others.
 
-    How many compilers run at once is :func:`default_jobs`. ``on_done`` is called in this thread;
-    what interrupts it ends the compilers too.
+    :func:`default_jobs` compilers run at once. ``on_done`` is called in this thread. Interrupting
+    this call stops the compilers too.
     """
     import torch  # noqa: F401  (threads that import it at the same time see half of it)
 

@@ -1,7 +1,7 @@
-"""``compile_commands.json``: what an editor's language server compiles each source with.
+"""``compile_commands.json``: the command for each source, for an editor's language server.
 
-A C++ source has the command of its build, without what is GCC's alone. For a ``.cu`` it is one of
-clang's, since clangd, which reads these files, does not know nvcc's options.
+A C++ source has the command of its build, without flags that only GCC knows. A ``.cu`` has a
+clang command, because clangd, which reads these files, does not know nvcc's options.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _WITH_A_VALUE = ("-I", "-isystem", "-include", "-D", "-U")
 
 
 def compile_commands(loader: Loader, requests: Iterable[Request]) -> list[dict[str, object]]:
-    """The command of each source of ``requests``; compiles nothing.
+    """The command of each source of ``requests``. Compiles nothing.
 
     Raises:
-        LoaderError, ValueError, FileNotFoundError: as :func:`jitquant.loader.get_cuda_module`, for
-            what is found before compiling.
+        LoaderError, ValueError, FileNotFoundError: as :func:`jitquant.loader.get_cuda_module`, if
+            detected before compiling.
     """
     found: dict[str, dict[str, object]] = {}
     for request in requests:
@@ -54,7 +54,7 @@ def compile_commands(loader: Loader, requests: Iterable[Request]) -> list[dict[s
 
 
 def _without_launcher(plan: Plan, argv: list[str]) -> list[str]:
-    """The command of the compiler itself, without ccache and the like, and what is GCC's alone."""
+    """The command of the compiler itself, without ccache and flags that only GCC knows."""
     return [flag for flag in argv[argv.index(plan.host.program) :] if flag not in _OF_GCC_ALONE]
 
 
@@ -64,7 +64,7 @@ def merge(path: Path, commands: Iterable[dict[str, object]]) -> int:
     Returns how many it has then.
 
     Raises:
-        ValueError: the file is there and is not such a database.
+        ValueError: the file exists and is not such a database.
         OSError: it cannot be read or written.
     """
     whole: dict[object, object] = {}

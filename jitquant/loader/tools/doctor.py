@@ -1,6 +1,6 @@
 """Diagnoses build problems: compilers, torch, GPUs, the cache, and a trial build.
 
-Each check gives findings; one that is not in order has its fix. Nothing is changed.
+Each check returns findings; a problem has a fix. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _LITTLE_SPACE = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One result of a check.
 
     Attributes:
-        check: what it belongs to: ``"torch"``, ``"nvcc"``, ``"cache"``, ...
+        check: the subject: ``"torch"``, ``"nvcc"``, ``"cache"``, ...
         state: ``"ok"``, ``"note"``, ``"warning"`` or ``"error"`` (a build cannot work).
         text: what was found.
         fix: what to do about it; ``""`` if there is nothing to do.
@@ -70,7 +70,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings; ``works`` says whether a build would work, after one was tried."""
+    """All findings; ``works`` is whether the trial build worked."""
 
     works: bool
     seconds: float
@@ -78,7 +78,7 @@ class Diagnosis:
 
 
 def examine(loader: Loader) -> Diagnosis:
-    """Look at everything that a build needs, and try one meanwhile."""
+    """Check everything that a build needs, and run a trial build meanwhile."""
     started = time.monotonic()
     findings: list[Finding] = []
 
@@ -246,7 +246,7 @@ def _about_nvcc(
 
 
 def _about_wheels(torch: TorchInstall | None, versions: Mapping[str, str]) -> Iterator[Finding]:
-    """Parts of CUDA from PyPI: of one release, and of that which torch is built for."""
+    """Whether the CUDA wheels from PyPI are from one release, the one that torch is built for."""
     if not versions:
         return
     made_for = torch.cuda if torch is not None else None
@@ -267,7 +267,7 @@ def _about_wheels(torch: TorchInstall | None, versions: Mapping[str, str]) -> It
 
 
 def wheel_versions() -> dict[str, str]:
-    """The versions of the parts of a CUDA compiler that are installed from PyPI."""
+    """The versions of the CUDA compiler's wheels from PyPI."""
     found: dict[str, str] = {}
     for name in _WHEELS:
         with contextlib.suppress(PackageNotFoundError):
@@ -420,7 +420,7 @@ def _about_cache(loader: Loader) -> Iterator[Finding]:
 
 
 def filesystem_of(path: Path, mounts: str = "/proc/self/mounts") -> tuple[str, bool]:
-    """The type of the file system that ``path`` is on, and whether it is over a network."""
+    """The type of the file system of ``path``, and whether it is a network file system."""
     best, kind = "", "an unknown file system"
     real = os.path.realpath(path)
     with contextlib.suppress(OSError), open(mounts, encoding="utf-8", errors="replace") as lines:
@@ -449,7 +449,7 @@ def _about_bundles() -> Iterator[Finding]:
 
 
 def _about_locks(loader: Loader) -> Iterator[Finding]:
-    """Who is building in the cache now. The locks are the kernel's: none outlives its process."""
+    """Who is building in the cache now. Kernel locks end with their process."""
     for owner in loader.cache().builders():
         yield Finding("locks", NOTE, f"{owner} is building in the cache; the same build waits")
 
@@ -467,7 +467,7 @@ def _about_trial(outcome: TrialBuild | Exception) -> Finding:
 
 
 def _split(message: str) -> tuple[str, str]:
-    """(what is wrong, what to do) of an error's text, whose last sentence is the way out."""
+    """(problem, fix) from an error's text, whose last sentence is the fix."""
     text, line, last = message.rpartition("\n")
     if line:
         return text, last

@@ -1,4 +1,4 @@
-"""Why a module would be built now or not, and what its last build was."""
+"""Why a module would or would not be built now, and its last build."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class LastBuild:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What asking for a module would do now.
+    """What requesting a module would do now.
 
     Attributes:
-        state: ``"hit"`` (the cache has it), ``"bundle"`` (a bundle has it) or ``"miss"``.
-        reason: of a miss, in one line.
-        changes: of a miss, what differs from the last build.
-        key: the level-1 key, ``""`` where a bundle has it and no compiler is asked.
-        directory: where the build is; ``None`` for a miss.
-        last: the build that was found, or else the last one of this name.
-        refused: why bundles in use do not have it.
+        state: ``"hit"`` (in the cache), ``"bundle"`` (in a bundle) or ``"miss"``.
+        reason: for a miss, in one line.
+        changes: for a miss, what differs from the last build.
+        key: the level-1 key; ``""`` if a bundle has the module, so that no compiler is needed.
+        directory: of the build; ``None`` for a miss.
+        last: the build that was found, or else the last one with this name.
+        refused: why the configured bundles do not fit.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Explanation:
 
 
 def explain(loader: Loader, request: Request) -> Explanation:
-    """What asking for ``request`` would do now; compiles and loads nothing.
+    """What requesting ``request`` would do now. Compiles and loads nothing.
 
     Raises:
         LoaderError, ValueError, TypeError, FileNotFoundError: as
-            :func:`jitquant.loader.get_cuda_module`, for what is found before compiling.
+            :func:`jitquant.loader.get_cuda_module`, if detected before compiling.
     """
     wanted = loader.look_up(request)
 

@@ -38,7 +38,7 @@ _WITH_A_VALUE = ("-o", "-MF", "--threads")
 
 @dataclass(frozen=True)
 class CodeLine:
-    """One line of SASS or PTX and where it comes from; ``file`` is ``""`` where that is unknown."""
+    """One line of SASS or PTX and its source line; ``file`` is ``""`` if unknown."""
 
     text: str
     file: str
@@ -61,7 +61,7 @@ def find_tool(name: str, env: Mapping[str, str] | None = None) -> str:
     Order: ``CUDA_HOME``, ``CUDA_PATH``, the PyPI wheels, ``PATH``, ``/usr/local/cuda``, triton.
 
     Raises:
-        ToolNotFoundError: it is in none of these places.
+        ToolNotFoundError: none of these has it.
     """
     env = os.environ if env is None else env
     for path in _places(name, env):
@@ -89,7 +89,7 @@ def _places(name: str, env: Mapping[str, str]) -> Iterator[str]:
 
 
 def build_of(loader: Loader, request: Request) -> Build:
-    """The build that asking for ``request`` would load: a bundle's, the cache's, or a new one.
+    """The build that ``request`` would load: from a bundle, from the cache, or a new one.
 
     Raises:
         LoaderError, ValueError, TypeError, FileNotFoundError: as
@@ -99,10 +99,10 @@ def build_of(loader: Loader, request: Request) -> Build:
 
 
 def kernels_of(build: Build) -> list[KernelUsage]:
-    """What each kernel of a build takes, as the assembler said when it was made.
+    """The resources of each kernel of a build, as the assembler reported them.
 
     Raises:
-        LoaderError: the build is of a time when that was not kept.
+        LoaderError: the build is too old to have stored them.
     """
     found = usage_from(build.entry.info)
     if found is None:
@@ -118,7 +118,7 @@ def sass(loader: Loader, request: Request) -> list[Code]:
     """The machine code of ``request``, for each architecture that its build has.
 
     Raises:
-        ToolNotFoundError: cuobjdump or nvdisasm is not there.
+        ToolNotFoundError: cuobjdump or nvdisasm is missing.
         LoaderError: one of them fails, or as :func:`build_of`.
     """
     cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
@@ -136,7 +136,7 @@ def sass(loader: Loader, request: Request) -> list[Code]:
 def ptx(loader: Loader, request: Request) -> list[Code]:
     """The PTX that the sources of ``request`` are compiled to, for each architecture.
 
-    A build keeps machine code alone, so the device half is compiled again, with the same flags.
+    A build contains only machine code, so the device half is compiled again, with the same flags.
 
     Raises:
         CompileError: it does not compile.
@@ -180,9 +180,9 @@ def ptx(loader: Loader, request: Request) -> list[Code]:
 
 
 def with_sources(code: Code, show: Callable[[str], str] = str) -> Iterator[tuple[str, bool]]:
-    """The lines of ``code``, each with whether it is one of the source put in between.
+    """The lines of ``code`` with source lines in between; each with whether it is a source line.
 
-    ``show`` turns the path of a source into what is shown of it.
+    ``show`` formats the path of a source.
     """
     texts: dict[str, list[str]] = {}
     last: tuple[str, int] | None = None
@@ -202,7 +202,7 @@ def with_sources(code: Code, show: Callable[[str], str] = str) -> Iterator[tuple
 
 
 def _where_they_are_now(codes: list[Code], wanted: Wanted, build: Build) -> list[Code]:
-    """``codes`` with paths of here, where the build was made from equal files elsewhere."""
+    """``codes`` with local paths, if the build was made from the same files elsewhere."""
     here: dict[str, set[str]] = {}
     for path in (*wanted.sources, *map(wanted.roots.path, build.entry.headers)):
         here.setdefault(os.path.basename(path), set()).add(path)
@@ -228,7 +228,7 @@ def _run(argv: list[str], directory: str) -> str:
 
 
 def _without(argv: Iterable[str]) -> list[str]:
-    """A compile command without what says where its result goes and for which architectures."""
+    """A compile command without its output path and architectures."""
     kept: list[str] = []
     items = iter(argv)
     for item in items:

@@ -1,4 +1,4 @@
-"""What a name on the command line means: a kernel of the project, a file, an earlier build."""
+"""Resolves a name on the command line: a kernel of the project, a file, or an earlier build."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = None) -> Request:
-    """The request that ``name`` stands for.
+    """The request for ``name``.
 
     Args:
         name: a kernel of the project (``"amax_gsa"``), a file (``"./mine.cu"``), or a module that
             was built before, whose sources and flags are then those of its last build.
-        archs: architectures to ask for; ``None`` means those of the last build if it was given
-            some, else as everywhere.
+        archs: architectures to request; ``None`` means those that the last build was given, or
+            otherwise the default.
 
     Raises:
-        ValueError: it is not one of these.
-        FileNotFoundError: the file, or a source of the earlier build, is not there.
+        ValueError: it is none of these.
+        FileNotFoundError: the file, or a source of the earlier build, does not exist.
     """
     chosen = archs if archs is None or isinstance(archs, str) else tuple(archs)
     if name in kernel_names(loader.kernels_dir()):

@@ -1,9 +1,9 @@
-"""Trying whether a build would work, within a second or two.
+"""Checks within a second or two that a build works.
 
-A kernel and a binding are compiled with the commands of any build, linked, and the library is
-loaded and called; all in a temporary directory. Unlike a build this does not import torch into
-Python, which takes longer than the rest: the library is linked by the compiler itself, and loaded
-with torch's C++ libraries alone.
+Compiles a kernel and a binding with the commands of any build, links them, and loads and calls the
+library, all in a temporary directory. Unlike a build this does not import torch into Python, which
+would take longer than the rest: the compiler itself links the library, which is loaded only with
+torch's C++ libraries.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ _NAME = "jitquant_trial"
 
 @dataclass(frozen=True)
 class TrialBuild:
-    """What became of it; ``error`` is ``None`` if a build would work."""
+    """The result; ``error`` is ``None`` if builds work."""
 
     seconds: float
     error: LoaderError | OSError | None
 
 
 def try_build(loader: Loader, archs: Sequence[str] | None = None) -> TrialBuild:
-    """Compile, link, load and call a kernel of a few lines; leaves nothing behind.
+    """Compile, link, load and call a small kernel. Leaves no files behind.
 
     Raises:
-        LoaderError, ValueError: a compiler is missing, or the architectures cannot be chosen.
+        LoaderError, ValueError: a compiler is missing, or no architecture can be selected.
     """
     started = time.monotonic()
     error: LoaderError | OSError | None = None
