@@ -79,11 +79,19 @@ class World:
 
     def edit_write(self) -> Path:
         header = self.header()
-        text = f"#define VALUE {self.random.randrange(1, 5)}\n"
-        if self.random.random() < 0.5:
+        value = self.random.randrange(1, 5)
+        text, how = f"#define VALUE {value}\n", self.random.choice(["write", "replace", "link"])
+        new = header.with_suffix(".new")
+        if how == "write" and not header.is_symlink():
             header.write_text(text)
+        elif how == "link":
+            target = self.directory / "values" / f"{value}.h"
+            target.parent.mkdir(exist_ok=True)
+            if not target.exists():
+                target.write_text(text)
+            new.symlink_to(target)
+            new.rename(header)
         else:
-            new = header.with_suffix(".new")
             new.write_text(text)
             new.rename(header)
         return header
@@ -149,7 +157,10 @@ class World:
             *("-isystem", f"{self.toolkit}/include/cccl"),
         ]
         done = subprocess.run(
-            ["g++", "-x", "c++", "-E", "-dD", *words, str(self.source)],
+            [
+                *("g++", "-x", "c++", "-E", "-dD", "-fno-canonical-system-headers"),
+                *(*words, str(self.source)),
+            ],
             capture_output=True,
             text=True,
             check=True,

@@ -195,6 +195,28 @@ def test_a_link_to_a_directory_may_come_to_lead_elsewhere(tmp_path: Path, calls:
     assert factor(loader, source, include_dirs=[link]) == 4
 
 
+@pytest.mark.parametrize("name", ["cxx -I", "cxx -isystem", "cuda -isystem", "cuda CPATH"])
+def test_a_link_to_a_header_may_come_to_lead_elsewhere(
+    name: str, tmp_path: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a tree of links that a package manager makes: GCC names a system header's target."""
+    file, way = WAYS[name]
+    place = tmp_path / "a" / "place" / "with" / "a" / "longer" / "name"
+    place.mkdir(parents=True)
+    for value in (3, 4, 5):
+        write_factor(tmp_path / f"{value}.h", value)
+    source = write(tmp_path / "source" / file)
+    arguments = way([place], monkeypatch)
+    loader = new_loader(tmp_path / "cache")
+    for value in (3, 4):
+        (place / "foo.h").unlink(missing_ok=True)
+        (place / "foo.h").symlink_to(tmp_path / f"{value}.h")
+        assert factor(loader, source, **arguments) == value
+    (place / "foo.h").unlink()
+    (place / "foo.h").symlink_to(tmp_path / "5.h")
+    assert factor(new_loader(tmp_path / "cache"), source, **arguments) == 5
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_what_a_response_file_says_is_tracked(tmp_path: Path, nested: bool) -> None:
     source = tmp_path / "k.cpp"

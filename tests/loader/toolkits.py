@@ -12,13 +12,15 @@ for word in $NVCC_PREPEND_FLAGS "$@" $NVCC_APPEND_FLAGS; do
   case $skip in
     "") ;;
     drop) skip=; continue ;;
+    host) kept="$kept $(echo "$word" | tr , '\n' | grep ^-fno- | xargs)"; skip=; continue ;;
     *) kept="$kept $skip $word"; skip=; continue ;;
   esac
   case $word in
     --version) echo "Cuda compilation tools, release 13.0, V13.0.88"; exit ;;
     --list-gpu-arch) echo compute_90; exit ;;
     --dryrun) dryrun=1 ;;
-    -gencode|--threads|-Xcompiler|-ccbin) skip=drop ;;
+    -gencode|--threads|-ccbin) skip=drop ;;
+    -Xcompiler) skip=host ;;
     -I|-isystem|-o|-MF) skip=$word ;;
     -gencode=*|-lineinfo|--resource-usage|--split-compile=*) ;;
     *) kept="$kept $word" ;;

@@ -109,9 +109,13 @@ def _host_flags(plan: Plan) -> list[str]:
     """Flags for the host side of every source.
 
     GCC shares the static variables of inline functions between all libraries of a process
-    (STB_GNU_UNIQUE), and so between two modules or two versions of one. clang does not.
+    (STB_GNU_UNIQUE), and so between two modules or two versions of one. In depfiles it names the
+    target of a symbolic link to a header of -isystem, so that a new target would be missed. clang
+    does neither.
     """
-    return ["-fPIC"] if "clang" in plan.host.version else ["-fPIC", "-fno-gnu-unique"]
+    if "clang" in plan.host.version:
+        return ["-fPIC"]
+    return ["-fPIC", "-fno-gnu-unique", "-fno-canonical-system-headers"]
 
 
 def names_incbins(plan: Plan) -> bool:
