@@ -82,7 +82,7 @@ def build_named(
         request = request_of(loader, name, arch)
         if requests.setdefault(request.name, request) != request:
             raise ValueError(
-                f"two of these are modules of the name {request.name!r}; build one at a time."
+                f"two of these modules are named {request.name!r}; build one at a time."
             )
     with _at_once(jobs):
         if quiet:

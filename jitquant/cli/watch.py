@@ -91,7 +91,7 @@ class Watch:
         if build.entry.level2 == self._running:
             if failed is not None:
                 self._out.print(
-                    f"{self._request.name}: the error is gone; as it was before it", markup=False
+                    f"{self._request.name}: fixed; the code is as before the error", markup=False
                 )
             return
         self._running = build.entry.level2

@@ -37,12 +37,12 @@ class JitquantNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
         """On compute capability 9.0."""
         if not current_platform.is_cuda():
-            return False, "jitquant's products are taken on CUDA alone"
+            return False, "jitquant's products need CUDA"
         if compute_capability is None:
             found = current_platform.get_device_capability()
             compute_capability = None if found is None else found.to_int()
         if compute_capability != _HOPPER:
-            return False, "jitquant's products are taken on compute capability 9.0 alone"
+            return False, "jitquant's products need compute capability 9.0"
         return True, None
 
     @classmethod
@@ -94,7 +94,7 @@ def register() -> None:
     try:
         find_nvcc(Memo())
     except NvccNotFoundError as error:
-        _LOGGER.warning("jitquant: linears in NVFP4 keep vLLM's kernels, as %s", error)
+        _LOGGER.warning("jitquant: NVFP4 linears keep vLLM's kernels, because %s", error)
         return
     platform = PlatformEnum.CUDA
     known = linear._POSSIBLE_NVFP4_KERNELS

@@ -425,7 +425,7 @@ class Loader:
             raise CacheError(why)
         self.reporter.say_once(
             f"nothing is loaded from the cache; building into a private temporary directory, which "
-            f"goes when this process ends: {why}"
+            f"is removed when this process ends: {why}"
         )
         return cache.temporary()
 

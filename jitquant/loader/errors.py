@@ -33,7 +33,7 @@ class LoaderError(RuntimeError):
         """Name ``module`` as the last good one, in the attribute and in the text."""
         self.last_good = module
         self.args = (
-            f"{self.args[0]}\nThe module from before this edit can be used on: it is this error's "
+            f"{self.args[0]}\nThe module from before this edit still works: it is this error's "
             "`last_good`, and after jitquant.freeze() every call has it.",
             *self.args[1:],
         )

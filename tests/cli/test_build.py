@@ -59,7 +59,7 @@ def test_wrong_names_and_numbers(run: Run) -> None:
 def test_two_modules_of_one_name_are_refused(run: Run, tmp_path: Path) -> None:
     one = write_plain(tmp_path / "a", stem="same")
     other = write_plain(tmp_path / "b", stem="same")
-    assert "of the name 'same'" in run("build", one, other).err
+    assert "are named 'same'" in run("build", one, other).err
     assert run("build", one, one).code == 0
 
 
@@ -130,7 +130,7 @@ def test_bundle_and_its_use(
     again = run("bundle", cached.source, "-o", place)
     assert again.code == 1
     assert again.err == (
-        f"error: bundle: {place} is there already. Remove it, or give another directory.\n"
+        f"error: bundle: {place} already exists. Remove it, or give another directory.\n"
     )
     monkeypatch.setenv("JITQUANT_BUNDLES", str(place))
     monkeypatch.setenv("JITQUANT_CUDA_ARCHS", "100a")

@@ -74,7 +74,7 @@ def test_each_good_edit_is_built_and_starts_the_command_anew(watching: Watching)
     assert "out" in watching.wait_for("building 'plain' failed")
     assert children(watching.process.pid) == [second]  # the last good one goes on
     write_factor(header, 4)
-    watching.wait_for("plain: the error is gone; as it was before it")
+    watching.wait_for("plain: fixed; the code is as before the error")
     assert children(watching.process.pid) == [second]  # as it was: nothing to do
     write_factor(header, 3)
     watching.wait_for("plain: as built before")

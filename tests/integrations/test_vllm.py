@@ -215,7 +215,7 @@ def test_without_a_compiler_vllms_own_stay(
     before = linear.MarlinNvFp4LinearKernel
     plugin.register()
     assert linear.MarlinNvFp4LinearKernel is before
-    assert "keep vLLM's kernels, as no CUDA compiler" in caplog.text
+    assert "keep vLLM's kernels, because no CUDA compiler" in caplog.text
 
 
 @pytest.mark.usefixtures("hopper")

@@ -311,7 +311,7 @@ def test_several_are_looked_at_in_order(
 def test_writing_makes_it_read_only_and_overwrites_nothing(bundle: Path, plain: Toy) -> None:
     modes = {path.stat().st_mode & 0o777 for path in bundle.rglob("*") if path.is_file()}
     assert modes == {0o444}
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="already exists"):
         bundle_of(plain, bundle)
     with pytest.raises(ValueError, match="no builds"):
         write_bundle([], bundle.with_name("new"))

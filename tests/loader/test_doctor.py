@@ -193,7 +193,7 @@ def test_an_nvcc_newer_than_the_driver(
     assert "knows CUDA up to 11.4" in of(found, "nvcc", "warning")[0].text
     here = torch_install()._replace(cuda="12.6")
     monkeypatch.setattr(module, "torch_install", lambda: here)
-    assert "torch of 12.6" in of(examine(new_loader(tmp_path)), "nvcc", "note")[-1].text
+    assert "torch from 12.6" in of(examine(new_loader(tmp_path)), "nvcc", "note")[-1].text
 
 
 @pytest.mark.parametrize(

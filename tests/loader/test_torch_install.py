@@ -47,7 +47,7 @@ def test_it_is_the_same_with_and_without_importing_torch(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("files", "said"),
-    [({}, "not whole"), ({"version.py": "__version__ = '3'"}, "git_version")],
+    [({}, "incomplete"), ({"version.py": "__version__ = '3'"}, "git_version")],
 )
 def test_a_torch_that_is_not_whole_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], said: str

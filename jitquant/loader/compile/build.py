@@ -372,8 +372,8 @@ def _refuse_hidden_exports(plan: Plan, source: str, compiled: Path) -> None:
         raise unusable_export(
             plan.name,
             source,
-            f"that of {launcher} is in a header or comes from another macro, and gives no "
-            f"function: the loader reads {os.path.basename(source)} alone. Write it there",
+            f"that of {launcher} is in a header or in another macro, where the loader does not "
+            f"look: it reads only {os.path.basename(source)}. Write it there",
         )
 
 

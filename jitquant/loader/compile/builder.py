@@ -62,12 +62,12 @@ class Builder:
             if not self._temporary:
                 raise CacheError(
                     f"cache directory {cache.root} cannot be written to, and {plan.name} is not in "
-                    "it: a build would go with this process. Set JITQUANT_CACHE_DIR to a directory "
-                    "that can be written to."
+                    "it: a build would not outlive this process. Set JITQUANT_CACHE_DIR to a "
+                    "directory that can be written to."
                 )
             reporter.say_once(
                 f"the cache {cache.root} cannot be written to; building into a private temporary "
-                "directory, which goes when this process ends"
+                "directory, which is removed when this process ends"
             )
             cache = cache.temporary()
         self._memo.attach(cache.memo_directory)

@@ -31,7 +31,7 @@ def describe(
     """The metadata of a build: the digest of every file that was read, and what was looked for.
 
     Raises:
-        LoaderError: a header went away while it was being compiled.
+        LoaderError: a header disappeared while it was being compiled.
         CompileError: what ``.incbin`` reads is not known.
     """
     headers: dict[str, str] = {}
@@ -39,7 +39,7 @@ def describe(
     for path in read:
         state = hasher.state(path)
         if state is None:
-            raise LoaderError(f"module {plan.name!r}: {path} went away while it was compiled.")
+            raise LoaderError(f"module {plan.name!r}: {path} disappeared while it was compiled.")
         headers[plan.roots.name(path)] = state.digest
     for path in plan.sources:
         headers.pop(plan.roots.name(path), None)

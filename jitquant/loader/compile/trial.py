@@ -139,9 +139,9 @@ def _read_outcome(outcome: _Outcome, staging: Path, library: Path, sources: Sequ
         raise CompileError(said, command=_failed_command(said))
     if outcome.timed_out:
         raise LoaderError(
-            f"the library {library.stem!r} was built, but loading it does not come to an end: a "
-            f"static initializer or a registration was still running after {_HANG_SECONDS:.0f} s. "
-            "Look there for a loop, a lock, or something that is waited for."
+            f"the library {library.stem!r} was built, but loading it hangs: a static initializer "
+            f"or a registration was still running after {_HANG_SECONDS:.0f} s. Look there for an "
+            "endless loop or a deadlock."
         )
     if result is not None and "error" in result:
         said = str(result["error"])

@@ -56,7 +56,7 @@ def _sort_key(arch: str) -> tuple[int, str]:
 def _canonical(item: str) -> str:
     match = re.fullmatch(_FORM, item.strip().lower())
     if match is None:
-        raise _refuse(item, "is not in a form that is understood")
+        raise _refuse(item, "has an unknown form")
     major, minor, digits, suffix, ptx = match.groups()
     number = int(digits) if digits else int(major) * 10 + int(minor)
     if number < 80:

@@ -80,7 +80,7 @@ def torch_install() -> TorchInstall:
         )
     except (OSError, KeyError, ValueError) as error:
         raise LoaderError(
-            f"the torch in {directory} is not whole ({error}). Install it again."
+            f"the torch in {directory} is incomplete ({error}). Install it again."
         ) from error
 
 

@@ -275,7 +275,7 @@ def look_up(
     for path in sources:
         state = hasher.state(path)
         if state is None:
-            raise FileNotFoundError(f"sources: {path} went away while it was being read.")
+            raise FileNotFoundError(f"sources: {path} disappeared while it was being read.")
         contents.append([os.path.basename(path), state.digest])
         watch.append((path, state.signature))
     generates = any(map(exports_something, sources))

@@ -211,7 +211,7 @@ def check_free(directory: Path) -> None:
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(
-            f"bundle: {directory} is there already. Remove it, or give another directory."
+            f"bundle: {directory} already exists. Remove it, or give another directory."
         )
 
 

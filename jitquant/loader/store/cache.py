@@ -402,7 +402,7 @@ class Cache:
             ours = hold(staged / entry.library)
         if ours is None:
             raise CacheError(
-                f"cache directory {self.root}: what was just built there cannot be opened. "
+                f"cache directory {self.root}: the new build in it cannot be opened. "
                 f"{_CHOOSE_ANOTHER}"
             )
         for attempt in range(_ATTEMPTS):
@@ -626,7 +626,7 @@ def _describe_owner(path: Path) -> str:
         age = time.time() - float(owner["started"])
         return f"process {int(owner['pid'])} on {owner['host']} (for {max(age, 0.0):.0f} s)"
     except (OSError, ValueError, KeyError, TypeError):
-        return "a process that has not said who it is"
+        return "a process that has not identified itself"
 
 
 def _lives(pid: str) -> bool:

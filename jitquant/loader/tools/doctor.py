@@ -202,7 +202,7 @@ def _about_nvcc(
         found = candidate.nvcc
         if found is None:
             state = WARNING if candidate.exists or "=" in candidate.origin else NOTE
-            fix = "Install it again, or take it out of the way." if candidate.exists else ""
+            fix = "Reinstall or remove it." if candidate.exists else ""
             if "=" in candidate.origin:
                 fix = f"Unset {candidate.origin.partition('=')[0]}, or set it to a CUDA toolkit."
             yield Finding("nvcc", state, f"{candidate.origin}: {candidate.why_not}", fix)
@@ -240,8 +240,8 @@ def _about_nvcc(
         yield Finding(
             "nvcc",
             NOTE,
-            f"nvcc is of CUDA {chosen.version}, torch of {made_for}: torch's own load() refuses "
-            "that; a .cu without torch headers does not mind",
+            f"nvcc is from CUDA {chosen.version}, torch from {made_for}: torch's own load() needs "
+            "the same; a .cu without torch headers does not",
         )
 
 
