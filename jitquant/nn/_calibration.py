@@ -1,4 +1,4 @@
-"""`calibrate`: what the inputs of a model's linears are like, from batches that run through it."""
+"""`calibrate`: collects statistics of the inputs of a model's linears."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
 
 @dataclass
 class InputStatistics:
-    """Of all inputs of one linear; on its device.
+    """Statistics of all inputs of one linear, on its device.
 
     Attributes:
-        rows: how many there were, padding included.
-        amax: largest magnitude, fp32 (1,).
+        rows: the number of rows, including padding.
+        amax: the largest magnitude, fp32 (1,).
         moment: fp32 (K, K), the sum of ``x.T @ x``.
-        noise: fp32 (K,), the sum of the squared errors of the inputs in NVFP4; of a call with more
-            than 256 rows estimated from rows at equal distances.
+        noise: fp32 (K,), the sum of the squared errors of the inputs in NVFP4. For calls with more
+            than 256 rows it is estimated from evenly spaced rows.
     """
 
     rows: int
@@ -45,21 +45,21 @@ class InputStatistics:
 
     @property
     def gsa(self) -> Tensor:
-        """That of a static scale of the inputs: amax / 2688, fp32 (1,); 1 if all are zero."""
+        """The gsa of a static input scale: amax / 2688, fp32 (1,); 1 if all inputs are zero."""
         return torch.where(self.amax > 0, self.amax / NVFP4_DIVISOR, 1.0)
 
     def to(self, device: torch.device) -> InputStatistics:
-        """The same on a device."""
+        """A copy on a device."""
         parts = (self.amax, self.moment, self.noise)
         return InputStatistics(self.rows, *(t.to(device) for t in parts))
 
     def sqnr(self, weight: Tensor, quantized: NVFP4Tensor, weight_only: bool = False) -> float:
-        """Signal to quantization noise of the outputs in dB, as if the two errors were independent.
+        """SQNR of the outputs in dB, assuming independent errors of weight and inputs.
 
         Args:
             weight: (N, K).
             quantized: the same in NVFP4.
-            weight_only: whether the inputs stay as they are.
+            weight_only: whether the inputs are not quantized.
         """
         w = weight.detach().float()
         noise = output_noise(quantized.dequantize(torch.float32) - w, self.moment).sum()
@@ -69,7 +69,7 @@ class InputStatistics:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Of a ratio of energies; infinite if there is no noise."""
+    """A ratio of energies in dB; infinite without noise."""
     if noise <= 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
@@ -77,10 +77,10 @@ def decibels(signal: float, noise: float) -> float:
 
 @dataclass
 class Calibration:
-    """What `calibrate` found.
+    """The result of `calibrate`.
 
     Attributes:
-        layers: by the name of the linear.
+        layers: statistics by the name of the linear.
         skipped: names of linears without statistics, and why.
     """
 
@@ -88,11 +88,11 @@ class Calibration:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def input_amax(self) -> dict[str, float]:
-        """Largest magnitude of the inputs by name, as `quantize_checkpoint` takes them."""
+        """The amaxes of the inputs by name, as `quantize_checkpoint` takes them."""
         return {name: found.amax.item() for name, found in self.layers.items()}
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes a file of safetensors, for `load`, `quantize_checkpoint` and ``JitquantConfig``.
+        """Writes a safetensors file for `load`, `quantize_checkpoint` and ``JitquantConfig``.
 
         Raises:
             ImportError: safetensors is not installed.
@@ -109,11 +109,11 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Calibration:
-        """Reads what `save` wrote; its tensors stay in the file until they are used.
+        """Reads a file from `save`. Tensors are read when they are used.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is another file.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is not a calibration.
             ImportError: safetensors is not installed.
         """
         load_file, _ = safetensors_functions()
@@ -138,13 +138,13 @@ _METADATA = "jitquant_calibration"
 def output_sqnr(
     weight: Tensor, quantized: NVFP4Tensor, found: InputStatistics | None, weight_only: bool
 ) -> float:
-    """Signal to noise in dB of the outputs, or of the weight where nothing is known of inputs.
+    """SQNR of the outputs in dB, or of the weight without statistics of the inputs.
 
     Args:
         weight: (N, K).
         quantized: the same in NVFP4.
-        found: of its inputs, or None.
-        weight_only: whether the inputs stay as they are.
+        found: statistics of its inputs, or None.
+        weight_only: whether the inputs are not quantized.
     """
     if found is not None:
         return found.sqnr(weight, quantized, weight_only)
@@ -154,7 +154,7 @@ def output_sqnr(
 
 
 def lowest(sqnr: Mapping[str, float], groups: Sequence[Sequence[str]], count: int) -> list[str]:
-    """Up to ``count`` names of the lowest values, of each group all or none."""
+    """Up to ``count`` names with the lowest values; groups are included whole or not at all."""
     chosen: list[str] = []
     for group in sorted(groups, key=lambda names: min(sqnr[name] for name in names)):
         if group[0] not in chosen and len(chosen) + len(group) <= count:
@@ -163,7 +163,7 @@ def lowest(sqnr: Mapping[str, float], groups: Sequence[Sequence[str]], count: in
 
 
 class _Observer:
-    """Adds the inputs of one linear up, without a synchronization."""
+    """Accumulates statistics of the inputs of one linear, without synchronization."""
 
     def __init__(self, calls: _Calls) -> None:
         self.calls = calls
@@ -205,10 +205,10 @@ class _Observer:
 
 
 class _Calls:
-    """What the observers know of the call that runs.
+    """State of the current call of the model.
 
     Attributes:
-        mask: which tokens are no padding, or None.
+        mask: which tokens are not padding, or None.
     """
 
     mask: Tensor | None = None
@@ -221,21 +221,21 @@ def calibrate(
     targets: str | Sequence[str] = "all",
     ignore: str | Sequence[str] | None = None,
 ) -> Calibration:
-    """Runs batches through a model, and sums up the inputs that its linears have.
+    """Runs batches through a model and collects statistics of the inputs of its linears.
 
-    `convert` rounds weights with it ("gptq"), gives layers static scales for their inputs, and
-    selects which layers stay in FP8. Some hundred sequences like those that the model will be asked
-    are enough. The model runs in its own mode, without gradients; it is left as it is. Nothing is
-    read by the CPU before the last batch is done.
+    `convert` uses them to round weights ("gptq"), to give layers static input scales, and to choose
+    layers that stay in FP8. A few hundred sequences like those in production are enough. The model
+    runs in its current mode, without gradients, and is not changed. The CPU reads no results before
+    the last batch is done.
 
-    Each linear of K inputs keeps 4 * K * K bytes on its device: to calibrate a model in parts use
-    ``targets``.
+    Each linear with K inputs takes 4 * K * K bytes on its device. Use ``targets`` to calibrate a
+    model in parts.
 
     Args:
-        model: whose linears are not quantized.
-        batches: each what the model is called with: a tensor, a list or tuple of positional
+        model: with linears that are not quantized.
+        batches: the arguments of each call of the model: a tensor, a list or tuple of positional
             arguments, or a mapping of keyword arguments. Tokens whose ``attention_mask`` in a
-            mapping is 0 do not count.
+            mapping is 0 are ignored.
         targets, ignore: as for `convert`.
 
     Raises:

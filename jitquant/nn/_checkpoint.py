@@ -1,4 +1,4 @@
-"""`quantize_checkpoint`: a folder of weights to one that engines serve, a matrix at a time."""
+"""`quantize_checkpoint`: quantizes a checkpoint folder for inference engines, matrix by matrix."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ class Checkpoint:
     """What `quantize_checkpoint` wrote; ``print`` it.
 
     Attributes:
-        path: of the folder.
-        format: as it was asked for.
-        files: of weights, with their SHA-256.
-        elements, quantized: of all weights, and those that are quantized now.
-        bytes_before, bytes_after: of all tensors.
-        left: elements of what is not quantized and has two dimensions or more, by name.
+        path: the folder.
+        format: the requested format.
+        files: the weight files and their SHA-256.
+        elements, quantized: number of elements of all weights, and of the quantized ones.
+        bytes_before, bytes_after: size of all tensors.
+        left: elements of tensors with two or more dimensions that are not quantized, by name.
         why: the reason, by name.
         in_fp8: names of the matrices that ``fp8_share`` keeps in FP8 blocks.
-        sqnr: with ``fp8_share``: that of each matrix in NVFP4, in dB, by name; empty if a killed
-            call had found it.
-        uncalibrated: names of matrices that "gptq" rounds as "mse".
+        sqnr: with ``fp8_share``: the SQNR of each matrix in NVFP4, in dB, by name; empty if it was
+            computed by an earlier, interrupted call.
+        uncalibrated: names of matrices that "gptq" rounds like "mse".
     """
 
     path: Path
@@ -112,12 +112,12 @@ class _Matrix(NamedTuple):
     """A weight (N, K) of the checkpoint.
 
     Attributes:
-        file: that it is in.
+        file: the file that contains it.
         source: "plain", "fp8" (with ``weight_scale_inv``), or for experts of gpt-oss "mxfp4", or
             "stack": (E, K, N) in bfloat16, float16 or float32.
-        name: of its tensor there, without ``_blocks``.
+        name: the name of its tensor in the file, without ``_blocks``.
         shape: (N, K).
-        expert: which of the tensor's, and the rows of it.
+        expert: the index of the expert in the tensor, and its rows.
     """
 
     file: str
@@ -129,7 +129,7 @@ class _Matrix(NamedTuple):
 
 
 class _Source:
-    """The tensors of a folder, found by name, one read at a time."""
+    """The tensors of a folder by name, read one at a time."""
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
@@ -216,46 +216,46 @@ def quantize_checkpoint(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> Checkpoint:
-    """Quantizes a model's folder, file by file, to one that vLLM, sglang and transformers read.
+    """Quantizes a model folder, file by file, to one that vLLM, sglang and transformers load.
 
-    The model is never in memory: a matrix and its quantized parts are. Files of weights keep their
-    names and tensors; tokenizer and other small files are copied; ``SHA256SUMS`` is written last.
-    All is made in ``out`` + ".partial" and renamed when it is whole. If a call is killed, the same
-    call goes on after the last file that was finished.
+    Only one matrix and its quantized parts are in memory at a time. Weight files keep their names
+    and tensors. Tokenizer and other small files are copied. ``SHA256SUMS`` is written last. The
+    output is written to ``out`` + ".partial" and renamed when it is complete. If a call is killed,
+    the same call resumes after the last finished file.
 
-    Weights in bfloat16, float16 and float32, in FP8 blocks (DeepSeek's ``weight_scale_inv``) and in
-    MXFP4 (gpt-oss's experts) are read. The experts of gpt-oss are written one matrix each. What
-    stays in its format is copied to the bit.
+    Reads weights in bfloat16, float16 and float32, in FP8 blocks (DeepSeek's ``weight_scale_inv``)
+    and in MXFP4 (experts of gpt-oss, which are written as one matrix each). Tensors that keep their
+    format are copied bit for bit.
 
     Args:
-        source: a folder with config.json and files of safetensors.
-        out: a folder that is not there yet.
-        format: "nvfp4": weights and activations; "nvfp4a16": weights alone; "fp8_block": 128x128;
-            "fp8_row": a scale for each output feature; "int8": so, too; "mxfp4": weights alone.
+        source: a folder with config.json and safetensors files.
+        out: a folder that does not exist yet.
+        format: "nvfp4": weights and activations; "nvfp4a16": only weights; "fp8_block": 128x128;
+            "fp8_row" and "int8": a scale for each output feature; "mxfp4": only weights.
         layout: "compressed-tensors", or "modelopt" for "nvfp4".
         targets, ignore, siblings: as for `convert`. Embeddings are never quantized.
         rounding: of weights to NVFP4, as for `convert`: "nearest", "4over6", "mse" or "gptq".
-        calibration: of the model by `calibrate`, or the file that `Calibration.save` wrote, whose
-            names are those of the folder. For "gptq", whose layers that engines fuse are in memory
-            together, for ``fp8_share``, and for "nvfp4" in place of ``input_amax``.
-        fp8_share: for NVFP4: so many of the matrices, as for `convert`, are written in FP8 blocks.
-            They are chosen by a reading of the whole model before anything is written, with "mse"
-            in place of "gptq".
-        input_amax: for "nvfp4": largest magnitude of the input of each layer by its name, which
-            `report` measures, or one number for all; None: that of the calibration.
-        device: where matrices are quantized; None: a GPU if there is one.
-        restart: whether to begin anew where a call was killed.
+        calibration: from `calibrate`, or a file from `Calibration.save`, with the names of the
+            folder. Used for "gptq", which keeps layers that engines fuse in memory together, for
+            ``fp8_share``, and for "nvfp4" instead of ``input_amax``.
+        fp8_share: for NVFP4: the share of matrices, as for `convert`, to write in FP8 blocks. They
+            are chosen by reading the whole model before anything is written, with "mse" instead of
+            "gptq".
+        input_amax: for "nvfp4": the amax of the input of each layer by name, as `report` measures
+            it, or one number for all; None: from the calibration.
+        device: where to quantize; None: a GPU if there is one.
+        restart: whether to start over instead of resuming an interrupted call.
         progress: called after each tensor.
 
     Returns:
         What was written.
 
     Raises:
-        FileNotFoundError, ValueError: the folder lacks a file, a file is truncated, the model is of
-            a kind that is not known, an argument is not accepted, or (when its matrix is read) a
-            weight has NaN or infinity in it.
-        FileExistsError: ``out`` is there, or another call's unfinished work.
-        OSError: the disk has no space.
+        FileNotFoundError, ValueError: the folder lacks a file, a file is truncated, the model has
+            an unknown format, an argument is invalid, or (when its matrix is read) a weight has NaN
+            or infinity in it.
+        FileExistsError: ``out`` exists, or a different call's unfinished work.
+        OSError: the disk is full.
     """
     one_of("format", format, tuple(SCHEMES))
     one_of("layout", layout, ("compressed-tensors", "modelopt"))
@@ -330,7 +330,7 @@ def quantize_checkpoint(
 
 
 class _Work:
-    """What becomes of each tensor, and the writing of it."""
+    """Decides what to do with each tensor, and writes it."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class _Work:
         siblings: Sequence[Sequence[str]],
         input_amax: float | Mapping[str, float] | None,
     ) -> None:
-        """Decides about each matrix by its name; reads no values."""
+        """Decides by name what to do with each matrix. Reads no values."""
         config = self.source.config
         _check_model(config)
         for name, file in self.source.map.items():
@@ -426,7 +426,7 @@ class _Work:
                 )
 
     def lowest(self, share: float, progress: Progress | None) -> list[str]:
-        """The matrices that are to stay in FP8; reads all of them."""
+        """The matrices to keep in FP8. Reads all matrices."""
         rounding: WeightRounding = "mse" if self.rounding == "gptq" else self.rounding
         sqnr, read, total = self.result.sqnr, 0, self.result.bytes_before
         for name in self.quantized:
@@ -443,7 +443,7 @@ class _Work:
         return lowest(sqnr, fits, int(share * len(self.quantized) + 0.5))
 
     def set_fp8(self, names: Sequence[str]) -> None:
-        """Has these matrices written in FP8 blocks."""
+        """Marks matrices to be written in FP8 blocks."""
         done = self.result
         done.in_fp8 = list(names)
         done.uncalibrated = [name for name in done.uncalibrated if name not in names]
@@ -452,11 +452,11 @@ class _Work:
         self._lay_out()
 
     def scheme_of(self, name: str) -> Scheme:
-        """That of a matrix."""
+        """The scheme of a matrix."""
         return SCHEMES["fp8_block"] if name in self.result.in_fp8 else self.scheme
 
     def _find(self, name: str, file: str) -> None:
-        """Notes the matrices of a tensor."""
+        """Registers the matrices of a tensor."""
         entry = self.source.entry(name)
         if name.endswith("_blocks") and entry.dtype == torch.uint8 and len(entry.shape) == 4:
             experts, rows, groups, _ = entry.shape
@@ -486,7 +486,7 @@ class _Work:
             self.matrices[module] = _Matrix(file, "plain", name, (n, k))
 
     def _is_stack(self, name: str) -> bool:
-        """Whether a tensor has the experts of gpt-oss, as its files in bf16 have them."""
+        """Whether a tensor contains gpt-oss experts in the layout of its bf16 files."""
         entry, last = self.source.entry(name), name.rpartition(".")[2]
         return (
             self.source.config.get("model_type") == "gpt_oss"
@@ -498,7 +498,7 @@ class _Work:
     def _find_experts(
         self, file: str, source: str, base: str, experts: int, shape: tuple[int, int]
     ) -> None:
-        """Notes the matrices of gpt-oss's experts, whose rows of gate and up come in turns."""
+        """Registers the matrices of gpt-oss experts, whose gate and up rows alternate."""
         owner, pieces = _expert_pieces(base)
         rows, cols = shape
         for expert in range(experts):
@@ -509,7 +509,7 @@ class _Work:
                 )
 
     def _why_left(self, name: str) -> str | None:
-        """Why a tensor that is in no matrix stays as it is; None: it is in one, or small."""
+        """Why a tensor is not quantized; None if it is, or if it is small."""
         entry, module = self.source.entry(name), name.removesuffix(".weight")
         known = module in self.matrices or name.endswith("_blocks") or self._is_stack(name)
         if known or len(entry.shape) < 2 or self._expert_bias(name) is not None:
@@ -523,7 +523,7 @@ class _Work:
         return "not the weight of a linear"
 
     def _parts(self, name: str, matrix: _Matrix) -> Layout:
-        """What is written of a matrix, by its full name."""
+        """The tensors to write for a matrix, by full name."""
         if name not in self.quantized:
             return {f"{name}.weight": (torch.bfloat16, matrix.shape)}
         parts = self.scheme_of(name).layout(*matrix.shape)
@@ -539,7 +539,7 @@ class _Work:
         return {f"{name}.{part}": about for part, about in parts.items()}
 
     def _outputs(self, file: str) -> list[tuple[str, Layout]]:
-        """What is written of each tensor of a file, in its order."""
+        """The tensors to write for each tensor of a file, in order."""
         by_tensor: dict[str, list[str]] = {}
         for module, matrix in self.matrices.items():
             if matrix.file == file:
@@ -566,14 +566,14 @@ class _Work:
         return found
 
     def _is_scale(self, name: str) -> bool:
-        """Whether a tensor is read with the weight that it scales."""
+        """Whether a tensor is a scale that is read together with its weight."""
         if name.endswith("_scales"):
             return f"{name.removesuffix('_scales')}_blocks" in self.source.map
         weight = name.removesuffix("_scale_inv")
         return weight != name and weight in self.source.map
 
     def _expert_bias(self, name: str) -> tuple[str, tuple[str, ...]] | None:
-        """The experts of a bias, and the matrices that it is of, in turns."""
+        """The experts of a bias, and its matrices, whose elements alternate."""
         base = name.removesuffix("_bias")
         if base == name:
             return None
@@ -585,7 +585,7 @@ class _Work:
         return _expert_pieces(base) if f"{base}_blocks" in self.source.map else None
 
     def bytes_after(self, done: Mapping[str, str]) -> int:
-        """Bytes of the tensors of the files that are not done."""
+        """Size of the tensors in the files that are not finished."""
         return sum(
             math.prod(shape) * dtype.itemsize
             for file, outputs in self.outputs.items()
@@ -601,11 +601,11 @@ class _Work:
         keep: Callable[[], None],
         progress: Progress | None,
     ) -> None:
-        """Writes the files that are not done.
+        """Writes the files that are not finished.
 
         Args:
             folder: to write to.
-            done: hashes of the files that are; takes the others.
+            done: hashes of the finished files; the others are added.
             keep: called after each file.
             progress: called after each tensor.
         """
@@ -627,7 +627,7 @@ class _Work:
             keep()
 
     def _tensors(self, name: str, made: Layout) -> Iterator[tuple[str, Tensor]]:
-        """What is written of one tensor."""
+        """The tensors to write for one tensor."""
         modules = dict.fromkeys(part.rpartition(".")[0] for part in made)
         if list(made) == [name] and not self._is_quantized(name):
             matrix = self.matrices.get(name.removesuffix(".weight"))
@@ -680,7 +680,7 @@ class _Work:
             yield f"{name}.{part}", tensor
 
     def _gptq(self, name: str) -> NVFP4Tensor:
-        """A matrix, rounded with those that engines fuse with it."""
+        """A matrix, rounded together with those that engines fuse with it."""
         if name not in self._rounded:
             family = self.relatives.get(name, [name])
             weights = [self._values(member) for member in family]
@@ -691,7 +691,7 @@ class _Work:
         return self._rounded.pop(name)
 
     def _as_it_is(self, matrix: _Matrix, scheme: Scheme) -> dict[str, Tensor] | None:
-        """The parts of a matrix that is in the format already."""
+        """The parts of a matrix that already has the requested format."""
         if matrix.source == "fp8" and scheme is SCHEMES["fp8_block"]:
             scale = self.source.read(f"{matrix.name}_scale_inv").to(torch.float32)
             return {"weight": self.source.read(matrix.name), "weight_scale": scale}
@@ -701,7 +701,7 @@ class _Work:
         return None
 
     def _values(self, name: str) -> Tensor:
-        """A matrix, and its amax noted."""
+        """The values of a matrix. Records its amax."""
         matrix = self.matrices[name]
         weight = self.source.values(matrix, self.device)
         if name not in self._maxima:
@@ -719,7 +719,7 @@ class _Work:
         return weight
 
     def _gsa(self, name: str) -> Tensor:
-        """That of a matrix and of those that engines fuse with it."""
+        """The gsa of a matrix and of those that engines fuse with it."""
         family = self.relatives.get(name, [name])
         for member in family:
             if member not in self._maxima:
@@ -733,7 +733,7 @@ class _Work:
 
 
 def _expert_pieces(base: str) -> tuple[str, tuple[str, ...]]:
-    """The module of experts that a tensor of gpt-oss is of, and the matrices in it."""
+    """The experts module that a gpt-oss tensor belongs to, and the matrices in it."""
     owner, _, last = base.rpartition(".")
     return owner, ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
 
@@ -810,10 +810,10 @@ def _check_accuracy(
 def _begin(
     partial: Path, what: dict[str, Any], restart: bool
 ) -> tuple[dict[str, str], list[str] | None]:
-    """Makes the folder for the work, and finds what a killed call has done in it.
+    """Creates the working folder, and finds what an interrupted call has finished.
 
     Returns:
-        The hashes of the files that are finished, and what stays in FP8, or None.
+        The hashes of the finished files, and the names that stay in FP8, or None.
     """
     state = partial / _STATE
     if partial.exists() and restart:

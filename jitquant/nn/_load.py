@@ -1,4 +1,4 @@
-"""Files in the layout of compressed-tensors, of ModelOpt and of DeepSeek, read into a model."""
+"""Loads checkpoints of compressed-tensors, ModelOpt and DeepSeek into a model."""
 
 from __future__ import annotations
 
@@ -33,31 +33,35 @@ _CODES = (NVFP4Linear, MXFP4Linear, NVFP4Experts)
 
 
 def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) -> Conversion:
-    """Reads such files, whoever wrote them, into a model whose layers are not converted.
+    """Loads a checkpoint in the layout of compressed-tensors into an unconverted model.
 
-    A linear whose weight is in NVFP4 there becomes an `NVFP4Linear` with the file's codes and
-    scales. It is ``weight_only`` if the files say that inputs stay as they are (NVFP4A16), and were
-    not saved from layers that quantize them. One in MXFP4 becomes an `MXFP4Linear`. One whose
-    weight is in FP8 in 128x128 blocks becomes a
-    `Float8BlockwiseLinear` with the dequantized weight. Experts become `NVFP4Experts` and
-    `Float8BlockwiseExperts`. All else is loaded as it is. Scales of inputs from
-    calibration become ``input_gsa``; experts compute theirs.
+    Layers are replaced according to the format of their weight in the files:
 
-    Files of ModelOpt in NVFP4 (``quant_method`` "modelopt") and in FP8 blocks as DeepSeek's ("fp8")
-    are read as well.
+    - NVFP4: `NVFP4Linear` with the codes and scales of the file. It is ``weight_only`` if the
+      files say that inputs are not quantized (NVFP4A16), unless they were saved from layers that
+      quantize them.
+    - MXFP4: `MXFP4Linear`.
+    - FP8 in 128x128 blocks: `Float8BlockwiseLinear` with the dequantized weight.
+    - Experts: `NVFP4Experts` and `Float8BlockwiseExperts`.
+
+    Everything else is loaded unchanged. Calibrated input scales become ``input_gsa``, except in
+    experts, which compute theirs.
+
+    Also reads NVFP4 files of ModelOpt (``quant_method`` "modelopt") and FP8 blocks of DeepSeek
+    ("fp8").
 
     Args:
-        model: of the architecture of the files; values of its weights are lost. It may be on meta:
-            then its weights come to be where the files are read, on the CPU.
-        directory: with config.json and model.safetensors, or parts of the latter and their index.
+        model: with the architecture of the files; its weights are overwritten. If it is on the
+            meta device, its weights are created on the CPU.
+        directory: with config.json and model.safetensors, or the latter's shards and index.
 
     Returns:
-        Which layers were replaced, and which were left as they are.
+        Which layers were replaced, and which were left unchanged.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: the files are of another format, or the weights of other layers than the
-            model's; or the model has buffers on meta that are in no file.
+        ValueError: the files have another format, or weights of layers that the model does not
+            have; or the model has buffers on meta that are in no file.
         ImportError: safetensors is not installed.
     """
     directory = Path(directory)
@@ -158,7 +162,7 @@ def quantized_modules(model: nn.Module, directory: Path) -> dict[str, nn.Module]
 
 
 def _matrices_of(experts: nn.Module) -> dict[str, tuple[int, int]]:
-    """The tensors of experts, and how many matrices are in them: experts, and pieces of each."""
+    """The tensors of experts and their numbers of matrices: experts, and pieces per expert."""
     return {
         projection.name: (experts.get_parameter(projection.name).shape[0], projection.pieces)
         for projection in projections_of(experts)
@@ -166,7 +170,7 @@ def _matrices_of(experts: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _check_meta_buffers(model: nn.Module) -> None:
-    """Refuses buffers that no file fills, before anything is read into the model."""
+    """Rejects buffers on meta that no file contains, before the model is changed."""
     if is_pretrained(model):  # these compute theirs
         return
     saved = model.state_dict().keys()
@@ -180,7 +184,7 @@ def _check_meta_buffers(model: nn.Module) -> None:
 
 
 def _shared_names(model: nn.Module) -> list[list[str]]:
-    """Names that are one parameter."""
+    """Groups of names that share a parameter."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -188,7 +192,7 @@ def _shared_names(model: nn.Module) -> list[list[str]]:
 
 
 def _nvfp4_parts(dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Takes codes, block scales and gsa of a matrix out of ``tensors``."""
+    """Pops the codes, block scales and gsa of a matrix from ``tensors``."""
     packed, scale = tensors.pop(f"{dot}weight_packed"), tensors.pop(f"{dot}weight_scale")
     global_scale = tensors.pop(f"{dot}weight_global_scale", None)
     gsa = tensors.pop(f"{dot}weight_gsa", None)
@@ -239,7 +243,7 @@ def _nvfp4_layer(
 
 
 def _is_mxfp4(dot: str, tensors: dict[str, Tensor]) -> bool:
-    """Whether codes are of MXFP4, which has bytes as scales and no global one."""
+    """Whether codes are MXFP4, which has byte scales and no global scale."""
     scale = tensors.get(f"{dot}weight_scale")
     return scale is not None and scale.dtype in (torch.uint8, E8M0_DTYPE)
 
@@ -268,7 +272,7 @@ def _mxfp4_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> MXF
 def _fp8_matrix(
     dot: str, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Takes a matrix in blocks out of ``tensors``, dequantized."""
+    """Pops a matrix in FP8 blocks from ``tensors`` and dequantizes it."""
     weight, scale = (tensors.pop(f"{dot}{part}") for part in ("weight", "weight_scale"))
     if device.type != "meta":
         weight, scale = weight.to(device), scale.to(device)
@@ -285,7 +289,7 @@ def _fp8_matrix(
 
 
 def _fp8_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> Float8BlockwiseLinear:
-    """Puts the dequantized weight in place of that in ``tensors``."""
+    """Replaces the weight in ``tensors`` by the dequantized one."""
     own = linear.weight
     tensors[f"{dot}weight"] = _fp8_matrix(dot, tensors, own.device, own.dtype)
     return Float8BlockwiseLinear.from_linear(linear)
@@ -297,7 +301,7 @@ def _experts(
     files: Mapping[str, Mapping[tuple[int, int], str]],
     tensors: dict[str, Tensor],
 ) -> NVFP4Experts | Float8BlockwiseExperts | None:
-    """Experts of the files; where they are in no format of ours, their matrices are put together.
+    """Experts from the files. Matrices in other formats are stacked.
 
     Args:
         name: of the experts in the model.
@@ -367,7 +371,7 @@ def _take_biases(
     files: Mapping[str, Mapping[tuple[int, int], str]],
     tensors: dict[str, Tensor],
 ) -> None:
-    """Puts the biases of experts together in ``tensors``, where the model has some."""
+    """Stacks the biases of experts in ``tensors``, if the model has any."""
     for part, places in files.items():
         if getattr(module, f"{part}_bias", None) is None:
             continue
@@ -430,7 +434,7 @@ def _load_the_rest(model: nn.Module, tensors: dict[str, Tensor], tied: list[list
 
 
 def _tie_again(model: nn.Module, tied: list[list[str]]) -> None:
-    """Makes names one parameter again, which loading by assignment has made several."""
+    """Ties parameters again that loading by assignment has separated."""
     for first, *others in tied:
         try:
             parameter = model.get_parameter(first)
@@ -442,7 +446,7 @@ def _tie_again(model: nn.Module, tied: list[list[str]]) -> None:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The ``quantization_config`` of a folder; ModelOpt's may be in a file of its own.
+    """The ``quantization_config`` of a folder; ModelOpt may have it in a separate file.
 
     Raises:
         FileNotFoundError, ValueError: as `load_compressed_tensors`.
@@ -463,7 +467,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _quantizes_inputs(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether the input of a matrix in NVFP4 is quantized too.
+    """Whether the input of an NVFP4 matrix is quantized too.
 
     Args:
         name: in the files.
@@ -479,7 +483,7 @@ def _quantizes_inputs(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def read_quantized(directory: Path, method: str) -> dict[str, Tensor]:
-    """The tensors of a folder, with the names that compressed-tensors gives their parts.
+    """The tensors of a folder, with their parts named as in compressed-tensors.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -507,7 +511,7 @@ def _of_modelopt(name: str, tensor: Tensor) -> tuple[str, Tensor]:
 
 
 def tensor_names(directory: Path) -> set[str]:
-    """Of all tensors in the files of a folder."""
+    """The names of all tensors in the files of a folder."""
     return {name for file in _files(directory) for name in read_header(file)}
 
 
