@@ -1,4 +1,4 @@
-"""`convert`: the linears of a model, replaced by quantized ones, with a report of what was done."""
+"""`convert`: replaces the linears of a model by quantized layers, and reports what it did."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 @dataclass
 class Conversion:
-    """What `convert` did.
+    """The result of `convert`.
 
     Attributes:
-        recipe: that was asked for.
-        replaced: names of the linears and experts that were replaced, each at every place it has.
-        skipped: names of those that were left as they are, and why.
-        bytes_before, bytes_after: of the weights of what was replaced, biases aside.
-        elements: of the weights of what was replaced.
-        model_elements, model_bytes: of all parameters of the model, before.
-        left: elements of each parameter that is not quantized, by name: also what is in no linear.
-        in_fp8: names of those that ``fp8_share`` keeps in FP8.
-        sqnr: with ``fp8_share``: that of each linear in NVFP4, in dB, by name.
-        uncalibrated: names of linears without inputs in the calibration: they are rounded as "mse"
-            in place of "gptq", and have no static scale.
+        recipe: the requested recipe.
+        replaced: names of the replaced linears and experts, with each name that a layer has.
+        skipped: names of those that were left unchanged, and why.
+        bytes_before, bytes_after: size of the replaced weights, without biases.
+        elements: number of elements of the replaced weights.
+        model_elements, model_bytes: number and size of all parameters of the model, before.
+        left: elements of each parameter that is not quantized, by name, in linears or elsewhere.
+        in_fp8: names of the linears that ``fp8_share`` keeps in FP8.
+        sqnr: with ``fp8_share``: the SQNR of each linear in NVFP4, in dB, by name.
+        uncalibrated: names of linears without inputs in the calibration. They are rounded like
+            "mse" instead of "gptq", and have no static scale.
     """
 
     recipe: str
@@ -106,17 +106,17 @@ class Conversion:
         return "\n".join(lines)
 
     def count(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """Notes what a model has before anything is replaced, and returns its parameters."""
+        """Records the size of a model before anything is replaced, and returns its parameters."""
         parameters = dict(model.named_parameters())
         self.model_elements = sum(p.numel() for p in parameters.values())
         self.model_bytes = sum(p.nbytes for p in parameters.values())
         return parameters
 
     def finish(self, before: dict[str, nn.Parameter], quantized: set[int]) -> None:
-        """Notes what is left.
+        """Records what is not quantized.
 
         Args:
-            before: of `count`.
+            before: from `count`.
             quantized: ids of the parameters that were quantized.
         """
         self.left = {n: p.numel() for n, p in before.items() if id(p) not in quantized}
@@ -146,58 +146,62 @@ def convert(
 ) -> Conversion:
     """Replaces the linears and the experts of a model, in place.
 
-    Left as they are, with the reason: heads (``lm_head``, what ``get_output_embeddings`` returns),
-    routers and their gates, unless ``ignore`` says otherwise; what ``targets`` or ``filter`` leave
-    out; subclasses of ``nn.Linear``, which may compute something else; linears with hooks; those of
-    ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which read the weights themselves;
-    weights that cannot be quantized; and for NVFP4 and MXFP4 weights that another module has as
-    well, such as tied embeddings. A linear that the model has at several places is one layer at all
-    of them afterwards.
+    These are skipped, with a reason:
 
-    In NVFP4 the layers that engines fuse (q, k, v; gate, up) share one gsa, the largest of
-    theirs: the engine takes one for all of them, without computing the block scales again.
+    - heads (``lm_head``, the result of ``get_output_embeddings``), routers and their gates, unless
+      ``ignore`` says otherwise
+    - layers that ``targets`` or ``filter`` exclude
+    - subclasses of ``nn.Linear``, which may compute something else, and linears with hooks
+    - linears in ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``, which read weights
+      directly
+    - weights that cannot be quantized and, for NVFP4 and MXFP4, weights shared with another module,
+      such as tied embeddings
 
-    The ``save_pretrained`` of a model of transformers in NVFP4 writes the layout of
+    A linear that is used in several places is replaced by one layer in all of them.
+
+    In NVFP4, layers that engines fuse (q, k, v; gate, up) share one gsa, the largest of theirs,
+    because engines take one for all of them.
+
+    Afterwards ``save_pretrained`` of a transformers model in NVFP4 writes the layout of
     `save_compressed_tensors`.
 
     Args:
-        model: any module that has linears in it.
+        model: any module that contains linears.
         recipe: "fp8_block": `Float8BlockwiseLinear`, with the same parameters; "nvfp4":
-            `NVFP4Linear`; "nvfp4_weight_only": the same, with inputs left as they are;
-            "mxfp4_weight_only": `MXFP4Linear`, experts left alone. Experts whose weights are
-            tensors of three dimensions, as transformers 5 has them, become
-            `jitquant.nn.Float8BlockwiseExperts` or `jitquant.nn.NVFP4Experts`. An
-            `NVFP4TrainingRecipe`: `NVFP4TrainingLinear`, with the same parameters; experts are
-            left alone.
-        filter: called with the name and the module of each linear, and of experts; False leaves it
-            alone. By name it is easier with ``ignore``.
+            `NVFP4Linear`; "nvfp4_weight_only": the same without quantized inputs;
+            "mxfp4_weight_only": `MXFP4Linear`. An `NVFP4TrainingRecipe`: `NVFP4TrainingLinear`,
+            with the same parameters. Experts whose weights are three-dimensional tensors, as in
+            transformers 5, become `jitquant.nn.Float8BlockwiseExperts` or
+            `jitquant.nn.NVFP4Experts`; the last two recipes skip them.
+        filter: called with the name and the module of each linear and of experts; False skips it.
+            To skip by name use ``ignore``.
         targets: "all", "attention", "mlp", "experts", or patterns: names or their last parts, with
             ``*`` and ``?``, or regular expressions after ``re:``.
-        ignore: patterns of what is left alone; None: heads and routers, as above. ``()`` leaves
-            nothing alone; ``("lm_head", "model.layers.0.*")`` names both.
-        siblings: the last parts of the names that are fused, for each family; ``()``: each layer
-            has a gsa of its own.
+        ignore: patterns to skip, such as ``("lm_head", "model.layers.0.*")``; None: heads and
+            routers, as above; ``()``: nothing.
+        siblings: the last name parts of layers that engines fuse, for each family; ``()``: each
+            layer has its own gsa.
         rounding: of weights to NVFP4; kernels, files and speed are the same. "nearest"; "4over6":
-            a block's amax becomes 6 or 4, by the smaller error; "mse": a block's scale and the
-            gsa are those with the smallest squared error; "gptq": as "mse", and errors are made up
-            for where inputs are correlated. To choose by layer call `convert` with ``targets`` and
-            again.
-        calibration: of this model, by `calibrate`: for "gptq", which rounds what is not in it as
-            "mse", and for the next two.
-        static_inputs: whether the inputs of "nvfp4" are quantized with the amax of the calibration,
-            which saves a launch, and is in files what engines want.
-        fp8_share: of 0 to 1: so many of the linears become `Float8BlockwiseLinear`, those with the
-            lowest SQNR of the outputs in NVFP4, or of the weights where nothing is known of the
-            inputs. Layers that engines fuse are taken or left together.
-        compute: of `NVFP4Linear`, with recipe "nvfp4_weight_only": "fp8" multiplies 256 rows and
-            more in FP8; experts stay exact. See "fp8_loss" of what `report` finds for its cost.
+            a block's amax maps to 6 or 4, whichever has the smaller error; "mse": searches the
+            block scales and the gsa for the smallest squared error; "gptq": like "mse", and
+            compensates errors if inputs are correlated. For different roundings per layer call
+            `convert` several times with ``targets``.
+        calibration: of this model, from `calibrate`: for "gptq", which rounds layers that are not
+            in it like "mse", and for the next two arguments.
+        static_inputs: whether to quantize the inputs of "nvfp4" with the amax of the calibration.
+            This saves a launch, and writes the scales that engines need to files.
+        fp8_share: 0 to 1: the share of linears that become `Float8BlockwiseLinear` instead, those
+            with the lowest SQNR of the outputs in NVFP4, or of the weights without statistics of
+            the inputs. Layers that engines fuse stay together.
+        compute: of `NVFP4Linear`, with recipe "nvfp4_weight_only": "fp8" multiplies 256 rows or
+            more in FP8; experts stay exact. "fp8_loss" from `report` shows its cost.
 
     Returns:
-        What was replaced and what was not, of all parameters of the model; ``print`` it.
+        What was replaced and what was not, including all parameters of the model; ``print`` it.
 
     Raises:
-        ValueError: ``recipe`` is none of these, ``model`` is a linear itself, a weight has NaN or
-            infinity in it, or arguments do not go together; nothing is replaced then.
+        ValueError: ``recipe`` is unknown, ``model`` is a linear itself, a weight has NaN or
+            infinity in it, or arguments conflict. Nothing is replaced then.
         TypeError: ``model`` is not a module, or ``filter`` is not callable.
     """
     if isinstance(recipe, NVFP4TrainingRecipe):
@@ -320,7 +324,7 @@ def convert(
 
 
 class _Rounded(NamedTuple):
-    """A weight in NVFP4, and the gsa of the inputs where they are known."""
+    """A weight in NVFP4, and the gsa of its inputs if known."""
 
     weight: NVFP4Tensor
     input_gsa: Tensor | None
@@ -329,7 +333,7 @@ class _Rounded(NamedTuple):
 def _round(
     linears: Mapping[str, nn.Linear], rounding: WeightRounding, calibration: Calibration | None
 ) -> dict[str, _Rounded]:
-    """The weights of linears that have one gsa, and one for their inputs."""
+    """Rounds the weights of linears that share a gsa, and an input gsa."""
     found = {} if calibration is None else calibration.layers
     moments = [found[name].moment if name in found else None for name in linears]
     weights = quantized_weights([m.weight for m in linears.values()], rounding, moments)
@@ -358,10 +362,10 @@ def check_arguments(
     fp8_share: float,
     compute: str,
 ) -> None:
-    """Those of `convert` go together.
+    """Checks that arguments of `convert` are compatible.
 
     Raises:
-        TypeError, ValueError: they do not.
+        TypeError, ValueError: they are not.
     """
     one_of("compute", compute, COMPUTES)
     if compute == "fp8" and recipe != "nvfp4_weight_only":
@@ -395,7 +399,7 @@ _CONVERTED = (*_CODES, NVFP4TrainingLinear, Float8BlockwiseLinear, Float8Blockwi
 
 
 def _is_candidate(module: nn.Module) -> bool:
-    """Whether a module is a linear, or experts, converted or not."""
+    """Whether a module is a linear or experts, converted or not."""
     mine = module.named_parameters(recurse=False)
     return isinstance(module, (nn.Linear, *_CONVERTED)) or any(
         name == "down_proj" and p.dim() == 3 for name, p in mine
@@ -403,7 +407,7 @@ def _is_candidate(module: nn.Module) -> bool:
 
 
 def _weights(module: nn.Module) -> list[nn.Parameter]:
-    """What is quantized of a linear, or of experts."""
+    """The weights of a linear or of experts that get quantized."""
     if isinstance(module, nn.Linear):
         return [module.get_parameter("weight")]
     return [p for n, p in module.named_parameters(recurse=False) if not n.endswith("_bias")]
@@ -419,10 +423,10 @@ def _check_finite(name: str, module: nn.Module) -> None:
 
 
 def check_filter(filter: object) -> None:
-    """Refuses what cannot be called.
+    """Checks that a filter is callable.
 
     Raises:
-        TypeError: it cannot.
+        TypeError: it is not.
     """
     if filter is not None and not callable(filter):
         raise TypeError(
@@ -432,7 +436,7 @@ def check_filter(filter: object) -> None:
 
 
 def _output_embeddings(model: nn.Module) -> nn.Module | None:
-    """The head of a model of transformers."""
+    """The head of a transformers model."""
     try:
         head = getattr(model, "get_output_embeddings", lambda: None)()
     except NotImplementedError:
@@ -441,7 +445,7 @@ def _output_embeddings(model: nn.Module) -> nn.Module | None:
 
 
 def attach(model: nn.Module) -> None:
-    """Has ``save_pretrained`` of a converted model of transformers write what engines read."""
+    """Makes ``save_pretrained`` of a converted transformers model write files for engines."""
     if is_pretrained(model):
         from jitquant.nn._hf_quantizer import attach_quantizer
 
@@ -449,7 +453,7 @@ def attach(model: nn.Module) -> None:
 
 
 def replace_everywhere(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Puts a module at all places that another one has in a model."""
+    """Replaces a module everywhere in a model."""
     named = model.named_modules(remove_duplicate=False)
     _replace(model, [name for name, module in named if module is old], new)
 

@@ -1,7 +1,7 @@
-"""How weights are rounded to NVFP4: to nearest, with scales that are searched, or by GPTQ.
+"""Rounds weights to NVFP4: to nearest, with searched scales, or by GPTQ.
 
-Whatever the rounding, a weight is plain NVFP4: E2M1 codes, E4M3 scales of 16 neighbors, one gsa.
-Kernels and files are the same, and so is the speed.
+The result is always plain NVFP4: E2M1 codes, E4M3 scales for 16 neighbors, one gsa. Kernels, files
+and speed are the same.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def quantized_weights(
     rounding: WeightRounding,
     moments: Sequence[Tensor | None] = (),
 ) -> list[NVFP4Tensor]:
-    """Weights in NVFP4 that have one gsa together, scales linear.
+    """Quantizes weights to NVFP4 with one shared gsa and linear scales.
 
     - "nearest": `jitquant.quantize_weight_nvfp4`.
-    - "4over6": the amax of each block becomes 6 or 4, by the smaller squared error (fouroversix,
-      arXiv 2512.02010); gsa amax / 1536.
-    - "mse": each block has the scale, and all have the gsa, with the smallest squared error.
-    - "gptq": the columns after a column make up for its error (arXiv 2210.17323), with the gsa of
-      "mse". No weight gives its outputs a larger squared error than "nearest" on the inputs that
-      its moment is of. Weights without one are rounded as "mse".
+    - "4over6": the amax of each block maps to 6 or 4, whichever has the smaller squared error
+      (fouroversix, arXiv 2512.02010); gsa = amax / 1536.
+    - "mse": block scales and gsa with the smallest squared error.
+    - "gptq": later columns compensate the error of a column (arXiv 2210.17323), with the gsa of
+      "mse". On the inputs of the moment, the squared error of the outputs is never larger than
+      with "nearest". Weights without a moment are rounded like "mse".
 
     Args:
         weights: (N, K) each, K the same, bfloat16, float16 or float32, on one device.
@@ -88,13 +88,13 @@ def quantized_weights(
 
 
 def shared_gsa(weights: Sequence[Tensor], rounding: WeightRounding = "nearest") -> Tensor:
-    """The gsa that weights have together: fp32 (1,) on the device of the first.
+    """The gsa that weights share: fp32 (1,) on the device of the first.
 
     Args:
         weights: (N, K) each, the last dimension contiguous.
-        rounding: "nearest": the largest of theirs, amax / 2688; "4over6": amax / 1536; "mse" and
-            "gptq": that of the octave from amax / 2688 on with the smallest squared error, tried
-            on rows at equal distances.
+        rounding: "nearest": the largest amax / 2688; "4over6": the largest amax / 1536; "mse" and
+            "gptq": the value in the octave above amax / 2688 with the smallest squared error on
+            evenly spaced rows.
     """
     gsas = [amax_gsa(w).to(weights[0].device) for w in weights]
     least = torch.stack(gsas).amax(0)
@@ -114,7 +114,7 @@ def gsa_for(rounding: WeightRounding, least: Tensor, samples: Sequence[Tensor]) 
 
 
 def with_gsa(weight: Tensor, rounding: WeightRounding, gsa: Tensor) -> NVFP4Tensor:
-    """A weight (N, K) with a gsa that is given, by its `shared_gsa`; "gptq" is "mse"."""
+    """Quantizes a weight (N, K) with a given gsa from `shared_gsa`; "gptq" works like "mse"."""
     if rounding == "nearest":
         return quantize_weight_nvfp4(weight, gsa=gsa)
     if rounding == "4over6":
@@ -128,7 +128,7 @@ def _packed(made: Codes, gsa: Tensor, cols: int) -> NVFP4Tensor:
 
 
 def _rounded(values: Tensor, gsa: Tensor, moment: Tensor | None) -> Codes:
-    """As "gptq", or where nothing is known of the inputs as "mse"."""
+    """Rounds by "gptq", or by "mse" without statistics of the inputs."""
     found = searched(values, gsa)
     if moment is None:
         return found
@@ -142,7 +142,7 @@ def _nearest(values: Tensor, gsa: Tensor) -> Codes:
 
 
 def _better(first: Codes, second: Codes, values: Tensor, gsa: Tensor, moment: Tensor) -> Codes:
-    """Of each row that with the smaller error of the output."""
+    """Selects, for each row, the version with the smaller output error."""
     noises = [
         output_noise(dequantized(*each, gsa) - values, moment)[:, None] for each in (first, second)
     ]
@@ -151,11 +151,11 @@ def _better(first: Codes, second: Codes, values: Tensor, gsa: Tensor, moment: Te
 
 
 def sample(weight: Tensor, weights: int) -> Tensor:
-    """Rows at equal distances that a gsa is searched with.
+    """Evenly spaced rows for the search of a gsa.
 
     Args:
         weight: (N, K).
-        weights: that have the gsa together.
+        weights: the number of weights that share the gsa.
     """
     count = min(weight.shape[0], max(1, _SAMPLE // weights // weight.shape[1]))
     first = torch.linspace(0, weight.shape[0] - 1, count, device=weight.device)
@@ -179,15 +179,15 @@ def _four_over_six(weight: Tensor, gsa: Tensor) -> NVFP4Tensor:
 
 
 def searched(values: Tensor, gsa: Tensor, importance: Tensor | None = None) -> Codes:
-    """Codes and bytes of scales with the smallest squared error.
+    """Codes and scale bytes with the smallest squared error.
 
-    Tried for each block are nine E4M3 codes: from those that let the amax saturate to those that
-    make it 4 and less. Outside of them is hardly ever a better one.
+    Tries nine E4M3 codes per block, from those where the amax saturates to those that map it to 4
+    or less. Others are hardly ever better.
 
     Args:
         values: fp32 (N, K), K a multiple of 16.
         gsa: fp32 (1,).
-        importance: fp32 (K,), what a column's squared errors are multiplied with; None: 1.
+        importance: fp32 (K,), weights of the columns' squared errors; None: 1.
     """
     parts = torch.split(values, max(1, _PART // values.shape[1]))
     found = [_searched(part, gsa, importance) for part in parts]
@@ -217,7 +217,7 @@ def _searched(values: Tensor, gsa: Tensor, importance: Tensor | None) -> Codes:
 
 
 def output_noise(error: Tensor, moment: Tensor) -> Tensor:
-    """The squared error of each output over the inputs that a moment is of: fp64 (N,).
+    """The squared error of each output over the inputs of a moment: fp64 (N,).
 
     Args:
         error: fp32 (N, K) of a weight.
@@ -228,11 +228,11 @@ def output_noise(error: Tensor, moment: Tensor) -> Tensor:
 
 
 def gptq(values: Tensor, moment: Tensor, gsa: Tensor) -> Codes:
-    """Codes and bytes of scales with a small error of the outputs.
+    """Codes and scale bytes with a small error of the outputs.
 
-    A column is rounded, and those after it take what makes up for its error where the inputs are
-    correlated. Blocks of 16 columns follow each other from the largest inputs to the smallest; a
-    block's scales are searched when its turn comes.
+    Rounds one column at a time; later columns compensate its error if the inputs are correlated.
+    Blocks of 16 columns are processed from the largest inputs to the smallest. A block's scales are
+    searched when it is processed.
 
     Args:
         values: fp32 (N, K), K a multiple of 16.
