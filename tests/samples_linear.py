@@ -45,6 +45,9 @@ def linear_samples() -> dict[str, list[Sample]]:
         (18, 20, 256, {"bias": True}),
         (0, 16, 32, {}),
         # In tiles, of each shape (gemm/linear_tiles.cuh), on a device with two multiprocessors.
+        (20, 100, 576, {"bias": True}),
+        (30, 500, 128, {}),
+        (25, 50, 576, {"residual": True}),
         (40, 70, 576, {}),
         (60, 500, 256, {"residual": True}),
         (100, 64, 64, {}),

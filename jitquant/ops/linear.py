@@ -150,8 +150,8 @@ def _plan_fp8(
     return _plan_epilogue(x, n, bias, residual, torch.bfloat16 if dtype is None else dtype)
 
 
-#: Rows of x that are few: the kernels for more are others (nvfp4_linear.cu).
-_FEW_ROWS = 16
+#: Rows of x that are few, and that are some: each has kernels of its own (linear_tiles.cuh).
+_FEW_ROWS, _SOME_ROWS = 16, 64
 
 
 def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = None) -> Part | None:
@@ -159,10 +159,12 @@ def _part(x: Tensor, x_sf: Tensor | None = None, dtype: torch.dtype | None = Non
     to = _part_of_result(x.dtype if x_sf is None and dtype is None else dtype)
     if of is None or to is None:
         return None
-    if x.shape[:-1].numel() <= _FEW_ROWS:
-        return Part(f"{of.name}_few_rows", (*of.flags, "-DJITQUANT_LINEAR_FEW_ROWS=1"))
-    flags = (*of.flags, "-DJITQUANT_LINEAR_FEW_ROWS=0", *to.flags)
-    return Part(f"{of.name}_many_rows_{to.name}", flags)
+    rows = x.shape[:-1].numel()
+    if rows <= _FEW_ROWS:
+        return Part(f"{of.name}_few_rows", (*of.flags, f"-DJITQUANT_LINEAR_ROWS={_FEW_ROWS}"))
+    many, most = ("some", _SOME_ROWS) if rows <= _SOME_ROWS else ("many", 0)
+    flags = (*of.flags, f"-DJITQUANT_LINEAR_ROWS={most}", *to.flags)
+    return Part(f"{of.name}_{many}_rows_{to.name}", flags)
 
 
 def _part_of_result(dtype: torch.dtype | None = None) -> Part | None:

@@ -27,8 +27,11 @@ struct TileShape {
   static constexpr int kOfCluster = kWeights * (2 / kShares);  // and of a cluster
   static constexpr int kElement = kBytes;
   static constexpr int kX = kRows * kDepth * kElement;  // bytes of a stage
-  static constexpr int kCodes = kWeights * kDepth / 2;
-  static constexpr int kStage = kX + kCodes;
+  static constexpr int kCodes = kWeights * kDepth / 2, kCodesAt = kX;
+  // Scales as they are, or what refold.cuh makes of them: 8 bytes each, and a word a row.
+  static constexpr int kScales = kWeights * (kElement == 1 ? kDepth / 2 + 4 : kDepth / 16);
+  static constexpr int kScalesAt = kX + kCodes;
+  static constexpr int kStage = kX + kCodes + (kScales + 1023) / 1024 * 1024;
   static constexpr int kSums = kRows / 2;  // of a thread
   static constexpr int kParts = kAlong > 1 ? kGroups / 2 * kSums * 128 * 4 : 0;
   static constexpr int kShared = kStages * kStage + kParts;
@@ -116,32 +119,69 @@ __device__ __forceinline__ StagesOfK stages_of_k(int cols, int rank) {
   return rank == 0 ? StagesOfK{0, half} : StagesOfK{half, all};
 }
 
-// Copies all stages of a block's tiles, by one thread: own codes, and half of x for both blocks.
+// The scales of a block's rows of W as they are, copied by 128 threads.
 template <class Shape>
-__device__ __forceinline__ void copy_stages(const TensorMap& codes, const TensorMap& x_map,
-                                            TileWalk<Shape>& walk, Ring<Shape::kStages>& ring,
-                                            const StagesAt& at, int first, int step,
-                                            const StagesOfK& of_k) {
+class CopiedScales {
+ public:
+  __device__ __forceinline__ CopiedScales(const Nvfp4Weight& w) : w_(w), row_(0) {}
+
+  __device__ __forceinline__ void begin(int row, int) { row_ = row; }
+  // Those of a stage: the thread arrives at the barrier when they are there.
+  __device__ __forceinline__ void fill(uint32_t stage, int s, uint32_t full) {
+    constexpr int kWords = Shape::kDepth / 64;  // of a row and a stage
+    const int words = w_.cols / 64;
+#pragma unroll
+    for (int i = 0; i < (Shape::kWeights + 127) / 128; ++i) {
+      const int row = i * 128 + threadIdx.x;
+      if (Shape::kWeights < 128 && row >= Shape::kWeights) break;
+      const uint8_t* const from =
+          w_.scales + (static_cast<int64_t>(row_ + row) * words + s * kWords) * 4;
+      const uint32_t to = stage + Shape::kScalesAt + row * kWords * 4;
+      const int there = row_ + row < w_.rows ? min(words - s * kWords, kWords) : 0;
+#pragma unroll
+      for (int q = 0; q < kWords; ++q) {
+        copy_word(to + 4 * q, q < there ? from + 4 * q : w_.scales, q < there);
+      }
+    }
+    arrive_after_copies(full);
+  }
+
+ private:
+  const Nvfp4Weight& w_;
+  int row_;
+};
+
+// Copies all stages of a block's tiles, by the first warpgroup: each thread scales, and the first
+// own codes and half of x for both blocks.
+template <class Shape, class Scales>
+__device__ __forceinline__ void copy_stages(Scales scales, const TensorMap& codes,
+                                            const TensorMap& x_map, TileWalk<Shape>& walk,
+                                            Ring<Shape::kStages>& ring, const StagesAt& at,
+                                            int first, int step, const StagesOfK& of_k) {
   constexpr int kHalf = Shape::kRows / 2, kAcrossX = 128 / Shape::kElement;
-  for (int i = first; walk.at(i); i += step) {
+  for (int tile = first; walk.at(tile); tile += step) {
+    const int first_row = at.template first_weight<Shape>(walk);
+    scales.begin(first_row, of_k.first);
 #pragma unroll 1
     for (int s = of_k.first; s < of_k.end; ++s, ring.next()) {
       const uint32_t stage = at.ring + ring.stage * Shape::kStage, full = at.full + 8 * ring.stage;
       wait_for(at.empty + 8 * ring.stage, ring.parity ^ 1);
-      expect_bytes(full, Shape::kStage);
-      copy_own_tile(stage + Shape::kX, &codes, s * (Shape::kDepth / 2),
-                    at.template first_weight<Shape>(walk), full);
+      if (threadIdx.x == 0) {
+        expect_bytes(full, Shape::kX + Shape::kCodes);
+        copy_own_tile(stage + Shape::kCodesAt, &codes, s * (Shape::kDepth / 2), first_row, full);
 #pragma unroll
-      for (int h = 0; h < Shape::kDepth / kAcrossX; ++h) {
-        const uint32_t to = stage + h * Shape::kRows * 128;
-        const int column = s * Shape::kDepth + h * kAcrossX, row = walk.x_tile * Shape::kRows;
-        if constexpr (Shape::kShares == 1) {
-          copy_tile(to + at.rank * kHalf * 128, &x_map, column, row + at.rank * kHalf, full, 3);
-        } else {
-          copy_own_tile(to, &x_map, column, row, full);
-          copy_own_tile(to + kHalf * 128, &x_map, column, row + kHalf, full);
+        for (int h = 0; h < Shape::kDepth / kAcrossX; ++h) {
+          const uint32_t to = stage + h * Shape::kRows * 128;
+          const int column = s * Shape::kDepth + h * kAcrossX, row = walk.x_tile * Shape::kRows;
+          if constexpr (Shape::kShares == 1) {
+            copy_tile(to + at.rank * kHalf * 128, &x_map, column, row + at.rank * kHalf, full, 3);
+          } else {
+            copy_own_tile(to, &x_map, column, row, full);
+            copy_own_tile(to + kHalf * 128, &x_map, column, row + kHalf, full);
+          }
         }
       }
+      scales.fill(stage, s, full);
     }
   }
 }
@@ -154,7 +194,7 @@ __device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* 
                        static_cast<int>(blockIdx.x & 1)};
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kStages; ++i) {
-      init_barrier(at.full + 8 * i, 1);
+      init_barrier(at.full + 8 * i, 1 + 128);  // thread 0's copies, and all threads' scales
       init_barrier(at.empty + 8 * i, (2 / Shape::kShares) * 4 * Shape::kGroups);
     }
     publish_barriers();
@@ -187,6 +227,24 @@ __device__ __forceinline__ void prefetch_stages(const Nvfp4Weight& w, const Tens
              of_k.first * (Shape::kDepth / 16));
   }
 }
+// The words of scales of rows `row` and `row` + 1, an even one, from word `word` of a stage on.
+template <class Shape, int kWords>
+__device__ __forceinline__ void load_scales(uint32_t stage, int row, int word,
+                                            uint32_t (&scales)[2][kWords]) {
+  constexpr int kPitch = Shape::kDepth / 64;
+  const uint32_t from = stage + Shape::kScalesAt + (row * kPitch + word) * 4;
+  if constexpr (kWords == 2 && kPitch == 2) {
+    uint32_t words[4];
+    load_shared_16(from, words);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scales[i / 2][i % 2] = words[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; ++i) {
+      scales[i / kWords][i % kWords] = load_shared_4(from + (i / kWords * kPitch + i % kWords) * 4);
+    }
+  }
+}
 // A warp is done with a stage, which the blocks wait for that copy it.
 template <class Shape>
 __device__ __forceinline__ void release_stage(const StagesAt& at, int stage) {
@@ -204,50 +262,55 @@ __device__ __forceinline__ void meet_cluster() {
 }
 
 // The sums of a warpgroup, times all that comes after: those of a lane are of rows n and n + 1 of
-// W, with a factor each, and of two neighbouring rows of x in each eight.
-template <class Out, int kSums>
+// W, with a factor each, and of two neighbouring rows of x in each eight. With kPairs n and n + 1
+// are one word of y. What is not there is 1 to multiply with and -0 to add, which change nothing:
+// only loads and stores ask.
+template <class Out, bool kPairs, int kSums>
 __device__ __forceinline__ void store_as(const LinearEpilogue& to, const float (&d)[kSums],
-                                         const float (&gsa)[2], int rows, int row0, int64_t n,
-                                         bool pairs) {
-  const int t = threadIdx.x & 3;
-  const bool there[2] = {n < to.cols, n + 1 < to.cols};
-  float bias[2] = {};
+                                         const float (&gsa)[2], int rows, int row0, int64_t n) {
+  if (n >= to.cols) return;
+  const bool second = n + 1 < to.cols;
+  float bias[2] = {-0.0f, -0.0f};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    if (to.bias != nullptr && there[h]) bias[h] = float_at(to.bias, to.bias_dtype, n + h);
+    if (to.bias != nullptr && (h == 0 || second)) bias[h] = float_at(to.bias, to.bias_dtype, n + h);
   }
-  int64_t at = (row0 + 2 * t) * to.cols + n;
-  int row = row0 + 2 * t;
+  int row = row0 + 2 * (threadIdx.x & 3);
+  int64_t at = row * to.cols + n;
 #pragma unroll
-  for (int j = 0; j < kSums / 4; ++j, row += 8, at += 8 * to.cols) {
+  for (int j = 0; j < kSums / 4; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (row + i >= rows || !there[0]) continue;
-      Out* const out = static_cast<Out*>(to.out) + at + i * to.cols;
-      const Out* const residual = static_cast<const Out*>(to.residual) + at + i * to.cols;
-      float y[2] = {mul_rn(d[4 * j + i], gsa[0]), mul_rn(d[4 * j + 2 + i], gsa[1])};
-      if (to.x_gsa != nullptr) {
-        const float x_gsa = to.x_gsa[(row + i) * to.x_gsa_stride];
-        y[0] = mul_rn(y[0], x_gsa), y[1] = mul_rn(y[1], x_gsa);
-      }
-      if (to.bias != nullptr) y[0] = add_rn(y[0], bias[0]), y[1] = add_rn(y[1], bias[1]);
-      if constexpr (sizeof(Out) == 2) {
-        if (pairs) {
-          if (to.residual != nullptr) {
-            const uint32_t more = *reinterpret_cast<const uint32_t*>(residual);
-            y[0] = add_rn(y[0], to_float(Out{static_cast<uint16_t>(more)}));
-            y[1] = add_rn(y[1], to_float(Out{static_cast<uint16_t>(more >> 16)}));
-          }
-          *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
-          continue;
-        }
-      }
+      const bool there = row < rows;
+      const float x_gsa =
+          to.x_gsa != nullptr ? to.x_gsa[(there ? row : 0) * to.x_gsa_stride] : 1.0f;
+      float y[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if (!there[h]) continue;
-        if (to.residual != nullptr) y[h] = add_rn(y[h], to_float(residual[h]));
-        out[h] = from_float<Out>(y[h]);
+        y[h] = add_rn(mul_rn(mul_rn(d[4 * j + 2 * h + i], gsa[h]), x_gsa), bias[h]);
       }
+      if (there && to.residual != nullptr) {
+        const Out* const residual = static_cast<const Out*>(to.residual) + at;
+        if constexpr (kPairs) {
+          const uint32_t more = *reinterpret_cast<const uint32_t*>(residual);
+          y[0] = add_rn(y[0], to_float(Out{static_cast<uint16_t>(more)}));
+          y[1] = add_rn(y[1], to_float(Out{static_cast<uint16_t>(more >> 16)}));
+        } else {
+          y[0] = add_rn(y[0], to_float(residual[0]));
+          if (second) y[1] = add_rn(y[1], to_float(residual[1]));
+        }
+      }
+      if (there) {
+        Out* const out = static_cast<Out*>(to.out) + at;
+        if constexpr (kPairs) {
+          *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
+        } else {
+          out[0] = from_float<Out>(y[0]);
+          if (second) out[1] = from_float<Out>(y[1]);
+        }
+      }
+      row += i == 0 ? 1 : 7;
+      at += i == 0 ? to.cols : 7 * to.cols;
     }
   }
 }
@@ -259,12 +322,20 @@ __device__ __forceinline__ void store_sums(const LinearEpilogue& to, const float
   const bool pairs =
       to.cols % 2 == 0 &&
       (reinterpret_cast<uintptr_t>(to.out) | reinterpret_cast<uintptr_t>(to.residual)) % 4 == 0;
+  const auto as = [&](auto out) {
+    using Out = decltype(out);
+    if (pairs) {
+      store_as<Out, true>(to, d, gsa, rows, row0, n);
+    } else {
+      store_as<Out, false>(to, d, gsa, rows, row0, n);
+    }
+  };
   if (gives(DType::kBFloat16) && to.dtype == DType::kBFloat16) {
-    store_as<Bf16>(to, d, gsa, rows, row0, n, pairs);
+    as(Bf16());
   } else if (gives(DType::kFloat16) && to.dtype == DType::kFloat16) {
-    store_as<Fp16>(to, d, gsa, rows, row0, n, pairs);
+    as(Fp16());
   } else if (gives(DType::kFloat32)) {
-    store_as<float>(to, d, gsa, rows, row0, n, false);
+    store_as<float, false>(to, d, gsa, rows, row0, n);
   }
 }
 

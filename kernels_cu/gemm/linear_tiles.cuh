@@ -75,9 +75,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   Ring<Shape::kStages> ring;
   if (group == 0) {
     give_registers<Shape::kFewRegisters>();
-    if (threadIdx.x == 0) {
-      copy_stages(codes, x_map, walk, ring, at, first, step, of_k);
-    }
+    copy_stages(CopiedScales<Shape>(w), codes, x_map, walk, ring, at, first, step, of_k);
     if constexpr (Shape::kShares > 1) {
       meet_cluster();
       meet_cluster();
@@ -100,26 +98,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #pragma unroll
       for (int j = 0; j < Shape::kSums; ++j) d[j] = 0.0f;
       int before = -1;
-      // A stage ahead.
-      uint32_t scale_bytes[2][kScaleWords], next_scales[2][kScaleWords];
       const int first_row = at.template first_weight<Shape>(walk) + weight_row;
-      const uint8_t* const scales_from =
-          w.scales + static_cast<int64_t>(first_row) * (w.cols / 16) + along * kPairs * 2;
-      const auto fetch_scales = [&](int s) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-          for (int q = 0; q < kScaleWords; ++q) {
-            next_scales[h][q] = 0;
-            if (first_row + h < w.rows &&
-                s * Shape::kDepth + along * kPairs * 32 + q * 64 < w.cols) {
-              next_scales[h][q] = load_early(scales_from + h * static_cast<int64_t>(w.cols / 16) +
-                                             s * (Shape::kDepth / 16) + q * 4);
-            }
-          }
-        }
-      };
-      fetch_scales(of_k.first);
 #pragma unroll 1
       for (int s = of_k.first; s < of_k.end; ++s, ring.next()) {
         const uint32_t stage = ring.stage * Shape::kStage;
@@ -133,12 +112,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                            words[p & 1][h]);
           }
         };
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-          for (int q = 0; q < kScaleWords; ++q) scale_bytes[h][q] = next_scales[h][q];
-        }
-        fetch_scales(s + 1);
+        uint32_t scale_bytes[2][kScaleWords];
+        load_scales<Shape>(at.ring + stage, weight_row, along * kScaleWords, scale_bytes);
         fetch(0);
 #pragma unroll
         for (int p = 0; p < kPairs; ++p) {
@@ -237,62 +212,92 @@ cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const Lin
   return launch<kKernel>(shape, stream, w, x, codes, x_map, to, plan);
 }
 
+// -DJITQUANT_LINEAR_ROWS=16 makes a library for up to 16 rows, =64 one for 17 to 64, =0 one for
+// more: each compiles in a part of the time.
+#ifdef JITQUANT_LINEAR_ROWS
+constexpr int kForRows = JITQUANT_LINEAR_ROWS;
+constexpr bool kTakesFew = kForRows == 16, kTakesSome = kForRows == 64, kTakesMost = kForRows == 0;
+#else
+constexpr bool kTakesFew = true, kTakesSome = true, kTakesMost = true;
+#endif
+
 // Rows of x, of W side by side, warpgroups along k, depth of a stage, stages.
-using FewTall = TileShape<64, 1, 4, 256, 4>;
-using FewWide = TileShape<64, 4, 1, 128, 6>;
-using SomeTall = TileShape<128, 1, 2, 128, 5>;
-using SomeWide = TileShape<128, 2, 1, 128, 5>;
-using Many = TileShape<256, 2, 1, 128, 3>;
-#if defined(JITQUANT_SPLIT_K)
+using Tall32 = TileShape<32, 1, 4, 256, 8>;
+using Wide32 = TileShape<32, 4, 1, 128, 8>;
+using Tall64 = TileShape<64, 1, 4, 256, 4>;
+using Wide64 = TileShape<64, 4, 1, 128, 6>;
+using Tall128 = TileShape<128, 1, 2, 128, 5>;
+using Wide128 = TileShape<128, 2, 1, 128, 5>;
+using Wide256 = TileShape<256, 2, 1, 128, 3>;
 // The same where a cluster has one tile, and each of its blocks half of k.
 template <class Shape>
 using Split = TileShape<Shape::kRows, Shape::kAcross, Shape::kAlong, Shape::kDepth, Shape::kStages,
                         Shape::kElement, 2>;
-#endif
 
-// TMA takes rows that are multiples of 16 bytes apart; scales are loaded by four.
+// TMA takes rows that are multiples of 16 bytes apart; scales are copied by four.
 template <class T>
 bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
   const auto aligned = [](const void* p, uintptr_t bytes) {
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
   };
+  using Any = std::conditional_t<kTakesSome, Tall64, Tall128>;
   return w.cols % 64 == 0 && aligned(w.codes, 16) && aligned(w.scales, 4) && aligned(x.data, 16) &&
          x.stride % 8 == 0 && x.rows <= std::numeric_limits<int32_t>::max() / 2 &&
-         has_warpgroups<&nvfp4_linear_tiles_kernel<T, Many>>();
+         has_warpgroups<&nvfp4_linear_tiles_kernel<T, Any>>();
 }
 
-// The shape of the least time: rounds over the clusters of the device by what a tile takes of 8192
-// columns, in us on an H200. The times of split shapes are a model, half of the others' and 4 to
-// 8 us, so they are there only if nvcc is told so: -DJITQUANT_SPLIT_K.
+// The one of the least time of some shapes.
+template <class T>
+class TileChoice {
+ public:
+  TileChoice(const Nvfp4Weight& w, const LinearOperand& x) : w_(w), x_(x) {}
+
+  // `us`: what a tile takes of 8192 columns on an H200, which all clusters have one of at a time.
+  template <class Shape>
+  void offer(int64_t us) {
+    const int64_t clusters = sm_count() / 2;
+    const int64_t rounds =
+        (count_of(plan_tiles<Shape>(x_.rows, w_.rows)) + clusters - 1) / clusters;
+    const bool fits = w_.cols > (Shape::kShares - 1) * Shape::kDepth;  // each block has a stage
+    if (fits && rounds * us < us_) us_ = rounds * us, launch_ = &launch_tiles<T, Shape>;
+  }
+  cudaError_t launch(const LinearEpilogue& to, cudaStream_t stream) const {
+    return launch_(w_, x_, to, stream);
+  }
+
+ private:
+  const Nvfp4Weight& w_;
+  const LinearOperand& x_;
+  int64_t us_ = std::numeric_limits<int64_t>::max();
+  cudaError_t (*launch_)(const Nvfp4Weight&, const LinearOperand&, const LinearEpilogue&,
+                         cudaStream_t) = nullptr;
+};
+
 template <class T>
 cudaError_t launch_as_tiles(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
                             cudaStream_t stream) {
-  const int64_t clusters = sm_count() / 2;
-  using Launch = cudaError_t (*)(const Nvfp4Weight&, const LinearOperand&, const LinearEpilogue&,
-                                 cudaStream_t);
-  struct Choice {
-    int64_t cost;
-    Launch launch;
-  };
-  const auto choice = [&](auto shape, int64_t us) {
-    using Shape = decltype(shape);
-    const int64_t rounds = (count_of(plan_tiles<Shape>(x.rows, w.rows)) + clusters - 1) / clusters;
-    const bool fits = w.cols > (Shape::kShares - 1) * Shape::kDepth;  // each block has a stage
-    return Choice{fits ? rounds * us : std::numeric_limits<int64_t>::max(),
-                  &launch_tiles<T, Shape>};
-  };
-  const Choice shapes[] = {
-      choice(FewTall(), 32),        choice(FewWide(), 99),         choice(SomeTall(), 45),
-      choice(SomeWide(), 64),       choice(Many(), 100),
-#if defined(JITQUANT_SPLIT_K)
-      choice(Split<FewTall>(), 20), choice(Split<SomeWide>(), 36), choice(Split<Many>(), 58),
-#endif
-  };
-  const auto* best = &shapes[0];
-  for (const auto& shape : shapes) {
-    if (shape.cost < best->cost) best = &shape;
+  TileChoice<T> choice(w, x);
+  const bool some = x.rows <= 64;
+  if constexpr (kTakesSome) {
+    if (some) {
+      choice.template offer<Tall32>(27);
+      choice.template offer<Wide32>(82);
+      choice.template offer<Split<Tall32>>(17);
+      choice.template offer<Tall64>(31);
+      choice.template offer<Wide64>(92);
+      choice.template offer<Split<Tall64>>(19);
+    }
   }
-  return best->launch(w, x, to, stream);
+  if constexpr (kTakesMost) {
+    if (!some) {
+      choice.template offer<Tall128>(37);
+      choice.template offer<Wide128>(65);
+      choice.template offer<Split<Tall128>>(23);
+      choice.template offer<Wide256>(95);
+      choice.template offer<Split<Wide256>>(60);
+    }
+  }
+  return choice.launch(to, stream);
 }
 
 }  // namespace

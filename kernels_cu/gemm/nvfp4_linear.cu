@@ -396,14 +396,8 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
   return launch<kKernel>(shape, stream, w, x, to, plan);
 }
 
-// -DJITQUANT_LINEAR_FEW_ROWS=1 makes a library for as many rows as one launch of
-// nvfp4_linear_kernel takes, =0 one for more: each compiles in half the time.
-constexpr int kMostRows = 16;
-#ifdef JITQUANT_LINEAR_FEW_ROWS
-constexpr bool kTakesFew = JITQUANT_LINEAR_FEW_ROWS == 1, kTakesMany = !kTakesFew;
-#else
-constexpr bool kTakesFew = true, kTakesMany = true;
-#endif
+constexpr int kMostRows = 16;  // that one launch of nvfp4_linear_kernel takes
+constexpr bool kTakesMany = kTakesSome || kTakesMost;
 
 // x in NVFP4 as it is once decoded.
 LinearOperand decoded_rows(const LinearOperand& x, void* values) {
@@ -430,7 +424,8 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
                        apart(w.scales, 0) &&
                        (LinearInput<Input>::kCodes || apart(x.data, x.stride * 2));
   const int64_t rows = x.rows;
-  if (rows > kMostRows ? !kTakesMany : !kTakesFew) return cudaErrorInvalidValue;
+  const bool taken = rows <= kMostRows ? kTakesFew : rows <= 64 ? kTakesSome : kTakesMost;
+  if (!taken) return cudaErrorInvalidValue;
   if constexpr (kTakesMany && LinearInput<Input>::kCodes) {
     using T = typename LinearInput<Input>::Operand;
     if (decoded != nullptr) {

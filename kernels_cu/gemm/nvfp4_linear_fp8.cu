@@ -7,10 +7,11 @@
 //   stage     128 of k, of x and of codes, both as TMA swizzles them
 //   grid      persistent: clusters take every n-th tile
 //
-// W is A, refolded from shared memory into registers: 16 of them hold a stage of a warpgroup. The
-// tensor cores add up FP8 products with less than fp32's precision, so a product is of 128 of k and
-// 128 rows of x, and is added to the sums in fp32. A row's result does not depend on the rows
-// beside it, nor on kRows.
+// W is A, refolded from shared memory into registers by tables that the warpgroup that copies makes
+// of the scales: 16 registers hold a stage of a warpgroup, and the next stage's are filled while
+// this one's are multiplied. The tensor cores add up FP8 products with less than fp32's precision,
+// so a product is of 128 of k and 128 rows of x, and is added to the sums in fp32. A row's result
+// does not depend on the rows beside it, nor on kRows.
 #include "linear_fp8.h"
 #include "linear_stages.cuh"
 #include "refold.cuh"
@@ -24,29 +25,79 @@ constexpr int kColumns = 128;  // rows of x of one product
 
 #if defined(JITQUANT_HAS_WARPGROUPS)
 
-// The largest bytes without sign of two neighbouring rows of scales, of four lanes together.
-__device__ __forceinline__ void largest_scales(const Nvfp4Weight& w, int row, uint32_t (&most)[2]) {
-  const int words = w.cols / 64, t = threadIdx.x & 3;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    uint32_t pair = 0;
-    if (row + h < w.rows) {
-      const uint32_t* const from =
-          reinterpret_cast<const uint32_t*>(w.scales) + static_cast<int64_t>(row + h) * words;
+// The scales of a block's rows of W as tables (refold.cuh), a row for each of 128 threads, and what
+// each row is multiplied with.
+template <class Shape>
+class ScaleTables {
+ public:
+  static_assert(Shape::kWeights == 128 && Shape::kDepth == 128, "a thread has a row, and 8 scales");
+
+  __device__ __forceinline__ ScaleTables(const Nvfp4Weight& w) : w_(w) {}
+
+  __device__ __forceinline__ void begin(int first_row, int stage) {
+    const int row = first_row + static_cast<int>(threadIdx.x), words = w_.cols / 64;
+    from_ = reinterpret_cast<const uint32_t*>(w_.scales) + static_cast<int64_t>(row) * words;
+    words_ = row < w_.rows ? words : 0;
+    first_ = stage;
+    uint32_t most = 0;
 #pragma unroll 8
-      for (int i = t; i < words; i += 4) {
-        const uint32_t bytes = from[i];
-        pair = halves_max(pair, bytes & 0x007f007fu);
-        pair = halves_max(pair, (bytes >> 8) & 0x007f007fu);
-      }
+    for (int i = 0; i < words_; ++i) {
+      const uint32_t bytes = __ldg(from_ + i);
+      most = halves_max(most, bytes & 0x007f007fu);
+      most = halves_max(most, (bytes >> 8) & 0x007f007fu);
     }
-#pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) {
-      pair = halves_max(pair, __shfl_xor_sync(~0u, pair, lanes));
-    }
-    most[h] = max(pair & 0xffffu, pair >> 16);
+    factor_ = refold_factor(refold_exponent(max(most & 0xffffu, most >> 16)));
+    load(stage);
   }
-}
+  __device__ __forceinline__ void fill(uint32_t stage, int s, uint32_t full) {
+    const uint32_t to = stage + Shape::kScalesAt, row = threadIdx.x * 8;
+    const uint32_t now[2] = {next_[0], next_[1]};
+    load(s + 1);
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const uint32_t pair = refold_scales(now[i / 4] >> (8 * (i % 4)), factor_);
+      uint32_t table[2];
+      refold_table<0>(pair, table);
+      store_shared_8(to + i * kBlock + row, table);
+      refold_table<1>(pair, table);
+      store_shared_8(to + (i + 1) * kBlock + row, table);
+    }
+    if (s == first_) store_shared_4(to + kFactorsAt + threadIdx.x * 4, factor_);
+    arrive(full);
+  }
+
+  // Rows `row`, an even one, and `row` + 1: tables of 16 of k, and factors.
+  static __device__ __forceinline__ void tables(uint32_t stage, int row, int block,
+                                                uint32_t (&of)[2][2]) {
+    uint32_t words[4];
+    load_shared_16(stage + Shape::kScalesAt + block * kBlock + row * 8, words);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of[i / 2][i % 2] = words[i];
+  }
+  static __device__ __forceinline__ void factors(uint32_t stage, int row, uint32_t (&of)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      of[h] = load_shared_4(stage + Shape::kScalesAt + kFactorsAt + (row + h) * 4);
+    }
+  }
+
+ private:
+  static constexpr int kBlock = Shape::kWeights * 8, kFactorsAt = 8 * kBlock;
+
+  // A stage ahead, as nothing waits for it then.
+  __device__ __forceinline__ void load(int stage) {
+#pragma unroll
+    for (int q = 0; q < 2; ++q) {
+      const int word = 2 * stage + q;
+      next_[q] = word < words_ ? __ldg(from_ + word) : 0u;
+    }
+  }
+
+  const Nvfp4Weight& w_;
+  const uint32_t* from_ = nullptr;
+  int words_ = 0, first_ = 0;
+  uint32_t factor_ = 0, next_[2] = {};
+};
 
 #endif
 
@@ -70,11 +121,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   let_next_begin();
 
   Ring<Shape::kStages> ring;
+  using Scales = ScaleTables<Shape>;
   if (group == 0) {
     give_registers<Shape::kFewRegisters>();
-    if (threadIdx.x == 0) {
-      copy_stages(codes, x_map, walk, ring, at, first, step, of_k);
-    }
+    copy_stages(Scales(w), codes, x_map, walk, ring, at, first, step, of_k);
   } else {
     take_registers<Shape::kManyRegisters>();
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2, t = lane & 3;
@@ -82,7 +132,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     constexpr int kSteps = Shape::kDepth / 32, kParts = Shape::kRows / kColumns;
     constexpr int kSums = kColumns / 2;  // of a thread and a part of x
     const int weight_row = (group - 1) * 64 + warp * 16 + 2 * g;
-    const uint32_t codes_at = at.ring + Shape::kX + weight_row * (Shape::kDepth / 2);
+    const uint32_t codes_at = at.ring + Shape::kCodesAt + weight_row * (Shape::kDepth / 2);
     for (int i = first; walk.at(i); i += step) {
       float sums[kParts][kSums];
 #pragma unroll
@@ -91,42 +141,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         for (int j = 0; j < kSums; ++j) sums[part][j] = 0.0f;
       }
       const int first_row = at.template first_weight<Shape>(walk) + weight_row;
-      // Two words of a stage and a row, a stage ahead.
-      uint32_t scale_bytes[2][2], next_scales[2][2], factors[2];
-      const uint8_t* const scales_from = w.scales + static_cast<int64_t>(first_row) * (w.cols / 16);
-      const auto fetch_scales = [&](int s) {
+      uint32_t a[kSteps][4], next[kSteps][4];
+      // A part of the steps of a stage.
+      const auto refold = [&](uint32_t stage, int part, uint32_t (&to)[kSteps][4]) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-          for (int q = 0; q < 2; ++q) {
-            next_scales[h][q] = 0;
-            if (first_row + h < w.rows && s * Shape::kDepth + q * 64 < w.cols) {
-              next_scales[h][q] =
-                  load_early(scales_from + h * static_cast<int64_t>(w.cols / 16) + s * 8 + q * 4);
-            }
-          }
-        }
-      };
-      fetch_scales(0);
-      {
-        uint32_t most[2];
-        largest_scales(w, first_row, most);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) factors[h] = refold_factor(refold_exponent(most[h]));
-      }
-#pragma unroll 1
-      for (int s = of_k.first; s < of_k.end; ++s, ring.next()) {
-        const uint32_t stage = ring.stage * Shape::kStage;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-          for (int q = 0; q < 2; ++q) scale_bytes[h][q] = next_scales[h][q];
-        }
-        fetch_scales(s + 1);
-        wait_for(at.full + 8 * ring.stage, ring.parity);
-        uint32_t a[kSteps][4];
-#pragma unroll
-        for (int p = 0; p < kSteps; ++p) {
+        for (int q = 0; q < kSteps / kParts; ++q) {
+          const int p = part * (kSteps / kParts) + q;
+          uint32_t first_half[2][2], second_half[2][2];
+          Scales::tables(at.ring + stage, weight_row, 2 * p, first_half);
+          Scales::tables(at.ring + stage, weight_row, 2 * p + 1, second_half);
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             uint32_t words[4], e4m3[2];
@@ -135,15 +158,26 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                            words);
             const uint32_t own = byte_permute(byte_permute(words[0], words[1], select),
                                               byte_permute(words[2], words[3], select), 0x5410);
-            const uint32_t pair =
-                refold_scales(scale_bytes[h][p / 2] >> (16 * (p % 2)), factors[h]);
-            refold_codes(own, pair, e4m3);
-            a[p][h] = e4m3[0], a[p][2 + h] = e4m3[1];
+            refold_codes(own, first_half[h], second_half[h], e4m3);
+            to[p][h] = e4m3[0], to[p][2 + h] = e4m3[1];
           }
         }
+      };
+      wait_for(at.full + 8 * ring.stage, ring.parity);
+      uint32_t factors[2];
+      Scales::factors(at.ring + ring.stage * Shape::kStage, weight_row, factors);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) refold(ring.stage * Shape::kStage, part, a);
+#pragma unroll 1
+      for (int s = of_k.first; s < of_k.end; ++s) {
+        const int own_stage = ring.stage;
+        const bool more = s + 1 < of_k.end;
+        ring.next();
+        // While the tensor cores multiply a part, this warp refolds as much of the next stage.
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-          const uint64_t b = tile_descriptor(at.ring + stage + part * kColumns * 128);
+          const uint64_t b =
+              tile_descriptor(at.ring + own_stage * Shape::kStage + part * kColumns * 128);
           float d[kSums];
           begin_products();
 #pragma unroll
@@ -151,11 +185,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
             multiply_tiles<E4m3>(d, a[p][0], a[p][1], a[p][2], a[p][3], b + 2 * p, p > 0);
           }
           end_products();
+          if (more) {
+            if (part == 0) wait_for(at.full + 8 * ring.stage, ring.parity);
+            refold(ring.stage * Shape::kStage, part, next);
+          }
           wait_for_products<0>();
+          if (part + 1 == kParts) release_stage<Shape>(at, own_stage);
 #pragma unroll
           for (int j = 0; j < kSums; ++j) sums[part][j] = add_rn(sums[part][j], d[j]);
         }
-        release_stage<Shape>(at, ring.stage);
+#pragma unroll
+        for (int p = 0; p < kSteps; ++p) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) a[p][j] = next[p][j];
+        }
       }
       const float stored_gsa = w.gsa[0];
       float gsa[2];
@@ -201,8 +244,8 @@ cudaError_t launch_shape(const Nvfp4Weight& w, const Fp8Operand& x, const Linear
   return launch<kKernel>(shape, stream, w, static_cast<int>(x.rows), codes, x_map, to, plan);
 }
 
-using FewFp8 = Fp8Shape<128, 8>;
-using ManyFp8 = Fp8Shape<256, 5>;
+using FewFp8 = Fp8Shape<128, 6>;
+using ManyFp8 = Fp8Shape<256, 4>;
 
 }  // namespace
 

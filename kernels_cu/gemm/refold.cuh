@@ -82,22 +82,26 @@ __device__ __forceinline__ uint32_t multiply_by_one(uint32_t pair, uint32_t fact
 #endif
 }
 
-// Eight neighbouring codes, the first four times the first of two scales as refold_scales gives
-// them, the others times the second.
-__device__ __forceinline__ void refold_codes(uint32_t codes, uint32_t scales, uint32_t (&e4m3)[2]) {
-  // The upper bytes of the magnitudes in fp16; the lower ones are zero.
-  constexpr uint32_t kUpTo1p5 = 0x3e3c3800u, kFrom2 = 0x46444240u;
+// What the codes 0 to 7 stand for, times the first or the second of two scales as refold_scales
+// gives them, as E4M3.
+template <int kWhich>
+__device__ __forceinline__ void refold_table(uint32_t scales, uint32_t (&table)[2]) {
+  // 0, 0.5, 1, 1.5 and 2, 3, 4, 6 in fp16.
+  table[0] = e4m3_from_pairs(multiply_by_one<kWhich>(0x38000000u, scales),
+                             multiply_by_one<kWhich>(0x3e003c00u, scales));
+  table[1] = e4m3_from_pairs(multiply_by_one<kWhich>(0x42004000u, scales),
+                             multiply_by_one<kWhich>(0x46004400u, scales));
+}
+
+// Eight neighbouring codes, the first four by the first of two tables, the others by the second.
+__device__ __forceinline__ void refold_codes(uint32_t codes, const uint32_t (&first)[2],
+                                             const uint32_t (&second)[2], uint32_t (&e4m3)[2]) {
   const uint32_t magnitudes = codes & 0x77777777u;
   const uint32_t even = codes << 4;  // a code's sign is the highest bit of a byte here or in codes
-  const uint32_t first = byte_permute(kUpTo1p5, kFrom2, magnitudes);
-  const uint32_t second = byte_permute(kUpTo1p5, kFrom2, magnitudes >> 16);
-  const uint32_t low = e4m3_from_pairs(multiply_by_one<0>(byte_permute(first, 0u, 0x1404), scales),
-                                       multiply_by_one<0>(byte_permute(first, 0u, 0x3424), scales));
-  const uint32_t high =
-      e4m3_from_pairs(multiply_by_one<1>(byte_permute(second, 0u, 0x1404), scales),
-                      multiply_by_one<1>(byte_permute(second, 0u, 0x3424), scales));
-  e4m3[0] = low ^ (byte_permute(even, codes, 0x5140) & 0x80808080u);
-  e4m3[1] = high ^ (byte_permute(even, codes, 0x7362) & 0x80808080u);
+  e4m3[0] = byte_permute(first[0], first[1], magnitudes) ^
+            (byte_permute(even, codes, 0x5140) & 0x80808080u);
+  e4m3[1] = byte_permute(second[0], second[1], magnitudes >> 16) ^
+            (byte_permute(even, codes, 0x7362) & 0x80808080u);
 }
 
 }  // namespace jitquant

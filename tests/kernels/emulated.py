@@ -48,9 +48,6 @@ PAGE = 4096
 READS_EARLY = {"nvfp4_experts"}
 """Modules that read before their wait, what they take for written long before: weights, routes."""
 
-_FLAGS = {"nvfp4_linear": ["-DJITQUANT_SPLIT_K"]}
-"""For kernels that are left out until a GPU has timed them."""
-
 POISON = 0xA5
 """A byte that no result has everywhere: what is left of it has not been written."""
 
@@ -155,7 +152,6 @@ class Machine:
             made = compiled(
                 [
                     *("-Og", "-w", unchecked, *own, *aligned, *headers, *flags),
-                    *_FLAGS.get(name, []),
                     *(f"-DTORCH_EXTENSION_NAME={name}", f"-I{EMULATION}"),
                     *(f"-I{KERNELS / 'include'}", "-include", files[name]),
                     KERNELS / "bindings" / f"{name}.cpp",

@@ -86,7 +86,8 @@ def test_scale_inv_is_one_or_one_a_row(shape: tuple[int, ...]) -> None:
     ("op", "x", "least"),
     [
         (LINEAR, X, ("bf16_few_rows", "bf16_few_rows")),
-        (LINEAR, randn(17, 96), ("bf16_many_rows_to_bf16", "bf16_many_rows_to_fp32")),
+        (LINEAR, randn(17, 96), ("bf16_some_rows_to_bf16", "bf16_some_rows_to_fp32")),
+        (LINEAR, randn(65, 96), ("bf16_many_rows_to_bf16", "bf16_many_rows_to_fp32")),
         (LINEAR_FP8, jitquant.quantize_fp8(X).data, ("to_bf16", "to_fp32")),
     ],
 )
@@ -98,7 +99,7 @@ def test_a_first_call_waits_for_the_dtype_of_its_result(
         assert part is not None
         assert part.name == name
     codes = {"x": jitquant.quantize_nvfp4(randn(17, 96)).x_fp4, "x_sf": X}
-    for few, name in ((16, "codes_few_rows"), (17, "codes_many_rows_to_bf16")):
+    for few, name in ((16, "codes_few_rows"), (64, "codes_some_rows_to_bf16")):
         part = LINEAR.part({**codes, "x": codes["x"][:few], "dtype": None})
         assert part is not None
         assert part.name == name

@@ -110,6 +110,10 @@ inline void __prefetch_global_l2(const void* p) {
 inline int __any_sync(unsigned mask, int value) {
   return static_cast<int>(__reduce_max_sync(mask, value != 0));
 }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
 inline void __syncwarp(unsigned mask = 0xffffffffu) {
   emulation::exchange(mask, 0, kSyncWarp);
 }

@@ -18,8 +18,17 @@ inline void load_shared_16(uint32_t from, uint32_t (&words)[4]) {
   if (from % 16 != 0) emulation::fail_kernel("16 bytes of shared memory are not aligned");
   std::memcpy(words, emulation::shared_pointer(from), sizeof words);
 }
-inline uint32_t load_early(const uint8_t* from) {
-  return *reinterpret_cast<const uint32_t*>(from);
+inline uint32_t load_shared_4(uint32_t from) {
+  if (from % 4 != 0) emulation::fail_kernel("4 bytes of shared memory are not aligned");
+  return *reinterpret_cast<const uint32_t*>(emulation::shared_pointer(from));
+}
+inline void store_shared_4(uint32_t to, uint32_t word) {
+  if (to % 4 != 0) emulation::fail_kernel("4 bytes of shared memory are not aligned");
+  std::memcpy(emulation::shared_pointer(to), &word, sizeof word);
+}
+inline void store_shared_8(uint32_t to, const uint32_t (&words)[2]) {
+  if (to % 8 != 0) emulation::fail_kernel("8 bytes of shared memory are not aligned");
+  std::memcpy(emulation::shared_pointer(to), &words, sizeof words);
 }
 template <int kThreads>
 void meet() {
@@ -103,6 +112,24 @@ inline void copy_tile(uint32_t to, const void* map, int column, int row, uint32_
 }
 inline void copy_own_tile(uint32_t to, const void* map, int column, int row, uint32_t barrier) {
   copy_box(to, map, column, row, barrier, 1u << (blockIdx.x % 2));
+}
+inline void copy_word(uint32_t to, const uint8_t* from, bool there) {
+  if (to % 4 != 0) emulation::fail_kernel("4 bytes of shared memory are not aligned");
+  emulation::work_later([=, rank = blockIdx.x % 2] {
+    char* const word = emulation::in_block(emulation::shared_pointer(to), rank);
+    if (there) {
+      std::memcpy(word, from, 4);
+    } else {
+      std::memset(word, 0, 4);
+    }
+  });
+}
+inline void arrive_after_copies(uint32_t barrier) {
+  emulation::work_later([=, rank = blockIdx.x % 2] {
+    EmulatedBarrier& b = barrier_in(barrier, rank);
+    --b.pending;
+    b.check();
+  });
 }
 inline void prefetch_tile(const void* map, int column, int row) {
   const CUtensorMap& m = *static_cast<const CUtensorMap*>(map);
