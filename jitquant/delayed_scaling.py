@@ -16,14 +16,14 @@ __all__ = ["DelayedScaling"]
 class DelayedScaling:
     """The scale of a tensor (or of each of many) from a history of its amaxes.
 
-    TransformerEngine's delayed scaling recipe. A step quantizes with the scale that the steps
-    before it gave, in one launch, and its amax goes into the history:
+    TransformerEngine's delayed scaling recipe. A step quantizes in one launch with the scale from
+    earlier steps, and its amax is added to the history:
 
-        scale <- top / (2^margin * amax),  at most FLT_MAX;  unchanged where amax is 0 or not finite
+        scale <- top / (2^margin * amax),  at most FLT_MAX;  unchanged if amax is 0 or not finite
 
-    with amax the largest of the history, NaN aside, or its most recent entry. Everything is tensor
-    operations on the device: nothing is read back, and a step can be captured in a CUDA graph and
-    traced by ``torch.compile``.
+    where amax is the maximum of the history, ignoring NaNs, or its most recent entry. Everything
+    runs on the device without synchronization. A step can be captured in a CUDA graph and traced by
+    ``torch.compile``.
 
     Attributes:
         scale: fp32 (num_tensors,), the factor that encodes; 1 at first.
@@ -77,7 +77,7 @@ class DelayedScaling:
 
     @torch.no_grad()
     def update(self, amax: Tensor) -> None:
-        """Puts a step's amaxes into the history and makes the next step's scales, in place.
+        """Adds a step's amaxes to the history and computes the next step's scales, in place.
 
         Args:
             amax: float32, one for each tensor, on the history's device.
@@ -108,7 +108,7 @@ class DelayedScaling:
         self.scale.copy_(torch.where((amax > 0) & (amax < float("inf")), scale, self.scale))
 
     def quantize(self, x: Tensor, *, out: QuantizedTensor | None = None) -> QuantizedTensor:
-        """`jitquant.quantize_fp8` with the scale at hand; then `update` with the amax of ``x``.
+        """`jitquant.quantize_fp8` with the current scale, then `update` with the amax of ``x``.
 
         Args:
             x: (..., N); the history is that of one tensor.

@@ -1,8 +1,7 @@
-"""What model code is checked with, and the project itself: values, captures, launches.
+"""Checks for model code and for the project itself: values, captures, launches.
 
-All but `checked` and `bytes_of` need a CUDA device and raise `RuntimeError` without one. Kernels
-are built and loaded before they are looked at, so the first call of a step may be the one that is
-checked.
+All except `checked` and `bytes_of` need a CUDA device and raise `RuntimeError` without one. Kernels
+are built and loaded before a check, so even the first call of a step can be checked.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def bytes_of(t: Tensor) -> Tensor:
 
 
 class _Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at the values of each of jitquant's ops before it runs, and waits for it."""
+    """Checks the values of each jitquant op before it runs, and waits for it."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -65,14 +64,14 @@ class _Checked(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Within it each call of jitquant also checks values on the device, and waits for the GPU.
+    """A context in which each call of jitquant checks values on the device, and waits for the GPU.
 
-    Without it a call does not read its tensors, as that would make the CPU wait: wrong values give
-    wrong results, though nothing outside of the tensors is touched. Looked at are ``offsets`` and
-    ``sizes`` (ascending, from the begin of the buffer to its end, at the multiples that the op
-    asks for), ``counts`` (0 to the rows of a batch), ``gsa`` and ``scale`` tensors to quantize with
-    (positive and finite), and ``scale_inv``, ``gsa``, ``x_sf``, ``amax`` and ``inv_rms`` to read
-    (not negative). For finding an error, not for production. It works on CPU tensors too.
+    Normally a call does not read its tensors, because that would synchronize: invalid values give
+    wrong results, but nothing outside of the tensors is touched. Checks ``offsets`` and ``sizes``
+    (ascending, from the beginning of the buffer to its end, at the multiples that the op needs),
+    ``counts`` (0 to the rows of a batch), ``gsa`` and ``scale`` tensors to quantize with (positive
+    and finite), and ``scale_inv``, ``gsa``, ``x_sf``, ``amax`` and ``inv_rms`` to read (not
+    negative). For debugging, not for production. Also works on CPU tensors.
 
     Raises:
         ValueError: at the call that has such values; it names the op and the argument.
@@ -92,13 +91,13 @@ def assert_capturable(
             compared too.
         args: pytrees; every floating CUDA tensor of at least 16 bits is replaced by fresh values
             before each replay (a random permutation of its own, times a random factor near 1), all
-            other arguments stay. The caller's tensors are left as they are.
+            other arguments stay. The caller's tensors are not changed.
         replays: how many fresh inputs.
-        warmup_calls: eager calls before the capture, for code that sets itself up on its first
-            one. With 0 the captured call is the first.
+        warmup_calls: eager calls before the capture, for code that initializes in its first call.
+            With 0 the captured call is the first.
 
     Raises:
-        AssertionError: a replay gives other bytes than the eager call; it says which result.
+        AssertionError: a replay gives different bytes than the eager call; names the result.
         RuntimeError: no CUDA device, or whatever the capture raised.
     """
     _need_device()
@@ -124,14 +123,14 @@ def assert_capturable(
 
 
 def assert_no_sync(fn: Callable[..., Any], *args: Any) -> None:
-    """Fails if ``fn(*args)`` makes the CPU wait for the GPU.
+    """Fails if ``fn(*args)`` synchronizes the CPU with the GPU.
 
-    The call is made twice to set itself up, then under ``torch.cuda.set_sync_debug_mode("error")``
-    behind a kernel that keeps the stream busy: a call that waits for it has synchronized, whichever
-    library did it.
+    Calls it twice to initialize, then under ``torch.cuda.set_sync_debug_mode("error")`` after a
+    kernel that keeps the stream busy: a call that waits for this kernel has synchronized, in
+    whichever library.
 
     Raises:
-        AssertionError: the call returned only after the GPU had caught up.
+        AssertionError: the call returned only after the GPU had finished earlier work.
         RuntimeError: PyTorch saw a synchronizing call (its own message), or no CUDA device.
     """
     _need_device()
@@ -156,8 +155,8 @@ def assert_no_sync(fn: Callable[..., Any], *args: Any) -> None:
 def count_launches(fn: Callable[..., Any], *args: Any) -> int:
     """Kernel launches, copies and memsets of one call of ``fn(*args)``.
 
-    Counted in a capture, so nothing is executed and the count is exact. ``fn`` is called once
-    before, to set itself up.
+    Counts in a capture, so nothing is executed and the count is exact. Calls ``fn`` once before, to
+    initialize.
 
     Raises:
         RuntimeError: no CUDA device, or ``fn`` cannot be captured.

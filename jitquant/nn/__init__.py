@@ -1,6 +1,6 @@
-"""Layers that quantize what they multiply: to train in FP8, to serve in NVFP4.
+"""Layers with quantized products: to train in FP8, to serve in NVFP4.
 
-They are imported by ``import jitquant.nn``, or when ``jitquant.nn`` is first asked for.
+They are imported by ``import jitquant.nn``, or at the first use of ``jitquant.nn``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Converted models as files in the layout of the compressed-tensors library, and back.
+"""Saves converted models in the layout of the compressed-tensors library.
 
-The layout, as compressed-tensors 0.20 has it (its ``compressors/nvfp4`` and ``naive_quantized``):
+The layout of compressed-tensors 0.20 (its ``compressors/nvfp4`` and ``naive_quantized``):
 
 - NVFP4, format "nvfp4-pack-quantized": ``weight_packed`` uint8 (N, K / 2), the even element in the
   low nibble; ``weight_scale`` ``float8_e4m3fn`` (N, K / 16); ``weight_global_scale`` fp32 (1,),
@@ -101,30 +101,30 @@ def save_compressed_tensors(
     *,
     input_amax: Mapping[str, float] | None = None,
 ) -> None:
-    """Writes a converted model for vLLM, transformers and others that read compressed-tensors.
+    """Writes a converted model for vLLM, transformers and other readers of compressed-tensors.
 
     ``model.safetensors`` has the weights of `NVFP4Linear` in NVFP4, of `MXFP4Linear` in MXFP4 and
-    of `Float8BlockwiseLinear` in FP8, but for those that another module has as well, such as tied
-    embeddings, and all else as it is; tensors that are one memory are there once, under the first
-    name. ``config.json`` is the model's (or the one in the directory) with
-    ``quantization_config`` in it. Tokenizer and generation settings are not written.
+    of `Float8BlockwiseLinear` in FP8, except those shared with another module, such as tied
+    embeddings. Everything else is unchanged; tensors that share memory are written once, under the
+    first name. ``config.json`` is the model's (or the one in the directory) plus
+    ``quantization_config``. Tokenizer and generation settings are not written.
 
-    The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4A16", weights alone, or, with
-    ``input_amax`` or where layers have an ``input_gsa``, "NVFP4", activations too: engines then
-    take ``input_global_scale``, 2688 / amax or 1 / input_gsa, for the gsa of the inputs. A layer in
-    FP8 whose in_features is not a multiple of 128 has a scheme of weights alone, as the readers
-    divide inputs into whole groups. Under "NVFP4A16" `load_compressed_tensors` gives layers that
-    quantize their inputs where these did.
+    The scheme of FP8 is "FP8_BLOCK". That of NVFP4 is "NVFP4" (weights and activations) with
+    ``input_amax`` or if layers have an ``input_gsa``: engines then quantize inputs with
+    ``input_global_scale``, 2688 / amax or 1 / input_gsa. Otherwise it is "NVFP4A16" (only weights);
+    `load_compressed_tensors` still restores layers that quantize their inputs. FP8 layers whose
+    in_features is not a multiple of 128 have a weight-only scheme, because readers divide inputs
+    into whole groups.
 
-    Codes and block scales are the layer's to the bit. The file has the reciprocal of a gsa, and two
-    readings of it may differ from ``gsa`` by an ulp of fp32; a ``state_dict`` has the gsa itself.
+    Codes and block scales are written bit for bit. The file has the reciprocal of a gsa, so a
+    loaded gsa may differ by an ulp of fp32; a ``state_dict`` has the gsa itself.
 
     Args:
-        model: with `NVFP4Linear`, `MXFP4Linear` or `Float8BlockwiseLinear` in it.
+        model: contains `NVFP4Linear`, `MXFP4Linear` or `Float8BlockwiseLinear`.
         directory: created if missing.
-        input_amax: largest magnitude of the input of each `NVFP4Linear`, by name; `report` on the
-            unquantized model has them: ``{l.name: l.input_amax for l in found.layers}``. Other
-            names are ignored. None: the ``input_gsa`` of the layers.
+        input_amax: the largest magnitude of the input of each `NVFP4Linear`, by name, from
+            `report` on the unquantized model: ``{l.name: l.input_amax for l in found.layers}``.
+            Other names are ignored. None: the ``input_gsa`` of the layers.
 
     Raises:
         ValueError: the model has no such layer, the in_features of one in NVFP4 is not a multiple

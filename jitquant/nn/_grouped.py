@@ -1,4 +1,4 @@
-"""`grouped_linear`: the linear layers of experts, each on its own rows, from quantized operands."""
+"""`grouped_linear`: the linear layers of experts with quantized operands."""
 
 from __future__ import annotations
 
@@ -198,24 +198,24 @@ def grouped_linear(
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """The rows of each expert times that expert's weight, for mixtures of experts; inference only.
+    """Multiplies the rows of each expert by that expert's weight; inference only.
 
     Rows of ``q`` are sorted by expert: those of expert e are ``offsets[e - 1]`` to ``offsets[e]``
     (from 0 for the first one), and ``y[rows of e] = q[rows of e] @ weights[e].T``. An expert may
-    have no rows. Rows past the last offset are not multiplied, and are zero.
+    have no rows. Results for rows past the last offset are zero.
 
-    - NVFP4 with linear scales and up to 8 rows for each expert on average (1024 in all), on a GPU
-      of compute capability 8.0 and newer: `jitquant.nvfp4_grouped_linear`, which reads the weights
+    - NVFP4 with linear scales and up to 8 rows per expert on average (1024 in total), on a GPU with
+      compute capability 8.0 or newer: `jitquant.nvfp4_grouped_linear`, which reads only the weights
       of experts that have rows, as they are stored, and rounds once.
-    - other NVFP4: codes times block scales, exact in bf16, go through
-      ``torch.nn.functional.grouped_mm``; the product, rounded to bf16, is multiplied by the gsas in
-      fp32. The dequantized weights of all experts are there while the call lasts.
+    - Other NVFP4: ``torch.nn.functional.grouped_mm`` of codes times block scales, which are exact
+      in bf16. The product, rounded to bf16, is multiplied by the gsas in fp32. The dequantized
+      weights of all experts take memory during the call.
     - FP8 with a scale for each row of both: ``torch.nn.functional.scaled_grouped_mm`` on sm_90, and
       ``grouped_mm`` of the codes on sm_100; in bf16.
 
-    There the CPU does not wait for the GPU, and the call can be captured. Elsewhere, the CPU
-    included, the same operands are multiplied group by group with sums in fp32 and the same
-    roundings, and the sizes of the groups are read.
+    These do not synchronize, and can be captured. Elsewhere, including the CPU, the same operands
+    are multiplied group by group with fp32 sums and the same rounding, and the CPU reads the sizes
+    of the groups.
 
     Args:
         q: (T, K), rows sorted by expert: NVFP4 of any layout and granularity, or
@@ -223,15 +223,15 @@ def grouped_linear(
         weights: (E, N, K) of the same format: ``quantize_nvfp4`` or ``quantize_fp8(...,
             granularity="row")`` of a stack, or `stack_experts` of quantized weights.
         offsets: int32 or int64 (E,) on q's device: where the rows of each expert end. On a GPU with
-            a grouped GEMM they are not checked: they are raised to ascend, and cut at T.
+            a grouped GEMM they are not checked, but made non-decreasing and clamped to T.
         dtype: of the result: bfloat16, float16 or float32.
 
     Returns:
         (T, N), without gradient.
 
     Raises:
-        TypeError, ValueError: an argument is not accepted.
-        RuntimeError: a part of ``q`` or ``weights`` wants a gradient.
+        TypeError, ValueError: an argument is invalid.
+        RuntimeError: a part of ``q`` or ``weights`` requires grad.
     """
     for name, operand in (("q", q), ("weights", weights)):
         _check_operand(name, operand)
@@ -308,18 +308,18 @@ def _check_offsets(offsets: object, groups: int, device: torch.device) -> None:
 
 
 def stack_experts(weights: Sequence[Quantized]) -> Quantized:
-    """One (E, N, K) of E quantized weights (N, K), for `grouped_linear`; to be done once.
+    """Stacks E quantized weights (N, K) to one (E, N, K) for `grouped_linear`. Call it once.
 
     Args:
-        weights: alike in all but their values: in NVFP4, packed along K, or in FP8 with a scale
-            for each row.
+        weights: with the same shape and format: NVFP4 packed along K, or FP8 with a scale for each
+            row.
 
     Returns:
-        A copy of them all. In NVFP4 its scales are linear and it has a gsa for each row, which is
-        that of the row's weight: each expert keeps its values to the bit.
+        A copy. In NVFP4 its scales are linear, and each row has the gsa of its weight, so the
+        values do not change.
 
     Raises:
-        TypeError, ValueError: they are none, of different kinds or shapes, or not accepted.
+        TypeError, ValueError: ``weights`` is empty, has different formats or shapes, or is invalid.
     """
     if len(weights) == 0:
         raise ValueError("weights is empty; accepted are one or more quantized weights")

@@ -1,4 +1,4 @@
-"""`report`: what each number format would cost each linear of a model in accuracy."""
+"""`report`: the accuracy of each linear of a model in each number format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Operand = Literal["output", "activation", "weight"]
 
 
 class _Refolded:
-    """A weight in NVFP4 as products in FP8 take it."""
+    """An NVFP4 weight, rounded for products in FP8."""
 
     def __init__(self, weight: Tensor) -> None:
         q = quantize_weight_nvfp4(weight)
@@ -66,15 +66,15 @@ _MARKERS = "osD^v"
 
 @dataclass
 class LayerReport:
-    """One linear: signal to quantization noise in dB, by format; infinite if there is no noise.
+    """The SQNR of one linear in dB, by format; infinite without noise.
 
     Attributes:
         name: in the model.
         tokens: rows of all of its calls.
-        in_features, out_features: as the layer's.
-        input_amax: largest magnitude of its input, for static scales; NaN where it has one.
-        output: of the product of quantized activation and quantized weight, bias aside.
-        activation, weight: of either alone.
+        in_features, out_features: of the layer.
+        input_amax: the largest magnitude of its input, for static scales; NaN if it contains one.
+        output: SQNR of the product of quantized activation and quantized weight, without bias.
+        activation, weight: SQNR of either alone.
     """
 
     name: str
@@ -88,23 +88,23 @@ class LayerReport:
 
     @property
     def fp8_loss(self) -> float:
-        """What products in FP8 lose of the weight's SQNR in NVFP4, in dB; NaN if not measured."""
+        """The loss of the weight's SQNR by products in FP8, in dB; NaN if not measured."""
         before, after = (self.weight.get(name, math.nan) for name in ("nvfp4", "nvfp4_fp8"))
         return 0.0 if before == after else before - after
 
 
 @dataclass
 class ModelReport:
-    """What `report` found; ``print`` it, or look at the layers.
+    """The result of `report`; ``print`` it, or read the layers.
 
     Attributes:
-        formats: in the order that they were asked for.
+        formats: in the requested order.
         layers: in the order of their first calls.
         skipped: names of linears that were not measured, and why.
-        elements: of the weights that were measured.
-        model_elements: of all parameters of the model.
-        left: elements of each parameter that was not measured, by name: of linears that were
-            skipped, and of what is in no linear, such as experts of three dimensions.
+        elements: number of elements of the measured weights.
+        model_elements: number of elements of all parameters of the model.
+        left: elements of each parameter that was not measured, by name: of skipped linears, and of
+            anything outside of linears, such as three-dimensional experts.
     """
 
     formats: tuple[str, ...]
@@ -115,7 +115,7 @@ class ModelReport:
     left: dict[str, int] = field(default_factory=dict)
 
     def mean(self, format: str, of: Operand = "output") -> float:
-        """Mean over the layers with noise in them, in dB; NaN if there is none."""
+        """Mean over the layers with noise, in dB; NaN if there are none."""
         finite = [value for value in self._values(format, of) if math.isfinite(value)]
         return sum(finite) / len(finite) if finite else math.nan
 
@@ -193,10 +193,10 @@ class ModelReport:
         return "\n".join(lines)
 
     def picture(self, path: str | os.PathLike[str], of: Operand = "output") -> None:
-        """Writes the table as a diagram, a marker for each layer and format.
+        """Plots the table, with a marker for each layer and format.
 
         Args:
-            path: of the file; its ending says which kind: .png, .svg, .pdf.
+            path: of the file; its suffix selects the format: .png, .svg, .pdf.
             of: "output", "activation" or "weight".
 
         Raises:
@@ -335,34 +335,34 @@ def report(
     formats: Sequence[str] = tuple(FORMATS),
     filter: Callable[[str, nn.Linear], bool] | None = None,
 ) -> ModelReport:
-    """Runs a model once and measures what each format would cost each of its linears.
+    """Runs a model once and measures the error of each of its linears in each format.
 
-    Each linear gets the input that it has in the unquantized model; its input and weight are
-    quantized and dequantized, and their product in fp32 is compared with that of the originals.
-    Errors that add up from layer to layer are not in it: for those convert the model and compare
-    what comes out.
+    Each linear gets its input from the unquantized model. Input and weight are quantized and
+    dequantized, and their product in fp32 is compared with that of the originals. Errors that
+    accumulate over layers are not included: to measure these, convert the model and compare its
+    outputs.
 
     - "nvfp4": as `NVFP4Linear`.
-    - "nvfp4_fp8": as `NVFP4Linear` with ``weight_only`` and ``compute="fp8"``: the weight in NVFP4,
-      rounded to E4M3 with a power of two for each row; E4M3 with a scale for each token. The SQNR
-      of the weight is what that rounding leaves: about 0.2 dB less than in "nvfp4", which
-      ``fp8_loss`` says for each layer.
+    - "nvfp4_fp8": as `NVFP4Linear` with ``weight_only`` and ``compute="fp8"``: the NVFP4 weight
+      rounded to E4M3 with a power of two for each row; inputs in E4M3 with a scale for each token.
+      The SQNR of the weight includes this rounding: about 0.2 dB less than "nvfp4". ``fp8_loss``
+      has the loss of each layer.
     - "fp8_block": as `Float8BlockwiseLinear`: 1x128 by 128x128.
     - "fp8_row": E4M3, a scale for each token and each output feature.
     - "int8": 1x128 by 128x128.
 
-    The model is left as it is: it runs once, in its own mode, without gradients, and the hooks are
-    removed whatever happens. Tokens that only pad count as all others do.
+    The model is not changed: it runs once, in its current mode, without gradients, and hooks are
+    removed even after an error. Padding tokens count like others.
 
     Args:
-        model: any module, where its inputs are.
-        inputs: what the model is called with: a tensor, positional arguments, or a mapping of
-            keyword arguments, such as a tokenizer's result.
+        model: any module, on the device of its inputs.
+        inputs: the arguments of the model: a tensor, positional arguments, or a mapping of keyword
+            arguments, such as the result of a tokenizer.
         formats: any of the five.
-        filter: called with the name and the module of each linear; False leaves it out.
+        filter: called with the name and the module of each linear; False skips it.
 
     Returns:
-        SQNR by layer, what was not measured and why.
+        SQNR by layer, and what was not measured and why.
 
     Raises:
         TypeError: ``model`` is not a module.

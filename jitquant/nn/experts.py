@@ -1,8 +1,8 @@
-"""Experts of a mixture, whose weights are one tensor of three dimensions, with quantized products.
+"""Mixture-of-experts layers with three-dimensional weights and quantized products.
 
-They take the place of the modules that transformers 5 marks by ``use_experts_implementation``:
+They replace the modules that transformers 5 marks with ``use_experts_implementation``:
 ``gate_up_proj`` and ``down_proj`` (E, N, K), or (E, K, N) in gpt-oss, and a forward that takes the
-tokens, the experts of each, and their weights.
+tokens, the experts of each token, and their weights.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _DECODED = 2048  # rows that `jitquant.nvfp4_grouped_linear` takes in one launch
 
 
 class Projection(NamedTuple):
-    """One of the tensors of three dimensions.
+    """One of the three-dimensional weights.
 
     Attributes:
         name: of the parameter.
-        pieces: matrices of each expert in it: gate and up.
-        interleaved: whether their rows come in turns.
+        pieces: number of matrices per expert, such as 2 for gate and up.
+        interleaved: whether their rows alternate.
     """
 
     name: str
@@ -67,7 +67,7 @@ def projections_of(experts: nn.Module) -> tuple[Projection, Projection]:
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Why a module is not taken for experts; None: it is."""
+    """Why a module is not recognized as experts; None if it is."""
     own = {name: p for name, p in module.named_parameters(recurse=False) if p is not None}
     if not hasattr(module, "num_experts") or not hasattr(module, "is_transposed"):
         return "its forward is not known"
@@ -86,11 +86,11 @@ def refusal(module: nn.Module) -> str | None:
 
 
 class Experts(nn.Module):
-    """What both kinds have: how tokens come to experts and back.
+    """Base class: routes tokens to experts and back.
 
     Attributes:
         num_experts: E.
-        projections: the two tensors, in the order that they are multiplied.
+        projections: the two weights, in the order of their products.
     """
 
     projections: tuple[Projection, Projection]
@@ -115,7 +115,7 @@ class Experts(nn.Module):
         raise NotImplementedError
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Each token through its experts, and the sum of what they give, weighted.
+        """The weighted sum of each token's experts.
 
         Args:
             hidden_states: (T, hidden).
@@ -162,14 +162,14 @@ class NVFP4Experts(Experts, QuantizedModule):
     """Experts for inference whose weights are stored in NVFP4, with one gsa for each expert's gate
     and up, and one for its down.
 
-    Up to 2048 rows are multiplied by `jitquant.nvfp4_grouped_linear`, which reads the weights of
-    experts that have rows, as they are stored; more by `jitquant.nn.grouped_linear`.
+    Up to 2048 rows use `jitquant.nvfp4_grouped_linear`, which reads only the weights of experts
+    that have rows, as they are stored; more rows use `jitquant.nn.grouped_linear`.
 
-    The weights have no gradient, the tokens have: that of the dequantized weights.
+    The weights have no gradient. The tokens have the gradient through the dequantized weights.
 
     Attributes:
         gate_up_proj_packed, down_proj_packed: uint8 (E, N, ceil(K / 16) * 8); ``up_proj_packed``
-            where there is no gate.
+            without a gate.
         gate_up_proj_scale, ...: ``float8_e4m3fn`` (E, N, ceil(K / 16)).
         gate_up_proj_gsa, ...: fp32 (E,).
         gate_up_proj_bias, ...: (E, N) parameters without gradient, or None.
@@ -189,10 +189,10 @@ class NVFP4Experts(Experts, QuantizedModule):
 
         Args:
             original: whose `refusal` is None. It keeps its parameters.
-            rounding: of the weights, as for `convert`; "gptq" is "mse" here.
-            weight_only: whether the tokens are multiplied as they are, in bfloat16 or float16. Up
-                to 2048 pairs of a token and its expert then take `jitquant.nvfp4_experts`, if gates
-                are ``silu(gate) * up``, without biases, and both K are multiples of 16.
+            rounding: of the weights, as for `convert`; "gptq" works like "mse" here.
+            weight_only: whether the tokens are not quantized, bfloat16 or float16. Then up to 2048
+                pairs of a token and an expert use `jitquant.nvfp4_experts`, if the activation is
+                ``silu(gate) * up``, without biases, and both K are multiples of 16.
 
         Raises:
             ValueError: `refusal` has a reason.

@@ -1,4 +1,4 @@
-"""`Float8BlockwiseLinear`: a linear layer whose three products are of FP8 matrices."""
+"""`Float8BlockwiseLinear`: a linear layer with FP8 products, forward and backward."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def multiply(
 
 
 class Float8BlockwiseLinear(nn.Linear):
-    """``nn.Linear`` with FP8 products, forward and backward, and a state_dict that is the same.
+    """``nn.Linear`` with FP8 products, forward and backward, and the same state_dict.
 
     The recipe is DeepSeek-V3's (https://arxiv.org/abs/2412.19437, section 3.3): E4M3 everywhere,
     fp32 scales, activations and gradients in groups of 1x128, weights in blocks of 128x128, sums in
@@ -145,21 +145,20 @@ class Float8BlockwiseLinear(nn.Linear):
         dx = dy (1x128 along N)     @ W (128x128)
         dW = dy.T (1x128 along M)   @ x.T (1x128 along M).T
 
-    Both orientations of x and of dy come of one read each. What backward keeps of x is its FP8
-    transpose, half the bytes of bf16. The weight is quantized once, and again after an optimizer
-    has stepped or its version has changed: accumulation of gradients, ``torch.no_grad`` and
-    recomputation for activation checkpoints use the same one, which takes two bytes an element
-    while gradients of inputs are asked for, and one otherwise. A write to ``weight.data`` that no
-    ``torch.optim.Optimizer`` makes is seen at the next ``train()`` or ``eval()``; write under
-    ``torch.no_grad`` instead, or call `weight_changed`. Under ``torch.compile`` and in a CUDA graph
-    the quantization of the weight is part of what is recorded.
+    One read each of x and of dy gives both orientations. Backward keeps the FP8 transpose of x,
+    half the size of bf16. The weight is quantized once, and again after an optimizer step or when
+    its version changes. Gradient accumulation, ``torch.no_grad`` and recomputation for activation
+    checkpoints reuse it. It takes two bytes per element if gradients of inputs are needed,
+    otherwise one. A write to ``weight.data`` outside of a ``torch.optim.Optimizer`` is detected at
+    the next ``train()`` or ``eval()``; write under ``torch.no_grad`` instead, or call
+    `weight_changed`. ``torch.compile`` and CUDA graphs record the quantization of the weight.
 
-    The product is ``torch.nn.functional.scaled_mm`` on sm_90 with CUDA 12.9 or newer, where sizes
-    that are not multiples of 128 cost a padded copy. Elsewhere, the CPU included, the same FP8
-    values are dequantized and multiplied in fp32: slow, and the same numerics.
+    On sm_90 with CUDA 12.9 or newer, the product is ``torch.nn.functional.scaled_mm``; sizes that
+    are not multiples of 128 need a padded copy. Elsewhere, including the CPU, the same FP8 values
+    are dequantized and multiplied in fp32: slow, but with the same numerics.
 
-    A group or block of zeros has the scale 1e-32 / 448 and gives zeros; NaN and infinity in an
-    input give NaN in what they take part in.
+    A group or block of zeros has the scale 1e-32 / 448 and gives zeros. NaN and infinity in an
+    input give NaN in all results that depend on them.
 
     Args:
         in_features, out_features, bias, device, dtype: as in ``nn.Linear``; dtype is bfloat16,
@@ -179,7 +178,7 @@ class Float8BlockwiseLinear(nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Float8BlockwiseLinear:
-        """A layer with the very parameters of ``linear``: no copy, and optimizers stay right.
+        """A layer that shares the parameters of ``linear``, so optimizers stay valid.
 
         Args:
             linear: of the class ``nn.Linear`` itself.
@@ -195,7 +194,7 @@ class Float8BlockwiseLinear(nn.Linear):
         return made.train(linear.training)
 
     def weight_changed(self) -> None:
-        """Requantizes the weight at the next call; needed after a write that PyTorch cannot see."""
+        """Requantizes the weight in the next call, after a write that PyTorch cannot detect."""
         self._cache.clear()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -205,7 +204,7 @@ class Float8BlockwiseLinear(nn.Linear):
             x: (..., in_features), bfloat16, float16 or float32.
 
         Returns:
-            (..., out_features), of autocast's dtype where autocast is enabled, else of x's.
+            (..., out_features) of autocast's dtype if it is enabled, otherwise of x's.
 
         Raises:
             TypeError: x is of another dtype.
@@ -232,7 +231,7 @@ class Float8BlockwiseLinear(nn.Linear):
         super().__setattr__(name, value)
 
     def train(self, mode: bool = True) -> Float8BlockwiseLinear:
-        """As ``nn.Module.train``. Averaged weights are put in and taken out around it."""
+        """As ``nn.Module.train``. Requantizes the weight, which weight averaging may swap."""
         self._cache.clear()
         super().train(mode)
         return self

@@ -20,11 +20,11 @@ _BLOCK_BYTES = MXFP4_BLOCK // 2
 class MXFP4Linear(QuantizedModule):
     """``x @ weight.T + bias`` with a weight in MXFP4, 0.53125 bytes an element, for inference.
 
-    The input is multiplied as it is, with the weight dequantized at each call ("W4A16"). It saves
-    memory and no time. `NVFP4Linear.from_mxfp4` makes a layer of it that multiplies the same values
-    as they are stored, with 0.03125 bytes more an element.
+    The input is not quantized, and each call dequantizes the weight ("W4A16"). This saves memory,
+    but no time. `NVFP4Linear.from_mxfp4` converts it to a layer that multiplies the same values as
+    they are stored, with 0.03125 bytes more per element.
 
-    The weight has no gradient. The input has one, through the dequantized weight.
+    The weight has no gradient. The input has the gradient through the dequantized weight.
 
     Attributes:
         weight_packed: uint8 (out_features, in_features / 2), two E2M1 codes in a byte.
@@ -81,7 +81,7 @@ class MXFP4Linear(QuantizedModule):
 
         Args:
             linear: of the class ``nn.Linear`` itself; its in_features is a multiple of 32.
-            scaling: as of `jitquant.quantize_mxfp4`; "even" has the least error.
+            scaling: as for `jitquant.quantize_mxfp4`; "even" has the smallest error.
 
         Raises:
             TypeError: it is of another class, whose forward may be another, or of a dtype that
@@ -113,7 +113,7 @@ class MXFP4Linear(QuantizedModule):
         *,
         dtype: torch.dtype = torch.bfloat16,
     ) -> MXFP4Linear:
-        """A layer with a matrix of gpt-oss's files, whose bytes it shares; see `blocks`.
+        """A layer with a matrix from gpt-oss files, without copying it; see `blocks`.
 
         Args:
             blocks: uint8 (N, K / 32, 16), the even element in the low nibble.
@@ -160,13 +160,13 @@ class MXFP4Linear(QuantizedModule):
         """The product with ``x``.
 
         Args:
-            x: (..., in_features), of the layer's dtype, under autocast of any.
+            x: (..., in_features) of the layer's dtype, or of any dtype under autocast.
 
         Returns:
-            (..., out_features) of x's dtype, or of autocast's where autocast is enabled.
+            (..., out_features) of x's dtype, or of autocast's if it is enabled.
 
         Raises:
-            TypeError, ValueError: an argument is not accepted.
+            TypeError, ValueError: an argument is invalid.
         """
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ValueError(

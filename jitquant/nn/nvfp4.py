@@ -43,40 +43,40 @@ if TYPE_CHECKING:
 class NVFP4Linear(QuantizedModule):
     """``x @ weight.T + bias`` with a weight in NVFP4, 0.5625 bytes an element, for inference.
 
-    The input is quantized to NVFP4 too ("W4A4"), or with ``weight_only`` multiplied as it is
-    ("W4A16"). On sm_100 and newer the product of two quantized operands is
-    ``torch.nn.functional.scaled_mm`` with 1x16 scales in 128x4 tiles, where in_features up to a
-    multiple of 16 is one of 32 and out_features one of 16. All else is `jitquant.nvfp4_linear`,
-    which reads the weight as it is stored: codes times scales are exact, sums are in fp32, and the
-    gsas, bias and residual are applied to the sum. On a GPU other than of compute capability 9.0,
-    and where in_features is not a multiple of 64, more than 64 rows are multiplied by a dequantized
-    weight, which is there while the call lasts.
+    The input is quantized to NVFP4 too ("W4A4"), or stays as it is with ``weight_only`` ("W4A16").
+    On sm_100 and newer, two quantized operands are multiplied by
+    ``torch.nn.functional.scaled_mm`` with 1x16 scales in 128x4 tiles, if in_features rounded up to
+    a multiple of 16 is a multiple of 32 and out_features is a multiple of 16. Otherwise
+    `jitquant.nvfp4_linear` reads the weight as it is stored: codes times scales are exact, sums are
+    in fp32, and gsas, bias and residual are applied to the sum. If the GPU does not have compute
+    capability 9.0, or in_features is not a multiple of 64, more than 64 rows are multiplied by a
+    temporary dequantized weight.
 
-    With ``weight_only`` and ``compute="fp8"`` 256 rows and more, a prefill, are multiplied in FP8:
+    With ``weight_only`` and ``compute="fp8"``, 256 rows or more (prefill) are multiplied in FP8:
     the input is quantized to E4M3 with a scale for each row, and the weight is rounded from NVFP4
-    to E4M3 on its way, for up to twice the rate of the tensor cores. Fewer rows, a decode step, are
-    multiplied as without it. See `jitquant.nvfp4_linear`, and format "nvfp4_fp8" of
-    `jitquant.nn.report` for what it costs. Where `jitquant.nvfp4_linear` has no kernels for it the
-    same numbers are multiplied by PyTorch, which takes memory and time, not less of it.
+    to E4M3 on the fly, for up to twice the rate of the tensor cores. Fewer rows (decode) are not
+    affected. See `jitquant.nvfp4_linear`, and format "nvfp4_fp8" of `jitquant.nn.report` for the
+    loss of accuracy. Without kernels for it, PyTorch multiplies the same numbers, which saves
+    neither memory nor time.
 
-    The weight has no gradient. The input has one, that of a plain product with the dequantized
-    weight (``dx = dy @ W``), so that layers before this one and adapters beside it train.
+    The weight has no gradient. The input has the gradient of a product with the dequantized weight
+    (``dx = dy @ W``), so layers before this one and adapters can be trained.
 
     Attributes:
         weight_packed: uint8 (out_features, ceil(in_features / 16) * 8), two E2M1 codes in a byte.
-        weight_scale: ``float8_e4m3fn`` (out_features, ceil(in_features / 16)), or swizzled; in a
-            state_dict always the former.
+        weight_scale: ``float8_e4m3fn`` (out_features, ceil(in_features / 16)), or swizzled; never
+            swizzled in a state_dict.
         weight_gsa: fp32 (1,), the factor that dequantizes the whole weight.
-        input_gsa: fp32 (1,), the gsa that inputs are quantized with, from calibration; None: it is
-            computed at each call, by one launch more. Inputs beyond 2688 times it saturate.
+        input_gsa: fp32 (1,), a calibrated gsa for inputs, which saturate beyond 2688 times it;
+            None: computed in each call, which takes one more launch.
         bias: (out_features,) parameter without gradient, or None.
-        weight_only: whether `forward` leaves its input as it is.
+        weight_only: whether `forward` does not quantize its input.
         compute: "exact" or "fp8".
         process_group: the ranks that have the other columns of the input, as
             `jitquant.nn.parallel.RowwiseParallel` splits them; None: not split.
 
-    ``to(dtype)``, ``half()`` and the like change the bias and the default dtype of
-    `run_from_quantized`, and leave codes, scales and gsa as they are.
+    ``to(dtype)``, ``half()`` and the like change only the bias and the default dtype of
+    `run_from_quantized`.
     """
 
     quantized = ("weight_packed", "weight_scale", "weight_gsa", "input_gsa")
@@ -110,10 +110,10 @@ class NVFP4Linear(QuantizedModule):
             dtype: of the bias, and of what `run_from_quantized` returns; default is PyTorch's.
             granularity: of the activations that `forward` quantizes: "tensor" or "row".
             recipe: "te" or "vllm", for weight and activations.
-            scale_layout: of weight_scale: "linear", or "swizzled_128x4", which scaled_mm takes;
-                None: the latter where ``device`` has it and ``weight_only`` is False.
-            weight_only: whether `forward` multiplies its input as it is, in bfloat16 or float16.
-            compute: "fp8": with ``weight_only`` 256 rows and more are multiplied in FP8; "exact".
+            scale_layout: of weight_scale: "linear", or "swizzled_128x4" for scaled_mm; None: the
+                latter if ``device`` supports scaled_mm and ``weight_only`` is False.
+            weight_only: whether `forward` does not quantize its input, bfloat16 or float16.
+            compute: "exact"; "fp8": with ``weight_only``, multiplies 256 rows or more in FP8.
 
         Raises:
             TypeError, ValueError: an argument is not one of these.
@@ -179,9 +179,9 @@ class NVFP4Linear(QuantizedModule):
             linear: of the class ``nn.Linear`` itself.
             granularity, recipe, scale_layout, weight_only, compute: as for the class.
             gsa: of the weight, as `jitquant.quantize_weight_nvfp4` takes it; None to compute it.
-                Layers that an engine fuses share the largest of theirs; `convert` sees to it.
-            weight: that of ``linear``, quantized already, with one gsa and linear scales; None: it
-                is rounded to nearest.
+                `convert` gives layers that an engine fuses the largest of theirs.
+            weight: the weight of ``linear``, already quantized, with one gsa and linear scales;
+                None: rounds to nearest.
             input_gsa: fp32 (1,), a static gsa of the inputs, or None.
 
         Raises:
@@ -213,16 +213,16 @@ class NVFP4Linear(QuantizedModule):
 
     @classmethod
     def from_mxfp4(cls, layer: MXFP4Linear, *, compute: Compute = "exact") -> NVFP4Linear:
-        """A ``weight_only`` layer with the values of a weight in MXFP4: the same numbers, faster.
+        """A ``weight_only`` layer with the values of an MXFP4 weight: the same numbers, faster.
 
-        The codes are the same memory; see `jitquant.NVFP4Tensor.from_mxfp4`.
+        Shares the memory of the codes; see `jitquant.NVFP4Tensor.from_mxfp4`.
 
         Args:
-            layer: whose weight and bias it takes.
+            layer: the source of weight and bias.
             compute: as for the class.
 
         Raises:
-            ValueError: the scales of the weight span more than NVFP4 has.
+            ValueError: the scales of the weight exceed the range of NVFP4.
         """
         q = NVFP4Tensor.from_mxfp4(layer.weight_packed, layer.weight_scale)
         made = cls(
@@ -239,17 +239,17 @@ class NVFP4Linear(QuantizedModule):
 
     @classmethod
     def joined(cls, layers: Sequence[NVFP4Linear]) -> NVFP4Linear:
-        """One layer in place of several that share an input: q, k and v, or gate and up.
+        """Merges layers that share an input (q, k and v, or gate and up) into one.
 
-        Its output is theirs, one after the other, by one product. The codes and scales are copies
-        of theirs, so that no value changes.
+        Its output is the concatenation of theirs, by one product. Codes and scales are copied, so
+        no value changes.
 
         Args:
-            layers: alike in all but out_features, and with one gsa, which `convert` gives to those
-                that engines fuse.
+            layers: with the same gsa, as from `convert` for layers that engines fuse, and the same
+                properties except out_features.
 
         Raises:
-            ValueError: there is none, or they differ in something else.
+            ValueError: ``layers`` is empty, or they differ in something else.
         """
         if not layers:
             raise ValueError("layers is empty; accepted are one or more")
@@ -315,19 +315,18 @@ class NVFP4Linear(QuantizedModule):
         """The product with ``x``, quantized first unless the layer is ``weight_only``.
 
         Args:
-            x: (..., in_features), of the layer's dtype, under autocast of any; with ``weight_only``
-                bfloat16 or float16.
+            x: (..., in_features) of the layer's dtype, or of any dtype under autocast; with
+                ``weight_only`` bfloat16 or float16.
             residual: contiguous (..., out_features) of the result's dtype, added before the result
                 is rounded.
             out: contiguous (..., out_features) of x's dtype to write to.
 
         Returns:
-            (..., out_features) of x's dtype, or of autocast's where autocast is enabled; or
-            ``out``.
+            (..., out_features) of x's dtype, or of autocast's if it is enabled; or ``out``.
 
         Raises:
-            RuntimeError: ``out`` is given and ``x`` or ``residual`` wants a gradient.
-            TypeError, ValueError: an argument is not accepted.
+            RuntimeError: ``out`` is given and ``x`` or ``residual`` requires grad.
+            TypeError, ValueError: an argument is invalid.
         """
         check_columns(x.shape, self.in_features)
         if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -389,17 +388,16 @@ class NVFP4Linear(QuantizedModule):
         residual: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """The product with an activation that is quantized: one for the layers that share it.
+        """The product with a quantized activation, which several layers can share.
 
         Args:
-            q: (..., in_features), of any function that quantizes to NVFP4, of any scale layout,
-                granularity and recipe, packed along its last dimension.
-            dtype: bfloat16, float16 or float32; default that of ``out``, or of the layer.
+            q: (..., in_features) in NVFP4 from any function, with any scale layout, granularity and
+                recipe, packed along its last dimension.
+            dtype: bfloat16, float16 or float32; default: that of ``out``, or of the layer.
             residual: contiguous (..., out_features) of ``dtype``, added before the result is
                 rounded.
-            out: contiguous (..., out_features) of ``dtype`` to write to. With it
-                `jitquant.nvfp4_linear` allocates nothing for up to 16 rows if all scales are
-                linear; it says what more rows take.
+            out: contiguous (..., out_features) of ``dtype`` to write to. Then up to 16 rows with
+                linear scales allocate nothing; see `jitquant.nvfp4_linear` for more rows.
 
         Returns:
             (..., out_features), or ``out``.

@@ -1,4 +1,4 @@
-"""`NVFP4TrainingLinear`: a linear layer whose three products are of NVFP4 matrices."""
+"""`NVFP4TrainingLinear`: a linear layer with NVFP4 products, forward and backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jitquant.tensors import NVFP4Tensor
 
 
 def last_layers(model: nn.Module, blocks: int) -> list[str]:
-    """Names of the linears in the last blocks of a model, for training to leave in bf16.
+    """Names of the linears in the last blocks of a model, to keep in bf16 during training.
 
     NVIDIA's recipe keeps some linears in bf16, most of them in the last blocks
     (https://arxiv.org/abs/2509.25149)::
@@ -27,12 +27,12 @@ def last_layers(model: nn.Module, blocks: int) -> list[str]:
         convert(model, NVFP4TrainingRecipe(), filter=lambda name, _: name not in kept)
 
     Args:
-        model: has its blocks in a ``ModuleList``, or else in a ``Sequential``: the one with the
-            most linears counts.
-        blocks: how many of the last blocks that have linears.
+        model: with its blocks in a ``ModuleList`` or, without one, a ``Sequential``. If there are
+            several, the one with the most linears is used.
+        blocks: the number of last blocks with linears.
 
     Raises:
-        ValueError: there is no such list, or it has fewer blocks.
+        ValueError: the model has no such list, or too few blocks.
     """
     best: list[list[str]] = []
     for kind in (nn.ModuleList, nn.Sequential):
@@ -63,14 +63,14 @@ def last_layers(model: nn.Module, blocks: int) -> list[str]:
 
 @dataclass(frozen=True)
 class NVFP4TrainingRecipe:
-    """What is done to the operands of a training step; the defaults are TransformerEngine's.
+    """How the operands of a training step are quantized; the defaults are TransformerEngine's.
 
     Attributes:
-        rotate: whether input and gradient are rotated for the weight gradient: "te" or "none".
+        rotate: "te" rotates input and gradient for the weight gradient; or "none".
         stochastic: whether gradients are rounded stochastically.
         weight_block: "16x16": the weight's transpose has the same values; or "1x16".
-        select: how scales of inputs and weights are selected, such as "4over6_mae"; with a choice
-            inputs keep their rotation, and gradients are as without one.
+        select: how scales of inputs and weights are selected, such as "4over6_mae"; does not
+            affect rotation or gradients.
         top: the largest scale of inputs and weights, 448 or 256.
     """
 
@@ -160,30 +160,29 @@ class _Linear(torch.autograd.Function):
 
 
 class NVFP4TrainingLinear(nn.Linear):
-    """``nn.Linear`` with NVFP4 products, forward and backward, and a state_dict that is the same.
+    """``nn.Linear`` with NVFP4 products, forward and backward, and the same state_dict.
 
-    The recipe is TransformerEngine's (https://arxiv.org/abs/2509.25149), each part of which can be
-    turned off; RHT is its random Hadamard transform:
+    The recipe is TransformerEngine's (https://arxiv.org/abs/2509.25149). Each part can be turned
+    off. RHT is its random Hadamard transform:
 
         y  = x (1x16 along K)                       @ W (16x16).T
         dx = dy (1x16 along N, stochastic)          @ W (16x16)
         dW = dy.T (RHT, 1x16 along M, stochastic)   @ x.T (RHT, 1x16 along M).T
 
-    It is for the study of training in FP4 on GPUs without FP4 tensor cores: codes times scales are
-    exact in bf16, and sums are fp32, so a product has the numerics of FP4 tensor cores at the speed
-    of bf16, and quantization comes on top of it. What backward keeps of x and of the weight is
-    their NVFP4 transposes. The parameters may be fp32, under autocast or not: they are quantized as
-    they are at each forward.
+    It is meant for studying FP4 training on GPUs without FP4 tensor cores: codes times scales are
+    exact in bf16, and sums are fp32. So a product has the numerics of FP4 tensor cores at the speed
+    of bf16, plus the time for quantization. Backward keeps the NVFP4 transposes of x and of the
+    weight. Parameters may be fp32, with or without autocast; each forward quantizes them directly.
 
     Random bytes come from `rng_state`, int64 [seed, offset] on the device, a buffer that is not in
-    the state_dict. Each forward adds 1 to the offset there, so a captured graph draws anew at each
-    replay, and forwards after `seed_rounding` draw alike again. ``torch.compile`` makes one graph
-    of it, which draws what the layer draws without it. Ranks that train on different data should
-    have seeds of their own.
+    the state_dict. Each forward adds 1 to the offset, so each replay of a captured graph uses new
+    bytes, and forwards after `seed_rounding` are reproducible. ``torch.compile`` traces the layer
+    to one graph that uses the same bytes. Ranks that train on different data should use different
+    seeds.
 
     Args:
         in_features, out_features, bias, device, dtype: as in ``nn.Linear``.
-        recipe: which parts of the recipe there are.
+        recipe: the parts of the recipe; default: all of them.
     """
 
     rng_state: Tensor
@@ -208,7 +207,7 @@ class NVFP4TrainingLinear(nn.Linear):
     def from_linear(
         cls, linear: nn.Linear, *, recipe: NVFP4TrainingRecipe | None = None
     ) -> NVFP4TrainingLinear:
-        """A layer with the very parameters of ``linear``: no copy, and optimizers stay right.
+        """A layer that shares the parameters of ``linear``, so optimizers stay valid.
 
         Args:
             linear: of the class ``nn.Linear`` itself.
@@ -227,7 +226,7 @@ class NVFP4TrainingLinear(nn.Linear):
         return made.train(linear.training)
 
     def reset_parameters(self) -> None:
-        """As of ``nn.Linear``, and a new seed: what a layer needs after ``to_empty``."""
+        """As ``nn.Linear``, plus a new seed; needed after ``to_empty``."""
         super().reset_parameters()
         if "rng_state" in self._buffers:
             self._seed_anew()
@@ -237,7 +236,7 @@ class NVFP4TrainingLinear(nn.Linear):
             self.seed_rounding(int(torch.randint(1 << 62, (), device="cpu")))
 
     def seed_rounding(self, seed: int) -> None:
-        """Begins the random bytes anew, with offset 0.
+        """Restarts the random bytes, with offset 0.
 
         Args:
             seed: any int64; layers of one model should have different ones.
@@ -252,7 +251,7 @@ class NVFP4TrainingLinear(nn.Linear):
             x: (..., in_features), bfloat16, float16 or float32.
 
         Returns:
-            (..., out_features), of autocast's dtype where autocast is enabled, else of x's.
+            (..., out_features) of autocast's dtype if it is enabled, otherwise of x's.
 
         Raises:
             TypeError: x is of another dtype.
