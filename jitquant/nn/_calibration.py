@@ -17,6 +17,8 @@ from jitquant.formats import INPUT_DTYPES, NVFP4_DIVISOR
 from jitquant.nn._rounding import output_noise
 from jitquant.nn._safetensors import read_metadata, safetensors_functions
 from jitquant.nn._targets import as_patterns, refusal
+from jitquant.nn.experts import ObservedExperts
+from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.ops.nvfp4 import quantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -80,8 +82,9 @@ class Calibration:
     """The result of `calibrate`.
 
     Attributes:
-        layers: statistics by the name of the linear.
-        skipped: names of linears without statistics, and why.
+        layers: statistics by the name of the linear. Those of experts are named by module,
+            projection and expert: "model.layers.0.mlp.experts.down_proj.7".
+        skipped: names of linears and experts without statistics, and why.
     """
 
     layers: dict[str, InputStatistics] = field(default_factory=dict)
@@ -187,7 +190,10 @@ class _Observer:
         mask = self.calls.mask
         if mask is not None and mask.shape == x.shape[:-1]:
             x = x * mask.to(x.device, x.dtype)[..., None]  # rows of zeros change no sum
-        x = x.reshape(-1, x.shape[-1])
+        self.add(x.reshape(-1, x.shape[-1]))
+
+    def add(self, x: Tensor) -> None:
+        """Rows (M, K)."""
         x = x if x.stride(-1) == 1 else x.contiguous()
         values = x.float()
         amax = values.abs().amax().reshape(1)
@@ -202,6 +208,30 @@ class _Observer:
         torch.maximum(self.found.amax, amax, out=self.found.amax)
         self.found.moment.addmm_(values.T, values)
         self.found.noise.add_(noise)
+
+
+class _ExpertsObserver:
+    """Sends the inputs of experts through them, and adds up what each gets."""
+
+    def __init__(self, experts: nn.Module, calls: _Calls) -> None:
+        self.calls = calls
+        self.of: dict[str, _Observer] = {}
+        self._run = ObservedExperts(experts, self._add)
+
+    @torch.no_grad()
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names = ("hidden_states", "top_k_index", "top_k_weights")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        x, index, weights = (given[name].detach() for name in names)
+        mask = self.calls.mask
+        if mask is not None and mask.numel() == x.shape[0]:
+            padding = (mask.reshape(-1, 1) == 0).to(index.device)
+            index = index.masked_fill(padding, self._run.num_experts)  # none of these
+        with torch.autocast(x.device.type, enabled=False):
+            self._run(x, index, weights.to(x.dtype))
+
+    def _add(self, projection: str, expert: int, rows: Tensor) -> None:
+        self.of.setdefault(f"{projection}.{expert}", _Observer(self.calls)).add(rows)
 
 
 class _Calls:
@@ -221,18 +251,20 @@ def calibrate(
     targets: str | Sequence[str] = "all",
     ignore: str | Sequence[str] | None = None,
 ) -> Calibration:
-    """Runs batches through a model and collects statistics of the inputs of its linears.
+    """Runs batches through a model and collects statistics of the inputs of its linears and
+    experts.
 
     `convert` uses them to round weights ("gptq"), to give layers static input scales, and to choose
-    layers that stay in FP8. A few hundred sequences like those in production are enough. The model
-    runs in its current mode, without gradients, and is not changed. The CPU reads no results before
-    the last batch is done.
+    layers that stay in FP8. A few hundred sequences like those in production are enough; experts
+    need more, because each gets a part of the tokens. The model runs in its current mode, without
+    gradients, and is not changed. The CPU reads no results before the last batch is done, except
+    for experts, which run twice.
 
-    Each linear with K inputs takes 4 * K * K bytes on its device. Use ``targets`` to calibrate a
-    model in parts.
+    Each linear or expert with K inputs takes 4 * K * K bytes on its device. Use ``targets`` to
+    calibrate a model in parts.
 
     Args:
-        model: with linears that are not quantized.
+        model: with linears and experts that are not quantized.
         batches: the arguments of each call of the model: a tensor, a list or tuple of positional
             arguments, or a mapping of keyword arguments. Tokens whose ``attention_mask`` in a
             mapping is 0 are ignored.
@@ -253,17 +285,22 @@ def calibrate(
     found, calls = Calibration(), _Calls()
     linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     shapes = {n: m.weight.shape for n, m in linears.items()}
+    experts = {n: m for n, m in model.named_modules() if experts_refusal(m) is None}
     observers: dict[str, _Observer] = {}
-    for name in linears:
+    of_experts: dict[str, _ExpertsObserver] = {}
+    for name in (*linears, *experts):
         why = refusal(name, shapes, targets, ignored)
-        if why is None:
+        if why is not None:
+            found.skipped[name] = why
+        elif name in linears:
             observers[name] = _Observer(calls)
         else:
-            found.skipped[name] = why
+            of_experts[name] = _ExpertsObserver(experts[name], calls)
     count = 0
+    hooked: dict[str, Any] = {**observers, **of_experts}
     handles = [
-        linears[name].register_forward_pre_hook(observer, with_kwargs=True)
-        for name, observer in observers.items()
+        model.get_submodule(name).register_forward_pre_hook(observer, with_kwargs=True)
+        for name, observer in hooked.items()
     ]
     try:
         for batch in batches:
@@ -277,6 +314,10 @@ def calibrate(
             handle.remove()
     if count == 0:
         raise ValueError("batches is empty; accepted are one or more")
+    for name, one in of_experts.items():
+        observers |= {f"{name}.{part}": observer for part, observer in one.of.items()}
+        if not one.of:
+            found.skipped[name] = "its forward was not called"
     for name, observer in observers.items():
         if observer.found is None:
             found.skipped[name] = observer.why

@@ -48,6 +48,12 @@ _STATE = "progress.json"
 _EMBEDDINGS = ("embed", "wte", "wpe", "lookup", "relative_attention_bias", "position")
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".tmp")
+_PROJECTION_OF = {
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "down_proj": "down_proj",
+}
+"""The tensor of experts in memory that a matrix of an expert is in."""
 _SPARE = 64 << 20  # bytes that are left free
 _FP8 = torch.float8_e4m3fn
 _BLOCK = 128
@@ -391,7 +397,7 @@ class _Work:
             for family in families(self.quantized, shapes, siblings):
                 self.relatives |= dict.fromkeys(family, family)
         if self.rounding == "gptq":
-            done.uncalibrated = [name for name in self.quantized if name not in self.calibration]
+            done.uncalibrated = [name for name in self.quantized if self._inputs(name) is None]
             self._check_calibration()
         if self.scheme.inputs is not None and self.scheme.has_gsa:
             self.amaxes = {name: _amax(name, input_amax) for name in self.quantized}
@@ -411,6 +417,16 @@ class _Work:
         self.outputs = {file: self._outputs(file) for file in self.source.files}
         self.result.bytes_after = self.bytes_after({})
 
+    def _inputs(self, name: str) -> InputStatistics | None:
+        """What is known of the inputs of a matrix."""
+        owner, _, piece = name.rpartition(".")
+        experts, _, expert = owner.rpartition(".")
+        projection = _PROJECTION_OF.get(piece)
+        found = self.calibration.get(name)
+        if found is None and expert.isdecimal() and projection is not None:  # stacked in memory
+            found = self.calibration.get(f"{experts}.{projection}.{expert}")
+        return found
+
     def _check_calibration(self) -> None:
         if len(self.result.uncalibrated) == len(self.quantized):
             raise ValueError(
@@ -418,7 +434,7 @@ class _Work:
                 f"folder {next(iter(self.quantized))}; accepted are the names of the folder"
             )
         for name, matrix in self.quantized.items():
-            found = self.calibration.get(name)
+            found = self._inputs(name)
             if found is not None and len(found.moment) != matrix.shape[1]:
                 raise ValueError(
                     f"calibration has inputs of {len(found.moment)} elements for {name}, which has "
@@ -431,7 +447,7 @@ class _Work:
         sqnr, read, total = self.result.sqnr, 0, self.result.bytes_before
         for name in self.quantized:
             weight = self._values(name)
-            found = self.calibration.get(name)
+            found = self._inputs(name)
             found = None if found is None else found.to(weight.device)
             q = with_gsa(weight, rounding, self._gsa(name))
             sqnr[name] = output_sqnr(weight, q, found, self.scheme.inputs is None)
@@ -684,7 +700,7 @@ class _Work:
         if name not in self._rounded:
             family = self.relatives.get(name, [name])
             weights = [self._values(member) for member in family]
-            known = [self.calibration.get(member) for member in family]
+            known = [self._inputs(member) for member in family]
             moments = [None if k is None else k.moment.to(self.device) for k in known]
             made = quantized_weights(weights, "gptq", moments)
             self._rounded |= dict(zip(family, made, strict=True))

@@ -14,7 +14,7 @@ from jitquant.nn._calibration import Calibration, InputStatistics, lowest, outpu
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
 from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
-from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
+from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts, projections_of
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.mxfp4 import MXFP4Linear
@@ -65,8 +65,9 @@ class Conversion:
         left: elements of each parameter that is not quantized, by name, in linears or elsewhere.
         in_fp8: names of the linears that ``fp8_share`` keeps in FP8.
         sqnr: with ``fp8_share``: the SQNR of each linear in NVFP4, in dB, by name.
-        uncalibrated: names of linears without inputs in the calibration. They are rounded like
-            "mse" instead of "gptq", and have no static scale.
+        uncalibrated: names of linears and experts without inputs in the calibration. They are
+            rounded like "mse" instead of "gptq", and have no static scale. Single experts that no
+            token chose are rounded like "mse" too, but not listed.
     """
 
     recipe: str
@@ -187,7 +188,7 @@ def convert(
             compensates errors if inputs are correlated. For different roundings per layer call
             `convert` several times with ``targets``.
         calibration: of this model, from `calibrate`: for "gptq", which rounds layers that are not
-            in it like "mse", and for the next two arguments.
+            in it like "mse", and for the next two arguments, which do not apply to experts.
         static_inputs: whether to quantize the inputs of "nvfp4" with the amax of the calibration.
             This saves a launch, and writes the scales that engines need to files.
         fp8_share: 0 to 1: the share of linears that become `Float8BlockwiseLinear` instead, those
@@ -292,7 +293,7 @@ def convert(
             done.sqnr[name] = output_sqnr(linears[name].weight, rounded[name].weight, found, only)
         groups = [relatives.get(name, [name]) for name in linears]
         done.in_fp8 = lowest(done.sqnr, groups, int(fp8_share * len(linears) + 0.5))
-    of_experts = {"rounding": rounding} if kind is NVFP4Linear else {}
+    of_experts: dict[str, Any] = {"rounding": rounding} if kind is NVFP4Linear else {}
     quantized: set[int] = set()
     for name, module in chosen.items():
         weights = [p for p in _weights(module) if id(p) not in quantized]
@@ -300,6 +301,10 @@ def convert(
         done.bytes_before += sum(p.nbytes for p in weights)
         made: nn.Module
         if not isinstance(module, nn.Linear):
+            if rounding == "gptq":
+                of_experts["moments"] = _moments_of_experts(name, module, calibration)
+                if not any(m is not None for each in of_experts["moments"].values() for m in each):
+                    done.uncalibrated.append(name)
             made = _EXPERTS[recipe_name](module, **how | of_experts)
         elif name in done.in_fp8:
             made = Float8BlockwiseLinear.from_linear(module)
@@ -343,6 +348,19 @@ def _round(
         name: _Rounded(weight, None if static is None else static.to(weight.device, copy=True))
         for name, weight in zip(linears, weights, strict=True)
     }
+
+
+def _moments_of_experts(
+    name: str, experts: nn.Module, calibration: Calibration | None
+) -> dict[str, list[Tensor | None]]:
+    """Of each projection, those of its experts, on their device."""
+    known = {} if calibration is None else calibration.layers
+    made: dict[str, list[Tensor | None]] = {}
+    for projection in projections_of(experts):
+        weight = experts.get_parameter(projection.name)
+        found = [known.get(f"{name}.{projection.name}.{e}") for e in range(weight.shape[0])]
+        made[projection.name] = [None if f is None else f.moment.to(weight.device) for f in found]
+    return made
 
 
 def _check_sizes(linears: Mapping[str, nn.Linear], known: Mapping[str, InputStatistics]) -> None:

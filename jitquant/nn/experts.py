@@ -7,7 +7,7 @@ tokens, the experts of each token, and their weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -158,6 +158,31 @@ class Experts(nn.Module):
         return f"num_experts={self.num_experts}"
 
 
+class ObservedExperts(Experts):
+    """The experts as they are, one after another, each of whose inputs a function is shown."""
+
+    def __init__(self, original: nn.Module, observe: Callable[[str, int, Tensor], None]) -> None:
+        """Takes the parameters of a module of experts.
+
+        Args:
+            original: whose `refusal` is None.
+            observe: called with the name of a projection, the expert, and the rows that it gets.
+        """
+        super().__init__(original)
+        self._weights = {p.name: original.get_parameter(p.name).detach() for p in self.projections}
+        self._observe = observe
+        self._take_biases(original, frozen=False)
+
+    def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
+        weight = self._weights[name]
+        weight = weight if self.is_transposed else weight.transpose(-2, -1)
+        y = x.new_zeros((x.shape[0], weight.shape[-1]))
+        for expert, rows in _rows_of_experts(ends):
+            self._observe(name, expert, x[rows])
+            y[rows] = x[rows] @ weight[expert]
+        return y
+
+
 class NVFP4Experts(Experts, QuantizedModule):
     """Experts for inference whose weights are stored in NVFP4, with one gsa for each expert's gate
     and up, and one for its down.
@@ -184,12 +209,15 @@ class NVFP4Experts(Experts, QuantizedModule):
         *,
         weight_only: bool = False,
         rounding: WeightRounding = "nearest",
+        moments: Mapping[str, Sequence[Tensor | None]] | None = None,
     ) -> None:
         """Takes the weights of a module of experts.
 
         Args:
             original: whose `refusal` is None. It keeps its parameters.
-            rounding: of the weights, as for `convert`; "gptq" works like "mse" here.
+            rounding: of the weights, as for `convert`.
+            moments: for "gptq": the moments of each expert's inputs, fp32 (K, K) or None, by the
+                name of the projection. An expert without one is rounded like "mse".
             weight_only: whether the tokens are not quantized, bfloat16 or float16. Then up to 2048
                 pairs of a token and an expert use `jitquant.nvfp4_experts`, if the activation is
                 ``silu(gate) * up``, without biases, and both K are multiples of 16.
@@ -208,7 +236,11 @@ class NVFP4Experts(Experts, QuantizedModule):
                 q = quantize_nvfp4(weight.reshape(experts * rows, -1), gsa.repeat_interleave(rows))
                 codes, scales = q.x_fp4_bytes, q.x_sf
             else:
-                each = [quantized_weights([w], rounding)[0] for w in weight]
+                known = [None] * experts if moments is None else moments[name]
+                each = [
+                    quantized_weights([w], rounding, [moment])[0]
+                    for w, moment in zip(weight, known, strict=True)
+                ]
                 codes = torch.cat([q.x_fp4_bytes for q in each])
                 scales = torch.cat([q.x_sf.view(torch.uint8) for q in each]).view(SCALE_DTYPE)
                 gsa = torch.cat([q.gsa for q in each])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +13,17 @@ from torch import Tensor, nn
 
 import jitquant
 from jitquant.nn import (
+    Calibration,
     Float8BlockwiseLinear,
     NVFP4Linear,
     calibrate,
     convert,
     load_compressed_tensors,
+    quantize_checkpoint,
     save_compressed_tensors,
 )
 from jitquant.nn._compressed_tensors import compressed_tensors
+from jitquant.nn._rounding import output_noise
 
 from .helpers import sqnr
 
@@ -215,21 +220,125 @@ def test_errors(model: Block) -> None:
         calibrate(model, [torch.full((2, 32), torch.nan, dtype=BF16)])
 
 
-def test_experts_are_rounded_too() -> None:
+def mixture(kind: str = "Mixtral", **sizes: Any) -> Any:
+    """A small model with experts of three dimensions."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.MixtralConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=64,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        num_local_experts=4,
+        **({"num_local_experts": 4, "num_experts_per_tok": 2} | sizes),
     )
     torch.manual_seed(0)
-    model = transformers.MixtralForCausalLM(config).to(BF16).eval()
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(BF16).eval()
     if not hasattr(model.model.layers[0].mlp.experts, "gate_up_proj"):
         pytest.skip("transformers has experts as linears")
+    return model
+
+
+def _tokens(seed: int, sequences: int = 8) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 64, (sequences, 32), generator=generator)
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "GptOss"])
+def test_what_experts_get(kind: str) -> None:
+    """Each the tokens that chose it and no padding; gate, activation and biases are included."""
+    model, tokens = mixture(kind), _tokens(0)
+    mask = torch.ones_like(tokens)
+    mask[:, 20:] = 0
+    experts = model.model.layers[0].mlp.experts
+    for name, bias in experts.named_parameters():
+        if name.endswith("_bias"):
+            bias.data.normal_()
+    calls: list[tuple[Tensor, ...]] = []
+    handle = experts.register_forward_pre_hook(lambda _, args: calls.append(args))
+    found = calibrate(model, [{"input_ids": tokens, "attention_mask": mask}])
+    handle.remove()
+    ((x, index, _),) = calls
+    real, rows = mask.flatten().bool(), 0
+    transposed = kind == "GptOss"
+    for e in range(4):
+        mine = x[real & (index == e).any(1)].float()
+        of_up = found.layers[f"model.layers.0.mlp.experts.gate_up_proj.{e}"]
+        assert of_up.rows == len(mine)
+        rows += of_up.rows
+        torch.testing.assert_close(of_up.moment, mine.T @ mine)
+        assert of_up.amax == mine.abs().max()
+        weight = experts.gate_up_proj.detach()[e].float()
+        h = mine @ (weight if transposed else weight.T)
+        if transposed:
+            h = h + experts.gate_up_proj_bias.detach()[e].float()
+        h = experts._apply_gate(h)
+        of_down = found.layers[f"model.layers.0.mlp.experts.down_proj.{e}"]
+        assert of_down.rows == of_up.rows
+        torch.testing.assert_close(of_down.moment, h.T @ h, rtol=0.05, atol=0.01 * len(h))
+    assert rows == 2 * int(real.sum())
+
+
+def test_gptq_brings_experts_closer() -> None:
+    model = mixture()
+    found = calibrate(model, [_tokens(i, 32) for i in range(2)])
+    experts, inputs = model.model.layers[0].mlp.experts, []
+    handle = experts.register_forward_pre_hook(lambda _, args: inputs.append(args))
+    with torch.no_grad():
+        model(_tokens(9, 32))
+        handle.remove()
+        want, made = experts(*inputs[0]), {}
+        for rounding in ("mse", "gptq"):
+            other = copy.deepcopy(model)
+            done = convert(
+                other, "nvfp4_weight_only", rounding=rounding, calibration=found, targets="experts"
+            )
+            made[rounding] = sqnr(other.model.layers[0].mlp.experts(*inputs[0]), want)
+            assert done.uncalibrated == []
+    assert made["gptq"] > made["mse"] + 0.5
+    for name in [*found.layers]:
+        if "experts" in name:
+            del found.layers[name]
+    other = copy.deepcopy(model)
+    done = convert(other, "nvfp4_weight_only", rounding="gptq", calibration=found)
+    assert done.uncalibrated == ["model.layers.0.mlp.experts"]
+
+
+def test_experts_of_a_folder_by_gptq(tmp_path: Path) -> None:
+    """Their matrices are one by one there; an expert that no token chose is rounded as "mse"."""
+    model = mixture(
+        "Qwen3Moe", num_experts=4, moe_intermediate_size=48, mlp_only_layers=[], head_dim=32
+    )
+    model.save_pretrained(tmp_path / "plain")
+    found = calibrate(model, [_tokens(i) for i in range(2)])
+    name = "model.layers.0.mlp.experts"
+    del found.layers[f"{name}.down_proj.2"]
+    found.save(tmp_path / "found.safetensors")
+    kept = Calibration.load(tmp_path / "found.safetensors")
+    assert kept.skipped == found.skipped
+    assert kept.layers.keys() == found.layers.keys()
+    for key, one in found.layers.items():
+        assert kept.layers[key].rows == one.rows
+        assert torch.equal(kept.layers[key].moment, one.moment)
+    done = quantize_checkpoint(
+        tmp_path / "plain",
+        tmp_path / "out",
+        rounding="gptq",
+        calibration=tmp_path / "found.safetensors",
+    )
+    assert done.uncalibrated == [f"{name}.2.down_proj"]
+    exact = model.model.layers[0].mlp.experts.down_proj.detach().float()
+    load_compressed_tensors(model, tmp_path / "out")
+    got = model.model.layers[0].mlp.experts.weight("down_proj").dequantize(torch.float32)
+    for e in range(4):
+        moment = found.layers.get(f"{name}.down_proj.{e}", found.layers[f"{name}.down_proj.0"])
+        nearest = jitquant.quantize_weight_nvfp4(exact[e]).dequantize(torch.float32)
+        errors = [output_noise(q - exact[e], moment.moment).sum() for q in (got[e], nearest)]
+        assert errors[0] < (errors[1] if e == 2 else 0.8 * errors[1])
+
+
+def test_experts_are_rounded_too() -> None:
+    model = mixture()
     exact = model.model.layers[0].mlp.experts.gate_up_proj.detach().clone()
     errors = []
     for rounding in ("nearest", "4over6", "mse"):
