@@ -1,9 +1,9 @@
-"""The layers of this project inside other libraries; each module needs the library of its name.
+"""The layers of this project in other libraries; each module needs the library of its name.
 
 - `jitquant.integrations.transformers`: ``from_pretrained(..., quantization_config=...)``.
 - `jitquant.integrations.peft`: LoRA on top of quantized layers.
 - `jitquant.integrations.torchao`: ``quantize_(model, config)``.
 - `jitquant.integrations.vllm`: a plug-in, which vLLM finds by itself.
 
-None is imported before it is asked for.
+None is imported automatically.
 """

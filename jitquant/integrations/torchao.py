@@ -1,7 +1,7 @@
-"""torchao: ``quantize_(model, JitquantNVFP4Config())`` puts `jitquant.nn.NVFP4Linear` in.
+"""torchao: ``quantize_(model, JitquantNVFP4Config())`` puts in `jitquant.nn.NVFP4Linear`.
 
-``quantize_`` looks at one linear after another, so that those which engines fuse have a gsa each;
-`jitquant.nn.convert` lets them share one. Importing this module registers the two configs.
+``quantize_`` handles one linear at a time, so layers that engines fuse have a gsa each; with
+`jitquant.nn.convert` they share one. Importing this module registers the two configs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class JitquantNVFP4Config(AOBaseConfig):  # type: ignore[misc]
     Attributes:
         granularity, recipe, weight_only, compute: as there.
         rounding: of weights, as for `jitquant.nn.convert`: "nearest", "4over6" or "mse". "gptq"
-            needs inputs, which ``quantize_`` has not: `convert` takes it.
+            needs inputs, which ``quantize_`` does not have; use `convert`.
     """
 
     granularity: Granularity = "tensor"

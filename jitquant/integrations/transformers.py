@@ -8,7 +8,7 @@
     with jitquant_layers():
         model = AutoModelForCausalLM.from_pretrained(other)
 
-Importing this module registers the quantizer "jitquant", and "modelopt" where nobody else has.
+Importing this module registers the quantizer "jitquant", and "modelopt" if nobody else has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FILES = ("compressed-tensors", "modelopt")
 
 
 class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """What ``from_pretrained`` makes of a model that is not quantized.
+    """How ``from_pretrained`` quantizes a model.
 
     Attributes:
         recipe, targets, ignore, rounding, static_inputs, fp8_share, compute: as for
@@ -63,8 +63,8 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         """The arguments of `jitquant.nn.convert`.
 
         Raises:
-            ValueError: one is not accepted, or they do not go together.
-            FileNotFoundError: ``calibration`` is not there.
+            ValueError: one is invalid, or they conflict.
+            FileNotFoundError: ``calibration`` does not exist.
         """
         one_of("recipe", recipe, tuple(LAYERS))
         self.quant_method = METHOD
@@ -90,7 +90,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 class JitquantFilesConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """The ``quantization_config`` of a folder that is quantized, as it stands there."""
+    """The ``quantization_config`` of a quantized folder, unchanged."""
 
     def __init__(self, **described: Any) -> None:
         self.quant_method = described.get("quant_method")
@@ -107,10 +107,10 @@ class JitquantFilesConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 class JitquantQuantizer(SavingQuantizer):
-    """Converts a model when its weights are there, or fills it from files that are quantized.
+    """Converts a model once its weights are loaded, or fills it from quantized files.
 
     Attributes:
-        done: what was converted, or read.
+        done: what was converted or loaded.
     """
 
     done: Conversion | None = None
@@ -176,10 +176,10 @@ _register("modelopt", JitquantFilesConfig, JitquantQuantizer)
 
 @contextlib.contextmanager
 def jitquant_layers() -> Iterator[None]:
-    """Within it ``from_pretrained`` runs quantized folders on the layers of `jitquant.nn`.
+    """A context in which ``from_pretrained`` runs quantized folders on the layers of `jitquant.nn`.
 
-    These are folders of compressed-tensors (NVFP4 and FP8 in blocks, experts too) and of ModelOpt
-    in NVFP4. Elsewhere transformers decompresses the former by another library, and computes in
+    For folders of compressed-tensors (NVFP4 and FP8 in blocks, including experts) and of ModelOpt
+    in NVFP4. Without it, transformers decompresses the former with another library and computes in
     bf16.
     """
     configs, quantizers = auto.AUTO_QUANTIZATION_CONFIG_MAPPING, auto.AUTO_QUANTIZER_MAPPING

@@ -1,9 +1,9 @@
-"""vLLM: linears in NVFP4 on this project's products, on Hopper in place of Marlin.
+"""vLLM: NVFP4 linears with this project's products, on Hopper instead of Marlin.
 
-vLLM calls `register` in each of its processes, by the entry point "jitquant" of
-``vllm.general_plugins``; installing both packages is all. ``VLLM_PLUGINS`` without "jitquant", or
-``VLLM_DISABLED_KERNELS=JitquantNvFp4LinearKernel``, turns it off, and ``--linear-backend`` with any
-name takes the kernels of that name. Written against vLLM 0.25.
+vLLM calls `register` in each of its processes, through the entry point "jitquant" of
+``vllm.general_plugins``; installing both packages is enough. ``VLLM_PLUGINS`` without "jitquant",
+or ``VLLM_DISABLED_KERNELS=JitquantNvFp4LinearKernel``, turns it off. ``--linear-backend`` overrides
+it. Written for vLLM 0.25.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class JitquantNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
-    """``x @ weight.T + bias`` by `jitquant.nvfp4_linear`: W4A16, as Marlin computes it.
+    """``x @ weight.T + bias`` by `jitquant.nvfp4_linear`: W4A16, like Marlin.
 
-    The weight stays as it is stored. A static scale for activations in a checkpoint is not used, as
-    Hopper has no product of two operands in FP4.
+    The weight is not repacked. A static activation scale in a checkpoint is ignored, because Hopper
+    has no FP4 tensor cores.
     """
 
     @classmethod
@@ -82,11 +82,10 @@ class JitquantNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Has vLLM take `JitquantNvFp4LinearKernel` where it runs; may be called again.
+    """Makes vLLM use `JitquantNvFp4LinearKernel` if it is supported. May be called again.
 
-    It comes before vLLM's own kernels. Where a checkpoint quantizes weights alone vLLM takes Marlin
-    by its name, without a list; that name stands for this kernel then. Without nvcc all stays as it
-    is, with a warning.
+    It precedes vLLM's own kernels. For weight-only checkpoints vLLM uses Marlin by name, so that
+    name is redirected to this kernel. Without nvcc nothing changes, with a warning.
     """
     kernel = JitquantNvFp4LinearKernel
     if kernel.__name__ in envs.VLLM_DISABLED_KERNELS or not kernel.is_supported()[0]:

@@ -1,6 +1,6 @@
 """FP8 and INT8 with a scale for a group of neighbors or a block: the ops and public functions.
 
-`jitquant.ops.fp8` says what they share with the others.
+`jitquant.ops.fp8` documents what all functions share.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ NORMED_GROUP = Cast(
 
 
 class CountedOp(Op):
-    """An op that leaves rows past a count as they are in its buffers, with ``zero_rest=False``."""
+    """An op that does not change buffer rows past a count, with ``zero_rest=False``."""
 
     def _store(
         self, results: Sequence[Tensor], buffers: Sequence[Tensor], arguments: Arguments
@@ -309,12 +309,12 @@ def quantize_per_token_group(
 ) -> QuantizedTensor:
     """Quantizes to FP8 or INT8 with a scale for ``group_size`` neighbors of a row: one launch.
 
-    With ``rope`` or ``rotate`` it quantizes what these make of a row, in fp32, in the same launch:
-    rotary position embedding first, then the Hadamard transform. DeepSeek's indexer does this to
-    queries and keys, with 64 of 128 columns embedded and ``rotate="128"``.
+    ``rope`` and ``rotate`` transform each row first, in fp32 and in the same launch: rotary
+    position embedding, then the Hadamard transform. DeepSeek's indexer does this to queries and
+    keys, with 64 of 128 columns embedded and ``rotate="128"``.
 
     Args:
-        x: (..., N); the last group of a row has the elements that there are.
+        x: (..., N); the last group of a row may be shorter.
         group_size: 16, 32, 64, 128 or 256.
         dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8`` (to nearest, ties to even).
         scale_format: "float32"; "ue8m0": float32 that hold powers of two, rounded up;
@@ -327,8 +327,8 @@ def quantize_per_token_group(
         recipe: "te" (TransformerEngine, torchao), "deepgemm" or "vllm"; see ``docs/numerics.md``.
         counts: int32 or int64, on x's device, how many rows of each batch (..., :, :) there are:
             (E,) for x (E, T, N), one for (T, N). Rows past it are not read and influence no scale.
-        zero_rest: rows past the count become zero, elements and scales. False: they are left as
-            they are in ``out``, or uninitialised.
+        zero_rest: whether elements and scales of rows past the count become zero. False: they are
+            unchanged in ``out``, or uninitialized.
         out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", ...)``.
 
     Returns:
@@ -372,7 +372,7 @@ def swiglu_quantize_per_token_group(
 
     Args:
         fused: (..., 2 * N): [gate | up].
-        interleave: gate and up columns come in turns of this many; 0: [gate | up].
+        interleave: length of alternating runs of gate and up columns; 0: [gate | up].
         group_size, dtype, scale_format, scale_layout, eps, recipe, counts, zero_rest: as in
             `quantize_per_token_group`.
         out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), format="fp8_group", ...)``.
@@ -466,13 +466,13 @@ def quantize_block(
     """Quantizes a weight to FP8 or INT8 with a scale for each block, in one launch.
 
     Args:
-        w: (..., N, K); blocks at the edges have the elements that there are.
+        w: (..., N, K); blocks at the edges may be smaller.
         block: rows and columns: (128, 128), (64, 64), (32, 32) or (16, 16).
         dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
         scale_format: "float32", or "ue8m0": float32 that hold powers of two, rounded up.
         scale_layout: "row": (..., ceil(N / rows), ceil(K / columns)); "row_padded": the last size
-            filled up to a multiple of four with zeros, whose transpose is what scaled_mm takes for
-            a 128x128 weight.
+            is padded with zeros to a multiple of four; its transpose is what scaled_mm takes for a
+            128x128 weight.
         eps, recipe: as in `quantize_per_token_group`.
         out: buffers of ``QuantizedTensor.empty(w.shape, format="fp8_block", ...)``.
 
@@ -539,9 +539,9 @@ def quantize_block_both(
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
     """Quantizes a weight and its transpose, reading it once, in one launch: for training.
 
-    The first result is `quantize_block` of w, the second that of its transpose, which is stored
-    transposed: what a forward product takes, and what the gradient of its input takes. Both have
-    the same elements, as a block and its transpose share a scale.
+    The first result is `quantize_block` of w, for the forward product. The second is that of its
+    transpose, stored transposed, for the gradient of the input. Both have the same elements,
+    because a block and its transpose share a scale.
 
     Args:
         w: (N, K), N and K >= 1.

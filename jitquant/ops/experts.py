@@ -190,28 +190,28 @@ def nvfp4_grouped_linear(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The rows of each expert times that expert's NVFP4 weight, which is read as it is stored.
+    """Multiplies the rows of each expert by its NVFP4 weight, which is read as it is stored.
 
     Rows are sorted by expert: those of expert e are ``offsets[e - 1]`` to ``offsets[e]`` (from 0
     for the first one), and ``y[rows of e] = x[rows of e] @ weight[e].T``. Weights of experts
     without rows are not read. Rows past the last offset are zero.
 
-    Every product is exact, sums are in fp32, in an order that depends on K and on whether an expert
-    has up to two rows or more, so that a call gives the same bits every time. Then come the gsas
-    and one rounding.
+    Every product is exact. Sums are in fp32, in an order that depends only on K and on whether an
+    expert has more than two rows, so a call gives the same bits every time. The gsas are applied to
+    the sums, followed by one rounding.
 
-    On a GPU (compute capability 8.0 and newer) up to 2048 rows take one launch (1024 where a block
-    has less than 160 KiB of shared memory), which allocates nothing beside the result. The CPU does
-    not wait, and the call can be captured. It is made for decoding: an expert's weight is decoded
-    again for each 8 of its rows.
+    On a GPU (compute capability 8.0 or newer) up to 2048 rows take one launch (1024 rows if thread
+    blocks have less than 160 KiB of shared memory), which allocates only the result. The call does
+    not synchronize and can be captured. It is made for decoding: an expert's weight is decoded
+    again for every 8 rows.
 
     Args:
         x: (T, K), bfloat16 or float16, the last dimension contiguous; or a `NVFP4Tensor`
             (T, K) with linear scales.
         weight: (E, N, K), up to 1024 experts, packed along K with linear scales, and with one gsa
             or one for each row: `jitquant.nn.stack_experts` of quantized weights.
-        offsets: int32 or int64 (E,): where the rows of each expert end. They are not checked: they
-            are raised to ascend, and cut at T.
+        offsets: int32 or int64 (E,): where the rows of each expert end. They are not checked, but
+            made non-decreasing and clamped to T.
         dtype: bfloat16, float16 or float32; default that of ``out``, of ``x``, or bfloat16.
         out: contiguous (T, N) to write to.
 
@@ -260,14 +260,14 @@ def nvfp4_experts(
     ``y[t] = sum over j of topk_weights[t, j] * down[e](silu(gate[e](x[t])) * up[e](x[t]))`` with
     ``e = topk_ids[t, j]``. Products are exact and summed in fp32; ``silu(gate) * up`` is computed
     in fp32 and rounded to x's dtype; the weighted sum is in fp32, and rounded once. A call gives
-    the same bits every time; the order of sums depends on the sizes, on whether T is 1, and on
-    whether an expert has up to two rows or more.
+    the same bits every time. The order of sums depends on the sizes, on whether T is 1, and on
+    whether an expert has more than two rows.
 
-    On a GPU (compute capability 8.0 and newer) one row takes two launches, and up to 2048 pairs of
-    a row and its expert three (1024 where a block has less than 160 KiB of shared memory), which
-    read the weights of experts that have rows, as they are stored. The rows are sorted there: the
-    CPU does not wait, and the call can be captured. It is made for decoding: an expert's weight is
-    decoded again for each 8 of its rows.
+    On a GPU (compute capability 8.0 or newer) one row takes two launches, and up to 2048 pairs of a
+    row and an expert three (1024 pairs if thread blocks have less than 160 KiB of shared memory).
+    They read only the weights of experts that have rows, as they are stored. The GPU sorts the
+    rows, so the call does not synchronize and can be captured. It is made for decoding: an expert's
+    weight is decoded again for every 8 rows.
 
     Args:
         x: (T, H), bfloat16 or float16, the last dimension contiguous.
@@ -275,8 +275,8 @@ def nvfp4_experts(
             along H with linear scales, and with one gsa or one for each row:
             `jitquant.nn.stack_experts` of quantized weights.
         down: (E, H, I), the same.
-        topk_ids: int32 or int64 (T, k), contiguous, k up to 64: the experts of each row. Others
-            than 0 to E - 1 are left out, such as the -1 of experts that another process has.
+        topk_ids: int32 or int64 (T, k), contiguous, k up to 64: the experts of each row. Values
+            outside of 0 to E - 1 are ignored, such as -1 for experts of other processes.
         topk_weights: bfloat16, float16 or float32 (T, k), contiguous.
         dtype: bfloat16, float16 or float32; default that of ``out`` or ``x``.
         out: contiguous (T, H) to write to.

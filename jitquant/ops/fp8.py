@@ -375,7 +375,7 @@ def swiglu_quantize_fp8(
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         scale: None to compute one for each row; else as in `quantize_fp8`.
         scale_ub: as in `quantize_fp8`.
-        interleave: gate and up columns come in turns of this many; 0: [gate | up].
+        interleave: length of alternating runs of gate and up columns; 0: [gate | up].
         amax: whether a given scale comes with the amax.
         process_group: the ranks whose parts have one amax, or None.
         out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), ...)``.

@@ -93,7 +93,7 @@ def quantize_mxfp8(
     torchao's are, so nothing saturates.
 
     Args:
-        x: (..., N); the last block of a row has the elements that there are.
+        x: (..., N); the last block of a row may be shorter.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
         out: buffers of ``QuantizedTensor.empty(x.shape, format="mxfp8", ...)``.

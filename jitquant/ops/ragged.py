@@ -278,9 +278,9 @@ def quantize_ragged(
         sizes: int64 (G,), elements of each segment; None: segments follow each other.
         dtype: of "fp8_tensor": ``float8_e4m3fn`` or ``float8_e5m2``.
         recipe: of "nvfp4": "te" or "vllm".
-        process_group: the ranks that have the other parts of the same G tensors, or None: the amax
-            of each is that of all its parts, by one all_reduce for all of them. The buffer is
-            quantized twice then, with the amaxes of this rank and with those of all.
+        process_group: the ranks that have the other parts of the same G tensors, or None. One
+            all_reduce makes each amax that of all parts. Then the buffer is quantized twice, with
+            the amaxes of this rank and with those of all.
         out: buffers of ``QuantizedRaggedTensor.empty(x.shape, offsets, ...)``.
 
     Returns:

@@ -443,7 +443,7 @@ def quantize_mxfp4(
     The bytes are those of gpt-oss's checkpoints: see ``x_fp4`` as (..., ceil(N / 32), 16).
 
     Args:
-        x: (..., N); the last block of a row has the elements that there are.
+        x: (..., N); the last block of a row may be shorter.
         scaling: how a block's amax becomes a power of two: "floor" (OCP MX 1.0), "ceil", "even"
             (torchao; the least error) or "rceil" (torchao, cuBLAS: nothing saturates).
         rotate: "none", or a Hadamard transform before: see ``docs/numerics.md``.

@@ -1,4 +1,4 @@
-"""Quantized tensors, as the ops return and take them: they know their layout alone."""
+"""Quantized tensors, as the ops return and take them."""
 
 from __future__ import annotations
 

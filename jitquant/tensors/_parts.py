@@ -1,4 +1,4 @@
-"""What the containers share: their parts, and how PyTorch sees them."""
+"""Shared by the containers: their parts, and how PyTorch handles them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Parts:
             non_blocking: as in ``Tensor.to``.
 
         Raises:
-            TypeError: ``device`` is a dtype: ``dequantize`` is what gives another dtype.
+            TypeError: ``device`` is a dtype; use ``dequantize`` for other dtypes.
         """
         if isinstance(device, torch.dtype):
             raise TypeError(

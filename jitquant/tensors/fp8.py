@@ -1,6 +1,6 @@
 """`QuantizedTensor`: a tensor in FP8, INT8 or MXFP8.
 
-It is what the ops return, what consumers take, and what ``out=`` is given.
+The ops return it, consumers take it, and ``out=`` takes its buffers.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class QuantizedTensor(Parts):
         data: (..., N) ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``; its shape is the logical one.
         stored_scales: the scales in memory order, contiguous, padding included; see
             `scale_inv`.
-        amax: fp32, the largest magnitude of the tensor (1,) or of each row (..., 1), NaN if there
-            is one; None where it was not computed.
-        inv_rms: fp32 (rows,), from the functions that have a norm in them.
+        amax: fp32, the largest magnitude of the tensor (1,) or of each row (..., 1), NaN if it
+            contains one; None if it was not computed.
+        inv_rms: fp32 (rows,), from functions with a norm.
         format: "fp8_tensor", "fp8_row", "fp8_group", "int8_group", "fp8_block", "int8_block" or
             "mxfp8".
         block: rows and columns that share a scale; 0 is all of them.
@@ -62,9 +62,9 @@ class QuantizedTensor(Parts):
             "swizzled_128x4".
         recipe: "te", "deepgemm" or "vllm": the arithmetic it was quantized with.
 
-    It is a registered pytree: ``torch.compile`` and ``torch.export`` take and return it. Where
-    jitquant is imported ``torch.load`` reads saved ones. Nothing is checked when one is made or
-    read, `validate` does that. Equality is identity; compare the parts.
+    It is a registered pytree: ``torch.compile`` and ``torch.export`` take and return it.
+    ``torch.load`` reads saved ones if jitquant is imported. Neither the constructor nor
+    ``torch.load`` checks anything; `validate` does. Equality is identity; compare the parts.
     """
 
     data: Tensor
@@ -95,18 +95,18 @@ class QuantizedTensor(Parts):
         inv_rms: bool = False,
         device: torch.device | str | None = None,
     ) -> QuantizedTensor:
-        """Uninitialised buffers for a tensor of a logical shape, to be given as ``out=``.
+        """Uninitialized buffers for a tensor of a logical shape, for ``out=``.
 
         Args:
-            shape: (..., N) of the tensor that will be quantized; what comes out of the function
-                where it does more than that.
+            shape: (..., N) of the tensor that is quantized: the input, or the result of a norm or
+                activation.
             format: see the class.
             dtype: of the elements; default ``float8_e4m3fn``, or ``int8`` for the INT8 formats.
             group_size: of "fp8_group" and "int8_group".
             block: of "fp8_block" and "int8_block".
-            scale_format: of groups and blocks; MXFP8 has "e8m0" whatever is given.
+            scale_format: of groups and blocks; always "e8m0" for MXFP8.
             layout: of the scales; default "row", or "linear" for MXFP8.
-            recipe: of groups and blocks; written over by the op that fills the buffers.
+            recipe: of groups and blocks; overwritten by the op that fills the buffers.
             amax: whether there is a buffer for it; default: with "fp8_tensor" and "fp8_row".
             inv_rms: whether there is a buffer for it.
             device: default is PyTorch's.
@@ -177,7 +177,7 @@ class QuantizedTensor(Parts):
 
     @property
     def scale_inv(self) -> Tensor:
-        """The factors that dequantize, as views of `stored_scales` that consumers take.
+        """The factors that dequantize, as views of `stored_scales` for consumers.
 
         ``fp8_tensor`` (1,); ``fp8_row`` (..., 1); groups (..., ceil(N / G)); blocks
         (..., ceil(N / rows), ceil(K / columns)); ``mxfp8`` (..., ceil(N / 32)) as
@@ -256,7 +256,7 @@ class QuantizedTensor(Parts):
         )
 
     def _check_description(self, prefix: str) -> None:
-        """Raises where format, block, scale_format, layout and recipe do not go together."""
+        """Raises if format, block, scale_format, layout and recipe are not compatible."""
         one_of(f"{prefix}format", self.format, FORMATS)
         one_of(f"{prefix}recipe", self.recipe, GROUP_RECIPES)
         kind = self.format.partition("_")[2]

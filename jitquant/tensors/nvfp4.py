@@ -46,17 +46,17 @@ class NVFP4Tensor(Parts):
             (ceil(rows / 128) * 128, ceil(ceil(N / 16) / 4) * 4), the bytes of a 128x4 tile together
             and zero for padding.
         gsa: fp32, (1,) with granularity "tensor", (rows,) with "row".
-        inv_rms: fp32 (rows,), ``1 / sqrt(mean(v^2) + eps)``, from the ops that have a norm in them.
-        cols: logical size of the packed dimension: N. Default: all that is packed.
+        inv_rms: fp32 (rows,), ``1 / sqrt(mean(v^2) + eps)``, from ops with a norm.
+        cols: logical size of the packed dimension: N. Default: the packed size.
         scale_layout: "linear" or "swizzled_128x4".
         granularity: "tensor" or "row": what one gsa covers.
         recipe: "te" or "vllm": the arithmetic it was quantized with.
         dim: the packed dimension: -1, or 0 for a (K, N) weight, where x_fp4 is
             (ceil(K / 16) * 8, N), x_sf (ceil(K / 16), N), and ``cols`` is K.
 
-    It is a registered pytree: ``torch.compile`` and ``torch.export`` take and return it. Where
-    jitquant is imported ``torch.load`` reads saved ones. Nothing is checked when one is made or
-    read, `validate` does that. Equality is identity; compare the parts.
+    It is a registered pytree: ``torch.compile`` and ``torch.export`` take and return it.
+    ``torch.load`` reads saved ones if jitquant is imported. Neither the constructor nor
+    ``torch.load`` checks anything; `validate` does. Equality is identity; compare the parts.
     """
 
     x_fp4: Tensor
@@ -84,7 +84,7 @@ class NVFP4Tensor(Parts):
         inv_rms: bool = False,
         dim: int = -1,
     ) -> NVFP4Tensor:
-        """Uninitialised buffers for a tensor of a logical shape, to be given as ``out=``.
+        """Uninitialized buffers for a tensor of a logical shape, for ``out=``.
 
         Args:
             shape: (..., N) of the tensor that will be quantized; (K, N) with ``dim=0``. For
@@ -92,7 +92,7 @@ class NVFP4Tensor(Parts):
                 `mhc_rmsnorm_quantize_nvfp4` the dimension of the hyper-connections is left out.
             granularity: "tensor": gsa is (1,); "row": (rows,).
             scale_layout: "linear" or "swizzled_128x4"; ``dim=0`` has "linear" only.
-            recipe: "te" or "vllm"; written over by the op that fills the buffers.
+            recipe: "te" or "vllm"; overwritten by the op that fills the buffers.
             device: default is PyTorch's.
             inv_rms: whether there is a buffer for inv_rms.
             dim: -1 or 0.
@@ -139,14 +139,14 @@ class NVFP4Tensor(Parts):
 
     @classmethod
     def from_mxfp4(cls, x_fp4: Tensor, x_sf: Tensor, cols: int | None = None) -> NVFP4Tensor:
-        """A tensor in MXFP4 as NVFP4, of the same values: for products that take NVFP4.
+        """Converts MXFP4 to NVFP4 with the same values, for products that take NVFP4.
 
-        The codes are the same memory. A block of 32 with the scale 2^e becomes two blocks of 16
-        with the scale 2^e / gsa, where gsa is the power of two that gives the largest scale 256.
-        E4M3 has all powers of two from there down to 2^-9: e may span 17. Blocks of zeros, which
-        do not count, get the scale 0. It takes 0.5625 bytes an element in place of 0.53125.
+        Shares the memory of the codes. A block of 32 with scale 2^e becomes two blocks of 16 with
+        scale 2^e / gsa, where gsa is the power of two that maps the largest scale to 256. E4M3 has
+        all powers of two from there down to 2^-9, so the exponents may span 17. Blocks of zeros do
+        not count and get scale 0. The result takes 0.5625 bytes per element instead of 0.53125.
 
-        The scales are read back to the CPU once: this is for weights that are loaded.
+        The CPU reads the scales once, so use this while loading weights.
 
         Args:
             x_fp4: ``float4_e2m1fn_x2`` or uint8 (..., P), P a multiple of 16, contiguous; the even
@@ -253,9 +253,9 @@ class NVFP4Tensor(Parts):
     def __getitem__(self, index: slice) -> NVFP4Tensor:
         """Rows ``i:j`` of the first dimension, as views of the same memory.
 
-        Linear scales: any ``i:j``. Swizzled scales: where the rows begin and end at multiples of
-        128 (or at the last row), as 128 rows share a tile. ``dim=0``: where they begin and end at
-        multiples of 16 (or at the last row), as 16 rows share a scale.
+        Linear scales allow any ``i:j``. With swizzled scales, i and j must be multiples of 128 (or
+        the end), because 128 rows share a tile. With ``dim=0`` they must be multiples of 16 (or the
+        end), because 16 rows share a scale.
 
         Raises:
             TypeError: ``index`` is not a slice.

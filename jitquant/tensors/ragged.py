@@ -1,6 +1,6 @@
 """`QuantizedRaggedTensor`: many tensors in one buffer, in FP8 or NVFP4.
 
-It is what the ops return, what consumers take, and what ``out=`` is given.
+The ops return it, consumers take it, and ``out=`` takes its buffers.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ class QuantizedRaggedTensor(Parts):
         shape: of the buffer that was quantized.
         recipe: "te" or "vllm".
 
-    It is a registered pytree, and ``torch.load`` reads saved ones where jitquant is imported.
-    Nothing is checked when one is made, `validate` does that. Equality is identity; compare the
-    parts.
+    It is a registered pytree, and ``torch.load`` reads saved ones if jitquant is imported. The
+    constructor checks nothing; `validate` does. Equality is identity; compare the parts.
     """
 
     data: Tensor
@@ -81,7 +80,7 @@ class QuantizedRaggedTensor(Parts):
         dbias: bool = False,
         recipe: str = "te",
     ) -> QuantizedRaggedTensor:
-        """Uninitialised buffers on the device of ``offsets``, to be given as ``out=``.
+        """Uninitialized buffers on the device of ``offsets``, for ``out=``.
 
         Args:
             shape: of the buffer that will be quantized.
@@ -90,7 +89,7 @@ class QuantizedRaggedTensor(Parts):
             format: "fp8_tensor" or "nvfp4".
             dtype: of FP8 elements: ``float8_e4m3fn`` or ``float8_e5m2``.
             dbias: whether there is a buffer for it.
-            recipe: "te" or "vllm"; written over by the op that fills the buffers.
+            recipe: "te" or "vllm"; overwritten by the op that fills the buffers.
 
         Raises:
             ValueError, TypeError: an argument is not one of these.
@@ -147,8 +146,8 @@ class QuantizedRaggedTensor(Parts):
 
         Raises:
             TypeError: a part is not a tensor or has another dtype.
-            ValueError: a shape, device, format or recipe is not what it must be, or block_scales
-                are missing, or there with a format that has none.
+            ValueError: a shape, device, format or recipe is invalid, or block_scales are missing
+                or given with a format that has none.
         """
         one_of(f"{name}.format", self.format, RAGGED_FORMATS)
         one_of(f"{name}.recipe", self.recipe, RECIPES)
