@@ -24,7 +24,8 @@ if TYPE_CHECKING or not started_as_command():
     __all__ += tensors.__all__
 
 if TYPE_CHECKING:
-    from jitquant.loader import Source, freeze, get_cuda_module, unfreeze, warmup
+    from jitquant._warmup import warmup
+    from jitquant.loader import Source, freeze, get_cuda_module, unfreeze
 
     __version__: str
 
@@ -52,7 +53,9 @@ def _of_the_command(name: str) -> Any:
 def __getattr__(name: str) -> Any:
     # The loader and the package's metadata are read when they are asked for.
     value: Any = None
-    if name in _OF_THE_LOADER:
+    if name == "warmup":
+        from jitquant._warmup import warmup as value
+    elif name in _OF_THE_LOADER:
         from jitquant import loader
 
         value = getattr(loader, name)

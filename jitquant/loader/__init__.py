@@ -7,7 +7,8 @@ describes how the cache works and every environment variable.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .core import Loader
@@ -214,6 +215,7 @@ def warmup(
     *names: str,
     devices: Iterable[int] | None = None,
     manifest: str | os.PathLike[str] | None = None,
+    parts: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = MappingProxyType({}),
 ) -> dict[str, CudaModule]:
     """Build in parallel, load and make resident the named modules, or all if no names are given.
 
@@ -223,6 +225,8 @@ def warmup(
         names: kernels of the project (``"amax_gsa"``), or modules requested earlier.
         devices: indices of the GPUs to load the kernels on; ``None`` means the current one.
         manifest: a file from ``jitquant record``, whose modules are added to ``names``.
+        parts: for kernels of the project, the parts that are enough: each the ``part`` and
+            ``cuda_flags`` of :func:`get_part`. A module that is built as a whole stands for them.
 
     Returns:
         The modules by name; the second variant of a name in a manifest is ``"name (2)"``.
@@ -233,7 +237,7 @@ def warmup(
         CaptureError: a CUDA graph is being captured.
         LoaderError: as :func:`get_cuda_module`, for the first module that failed.
     """
-    return _default.warmup(*names, devices=devices, manifest=manifest)
+    return _default.warmup(*names, devices=devices, manifest=manifest, parts=parts)
 
 
 def freeze(*, build: bool = False) -> None:

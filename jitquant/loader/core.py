@@ -6,9 +6,10 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -623,6 +624,7 @@ class Loader:
         *names: str,
         devices: Iterable[int] | None = None,
         manifest: str | os.PathLike[str] | None = None,
+        parts: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = MappingProxyType({}),
     ) -> dict[str, CudaModule]:
         """See :func:`jitquant.loader.warmup`."""
         from .warm import request_to_warm, warm
@@ -641,8 +643,18 @@ class Loader:
             requests = read_manifest(Path(manifest), as_built=False)
         elif not names:
             names = tuple(ours)
-        requests |= {name: request_to_warm(name, self._named, ours) for name in names}
-        return warm(requests, self.get_request, devices)
+        wanted = {name: partial(self.get_request, request) for name, request in requests.items()}
+        for name in names:
+            request = request_to_warm(name, self._named, ours)
+            if name not in parts or request != Request(name, (f"{name}.cu",)):
+                wanted[name] = partial(self.get_request, request)
+                continue
+            for part, flags in parts[name]:
+                wanted[f"{name}_{part}"] = partial(self._get_part_alone, name, part, flags)
+        return warm(wanted, devices)
+
+    def _get_part_alone(self, name: str, part: str, flags: tuple[str, ...]) -> CudaModule:
+        return self.get_part(name, [f"{name}.cu"], part, flags)[0]
 
     def freeze(self, *, build: bool = False) -> None:
         """See :func:`jitquant.loader.freeze`."""

@@ -18,11 +18,9 @@ RESIDENT_SYMBOL = "jitquant_make_resident"
 
 
 def warm(
-    requests: Mapping[str, Request],
-    get: Callable[[Request], CudaModule],
-    devices: Iterable[int] | None,
+    wanted: Mapping[str, Callable[[], CudaModule]], devices: Iterable[int] | None
 ) -> dict[str, CudaModule]:
-    """``get`` all of ``requests`` in parallel, then make their kernels resident.
+    """Call all of ``wanted`` in parallel, then make the kernels of the modules resident.
 
     Raises:
         LoaderError: a module could not be built; the others are finished first.
@@ -32,8 +30,8 @@ def warm(
     modules: dict[str, CudaModule] = {}
     failed: dict[str, BaseException] = {}
     # Twice the compilers: a thread is also busy with hashing, linking and loading.
-    with ThreadPoolExecutor(max_workers=max(1, min(len(requests), 2 * default_jobs()))) as pool:
-        futures = {name: pool.submit(get, request) for name, request in requests.items()}
+    with ThreadPoolExecutor(max_workers=max(1, min(len(wanted), 2 * default_jobs()))) as pool:
+        futures = {name: pool.submit(get) for name, get in wanted.items()}
         for name, future in futures.items():
             try:
                 modules[name] = future.result()

@@ -18,6 +18,7 @@ from jitquant.loader import (
 from jitquant.loader.store.bundles import write_bundle
 from jitquant.loader.store.cache import Entry
 
+from .toolkits import write_toolkit
 from .toys import entries, new_loader, write_factor, write_plain
 
 FLAGS = ("-DPART",)
@@ -113,3 +114,29 @@ def test_without_a_compiler_a_bundle_may_have_either(
     source.with_suffix(".h").write_text("#define FACTOR 9\n")
     with pytest.raises(HostCompilerNotFoundError, match="No bundle has it ready"):
         part_of(new_loader(tmp_path / "other"), source)
+
+
+def test_warmup_builds_the_parts_that_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(write_toolkit(tmp_path / "toolkit")))
+    kernels, cache = tmp_path / "kernels", tmp_path / "cache"
+    kernels.mkdir()
+    for name in ("split", "built", "small"):
+        (kernels / f"{name}.cu").write_text(
+            "#ifndef FACTOR\n#define FACTOR 3\n#endif\n"
+            'extern "C" int cudart(); extern "C" int factor() { return FACTOR * cudart(); }\n'
+        )
+    parts = {
+        name: [(part, (f"-DFACTOR={factor}",)) for factor, part in enumerate(("none", "one"))]
+        for name in ("split", "built")
+    }
+    loader = new_loader(cache, kernels_dir=kernels)
+    whole = loader.get("built", ["built.cu"])
+    modules = loader.warmup(parts=parts)
+    factors = {name: module.library.factor() for name, module in modules.items()}
+    assert factors == {"split_none": 0, "split_one": 1, "built_none": 3, "built_one": 3, "small": 3}
+    assert modules["built_one"] is whole
+    assert len(entries(cache)) == 4
+    assert loader.get_part("split", ["split.cu"], *parts["split"][1])[0] is modules["split_one"]
+    assert [*loader.warmup("small", parts=parts)] == ["small"]

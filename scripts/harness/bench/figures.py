@@ -221,6 +221,7 @@ def loader(results: Path) -> list[str]:
         "first_most": f"the same: the longest, of `{longest}`",
         "cold": "`fused_amax_quantize` as a whole, nothing built",
         "all_cold": "`jitquant.warmup()`, nothing built",
+        "bf16_cold": "`jitquant.warmup(dtypes=[torch.bfloat16])`, nothing built",
         "bundled": "`jitquant.warmup()` from a bundle, without a compiler",
         "warm": "a built module in a new process",
         "first_call": "first call of a built C++ function after `import jitquant`",

@@ -6,7 +6,6 @@ none; the rest is measured on any machine with a compiler.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -19,11 +18,10 @@ from pathlib import Path
 
 import torch
 
+from jitquant._warmup import first_calls
 from jitquant.loader.core import default_kernels_dir
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
 from jitquant.loader.request.sources import kernel_files
-from jitquant.ops import ALL_OPS
-from jitquant.ops.schema import Part
 
 Row = tuple[str, float | None, str]
 
@@ -80,6 +78,8 @@ import resource
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print("remark", f"{used.ru_utime + used.ru_stime:.1f} s of the compilers, {count} modules")
 """
+
+BF16_COLD = ALL_COLD.replace("warmup()", "warmup(dtypes=[torch.bfloat16])")
 
 PLAIN = """
 import os, sys, time, torch
@@ -304,6 +304,8 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
             done(command, _median(what, f"at most {limit} s", run, 5))
         environment["JITQUANT_CACHE_DIR"] = str(Path(scratch, "all"))
         done("all_cold", _row("all modules, cold", lambda: _python(ALL_COLD, environment)))
+        one_dtype = {**environment, "JITQUANT_CACHE_DIR": str(Path(scratch, "bf16"))}
+        done("bf16_cold", _row("all in bfloat16, cold", lambda: _python(BF16_COLD, one_dtype)))
         bundle = str(Path(scratch, "bundle"))
         _row("", lambda: _python(COMMAND, environment, "bundle", "-o", bundle))
         bundled = {
@@ -321,25 +323,11 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
     return results
 
 
-def first_calls() -> list[tuple[str, Part | None]]:
-    """Module and part that the first call of any op with bfloat16 waits for, each once."""
-    few, many = (torch.empty(rows, 16, dtype=torch.bfloat16, device="meta") for rows in (1, 64))
-    codes = torch.empty(1, 16, dtype=torch.uint8, device="meta")
-    found: dict[tuple[str, Part | None], None] = {}
-    for op in ALL_OPS:
-        rotations = op.choices.get("rotate", ("none",))
-        for x, x_sf, rotate in itertools.product((few, many), (None, codes), rotations):
-            first = codes if op.names[0] in ("x_fp4", "data") else x
-            arguments = {"x": first, op.names[0]: first, "x_sf": x_sf, "rotate": rotate}
-            found.setdefault((op.module, op.part({**arguments, "dtype": torch.bfloat16})))
-    return sorted(found, key=str)
-
-
 def _measure_first_calls(
     caches: Path, environment: dict[str, str], done: Callable[[str, Row], None]
 ) -> None:
     took: list[tuple[float, str]] = []
-    for index, (name, part) in enumerate(first_calls()):
+    for index, (name, part) in enumerate(first_calls(torch.bfloat16)):
         shown = f"{name}_{part.name}" if part else name
         words = (name, part.name, *part.flags) if part else (name, "")
         cold = {**environment, "JITQUANT_CACHE_DIR": str(caches / str(index))}

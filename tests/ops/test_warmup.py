@@ -1,0 +1,33 @@
+"""`jitquant.warmup` of some dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import jitquant
+from jitquant.ops import ALL_OPS
+from jitquant.ops.schema import PARTS
+
+
+def test_parts_of_the_dtypes_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr("jitquant.loader.warmup", lambda *_, **given: asked.append(given))
+    jitquant.warmup()
+    jitquant.warmup("amax_gsa", dtypes=[torch.float16, torch.bfloat16], devices=[1])
+    assert asked[0]["parts"] == {}
+    assert asked[1]["devices"] == [1]
+    parts = asked[1]["parts"]
+    assert parts["amax_gsa"] == [PARTS[torch.float16], PARTS[torch.bfloat16]]
+    linear = {part.name for part in parts["nvfp4_linear"]}
+    assert linear >= {"bf16_few_rows", "bf16_many_rows_to_bf16", "fp16_some_rows_to_fp16"}
+    assert "dequantize" not in parts  # what reads codes is built as a whole
+    assert parts.keys() <= {op.module for op in ALL_OPS}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, "bf16"])
+def test_a_dtype_without_kernels(dtype: Any) -> None:
+    with pytest.raises(ValueError, match=r"dtypes: .* has no kernels; accepted are torch.bfloat16"):
+        jitquant.warmup(dtypes=[dtype])
