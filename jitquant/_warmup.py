@@ -13,6 +13,8 @@ from jitquant.loader import CudaModule
 from jitquant.ops import ALL_OPS
 from jitquant.ops.schema import PARTS, Part
 
+__all__ = ["warmup"]
+
 
 def warmup(
     *names: str,
