@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_OF_THE_LOADER = ("Source", "freeze", "get_cuda_module", "unfreeze", "warmup")
+_LOADER_NAMES = ("Source", "freeze", "get_cuda_module", "unfreeze", "warmup")
 _MODULES = ("loader", "nn", "reference", "testing")
 
 
@@ -42,20 +42,20 @@ def _version() -> str:
         return "0+unknown"
 
 
-def _of_the_command(name: str) -> Any:
-    """What ``name`` is where a program imports the package; all public names are read then."""
+def _import_public(name: str) -> Any:
+    """Imports all public names, and returns the one called ``name``, or None."""
     modules = [import_module(f"{__name__}.{m}") for m in ("delayed_scaling", "ops", "tensors")]
     public = {key: getattr(module, key) for module in modules for key in module.__all__}
-    globals().update(public, __all__=[*_OF_THE_LOADER, "__version__", *public])
+    globals().update(public, __all__=[*_LOADER_NAMES, "__version__", *public])
     return globals().get(name)
 
 
 def __getattr__(name: str) -> Any:
-    # The loader and the package's metadata are read when they are asked for.
+    # The loader and the package's metadata are imported on demand.
     value: Any = None
     if name == "warmup":
         from jitquant._warmup import warmup as value
-    elif name in _OF_THE_LOADER:
+    elif name in _LOADER_NAMES:
         from jitquant import loader
 
         value = getattr(loader, name)
@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
     elif name == "__version__":
         value = _version()
     elif "__all__" not in globals() and (name == "__all__" or not name.startswith("_")):
-        value = _of_the_command(name)
+        value = _import_public(name)
     if value is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -37,13 +37,13 @@ GSA_GRID = (
 
 
 def all_bf16() -> Tensor:
-    """(4096, 16): every bf16 once, neighbours in value in one block."""
+    """(4096, 16): every bf16 once, neighbors in value in one block."""
     bits = torch.arange(65536, dtype=torch.int32).to(torch.int16)
     return bits.view(torch.bfloat16).reshape(4096, 16)
 
 
 def all_bf16_arrangements() -> list[Tensor]:
-    """Every bf16 in blocks of neighbours, of all magnitudes, and at random."""
+    """Every bf16 in blocks of neighbors, of all magnitudes, and at random."""
     x = all_bf16()
     order = torch.randperm(65536, generator=torch.Generator().manual_seed(0))
     return [x, x.reshape(16, 4096).T.contiguous(), x.reshape(-1)[order].reshape(4096, 16)]

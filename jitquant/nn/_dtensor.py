@@ -29,7 +29,7 @@ def check_division(size: int, ranks: int, block: int, name: str) -> None:
     if ranks > 1 and each % block:
         raise ValueError(
             f"{name} is {size}, which {ranks} ranks divide into {each} each; accepted are "
-            f"multiples of {block} on each rank, as {block} neighbours share a scale"
+            f"multiples of {block} on each rank, as {block} neighbors share a scale"
         )
     if (ranks - 1) * each >= size:
         raise ValueError(f"{name} is {size}, which leaves nothing for the last of {ranks} ranks")

@@ -322,7 +322,7 @@ def quantize_group_rows(
     counts: Tensor | None = None,
     inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """data and scale_inv of fp32 rows (rows, N), a scale for ``group_size`` neighbours of a row.
+    """data and scale_inv of fp32 rows (rows, N), a scale for ``group_size`` neighbors of a row.
 
     Args:
         v: the rows; the last group of a row has the elements that there are.

@@ -1,4 +1,4 @@
-"""MXFP8 (OCP Microscaling): FP8 elements, an E8M0 scale for 32 neighbours, rounded up (RCEIL)."""
+"""MXFP8 (OCP Microscaling): FP8 elements, an E8M0 scale for 32 neighbors, rounded up (RCEIL)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _quantize_rows(v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def quantize_mxfp8(
     x: Tensor, *, dtype: torch.dtype, scale_layout: str = "linear"
 ) -> tuple[Tensor, Tensor]:
-    """data and E8M0 scales of ``x`` (..., N), a scale for 32 neighbours of a row.
+    """data and E8M0 scales of ``x`` (..., N), a scale for 32 neighbors of a row.
 
     Args:
         x: (..., N); the last block has the elements that there are.

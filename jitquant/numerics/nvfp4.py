@@ -252,9 +252,9 @@ def encode(
         leading: dimensions of the results before the packed one; their product is ``rows``.
         recipe: "te" or "vllm".
         scale_layout: of x_sf; "linear" with ``dim=0``.
-        block: "1x16", or "16x16": 16 neighbours in a row by 16 rows (at the edges the part there
+        block: "1x16", or "16x16": 16 neighbors in a row by 16 rows (at the edges the part there
             is) share a scale, which is stored for each of the 16.
-        dim: the packed dimension. With 0 neighbours of K are in a byte.
+        dim: the packed dimension. With 0 neighbors of K are in a byte.
         inverse: (rows,), what rows are still to be multiplied with (`times`).
 
     Returns:

@@ -194,7 +194,7 @@ def quantize_ragged_nvfp4(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """x_fp4, x_sf, gsa, amax of a buffer whose segments begin at multiples of 16.
 
-    Blocks are 16 neighbours of the flattened buffer. A block belongs to the segment that its first
+    Blocks are 16 neighbors of the flattened buffer. A block belongs to the segment that its first
     element is in; its other elements count as zeros.
 
     Args:

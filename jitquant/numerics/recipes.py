@@ -44,12 +44,12 @@ _WORD = 0xFFFFFFFF
 
 
 def hadamard_size(rotate: str) -> int:
-    """Neighbours that a rotation mixes: 0 for "none", 16 for "te"."""
+    """Neighbors that a rotation mixes: 0 for "none", 16 for "te"."""
     return {"none": 0, "te": 16}[rotate] if rotate in ("none", "te") else int(rotate)
 
 
 def hadamard(v: Tensor, rotate: str, signs: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """``v * diag(signs) * H / sqrt(n)`` of groups of n neighbours, H in Sylvester's order.
+    """``v * diag(signs) * H / sqrt(n)`` of groups of n neighbors, H in Sylvester's order.
 
     Butterflies at distance 1, 2, 4, ... n / 2, each a sum and a difference in fp32.
 
@@ -114,7 +114,7 @@ def random_bytes(rng_state: Tensor, rows: int, blocks: int, columnwise: bool = F
     Args:
         rng_state: int64 (2,): seed and offset; the offset is not negative.
         rows: of the matrix that is quantized.
-        blocks: of 16 neighbours in a row.
+        blocks: of 16 neighbors in a row.
         columnwise: whether it is the transpose.
     """
     device = rng_state.device
@@ -128,7 +128,7 @@ def random_bytes(rng_state: Tensor, rows: int, blocks: int, columnwise: bool = F
 
 
 def stochastic_e2m1(v: Tensor, r: Tensor) -> Tensor:
-    """Rounds to a neighbouring E2M1 code with the random bytes ``r``: uint8 codes 0..15.
+    """Rounds to a neighboring E2M1 code with the random bytes ``r``: uint8 codes 0..15.
 
     ``t = |v| + r / 256 * step``, rounded once to fp32; the code is that of the largest magnitude up
     to t. TransformerEngine's rule for architectures without ``cvt.rs``. NaN gives code 0.

@@ -128,7 +128,7 @@ def _power_of_two(count: int) -> int:
 def sum_of_squares(v: Tensor, run: int) -> Tensor:
     """The sum over each row of ``v * v``, added in the one order that the kernels have.
 
-    Runs of neighbours are added by one fma after another, the runs of a block of 16 in pairs, 32
+    Runs of neighbors are added by one fma after another, the runs of a block of 16 in pairs, 32
     blocks by halves (`_fold`); of these chunks those 64 apart one after another, and the 64 by
     halves.
 

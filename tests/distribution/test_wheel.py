@@ -68,7 +68,7 @@ def test_the_source_distribution_has_what_its_tests_and_documents_need(tmp_path:
         assert files <= names, sorted(files - names)
 
 
-def test_the_wheel_has_the_kernels_the_licence_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_the_kernels_the_license_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         described = next(name for name in names if name.endswith("/METADATA"))

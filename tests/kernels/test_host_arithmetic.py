@@ -143,7 +143,7 @@ def test_every_value_with_a_given_gsa(
 def test_halves_go_to_even_codes(
     host: ctypes.CDLL, dtype: torch.dtype, bits: int, where: str
 ) -> None:
-    """Products half way between two codes, and their neighbours on both sides."""
+    """Products half way between two codes, and their neighbors on both sides."""
     values = torch.arange(2 ** (bits - 1), 2**bits)
     if bits > 8:
         values = values[torch.randperm(len(values), generator=torch.manual_seed(0))[:160]]

@@ -139,7 +139,7 @@ def test_capture(plain: Toy, tmp_path: Path) -> None:
     assert loader.get("plain", [source]).library.factor() == 4
 
 
-def test_looking_for_a_capture_does_not_initialise_cuda() -> None:
+def test_looking_for_a_capture_does_not_initialize_cuda() -> None:
     from jitquant.loader.core import capturing_now
 
     before = torch.cuda.is_initialized()

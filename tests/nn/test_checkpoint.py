@@ -53,7 +53,7 @@ def tensors(dtype: torch.dtype = BF16, times: int = 1) -> dict[str, Tensor]:
 
 
 def folder(path: Path, made: dict[str, Tensor], shards: int = 3, **config: Any) -> Path:
-    """Neighbours lie in different files, as at the end of a shard."""
+    """Neighbors lie in different files, as at the end of a shard."""
     path.mkdir(parents=True, exist_ok=True)
     names = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
     if shards == 1:

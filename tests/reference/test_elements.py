@@ -35,7 +35,7 @@ def test_e2m1_of_every_16_bit_float(dtype: torch.dtype) -> None:
     assert torch.equal(got, torch.tensor(want, dtype=torch.uint8))
 
 
-def neighbourhood(points: list[Fraction]) -> torch.Tensor:
+def neighborhood(points: list[Fraction]) -> torch.Tensor:
     """Each point as fp32 and the eight fp32 numbers on either side of it, both signs."""
     values = []
     for point in points:
@@ -57,13 +57,13 @@ def midpoints(values: list[Fraction]) -> list[Fraction]:
 
 
 def test_e2m1_around_every_value_and_midpoint() -> None:
-    x = neighbourhood(oracle.E2M1_VALUES + midpoints(oracle.E2M1_VALUES))
+    x = neighborhood(oracle.E2M1_VALUES + midpoints(oracle.E2M1_VALUES))
     want = torch.tensor([oracle.e2m1(v) for v in x.numpy()], dtype=torch.uint8)
     assert torch.equal(reference.encode_e2m1(x), want)
 
 
 def test_e4m3_around_every_value_and_midpoint() -> None:
-    x = neighbourhood(oracle.E4M3_VALUES + midpoints(oracle.E4M3_VALUES) + [Fraction(464)])
+    x = neighborhood(oracle.E4M3_VALUES + midpoints(oracle.E4M3_VALUES) + [Fraction(464)])
     want = torch.tensor([oracle.e4m3(v) for v in x.numpy()], dtype=torch.uint8)
     assert torch.equal(reference.encode_e4m3(x).view(torch.uint8), want)
 

@@ -130,7 +130,7 @@ def test_random_bytes_are_uniform_and_independent() -> None:
         "columns": columns,
         "columns of the same elements": recipes.random_bytes(_state(21), 1024, 32, True).T,
         "replay": recipes.random_bytes(_state(21, 1), 512, 64),
-        "neighbour": first.roll(1, 1),
+        "neighbor": first.roll(1, 1),
         "row": first.roll(1, 0),
     }
     for name, other in others.items():

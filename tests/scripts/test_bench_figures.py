@@ -189,7 +189,7 @@ def test_a_goal_is_met_or_missed(quantity: goals.Quantity, bound: float, met: bo
     assert line.endswith("| met |" if met else "| missed at 64 |")
 
 
-def test_the_bounds_of_neighbours_are_said_once() -> None:
+def test_the_bounds_of_neighbors_are_said_once() -> None:
     goal = goals.Goal("op", "time", goals.TIME, {1: 1.0, 2: 5.0, 3: 5.0})
     rows: goals.Rows = {("op", m): {"us": 2.0} for m in (1, 2, 3)}
     assert goals.table([goal], rows, {"op": "call(x)"})[-1] == (

@@ -192,7 +192,7 @@ def table(goals: Iterable[Goal], rows: Rows, calls: dict[str, str]) -> list[str]
 
 
 def _bounds(goal: Goal) -> str:
-    """Each bound with the sizes that it is for, neighbours together."""
+    """Each bound with the sizes that it is for, neighbors together."""
     form = {PERCENT: "{:.0%}", TIMES: "{:.2f}", MICROSECONDS: "{:g} us"}[goal.quantity.form]
     parts: list[tuple[float, list[str]]] = []
     for m, bound in goal.bounds.items():

@@ -77,17 +77,17 @@ def ragged_nvfp4(x: Tensor, groups: int) -> Results:
 
 
 def group(x: Tensor) -> Results:
-    """A scale for 128 neighbours of a row."""
+    """A scale for 128 neighbors of a row."""
     return _quantize_per_token_group(x.float())
 
 
 def group_16(x: Tensor) -> Results:
-    """A scale for 16 neighbours of a row."""
+    """A scale for 16 neighbors of a row."""
     return _quantize_per_token_group(x.float(), 16)
 
 
 def group_vllm(x: Tensor) -> Results:
-    """A scale for 128 neighbours of a row, which they are divided by: recipe "vllm"."""
+    """A scale for 128 neighbors of a row, which they are divided by: recipe "vllm"."""
     rows, cols = x.shape
     groups = x.float().view(rows, cols // 128, 128)
     scale_inv = groups.abs().amax(dim=-1).clamp(min=1e-10) / x.new_full((), TOP).float()
@@ -102,7 +102,7 @@ def _columns(scales: Tensor, align: int = 1) -> Tensor:
 
 
 def group_tma(x: Tensor) -> Results:
-    """A scale for 128 neighbours of a row, stored as DeepGEMM takes it."""
+    """A scale for 128 neighbors of a row, stored as DeepGEMM takes it."""
     data, scale_inv = _quantize_per_token_group(x.float())
     return data, _columns(scale_inv, 4)
 
@@ -118,7 +118,7 @@ def _decoder(exponent: Tensor) -> Tensor:
 
 
 def group_packed(x: Tensor) -> Results:
-    """A power of two for 128 neighbours of a row, four in an int32, as DeepGEMM takes it."""
+    """A power of two for 128 neighbors of a row, four in an int32, as DeepGEMM takes it."""
     rows, cols = x.shape
     groups = x.float().view(rows, cols // 128, 128)
     factor = _over(TOP, groups.abs().amax(dim=-1).clamp(min=1e-10))
@@ -130,7 +130,7 @@ def group_packed(x: Tensor) -> Results:
 
 
 def group_both(x: Tensor) -> Results:
-    """A scale for 128 neighbours of a row, and the same of the transpose; scales in columns."""
+    """A scale for 128 neighbors of a row, and the same of the transpose; scales in columns."""
     rows = x.shape[0]
     data, scales = _quantize_per_token_group(x.float())
     # Zeros change no amax.
@@ -164,7 +164,7 @@ def group_int8(x: Tensor) -> Results:
 
 
 def mxfp8(x: Tensor) -> Results:
-    """An E8M0 scale, rounded up, for 32 neighbours of a row."""
+    """An E8M0 scale, rounded up, for 32 neighbors of a row."""
     rows, cols = x.shape
     blocks = x.float().view(rows, cols // 32, 32)
     exponent = _exponent(blocks.abs().amax(dim=-1) / TOP)
@@ -214,7 +214,7 @@ def rmsnorm_given(x: Tensor, weight: Tensor, scale: Tensor, eps: float = 1e-6) -
 
 
 def rmsnorm_group(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Results:
-    """RMSNorm, a scale for 128 neighbours of a row."""
+    """RMSNorm, a scale for 128 neighbors of a row."""
     y, inv_rms = _norm(x.float(), weight, eps)
     return (*_quantize_per_token_group(y), inv_rms)
 
@@ -243,5 +243,5 @@ def swiglu_given(fused: Tensor, scale: Tensor) -> Results:
 
 
 def swiglu_group(fused: Tensor) -> Results:
-    """silu(gate) * up, a scale for 128 neighbours of a row."""
+    """silu(gate) * up, a scale for 128 neighbors of a row."""
     return _quantize_per_token_group(_swiglu(fused))

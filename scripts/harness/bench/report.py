@@ -184,7 +184,7 @@ def picture(
     """A roofline an op: bandwidth over M, below what a copy has; False if nothing was measured.
 
     Lines of equal time are diagonals, so a panel shows where a call is bound by the memory and
-    where by the time that any launch takes. Points are labelled with their time, and from a quarter
+    where by the time that any launch takes. Points are labeled with their time, and from a quarter
     of the ceiling on with the part that they have of it.
     """
     measured = [row for row in rows if row.us and row.gb_per_s and row.of_copy]
