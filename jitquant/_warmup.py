@@ -29,8 +29,8 @@ def warmup(
     Args:
         names: kernels of the project (``"amax_gsa"``), or modules requested earlier.
         dtypes: those of the tensors that are quantized or multiplied, of bfloat16, float16 and
-            float32: kernels for others are not built, which takes about half of the time. An op
-            that is called with another dtype builds it then. ``None`` means all.
+            float32. Kernels for others are not built, until an op is called with their dtype.
+            ``None`` means all.
         devices: indices of the GPUs to load the kernels on; ``None`` means the current one.
         manifest: a file from ``jitquant record``, whose modules are added to ``names``.
 
