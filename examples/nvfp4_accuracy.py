@@ -40,13 +40,20 @@ TEXT = (
     "The committee will meet again when the figures have been checked.",
 )
 
+GPTQ: dict[str, Any] = {"recipe": "nvfp4", "rounding": "gptq", "static_inputs": True}
 RECIPES: dict[str, dict[str, Any]] = {
     "fp8_block": {"recipe": "fp8_block"},
     "nvfp4": {"recipe": "nvfp4"},
     "nvfp4, 4over6": {"recipe": "nvfp4", "rounding": "4over6"},
     "nvfp4, mse": {"recipe": "nvfp4", "rounding": "mse"},
-    "nvfp4, gptq": {"recipe": "nvfp4", "rounding": "gptq", "static_inputs": True},
+    "nvfp4, gptq": GPTQ,
+    "nvfp4, gptq, inputs by 4over6": {**GPTQ, "input_select": "4over6_mse"},
     "nvfp4, gptq, 10% in FP8": {"recipe": "nvfp4", "rounding": "gptq", "fp8_share": 0.1},
+    "nvfp4, gptq, inputs by 4over6, 10% in FP8": {
+        **GPTQ,
+        "input_select": "4over6_mse",
+        "fp8_share": 0.1,
+    },
     "nvfp4_weight_only": {"recipe": "nvfp4_weight_only"},
     "nvfp4_weight_only, gptq": {"recipe": "nvfp4_weight_only", "rounding": "gptq"},
 }

@@ -24,7 +24,7 @@ from torch import nn
 from transformers.quantizers import auto
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from jitquant.formats import Compute, one_of
+from jitquant.formats import Compute, Select, one_of
 from jitquant.nn import Conversion, convert, load_compressed_tensors
 from jitquant.nn._calibration import Calibration
 from jitquant.nn._convert import LAYERS, LinearRecipe, check_arguments
@@ -42,7 +42,8 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How ``from_pretrained`` quantizes a model.
 
     Attributes:
-        recipe, targets, ignore, rounding, static_inputs, fp8_share, compute: as for
+        recipe, targets, ignore, rounding, static_inputs, fp8_share, compute,
+            input_select: as for
             `jitquant.nn.convert`.
         calibration: path of the file that ``calibrate(model, batches).save(path)`` wrote, or None.
     """
@@ -58,6 +59,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         static_inputs: bool = False,
         fp8_share: float = 0.0,
         compute: Compute = "exact",
+        input_select: Select = "none",
         **_: Any,
     ) -> None:
         """The arguments of `jitquant.nn.convert`.
@@ -70,7 +72,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.quant_method = METHOD
         self.recipe, self.targets, self.ignore = recipe, targets, ignore
         self.rounding, self.static_inputs, self.fp8_share = rounding, static_inputs, fp8_share
-        self.compute = compute
+        self.compute, self.input_select = compute, input_select
         self.calibration = None if calibration is None else str(calibration)
         check_arguments(recipe, **self._accuracy())  # before a model is read
 
@@ -86,6 +88,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
             "static_inputs": self.static_inputs,
             "fp8_share": self.fp8_share,
             "compute": self.compute,
+            "input_select": self.input_select,
         }
 
 

@@ -9,7 +9,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jitquant.formats import COMPUTES, INPUT_DTYPES, MXFP4_BLOCK, Compute, one_of
+from jitquant.formats import (
+    COMPUTES,
+    INPUT_DTYPES,
+    MXFP4_BLOCK,
+    SELECTS,
+    Compute,
+    Select,
+    one_of,
+)
 from jitquant.nn._calibration import Calibration, InputStatistics, lowest, output_sqnr
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
@@ -144,6 +152,7 @@ def convert(
     static_inputs: bool = False,
     fp8_share: float = 0.0,
     compute: Compute = "exact",
+    input_select: Select = "none",
 ) -> Conversion:
     """Replaces the linears and the experts of a model, in place.
 
@@ -196,6 +205,8 @@ def convert(
             the inputs. Layers that engines fuse stay together.
         compute: of `NVFP4Linear`, with recipe "nvfp4_weight_only": "fp8" multiplies 256 rows or
             more in FP8; experts stay exact. "fp8_loss" from `report` shows its cost.
+        input_select: of `NVFP4Linear`, with recipe "nvfp4": "4over6_mse" and the like quantize
+            inputs more accurately. Files do not have it, and experts do not use it.
 
     Returns:
         What was replaced and what was not, including all parameters of the model; ``print`` it.
@@ -221,7 +232,8 @@ def convert(
             f"one linear call {kind.__name__}.from_linear(model)"
         )
     check_filter(filter)
-    check_arguments(recipe_name, rounding, calibration, static_inputs, fp8_share, compute)
+    how_accurate = (rounding, calibration, static_inputs, fp8_share, compute, input_select)
+    check_arguments(recipe_name, *how_accurate)
     ignored = None if ignore is None else as_patterns("ignore", ignore)
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
     holders: dict[int, list[str]] = {}
@@ -314,7 +326,12 @@ def convert(
             weight, gsa = rounded.pop(name)
             gsa = gsa if static_inputs else None
             made = NVFP4Linear.from_linear(
-                module, weight=weight, input_gsa=gsa, compute=compute, **how
+                module,
+                weight=weight,
+                input_gsa=gsa,
+                compute=compute,
+                input_select=input_select,
+                **how,
             )
         else:
             made = kind.from_linear(module, **how)
@@ -379,6 +396,7 @@ def check_arguments(
     static_inputs: bool,
     fp8_share: float,
     compute: str,
+    input_select: str,
 ) -> None:
     """Checks that arguments of `convert` are compatible.
 
@@ -390,6 +408,12 @@ def check_arguments(
         raise ValueError(
             f"compute is 'fp8' with recipe {recipe!r}; accepted with it is 'nvfp4_weight_only', "
             "whose inputs are not quantized to NVFP4"
+        )
+    one_of("input_select", input_select, SELECTS)
+    if input_select != "none" and recipe != "nvfp4":
+        raise ValueError(
+            f"input_select is {input_select!r} with recipe {recipe!r}; accepted is 'none'. "
+            "Others are for 'nvfp4', whose inputs are quantized"
         )
     one_of("rounding", rounding, WEIGHT_ROUNDINGS)
     if calibration is not None and not isinstance(calibration, Calibration):

@@ -17,6 +17,7 @@ from jitquant.formats import (
     Granularity,
     Recipe,
     ScaleLayout,
+    Select,
 )
 from jitquant.nn._matmul import has_nvfp4, major, register
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
@@ -257,15 +258,17 @@ def _quantize_bytes(
     gsa: Tensor | None,
     granularity: Granularity,
     recipe: Recipe,
+    select: Select,
     scale_layout: ScaleLayout,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q = quantize_nvfp4(x, gsa, granularity=granularity, recipe=recipe, scale_layout=scale_layout)
+    how: dict[str, Any] = {"granularity": granularity, "recipe": recipe, "select": select}
+    q = quantize_nvfp4(x, gsa, scale_layout=scale_layout, **how)
     # An op does not return what it was given.
     return q.x_fp4_bytes, q.x_sf, q.gsa if gsa is None else q.gsa.clone()
 
 
 _QUANTIZE_BYTES = register(
-    "nvfp4_bytes(Tensor x, Tensor? gsa, str granularity, str recipe, str scale_layout)"
+    "nvfp4_bytes(Tensor x, Tensor? gsa, str granularity, str recipe, str select, str scale_layout)"
     " -> (Tensor, Tensor, Tensor)",
     _quantize_bytes,
     _quantize_bytes,
@@ -277,6 +280,7 @@ def quantized_bytes(
     gsa: Tensor | None,
     granularity: Granularity,
     recipe: Recipe,
+    select: Select,
     scale_layout: ScaleLayout,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The codes as uint8, block scales and gsa of `jitquant.quantize_nvfp4`.
@@ -284,9 +288,9 @@ def quantized_bytes(
     For exported programs: ``torch.export.save`` has no name for ``float4_e2m1fn_x2``.
 
     Args:
-        x, gsa, granularity, recipe, scale_layout: as there.
+        x, gsa, granularity, recipe, select, scale_layout: as there.
     """
-    codes, scales, gsa = _QUANTIZE_BYTES(x, gsa, granularity, recipe, scale_layout)
+    codes, scales, gsa = _QUANTIZE_BYTES(x, gsa, granularity, recipe, select, scale_layout)
     return codes, scales, gsa
 
 

@@ -19,10 +19,12 @@ from jitquant.formats import (
     RECIPES,
     SCALE_DTYPE,
     SCALE_LAYOUTS,
+    SELECTS,
     Compute,
     Granularity,
     Recipe,
     ScaleLayout,
+    Select,
     ceil_to,
     one_of,
     swizzled_shape,
@@ -72,6 +74,7 @@ class NVFP4Linear(QuantizedModule):
         bias: (out_features,) parameter without gradient, or None.
         weight_only: whether `forward` does not quantize its input.
         compute: "exact" or "fp8".
+        input_select: how `forward` selects the block scales of its input; see `__init__`.
         process_group: the ranks that have the other columns of the input, as
             `jitquant.nn.parallel.RowwiseParallel` splits them; None: not split.
 
@@ -99,6 +102,7 @@ class NVFP4Linear(QuantizedModule):
         scale_layout: ScaleLayout | None = None,
         weight_only: bool = False,
         compute: Compute = "exact",
+        input_select: Select = "none",
     ) -> None:
         """A layer whose weight is zero, for ``load_state_dict``; see `from_linear`.
 
@@ -114,6 +118,8 @@ class NVFP4Linear(QuantizedModule):
                 latter if ``device`` supports scaled_mm and ``weight_only`` is False.
             weight_only: whether `forward` does not quantize its input, bfloat16 or float16.
             compute: "exact"; "fp8": with ``weight_only``, multiplies 256 rows or more in FP8.
+            input_select: of the input's block scales, as ``select`` of `jitquant.quantize_nvfp4`:
+                "4over6_mse" and the like are more accurate than "none". Files do not have it.
 
         Raises:
             TypeError, ValueError: an argument is not one of these.
@@ -133,12 +139,19 @@ class NVFP4Linear(QuantizedModule):
                 "compute is 'fp8' without weight_only; accepted is 'exact': an input that is "
                 "quantized to NVFP4 is multiplied as it is"
             )
+        one_of("input_select", input_select, SELECTS)
+        if input_select != "none" and (weight_only or recipe != "te"):
+            raise ValueError(
+                f"input_select is {input_select!r} with weight_only {weight_only} and recipe "
+                f"{recipe!r}; accepted with it are False and 'te'"
+            )
         self.in_features = in_features
         self.out_features = out_features
         self.granularity: Granularity = granularity
         self.recipe: Recipe = recipe
         self.weight_only = weight_only
         self.compute: Compute = compute
+        self.input_select: Select = input_select
         groups = ceil_to(in_features, NVFP4_BLOCK) // NVFP4_BLOCK
         packed = torch.zeros(
             out_features, groups * NVFP4_BLOCK // CODES_PER_BYTE, dtype=torch.uint8, device=device
@@ -169,6 +182,7 @@ class NVFP4Linear(QuantizedModule):
         scale_layout: ScaleLayout | None = None,
         weight_only: bool = False,
         compute: Compute = "exact",
+        input_select: Select = "none",
         gsa: float | Tensor | None = None,
         weight: NVFP4Tensor | None = None,
         input_gsa: Tensor | None = None,
@@ -177,7 +191,7 @@ class NVFP4Linear(QuantizedModule):
 
         Args:
             linear: of the class ``nn.Linear`` itself.
-            granularity, recipe, scale_layout, weight_only, compute: as for the class.
+            granularity, recipe, scale_layout, weight_only, compute, input_select: as for the class.
             gsa: of the weight, as `jitquant.quantize_weight_nvfp4` takes it; None to compute it.
                 `convert` gives layers that an engine fuses the largest of theirs.
             weight: the weight of ``linear``, already quantized, with one gsa and linear scales;
@@ -198,6 +212,7 @@ class NVFP4Linear(QuantizedModule):
             scale_layout=scale_layout,
             weight_only=weight_only,
             compute=compute,
+            input_select=input_select,
         )
         if weight is None:
             weight = quantize_weight_nvfp4(
@@ -254,9 +269,9 @@ class NVFP4Linear(QuantizedModule):
         if not layers:
             raise ValueError("layers is empty; accepted are one or more")
         first = layers[0]
-        same = ("in_features", "granularity", "recipe", "scale_layout", "weight_only", "compute")
+        alike = "in_features granularity recipe scale_layout weight_only compute input_select dtype"
         for i, layer in enumerate(layers):
-            for name in (*same, "dtype"):
+            for name in alike.split():
                 if getattr(layer, name) != getattr(first, name):
                     raise ValueError(
                         f"layers[{i}].{name} is {getattr(layer, name)!r}; accepted is that of "
@@ -284,6 +299,7 @@ class NVFP4Linear(QuantizedModule):
             scale_layout=first.scale_layout,
             weight_only=first.weight_only,
             compute=first.compute,
+            input_select=first.input_select,
         )
         scales = torch.cat([layer._linear_scales().view(torch.uint8) for layer in layers])
         scales = scales.view(SCALE_DTYPE)
@@ -361,7 +377,7 @@ class NVFP4Linear(QuantizedModule):
             return self._run(rows.view(x.shape), dtype, residual, out)
         x = x if x.stride(-1) == 1 else x.contiguous()
         if is_exporting() and self.process_group is None:
-            how = (self.granularity, self.recipe, self.scale_layout)
+            how = (self.granularity, self.recipe, self.input_select, self.scale_layout)
             values = (*quantized_bytes(x, self.input_gsa, *how), self.scale_layout)
             return nvfp4_mm_bytes(values, self._operand(), self._bias(), residual, dtype)
         q = quantize_nvfp4(
@@ -369,6 +385,7 @@ class NVFP4Linear(QuantizedModule):
             self.input_gsa,
             granularity=self.granularity,
             recipe=self.recipe,
+            select=self.input_select,
             scale_layout=self.scale_layout,
             process_group=None if self.input_gsa is not None else self.process_group,
         )
@@ -462,6 +479,7 @@ class NVFP4Linear(QuantizedModule):
             f"bias={self.bias is not None}, granularity={self.granularity!r}, "
             f"recipe={self.recipe!r}, scale_layout={self.scale_layout!r}, "
             f"weight_only={self.weight_only}, compute={self.compute!r}, "
+            f"input_select={self.input_select!r}, "
             f"static_input={self.input_gsa is not None}"
         )
 

@@ -137,7 +137,9 @@ def test_arguments(tmp_path: Path) -> None:
     ("recipe", "how"),
     [
         ("nvfp4_weight_only", {"compute": "fp8", "targets": "attention"}),
-        pytest.param("nvfp4", {"static_inputs": True}, marks=pytest.mark.slow),
+        pytest.param(
+            "nvfp4", {"static_inputs": True, "input_select": "4over6_mse"}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_accuracy_of_what_is_loaded(recipe: Any, how: dict[str, Any], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from samples import randn
 from torch import Tensor, nn
 
 import jitquant
-from jitquant.nn import NVFP4Linear, _matmul, _nvfp4_mm
+from jitquant.nn import NVFP4Linear, _matmul, _nvfp4_mm, convert
 from jitquant.tensors.nvfp4 import QuantizedActivation
 
 from .helpers import sqnr
@@ -441,3 +441,39 @@ def test_errors() -> None:
         NVFP4Linear(16, 16, dtype=torch.float64)
     with pytest.raises(TypeError, match="accepted is torch"):
         NVFP4Linear.from_linear(nn.MultiheadAttention(16, 2).out_proj)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+@pytest.mark.parametrize("static", [False, True])
+def test_inputs_by_4over6(granularity: Any, static: bool) -> None:
+    """As `quantize_nvfp4` selects their scales: closer to the exact product, exported too."""
+    how: dict[str, Any] = {"granularity": granularity}
+    if static:
+        how["input_gsa"] = torch.tensor([0.002])
+    nearest = NVFP4Linear.from_linear(linear(96, 64), **how)
+    made = NVFP4Linear.from_linear(linear(96, 64), input_select="4over6_mse", **how)
+    x = randn(300, 96)
+    gsa = how.get("input_gsa")
+    q = jitquant.quantize_nvfp4(x, gsa, granularity=granularity, select="4over6_mse")
+    assert torch.equal(made(x), made.run_from_quantized(q))
+    want = x.float() @ made.weight.dequantize(torch.float32).T + made.bias.float()
+    assert sqnr(made(x), want) > sqnr(nearest(x), want) + 0.3
+    assert NVFP4Linear.joined([made, made]).input_select == "4over6_mse"
+    with pytest.raises(ValueError, match=r"layers\[1\]\.input_select is 'none'; accepted"):
+        NVFP4Linear.joined([made, nearest])
+    exported = torch.export.export(made, (x,)).module()
+    assert torch.equal(exported(x), made(x))
+
+
+def test_input_select_is_for_inputs_that_are_quantized() -> None:
+    with pytest.raises(ValueError, match="input_select is 'static_4' with weight_only True"):
+        NVFP4Linear(32, 32, weight_only=True, input_select="static_4")
+    with pytest.raises(ValueError, match="and recipe 'vllm'; accepted with it are False and 'te'"):
+        NVFP4Linear(32, 32, recipe="vllm", input_select="4over6_mae")
+    with pytest.raises(ValueError, match="input_select is 'best'; accepted are 'none'"):
+        NVFP4Linear(32, 32, input_select="best")
+    model = nn.Sequential(linear(32, 32))
+    with pytest.raises(ValueError, match="input_select is '4over6_mae' with recipe 'fp8_block'"):
+        convert(model, "fp8_block", input_select="4over6_mae")
+    convert(model, "nvfp4", input_select="4over6_mae")
+    assert model[0].input_select == "4over6_mae"
