@@ -38,6 +38,7 @@ _LINKER = re.compile(
 )
 _REMARK = re.compile(r"(?:warning|note): |skipping incompatible ", re.IGNORECASE)
 _CARET = re.compile(r"^(\s*)\^[\s~]*$")
+_RELATIVE = re.compile(r"(?<= )-(?:I|isystem|iquote) ?[^-/ ]\S*")
 _KILLED = re.compile(
     r"^Killed\s*$|FAILED: \[code=137\]|"
     r"died due to signal 9|Killed \(program|\bKilled signal terminated program|"
@@ -132,9 +133,15 @@ def out_of_memory(text: str, returncode: int) -> bool:
     return returncode in (137, -9) or bool(_KILLED.search(text))
 
 
-def hints(text: str, returncode: int) -> list[str]:
-    """What to do about failures whose own message does not say it."""
+def hints(text: str, returncode: int, command: Sequence[str] = ()) -> list[str]:
+    """What to do about failures of ``command`` whose own message does not say it."""
     found: list[str] = []
+    relative = _RELATIVE.search(" ".join(command))
+    if relative and "No such file" in text:
+        found.append(
+            f"{relative[0]} is relative to the directory of the build. Use an absolute path, or "
+            "include_dirs=, which is relative to the working directory."
+        )
     if out_of_memory(text, returncode):
         found.append(
             "The compiler was killed, most likely because memory ran out. Compile fewer things at "
@@ -196,7 +203,7 @@ def compile_error(
     if not errors:
         tail = text.strip().splitlines()[-12:]
         lines.append("\n" + ("\n".join(tail) if tail else "(the command printed nothing)"))
-    lines.extend(f"\n{hint}" for hint in hints(text, returncode))
+    lines.extend(f"\n{hint}" for hint in hints(text, returncode, command))
     if command:
         lines.append(f"\ncommand: {shlex.join(command)}")
     if log_path is not None:

@@ -228,6 +228,20 @@ def test_hints(text: str, code: int, hint: str) -> None:
     assert hint in "\n".join(hints(text, code))
 
 
+@pytest.mark.parametrize("flags", [["-Iinc"], ["-I", "inc"], ["-isystem", "inc"]])
+def test_a_relative_directory_in_the_flags_is_named(
+    flags: list[str], loader: Loader, tmp_path: Path
+) -> None:
+    source = tmp_path / "k.cpp"
+    source.write_text("#include <foo.h>\n")
+    absolute = ["-I", str(tmp_path)]
+    with pytest.raises(CompileError, match=rf"{' ?'.join(flags)} is relative to the directory"):
+        loader.get("k", [source], cxx_flags=[*absolute, *flags])
+    with pytest.raises(CompileError) as caught:
+        loader.get("k", [source], cxx_flags=absolute)
+    assert "is relative" not in str(caught.value)
+
+
 def test_compiler_that_is_killed_says_out_of_memory(
     loader: Loader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
