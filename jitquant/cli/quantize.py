@@ -62,11 +62,11 @@ def quantize(
     ] = None,
     rounding: Annotated[
         Rounding,
-        typer.Option(help="Of weights to NVFP4; each is more accurate than the one before."),
+        typer.Option(help="How to round weights to NVFP4, from least to most accurate."),
     ] = Rounding.nearest,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="What Calibration.save wrote: for gptq, --fp8-share and nvfp4."),
+        typer.Option(help="A file from Calibration.save: for gptq, --fp8-share and nvfp4."),
     ] = None,
     fp8_share: Annotated[
         float, typer.Option(help="Share of the matrices, those worst in NVFP4, to keep in FP8.")

@@ -122,7 +122,7 @@ def load_module(
     functions: dict[str, Any] = {}
     try:
         if path.name not in _LOADED:
-            # The linker goes by names first: if somebody has closed the descriptor of an earlier
+            # The linker compares names first: if somebody has closed the descriptor of an earlier
             # library, this one may have its number, and needs another name.
             while any(opened == library._name for _, library in _LOADED.values()):
                 opened = opened.replace("/fd/", "/fd/./")

@@ -128,7 +128,7 @@ def _fp8_grouped_mm(
     x: Tensor, x_scales: Tensor, w: Tensor, w_scales: Tensor, offsets: Tensor, dtype: torch.dtype
 ) -> Tensor:
     rows, (groups, n, k) = x.shape[0], w.shape
-    x, w = x.contiguous(), w.contiguous()  # rows may lie apart
+    x, w = x.contiguous(), w.contiguous()  # rows may be strided
     if not has_grouped_mm(x.device):
         group = _group_of_each(offsets, rows)
         product = _looped(x, w, offsets)

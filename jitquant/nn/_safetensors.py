@@ -74,7 +74,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is no file of safetensors.
+        ValueError: it is not a safetensors file.
     """
     found: dict[str, str] = _read_json(path)[0].get("__metadata__", {})
     return found

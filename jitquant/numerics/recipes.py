@@ -382,7 +382,7 @@ def quantize_nvfp4_both(
             assert rng_state is not None
             r = random_bytes(rng_state, v.shape[0], -(-v.shape[1] // NVFP4_BLOCK), bool(t))
         if t and tile_rows > 1:
-            # The transposed tiles, as the choice of a tile goes by the rows of x.
+            # The transposed tiles, because the choice of a tile depends on the rows of x.
             groups, groups_t = -(-cols // NVFP4_BLOCK), -(-rows // NVFP4_BLOCK)
             padded = functional.pad(rows_of(x), (0, 0, 0, groups_t * NVFP4_BLOCK - rows))
             codes, scales = _encode_nvfp4(padded, a, None, select, top, tile_rows)

@@ -79,7 +79,7 @@ def case_nvfp4_divided_between_rows(here: Here) -> None:
     x = large_in_one_row(10, 19, here)  # columns that are not a multiple of 16
     q = jitquant.quantize_nvfp4(part(x, here), process_group=here.group)
     same_nvfp4(q, jitquant.quantize_nvfp4(x), here)
-    wide = large_in_one_row(10, 64, here)[:, 16:48]  # rows that lie apart
+    wide = large_in_one_row(10, 64, here)[:, 16:48]  # strided rows
     mine = wide.chunk(here.world)[here.rank]
     q = jitquant.quantize_nvfp4(mine, process_group=here.group)
     same_nvfp4(q, jitquant.quantize_nvfp4(wide), here)

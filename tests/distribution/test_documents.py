@@ -56,7 +56,7 @@ def test_links_resolve(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_commands_exist(path: Path) -> None:
     for name in set(re.findall(r"\./scripts/[\w-]+", path.read_text(encoding="utf-8"))):
-        assert os.access(ROOT / name, os.X_OK), f"{name} is no command"
+        assert os.access(ROOT / name, os.X_OK), f"{name} is not a command"
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:

@@ -67,7 +67,7 @@ def products_of_experts(module) -> None:  # type: ignore[no-untyped-def]
 
 
 def eight_bits(module) -> None:  # type: ignore[no-untyped-def]
-    """FP8, with buffers whose rows lie apart."""
+    """FP8, with strided buffers."""
     quantize, back = module("quantize_fp8").quantize_fp8, module("dequantize").dequantize
     silu = module("swiglu_quantize").swiglu_quantize_fp8
     silu_group = module("swiglu_quantize_per_token_group").swiglu_quantize_per_token_group
@@ -241,7 +241,7 @@ def main() -> None:
         many = torch.randn(60033, 208).to(dtype).cuda()
         module("quantize_nvfp4").quantize_nvfp4(many, gsa, scale_layout="swizzled_128x4")
         fused.amax_quantize_nvfp4(many, granularity="row", scale_layout="swizzled_128x4")
-        # More rows than blocks of threads that stay.
+        # More rows than thread blocks of a persistent grid.
         many, w = torch.randn(2000, 528).to(dtype).cuda(), torch.rand(528).to(dtype).cuda()
         norm.rmsnorm_quantize_nvfp4(many, w, granularity="row")
         norm.rmsnorm_quantize_nvfp4(many, w, residual=many.clone(), granularity="row")

@@ -118,7 +118,7 @@ def test_rmsnorm(
     shapes = ((1, 16), (3, 17), (5, 384), (4400, 384), (4400, 1024), (130, 2048), (3, 28672))
     for rows, cols in (*shapes, (64, 7168), (1100, 5136), (600, 7171), (130, 1043)):
         for weight_dtype in (dtype, torch.float32):
-            # Rows that lie apart where they are not aligned either.
+            # Strided rows that are not aligned either.
             gap = cols % 2
             x = randn(rows, cols + gap, dtype=dtype, scale=2)[:, gap:]
             weight = (1 + 0.1 * torch.randn(cols, device="cuda")).to(weight_dtype)

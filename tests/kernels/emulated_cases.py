@@ -46,7 +46,7 @@ def _finite(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor
 
 
 def _strided(x: Tensor) -> Tensor:
-    """The same values, rows of which lie apart, each on a multiple of 16 bytes."""
+    """The same values in strided rows, each aligned to 16 bytes."""
     memory = torch.full((*x.shape[:-1], x.shape[-1] + 16), 1e4, dtype=x.dtype)
     return memory[..., : x.shape[-1]].copy_(x)
 
@@ -100,7 +100,7 @@ def _nvfp4() -> Iterator[Sample]:
         gsa = _gsa(len(x) if repeat else None)
         yield _case("quantize_nvfp4_from_gsa", (*what, len(gsa)), (x, gsa), **how)
     for dtype, layout in itertools.product(DTYPES, SCALE_LAYOUTS):
-        # More pieces of work than a grid that stays is given; the last is not whole.
+        # More pieces of work than a persistent grid takes; the last is partial.
         x, how = _values((529, 528), dtype), {"scale_layout": layout}
         yield _case("quantize_nvfp4", (529, 528, dtype, layout), (x,), **how)
         yield _case("quantize_nvfp4_from_gsa", (529, 528, dtype, layout), (x, _gsa(None)), **how)

@@ -41,7 +41,7 @@ from .emulated import POISON, Machine, poisoned
 from .emulated_cases import FAMILIES, MORE
 
 GUARD = 256
-# Ops whose elements are rows that may lie apart.
+# Ops whose elements may be strided rows.
 APART = [name for name, op in OPS.items() if op.rows_apart and op.results[0] == "data"]
 
 
@@ -500,7 +500,7 @@ def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None
     module = "fused_amax_quantize"
     machine.use(0)
     for dtype, layout, cols in itertools.product(DTYPES, SCALE_LAYOUTS, (768, 760)):
-        # Rows that lie apart.
+        # Strided rows.
         fused, gsa = randn(40, 2 * cols + 16, dtype=dtype)[:, :-16], torch.tensor([0.002])
         ways = {"recipe": RECIPES[layout == "linear"], "scale_layout": layout}
         given = reference.quantize_nvfp4_from_gsa(fused, gsa, **ways)
@@ -510,7 +510,7 @@ def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None
             given = reference.deinterleave_quantize_nvfp4_from_gsa(*args, **how)
             calls.append(("deinterleave_quantize_from_buffer", args, how, given))
         if cols == 768:
-            # More pieces of work than a grid that stays is given.
+            # More pieces of work than a persistent grid takes.
             x = randn(529, 528, dtype=dtype)
             given = reference.quantize_nvfp4_from_gsa(x, gsa, **ways)
             calls.append(("quantize_nvfp4_from_buffer", (x, gsa), ways, given))

@@ -45,7 +45,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, ct
         (READS, "reads or writes a tensor before it waits"),
         (WRITES, "reads or writes a tensor before it waits"),
         (COPIES, "reaches past the end of a tensor's memory"),
-        (PREFETCHES, "what is prefetched is no tensor's"),
+        (PREFETCHES, "a prefetch outside of all tensors"),
     ],
 )
 def test_violations(

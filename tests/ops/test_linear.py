@@ -103,5 +103,5 @@ def test_a_first_call_waits_for_the_dtype_of_its_result(
         part = LINEAR.part({**codes, "x": codes["x"][:few], "dtype": None})
         assert part is not None
         assert part.name == name
-    # Nothing is checked yet: what is no dtype is refused later.
+    # Nothing is checked yet: an invalid dtype is refused later.
     assert op.part({"x": randn(17, 96), "x_sf": None, "dtype": [1]}) is None

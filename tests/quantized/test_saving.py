@@ -123,7 +123,7 @@ def test_in_a_state_dict(name: str, how: str) -> None:
     back = Holder()
     back.load_state_dict(WAYS[how](made.state_dict()))
     assert same(back.q, made.q)
-    if how != "saved":  # a whole module is no checkpoint
+    if how != "saved":  # a whole module is not a checkpoint
         assert same(WAYS[how](nn.Sequential(made))[0].q, made.q)
 
 

@@ -119,7 +119,7 @@ def assert_part(q: Any, x: np.ndarray, how: dict[str, Any], dtype: torch.dtype, 
     v = rotated(x, how, dtype)
     rows, groups = v.shape[0], -(-v.shape[1] // 16)
     tile = how.get("block") == "16x16"
-    # A tile's choice goes by its rows as x has them.
+    # A tile's choice depends on its rows in x.
     source = v.T if tile and t else v
     padded = np.zeros((-(-source.shape[0] // 16) * 16, source.shape[1]), np.float32)
     padded[: len(source)] = source

@@ -86,7 +86,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Tensor]:
         monkeypatch.setitem(sys.modules, name, fake)
     monkeypatch.setattr(peers.peers_vllm, "load", lambda _: "a library")
     monkeypatch.setitem(peers_fp8.FP8_PEERS["fp8-row"], "vllm", fp8_row)
-    monkeypatch.setitem(sys.modules, "flashinfer", None)  # as if it were not there
+    monkeypatch.setitem(sys.modules, "flashinfer", None)  # as if not installed
     monkeypatch.delitem(sys.modules, "torchao", raising=False)
     package = tmp_path / "torchao"
     package.mkdir()

@@ -31,10 +31,10 @@ class Traffic:
         return self.moved / (ceilings.copy * 1e3)
 
     def mixed_floor_us(self, ceilings: timing.Ceilings) -> float:
-        """Microseconds of the readings at the read ceiling, then of the results at the write one.
+        """Microseconds of all reads at the read ceiling plus all writes at the write ceiling.
 
-        For what a copy, of which half is written, is no measure of. Not a bound: a GPU reads and
-        writes at once, and a copy itself may take less.
+        For ops where a copy, which writes half of its bytes, is not a good measure. Not a bound: a
+        GPU reads and writes at once, and a copy may take less.
         """
         return (self.read / ceilings.read + self.written / ceilings.write) / 1e3
 

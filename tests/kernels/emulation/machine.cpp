@@ -462,7 +462,7 @@ void prefetch(const void* p) {
   if (knows_tensors && std::none_of(regions.begin(), regions.end(), [at](const Region& r) {
         return r.begin <= at && at < r.end;
       })) {
-    fail("what is prefetched is no tensor's");
+    fail("a prefetch outside of all tensors");
     stop();
   }
 }
