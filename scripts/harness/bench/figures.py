@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,20 +157,40 @@ def products(results: Path) -> list[str]:
     )
 
 
-def many_rows(results: Path) -> list[str]:
-    """`nvfp4_linear` with more than 16 rows beside cuBLAS."""
+def _linear(results: Path, head: Sequence[str], keys: Sequence[str], few: bool) -> list[str]:
+    """`nvfp4_linear` with up to 16 rows of x, or with more."""
     return _table(
-        ("weight", "rows", "bf16", "`nvfp4_linear`", "bf16 / it"),
+        ("weight", "rows", *head),
         (
             (
                 f"{row['n']} x {row['k']}",
                 str(row["rows"]),
-                f"{row['bf16']:.1f}",
-                f"{row['nvfp4_linear']:.1f}",
-                f"{row['bf16'] / row['nvfp4_linear']:.2f}",
+                *(f"{row[key]:.1f}" for key in keys),
+                f"{row['bf16'] / row['weight_only']:.2f}",
             )
-            for row in summary.read(results)["linear-many-rows"]["rows"]
+            for row in summary.read(results)["linear"]["rows"]
+            if (row["rows"] <= 16) == few
         ),
+    )
+
+
+def few_rows(results: Path) -> list[str]:
+    """`nvfp4_linear` with up to 16 rows beside cuBLAS."""
+    return _linear(
+        results,
+        ("bytes", "bf16", "x in bf16", "behind a plain kernel", "x in NVFP4", "bf16 / x in bf16"),
+        ("floor", "bf16", "weight_only", "weight_only_behind", "quantized"),
+        few=True,
+    )
+
+
+def many_rows(results: Path) -> list[str]:
+    """`nvfp4_linear` with more than 16 rows beside cuBLAS and FP8."""
+    return _linear(
+        results,
+        ("bf16", "x in bf16", "x in NVFP4", "in FP8", "FP8 weight", "bf16 / x in bf16"),
+        ("bf16", "weight_only", "quantized", "fp8", "fp8_weight"),
+        few=False,
     )
 
 
@@ -262,6 +282,7 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "summary": main_ops,
     "peers": peers,
     "products": products,
+    "few-rows": few_rows,
     "many-rows": many_rows,
     "nvfp4": lambda results: _times(results, "kernels", _floors, "of floor from 4096 on"),
     "fp8": lambda results: _times(
