@@ -608,7 +608,6 @@ def test_a_share_stays_in_fp8(format: Any, calibrated: bool, tmp_path: Path) -> 
     how: dict[str, Any] = {"calibration": known} if calibrated else {}
     amaxes = {} if calibrated or format == "nvfp4a16" else {"input_amax": known.input_amax()}
     done = quantize_checkpoint(source, out, format=format, fp8_share=0.4, **how, **amaxes)
-    assert "down" in done.in_fp8
     assert len(done.in_fp8) == 2
     assert "o_proj" not in done.in_fp8  # of 320 columns
     assert done.bytes_after == sum(t.nbytes for t in everything(out).values())
