@@ -3,7 +3,7 @@
     python examples/nvfp4_training.py
     python examples/nvfp4_training.py --steps 100 --hidden 128 --seeds 1 --runs bf16 nvfp4
 
-The model is that of fp8_training.py, a byte-wise transformer; the text is that of language_model.py,
+The model is that of fp8_training.py, a byte-wise transformer; the text is language_model.py's,
 the 8 MB of Python's standard library, so nothing is downloaded and no run reads all of it more than
 twice or so. Of one seed all runs have the same initial weights and see the same batches; only the
 linears of the blocks differ. Parameters are fp32, and autocast computes
