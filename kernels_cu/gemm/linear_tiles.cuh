@@ -5,7 +5,7 @@
 //   tile      64 * kAcross rows of W by kRows rows of x, by all of k
 //   cluster   two blocks with neighbouring rows of W; each copies half of x for both
 //             (split: two blocks with the same rows of W, and half of k each)
-//   stage     kDepth of k, of x and of codes, both as TMA swizzles them
+//   stage     kDepth of k: x and codes, both as TMA swizzles them, and scales
 //   grid      persistent: clusters take every n-th tile (split: as many clusters as tiles)
 //
 // W is A, decoded from shared memory into registers: a code times its scale is exact in bf16 and

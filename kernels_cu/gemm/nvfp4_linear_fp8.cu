@@ -4,7 +4,7 @@
 //   block     a warpgroup that copies, and two side by side that multiply, 64 rows of W each
 //   tile      128 rows of W by kRows rows of x, by all of k
 //   cluster   two blocks with neighbouring rows of W; each copies half of x for both
-//   stage     128 of k, of x and of codes, both as TMA swizzles them
+//   stage     128 of k: x and codes, both as TMA swizzles them, and tables of scales
 //   grid      persistent: clusters take every n-th tile
 //
 // W is A, refolded from shared memory into registers by tables that the warpgroup that copies makes
