@@ -22,7 +22,11 @@ namespace jitquant {
 
 constexpr int kGroup = 8;
 constexpr int kUnit = 2 * kSegment;
-constexpr int kSumThreads = 256;
+constexpr int kSumThreads = 256, kSumsAtOnce = 8;
+// What a tile takes by how many rows its group has: up to two or more.
+constexpr int kTwoCost = 8, kEightCost = 10;
+// Bytes of the second product's weights that a block of the first one brings into the L2 cache.
+constexpr int kAheadBytes = 131072;
 
 // Where tiles lie. Of a tile the second 8 rows are `second_*` bytes behind the first.
 struct TileLayout {
@@ -50,9 +54,9 @@ struct Group {
 
 // In shared memory.
 struct GroupTables {
-  int* total;       // of groups, of rows
+  int* total;       // of groups, of rows, of groups of experts with at most two rows
   int* counts;      // (experts,)
-  Group* groups;    // as many as there can be
+  Group* groups;    // as many as there can be, those with at most two rows first
   uint16_t* order;  // (pairs,): the pair of each sorted row
 };
 
@@ -177,22 +181,27 @@ __device__ __forceinline__ void sort_rows(const GroupRouting& r, const GroupTabl
         before = end;
       }
     }
-    int rows = 0, groups = 0;
+    int rows = 0, few = 0, groups = 0;
     for (int e = begin; e < stop; ++e) {
-      rows += t.counts[e];
-      groups += (t.counts[e] + kGroup - 1) / kGroup;
+      const int count = t.counts[e];
+      rows += count;
+      few += count > 0 && count <= 2;
+      groups += (count + kGroup - 1) / kGroup;
     }
-    int row = sum_before(rows, thread), group = sum_before(groups, thread);
+    int row = sum_before(rows, thread), two = sum_before(few, thread);
+    const int all_few = __shfl_sync(~0u, two + few, 31);
+    int eight = all_few + sum_before(groups - few, thread);
     for (int e = begin; e < stop; ++e) {
       const int count = t.counts[e];
       t.counts[e] = row;
       for (int i = 0; i < count; i += kGroup) {
         const int own = min(count - i, kGroup);
-        t.groups[group++] = {e, static_cast<uint32_t>((row + i) << 5 | own << 1 | (count <= 2))};
+        t.groups[count <= 2 ? two++ : eight++] = {
+            e, static_cast<uint32_t>((row + i) << 5 | own << 1 | (count <= 2))};
       }
       row += count;
     }
-    if (thread == 31) t.total[0] = group, t.total[1] = row;
+    if (thread == 31) t.total[0] = eight, t.total[1] = row, t.total[2] = all_few;
   }
   __syncthreads();
   if (r.ids != nullptr) {
@@ -202,6 +211,27 @@ __device__ __forceinline__ void sort_rows(const GroupRouting& r, const GroupTabl
     }
     __syncthreads();
   }
+}
+
+// The first tile of a block: shares take as long as each other. With kEither groups of up to two
+// rows, which come first, take less than others.
+template <bool kEither>
+__device__ __forceinline__ int first_of_block(const GroupTables& t, int tiles, int block) {
+  const int64_t all = static_cast<int64_t>(t.total[0]) * tiles;
+  if (!kEither) return static_cast<int>(all * block / gridDim.x);
+  const int64_t few = static_cast<int64_t>(t.total[2]) * tiles, first = few * kTwoCost;
+  const int64_t at = (first + (all - few) * kEightCost) * block / gridDim.x;
+  return static_cast<int>(at < first ? at / kTwoCost : few + (at - first) / kEightCost);
+}
+
+// Brings `rows` rows of an expert's weight from `row` on into the L2 cache.
+__device__ __forceinline__ void prefetch_rows(const ExpertWeights& w, int expert, int row,
+                                              int rows) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  const int64_t at = static_cast<int64_t>(expert) * w.rows + row;
+  prefetch_bulk(w.codes + at * (w.cols / 2), rows * (w.cols / 2));
+  prefetch_bulk(w.scales + at * (w.cols / 16), rows * (w.cols / 16));
+#endif
 }
 
 // Where a tile lies at a warp's column: its rows low to high are there.
@@ -215,8 +245,10 @@ struct Place {
 // register would come back behind the copies of weights.
 class OwnWords {
  public:
-  static constexpr int kCount = 5;  // odd, so that the lanes are in different banks
-  enum Word { kPass, kFrom, kTo, kGroup, kFirst };
+  static constexpr int kCount = 7;  // odd, so that the lanes are in different banks
+  // Of the stream of stages: its pass, its batch, its group and that one's first tile. Of what is
+  // multiplied: the unit and how many of its segments are there.
+  enum Word { kPass, kFrom, kTo, kGroup, kFirst, kUnit, kPresent };
 
   __device__ __forceinline__ explicit OwnWords(unsigned char* shared)
       : at_(shared_at(shared + thread_index() * (kCount * 4))) {}
@@ -238,6 +270,7 @@ struct BlockWords {
   int from;    // the first one whose sums are not added up yet
   int stop;    // after the last one of these rows of x
   int filled;  // whether its rings are
+  float gsa;   // of the group's expert, if its rows have one
 };
 __device__ __forceinline__ volatile BlockWords& block_words() {
   __shared__ BlockWords words;
@@ -451,9 +484,9 @@ enum class Ways { kTwo, kEight, kEither };
 // Multiplies the tiles that the block's words tell of, which have the same rows of x. Job says
 // which columns and rows of x a warp has in a pass, and what becomes of sums.
 template <class Input, Ways kWays, bool kAligned, class Stream, class Job>
-__device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, const LinearOperand& x,
-                                               const ExpertPlan& plan, unsigned char* after_rings,
-                                               const Job& job) {
+__device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, OwnWords words,
+                                               const LinearOperand& x, const ExpertPlan& plan,
+                                               unsigned char* after_rings, const Job& job) {
   constexpr LinearWay kTwo = LinearWay::kTwoRows, kEight = LinearWay::kEightRows;
   using Pairs = HeldPairs<2, 1>;
   const bool few = kWays == Ways::kTwo || (kWays == Ways::kEither && job.few());
@@ -482,6 +515,8 @@ __device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, cons
           own.request(x, job.column(pass), job.rows(pass));
           held = own;
         });
+        // With x, as what is loaded later comes back behind the copies of weights.
+        const float gsa = job.request_gsa();
         __syncwarp();
         if (first) ring.fill(weights);
         by_way([&](auto way) {
@@ -491,12 +526,15 @@ __device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, cons
           held = own;
           if constexpr (own.kTurned) __syncthreads();  // sums may lie where x was turned round
         });
+        job.keep_gsa(gsa);
       }
       const int left = (x.cols - job.column(pass) + kSegment - 1) / kSegment;
-      const int present = job.unit(pass) < plan.units ? min(max(left, 0), 2) : 0;
+      words.set(OwnWords::kUnit, job.unit(pass));
+      words.set(OwnWords::kPresent, job.unit(pass) < plan.units ? min(max(left, 0), 2) : 0);
       for (int step = 0; step < count; step += beside) {
         float acc[1][4] = {};
-        const int tile = step + static_cast<int>(threadIdx.y), own = tile < count ? present : 0;
+        const int tile = step + static_cast<int>(threadIdx.y);
+        const int own = tile < count ? words.get(OwnWords::kPresent) : 0;
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
           wait_for_stage(many);
@@ -516,7 +554,8 @@ __device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, cons
           ring.read = ring.read == last ? 0 : ring.read + kStage;
         }
         by_way([&](auto way) {
-          job.template keep<decltype(way)::value>(acc[0], held.undo, tile, pass);
+          job.template keep<decltype(way)::value>(acc[0], held.undo, tile,
+                                                  words.get(OwnWords::kUnit));
         });
       }
     }
@@ -555,6 +594,7 @@ struct GroupOutput {
   bool activate;  // silu(gate) * up, where tiles have both
   const float* x_gsa;
   int64_t x_gsa_stride;
+  ExpertWeights next;  // the weights that the next launch begins with; of no rows if unknown
 };
 
 // The rows of a group in x.
@@ -572,6 +612,10 @@ struct GroupRows {
 
 template <class Input, bool kOneToken>
 struct GroupJob {
+  // Whether there are two ways to multiply.
+  static constexpr bool kEither =
+      !kOneToken && std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
+
   const ExpertWeights& w;
   const TileLayout& layout;
   const GroupRouting& routing;
@@ -594,10 +638,17 @@ struct GroupJob {
             routing.of_tokens ? routing.top_k : 1};
   }
 
+  __device__ __forceinline__ float request_gsa() const {
+    return kOneToken || w.gsa_row != 0 ? 0.0f : w.gsa[group().expert * w.gsa_expert];
+  }
+  __device__ __forceinline__ void keep_gsa(float gsa) const {
+    if (!kOneToken && thread_index() == 0) block_words().gsa = gsa;
+  }
+
   template <LinearWay kWay>
-  __device__ __forceinline__ void keep(float (&acc)[4], float own_undo, int tile, int pass) const {
+  __device__ __forceinline__ void keep(float (&acc)[4], float own_undo, int tile, int own) const {
     using Way = WayTraits<kWay>;
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, own = unit(pass);
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     float* const to_sums = sums + (tile * plan.units + own) * Way::kSums;
     if constexpr (Way::kAfter) {
 #pragma unroll
@@ -615,11 +666,28 @@ struct GroupJob {
     }
   }
 
+  // Nothing is asked for while the last sums are added up and the next launch begins, so that the
+  // memory would be idle. By one thread of the block.
+  __device__ __forceinline__ void prefetch_next() const {
+    const ExpertWeights& next = to.next;
+    if (next.rows == 0) return;
+    const int block = blockIdx.x, tiles = (next.rows + kTile - 1) / kTile;
+    const int begin = first_of_block<kEither>(tables, tiles, block);
+    const int end = first_of_block<kEither>(tables, tiles, block + 1), group = begin / tiles;
+    const int row = (begin - group * tiles) * kTile;
+    const int most = min(next.rows - row, kAheadBytes / (next.cols / 2));
+    const int rows = min((end - begin) * kTile, most);
+    if (rows > 0) prefetch_rows(next, tables.groups[group].expert, row, rows);
+  }
+
   template <LinearWay kWay>
   __device__ __forceinline__ void add_up(int from, int count) const {
     using Way = WayTraits<kWay>;
     const int lane = threadIdx.x & 31, n = lane & 15, warps = thread_count() >> 5;
     const Group group = this->group();
+    if constexpr (!kOneToken) {
+      if (thread_index() == 0 && from + count == block_words().end) prefetch_next();
+    }
     const int first = kOneToken ? 0 : block_words().group * layout.tiles;
     const int rows_here = group.count(), pairs = (rows_here + 1) / 2;
     // A warp takes two rows of x by a tile.
@@ -643,7 +711,9 @@ struct GroupJob {
       const int column = tile * layout.tile_rows + half;
       const int w_row = column + (n == half ? 0 : w.rows / 2);
       if (there && w_row < w.rows) {
-        const float gsa = w.gsa[expert * w.gsa_expert + w_row * w.gsa_row];
+        const float gsa = kOneToken || w.gsa_row != 0
+                              ? w.gsa[expert * w.gsa_expert + w_row * w.gsa_row]
+                              : block_words().gsa;
         sum = mul_rn(sum, mul_rn(gsa, power_of_two(-kExponent<Input, kWay>)));
       }
       if (!kOneToken && there) {
@@ -677,19 +747,18 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   // Where the kernel before is not the one that wrote the ids, they are there: it let this one
   // begin after its own wait. No kernel writes weights.
   if (!routed_before) wait_for_previous();
-  int count = routing.count;
   if constexpr (kOneToken) {
-    for (int i = thread_index(); i < count; i += thread_count()) {
+    for (int i = thread_index(); i < routing.count; i += thread_count()) {
       tables.groups[i] = {expert_of(routing, i), 1u << 1 | 1u};
     }
+    if (thread_index() == 0) tables.total[0] = routing.count;
     __syncthreads();
   } else {
     sort_rows(routing, tables, tiles);  // the rings are not in use yet
-    count = tables.total[0];
   }
-  const int64_t all = static_cast<int64_t>(count) * layout.tiles;
-  const int begin = static_cast<int>(all * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x);
+  using Job = GroupJob<Input, kOneToken>;
+  const int begin = first_of_block<Job::kEither>(tables, layout.tiles, blockIdx.x);
+  const int end = first_of_block<Job::kEither>(tables, layout.tiles, blockIdx.x + 1);
   volatile BlockWords& block = block_words();
   if (thread_index() == 0) {
     block.end = block.stop = end;
@@ -711,10 +780,10 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   if (!routed_before) weights.template next<0>(ring.at);
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
-  const GroupJob<Input, kOneToken> job = {w, layout, routing, to, plan, tables, sums};
+  const Job job = {w, layout, routing, to, plan, tables, sums};
   if constexpr (kOneToken) {
     constexpr Ways kWays = kAfter ? Ways::kTwo : Ways::kEight;
-    multiply_tiles<Input, kWays, kAligned>(weights, ring, x, plan, after_rings, job);
+    multiply_tiles<Input, kWays, kAligned>(weights, ring, words, x, plan, after_rings, job);
   } else {
     if (routing.offsets != nullptr) {
       // Rows that no expert has.
@@ -733,7 +802,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
         block.stop = min(block.end, (group + 1) * layout.tiles);
       }
       __syncthreads();
-      multiply_tiles<Input, kWays, kAligned>(weights, ring, x, plan, after_rings, job);
+      multiply_tiles<Input, kWays, kAligned>(weights, ring, words, x, plan, after_rings, job);
     }
   }
 }
@@ -794,6 +863,7 @@ struct PairJob {
   const ExpertWeights& w;
   const ExpertPlan& plan;
   const float* weights;  // of the choices
+  float* gsas;           // of their experts, if rows have one
   float* sums;
   int top_k, k_units;
   void* out;
@@ -808,9 +878,18 @@ struct PairJob {
             places.expert(choice + 1) < 0 ? kNoRow : choice + 1};
   }
 
+  __device__ __forceinline__ float request_gsa() const {
+    const int choice = thread_index();
+    const bool there = w.gsa_row == 0 && choice < top_k && places.expert(choice) >= 0;
+    return there ? w.gsa[places.expert(choice) * w.gsa_expert] : 0.0f;
+  }
+  __device__ __forceinline__ void keep_gsa(float gsa) const {
+    if (thread_index() < top_k) gsas[thread_index()] = gsa;
+  }
+
   template <LinearWay kWay>
-  __device__ __forceinline__ void keep(float (&acc)[4], float own_undo, int tile, int pass) const {
-    const int lane = threadIdx.x & 31, g = lane >> 2, own = unit(pass);
+  __device__ __forceinline__ void keep(float (&acc)[4], float own_undo, int tile, int own) const {
+    const int lane = threadIdx.x & 31, g = lane >> 2;
     // The first expert's rows by the first row of x, the second's by the second.
     float one = acc[0], two = acc[3];
     if constexpr (WayTraits<kWay>::kAfter) {
@@ -838,7 +917,8 @@ struct PairJob {
         float sum = p[0];
 #pragma unroll 4
         for (int unit = 1; unit < k_units; ++unit) sum = add_rn(sum, p[unit * kPairSums]);
-        const float gsa = w.gsa[expert * w.gsa_expert + n * w.gsa_row];
+        const float gsa =
+            w.gsa_row != 0 ? w.gsa[expert * w.gsa_expert + n * w.gsa_row] : gsas[choice];
         sum = mul_rn(sum, mul_rn(gsa, power_of_two(-kExponent<Input, kWay>)));
         y = add_rn(y, mul_rn(sum, weights[choice]));
       }
@@ -858,7 +938,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
                           const __grid_constant__ ExpertPlan plan) {
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ int ids[kMostTopK];
-  __shared__ float weights_of_choices[kMostTopK];
+  __shared__ float weights_of_choices[kMostTopK], gsas[kMostTopK];
   const int warp = thread_index() >> 5, warps = thread_count() >> 5;
   Ring ring(tiles, warp, plan.stages);
   unsigned char* const after_rings = tiles + warps * plan.stages * kStage;
@@ -877,9 +957,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
     block.filled = 0;
   }
   __syncthreads();
+  const OwnWords words(after_rings + plan.words_at);
   const PairPlaces places(w, plan, ids, top_k, k_units);
-  TileStream<PairPlaces, kAligned> weights(places, OwnWords(after_rings + plan.words_at), w.cols,
-                                           plan.passes, begin);
+  TileStream<PairPlaces, kAligned> weights(places, words, w.cols, plan.passes, begin);
   weights.template next<0>(ring.at);
   wait_for_previous();
   let_next_begin();
@@ -889,16 +969,12 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
   constexpr Ways kWays = kAfter ? Ways::kTwo : Ways::kEight;
-  const PairJob<Input> job = {places,
-                              w,
-                              plan,
-                              weights_of_choices,
-                              reinterpret_cast<float*>(after_rings + plan.sums_at),
-                              top_k,
-                              k_units,
-                              out,
-                              dtype};
-  multiply_tiles<Input, kWays, kAligned>(weights, ring, x, plan, after_rings, job);
+  const PairJob<Input> job = {places, w,
+                              plan,   weights_of_choices,
+                              gsas,   reinterpret_cast<float*>(after_rings + plan.sums_at),
+                              top_k,  k_units,
+                              out,    dtype};
+  multiply_tiles<Input, kWays, kAligned>(weights, ring, words, x, plan, after_rings, job);
 }
 
 // ---- the sum over the experts of several tokens
@@ -909,22 +985,40 @@ __global__ void __launch_bounds__(kSumThreads)
     nvfp4_sum_experts_kernel(const float* partials, const __grid_constant__ GroupRouting routing,
                              const void* weights, const DType weights_dtype, void* out,
                              const DType dtype, const int cols) {
-  wait_for_previous();
-  let_next_begin();
+  __shared__ float own_weights[kMostTopK];
+  __shared__ bool there[kMostTopK];
   const int per_row = cols / 4, row = blockIdx.x / ((per_row + kSumThreads - 1) / kSumThreads);
   const int at = (blockIdx.x % ((per_row + kSumThreads - 1) / kSumThreads)) * kSumThreads +
                  static_cast<int>(threadIdx.x);
+  const int top_k = routing.top_k;
+  // The kernel before let this one begin after its own wait: what is routed was there by then.
+  if (threadIdx.x < top_k) {
+    const int pair = row * top_k + static_cast<int>(threadIdx.x);
+    there[threadIdx.x] = expert_of(routing, pair) >= 0;
+    own_weights[threadIdx.x] = float_at(weights, weights_dtype, pair);
+  }
+  __syncthreads();
+  wait_for_previous();
+  let_next_begin();
   if (at >= per_row) return;
   float y[4] = {};
-#pragma unroll 4
-  for (int choice = 0; choice < routing.top_k; ++choice) {
-    const int pair = row * routing.top_k + choice;
-    if (expert_of(routing, pair) < 0) continue;
-    const float weight = float_at(weights, weights_dtype, pair);
-    uint32_t words[4];
-    load_words<4>(partials + static_cast<int64_t>(pair) * cols + at * 4, words);
+  for (int first = 0; first < top_k; first += kSumsAtOnce) {
+    uint32_t words[kSumsAtOnce][4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) y[i] = add_rn(y[i], mul_rn(bits_float(words[i]), weight));
+    for (int j = 0; j < kSumsAtOnce; ++j) {
+      const int64_t pair = static_cast<int64_t>(row) * top_k + first + j;
+      if (first + j < top_k && there[first + j]) {
+        load_words<4>(partials + pair * cols + at * 4, words[j]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kSumsAtOnce; ++j) {
+      if (first + j >= top_k || !there[first + j]) continue;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        y[i] = add_rn(y[i], mul_rn(bits_float(words[j][i]), own_weights[first + j]));
+      }
+    }
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -1095,7 +1189,8 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
                                 w.rows,
                                 false,
                                 to.x_gsa == nullptr ? nullptr : to.x_gsa + first * to.x_gsa_stride,
-                                to.x_gsa_stride};
+                                to.x_gsa_stride,
+                                {}};
     const cudaError_t error = launch_groups<Input, false>(w, part, routing, output, false, stream);
     if (error != cudaSuccess) return error;
   }
@@ -1126,7 +1221,11 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
         up.experts,
         top_k,
         true};
-    const GroupOutput between = {layer.activations, x.dtype, down.cols, true, nullptr, 0};
+    GroupOutput between = {layer.activations, x.dtype, down.cols, true, nullptr, 0, {}};
+    // Aligned as far as copies in bulk need it.
+    if (down.cols % kSegment == 0 && apart_by_16(down.codes, 0) && apart_by_16(down.scales, 0)) {
+      between.next = down;
+    }
     LinearOperand h = {layer.activations, nullptr, x.dtype, down.cols, pairs, down.cols};
 
     if (rows == 1) {
@@ -1138,7 +1237,8 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
     cudaError_t error = launch_groups<Input, false>(up, part, routing, between, false, stream);
     if (error != cudaSuccess) return error;
     routing.of_tokens = false;
-    const GroupOutput partials = {layer.partials, DType::kFloat32, down.rows, false, nullptr, 0};
+    const GroupOutput partials = {
+        layer.partials, DType::kFloat32, down.rows, false, nullptr, 0, {}};
     error = launch_groups<Input, false>(down, h, routing, partials, true, stream);
     if (error != cudaSuccess) return error;
     const int64_t blocks = rows * ((down.rows / 4 + kSumThreads - 1) / kSumThreads);
