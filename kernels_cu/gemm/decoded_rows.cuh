@@ -1,15 +1,16 @@
-// Rows of x in NVFP4 as the tiles take them: in bf16, which holds a code times its block scale.
+// Decodes rows of NVFP4 x to bf16 for the tile kernels. A code times its block scale is exact in
+// bf16.
 #pragma once
 
 #include "product.cuh"
 
 namespace jitquant {
 
-constexpr int kWordsEach = 2;  // of codes, of a thread
+constexpr int kWordsEach = 2;  // words of codes per thread
 
-// Eight values without their gsa, in the order of their columns.
+// Decodes eight values, without gsa, in the order of their columns.
 __device__ __forceinline__ void decode_word(uint32_t codes, uint32_t scale, uint32_t (&values)[4]) {
-  // order_x8 has them times 2^kExponent, which another product takes back, exactly.
+  // order_x8 gives them times 2^kExponent. Multiplying by kBack undoes that exactly.
   constexpr uint32_t kBack = (127 - ScaledCodes<Bf16>::kExponent) * 0x00800080u;
   uint32_t pairs[4] = {codes, scale};
   order_x8<CodeInput>(pairs);
@@ -22,9 +23,9 @@ __device__ __forceinline__ void decode_word(uint32_t codes, uint32_t scale, uint
   }
 }
 
-// Word i of the codes and half of scale i / 2 give values 8 * i to 8 * i + 7. They stay in the L2
-// cache, if they fit: the next kernel reads them. A template, so that only libraries that launch it
-// have it.
+// Word i of the codes, with scale i / 2, gives values 8 * i to 8 * i + 7. They stay in the L2 cache
+// if they fit, because the next kernel reads them. A template, so that only libraries that launch
+// it compile it.
 template <class T>
 __global__ void __launch_bounds__(kPieceThreads)
     decode_rows_kernel(const uint32_t* codes, const uint8_t* scales, T* values, int64_t words) {
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kPieceThreads)
 #ifndef __CUDACC_RTC__
 namespace {
 
-// `values` has x.rows * x.cols elements and is aligned to 16 bytes.
+// `values` has room for x.rows * x.cols elements and is aligned to 16 bytes.
 template <class T>
 cudaError_t launch_decode_rows(const LinearOperand& x, T* values, cudaStream_t stream) {
   constexpr int kWork = kPieceThreads * kWordsEach;

@@ -1,12 +1,12 @@
-// What the launcher of NVFP4 products takes.
+// Arguments of the launcher of NVFP4 products.
 #pragma once
 
 #include "jitquant/launch.h"
 
 namespace jitquant {
 
-// W (rows, cols): codes (rows, cols / 2), E4M3 scales (rows, cols / 16), both contiguous, one gsa.
-// cols is a multiple of 16; codes are aligned to 8 bytes.
+// W (rows, cols): codes (rows, cols / 2) and E4M3 scales (rows, cols / 16), both contiguous, and
+// one gsa. cols is a multiple of 16, and codes are aligned to 8 bytes.
 struct Nvfp4Weight {
   const uint8_t* codes;
   const uint8_t* scales;
@@ -14,8 +14,8 @@ struct Nvfp4Weight {
   int rows, cols;
 };
 
-// x (rows, cols), cols at most the weight's, which what is missing is zero of: elements of bf16 or
-// fp16 whose rows are `stride` apart; or with `scales` NVFP4, contiguous, in blocks of 16.
+// x (rows, cols). cols is at most the weight's; missing columns are zero. Either bf16 or fp16 with
+// rows `stride` elements apart, or, if `scales` is set, contiguous NVFP4 in blocks of 16.
 struct LinearOperand {
   const void* data;
   const uint8_t* scales;
@@ -25,8 +25,8 @@ struct LinearOperand {
   int cols;
 };
 
-// y (rows, cols) = product * gsa [* x_gsa[row]] [+ bias] [+ residual], contiguous, of `dtype`, as
-// is the residual.
+// y (rows, cols) = product * gsa [* x_gsa[row]] [+ bias] [+ residual]. y and the residual are
+// contiguous and have `dtype`.
 struct LinearEpilogue {
   void* out;
   DType dtype;
@@ -38,11 +38,11 @@ struct LinearEpilogue {
   const void* residual;
 };
 
-// Elements of bf16 that x in NVFP4 is decoded to by a first launch, on the current device; 0 if it
-// is multiplied as it is.
+// How many bf16 elements a first launch decodes NVFP4 x to, on the current device; 0 if the product
+// reads x as it is.
 int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x);
 
-// `decoded` is memory for so many, aligned to 16 bytes, or null.
+// `decoded` has room for nvfp4_linear_decoded elements, aligned to 16 bytes, or is null.
 cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
                                 const LinearEpilogue& to, void* decoded, cudaStream_t stream);
 

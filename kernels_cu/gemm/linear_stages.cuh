@@ -1,5 +1,5 @@
-// What products by warpgroups (sm_90a) share: shapes of tiles, the walk over them, the copies, what
-// comes after the sums, and the tensor maps.
+// Shared by the warpgroup products (sm_90a): tile shapes, the walk over tiles, copies, the
+// epilogue, and tensor maps.
 #pragma once
 
 #include "jitquant/cluster.cuh"
@@ -12,9 +12,9 @@
 
 namespace jitquant {
 
-// kElement is the bytes of an element of x, kShares how many blocks of a cluster share k: with one
-// its blocks have neighbouring rows of W and copy half of x for each other, with two both have the
-// same tile.
+// kElement is the size of an element of x in bytes. kShares is how many blocks of a cluster split
+// k. With 1, the two blocks of a cluster have neighboring rows of W, and each copies half of x for
+// both. With 2, they have the same tile, and each takes half of k.
 template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing, int kBytes = 2,
           int kSharesOfK = 1>
 struct TileShape {
@@ -23,26 +23,27 @@ struct TileShape {
   static constexpr int kGroups = kAcross * kAlong;
   static constexpr int kThreads = 128 * (1 + kGroups);
   static constexpr int kShares = kSharesOfK;
-  static constexpr int kWeights = 64 * kAcross;                // rows of W of a block
-  static constexpr int kOfCluster = kWeights * (2 / kShares);  // and of a cluster
+  static constexpr int kWeights = 64 * kAcross;                // rows of W per block
+  static constexpr int kOfCluster = kWeights * (2 / kShares);  // and per cluster
   static constexpr int kElement = kBytes;
-  static constexpr int kX = kRows * kDepth * kElement;  // bytes of a stage
+  static constexpr int kX = kRows * kDepth * kElement;  // bytes per stage
   static constexpr int kCodes = kWeights * kDepth / 2, kCodesAt = kX;
-  // Scales as they are, or what refold.cuh makes of them: 8 bytes each, and a word a row.
+  // Scales as stored, or the tables of refold.cuh: 8 bytes per scale, and a word per row.
   static constexpr int kScales = kWeights * (kElement == 1 ? kDepth / 2 + 4 : kDepth / 16);
   static constexpr int kScalesAt = kX + kCodes;
   static constexpr int kStage = kX + kCodes + (kScales + 1023) / 1024 * 1024;
-  static constexpr int kSums = kRows / 2;  // of a thread
+  static constexpr int kSums = kRows / 2;  // per thread
   static constexpr int kParts = kAlong > 1 ? kGroups / 2 * kSums * 128 * 4 : 0;
   static constexpr int kShared = kStages * kStage + kParts;
-  // Registers of a thread that copies and of one that multiplies, of 504 or 480 together.
+  // Registers per thread of the copying and of each multiplying warpgroup. Summed over warpgroups,
+  // they are what a block has at launch: 3 * 168 = 504 or 5 * 96 = 480.
   static constexpr int kFewRegisters = kGroups == 4 ? 32 : kElement == 1 ? 24 : 56;
   static constexpr int kManyRegisters = kGroups == 4 ? 112 : kElement == 1 ? 240 : 224;
   static_assert(kGroups == 2 || kGroups == 4, "registers are for so many warpgroups");
 };
 
-// Whether a library gives results of a dtype. -DJITQUANT_LINEAR_OUT=<number> makes one for that
-// dtype alone: what comes after the sums takes two thirds of the compilers' time.
+// Whether this library can return a dtype. -DJITQUANT_LINEAR_OUT=<number> builds one for that dtype
+// only, because the epilogue takes two thirds of the compile time.
 __host__ __device__ constexpr bool gives(DType dtype) {
 #ifdef JITQUANT_LINEAR_OUT
   return dtype == static_cast<DType>(JITQUANT_LINEAR_OUT);
@@ -51,25 +52,25 @@ __host__ __device__ constexpr bool gives(DType dtype) {
 #endif
 }
 
-// A CUtensorMap.
+// Holds a CUtensorMap: NVRTC builds do not include cuda.h.
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
 struct TilesPlan {
-  int tiles_of_x, tiles_of_weights;  // of clusters
+  int tiles_of_x, tiles_of_weights;  // tiles of a cluster
 };
 
 #if defined(JITQUANT_HAS_WARPGROUPS)
 
-// Where TMA puts a piece of 16 bytes of a row of codes, 32, 64 or 128 bytes.
+// Where TMA's swizzle puts a 16-byte piece of a row of codes. A row is 32, 64 or 128 bytes long.
 template <class Shape>
 __device__ __forceinline__ int swizzled_piece(int row, int piece) {
   constexpr int kPieces = Shape::kDepth / 32;
   return piece ^ (row / (8 / kPieces) % kPieces);
 }
 
-// Stages and their parity, in the order in which they are used.
+// The current stage and the parity of its barriers, which flips whenever the ring wraps around.
 template <int kStages>
 struct Ring {
   int stage = 0;
@@ -83,7 +84,8 @@ template <class Shape>
 struct TileWalk {
   const TilesPlan& plan;
   int x_tile, w_tile;
-  // Four tiles of x by all of W, then the next four: what is read at once stays in the L2.
+  // Four tiles of x with all of W, then the next four, so that what clusters read at the same time
+  // stays in L2.
   __device__ __forceinline__ bool at(int index) {
     constexpr int kTogether = 4;
     const int per = kTogether * plan.tiles_of_weights;
@@ -95,7 +97,7 @@ struct TileWalk {
   }
 };
 
-// Where a block has its stages and barriers, and which one of its cluster it is.
+// Shared-memory addresses of a block's stages and barriers, and the block's rank in its cluster.
 struct StagesAt {
   uint32_t ring, full, empty;
   int rank;
@@ -107,7 +109,7 @@ struct StagesAt {
   }
 };
 
-// The stages of k that a block multiplies: all of them, or its half.
+// The stages of k that a block multiplies: all of them, or half if two blocks split k.
 struct StagesOfK {
   int first, end;
 };
@@ -119,16 +121,16 @@ __device__ __forceinline__ StagesOfK stages_of_k(int cols, int rank) {
   return rank == 0 ? StagesOfK{0, half} : StagesOfK{half, all};
 }
 
-// The scales of a block's rows of W as they are, copied by 128 threads.
+// Copies the scales of a block's rows of W unchanged, with 128 threads.
 template <class Shape>
 class CopiedScales {
  public:
   __device__ __forceinline__ CopiedScales(const Nvfp4Weight& w) : w_(w), row_(0) {}
 
   __device__ __forceinline__ void begin(int row, int) { row_ = row; }
-  // Those of a stage: the thread arrives at the barrier when they are there.
+  // Copies a stage's scales. The thread arrives at the barrier when its copies are complete.
   __device__ __forceinline__ void fill(uint32_t stage, int s, uint32_t full) {
-    constexpr int kWords = Shape::kDepth / 64;  // of a row and a stage
+    constexpr int kWords = Shape::kDepth / 64;  // per row and stage
     const int words = w_.cols / 64;
 #pragma unroll
     for (int i = 0; i < (Shape::kWeights + 127) / 128; ++i) {
@@ -151,8 +153,9 @@ class CopiedScales {
   int row_;
 };
 
-// Copies all stages of a block's tiles, by the first warpgroup: each thread scales, and the first
-// own codes and half of x for both blocks.
+// Copies all stages of a block's tiles. Runs in the first warpgroup: every thread copies scales,
+// and thread 0 issues the TMA copies of the block's codes and of half of x for both blocks (of all
+// of x for this block only, if the blocks split k).
 template <class Shape, class Scales>
 __device__ __forceinline__ void copy_stages(Scales scales, const TensorMap& codes,
                                             const TensorMap& x_map, TileWalk<Shape>& walk,
@@ -186,7 +189,8 @@ __device__ __forceinline__ void copy_stages(Scales scales, const TensorMap& code
   }
 }
 
-// Makes a block's barriers, for the arrivals at the end of a stage of the warps that read it.
+// Initializes a block's barriers. A stage may be refilled once all warps that read it have arrived,
+// in both blocks of the cluster if they share x.
 template <class Shape>
 __device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* barriers) {
   const uint32_t full = shared_address(barriers);
@@ -203,15 +207,16 @@ __device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* 
   cluster_wait();
   return at;
 }
-// Brings what a block needs first near, before the wait for earlier kernels: the maps, and into the
-// L2 cache the codes of its first stages and the beginning of its rows of scales. An earlier kernel
-// may have written them: the L2 cache has what is written last.
+// Prefetches what a block needs first, before the wait for earlier kernels: the tensor maps, and
+// into L2 the codes of its first stages and the start of its rows of scales. This is safe even if
+// an earlier kernel is still writing them, because L2 always has the latest write.
 template <class Shape>
 __device__ __forceinline__ void prefetch_stages(const Nvfp4Weight& w, const TensorMap& codes,
                                                 const TensorMap& x_map, TileWalk<Shape> walk,
                                                 const StagesAt& at, int first,
                                                 const StagesOfK& of_k) {
-  const int thread = static_cast<int>(threadIdx.x) - 128;  // not those that copy, which are to wait
+  // Not in the copying warpgroup, which should reach the wait as early as it can.
+  const int thread = static_cast<int>(threadIdx.x) - 128;
   if (thread < 0 || !walk.at(first)) return;
   const int row0 = at.template first_weight<Shape>(walk);
   if (thread == 0) {
@@ -227,7 +232,7 @@ __device__ __forceinline__ void prefetch_stages(const Nvfp4Weight& w, const Tens
              of_k.first * (Shape::kDepth / 16));
   }
 }
-// The words of scales of rows `row` and `row` + 1, an even one, from word `word` of a stage on.
+// Loads the scale words of rows `row` (even) and `row` + 1, from word `word` of a stage on.
 template <class Shape, int kWords>
 __device__ __forceinline__ void load_scales(uint32_t stage, int row, int word,
                                             uint32_t (&scales)[2][kWords]) {
@@ -245,7 +250,7 @@ __device__ __forceinline__ void load_scales(uint32_t stage, int row, int word,
     }
   }
 }
-// A warp is done with a stage, which the blocks wait for that copy it.
+// Tells the blocks that copy into a stage that this warp is done with it.
 template <class Shape>
 __device__ __forceinline__ void release_stage(const StagesAt& at, int stage) {
   if ((threadIdx.x & 31) == 0) {
@@ -254,17 +259,17 @@ __device__ __forceinline__ void release_stage(const StagesAt& at, int stage) {
   }
 }
 
-// The barrier of a cluster, for a warp whose lanes may not be together.
+// Cluster barrier for a warp whose lanes may have diverged.
 __device__ __forceinline__ void meet_cluster() {
   __syncwarp();
   cluster_arrive();
   cluster_wait();
 }
 
-// The sums of a warpgroup, times all that comes after: those of a lane are of rows n and n + 1 of
-// W, with a factor each, and of two neighbouring rows of x in each eight. With kPairs n and n + 1
-// are one word of y. What is not there is 1 to multiply with and -0 to add, which change nothing:
-// only loads and stores ask.
+// Applies the epilogue to a warpgroup's sums and stores them. A lane's sums belong to rows n and
+// n + 1 of W, each with its own gsa, and to two neighboring rows of x out of every eight. If
+// kPairs, n and n + 1 form one word of y. Absent operands become a factor of 1 or an addend of -0,
+// which change no bit, so only loads and stores need a condition.
 template <class Out, bool kPairs, int kSums>
 __device__ __forceinline__ void store_as(const LinearEpilogue& to, const float (&d)[kSums],
                                          const float (&gsa)[2], int rows, int row0, int64_t n) {
@@ -315,7 +320,7 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, const float (
   }
 }
 
-// Results of other dtypes have no code: see gives().
+// Compiles no code for dtypes that gives() excludes.
 template <int kSums>
 __device__ __forceinline__ void store_sums(const LinearEpilogue& to, const float (&d)[kSums],
                                            const float (&gsa)[2], int rows, int row0, int64_t n) {
@@ -346,7 +351,8 @@ namespace {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's, which nothing is linked to; null if it is too old.
+// The driver's function, found at run time because nothing links to the driver. Null if the driver
+// is too old.
 EncodeTiled tensor_map_encoder() {
   static const EncodeTiled encoder = [] {
     void* found = nullptr;
@@ -359,7 +365,8 @@ EncodeTiled tensor_map_encoder() {
   return encoder;
 }
 
-// A matrix whose rows are `pitch` bytes apart, in boxes that TMA swizzles by a box's row.
+// Describes a matrix with rows `pitch` bytes apart. TMA copies it in boxes, swizzled by the row
+// within a box. Out of range elements are zero.
 bool encode_map(TensorMap& map, CUtensorMapDataType type, const void* data, int64_t cols,
                 int64_t rows, int64_t pitch, int box_cols, int box_rows, int box_row_bytes) {
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
@@ -381,8 +388,8 @@ bool encode_map(TensorMap& map, CUtensorMapDataType type, const void* data, int6
   return true;
 }
 
-// Whether the current device and its build of a module have what products by warpgroups take: the
-// kernels are empty but in code for sm_90a.
+// Whether the current device and the build of this module can run warpgroup products. Kernels that
+// are not compiled for sm_90a are empty, which shows in their static shared memory.
 template <auto kKernel>
 bool has_warpgroups() {
   static std::atomic<int> known{0};  // 1: no, 2: yes
@@ -398,7 +405,7 @@ bool has_warpgroups() {
   return known.load(std::memory_order_relaxed) == 2;
 }
 
-// A cluster's tiles.
+// How many tiles of a cluster cover y.
 template <class Shape>
 TilesPlan plan_tiles(int64_t rows_of_x, int64_t rows_of_w) {
   return {static_cast<int>((rows_of_x + Shape::kRows - 1) / Shape::kRows),

@@ -1,17 +1,17 @@
-// y = x W^T for more than 16 rows of x and a weight in NVFP4, by products of warpgroups (sm_90a).
+// y = x W^T for more than 16 rows of x and an NVFP4 weight, by warpgroup products (sm_90a).
 //
-//   block     a warpgroup that copies, and others that multiply: kAcross of them side by side,
-//             64 rows of W each, by kAlong that share each stage of k
-//   tile      64 * kAcross rows of W by kRows rows of x, by all of k
-//   cluster   two blocks with neighbouring rows of W; each copies half of x for both
-//             (split: two blocks with the same rows of W, and half of k each)
-//   stage     kDepth of k: x and codes, both as TMA swizzles them, and scales
-//   grid      persistent: clusters take every n-th tile (split: as many clusters as tiles)
+//   block     one copying warpgroup and kAcross * kAlong multiplying ones: kAcross side by side,
+//             with 64 rows of W each, and kAlong that split each stage of k
+//   tile      64 * kAcross rows of W by kRows rows of x, over all of k
+//   cluster   two blocks with neighboring rows of W; each copies half of x for both
+//             (split: two blocks with the same rows of W and half of k each)
+//   stage     kDepth of k: x and codes, both swizzled by TMA, and scales
+//   grid      persistent: each of n clusters takes every n-th tile (split: one cluster per tile)
 //
-// W is A, decoded from shared memory into registers: a code times its scale is exact in bf16 and
-// fp16. Sums are in fp32, along k in steps of 16; where warpgroups or blocks share k, each has its
-// own sum and they are added in a fixed order. So a row's result does not depend on the rows beside
-// it.
+// W is operand A, decoded from shared memory into registers. A code times its scale is exact in
+// bf16 and fp16. Sums are in fp32, along k in steps of 16. If warpgroups or blocks split k, each
+// has its own sum, and these are added in a fixed order. So a row's result does not depend on the
+// neighboring rows.
 #pragma once
 
 #include "linear_stages.cuh"
@@ -20,8 +20,8 @@ namespace jitquant {
 
 #if defined(JITQUANT_HAS_WARPGROUPS)
 
-// Two steps of 16 of k: words[h] are 32 codes of row g + 8 h of A, of which this lane takes columns
-// 2t, 2t + 1, 2t + 8 and 2t + 9 of both halves; scales[h] are the two of that row.
+// Decodes two k-steps of 16. words[h] has 32 codes of row g + 8 h of A, of which this lane takes
+// columns 2t, 2t + 1, 2t + 8 and 2t + 9 of each half. scales[h] has that row's two scales.
 template <class T>
 __device__ __forceinline__ void decode(const uint32_t (&words)[2][4], const uint32_t (&scales)[2],
                                        uint32_t select, uint32_t (&a)[8]) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void decode(const uint32_t (&words)[2][4], const uint
   }
 }
 
-// Four E4M3 scales as pairs of neighbours.
+// Four E4M3 scales as two pairs of neighbors.
 template <class T>
 __device__ __forceinline__ void neighbour_scales(uint32_t bytes, uint32_t (&pairs)[2]) {
   float scales[4];
@@ -85,14 +85,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const int own = group - 1, across = own / Shape::kAlong, along = own % Shape::kAlong;
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2, t = lane & 3;
     const uint32_t select = t | ((t + 4) << 4);
-    constexpr int kPairs = Shape::kDepth / Shape::kAlong / 32;  // of steps of 16
+    constexpr int kPairs = Shape::kDepth / Shape::kAlong / 32;  // of k-steps of 16
     const int weight_row = across * 64 + warp * 16 + 2 * g;
     uint32_t codes_at[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       codes_at[h] = at.ring + Shape::kX + (weight_row + h) * (Shape::kDepth / 2);
     }
-    constexpr int kScaleWords = kPairs / 2;  // of a stage and a row
+    constexpr int kScaleWords = kPairs / 2;  // per stage and row
     for (int i = first; walk.at(i); i += step) {
       float d[Shape::kSums];
 #pragma unroll
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         const int thread = threadIdx.x & 127;
 #pragma unroll
         for (int apart = 1; apart < Shape::kAlong; apart *= 2) {
-          // A buffer for each pair of warpgroups that meet.
+          // One buffer for each pair of warpgroups that add their sums.
           float* const own_parts = parts + (own / (2 * apart)) * Shape::kSums * 128 + thread;
           meet<128 * Shape::kGroups>();
           if (along % (2 * apart) == apart) {
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         }
       }
       if constexpr (Shape::kShares > 1) {
-        // The ring is free when both blocks are here: a cluster has one tile.
+        // A cluster has one tile, so the ring is free once both blocks are here.
         float* const theirs =
             reinterpret_cast<float*>(tiles) + across * Shape::kSums * 128 + (threadIdx.x & 127);
         meet_cluster();
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
     }
   }
-  meet_cluster();  // the other block may still arrive at this one's barriers
+  meet_cluster();  // the other block may still arrive at this block's barriers
 #endif
 }
 
@@ -212,8 +212,8 @@ cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const Lin
   return launch<kKernel>(shape, stream, w, x, codes, x_map, to, plan);
 }
 
-// -DJITQUANT_LINEAR_ROWS=16 makes a library for up to 16 rows, =64 one for 17 to 64, =0 one for
-// more: each compiles in a part of the time.
+// -DJITQUANT_LINEAR_ROWS=16 builds a library for up to 16 rows, =64 for 17 to 64, and =0 for more.
+// Each compiles in a fraction of the time of all three.
 #ifdef JITQUANT_LINEAR_ROWS
 constexpr int kForRows = JITQUANT_LINEAR_ROWS;
 constexpr bool kTakesFew = kForRows == 16, kTakesSome = kForRows == 64, kTakesMost = kForRows == 0;
@@ -221,7 +221,7 @@ constexpr bool kTakesFew = kForRows == 16, kTakesSome = kForRows == 64, kTakesMo
 constexpr bool kTakesFew = true, kTakesSome = true, kTakesMost = true;
 #endif
 
-// Rows of x, of W side by side, warpgroups along k, depth of a stage, stages.
+// Rows of x, warpgroups across W, warpgroups along k, depth of a stage, number of stages.
 using Tall32 = TileShape<32, 1, 4, 256, 8>;
 using Wide32 = TileShape<32, 4, 1, 128, 8>;
 using Tall64 = TileShape<64, 1, 4, 256, 4>;
@@ -229,12 +229,12 @@ using Wide64 = TileShape<64, 4, 1, 128, 6>;
 using Tall128 = TileShape<128, 1, 2, 128, 5>;
 using Wide128 = TileShape<128, 2, 1, 128, 5>;
 using Wide256 = TileShape<256, 2, 1, 128, 3>;
-// The same where a cluster has one tile, and each of its blocks half of k.
+// The same, but a cluster has one tile and each of its two blocks takes half of k.
 template <class Shape>
 using Split = TileShape<Shape::kRows, Shape::kAcross, Shape::kAlong, Shape::kDepth, Shape::kStages,
                         Shape::kElement, 2>;
 
-// TMA takes rows that are multiples of 16 bytes apart; scales are copied by four.
+// TMA needs rows that are a multiple of 16 bytes apart. Scales are copied four at a time.
 template <class T>
 bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
   const auto aligned = [](const void* p, uintptr_t bytes) {
@@ -246,19 +246,19 @@ bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
          has_warpgroups<&nvfp4_linear_tiles_kernel<T, Any>>();
 }
 
-// The one of the least time of some shapes.
+// Picks the offered shape with the least estimated time.
 template <class T>
 class TileChoice {
  public:
   TileChoice(const Nvfp4Weight& w, const LinearOperand& x) : w_(w), x_(x) {}
 
-  // `us`: what a tile takes of 8192 columns on an H200, which all clusters have one of at a time.
+  // `us`: microseconds of a tile with 8192 columns on an H200, while every cluster runs one.
   template <class Shape>
   void offer(int64_t us) {
     const int64_t clusters = sm_count() / 2;
     const int64_t rounds =
         (count_of(plan_tiles<Shape>(x_.rows, w_.rows)) + clusters - 1) / clusters;
-    const bool fits = w_.cols > (Shape::kShares - 1) * Shape::kDepth;  // each block has a stage
+    const bool fits = w_.cols > (Shape::kShares - 1) * Shape::kDepth;  // each block needs a stage
     if (fits && rounds * us < us_) us_ = rounds * us, launch_ = &launch_tiles<T, Shape>;
   }
   cudaError_t launch(const LinearEpilogue& to, cudaStream_t stream) const {

@@ -1,20 +1,19 @@
-// Products of a few rows with the NVFP4 weights of their experts, which are read as they are
-// stored: a product with rows sorted by expert, and the whole layer of a mixture of experts.
+// Products of a few rows with the NVFP4 weights of their experts, which are read as stored: a
+// product of rows sorted by expert, and a whole mixture-of-experts layer.
 //
-//   group            the rows of an expert, up to 8 of them: what a warp multiplies with
-//   tile             16 rows of a weight: neighbours; 8 gates and their 8 ups; or 8 rows of two
-//                    experts, of whose products with two rows of x the fitting halves are taken
-//   unit             512 of k (of a pair of experts), which a warp has in registers
-//   (product.cuh) block            up to kMostWarps warps, as (units side by side, tiles side
-//   by side)
+//   group     up to 8 rows of one expert, which a warp multiplies at once
+//   tile      16 rows of a weight: neighboring rows; 8 gates and their 8 ups; or 8 rows each of two
+//             experts by two rows of x, keeping only each expert's product with its own row
+//   unit      512 of k (for a pair of experts: of both), whose x a warp holds in registers
+//   block     up to kMostWarps warps (product.cuh), as (units side by side, tiles side by side)
 //
-// A block takes a range of the tiles of all groups, so that it meets few groups and each weight is
-// read by few blocks. Blocks sort the rows by expert themselves. One row of a layer needs no
-// sorting: all its experts have the same x, and the tiles of the second product hold pairs of
-// experts, whose sum needs no launch of its own.
+// A block takes a contiguous range of the tiles of all groups, so that it meets few groups and few
+// blocks read each weight. Every block sorts the rows by expert itself. If a layer has only one
+// row, it needs no sorting: all its experts have the same x. Then the tiles of the second product
+// hold pairs of experts, and the sum over experts needs no launch of its own.
 //
-// Sums are in fp32, in an order that depends on k, on whether an expert has up to two rows (not in
-// fp16) or more, and on whether there is one row in all.
+// Sums are in fp32. Their order depends on k, on whether an expert has at most two rows (except in
+// fp16), and on whether there is only one row in all.
 #include "experts.h"
 #include "product.cuh"
 
@@ -23,26 +22,26 @@ namespace jitquant {
 constexpr int kGroup = 8;
 constexpr int kUnit = 2 * kSegment;
 constexpr int kSumThreads = 256, kSumsAtOnce = 8;
-// What a tile takes by how many rows its group has: up to two or more.
+// Relative time of a tile: if its expert has at most two rows, and if it has more.
 constexpr int kTwoCost = 8, kEightCost = 10;
-// Bytes of the second product's weights that a block of the first one brings into the L2 cache.
+// How much of the second product's weights a block of the first one prefetches into L2.
 constexpr int kAheadBytes = 131072;
 
-// Where tiles lie. Of a tile the second 8 rows are `second_*` bytes behind the first.
+// Where tiles are in memory. The second 8 rows of a tile start `second_*` bytes after the first 8.
 struct TileLayout {
   int64_t second_codes, second_scales;
-  int tile_rows;  // rows from a tile to the next one: 16, or 8 where both halves advance
-  int tiles;      // of an expert
+  int tile_rows;  // rows from one tile to the next: 16, or 8 if both halves advance
+  int tiles;      // per expert
 };
 
 struct ExpertPlan {
   int passes, units;
   int stages;
-  int hold_two, hold_eight;          // steps of tiles whose sums a block has before it adds them up
-  int sums_at, tables_at, words_at;  // bytes from the rings
+  int hold_two, hold_eight;          // steps of tiles whose sums a block collects before adding up
+  int sums_at, tables_at, words_at;  // byte offsets after the rings
 };
 
-// The rows of a group: `first` of those sorted, up to kGroup of them.
+// The rows of a group: `count` of the sorted rows, at most kGroup, from `first` on.
 struct Group {
   int expert;
   uint32_t packed;  // first << 5 | count << 1 | whether the expert has at most two rows
@@ -52,11 +51,11 @@ struct Group {
   __device__ __forceinline__ bool few() const { return (packed & 1u) != 0; }
 };
 
-// In shared memory.
+// All in shared memory.
 struct GroupTables {
-  int* total;       // of groups, of rows, of groups of experts with at most two rows
-  int* counts;      // (experts,)
-  Group* groups;    // as many as there can be, those with at most two rows first
+  int* total;       // groups, rows, and groups of experts with at most two rows
+  int* counts;      // (experts,): once sorted, the first row of each expert
+  Group* groups;    // (most_groups,): those of experts with at most two rows first
   uint16_t* order;  // (pairs,): the pair of each sorted row
 };
 
@@ -64,10 +63,10 @@ struct GroupRouting {
   const void* offsets;
   const void* ids;
   bool wide;
-  int count;       // rows with offsets, pairs of a row and one of its experts with ids
-  int64_t before;  // rows before the first one here
+  int count;       // by offsets: rows; by ids: pairs of a row and one of its experts
+  int64_t before;  // rows before the first one of this launch
   int experts, top_k;
-  bool of_tokens;  // x has a row for top_k pairs
+  bool of_tokens;  // a row of x serves top_k pairs
 };
 
 JITQUANT_HD int most_groups(int count, int experts) {
@@ -94,7 +93,7 @@ __device__ __forceinline__ int64_t routed(const void* p, bool wide, int i) {
   return wide ? __ldcg(static_cast<const int64_t*>(p) + i)
               : __ldcg(static_cast<const int32_t*>(p) + i);
 }
-// The expert of a pair, -1 for none.
+// The expert of a pair; -1 if none.
 __device__ __forceinline__ int expert_of(const GroupRouting& r, int pair) {
   const int64_t id = routed(r.ids, r.wide, pair);
   return id >= 0 && id < r.experts ? static_cast<int>(id) : -1;
@@ -107,7 +106,7 @@ __device__ __forceinline__ int thread_count() {
   return blockDim.y * blockDim.x;
 }
 
-// Sums of the lanes before this one.
+// The sum over the lanes before this one.
 __device__ __forceinline__ int sum_before(int value, int lane) {
   int sum = value;
 #pragma unroll
@@ -128,13 +127,13 @@ __device__ __forceinline__ int max_before(int value, int lane) {
   return lane == 0 ? 0 : most;
 }
 
-// The lanes whose value is this lane's.
+// The lanes that have the same value as this lane.
 __device__ __forceinline__ uint32_t lanes_alike(int value) {
   return __match_any_sync(~0u, value);
 }
 
-// Sorts rows by expert, those of an expert in their order: all blocks find the same. `scratch` is 4
-// bytes a pair.
+// Sorts rows by expert. The sort is stable, so all blocks find the same order. `scratch` has 4
+// bytes per pair.
 __device__ __forceinline__ void sort_rows(const GroupRouting& r, const GroupTables& t,
                                           unsigned char* scratch) {
   const int thread = thread_index(), threads = thread_count();
@@ -213,8 +212,8 @@ __device__ __forceinline__ void sort_rows(const GroupRouting& r, const GroupTabl
   }
 }
 
-// The first tile of a block: shares take as long as each other. With kEither groups of up to two
-// rows, which come first, take less than others.
+// The first tile of a block. All blocks get the same estimated time: if kEither, tiles of experts
+// with at most two rows, which come first, cost less than others.
 template <bool kEither>
 __device__ __forceinline__ int first_of_block(const GroupTables& t, int tiles, int block) {
   const int64_t all = static_cast<int64_t>(t.total[0]) * tiles;
@@ -224,7 +223,7 @@ __device__ __forceinline__ int first_of_block(const GroupTables& t, int tiles, i
   return static_cast<int>(at < first ? at / kTwoCost : few + (at - first) / kEightCost);
 }
 
-// Brings `rows` rows of an expert's weight from `row` on into the L2 cache.
+// Prefetches `rows` rows of an expert's weight, from `row` on, into L2.
 __device__ __forceinline__ void prefetch_rows(const ExpertWeights& w, int expert, int row,
                                               int rows) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -234,20 +233,20 @@ __device__ __forceinline__ void prefetch_rows(const ExpertWeights& w, int expert
 #endif
 }
 
-// Where a tile lies at a warp's column: its rows low to high are there.
+// Where a tile is, at a warp's column. Only its rows low to high - 1 exist.
 struct Place {
   const uint8_t* codes;
   const uint8_t* scales;
   int low, high;
 };
 
-// Words of a thread in shared memory: what it needs once a tile and has no registers for. A spilled
-// register would come back behind the copies of weights.
+// A thread's own words in shared memory: what it needs once per tile and has no registers for. A
+// register spilled to local memory would have to queue behind the copies of weights.
 class OwnWords {
  public:
-  static constexpr int kCount = 7;  // odd, so that the lanes are in different banks
-  // Of the stream of stages: its pass, its batch, its group and that one's first tile. Of what is
-  // multiplied: the unit and how many of its segments are there.
+  static constexpr int kCount = 7;  // odd, so that lanes use different banks
+  // For the stream of stages: its pass, its batch of tiles, its group and the group's first tile.
+  // For the product: the unit and how many of its segments are in range.
   enum Word { kPass, kFrom, kTo, kGroup, kFirst, kUnit, kPresent };
 
   __device__ __forceinline__ explicit OwnWords(unsigned char* shared)
@@ -263,21 +262,21 @@ class OwnWords {
   Shared at_;
 };
 
-// The same of a block.
+// The same for a block.
 struct BlockWords {
-  int end;     // of its tiles
-  int group;   // whose tiles it multiplies
-  int from;    // the first one whose sums are not added up yet
-  int stop;    // after the last one of these rows of x
-  int filled;  // whether its rings are
-  float gsa;   // of the group's expert, if its rows have one
+  int end;     // of the block's tiles
+  int group;   // whose tiles the block multiplies
+  int from;    // the first tile whose sums are not added up yet
+  int stop;    // past the last tile with these rows of x
+  int filled;  // whether the rings are filled
+  float gsa;   // of the group's expert, unless every row has its own
 };
 __device__ __forceinline__ volatile BlockWords& block_words() {
   __shared__ BlockWords words;
   return words;
 }
 
-// Tiles of groups, one group's after the other's; with kOneToken a group is a choice of the token.
+// The tiles of all groups, one group after another. If kOneToken, a group is a choice of the token.
 template <bool kOneToken>
 class GroupPlaces {
  public:
@@ -290,7 +289,7 @@ class GroupPlaces {
   __device__ __forceinline__ int column(int pass) const {
     return (pass * (blockDim.x >> 5) + (threadIdx.x >> 5)) * kUnit;
   }
-  // Where the tiles end whose sums are added up together with those of `from`.
+  // The end of the batch of tiles from `from` on whose sums are added up together.
   __device__ __forceinline__ int batch_end(int from) {
     const int beside = static_cast<int>(blockDim.y), end = block_words().end;
     if (kOneToken || from >= end) return min(from + plan_.hold_two * beside, end);
@@ -302,7 +301,7 @@ class GroupPlaces {
   }
   __device__ __forceinline__ void locate(int tile, int pass, Place& place) {
     int first = words_.get(OwnWords::kFirst);
-    // Several tiles side by side may be of two groups.
+    // Tiles side by side may belong to two groups.
     if (kOneToken && (tile < first || tile - first >= layout_.tiles)) {
       move_to(tile);
       first = words_.get(OwnWords::kFirst);
@@ -313,7 +312,7 @@ class GroupPlaces {
     place.codes = w_.codes + at * (w_.cols / 2) + k / 2;
     place.scales = w_.scales + at * (w_.cols / 16) + k / 16;
     place.low = 0;
-    // Gates and ups fill their tiles.
+    // Gates and ups always fill their tiles.
     place.high = expert < 0 ? 0 : layout_.tile_rows == kTile ? min(w_.rows - row, kTile) : kTile;
   }
   __device__ __forceinline__ int64_t second_codes() const { return layout_.second_codes; }
@@ -333,8 +332,8 @@ class GroupPlaces {
   OwnWords words_;
 };
 
-// The stages of a warp in the order in which it multiplies: tiles up to the end of a batch by a
-// pass, by its two segments, the same by the next pass, then the next batch.
+// The stages of a warp, in the order in which it multiplies them: both segments of a tile, the
+// tiles of a batch, the same tiles in each further pass, then the next batch.
 template <class Places, bool kAligned>
 class TileStream {
  public:
@@ -419,7 +418,7 @@ class TileStream {
     return place_.scales + (row < 8 ? 0 : places_.second_scales()) +
            static_cast<int64_t>(row & 7) * (cols_ / 16);
   }
-  // Rows that no piece of 16 bytes fits into. What is beyond k is zero.
+  // For rows that 16-byte copies cannot handle. Codes and scales beyond k are zero.
   template <int kWhich>
   __device__ __forceinline__ void load_parts(Shared stage, int begin) {
 #pragma unroll 1
@@ -457,7 +456,7 @@ class TileStream {
   Place place_;
 };
 
-// A warp's stages.
+// A warp's ring of stages.
 struct Ring {
   Shared at;
   int stages;
@@ -468,7 +467,7 @@ struct Ring {
         stages(stages),
         read(0),
         written((stages - 1) * kStage) {}
-  // All stages but the first, which is asked for already, and the last.
+  // Requests all stages but the first, which is already on its way, and the last.
   template <class Stream>
   __device__ __forceinline__ void fill(Stream& weights) {
 #pragma unroll 1
@@ -481,8 +480,8 @@ struct Ring {
 
 enum class Ways { kTwo, kEight, kEither };
 
-// Multiplies the tiles that the block's words tell of, which have the same rows of x. Job says
-// which columns and rows of x a warp has in a pass, and what becomes of sums.
+// Multiplies the block's tiles up to block.stop, which all have the same rows of x. Job says which
+// columns and rows of x a warp has in a pass, and what to do with the sums.
 template <class Input, Ways kWays, bool kAligned, class Stream, class Job>
 __device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, OwnWords words,
                                                const LinearOperand& x, const ExpertPlan& plan,
@@ -503,7 +502,7 @@ __device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, OwnW
   const int last = (ring.stages - 1) * kStage;
   const bool many = ring.stages == kManyStages;
   volatile BlockWords& block = block_words();
-  Pairs held;  // either way's
+  Pairs held;  // shared by both ways
   bool holds = false;
   for (int count; (count = min(block.stop - block.from, hold)) > 0;) {
     for (int pass = 0; pass < plan.passes; ++pass) {
@@ -515,7 +514,7 @@ __device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, OwnW
           own.request(x, job.column(pass), job.rows(pass));
           held = own;
         });
-        // With x, as what is loaded later comes back behind the copies of weights.
+        // Loaded together with x, because later loads queue behind the copies of weights.
         const float gsa = job.request_gsa();
         __syncwarp();
         if (first) ring.fill(weights);
@@ -524,7 +523,7 @@ __device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, OwnW
           static_cast<Pairs&>(own) = held;
           own.arrange(shared_at(after_rings) + warp * kStaged);
           held = own;
-          if constexpr (own.kTurned) __syncthreads();  // sums may lie where x was turned round
+          if constexpr (own.kTurned) __syncthreads();  // sums may reuse the memory that staged x
         });
         job.keep_gsa(gsa);
       }
@@ -567,7 +566,7 @@ __device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, OwnW
   }
 }
 
-// Sums of the lanes of a row of the tile, whose columns are blocks of k.
+// The sum over the lanes of a row of the tile, whose columns are blocks of k.
 __device__ __forceinline__ float sum_of_columns(float v) {
   v = add_rn(v, __shfl_xor_sync(~0u, v, 1));
   return add_rn(v, __shfl_xor_sync(~0u, v, 2));
@@ -586,20 +585,20 @@ __device__ __forceinline__ void store_element(void* out, DType dtype, int64_t i,
   }
 }
 
-// Where results of groups go: row r of `out` is a sorted row, or a pair.
+// Where the results of groups go. A row of `out` is a sorted row, or a pair.
 struct GroupOutput {
   void* out;
   DType dtype;
   int cols;
-  bool activate;  // silu(gate) * up, where tiles have both
+  bool activate;  // silu(gate) * up, if tiles have both
   const float* x_gsa;
   int64_t x_gsa_stride;
-  ExpertWeights next;  // the weights that the next launch begins with; of no rows if unknown
+  ExpertWeights next;  // the next launch's weights, to prefetch; without rows if unknown
 };
 
-// The rows of a group in x.
+// Maps the rows of a group to rows of x.
 struct GroupRows {
-  const uint16_t* order;  // null: rows are sorted
+  const uint16_t* order;  // null if the rows of x are sorted
   Group group;
   int divisor;
 
@@ -612,7 +611,7 @@ struct GroupRows {
 
 template <class Input, bool kOneToken>
 struct GroupJob {
-  // Whether there are two ways to multiply.
+  // Whether the number of an expert's rows decides between two ways to multiply.
   static constexpr bool kEither =
       !kOneToken && std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
 
@@ -624,7 +623,7 @@ struct GroupJob {
   const GroupTables& tables;
   float* sums;
 
-  // With kOneToken the row of x alone.
+  // If kOneToken, the only row of x.
   __device__ __forceinline__ Group group() const {
     return kOneToken ? Group{0, 1u << 1 | 1u} : tables.groups[block_words().group];
   }
@@ -666,8 +665,8 @@ struct GroupJob {
     }
   }
 
-  // Nothing is asked for while the last sums are added up and the next launch begins, so that the
-  // memory would be idle. By one thread of the block.
+  // Without this, memory would be idle while the block adds up its last sums and the next launch
+  // begins. Called by one thread of the block.
   __device__ __forceinline__ void prefetch_next() const {
     const ExpertWeights& next = to.next;
     if (next.rows == 0) return;
@@ -690,7 +689,7 @@ struct GroupJob {
     }
     const int first = kOneToken ? 0 : block_words().group * layout.tiles;
     const int rows_here = group.count(), pairs = (rows_here + 1) / 2;
-    // A warp takes two rows of x by a tile.
+    // Each warp adds up two rows of x of a tile.
     for (int i = thread_index() >> 5; i < count * pairs; i += warps) {
       const int which = i / pairs, row = (i - which * pairs) * 2 + (lane >> 4);
       const float* p = sums + which * plan.units * Way::kSums + row * kPitch + n;
@@ -744,8 +743,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   const GroupTables tables = tables_at(after_rings + plan.tables_at, routing);
   float* const sums = reinterpret_cast<float*>(after_rings + plan.sums_at);
 
-  // Where the kernel before is not the one that wrote the ids, they are there: it let this one
-  // begin after its own wait. No kernel writes weights.
+  // If routed_before, the previous kernel did not write the ids. It let this one begin only after
+  // its own wait, so they can be read already, and no kernel writes weights.
   if (!routed_before) wait_for_previous();
   if constexpr (kOneToken) {
     for (int i = thread_index(); i < routing.count; i += thread_count()) {
@@ -775,7 +774,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
     weights.template next<0>(ring.at);
     wait_for_previous();
   }
-  // Only now: a kernel that begins behind this one may count on what was there before it.
+  // Only after the wait: the next kernel relies on everything written before this one.
   let_next_begin();
   if (!routed_before) weights.template next<0>(ring.at);
 
@@ -786,7 +785,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
     multiply_tiles<Input, kWays, kAligned>(weights, ring, words, x, plan, after_rings, job);
   } else {
     if (routing.offsets != nullptr) {
-      // Rows that no expert has.
+      // Rows without an expert are zero.
       const int64_t first = static_cast<int64_t>(tables.total[1]) * to.cols;
       const int64_t none = static_cast<int64_t>(routing.count) * to.cols - first;
       for (int64_t i = static_cast<int64_t>(blockIdx.x) * thread_count() + thread_index(); i < none;
@@ -807,10 +806,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   }
 }
 
-// ---- the second product of one token, with the sum over its experts
-// ------------------------------
+// ---- the second product of one token, with the sum over its experts -----------------------------
 
-// Tiles of 8 rows of two experts: choices 2i and 2i + 1 of the token.
+// Tiles of 8 rows each of two experts: choices 2i and 2i + 1 of the token.
 class PairPlaces {
  public:
   __device__ __forceinline__ PairPlaces(const ExpertWeights& w, const ExpertPlan& plan,
@@ -855,15 +853,15 @@ struct PairRows {
   }
 };
 
-constexpr int kPairSums = 16;  // floats of a warp and a tile
+constexpr int kPairSums = 16;  // floats per warp and tile
 
 template <class Input>
 struct PairJob {
   const PairPlaces& places;
   const ExpertWeights& w;
   const ExpertPlan& plan;
-  const float* weights;  // of the choices
-  float* gsas;           // of their experts, if rows have one
+  const float* weights;  // routing weights of the choices
+  float* gsas;           // of their experts, unless every row has its own
   float* sums;
   int top_k, k_units;
   void* out;
@@ -890,7 +888,7 @@ struct PairJob {
   template <LinearWay kWay>
   __device__ __forceinline__ void keep(float (&acc)[4], float own_undo, int tile, int own) const {
     const int lane = threadIdx.x & 31, g = lane >> 2;
-    // The first expert's rows by the first row of x, the second's by the second.
+    // The first expert's rows go with the first row of x, the second's with the second.
     float one = acc[0], two = acc[3];
     if constexpr (WayTraits<kWay>::kAfter) {
       one = mul_rn(sum_of_columns(one), __shfl_sync(~0u, own_undo, 0));
@@ -944,7 +942,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   unsigned char* const after_rings = tiles + warps * plan.stages * kStage;
   const int top_k = routing.count, k_units = (w.cols + kUnit - 1) / kUnit;
 
-  // The kernel before let this one begin after its own wait: what is routed was there by then.
+  // The previous kernel let this one begin only after its own wait, so the routing can be read.
   for (int i = thread_index(); i < top_k; i += thread_count()) ids[i] = expert_of(routing, i);
   __syncthreads();
   const int all = w.rows / 8;
@@ -964,7 +962,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   wait_for_previous();
   let_next_begin();
   for (int i = thread_index(); i < top_k; i += thread_count()) {
-    weights_of_choices[i] = float_at(choice_weights, weights_dtype, i);  // read behind a barrier
+    weights_of_choices[i] = float_at(choice_weights, weights_dtype, i);  // read after a barrier
   }
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
@@ -977,10 +975,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   multiply_tiles<Input, kWays, kAligned>(weights, ring, words, x, plan, after_rings, job);
 }
 
-// ---- the sum over the experts of several tokens
-// --------------------------------------------------
+// ---- the sum over the experts of several tokens -------------------------------------------------
 
-// y[row] = sum over choices of weight * partials[row * top_k + choice], in their order.
+// y[row] = sum of weight * partials[row * top_k + choice] over the choices, in their order.
 __global__ void __launch_bounds__(kSumThreads)
     nvfp4_sum_experts_kernel(const float* partials, const __grid_constant__ GroupRouting routing,
                              const void* weights, const DType weights_dtype, void* out,
@@ -991,7 +988,7 @@ __global__ void __launch_bounds__(kSumThreads)
   const int at = (blockIdx.x % ((per_row + kSumThreads - 1) / kSumThreads)) * kSumThreads +
                  static_cast<int>(threadIdx.x);
   const int top_k = routing.top_k;
-  // The kernel before let this one begin after its own wait: what is routed was there by then.
+  // The previous kernel let this one begin only after its own wait, so the routing can be read.
   if (threadIdx.x < top_k) {
     const int pair = row * top_k + static_cast<int>(threadIdx.x);
     there[threadIdx.x] = expert_of(routing, pair) >= 0;
@@ -1035,12 +1032,12 @@ struct BlockShape {
   int64_t grid, shared;
 };
 
-// Bytes of a block's sums for a step of one tile by a unit.
+// Bytes of sums per tile and unit, if an expert has at most two rows and if it has more.
 struct SumBytes {
   int two, eight;
 };
 
-// A block of `units` side by side, `tiles` in all if that is known.
+// Plans a block with `units` side by side. `tiles` is the total of tiles, or 0 if unknown.
 bool plan_shape(BlockShape& shape, int units, int64_t tiles, SumBytes sums, bool turned,
                 int tables) {
   const int sms = sm_count();
@@ -1051,7 +1048,7 @@ bool plan_shape(BlockShape& shape, int units, int64_t tiles, SumBytes sums, bool
     plan.passes = (units + most_warps - 1) / most_warps;
     shape.along = (units + plan.passes - 1) / plan.passes;
     shape.beside = tiles > 0 ? 1 : most_warps / shape.along;
-    // Side by side as many tiles as take no longer than one after the other.
+    // As many tiles side by side as take no longer than one after another.
     const auto rounds = [&](int64_t beside) {
       const int64_t own = (tiles + sms - 1) / sms;
       return (own + beside - 1) / beside * beside;
@@ -1066,7 +1063,7 @@ bool plan_shape(BlockShape& shape, int units, int64_t tiles, SumBytes sums, bool
     if (stages == kManyStages && warps > 8) return false;
     const int64_t ring = static_cast<int64_t>(warps) * stages * kStage;
     const int64_t staged = turned ? warps * kStaged : 0;
-    // What is turned round in a later pass must not lie where sums are.
+    // A later pass stages x again, which must not overwrite the sums.
     plan.sums_at = static_cast<int>(plan.passes > 1 ? staged : 0);
     const int64_t words = static_cast<int64_t>(warps) * 32 * OwnWords::kCount * 4;
     const int64_t left = (most_shared - ring - tables - words - plan.sums_at) / 1024 * 1024;
@@ -1099,7 +1096,7 @@ cudaError_t launch_shape(const BlockShape& shape, cudaStream_t stream, const Arg
   return launch<kKernel>(to, stream, args...);
 }
 
-// Sorted rows, or pairs, that a launch takes: tables of more do not fit beside the rings.
+// How many sorted rows or pairs a launch takes. Tables for more do not fit next to the rings.
 int64_t most_sorted() {
   return most_shared_bytes() >= 160 << 10 ? 2048 : 1024;
 }
@@ -1222,7 +1219,7 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
         top_k,
         true};
     GroupOutput between = {layer.activations, x.dtype, down.cols, true, nullptr, 0, {}};
-    // Aligned as far as copies in bulk need it.
+    // Bulk prefetches need this alignment.
     if (down.cols % kSegment == 0 && apart_by_16(down.codes, 0) && apart_by_16(down.scales, 0)) {
       between.next = down;
     }
@@ -1263,7 +1260,7 @@ cudaError_t launch_nvfp4_grouped_linear(const ExpertWeights& w, const LinearOper
                                         cudaStream_t stream) {
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
 #ifdef JITQUANT_DTYPE
-  // A library for x in this dtype alone (dispatch.cuh).
+  // A library for x in this dtype only (dispatch.cuh).
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
   if constexpr (kOnly != DType::kFloat32) {
     using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;

@@ -1,24 +1,23 @@
-// y = x W^T for a weight in NVFP4, which is read as it is stored. What stands here is for up to 16
-// rows of x; for more on compute capability 9.0 see linear_tiles.cuh, which x in NVFP4 comes to by
-// way of decoded_rows.cuh.
+// y = x W^T for an NVFP4 weight, which is read as stored. The kernel here takes up to 16 rows of x.
+// For more rows on compute capability 9.0 see linear_tiles.cuh; NVFP4 x is first decoded for it by
+// decoded_rows.cuh.
 //
-//   block            kWarps warps, as (warps along k, row tiles of W side by side)
-//   tile             16 rows of W by all of k; a block takes every gridDim.x-th of them
-//   segment          256 of k: what a stage of a warp's ring of asynchronous copies holds, 16 rows
-//                    by 128 bytes of codes and 16 scales
-//   of x             what a warp multiplies with stays in its registers: 512 of k for up to 8 rows,
-//                    256 for 16
-//   pass             as much of k as the warps of a block have in registers
+//   block     up to kMostWarps warps, as (warps along k, row tiles of W side by side)
+//   tile      16 rows of W over all of k; tiles side by side are one step, and a block takes every
+//             gridDim.x-th step
+//   segment   256 of k, which one stage of a warp's ring of asynchronous copies holds: 16 rows by
+//             128 bytes of codes and 16 scales
+//   x         a warp keeps its part in registers: 512 of k for up to 8 rows, 256 for 16
+//   pass      as much of k as the warps of a block hold in registers
 //
-// Three ways to multiply: with up to two rows of x (not in fp16) a column of the matrix product is
-// a block of 16 codes and the block's scale comes after it, in fp32; with up to 8 or 16 rows a
-// column is a row of x, and codes are multiplied by their scales before, which is exact in bf16 and
-// fp16.
+// There are three ways to multiply. With up to two rows of x (except in fp16), a column of the
+// matrix product is a block of 16 codes, and the block's scale is applied afterwards, in fp32. With
+// up to 8 or up to 16 rows, a column is a row of x, and codes are multiplied by their scales first,
+// which is exact in bf16 and fp16.
 //
-// Sums are in fp32, in an order that depends on k, the way and the device's shared memory alone:
-// pairs of segments by the tensor core (16 rows: segment by segment), pairs of a span (at most 4096
-// of k), spans. So a row's result does not depend on how many rows there are beside it, within a
-// way.
+// Sums are in fp32. Their order depends only on k, the way, and the device's shared memory: pairs
+// of segments in the tensor core (16 rows: segment by segment), then the pairs of a span (at most
+// 4096 of k), then spans. So within a way, a row's result does not depend on the number of rows.
 #include "decoded_rows.cuh"
 #include "linear_tiles.cuh"
 #include "product.cuh"
@@ -28,11 +27,11 @@ namespace jitquant {
 struct LinearPlan {
   int passes, span_pairs, spans;  // pairs of segments in a span, spans in a pass
   int stages;
-  int flush, hold;  // tiles whose sums a block has before it adds them up, and from pass to pass
-  int kept_at;      // floats from the sums to those kept from pass to pass
+  int flush, hold;  // tiles whose sums a block collects before adding up, and keeps between passes
+  int kept_at;      // floats from the sums to those kept between passes
 };
 
-// Rows of W from a tile of a block to its next one.
+// Rows of W from one step of a block to its next.
 __device__ __forceinline__ int row_step() {
   return gridDim.x * blockDim.y * kTile;
 }
@@ -45,8 +44,8 @@ __device__ __forceinline__ int column_step() {
   return (blockDim.x >> 5) * Way::kSegments * kSegment;
 }
 
-// The stages of a warp in the order in which it multiplies: `hold` tiles by a pass of k, by its
-// segments, the same by the next pass, then the next tiles.
+// The stages of a warp, in the order in which it multiplies them: all segments of a tile, `hold`
+// tiles, the same tiles in each further pass over k, then the next `hold` tiles.
 template <class Way, bool kAligned>
 class WeightStream {
  public:
@@ -56,7 +55,7 @@ class WeightStream {
     end_ = row_ + hold_ * row_step();
   }
 
-  // Of what is copied first: an earlier kernel may have written it.
+  // Only prefetches what is copied first, into L2: an earlier kernel may still be writing it.
   __device__ __forceinline__ void prefetch() const {
     if constexpr (kAligned) {
 #pragma unroll
@@ -66,7 +65,7 @@ class WeightStream {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (row_ + 4 * i + lane_row() < w_.rows) jitquant::prefetch(from);
-          from += static_cast<int64_t>(w_.cols) * 2;  // four rows on
+          from += static_cast<int64_t>(w_.cols) * 2;  // four rows further
         }
         if (lane() < kTile && row_ + lane() < w_.rows) {
           jitquant::prefetch(scales_ + which * (kSegment / 16));
@@ -75,8 +74,8 @@ class WeightStream {
     }
   }
 
-  // Begins to copy what comes next, segment kWhich of its tile, to `stage`; the group of
-  // copies may be empty.
+  // Starts to copy what comes next, segment kWhich of its tile, to `stage`. Always commits a group
+  // of copies, even an empty one, so that groups count stages.
   template <int kWhich>
   __device__ __forceinline__ void next(Shared stage) {
     const int begin = k_ + kWhich * kSegment;
@@ -88,7 +87,7 @@ class WeightStream {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (whole || row_ + 4 * i + lane_row() < w_.rows) copy_16(to + i * 512, from);
-          from += static_cast<int64_t>(w_.cols) * 2;  // four rows on
+          from += static_cast<int64_t>(w_.cols) * 2;  // four rows further
         }
         if (lane() < kTile && (whole || row_ + lane() < w_.rows)) {
           copy_16(stage + kScalesAt + lane() * 16, scales_ + kWhich * (kSegment / 16));
@@ -134,7 +133,7 @@ class WeightStream {
     }
     move_to(first);
   }
-  // Rows that no piece of 16 bytes fits into. What is beyond k is zero.
+  // For rows that 16-byte copies cannot handle. Codes and scales beyond k are zero.
   __device__ __forceinline__ void load_parts(Shared stage, int begin) {
 #pragma unroll 1
     for (int i = lane(); i < kTile * 8; i += 32) {
@@ -170,7 +169,7 @@ class WeightStream {
   const uint8_t* scales_;
 };
 
-// One element of y, from the sum without gsas.
+// Stores one element of y, given the sum without any gsa.
 __device__ __forceinline__ void finish(const LinearEpilogue& to, float sum, float gsa, int row,
                                        int64_t n) {
   float y = mul_rn(sum, gsa);
@@ -206,7 +205,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   const Shared ring = shared_at(tiles) + warp * stages * kStage;
   unsigned char* const after_rings = tiles + warps * stages * kStage;
   float* const sums = reinterpret_cast<float*>(after_rings);
-  // From pass to pass: (tile, 16 rows by two columns).
+  // Sums kept between passes, as (tile, 16 rows by two columns).
   float* const kept_sums = sums + plan.kept_at;
 
   const int step = row_step();
@@ -230,8 +229,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
       const bool begins = hold_row == first_hold && pass == 0;
       if (begins || plan.passes > 1) {
         held.request(x, k);
-        __syncwarp();  // or the compiler puts some of these loads behind the copies, where they
-                       // queue
+        // Keeps the compiler from moving these loads behind the copies, where they would queue.
+        __syncwarp();
         if (begins) {
 #pragma unroll 1
           for (int stage = 1; stage < stages - 1; stage += 2) {
@@ -240,9 +239,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
           }
         }
         held.arrange(shared_at(after_rings) + warp * kStaged);
-        if constexpr (held.kTurned) __syncthreads();  // the sums lie where x was turned round
+        if constexpr (held.kTurned) __syncthreads();  // the sums reuse the memory that staged x
       }
-      const float stored_gsa = w.gsa[0];  // used when the sums are there: nothing waits for it
+      const float stored_gsa = w.gsa[0];  // used only after the sums, so nothing waits for it
       const int present = min(max((w.cols - k + kSegment - 1) / kSegment, 0), Way::kSegments);
       for (int tile = 0; tile < plan.hold && hold_row + tile * step < w.rows;) {
         int count = 0;
@@ -254,7 +253,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
           for (int s = 0; s < Way::kSegments; ++s) {
             wait_for_stage(many);
             __syncwarp();
-            // An even number of stages ahead: the same segment of its tile.
+            // Runs an even number of stages ahead, so this is the same segment of a later tile.
             if (s == 0) {
               weights.template next<0>(ring + written);
             } else {
@@ -290,10 +289,10 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
           }
         }
         __syncthreads();
-        // A warp takes two columns of a tile.
+        // Each warp adds up two columns of a tile.
         const int units = count * beside * pairs_of_columns;
         for (int unit = warp; unit < units; unit += warps) {
-          const int which = unit / pairs_of_columns;  // tile * beside + the one of those beside
+          const int which = unit / pairs_of_columns;  // tile * beside + its place side by side
           const int row = (unit - which * pairs_of_columns) * 2 + (lane >> 4);
           const float* p = sums + which * along * Way::kSums + row * kPitch + (lane & 15);
           float sum = 0.0f;
@@ -337,9 +336,10 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
   LinearPlan plan = {};
   int along = 0, beside = 0;
   int64_t grid = 0, shared = 0;
-  // Half as many warps where a block has less shared memory than those of compute capability 9.0.
+  // Fewer stages, then half as many warps, if a block has less shared memory than on compute
+  // capability 9.0.
   const auto fits = [&](int most_warps, int stages) {
-    // Spans of nearly the same length, and of few enough pairs for the warps of a block.
+    // Spans of nearly equal length, with few enough pairs for the warps of a block.
     constexpr int kPairWarps = 2 / Way::kSegments;
     const int pairs = (w.cols + 2 * kSegment - 1) / (2 * kSegment);
     const int most_pairs = most_warps / kPairWarps < 8 ? most_warps / kPairWarps : 8;
@@ -349,7 +349,7 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
     plan.passes = (spans + plan.spans - 1) / plan.spans;
     along = plan.spans * plan.span_pairs * kPairWarps;
 
-    // Side by side as many tiles as take no longer than one after the other.
+    // As many tiles side by side as take no longer than one after another.
     const auto rounds = [&](int64_t tiles_beside) {
       return ((tiles + tiles_beside - 1) / tiles_beside + sms - 1) / sms * tiles_beside;
     };
@@ -396,15 +396,15 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
   return launch<kKernel>(shape, stream, w, x, to, plan);
 }
 
-constexpr int kMostRows = 16;  // that one launch of nvfp4_linear_kernel takes
+constexpr int kMostRows = 16;  // per launch of nvfp4_linear_kernel
 constexpr bool kTakesMany = kTakesSome || kTakesMost;
 
-// x in NVFP4 as it is once decoded.
+// NVFP4 x after decoding.
 LinearOperand decoded_rows(const LinearOperand& x, void* values) {
   return {values, nullptr, DType::kBFloat16, x.cols, x.rows, x.cols};
 }
 
-// A template, so that only libraries that need the tiles have them.
+// A template, so that only libraries that need the tile kernels compile them.
 template <class Input>
 int64_t count_decoded(const Nvfp4Weight& w, const LinearOperand& x) {
   using T = typename LinearInput<Input>::Operand;
@@ -456,7 +456,7 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
       return aligned ? launch_way<Input, kWay, true>(w, part, end, stream)
                      : launch_way<Input, kWay, false>(w, part, end, stream);
     };
-    // In fp16 scales after the product would take more registers than a thread has.
+    // In fp16, scales after the product would need more registers than a thread has.
     constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
     constexpr LinearWay kFewest = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;
     cudaError_t error = cudaSuccess;
@@ -477,7 +477,7 @@ cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const Line
 
 int64_t nvfp4_linear_decoded(const Nvfp4Weight& w, const LinearOperand& x) {
 #if defined(JITQUANT_DTYPE)
-  return 0;  // a library for x in bf16 or fp16 alone
+  return 0;  // this library takes only bf16 or only fp16 x
 #else
   return x.scales != nullptr ? count_decoded<CodeInput>(w, x) : 0;
 #endif
@@ -488,11 +488,11 @@ cudaError_t launch_nvfp4_linear(const Nvfp4Weight& w, const LinearOperand& x,
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
   if (!gives(to.dtype)) return cudaErrorInvalidValue;
 #ifdef JITQUANT_LINEAR_CODES
-  // A library for x in NVFP4 alone.
+  // A library for NVFP4 x only.
   return x.scales != nullptr ? launch_rows<CodeInput>(w, x, to, decoded, stream)
                              : cudaErrorInvalidValue;
 #elif defined(JITQUANT_DTYPE)
-  // A library for x in this dtype alone (dispatch.cuh).
+  // A library for x in this dtype only (dispatch.cuh).
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
   if constexpr (kOnly != DType::kFloat32) {
     using Only = std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>;

@@ -1,17 +1,17 @@
-// y = x W^T for x in E4M3 and a weight in NVFP4, which becomes E4M3 on its way to the tensor cores
-// (refold.cuh), by products of warpgroups (sm_90a).
+// y = x W^T for x in E4M3 and an NVFP4 weight, by warpgroup products (sm_90a). The weight becomes
+// E4M3 on its way to the tensor cores (refold.cuh).
 //
-//   block     a warpgroup that copies, and two side by side that multiply, 64 rows of W each
-//   tile      128 rows of W by kRows rows of x, by all of k
-//   cluster   two blocks with neighbouring rows of W; each copies half of x for both
-//   stage     128 of k: x and codes, both as TMA swizzles them, and tables of scales
-//   grid      persistent: clusters take every n-th tile
+//   block     one copying warpgroup, and two multiplying ones side by side, 64 rows of W each
+//   tile      128 rows of W by kRows rows of x, over all of k
+//   cluster   two blocks with neighboring rows of W; each copies half of x for both
+//   stage     128 of k: x and codes, both swizzled by TMA, and tables of scales
+//   grid      persistent: each of n clusters takes every n-th tile
 //
-// W is A, refolded from shared memory into registers by tables that the warpgroup that copies makes
-// of the scales: 16 registers hold a stage of a warpgroup, and the next stage's are filled while
-// this one's are multiplied. The tensor cores add up FP8 products with less than fp32's precision,
-// so a product is of 128 of k and 128 rows of x, and is added to the sums in fp32. A row's result
-// does not depend on the rows beside it, nor on kRows.
+// W is operand A, refolded from shared memory into registers with tables that the copying warpgroup
+// computes from the scales. 16 registers per thread hold a stage, and the next stage is refolded
+// while this one is multiplied. The tensor cores accumulate FP8 products with less than fp32
+// precision, so one product covers only 128 of k (and 128 rows of x) and is then added to sums in
+// fp32. A row's result does not depend on the neighboring rows or on kRows.
 #include "linear_fp8.h"
 #include "linear_stages.cuh"
 #include "refold.cuh"
@@ -21,12 +21,12 @@ namespace jitquant {
 template <int kRows, int kStages>
 using Fp8Shape = TileShape<kRows, 2, 1, 128, kStages, 1>;
 
-constexpr int kColumns = 128;  // rows of x of one product
+constexpr int kColumns = 128;  // rows of x per product
 
 #if defined(JITQUANT_HAS_WARPGROUPS)
 
-// The scales of a block's rows of W as tables (refold.cuh), a row for each of 128 threads, and what
-// each row is multiplied with.
+// Turns the scales of a block's rows of W into tables (refold.cuh), with one row per thread of the
+// copying warpgroup, and stores each row's factor.
 template <class Shape>
 class ScaleTables {
  public:
@@ -66,7 +66,7 @@ class ScaleTables {
     arrive(full);
   }
 
-  // Rows `row`, an even one, and `row` + 1: tables of 16 of k, and factors.
+  // For rows `row` (even) and `row` + 1: their tables for 16 of k, and their factors.
   static __device__ __forceinline__ void tables(uint32_t stage, int row, int block,
                                                 uint32_t (&of)[2][2]) {
     uint32_t words[4];
@@ -84,7 +84,7 @@ class ScaleTables {
  private:
   static constexpr int kBlock = Shape::kWeights * 8, kFactorsAt = 8 * kBlock;
 
-  // A stage ahead, as nothing waits for it then.
+  // Runs one stage ahead, so that nothing waits for the loads.
   __device__ __forceinline__ void load(int stage) {
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2, t = lane & 3;
     const uint32_t select = 2 * t | ((2 * t + 1) << 4);
     constexpr int kSteps = Shape::kDepth / 32, kParts = Shape::kRows / kColumns;
-    constexpr int kSums = kColumns / 2;  // of a thread and a part of x
+    constexpr int kSums = kColumns / 2;  // per thread and part of x
     const int weight_row = (group - 1) * 64 + warp * 16 + 2 * g;
     const uint32_t codes_at = at.ring + Shape::kCodesAt + weight_row * (Shape::kDepth / 2);
     for (int i = first; walk.at(i); i += step) {
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
       const int first_row = at.template first_weight<Shape>(walk) + weight_row;
       uint32_t a[kSteps][4], next[kSteps][4];
-      // A part of the steps of a stage.
+      // Refolds one part of a stage's k-steps.
       const auto refold = [&](uint32_t stage, int part, uint32_t (&to)[kSteps][4]) {
 #pragma unroll
         for (int q = 0; q < kSteps / kParts; ++q) {
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         const int own_stage = ring.stage;
         const bool more = s + 1 < of_k.end;
         ring.next();
-        // While the tensor cores multiply a part, this warp refolds as much of the next stage.
+        // While the tensor cores multiply one part, this warp refolds that part of the next stage.
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           const uint64_t b =
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       float gsa[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        // 2^-exponent, from fp16's exponent.
+        // 2^-exponent, from the exponent bits of the fp16 factor.
         gsa[h] = mul_rn(stored_gsa, power_of_two(15 - static_cast<int>(factors[h] >> 26)));
       }
 #pragma unroll
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
     }
   }
-  meet_cluster();  // the other block may still arrive at this one's barriers
+  meet_cluster();  // the other block may still arrive at this block's barriers
 #endif
 }
 
@@ -254,8 +254,9 @@ cudaError_t launch_nvfp4_linear_fp8(const Nvfp4Weight& w, const Fp8Operand& x,
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
   if (!gives(to.dtype)) return cudaErrorInvalidValue;
   if (!has_warpgroups<&nvfp4_linear_fp8_kernel<ManyFp8>>()) return cudaErrorNotSupported;
-  // Rounds over the clusters of the device by the time of a tile. Of two products as many take
-  // twice as long, less what is not done twice: the decoding. A model, not measured.
+  // Estimated time: rounds over the device's clusters times the time of a tile. A tile of 256 rows
+  // of x takes less than twice as long as one of 128, because it refolds W only once. A model, not
+  // measured.
   constexpr int64_t kFewTime = 5, kManyTime = 8;
   const int64_t clusters = sm_count() / 2;
   const auto rounds = [&](const TilesPlan& plan) {

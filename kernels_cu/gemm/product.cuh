@@ -1,6 +1,6 @@
-// What the kernels of NVFP4 products share: tiles of codes in shared memory, x in registers, and
-// their product. A segment is 256 of k: what a stage of a warp's ring of asynchronous copies holds,
-// 16 rows of W by 128 bytes of codes and 16 scales.
+// Shared by the kernels of NVFP4 products: tiles of codes in shared memory, x in registers, and
+// their product. A segment is 256 of k. One stage of a warp's ring of asynchronous copies holds a
+// segment: 16 rows of W by 128 bytes of codes and 16 scales.
 #pragma once
 
 #include "../nvfp4/common.cuh"
@@ -12,10 +12,10 @@ namespace jitquant {
 constexpr int kSegment = 256, kTile = 16, kStage = kTile * (kSegment / 2 + kSegment / 16);
 constexpr int kScalesAt = kTile * kSegment / 2;
 constexpr int kMostWarps = 16;
-constexpr int kFewStages = 3, kManyStages = 5;  // odd, as segments take turns
-constexpr int kStaged = 8 * kSegment * 2;       // bytes of x that a warp turns round at once
+constexpr int kFewStages = 3, kManyStages = 5;  // odd, because two segments alternate
+constexpr int kStaged = 8 * kSegment * 2;       // bytes of x that a warp transposes at once
 constexpr int kNoRow = 1 << 30;
-constexpr int kPitch = 20;  // floats from a column of a warp's sums to the next
+constexpr int kPitch = 20;  // floats from one column of a warp's sums to the next
 
 enum class LinearWay : int { kTwoRows, kEightRows, kSixteenRows };
 
@@ -25,10 +25,10 @@ struct WayTraits {
   static constexpr int kColumns = kWay == LinearWay::kSixteenRows ? 2 : 1;  // of 8 rows of x
   static constexpr int kSegments = kWay == LinearWay::kSixteenRows ? 1 : 2;
   static constexpr int kRows = kAfter ? 2 : 8 * kColumns;
-  static constexpr int kSums = kRows * kPitch;  // floats of a warp and a tile
+  static constexpr int kSums = kRows * kPitch;  // floats per warp and tile
 };
 
-// Elements of T; or codes with scales, whose values are exact in bf16.
+// x as elements of T, or as codes with scales, whose values are exact in bf16.
 template <class T>
 struct LinearInput {
   using Operand = T;
@@ -41,8 +41,8 @@ struct LinearInput<CodeInput> {
   static constexpr bool kCodes = true;
 };
 
-// An address in shared memory, as a number of 32 bits: what pointers would be worked out from again
-// at each use.
+// A shared-memory address as a 32-bit number. From a generic pointer, the compiler would compute it
+// again at each use.
 #if defined(__CUDA_ARCH__)
 using Shared = uint32_t;
 __device__ __forceinline__ Shared shared_at(void* p) {
@@ -93,23 +93,23 @@ __device__ __forceinline__ void store_4(Shared to, uint32_t word) {
 }
 #endif
 
-// Which piece of 16 bytes of a row of codes lies where, so that the 8 lanes of a quarter of a load
-// are in different banks.
+// Where a 16-byte piece of a row of codes is stored: swizzled, so that the 8 lanes of each quarter
+// of a warp's load use different banks.
 __device__ __forceinline__ int code_piece(int row, int piece) {
   return piece ^ (row & 1);
 }
-// The same of a row of x, 512 bytes.
+// The same for a row of x, 512 bytes.
 __device__ __forceinline__ int x_piece(int row, int piece) {
   return piece ^ ((row + 2 * (piece >> 3)) & 7);
 }
 
-// Eight neighbours of a row of x from column k on as they are in memory, zeros where they are not
-// there. Nothing waits for them yet.
+// Loads eight neighboring elements of a row of x, from column k on, as they are in memory. Out of
+// range elements are zero. Nothing waits for the loads yet.
 template <class Input, bool kAligned>
 __device__ __forceinline__ void load_x8(const LinearOperand& x, int row, int k, uint32_t* words) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) words[i] = 0;
-  // Aligned, a segment is there or is not.
+  // If aligned, a segment is entirely in range or entirely out of range.
   const bool there = row < x.rows && (kAligned ? k & ~(kSegment - 1) : k) < x.cols;
   if constexpr (LinearInput<Input>::kCodes) {
     const int64_t blocks = (x.cols + 15) / 16;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void load_x8(const LinearOperand& x, int row, int k, 
     }
   }
 }
-// The same as pairs in the order of codes.
+// Converts what load_x8 loaded to pairs in the order of codes.
 template <class Input>
 __device__ __forceinline__ void order_x8(uint32_t* words) {
   using T = typename LinearInput<Input>::Operand;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void order_x8(uint32_t* words) {
   for (int i = 0; i < 4; ++i) words[i] = pairs[i];
 }
 
-// The rows of x as they are.
+// Rows of x in their own order.
 struct RowsAsTheyAre {
   __device__ __forceinline__ int operator()(int row) const { return row; }
 };
@@ -157,9 +157,9 @@ struct RowsAsTheyAre {
 template <int kSegments, int kColumns>
 struct HeldPairs {
   uint32_t pairs[kSegments][kColumns][32];
-  float undo;  // what the sums of row `lane / 4 % 2` are to be multiplied with; scales after alone
+  float undo;  // factor for the sums of row `lane / 4 % 2`, if scales come after
 };
-// What a warp holds of x for a pass.
+// What a warp holds of x during a pass.
 template <class Input, LinearWay kWay, bool kAligned>
 struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> {
   using Way = WayTraits<kWay>;
@@ -167,11 +167,11 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
   using HeldPairs<Way::kSegments, Way::kColumns>::pairs;
   using HeldPairs<Way::kSegments, Way::kColumns>::undo;
 
-  // Whether it is loaded as rows lie, and turned round in shared memory.
+  // Whether x is loaded row by row and transposed through shared memory.
   static constexpr bool kTurned = !Way::kAfter && !LinearInput<Input>::kCodes && kAligned;
 
-  // Begins to load the columns from k on. A row of the product is row rows(i) of x, or of zeros
-  // where that is kNoRow.
+  // Starts to load the columns from k on. Row i of the product is row rows(i) of x, or zeros if
+  // that is kNoRow.
   template <class Rows = RowsAsTheyAre>
   __device__ __forceinline__ void request(const LinearOperand& x, int k, Rows rows = {}) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -181,7 +181,7 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
       for (int c = 0; c < Way::kColumns; ++c) {
 #pragma unroll
         for (int q = 0; q < 8; ++q) {
-          // With scales after, column g of the product is block t = g / 2 of row g % 2.
+          // If scales come after, column g of the product is block t = g / 2 of row g % 2.
           const int row = kTurned         ? rows(c * 8 + q)
                           : !Way::kAfter  ? rows(c * 8 + g)
                           : t == (g >> 1) ? rows(g & 1)
@@ -193,7 +193,7 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
     }
   }
 
-  // `staging` is kStaged bytes of the warp's own.
+  // `staging` has kStaged bytes that only this warp uses.
   __device__ __forceinline__ void arrange(Shared staging) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -221,8 +221,9 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
   }
 
  private:
-  // Placed codes of bf16 are tiny: a power of two for each row brings its largest element near
-  // 2^126, or up by 2^127, which is exact; `undo` takes it back, with the codes' own power.
+  // Placed bf16 codes are tiny. To make up for that, a power of two per row scales its largest
+  // element to near 2^126, but by at most 2^127, which is exact. `undo` reverses this and the power
+  // of two of the codes.
   __device__ __forceinline__ void scale_up() {
     uint32_t pair = 0;
 #pragma unroll
@@ -236,7 +237,7 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
       if (lanes != 4) most = max(most, __shfl_xor_sync(~0u, most, lanes));
     }
     const int exponent = static_cast<int>(most >> 7);
-    // Inf and NaN stay, whatever is beside them.
+    // A row with Inf or NaN is not scaled.
     const int up = exponent == 255 ? 0 : min(253 - max(exponent, 1), 127);
     const uint32_t factor = static_cast<uint32_t>(up + 127) * 0x00800080u;
 #pragma unroll
@@ -248,19 +249,19 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
   }
 };
 
-// Sums are the products times this power of two.
+// The sums are the products times 2^kExponent.
 template <class Input, LinearWay kWay>
 constexpr int kExponent = [] {
   using T = typename LinearInput<Input>::Operand;
   const int of_x = LinearInput<Input>::kCodes ? ScaledCodes<T>::kExponent : 0;
-  return of_x + (WayTraits<kWay>::kAfter ? 0 : ScaledCodes<T>::kExponent);  // or `undo` has it
+  return of_x + (WayTraits<kWay>::kAfter ? 0 : ScaledCodes<T>::kExponent);  // if kAfter, in `undo`
 }();
 
 __device__ __forceinline__ float power_of_two(int exponent) {
   return bits_float(static_cast<uint32_t>(127 + exponent) << 23);
 }
 
-// The sums of 16 rows of W and all columns over a segment: `add`ed to acc.
+// Adds the products of 16 rows of W with all columns, over a segment, to acc.
 template <class Input, LinearWay kWay>
 __device__ __forceinline__ void multiply_segment(Shared stage,
                                                  const uint32_t (&x)[WayTraits<kWay>::kColumns][32],
@@ -269,7 +270,7 @@ __device__ __forceinline__ void multiply_segment(Shared stage,
   using T = typename LinearInput<Input>::Operand;
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   constexpr float kZero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  uint32_t codes[2][8], scale_bytes[2];  // by row g and g + 8
+  uint32_t codes[2][8], scale_bytes[2];  // of rows g and g + 8
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = g + 8 * h;

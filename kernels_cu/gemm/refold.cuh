@@ -1,25 +1,26 @@
-// Codes of NVFP4 times their scales as E4M3, rounded once, with a power of two for each row of W:
-// what products in FP8 take.
+// Refolds an NVFP4 weight for FP8 products: each code times its scale becomes E4M3, rounded once,
+// with a power of two per row of W.
 #pragma once
 
 #include "jitquant/mma.cuh"
 
 namespace jitquant {
 
-// The exponent of a row's power of two, -3 to 12, from the largest byte of its scales without sign:
-// the largest with which 6 times that scale is at most 448. NaN counts as 480.
+// The exponent of a row's power of two, -3 to 12, given the largest byte of its scales without the
+// sign bit: the largest exponent for which 6 times that scale, times 2^exponent, is at most 448.
+// NaN counts as 480.
 JITQUANT_HD int refold_exponent(uint32_t most) {
   const int binades = static_cast<int>((most + 6) >> 3);
   return 13 - (binades > 1 ? binades : 1);
 }
 
-// 2^exponent as a pair of fp16.
+// 2^exponent, twice, as a pair of fp16.
 __device__ __forceinline__ uint32_t refold_factor(int exponent) {
   return static_cast<uint32_t>(exponent + 15) * 0x04000400u;
 }
 
-// Two E4M3 scales, in the low half of `bytes`, times 2^exponent as a pair of fp16: exact, at most
-// 448 / 6.
+// Two E4M3 scales, in the low half of `bytes`, times 2^exponent, as a pair of fp16. Exact; the
+// results are at most 448 / 6.
 __device__ __forceinline__ uint32_t refold_scales(uint32_t bytes, uint32_t factor) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   uint32_t pair;
@@ -37,7 +38,8 @@ __device__ __forceinline__ uint32_t refold_scales(uint32_t bytes, uint32_t facto
   return multiply_pairs<Fp16>(pair, factor);
 }
 
-// Two pairs of fp16 as four E4M3, to nearest even, saturating; NaN gives 0x7f, with any sign.
+// Converts two pairs of fp16 to four E4M3, rounding to nearest even and saturating. NaN of either
+// sign becomes 0x7f.
 __device__ __forceinline__ uint32_t e4m3_from_pairs(uint32_t low, uint32_t high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   uint32_t bytes;
@@ -59,8 +61,8 @@ __device__ __forceinline__ uint32_t e4m3_from_pairs(uint32_t low, uint32_t high)
 #endif
 }
 
-// A pair of fp16 times the first or the second of another one, which the instruction takes as it
-// is.
+// A pair of fp16 times the first or the second element of another pair. The multiply instruction
+// can broadcast that element itself, which saves a byte permute.
 template <int kWhich>
 __device__ __forceinline__ uint32_t multiply_by_one(uint32_t pair, uint32_t factors) {
 #if defined(__CUDA_ARCH__)
@@ -82,22 +84,22 @@ __device__ __forceinline__ uint32_t multiply_by_one(uint32_t pair, uint32_t fact
 #endif
 }
 
-// What the codes 0 to 7 stand for, times the first or the second of two scales as refold_scales
-// gives them, as E4M3.
+// The values of codes 0 to 7 times the first or the second of two scales from refold_scales, as
+// E4M3.
 template <int kWhich>
 __device__ __forceinline__ void refold_table(uint32_t scales, uint32_t (&table)[2]) {
-  // 0, 0.5, 1, 1.5 and 2, 3, 4, 6 in fp16.
+  // The constants are 0, 0.5, 1, 1.5 and 2, 3, 4, 6 in fp16.
   table[0] = e4m3_from_pairs(multiply_by_one<kWhich>(0x38000000u, scales),
                              multiply_by_one<kWhich>(0x3e003c00u, scales));
   table[1] = e4m3_from_pairs(multiply_by_one<kWhich>(0x42004000u, scales),
                              multiply_by_one<kWhich>(0x46004400u, scales));
 }
 
-// Eight neighbouring codes, the first four by the first of two tables, the others by the second.
+// Looks up eight neighboring codes, the first four in `first` and the others in `second`.
 __device__ __forceinline__ void refold_codes(uint32_t codes, const uint32_t (&first)[2],
                                              const uint32_t (&second)[2], uint32_t (&e4m3)[2]) {
   const uint32_t magnitudes = codes & 0x77777777u;
-  const uint32_t even = codes << 4;  // a code's sign is the highest bit of a byte here or in codes
+  const uint32_t even = codes << 4;  // puts the sign of even codes in the top bit of a byte
   e4m3[0] = byte_permute(first[0], first[1], magnitudes) ^
             (byte_permute(even, codes, 0x5140) & 0x80808080u);
   e4m3[1] = byte_permute(second[0], second[1], magnitudes >> 16) ^

@@ -1,5 +1,5 @@
-// What compute capability 9.0 alone has (sm_90a): barriers in shared memory, tensor copies, and
-// products of a warpgroup, 64 rows of A from registers by up to 256 of B from shared memory.
+// Instructions that only compute capability 9.0 has (sm_90a): mbarriers, TMA copies, and warpgroup
+// products (wgmma) of 64 rows of A in registers with up to 256 rows of B in shared memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 
 namespace jitquant {
 
-// Addresses of shared memory are numbers of 32 bits.
+// Shared-memory addresses are 32-bit numbers.
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -26,7 +26,7 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t from) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
   return word;
 }
-// A barrier of so many threads of the block.
+// A barrier of kThreads threads of the block.
 template <int kThreads>
 __device__ __forceinline__ void meet() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
@@ -47,7 +47,7 @@ __device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
 __device__ __forceinline__ void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// At the same barrier of another block of the cluster.
+// Arrives at the same barrier in another block of the cluster.
 __device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n"
@@ -65,13 +65,13 @@ __device__ __forceinline__ void store_shared_8(uint32_t to, const uint32_t (&wor
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(words[0]), "r"(words[1])
                : "memory");
 }
-// Copies four bytes asynchronously, or zeros if they are not there.
+// Copies four bytes asynchronously, or stores zeros if `there` is false.
 __device__ __forceinline__ void copy_word(uint32_t to, const uint8_t* from, bool there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(there ? 4 : 0)
                : "memory");
 }
-// Arrives when the thread's asynchronous copies up to here are there.
+// Arrives once all asynchronous copies that the thread has issued so far are complete.
 __device__ __forceinline__ void arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -86,7 +86,8 @@ __device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-// As many bytes of this block's `shared` and, at the same place, of those in `blocks` (a bit each).
+// Copies a tile to the same address in each block of the bit mask `blocks`, and signals the same
+// barrier in each of them.
 __device__ __forceinline__ void copy_tile(uint32_t shared, const void* map, int column, int row,
                                           uint32_t barrier, uint16_t blocks) {
   asm volatile(
@@ -103,7 +104,7 @@ __device__ __forceinline__ void copy_own_tile(uint32_t shared, const void* map, 
       "l"(map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
-// Into the L2 cache alone.
+// Into L2 only.
 __device__ __forceinline__ void prefetch_tile(const void* map, int column, int row) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(column),
                "r"(row)
@@ -135,7 +136,7 @@ __device__ __forceinline__ void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kBut) : "memory");
 }
 
-// B: rows of 64 elements, 128 bytes, 8 of them swizzled as tensor copies do it.
+// Describes B: rows of 128 bytes, swizzled in groups of 8 rows as TMA stores them.
 __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{1} << 16) |
          static_cast<uint64_t>((shared & 0x3ffff) >> 4);
@@ -227,9 +228,9 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
         JITQUANT_SUMS_16(d, 96), JITQUANT_SUMS_16(d, 112)                                          \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
 
-// d (64, 2 * kSums) = A B^T [+ d], asynchronous. A lane of warp w holds of A rows 16 w + lane / 4
-// (a0, a2) and 8 further on (a1, a3); of 16 columns of bf16 or fp16 as in mma.cuh, of 32 of E4M3
-// columns 4 (lane % 4) to 3 further on (a0, a1) and the same past 16 (a2, a3).
+// d (64, 2 * kSums) = A B^T [+ d], asynchronous. Let c = lane % 4 and r = 16 w + lane / 4 for warp
+// w. A lane holds rows r (a0, a2) and r + 8 (a1, a3) of A. Its columns for bf16 and fp16 are those
+// of mma.cuh. For E4M3 they are 4 c to 4 c + 3 (a0, a1) and the same plus 16 (a2, a3).
 template <class T, int kSums>
 __device__ __forceinline__ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1,
                                                uint32_t a2, uint32_t a3, uint64_t b, int add) {
