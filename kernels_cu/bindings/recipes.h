@@ -21,7 +21,7 @@ inline Rotation rotation_of(std::string_view rotate, const std::optional<View>& 
     if (known.name != rotate) continue;
     Rotation r = {known.lanes, rotate == "te", known.factor, nullptr};
     JITQUANT_CHECK(r.lanes == 0 || cols % (16 * r.lanes) == 0, "rotate='", rotate, "' mixes ",
-                   16 * r.lanes, " neighbours; their dimension must be a multiple of that, not ",
+                   16 * r.lanes, " neighbors; their dimension must be a multiple of that, not ",
                    cols);
     if (signs) {
       check_cuda(*signs, "signs", &like);
@@ -56,7 +56,7 @@ inline float top_of(int64_t top) {
 
 inline bool tile_of(std::string_view block, const Rotation& rotation) {
   if (block == "1x16") return false;
-  JITQUANT_CHECK(rotation.lanes <= 1, "block='16x16' goes with rotations of 16 neighbours alone");
+  JITQUANT_CHECK(rotation.lanes <= 1, "block='16x16' goes with rotations of 16 neighbors alone");
   return true;
 }
 

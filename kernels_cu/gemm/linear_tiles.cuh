@@ -40,7 +40,7 @@ __device__ __forceinline__ void decode(const uint32_t (&words)[2][4], const uint
 
 // Four E4M3 scales as two pairs of neighbors.
 template <class T>
-__device__ __forceinline__ void neighbour_scales(uint32_t bytes, uint32_t (&pairs)[2]) {
+__device__ __forceinline__ void neighboring_scales(uint32_t bytes, uint32_t (&pairs)[2]) {
   float scales[4];
   scales_of(bytes, scales);
 #pragma unroll
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           uint32_t own_scales[2];
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            if (p % 2 == 0) neighbour_scales<T>(scale_bytes[h][p / 2], scales[h]);
+            if (p % 2 == 0) neighboring_scales<T>(scale_bytes[h][p / 2], scales[h]);
             own_scales[h] = scales[h][p & 1];
           }
           uint32_t (&f)[8] = a[p & 1];
