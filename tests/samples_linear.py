@@ -42,7 +42,7 @@ def linear_samples() -> dict[str, list[Sample]]:
         (5, 17, 768, {"bias": True, "residual": True}),
         (4, 19, 80, {}),
         (12, 40, 272, {"residual": True}),
-        (18, 20, 256, {"bias": True}),
+        (16, 20, 256, {"bias": True}),
         (0, 16, 32, {}),
         # In tiles, of each shape (gemm/linear_tiles.cuh), on a device with two multiprocessors.
         (20, 100, 576, {"bias": True}),
