@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jitquant.loader.tools import doctor as examined
@@ -20,8 +22,10 @@ def test_for_people_and_for_machines(run: Run) -> None:
     found = run("doctor", "--json").json
     shown = run("doctor")
     assert shown.code == (0 if found["works"] else 1)
+    # Free memory and times differ between the two calls.
+    text = re.sub(r"[0-9.]+", "0", shown.out)
     for finding in found["findings"]:
-        assert finding["text"].splitlines()[0][:60] in shown.out
+        assert re.sub(r"[0-9.]+", "0", finding["text"].splitlines()[0])[:40] in text
         assert finding["fix"] in shown.out
     assert shown.out.splitlines()[-1].startswith("A build works here. (")
 
