@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     uint32_t codes_at[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      codes_at[h] = at.ring + Shape::kX + (weight_row + h) * (Shape::kDepth / 2);
+      codes_at[h] = at.ring + Shape::kCodesAt + (weight_row + h) * (Shape::kDepth / 2);
     }
     constexpr int kScaleWords = kPairs / 2;  // per stage and row
     for (int i = first; walk.at(i); i += step) {

@@ -146,19 +146,6 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]),        \
       "+f"(d[i + 11]), "+f"(d[i + 12]), "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
-#define JITQUANT_WGMMA_16(types, order)                                                     \
-  asm volatile(                                                                             \
-      "{\n"                                                                                 \
-      " .reg .pred add;\n"                                                                  \
-      " setp.ne.b32 add, %13, 0;\n"                                                         \
-      " wgmma.mma_async.sync.aligned.m64n16" types                                          \
-      " "                                                                                   \
-      "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, add, 1, 1" order          \
-      ";\n"                                                                                 \
-      "}"                                                                                   \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), \
-        "+f"(d[7])                                                                          \
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
 #define JITQUANT_WGMMA_32(types, order)                                          \
   asm volatile(                                                                  \
       "{\n"                                                                      \
@@ -243,9 +230,7 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[kSums], uint32_t a0, u
     static_assert(std::is_same<T, E4m3>::value, "a type of wgmma"); \
     JITQUANT_WGMMA_##columns("k32.f32.e4m3.e4m3", "");              \
   }
-  if constexpr (kSums == 8) {
-    JITQUANT_WGMMA(16)
-  } else if constexpr (kSums == 16) {
+  if constexpr (kSums == 16) {
     JITQUANT_WGMMA(32)
   } else if constexpr (kSums == 32) {
     JITQUANT_WGMMA(64)
