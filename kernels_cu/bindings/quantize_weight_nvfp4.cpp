@@ -5,7 +5,7 @@ namespace jitquant {
 int weight_amax_partials(const Matrix& w);
 cudaError_t launch_weight_amax_partials(const Matrix& w, float* partials, int count,
                                         cudaStream_t stream);
-cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, const WeightShape& shape,
+cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool tile,
                                          const GlobalScale& scale, Nvfp4Recipe recipe,
                                          const Nvfp4Output& out, cudaStream_t stream);
 
@@ -15,7 +15,7 @@ constexpr const char* kName = "quantize_weight_nvfp4";
 
 struct Weight {
   Matrix matrix;
-  WeightShape shape;
+  bool columns, tile;
   PackedShape packed;
 
   static Weight of(const View& w, std::string_view block, int64_t dim, bool swizzled) {
@@ -23,17 +23,16 @@ struct Weight {
     JITQUANT_CHECK(w.dim() == 2, "w must have two dimensions; its shape is ", shape_text(w));
     JITQUANT_CHECK(dim == -1 || dim == 0, "dim must be -1 or 0, not ", dim);
     const Matrix m = matrix_of(w, "w");
-    const int64_t stride = w.stride(0);
     const bool tile = block == "16x16";
     if (dim == -1) {
-      return {m, {m.cols, stride, 1, false, tile}, PackedShape::of(w, 1, m.rows, m.cols, swizzled)};
+      return {m, false, tile, PackedShape::of(w, 1, m.rows, m.cols, swizzled)};
     }
     JITQUANT_CHECK(!swizzled, "scale_layout must be 'linear' where dim is 0");
     JITQUANT_CHECK(m.rows >= 1, "w has no rows to pack along dim 0; its shape is ", shape_text(w));
     const int64_t blocks = (m.rows + 15) / 16;
     const PackedShape packed = {Shape::of(blocks * 8, m.cols), Shape::of(blocks, m.cols), m.cols,
                                 blocks, false};
-    return {m, {m.rows, 1, stride, true, tile}, packed};
+    return {m, true, tile, packed};
   }
 };
 
@@ -41,7 +40,8 @@ void launch_all(Call& call, const View& w, const Weight& in, const GlobalScale* 
                 float divisor, Nvfp4Recipe recipe, const Nvfp4Output& out, float* gsa_out) {
   const Launching at(call, w);
   if (given != nullptr) {
-    check_launch(launch_quantize_weight_nvfp4(in.matrix, in.shape, *given, recipe, out, at.stream),
+    check_launch(launch_quantize_weight_nvfp4(in.matrix, in.columns, in.tile, *given, recipe, out,
+                                              at.stream),
                  kName);
     return;
   }
@@ -49,8 +49,9 @@ void launch_all(Call& call, const View& w, const Weight& in, const GlobalScale* 
   const Workspace partials(count, w);
   check_launch(launch_weight_amax_partials(in.matrix, partials.floats(), count, at.stream), kName);
   const GlobalScale scale = partials_scale(partials.floats(), count, divisor, gsa_out);
-  check_launch(launch_quantize_weight_nvfp4(in.matrix, in.shape, scale, recipe, out, at.stream),
-               kName);
+  check_launch(
+      launch_quantize_weight_nvfp4(in.matrix, in.columns, in.tile, scale, recipe, out, at.stream),
+      kName);
 }
 
 void quantize_weight_nvfp4(Call& call, const declared::QuantizeWeightNvfp4& args, Result& x_fp4,

@@ -88,13 +88,6 @@ struct HyperConnection {
   int64_t stream_stride, weight_row_stride, weight_stride;
 };
 
-// Lines of `length` elements; the packed dimension runs along a line.
-struct WeightShape {
-  int64_t length, line_stride, element_stride;
-  bool columns;  // a line is a column of the weight
-  bool tile;     // one scale for 16 lines
-};
-
 struct Nvfp4Input {
   const uint8_t* codes;
   const uint8_t* scales;
