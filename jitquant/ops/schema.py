@@ -98,14 +98,17 @@ class Dtypes(NamedTuple):
     accepted: tuple[torch.dtype, ...]
     way_out: str = ""
 
+    def words(self, name: str) -> str:
+        """The words of an error about the argument ``name``, after what it is."""
+        *first, last = (str(known).removeprefix("torch.") for known in self.accepted)
+        words = f"are {', '.join(first)} and {last}" if first else f"is {last}"
+        return f"accepted {words}{self.way_out.format(name=name)}"
+
     def check(self, name: str, value: Any) -> None:
         """Raises TypeError if ``value`` is not accepted."""
         dtype = value.dtype if isinstance(value, Tensor) else value
         if dtype is not None and dtype not in self.accepted:
-            *first, last = (str(known).removeprefix("torch.") for known in self.accepted)
-            words = f"are {', '.join(first)} and {last}" if first else f"is {last}"
-            way_out = self.way_out.format(name=name)
-            raise TypeError(f"{name} is {dtype}; accepted {words}{way_out}")
+            raise TypeError(f"{name} is {dtype}; {self.words(name)}")
 
 
 INPUT = Dtypes(INPUT_DTYPES, ". Convert it with {name}.to(torch.bfloat16)")
@@ -227,6 +230,7 @@ class Op:
         function: the module's function, which takes the same arguments.
         choices: by argument, the names that are accepted.
         accepts: by argument, other rules of what is accepted.
+        rules: these in the order that they are checked in.
         plan: checks the arguments and says what the results are.
         reference: computes the results, as a tuple; arguments are taken as valid.
         default: the functional overload.
@@ -271,7 +275,7 @@ class Op:
         self.choices = dict(choices or {})
         self.accepts = dict(accepts or {})
         self.numbers = {k: rule for k, rule in self.accepts.items() if isinstance(rule, Number)}
-        self._rules = sorted(self.accepts.items(), key=lambda item: item[0] not in self.numbers)
+        self.rules = sorted(self.accepts.items(), key=lambda item: item[0] not in self.numbers)
         self._maker = maker
         self.rows_apart = rows_apart
         self._sources = [f"{module}.cu"]
@@ -528,7 +532,7 @@ class Op:
         for name, accepted in self.choices.items():
             if arguments[name] not in accepted:
                 one_of(name, arguments[name], accepted)
-        for name, rule in self._rules:
+        for name, rule in self.rules:
             rule.check(name, arguments[name])
         plan: Plan = self._plan(arguments)
         return plan

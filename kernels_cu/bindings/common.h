@@ -105,7 +105,7 @@ inline DType dtype_of(ScalarType dtype, const char* name) {
     case ScalarType::Float:
       return DType::kFloat32;
     default:
-      JITQUANT_CHECK(false, name, " must be bfloat16, float16 or float32; convert it with .to()");
+      fail(name, " is ", dtype_text(dtype), "; accepted are bfloat16, float16 and float32");
   }
   return DType::kFloat32;
 }
@@ -129,9 +129,8 @@ inline Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t 
   m.data = t.const_data_ptr();
   m.cols = t.size(t.dim() - 1);
   JITQUANT_CHECK(m.cols >= 1, name, " has no columns: its shape is ", shape_text(t));
-  JITQUANT_CHECK(m.cols == 1 || t.stride(t.dim() - 1) == 1, name,
-                 " must have a contiguous last dimension, but its stride is ",
-                 t.stride(t.dim() - 1), "; pass ", name, ".contiguous()");
+  JITQUANT_CHECK(m.cols == 1 || t.stride(t.dim() - 1) == 1, name, " has strides ", strides_text(t),
+                 "; accepted is a tensor whose last dimension is contiguous (stride 1)");
   m.rows = 1;
   int64_t sizes[3] = {1, 1, 1}, strides[3] = {0, 0, 0};  // innermost first
   int count = 0;
@@ -170,7 +169,6 @@ inline Matrix matrix_of(const View& t, const char* name, int64_t leading) {
 
 inline Matrix matrix_of(const View& t, const char* name) {
   check_cuda(t, name);
-  JITQUANT_CHECK(t.dim() >= 1, name, " must have at least one dimension");
   return matrix_of(t, name, t.dim() - 1);
 }
 
@@ -230,19 +228,22 @@ inline bool holds_bytes(ScalarType dtype) {
 // A buffer for a result; its rows may be strided. Codes and scales may be passed as bytes.
 inline void check_kind(const View& t, const char* name, ScalarType dtype, const Shape& shape,
                        const View& like) {
-  check_cuda(t, name, &like);
   JITQUANT_CHECK(t.dtype == dtype || (holds_bytes(dtype) && t.dtype == ScalarType::Byte), name,
-                 " has the wrong dtype for an output");
+                 " is ", dtype_text(t.dtype), "; accepted is ", dtype_text(dtype),
+                 " for this call");
+  check_cuda(t, name, &like);
   bool same = t.dim() == shape.dim();
   for (int64_t i = 0; same && i < t.dim(); ++i) same = t.size(i) == shape.size(i);
-  JITQUANT_CHECK(same, name, " must have shape ", shape_text(shape), ", not ", shape_text(t));
+  JITQUANT_CHECK(same, name, " has shape ", shape_text(t), "; accepted is ", shape_text(shape),
+                 " for this call");
 }
 
 inline void check_out(const View& t, const char* name, ScalarType dtype, const Shape& shape,
                       const View& like) {
   check_kind(t, name, dtype, shape, like);
-  JITQUANT_CHECK(t.is_contiguous() && aligned(t.data, 8), name,
-                 " must be contiguous and aligned to 8 bytes");
+  JITQUANT_CHECK(t.is_contiguous(), name, " has strides ", strides_text(t),
+                 "; accepted is a contiguous tensor. Make the buffer contiguous");
+  JITQUANT_CHECK(aligned(t.data, 8), name, " must be aligned to 8 bytes");
 }
 
 // A result of a call: the caller's buffer, or a tensor that is created once its shape is known. All
@@ -274,6 +275,10 @@ class Result {
     JITQUANT_CHECK(!nothing_, name, " is None; this call has such a result");
     if (given_) {
       check_kind(*given_, name, dtype, shape, like);
+      const int64_t last = shape.dim() - 1;
+      JITQUANT_CHECK(shape.size(last) == 1 || given_->stride(last) == 1, name, " has strides ",
+                     strides_text(*given_),
+                     "; accepted is a buffer whose last dimension is contiguous (stride 1)");
       check_own_elements(*given_, name);
       return rows_of(*given_, name, shape.dim() - 1, 1);
     }
@@ -357,9 +362,11 @@ std::vector<std::string>& names_of() {
 // Refuses a name with the same message as jitquant.formats.one_of.
 inline void check_name(const char* name, std::string_view value,
                        std::initializer_list<std::string_view> accepted) {
-  std::string names;
   for (const std::string_view one : accepted) {
     if (value == one) return;
+  }
+  std::string names;
+  for (const std::string_view one : accepted) {
     names = text_of({names, names.empty() ? "'" : ", '", one, "'"});
   }
   fail(name, " is '", value, "'; accepted are ", names);
@@ -370,6 +377,68 @@ inline void check_number(const char* name, std::optional<double> value, double l
                          const char* accepted) {
   JITQUANT_CHECK(!value || (*value >= least && *value <= most), name, " is ", *value,
                  "; accepted is ", accepted);
+}
+
+// Refuses a dtype with the same message as jitquant.ops.schema.Dtypes; `words` are its own.
+inline void check_dtype(const char* name, ScalarType dtype,
+                        std::initializer_list<ScalarType> accepted, const char* words) {
+  for (const ScalarType one : accepted) {
+    if (dtype == one) return;
+  }
+  fail(name, " is ", dtype_text(dtype), "; ", words);
+}
+
+inline void check_dtype(const char* name, const View& t, std::initializer_list<ScalarType> accepted,
+                        const char* words) {
+  check_dtype(name, t.dtype, accepted, words);
+}
+
+template <class T>
+void check_dtype(const char* name, const std::optional<T>& given,
+                 std::initializer_list<ScalarType> accepted, const char* words) {
+  if (given) check_dtype(name, *given, accepted, words);
+}
+
+// Refuses a tensor to quantize with the same message as jitquant.ops._checks.input_tensor.
+inline void check_values(const char* name, const View& t, int64_t least_dim, const char* shape) {
+  JITQUANT_CHECK(t.dtype == ScalarType::BFloat16 || t.dtype == ScalarType::Half ||
+                     t.dtype == ScalarType::Float,
+                 name, " is ", dtype_text(t.dtype),
+                 "; accepted are bfloat16, float16 and float32. Convert it with ", name,
+                 ".to(torch.bfloat16)");
+  JITQUANT_CHECK(t.dim() >= least_dim, name, " has shape ", shape_text(t), "; accepted is ", shape,
+                 ". Give it the missing dimensions with ", name, ".reshape(...)");
+  const int64_t last = t.dim() - 1;
+  JITQUANT_CHECK(t.size(last) != 0, name, " has shape ", shape_text(t), "; accepted is ", shape,
+                 " with N of 1 or more. An empty tensor may have no rows, but has columns");
+  JITQUANT_CHECK(t.stride(last) == 1 || t.size(last) == 1, name, " has strides ", strides_text(t),
+                 "; accepted are tensors whose last dimension is contiguous (stride 1). Call ",
+                 name, ".contiguous() first");
+}
+
+// Refuses strides with the same message as jitquant.ops._checks.contiguous.
+inline void check_contiguous(const View& t, const char* name) {
+  JITQUANT_CHECK(t.is_contiguous(), name, " has strides ", strides_text(t),
+                 "; accepted is a contiguous tensor. Call ", name, ".contiguous() first");
+}
+
+// Refuses runs of columns with the same message as jitquant.ops._checks.turns.
+inline void check_turns(int64_t interleave, int64_t cols) {
+  JITQUANT_CHECK(interleave == 0 || (interleave > 0 && cols % interleave == 0), "interleave is ",
+                 interleave, " with ", cols,
+                 " columns of gate and of up; accepted are divisors of ", cols,
+                 ", and 0 for [gate | up]");
+}
+
+// Refuses codes or scales to read with the same message as jitquant.ops._checks.packed_tensor.
+inline void check_packed_kind(const View& t, const char* name, ScalarType dtype) {
+  JITQUANT_CHECK(t.dtype == dtype || t.dtype == ScalarType::Byte, name, " is ", dtype_text(t.dtype),
+                 "; accepted are ", dtype_text(dtype),
+                 " and its bytes as torch.uint8. See them as such with ", name,
+                 ".view(torch.uint8)");
+  JITQUANT_CHECK(t.is_contiguous(), name, " has strides ", strides_text(t),
+                 "; accepted is a contiguous tensor. Make a contiguous copy with ", name,
+                 ".view(torch.uint8).contiguous()");
 }
 
 // The tensor behind an argument, and whether it is written.
@@ -458,18 +527,18 @@ struct PackedShape {
 };
 
 // A gsa tensor with one element, or one per row.
-inline GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, const View& like) {
+inline GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, const View& like,
+                               const char* like_name) {
   check_cuda(gsa, name, &like);
-  JITQUANT_CHECK(gsa.scalar_type() == ScalarType::Float, name, " must be float32");
   GlobalScale scale = {};
   scale.gsa = static_cast<const float*>(gsa.const_data_ptr());
   if (gsa.numel() == 1) {
     scale.kind = GlobalScale::kTensor;
     return scale;
   }
-  JITQUANT_CHECK(gsa.dim() == 1 && gsa.size(0) == rows, name,
-                 " must have one element, or one for each of the ", rows,
-                 " rows in shape (rows,); its shape is ", shape_text(gsa));
+  JITQUANT_CHECK(gsa.dim() == 1 && gsa.size(0) == rows, name, " has shape ", shape_text(gsa),
+                 "; accepted are one element, or (rows,) = (", rows, ",) for this ", like_name,
+                 ". A gsa a row in another shape: ", name, ".reshape(-1)");
   scale.kind = GlobalScale::kRows;
   scale.stride = gsa.stride(0);
   return scale;
@@ -486,7 +555,6 @@ inline GlobalScale value_scale(float value, float* gsa_out) {
 // Partial maxima; the largest is the amax of the tensor.
 inline GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, const View& like) {
   check_cuda(amax, "amax", &like);
-  JITQUANT_CHECK(amax.scalar_type() == ScalarType::Float, "amax must be float32");
   JITQUANT_CHECK(amax.numel() >= 1 && amax.numel() <= kMaxPartials && amax.is_contiguous(),
                  "amax must have 1 to ", kMaxPartials, " elements, contiguous; its shape is ",
                  shape_text(amax));
@@ -500,21 +568,25 @@ inline GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, c
 inline GlobalScale amax_or_rows_scale(const View& amax, int64_t rows, float divisor, float* gsa_out,
                                       const View& like) {
   if (amax.numel() == 1) return amax_scale(amax, divisor, gsa_out, like);
-  GlobalScale scale = given_scale(amax, "amax", rows, like);
+  GlobalScale scale = given_scale(amax, "amax", rows, like, "input");
   scale.kind = GlobalScale::kRowAmax;
   scale.divisor = divisor;
   scale.gsa_out = gsa_out;
   return scale;
 }
 
-inline ColumnVector column_vector(const View& weight, const Matrix& x, const View& like) {
+inline ColumnVector column_vector(const View& weight, const Matrix& x, const View& like,
+                                  const char* like_name = "x") {
   check_cuda(weight, "weight", &like);
-  JITQUANT_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight must have shape (", x.cols,
-                 ",), not ", shape_text(weight));
-  JITQUANT_CHECK(weight.is_contiguous(), "weight must be contiguous; pass weight.contiguous()");
+  JITQUANT_CHECK(weight.dtype == like.dtype || weight.dtype == ScalarType::Float, "weight is ",
+                 dtype_text(weight.dtype), "; accepted are ", like_name, "'s dtype ",
+                 dtype_text(like.dtype), " and float32. Convert it with weight.to(", like_name,
+                 ".dtype)");
+  JITQUANT_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight has shape ",
+                 shape_text(weight), "; accepted is (", x.cols, ",), one for each column of ",
+                 like_name);
+  check_contiguous(weight, "weight");
   const DType dtype = dtype_of(weight, "weight");
-  JITQUANT_CHECK(dtype == x.dtype || dtype == DType::kFloat32,
-                 "weight must have the input's dtype, or float32");
   const void* data = weight.const_data_ptr();
   return {data, dtype == DType::kFloat32, aligned(data, 16)};
 }

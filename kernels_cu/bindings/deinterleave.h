@@ -21,10 +21,9 @@ struct Deinterleave {
     const Matrix m = matrix_of(fused, "fused");
     JITQUANT_CHECK(
         intermediate >= 1 && intermediate < (int64_t{1} << 31) && m.cols == 2 * intermediate,
-        "fused must have 2 * intermediate = ", 2 * intermediate, " columns, not ", m.cols);
-    JITQUANT_CHECK(interleave == 0 || (interleave > 0 && intermediate % interleave == 0),
-                   "interleave must be 0, or divide intermediate = ", intermediate, "; it is ",
-                   interleave);
+        "intermediate is ", intermediate, " and fused has shape ", shape_text(fused),
+        "; accepted is intermediate = fused.shape[-1] / 2");
+    check_turns(interleave, intermediate);
     return {
         m, PackedShape::of(fused, fused.dim() - 1, m.rows, intermediate, swizzled_of(scale_layout)),
         interleave == 0 ? intermediate : interleave};
@@ -35,7 +34,7 @@ inline void deinterleave_given(Call& call, const declared::DeinterleaveQuantizeN
                                Result& x_fp4, Result& x_sf) {
   const Deinterleave in =
       Deinterleave::of(args.fused, args.intermediate, args.interleave, args.scale_layout);
-  const GlobalScale scale = given_scale(args.gsa, "gsa", in.matrix.rows, args.fused);
+  const GlobalScale scale = given_scale(args.gsa, "gsa", in.matrix.rows, args.fused, "fused");
   const bool activate = activates(args.op);
   const Nvfp4Recipe r = recipe_of(args.recipe);
   const Nvfp4Output out = in.shape.output(x_fp4, x_sf, args.fused);

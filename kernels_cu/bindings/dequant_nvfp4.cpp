@@ -23,27 +23,25 @@ struct Packed {
     check_cuda(x_fp4, "x_fp4");
     check_cuda(x_sf, "x_sf", &x_fp4);
     check_cuda(gsa, "gsa", &x_fp4);
-    JITQUANT_CHECK(x_fp4.scalar_type() == ScalarType::Float4_e2m1fn_x2 ||
-                       x_fp4.scalar_type() == ScalarType::Byte,
-                   "x_fp4 must be float4_e2m1fn_x2, or its bytes as uint8");
-    JITQUANT_CHECK(
-        x_sf.scalar_type() == ScalarType::Float8_e4m3fn || x_sf.scalar_type() == ScalarType::Byte,
-        "x_sf must be float8_e4m3fn, or its bytes as uint8");
-    JITQUANT_CHECK(x_fp4.dim() >= 1, "x_fp4 must have at least one dimension");
-    JITQUANT_CHECK(dim == -1 || dim == 0, "dim must be -1 or 0, not ", dim);
+    JITQUANT_CHECK(dim == -1 || dim == 0, "dim is ", dim,
+                   "; accepted are -1 (blocks along the last dimension) and 0");
     const bool columns = dim == 0;
-    JITQUANT_CHECK(!columns || (x_fp4.dim() == 2 && !swizzled),
-                   "dim 0 needs a two-dimensional x_fp4 and scale_layout 'linear'");
-    JITQUANT_CHECK(x_fp4.is_contiguous() && aligned(x_fp4.const_data_ptr(), 8),
-                   "x_fp4 must be contiguous and aligned to 8 bytes; pass x_fp4.contiguous()");
-    JITQUANT_CHECK(x_sf.is_contiguous(), "x_sf must be contiguous; pass x_sf.contiguous()");
+    JITQUANT_CHECK(!columns || !swizzled,
+                   "scale_layout is 'swizzled_128x4' with dim=0; accepted is 'linear'");
+    check_packed_kind(x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2);
+    check_packed_kind(x_sf, "x_sf", ScalarType::Float8_e4m3fn);
+    JITQUANT_CHECK(x_fp4.dim() >= 1 && (!columns || x_fp4.dim() == 2), "x_fp4 has shape ",
+                   shape_text(x_fp4), "; accepted is (..., P), or (P, N) with dim=0");
+    JITQUANT_CHECK(aligned(x_fp4.const_data_ptr(), 8),
+                   "x_fp4 must be aligned to 8 bytes; pass x_fp4.clone()");
 
     const int64_t bytes = x_fp4.size(columns ? 0 : x_fp4.dim() - 1);
-    JITQUANT_CHECK(bytes > 0 && bytes % 8 == 0,
-                   "the packed dimension of x_fp4 must be a multiple of 8 bytes, not ", bytes);
+    JITQUANT_CHECK(bytes > 0 && bytes % 8 == 0, "x_fp4 has shape ", shape_text(x_fp4),
+                   "; accepted is a multiple of 8 bytes (16 codes) along the packed dimension");
     const int64_t logical = cols.value_or(2 * bytes);
-    JITQUANT_CHECK(logical > 2 * bytes - 16 && logical <= 2 * bytes, "cols must be from ",
-                   2 * bytes - 15, " to ", 2 * bytes, ", not ", logical);
+    JITQUANT_CHECK(logical > 2 * bytes - 16 && logical <= 2 * bytes, "cols is ", logical,
+                   "; accepted are ", 2 * bytes - 15, " to ", 2 * bytes, " for x_fp4 of shape ",
+                   shape_text(x_fp4));
 
     Nvfp4Input in = {};
     in.codes = static_cast<const uint8_t*>(x_fp4.const_data_ptr());
@@ -53,7 +51,7 @@ struct Packed {
     in.code_stride = columns ? in.rows : bytes;
     in.scale_stride = columns ? in.rows : in.blocks;
     in.swizzled = swizzled;
-    const GlobalScale scale = given_scale(gsa, "gsa", columns ? 1 : in.rows, x_fp4);
+    const GlobalScale scale = given_scale(gsa, "gsa", columns ? 1 : in.rows, x_fp4, "x_fp4");
     in.gsa = scale.gsa;
     in.gsa_stride = scale.stride;
     const PackedShape packed =
@@ -61,7 +59,9 @@ struct Packed {
     const Shape scales = columns ? Shape::of(in.blocks, in.rows) : packed.scales;
     bool same = x_sf.dim() == scales.dim();
     for (int64_t i = 0; same && i < x_sf.dim(); ++i) same = x_sf.size(i) == scales.size(i);
-    JITQUANT_CHECK(same, "x_sf must have shape ", shape_text(scales), ", not ", shape_text(x_sf));
+    JITQUANT_CHECK(same, "x_sf has shape ", shape_text(x_sf), "; accepted is ", shape_text(scales),
+                   " for x_fp4 of shape ", shape_text(x_fp4), " and scale_layout '",
+                   swizzled ? "swizzled_128x4" : "linear", "'");
     return {in, columns ? Shape::of(logical, in.rows) : Shape::of(x_fp4, x_fp4.dim() - 1, logical),
             logical, columns};
   }

@@ -11,17 +11,16 @@ namespace {
 EightBit format_of(ScalarType dtype) {
   if (dtype == ScalarType::Float8_e4m3fn) return EightBit::kE4m3;
   if (dtype == ScalarType::Float8_e5m2) return EightBit::kE5m2;
-  JITQUANT_CHECK(dtype == ScalarType::Char,
-                 "data must be float8_e4m3fn, float8_e5m2 or int8; view bytes as one of them");
   return EightBit::kInt8;
 }
 
 StoredScales::Type type_of(ScalarType dtype) {
   if (dtype == ScalarType::Float) return StoredScales::kFloat;
   if (dtype == ScalarType::Int) return StoredScales::kPacked;
-  JITQUANT_CHECK(dtype == ScalarType::Float8_e8m0fnu || dtype == ScalarType::Byte,
-                 "scale_inv must be float32, int32 of packed exponents, float8_e8m0fnu, or its "
-                 "bytes as uint8");
+  JITQUANT_CHECK(dtype == ScalarType::Float8_e8m0fnu || dtype == ScalarType::Byte, "scale_inv is ",
+                 dtype_text(dtype),
+                 "; accepted are float32, int32 of packed exponents, float8_e8m0fnu, and its bytes "
+                 "as uint8");
   return StoredScales::kE8m0;
 }
 
@@ -50,10 +49,11 @@ StoredScales stored_scales(const View& data, const View& scale_inv, int64_t bloc
   StoredScales s = {};
   s.data = scale_inv.const_data_ptr();
   s.type = type_of(scale_inv.scalar_type());
-  JITQUANT_CHECK(block_rows >= 0 && block_cols >= 0 && block_cols % 16 == 0,
-                 "block_rows must not be negative and block_cols must be a multiple of 16; they "
-                 "are ",
-                 block_rows, " and ", block_cols);
+  JITQUANT_CHECK(
+      block_rows >= 0 && block_cols >= 0 && block_cols % 16 == 0, "block_rows is ", block_rows,
+      " and block_cols is ", block_cols,
+      "; accepted are numbers that are not negative, and a block_cols that is a multiple "
+      "of 16");
   JITQUANT_CHECK(data.size(data.dim() - 1) < (int64_t{1} << 34) && block_cols < (int64_t{1} << 34),
                  "data must have less than 2^34 columns");
   JITQUANT_CHECK(block_rows <= 1 || data.dim() >= 2,
@@ -65,7 +65,9 @@ StoredScales stored_scales(const View& data, const View& scale_inv, int64_t bloc
   int64_t expected[64];
   int64_t rank = 0;
   if (block_rows == 0) {
-    JITQUANT_CHECK(s.type == StoredScales::kFloat, "scale_inv must be float32 for a whole tensor");
+    JITQUANT_CHECK(s.type == StoredScales::kFloat, "scale_inv is ", dtype_text(scale_inv.dtype),
+                   " with block_rows 0; accepted is float32 for one scale of a whole tensor. Pass "
+                   "its value as torch.float32");
     expected[rank++] = 1;
   } else {
     const int64_t leading = data.dim() - 1;
@@ -83,8 +85,10 @@ StoredScales stored_scales(const View& data, const View& scale_inv, int64_t bloc
     s.grid.order = layout.column ? ScaleOrder::kColumn : ScaleOrder::kRow;
     s.grid.stored_cols = layout.padded_cols ? up_to(groups, 4) : groups;
     s.grid.stored_rows = layout.padded_rows ? up_to(lines, 4) : lines;
-    JITQUANT_CHECK(!layout.swizzled || s.type == StoredScales::kE8m0,
-                   "scale_layout 'swizzled_128x4' is for scales of one byte");
+    JITQUANT_CHECK(!layout.swizzled || s.type == StoredScales::kE8m0, "scale_inv is ",
+                   dtype_text(scale_inv.dtype),
+                   " with scale_layout 'swizzled_128x4'; accepted are float8_e8m0fnu and its bytes "
+                   "as uint8. Scales of other dtypes have another layout");
     if (layout.swizzled) {
       expected[rank++] = up_to(batches * lines, 128);
       expected[rank++] = s.grid.stored_cols;
@@ -101,9 +105,11 @@ StoredScales stored_scales(const View& data, const View& scale_inv, int64_t bloc
   }
   bool same = scale_inv.dim() == rank && scale_inv.is_contiguous();
   for (int64_t i = 0; same && i < rank; ++i) same = scale_inv.size(i) == expected[i];
-  JITQUANT_CHECK(same, "scale_inv does not have the shape of scale_layout '", scale_layout,
-                 "' for data of shape ", shape_text(data), ", or is not contiguous; its shape is ",
-                 shape_text(scale_inv));
+  JITQUANT_CHECK(same, "scale_inv has shape ", shape_text(scale_inv), " and strides ",
+                 strides_text(scale_inv), "; accepted is ",
+                 tuple_text(rank, [&](int64_t i) { return expected[i]; }),
+                 ", contiguous, for data of shape ", shape_text(data), " and scale_layout '",
+                 scale_layout, "'");
   return s;
 }
 

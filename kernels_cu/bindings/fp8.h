@@ -7,9 +7,7 @@
 namespace jitquant {
 
 inline EightBit fp8_format(ScalarType dtype) {
-  if (dtype == ScalarType::Float8_e4m3fn) return EightBit::kE4m3;
-  JITQUANT_CHECK(dtype == ScalarType::Float8_e5m2, "dtype must be float8_e4m3fn or float8_e5m2");
-  return EightBit::kE5m2;
+  return dtype == ScalarType::Float8_e4m3fn ? EightBit::kE4m3 : EightBit::kE5m2;
 }
 
 // The checked arguments that define the scale, and the shape of scale_inv and amax.
@@ -29,25 +27,32 @@ struct Fp8Arguments {
     scale.by_row = by_row(granularity);
     scale.bound = std::numeric_limits<float>::infinity();
     if (given) {
-      JITQUANT_CHECK(!scale_value, "scale and scale_value are given; pass one of them");
+      JITQUANT_CHECK(!scale_value,
+                     "scale is given as a tensor and as a number; accepted is one of them");
       check_cuda(*given, "scale", &x);
-      JITQUANT_CHECK(given->scalar_type() == ScalarType::Float, "scale must be float32");
       const int64_t count = scale.by_row ? rows : 1;
-      JITQUANT_CHECK(given->numel() == count && given->is_contiguous(), "scale must have ", count,
-                     " elements, contiguous; its shape is ", shape_text(*given));
+      JITQUANT_CHECK(given->numel() == count, "scale has shape ", shape_text(*given),
+                     "; accepted with granularity '", granularity, "' is a tensor of ", count,
+                     " element", count == 1 ? "" : "s");
+      check_contiguous(*given, "scale");
       scale.kind = scale.by_row ? Fp8Scale::kRows : Fp8Scale::kTensor;
       scale.given = static_cast<const float*>(given->const_data_ptr());
     } else if (scale_value) {
-      JITQUANT_CHECK(!scale.by_row, "scale_value is one number: granularity must be 'tensor'");
+      JITQUANT_CHECK(!scale.by_row,
+                     "scale is one number; accepted with it is granularity 'tensor'");
       scale.kind = Fp8Scale::kValue;
       scale.value = static_cast<float>(*scale_value);
     } else {
       JITQUANT_CHECK(scale.by_row || dynamic_tensor,
-                     "granularity 'tensor' needs a scale; without one it must be 'row'");
+                     "granularity is 'tensor' without a scale; accepted are 'row', or a scale that "
+                     "is given. For a computed scale of the whole tensor quantize the result with "
+                     "quantize_fp8");
       scale.kind = Fp8Scale::kAmax;
     }
     if (scale_ub) {
-      JITQUANT_CHECK(scale.kind == Fp8Scale::kAmax, "scale_ub is given beside a scale");
+      JITQUANT_CHECK(scale.kind == Fp8Scale::kAmax, "scale_ub is ", *scale_ub,
+                     " beside a scale; accepted is one of the two: scale_ub bounds the amax that a "
+                     "scale is computed from");
       scale.bound = static_cast<float>(*scale_ub);
     }
     return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1),
@@ -81,10 +86,9 @@ struct Fp8FromAmax {
     scale.by_row = by_row(granularity);
     check_cuda(amax, "amax", &x);
     const int64_t count = scale.by_row ? rows : 1;
-    JITQUANT_CHECK(
-        amax.scalar_type() == ScalarType::Float && amax.numel() == count && amax.is_contiguous(),
-        "amax must be float32 with ", count, " elements, contiguous; its shape is ",
-        shape_text(amax));
+    JITQUANT_CHECK(amax.numel() == count && amax.is_contiguous(), "amax has shape ",
+                   shape_text(amax), " and strides ", strides_text(amax), "; accepted are ", count,
+                   " elements, contiguous");
     scale.given = static_cast<const float*>(amax.const_data_ptr());
     scale.bound = scale_ub ? static_cast<float>(*scale_ub) : std::numeric_limits<float>::infinity();
     return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1)};

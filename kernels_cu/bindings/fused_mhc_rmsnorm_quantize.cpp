@@ -19,25 +19,26 @@ constexpr int64_t kMaxStreams = 8;
 HyperConnection mix_of(const View& X, const View& A) {
   check_cuda(X, "X");
   check_cuda(A, "A", &X);
-  JITQUANT_CHECK(X.dim() >= 2, "X must have shape (..., n_hc, N), not ", shape_text(X));
   const int64_t leading = X.dim() - 2;
   HyperConnection mix = {};
   mix.x = matrix_of(X, "X", leading);
   const int64_t streams = X.size(leading);
-  JITQUANT_CHECK(streams >= 1 && streams <= kMaxStreams, "n_hc must be from 1 to ", kMaxStreams,
-                 ", not ", streams);
+  JITQUANT_CHECK(streams >= 1 && streams <= kMaxStreams, "X has shape ", shape_text(X),
+                 "; accepted is (..., n_hc, N) with n_hc from 1 to ", kMaxStreams);
   mix.streams = static_cast<int>(streams);
   mix.stream_stride = X.stride(leading);
   mix.x.vector = mix.x.vector && mix.stream_stride * element_size(mix.x.dtype) % 16 == 0;
 
   bool same = A.dim() == leading + 1;
   for (int64_t i = 0; same && i <= leading; ++i) same = A.size(i) == X.size(i);
-  JITQUANT_CHECK(same, "A must have X's shape without its last dimension, but X is ", shape_text(X),
-                 " and A ", shape_text(A));
+  JITQUANT_CHECK(same, "A has shape ", shape_text(A),
+                 "; accepted is X's shape without its last dimension, ",
+                 shape_text(Shape::of(X, leading, streams)));
+  JITQUANT_CHECK(A.dtype == X.dtype || A.dtype == ScalarType::Float, "A is ", dtype_text(A.dtype),
+                 "; accepted are X's dtype ", dtype_text(X.dtype),
+                 " and float32. Convert it with A.to(X.dtype)");
+  check_contiguous(A, "A");
   const DType dtype = dtype_of(A, "A");
-  JITQUANT_CHECK(dtype == mix.x.dtype || dtype == DType::kFloat32,
-                 "A must have X's dtype, or float32");
-  JITQUANT_CHECK(A.is_contiguous(), "A must be contiguous; pass A.contiguous()");
   mix.weights = A.const_data_ptr();
   mix.weights_fp32 = dtype == DType::kFloat32;
   mix.weight_row_stride = streams;
@@ -50,10 +51,10 @@ void run(Call& call, const View& X, const View& A, const View& weight, const Nor
          const View* given, std::string_view scale_layout, Result& x_fp4, Result& x_sf, Result* gsa,
          Result& inv_rms) {
   const HyperConnection mix = mix_of(X, A);
-  const ColumnVector w = column_vector(weight, mix.x, X);
+  const ColumnVector w = column_vector(weight, mix.x, X, "X");
   const int64_t rows = mix.x.rows;
   GlobalScale scale = {};
-  if (given != nullptr) scale = given_scale(*given, "gsa", rows, X);
+  if (given != nullptr) scale = given_scale(*given, "gsa", rows, X, "X");
   const PackedShape shape =
       PackedShape::of(X, X.dim() - 2, rows, mix.x.cols, swizzled_of(scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, X);
@@ -90,7 +91,7 @@ void mhc_from_buffer(Call& call, const declared::MhcRmsnormQuantizeNvfp4FromGsa&
 void mhc_rmsnorm_amax(Call& call, const declared::MhcRmsnormAmax& args, Result& amax,
                       Result& inv_rms) {
   const HyperConnection mix = mix_of(args.X, args.A);
-  const ColumnVector w = column_vector(args.weight, mix.x, args.X);
+  const ColumnVector w = column_vector(args.weight, mix.x, args.X, "X");
   const float e = static_cast<float>(args.eps);
   float* maxima = amax.floats("amax", kMaxPartials, args.X);
   float* inv = inv_rms.floats("inv_rms", mix.x.rows, args.X);
@@ -103,7 +104,7 @@ void mhc_rmsnorm_amax(Call& call, const declared::MhcRmsnormAmax& args, Result& 
 void mhc_from_amax(Call& call, const declared::MhcRmsnormQuantizeNvfp4FromAmax& args, Result& x_fp4,
                    Result& x_sf, Result& gsa) {
   const HyperConnection mix = mix_of(args.X, args.A);
-  const ColumnVector w = column_vector(args.weight, mix.x, args.X);
+  const ColumnVector w = column_vector(args.weight, mix.x, args.X, "X");
   float* inv = given_inv_rms(args.inv_rms, mix.x.rows, args.X);
   const Nvfp4Recipe r = recipe_of(args.recipe);
   const float d = static_cast<float>(args.divisor);

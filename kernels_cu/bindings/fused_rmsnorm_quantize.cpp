@@ -22,7 +22,7 @@ void run(Call& call, const View& x, const View& weight, const std::optional<InPl
   const std::optional<Matrix> r = residual_of(residual, x);
   const Matrix* residual_rows = r ? &*r : nullptr;
   GlobalScale scale = {};
-  if (given != nullptr) scale = given_scale(*given, "gsa", m.rows, x);
+  if (given != nullptr) scale = given_scale(*given, "gsa", m.rows, x, "x");
   const PackedShape shape =
       PackedShape::of(x, x.dim() - 1, m.rows, m.cols, swizzled_of(scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, x);

@@ -6,19 +6,15 @@
 
 namespace jitquant {
 
-inline EightBit eight_bit_of(ScalarType dtype, bool integers) {
+inline EightBit eight_bit_of(ScalarType dtype) {
   if (dtype == ScalarType::Float8_e4m3fn) return EightBit::kE4m3;
-  if (dtype == ScalarType::Float8_e5m2) return EightBit::kE5m2;
-  JITQUANT_CHECK(integers && dtype == ScalarType::Char,
-                 integers ? "dtype must be float8_e4m3fn, float8_e5m2 or int8"
-                          : "dtype must be float8_e4m3fn or float8_e5m2");
-  return EightBit::kInt8;
+  return dtype == ScalarType::Float8_e5m2 ? EightBit::kE5m2 : EightBit::kInt8;
 }
 
 inline GroupNumerics group_numerics(ScalarType dtype, std::string_view scale_format,
                                     std::string_view recipe, std::optional<double> eps) {
   GroupNumerics n = {};
-  n.format = eight_bit_of(dtype, true);
+  n.format = eight_bit_of(dtype);
   n.recipe = recipe == "te"         ? GroupRecipe::kTe
              : recipe == "deepgemm" ? GroupRecipe::kDeepGemm
                                     : GroupRecipe::kVllm;
@@ -31,18 +27,21 @@ inline GroupNumerics group_numerics(ScalarType dtype, std::string_view scale_for
 
 // The scale is the amax divided by the largest element, as in recipe deepgemm.
 inline GroupNumerics mxfp8_numerics(ScalarType dtype) {
-  return {eight_bit_of(dtype, false), GroupRecipe::kDeepGemm, ScaleFormat::kE8m0, 0.0f};
+  return {eight_bit_of(dtype), GroupRecipe::kDeepGemm, ScaleFormat::kE8m0, 0.0f};
 }
 
 inline void check_group_size(int64_t size) {
   JITQUANT_CHECK(size == 16 || size == 32 || size == 64 || size == 128 || size == 256,
-                 "group_size must be 16, 32, 64, 128 or 256, not ", size);
+                 "group_size is ", size,
+                 "; accepted are 16, 32, 64, 128, 256. For one scale a row call quantize_fp8 with "
+                 "granularity='row'");
 }
 
 inline void check_block(int64_t rows, int64_t cols) {
   JITQUANT_CHECK(rows == cols && (rows == 16 || rows == 32 || rows == 64 || rows == 128),
-                 "block must be (16, 16), (32, 32), (64, 64) or (128, 128), not (", rows, ", ",
-                 cols, ")");
+                 "block is (", rows, ", ", cols,
+                 "); accepted are (16, 16), (32, 32), (64, 64), (128, 128). For blocks of one row "
+                 "call quantize_per_token_group");
 }
 
 // Whether the rows of block scales are padded to a multiple of four.
@@ -99,7 +98,8 @@ struct RowsOfGroups {
 
   // `cols` is the result's; the result has the shape of x, and `m` has the rows of x.
   static RowsOfGroups of(const View& x, const Matrix& m, int64_t cols, int64_t group_size,
-                         const std::optional<View>& counts, bool zero_rest) {
+                         const std::optional<View>& counts, bool zero_rest,
+                         const char* name = "x") {
     check_group_size(group_size);
     RowsOfGroups r = {x.dim() - 1,           1, 1, m.rows, cols, ceil_div(cols, group_size),
                       {nullptr, false, true}};
@@ -108,12 +108,12 @@ struct RowsOfGroups {
     if (counts) {
       check_cuda(*counts, "counts", &x);
       const bool wide = counts->scalar_type() == ScalarType::Long;
-      JITQUANT_CHECK(wide || counts->scalar_type() == ScalarType::Int,
-                     "counts must be int32 or int64");
-      JITQUANT_CHECK(r.leading > 0 && counts->numel() == r.batches && counts->is_contiguous(),
-                     "counts must have ", r.batches,
-                     " elements, contiguous, one for each batch of rows; its shape is ",
-                     shape_text(*counts));
+      JITQUANT_CHECK(r.leading > 0, "counts is given with ", name, " of shape ", shape_text(x),
+                     "; accepted is (E, T, N) with a count for each E, or (T, N) with one count");
+      JITQUANT_CHECK(counts->numel() == r.batches, "counts has shape ", shape_text(*counts),
+                     "; accepted for ", name, " of shape ", shape_text(x), " are ", r.batches,
+                     " numbers of rows");
+      check_contiguous(*counts, "counts");
       r.counts = {counts->const_data_ptr(), wide, zero_rest};
     }
     return r;

@@ -34,7 +34,7 @@ inline bool overlaps(const View& t) {
 
 inline void check_own_elements(const View& t, const char* name) {
   if (!overlaps(t)) return;
-  fail(name, " has strides ", tuple_text(t.dim(), [&](int64_t i) { return t.stride(i); }),
+  fail(name, " has strides ", strides_text(t),
        "; it is written, so each element needs memory of its own, as in a slice of a contiguous "
        "tensor. Pass ",
        name, ".contiguous()");

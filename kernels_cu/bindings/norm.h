@@ -19,10 +19,14 @@ inline std::optional<Matrix> residual_of(const std::optional<InPlace>& residual,
   if (!residual) return std::nullopt;
   const View& r = *residual;
   check_cuda(r, "residual", &x);
-  bool same = r.dim() == x.dim() && r.scalar_type() == x.scalar_type();
-  for (int64_t i = 0; same && i < x.dim(); ++i) same = r.size(i) == x.size(i);
-  JITQUANT_CHECK(same, "residual must have x's shape ", shape_text(x), " and dtype; its shape is ",
-                 shape_text(r));
+  JITQUANT_CHECK(r.dtype == x.dtype, "residual is ", dtype_text(r.dtype),
+                 "; accepted is x's dtype ", dtype_text(x.dtype), ". Keep both in one dtype");
+  JITQUANT_CHECK(same_shape(r, x), "residual has shape ", shape_text(r), "; accepted is x's shape ",
+                 shape_text(x));
+  const int64_t last = r.dim() - 1;
+  JITQUANT_CHECK(r.stride(last) == 1 || r.size(last) == 1, "residual has strides ", strides_text(r),
+                 "; accepted are tensors whose last dimension is contiguous (stride 1). Make "
+                 "residual contiguous where it is made");
   check_own_elements(r, "residual");
   return matrix_of(r, "residual");
 }
@@ -72,10 +76,11 @@ void launch_norm(const NormArguments& a, const GlobalScale* given, float* gsa_ou
 // inv_rms from an earlier read of the rows. Only read here, although the pointer is not const.
 inline float* given_inv_rms(const View& inv_rms, int64_t rows, const View& like) {
   check_cuda(inv_rms, "inv_rms", &like);
-  JITQUANT_CHECK(inv_rms.scalar_type() == ScalarType::Float && inv_rms.dim() == 1 &&
-                     inv_rms.size(0) == rows && inv_rms.is_contiguous(),
-                 "inv_rms must be float32 (", rows, ",), contiguous; its shape is ",
-                 shape_text(inv_rms));
+  JITQUANT_CHECK(
+      inv_rms.dtype == ScalarType::Float && inv_rms.dim() == 1 && inv_rms.size(0) == rows,
+      "inv_rms is ", dtype_text(inv_rms.dtype), " ", shape_text(inv_rms), "; accepted is float32 (",
+      rows, ",), as the first half gives it");
+  check_contiguous(inv_rms, "inv_rms");
   return const_cast<float*>(static_cast<const float*>(inv_rms.const_data_ptr()));
 }
 

@@ -18,7 +18,6 @@ ExpertWeights experts_of(const View& codes, const View& scales, const View& gsa,
   JITQUANT_CHECK(rows <= kMost / kMostExperts && cols <= kMost, name,
                  " must have less than 2^20 rows and 2^30 columns");
   check_cuda(gsa, gsa_name, &codes);
-  JITQUANT_CHECK(gsa.scalar_type() == ScalarType::Float, gsa_name, " must be float32");
   const int64_t count = gsa.numel();
   JITQUANT_CHECK((count == 1 || count == experts || count == experts * rows) && gsa.is_contiguous(),
                  gsa_name, " must have one element, or be contiguous with one for each of the ",
@@ -82,7 +81,7 @@ void nvfp4_grouped_linear(Call& call, const declared::Nvfp4GroupedLinear& args, 
   const ScalarType type = dtype.value_or(x_sf ? ScalarType::BFloat16 : x.scalar_type());
   to.dtype = dtype_of(type, "dtype");
   if (x_gsa) {
-    const GlobalScale scale = given_scale(*x_gsa, "x_gsa", in.rows, x);
+    const GlobalScale scale = given_scale(*x_gsa, "x_gsa", in.rows, x, "x");
     to.x_gsa = scale.gsa;
     to.x_gsa_stride = scale.stride;
   }

@@ -33,7 +33,7 @@ void nvfp4_linear(Call& call, const declared::Nvfp4Linear& args, Result& y) {
   const ScalarType type = dtype.value_or(x_sf ? ScalarType::BFloat16 : x.scalar_type());
   LinearEpilogue to = epilogue_of(x, w.rows, bias, residual, type);
   if (x_gsa) {
-    const GlobalScale scale = given_scale(*x_gsa, "x_gsa", in.rows, x);
+    const GlobalScale scale = given_scale(*x_gsa, "x_gsa", in.rows, x, "x");
     to.x_gsa = scale.gsa;
     to.x_gsa_stride = scale.stride;
   }

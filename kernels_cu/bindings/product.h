@@ -11,25 +11,21 @@ inline int64_t check_packed(const View& codes, const View& scales, const char* n
                             const char* scales_name) {
   check_cuda(codes, name);
   check_cuda(scales, scales_name, &codes);
-  JITQUANT_CHECK(codes.scalar_type() == ScalarType::Float4_e2m1fn_x2 ||
-                     codes.scalar_type() == ScalarType::Byte,
-                 name, " must be float4_e2m1fn_x2, or its bytes as uint8");
-  JITQUANT_CHECK(
-      scales.scalar_type() == ScalarType::Float8_e4m3fn || scales.scalar_type() == ScalarType::Byte,
-      scales_name, " must be float8_e4m3fn, or its bytes as uint8");
-  JITQUANT_CHECK(codes.dim() >= 1, name, " must have at least one dimension");
+  check_packed_kind(codes, name, ScalarType::Float4_e2m1fn_x2);
+  check_packed_kind(scales, scales_name, ScalarType::Float8_e4m3fn);
+  JITQUANT_CHECK(codes.dim() >= 1, name,
+                 " has shape (); accepted is (..., P), or (P, N) with dim=0");
   const int64_t bytes = codes.size(codes.dim() - 1);
-  JITQUANT_CHECK(bytes > 0 && bytes % 8 == 0, "the last dimension of ", name,
-                 " must be a multiple of 8 bytes, not ", bytes);
-  JITQUANT_CHECK(codes.is_contiguous() && aligned(codes.const_data_ptr(), 8), name,
-                 " must be contiguous and aligned to 8 bytes; pass ", name, ".contiguous()");
-  JITQUANT_CHECK(scales.is_contiguous(), scales_name, " must be contiguous; pass ", scales_name,
-                 ".contiguous()");
+  JITQUANT_CHECK(bytes > 0 && bytes % 8 == 0, name, " has shape ", shape_text(codes),
+                 "; accepted is a multiple of 8 bytes (16 codes) along the packed dimension");
+  JITQUANT_CHECK(aligned(codes.const_data_ptr(), 8), name, " must be aligned to 8 bytes; pass ",
+                 name, ".clone()");
   const Shape expected = Shape::of(codes, codes.dim() - 1, bytes / 8);
   bool same = scales.dim() == expected.dim();
   for (int64_t i = 0; same && i < scales.dim(); ++i) same = scales.size(i) == expected.size(i);
-  JITQUANT_CHECK(same, scales_name, " must have shape ", shape_text(expected), ", not ",
-                 shape_text(scales));
+  JITQUANT_CHECK(same, scales_name, " has shape ", shape_text(scales), "; accepted is ",
+                 shape_text(expected), " for ", name, " of shape ", shape_text(codes),
+                 " and scale_layout 'linear'");
   return 2 * bytes;
 }
 
@@ -42,7 +38,7 @@ inline Nvfp4Weight weight_of(const View& codes, const View& scales, const View& 
   JITQUANT_CHECK(gsa.numel() == 1, "w_gsa must have one element, not ", gsa.numel());
   return {static_cast<const uint8_t*>(codes.const_data_ptr()),
           static_cast<const uint8_t*>(scales.const_data_ptr()),
-          given_scale(gsa, "w_gsa", 1, codes).gsa, static_cast<int>(codes.size(0)),
+          given_scale(gsa, "w_gsa", 1, codes, "w_fp4").gsa, static_cast<int>(codes.size(0)),
           static_cast<int>(cols)};
 }
 

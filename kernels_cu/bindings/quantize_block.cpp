@@ -12,8 +12,6 @@ namespace {
 void quantize_block(Call& call, const declared::QuantizeBlock& args, Result& data,
                     Result& scale_inv) {
   const Matrix m = matrix_of(args.w, "w");
-  JITQUANT_CHECK(args.w.dim() >= 2, "w must have two dimensions or more; its shape is ",
-                 shape_text(args.w));
   check_block(args.block_rows, args.block_cols);
   const GroupNumerics numerics =
       group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);

@@ -38,27 +38,29 @@ void quantize_mxfp4(Call& call, const declared::QuantizeMxfp4& args, Result& x_f
 
 const uint8_t* bytes_of(const View& t, const char* name, ScalarType dtype, const View& like) {
   check_cuda(t, name, &like);
-  JITQUANT_CHECK(t.scalar_type() == dtype || t.scalar_type() == ScalarType::Byte, name,
-                 " has the wrong dtype");
-  JITQUANT_CHECK(t.is_contiguous() && aligned(t.data, 4), name,
-                 " must be contiguous and aligned to 4 bytes");
+  check_packed_kind(t, name, dtype);
+  JITQUANT_CHECK(aligned(t.data, 4), name, " must be aligned to 4 bytes; pass ", name, ".clone()");
   return static_cast<const uint8_t*>(t.data);
 }
 
 void dequantize_mxfp4(Call& call, const declared::DequantizeMxfp4& args, Result& out) {
   const int64_t leading = args.x_fp4.dim() - 1,
                 size = args.x_fp4.dim() > 0 ? args.x_fp4.size(leading) : 0;
-  JITQUANT_CHECK(size > 0 && size % 16 == 0, "x_fp4 must have shape (..., P), P a multiple of 16");
+  JITQUANT_CHECK(size > 0 && size % 16 == 0, "x_fp4 has shape ", shape_text(args.x_fp4),
+                 "; accepted is (..., P) with P a multiple of 16 bytes (32 codes)");
   Mxfp4Input in = {bytes_of(args.x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2, args.x_fp4),
                    bytes_of(args.x_sf, "x_sf", ScalarType::Float8_e8m0fnu, args.x_fp4),
                    args.x_fp4.numel() / size, size / 16, swizzled_of(args.scale_layout)};
-  const int64_t scales =
-      in.swizzled ? swizzled_rows(in.rows) * swizzled_blocks(in.groups) : in.rows * in.groups;
-  JITQUANT_CHECK(args.x_sf.numel() == scales, "x_sf must have ", scales, " elements; its shape is ",
-                 shape_text(args.x_sf));
+  const Shape scales = in.swizzled ? Shape::of(swizzled_rows(in.rows), swizzled_blocks(in.groups))
+                                   : Shape::of(args.x_fp4, leading, in.groups);
+  bool same = args.x_sf.dim() == scales.dim();
+  for (int64_t i = 0; same && i < scales.dim(); ++i) same = args.x_sf.size(i) == scales.size(i);
+  JITQUANT_CHECK(same, "x_sf has shape ", shape_text(args.x_sf), "; accepted is ",
+                 shape_text(scales), " for x_fp4 of shape ", shape_text(args.x_fp4),
+                 " and scale_layout '", args.scale_layout, "'");
   const int64_t width = args.cols.value_or(2 * size);
-  JITQUANT_CHECK(width > 2 * size - 32 && width <= 2 * size, "cols must be ", 2 * size - 31, " to ",
-                 2 * size, ", not ", width);
+  JITQUANT_CHECK(width > 2 * size - 32 && width <= 2 * size, "cols is ", width, "; accepted are ",
+                 2 * size - 31, " to ", 2 * size, " for x_fp4 of shape ", shape_text(args.x_fp4));
   const ScalarType type = args.dtype.value_or(ScalarType::BFloat16);
   const DType kind = dtype_of(type, "dtype");
   void* const to = out.memory("out", type, Shape::of(args.x_fp4, leading, width), args.x_fp4);

@@ -13,8 +13,9 @@ namespace {
 
 Matrix matrix_of_both(const View& x) {
   const Matrix m = matrix_of(x, "x");
-  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1,
-                 "x must have two dimensions, none of them empty; its shape is ", shape_text(x));
+  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1, "x has shape ", shape_text(x),
+                 "; accepted is (M, K) with M and K >= 1. Flatten leading dimensions with "
+                 "x.flatten(0, -2)");
   constexpr int64_t kMost = 2147483520;  // the kernel counts rows and columns in 32 bits
   JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, "x must have at most ", kMost,
                  " rows and columns; its shape is ", shape_text(x));
@@ -46,11 +47,12 @@ void quantize_nvfp4_both(Call& call, const declared::QuantizeNvfp4Both& args, Re
   recipe.rotation = rotation_of_columns(args.rotate, args.signs, m.rows, args.x);
   recipe.select = select_of(args.select);
   recipe.rounding = rounding_of(args.rounding, args.rng_state, std::nullopt, args.x);
-  recipe.tile = tile_of(args.block, recipe.rotation);
+  recipe.tile = tile_of(args.block, args.rotate, recipe.rotation);
   JITQUANT_CHECK(!recipe.tile || (recipe.rotation.lanes == 0 && !recipe.rounding.stochastic),
                  "block='16x16' goes with rotate='none' and rounding='nearest' alone");
   JITQUANT_CHECK(recipe.select.none || !recipe.rounding.stochastic,
-                 "rounding='stochastic' goes with select='none' alone");
+                 "rounding is 'stochastic' with select='", args.select,
+                 "'; accepted is 'nearest': the choice would depend on the draw");
   const float divisor = recipe.select.full * top_of(args.top);
   check_cuda(args.amax, "amax", &args.x);
   JITQUANT_CHECK(args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&

@@ -29,10 +29,12 @@ void quantize_nvfp4_recipe(Call& call, const declared::QuantizeNvfp4Recipe& args
   recipe.rotation = rotation_of(args.rotate, args.signs, m.cols, args.x);
   recipe.select = select_of(args.select);
   recipe.rounding = rounding_of(args.rounding, args.rng_state, args.random_bytes, args.x);
-  recipe.tile = tile_of(args.block, recipe.rotation);
-  JITQUANT_CHECK(!rows || !recipe.tile, "granularity='row' goes with block='1x16' alone");
+  recipe.tile = tile_of(args.block, args.rotate, recipe.rotation);
+  JITQUANT_CHECK(!rows || !recipe.tile,
+                 "block is '16x16' with granularity='row'; accepted is '1x16'");
   JITQUANT_CHECK(recipe.select.none || !recipe.rounding.stochastic,
-                 "rounding='stochastic' goes with select='none' alone");
+                 "rounding is 'stochastic' with select='", args.select,
+                 "'; accepted is 'nearest': the choice would depend on the draw");
   const float divisor = recipe.select.full * top_of(args.top);
   check_cuda(args.amax, "amax", &args.x);
   const int64_t count = args.amax.numel();

@@ -19,16 +19,17 @@ Activation activation_of(std::string_view name) {
   return Activation::kSrelu;
 }
 
-const void* input_of(const std::optional<View>& input, Activation activation, const View& grad) {
-  JITQUANT_CHECK(input.has_value() == (activation != Activation::kNone),
-                 "act_input and activation go together: give both, or neither");
+const void* input_of(const std::optional<View>& input, std::string_view name, Activation activation,
+                     const View& grad) {
+  JITQUANT_CHECK(input.has_value() == (activation != Activation::kNone), "activation is '", name,
+                 "' and act_input is ", input ? "given" : "None", "; accepted are both or neither");
   if (!input) return nullptr;
   check_cuda(*input, "act_input", &grad);
-  bool same = input->scalar_type() == grad.scalar_type() && input->dim() == grad.dim();
-  for (int64_t i = 0; same && i < grad.dim(); ++i) same = input->size(i) == grad.size(i);
-  JITQUANT_CHECK(same && input->is_contiguous(),
-                 "act_input must be contiguous and have grad's shape and dtype; its shape is ",
-                 shape_text(*input));
+  JITQUANT_CHECK(input->dtype == grad.dtype && same_shape(*input, grad), "act_input is ",
+                 dtype_text(input->dtype), " ", shape_text(*input),
+                 "; accepted is grad's dtype and shape, ", dtype_text(grad.dtype), " ",
+                 shape_text(grad));
+  check_contiguous(*input, "act_input");
   return input->const_data_ptr();
 }
 
@@ -41,7 +42,7 @@ void quantize_ragged_grad_fp8(Call& call, const declared::QuantizeRaggedGradFp8&
   JITQUANT_CHECK(!args.with_dbias || cols <= int64_t{1} << 30, "grad has ", cols,
                  " columns; with dbias it may have 2^30");
   RaggedGradient gradient = {nullptr, activation_of(args.activation), cols, nullptr, nullptr};
-  gradient.act_input = input_of(args.act_input, gradient.activation, args.grad);
+  gradient.act_input = input_of(args.act_input, args.activation, gradient.activation, args.grad);
   const RaggedElements out = ragged_elements(data, args.dtype, format, args.grad);
   a.results(scale_inv, "scale_inv", amax, args.grad);
   void* sums = dbias.memory("dbias", ScalarType::Float,

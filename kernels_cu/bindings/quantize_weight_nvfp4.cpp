@@ -20,15 +20,22 @@ struct Weight {
 
   static Weight of(const View& w, std::string_view block, int64_t dim, bool swizzled) {
     check_cuda(w, "w");
-    JITQUANT_CHECK(w.dim() == 2, "w must have two dimensions; its shape is ", shape_text(w));
-    JITQUANT_CHECK(dim == -1 || dim == 0, "dim must be -1 or 0, not ", dim);
+    JITQUANT_CHECK(
+        w.dim() == 2, "w has shape ", shape_text(w),
+        "; accepted is (N, K), or (K, N) with dim=0. Quantize the matrices of a stack one "
+        "by one: each has its own gsa");
+    JITQUANT_CHECK(dim == -1 || dim == 0, "dim is ", dim,
+                   "; accepted are -1 (blocks along the last dimension) and 0");
     const Matrix m = matrix_of(w, "w");
     const bool tile = block == "16x16";
     if (dim == -1) {
       return {m, false, tile, PackedShape::of(w, 1, m.rows, m.cols, swizzled)};
     }
-    JITQUANT_CHECK(!swizzled, "scale_layout must be 'linear' where dim is 0");
-    JITQUANT_CHECK(m.rows >= 1, "w has no rows to pack along dim 0; its shape is ", shape_text(w));
+    JITQUANT_CHECK(
+        !swizzled,
+        "scale_layout is 'swizzled_128x4' with dim=0; accepted is 'linear'. For swizzled "
+        "scales quantize the transposed weight with dim=-1");
+    JITQUANT_CHECK(m.rows >= 1, "w has shape ", shape_text(w), "; accepted with dim=0 is K >= 1");
     const int64_t blocks = (m.rows + 15) / 16;
     const PackedShape packed = {Shape::of(blocks * 8, m.cols), Shape::of(blocks, m.cols), m.cols,
                                 blocks, false};
@@ -70,7 +77,9 @@ void from_buffer(Call& call, const declared::QuantizeWeightNvfp4FromGsa& args, R
                  Result& x_sf) {
   const Weight in = Weight::of(args.w, args.block, args.dim, swizzled_of(args.scale_layout));
   const Nvfp4Recipe r = recipe_of(args.recipe);
-  const GlobalScale given = given_scale(args.gsa, "gsa", 1, args.w);
+  JITQUANT_CHECK(args.gsa.numel() == 1, "gsa has shape ", shape_text(args.gsa),
+                 "; accepted is one element for a weight");
+  const GlobalScale given = given_scale(args.gsa, "gsa", 1, args.w, "w");
   const Nvfp4Output out = in.packed.output(x_fp4, x_sf, args.w);
   launch_all(call, args.w, in, &given, 1.0f, r, out, nullptr);
 }

@@ -11,31 +11,29 @@ struct SegmentOffsets {
   const int64_t *offsets, *sizes;
   int64_t count;
 
-  static const int64_t* integers(const View& t, const char* name, const View& like) {
+  static const int64_t* integers(const View& t, const char* name, const View& like, int64_t least) {
     check_cuda(t, name, &like);
-    JITQUANT_CHECK(t.scalar_type() == ScalarType::Long && t.dim() == 1 && t.is_contiguous(), name,
-                   " must be int64 of one dimension, contiguous; its shape is ", shape_text(t));
+    JITQUANT_CHECK(t.dim() == 1 && t.size(0) >= least, name, " has shape ", shape_text(t),
+                   "; accepted is ", least > 0 ? "(G + 1,)" : "(G,)");
+    check_contiguous(t, name);
     return static_cast<const int64_t*>(t.const_data_ptr());
   }
   static SegmentOffsets of(const View& offsets, const std::optional<View>& sizes,
                            const View& like) {
-    SegmentOffsets g = {integers(offsets, "offsets", like), nullptr, offsets.numel() - 1};
-    JITQUANT_CHECK(g.count >= 0, "offsets must have shape (G + 1,), not (0,)");
+    SegmentOffsets g = {integers(offsets, "offsets", like, 1), nullptr, offsets.numel() - 1};
     JITQUANT_CHECK(g.count < int64_t{1} << 30, "offsets has ", g.count,
                    " segments; there may be 2^30 - 1");
     if (sizes) {
-      g.sizes = integers(*sizes, "sizes", like);
-      JITQUANT_CHECK(sizes->numel() == g.count, "sizes must have shape (", g.count, ",), not ",
-                     shape_text(*sizes));
+      g.sizes = integers(*sizes, "sizes", like, 0);
+      JITQUANT_CHECK(sizes->numel() == g.count, "sizes has shape ", shape_text(*sizes),
+                     "; accepted is (", g.count, ",), one for each segment of offsets");
     }
     return g;
   }
   const float* floats(const View& t, const char* name, const View& like) const {
     check_cuda(t, name, &like);
-    JITQUANT_CHECK(t.scalar_type() == ScalarType::Float && t.dim() == 1 && t.is_contiguous() &&
-                       t.numel() == count,
-                   name, " must be float32 of shape (", count, ",), contiguous; its shape is ",
-                   shape_text(t));
+    JITQUANT_CHECK(t.dim() == 1 && t.is_contiguous() && t.numel() == count, name, " has shape ",
+                   shape_text(t), "; accepted is (", count, ",), contiguous, one for each segment");
     return static_cast<const float*>(t.const_data_ptr());
   }
 };
@@ -49,8 +47,12 @@ struct RaggedArguments {
                             const std::optional<View>& given, const std::optional<View>& sizes) {
     check_cuda(x, name);
     const DType dtype = dtype_of(x, name);
-    JITQUANT_CHECK(x.dim() >= 1 && x.is_contiguous(), name,
-                   " must be contiguous and have a dimension; its shape is ", shape_text(x));
+    JITQUANT_CHECK(x.is_contiguous(), name,
+                   " is not contiguous; accepted is a contiguous buffer, as offsets count its "
+                   "elements. Call ",
+                   name, ".contiguous() first");
+    JITQUANT_CHECK(x.dim() >= 1, name,
+                   " has shape (); accepted is a tensor of one dimension or more");
     const SegmentOffsets segments = SegmentOffsets::of(offsets, sizes, x);
     return {
         {x.const_data_ptr(), dtype, segments.offsets, segments.sizes, segments.count, x.numel()},

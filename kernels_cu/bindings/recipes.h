@@ -20,15 +20,17 @@ inline Rotation rotation_of(std::string_view rotate, const std::optional<View>& 
   for (const Known& known : kKnown) {
     if (known.name != rotate) continue;
     Rotation r = {known.lanes, rotate == "te", known.factor, nullptr};
-    JITQUANT_CHECK(r.lanes == 0 || cols % (16 * r.lanes) == 0, "rotate='", rotate, "' mixes ",
-                   16 * r.lanes, " neighbors; their dimension must be a multiple of that, not ",
-                   cols);
+    JITQUANT_CHECK(r.lanes == 0 || cols % (16 * r.lanes) == 0, "rotate is '", rotate,
+                   "' and the dimension that it mixes has ", cols,
+                   " elements; accepted are multiples of ", 16 * r.lanes,
+                   ". Pad it with zeros, or rotate fewer neighbors");
     if (signs) {
       check_cuda(*signs, "signs", &like);
-      JITQUANT_CHECK(signs->scalar_type() == ScalarType::Char && signs->dim() == 1 &&
-                         signs->size(0) == 16 * r.lanes && signs->is_contiguous() && r.lanes > 0,
-                     "signs must be int8 with shape (", 16 * r.lanes,
-                     ",), contiguous; its shape is ", shape_text(*signs));
+      JITQUANT_CHECK(r.lanes > 0, "signs has shape ", shape_text(*signs),
+                     "; accepted with rotate='none' is None: nothing is rotated");
+      JITQUANT_CHECK(signs->dim() == 1 && signs->size(0) == 16 * r.lanes && signs->is_contiguous(),
+                     "signs has shape ", shape_text(*signs), "; accepted with rotate='", rotate,
+                     "' is (", 16 * r.lanes, ",), contiguous, of +1 and -1");
       r.signs = static_cast<const int8_t*>(signs->data);
     }
     return r;
@@ -50,38 +52,42 @@ inline Select select_of(std::string_view select) {
 }
 
 inline float top_of(int64_t top) {
-  JITQUANT_CHECK(top == 448 || top == 256, "top must be 448 or 256, not ", top);
+  JITQUANT_CHECK(top == 448 || top == 256, "top is ", top, "; accepted are 448, 256");
   return static_cast<float>(top);
 }
 
-inline bool tile_of(std::string_view block, const Rotation& rotation) {
+inline bool tile_of(std::string_view block, std::string_view rotate, const Rotation& rotation) {
   if (block == "1x16") return false;
-  JITQUANT_CHECK(rotation.lanes <= 1, "block='16x16' goes with rotations of 16 neighbors alone");
+  JITQUANT_CHECK(rotation.lanes <= 1, "rotate is '", rotate,
+                 "' with block='16x16'; accepted are 'none', 'te' and '16'. A wider rotation would "
+                 "mix blocks that have scales of their own");
   return true;
 }
 
 inline Rounding rounding_of(std::string_view rounding, const std::optional<View>& rng_state,
                             const std::optional<View>& random_bytes, const View& like) {
   Rounding r = {rounding == "stochastic", nullptr, nullptr};
-  JITQUANT_CHECK(static_cast<int>(rng_state.has_value()) + random_bytes.has_value() == r.stochastic,
-                 "rounding='stochastic' takes one of rng_state and random_bytes, and 'nearest' "
-                 "neither");
+  JITQUANT_CHECK(
+      static_cast<int>(rng_state.has_value()) + random_bytes.has_value() == r.stochastic,
+      "rounding is '", rounding, "' with ",
+      static_cast<int>(rng_state.has_value()) + random_bytes.has_value(),
+      " of rng_state and random_bytes; accepted is one of the two with 'stochastic', and "
+      "none with 'nearest'");
   if (rng_state) {
     check_cuda(*rng_state, "rng_state", &like);
-    JITQUANT_CHECK(rng_state->scalar_type() == ScalarType::Long && rng_state->dim() == 1 &&
+    JITQUANT_CHECK(rng_state->dtype == ScalarType::Long && rng_state->dim() == 1 &&
                        rng_state->size(0) == 2 && rng_state->is_contiguous(),
-                   "rng_state must be int64 with shape (2,), contiguous; its shape is ",
-                   shape_text(*rng_state));
+                   "rng_state is ", dtype_text(rng_state->dtype), " ", shape_text(*rng_state),
+                   "; accepted is int64 (2,): seed and offset, on the device of x");
     r.rng_state = static_cast<const int64_t*>(rng_state->data);
   }
   if (random_bytes) {
     check_cuda(*random_bytes, "random_bytes", &like);
-    bool same = random_bytes->dim() == like.dim();
-    for (int64_t i = 0; same && i < like.dim(); ++i) same = random_bytes->size(i) == like.size(i);
-    JITQUANT_CHECK(
-        random_bytes->scalar_type() == ScalarType::Byte && same && random_bytes->is_contiguous(),
-        "random_bytes must be uint8, contiguous and of the input's shape; its shape is ",
-        shape_text(*random_bytes));
+    JITQUANT_CHECK(random_bytes->dtype == ScalarType::Byte && same_shape(*random_bytes, like),
+                   "random_bytes is ", dtype_text(random_bytes->dtype), " ",
+                   shape_text(*random_bytes), "; accepted is uint8 ", shape_text(like),
+                   ", the shape of x");
+    check_contiguous(*random_bytes, "random_bytes");
     r.random_bytes = static_cast<const uint8_t*>(random_bytes->data);
   }
   return r;

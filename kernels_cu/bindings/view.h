@@ -131,6 +131,41 @@ struct InPlace : View {
 };
 
 // Formatted as in Python.
+inline std::string dtype_text(ScalarType dtype) {
+  switch (static_cast<int>(dtype)) {
+    case 0:
+      return "torch.uint8";
+    case 1:
+      return "torch.int8";
+    case 2:
+      return "torch.int16";
+    case 3:
+      return "torch.int32";
+    case 4:
+      return "torch.int64";
+    case 5:
+      return "torch.float16";
+    case 6:
+      return "torch.float32";
+    case 7:
+      return "torch.float64";
+    case 11:
+      return "torch.bool";
+    case 15:
+      return "torch.bfloat16";
+    case 23:
+      return "torch.float8_e5m2";
+    case 24:
+      return "torch.float8_e4m3fn";
+    case 44:
+      return "torch.float8_e8m0fnu";
+    case 45:
+      return "torch.float4_e2m1fn_x2";
+    default:
+      return text_of({"of dtype ", static_cast<int>(dtype)});
+  }
+}
+
 template <class F>
 std::string tuple_text(int64_t count, F&& number) {
   std::string text = "(";
@@ -145,6 +180,16 @@ std::string tuple_text(int64_t count, F&& number) {
 template <class Sized>
 std::string shape_text(const Sized& t) {
   return tuple_text(t.dim(), [&](int64_t i) { return t.size(i); });
+}
+
+inline std::string strides_text(const View& t) {
+  return tuple_text(t.dim(), [&](int64_t i) { return t.stride(i); });
+}
+
+inline bool same_shape(const View& a, const View& b) {
+  bool same = a.dim() == b.dim();
+  for (int64_t i = 0; same && i < a.dim(); ++i) same = a.size(i) == b.size(i);
+  return same;
 }
 
 }  // namespace jitquant

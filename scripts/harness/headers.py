@@ -1,7 +1,7 @@
 """Writes ``kernels_cu/bindings/declared``: what the bindings need of the ops' declarations.
 
 A header a module, with a struct for each op of it: the schema's text, the arguments as a binding
-takes them, and the checks of names and numbers, in the words that Python has.
+takes them, and the checks of what a declaration accepts of each, in the words that Python has.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from jitquant.ops import ALL_OPS, Op
+from jitquant.ops.schema import Dtypes, Number, Rule
 
 BINDINGS = Path(__file__).parents[2] / "kernels_cu" / "bindings"
 
@@ -24,6 +25,17 @@ _TYPES = {
     "str": "std::string_view",
     "bool": "bool",
     "ScalarType": "ScalarType",
+}
+
+_DTYPES = {
+    torch.int8: "Char",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.float16: "Half",
+    torch.float32: "Float",
+    torch.bfloat16: "BFloat16",
+    torch.float8_e4m3fn: "Float8_e4m3fn",
+    torch.float8_e5m2: "Float8_e5m2",
 }
 
 
@@ -62,11 +74,7 @@ def _struct(op: Op) -> str:
         f"    check_name({_quoted(name)}, {name}, {{{', '.join(map(_quoted, accepted))}}});\n"
         for name, accepted in op.choices.items()
     ]
-    checks += [
-        f"    check_number({_quoted(number.shown or name)}, {name}, {number.least.hex()}, "
-        f"{number.most.hex()},\n                 {_quoted(number.accepted)});\n"
-        for name, number in op.numbers.items()
-    ]
+    checks += [_check(name, rule) for name, rule in op.rules]
     results = ", ".join(map(_quoted, op.results))
     arguments = op.arguments.replace('"', "'")
     return (
@@ -79,6 +87,21 @@ def _struct(op: Op) -> str:
         f"  void check() const {{\n{''.join(checks)}  }}\n"
         "};\n"
     )
+
+
+def _check(name: str, rule: Rule) -> str:
+    if isinstance(rule, Number):
+        return (
+            f"    check_number({_quoted(rule.shown or name)}, {name}, {rule.least.hex()}, "
+            f"{rule.most.hex()},\n                 {_quoted(rule.accepted)});\n"
+        )
+    if isinstance(rule, Dtypes):
+        accepted = ", ".join(f"ScalarType::{_DTYPES[dtype]}" for dtype in rule.accepted)
+        return (
+            f"    check_dtype({_quoted(name)}, {name}, {{{accepted}}},\n"
+            f"                {_quoted(rule.words(name))});\n"
+        )
+    return f"    check_values({_quoted(name)}, {name}, {rule.least_dim}, {_quoted(rule.shape)});\n"
 
 
 def _quoted(text: str) -> str:

@@ -263,22 +263,23 @@ def test_bad_arguments_reach_no_kernel() -> None:
     x = randn(4, 64)
     gsa = torch.ones(1, device="cuda")
     cases: list[tuple[str, Callable[[], object]]] = [
-        ("x must be bfloat16, float16 or float32", lambda: fused.amax_quantize_nvfp4(x.int())),
-        (r"contiguous last dimension.*x\.contiguous\(\)", lambda: fused.amax_quantize_nvfp4(x.T)),
+        ("x is torch.int32; accepted are bfloat16", lambda: fused.amax_quantize_nvfp4(x.int())),
+        (r"is contiguous.*x\.contiguous\(\)", lambda: fused.amax_quantize_nvfp4(x.T)),
         ("recipe is 'x'; accepted are 'te'", lambda: fused.amax_quantize_nvfp4(x, recipe="x")),
         ("scale_layout is 'x'", lambda: fused.amax_quantize_nvfp4(x, scale_layout="x")),
         ("granularity is 'x'", lambda: fused.amax_quantize_nvfp4(x, granularity="x")),
         ("divisor is 0.0; accepted is", lambda: fused.amax_quantize_nvfp4(x, 0.0)),
         ("divisor is nan; accepted is", lambda: fused.amax_quantize_nvfp4(x, float("nan"))),
-        ("x has no columns", lambda: fused.amax_quantize_nvfp4(x[:, :0])),
-        ("at least one dimension", lambda: fused.amax_quantize_nvfp4(x[0, 0])),
-        ("gsa must be float32", lambda: fused.quantize_nvfp4_from_buffer(x, gsa.half())),
-        ("gsa must have one element, or one for each of the 4 rows",
+        ("N of 1 or more", lambda: fused.amax_quantize_nvfp4(x[:, :0])),
+        (r"x has shape \(\); accepted is", lambda: fused.amax_quantize_nvfp4(x[0, 0])),
+        ("gsa is torch.float16; accepted is float32",
+         lambda: fused.quantize_nvfp4_from_buffer(x, gsa.half())),
+        (r"accepted are one element, or \(rows,\) = \(4,\) for this x",
          lambda: fused.quantize_nvfp4_from_buffer(x, gsa.expand(3))),
         ("gsa must be a CUDA tensor", lambda: fused.quantize_nvfp4_from_buffer(x, gsa.cpu())),
-        ("interleave must be 0, or divide intermediate = 32",
+        ("accepted are divisors of 32, and 0",
          lambda: fused.deinterleave_quantize_from_buffer(x, 32, 5, gsa)),
-        (r"fused must have 2 \* intermediate = 60 columns",
+        ("intermediate is 30 and fused has shape",
          lambda: fused.deinterleave_quantize_from_buffer(x, 30, 5, gsa)),
     ]  # fmt: skip
     for message, call in cases:
@@ -286,10 +287,10 @@ def test_bad_arguments_reach_no_kernel() -> None:
             call()
     good = fused.amax_quantize_nvfp4(x)
     for bad, message in (
-        ((good[0][:2], good[1], good[2]), "x_fp4 must have shape"),
-        ((good[0].view(torch.int8), good[1], good[2]), "x_fp4 has the wrong dtype"),
-        ((good[0], good[1].T.contiguous().T, good[2]), "x_sf must be contiguous"),
-        ((good[0], good[1], good[2].expand(2)), "gsa must have shape"),
+        ((good[0][:2], good[1], good[2]), "x_fp4 has shape"),
+        ((good[0].view(torch.int8), good[1], good[2]), "x_fp4 is torch.int8; accepted is"),
+        ((good[0], good[1].T.contiguous().T, good[2]), "x_sf has strides"),
+        ((good[0], good[1], good[2].expand(2)), "gsa has shape"),
     ):
         with pytest.raises(RuntimeError, match=message):
             fused.amax_quantize_nvfp4.out(x, x_fp4=bad[0], x_sf=bad[1], gsa=bad[2])

@@ -163,19 +163,22 @@ def test_bad_arguments_reach_no_kernel() -> None:
     data, scale_inv, _ = _quantize(x)
     back = module("dequantize").dequantize
     cases: list[tuple[str, Callable[[], object]]] = [
-        ("x must be bfloat16, float16 or float32", lambda: _quantize(x.int())),
-        ("dtype must be float8_e4m3fn or float8_e5m2", lambda: _quantize(x, dtype=torch.int8)),
+        ("x is torch.int32; accepted are bfloat16", lambda: _quantize(x.int())),
+        ("dtype is torch.int8; accepted are float8_e4m3fn", lambda: _quantize(x, dtype=torch.int8)),
         ("granularity is 'block'", lambda: _quantize(x, granularity="block")),
-        ("scale must be float32", lambda: _quantize(x, scale.half())),
-        ("scale must have 4 elements", lambda: _quantize(x, scale, granularity="row")),
+        ("scale is torch.float16; accepted is float32", lambda: _quantize(x, scale.half())),
+        ("is a tensor of 4 elements", lambda: _quantize(x, scale, granularity="row")),
         ("scale must be a CUDA tensor", lambda: _quantize(x, scale.cpu())),
-        ("pass one of them", lambda: _quantize(x, scale, scale_value=2.0)),
+        ("accepted is one of them", lambda: _quantize(x, scale, scale_value=2.0)),
         ("scale is 0.0; accepted is", lambda: _quantize(x, scale_value=0.0)),
-        ("scale_value is one number", lambda: _quantize(x, scale_value=2.0, granularity="row")),
-        ("scale_ub is given beside a scale", lambda: _quantize(x, scale, scale_ub=1.0)),
+        (
+            "scale is one number; accepted with it",
+            lambda: _quantize(x, scale_value=2.0, granularity="row"),
+        ),
+        ("scale_ub is 1.0 beside a scale", lambda: _quantize(x, scale, scale_ub=1.0)),
         ("scale_ub is inf; accepted is", lambda: _quantize(x, scale_ub=float("inf"))),
-        ("data must be float8", lambda: back(x, scale_inv, 0, 0)),
-        ("scale_inv does not have the shape", lambda: back(data, scale_inv, 1, 0)),
+        ("data is torch.bfloat16; accepted are float8", lambda: back(x, scale_inv, 0, 0)),
+        ("scale_inv has shape", lambda: back(data, scale_inv, 1, 0)),
         ("scale_layout is 'x'", lambda: back(data, scale_inv, 1, 64, scale_layout="x")),
         ("multiple of 16", lambda: back(data, scale_inv, 1, 8)),
     ]
@@ -183,7 +186,7 @@ def test_bad_arguments_reach_no_kernel() -> None:
         with pytest.raises(RuntimeError, match=message):
             call()
     wrong = torch.empty(4, 63, dtype=E4M3, device="cuda")
-    with pytest.raises(RuntimeError, match="data must have shape"):
+    with pytest.raises(RuntimeError, match="data has shape"):
         module("quantize_fp8").quantize_fp8.out(
             x, dtype=E4M3, data=wrong, scale_inv=scale, amax=_scales(1)
         )

@@ -328,23 +328,23 @@ def test_bad_arguments_reach_no_kernel() -> None:
     silu_group = module("swiglu_quantize_per_token_group").swiglu_quantize_per_token_group
     x, weight = randn(4, 64), torch.ones(64, device="cuda")
     cases: list[tuple[str, Callable[[], object]]] = [
-        ("weight must have shape", lambda: norm.rmsnorm_quantize_fp8(x, weight[:5], dtype=E4M3)),
-        ("needs a scale",
+        ("weight has shape", lambda: norm.rmsnorm_quantize_fp8(x, weight[:5], dtype=E4M3)),
+        ("without a scale",
          lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, granularity="tensor")),
-        ("residual must have x's shape",
+        ("accepted is x's shape",
          lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, residual=randn(2, 64))),
         ("residual shares memory with x",
          lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, residual=x)),
-        ("group_size must be", lambda: norm_group(x, weight, 24, dtype=E4M3)),
+        ("group_size is", lambda: norm_group(x, weight, 24, dtype=E4M3)),
         ("amax_eps is 0.0; accepted is",
          lambda: norm_group(x, weight, 16, dtype=E4M3, amax_eps=0.0)),
-        ("even number", lambda: silu.swiglu_quantize_fp8(x[:, :63], dtype=E4M3)),
-        ("interleave must be 0, or divide N = 32",
+        ("gate and up", lambda: silu.swiglu_quantize_fp8(x[:, :63], dtype=E4M3)),
+        ("accepted are divisors of 32, and 0",
          lambda: silu.swiglu_quantize_fp8(x, dtype=E4M3, interleave=5)),
-        ("even number", lambda: silu_group(x[:, :63], 16, dtype=E4M3)),
-        ("group_size must be", lambda: silu_group(x, 48, dtype=E4M3)),
-        ("counts must have 1", lambda: silu_group(x, 16, weight.long()[:3], dtype=E4M3)),
-        ("interleave must be 0, or divide N = 32",
+        (r"accepted is \(\.\.\., 2 \* N\)", lambda: silu_group(x[:, :63], 16, dtype=E4M3)),
+        ("group_size is", lambda: silu_group(x, 48, dtype=E4M3)),
+        ("counts has shape", lambda: silu_group(x, 16, weight.long()[:3], dtype=E4M3)),
+        ("accepted are divisors of 32, and 0",
          lambda: silu_group(x, 16, dtype=E4M3, interleave=5)),
     ]  # fmt: skip
     for message, call in cases:

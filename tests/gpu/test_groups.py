@@ -384,11 +384,11 @@ def test_bad_arguments_are_refused() -> None:
         (lambda: quantize("quantize_mxfp8", x, dtype=torch.int8), "dtype"),
         (
             lambda: quantize("quantize_per_token_group_both", x[None], 16, dtype=E4M3),
-            "two dimensions",
+            "M and K >= 1",
         ),
         (lambda: quantize("quantize_per_token_group", x, 16, x, dtype=E4M3), "counts"),
         (lambda: back(codes, torch.ones(4, 6, device="cuda"), 1, 12), "multiple of 16"),
-        (lambda: back(codes, torch.ones(4, 4, device="cuda"), -1, 16), "not be negative"),
+        (lambda: back(codes, torch.ones(4, 4, device="cuda"), -1, 16), "not negative"),
     ):
         with pytest.raises(RuntimeError, match=match):
             call()

@@ -244,7 +244,7 @@ def test_names_and_numbers_are_refused_in_the_plans_words(machine: Machine, name
     assert all(bool((byte_view(t) == POISON).all()) for t in buffers.values())
 
 
-def test_dtypes_are_refused_by_plans_and_bindings(machine: Machine) -> None:
+def test_dtypes_are_refused_in_the_plans_words(machine: Machine) -> None:
     """No op takes float64, wherever its record has a rule of dtypes."""
     machine.use(0)
     refused = 0
@@ -264,11 +264,11 @@ def test_dtypes_are_refused_by_plans_and_bindings(machine: Machine) -> None:
                 shape = given.shape if isinstance(given, Tensor) else (1,)
                 wrong = torch.zeros(shape, dtype=torch.float64)
             changed = {**arguments, argument: wrong}
-            with pytest.raises(TypeError, match=f"^{argument} is torch.float64; accepted "):
+            with pytest.raises(TypeError, match=f"^{argument} is torch.float64; accepted ") as plan:
                 op.plan(**changed)
             with pytest.raises(RuntimeError) as binding:
                 machine.call(op.module, op.function, **changed, **buffers)
-            assert argument in _words(str(binding.value)), f"{name}: {binding.value}"
+            assert str(binding.value) == f"{op.function}: {plan.value}"
             refused += 1
     assert refused > len(OPS)
 
@@ -308,7 +308,10 @@ def _refusals() -> Iterator[list[_Refusal]]:
 
 
 def test_bindings_refuse_what_ops_refuse(machine: Machine) -> None:
-    """Each call of the tables of errors, for the same argument."""
+    """Each call of the tables of errors, in the same words.
+
+    Bindings do not know what makes buffers, and look at shared memory first.
+    """
     machine.use(0)
     compared = 0
     for call, error, _ in (*test_errors.CASES.values(), *test_errors_fp8.CASES.values()):
@@ -328,19 +331,13 @@ def test_bindings_refuse_what_ops_refuse(machine: Machine) -> None:
                     **arguments,
                     **dict(zip(op.results, results)),  # noqa: B905
                 )
-            words = str(refused)
+            words = re.sub(r" [\w.]+\(.*\) makes buffers that fit$", "", str(refused))
             for label, name in zip(op._labels, op.results, strict=True):
                 words = re.sub(rf"(?<!\w){re.escape(label)}(?!\w)", name, words)
             of_binding = str(said.value).removeprefix(f"{op.function}: ")
-            names = {*op.names, *(n.shown for n in op.numbers.values()), "n_hc", "block"}
-            both = _words(words) & _words(of_binding)
-            assert both & names.union(op.results if buffers else ()), f"{words}\n{of_binding}"
+            assert of_binding == words.removesuffix(".") or "shares memory" in of_binding
             compared += 1
     assert compared > 150
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text))
 
 
 def test_numbers_and_buffers_that_the_plans_refuse(machine: Machine) -> None:

@@ -21,6 +21,7 @@ struct Amax {
 
   void check() const {
     check_name("granularity", granularity, {"tensor", "row"});
+    check_values("x", x, 1, "(..., N)");
   }
 };
 

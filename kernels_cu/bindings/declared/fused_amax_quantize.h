@@ -28,6 +28,7 @@ struct AmaxQuantizeNvfp4 {
                  "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, such as amax / 2688. Leave it out to have it computed");
+    check_values("x", x, 1, "(..., N)");
   }
 };
 
@@ -49,6 +50,9 @@ struct QuantizeNvfp4FromAmax {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's");
+    check_values("x", x, 1, "(..., N)");
+    check_dtype("amax", amax, {ScalarType::Float},
+                "accepted is float32. Convert it with amax.float()");
   }
 };
 

@@ -27,6 +27,9 @@ struct QuantizeMxfp4 {
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
     check_name("rounding", rounding, {"nearest", "stochastic"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_values("x", x, 1, "(..., N)");
+    check_dtype("signs", signs, {ScalarType::Char},
+                "accepted is int8. Convert it with signs.char()");
   }
 };
 
@@ -45,6 +48,8 @@ struct DequantizeMxfp4 {
 
   void check() const {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
+                "accepted are bfloat16, float16 and float32. Dequantize to float32 and convert the result for another one");
   }
 };
 

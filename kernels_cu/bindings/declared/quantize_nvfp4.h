@@ -21,6 +21,9 @@ struct QuantizeNvfp4 {
   void check() const {
     check_name("recipe", recipe, {"te", "vllm"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_values("x", x, 1, "(..., N)");
+    check_dtype("gsa", gsa, {ScalarType::Float},
+                "accepted is float32. Convert it with gsa.float()");
   }
 };
 

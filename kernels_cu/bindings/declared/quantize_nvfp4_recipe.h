@@ -21,6 +21,9 @@ struct RotatedAmax {
   void check() const {
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
     check_name("granularity", granularity, {"tensor", "row"});
+    check_values("x", x, 1, "(..., N)");
+    check_dtype("signs", signs, {ScalarType::Char},
+                "accepted is int8. Convert it with signs.char()");
   }
 };
 
@@ -52,6 +55,11 @@ struct QuantizeNvfp4Recipe {
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
     check_name("rounding", rounding, {"nearest", "stochastic"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
+    check_values("x", x, 1, "(..., N)");
+    check_dtype("amax", amax, {ScalarType::Float},
+                "accepted is float32. Convert it with amax.float()");
+    check_dtype("signs", signs, {ScalarType::Char},
+                "accepted is int8. Convert it with signs.char()");
   }
 };
 

@@ -32,6 +32,11 @@ struct RmsnormQuantizeFp8 {
                  "a finite positive number whose reciprocal is finite in float32, 2.94e-39 or more, such as 448 / amax: elements are multiplied with it");
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, 2**-149 or more. Leave it out for no bound");
+    check_values("x", x, 1, "(..., N)");
+    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
+                "accepted are float8_e4m3fn and float8_e5m2");
+    check_dtype("scale", scale, {ScalarType::Float},
+                "accepted is float32. Convert it with scale.float()");
   }
 };
 
