@@ -8,6 +8,7 @@ that take the kernels' other ways. What an op does not write must keep the byte 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import re
@@ -219,6 +220,16 @@ def test_products_in_tiles(machine: Machine, checked: set[str]) -> None:
     checked.add("tiles")
 
 
+def test_sums_of_many_groups(machine: Machine) -> None:
+    """So many that each has a whole thread block for its sums, the last with two columns."""
+    grad = torch.arange(330 * 1026).reshape(330, 1026).mul(7).remainder(9).sub(4).bfloat16()
+    offsets = 1026 * torch.arange(0, 331, 5)
+    keywords = {"dtype": torch.float8_e5m2}
+    sample = Sample("quantize_ragged_grad_fp8", "", lambda _: ((grad, offsets, None), keywords))
+    many_sms = max(range(machine.devices), key=machine.multiprocessors)
+    _check(machine, sample, [(many_sms, False)])
+
+
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.choices or op.numbers])
 def test_names_and_numbers_are_refused_in_the_plans_words(machine: Machine, name: str) -> None:
     machine.use(0)
@@ -332,12 +343,22 @@ def test_bindings_refuse_what_ops_refuse(machine: Machine) -> None:
                     **dict(zip(op.results, results)),  # noqa: B905
                 )
             words = re.sub(r" [\w.]+\(.*\) makes buffers that fit$", "", str(refused))
-            for label, name in zip(op._labels, op.results, strict=True):
-                words = re.sub(rf"(?<!\w){re.escape(label)}(?!\w)", name, words)
+            words = _of_results(op, words)
             of_binding = str(said.value).removeprefix(f"{op.function}: ")
             assert of_binding == words.removesuffix(".") or "shares memory" in of_binding
             compared += 1
     assert compared > 150
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+def _of_results(op: Op, text: str) -> str:
+    """A message with the schema's names of the buffers."""
+    for label, name in zip(op._labels, op.results, strict=True):
+        text = re.sub(rf"(?<!\w){re.escape(label)}(?!\w)", name, text)
+    return text
 
 
 def test_numbers_and_buffers_that_the_plans_refuse(machine: Machine) -> None:
@@ -363,44 +384,89 @@ def test_numbers_and_buffers_that_the_plans_refuse(machine: Machine) -> None:
             call(memory.as_strided((4, 32), (stride, 1)))
 
 
-def test_what_is_written_has_memory_of_its_own(machine: Machine) -> None:
-    """Refused in the words of the ops, and only where two really meet."""
+def _refused(machine: Machine, op: Op, arguments: dict[str, Any], buffers: dict[str, Any]) -> str:
+    """What an op and its binding both say of a call; nothing if both accept it."""
+    said = []
+    for call in (op.out, functools.partial(machine.call, op.module, op.function)):
+        try:
+            call(**arguments, **buffers)
+            said.append("")
+        except (ValueError, RuntimeError) as error:
+            said.append(str(error).removeprefix(f"{op.function}: "))
+    assert _of_results(op, said[0]) == said[1]
+    return said[1]
+
+
+def _neighbors(one: Tensor, other: Tensor, *, meet: bool) -> tuple[Tensor, Tensor]:
+    """Contiguous copies in one piece of memory, the second from the end of the first on."""
+    sizes = [t.numel() * t.element_size() for t in (one, other)]
+    second = (sizes[0] - 1 if meet else sizes[0] + 15) // 16 * 16  # aligned
+    memory = torch.zeros(second + max(sizes), dtype=torch.uint8)
+    made = []
+    for t, first, count in zip((one, other), (0, second), sizes, strict=True):
+        part = memory[first : first + count]
+        part.copy_(t.contiguous().reshape(-1).view(torch.uint8))
+        made.append(part.view(t.dtype).view(t.shape))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_what_is_written_has_memory_of_its_own(machine: Machine, name: str) -> None:
+    """Each result and a residual that is updated, next to every other tensor of the call."""
+    op = OPS[name]
+    machine.use(HOPPER if name in HOPPER_ALONE else 0)
+
+    def tensors(sample: Sample) -> int:
+        args, kwargs = sample.make("cpu")
+        return sum(isinstance(v, Tensor) and v.numel() > 0 for v in (*args, *kwargs.values()))
+
+    args, kwargs = max(SAMPLES[name], key=tensors).make("cpu")
+    arguments, buffers = op._named(args, kwargs), poisoned_buffers(op, args, kwargs)
+    updated = ["residual"] if "!" in op.arguments else []
+    present = {
+        key: value
+        for key, value in {**arguments, **buffers}.items()
+        if isinstance(value, Tensor) and value.numel() > 0
+    }
+    for one, other in itertools.product([*updated, *buffers], present):
+        if one == other or one not in present:
+            continue
+        for meet in (True, False):
+            changed = dict(
+                zip((one, other), _neighbors(present[one], present[other], meet=meet), strict=True)
+            )
+            given = {key: changed.get(key, value) for key, value in arguments.items()}
+            into = {key: changed.get(key, value) for key, value in buffers.items()}
+            said = _refused(machine, op, given, into)
+            assert ("shares memory with" in said) == meet
+            assert _words(said) >= {one, other} if meet else said == ""
+
+
+UPDATES = [name for name, op in OPS.items() if "!" in op.arguments]
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_residual_does_not_overlap_itself_or_x(machine: Machine, name: str) -> None:
+    """Refused only if two elements really meet."""
     machine.use(0)
-    op = OPS["rmsnorm_quantize_fp8"]
-    wide, weight = randn(4, 128), torch.ones(64)
-    x, floats = wide[:, :64], torch.zeros(8, 1)
-    how = {"dtype": torch.float8_e4m3fn}
-
-    def refusals(residual: Tensor | None, **changed: Tensor) -> tuple[str, ...]:
-        args, kwargs = (x, weight), {**how, "residual": residual}
-        buffers = {**poisoned_buffers(op, (x, weight), how), **changed}
-        said = []
-        for call in (op.out, op._cuda_out):
-            try:
-                call(*args, **kwargs, **buffers)
-            except (ValueError, RuntimeError) as error:
-                said.append(str(error).removeprefix(f"{op.function}: ").replace("out.", ""))
-        return tuple(said)
-
-    for residual, changed in (
-        (x, {}),
-        (wide[:, 63:127], {}),
-        (wide[:, 1:65], {}),
-        (randn(3 + 64).as_strided((4, 64), (1, 1)), {}),
-        (None, {"amax": floats[:4], "scale_inv": floats[3:7]}),
-        (None, {"data": x.view(torch.float8_e4m3fn)[:, 64:128]}),
+    op = OPS[name]
+    wide = randn(5, 130)
+    sample = next(s for s in SAMPLES[name] if s.make("cpu")[1]["residual"] is not None)
+    args, kwargs = sample.make("cpu")
+    x, weight = wide[:4, :64], torch.ones(64)
+    others = [t[:1] if isinstance(t, Tensor) else t for t in args[2:]]
+    buffers = poisoned_buffers(op, (x, weight, *others), {**kwargs, "residual": None})
+    arguments = op._named((x, weight, *others), kwargs)
+    for residual, refused in (
+        (x, "shares memory"),
+        (wide[:4, 63:127], "shares memory"),
+        (wide[:4, 64:128], ""),
+        (wide.view(-1)[67:].as_strided((4, 64), (130, 1)), ""),
+        (randn(256).as_strided((4, 64), (0, 1)), "has strides"),
+        (randn(256).as_strided((4, 64), (63, 1)), "has strides"),
+        (randn(8, 64)[::2], ""),
     ):
-        said = refusals(residual, **changed)
-        assert len(said) == 2
-        assert said[0] == said[1]
-        assert "memory of its own" in said[0]
-    for residual, changed in (
-        (wide[:, 64:], {}),
-        (randn(8, 64)[::2], {}),
-        (None, {"amax": floats[:4], "scale_inv": floats[4:]}),
-        (None, {"data": wide.view(torch.float8_e4m3fn)[:, 128:192]}),
-    ):
-        assert refusals(residual, **changed) == ()
+        assert refused in _refused(machine, op, {**arguments, "residual": residual}, buffers)
 
 
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -478,6 +544,34 @@ def test_a_launch_that_fails_leaves_no_error_to_others(machine: Machine) -> None
             assert machine.last_error == 0, name
     finally:
         machine.refuse(False)
+
+
+def _rows_in_two_dimensions(op: Op) -> Sample | None:
+    """A sample of an op that takes such rows at any stride."""
+    of_row = 1 + (op.names[0] == "X")
+    for sample in SAMPLES[op.name] if op.names[0] != "x_fp4" else ():
+        x = sample.make("cpu")[0][0]
+        if x.dim() == of_row + 2 and x.numel() > 0:
+            return sample
+    return None
+
+
+def test_rows_that_32_bits_cannot_count(machine: Machine) -> None:
+    """Refused unless they are at one stride: kernels divide a row's number in 32 bits then."""
+    refused = 0
+    for name, op in OPS.items():
+        sample = _rows_in_two_dimensions(op)
+        if sample is None:
+            continue
+        machine.use(HOPPER if name in HOPPER_ALONE else 0)
+        args, kwargs = sample.make("cpu")
+        many = args[0][:2, :1].expand(2, 2**32, *args[0].shape[2:])
+        arguments = {**op._named(args, kwargs), op.names[0]: many}
+        buffers = {result: torch.zeros(1) for result in op.results}
+        with pytest.raises(RuntimeError, match=r"has 8589934592 rows, 2\^32 or more"):
+            machine.call(op.module, op.function, **arguments, **buffers)
+        refused += 1
+    assert refused > 30
 
 
 @pytest.mark.parametrize("name", sorted(HOPPER_ALONE))

@@ -238,12 +238,3 @@ def test_norms_read_nothing_past_the_end(
     _check_norm(machine, expected, "", x, weight)
     every_second = torch.cat((x, x), 1).view(2 * rows, cols)[1::2]
     _check_norm(machine, expected, "", every_second, weight)
-
-
-def test_more_rows_than_32_bits_count(machine: Machine) -> None:
-    machine.use(0)
-    x = torch.zeros(2, 1).as_strided((2, 2**32, 1), (1, 0, 1))
-    codes = torch.empty(2, 2**32, 0, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    scales = torch.empty(2, 2**32, 0, dtype=torch.float8_e4m3fn)
-    with pytest.raises(RuntimeError, match=r"x has 8589934592 rows, 2\^32 or more.*x\.contiguous"):
-        machine.call("quantize_nvfp4", "quantize_nvfp4", x, torch.ones(1), x_fp4=codes, x_sf=scales)
