@@ -32,7 +32,7 @@ from jitquant.nn._rounding import (
 )
 from jitquant.nn._safetensors import Entry, Writer, read_header, read_tensor
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
-from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
+from jitquant.nn._targets import FUSED_LAYERS, as_patterns, families, refusal
 from jitquant.numerics.recipes import dequantize_mxfp4
 from jitquant.tensors.fp8 import QuantizedTensor
 from jitquant.tensors.nvfp4 import NVFP4Tensor
@@ -213,7 +213,7 @@ def quantize_checkpoint(
     layout: FileLayout = "compressed-tensors",
     targets: str | Sequence[str] = "all",
     ignore: str | Sequence[str] | None = None,
-    siblings: Sequence[Sequence[str]] = SIBLINGS,
+    fused_layers: Sequence[Sequence[str]] = FUSED_LAYERS,
     rounding: WeightRounding = "nearest",
     calibration: Calibration | str | PathLike[str] | None = None,
     fp8_share: float = 0.0,
@@ -239,7 +239,7 @@ def quantize_checkpoint(
         format: "nvfp4": weights and activations; "nvfp4a16": only weights; "fp8_block": 128x128;
             "fp8_row" and "int8": a scale for each output feature; "mxfp4": only weights.
         layout: "compressed-tensors", or "modelopt" for "nvfp4".
-        targets, ignore, siblings: as for `convert`. Embeddings are never quantized.
+        targets, ignore, fused_layers: as for `convert`. Embeddings are never quantized.
         rounding: of weights to NVFP4, as for `convert`: "nearest", "4over6", "mse" or "gptq".
         calibration: from `calibrate`, or a file from `Calibration.save`, with the names of the
             folder. Used for "gptq", which keeps layers that engines fuse in memory together, for
@@ -289,7 +289,7 @@ def quantize_checkpoint(
     files = _Source(source)
     known = {} if calibration is None else calibration.layers
     work = _Work(files, format, layout, where, rounding, known)
-    work.plan(targets, ignored, siblings, input_amax)
+    work.plan(targets, ignored, fused_layers, input_amax)
     partial = out.with_name(out.name + ".partial")
     what = {
         "format": format,
@@ -297,7 +297,7 @@ def quantize_checkpoint(
         "rounding": rounding,
         "targets": targets if isinstance(targets, str) else list(targets),
         "ignore": None if ignored is None else list(ignored),
-        "siblings": [list(family) for family in siblings],
+        "fused_layers": [list(family) for family in fused_layers],
         "input_amax": input_amax
         if isinstance(input_amax, (int, float, type(None)))
         else dict(input_amax),
@@ -366,7 +366,7 @@ class _Work:
         self,
         targets: str | Sequence[str],
         ignored: Sequence[str] | None,
-        siblings: Sequence[Sequence[str]],
+        fused_layers: Sequence[Sequence[str]],
         input_amax: float | Mapping[str, float] | None,
     ) -> None:
         """Decides by name what to do with each matrix. Reads no values."""
@@ -394,7 +394,7 @@ class _Work:
         if config.get("tie_word_embeddings") and "lm_head" not in self.ignored:
             self.ignored.append("lm_head")
         if self.scheme.has_gsa:
-            for family in families(self.quantized, shapes, siblings):
+            for family in families(self.quantized, shapes, fused_layers):
                 self.relatives |= dict.fromkeys(family, family)
         if self.rounding == "gptq":
             done.uncalibrated = [name for name in self.quantized if self._inputs(name) is None]

@@ -21,7 +21,7 @@ from jitquant.formats import (
 from jitquant.nn._calibration import Calibration, InputStatistics, lowest, output_sqnr
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
-from jitquant.nn._targets import SIBLINGS, as_patterns, families, refusal
+from jitquant.nn._targets import FUSED_LAYERS, as_patterns, families, refusal
 from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts, projections_of
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
@@ -146,7 +146,7 @@ def convert(
     filter: Callable[[str, nn.Module], bool] | None = None,
     targets: str | Sequence[str] = "all",
     ignore: str | Sequence[str] | None = None,
-    siblings: Sequence[Sequence[str]] = SIBLINGS,
+    fused_layers: Sequence[Sequence[str]] = FUSED_LAYERS,
     rounding: WeightRounding = "nearest",
     calibration: Calibration | None = None,
     static_inputs: bool = False,
@@ -189,8 +189,9 @@ def convert(
             ``*`` and ``?``, or regular expressions after ``re:``.
         ignore: patterns to skip, such as ``("lm_head", "model.layers.0.*")``; None: heads and
             routers, as above; ``()``: nothing.
-        siblings: the last name parts of layers that engines fuse, for each family; ``()``: each
-            layer has its own gsa.
+        fused_layers: linears that engines fuse into one product, as tuples of the last parts of
+            their names: ``[("q_proj", "k_proj", "v_proj"), ("mlp.gate", "mlp.up")]``. The linears
+            of a tuple share one gsa in NVFP4. ``()``: each linear has its own gsa.
         rounding: of weights to NVFP4; kernels, files and speed are the same. "nearest"; "4over6":
             a block's amax maps to 6 or 4, whichever has the smaller error; "mse": searches the
             block scales and the gsa for the smallest squared error; "gptq": like "mse", and
@@ -285,7 +286,7 @@ def convert(
     relatives: dict[str, list[str]] = {}
     linears = {n: m for n, m in chosen.items() if isinstance(m, nn.Linear)}
     if kind is NVFP4Linear:
-        for family in families(linears, shapes, siblings):
+        for family in families(linears, shapes, fused_layers):
             relatives |= dict.fromkeys(family, family)
         known = {} if calibration is None else calibration.layers
         _check_sizes(linears, known)

@@ -21,7 +21,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
 }
 """What a name of `targets` stands for."""
 
-SIBLINGS: tuple[tuple[str, ...], ...] = (
+FUSED_LAYERS: tuple[tuple[str, ...], ...] = (
     ("q_proj", "k_proj", "v_proj"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
     ("gate_proj", "up_proj"),
@@ -132,18 +132,17 @@ def refusal(
 def families(
     names: Iterable[str],
     shapes: Shapes,
-    siblings: Sequence[Sequence[str]] = SIBLINGS,
+    fused_layers: Sequence[Sequence[str]] = FUSED_LAYERS,
 ) -> list[list[str]]:
     """Those of ``names`` that engines fuse, two or more together.
 
     Args:
         names: of linears.
-        shapes: of their weights; the last size of siblings is the same.
-        siblings: the last parts of the names of one family, or such that begin at the owner:
-            ``("attn.q", "attn.k")``.
+        shapes: of their weights; layers are fused only if their in_features are equal.
+        fused_layers: as for `convert`.
     """
     known, found = dict.fromkeys(names), []
-    for family in siblings:
+    for family in fused_layers:
         owners = dict.fromkeys(
             name[: -len(member)]
             for name in known

@@ -94,7 +94,7 @@ def test_fused_siblings_have_one_gsa(model: Block) -> None:
         model.gate.weight.mul_(8)
     apart = copy.deepcopy(model)
     convert(model, "nvfp4")
-    convert(apart, "nvfp4", siblings=())
+    convert(apart, "nvfp4", fused_layers=())
 
     def merged(of: Block) -> list[Tensor]:
         tensors, _ = compressed_tensors(of)
@@ -109,7 +109,7 @@ def test_fused_siblings_have_one_gsa(model: Block) -> None:
     assert torch.equal(model.gate.weight_gsa, apart.gate.weight_gsa)
     assert model.down.weight_gsa != model.gate.weight_gsa
     assert sqnr(merged(apart)[0], want[0]) < 3  # what the shared gsa is for
-    own = convert(Block().to(BF16), "nvfp4", siblings=[("gate", "up", "down")])
+    own = convert(Block().to(BF16), "nvfp4", fused_layers=[("gate", "up", "down")])
     assert own.replaced == ["gate", "up", "down"]
 
 
