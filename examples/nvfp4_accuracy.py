@@ -40,7 +40,7 @@ TEXT = (
     "The committee will meet again when the figures have been checked.",
 )
 
-GPTQ: dict[str, Any] = {"recipe": "nvfp4", "rounding": "gptq", "static_inputs": True}
+GPTQ: dict[str, Any] = {"recipe": "nvfp4", "rounding": "gptq", "static_input_scales": True}
 RECIPES: dict[str, dict[str, Any]] = {
     "fp8_block": {"recipe": "fp8_block"},
     "nvfp4": {"recipe": "nvfp4"},

@@ -42,7 +42,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How ``from_pretrained`` quantizes a model.
 
     Attributes:
-        recipe, targets, ignore, rounding, static_inputs, fp8_share, compute,
+        recipe, targets, ignore, rounding, static_input_scales, fp8_share, compute,
             input_select: as for
             `jitquant.nn.convert`.
         calibration: path of the file that ``calibrate(model, batches).save(path)`` wrote, or None.
@@ -56,7 +56,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         ignore: str | Sequence[str] | None = None,
         rounding: WeightRounding = "nearest",
         calibration: str | PathLike[str] | None = None,
-        static_inputs: bool = False,
+        static_input_scales: bool = False,
         fp8_share: float = 0.0,
         compute: Compute = "exact",
         input_select: Select = "none",
@@ -71,7 +71,8 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         one_of("recipe", recipe, tuple(LAYERS))
         self.quant_method = METHOD
         self.recipe, self.targets, self.ignore = recipe, targets, ignore
-        self.rounding, self.static_inputs, self.fp8_share = rounding, static_inputs, fp8_share
+        self.rounding, self.fp8_share = rounding, fp8_share
+        self.static_input_scales = static_input_scales
         self.compute, self.input_select = compute, input_select
         self.calibration = None if calibration is None else str(calibration)
         check_arguments(recipe, **self._accuracy())  # before a model is read
@@ -85,7 +86,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         return {
             "rounding": self.rounding,
             "calibration": found,
-            "static_inputs": self.static_inputs,
+            "static_input_scales": self.static_input_scales,
             "fp8_share": self.fp8_share,
             "compute": self.compute,
             "input_select": self.input_select,

@@ -282,7 +282,7 @@ def _input_scales(
     if experts:
         raise ValueError(
             f"{experts[0]} are experts, whose amaxes are not measured; leave out input_amax and "
-            "static_inputs, or the experts when converting: ignore=('lm_head', 'experts')"
+            "static_input_scales, or the experts when converting: ignore=('lm_head', 'experts')"
         )
     if amaxes is None:
         absent = [places[0] for places in names.values() if places[0] not in static]

@@ -149,7 +149,7 @@ def convert(
     fused_layers: Sequence[Sequence[str]] = FUSED_LAYERS,
     rounding: WeightRounding = "nearest",
     calibration: Calibration | None = None,
-    static_inputs: bool = False,
+    static_input_scales: bool = False,
     fp8_share: float = 0.0,
     compute: Compute = "exact",
     input_select: Select = "none",
@@ -199,8 +199,8 @@ def convert(
             `convert` several times with ``targets``.
         calibration: of this model, from `calibrate`: for "gptq", which rounds layers that are not
             in it like "mse", and for the next two arguments, which do not apply to experts.
-        static_inputs: whether to quantize the inputs of "nvfp4" with the amax of the calibration.
-            This saves a launch, and writes the scales that engines need to files.
+        static_input_scales: whether to quantize the inputs of "nvfp4" with the amax of the
+            calibration. This saves a launch, and writes the scales that engines need to files.
         fp8_share: 0 to 1: the share of linears that become `Float8BlockwiseLinear` instead, those
             with the lowest SQNR of the outputs in NVFP4, or of the weights without statistics of
             the inputs. Layers that engines fuse stay together.
@@ -233,7 +233,7 @@ def convert(
             f"one linear call {kind.__name__}.from_linear(model)"
         )
     check_filter(filter)
-    how_accurate = (rounding, calibration, static_inputs, fp8_share, compute, input_select)
+    how_accurate = (rounding, calibration, static_input_scales, fp8_share, compute, input_select)
     check_arguments(recipe_name, *how_accurate)
     ignored = None if ignore is None else as_patterns("ignore", ignore)
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
@@ -290,7 +290,7 @@ def convert(
             relatives |= dict.fromkeys(family, family)
         known = {} if calibration is None else calibration.layers
         _check_sizes(linears, known)
-        if rounding == "gptq" or static_inputs:
+        if rounding == "gptq" or static_input_scales:
             done.uncalibrated = [name for name in linears if name not in known]
 
     def round_with_relatives(name: str) -> None:
@@ -325,7 +325,7 @@ def convert(
             if name not in rounded:
                 round_with_relatives(name)
             weight, gsa = rounded.pop(name)
-            gsa = gsa if static_inputs else None
+            gsa = gsa if static_input_scales else None
             made = NVFP4Linear.from_linear(
                 module,
                 weight=weight,
@@ -394,7 +394,7 @@ def check_arguments(
     recipe: str,
     rounding: str,
     calibration: Calibration | None,
-    static_inputs: bool,
+    static_input_scales: bool,
     fp8_share: float,
     compute: str,
     input_select: str,
@@ -428,9 +428,12 @@ def check_arguments(
     for name, is_given in given.items():
         if is_given and not is_nvfp4:
             raise ValueError(f"{name} is given with recipe {recipe!r}; it is for NVFP4 alone")
-    if static_inputs and recipe != "nvfp4":
-        raise ValueError(f"static_inputs is True; with recipe {recipe!r} accepted is False")
-    for name, is_given in {"'gptq'": rounding == "gptq", "static_inputs": static_inputs}.items():
+    if static_input_scales and recipe != "nvfp4":
+        raise ValueError(f"static_input_scales is True; with recipe {recipe!r} accepted is False")
+    for name, is_given in {
+        "'gptq'": rounding == "gptq",
+        "static_input_scales": static_input_scales,
+    }.items():
         if is_given and calibration is None:
             raise ValueError(
                 f"calibration is None; {name} needs it: "

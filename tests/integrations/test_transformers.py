@@ -138,7 +138,9 @@ def test_arguments(tmp_path: Path) -> None:
     [
         ("nvfp4_weight_only", {"compute": "fp8", "targets": "attention"}),
         pytest.param(
-            "nvfp4", {"static_inputs": True, "input_select": "4over6_mse"}, marks=pytest.mark.slow
+            "nvfp4",
+            {"static_input_scales": True, "input_select": "4over6_mse"},
+            marks=pytest.mark.slow,
         ),
     ],
 )

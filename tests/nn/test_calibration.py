@@ -131,7 +131,7 @@ def test_gptq_brings_outputs_closer(model: Block, recipe: str) -> None:
 def test_static_scales_of_inputs(model: Block, tmp_path) -> None:
     found, x = calibrate(model, batches()), batches()[0]
     dynamic, unquantized = copy.deepcopy(model), copy.deepcopy(model)
-    convert(model, "nvfp4", calibration=found, static_inputs=True, ignore="unused")
+    convert(model, "nvfp4", calibration=found, static_input_scales=True, ignore="unused")
     convert(dynamic, "nvfp4", ignore="unused")
     amax = found.layers["up_proj"].amax
     assert torch.equal(model.gate_proj.input_gsa, amax / 2688)
@@ -161,7 +161,7 @@ def test_static_scales_of_inputs(model: Block, tmp_path) -> None:
 
 
 def test_some_layers_with_static_scales_cannot_be_saved(model: Block) -> None:
-    convert(model, "nvfp4", calibration=calibrate(model, batches()), static_inputs=True)
+    convert(model, "nvfp4", calibration=calibrate(model, batches()), static_input_scales=True)
     with pytest.raises(ValueError, match="unused has no input_gsa and others have"):
         compressed_tensors(model)
 
@@ -198,10 +198,12 @@ def test_errors(model: Block) -> None:
         convert(model, "nvfp4", rounding="best")
     with pytest.raises(ValueError, match="calibration is None; 'gptq' needs it"):
         convert(model, "nvfp4", rounding="gptq")
-    with pytest.raises(ValueError, match="calibration is None; static_inputs needs it"):
-        convert(model, "nvfp4", static_inputs=True)
-    with pytest.raises(ValueError, match="static_inputs is True; with recipe 'nvfp4_weight_only'"):
-        convert(model, "nvfp4_weight_only", static_inputs=True, calibration=found)
+    with pytest.raises(ValueError, match="calibration is None; static_input_scales needs it"):
+        convert(model, "nvfp4", static_input_scales=True)
+    with pytest.raises(
+        ValueError, match="static_input_scales is True; with recipe 'nvfp4_weight_only'"
+    ):
+        convert(model, "nvfp4_weight_only", static_input_scales=True, calibration=found)
     with pytest.raises(ValueError, match="rounding is given with recipe 'fp8_block'"):
         convert(model, "fp8_block", rounding="mse")
     with pytest.raises(ValueError, match="fp8_share is 5; accepted are 0 to 1"):

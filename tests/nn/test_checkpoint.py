@@ -617,7 +617,7 @@ def test_a_share_stays_in_fp8(format: Any, calibrated: bool, tmp_path: Path) -> 
     assert found.sqnr == pytest.approx(done.sqnr)
     rest = [n for n in done.sqnr if n not in done.in_fp8]
     static = format == "nvfp4"
-    convert(model, recipe, targets=rest, calibration=known, static_inputs=static)
+    convert(model, recipe, targets=rest, calibration=known, static_input_scales=static)
     convert(model, "fp8_block")
     same_files(out, model)
     back = Attention()

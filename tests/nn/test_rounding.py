@@ -162,7 +162,7 @@ def test_gptq_on_a_tiny_matrix_beside_all_codes() -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.data())
 def test_gptq_is_never_worse_than_nearest(data: st.DataObject) -> None:
-    """Whatever the inputs: few, none, with dead columns, enormous; with fused layers that differ."""
+    """Whatever the inputs: few, none, with dead columns, enormous; fused layers that differ."""
     seed = data.draw(st.integers(0, 10**6))
     rows, cols = data.draw(st.sampled_from([1, 3, 40])), data.draw(st.integers(1, 70))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
