@@ -54,8 +54,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "input_select": "4over6_mse",
         "fp8_share": 0.1,
     },
-    "nvfp4_weight_only": {"recipe": "nvfp4_weight_only"},
-    "nvfp4_weight_only, gptq": {"recipe": "nvfp4_weight_only", "rounding": "gptq"},
+    "nvfp4a16": {"recipe": "nvfp4a16"},
+    "nvfp4a16, gptq": {"recipe": "nvfp4a16", "rounding": "gptq"},
 }
 """What `jitquant.nn.convert` is called with, by what is printed."""
 

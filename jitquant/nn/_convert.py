@@ -30,22 +30,22 @@ from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
-LinearRecipe = Literal["fp8_block", "nvfp4", "nvfp4_weight_only", "mxfp4_weight_only"]
+LinearRecipe = Literal["fp8_block", "nvfp4", "nvfp4a16", "mxfp4"]
 Kind = (
     type[Float8BlockwiseLinear] | type[NVFP4Linear] | type[MXFP4Linear] | type[NVFP4TrainingLinear]
 )
 LAYERS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "fp8_block": (Float8BlockwiseLinear, {}),
     "nvfp4": (NVFP4Linear, {}),
-    "nvfp4_weight_only": (NVFP4Linear, {"weight_only": True}),
-    "mxfp4_weight_only": (MXFP4Linear, {}),
+    "nvfp4a16": (NVFP4Linear, {"weight_only": True}),
+    "mxfp4": (MXFP4Linear, {}),
 }
 _CODES = (NVFP4Linear, MXFP4Linear, NVFP4Experts)
 """What has codes in place of its weights."""
 _EXPERTS: dict[str, type[Float8BlockwiseExperts] | type[NVFP4Experts]] = {
     "fp8_block": Float8BlockwiseExperts,
     "nvfp4": NVFP4Experts,
-    "nvfp4_weight_only": NVFP4Experts,
+    "nvfp4a16": NVFP4Experts,
 }
 _HOOKS = (
     "_forward_hooks",
@@ -178,11 +178,12 @@ def convert(
     Args:
         model: any module that contains linears.
         recipe: "fp8_block": `Float8BlockwiseLinear`, with the same parameters; "nvfp4":
-            `NVFP4Linear`; "nvfp4_weight_only": the same without quantized inputs;
-            "mxfp4_weight_only": `MXFP4Linear`. An `NVFP4TrainingRecipe`: `NVFP4TrainingLinear`,
-            with the same parameters. Experts whose weights are three-dimensional tensors, as in
-            transformers 5, become `jitquant.nn.Float8BlockwiseExperts` or
-            `jitquant.nn.NVFP4Experts`; the last two recipes skip them.
+            `NVFP4Linear`; "nvfp4a16": the same, but inputs stay in bf16 or fp16; "mxfp4":
+            `MXFP4Linear`, also with unquantized inputs. An `NVFP4TrainingRecipe`:
+            `NVFP4TrainingLinear`, with the same parameters. Experts whose weights are
+            three-dimensional tensors, as in transformers 5, become
+            `jitquant.nn.Float8BlockwiseExperts` or `jitquant.nn.NVFP4Experts`; the last two
+            recipes skip them.
         filter: called with the name and the module of each linear and of experts; False skips it.
             To skip by name use ``ignore``.
         targets: "all", "attention", "mlp", "experts", or patterns: names or their last parts, with
@@ -204,7 +205,7 @@ def convert(
         fp8_share: 0 to 1: the share of linears that become `Float8BlockwiseLinear` instead, those
             with the lowest SQNR of the outputs in NVFP4, or of the weights without statistics of
             the inputs. Layers that engines fuse stay together.
-        compute: of `NVFP4Linear`, with recipe "nvfp4_weight_only": "fp8" multiplies 256 rows or
+        compute: of `NVFP4Linear`, with recipe "nvfp4a16": "fp8" multiplies 256 rows or
             more in FP8; experts stay exact. "fp8_loss" from `report` shows its cost.
         input_select: of `NVFP4Linear`, with recipe "nvfp4": "4over6_mse" and the like quantize
             inputs more accurately. Files do not have it, and experts do not use it.
@@ -405,9 +406,9 @@ def check_arguments(
         TypeError, ValueError: they are not.
     """
     one_of("compute", compute, COMPUTES)
-    if compute == "fp8" and recipe != "nvfp4_weight_only":
+    if compute == "fp8" and recipe != "nvfp4a16":
         raise ValueError(
-            f"compute is 'fp8' with recipe {recipe!r}; accepted with it is 'nvfp4_weight_only', "
+            f"compute is 'fp8' with recipe {recipe!r}; accepted with it is 'nvfp4a16', "
             "whose inputs are not quantized to NVFP4"
         )
     one_of("input_select", input_select, SELECTS)
@@ -423,7 +424,7 @@ def check_arguments(
         )
     if not 0 <= fp8_share <= 1:
         raise ValueError(f"fp8_share is {fp8_share}; accepted are 0 to 1, such as 0.05")
-    is_nvfp4 = recipe in ("nvfp4", "nvfp4_weight_only")
+    is_nvfp4 = recipe in ("nvfp4", "nvfp4a16")
     given = {"rounding": rounding != "nearest", "fp8_share": fp8_share > 0}
     for name, is_given in given.items():
         if is_given and not is_nvfp4:

@@ -13,7 +13,7 @@ from torch import Tensor
 from jitquant.nn import convert
 
 transformers: Any = pytest.importorskip("transformers", minversion="5.0")
-RECIPES = ["nvfp4", "nvfp4_weight_only"]
+RECIPES = ["nvfp4", "nvfp4a16"]
 MOST, NEW = 32, 12
 
 

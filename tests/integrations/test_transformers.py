@@ -99,7 +99,7 @@ def test_folders_of_quantize_checkpoint(folder: Path, format: Any, tmp_path: Pat
     with jitquant_layers():
         made = Auto.from_pretrained(out, dtype=BF16)
     plain = Auto.from_pretrained(folder, dtype=BF16).eval()
-    recipe: Any = {"nvfp4a16": "nvfp4_weight_only", "modelopt": "nvfp4"}.get(format, format)
+    recipe: Any = "nvfp4" if format == "modelopt" else format
     done = convert(plain, recipe)
     assert made.hf_quantizer.done.replaced == done.replaced
     kinds = {type(m) for m in made.modules()}
@@ -136,7 +136,7 @@ def test_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "how"),
     [
-        ("nvfp4_weight_only", {"compute": "fp8", "targets": "attention"}),
+        ("nvfp4a16", {"compute": "fp8", "targets": "attention"}),
         pytest.param(
             "nvfp4",
             {"static_input_scales": True, "input_select": "4over6_mse"},
@@ -191,7 +191,7 @@ def test_it_generates_with_a_static_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4_weight_only", "fp8_block"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4a16", "fp8_block"])
 def test_it_generates_under_compile(recipe: Any) -> None:
     """The whole forward is one graph: one for the prompt, and one for every token after it."""
     made = model()

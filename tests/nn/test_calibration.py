@@ -108,7 +108,7 @@ def test_the_sqnr_is_that_of_the_outputs(model: Block) -> None:
     assert found.sqnr(linear.weight, q, weight_only=True) == pytest.approx(want, abs=0.01)
 
 
-@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4_weight_only"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4a16"])
 def test_gptq_brings_outputs_closer(model: Block, recipe: str) -> None:
     x, found = torch.cat(batches()), calibrate(model, batches())
     plain = {n: m.weight.detach().float() for n, m in model.named_modules() if hasattr(m, "weight")}
@@ -200,10 +200,8 @@ def test_errors(model: Block) -> None:
         convert(model, "nvfp4", rounding="gptq")
     with pytest.raises(ValueError, match="calibration is None; static_input_scales needs it"):
         convert(model, "nvfp4", static_input_scales=True)
-    with pytest.raises(
-        ValueError, match="static_input_scales is True; with recipe 'nvfp4_weight_only'"
-    ):
-        convert(model, "nvfp4_weight_only", static_input_scales=True, calibration=found)
+    with pytest.raises(ValueError, match="static_input_scales is True; with recipe 'nvfp4a16'"):
+        convert(model, "nvfp4a16", static_input_scales=True, calibration=found)
     with pytest.raises(ValueError, match="rounding is given with recipe 'fp8_block'"):
         convert(model, "fp8_block", rounding="mse")
     with pytest.raises(ValueError, match="fp8_share is 5; accepted are 0 to 1"):
@@ -293,7 +291,7 @@ def test_gptq_brings_experts_closer() -> None:
         for rounding in ("mse", "gptq"):
             other = copy.deepcopy(model)
             done = convert(
-                other, "nvfp4_weight_only", rounding=rounding, calibration=found, targets="experts"
+                other, "nvfp4a16", rounding=rounding, calibration=found, targets="experts"
             )
             made[rounding] = sqnr(other.model.layers[0].mlp.experts(*inputs[0]), want)
             assert done.uncalibrated == []
@@ -302,7 +300,7 @@ def test_gptq_brings_experts_closer() -> None:
         if "experts" in name:
             del found.layers[name]
     other = copy.deepcopy(model)
-    done = convert(other, "nvfp4_weight_only", rounding="gptq", calibration=found)
+    done = convert(other, "nvfp4a16", rounding="gptq", calibration=found)
     assert done.uncalibrated == ["model.layers.0.mlp.experts"]
 
 

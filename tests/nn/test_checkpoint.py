@@ -594,7 +594,7 @@ def test_roundings_are_those_of_convert(rounding: Any, tmp_path: Path) -> None:
     done = quantize_checkpoint(source, out, rounding=rounding, calibration=file)
     assert done.uncalibrated == (["up"] if known else [])
     assert ("not in the calibration, rounded as mse: up" in str(done)) == (known is not None)
-    convert(model, "nvfp4_weight_only", rounding=rounding, calibration=known)
+    convert(model, "nvfp4a16", rounding=rounding, calibration=known)
     same_files(out, model)
 
 
@@ -612,7 +612,7 @@ def test_a_share_stays_in_fp8(format: Any, calibrated: bool, tmp_path: Path) -> 
     assert "o_proj" not in done.in_fp8  # of 320 columns
     assert done.bytes_after == sum(t.nbytes for t in everything(out).values())
     assert f"in FP8: {done.in_fp8[0]} and 1 more" in str(done)
-    recipe = "nvfp4" if format == "nvfp4" else "nvfp4_weight_only"
+    recipe = "nvfp4" if format == "nvfp4" else "nvfp4a16"
     found = convert(Attention(), recipe, fp8_share=0.4, **how)
     assert found.sqnr == pytest.approx(done.sqnr)
     rest = [n for n in done.sqnr if n not in done.in_fp8]

@@ -356,7 +356,7 @@ def test_transformers_reads_columns_that_are_no_whole_blocks(whole: bool, tmp_pa
     assert sqnr(back(tokens).logits.detach(), want) > 20
 
 
-@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4_weight_only", "fp8_block"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4a16", "fp8_block"])
 def test_a_model_on_meta(recipe: Any, tmp_path: Path) -> None:
     """Every weight comes from the files, tied ones stay one, and buffers are computed."""
     pytest.importorskip("transformers", minversion="5.0")
@@ -380,7 +380,7 @@ def test_inputs_are_quantized_where_they_were(tmp_path: Path) -> None:
     x = randn(8, 64)
     model = layers()
     convert(model, "nvfp4", ignore="2")
-    convert(model, "nvfp4_weight_only")
+    convert(model, "nvfp4a16")
     assert (model[0].weight_only, model[2].weight_only) == (False, True)
     save_compressed_tensors(model, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
@@ -392,7 +392,7 @@ def test_inputs_are_quantized_where_they_were(tmp_path: Path) -> None:
     assert torch.equal(back(x), model(x))
 
     one = layers()
-    convert(one, "nvfp4_weight_only")
+    convert(one, "nvfp4a16")
     save_compressed_tensors(one, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert "jitquant_dynamic_inputs" not in config
@@ -451,7 +451,7 @@ def test_save_pretrained_of_a_converted_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("aside", [False, True])
 def test_files_of_modelopt(aside: bool, algorithm: str, tmp_path: Path) -> None:
     model, x = layers(), randn(8, 64)
-    convert(model, "nvfp4" if algorithm == "NVFP4" else "nvfp4_weight_only")
+    convert(model, "nvfp4" if algorithm == "NVFP4" else "nvfp4a16")
     state = model.state_dict()
     tensors = {}
     for name in ("0", "2"):

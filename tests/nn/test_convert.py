@@ -254,8 +254,8 @@ def test_products_in_fp8() -> None:
         return nn.ModuleDict(parts).to(torch.bfloat16)
 
     exact, fast = made(), made()
-    convert(exact, "nvfp4_weight_only")
-    convert(fast, "nvfp4_weight_only", compute="fp8")
+    convert(exact, "nvfp4a16")
+    convert(fast, "nvfp4a16", compute="fp8")
     assert {m.compute for m in exact.modules() if isinstance(m, NVFP4Linear)} == {"exact"}
     assert {m.compute for m in fast.modules() if isinstance(m, NVFP4Linear)} == {"fp8"}
     for rows in (255, 256):
@@ -264,8 +264,8 @@ def test_products_in_fp8() -> None:
         want = jitquant.nvfp4_linear(x, fast["up"].weight, fast["up"].bias, compute=compute)
         assert torch.equal(fast["up"](x), want)
     assert torch.equal(exact["up"].weight_packed, fast["up"].weight_packed)
-    for recipe in ("nvfp4", "fp8_block", "mxfp4_weight_only"):
+    for recipe in ("nvfp4", "fp8_block", "mxfp4"):
         with pytest.raises(ValueError, match=f"compute is 'fp8' with recipe '{recipe}'; accepted"):
             convert(made(), recipe, compute="fp8")
     with pytest.raises(ValueError, match="compute is 'fp4'; accepted are 'exact', 'fp8'"):
-        convert(made(), "nvfp4_weight_only", compute="fp4")
+        convert(made(), "nvfp4a16", compute="fp4")

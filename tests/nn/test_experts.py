@@ -68,7 +68,7 @@ def routed(module: nn.Module, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return x, index, weights.to(BF16)
 
 
-@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4_weight_only", "fp8_block"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4a16", "fp8_block"])
 @pytest.mark.parametrize("kind", ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GptOss"])
 def test_a_model(kind: str, recipe: Any) -> None:
     model = mixture(kind, num_experts_per_tok=3)  # all of them: noise changes no choice
@@ -223,7 +223,7 @@ def test_files(kind: str, names: tuple[str, ...], recipe: Any, tmp_path: Path) -
         assert sqnr(back(TOKENS).logits, model(TOKENS).logits) > 50
 
 
-@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4_weight_only", "fp8_block"])
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4a16", "fp8_block"])
 def test_files_of_gpt_oss(recipe: Any, tmp_path: Path) -> None:
     """Its rows of gate and up come in turns, and it has biases; a matrix an expert in the files."""
     model, exact = mixture("GptOss"), mixture("GptOss")

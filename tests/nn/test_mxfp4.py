@@ -97,7 +97,7 @@ def test_a_converted_model_goes_to_files_and_back(tmp_path: Path) -> None:
     torch.manual_seed(4)
     model = _Model().bfloat16()
     plain = copy.deepcopy(model)
-    done = convert(model, "mxfp4_weight_only")
+    done = convert(model, "mxfp4")
     assert done.replaced == ["up", "down"]
     assert "not a multiple of 32" in done.skipped["odd"]
     assert "head" in done.skipped["lm_head"]
@@ -122,7 +122,7 @@ def test_compressed_tensors_reads_the_files(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     model = nn.ModuleDict({"up": _linear(bias=False)})
-    convert(model, "mxfp4_weight_only")
+    convert(model, "mxfp4")
     save_compressed_tensors(model, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     parts = {name.removeprefix("up."): t for name, t in tensors.items()}
@@ -145,8 +145,8 @@ def test_mixed_with_nvfp4(tmp_path: Path) -> None:
     torch.manual_seed(5)
     model = _Model().bfloat16()
     plain = copy.deepcopy(model)
-    convert(model, "mxfp4_weight_only", targets="up")
-    convert(model, "nvfp4_weight_only", targets="down")
+    convert(model, "mxfp4", targets="up")
+    convert(model, "nvfp4a16", targets="down")
     save_compressed_tensors(model, tmp_path)
     load_compressed_tensors(plain, tmp_path)
     assert isinstance(plain.up, MXFP4Linear)

@@ -57,14 +57,14 @@ class Format:
     cast: Cast | None = None
 
 
-_W4 = {"recipe": "nvfp4_weight_only", "bits": 4.5, "inputs": 16}
+_W4 = {"recipe": "nvfp4a16", "bits": 4.5, "inputs": 16}
 _W4A4 = {"recipe": "nvfp4", "bits": 4.5, "inputs": 4}
 FORMATS = {
     "bf16": Format("bf16", 16, 16),
     "fp8_block": Format("FP8, 128x128 blocks", 8, 8, "fp8_block"),
     "fp8_row": Format("FP8, rows", 8, 8, cast=_fp8),
     "int8": Format("INT8, rows", 8, 8, cast=_int8),
-    "mxfp4a16": Format("MXFP4", 4.25, 16, "mxfp4_weight_only"),
+    "mxfp4a16": Format("MXFP4", 4.25, 16, "mxfp4"),
     "nvfp4a16": Format("NVFP4, nearest", **_W4),
     "nvfp4a16_4over6": Format("NVFP4, 4over6", rounding="4over6", **_W4),
     "nvfp4a16_mse": Format("NVFP4, mse", rounding="mse", **_W4),
