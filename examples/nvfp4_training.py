@@ -35,7 +35,7 @@ from fp8_training import HEAD, Transformer, batch_of
 from language_model import texts
 from torch import Tensor, nn
 
-from jitquant.nn import NVFP4TrainingRecipe, convert, last_layers
+from jitquant.nn import NVFP4TrainingRecipe, convert, linears_in_last_blocks
 
 RUNS: dict[str, NVFP4TrainingRecipe | str | None] = {
     "bf16": None,
@@ -65,7 +65,7 @@ def made(name: str, given: argparse.Namespace, seed: int, device: str) -> Transf
     model = Transformer(given.hidden, given.layers, given.length).to(device)
     recipe = RUNS[name]
     if recipe is not None:
-        kept = ["head", *last_layers(model, given.last)]
+        kept = ["head", *linears_in_last_blocks(model, given.last)]
         convert(model, recipe, filter=lambda path, _: path not in kept)
     return model
 

@@ -16,7 +16,11 @@ from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts
 from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
-from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe, last_layers
+from jitquant.nn.nvfp4_training import (
+    NVFP4TrainingLinear,
+    NVFP4TrainingRecipe,
+    linears_in_last_blocks,
+)
 
 __all__ = [
     "Calibration",
@@ -35,7 +39,7 @@ __all__ = [
     "calibrate",
     "convert",
     "grouped_linear",
-    "last_layers",
+    "linears_in_last_blocks",
     "load_compressed_tensors",
     "quantize_checkpoint",
     "report",

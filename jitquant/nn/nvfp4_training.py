@@ -17,13 +17,13 @@ from jitquant.ops import dequantize_nvfp4, quantize_nvfp4, quantize_nvfp4_both
 from jitquant.tensors import NVFP4Tensor
 
 
-def last_layers(model: nn.Module, blocks: int) -> list[str]:
+def linears_in_last_blocks(model: nn.Module, blocks: int) -> list[str]:
     """Names of the linears in the last blocks of a model, to keep in bf16 during training.
 
     NVIDIA's recipe keeps some linears in bf16, most of them in the last blocks
     (https://arxiv.org/abs/2509.25149)::
 
-        kept = last_layers(model, 4)
+        kept = linears_in_last_blocks(model, 4)
         convert(model, NVFP4TrainingRecipe(), filter=lambda name, _: name not in kept)
 
     Args:

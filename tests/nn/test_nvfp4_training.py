@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import jitquant
-from jitquant.nn import NVFP4TrainingLinear, NVFP4TrainingRecipe, convert, last_layers
+from jitquant.nn import NVFP4TrainingLinear, NVFP4TrainingRecipe, convert, linears_in_last_blocks
 
 
 def _pair(**recipe: Any) -> tuple[nn.Linear, NVFP4TrainingLinear]:
@@ -201,13 +201,14 @@ class _Model(nn.Module):
 def test_the_last_layers_stay_as_they_are() -> None:
     model = _Model(3)
     state = {name: t.clone() for name, t in model.state_dict().items()}
-    kept = last_layers(model, 1)
+    kept = linears_in_last_blocks(model, 1)
     assert kept == ["blocks.2.up", "blocks.2.down"]
-    assert last_layers(model, 0) == []
-    assert last_layers(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), 1) == ["2"]
+    assert linears_in_last_blocks(model, 0) == []
+    flat = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    assert linears_in_last_blocks(flat, 1) == ["2"]
     for wrong, blocks in ((model, 4), (model, -1), (nn.Linear(8, 8), 1)):
         with pytest.raises(ValueError, match="blocks is"):
-            last_layers(wrong, blocks)
+            linears_in_last_blocks(wrong, blocks)
 
     parameters = dict(model.named_parameters())
     recipe = NVFP4TrainingRecipe(rotate="none")
