@@ -62,11 +62,11 @@ __all__ = [
     "ToolNotFoundError",
     "UnsupportedArchError",
     "freeze",
-    "freshness",
     "get_cuda_module",
     "get_part",
     "reloads",
     "unfreeze",
+    "up_to_date_check",
     "warmup",
 ]
 
@@ -188,8 +188,8 @@ def get_part(
     leave out some kernels. :func:`warmup` and ``jitquant build`` build whole modules.
 
     Returns:
-        The module; a function that returns whether to keep it (:func:`freshness`; a part is kept
-        until the whole module is loaded); and whether it is the part.
+        The module; a function that returns whether to keep it (:func:`up_to_date_check`; a part is
+        kept until the whole module is loaded); and whether it is the part.
 
     Raises:
         As :func:`get_cuda_module`.
@@ -197,18 +197,18 @@ def get_part(
     return _default.get_part(name, sources, part, cuda_flags)
 
 
-def freshness(module: CudaModule) -> Callable[[], bool]:
+def up_to_date_check(module: CudaModule) -> Callable[[], bool]:
     """A fast function that returns whether ``module`` is still current.
 
     It takes half a microsecond, :func:`get_cuda_module` several, because it checks only the files,
     not the working directory or the variables that select architectures. It always returns
     ``True`` after :func:`freeze`, or if edits are not detected. When it returns ``False``, call
-    :func:`get_cuda_module` again, and :func:`freshness` of the result.
+    :func:`get_cuda_module` again, and :func:`up_to_date_check` of the result.
 
     Raises:
         ValueError: ``module`` is not one that :func:`get_cuda_module` would return now.
     """
-    return _default.freshness(module)
+    return _default.up_to_date_check(module)
 
 
 def warmup(

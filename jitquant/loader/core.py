@@ -33,7 +33,7 @@ from .store.cache import Cache, bundle_paths, default_root
 from .store.match import Build, ChangedError, digests_now, match_entry, take
 from .store.texts import source_files
 from .watch.inotify import Watcher
-from .watch.live import freshness, reloads, warn_of_old_graphs
+from .watch.live import reloads, up_to_date_check, warn_of_old_graphs
 from .watch.record import Loaded, Record, Variables
 
 if TYPE_CHECKING:
@@ -166,9 +166,9 @@ class Loader:
         may_build = self._may_build() and not self._capturing()
         if self._is_ready(record, request) or not (may_build or self._is_ready(known, narrow)):
             module = self.get(name, sources)
-            return module, self.freshness(module), False
+            return module, self.up_to_date_check(module), False
         module = self.get_request(narrow)
-        fresh = self.freshness(module)
+        fresh = self.up_to_date_check(module)
         return module, lambda: self._records.get(key) is record and fresh(), True
 
     def _is_ready(self, record: Record | None, request: Request) -> bool:
@@ -322,15 +322,15 @@ class Loader:
                 error.offer(record.module)
             raise
 
-    def freshness(self, module: CudaModule) -> Callable[[], bool]:
-        """See :func:`jitquant.loader.freshness`."""
+    def up_to_date_check(self, module: CudaModule) -> Callable[[], bool]:
+        """See :func:`jitquant.loader.up_to_date_check`."""
         records = [r for r in list(self._records.values()) if r.module is module]
         if not records:
             raise ValueError(
-                f"freshness: {module!r} is not what get_cuda_module would return now; ask for it "
-                "again first."
+                f"up_to_date_check: {module!r} is not what get_cuda_module would return now; ask "
+                "for it again first."
             )
-        return freshness(records, lambda: self._frozen)
+        return up_to_date_check(records, lambda: self._frozen)
 
     def _get_while_capturing(self, key: object, request: Request) -> CudaModule:
         record = self._records.get(key)

@@ -407,13 +407,13 @@ class Op:
         return self._part is not None
 
     def _compile(self, part: Part | None) -> Compiled:
-        from jitquant.loader import freshness, get_cuda_module, get_part
+        from jitquant.loader import get_cuda_module, get_part, up_to_date_check
 
         if part is not None:
             module, fresh, is_part = get_part(self.module, self._sources, *part)
         else:
             module = get_cuda_module(self.module, self._sources)
-            fresh, is_part = freshness(module), False
+            fresh, is_part = up_to_date_check(module), False
         direct = getattr(module, f"direct_{self.function}", _no_direct)
         operator = getattr(module, self.function)
         return Compiled(operator, direct, fresh, part if is_part else None)

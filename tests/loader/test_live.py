@@ -64,7 +64,7 @@ def test_beside_a_wheel_an_edit_of_ones_own_is_picked_up(
     source, cache = plain.copy(tmp_path)
     loader = new_loader(cache, kernels_dir=as_a_wheel / "kernels_cu")
     module = loader.get("plain", [source])
-    fresh = loader.freshness(module)
+    fresh = loader.up_to_date_check(module)
     write_factor(source.with_suffix(".h"), 4)
     assert not fresh()
     assert loader.get("plain", [source]).library.factor() == 4
@@ -82,7 +82,7 @@ def test_without_reloading_an_edit_waits_for_the_next_process(
     monkeypatch.setenv("JITQUANT_RELOAD", "0")
     loader = new_loader(cache)
     module = loader.get("plain", [source])
-    fresh = loader.freshness(module)
+    fresh = loader.up_to_date_check(module)
     write_factor(source.with_suffix(".h"), 4)
     assert loader.get("plain", [source]) is module
     assert fresh()
@@ -183,7 +183,7 @@ def fresh(plain: Toy, tmp_path: Path) -> tuple[Callable[[], bool], Path, Loader]
     loader = new_loader(cache)
     module = loader.get("plain", [source])
     settle(loader, source)
-    return loader.freshness(module), source, loader
+    return loader.up_to_date_check(module), source, loader
 
 
 def overwrite(header: Path) -> None:
@@ -233,7 +233,7 @@ def test_every_one_of_many_edits_is_seen(plain: Toy, tmp_path: Path) -> None:
         module = loader.get("plain", [source])
         assert module.library.factor() == value
         settle(loader, source)
-        is_fresh = loader.freshness(module)
+        is_fresh = loader.up_to_date_check(module)
         assert all(is_fresh() for _ in range(100))
         write_factor(source.with_suffix(".h"), 9)
         assert not any(is_fresh() for _ in range(100))
@@ -247,9 +247,9 @@ def test_freshness_needs_a_module_that_is_current(
     write_factor(source.with_suffix(".h"), 4)
     new = loader.get("plain", [source])
     assert not is_fresh()
-    assert loader.freshness(new)()
+    assert loader.up_to_date_check(new)()
     with pytest.raises(ValueError, match="ask for it again"):
-        loader.freshness(module)
+        loader.up_to_date_check(module)
     loader.freeze()
     assert is_fresh()
 
@@ -283,7 +283,7 @@ def test_where_a_file_system_is_silent_files_are_looked_at(
     loader = new_loader(cache)
     module = loader.get("plain", [source])
     settle(loader, source)
-    fresh = loader.freshness(module)
+    fresh = loader.up_to_date_check(module)
     assert fresh()
     watcher = loader._watcher
     assert watcher is not None

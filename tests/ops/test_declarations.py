@@ -211,12 +211,12 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
         name: str, sources: list[str], part: str, flags: Sequence[str]
     ) -> tuple[SimpleNamespace, Callable[[], bool], bool]:
         module = get_cuda_module(name, sources)
-        return module, jitquant.loader.freshness(module), False
+        return module, jitquant.loader.up_to_date_check(module), False
 
     recorders: dict[str, Recorder] = {}
     monkeypatch.setattr(jitquant.loader, "get_cuda_module", get_cuda_module)
     monkeypatch.setattr(jitquant.loader, "get_part", get_part)
-    monkeypatch.setattr(jitquant.loader, "freshness", lambda _: lambda: True)
+    monkeypatch.setattr(jitquant.loader, "up_to_date_check", lambda _: lambda: True)
     for op in ALL_OPS:
         monkeypatch.setattr(op, "_kept", None)
     return asked
@@ -391,7 +391,7 @@ def test_the_loader_is_asked_again_after_an_edit(
 ) -> None:
     op, x = OPS["amax_gsa"], torch.ones(1, 16)
     fresh = [True]
-    monkeypatch.setattr(jitquant.loader, "freshness", lambda _: lambda: fresh[0])
+    monkeypatch.setattr(jitquant.loader, "up_to_date_check", lambda _: lambda: fresh[0])
     op._cuda(x)
     op._cuda(x)
     assert len(modules) == 1

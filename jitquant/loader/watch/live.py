@@ -67,9 +67,9 @@ def warn_of_old_graphs(new: CudaModule, old: Iterable[CudaModule], warned: set[s
         )
 
 
-def freshness(records: Iterable[Record], frozen: Callable[[], bool]) -> Callable[[], bool]:
+def up_to_date_check(records: Iterable[Record], frozen: Callable[[], bool]) -> Callable[[], bool]:
     """Returns whether the files of all of ``records`` are unchanged."""
-    checks = [record.freshness() for record in records]
+    checks = [record.up_to_date_check() for record in records]
     if len(checks) == 1:
         (check,) = checks
         return lambda: check() or frozen()

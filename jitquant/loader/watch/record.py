@@ -88,7 +88,7 @@ class Record:
             return "the working directory"
         return None
 
-    def freshness(self) -> Callable[[], bool]:
+    def up_to_date_check(self) -> Callable[[], bool]:
         """A function that returns in half a microsecond whether the files are unchanged."""
         if not self.reloads:
             return lambda: True
