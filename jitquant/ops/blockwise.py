@@ -114,7 +114,7 @@ _OF_BLOCKS = {
 GROUP = Cast(
     "{takes}, int group_size, Tensor? counts=None, *, ScalarType dtype, {options}"
     'str scale_format="float32", str scale_layout="row", float? eps=None, str recipe="te", '
-    "bool zero_rest=True",
+    "bool zero_padding=True",
     ("data", "scale_inv"),
     _plan_group,
     numerics.quantize_group_rows,
@@ -136,13 +136,13 @@ NORMED_GROUP = Cast(
 
 
 class CountedOp(Op):
-    """An op that does not change buffer rows past a count, with ``zero_rest=False``."""
+    """An op that does not change buffer rows past a count, with ``zero_padding=False``."""
 
     def _store(
         self, results: Sequence[Tensor], buffers: Sequence[Tensor], arguments: Arguments
     ) -> None:
         counts = arguments["counts"]
-        if arguments["zero_rest"] or counts is None:
+        if arguments["zero_padding"] or counts is None:
             super()._store(results, buffers, arguments)
             return
         before = [buffer.clone() for buffer in buffers]
@@ -300,7 +300,7 @@ def quantize_per_token_group(
     eps: float | None = None,
     recipe: GroupRecipe = "te",
     counts: Tensor | None = None,
-    zero_rest: bool = True,
+    zero_padding: bool = True,
     rotate: Rotation = "none",
     signs: Tensor | None = None,
     rope: tuple[Tensor, Tensor] | None = None,
@@ -327,8 +327,8 @@ def quantize_per_token_group(
         recipe: "te" (TransformerEngine, torchao), "deepgemm" or "vllm"; see ``docs/numerics.md``.
         counts: int32 or int64, on x's device, how many rows of each batch (..., :, :) there are:
             (E,) for x (E, T, N), one for (T, N). Rows past it are not read and influence no scale.
-        zero_rest: whether elements and scales of rows past the count become zero. False: they are
-            unchanged in ``out``, or uninitialized.
+        zero_padding: whether elements and scales of rows past the count become zero. False: they
+            are unchanged in ``out``, or uninitialized.
         out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", ...)``.
 
     Returns:
@@ -346,7 +346,7 @@ def quantize_per_token_group(
         "scale_layout": scale_layout,
         "eps": eps,
         "recipe": recipe,
-        "zero_rest": zero_rest,
+        "zero_padding": zero_padding,
     }
     if rotate != "none" or rope is not None or signs is not None:
         arguments |= sources.rotated_arguments(rotate, signs, rope, interleaved)
@@ -365,7 +365,7 @@ def swiglu_quantize_per_token_group(
     eps: float | None = None,
     recipe: GroupRecipe = "te",
     counts: Tensor | None = None,
-    zero_rest: bool = True,
+    zero_padding: bool = True,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
     """``silu(gate) * up`` in fp32, then `quantize_per_token_group` of it, in one launch.
@@ -373,7 +373,7 @@ def swiglu_quantize_per_token_group(
     Args:
         fused: (..., 2 * N): [gate | up].
         interleave: length of alternating runs of gate and up columns; 0: [gate | up].
-        group_size, dtype, scale_format, scale_layout, eps, recipe, counts, zero_rest: as in
+        group_size, dtype, scale_format, scale_layout, eps, recipe, counts, zero_padding: as in
             `quantize_per_token_group`.
         out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), format="fp8_group", ...)``.
 
@@ -395,7 +395,7 @@ def swiglu_quantize_per_token_group(
             "scale_layout": scale_layout,
             "eps": eps,
             "recipe": recipe,
-            "zero_rest": zero_rest,
+            "zero_padding": zero_padding,
         },
         out,
         halved=True,
@@ -585,7 +585,7 @@ def _grouped(
         halved: whether the result has half as many columns as the input.
     """
     form = _form("group", arguments)
-    if out is None and not arguments.get("zero_rest", True):
+    if out is None and not arguments.get("zero_padding", True):
         return left_alone(op, arguments, form, halved=halved)
     return quantized(op, arguments, form, out, halved=halved)
 

@@ -98,7 +98,7 @@ struct RowsOfGroups {
 
   // `cols` is the result's; the result has the shape of x, and `m` has the rows of x.
   static RowsOfGroups of(const View& x, const Matrix& m, int64_t cols, int64_t group_size,
-                         const std::optional<View>& counts, bool zero_rest,
+                         const std::optional<View>& counts, bool zero_padding,
                          const char* name = "x") {
     check_group_size(group_size);
     RowsOfGroups r = {x.dim() - 1,           1, 1, m.rows, cols, ceil_div(cols, group_size),
@@ -114,7 +114,7 @@ struct RowsOfGroups {
                      "; accepted for ", name, " of shape ", shape_text(x), " are ", r.batches,
                      " numbers of rows");
       check_contiguous(*counts, "counts");
-      r.counts = {counts->const_data_ptr(), wide, zero_rest};
+      r.counts = {counts->const_data_ptr(), wide, zero_padding};
     }
     return r;
   }

@@ -15,7 +15,7 @@ void quantize_per_token_group(Call& call, const declared::QuantizePerTokenGroup&
   const GroupNumerics numerics =
       group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
   const RowsOfGroups rows =
-      RowsOfGroups::of(args.x, m, m.cols, args.group_size, args.counts, args.zero_rest);
+      RowsOfGroups::of(args.x, m, m.cols, args.group_size, args.counts, args.zero_padding);
   const GroupOutput out =
       rows.results(data, scale_inv, args.dtype, numerics, args.scale_layout, args.x);
   const Launching at(call, args.x);

@@ -16,7 +16,7 @@ void swiglu_quantize_per_token_group(Call& call, const declared::SwigluQuantizeP
   const GroupNumerics numerics =
       group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
   const RowsOfGroups rows =
-      RowsOfGroups::of(args.fused, in.fused, in.cols, args.group_size, args.counts, args.zero_rest);
+      RowsOfGroups::of(args.fused, in.fused, in.cols, args.group_size, args.counts, args.zero_padding);
   const GroupOutput out =
       rows.results(data, scale_inv, args.dtype, numerics, args.scale_layout, args.fused);
   const Launching at(call, args.fused);

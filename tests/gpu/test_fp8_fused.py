@@ -185,7 +185,9 @@ def test_swiglu_group_of_experts(scale_layout: str) -> None:
         whole = kernel(fused, 128, counts, **options)
         _close(whole, reference.swiglu_quantize_per_token_group(fused, 128, counts, **options))
         left = [torch.full_like(t.view(torch.uint8), 0x5A).view(t.dtype) for t in whole]
-        kernel.out(fused, 128, counts, zero_rest=False, data=left[0], scale_inv=left[1], **options)
+        kernel.out(
+            fused, 128, counts, zero_padding=False, data=left[0], scale_inv=left[1], **options
+        )
         data, expected = left[0].view(torch.uint8), whole[0].view(torch.uint8)
         assert torch.equal(data[there], expected[there])
         assert bool((data[~there] == 0x5A).all())

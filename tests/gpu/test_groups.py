@@ -199,7 +199,7 @@ def test_rows_past_the_count_are_left_alone(scale_layout: str) -> None:
         whole = kernel(x, 128, counts, **options)
         buffers = [torch.full_like(t.view(torch.uint8), 0x5A).view(t.dtype) for t in whole]
         kernel.out(
-            x, 128, counts, zero_rest=False, data=buffers[0], scale_inv=buffers[1], **options
+            x, 128, counts, zero_padding=False, data=buffers[0], scale_inv=buffers[1], **options
         )
         there = torch.arange(rows, device="cuda") < counts[:, None]
         assert torch.equal(buffers[0].view(torch.uint8)[there], whole[0].view(torch.uint8)[there])

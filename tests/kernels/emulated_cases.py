@@ -217,7 +217,7 @@ def _groups() -> Iterator[Sample]:
             yield _case("quantize_per_token_group", what, args, **how)
             if of is not None:
                 yield _case(
-                    "quantize_per_token_group", (*what, "rest"), args, zero_rest=False, **how
+                    "quantize_per_token_group", (*what, "rest"), args, zero_padding=False, **how
                 )
             fused = _finite((*shape[:-1], 2 * shape[-1]), dtype)
             how |= {"interleave": 8 if size == 16 else 0}

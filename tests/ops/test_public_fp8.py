@@ -272,7 +272,7 @@ def test_rows_past_the_count(layout: str, scale_format: str, fused: bool) -> Non
     assert torch.equal(zeroed.data.view(U8), full.data.view(U8) * there[:, :, None])
     assert torch.equal(zeroed.scale_inv, full.scale_inv * there[:, :, None])
     out = buffers_like(full)
-    assert call(x, 32, counts=counts, zero_rest=False, out=out, **keywords) is out
+    assert call(x, 32, counts=counts, zero_padding=False, out=out, **keywords) is out
     assert torch.equal(out.data.view(U8)[there], full.data.view(U8)[there])
     assert (out.data.view(U8)[~there] == 0xA5).all()
     assert torch.equal(out.scale_inv[there], full.scale_inv[there])
@@ -280,7 +280,7 @@ def test_rows_past_the_count(layout: str, scale_format: str, fused: bool) -> Non
     assert (left.view(U8) == 0xA5).all()
     if layout == "column_tma":
         assert not out.stored_scales[:, :, 6:].any()
-    fresh = call(x, 32, counts=counts, zero_rest=False, **keywords)
+    fresh = call(x, 32, counts=counts, zero_padding=False, **keywords)
     assert torch.equal(fresh.data.view(U8)[there], full.data.view(U8)[there])
     zeros = buffers_like(full)
     assert same(call(x, 32, counts=counts, out=zeros, **keywords), zeroed)
@@ -288,9 +288,9 @@ def test_rows_past_the_count(layout: str, scale_format: str, fused: bool) -> Non
 
 def test_without_counts_every_row_is_there() -> None:
     want = jitquant.quantize_per_token_group(X, 16)
-    assert same(jitquant.quantize_per_token_group(X, 16, zero_rest=False), want)
+    assert same(jitquant.quantize_per_token_group(X, 16, zero_padding=False), want)
     out = buffers_like(want)
-    assert same(jitquant.quantize_per_token_group(X, 16, zero_rest=False, out=out), want)
+    assert same(jitquant.quantize_per_token_group(X, 16, zero_padding=False, out=out), want)
 
 
 def test_one_count_for_a_matrix() -> None:
@@ -505,7 +505,7 @@ def test_buffers_that_do_not_fit_reach_no_direct_call(direct: list[str]) -> None
 
 def test_direct_calls_leave_rows_alone(direct: list[str]) -> None:
     counts = torch.tensor([2])
-    q = jitquant.quantize_per_token_group(X, 16, counts=counts, zero_rest=False)
+    q = jitquant.quantize_per_token_group(X, 16, counts=counts, zero_padding=False)
     assert direct == ["quantize_per_token_group"]
     assert torch.equal(
         q.data[:2].view(U8), jitquant.quantize_per_token_group(X[:2], 16).data.view(U8)

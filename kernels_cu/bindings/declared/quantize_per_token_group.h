@@ -9,7 +9,7 @@ namespace jitquant::declared {
 struct QuantizePerTokenGroup {
   static constexpr const char* kName = "quantize_per_token_group";
   static constexpr const char* kArguments =
-      "Tensor x, int group_size, Tensor? counts=None, *, ScalarType dtype, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', bool zero_rest=True";
+      "Tensor x, int group_size, Tensor? counts=None, *, ScalarType dtype, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', bool zero_padding=True";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv"};
   using Inputs = std::tuple<View, int64_t, std::optional<View>, ScalarType, std::string_view, std::string_view, std::optional<double>, std::string_view, bool>;
 
@@ -21,7 +21,7 @@ struct QuantizePerTokenGroup {
   std::string_view scale_layout;
   std::optional<double> eps;
   std::string_view recipe;
-  bool zero_rest;
+  bool zero_padding;
 
   void check() const {
     check_name("scale_format", scale_format, {"float32", "ue8m0", "ue8m0_packed"});

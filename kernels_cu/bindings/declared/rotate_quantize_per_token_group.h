@@ -9,7 +9,7 @@ namespace jitquant::declared {
 struct RotateQuantizePerTokenGroup {
   static constexpr const char* kName = "rotate_quantize_per_token_group";
   static constexpr const char* kArguments =
-      "Tensor x, int group_size, Tensor? counts=None, *, ScalarType dtype, str rotate='none', Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', bool zero_rest=True";
+      "Tensor x, int group_size, Tensor? counts=None, *, ScalarType dtype, str rotate='none', Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', bool zero_padding=True";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv"};
   using Inputs = std::tuple<View, int64_t, std::optional<View>, ScalarType, std::string_view, std::optional<View>, std::optional<View>, std::optional<View>, bool, std::string_view, std::string_view, std::optional<double>, std::string_view, bool>;
 
@@ -26,7 +26,7 @@ struct RotateQuantizePerTokenGroup {
   std::string_view scale_layout;
   std::optional<double> eps;
   std::string_view recipe;
-  bool zero_rest;
+  bool zero_padding;
 
   void check() const {
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});

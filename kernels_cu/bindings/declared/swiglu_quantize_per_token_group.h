@@ -9,7 +9,7 @@ namespace jitquant::declared {
 struct SwigluQuantizePerTokenGroup {
   static constexpr const char* kName = "swiglu_quantize_per_token_group";
   static constexpr const char* kArguments =
-      "Tensor fused, int group_size, Tensor? counts=None, *, ScalarType dtype, int interleave=0, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', bool zero_rest=True";
+      "Tensor fused, int group_size, Tensor? counts=None, *, ScalarType dtype, int interleave=0, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', bool zero_padding=True";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv"};
   using Inputs = std::tuple<View, int64_t, std::optional<View>, ScalarType, int64_t, std::string_view, std::string_view, std::optional<double>, std::string_view, bool>;
 
@@ -22,7 +22,7 @@ struct SwigluQuantizePerTokenGroup {
   std::string_view scale_layout;
   std::optional<double> eps;
   std::string_view recipe;
-  bool zero_rest;
+  bool zero_padding;
 
   void check() const {
     check_name("scale_format", scale_format, {"float32", "ue8m0", "ue8m0_packed"});
