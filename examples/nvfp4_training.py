@@ -44,7 +44,7 @@ RUNS: dict[str, NVFP4TrainingRecipe | str | None] = {
     "nearest": NVFP4TrainingRecipe(stochastic=False),
     "no_rotation": NVFP4TrainingRecipe(rotate="none"),
     "1x16": NVFP4TrainingRecipe(weight_block="1x16"),
-    "4over6": NVFP4TrainingRecipe(select="4over6_mae", top=256),
+    "4over6": NVFP4TrainingRecipe(select="4over6_mae", e4m3_max=256),
 }
 """By name, what the linears of the blocks are."""
 

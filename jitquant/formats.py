@@ -208,7 +208,7 @@ ROUNDINGS: Final[tuple[str, ...]] = get_args(Rounding)
 SELECTS: Final[tuple[str, ...]] = get_args(Select)
 """How an NVFP4 block's scale is selected: recipe "te", of two the better one, fouroversix's."""
 
-NVFP4_TOPS: Final = (448, 256)
+E4M3_MAXIMA: Final = (448, 256)
 """Largest NVFP4 block scale, which the block with the tensor's amax gets."""
 
 MXFP4_SCALINGS: Final[tuple[str, ...]] = get_args(Mxfp4Scaling)

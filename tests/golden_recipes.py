@@ -44,23 +44,27 @@ RECIPES: dict[str, Recipe] = {
     "nvfp4_te_rht_t": _nvfp4(True, rotate="te"),
     "nvfp4_te_rht_nosign_t": _nvfp4(True, rotate="te", signs=torch.ones(16, dtype=torch.int8)),
     "nvfp4_te_sr": _nvfp4(rounding="stochastic"),
-    "nvfp4_te_4over6_mae_256_t": _nvfp4(True, select="4over6_mae", top=256),
-    "nvfp4_te_4over6_mae_256_rowscaled": _nvfp4(select="4over6_mae", top=256, granularity="row"),
+    "nvfp4_te_4over6_mae_256_t": _nvfp4(True, select="4over6_mae", e4m3_max=256),
+    "nvfp4_te_4over6_mae_256_rowscaled": _nvfp4(
+        select="4over6_mae", e4m3_max=256, granularity="row"
+    ),
     "nvfp4_fouroversix_static_6": _nvfp4(subnormal=False, select="static_6"),
     "nvfp4_fouroversix_static_4": _nvfp4(subnormal=False, select="static_4"),
     "nvfp4_fouroversix_mse_16x16": _nvfp4(
-        subnormal=False, select="4over6_mse", top=256, block="16x16"
+        subnormal=False, select="4over6_mse", e4m3_max=256, block="16x16"
     ),
 }
 for _rule in ("mae", "mse"):
     for _top in (256, 448):
-        _kind = {"select": f"4over6_{_rule}", "top": _top}
+        _kind = {"select": f"4over6_{_rule}", "e4m3_max": _top}
         RECIPES[f"nvfp4_te_4over6_{_rule}_{_top}"] = _nvfp4(**_kind)
         RECIPES[f"nvfp4_te_4over6_{_rule}_{_top}_16x16"] = _nvfp4(**_kind, block="16x16")
-    RECIPES[f"nvfp4_te_4over6_{_rule}_256_fast"] = _nvfp4(select=f"4over6_{_rule}_fast", top=256)
+    RECIPES[f"nvfp4_te_4over6_{_rule}_256_fast"] = _nvfp4(
+        select=f"4over6_{_rule}_fast", e4m3_max=256
+    )
 for _rule in ("mae", "mse", "abs_max"):
     RECIPES[f"nvfp4_fouroversix_{_rule}"] = _nvfp4(
-        subnormal=False, select=f"4over6_{_rule}", top=256
+        subnormal=False, select=f"4over6_{_rule}", e4m3_max=256
     )
 for _scaling in ("floor", "ceil", "even", "rceil"):
     RECIPES[f"mxfp4_torchao_{_scaling}"] = Recipe("quantize_mxfp4", {"scaling": _scaling})

@@ -91,7 +91,7 @@ def _both_samples() -> tuple[list[Sample], list[Sample]]:
     recipe_list: list[dict[str, Any]] = [
         {},
         {"rounding": "stochastic", "rng_state": STATE},
-        *({"select": select, "top": 256} for select in SELECTS[1:]),
+        *({"select": select, "e4m3_max": 256} for select in SELECTS[1:]),
         {"block": "16x16"},
         *({"block": "16x16", "select": select} for select in SELECTS[1:]),
     ]
@@ -261,7 +261,7 @@ def recipe_samples() -> dict[str, list[Sample]]:
             rounding = _rounding(x(), 1 if flat else turn // 2)
             how, mx = {**how, **rounding}, {**mx, **rounding}
         elif kind == 2:
-            how |= {"select": SELECTS[1 + turn % 7], "top": (448, 256)[turn // 2 % 2]}
+            how |= {"select": SELECTS[1 + turn % 7], "e4m3_max": (448, 256)[turn // 2 % 2]}
         nvfp4.append(_nvfp4(said, x, how))
         if kind < 2:
             mxfp4.append(
@@ -286,7 +286,7 @@ def recipe_samples() -> dict[str, list[Sample]]:
             if (i + more) % 3 == 0:
                 how |= _rounding(plain(), i)
             else:
-                how |= {"select": SELECTS[1 + (i + more) % 7], "top": (448, 256)[more]}
+                how |= {"select": SELECTS[1 + (i + more) % 7], "e4m3_max": (448, 256)[more]}
             if more:
                 how["granularity"] = "tensor"
                 how["block"] = "16x16"

@@ -174,7 +174,7 @@ def dequantized(codes: Tensor, scales: Tensor, gsa: Tensor) -> Tensor:
 
 
 def _four_over_six(weight: Tensor, gsa: Tensor) -> NVFP4Tensor:
-    q = quantize_nvfp4(weight, gsa, select="4over6_mse", top=_TOP)
+    q = quantize_nvfp4(weight, gsa, select="4over6_mse", e4m3_max=_TOP)
     return NVFP4Tensor(q.x_fp4, q.x_sf, gsa, None, weight.shape[1])
 
 

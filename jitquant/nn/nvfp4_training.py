@@ -71,14 +71,14 @@ class NVFP4TrainingRecipe:
         weight_block: "16x16": the weight's transpose has the same values; or "1x16".
         select: how scales of inputs and weights are selected, such as "4over6_mae"; does not
             affect rotation or gradients.
-        top: the largest scale of inputs and weights, 448 or 256.
+        e4m3_max: the largest scale of inputs and weights, 448 or 256.
     """
 
     rotate: Literal["none", "te"] = "te"
     stochastic: bool = True
     weight_block: WeightBlock = "16x16"
     select: Select = "none"
-    top: int = 448
+    e4m3_max: int = 448
 
 
 def _padded(x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class _Linear(torch.autograd.Function):
         recipe: NVFP4TrainingRecipe,
         dtype: torch.dtype,
     ) -> Tensor:
-        chosen: Any = {"select": recipe.select, "top": recipe.top}
+        chosen: Any = {"select": recipe.select, "e4m3_max": recipe.e4m3_max}
         ctx.recipe, ctx.dtypes, ctx.rows = recipe, (x.dtype, weight.dtype), x.shape[0]
         if ctx.needs_input_grad[1]:
             xq, xq_t = quantize_nvfp4_both(_padded(x), rotate=recipe.rotate, **chosen)

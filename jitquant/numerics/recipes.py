@@ -201,7 +201,7 @@ def four_over_six(
     x: Tensor,
     a: Tensor,
     select: str,
-    top: int,
+    e4m3_max: int,
     tile_rows: int = 1,
     from_gsa: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -212,7 +212,7 @@ def four_over_six(
         a: amax, or gsa with ``from_gsa``: fp32 (1,) or (rows,).
         select: "4over6_mae" or "4over6_mse" (TransformerEngine), with "_fast" its errors in the
             domain of the scaled values; "4over6_abs_max", "static_6", "static_4" (fouroversix).
-        top: largest scale: 448 or 256.
+        e4m3_max: largest scale: 448 or 256.
         tile_rows: 16: one choice for 16 rows.
         from_gsa: see `encoding_scale`.
 
@@ -220,11 +220,11 @@ def four_over_six(
         uint8 codes (rows, groups, 16) and E4M3 scales (rows, groups).
     """
     full = 4.0 if select == "static_4" else E2M1_MAX
-    S, a, _ = encoding_scale(a, full * top, from_gsa)
+    S, a, _ = encoding_scale(a, full * e4m3_max, from_gsa)
     S, a = S[:, None], a[:, None]
     base = torch.div(_block_amax(x, tile_rows), constant(full, x)) * S
     s6 = encode_e4m3(base)
-    denominator = constant(full * top, x)
+    denominator = constant(full * e4m3_max, x)
     codes, error = _candidate(x, decode_e4m3(s6), S, a, denominator, select, tile_rows)
     if not select.startswith("static"):
         s4 = encode_e4m3(base * 1.5)
@@ -235,9 +235,9 @@ def four_over_six(
     return codes.masked_fill_(decode_e4m3(s6).isnan()[:, :, None], 0), s6
 
 
-def divisor_of(select: str, top: int) -> float:
+def divisor_of(select: str, e4m3_max: int) -> float:
     """``gsa = A / divisor``."""
-    return (4.0 if select == "static_4" else E2M1_MAX) * top
+    return (4.0 if select == "static_4" else E2M1_MAX) * e4m3_max
 
 
 def _encode_nvfp4(
@@ -245,7 +245,7 @@ def _encode_nvfp4(
     a: Tensor,
     r: Tensor | None,
     select: str,
-    top: int,
+    e4m3_max: int,
     tile_rows: int,
     from_gsa: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -254,9 +254,9 @@ def _encode_nvfp4(
     groups = -(-cols // NVFP4_BLOCK)
     x = functional.pad(v, (0, groups * NVFP4_BLOCK - cols)).reshape(rows, groups, NVFP4_BLOCK)
     if select != "none":
-        codes, scales = four_over_six(x, a, select, top, tile_rows, from_gsa)
+        codes, scales = four_over_six(x, a, select, e4m3_max, tile_rows, from_gsa)
     else:
-        S = encoding_scale(a, E2M1_MAX * top, from_gsa)[0]
+        S = encoding_scale(a, E2M1_MAX * e4m3_max, from_gsa)[0]
         scales, factor = block_scales(_block_amax(x, tile_rows), S[:, None], "te")
         scaled = x * factor[:, :, None]
         codes = encode_e2m1(scaled) if r is None else stochastic_e2m1(scaled, r.reshape(x.shape))
@@ -305,7 +305,7 @@ def quantize_nvfp4_recipe(
     rotate: str = "none",
     signs: Tensor | None = None,
     select: str = "none",
-    top: int = 448,
+    e4m3_max: int = 448,
     rounding: str = "nearest",
     rng_state: Tensor | None = None,
     random_bytes: Tensor | None = None,
@@ -322,7 +322,7 @@ def quantize_nvfp4_recipe(
         rotate: see `hadamard`.
         signs: see `hadamard`.
         select: "none" (recipe "te"), or see `four_over_six`.
-        top: largest scale.
+        e4m3_max: largest scale.
         rounding: "nearest", or "stochastic" with ``rng_state`` or ``random_bytes``.
         rng_state: see `random_bytes`.
         random_bytes: uint8 of the shape of ``x``.
@@ -333,12 +333,12 @@ def quantize_nvfp4_recipe(
     v = hadamard(rows_of(x), rotate, signs, x.dtype)
     r = _bytes_for(rounding, rng_state, random_bytes, v, NVFP4_BLOCK)
     tile_rows = 16 if block == "16x16" else 1
-    codes, scales = _encode_nvfp4(v, a, r, select, top, tile_rows, from_gsa)
+    codes, scales = _encode_nvfp4(v, a, r, select, e4m3_max, tile_rows, from_gsa)
     leading = tuple(x.shape[:-1])
     return (
         pack_e2m1(codes).reshape(*leading, codes.shape[1] // 2),
         _stored(scales, leading, scale_layout),
-        encoding_scale(a, divisor_of(select, top), from_gsa)[2].clone(),
+        encoding_scale(a, divisor_of(select, e4m3_max), from_gsa)[2].clone(),
     )
 
 
@@ -359,7 +359,7 @@ def quantize_nvfp4_both(
     rotate: str = "none",
     signs: Tensor | None = None,
     select: str = "none",
-    top: int = 448,
+    e4m3_max: int = 448,
     rounding: str = "nearest",
     rng_state: Tensor | None = None,
     scale_layout: str = "linear",
@@ -385,17 +385,17 @@ def quantize_nvfp4_both(
             # The transposed tiles, because the choice of a tile depends on the rows of x.
             groups, groups_t = -(-cols // NVFP4_BLOCK), -(-rows // NVFP4_BLOCK)
             padded = functional.pad(rows_of(x), (0, 0, 0, groups_t * NVFP4_BLOCK - rows))
-            codes, scales = _encode_nvfp4(padded, a, None, select, top, tile_rows)
+            codes, scales = _encode_nvfp4(padded, a, None, select, e4m3_max, tile_rows)
             tiles = scales.view(torch.uint8)[::NVFP4_BLOCK].T.repeat_interleave(NVFP4_BLOCK, 0)
             codes, scales = codes.T[:cols], tiles[:cols].contiguous().view(scales.dtype)
             assert scales.shape == (cols, groups_t)
             assert groups * NVFP4_BLOCK >= cols
         else:
-            codes, scales = _encode_nvfp4(v, a, r, select, top, tile_rows)
+            codes, scales = _encode_nvfp4(v, a, r, select, e4m3_max, tile_rows)
         results += [
             pack_e2m1(codes),
             _stored(scales, (v.shape[0],), scale_layout),
-            torch.div(a, constant(divisor_of(select, top), a)),
+            torch.div(a, constant(divisor_of(select, e4m3_max), a)),
         ]
     return tuple(results)  # type: ignore[return-value]
 

@@ -378,7 +378,7 @@ def quantize_nvfp4(
     rotate: Rotation = "none",
     signs: Tensor | None = None,
     select: Select = "none",
-    top: int = 448,
+    e4m3_max: int = 448,
     rounding: Rounding = "nearest",
     rng_state: Tensor | None = None,
     random_bytes: Tensor | None = None,
@@ -388,9 +388,9 @@ def quantize_nvfp4(
 ) -> QuantizedActivation:
     """Quantizes activations to NVFP4: at most two launches, one if gsa is given.
 
-    With ``block``, ``rotate``, ``select``, ``top`` or ``rounding`` it follows a recipe for training
-    or rotation, with formulas and sources in ``docs/numerics.md``. A computed gsa is then that of
-    what is quantized, after the rotation.
+    ``block``, ``rotate``, ``select``, ``e4m3_max`` and ``rounding`` are for training recipes and
+    rotation; ``docs/numerics.md`` has the formulas and their sources. A computed gsa is that of the
+    values after the rotation.
 
     Args:
         x: (..., N); a 1-D tensor is one row.
@@ -403,7 +403,7 @@ def quantize_nvfp4(
             "16" to "256": Sylvester's of so many. N is a multiple.
         signs: int8 (n,) of +1 and -1 for the transform; None: TransformerEngine's, or none.
         select: "none", or how a block's scale is selected: "4over6_mae", "4over6_mse", ...
-        top: the largest block scale, 448 or 256; ``divisor`` is 6 * top then.
+        e4m3_max: the largest block scale, 448 or 256; ``divisor`` is 6 * e4m3_max then.
         rounding: "nearest", or "stochastic" with one of the next two.
         rng_state: int64 (2,), seed and offset, on the device of x; the same give the same codes.
             Ranks of a process group should have seeds of their own.
@@ -418,7 +418,7 @@ def quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    if (block, rotate, select, top, rounding) != ("1x16", "none", "none", 448, "nearest"):
+    if (block, rotate, select, e4m3_max, rounding) != ("1x16", "none", "none", 448, "nearest"):
         return _by_recipe(
             {
                 "x": x,
@@ -427,7 +427,7 @@ def quantize_nvfp4(
                 "rotate": rotate,
                 "signs": signs,
                 "select": select,
-                "top": top,
+                "e4m3_max": e4m3_max,
                 "rounding": rounding,
                 "rng_state": rng_state,
                 "random_bytes": random_bytes,
@@ -822,7 +822,7 @@ def _by_recipe(
         if given is not wanted and given != wanted:
             raise ValueError(
                 f"{name} is given with a recipe for training or rotation; accepted is {wanted!r}. "
-                "These follow recipe 'te', and top says what their divisor is"
+                "These follow recipe 'te', and e4m3_max says what their divisor is"
             )
     x = arguments["x"] = _checks.as_tensor(arguments["x"], "x")
     if process_group is not None:

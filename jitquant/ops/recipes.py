@@ -13,6 +13,7 @@ from torch import Tensor
 
 from jitquant.formats import (
     BOTH_PARTIALS,
+    E4M3_MAXIMA,
     E8M0_DTYPE,
     FP4_DTYPE,
     GRANULARITIES,
@@ -20,7 +21,6 @@ from jitquant.formats import (
     MXFP4_BLOCK,
     MXFP4_SCALINGS,
     NVFP4_BLOCK,
-    NVFP4_TOPS,
     ROTATIONS,
     ROUNDINGS,
     SCALE_DTYPE,
@@ -91,8 +91,8 @@ def _check_rounding(
         _checks.contiguous(random_bytes, "random_bytes")
 
 
-def _check_together(block: str, rotate: str, select: str, rounding: str, top: int) -> None:
-    one_of("top", top, NVFP4_TOPS)
+def _check_together(block: str, rotate: str, select: str, rounding: str, e4m3_max: int) -> None:
+    one_of("e4m3_max", e4m3_max, E4M3_MAXIMA)
     if block == "16x16" and numerics.hadamard_size(rotate) > NVFP4_BLOCK:
         raise ValueError(
             f"rotate is {rotate!r} with block='16x16'; accepted are 'none', 'te' and '16'. A wider "
@@ -127,7 +127,7 @@ def _plan_recipe(
     rotate: str,
     signs: Tensor | None,
     select: str,
-    top: int,
+    e4m3_max: int,
     rounding: str,
     rng_state: Tensor | None,
     random_bytes: Tensor | None,
@@ -136,7 +136,7 @@ def _plan_recipe(
 ) -> Plan:
     _checks_rotation.rotation(rotate, signs, x.shape[-1], x)
     _check_rounding(rounding, rng_state, random_bytes, x)
-    _check_together(block, rotate, select, rounding, top)
+    _check_together(block, rotate, select, rounding, e4m3_max)
     rows = _checks.row_count(x.shape[:-1])
     if granularity == "row" and block != "1x16":
         raise ValueError("block is '16x16' with granularity='row'; accepted is '1x16'")
@@ -221,14 +221,14 @@ def _plan_both(
     rotate: str,
     signs: Tensor | None,
     select: str,
-    top: int,
+    e4m3_max: int,
     rounding: str,
     rng_state: Tensor | None,
     scale_layout: str,
 ) -> Plan:
     rows, cols = _matrix(x, rotate, signs)
     _check_rounding(rounding, rng_state, None, x)
-    _check_together(block, rotate, select, rounding, top)
+    _check_together(block, rotate, select, rounding, e4m3_max)
     if block == "16x16" and (rotate, rounding) != ("none", "nearest"):
         raise ValueError(
             f"block is '16x16' with rotate={rotate!r} and rounding={rounding!r}; accepted are "
@@ -349,7 +349,7 @@ def quantize_nvfp4_both(
     rotate: Literal["none", "te"] = "none",
     signs: Tensor | None = None,
     select: Select = "none",
-    top: int = 448,
+    e4m3_max: int = 448,
     rounding: Rounding = "nearest",
     rng_state: Tensor | None = None,
     scale_layout: ScaleLayout = "linear",
@@ -366,7 +366,7 @@ def quantize_nvfp4_both(
         x: (M, K), M and K >= 1; of a rotation M is a multiple.
         block: "1x16", or "16x16", where the second has the first's codes and scales, transposed.
         rotate: of the transpose: "none", or "te".
-        signs, select, top, rounding, rng_state: as in `quantize_nvfp4`.
+        signs, select, e4m3_max, rounding, rng_state: as in `quantize_nvfp4`.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
         process_group: the ranks whose parts have one pair of amaxes, or None; with a rotation,
             parts of M are multiples of it.
@@ -383,7 +383,7 @@ def quantize_nvfp4_both(
     if process_group is not None:
         _sharded.check_no_scale(process_group, None, "gsa")
         _sharded.max_over(amax, process_group)
-    args = (x, amax, block, rotate, signs, select, top, rounding, rng_state, scale_layout)
+    args = (x, amax, block, rotate, signs, select, e4m3_max, rounding, rng_state, scale_layout)
     if out is not None:
         buffers = _both_buffers(out, x, scale_layout)
         named = dict(zip(QUANTIZE_BOTH.names, args, strict=True))

@@ -53,7 +53,7 @@ void quantize_nvfp4_both(Call& call, const declared::QuantizeNvfp4Both& args, Re
   JITQUANT_CHECK(recipe.select.none || !recipe.rounding.stochastic,
                  "rounding is 'stochastic' with select='", args.select,
                  "'; accepted is 'nearest': the choice would depend on the draw");
-  const float divisor = recipe.select.full * top_of(args.top);
+  const float divisor = recipe.select.full * largest_scale(args.e4m3_max);
   check_cuda(args.amax, "amax", &args.x);
   JITQUANT_CHECK(args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&
                      args.amax.dim() == 2 && args.amax.size(0) == 2 &&

@@ -35,7 +35,7 @@ void quantize_nvfp4_recipe(Call& call, const declared::QuantizeNvfp4Recipe& args
   JITQUANT_CHECK(recipe.select.none || !recipe.rounding.stochastic,
                  "rounding is 'stochastic' with select='", args.select,
                  "'; accepted is 'nearest': the choice would depend on the draw");
-  const float divisor = recipe.select.full * top_of(args.top);
+  const float divisor = recipe.select.full * largest_scale(args.e4m3_max);
   check_cuda(args.amax, "amax", &args.x);
   const int64_t count = args.amax.numel();
   JITQUANT_CHECK(

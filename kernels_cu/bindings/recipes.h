@@ -51,9 +51,10 @@ inline Select select_of(std::string_view select) {
   return s;
 }
 
-inline float top_of(int64_t top) {
-  JITQUANT_CHECK(top == 448 || top == 256, "top is ", top, "; accepted are 448, 256");
-  return static_cast<float>(top);
+inline float largest_scale(int64_t e4m3_max) {
+  JITQUANT_CHECK(e4m3_max == 448 || e4m3_max == 256, "e4m3_max is ", e4m3_max,
+                 "; accepted are 448, 256");
+  return static_cast<float>(e4m3_max);
 }
 
 inline bool tile_of(std::string_view block, std::string_view rotate, const Rotation& rotation) {

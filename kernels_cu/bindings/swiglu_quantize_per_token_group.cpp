@@ -15,8 +15,8 @@ void swiglu_quantize_per_token_group(Call& call, const declared::SwigluQuantizeP
   const GateAndUp in(args.fused, args.interleave);
   const GroupNumerics numerics =
       group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
-  const RowsOfGroups rows =
-      RowsOfGroups::of(args.fused, in.fused, in.cols, args.group_size, args.counts, args.zero_padding);
+  const RowsOfGroups rows = RowsOfGroups::of(args.fused, in.fused, in.cols, args.group_size,
+                                             args.counts, args.zero_padding);
   const GroupOutput out =
       rows.results(data, scale_inv, args.dtype, numerics, args.scale_layout, args.fused);
   const Launching at(call, args.fused);

@@ -100,7 +100,7 @@ def case_nvfp4_divided_between_columns(here: Here) -> None:
 def case_recipes(here: Here) -> None:
     recipes: list[dict[str, Any]] = [
         {"rotate": "te"},
-        {"select": "4over6_mae", "top": 256},
+        {"select": "4over6_mae", "e4m3_max": 256},
         {"rotate": "32", "select": "4over6_mse", "block": "1x16"},
         {"block": "16x16"},
     ]
@@ -123,7 +123,7 @@ def case_recipes(here: Here) -> None:
             part(x, here, 1), granularity="row", process_group=here.group, **mine
         )
         same_nvfp4(q, jitquant.quantize_nvfp4(x, granularity="row", **recipe), here, 1)
-    for recipe in ({"rotate": "te"}, {"block": "16x16"}, {"select": "4over6_mae", "top": 256}):
+    for recipe in ({"rotate": "te"}, {"block": "16x16"}, {"select": "4over6_mae", "e4m3_max": 256}):
         whole = jitquant.quantize_nvfp4_both(x, **recipe)
         out = tuple(
             jitquant.NVFP4Tensor.empty(shape, device=here.device)

@@ -35,8 +35,8 @@ def _tuple_of(function: Any) -> golden.Function:
     [
         {"rotate": "te"},
         {"rotate": "128"},
-        {"select": "4over6_mae", "top": 256},
-        {"select": "4over6_mse", "top": 448, "block": "16x16"},
+        {"select": "4over6_mae", "e4m3_max": 256},
+        {"select": "4over6_mse", "e4m3_max": 448, "block": "16x16"},
         {"rounding": "stochastic"},
     ],
 )

@@ -84,7 +84,7 @@ def _emulated(
         return functional.pad(t.float(), (0, 0, 0, -len(t) % 16)).numpy()
 
     xs, ws, gs = rows(x), weight.float().numpy(), rows(grad)
-    chosen: Any = {"select": recipe.select, "top": recipe.top}
+    chosen: Any = {"select": recipe.select, "e4m3_max": recipe.e4m3_max}
 
     def bits(t: np.ndarray, columnwise: bool) -> Any:
         if not recipe.stochastic:
@@ -114,7 +114,7 @@ def _emulated(
         NVFP4TrainingRecipe(rotate="none"),
         NVFP4TrainingRecipe(stochastic=False),
         NVFP4TrainingRecipe(weight_block="1x16"),
-        NVFP4TrainingRecipe(select="4over6_mae", top=256),
+        NVFP4TrainingRecipe(select="4over6_mae", e4m3_max=256),
         NVFP4TrainingRecipe("none", False, "1x16", "4over6_mse", 448),
     ],
     ids=["whole", "no_rotation", "nearest", "1x16", "4over6", "all_else"],
@@ -277,7 +277,7 @@ def test_only_what_wants_a_gradient_gets_one() -> None:
         {"rotate": "none"},
         {"stochastic": False},
         {"weight_block": "1x16"},
-        {"select": "4over6_mae", "top": 256},
+        {"select": "4over6_mae", "e4m3_max": 256},
     ],
 )
 def test_it_is_near_a_linear(recipe: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ STATE = torch.tensor([7, 0])
         {"rotate": "te"},
         {"rotate": "32"},
         {"rounding": "stochastic", "rng_state": STATE},
-        {"select": "4over6_mse", "top": 256},
+        {"select": "4over6_mse", "e4m3_max": 256},
         {"select": "4over6_mae", "rotate": "16", "granularity": "row"},
         {"block": "16x16"},
     ],
@@ -51,7 +51,7 @@ def test_blocks_of_16_rows_are_those_of_weights() -> None:
 @pytest.mark.parametrize("layout", ["linear", "swizzled_128x4"])
 def test_both_and_mxfp4_write_to_buffers(layout: Any) -> None:
     x = randn(32, 80)
-    for how in ({"rotate": "te"}, {"block": "16x16"}, {"select": "4over6_mae", "top": 256}):
+    for how in ({"rotate": "te"}, {"block": "16x16"}, {"select": "4over6_mae", "e4m3_max": 256}):
         want = jitquant.quantize_nvfp4_both(x, **how, scale_layout=layout)
         out = tuple(NVFP4Tensor.empty(shape, scale_layout=layout) for shape in ((32, 80), (80, 32)))
         assert jitquant.quantize_nvfp4_both(x, **how, scale_layout=layout, out=out) is out
@@ -119,7 +119,7 @@ def test_a_given_gsa_goes_with_a_recipe(gsa: Any) -> None:
             assert torch.equal(byte_view(got), byte_view(wanted))
     assert q.gsa.tolist() == [pytest.approx(0.002)]
     rows = torch.linspace(0.001, 0.003, 24)
-    q = jitquant.quantize_nvfp4(x, rows, select="4over6_mae", top=256)
+    q = jitquant.quantize_nvfp4(x, rows, select="4over6_mae", e4m3_max=256)
     assert q.granularity == "row"
     assert torch.equal(q.gsa, rows)
 

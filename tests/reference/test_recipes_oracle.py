@@ -17,8 +17,8 @@ from torch import Tensor
 import jitquant
 from jitquant import reference
 from jitquant.formats import (
+    E4M3_MAXIMA,
     MXFP4_SCALINGS,
-    NVFP4_TOPS,
     ROTATIONS,
     ROUNDINGS,
     SCALE_LAYOUTS,
@@ -89,7 +89,7 @@ def assert_nvfp4(x: Tensor, how: dict[str, Any]) -> None:
         tile_rows=16 if how.get("block") == "16x16" else 1,
         r=bytes_of(how, rows, groups),
         select=how.get("select", "none"),
-        top=how.get("top", 448),
+        e4m3_max=how.get("e4m3_max", 448),
     )
     q = jitquant.quantize_nvfp4(x, **how)
     np.testing.assert_array_equal(q.gsa.numpy(), gsa)
@@ -129,7 +129,7 @@ def assert_part(q: Any, x: np.ndarray, how: dict[str, Any], dtype: torch.dtype, 
         tile_rows=16 if tile else 1,
         r=bytes_of(how, rows, groups, t),
         select=how.get("select", "none"),
-        top=how.get("top", 448),
+        e4m3_max=how.get("e4m3_max", 448),
     )
     if tile and t:
         codes = codes.T[:rows]
@@ -206,7 +206,7 @@ def test_nvfp4_in_every_combination(data: st.DataObject) -> None:
     how["block"] = data.draw(st.sampled_from(WEIGHT_BLOCKS))
     how["granularity"] = data.draw(st.sampled_from(GRANULARITIES))
     how["select"] = data.draw(st.sampled_from(SELECTS))
-    how["top"] = data.draw(st.sampled_from(NVFP4_TOPS))
+    how["e4m3_max"] = data.draw(st.sampled_from(E4M3_MAXIMA))
     how["scale_layout"] = data.draw(st.sampled_from(SCALE_LAYOUTS))
     if data.draw(st.sampled_from(ROUNDINGS)) == "stochastic":
         how |= rounding(data.draw, x)
@@ -224,7 +224,7 @@ def test_nvfp4_in_every_combination(data: st.DataObject) -> None:
     if refused:
         with pytest.raises(ValueError, match="accepted"):
             jitquant.quantize_nvfp4(x, **how)
-    elif (how["rotate"], how["select"], how["top"]) == ("none", "none", 448) and not (
+    elif (how["rotate"], how["select"], how["e4m3_max"]) == ("none", "none", 448) and not (
         tile or "rounding" in how
     ):
         # No recipe: what the function gives without one.
@@ -262,7 +262,7 @@ def test_both_in_every_combination(data: st.DataObject) -> None:
         x = x.repeat(16, 1)[: len(x) // 16 * 16 + 16] if data.draw(st.booleans()) else x
     how["block"] = data.draw(st.sampled_from(WEIGHT_BLOCKS))
     how["select"] = data.draw(st.sampled_from(SELECTS))
-    how["top"] = data.draw(st.sampled_from(NVFP4_TOPS))
+    how["e4m3_max"] = data.draw(st.sampled_from(E4M3_MAXIMA))
     how["scale_layout"] = data.draw(st.sampled_from(SCALE_LAYOUTS))
     if data.draw(st.sampled_from(ROUNDINGS)) == "stochastic":
         how |= rounding(data.draw, None)
@@ -282,10 +282,10 @@ def test_both_in_every_combination(data: st.DataObject) -> None:
 def test_given_gsa(gsa: float, select: str) -> None:
     for dtype in DTYPES:
         x = specials(dtype)
-        assert_nvfp4(x, {"gsa": torch.tensor([gsa]), "select": select, "top": 256})
+        assert_nvfp4(x, {"gsa": torch.tensor([gsa]), "select": select, "e4m3_max": 256})
     x = randn(4, 48)
     assert_nvfp4(x, {"gsa": 0.001, "rotate": "te"})
-    q = jitquant.quantize_nvfp4(x, torch.tensor([math.nan]), select=select, top=256)
+    q = jitquant.quantize_nvfp4(x, torch.tensor([math.nan]), select=select, e4m3_max=256)
     assert bool((q.x_sf_bytes == 0x7F).all())
     assert not bool(q.x_fp4_bytes.any())
 
@@ -299,7 +299,7 @@ def test_special_inputs(label: str) -> None:
         x = inputs()[label](dtype, "cpu")
         if x.numel() > 4096:
             x = x[..., :3, : min(x.shape[-1], 200)]
-        assert_nvfp4(x, {"select": select, "top": 256})
+        assert_nvfp4(x, {"select": select, "e4m3_max": 256})
     for dtype, scaling in itertools.product(DTYPES, MXFP4_SCALINGS):
         x = inputs()[label](dtype, "cpu")
         if x.numel() > 4096:
@@ -361,7 +361,7 @@ def test_nearly_equal_errors(rule: str) -> None:
         assert bool((four < six).any())
         assert bool((four >= six).any())
         for dtype in (torch.float32, torch.bfloat16):
-            assert_nvfp4(x.to(dtype), {"select": rule, "top": 256})
+            assert_nvfp4(x.to(dtype), {"select": rule, "e4m3_max": 256})
 
 
 @settings(max_examples=60, deadline=None)

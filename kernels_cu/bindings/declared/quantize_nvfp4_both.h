@@ -28,7 +28,7 @@ struct Nvfp4BothAmax {
 struct QuantizeNvfp4Both {
   static constexpr const char* kName = "quantize_nvfp4_both";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor amax, *, str block='1x16', str rotate='none', Tensor? signs=None, str select='none', int top=448, str rounding='nearest', Tensor? rng_state=None, str scale_layout='linear'";
+      "Tensor x, Tensor amax, *, str block='1x16', str rotate='none', Tensor? signs=None, str select='none', int e4m3_max=448, str rounding='nearest', Tensor? rng_state=None, str scale_layout='linear'";
   static constexpr std::initializer_list<const char*> kResults = {"x_fp4", "x_sf", "gsa", "x_fp4_t", "x_sf_t", "gsa_t"};
   using Inputs = std::tuple<View, View, std::string_view, std::string_view, std::optional<View>, std::string_view, int64_t, std::string_view, std::optional<View>, std::string_view>;
 
@@ -38,7 +38,7 @@ struct QuantizeNvfp4Both {
   std::string_view rotate;
   const std::optional<View>& signs;
   std::string_view select;
-  int64_t top;
+  int64_t e4m3_max;
   std::string_view rounding;
   const std::optional<View>& rng_state;
   std::string_view scale_layout;

@@ -30,7 +30,7 @@ struct RotatedAmax {
 struct QuantizeNvfp4Recipe {
   static constexpr const char* kName = "quantize_nvfp4_recipe";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor amax, *, str granularity='tensor', str block='1x16', str rotate='none', Tensor? signs=None, str select='none', int top=448, str rounding='nearest', Tensor? rng_state=None, Tensor? random_bytes=None, str scale_layout='linear', bool from_gsa=False";
+      "Tensor x, Tensor amax, *, str granularity='tensor', str block='1x16', str rotate='none', Tensor? signs=None, str select='none', int e4m3_max=448, str rounding='nearest', Tensor? rng_state=None, Tensor? random_bytes=None, str scale_layout='linear', bool from_gsa=False";
   static constexpr std::initializer_list<const char*> kResults = {"x_fp4", "x_sf", "gsa"};
   using Inputs = std::tuple<View, View, std::string_view, std::string_view, std::string_view, std::optional<View>, std::string_view, int64_t, std::string_view, std::optional<View>, std::optional<View>, std::string_view, bool>;
 
@@ -41,7 +41,7 @@ struct QuantizeNvfp4Recipe {
   std::string_view rotate;
   const std::optional<View>& signs;
   std::string_view select;
-  int64_t top;
+  int64_t e4m3_max;
   std::string_view rounding;
   const std::optional<View>& rng_state;
   const std::optional<View>& random_bytes;

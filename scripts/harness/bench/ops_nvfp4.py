@@ -68,7 +68,7 @@ def _recipe(name: str, *, state: bool = False, **recipe: Any) -> Op:
 RECIPES = (
     _recipe("recipe-te", rotate="te"),
     _recipe("recipe-64", rotate="64"),
-    _recipe("recipe-4over6", select="4over6_mae", top=256),
+    _recipe("recipe-4over6", select="4over6_mae", e4m3_max=256),
     _recipe("recipe-stochastic", state=True, rounding="stochastic"),
 )
 """By recipes for training and rotation."""
