@@ -198,7 +198,7 @@ class _Model(nn.Module):
         return self.lm_head(x)
 
 
-def test_the_last_layers_stay_as_they_are() -> None:
+def test_the_last_blocks_stay_as_they_are() -> None:
     model = _Model(3)
     state = {name: t.clone() for name, t in model.state_dict().items()}
     kept = linears_in_last_blocks(model, 1)
