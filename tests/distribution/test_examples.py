@@ -87,6 +87,23 @@ def test_nvfp4_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_nvfp4_training_resumes(tmp_path: Path) -> None:
+    """With the runs that are there, further seeds, and the same arguments otherwise."""
+    arguments = ["--steps", "2", "--hidden", "64", "--layers", "1", "--batch", "1", "--last", "0"]
+    arguments += ["--tolerance", "1", "--minutes", "60", "--out", "found"]
+    arguments += ["--resume", "--runs", "bf16", "nearest"]
+    first = run("nvfp4_training.py", *arguments, "--length", "16", "--seeds", "1", cwd=tmp_path)
+    assert "seed 0, nearest" in first
+    more = run("nvfp4_training.py", *arguments, "--length", "16", "--seeds", "2", cwd=tmp_path)
+    assert "seed 0" not in more
+    assert "seed 1, nearest" in more
+    record = json.loads((tmp_path / "found" / "nvfp4_training.json").read_text())
+    assert [len(ends) for ends in record["held_out"].values()] == [2, 2]
+    with pytest.raises(AssertionError, match="has runs with other arguments"):
+        run("nvfp4_training.py", *arguments, "--length", "32", cwd=tmp_path)
+
+
+@pytest.mark.slow
 def test_nvfp4_training_leaves_runs_out_for_lack_of_time(tmp_path: Path) -> None:
     arguments = ("--steps", "2", "--hidden", "64", "--layers", "1", "--batch", "1")
     runs = ("--length", "16", "--seeds", "1", "--minutes", "0", "--runs", "bf16")
