@@ -1,12 +1,16 @@
-"""The machine of ``emulation/``: what a GPU leaves undefined as a kernel begins fails there."""
+"""The machine of ``emulation/``: what a GPU leaves undefined as a kernel begins fails there.
+
+And what several threads find that launch at once.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
 from pathlib import Path
 
 import pytest
-from host_code import compiled, link
+from host_code import FLAGS, compiled, compiler, link
 
 from .emulated import EMULATION, KERNELS
 
@@ -62,6 +66,23 @@ def test_violations(
     if not error:
         assert list(values) == [1.0 + grid, 2.0 + grid, 3.0 + grid, 4.0 + grid]
     machine.emulation_release_all()
+
+
+def test_a_cached_answer_comes_with_what_it_was_asked_for(tmp_path: Path) -> None:
+    program = tmp_path / "threads"
+    include = [f"-I{EMULATION}", f"-I{KERNELS / 'include'}"]
+    source = Path(__file__).with_name("threads.cpp")
+    checks = ["-w", "-O1", "-pthread", "-fsanitize=thread"]
+    command = [*compiler(), *FLAGS, *checks, *include, str(source), "-o", str(program)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "tsan" in built.stderr:
+        pytest.skip("the compiler has no thread sanitizer")
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the thread sanitizer does not run on this kernel")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3 1\n"
 
 
 @pytest.mark.slow
