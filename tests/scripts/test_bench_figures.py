@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from harness.bench import figures, goals, overview, summary
 from harness.bench.__main__ import app
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = summary.read(ROOT / "results")
@@ -84,7 +84,7 @@ def test_a_record_goes_into_the_summary_or_a_file_of_its_own(tmp_path: Path) -> 
 
     summary.write(results, {"kernels": {}, "host": {"m": 1}})
     (raw / "notes.json").write_text("[]")
-    assert summary.add_folder(results, raw) == ["kernels"]
+    assert summary.add_folder(results, raw) == (["kernels"], ["notes.json"])
     assert summary.save(results, "loader", {"seconds": {"cold": 8.0}}) == results / summary.NAME
     assert summary.read(results) == {
         "host": {"m": 1},
@@ -97,32 +97,81 @@ def test_a_record_goes_into_the_summary_or_a_file_of_its_own(tmp_path: Path) -> 
 
 
 def test_the_command_takes_raw_records_in(tmp_path: Path) -> None:
-    """``./scripts/bench figures --raw DIR``: summary, tables and pictures follow."""
-    raw, results, documents = (tmp_path / name for name in ("raw", "results", "docs"))
-    results.mkdir()
-    documents.mkdir()
-    summary.write(results, SECTIONS)
-    for name in figures.DOCUMENTS:
-        (documents / name).write_bytes((ROOT / "docs" / name).read_bytes())
+    """``./scripts/bench figures --raw DIR``: summary, tables, sentences and pictures follow."""
+    raw = tmp_path / "raw"
+    results = _copy_of_the_documents(tmp_path)
     summary.save(raw, "loader", {"seconds": {"cold": 34.0, "explain": 0.1}})
-    words = ["figures", *("--raw", raw), *("--results", results), *("--documents", documents)]
-    done = CliRunner().invoke(app, [str(word) for word in words])
+    (raw / "notes.json").write_text("{}")
+    done = _figures(tmp_path, raw)
     assert done.exit_code == 0, done.output
     assert "took loader from" in done.output
-    assert "| 34.00 s |" in (documents / "loader.md").read_text()
-    same = [name for name in figures.DOCUMENTS if name != "loader.md"]
-    assert all((documents / n).read_text() == (ROOT / "docs" / n).read_text() for n in same)
+    assert "ignored notes.json" in done.output
+    assert "| 34.00 s |" in (tmp_path / "docs" / "loader.md").read_text()
+    same = [name for name in figures.DOCUMENTS if name != "docs/loader.md"]
+    assert all((tmp_path / name).read_text() == (ROOT / name).read_text() for name in same)
     assert all((results / name).is_file() for name in overview.PICTURES)
 
 
-def test_the_tables_are_those_of_the_results() -> None:
+def test_numbers_in_sentences_follow(tmp_path: Path) -> None:
+    results = _copy_of_the_documents(tmp_path)
+    rows = [{**row, "bf16": row["weight_only"]} for row in SECTIONS["linear"]["rows"]]
+    summary.write(results, {**SECTIONS, "linear": {**SECTIONS["linear"], "rows": rows}})
+    assert _figures(tmp_path).exit_code == 0
+    assert "at 1.00 to 1.00 times bf16's speed" in (tmp_path / "docs" / "status.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "said"),
+    [
+        ("linear", {"rows": []}, "(8192, 8192, 1)"),
+        ("kernels-fp8", {"m": [1, 64]}, "needs ('fp8-rmsnorm', 16384)"),
+        ("layers", {"rows": [{"name": "forward, backward"}]}, "the table 'layers' needs 'bf16'"),
+        ("rmsnorm-compiled", {"rows": []}, "needs ('rmsnorm', 16384)"),
+    ],
+)
+def test_a_record_that_lacks_something_changes_nothing(
+    tmp_path: Path, section: str, change: dict[str, Any], said: str
+) -> None:
+    results = _copy_of_the_documents(tmp_path)
+    summary.write(results, {**SECTIONS, section: {**SECTIONS[section], **change}})
+    done = _figures(tmp_path)
+    assert done.exit_code == 2
+    assert done.output.startswith("Nothing was written: the ")
+    assert said in done.output
+    assert all((tmp_path / n).read_text() == (ROOT / n).read_text() for n in figures.DOCUMENTS)
+    assert [path.name for path in results.iterdir()] == [summary.NAME]
+
+
+def test_a_raw_record_without_its_quantities_is_named(tmp_path: Path) -> None:
+    _copy_of_the_documents(tmp_path)
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "kernels.json").write_text('{"rows": [{"op": "a", "m": 1}]}')
+    done = _figures(tmp_path, tmp_path / "raw")
+    assert "Nothing was written: kernels.json lacks 'us'. results/README.md" in done.output
+
+
+def _copy_of_the_documents(root: Path) -> Path:
+    """README, docs and summary in a directory; returns that of the summary."""
+    for name in figures.DOCUMENTS:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes((ROOT / name).read_bytes())
+    (root / "results").mkdir()
+    summary.write(root / "results", SECTIONS)
+    return root / "results"
+
+
+def _figures(root: Path, raw: Path | None = None) -> Result:
+    words = ["figures", "--results", str(root / "results"), "--root", str(root)]
+    return CliRunner().invoke(app, [*words, *(["--raw", str(raw)] if raw else [])])
+
+
+def test_the_documents_are_those_of_the_results() -> None:
     """After a new measurement: ``./scripts/bench figures``."""
-    documents = {n: (ROOT / "docs" / n).read_text(encoding="utf-8") for n in figures.DOCUMENTS}
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in figures.DOCUMENTS}
     for name in figures.TABLES:
-        assert any(f"<!-- figures: {name} -->\n\n| " in text for text in documents.values()), name
-    for name, text in documents.items():
-        same = figures.updated(text, ROOT / "results") == text
-        assert same, f"a table of docs/{name} is not that of results/: run ./scripts/bench figures"
+        assert any(f"<!-- figures: {name} -->\n\n| " in text for text in texts.values()), name
+    for name, text in figures.documents(ROOT, ROOT / "results").items():
+        assert text == texts[name], f"{name} is not what results/ say: run ./scripts/bench figures"
 
 
 @pytest.mark.parametrize("name", overview.PICTURES)

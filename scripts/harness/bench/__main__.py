@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -491,29 +493,45 @@ def resources(
 @app.command()
 def figures(
     results: Annotated[Path, typer.Option(help="Where the summary is.")] = Path("results"),
-    documents: Annotated[Path, typer.Option(help="The directory of what is written.")] = Path(
-        "docs"
-    ),
+    root: Annotated[
+        Path, typer.Option(help="The directory of README.md and docs, which are updated.")
+    ] = Path(),
     raw: Annotated[
-        Path | None, typer.Option(help="First take the raw records of this directory in.")
+        Path | None, typer.Option(help="First take in the raw records (*.json) of this directory.")
     ] = None,
 ) -> None:
-    """Regenerate the tables and pictures of the docs from results/summary.json; needs no GPU."""
-    from harness.bench import figures as bench
-    from harness.bench import overview
+    """Update every table, number and picture of README and docs from results/summary.json.
 
-    if raw is not None:
-        names = summary.add_folder(results, raw)
-        console.print(f"took {', '.join(names) or 'nothing'} from {raw}", highlight=False)
-    for name in bench.DOCUMENTS:
-        document = documents / name
-        document.write_text(
-            bench.updated(document.read_text(encoding="utf-8"), results), encoding="utf-8"
-        )
-        console.print(f"wrote {document}", highlight=False, soft_wrap=True)
-    for name, draw in overview.PICTURES.items():
-        draw(results, results / name)
-        console.print(f"wrote {results / name}", highlight=False, soft_wrap=True)
+    Needs no GPU. If the summary lacks what one of them shows, nothing is written.
+    """
+    from harness.bench import figures as bench
+
+    def show(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    with tempfile.TemporaryDirectory() as name:
+        staged = Path(name)
+        try:
+            shutil.copy(results / summary.NAME, staged)
+            if raw is not None:
+                names, others = summary.add_folder(staged, raw)
+                show(f"took {', '.join(names) or 'nothing'} from {raw}")
+                if others:
+                    show(f"ignored {', '.join(others)}: the summary has no such sections")
+            texts = bench.documents(root, staged)
+            bench.draw(staged)
+        except (LookupError, OSError) as error:
+            why = error if isinstance(error, OSError) else error.args[0]
+            raise fail(
+                f"Nothing was written: {why}. results/README.md has the command for each section.",
+                2,
+            ) from None
+        for path in staged.iterdir():
+            shutil.copy(path, results)
+            show(f"wrote {results / path.name}")
+    for name, text in texts.items():
+        (root / name).write_text(text, encoding="utf-8")
+        show(f"wrote {root / name}")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The tables of the docs, made from results/summary.json."""
+"""README, docs and pictures, brought up to date with results/summary.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.bench import goals, summary
+from harness.bench import goals, overview, sentences, summary
 from harness.bench.report import shown_seconds
 
 _MARKED = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -21,12 +21,16 @@ def updated(document: str, results: Path) -> str:
         results: the directory of the summary.
 
     Raises:
-        KeyError: `TABLES` has no such name, or the summary lacks what its table needs.
+        LookupError: `TABLES` has no such name, or the summary lacks what its table needs.
         OSError: there is no summary.
     """
 
     def made(match: re.Match[str]) -> str:
-        lines = TABLES[match[2]](results)
+        table = TABLES[match[2]]
+        try:
+            lines = table(results)
+        except (KeyError, TypeError) as error:
+            raise LookupError(f"the table {match[2]!r} needs {error}") from error
         return f"{match[1]}\n" + "\n".join(lines) + f"\n\n{match[3]}"
 
     return _MARKED.sub(made, document)
@@ -64,6 +68,18 @@ def ceilings(results: Path) -> list[str]:
         "write": "a fill of 2 GiB in fp32",
     }
     return _table(("", "GB/s", "how"), ([k, f"{measured[k]:.0f}", how[k]] for k in how))
+
+
+def _origin(results: Path, *names: str) -> list[str]:
+    """When sections were measured, and with which kernels, as a line below a table."""
+    sections = summary.read(results)
+
+    def text(name: str) -> str:
+        utc, digest = sections[name]["utc"], sections[name]["kernels_cu_sha256"]
+        return f"{utc[:10]}, kernels {digest[:8]}"
+
+    said = "; Marlin and humming: ".join(map(text, names))
+    return ["", f"*{sections[names[0]]['gpu'].removeprefix('NVIDIA ')}, {said}.*"]
 
 
 def _times(results: Path, stem: str, extra: Callable[[goals.Rows, str], str], title: str) -> Any:
@@ -127,34 +143,93 @@ def main_ops(results: Path) -> list[str]:
 def peers(results: Path) -> list[str]:
     """How many times as fast as the best peer each op is that has one."""
     rows, calls = _rows(results, "kernels-fp8"), _calls()
+
+    def ratio(op: str, m: int) -> str:
+        peer = goals.best_peer(rows, op, m)
+        return f"{peer / rows[op, m]['us']:.2f}" if peer else ""
+
     return _table(
         ("times as fast, at M =", *map(str, goals.SIZES)),
-        (
-            (
-                f"`{calls[op]}`",
-                *(f"{t / rows[op, m]['us']:.2f}" for m, t in zip(goals.SIZES, times, strict=True)),
-            )
-            for op, times in goals.PEERS.items()
-        ),
+        ((f"`{calls[op]}`", *(ratio(op, m) for m in goals.SIZES)) for op in goals.PEERS),
     )
 
 
 def products(results: Path) -> list[str]:
     """`nvfp4_linear` beside cuBLAS, Marlin and humming."""
+    keys = ("floor", "bf16", "weight_only", "marlin", "humming")
+    ours = summary.read(results)["linear"]["rows"]
+    others = () if any("humming" in row or "marlin" in row for row in ours) else ("linear-peers",)
     return _table(
         ("weight", "rows", "bytes", "bf16", "`nvfp4_linear`", "Marlin", "humming"),
         (
             (
                 f"{row['n']} x {row['k']}",
                 str(row["rows"]),
-                *(
-                    f"{row[key]:.1f}"
-                    for key in ("floor", "bf16", "weight_only", "marlin", "humming")
-                ),
+                *(f"{row[key]:.1f}" if key in row else "" for key in keys),
             )
-            for row in summary.read(results)["linear-peers"]["rows"]
+            for row in summary.products(summary.read(results))
         ),
-    )
+    ) + _origin(results, "linear", *others)
+
+
+_FORMATS = {
+    "bf16": "bf16, transformers",
+    "bf16-compiled": "the same, compiled",
+    "bf16-few": "bf16, few launches",
+    "fp8": "FP8",
+    "w4a16": "NVFP4 weights",
+    "w4a16-fp8-prefill": "the same, prompts in FP8",
+    "w4a4": "NVFP4 weights and activations",
+}
+"""Formats of `./scripts/bench model` for people."""
+
+
+def models(results: Path, *names: str) -> list[str]:
+    """Milliseconds of a step of whole models by format, and the time to read NVFP4 weights.
+
+    Args:
+        results: the directory of the summary.
+        names: of their sections; default: all.
+    """
+    sections = summary.read(results)
+    names = names or tuple(name for name in sections if name.startswith("model-"))
+    steps = {
+        name: {(row["format"], row["sequences"]): row for row in sections[name]["rows"]}
+        for name in names
+    }
+    sizes = [*sorted({n for rows in steps.values() for _, n in rows if n}), 0]
+
+    def cells(rows: Any, kind: str, key: str) -> list[str]:
+        found = (rows.get((kind, n)) for n in sizes)
+        return ["" if row is None else f"{row[key] / 1000:.2f}" for row in found]
+
+    lines = []
+    for name, rows in steps.items():
+        model = name.removeprefix("model-")
+        kinds = [kind for kind in _FORMATS if any(kind == k for k, _ in rows)]
+        lines += [(model, _FORMATS[kind], *cells(rows, kind, "us")) for kind in kinds]
+        if "w4a16" in kinds:
+            floors = cells({k: v for k, v in rows.items() if k[1]}, "w4a16", "floor_us")
+            lines.append((model, "to read NVFP4 weights and the cache", *floors))
+    head = [f"{n} sequence{'s' * (n > 1)}" for n in sizes if n]
+    table = _table(("model", "ms a step", *head, "prompt"), lines)
+    return table + _origin(results, names[-1])
+
+
+def layers(results: Path) -> list[str]:
+    """`Float8BlockwiseLinear` and a training step beside bf16."""
+    return _table(
+        ("", "bf16", "FP8", "times as fast"),
+        (
+            (
+                row["name"],
+                *(f"{row[key] / 1000:.3g} ms" for key in ("bf16", "fp8")),
+                f"{row['ratio']:.2f}",
+            )
+            for row in summary.read(results)["layers"]["rows"]
+            if "backward" in row["name"]
+        ),
+    ) + _origin(results, "layers")
 
 
 def _linear(results: Path, head: Sequence[str], keys: Sequence[str], few: bool) -> list[str]:
@@ -165,13 +240,13 @@ def _linear(results: Path, head: Sequence[str], keys: Sequence[str], few: bool) 
             (
                 f"{row['n']} x {row['k']}",
                 str(row["rows"]),
-                *(f"{row[key]:.1f}" for key in keys),
+                *(f"{row[key]:.1f}" if key in row else "" for key in keys),
                 f"{row['bf16'] / row['weight_only']:.2f}",
             )
             for row in summary.read(results)["linear"]["rows"]
             if (row["rows"] <= 16) == few
         ),
-    )
+    ) + _origin(results, "linear")
 
 
 def few_rows(results: Path) -> list[str]:
@@ -275,13 +350,49 @@ def _goals(stem: str, which: tuple[goals.Goal, ...]) -> Callable[[Path], list[st
     return lambda results: goals.table(which, _rows(results, stem), _calls())
 
 
-DOCUMENTS = ("performance.md", "measurements.md", "loader.md")
+_PAGES = ("performance", "measurements", "loader", "status")
+DOCUMENTS = ("README.md", *(f"docs/{name}.md" for name in _PAGES))
+"""What has tables or sentences that follow from the summary."""
+
+
+def documents(root: Path, results: Path) -> dict[str, str]:
+    """Each of `DOCUMENTS` as it should be, by its name.
+
+    Raises:
+        LookupError: the summary lacks what one of them shows.
+        OSError: there is no such file.
+    """
+    sections = summary.read(results)
+    return {
+        name: sentences.updated(
+            name, updated((root / name).read_text(encoding="utf-8"), results), sections
+        )
+        for name in DOCUMENTS
+    }
+
+
+def draw(results: Path) -> None:
+    """Draw each picture into the directory of the summary.
+
+    Raises:
+        LookupError: the summary lacks what one of them shows.
+        OSError: there is no summary.
+    """
+    for name, picture in overview.PICTURES.items():
+        try:
+            picture(results, results / name)
+        except KeyError as error:
+            raise LookupError(f"the picture {name} needs {error}") from error
+
 
 TABLES: dict[str, Callable[[Path], list[str]]] = {
     "ceilings": ceilings,
     "summary": main_ops,
     "peers": peers,
     "products": products,
+    "models": models,
+    "llama": lambda results: models(results, "model-llama-8b"),
+    "layers": layers,
     "few-rows": few_rows,
     "many-rows": many_rows,
     "nvfp4": lambda results: _times(results, "kernels", _floors, "of floor from 4096 on"),

@@ -158,6 +158,15 @@ def _ragged() -> Iterable[Goal]:
 RAGGED = tuple(_ragged())
 
 
+def best_peer(rows: Rows, op: str, m: int) -> float | None:
+    """Microseconds of the fastest other library: of the same run, else `PEERS`; None: untimed."""
+    row = rows[op, m]
+    timed = [us for us in (row.get("peer_us"), row.get("plain_us")) if us is not None]
+    if timed:
+        return float(min(timed))
+    return PEERS[op][SIZES.index(m)] if op in PEERS and m in SIZES else None
+
+
 def host(call: str) -> tuple[float, float]:
     """How many times the host time of torch.abs a call may take, with new results and with out=."""
     return (2.0, 1.5) if "nvfp4" in call else (1.8, 1.3)

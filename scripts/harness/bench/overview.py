@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.bench import summary
-from harness.bench.goals import PEERS, SIZES, rows_of
+from harness.bench.goals import best_peer, rows_of
 
 M = 16384
 #: The ops of the first picture: section, op, label.
@@ -57,24 +57,27 @@ def bars(results: Path) -> list[Bar]:
     """The kernels at 16384 x 7168 in bf16, as shares of the speed of a copy."""
     sections = summary.read(results)
     rows = {stem: rows_of(sections[stem]) for stem in ("kernels", "kernels-fp8")}
-    peers = {op: times[SIZES.index(M)] for op, times in PEERS.items()}
-    peers["rmsnorm"] = rows_of(sections["rmsnorm-compiled"])["rmsnorm", M]["plain_us"]
+    compiled = rows_of(sections["rmsnorm-compiled"])
 
     def bar(stem: str, op: str, label: str) -> Bar:
         row = rows[stem][op, M]
         floor = row["us"] * row["of_floor"]
-        return Bar(label, row["of_floor"], floor / peers[op] if op in peers else None)
+        peer = best_peer(rows[stem], op, M) or (op == "rmsnorm" and best_peer(compiled, op, M))
+        return Bar(label, row["of_floor"], floor / peer if peer else None)
 
     return [bar(*shown) for shown in SHOWN]
 
 
 def products(results: Path) -> tuple[float, list[tuple[str, float]]]:
-    """One row times an 8192 x 8192 weight: us to read the weight, and us by library."""
-    (row,) = (
-        row
-        for row in summary.read(results)["linear-peers"]["rows"]
-        if (row["n"], row["k"], row["rows"]) == (8192, 8192, 1)
-    )
+    """One row times an 8192 x 8192 weight: us to read the weight, and us by library.
+
+    Raises:
+        KeyError: the summary lacks it, or another library's time of it.
+    """
+    rows = {
+        (row["n"], row["k"], row["rows"]): row for row in summary.products(summary.read(results))
+    }
+    row = rows[8192, 8192, 1]
     names = {
         "cuBLAS, bf16": "bf16",
         "humming": "humming",
@@ -150,12 +153,15 @@ def lines(results: Path) -> dict[str, dict[str, dict[int, float]]]:
     """For each label of `COMPARED`, "ours" and "peer": the share of the copy floor by M."""
     sections, made = summary.read(results), {}
     for section, op, label in COMPARED:
-        rows = {m: row for (name, m), row in rows_of(sections[section]).items() if name == op}
-        peer = {m: row["plain_us"] for m, row in rows.items() if "plain_us" in row}
-        peer = peer or dict(zip(SIZES, PEERS[op], strict=True))
+        timed = rows_of(sections[section])
+        rows = {m: row for (name, m), row in timed.items() if name == op}
+        floors = {m: row["us"] * row["of_floor"] for m, row in rows.items()}
+        peer = {m: us for m in rows if (us := best_peer(timed, op, m)) is not None}
+        if not peer:
+            raise KeyError(f"a peer's time of {op} in {section}")
         made[label] = {
             "ours": {m: row["of_floor"] for m, row in rows.items()},
-            "peer": {m: rows[m]["us"] * rows[m]["of_floor"] / peer[m] for m in rows if m in peer},
+            "peer": {m: floors[m] / us for m, us in peer.items()},
         }
     return made
 

@@ -40,7 +40,7 @@ def save(folder: Path, stem: str, record: Record) -> Path:
         The path of what was written.
 
     Raises:
-        KeyError: the record lacks something that its section has.
+        LookupError: the record lacks something that its section has.
         ValueError: the folder has a summary, which has no such section.
     """
     if not (folder / NAME).exists():
@@ -54,25 +54,63 @@ def save(folder: Path, stem: str, record: Record) -> Path:
     return write(folder, {**read(folder), stem: section})
 
 
-def add_folder(results: Path, raw: Path) -> list[str]:
-    """Replace the sections of all raw files in a folder; returns their names.
+def add_folder(results: Path, raw: Path) -> tuple[list[str], list[str]]:
+    """Replace the sections of all raw files in a folder.
 
-    Files that no section is made from are left out.
+    Returns:
+        The names of these sections, and of the files that no section is made from.
+
+    Raises:
+        LookupError: a record lacks something that its section has.
+        OSError: ``raw`` is not a directory.
     """
-    sections, names = read(results), []
-    for path in sorted(raw.glob("*.json")):
+    sections, names, others = read(results), [], []
+    for path in sorted(path for path in raw.iterdir() if path.suffix == ".json"):
         section = section_of(path.stem, json.loads(path.read_text(encoding="utf-8")))
-        if section is not None:
+        if section is None:
+            others.append(path.name)
+        else:
             sections[path.stem] = section
             names.append(path.stem)
     write(results, sections)
-    return names
+    return names, others
 
 
 def section_of(stem: str, record: Record) -> Record | None:
-    """The section of a raw record; None if there is none of that name."""
+    """The section of a raw record; None if there is none of that name.
+
+    Raises:
+        LookupError: the record lacks something that the section has.
+    """
     make = SECTIONS.get(stem) or (SECTIONS["model"] if stem.startswith("model-") else None)
-    return None if make is None else _rounded({**_origin(record), **make(record)})
+    if make is None:
+        return None
+    try:
+        return _rounded({**_origin(record), **make(record)})
+    except (KeyError, TypeError) as error:
+        raise LookupError(f"{stem}.json lacks {error}") from error
+
+
+def products(sections: dict[str, Record]) -> list[Record]:
+    """The products that another library was timed on: our newest times beside theirs.
+
+    Theirs are of the same run if it timed them, else of the section ``linear-peers``.
+
+    Raises:
+        KeyError: there are no such times, or ours of the same products.
+    """
+
+    def products_of(name: str) -> dict[tuple[int, int, int], Record]:
+        return {(row["n"], row["k"], row["rows"]): row for row in sections[name]["rows"]}
+
+    def theirs(row: Record) -> Record:
+        return {name: row[name] for name in ("marlin", "humming") if row.get(name) is not None}
+
+    ours = products_of("linear")
+    if not any(map(theirs, ours.values())):
+        timed = products_of("linear-peers")
+        ours = {key: {**ours[key], **theirs(row)} for key, row in timed.items()}
+    return [row for row in ours.values() if theirs(row)]
 
 
 def _origin(record: Record) -> Record:
@@ -134,7 +172,10 @@ def _rows(*keys: str, more: Iterable[str] = ()) -> Callable[[Record], Record]:
         found = {key: record[key] for key in more if key in record}
         return {
             **found,
-            "rows": [{key: row[key] for key in keys if key in row} for row in record["rows"]],
+            "rows": [
+                {key: row[key] for key in keys if row.get(key) is not None}
+                for row in record["rows"]
+            ],
         }
 
     return make
@@ -155,7 +196,7 @@ SECTIONS: dict[str, Callable[[Record], Record]] = {
     "rmsnorm-compiled": _kernels,
     "sweep": _sweep,
     "host": _rows("name", "us", "ratio", "out_us", "out_ratio", "compiled_us", more=("m", "n")),
-    "linear": _rows(*_LINEAR, "fp8", "fp8_weight"),
+    "linear": _rows(*_LINEAR, "fp8", "fp8_weight", "marlin", "humming", more=("peers",)),
     "linear-peers": _rows(*_LINEAR, "marlin", "humming", more=("peers",)),
     "layers": _rows("name", "bf16", "fp8", "ratio"),
     "model": _rows("format", "sequences", "tokens", "us", "floor_us", "launches"),

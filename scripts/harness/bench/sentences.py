@@ -1,0 +1,164 @@
+"""The numbers within sentences of README and docs, made from results/summary.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from harness.bench import goals, summary
+from harness.bench.summary import Record
+
+Sections = dict[str, Record]
+M = 16384
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A part of a sentence whose numbers follow from the summary.
+
+    Attributes:
+        document: from the root of the repository.
+        text: as it stands there, with ``{}`` for each number; line breaks do not matter.
+        numbers: what the numbers are, as they are printed.
+    """
+
+    document: str
+    text: str
+    numbers: Callable[[Sections], list[str]]
+
+
+def updated(document: str, text: str, sections: Sections) -> str:
+    """The text of a document with the numbers of its sentences made anew.
+
+    Raises:
+        LookupError: a sentence is not in the text, or the summary lacks what it needs.
+    """
+    for sentence in SENTENCES:
+        if sentence.document == document:
+            text = _updated(sentence, text, sections)
+    return text
+
+
+def _updated(sentence: Sentence, text: str, sections: Sections) -> str:
+    parts = [r"\s+".join(map(re.escape, part.split(" "))) for part in sentence.text.split("{}")]
+    found = re.search(r"(\d[\d.]*)".join(parts), text)
+    if found is None:
+        raise LookupError(
+            f"{sentence.document} lacks the sentence {sentence.text!r}; write it there, or adapt "
+            "scripts/harness/bench/sentences.py"
+        )
+    try:
+        numbers = sentence.numbers(sections)
+    except KeyError as error:
+        raise LookupError(f"the sentence {sentence.text!r} needs {error}") from error
+    for i, number in reversed(list(enumerate(numbers, 1))):
+        text = text[: found.start(i)] + number + text[found.end(i) :]
+    return text
+
+
+def _span(ratios: Iterable[float], form: str = ".2f") -> list[str]:
+    """The least and the most."""
+    values = list(ratios)
+    if not values:
+        raise KeyError("a measurement")
+    return [format(min(values), form), format(max(values), form)]
+
+
+def _over_peer(section: str, op: str, form: str = ".1f") -> Callable[[Sections], list[str]]:
+    """How many times as fast as the best peer an op is with 16384 rows."""
+
+    def numbers(sections: Sections) -> list[str]:
+        rows = goals.rows_of(sections[section])
+        peer = goals.best_peer(rows, op, M)
+        if peer is None:
+            raise KeyError(f"a peer's time of {op}")
+        return [format(peer / rows[op, M]["us"], form)]
+
+    return numbers
+
+
+def _peers(sections: Sections) -> list[str]:
+    rows = goals.rows_of(sections["kernels-fp8"])
+    peers = {op: goals.best_peer(rows, op, M) for op in goals.PEERS}
+    return _span(us / rows[op, M]["us"] for op, us in peers.items() if us)
+
+
+def _products(least: int, most: int, form: str = ".2f") -> Callable[[Sections], list[str]]:
+    """How many times as fast as bf16 products of so many rows are: the least and the most."""
+    return lambda sections: _span(
+        (
+            row["bf16"] / row["weight_only"]
+            for row in sections["linear"]["rows"]
+            if least <= row["rows"] <= most
+        ),
+        form,
+    )
+
+
+def _peers_of_products(sections: Sections, rows: int) -> list[str]:
+    """How many times as fast as the better of Marlin and humming."""
+    return _span(
+        min(row[name] for name in ("marlin", "humming") if name in row) / row["weight_only"]
+        for row in summary.products(sections)
+        if row["rows"] == rows
+    )
+
+
+def _fp8(sections: Sections) -> list[str]:
+    rows = (row for row in sections["linear"]["rows"] if row["rows"] == 4096 and "fp8" in row)
+    return _span(row["bf16"] / row["fp8"] for row in rows)
+
+
+def _compiled(sections: Sections) -> list[str]:
+    rows = goals.rows_of(sections["rmsnorm-compiled"]).values()
+    return _span((row["plain_us"] / row["us"] for row in rows), ".1f")
+
+
+def _tensor_gsa(sections: Sections) -> list[str]:
+    rows = goals.rows_of(sections["kernels"])
+    return [f"{1 / rows['quantize-tensor', m]['of_floor']:.2f}" for m in (1024, 2048)]
+
+
+def _host(sections: Sections) -> list[str]:
+    rows = [row for row in sections["host"]["rows"] if not row["name"].startswith("torch")]
+    return _span((ratio for row in rows for ratio in (row["ratio"], row["out_ratio"])), ".1f")
+
+
+_NORM_FP8 = _over_peer("kernels-fp8", "fp8-rmsnorm")
+_SWIGLU_FP8 = _over_peer("kernels-fp8", "fp8-silu-group")
+_NORM_NVFP4 = _over_peer("rmsnorm-compiled", "rmsnorm", ".0f")
+
+SENTENCES = (
+    Sentence(
+        "README.md",
+        "RMSNorm + FP8 is {} times as fast as the best peer that we timed, RMSNorm + NVFP4 {}",
+        lambda sections: [*_NORM_FP8(sections), *_NORM_NVFP4(sections)],
+    ),
+    Sentence(
+        "docs/status.md",
+        "RMSNorm + FP8 is {} times, SwiGLU + FP8 {} times and RMSNorm + NVFP4 {} times as fast",
+        lambda sections: [*_NORM_FP8(sections), *_SWIGLU_FP8(sections), *_NORM_NVFP4(sections)],
+    ),
+    Sentence("docs/status.md", "{} to {} times bf16's speed up to 16 rows", _products(1, 16)),
+    Sentence("docs/status.md", "{} to {} times with 32 to 128 rows", _products(32, 128)),
+    Sentence("docs/status.md", "{} to {} times with more", _products(129, 1 << 30)),
+    Sentence("docs/performance.md", "are {} to {} times as fast as the best peer", _peers),
+    Sentence("docs/performance.md", "{} to {} times as fast as `torch.compile`", _compiled),
+    Sentence("docs/performance.md", "{} and {} times the floor. The amax", _tensor_gsa),
+    Sentence("docs/performance.md", "takes {} to {} times as long on the host", _host),
+    Sentence(
+        "docs/performance.md", "{} to {} times as fast as bf16 with up to 16 rows", _products(1, 16)
+    ),
+    Sentence("docs/performance.md", "{} to {} times with 32 to 128", _products(32, 128)),
+    Sentence("docs/performance.md", "{} to {} times with more", _products(129, 1 << 30)),
+    Sentence("docs/performance.md", "{} to {} times bf16's speed with 4096 rows", _fp8),
+    Sentence(
+        "docs/measurements.md",
+        "{} to {} times as fast as the better of them with one row, {} to {} times with 16, and {} "
+        "to {} times with 64",
+        lambda sections: [x for rows in (1, 16, 64) for x in _peers_of_products(sections, rows)],
+    ),
+    Sentence("docs/measurements.md", "With one row it is {} to {} times", _products(1, 1, ".1f")),
+    Sentence("docs/measurements.md", "with 16 rows {} to {} times", _products(16, 16, ".1f")),
+)
