@@ -1,15 +1,18 @@
-"""vLLM: NVFP4 linears with this project's products, on Hopper instead of Marlin.
+"""vLLM: NVFP4 linears and experts with this project's products, on Hopper instead of Marlin.
 
 vLLM calls `register` in each of its processes, through the entry point "jitquant" of
-``vllm.general_plugins``; installing both packages is enough. ``VLLM_PLUGINS`` without "jitquant",
-or ``VLLM_DISABLED_KERNELS=JitquantNvFp4LinearKernel``, turns it off. ``--linear-backend`` overrides
-it. Written for vLLM 0.25.
+``vllm.general_plugins``; installing both packages is enough. ``VLLM_PLUGINS`` without "jitquant"
+turns it off, ``VLLM_DISABLED_KERNELS=JitquantNvFp4LinearKernel,JitquantNvFp4Experts`` either part.
+``--linear-backend`` and ``--moe-backend`` override it. ``JITQUANT_COMPUTE=fp8`` multiplies 256 rows
+and more in FP8 (``compute="fp8"`` of `jitquant.nvfp4_linear`); experts stay exact. Written for vLLM
+0.25.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+import os
+from typing import Any, cast
 
 import torch
 import vllm.envs as envs
@@ -18,6 +21,7 @@ from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear import NvFp4LinearKernel, register_linear_kernel
 from vllm.platforms import PlatformEnum, current_platform
 
+from jitquant.formats import COMPUTES, Compute, one_of
 from jitquant.loader import NvccNotFoundError
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
 from jitquant.nn._nvfp4_mm import nvfp4_mm_bytes
@@ -62,6 +66,7 @@ class JitquantNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
             setattr(layer, name, nn.Parameter(data.contiguous(), requires_grad=False))
         gsa = layer.weight_global_scale.detach().to(torch.float32).reshape(1)
         layer.weight_global_scale = nn.Parameter(gsa, requires_grad=False)
+        layer.jitquant_compute = compute()
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """The product.
@@ -77,30 +82,48 @@ class JitquantNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
         rows = x if x.stride(-1) == 1 else x.contiguous()
         weight = layer.weight, layer.weight_scale, layer.weight_global_scale, "linear"
         values = rows.reshape(-1, x.shape[-1]), None, None, "linear"
-        y = nvfp4_mm_bytes(values, weight, bias, None, x.dtype)
+        y = nvfp4_mm_bytes(values, weight, bias, None, x.dtype, layer.jitquant_compute)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def register() -> None:
-    """Makes vLLM use `JitquantNvFp4LinearKernel` if it is supported. May be called again.
+def compute() -> Compute:
+    """``JITQUANT_COMPUTE``: "exact", or "fp8" for 256 rows and more.
 
-    It precedes vLLM's own kernels. For weight-only checkpoints vLLM uses Marlin by name, so that
-    name is redirected to this kernel. Without nvcc nothing changes, with a warning.
+    Raises:
+        ValueError: it is something else.
+    """
+    chosen = os.environ.get("JITQUANT_COMPUTE", "exact")
+    one_of("JITQUANT_COMPUTE", chosen, COMPUTES)
+    return cast(Compute, chosen)
+
+
+def register() -> None:
+    """Makes vLLM use `JitquantNvFp4LinearKernel` and `JitquantNvFp4Experts` where they are
+    supported. May be called again.
+
+    They precede vLLM's own kernels. For weight-only checkpoints vLLM uses Marlin by name, so that
+    name is redirected to the linear kernel. Without nvcc nothing changes, with a warning.
     """
     kernel = JitquantNvFp4LinearKernel
-    if kernel.__name__ in envs.VLLM_DISABLED_KERNELS or not kernel.is_supported()[0]:
+    if not kernel.is_supported()[0]:
         return
+    compute()  # refused here, not when a layer is loaded
     try:
         find_nvcc(Memo())
     except NvccNotFoundError as error:
-        _LOGGER.warning("jitquant: NVFP4 linears keep vLLM's kernels, because %s", error)
+        _LOGGER.warning("jitquant: NVFP4 layers keep vLLM's kernels, because %s", error)
         return
-    platform = PlatformEnum.CUDA
-    known = linear._POSSIBLE_NVFP4_KERNELS
-    if kernel not in known.get(platform, ()):
-        register_linear_kernel(kernel, platform, "nvfp4")
-        known[platform].insert(0, known[platform].pop())
     from vllm.model_executor.layers.quantization import modelopt
 
-    for module in (linear, modelopt):
-        module.MarlinNvFp4LinearKernel = kernel
+    from jitquant.integrations import _vllm_experts
+
+    if kernel.__name__ not in envs.VLLM_DISABLED_KERNELS:
+        platform = PlatformEnum.CUDA
+        known = linear._POSSIBLE_NVFP4_KERNELS
+        if kernel not in known.get(platform, ()):
+            register_linear_kernel(kernel, platform, "nvfp4")
+            known[platform].insert(0, known[platform].pop())
+        for module in (linear, modelopt):
+            module.MarlinNvFp4LinearKernel = kernel
+    if _vllm_experts.JitquantNvFp4Experts.__name__ not in envs.VLLM_DISABLED_KERNELS:
+        _vllm_experts.register()

@@ -158,6 +158,32 @@ class Experts(nn.Module):
         return f"num_experts={self.num_experts}"
 
 
+class SwiGLUExperts(nn.Module):
+    """What `NVFP4Experts.from_parts` asks of a module of experts with ``silu(gate) * up``, where
+    there is none of transformers: sizes and the activation, with weights on meta."""
+
+    is_transposed = False
+
+    def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
+        """Sizes: E, H, and I, the columns of ``down_proj``."""
+        super().__init__()
+        self.num_experts = num_experts
+        self.act_fn = nn.SiLU()
+        for name, shape in (
+            ("gate_up_proj", (num_experts, 2 * inner, hidden)),
+            ("down_proj", (num_experts, hidden, inner)),
+        ):
+            empty = torch.empty(shape, device="meta", dtype=torch.bfloat16)
+            self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+
+    def _default_apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        y: Tensor = self.act_fn(gate) * up
+        return y
+
+    _apply_gate = _default_apply_gate  # by this name `NVFP4Experts` knows silu(gate) * up
+
+
 class ObservedExperts(Experts):
     """The experts as they are, one after another, each of whose inputs a function is shown."""
 

@@ -29,12 +29,18 @@ try:
     from vllm.model_executor.layers.quantization.compressed_tensors import schemes
     from vllm.platforms import PlatformEnum
 
+    from jitquant.integrations import _vllm_experts as of_experts
     from jitquant.integrations import vllm as plugin
 except ImportError as error:
     pytest.skip(f"vLLM does not import here: {error}", allow_module_level=True)
 
 Kernel = plugin.JitquantNvFp4LinearKernel
 BF16 = torch.bfloat16
+FUNCTIONS = (
+    "select_nvfp4_moe_backend",
+    "convert_to_nvfp4_moe_kernel_format",
+    "make_nvfp4_moe_quant_config",
+)
 K, SIZES = 128, {"q_proj": 64, "k_proj": 32, "v_proj": 32}
 
 
@@ -47,6 +53,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (linear, modelopt):
         kept = module.MarlinNvFp4LinearKernel
         monkeypatch.setattr(module, "MarlinNvFp4LinearKernel", kept)
+    for module in (of_experts.compressed_tensors, of_experts.modelopt):
+        for name in FUNCTIONS:
+            monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(linear, "current_platform", SimpleNamespace(_enum=PlatformEnum.CUDA))
     import vllm.model_executor.parameter as parameter
 
@@ -196,11 +205,11 @@ def test_elsewhere_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin.register()
     assert linear.MarlinNvFp4LinearKernel is before
     assert Kernel not in linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA]
-    assert "CUDA alone" in str(Kernel.is_supported()[1])
+    assert "need CUDA" in str(Kernel.is_supported()[1])
     capability = SimpleNamespace(to_int=lambda: 100)
     cuda = SimpleNamespace(is_cuda=lambda: True, get_device_capability=lambda: capability)
     monkeypatch.setattr(plugin, "current_platform", cuda)
-    assert "9.0 alone" in str(Kernel.is_supported()[1])
+    assert "capability 9.0" in str(Kernel.is_supported()[1])
     assert Kernel.is_supported(90) == (True, None)
 
 
@@ -230,3 +239,204 @@ def test_it_is_compiled_without_a_break(tmp_path: Path) -> None:
     for rows in (3, 7):
         x = randn(rows, K)
         assert torch.equal(run(x), method.apply_weights(layer, x))
+
+
+EXPERTS, HIDDEN, INNER, CHOSEN = 4, 64, 32, 2
+
+
+def moe_config(**other: Any) -> Any:
+    """Of a layer of experts on one rank."""
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.config import (
+        FusedMoEConfig,
+        FusedMoEParallelConfig,
+        RoutingMethodType,
+    )
+
+    about: dict[str, Any] = {
+        "num_experts": EXPERTS,
+        "experts_per_token": CHOSEN,
+        "hidden_dim": HIDDEN,
+        "intermediate_size": INNER,
+        "num_local_experts": EXPERTS,
+        "num_logical_experts": EXPERTS,
+        "activation": MoEActivation.SILU,
+        "device": "cpu",
+        "routing_method": RoutingMethodType.Renormalize,
+        "moe_parallel_config": FusedMoEParallelConfig.make_no_parallel(),
+        "in_dtype": BF16,
+    }
+    return FusedMoEConfig(**about | other)
+
+
+def experts_folder(path: Path) -> dict[str, Tensor]:
+    at = "model.layers.0.mlp.experts"
+    shapes = {
+        "gate_proj": (INNER, HIDDEN),
+        "up_proj": (INNER, HIDDEN),
+        "down_proj": (HIDDEN, INNER),
+    }
+    weights = {
+        f"{at}.{e}.{name}.weight": randn(*shape, seed=10 * e + i) * (e + 1)
+        for e in range(EXPERTS)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    path.mkdir()
+    save_file(weights, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    return weights
+
+
+def loaded(method: Any, path: Path, names: dict[str, str]) -> Any:
+    """Experts of a folder in one layer, as vLLM's loader puts them there.
+
+    Args:
+        names: of each parameter's parts in files.
+    """
+    layer: Any = nn.Module()
+    method.create_weights(
+        layer,
+        num_experts=EXPERTS,
+        hidden_size=HIDDEN,
+        intermediate_size_per_partition=INNER,
+        params_dtype=BF16,
+        weight_loader=lambda *_: None,
+        global_num_experts=EXPERTS,
+    )
+    tensors = load_file(path / "model.safetensors")
+    for own, part in names.items():
+        for which, pieces in (("w13", ["gate_proj", "up_proj"]), ("w2", ["down_proj"])):
+            parameter = getattr(layer, f"{which}_{own}").data
+            for e in range(EXPERTS):
+                given = [
+                    tensors.get(f"model.layers.0.mlp.experts.{e}.{piece}.{part}")
+                    for piece in pieces
+                ]
+                if given[0] is None:
+                    parameter[e] = 1.0
+                else:
+                    parameter[e] = torch.stack(given).reshape(parameter[e].shape)  # type: ignore[arg-type]
+    layer.activation = moe_config().activation
+    layer.global_num_experts, layer.expert_map = EXPERTS, None
+    layer.apply_router_weight_on_input = False
+    layer._expert_routing_tables = lambda: None
+    method.process_weights_after_loading(layer)
+    return layer
+
+
+@pytest.mark.parametrize("scheme", ["nvfp4a16", "nvfp4", "modelopt"])
+@pytest.mark.usefixtures("hopper")
+def test_experts(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts of a folder through vLLM's methods and its kernel's frame: the dense result."""
+    from vllm.v1.worker import workspace
+
+    memory = workspace.WorkspaceManager(torch.device("cpu"))
+    monkeypatch.setattr(workspace, "_manager", memory)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)  # there is none here
+    weights = experts_folder(tmp_path / "in")
+    quantize_checkpoint(
+        tmp_path / "in",
+        tmp_path / "out",
+        format="nvfp4a16" if scheme == "nvfp4a16" else "nvfp4",
+        layout="modelopt" if scheme == "modelopt" else "compressed-tensors",
+        input_amax=None if scheme == "nvfp4a16" else 8.0,
+        device="cpu",
+    )
+    method: Any
+    if scheme == "modelopt":
+        config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+        parsed = modelopt.ModelOptNvFp4Config.from_config(config)
+        method = modelopt.ModelOptNvFp4FusedMoE(parsed, moe_config())
+        names = {n: n for n in ("weight", "weight_scale", "weight_scale_2", "input_scale")}
+    else:
+        method = of_experts.compressed_tensors.CompressedTensorsW4A4Nvfp4MoEMethod(
+            moe_config(), use_a16=scheme == "nvfp4a16"
+        )
+        names = {n: n for n in ("weight_packed", "weight_scale", "weight_global_scale")}
+        names["input_global_scale"] = "input_global_scale"
+    assert method.experts_cls is of_experts.JitquantNvFp4Experts
+    layer = loaded(method, tmp_path / "out", names)
+    made = method.moe_kernel.fused_experts.experts
+    assert made.gate_up_proj_packed.data_ptr() == layer.w13_weight.data_ptr()  # not a copy
+    dense = {}
+    for e in range(EXPERTS):
+        at = f"model.layers.0.mlp.experts.{e}"
+        both = [weights[f"{at}.{n}_proj.weight"] for n in ("gate", "up")]
+        gsa = torch.stack([jitquant.amax_gsa(w) for w in both]).amax(0)
+        down = weights[f"{at}.down_proj.weight"]
+        for name, w, g in (("up", torch.cat(both), gsa), ("down", down, jitquant.amax_gsa(down))):
+            dense[name, e] = jitquant.quantize_weight_nvfp4(w, gsa=g).dequantize(torch.float32)
+    for tokens in (1, 5, 1500):
+        x = randn(tokens, HIDDEN, seed=tokens)
+        chosen = torch.rand(tokens, EXPERTS).argsort(1)[:, :CHOSEN].int()
+        share = torch.rand(tokens, CHOSEN)
+        y = method.apply(layer, x, share, chosen, None, None)
+        want = torch.zeros(tokens, HIDDEN)
+        for e in range(EXPERTS):
+            gate, up = (x.float() @ dense["up", e].T).chunk(2, -1)
+            h = (nn.functional.silu(gate) * up) @ dense["down", e].T
+            want += h * (share * (chosen == e)).sum(1, keepdim=True)
+        assert (y.shape, y.dtype) == (x.shape, BF16)
+        assert sqnr(y, want) > 40
+        ours = method.moe_kernel.fused_experts
+        out = torch.empty_like(x)
+        weightless = dict.fromkeys(("a1q_scale", "a2_scale", "workspace13", "workspace2"))
+        ours.apply(
+            *(out, x, layer.w13_weight, layer.w2_weight, share, chosen.long(), layer.activation),
+            *(EXPERTS, torch.tensor([0, -1, 2, -1])),  # two experts are another process's
+            **weightless,
+            expert_tokens_meta=None,
+            apply_router_weight_on_input=False,
+        )
+        part = torch.zeros(tokens, HIDDEN)
+        for e in (0, 2):
+            gate, up = (x.float() @ dense["up", e].T).chunk(2, -1)
+            h = (nn.functional.silu(gate) * up) @ dense["down", e].T
+            part += h * (share * (chosen == e)).sum(1, keepdim=True)
+        assert sqnr(out, part) > 40
+
+
+@pytest.mark.usefixtures("hopper")
+def test_experts_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Biases, limits, sizes and other activations keep vLLM's kernels, and so does a choice."""
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Static
+
+    monkeypatch.setattr(
+        of_experts.oracle, "select_nvfp4_moe_backend", lambda *_: ("vllm's", object)
+    )
+    select = of_experts.modelopt.select_nvfp4_moe_backend
+    ours = (of_experts.Backend.JITQUANT, of_experts.JitquantNvFp4Experts)
+    assert select(moe_config(), kNvfp4Static, None) == ours
+    for other in (
+        {"has_bias": True},
+        {"swiglu_limit": 7.0},
+        {"hidden_dim": 72},
+        {"activation": MoEActivation.GELU},
+        {"moe_backend": "marlin"},
+        {"is_lora_enabled": True},
+    ):
+        assert select(moe_config(**other), kNvfp4Static, None)[0] == "vllm's", other
+
+
+@pytest.mark.usefixtures("hopper")
+def test_products_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``JITQUANT_COMPUTE=fp8`` reaches many rows of linears, and anything else is refused."""
+    source, _ = folder(tmp_path / "in")
+    quantize_checkpoint(source, tmp_path / "out", device="cpu")
+    method = schemes.CompressedTensorsW4A4Fp4(use_a16=True)
+    exact = fused(method, tmp_path / "out")
+    monkeypatch.setenv("JITQUANT_COMPUTE", "fp8")
+    fast = fused(method, tmp_path / "out")
+    few, many = randn(8, K), randn(256, K)
+    assert torch.equal(method.apply_weights(fast, few), method.apply_weights(exact, few))
+    y = method.apply_weights(fast, many)
+    q = jitquant.NVFP4Tensor(
+        exact.weight.data.view(torch.float4_e2m1fn_x2),
+        *(exact.weight_scale.data, exact.weight_global_scale.data, None, K),
+    )
+    assert torch.equal(y, jitquant.nvfp4_linear(many, q, compute="fp8"))
+    assert not torch.equal(y, method.apply_weights(exact, many))
+    monkeypatch.setenv("JITQUANT_COMPUTE", "int8")
+    with pytest.raises(ValueError, match="JITQUANT_COMPUTE is 'int8'; accepted"):
+        plugin.register()
