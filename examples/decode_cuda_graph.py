@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=8192 if on_gpu else 512)
     given = parser.parse_args()
     if given.hidden % HEAD:
-        parser.error(f"--hidden {given.hidden}: accepted are multiples of {HEAD}")
+        parser.error(f"--hidden: expected a multiple of {HEAD}, got {given.hidden}")
 
     torch.manual_seed(0)
     device = torch.device("cuda" if on_gpu else "cpu")

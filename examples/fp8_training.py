@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/fp8_training"))
     given = parser.parse_args()
     if given.hidden % HEAD:
-        parser.error(f"--hidden {given.hidden}: accepted are multiples of {HEAD}")
+        parser.error(f"--hidden: expected a multiple of {HEAD}, got {given.hidden}")
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     text = documentation()

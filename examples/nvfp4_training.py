@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="keep the runs that --out has")
     given = parser.parse_args()
     if given.hidden % HEAD:
-        parser.error(f"--hidden {given.hidden}: accepted are multiples of {HEAD}")
+        parser.error(f"--hidden: expected a multiple of {HEAD}, got {given.hidden}")
     if "bf16" not in given.runs:
         given.runs.insert(0, "bf16")
 

@@ -235,7 +235,8 @@ def main() -> None:
     local, world = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     for name, unit in (("hidden", 128 * world), ("tokens", world)):
         if getattr(options, name) % unit:
-            raise SystemExit(f"--{name} {getattr(options, name)}: accepted are multiples of {unit}")
+            given = getattr(options, name)
+            raise SystemExit(f"--{name}: expected a multiple of {unit}, got {given}")
     device = torch.device("cpu")
     if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
         device = torch.device("cuda", local)

@@ -48,7 +48,9 @@ def warmup(
     for dtype in () if dtypes is None else dtypes:
         if dtype not in PARTS:
             accepted = ", ".join(map(str, PARTS))
-            raise ValueError(f"dtypes: {dtype!r} has no kernels; accepted are {accepted}")
+            raise ValueError(
+                f"dtypes: expected one of {accepted}, got {dtype!r}. No other dtype has kernels"
+            )
         for name, part in first_calls(dtype):
             parts.setdefault(name, []).append(part)
     enough = {name: [p for p in some if p is not None] for name, some in parts.items()}

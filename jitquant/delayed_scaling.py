@@ -55,17 +55,18 @@ class DelayedScaling:
         """
         if algorithm not in AMAX_ALGORITHMS:
             raise ValueError(
-                f"algorithm is {algorithm!r}; accepted are {', '.join(map(repr, AMAX_ALGORITHMS))}"
+                f"algorithm: expected one of {', '.join(map(repr, AMAX_ALGORITHMS))}, got "
+                f"{algorithm!r}"
             )
         if dtype not in FP8_DTYPES:
             raise TypeError(
-                f"dtype is {dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2"
+                f"dtype: expected torch.float8_e4m3fn or torch.float8_e5m2, got {dtype}"
             )
         for name, value in (("num_tensors", num_tensors), ("window", window)):
             if value < 1:
-                raise ValueError(f"{name} is {value}; accepted is 1 or more")
+                raise ValueError(f"{name}: expected 1 or more, got {value}")
         if not -64 <= margin <= 64:
-            raise ValueError(f"margin is {margin}; accepted are -64 to 64")
+            raise ValueError(f"margin: expected an integer from -64 to 64, got {margin}")
         self.algorithm = algorithm
         self.margin = margin
         self.dtype = dtype
@@ -89,13 +90,13 @@ class DelayedScaling:
         amax = _checks.as_tensor(amax, "amax")
         if amax.dtype != torch.float32:
             raise TypeError(
-                f"amax is {amax.dtype}; accepted is float32. Convert it with amax.float()"
+                f"amax: expected float32, got {amax.dtype}. Convert it with amax.float()"
             )
         _checks.same_device(amax, "amax", self.scale, "scale")
         if amax.numel() != self.scale.numel():
             raise ValueError(
-                f"amax has shape {tuple(amax.shape)}; accepted are {self.scale.numel()} elements, "
-                "one for each tensor"
+                f"amax: expected {self.scale.numel()} elements, one for each tensor, got shape "
+                f"{tuple(amax.shape)}"
             )
         history = self.amax_history
         newest = amax.detach().reshape(1, -1)
@@ -119,7 +120,7 @@ class DelayedScaling:
         """
         if self.scale.numel() != 1:
             raise ValueError(
-                f"num_tensors is {self.scale.numel()}; accepted here is 1. For groups call "
+                f"num_tensors: expected 1, got {self.scale.numel()}. For groups call "
                 "quantize_ragged(x, offsets, scale=d.scale), then d.update(q.amax)"
             )
         q = quantize_fp8(x, dtype=self.dtype, scale=self.scale, out=out)
@@ -141,7 +142,8 @@ class DelayedScaling:
         for name, mine in self.state_dict().items():
             if state[name].shape != mine.shape:
                 raise ValueError(
-                    f"{name} has shape {tuple(state[name].shape)}; accepted is {tuple(mine.shape)}"
+                    f"{name}: expected shape {tuple(mine.shape)}, got shape "
+                    f"{tuple(state[name].shape)}"
                 )
         for name, mine in self.state_dict().items():
             mine.copy_(state[name])

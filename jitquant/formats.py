@@ -224,9 +224,11 @@ AMAX_ALGORITHMS: Final[tuple[str, ...]] = ("max", "most_recent")
 
 
 def one_of(name: str, value: object, accepted: tuple[Any, ...]) -> None:
-    """Raises where ``value`` is not accepted."""
+    """Raises ValueError if ``value`` is not one of those that are accepted."""
     if value not in accepted:
-        raise ValueError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))}")
+        names = ", ".join(map(repr, accepted))
+        one_of = "one of " if len(accepted) > 1 else ""
+        raise ValueError(f"{name}: expected {one_of}{names}, got {value!r}")
 
 
 def as_bytes(t: Tensor) -> Tensor:

@@ -131,8 +131,8 @@ def _amaxes(given: str | None) -> Any:
         pass
     path = Path(given)
     if not path.is_file():
-        raise ValueError(f"--input-amax is {given!r}; accepted are a number and a JSON file")
+        raise ValueError(f"--input-amax: expected a number or a JSON file, got {given!r}")
     amaxes = _json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(amaxes, dict):
-        raise ValueError(f'{path} has no amaxes by name; accepted is {{"layer": amax, ...}}')
+        raise ValueError(f'{path}: expected {{"layer": amax, ...}}, got another kind of JSON')
     return amaxes

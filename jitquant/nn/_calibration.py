@@ -122,9 +122,7 @@ class Calibration:
         load_file, _ = safetensors_functions()
         about = read_metadata(Path(path)).get(_METADATA)
         if about is None:
-            raise ValueError(
-                f"{path} is not a calibration; accepted is what Calibration.save wrote"
-            )
+            raise ValueError(f"{path} is not a file that Calibration.save wrote")
         kept = json.loads(about)
         tensors = load_file(Path(path))
         layers = {
@@ -275,11 +273,11 @@ def calibrate(
         ValueError: there is no batch, or an input has NaN or infinity in it.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is {type(model).__name__}; accepted is a torch.nn.Module")
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if isinstance(batches, (Tensor, Mapping)):
         raise TypeError(
-            f"batches is {type(batches).__name__}; accepted are several batches. Give one as "
-            "[batch]"
+            f"batches: expected an iterable of batches, got {type(batches).__name__}. For a single "
+            "batch pass [batch]"
         )
     ignored = None if ignore is None else as_patterns("ignore", ignore)
     found, calls = Calibration(), _Calls()
@@ -313,7 +311,7 @@ def calibrate(
         for handle in handles:
             handle.remove()
     if count == 0:
-        raise ValueError("batches is empty; accepted are one or more")
+        raise ValueError("batches: expected one or more batches, got none")
     for name, one in of_experts.items():
         observers |= {f"{name}.{part}": observer for part, observer in one.of.items()}
         if not one.of:
@@ -323,8 +321,8 @@ def calibrate(
             found.skipped[name] = observer.why
         elif not bool(observer.found.moment.isfinite().all()):
             raise ValueError(
-                f"an input of {name} has NaN or infinity in it, or squares that overflow; accepted "
-                f"are finite inputs. Leave the layer out with ignore={name!r}"
+                f"input of {name}: expected finite values whose squares do not overflow, got NaN, "
+                f"infinity or larger values. Leave the layer out with ignore={name!r}"
             )
         else:
             found.layers[name] = observer.found

@@ -139,11 +139,11 @@ class _Source:
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
-            raise FileNotFoundError(f"{directory} is not a directory; accepted is a model's folder")
+            raise FileNotFoundError(f"{directory} is not a directory. Pass a model's folder")
         self.directory = directory
         config = directory / "config.json"
         if not config.is_file():
-            raise FileNotFoundError(f"{directory} has no config.json; accepted is a model's folder")
+            raise FileNotFoundError(f"{directory} has no config.json. Pass a model's folder")
         self.config = _read_json(config)
         index = directory / INDEX
         if index.is_file():
@@ -266,7 +266,7 @@ def quantize_checkpoint(
     one_of("format", format, tuple(SCHEMES))
     one_of("layout", layout, ("compressed-tensors", "modelopt"))
     if layout == "modelopt" and format != "nvfp4":
-        raise ValueError(f"format is {format!r}; with layout 'modelopt' accepted is 'nvfp4'")
+        raise ValueError(f"format: expected 'nvfp4' with layout 'modelopt', got {format!r}")
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)
     if calibration is not None and input_amax is None and format == "nvfp4":
@@ -430,15 +430,16 @@ class _Work:
     def _check_calibration(self) -> None:
         if len(self.result.uncalibrated) == len(self.quantized):
             raise ValueError(
-                f"calibration has {', '.join([*self.calibration][:1]) or 'no layers'}, and the "
-                f"folder {next(iter(self.quantized))}; accepted are the names of the folder"
+                "calibration: expected layers named as in the folder, such as "
+                f"{next(iter(self.quantized))}, got "
+                f"{', '.join([*self.calibration][:1]) or 'no layers'}"
             )
         for name, matrix in self.quantized.items():
             found = self._inputs(name)
             if found is not None and len(found.moment) != matrix.shape[1]:
                 raise ValueError(
-                    f"calibration has inputs of {len(found.moment)} elements for {name}, which has "
-                    f"{matrix.shape[1]} columns; accepted is that of this model"
+                    f"calibration: expected {matrix.shape[1]} elements in each input of {name}, "
+                    f"got {len(found.moment)}. Calibrate this model"
                 )
 
     def lowest(self, share: float, progress: Progress | None) -> list[str]:
@@ -494,8 +495,8 @@ class _Work:
             blocks = (ceil_div(n, _BLOCK), ceil_div(k, _BLOCK))
             if scale not in self.source.map or self.source.entry(scale).shape != blocks:
                 raise ValueError(
-                    f"{name} is in FP8 without {scale} of shape {blocks}; accepted are blocks of "
-                    "128x128, as DeepSeek's"
+                    f"{name}: expected FP8 in 128x128 blocks with {scale} of shape {blocks}, as "
+                    "DeepSeek stores it, got FP8 without these scales"
                 )
             self.matrices[module] = _Matrix(file, "fp8", name, (n, k))
         elif entry.dtype in INPUT_DTYPES:
@@ -725,8 +726,8 @@ class _Work:
             amax = torch.maximum(-low, high).float().reshape(1)
             if not bool(amax.isfinite()):
                 raise ValueError(
-                    f"{matrix.name} in {self.source.directory / matrix.file} has NaN or infinity; "
-                    f"accepted are finite weights. Leave it out with ignore={name!r}, or get the "
+                    f"{matrix.name} in {self.source.directory / matrix.file}: expected finite "
+                    f"weights, got NaN or infinity. Leave it out with ignore={name!r}, or get the "
                     "file again"
                 )
             self._maxima[name] = amax
@@ -770,7 +771,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}; download it again") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path} has a {type(found).__name__}; accepted is an object of JSON")
+        raise ValueError(f"{path} has a {type(found).__name__} instead of a JSON object")
     return found
 
 
@@ -778,14 +779,14 @@ def _check_model(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     if kind in _CONV1D:
         raise ValueError(
-            f"model_type is {kind!r}, whose matrices are transposed (Conv1D); accepted are models "
-            "of nn.Linear"
+            f"model_type: expected a model of nn.Linear layers, got {kind!r}, whose matrices are "
+            "transposed (Conv1D)"
         )
     method = (config.get("quantization_config") or {}).get("quant_method")
     if method not in (None, "fp8", "mxfp4"):
         raise ValueError(
-            f"quant_method in config.json is {method!r}; accepted are models that are not "
-            "quantized, and those in 'fp8' blocks and 'mxfp4'"
+            f"quant_method in config.json: expected none, 'fp8' or 'mxfp4', got {method!r}. Start "
+            "from the model before quantization"
         )
 
 
@@ -793,8 +794,8 @@ def _amax(name: str, amaxes: float | Mapping[str, float] | None) -> float:
     amax = amaxes.get(name) if isinstance(amaxes, Mapping) else amaxes
     if amax is None or not 0 < amax < math.inf:
         raise ValueError(
-            f"input_amax of {name} is {amax}; accepted is a positive number for each layer. "
-            "report(model, inputs) measures it, or one number is taken for all"
+            f"input_amax of {name}: expected a positive number, got {amax}. Measure it with "
+            "report(model, inputs), or pass one number for all layers"
         )
     return float(amax)
 
@@ -804,12 +805,12 @@ def _check_accuracy(
 ) -> None:
     one_of("rounding", rounding, WEIGHT_ROUNDINGS)
     if not 0 <= fp8_share <= 1:
-        raise ValueError(f"fp8_share is {fp8_share}; accepted are 0 to 1, such as 0.05")
+        raise ValueError(f"fp8_share: expected a number from 0 to 1, such as 0.05, got {fp8_share}")
     for name, given, default in (("rounding", rounding, "nearest"), ("fp8_share", fp8_share, 0)):
         if given != default and not SCHEMES[format].has_gsa:
             raise ValueError(
-                f"{name} is {given!r} with format {format!r}; accepted is {default!r}. Others are "
-                "for 'nvfp4' and 'nvfp4a16'"
+                f"{name}: expected {default!r} with format {format!r}, got {given!r}. Other values "
+                "are for 'nvfp4' and 'nvfp4a16'"
             )
     if rounding == "gptq" and calibration is None:
         raise ValueError(
@@ -818,8 +819,8 @@ def _check_accuracy(
         )
     if fp8_share and layout == "modelopt":
         raise ValueError(
-            f"fp8_share is {fp8_share} with layout 'modelopt'; accepted is 0. The layout "
-            "'compressed-tensors' has both formats in one model"
+            f"fp8_share: expected 0 with layout 'modelopt', got {fp8_share}. Use layout "
+            "'compressed-tensors', which can mix both formats in one model"
         )
 
 

@@ -288,8 +288,8 @@ def _input_scales(
         absent = [places[0] for places in names.values() if places[0] not in static]
         if absent:
             raise ValueError(
-                f"{absent[0]} has no input_gsa and others have; accepted are all or none. Leave it "
-                "out when converting, run it when calibrating, or give input_amax"
+                f"{absent[0]}: expected input_gsa, as other layers have it, got none. Leave it out "
+                "when converting, run it when calibrating, or pass input_amax"
             )
         return static
     made: dict[str, Tensor] = {}
@@ -297,8 +297,8 @@ def _input_scales(
         amax = next((amaxes[name] for name in places if name in amaxes), None)
         if amax is None or not 0 < amax < math.inf:
             raise ValueError(
-                f"input_amax[{places[0]!r}] is {amax}; accepted is a positive number for each "
-                "NVFP4Linear. report(model, inputs) measures it before the model is converted"
+                f"input_amax[{places[0]!r}]: expected a positive number, got {amax}. Measure it "
+                "with report(model, inputs) before the model is converted"
             )
         made |= dict.fromkeys(places, torch.tensor([NVFP4_DIVISOR / amax]))
     return made

@@ -227,11 +227,11 @@ def convert(
         kind, how = LAYERS[recipe]
         recipe_name = recipe
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is {type(model).__name__}; accepted is a torch.nn.Module")
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, nn.Linear):
         raise ValueError(
-            f"model is {type(model).__name__}; accepted is a module that has linears in it. For "
-            f"one linear call {kind.__name__}.from_linear(model)"
+            f"model: expected a module that contains linear layers, got {type(model).__name__}. "
+            f"For a single linear call {kind.__name__}.from_linear(model)"
         )
     check_filter(filter)
     how_accurate = (rounding, calibration, static_input_scales, fp8_share, compute, input_select)
@@ -386,8 +386,8 @@ def _check_sizes(linears: Mapping[str, nn.Linear], known: Mapping[str, InputStat
     for name, linear in linears.items():
         if name in known and known[name].moment.shape[0] != linear.in_features:
             raise ValueError(
-                f"calibration has inputs of {known[name].moment.shape[0]} elements for {name}, "
-                f"whose in_features is {linear.in_features}; accepted is that of this model"
+                f"calibration: expected {linear.in_features} elements in each input of {name}, got "
+                f"{known[name].moment.shape[0]}. Calibrate this model"
             )
 
 
@@ -408,29 +408,29 @@ def check_arguments(
     one_of("compute", compute, COMPUTES)
     if compute == "fp8" and recipe != "nvfp4a16":
         raise ValueError(
-            f"compute is 'fp8' with recipe {recipe!r}; accepted with it is 'nvfp4a16', "
-            "whose inputs are not quantized to NVFP4"
+            f"compute: expected 'exact' with recipe {recipe!r}, got 'fp8'. It needs recipe "
+            "'nvfp4a16', whose inputs are not quantized to NVFP4"
         )
     one_of("input_select", input_select, SELECTS)
     if input_select != "none" and recipe != "nvfp4":
         raise ValueError(
-            f"input_select is {input_select!r} with recipe {recipe!r}; accepted is 'none'. "
-            "Others are for 'nvfp4', whose inputs are quantized"
+            f"input_select: expected 'none' with recipe {recipe!r}, got {input_select!r}. Other "
+            "values are for recipe 'nvfp4', which quantizes inputs"
         )
     one_of("rounding", rounding, WEIGHT_ROUNDINGS)
     if calibration is not None and not isinstance(calibration, Calibration):
         raise TypeError(
-            f"calibration is {type(calibration).__name__}; accepted is what calibrate returns"
+            f"calibration: expected what calibrate returned, got {type(calibration).__name__}"
         )
     if not 0 <= fp8_share <= 1:
-        raise ValueError(f"fp8_share is {fp8_share}; accepted are 0 to 1, such as 0.05")
+        raise ValueError(f"fp8_share: expected a number from 0 to 1, such as 0.05, got {fp8_share}")
     is_nvfp4 = recipe in ("nvfp4", "nvfp4a16")
     given = {"rounding": rounding != "nearest", "fp8_share": fp8_share > 0}
     for name, is_given in given.items():
         if is_given and not is_nvfp4:
             raise ValueError(f"{name} is given with recipe {recipe!r}; it is for NVFP4 alone")
     if static_input_scales and recipe != "nvfp4":
-        raise ValueError(f"static_input_scales is True; with recipe {recipe!r} accepted is False")
+        raise ValueError(f"static_input_scales: expected False with recipe {recipe!r}, got True")
     for name, is_given in {
         "'gptq'": rounding == "gptq",
         "static_input_scales": static_input_scales,
@@ -464,8 +464,8 @@ def _check_finite(name: str, module: nn.Module) -> None:
     for weight in _weights(module):
         if not weight.is_meta and not bool(weight.detach().isfinite().all()):
             raise ValueError(
-                f"the weight of {name} has NaN or infinity in it; accepted are finite weights. "
-                f"Leave it out with ignore={name!r}, or look where they come from"
+                f"weight of {name}: expected finite values, got NaN or infinity. Leave it out with "
+                f"ignore={name!r}, or check where the weights come from"
             )
 
 
@@ -477,8 +477,8 @@ def check_filter(filter: object) -> None:
     """
     if filter is not None and not callable(filter):
         raise TypeError(
-            f"filter is {filter!r}; accepted is a function of the name and the module, which says "
-            "whether to take it. To leave layers out by name use ignore="
+            "filter: expected a function of a layer's name and module that returns whether to "
+            f"convert it, got {filter!r}. To leave layers out by name use ignore="
         )
 
 

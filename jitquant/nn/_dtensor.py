@@ -28,8 +28,8 @@ def check_division(size: int, ranks: int, block: int, name: str) -> None:
     each = -(-size // ranks)
     if ranks > 1 and each % block:
         raise ValueError(
-            f"{name} is {size}, which {ranks} ranks divide into {each} each; accepted are "
-            f"multiples of {block} on each rank, as {block} neighbors share a scale"
+            f"{name}: expected a multiple of {block} on each of {ranks} ranks, got {each} of "
+            f"{size}. {block} neighbors share a scale"
         )
     if (ranks - 1) * each >= size:
         raise ValueError(f"{name} is {size}, which leaves nothing for the last of {ranks} ranks")
@@ -62,13 +62,13 @@ def forward(
     mesh = weight.device_mesh
     if not isinstance(x, DTensor):
         raise TypeError(
-            "x is a Tensor and the layer's weight a DTensor; accepted are two DTensors, as "
-            "parallelize_module with ColwiseParallel or RowwiseParallel makes them"
+            "x and weight: expected two DTensors, got a Tensor for x. parallelize_module with "
+            "ColwiseParallel or RowwiseParallel makes both"
         )
     if mesh.ndim != 1 or x.device_mesh != mesh:
         raise ValueError(
-            f"the weight is on {mesh} and x on {x.device_mesh}; accepted is one mesh of one "
-            "dimension. Pass mesh['tp'] to parallelize_module"
+            f"weight and x: expected one mesh of one dimension, got {mesh} and {x.device_mesh}. "
+            "Pass mesh['tp'] to parallelize_module"
         )
     placement, last = weight.placements[0], x.dim() - 1
     wanted: Any
@@ -89,7 +89,8 @@ def forward(
         of_input, of_weight, made = wanted, Replicate() if whole else Partial(), wanted
     else:
         raise ValueError(
-            f"the weight's placement is {placement}; accepted are Shard(0), Shard(1), Replicate()"
+            "placement of the weight: expected one of Shard(0), Shard(1), Replicate(), got "
+            f"{placement}"
         )
     mine = x.redistribute(mesh, [wanted]).to_local(grad_placements=[of_input])
     # to_local() makes a new tensor each time; the cache looks at the one that all are made of,

@@ -59,8 +59,8 @@ def _looped(a: Tensor, b: Tensor, offsets: Tensor) -> Tensor:
     for group, end in enumerate(offsets.tolist()):
         if not begin <= end <= rows:
             raise ValueError(
-                f"offsets[{group}] is {end} after {begin}; accepted are ends of groups that "
-                f"ascend, up to the {rows} rows of q"
+                f"offsets[{group}]: expected ascending ends of groups, up to the {rows} rows of q, "
+                f"got {end} after {begin}"
             )
         product[begin:end] = a[begin:end].float() @ b[group].float().t()
         begin = end
@@ -237,20 +237,20 @@ def grouped_linear(
         _check_operand(name, operand)
     if type(q) is not type(weights):
         raise TypeError(
-            f"q is a {type(q).__name__} and weights a {type(weights).__name__}; accepted are both "
-            "in NVFP4 or both in FP8"
+            f"q and weights: expected both in NVFP4 or both in FP8, got {type(q).__name__} and "
+            f"{type(weights).__name__}"
         )
     if len(q.shape) != 2 or len(weights.shape) != 3 or q.shape[1] != weights.shape[2]:
         raise ValueError(
-            f"q has shape {tuple(q.shape)} and weights {tuple(weights.shape)}; accepted are (T, K) "
-            "and (E, N, K) with the same K. For a list of weights call stack_experts"
+            f"q and weights: expected shapes (T, K) and (E, N, K), got {tuple(q.shape)} and "
+            f"{tuple(weights.shape)}. For a list of weights call stack_experts"
         )
     offsets = _checks.seen_as_tensor(offsets, "offsets")
     _check_offsets(offsets, weights.shape[0], q.device)
     if weights.device != q.device:
         raise ValueError(
-            f"weights are on {weights.device} and q on {q.device}; accepted are both on one "
-            "device. Move one with .to(device)"
+            f"q and weights: expected tensors on one device, got {q.device} and {weights.device}. "
+            "Move one with .to(device)"
         )
     check_dtype(dtype)
     if q.shape[0] == 0:
@@ -271,20 +271,20 @@ def grouped_linear(
 def _check_operand(name: str, operand: object) -> None:
     if isinstance(operand, NVFP4Tensor):
         if operand.dim != -1:
-            raise ValueError(f"{name}.dim is {operand.dim}; accepted is -1, packed along K")
+            raise ValueError(f"{name}.dim: expected -1 (packed along K), got {operand.dim}")
         floats: tuple[Tensor | None, ...] = (operand.gsa,)
     elif isinstance(operand, QuantizedTensor):
         if operand.format != "fp8_row":
             raise ValueError(
-                f"{name}.format is {operand.format!r}; accepted is 'fp8_row', which "
-                "quantize_fp8(..., granularity='row') gives"
+                f"{name}.format: expected 'fp8_row', got {operand.format!r}. quantize_fp8(..., "
+                "granularity='row') returns it"
             )
         floats = (operand.stored_scales,)
     else:
         raise TypeError(
-            f"{name} is {type(operand).__name__}; accepted are an NVFP4Tensor and a "
-            "QuantizedTensor: quantize_nvfp4 or quantize_fp8 makes one of a tensor, and "
-            "stack_experts one of a list of them"
+            f"{name}: expected an NVFP4Tensor or a QuantizedTensor, got {type(operand).__name__}. "
+            "quantize_nvfp4 and quantize_fp8 make one of a tensor, stack_experts one of a list of "
+            "them"
         )
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in floats):
         raise RuntimeError(
@@ -296,15 +296,17 @@ def _check_operand(name: str, operand: object) -> None:
 def _check_offsets(offsets: object, groups: int, device: torch.device) -> None:
     if not isinstance(offsets, Tensor) or offsets.dtype not in (torch.int32, torch.int64):
         given = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
-        raise TypeError(f"offsets is {given}; accepted is a tensor of int32 or int64")
+        raise TypeError(f"offsets: expected a tensor of int32 or int64, got {given}")
     if tuple(offsets.shape) != (groups,):
         hint = ". Leave out the leading zero" if tuple(offsets.shape) == (groups + 1,) else ""
         raise ValueError(
-            f"offsets has shape {tuple(offsets.shape)}; accepted is ({groups},): where the rows "
-            f"of each of the {groups} experts end{hint}"
+            f"offsets: expected shape ({groups},), the end of each expert's rows, got shape "
+            f"{tuple(offsets.shape)}{hint}"
         )
     if offsets.device != device:
-        raise ValueError(f"offsets is on {offsets.device}; accepted is {device}, where q is")
+        raise ValueError(
+            f"offsets: expected a tensor on {device}, as q is, got one on {offsets.device}"
+        )
 
 
 def stack_experts(weights: Sequence[Quantized]) -> Quantized:
@@ -322,19 +324,19 @@ def stack_experts(weights: Sequence[Quantized]) -> Quantized:
         TypeError, ValueError: ``weights`` is empty, has different formats or shapes, or is invalid.
     """
     if len(weights) == 0:
-        raise ValueError("weights is empty; accepted are one or more quantized weights")
+        raise ValueError("weights: expected one or more quantized weights, got none")
     for i, weight in enumerate(weights):
         name = f"weights[{i}]"
         _check_operand(name, weight)
         if type(weight) is not type(weights[0]):
             raise TypeError(
-                f"{name} is a {type(weight).__name__} and weights[0] a "
-                f"{type(weights[0]).__name__}; accepted is one kind"
+                f"{name}: expected {type(weights[0]).__name__}, as weights[0] is, got "
+                f"{type(weight).__name__}"
             )
         if len(weight.shape) != 2 or weight.shape != weights[0].shape:
             raise ValueError(
-                f"{name} has shape {tuple(weight.shape)}; accepted is (N, K), that of weights[0]: "
-                f"{tuple(weights[0].shape)}"
+                f"{name}: expected shape (N, K), the same as weights[0] "
+                f"({tuple(weights[0].shape)}), got shape {tuple(weight.shape)}"
             )
     parts: Any = weights
     stacked: Quantized = (
@@ -345,7 +347,7 @@ def stack_experts(weights: Sequence[Quantized]) -> Quantized:
 
 def _stacked_fp8(weights: Sequence[QuantizedTensor]) -> Any:
     if any(w.dtype != weights[0].dtype for w in weights):
-        raise TypeError("weights are of several dtypes; accepted is one")
+        raise TypeError("weights: expected one dtype, got several")
     return replace(
         weights[0],
         data=_stacked([w.data for w in weights]),

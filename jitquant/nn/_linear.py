@@ -18,8 +18,8 @@ def check_linear(linear: nn.Module) -> None:
     """
     if type(linear) is not nn.Linear:
         raise TypeError(
-            f"linear is {type(linear).__name__}; accepted is torch.nn.Linear itself, as "
-            "another class may compute something else"
+            f"linear: expected torch.nn.Linear itself, got {type(linear).__name__}. A subclass may "
+            "compute something else"
         )
     check_dtype(linear.weight.dtype, "linear.weight")
 
@@ -31,7 +31,7 @@ def check_dtype(dtype: Any, name: str = "dtype") -> None:
         TypeError: it is another one.
     """
     if dtype not in INPUT_DTYPES:
-        raise TypeError(f"{name} is {dtype}; accepted are bfloat16, float16 and float32")
+        raise TypeError(f"{name}: expected bfloat16, float16 or float32, got {dtype}")
 
 
 def check_columns(shape: torch.Size | tuple[int, ...], in_features: int, name: str = "x") -> None:
@@ -42,7 +42,7 @@ def check_columns(shape: torch.Size | tuple[int, ...], in_features: int, name: s
     """
     if len(shape) == 0 or shape[-1] != in_features:
         raise ValueError(
-            f"{name} has shape {tuple(shape)}; accepted is (..., {in_features}), as in_features "
+            f"{name}: expected shape (..., {in_features}), got shape {tuple(shape)}. in_features "
             f"is {in_features}"
         )
 

@@ -177,9 +177,9 @@ def _check_meta_buffers(model: nn.Module) -> None:
     lost = [n for n, b in model.named_buffers() if b.is_meta and n not in saved]
     if lost:
         raise ValueError(
-            f"the buffers {', '.join(lost)} are on meta and in no state_dict, so that no file has "
-            "their values; accepted is a model whose other tensors are on a device. Make it there, "
-            "or compute them after model.to_empty(device='cpu')"
+            f"the buffers {', '.join(lost)} are on meta and in no state_dict, so no file has their "
+            "values. Create them on a device, or compute them after "
+            "model.to_empty(device='cpu')"
         )
 
 
@@ -209,10 +209,10 @@ def _nvfp4_parts(dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]) -
         or tuple(scale.shape) != (shape[0], shape[1] // NVFP4_BLOCK)
     ):
         raise ValueError(
-            f"{dot}weight_packed is {packed.dtype} {tuple(packed.shape)} with scales "
-            f"{scale.dtype} {tuple(scale.shape)} and "
-            f"{'no' if gsa is None else 'a'} weight_global_scale; accepted is NVFP4 of "
-            f"the linear's {shape}: uint8, a scale for 16 elements, and a weight_global_scale"
+            f"{dot}weight_packed: expected NVFP4 for the linear's {shape} (uint8, a scale for 16 "
+            f"elements, weight_global_scale), got {packed.dtype} {tuple(packed.shape)} with scales "
+            f"{scale.dtype} {tuple(scale.shape)} and {'no' if gsa is None else 'a'} "
+            "weight_global_scale"
         )
     parts = {"packed": packed, "scale": scale, "gsa": gsa.reshape(1)}
     if input_gsa is not None:
@@ -236,7 +236,7 @@ def _nvfp4_layer(
     state = {n if n == "input_gsa" else f"weight_{n}": t for n, t in parts.items()}
     if linear.bias is not None:
         if f"{dot}bias" not in tensors:
-            raise ValueError(f"the files lack {dot}bias; accepted are files of this model")
+            raise ValueError(f"the files lack {dot}bias: they belong to another model")
         state["bias"] = tensors.pop(f"{dot}bias")
     made.load_state_dict(state)
     return made.train(linear.training)
@@ -256,9 +256,9 @@ def _mxfp4_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> MXF
     shapes = {"weight_packed": (rows, cols // 2), "weight_scale": (rows, cols // MXFP4_BLOCK)}
     if any(tuple(state[part].shape) != shape for part, shape in shapes.items()):
         raise ValueError(
-            f"{dot}weight_packed is {tuple(state['weight_packed'].shape)} with scales "
-            f"{tuple(state['weight_scale'].shape)}; accepted is MXFP4 of the linear's "
-            f"{(rows, cols)}: {shapes}"
+            f"{dot}weight_packed: expected MXFP4 for the linear's {(rows, cols)} ({shapes}), got "
+            f"{tuple(state['weight_packed'].shape)} with scales "
+            f"{tuple(state['weight_scale'].shape)}"
         )
     device = linear.weight.device
     where = state["weight_packed"].device if device.type == "meta" else device
@@ -280,9 +280,8 @@ def _fp8_matrix(
     blocks = tuple(-(-size // step) for size, step in zip(weight.shape, BLOCK, strict=False))
     if weight.dtype != torch.float8_e4m3fn or tuple(scale.shape) != blocks:
         raise ValueError(
-            f"{dot}weight is {weight.dtype} {tuple(weight.shape)} with scales of shape "
-            f"{tuple(scale.shape)}; accepted is float8_e4m3fn with a scale for each 128x128 block: "
-            f"{blocks}"
+            f"{dot}weight: expected float8_e4m3fn with a scale for each 128x128 block, {blocks}, "
+            f"got {weight.dtype} {tuple(weight.shape)} with scales of shape {tuple(scale.shape)}"
         )
     q = QuantizedTensor(weight, scale.to(torch.float32), None, None, "fp8_block", BLOCK)
     return q.dequantize(dtype if dtype in INPUT_DTYPES else torch.float32)
@@ -324,8 +323,8 @@ def _experts(
             gsas = [[each[e, p]["gsa"] for p in range(pieces)] for e in experts]
             if any(not torch.equal(g, own[0]) for own in gsas for g in own):
                 raise ValueError(
-                    f"gate and up of an expert in {name} have two global scales; accepted is one, "
-                    "as engines take it. Quantize the model with jitquant quantize"
+                    f"gate and up of an expert in {name}: expected one global scale, as inference "
+                    "engines take it, got two. Quantize the model with jitquant quantize"
                 )
             for kind in ("packed", "scale"):
                 rows_of = [
@@ -377,7 +376,7 @@ def _take_biases(
             continue
         absent = [f"{base}bias" for base in places.values() if f"{base}bias" not in tensors]
         if absent:
-            raise ValueError(f"the files lack {absent[0]}; accepted are files of this model")
+            raise ValueError(f"the files lack {absent[0]}: they belong to another model")
         together = _projection(module, part).together
         experts, pieces = (max(numbers) + 1 for numbers in zip(*places, strict=True))
         tensors[f"{name}.{part}_bias"] = torch.stack(
@@ -426,7 +425,7 @@ def _load_the_rest(model: nn.Module, tensors: dict[str, Tensor], tied: list[list
     if absent or unexpected:
         raise ValueError(
             f"the files lack {', '.join(absent) or 'nothing'} and have "
-            f"{', '.join(unexpected) or 'nothing'} besides; accepted are files of this model"
+            f"{', '.join(unexpected) or 'nothing'} besides: they belong to another model"
         )
     if on_meta:
         _tie_again(model, tied)
@@ -460,8 +459,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     method = config.get("quant_method")
     if method not in (METHOD, "modelopt", "fp8"):
         raise ValueError(
-            f"quant_method in {directory / 'config.json'} is {method!r}; "
-            f"accepted is {METHOD!r}, 'modelopt' or 'fp8'"
+            f"quant_method in {directory / 'config.json'}: expected one of {METHOD!r}, 'modelopt', "
+            f"'fp8', got {method!r}"
         )
     return config
 

@@ -369,7 +369,7 @@ def report(
         ValueError: a format is not one of the five.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is {type(model).__name__}; accepted is a torch.nn.Module")
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     formats = (formats,) if isinstance(formats, str) else tuple(formats)
     for name in formats:
         one_of("formats", name, tuple(FORMATS))

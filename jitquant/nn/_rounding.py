@@ -281,7 +281,7 @@ def _inverse_factor(moment: Tensor) -> Tensor:
         if not bool(failed):
             break
     else:
-        raise ValueError("moment has NaN or infinity in it; accepted is a sum of x.T @ x")
+        raise ValueError("moment: expected x.T @ x of finite inputs, got NaN or infinity")
     eye = torch.eye(k, device=moment.device)
     inverse: Tensor = torch.linalg.solve_triangular(factor.flip(0, 1), eye, upper=True)
     return inverse

@@ -48,8 +48,8 @@ def as_patterns(argument: str, given: object) -> tuple[str, ...]:
     patterns = (given,) if isinstance(given, str) else given
     if not isinstance(patterns, Collection) or not all(isinstance(p, str) for p in patterns):
         raise TypeError(
-            f"{argument} is {given!r}; accepted is a name or pattern, or several: 'lm_head', "
-            "'model.layers.0.*', or a regular expression after 're:'"
+            f"{argument}: expected a name or a pattern, or several, got {given!r}. Examples: "
+            "'lm_head', 'model.layers.0.*', 're:' with a regular expression"
         )
     for pattern in patterns:
         if pattern.startswith("re:"):

@@ -465,8 +465,8 @@ def _check(original: nn.Module) -> None:
     why = refusal(original)
     if why is not None:
         raise ValueError(
-            f"original is {type(original).__name__}, and {why}; accepted are experts as "
-            "transformers 5 has them: gate_up_proj and down_proj of three dimensions"
+            "original: expected the experts of transformers 5 (gate_up_proj and down_proj of "
+            f"three dimensions), got {type(original).__name__}: {why}"
         )
 
 

@@ -60,14 +60,14 @@ class MXFP4Linear(QuantizedModule):
         super().__init__()
         if in_features < 1 or in_features % MXFP4_BLOCK:
             raise ValueError(
-                f"in_features is {in_features}; accepted are multiples of {MXFP4_BLOCK}: as many "
-                "neighbors share a scale"
+                f"in_features: expected a multiple of {MXFP4_BLOCK}, got {in_features}. "
+                f"{MXFP4_BLOCK} neighbors share a scale"
             )
         if out_features < 1:
-            raise ValueError(f"out_features is {out_features}; accepted is 1 or more")
+            raise ValueError(f"out_features: expected 1 or more, got {out_features}")
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in INPUT_DTYPES:
-            raise TypeError(f"dtype is {dtype}; accepted are bfloat16, float16 and float32")
+            raise TypeError(f"dtype: expected bfloat16, float16 or float32, got {dtype}")
         self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
         for name, size in (("weight_packed", 2), ("weight_scale", MXFP4_BLOCK)):
             shape = (out_features, in_features // size)
@@ -90,8 +90,8 @@ class MXFP4Linear(QuantizedModule):
         """
         if type(linear) is not nn.Linear:
             raise TypeError(
-                f"linear is {type(linear).__name__}; accepted is torch.nn.Linear itself, as "
-                "another class may compute something else"
+                f"linear: expected torch.nn.Linear itself, got {type(linear).__name__}. A subclass "
+                "may compute something else"
             )
         one_of("scaling", scaling, MXFP4_SCALINGS)
         weight = linear.weight.detach()
@@ -126,11 +126,12 @@ class MXFP4Linear(QuantizedModule):
         """
         for name, t in (("blocks", blocks), ("scales", scales)):
             if t.dtype != torch.uint8:
-                raise TypeError(f"{name} is {t.dtype}; accepted is uint8")
+                raise TypeError(f"{name}: expected uint8, got {t.dtype}")
         if blocks.dim() != 3 or blocks.shape[2] != _BLOCK_BYTES or scales.shape != blocks.shape[:2]:
             raise ValueError(
-                f"blocks has shape {tuple(blocks.shape)} and scales {tuple(scales.shape)}; "
-                "accepted are (N, K / 32, 16) and (N, K / 32). Take one expert of those of experts"
+                "blocks and scales: expected shapes (N, K / 32, 16) and (N, K / 32), got "
+                f"{tuple(blocks.shape)} and {tuple(scales.shape)}. From a tensor of many experts "
+                "take one"
             )
         rows, groups, _ = blocks.shape
         made = cls(groups * MXFP4_BLOCK, rows, bias is not None, blocks.device, dtype)
@@ -170,13 +171,13 @@ class MXFP4Linear(QuantizedModule):
         """
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ValueError(
-                f"x has shape {tuple(x.shape)}; accepted is (..., {self.in_features}), as "
+                f"x: expected shape (..., {self.in_features}), got shape {tuple(x.shape)}. "
                 f"in_features is {self.in_features}"
             )
         if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(
-                f"x is {x.dtype} and the layer {self.dtype}; accepted are both of one dtype. Call "
-                f"x.to({self.dtype}), or layer.to({x.dtype}), or use torch.autocast"
+                f"x: expected {self.dtype}, as the layer has, got {x.dtype}. Call "
+                f"x.to({self.dtype}) or layer.to({x.dtype}), or use torch.autocast"
             )
         y: Tensor = _Product.apply(x.to(output_dtype(x)), self)  # type: ignore[no-untyped-call]
         return y

@@ -127,7 +127,7 @@ class NVFP4Linear(QuantizedModule):
         super().__init__()
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             if size < 1:
-                raise ValueError(f"{name} is {size}; accepted is 1 or more")
+                raise ValueError(f"{name}: expected 1 or more, got {size}")
         dtype = torch.get_default_dtype() if dtype is None else dtype
         check_dtype(dtype)
         one_of("granularity", granularity, GRANULARITIES)
@@ -136,14 +136,15 @@ class NVFP4Linear(QuantizedModule):
         one_of("compute", compute, COMPUTES)
         if compute == "fp8" and not weight_only:
             raise ValueError(
-                "compute is 'fp8' without weight_only; accepted is 'exact': an input that is "
-                "quantized to NVFP4 is multiplied as it is"
+                "compute: expected 'exact' without weight_only, got 'fp8'. An input in NVFP4 is "
+                "multiplied as it is"
             )
         one_of("input_select", input_select, SELECTS)
         if input_select != "none" and (weight_only or recipe != "te"):
             raise ValueError(
-                f"input_select is {input_select!r} with weight_only {weight_only} and recipe "
-                f"{recipe!r}; accepted with it are False and 'te'"
+                f"input_select: expected 'none' with weight_only={weight_only} and "
+                f"recipe={recipe!r}, got {input_select!r}. Other values need weight_only=False and "
+                "recipe='te'"
             )
         self.in_features = in_features
         self.out_features = out_features
@@ -267,26 +268,29 @@ class NVFP4Linear(QuantizedModule):
             ValueError: ``layers`` is empty, or they differ in something else.
         """
         if not layers:
-            raise ValueError("layers is empty; accepted are one or more")
+            raise ValueError("layers: expected one or more layers, got none")
         first = layers[0]
         alike = "in_features granularity recipe scale_layout weight_only compute input_select dtype"
         for i, layer in enumerate(layers):
             for name in alike.split():
                 if getattr(layer, name) != getattr(first, name):
                     raise ValueError(
-                        f"layers[{i}].{name} is {getattr(layer, name)!r}; accepted is that of "
-                        f"layers[0]: {getattr(first, name)!r}"
+                        f"layers[{i}].{name}: expected {getattr(first, name)!r}, as layers[0] has, "
+                        f"got {getattr(layer, name)!r}"
                     )
             if (layer.bias is None) != (first.bias is None):
-                raise ValueError(f"layers[{i}] or layers[0] has no bias; accepted are all or none")
+                raise ValueError(
+                    "layers: expected a bias in all layers or in none, got layers[0] and "
+                    f"layers[{i}], one of them without"
+                )
             if not torch.equal(layer.weight_gsa, first.weight_gsa):
                 raise ValueError(
-                    f"layers[{i}].weight_gsa is {layer.weight_gsa.item()}; accepted is that of "
-                    f"layers[0]: {first.weight_gsa.item()}. Convert them in one call of convert"
+                    f"layers[{i}].weight_gsa: expected {first.weight_gsa.item()}, as layers[0] "
+                    f"has, got {layer.weight_gsa.item()}. Convert them in one call of convert"
                 )
         if any(not _same(layer.input_gsa, first.input_gsa) for layer in layers):
             raise ValueError(
-                "layers have several input_gsa; accepted is one, as they share an input. Convert "
+                "layers: expected one input_gsa, as they share an input, got several. Convert "
                 "them in one call of convert"
             )
         made = cls(
@@ -347,8 +351,8 @@ class NVFP4Linear(QuantizedModule):
         check_columns(x.shape, self.in_features)
         if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(
-                f"x is {x.dtype} and the layer {self.dtype}; accepted are both of one dtype. Call "
-                f"x.to({self.dtype}), or layer.to({x.dtype}), or use torch.autocast"
+                f"x: expected {self.dtype}, as the layer has, got {x.dtype}. Call "
+                f"x.to({self.dtype}) or layer.to({x.dtype}), or use torch.autocast"
             )
         wanted = x.requires_grad or (residual is not None and residual.requires_grad)
         if not (wanted and torch.is_grad_enabled()):
@@ -369,8 +373,8 @@ class NVFP4Linear(QuantizedModule):
             x = x.to(dtype)
             if dtype not in (torch.bfloat16, torch.float16):
                 raise TypeError(
-                    f"x is {x.dtype}; accepted are bfloat16 and float16 with weight_only. Convert "
-                    "it with .to(), or use autocast"
+                    f"x: expected bfloat16 or float16 with weight_only, got {x.dtype}. Convert it "
+                    "with .to(), or use autocast"
                 )
             rows = x.reshape(-1, self.in_features)  # at one distance, or copied
             rows = rows if rows.stride(-1) == 1 else rows.contiguous()
@@ -424,18 +428,16 @@ class NVFP4Linear(QuantizedModule):
         """
         if not isinstance(q, NVFP4Tensor):
             raise TypeError(
-                f"q is {type(q).__name__}; accepted is an NVFP4Tensor. For a tensor call "
-                "the layer itself"
+                f"q: expected an NVFP4Tensor, got {type(q).__name__}. For a tensor call the layer "
+                "itself"
             )
         if q.dim != -1:
-            raise ValueError(
-                f"q.dim is {q.dim}; accepted is -1, an activation packed along its last dimension"
-            )
+            raise ValueError(f"q.dim: expected -1 (packed along the last dimension), got {q.dim}")
         check_columns(q.shape, self.in_features, "q")
         if q.device != self.weight_packed.device:
             raise ValueError(
-                f"q is on {q.device} and the layer on {self.weight_packed.device}; accepted are "
-                "both on one device. Move one with .to(device)"
+                f"q: expected a tensor on {self.weight_packed.device}, as the layer is, got one on "
+                f"{q.device}. Move one with .to(device)"
             )
         if dtype is None:
             dtype = self.dtype if out is None else out.dtype
@@ -454,12 +456,11 @@ class NVFP4Linear(QuantizedModule):
             if given is None:
                 continue
             if given.dtype != dtype:
-                raise TypeError(f"{name} is {given.dtype}; accepted is {dtype} for this call")
+                raise TypeError(f"{name}: expected {dtype} for this call, got {given.dtype}")
             if tuple(given.shape) != shape or not given.is_contiguous() or given.device != x.device:
                 raise ValueError(
-                    f"{name} has shape {tuple(given.shape)} and strides {given.stride()} on "
-                    f"{given.device}; accepted is a contiguous tensor of shape {shape} on "
-                    f"{x.device}"
+                    f"{name}: expected a contiguous tensor of shape {shape} on {x.device}, got "
+                    f"shape {tuple(given.shape)} and strides {given.stride()} on {given.device}"
                 )
         if math.prod(shape) == 0:
             return torch.empty(shape, dtype=dtype, device=x.device) if out is None else out

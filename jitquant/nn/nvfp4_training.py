@@ -55,8 +55,8 @@ def linears_in_last_blocks(model: nn.Module, blocks: int) -> list[str]:
             break
     if not 0 <= blocks <= len(best):
         raise ValueError(
-            f"blocks is {blocks}; accepted are 0 to {len(best)}, the blocks with linears in a "
-            "ModuleList or Sequential of the model"
+            f"blocks: expected a number from 0 to {len(best)}, got {blocks}. That is how many "
+            "blocks with linears the model has in a ModuleList or Sequential"
         )
     return [name for names in best[len(best) - blocks :] for name in names]
 

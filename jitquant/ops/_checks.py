@@ -1,8 +1,8 @@
 """Argument checks, shared by the public functions and by every implementation of an op.
 
 Plain Python on a tensor's attributes: no tensor op, no synchronization, and sizes may be symbolic.
-Every message names the argument, what was given, what is accepted and the way out. A wrong type or
-dtype is a TypeError, anything else a ValueError.
+Every message says "argument: expected this, got that" and the way out. A wrong type or dtype is a
+TypeError, anything else a ValueError.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jitquant.formats import (
 from jitquant.ops import _checks_memory
 
 DEVICES = ("cpu", "cuda", "meta")
-_INPUT_DTYPES_TEXT = "bfloat16, float16 and float32"
+_INPUT_DTYPES_TEXT = "bfloat16, float16 or float32"
 
 
 def shape_text(t: Tensor) -> str:
@@ -39,21 +39,23 @@ def shape_text(t: Tensor) -> str:
     return str(tuple(t.shape))
 
 
-_SCALARS: dict[str, tuple[Any, str]] = {
-    "int": ((int, SupportsIndex), "an int. Convert it with int({name})"),
-    "float": ((int, float, SupportsFloat), "a number. Convert it with float({name})"),
-    "bool": ((bool, SupportsFloat), "a bool. Convert it with bool({name})"),
-    "str": (str, "a str. Leave it out for the default"),
-    "ScalarType": (torch.dtype, "a torch.dtype, such as torch.float8_e4m3fn"),
+_SCALARS: dict[str, tuple[Any, str, str]] = {
+    "int": ((int, SupportsIndex), "an int", ". Convert it with int({name})"),
+    "float": ((int, float, SupportsFloat), "a number", ". Convert it with float({name})"),
+    "bool": ((bool, SupportsFloat), "a bool", ". Convert it with bool({name})"),
+    "str": (str, "a str", ". Leave it out for the default"),
+    "ScalarType": (torch.dtype, "a torch.dtype, such as torch.float8_e4m3fn", ""),
 }
 """By a schema's type, what can be converted to it, and what an error says of it."""
 
 
 def scalar(value: Any, name: str, kind: str) -> None:
     """An argument that is not a tensor is of its type in the schema, or can be converted to it."""
-    accepted, text = _SCALARS[kind]
+    accepted, expected, way_out = _SCALARS[kind]
     if not isinstance(value, accepted):
-        raise TypeError(f"{name} is {type(value).__name__}; accepted is {text.format(name=name)}")
+        raise TypeError(
+            f"{name}: expected {expected}, got {type(value).__name__}{way_out.format(name=name)}"
+        )
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
@@ -66,27 +68,28 @@ def as_tensor(value: Any, name: str) -> Tensor:
     else:
         if not hasattr(value, "__dlpack__"):
             raise TypeError(
-                f"{name} is {type(value).__name__}; accepted are a torch.Tensor and anything with "
-                f"__dlpack__, such as a CuPy array. Convert it with torch.as_tensor({name})"
+                f"{name}: expected a torch.Tensor or anything with __dlpack__, such as a CuPy "
+                f"array, got {type(value).__name__}. Convert it with torch.as_tensor({name})"
             )
         try:
             tensor = from_dlpack(value)
         except (BufferError, RuntimeError) as error:
             raise ValueError(
-                f"{name} is {type(value).__name__} that cannot be read through DLPack ({error}); "
-                f"accepted are writable arrays of {_INPUT_DTYPES_TEXT}. Convert or copy it first"
+                f"{name}: expected a writable array of {_INPUT_DTYPES_TEXT}, got "
+                f"{type(value).__name__} that cannot be read through DLPack ({error}). Convert or "
+                "copy it first"
             ) from error
     if type(tensor) is not Tensor and hasattr(tensor, "device_mesh"):
         raise TypeError(
-            f"{name} is a DTensor; accepted is this rank's part of it, {name}.to_local(). "
-            "Where parts share an amax pass process_group=mesh.get_group() as well"
+            f"{name}: expected this rank's tensor, got a DTensor. Pass {name}.to_local(), and "
+            "process_group=mesh.get_group() if ranks share an amax"
         )
     # In a backward Dynamo does not trace the question.
     if not is_dynamo_compiling():
         strided(tensor, name)
     if tensor.device.type not in DEVICES:
         raise ValueError(
-            f"{name} is on {tensor.device}; accepted devices are cpu and cuda. Move it with "
+            f"{name}: expected a tensor on cpu or cuda, got one on {tensor.device}. Move it with "
             f"{name}.to('cuda')"
         )
     return tensor
@@ -110,22 +113,22 @@ def as_gsa(gsa: object) -> float | Tensor | None:
     if not isinstance(gsa, bool) and isinstance(gsa, Real):
         return float(gsa)
     raise TypeError(
-        f"gsa is {type(gsa).__name__}; accepted are None (it is computed), a number, and a "
-        "float32 tensor of one element or of one for each row"
+        "gsa: expected None (computed), a number, or a float32 tensor of one element or one for "
+        f"each row, got {type(gsa).__name__}"
     )
 
 
 def dimension(dim: int) -> None:
     """``dim`` is -1 or 0."""
     if dim != -1 and dim != 0:
-        raise ValueError(f"dim is {dim!r}; accepted are -1 (blocks along the last dimension) and 0")
+        raise ValueError(f"dim: expected -1 (blocks along the last dimension) or 0, got {dim!r}")
 
 
 def strided(t: Tensor, name: str) -> None:
     """A tensor is not sparse."""
     if t.layout != torch.strided:
         raise TypeError(
-            f"{name} has layout {t.layout}; accepted is torch.strided. Convert it with "
+            f"{name}: expected layout torch.strided, got {t.layout}. Convert it with "
             f"{name}.to_dense()"
         )
 
@@ -134,24 +137,24 @@ def input_tensor(t: Tensor, name: str, min_dim: int = 1, shape: str = "(..., N)"
     """A tensor to be quantized: dtype, dimensions, last dimension contiguous."""
     if t.dtype not in INPUT_DTYPES:
         raise TypeError(
-            f"{name} is {t.dtype}; accepted are {_INPUT_DTYPES_TEXT}. Convert it with "
+            f"{name}: expected {_INPUT_DTYPES_TEXT}, got {t.dtype}. Convert it with "
             f"{name}.to(torch.bfloat16)"
         )
     strided(t, name)
     if t.dim() < min_dim:
         raise ValueError(
-            f"{name} has shape {shape_text(t)}; accepted is {shape}. Give it the missing "
-            f"dimensions with {name}.reshape(...)"
+            f"{name}: expected shape {shape}, got shape {shape_text(t)}. Add dimensions with "
+            f"{name}.reshape(...)"
         )
     if t.shape[-1] == 0:
         raise ValueError(
-            f"{name} has shape {shape_text(t)}; accepted is {shape} with N of 1 or more. An empty "
-            "tensor may have no rows, but has columns"
+            f"{name}: expected shape {shape} with N >= 1, got shape {shape_text(t)}. An empty "
+            "tensor may have no rows, but needs columns"
         )
     if t.stride(-1) != 1 and t.shape[-1] != 1:
         raise ValueError(
-            f"{name} has strides {tuple(t.stride())}; accepted are tensors whose last dimension is "
-            f"contiguous (stride 1). Call {name}.contiguous() first"
+            f"{name}: expected a contiguous last dimension (stride 1), got strides "
+            f"{tuple(t.stride())}. Call {name}.contiguous() first"
         )
 
 
@@ -159,7 +162,7 @@ def contiguous(t: Tensor, name: str) -> None:
     """A tensor whose elements follow each other."""
     if not t.is_contiguous():
         raise ValueError(
-            f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Call "
+            f"{name}: expected a contiguous tensor, got strides {tuple(t.stride())}. Call "
             f"{name}.contiguous() first"
         )
 
@@ -168,8 +171,8 @@ def same_device(t: Tensor, name: str, like: Tensor, like_name: str) -> None:
     """Two tensors are on one device."""
     if t.device != like.device:
         raise ValueError(
-            f"{name} is on {t.device} and {like_name} on {like.device}; accepted are tensors on "
-            f"one device. Move it with {name}.to({str(like.device)!r})"
+            f"{name}: expected a tensor on {like.device}, as {like_name} is, got one on "
+            f"{t.device}. Move it with {name}.to({str(like.device)!r})"
         )
 
 
@@ -179,17 +182,15 @@ def gsa_tensor(gsa: Tensor, rows: int, like: Tensor, like_name: str, name: str =
     # The number of elements is looked at first: with one, any shape is right.
     if gsa.numel() != 1 and (gsa.dim() != 1 or gsa.shape[0] != rows):
         raise ValueError(
-            f"{name} has shape {shape_text(gsa)}; accepted are one element, or (rows,) = ({rows},) "
-            f"for this {like_name}. A gsa a row in another shape: {name}.reshape(-1)"
+            f"{name}: expected one element or shape ({rows},), one for each row of {like_name}, "
+            f"got shape {shape_text(gsa)}. Flatten it with {name}.reshape(-1)"
         )
 
 
 def gsa_of_tensor(gsa: Tensor, like: Tensor, like_name: str, name: str = "gsa") -> None:
     """A given gsa of a weight: of one element."""
     if gsa.numel() != 1:
-        raise ValueError(
-            f"{name} has shape {shape_text(gsa)}; accepted is one element for a weight"
-        )
+        raise ValueError(f"{name}: expected one element for a weight, got shape {shape_text(gsa)}")
     gsa_tensor(gsa, 1, like, like_name, name)
 
 
@@ -198,13 +199,13 @@ def column_weight(weight: Tensor, cols: int, like: Tensor, like_name: str) -> No
     same_device(weight, "weight", like, like_name)
     if weight.dtype != like.dtype and weight.dtype != torch.float32:
         raise TypeError(
-            f"weight is {weight.dtype}; accepted are {like_name}'s dtype {like.dtype} and float32. "
+            f"weight: expected {like_name}'s dtype {like.dtype} or float32, got {weight.dtype}. "
             f"Convert it with weight.to({like_name}.dtype)"
         )
     if weight.dim() != 1 or weight.shape[0] != cols:
         raise ValueError(
-            f"weight has shape {shape_text(weight)}; accepted is ({cols},), one for each column "
-            f"of {like_name}"
+            f"weight: expected shape ({cols},), one element for each column of {like_name}, got "
+            f"shape {shape_text(weight)}"
         )
     contiguous(weight, "weight")
 
@@ -216,22 +217,24 @@ def residual_tensor(residual: Tensor | None, x: Tensor) -> None:
     same_device(residual, "residual", x, "x")
     if residual.dtype != x.dtype:
         raise TypeError(
-            f"residual is {residual.dtype}; accepted is x's dtype {x.dtype}. Keep both in one dtype"
+            f"residual: expected x's dtype {x.dtype}, got {residual.dtype}. Keep both in one dtype"
         )
     if residual.shape != x.shape:
         raise ValueError(
-            f"residual has shape {shape_text(residual)}; accepted is x's shape {shape_text(x)}"
+            f"residual: expected x's shape {shape_text(x)}, got shape {shape_text(residual)}"
         )
     if residual.stride(-1) != 1 and residual.shape[-1] != 1:
         raise ValueError(
-            f"residual has strides {tuple(residual.stride())}; accepted are tensors whose last "
-            "dimension is contiguous (stride 1). Make residual contiguous where it is made"
+            "residual: expected a contiguous last dimension (stride 1), got strides "
+            f"{tuple(residual.stride())}. Make it contiguous when you create it: it is written in "
+            "place"
         )
     _checks_memory.own_elements(residual, "residual")
     if residual.requires_grad and torch.is_grad_enabled():
         raise ValueError(
-            "residual requires grad and is written in place by an op that has no derivative; "
-            "accepted is one that does not. Call under torch.no_grad(), or pass residual.detach()"
+            "residual: expected a tensor that does not require grad, got one that does. It is "
+            "written in place by an op without a derivative. Call under torch.no_grad(), or pass "
+            "residual.detach()"
         )
 
 
@@ -246,13 +249,13 @@ def hyper_connection_weights(A: Tensor, X: Tensor) -> None:
     same_device(A, "A", X, "X")
     if A.dtype != X.dtype and A.dtype != torch.float32:
         raise TypeError(
-            f"A is {A.dtype}; accepted are X's dtype {X.dtype} and float32. Convert it with "
+            f"A: expected X's dtype {X.dtype} or float32, got {A.dtype}. Convert it with "
             "A.to(X.dtype)"
         )
     if A.shape != X.shape[:-1]:
         raise ValueError(
-            f"A has shape {shape_text(A)}; accepted is X's shape without its last dimension, "
-            f"{tuple(X.shape[:-1])}"
+            f"A: expected X's shape without its last dimension, {tuple(X.shape[:-1])}, got shape "
+            f"{shape_text(A)}"
         )
     contiguous(A, "A")
 
@@ -261,7 +264,8 @@ def mhc_arguments(X: Tensor, A: Tensor, weight: Tensor) -> None:
     """What RMSNorm of combined hyper-connections takes: X (..., H, N), A (..., H), weight (N,)."""
     if not 1 <= X.shape[-2] <= MHC_MAX:
         raise ValueError(
-            f"X has shape {shape_text(X)}; accepted is (..., n_hc, N) with n_hc from 1 to {MHC_MAX}"
+            f"X: expected shape (..., n_hc, N) with n_hc from 1 to {MHC_MAX}, got shape "
+            f"{shape_text(X)}"
         )
     hyper_connection_weights(A, X)
     column_weight(weight, X.shape[-1], X, "X")
@@ -271,8 +275,8 @@ def turns(interleave: int, cols: int) -> None:
     """Turns of ``interleave`` columns of gate and of up divide the columns of each."""
     if interleave < 0 or (interleave and cols % interleave):
         raise ValueError(
-            f"interleave is {interleave} with {cols} columns of gate and of up; accepted are "
-            f"divisors of {cols}, and 0 for [gate | up]"
+            f"interleave: expected 0 for [gate | up], or a divisor of {cols}, the columns of each, "
+            f"got {interleave}"
         )
 
 
@@ -281,8 +285,8 @@ def deinterleave_arguments(fused: Tensor, intermediate: int, interleave: int, op
     one_of("op", op, DEINTERLEAVE_OPS)
     if intermediate < 1 or fused.shape[-1] != 2 * intermediate:
         raise ValueError(
-            f"intermediate is {intermediate} and fused has shape {shape_text(fused)}; "
-            "accepted is intermediate = fused.shape[-1] / 2"
+            f"intermediate: expected fused.shape[-1] / 2 for fused of shape {shape_text(fused)}, "
+            f"got {intermediate}"
         )
     turns(interleave, intermediate)
 
@@ -291,12 +295,12 @@ def packed_tensor(t: Tensor, name: str, dtype: torch.dtype) -> None:
     """Codes or scales to be read: their dtype or uint8, contiguous."""
     if t.dtype != dtype and t.dtype != torch.uint8:
         raise TypeError(
-            f"{name} is {t.dtype}; accepted are {dtype} and its bytes as torch.uint8. See them as "
-            f"such with {name}.view(torch.uint8)"
+            f"{name}: expected {dtype} or its bytes as torch.uint8, got {t.dtype}. View it with "
+            f"{name}.view(torch.uint8)"
         )
     if not t.is_contiguous():
         raise ValueError(
-            f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Make a "
+            f"{name}: expected a contiguous tensor, got strides {tuple(t.stride())}. Make a "
             f"contiguous copy with {name}.view(torch.uint8).contiguous()"
         )
 
@@ -311,13 +315,13 @@ def nvfp4_operand(
     same_device(scales, scales_name, codes, name)
     if codes.dim() == 0 or (dim == 0 and codes.dim() != 2):
         raise ValueError(
-            f"{name} has shape {shape_text(codes)}; accepted is (..., P), or (P, N) with dim=0"
+            f"{name}: expected shape (..., P), or (P, N) with dim=0, got shape {shape_text(codes)}"
         )
     size, block_bytes = codes.shape[dim], NVFP4_BLOCK // CODES_PER_BYTE
     if size == 0 or size % block_bytes:
         raise ValueError(
-            f"{name} has shape {shape_text(codes)}; accepted is a multiple of {block_bytes} bytes "
-            f"({NVFP4_BLOCK} codes) along the packed dimension"
+            f"{name}: expected a multiple of {block_bytes} bytes ({NVFP4_BLOCK} codes) along the "
+            f"packed dimension, got shape {shape_text(codes)}"
         )
     expected: tuple[int, ...] = (*codes.shape[:-1], size // block_bytes)
     if dim == 0:
@@ -326,15 +330,15 @@ def nvfp4_operand(
         expected = swizzled_shape(row_count(codes.shape[:-1]), size // block_bytes)
     if tuple(scales.shape) != tuple(expected):
         raise ValueError(
-            f"{scales_name} has shape {shape_text(scales)}; accepted is {tuple(expected)} for "
-            f"{name} of shape {shape_text(codes)} and scale_layout {scale_layout!r}"
+            f"{scales_name}: expected shape {tuple(expected)} for {name} of shape "
+            f"{shape_text(codes)} and scale_layout {scale_layout!r}, got shape {shape_text(scales)}"
         )
 
 
 def tensor_out(out: object) -> None:
     """The buffer for a result that is one tensor is a tensor."""
     if not isinstance(out, Tensor):
-        raise TypeError(f"out is {type(out).__name__}; accepted is a torch.Tensor to write to")
+        raise TypeError(f"out: expected a torch.Tensor to write to, got {type(out).__name__}")
 
 
 def out_parts(parts: dict[str, object], maker: str) -> None:
@@ -347,7 +351,7 @@ def out_parts(parts: dict[str, object], maker: str) -> None:
     for name, part in parts.items():
         if not isinstance(part, Tensor):
             raise TypeError(
-                f"{name} is {type(part).__name__}; accepted is a torch.Tensor to write to. {maker} "
+                f"{name}: expected a torch.Tensor to write to, got {type(part).__name__}. {maker} "
                 "makes buffers that fit"
             )
 
@@ -365,22 +369,18 @@ def out_tensor(
     ``maker`` is the call that makes such buffers, where they are parts of a container.
     """
     if t.dtype != dtype and not (t.dtype == torch.uint8 and dtype.itemsize == 1):
-        raise TypeError(f"{name} is {t.dtype}; accepted is {dtype} for this call")
+        raise TypeError(f"{name}: expected {dtype} for this call, got {t.dtype}")
     if t.device != device:
         raise ValueError(
-            f"{name} is on {t.device}; accepted is the input's device {device}. Make the buffer "
-            "there"
+            f"{name}: expected a buffer on {device}, as the input is, got one on {t.device}"
         )
     if t.shape != shape:
         raise ValueError(
-            f"{name} has shape {shape_text(t)}; accepted is {tuple(shape)} for this call. "
+            f"{name}: expected shape {tuple(shape)} for this call, got shape {shape_text(t)}. "
             f"{'torch.empty(shape, ...)' if name == 'out' else maker} makes buffers that fit"
         )
     if not t.is_contiguous():
-        raise ValueError(
-            f"{name} has strides {tuple(t.stride())}; accepted is a contiguous tensor. Make the "
-            "buffer contiguous"
-        )
+        raise ValueError(f"{name}: expected a contiguous buffer, got strides {tuple(t.stride())}")
 
 
 def row_count(shape: tuple[int, ...] | torch.Size) -> int:
@@ -392,8 +392,8 @@ def weight_arguments(w: Tensor, block: str, dim: int, scale_layout: str) -> None
     """A weight and how it is to be packed."""
     if w.dim() != 2:
         raise ValueError(
-            f"w has shape {shape_text(w)}; accepted is (N, K), or (K, N) with dim=0. "
-            "Quantize the matrices of a stack one by one: each has its own gsa"
+            f"w: expected shape (N, K), or (K, N) with dim=0, got shape {shape_text(w)}. Quantize "
+            "the matrices of a stack one by one: each has its own gsa"
         )
     one_of("block", block, WEIGHT_BLOCKS)
     dimension(dim)
@@ -401,19 +401,19 @@ def weight_arguments(w: Tensor, block: str, dim: int, scale_layout: str) -> None
         return
     if scale_layout != "linear":
         raise ValueError(
-            f"scale_layout is {scale_layout!r} with dim=0; accepted is 'linear'. For swizzled "
+            f"scale_layout: expected 'linear' with dim=0, got {scale_layout!r}. For swizzled "
             "scales quantize the transposed weight with dim=-1"
         )
     if w.shape[0] == 0:
-        raise ValueError(f"w has shape {shape_text(w)}; accepted with dim=0 is K >= 1")
+        raise ValueError(f"w: expected K >= 1 with dim=0, got shape {shape_text(w)}")
 
 
 def _inv_rms_tensor(inv_rms: Tensor, rows: int, like: Tensor, like_name: str) -> None:
     same_device(inv_rms, "inv_rms", like, like_name)
     if inv_rms.dtype != torch.float32 or tuple(inv_rms.shape) != (rows,):
         raise ValueError(
-            f"inv_rms is {inv_rms.dtype} {shape_text(inv_rms)}; accepted is float32 "
-            f"({rows},), as the first half gives it"
+            f"inv_rms: expected float32 of shape ({rows},), as the first half returns it, got "
+            f"{inv_rms.dtype} of shape {shape_text(inv_rms)}"
         )
 
 
@@ -434,8 +434,8 @@ def amax_tensor(amax: Tensor, counts: tuple[int, ...], like: Tensor, like_name: 
     same_device(amax, "amax", like, like_name)
     if amax.numel() not in counts or not amax.is_contiguous():
         raise ValueError(
-            f"amax has shape {shape_text(amax)} and strides {tuple(amax.stride())}; "
-            f"accepted are {' or '.join(map(str, counts))} elements, contiguous"
+            f"amax: expected {' or '.join(map(str, counts))} contiguous elements, got shape "
+            f"{shape_text(amax)} and strides {tuple(amax.stride())}"
         )
 
 
@@ -444,15 +444,15 @@ def out_elements(
 ) -> None:
     """A buffer for elements, whose rows may be strided."""
     if t.dtype != dtype and t.dtype != torch.uint8:
-        raise TypeError(f"{name} is {t.dtype}; accepted is {dtype} for this call")
+        raise TypeError(f"{name}: expected {dtype} for this call, got {t.dtype}")
     if t.shape != shape:
         raise ValueError(
-            f"{name} has shape {shape_text(t)}; accepted is {tuple(shape)} for this call. "
+            f"{name}: expected shape {tuple(shape)} for this call, got shape {shape_text(t)}. "
             f"{maker} makes buffers that fit"
         )
     if t.stride(-1) != 1 and t.shape[-1] != 1:
         raise ValueError(
-            f"{name} has strides {tuple(t.stride())}; accepted is a buffer whose last dimension "
-            "is contiguous (stride 1)"
+            f"{name}: expected a contiguous last dimension (stride 1), got strides "
+            f"{tuple(t.stride())}"
         )
     _checks_memory.own_elements(t, name)

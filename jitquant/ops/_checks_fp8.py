@@ -18,8 +18,8 @@ def group_size(size: int) -> None:
     """``group_size`` is one that there are kernels for."""
     if size not in GROUP_SIZES:
         raise ValueError(
-            f"group_size is {size}; accepted are {', '.join(map(str, GROUP_SIZES))}. For one scale "
-            "a row call quantize_fp8 with granularity='row'"
+            f"group_size: expected one of {', '.join(map(str, GROUP_SIZES))}, got {size}. For one "
+            "scale for each row call quantize_fp8 with granularity='row'"
         )
 
 
@@ -27,7 +27,7 @@ def block_shape(rows: int, cols: int) -> None:
     """``block`` is one that there are kernels for."""
     if (rows, cols) not in BLOCK_SHAPES:
         raise ValueError(
-            f"block is {(rows, cols)}; accepted are {', '.join(map(str, BLOCK_SHAPES))}. For "
+            f"block: expected one of {', '.join(map(str, BLOCK_SHAPES))}, got {(rows, cols)}. For "
             "blocks of one row call quantize_per_token_group"
         )
 
@@ -38,8 +38,8 @@ def scale_tensor(scale: Tensor, rows: int, granularity: str, like: Tensor, like_
     count = rows if granularity == "row" else 1
     if scale.numel() != count:
         raise ValueError(
-            f"scale has shape {_checks.shape_text(scale)}; accepted with granularity "
-            f"{granularity!r} is a tensor of {count} element{'' if count == 1 else 's'}"
+            f"scale: expected {count} element{'' if count == 1 else 's'} with granularity "
+            f"{granularity!r}, got shape {_checks.shape_text(scale)}"
         )
     _checks.contiguous(scale, "scale")
 
@@ -48,8 +48,8 @@ def upper_bound(value: float | None) -> None:
     """There is no bound of the amax beside a scale that is given."""
     if value is not None:
         raise ValueError(
-            f"scale_ub is {value} beside a scale; accepted is one of the two: scale_ub bounds the "
-            "amax that a scale is computed from"
+            f"scale_ub: expected None beside a scale, got {value}. It bounds the amax that a scale "
+            "is computed from"
         )
 
 
@@ -58,14 +58,14 @@ def counts_tensor(counts: Tensor, leading: tuple[int, ...], like: Tensor, name: 
     _checks.same_device(counts, "counts", like, name)
     if len(leading) == 0:
         raise ValueError(
-            f"counts is given with {name} of shape {_checks.shape_text(like)}; accepted is "
-            "(E, T, N) with a count for each E, or (T, N) with one count"
+            f"counts: expected None for {name} of shape {_checks.shape_text(like)}, got a tensor. "
+            "Pass (E, T, N) with E counts, or (T, N) with one"
         )
     batches = _checks.row_count(leading[:-1])
     if counts.numel() != batches:
         raise ValueError(
-            f"counts has shape {_checks.shape_text(counts)}; accepted for {name} of shape "
-            f"{_checks.shape_text(like)} are {batches} numbers of rows"
+            f"counts: expected {batches} numbers of rows for {name} of shape "
+            f"{_checks.shape_text(like)}, got shape {_checks.shape_text(counts)}"
         )
     _checks.contiguous(counts, "counts")
 
@@ -74,7 +74,8 @@ def gate_and_up(fused: Tensor, interleave: int) -> int:
     """A fused gate-and-up tensor (..., 2 * N); returns N."""
     if fused.shape[-1] % 2:
         raise ValueError(
-            f"fused has shape {_checks.shape_text(fused)}; accepted is (..., 2 * N): gate and up"
+            "fused: expected shape (..., 2 * N), gate and up, got shape "
+            f"{_checks.shape_text(fused)}"
         )
     cols: int = fused.shape[-1] // 2
     _checks.turns(interleave, cols)
@@ -85,7 +86,7 @@ def matrix(t: Tensor, name: str) -> None:
     """A tensor to be quantized along both dimensions."""
     if t.dim() != 2 or t.shape[0] == 0:
         raise ValueError(
-            f"{name} has shape {_checks.shape_text(t)}; accepted is (M, K) with M and K >= 1. "
+            f"{name}: expected shape (M, K) with M and K >= 1, got shape {_checks.shape_text(t)}. "
             f"Flatten leading dimensions with {name}.flatten(0, -2)"
         )
 
@@ -95,16 +96,16 @@ def activation(name: str, act_input: Tensor | None, grad: Tensor) -> None:
     one_of("activation", name, ACTIVATIONS)
     if (name == "none") != (act_input is None):
         raise ValueError(
-            f"activation is {name!r} and act_input is "
-            f"{'None' if act_input is None else 'given'}; accepted are both or neither"
+            f"activation: expected an activation and act_input, or neither, got {name!r} with "
+            f"act_input {'None' if act_input is None else 'given'}"
         )
     if act_input is None:
         return
     _checks.same_device(act_input, "act_input", grad, "grad")
     if act_input.dtype != grad.dtype or act_input.shape != grad.shape:
         raise ValueError(
-            f"act_input is {act_input.dtype} {_checks.shape_text(act_input)}; accepted is grad's "
-            f"dtype and shape, {grad.dtype} {_checks.shape_text(grad)}"
+            f"act_input: expected {grad.dtype} of shape {_checks.shape_text(grad)}, as grad is, "
+            f"got {act_input.dtype} of shape {_checks.shape_text(act_input)}"
         )
     _checks.contiguous(act_input, "act_input")
 
@@ -113,11 +114,11 @@ def buffer_of_segments(t: Tensor, name: str) -> None:
     """A buffer that holds many tensors is contiguous; it may be empty."""
     if t.layout != torch.strided or not t.is_contiguous():
         raise ValueError(
-            f"{name} is not contiguous; accepted is a contiguous buffer, as offsets count its "
+            f"{name}: expected a contiguous buffer, got one that is not. Offsets count its "
             f"elements. Call {name}.contiguous() first"
         )
     if t.dim() == 0:
-        raise ValueError(f"{name} has shape (); accepted is a tensor of one dimension or more")
+        raise ValueError(f"{name}: expected a tensor of one dimension or more, got shape ()")
 
 
 def offsets_tensor(offsets: Tensor, sizes: Tensor | None, like: Tensor, like_name: str) -> int:
@@ -128,13 +129,13 @@ def offsets_tensor(offsets: Tensor, sizes: Tensor | None, like: Tensor, like_nam
         _checks.same_device(t, name, like, like_name)
         if t.dim() != 1 or (t.shape[0] == 0 and t is offsets):
             wanted = "(G + 1,)" if t is offsets else "(G,)"
-            raise ValueError(f"{name} has shape {_checks.shape_text(t)}; accepted is {wanted}")
+            raise ValueError(f"{name}: expected shape {wanted}, got shape {_checks.shape_text(t)}")
         _checks.contiguous(t, name)
     count: int = offsets.shape[0] - 1
     if sizes is not None and sizes.shape[0] != count:
         raise ValueError(
-            f"sizes has shape {_checks.shape_text(sizes)}; accepted is ({count},), one for each "
-            "segment of offsets"
+            f"sizes: expected shape ({count},), one element for each segment of offsets, got shape "
+            f"{_checks.shape_text(sizes)}"
         )
     return count
 
@@ -148,6 +149,6 @@ def floats_of_segments(
     _checks.same_device(t, name, like, like_name)
     if t.dim() != 1 or t.shape[0] != count or not t.is_contiguous():
         raise ValueError(
-            f"{name} has shape {_checks.shape_text(t)}; accepted is ({count},), contiguous, one "
-            "for each segment"
+            f"{name}: expected shape ({count},), contiguous, one element for each segment, got "
+            f"shape {_checks.shape_text(t)}"
         )

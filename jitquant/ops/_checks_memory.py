@@ -32,8 +32,8 @@ def own_elements(t: Tensor, name: str) -> None:
     """A tensor that is written does not overlap itself."""
     if overlaps(t):
         raise ValueError(
-            f"{name} has strides {tuple(t.stride())}; it is written, so each element needs memory "
-            f"of its own, as in a slice of a contiguous tensor. Pass {name}.contiguous()"
+            f"{name}: expected memory of its own for each element, as it is written, got strides "
+            f"{tuple(t.stride())}. Pass {name}.contiguous() or a slice of a contiguous tensor"
         )
 
 
@@ -79,6 +79,6 @@ def own_memory(written: Sequence[tuple[str, Tensor]], read: Sequence[tuple[str, 
         for other_name, other in (*written[:i], *read):
             if share_memory(t, other):
                 raise ValueError(
-                    f"{name} shares memory with {other_name}; {name} is written, so it needs "
-                    f"memory of its own. Pass a copy, such as {name}.clone()"
+                    f"{name}: expected memory of its own, as it is written, got memory that it "
+                    f"shares with {other_name}. Pass a copy, such as {name}.clone()"
                 )

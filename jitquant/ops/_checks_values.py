@@ -16,13 +16,13 @@ from jitquant.formats import FP8_SCALE_MIN, FP32_MAX, FP32_TINIEST, NVFP4_BLOCK
 _SHOWN = 8
 
 
-def _wrong(t: Tensor, wrong: Tensor, accepted: str) -> str | None:
-    """What an argument is where ``wrong`` is true, and what is accepted."""
+def _wrong(t: Tensor, wrong: Tensor, expected: str) -> str | None:
+    """What is expected of an argument, and its values where ``wrong`` is true."""
     places = wrong.reshape(-1).nonzero().reshape(-1)[:_SHOWN].tolist()
     if not places:
         return None
     values = ", ".join(f"[{i}] = {t.reshape(-1)[i].item()}" for i in places)
-    return f"has {values}; accepted are {accepted}"
+    return f"expected {expected}, got {values}"
 
 
 def _not_negative(t: Tensor, _: Mapping[str, Any]) -> str | None:
@@ -69,19 +69,19 @@ def _offsets(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
         numel = _elements(arguments).numel()
     step = arguments.get("_step", 1)
     sizes = arguments.get("sizes")
-    shown = f"is {t[:_SHOWN].tolist()}{'...' if t.numel() > _SHOWN else ''}"
+    shown = f"{t[:_SHOWN].tolist()}{'...' if t.numel() > _SHOWN else ''}"
     if bool((t[1:] < t[:-1]).any()):
-        return f"{shown}; accepted are numbers that ascend"
+        return f"expected ascending numbers, got {shown}"
     first, last = int(t[0]), int(t[-1])
     if first < 0 or last > numel:
-        return f"{shown}; accepted are 0 to {numel}, the elements of the buffer"
+        return f"expected 0 to {numel}, the elements of the buffer, got {shown}"
     if sizes is None and (first != 0 or last != numel):
         return (
-            f"{shown} for a buffer of {numel} elements; accepted are offsets from 0 to {numel}: "
-            "what is in no segment comes out as zeros. For padding pass sizes"
+            f"expected offsets from 0 to {numel}, the elements of the buffer, got {shown}. "
+            "Elements outside of segments come out as zeros. For padding pass sizes"
         )
     if bool((t[:-1] % step != 0).any()):
-        return f"{shown}; accepted are segments that begin at multiples of {step}"
+        return f"expected segments that begin at multiples of {step}, got {shown}"
     return None
 
 
@@ -94,8 +94,8 @@ def _sizes(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
 def _ends(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
     rows = arguments["x"].shape[0]
     if bool((t[1:] < t[:-1]).any()):
-        shown = f"is {t[:_SHOWN].tolist()}{'...' if t.numel() > _SHOWN else ''}"
-        return f"{shown}; accepted are numbers that ascend"
+        shown = f"{t[:_SHOWN].tolist()}{'...' if t.numel() > _SHOWN else ''}"
+        return f"expected ascending numbers, got {shown}"
     return _wrong(t, (t < 0) | (t > rows), f"0 to {rows}, the rows of x")
 
 

@@ -129,7 +129,7 @@ def _check_buffers(
     """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
     if not isinstance(out, QuantizedTensor):
         raise TypeError(
-            f"{name} is {type(out).__name__}; accepted is a QuantizedTensor, such as {MAKER} makes"
+            f"{name}: expected a QuantizedTensor, got {type(out).__name__}. {MAKER} makes one"
         )
     _checks.out_parts(
         {f"{name}.data": out.data, f"{name}.stored_scales": out.stored_scales},
@@ -141,15 +141,15 @@ def _check_buffers(
         has = getattr(out, field)
         if has != wanted:
             raise ValueError(
-                f"{name}.{field} is {has!r}; accepted is {wanted!r} for this call. "
-                f"{MAKER} makes buffers that fit"
+                f"{name}.{field}: expected {wanted!r} for this call, got {has!r}. {MAKER} makes "
+                "buffers that fit"
             )
     for part, wanted in (("amax", amax), ("inv_rms", op.inv_rms)):
         buffer = getattr(out, part)
         if (buffer is not None) != wanted:
             raise ValueError(
-                f"{name}.{part} is {'None' if wanted else 'given'}; this call of {op.name} has "
-                f"{'such a result' if wanted else 'no such result'}. Make the buffers with "
+                f"{name}.{part}: expected {'a buffer' if wanted else 'None'} for this call of "
+                f"{op.name}, got {'None' if wanted else 'a buffer'}. Make the buffers with "
                 f"{part}={wanted}"
             )
         if wanted:
@@ -175,7 +175,7 @@ def quantized_both(
         )
     dtype = arguments["dtype"]
     if not isinstance(out, tuple) or len(out) != 2:
-        raise TypeError(f"out is {type(out).__name__}; accepted is a tuple of two QuantizedTensor")
+        raise TypeError(f"out: expected a tuple of two QuantizedTensors, got {type(out).__name__}")
     first, second = out
     if not (
         _fits(first, form, dtype, False, False)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def _plan_amax(x: Tensor, granularity: str, run: int) -> Plan:
     if run < 0 or (run and x.shape[-1] % (2 * run)):
         raise ValueError(
-            f"run is {run} and x has shape {_checks.shape_text(x)}; accepted are 0, and divisors "
-            "of half of the columns"
+            "run: expected 0 or a divisor of half of the columns of x of shape "
+            f"{_checks.shape_text(x)}, got {run}"
         )
     rows = _checks.row_count(x.shape[:-1])
     return Plan(x.device, (fp32(rows if granularity == "row" else 1),))
@@ -52,9 +52,8 @@ AMAX = Op(
 def _check_group(group: object) -> None:
     if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
         raise TypeError(
-            f"process_group is {type(group).__name__}; accepted is a "
-            "torch.distributed.ProcessGroup that this rank is in, such as mesh.get_group('tp') or "
-            "torch.distributed.group.WORLD"
+            "process_group: expected a torch.distributed.ProcessGroup of this rank, got "
+            f"{type(group).__name__}. Pass mesh.get_group('tp') or torch.distributed.group.WORLD"
         )
 
 
@@ -63,8 +62,8 @@ def check_no_scale(group: object, given: object, name: str) -> None:
     _check_group(group)
     if given is not None:
         raise ValueError(
-            f"process_group is given beside {name}; accepted is one of the two: with a {name} "
-            "there is no amax to compute"
+            f"process_group: expected None beside {name}, got a group. With a given {name} no amax "
+            "is computed"
         )
 
 
@@ -72,8 +71,8 @@ def check_granularity_of_norm(granularity: str) -> None:
     """Raises where a norm has its amaxes by row."""
     if granularity == "row":
         raise ValueError(
-            "granularity is 'row' with process_group; accepted with a norm is 'tensor'. A norm "
-            "needs whole rows, so the amax of a row is known where the row is"
+            "granularity: expected 'tensor' with process_group and a norm, got 'row'. A norm "
+            "needs whole rows, so the rank knows the amax of each row"
         )
 
 
@@ -81,9 +80,9 @@ def check_blocks(cols: int, granularity: str, group: ProcessGroup) -> None:
     """Raises where columns are divided, which amaxes by row mean, in the middle of a block."""
     if granularity == "row" and cols % NVFP4_BLOCK and group.rank() + 1 < group.size():
         raise ValueError(
-            f"the part of rank {group.rank()} of {group.size()} has {cols} columns, so a block of "
-            f"{NVFP4_BLOCK} would be divided; accepted are multiples of {NVFP4_BLOCK} on all ranks "
-            "but the last"
+            f"columns of rank {group.rank()} of {group.size()}: expected a multiple of "
+            f"{NVFP4_BLOCK} on all ranks but the last, got {cols}. Otherwise a block of "
+            f"{NVFP4_BLOCK} would be divided"
         )
 
 
@@ -153,8 +152,8 @@ def amax_buffer(out: object) -> Tensor | None:
         return None
     if not isinstance(out, QuantizedTensor):
         raise TypeError(
-            f"out is {type(out).__name__}; accepted is a QuantizedTensor, such as "
-            "QuantizedTensor.empty(shape, ...) makes"
+            f"out: expected a QuantizedTensor, got {type(out).__name__}. "
+            "QuantizedTensor.empty(shape, ...) makes one"
         )
     if out.amax is None:
         raise ValueError(

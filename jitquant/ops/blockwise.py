@@ -94,8 +94,8 @@ def _quantize_normed_group(
 
 GROUP_EPS = Number(
     GROUP_EPS_MIN,
-    f"a finite number from {GROUP_EPS_MIN} on, or None for the recipe's. Below it the scale of a "
-    "group of zeros would overflow",
+    f"None for the recipe's, or a finite number of at least {GROUP_EPS_MIN}",
+    ". Below it the scale of a group of zeros would overflow",
 )
 """What amaxes of groups and blocks are raised to."""
 
@@ -615,7 +615,7 @@ def _of_block(
 def _pair(block: Sequence[int]) -> tuple[int, int]:
     pair = tuple(block) if isinstance(block, Sequence) else ()
     if len(pair) != 2:
-        raise ValueError(f"block is {block!r}; accepted are rows and columns, such as (128, 128)")
+        raise ValueError(f"block: expected rows and columns, such as (128, 128), got {block!r}")
     if not (hasattr(pair[0], "__index__") and hasattr(pair[1], "__index__")):
-        raise TypeError(f"block is {block!r}; accepted are two ints, such as (128, 128)")
+        raise TypeError(f"block: expected two ints, such as (128, 128), got {block!r}")
     return pair

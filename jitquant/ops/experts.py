@@ -27,34 +27,34 @@ def _weights(codes: Tensor, scales: Tensor, gsa: Tensor, name: str) -> tuple[int
     _checks.nvfp4_operand(codes, scales, (f"{name}_fp4", f"{name}_sf"), -1, "linear")
     if codes.dim() != 3 or not 1 <= codes.shape[0] <= MOST_EXPERTS:
         raise ValueError(
-            f"{name}_fp4 has shape {_checks.shape_text(codes)}; accepted is (E, N, P), the weights "
-            f"of 1 to {MOST_EXPERTS} experts"
+            f"{name}_fp4: expected shape (E, N, P), the weights of 1 to {MOST_EXPERTS} experts, "
+            f"got shape {_checks.shape_text(codes)}"
         )
     count, rows, packed = codes.shape
     _checks.same_device(gsa, f"{name}_gsa", codes, f"{name}_fp4")
     if gsa.numel() not in (1, count, count * rows) or not gsa.is_contiguous():
         raise ValueError(
-            f"{name}_gsa has shape {_checks.shape_text(gsa)} and strides {tuple(gsa.stride())}; "
-            f"accepted are one element, one for each of the {count} experts or one for each of "
-            f"their {count * rows} rows, contiguous"
+            f"{name}_gsa: expected one contiguous element, {count} (one for each expert) or "
+            f"{count * rows} (one for each row), got shape {_checks.shape_text(gsa)} and strides "
+            f"{tuple(gsa.stride())}"
         )
     if rows >= 2**20 or CODES_PER_BYTE * packed > 2**30:
         raise ValueError(
-            f"{name}_fp4 has shape {_checks.shape_text(codes)}; accepted are less than 2^20 rows "
-            "an expert and 2^30 columns"
+            f"{name}_fp4: expected less than 2^20 rows in an expert and 2^30 columns, got shape "
+            f"{_checks.shape_text(codes)}"
         )
     return count, rows, CODES_PER_BYTE * packed
 
 
 def _rows(x: Tensor, cols: int, like: Tensor, like_name: str, fewer: int = 0) -> None:
     if x.dtype not in (torch.bfloat16, torch.float16):
-        raise TypeError(f"x is {x.dtype}; accepted are bfloat16 and float16. Convert it with .to()")
+        raise TypeError(f"x: expected bfloat16 or float16, got {x.dtype}. Convert it with .to()")
     _checks.input_tensor(x, "x")
     _checks.same_device(x, "x", like, like_name)
     if x.dim() != 2 or not cols - fewer <= x.shape[1] <= cols:
         raise ValueError(
-            f"x has shape {_checks.shape_text(x)}; accepted is (T, {cols}), as {like_name} has "
-            f"shape {_checks.shape_text(like)}"
+            f"x: expected shape (T, {cols}) for {like_name} of shape {_checks.shape_text(like)}, "
+            f"got shape {_checks.shape_text(x)}"
         )
 
 
@@ -82,18 +82,18 @@ def _plan_grouped(
         _checks.same_device(x, "x", w_fp4, "w_fp4")
         if x.dim() != 2 or CODES_PER_BYTE * x.shape[1] != cols:
             raise ValueError(
-                f"x has shape {_checks.shape_text(x)}; accepted is (T, {cols // 2}), as w_fp4 has "
-                f"shape {_checks.shape_text(w_fp4)}"
+                f"x: expected shape (T, {cols // 2}) for w_fp4 of shape "
+                f"{_checks.shape_text(w_fp4)}, got shape {_checks.shape_text(x)}"
             )
         if x_gsa is None:
-            raise ValueError("x_gsa is None with x_sf; accepted is x's gsa")
+            raise ValueError("x_gsa: expected the gsa of x beside x_sf, got None")
     if x_gsa is not None:
         _checks.gsa_tensor(x_gsa, x.shape[0], x, "x", "x_gsa")
     _integers(offsets, "offsets", x)
     if offsets.shape != (count,):
         raise ValueError(
-            f"offsets has shape {_checks.shape_text(offsets)}; accepted is ({count},): where the "
-            f"rows of each of the {count} experts end"
+            f"offsets: expected shape ({count},), the end of each expert's rows, got shape "
+            f"{_checks.shape_text(offsets)}"
         )
     if dtype is None:
         dtype = x.dtype if x_sf is None else torch.bfloat16
@@ -117,8 +117,8 @@ def _plan_experts(
     _checks.same_device(down_fp4, "down_fp4", gate_up_fp4, "gate_up_fp4")
     if _weights(down_fp4, down_sf, down_gsa, "down") != (count, cols, rows / 2):
         raise ValueError(
-            f"down_fp4 has shape {_checks.shape_text(down_fp4)}; accepted is ({count}, {cols}, "
-            f"{rows / 4:g}), as gate_up_fp4 has shape {_checks.shape_text(gate_up_fp4)}"
+            f"down_fp4: expected shape ({count}, {cols}, {rows / 4:g}) for gate_up_fp4 of shape "
+            f"{_checks.shape_text(gate_up_fp4)}, got shape {_checks.shape_text(down_fp4)}"
         )
     _rows(x, cols, gate_up_fp4, "gate_up_fp4")
     _integers(topk_ids, "topk_ids", x)
@@ -128,15 +128,15 @@ def _plan_experts(
         or not 1 <= topk_ids.shape[1] <= MOST_TOP_K
     ):
         raise ValueError(
-            f"topk_ids has shape {_checks.shape_text(topk_ids)}; accepted is ({x.shape[0]}, k), k "
-            f"from 1 to {MOST_TOP_K}"
+            f"topk_ids: expected shape ({x.shape[0]}, k) with k from 1 to {MOST_TOP_K}, got shape "
+            f"{_checks.shape_text(topk_ids)}"
         )
     _checks.same_device(topk_weights, "topk_weights", x, "x")
     if topk_weights.shape != topk_ids.shape or not topk_weights.is_contiguous():
         raise ValueError(
-            f"topk_weights has shape {_checks.shape_text(topk_weights)} and strides "
-            f"{tuple(topk_weights.stride())}; accepted is a contiguous {tuple(topk_ids.shape)}, as "
-            "topk_ids is"
+            f"topk_weights: expected shape {tuple(topk_ids.shape)}, contiguous, as topk_ids has, "
+            f"got shape {_checks.shape_text(topk_weights)} and strides "
+            f"{tuple(topk_weights.stride())}"
         )
     return Plan(x.device, (Result((x.shape[0], cols), x.dtype if dtype is None else dtype),))
 
@@ -171,14 +171,14 @@ OPS: tuple[Op, ...] = (GROUPED_LINEAR, EXPERTS)
 def _check_weight(weight: object, name: str) -> None:
     if not isinstance(weight, NVFP4Tensor):
         raise TypeError(
-            f"{name} is {type(weight).__name__}; accepted is a NVFP4Tensor: "
+            f"{name}: expected an NVFP4Tensor, got {type(weight).__name__}. "
             "jitquant.nn.stack_experts makes one of the weights of all experts"
         )
     if len(weight.shape) != 3 or weight.dim != -1 or weight.scale_layout != "linear":
         raise ValueError(
-            f"{name} has shape {tuple(weight.shape)}, dim {weight.dim} and scale_layout "
-            f"{weight.scale_layout!r}; accepted are (E, N, K), -1 and 'linear', as "
-            "jitquant.nn.stack_experts gives it"
+            f"{name}: expected shape (E, N, K), dim -1 and scale_layout 'linear', got shape "
+            f"{tuple(weight.shape)}, dim {weight.dim} and scale_layout {weight.scale_layout!r}. "
+            "jitquant.nn.stack_experts makes one"
         )
 
 
@@ -228,12 +228,13 @@ def nvfp4_grouped_linear(
     parts = (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
     if isinstance(x, NVFP4Tensor) and (x.dim != -1 or x.scale_layout != "linear"):
         raise ValueError(
-            f"x has dim {x.dim} and scale_layout {x.scale_layout!r}; accepted are -1 and 'linear'"
+            f"x: expected dim -1 and scale_layout 'linear', got dim {x.dim} and scale_layout "
+            f"{x.scale_layout!r}"
         )
     if len(x.shape) != 2 or x.shape[1] != weight.shape[2]:
         raise ValueError(
-            f"x has shape {tuple(x.shape)}; accepted is (T, {weight.shape[2]}) for a weight of "
-            f"shape {tuple(weight.shape)}"
+            f"x: expected shape (T, {weight.shape[2]}) for a weight of shape "
+            f"{tuple(weight.shape)}, got shape {tuple(x.shape)}"
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype

@@ -21,8 +21,8 @@ What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.ragged`:
 - Nothing is read back to the CPU, and every call can be captured in a CUDA graph.
 
 Errors: TypeError for a wrong type or dtype; ValueError for a shape, stride, device, number or name
-that is not accepted. The message says what is accepted. On a GPU also `jitquant.loader.LoaderError`
-and its subclasses if a kernel cannot be compiled or loaded.
+that is not accepted. The message says what was expected. On a GPU also
+`jitquant.loader.LoaderError` and its subclasses if a kernel cannot be compiled or loaded.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def _plan_scaled(
         _checks_fp8.upper_bound(scale_ub)
     if scale is not None:
         if scale_value is not None:
-            raise ValueError("scale is given as a tensor and as a number; accepted is one of them")
+            raise ValueError("scale: expected a tensor or a number, got both")
         _checks_fp8.scale_tensor(scale, rows.count, granularity, rows.like, rows.name)
     elif scale_value is not None and granularity == "row":
-        raise ValueError("scale is one number; accepted with it is granularity 'tensor'")
+        raise ValueError("scale: expected a tensor with granularity 'row', got a number")
     elif not given and granularity == "tensor" and source.granularity == "row":
         raise ValueError(
-            "granularity is 'tensor' without a scale; accepted are 'row', or a scale that is "
-            "given. For a computed scale of the whole tensor quantize the result with quantize_fp8"
+            "granularity: expected 'row' or a given scale, got 'tensor' without a scale. To "
+            "compute one scale for the whole tensor quantize the result with quantize_fp8"
         )
     floats = fp32(*rows.leading, 1) if granularity == "row" else fp32(1)
     return Result((*rows.leading, rows.cols), dtype), floats, floats if with_amax else fp32(0)
@@ -123,13 +123,14 @@ def _plan_from_amax(
 _GRANULARITY = {"granularity": GRANULARITIES}
 SCALE = Number(
     FP8_SCALE_MIN,
-    "a finite positive number whose reciprocal is finite in float32, 2.94e-39 or more, such as "
-    "448 / amax: elements are multiplied with it",
+    "a finite number of at least 2.94e-39, whose reciprocal is finite in float32",
+    ". Elements are multiplied by it: 448 / amax, for instance",
     "scale",
 )
 SCALE_UB = Number(
     FP32_TINIEST,
-    "a positive number that is finite in float32, 2**-149 or more. Leave it out for no bound",
+    "a positive number that is finite in float32, at least 2**-149",
+    ". Leave it out for no bound",
 )
 
 SCALED = Cast(
@@ -195,29 +196,29 @@ def _plan_dequantize(
 ) -> Plan:
     if data.dim() == 0 or data.shape[-1] == 0 or (block_rows > 1 and data.dim() < 2):
         raise ValueError(
-            f"data has shape {_checks.shape_text(data)}; accepted is (..., N) with N >= 1, and "
-            "(..., N, K) for blocks"
+            "data: expected shape (..., N) with N >= 1, or (..., N, K) for blocks, got shape "
+            f"{_checks.shape_text(data)}"
         )
     if data.stride(-1) != 1 and data.shape[-1] != 1:
         raise ValueError(
-            f"data has strides {tuple(data.stride())}; accepted are tensors whose last dimension "
-            "is contiguous (stride 1)"
+            "data: expected a contiguous last dimension (stride 1), got strides "
+            f"{tuple(data.stride())}"
         )
     if block_rows < 0 or block_cols < 0 or block_cols % 16:
         raise ValueError(
-            f"block_rows is {block_rows} and block_cols is {block_cols}; accepted are numbers that "
-            "are not negative, and a block_cols that is a multiple of 16"
+            "block_rows and block_cols: expected 0 or more, with block_cols a multiple of 16, got "
+            f"{block_rows} and {block_cols}"
         )
     _checks.same_device(scale_inv, "scale_inv", data, "data")
     if scale_inv.dtype not in (torch.float32, torch.int32, E8M0_DTYPE, torch.uint8):
         raise TypeError(
-            f"scale_inv is {scale_inv.dtype}; accepted are float32, int32 of packed exponents, "
-            "float8_e8m0fnu, and its bytes as uint8"
+            "scale_inv: expected float32, int32 of packed exponents, float8_e8m0fnu or its bytes "
+            f"as uint8, got {scale_inv.dtype}"
         )
     if block_rows == 0 and scale_inv.dtype != torch.float32:
         raise TypeError(
-            f"scale_inv is {scale_inv.dtype} with block_rows 0; accepted is float32 for one scale "
-            "of a whole tensor. Pass its value as torch.float32"
+            "scale_inv: expected float32 with block_rows 0 (one scale for the tensor), got "
+            f"{scale_inv.dtype}. Pass its value as torch.float32"
         )
     if (
         block_rows
@@ -225,8 +226,8 @@ def _plan_dequantize(
         and scale_inv.dtype not in (E8M0_DTYPE, torch.uint8)
     ):
         raise TypeError(
-            f"scale_inv is {scale_inv.dtype} with scale_layout 'swizzled_128x4'; accepted are "
-            "float8_e8m0fnu and its bytes as uint8. Scales of other dtypes have another layout"
+            "scale_inv: expected float8_e8m0fnu or its bytes as uint8 with scale_layout "
+            f"'swizzled_128x4', got {scale_inv.dtype}. Scales of other dtypes have another layout"
         )
     leading: tuple[int, ...] = tuple(data.shape[:-1])
     packed = "ue8m0_packed" if scale_inv.dtype == torch.int32 else "float32"
@@ -238,9 +239,9 @@ def _plan_dequantize(
         wanted = scales_shape(leading, groups, packed, scale_layout)
     if tuple(scale_inv.shape) != tuple(wanted) or not scale_inv.is_contiguous():
         raise ValueError(
-            f"scale_inv has shape {_checks.shape_text(scale_inv)} and strides "
-            f"{tuple(scale_inv.stride())}; accepted is {tuple(wanted)}, contiguous, for data of "
-            f"shape {_checks.shape_text(data)} and scale_layout {scale_layout!r}"
+            f"scale_inv: expected shape {tuple(wanted)}, contiguous, for data of shape "
+            f"{_checks.shape_text(data)} and scale_layout {scale_layout!r}, got shape "
+            f"{_checks.shape_text(scale_inv)} and strides {tuple(scale_inv.stride())}"
         )
     out = Result(tuple(data.shape), torch.bfloat16 if dtype is None else dtype)
     return Plan(data.device, (out,))
@@ -317,17 +318,16 @@ def quantize_fp8(
         for name, value in given.items():
             if value is not None:
                 raise ValueError(
-                    f"{name} is given with granularity {granularity!r}; accepted is None, as each "
-                    "group has a scale of its own. For a given scale use granularity 'tensor' or "
-                    "'row'"
+                    f"{name}: expected None with granularity {granularity!r}, got a scale. Each "
+                    "group has its own. For a given scale use granularity 'tensor' or 'row'"
                 )
         if granularity == "1x128":
             how: Any = {"rotate": rotate, "signs": signs, "rope": rope, "interleaved": interleaved}
             return quantize_per_token_group(x, dtype=dtype, out=out, **how)
         if is_rotated:
             raise ValueError(
-                f"granularity is {granularity!r} with rotate or rope; accepted are '1x128', 'row', "
-                "and a scale that is given"
+                "granularity: expected '1x128', 'row' or a given scale with rotate or rope, got "
+                f"{granularity!r}"
             )
         return quantize_block(x, dtype=dtype, out=out)
     arguments = {
@@ -341,12 +341,12 @@ def quantize_fp8(
         return _scaled(QUANTIZE, arguments, scale, process_group, out)
     if granularity == "tensor" and scale is None:
         raise ValueError(
-            "granularity is 'tensor' with rotate or rope, and no scale; accepted are '1x128', "
-            "'row', and a scale that is given"
+            "granularity: expected '1x128', 'row' or a given scale with rotate or rope, got "
+            "'tensor' without a scale"
         )
     if process_group is not None:
         raise ValueError(
-            "process_group is given with rotate or rope; accepted is None. Use "
+            "process_group: expected None with rotate or rope, got a group. Use "
             "quantize_per_token_group, whose scales need no process group"
         )
     arguments |= sources.rotated_arguments(rotate, signs, rope, interleaved)
@@ -475,8 +475,8 @@ def dequantize(
     """
     if not isinstance(q, QuantizedTensor):
         raise TypeError(
-            f"q is {type(q).__name__}; accepted is a QuantizedTensor. For NVFP4 call "
-            "dequantize_nvfp4, for many tensors in a buffer dequantize_ragged"
+            f"q: expected a QuantizedTensor, got {type(q).__name__}. For NVFP4 call "
+            "dequantize_nvfp4, for a ragged tensor dequantize_ragged"
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
@@ -508,8 +508,8 @@ def _scale(
     if not isinstance(number, bool) and isinstance(number, Real):
         return None, float(number), "tensor"
     raise TypeError(
-        f"scale is {type(scale).__name__}; accepted are None (it is computed), a number, and a "
-        "float32 tensor of one element or of one for each row"
+        "scale: expected None (computed), a number, or a float32 tensor of one element or one for "
+        f"each row, got {type(scale).__name__}"
     )
 
 

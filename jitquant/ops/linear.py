@@ -28,8 +28,8 @@ def _bias(bias: Tensor, n: int, x: Tensor) -> None:
     _checks.same_device(bias, "bias", x, "x")
     if bias.shape != (n,) or not bias.is_contiguous():
         raise ValueError(
-            f"bias has shape {_checks.shape_text(bias)} and strides {tuple(bias.stride())}; "
-            f"accepted is a contiguous ({n},), one for each row of the weight"
+            f"bias: expected shape ({n},), contiguous, one element for each row of the weight, got "
+            f"shape {_checks.shape_text(bias)} and strides {tuple(bias.stride())}"
         )
 
 
@@ -37,9 +37,7 @@ def _weight(w_fp4: Tensor, w_sf: Tensor, w_gsa: Tensor) -> tuple[int, int]:
     """Checks a weight and returns its rows and columns, K up to a multiple of 16."""
     _checks.nvfp4_operand(w_fp4, w_sf, ("w_fp4", "w_sf"), -1, "linear")
     if w_fp4.dim() != 2:
-        raise ValueError(
-            f"w_fp4 has shape {_checks.shape_text(w_fp4)}; accepted is (N, P), a weight"
-        )
+        raise ValueError(f"w_fp4: expected shape (N, P), got shape {_checks.shape_text(w_fp4)}")
     _checks.gsa_of_tensor(w_gsa, w_fp4, "w_fp4", "w_gsa")
     return w_fp4.shape[0], CODES_PER_BYTE * w_fp4.shape[1]
 
@@ -49,13 +47,13 @@ def _rows_of(x: Tensor) -> None:
     _checks.strided(x, "x")
     if x.dim() == 0 or (x.stride(-1) != 1 and x.shape[-1] != 1):
         raise ValueError(
-            f"x has shape {_checks.shape_text(x)} and strides {tuple(x.stride())}; accepted is "
-            "(..., K), the last dimension contiguous. Call x.contiguous() first"
+            "x: expected shape (..., K) with a contiguous last dimension, got shape "
+            f"{_checks.shape_text(x)} and strides {tuple(x.stride())}. Call x.contiguous() first"
         )
     if not _evenly_strided(x):
         raise ValueError(
-            f"x has strides {tuple(x.stride())} for shape {_checks.shape_text(x)}; accepted "
-            "are rows at one distance from each other. Pass x.contiguous()"
+            f"x: expected rows at one stride, got shape {_checks.shape_text(x)} and strides "
+            f"{tuple(x.stride())}. Call x.contiguous() first"
         )
 
 
@@ -63,8 +61,8 @@ def _columns(own: int, cols: int, w_fp4: Tensor, *, whole: bool = False) -> None
     """Checks the columns of x."""
     if not cols - NVFP4_BLOCK < own <= cols or (whole and own != cols):
         raise ValueError(
-            f"x has {own} columns; accepted are {cols - NVFP4_BLOCK + 1} to {cols}, as w_fp4 has "
-            f"shape {_checks.shape_text(w_fp4)}"
+            f"x: expected {cols - NVFP4_BLOCK + 1} to {cols} columns for w_fp4 of shape "
+            f"{_checks.shape_text(w_fp4)}, got {own}"
         )
 
 
@@ -79,9 +77,8 @@ def _plan_epilogue(
         _checks.same_device(residual, "residual", x, "x")
         if residual.dtype != dtype or residual.shape != shape or not residual.is_contiguous():
             raise ValueError(
-                f"residual is {residual.dtype} with shape {_checks.shape_text(residual)} and "
-                f"strides {tuple(residual.stride())}; accepted is a contiguous {dtype} of shape "
-                f"{shape}"
+                f"residual: expected {dtype} of shape {shape}, contiguous, got {residual.dtype} of "
+                f"shape {_checks.shape_text(residual)} and strides {tuple(residual.stride())}"
             )
     return Plan(x.device, (Result(shape, dtype),))
 
@@ -103,7 +100,7 @@ def _plan(
     if x_sf is None:
         if x.dtype not in (torch.bfloat16, torch.float16):
             raise TypeError(
-                f"x is {x.dtype}; accepted are bfloat16 and float16. Convert it with .to(), or "
+                f"x: expected bfloat16 or float16, got {x.dtype}. Convert it with .to(), or "
                 "quantize it"
             )
         _checks.input_tensor(x, "x")
@@ -112,7 +109,7 @@ def _plan(
     else:
         _checks.nvfp4_operand(x, x_sf, ("x", "x_sf"), -1, "linear")
         if x_gsa is None:
-            raise ValueError("x_gsa is None with x_sf; accepted is x's gsa")
+            raise ValueError("x_gsa: expected the gsa of x beside x_sf, got None")
         _columns(CODES_PER_BYTE * x.shape[-1], cols, w_fp4, whole=True)
     if x_gsa is not None:
         _checks.gsa_tensor(x_gsa, _checks.row_count(x.shape[:-1]), x, "x", "x_gsa")
@@ -135,7 +132,7 @@ def _plan_fp8(
     n, cols = _weight(w_fp4, w_sf, w_gsa)
     _checks.same_device(x, "x", w_fp4, "w_fp4")
     if x.dtype != torch.float8_e4m3fn:
-        raise TypeError(f"x is {x.dtype}; accepted is float8_e4m3fn, as quantize_fp8 gives it")
+        raise TypeError(f"x: expected float8_e4m3fn, got {x.dtype}. quantize_fp8 returns it")
     _rows_of(x)
     _columns(x.shape[-1], cols, w_fp4)
     rows = _checks.row_count(x.shape[:-1])
@@ -143,9 +140,9 @@ def _plan_fp8(
     fits = x_scale_inv.numel() in (1, rows) and x_scale_inv.is_contiguous()
     if x_scale_inv.dtype != torch.float32 or not fits:
         raise ValueError(
-            f"x_scale_inv is {x_scale_inv.dtype} with shape {_checks.shape_text(x_scale_inv)}; "
-            f"accepted is a contiguous float32 of 1 or {rows} elements, as quantize_fp8 gives it "
-            "with granularity 'tensor' or 'row'"
+            f"x_scale_inv: expected 1 or {rows} contiguous elements in float32, got "
+            f"{x_scale_inv.dtype} of shape {_checks.shape_text(x_scale_inv)}. quantize_fp8 returns "
+            "them with granularity 'tensor' or 'row'"
         )
     return _plan_epilogue(x, n, bias, residual, torch.bfloat16 if dtype is None else dtype)
 
@@ -258,14 +255,14 @@ def nvfp4_linear(
     one_of("compute", compute, COMPUTES)
     if not isinstance(weight, NVFP4Tensor):
         raise TypeError(
-            f"weight is {type(weight).__name__}; accepted is an NVFP4Tensor, as "
-            "quantize_weight_nvfp4 gives it"
+            f"weight: expected an NVFP4Tensor, got {type(weight).__name__}. quantize_weight_nvfp4 "
+            "makes one"
         )
     for name, q in (("weight", weight), ("x", x)):
         if isinstance(q, NVFP4Tensor) and (q.dim != -1 or q.scale_layout != "linear"):
             raise ValueError(
-                f"{name} has dim {q.dim} and scale_layout {q.scale_layout!r}; accepted are -1 and "
-                "'linear'"
+                f"{name}: expected dim -1 and scale_layout 'linear', got dim {q.dim} and "
+                f"scale_layout {q.scale_layout!r}"
             )
     given: Any = x
     if not isinstance(given, (Tensor, NVFP4Tensor, QuantizedTensor)):
@@ -273,8 +270,8 @@ def nvfp4_linear(
     cols = x.shape[-1] if len(x.shape) else 0
     if cols != weight.shape[-1]:
         raise ValueError(
-            f"x has shape {tuple(x.shape)}; accepted is (..., {weight.shape[-1]}) for a weight of "
-            f"shape {tuple(weight.shape)}"
+            f"x: expected shape (..., {weight.shape[-1]}) for a weight of shape "
+            f"{tuple(weight.shape)}, got shape {tuple(x.shape)}"
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
@@ -286,8 +283,8 @@ def nvfp4_linear(
         return LINEAR_FP8.one_tensor([data, scale_inv, *parts, bias, residual, dtype], out)
     if isinstance(x, QuantizedTensor):
         raise TypeError(
-            f"x is a QuantizedTensor of format {x.format!r} with compute 'exact'; accepted with it "
-            "is compute='fp8'"
+            f"x: expected compute='fp8' with a QuantizedTensor of format {x.format!r}, got "
+            "compute='exact'"
         )
     values, scales, gsa = (
         (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
@@ -299,12 +296,12 @@ def _fp8_operand(x: Tensor | NVFP4Tensor | QuantizedTensor) -> tuple[Tensor, Ten
     """Elements and scale_inv of x in E4M3, with a scale for each row where it is quantized here."""
     if isinstance(x, NVFP4Tensor):
         raise TypeError(
-            "x is an NVFP4Tensor with compute 'fp8'; accepted are a bfloat16 or float16 tensor and "
-            "a QuantizedTensor in E4M3"
+            "x: expected a bfloat16 or float16 tensor, or a QuantizedTensor in E4M3, with compute "
+            "'fp8', got an NVFP4Tensor"
         )
     if isinstance(x, QuantizedTensor) and x.format not in ("fp8_row", "fp8_tensor"):
         raise ValueError(
-            f"x has format {x.format!r}; accepted with compute 'fp8' are 'fp8_row' and 'fp8_tensor'"
+            f"x: expected format 'fp8_row' or 'fp8_tensor' with compute 'fp8', got {x.format!r}"
         )
     q = x if isinstance(x, QuantizedTensor) else quantize_fp8(x, granularity="row")
     return q.data, q.scale_inv

@@ -22,8 +22,8 @@ What they share:
 - Nothing is differentiable: no result requires grad.
 
 Errors: TypeError for a wrong type or dtype; ValueError for a shape, stride, device, number or name
-that is not accepted. The message says what is accepted. On a GPU also `jitquant.loader.LoaderError`
-and its subclasses if a kernel cannot be compiled or loaded.
+that is not accepted. The message says what was expected. On a GPU also
+`jitquant.loader.LoaderError` and its subclasses if a kernel cannot be compiled or loaded.
 """
 
 from __future__ import annotations
@@ -142,12 +142,12 @@ def _plan_from_maxima(rows: Rows, amax: Tensor, scale_layout: str) -> tuple[Resu
 
 _KEYWORDS = '{options}str recipe="te", str scale_layout="linear"'
 DIVISOR = Number(
-    FP32_TINIEST, "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's"
+    FP32_TINIEST, "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448"
 )
 GSA = Number(
     FP32_TINIEST,
-    "a positive number that is finite in float32, such as amax / 2688. Leave it out to have it "
-    "computed",
+    "a positive number that is finite in float32, such as amax / 2688",
+    ". Leave it out to compute it",
     "gsa",
 )
 _CHOICES = {
@@ -311,15 +311,15 @@ def _plan_dequantize(
 ) -> Plan:
     _checks.dimension(dim)
     if dim == 0 and scale_layout != "linear":
-        raise ValueError(f"scale_layout is {scale_layout!r} with dim=0; accepted is 'linear'")
+        raise ValueError(f"scale_layout: expected 'linear' with dim=0, got {scale_layout!r}")
     _checks.nvfp4_operand(x_fp4, x_sf, ("x_fp4", "x_sf"), dim, scale_layout)
     codes = CODES_PER_BYTE * x_fp4.shape[dim]
     if cols is None:
         cols = codes
     if not codes - NVFP4_BLOCK < cols <= codes:
         raise ValueError(
-            f"cols is {cols}; accepted are {codes - NVFP4_BLOCK + 1} to {codes} for x_fp4 of shape "
-            f"{_checks.shape_text(x_fp4)}"
+            f"cols: expected {codes - NVFP4_BLOCK + 1} to {codes} for x_fp4 of shape "
+            f"{_checks.shape_text(x_fp4)}, got {cols}"
         )
     leading = x_fp4.shape[:-1]
     if dim == 0:
@@ -441,8 +441,8 @@ def quantize_nvfp4(
     for name, given in (("signs", signs), ("rng_state", rng_state), ("random_bytes", random_bytes)):
         if given is not None:
             raise ValueError(
-                f"{name} is given without a recipe that takes it; accepted is None. Pass rotate= "
-                "for signs, and rounding='stochastic' for the others"
+                f"{name}: expected None without a recipe that takes it, got a tensor. Pass rotate= "
+                "with signs, and rounding='stochastic' with the others"
             )
     return _quantized(
         QUANTIZE,
@@ -728,8 +728,8 @@ def dequantize_nvfp4(*args: Any, **kwargs: Any) -> Tensor:
         return _dequantize_whole(*args, **kwargs)
     if "q" in kwargs or (len(args) == 1 and not kwargs):
         raise TypeError(
-            f"q is {type(first).__name__}; accepted are an NVFP4Tensor, or the parts x_fp4, "
-            "x_sf, gsa"
+            "q: expected an NVFP4Tensor, or the parts x_fp4, x_sf and gsa, got "
+            f"{type(first).__name__}"
         )
     return _dequantize_parts(*args, **kwargs)
 
@@ -821,8 +821,8 @@ def _by_recipe(
     for name, (given, wanted) in others.items():
         if given is not wanted and given != wanted:
             raise ValueError(
-                f"{name} is given with a recipe for training or rotation; accepted is {wanted!r}. "
-                "These follow recipe 'te', and e4m3_max says what their divisor is"
+                f"{name}: expected {wanted!r} with a recipe for training or rotation, got another "
+                "value. These follow recipe 'te', and e4m3_max sets their divisor"
             )
     x = arguments["x"] = _checks.as_tensor(arguments["x"], "x")
     if process_group is not None:
@@ -968,8 +968,8 @@ def _check_form(
     """Buffers are for a result of this logical shape and layout; the op looks at the tensors."""
     if not isinstance(out, NVFP4Tensor):
         raise TypeError(
-            f"out is {type(out).__name__}; accepted is an NVFP4Tensor, such as "
-            "NVFP4Tensor.empty(shape, ...) makes"
+            f"out: expected an NVFP4Tensor, got {type(out).__name__}. NVFP4Tensor.empty(shape, "
+            "...) makes one"
         )
     for name, has, wanted in (
         ("shape", out.shape, shape),
@@ -979,16 +979,17 @@ def _check_form(
     ):
         if has != wanted:
             raise ValueError(
-                f"out.{name} is {has!r}; accepted is {wanted!r} for this call. "
+                f"out.{name}: expected {wanted!r} for this call, got {has!r}. "
                 "NVFP4Tensor.empty(shape, ...) makes buffers that fit"
             )
     if op.inv_rms and out.inv_rms is None:
         raise ValueError(
-            f"out.inv_rms is None; {op.name} has such a result. Make the buffers with inv_rms=True"
+            f"out.inv_rms: expected a buffer, as {op.name} has this result, got None. Make the "
+            "buffers with inv_rms=True"
         )
     if not op.inv_rms and out.inv_rms is not None:
         raise ValueError(
-            f"out.inv_rms is given; {op.name} has no such result. Make the buffers without it"
+            f"out.inv_rms: expected None, as {op.name} has no such result, got a buffer"
         )
 
 

@@ -90,7 +90,7 @@ def _plan_grad_fp8(
     _checks_fp8.activation(activation, act_input, grad)
     if grad.shape[-1] == 0:
         raise ValueError(
-            f"grad has shape {_checks.shape_text(grad)}; accepted is (..., N) with N >= 1"
+            f"grad: expected shape (..., N) with N >= 1, got shape {_checks.shape_text(grad)}"
         )
     dbias = fp32(count if with_dbias else 0, grad.shape[-1])
     return Plan(grad.device, (Result(tuple(grad.shape), dtype), floats, floats, dbias))
@@ -147,13 +147,13 @@ def _plan_dequantize_nvfp4(
     blocks = ceil_div(numel, NVFP4_BLOCK)
     if numel < 0 or tuple(x_fp4.shape) != (blocks * _BLOCK_BYTES,):
         raise ValueError(
-            f"x_fp4 has shape {_checks.shape_text(x_fp4)}; accepted is ({blocks * _BLOCK_BYTES},) "
-            f"for {numel} elements"
+            f"x_fp4: expected shape ({blocks * _BLOCK_BYTES},) for {numel} elements, got shape "
+            f"{_checks.shape_text(x_fp4)}"
         )
     if tuple(x_sf.shape) != (blocks,):
         raise ValueError(
-            f"x_sf has shape {_checks.shape_text(x_sf)}; accepted is ({blocks},) for {numel} "
-            "elements"
+            f"x_sf: expected shape ({blocks},) for {numel} elements, got shape "
+            f"{_checks.shape_text(x_sf)}"
         )
     return Plan(x_fp4.device, (Result((numel,), torch.bfloat16 if dtype is None else dtype),))
 
@@ -238,14 +238,14 @@ def ragged_offsets(first_dims: Tensor, last_dims: Tensor | int) -> Tensor:
     for name, t in (("first_dims", first_dims), ("last_dims", last_dims)):
         if name == "last_dims" and isinstance(t, int):
             if t < 1:
-                raise ValueError(f"last_dims is {t}; accepted is a number of 1 or more")
+                raise ValueError(f"last_dims: expected a number of 1 or more, got {t}")
             continue
         if not isinstance(t, Tensor) or t.dtype not in (torch.int32, torch.int64):
             given = t.dtype if isinstance(t, Tensor) else type(t).__name__
-            raise TypeError(f"{name} is {given}; accepted is a tensor of int32 or int64")
+            raise TypeError(f"{name}: expected a tensor of int32 or int64, got {given}")
         if t.dim() != 1 or t.shape != first_dims.shape:
             wanted = "(G,)" if t is first_dims else f"{tuple(first_dims.shape)}, as of first_dims"
-            raise ValueError(f"{name} has shape {tuple(t.shape)}; accepted is {wanted}")
+            raise ValueError(f"{name}: expected shape {wanted}, got shape {tuple(t.shape)}")
         _checks.same_device(t, name, first_dims, "first_dims")
     offsets = first_dims.new_zeros(first_dims.shape[0] + 1, dtype=torch.int64)
     offsets[1:] = (first_dims.long() * last_dims).cumsum(0)
@@ -403,7 +403,8 @@ def dequantize_ragged(
     """
     if not isinstance(q, QuantizedRaggedTensor):
         raise TypeError(
-            f"q is {type(q).__name__}; accepted is QuantizedRaggedTensor, as quantize_ragged gives"
+            f"q: expected a QuantizedRaggedTensor, got {type(q).__name__}. quantize_ragged returns "
+            "one"
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
@@ -537,25 +538,23 @@ def _check_buffers(
     """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
     if not isinstance(out, QuantizedRaggedTensor):
         raise TypeError(
-            f"out is {type(out).__name__}; accepted is QuantizedRaggedTensor, such as "
-            f"{_MAKER} makes"
+            f"out: expected a QuantizedRaggedTensor, got {type(out).__name__}. {_MAKER} makes one"
         )
     for field, wanted in (("format", format), ("shape", shape)):
         if getattr(out, field) != wanted:
             raise ValueError(
-                f"out.{field} is {getattr(out, field)!r}; accepted is {wanted!r} for this call. "
+                f"out.{field}: expected {wanted!r} for this call, got {getattr(out, field)!r}. "
                 f"{_MAKER} makes buffers that fit"
             )
     if (out.block_scales is not None) != packed:
         raise ValueError(
-            f"out.block_scales is {'None' if packed else 'given'}; format {format!r} has "
-            f"{'such a result' if packed else 'no such result'}. "
-            f"{_MAKER} makes buffers that fit"
+            f"out.block_scales: expected {'a buffer' if packed else 'None'} with format "
+            f"{format!r}, got {'None' if packed else 'a buffer'}. {_MAKER} makes buffers that fit"
         )
     if (out.dbias is not None) != dbias:
         raise ValueError(
-            f"out.dbias is {'None' if out.dbias is None else 'given'}; accepted is the opposite "
-            f"for this call. Make the buffers with dbias={dbias}"
+            f"out.dbias: expected {'a tensor' if dbias else 'None'} for this call, got "
+            f"{'None' if dbias else 'a tensor'}. Make the buffers with dbias={dbias}"
         )
     parts = {f"out.{name}": getattr(out, name) for name in names if name != "dbias" or dbias}
     _checks.out_parts(parts, _MAKER)

@@ -70,23 +70,23 @@ def _check_rounding(
     given = [t is not None for t in (rng_state, random_bytes)]
     if sum(given) != (rounding == "stochastic"):
         raise ValueError(
-            f"rounding is {rounding!r} with {sum(given)} of rng_state and random_bytes; accepted "
-            "is one of the two with 'stochastic', and none with 'nearest'"
+            "rng_state and random_bytes: expected one of them with rounding 'stochastic', none "
+            f"with 'nearest', got {sum(given)} with {rounding!r}"
         )
     if rng_state is not None:
         _checks.same_device(rng_state, "rng_state", like, "x")
         if rng_state.dtype != torch.int64 or tuple(rng_state.shape) != (2,):
             raise ValueError(
-                f"rng_state is {rng_state.dtype} {_checks.shape_text(rng_state)}; accepted is "
-                "int64 (2,): seed and offset, on the device of x"
+                "rng_state: expected int64 of shape (2,) on the device of x: seed and offset, got "
+                f"{rng_state.dtype} of shape {_checks.shape_text(rng_state)}"
             )
         _checks.contiguous(rng_state, "rng_state")
     if random_bytes is not None:
         _checks.same_device(random_bytes, "random_bytes", like, "x")
         if random_bytes.dtype != torch.uint8 or random_bytes.shape != like.shape:
             raise ValueError(
-                f"random_bytes is {random_bytes.dtype} {_checks.shape_text(random_bytes)}; "
-                f"accepted is uint8 {_checks.shape_text(like)}, the shape of x"
+                f"random_bytes: expected uint8 of shape {_checks.shape_text(like)}, as x, got "
+                f"{random_bytes.dtype} of shape {_checks.shape_text(random_bytes)}"
             )
         _checks.contiguous(random_bytes, "random_bytes")
 
@@ -95,13 +95,13 @@ def _check_together(block: str, rotate: str, select: str, rounding: str, e4m3_ma
     one_of("e4m3_max", e4m3_max, E4M3_MAXIMA)
     if block == "16x16" and numerics.hadamard_size(rotate) > NVFP4_BLOCK:
         raise ValueError(
-            f"rotate is {rotate!r} with block='16x16'; accepted are 'none', 'te' and '16'. A wider "
-            "rotation would mix blocks that have scales of their own"
+            f"rotate: expected 'none', 'te' or '16' with block='16x16', got {rotate!r}. A wider "
+            "rotation would mix blocks that have their own scales"
         )
     if select != "none" and rounding != "nearest":
         raise ValueError(
-            f"rounding is {rounding!r} with select={select!r}; accepted is 'nearest': the choice "
-            "would depend on the draw"
+            f"rounding: expected 'nearest' with select={select!r}, got {rounding!r}. The choice "
+            "would depend on the random numbers"
         )
 
 
@@ -139,7 +139,7 @@ def _plan_recipe(
     _check_together(block, rotate, select, rounding, e4m3_max)
     rows = _checks.row_count(x.shape[:-1])
     if granularity == "row" and block != "1x16":
-        raise ValueError("block is '16x16' with granularity='row'; accepted is '1x16'")
+        raise ValueError("block: expected '1x16' with granularity='row', got '16x16'")
     counts = (rows,) if granularity == "row" else (1,) if from_gsa else (1, MAX_PARTIALS)
     _checks.amax_tensor(amax, counts, x, "x")
     return Plan(
@@ -178,8 +178,8 @@ def _plan_dequantize_mxfp4(
     size = x_fp4.shape[-1] if x_fp4.dim() else 0
     if size == 0 or size % 16:
         raise ValueError(
-            f"x_fp4 has shape {_checks.shape_text(x_fp4)}; accepted is (..., P) with P a multiple "
-            "of 16 bytes (32 codes)"
+            "x_fp4: expected shape (..., P) with P a multiple of 16 bytes (32 codes), got shape "
+            f"{_checks.shape_text(x_fp4)}"
         )
     leading, groups = tuple(x_fp4.shape[:-1]), size // 16
     wanted = (*leading, groups)
@@ -187,15 +187,15 @@ def _plan_dequantize_mxfp4(
         wanted = swizzled_shape(_checks.row_count(leading), groups)
     if tuple(x_sf.shape) != wanted:
         raise ValueError(
-            f"x_sf has shape {_checks.shape_text(x_sf)}; accepted is {wanted} for x_fp4 of shape "
-            f"{_checks.shape_text(x_fp4)} and scale_layout {scale_layout!r}"
+            f"x_sf: expected shape {wanted} for x_fp4 of shape {_checks.shape_text(x_fp4)} and "
+            f"scale_layout {scale_layout!r}, got shape {_checks.shape_text(x_sf)}"
         )
     if cols is None:
         cols = 2 * size
     if not 2 * size - MXFP4_BLOCK < cols <= 2 * size:
         raise ValueError(
-            f"cols is {cols}; accepted are {2 * size - MXFP4_BLOCK + 1} to {2 * size} for x_fp4 of "
-            f"shape {_checks.shape_text(x_fp4)}"
+            f"cols: expected {2 * size - MXFP4_BLOCK + 1} to {2 * size} for x_fp4 of shape "
+            f"{_checks.shape_text(x_fp4)}, got {cols}"
         )
     return Plan(
         x_fp4.device, (Result((*leading, cols), torch.bfloat16 if dtype is None else dtype),)
@@ -231,8 +231,8 @@ def _plan_both(
     _check_together(block, rotate, select, rounding, e4m3_max)
     if block == "16x16" and (rotate, rounding) != ("none", "nearest"):
         raise ValueError(
-            f"block is '16x16' with rotate={rotate!r} and rounding={rounding!r}; accepted are "
-            "'none' and 'nearest': the transpose has the same codes"
+            "rotate and rounding: expected 'none' and 'nearest' with block='16x16', got "
+            f"{rotate!r} and {rounding!r}. The transpose has the same codes"
         )
     _checks.amax_tensor(amax, (2 * BOTH_PARTIALS,), x, "x")
     return Plan(
@@ -403,12 +403,12 @@ def quantize_nvfp4_both(
 def _both_buffers(out: object, x: Tensor, scale_layout: str) -> tuple[Tensor, ...]:
     """The buffers of two results, if these have their form; the op looks at the tensors."""
     if not isinstance(out, tuple) or len(out) != 2:
-        raise TypeError(f"out is {type(out).__name__}; accepted is a tuple of two NVFP4Tensor")
+        raise TypeError(f"out: expected a tuple of two NVFP4Tensors, got {type(out).__name__}")
     buffers: tuple[Tensor, ...] = ()
     shapes = (tuple(x.shape), tuple(x.shape)[::-1])
     for i, (part, shape) in enumerate(zip(out, shapes, strict=True)):
         if not isinstance(part, NVFP4Tensor):
-            raise TypeError(f"out[{i}] is {type(part).__name__}; accepted is an NVFP4Tensor")
+            raise TypeError(f"out[{i}]: expected an NVFP4Tensor, got {type(part).__name__}")
         for name, wanted in (
             ("shape", shape),
             ("dim", -1),
@@ -419,7 +419,7 @@ def _both_buffers(out: object, x: Tensor, scale_layout: str) -> tuple[Tensor, ..
             has = getattr(part, name)
             if has is not wanted and has != wanted:
                 raise ValueError(
-                    f"out[{i}].{name} is {has!r}; accepted is {wanted!r} for this call. "
+                    f"out[{i}].{name}: expected {wanted!r} for this call, got {has!r}. "
                     "NVFP4Tensor.empty(shape, ...) makes buffers that fit"
                 )
         buffers = (*buffers, part.x_fp4, part.x_sf, part.gsa)
@@ -466,7 +466,7 @@ def quantize_mxfp4(
         x_fp4, x_sf = QUANTIZE_MXFP4.made(args)
         return x_fp4, x_sf
     if not isinstance(out, tuple) or len(out) != 2:
-        raise TypeError(f"out is {type(out).__name__}; accepted is a tuple: x_fp4 and x_sf")
+        raise TypeError(f"out: expected a tuple of x_fp4 and x_sf, got {type(out).__name__}")
     named = dict(zip(QUANTIZE_MXFP4.names, args, strict=True))
     if QUANTIZE_MXFP4.direct_named(named, out) is NotImplemented:
         tensors = QUANTIZE_MXFP4.tensors(args)

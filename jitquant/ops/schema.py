@@ -72,19 +72,23 @@ class Number(NamedTuple):
 
     Attributes:
         least, most: the ends of what is accepted, in fp64.
-        accepted: the words of an error after "accepted is".
+        expected: the words of an error after "expected".
+        way_out: what an error ends with.
         shown: what the argument is called in an error; default: its name.
     """
 
     least: float
-    accepted: str
+    expected: str
+    way_out: str = ""
     shown: str = ""
     most: float = FP32_MAX
 
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError if ``value`` is not accepted."""
         if value is not None and not self.least <= value <= self.most:
-            raise ValueError(f"{self.shown or name} is {value}; accepted is {self.accepted}")
+            raise ValueError(
+                f"{self.shown or name}: expected {self.expected}, got {value}{self.way_out}"
+            )
 
 
 class Dtypes(NamedTuple):
@@ -98,17 +102,18 @@ class Dtypes(NamedTuple):
     accepted: tuple[torch.dtype, ...]
     way_out: str = ""
 
-    def words(self, name: str) -> str:
-        """The words of an error about the argument ``name``, after what it is."""
+    @property
+    def expected(self) -> str:
+        """The words of an error after "expected"."""
         *first, last = (str(known).removeprefix("torch.") for known in self.accepted)
-        words = f"are {', '.join(first)} and {last}" if first else f"is {last}"
-        return f"accepted {words}{self.way_out.format(name=name)}"
+        return f"{', '.join(first)} or {last}" if first else last
 
     def check(self, name: str, value: Any) -> None:
         """Raises TypeError if ``value`` is not accepted."""
         dtype = value.dtype if isinstance(value, Tensor) else value
         if dtype is not None and dtype not in self.accepted:
-            raise TypeError(f"{name} is {dtype}; {self.words(name)}")
+            way_out = self.way_out.format(name=name)
+            raise TypeError(f"{name}: expected {self.expected}, got {dtype}{way_out}")
 
 
 INPUT = Dtypes(INPUT_DTYPES, ". Convert it with {name}.to(torch.bfloat16)")
@@ -191,7 +196,9 @@ def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[A
         elif name in known:
             names.append(name)
         elif parameter.default is parameter.empty:
-            raise TypeError(f"{function.__name__} takes {name}; accepted are {', '.join(known)}")
+            raise TypeError(
+                f"{function.__name__}: expected parameters among {', '.join(known)}, got {name}"
+            )
 
     def call(arguments: Arguments) -> Any:
         return function(**dict(zip(names, map(arguments.__getitem__, names))))  # noqa: B905

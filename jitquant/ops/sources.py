@@ -126,8 +126,6 @@ def rotated_arguments(
         TypeError: ``rope`` is not a pair.
     """
     if rope is not None and not (isinstance(rope, (tuple, list)) and len(rope) == 2):
-        raise TypeError(
-            f"rope is {type(rope).__name__}; accepted is a pair of tensors: cos and sin"
-        )
+        raise TypeError(f"rope: expected a pair of tensors, cos and sin, got {type(rope).__name__}")
     cos, sin = (None, None) if rope is None else rope
     return {"rotate": rotate, "signs": signs, "cos": cos, "sin": sin, "interleaved": interleaved}

@@ -121,8 +121,9 @@ class QuantizedTensor(Parts):
             dtype = torch.int8 if integer else torch.float8_e4m3fn
         if dtype not in ((torch.int8,) if integer else FP8_DTYPES):
             raise TypeError(
-                f"dtype is {dtype}; accepted with format {format!r} is "
-                f"{'torch.int8' if integer else 'torch.float8_e4m3fn and torch.float8_e5m2'}"
+                "dtype: expected "
+                f"{'torch.int8' if integer else 'torch.float8_e4m3fn or torch.float8_e5m2'} with "
+                f"format {format!r}, got {dtype}"
             )
         if layout is None:
             layout = "linear" if format == "mxfp8" else "row"
@@ -147,7 +148,7 @@ class QuantizedTensor(Parts):
         q._check_description("")
         if len(shape) < (2 if kind == "block" else 1) or shape[-1] == 0:
             wanted = "(..., N, K) with K" if kind == "block" else "(..., N) with N"
-            raise ValueError(f"shape is {shape}; accepted is {wanted} >= 1")
+            raise ValueError(f"shape: expected {wanted} >= 1, got {shape}")
         stored, scale_dtype = q._scales_of(shape)
         q.data = torch.empty(shape, dtype=dtype, device=device)
         q.stored_scales = torch.empty(stored, dtype=scale_dtype, device=device)
@@ -230,19 +231,19 @@ class QuantizedTensor(Parts):
         """
         if not isinstance(index, slice):
             raise TypeError(
-                f"index is {index!r}; accepted are slices of the first dimension, such as q[2:10] "
-                "(q[i:i + 1] for one row)"
+                f"index: expected a slice of the first dimension, such as q[2:10], got {index!r}. "
+                "For one row use q[i:i + 1]"
             )
         if len(self.shape) == 1:
             raise IndexError(
                 f"a quantized tensor of shape {self.shape} is one row, nothing to slice"
             )
         if index.step is not None and index.step != 1:
-            raise ValueError(f"the slice's step is {index.step}; accepted is 1")
+            raise ValueError(f"step of the slice: expected 1, got {index.step}")
         if self.layout not in ("row", "linear") or self.block[0] > 1:
             raise ValueError(
-                f"layout is {self.layout!r} and block {self.block}; accepted are blocks of one row "
-                "in layout 'row' or 'linear'. Slice before quantizing"
+                "slice: expected blocks of one row in layout 'row' or 'linear', got layout "
+                f"{self.layout!r} and block {self.block}. Slice before quantizing"
             )
         start, stop = slice_bounds(index, self.shape[0])
         inner = math.prod(self.shape[1:-1])
@@ -296,11 +297,13 @@ class QuantizedTensor(Parts):
         if not isinstance(self.data, Tensor) or self.data.dtype not in accepted:
             given = getattr(self.data, "dtype", type(self.data).__name__)
             raise TypeError(
-                f"{name}.data is {given}; accepted with format {self.format!r} is a tensor of "
-                f"{', '.join(map(str, accepted))}"
+                f"{name}.data: expected a tensor of {', '.join(map(str, accepted))} with format "
+                f"{self.format!r}, got {given}"
             )
         if self.data.dim() == 0 or self.data.shape[-1] == 0:
-            raise ValueError(f"{name}.data has shape {self.shape}; accepted is (..., N), N >= 1")
+            raise ValueError(
+                f"{name}.data: expected shape (..., N) with N >= 1, got shape {self.shape}"
+            )
         stored, scale_dtype = self._scales_of(self.shape)
         for field, shape, dtype in (
             ("stored_scales", stored, scale_dtype),
@@ -312,16 +315,17 @@ class QuantizedTensor(Parts):
                 continue
             if not isinstance(part, Tensor) or part.dtype != dtype:
                 given = getattr(part, "dtype", type(part).__name__)
-                raise TypeError(f"{name}.{field} is {given}; accepted is a tensor of {dtype}")
+                raise TypeError(f"{name}.{field}: expected a tensor of {dtype}, got {given}")
             if part.device != self.data.device:
                 raise ValueError(
-                    f"{name}.{field} is on {part.device} and {name}.data on {self.data.device}; "
-                    "accepted are parts on one device. Move all of them with .to(device)"
+                    f"{name}.{field}: expected a tensor on {self.data.device}, as {name}.data is, "
+                    f"got one on {part.device}. Move all of them with .to(device)"
                 )
             if tuple(part.shape) != tuple(shape):
                 raise ValueError(
-                    f"{name}.{field} is {tuple(part.shape)}; accepted is {tuple(shape)} for the "
-                    f"logical shape {self.shape}, format {self.format!r}, layout {self.layout!r}"
+                    f"{name}.{field}: expected shape {tuple(shape)} for the logical shape "
+                    f"{self.shape}, format {self.format!r} and layout {self.layout!r}, got shape "
+                    f"{tuple(part.shape)}"
                 )
 
     def __repr__(self) -> str:

@@ -105,10 +105,11 @@ class NVFP4Tensor(Parts):
         one_of("scale_layout", scale_layout, SCALE_LAYOUTS)
         one_of("recipe", recipe, RECIPES)
         if dim not in (-1, 0):
-            raise ValueError(f"dim is {dim!r}; accepted are -1 (the last dimension) and 0")
+            raise ValueError(f"dim: expected -1 (the last dimension) or 0, got {dim!r}")
         if len(shape) == 0 or (dim == 0 and len(shape) != 2) or shape[dim] == 0:
             raise ValueError(
-                f"shape is {shape}; accepted is (..., N) with N >= 1, or with dim=0 (K, N), K >= 1"
+                "shape: expected (..., N) with N >= 1, or (K, N) with K >= 1 and dim=0, got "
+                f"{shape}"
             )
         if dim == 0 and scale_layout != "linear":
             raise ValueError(f"scale_layout is {scale_layout!r}; with dim=0 it is 'linear'")
@@ -161,26 +162,26 @@ class NVFP4Tensor(Parts):
         """
         for name, t, dtype in (("x_fp4", x_fp4, FP4_DTYPE), ("x_sf", x_sf, E8M0_DTYPE)):
             if t.dtype not in (dtype, torch.uint8):
-                raise TypeError(f"{name} is {t.dtype}; accepted are {dtype} and torch.uint8")
+                raise TypeError(f"{name}: expected {dtype} or torch.uint8, got {t.dtype}")
         codes, exponents = x_fp4.view(torch.uint8), x_sf.view(torch.uint8).int()
         block_bytes = MXFP4_BLOCK // CODES_PER_BYTE
         size = codes.shape[-1] if codes.dim() else 0
         if size == 0 or size % block_bytes or not codes.is_contiguous():
             raise ValueError(
-                f"x_fp4 has shape {tuple(codes.shape)} and strides {tuple(codes.stride())}; "
-                f"accepted is a contiguous (..., P) with P a multiple of {block_bytes} bytes"
+                f"x_fp4: expected shape (..., P), contiguous, with P a multiple of {block_bytes} "
+                f"bytes, got shape {tuple(codes.shape)} and strides {tuple(codes.stride())}"
             )
         groups = size // block_bytes
         if exponents.shape != (*codes.shape[:-1], groups):
             raise ValueError(
-                f"x_sf has shape {tuple(x_sf.shape)}; accepted is "
-                f"{(*codes.shape[:-1], groups)} for x_fp4 of shape {tuple(codes.shape)}"
+                f"x_sf: expected shape {(*codes.shape[:-1], groups)} for x_fp4 of shape "
+                f"{tuple(codes.shape)}, got shape {tuple(x_sf.shape)}"
             )
         cols = CODES_PER_BYTE * size if cols is None else cols
         if not CODES_PER_BYTE * size - MXFP4_BLOCK < cols <= CODES_PER_BYTE * size:
             raise ValueError(
-                f"cols is {cols}; accepted are {CODES_PER_BYTE * size - MXFP4_BLOCK + 1} to "
-                f"{CODES_PER_BYTE * size} for x_fp4 of shape {tuple(codes.shape)}"
+                f"cols: expected {CODES_PER_BYTE * size - MXFP4_BLOCK + 1} to "
+                f"{CODES_PER_BYTE * size} for x_fp4 of shape {tuple(codes.shape)}, got {cols}"
             )
         nan = exponents == _E8M0_NAN
         counts = (codes.view(*codes.shape[:-1], groups, block_bytes) & 0x77).ne(0).any(-1) & ~nan
@@ -188,9 +189,9 @@ class NVFP4Tensor(Parts):
         top, least = (int(used.max()), int(used.min())) if used.numel() else (_BIAS, _BIAS)
         if top - least > _POWERS_OF_E4M3:
             raise ValueError(
-                f"x_sf has exponents from {least} to {top}, {top - least} apart; accepted is "
-                f"{_POWERS_OF_E4M3}, as NVFP4 has powers of two from 2^-9 to 2^8. Quantize the "
-                "values: quantize_weight_nvfp4(dequantize_mxfp4(x_fp4, x_sf))"
+                f"x_sf: expected exponents within {_POWERS_OF_E4M3} of each other (NVFP4 has "
+                f"powers of two from 2^-9 to 2^8), got {least} to {top}. Quantize the values: "
+                "quantize_weight_nvfp4(dequantize_mxfp4(x_fp4, x_sf))"
             )
         scales = torch.exp2((exponents - top + _TOP_POWER).float()).masked_fill(~counts, 0.0)
         scales = scales.masked_fill(nan, math.nan).to(SCALE_DTYPE)
@@ -264,14 +265,14 @@ class NVFP4Tensor(Parts):
         """
         if not isinstance(index, slice):
             raise TypeError(
-                f"index is {index!r}; accepted are slices of the first dimension, such as q[2:10] "
-                "(q[i:i + 1] for one row)"
+                f"index: expected a slice of the first dimension, such as q[2:10], got {index!r}. "
+                "For one row use q[i:i + 1]"
             )
         shape = self.shape
         if len(shape) == 1:
             raise IndexError(f"a quantized tensor of shape {shape} is one row, nothing to slice")
         if index.step is not None and index.step != 1:
-            raise ValueError(f"the slice's step is {index.step}; accepted is 1")
+            raise ValueError(f"step of the slice: expected 1, got {index.step}")
         start, stop = slice_bounds(index, shape[0])
         if self.dim == 0:
             return self._slice_packed(start, stop, shape[0])
@@ -283,9 +284,9 @@ class NVFP4Tensor(Parts):
         else:
             if first % SWIZZLE_ROWS or (last % SWIZZLE_ROWS and last != rows):
                 raise ValueError(
-                    f"rows {first}:{last} of a swizzled_128x4 tensor of {rows} rows; 128 rows "
-                    "share a tile, so accepted are multiples of 128. For other rows quantize with "
-                    "scale_layout='linear', or slice before quantizing"
+                    "rows of a slice with scale_layout 'swizzled_128x4': expected multiples of "
+                    f"128, which share a tile, or the end at {rows}, got {first}:{last}. For other "
+                    "rows quantize with scale_layout='linear', or slice before quantizing"
                 )
             x_sf = self.x_sf[first : first + ceil_to(last - first, SWIZZLE_ROWS)]
         return replace(
@@ -299,13 +300,12 @@ class NVFP4Tensor(Parts):
     def _slice_packed(self, start: int, stop: int, size: int) -> NVFP4Tensor:
         if start % NVFP4_BLOCK or (stop % NVFP4_BLOCK and stop != size):
             raise ValueError(
-                f"rows {start}:{stop} of a tensor packed along dim 0 with {size} rows; 16 rows "
-                "share a scale, so accepted are multiples of 16"
+                "rows of a slice along dim 0: expected multiples of 16, which share a scale, or "
+                f"the end at {size}, got {start}:{stop}"
             )
         if start == stop:
             raise ValueError(
-                f"rows {start}:{stop} of a tensor packed along dim 0 are empty; accepted is a stop "
-                "beyond the start"
+                f"rows of a slice along dim 0: expected a stop after the start, got {start}:{stop}"
             )
         first, last = start // NVFP4_BLOCK, ceil_to(stop, NVFP4_BLOCK) // NVFP4_BLOCK
         width = NVFP4_BLOCK // CODES_PER_BYTE
@@ -330,7 +330,7 @@ class NVFP4Tensor(Parts):
         one_of(f"{name}.granularity", self.granularity, GRANULARITIES)
         one_of(f"{name}.recipe", self.recipe, RECIPES)
         if self.dim not in (-1, 0):
-            raise ValueError(f"{name}.dim is {self.dim!r}; accepted are -1 and 0")
+            raise ValueError(f"{name}.dim: expected -1 or 0, got {self.dim!r}")
         for field, dtype in (
             ("x_fp4", FP4_DTYPE),
             ("x_sf", SCALE_DTYPE),
@@ -342,11 +342,11 @@ class NVFP4Tensor(Parts):
                 continue
             if not isinstance(part, Tensor) or part.dtype != dtype:
                 given = part.dtype if isinstance(part, Tensor) else type(part).__name__
-                raise TypeError(f"{name}.{field} is {given}; accepted is a tensor of {dtype}")
+                raise TypeError(f"{name}.{field}: expected a tensor of {dtype}, got {given}")
             if part.device != self.x_fp4.device:
                 raise ValueError(
-                    f"{name}.{field} is on {part.device} and {name}.x_fp4 on {self.x_fp4.device}; "
-                    "accepted are parts on one device. Move all of them with .to(device)"
+                    f"{name}.{field}: expected a tensor on {self.x_fp4.device}, as {name}.x_fp4 "
+                    f"is, got one on {part.device}. Move all of them with .to(device)"
                 )
         packed = self.x_fp4.shape[self.dim] if self.x_fp4.dim() else 0
         width = NVFP4_BLOCK // CODES_PER_BYTE
@@ -354,8 +354,8 @@ class NVFP4Tensor(Parts):
         cols = high if self.cols is None else self.cols
         if packed == 0 or packed % width or not low < cols <= high:
             raise ValueError(
-                f"{name}.x_fp4 is {tuple(self.x_fp4.shape)} with cols {self.cols}; accepted is "
-                "ceil(cols / 16) * 8 bytes along the packed dimension"
+                f"{name}.x_fp4: expected ceil(cols / 16) * 8 bytes along the packed dimension for "
+                f"cols {self.cols}, got shape {tuple(self.x_fp4.shape)}"
             )
         want = NVFP4Tensor.empty(
             self.shape,
@@ -369,9 +369,9 @@ class NVFP4Tensor(Parts):
             part, wanted = getattr(self, field), getattr(want, field)
             if part is not None and part.shape != wanted.shape:
                 raise ValueError(
-                    f"{name}.{field} is {tuple(part.shape)}; accepted is {tuple(wanted.shape)} for "
-                    f"the logical shape {self.shape}, scale_layout {self.scale_layout!r}, "
-                    f"granularity {self.granularity!r}"
+                    f"{name}.{field}: expected shape {tuple(wanted.shape)} for the logical shape "
+                    f"{self.shape}, scale_layout {self.scale_layout!r} and granularity "
+                    f"{self.granularity!r}, got shape {tuple(part.shape)}"
                 )
 
     def __repr__(self) -> str:

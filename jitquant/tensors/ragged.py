@@ -98,10 +98,10 @@ class QuantizedRaggedTensor(Parts):
         one_of("format", format, RAGGED_FORMATS)
         one_of("recipe", recipe, RECIPES)
         if not shape:
-            raise ValueError("shape is (); accepted is a shape of one dimension or more")
+            raise ValueError("shape: expected a shape of one dimension or more, got ()")
         if dtype not in FP8_DTYPES:
             raise TypeError(
-                f"dtype is {dtype}; accepted are torch.float8_e4m3fn and torch.float8_e5m2"
+                f"dtype: expected torch.float8_e4m3fn or torch.float8_e5m2, got {dtype}"
             )
         _check_bounds("", offsets, sizes)
         device, count = offsets.device, offsets.shape[0] - 1
@@ -152,13 +152,13 @@ class QuantizedRaggedTensor(Parts):
         one_of(f"{name}.format", self.format, RAGGED_FORMATS)
         one_of(f"{name}.recipe", self.recipe, RECIPES)
         if len(self.shape) == 0:
-            raise ValueError(f"{name}.shape is (); accepted is a shape of one dimension or more")
+            raise ValueError(f"{name}.shape: expected a shape of one dimension or more, got ()")
         _check_bounds(f"{name}.", self.offsets, self.sizes)
         packed = self.format == "nvfp4"
         if (self.block_scales is not None) != packed:
             raise ValueError(
-                f"{name}.block_scales is {'None' if packed else 'given'}; accepted with format "
-                f"{self.format!r} is {'a tensor' if packed else 'None'}"
+                f"{name}.block_scales: expected {'a tensor' if packed else 'None'} with format "
+                f"{self.format!r}, got {'None' if packed else 'a tensor'}"
             )
         blocks = ceil_to(math.prod(self.shape), NVFP4_BLOCK) // NVFP4_BLOCK
         count = self.num_segments
@@ -177,20 +177,20 @@ class QuantizedRaggedTensor(Parts):
             if not isinstance(part, Tensor) or part.dtype not in dtypes:
                 given = getattr(part, "dtype", type(part).__name__)
                 raise TypeError(
-                    f"{name}.{field} is {given}; accepted with format {self.format!r} is a tensor "
-                    f"of {', '.join(map(str, dtypes))}"
+                    f"{name}.{field}: expected a tensor of {', '.join(map(str, dtypes))} with "
+                    f"format {self.format!r}, got {given}"
                 )
             if part.device != self.offsets.device:
                 raise ValueError(
-                    f"{name}.{field} is on {part.device} and {name}.offsets on "
-                    f"{self.offsets.device}; accepted are parts on one device. Move all of them "
-                    "with .to(device)"
+                    f"{name}.{field}: expected a tensor on {self.offsets.device}, as "
+                    f"{name}.offsets is, got one on {part.device}. Move all of them with "
+                    ".to(device)"
                 )
             if tuple(part.shape) != shape:
                 raise ValueError(
-                    f"{name}.{field} is {tuple(part.shape)}; accepted is {shape} for "
-                    f"{count} segments in a buffer of shape {tuple(self.shape)}, format "
-                    f"{self.format!r}"
+                    f"{name}.{field}: expected shape {shape} for {count} segments in a buffer of "
+                    f"shape {tuple(self.shape)} and format {self.format!r}, got shape "
+                    f"{tuple(part.shape)}"
                 )
 
     def __len__(self) -> int:
@@ -212,29 +212,29 @@ def _check_bounds(prefix: str, offsets: Tensor, sizes: Tensor | None) -> None:
             continue
         if not isinstance(t, Tensor):
             raise TypeError(
-                f"{prefix}{name} is {type(t).__name__}; accepted is a tensor of int64. Make it "
-                f"with torch.tensor({name})"
+                f"{prefix}{name}: expected a tensor of int64, got {type(t).__name__}. Make it with "
+                f"torch.tensor({name})"
             )
         if t.dtype != torch.int64:
             raise TypeError(
-                f"{prefix}{name} is {t.dtype}; accepted is int64. Convert it with {name}.long()"
+                f"{prefix}{name}: expected int64, got {t.dtype}. Convert it with {name}.long()"
             )
         if t.dim() != 1 or t.shape[0] < least:
             raise ValueError(
-                f"{prefix}{name} has shape {tuple(t.shape)}; accepted is "
-                f"{'(G + 1,)' if least else '(G,)'}"
+                f"{prefix}{name}: expected shape {'(G + 1,)' if least else '(G,)'}, got shape "
+                f"{tuple(t.shape)}"
             )
     if sizes is None:
         return
     if sizes.device != offsets.device:
         raise ValueError(
-            f"{prefix}sizes is on {sizes.device} and {prefix}offsets on {offsets.device}; "
-            "accepted are tensors on one device. Move one of them with .to(device)"
+            f"{prefix}sizes: expected a tensor on {offsets.device}, as {prefix}offsets is, got one "
+            f"on {sizes.device}. Move one of them with .to(device)"
         )
     if sizes.shape[0] != offsets.shape[0] - 1:
         raise ValueError(
-            f"{prefix}sizes has shape {tuple(sizes.shape)}; accepted is "
-            f"({offsets.shape[0] - 1},), one for each segment of offsets"
+            f"{prefix}sizes: expected shape ({offsets.shape[0] - 1},), one element for each "
+            f"segment of offsets, got shape {tuple(sizes.shape)}"
         )
 
 

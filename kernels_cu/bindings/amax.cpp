@@ -12,7 +12,8 @@ void amax(Call& call, const declared::Amax& args, Result& amax) {
   const Matrix m = matrix_of(args.x, "x");
   JITQUANT_CHECK(args.run >= 0 && args.run < (int64_t{1} << 31) &&
                      (args.run == 0 || m.cols % (2 * args.run) == 0),
-                 "run must be 0, or divide half of the ", m.cols, " columns; it is ", args.run);
+                 "run: expected 0 or a divisor of half of the ", m.cols, " columns, got ",
+                 args.run);
   const bool rows = by_row(args.granularity);
   float* out = amax.floats("amax", rows ? m.rows : 1, args.x);
   const Launching at(call, args.x);

@@ -58,6 +58,12 @@ class Shape {
   int64_t trailing_;
 };
 
+inline bool has_shape(const View& t, const Shape& shape) {
+  bool same = t.dim() == shape.dim();
+  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.size(i) == shape.size(i);
+  return same;
+}
+
 // torch's current stream. The function is in libtorch_cuda.so, which a CPU build of torch lacks.
 // This library must load there too, so it cannot link against it.
 inline cudaStream_t current_stream(const View& t) {
@@ -89,11 +95,13 @@ inline void check_launch(cudaError_t error, const char* what) {
 }
 
 inline void check_cuda(const View& t, const char* name, const View* like = nullptr) {
-  JITQUANT_CHECK(t.is_cuda(), name, " must be a CUDA tensor");
+  JITQUANT_CHECK(t.is_cuda(), name,
+                 ": expected a tensor on cuda, got one on the CPU. Move it with ", name,
+                 ".to('cuda')");
   JITQUANT_CHECK(like == nullptr || t.get_device_index() == like->get_device_index(), name,
-                 " is on cuda:", t.get_device_index(),
-                 ", but the input is on cuda:", like ? like->get_device_index() : -1,
-                 "; move one of them with .to()");
+                 ": expected a tensor on cuda:", like ? like->get_device_index() : -1,
+                 ", as the input is, got one on cuda:", t.get_device_index(),
+                 ". Move one of them with .to()");
 }
 
 inline DType dtype_of(ScalarType dtype, const char* name) {
@@ -105,7 +113,7 @@ inline DType dtype_of(ScalarType dtype, const char* name) {
     case ScalarType::Float:
       return DType::kFloat32;
     default:
-      fail(name, " is ", dtype_text(dtype), "; accepted are bfloat16, float16 and float32");
+      fail(name, ": expected bfloat16, float16 or float32, got ", dtype_text(dtype));
   }
   return DType::kFloat32;
 }
@@ -128,9 +136,10 @@ inline Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t 
   Matrix m = {};
   m.data = t.const_data_ptr();
   m.cols = t.size(t.dim() - 1);
-  JITQUANT_CHECK(m.cols >= 1, name, " has no columns: its shape is ", shape_text(t));
-  JITQUANT_CHECK(m.cols == 1 || t.stride(t.dim() - 1) == 1, name, " has strides ", strides_text(t),
-                 "; accepted is a tensor whose last dimension is contiguous (stride 1)");
+  JITQUANT_CHECK(m.cols >= 1, name, ": expected one column or more, got shape ", shape_text(t));
+  JITQUANT_CHECK(m.cols == 1 || t.stride(t.dim() - 1) == 1, name,
+                 ": expected a contiguous last dimension (stride 1), got strides ",
+                 strides_text(t));
   m.rows = 1;
   int64_t sizes[3] = {1, 1, 1}, strides[3] = {0, 0, 0};  // innermost first
   int count = 0;
@@ -143,15 +152,15 @@ inline Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t 
       continue;
     }
     JITQUANT_CHECK(count < 3, name,
-                   " has more than three leading dimensions that do not follow "
-                   "each other in memory: its shape is ",
-                   shape_text(t), "; pass ", name, ".contiguous()");
+                   ": expected at most three leading dimensions of different strides, got shape ",
+                   shape_text(t), " and strides ", strides_text(t), ". Call ", name,
+                   ".contiguous() first");
     sizes[count] = size;
     strides[count++] = stride;
   }
-  JITQUANT_CHECK(sizes[0] == m.rows || m.rows <= UINT32_MAX, name, " has ", m.rows,
-                 " rows, 2^32 or more, which do not follow each other at one stride: its shape is ",
-                 shape_text(t), "; pass ", name, ".contiguous()");
+  JITQUANT_CHECK(sizes[0] == m.rows || m.rows <= UINT32_MAX, name,
+                 ": expected fewer than 2^32 rows that are not at one stride, got shape ",
+                 shape_text(t), ". Call ", name, ".contiguous() first");
   m.n2 = sizes[0], m.n1 = sizes[1];
   m.s2 = strides[0], m.s1 = strides[1], m.s0 = strides[2];
   const int64_t bytes = element_bytes;
@@ -229,21 +238,19 @@ inline bool holds_bytes(ScalarType dtype) {
 inline void check_kind(const View& t, const char* name, ScalarType dtype, const Shape& shape,
                        const View& like) {
   JITQUANT_CHECK(t.dtype == dtype || (holds_bytes(dtype) && t.dtype == ScalarType::Byte), name,
-                 " is ", dtype_text(t.dtype), "; accepted is ", dtype_text(dtype),
-                 " for this call");
+                 ": expected ", dtype_text(dtype), " for this call, got ", dtype_text(t.dtype));
   check_cuda(t, name, &like);
-  bool same = t.dim() == shape.dim();
-  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.size(i) == shape.size(i);
-  JITQUANT_CHECK(same, name, " has shape ", shape_text(t), "; accepted is ", shape_text(shape),
-                 " for this call");
+  JITQUANT_CHECK(has_shape(t, shape), name, ": expected shape ", shape_text(shape),
+                 " for this call, got shape ", shape_text(t));
 }
 
 inline void check_out(const View& t, const char* name, ScalarType dtype, const Shape& shape,
                       const View& like) {
   check_kind(t, name, dtype, shape, like);
-  JITQUANT_CHECK(t.is_contiguous(), name, " has strides ", strides_text(t),
-                 "; accepted is a contiguous tensor. Make the buffer contiguous");
-  JITQUANT_CHECK(aligned(t.data, 8), name, " must be aligned to 8 bytes");
+  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous buffer, got strides ",
+                 strides_text(t));
+  JITQUANT_CHECK(aligned(t.data, 8), name,
+                 ": expected memory aligned to 8 bytes, got another address");
 }
 
 // A result of a call: the caller's buffer, or a tensor that is created once its shape is known. All
@@ -260,7 +267,7 @@ class Result {
   const View* given() const { return given_ ? &*given_ : nullptr; }
   void* memory(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
     if (nothing_) {
-      JITQUANT_CHECK(shape.empty(), name, " is None; this call has such a result");
+      JITQUANT_CHECK(shape.empty(), name, ": expected a buffer for this call, got None");
       return nullptr;
     }
     if (!given_) return make(dtype, shape, like);
@@ -272,13 +279,13 @@ class Result {
   }
   // One-byte elements; the rows of a buffer may be strided.
   Matrix rows(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
-    JITQUANT_CHECK(!nothing_, name, " is None; this call has such a result");
+    JITQUANT_CHECK(!nothing_, name, ": expected a buffer for this call, got None");
     if (given_) {
       check_kind(*given_, name, dtype, shape, like);
       const int64_t last = shape.dim() - 1;
-      JITQUANT_CHECK(shape.size(last) == 1 || given_->stride(last) == 1, name, " has strides ",
-                     strides_text(*given_),
-                     "; accepted is a buffer whose last dimension is contiguous (stride 1)");
+      JITQUANT_CHECK(shape.size(last) == 1 || given_->stride(last) == 1, name,
+                     ": expected a contiguous last dimension (stride 1), got strides ",
+                     strides_text(*given_));
       check_own_elements(*given_, name);
       return rows_of(*given_, name, shape.dim() - 1, 1);
     }
@@ -369,75 +376,75 @@ inline void check_name(const char* name, std::string_view value,
   for (const std::string_view one : accepted) {
     names = text_of({names, names.empty() ? "'" : ", '", one, "'"});
   }
-  fail(name, " is '", value, "'; accepted are ", names);
+  fail(name, accepted.size() > 1 ? ": expected one of " : ": expected ", names, ", got '", value,
+       "'");
 }
 
 // Refuses a number with the same message as jitquant.ops.schema.Number.
 inline void check_number(const char* name, std::optional<double> value, double least, double most,
-                         const char* accepted) {
-  JITQUANT_CHECK(!value || (*value >= least && *value <= most), name, " is ", *value,
-                 "; accepted is ", accepted);
+                         const char* expected, const char* way_out) {
+  JITQUANT_CHECK(!value || (*value >= least && *value <= most), name, ": expected ", expected,
+                 ", got ", *value, way_out);
 }
 
-// Refuses a dtype with the same message as jitquant.ops.schema.Dtypes; `words` are its own.
+// Refuses a dtype with the same message as jitquant.ops.schema.Dtypes.
 inline void check_dtype(const char* name, ScalarType dtype,
-                        std::initializer_list<ScalarType> accepted, const char* words) {
+                        std::initializer_list<ScalarType> accepted, const char* expected,
+                        const char* way_out) {
   for (const ScalarType one : accepted) {
     if (dtype == one) return;
   }
-  fail(name, " is ", dtype_text(dtype), "; ", words);
+  fail(name, ": expected ", expected, ", got ", dtype_text(dtype), way_out);
 }
 
 inline void check_dtype(const char* name, const View& t, std::initializer_list<ScalarType> accepted,
-                        const char* words) {
-  check_dtype(name, t.dtype, accepted, words);
+                        const char* expected, const char* way_out) {
+  check_dtype(name, t.dtype, accepted, expected, way_out);
 }
 
 template <class T>
 void check_dtype(const char* name, const std::optional<T>& given,
-                 std::initializer_list<ScalarType> accepted, const char* words) {
-  if (given) check_dtype(name, *given, accepted, words);
+                 std::initializer_list<ScalarType> accepted, const char* expected,
+                 const char* way_out) {
+  if (given) check_dtype(name, *given, accepted, expected, way_out);
 }
 
 // Refuses a tensor to quantize with the same message as jitquant.ops._checks.input_tensor.
 inline void check_values(const char* name, const View& t, int64_t least_dim, const char* shape) {
   JITQUANT_CHECK(t.dtype == ScalarType::BFloat16 || t.dtype == ScalarType::Half ||
                      t.dtype == ScalarType::Float,
-                 name, " is ", dtype_text(t.dtype),
-                 "; accepted are bfloat16, float16 and float32. Convert it with ", name,
-                 ".to(torch.bfloat16)");
-  JITQUANT_CHECK(t.dim() >= least_dim, name, " has shape ", shape_text(t), "; accepted is ", shape,
-                 ". Give it the missing dimensions with ", name, ".reshape(...)");
+                 name, ": expected bfloat16, float16 or float32, got ", dtype_text(t.dtype),
+                 ". Convert it with ", name, ".to(torch.bfloat16)");
+  JITQUANT_CHECK(t.dim() >= least_dim, name, ": expected shape ", shape, ", got shape ",
+                 shape_text(t), ". Add dimensions with ", name, ".reshape(...)");
   const int64_t last = t.dim() - 1;
-  JITQUANT_CHECK(t.size(last) != 0, name, " has shape ", shape_text(t), "; accepted is ", shape,
-                 " with N of 1 or more. An empty tensor may have no rows, but has columns");
-  JITQUANT_CHECK(t.stride(last) == 1 || t.size(last) == 1, name, " has strides ", strides_text(t),
-                 "; accepted are tensors whose last dimension is contiguous (stride 1). Call ",
-                 name, ".contiguous() first");
+  JITQUANT_CHECK(t.size(last) != 0, name, ": expected shape ", shape, " with N >= 1, got shape ",
+                 shape_text(t), ". An empty tensor may have no rows, but needs columns");
+  JITQUANT_CHECK(t.stride(last) == 1 || t.size(last) == 1, name,
+                 ": expected a contiguous last dimension (stride 1), got strides ", strides_text(t),
+                 ". Call ", name, ".contiguous() first");
 }
 
 // Refuses strides with the same message as jitquant.ops._checks.contiguous.
 inline void check_contiguous(const View& t, const char* name) {
-  JITQUANT_CHECK(t.is_contiguous(), name, " has strides ", strides_text(t),
-                 "; accepted is a contiguous tensor. Call ", name, ".contiguous() first");
+  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous tensor, got strides ",
+                 strides_text(t), ". Call ", name, ".contiguous() first");
 }
 
 // Refuses runs of columns with the same message as jitquant.ops._checks.turns.
 inline void check_turns(int64_t interleave, int64_t cols) {
-  JITQUANT_CHECK(interleave == 0 || (interleave > 0 && cols % interleave == 0), "interleave is ",
-                 interleave, " with ", cols,
-                 " columns of gate and of up; accepted are divisors of ", cols,
-                 ", and 0 for [gate | up]");
+  JITQUANT_CHECK(interleave == 0 || (interleave > 0 && cols % interleave == 0),
+                 "interleave: expected 0 for [gate | up], or a divisor of ", cols,
+                 ", the columns of each, got ", interleave);
 }
 
 // Refuses codes or scales to read with the same message as jitquant.ops._checks.packed_tensor.
 inline void check_packed_kind(const View& t, const char* name, ScalarType dtype) {
-  JITQUANT_CHECK(t.dtype == dtype || t.dtype == ScalarType::Byte, name, " is ", dtype_text(t.dtype),
-                 "; accepted are ", dtype_text(dtype),
-                 " and its bytes as torch.uint8. See them as such with ", name,
-                 ".view(torch.uint8)");
-  JITQUANT_CHECK(t.is_contiguous(), name, " has strides ", strides_text(t),
-                 "; accepted is a contiguous tensor. Make a contiguous copy with ", name,
+  JITQUANT_CHECK(t.dtype == dtype || t.dtype == ScalarType::Byte, name, ": expected ",
+                 dtype_text(dtype), " or its bytes as torch.uint8, got ", dtype_text(t.dtype),
+                 ". View it with ", name, ".view(torch.uint8)");
+  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous tensor, got strides ",
+                 strides_text(t), ". Make a contiguous copy with ", name,
                  ".view(torch.uint8).contiguous()");
 }
 
@@ -536,9 +543,9 @@ inline GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, 
     scale.kind = GlobalScale::kTensor;
     return scale;
   }
-  JITQUANT_CHECK(gsa.dim() == 1 && gsa.size(0) == rows, name, " has shape ", shape_text(gsa),
-                 "; accepted are one element, or (rows,) = (", rows, ",) for this ", like_name,
-                 ". A gsa a row in another shape: ", name, ".reshape(-1)");
+  JITQUANT_CHECK(gsa.dim() == 1 && gsa.size(0) == rows, name, ": expected one element or shape (",
+                 rows, ",), one for each row of ", like_name, ", got shape ", shape_text(gsa),
+                 ". Flatten it with ", name, ".reshape(-1)");
   scale.kind = GlobalScale::kRows;
   scale.stride = gsa.stride(0);
   return scale;
@@ -556,8 +563,8 @@ inline GlobalScale value_scale(float value, float* gsa_out) {
 inline GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, const View& like) {
   check_cuda(amax, "amax", &like);
   JITQUANT_CHECK(amax.numel() >= 1 && amax.numel() <= kMaxPartials && amax.is_contiguous(),
-                 "amax must have 1 to ", kMaxPartials, " elements, contiguous; its shape is ",
-                 shape_text(amax));
+                 "amax: expected 1 to ", kMaxPartials, " contiguous elements, got shape ",
+                 shape_text(amax), " and strides ", strides_text(amax));
   GlobalScale scale = partials_scale(static_cast<const float*>(amax.const_data_ptr()),
                                      static_cast<int>(amax.numel()), divisor, gsa_out);
   scale.kind = GlobalScale::kAmax;
@@ -578,13 +585,13 @@ inline GlobalScale amax_or_rows_scale(const View& amax, int64_t rows, float divi
 inline ColumnVector column_vector(const View& weight, const Matrix& x, const View& like,
                                   const char* like_name = "x") {
   check_cuda(weight, "weight", &like);
-  JITQUANT_CHECK(weight.dtype == like.dtype || weight.dtype == ScalarType::Float, "weight is ",
-                 dtype_text(weight.dtype), "; accepted are ", like_name, "'s dtype ",
-                 dtype_text(like.dtype), " and float32. Convert it with weight.to(", like_name,
-                 ".dtype)");
-  JITQUANT_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight has shape ",
-                 shape_text(weight), "; accepted is (", x.cols, ",), one for each column of ",
-                 like_name);
+  JITQUANT_CHECK(weight.dtype == like.dtype || weight.dtype == ScalarType::Float,
+                 "weight: expected ", like_name, "'s dtype ", dtype_text(like.dtype),
+                 " or float32, got ", dtype_text(weight.dtype), ". Convert it with weight.to(",
+                 like_name, ".dtype)");
+  JITQUANT_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight: expected shape (", x.cols,
+                 ",), one element for each column of ", like_name, ", got shape ",
+                 shape_text(weight));
   check_contiguous(weight, "weight");
   const DType dtype = dtype_of(weight, "weight");
   const void* data = weight.const_data_ptr();

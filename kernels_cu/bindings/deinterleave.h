@@ -21,8 +21,8 @@ struct Deinterleave {
     const Matrix m = matrix_of(fused, "fused");
     JITQUANT_CHECK(
         intermediate >= 1 && intermediate < (int64_t{1} << 31) && m.cols == 2 * intermediate,
-        "intermediate is ", intermediate, " and fused has shape ", shape_text(fused),
-        "; accepted is intermediate = fused.shape[-1] / 2");
+        "intermediate: expected fused.shape[-1] / 2 for fused of shape ", shape_text(fused),
+        ", got ", intermediate);
     check_turns(interleave, intermediate);
     return {
         m, PackedShape::of(fused, fused.dim() - 1, m.rows, intermediate, swizzled_of(scale_layout)),

@@ -14,11 +14,14 @@ cudaError_t launch_dequantize_ragged_nvfp4(const uint8_t* codes, const uint8_t* 
 
 namespace {
 
-const uint8_t* bytes_of(const View& t, const char* name, ScalarType dtype, int64_t count) {
+const uint8_t* bytes_of(const View& t, const char* name, ScalarType dtype, int64_t count,
+                        int64_t numel) {
   JITQUANT_CHECK(t.scalar_type() == dtype || t.scalar_type() == ScalarType::Byte, name,
-                 " has the wrong dtype");
+                 ": expected ", dtype_text(dtype), " or its bytes as torch.uint8, got ",
+                 dtype_text(t.dtype), ". View it with ", name, ".view(torch.uint8)");
   JITQUANT_CHECK(t.dim() == 1 && t.numel() == count && t.is_contiguous(), name,
-                 " must have shape (", count, ",), contiguous; its shape is ", shape_text(t));
+                 ": expected shape (", count, ",) for ", numel, " elements, got shape ",
+                 shape_text(t));
   return static_cast<const uint8_t*>(t.const_data_ptr());
 }
 
@@ -26,10 +29,10 @@ void dequantize_ragged_fp8(Call& call, const declared::DequantizeRaggedFp8& args
   check_cuda(args.data, "data");
   const bool e4m3 = args.data.scalar_type() == ScalarType::Float8_e4m3fn;
   JITQUANT_CHECK(e4m3 || args.data.scalar_type() == ScalarType::Float8_e5m2,
-                 "data must be float8_e4m3fn or float8_e5m2");
+                 "data: expected float8_e4m3fn or float8_e5m2, got ", dtype_text(args.data.dtype));
   JITQUANT_CHECK(args.data.dim() >= 1 && args.data.is_contiguous(),
-                 "data must be contiguous and have a dimension; its shape is ",
-                 shape_text(args.data));
+                 "data: expected a contiguous buffer, got one that is not. Offsets count its "
+                 "elements. Call data.contiguous() first");
   const SegmentOffsets segments = SegmentOffsets::of(args.offsets, args.sizes, args.data);
   const float* scales = segments.floats(args.scale_inv, "scale_inv", args.data);
   const ScalarType type = args.dtype.value_or(ScalarType::BFloat16);
@@ -47,11 +50,15 @@ void dequantize_ragged_fp8(Call& call, const declared::DequantizeRaggedFp8& args
 void dequantize_ragged_nvfp4(Call& call, const declared::DequantizeRaggedNvfp4& args, Result& out) {
   check_cuda(args.x_fp4, "x_fp4");
   check_cuda(args.x_sf, "x_sf", &args.x_fp4);
-  JITQUANT_CHECK(args.numel >= 0, "numel must not be negative, but is ", args.numel);
+  JITQUANT_CHECK(args.numel >= 0, "numel: expected 0 or more, got ", args.numel);
   const int64_t blocks = (args.numel + 15) / 16;
-  const uint8_t* codes = bytes_of(args.x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2, blocks * 8);
-  const uint8_t* scales = bytes_of(args.x_sf, "x_sf", ScalarType::Float8_e4m3fn, blocks);
-  JITQUANT_CHECK(aligned(codes, 8), "x_fp4 must be aligned to 8 bytes; pass x_fp4.clone()");
+  const uint8_t* codes =
+      bytes_of(args.x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2, blocks * 8, args.numel);
+  const uint8_t* scales =
+      bytes_of(args.x_sf, "x_sf", ScalarType::Float8_e4m3fn, blocks, args.numel);
+  JITQUANT_CHECK(
+      aligned(codes, 8),
+      "x_fp4: expected memory aligned to 8 bytes, got another address. Pass x_fp4.clone()");
   const SegmentOffsets segments = SegmentOffsets::of(args.offsets, args.sizes, args.x_fp4);
   const float* factors = segments.floats(args.gsa, "gsa", args.x_fp4);
   const ScalarType type = args.dtype.value_or(ScalarType::BFloat16);

@@ -38,11 +38,13 @@ class __attribute__((visibility("hidden"))) Call {
 
   void add(const char* name, const Tensor& t, bool written) {
     JITQUANT_CHECK(t.is_cuda(), op_, ": ", name,
-                   " must be a CUDA tensor, and is not; move it with .to('cuda')");
+                   ": expected a tensor on cuda, got one on the CPU. Move it with ", name,
+                   ".to('cuda')");
     JITQUANT_CHECK(first_ == nullptr || t.get_device_index() == first_->get_device_index(), op_,
-                   ": ", name, " is on cuda:", t.get_device_index(), ", but ", first_name_,
-                   " is on cuda:", first_ ? first_->get_device_index() : -1,
-                   "; move one of them with .to()");
+                   ": ", name,
+                   ": expected a tensor on cuda:", first_ ? first_->get_device_index() : -1,
+                   ", as ", first_name_, " is, got one on cuda:", t.get_device_index(),
+                   ". Move one of them with .to()");
     if (first_ == nullptr) first_ = &t, first_name_ = name;
     Argument& argument = next(name);
     TensorView& view = argument.tensor;
@@ -76,8 +78,9 @@ class __attribute__((visibility("hidden"))) Call {
   }
 
   void run(Thunk thunk) const {
-    JITQUANT_CHECK(first_ != nullptr, op_, ": at least one tensor must be given; its device and ",
-                   "its current stream are those of the launch");
+    JITQUANT_CHECK(first_ != nullptr, op_,
+                   ": expected one tensor or more, got none. The launch uses the first one's "
+                   "device and current stream");
     const DeviceGuard guard(first_->get_device_index());
     Refusal refusal;
     refusal.text[0] = '\0';

@@ -27,32 +27,30 @@ struct Fp8Arguments {
     scale.by_row = by_row(granularity);
     scale.bound = std::numeric_limits<float>::infinity();
     if (given) {
-      JITQUANT_CHECK(!scale_value,
-                     "scale is given as a tensor and as a number; accepted is one of them");
+      JITQUANT_CHECK(!scale_value, "scale: expected a tensor or a number, got both");
       check_cuda(*given, "scale", &x);
       const int64_t count = scale.by_row ? rows : 1;
-      JITQUANT_CHECK(given->numel() == count, "scale has shape ", shape_text(*given),
-                     "; accepted with granularity '", granularity, "' is a tensor of ", count,
-                     " element", count == 1 ? "" : "s");
+      JITQUANT_CHECK(given->numel() == count, "scale: expected ", count, " element",
+                     count == 1 ? "" : "s", " with granularity '", granularity, "', got shape ",
+                     shape_text(*given));
       check_contiguous(*given, "scale");
       scale.kind = scale.by_row ? Fp8Scale::kRows : Fp8Scale::kTensor;
       scale.given = static_cast<const float*>(given->const_data_ptr());
     } else if (scale_value) {
       JITQUANT_CHECK(!scale.by_row,
-                     "scale is one number; accepted with it is granularity 'tensor'");
+                     "scale: expected a tensor with granularity 'row', got a number");
       scale.kind = Fp8Scale::kValue;
       scale.value = static_cast<float>(*scale_value);
     } else {
-      JITQUANT_CHECK(scale.by_row || dynamic_tensor,
-                     "granularity is 'tensor' without a scale; accepted are 'row', or a scale that "
-                     "is given. For a computed scale of the whole tensor quantize the result with "
-                     "quantize_fp8");
+      JITQUANT_CHECK(
+          scale.by_row || dynamic_tensor,
+          "granularity: expected 'row' or a given scale, got 'tensor' without a scale. To compute "
+          "one scale for the whole tensor quantize the result with quantize_fp8");
       scale.kind = Fp8Scale::kAmax;
     }
     if (scale_ub) {
-      JITQUANT_CHECK(scale.kind == Fp8Scale::kAmax, "scale_ub is ", *scale_ub,
-                     " beside a scale; accepted is one of the two: scale_ub bounds the amax that a "
-                     "scale is computed from");
+      JITQUANT_CHECK(scale.kind == Fp8Scale::kAmax, "scale_ub: expected None beside a scale, got ",
+                     *scale_ub, ". It bounds the amax that a scale is computed from");
       scale.bound = static_cast<float>(*scale_ub);
     }
     return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1),
@@ -86,9 +84,9 @@ struct Fp8FromAmax {
     scale.by_row = by_row(granularity);
     check_cuda(amax, "amax", &x);
     const int64_t count = scale.by_row ? rows : 1;
-    JITQUANT_CHECK(amax.numel() == count && amax.is_contiguous(), "amax has shape ",
-                   shape_text(amax), " and strides ", strides_text(amax), "; accepted are ", count,
-                   " elements, contiguous");
+    JITQUANT_CHECK(amax.numel() == count && amax.is_contiguous(), "amax: expected ", count,
+                   " contiguous elements, got shape ", shape_text(amax), " and strides ",
+                   strides_text(amax));
     scale.given = static_cast<const float*>(amax.const_data_ptr());
     scale.bound = scale_ub ? static_cast<float>(*scale_ub) : std::numeric_limits<float>::infinity();
     return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1)};

@@ -23,20 +23,20 @@ HyperConnection mix_of(const View& X, const View& A) {
   HyperConnection mix = {};
   mix.x = matrix_of(X, "X", leading);
   const int64_t streams = X.size(leading);
-  JITQUANT_CHECK(streams >= 1 && streams <= kMaxStreams, "X has shape ", shape_text(X),
-                 "; accepted is (..., n_hc, N) with n_hc from 1 to ", kMaxStreams);
+  JITQUANT_CHECK(streams >= 1 && streams <= kMaxStreams,
+                 "X: expected shape (..., n_hc, N) with n_hc from 1 to ", kMaxStreams,
+                 ", got shape ", shape_text(X));
   mix.streams = static_cast<int>(streams);
   mix.stream_stride = X.stride(leading);
   mix.x.vector = mix.x.vector && mix.stream_stride * element_size(mix.x.dtype) % 16 == 0;
 
   bool same = A.dim() == leading + 1;
   for (int64_t i = 0; same && i <= leading; ++i) same = A.size(i) == X.size(i);
-  JITQUANT_CHECK(same, "A has shape ", shape_text(A),
-                 "; accepted is X's shape without its last dimension, ",
-                 shape_text(Shape::of(X, leading, streams)));
-  JITQUANT_CHECK(A.dtype == X.dtype || A.dtype == ScalarType::Float, "A is ", dtype_text(A.dtype),
-                 "; accepted are X's dtype ", dtype_text(X.dtype),
-                 " and float32. Convert it with A.to(X.dtype)");
+  JITQUANT_CHECK(same, "A: expected X's shape without its last dimension, ",
+                 shape_text(Shape::of(X, leading, streams)), ", got shape ", shape_text(A));
+  JITQUANT_CHECK(A.dtype == X.dtype || A.dtype == ScalarType::Float, "A: expected X's dtype ",
+                 dtype_text(X.dtype), " or float32, got ", dtype_text(A.dtype),
+                 ". Convert it with A.to(X.dtype)");
   check_contiguous(A, "A");
   const DType dtype = dtype_of(A, "A");
   mix.weights = A.const_data_ptr();

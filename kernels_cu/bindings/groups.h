@@ -32,16 +32,14 @@ inline GroupNumerics mxfp8_numerics(ScalarType dtype) {
 
 inline void check_group_size(int64_t size) {
   JITQUANT_CHECK(size == 16 || size == 32 || size == 64 || size == 128 || size == 256,
-                 "group_size is ", size,
-                 "; accepted are 16, 32, 64, 128, 256. For one scale a row call quantize_fp8 with "
-                 "granularity='row'");
+                 "group_size: expected one of 16, 32, 64, 128, 256, got ", size,
+                 ". For one scale for each row call quantize_fp8 with granularity='row'");
 }
 
 inline void check_block(int64_t rows, int64_t cols) {
   JITQUANT_CHECK(rows == cols && (rows == 16 || rows == 32 || rows == 64 || rows == 128),
-                 "block is (", rows, ", ", cols,
-                 "); accepted are (16, 16), (32, 32), (64, 64), (128, 128). For blocks of one row "
-                 "call quantize_per_token_group");
+                 "block: expected one of (16, 16), (32, 32), (64, 64), (128, 128), got (", rows,
+                 ", ", cols, "). For blocks of one row call quantize_per_token_group");
 }
 
 // Whether the rows of block scales are padded to a multiple of four.
@@ -108,11 +106,11 @@ struct RowsOfGroups {
     if (counts) {
       check_cuda(*counts, "counts", &x);
       const bool wide = counts->scalar_type() == ScalarType::Long;
-      JITQUANT_CHECK(r.leading > 0, "counts is given with ", name, " of shape ", shape_text(x),
-                     "; accepted is (E, T, N) with a count for each E, or (T, N) with one count");
-      JITQUANT_CHECK(counts->numel() == r.batches, "counts has shape ", shape_text(*counts),
-                     "; accepted for ", name, " of shape ", shape_text(x), " are ", r.batches,
-                     " numbers of rows");
+      JITQUANT_CHECK(r.leading > 0, "counts: expected None for ", name, " of shape ", shape_text(x),
+                     ", got a tensor. Pass (E, T, N) with E counts, or (T, N) with one");
+      JITQUANT_CHECK(counts->numel() == r.batches, "counts: expected ", r.batches,
+                     " numbers of rows for ", name, " of shape ", shape_text(x), ", got shape ",
+                     shape_text(*counts));
       check_contiguous(*counts, "counts");
       r.counts = {counts->const_data_ptr(), wide, zero_padding};
     }

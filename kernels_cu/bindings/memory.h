@@ -34,10 +34,8 @@ inline bool overlaps(const View& t) {
 
 inline void check_own_elements(const View& t, const char* name) {
   if (!overlaps(t)) return;
-  fail(name, " has strides ", strides_text(t),
-       "; it is written, so each element needs memory of its own, as in a slice of a contiguous "
-       "tensor. Pass ",
-       name, ".contiguous()");
+  fail(name, ": expected memory of its own for each element, as it is written, got strides ",
+       strides_text(t), ". Pass ", name, ".contiguous() or a slice of a contiguous tensor");
 }
 
 inline int64_t bytes_of(ScalarType dtype) {
@@ -101,9 +99,9 @@ inline void check_own_memory(const Reached* all, const std::vector<std::string>&
     if (!all[i].written) continue;
     for (size_t j = 0; j < names.size(); ++j) {
       if (i == j || (all[j].written && j > i) || !regions[i].meets(regions[j])) continue;
-      fail(names[i], " shares memory with ", names[j], "; ", names[i],
-           " is written, so it needs memory of its own. Pass a copy, such as ", names[i],
-           ".clone()");
+      fail(names[i],
+           ": expected memory of its own, as it is written, got memory that it shares with ",
+           names[j], ". Pass a copy, such as ", names[i], ".clone()");
     }
   }
 }

@@ -19,14 +19,15 @@ inline std::optional<Matrix> residual_of(const std::optional<InPlace>& residual,
   if (!residual) return std::nullopt;
   const View& r = *residual;
   check_cuda(r, "residual", &x);
-  JITQUANT_CHECK(r.dtype == x.dtype, "residual is ", dtype_text(r.dtype),
-                 "; accepted is x's dtype ", dtype_text(x.dtype), ". Keep both in one dtype");
-  JITQUANT_CHECK(same_shape(r, x), "residual has shape ", shape_text(r), "; accepted is x's shape ",
-                 shape_text(x));
+  JITQUANT_CHECK(r.dtype == x.dtype, "residual: expected x's dtype ", dtype_text(x.dtype), ", got ",
+                 dtype_text(r.dtype), ". Keep both in one dtype");
+  JITQUANT_CHECK(same_shape(r, x), "residual: expected x's shape ", shape_text(x), ", got shape ",
+                 shape_text(r));
   const int64_t last = r.dim() - 1;
-  JITQUANT_CHECK(r.stride(last) == 1 || r.size(last) == 1, "residual has strides ", strides_text(r),
-                 "; accepted are tensors whose last dimension is contiguous (stride 1). Make "
-                 "residual contiguous where it is made");
+  JITQUANT_CHECK(r.stride(last) == 1 || r.size(last) == 1,
+                 "residual: expected a contiguous last dimension (stride 1), got strides ",
+                 strides_text(r),
+                 ". Make it contiguous when you create it: it is written in place");
   check_own_elements(r, "residual");
   return matrix_of(r, "residual");
 }
@@ -78,8 +79,8 @@ inline float* given_inv_rms(const View& inv_rms, int64_t rows, const View& like)
   check_cuda(inv_rms, "inv_rms", &like);
   JITQUANT_CHECK(
       inv_rms.dtype == ScalarType::Float && inv_rms.dim() == 1 && inv_rms.size(0) == rows,
-      "inv_rms is ", dtype_text(inv_rms.dtype), " ", shape_text(inv_rms), "; accepted is float32 (",
-      rows, ",), as the first half gives it");
+      "inv_rms: expected float32 of shape (", rows, ",), as the first half returns it, got ",
+      dtype_text(inv_rms.dtype), " of shape ", shape_text(inv_rms));
   check_contiguous(inv_rms, "inv_rms");
   return const_cast<float*>(static_cast<const float*>(inv_rms.const_data_ptr()));
 }

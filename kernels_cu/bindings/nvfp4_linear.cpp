@@ -10,7 +10,9 @@ void nvfp4_linear(Call& call, const declared::Nvfp4Linear& args, Result& y) {
   const auto& [x, w_fp4, w_sf, w_gsa, x_sf, x_gsa, bias, residual, dtype] = args;
   const Nvfp4Weight w = weight_of(w_fp4, w_sf, w_gsa);
   check_cuda(x, "x", &w_fp4);
-  JITQUANT_CHECK(x.dim() >= 1, "x must have at least one dimension");
+  JITQUANT_CHECK(x.dim() >= 1,
+                 "x: expected shape (..., K) with a contiguous last dimension, got shape ",
+                 shape_text(x), " and strides ", strides_text(x), ". Call x.contiguous() first");
 
   LinearOperand in = {};
   in.data = x.const_data_ptr();
@@ -18,12 +20,14 @@ void nvfp4_linear(Call& call, const declared::Nvfp4Linear& args, Result& y) {
     in.cols = static_cast<int>(check_packed(x, *x_sf, "x", "x_sf"));
     in.rows = x.numel() / x.size(x.dim() - 1);
     in.scales = static_cast<const uint8_t*>(x_sf->const_data_ptr());
-    JITQUANT_CHECK(x_gsa, "x_gsa must be given with x_sf");
-    JITQUANT_CHECK(in.cols == w.cols, "x must have ", w.cols, " columns, not ", in.cols);
+    JITQUANT_CHECK(x_gsa, "x_gsa: expected the gsa of x beside x_sf, got None");
+    JITQUANT_CHECK(in.cols == w.cols, "x: expected ", w.cols - 15, " to ", w.cols,
+                   " columns for w_fp4 of shape ", shape_text(w_fp4), ", got ", in.cols);
   } else {
+    JITQUANT_CHECK(x.dtype != ScalarType::Float, "x: expected bfloat16 or float16, got ",
+                   dtype_text(x.dtype), ". Convert it with .to(), or quantize it");
     const Matrix m = matrix_of(x, "x");
-    JITQUANT_CHECK(m.dtype != DType::kFloat32, "x must be bfloat16 or float16");
-    check_columns(m, w.cols);
+    check_columns(m, x, w.cols, w_fp4);
     in.cols = static_cast<int>(m.cols);
     in.rows = m.rows;
     in.stride = m.s2;

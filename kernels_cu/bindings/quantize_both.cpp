@@ -19,12 +19,12 @@ struct Transposed {
 
 Matrix matrix_of_both(const View& x, const char* name) {
   const Matrix m = matrix_of(x, name);
-  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1, name, " has shape ", shape_text(x),
-                 "; accepted is (M, K) with M and K >= 1. Flatten leading dimensions with ", name,
-                 ".flatten(0, -2)");
+  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1, name,
+                 ": expected shape (M, K) with M and K >= 1, got shape ", shape_text(x),
+                 ". Flatten leading dimensions with ", name, ".flatten(0, -2)");
   constexpr int64_t kMost = 4294967040;  // the kernel counts rows and columns in 32 bits
-  JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, name, " must have at most ", kMost,
-                 " rows and columns; its shape is ", shape_text(x));
+  JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, name, ": expected at most ", kMost,
+                 " rows and columns, got shape ", shape_text(x));
   return m;
 }
 

@@ -39,15 +39,19 @@ void quantize_mxfp4(Call& call, const declared::QuantizeMxfp4& args, Result& x_f
 const uint8_t* bytes_of(const View& t, const char* name, ScalarType dtype, const View& like) {
   check_cuda(t, name, &like);
   check_packed_kind(t, name, dtype);
-  JITQUANT_CHECK(aligned(t.data, 4), name, " must be aligned to 4 bytes; pass ", name, ".clone()");
+  JITQUANT_CHECK(aligned(t.data, 4), name,
+                 ": expected memory aligned to 4 bytes, got another address. Pass ", name,
+                 ".clone()");
   return static_cast<const uint8_t*>(t.data);
 }
 
 void dequantize_mxfp4(Call& call, const declared::DequantizeMxfp4& args, Result& out) {
   const int64_t leading = args.x_fp4.dim() - 1,
                 size = args.x_fp4.dim() > 0 ? args.x_fp4.size(leading) : 0;
-  JITQUANT_CHECK(size > 0 && size % 16 == 0, "x_fp4 has shape ", shape_text(args.x_fp4),
-                 "; accepted is (..., P) with P a multiple of 16 bytes (32 codes)");
+  JITQUANT_CHECK(
+      size > 0 && size % 16 == 0,
+      "x_fp4: expected shape (..., P) with P a multiple of 16 bytes (32 codes), got shape ",
+      shape_text(args.x_fp4));
   Mxfp4Input in = {bytes_of(args.x_fp4, "x_fp4", ScalarType::Float4_e2m1fn_x2, args.x_fp4),
                    bytes_of(args.x_sf, "x_sf", ScalarType::Float8_e8m0fnu, args.x_fp4),
                    args.x_fp4.numel() / size, size / 16, swizzled_of(args.scale_layout)};
@@ -55,12 +59,12 @@ void dequantize_mxfp4(Call& call, const declared::DequantizeMxfp4& args, Result&
                                    : Shape::of(args.x_fp4, leading, in.groups);
   bool same = args.x_sf.dim() == scales.dim();
   for (int64_t i = 0; same && i < scales.dim(); ++i) same = args.x_sf.size(i) == scales.size(i);
-  JITQUANT_CHECK(same, "x_sf has shape ", shape_text(args.x_sf), "; accepted is ",
-                 shape_text(scales), " for x_fp4 of shape ", shape_text(args.x_fp4),
-                 " and scale_layout '", args.scale_layout, "'");
+  JITQUANT_CHECK(same, "x_sf: expected shape ", shape_text(scales), " for x_fp4 of shape ",
+                 shape_text(args.x_fp4), " and scale_layout '", args.scale_layout, "', got shape ",
+                 shape_text(args.x_sf));
   const int64_t width = args.cols.value_or(2 * size);
-  JITQUANT_CHECK(width > 2 * size - 32 && width <= 2 * size, "cols is ", width, "; accepted are ",
-                 2 * size - 31, " to ", 2 * size, " for x_fp4 of shape ", shape_text(args.x_fp4));
+  JITQUANT_CHECK(width > 2 * size - 32 && width <= 2 * size, "cols: expected ", 2 * size - 31,
+                 " to ", 2 * size, " for x_fp4 of shape ", shape_text(args.x_fp4), ", got ", width);
   const ScalarType type = args.dtype.value_or(ScalarType::BFloat16);
   const DType kind = dtype_of(type, "dtype");
   void* const to = out.memory("out", type, Shape::of(args.x_fp4, leading, width), args.x_fp4);

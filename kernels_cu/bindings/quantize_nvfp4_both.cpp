@@ -13,20 +13,20 @@ namespace {
 
 Matrix matrix_of_both(const View& x) {
   const Matrix m = matrix_of(x, "x");
-  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1, "x has shape ", shape_text(x),
-                 "; accepted is (M, K) with M and K >= 1. Flatten leading dimensions with "
-                 "x.flatten(0, -2)");
+  JITQUANT_CHECK(x.dim() == 2 && m.rows >= 1,
+                 "x: expected shape (M, K) with M and K >= 1, got shape ", shape_text(x),
+                 ". Flatten leading dimensions with x.flatten(0, -2)");
   constexpr int64_t kMost = 2147483520;  // the kernel counts rows and columns in 32 bits
-  JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, "x must have at most ", kMost,
-                 " rows and columns; its shape is ", shape_text(x));
+  JITQUANT_CHECK(m.rows <= kMost && m.cols <= kMost, "x: expected at most ", kMost,
+                 " rows and columns, got shape ", shape_text(x));
   return m;
 }
 
 // The rotation of the transpose.
 Rotation rotation_of_columns(std::string_view rotate, const std::optional<View>& signs,
                              int64_t rows, const View& x) {
-  JITQUANT_CHECK(rotate == "none" || rotate == "te", "rotate must be 'none' or 'te', not '", rotate,
-                 "'");
+  JITQUANT_CHECK(rotate == "none" || rotate == "te", "rotate: expected one of 'none', 'te', got '",
+                 rotate, "'");
   return rotation_of(rotate, signs, rows, x);
 }
 
@@ -49,17 +49,18 @@ void quantize_nvfp4_both(Call& call, const declared::QuantizeNvfp4Both& args, Re
   recipe.rounding = rounding_of(args.rounding, args.rng_state, std::nullopt, args.x);
   recipe.tile = tile_of(args.block, args.rotate, recipe.rotation);
   JITQUANT_CHECK(!recipe.tile || (recipe.rotation.lanes == 0 && !recipe.rounding.stochastic),
-                 "block='16x16' goes with rotate='none' and rounding='nearest' alone");
+                 "rotate and rounding: expected 'none' and 'nearest' with block='16x16', got '",
+                 args.rotate, "' and '", args.rounding, "'. The transpose has the same codes");
   JITQUANT_CHECK(recipe.select.none || !recipe.rounding.stochastic,
-                 "rounding is 'stochastic' with select='", args.select,
-                 "'; accepted is 'nearest': the choice would depend on the draw");
+                 "rounding: expected 'nearest' with select='", args.select,
+                 "', got 'stochastic'. The choice would depend on the random numbers");
   const float divisor = recipe.select.full * largest_scale(args.e4m3_max);
   check_cuda(args.amax, "amax", &args.x);
   JITQUANT_CHECK(args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&
                      args.amax.dim() == 2 && args.amax.size(0) == 2 &&
                      args.amax.size(1) == kBothPartials,
-                 "amax must be float32, contiguous, of shape (2, ", kBothPartials,
-                 "); its shape is ", shape_text(args.amax));
+                 "amax: expected float32 of shape (2, ", kBothPartials, "), contiguous, got ",
+                 dtype_text(args.amax.dtype), " of shape ", shape_text(args.amax));
   const bool swizzled = swizzled_of(args.scale_layout);
   const int64_t sizes[2] = {args.x.size(1), args.x.size(0)};
   View transposed = args.x;

@@ -31,19 +31,19 @@ void quantize_nvfp4_recipe(Call& call, const declared::QuantizeNvfp4Recipe& args
   recipe.rounding = rounding_of(args.rounding, args.rng_state, args.random_bytes, args.x);
   recipe.tile = tile_of(args.block, args.rotate, recipe.rotation);
   JITQUANT_CHECK(!rows || !recipe.tile,
-                 "block is '16x16' with granularity='row'; accepted is '1x16'");
+                 "block: expected '1x16' with granularity='row', got '16x16'");
   JITQUANT_CHECK(recipe.select.none || !recipe.rounding.stochastic,
-                 "rounding is 'stochastic' with select='", args.select,
-                 "'; accepted is 'nearest': the choice would depend on the draw");
+                 "rounding: expected 'nearest' with select='", args.select,
+                 "', got 'stochastic'. The choice would depend on the random numbers");
   const float divisor = recipe.select.full * largest_scale(args.e4m3_max);
   check_cuda(args.amax, "amax", &args.x);
   const int64_t count = args.amax.numel();
   JITQUANT_CHECK(
       args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&
           (rows ? count == m.rows : count == 1 || (count == kMaxPartials && !args.from_gsa)),
-      "amax must be float32, contiguous, of 1 or, without from_gsa, ", kMaxPartials,
-      " elements, or with granularity='row' of one for each row; its shape is ",
-      shape_text(args.amax));
+      "amax: expected one contiguous element in float32, ", kMaxPartials,
+      " without from_gsa, or one for each row with granularity='row', got ",
+      dtype_text(args.amax.dtype), " of shape ", shape_text(args.amax));
   const PackedShape shape =
       PackedShape::of(args.x, args.x.dim() - 1, m.rows, m.cols, swizzled_of(args.scale_layout));
   const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);

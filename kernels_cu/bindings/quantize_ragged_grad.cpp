@@ -21,14 +21,14 @@ Activation activation_of(std::string_view name) {
 
 const void* input_of(const std::optional<View>& input, std::string_view name, Activation activation,
                      const View& grad) {
-  JITQUANT_CHECK(input.has_value() == (activation != Activation::kNone), "activation is '", name,
-                 "' and act_input is ", input ? "given" : "None", "; accepted are both or neither");
+  JITQUANT_CHECK(input.has_value() == (activation != Activation::kNone),
+                 "activation: expected an activation and act_input, or neither, got '", name,
+                 "' with act_input ", input ? "given" : "None");
   if (!input) return nullptr;
   check_cuda(*input, "act_input", &grad);
-  JITQUANT_CHECK(input->dtype == grad.dtype && same_shape(*input, grad), "act_input is ",
-                 dtype_text(input->dtype), " ", shape_text(*input),
-                 "; accepted is grad's dtype and shape, ", dtype_text(grad.dtype), " ",
-                 shape_text(grad));
+  JITQUANT_CHECK(input->dtype == grad.dtype && same_shape(*input, grad), "act_input: expected ",
+                 dtype_text(grad.dtype), " of shape ", shape_text(grad), ", as grad is, got ",
+                 dtype_text(input->dtype), " of shape ", shape_text(*input));
   check_contiguous(*input, "act_input");
   return input->const_data_ptr();
 }
@@ -38,9 +38,10 @@ void quantize_ragged_grad_fp8(Call& call, const declared::QuantizeRaggedGradFp8&
   RaggedArguments a = RaggedArguments::of(args.grad, "grad", args.offsets, args.scale, args.sizes);
   const EightBit format = fp8_format(args.dtype);
   const int64_t cols = args.grad.size(args.grad.dim() - 1);
-  JITQUANT_CHECK(cols >= 1, "grad has no columns: its shape is ", shape_text(args.grad));
-  JITQUANT_CHECK(!args.with_dbias || cols <= int64_t{1} << 30, "grad has ", cols,
-                 " columns; with dbias it may have 2^30");
+  JITQUANT_CHECK(cols >= 1, "grad: expected shape (..., N) with N >= 1, got shape ",
+                 shape_text(args.grad));
+  JITQUANT_CHECK(!args.with_dbias || cols <= int64_t{1} << 30,
+                 "grad: expected at most 2^30 columns with dbias, got ", cols);
   RaggedGradient gradient = {nullptr, activation_of(args.activation), cols, nullptr, nullptr};
   gradient.act_input = input_of(args.act_input, args.activation, gradient.activation, args.grad);
   const RaggedElements out = ragged_elements(data, args.dtype, format, args.grad);

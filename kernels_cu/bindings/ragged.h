@@ -13,27 +13,28 @@ struct SegmentOffsets {
 
   static const int64_t* integers(const View& t, const char* name, const View& like, int64_t least) {
     check_cuda(t, name, &like);
-    JITQUANT_CHECK(t.dim() == 1 && t.size(0) >= least, name, " has shape ", shape_text(t),
-                   "; accepted is ", least > 0 ? "(G + 1,)" : "(G,)");
+    JITQUANT_CHECK(t.dim() == 1 && t.size(0) >= least, name, ": expected shape ",
+                   least > 0 ? "(G + 1,)" : "(G,)", ", got shape ", shape_text(t));
     check_contiguous(t, name);
     return static_cast<const int64_t*>(t.const_data_ptr());
   }
   static SegmentOffsets of(const View& offsets, const std::optional<View>& sizes,
                            const View& like) {
     SegmentOffsets g = {integers(offsets, "offsets", like, 1), nullptr, offsets.numel() - 1};
-    JITQUANT_CHECK(g.count < int64_t{1} << 30, "offsets has ", g.count,
-                   " segments; there may be 2^30 - 1");
+    JITQUANT_CHECK(g.count < int64_t{1} << 30, "offsets: expected fewer than 2^30 segments, got ",
+                   g.count);
     if (sizes) {
       g.sizes = integers(*sizes, "sizes", like, 0);
-      JITQUANT_CHECK(sizes->numel() == g.count, "sizes has shape ", shape_text(*sizes),
-                     "; accepted is (", g.count, ",), one for each segment of offsets");
+      JITQUANT_CHECK(sizes->numel() == g.count, "sizes: expected shape (", g.count,
+                     ",), one element for each segment of offsets, got shape ", shape_text(*sizes));
     }
     return g;
   }
   const float* floats(const View& t, const char* name, const View& like) const {
     check_cuda(t, name, &like);
-    JITQUANT_CHECK(t.dim() == 1 && t.is_contiguous() && t.numel() == count, name, " has shape ",
-                   shape_text(t), "; accepted is (", count, ",), contiguous, one for each segment");
+    JITQUANT_CHECK(t.dim() == 1 && t.is_contiguous() && t.numel() == count, name,
+                   ": expected shape (", count,
+                   ",), contiguous, one element for each segment, got shape ", shape_text(t));
     return static_cast<const float*>(t.const_data_ptr());
   }
 };
@@ -47,12 +48,12 @@ struct RaggedArguments {
                             const std::optional<View>& given, const std::optional<View>& sizes) {
     check_cuda(x, name);
     const DType dtype = dtype_of(x, name);
-    JITQUANT_CHECK(x.is_contiguous(), name,
-                   " is not contiguous; accepted is a contiguous buffer, as offsets count its "
-                   "elements. Call ",
-                   name, ".contiguous() first");
+    JITQUANT_CHECK(
+        x.is_contiguous(), name,
+        ": expected a contiguous buffer, got one that is not. Offsets count its elements. Call ",
+        name, ".contiguous() first");
     JITQUANT_CHECK(x.dim() >= 1, name,
-                   " has shape (); accepted is a tensor of one dimension or more");
+                   ": expected a tensor of one dimension or more, got shape ()");
     const SegmentOffsets segments = SegmentOffsets::of(offsets, sizes, x);
     return {
         {x.const_data_ptr(), dtype, segments.offsets, segments.sizes, segments.count, x.numel()},

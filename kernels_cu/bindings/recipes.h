@@ -20,22 +20,21 @@ inline Rotation rotation_of(std::string_view rotate, const std::optional<View>& 
   for (const Known& known : kKnown) {
     if (known.name != rotate) continue;
     Rotation r = {known.lanes, rotate == "te", known.factor, nullptr};
-    JITQUANT_CHECK(r.lanes == 0 || cols % (16 * r.lanes) == 0, "rotate is '", rotate,
-                   "' and the dimension that it mixes has ", cols,
-                   " elements; accepted are multiples of ", 16 * r.lanes,
-                   ". Pad it with zeros, or rotate fewer neighbors");
+    JITQUANT_CHECK(r.lanes == 0 || cols % (16 * r.lanes) == 0, "rotate: expected a multiple of ",
+                   16 * r.lanes, " elements in the rotated dimension for '", rotate, "', got ",
+                   cols, ". Pad it with zeros, or rotate fewer neighbors");
     if (signs) {
       check_cuda(*signs, "signs", &like);
-      JITQUANT_CHECK(r.lanes > 0, "signs has shape ", shape_text(*signs),
-                     "; accepted with rotate='none' is None: nothing is rotated");
+      JITQUANT_CHECK(r.lanes > 0, "signs: expected None with rotate='none', got shape ",
+                     shape_text(*signs));
       JITQUANT_CHECK(signs->dim() == 1 && signs->size(0) == 16 * r.lanes && signs->is_contiguous(),
-                     "signs has shape ", shape_text(*signs), "; accepted with rotate='", rotate,
-                     "' is (", 16 * r.lanes, ",), contiguous, of +1 and -1");
+                     "signs: expected shape (", 16 * r.lanes, ",), contiguous with rotate='",
+                     rotate, "', got shape ", shape_text(*signs));
       r.signs = static_cast<const int8_t*>(signs->data);
     }
     return r;
   }
-  fail("rotate is '", rotate, "', which is not known");
+  fail("rotate: expected the size of a rotation, got '", rotate, "'");
 }
 
 inline Select select_of(std::string_view select) {
@@ -47,47 +46,46 @@ inline Select select_of(std::string_view select) {
   if (select == "4over6_mse" || select == "4over6_mse_fast") s.error = Error::kSquared;
   if (select == "4over6_abs_max") s.error = Error::kLargest;
   JITQUANT_CHECK(s.single || s.scaled || s.error != Error::kAbsolute || select == "4over6_mae",
-                 "select is '", select, "', which is not known");
+                 "select: expected the name of a selection, got '", select, "'");
   return s;
 }
 
 inline float largest_scale(int64_t e4m3_max) {
-  JITQUANT_CHECK(e4m3_max == 448 || e4m3_max == 256, "e4m3_max is ", e4m3_max,
-                 "; accepted are 448, 256");
+  JITQUANT_CHECK(e4m3_max == 448 || e4m3_max == 256, "e4m3_max: expected one of 448, 256, got ",
+                 e4m3_max);
   return static_cast<float>(e4m3_max);
 }
 
 inline bool tile_of(std::string_view block, std::string_view rotate, const Rotation& rotation) {
   if (block == "1x16") return false;
-  JITQUANT_CHECK(rotation.lanes <= 1, "rotate is '", rotate,
-                 "' with block='16x16'; accepted are 'none', 'te' and '16'. A wider rotation would "
-                 "mix blocks that have scales of their own");
+  JITQUANT_CHECK(rotation.lanes <= 1,
+                 "rotate: expected 'none', 'te' or '16' with block='16x16', got '", rotate,
+                 "'. A wider rotation would mix blocks that have their own scales");
   return true;
 }
 
 inline Rounding rounding_of(std::string_view rounding, const std::optional<View>& rng_state,
                             const std::optional<View>& random_bytes, const View& like) {
   Rounding r = {rounding == "stochastic", nullptr, nullptr};
-  JITQUANT_CHECK(
-      static_cast<int>(rng_state.has_value()) + random_bytes.has_value() == r.stochastic,
-      "rounding is '", rounding, "' with ",
-      static_cast<int>(rng_state.has_value()) + random_bytes.has_value(),
-      " of rng_state and random_bytes; accepted is one of the two with 'stochastic', and "
-      "none with 'nearest'");
+  JITQUANT_CHECK(static_cast<int>(rng_state.has_value()) + random_bytes.has_value() == r.stochastic,
+                 "rng_state and random_bytes: expected one of them with rounding 'stochastic', "
+                 "none with 'nearest', got ",
+                 static_cast<int>(rng_state.has_value()) + random_bytes.has_value(), " with '",
+                 rounding, "'");
   if (rng_state) {
     check_cuda(*rng_state, "rng_state", &like);
-    JITQUANT_CHECK(rng_state->dtype == ScalarType::Long && rng_state->dim() == 1 &&
-                       rng_state->size(0) == 2 && rng_state->is_contiguous(),
-                   "rng_state is ", dtype_text(rng_state->dtype), " ", shape_text(*rng_state),
-                   "; accepted is int64 (2,): seed and offset, on the device of x");
+    JITQUANT_CHECK(
+        rng_state->dtype == ScalarType::Long && rng_state->dim() == 1 && rng_state->size(0) == 2 &&
+            rng_state->is_contiguous(),
+        "rng_state: expected int64 of shape (2,) on the device of x: seed and offset, got ",
+        dtype_text(rng_state->dtype), " of shape ", shape_text(*rng_state));
     r.rng_state = static_cast<const int64_t*>(rng_state->data);
   }
   if (random_bytes) {
     check_cuda(*random_bytes, "random_bytes", &like);
     JITQUANT_CHECK(random_bytes->dtype == ScalarType::Byte && same_shape(*random_bytes, like),
-                   "random_bytes is ", dtype_text(random_bytes->dtype), " ",
-                   shape_text(*random_bytes), "; accepted is uint8 ", shape_text(like),
-                   ", the shape of x");
+                   "random_bytes: expected uint8 of shape ", shape_text(like), ", as x, got ",
+                   dtype_text(random_bytes->dtype), " of shape ", shape_text(*random_bytes));
     check_contiguous(*random_bytes, "random_bytes");
     r.random_bytes = static_cast<const uint8_t*>(random_bytes->data);
   }

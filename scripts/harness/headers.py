@@ -93,13 +93,15 @@ def _check(name: str, rule: Rule) -> str:
     if isinstance(rule, Number):
         return (
             f"    check_number({_quoted(rule.shown or name)}, {name}, {rule.least.hex()}, "
-            f"{rule.most.hex()},\n                 {_quoted(rule.accepted)});\n"
+            f"{rule.most.hex()},\n"
+            f"                 {_quoted(rule.expected)}, {_quoted(rule.way_out)});\n"
         )
     if isinstance(rule, Dtypes):
         accepted = ", ".join(f"ScalarType::{_DTYPES[dtype]}" for dtype in rule.accepted)
+        way_out = rule.way_out.format(name=name)
         return (
             f"    check_dtype({_quoted(name)}, {name}, {{{accepted}}},\n"
-            f"                {_quoted(rule.words(name))});\n"
+            f"                {_quoted(rule.expected)}, {_quoted(way_out)});\n"
         )
     return f"    check_values({_quoted(name)}, {name}, {rule.least_dim}, {_quoted(rule.shape)});\n"
 

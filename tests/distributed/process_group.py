@@ -361,18 +361,22 @@ def case_under_torch_compile(here: Here) -> None:
 
 def case_refusals(here: Here) -> None:
     x = large_in_one_row(4, 24, here)
-    with pytest.raises(TypeError, match="process_group is str; accepted is a torch"):
+    with pytest.raises(TypeError, match=r"process_group: expected a torch.*, got str"):
         jitquant.quantize_nvfp4(x, process_group="tp")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="process_group is given beside gsa"):
+    with pytest.raises(ValueError, match="process_group: expected None beside gsa"):
         jitquant.quantize_nvfp4(x, 0.1, process_group=here.group)
-    with pytest.raises(ValueError, match="process_group is given beside scale"):
+    with pytest.raises(ValueError, match="process_group: expected None beside scale"):
         jitquant.quantize_fp8(x, scale=0.1, process_group=here.group)
-    with pytest.raises(ValueError, match="accepted with a norm is 'tensor'"):
+    with pytest.raises(
+        ValueError, match="granularity: expected 'tensor' with process_group and a norm"
+    ):
         jitquant.rmsnorm_quantize_nvfp4(x, x[0].contiguous(), process_group=here.group)
     spread = DTensor.from_local(x, here.mesh, [Shard(0)])
-    with pytest.raises(TypeError, match=r"x is a DTensor; accepted is .* x\.to_local\(\)"):
+    with pytest.raises(
+        TypeError, match=r"x: expected this rank\'s tensor, got a DTensor.*x\.to_local\(\)"
+    ):
         jitquant.quantize_nvfp4(spread)
-    with pytest.raises(TypeError, match="x is a DTensor"):
+    with pytest.raises(TypeError, match="got a DTensor"):
         jitquant.quantize_fp8(spread, process_group=here.group)
     if here.rank == 0:
         with pytest.raises(ValueError, match="a block of 16 would be divided"):

@@ -50,16 +50,16 @@ def test_decode_kernels_build() -> None:
     except NvccNotFoundError as error:
         pytest.skip(f"there is no CUDA compiler: {error}")
     x = torch.ones(2, 16, dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError, match="x must be a CUDA tensor"):
+    with pytest.raises(RuntimeError, match="x: expected a tensor on cuda"):
         module.rms_norm(x, x[0], 1e-6, out=x)
-    with pytest.raises(RuntimeError, match="both must be a CUDA tensor"):
+    with pytest.raises(RuntimeError, match="both: expected a tensor on cuda"):
         module.swiglu(x, out=x[:, :8])
-    with pytest.raises(RuntimeError, match="qkv must be a CUDA tensor"):
+    with pytest.raises(RuntimeError, match="qkv: expected a tensor on cuda"):
         module.rope_cache(x, x, x, None, None, 0.0, q=x, keys=x, values=x)
 
 
 def test_decode_says_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="--hidden 100: accepted are multiples of 64"):
+    with pytest.raises(AssertionError, match="--hidden: expected a multiple of 64, got 100"):
         run("decode_cuda_graph.py", "--hidden", "100", cwd=tmp_path)
 
 

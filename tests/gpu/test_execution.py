@@ -233,7 +233,9 @@ def test_the_tensors_own_device_is_used() -> None:
         assert all(t.device.index == 1 for t in first)
         same(first, [bytes_of(t).to("cuda:1").view(t.dtype).view(t.shape) for t in second])
     x, gsa = randn(4, 64), torch.ones(1, device="cuda:1")
-    with pytest.raises(RuntimeError, match="gsa is on cuda:1, but the input is on cuda:0"):
+    with pytest.raises(
+        RuntimeError, match="gsa: expected a tensor on cuda:0, as the input is, got one on cuda:1"
+    ):
         module("quantize_nvfp4").quantize_nvfp4(x, gsa)
 
 
@@ -263,23 +265,23 @@ def test_bad_arguments_reach_no_kernel() -> None:
     x = randn(4, 64)
     gsa = torch.ones(1, device="cuda")
     cases: list[tuple[str, Callable[[], object]]] = [
-        ("x is torch.int32; accepted are bfloat16", lambda: fused.amax_quantize_nvfp4(x.int())),
-        (r"is contiguous.*x\.contiguous\(\)", lambda: fused.amax_quantize_nvfp4(x.T)),
-        ("recipe is 'x'; accepted are 'te'", lambda: fused.amax_quantize_nvfp4(x, recipe="x")),
-        ("scale_layout is 'x'", lambda: fused.amax_quantize_nvfp4(x, scale_layout="x")),
-        ("granularity is 'x'", lambda: fused.amax_quantize_nvfp4(x, granularity="x")),
-        ("divisor is 0.0; accepted is", lambda: fused.amax_quantize_nvfp4(x, 0.0)),
-        ("divisor is nan; accepted is", lambda: fused.amax_quantize_nvfp4(x, float("nan"))),
-        ("N of 1 or more", lambda: fused.amax_quantize_nvfp4(x[:, :0])),
-        (r"x has shape \(\); accepted is", lambda: fused.amax_quantize_nvfp4(x[0, 0])),
-        ("gsa is torch.float16; accepted is float32",
+        ("x: expected bfloat16, .* got torch.int32", lambda: fused.amax_quantize_nvfp4(x.int())),
+        (r"contiguous last dimension.*x\.contiguous\(\)", lambda: fused.amax_quantize_nvfp4(x.T)),
+        ("recipe: .* 'te', 'vllm', got 'x'", lambda: fused.amax_quantize_nvfp4(x, recipe="x")),
+        ("scale_layout: .* got 'x'", lambda: fused.amax_quantize_nvfp4(x, scale_layout="x")),
+        ("granularity: .* got 'x'", lambda: fused.amax_quantize_nvfp4(x, granularity="x")),
+        ("divisor: .* got 0.0", lambda: fused.amax_quantize_nvfp4(x, 0.0)),
+        ("divisor: .* got nan", lambda: fused.amax_quantize_nvfp4(x, float("nan"))),
+        ("with N >= 1", lambda: fused.amax_quantize_nvfp4(x[:, :0])),
+        (r"x: expected shape .* got shape \(\)", lambda: fused.amax_quantize_nvfp4(x[0, 0])),
+        ("gsa: expected float32, got torch.float16",
          lambda: fused.quantize_nvfp4_from_buffer(x, gsa.half())),
-        (r"accepted are one element, or \(rows,\) = \(4,\) for this x",
+        (r"gsa: expected one element or shape \(4,\), one for each row of x",
          lambda: fused.quantize_nvfp4_from_buffer(x, gsa.expand(3))),
-        ("gsa must be a CUDA tensor", lambda: fused.quantize_nvfp4_from_buffer(x, gsa.cpu())),
-        ("accepted are divisors of 32, and 0",
+        ("gsa: expected a tensor on cuda", lambda: fused.quantize_nvfp4_from_buffer(x, gsa.cpu())),
+        ("interleave: expected 0 .* or a divisor of 32",
          lambda: fused.deinterleave_quantize_from_buffer(x, 32, 5, gsa)),
-        ("intermediate is 30 and fused has shape",
+        ("intermediate: expected fused.* got 30",
          lambda: fused.deinterleave_quantize_from_buffer(x, 30, 5, gsa)),
     ]  # fmt: skip
     for message, call in cases:
@@ -287,10 +289,10 @@ def test_bad_arguments_reach_no_kernel() -> None:
             call()
     good = fused.amax_quantize_nvfp4(x)
     for bad, message in (
-        ((good[0][:2], good[1], good[2]), "x_fp4 has shape"),
-        ((good[0].view(torch.int8), good[1], good[2]), "x_fp4 is torch.int8; accepted is"),
-        ((good[0], good[1].T.contiguous().T, good[2]), "x_sf has strides"),
-        ((good[0], good[1], good[2].expand(2)), "gsa has shape"),
+        ((good[0][:2], good[1], good[2]), "x_fp4: expected shape"),
+        ((good[0].view(torch.int8), good[1], good[2]), "x_fp4: expected torch.float4_e2m1fn_x2"),
+        ((good[0], good[1].T.contiguous().T, good[2]), "x_sf: expected a contiguous buffer"),
+        ((good[0], good[1], good[2].expand(2)), "gsa: expected shape"),
     ):
         with pytest.raises(RuntimeError, match=message):
             fused.amax_quantize_nvfp4.out(x, x_fp4=bad[0], x_sf=bad[1], gsa=bad[2])

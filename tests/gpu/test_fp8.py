@@ -163,30 +163,36 @@ def test_bad_arguments_reach_no_kernel() -> None:
     data, scale_inv, _ = _quantize(x)
     back = module("dequantize").dequantize
     cases: list[tuple[str, Callable[[], object]]] = [
-        ("x is torch.int32; accepted are bfloat16", lambda: _quantize(x.int())),
-        ("dtype is torch.int8; accepted are float8_e4m3fn", lambda: _quantize(x, dtype=torch.int8)),
-        ("granularity is 'block'", lambda: _quantize(x, granularity="block")),
-        ("scale is torch.float16; accepted is float32", lambda: _quantize(x, scale.half())),
-        ("is a tensor of 4 elements", lambda: _quantize(x, scale, granularity="row")),
-        ("scale must be a CUDA tensor", lambda: _quantize(x, scale.cpu())),
-        ("accepted is one of them", lambda: _quantize(x, scale, scale_value=2.0)),
-        ("scale is 0.0; accepted is", lambda: _quantize(x, scale_value=0.0)),
+        ("x: expected bfloat16, .* got torch.int32", lambda: _quantize(x.int())),
+        ("dtype: expected float8_e4m3fn", lambda: _quantize(x, dtype=torch.int8)),
+        ("granularity: .* got 'block'", lambda: _quantize(x, granularity="block")),
+        ("scale: expected float32, got torch.float16", lambda: _quantize(x, scale.half())),
+        ("scale: expected 4 elements", lambda: _quantize(x, scale, granularity="row")),
+        ("scale: expected a tensor on cuda", lambda: _quantize(x, scale.cpu())),
         (
-            "scale is one number; accepted with it",
+            "scale: expected a tensor or a number, got both",
+            lambda: _quantize(x, scale, scale_value=2.0),
+        ),
+        ("scale: expected a finite number .* got 0.0", lambda: _quantize(x, scale_value=0.0)),
+        (
+            "scale: expected a tensor with granularity 'row'",
             lambda: _quantize(x, scale_value=2.0, granularity="row"),
         ),
-        ("scale_ub is 1.0 beside a scale", lambda: _quantize(x, scale, scale_ub=1.0)),
-        ("scale_ub is inf; accepted is", lambda: _quantize(x, scale_ub=float("inf"))),
-        ("data is torch.bfloat16; accepted are float8", lambda: back(x, scale_inv, 0, 0)),
-        ("scale_inv has shape", lambda: back(data, scale_inv, 1, 0)),
-        ("scale_layout is 'x'", lambda: back(data, scale_inv, 1, 64, scale_layout="x")),
+        (
+            "scale_ub: expected None beside a scale, got 1.0",
+            lambda: _quantize(x, scale, scale_ub=1.0),
+        ),
+        ("scale_ub: .* got inf", lambda: _quantize(x, scale_ub=float("inf"))),
+        ("data: expected float8.* got torch.bfloat16", lambda: back(x, scale_inv, 0, 0)),
+        ("scale_inv: expected shape", lambda: back(data, scale_inv, 1, 0)),
+        ("scale_layout: .* got 'x'", lambda: back(data, scale_inv, 1, 64, scale_layout="x")),
         ("multiple of 16", lambda: back(data, scale_inv, 1, 8)),
     ]
     for message, call in cases:
         with pytest.raises(RuntimeError, match=message):
             call()
     wrong = torch.empty(4, 63, dtype=E4M3, device="cuda")
-    with pytest.raises(RuntimeError, match="data has shape"):
+    with pytest.raises(RuntimeError, match="data: expected shape"):
         module("quantize_fp8").quantize_fp8.out(
             x, dtype=E4M3, data=wrong, scale_inv=scale, amax=_scales(1)
         )

@@ -330,23 +330,23 @@ def test_bad_arguments_reach_no_kernel() -> None:
     silu_group = module("swiglu_quantize_per_token_group").swiglu_quantize_per_token_group
     x, weight = randn(4, 64), torch.ones(64, device="cuda")
     cases: list[tuple[str, Callable[[], object]]] = [
-        ("weight has shape", lambda: norm.rmsnorm_quantize_fp8(x, weight[:5], dtype=E4M3)),
+        ("weight: expected shape", lambda: norm.rmsnorm_quantize_fp8(x, weight[:5], dtype=E4M3)),
         ("without a scale",
          lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, granularity="tensor")),
-        ("accepted is x's shape",
+        ("residual: expected x's shape",
          lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, residual=randn(2, 64))),
-        ("residual shares memory with x",
+        ("residual: .* shares with x",
          lambda: norm.rmsnorm_quantize_fp8(x, weight, dtype=E4M3, residual=x)),
-        ("group_size is", lambda: norm_group(x, weight, 24, dtype=E4M3)),
-        ("amax_eps is 0.0; accepted is",
+        ("group_size: expected one of", lambda: norm_group(x, weight, 24, dtype=E4M3)),
+        ("amax_eps: .* got 0.0",
          lambda: norm_group(x, weight, 16, dtype=E4M3, amax_eps=0.0)),
         ("gate and up", lambda: silu.swiglu_quantize_fp8(x[:, :63], dtype=E4M3)),
-        ("accepted are divisors of 32, and 0",
+        ("interleave: expected 0 .* or a divisor of 32",
          lambda: silu.swiglu_quantize_fp8(x, dtype=E4M3, interleave=5)),
-        (r"accepted is \(\.\.\., 2 \* N\)", lambda: silu_group(x[:, :63], 16, dtype=E4M3)),
-        ("group_size is", lambda: silu_group(x, 48, dtype=E4M3)),
-        ("counts has shape", lambda: silu_group(x, 16, weight.long()[:3], dtype=E4M3)),
-        ("accepted are divisors of 32, and 0",
+        (r"expected shape \(\.\.\., 2 \* N\)", lambda: silu_group(x[:, :63], 16, dtype=E4M3)),
+        ("group_size: expected one of", lambda: silu_group(x, 48, dtype=E4M3)),
+        ("counts: expected 4 numbers", lambda: silu_group(x, 16, weight.long()[:3], dtype=E4M3)),
+        ("interleave: expected 0 .* or a divisor of 32",
          lambda: silu_group(x, 16, dtype=E4M3, interleave=5)),
     ]  # fmt: skip
     for message, call in cases:

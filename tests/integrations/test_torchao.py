@@ -57,5 +57,7 @@ def test_rounding(rounding: Any) -> None:
 
 
 def test_gptq_is_refused() -> None:
-    with pytest.raises(ValueError, match="rounding is 'gptq'; accepted are 'nearest', '4over6'"):
+    with pytest.raises(
+        ValueError, match="rounding: expected one of 'nearest', '4over6', 'mse', got 'gptq'"
+    ):
         JitquantNVFP4Config(rounding="gptq")

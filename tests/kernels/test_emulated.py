@@ -275,7 +275,9 @@ def test_dtypes_are_refused_in_the_plans_words(machine: Machine) -> None:
                 shape = given.shape if isinstance(given, Tensor) else (1,)
                 wrong = torch.zeros(shape, dtype=torch.float64)
             changed = {**arguments, argument: wrong}
-            with pytest.raises(TypeError, match=f"^{argument} is torch.float64; accepted ") as plan:
+            with pytest.raises(
+                TypeError, match=f"^{argument}: expected .*, got torch.float64"
+            ) as plan:
                 op.plan(**changed)
             with pytest.raises(RuntimeError) as binding:
                 machine.call(op.module, op.function, **changed, **buffers)
@@ -332,7 +334,7 @@ def test_bindings_refuse_what_ops_refuse(machine: Machine) -> None:
             given = [*arguments.values(), *(buffers or ())]
             if any(isinstance(t, Tensor) and t.device.type != "cpu" for t in given):
                 continue  # all of the machine's tensors are on one device
-            if "requires grad" in str(refused):
+            if "require grad" in str(refused):
                 continue  # that is PyTorch's
             results = buffers or [torch.zeros(1, dtype=torch.uint8) for _ in op.results]
             with pytest.raises(RuntimeError) as said:
@@ -345,7 +347,7 @@ def test_bindings_refuse_what_ops_refuse(machine: Machine) -> None:
             words = re.sub(r" [\w.]+\(.*\) makes buffers that fit$", "", str(refused))
             words = _of_results(op, words)
             of_binding = str(said.value).removeprefix(f"{op.function}: ")
-            assert of_binding == words.removesuffix(".") or "shares memory" in of_binding
+            assert of_binding == words.removesuffix(".") or "it shares with" in of_binding
             compared += 1
     assert compared > 150
 
@@ -438,7 +440,7 @@ def test_what_is_written_has_memory_of_its_own(machine: Machine, name: str) -> N
             given = {key: changed.get(key, value) for key, value in arguments.items()}
             into = {key: changed.get(key, value) for key, value in buffers.items()}
             said = _refused(machine, op, given, into)
-            assert ("shares memory with" in said) == meet
+            assert ("it shares with" in said) == meet
             assert _words(said) >= {one, other} if meet else said == ""
 
 
@@ -458,8 +460,8 @@ def test_a_residual_does_not_overlap_itself_or_x(machine: Machine, name: str) ->
     buffers = poisoned_buffers(op, (x, weight, *others), {**kwargs, "residual": None})
     arguments = op._named((x, weight, *others), kwargs)
     for residual, refused in (
-        (x, "shares memory"),
-        (wide[:4, 63:127], "shares memory"),
+        (x, "it shares with"),
+        (wide[:4, 63:127], "it shares with"),
         (wide[:4, 64:128], ""),
         (wide.view(-1)[67:].as_strided((4, 64), (130, 1)), ""),
         (randn(256).as_strided((4, 64), (0, 1)), "has strides"),
@@ -568,7 +570,7 @@ def test_rows_that_32_bits_cannot_count(machine: Machine) -> None:
         many = args[0][:2, :1].expand(2, 2**32, *args[0].shape[2:])
         arguments = {**op._named(args, kwargs), op.names[0]: many}
         buffers = {result: torch.zeros(1) for result in op.results}
-        with pytest.raises(RuntimeError, match=r"has 8589934592 rows, 2\^32 or more"):
+        with pytest.raises(RuntimeError, match=r"expected fewer than 2\^32 rows"):
             machine.call(op.module, op.function, **arguments, **buffers)
         refused += 1
     assert refused > 30

@@ -80,7 +80,9 @@ def test_one_file_gives_a_module(built: tuple[CudaModule, Path]) -> None:
 def test_a_tensor_on_the_cpu_is_refused_by_name(built: tuple[CudaModule, Path]) -> None:
     module, _ = built
     x = torch.ones(3)
-    with pytest.raises(RuntimeError, match=r"scale: x must be a CUDA tensor, .*\.to\('cuda'\)"):
+    with pytest.raises(
+        RuntimeError, match=r"scale: x: expected a tensor on cuda, .*\.to\('cuda'\)"
+    ):
         module.scale(x, 2.0, out=torch.empty(3))
 
 

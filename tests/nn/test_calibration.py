@@ -143,7 +143,9 @@ def test_static_scales_of_inputs(model: Block, tmp_path) -> None:
     assert sqnr(model(x).detach(), unquantized(x).detach()) > 12
     joined = NVFP4Linear.joined([model.gate_proj, model.up_proj])
     assert torch.equal(joined(h)[:, 160:], model.up_proj(h))
-    with pytest.raises(ValueError, match="layers have several input_gsa"):
+    with pytest.raises(
+        ValueError, match="layers: expected one input_gsa, as they share an input, got several"
+    ):
         NVFP4Linear.joined([model.gate_proj, dynamic.up_proj])
     # A state_dict and a change of dtype keep them.
     dynamic.load_state_dict(model.state_dict())
@@ -162,7 +164,9 @@ def test_static_scales_of_inputs(model: Block, tmp_path) -> None:
 
 def test_some_layers_with_static_scales_cannot_be_saved(model: Block) -> None:
     convert(model, "nvfp4", calibration=calibrate(model, batches()), static_input_scales=True)
-    with pytest.raises(ValueError, match="unused has no input_gsa and others have"):
+    with pytest.raises(
+        ValueError, match="unused: expected input_gsa, as other layers have it, got none"
+    ):
         compressed_tensors(model)
 
 
@@ -194,29 +198,42 @@ def test_a_share_stays_in_fp8(model: Block, tmp_path) -> None:
 
 def test_errors(model: Block) -> None:
     found = calibrate(model, batches())
-    with pytest.raises(ValueError, match="rounding is 'best'; accepted are 'nearest', '4over6'"):
+    with pytest.raises(
+        ValueError, match="rounding: expected one of 'nearest', '4over6', 'mse', 'gptq', got 'best'"
+    ):
         convert(model, "nvfp4", rounding="best")
     with pytest.raises(ValueError, match="calibration is None; 'gptq' needs it"):
         convert(model, "nvfp4", rounding="gptq")
     with pytest.raises(ValueError, match="calibration is None; static_input_scales needs it"):
         convert(model, "nvfp4", static_input_scales=True)
-    with pytest.raises(ValueError, match="static_input_scales is True; with recipe 'nvfp4a16'"):
+    with pytest.raises(
+        ValueError, match="static_input_scales: expected False with recipe 'nvfp4a16', got True"
+    ):
         convert(model, "nvfp4a16", static_input_scales=True, calibration=found)
     with pytest.raises(ValueError, match="rounding is given with recipe 'fp8_block'"):
         convert(model, "fp8_block", rounding="mse")
-    with pytest.raises(ValueError, match="fp8_share is 5; accepted are 0 to 1"):
+    with pytest.raises(
+        ValueError, match=r"fp8_share: expected a number from 0 to 1, such as 0\.05, got 5"
+    ):
         convert(model, "nvfp4", fp8_share=5)
-    with pytest.raises(TypeError, match="calibration is dict"):
+    with pytest.raises(TypeError, match="calibration: expected what calibrate returned, got dict"):
         convert(model, "nvfp4", rounding="gptq", calibration={})
     found.layers["first"], found.layers["up_proj"] = found.layers["up_proj"], found.layers["first"]
-    with pytest.raises(ValueError, match="has inputs of 64 elements for first, whose in_features"):
+    with pytest.raises(
+        ValueError, match="calibration: expected 32 elements in each input of first, got 64"
+    ):
         convert(model, "nvfp4", rounding="gptq", calibration=found)
     assert type(model.first) is nn.Linear
-    with pytest.raises(TypeError, match=r"batches is Tensor; .* \[batch\]"):
+    with pytest.raises(
+        TypeError, match=r"batches: expected an iterable of batches, got Tensor.*\[batch\]"
+    ):
         calibrate(model, batches()[0])
-    with pytest.raises(ValueError, match="batches is empty"):
+    with pytest.raises(ValueError, match="batches: expected one or more batches, got none"):
         calibrate(model, [])
-    with pytest.raises(ValueError, match=r"an input of first has NaN .* ignore='first'"):
+    with pytest.raises(
+        ValueError,
+        match=r"input of first: expected finite values .*ignore='first'",
+    ):
         calibrate(model, [torch.full((2, 32), torch.nan, dtype=BF16)])
 
 

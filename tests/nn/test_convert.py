@@ -116,7 +116,10 @@ def test_fused_siblings_have_one_gsa(model: Block) -> None:
 def test_weights_that_are_not_finite(model: Block) -> None:
     with torch.no_grad():
         model.down.weight[3, 4] = torch.nan
-    with pytest.raises(ValueError, match=r"the weight of down has NaN .* ignore='down'"):
+    with pytest.raises(
+        ValueError,
+        match=r"weight of down: expected finite values, got NaN or infinity.*ignore='down'",
+    ):
         convert(model, "nvfp4")
     assert type(model.gate) is nn.Linear
     assert convert(model, "nvfp4", ignore="down").replaced == ["gate", "up"]
@@ -184,11 +187,13 @@ def test_a_linear_at_two_places_stays_one() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match="recipe is 'fp4'; accepted are 'fp8_block', 'nvfp4'"):
+    with pytest.raises(
+        ValueError, match="recipe: expected one of 'fp8_block', 'nvfp4', 'nvfp4a16',"
+    ):
         convert(nn.Sequential(), "fp4")
     with pytest.raises(ValueError, match=r"call NVFP4Linear\.from_linear"):
         convert(nn.Linear(16, 16), "nvfp4")
-    with pytest.raises(TypeError, match="model is int"):
+    with pytest.raises(TypeError, match=r"model: expected a torch\.nn\.Module, got int"):
         convert(3, "nvfp4")
 
 
@@ -265,7 +270,9 @@ def test_products_in_fp8() -> None:
         assert torch.equal(fast["up"](x), want)
     assert torch.equal(exact["up"].weight_packed, fast["up"].weight_packed)
     for recipe in ("nvfp4", "fp8_block", "mxfp4"):
-        with pytest.raises(ValueError, match=f"compute is 'fp8' with recipe '{recipe}'; accepted"):
+        with pytest.raises(
+            ValueError, match=f"compute: expected 'exact' with recipe '{recipe}', got 'fp8'"
+        ):
             convert(made(), recipe, compute="fp8")
-    with pytest.raises(ValueError, match="compute is 'fp4'; accepted are 'exact', 'fp8'"):
+    with pytest.raises(ValueError, match="compute: expected one of 'exact', 'fp8', got 'fp4'"):
         convert(made(), "nvfp4a16", compute="fp4")

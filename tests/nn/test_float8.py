@@ -472,15 +472,25 @@ def test_compile_a_step_with_inductor() -> None:
 
 def test_errors() -> None:
     made = layer()
-    with pytest.raises(ValueError, match=r"x has shape \(4, 255\); accepted is \(\.\.\., 256\)"):
+    with pytest.raises(
+        ValueError, match=r"x: expected shape \(\.\.\., 256\), got shape \(4, 255\)"
+    ):
         made(randn(4, 255))
-    with pytest.raises(ValueError, match=r"x has shape \(\)"):
+    with pytest.raises(ValueError, match=r"x: expected shape \(\.\.\., 256\), got shape \(\)"):
         made(torch.zeros(()))
-    with pytest.raises(TypeError, match=r"x is torch\.float64"):
+    with pytest.raises(
+        TypeError, match=r"x: expected bfloat16, float16 or float32, got torch\.float64"
+    ):
         made(torch.zeros(4, 256, dtype=torch.float64))
-    with pytest.raises(TypeError, match="linear is NonDynamicallyQuantizableLinear"):
+    with pytest.raises(
+        TypeError,
+        match=r"linear: expected torch\.nn\.Linear itself, got NonDynamicallyQuantizableLinear",
+    ):
         Float8BlockwiseLinear.from_linear(nn.MultiheadAttention(16, 2).out_proj)
-    with pytest.raises(TypeError, match=r"linear\.weight is torch\.float64"):
+    with pytest.raises(
+        TypeError,
+        match=r"linear\.weight: expected bfloat16, float16 or float32, got torch\.float64",
+    ):
         Float8BlockwiseLinear.from_linear(nn.Linear(4, 4, dtype=torch.float64))
 
 

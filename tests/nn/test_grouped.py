@@ -232,40 +232,68 @@ def test_errors(kind: str) -> None:
     q, w = FORMATS[kind](randn(64, IN)), FORMATS[kind](experts())
     offsets = torch.tensor([16, 32, 48, 64])
     other = FORMATS["fp8" if kind == "tensor" else "tensor"](randn(64, IN))
-    with pytest.raises(TypeError, match="q is Tensor; accepted are an NVFP4Tensor and"):
+    with pytest.raises(
+        TypeError, match="q: expected an NVFP4Tensor or a QuantizedTensor, got Tensor"
+    ):
         grouped_linear(randn(64, IN), w, offsets)
-    with pytest.raises(TypeError, match=r"weights is list; .* stack_experts"):
+    with pytest.raises(
+        TypeError,
+        match=r"weights: expected an NVFP4Tensor or a QuantizedTensor, got list.*stack_experts",
+    ):
         grouped_linear(q, [w, w], offsets)
-    with pytest.raises(TypeError, match="accepted are both in NVFP4 or both in FP8"):
+    with pytest.raises(
+        TypeError,
+        match="q and weights: expected both in NVFP4 or both in FP8",
+    ):
         grouped_linear(other, w, offsets)
-    with pytest.raises(ValueError, match=r"q has shape \(64, 80\) and weights \(4, 40, 96\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"q and weights: .* got \(64, 80\) and \(4, 40, 96\)",
+    ):
         grouped_linear(FORMATS[kind](randn(64, 80)), w, offsets)
-    with pytest.raises(ValueError, match=r"weights \(64, 96\); accepted are \(T, K\) and"):
+    with pytest.raises(
+        ValueError,
+        match=r"q and weights: .* and \(E, N, K\), got \(64, 96\) and \(64, 96\)",
+    ):
         grouped_linear(q, q, offsets)
-    with pytest.raises(TypeError, match=r"offsets is torch\.float32; accepted .* int32 or int64"):
+    with pytest.raises(
+        TypeError, match=r"offsets: expected a tensor of int32 or int64, got torch\.float32"
+    ):
         grouped_linear(q, w, offsets.float())
-    with pytest.raises(TypeError, match="offsets is list"):
+    with pytest.raises(TypeError, match="offsets: expected a tensor of int32 or int64, got list"):
         grouped_linear(q, w, [16, 32, 48, 64])
-    with pytest.raises(ValueError, match=r"offsets has shape \(3,\); accepted is \(4,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"offsets: expected shape \(4,\), the end of each expert's rows, got shape \(3,\)",
+    ):
         grouped_linear(q, w, offsets[1:])
     with pytest.raises(ValueError, match="Leave out the leading zero"):
         grouped_linear(q, w, torch.tensor([0, 16, 32, 48, 64]))
-    with pytest.raises(ValueError, match="offsets is on meta; accepted is cpu"):
+    with pytest.raises(
+        ValueError, match="offsets: expected a tensor on cpu, as q is, got one on meta"
+    ):
         grouped_linear(q, w, offsets.to("meta"))
-    with pytest.raises(ValueError, match="weights are on meta and q on cpu"):
+    with pytest.raises(
+        ValueError, match="q and weights: expected tensors on one device, got cpu and meta"
+    ):
         grouped_linear(q, w.to("meta"), offsets)
-    with pytest.raises(TypeError, match=r"dtype is torch\.float64"):
+    with pytest.raises(
+        TypeError, match=r"dtype: expected bfloat16, float16 or float32, got torch\.float64"
+    ):
         grouped_linear(q, w, offsets, dtype=torch.float64)
     for wrong in ([32, 16, 48, 64], [16, 32, 48, 65], [-1, 2, 3, 4]):
-        with pytest.raises(ValueError, match=r"offsets\[\d\] is -?\d+ after \d+; accepted are"):
+        with pytest.raises(
+            ValueError,
+            match=r"offsets\[\d\]: expected ascending ends of groups, .* got -?\d+ after \d+",
+        ):
             grouped_linear(q, w, torch.tensor(wrong))
 
 
 def test_other_formats() -> None:
     w, offsets = jitquant.quantize_nvfp4(experts()), torch.tensor([16, 32, 48, 64])
-    with pytest.raises(ValueError, match=r"q\.format is 'fp8_tensor'; accepted is 'fp8_row'"):
+    with pytest.raises(ValueError, match=r"q\.format: expected 'fp8_row', got 'fp8_tensor'"):
         grouped_linear(jitquant.quantize_fp8(randn(64, IN)), w, offsets)
-    with pytest.raises(ValueError, match=r"q\.dim is 0; accepted is -1"):
+    with pytest.raises(ValueError, match=r"q\.dim: expected -1 \(packed along K\), got 0"):
         grouped_linear(jitquant.quantize_weight_nvfp4(randn(IN, 64), dim=0), w, offsets)
 
 
@@ -281,17 +309,24 @@ def test_it_is_for_inference() -> None:
 
 def test_what_cannot_be_stacked() -> None:
     a, b = jitquant.quantize_nvfp4(randn(16, 32)), jitquant.quantize_fp8(randn(16, 32), **ROW)
-    with pytest.raises(ValueError, match="weights is empty"):
+    with pytest.raises(
+        ValueError, match="weights: expected one or more quantized weights, got none"
+    ):
         stack_experts([])
-    with pytest.raises(TypeError, match=r"weights\[1\] is Tensor"):
+    with pytest.raises(
+        TypeError, match=r"weights\[1\]: expected an NVFP4Tensor or a QuantizedTensor, got Tensor"
+    ):
         stack_experts([a, randn(16, 32)])
-    with pytest.raises(TypeError, match=r"weights\[1\] is a QuantizedTensor and weights\[0\] a"):
+    with pytest.raises(
+        TypeError,
+        match=r"weights\[1\]: expected NVFP4Tensor, as weights\[0\] is, got QuantizedTensor",
+    ):
         stack_experts([a, b])
-    with pytest.raises(ValueError, match=r"weights\[1\] has shape \(32, 32\); .* \(16, 32\)"):
+    with pytest.raises(ValueError, match=r"weights\[1\]: .* \(\(16, 32\)\), got shape \(32, 32\)"):
         stack_experts([a, jitquant.quantize_nvfp4(randn(32, 32))])
-    with pytest.raises(ValueError, match=r"weights\[0\] has shape \(4, 40, 96\)"):
+    with pytest.raises(ValueError, match=r"weights\[0\]: .* got shape \(4, 40, 96\)"):
         stack_experts([jitquant.quantize_nvfp4(experts())])
-    with pytest.raises(TypeError, match="several dtypes"):
+    with pytest.raises(TypeError, match="weights: expected one dtype, got several"):
         stack_experts([b, jitquant.quantize_fp8(randn(16, 32), dtype=torch.float8_e5m2, **ROW)])
 
 

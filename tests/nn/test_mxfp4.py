@@ -51,7 +51,9 @@ def test_the_product_is_that_of_the_dequantized_weight(dtype: torch.dtype) -> No
 def test_autocast_and_dtypes() -> None:
     layer = MXFP4Linear.from_linear(_linear())
     x = randn(3, 96, dtype=torch.float32)
-    with pytest.raises(TypeError, match="accepted are both of one dtype"):
+    with pytest.raises(
+        TypeError, match=r"x: expected torch\.bfloat16, as the layer has, got torch\.float32"
+    ):
         layer(x)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(layer(x), layer(x.bfloat16()))
@@ -77,9 +79,12 @@ def test_it_has_and_takes_the_layout_of_gpt_oss() -> None:
     x = randn(3, 96)
     assert torch.equal(again(x), layer(x))
     assert again.weight_packed.data_ptr() == layer.weight_packed.data_ptr()
-    with pytest.raises(ValueError, match="blocks has shape"):
+    with pytest.raises(
+        ValueError,
+        match=r"blocks and scales: expected shapes \(N, K / 32, 16\) and \(N, K / 32\), got \(40,",
+    ):
         MXFP4Linear.from_blocks(blocks[..., :8], scales)
-    with pytest.raises(TypeError, match="scales is"):
+    with pytest.raises(TypeError, match=r"scales: expected uint8, got torch\.int32"):
         MXFP4Linear.from_blocks(blocks, scales.int())
 
 
@@ -156,11 +161,19 @@ def test_mixed_with_nvfp4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: MXFP4Linear(48, 8), ValueError, "multiples of 32"),
-        (lambda: MXFP4Linear(64, 0), ValueError, "out_features is 0"),
-        (lambda: MXFP4Linear(64, 8, dtype=torch.float64), TypeError, "dtype is"),
+        (lambda: MXFP4Linear(48, 8), ValueError, "in_features: expected a multiple of 32, got 48"),
+        (lambda: MXFP4Linear(64, 0), ValueError, "out_features: expected 1 or more, got 0"),
+        (
+            lambda: MXFP4Linear(64, 8, dtype=torch.float64),
+            TypeError,
+            r"dtype: expected bfloat16, float16 or float32, got torch\.float64",
+        ),
         (lambda: MXFP4Linear.from_linear(nn.Bilinear(8, 8, 8)), TypeError, "nn.Linear itself"),
-        (lambda: MXFP4Linear.from_linear(_linear(), scaling="up"), ValueError, "scaling is 'up'"),
+        (
+            lambda: MXFP4Linear.from_linear(_linear(), scaling="up"),
+            ValueError,
+            "scaling: expected one of 'floor', 'ceil', 'even', 'rceil', got 'up'",
+        ),
     ],
 )
 def test_what_it_refuses(make: Any, error: type[Exception], words: str) -> None:

@@ -88,7 +88,9 @@ def test_the_gradient_under_autocast_and_compiled() -> None:
 
 def test_dtypes_are_those_of_a_linear() -> None:
     made, x = NVFP4Linear.from_linear(linear(64, 32)), randn(8, 64)
-    with pytest.raises(TypeError, match=r"x is torch\.float32 and the layer torch\.bfloat16"):
+    with pytest.raises(
+        TypeError, match=r"x: expected torch\.bfloat16, as the layer has, got torch\.float32"
+    ):
         made(x.float())
     with torch.autocast("cpu", dtype=BF16):
         assert made(x.float()).dtype == BF16
@@ -279,7 +281,9 @@ def test_weight_only(scale_layout: Any, dtype: torch.dtype) -> None:
         assert y.shape == (*x.shape[:-1], 72)
         assert sqnr(y, x.double() @ weight.T + made.bias.double()) > 45
     assert "weight_only=True" in repr(made)
-    with pytest.raises(TypeError, match=r"x is torch\.float32; accepted are bfloat16 and float16"):
+    with pytest.raises(
+        TypeError, match=r"x: expected bfloat16 or float16 with weight_only, got torch\.float32"
+    ):
         made.float()(randn(3, 100).float())
     with torch.autocast("cpu", dtype=BF16):
         assert torch.equal(made(randn(3, 100).float()), made(randn(3, 100)))
@@ -311,7 +315,9 @@ def test_many_rows_in_fp8(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -
     )
     assert torch.equal(swizzled(many), made(many))
     assert "compute='fp8'" in repr(made)
-    with pytest.raises(ValueError, match="compute is 'fp8' without weight_only"):
+    with pytest.raises(
+        ValueError, match="compute: expected 'exact' without weight_only, got 'fp8'"
+    ):
         NVFP4Linear(64, 64, compute="fp8")
 
 
@@ -340,16 +346,23 @@ def test_joined(scale_layout: Any, bias: bool) -> None:
 def test_what_cannot_be_joined() -> None:
     made = NVFP4Linear.from_linear(linear(64, 32))
     other = NVFP4Linear.from_linear(linear(64, 32, bias=False))
-    with pytest.raises(ValueError, match="layers is empty"):
+    with pytest.raises(ValueError, match="layers: expected one or more layers, got none"):
         NVFP4Linear.joined([])
-    with pytest.raises(ValueError, match=r"layers\[1\]\.in_features is 32; .* layers\[0\]: 64"):
+    with pytest.raises(
+        ValueError, match=r"layers\[1\]\.in_features: expected 64, as layers\[0\] has, got 32"
+    ):
         NVFP4Linear.joined([made, NVFP4Linear.from_linear(linear(32, 32))])
-    with pytest.raises(ValueError, match="all or none"):
+    with pytest.raises(
+        ValueError, match=r"layers: expected a bias in all layers or in none, got layers\[0\] and"
+    ):
         NVFP4Linear.joined([made, other])
     wide = linear(64, 32)
     with torch.no_grad():
         wide.weight.mul_(3)
-    with pytest.raises(ValueError, match=r"layers\[1\]\.weight_gsa is .* one call of convert"):
+    with pytest.raises(
+        ValueError,
+        match=r"layers\[1\]\.weight_gsa: .* as layers\[0\] has, .*one call of convert",
+    ):
         NVFP4Linear.joined([made, NVFP4Linear.from_linear(wide)])
 
 
@@ -413,19 +426,31 @@ def test_errors() -> None:
     made = NVFP4Linear.from_linear(linear())
     x = randn(4, 256)
     q = jitquant.quantize_nvfp4(x)
-    with pytest.raises(ValueError, match=r"x has shape \(4, 255\); accepted is \(\.\.\., 256\)"):
+    with pytest.raises(
+        ValueError, match=r"x: expected shape \(\.\.\., 256\), got shape \(4, 255\)"
+    ):
         made(x[:, :255])
-    with pytest.raises(TypeError, match=r"x is torch\.float64"):
+    with pytest.raises(
+        TypeError, match=r"x: expected torch\.bfloat16, as the layer has, got torch\.float64"
+    ):
         made(x.double())
-    with pytest.raises(TypeError, match="q is Tensor; accepted is an NVFP4Tensor"):
+    with pytest.raises(TypeError, match="q: expected an NVFP4Tensor, got Tensor"):
         made.run_from_quantized(x)
-    with pytest.raises(ValueError, match=r"q has shape \(4, 240\)"):
+    with pytest.raises(
+        ValueError, match=r"q: expected shape \(\.\.\., 256\), got shape \(4, 240\)"
+    ):
         made.run_from_quantized(jitquant.quantize_nvfp4(x[:, :240]))
-    with pytest.raises(ValueError, match=r"q\.dim is 0"):
+    with pytest.raises(
+        ValueError, match=r"q\.dim: expected -1 \(packed along the last dimension\), got 0"
+    ):
         made.run_from_quantized(jitquant.quantize_weight_nvfp4(x.T.contiguous(), dim=0))
-    with pytest.raises(ValueError, match="q is on meta"):
+    with pytest.raises(
+        ValueError, match="q: expected a tensor on cpu, as the layer is, got one on meta"
+    ):
         made.run_from_quantized(q.to("meta"))
-    with pytest.raises(TypeError, match=r"dtype is torch\.float64"):
+    with pytest.raises(
+        TypeError, match=r"dtype: expected bfloat16, float16 or float32, got torch\.float64"
+    ):
         made.run_from_quantized(q, dtype=torch.float64)
     for out, error in (
         (torch.empty(4, 384), TypeError),
@@ -439,7 +464,10 @@ def test_errors() -> None:
             NVFP4Linear(**{"in_features": 16, "out_features": 16, **arguments})
     with pytest.raises(TypeError, match=r"torch\.float64"):
         NVFP4Linear(16, 16, dtype=torch.float64)
-    with pytest.raises(TypeError, match="accepted is torch"):
+    with pytest.raises(
+        TypeError,
+        match=r"linear: expected torch\.nn\.Linear itself, got NonDynamicallyQuantizableLinear",
+    ):
         NVFP4Linear.from_linear(nn.MultiheadAttention(16, 2).out_proj)
 
 
@@ -459,21 +487,33 @@ def test_inputs_by_4over6(granularity: Any, static: bool) -> None:
     want = x.float() @ made.weight.dequantize(torch.float32).T + made.bias.float()
     assert sqnr(made(x), want) > sqnr(nearest(x), want) + 0.3
     assert NVFP4Linear.joined([made, made]).input_select == "4over6_mse"
-    with pytest.raises(ValueError, match=r"layers\[1\]\.input_select is 'none'; accepted"):
+    with pytest.raises(
+        ValueError,
+        match=r"layers\[1\]\.input_select: expected '4over6_mse', as layers\[0\] has, got 'none'",
+    ):
         NVFP4Linear.joined([made, nearest])
     exported = torch.export.export(made, (x,)).module()
     assert torch.equal(exported(x), made(x))
 
 
 def test_input_select_is_for_inputs_that_are_quantized() -> None:
-    with pytest.raises(ValueError, match="input_select is 'static_4' with weight_only True"):
+    with pytest.raises(
+        ValueError, match="input_select: expected 'none' with weight_only=True and recipe='te', got"
+    ):
         NVFP4Linear(32, 32, weight_only=True, input_select="static_4")
-    with pytest.raises(ValueError, match="and recipe 'vllm'; accepted with it are False and 'te'"):
+    with pytest.raises(
+        ValueError,
+        match="input_select: expected 'none' with weight_only=False and recipe='vllm', got",
+    ):
         NVFP4Linear(32, 32, recipe="vllm", input_select="4over6_mae")
-    with pytest.raises(ValueError, match="input_select is 'best'; accepted are 'none'"):
+    with pytest.raises(
+        ValueError, match="input_select: expected one of 'none', '4over6_mae', '4over6_mse',"
+    ):
         NVFP4Linear(32, 32, input_select="best")
     model = nn.Sequential(linear(32, 32))
-    with pytest.raises(ValueError, match="input_select is '4over6_mae' with recipe 'fp8_block'"):
+    with pytest.raises(
+        ValueError, match="input_select: expected 'none' with recipe 'fp8_block', got '4over6_mae'"
+    ):
         convert(model, "fp8_block", input_select="4over6_mae")
     convert(model, "nvfp4", input_select="4over6_mae")
     assert model[0].input_select == "4over6_mae"

@@ -207,7 +207,7 @@ def test_the_last_blocks_stay_as_they_are() -> None:
     flat = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     assert linears_in_last_blocks(flat, 1) == ["2"]
     for wrong, blocks in ((model, 4), (model, -1), (nn.Linear(8, 8), 1)):
-        with pytest.raises(ValueError, match="blocks is"):
+        with pytest.raises(ValueError, match="blocks: expected a number from 0 to"):
             linears_in_last_blocks(wrong, blocks)
 
     parameters = dict(model.named_parameters())

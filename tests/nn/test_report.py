@@ -271,17 +271,21 @@ def test_without_matplotlib(model: Gated, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_errors(model: Gated) -> None:
-    with pytest.raises(TypeError, match="model is int"):
+    with pytest.raises(TypeError, match=r"model: expected a torch\.nn\.Module, got int"):
         report(3, randn(4, 64))
-    with pytest.raises(ValueError, match="formats is 'fp4'; accepted are 'nvfp4'"):
+    with pytest.raises(
+        ValueError, match="formats: expected one of 'nvfp4', 'nvfp4_fp8', 'fp8_block', 'fp8_row',"
+    ):
         report(model, randn(4, 64), formats=["fp4"])
     found = report(model, randn(4, 64), formats=["int8"])
     assert math.isnan(found.layers[0].fp8_loss)
     assert found.as_dict()["layers"][0]["fp8_loss"] is None
     assert "FP8 products lose" not in str(found)
-    with pytest.raises(ValueError, match="format is 'nvfp4'; accepted are 'int8'"):
+    with pytest.raises(ValueError, match="format: expected 'int8', got 'nvfp4'"):
         found.mean("nvfp4")
-    with pytest.raises(ValueError, match="of is 'bias'"):
+    with pytest.raises(
+        ValueError, match="of: expected one of 'output', 'activation', 'weight', got 'bias'"
+    ):
         found.table("bias")
 
 

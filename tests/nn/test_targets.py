@@ -99,9 +99,12 @@ def test_reasons() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(TypeError, match=r"filter is 'lm_head'; .* by name use ignore="):
+    with pytest.raises(
+        TypeError,
+        match=r"filter: expected a function .* got 'lm_head'.*by name use ignore=",
+    ):
         convert(Tiny(), "nvfp4", filter="lm_head")
-    with pytest.raises(TypeError, match="ignore is 3; accepted is a name or pattern"):
+    with pytest.raises(TypeError, match="ignore: expected a name or a pattern, or several, got 3"):
         convert(Tiny(), "nvfp4", ignore=3)
     with pytest.raises(ValueError, match=r"ignore has 're:\(', which is not a regular expression"):
         convert(Tiny(), "nvfp4", ignore=["re:("])

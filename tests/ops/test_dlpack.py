@@ -48,5 +48,8 @@ def test_memory_is_shared() -> None:
 
 
 def test_what_is_no_array() -> None:
-    with pytest.raises(TypeError, match=r"x is list; accepted are a torch\.Tensor and anything"):
+    with pytest.raises(
+        TypeError,
+        match=r"x: expected a torch\.Tensor or anything with __dlpack__, such as a CuPy array,",
+    ):
         jitquant.quantize_nvfp4([[1.0]])  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
-"""Every bad argument: the error names it, what was given, what is accepted, and the way out."""
+"""Every bad argument: the error says what was expected, what it got, and the way out."""
 
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def test_device_without_kernels() -> None:
 
     x = torch.Tensor._make_subclass(Elsewhere, X)
     with pytest.raises(
-        ValueError, match="x is on mps; accepted devices are cpu and cuda"
+        ValueError, match="x: expected a tensor on cpu or cuda, got one on mps"
     ) as caught:
         J.quantize_nvfp4(x)
     assert "x.to('cuda')" in str(caught.value)
@@ -93,7 +94,10 @@ def test_device_without_kernels() -> None:
 def test_sparse_input() -> None:
     from jitquant.ops import _checks
 
-    with pytest.raises(TypeError, match=r"x has layout torch.sparse_coo.*x\.to_dense\(\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"x: expected layout torch\.strided, got torch\.sparse_coo.*x\.to_dense\(\)",
+    ):
         _checks.input_tensor(torch.eye(16).to_sparse(), "x")
 
 
@@ -101,7 +105,23 @@ def test_ops_check_too() -> None:
     q = J.quantize_nvfp4(X)
     with pytest.raises(ValueError, match=r"x\.contiguous\(\)"):
         torch.ops.jitquant.quantize_nvfp4(X.T)
-    with pytest.raises(ValueError, match="recipe is 'a'"):
+    with pytest.raises(ValueError, match="recipe: expected one of 'te', 'vllm', got 'a'"):
         torch.ops.jitquant.quantize_nvfp4(META, recipe="a")
-    with pytest.raises(ValueError, match=r"out\.gsa has shape"):
+    with pytest.raises(
+        ValueError, match=r"out\.gsa: expected shape \(1,\) for this call, got shape \(2,\)"
+    ):
         torch.ops.jitquant.quantize_nvfp4.out(X, x_fp4=q.x_fp4, x_sf=q.x_sf, gsa=torch.zeros(2))
+
+
+def test_errors_say_expected_and_got() -> None:
+    """One pattern, "argument: expected this, got that", in Python and in the bindings."""
+    package = Path(jitquant.__file__).parent
+    bindings = package.parent / "kernels_cu" / "bindings"
+    seen = 0
+    for path in (*package.rglob("*.py"), *bindings.glob("*.h"), *bindings.glob("*.cpp")):
+        # Adjacent literals are one text.
+        text = re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8"))
+        for line in text.splitlines():
+            assert not re.search(r'"[^"]*; accepted (is|are) ', line), f"{path.name}: {line}"
+        seen += len(re.findall(r": expected .*", text))
+    assert seen > 300

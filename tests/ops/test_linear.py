@@ -38,27 +38,37 @@ def test_x_in_fp8_or_quantized_on_the_way() -> None:
 @pytest.mark.parametrize(
     ("x", "more", "error", "said"),
     [
-        (X, {"compute": "int8"}, ValueError, "compute is 'int8'; accepted are 'exact', 'fp8'"),
-        (jitquant.quantize_nvfp4(X), {"compute": "fp8"}, TypeError, "x is an NVFP4Tensor"),
-        (jitquant.quantize_fp8(X), {}, TypeError, "accepted with it is compute='fp8'"),
+        (X, {"compute": "int8"}, ValueError, "compute: expected one of 'exact', 'fp8', got 'int8'"),
+        (
+            jitquant.quantize_nvfp4(X),
+            {"compute": "fp8"},
+            TypeError,
+            "with compute 'fp8', got an NVFP4Tensor",
+        ),
+        (
+            jitquant.quantize_fp8(X),
+            {},
+            TypeError,
+            "x: expected compute='fp8' with a QuantizedTensor",
+        ),
         (
             jitquant.quantize_per_token_group(X, group_size=32),
             {"compute": "fp8"},
             ValueError,
-            "x has format 'fp8_group'; accepted with compute 'fp8' are 'fp8_row' and 'fp8_tensor'",
+            "x: expected format 'fp8_row' or 'fp8_tensor' with compute 'fp8', got 'fp8_group'",
         ),
         (
             jitquant.quantize_fp8(X, dtype=torch.float8_e5m2),
             {"compute": "fp8"},
             TypeError,
-            "x is torch.float8_e5m2; accepted is float8_e4m3fn",
+            "x: expected float8_e4m3fn, got torch.float8_e5m2",
         ),
-        (X[..., :90], {"compute": "fp8"}, ValueError, "x has shape (2, 3, 90)"),
+        (X[..., :90], {"compute": "fp8"}, ValueError, "got shape (2, 3, 90)"),
         (
             X,
             {"compute": "fp8", "residual": torch.zeros(2, 3, 24)},
             ValueError,
-            "residual is torch.float32",
+            "residual: expected torch.bfloat16 of shape (2, 3, 24)",
         ),
     ],
 )
@@ -76,9 +86,13 @@ def test_scale_inv_is_one_or_one_a_row(shape: tuple[int, ...]) -> None:
     if shape == (2, 3):
         assert call(x, torch.ones(shape), *parts).shape == (2, 3, 24)
         return
-    with pytest.raises(ValueError, match=r"x_scale_inv is .* of 1 or 6 elements"):
+    with pytest.raises(
+        ValueError, match="x_scale_inv: expected 1 or 6 contiguous elements in float32, got"
+    ):
         call(x, torch.ones(shape), *parts)
-    with pytest.raises(ValueError, match=r"x_scale_inv is torch\.float64"):
+    with pytest.raises(
+        ValueError, match="x_scale_inv: expected 1 or 6 contiguous elements in float32, got"
+    ):
         call(x, torch.ones(1, dtype=torch.float64), *parts)
 
 

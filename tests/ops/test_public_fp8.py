@@ -494,11 +494,16 @@ def test_buffers_that_do_not_fit_reach_no_direct_call(direct: list[str]) -> None
     x, at = randn(32, 32), torch.tensor([0, 512, 1024])
     first, second = (QuantizedTensor.empty((32, 32), format="mxfp8") for _ in range(2))
     second.amax = torch.empty(1)
-    with pytest.raises(ValueError, match=r"out\[1\]\.amax is given"):
+    with pytest.raises(
+        ValueError,
+        match=r"out\[1\]\.amax: expected None for this call of quantize_mxfp8_both, got a buffer",
+    ):
         jitquant.quantize_mxfp8_both(x, out=(first, second))
     groups = QuantizedRaggedTensor.empty((32, 32), at)
     groups.block_scales = torch.empty(64, dtype=E4M3)
-    with pytest.raises(ValueError, match=r"out\.block_scales is given"):
+    with pytest.raises(
+        ValueError, match=r"out\.block_scales: expected None with format 'fp8_tensor', got a buffer"
+    ):
         jitquant.quantize_ragged(x, at, out=groups)
     assert direct == []
 

@@ -78,13 +78,13 @@ def test_buffers_that_do_not_fit() -> None:
 
     fits: Any = pair((32, 80), (80, 32))
     wrong: list[tuple[Any, type[Exception], str]] = [
-        (fits[0], TypeError, "accepted is a tuple of two"),
-        (fits[:1], TypeError, "accepted is a tuple of two"),
-        ((fits[0], None), TypeError, r"out\[1\] is NoneType"),
+        (fits[0], TypeError, "out: expected a tuple of two NVFP4Tensors"),
+        (fits[:1], TypeError, "out: expected a tuple of two NVFP4Tensors"),
+        ((fits[0], None), TypeError, r"out\[1\]: expected an NVFP4Tensor, got NoneType"),
         (
             pair((32, 80), (32, 80)),
             ValueError,
-            r"out\[1\].shape is \(32, 80\); accepted is \(80, 32\)",
+            r"out\[1\]\.shape: expected \(80, 32\) for this call, got \(32, 80\)",
         ),
         (pair((32, 80), (80, 32), granularity="row"), ValueError, r"out\[0\].granularity"),
         (pair((32, 80), (80, 32), scale_layout="swizzled_128x4"), ValueError, "scale_layout"),
@@ -98,10 +98,18 @@ def test_buffers_that_do_not_fit() -> None:
         jitquant.quantize_nvfp4_both(randn(32, 32), out=square)
     codes, scales = jitquant.quantize_mxfp4(x)
     for out, error, words in (
-        (codes, TypeError, "accepted is a tuple"),
-        ((codes, None), TypeError, "accepted is a torch.Tensor"),
-        ((codes[:16], scales), ValueError, "x_fp4 has shape"),
-        ((scales, codes), TypeError, "x_fp4 is"),
+        (codes, TypeError, "out: expected a tuple of x_fp4 and x_sf, got Tensor"),
+        ((codes, None), TypeError, r"out: expected a torch\.Tensor to write to, got NoneType"),
+        (
+            (codes[:16], scales),
+            ValueError,
+            r"out\.x_fp4: expected shape \(32, 48\) for this call, got shape \(16, 48\)",
+        ),
+        (
+            (scales, codes),
+            TypeError,
+            r"out\.x_fp4: expected torch\.float4_e2m1fn_x2 for this call, got",
+        ),
     ):
         with pytest.raises(error, match=words):
             jitquant.quantize_mxfp4(x, out=out)  # type: ignore[arg-type]

@@ -239,9 +239,12 @@ def test_slice(name: str, index: slice, shape: tuple[int, ...]) -> None:
 
 
 def test_slice_refuses() -> None:
-    with pytest.raises(TypeError, match=r"index is 3.*q\[i:i \+ 1\]"):
+    with pytest.raises(
+        TypeError,
+        match=r"index: expected a slice of the first dimension, .* got 3.*q\[i:i \+ 1\]",
+    ):
         MADE["row"][3]  # type: ignore[index]
-    with pytest.raises(ValueError, match="step is 2"):
+    with pytest.raises(ValueError, match="step of the slice: expected 1, got 2"):
         MADE["row"][::2]
     with pytest.raises(IndexError, match="one row"):
         jitquant.quantize_fp8(randn(8))[0:1]
@@ -253,18 +256,48 @@ def test_slice_refuses() -> None:
 @pytest.mark.parametrize(
     ("shape", "keywords", "error", "text"),
     [
-        ((), {}, ValueError, r"shape is \(\)"),
-        ((4, 0), {}, ValueError, r"shape is \(4, 0\)"),
+        ((), {}, ValueError, r"shape: expected \(\.\.\., N\) with N >= 1, got \(\)"),
+        ((4, 0), {}, ValueError, r"shape: expected \(\.\.\., N\) with N >= 1, got \(4, 0\)"),
         ((4,), {"format": "fp8_block"}, ValueError, r"\(\.\.\., N, K\)"),
-        ((4, 4), {"format": "fp4"}, ValueError, "format is 'fp4'; accepted are 'fp8_tensor'"),
-        ((4, 4), {"dtype": torch.int8}, TypeError, "dtype is torch.int8"),
+        (
+            (4, 4),
+            {"format": "fp4"},
+            ValueError,
+            "format: expected one of 'fp8_tensor', 'fp8_row', 'fp8_group', 'int8_group',",
+        ),
+        (
+            (4, 4),
+            {"dtype": torch.int8},
+            TypeError,
+            r"dtype: expected torch\.float8_e4m3fn or torch\.float8_e5m2 with format",
+        ),
         ((4, 4), {"format": "int8_group", "dtype": torch.float8_e5m2}, TypeError, "torch.int8"),
-        ((4, 4), {"format": "fp8_group", "group_size": 48}, ValueError, r"block is \(1, 48\)"),
+        (
+            (4, 4),
+            {"format": "fp8_group", "group_size": 48},
+            ValueError,
+            r"block: expected one of \(1, 16\), .* got \(1,",
+        ),
         ((4, 4), {"format": "fp8_block", "block": (128, 64)}, ValueError, r"\(128, 128\)"),
         ((4, 4), {"format": "fp8_block", "scale_format": "ue8m0_packed"}, ValueError, "'ue8m0'"),
-        ((4, 4), {"format": "fp8_row", "layout": "column"}, ValueError, "layout is 'column'"),
-        ((4, 4), {"format": "mxfp8", "layout": "row"}, ValueError, "layout is 'row'"),
-        ((4, 4), {"format": "fp8_group", "recipe": "nv"}, ValueError, "recipe is 'nv'"),
+        (
+            (4, 4),
+            {"format": "fp8_row", "layout": "column"},
+            ValueError,
+            "layout: expected 'row', got 'column'",
+        ),
+        (
+            (4, 4),
+            {"format": "mxfp8", "layout": "row"},
+            ValueError,
+            "layout: expected one of 'linear', 'swizzled_128x4', got 'row'",
+        ),
+        (
+            (4, 4),
+            {"format": "fp8_group", "recipe": "nv"},
+            ValueError,
+            "recipe: expected one of 'te', 'deepgemm', 'vllm', got 'nv'",
+        ),
     ],
 )
 def test_empty_refuses(
@@ -277,19 +310,69 @@ def test_empty_refuses(
 @pytest.mark.parametrize(
     ("name", "changes", "error", "text"),
     [
-        ("row", {"format": "x"}, ValueError, r"q\.format is 'x'"),
-        ("row", {"block": (1, 16)}, ValueError, r"q\.block is \(1, 16\)"),
-        ("row", {"layout": "column"}, ValueError, r"q\.layout is 'column'"),
-        ("row", {"recipe": "x"}, ValueError, r"q\.recipe is 'x'"),
-        ("row", {"scale_format": "e8m0"}, ValueError, r"q\.scale_format is 'e8m0'"),
-        ("row", {"data": torch.zeros(6, 40)}, TypeError, r"q\.data is torch.float32"),
-        ("row", {"data": None}, TypeError, r"q\.data is NoneType"),
-        ("row", {"stored_scales": torch.zeros(6)}, ValueError, r"accepted is \(6, 1\)"),
+        (
+            "row",
+            {"format": "x"},
+            ValueError,
+            r"q\.format: expected one of 'fp8_tensor', 'fp8_row', 'fp8_group', 'int8_group',",
+        ),
+        ("row", {"block": (1, 16)}, ValueError, r"q\.block: expected \(1, 0\), got \(1, 16\)"),
+        ("row", {"layout": "column"}, ValueError, r"q\.layout: expected 'row', got 'column'"),
+        (
+            "row",
+            {"recipe": "x"},
+            ValueError,
+            r"q\.recipe: expected one of 'te', 'deepgemm', 'vllm', got 'x'",
+        ),
+        (
+            "row",
+            {"scale_format": "e8m0"},
+            ValueError,
+            r"q\.scale_format: expected 'float32', got 'e8m0'",
+        ),
+        (
+            "row",
+            {"data": torch.zeros(6, 40)},
+            TypeError,
+            r"q\.data: expected a tensor of torch\.float8_e4m3fn, torch\.float8_e5m2 with",
+        ),
+        (
+            "row",
+            {"data": None},
+            TypeError,
+            r"q\.data: expected a tensor of torch\.float8_e4m3fn, torch\.float8_e5m2 with",
+        ),
+        (
+            "row",
+            {"stored_scales": torch.zeros(6)},
+            ValueError,
+            r"q\.stored_scales: expected shape \(6, 1\) for the logical shape \(6, 40\), format",
+        ),
         ("row", {"stored_scales": torch.zeros(6, 1).half()}, TypeError, "torch.float16"),
-        ("row", {"amax": torch.zeros(1)}, ValueError, r"q\.amax is \(1,\)"),
-        ("norm", {"inv_rms": torch.zeros(5)}, ValueError, r"q\.inv_rms is \(5,\)"),
-        ("row", {"amax": torch.zeros(6, 1, device="meta")}, ValueError, r"amax is on meta"),
-        ("mxfp8", {"layout": "swizzled_128x4"}, ValueError, r"accepted is \(128, 4\)"),
+        (
+            "row",
+            {"amax": torch.zeros(1)},
+            ValueError,
+            r"q\.amax: expected shape \(6, 1\) for the logical shape \(6, 40\), format 'fp8_row'",
+        ),
+        (
+            "norm",
+            {"inv_rms": torch.zeros(5)},
+            ValueError,
+            r"q\.inv_rms: expected shape \(6,\) for the logical shape \(6, 40\), format",
+        ),
+        (
+            "row",
+            {"amax": torch.zeros(6, 1, device="meta")},
+            ValueError,
+            r"q\.amax: expected a tensor on cpu, as q\.data is, got one on meta",
+        ),
+        (
+            "mxfp8",
+            {"layout": "swizzled_128x4"},
+            ValueError,
+            r"q\.stored_scales: expected shape \(128, 4\) for the logical shape \(6, 40\),",
+        ),
     ],
 )
 def test_validate(name: str, changes: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -326,25 +409,40 @@ def test_groups(name: str) -> None:
 
 
 def test_groups_empty_refuses() -> None:
-    with pytest.raises(ValueError, match="format is 'mxfp8'"):
+    with pytest.raises(
+        ValueError, match="format: expected one of 'fp8_tensor', 'nvfp4', got 'mxfp8'"
+    ):
         QuantizedRaggedTensor.empty((8,), OFFSETS, format="mxfp8")
-    with pytest.raises(TypeError, match=r"dtype is torch\.int8"):
+    with pytest.raises(
+        TypeError,
+        match=r"dtype: expected torch\.float8_e4m3fn or torch\.float8_e5m2, got torch\.int8",
+    ):
         QuantizedRaggedTensor.empty((8,), OFFSETS, dtype=torch.int8)
-    with pytest.raises(ValueError, match="recipe is 'deepgemm'"):
+    with pytest.raises(ValueError, match="recipe: expected one of 'te', 'vllm', got 'deepgemm'"):
         QuantizedRaggedTensor.empty((8,), OFFSETS, recipe="deepgemm")
-    with pytest.raises(ValueError, match=r"shape is \(\)"):
+    with pytest.raises(
+        ValueError, match=r"shape: expected a shape of one dimension or more, got \(\)"
+    ):
         QuantizedRaggedTensor.empty((), OFFSETS, dbias=True)
 
 
 BOUNDS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"offsets": [0, 8]}, TypeError, r"offsets is list; .*torch\.tensor\(offsets\)"),
-    ({"offsets": OFFSETS.int()}, TypeError, r"offsets is torch\.int32; .*offsets\.long\(\)"),
-    ({"offsets": OFFSETS[None]}, ValueError, r"offsets has shape \(1, 4\); .*\(G \+ 1,\)"),
-    ({"offsets": OFFSETS[:0]}, ValueError, r"offsets has shape \(0,\)"),
-    ({"sizes": [1, 2, 3]}, TypeError, "sizes is list"),
-    ({"sizes": OFFSETS[:3].int()}, TypeError, r"sizes is torch\.int32"),
-    ({"sizes": OFFSETS}, ValueError, r"sizes has shape \(4,\); accepted is \(3,\)"),
-    ({"sizes": OFFSETS[:3].to("meta")}, ValueError, "sizes is on meta and .*offsets on cpu"),
+    ({"offsets": [0, 8]}, TypeError, r"offsets: .* got list\. .*torch\.tensor\(offsets\)"),
+    ({"offsets": OFFSETS.int()}, TypeError, r"offsets: .* got torch\.int32\. .*offsets\.long\(\)"),
+    (
+        {"offsets": OFFSETS[None]},
+        ValueError,
+        r"offsets: expected shape \(G \+ 1,\), got shape \(1, 4\)",
+    ),
+    ({"offsets": OFFSETS[:0]}, ValueError, r"offsets: .* got shape \(0,\)"),
+    ({"sizes": [1, 2, 3]}, TypeError, "sizes: expected a tensor of int64, got list"),
+    ({"sizes": OFFSETS[:3].int()}, TypeError, r"sizes: expected int64, got torch\.int32"),
+    ({"sizes": OFFSETS}, ValueError, r"sizes: expected shape \(3,\), .* got shape \(4,\)"),
+    (
+        {"sizes": OFFSETS[:3].to("meta")},
+        ValueError,
+        "sizes: expected a tensor on cpu, as .*offsets is, got one on meta",
+    ),
 ]
 
 
@@ -361,19 +459,84 @@ def test_bounds_of_groups(changes: dict[str, Any], error: type[Exception], text:
 @pytest.mark.parametrize(
     ("name", "changes", "error", "text"),
     [
-        ("fp8", {"format": "mxfp8"}, ValueError, r"q\.format is 'mxfp8'"),
-        ("fp8", {"recipe": "deepgemm"}, ValueError, r"q\.recipe is 'deepgemm'"),
-        ("fp8", {"shape": ()}, ValueError, r"q\.shape is \(\)"),
-        ("fp8", {"shape": (81,)}, ValueError, r"q\.data is \(80,\); accepted is \(81,\)"),
-        ("fp8", {"data": None}, TypeError, r"q\.data is NoneType"),
-        ("fp8", {"data": torch.zeros(80)}, TypeError, r"q\.data is torch\.float32"),
-        ("fp8", {"amax": None}, TypeError, r"q\.amax is NoneType"),
-        ("fp8", {"scale_inv": torch.ones(2)}, ValueError, r"q\.scale_inv is \(2,\)"),
-        ("fp8", {"amax": torch.ones(3, device="meta")}, ValueError, r"q\.amax is on meta"),
-        ("fp8", {"block_scales": torch.ones(5)}, ValueError, r"q\.block_scales is given"),
-        ("nvfp4", {"block_scales": None}, ValueError, r"q\.block_scales is None"),
-        ("nvfp4", {"shape": (96,)}, ValueError, r"q\.data is \(40,\); accepted is \(48,\)"),
-        ("grad", {"dbias": torch.ones(3, 8)}, ValueError, r"q\.dbias is \(3, 8\)"),
+        (
+            "fp8",
+            {"format": "mxfp8"},
+            ValueError,
+            r"q\.format: expected one of 'fp8_tensor', 'nvfp4', got 'mxfp8'",
+        ),
+        (
+            "fp8",
+            {"recipe": "deepgemm"},
+            ValueError,
+            r"q\.recipe: expected one of 'te', 'vllm', got 'deepgemm'",
+        ),
+        (
+            "fp8",
+            {"shape": ()},
+            ValueError,
+            r"q\.shape: expected a shape of one dimension or more, got \(\)",
+        ),
+        (
+            "fp8",
+            {"shape": (81,)},
+            ValueError,
+            r"q\.data: expected shape \(81,\) for 3 segments in a buffer of shape \(81,\) and",
+        ),
+        (
+            "fp8",
+            {"data": None},
+            TypeError,
+            r"q\.data: expected a tensor of torch\.float8_e4m3fn, torch\.float8_e5m2 with",
+        ),
+        (
+            "fp8",
+            {"data": torch.zeros(80)},
+            TypeError,
+            r"q\.data: expected a tensor of torch\.float8_e4m3fn, torch\.float8_e5m2 with",
+        ),
+        (
+            "fp8",
+            {"amax": None},
+            TypeError,
+            r"q\.amax: expected a tensor of torch\.float32 with format 'fp8_tensor', got",
+        ),
+        (
+            "fp8",
+            {"scale_inv": torch.ones(2)},
+            ValueError,
+            r"q\.scale_inv: expected shape \(3,\) for 3 segments in a buffer of shape \(80,\)",
+        ),
+        (
+            "fp8",
+            {"amax": torch.ones(3, device="meta")},
+            ValueError,
+            r"q\.amax: expected a tensor on cpu, as q\.offsets is, got one on meta",
+        ),
+        (
+            "fp8",
+            {"block_scales": torch.ones(5)},
+            ValueError,
+            r"q\.block_scales: expected None with format 'fp8_tensor', got a tensor",
+        ),
+        (
+            "nvfp4",
+            {"block_scales": None},
+            ValueError,
+            r"q\.block_scales: expected a tensor with format 'nvfp4', got None",
+        ),
+        (
+            "nvfp4",
+            {"shape": (96,)},
+            ValueError,
+            r"q\.data: expected shape \(48,\) for 3 segments in a buffer of shape \(96,\) and",
+        ),
+        (
+            "grad",
+            {"dbias": torch.ones(3, 8)},
+            ValueError,
+            r"q\.dbias: expected shape \(3, 16\) for 3 segments in a buffer of shape \(5, 16\)",
+        ),
     ],
 )
 def test_groups_validate(

@@ -183,7 +183,7 @@ def nvfp4(
     tile_rows: int = 1,
     r: Array | None = None,
     select: str = "none",
-    top: int = 448,
+    e4m3_max: int = 448,
     gsa: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """NVFP4 of fp32 ``v`` (rows, N), rotated already, with the amax ``a``: (1,) or (rows,).
@@ -195,7 +195,7 @@ def nvfp4(
     x = np.zeros((rows, 16 * blocks), F32)
     x[:, :cols] = v
     codes, scales = np.zeros(x.shape, np.uint8), np.zeros((rows, blocks), np.uint8)
-    divisor = F32((4 if select == "static_4" else 6) * top)
+    divisor = F32((4 if select == "static_4" else 6) * e4m3_max)
     with np.errstate(all="ignore"):
         a = a if gsa is None else gsa * divisor
         for first in range(0, rows, tile_rows):
@@ -209,7 +209,7 @@ def nvfp4(
             for k in range(blocks):
                 at = slice(first, first + tile_rows), slice(16 * k, 16 * k + 16)
                 codes[at], scales[at[0], k] = _tile(
-                    x[at], S, own, None if r is None else r[at], select, top
+                    x[at], S, own, None if r is None else r[at], select, e4m3_max
                 )
         return codes, scales, a / divisor if gsa is None else gsa
 

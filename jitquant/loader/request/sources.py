@@ -55,8 +55,8 @@ def check_name(name: object) -> str:
         raise TypeError(f"name: expected a string, got {type(name).__name__} ({name!r}).")
     if not (name.isascii() and name.isidentifier() and len(name) <= 100):
         raise ValueError(
-            f"name: {name!r} is not accepted; it becomes a C identifier, so give at most 100 "
-            "letters, digits and underscores, not starting with a digit."
+            "name: expected a C identifier (at most 100 letters, digits and underscores, not "
+            f"starting with a digit), got {name!r}."
         )
     return name
 

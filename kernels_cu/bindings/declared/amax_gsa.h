@@ -18,7 +18,7 @@ struct ComputeAmaxGsa {
 
   void check() const {
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's");
+                 "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_values("x", x, 1, "(..., N)");
   }
 };

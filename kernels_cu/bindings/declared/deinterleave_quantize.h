@@ -29,9 +29,9 @@ struct DeinterleaveAmaxQuantizeNvfp4 {
     check_name("granularity", granularity, {"tensor", "row"});
     check_name("op", op, {"select", "swiglu"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's");
+                 "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32, such as amax / 2688. Leave it out to have it computed");
+                 "a positive number that is finite in float32, such as amax / 2688", ". Leave it out to compute it");
     check_values("fused", fused, 1, "(..., 2 * intermediate)");
   }
 };
@@ -57,7 +57,7 @@ struct DeinterleaveQuantizeNvfp4 {
     check_name("op", op, {"select", "swiglu"});
     check_values("fused", fused, 1, "(..., 2 * intermediate)");
     check_dtype("gsa", gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with gsa.float()");
+                "float32", ". Convert it with gsa.float()");
   }
 };
 
@@ -82,10 +82,10 @@ struct DeinterleaveQuantizeNvfp4FromAmax {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("op", op, {"select", "swiglu"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's");
+                 "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_values("fused", fused, 1, "(..., 2 * intermediate)");
     check_dtype("amax", amax, {ScalarType::Float},
-                "accepted is float32. Convert it with amax.float()");
+                "float32", ". Convert it with amax.float()");
   }
 };
 

@@ -24,9 +24,9 @@ struct DequantNvfp4 {
   void check() const {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_dtype("gsa", gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with gsa.float()");
+                "float32", ". Convert it with gsa.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
   }
 };
 

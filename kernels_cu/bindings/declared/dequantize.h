@@ -23,9 +23,9 @@ struct Dequantize {
   void check() const {
     check_name("scale_layout", scale_layout, {"row", "column", "column_tma", "row_padded", "linear", "swizzled_128x4"});
     check_dtype("data", data, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
-                "accepted are float8_e4m3fn, float8_e5m2 and int8");
+                "float8_e4m3fn, float8_e5m2 or int8", "");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
   }
 };
 

@@ -21,15 +21,15 @@ struct DequantizeRaggedFp8 {
 
   void check() const {
     check_dtype("data", data, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
-                "accepted are float8_e4m3fn and float8_e5m2");
+                "float8_e4m3fn or float8_e5m2", "");
     check_dtype("offsets", offsets, {ScalarType::Long},
-                "accepted is int64. Convert it with offsets.long()");
+                "int64", ". Convert it with offsets.long()");
     check_dtype("sizes", sizes, {ScalarType::Long},
-                "accepted is int64. Convert it with sizes.long()");
+                "int64", ". Convert it with sizes.long()");
     check_dtype("scale_inv", scale_inv, {ScalarType::Float},
-                "accepted is float32. Convert it with scale_inv.float()");
+                "float32", ". Convert it with scale_inv.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
   }
 };
 
@@ -50,13 +50,13 @@ struct DequantizeRaggedNvfp4 {
 
   void check() const {
     check_dtype("offsets", offsets, {ScalarType::Long},
-                "accepted is int64. Convert it with offsets.long()");
+                "int64", ". Convert it with offsets.long()");
     check_dtype("sizes", sizes, {ScalarType::Long},
-                "accepted is int64. Convert it with sizes.long()");
+                "int64", ". Convert it with sizes.long()");
     check_dtype("gsa", gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with gsa.float()");
+                "float32", ". Convert it with gsa.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
   }
 };
 

@@ -28,11 +28,11 @@ struct MhcRmsnormQuantizeNvfp4 {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("granularity", granularity, {"tensor", "row"});
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
-                 "a finite number that is not negative");
+                 "a finite number that is not negative", "");
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's");
+                 "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32, such as amax / 2688. Leave it out to have it computed");
+                 "a positive number that is finite in float32, such as amax / 2688", ". Leave it out to compute it");
     check_values("X", X, 2, "(..., n_hc, N)");
   }
 };
@@ -56,10 +56,10 @@ struct MhcRmsnormQuantizeNvfp4FromGsa {
     check_name("recipe", recipe, {"te", "vllm"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
-                 "a finite number that is not negative");
+                 "a finite number that is not negative", "");
     check_values("X", X, 2, "(..., n_hc, N)");
     check_dtype("gsa", gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with gsa.float()");
+                "float32", ". Convert it with gsa.float()");
   }
 };
 
@@ -83,10 +83,10 @@ struct MhcRmsnormQuantizeNvfp4FromAmax {
     check_name("recipe", recipe, {"te", "vllm"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's");
+                 "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_values("X", X, 2, "(..., n_hc, N)");
     check_dtype("amax", amax, {ScalarType::Float},
-                "accepted is float32. Convert it with amax.float()");
+                "float32", ". Convert it with amax.float()");
   }
 };
 
@@ -104,7 +104,7 @@ struct MhcRmsnormAmax {
 
   void check() const {
     check_number("eps", eps, 0x0.0p+0, 0x1.fffffe0000000p+127,
-                 "a finite number that is not negative");
+                 "a finite number that is not negative", "");
     check_values("X", X, 2, "(..., n_hc, N)");
   }
 };

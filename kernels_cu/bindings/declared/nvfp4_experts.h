@@ -24,13 +24,13 @@ struct Nvfp4GroupedLinear {
 
   void check() const {
     check_dtype("w_gsa", w_gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with w_gsa.float()");
+                "float32", ". Convert it with w_gsa.float()");
     check_dtype("offsets", offsets, {ScalarType::Int, ScalarType::Long},
-                "accepted are int32 and int64. Convert it with offsets.int()");
+                "int32 or int64", ". Convert it with offsets.int()");
     check_dtype("x_gsa", x_gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with x_gsa.float()");
+                "float32", ". Convert it with x_gsa.float()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
   }
 };
 
@@ -54,15 +54,15 @@ struct Nvfp4Experts {
 
   void check() const {
     check_dtype("gate_up_gsa", gate_up_gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with gate_up_gsa.float()");
+                "float32", ". Convert it with gate_up_gsa.float()");
     check_dtype("down_gsa", down_gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with down_gsa.float()");
+                "float32", ". Convert it with down_gsa.float()");
     check_dtype("topk_ids", topk_ids, {ScalarType::Int, ScalarType::Long},
-                "accepted are int32 and int64. Convert it with topk_ids.int()");
+                "int32 or int64", ". Convert it with topk_ids.int()");
     check_dtype("topk_weights", topk_weights, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Convert it with topk_weights.to(torch.bfloat16)");
+                "bfloat16, float16 or float32", ". Convert it with topk_weights.to(torch.bfloat16)");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
   }
 };
 

@@ -25,13 +25,13 @@ struct Nvfp4Linear {
 
   void check() const {
     check_dtype("w_gsa", w_gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with w_gsa.float()");
+                "float32", ". Convert it with w_gsa.float()");
     check_dtype("x_gsa", x_gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with x_gsa.float()");
+                "float32", ". Convert it with x_gsa.float()");
     check_dtype("bias", bias, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Convert it with bias.to(torch.bfloat16)");
+                "bfloat16, float16 or float32", ". Convert it with bias.to(torch.bfloat16)");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
   }
 };
 

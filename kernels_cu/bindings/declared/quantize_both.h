@@ -26,10 +26,10 @@ struct QuantizePerTokenGroupBoth {
     check_name("scale_layout", scale_layout, {"row", "column", "column_tma"});
     check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
-                 "a finite number from 1e-32 on, or None for the recipe's. Below it the scale of a group of zeros would overflow");
+                 "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
     check_values("x", x, 2, "(M, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
-                "accepted are float8_e4m3fn, float8_e5m2 and int8");
+                "float8_e4m3fn, float8_e5m2 or int8", "");
   }
 };
 
@@ -54,10 +54,10 @@ struct QuantizeBlockBoth {
     check_name("scale_layout", scale_layout, {"row", "row_padded"});
     check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
-                 "a finite number from 1e-32 on, or None for the recipe's. Below it the scale of a group of zeros would overflow");
+                 "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
     check_values("w", w, 2, "(M, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
-                "accepted are float8_e4m3fn, float8_e5m2 and int8");
+                "float8_e4m3fn, float8_e5m2 or int8", "");
   }
 };
 
@@ -76,7 +76,7 @@ struct QuantizeMxfp8Both {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_values("x", x, 2, "(M, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
-                "accepted are float8_e4m3fn and float8_e5m2");
+                "float8_e4m3fn or float8_e5m2", "");
   }
 };
 

@@ -29,7 +29,7 @@ struct QuantizeMxfp4 {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_values("x", x, 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
-                "accepted is int8. Convert it with signs.char()");
+                "int8", ". Convert it with signs.char()");
   }
 };
 
@@ -49,7 +49,7 @@ struct DequantizeMxfp4 {
   void check() const {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Dequantize to float32 and convert the result for another one");
+                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
   }
 };
 

@@ -21,7 +21,7 @@ struct QuantizeMxfp8 {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_values("x", x, 1, "(..., N)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
-                "accepted are float8_e4m3fn and float8_e5m2");
+                "float8_e4m3fn or float8_e5m2", "");
   }
 };
 

@@ -23,7 +23,7 @@ struct QuantizeNvfp4 {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_values("x", x, 1, "(..., N)");
     check_dtype("gsa", gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with gsa.float()");
+                "float32", ". Convert it with gsa.float()");
   }
 };
 

@@ -21,7 +21,7 @@ struct Nvfp4BothAmax {
     check_name("rotate", rotate, {"none", "te"});
     check_values("x", x, 2, "(M, K)");
     check_dtype("signs", signs, {ScalarType::Char},
-                "accepted is int8. Convert it with signs.char()");
+                "int8", ". Convert it with signs.char()");
   }
 };
 
@@ -51,9 +51,9 @@ struct QuantizeNvfp4Both {
     check_name("select", select, {"none", "4over6_mae", "4over6_mse", "4over6_mae_fast", "4over6_mse_fast", "4over6_abs_max", "static_6", "static_4"});
     check_values("x", x, 2, "(M, K)");
     check_dtype("amax", amax, {ScalarType::Float},
-                "accepted is float32. Convert it with amax.float()");
+                "float32", ". Convert it with amax.float()");
     check_dtype("signs", signs, {ScalarType::Char},
-                "accepted is int8. Convert it with signs.char()");
+                "int8", ". Convert it with signs.char()");
   }
 };
 

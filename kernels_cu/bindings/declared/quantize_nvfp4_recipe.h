@@ -23,7 +23,7 @@ struct RotatedAmax {
     check_name("granularity", granularity, {"tensor", "row"});
     check_values("x", x, 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
-                "accepted is int8. Convert it with signs.char()");
+                "int8", ". Convert it with signs.char()");
   }
 };
 
@@ -57,9 +57,9 @@ struct QuantizeNvfp4Recipe {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_values("x", x, 1, "(..., N)");
     check_dtype("amax", amax, {ScalarType::Float},
-                "accepted is float32. Convert it with amax.float()");
+                "float32", ". Convert it with amax.float()");
     check_dtype("signs", signs, {ScalarType::Char},
-                "accepted is int8. Convert it with signs.char()");
+                "int8", ". Convert it with signs.char()");
   }
 };
 

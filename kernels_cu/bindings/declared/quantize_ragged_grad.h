@@ -25,15 +25,15 @@ struct QuantizeRaggedGradFp8 {
   void check() const {
     check_name("activation", activation, {"none", "relu", "silu", "gelu", "qgelu", "srelu"});
     check_dtype("grad", grad, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
-                "accepted are bfloat16, float16 and float32. Convert it with grad.to(torch.bfloat16)");
+                "bfloat16, float16 or float32", ". Convert it with grad.to(torch.bfloat16)");
     check_dtype("offsets", offsets, {ScalarType::Long},
-                "accepted is int64. Convert it with offsets.long()");
+                "int64", ". Convert it with offsets.long()");
     check_dtype("sizes", sizes, {ScalarType::Long},
-                "accepted is int64. Convert it with sizes.long()");
+                "int64", ". Convert it with sizes.long()");
     check_dtype("scale", scale, {ScalarType::Float},
-                "accepted is float32. Convert it with scale.float()");
+                "float32", ". Convert it with scale.float()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
-                "accepted are float8_e4m3fn and float8_e5m2");
+                "float8_e4m3fn or float8_e5m2", "");
   }
 };
 

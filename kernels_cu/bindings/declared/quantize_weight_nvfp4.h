@@ -26,9 +26,9 @@ struct QuantizeWeightNvfp4 {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("block", block, {"1x16", "16x16"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's");
+                 "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_number("gsa", gsa_value, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32, such as amax / 2688. Leave it out to have it computed");
+                 "a positive number that is finite in float32, such as amax / 2688", ". Leave it out to compute it");
     check_values("w", w, 2, "(N, K), or (K, N) with dim=0");
   }
 };
@@ -53,7 +53,7 @@ struct QuantizeWeightNvfp4FromGsa {
     check_name("block", block, {"1x16", "16x16"});
     check_values("w", w, 2, "(N, K), or (K, N) with dim=0");
     check_dtype("gsa", gsa, {ScalarType::Float},
-                "accepted is float32. Convert it with gsa.float()");
+                "float32", ". Convert it with gsa.float()");
   }
 };
 
@@ -77,10 +77,10 @@ struct QuantizeWeightNvfp4FromAmax {
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("block", block, {"1x16", "16x16"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32. 2688 = 6 * 448 is NVFP4's");
+                 "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");
     check_values("w", w, 2, "(N, K), or (K, N) with dim=0");
     check_dtype("amax", amax, {ScalarType::Float},
-                "accepted is float32. Convert it with amax.float()");
+                "float32", ". Convert it with amax.float()");
   }
 };
 

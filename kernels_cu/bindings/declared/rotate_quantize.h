@@ -30,20 +30,20 @@ struct RotateQuantizeFp8 {
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
     check_name("granularity", granularity, {"tensor", "row"});
     check_number("scale", scale_value, 0x1.0000080000000p-128, 0x1.fffffe0000000p+127,
-                 "a finite positive number whose reciprocal is finite in float32, 2.94e-39 or more, such as 448 / amax: elements are multiplied with it");
+                 "a finite number of at least 2.94e-39, whose reciprocal is finite in float32", ". Elements are multiplied by it: 448 / amax, for instance");
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
-                 "a positive number that is finite in float32, 2**-149 or more. Leave it out for no bound");
+                 "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_values("x", x, 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
-                "accepted is int8. Convert it with signs.char()");
+                "int8", ". Convert it with signs.char()");
     check_dtype("cos", cos, {ScalarType::Float},
-                "accepted is float32. Convert it with cos.float()");
+                "float32", ". Convert it with cos.float()");
     check_dtype("sin", sin, {ScalarType::Float},
-                "accepted is float32. Convert it with sin.float()");
+                "float32", ". Convert it with sin.float()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
-                "accepted are float8_e4m3fn and float8_e5m2");
+                "float8_e4m3fn or float8_e5m2", "");
     check_dtype("scale", scale, {ScalarType::Float},
-                "accepted is float32. Convert it with scale.float()");
+                "float32", ". Convert it with scale.float()");
   }
 };
 

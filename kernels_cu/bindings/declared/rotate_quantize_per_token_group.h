@@ -34,18 +34,18 @@ struct RotateQuantizePerTokenGroup {
     check_name("scale_layout", scale_layout, {"row", "column", "column_tma"});
     check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
-                 "a finite number from 1e-32 on, or None for the recipe's. Below it the scale of a group of zeros would overflow");
+                 "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
     check_values("x", x, 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
-                "accepted is int8. Convert it with signs.char()");
+                "int8", ". Convert it with signs.char()");
     check_dtype("cos", cos, {ScalarType::Float},
-                "accepted is float32. Convert it with cos.float()");
+                "float32", ". Convert it with cos.float()");
     check_dtype("sin", sin, {ScalarType::Float},
-                "accepted is float32. Convert it with sin.float()");
+                "float32", ". Convert it with sin.float()");
     check_dtype("counts", counts, {ScalarType::Int, ScalarType::Long},
-                "accepted are int32 and int64. Convert it with counts.int()");
+                "int32 or int64", ". Convert it with counts.int()");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
-                "accepted are float8_e4m3fn, float8_e5m2 and int8");
+                "float8_e4m3fn, float8_e5m2 or int8", "");
   }
 };
 

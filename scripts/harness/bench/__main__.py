@@ -83,11 +83,11 @@ def kernels(
     try:
         sizes = [int(size) for size in m.split(",")]
     except ValueError:
-        raise fail(f"--m {m}: accepted are numbers separated by commas", 2) from None
+        raise fail(f"--m: expected numbers separated by commas, got {m}", 2) from None
     if min(sizes) < 1 or n % 16 or dtype not in DTYPES:
         raise fail(
-            f"--m {m} --n {n} --dtype {dtype}: accepted are M of at least 1, N that is a multiple "
-            f"of 16, and the dtypes {', '.join(DTYPES)}",
+            "--m, --n and --dtype: expected M of at least 1, a multiple of 16 for N, and one of "
+            f"{', '.join(DTYPES)}, got {m}, {n} and {dtype}",
             2,
         )
     device = torch.device("cuda", torch.cuda.current_device())
@@ -327,7 +327,9 @@ def linear(
         row_counts = [int(count) for count in rows.split(",") if count] or bench.ROWS
     except ValueError:
         raise fail(
-            f"--shapes {shapes} --rows {rows}: accepted are 8192x8192,6144x4096 and 1,16,64", 2
+            "--shapes and --rows: expected lists such as 8192x8192,6144x4096 and 1,16,64, got "
+            f"{shapes} and {rows}",
+            2,
         ) from None
     if not torch.cuda.is_available():
         raise fail(
@@ -395,8 +397,8 @@ def model(
     known = [bench.PLAIN, bench.COMPILED, *decoder.FORMATS]
     if shape not in bench.SHAPES or set(chosen) - set(known):
         raise fail(
-            f"--shape {shape} --formats {formats}: accepted are {', '.join(bench.SHAPES)}, and "
-            f"{', '.join(known)}",
+            f"--shape and --formats: expected one of {', '.join(bench.SHAPES)}, and some of "
+            f"{', '.join(known)}, got {shape} and {formats}",
             2,
         )
     if "num_experts" in bench.SHAPES[shape][1] and "fp8" in chosen:
@@ -404,7 +406,7 @@ def model(
     try:
         counts = [int(count) for count in sequences.split(",") if count]
     except ValueError:
-        raise fail(f"--sequences {sequences}: accepted are numbers, as in 1,8,64", 2) from None
+        raise fail(f"--sequences: expected numbers, as in 1,8,64, got {sequences}", 2) from None
     if not torch.cuda.is_available():
         raise fail(f"No GPU: torch {torch.__version__} sees none, and models are timed on one.", 2)
     from harness import timing

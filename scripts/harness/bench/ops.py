@@ -20,5 +20,5 @@ def chosen(names: str) -> Iterator[Op]:
     listed = [op.name for op in _OPS_OF[names]] if names in SETS else names.split(",")
     for name in listed:
         if name not in OPS:
-            raise ValueError(f"--ops {name}: accepted are {', '.join((*SETS, *OPS))}")
+            raise ValueError(f"--ops: expected some of {', '.join((*SETS, *OPS))}, got {name}")
         yield OPS[name]

@@ -50,7 +50,7 @@ def save(folder: Path, stem: str, record: Record) -> Path:
         return path
     section = section_of(stem, record)
     if section is None:
-        raise ValueError(f"{stem} has no section; accepted are {', '.join(sorted(SECTIONS))}")
+        raise ValueError(f"{stem}: expected one of {', '.join(sorted(SECTIONS))}")
     return write(folder, {**read(folder), stem: section})
 
 

@@ -66,7 +66,7 @@ def pick_device(wanted: str) -> Any:
     except RuntimeError as error:
         raise DemoError(f"--device {wanted}: {str(error).splitlines()[0]}") from error
     if device.type not in ("cpu", "cuda"):
-        raise DemoError(f"--device {wanted}: accepted are cpu, cuda, cuda:N and auto.")
+        raise DemoError(f"--device: expected cpu, cuda, cuda:N or auto, got {wanted}.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DemoError(f"--device {wanted}: torch {torch.__version__} sees no GPU here.")
     return device
