@@ -75,6 +75,14 @@ def _grouped_arguments(
     return (codes, *w, offsets, scales, gsa), {"dtype": torch.float32}
 
 
+def _large_gsas(device: torch.device | str, rows: int, dtype: torch.dtype) -> Arguments:
+    # Times a power of two that kernels apply to sums they are not finite.
+    args, keywords = layer(rows, (3, 64, 32), routed(rows, 2, 3, "any"), dtype, device)
+    x, up, up_sf, up_gsa, down, down_sf, down_gsa, ids, weights = args
+    gsas = up_gsa / 64, torch.full_like(down_gsa, 2.0**121)
+    return (x, up, up_sf, gsas[0], down, down_sf, gsas[1], ids, weights * 2.0**-100), keywords
+
+
 def _small_integers(device: torch.device | str) -> Arguments:
     # Sums of few integers are exact in every order, so all bits agree.
     x = (torch.arange(9 * 256).reshape(9, 256) * 7 % 5 - 2).bfloat16()
@@ -150,6 +158,10 @@ def _layers() -> list[Sample]:
             dtype=dtype,
         )
         name = f"{rows}x{top_k}of{'x'.join(map(str, shape))}-{kind}-{str(dtype)[6:]}"
+        samples.append(Sample("nvfp4_experts", name, make, exact=False))
+    for rows, dtype in itertools.product((1, 5), DTYPES):
+        make = functools.partial(_large_gsas, rows=rows, dtype=dtype)
+        name = f"large_gsas-{rows}-{str(dtype)[6:]}"
         samples.append(Sample("nvfp4_experts", name, make, exact=False))
     return samples
 

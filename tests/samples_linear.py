@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -92,6 +93,25 @@ def linear_samples() -> dict[str, list[Sample]]:
         x = randn(3, 2, 290).to(device)[..., :270]
         return (x, *_weight(18, 272, device)), {"dtype": torch.float32}
 
+    def large_gsa(device: torch.device | str, rows: int, dtype: torch.dtype | None) -> Arguments:
+        # Times a power of two that kernels apply to sums, which stay exact here, it is not finite.
+        codes, scales = (
+            t[:, :n].contiguous()
+            for t, n in zip(small_integers("cpu")[0][1:3], (64, 8), strict=True)
+        )
+        keywords = {"dtype": torch.float32}
+        if dtype is None:
+            own = torch.arange(rows) % 24
+            gsas = torch.tensor([2.0**114]), torch.tensor([2.0**-20])
+            parts = (codes[own], codes, scales, gsas[0], scales[own], gsas[1])
+        else:
+            x = (torch.arange(rows * 128).reshape(rows, 128) * 7 % 5 - 2) * 2.0**-20
+            parts = (x.to(dtype), codes, scales, torch.tensor([2.0**122]))
+        return tuple(t.to(device) for t in parts), keywords
+
+    def no_rows_3d(device: torch.device | str) -> Arguments:
+        return (randn(2, 0, 64).to(device), *_weight(18, 64, device)), {}
+
     def many_small_integers(device: torch.device | str) -> Arguments:
         (x, *w), _ = small_integers("cpu")
         return (x.repeat(9, 1).to(device), *(t.to(device) for t in w)), {}
@@ -125,6 +145,10 @@ def linear_samples() -> dict[str, list[Sample]]:
         return tuple(t.to(device) for t in (x, w, ones, gsas[0], x_sf, gsas[1])), {}
 
     add("row_stride", row_stride)
+    add("no_rows_3d", no_rows_3d)
+    for rows, dtype in itertools.product((1, 4, 12), (torch.bfloat16, torch.float16, None)):
+        make = functools.partial(large_gsa, rows=rows, dtype=dtype)
+        add(f"large_gsa-{rows}-{str(dtype)[6:]}", make, exact=True)
     add("small_integers", small_integers, exact=True)
     add("many_small_integers", many_small_integers, exact=True)
     add("all_bytes_of_scales", all_scales, exact=True)

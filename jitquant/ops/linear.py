@@ -50,7 +50,7 @@ def _rows_of(x: Tensor) -> None:
             "x: expected shape (..., K) with a contiguous last dimension, got shape "
             f"{_checks.shape_text(x)} and strides {tuple(x.stride())}. Call x.contiguous() first"
         )
-    if not _evenly_strided(x):
+    if x.numel() > 0 and not _evenly_strided(x):
         raise ValueError(
             f"x: expected rows at one stride, got shape {_checks.shape_text(x)} and strides "
             f"{tuple(x.stride())}. Call x.contiguous() first"

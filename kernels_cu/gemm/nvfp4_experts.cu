@@ -713,7 +713,7 @@ struct GroupJob {
         const float gsa = kOneToken || w.gsa_row != 0
                               ? w.gsa[expert * w.gsa_expert + w_row * w.gsa_row]
                               : block_words().gsa;
-        sum = mul_rn(sum, mul_rn(gsa, power_of_two(-kExponent<Input, kWay>)));
+        sum = mul_rn(mul_rn(sum, power_of_two(-kExponent<Input, kWay>)), gsa);
       }
       if (!kOneToken && there) {
         if (routing.ids != nullptr) out_row = tables.order[out_row];
@@ -917,7 +917,7 @@ struct PairJob {
         for (int unit = 1; unit < k_units; ++unit) sum = add_rn(sum, p[unit * kPairSums]);
         const float gsa =
             w.gsa_row != 0 ? w.gsa[expert * w.gsa_expert + n * w.gsa_row] : gsas[choice];
-        sum = mul_rn(sum, mul_rn(gsa, power_of_two(-kExponent<Input, kWay>)));
+        sum = mul_rn(mul_rn(sum, power_of_two(-kExponent<Input, kWay>)), gsa);
         y = add_rn(y, mul_rn(sum, weights[choice]));
       }
       y = add_rn(y, __shfl_xor_sync(~0u, y, 8));

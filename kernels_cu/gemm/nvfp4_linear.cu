@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
           const int n =
               hold_row + (tile + which / beside) * step + which % beside * kTile + (lane & 15);
           if (pass + 1 == plan.passes && n < w.rows && row < x.rows)
-            finish(to, sum, mul_rn(stored_gsa, power_of_two(-kExponent<Input, kWay>)), row, n);
+            finish(to, mul_rn(sum, power_of_two(-kExponent<Input, kWay>)), stored_gsa, row, n);
         }
         __syncthreads();
         tile += count;
