@@ -123,6 +123,18 @@ def test_numbers_in_sentences_follow(tmp_path: Path) -> None:
     assert "at 1.00 to 1.00 times bf16's speed" in (tmp_path / "docs" / "status.md").read_text()
 
 
+def test_a_table_of_experts_is_made_once_they_are_measured(tmp_path: Path) -> None:
+    results = _copy_of_the_documents(tmp_path)
+    times = {"floor": 46.6, "layer": 70.1, "behind": 71.5, "bf16": 170.25}
+    shape = {"experts": 256, "hidden": 7168, "intermediate": 2048, "tokens": 8, "routing": "one"}
+    origin = {"gpu": "NVIDIA H200", "utc": "2026-11-23T10", "kernels_cu_sha256": "0123456789"}
+    summary.write(results, {**SECTIONS, "experts": {**origin, "rows": [{**shape, **times}]}})
+    assert _figures(tmp_path).exit_code == 0
+    text = (tmp_path / "docs" / "measurements.md").read_text()
+    line = "| 256 x 7168 x 2048 | 8, same experts | 46.6 | 70.1 | 71.5 | 170 |"
+    assert f"{line}\n\n*H200, 2026-11-23, kernels 01234567.*\n\n<!-- end -->" in text
+
+
 @pytest.mark.parametrize(
     ("section", "change", "said"),
     [

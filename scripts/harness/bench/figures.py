@@ -31,6 +31,8 @@ def updated(document: str, results: Path) -> str:
             lines = table(results)
         except (KeyError, TypeError) as error:
             raise LookupError(f"the table {match[2]!r} needs {error}") from error
+        if lines is None:
+            return match[0]
         return f"{match[1]}\n" + "\n".join(lines) + f"\n\n{match[3]}"
 
     return _MARKED.sub(made, document)
@@ -216,6 +218,25 @@ def models(results: Path, *names: str) -> list[str]:
     return table + _origin(results, names[-1])
 
 
+def experts(results: Path) -> list[str] | None:
+    """`nvfp4_experts` beside bf16; None: not in the summary yet."""
+    section = summary.read(results).get("experts")
+    if section is None:
+        return None
+    keys = ("floor", "layer", "behind", "bf16")
+    return _table(
+        ("experts x hidden x intermediate", "tokens", "bytes", "whole layer", "behind", "bf16"),
+        (
+            (
+                f"{row['experts']} x {row['hidden']} x {row['intermediate']}",
+                f"{row['tokens']}{', same experts' * (row['routing'] == 'one')}",
+                *(_us(row[key]) for key in keys),
+            )
+            for row in section["rows"]
+        ),
+    ) + _origin(results, "experts")
+
+
 def layers(results: Path) -> list[str]:
     """`Float8BlockwiseLinear` and a training step beside bf16."""
     return _table(
@@ -385,13 +406,14 @@ def draw(results: Path) -> None:
             raise LookupError(f"the picture {name} needs {error}") from error
 
 
-TABLES: dict[str, Callable[[Path], list[str]]] = {
+TABLES: dict[str, Callable[[Path], list[str] | None]] = {
     "ceilings": ceilings,
     "summary": main_ops,
     "peers": peers,
     "products": products,
     "models": models,
     "llama": lambda results: models(results, "model-llama-8b"),
+    "experts": experts,
     "layers": layers,
     "few-rows": few_rows,
     "many-rows": many_rows,
