@@ -219,7 +219,7 @@ def main() -> None:
 
     if not on_gpu:
         tokens, seconds = loop.run(given.tokens)
-        print("no GPU here: decoded eagerly on the CPU, by the reference; there is no graph")
+        print("no GPU: decoded eagerly on the CPU by the reference, without a graph")
         print(f"{given.tokens} tokens, {seconds * 1e3:.1f} ms each")
         print("first sequence:", *tokens[:, 0].tolist())
         return

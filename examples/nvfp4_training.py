@@ -8,7 +8,7 @@ the 8 MB of Python's standard library, so nothing is downloaded and no run reads
 twice or so. Of one seed all runs have the same initial weights and see the same batches; only the
 linears of the blocks differ. Parameters are fp32, and autocast computes
 in bf16. On a GPU a training step is captured as a CUDA graph, in which stochastic rounding draws
-anew at each replay.
+again at each replay.
 
 Writes nvfp4_training.json after each run (losses, means of 50 or more steps; seconds; how far each
 run ends from bf16) and, if matplotlib is installed, nvfp4_training.png. Fails if the whole recipe

@@ -20,7 +20,7 @@ E2M1_MAX: Final = 6.0
 """Largest E2M1 value."""
 
 E2M1_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Magnitude that each of the three-bit codes 0..7 stands for; bit 3 of a code is the sign."""
+"""Magnitude of each of the three-bit codes 0..7; bit 3 of a code is the sign."""
 
 E2M1_SIGN_BIT: Final = 8
 """Mask of the sign in a four-bit code."""
@@ -118,7 +118,7 @@ MXFP8_BLOCK: Final = 32
 """Elements that share one E8M0 scale in the OCP MX formats."""
 
 E8M0_DTYPE: Final = torch.float8_e8m0fnu
-"""Powers of two: byte e stands for ``2^(e - 127)``, 255 for NaN."""
+"""Powers of two: byte e is ``2^(e - 127)``, 255 is NaN."""
 
 E4M3: Final = torch.float8_e4m3fn
 """The usual FP8 dtype of values; e5m2 is for gradients."""

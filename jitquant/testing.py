@@ -98,7 +98,7 @@ def assert_capturable(
 
     Raises:
         AssertionError: a replay gives different bytes than the eager call; names the result.
-        RuntimeError: no CUDA device, or whatever the capture raised.
+        RuntimeError: no CUDA device, or an error during capture.
     """
     _need_device()
     leaves, spec = pytree.tree_flatten(args)

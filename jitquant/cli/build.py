@@ -65,7 +65,7 @@ def build_named(
     quiet: bool,
     manifest: Path | None = None,
 ) -> list[Outcome]:
-    """Build what the names stand for and a manifest lists, and show how it goes on stderr."""
+    """Build the named modules and those of a manifest, with progress on stderr."""
     if arch is not None:
         parse_archs(
             arch, native=visible_archs

@@ -25,8 +25,8 @@ def explain(
 ) -> None:
     """Show whether a module is cached, and if not, what changed since its last build.
 
-    Compiles and loads nothing. With arguments of its own (include_dirs, flags) a module is known by
-    its name once it was built.
+    Compiles and loads nothing. A module with its own include_dirs or flags can be named once it has
+    been built.
     """
     loader = Loader()
     result = explained(loader, request_of(loader, name, arch))

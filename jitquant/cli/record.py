@@ -28,7 +28,7 @@ def record(
     Ctrl-C and SIGTERM end the command; what it used until then is recorded.
     """
     with output.open("a", encoding="utf-8"):
-        pass  # what cannot be written is said before the run, not after it
+        pass  # reported before the run, not after it
     with tempfile.TemporaryDirectory(prefix="jitquant-record-") as directory:
         notes = Path(directory, "notes")
         notes.touch()

@@ -106,7 +106,7 @@ class JitquantFilesConfig(QuantizationConfigMixin):  # type: ignore[misc]
         return cls(**config_dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands there."""
+        """See the base class."""
         return dict(self.described)
 
 

@@ -226,7 +226,7 @@ def warmup(
         devices: indices of the GPUs to load the kernels on; ``None`` means the current one.
         manifest: a file from ``jitquant record``, whose modules are added to ``names``.
         parts: for kernels of the project, the parts that are enough: each the ``part`` and
-            ``cuda_flags`` of :func:`get_part`. A module that is built as a whole stands for them.
+            ``cuda_flags`` of :func:`get_part`. A whole module that is built replaces them.
 
     Returns:
         The modules by name; the second variant of a name in a manifest is ``"name (2)"``.

@@ -63,7 +63,7 @@ def _write(line: str) -> None:
 
 
 class Heartbeat:
-    """Reports every ten seconds what a build is doing, and to ``on_tick`` at each tick."""
+    """Reports every ten seconds what a build does, and calls ``on_tick`` at each tick."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class Setting(NamedTuple):
 _PREFIX = "JITQUANT_"
 _OF_SCRIPTS = ("JITQUANT_PYTHON", "JITQUANT_RESULTS")
 _SWITCH = r"[01]"
-#: Architectures and directories are looked at where they are used.
+#: Architectures and directories are checked where they are used.
 SETTINGS = {
     "JITQUANT_BUNDLES": Setting(r"(?s).*", "directories, separated by ':'"),
     "JITQUANT_CACHE_DIR": Setting(r"(?s).*", "a directory"),

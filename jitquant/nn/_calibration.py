@@ -22,7 +22,7 @@ from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.ops.nvfp4 import quantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
-_SAMPLE = 256  # rows of a call whose errors are looked at
+_SAMPLE = 256  # rows of a call whose errors are measured
 
 Inputs = Tensor | Sequence[Any] | Mapping[str, Any]
 """What a model is called with: a tensor, positional arguments, or keyword arguments."""
@@ -270,7 +270,7 @@ def calibrate(
 
     Raises:
         TypeError: ``model`` is not a module, or ``batches`` is one batch.
-        ValueError: there is no batch, or an input has NaN or infinity in it.
+        ValueError: there are no batches, or an input contains NaN or infinity.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")

@@ -110,7 +110,7 @@ class Checkpoint:
         for why, names in reasons.items():
             size = sum(self.left[name] for name in names)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            lines.append(f"  left as it is: {names[0]}{more}: {size:,} parameters: {why}")
+            lines.append(f"  unchanged: {names[0]}{more}: {size:,} parameters: {why}")
         return "\n".join(lines)
 
 
@@ -848,7 +848,7 @@ def _begin(
     if kept.get("what") != json.loads(json.dumps(what)):
         raise FileExistsError(
             f"{partial} is from an unfinished call with other arguments or another source; "
-            "restart=True (--restart) begins anew"
+            "restart=True (--restart) starts over"
         )
     done: dict[str, str] = kept["done"]
     for left in partial.glob("*.tmp"):

@@ -105,7 +105,7 @@ class Conversion:
             )
         lines += [f"  in FP8: {name}: {self.sqnr[name]:.1f} dB in NVFP4" for name in self.in_fp8]
         lines += [f"  not in the calibration: {name}" for name in self.uncalibrated]
-        lines += [f"  left as it is: {name}: {why}" for name, why in self.skipped.items()]
+        lines += [f"  unchanged: {name}: {why}" for name, why in self.skipped.items()]
         largest = sorted(self.left.items(), key=lambda item: -item[1])
         shown = [(n, size) for n, size in largest if n.rpartition(".")[0] not in self.skipped]
         lines += [f"  not quantized: {name}: {size:,}" for name, size in shown[:_SHOWN]]

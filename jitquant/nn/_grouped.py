@@ -81,7 +81,7 @@ def _scaled(product: Tensor, of_rows: Tensor, of_weights: Tensor, group: Tensor)
 
 
 def _reads_as_stored(device: torch.device, rows: int, experts: int) -> bool:
-    """Whether the weights are multiplied as they are stored: each 8 rows of an expert read them.
+    """Whether the packed weights are multiplied directly: each 8 rows of an expert read them.
 
     With more rows than 8 for each expert, or more than one launch takes anywhere, they are
     dequantized.

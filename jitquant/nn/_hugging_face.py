@@ -35,7 +35,7 @@ def in_file(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     """Tensors under the names, and in the shapes, that the files of a model have them.
 
     Args:
-        model: of transformers, or any other: then they are returned as they are.
+        model: of transformers, or any other, whose names are returned unchanged.
         tensors: by their names in the model.
     """
     if not is_pretrained(model) or not tensors:

@@ -48,7 +48,7 @@ def check_columns(shape: torch.Size | tuple[int, ...], in_features: int, name: s
 
 
 def check_input(x: Tensor, in_features: int) -> None:
-    """An input that is quantized as it is: (..., in_features), of any of the three dtypes.
+    """An input to quantize: (..., in_features), of any of the three dtypes.
 
     Raises:
         TypeError: it is of another dtype.

@@ -338,7 +338,7 @@ def _experts(
         return NVFP4Experts.from_parts(module, parts)
     fp8 = all(f"{base}weight_scale" in tensors for base in bases)
     if not fp8 and not all(f"{base}weight" in tensors for base in bases):
-        return None  # what is missing is said with all else
+        return None  # reported with the other missing tensors
     for part, places in files.items():
         own = module.get_parameter(part)
         pieces = max(piece for _, piece in places) + 1

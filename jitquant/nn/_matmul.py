@@ -110,7 +110,7 @@ def fp8_arguments(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) ->
 
 
 def fp8_product(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """``a @ b.T`` of the values that ``a`` and ``b`` stand for, in fp32, rounded once."""
+    """``a @ b.T`` of the dequantized operands, in fp32, rounded once."""
     with torch.autocast(a.device.type, enabled=False):
         product = a.dequantize(torch.float32) @ b.dequantize(torch.float32).t()
     return product.to(dtype)

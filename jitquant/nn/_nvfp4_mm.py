@@ -85,7 +85,7 @@ def _on_tensor_cores(device: torch.device, n: int, packed: int) -> bool:
 
 
 MOST_ROWS_AS_STORED = 64
-"""Up to so many rows of x a GPU without products of warpgroups multiplies the weight as it is
+"""Up to so many rows of x a GPU without warpgroup products multiplies the weight as it is
 stored, 16 rows at a time: from there on a dequantized weight is faster."""
 
 FP8_ROWS = 256

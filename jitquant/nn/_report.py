@@ -58,7 +58,7 @@ FORMATS: dict[str, tuple[Quantizer, Quantizer]] = {
 """How activation and weight are quantized in each format of a report."""
 
 _OPERANDS = ("output", "activation", "weight")
-_CHUNK = 1 << 26  # elements of a product that are looked at together
+_CHUNK = 1 << 26  # elements of a product that are compared at a time
 _SHOWN = 8  # parameters that are named
 _COLORS = ("#c44e52", "#4c72b0", "#55a868", "#8172b3", "#ccb974")
 _MARKERS = "osD^v"
@@ -250,7 +250,7 @@ class ModelReport:
 
 
 def _short(names: list[str]) -> list[str]:
-    """Names without the parts that all of them begin with."""
+    """Names without their common prefix."""
     parts = [name.split(".") for name in names]
     shared = 0
     while all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):

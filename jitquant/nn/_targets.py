@@ -19,7 +19,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "mlp": (r"re:(.*\.)?(mlp|ffn|feed_forward|block_sparse_moe|moe)\.",),
     "experts": (r"re:(.*\.)?experts(\.|$)",),
 }
-"""What a name of `targets` stands for."""
+"""The patterns of each preset of `targets`."""
 
 FUSED_LAYERS: tuple[tuple[str, ...], ...] = (
     ("q_proj", "k_proj", "v_proj"),
@@ -42,7 +42,7 @@ def as_patterns(argument: str, given: object) -> tuple[str, ...]:
     """Patterns that a caller gave as one string or as several.
 
     Raises:
-        TypeError: they are no strings.
+        TypeError: they are not strings.
         ValueError: one that begins with ``re:`` is not a regular expression.
     """
     patterns = (given,) if isinstance(given, str) else given

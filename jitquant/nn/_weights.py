@@ -21,7 +21,7 @@ class _OptimizerSteps:
     """How often any optimizer of this process has stepped.
 
     A weight's version counter does not tell everything: fused optimizers, optimizers that write to
-    ``weight.data``, and FSDP, which gathers into the same memory, leave it as it is.
+    ``weight.data``, and FSDP, which gathers into the same memory, do not change it.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class WeightCache:
             part: takes the matrix to be quantized out of ``weight``; always the same one.
 
         Nothing is kept, and nothing that was kept is used, while a compiler or a CUDA graph records
-        the call: a replay has to see the weight as it is then. The same goes for tensors without a
+        the call: a replay has to see the current weight. The same goes for tensors without a
         version (``torch.inference_mode``), without memory (meta), and of other classes.
         """
         if (

@@ -185,7 +185,7 @@ class SwiGLUExperts(nn.Module):
 
 
 class ObservedExperts(Experts):
-    """The experts as they are, one after another, each of whose inputs a function is shown."""
+    """Runs the unquantized experts one after another, and passes each input to a function."""
 
     def __init__(self, original: nn.Module, observe: Callable[[str, int, Tensor], None]) -> None:
         """Takes the parameters of a module of experts.
@@ -410,7 +410,7 @@ class Float8BlockwiseExperts(Experts):
         self._caches: dict[tuple[str, int, int], WeightCache] = {}
 
     def matrices(self, name: str) -> Tensor:
-        """A projection's weights (E, N, K), as they are."""
+        """A projection's unquantized weights (E, N, K)."""
         return self._matrices(self, name)
 
     def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
@@ -440,7 +440,7 @@ class Float8BlockwiseExperts(Experts):
         return self
 
     def weight_changed(self) -> None:
-        """Has the weights quantized anew: to be called after a write that left no trace."""
+        """Requantizes the weights at the next call: needed after a write that PyTorch misses."""
         self._forget()
 
     def _forget(self) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class NVFP4Linear(QuantizedModule):
     """``x @ weight.T + bias`` with a weight in NVFP4, 0.5625 bytes an element, for inference.
 
-    The input is quantized to NVFP4 too ("W4A4"), or stays as it is with ``weight_only`` ("W4A16").
+    The input is quantized to NVFP4 too ("W4A4"), or not with ``weight_only`` ("W4A16").
     On sm_100 and newer, two quantized operands are multiplied by
     ``torch.nn.functional.scaled_mm`` with 1x16 scales in 128x4 tiles, if in_features rounded up to
     a multiple of 16 is a multiple of 32 and out_features is a multiple of 16. Otherwise

@@ -32,7 +32,7 @@ class ColwiseParallel(torch_parallel.ColwiseParallel):
     is divided, as after a sequence-parallel norm.
 
     The layer's buffers and ``out_features`` become those of the part: save a state_dict before. A
-    quantized input of `NVFP4Linear.run_from_quantized` has to be whole, and gives the part.
+    quantized input of `NVFP4Linear.run_from_quantized` must be whole; the result is the part.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

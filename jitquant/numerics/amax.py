@@ -1,4 +1,4 @@
-"""The amax of a tensor as an op of its own: the first half of a quantization over many ranks."""
+"""The amax of a tensor as a separate op: the first half of a quantization over many ranks."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def nvfp4_experts(
         down_fp4: codes (E, H, I / 2).
         down_sf: E4M3 scales (E, H, I / 16).
         down_gsa: one for all, one an expert, or one for each of the E * H rows.
-        topk_ids: (T, k): an expert's number; others than 0 to E - 1 are no expert's.
+        topk_ids: (T, k): an expert's number; numbers outside of 0 to E - 1 are ignored.
         topk_weights: (T, k).
         dtype: of the result.
     """

@@ -222,7 +222,7 @@ def store_scales(
         scale_inv: fp32 (rows, G).
         leading: the leading dimensions (*batch, T), whose product is ``rows``; () is one row.
         scale_format: "ue8m0_packed": the exponents of groups 4p .. 4p + 3 in the bytes of int32 p,
-            the first in the lowest; otherwise as they are.
+            the first in the lowest byte; otherwise unchanged.
         scale_layout: "row" gives (*leading, P), "column" (*batch, P, T), "column_tma"
             (*batch, P, T up to a multiple of 4), "row_padded" (*leading, P up to a multiple of 4).
     """

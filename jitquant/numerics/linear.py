@@ -118,7 +118,7 @@ def nvfp4_linear_fp8(
     residual: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor]:
-    """``x W^T`` of FP8 matrices: x as it is given, W as `refold_e4m3` makes it.
+    """``x W^T`` of FP8 matrices: x as given, W from `refold_e4m3`.
 
     Sums are in fp32. What comes after is, each rounded once: ``gsa * scale_inv`` of the row of W,
     scale_inv of the row of x, bias, residual.

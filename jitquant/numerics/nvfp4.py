@@ -121,7 +121,7 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def weight_values(w: Tensor) -> Tensor:
-    """A weight as fp32, its dimensions as they are."""
+    """A weight as fp32, with its dimensions."""
     return w.to(torch.float32)
 
 
@@ -289,7 +289,7 @@ def quantize_computed(
     Args:
         divisor: gsa is the amax over it.
         gsa_value: the gsa of the whole tensor, if it is given: nothing is reduced then, and gsa
-            is (1,) whatever the granularity.
+            is (1,) with any granularity.
         granularity: "tensor" or "row": what has an amax.
     """
     if gsa_value is None:

@@ -1,4 +1,4 @@
-"""Many tensors in one buffer, each with a scale of its own: FP8 and NVFP4, and the gradient's cast.
+"""Many tensors in one buffer, each with its own scale: FP8 and NVFP4, and the gradient's cast.
 
 Segment i is the elements ``offsets[i]`` to ``offsets[i] + sizes[i]`` of the flattened buffer, or,
 without sizes, to ``offsets[i + 1]``. Elements between segments are padding: they

@@ -367,7 +367,7 @@ def quantize_nvfp4_both(
     """x_fp4, x_sf, gsa of ``x`` (M, K), and of its transpose, which alone is rotated.
 
     With 16x16 blocks the second three have the codes and scales of the first, transposed. Each of
-    the two has random bytes of its own.
+    the two has its own random bytes.
     """
     rows, cols = x.shape
     tile_rows = 16 if block == "16x16" else 1

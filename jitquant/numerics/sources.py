@@ -1,6 +1,6 @@
 """Where the values that are quantized come from: a gate-and-up projection, RMSNorm, mHC.
 
-Every value is computed in fp32 and quantized as it is, without a rounding to the input's dtype.
+Every value is computed in fp32 and quantized without being rounded to the input's dtype.
 Arguments have the names that they have in the ops.
 """
 

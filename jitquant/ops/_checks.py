@@ -96,7 +96,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 
 def seen_as_tensor(value: Any, name: str) -> Any:
-    """An array of another library as `as_tensor`, all else as it is."""
+    """`as_tensor` of another library's array; anything else unchanged."""
     if isinstance(value, Tensor) or not hasattr(value, "__dlpack__"):
         return value
     return as_tensor(value, name)
@@ -179,7 +179,7 @@ def same_device(t: Tensor, name: str, like: Tensor, like_name: str) -> None:
 def gsa_tensor(gsa: Tensor, rows: int, like: Tensor, like_name: str, name: str = "gsa") -> None:
     """A given gsa: of one element or of one for each row."""
     same_device(gsa, name, like, like_name)
-    # The number of elements is looked at first: with one, any shape is right.
+    # The number of elements comes first: with one, any shape is valid.
     if gsa.numel() != 1 and (gsa.dim() != 1 or gsa.shape[0] != rows):
         raise ValueError(
             f"{name}: expected one element or shape ({rows},), one for each row of {like_name}, "

@@ -45,7 +45,7 @@ def scale_tensor(scale: Tensor, rows: int, granularity: str, like: Tensor, like_
 
 
 def upper_bound(value: float | None) -> None:
-    """There is no bound of the amax beside a scale that is given."""
+    """A bound of the amax and a given scale exclude each other."""
     if value is not None:
         raise ValueError(
             f"scale_ub: expected None beside a scale, got {value}. It bounds the amax that a scale "

@@ -1,7 +1,7 @@
 """Checks of what a call writes: each element has memory of its own, which nothing else of the call
 reads or writes. The bindings make the same checks in the same words (``bindings/memory.h``).
 
-They look at addresses, so they are for tensors that have memory, not for fake ones.
+They compare addresses, so they do not apply to fake tensors.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def amax_over(
     activate: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The amax of what a group has: of the tensor (1,), or of each row (rows,).
+    """The amax over all ranks of a group: of the tensor (1,), or of each row (rows,).
 
     Args:
         group: the ranks.

@@ -21,7 +21,7 @@ What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.ragged`:
 - Nothing is read back to the CPU, and every call can be captured in a CUDA graph.
 
 Errors: TypeError for a wrong type or dtype; ValueError for a shape, stride, device, number or name
-that is not accepted. The message says what was expected. On a GPU also
+that is not accepted. The message lists what is expected. On a GPU also
 `jitquant.loader.LoaderError` and its subclasses if a kernel cannot be compiled or loaded.
 """
 

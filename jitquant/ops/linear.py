@@ -147,7 +147,7 @@ def _plan_fp8(
     return _plan_epilogue(x, n, bias, residual, torch.bfloat16 if dtype is None else dtype)
 
 
-#: Rows of x that are few, and that are some: each has kernels of its own (linear_tiles.cuh).
+#: Bounds of few rows of x, and of some: each range has its own kernels (linear_tiles.cuh).
 _FEW_ROWS, _SOME_ROWS = 16, 64
 
 

@@ -1,4 +1,4 @@
-"""MXFP8: the public functions. `jitquant.ops.fp8` says what they share with the others.
+"""MXFP8: the public functions. `jitquant.ops.fp8` describes what they share.
 
 Inductor has no ``float8_e8m0fnu`` for the CPU: in a graph compiled for it, make the buffers for
 ``out=`` inside, or return the results instead.

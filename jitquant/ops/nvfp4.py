@@ -22,7 +22,7 @@ What they share:
 - Nothing is differentiable: no result requires grad.
 
 Errors: TypeError for a wrong type or dtype; ValueError for a shape, stride, device, number or name
-that is not accepted. The message says what was expected. On a GPU also
+that is not accepted. The message lists what is expected. On a GPU also
 `jitquant.loader.LoaderError` and its subclasses if a kernel cannot be compiled or loaded.
 """
 

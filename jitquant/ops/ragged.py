@@ -1,10 +1,10 @@
-"""Many tensors in one buffer: the public functions. `jitquant.ops.fp8` says what they share.
+"""Many tensors in one buffer: the public functions. `jitquant.ops.fp8` describes what they share.
 
 A buffer holds G tensors of any shapes, its segments: segment i is the elements ``offsets[i]`` to
 ``offsets[i + 1]`` of the flattened buffer. With ``sizes`` it is the ``sizes[i]`` elements from
 ``offsets[i]`` on, and the elements up to the next segment are padding, for alignment. Padding is
 ignored, and its results are zero. Offsets ascend. They are on the buffer's device, and the CPU does
-not read or check them; whatever they are, no kernel accesses memory outside of the buffer.
+not read or check them; no kernel accesses memory outside of the buffer, even if they are wrong.
 `jitquant.testing.checked` reads and checks them.
 """
 
@@ -266,7 +266,7 @@ def quantize_ragged(
 ) -> QuantizedRaggedTensor:
     """Quantizes each tensor of a buffer with its own scale.
 
-    Two launches, or one with scales given, whatever the number of segments.
+    Two launches, or one if scales are given, for any number of segments.
 
     Args:
         x: contiguous, of any shape; offsets count its elements.

@@ -8,7 +8,7 @@ its CPU, CUDA and fake implementation:
 - fake (meta tensors, ``torch.compile``, ``torch.export``): shapes and dtypes from ``plan``.
 
 Arguments are checked however an op is reached: by ``plan``, or on CUDA by the compiled function,
-which refuses whatever ``plan`` would; only then is ``plan`` asked what is wrong.
+which refuses what ``plan`` refuses; ``plan`` then writes the error.
 
 Most ops are a product: a `Source` (where values come from) by a `Cast` (how the scale comes, and
 what is written), put together by `product`. The functions of a record have parameters named like
@@ -17,7 +17,7 @@ the op's arguments, as many as they need, and are called by these names.
 The dispatcher takes longer than a small kernel, so there is a way past it, `Op.direct`, for calls
 with plain CUDA tensors that nothing looks at on their way.
 
-Ops have no derivative: no result requires grad, whatever the inputs do. PyTorch's default for an op
+Ops have no derivative: no result requires grad, even if inputs do. PyTorch's default for an op
 without one would give its results a grad_fn that warns in backward.
 """
 
@@ -145,7 +145,7 @@ class Values(NamedTuple):
 MATRIX = Values(2, "(M, K)")
 
 Rule = Number | Dtypes | Values
-"""What is accepted of an argument, whatever the others are."""
+"""What an argument accepts, regardless of the others."""
 
 
 class Part(NamedTuple):
@@ -238,7 +238,7 @@ class Op:
         choices: by argument, the names that are accepted.
         accepts: by argument, other rules of what is accepted.
         rules: these in the order that they are checked in.
-        plan: checks the arguments and says what the results are.
+        plan: checks the arguments and describes the results.
         reference: computes the results, as a tuple; arguments are taken as valid.
         default: the functional overload.
         out: the overload that writes to buffers and returns nothing.
@@ -323,7 +323,7 @@ class Op:
         return f"Op({self.name!r})"
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Checks the arguments and says what the results are.
+        """Checks the arguments and describes the results.
 
         Raises:
             TypeError, ValueError: an argument is not accepted.
@@ -465,7 +465,7 @@ class Op:
         if buffers:
             if is_compiling() and any(map(_is_e8m0, (*args, *buffers))):
                 # Inductor refuses ops that write and have a float8_e8m0fnu. Bytes fit many a
-                # dtype, so what is given is looked at first.
+                # dtype, so the given arguments are checked first.
                 self._plan_out(list(buffers), self._named(first, keywords))
                 first = [as_bytes(t) if _is_e8m0(t) else t for t in first]
                 buffers = [as_bytes(t) if _is_e8m0(t) else t for t in buffers]
@@ -693,7 +693,7 @@ class Cast:
     Attributes:
         arguments: schema text with the parts of a source in braces.
         results: names of the results.
-        plan: checks its arguments, with ``rows`` and ``source``, and says what the results are.
+        plan: checks its arguments, with ``rows`` and ``source``, and describes the results.
         quantize: the results of fp32 values ``v`` with the dimensions ``leading``; after a norm
             ``inverse`` has the factor of each row.
         choices: by argument, the names that are accepted.

@@ -17,7 +17,7 @@ _EPS = "float eps=1e-6, "
 _EPSILON = Number(0.0, "a finite number that is not negative")
 
 PLAIN = Source("x", "Tensor x", nvfp4.rows_of, {"x": Values()})
-"""A tensor as it is."""
+"""A plain tensor."""
 
 WEIGHT = Source(
     "w",

@@ -30,7 +30,7 @@ class Parts:
     _TENSORS: ClassVar[tuple[str, ...]]
     _CODES: ClassVar[str] = "data"
     _dequantize: ClassVar[Callable[..., Tensor]]
-    """Set by `jitquant.ops`, which stands above: what `dequantize` is."""
+    """`dequantize`; set by `jitquant.ops`, which imports this package."""
 
     def _present(self) -> dict[str, Tensor]:
         parts = ((name, getattr(self, name)) for name in self._TENSORS)

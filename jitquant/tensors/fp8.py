@@ -329,7 +329,7 @@ class QuantizedTensor(Parts):
                 )
 
     def __repr__(self) -> str:
-        # Shapes and names only: data would have to be copied from the device first.
+        # Shapes and names only: values would need a copy from the device.
         return (
             f"QuantizedTensor(shape={self.shape}, {self.format}, {str(self.dtype)[6:]}, "
             f"block={self.block}, scale_format={self.scale_format!r}, layout={self.layout!r}, "

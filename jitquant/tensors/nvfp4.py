@@ -157,7 +157,7 @@ class NVFP4Tensor(Parts):
             cols: logical size of the last dimension; default 2 * P.
 
         Raises:
-            TypeError: a dtype is none of these.
+            TypeError: another dtype.
             ValueError: a shape is not as above, or the exponents span more than 17.
         """
         for name, t, dtype in (("x_fp4", x_fp4, FP4_DTYPE), ("x_sf", x_sf, E8M0_DTYPE)):
@@ -375,7 +375,7 @@ class NVFP4Tensor(Parts):
                 )
 
     def __repr__(self) -> str:
-        # Shapes and names only: data would have to be copied from the device first.
+        # Shapes and names only: values would need a copy from the device.
         return (
             f"NVFP4Tensor(shape={tuple(self.shape)}, nvfp4, recipe={self.recipe!r}, "
             f"granularity={self.granularity!r}, scale_layout={self.scale_layout!r}, "

@@ -84,8 +84,8 @@ class QuantizedRaggedTensor(Parts):
 
         Args:
             shape: of the buffer that will be quantized.
-            offsets: int64 (G + 1,); kept as it is.
-            sizes: int64 (G,) or None; kept as it is.
+            offsets: int64 (G + 1,); not copied.
+            sizes: int64 (G,) or None; not copied.
             format: "fp8_tensor" or "nvfp4".
             dtype: of FP8 elements: ``float8_e4m3fn`` or ``float8_e5m2``.
             dbias: whether there is a buffer for it.

@@ -1,7 +1,7 @@
 """Writes ``kernels_cu/bindings/declared``: what the bindings need of the ops' declarations.
 
 A header a module, with a struct for each op of it: the schema's text, the arguments as a binding
-takes them, and the checks of what a declaration accepts of each, in the words that Python has.
+takes them, and the checks of what a declaration accepts of each, with the messages of Python.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _replayed_us(
 ) -> list[float]:
     """Microseconds of one call in each stage, in their order, from one graph.
 
-    Every call has inputs of its own, and results of its own too: they are kept until the graph is
+    Every call has its own inputs, and its own results too: they are kept until the graph is
     done, so that the allocator cannot hand one piece of memory, which would stay in the L2 cache,
     to all of them.
     """
@@ -168,7 +168,7 @@ def host_us(fn: Callable[[], Any], *, calls: int = 100, repeats: int = 15) -> fl
     """Microseconds the host spends in one eager ``fn()``, the GPU's own time left out.
 
     The queue is drained before each measurement, and ``calls`` is small enough not to fill it.
-    The minimum over ``repeats`` is returned: whatever else the host does only adds.
+    The minimum over ``repeats`` is returned: other work of the host only adds.
     """
     for _ in range(3):
         fn()
@@ -229,7 +229,7 @@ class Ceilings:
 
 
 def measure_ceilings(device: torch.device, size: int = 2 * 2**30) -> Ceilings:
-    """Ceilings over ``size`` bytes; less where there is less free memory."""
+    """Ceilings over ``size`` bytes, or fewer if memory is short."""
     free, _ = torch.cuda.mem_get_info(device)
     size = min(size, free // 4) // 2**20 * 2**20
     source = torch.empty(size // 4, device=device).uniform_(-1, 1)

@@ -57,10 +57,10 @@ make_venv() {
   base="$(find_base_python)" ||
     die "no Python >= 3.10 with the venv module was found; install one (Debian, Ubuntu: apt install python3-venv)"
   if [[ -e "$VENV" || -L "$VENV" ]]; then
-    say "the .venv that is here cannot be used; making it anew"
+    say ".venv is unusable; recreating it"
     rm -rf -- "$VENV"
   fi
-  say "making .venv with $("$base" --version)"
+  say "creating .venv with $("$base" --version)"
   "$base" -m venv "$VENV" || die "$base -m venv failed"
 }
 
@@ -79,12 +79,12 @@ missing_requirements() {
 }
 
 # prepare_python EXTRAS [INTERPRETER]
-#   Without INTERPRETER: .venv, made or brought up to date if it has to be.
-#   With INTERPRETER: that one as it is; what it lacks is left to the caller.
+#   Without INTERPRETER: .venv, created or updated if necessary.
+#   With INTERPRETER: that one, unchanged; the caller handles what it lacks.
 prepare_python() {
   local extras="$1" interpreter="${2:-}" stamp digest missing
   if [[ -n "$interpreter" ]]; then
-    PYTHON="$(command -v "$interpreter")" || die "there is no interpreter '$interpreter'"
+    PYTHON="$(command -v "$interpreter")" || die "interpreter '$interpreter' not found"
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
       die "$PYTHON is $("$PYTHON" --version 2>&1); 3.10 or newer is needed"
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"

@@ -118,7 +118,7 @@ class TestEnvironment:
         (checkout / ".venv" / "pyvenv.cfg").touch()
         (checkout / ".venv" / "bin" / "python").symlink_to("gone")
         done = self.shell(checkout, "venv_usable || make_venv; venv_usable && echo usable")
-        assert "making it anew" in done.stderr
+        assert "recreating it" in done.stderr
         assert done.stdout.strip() == "usable", done.stderr
 
         moved = checkout.with_name("moved")

@@ -273,7 +273,7 @@ def test_what_cannot_be_looked_at_does_not_hide_the_rest(
     monkeypatch.setattr(Cache, "builders", refuse)
     found = examine(new_loader(tmp_path / "cache"))
     text = one(found, "locks", "warning").text
-    assert text.startswith("could not be looked at (PermissionError: ")
+    assert text.startswith("could not be read (PermissionError: ")
     assert of(found, "cache", "ok")
 
 

@@ -528,7 +528,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "model.layers.1.mlp.up_proj.weight" in everything(tmp_path / "a")
     done = run("c", "--rounding", "mse", "--fp8-share", "0.5")
     assert done.returncode == 0, done.stderr
-    assert "left as it is" in done.stdout
+    assert "unchanged" in done.stdout
     done = run("d", "--rounding", "gptq", "--calibration", str(tmp_path / "none"))
     assert "none" in done.stderr
     assert "Traceback" not in done.stderr

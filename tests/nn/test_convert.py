@@ -78,7 +78,7 @@ def test_nvfp4(model: Block) -> None:
     assert done.bytes_after < 0.3 * done.bytes_before
     text = str(done)
     assert "nvfp4: 3 of 4 layers replaced, weights 0.1 MiB -> 0.0 MiB" in text
-    assert "left as it is: head: its weight is also embed.weight" in text
+    assert "unchanged: head: its weight is also embed.weight" in text
     convert(other.to(BF16).eval(), "nvfp4")
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(TOKENS), model(TOKENS))

@@ -304,4 +304,4 @@ def test_what_is_refused() -> None:
     done = convert(nn.ModuleDict({"experts": Mine(), "x": nn.Linear(16, 16)}), "nvfp4")
     assert done.skipped == {"experts": "its forward is not known"}
     assert done.left == {"experts.down_proj": 512, "x.bias": 16}
-    assert "left as it is: experts: its forward is not known" in str(done)
+    assert "unchanged: experts: its forward is not known" in str(done)

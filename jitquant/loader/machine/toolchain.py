@@ -283,7 +283,7 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
     release = re.search(r"\bV(\d+\.\d+\.\d+)", output)
     if release is None:
         return {"failed": output.strip()[-300:] or "it does not run"}, [path]
-    # A wrapper script says through its dry run where the toolkit is that it stands for.
+    # The dry run of a wrapper script shows which toolkit it wraps.
     dry = _ask([path, "--dryrun", "-c", "x.cu", "-o", "x.o"])
     here = re.search(r"^#\$ _HERE_=(.*)$", dry, re.MULTILINE)
     binary = os.path.realpath(path)

@@ -21,7 +21,7 @@ _MATH = (
     "fmod isfinite isinf isnan ldexp log log10 log1p log2 lround nearbyint pow rint round sin sinh "
     "sqrt tan tanh trunc"
 )
-#: The C++ library's headers, which NVRTC has not: CCCL's, or what the compiler has built in.
+#: The C++ library's headers, which NVRTC lacks: CCCL's, or the compiler's own.
 _STANDARD = {
     **{
         name: f"namespace cuda {{ namespace std {{}} }}\n#include <cuda/std/{name}>\n"

@@ -33,7 +33,7 @@ def command_of(request: Request, archs: Sequence[str]) -> str:
 
 
 def named_source(source: object) -> str:
-    """A bare name, which is the project's, as it is; the caller's own file by its absolute path."""
+    """A bare name (the project's) unchanged; a caller's own file as an absolute path."""
     text = os.fspath(source)  # type: ignore[call-overload]
     bare = isinstance(source, str) and os.path.basename(text) == text
     return str(text if bare else os.path.abspath(text))

@@ -55,7 +55,7 @@ class Argument(NamedTuple):
 
 
 class Export(NamedTuple):
-    """One ``JITQUANT_EXPORT``: the launcher, the schema, and the line where it stands."""
+    """One ``JITQUANT_EXPORT``: the launcher, the schema and the line number."""
 
     launcher: str
     schema: str
@@ -79,7 +79,7 @@ class Binding(NamedTuple):
         """The C++ source; messages about it name ``shown`` and the line of the macro."""
         place = shown.replace("\\", "\\\\").replace('"', '\\"')
         lines = [
-            f"// Generated from {os.path.basename(self.source)}: each function stands for one",
+            f"// Generated from {os.path.basename(self.source)}: each function wraps one",
             f"// {_MACRO}, whose line the compiler is told.",
             '#include "export.h"',
             "",
@@ -210,7 +210,7 @@ def _full_name(export: Export) -> str:
 
 
 def _macros(module: str, path: str, text: str) -> Iterator[tuple[_Place, str, str]]:
-    """(place, launcher, schema) of each macro that stands outside comments and directives."""
+    """(place, launcher, schema) of each macro outside of comments and directives."""
     tokens = [m for m in re.finditer(_TOKEN, text) if m["skipped"] is None]
     index = 0
     while index < len(tokens):

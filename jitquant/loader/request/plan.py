@@ -294,7 +294,7 @@ def look_up(
         "cxx11_abi": torch.cxx11_abi,
     }
     if generates:
-        # The sources and what makes a binding of them stand for the text of the binding.
+        # The binding's text follows from the sources and the generator.
         from .exports import generator_file
 
         generator = hasher.state(generator_file())

@@ -177,7 +177,7 @@ class FileState(NamedTuple):
     """Digest of a file, with a ``stat`` signature to detect changes.
 
     ``signature`` is ``None`` while the file is so new that another change could have the same
-    signature; then it has to be read again.
+    signature; then it is read again.
     """
 
     digest: str
@@ -216,7 +216,7 @@ class FileHasher:
             self._file, self._kept, self._learned = directory / "files.json", None, False
 
     def state(self, path: str) -> FileState | None:
-        """The state of ``path``, or ``None`` if there is no such regular file."""
+        """The state of ``path``, or ``None`` if it is not a regular file."""
         try:
             status = os.stat(path)
             signature = signature_of(status)
@@ -349,7 +349,7 @@ class Roots:
         return self.name(os.path.join(directory, "_"))[:-1]
 
     def path(self, name: str) -> str:
-        """The path that a name stands for, in these roots; ``""`` for an unknown label."""
+        """The path of a recorded name, in these roots; ``""`` for an unknown label."""
         if name.startswith(os.sep):
             return name
         label, _, rest = name.partition("/")

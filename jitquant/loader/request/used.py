@@ -137,7 +137,7 @@ def _label(name: str, taken: Iterable[str]) -> str:
 
 
 def _relative(path: str, root: str) -> str:
-    """``path`` from ``root`` if it lies below, with a directory part."""
+    """``path`` relative to ``root`` if it is below it, with a directory part."""
     if not path.startswith(root + os.sep):
         return path
     return os.path.join(os.curdir, os.path.relpath(path, root))

@@ -49,7 +49,7 @@ from .trust import GROUP, doubt, others_write, shared_group
 _LAYOUT = "v1"
 _SUBDIRECTORIES = ("entries", "staging", "locks", "last", "logs", "texts", "toolchain")
 _NO_FLOCK = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
-#: A directory where a file has to be, or the other way round.
+#: A directory instead of a file, or the other way round.
 _MISPLACED = (NotADirectoryError, IsADirectoryError)
 _KEPT_LOGS = 40
 _STALE_SECONDS = 24 * 3600.0

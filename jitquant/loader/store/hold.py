@@ -52,7 +52,7 @@ class Hold:
             os.close(self.descriptor)
 
     def keep(self) -> None:
-        """Use it as long as the process lives, as a loaded library has to be."""
+        """Hold it for the rest of the process, as a loaded library requires."""
         self._released = True
 
     def __del__(self) -> None:

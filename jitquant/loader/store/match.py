@@ -33,7 +33,7 @@ def match_entry(
 ) -> Watched | str:
     """What to watch if ``entry`` is a build of what ``plan`` sees now, else what differs.
 
-    Without ``installed`` the files of compilers and toolkits are not looked at.
+    Without ``installed`` the files of compilers and toolkits are not checked.
     """
     own: list[tuple[str, Signature | None]] = []
     others: list[tuple[str, Signature | None]] = []

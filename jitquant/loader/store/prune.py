@@ -173,7 +173,7 @@ def _sweep(cache: Cache) -> None:
     shards: set[str] = set()
     for item in _scan(cache.base / "staging"):
         shard = item.name.partition("@")[0]
-        if item.name.startswith(("pruned-", "damaged-")):  # whoever did so was about to remove it
+        if item.name.startswith(("pruned-", "damaged-")):  # an interrupted removal
             shutil.rmtree(item.path, ignore_errors=True)
         elif item.name.startswith(staged_by_this_machine(shard)):
             shards.add(shard)

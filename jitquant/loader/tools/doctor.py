@@ -86,7 +86,7 @@ def examine(loader: Loader) -> Diagnosis:
         try:
             findings.extend(about())
         except Exception as error:  # the other findings are wanted then most of all
-            text = f"could not be looked at ({type(error).__name__}: {error})"
+            text = f"could not be read ({type(error).__name__}: {error})"
             findings.append(Finding(check, WARNING, text, "See whether the trial build works."))
 
     cache = loader.chosen_cache()
@@ -126,7 +126,7 @@ def examine(loader: Loader) -> Diagnosis:
 def _try(loader: Loader, outcome: list[TrialBuild | Exception]) -> None:
     try:
         outcome.append(try_build(loader))
-    except Exception as error:  # told as a finding, whatever it is
+    except Exception as error:  # any error is a finding
         outcome.append(error)
 
 

@@ -25,7 +25,7 @@ def request_of(loader: Loader, name: str, archs: str | Sequence[str] | None = No
             otherwise the default.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: not a name of any of these.
         FileNotFoundError: the file, or a source of the earlier build, does not exist.
     """
     chosen = archs if archs is None or isinstance(archs, str) else tuple(archs)

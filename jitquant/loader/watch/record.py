@@ -45,7 +45,7 @@ class Loaded(NamedTuple):
 
 @dataclass(eq=False)
 class Record:
-    """A loaded module, and what must stay as it is for it to be current.
+    """A loaded module, and what must not change for it to be current.
 
     Attributes:
         watched: files and directories; a signature of ``None`` means to read the file again.

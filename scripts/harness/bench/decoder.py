@@ -231,7 +231,7 @@ class Fp8Row(Bf16):
         return y if residual is None else y.add_(residual)
 
     def expert_weights(self, w: Tensor, device: torch.device) -> Any:
-        raise ValueError("there are no experts in FP8 here; take another format for this shape")
+        raise ValueError("no FP8 format for experts; choose another format for this shape")
 
 
 class WeightOnly(Bf16):

@@ -14,7 +14,7 @@ _MARKED = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def updated(document: str, results: Path) -> str:
-    """A document with each table between ``<!-- figures: NAME -->`` and ``<!-- end -->`` made anew.
+    """A document with new tables between ``<!-- figures: NAME -->`` and ``<!-- end -->``.
 
     Args:
         document: Markdown.

@@ -30,7 +30,7 @@ class Measurement:
     bytes, and ``of_floor`` is that over ``us``, which is ``of_copy`` once more, as a time.
     ``of_mixed`` is against the readings at the read ceiling and the results at the write ceiling:
     for what mostly writes.
-    ``peers`` has the brief times of other libraries, None where there is none, and ``peer_errors``
+    ``peers`` has the brief times of other libraries, None if untimed, and ``peer_errors``
     what was raised instead. ``behind_us`` and ``peers_behind`` are as `timing.behind_us`, for up to
     `BEHIND_ROWS` rows: of larger calls an overlap is a small part.
     """

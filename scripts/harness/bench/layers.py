@@ -28,7 +28,7 @@ class Pair:
 
     Attributes:
         name: of the work.
-        bf16: None where there is nothing of the kind.
+        bf16: None if bf16 has no such step.
         fp8: of the same.
         gigabytes: bytes that a quantizer moves, in 1e9; 0 of anything else.
     """

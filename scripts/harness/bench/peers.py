@@ -1,6 +1,6 @@
 """The ops as vLLM, FlashInfer, torchao and FBGEMM have them, where these are importable.
 
-A peer takes the inputs of the op that it stands beside and makes the same kind of results by what
+A peer takes the inputs of an op and makes the same kind of results by what
 the library has for it: one call, or two where it has no single one. An amax that its caller has to
 bring is none of its work, so an op that computes a scale for the tensor has no peer where the
 library wants that given. Layouts of scales and the last bit differ, gate and up are halves where
@@ -47,7 +47,7 @@ def versions(vllm: Path | None = None) -> dict[str, str]:
                 found[name] = peers_vllm.load(vllm)
             else:
                 found[name] = str(getattr(module(package), "__version__", "unknown"))
-        except Exception as error:  # a broken install raises whatever it likes
+        except Exception as error:  # a broken install can raise anything
             missing = isinstance(error, ModuleNotFoundError) and error.name == package
             found[name] = ABSENT if missing else f"{ABSENT}: {first_line(error)}"
     return found

@@ -104,7 +104,7 @@ def found(library: Path | None = None) -> dict[str, tuple[str, Prepare | None]]:
     ):
         try:
             peers[name] = load(), prepare
-        except Exception as error:  # a broken install raises whatever it likes
+        except Exception as error:  # a broken install can raise anything
             peers[name] = f"{ABSENT}: {first_line(error)}", None
     return peers
 

@@ -24,7 +24,7 @@ NVFP4_PEERS: dict[str, dict[str, Peer]] = {
             "flashinfer.quantization"
         ).silu_and_mul_nvfp4_quantize(fused, inverse(gsa)),
     },
-    # Their global scale is 1, where here each row has a gsa of its own.
+    # Their global scale is 1, here each row has its own gsa.
     "rmsnorm": {
         "flashinfer": lambda x, weight: module("flashinfer.norm").rmsnorm_fp4quant(
             x, weight, eps=EPS

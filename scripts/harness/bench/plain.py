@@ -76,12 +76,12 @@ def swiglu_given(fused: Tensor, gsa: Tensor, run: int = 8) -> Parts:
 
 
 def select(fused: Tensor, run: int = 8) -> Parts:
-    """The gate runs as they are, granularity tensor."""
+    """The gate runs alone, granularity tensor."""
     return _quantize(_runs(fused, run)[0].float(), "tensor")
 
 
 def select_given(fused: Tensor, gsa: Tensor, run: int = 8) -> Parts:
-    """The gate runs as they are, with the gsa given, (1,)."""
+    """The gate runs alone, with a given gsa (1,)."""
     return quantize_given(_runs(fused, run)[0], gsa)
 
 

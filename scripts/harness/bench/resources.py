@@ -39,7 +39,7 @@ def document(built: Mapping[str, Build], arch: str, digest: str) -> str:
     modules = {name: kernels_of(build) for name, build in built.items()}
     kernels = [usage for found in modules.values() for usage in found]
     spilling = sum(usage.stack + _spilled(usage) > 0 for usage in kernels)
-    # A wrapper of nvcc stands behind its version.
+    # A wrapper of nvcc is shown after its version.
     versions = sorted({str(build.entry.inputs["nvcc"]).split()[0] for build in built.values()})
     *most, last = map(str, THREADS)
     paragraphs = (

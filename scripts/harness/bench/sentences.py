@@ -19,8 +19,8 @@ class Sentence:
 
     Attributes:
         document: from the root of the repository.
-        text: as it stands there, with ``{}`` for each number; line breaks do not matter.
-        numbers: what the numbers are, as they are printed.
+        text: as in the document, with ``{}`` for each number; line breaks do not matter.
+        numbers: the numbers as text.
     """
 
     document: str
@@ -29,7 +29,7 @@ class Sentence:
 
 
 def updated(document: str, text: str, sections: Sections) -> str:
-    """The text of a document with the numbers of its sentences made anew.
+    """The text of a document with the numbers of its sentences updated.
 
     Raises:
         LookupError: a sentence is not in the text, or the summary lacks what it needs.

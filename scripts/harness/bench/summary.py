@@ -1,7 +1,7 @@
 """results/summary.json: of each measurement what the documents show of it, and nothing else.
 
 A section has the name of the raw file that it is made from. Numbers have six digits, and each row
-has a line of its own, so that a new measurement can be read as a diff.
+has its own line, so that a new measurement is readable as a diff.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def write(results: Path, sections: dict[str, Record]) -> Path:
 
 
 def save(folder: Path, stem: str, record: Record) -> Path:
-    """Write a raw record: into its section if the folder has a summary, else to a file of its own.
+    """Write a raw record: into its section if the folder has a summary, else to its own file.
 
     Returns:
         The path of what was written.
@@ -77,7 +77,7 @@ def add_folder(results: Path, raw: Path) -> tuple[list[str], list[str]]:
 
 
 def section_of(stem: str, record: Record) -> Record | None:
-    """The section of a raw record; None if there is none of that name.
+    """The section of a raw record; None if no section has that name.
 
     Raises:
         LookupError: the record lacks something that the section has.

@@ -24,7 +24,7 @@ OPS = ("tensor", "given", "row", "rmsnorm", "dequantize")
 
 @dataclass(frozen=True)
 class Case:
-    """An input (m, n) and how it lies.
+    """An input (m, n) and its memory layout.
 
     Attributes:
         group: what the case varies.
