@@ -69,10 +69,9 @@ def _plan_grouped(
     w_sf: Tensor,
     w_gsa: Tensor,
     offsets: Tensor,
-    x_sf: Tensor | None = None,
-    x_gsa: Tensor | None = None,
-    *,
-    dtype: torch.dtype | None = None,
+    x_sf: Tensor | None,
+    x_gsa: Tensor | None,
+    dtype: torch.dtype | None,
 ) -> Plan:
     count, rows, cols = _weights(w_fp4, w_sf, w_gsa, "w")
     if x_sf is None:
@@ -110,8 +109,7 @@ def _plan_experts(
     down_gsa: Tensor,
     topk_ids: Tensor,
     topk_weights: Tensor,
-    *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None,
 ) -> Plan:
     count, rows, cols = _weights(gate_up_fp4, gate_up_sf, gate_up_gsa, "gate_up")
     _checks.same_device(down_fp4, "down_fp4", gate_up_fp4, "gate_up_fp4")

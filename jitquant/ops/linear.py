@@ -88,12 +88,11 @@ def _plan(
     w_fp4: Tensor,
     w_sf: Tensor,
     w_gsa: Tensor,
-    x_sf: Tensor | None = None,
-    x_gsa: Tensor | None = None,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    x_sf: Tensor | None,
+    x_gsa: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    dtype: torch.dtype | None,
 ) -> Plan:
     n, cols = _weight(w_fp4, w_sf, w_gsa)
     _checks.same_device(x, "x", w_fp4, "w_fp4")
@@ -124,10 +123,9 @@ def _plan_fp8(
     w_fp4: Tensor,
     w_sf: Tensor,
     w_gsa: Tensor,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    dtype: torch.dtype | None,
 ) -> Plan:
     n, cols = _weight(w_fp4, w_sf, w_gsa)
     _checks.same_device(x, "x", w_fp4, "w_fp4")

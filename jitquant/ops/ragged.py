@@ -96,13 +96,7 @@ def _plan_grad_fp8(
     return Plan(grad.device, (Result(tuple(grad.shape), dtype), floats, floats, dbias))
 
 
-def _plan_nvfp4(
-    x: Tensor,
-    offsets: Tensor,
-    scale: Tensor | None,
-    sizes: Tensor | None,
-    recipe: str,
-) -> Plan:
+def _plan_nvfp4(x: Tensor, offsets: Tensor, scale: Tensor | None, sizes: Tensor | None) -> Plan:
     _, floats = _segments(x, "x", offsets, scale, sizes)
     blocks = ceil_div(_checks.row_count(x.shape), NVFP4_BLOCK)
     return Plan(
