@@ -23,8 +23,10 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
     compressed_tensors_moe_w4a4_nvfp4 as compressed_tensors,
 )
 from vllm.model_executor.layers.quantization.utils.quant_utils import kNvfp4Static
+from vllm.platforms import current_platform
 
 from jitquant.formats import NVFP4_BLOCK
+from jitquant.integrations._engines import HOPPER
 from jitquant.nn.experts import NVFP4Experts, SwiGLUExperts
 
 Shape = tuple[int, ...]
@@ -65,8 +67,7 @@ class JitquantNvFp4Experts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
 
     @staticmethod
     def _supports_current_device() -> bool:
-        """The plug-in registers these experts only on a device that it supports."""
-        return True
+        return bool(current_platform.is_cuda() and current_platform.is_device_capability(HOPPER))
 
     @staticmethod
     def _supports_no_act_and_mul() -> bool:

@@ -24,7 +24,7 @@ from torch import nn
 from transformers.quantizers import auto
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from jitquant.formats import Compute, Select, one_of
+from jitquant.formats import COMPUTES, Compute, Select, one_of
 from jitquant.nn import Conversion, convert, load_compressed_tensors
 from jitquant.nn._calibration import Calibration
 from jitquant.nn._convert import LAYERS, LinearRecipe, check_arguments
@@ -115,9 +115,11 @@ class JitquantQuantizer(SavingQuantizer):
 
     Attributes:
         done: what was converted or loaded.
+        compute: of layers from files, as for `load_compressed_tensors`.
     """
 
     done: Conversion | None = None
+    compute: Compute = "exact"
 
     def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
@@ -151,7 +153,7 @@ class JitquantQuantizer(SavingQuantizer):
         for name, module in self._waiting.items():
             owner, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(owner), attribute, module.eval())
-        self.done = load_compressed_tensors(model, self._folder)
+        self.done = load_compressed_tensors(model, self._folder, compute=self.compute)
         for name, device in devices.items():
             model.get_submodule(name).to(device)
         self._waiting.clear()
@@ -179,22 +181,27 @@ _register("modelopt", JitquantFilesConfig, JitquantQuantizer)
 
 
 @contextlib.contextmanager
-def jitquant_layers() -> Iterator[None]:
+def jitquant_layers(compute: Compute = "exact") -> Iterator[None]:
     """A context in which ``from_pretrained`` runs quantized folders on the layers of `jitquant.nn`.
 
     For folders of compressed-tensors (NVFP4 and FP8 in blocks, including experts) and of ModelOpt
     in NVFP4. Without it, transformers decompresses the former with another library and computes in
     bf16.
+
+    Args:
+        compute: as for `jitquant.nn.load_compressed_tensors`.
     """
+    one_of("compute", compute, COMPUTES)
+    quantizer = type("JitquantQuantizer", (JitquantQuantizer,), {"compute": compute})
     configs, quantizers = auto.AUTO_QUANTIZATION_CONFIG_MAPPING, auto.AUTO_QUANTIZER_MAPPING
     before = {method: (configs.get(method), quantizers.get(method)) for method in FILES}
     for method in FILES:
-        configs[method], quantizers[method] = JitquantFilesConfig, JitquantQuantizer
+        configs[method], quantizers[method] = JitquantFilesConfig, quantizer
     try:
         yield
     finally:
-        for method, (config, quantizer) in before.items():
-            for mapping, value in ((configs, config), (quantizers, quantizer)):
+        for method, (config, kept) in before.items():
+            for mapping, value in ((configs, config), (quantizers, kept)):
                 if value is None:
                     mapping.pop(method, None)
                 else:

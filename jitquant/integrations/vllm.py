@@ -11,8 +11,7 @@ and more in FP8 (``compute="fp8"`` of `jitquant.nvfp4_linear`); experts stay exa
 from __future__ import annotations
 
 import logging
-import os
-from typing import Any, cast
+from typing import Any
 
 import torch
 import vllm.envs as envs
@@ -21,12 +20,10 @@ from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear import NvFp4LinearKernel, register_linear_kernel
 from vllm.platforms import PlatformEnum, current_platform
 
-from jitquant.formats import COMPUTES, Compute, one_of
+from jitquant.integrations._engines import HOPPER, compute, product
 from jitquant.loader import NvccNotFoundError
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
-from jitquant.nn._nvfp4_mm import nvfp4_mm_bytes
 
-_HOPPER = 90
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -45,7 +42,7 @@ class JitquantNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
         if compute_capability is None:
             found = current_platform.get_device_capability()
             compute_capability = None if found is None else found.to_int()
-        if compute_capability != _HOPPER:
+        if compute_capability != 10 * HOPPER[0] + HOPPER[1]:
             return False, "jitquant's products need compute capability 9.0"
         return True, None
 
@@ -79,22 +76,8 @@ class JitquantNvFp4LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
         Returns:
             (..., N) of x's dtype.
         """
-        rows = x if x.stride(-1) == 1 else x.contiguous()
-        weight = layer.weight, layer.weight_scale, layer.weight_global_scale, "linear"
-        values = rows.reshape(-1, x.shape[-1]), None, None, "linear"
-        y = nvfp4_mm_bytes(values, weight, bias, None, x.dtype, layer.jitquant_compute)
-        return y.view(*x.shape[:-1], y.shape[-1])
-
-
-def compute() -> Compute:
-    """``JITQUANT_COMPUTE``: "exact", or "fp8" for 256 rows and more.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    chosen = os.environ.get("JITQUANT_COMPUTE", "exact")
-    one_of("JITQUANT_COMPUTE", chosen, COMPUTES)
-    return cast(Compute, chosen)
+        weight = layer.weight, layer.weight_scale, layer.weight_global_scale
+        return product(x, weight, bias, layer.jitquant_compute)
 
 
 def register() -> None:

@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitquant.formats import E8M0_DTYPE, INPUT_DTYPES, MXFP4_BLOCK, NVFP4_BLOCK, SCALE_DTYPE
+from jitquant.formats import (
+    COMPUTES,
+    E8M0_DTYPE,
+    INPUT_DTYPES,
+    MXFP4_BLOCK,
+    NVFP4_BLOCK,
+    SCALE_DTYPE,
+    Compute,
+    one_of,
+)
 from jitquant.nn._compressed_tensors import BLOCK, DYNAMIC_INPUTS, METHOD
 from jitquant.nn._convert import Conversion, attach, replace_everywhere
 from jitquant.nn._hugging_face import fill_buffers, is_pretrained, places_in_file
@@ -32,7 +41,9 @@ from jitquant.tensors.fp8 import QuantizedTensor
 _CODES = (NVFP4Linear, MXFP4Linear, NVFP4Experts)
 
 
-def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) -> Conversion:
+def load_compressed_tensors(
+    model: nn.Module, directory: str | PathLike[str], *, compute: Compute = "exact"
+) -> Conversion:
     """Loads a checkpoint in the layout of compressed-tensors into an unconverted model.
 
     Layers are replaced according to the format of their weight in the files:
@@ -54,6 +65,8 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
         model: with the architecture of the files; its weights are overwritten. If it is on the
             meta device, its weights are created on the CPU.
         directory: with config.json and model.safetensors, or the latter's shards and index.
+        compute: of each `NVFP4Linear` that is ``weight_only``: "fp8" multiplies 256 rows or more
+            in FP8. Other layers and experts do not use it.
 
     Returns:
         Which layers were replaced, and which were left unchanged.
@@ -61,9 +74,10 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: the files have another format, or weights of layers that the model does not
-            have; or the model has buffers on meta that are in no file.
+            have; the model has buffers on meta that are in no file; or ``compute`` is unknown.
         ImportError: safetensors is not installed.
     """
+    one_of("compute", compute, COMPUTES)
     directory = Path(directory)
     config = read_config(directory)
     tensors = read_quantized(directory, config["quant_method"])
@@ -93,6 +107,7 @@ def load_compressed_tensors(model: nn.Module, directory: str | PathLike[str]) ->
         elif f"{dot}weight_packed" in tensors:
             only = not _quantizes_inputs(dot.removesuffix("."), config)
             layer = _nvfp4_layer(dot, linear, tensors, only)
+            layer.compute = compute if only else "exact"
         elif f"{dot}weight_scale" in tensors:
             layer = _fp8_layer(dot, linear, tensors)
         else:

@@ -111,6 +111,16 @@ def test_folders_of_quantize_checkpoint(folder: Path, format: Any, tmp_path: Pat
     assert sqnr(logits(made), logits(plain)) > (25 if format == "fp8_block" else 50)
 
 
+def test_products_in_fp8(folder: Path, tmp_path: Path) -> None:
+    quantize_checkpoint(folder, tmp_path / "out")
+    with jitquant_layers("fp8"):
+        made = Auto.from_pretrained(tmp_path / "out", dtype=BF16)
+    with jitquant_layers():
+        exact = Auto.from_pretrained(tmp_path / "out", dtype=BF16)
+    for model, compute in ((made, "fp8"), (exact, "exact")):
+        assert {m.compute for m in model.modules() if isinstance(m, NVFP4Linear)} == {compute}
+
+
 def test_the_library_of_the_layout_reads_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
     made = model()

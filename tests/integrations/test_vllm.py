@@ -48,6 +48,8 @@ K, SIZES = 128, {"q_proj": 64, "k_proj": 32, "v_proj": 32}
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM as it is on a Hopper GPU, with the plug-in; undone afterwards."""
     monkeypatch.setattr(Kernel, "is_supported", classmethod(lambda *_: (True, None)))
+    ours = of_experts.JitquantNvFp4Experts
+    monkeypatch.setattr(ours, "_supports_current_device", staticmethod(lambda: True))
     cuda = list(linear._POSSIBLE_NVFP4_KERNELS[PlatformEnum.CUDA])
     monkeypatch.setitem(linear._POSSIBLE_NVFP4_KERNELS, PlatformEnum.CUDA, cuda)
     for module in (linear, modelopt):
@@ -211,6 +213,7 @@ def test_elsewhere_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "current_platform", cuda)
     assert "capability 9.0" in str(Kernel.is_supported()[1])
     assert Kernel.is_supported(90) == (True, None)
+    assert not of_experts.JitquantNvFp4Experts._supports_current_device()
 
 
 def test_without_a_compiler_vllms_own_stay(

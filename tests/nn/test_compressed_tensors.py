@@ -171,6 +171,24 @@ def test_files(recipe: Any, tmp_path: Path) -> None:
     assert not back.training
 
 
+def test_products_in_fp8_of_files(tmp_path: Path) -> None:
+    """`compute` reaches the layers whose inputs stay as they are, and no others."""
+
+    def made() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 64, dtype=BF16), nn.Linear(64, 64, dtype=BF16))
+
+    model = made()
+    convert(model, "nvfp4a16", targets=("0",))
+    convert(model, "nvfp4", targets=("1",))
+    save_compressed_tensors(model, tmp_path)
+    for compute in ("exact", "fp8"):
+        read = made()
+        load_compressed_tensors(read, tmp_path, compute=compute)  # type: ignore[arg-type]
+        assert [layer.compute for layer in read.children()] == [compute, "exact"]
+    with pytest.raises(ValueError, match="compute is 'int8'; accepted"):
+        load_compressed_tensors(made(), tmp_path, compute="int8")  # type: ignore[arg-type]
+
+
 def test_both_in_one_model(tmp_path: Path) -> None:
     _, quantization = library()
     model, x = layers(), randn(8, 64)
