@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/accuracy"))
     given = parser.parse_args()
     device = torch.device(given.device)
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, by the reference"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU (reference)"
     console = Console()
     console.print(f"on {where}", highlight=False)
 

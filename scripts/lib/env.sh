@@ -100,7 +100,7 @@ prepare_python() {
   stamp="$VENV/.jitquant-${extras//,/-}"
   digest="$(environment_digest "$extras")"
   if [[ "$(cat "$stamp" 2>/dev/null)" != "$digest" || -n "$(missing_requirements "$extras")" ]]; then
-    say "installing jitquant[$extras] and what it needs into .venv (the first time takes minutes)"
+    say "installing jitquant[$extras] and its dependencies into .venv (takes minutes the first time)"
     if "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-input --no-compile \
       --constraint "$ROOT/constraints.txt" --editable "$ROOT[$extras]"; then
       # The bytecode, which pip would make with one processor. Not all that is there is for this

@@ -65,6 +65,14 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert text.index("./scripts/demo") < text.index("./scripts/test") < first_heading
 
 
+@pytest.mark.parametrize(("name", "most"), [("README.md", 80), ("docs/performance.md", 150)])
+def test_a_summary_stays_short(name: str, most: int) -> None:
+    lines = (ROOT / name).read_text(encoding="utf-8").count("\n")
+    assert lines <= most, (
+        f"{name} has {lines} lines; move details to docs/measurements.md or a guide"
+    )
+
+
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_python_blocks_run(name: str) -> None:
     """A block of text right after one of Python is what that prints."""

@@ -133,7 +133,12 @@ def test_ninja_of_the_package_will_do(
     ("driver", "cuda", "state", "said"),
     [
         (Driver("580.1", "13.0", (H200,)), None, "warning", "is a build for CPUs"),
-        (Driver("550.1", "12.4", (H200,)), "13.0", "warning", "the driver knows CUDA up to 12.4"),
+        (
+            Driver("550.1", "12.4", (H200,)),
+            "13.0",
+            "warning",
+            "driver supports CUDA up to 12.4",
+        ),
         (Driver("1", "13.0", (Gpu("T4", 75, 16 << 30),)), "13.0", "warning", "T4, sm_75, 16 GiB"),
         (Driver("580.1", "13.0", (H200,)), "13.0", "ok", "NVIDIA H200, sm_90, 141 GiB"),
     ],
@@ -190,7 +195,7 @@ def test_an_nvcc_newer_than_the_driver(
 ) -> None:
     monkeypatch.setattr(module, "read_driver", lambda: Driver("470", "11.4", ()))
     found = examine(new_loader(tmp_path / "cache"))
-    assert "knows CUDA up to 11.4" in of(found, "nvcc", "warning")[0].text
+    assert "supports CUDA up to 11.4" in of(found, "nvcc", "warning")[0].text
     here = torch_install()._replace(cuda="12.6")
     monkeypatch.setattr(module, "torch_install", lambda: here)
     assert "torch from 12.6" in of(examine(new_loader(tmp_path)), "nvcc", "note")[-1].text
@@ -222,7 +227,7 @@ def test_architectures_that_cannot_be(
 
 def test_the_cache(no_trial: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "cache"
-    assert "made with the first build" in one(examine(new_loader(root)), "cache", "ok").text
+    assert "the first build creates it" in one(examine(new_loader(root)), "cache", "ok").text
     root.mkdir(mode=0o700)
     assert "mode 0700" in one(examine(new_loader(root)), "cache", "ok").text
     root.chmod(0o777)

@@ -139,8 +139,8 @@ def _about_host(loader: Loader) -> Finding:
 
 
 def _about_torch(torch: TorchInstall) -> Iterator[Finding]:
-    made_for = f"CUDA {torch.cuda}" if torch.cuda else "no CUDA"
-    text = f"{torch.version}, made for {made_for}, in {torch.directory}"
+    build = f"built for CUDA {torch.cuda}" if torch.cuda else "a CPU build"
+    text = f"{torch.version}, {build}, in {torch.directory}"
     if torch_release(torch.version) < OLDEST_TORCH:
         yield Finding(
             "torch", ERROR, f"{text}: older than 2.11", "Run `pip install --upgrade torch`."
@@ -160,7 +160,7 @@ def _about_gpus(driver: Driver | None, torch: TorchInstall | None) -> Iterator[F
     if driver is None:
         yield Finding("driver", NOTE, "no NVIDIA driver: kernels can be compiled, not run")
         return
-    yield Finding("driver", OK, f"{driver.version}, knows CUDA up to {driver.cuda}")
+    yield Finding("driver", OK, f"{driver.version}, supports CUDA up to {driver.cuda}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     for gpu in driver.gpus:
         number = gpu.capability
@@ -189,8 +189,8 @@ def _about_gpus(driver: Driver | None, torch: TorchInstall | None) -> Iterator[F
         yield Finding(
             "gpu",
             WARNING,
-            f"torch is made for CUDA {torch.cuda}, the driver knows CUDA up to {driver.cuda}",
-            "Update the driver, or install a torch made for an older CUDA.",
+            f"torch is built for CUDA {torch.cuda}, the driver supports CUDA up to {driver.cuda}",
+            "Update the driver, or install a torch built for an older CUDA.",
         )
 
 
@@ -230,8 +230,8 @@ def _about_nvcc(
         yield Finding(
             "nvcc",
             WARNING,
-            f"nvcc {chosen.version} makes code that this driver may not load: it knows CUDA up to "
-            f"{driver.cuda}",
+            f"nvcc {chosen.version} generates code that this driver may not load: it supports CUDA "
+            f"up to {driver.cuda}",
             "Update the driver, or set CUDA_HOME to an older toolkit.",
         )
 
@@ -385,7 +385,7 @@ def _about_cache(loader: Loader) -> Iterator[Finding]:
             f"{len(builds)} builds, {size:.1f} MiB",
         )
     else:
-        yield Finding("cache", OK, f"{root}, on {filesystem}: made with the first build")
+        yield Finding("cache", OK, f"{root}, on {filesystem}: the first build creates it")
     if not os.access(place, os.W_OK | os.X_OK):
         yield Finding(
             "cache",

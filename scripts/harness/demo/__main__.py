@@ -83,7 +83,7 @@ def run(
 ) -> None:
     """Everything between the command line and the exit code."""
     if weights is not None and not weights.is_file():
-        raise DemoError(f"--weights {weights}: there is no such file.")
+        raise DemoError(f"--weights {weights}: no such file.")
     with console.status("importing torch and the model"):
         import torch
         from language_model import WEIGHTS, load
@@ -92,9 +92,9 @@ def run(
 
         device = pick_device(wanted)
         model = load(weights or WEIGHTS)
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, by the reference"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU (reference)"
     parameters = sum(p.numel() for p in model.parameters())
-    console.print(f"A language model of {parameters / 1e6:.2f} M parameters on {where}")
+    console.print(f"Language model with {parameters / 1e6:.2f} M parameters on {where}")
     with console.status("calibrating"):
         measure = formats.Measure(model, device, count)
     rows = []
@@ -102,7 +102,7 @@ def run(
         with console.status(formats.FORMATS[name].label):
             rows.append(measure.row(name, prompt, 0 if every else 60))
     if not every:
-        console.print(f"\nIt continues [bold]{json.dumps(prompt)}[/] with", highlight=False)
+        console.print(f"\nContinuations of [bold]{json.dumps(prompt)}[/]:", highlight=False)
         for row in rows:
             inputs = formats.FORMATS[row.format].inputs
             head = f"  {formats.FORMATS[row.format].label}, {inputs}-bit inputs: "
