@@ -214,22 +214,22 @@ def nvfp4_linear(
 
     A GPU (compute capability 8.0 and newer) reads the weight as it is stored, in one launch for up
     to 16 rows. More rows are multiplied on the tensor cores on compute capability 9.0, where K is a
-    multiple of 64 and rows of x start on multiples of 16 bytes: in one launch with x in bf16 or
-    fp16, and in two with x in NVFP4, which the first decodes to bf16. Otherwise there is a launch
-    for each 16 rows: from about 64 rows on, dequantizing the weight once is faster, and
-    `jitquant.nn.NVFP4Linear` does that.
+    multiple of 64 and rows of x start on multiples of 16 bytes: in one launch, or two if tiles of
+    one shape would keep only some multiprocessors busy at the end. One more decodes an x in NVFP4
+    to bf16 first. Otherwise there is a launch for each 16 rows: from about 64 rows on, dequantizing
+    the weight once is faster, and `jitquant.nn.NVFP4Linear` does that.
 
-    Nothing is allocated beside the result, but for x in NVFP4 where it is decoded: ``2 * rows * K``
-    bytes from torch's allocator, which are free again, for work on this stream, when the call
-    returns.
+    Nothing is allocated beside the result, except ``2 * rows * K`` bytes if x in NVFP4 is decoded,
+    and ``N * (K + 4)`` bytes with ``compute="fp8"`` (N up to a multiple of 16). They come from
+    torch's allocator and are free again, for work on this stream, when the call returns.
 
     With ``compute="fp8"`` both operands are FP8, at up to twice the tensor cores' rate, which is
     for some hundred rows and more. Codes times block scales are rounded to E4M3 with a power of two
-    for each row of the weight, on their way to the tensor cores: nothing but the NVFP4 weight is
-    in memory. This loses 0.2 dB of the weight's SQNR (`jitquant.nn.report` says how much for a
-    layer: format "nvfp4_fp8"). An x that is not quantized is, to E4M3 with a scale for each row,
-    by one more launch. Sums are in fp32. On CUDA this needs compute capability 9.0, K a multiple
-    of 64 and rows of x that start on multiples of 16 bytes.
+    for each row of the weight, by a launch before the product: between calls, nothing but the NVFP4
+    weight is in memory. This loses 0.2 dB of the weight's SQNR (`jitquant.nn.report` says how much
+    for a layer: format "nvfp4_fp8"). An x that is not quantized is, to E4M3 with a scale for each
+    row, by one more launch. Sums are in fp32. On CUDA this needs compute capability 9.0, K a
+    multiple of 64 and rows of x that start on multiples of 16 bytes.
 
     Args:
         x: (..., K), bfloat16 or float16, the last dimension contiguous and the rows at one distance

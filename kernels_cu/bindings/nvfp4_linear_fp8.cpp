@@ -42,7 +42,8 @@ void nvfp4_linear_fp8(Call& call, const declared::Nvfp4LinearFp8& args, Result& 
   to.out = y.memory("y", type, Shape::of(x, x.dim() - 1, w.rows), x);
   const Fp8Operand in = {m.data, m.rows > 1 ? m.s2 : w.cols, m.rows, static_cast<int>(m.cols)};
   const Launching at(call, x);
-  const cudaError_t error = launch_nvfp4_linear_fp8(w, in, to, at.stream);
+  const Workspace scratch(nvfp4_linear_fp8_scratch(w) / 4, x);  // in floats
+  const cudaError_t error = launch_nvfp4_linear_fp8(w, in, to, scratch.floats(), at.stream);
   JITQUANT_CHECK(error != cudaErrorNotSupported,
                  "compute: expected 'exact' on this device, got 'fp8'. FP8 products with a weight "
                  "in NVFP4 need compute capability 9.0 and kernels built for sm_90a");

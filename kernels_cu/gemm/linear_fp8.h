@@ -14,9 +14,13 @@ struct Fp8Operand {
   int cols;
 };
 
+// Bytes of scratch memory that a product needs: the weight in E4M3, and a float per row.
+int64_t nvfp4_linear_fp8_scratch(const Nvfp4Weight& w);
+
 // The weight's cols is a multiple of 64, its codes are aligned to 16 bytes and its scales to 4.
-// Returns cudaErrorNotSupported if the current device or the build cannot run this product.
+// `scratch` has nvfp4_linear_fp8_scratch bytes, aligned to 16. Returns cudaErrorNotSupported if the
+// current device or the build cannot run this product.
 cudaError_t launch_nvfp4_linear_fp8(const Nvfp4Weight& w, const Fp8Operand& x,
-                                    const LinearEpilogue& to, cudaStream_t stream);
+                                    const LinearEpilogue& to, void* scratch, cudaStream_t stream);
 
 }  // namespace jitquant

@@ -27,9 +27,10 @@ struct TileShape {
   static constexpr int kOfCluster = kWeights * (2 / kShares);  // and per cluster
   static constexpr int kElement = kBytes;
   static constexpr int kX = kRows * kDepth * kElement;  // bytes per stage
-  static constexpr int kCodes = kWeights * kDepth / 2, kCodesAt = kX;
-  // Scales as stored, or the tables of refold.cuh: 8 bytes per scale, and a word per row.
-  static constexpr int kScales = kWeights * (kElement == 1 ? kDepth / 2 + 4 : kDepth / 16);
+  // W as codes with scales, or in E4M3 like x.
+  static constexpr int kRowBytes = kElement == 1 ? kDepth : kDepth / 2;
+  static constexpr int kCodes = kWeights * kRowBytes, kCodesAt = kX;
+  static constexpr int kScales = kElement == 1 ? 0 : kWeights * kDepth / 16;
   static constexpr int kScalesAt = kX + kCodes;
   static constexpr int kStage = kX + kCodes + (kScales + 1023) / 1024 * 1024;
   static constexpr int kSums = kRows / 2;  // per thread
@@ -57,8 +58,9 @@ struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
+// The tiles of a launch, each of a cluster: all of x with those of W from `first_of_weights` on.
 struct TilesPlan {
-  int tiles_of_x, tiles_of_weights;  // tiles of a cluster
+  int tiles_of_x, tiles_of_weights, first_of_weights;
 };
 
 #if defined(JITQUANT_HAS_WARPGROUPS)
@@ -84,15 +86,15 @@ template <class Shape>
 struct TileWalk {
   const TilesPlan& plan;
   int x_tile, w_tile;
-  // Four tiles of x with all of W, then the next four, so that what clusters read at the same time
-  // stays in L2.
+  // A band of tiles of x with all of W, then the next band, so that what clusters read at the same
+  // time stays in L2.
   __device__ __forceinline__ bool at(int index) {
-    constexpr int kTogether = 4;
+    constexpr int kTogether = 8 / Shape::kElement;
     const int per = kTogether * plan.tiles_of_weights;
     const int band = index / per, rest = index - band * per;
     const int first = band * kTogether, left = plan.tiles_of_x - first;
     const int height = left < kTogether ? left : kTogether;
-    x_tile = first + rest % height, w_tile = rest / height;
+    x_tile = first + rest % height, w_tile = plan.first_of_weights + rest / height;
     return index < plan.tiles_of_x * plan.tiles_of_weights;
   }
 };
@@ -153,6 +155,12 @@ class CopiedScales {
   int row_;
 };
 
+// For a weight in E4M3.
+struct NoScales {
+  __device__ __forceinline__ void begin(int, int) {}
+  __device__ __forceinline__ void fill(uint32_t, int, uint32_t) {}
+};
+
 // Copies all stages of a block's tiles. Runs in the first warpgroup: every thread copies scales,
 // and thread 0 issues the TMA copies of the block's codes and of half of x for both blocks (of all
 // of x for this block only, if the blocks split k).
@@ -171,7 +179,7 @@ __device__ __forceinline__ void copy_stages(Scales scales, const TensorMap& code
       wait_for(at.empty + 8 * ring.stage, ring.parity ^ 1);
       if (threadIdx.x == 0) {
         expect_bytes(full, Shape::kX + Shape::kCodes);
-        copy_own_tile(stage + Shape::kCodesAt, &codes, s * (Shape::kDepth / 2), first_row, full);
+        copy_own_tile(stage + Shape::kCodesAt, &codes, s * Shape::kRowBytes, first_row, full);
 #pragma unroll
         for (int h = 0; h < Shape::kDepth / kAcrossX; ++h) {
           const uint32_t to = stage + h * Shape::kRows * 128;
@@ -193,17 +201,18 @@ __device__ __forceinline__ void copy_stages(Scales scales, const TensorMap& code
 // in both blocks of the cluster if they share x.
 template <class Shape>
 __device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* barriers) {
-  const uint32_t full = shared_address(barriers);
+  const uint32_t full = kept(shared_address(barriers));
   const StagesAt at = {shared_address(ring), full, full + 8 * Shape::kStages,
                        static_cast<int>(blockIdx.x & 1)};
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kStages; ++i) {
-      init_barrier(at.full + 8 * i, 1 + 128);  // thread 0's copies, and all threads' scales
+      // Thread 0's copies, and all threads' scales.
+      init_barrier(at.full + 8 * i, Shape::kScales > 0 ? 1 + 128 : 1);
       init_barrier(at.empty + 8 * i, (2 / Shape::kShares) * 4 * Shape::kGroups);
     }
     publish_barriers();
   }
-  cluster_arrive();
+  cluster_arrive_relaxed();  // publish_barriers() has released them
   cluster_wait();
   return at;
 }
@@ -263,6 +272,14 @@ __device__ __forceinline__ void release_stage(const StagesAt& at, int stage) {
 __device__ __forceinline__ void meet_cluster() {
   __syncwarp();
   cluster_arrive();
+  cluster_wait();
+}
+
+// A block may end only when the other one arrives at its barriers no more. Makes no writes visible,
+// which would wait for all stores of y.
+__device__ __forceinline__ void end_cluster() {
+  __syncwarp();
+  cluster_arrive_relaxed();
   cluster_wait();
 }
 
@@ -409,7 +426,7 @@ bool has_warpgroups() {
 template <class Shape>
 TilesPlan plan_tiles(int64_t rows_of_x, int64_t rows_of_w) {
   return {static_cast<int>((rows_of_x + Shape::kRows - 1) / Shape::kRows),
-          static_cast<int>((rows_of_w + Shape::kOfCluster - 1) / Shape::kOfCluster)};
+          static_cast<int>((rows_of_w + Shape::kOfCluster - 1) / Shape::kOfCluster), 0};
 }
 inline int64_t count_of(const TilesPlan& plan) {
   return static_cast<int64_t>(plan.tiles_of_x) * plan.tiles_of_weights;

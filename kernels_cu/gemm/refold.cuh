@@ -61,48 +61,24 @@ __device__ __forceinline__ uint32_t e4m3_from_pairs(uint32_t low, uint32_t high)
 #endif
 }
 
-// A pair of fp16 times the first or the second element of another pair. The multiply instruction
-// can broadcast that element itself, which saves a byte permute.
-template <int kWhich>
-__device__ __forceinline__ uint32_t multiply_by_one(uint32_t pair, uint32_t factors) {
-#if defined(__CUDA_ARCH__)
-  uint32_t product;
-  if constexpr (kWhich == 0) {
-    asm("{\n .reg .b16 low, high;\n .reg .b32 twice;\n mov.b32 {low, high}, %2;\n"
-        " mov.b32 twice, {low, low};\n mul.rn.f16x2 %0, %1, twice;\n}"
-        : "=r"(product)
-        : "r"(pair), "r"(factors));
-  } else {
-    asm("{\n .reg .b16 low, high;\n .reg .b32 twice;\n mov.b32 {low, high}, %2;\n"
-        " mov.b32 twice, {high, high};\n mul.rn.f16x2 %0, %1, twice;\n}"
-        : "=r"(product)
-        : "r"(pair), "r"(factors));
-  }
-  return product;
-#else
-  return multiply_pairs<Fp16>(pair, byte_permute(factors, 0u, kWhich == 0 ? 0x1010 : 0x3232));
-#endif
-}
-
-// The values of codes 0 to 7 times the first or the second of two scales from refold_scales, as
-// E4M3.
-template <int kWhich>
+// The values of codes 0 to 7 times a scale from refold_scales, the first of a pair, as E4M3.
 __device__ __forceinline__ void refold_table(uint32_t scales, uint32_t (&table)[2]) {
+  const uint32_t scale = byte_permute(scales, 0u, 0x1010);
   // The constants are 0, 0.5, 1, 1.5 and 2, 3, 4, 6 in fp16.
-  table[0] = e4m3_from_pairs(multiply_by_one<kWhich>(0x38000000u, scales),
-                             multiply_by_one<kWhich>(0x3e003c00u, scales));
-  table[1] = e4m3_from_pairs(multiply_by_one<kWhich>(0x42004000u, scales),
-                             multiply_by_one<kWhich>(0x46004400u, scales));
+  table[0] = e4m3_from_pairs(multiply_pairs<Fp16>(0x38000000u, scale),
+                             multiply_pairs<Fp16>(0x3e003c00u, scale));
+  table[1] = e4m3_from_pairs(multiply_pairs<Fp16>(0x42004000u, scale),
+                             multiply_pairs<Fp16>(0x46004400u, scale));
 }
 
-// Looks up eight neighboring codes, the first four in `first` and the others in `second`.
-__device__ __forceinline__ void refold_codes(uint32_t codes, const uint32_t (&first)[2],
-                                             const uint32_t (&second)[2], uint32_t (&e4m3)[2]) {
+// Looks up eight neighboring codes.
+__device__ __forceinline__ void refold_codes(uint32_t codes, const uint32_t (&table)[2],
+                                             uint32_t (&e4m3)[2]) {
   const uint32_t magnitudes = codes & 0x77777777u;
   const uint32_t even = codes << 4;  // puts the sign of even codes in the top bit of a byte
-  e4m3[0] = byte_permute(first[0], first[1], magnitudes) ^
+  e4m3[0] = byte_permute(table[0], table[1], magnitudes) ^
             (byte_permute(even, codes, 0x5140) & 0x80808080u);
-  e4m3[1] = byte_permute(second[0], second[1], magnitudes >> 16) ^
+  e4m3[1] = byte_permute(table[0], table[1], magnitudes >> 16) ^
             (byte_permute(even, codes, 0x7362) & 0x80808080u);
 }
 

@@ -46,12 +46,10 @@ MODULES = [
 
 
 # Bytes of a thread. The 512 threads of a block of experts have all registers there are; what does
-# not fit is used once a group of rows, not in the loop over tiles. A product in FP8 of 256 rows has
-# 192 of 240 registers of sums. Rotated rows in fp16 and rotated groups in fp32 are a few registers
-# past their bound; no GPU has timed a looser one.
+# not fit is used once a group of rows, not in the loop over tiles. Rotated rows in fp16 and rotated
+# groups in fp32 are a few registers past their bound; no GPU has timed a looser one.
 SPILLED = {
     "nvfp4_experts": 128,
-    "nvfp4_linear_fp8": 16,
     "rotate_quantize": 16,
     "rotate_quantize_per_token_group": 16,
 }

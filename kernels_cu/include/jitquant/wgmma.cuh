@@ -1,5 +1,5 @@
 // Instructions that only compute capability 9.0 has (sm_90a): mbarriers, TMA copies, and warpgroup
-// products (wgmma) of 64 rows of A in registers with up to 256 rows of B in shared memory.
+// products (wgmma) of 64 rows of A with up to 256 rows of B in shared memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -136,7 +136,8 @@ __device__ __forceinline__ void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kBut) : "memory");
 }
 
-// Describes B: rows of 128 bytes, swizzled in groups of 8 rows as TMA stores them.
+// Describes an operand in shared memory: rows of 128 bytes, swizzled in groups of 8 rows as TMA
+// stores them.
 __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{1} << 16) |
          static_cast<uint64_t>((shared & 0x3ffff) >> 4);
@@ -241,6 +242,25 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[kSums], uint32_t a0, u
     JITQUANT_WGMMA(256)
   }
 #undef JITQUANT_WGMMA
+}
+
+// The same for 64 rows of A in shared memory, in E4M3, and 128 columns. A lane's sums are those of
+// rows r and r + 8 of A as above.
+__device__ __forceinline__ void multiply_tiles(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  asm volatile(
+      "{\n"
+      " .reg .pred add;\n"
+      " setp.ne.b32 add, %66, 0;\n"
+      " wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, add, 1, 1;\n"
+      "}"
+      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),
+        JITQUANT_SUMS_16(d, 48)
+      : "l"(a), "l"(b), "r"(add));
 }
 
 }  // namespace jitquant

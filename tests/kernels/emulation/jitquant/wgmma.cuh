@@ -157,16 +157,24 @@ inline uint64_t tile_descriptor(uint32_t shared) {
   return shared >> 4;
 }
 
+template <class T>
+double element(const void* from) {
+  T x;
+  std::memcpy(&x, from, sizeof x);
+  return static_cast<double>(to_float(x));
+}
+// Element k of a row of what tile_descriptor describes.
+template <class T>
+double shared_element(uint64_t tile, int row, int k) {
+  const auto plain = static_cast<uint32_t>((tile << 4) + row * 128 + k * sizeof(T));
+  return element<T>(emulation::shared_pointer(plain ^ ((plain >> 7 & 7) << 4)));
+}
+
 template <class T, int kSums>
 void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                     uint64_t b, int add) {
   const auto pair = [](uint32_t low, uint32_t high) {
     return static_cast<uint64_t>(high) << 32 | low;
-  };
-  const auto value = [](const void* from) {
-    T x;
-    std::memcpy(&x, from, sizeof x);
-    return static_cast<double>(to_float(x));
   };
   constexpr int kEach = 4 / sizeof(T), kDepth = 8 * kEach;  // elements of a word, and of a row of A
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -177,7 +185,7 @@ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, ui
     for (int i = 0; i < 2 * kEach; ++i) {
       const int k = kEach * from + i % kEach + i / kEach * (kDepth / 2);
       for (int h = 0; h < 2; ++h) {
-        rows[h][k] = value(reinterpret_cast<const char*>(&words[h]) + i * sizeof(T));
+        rows[h][k] = element<T>(reinterpret_cast<const char*>(&words[h]) + i * sizeof(T));
       }
     }
   }
@@ -185,11 +193,26 @@ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, ui
   emulation::own_work_later([=] {
     for (int j = 0; j < kSums / 4; ++j) {
       for (int i = 0; i < 4; ++i) {
-        const int column = 8 * j + 2 * t + i % 2;
         double sum = add ? sums[4 * j + i] : 0.0;
         for (int k = 0; k < kDepth; ++k) {
-          const auto plain = static_cast<uint32_t>((b << 4) + column * 128 + k * sizeof(T));
-          sum += rows[i / 2][k] * value(emulation::shared_pointer(plain ^ ((plain >> 7 & 7) << 4)));
+          sum += rows[i / 2][k] * shared_element<T>(b, 8 * j + 2 * t + i % 2, k);
+        }
+        sums[4 * j + i] = static_cast<float>(sum);
+      }
+    }
+  });
+}
+
+inline void multiply_tiles(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = (threadIdx.x >> 5) & 3;
+  float* const sums = d;
+  emulation::own_work_later([=] {
+    for (int j = 0; j < 16; ++j) {
+      for (int i = 0; i < 4; ++i) {
+        double sum = add ? sums[4 * j + i] : 0.0;
+        for (int k = 0; k < 32; ++k) {
+          sum += shared_element<E4m3>(a, 16 * warp + g + i / 2 * 8, k) *
+                 shared_element<E4m3>(b, 8 * j + 2 * t + i % 2, k);
         }
         sums[4 * j + i] = static_cast<float>(sum);
       }
