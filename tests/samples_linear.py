@@ -58,6 +58,7 @@ def linear_samples() -> dict[str, list[Sample]]:
         (100, 130, 320, {}),
         (250, 130, 192, {"bias": True, "residual": True, "codes": True, "one_gsa": True}),
         (300, 140, 448, {}),
+        (250, 600, 192, {}),  # of two shapes, one after the other, with two clusters
         (20, 18, 80, {"codes": True}),  # which tiles do not take
     ):
         for dtype in (torch.bfloat16, torch.float16, None):
@@ -146,9 +147,9 @@ def linear_samples() -> dict[str, list[Sample]]:
 
     add("row_stride", row_stride)
     add("no_rows_3d", no_rows_3d)
-    for rows, dtype in itertools.product((1, 4, 12), (torch.bfloat16, torch.float16, None)):
+    for rows, dtype in itertools.product((1, 4, 12, 40), (torch.bfloat16, torch.float16, None)):
         make = functools.partial(large_gsa, rows=rows, dtype=dtype)
-        add(f"large_gsa-{rows}-{str(dtype)[6:]}", make, exact=True)
+        add(f"{'tiles-' if rows > 18 else ''}large_gsa-{rows}-{str(dtype)[6:]}", make, exact=True)
     add("small_integers", small_integers, exact=True)
     add("many_small_integers", many_small_integers, exact=True)
     add("all_bytes_of_scales", all_scales, exact=True)

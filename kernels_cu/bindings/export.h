@@ -2,25 +2,13 @@
 // those that jitquant/export.h passes to a launcher.
 #pragma once
 
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-
-#include <optional>
-#include <string>
-
+#include "common.h"
 #include "jitquant/export.h"
-#include "stream.h"
 
 namespace jitquant::exported {
 
-using torch::stable::Tensor;
-using torch::stable::accelerator::DeviceGuard;
-
-#define JITQUANT_SAME(ours, theirs)                    \
-  static_assert(static_cast<int>(ElementType::ours) == \
-                static_cast<int>(torch::headeronly::ScalarType::theirs));
+#define JITQUANT_SAME(ours, theirs) \
+  static_assert(static_cast<int>(ElementType::ours) == static_cast<int>(ScalarType::theirs));
 JITQUANT_SAME(kUInt8, Byte)
 JITQUANT_SAME(kInt8, Char)
 JITQUANT_SAME(kInt16, Short)
@@ -96,8 +84,7 @@ class __attribute__((visibility("hidden"))) Call {
     const DeviceGuard guard(first_->get_device_index());
     Refusal refusal;
     refusal.text[0] = '\0';
-    const cudaError_t error =
-        thunk(arguments_, current_stream(first_->get_device_index()), &refusal);
+    const cudaError_t error = thunk(arguments_, current_stream(*first_), &refusal);
     JITQUANT_CHECK(refusal.text[0] == '\0', op_, ": ", std::string(refusal.text));
     check_launch(error, op_);
   }

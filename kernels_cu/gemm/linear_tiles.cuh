@@ -50,6 +50,25 @@ __device__ __forceinline__ void neighboring_scales(uint32_t bytes, uint32_t (&pa
   }
 }
 
+// Adds the sums of the two blocks of a cluster that split k. Block `rank` gets those of half
+// `rank`. `theirs` is this thread's place in the ring, which is free once both blocks are here, as
+// such a cluster has one tile.
+template <int kSums>
+__device__ __forceinline__ void exchange_sums(float* theirs, int rank, const float (&d)[kSums],
+                                              float (&own)[kSums / 2]) {
+  constexpr int kHalf = kSums / 2;
+  meet_cluster();
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) {
+    store_in_block(theirs + j * 128, rank ^ 1, rank == 0 ? d[kHalf + j] : d[j]);
+  }
+  meet_cluster();
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) {
+    own[j] = add_rn(rank == 0 ? d[j] : d[kHalf + j], theirs[j * 128]);
+  }
+}
+
 #endif
 
 template <class T, class Shape>
@@ -64,7 +83,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
   const StagesAt at = begin_stages<Shape>(tiles, barriers);
-  const int group = threadIdx.x >> 7;
+  const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0);  // the compiler sees that lanes agree
   const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
   const StagesOfK of_k = stages_of_k<Shape>(w.cols, at.rank);
   TileWalk<Shape> walk = {plan, 0, 0};
@@ -87,56 +106,82 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     const uint32_t select = t | ((t + 4) << 4);
     constexpr int kPairs = Shape::kDepth / Shape::kAlong / 32;  // of k-steps of 16
     const int weight_row = across * 64 + warp * 16 + 2 * g;
-    uint32_t codes_at[2];
+    uint32_t codes_at[2][kPairs];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      codes_at[h] = at.ring + Shape::kCodesAt + (weight_row + h) * (Shape::kDepth / 2);
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        codes_at[h][p] = kept(at.ring + Shape::kCodesAt + (weight_row + h) * (Shape::kDepth / 2) +
+                              swizzled_piece<Shape>(weight_row + h, along * kPairs + p) * 16);
+      }
     }
     constexpr int kScaleWords = kPairs / 2;  // per stage and row
+    // The pair during which the next stage's first one is loaded. Waiting for that stage a pair
+    // earlier hides the latency of the load, but with two pairs per stage it takes 5% longer.
+    constexpr int kLooksAhead = kPairs > 2 ? kPairs - 2 : kPairs - 1;
     for (int i = first; walk.at(i); i += step) {
       float d[Shape::kSums];
 #pragma unroll
       for (int j = 0; j < Shape::kSums; ++j) d[j] = 0.0f;
       int before = -1;
       const int first_row = at.template first_weight<Shape>(walk) + weight_row;
-#pragma unroll 1
-      for (int s = of_k.first; s < of_k.end; ++s, ring.next()) {
-        const uint32_t stage = ring.stage * Shape::kStage;
-        wait_for(at.full + 8 * ring.stage, ring.parity);
-        uint32_t a[2][8], words[2][2][4], scales[2][2];
-        const auto fetch = [&](int p) {
+      uint32_t a[2][8], words[2][2][4], scale_bytes[2][kScaleWords], scales[2][2];
+      const auto fetch = [&](uint32_t stage, int p) {
+        if (p == 0) {
+          load_scales<Shape>(at.ring + stage, weight_row, along * kScaleWords, scale_bytes);
+        }
 #pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            load_shared_16(codes_at[h] + stage +
-                               swizzled_piece<Shape>(weight_row + h, along * kPairs + p) * 16,
-                           words[p & 1][h]);
-          }
-        };
-        uint32_t scale_bytes[2][kScaleWords];
-        load_scales<Shape>(at.ring + stage, weight_row, along * kScaleWords, scale_bytes);
-        fetch(0);
+        for (int h = 0; h < 2; ++h) load_shared_16(codes_at[h][p] + stage, words[p & 1][h]);
+      };
+      const auto prepare = [&](int p) {
+        uint32_t own_scales[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (p % 2 == 0) neighboring_scales<T>(scale_bytes[h][p / 2], scales[h]);
+          own_scales[h] = scales[h][p & 1];
+        }
+        decode<T>(words[p & 1], own_scales, select, a[p & 1]);
+      };
+      wait_for(at.full + 8 * ring.stage, ring.parity);
+      fetch(ring.stage * Shape::kStage, 0);
+      prepare(0);
+      fetch(ring.stage * Shape::kStage, 1);
+#pragma unroll 1
+      for (int s = of_k.first; s < of_k.end; ++s) {
+        const int own_stage = ring.stage;
+        const uint32_t stage = own_stage * Shape::kStage;
+        const bool more = s + 1 < of_k.end;
+        ring.next();
+        // While the tensor cores multiply one pair, this warp decodes the next one and loads the
+        // one after that, across stages.
 #pragma unroll
         for (int p = 0; p < kPairs; ++p) {
           const int pair = along * kPairs + p;
-          if (p + 1 < kPairs) fetch(p + 1);
-          uint32_t own_scales[2];
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            if (p % 2 == 0) neighboring_scales<T>(scale_bytes[h][p / 2], scales[h]);
-            own_scales[h] = scales[h][p & 1];
-          }
-          uint32_t (&f)[8] = a[p & 1];
-          decode<T>(words[p & 1], own_scales, select, f);
+          const uint32_t (&f)[8] = a[p & 1];
           const uint64_t b =
               tile_descriptor(at.ring + stage + (pair / 2) * Shape::kRows * 128) + (pair % 2) * 4;
           begin_products();
           multiply_tiles<T>(d, f[0], f[1], f[2], f[3], b, 1);
           multiply_tiles<T>(d, f[4], f[5], f[6], f[7], b + 2, 1);
           end_products();
+          if (p + 2 < kPairs) {
+            fetch(stage, p + 2);
+          } else if (more) {
+            if (p == kLooksAhead) {
+              wait_for(at.full + 8 * ring.stage, ring.parity);
+              fetch(ring.stage * Shape::kStage, 0);
+            }
+            if (p + 1 == kPairs) fetch(ring.stage * Shape::kStage, 1);
+          }
           wait_for_products<1>();
           if (p == 0 && before >= 0) release_stage<Shape>(at, before);
+          if (p + 1 < kPairs) {
+            prepare(p + 1);
+          } else if (more) {
+            prepare(0);
+          }
         }
-        before = ring.stage;
+        before = own_stage;
       }
       wait_for_products<0>();
       release_stage<Shape>(at, before);
@@ -159,30 +204,31 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           }
         }
       }
-      if constexpr (Shape::kShares > 1) {
-        // A cluster has one tile, so the ring is free once both blocks are here.
-        float* const theirs =
-            reinterpret_cast<float*>(tiles) + across * Shape::kSums * 128 + (threadIdx.x & 127);
-        meet_cluster();
-        if (at.rank == 1 && along == 0) {
+      if (along == 0) {
+        const float gsa = w.gsa[0];
+        const auto store = [&](auto& sums, int row0) {
 #pragma unroll
-          for (int j = 0; j < Shape::kSums; ++j) store_in_block(theirs + j * 128, 0, d[j]);
-        }
-        meet_cluster();
-        if (at.rank == 0 && along == 0) {
-#pragma unroll
-          for (int j = 0; j < Shape::kSums; ++j) d[j] = add_rn(d[j], theirs[j * 128]);
-        }
-      }
-      if (along == 0 && (Shape::kShares == 1 || at.rank == 0)) {
+          for (auto& sum : sums) sum = mul_rn(sum, power_of_two(-ScaledCodes<T>::kExponent));
+          store_sums(to, sums, {gsa, gsa}, static_cast<int>(x.rows), row0, first_row);
+        };
         const int row0 = walk.x_tile * Shape::kRows;
-        const int64_t n = first_row;
-        const float gsa = mul_rn(w.gsa[0], power_of_two(-ScaledCodes<T>::kExponent));
-        store_sums(to, d, {gsa, gsa}, static_cast<int>(x.rows), row0, n);
+        if constexpr (Shape::kShares == 1) {
+          store(d, row0);
+        } else {
+          // Each block finishes half of the rows of x, and gives its sums of the others away.
+          float own[Shape::kSums / 2];
+          exchange_sums(reinterpret_cast<float*>(tiles) + across * (Shape::kSums / 2) * 128 +
+                            (threadIdx.x & 127),
+                        at.rank, d, own);
+          store(own, row0 + at.rank * (Shape::kRows / 2));
+        }
+      } else if constexpr (Shape::kShares > 1) {
+        meet_cluster();
+        meet_cluster();
       }
     }
   }
-  meet_cluster();  // the other block may still arrive at this block's barriers
+  end_cluster();
 #endif
 }
 
@@ -191,7 +237,7 @@ namespace {
 
 template <class T, class Shape>
 cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
-                         cudaStream_t stream) {
+                         const TilesPlan& plan, cudaStream_t stream) {
   TensorMap codes, x_map;
   const CUtensorMapDataType type = std::is_same<T, Bf16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
@@ -204,7 +250,6 @@ cudaError_t launch_tiles(const Nvfp4Weight& w, const LinearOperand& x, const Lin
   if (blocks_per_sm<kKernel>(Shape::kThreads, Shape::kShared) < 1) {
     return cudaErrorInvalidConfiguration;
   }
-  const TilesPlan plan = plan_tiles<Shape>(x.rows, w.rows);
   const int64_t tiles = count_of(plan), clusters = sm_count() / 2;
   const bool persistent = Shape::kShares == 1 && tiles > clusters;
   LaunchShape shape = {2 * (persistent ? clusters : tiles), Shape::kThreads, Start::kOverlapped, 2};
@@ -246,7 +291,7 @@ bool takes_tiles(const Nvfp4Weight& w, const LinearOperand& x) {
          has_warpgroups<&nvfp4_linear_tiles_kernel<T, Any>>();
 }
 
-// Picks the offered shape with the least estimated time.
+// Picks the offered shape, or pair of shapes, with the least estimated time.
 template <class T>
 class TileChoice {
  public:
@@ -255,22 +300,59 @@ class TileChoice {
   // `us`: microseconds of a tile with 8192 columns on an H200, while every cluster runs one.
   template <class Shape>
   void offer(int64_t us) {
-    const int64_t clusters = sm_count() / 2;
-    const int64_t rounds =
-        (count_of(plan_tiles<Shape>(x_.rows, w_.rows)) + clusters - 1) / clusters;
-    const bool fits = w_.cols > (Shape::kShares - 1) * Shape::kDepth;  // each block needs a stage
-    if (fits && rounds * us < us_) us_ = rounds * us, launch_ = &launch_tiles<T, Shape>;
+    const TilesPlan plan = plan_tiles<Shape>(x_.rows, w_.rows);
+    if (takes<Shape>()) consider(rounds(plan) * us, {&launch_tiles<T, Shape>, plan}, {});
+  }
+  // Shape for as many rows of W as keep every cluster busy, then Rest for the others.
+  template <class Shape, class Rest>
+  void offer_both(int64_t us, int64_t us_of_rest) {
+    static_assert(Shape::kRows == Rest::kRows && Shape::kOfCluster % Rest::kOfCluster == 0,
+                  "the second launch begins where the first one ends");
+    constexpr int64_t kLaunch = 4;  // in the unit of `us`
+    TilesPlan plan = plan_tiles<Shape>(x_.rows, w_.rows);
+    const int64_t whole_rounds = count_of(plan) / clusters_;
+    const int tiles = static_cast<int>(whole_rounds * clusters_ / plan.tiles_of_x);
+    if (tiles == 0 || tiles == plan.tiles_of_weights || !takes<Rest>()) return;
+    plan.tiles_of_weights = tiles;
+    TilesPlan rest = plan_tiles<Rest>(x_.rows, w_.rows);
+    rest.first_of_weights = tiles * (Shape::kOfCluster / Rest::kOfCluster);
+    rest.tiles_of_weights -= rest.first_of_weights;
+    consider(rounds(plan) * us + rounds(rest) * us_of_rest + kLaunch,
+             {&launch_tiles<T, Shape>, plan}, {&launch_tiles<T, Rest>, rest});
   }
   cudaError_t launch(const LinearEpilogue& to, cudaStream_t stream) const {
-    return launch_(w_, x_, to, stream);
+    for (const Part& part : parts_) {
+      if (part.launch == nullptr) break;
+      const cudaError_t error = part.launch(w_, x_, to, part.plan, stream);
+      if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
   }
 
  private:
+  struct Part {
+    cudaError_t (*launch)(const Nvfp4Weight&, const LinearOperand&, const LinearEpilogue&,
+                          const TilesPlan&, cudaStream_t) = nullptr;
+    TilesPlan plan = {};
+  };
+
+  // Each block of a cluster that splits k needs a stage.
+  template <class Shape>
+  bool takes() const {
+    return w_.cols > (Shape::kShares - 1) * Shape::kDepth;
+  }
+  int64_t rounds(const TilesPlan& plan) const {
+    return (count_of(plan) + clusters_ - 1) / clusters_;
+  }
+  void consider(int64_t us, const Part& first, const Part& second) {
+    if (us < us_) us_ = us, parts_[0] = first, parts_[1] = second;
+  }
+
   const Nvfp4Weight& w_;
   const LinearOperand& x_;
+  const int64_t clusters_ = sm_count() / 2;
   int64_t us_ = std::numeric_limits<int64_t>::max();
-  cudaError_t (*launch_)(const Nvfp4Weight&, const LinearOperand&, const LinearEpilogue&,
-                         cudaStream_t) = nullptr;
+  Part parts_[2];
 };
 
 template <class T>
@@ -295,6 +377,7 @@ cudaError_t launch_as_tiles(const Nvfp4Weight& w, const LinearOperand& x, const 
       choice.template offer<Split<Tall128>>(23);
       choice.template offer<Wide256>(95);
       choice.template offer<Split<Wide256>>(60);
+      choice.template offer_both<Wide256, Split<Wide256>>(95, 60);
     }
   }
   return choice.launch(to, stream);

@@ -185,6 +185,8 @@ def _check(
 
 HOPPER = 1
 """A device of compute capability 9.0 with two multiprocessors, as a cluster of two blocks takes."""
+TWO_CLUSTERS = 8
+"""The same with four, which is none of `machine.devices`."""
 HOPPER_ALONE = {"nvfp4_linear_fp8"}
 """Ops that refuse all other devices."""
 
@@ -228,6 +230,15 @@ def test_sums_of_many_groups(machine: Machine) -> None:
     sample = Sample("quantize_ragged_grad_fp8", "", lambda _: ((grad, offsets, None), keywords))
     many_sms = max(range(machine.devices), key=machine.multiprocessors)
     _check(machine, sample, [(many_sms, False)])
+
+
+def test_products_in_tiles_of_two_shapes(machine: Machine) -> None:
+    """Two clusters take two of three tiles; the third one is split along k in a second launch."""
+    (sample,) = (s for s in SAMPLES["nvfp4_linear"] if s.label == "tiles-250x600x192-bfloat16")
+    for device, launches in ((HOPPER, 1), (TWO_CLUSTERS, 2)):
+        before = machine.launches
+        _check(machine, sample, [(device, False)])
+        assert machine.launches == before + launches
 
 
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.choices or op.numbers])
