@@ -1,13 +1,6 @@
 // Shared by all bindings: converts torch tensors to plain structs, with the checks that keep
-// invalid arguments away from a kernel. Uses only torch's stable ABI.
+// invalid arguments away from a kernel. What needs torch is in function.cpp.
 #pragma once
-
-#include <dlfcn.h>
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #include <array>
 #include <limits>
@@ -19,13 +12,16 @@
 #include <utility>
 #include <vector>
 
-#include "captured.h"
 #include "jitquant/launch.h"
 #include "memory.h"
+#include "stream.h"
 
+#pragma GCC visibility push(hidden)
 namespace jitquant {
 
-using torch::stable::accelerator::DeviceGuard;
+// The device on which torch creates new tensors. CUDA's current device may differ: torch remembers
+// a device without a context, but does not switch back to it.
+int32_t current_device();
 
 // The shape of a result: leading sizes of an input, which must outlive it, plus one or two more.
 class Shape {
@@ -58,65 +54,11 @@ class Shape {
   int64_t trailing_;
 };
 
-inline bool has_shape(const View& t, const Shape& shape) {
-  bool same = t.dim() == shape.dim();
-  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.size(i) == shape.size(i);
-  return same;
-}
+bool has_shape(const View& t, const Shape& shape);
 
-// torch's current stream. The function is in libtorch_cuda.so, which a CPU build of torch lacks.
-// This library must load there too, so it cannot link against it.
-inline cudaStream_t current_stream(const View& t) {
-  using Function = AOTITorchError (*)(int32_t, void**);
-  static const Function function = [] {
-    void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
-    return library == nullptr
-               ? nullptr
-               : reinterpret_cast<Function>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
-  }();
-  JITQUANT_CHECK(function != nullptr, "this build of torch has no CUDA streams");
-  void* stream = nullptr;
-  JITQUANT_CHECK(function(t.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
-                 "torch gives no current stream for device ", t.get_device_index());
-  note_capture(static_cast<cudaStream_t>(stream));
-  return static_cast<cudaStream_t>(stream);
-}
+void check_cuda(const View& t, const char* name, const View* like = nullptr);
 
-// The device on which torch creates new tensors. CUDA's current device may differ: torch remembers
-// a device without a context, but does not switch back to it.
-inline int32_t current_device() {
-  return torch::stable::accelerator::getCurrentDeviceIndex();
-}
-
-inline void check_launch(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) cudaGetLastError();  // otherwise torch's next kernel would report it
-  JITQUANT_CHECK(error == cudaSuccess, what, ": CUDA error ", cudaGetErrorName(error), ": ",
-                 cudaGetErrorString(error));
-}
-
-inline void check_cuda(const View& t, const char* name, const View* like = nullptr) {
-  JITQUANT_CHECK(t.is_cuda(), name,
-                 ": expected a tensor on cuda, got one on the CPU. Move it with ", name,
-                 ".to('cuda')");
-  JITQUANT_CHECK(like == nullptr || t.get_device_index() == like->get_device_index(), name,
-                 ": expected a tensor on cuda:", like ? like->get_device_index() : -1,
-                 ", as the input is, got one on cuda:", t.get_device_index(),
-                 ". Move one of them with .to()");
-}
-
-inline DType dtype_of(ScalarType dtype, const char* name) {
-  switch (dtype) {
-    case ScalarType::BFloat16:
-      return DType::kBFloat16;
-    case ScalarType::Half:
-      return DType::kFloat16;
-    case ScalarType::Float:
-      return DType::kFloat32;
-    default:
-      fail(name, ": expected bfloat16, float16 or float32, got ", dtype_text(dtype));
-  }
-  return DType::kFloat32;
-}
+DType dtype_of(ScalarType dtype, const char* name);
 
 inline DType dtype_of(const View& t, const char* name) {
   return dtype_of(t.scalar_type(), name);
@@ -132,54 +74,11 @@ inline bool aligned(const void* p, int64_t bytes) {
 
 // The rows of a tensor. The last dimension holds the columns. The first `leading` dimensions form
 // the rows, in place and with any strides. The caller handles the dimensions in between.
-inline Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t element_bytes) {
-  Matrix m = {};
-  m.data = t.const_data_ptr();
-  m.cols = t.size(t.dim() - 1);
-  JITQUANT_CHECK(m.cols >= 1, name, ": expected one column or more, got shape ", shape_text(t));
-  JITQUANT_CHECK(m.cols == 1 || t.stride(t.dim() - 1) == 1, name,
-                 ": expected a contiguous last dimension (stride 1), got strides ",
-                 strides_text(t));
-  m.rows = 1;
-  int64_t sizes[3] = {1, 1, 1}, strides[3] = {0, 0, 0};  // innermost first
-  int count = 0;
-  for (int64_t i = leading - 1; i >= 0; --i) {
-    const int64_t size = t.size(i), stride = t.stride(i);
-    m.rows *= size;
-    if (size == 1) continue;
-    if (count > 0 && stride == strides[count - 1] * sizes[count - 1]) {
-      sizes[count - 1] *= size;
-      continue;
-    }
-    JITQUANT_CHECK(count < 3, name,
-                   ": expected at most three leading dimensions of different strides, got shape ",
-                   shape_text(t), " and strides ", strides_text(t), ". Call ", name,
-                   ".contiguous() first");
-    sizes[count] = size;
-    strides[count++] = stride;
-  }
-  JITQUANT_CHECK(sizes[0] == m.rows || m.rows <= UINT32_MAX, name,
-                 ": expected fewer than 2^32 rows that are not at one stride, got shape ",
-                 shape_text(t), ". Call ", name, ".contiguous() first");
-  m.n2 = sizes[0], m.n1 = sizes[1];
-  m.s2 = strides[0], m.s1 = strides[1], m.s0 = strides[2];
-  const int64_t bytes = element_bytes;
-  m.vector = aligned(m.data, 16) && m.s0 * bytes % 16 == 0 && m.s1 * bytes % 16 == 0 &&
-             m.s2 * bytes % 16 == 0;
-  return m;
-}
+Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t element_bytes);
 
-inline Matrix matrix_of(const View& t, const char* name, int64_t leading) {
-  const DType dtype = dtype_of(t, name);
-  Matrix m = rows_of(t, name, leading, element_size(dtype));
-  m.dtype = dtype;
-  return m;
-}
+Matrix matrix_of(const View& t, const char* name, int64_t leading);
 
-inline Matrix matrix_of(const View& t, const char* name) {
-  check_cuda(t, name);
-  return matrix_of(t, name, t.dim() - 1);
-}
+Matrix matrix_of(const View& t, const char* name);
 
 // Declared names and numbers, already checked.
 inline Nvfp4Recipe recipe_of(std::string_view recipe) {
@@ -204,54 +103,28 @@ inline std::optional<float> in_fp32(std::optional<double> value) {
 
 // Scratch memory for one call: floats, or null if none are needed. torch gives it to no other work
 // on this stream until ours is done.
-class __attribute__((visibility("hidden"))) Workspace {
+class Workspace {
  public:
-  Workspace(int64_t count, const View& like) {
-    if (count > 0) {
-      memory_ = torch::stable::empty({&count, 1}, ScalarType::Float, std::nullopt,
-                                     torch::stable::Device(torch::headeronly::DeviceType::CUDA,
-                                                           static_cast<int32_t>(like.device)));
-    }
-  }
-  float* floats() const {
-    return memory_ ? static_cast<float*>(memory_->mutable_data_ptr()) : nullptr;
-  }
+  Workspace(int64_t count, const View& like);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  float* floats() const { return floats_; }
 
  private:
-  std::optional<Tensor> memory_;
+  void* tensor_ = nullptr;
+  float* floats_ = nullptr;
 };
 
-inline bool holds_bytes(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Char:
-    case ScalarType::Float8_e4m3fn:
-    case ScalarType::Float8_e5m2:
-    case ScalarType::Float8_e8m0fnu:
-    case ScalarType::Float4_e2m1fn_x2:
-      return true;
-    default:
-      return false;
-  }
-}
+bool holds_bytes(ScalarType dtype);
 
 // A buffer for a result; its rows may be strided. Codes and scales may be passed as bytes.
-inline void check_kind(const View& t, const char* name, ScalarType dtype, const Shape& shape,
-                       const View& like) {
-  JITQUANT_CHECK(t.dtype == dtype || (holds_bytes(dtype) && t.dtype == ScalarType::Byte), name,
-                 ": expected ", dtype_text(dtype), " for this call, got ", dtype_text(t.dtype));
-  check_cuda(t, name, &like);
-  JITQUANT_CHECK(has_shape(t, shape), name, ": expected shape ", shape_text(shape),
-                 " for this call, got shape ", shape_text(t));
-}
+void check_kind(const View& t, const char* name, ScalarType dtype, const Shape& shape,
+                const View& like);
 
-inline void check_out(const View& t, const char* name, ScalarType dtype, const Shape& shape,
-                      const View& like) {
-  check_kind(t, name, dtype, shape, like);
-  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous buffer, got strides ",
-                 strides_text(t));
-  JITQUANT_CHECK(aligned(t.data, 8), name,
-                 ": expected memory aligned to 8 bytes, got another address");
-}
+void check_out(const View& t, const char* name, ScalarType dtype, const Shape& shape,
+               const View& like);
 
 // A result of a call: the caller's buffer, or a tensor that is created once its shape is known. All
 // arguments are checked before the first result is allocated.
@@ -265,40 +138,12 @@ class Result {
   // For a result that has no elements.
   void give_nothing() { nothing_ = true; }
   const View* given() const { return given_ ? &*given_ : nullptr; }
-  void* memory(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
-    if (nothing_) {
-      JITQUANT_CHECK(shape.empty(), name, ": expected a buffer for this call, got None");
-      return nullptr;
-    }
-    if (!given_) return make(dtype, shape, like);
-    check_out(*given_, name, dtype, shape, like);
-    return given_->data;
-  }
+  void* memory(const char* name, ScalarType dtype, const Shape& shape, const View& like);
   float* floats(const char* name, int64_t count, const View& like) {
     return static_cast<float*>(memory(name, ScalarType::Float, Shape::of(count), like));
   }
   // One-byte elements; the rows of a buffer may be strided.
-  Matrix rows(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
-    JITQUANT_CHECK(!nothing_, name, ": expected a buffer for this call, got None");
-    if (given_) {
-      check_kind(*given_, name, dtype, shape, like);
-      const int64_t last = shape.dim() - 1;
-      JITQUANT_CHECK(shape.size(last) == 1 || given_->stride(last) == 1, name,
-                     ": expected a contiguous last dimension (stride 1), got strides ",
-                     strides_text(*given_));
-      check_own_elements(*given_, name);
-      return rows_of(*given_, name, shape.dim() - 1, 1);
-    }
-    Matrix m = {};
-    m.data = make(dtype, shape, like);
-    m.rows = 1;
-    for (int64_t i = 0; i < shape.dim() - 1; ++i) m.rows *= shape.size(i);
-    m.cols = m.s2 = shape.size(shape.dim() - 1);
-    m.n1 = 1;
-    m.n2 = m.rows;
-    m.vector = aligned(m.data, 16) && m.cols % 16 == 0;
-    return m;
-  }
+  Matrix rows(const char* name, ScalarType dtype, const Shape& shape, const View& like);
 
  protected:
   ~Result() = default;
@@ -367,35 +212,16 @@ std::vector<std::string>& names_of() {
 }
 
 // Refuses a name with the same message as jitquant.formats.one_of.
-inline void check_name(const char* name, std::string_view value,
-                       std::initializer_list<std::string_view> accepted) {
-  for (const std::string_view one : accepted) {
-    if (value == one) return;
-  }
-  std::string names;
-  for (const std::string_view one : accepted) {
-    names = text_of({names, names.empty() ? "'" : ", '", one, "'"});
-  }
-  fail(name, accepted.size() > 1 ? ": expected one of " : ": expected ", names, ", got '", value,
-       "'");
-}
+void check_name(const char* name, std::string_view value,
+                std::initializer_list<std::string_view> accepted);
 
 // Refuses a number with the same message as jitquant.ops.schema.Number.
-inline void check_number(const char* name, std::optional<double> value, double least, double most,
-                         const char* expected, const char* way_out) {
-  JITQUANT_CHECK(!value || (*value >= least && *value <= most), name, ": expected ", expected,
-                 ", got ", *value, way_out);
-}
+void check_number(const char* name, std::optional<double> value, double least, double most,
+                  const char* expected, const char* way_out);
 
 // Refuses a dtype with the same message as jitquant.ops.schema.Dtypes.
-inline void check_dtype(const char* name, ScalarType dtype,
-                        std::initializer_list<ScalarType> accepted, const char* expected,
-                        const char* way_out) {
-  for (const ScalarType one : accepted) {
-    if (dtype == one) return;
-  }
-  fail(name, ": expected ", expected, ", got ", dtype_text(dtype), way_out);
-}
+void check_dtype(const char* name, ScalarType dtype, std::initializer_list<ScalarType> accepted,
+                 const char* expected, const char* way_out);
 
 inline void check_dtype(const char* name, const View& t, std::initializer_list<ScalarType> accepted,
                         const char* expected, const char* way_out) {
@@ -410,43 +236,16 @@ void check_dtype(const char* name, const std::optional<T>& given,
 }
 
 // Refuses a tensor to quantize with the same message as jitquant.ops._checks.input_tensor.
-inline void check_values(const char* name, const View& t, int64_t least_dim, const char* shape) {
-  JITQUANT_CHECK(t.dtype == ScalarType::BFloat16 || t.dtype == ScalarType::Half ||
-                     t.dtype == ScalarType::Float,
-                 name, ": expected bfloat16, float16 or float32, got ", dtype_text(t.dtype),
-                 ". Convert it with ", name, ".to(torch.bfloat16)");
-  JITQUANT_CHECK(t.dim() >= least_dim, name, ": expected shape ", shape, ", got shape ",
-                 shape_text(t), ". Add dimensions with ", name, ".reshape(...)");
-  const int64_t last = t.dim() - 1;
-  JITQUANT_CHECK(t.size(last) != 0, name, ": expected shape ", shape, " with N >= 1, got shape ",
-                 shape_text(t), ". An empty tensor may have no rows, but needs columns");
-  JITQUANT_CHECK(t.stride(last) == 1 || t.size(last) == 1, name,
-                 ": expected a contiguous last dimension (stride 1), got strides ", strides_text(t),
-                 ". Call ", name, ".contiguous() first");
-}
+void check_values(const char* name, const View& t, int64_t least_dim, const char* shape);
 
 // Refuses strides with the same message as jitquant.ops._checks.contiguous.
-inline void check_contiguous(const View& t, const char* name) {
-  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous tensor, got strides ",
-                 strides_text(t), ". Call ", name, ".contiguous() first");
-}
+void check_contiguous(const View& t, const char* name);
 
 // Refuses runs of columns with the same message as jitquant.ops._checks.turns.
-inline void check_turns(int64_t interleave, int64_t cols) {
-  JITQUANT_CHECK(interleave == 0 || (interleave > 0 && cols % interleave == 0),
-                 "interleave: expected 0 for [gate | up], or a divisor of ", cols,
-                 ", the columns of each, got ", interleave);
-}
+void check_turns(int64_t interleave, int64_t cols);
 
 // Refuses codes or scales to read with the same message as jitquant.ops._checks.packed_tensor.
-inline void check_packed_kind(const View& t, const char* name, ScalarType dtype) {
-  JITQUANT_CHECK(t.dtype == dtype || t.dtype == ScalarType::Byte, name, ": expected ",
-                 dtype_text(dtype), " or its bytes as torch.uint8, got ", dtype_text(t.dtype),
-                 ". View it with ", name, ".view(torch.uint8)");
-  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous tensor, got strides ",
-                 strides_text(t), ". Make a contiguous copy with ", name,
-                 ".view(torch.uint8).contiguous()");
-}
+void check_packed_kind(const View& t, const char* name, ScalarType dtype);
 
 // The tensor behind an argument, and whether it is written.
 inline const View* tensor_of(const View& t) {
@@ -488,23 +287,16 @@ void invoke(Call& call, Arguments& all, std::tuple<Inputs...>*, std::index_seque
 
 // While it exists, the input's device is the current device of torch and CUDA. Launches go to
 // `stream`.
-class __attribute__((visibility("hidden"))) Launching {
+class Launching {
  public:
-  Launching(Call& call, const View& like) : call_(call), stream(current_stream(like)) {
-    int current = -1;
-    if (cudaGetDevice(&current) != cudaSuccess || current != like.device ||
-        call.device() != like.device) {
-      guard_.emplace(like.device);
-    }
-    call_.begin();
-  }
-  ~Launching() { call_.end(); }
+  Launching(Call& call, const View& like);
+  ~Launching();
   Launching(const Launching&) = delete;
   Launching& operator=(const Launching&) = delete;
 
  private:
   Call& call_;
-  std::optional<DeviceGuard> guard_;
+  void* guard_ = nullptr;
 
  public:
   const cudaStream_t stream;
@@ -534,68 +326,20 @@ struct PackedShape {
 };
 
 // A gsa tensor with one element, or one per row.
-inline GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, const View& like,
-                               const char* like_name) {
-  check_cuda(gsa, name, &like);
-  GlobalScale scale = {};
-  scale.gsa = static_cast<const float*>(gsa.const_data_ptr());
-  if (gsa.numel() == 1) {
-    scale.kind = GlobalScale::kTensor;
-    return scale;
-  }
-  JITQUANT_CHECK(gsa.dim() == 1 && gsa.size(0) == rows, name, ": expected one element or shape (",
-                 rows, ",), one for each row of ", like_name, ", got shape ", shape_text(gsa),
-                 ". Flatten it with ", name, ".reshape(-1)");
-  scale.kind = GlobalScale::kRows;
-  scale.stride = gsa.stride(0);
-  return scale;
-}
+GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, const View& like,
+                        const char* like_name);
 
-inline GlobalScale value_scale(float value, float* gsa_out) {
-  GlobalScale scale = {};
-  scale.kind = GlobalScale::kValue;
-  scale.value = value;
-  scale.gsa_out = gsa_out;
-  return scale;
-}
+GlobalScale value_scale(float value, float* gsa_out);
 
 // Partial maxima; the largest is the amax of the tensor.
-inline GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, const View& like) {
-  check_cuda(amax, "amax", &like);
-  JITQUANT_CHECK(amax.numel() >= 1 && amax.numel() <= kMaxPartials && amax.is_contiguous(),
-                 "amax: expected 1 to ", kMaxPartials, " contiguous elements, got shape ",
-                 shape_text(amax), " and strides ", strides_text(amax));
-  GlobalScale scale = partials_scale(static_cast<const float*>(amax.const_data_ptr()),
-                                     static_cast<int>(amax.numel()), divisor, gsa_out);
-  scale.kind = GlobalScale::kAmax;
-  return scale;
-}
+GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, const View& like);
 
 // The amax of a tensor, or one per row.
-inline GlobalScale amax_or_rows_scale(const View& amax, int64_t rows, float divisor, float* gsa_out,
-                                      const View& like) {
-  if (amax.numel() == 1) return amax_scale(amax, divisor, gsa_out, like);
-  GlobalScale scale = given_scale(amax, "amax", rows, like, "input");
-  scale.kind = GlobalScale::kRowAmax;
-  scale.divisor = divisor;
-  scale.gsa_out = gsa_out;
-  return scale;
-}
+GlobalScale amax_or_rows_scale(const View& amax, int64_t rows, float divisor, float* gsa_out,
+                               const View& like);
 
-inline ColumnVector column_vector(const View& weight, const Matrix& x, const View& like,
-                                  const char* like_name = "x") {
-  check_cuda(weight, "weight", &like);
-  JITQUANT_CHECK(weight.dtype == like.dtype || weight.dtype == ScalarType::Float,
-                 "weight: expected ", like_name, "'s dtype ", dtype_text(like.dtype),
-                 " or float32, got ", dtype_text(weight.dtype), ". Convert it with weight.to(",
-                 like_name, ".dtype)");
-  JITQUANT_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight: expected shape (", x.cols,
-                 ",), one element for each column of ", like_name, ", got shape ",
-                 shape_text(weight));
-  check_contiguous(weight, "weight");
-  const DType dtype = dtype_of(weight, "weight");
-  const void* data = weight.const_data_ptr();
-  return {data, dtype == DType::kFloat32, aligned(data, 16)};
-}
+ColumnVector column_vector(const View& weight, const Matrix& x, const View& like,
+                           const char* like_name = "x");
 
 }  // namespace jitquant
+#pragma GCC visibility pop

@@ -12,9 +12,10 @@
 // profiler has to see the operator's name.
 //
 // Without Python's headers there are no direct functions, and all calls go through the operator.
+// Included by function.cpp alone.
 #pragma once
 
-#include "common.h"
+#include "function.h"
 
 #if __has_include(<Python.h>)
 // Included through a macro: the loader gives a source that names this header the flags of torch's
@@ -322,8 +323,8 @@ class PythonArguments final : public Arguments {
   NewObject results_[kMostResults];
 };
 
-inline PyObject* call_directly(const Invocation& function, PyObject* const* args,
-                               Py_ssize_t count) {
+void* call_directly(const Invocation& function, void* const* given_args, ptrdiff_t count) {
+  PyObject* const* args = reinterpret_cast<PyObject* const*>(given_args);
   DirectCall call;
   try {
     if (count < 1 || (args[0] != Py_False && !call.unwatched())) throw NotPlain();
@@ -351,36 +352,24 @@ inline PyObject* call_directly(const Invocation& function, PyObject* const* args
   Py_RETURN_NOTIMPLEMENTED;
 }
 
-using DirectFunction = PyCFunction;
-
-template <const Invocation& kInvocation>
-PyObject* direct(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  return call_directly(kInvocation, args, count);
-}
-template <const Invocation& kInvocation>
-DirectFunction direct_function() {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&direct<kInvocation>));
-}
-
 // Named direct_<function>. Empty if torch lacks what a direct call needs.
-template <class Functions>
-std::vector<PyMethodDef> direct_methods(const Functions& functions) {
+inline std::vector<PyMethodDef> direct_methods(const std::vector<Function>& functions) {
   static std::vector<std::string> names;
   if (torch_python().find()) {
-    for (const auto& f : functions) names.push_back("direct_" + f.name);
+    for (const Function& f : functions) names.push_back("direct_" + f.name);
   }
   PyErr_Clear();
   std::vector<PyMethodDef> methods;
   for (size_t i = 0; i < names.size(); ++i) {
-    methods.push_back({names[i].c_str(), functions[i].direct, METH_FASTCALL, nullptr});
+    const auto method = reinterpret_cast<PyCFunction>(functions[i].direct);
+    methods.push_back({names[i].c_str(), method, METH_FASTCALL, nullptr});
   }
   methods.push_back({nullptr, nullptr, 0, nullptr});
   return methods;
 }
 
-// A library's Python module. Its functions point into data that is created once.
-template <class Functions>
-PyObject* python_module(const char* name, const Functions& functions) {
+// The module's functions point into data that is created once.
+void* python_module(const char* name, const std::vector<Function>& functions) {
   static std::vector<PyMethodDef> methods = direct_methods(functions);
   static PyModuleDef definition = [&] {
     PyModuleDef made = {};
@@ -397,22 +386,11 @@ PyObject* python_module(const char* name, const Functions& functions) {
   return module;
 }
 
-#define JITQUANT_PYTHON_MODULE(name) JITQUANT_PYTHON_MODULE_(name)
-#define JITQUANT_PYTHON_MODULE_(name)                             \
-  PyMODINIT_FUNC PyInit_##name() {                                \
-    return jitquant::python_module(#name, jitquant::functions()); \
-  }
-
 #else
 
-using DirectFunction = void*;
-
-template <const Invocation&>
-DirectFunction direct_function() {
+void* call_directly(const Invocation&, void* const*, ptrdiff_t) {
   return nullptr;
 }
-
-#define JITQUANT_PYTHON_MODULE(name)
 
 #endif
 

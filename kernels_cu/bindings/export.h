@@ -2,13 +2,25 @@
 // those that jitquant/export.h passes to a launcher.
 #pragma once
 
-#include "common.h"
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <optional>
+#include <string>
+
 #include "jitquant/export.h"
+#include "stream.h"
 
 namespace jitquant::exported {
 
-#define JITQUANT_SAME(ours, theirs) \
-  static_assert(static_cast<int>(ElementType::ours) == static_cast<int>(ScalarType::theirs));
+using torch::stable::Tensor;
+using torch::stable::accelerator::DeviceGuard;
+
+#define JITQUANT_SAME(ours, theirs)                    \
+  static_assert(static_cast<int>(ElementType::ours) == \
+                static_cast<int>(torch::headeronly::ScalarType::theirs));
 JITQUANT_SAME(kUInt8, Byte)
 JITQUANT_SAME(kInt8, Char)
 JITQUANT_SAME(kInt16, Short)
@@ -84,7 +96,8 @@ class __attribute__((visibility("hidden"))) Call {
     const DeviceGuard guard(first_->get_device_index());
     Refusal refusal;
     refusal.text[0] = '\0';
-    const cudaError_t error = thunk(arguments_, current_stream(*first_), &refusal);
+    const cudaError_t error =
+        thunk(arguments_, current_stream(first_->get_device_index()), &refusal);
     JITQUANT_CHECK(refusal.text[0] == '\0', op_, ": ", std::string(refusal.text));
     check_launch(error, op_);
   }

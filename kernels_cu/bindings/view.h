@@ -1,9 +1,8 @@
-// What the checks need to know about a tensor, and how they raise errors.
+// What the checks need to know about a tensor, and how they raise errors. Without torch's headers,
+// which take longer to compile than a binding.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,8 +14,24 @@
 
 namespace jitquant {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
+// Torch's dtypes, with its numbers.
+enum class ScalarType : int8_t {
+  Byte = 0,
+  Char = 1,
+  Short = 2,
+  Int = 3,
+  Long = 4,
+  Half = 5,
+  Float = 6,
+  Double = 7,
+  Bool = 11,
+  BFloat16 = 15,
+  Float8_e5m2 = 23,
+  Float8_e4m3fn = 24,
+  Float8_e8m0fnu = 44,
+  Float4_e2m1fn_x2 = 45,
+  Undefined = 46,
+};
 
 // Formatted as in Python: the shortest text that identifies the number.
 inline std::string shortest(double d) {
@@ -92,16 +107,6 @@ struct View {
   const int64_t* sizes = nullptr;
   const int64_t* strides = nullptr;
 
-  View() = default;
-  View(const Tensor& t)  // NOLINT: a tensor is good wherever a view is asked for
-      : data(t.mutable_data_ptr()),
-        dtype(t.scalar_type()),
-        cuda(t.is_cuda()),
-        device(t.get_device_index()),
-        rank(t.dim()),
-        sizes(t.sizes().data()),
-        strides(t.strides().data()) {}
-
   bool is_cuda() const { return cuda; }
   int32_t get_device_index() const { return device; }
   ScalarType scalar_type() const { return dtype; }
@@ -126,9 +131,7 @@ struct View {
 };
 
 // A tensor that is updated in place.
-struct InPlace : View {
-  using View::View;
-};
+struct InPlace : View {};
 
 // Formatted as in Python.
 inline std::string dtype_text(ScalarType dtype) {

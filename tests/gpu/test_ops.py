@@ -258,11 +258,13 @@ def test_after_an_edit_a_captured_graph_keeps_the_old_code(tmp_path: Any) -> Non
     write("2.0f")
     kernels = jitquant.loader.core.default_kernels_dir()
     (tmp_path / "bindings" / "scale.cpp").write_text(
-        f'#include "{kernels}/bindings/common.h"\n'
+        "#include <torch/csrc/stable/library.h>\n"
+        "#include <torch/csrc/stable/tensor.h>\n"
+        f'#include "{kernels}/bindings/stream.h"\n'
         "cudaError_t launch(float* x, int n, cudaStream_t s);\n"
         "void scale(const torch::stable::Tensor& x) { jitquant::check_launch(launch("
         "static_cast<float*>(x.mutable_data_ptr()), static_cast<int>(x.numel()),"
-        ' jitquant::current_stream(x)), "scale"); }\n'
+        ' jitquant::current_stream(x.get_device_index())), "scale"); }\n'
         'STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, m) { m.def("scale(Tensor(a!) x) -> ()"); }\n'
         "STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, m) {"
         ' m.impl("scale", TORCH_BOX(&scale)); }\n'

@@ -48,6 +48,9 @@ PAGE = 4096
 READS_EARLY = {"nvfp4_experts"}
 """Modules that read before their wait, what they take for written long before: weights, routes."""
 
+SHARED = ("common", "function")
+"""The sources that all bindings are linked with."""
+
 POISON = 0xA5
 """A byte that no result has everywhere: what is left of it has not been written."""
 
@@ -146,23 +149,26 @@ class Machine:
         own = ["-fvisibility=hidden", "-fno-gnu-unique", "-fno-extern-tls-init"]
         aligned = ["-fsanitize=alignment", "-fno-sanitize=null"]
         headers = [f"-I{sysconfig.get_path('include')}"] if python else []
+        headers += [f"-I{EMULATION}", f"-I{KERNELS / 'include'}"]
+        common = ["-Og", "-w", unchecked, *own, *aligned, *headers]
         files = kernel_files(KERNELS)
+        bindings = KERNELS / "bindings"
 
-        def build(name: str) -> None:
-            made = compiled(
-                [
-                    *("-Og", "-w", unchecked, *own, *aligned, *headers, *flags),
-                    *(f"-DTORCH_EXTENSION_NAME={name}", f"-I{EMULATION}"),
-                    *(f"-I{KERNELS / 'include'}", "-include", files[name]),
-                    KERNELS / "bindings" / f"{name}.cpp",
-                ]
-            )
-            link([made], folder / f"{name}.so", machine)
+        def build(name: str) -> Path:
+            if name in SHARED:
+                return compiled([*common, bindings / f"{name}.cpp"])
+            named = [f"-DTORCH_EXTENSION_NAME={name}", "-include", files[name]]
+            return compiled([*common, *flags, *named, bindings / f"{name}.cpp"])
 
         # What takes longest first.
         by_size = sorted(names, key=lambda name: -files[name].stat().st_size)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(build, by_size))
+            objects = dict(
+                zip((*by_size, *SHARED), pool.map(build, (*by_size, *SHARED)), strict=True)
+            )
+        for name in names:
+            made = [objects[part] for part in (name, *SHARED)]
+            link(made, folder / f"{name}.so", machine)
         self._machine = ctypes.CDLL(str(machine))
         self._machine.emulation_allocate.restype = ctypes.c_size_t
         self._machine.emulation_allocate.argtypes = [ctypes.c_size_t, ctypes.c_size_t]

@@ -12,8 +12,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ..diagnostics import compile_error, parse
 from ..errors import CompileError
@@ -23,11 +26,13 @@ from ..machine.toolchain import cudart_flags, cxx_runtime_flags
 from ..machine.torch_install import OLDEST_TORCH, torch_install
 from ..request import includes
 from ..request.exports import unusable_export
+from ..request.key import digest_of
 from ..request.named import libraries_of, named_by
 from ..request.plan import Plan, all_flags, python_include_dir, wheel_include_dirs
 from ..request.sources import CUDA_SUFFIXES, IncludeScan, parse_depfile, scan_includes
 from .abi import links_stable
 from .search import ask, include_path
+from .shared import Compiled, SharedObjects
 from .trial import Trial, link_and_try
 from .usage import KernelUsage, split_usage
 
@@ -44,18 +49,24 @@ KEPT = ".kept"
 _TARGET_MACRO = "TORCH_TARGET_VERSION"
 _LINKER_FLAGS = ("-l", "-L", "-Wl,")
 _PROBE_BYTES = 1 << 16
+_T = TypeVar("_T")
 #: The functions that the macro defines, in the table of an object's symbols.
 _EXPORTED = re.compile(rb"\0jitquant_export_(\w+)(?=\0)")
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One source with the command that compiles it."""
+    """One source with the command that compiles it, in the directory of ``depfiles``.
+
+    The command of a ``shared`` one is the same for every module with the same flags.
+    """
 
     source: str
     command: Command
+    output: str
     depfiles: tuple[Path, ...]
     scan: IncludeScan
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,20 +100,40 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
     generated = [str(staging / binding.file_name) for binding in plan.bindings]
     for binding, path in zip(plan.bindings, generated, strict=True):
         Path(path).write_text(binding.text(binding.source))
+
+    def add(stem: str, source: str, scan: IncludeScan, *, shared: bool) -> None:
+        depfiles = tuple(staging / f"{stem}.{kind}" for kind in ("d", "host.d", "as.d"))
+        is_cuda = source.lower().endswith(CUDA_SUFFIXES)
+        if is_cuda:
+            argv = _cuda_command(plan, extension, source, stem, scan, jobs or default_jobs())
+        else:
+            argv = _cxx_command(plan, None if shared else extension, source, stem, scan)
+        compiler = "nvcc" if is_cuda else os.path.basename(plan.host.command[0])
+        label = f"{compiler} {os.path.basename(source)}"
+        command = Command(tuple(argv), label)
+        units.append(Unit(source, command, f"{stem}.o", depfiles, scan, shared))
+
+    shared: dict[str, None] = {}
     for index, source in enumerate((*plan.sources, *generated)):
         scan = scan_includes(source, plan.include_dirs)
-        depfiles = tuple(staging / f"o{index}.{kind}" for kind in ("d", "host.d", "as.d"))
         if plan.debug:
             (staging / f"o{index}{KEPT}").mkdir()
-        is_cuda = source.lower().endswith(CUDA_SUFFIXES)
-        make = _cuda_command if is_cuda else _cxx_command
-        argv = make(plan, extension, source, f"o{index}", scan, jobs or default_jobs())
-        label = (
-            f"{'nvcc' if is_cuda else os.path.basename(plan.host.command[0])} "
-            f"{os.path.basename(source)}"
-        )
-        units.append(Unit(source, Command(tuple(argv), label), depfiles, scan))
+        add(f"o{index}", source, scan, shared=False)
+        shared |= dict.fromkeys(_shared_sources(plan, scan))
+    for source in shared:
+        scan = scan_includes(source, plan.include_dirs)
+        add(Path(source).stem, source, scan, shared=True)
     return units
+
+
+def _shared_sources(plan: Plan, scan: IncludeScan) -> Iterator[str]:
+    """``x.cpp`` of the project's bindings for each ``x.h`` of them that a source includes."""
+    bindings = os.path.join(plan.roots.labels["lib"], "bindings")
+    for header in scan.files:
+        stem, suffix = os.path.splitext(header)
+        source = f"{stem}.cpp"
+        if suffix == ".h" and os.path.dirname(header) == bindings and os.path.isfile(source):
+            yield source
 
 
 def _host_flags(plan: Plan) -> list[str]:
@@ -173,7 +204,7 @@ def _cuda_command(
 
 
 def _cxx_command(
-    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan, jobs: int
+    plan: Plan, extension: str | None, source: str, stem: str, scan: IncludeScan
 ) -> list[str]:
     flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
     launcher = () if plan.host.is_wrapped else plan.launcher
@@ -181,7 +212,9 @@ def _cxx_command(
     if names_incbins(plan):
         argv.append(f"-Wa,--MD,{stem}.as.d")
     argv += ["-MD", "-MF", f"{stem}.d", *(["-O0", "-g"] if plan.debug else ["-O2"])]
-    argv += [*_host_flags(plan), f"-DTORCH_EXTENSION_NAME={extension}"]
+    argv += _host_flags(plan)
+    if extension is not None:
+        argv.append(f"-DTORCH_EXTENSION_NAME={extension}")
     if scan.torch:
         argv.append("-DTORCH_API_INCLUDE_EXTENSION_H")
     else:
@@ -230,11 +263,13 @@ def build(
     *,
     jobs: int,
     slots: threading.Semaphore,
+    shared: SharedObjects,
+    kept: Path,
     on_tick: Callable[[list[str]], None],
     write_log: Callable[[str], Path | None],
     warn: Callable[[str], None],
 ) -> Built:
-    """Compile, link and try to load in ``staging``.
+    """Compile, link and try to load in ``staging``. Objects for other modules are in ``kept``.
 
     Raises:
         CompileError: a compiler or the linker failed.
@@ -242,18 +277,25 @@ def build(
         OSError: a file cannot be written, or a compiler not started.
     """
     units = make_units(plan, extension, staging, jobs)
-    objects = [f"o{index}.o" for index in range(len(units))]
+    own = [unit for unit in units if not unit.shared]
     env = compiler_environment()
-    prepare = threading.Thread(target=_import_torch_extension_tools, daemon=True)
-    prepare.start()
-    paths: list[includes.IncludePath] = []
-    asking = threading.Thread(
-        target=lambda: paths.extend(_include_paths(units, plan.launcher, env, staging)), daemon=True
+    prepare = _in_background(_import_torch_extension_tools)
+    paths = _in_background(
+        lambda: [_include_path(unit, plan.launcher, env, staging) for unit in own]
     )
-    asking.start()
+    with_others = [
+        _in_background(partial(_compile_shared, plan, unit, shared, kept, slots, env, staging))
+        for unit in units
+        if unit.shared
+    ]
     finished = run_side_by_side(
-        [unit.command for unit in units], slots=slots, env=env, cwd=staging, on_tick=on_tick
+        [unit.command for unit in own], slots=slots, env=env, cwd=staging, on_tick=on_tick
     )
+    read: list[includes.Unit] = []
+    if all(item.returncode == 0 for item in finished):
+        for compiled in (waiting.result() for waiting in with_others):
+            read.append(compiled.unit)
+            finished += [compiled.finished] if compiled.finished else []
     kernels: list[KernelUsage] = []
     said: list[tuple[str, str]] = []
     for item in finished:
@@ -274,9 +316,9 @@ def build(
             said.append((item.command.label, text))
     for label, text in said:
         warn(f"{plan.name}: {label} said:\n{text}")
-    for unit, output in zip(units, objects, strict=True):
-        _refuse_hidden_exports(plan, unit.source, staging / output)
-    prepare.join()
+    for unit in own:
+        _refuse_hidden_exports(plan, unit.source, staging / unit.output)
+    prepare.result()
     linking = time.monotonic()
     try:
         trial = link_and_try(
@@ -284,7 +326,7 @@ def build(
             staging,
             sources=plan.sources,
             compiler=plan.host.program,
-            objects=objects,
+            objects=[unit.output for unit in units],
             flags=linker_flags(plan, units),
             on_tick=lambda: on_tick(["linker"]),
         )
@@ -300,10 +342,9 @@ def build(
             root=staging,
             log_path=log,
         ) from None
-    asking.join()
-    read = [
+    read += [
         includes.Unit(unit.source, _read_by(unit, staging), path)
-        for unit, path in zip(units, paths, strict=True)
+        for unit, path in zip(own, paths.result(), strict=True)
     ]
     steps = [(item.command.label, item.seconds) for item in finished]
     steps.append(("linking and first load", time.monotonic() - linking))
@@ -320,15 +361,52 @@ def build(
     )
 
 
-def _include_paths(
-    units: list[Unit], launcher: tuple[str, ...], env: Mapping[str, str], staging: Path
-) -> Iterator[includes.IncludePath]:
-    for unit in units:
-        is_nvcc = unit.source.lower().endswith(CUDA_SUFFIXES)
-        argv = unit.command.argv
-        if launcher and argv[: len(launcher)] == launcher:
-            argv = argv[len(launcher) :]
-        yield include_path(argv, unit.source, is_nvcc=is_nvcc, env=env, cwd=staging)
+def _in_background(call: Callable[[], _T]) -> Future[_T]:
+    """The result of ``call``, which runs in a thread that does not outlive the process."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _compile_shared(
+    plan: Plan,
+    unit: Unit,
+    shared: SharedObjects,
+    kept: Path,
+    slots: threading.Semaphore,
+    env: Mapping[str, str],
+    staging: Path,
+) -> Compiled:
+    """The object of ``unit``, compiled here unless a build before this one has done so."""
+
+    def compile_it() -> Compiled:
+        path = _in_background(lambda: _include_path(unit, plan.launcher, env, staging))
+        (finished,) = run_side_by_side(
+            [unit.command], slots=slots, env=env, cwd=staging, on_tick=lambda _: None
+        )
+        read = (unit.source, *_read_by(unit, staging))
+        return Compiled(includes.Unit(unit.source, read, path.result()), finished)
+
+    inputs = [plan.inputs[name] for name in ("host_compiler", "environment", "torch", "machine")]
+    name = f"{digest_of([unit.command.argv, *inputs])[:32]}.o"
+    return shared.get(kept / name, staging / unit.output, plan.roots, compile_it)
+
+
+def _include_path(
+    unit: Unit, launcher: tuple[str, ...], env: Mapping[str, str], staging: Path
+) -> includes.IncludePath:
+    is_nvcc = unit.source.lower().endswith(CUDA_SUFFIXES)
+    argv = unit.command.argv
+    if launcher and argv[: len(launcher)] == launcher:
+        argv = argv[len(launcher) :]
+    return include_path(argv, unit.source, is_nvcc=is_nvcc, env=env, cwd=staging)
 
 
 def _read_by(unit: Unit, staging: Path) -> tuple[str, ...]:
@@ -400,27 +478,3 @@ def _import_torch_extension_tools() -> None:
             import torch.utils.cpp_extension  # noqa: F401
     finally:
         logger.setLevel(level)
-
-
-def wait_for_next_tick(directory: Path) -> int:
-    """A time on this file system's clock that separates earlier changes from later ones.
-
-    Files changed before this call have an earlier or equal ``ctime``; files changed after it
-    returns have a later one.
-    """
-    marker = directory / "marker"
-    marker.write_bytes(b"")
-    first = os.stat(marker).st_ctime_ns
-    time.sleep(0.012)
-    return first
-
-
-def changed_after(paths: Mapping[str, object] | tuple[str, ...], moment_ns: int) -> str | None:
-    """The first of ``paths`` that was changed after ``moment_ns``, if there is one."""
-    for path in paths:
-        try:
-            if os.stat(path).st_ctime_ns > moment_ns:
-                return path
-        except OSError:
-            return path
-    return None

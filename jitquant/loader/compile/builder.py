@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import CacheError, CompileError
 from ..machine.archs import NO_GPU
@@ -23,6 +24,9 @@ from ..store.changes import what_changed
 from ..store.match import Build, ChangedError, digests_now, match_entry, take
 from ..store.prune import trim
 from ..units import parse_size, show_size
+
+if TYPE_CHECKING:
+    from .shared import SharedObjects
 
 _DEFAULT_LOCK_SECONDS = 600.0
 _DEFAULT_SIZE = "4GiB"
@@ -41,6 +45,8 @@ class Builder:
         self._temporary = temporary
         self._jobs = 1
         self._slots: threading.Semaphore | None = None
+        self._shared: SharedObjects | None = None
+        self._guard = threading.Lock()
 
     def build(
         self,
@@ -112,12 +118,16 @@ class Builder:
     def _build_in(
         self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat, reporter: Reporter
     ) -> Published:
-        from .build import KEPT, build, changed_after, wait_for_next_tick
+        from .build import KEPT, build
         from .publish import describe
+        from .shared import SharedObjects
+        from .ticks import changed_after, wait_for_next_tick
 
         hasher = self._hasher
-        if self._slots is None:
-            self._set_jobs(default_jobs())
+        with self._guard:
+            if self._shared is None:
+                self._shared = SharedObjects(hasher)
+                self._set_jobs(default_jobs())
         extension = _extension_of(plan, cache, hasher)
         self._announce(plan, cache, reporter)
         for attempt in range(_MOST_ATTEMPTS):
@@ -133,6 +143,8 @@ class Builder:
                     work,
                     jobs=jobs,
                     slots=slots,
+                    shared=self._shared,
+                    kept=cache.base / "toolchain",
                     on_tick=heartbeat.tick,
                     write_log=lambda text: cache.write_log(plan.name, text),
                     warn=reporter.warn,

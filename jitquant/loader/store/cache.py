@@ -9,7 +9,7 @@ Layout below ``<cache>/v1``::
     last/        for each module name, the inputs of its last build
     logs/        full output of failed compilers, the newest ones
     texts/       sources passed as text
-    toolchain/   versions of compilers
+    toolchain/   versions of compilers, digests of files, objects that modules share
 """
 
 from __future__ import annotations

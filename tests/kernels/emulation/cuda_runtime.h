@@ -52,8 +52,8 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 // Dynamic shared memory, under the names that the kernels give it: as much as a block can have.
 namespace jitquant {
 inline constexpr int kDynamicShared = 227 << 10;
-alignas(1024) thread_local uint4 row_storage[kDynamicShared / sizeof(uint4)];
-alignas(1024) thread_local unsigned char tiles[kDynamicShared];
+alignas(1024) inline thread_local uint4 row_storage[kDynamicShared / sizeof(uint4)];
+alignas(1024) inline thread_local unsigned char tiles[kDynamicShared];
 }  // namespace jitquant
 
 // ---- functions of a device ---------------------------------------------------------------------

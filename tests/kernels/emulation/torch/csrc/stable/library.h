@@ -59,20 +59,26 @@ struct Library {
     static Library library;
     return library;
   }
-  void def(const char* schema) {
-    const std::string text = schema;
-    schemas[text.substr(0, text.find('('))] = text;
-  }
-  void impl(const char* name, Kernel kernel) { kernels[name] = kernel; }
-};
-
-struct Registration {
-  explicit Registration(void (*add)(Library&)) { add(Library::instance()); }
 };
 
 }  // namespace emulation
 
 namespace torch::stable::detail {
+
+class StableLibrary {
+ public:
+  enum class Kind { DEF, IMPL };
+
+  StableLibrary(Kind, const char*, const char*, const char*, uint32_t) {}
+
+  void def(const char* schema) {
+    const std::string text = schema;
+    emulation::Library::instance().schemas[text.substr(0, text.find('('))] = text;
+  }
+  void impl(const char* name, emulation::Library::Kernel kernel) {
+    emulation::Library::instance().kernels[name] = kernel;
+  }
+};
 
 template <class T>
 T to(const StableIValue& value) {
@@ -109,12 +115,3 @@ __attribute__((used, visibility("default"))) inline bool emulation_call(const ch
   }
 }
 }
-
-#define STABLE_TORCH_LIBRARY(name, m)                                         \
-  static void emulation_define(::emulation::Library&);                        \
-  static const ::emulation::Registration emulation_defined(emulation_define); \
-  static void emulation_define(::emulation::Library& m)
-#define STABLE_TORCH_LIBRARY_IMPL(name, device, m)                                   \
-  static void emulation_implement(::emulation::Library&);                            \
-  static const ::emulation::Registration emulation_implemented(emulation_implement); \
-  static void emulation_implement(::emulation::Library& m)

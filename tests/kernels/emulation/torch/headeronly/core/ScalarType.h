@@ -8,10 +8,13 @@ namespace torch::headeronly {
 enum class ScalarType : int8_t {
   Byte = 0,
   Char = 1,
+  Short = 2,
   Int = 3,
   Long = 4,
   Half = 5,
   Float = 6,
+  Double = 7,
+  Bool = 11,
   BFloat16 = 15,
   Float8_e5m2 = 23,
   Float8_e4m3fn = 24,

@@ -1,0 +1,113 @@
+"""Objects that many modules are linked with, kept in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..machine.processes import Finished
+from ..request import includes
+from ..request.key import SCHEMA
+from ..request.sources import FileHasher, Roots
+from ..store.trust import doubt, shared_group
+from .ticks import changed_after, wait_for_next_tick
+
+
+class Compiled(NamedTuple):
+    """What the compiler of an object read; ``finished`` is its command if it ran just now."""
+
+    unit: includes.Unit
+    finished: Finished | None
+
+
+class SharedObjects:
+    """The objects in a directory of the cache, by what is known before they are compiled.
+
+    An object is used if everything that its compiler read has the same digest, and would be found
+    in the same place: as an entry of the cache.
+    """
+
+    def __init__(self, hasher: FileHasher) -> None:
+        self._hasher = hasher
+        self._guard = threading.Lock()
+        self._locks: dict[Path, threading.Lock] = {}
+
+    def get(
+        self, kept: Path, output: Path, roots: Roots, compile_it: Callable[[], Compiled]
+    ) -> Compiled:
+        """Write the object that is kept in ``kept`` to ``output``, compiled if need be.
+
+        Threads that ask for the same object meanwhile wait for it.
+        """
+        with self._guard:
+            lock = self._locks.setdefault(kept, threading.Lock())
+        with lock:
+            unit = self._read(kept, output)
+            if unit is not None:
+                return Compiled(unit, None)
+            moment = wait_for_next_tick(output.parent)
+            compiled = compile_it()
+            if compiled.finished is not None and compiled.finished.returncode == 0:
+                with contextlib.suppress(OSError):  # it is compiled again, then
+                    self._keep(kept, output, roots, compiled.unit, moment)
+            return compiled
+
+    def _keep(
+        self, kept: Path, output: Path, roots: Roots, unit: includes.Unit, moment: int
+    ) -> None:
+        """Keep the object, unless a file was changed while it was compiled."""
+        states = {path: self._hasher.state(path) for path in unit.read}
+        searched = includes.searched_by([unit], roots)
+        content = output.read_bytes()
+        described = {
+            "schema": SCHEMA,
+            "unit": unit,
+            "digests": {path: state.digest for path, state in states.items() if state is not None},
+            "labels": roots.labels,
+            "searched": searched,
+            "visible": includes.visible_now(searched, roots).names,
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        if changed_after(states, moment) is not None:
+            return
+        temporary = kept.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
+        try:
+            temporary.write_bytes(json.dumps(described).encode() + b"\n" + content)
+            os.replace(temporary, kept)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _read(self, kept: Path, output: Path) -> includes.Unit | None:
+        """Write the object to ``output`` if it is there, whole, trusted and up to date."""
+        try:
+            with open(kept, "rb") as stream:
+                if doubt(os.fstat(stream.fileno()), shared_group()):
+                    return None
+                described: dict[str, Any] = json.loads(stream.readline())
+                content = stream.read()
+            if (
+                described["schema"] != SCHEMA
+                or described["sha256"] != hashlib.sha256(content).hexdigest()
+            ):
+                return None
+            for path, digest in described["digests"].items():
+                state = self._hasher.state(path)
+                if state is None or state.digest != digest:
+                    return None
+            searched = [includes.Searched(*one) for one in described["searched"]]
+            roots = Roots(described["labels"])
+            if includes.visible_now(searched, roots).names != described["visible"]:
+                return None
+            source, read, path = described["unit"]
+            places = (tuple(part) for part in path)
+            unit = includes.Unit(source, tuple(read), includes.IncludePath(*places))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        output.write_bytes(content)
+        return unit

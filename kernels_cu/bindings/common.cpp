@@ -1,0 +1,365 @@
+#include "common.h"
+
+#include <limits>
+#include <numeric>
+
+namespace jitquant {
+namespace {
+
+// Whether elements may share memory: some stride is within the reach of all smaller ones.
+bool overlaps(const View& t) {
+  if (t.numel() != 0 && t.is_contiguous()) return false;
+  int64_t reach = 0;
+  for (int64_t done = 0;;) {  // strides in ascending order
+    int64_t next = std::numeric_limits<int64_t>::max();
+    int64_t size = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < t.dim(); ++i) {
+      if (t.size(i) <= 1 || t.stride(i) < done || t.stride(i) > next) continue;
+      count = t.stride(i) == next ? count + 1 : 1;
+      next = t.stride(i);
+      size = t.size(i);
+    }
+    if (count == 0) return false;
+    if (count > 1 || next <= reach) return true;
+    reach += next * (size - 1);
+    done = next + 1;
+  }
+}
+
+int64_t bytes_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Long:
+      return 8;
+    case ScalarType::Int:
+    case ScalarType::Float:
+      return 4;
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// The bytes that an argument covers: runs of `run` bytes, a multiple of `step` apart. Empty for an
+// empty tensor and for anything that is not a tensor.
+struct Region {
+  int64_t start = 0, stop = 0, run = 0, step = 0;
+
+  Region() = default;
+  explicit Region(const View& t) {
+    if (t.numel() == 0) return;
+    const int64_t size = bytes_of(t.dtype), last = t.dim() - 1;
+    start = reinterpret_cast<int64_t>(t.data);
+    stop = start + size;
+    run = size;
+    for (int64_t i = 0; i <= last; ++i) {
+      const int64_t reach = (t.size(i) - 1) * t.stride(i) * size;
+      stop += reach;
+      if (i == last) run += reach;
+      if (i < last && t.size(i) > 1) step = std::gcd(step, t.stride(i) * size);
+    }
+  }
+
+  // Whether two regions may share a byte. Disjoint columns of one matrix do not.
+  bool meets(const Region& other) const {
+    if (stop <= other.start || other.stop <= start) return false;
+    const int64_t both = std::gcd(step, other.step);
+    if (both == 0) return true;
+    const int64_t apart = ((other.start - start) % both + both) % both;
+    return apart < run || apart + other.run > both;
+  }
+};
+
+}  // namespace
+
+void check_own_elements(const View& t, const char* name) {
+  if (!overlaps(t)) return;
+  fail(name, ": expected memory of its own for each element, as it is written, got strides ",
+       strides_text(t), ". Pass ", name, ".contiguous() or a slice of a contiguous tensor");
+}
+
+void check_own_memory(const Reached* all, const std::vector<std::string>& names) {
+  std::vector<Region> regions(names.size());
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (all[i].tensor != nullptr) regions[i] = Region(*all[i].tensor);
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (!all[i].written) continue;
+    for (size_t j = 0; j < names.size(); ++j) {
+      if (i == j || (all[j].written && j > i) || !regions[i].meets(regions[j])) continue;
+      fail(names[i],
+           ": expected memory of its own, as it is written, got memory that it shares with ",
+           names[j], ". Pass a copy, such as ", names[i], ".clone()");
+    }
+  }
+}
+
+bool has_shape(const View& t, const Shape& shape) {
+  bool same = t.dim() == shape.dim();
+  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.size(i) == shape.size(i);
+  return same;
+}
+
+void check_cuda(const View& t, const char* name, const View* like) {
+  JITQUANT_CHECK(t.is_cuda(), name,
+                 ": expected a tensor on cuda, got one on the CPU. Move it with ", name,
+                 ".to('cuda')");
+  JITQUANT_CHECK(like == nullptr || t.get_device_index() == like->get_device_index(), name,
+                 ": expected a tensor on cuda:", like ? like->get_device_index() : -1,
+                 ", as the input is, got one on cuda:", t.get_device_index(),
+                 ". Move one of them with .to()");
+}
+
+DType dtype_of(ScalarType dtype, const char* name) {
+  switch (dtype) {
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::Float:
+      return DType::kFloat32;
+    default:
+      fail(name, ": expected bfloat16, float16 or float32, got ", dtype_text(dtype));
+  }
+  return DType::kFloat32;
+}
+
+Matrix rows_of(const View& t, const char* name, int64_t leading, int64_t element_bytes) {
+  Matrix m = {};
+  m.data = t.const_data_ptr();
+  m.cols = t.size(t.dim() - 1);
+  JITQUANT_CHECK(m.cols >= 1, name, ": expected one column or more, got shape ", shape_text(t));
+  JITQUANT_CHECK(m.cols == 1 || t.stride(t.dim() - 1) == 1, name,
+                 ": expected a contiguous last dimension (stride 1), got strides ",
+                 strides_text(t));
+  m.rows = 1;
+  int64_t sizes[3] = {1, 1, 1}, strides[3] = {0, 0, 0};  // innermost first
+  int count = 0;
+  for (int64_t i = leading - 1; i >= 0; --i) {
+    const int64_t size = t.size(i), stride = t.stride(i);
+    m.rows *= size;
+    if (size == 1) continue;
+    if (count > 0 && stride == strides[count - 1] * sizes[count - 1]) {
+      sizes[count - 1] *= size;
+      continue;
+    }
+    JITQUANT_CHECK(count < 3, name,
+                   ": expected at most three leading dimensions of different strides, got shape ",
+                   shape_text(t), " and strides ", strides_text(t), ". Call ", name,
+                   ".contiguous() first");
+    sizes[count] = size;
+    strides[count++] = stride;
+  }
+  JITQUANT_CHECK(sizes[0] == m.rows || m.rows <= UINT32_MAX, name,
+                 ": expected fewer than 2^32 rows that are not at one stride, got shape ",
+                 shape_text(t), ". Call ", name, ".contiguous() first");
+  m.n2 = sizes[0], m.n1 = sizes[1];
+  m.s2 = strides[0], m.s1 = strides[1], m.s0 = strides[2];
+  const int64_t bytes = element_bytes;
+  m.vector = aligned(m.data, 16) && m.s0 * bytes % 16 == 0 && m.s1 * bytes % 16 == 0 &&
+             m.s2 * bytes % 16 == 0;
+  return m;
+}
+
+Matrix matrix_of(const View& t, const char* name, int64_t leading) {
+  const DType dtype = dtype_of(t, name);
+  Matrix m = rows_of(t, name, leading, element_size(dtype));
+  m.dtype = dtype;
+  return m;
+}
+
+Matrix matrix_of(const View& t, const char* name) {
+  check_cuda(t, name);
+  return matrix_of(t, name, t.dim() - 1);
+}
+
+bool holds_bytes(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Char:
+    case ScalarType::Float8_e4m3fn:
+    case ScalarType::Float8_e5m2:
+    case ScalarType::Float8_e8m0fnu:
+    case ScalarType::Float4_e2m1fn_x2:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void check_kind(const View& t, const char* name, ScalarType dtype, const Shape& shape,
+                const View& like) {
+  JITQUANT_CHECK(t.dtype == dtype || (holds_bytes(dtype) && t.dtype == ScalarType::Byte), name,
+                 ": expected ", dtype_text(dtype), " for this call, got ", dtype_text(t.dtype));
+  check_cuda(t, name, &like);
+  JITQUANT_CHECK(has_shape(t, shape), name, ": expected shape ", shape_text(shape),
+                 " for this call, got shape ", shape_text(t));
+}
+
+void check_out(const View& t, const char* name, ScalarType dtype, const Shape& shape,
+               const View& like) {
+  check_kind(t, name, dtype, shape, like);
+  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous buffer, got strides ",
+                 strides_text(t));
+  JITQUANT_CHECK(aligned(t.data, 8), name,
+                 ": expected memory aligned to 8 bytes, got another address");
+}
+
+void check_name(const char* name, std::string_view value,
+                std::initializer_list<std::string_view> accepted) {
+  for (const std::string_view one : accepted) {
+    if (value == one) return;
+  }
+  std::string names;
+  for (const std::string_view one : accepted) {
+    names = text_of({names, names.empty() ? "'" : ", '", one, "'"});
+  }
+  fail(name, accepted.size() > 1 ? ": expected one of " : ": expected ", names, ", got '", value,
+       "'");
+}
+
+void check_number(const char* name, std::optional<double> value, double least, double most,
+                  const char* expected, const char* way_out) {
+  JITQUANT_CHECK(!value || (*value >= least && *value <= most), name, ": expected ", expected,
+                 ", got ", *value, way_out);
+}
+
+void check_dtype(const char* name, ScalarType dtype, std::initializer_list<ScalarType> accepted,
+                 const char* expected, const char* way_out) {
+  for (const ScalarType one : accepted) {
+    if (dtype == one) return;
+  }
+  fail(name, ": expected ", expected, ", got ", dtype_text(dtype), way_out);
+}
+
+void check_values(const char* name, const View& t, int64_t least_dim, const char* shape) {
+  JITQUANT_CHECK(t.dtype == ScalarType::BFloat16 || t.dtype == ScalarType::Half ||
+                     t.dtype == ScalarType::Float,
+                 name, ": expected bfloat16, float16 or float32, got ", dtype_text(t.dtype),
+                 ". Convert it with ", name, ".to(torch.bfloat16)");
+  JITQUANT_CHECK(t.dim() >= least_dim, name, ": expected shape ", shape, ", got shape ",
+                 shape_text(t), ". Add dimensions with ", name, ".reshape(...)");
+  const int64_t last = t.dim() - 1;
+  JITQUANT_CHECK(t.size(last) != 0, name, ": expected shape ", shape, " with N >= 1, got shape ",
+                 shape_text(t), ". An empty tensor may have no rows, but needs columns");
+  JITQUANT_CHECK(t.stride(last) == 1 || t.size(last) == 1, name,
+                 ": expected a contiguous last dimension (stride 1), got strides ", strides_text(t),
+                 ". Call ", name, ".contiguous() first");
+}
+
+void check_contiguous(const View& t, const char* name) {
+  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous tensor, got strides ",
+                 strides_text(t), ". Call ", name, ".contiguous() first");
+}
+
+void check_turns(int64_t interleave, int64_t cols) {
+  JITQUANT_CHECK(interleave == 0 || (interleave > 0 && cols % interleave == 0),
+                 "interleave: expected 0 for [gate | up], or a divisor of ", cols,
+                 ", the columns of each, got ", interleave);
+}
+
+void check_packed_kind(const View& t, const char* name, ScalarType dtype) {
+  JITQUANT_CHECK(t.dtype == dtype || t.dtype == ScalarType::Byte, name, ": expected ",
+                 dtype_text(dtype), " or its bytes as torch.uint8, got ", dtype_text(t.dtype),
+                 ". View it with ", name, ".view(torch.uint8)");
+  JITQUANT_CHECK(t.is_contiguous(), name, ": expected a contiguous tensor, got strides ",
+                 strides_text(t), ". Make a contiguous copy with ", name,
+                 ".view(torch.uint8).contiguous()");
+}
+
+GlobalScale given_scale(const View& gsa, const char* name, int64_t rows, const View& like,
+                        const char* like_name) {
+  check_cuda(gsa, name, &like);
+  GlobalScale scale = {};
+  scale.gsa = static_cast<const float*>(gsa.const_data_ptr());
+  if (gsa.numel() == 1) {
+    scale.kind = GlobalScale::kTensor;
+    return scale;
+  }
+  JITQUANT_CHECK(gsa.dim() == 1 && gsa.size(0) == rows, name, ": expected one element or shape (",
+                 rows, ",), one for each row of ", like_name, ", got shape ", shape_text(gsa),
+                 ". Flatten it with ", name, ".reshape(-1)");
+  scale.kind = GlobalScale::kRows;
+  scale.stride = gsa.stride(0);
+  return scale;
+}
+
+GlobalScale value_scale(float value, float* gsa_out) {
+  GlobalScale scale = {};
+  scale.kind = GlobalScale::kValue;
+  scale.value = value;
+  scale.gsa_out = gsa_out;
+  return scale;
+}
+
+GlobalScale amax_scale(const View& amax, float divisor, float* gsa_out, const View& like) {
+  check_cuda(amax, "amax", &like);
+  JITQUANT_CHECK(amax.numel() >= 1 && amax.numel() <= kMaxPartials && amax.is_contiguous(),
+                 "amax: expected 1 to ", kMaxPartials, " contiguous elements, got shape ",
+                 shape_text(amax), " and strides ", strides_text(amax));
+  GlobalScale scale = partials_scale(static_cast<const float*>(amax.const_data_ptr()),
+                                     static_cast<int>(amax.numel()), divisor, gsa_out);
+  scale.kind = GlobalScale::kAmax;
+  return scale;
+}
+
+GlobalScale amax_or_rows_scale(const View& amax, int64_t rows, float divisor, float* gsa_out,
+                               const View& like) {
+  if (amax.numel() == 1) return amax_scale(amax, divisor, gsa_out, like);
+  GlobalScale scale = given_scale(amax, "amax", rows, like, "input");
+  scale.kind = GlobalScale::kRowAmax;
+  scale.divisor = divisor;
+  scale.gsa_out = gsa_out;
+  return scale;
+}
+
+ColumnVector column_vector(const View& weight, const Matrix& x, const View& like,
+                           const char* like_name) {
+  check_cuda(weight, "weight", &like);
+  JITQUANT_CHECK(weight.dtype == like.dtype || weight.dtype == ScalarType::Float,
+                 "weight: expected ", like_name, "'s dtype ", dtype_text(like.dtype),
+                 " or float32, got ", dtype_text(weight.dtype), ". Convert it with weight.to(",
+                 like_name, ".dtype)");
+  JITQUANT_CHECK(weight.dim() == 1 && weight.size(0) == x.cols, "weight: expected shape (", x.cols,
+                 ",), one element for each column of ", like_name, ", got shape ",
+                 shape_text(weight));
+  check_contiguous(weight, "weight");
+  const DType dtype = dtype_of(weight, "weight");
+  const void* data = weight.const_data_ptr();
+  return {data, dtype == DType::kFloat32, aligned(data, 16)};
+}
+
+void* Result::memory(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
+  if (nothing_) {
+    JITQUANT_CHECK(shape.empty(), name, ": expected a buffer for this call, got None");
+    return nullptr;
+  }
+  if (!given_) return make(dtype, shape, like);
+  check_out(*given_, name, dtype, shape, like);
+  return given_->data;
+}
+
+Matrix Result::rows(const char* name, ScalarType dtype, const Shape& shape, const View& like) {
+  JITQUANT_CHECK(!nothing_, name, ": expected a buffer for this call, got None");
+  if (given_) {
+    check_kind(*given_, name, dtype, shape, like);
+    const int64_t last = shape.dim() - 1;
+    JITQUANT_CHECK(shape.size(last) == 1 || given_->stride(last) == 1, name,
+                   ": expected a contiguous last dimension (stride 1), got strides ",
+                   strides_text(*given_));
+    check_own_elements(*given_, name);
+    return rows_of(*given_, name, shape.dim() - 1, 1);
+  }
+  Matrix m = {};
+  m.data = make(dtype, shape, like);
+  m.rows = 1;
+  for (int64_t i = 0; i < shape.dim() - 1; ++i) m.rows *= shape.size(i);
+  m.cols = m.s2 = shape.size(shape.dim() - 1);
+  m.n1 = 1;
+  m.n2 = m.rows;
+  m.vector = aligned(m.data, 16) && m.cols % 16 == 0;
+  return m;
+}
+
+}  // namespace jitquant
