@@ -44,6 +44,7 @@ def linear_samples() -> dict[str, list[Sample]]:
         (4, 19, 80, {}),
         (12, 40, 272, {"residual": True}),
         (16, 20, 256, {"bias": True}),
+        (12, 20, 2560, {}),  # in more than one pass with 100 KiB of shared memory
         (0, 16, 32, {}),
         # In tiles, of each shape (gemm/linear_tiles.cuh), on a device with two multiprocessors.
         (20, 100, 576, {"bias": True}),

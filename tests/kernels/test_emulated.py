@@ -222,6 +222,12 @@ def test_products_in_tiles(machine: Machine, checked: set[str]) -> None:
     checked.add("tiles")
 
 
+def test_products_of_few_rows_on_every_device(machine: Machine) -> None:
+    """Plans differ by how much shared memory a thread block may have."""
+    for sample in (s for s in SAMPLES["nvfp4_linear"] if s.label.startswith("12x20x2560")):
+        _check(machine, sample, [(device, False) for device in range(machine.devices)])
+
+
 def test_sums_of_many_groups(machine: Machine) -> None:
     """So many that each has a whole thread block for its sums, the last with two columns."""
     grad = torch.arange(330 * 1026).reshape(330, 1026).mul(7).remainder(9).sub(4).bfloat16()
