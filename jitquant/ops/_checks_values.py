@@ -159,6 +159,10 @@ def values(op: str, arguments: Mapping[str, Any]) -> None:
             rule = _ends
         if name == "x_sf" and op == "dequantize_mxfp4":
             rule = None  # every byte is an E8M0 scale
+        if name == "amax" and "nvfp4" in op:
+            rule = _gsa_of_codes  # NaNs are ignored there
+            if arguments.get("from_gsa"):
+                name, rule = "gsa", _gsa
         said = rule(value, known) if rule is not None and isinstance(value, Tensor) else None
         if said is not None:
             raise ValueError(f"{op}: {name} {said}")

@@ -138,6 +138,14 @@ def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
             lambda: torch.ops.jitquant.quantize_nvfp4_from_amax(x, gsa(-1.0)),
             ["quantize_nvfp4_from_amax: amax has [0] = -1.0"],
         ),
+        "amax is nan": (
+            lambda: torch.ops.jitquant.quantize_nvfp4_from_amax(x, gsa(math.nan)),
+            ["quantize_nvfp4_from_amax: amax", "[0] = nan"],
+        ),
+        "gsa of a recipe": (
+            lambda: J.quantize_nvfp4(x, gsa(0.0), select="4over6_mse"),
+            ["quantize_nvfp4_recipe: gsa", "[0] = 0.0", "positive"],
+        ),
         "ends of experts": (
             lambda: J.nvfp4_grouped_linear(
                 x.bfloat16(), experts(16, 32), torch.tensor([3, 5], dtype=torch.int32)
