@@ -165,4 +165,4 @@ def values(op: str, arguments: Mapping[str, Any]) -> None:
                 name, rule = "gsa", _gsa
         said = rule(value, known) if rule is not None and isinstance(value, Tensor) else None
         if said is not None:
-            raise ValueError(f"{op}: {name} {said}")
+            raise ValueError(f"{op}: {name}: {said}")

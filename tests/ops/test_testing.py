@@ -66,91 +66,106 @@ def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
     def grad(*values: int) -> Callable[[], Any]:
         return lambda: J.quantize_ragged_grad(x, torch.tensor(values))
 
-    of_groups = ["quantize_ragged_fp8: offsets is"]
+    of_groups = ["quantize_ragged_fp8: offsets: expected"]
     return {
-        "offsets descend": (offsets(0, 40, 32, 64), [*of_groups, "[0, 40, 32, 64]", "ascend"]),
-        "offsets end early": (offsets(0, 32, 60), [*of_groups, "64 elements", "pass sizes"]),
+        "offsets descend": (offsets(0, 40, 32, 64), [*of_groups, "[0, 40, 32, 64]", "ascending"]),
+        "offsets end early": (offsets(0, 32, 60), [*of_groups, "from 0 to 64", "pass sizes"]),
         "offsets begin late": (offsets(8, 32, 64), [*of_groups, "from 0 to 64"]),
         "offsets are negative": (offsets(-1, 32, 64), [*of_groups, "0 to 64"]),
         "offsets pass the end": (offsets(0, 32, 65), [*of_groups, "0 to 64"]),
-        "offsets pass it with sizes": (offsets(0, 32, 65, sizes=ends), ["offsets is", "0 to 64"]),
+        "offsets pass it with sizes": (
+            offsets(0, 32, 65, sizes=ends),
+            ["offsets: expected", "0 to 64"],
+        ),
         "offsets between blocks": (
             offsets(0, 24, 64, format="nvfp4"),
-            ["quantize_ragged_nvfp4: offsets is [0, 24, 64]", "multiples of 16"],
+            ["quantize_ragged_nvfp4: offsets: expected", "got [0, 24, 64]", "multiples of 16"],
         ),
-        "offsets within rows": (grad(0, 48, 128), ["offsets is [0, 48, 128]", "multiples of 32"]),
+        "offsets within rows": (
+            grad(0, 48, 128),
+            ["offsets: expected", "got [0, 48, 128]", "multiples of 32"],
+        ),
         "offsets of codes": (
             lambda: J.dequantize_ragged(
                 J.QuantizedRaggedTensor(**{**vars(groups), "offsets": torch.tensor([0, 64, 32])})
             ),
-            ["dequantize_ragged_fp8: offsets is [0, 64, 32]"],
+            ["dequantize_ragged_fp8: offsets: expected", "got [0, 64, 32]"],
         ),
-        "sizes are negative": (offsets(0, 32, 64, sizes=[-1, 32]), ["sizes has [0] = -1"]),
-        "sizes reach the next": (offsets(0, 32, 64, sizes=[33, 32]), ["sizes has [0] = 33"]),
+        "sizes are negative": (
+            offsets(0, 32, 64, sizes=[-1, 32]),
+            ["sizes: expected", "got [0] = -1"],
+        ),
+        "sizes reach the next": (
+            offsets(0, 32, 64, sizes=[33, 32]),
+            ["sizes: expected", "got [0] = 33"],
+        ),
         "counts are negative": (
             lambda: J.quantize_per_token_group(batches, 32, counts=torch.tensor([-1, 4])),
-            ["quantize_per_token_group: counts has [0] = -1", "0 to 4"],
+            ["quantize_per_token_group: counts: expected", "got [0] = -1", "0 to 4"],
         ),
         "counts are too large": (
             lambda: J.quantize_per_token_group(batches, 32, counts=torch.tensor([4, 5])),
-            ["counts has [1] = 5", "the rows of a batch"],
+            ["counts: expected", "got [1] = 5", "the rows of a batch"],
         ),
-        "gsa is zero": (lambda: J.quantize_nvfp4(x, gsa(0.0)), ["gsa has [0] = 0.0", "positive"]),
+        "gsa is zero": (
+            lambda: J.quantize_nvfp4(x, gsa(0.0)),
+            ["gsa: expected", "got [0] = 0.0", "positive"],
+        ),
         "gsa is negative": (
             lambda: J.rmsnorm_quantize_nvfp4(x, weight, gsa=gsa(1.0, 1.0, -1.0, 1.0)),
-            ["rmsnorm_quantize_nvfp4_from_gsa: gsa has [2] = -1.0"],
+            ["rmsnorm_quantize_nvfp4_from_gsa: gsa: expected", "got [2] = -1.0"],
         ),
         "gsa is nan": (lambda: J.quantize_weight_nvfp4(x, gsa=gsa(math.nan)), ["[0] = nan"]),
         "gsa is infinite": (lambda: J.quantize_nvfp4(x, gsa(math.inf)), ["[0] = inf"]),
         "gsa of codes": (
             lambda: J.dequantize_nvfp4(q.x_fp4, q.x_sf, gsa(-1.0)),
-            ["dequantize_nvfp4: gsa has [0] = -1.0", "not negative"],
+            ["dequantize_nvfp4: gsa: expected", "got [0] = -1.0", "not negative"],
         ),
         "signs of another size": (
             lambda: J.quantize_nvfp4(x, rotate="16", signs=torch.arange(16, dtype=torch.int8)),
-            ["rotated_amax: signs has [0] = 0", "+1 and -1"],
+            ["rotated_amax: signs: expected", "got [0] = 0", "+1 and -1"],
         ),
         "an offset is negative": (
             lambda: J.quantize_nvfp4(x, rounding="stochastic", rng_state=torch.tensor([1, -1])),
-            ["rng_state has [0] = -1", "an offset that is not negative"],
+            ["rng_state: expected", "got [0] = -1", "an offset that is not negative"],
         ),
         "scale bytes": (
             lambda: J.dequantize_nvfp4(q.x_fp4, torch.full_like(q.x_sf_bytes, 0x81), q.gsa),
-            ["x_sf has [0] = 129", "0 to 127"],
+            ["x_sf: expected", "got [0] = 129", "0 to 127"],
         ),
         "scale is negative": (
             lambda: J.quantize_fp8(x, scale=gsa(-1.0)),
-            ["quantize_fp8: scale has [0] = -1.0", "reciprocals"],
+            ["quantize_fp8: scale: expected", "got [0] = -1.0", "reciprocals"],
         ),
         "scale is too small": (
             lambda: J.quantize_fp8(x, scale=gsa(FP8_SCALE_MIN / 2)),
-            ["scale has [0]"],
+            ["scale: expected", "got [0]"],
         ),
         "scale of a group": (
             lambda: J.quantize_ragged(flat, at, scale=gsa(1.0, math.inf)),
-            ["scale has [1] = inf"],
+            ["scale: expected", "got [1] = inf"],
         ),
         "scale of codes": (
             lambda: J.dequantize(J.QuantizedTensor(**{**vars(q8), "stored_scales": gsa(-1.0)})),
-            ["dequantize: scale_inv has [0] = -1.0"],
+            ["dequantize: scale_inv: expected", "got [0] = -1.0"],
         ),
         "amax": (
             lambda: torch.ops.jitquant.quantize_nvfp4_from_amax(x, gsa(-1.0)),
-            ["quantize_nvfp4_from_amax: amax has [0] = -1.0"],
+            ["quantize_nvfp4_from_amax: amax: expected", "got [0] = -1.0"],
         ),
         "amax is nan": (
             lambda: torch.ops.jitquant.quantize_nvfp4_from_amax(x, gsa(math.nan)),
-            ["quantize_nvfp4_from_amax: amax", "[0] = nan"],
+            ["quantize_nvfp4_from_amax: amax: expected", "got [0] = nan"],
         ),
         "gsa of a recipe": (
             lambda: J.quantize_nvfp4(x, gsa(0.0), select="4over6_mse"),
-            ["quantize_nvfp4_recipe: gsa", "[0] = 0.0", "positive"],
+            ["quantize_nvfp4_recipe: gsa: expected", "got [0] = 0.0", "positive"],
         ),
         "ends of experts": (
             lambda: J.nvfp4_grouped_linear(
                 x.bfloat16(), experts(16, 32), torch.tensor([3, 5], dtype=torch.int32)
             ),
-            ["nvfp4_grouped_linear: offsets has [1] = 5", "0 to 4"],
+            ["nvfp4_grouped_linear: offsets: expected", "got [1] = 5", "0 to 4"],
         ),
         "ids of experts": (
             lambda: J.nvfp4_experts(
@@ -160,13 +175,13 @@ def _calls() -> dict[str, tuple[Callable[[], Any], list[str]]]:
                 torch.full((4, 1), 3),
                 x[:, :1].contiguous(),
             ),
-            ["nvfp4_experts: topk_ids has [0] = 3", "0 to 1"],
+            ["nvfp4_experts: topk_ids: expected", "got [0] = 3", "0 to 1"],
         ),
         "inv_rms": (
             lambda: torch.ops.jitquant.rmsnorm_quantize_nvfp4_from_amax(
                 x, weight, torch.full((4,), -1.0), gsa(1.0)
             ),
-            ["inv_rms has [0] = -1.0, [1] = -1.0"],
+            ["inv_rms: expected", "got [0] = -1.0, [1] = -1.0"],
         ),
     }
 
