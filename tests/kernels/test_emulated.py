@@ -481,11 +481,12 @@ def test_a_residual_does_not_overlap_itself_or_x(machine: Machine, name: str) ->
         (wide[:4, 63:127], "it shares with"),
         (wide[:4, 64:128], ""),
         (wide.view(-1)[67:].as_strided((4, 64), (130, 1)), ""),
-        (randn(256).as_strided((4, 64), (0, 1)), "has strides"),
-        (randn(256).as_strided((4, 64), (63, 1)), "has strides"),
+        (randn(256).as_strided((4, 64), (0, 1)), "strides"),
+        (randn(256).as_strided((4, 64), (63, 1)), "strides"),
         (randn(8, 64)[::2], ""),
     ):
-        assert refused in _refused(machine, op, {**arguments, "residual": residual}, buffers)
+        said = _refused(machine, op, {**arguments, "residual": residual}, buffers)
+        assert refused in said if refused else said == ""
 
 
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
