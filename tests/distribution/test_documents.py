@@ -69,7 +69,7 @@ def test_the_readme_begins_with_the_two_commands() -> None:
 def test_a_summary_stays_short(name: str, most: int) -> None:
     lines = (ROOT / name).read_text(encoding="utf-8").count("\n")
     assert lines <= most, (
-        f"{name} has {lines} lines; move details to docs/measurements.md or a guide"
+        f"{name} has {lines} lines; move details to another page"
     )
 
 
