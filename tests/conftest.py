@@ -9,10 +9,22 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
+from differences import Different, difference
 
 # A shell's background jobs ignore interrupts and hand that on; tests send them to processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_equal = torch.equal
+
+
+def _equal_or_difference(a: torch.Tensor, b: torch.Tensor) -> bool | Different:
+    """`torch.equal`, whose False says how the tensors differ in the first line of a failure."""
+    return True if _equal(a, b) else difference(a, b)
+
+
+torch.equal = _equal_or_difference  # type: ignore[assignment]
 
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 OWN = pytest.StashKey[Path]()

@@ -68,9 +68,7 @@ def test_the_readme_begins_with_the_two_commands() -> None:
 @pytest.mark.parametrize(("name", "most"), [("README.md", 80), ("docs/performance.md", 150)])
 def test_a_summary_stays_short(name: str, most: int) -> None:
     lines = (ROOT / name).read_text(encoding="utf-8").count("\n")
-    assert lines <= most, (
-        f"{name} has {lines} lines; move details to another page"
-    )
+    assert lines <= most, f"{name} has {lines} lines; move details to another page"
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
