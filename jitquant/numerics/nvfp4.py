@@ -287,7 +287,7 @@ def quantize_computed(
     """x_fp4, x_sf and gsa of fp32 values; the rest as in `encode`.
 
     Args:
-        divisor: gsa is the amax over it.
+        divisor: gsa is ``amax / divisor``.
         gsa_value: the gsa of the whole tensor, if it is given: nothing is reduced then, and gsa
             is (1,) with any granularity.
         granularity: "tensor" or "row": what has an amax.

@@ -325,10 +325,14 @@ def quantize_per_token_group(
             padding zero.
         eps: amaxes are raised to it; None: 1e-10, or 1e-4 with recipe "deepgemm".
         recipe: "te" (TransformerEngine, torchao), "deepgemm" or "vllm"; see ``docs/numerics.md``.
-        counts: int32 or int64, on x's device, how many rows of each batch (..., :, :) there are:
-            (E,) for x (E, T, N), one for (T, N). Rows past it are not read and influence no scale.
+        counts: int32 or int64, on x's device: how many rows of each batch are valid, (E,) for x
+            (E, T, N), one for (T, N). Rows past the count are not read and influence no scale.
         zero_padding: whether elements and scales of rows past the count become zero. False: they
             are unchanged in ``out``, or uninitialized.
+        rotate, signs: as in `jitquant.quantize_nvfp4`.
+        rope: cos and sin for the first R columns, or None: both float32 (P, R / 2), contiguous, R a
+            multiple of 32, P a divisor of the rows: each row of them serves rows / P rows of x.
+        interleaved: whether the pairs of ``rope`` are neighbors instead of columns i and i + R / 2.
         out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", ...)``.
 
     Returns:

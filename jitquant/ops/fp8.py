@@ -299,7 +299,7 @@ def quantize_fp8(
         amax: whether a given scale comes with the amax of ``x``, for a history; a computed scale
             always does.
         rotate, signs, rope, interleaved: what is quantized, as in `quantize_per_token_group`.
-        process_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``QuantizedTensor.empty(x.shape, format=..., ...)``, where the format is
             "fp8_tensor", "fp8_row", "fp8_group" or "fp8_block".
 
@@ -377,7 +377,7 @@ def swiglu_quantize_fp8(
         scale_ub: as in `quantize_fp8`.
         interleave: length of alternating runs of gate and up columns; 0: [gate | up].
         amax: whether a given scale comes with the amax.
-        process_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), ...)``.
 
     Returns:

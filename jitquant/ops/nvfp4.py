@@ -396,11 +396,11 @@ def quantize_nvfp4(
         x: (..., N); a 1-D tensor is one row.
         gsa: None to compute it, a positive number, or float32 of one element or (rows,).
         granularity: what one computed gsa covers: "tensor" or "row".
-        divisor: a computed gsa is the amax over it.
+        divisor: a computed gsa is ``amax / divisor``.
         recipe: "te" (TransformerEngine) or "vllm"; see ``docs/numerics.md``.
         block: "1x16", or "16x16": 16 rows share scales as well, the leading dimensions as one.
         rotate: "none"; "te": TransformerEngine's random Hadamard transform of 16 neighbors;
-            "16" to "256": Sylvester's of so many. N is a multiple.
+            "16" to "256": Sylvester's of that many. N must be a multiple of the number.
         signs: int8 (n,) of +1 and -1 for the transform; None: TransformerEngine's, or none.
         select: "none", or how a block's scale is selected: "4over6_mae", "4over6_mse", ...
         e4m3_max: the largest block scale, 448 or 256; ``divisor`` is 6 * e4m3_max then.
@@ -409,7 +409,7 @@ def quantize_nvfp4(
             Ranks of a process group should have seeds of their own.
         random_bytes: uint8 of the shape of x, contiguous.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
-        process_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``QuantizedActivation.empty(x.shape, ...)``.
 
     Returns:
@@ -479,10 +479,10 @@ def quantize_weight_nvfp4(
             16, so that x_sf has the same shape and a transposed weight the same values.
         dim: dimension of K: -1 or 0.
         gsa: None to compute it, a positive number, or float32 of one element.
-        divisor: a computed gsa is the amax over it.
+        divisor: a computed gsa is ``amax / divisor``.
         recipe: "te" or "vllm".
         scale_layout: "linear", or, with ``dim=-1``, "swizzled_128x4".
-        process_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``NVFP4Tensor.empty(w.shape, dim=dim, ...)``.
 
     Returns:
@@ -534,10 +534,10 @@ def deinterleave_quantize_nvfp4(
         op: "swiglu": ``silu(gate) * up`` in fp32; "select": the gate unchanged, for a GEMM
             whose epilogue has applied SwiGLU.
         granularity: what one computed gsa covers: "tensor" or "row".
-        divisor: a computed gsa is the amax over it.
+        divisor: a computed gsa is ``amax / divisor``.
         recipe: "te" or "vllm".
         scale_layout: "linear" or "swizzled_128x4".
-        process_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``QuantizedActivation.empty((*fused.shape[:-1], intermediate), ...)``.
 
     Returns:
@@ -591,10 +591,10 @@ def rmsnorm_quantize_nvfp4(
             and that is the v which is normalized. Without it v is x.
         gsa: None to compute it, a positive number, or float32 of one element or (rows,).
         granularity: what one computed gsa covers: "tensor" or "row".
-        divisor: a computed gsa is the amax over it.
+        divisor: a computed gsa is ``amax / divisor``.
         recipe: "te" or "vllm".
         scale_layout: "linear" or "swizzled_128x4".
-        process_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``QuantizedActivation.empty(x.shape, inv_rms=True, granularity=...)``.
 
     Returns:
@@ -647,10 +647,10 @@ def mhc_rmsnorm_quantize_nvfp4(
         eps: added to the mean of the squares.
         gsa: None to compute it, a positive number, or float32 of one element or (rows,).
         granularity: what one computed gsa covers: "tensor" or "row".
-        divisor: a computed gsa is the amax over it.
+        divisor: a computed gsa is ``amax / divisor``.
         recipe: "te" or "vllm".
         scale_layout: "linear" or "swizzled_128x4".
-        process_group: the ranks whose parts have one amax, or None.
+        process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``QuantizedActivation.empty((..., N), inv_rms=True, granularity=...)``.
 
     Returns:

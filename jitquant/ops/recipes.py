@@ -363,7 +363,7 @@ def quantize_nvfp4_both(
     rounded with its own random bytes. Products that sum over M need it, such as a weight gradient.
 
     Args:
-        x: (M, K), M and K >= 1; of a rotation M is a multiple.
+        x: (M, K), M and K >= 1; with a rotation M is a multiple of 16.
         block: "1x16", or "16x16", where the second has the first's codes and scales, transposed.
         rotate: of the transpose: "none", or "te".
         signs, select, e4m3_max, rounding, rng_state: as in `quantize_nvfp4`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -64,6 +65,24 @@ def test_the_api_reference_has_every_public_name(names: set[str]) -> None:
     listed = [name for public in _documented().values() for name in public]
     assert len(listed) == len(set(listed))
     assert set(names) <= set(listed), "docs/api.md needs an entry for the module"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(getattr(jitquant, name) for name in jitquant.__all__),
+        *(getattr(jitquant.nn, name) for name in jitquant.nn.__all__),
+    ],
+    ids=lambda function: getattr(function, "__name__", "value"),
+)
+def test_a_docstring_describes_every_argument(function: object) -> None:
+    if not inspect.isfunction(function):
+        return
+    arguments = set(inspect.signature(function).parameters) - {"args", "kwargs"}
+    text = (inspect.getdoc(function) or "").partition("Args:\n")[2].split("\n\n")[0]
+    described = re.findall(r"^ {4}(\w[\w, *\n]*):", text, re.MULTILINE)
+    names = {name for line in described for name in re.split(r"[,\s]+", line)}
+    assert arguments <= names, f"{function.__name__} does not describe {arguments - names}"
 
 
 @pytest.mark.slow

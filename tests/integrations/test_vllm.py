@@ -441,5 +441,5 @@ def test_products_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.equal(y, jitquant.nvfp4_linear(many, q, compute="fp8"))
     assert not torch.equal(y, method.apply_weights(exact, many))
     monkeypatch.setenv("JITQUANT_COMPUTE", "int8")
-    with pytest.raises(ValueError, match="JITQUANT_COMPUTE.*'int8'"):
+    with pytest.raises(ValueError, match=r"JITQUANT_COMPUTE.*'int8'"):
         plugin.register()

@@ -185,7 +185,7 @@ def test_products_in_fp8_of_files(tmp_path: Path) -> None:
         read = made()
         load_compressed_tensors(read, tmp_path, compute=compute)  # type: ignore[arg-type]
         assert [layer.compute for layer in read.children()] == [compute, "exact"]
-    with pytest.raises(ValueError, match="compute.*'int8'"):
+    with pytest.raises(ValueError, match=r"compute.*'int8'"):
         load_compressed_tensors(made(), tmp_path, compute="int8")  # type: ignore[arg-type]
 
 
