@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from jitquant.loader import (
 from jitquant.loader.core import default_kernels_dir
 from jitquant.loader.nvrtc import compiler
 from jitquant.loader.nvrtc.compiler import parameters_of, plain_name
+from jitquant.loader.nvrtc.device_module import with_cuda_core, with_cupy
 from jitquant.loader.request.sources import kernel_names
 
 from .toys import finish, new_loader, python
@@ -265,20 +268,17 @@ def test_arguments_get_the_size_of_their_parameters(source: Path, tmp_path: Path
 
     module.fill[(2, 3), 32](Array(4096), 2, 5, Pair(1.0, 2.0))
     module.fill[1, (8, 8, 1), 1024, 77](None, 0.5, np.int64(-1), bytes(8))
-    (_, symbol, shape, stream, values, _), second = calls
-    assert (symbol, *shape, stream) == (
-        module.fill.symbol,
-        (2, 3, 1),
-        (32, 1, 1),
-        0,
-        None,
-    )
+    (_, symbol, shape, first), (_, _, other_shape, second) = calls
+    assert (symbol, *shape) == (module.fill.symbol, (2, 3, 1), (32, 1, 1), 0, None)
+    values, *place = first
+    assert place == [0, False]
     assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "|V8"]
     assert (int(values[0]), float(values[1]), int(values[2])) == (4096, 2.0, 5)
     assert values[3].tobytes() == bytes(Pair(1.0, 2.0))
-    assert second[2:4] == (((1, 1, 1), (8, 8, 1), 1024), 77)
-    assert [int(v) for v in second[4][:1]] == [0]
-    assert int(second[4][2]) == 0xFFFFFFFF
+    assert other_shape == ((1, 1, 1), (8, 8, 1), 1024, 77)
+    assert second[1:] == (None, True)
+    assert int(second[0][0]) == 0
+    assert int(second[0][2]) == 0xFFFFFFFF
 
 
 @pytest.mark.parametrize(
@@ -384,3 +384,53 @@ def test_without_the_bindings_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(NvrtcNotFoundError, match="Install jitquant's extra 'nvrtc'"):
         new_loader(tmp_path / "cache").get_device_module("scale", [write(tmp_path)])
+
+
+def test_a_launch_by_cupy_is_on_the_device_and_stream_of_its_arguments(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numpy")
+    said: list[Any] = []
+    cupy = MagicMock()
+    cupy.cuda.Stream.from_external = lambda stream: (
+        said.append(stream.__cuda_stream__()) or nullcontext()
+    )
+    cupy.cuda.Device = lambda index: said.append(index) or nullcontext()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    module = new_loader(tmp_path / "cache").get_device_module("scale", [source])
+    module._launch = with_cupy()
+    module.fill[2, 32](Array(4096), 2, 5, bytes(8))  # on CuPy's current stream
+    assert said == [0]
+    module.fill[2, 32, 64 << 10, 77](Array(4096), 2, 5, bytes(8))
+    assert said == [0, 0, (0, 77)]
+    cupy.RawModule.assert_called_once()
+    function = cupy.RawModule.return_value.get_function.return_value
+    cupy.RawModule.return_value.get_function.assert_called_with(module.fill.symbol)
+    assert function.max_dynamic_shared_size_bytes == 64 << 10
+    (grid, block, values), options = function.call_args
+    assert (grid, block, options) == ((2, 1, 1), (32, 1, 1), {"shared_mem": 64 << 10})
+    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "|V8"]
+
+
+def test_a_launch_by_cuda_core_is_on_the_device_and_stream_of_its_arguments(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numpy")
+    core = MagicMock()
+    monkeypatch.setitem(sys.modules, "cuda.core", core)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    module = new_loader(tmp_path / "cache").get_device_module("scale", [source])
+    module._launch = with_cuda_core()
+    for _ in range(2):
+        module.fill[2, 32, 128, 77](Array(4096), 2, 5, bytes(8))
+    core.Device.assert_called_with(0)
+    core.Stream.from_handle.assert_called_with(77)
+    core.ObjectCode.from_cubin.assert_called_once_with(module.fill._cubin.code)
+    core.LaunchConfig.assert_called_with(grid=(2, 1, 1), block=(32, 1, 1), shmem_size=128)
+    stream, config, kernel, *values = core.launch.call_args.args
+    assert stream is core.Stream.from_handle.return_value
+    assert config is core.LaunchConfig.return_value
+    code = core.ObjectCode.from_cubin.return_value
+    code.get_kernel.assert_called_with(module.fill.symbol)
+    assert kernel is code.get_kernel.return_value
+    assert [v.dtype.str for v in values] == ["<u8", "<f4", "<u4", "|V8"]

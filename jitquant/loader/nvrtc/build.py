@@ -6,16 +6,16 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from ..diagnostics import compile_error
 from ..errors import CaptureError, FrozenError, LoaderError
 from ..request.key import digest_of
 from ..request.plan import Request, Wanted
 from ..request.sources import CUDA_SUFFIXES, scan_includes
-from .compiler import NvrtcFailure, compile_cubin, plain_name
-from .device_module import Cubin, DeviceModule, Kernel
+from .compiler import Cubin, NvrtcFailure, compile_cubin
+from .device_module import DeviceModule
 
 _COMPUTED = re.compile(rb"^[ \t]*#[ \t]*include[ \t]+[A-Za-z_]", re.MULTILINE)
 _MOST_ATTEMPTS = 5
@@ -65,110 +65,92 @@ class DeviceLoader:
                     f"module {request.name!r} is not loaded for backend='nvrtc', and "
                     f"{'jitquant.freeze() was called' if frozen else 'a graph is being captured'}."
                 )
-            unit = self._unit(request)
-            module = self._modules.get(unit.key)
-            if module is None:
-                unit, cubin = self._compile(request, ())
-                module = DeviceModule(
-                    request.name,
-                    unit.arch,
-                    unit.key,
-                    cubin,
-                    lambda expression: self._compile(request, (expression,))[1],
+            unit = _Unit(request, self._look_up(request))
+            if unit.key not in self._modules:
+                unit, cubin = self._compile(request)
+                compile_one = partial(self._compile, request)
+                self._modules[unit.key] = DeviceModule(
+                    request.name, unit.arch, unit.key, cubin, lambda name: compile_one(name)[1]
                 )
-                self._modules[unit.key] = module
+            module = self._modules[unit.key]
             self._latest[request] = module, self._reloads(unit.wanted)
             return module
 
-    def _compile(self, request: Request, expressions: Sequence[str]) -> tuple[_Unit, Cubin]:
+    def _compile(self, request: Request, *expressions: str) -> tuple[_Unit, Cubin]:
         with self._guard:
-            unit = self._unit(request)
+            unit = _Unit(request, self._look_up(request))
             self._check_may_build(unit.wanted)
             for _ in range(_MOST_ATTEMPTS):
-                cubin = _compile(unit, expressions)
-                before, unit = unit, self._unit(request)
+                cubin = unit.compile(expressions)
+                before, unit = unit, _Unit(request, self._look_up(request))
                 if unit.key == before.key:
                     return unit, cubin
         raise LoaderError(f"module {request.name!r}: its sources change faster than they compile.")
 
-    def _unit(self, request: Request) -> _Unit:
-        wanted = self._look_up(request)
+
+class _Unit:
+    """A source and NVRTC's options, with the key of everything that it can include.
+
+    Raises:
+        ValueError: not one ``.cu``, several architectures, or a macro names the file to include,
+            which only a compiler can follow; NVRTC does not list what it reads.
+    """
+
+    def __init__(self, request: Request, wanted: Wanted) -> None:
         kernels = [path for path in wanted.sources if path.lower().endswith(CUDA_SUFFIXES)]
         if len(kernels) != 1:
             raise ValueError(
                 f"sources: backend='nvrtc' compiles one .cu, and {len(kernels)} were named."
             )
-        if len(wanted.archs.archs) != 1:
+        archs = wanted.archs.archs
+        if len(archs) != 1:
             raise ValueError(
-                f"archs: backend='nvrtc' compiles for one architecture, and "
-                f"{', '.join(wanted.archs.archs)} (from {wanted.archs.origin}) are "
-                f"{len(wanted.archs.archs)}; give one, such as archs='90a'."
+                f"archs: backend='nvrtc' compiles for one architecture, and {', '.join(archs)} "
+                f"(from {wanted.archs.origin}) are {len(archs)}; give one, such as archs='90a'."
             )
+        self.wanted = wanted
+        self.source = kernels[0]
+        self.arch = archs[0].partition("+")[0]
         flags = request.cuda_flags
-        options = (
-            f"--gpu-architecture=sm_{wanted.archs.archs[0].partition('+')[0]}",
+        self.options = (
+            f"--gpu-architecture=sm_{self.arch}",
             "-default-device",
             "-G" if wanted.debug else "-lineinfo",
             *([] if any("-std" in flag for flag in flags) else ["-std=c++17"]),
             *(f"-I{directory}" for directory in wanted.include_dirs),
             *flags,
         )
-        text = Path(kernels[0]).read_bytes()
-        key = digest_of([request.name, options, _read_by(kernels[0], options)])
-        return _Unit(wanted, kernels[0], text, options, key)
+        directories = [option[2:] for option in self.options if option.startswith("-I")]
+        texts = {
+            path: Path(path).read_bytes() for path in scan_includes(self.source, directories).files
+        }
+        for path, text in texts.items():
+            if _COMPUTED.search(text):
+                raise ValueError(
+                    f"backend='nvrtc': {path} includes what a macro names; name a file."
+                )
+        self.text = texts[self.source]
+        digests = {path: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
+        self.key = digest_of([request.name, self.options, digests])
 
+    def compile(self, expressions: Sequence[str]) -> Cubin:
+        """Compile it.
 
-class _Unit(NamedTuple):
-    """A source, with the key of everything that it can include."""
-
-    wanted: Wanted
-    source: str
-    text: bytes
-    options: tuple[str, ...]
-    key: str
-
-    @property
-    def arch(self) -> str:
-        return self.options[0].partition("sm_")[2]
-
-
-def _compile(unit: _Unit, expressions: Sequence[str]) -> Cubin:
-    text = unit.text.decode(errors="surrogateescape")
-    try:
-        compiled = compile_cubin(text, unit.source, unit.options, expressions)
-    except NvrtcFailure as failure:
-        error = compile_error(
-            unit.wanted.name,
-            label="NVRTC",
-            command=["nvrtc", *unit.options, unit.source],
-            returncode=failure.code,
-            text=failure.log,
-            root=Path(unit.source).parent,
-            log_path=None,
-        )
-        error.args = (f"{error.args[0]}\n{_HINT}",)
-        raise error from None
-    named = {name: s for s in compiled.parameters if (name := plain_name(s)) is not None}
-    return Cubin(
-        compiled.cubin,
-        {
-            name: Kernel(symbol, compiled.parameters[symbol])
-            for name, symbol in (named | compiled.symbols).items()
-        },
-    )
-
-
-def _read_by(source: str, options: Sequence[str]) -> dict[str, str]:
-    """The digest of each file that ``source`` could include, by path; NVRTC does not list them.
-
-    Raises:
-        ValueError: a macro names the file to include, which only a compiler can follow.
-    """
-    directories = [option[2:] for option in options if option.startswith("-I")]
-    found: dict[str, str] = {}
-    for path in scan_includes(source, directories).files:
-        text = Path(path).read_bytes()
-        if _COMPUTED.search(text):
-            raise ValueError(f"backend='nvrtc': {path} includes what a macro names; name a file.")
-        found[path] = hashlib.sha256(text).hexdigest()
-    return found
+        Raises:
+            CompileError, NvrtcNotFoundError: as their names say.
+        """
+        try:
+            return compile_cubin(self.text, self.source, self.options, expressions)
+        except NvrtcFailure as failure:
+            text, code = failure.args
+            error = compile_error(
+                self.wanted.name,
+                label="NVRTC",
+                command=["nvrtc", *self.options, self.source],
+                returncode=code,
+                text=text,
+                root=Path(self.source).parent,
+                log_path=None,
+            )
+            error.args = (f"{error.args[0]}\n{_HINT}",)
+            raise error from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import LoaderError, NvrtcNotFoundError, extra
@@ -21,7 +22,7 @@ _MATH = (
     "fmod isfinite isinf isnan ldexp log log10 log1p log2 lround nearbyint pow rint round sin sinh "
     "sqrt tan tanh trunc"
 )
-#: The C++ library's headers, which NVRTC lacks: CCCL's, or the compiler's own.
+#: The C++ library's headers, which NVRTC has not: CCCL's, or what the compiler has built in.
 _STANDARD = {
     **{
         name: f"namespace cuda {{ namespace std {{}} }}\n#include <cuda/std/{name}>\n"
@@ -37,12 +38,7 @@ _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,\[]*(?:\[(\d+
 
 
 class NvrtcFailure(Exception):  # noqa: N818
-    """The source does not compile; ``log`` is NVRTC's output, ``code`` its result."""
-
-    def __init__(self, log: str, code: int) -> None:
-        super().__init__(log)
-        self.log = log
-        self.code = code
+    """The source does not compile: NVRTC's output, and its result."""
 
 
 class Parameter(NamedTuple):
@@ -52,17 +48,24 @@ class Parameter(NamedTuple):
     size: int
 
 
-class Compiled(NamedTuple):
-    """A cubin, the parameters of its kernels by symbol, and the symbols of expressions."""
+class Kernel(NamedTuple):
+    """A kernel in a cubin: its symbol and its parameters."""
 
-    cubin: bytes
-    parameters: dict[str, tuple[Parameter, ...]]
-    symbols: dict[str, str]
+    symbol: str
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Cubin:
+    """Compiled code, and its kernels by qualified name or by the expression asked for."""
+
+    code: bytes
+    kernels: dict[str, Kernel]
 
 
 def compile_cubin(
-    text: str, name: str, options: Sequence[str], expressions: Sequence[str]
-) -> Compiled:
+    text: bytes, name: str, options: Sequence[str], expressions: Sequence[str]
+) -> Cubin:
     """Compile ``text``, which messages call ``name``; ``expressions`` name instances of templates.
 
     Raises:
@@ -70,16 +73,9 @@ def compile_cubin(
         NvrtcFailure: it does not compile.
     """
     nvrtc = _bindings()
-    headers, names = [*_STANDARD.values()], [*_STANDARD]
-    program = _checked(
-        nvrtc.nvrtcCreateProgram(
-            text.encode(errors="surrogateescape"),
-            os.fsencode(name),
-            len(names),
-            [header.encode() for header in headers],
-            [header.encode() for header in names],
-        )
-    )
+    file, names = os.fsencode(name), [header.encode() for header in _STANDARD]
+    headers = [text.encode() for text in _STANDARD.values()]
+    program = _checked(nvrtc.nvrtcCreateProgram(text, file, len(names), headers, names))
     try:
         for expression in expressions:
             _checked(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
@@ -88,14 +84,13 @@ def compile_cubin(
         if int(code) != 0:
             log = _bytes(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0\n")
             raise NvrtcFailure(log or code.name, int(code))
-        return Compiled(
-            _bytes(nvrtc, program, "CUBIN"),
-            parameters_of(_bytes(nvrtc, program, "PTX").decode(errors="replace")),
-            {
-                e: _checked(nvrtc.nvrtcGetLoweredName(program, e.encode())).decode()
-                for e in expressions
-            },
-        )
+        found = parameters_of(_bytes(nvrtc, program, "PTX").decode(errors="replace"))
+        symbols = {plain: symbol for symbol in found if (plain := plain_name(symbol)) is not None}
+        for expression in expressions:
+            lowered = _checked(nvrtc.nvrtcGetLoweredName(program, expression.encode()))
+            symbols[expression] = lowered.decode()
+        kernels = {name: Kernel(symbol, found[symbol]) for name, symbol in symbols.items()}
+        return Cubin(_bytes(nvrtc, program, "CUBIN"), kernels)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -141,11 +136,8 @@ def _include_options() -> list[str]:
     """Where the CUDA headers are."""
     from cuda.pathfinder import find_nvidia_header_directory
 
-    found: dict[str, None] = {}
-    for family in ("cudart", "cccl"):
-        if directory := find_nvidia_header_directory(family):
-            found |= dict.fromkeys((f"-I{directory}", f"-I{directory}/cccl"))
-    return list(found)
+    found = filter(None, map(find_nvidia_header_directory, ("cudart", "cccl")))
+    return [option for place in found for option in (f"-I{place}", f"-I{place}/cccl")]
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

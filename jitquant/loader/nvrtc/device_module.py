@@ -7,26 +7,31 @@ import difflib
 import functools
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import LoaderError, extra
-from .compiler import Parameter
+from .compiler import Cubin, Parameter
 
 
-class Kernel(NamedTuple):
-    """A kernel in a cubin: its symbol and its parameters."""
+class Shape(NamedTuple):
+    """How a kernel is launched: ``shared`` in bytes, and a stream, or None for the current one."""
 
-    symbol: str
-    parameters: tuple[Parameter, ...]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int = 0
+    stream: Any = None
 
 
-@dataclass(frozen=True, eq=False)
-class Cubin:
-    """Compiled code, and its kernels by qualified name or by the expression asked for."""
+class Values(NamedTuple):
+    """A launch's arguments as NumPy scalars, the device of its arrays, and if one is torch's."""
 
-    code: bytes
-    kernels: dict[str, Kernel]
+    scalars: list[Any]
+    device: int | None
+    of_torch: bool
+
+
+#: Launches the kernel of a cubin with this symbol.
+Launch = Callable[[Cubin, str, Shape, Values], None]
 
 
 class DeviceKernel:
@@ -62,110 +67,84 @@ class DeviceKernel:
                 f"kernel {self.name!r}: give kernel[grid, block], with the bytes of shared memory "
                 f"and a stream after them if need be, not {configuration!r}."
             )
-        grid, block = (_triple(self.name, what) for what in configuration[:2])
-        shape = Shape(grid, block, int(configuration[2]) if len(configuration) > 2 else 0)
-        stream = configuration[3] if len(configuration) > 3 else None
+        triples: list[tuple[int, ...]] = []
+        for value in configuration[:2]:
+            size = tuple(value) if isinstance(value, Sequence) else (value,)
+            if not 1 <= len(size) <= 3 or not all(type(n) is int and n > 0 for n in size):
+                raise ValueError(
+                    f"kernel {self.name!r}: a grid and a block are positive integers or tuples of "
+                    f"up to three, not {size!r}."
+                )
+            triples.append((*size, 1, 1)[:3])
+        shape = Shape(triples[0], triples[1], *configuration[2:])
 
         def launch(*arguments: Any) -> None:
-            values, device = self._values(arguments)
-            launcher = self._launch or make_launch()
-            launcher(self._cubin, self.symbol, shape, stream, values, device)
+            values = self._values(arguments)
+            (self._launch or make_launch())(self._cubin, self.symbol, shape, values)
 
         return launch
 
-    def _values(self, arguments: Sequence[Any]) -> tuple[list[Any], _Device]:
+    def _values(self, arguments: Sequence[Any]) -> Values:
         if len(arguments) != len(self.parameters):
             raise TypeError(
                 f"kernel {self.name!r} takes {len(self.parameters)} arguments "
                 f"({', '.join(p.kind for p in self.parameters)}), and {len(arguments)} were given."
             )
-        device = _Device()
-        pairs = zip(arguments, self.parameters, strict=True)
-        return [
-            _value(f"kernel {self.name!r}: argument {index}", argument, parameter, device)
-            for index, (argument, parameter) in enumerate(pairs)
-        ], device
+        scalars: list[Any] = []
+        device, of_torch = None, True
+        for index, (argument, parameter) in enumerate(zip(arguments, self.parameters, strict=True)):
+            what = f"kernel {self.name!r}: argument {index}"
+            found = _array(what, argument)
+            if found is not None and device is None:
+                _, device, of_torch = found
+            if found is not None and found[1] != device:
+                raise ValueError(
+                    f"{what} is on cuda:{found[1]}, and one before it on cuda:{device}."
+                )
+            scalars.append(_scalar(what, argument, parameter, found and found[0]))
+        return Values(scalars, device, of_torch)
 
 
-class _Device:
-    """The device of the arguments of a launch, and whether torch's stream is meant."""
-
-    def __init__(self) -> None:
-        self.index: int | None = None
-        self.torch = True
-
-    def add(self, what: str, index: int, *, torch: bool) -> None:
-        if self.index is None:
-            self.index, self.torch = index, torch
-        elif index != self.index:
-            raise ValueError(f"{what} is on cuda:{index}, and one before it on cuda:{self.index}.")
-
-
-class Shape(NamedTuple):
-    """How a kernel is launched; ``shared`` in bytes."""
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared: int
-
-
-#: Launches a kernel of a cubin: (cubin, symbol, shape, stream, values, device).
-Launch = Callable[[Cubin, str, Shape, Any, list[Any], _Device], None]
-
-
-def _triple(name: str, value: Any) -> tuple[int, int, int]:
-    items = tuple(value) if isinstance(value, Sequence) else (value,)
-    if not 1 <= len(items) <= 3 or not all(
-        isinstance(i, int) and not isinstance(i, bool) and i > 0 for i in items
-    ):
-        raise ValueError(
-            f"kernel {name!r}: a grid and a block are positive integers or tuples of up to three, "
-            f"not {value!r}."
-        )
-    return (*items, 1, 1)[:3]
-
-
-def _value(what: str, argument: Any, parameter: Parameter, device: _Device) -> Any:
-    """The NumPy scalar to pass for a parameter."""
-    import numpy as np
+def _array(what: str, argument: Any) -> tuple[int, int, bool] | None:
+    """The pointer and device of an array, and whether it is torch's; None for anything else."""
     import torch
 
-    kind, size = parameter.kind, parameter.size
     if isinstance(argument, torch.Tensor):
         if not argument.is_cuda:
             raise ValueError(f"{what} is a tensor on {argument.device}; move it with .to('cuda').")
-        device.add(what, argument.get_device(), torch=True)
-        pointer = argument.data_ptr()
-    elif hasattr(argument, "__cuda_array_interface__"):
-        own = getattr(argument, "device", None)
-        device.add(what, int(getattr(own, "id", 0) or 0), torch=False)
-        pointer = int(argument.__cuda_array_interface__["data"][0])
-    elif kind == "b8":
-        raw = memoryview(argument).cast("B") if not isinstance(argument, bytes) else argument
+        return argument.data_ptr(), argument.get_device(), True
+    if hasattr(argument, "__cuda_array_interface__"):
+        device = getattr(getattr(argument, "device", None), "id", 0)
+        return int(argument.__cuda_array_interface__["data"][0]), int(device), False
+    return None
+
+
+def _scalar(what: str, argument: Any, parameter: Parameter, pointer: int | None) -> Any:
+    """The NumPy scalar to pass for a parameter."""
+    import numpy as np
+
+    kind, size = parameter
+    if pointer is not None and kind not in ("u64", "b64"):
+        raise TypeError(f"{what} is an array; the parameter is {kind}, not a pointer.")
+    if kind == "b8":
+        raw = memoryview(argument).cast("B")
         if len(raw) != size:
             raise ValueError(f"{what} has {len(raw)} bytes; the parameter has {size}.")
         return np.frombuffer(raw, dtype=f"V{size}")[0]
-    elif argument is None and kind in ("u64", "b64"):
-        return np.uint64(0)
-    elif kind in ("f32", "f64"):
+    if kind in ("f32", "f64"):
         if not isinstance(argument, int | float | np.number) or isinstance(argument, bool):
             raise TypeError(f"{what} is {type(argument).__name__}; the parameter is {kind}.")
-        return np.float32(argument) if kind == "f32" else np.float64(argument)
-    else:
-        if isinstance(argument, float | np.floating) or not isinstance(
-            argument, int | bool | np.integer | np.bool_
-        ):
-            raise TypeError(
-                f"{what} is {type(argument).__name__}; the parameter is an integer of "
-                f"{8 * size} bits, or a pointer."
-            )
-        number = int(argument)
-        if not -(1 << (8 * size - 1)) <= number < 1 << (8 * size):
-            raise ValueError(f"{what} is {number}, which does not fit {8 * size} bits.")
-        return np.dtype(f"u{size}").type(number % (1 << (8 * size)))
-    if kind not in ("u64", "b64"):
-        raise TypeError(f"{what} is an array; the parameter is {kind}, not a pointer.")
-    return np.uint64(pointer)
+        return np.dtype(f"f{size}").type(argument)
+    given = 0 if argument is None and size == 8 else argument if pointer is None else pointer
+    if not isinstance(given, int | np.integer | np.bool_):
+        raise TypeError(
+            f"{what} is {type(given).__name__}; the parameter is an integer of {8 * size} bits, "
+            "or a pointer."
+        )
+    number = int(given)
+    if not -(1 << (8 * size - 1)) <= number < 1 << (8 * size):
+        raise ValueError(f"{what} is {number}, which does not fit {8 * size} bits.")
+    return np.dtype(f"u{size}").type(number % (1 << (8 * size)))
 
 
 class DeviceModule:
@@ -181,12 +160,7 @@ class DeviceModule:
     """
 
     def __init__(
-        self,
-        name: str,
-        arch: str,
-        key: str,
-        cubin: Cubin,
-        compile_one: Callable[[str], Cubin],
+        self, name: str, arch: str, key: str, cubin: Cubin, compile_one: Callable[[str], Cubin]
     ) -> None:
         self.name = name
         self.arch = arch
@@ -205,12 +179,11 @@ class DeviceModule:
         Raises:
             CompileError: there is no such kernel, or it does not compile.
         """
-        known = self._kernels.get(expression)
-        if known is None:
-            cubin = self._cubin if expression in self._cubin.kernels else None
-            known = DeviceKernel(expression, cubin or self._compile_one(expression), self._launch)
-            self._kernels[expression] = known
-        return known
+        if expression not in self._kernels:
+            known = expression in self._cubin.kernels
+            cubin = self._cubin if known else self._compile_one(expression)
+            self._kernels[expression] = DeviceKernel(expression, cubin, self._launch)
+        return self._kernels[expression]
 
     def __getattr__(self, attribute: str) -> DeviceKernel:
         plain = self.__dict__.get("_plain", {})
@@ -246,18 +219,7 @@ def make_launch() -> Launch:
     )
 
 
-def _stream_of(stream: Any, device: _Device) -> int:
-    """The handle of a stream of torch's, CuPy's or cuda.core's, or an integer."""
-    if stream is None:
-        import torch
-
-        return int(torch.cuda.current_stream(device.index).cuda_stream)
-    for attribute in ("cuda_stream", "ptr", "handle"):
-        stream = getattr(stream, attribute, stream)
-    return int(stream)
-
-
-class _Handle(NamedTuple):
+class _Stream(NamedTuple):
     """A stream in the protocol of CUDA's Python packages."""
 
     handle: int
@@ -266,54 +228,59 @@ class _Handle(NamedTuple):
         return (0, self.handle)
 
 
+def _stream_of(shape: Shape, values: Values) -> _Stream:
+    """A stream of torch's, CuPy's or cuda.core's, or an integer; torch's current one for None."""
+    stream = shape.stream
+    if stream is None:
+        import torch
+
+        stream = torch.cuda.current_stream(values.device)
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        stream = getattr(stream, attribute, stream)
+    return _Stream(int(stream))
+
+
 def with_cupy() -> Launch:
     """Launching through CuPy; a cubin is loaded once on each device."""
     import cupy
 
-    modules: dict[Cubin, Any] = {}
+    @functools.cache
+    def load(cubin: Cubin) -> tuple[Any, Any]:
+        # The file stays: CuPy reads it again for another device.
+        file = tempfile.NamedTemporaryFile(suffix=".cubin")  # noqa: SIM115
+        file.write(cubin.code)
+        file.flush()
+        return cupy.RawModule(path=file.name), file
 
-    def launch(
-        cubin: Cubin, symbol: str, shape: Shape, stream: Any, values: list[Any], device: _Device
-    ) -> None:
-        if cubin not in modules:
-            # The file stays: CuPy reads it again for another device.
-            file = tempfile.NamedTemporaryFile(suffix=".cubin")  # noqa: SIM115
-            file.write(cubin.code)
-            file.flush()
-            modules[cubin] = cupy.RawModule(path=file.name), file
+    def launch(cubin: Cubin, symbol: str, shape: Shape, values: Values) -> None:
         with contextlib.ExitStack() as stack:
-            if device.index is not None:
-                stack.enter_context(cupy.cuda.Device(device.index))
-            if stream is not None or device.torch:
-                handle = _Handle(_stream_of(stream, device))
-                stack.enter_context(cupy.cuda.Stream.from_external(handle))
-            function = modules[cubin][0].get_function(symbol)
+            if values.device is not None:
+                stack.enter_context(cupy.cuda.Device(values.device))
+            if shape.stream is not None or values.of_torch:
+                stream = _stream_of(shape, values)
+                stack.enter_context(cupy.cuda.Stream.from_external(stream))
+            function = load(cubin)[0].get_function(symbol)
             if shape.shared > 48 << 10:
                 function.max_dynamic_shared_size_bytes = shape.shared
-            function(shape.grid, shape.block, tuple(values), shared_mem=shape.shared)
+            function(shape.grid, shape.block, tuple(values.scalars), shared_mem=shape.shared)
 
     return launch
 
 
 def with_cuda_core() -> Launch:
     """Launching through cuda.core; a cubin is loaded once."""
+    import torch
     from cuda.core import Device, LaunchConfig, ObjectCode, Stream
     from cuda.core import launch as launch_kernel
 
-    codes: dict[Cubin, Any] = {}
+    load = functools.cache(lambda cubin: ObjectCode.from_cubin(cubin.code))
 
-    def launch(
-        cubin: Cubin, symbol: str, shape: Shape, stream: Any, values: list[Any], device: _Device
-    ) -> None:
-        import torch
-
-        index = torch.cuda.current_device() if device.index is None else device.index
+    def launch(cubin: Cubin, symbol: str, shape: Shape, values: Values) -> None:
+        index = torch.cuda.current_device() if values.device is None else values.device
         with torch.cuda.device(index):
             Device(index).set_current()
-            if cubin not in codes:
-                codes[cubin] = ObjectCode.from_cubin(cubin.code)
             config = LaunchConfig(grid=shape.grid, block=shape.block, shmem_size=shape.shared)
-            kernel = codes[cubin].get_kernel(symbol)
-            launch_kernel(Stream.from_handle(_stream_of(stream, device)), config, kernel, *values)
+            stream = Stream.from_handle(_stream_of(shape, values).handle)
+            launch_kernel(stream, config, load(cubin).get_kernel(symbol), *values.scalars)
 
     return launch
