@@ -41,7 +41,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
-    """Build, inspect and debug what jitquant compiles."""
+    """Quantize checkpoints; build, inspect and debug kernels."""
 
 
 app.command()(doctor)
