@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
     }
     constexpr int kScaleWords = kPairs / 2;  // per stage and row
-    // The pair during which the next stage's first one is loaded. Waiting for that stage a pair
-    // earlier hides the latency of the load, but with two pairs per stage it takes 5% longer.
-    constexpr int kLooksAhead = kPairs > 2 ? kPairs - 2 : kPairs - 1;
+    // Whether a warp loads and decodes the next stage's first pair while it multiplies this one's
+    // last. With two pairs per stage that takes 5% longer.
+    constexpr bool kLooksAhead = kPairs > 2;
     for (int i = first; walk.at(i); i += step) {
       float d[Shape::kSums];
 #pragma unroll
@@ -142,18 +142,22 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         }
         decode<T>(words[p & 1], own_scales, select, a[p & 1]);
       };
-      wait_for(at.full + 8 * ring.stage, ring.parity);
-      fetch(ring.stage * Shape::kStage, 0);
-      prepare(0);
-      fetch(ring.stage * Shape::kStage, 1);
+      const auto begin = [&] {
+        wait_for(at.full + 8 * ring.stage, ring.parity);
+        fetch(ring.stage * Shape::kStage, 0);
+        fetch(ring.stage * Shape::kStage, 1);
+        prepare(0);
+      };
+      if (kLooksAhead) begin();
 #pragma unroll 1
       for (int s = of_k.first; s < of_k.end; ++s) {
+        if (!kLooksAhead) begin();
         const int own_stage = ring.stage;
         const uint32_t stage = own_stage * Shape::kStage;
-        const bool more = s + 1 < of_k.end;
+        const bool next = kLooksAhead && s + 1 < of_k.end;
         ring.next();
         // While the tensor cores multiply one pair, this warp decodes the next one and loads the
-        // one after that, across stages.
+        // one after that.
 #pragma unroll
         for (int p = 0; p < kPairs; ++p) {
           const int pair = along * kPairs + p;
@@ -166,18 +170,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           end_products();
           if (p + 2 < kPairs) {
             fetch(stage, p + 2);
-          } else if (more) {
-            if (p == kLooksAhead) {
-              wait_for(at.full + 8 * ring.stage, ring.parity);
-              fetch(ring.stage * Shape::kStage, 0);
-            }
-            if (p + 1 == kPairs) fetch(ring.stage * Shape::kStage, 1);
+          } else if (next) {
+            if (p + 2 == kPairs) wait_for(at.full + 8 * ring.stage, ring.parity);
+            fetch(ring.stage * Shape::kStage, p + 2 - kPairs);
           }
           wait_for_products<1>();
           if (p == 0 && before >= 0) release_stage<Shape>(at, before);
           if (p + 1 < kPairs) {
             prepare(p + 1);
-          } else if (more) {
+          } else if (next) {
             prepare(0);
           }
         }
