@@ -30,7 +30,7 @@ from jitquant.nn._rounding import (
     sample,
     with_gsa,
 )
-from jitquant.nn._safetensors import Entry, Writer, read_header, read_tensor
+from jitquant.nn._safetensors import Entry, Writer, read_ahead, read_header, read_tensor
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
 from jitquant.nn._targets import FUSED_LAYERS, as_patterns, families, refusal
 from jitquant.numerics.recipes import dequantize_mxfp4
@@ -55,6 +55,7 @@ _PROJECTION_OF = {
 }
 """The tensor of experts in memory that a matrix of an expert is in."""
 _SPARE = 64 << 20  # bytes that are left free
+_KEPT = 1 << 30  # bytes of a family that is read once; a larger one is read again for its amax
 _FP8 = torch.float8_e4m3fn
 _BLOCK = 128
 
@@ -181,6 +182,9 @@ class _Source:
             size = entry.size // entry.shape[0]
             entry = Entry(entry.dtype, entry.shape[1:], entry.begin + expert * size, size)
         return read_tensor(self.directory / self.map[name], entry)
+
+    def read_ahead(self, name: str) -> None:
+        read_ahead(self.directory / self.map[name], self.entry(name))
 
     def values(self, matrix: _Matrix, device: torch.device) -> Tensor:
         """A matrix in bfloat16, float16 or float32 on a device."""
@@ -357,6 +361,7 @@ class _Work:
         self.ignored: list[str] = []
         self.amaxes: dict[str, float] = {}
         self.relatives: dict[str, list[str]] = {}
+        self._kept: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
         self._samples: dict[str, Tensor] = {}
         self._gsas: dict[str, Tensor] = {}
@@ -634,13 +639,16 @@ class _Work:
                 continue
             layout = {n: about for _, made in outputs for n, about in made.items()}
             with _writing(folder / file, layout) as writer:
-                for name, made in outputs:
+                for i, (name, made) in enumerate(outputs):
+                    for following, _ in outputs[i + 1 : i + 2]:
+                        self.source.read_ahead(following)
                     for part, tensor in self._tensors(name, made):
                         writer.write(part, tensor)
                     read += self.source.entry(name).size
                     if progress is not None:
                         progress(read, total, file)
                 done[file] = writer.close()
+            self._kept.clear()
             keep()
 
     def _tensors(self, name: str, made: Layout) -> Iterator[tuple[str, Tensor]]:
@@ -719,6 +727,8 @@ class _Work:
 
     def _values(self, name: str) -> Tensor:
         """The values of a matrix. Records its amax."""
+        if name in self._kept:
+            return self._kept.pop(name)
         matrix = self.matrices[name]
         weight = self.source.values(matrix, self.device)
         if name not in self._maxima:
@@ -740,7 +750,9 @@ class _Work:
         family = self.relatives.get(name, [name])
         for member in family:
             if member not in self._maxima:
-                self._values(member)
+                weight = self._values(member)
+                if weight.nbytes * len(family) <= _KEPT:
+                    self._kept[member] = weight
         if name not in self._gsas:
             least = torch.stack([self._maxima[member] for member in family]).amax(0) / NVFP4_DIVISOR
             samples = [self._samples.pop(member) for member in family if member in self._samples]

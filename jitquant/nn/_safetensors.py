@@ -13,8 +13,9 @@ import math
 import os
 import struct
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LONGEST = 100 << 20  # bytes of a header, as in the library
+_SYNCED = 256 << 20  # bytes that the disk may lag behind
 
 
 class Entry(NamedTuple):
@@ -109,32 +111,32 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 def read_tensor(path: Path, entry: Entry) -> Tensor:
     """The values of a tensor, in its own memory."""
-    if entry.size == 0:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    memory = bytearray(entry.size)
-    with path.open("rb", buffering=0) as file:
-        file.seek(entry.begin)
-        view, read = memoryview(memory), 0
-        while read < entry.size:
-            count = file.readinto(view[read : read + (1 << 30)])
-            if not count:
-                raise OSError(f"{path} ended after {entry.begin + read} bytes")
-            read += count
-    return torch.frombuffer(memory, dtype=torch.uint8).view(entry.dtype).view(entry.shape)
+    values = torch.empty(entry.size, dtype=torch.uint8)
+    if entry.size:
+        memory = memoryview((ctypes.c_char * entry.size).from_address(values.data_ptr()))
+        with path.open("rb", buffering=0) as file:
+            file.seek(entry.begin)
+            read = 0
+            while read < entry.size:
+                count = file.readinto(memory[read : read + (1 << 30)])
+                if not count:
+                    raise OSError(f"{path} ended after {entry.begin + read} bytes")
+                read += count
+    return values.view(entry.dtype).view(entry.shape)
 
 
-def write_bytes(file: BinaryIO, tensor: Tensor, digest: Any) -> None:
-    """The bytes of a contiguous tensor on the CPU."""
-    if tensor.numel():
-        data = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-        file.write(data)
-        digest.update(data)
+def read_ahead(path: Path, entry: Entry) -> None:
+    """Asks the system to read a tensor that is needed soon, where that can be asked."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), entry.begin, entry.size, os.POSIX_FADV_WILLNEED)
 
 
 class Writer:
     """A file of tensors whose names, dtypes and shapes are known before their values.
 
-    It is written beside its name, and takes it in `close`.
+    It is written beside its name, and takes it in `close`. Another thread writes and hashes a
+    tensor while the next one is computed, so two are in memory.
     """
 
     def __init__(self, path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]):
@@ -160,10 +162,11 @@ class Writer:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self.digest = hashlib.sha256()
-        self._file = self._beside.open("wb")
-        for part in (struct.pack("<Q", len(text)), text):
-            self._file.write(part)
-            self.digest.update(part)
+        self._file = self._beside.open("wb", buffering=0)
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+        self._unsynced = 0
+        self._put(memoryview(struct.pack("<Q", len(text)) + text))
 
     def write(self, name: str, tensor: Tensor) -> None:
         """The next tensor of the layout.
@@ -177,14 +180,38 @@ class Writer:
             raise ValueError(
                 f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {self.layout[name]}"
             )
-        write_bytes(self._file, tensor.contiguous().cpu(), self.digest)
+        values = tensor.contiguous().cpu()
+        self._wait()
+        self._writing = self._thread.submit(self._write, values)
         del self._waiting[0]
+
+    def _write(self, tensor: Tensor) -> None:
+        if tensor.numel() == 0:
+            return
+        self._put(memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())))
+        self._unsynced += tensor.nbytes
+        if self._unsynced >= _SYNCED:  # or the disk would have everything to do in `close`
+            os.fsync(self._file.fileno())
+            self._unsynced = 0
+
+    def _put(self, data: memoryview) -> None:
+        written = 0
+        while written < len(data):
+            written += self._file.write(data[written : written + (1 << 30)])
+        self.digest.update(data)
+
+    def _wait(self) -> None:
+        """Until the tensor before is written. Raises what went wrong."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def close(self) -> str:
         """Gives the file its name, when its bytes are on the disk, and returns its SHA-256."""
         if self._waiting:
             raise ValueError(f"{', '.join(self._waiting)} were not written")
-        self._file.flush()
+        self._wait()
+        self._thread.shutdown()
         os.fsync(self._file.fileno())
         self._file.close()
         self._beside.replace(self.path)
@@ -192,6 +219,7 @@ class Writer:
 
     def abandon(self) -> None:
         """Leaves nothing behind."""
+        self._thread.shutdown()
         self._file.close()
         self._beside.unlink(missing_ok=True)
 

@@ -457,10 +457,12 @@ def test_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Writer, "write", full)
-        with pytest.raises(OSError, match=r"no space left for .* the same call goes on"):
-            quantize_checkpoint(source, tmp_path / "out")
+    for method in ("write", "_write"):  # the latter in the writer's thread
+        with monkeypatch.context() as patch:
+            patch.setattr(Writer, method, full)
+            with pytest.raises(OSError, match=r"no space left for .* the same call goes on"):
+                quantize_checkpoint(source, tmp_path / "out")
+        assert not list((tmp_path / "out.partial").glob("*.tmp"))
     assert not (tmp_path / "out").exists()
     quantize_checkpoint(source, tmp_path / "out")
 
@@ -484,6 +486,29 @@ def test_the_reader_and_the_writer(tmp_path: Path) -> None:
     for name, tensor in made.items():
         assert torch.equal(read[name], tensor)
         assert torch.equal(read_tensor(tmp_path / "x", entries[name]), tensor)
+
+
+def test_fused_layers_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their common scale needs all of them; what is small enough is kept, and gives the same."""
+    at = "model.layers.0.self_attn"
+    made = {f"{at}.{n}_proj.weight": randn(64, 64, seed=i) for i, n in enumerate("qkv")}
+    source = folder(tmp_path / "in", made, 1)
+    for kept, count in ((_checkpoint._KEPT, 3), (0, 5)):
+        read: list[str] = []
+        values = _checkpoint._Source.values
+
+        def counted(*args: Any, read: list[str] = read, values: Any = values) -> Tensor:
+            read.append(args[1].name)
+            found: Tensor = values(*args)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_checkpoint, "_KEPT", kept)
+            patch.setattr(_checkpoint._Source, "values", counted)
+            quantize_checkpoint(source, tmp_path / f"out{kept}")
+        assert len(read) == count
+    one, other = (tmp_path / f"out{kept}" for kept in (_checkpoint._KEPT, 0))
+    assert (one / "SHA256SUMS").read_text() == (other / "SHA256SUMS").read_text()
 
 
 MEMORY = """
