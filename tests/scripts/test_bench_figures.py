@@ -123,6 +123,18 @@ def test_numbers_in_sentences_follow(tmp_path: Path) -> None:
     assert "at 1.00 to 1.00 times bf16's speed" in (tmp_path / "docs" / "status.md").read_text()
 
 
+def test_a_library_that_the_newest_run_lacks_keeps_its_times() -> None:
+    ours = {"n": 8, "k": 8, "rows": 1, "weight_only": 2.0}
+    peers = {**ours, "weight_only": 9.0, "marlin": 3.0, "humming": 4.0}
+    more = {**ours, "rows": 64}
+    sections = {"linear": {"rows": [ours, more]}, "linear-peers": {"rows": [peers]}}
+    assert summary.products(sections) == [{**ours, "marlin": 3.0, "humming": 4.0}]
+    sections["linear"]["rows"] = [{**ours, "humming": 5.0}, {**more, "humming": 6.0}]
+    both = [{**ours, "humming": 5.0, "marlin": 3.0}, {**more, "humming": 6.0}]
+    assert summary.products(sections) == both
+    assert summary.other_run(sections) == ["marlin"]
+
+
 def test_a_table_of_experts_is_made_once_they_are_measured(tmp_path: Path) -> None:
     results = _copy_of_the_documents(tmp_path)
     times = {"floor": 46.6, "layer": 70.1, "behind": 71.5, "bf16": 170.25}

@@ -72,16 +72,11 @@ def ceilings(results: Path) -> list[str]:
     return _table(("", "GB/s", "how"), ([k, f"{measured[k]:.0f}", how[k]] for k in how))
 
 
-def _origin(results: Path, *names: str) -> list[str]:
-    """When sections were measured, and with which kernels, as a line below a table."""
-    sections = summary.read(results)
-
-    def text(name: str) -> str:
-        utc, digest = sections[name]["utc"], sections[name]["kernels_cu_sha256"]
-        return f"{utc[:10]}, kernels {digest[:8]}"
-
-    said = "; Marlin and humming: ".join(map(text, names))
-    return ["", f"*{sections[names[0]]['gpu'].removeprefix('NVIDIA ')}, {said}.*"]
+def _origin(results: Path, name: str) -> list[str]:
+    """When a section was measured, and with which kernels, as a line below a table."""
+    section = summary.read(results)[name]
+    gpu, utc = section["gpu"].removeprefix("NVIDIA "), section["utc"][:10]
+    return ["", f"*{gpu}, {utc}, kernels {section['kernels_cu_sha256'][:8]}.*"]
 
 
 def _times(results: Path, stem: str, extra: Callable[[goals.Rows, str], str], title: str) -> Any:
@@ -156,22 +151,33 @@ def peers(results: Path) -> list[str]:
     )
 
 
+_FEW = 64
+"""Rows of a product that other libraries are made for: decoding."""
+
+
 def products(results: Path) -> list[str]:
     """`nvfp4_linear` beside cuBLAS, Marlin and humming."""
-    keys = ("floor", "bf16", "weight_only", "marlin", "humming")
-    ours = summary.read(results)["linear"]["rows"]
-    others = () if any("humming" in row or "marlin" in row for row in ours) else ("linear-peers",)
-    return _table(
-        ("weight", "rows", "bytes", "bf16", "`nvfp4_linear`", "Marlin", "humming"),
-        (
+    sections = summary.read(results)
+    keys = ("floor", "bf16", "weight_only", *summary.LIBRARIES)
+    origin = _origin(results, "linear")
+    if absent := summary.other_run(sections):
+        other = _origin(results, "linear-peers")[-1].strip("*")
+        origin.append(f"*Another run timed {' and '.join(absent)}: {other}*")
+    return (
+        _table(
+            ("weight", "rows", "bytes", "bf16", "`nvfp4_linear`", "Marlin", "humming"),
             (
-                f"{row['n']} x {row['k']}",
-                str(row["rows"]),
-                *(f"{row[key]:.1f}" if key in row else "" for key in keys),
-            )
-            for row in summary.products(summary.read(results))
-        ),
-    ) + _origin(results, "linear", *others)
+                (
+                    f"{row['n']} x {row['k']}",
+                    str(row["rows"]),
+                    *(f"{row[key]:.1f}" if key in row else "" for key in keys),
+                )
+                for row in summary.products(sections)
+                if row["rows"] <= _FEW
+            ),
+        )
+        + origin
+    )
 
 
 _FORMATS = {

@@ -99,7 +99,7 @@ def _products(least: int, most: int, form: str = ".2f") -> Callable[[Sections], 
 def _peers_of_products(sections: Sections, rows: int) -> list[str]:
     """How many times as fast as the better of Marlin and humming."""
     return _span(
-        min(row[name] for name in ("marlin", "humming") if name in row) / row["weight_only"]
+        min(row[name] for name in summary.LIBRARIES if name in row) / row["weight_only"]
         for row in summary.products(sections)
         if row["rows"] == rows
     )

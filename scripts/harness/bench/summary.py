@@ -91,10 +91,14 @@ def section_of(stem: str, record: Record) -> Record | None:
         raise LookupError(f"{stem}.json lacks {error}") from error
 
 
+LIBRARIES = ("marlin", "humming")
+"""Other libraries with products of weights in four bits, as keys of a row."""
+
+
 def products(sections: dict[str, Record]) -> list[Record]:
     """The products that another library was timed on: our newest times beside theirs.
 
-    Theirs are of the same run if it timed them, else of the section ``linear-peers``.
+    A library's times are of the same run if it timed the library, else of ``linear-peers``.
 
     Raises:
         KeyError: there are no such times, or ours of the same products.
@@ -103,14 +107,17 @@ def products(sections: dict[str, Record]) -> list[Record]:
     def products_of(name: str) -> dict[tuple[int, int, int], Record]:
         return {(row["n"], row["k"], row["rows"]): row for row in sections[name]["rows"]}
 
-    def theirs(row: Record) -> Record:
-        return {name: row[name] for name in ("marlin", "humming") if row.get(name) is not None}
+    made = products_of("linear")
+    if absent := other_run(sections):
+        for key, row in products_of("linear-peers").items():
+            made[key] = {**made[key], **{name: row[name] for name in absent if name in row}}
+    return [row for row in made.values() if any(name in row for name in LIBRARIES)]
 
-    ours = products_of("linear")
-    if not any(map(theirs, ours.values())):
-        timed = products_of("linear-peers")
-        ours = {key: {**ours[key], **theirs(row)} for key, row in timed.items()}
-    return [row for row in ours.values() if theirs(row)]
+
+def other_run(sections: dict[str, Record]) -> list[str]:
+    """The libraries that the run of ``linear`` did not time."""
+    rows = sections["linear"]["rows"]
+    return [name for name in LIBRARIES if not any(name in row for row in rows)]
 
 
 def _origin(record: Record) -> Record:
