@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,26 @@ def test_what_pytest_is_given(given: list[str], passed: str, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("pytest: "))
     assert line.endswith(f" {passed}")
+
+
+def test_one_command_writes_what_the_summary_is_made_from(tmp_path: Path) -> None:
+    """All sections but those of examples and of a second GPU."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nif [ "$2" = harness.bench ]; then echo "bench: $*"; exit; fi\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    command = [str(ROOT / "scripts" / "gpu-suite"), "--out", str(tmp_path / "out")]
+    steps = ("bench", "products", "sweep", "host", "loader")
+    done = _run("env", f"JITQUANT_PYTHON={python}", *command, *steps)
+    assert done.returncode == 0, done.stderr
+    runs = re.findall(r"^bench: -m harness.bench (.*) --out", done.stdout, re.MULTILINE)
+    first = ["--ops all", "--ops fp8", "--ops ragged", "--ops rmsnorm"]
+    assert runs[:4] == first
+    assert [run.split()[0] for run in runs[4:]] == [
+        *("linear", "experts", "layers", "model", "sweep", "host", "loader")
+    ]
 
 
 def test_the_demo_names_what_it_cannot_use(tmp_path: Path) -> None:

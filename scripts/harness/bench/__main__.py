@@ -163,7 +163,7 @@ def measure_kernels(
             console.print(f"  {text}", style="yellow", highlight=False, markup=False)
         console.print()
     took = time.perf_counter() - begin
-    stem = SETS.get(names, "kernels")
+    stem = "rmsnorm-compiled" if plain and names == "rmsnorm" else SETS.get(names, "kernels")
     write_record(
         out,
         stem,
