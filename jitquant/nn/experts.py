@@ -27,7 +27,7 @@ from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 _PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj")
 _TILE = 128
-_DECODED = 2048  # rows that `jitquant.nvfp4_grouped_linear` takes in one launch
+_DECODED = 2048  # rows up to which an expert's weight may be decoded again for every few rows
 
 
 class Projection(NamedTuple):
@@ -214,7 +214,8 @@ class NVFP4Experts(Experts, QuantizedModule):
     and up, and one for its down.
 
     Up to 2048 rows use `jitquant.nvfp4_grouped_linear`, which reads only the weights of experts
-    that have rows, as they are stored; more rows use `jitquant.nn.grouped_linear`.
+    that have rows, as they are stored. More rows use `jitquant.nn.grouped_linear`, unless they are
+    not quantized.
 
     The weights have no gradient. The tokens have the gradient through the dequantized weights.
 
@@ -245,8 +246,9 @@ class NVFP4Experts(Experts, QuantizedModule):
             moments: for "gptq": the moments of each expert's inputs, fp32 (K, K) or None, by the
                 name of the projection. An expert without one is rounded like "mse".
             weight_only: whether the tokens are not quantized, bfloat16 or float16. Then up to 2048
-                pairs of a token and an expert use `jitquant.nvfp4_experts`, if the activation is
-                ``silu(gate) * up``, without biases, and both K are multiples of 16.
+                pairs of a token and an expert (on Hopper any number, if both K are multiples of
+                64) use `jitquant.nvfp4_experts`, if the activation is ``silu(gate) * up``, without
+                biases, and both K are multiples of 16.
 
         Raises:
             ValueError: `refusal` has a reason.
@@ -316,7 +318,7 @@ class NVFP4Experts(Experts, QuantizedModule):
         return NVFP4Tensor(packed.view(FP4_DTYPE), scale, of_rows, None, self.columns[name], *how)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """As `Experts`; few tokens, multiplied as they are, take `jitquant.nvfp4_experts`."""
+        """As `Experts`, or by `jitquant.nvfp4_experts`."""
         if self._is_one_op(hidden_states, top_k_index, top_k_weights):
             packed, scales, gsas = (
                 [self.get_buffer(f"{name}_{part}") for name in ("gate_up_proj", "down_proj")]
@@ -344,10 +346,15 @@ class NVFP4Experts(Experts, QuantizedModule):
             and all(cols % NVFP4_BLOCK == 0 for cols in self.columns.values())
             and x.dtype in (torch.bfloat16, torch.float16)
             and index.dtype in (torch.int32, torch.int64)
-            and index.numel() <= _DECODED
+            and (index.numel() <= _DECODED or self._is_tiled(x))
             and 1 <= index.shape[-1] <= MOST_TOP_K
             and self.num_experts <= MOST_EXPERTS
         )
+
+    def _is_tiled(self, x: Tensor) -> bool:
+        """Whether `jitquant.nvfp4_experts` decodes weights once for many rows."""
+        hopper = x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
+        return hopper and all(cols % 64 == 0 for cols in self.columns.values())
 
     def _project(self, name: str, x: Tensor, ends: Tensor) -> Tensor:
         if x.requires_grad and torch.is_grad_enabled():

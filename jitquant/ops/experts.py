@@ -195,13 +195,16 @@ def nvfp4_grouped_linear(
     without rows are not read. Rows past the last offset are zero.
 
     Every product is exact. Sums are in fp32, in an order that depends only on K and on whether an
-    expert has more than two rows, so a call gives the same bits every time. The gsas are applied to
-    the sums, followed by one rounding.
+    expert has more than two rows and more than 16, so a call gives the same bits every time. The
+    gsas are applied to the sums, followed by one rounding.
 
     On a GPU (compute capability 8.0 or newer) up to 2048 rows take one launch (1024 rows if thread
-    blocks have less than 160 KiB of shared memory), which allocates only the result. The call does
-    not synchronize and can be captured. It is made for decoding: an expert's weight is decoded
-    again for every 8 rows.
+    blocks have less than 160 KiB of shared memory), which decodes an expert's weight again for
+    every 8 rows. On Hopper, if there are more than 32 rows, experts with more than 16 of them take
+    another launch, which decodes a weight for every 64 to 256 rows; with 9 rows per expert or more
+    than 2048, it takes all experts. It needs x in bfloat16 or float16 with rows a multiple of 16
+    bytes apart, K a multiple of 64, and a result in x's dtype or in float32. Only the result is
+    allocated. The call does not synchronize and can be captured.
 
     Args:
         x: (T, K), bfloat16 or float16, the last dimension contiguous; or a `NVFP4Tensor`
@@ -260,13 +263,17 @@ def nvfp4_experts(
     ``e = topk_ids[t, j]``. Products are exact and summed in fp32; ``silu(gate) * up`` is computed
     in fp32 and rounded to x's dtype; the weighted sum is in fp32, and rounded once. A call gives
     the same bits every time. The order of sums depends on the sizes, on whether T is 1, and on
-    whether an expert has more than two rows.
+    whether an expert has more than two rows and more than 16.
 
     On a GPU (compute capability 8.0 or newer) one row takes two launches, and up to 2048 pairs of a
     row and an expert three (1024 pairs if thread blocks have less than 160 KiB of shared memory).
-    They read only the weights of experts that have rows, as they are stored. The GPU sorts the
-    rows, so the call does not synchronize and can be captured. It is made for decoding: an expert's
-    weight is decoded again for every 8 rows.
+    They read only the weights of experts that have rows, as they are stored, and decode them again
+    for every 8 rows. On Hopper with H and I multiples of 64, if there are more than 32 rows, three
+    more launches sort the pairs and multiply those of experts with more than 16, decoding a weight
+    for every 64 to 256 rows. With 9 pairs per expert or more than 2048, they take all experts. The
+    GPU sorts the rows, so the call does not synchronize and can be captured. Besides the result, a
+    call of several rows allocates scratch: the sorted rows, the activations, and the products of
+    each pair in float32, for at most 2^27 elements of these at a time.
 
     Args:
         x: (T, H), bfloat16 or float16, the last dimension contiguous.

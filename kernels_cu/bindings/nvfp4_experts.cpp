@@ -129,11 +129,12 @@ void nvfp4_experts(Call& call, const declared::Nvfp4Experts& args, Result& mixtu
   layer.out_dtype = dtype_of(type, "dtype");
   layer.out = mixture.memory("mixture", type, Shape::of(x, 1, down.rows), x);
   const Launching at(call, x);
-  const int64_t pairs = expert_window(in.rows, layer.routing.top_k) * layer.routing.top_k;
-  const Workspace activations((pairs * down.cols + 1) / 2, x);
-  const Workspace partials(in.rows > 1 ? pairs * down.rows : 0, x);
+  const ExpertScratch scratch = expert_scratch(up, down, in, layer.routing.top_k);
+  const Workspace activations(scratch.activations, x), partials(scratch.partials, x),
+      sorted(scratch.sorted, x);
   layer.activations = activations.floats();
   layer.partials = partials.floats();
+  layer.sorted = sorted.floats();
   check_launch(launch_nvfp4_experts(layer, in, at.stream), "nvfp4_experts");
 }
 

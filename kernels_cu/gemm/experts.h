@@ -40,14 +40,23 @@ struct ExpertLayer {
   Routing routing;        // by ids
   const void* weights;    // (rows, top_k), contiguous
   DType weights_dtype;
-  void* activations;  // scratch: (expert_window(rows, top_k) * top_k, I) in x's dtype
-  float* partials;    // scratch: (expert_window(rows, top_k) * top_k, H); unused for one row
-  void* out;          // (rows, H)
+  float* activations;  // scratch, see ExpertScratch
+  float* partials;
+  float* sorted;
+  void* out;  // (rows, H)
   DType out_dtype;
 };
 
-// How many rows one set of launches handles.
-int64_t expert_window(int64_t rows, int64_t top_k);
+// How many rows one set of launches handles on the current device, and how many floats of scratch
+// it needs, each aligned to 128 bytes.
+struct ExpertScratch {
+  int64_t window;
+  int64_t activations;  // (window * top_k, I) in x's dtype
+  int64_t partials;     // (window * top_k, H); none for one row
+  int64_t sorted;       // if tile kernels multiply: x, activations and places of the sorted pairs
+};
+ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
+                             const LinearOperand& x, int top_k);
 cudaError_t launch_nvfp4_experts(const ExpertLayer& layer, const LinearOperand& x,
                                  cudaStream_t stream);
 

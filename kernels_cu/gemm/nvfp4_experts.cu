@@ -8,582 +8,23 @@
 //   block     up to kMostWarps warps (product.cuh), as (units side by side, tiles side by side)
 //
 // A block takes a contiguous range of the tiles of all groups, so that it meets few groups and few
-// blocks read each weight. Every block sorts the rows by expert itself. If a layer has only one
-// row, it needs no sorting: all its experts have the same x. Then the tiles of the second product
-// hold pairs of experts, and the sum over experts needs no launch of its own.
+// blocks read each weight. Every block sorts the rows by expert itself (expert_groups.cuh). If a
+// layer has only one row, it needs no sorting: all its experts have the same x. Then the tiles of
+// the second product hold pairs of experts, and the sum over experts needs no launch of its own.
+//
+// Experts with many rows are multiplied by the kernels of expert_tiles.cuh, on compute capability
+// 9.0.
 //
 // Sums are in fp32. Their order depends on k, on whether an expert has at most two rows (except in
-// fp16), and on whether there is only one row in all.
-#include "experts.h"
-#include "product.cuh"
+// fp16), on whether it has many, and on whether there is only one row in all.
+#include "expert_stream.cuh"
+#include "expert_tiles.cuh"
 
 namespace jitquant {
 
-constexpr int kGroup = 8;
-constexpr int kUnit = 2 * kSegment;
 constexpr int kSumThreads = 256, kSumsAtOnce = 8;
-// Relative time of a tile: if its expert has at most two rows, and if it has more.
-constexpr int kTwoCost = 8, kEightCost = 10;
 // How much of the second product's weights a block of the first one prefetches into L2.
 constexpr int kAheadBytes = 131072;
-
-// Where tiles are in memory. The second 8 rows of a tile start `second_*` bytes after the first 8.
-struct TileLayout {
-  int64_t second_codes, second_scales;
-  int tile_rows;  // rows from one tile to the next: 16, or 8 if both halves advance
-  int tiles;      // per expert
-};
-
-struct ExpertPlan {
-  int passes, units;
-  int stages;
-  int hold_two, hold_eight;          // steps of tiles whose sums a block collects before adding up
-  int sums_at, tables_at, words_at;  // byte offsets after the rings
-};
-
-// The rows of a group: `count` of the sorted rows, at most kGroup, from `first` on.
-struct Group {
-  int expert;
-  uint32_t packed;  // first << 5 | count << 1 | whether the expert has at most two rows
-
-  __device__ __forceinline__ int first() const { return static_cast<int>(packed >> 5); }
-  __device__ __forceinline__ int count() const { return static_cast<int>(packed >> 1) & 15; }
-  __device__ __forceinline__ bool few() const { return (packed & 1u) != 0; }
-};
-
-// All in shared memory.
-struct GroupTables {
-  int* total;       // groups, rows, and groups of experts with at most two rows
-  int* counts;      // (experts,): once sorted, the first row of each expert
-  Group* groups;    // (most_groups,): those of experts with at most two rows first
-  uint16_t* order;  // (pairs,): the pair of each sorted row
-};
-
-struct GroupRouting {
-  const void* offsets;
-  const void* ids;
-  bool wide;
-  int count;       // by offsets: rows; by ids: pairs of a row and one of its experts
-  int64_t before;  // rows before the first one of this launch
-  int experts, top_k;
-  bool of_tokens;  // a row of x serves top_k pairs
-};
-
-JITQUANT_HD int most_groups(int count, int experts) {
-  const int most = experts + count / kGroup;
-  return count < most ? count : most;
-}
-JITQUANT_HD int table_bytes(int count, int experts) {
-  return 16 + (experts * 4 + 15) / 16 * 16 + (most_groups(count, experts) * 8 + 15) / 16 * 16 +
-         (count * 2 + 15) / 16 * 16;
-}
-__device__ __forceinline__ GroupTables tables_at(unsigned char* p, const GroupRouting& r) {
-  GroupTables t;
-  t.total = reinterpret_cast<int*>(p);
-  p += 16;
-  t.counts = reinterpret_cast<int*>(p);
-  p += (r.experts * 4 + 15) / 16 * 16;
-  t.groups = reinterpret_cast<Group*>(p);
-  p += (most_groups(r.count, r.experts) * 8 + 15) / 16 * 16;
-  t.order = reinterpret_cast<uint16_t*>(p);
-  return t;
-}
-
-__device__ __forceinline__ int64_t routed(const void* p, bool wide, int i) {
-  return wide ? __ldcg(static_cast<const int64_t*>(p) + i)
-              : __ldcg(static_cast<const int32_t*>(p) + i);
-}
-// The expert of a pair; -1 if none.
-__device__ __forceinline__ int expert_of(const GroupRouting& r, int pair) {
-  const int64_t id = routed(r.ids, r.wide, pair);
-  return id >= 0 && id < r.experts ? static_cast<int>(id) : -1;
-}
-
-__device__ __forceinline__ int thread_index() {
-  return threadIdx.y * blockDim.x + threadIdx.x;
-}
-__device__ __forceinline__ int thread_count() {
-  return blockDim.y * blockDim.x;
-}
-
-// The sum over the lanes before this one.
-__device__ __forceinline__ int sum_before(int value, int lane) {
-  int sum = value;
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes <<= 1) {
-    const int other = __shfl_up_sync(~0u, sum, lanes);
-    if (lane >= lanes) sum += other;
-  }
-  return sum - value;
-}
-__device__ __forceinline__ int max_before(int value, int lane) {
-  int most = value;
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes <<= 1) {
-    const int other = __shfl_up_sync(~0u, most, lanes);
-    if (lane >= lanes) most = max(most, other);
-  }
-  most = __shfl_up_sync(~0u, most, 1);
-  return lane == 0 ? 0 : most;
-}
-
-// The lanes that have the same value as this lane.
-__device__ __forceinline__ uint32_t lanes_alike(int value) {
-  return __match_any_sync(~0u, value);
-}
-
-// Sorts rows by expert. The sort is stable, so all blocks find the same order. `scratch` has 4
-// bytes per pair.
-__device__ __forceinline__ void sort_rows(const GroupRouting& r, const GroupTables& t,
-                                          unsigned char* scratch) {
-  const int thread = thread_index(), threads = thread_count();
-  int16_t* const experts = reinterpret_cast<int16_t*>(scratch);
-  uint16_t* const places = reinterpret_cast<uint16_t*>(experts + r.count);
-  for (int e = thread; e < r.experts; e += threads) {
-    int end = 0;
-    if (r.offsets != nullptr) {
-      const int64_t given = routed(r.offsets, r.wide, e) - r.before;
-      end = given < 0 ? 0 : given > r.count ? r.count : static_cast<int>(given);
-    }
-    t.counts[e] = end;
-  }
-  if (r.ids != nullptr) {
-    for (int pair = thread; pair < r.count; pair += threads) {
-      experts[pair] = static_cast<int16_t>(expert_of(r, pair));
-    }
-  }
-  __syncthreads();
-  if (thread < 32) {
-    if (r.ids != nullptr) {
-      for (int first = 0; first < r.count; first += 32) {
-        const int pair = first + thread, expert = pair < r.count ? experts[pair] : -1;
-        const uint32_t alike = lanes_alike(expert);
-        const int before = __popc(alike & ((1u << thread) - 1u));
-        const int count = expert >= 0 ? t.counts[expert] : 0;
-        __syncwarp();
-        if (expert >= 0) {
-          places[pair] = static_cast<uint16_t>(count + before);
-          if (before == 0) t.counts[expert] = count + __popc(alike);
-        }
-        __syncwarp();
-      }
-    }
-    const int share = (r.experts + 31) / 32;
-    const int begin = min(thread * share, r.experts), stop = min(begin + share, r.experts);
-    if (r.offsets != nullptr) {
-      int most = 0;
-      for (int e = begin; e < stop; ++e) most = max(most, t.counts[e]);
-      int before = max_before(most, thread);
-      for (int e = begin; e < stop; ++e) {
-        const int end = max(t.counts[e], before);
-        t.counts[e] = end - before;
-        before = end;
-      }
-    }
-    int rows = 0, few = 0, groups = 0;
-    for (int e = begin; e < stop; ++e) {
-      const int count = t.counts[e];
-      rows += count;
-      few += count > 0 && count <= 2;
-      groups += (count + kGroup - 1) / kGroup;
-    }
-    int row = sum_before(rows, thread), two = sum_before(few, thread);
-    const int all_few = __shfl_sync(~0u, two + few, 31);
-    int eight = all_few + sum_before(groups - few, thread);
-    for (int e = begin; e < stop; ++e) {
-      const int count = t.counts[e];
-      t.counts[e] = row;
-      for (int i = 0; i < count; i += kGroup) {
-        const int own = min(count - i, kGroup);
-        t.groups[count <= 2 ? two++ : eight++] = {
-            e, static_cast<uint32_t>((row + i) << 5 | own << 1 | (count <= 2))};
-      }
-      row += count;
-    }
-    if (thread == 31) t.total[0] = eight, t.total[1] = row, t.total[2] = all_few;
-  }
-  __syncthreads();
-  if (r.ids != nullptr) {
-    for (int pair = thread; pair < r.count; pair += threads) {
-      const int expert = experts[pair];
-      if (expert >= 0) t.order[t.counts[expert] + places[pair]] = static_cast<uint16_t>(pair);
-    }
-    __syncthreads();
-  }
-}
-
-// The first tile of a block. All blocks get the same estimated time: if kEither, tiles of experts
-// with at most two rows, which come first, cost less than others.
-template <bool kEither>
-__device__ __forceinline__ int first_of_block(const GroupTables& t, int tiles, int block) {
-  const int64_t all = static_cast<int64_t>(t.total[0]) * tiles;
-  if (!kEither) return static_cast<int>(all * block / gridDim.x);
-  const int64_t few = static_cast<int64_t>(t.total[2]) * tiles, first = few * kTwoCost;
-  const int64_t at = (first + (all - few) * kEightCost) * block / gridDim.x;
-  return static_cast<int>(at < first ? at / kTwoCost : few + (at - first) / kEightCost);
-}
-
-// Prefetches `rows` rows of an expert's weight, from `row` on, into L2.
-__device__ __forceinline__ void prefetch_rows(const ExpertWeights& w, int expert, int row,
-                                              int rows) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  const int64_t at = static_cast<int64_t>(expert) * w.rows + row;
-  prefetch_bulk(w.codes + at * (w.cols / 2), rows * (w.cols / 2));
-  prefetch_bulk(w.scales + at * (w.cols / 16), rows * (w.cols / 16));
-#endif
-}
-
-// Where a tile is, at a warp's column. Only its rows low to high - 1 exist.
-struct Place {
-  const uint8_t* codes;
-  const uint8_t* scales;
-  int low, high;
-};
-
-// A thread's own words in shared memory: what it needs once per tile and has no registers for. A
-// register spilled to local memory would have to queue behind the copies of weights.
-class OwnWords {
- public:
-  static constexpr int kCount = 7;  // odd, so that lanes use different banks
-  // For the stream of stages: its pass, its batch of tiles, its group and the group's first tile.
-  // For the product: the unit and how many of its segments are in range.
-  enum Word { kPass, kFrom, kTo, kGroup, kFirst, kUnit, kPresent };
-
-  __device__ __forceinline__ explicit OwnWords(unsigned char* shared)
-      : at_(shared_at(shared + thread_index() * (kCount * 4))) {}
-  __device__ __forceinline__ int get(Word word) const {
-    return static_cast<int>(load_4(at_ + 4 * word));
-  }
-  __device__ __forceinline__ void set(Word word, int value) const {
-    store_4(at_ + 4 * word, static_cast<uint32_t>(value));
-  }
-
- private:
-  Shared at_;
-};
-
-// The same for a block.
-struct BlockWords {
-  int end;     // of the block's tiles
-  int group;   // whose tiles the block multiplies
-  int from;    // the first tile whose sums are not added up yet
-  int stop;    // past the last tile with these rows of x
-  int filled;  // whether the rings are filled
-  float gsa;   // of the group's expert, unless every row has its own
-};
-__device__ __forceinline__ volatile BlockWords& block_words() {
-  __shared__ BlockWords words;
-  return words;
-}
-
-// The tiles of all groups, one group after another. If kOneToken, a group is a choice of the token.
-template <bool kOneToken>
-class GroupPlaces {
- public:
-  __device__ __forceinline__ GroupPlaces(const ExpertWeights& w, const TileLayout& layout,
-                                         const ExpertPlan& plan, const Group* groups, int begin,
-                                         OwnWords words)
-      : w_(w), layout_(layout), plan_(plan), groups_(groups), words_(words) {
-    move_to(begin);
-  }
-  __device__ __forceinline__ int column(int pass) const {
-    return (pass * (blockDim.x >> 5) + (threadIdx.x >> 5)) * kUnit;
-  }
-  // The end of the batch of tiles from `from` on whose sums are added up together.
-  __device__ __forceinline__ int batch_end(int from) {
-    const int beside = static_cast<int>(blockDim.y), end = block_words().end;
-    if (kOneToken || from >= end) return min(from + plan_.hold_two * beside, end);
-    int first = words_.get(OwnWords::kFirst);
-    if (from - first >= layout_.tiles) move_to(from), first = from;
-    const bool few = groups_[words_.get(OwnWords::kGroup)].few();
-    const int hold = few ? plan_.hold_two : plan_.hold_eight;
-    return min(min(from + hold * beside, end), first + layout_.tiles);
-  }
-  __device__ __forceinline__ void locate(int tile, int pass, Place& place) {
-    int first = words_.get(OwnWords::kFirst);
-    // Tiles side by side may belong to two groups.
-    if (kOneToken && (tile < first || tile - first >= layout_.tiles)) {
-      move_to(tile);
-      first = words_.get(OwnWords::kFirst);
-    }
-    const int expert = groups_[words_.get(OwnWords::kGroup)].expert;
-    const int row = (tile - first) * layout_.tile_rows, k = column(pass);
-    const int64_t at = static_cast<int64_t>(max(expert, 0)) * w_.rows + row;
-    place.codes = w_.codes + at * (w_.cols / 2) + k / 2;
-    place.scales = w_.scales + at * (w_.cols / 16) + k / 16;
-    place.low = 0;
-    // Gates and ups always fill their tiles.
-    place.high = expert < 0 ? 0 : layout_.tile_rows == kTile ? min(w_.rows - row, kTile) : kTile;
-  }
-  __device__ __forceinline__ int64_t second_codes() const { return layout_.second_codes; }
-  __device__ __forceinline__ int64_t second_scales() const { return layout_.second_scales; }
-
- private:
-  __device__ __forceinline__ void move_to(int tile) {
-    const int group = tile / layout_.tiles;
-    words_.set(OwnWords::kGroup, group);
-    words_.set(OwnWords::kFirst, group * layout_.tiles);
-  }
-
-  const ExpertWeights& w_;
-  const TileLayout& layout_;
-  const ExpertPlan& plan_;
-  const Group* groups_;
-  OwnWords words_;
-};
-
-// The stages of a warp, in the order in which it multiplies them: both segments of a tile, the
-// tiles of a batch, the same tiles in each further pass, then the next batch.
-template <class Places, bool kAligned>
-class TileStream {
- public:
-  __device__ __forceinline__ TileStream(const Places& places, OwnWords words, int cols, int passes,
-                                        int begin)
-      : places_(places), words_(words), cols_(cols), passes_(passes), tile_(begin) {
-    const int to = places_.batch_end(begin);
-    words_.set(OwnWords::kPass, 0);
-    words_.set(OwnWords::kFrom, begin);
-    words_.set(OwnWords::kTo, to);
-    locate(to, 0);
-  }
-
-  template <int kWhich>
-  __device__ __forceinline__ void next(Shared stage) {
-    const int begin = k_ + kWhich * kSegment;
-    if (place_.low < place_.high && begin < cols_) {
-      if constexpr (kAligned) {
-        copy<kWhich>(stage);
-      } else {
-        load_parts<kWhich>(stage, begin);
-      }
-    }
-    __pipeline_commit();
-    if constexpr (kWhich == 1) advance();
-  }
-
- private:
-  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
-
-  __device__ __forceinline__ void advance() {
-    int pass = words_.get(OwnWords::kPass), to = words_.get(OwnWords::kTo);
-    tile_ += blockDim.y;
-    if (tile_ >= to) {
-      tile_ = words_.get(OwnWords::kFrom);
-      if (++pass >= passes_) {
-        pass = 0;
-        tile_ = to;
-        to = places_.batch_end(tile_);
-        words_.set(OwnWords::kFrom, tile_);
-        words_.set(OwnWords::kTo, to);
-      }
-      words_.set(OwnWords::kPass, pass);
-    }
-    locate(to, pass);
-  }
-  __device__ __forceinline__ void locate(int to, int pass) {
-    const int own = tile_ + static_cast<int>(threadIdx.y);
-    place_.low = place_.high = 0;
-    k_ = places_.column(pass);
-    if (own < to) places_.locate(own, pass, place_);
-  }
-  __device__ __forceinline__ bool there(int row) const {
-    return row >= place_.low && row < place_.high;
-  }
-
-  template <int kWhich>
-  __device__ __forceinline__ void copy(Shared stage) {
-    const int lane_row = lane() >> 3, piece = lane() & 7, pitch = cols_ / 2;
-    const uint8_t* from =
-        place_.codes + static_cast<int64_t>(lane_row) * pitch + piece * 16 + kWhich * kSegment / 2;
-    const Shared to = stage + lane_row * 128 + code_piece(lane_row, piece) * 16;
-    const int64_t four = static_cast<int64_t>(pitch) * 4;
-    const bool whole = place_.high - place_.low == kTile;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (whole || there(4 * i + lane_row)) {
-        copy_16(to + i * 512,
-                i < 2 ? from + i * four : from + places_.second_codes() + (i - 2) * four);
-      }
-    }
-    const int row = lane();
-    if (row < kTile && (whole || there(row))) {
-      copy_16(stage + kScalesAt + row * 16, scales_at(row) + kWhich * (kSegment / 16));
-    }
-  }
-  __device__ __forceinline__ const uint8_t* codes_at(int row) const {
-    return place_.codes + (row < 8 ? 0 : places_.second_codes()) +
-           static_cast<int64_t>(row & 7) * (cols_ / 2);
-  }
-  __device__ __forceinline__ const uint8_t* scales_at(int row) const {
-    return place_.scales + (row < 8 ? 0 : places_.second_scales()) +
-           static_cast<int64_t>(row & 7) * (cols_ / 16);
-  }
-  // For rows that 16-byte copies cannot handle. Codes and scales beyond k are zero.
-  template <int kWhich>
-  __device__ __forceinline__ void load_parts(Shared stage, int begin) {
-#pragma unroll 1
-    for (int i = lane(); i < kTile * 8; i += 32) {
-      const int row = i >> 3, piece = i & 7;
-      if (!there(row)) continue;
-      const uint2* const from =
-          reinterpret_cast<const uint2*>(codes_at(row) + kWhich * (kSegment / 2) + piece * 16);
-      const int left = cols_ - begin - piece * 32;
-      const uint2 low = left > 0 ? from[0] : make_uint2(0, 0);
-      const uint2 high = left > 16 ? from[1] : make_uint2(0, 0);
-      const uint32_t words[4] = {low.x, low.y, high.x, high.y};
-      store_16(stage + row * 128 + code_piece(row, piece) * 16, words);
-    }
-#pragma unroll 1
-    for (int i = lane(); i < kTile * 4; i += 32) {
-      const int row = i >> 2, block = i % 4 * 4;
-      if (!there(row)) continue;
-      uint32_t scales = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (begin + (block + j) * 16 < cols_) {
-          const uint8_t scale = (scales_at(row) + kWhich * (kSegment / 16))[block + j];
-          scales |= static_cast<uint32_t>(scale) << (8 * j);
-        }
-      }
-      store_4(stage + kScalesAt + row * 16 + block, scales);
-    }
-  }
-
-  Places places_;
-  OwnWords words_;
-  const int cols_, passes_;
-  int tile_, k_;
-  Place place_;
-};
-
-// A warp's ring of stages.
-struct Ring {
-  Shared at;
-  int stages;
-  int read, written;
-
-  __device__ __forceinline__ Ring(unsigned char* shared, int warp, int stages)
-      : at(shared_at(shared) + warp * stages * kStage),
-        stages(stages),
-        read(0),
-        written((stages - 1) * kStage) {}
-  // Requests all stages but the first, which is already on its way, and the last.
-  template <class Stream>
-  __device__ __forceinline__ void fill(Stream& weights) {
-#pragma unroll 1
-    for (int stage = 1; stage < stages - 1; stage += 2) {
-      if (stage > 1) weights.template next<0>(at + (stage - 1) * kStage);
-      weights.template next<1>(at + stage * kStage);
-    }
-  }
-};
-
-enum class Ways { kTwo, kEight, kEither };
-
-// Multiplies the block's tiles up to block.stop, which all have the same rows of x. Job says which
-// columns and rows of x a warp has in a pass, and what to do with the sums.
-template <class Input, Ways kWays, bool kAligned, class Stream, class Job>
-__device__ __forceinline__ void multiply_tiles(Stream& weights, Ring& ring, OwnWords words,
-                                               const LinearOperand& x, const ExpertPlan& plan,
-                                               unsigned char* after_rings, const Job& job) {
-  constexpr LinearWay kTwo = LinearWay::kTwoRows, kEight = LinearWay::kEightRows;
-  using Pairs = HeldPairs<2, 1>;
-  const bool few = kWays == Ways::kTwo || (kWays == Ways::kEither && job.few());
-  const auto by_way = [&](auto&& f) {
-    if constexpr (kWays != Ways::kEight) {
-      if (few) f(std::integral_constant<LinearWay, kTwo>());
-    }
-    if constexpr (kWays != Ways::kTwo) {
-      if (!few) f(std::integral_constant<LinearWay, kEight>());
-    }
-  };
-  const int beside = blockDim.y, warp = thread_index() >> 5;
-  const int hold = (few ? plan.hold_two : plan.hold_eight) * beside;
-  const int last = (ring.stages - 1) * kStage;
-  const bool many = ring.stages == kManyStages;
-  volatile BlockWords& block = block_words();
-  Pairs held;  // shared by both ways
-  bool holds = false;
-  for (int count; (count = min(block.stop - block.from, hold)) > 0;) {
-    for (int pass = 0; pass < plan.passes; ++pass) {
-      if (plan.passes > 1 || !holds) {
-        const bool first = !holds && block.filled == 0;
-        holds = true;
-        by_way([&](auto way) {
-          HeldX<Input, decltype(way)::value, kAligned> own;
-          own.request(x, job.column(pass), job.rows(pass));
-          held = own;
-        });
-        // Loaded together with x, because later loads queue behind the copies of weights.
-        const float gsa = job.request_gsa();
-        __syncwarp();
-        if (first) ring.fill(weights);
-        by_way([&](auto way) {
-          HeldX<Input, decltype(way)::value, kAligned> own;
-          static_cast<Pairs&>(own) = held;
-          own.arrange(shared_at(after_rings) + warp * kStaged);
-          held = own;
-          if constexpr (own.kTurned) __syncthreads();  // sums may reuse the memory that staged x
-        });
-        job.keep_gsa(gsa);
-      }
-      const int left = (x.cols - job.column(pass) + kSegment - 1) / kSegment;
-      words.set(OwnWords::kUnit, job.unit(pass));
-      words.set(OwnWords::kPresent, job.unit(pass) < plan.units ? min(max(left, 0), 2) : 0);
-      for (int step = 0; step < count; step += beside) {
-        float acc[1][4] = {};
-        const int tile = step + static_cast<int>(threadIdx.y);
-        const int own = tile < count ? words.get(OwnWords::kPresent) : 0;
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          wait_for_stage(many);
-          __syncwarp();
-          if (s == 0) {
-            weights.template next<0>(ring.at + ring.written);
-          } else {
-            weights.template next<1>(ring.at + ring.written);
-          }
-          ring.written = ring.written == last ? 0 : ring.written + kStage;
-          if (s < own) {
-            by_way([&](auto way) {
-              multiply_segment<Input, decltype(way)::value>(ring.at + ring.read, held.pairs[s],
-                                                            acc);
-            });
-          }
-          ring.read = ring.read == last ? 0 : ring.read + kStage;
-        }
-        by_way([&](auto way) {
-          job.template keep<decltype(way)::value>(acc[0], held.undo, tile,
-                                                  words.get(OwnWords::kUnit));
-        });
-      }
-    }
-    __syncthreads();
-    by_way([&](auto way) { job.template add_up<decltype(way)::value>(block.from, count); });
-    __syncthreads();
-    if (thread_index() == 0) block.from = block.from + count, block.filled = 1;
-    __syncthreads();
-  }
-}
-
-// The sum over the lanes of a row of the tile, whose columns are blocks of k.
-__device__ __forceinline__ float sum_of_columns(float v) {
-  v = add_rn(v, __shfl_xor_sync(~0u, v, 1));
-  return add_rn(v, __shfl_xor_sync(~0u, v, 2));
-}
-
-__device__ __forceinline__ void store_element(void* out, DType dtype, int64_t i, float y) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      static_cast<Bf16*>(out)[i] = from_float<Bf16>(y);
-      break;
-    case DType::kFloat16:
-      static_cast<Fp16*>(out)[i] = from_float<Fp16>(y);
-      break;
-    default:
-      static_cast<float*>(out)[i] = y;
-  }
-}
 
 // Where the results of groups go. A row of `out` is a sorted row, or a pair.
 struct GroupOutput {
@@ -596,17 +37,22 @@ struct GroupOutput {
   ExpertWeights next;  // the next launch's weights, to prefetch; without rows if unknown
 };
 
-// Maps the rows of a group to rows of x.
-struct GroupRows {
-  const uint16_t* order;  // null if the rows of x are sorted
-  Group group;
-  int divisor;
-
-  __device__ __forceinline__ int operator()(int row) const {
-    if (row >= group.count()) return kNoRow;
-    const int i = group.first() + row;
-    return order == nullptr ? i : order[i] / divisor;
+// Maps the rows of a group to rows of x. Each lane finds one and keeps it: if each of the loads of
+// x found its own, that would take thousands of cycles per group.
+class GroupRows {
+ public:
+  // `order` is null if the rows of x are sorted.
+  __device__ __forceinline__ GroupRows(const uint16_t* order, Group group, int divisor)
+      : own_(kNoRow) {
+    const int lane = threadIdx.x & 31;
+    if (lane >= group.count()) return;
+    const int i = group.first() + lane;
+    own_ = order == nullptr ? i : order[i] / divisor;
   }
+  __device__ __forceinline__ int operator()(int row) const { return __shfl_sync(~0u, own_, row); }
+
+ private:
+  int own_;
 };
 
 template <class Input, bool kOneToken>
@@ -627,7 +73,6 @@ struct GroupJob {
   __device__ __forceinline__ Group group() const {
     return kOneToken ? Group{0, 1u << 1 | 1u} : tables.groups[block_words().group];
   }
-  __device__ __forceinline__ bool few() const { return group().few(); }
   __device__ __forceinline__ int unit(int pass) const {
     return pass * (blockDim.x >> 5) + (threadIdx.x >> 5);
   }
@@ -670,12 +115,11 @@ struct GroupJob {
   __device__ __forceinline__ void prefetch_next() const {
     const ExpertWeights& next = to.next;
     if (next.rows == 0) return;
-    const int block = blockIdx.x, tiles = (next.rows + kTile - 1) / kTile;
-    const int begin = first_of_block<kEither>(tables, tiles, block);
-    const int end = first_of_block<kEither>(tables, tiles, block + 1), group = begin / tiles;
-    const int row = (begin - group * tiles) * kTile;
+    const int tiles = (next.rows + kTile - 1) / kTile;
+    const TileRange range = tiles_of_block<kEither>(tables, tiles);
+    const int group = range.begin / tiles, row = (range.begin - group * tiles) * kTile;
     const int most = min(next.rows - row, kAheadBytes / (next.cols / 2));
-    const int rows = min((end - begin) * kTile, most);
+    const int rows = min((range.end - range.begin) * kTile, most);
     if (rows > 0) prefetch_rows(next, tables.groups[group].expert, row, rows);
   }
 
@@ -685,13 +129,18 @@ struct GroupJob {
     const int lane = threadIdx.x & 31, n = lane & 15, warps = thread_count() >> 5;
     const Group group = this->group();
     if constexpr (!kOneToken) {
-      if (thread_index() == 0 && from + count == block_words().end) prefetch_next();
+      // By the last warp, which has the least to add up.
+      if (thread_index() == thread_count() - 1 && from + count == block_words().end) {
+        prefetch_next();
+      }
     }
     const int first = kOneToken ? 0 : block_words().group * layout.tiles;
-    const int rows_here = group.count(), pairs = (rows_here + 1) / 2;
+    const int rows_here = group.count(), pairs = (rows_here + 1) / 2;  // at most 4
+    const int inverse = pairs == 1 ? 1 << 16 : pairs == 2 ? 1 << 15 : pairs == 3 ? 21846 : 1 << 14;
     // Each warp adds up two rows of x of a tile.
+#pragma unroll 2
     for (int i = thread_index() >> 5; i < count * pairs; i += warps) {
-      const int which = i / pairs, row = (i - which * pairs) * 2 + (lane >> 4);
+      const int which = i * inverse >> 16, row = (i - which * pairs) * 2 + (lane >> 4);
       const float* p = sums + which * plan.units * Way::kSums + row * kPitch + n;
       float sum = 0.0f;
 #pragma unroll 4
@@ -738,33 +187,30 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
                         const __grid_constant__ ExpertPlan plan, const bool routed_before) {
   extern __shared__ __align__(1024) unsigned char tiles[];
   const int warp = thread_index() >> 5, warps = thread_count() >> 5;
-  Ring ring(tiles, warp, plan.stages);
+  WarpRing ring(tiles, warp, plan.stages);
   unsigned char* const after_rings = tiles + warps * plan.stages * kStage;
   const GroupTables tables = tables_at(after_rings + plan.tables_at, routing);
   float* const sums = reinterpret_cast<float*>(after_rings + plan.sums_at);
 
   // If routed_before, the previous kernel did not write the ids. It let this one begin only after
   // its own wait, so they can be read already, and no kernel writes weights.
-  if (!routed_before) wait_for_previous();
+  using Job = GroupJob<Input, kOneToken>;
+  TileRange own = {};
   if constexpr (kOneToken) {
+    own = share_of_block(routing.count * layout.tiles);
+    wait_for_previous();
     for (int i = thread_index(); i < routing.count; i += thread_count()) {
       tables.groups[i] = {expert_of(routing, i), 1u << 1 | 1u};
     }
-    if (thread_index() == 0) tables.total[0] = routing.count;
-    __syncthreads();
   } else {
+    if (!routed_before) wait_for_previous();
     sort_rows(routing, tables, tiles);  // the rings are not in use yet
+    own = tiles_of_block<Job::kEither>(tables, layout.tiles);
   }
-  using Job = GroupJob<Input, kOneToken>;
-  const int begin = first_of_block<Job::kEither>(tables, layout.tiles, blockIdx.x);
-  const int end = first_of_block<Job::kEither>(tables, layout.tiles, blockIdx.x + 1);
-  volatile BlockWords& block = block_words();
-  if (thread_index() == 0) {
-    block.end = block.stop = end;
-    block.from = begin;
-    block.filled = 0;
-  }
+  if (thread_index() == 0) begin_block(own);
   __syncthreads();
+  const int begin = own.begin;
+  volatile BlockWords& block = block_words();
 
   using Places = GroupPlaces<kOneToken>;
   const OwnWords words(after_rings + plan.words_at);
@@ -781,8 +227,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
   const Job job = {w, layout, routing, to, plan, tables, sums};
   if constexpr (kOneToken) {
-    constexpr Ways kWays = kAfter ? Ways::kTwo : Ways::kEight;
-    multiply_tiles<Input, kWays, kAligned>(weights, ring, words, x, plan, after_rings, job);
+    constexpr LinearWay kWay = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;
+    multiply_own_tiles<Input, kWay, kAligned>(weights, ring, words, x, plan, after_rings, job);
   } else {
     if (routing.offsets != nullptr) {
       // Rows without an expert are zero.
@@ -793,16 +239,24 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
         store_element(to.out, to.dtype, first + i, 0.0f);
       }
     }
-    constexpr Ways kWays = kAfter ? Ways::kEither : Ways::kEight;
-    for (int group = begin / layout.tiles; block.from < block.end; ++group) {
-      __syncthreads();
-      if (thread_index() == 0) {
-        block.group = group;
-        block.stop = min(block.end, (group + 1) * layout.tiles);
+    // Groups of experts with at most two rows come first.
+    int group = begin / layout.tiles;
+    const auto multiply_groups = [&](auto way, int groups) {
+      for (; group < groups && block.from < block.end; ++group) {
+        __syncthreads();
+        if (thread_index() == 0) {
+          block.group = group;
+          block.stop = min(block.end, (group + 1) * layout.tiles);
+        }
+        __syncthreads();
+        multiply_own_tiles<Input, decltype(way)::value, kAligned>(weights, ring, words, x, plan,
+                                                                  after_rings, job);
       }
-      __syncthreads();
-      multiply_tiles<Input, kWays, kAligned>(weights, ring, words, x, plan, after_rings, job);
+    };
+    if constexpr (Job::kEither) {
+      multiply_groups(std::integral_constant<LinearWay, LinearWay::kTwoRows>(), tables.total[2]);
     }
+    multiply_groups(std::integral_constant<LinearWay, LinearWay::kEightRows>(), tables.total[0]);
   }
 }
 
@@ -833,6 +287,12 @@ class PairPlaces {
     place.scales = w_.scales + at * (w_.cols / 16) + k / 16;
     place.low = one < 0 ? 8 : 0;
     place.high = two < 0 ? 8 : kTile;
+  }
+  __device__ __forceinline__ bool step(int, Place& place) {
+    if (plan_.step_codes == 0) return false;
+    place.codes += plan_.step_codes;
+    place.scales += plan_.step_scales;
+    return true;
   }
   __device__ __forceinline__ int64_t second_codes() const { return apart_ * (w_.cols / 2); }
   __device__ __forceinline__ int64_t second_scales() const { return apart_ * (w_.cols / 16); }
@@ -867,7 +327,6 @@ struct PairJob {
   void* out;
   DType dtype;
 
-  __device__ __forceinline__ bool few() const { return true; }
   __device__ __forceinline__ int unit(int pass) const { return places.unit(pass); }
   __device__ __forceinline__ int column(int pass) const { return places.column(pass); }
   __device__ __forceinline__ PairRows rows(int pass) const {
@@ -938,26 +397,18 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   __shared__ int ids[kMostTopK];
   __shared__ float weights_of_choices[kMostTopK], gsas[kMostTopK];
   const int warp = thread_index() >> 5, warps = thread_count() >> 5;
-  Ring ring(tiles, warp, plan.stages);
+  WarpRing ring(tiles, warp, plan.stages);
   unsigned char* const after_rings = tiles + warps * plan.stages * kStage;
   const int top_k = routing.count, k_units = (w.cols + kUnit - 1) / kUnit;
 
+  const TileRange own = share_of_block(w.rows / 8);
+  if (thread_index() == 0) begin_block(own);
   // The previous kernel let this one begin only after its own wait, so the routing can be read.
   for (int i = thread_index(); i < top_k; i += thread_count()) ids[i] = expert_of(routing, i);
   __syncthreads();
-  const int all = w.rows / 8;
-  const int begin = static_cast<int>(static_cast<int64_t>(all) * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(static_cast<int64_t>(all) * (blockIdx.x + 1) / gridDim.x);
-  volatile BlockWords& block = block_words();
-  if (thread_index() == 0) {
-    block.end = block.stop = end;
-    block.from = begin;
-    block.filled = 0;
-  }
-  __syncthreads();
   const OwnWords words(after_rings + plan.words_at);
   const PairPlaces places(w, plan, ids, top_k, k_units);
-  TileStream<PairPlaces, kAligned> weights(places, words, w.cols, plan.passes, begin);
+  TileStream<PairPlaces, kAligned> weights(places, words, w.cols, plan.passes, own.begin);
   weights.template next<0>(ring.at);
   wait_for_previous();
   let_next_begin();
@@ -966,13 +417,13 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   }
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
-  constexpr Ways kWays = kAfter ? Ways::kTwo : Ways::kEight;
+  constexpr LinearWay kWay = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;
   const PairJob<Input> job = {places, w,
                               plan,   weights_of_choices,
                               gsas,   reinterpret_cast<float*>(after_rings + plan.sums_at),
                               top_k,  k_units,
                               out,    dtype};
-  multiply_tiles<Input, kWays, kAligned>(weights, ring, words, x, plan, after_rings, job);
+  multiply_own_tiles<Input, kWay, kAligned>(weights, ring, words, x, plan, after_rings, job);
 }
 
 // ---- the sum over the experts of several tokens -------------------------------------------------
@@ -1084,6 +535,15 @@ bool plan_shape(BlockShape& shape, int units, int64_t tiles, SumBytes sums, bool
          fits(kMostWarps / 2, kFewStages);
 }
 
+// Tiles of `tile_rows` rows of W are alike unless the last one is cut off.
+void plan_steps(BlockShape& shape, const ExpertWeights& w, int tile_rows) {
+  const int64_t bytes = static_cast<int64_t>(shape.beside) * tile_rows * (w.cols / 2);
+  const bool alike = w.rows % kTile == 0 || tile_rows < kTile;
+  const bool fits = bytes <= std::numeric_limits<int>::max();
+  shape.plan.step_codes = alike && fits ? static_cast<int>(bytes) : 0;
+  shape.plan.step_scales = shape.plan.step_codes / 8;
+}
+
 template <auto kKernel, class... Args>
 cudaError_t launch_shape(const BlockShape& shape, cudaStream_t stream, const Args&... args) {
   const int threads = shape.along * shape.beside * 32;
@@ -1131,12 +591,13 @@ cudaError_t launch_groups(const ExpertWeights& w, const LinearOperand& x,
   const int units = (w.cols + kUnit - 1) / kUnit;
   const SumBytes sums = {4 * (kAfter ? Two::kSums : Eight::kSums),
                          4 * (kOneToken && kAfter ? Two::kSums : Eight::kSums)};
-  const bool turned = aligned && !LinearInput<Input>::kCodes && !(kOneToken && kAfter);
+  const bool turned = aligned && !LinearInput<Input>::kCodes;
   BlockShape shape = {};
   if (!plan_shape(shape, units, kOneToken ? static_cast<int64_t>(routing.count) * layout.tiles : 0,
                   sums, turned, table_bytes(routing.count, routing.experts))) {
     return cudaErrorInvalidConfiguration;
   }
+  plan_steps(shape, w, layout.tile_rows);
   return aligned ? launch_shape<&nvfp4_groups_kernel<Input, true, kOneToken>>(
                        shape, stream, w, layout, x, routing, to, shape.plan, routed_before)
                  : launch_shape<&nvfp4_groups_kernel<Input, false, kOneToken>>(
@@ -1147,14 +608,13 @@ template <class Input>
 cudaError_t launch_one_down(const ExpertWeights& w, const LinearOperand& x,
                             const GroupRouting& routing, const ExpertLayer& layer,
                             cudaStream_t stream) {
-  constexpr bool kAfter = std::is_same<Input, Bf16>::value;
   const bool aligned = is_aligned<Input>(w, x);
   const int units = (routing.count + 1) / 2 * ((w.cols + kUnit - 1) / kUnit);
   BlockShape shape = {};
-  if (!plan_shape(shape, units, w.rows / 8, {4 * kPairSums, 4 * kPairSums}, aligned && !kAfter,
-                  0)) {
+  if (!plan_shape(shape, units, w.rows / 8, {4 * kPairSums, 4 * kPairSums}, aligned, 0)) {
     return cudaErrorInvalidConfiguration;
   }
+  plan_steps(shape, w, 8);
   const auto go = [&](auto kernel) {
     return launch_shape<decltype(kernel)::value>(shape, stream, w, x, routing, layer.weights,
                                                  layer.weights_dtype, layer.out, layer.out_dtype,
@@ -1166,6 +626,27 @@ cudaError_t launch_one_down(const ExpertWeights& w, const LinearOperand& x,
                  : go(std::integral_constant<decltype(kParts), kParts>());
 }
 
+// Experts with more rows are multiplied by the tile kernels of expert_tiles.cuh, on devices that
+// have them.
+constexpr int kMostOfGroups = 16;
+// Rows from which on an expert may have many, and pairs per expert from which on the tile kernels
+// multiply all of them. Measured on an H200: with 128 experts of 2048 x 768 they are faster from 7
+// pairs per expert on, with 256 of 7168 x 2048 from 9.
+constexpr int kFewestRows = 33, kTiledPairs = 9;
+
+// A library for fewer rows compiles in less time.
+#ifdef JITQUANT_EXPERTS_FEW_ROWS
+constexpr bool kHasTiles = false;
+#else
+constexpr bool kHasTiles = true;
+#endif
+bool takes(int64_t rows) {
+  return kHasTiles || rows < kFewestRows;
+}
+
+template <class Input>
+constexpr bool kMayTile = kHasTiles && !LinearInput<Input>::kCodes;
+
 template <class Input>
 cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const Routing& given,
                            const LinearEpilogue& to, cudaStream_t stream) {
@@ -1173,6 +654,27 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
   const int64_t row_bytes = LinearInput<Input>::kCodes ? blocks * 8 : x.stride * 2;
   const int64_t out_bytes = to.cols * (to.dtype == DType::kFloat32 ? 4 : 2);
   const int64_t window = most_sorted();
+  int most = std::numeric_limits<int>::max();
+  if constexpr (kMayTile<Input>) {
+    const bool tiled = x.rows >= kFewestRows && x.rows < std::numeric_limits<int>::max() / 2 &&
+                       x.cols == w.cols && apart_by_16(x.data, x.stride * 2) &&
+                       (to.dtype == DType::kFloat32 || to.dtype == x.dtype) &&
+                       has_expert_tiles<Input>(w);
+    if (tiled) {
+      const bool all = x.rows > window || x.rows >= kTiledPairs * static_cast<int64_t>(w.experts);
+      const SortedRows rows = {given.offsets,
+                               given.wide,
+                               nullptr,
+                               nullptr,
+                               static_cast<int>(x.rows),
+                               all ? 1 : kMostOfGroups + 1};
+      const TileOutput output = {to.out,         to.dtype == DType::kFloat32, all, w.rows, to.x_gsa,
+                                 to.x_gsa_stride};
+      const cudaError_t error = launch_expert_tiles<Input, false>(w, x, rows, output, stream);
+      if (all || error != cudaSuccess) return error;
+      most = kMostOfGroups;
+    }
+  }
   for (int64_t first = 0; first < x.rows; first += window) {
     const int64_t rows = x.rows - first < window ? x.rows - first : window;
     LinearOperand part = x;
@@ -1180,7 +682,8 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
     part.data = static_cast<const uint8_t*>(x.data) + first * row_bytes;
     if (x.scales != nullptr) part.scales = x.scales + first * blocks;
     const GroupRouting routing = {given.offsets, nullptr,   given.wide, static_cast<int>(rows),
-                                  first,         w.experts, 1,          false};
+                                  first,         w.experts, 1,          false,
+                                  most};
     const GroupOutput output = {static_cast<uint8_t*>(to.out) + first * out_bytes,
                                 to.dtype,
                                 w.rows,
@@ -1194,11 +697,61 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
   return cudaSuccess;
 }
 
+// Which kernels multiply the rows of a layer: those of groups, those of tiles, or each the experts
+// with few and with many rows.
+enum class LayerWay : int { kGroups, kBoth, kTiles };
+
+template <class T>
+LayerWay way_of(const ExpertWeights& up, const ExpertWeights& down, const LinearOperand& x,
+                int top_k) {
+  if constexpr (kHasTiles) {
+    const bool tiled = x.rows >= kFewestRows && apart_by_16(x.data, x.stride * 2) &&
+                       has_expert_tiles<T>(up) && has_expert_tiles<T>(down);
+    const int64_t pairs = x.rows * top_k;
+    const bool all =
+        pairs > most_sorted() || pairs >= kTiledPairs * static_cast<int64_t>(up.experts);
+    return !tiled ? LayerWay::kGroups : all ? LayerWay::kTiles : LayerWay::kBoth;
+  }
+  return LayerWay::kGroups;
+}
+
+// Elements of the products of one set of launches by tiles, 512 MiB in fp32.
+constexpr int64_t kMostTiled = int64_t{1} << 27;
+
+int64_t floats_of(int64_t elements) {
+  return (elements / 2 + 31) / 32 * 32;  // 128-byte aligned
+}
+
+// Multiplies the rows of experts with at least `least` rows, up to the products of each pair.
+template <class T>
+cudaError_t launch_layer_tiles(const ExpertLayer& layer, const LinearOperand& x, int least,
+                               cudaStream_t stream, bool sorts) {
+  const ExpertWeights &up = layer.gate_up, &down = layer.down;
+  const int64_t pairs = x.rows * layer.routing.top_k;
+  float* const sorted = layer.sorted;
+  float* const h = sorted + floats_of(pairs * up.cols);
+  int* const ends = reinterpret_cast<int*>(h + floats_of(pairs * down.cols));
+  int* const order = ends + up.experts + 1;
+  if (sorts) {
+    return launch_sort_pairs<T>(x, layer.routing, up.experts, {sorted, ends, order, least}, stream);
+  }
+  const LinearOperand rows_of_x = {sorted, nullptr, x.dtype, up.cols, pairs, up.cols};
+  const LinearOperand rows_of_h = {h, nullptr, x.dtype, down.cols, pairs, down.cols};
+  SortedRows rows = {ends, false, ends + up.experts, nullptr, static_cast<int>(pairs), least};
+  const cudaError_t error = launch_expert_tiles<T, true>(
+      up, rows_of_x, rows, {h, false, false, down.cols, nullptr, 0}, stream);
+  if (error != cudaSuccess) return error;
+  rows.order = order;
+  return launch_expert_tiles<T, false>(
+      down, rows_of_h, rows, {layer.partials, true, false, down.rows, nullptr, 0}, stream);
+}
+
 template <class Input>
 cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaStream_t stream) {
   const ExpertWeights &up = layer.gate_up, &down = layer.down;
   const int top_k = layer.routing.top_k, id_bytes = layer.routing.wide ? 8 : 4;
-  const int64_t window = expert_window(x.rows, top_k);
+  const LayerWay way = way_of<Input>(up, down, x, top_k);
+  const int64_t window = expert_scratch(up, down, x, top_k).window;
   const int64_t out_bytes = down.rows * (layer.out_dtype == DType::kFloat32 ? 4 : 2);
   for (int64_t first = 0; first < x.rows; first += window) {
     const int64_t rows = x.rows - first < window ? x.rows - first : window, pairs = rows * top_k;
@@ -1206,18 +759,20 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
     own.weights = static_cast<const uint8_t*>(layer.weights) +
                   first * top_k * (layer.weights_dtype == DType::kFloat32 ? 4 : 2);
     own.out = static_cast<uint8_t*>(layer.out) + first * out_bytes;
+    own.routing.ids = static_cast<const uint8_t*>(layer.routing.ids) + first * top_k * id_bytes;
     LinearOperand part = x;
     part.rows = rows;
     part.data = static_cast<const uint8_t*>(x.data) + first * x.stride * 2;
     GroupRouting routing = {
         nullptr,
-        static_cast<const uint8_t*>(layer.routing.ids) + first * top_k * id_bytes,
+        own.routing.ids,
         layer.routing.wide,
         static_cast<int>(pairs),
         0,
         up.experts,
         top_k,
-        true};
+        true,
+        way == LayerWay::kGroups ? std::numeric_limits<int>::max() : kMostOfGroups};
     GroupOutput between = {layer.activations, x.dtype, down.cols, true, nullptr, 0, {}};
     // Bulk prefetches need this alignment.
     if (down.cols % kSegment == 0 && apart_by_16(down.codes, 0) && apart_by_16(down.scales, 0)) {
@@ -1231,18 +786,31 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
       if (error != cudaSuccess) return error;
       continue;
     }
-    cudaError_t error = launch_groups<Input, false>(up, part, routing, between, false, stream);
-    if (error != cudaSuccess) return error;
-    routing.of_tokens = false;
-    const GroupOutput partials = {
-        layer.partials, DType::kFloat32, down.rows, false, nullptr, 0, {}};
-    error = launch_groups<Input, false>(down, h, routing, partials, true, stream);
-    if (error != cudaSuccess) return error;
+    const bool tiles = way != LayerWay::kGroups;
+    const int least = way == LayerWay::kTiles ? 1 : kMostOfGroups + 1;
+    if constexpr (kHasTiles) {
+      if (tiles) {
+        cudaError_t error = launch_layer_tiles<Input>(own, part, least, stream, true);
+        if (error == cudaSuccess) {
+          error = launch_layer_tiles<Input>(own, part, least, stream, false);
+        }
+        if (error != cudaSuccess) return error;
+      }
+    }
+    if (way != LayerWay::kTiles) {
+      cudaError_t error = launch_groups<Input, false>(up, part, routing, between, false, stream);
+      if (error != cudaSuccess) return error;
+      routing.of_tokens = false;
+      const GroupOutput partials = {
+          layer.partials, DType::kFloat32, down.rows, false, nullptr, 0, {}};
+      error = launch_groups<Input, false>(down, h, routing, partials, true, stream);
+      if (error != cudaSuccess) return error;
+    }
     const int64_t blocks = rows * ((down.rows / 4 + kSumThreads - 1) / kSumThreads);
-    error = launch<&nvfp4_sum_experts_kernel>({blocks, kSumThreads, Start::kOverlapped}, stream,
-                                              static_cast<const float*>(layer.partials), routing,
-                                              own.weights, own.weights_dtype, own.out,
-                                              own.out_dtype, down.rows);
+    const cudaError_t error = launch<&nvfp4_sum_experts_kernel>(
+        {blocks, kSumThreads, Start::kOverlapped}, stream,
+        static_cast<const float*>(layer.partials), routing, own.weights, own.weights_dtype, own.out,
+        own.out_dtype, down.rows);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -1250,15 +818,36 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
 
 }  // namespace
 
-int64_t expert_window(int64_t rows, int64_t top_k) {
-  const int64_t most = most_sorted() / top_k;
-  return rows < most ? rows : most;
+ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
+                             const LinearOperand& x, int top_k) {
+  LayerWay way = LayerWay::kGroups;
+#ifdef JITQUANT_DTYPE
+  constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
+  if constexpr (kOnly != DType::kFloat32) {
+    way = way_of<std::conditional_t<kOnly == DType::kFloat16, Fp16, Bf16>>(up, down, x, top_k);
+  }
+#else
+  way = x.dtype == DType::kBFloat16 ? way_of<Bf16>(up, down, x, top_k)
+                                    : way_of<Fp16>(up, down, x, top_k);
+#endif
+  const int64_t tiled = kMostTiled / (down.rows * static_cast<int64_t>(top_k));
+  const int64_t most = way == LayerWay::kTiles && tiled > 0 ? tiled : most_sorted() / top_k;
+  const int64_t rows = x.rows < most ? x.rows : most, pairs = rows * top_k;
+  ExpertScratch scratch = {rows, 0, 0, 0};
+  if (way != LayerWay::kTiles) scratch.activations = floats_of(pairs * down.cols);
+  if (x.rows > 1) scratch.partials = pairs * down.rows;
+  if (way != LayerWay::kGroups) {
+    scratch.sorted =
+        floats_of(pairs * up.cols) + floats_of(pairs * down.cols) + up.experts + 1 + pairs;
+  }
+  return scratch;
 }
 
 cudaError_t launch_nvfp4_grouped_linear(const ExpertWeights& w, const LinearOperand& x,
                                         const Routing& routing, const LinearEpilogue& to,
                                         cudaStream_t stream) {
   if (w.rows == 0 || x.rows == 0) return cudaSuccess;
+  if (!takes(x.rows)) return cudaErrorInvalidValue;
 #ifdef JITQUANT_DTYPE
   // A library for x in this dtype only (dispatch.cuh).
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
@@ -1279,6 +868,7 @@ cudaError_t launch_nvfp4_grouped_linear(const ExpertWeights& w, const LinearOper
 cudaError_t launch_nvfp4_experts(const ExpertLayer& layer, const LinearOperand& x,
                                  cudaStream_t stream) {
   if (x.rows == 0) return cudaSuccess;
+  if (!takes(x.rows)) return cudaErrorInvalidValue;
 #ifdef JITQUANT_DTYPE
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
   if constexpr (kOnly != DType::kFloat32) {

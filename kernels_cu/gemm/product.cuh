@@ -25,7 +25,8 @@ struct WayTraits {
   static constexpr int kColumns = kWay == LinearWay::kSixteenRows ? 2 : 1;  // of 8 rows of x
   static constexpr int kSegments = kWay == LinearWay::kSixteenRows ? 1 : 2;
   static constexpr int kRows = kAfter ? 2 : 8 * kColumns;
-  static constexpr int kSums = kRows * kPitch;  // floats per warp and tile
+  static constexpr int kLoads = kAfter ? 2 : 8;  // of 8 elements per lane, segment and column
+  static constexpr int kSums = kRows * kPitch;   // floats per warp and tile
 };
 
 // x as elements of T, or as codes with scales, whose values are exact in bf16.
@@ -159,35 +160,43 @@ struct HeldPairs {
   uint32_t pairs[kSegments][kColumns][32];
   float undo;  // factor for the sums of row `lane / 4 % 2`, if scales come after
 };
-// What a warp holds of x during a pass.
-template <class Input, LinearWay kWay, bool kAligned>
+// What a warp holds of x during a pass. kThrough: through shared memory, if x is aligned.
+template <class Input, LinearWay kWay, bool kAligned, bool kThrough = kWay != LinearWay::kTwoRows>
 struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> {
   using Way = WayTraits<kWay>;
   using T = typename LinearInput<Input>::Operand;
   using HeldPairs<Way::kSegments, Way::kColumns>::pairs;
   using HeldPairs<Way::kSegments, Way::kColumns>::undo;
 
-  // Whether x is loaded row by row and transposed through shared memory.
-  static constexpr bool kTurned = !Way::kAfter && !LinearInput<Input>::kCodes && kAligned;
+  // Whether x is loaded row by row and rearranged in shared memory.
+  static constexpr bool kTurned = kThrough && !LinearInput<Input>::kCodes && kAligned;
 
-  // Starts to load the columns from k on. Row i of the product is row rows(i) of x, or zeros if
-  // that is kNoRow.
+  // Starts to load the columns from k on. Row i of the product is row rows(i) of x, or any if that
+  // is kNoRow: no other depends on it. All lanes of the warp call rows() together.
   template <class Rows = RowsAsTheyAre>
   __device__ __forceinline__ void request(const LinearOperand& x, int k, Rows rows = {}) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
     for (int s = 0; s < Way::kSegments; ++s) {
+      // Without a condition for each load: the compiler would load into other registers and wait.
+      present_[s] = k + s * kSegment < x.cols;
+      if (kTurned && !present_[s]) continue;
 #pragma unroll
       for (int c = 0; c < Way::kColumns; ++c) {
 #pragma unroll
-        for (int q = 0; q < 8; ++q) {
-          // If scales come after, column g of the product is block t = g / 2 of row g % 2.
-          const int row = kTurned         ? rows(c * 8 + q)
-                          : !Way::kAfter  ? rows(c * 8 + g)
-                          : t == (g >> 1) ? rows(g & 1)
-                                          : kNoRow;
-          const int column = k + s * kSegment + (kTurned ? lane * 8 : t * 64 + q * 8);
-          load_x8<Input, kAligned>(x, row, column, pairs[s][c] + q * 4);
+        for (int q = 0; q < (kTurned ? Way::kLoads : 8); ++q) {
+          int row = rows(kTurned ? c * 8 + q : Way::kAfter ? g & 1 : c * 8 + g);
+          if constexpr (kTurned) {
+            const int64_t at = (row < x.rows ? row : 0) * x.stride + k + lane * 8;
+            load_words<4>(static_cast<const uint16_t*>(x.data) + at + s * kSegment,
+                          Way::kAfter ? loaded(s, q) : pairs[s][c] + q * 4);
+          } else {
+            // If scales come after, column g of the product is block t = g / 2 of row g % 2, and
+            // all its other blocks are zero.
+            if (Way::kAfter && t != (g >> 1)) row = kNoRow;
+            load_x8<Input, kAligned>(x, row, k + s * kSegment + t * 64 + q * 8,
+                                     pairs[s][c] + q * 4);
+          }
         }
       }
     }
@@ -195,7 +204,19 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
 
   // `staging` has kStaged bytes that only this warp uses.
   __device__ __forceinline__ void arrange(Shared staging) {
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    if constexpr (kTurned && Way::kAfter) {
+      arrange_two(staging);
+    } else {
+      arrange_each(staging);
+    }
+  }
+
+ private:
+  bool present_[Way::kSegments];  // whether the segments exist
+
+  __device__ __forceinline__ void arrange_each(Shared staging) {
+    // Kept, so that the addresses below are computed here and not held in registers until then.
+    const int lane = kept(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
 #pragma unroll
     for (int s = 0; s < Way::kSegments; ++s) {
 #pragma unroll
@@ -220,10 +241,26 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
     if constexpr (Way::kAfter) scale_up();
   }
 
- private:
-  // Placed bf16 codes are tiny. To make up for that, a power of two per row scales its largest
-  // element to near 2^126, but by at most 2^127, which is exact. `undo` reverses this and the power
-  // of two of the codes.
+  // Two rows in shared memory: the words of segment s and row r as they were loaded.
+  __device__ __forceinline__ uint32_t* loaded(int s, int r) {
+    return pairs[0][0] + (s * 2 + r) * 4;
+  }
+
+  // The power of two for a row whose largest magnitude has these bits. Placed bf16 codes are tiny.
+  // To make up for that, it scales the largest element to near 2^126, but by at most 2^127, which
+  // is exact. A row with Inf or NaN is not scaled.
+  static __device__ __forceinline__ int exponent_up(uint32_t most) {
+    const int exponent = static_cast<int>(most >> 7);
+    return exponent == 255 ? 0 : min(253 - max(exponent, 1), 127);
+  }
+  static __device__ __forceinline__ uint32_t pair_of(int up) {
+    return static_cast<uint32_t>(up + 127) * 0x00800080u;
+  }
+  // Reverses the scaling and the power of two of the codes: 2^(126 - up).
+  static __device__ __forceinline__ float undo_of(int up) {
+    return bits_float(static_cast<uint32_t>(253 - up) << 23);
+  }
+
   __device__ __forceinline__ void scale_up() {
     uint32_t pair = 0;
 #pragma unroll
@@ -236,16 +273,68 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
     for (int lanes = 1; lanes < 32; lanes <<= 1) {
       if (lanes != 4) most = max(most, __shfl_xor_sync(~0u, most, lanes));
     }
-    const int exponent = static_cast<int>(most >> 7);
-    // A row with Inf or NaN is not scaled.
-    const int up = exponent == 255 ? 0 : min(253 - max(exponent, 1), 127);
-    const uint32_t factor = static_cast<uint32_t>(up + 127) * 0x00800080u;
+    const int up = exponent_up(most);
 #pragma unroll
     for (int s = 0; s < Way::kSegments; ++s) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) pairs[s][0][i] = multiply_pairs<T>(pairs[s][0][i], factor);
+      for (int i = 0; i < 32; ++i) pairs[s][0][i] = multiply_pairs<T>(pairs[s][0][i], pair_of(up));
     }
-    undo = bits_float(static_cast<uint32_t>(253 - up) << 23);  // 2^(126 - up)
+    undo = undo_of(up);
+  }
+
+  // Scales two rows, orders them as codes, and gives each lane its block of its row. All other
+  // lanes read zeros.
+  __device__ __forceinline__ void arrange_two(Shared staging) {
+    const int lane = kept(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
+    uint32_t most = 0;  // of both rows, in its halves
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      uint32_t pair = 0;
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        uint32_t* const words = loaded(s, r);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (!present_[s]) words[i] = 0;
+          pair = halves_max(pair, words[i] & 0x7fff7fffu);
+        }
+      }
+      most |= max(pair & 0xffffu, pair >> 16) << (16 * r);
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes <<= 1) {
+      most = halves_max(most, __shfl_xor_sync(~0u, most, lanes));
+    }
+    const int up[2] = {exponent_up(most & 0xffffu), exponent_up(most >> 16)};
+    undo = undo_of((g & 1) == 0 ? up[0] : up[1]);
+    constexpr int kRow = 2 * kSegment * 2, kZerosAt = 2 * kRow + 32;
+    constexpr uint32_t kZeros[4] = {};
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) store_16(staging + 2 * kRow + (i * 32 + lane) * 16, kZeros);
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        uint32_t* const words = loaded(s, r);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = multiply_pairs<T>(words[i], pair_of(up[r]));
+        order_x8<Input>(words);
+        store_16(staging + r * kRow + (s * 32 + (lane ^ r)) * 16, words);
+      }
+    }
+    __syncwarp();
+    const int row = g & 1;
+    const bool own = t == (g >> 1);
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int q = 0; q < 8; ++q) {
+        const int piece = own ? t * 8 + (q ^ row) : q;
+        load_16(staging + (own ? row * kRow : kZerosAt) + (s * 32 + piece) * 16,
+                pairs[s][0] + q * 4);
+      }
+    }
   }
 };
 

@@ -44,7 +44,8 @@ def products_in_fp8(linear) -> None:  # type: ignore[no-untyped-def]
 
 
 def products_of_experts(module) -> None:  # type: ignore[no-untyped-def]
-    """One row and several of a layer, and sorted rows, aligned and not, by one pass and several."""
+    """One row and several of a layer, and sorted rows, aligned and not, by one pass and several;
+    with many rows, by tiles."""
     gsa = torch.ones(1, device="cuda")
 
     def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +55,7 @@ def products_of_experts(module) -> None:  # type: ignore[no-untyped-def]
 
     for hidden, inter in ((48, 32), (512, 256), (8704, 16)):
         up, down = packed(4, 2 * inter, hidden), packed(4, hidden, inter)
-        for rows in (1, 3, 13):
+        for rows in (1, 3, 13, 80):
             ids = torch.randint(-1, 5, (rows, 3), device="cuda")
             for dtype in (torch.bfloat16, torch.float16):
                 x = torch.randn(rows, hidden).to(dtype).cuda()

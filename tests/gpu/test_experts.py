@@ -169,11 +169,40 @@ def test_more_rows_than_one_set_of_launches_takes() -> None:
     assert not y[2400:].any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("kind", ["any", "one", "absent"])
+@pytest.mark.parametrize("rows", [33, 64, 260, 900])
+def test_experts_with_many_rows(rows: int, kind: str, dtype: torch.dtype) -> None:
+    """Some with few rows and some with many; with many for each, all by the same kernels."""
+    for experts, hidden, inter in ((9, 320, 192), (40, 1024, 448)):
+        up = _weights(experts, 2 * inter, hidden, rows=True)
+        down = _weights(experts, hidden, inter, 1)
+        ids = routed(rows, 3, experts, kind).cuda()
+        ids[: rows // 2, 0] = 4
+        x = torch.randn(rows, hidden + 8, device="cuda").to(dtype)[:, :hidden]
+        _check_layer(x, up, down, ids, dtype=dtype if rows % 2 == 0 else torch.float32)
+
+
+def test_layers_of_more_pairs_than_one_set_of_tiles_takes() -> None:
+    up, down = _weights(5, 128, 128), _weights(5, 128, 64)
+    x, ids = torch.randn(5600, 128, device="cuda").bfloat16(), routed(5600, 3, 5, "any").cuda()
+    weights = torch.rand(ids.shape, device="cuda")
+    y = jitquant.nvfp4_experts(x, up, down, ids, weights)
+    _check_layer(x, up, down, ids)
+    # The order of sums depends on the number of an expert's rows, but not beyond 16 of them.
+    part = slice(5500, 5600)
+    own = jitquant.nvfp4_experts(x[part], up, down, ids[part], weights[part])
+    assert torch.equal(y[part], own)
+
+
 def test_launches_that_are_captured_and_never_waited_for() -> None:
     up, down = _weights(8, 512, 1024), _weights(8, 1024, 256)
-    for rows, launches in ((1, 2), (5, 3)):
-        x, ids = torch.randn(rows, 1024, device="cuda").bfloat16(), routed(rows, 3, 8, "any").cuda()
-        weights, out = torch.rand(rows, 3, device="cuda"), torch.empty_like(x)
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    cases = ((1, 3, 2), (5, 3, 3), (33, 2, 6 if hopper else 3), (40, 3, 4 if hopper else 3))
+    for rows, top_k, launches in cases:
+        x = torch.randn(rows, 1024, device="cuda").bfloat16()
+        ids, weights = routed(rows, top_k, 8, "any").cuda(), torch.rand(rows, top_k, device="cuda")
+        out = torch.empty_like(x)
         for call in (
             lambda t, i=ids, w=weights: jitquant.nvfp4_experts(t, up, down, i, w),
             lambda t, i=ids, w=weights, o=out: jitquant.nvfp4_experts(t, up, down, i, w, out=o),
@@ -197,7 +226,7 @@ def test_launches_that_are_captured_and_never_waited_for() -> None:
 @pytest.mark.parametrize("kind", ["any", "one"])
 def test_the_same_bits_each_time(kind: str) -> None:
     up, down = _weights(16, 1536, 2048), _weights(16, 2048, 768)
-    for rows in (1, 3, 40):
+    for rows in (1, 3, 40, 300):
         x, ids = torch.randn(rows, 2048, device="cuda").bfloat16(), routed(rows, 8, 16, kind).cuda()
         weights = torch.rand(rows, 8, device="cuda")
         first = jitquant.nvfp4_experts(x, up, down, ids, weights)
@@ -207,7 +236,7 @@ def test_the_same_bits_each_time(kind: str) -> None:
 
 def test_weights_of_experts_without_rows_change_nothing() -> None:
     up, down = _weights(8, 512, 512), _weights(8, 512, 256)
-    for rows in (1, 4):
+    for rows in (1, 4, 50):
         x, ids = torch.randn(rows, 512, device="cuda").bfloat16(), routed(rows, 2, 3, "any").cuda()
         weights = torch.rand(rows, 2, device="cuda")
         plain = jitquant.nvfp4_experts(x, up, down, ids, weights)
@@ -219,7 +248,7 @@ def test_weights_of_experts_without_rows_change_nothing() -> None:
 def test_ids_that_the_kernel_before_writes() -> None:
     """The second product reads them before it waits for the first one."""
     up, down = _weights(64, 512, 512), _weights(64, 512, 256)
-    for rows in (1, 9):
+    for rows in (1, 9, 400):
         x = torch.randn(rows, 512, device="cuda").bfloat16()
         weights = torch.rand(rows, 4, device="cuda")
         routings = [routed(rows, 4, 64, "any", seed).cuda() for seed in range(20)]
@@ -238,7 +267,7 @@ def test_ids_that_the_kernel_before_writes() -> None:
 def test_two_streams_at_once() -> None:
     up, down = _weights(16, 1536, 2048), _weights(16, 2048, 768)
     streams = [torch.cuda.Stream() for _ in range(2)]
-    for rows in (1, 6):
+    for rows in (1, 6, 100):
         x = torch.randn(rows, 2048, device="cuda").bfloat16()
         ids, weights = routed(rows, 4, 16, "any").cuda(), randn(rows, 4, seed=3).float().cuda()
         expected, results = jitquant.nvfp4_experts(x, up, down, ids, weights), []

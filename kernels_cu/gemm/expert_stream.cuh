@@ -1,0 +1,374 @@
+// The stages of weights of a warp's tiles, and their products with x in registers.
+#pragma once
+
+#include "expert_groups.cuh"
+
+namespace jitquant {
+
+constexpr int kUnit = 2 * kSegment;
+
+// Where tiles are in memory. The second 8 rows of a tile start `second_*` bytes after the first 8.
+struct TileLayout {
+  int64_t second_codes, second_scales;
+  int tile_rows;  // rows from one tile to the next: 16, or 8 if both halves advance
+  int tiles;      // per expert
+};
+
+struct ExpertPlan {
+  int passes, units;
+  int stages;
+  int step_codes, step_scales;  // bytes from a warp's tile to its next; 0 if tiles are not alike
+  int hold_two, hold_eight;     // steps of tiles whose sums a block collects before adding up
+  int sums_at, tables_at, words_at;  // byte offsets after the rings
+};
+
+// Where a tile is, at a warp's column. Only its rows low to high - 1 exist.
+struct Place {
+  const uint8_t* codes;
+  const uint8_t* scales;
+  int low, high;
+};
+
+// A thread's own words in shared memory: what it needs once per tile and has no registers for. A
+// register spilled to local memory would have to queue behind the copies of weights.
+class OwnWords {
+ public:
+  static constexpr int kCount = 7;  // odd, so that lanes use different banks
+  // For the stream of stages: its pass, its batch of tiles, its group and the group's first tile.
+  // For the product: the unit and how many of its segments are in range.
+  enum Word { kPass, kFrom, kTo, kGroup, kFirst, kUnit, kPresent };
+
+  __device__ __forceinline__ explicit OwnWords(unsigned char* shared)
+      : at_(shared_at(shared + thread_index() * (kCount * 4))) {}
+  __device__ __forceinline__ int get(Word word) const {
+    return static_cast<int>(load_4(at_ + 4 * word));
+  }
+  __device__ __forceinline__ void set(Word word, int value) const {
+    store_4(at_ + 4 * word, static_cast<uint32_t>(value));
+  }
+
+ private:
+  Shared at_;
+};
+
+// The same for a block.
+struct BlockWords {
+  int end;     // of the block's tiles
+  int group;   // whose tiles the block multiplies
+  int from;    // the first tile whose sums are not added up yet
+  int stop;    // past the last tile with these rows of x
+  int filled;  // whether the rings are filled
+  float gsa;   // of the group's expert, unless every row has its own
+};
+__device__ __forceinline__ volatile BlockWords& block_words() {
+  __shared__ BlockWords words;
+  return words;
+}
+
+// One thread calls it.
+__device__ __forceinline__ void begin_block(TileRange tiles) {
+  volatile BlockWords& block = block_words();
+  block.end = block.stop = tiles.end;
+  block.from = tiles.begin;
+  block.filled = 0;
+}
+// The tiles of all groups, one group after another. If kOneToken, a group is a choice of the token.
+template <bool kOneToken>
+class GroupPlaces {
+ public:
+  __device__ __forceinline__ GroupPlaces(const ExpertWeights& w, const TileLayout& layout,
+                                         const ExpertPlan& plan, const Group* groups, int begin,
+                                         OwnWords words)
+      : w_(w), layout_(layout), plan_(plan), groups_(groups), words_(words) {
+    move_to(begin);
+  }
+  __device__ __forceinline__ int column(int pass) const {
+    return (pass * (blockDim.x >> 5) + (threadIdx.x >> 5)) * kUnit;
+  }
+  // The end of the batch of tiles from `from` on whose sums are added up together.
+  __device__ __forceinline__ int batch_end(int from) {
+    const int beside = static_cast<int>(blockDim.y), end = block_words().end;
+    if (kOneToken || from >= end) return min(from + plan_.hold_two * beside, end);
+    int first = words_.get(OwnWords::kFirst);
+    if (from - first >= layout_.tiles) move_to(from), first = from;
+    const bool few = groups_[words_.get(OwnWords::kGroup)].few();
+    const int hold = few ? plan_.hold_two : plan_.hold_eight;
+    return min(min(from + hold * beside, end), first + layout_.tiles);
+  }
+  __device__ __forceinline__ void locate(int tile, int pass, Place& place) {
+    int first = words_.get(OwnWords::kFirst);
+    // Tiles side by side may belong to two groups.
+    if (kOneToken && (tile < first || tile - first >= layout_.tiles)) {
+      move_to(tile);
+      first = words_.get(OwnWords::kFirst);
+    }
+    const int expert = groups_[words_.get(OwnWords::kGroup)].expert;
+    const int row = (tile - first) * layout_.tile_rows, k = column(pass);
+    const int64_t at = static_cast<int64_t>(max(expert, 0)) * w_.rows + row;
+    place.codes = w_.codes + at * (w_.cols / 2) + k / 2;
+    place.scales = w_.scales + at * (w_.cols / 16) + k / 16;
+    place.low = 0;
+    // Gates and ups always fill their tiles.
+    place.high = expert < 0 ? 0 : layout_.tile_rows == kTile ? min(w_.rows - row, kTile) : kTile;
+  }
+  // Moves from a warp's tile to its next one, if that belongs to the same group. locate() would
+  // take a tenth of all instructions.
+  __device__ __forceinline__ bool step(int next, Place& place) {
+    if (plan_.step_codes == 0 ||
+        (kOneToken && next - words_.get(OwnWords::kFirst) >= layout_.tiles)) {
+      return false;
+    }
+    place.codes += plan_.step_codes;
+    place.scales += plan_.step_scales;
+    return true;
+  }
+  __device__ __forceinline__ int64_t second_codes() const { return layout_.second_codes; }
+  __device__ __forceinline__ int64_t second_scales() const { return layout_.second_scales; }
+
+ private:
+  __device__ __forceinline__ void move_to(int tile) {
+    const int group = tile / layout_.tiles;
+    words_.set(OwnWords::kGroup, group);
+    words_.set(OwnWords::kFirst, group * layout_.tiles);
+  }
+
+  const ExpertWeights& w_;
+  const TileLayout& layout_;
+  const ExpertPlan& plan_;
+  const Group* groups_;
+  OwnWords words_;
+};
+
+// The stages of a warp, in the order in which it multiplies them: both segments of a tile, the
+// tiles of a batch, the same tiles in each further pass, then the next batch.
+template <class Places, bool kAligned>
+class TileStream {
+ public:
+  __device__ __forceinline__ TileStream(const Places& places, OwnWords words, int cols, int passes,
+                                        int begin)
+      : places_(places), words_(words), cols_(cols), passes_(passes), tile_(begin) {
+    const int to = places_.batch_end(begin);
+    words_.set(OwnWords::kPass, 0);
+    words_.set(OwnWords::kFrom, begin);
+    words_.set(OwnWords::kTo, to);
+    locate(to, 0);
+  }
+
+  template <int kWhich>
+  __device__ __forceinline__ void next(Shared stage) {
+    const int begin = k_ + kWhich * kSegment;
+    if (place_.low < place_.high && begin < cols_) {
+      if constexpr (kAligned) {
+        copy<kWhich>(stage);
+      } else {
+        load_parts<kWhich>(stage, begin);
+      }
+    }
+    __pipeline_commit();
+    if constexpr (kWhich == 1) advance();
+  }
+
+ private:
+  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
+
+  __device__ __forceinline__ void advance() {
+    int to = words_.get(OwnWords::kTo);
+    tile_ += blockDim.y;
+    const int own = tile_ + static_cast<int>(threadIdx.y);
+    if (own < to && places_.step(own, place_)) return;
+    int pass = words_.get(OwnWords::kPass);
+    if (tile_ >= to) {
+      tile_ = words_.get(OwnWords::kFrom);
+      if (++pass >= passes_) {
+        pass = 0;
+        tile_ = to;
+        to = places_.batch_end(tile_);
+        words_.set(OwnWords::kFrom, tile_);
+        words_.set(OwnWords::kTo, to);
+      }
+      words_.set(OwnWords::kPass, pass);
+    }
+    locate(to, pass);
+  }
+  __device__ __forceinline__ void locate(int to, int pass) {
+    const int own = tile_ + static_cast<int>(threadIdx.y);
+    place_.low = place_.high = 0;
+    k_ = places_.column(pass);
+    if (own < to) places_.locate(own, pass, place_);
+  }
+  __device__ __forceinline__ bool there(int row) const {
+    return row >= place_.low && row < place_.high;
+  }
+
+  template <int kWhich>
+  __device__ __forceinline__ void copy(Shared stage) {
+    const int lane_row = lane() >> 3, piece = lane() & 7, pitch = cols_ / 2;
+    const uint8_t* from =
+        place_.codes + static_cast<int64_t>(lane_row) * pitch + piece * 16 + kWhich * kSegment / 2;
+    const Shared to = stage + lane_row * 128 + code_piece(lane_row, piece) * 16;
+    const int64_t four = static_cast<int64_t>(pitch) * 4;
+    const bool whole = place_.high - place_.low == kTile;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (whole || there(4 * i + lane_row)) {
+        copy_16(to + i * 512,
+                i < 2 ? from + i * four : from + places_.second_codes() + (i - 2) * four);
+      }
+    }
+    const int row = lane();
+    if (row < kTile && (whole || there(row))) {
+      copy_16(stage + kScalesAt + row * 16, scales_at(row) + kWhich * (kSegment / 16));
+    }
+  }
+  __device__ __forceinline__ const uint8_t* codes_at(int row) const {
+    return place_.codes + (row < 8 ? 0 : places_.second_codes()) +
+           static_cast<int64_t>(row & 7) * (cols_ / 2);
+  }
+  __device__ __forceinline__ const uint8_t* scales_at(int row) const {
+    return place_.scales + (row < 8 ? 0 : places_.second_scales()) +
+           static_cast<int64_t>(row & 7) * (cols_ / 16);
+  }
+  // For rows that 16-byte copies cannot handle. Codes and scales beyond k are zero.
+  template <int kWhich>
+  __device__ __forceinline__ void load_parts(Shared stage, int begin) {
+#pragma unroll 1
+    for (int i = lane(); i < kTile * 8; i += 32) {
+      const int row = i >> 3, piece = i & 7;
+      if (!there(row)) continue;
+      const uint2* const from =
+          reinterpret_cast<const uint2*>(codes_at(row) + kWhich * (kSegment / 2) + piece * 16);
+      const int left = cols_ - begin - piece * 32;
+      const uint2 low = left > 0 ? from[0] : make_uint2(0, 0);
+      const uint2 high = left > 16 ? from[1] : make_uint2(0, 0);
+      const uint32_t words[4] = {low.x, low.y, high.x, high.y};
+      store_16(stage + row * 128 + code_piece(row, piece) * 16, words);
+    }
+#pragma unroll 1
+    for (int i = lane(); i < kTile * 4; i += 32) {
+      const int row = i >> 2, block = i % 4 * 4;
+      if (!there(row)) continue;
+      uint32_t scales = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (begin + (block + j) * 16 < cols_) {
+          const uint8_t scale = (scales_at(row) + kWhich * (kSegment / 16))[block + j];
+          scales |= static_cast<uint32_t>(scale) << (8 * j);
+        }
+      }
+      store_4(stage + kScalesAt + row * 16 + block, scales);
+    }
+  }
+
+  Places places_;
+  OwnWords words_;
+  const int cols_, passes_;
+  int tile_, k_;
+  Place place_;
+};
+
+// A warp's ring of stages.
+struct WarpRing {
+  Shared at;
+  int stages;
+  int read, written;
+
+  __device__ __forceinline__ WarpRing(unsigned char* shared, int warp, int stages)
+      : at(shared_at(shared) + warp * stages * kStage),
+        stages(stages),
+        read(0),
+        written((stages - 1) * kStage) {}
+  // Requests all stages but the first, which is already on its way, and the last.
+  template <class Stream>
+  __device__ __forceinline__ void fill(Stream& weights) {
+#pragma unroll 1
+    for (int stage = 1; stage < stages - 1; stage += 2) {
+      if (stage > 1) weights.template next<0>(at + (stage - 1) * kStage);
+      weights.template next<1>(at + stage * kStage);
+    }
+  }
+};
+
+// Multiplies the block's tiles up to block.stop, which all have the same rows of x. Job says which
+// columns and rows of x a warp has in a pass, and what to do with the sums. With one pass, x is
+// loaded once. It is not carried around the loops: the compiler would wait for each of its loads.
+template <class Input, LinearWay kWay, bool kAligned, class Stream, class Job>
+__device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ring, OwnWords words,
+                                                   const LinearOperand& x, const ExpertPlan& plan,
+                                                   unsigned char* after_rings, const Job& job) {
+  const int beside = blockDim.y, warp = thread_index() >> 5;
+  const int hold = (WayTraits<kWay>::kAfter ? plan.hold_two : plan.hold_eight) * beside;
+  const int last = (ring.stages - 1) * kStage;
+  const bool many = ring.stages == kManyStages;
+  volatile BlockWords& block = block_words();
+#pragma unroll 1
+  while (block.from < block.stop) {
+#pragma unroll 1
+    for (int pass = 0; pass < plan.passes; ++pass) {
+      HeldX<Input, kWay, kAligned, true> held;
+      held.request(x, job.column(pass), job.rows(pass));
+      // Loaded together with x, because later loads queue behind the copies of weights.
+      const float gsa = job.request_gsa();
+      __syncwarp();
+      const bool fills = pass == 0 && block.filled == 0;
+      // Eight rows leave no registers for that before they are in place.
+      if (WayTraits<kWay>::kAfter && fills) ring.fill(weights);
+      held.arrange(shared_at(after_rings) + warp * kStaged);
+      if (!WayTraits<kWay>::kAfter && fills) ring.fill(weights);
+      if constexpr (held.kTurned) __syncthreads();  // sums may reuse the memory that staged x
+      job.keep_gsa(gsa);
+      const int left = (x.cols - job.column(pass) + kSegment - 1) / kSegment;
+      words.set(OwnWords::kUnit, job.unit(pass));
+      words.set(OwnWords::kPresent, job.unit(pass) < plan.units ? min(max(left, 0), 2) : 0);
+#pragma unroll 1
+      do {
+        const int count = min(block.stop - block.from, hold);
+        for (int step = 0; step < count; step += beside) {
+          float acc[1][4] = {};
+          const int tile = step + static_cast<int>(threadIdx.y);
+          const int own = tile < count ? words.get(OwnWords::kPresent) : 0;
+#pragma unroll
+          for (int s = 0; s < 2; ++s) {
+            wait_for_stage(many);
+            __syncwarp();
+            if (s == 0) {
+              weights.template next<0>(ring.at + ring.written);
+            } else {
+              weights.template next<1>(ring.at + ring.written);
+            }
+            ring.written = ring.written == last ? 0 : ring.written + kStage;
+            if (s < own) multiply_segment<Input, kWay>(ring.at + ring.read, held.pairs[s], acc);
+            ring.read = ring.read == last ? 0 : ring.read + kStage;
+          }
+          job.template keep<kWay>(acc[0], held.undo, tile, words.get(OwnWords::kUnit));
+        }
+        if (pass + 1 < plan.passes) break;
+        __syncthreads();
+        job.template add_up<kWay>(block.from, count);
+        __syncthreads();
+        if (thread_index() == 0) block.from = block.from + count, block.filled = 1;
+        __syncthreads();
+      } while (plan.passes == 1 && block.from < block.stop);
+    }
+  }
+}
+
+// The sum over the lanes of a row of the tile, whose columns are blocks of k.
+__device__ __forceinline__ float sum_of_columns(float v) {
+  v = add_rn(v, __shfl_xor_sync(~0u, v, 1));
+  return add_rn(v, __shfl_xor_sync(~0u, v, 2));
+}
+
+__device__ __forceinline__ void store_element(void* out, DType dtype, int64_t i, float y) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      static_cast<Bf16*>(out)[i] = from_float<Bf16>(y);
+      break;
+    case DType::kFloat16:
+      static_cast<Fp16*>(out)[i] = from_float<Fp16>(y);
+      break;
+    default:
+      static_cast<float*>(out)[i] = y;
+  }
+}
+
+}  // namespace jitquant
