@@ -1,4 +1,4 @@
-"""Expert layers with NVFP4 weights for few tokens, beside bf16 and the time of the bytes."""
+"""Expert layers with NVFP4 weights, beside bf16 and the time of the bytes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ BF16 = torch.bfloat16
 TOP_K = 8
 # Experts, hidden size, intermediate size: those of DeepSeek-V3 and of Qwen3-30B-A3B.
 SHAPES = ((256, 7168, 2048), (128, 2048, 768))
-TOKENS = (1, 2, 8, 64)
+TOKENS = (1, 2, 8, 64, 512, 4096)
 CALLS = 24
+MANY_CALLS = 4  # for more than 64 tokens
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Layer:
     def text(self) -> str:
         """A line of the table."""
         return (
-            f"{self.experts} x {self.hidden} x {self.intermediate} {self.tokens:>3} tokens "
+            f"{self.experts} x {self.hidden} x {self.intermediate} {self.tokens:>4} tokens "
             f"({self.routing:>3})  {self.read:7.1f} MB  bytes {self.floor:7.1f}  NVFP4 "
             f"{self.layer:7.1f} ({self.floor / self.layer:4.0%})  behind {self.behind:7.1f}  bf16 "
             f"{self.bf16:7.1f}"
@@ -72,7 +73,7 @@ def _routings(tokens: int, experts: int, kind: str) -> list[Tensor]:
         order = torch.cat([torch.randperm(experts, device=DEVICE) for _ in range(4)])
         return list(order.view(-1, 1, TOP_K)[:CALLS])
     made = []
-    for _ in range(CALLS):
+    for _ in range(CALLS if tokens <= 64 else MANY_CALLS):
         ids = torch.rand(tokens, experts, device=DEVICE).argsort(-1)[:, :TOP_K].contiguous()
         made.append(ids[:1].expand(tokens, -1).contiguous() if kind == "one" else ids)
     return made
@@ -89,7 +90,7 @@ def _layers_of(experts: int, hidden: int, inter: int, bandwidth: float) -> Itera
     down = random_experts(experts, hidden, inter)
     wide_up = torch.randn(experts, 2 * inter, hidden, device=DEVICE, dtype=BF16)
     wide_down = torch.randn(experts, hidden, inter, device=DEVICE, dtype=BF16)
-    for tokens, kind in (*((t, "any") for t in TOKENS), (64, "one")):
+    for tokens, kind in (*((t, "any") for t in TOKENS), (64, "one"), (4096, "one")):
         x = torch.randn(tokens, hidden, device=DEVICE, dtype=BF16)
         weights = torch.rand(tokens, TOP_K, device=DEVICE)
         rows = x.repeat_interleave(TOP_K, 0)
