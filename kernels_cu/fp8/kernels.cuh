@@ -4,7 +4,7 @@
 //   cast_kernel                       launch 2, or the only launch if the scale is given and the
 //                                     amax is requested; contiguous tensors use flat_cast_kernel
 //                                     or flat_cast_watch_kernel
-//   cast_once_kernel                  the only launch if the scale is given and no amax is
+//   cast_piece_kernel                  the only launch if the scale is given and no amax is
 //                                     requested; contiguous tensors use flat_cast_kernel
 //   cluster_cast_kernel               amax and cast in one launch, for what fits in a cluster
 // If the scale is given and the tensor's amax is requested, the launch is cooperative: its barrier
@@ -97,8 +97,8 @@ __device__ __forceinline__ float given_scale(const Fp8Scale& scale, int64_t row,
 // One block of values per thread.
 template <class Source>
 __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_per_sm<Source>()))
-    cast_once_kernel(Source source, Fp8Scale scale, RowPointer<uint8_t> out, bool vector,
-                     EightBit format) {
+    cast_piece_kernel(Source source, Fp8Scale scale, RowPointer<uint8_t> out, bool vector,
+                      EightBit format) {
   const int64_t width = blocks_of(source.cols);
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kPieceThreads + threadIdx.x;
   const int64_t row = quotient(i, width), block = i - row * width;
@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_p
               cast_block(source.template value<false>(fetched, p, block), factor, format));
 }
 
-// cast_once_kernel for whole, aligned blocks of evenly strided rows (quantize_whole_kernel), in few
-// instructions: with few rows, fetching them takes most of the time.
+// cast_piece_kernel for whole, aligned blocks of evenly strided rows (quantize_whole_kernel), in
+// few instructions: with few rows, fetching them takes most of the time.
 template <class Source, EightBit kFormat>
 __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_per_sm<Source>()))
     cast_whole_kernel(Source source, Fp8Scale scale, uint8_t* data, uint32_t data_step,
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_p
 template <class T, bool kAfterAmax>
 constexpr int kCastShare = sizeof(T) == 4 ? 1 : (kAfterAmax ? 4 : 2);
 
-// cast_once_kernel for a contiguous tensor. `backwards`: from the end to the beginning.
+// cast_piece_kernel for a contiguous tensor. `backwards`: from the end to the beginning.
 template <class T, bool kAfterAmax>
 __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>,
                                   (kAfterAmax ? 4 : 6) * kThreads / kOnceThreads<kAfterAmax>)
@@ -320,8 +320,8 @@ cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partial
                    : start(std::integral_constant<EightBit, EightBit::kE5m2>());
       }
     }
-    return launch<&cast_once_kernel<Source>>(shape, stream, source, scale, to, out.rows.vector,
-                                             out.format);
+    return launch<&cast_piece_kernel<Source>>(shape, stream, source, scale, to, out.rows.vector,
+                                              out.format);
   }
   shape.grid = persistent_grid((blocks + kThreads - 1) / kThreads,
                                blocks_per_sm<&cast_kernel<Source>>(kThreads, 0));

@@ -249,11 +249,10 @@ cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvf
   if (tiles) {
     static_assert(kSectorsOfTile % (kWork / 32) == 0, "there are whole pieces of work");
     shape.grid = sectors(out) / (kWork / 32);
-    return launch<&tiles_once_kernel<T, kAfterAmax>>(shape, stream, source, scale, recipe, out,
-                                                     sector_walk(out, shape.grid));
+    return launch<&sector_piece_kernel<T, kAfterAmax>>(shape, stream, source, scale, recipe, out,
+                                                       sector_walk(out, shape.grid));
   }
-  return launch<&flat_quantize_once_kernel<T, kAfterAmax>>(shape, stream, source, scale, recipe,
-                                                           out);
+  return launch<&flat_piece_kernel<T, kAfterAmax>>(shape, stream, source, scale, recipe, out);
 }
 #endif
 

@@ -3,7 +3,7 @@
 // meantime. For rows of whole blocks that are aligned to 16 bytes.
 #pragma once
 
-#include "held.cuh"
+#include "registers.cuh"
 
 namespace jitquant {
 

@@ -10,8 +10,8 @@ namespace jitquant {
 // Linear scales: indexed linearly.
 template <class T, bool kAfterAmax>
 __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())
-    flat_quantize_once_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
-                              Nvfp4Output out) {
+    flat_piece_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
+                      Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   PieceBlocks<T, kOnceShare<T>, kOnceThreads<kAfterAmax>> blocks(source, kAfterAmax);
@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T
 // thread block belong to the same 128 rows.
 template <class T, bool kAfterAmax>
 __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())
-    tiles_once_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out,
-                      SectorWalk walk) {
+    sector_piece_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
+                        Nvfp4Output out, SectorWalk walk) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   constexpr int kShare = kOnceShare<T>, kOwnWarps = kOnceThreads<kAfterAmax> / 32;

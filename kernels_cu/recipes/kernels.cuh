@@ -125,6 +125,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__device__ __forceinline__ float largest(const float* maxima, int count, BlockReduce& reduce) {
+  float amax = 0.0f;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) amax = fmaxf(amax, maxima[i]);
+  return reduce.max(amax);
+}
+
 // Where the amax or the given gsa comes from, and where gsa goes.
 struct RecipeScale {
   const float* maxima;  // `count` for the tensor, or one per row
@@ -134,18 +140,19 @@ struct RecipeScale {
   float divisor;
   float* gsa;
 
+  // The amax of the tensor or its given gsa, whose `count` is 1. A branch around the loop makes a
+  // call with an amax 0.2 us slower, 4.25 instead of 4.07 us for one row.
+  __device__ __forceinline__ float of_tensor(BlockReduce& reduce) const {
+    const float amax = largest(maxima, count, reduce);
+    return from_gsa ? *maxima : amax;
+  }
+
   // The selection for one of these values. Also writes gsa.
   __device__ __forceinline__ Selection selection(float value, float* gsa_out) const {
     if (gsa_out != nullptr) *gsa_out = from_gsa ? value : div_rn(value, divisor);
     return selection_of(value, divisor, from_gsa);
   }
 };
-
-__device__ __forceinline__ float largest(const float* maxima, int count, BlockReduce& reduce) {
-  float amax = 0.0f;
-  for (int i = threadIdx.x; i < count; i += blockDim.x) amax = fmaxf(amax, maxima[i]);
-  return reduce.max(amax);
-}
 
 // The mask of the 16 lanes that have a tile's rows.
 __device__ __forceinline__ uint32_t tile_lanes() {
@@ -226,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kSt
   if (i < count) next = source.fetch(i);
   Selection selection = {};
   if (!kMx) {
-    const float value = scale.from_gsa ? *scale.maxima : largest(scale.maxima, scale.count, reduce);
+    const float value = scale.of_tensor(reduce);
     selection = scale.selection(value, blockIdx.x == 0 && threadIdx.x == 0 ? scale.gsa : nullptr);
   }
   Draws draws;
@@ -269,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   Selection selection = {};
   const bool by_row = !kMx && scale.by_row;
   if (!kMx && !by_row) {
-    const float value = scale.from_gsa ? *scale.maxima : largest(scale.maxima, scale.count, reduce);
+    const float value = scale.of_tensor(reduce);
     selection = scale.selection(value, blockIdx.x == 0 && threadIdx.x == 0 ? scale.gsa : nullptr);
   }
   Draws draws;

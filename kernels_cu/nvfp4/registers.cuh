@@ -215,10 +215,10 @@ struct RowStart {
   }
 };
 
-// The rows of each thread block of held_kernel. Most thread blocks are persistent and have a row of
-// the first `end` in every `step`. Memory serves some of them later than others, by up to a fifth
-// of the time at 4096 rows. So the last rows get thread blocks of their own, which start when
-// another one ends.
+// The rows of each thread block of register_rows_kernel. Most thread blocks are persistent and have
+// a row of the first `end` in every `step`. Memory serves some of them later than others, by up to
+// a fifth of the time at 4096 rows. So the last rows get thread blocks of their own, which start
+// when another one ends.
 struct HeldRows {
   int staying;  // persistent thread blocks
   int step, end;
@@ -246,7 +246,7 @@ constexpr int kMostAhead = 96;
 // Registers per thread, limited so that enough rows are in flight on an SM. Shifting values into
 // place takes some.
 template <class Source>
-constexpr int held_registers() {
+constexpr int register_rows_registers() {
   using T = typename Source::Element;
   constexpr size_t kFetched = sizeof(typename Source::Fetched);
   if (sizeof(T) == 4) return 128;
@@ -255,9 +255,9 @@ constexpr int held_registers() {
 
 // Each thread has kShare blocks of a row.
 template <class Source, int kShare>
-__global__ void __maxnreg__(held_registers<Source>())
-    held_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
-                Nvfp4Recipe recipe, Nvfp4Output out, HeldRows rows) {
+__global__ void __maxnreg__(register_rows_registers<Source>())
+    register_rows_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
+                         Nvfp4Recipe recipe, Nvfp4Output out, HeldRows rows) {
   constexpr bool kAhead = sizeof(typename Source::Fetched) * kShare <= kMostAhead;
   // Loads early instead of while others compute the row's encoding, for which there are not enough
   // registers.

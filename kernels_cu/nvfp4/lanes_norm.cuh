@@ -2,30 +2,30 @@
 // For rows of whole blocks that are aligned to 16 bytes.
 #pragma once
 
+#include "lanes.cuh"
 #include "norm.cuh"
-#include "short.cuh"
 
 namespace jitquant {
 
 // The maximum blocks of a row per lane.
 template <class T>
-constexpr int kShortNormBlocks = sizeof(T) == 2 ? 2 : 1;
+constexpr int kLaneNormBlocks = sizeof(T) == 2 ? 2 : 1;
 
 // Shared memory for the weights.
 template <class T>
-size_t short_norm_bytes(int64_t width) {
+size_t lane_norm_bytes(int64_t width) {
   return HeldWeights<T, false>::bytes(static_cast<int>((width + 31) / 32 * 32), 1);
 }
 
 // A lane loads its next row after it has multiplied this one by the weights. Not for kTensorAmax.
 template <class T>
-__global__ void __launch_bounds__(kShortThreads, 5)
-    short_norm_kernel(PlainSource<T> source, Normalize<T> norm, RowScale scale, Nvfp4Recipe recipe,
-                      Nvfp4Output out, int lanes_log2) {
-  constexpr int kMost = kShortNormBlocks<T>;
+__global__ void __launch_bounds__(kLaneThreads, 5)
+    lane_norm_kernel(PlainSource<T> source, Normalize<T> norm, RowScale scale, Nvfp4Recipe recipe,
+                     Nvfp4Output out, int lanes_log2) {
+  constexpr int kMost = kLaneNormBlocks<T>;
   extern __shared__ __align__(128) uint4 row_storage[];
   const HeldWeights<T, false> weights(row_storage);
-  ShortLane at(out, lanes_log2);
+  RowLane at(out, lanes_log2);
   const int blocks = (at.width - at.mine + at.lanes - 1) >> lanes_log2;  // blocks of this lane
 #pragma unroll
   for (int k = 0; k < kMost; ++k) {
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kShortThreads, 5)
     }
   };
   fetch(at.row);
-  for (int b = threadIdx.x; b < ((at.width + 31) & ~31); b += kShortThreads) {
+  for (int b = threadIdx.x; b < ((at.width + 31) & ~31); b += kLaneThreads) {
     weights.put(norm.weight, b, static_cast<int>(source.cols));
   }
   RowFacts facts = row_facts<true>(scale, recipe, source.cols);

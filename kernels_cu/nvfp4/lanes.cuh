@@ -8,32 +8,32 @@ namespace jitquant {
 
 // The maximum blocks of a row per lane.
 template <class T>
-constexpr int kShortBlocks = sizeof(T) == 2 ? 4 : 2;
+constexpr int kLaneBlocks = sizeof(T) == 2 ? 4 : 2;
 
 // log2 of the lanes per row, if a lane holds up to `most` blocks: as few lanes as can hold the row,
 // but at least the number of blocks that are adjacent in swizzled scales.
-inline int short_row_lanes_log2(int most, int64_t width) {
+inline int row_lanes_log2(int most, int64_t width) {
   int log2 = 2;
   while ((int64_t{most} << log2) < width) ++log2;
   return log2;
 }
 
-constexpr int kShortThreads = 128;
+constexpr int kLaneThreads = 128;
 
 // The position of a lane in a grid whose warps take as many rows at a time as they have lanes for.
-struct ShortLane {
+struct RowLane {
   int width, rows;        // blocks per row, and rows
   int lanes, mine;        // lanes per row, and the index of this one
   int first, row, step;   // the warp's first row, this lane's row, and the step to the next
   int place, place_step;  // offset of the scale of block `mine`, and from there to `mine` + `lanes`
 
-  __device__ __forceinline__ ShortLane(const Nvfp4Output& out, int lanes_log2)
+  __device__ __forceinline__ RowLane(const Nvfp4Output& out, int lanes_log2)
       : width(static_cast<int>(out.blocks)), rows(static_cast<int>(out.rows)) {
     const int lane = threadIdx.x & 31, rows_of_warp = 32 >> lanes_log2;
     lanes = 1 << lanes_log2, mine = lane & (lanes - 1);
-    first = (blockIdx.x * (kShortThreads / 32) + threadIdx.x / 32) * rows_of_warp;
+    first = (blockIdx.x * (kLaneThreads / 32) + threadIdx.x / 32) * rows_of_warp;
     row = first + (lane >> lanes_log2);
-    step = gridDim.x * (kShortThreads / 32) * rows_of_warp;
+    step = gridDim.x * (kLaneThreads / 32) * rows_of_warp;
     // The offset between every fourth block is the same in any row and from any start.
     place = static_cast<int>(scale_place(out, mine));
     place_step = static_cast<int>(scale_place(out, lanes));
@@ -50,11 +50,11 @@ struct ShortLane {
 
 // When a lane has encoded a block, it loads the same block of its next row in its place.
 template <class T>
-__global__ void __launch_bounds__(kShortThreads, sizeof(T) == 2 ? 7 : 6)
-    short_rows_kernel(PlainSource<T> source, float divisor, float* gsa, Nvfp4Recipe recipe,
-                      Nvfp4Output out, int lanes_log2) {
-  constexpr int kMost = kShortBlocks<T>;
-  ShortLane at(out, lanes_log2);
+__global__ void __launch_bounds__(kLaneThreads, sizeof(T) == 2 ? 7 : 6)
+    lane_rows_kernel(PlainSource<T> source, float divisor, float* gsa, Nvfp4Recipe recipe,
+                     Nvfp4Output out, int lanes_log2) {
+  constexpr int kMost = kLaneBlocks<T>;
+  RowLane at(out, lanes_log2);
 #pragma unroll
   for (int k = 0; k < kMost; ++k) {
     if (at.row < at.rows && at.block(k) < at.width) {
