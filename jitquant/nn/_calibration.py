@@ -120,6 +120,10 @@ class Calibration:
             ImportError: safetensors is not installed.
         """
         load_file, _ = safetensors_functions()
+        if not Path(path).is_file():
+            raise FileNotFoundError(
+                f"calibration: expected a file from Calibration.save, got {path}, not a file"
+            )
         about = read_metadata(Path(path)).get(_METADATA)
         if about is None:
             raise ValueError(f"{path} is not a file that Calibration.save wrote")

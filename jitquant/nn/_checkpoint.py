@@ -262,8 +262,9 @@ def quantize_checkpoint(
 
     Raises:
         FileNotFoundError, ValueError: the folder lacks a file, a file is truncated, the model has
-            an unknown format, an argument is invalid, or (when its matrix is read) a weight has NaN
-            or infinity in it.
+            an unknown format, there is no such device, an argument is invalid, or a weight has NaN
+            or infinity in it: found before the work begins with "mse" and "gptq", which take long,
+            and else when its matrix is read.
         FileExistsError: ``out`` exists, or a different call's unfinished work.
         OSError: the disk is full.
     """
@@ -286,7 +287,7 @@ def quantize_checkpoint(
     source, out = Path(source), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} is there already; give another folder, or remove it")
-    where = torch.device(
+    where = _usable(
         device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
     )
     ignored = None if ignore is None else as_patterns("ignore", ignore)
@@ -317,6 +318,9 @@ def quantize_checkpoint(
     if fp8_share:
         work.set_fp8(work.lowest(fp8_share, progress) if in_fp8 is None else in_fp8)
         _check_space(partial, work.bytes_after(done))
+
+    if rounding in ("mse", "gptq"):
+        work.scan(done, progress)
 
     def keep() -> None:
         _keep(partial, what, done, work.result.in_fp8 if fp8_share else None)
@@ -463,6 +467,15 @@ class _Work:
         groups = [self.relatives.get(name, [name]) for name in self.quantized]
         fits = [g for g in groups if self.quantized[g[0]].shape[1] % _BLOCK == 0]
         return lowest(sqnr, fits, int(share * len(self.quantized) + 0.5))
+
+    def scan(self, done: Mapping[str, str], progress: Progress | None) -> None:
+        """Reads the matrices of files that are not finished, for their amaxes and for NaN."""
+        read, total = 0, self.result.bytes_before
+        for name, matrix in self.quantized.items():
+            if matrix.file not in done and name not in self._maxima:
+                read += self._values(name).nbytes
+                if progress is not None:
+                    progress(min(read, total), total, "whether all weights are finite")
 
     def set_fp8(self, names: Sequence[str]) -> None:
         """Marks matrices to be written in FP8 blocks."""
@@ -810,6 +823,17 @@ def _amax(name: str, amaxes: float | Mapping[str, float] | None) -> float:
             "report(model, inputs), or pass one number for all layers"
         )
     return float(amax)
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    """A device that has memory: refused before the work begins."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).partition("\n")[0]
+        raise ValueError(
+            f"device: expected 'cpu' or a GPU of this machine, got {str(device)!r}: {why}"
+        ) from error
 
 
 def _check_accuracy(

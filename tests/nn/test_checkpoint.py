@@ -390,6 +390,9 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     refused("input_amax of model.layers.0", format="nvfp4", input_amax={})
     refused("format: expected 'nvfp4' with layout 'modelopt', got 'nvfp4a16'", layout="modelopt")
     refused("no matrix that targets and ignore leave", targets="nothing")
+    refused("device: expected 'cpu' or a GPU of this machine, got 'cuda:99'", device="cuda:99")
+    refused("device: expected .*, got 'gpu'", device="gpu")
+    refused("calibration: expected a file", FileNotFoundError, calibration=tmp_path / "none")
     shard = source / "model-00002-of-00003.safetensors"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-10])
@@ -444,6 +447,10 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
         quantize_checkpoint(source, tmp_path / "out", format="int8")
     assert not (tmp_path / "out").exists()
     assert not list((tmp_path / "out.partial").glob("*.tmp"))
+    # Roundings that take long look at all weights before they begin.
+    with pytest.raises(ValueError, match="got NaN"):
+        quantize_checkpoint(source, tmp_path / "slow", rounding="mse", restart=True)
+    assert not list((tmp_path / "slow.partial").glob("*.safetensors"))
 
 
 def test_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
