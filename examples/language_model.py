@@ -252,12 +252,12 @@ def train(given: argparse.Namespace) -> None:
         step += 1
         if step % 100 == 0:
             bits = loss.item() / math.log(2)
-            print(f"step {step}, {minutes:.1f} min, {bits:.3f} bits a byte", flush=True)
+            print(f"step {step}, {minutes:.1f} min, {bits:.3f} bits per byte", flush=True)
     model.to(torch.bfloat16)
     bits = bits_per_byte(model, check)
     facts = {"sizes": json.dumps(sizes), "steps": str(step), "parameters": str(count)}
     save_file({n: p.detach().cpu() for n, p in model.named_parameters()}, given.out, facts)
-    print(f"{bits:.4f} bits a byte on held-out text, {step} steps; wrote {given.out}")
+    print(f"{bits:.4f} bits per byte on held-out text, {step} steps; wrote {given.out}")
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ def test_nvfp4_training_leaves_runs_out_for_lack_of_time(tmp_path: Path) -> None
 def test_language_model(tmp_path: Path) -> None:
     small = ("train", "--parameters", "5e5", "--steps", "3", "--batch", "2", "--length", "64")
     text = run("language_model.py", *small, "--out", "made.safetensors", cwd=tmp_path)
-    assert "bits a byte on held-out text, 3 steps; wrote made.safetensors" in text
+    assert "bits per byte on held-out text, 3 steps; wrote made.safetensors" in text
     again = ("write", "--weights", "made.safetensors", "--prompt", "ab", "--count", "3")
     assert run("language_model.py", *again, cwd=tmp_path).startswith("ab")
     text = run("language_model.py", "write", "--count", "20", cwd=tmp_path)

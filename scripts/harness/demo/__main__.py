@@ -16,7 +16,7 @@ from rich.console import Console
 from harness import DemoError
 
 MOST = 5.0
-"""Percent more bits a byte than bf16: beyond it something is wrong, and the demo fails."""
+"""Percent more bits per byte than bf16: beyond it something is wrong, and the demo fails."""
 
 PROMPT = 'def read(path):\n    """'
 
@@ -41,7 +41,7 @@ def main(
 ) -> None:
     """Quantize a small language model to FP8 and NVFP4, and show what that costs.
 
-    The model reads Python source that it was not trained on, and writes some. Bits a byte say how
+    The model reads Python source that it was not trained on, and writes some. Bits per byte say how
     well it predicts: lower is better. On a GPU the kernels are compiled first; on a CPU the
     reference does the same arithmetic.
     """
@@ -130,7 +130,7 @@ def run(
         print(report.markdown(rows))
     worst = max(report.more(row, rows) for row in rows)
     if not math.isfinite(worst) or worst > MOST:
-        raise DemoError(f"a format needs {worst:.1f}% more bits a byte; {MOST}% was expected.")
+        raise DemoError(f"a format needs {worst:.1f}% more bits per byte; {MOST}% was expected.")
 
 
 if __name__ == "__main__":

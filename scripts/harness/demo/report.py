@@ -11,19 +11,19 @@ from rich.table import Table
 from harness.demo.formats import FORMATS, Row
 
 GOOD = 1.0
-"""Percent more bits a byte than bf16 that are called good enough here."""
+"""Percent more bits per byte than bf16 that are called good enough here."""
 
 COLORS = {16: "#4c72b0", 8: "#55a868", 4: "#dd8452"}
 INPUTS = {16: "inputs in bf16", 8: "inputs in 8 bits", 4: "inputs in 4 bits"}
 
 
 def more(row: Row, rows: Sequence[Row]) -> float:
-    """Percent of bits a byte that a format needs more than the first."""
+    """Percent of bits per byte that a format needs more than the first."""
     return 100 * (row.bits_per_byte / rows[0].bits_per_byte - 1)
 
 
 def cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
-    """Format, bits of an input, bits a byte, percent more than bf16, and size, for people."""
+    """Format, bits of an input, bits per byte, percent more than bf16, and size, for people."""
     how = FORMATS[row.format]
     return (
         how.label,
@@ -37,7 +37,7 @@ def cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
 def table(rows: Sequence[Row]) -> Table:
     """A row for each format."""
     view = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("weights", "input\nbits", "bits\na byte", "more than\nbf16", "size"):
+    for heading in ("weights", "input\nbits", "bits\nper byte", "more than\nbf16", "size"):
         view.add_column(heading, justify="left" if heading == "weights" else "right")
     fast = any(row.per_second is not None for row in rows)
     if fast:
@@ -50,14 +50,14 @@ def table(rows: Sequence[Row]) -> Table:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table of the documents."""
-    lines = ["| weights | input bits | bits a byte | more than bf16 | size |"]
+    lines = ["| weights | input bits | bits per byte | more than bf16 | size |"]
     lines.append("| --- | ---: | ---: | ---: | ---: |")
     lines += [f"| {' | '.join(cells(row, rows))} |" for row in rows]
     return "\n".join(lines)
 
 
 def picture(rows: Sequence[Row], title: str, path: Path) -> None:
-    """A bar for each format: how many more bits a byte it needs than bf16."""
+    """A bar for each format: how many more bits per byte it needs than bf16."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -80,7 +80,7 @@ def picture(rows: Sequence[Row], title: str, path: Path) -> None:
     axes.set_yticks(range(len(shown)), [FORMATS[row.format].label for row in shown], fontsize=12)
     axes.set_ylim(len(shown) - 0.4, -1.3)
     axes.set_xlim(min(0.0, *(more(row, rows) for row in shown)), most * 1.18)
-    axes.set_xlabel("more bits a byte than bf16, in % (less is better)", fontsize=12)
+    axes.set_xlabel("more bits per byte than bf16, in % (less is better)", fontsize=12)
     axes.tick_params(axis="x", labelsize=12)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", fontsize=12, frameon=False)
