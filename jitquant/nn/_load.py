@@ -58,8 +58,8 @@ def load_compressed_tensors(
     Everything else is loaded unchanged. Calibrated input scales become ``input_gsa``, except in
     experts, which compute theirs.
 
-    Also reads NVFP4 files of ModelOpt (``quant_method`` "modelopt") and FP8 blocks of DeepSeek
-    ("fp8").
+    Also reads NVFP4 files of ModelOpt (``quant_method`` "modelopt"), FP8 blocks of DeepSeek ("fp8")
+    and experts of gpt-oss in MXFP4 ("mxfp4"), which become `NVFP4Experts` with the same values.
 
     Args:
         model: with the architecture of the files; its weights are overwritten. If it is on the
@@ -323,6 +323,15 @@ def _experts(
         files: where each matrix is, by parameter, expert and piece.
         tensors: of the files, from which the matrices are taken.
     """
+    if all(f"{name}.{part}_blocks" in tensors for part in files):
+        kinds = ("blocks", "scales")
+        for bias in (f"{part}_bias" for part in files):
+            if getattr(module, bias, None) is not None and f"{name}.{bias}" not in tensors:
+                raise ValueError(f"the files lack {name}.{bias}: they belong to another model")
+        return NVFP4Experts.from_mxfp4(
+            module,
+            {p: tuple(tensors.pop(f"{name}.{p}_{kind}") for kind in kinds) for p in files},
+        )
     bases = [base for part in files.values() for base in part.values()]
     if all(f"{base}weight_packed" in tensors for base in bases):
         parts: dict[str, Tensor] = {}
@@ -472,10 +481,10 @@ def read_config(directory: Path) -> dict[str, Any]:
         own = json.loads(aside.read_text(encoding="utf-8"))
         config = {**(own.get("quantization") or {}), "quant_method": "modelopt"}
     method = config.get("quant_method")
-    if method not in (METHOD, "modelopt", "fp8"):
+    if method not in (METHOD, "modelopt", "fp8", "mxfp4"):
         raise ValueError(
             f"quant_method in {directory / 'config.json'}: expected one of {METHOD!r}, 'modelopt', "
-            f"'fp8', got {method!r}"
+            f"'fp8', 'mxfp4', got {method!r}"
         )
     return config
 

@@ -294,6 +294,35 @@ class NVFP4Experts(Experts, QuantizedModule):
         made._take(original, parts)
         return made
 
+    @classmethod
+    def from_mxfp4(
+        cls, original: nn.Module, parts: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> NVFP4Experts:
+        """``weight_only`` experts with the values of weights in MXFP4, bit for bit.
+
+        Args:
+            original: what they are in the model, perhaps on meta; its weights are not read.
+            parts: by the name of the projection, codes uint8 (E, N, K / 32, 16) and exponents uint8
+                (E, N, K / 32), as in files of gpt-oss.
+
+        Raises:
+            ValueError: `refusal` has a reason, or the exponents of an expert span more than 17 (see
+                `jitquant.NVFP4Tensor.from_mxfp4`).
+        """
+        found: dict[str, Tensor] = {}
+        for name, (blocks, exponents) in parts.items():
+            each = [
+                NVFP4Tensor.from_mxfp4(codes.flatten(1), scales)
+                for codes, scales in zip(blocks, exponents, strict=True)
+            ]
+            scales = torch.stack([q.x_sf.view(torch.uint8) for q in each])
+            found[f"{name}_packed"] = torch.stack([q.x_fp4_bytes for q in each])
+            found[f"{name}_scale"] = scales.view(SCALE_DTYPE)
+            found[f"{name}_gsa"] = torch.cat([q.gsa for q in each])
+        made = cls.from_parts(original, found)
+        made.weight_only = True
+        return made
+
     def _take(self, original: nn.Module, parts: dict[str, Tensor]) -> None:
         super().__init__(original)
         names = [projection.name for projection in self.projections]

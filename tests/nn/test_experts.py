@@ -273,6 +273,41 @@ def test_files_of_gpt_oss(recipe: Any, tmp_path: Path) -> None:
         load_compressed_tensors(mixture("GptOss"), tmp_path / "b")
 
 
+def test_mxfp4_files_of_gpt_oss(tmp_path: Path) -> None:
+    """Experts in MXFP4, as gpt-oss is published, run in NVFP4 with the same values."""
+    exact = mixture("GptOss")
+    tensors = {n: t.clone() for n, t in exact.state_dict().items()}
+    with torch.no_grad():
+        for name, p in exact.named_parameters():
+            if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                codes, scales = jitquant.quantize_mxfp4(p.transpose(1, 2).contiguous())
+                scales[0] = torch.full_like(scales[0].view(torch.uint8), 128).view(scales.dtype)
+                p.copy_(jitquant.dequantize_mxfp4(codes, scales, BF16).transpose(1, 2))
+                del tensors[name]
+                blocks = codes.view(torch.uint8)
+                tensors[f"{name}_blocks"] = blocks.view(*blocks.shape[:2], -1, 16)
+                tensors[f"{name}_scales"] = scales.view(torch.uint8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    described = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with torch.device("meta"):
+        read = type(exact)(exact.config).to(BF16).eval()
+    done = load_compressed_tensors(read, tmp_path)
+    assert len(done.replaced) == 2
+    for mine, theirs in zip(read.model.layers, exact.model.layers, strict=True):
+        for name in ("gate_up_proj", "down_proj"):
+            values = mine.mlp.experts.weight(name).dequantize(BF16)
+            weight = theirs.mlp.experts.get_parameter(name).transpose(1, 2)
+            assert torch.equal(values.view(weight.shape), weight)
+        assert mine.mlp.experts.weight_only
+    with torch.no_grad():
+        assert sqnr(read(TOKENS).logits, exact(TOKENS).logits) > 35
+    del tensors["model.layers.1.mlp.experts.down_proj_bias"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lack model\.layers\.1\.mlp\.experts\.down_proj_bias"):
+        load_compressed_tensors(mixture("GptOss"), tmp_path)
+
+
 def test_save_pretrained_writes_what_is_read(tmp_path: Path) -> None:
     model = mixture("Mixtral")
     convert(model, "nvfp4")
