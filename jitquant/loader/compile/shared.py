@@ -78,7 +78,10 @@ class SharedObjects:
             return
         temporary = kept.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
         try:
-            temporary.write_bytes(json.dumps(described).encode() + b"\n" + content)
+            with open(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb"
+            ) as file:
+                file.write(json.dumps(described).encode() + b"\n" + content)
             os.replace(temporary, kept)
         finally:
             temporary.unlink(missing_ok=True)
