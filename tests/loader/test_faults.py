@@ -29,6 +29,7 @@ from jitquant.loader import CacheError, CompileError, Loader, LoaderError, core
 from jitquant.loader.compile import trial
 from jitquant.loader.compile.build import make_units
 from jitquant.loader.machine.torch_install import torch_install
+from jitquant.loader.machine.watchdog import Watchdog
 from jitquant.loader.request.plan import Request
 from jitquant.loader.tools import doctor
 from jitquant.loader.tools.trial_build import TrialBuild
@@ -469,6 +470,29 @@ def test_compilers_end_with_a_builder_that_is_killed(
     os.kill(builder, signal.SIGKILL)
     os.waitpid(builder, 0)
     wait_for(lambda: not any(map(is_running, started)))
+
+
+def test_no_compiler_runs_that_a_killed_builder_could_not_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = tmp_path / "ran"
+    monkeypatch.setenv("CXX", compiler(tmp_path, f'touch "{ran}"; sleep 3000'))
+    source = write_plain(tmp_path / "source")
+    killed = tmp_path / "killed"
+
+    def kill(self: Watchdog, group: int) -> None:
+        killed.write_text(str(group))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def build() -> object:
+        monkeypatch.setattr(Watchdog, "started", kill)
+        return new_loader(tmp_path / "cache").get("plain", [source])
+
+    builder = fork(build, tmp_path / "output.txt")
+    os.waitpid(builder, 0)
+    group = int(killed.read_text())
+    wait_for(lambda: not is_running(group))
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize("how", ["exit 1", "exit 0"])

@@ -17,6 +17,8 @@ from .watchdog import Watchdog
 
 _POLL_SECONDS = 0.01
 _BYTES_PER_JOB = 1 << 30
+#: Starts a command once it is told to, which the end of this process never does.
+_HELD = 'read -r go && exec "$@" </dev/null'
 
 
 class Command(NamedTuple):
@@ -104,7 +106,11 @@ def run_side_by_side(
                     except BaseException:
                         slots.release()
                         raise
-                    watchdog.started(running[-1].process.pid)
+                    process = running[-1].process
+                    watchdog.started(process.pid)
+                    assert process.stdin is not None
+                    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                        stdin.write(b"go\n")
                 for item in list(running):
                     process = item.process
                     if process.poll() is not None:
@@ -132,8 +138,8 @@ def _start(command: Command, env: Mapping[str, str], cwd: Path) -> _Running:
     output = open(os.memfd_create(command.label), "w+b", buffering=0)  # noqa: SIM115
     try:
         process = subprocess.Popen(
-            command.argv,
-            stdin=subprocess.DEVNULL,
+            ("/bin/sh", "-c", _HELD, "sh", *command.argv),
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=dict(env),
