@@ -46,7 +46,8 @@ DTYPES = {
 PAGE = 4096
 
 READS_EARLY = {"nvfp4_experts"}
-"""Modules that read before their wait, what they take for written long before: weights, routes."""
+"""Modules whose second and third launches read routes and weights before their own wait. What the
+call itself writes they may not, and its first launch may read nothing."""
 
 SHARED = ("common", "function")
 """The sources that all bindings are linked with."""
@@ -261,8 +262,11 @@ class Machine:
                 complete.append(argument.default_value)
         if kwargs:
             raise RuntimeError(f"{text.decode()} has no {sorted(kwargs)}")
-        self._machine.emulation_check_waits(int(module not in READS_EARLY))
         memory = _Memory(self._machine)
+        for argument, value in zip(schema.arguments, complete, strict=True):
+            if isinstance(value, Tensor) and not (argument.alias_info or argument.is_out):
+                memory.address(value)
+        self._machine.emulation_end_inputs(int(module in READS_EARLY))
         values = (_Value * len(complete))(*(_Value.of(value, memory) for value in complete))
         refusal = ctypes.create_string_buffer(1024)
         done = library.emulation_call(name, values, refusal, ctypes.c_size_t(len(refusal)))
