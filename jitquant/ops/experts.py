@@ -10,7 +10,7 @@ from torch import Tensor
 from jitquant.formats import CODES_PER_BYTE, NVFP4_BLOCK
 from jitquant.numerics import experts as numerics
 from jitquant.ops import _checks
-from jitquant.ops.schema import FP32, INPUT, INTEGERS, OUTPUT, Op, Plan, Result
+from jitquant.ops.schema import FP32, INPUT, INTEGERS, OUTPUT, PARTS, Op, Part, Plan, Result
 from jitquant.tensors import NVFP4Tensor
 
 __all__ = [
@@ -139,6 +139,18 @@ def _plan_experts(
     return Plan(x.device, (Result((x.shape[0], cols), x.dtype if dtype is None else dtype),))
 
 
+#: Up to so many rows no launch is by tiles (nvfp4_experts.cu).
+_FEW_ROWS = 32
+
+
+def _part(x: Tensor) -> Part | None:
+    of = PARTS.get(x.dtype)  # codes need the whole module
+    # A part is asked for before anything is checked.
+    if of is None or (x.dim() > 0 and x.shape[0] > _FEW_ROWS):
+        return of
+    return Part(f"{of.name}_few_rows", (*of.flags, "-DJITQUANT_EXPERTS_FEW_ROWS"))
+
+
 GROUPED_LINEAR = Op(
     "nvfp4_grouped_linear",
     ["y"],
@@ -146,6 +158,7 @@ GROUPED_LINEAR = Op(
     plan=_plan_grouped,
     reference=numerics.nvfp4_grouped_linear,
     accepts={"w_gsa": FP32, "offsets": INTEGERS, "x_gsa": FP32, "dtype": OUTPUT},
+    part=_part,
 )
 EXPERTS = Op(
     "nvfp4_experts",
@@ -160,6 +173,7 @@ EXPERTS = Op(
         "topk_weights": INPUT,
         "dtype": OUTPUT,
     },
+    part=_part,
 )
 
 OPS: tuple[Op, ...] = (GROUPED_LINEAR, EXPERTS)
