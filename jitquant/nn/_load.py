@@ -324,14 +324,14 @@ def _experts(
         tensors: of the files, from which the matrices are taken.
     """
     if all(f"{name}.{part}_blocks" in tensors for part in files):
-        kinds = ("blocks", "scales")
         for bias in (f"{part}_bias" for part in files):
             if getattr(module, bias, None) is not None and f"{name}.{bias}" not in tensors:
                 raise ValueError(f"the files lack {name}.{bias}: they belong to another model")
-        return NVFP4Experts.from_mxfp4(
-            module,
-            {p: tuple(tensors.pop(f"{name}.{p}_{kind}") for kind in kinds) for p in files},
-        )
+        take = tensors.pop
+        parts_of = {
+            part: (take(f"{name}.{part}_blocks"), take(f"{name}.{part}_scales")) for part in files
+        }
+        return NVFP4Experts.from_mxfp4(module, parts_of)
     bases = [base for part in files.values() for base in part.values()]
     if all(f"{base}weight_packed" in tensors for base in bases):
         parts: dict[str, Tensor] = {}

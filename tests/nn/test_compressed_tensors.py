@@ -554,7 +554,8 @@ def test_errors(tmp_path: Path) -> None:
         load_compressed_tensors(layers(), tmp_path)
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
     with pytest.raises(
-        ValueError, match=r"expected one of 'compressed-tensors', 'modelopt', 'fp8', got 'gptq'"
+        ValueError,
+        match=r"expected one of 'compressed-tensors', 'modelopt', 'fp8', 'mxfp4', got 'gptq'",
     ):
         load_compressed_tensors(layers(), tmp_path)
 
