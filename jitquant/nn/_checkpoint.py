@@ -228,7 +228,8 @@ def quantize_checkpoint(
 ) -> Checkpoint:
     """Quantizes a model folder, file by file, to one that vLLM, sglang and transformers load.
 
-    Only one matrix and its quantized parts are in memory at a time. Weight files keep their names
+    One matrix and its quantized parts are in memory at a time, or those that share a scale and take
+    up to 1 GiB. Weight files keep their names
     and tensors. Tokenizer and other small files are copied. ``SHA256SUMS`` is written last. The
     output is written to ``out`` + ".partial" and renamed when it is complete. If a call is killed,
     the same call resumes after the last finished file.
