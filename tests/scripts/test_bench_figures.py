@@ -135,7 +135,7 @@ def test_a_library_that_the_newest_run_lacks_keeps_its_times() -> None:
     assert summary.other_run(sections) == ["marlin"]
 
 
-def test_a_table_of_experts_is_made_once_they_are_measured(tmp_path: Path) -> None:
+def test_the_table_of_experts_names_the_routing_and_the_kernels(tmp_path: Path) -> None:
     results = _copy_of_the_documents(tmp_path)
     times = {"floor": 46.6, "layer": 70.1, "behind": 71.5, "bf16": 170.25}
     shape = {"experts": 256, "hidden": 7168, "intermediate": 2048, "tokens": 8, "routing": "one"}

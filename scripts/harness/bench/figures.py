@@ -31,8 +31,6 @@ def updated(document: str, results: Path) -> str:
             lines = table(results)
         except (KeyError, TypeError) as error:
             raise LookupError(f"the table {match[2]!r} needs {error}") from error
-        if lines is None:
-            return match[0]
         return f"{match[1]}\n" + "\n".join(lines) + f"\n\n{match[3]}"
 
     return _MARKED.sub(made, document)
@@ -224,11 +222,8 @@ def models(results: Path, *names: str) -> list[str]:
     return table + _origin(results, names[-1])
 
 
-def experts(results: Path) -> list[str] | None:
-    """`nvfp4_experts` beside bf16; None: not in the summary yet."""
-    section = summary.read(results).get("experts")
-    if section is None:
-        return None
+def experts(results: Path) -> list[str]:
+    """`nvfp4_experts` beside bf16."""
     keys = ("floor", "layer", "behind", "bf16")
     return _table(
         ("experts x hidden x intermediate", "tokens", "bytes", "whole layer", "behind", "bf16"),
@@ -238,7 +233,7 @@ def experts(results: Path) -> list[str] | None:
                 f"{row['tokens']}{', same experts' * (row['routing'] == 'one')}",
                 *(_us(row[key]) for key in keys),
             )
-            for row in section["rows"]
+            for row in summary.read(results)["experts"]["rows"]
         ),
     ) + _origin(results, "experts")
 
@@ -412,7 +407,7 @@ def draw(results: Path) -> None:
             raise LookupError(f"the picture {name} needs {error}") from error
 
 
-TABLES: dict[str, Callable[[Path], list[str] | None]] = {
+TABLES: dict[str, Callable[[Path], list[str]]] = {
     "ceilings": ceilings,
     "summary": main_ops,
     "peers": peers,
