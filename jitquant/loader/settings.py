@@ -18,7 +18,7 @@ class Setting(NamedTuple):
 
 
 _PREFIX = "JITQUANT_"
-_OF_SCRIPTS = ("JITQUANT_PYTHON", "JITQUANT_RESULTS")
+_OF_OTHERS = ("JITQUANT_COMPUTE", "JITQUANT_PYTHON", "JITQUANT_RESULTS")
 _SWITCH = r"[01]"
 #: Architectures and directories are checked where they are used.
 SETTINGS = {
@@ -57,7 +57,7 @@ def unknown_settings() -> dict[str, str]:
     unknown = sorted(name for name in os.environ if name.startswith(_PREFIX))
     found: dict[str, str] = {}
     for name in unknown:
-        if name in SETTINGS or name in _OF_SCRIPTS:
+        if name in SETTINGS or name in _OF_OTHERS:
             continue
         words = [known.removeprefix(_PREFIX) for known in SETTINGS]
         near = difflib.get_close_matches(name.removeprefix(_PREFIX), words, n=1)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOADER = (ROOT / "docs" / "loader.md").read_text(encoding="utf-8")
 ERRORS = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 #: Set for the compilers or by the tests of a program, not by people for jitquant.
-NOT_SETTINGS = {"PATH", "LC_ALL", "HOME", *settings._OF_SCRIPTS}
+NOT_SETTINGS = {"PATH", "LC_ALL", "HOME", *settings._OF_OTHERS}
 
 
 def blocks(text: str, language: str) -> list[str]:
