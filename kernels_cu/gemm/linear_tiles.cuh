@@ -27,14 +27,19 @@ __device__ __forceinline__ void decode(const uint32_t (&words)[2][4], const uint
                                        uint32_t select, uint32_t (&a)[8]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const uint32_t codes = byte_permute(byte_permute(words[h][0], words[h][1], select),
-                                        byte_permute(words[h][2], words[h][3], select), 0x5410);
-    uint32_t pairs[4];
-    scale_codes<T>(codes, scales[h], pairs);
-    a[h] = byte_permute(pairs[0], pairs[1], 0x5410);
-    a[4 + h] = byte_permute(pairs[0], pairs[1], 0x7632);
-    a[2 + h] = byte_permute(pairs[2], pairs[3], 0x5410);
-    a[6 + h] = byte_permute(pairs[2], pairs[3], 0x7632);
+    // A byte has two neighboring codes. With the even ones moved up, the upper codes of a word of
+    // two such bytes from each are pairs of neighbors.
+    const uint32_t odd = byte_permute(byte_permute(words[h][0], words[h][1], select),
+                                      byte_permute(words[h][2], words[h][3], select), 0x5410);
+    const uint32_t even = shifted_left<4>(odd);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t scale = half == 0 ? half_twice<false>(scales[h]) : half_twice<true>(scales[h]);
+      uint32_t low, high;
+      place_upper_codes<T>(byte_permute(even, odd, half == 0 ? 0x5410 : 0x7632), low, high);
+      a[4 * half + h] = multiply_pairs<T>(low, scale);
+      a[4 * half + 2 + h] = multiply_pairs<T>(high, scale);
+    }
   }
 }
 
@@ -45,8 +50,9 @@ __device__ __forceinline__ void neighboring_scales(uint32_t bytes, uint32_t (&pa
   scales_of(bytes, scales);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    pairs[i] = pair_from_floats<T>(scales[2 * i] * ScaledCodes<T>::kUp,
-                                   scales[2 * i + 1] * ScaledCodes<T>::kUp);
+    const uint32_t pair = pair_from_floats<T>(scales[2 * i], scales[2 * i + 1]);
+    pairs[i] =
+        multiply_pairs<T>(pair, pair_from_floats<T>(ScaledCodes<T>::kUp, ScaledCodes<T>::kUp));
   }
 }
 

@@ -9,6 +9,8 @@
 //             128 bytes of codes and 16 scales
 //   x         a warp keeps its part in registers: 512 of k for up to 8 rows, 256 for 16
 //   pass      as much of k as the warps of a block hold in registers
+//   cluster   from compute capability 9.0 on, if one pass is not enough: two blocks with the same
+//             tiles, of which each makes half of the passes and finishes half of the results
 //
 // There are three ways to multiply. With up to two rows of x (except in fp16), a column of the
 // matrix product is a block of 16 codes, and the block's scale is applied afterwards, in fp32. With
@@ -17,23 +19,35 @@
 //
 // Sums are in fp32. Their order depends only on k, the way, and the device's shared memory: pairs
 // of segments in the tensor core (16 rows: segment by segment), then the pairs of a span (at most
-// 4096 of k), then spans. So within a way, a row's result does not depend on the number of rows.
+// 4096 of k), then spans, then the blocks of a cluster. So within a way, a row's result does not
+// depend on the number of rows.
 #include "decoded_rows.cuh"
+#include "jitquant/cluster.cuh"
 #include "linear_tiles.cuh"
 #include "product.cuh"
 
 namespace jitquant {
 
 struct LinearPlan {
-  int passes, span_pairs, spans;  // pairs of segments in a span, spans in a pass
+  int shares;                     // blocks that split k: 1, or the 2 of a cluster
+  int passes, span_pairs, spans;  // most passes of a block, pairs of segments in a span, spans in a
+                                  // pass
   int stages;
   int flush, hold;  // tiles whose sums a block collects before adding up, and keeps between passes
-  int kept_at;      // floats from the sums to those kept between passes
+  int kept_at;      // floats from the sums to those kept between passes or for the other block
+  int received_at;  // and to those that the other block sent, after two floats for their barrier
 };
 
-// Rows of W from one step of a block to its next.
-__device__ __forceinline__ int row_step() {
-  return gridDim.x * blockDim.y * kTile;
+// Which of the blocks that split k this is.
+__device__ __forceinline__ int rank_of(const LinearPlan& plan) {
+  return blockIdx.x & (plan.shares - 1);
+}
+// The first of W's tiles of this block, and rows of W from one step to the next.
+__device__ __forceinline__ int first_row(const LinearPlan& plan) {
+  return (blockIdx.x >> (plan.shares - 1)) * blockDim.y * kTile;
+}
+__device__ __forceinline__ int row_step(const LinearPlan& plan) {
+  return (gridDim.x >> (plan.shares - 1)) * blockDim.y * kTile;
 }
 template <class Way>
 __device__ __forceinline__ int first_column() {
@@ -43,34 +57,41 @@ template <class Way>
 __device__ __forceinline__ int column_step() {
   return (blockDim.x >> 5) * Way::kSegments * kSegment;
 }
+// Where this block's share of k begins.
+template <class Way>
+__device__ __forceinline__ int share_of_k(const LinearPlan& plan) {
+  return rank_of(plan) * plan.passes * column_step<Way>();
+}
+
+// Whether pass `pass` of this block exists.
+template <class Way>
+__device__ __forceinline__ bool is_own(const LinearPlan& plan, const Nvfp4Weight& w, int pass) {
+  return pass < plan.passes && share_of_k<Way>(plan) + pass * column_step<Way>() < w.cols;
+}
 
 // The stages of a warp, in the order in which it multiplies them: all segments of a tile, `hold`
 // tiles, the same tiles in each further pass over k, then the next `hold` tiles.
 template <class Way, bool kAligned>
 class WeightStream {
  public:
-  __device__ __forceinline__ WeightStream(const Nvfp4Weight& w, int hold)
-      : w_(w), hold_(hold), k_(first_column<Way>()) {
-    move_to((blockIdx.x * blockDim.y + threadIdx.y) * kTile);
-    end_ = row_ + hold_ * row_step();
+  __device__ __forceinline__ WeightStream(const Nvfp4Weight& w, const LinearPlan& plan)
+      : w_(w), plan_(plan), k_(share_of_k<Way>(plan) + first_column<Way>()) {
+    move_to(first_row(plan) + threadIdx.y * kTile);
+    end_ = row_ + plan.hold * row_step(plan);
   }
 
-  // Only prefetches what is copied first, into L2: an earlier kernel may still be writing it.
+  // Only prefetches the first stage, into L2: an earlier kernel may still be writing it. More would
+  // delay x, which is loaded next.
   __device__ __forceinline__ void prefetch() const {
     if constexpr (kAligned) {
+      if (k_ >= w_.cols) return;
+      const uint8_t* from = codes_;
 #pragma unroll
-      for (int which = 0; which < Way::kSegments; ++which) {
-        if (k_ + which * kSegment >= w_.cols) return;
-        const uint8_t* from = codes_ + which * (kSegment / 2);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (row_ + 4 * i + lane_row() < w_.rows) jitquant::prefetch(from);
-          from += static_cast<int64_t>(w_.cols) * 2;  // four rows further
-        }
-        if (lane() < kTile && row_ + lane() < w_.rows) {
-          jitquant::prefetch(scales_ + which * (kSegment / 16));
-        }
+      for (int i = 0; i < 4; ++i) {
+        if (row_ + 4 * i + lane_row() < w_.rows) jitquant::prefetch(from);
+        from += static_cast<int64_t>(w_.cols) * 2;  // four rows further
       }
+      if (lane() < kTile && row_ + lane() < w_.rows) jitquant::prefetch(scales_);
     }
   }
 
@@ -117,7 +138,7 @@ class WeightStream {
     scales_ = scales_at(row + (lane() & 15), k_);
   }
   __device__ __forceinline__ void advance() {
-    const int step = row_step(), next = row_ + step;
+    const int step = row_step(plan_), next = row_ + step;
     if (next < end_ && next < w_.rows) {
       row_ = next;
       codes_ += static_cast<int64_t>(step) * (w_.cols / 2);
@@ -125,11 +146,12 @@ class WeightStream {
       return;
     }
     k_ += column_step<Way>();
-    int first = end_ - hold_ * step;
-    if (k_ - first_column<Way>() >= w_.cols) {
-      k_ = first_column<Way>();
+    int first = end_ - plan_.hold * step;
+    const int begin = share_of_k<Way>(plan_), end = begin + plan_.passes * column_step<Way>();
+    if (k_ - first_column<Way>() >= min(w_.cols, end)) {
+      k_ = begin + first_column<Way>();
       first = end_;
-      end_ += hold_ * step;
+      end_ += plan_.hold * step;
     }
     move_to(first);
   }
@@ -163,7 +185,7 @@ class WeightStream {
   }
 
   const Nvfp4Weight& w_;
-  const int hold_;
+  const LinearPlan& plan_;
   int k_, row_, end_;
   const uint8_t* codes_;
   const uint8_t* scales_;
@@ -208,38 +230,68 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   // Sums kept between passes, as (tile, 16 rows by two columns).
   float* const kept_sums = sums + plan.kept_at;
 
-  const int step = row_step();
-  WeightStream<Way, kAligned> weights(w, plan.hold);
+  const int step = row_step(plan);
+  WeightStream<Way, kAligned> weights(w, plan);
+#if defined(JITQUANT_HAS_CLUSTERS)
+  const Inbox inbox(reinterpret_cast<uint64_t*>(sums + plan.received_at));
+  if (plan.shares > 1) {
+    if (threadIdx.x + threadIdx.y == 0) inbox.open();
+    __syncwarp();
+    cluster_arrive_relaxed();
+  }
+#endif
 
   let_next_begin();
   weights.prefetch();
   wait_for_previous();
-  weights.template next<0>(ring);
 
-  HeldX<Input, kWay, kAligned> held;
+  std::conditional_t<Way::kAfter, HeldRows<Input, kAligned>, HeldX<Input, kWay, kAligned>> held;
   const bool many = stages == kManyStages;
   const int last = (stages - 1) * kStage;
-  int read = 0, written = last;
-  const int pairs_of_columns = (x.rows + 1) / 2;
-  const int first_hold = blockIdx.x * beside * kTile;
+  int read = 0;
+  // The stage that was multiplied last.
+  const auto free_stage = [&] { return ring + (read == 0 ? last : read - kStage); };
+  constexpr int kPairs = Way::kRows / 2;  // of columns
+  const int first_hold = first_row(plan);
+
+  // Unit `at` of the tiles from hold_row on is two columns of one of them, where tiles side by side
+  // are consecutive.
+  const auto finish_unit = [&](int hold_row, int at, float sum, float gsa) {
+    const int which = at / kPairs, tile = beside == 1 ? which : which / beside;
+    const int row = at % kPairs * 2 + (lane >> 4);
+    const int n = hold_row + tile * step + (which - tile * beside) * kTile + (lane & 15);
+    if (n < w.rows && row < x.rows) {
+      finish(to, mul_rn(sum, power_of_two(-kExponent<Input, kWay>)), gsa, row, n);
+    }
+  };
+  const auto received_sums = [&](int at) {
+    return sums + plan.received_at + 2 + (at >> 1) * 32 + lane;
+  };
 
   for (int hold_row = first_hold; hold_row < w.rows; hold_row += plan.hold * step) {
-    for (int pass = 0; pass < plan.passes; ++pass) {
-      const int k = pass * column_step<Way>() + first_column<Way>();
+    for (int pass = 0; is_own<Way>(plan, w, pass); ++pass) {
+      const int k = share_of_k<Way>(plan) + pass * column_step<Way>() + first_column<Way>();
       const bool begins = hold_row == first_hold && pass == 0;
       if (begins || plan.passes > 1) {
         held.request(x, k);
         // Keeps the compiler from moving these loads behind the copies, where they would queue.
         __syncwarp();
         if (begins) {
+          weights.template next<0>(ring);
 #pragma unroll 1
           for (int stage = 1; stage < stages - 1; stage += 2) {
             if (stage > 1) weights.template next<0>(ring + (stage - 1) * kStage);
             weights.template next<Way::kSegments - 1>(ring + stage * kStage);
           }
         }
-        held.arrange(shared_at(after_rings) + warp * kStaged);
+        held.arrange(Way::kAfter ? free_stage() : shared_at(after_rings) + warp * kStaged);
         if constexpr (held.kTurned) __syncthreads();  // the sums reuse the memory that staged x
+#if defined(JITQUANT_HAS_CLUSTERS)
+        if (begins && plan.shares > 1) {
+          __syncwarp();
+          cluster_wait();  // the other block's inbox is open
+        }
+#endif
       }
       const float stored_gsa = w.gsa[0];  // used only after the sums, so nothing waits for it
       const int present = min(max((w.cols - k + kSegment - 1) / kSegment, 0), Way::kSegments);
@@ -255,11 +307,10 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
             __syncwarp();
             // Runs an even number of stages ahead, so this is the same segment of a later tile.
             if (s == 0) {
-              weights.template next<0>(ring + written);
+              weights.template next<0>(free_stage());
             } else {
-              weights.template next<Way::kSegments - 1>(ring + written);
+              weights.template next<Way::kSegments - 1>(free_stage());
             }
-            written = written == last ? 0 : written + kStage;
             if (s < present) {
               multiply_segment<Input, kWay>(ring + read, held.pairs[s], acc);
             }
@@ -290,11 +341,10 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
         }
         __syncthreads();
         // Each warp adds up two columns of a tile.
-        const int units = count * beside * pairs_of_columns;
+        const int units = count * beside * kPairs;
         for (int unit = warp; unit < units; unit += warps) {
-          const int which = unit / pairs_of_columns;  // tile * beside + its place side by side
-          const int row = (unit - which * pairs_of_columns) * 2 + (lane >> 4);
-          const float* p = sums + which * along * Way::kSums + row * kPitch + (lane & 15);
+          const int row = unit % kPairs * 2 + (lane >> 4);
+          const float* p = sums + unit / kPairs * along * Way::kSums + row * kPitch + (lane & 15);
           float sum = 0.0f;
           for (int span = 0; span < plan.spans; ++span) {
             float part = 0.0f;
@@ -307,20 +357,44 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
             }
             sum = span == 0 ? part : add_rn(sum, part);
           }
-          const int at = tile * beside * pairs_of_columns + unit;
-          if (plan.passes > 1) {
-            if (pass > 0) sum = add_rn(kept_sums[at * 32 + lane], sum);
+          const int at = tile * beside * kPairs + unit;
+          if (pass > 0) sum = add_rn(kept_sums[at * 32 + lane], sum);
+          const bool ends = !is_own<Way>(plan, w, pass + 1);
+#if defined(JITQUANT_HAS_CLUSTERS)
+          if (ends && plan.shares > 1 && (at & 1) != rank_of(plan)) {
+            inbox.send(received_sums(at), rank_of(plan) ^ 1, sum);
+            continue;
+          }
+#endif
+          if (ends && plan.shares == 1) {
+            finish_unit(hold_row, at, sum, stored_gsa);
+          } else {
             kept_sums[at * 32 + lane] = sum;
           }
-          const int n =
-              hold_row + (tile + which / beside) * step + which % beside * kTile + (lane & 15);
-          if (pass + 1 == plan.passes && n < w.rows && row < x.rows)
-            finish(to, mul_rn(sum, power_of_two(-kExponent<Input, kWay>)), stored_gsa, row, n);
         }
         __syncthreads();
         tile += count;
       }
     }
+#if defined(JITQUANT_HAS_CLUSTERS)
+    if (plan.shares > 1) {
+      // Every second unit is finished here, the others in the other block.
+      const int rank = rank_of(plan), of_hold = plan.hold * step;
+      const int tiles_here = min(plan.hold, (w.rows - hold_row + step - 1) / step);
+      const int units = tiles_here * beside * kPairs;
+      const float gsa = w.gsa[0];
+      if (threadIdx.x + threadIdx.y == 0) inbox.expect((units + 1 - rank) / 2 * (32 * 4));
+      inbox.wait((hold_row - first_hold) / of_hold & 1);
+      for (int at = 2 * warp + rank; at < units; at += 2 * warps) {
+        finish_unit(hold_row, at, add_rn(kept_sums[at * 32 + lane], *received_sums(at)), gsa);
+      }
+      if (hold_row + of_hold < w.rows) {
+        __syncwarp();
+        cluster_arrive();
+        cluster_wait();
+      }
+    }
+#endif
   }
 }
 
@@ -347,11 +421,14 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
     plan.span_pairs = (pairs + spans - 1) / spans;
     plan.spans = spans % 2 == 0 && 2 * plan.span_pairs * kPairWarps <= most_warps ? 2 : 1;
     plan.passes = (spans + plan.spans - 1) / plan.spans;
+    plan.shares = plan.passes > 1 && device_traits().major >= 9 && sms > 1 ? 2 : 1;
+    plan.passes = (plan.passes + plan.shares - 1) / plan.shares;
     along = plan.spans * plan.span_pairs * kPairWarps;
 
     // As many tiles side by side as take no longer than one after another.
+    const int64_t places = sms / plan.shares;
     const auto rounds = [&](int64_t tiles_beside) {
-      return ((tiles + tiles_beside - 1) / tiles_beside + sms - 1) / sms * tiles_beside;
+      return ((tiles + tiles_beside - 1) / tiles_beside + places - 1) / places * tiles_beside;
     };
     beside = 1;
     for (int more = 2; more * along <= most_warps && more <= tiles; ++more) {
@@ -362,23 +439,28 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
     if (stages == kManyStages && warps > 8) return false;
 
     const int64_t steps = (tiles + beside - 1) / beside;
-    grid = steps < sms ? steps : sms;
+    grid = steps < places ? steps : places;
     const int64_t own = (steps + grid - 1) / grid;
-    const int64_t keep =
-        plan.passes > 1 ? (static_cast<int64_t>(x.rows) + 1) / 2 * beside * 32 * 4 : 0;
+    // Sums that a step keeps; half as many come from the other block.
+    const int64_t units = Way::kRows / 2 * beside;
+    const int64_t keep = plan.shares > 1   ? (2 * units + units + 1) / 2 * 32 * 4
+                         : plan.passes > 1 ? units * 32 * 4
+                                           : 0;
     const int64_t step_sums = warps * Way::kSums * 4, staged = Way::kAfter ? 0 : warps * kStaged;
+    const int64_t needed = staged > step_sums ? staged : step_sums;
     const int64_t ring = static_cast<int64_t>(warps) * stages * kStage;
     const int64_t left = (shared_bytes - ring) / 1024 * 1024;
-    if (left * 3 / 4 < staged || left * 3 / 4 < step_sums || left / 4 < keep) return false;
-    const int64_t hold = keep > 0 && own * keep > left / 4 ? left / 4 / keep : own;
-    const int64_t flushed = (left - hold * keep) / step_sums,
+    const int64_t most_kept = left - needed < left / 2 ? left - needed : left / 2;
+    if (most_kept < keep + 8) return false;
+    const int64_t hold = keep > 0 && own * keep > most_kept - 8 ? (most_kept - 8) / keep : own;
+    const int64_t flushed = (left - hold * keep - 8) / step_sums,
                   flush = flushed < hold ? flushed : hold;
     const int64_t before = flush * step_sums > staged ? flush * step_sums : staged;
-    if (before + hold * keep > left) return false;
     plan.hold = static_cast<int>(hold);
     plan.flush = static_cast<int>(flush);
     plan.kept_at = static_cast<int>(before / 4);
-    shared = ring + before + hold * keep;
+    plan.received_at = plan.kept_at + static_cast<int>(hold * units * 32);
+    shared = ring + before + hold * keep + 8;
     return true;
   };
   if (!fits(kMostWarps, kManyStages) && !fits(kMostWarps, kFewStages) &&
@@ -390,7 +472,7 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
   if (blocks_per_sm<kKernel>(along * beside * 32, static_cast<size_t>(shared)) < 1) {
     return cudaErrorInvalidConfiguration;
   }
-  LaunchShape shape = {grid, along * 32, Start::kOverlapped};
+  LaunchShape shape = {grid * plan.shares, along * 32, Start::kOverlapped, plan.shares};
   shape.block_y = beside;
   shape.shared = static_cast<size_t>(shared);
   return launch<kKernel>(shape, stream, w, x, to, plan);

@@ -155,6 +155,25 @@ struct RowsAsTheyAre {
   __device__ __forceinline__ int operator()(int row) const { return row; }
 };
 
+// If scales come after the product: placed bf16 codes are tiny. To make up for that, a power of two
+// per row of x, 2^lift, scales its largest element to near 2^126, but by at most 2^127, which is
+// exact. A row with Inf or NaN is not scaled. `most` has the bits of the largest magnitude.
+__device__ __forceinline__ int lift_of(uint32_t most) {
+  const int exponent = static_cast<int>(most >> 7);
+  return exponent == 255 ? 0 : min(253 - max(exponent, 1), 127);
+}
+// A pair of bf16 with the value 2^lift.
+__device__ __forceinline__ uint32_t lift_pair(int lift) {
+  return static_cast<uint32_t>(lift + 127) * 0x00800080u;
+}
+// Reverses the lift and the power of two of the codes: 2^(126 - lift).
+__device__ __forceinline__ float undo_lift(int lift) {
+  return bits_float(static_cast<uint32_t>(253 - lift) << 23);
+}
+__device__ __forceinline__ uint32_t max_magnitudes(uint32_t a, uint32_t b) {
+  return halves_max(a, b & 0x7fff7fffu);
+}
+
 template <int kSegments, int kColumns>
 struct HeldPairs {
   uint32_t pairs[kSegments][kColumns][32];
@@ -246,40 +265,26 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
     return pairs[0][0] + (s * 2 + r) * 4;
   }
 
-  // The power of two for a row whose largest magnitude has these bits. Placed bf16 codes are tiny.
-  // To make up for that, it scales the largest element to near 2^126, but by at most 2^127, which
-  // is exact. A row with Inf or NaN is not scaled.
-  static __device__ __forceinline__ int exponent_up(uint32_t most) {
-    const int exponent = static_cast<int>(most >> 7);
-    return exponent == 255 ? 0 : min(253 - max(exponent, 1), 127);
-  }
-  static __device__ __forceinline__ uint32_t pair_of(int up) {
-    return static_cast<uint32_t>(up + 127) * 0x00800080u;
-  }
-  // Reverses the scaling and the power of two of the codes: 2^(126 - up).
-  static __device__ __forceinline__ float undo_of(int up) {
-    return bits_float(static_cast<uint32_t>(253 - up) << 23);
-  }
-
   __device__ __forceinline__ void scale_up() {
     uint32_t pair = 0;
 #pragma unroll
     for (int s = 0; s < Way::kSegments; ++s) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) pair = halves_max(pair, pairs[s][0][i] & 0x7fff7fffu);
+      for (int i = 0; i < 32; ++i) pair = max_magnitudes(pair, pairs[s][0][i]);
     }
     uint32_t most = max(pair & 0xffffu, pair >> 16);
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes <<= 1) {
       if (lanes != 4) most = max(most, __shfl_xor_sync(~0u, most, lanes));
     }
-    const int up = exponent_up(most);
+    const int up = lift_of(most);
 #pragma unroll
     for (int s = 0; s < Way::kSegments; ++s) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) pairs[s][0][i] = multiply_pairs<T>(pairs[s][0][i], pair_of(up));
+      for (int i = 0; i < 32; ++i)
+        pairs[s][0][i] = multiply_pairs<T>(pairs[s][0][i], lift_pair(up));
     }
-    undo = undo_of(up);
+    undo = undo_lift(up);
   }
 
   // Scales two rows, orders them as codes, and gives each lane its block of its row. All other
@@ -305,8 +310,8 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
     for (int lanes = 1; lanes < 32; lanes <<= 1) {
       most = halves_max(most, __shfl_xor_sync(~0u, most, lanes));
     }
-    const int up[2] = {exponent_up(most & 0xffffu), exponent_up(most >> 16)};
-    undo = undo_of((g & 1) == 0 ? up[0] : up[1]);
+    const int up[2] = {lift_of(most & 0xffffu), lift_of(most >> 16)};
+    undo = undo_lift((g & 1) == 0 ? up[0] : up[1]);
     constexpr int kRow = 2 * kSegment * 2, kZerosAt = 2 * kRow + 32;
     constexpr uint32_t kZeros[4] = {};
     __syncwarp();
@@ -318,7 +323,7 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
       for (int r = 0; r < 2; ++r) {
         uint32_t* const words = loaded(s, r);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = multiply_pairs<T>(words[i], pair_of(up[r]));
+        for (int i = 0; i < 4; ++i) words[i] = multiply_pairs<T>(words[i], lift_pair(up[r]));
         order_x8<Input>(words);
         store_16(staging + r * kRow + (s * 32 + (lane ^ r)) * 16, words);
       }
@@ -337,6 +342,68 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
     }
   }
 };
+
+// The same for LinearWay::kTwoRows with a fifth of the instructions: every lane loads, orders and
+// scales a part of each row, and only then gets what it holds.
+template <class Input, bool kAligned>
+struct HeldRows : HeldPairs<2, 1> {
+  using T = typename LinearInput<Input>::Operand;
+  static constexpr bool kTurned = false;
+  static constexpr int kBytes = 2 * 2 * kSegment * 2;  // of staging: two segments of two rows
+  uint32_t parts[2][2][4];                             // of a segment and row
+
+  __device__ __forceinline__ void request(const LinearOperand& x, int k) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const int column = k + s * kSegment + (threadIdx.x & 31) * 8;
+        load_x8<Input, kAligned>(x, row, column, parts[s][row]);
+      }
+    }
+  }
+  __device__ __forceinline__ void arrange(Shared staging) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int lifts[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      uint32_t pair = 0;
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        order_x8<Input>(parts[s][row]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pair = max_magnitudes(pair, parts[s][row][i]);
+      }
+      lifts[row] = lift_of(__reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16)));
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          parts[s][row][i] = multiply_pairs<T>(parts[s][row][i], lift_pair(lifts[row]));
+        }
+        store_16(staging + (2 * s + row) * 512 + x_piece(row, lane) * 16, parts[s][row]);
+      }
+    }
+    __syncwarp();
+    // Column g of the product is block t = g / 2 of row g % 2. All else is zero.
+    const int own = g & 1;
+    undo = undo_lift(own == 0 ? lifts[0] : lifts[1]);
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) pairs[s][0][i] = 0;
+      if (t == g >> 1) {
+#pragma unroll
+        for (int q = 0; q < 8; ++q) {
+          load_16(staging + (2 * s + own) * 512 + x_piece(own, t * 8 + q) * 16,
+                  pairs[s][0] + q * 4);
+        }
+      }
+    }
+    __syncwarp();
+  }
+};
+static_assert(HeldRows<Bf16, true>::kBytes <= kStage, "staged in a free stage of the ring");
 
 // The sums are the products times 2^kExponent.
 template <class Input, LinearWay kWay>

@@ -31,6 +31,7 @@ from samples import (
     poisoned_buffers,
     randn,
 )
+from samples_linear import packed
 from torch import Tensor
 
 from jitquant import reference
@@ -226,6 +227,24 @@ def test_products_of_few_rows_on_every_device(machine: Machine) -> None:
     """Plans differ by how much shared memory a thread block may have."""
     for sample in (s for s in SAMPLES["nvfp4_linear"] if s.label.startswith("12x20x2560")):
         _check(machine, sample, [(device, False) for device in range(machine.devices)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "cols"),
+    [
+        (2, 20, 8448),  # three passes over k: two in one block, one in the other
+        (5, 20, 8448),
+        (11, 20, 8448),
+        (16, 40, 4352),
+        pytest.param(16, 336, 4352, marks=pytest.mark.slow),  # more sums than a block keeps at once
+    ],
+)
+def test_products_whose_k_two_blocks_share(machine: Machine, rows: int, n: int, cols: int) -> None:
+    args = (randn(rows, cols, dtype=torch.bfloat16), *packed(n, cols, seed=1), torch.ones(1))
+    keywords = {"dtype": torch.float32}
+    label, made = f"{rows}x{n}x{cols}", (args, keywords)
+    sample = Sample("nvfp4_linear", label, lambda _: made, exact=False)
+    _check(machine, sample, [(HOPPER, False), (HOPPER, True)])
 
 
 def test_sums_of_many_groups(machine: Machine) -> None:

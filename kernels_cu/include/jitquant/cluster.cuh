@@ -1,5 +1,5 @@
-// A small tensor in one launch: a cluster of thread blocks, with one block of values per thread
-// (compute capability 9.0 and later).
+// Clusters of thread blocks (compute capability 9.0 and later): their barrier, writes to each
+// other's shared memory, and a small tensor in one launch, with one block of values per thread.
 #pragma once
 
 #include "jitquant/device.cuh"
@@ -57,6 +57,72 @@ __device__ __forceinline__ void store_in_block(float* shared, uint32_t rank, flo
   *static_cast<float*>(__cluster_map_shared_rank(shared, rank)) = x;
 #endif
 }
+
+// Floats that another block of the cluster writes to this block's shared memory. An mbarrier counts
+// their bytes when they arrive, so neither block needs a fence.
+class Inbox {
+ public:
+  __device__ __forceinline__ explicit Inbox(uint64_t* barrier) : barrier_(barrier) {}
+
+  // Called by one thread, before the first barrier of the cluster.
+  __device__ __forceinline__ void open() const {
+#if defined(__CUDA_ARCH__)
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\n"
+        "fence.mbarrier_init.release.cluster;" ::"r"(address(barrier_))
+        : "memory");
+#endif
+  }
+  // Writes x to *shared in block `rank`; `shared` is the address in this block.
+  __device__ __forceinline__ void send(float* shared, uint32_t rank, float x) const {
+#if defined(__CUDA_ARCH__)
+    asm volatile(
+        "{\n"
+        " .reg .b32 to, barrier;\n"
+        " mapa.shared::cluster.u32 to, %0, %2;\n"
+        " mapa.shared::cluster.u32 barrier, %1, %2;\n"
+        " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %3, [barrier];\n"
+        "}" ::"r"(address(shared)),
+        "r"(address(barrier_)), "r"(rank), "f"(x)
+        : "memory");
+#else
+    store_in_block(shared, rank, x);
+#endif
+  }
+  // Called by one thread, once per phase: that many bytes will have been sent to this block.
+  __device__ __forceinline__ void expect(uint32_t bytes) const {
+#if defined(__CUDA_ARCH__)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(barrier_)),
+                 "r"(bytes)
+                 : "memory");
+#endif
+  }
+  // Called by all threads: waits for all bytes of a phase. `parity` is 0 for the first one.
+  __device__ __forceinline__ void wait(uint32_t parity) const {
+#if defined(__CUDA_ARCH__)
+    asm volatile(
+        "{\n"
+        " .reg .pred done;\n"
+        "again:\n"
+        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        " @!done bra again;\n"
+        "}" ::"r"(address(barrier_)),
+        "r"(parity)
+        : "memory");
+#else
+    cluster_arrive();
+    cluster_wait();
+#endif
+  }
+
+ private:
+#if defined(__CUDA_ARCH__)
+  static __device__ __forceinline__ uint32_t address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+  }
+#endif
+  uint64_t* const barrier_;
+};
 
 // The maximum over such a grid, once, through the shared memory of its blocks. Constructed at the
 // start of a kernel: by the time max() writes to other blocks' memory, all of them have long

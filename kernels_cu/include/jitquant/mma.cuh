@@ -120,6 +120,20 @@ __device__ __forceinline__ void place_codes(uint32_t codes, uint32_t (&pairs)[4]
   pairs[3] = select_bits(kMagnitude, codes >> (12 - kShift), odd);
 }
 
+// The upper code of each byte, placed likewise: low those of the lower bytes of both halves, high
+// those of the upper ones.
+template <class T>
+__device__ __forceinline__ void place_upper_codes(uint32_t codes, uint32_t& low, uint32_t& high) {
+  constexpr int kShift = PlacedCodes<T>::kShift;
+  constexpr uint32_t kMagnitude = 0x00070007u << kShift;
+  constexpr bool kCovered = (kMagnitude & 0x80u) != 0;
+  const uint32_t signs = codes & (kCovered ? 0x80808080u : 0x80008000u);
+  const uint32_t low_signs =
+      kCovered ? shifted_left<8>(signs) : shifted_left<8>(codes) & 0x80008000u;
+  low = select_bits(kMagnitude, shifted_left<kShift - 4>(codes), low_signs);
+  high = select_bits(kMagnitude, codes >> (12 - kShift), signs);
+}
+
 // Products of two pairs, each rounded to T.
 template <class T>
 __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
@@ -137,6 +151,27 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
     return to_float(T{static_cast<uint16_t>(x >> (16 * i))});
   };
   return pair_from_floats<T>(half(a, 0) * half(b, 0), half(a, 1) * half(b, 1));
+#endif
+}
+
+// The lower or upper half of a pair, twice. The multiplication that takes the result selects the
+// half itself, which the compiler does not see in a byte permutation.
+template <bool kUpper>
+__device__ __forceinline__ uint32_t half_twice(uint32_t pair) {
+#if defined(__CUDA_ARCH__)
+  uint32_t both;
+  if constexpr (kUpper) {
+    asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n mov.b32 %0, {high, high};\n}"
+        : "=r"(both)
+        : "r"(pair));
+  } else {
+    asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n mov.b32 %0, {low, low};\n}"
+        : "=r"(both)
+        : "r"(pair));
+  }
+  return both;
+#else
+  return (kUpper ? pair >> 16 : pair & 0xffffu) * 0x00010001u;
 #endif
 }
 
