@@ -52,11 +52,11 @@ class Child:
         process, self._process = self._process, None
         if process is None:
             return
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_SECONDS)
+                process.wait(seconds)
                 return
 
 

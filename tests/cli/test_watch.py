@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from loader.toys import PATIENCE_SECONDS, write_factor, write_plain
 
 import jitquant
+from jitquant.cli.watch import Child
 
 ROOT = Path(jitquant.__file__).resolve().parents[1]
 COMMAND = "import sys, time; print('sta' + 'rted', flush=True); time.sleep(3000)"
@@ -96,6 +98,25 @@ def test_the_command_ends_with_what_watches(watching: Watching, number: signal.S
     watching.process.send_signal(number)
     assert watching.process.wait(PATIENCE_SECONDS) == 128 + number
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_killed_command_is_waited_for_however_busy_the_machine_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signals: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, number: signals.append(number))
+
+    def wait(seconds: float | None) -> int:
+        if seconds is not None:
+            raise subprocess.TimeoutExpired("command", seconds)
+        return -signals[-1]
+
+    child = Child(["command"])
+    process = MagicMock(pid=1, wait=MagicMock(side_effect=wait))
+    monkeypatch.setattr(child, "_process", process)
+    child.stop()
+    assert signals == [signal.SIGTERM, signal.SIGKILL]
+    assert process.wait.call_args.args == (None,)
 
 
 def test_a_command_that_ends_is_said(tmp_path: Path) -> None:
