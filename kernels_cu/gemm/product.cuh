@@ -301,7 +301,7 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (!present_[s]) words[i] = 0;
-          pair = halves_max(pair, words[i] & 0x7fff7fffu);
+          pair = max_magnitudes(pair, words[i]);
         }
       }
       most |= max(pair & 0xffffu, pair >> 16) << (16 * r);
