@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitquant.formats import INPUT_DTYPES, NVFP4_DIVISOR
+from jitquant.formats import INPUT_DTYPES
 from jitquant.nn._rounding import output_noise
 from jitquant.nn._safetensors import read_metadata, safetensors_functions
 from jitquant.nn._targets import as_patterns, refusal
 from jitquant.nn.experts import ObservedExperts
 from jitquant.nn.experts import refusal as experts_refusal
+from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.ops.nvfp4 import quantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -48,7 +49,7 @@ class InputStatistics:
     @property
     def gsa(self) -> Tensor:
         """The gsa of a static input scale: amax / 2688, fp32 (1,); 1 if all inputs are zero."""
-        return torch.where(self.amax > 0, self.amax / NVFP4_DIVISOR, 1.0)
+        return torch.where(self.amax > 0, gsa_from_amax(self.amax), 1.0)
 
     def to(self, device: torch.device) -> InputStatistics:
         """A copy on a device."""
@@ -201,7 +202,7 @@ class _Observer:
         amax = values.abs().amax().reshape(1)
         step = -(-x.shape[0] // _SAMPLE)
         some = values[::step]
-        q = quantize_nvfp4(some, torch.where(amax > 0, amax / NVFP4_DIVISOR, 1.0))
+        q = quantize_nvfp4(some, torch.where(amax > 0, gsa_from_amax(amax), 1.0))
         noise = (q.dequantize(torch.float32) - some).square().mean(0).mul_(x.shape[0])
         if self.found is None:
             self.found = InputStatistics(x.shape[0], amax, values.T @ values, noise)

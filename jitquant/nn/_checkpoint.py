@@ -33,6 +33,7 @@ from jitquant.nn._rounding import (
 from jitquant.nn._safetensors import Entry, Writer, read_ahead, read_header, read_tensor
 from jitquant.nn._schemes import SCHEMES, Layout, Scheme
 from jitquant.nn._targets import FUSED_LAYERS, as_patterns, families, refusal
+from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.numerics.recipes import dequantize_mxfp4
 from jitquant.tensors.fp8 import QuantizedTensor
 from jitquant.tensors.nvfp4 import NVFP4Tensor
@@ -768,9 +769,9 @@ class _Work:
                 if weight.nbytes * len(family) <= _KEPT:
                     self._kept[member] = weight
         if name not in self._gsas:
-            least = torch.stack([self._maxima[member] for member in family]).amax(0) / NVFP4_DIVISOR
+            amax = torch.stack([self._maxima[member] for member in family]).amax(0)
             samples = [self._samples.pop(member) for member in family if member in self._samples]
-            gsa = gsa_for(self.rounding, least, samples)
+            gsa = gsa_for(self.rounding, gsa_from_amax(amax), samples)
             self._gsas |= dict.fromkeys(family, gsa)
         return self._gsas[name]
 

@@ -20,6 +20,7 @@ from jitquant.formats import (
     SCALE_DTYPE,
 )
 from jitquant.numerics.nvfp4 import (
+    constant,
     decode_e2m1,
     decode_e4m3,
     encode_e2m1,
@@ -198,7 +199,8 @@ def _searched(values: Tensor, gsa: Tensor, importance: Tensor | None) -> Codes:
     x = values.view(values.shape[0], -1, NVFP4_BLOCK)
     weights = None if importance is None else importance.view(1, -1, NVFP4_BLOCK)
     usable = torch.where(gsa == 0, 1.0, gsa)
-    base = encode_e4m3(x.abs().amax(2) / E2M1_MAX / usable).view(torch.uint8).to(torch.int16)
+    sixth = torch.div(x.abs().amax(2), constant(E2M1_MAX, x))
+    base = encode_e4m3(sixth / usable).view(torch.uint8).to(torch.int16)
     most = encode_e4m3(torch.full_like(gsa, E4M3_MAX)).view(torch.uint8)
     best_codes = torch.zeros_like(x, dtype=torch.uint8)
     best_scales = torch.zeros_like(base, dtype=torch.uint8)

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, NVFP4_DIVISOR, SCALE_DTYPE
+from jitquant.formats import FP4_DTYPE, INPUT_DTYPES, NVFP4_BLOCK, SCALE_DTYPE
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._grouped import grouped_linear
 from jitquant.nn._rounding import WeightRounding, quantized_weights
 from jitquant.nn._weights import WeightCache
 from jitquant.nn.float8 import multiply
+from jitquant.numerics.nvfp4 import gsa_from_amax
 from jitquant.ops.experts import EXPERTS, MOST_EXPERTS, MOST_TOP_K, nvfp4_grouped_linear
 from jitquant.ops.nvfp4 import quantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
@@ -260,7 +261,7 @@ class NVFP4Experts(Experts, QuantizedModule):
             weight = weight.transpose(-2, -1) if original.is_transposed else weight
             experts, rows, _ = weight.shape
             if rounding == "nearest":
-                gsa = weight.abs().amax((1, 2)).float() / NVFP4_DIVISOR
+                gsa = gsa_from_amax(weight.abs().amax((1, 2)).float())
                 q = quantize_nvfp4(weight.reshape(experts * rows, -1), gsa.repeat_interleave(rows))
                 codes, scales = q.x_fp4_bytes, q.x_sf
             else:

@@ -162,8 +162,12 @@ def scales_from_amax(a: Tensor, divisor: float) -> tuple[Tensor, Tensor]:
 
     S is not ``1 / gsa``: that differs in the last bit for about a quarter of all A.
     """
-    d = constant(divisor, a)
-    return usable_scale(torch.div(d, a)), torch.div(a, d)
+    return usable_scale(torch.div(constant(divisor, a), a)), gsa_from_amax(a, divisor)
+
+
+def gsa_from_amax(a: Tensor, divisor: float = NVFP4_DIVISOR) -> Tensor:
+    """``A / divisor`` of fp32, rounded once on every device."""
+    return torch.div(a, constant(divisor, a))
 
 
 def scale_from_gsa(gsa: Tensor) -> Tensor:
