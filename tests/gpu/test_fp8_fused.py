@@ -345,7 +345,7 @@ def test_bad_arguments_reach_no_kernel() -> None:
          lambda: silu.swiglu_quantize_fp8(x, dtype=E4M3, interleave=5)),
         (r"expected shape \(\.\.\., 2 \* N\)", lambda: silu_group(x[:, :63], 16, dtype=E4M3)),
         ("group_size: expected one of", lambda: silu_group(x, 48, dtype=E4M3)),
-        ("counts: expected 4 numbers", lambda: silu_group(x, 16, weight.long()[:3], dtype=E4M3)),
+        ("counts: expected 1 numbers", lambda: silu_group(x, 16, weight.long()[:3], dtype=E4M3)),
         ("interleave: expected 0 .* or a divisor of 32",
          lambda: silu_group(x, 16, dtype=E4M3, interleave=5)),
     ]  # fmt: skip

@@ -94,8 +94,8 @@ def test_an_exported_launcher_runs_on_the_current_stream(scale: CudaModule) -> N
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"x": lambda x: x.cpu()}, r"scale: x must be a CUDA tensor"),
-        ({"out": lambda x: x.cpu()}, r"scale: out must be a CUDA tensor"),
+        ({"x": lambda x: x.cpu()}, "scale: x: expected a tensor on cuda, got one on the CPU"),
+        ({"out": lambda x: x.cpu()}, "scale: out: expected a tensor on cuda, got one on the CPU"),
         ({"x": lambda x: x.half()}, r"scale: x must be float32, not float16; convert it"),
         ({"x": lambda x: x.t()}, r"scale: x must be contiguous; pass x\.contiguous\(\)"),
         ({"out": lambda x: x[1:]}, r"scale: out must have the shape of x, \(4, 4\), not \(3, 4\)"),
