@@ -89,8 +89,8 @@ def test_on_a_gpu_nothing_is_skipped(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("../../x", "becomes a C identifier"),
-        ("no-dash", "becomes a C identifier"),
+        ("../../x", "expected a C identifier"),
+        ("no-dash", "expected a C identifier"),
         ("class", "means something in Python already"),
         ("json", "means something in Python already"),
         ("torch", "there is a Python module 'torch' already ("),
