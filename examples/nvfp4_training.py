@@ -14,8 +14,9 @@ Writes nvfp4_training.json after each run (losses, means of 50 or more steps; se
 run ends from bf16) and, if matplotlib is installed, nvfp4_training.png. Fails if the whole recipe
 ends further from bf16 than --tolerance.
 
-The defaults train 13 million parameters in the linears of the blocks, on 8192 tokens a step. Runs
-that would end after --minutes are left out, which the file says; --resume continues with them.
+The defaults train 25 million parameters in the linears of the blocks on 8192 tokens a step. On an
+H200, 2000 steps take 16 s in bf16 and 27 s in NVFP4. Runs that would end after --minutes are left
+out, which the file says; --resume continues with them.
 """
 
 from __future__ import annotations
@@ -207,11 +208,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=512, help="a multiple of 64")
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--last", type=int, default=1, help="last blocks that stay in bf16")
+    parser.add_argument("--last", type=int, default=2, help="last blocks that stay in bf16")
     parser.add_argument("--minutes", type=float, default=12.0, help="no run ends after so many")
     parser.add_argument("--tolerance", type=float, default=0.015)
     parser.add_argument("--out", type=Path, default=Path("out/nvfp4_training"))
