@@ -182,7 +182,10 @@ class World:
                 read.append((self.named(path), path.read_bytes()))
         value = self.cudart * 7 + extra * 3 + sum(v * 10**i for i, v in enumerate(values))
         where = (self.include_dirs, self.cuda_flags, sorted(self.variables.items()))
-        return value, repr((read, where, self.cudart))
+        named = [word.removeprefix("-I") for word in words if "/" in word]
+        named += self.variables.get("CPATH", "").split(":")
+        same = [(a, b) for a in named for b in named if os.path.realpath(a) == os.path.realpath(b)]
+        return value, repr((read, where, same, self.cudart))
 
     def named(self, path: Path) -> str:
         return str(path.relative_to(self.directory))

@@ -195,6 +195,25 @@ def test_a_link_to_a_directory_may_come_to_lead_elsewhere(tmp_path: Path, calls:
     assert factor(loader, source, include_dirs=[link]) == 4
 
 
+def test_a_link_to_a_directory_that_is_searched_anyway_may_come_to_lead_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """GCC leaves it out while it leads to the other directory."""
+    for value in (3, 4):
+        (tmp_path / str(value)).mkdir()
+        write_factor(tmp_path / str(value) / "foo.h", value)
+    link = tmp_path / "inc"
+    link.symlink_to(tmp_path / "3")
+    source = write(tmp_path / "source" / "k.cpp", "<foo.h>")
+    flags = [f"-I{link}", "-isystem", str(tmp_path / "3")]
+    loader = new_loader(tmp_path / "cache")
+    assert factor(loader, source, cxx_flags=flags) == 3
+    link.unlink()
+    link.symlink_to(tmp_path / "4")
+    assert factor(loader, source, cxx_flags=flags) == 4
+    assert factor(new_loader(tmp_path / "cache"), source, cxx_flags=flags) == 4
+
+
 @pytest.mark.parametrize("name", ["cxx -I", "cxx -isystem", "cuda -isystem", "cuda CPATH"])
 def test_a_link_to_a_header_may_come_to_lead_elsewhere(
     name: str, tmp_path: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ _LISTED = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _IGNORED = re.compile(r'^ignoring nonexistent directory "(.*)"$', re.MULTILINE)
+_DUPLICATE = re.compile(r'^ignoring duplicate directory "(.*)"$', re.MULTILINE)
 _NVCC_SETS_PATH = re.compile(r"^#\$ PATH=(.*)$", re.MULTILINE)
 _PREPROCESSES = re.compile(r"^#\$ (.* -E -x c\+\+ .*)$", re.MULTILINE)
 _DROPPED = ("-c", "-E", "-MD", "-M", "-MMD")
@@ -52,7 +53,9 @@ def include_path(
     listed = _LISTED.search(said)
     if listed is None:
         return IncludePath()
-    return IncludePath((*_IGNORED.findall(said), *_lines(listed.group(1))), _lines(listed.group(2)))
+    quoted, bracketed = _lines(listed.group(1)), _lines(listed.group(2))
+    duplicates = tuple(dict.fromkeys(_DUPLICATE.findall(said)))
+    return IncludePath((*_IGNORED.findall(said), *quoted), bracketed, duplicates)
 
 
 def _lines(text: str) -> tuple[str, ...]:

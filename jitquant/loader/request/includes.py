@@ -26,15 +26,20 @@ _ASKED = re.compile(rb"__has_include(?:_next)?[ \t]*\([ \t]*([\"<])([^\">\n]+)[\
 class IncludePath(NamedTuple):
     """The search directories of one compiler command, in order.
 
-    Without the directory of the including file, which comes first for ``"..."``.
+    Without the directory of the including file, which comes first for ``"..."``. ``duplicates``
+    are those that the compiler ignores, as they are one of the others by another name.
     """
 
     quoted: tuple[str, ...] = ()
     bracketed: tuple[str, ...] = ()
+    duplicates: tuple[str, ...] = ()
 
 
 class Searched(NamedTuple):
-    """Names, and in how many of the first directories each was searched."""
+    """Names, and in how many of the first directories each was searched.
+
+    The name "" stands for the directories themselves: which of them are the same one.
+    """
 
     places: list[str]
     names: dict[str, int]
@@ -63,7 +68,10 @@ def searched_by(units: Iterable[Unit], roots: Roots) -> list[Searched]:
             for include in texts[file]:
                 search.note(os.path.dirname(file), include)
         search.note_unnamed()
-        for places, names in search.result():
+        every = list(
+            dict.fromkeys((*unit.path.quoted, *unit.path.bracketed, *unit.path.duplicates))
+        )
+        for places, names in (*search.result(), (every, {"": len(every)})):
             if names:
                 one = Searched(list(map(roots.place, places)), dict(sorted(names.items())))
                 if one not in found:
@@ -182,6 +190,9 @@ def visible_now(
     names_now: set[str] = set()
     told: dict[str, Signature | None] = {}
     for places, names in searched:
+        if "" in names:
+            names_now.update(f"{a} = {b}" for a, b in _same(places, roots, told) if counts(a))
+            continue
         by_first: dict[str, list[tuple[str, int]]] = {}
         for name, depth in names.items():
             by_first.setdefault(name.partition("/")[0], []).append((name, depth))
@@ -201,6 +212,17 @@ def visible_now(
                     if name == first or os.path.exists(path):
                         names_now.add(f"{place}{name}")
     return Visible(sorted(names_now), told)
+
+
+def _same(
+    places: Iterable[str], roots: Roots, told: dict[str, Signature | None]
+) -> Iterator[tuple[str, str]]:
+    """Which directories are one of the earlier ones: a link may lead elsewhere later."""
+    first: dict[_Identity | None, str] = {}
+    for place in places:
+        directory = roots.path(place)
+        if _look_at(directory, told) and first.setdefault(_identity(directory), place) != place:
+            yield place, first[_identity(directory)]
 
 
 def _look_at(directory: str, told: dict[str, Signature | None]) -> bool:
