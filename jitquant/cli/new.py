@@ -152,7 +152,7 @@ def test_the_kernel_compiles_and_refuses_what_it_cannot_do() -> None:
     except NvccNotFoundError as error:
         pytest.skip(f"there is no CUDA compiler: {error}")
     x = torch.ones(3)
-    with pytest.raises(RuntimeError, match="x must be a CUDA tensor"):
+    with pytest.raises(RuntimeError, match="x: expected a tensor on cuda"):
         compiled.NAME(x, 2.0, out=torch.empty(3))
 
 

@@ -36,4 +36,4 @@ def test_a_call_goes_through_four_files() -> None:
     assert entered[0] == "ops/nvfp4.py"
     turns = sum(a != b for a, b in pairwise(entered))
     assert turns < 12, entered
-    assert len(entered) < 60, entered
+    assert len(entered) <= 60, entered
