@@ -474,6 +474,35 @@ def experts(
 
 
 @app.command()
+def granularity(
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
+) -> None:
+    """Time quantize_fp8 by granularity: fused beside three kernels, one large matrix, batches."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise fail(f"No GPU: torch {torch.__version__} sees none, and kernels need one.", 2)
+    import jitquant
+    from harness import timing
+    from harness.bench import granularity as bench
+
+    jitquant.warmup(*bench.MODULES)
+    torch.manual_seed(0)
+    ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
+    console.print(f"copy {ceilings.copy:.0f} GB/s", highlight=False)
+
+    def show(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    rows = bench.report(ceilings.copy, show)
+    write_record(
+        out,
+        "granularity",
+        {**provenance(), "ceilings_gb_per_s": asdict(ceilings), "rows": rows},
+    )
+
+
+@app.command()
 def resources(
     arch: Annotated[str, typer.Option(help="What to compile for.")] = "90a",
     out: Annotated[Path, typer.Option(help="Where the document goes.")] = Path("out/bench"),

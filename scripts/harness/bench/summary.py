@@ -211,6 +211,7 @@ SECTIONS: dict[str, Callable[[Record], Record]] = {
         *("experts", "hidden", "intermediate", "tokens", "routing", "floor", "layer", "behind"),
         "bf16",
     ),
+    "granularity": _rows("table", "call", "shape", "floor_us", "us", "unfused_us"),
     "fp8_training": _only("arguments", "parameters", "held_out", "seconds"),
     "gpu_tests": _only("seconds", "outcomes", "not_passed"),
     "sanitizer": _only("memcheck", "racecheck", "initcheck", "synccheck"),
