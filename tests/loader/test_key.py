@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from jitquant.loader import Loader
+from jitquant.loader.errors import LoaderError
+from jitquant.loader.request.named import named_by
 
 from .conftest import Toy
 from .toys import entries, new_loader, write_factor, write_plain
@@ -213,3 +215,47 @@ def test_every_file_that_a_compiler_read_is_represented_by_its_contents(
     assert [name for name in read if name.startswith("=cuda/") and "cuda_runtime.h" in name]
     assert entry.inputs["nvcc"]
     assert entry.inputs["torch"]
+
+
+@pytest.mark.parametrize("flag", ["-Wl,-Map=", "-Wl,-Map,"])
+def test_a_file_that_a_flag_has_written_is_no_input(tmp_path: Path, flag: str) -> None:
+    source = write_plain(tmp_path / "source")
+    written = tmp_path / "written.map"
+    written.write_text("before")
+    loader = new_loader(tmp_path / "cache")
+    flags = [f"{flag}{written}"]
+    assert loader.get("plain", [source], cxx_flags=flags).library.factor() == 3
+    assert written.read_text() != "before"
+    assert new_loader(tmp_path / "cache").get("plain", [source], cxx_flags=flags)
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+def test_flags_that_name_what_is_written() -> None:
+    read, written = Path(__file__), Path(new_loader.__code__.co_filename)
+    for flags in (
+        ["--time", f"{written}"],
+        [f"-time={written}"],
+        [f"-fdevice-time-trace={written}"],
+    ):
+        assert named_by([*flags, f"@{read}", f"{read}"]).files == (str(read),), flags
+
+
+def test_a_file_that_changes_in_each_build_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jitquant.loader.compile.build as build_module
+
+    source = write_plain(tmp_path / "source")
+    header = source.with_suffix(".h")
+    real = build_module.run_side_by_side
+    values = iter(range(100))
+
+    def run_and_edit(*args: object, **options: object) -> object:
+        done = real(*args, **options)  # type: ignore[arg-type]
+        write_factor(header, next(values))
+        return done
+
+    monkeypatch.setattr(build_module, "run_side_by_side", run_and_edit)
+    with pytest.raises(LoaderError, match=r"plain\.h changed during each of 5 builds"):
+        new_loader(tmp_path / "cache").get("plain", [source])
+    assert next(values) == 5

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import CacheError, CompileError
+from ..errors import CacheError, CompileError, LoaderError
 from ..machine.archs import NO_GPU
 from ..machine.processes import default_jobs
 from ..machine.toolchain import Memo
@@ -174,7 +174,11 @@ class Builder:
                 "compiled; compiling again"
             )
         else:
-            raise ChangedError
+            raise LoaderError(
+                f"module {plan.name!r}: {changed} changed during each of {_MOST_ATTEMPTS} builds. "
+                "Find the program that writes to it. If a flag makes a compiler write it, leave "
+                "that flag out."
+            )
         entry = described.entry
         final = staging / "entry"
         final.mkdir(mode=0o700)

@@ -15,6 +15,10 @@ from .includes import Searched
 _FILE = re.compile(r"(?:^|[,=@])(/[^,]+)")
 _RESPONSE = re.compile(r"(?:^|,)@(/[^,]+)")
 _OPTIONS_FILE = ("-optf", "--options-file")
+# Files that compilers and linkers write, in each build anew: they are no input.
+_WRITES = r"(?:^|,)--?(?:time|fdevice-time-trace|Map|MF)"
+_WRITTEN = re.compile(_WRITES + "[=,]/[^,]+")
+_WRITTEN_NEXT = re.compile(_WRITES + "$")
 
 
 class Named(NamedTuple):
@@ -32,8 +36,10 @@ def named_by(flags: Iterable[str]) -> Named:
     while waiting:
         word = waiting.pop()
         is_options = words[-1] in _OPTIONS_FILE or word.startswith(_OPTIONS_FILE)
+        is_written = _WRITTEN_NEXT.search(words[-1]) is not None
         words.append(word)
-        for path in filter(os.path.isfile, _FILE.findall(word)):
+        read = "" if is_written else _WRITTEN.sub("", word)
+        for path in filter(os.path.isfile, _FILE.findall(read)):
             if path not in files and (is_options or path in _RESPONSE.findall(word)):
                 with contextlib.suppress(OSError, ValueError), open(path) as stream:
                     waiting += shlex.split(stream.read())[::-1]
