@@ -95,13 +95,10 @@ def libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Tensor]:
     return given
 
 
-@pytest.mark.usefixtures("fixed_times")
-def test_the_file_and_the_table_have_the_peers(
-    libraries: list[Tensor],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def fake_gpu(fixed_times: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command needs of a GPU; a peer is called with each set of inputs."""
+
     def brief_us(fn: peers.Peer, inputs: list[tuple[Any, ...]]) -> float:
         for arguments in inputs:
             fn(*arguments)
@@ -112,6 +109,28 @@ def test_the_file_and_the_table_have_the_peers(
     monkeypatch.setattr(timing, "measure_ceilings", lambda _: timing.Ceilings(4e3, 4e3, 4e3))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "fake")
     monkeypatch.setattr(report, "picture", lambda *_: False)
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_what_was_measured_is_kept_if_a_peer_ends_the_process(
+    libraries: list[Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ends(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setitem(peers_fp8.FP8_PEERS["fp8-tensor"], "vllm", ends)
+    with pytest.raises(SystemExit):
+        command.measure_kernels(
+            CPU, [16], 256, "bfloat16", "fp8-row,fp8-tensor", False, 9.0, None, tmp_path
+        )
+    (row,) = json.loads((tmp_path / "kernels.json").read_text())["rows"]
+    assert (row["op"], row["us"]) == ("fp8-row", 10.0)
+
+
+@pytest.mark.usefixtures("fake_gpu")
+def test_the_file_and_the_table_have_the_peers(
+    libraries: list[Tensor], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     names = "fp8-row,fp8-tensor-given"
     command.measure_kernels(CPU, [16], 256, "bfloat16", names, False, 9.0, None, tmp_path)
 

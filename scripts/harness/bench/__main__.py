@@ -144,6 +144,21 @@ def measure_kernels(
         f"Libraries: {escape(shown)}.\n",
         highlight=False,
     )
+    stem = "rmsnorm-compiled" if plain and names == "rmsnorm" else SETS.get(names, "kernels")
+    record = {
+        **provenance(),
+        "n": n,
+        "dtype": dtype,
+        "rotate_bytes": timing.ROTATE_BYTES,
+        "brief_seconds": timing.BRIEF.seconds,
+        "brief_repeats": timing.BRIEF.repeats,
+        "sustained_seconds": timing.SUSTAINED.seconds,
+        "sustained_repeats": timing.SUSTAINED.repeats,
+        "ceilings_gb_per_s": asdict(ceilings),
+        "host_us_torch_abs": abs_us,
+        "modules_ready_seconds": built,
+        "peers": libraries,
+    }
     rows = []
     by_name = {op.name: op for op in ops}
     for part in bench.run(
@@ -161,29 +176,10 @@ def measure_kernels(
         console.print(report.kernel_table(by_name[part[0].op], part, peers.absent(libraries)))
         for text in report.remarks(part):
             console.print(f"  {text}", style="yellow", highlight=False, markup=False)
+        # After each op: a peer may end the process.
+        took = time.perf_counter() - begin
+        write_record(out, stem, {**record, "seconds": took, "rows": [asdict(row) for row in rows]})
         console.print()
-    took = time.perf_counter() - begin
-    stem = "rmsnorm-compiled" if plain and names == "rmsnorm" else SETS.get(names, "kernels")
-    write_record(
-        out,
-        stem,
-        {
-            **provenance(),
-            "n": n,
-            "dtype": dtype,
-            "rotate_bytes": timing.ROTATE_BYTES,
-            "brief_seconds": timing.BRIEF.seconds,
-            "brief_repeats": timing.BRIEF.repeats,
-            "sustained_seconds": timing.SUSTAINED.seconds,
-            "sustained_repeats": timing.SUSTAINED.repeats,
-            "ceilings_gb_per_s": asdict(ceilings),
-            "host_us_torch_abs": abs_us,
-            "modules_ready_seconds": built,
-            "peers": libraries,
-            "seconds": took,
-            "rows": [asdict(row) for row in rows],
-        },
-    )
     try:
         png = out / f"{stem}.png"
         title = f"jitquant on {gpu}, {dtype}, N = {n}"
@@ -191,7 +187,7 @@ def measure_kernels(
             console.print(f"wrote {png}", highlight=False, soft_wrap=True)
     except ImportError as error:
         console.print(f"no picture: {error}", highlight=False)
-    console.print(f"Done in {took:.1f} s.", highlight=False)
+    console.print(f"Done in {time.perf_counter() - begin:.1f} s.", highlight=False)
     failed = [row for row in rows if row.error]
     if failed:
         raise fail(f"{len(failed)} of {len(rows)} measurements failed.")

@@ -11,7 +11,7 @@ import torch
 
 import jitquant
 from harness import timing
-from jitquant import QuantizedActivation, QuantizedTensor
+from jitquant import NVFP4Tensor, QuantizedActivation, QuantizedRaggedTensor, QuantizedTensor
 
 MODULES = (
     "deinterleave_quantize",
@@ -19,11 +19,16 @@ MODULES = (
     "fused_amax_quantize",
     "fused_rmsnorm_quantize",
     "quantize_nvfp4",
+    "quantize_weight_nvfp4",
     "dequantize",
     "quantize_block",
     "quantize_fp8",
     "quantize_per_token_group",
     "quantize_mxfp8",
+    "quantize_both",
+    "quantize_ragged",
+    "quantize_ragged_nvfp4",
+    "quantize_ragged_grad",
     "rmsnorm_quantize",
     "rmsnorm_quantize_per_token_group",
     "swiglu_quantize",
@@ -75,6 +80,8 @@ def calls(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
     normed = QuantizedActivation.empty((m, n), device=device, granularity="row", inv_rms=True)
     quantize, rmsnorm = jitquant.quantize_nvfp4, jitquant.rmsnorm_quantize_nvfp4
     deinterleave, dequantize = jitquant.deinterleave_quantize_nvfp4, jitquant.dequantize_nvfp4
+    normed_tensor = QuantizedActivation.empty((m, n), device=device, inv_rms=True)
+    weight_out = NVFP4Tensor.empty((m, n), device=device)
     given = quantize(x, gsa)
     return (
         HostCall("torch.abs(x)", lambda: torch.abs(x), lambda: torch.abs(x, out=y)),
@@ -96,6 +103,16 @@ def calls(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
             "rmsnorm_quantize_nvfp4(x, weight, residual=r)",
             lambda: rmsnorm(x, weight, residual=residual),
             lambda: rmsnorm(x, weight, residual=residual, out=normed),
+        ),
+        HostCall(
+            "rmsnorm_quantize_nvfp4(x, weight, granularity='tensor')",
+            lambda: rmsnorm(x, weight, granularity="tensor"),
+            lambda: rmsnorm(x, weight, granularity="tensor", out=normed_tensor),
+        ),
+        HostCall(
+            "quantize_weight_nvfp4(w)",
+            lambda: jitquant.quantize_weight_nvfp4(x),
+            lambda: jitquant.quantize_weight_nvfp4(x, out=weight_out),
         ),
         HostCall(
             "deinterleave_quantize_nvfp4(fused, N)",
@@ -141,6 +158,14 @@ def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
         jitquant.rmsnorm_quantize_per_token_group,
     )
     silu_group = jitquant.swiglu_quantize_per_token_group
+    static, static_normed = empty(amax=False), empty(amax=False, inv_rms=True)
+    given_scale: Any = {"scale": scale, "granularity": "tensor", "amax": False}
+    both = jitquant.quantize_per_token_group_both
+    both_out = both(x)
+    offsets = torch.tensor([0, m * n], device=device)
+    ragged = functools.partial(QuantizedRaggedTensor.empty, (m, n), offsets)
+    ragged_fp8, ragged_nvfp4 = ragged(), ragged(format="nvfp4")
+    ragged_grad = ragged(dtype=torch.float8_e5m2, dbias=True)
     given = group(x)
     return (
         HostCall("quantize_fp8(x)", lambda: fp8(x), lambda: fp8(x, out=tensor)),
@@ -150,6 +175,11 @@ def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
             lambda: fp8(x, scale=scale, out=tensor),
         ),
         HostCall(
+            "quantize_fp8(x, scale=s, amax=False)",
+            lambda: fp8(x, scale=scale, amax=False),
+            lambda: fp8(x, scale=scale, amax=False, out=static),
+        ),
+        HostCall(
             "quantize_fp8(x, granularity='row')",
             lambda: fp8(x, granularity="row"),
             lambda: fp8(x, granularity="row", out=rows),
@@ -157,12 +187,20 @@ def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
         HostCall(
             "quantize_per_token_group(x, 128)", lambda: group(x), lambda: group(x, out=groups)
         ),
+        HostCall(
+            "quantize_per_token_group_both(x, 128)", lambda: both(x), lambda: both(x, out=both_out)
+        ),
         HostCall("quantize_mxfp8(x)", lambda: mxfp8(x), lambda: mxfp8(x, out=mx)),
         HostCall("quantize_block(w)", lambda: block(x), lambda: block(x, out=blocks)),
         HostCall(
             "rmsnorm_quantize_fp8(x, weight)",
             lambda: rmsnorm(x, weight),
             lambda: rmsnorm(x, weight, out=normed),
+        ),
+        HostCall(
+            "rmsnorm_quantize_fp8(x, weight, scale=s, amax=False)",
+            lambda: rmsnorm(x, weight, **given_scale),
+            lambda: rmsnorm(x, weight, **given_scale, out=static_normed),
         ),
         HostCall(
             "rmsnorm_quantize_per_token_group(x, weight, 128)",
@@ -174,6 +212,21 @@ def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
             "swiglu_quantize_per_token_group(fused, 128)",
             lambda: silu_group(fused),
             lambda: silu_group(fused, out=groups),
+        ),
+        HostCall(
+            "quantize_ragged(x, offsets)",
+            lambda: jitquant.quantize_ragged(x, offsets),
+            lambda: jitquant.quantize_ragged(x, offsets, out=ragged_fp8),
+        ),
+        HostCall(
+            "quantize_ragged(x, offsets, format='nvfp4')",
+            lambda: jitquant.quantize_ragged(x, offsets, format="nvfp4"),
+            lambda: jitquant.quantize_ragged(x, offsets, format="nvfp4", out=ragged_nvfp4),
+        ),
+        HostCall(
+            "quantize_ragged_grad(grad, offsets)",
+            lambda: jitquant.quantize_ragged_grad(x, offsets),
+            lambda: jitquant.quantize_ragged_grad(x, offsets, out=ragged_grad),
         ),
         HostCall(
             "quantize_per_token_group(x).dequantize()",

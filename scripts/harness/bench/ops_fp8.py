@@ -260,6 +260,19 @@ FP8_OPS = (
         _weight,
     ),
     Op(
+        "fp8-rmsnorm-residual-given",
+        "rmsnorm_quantize_fp8(x, weight, residual=r, scale=s, amax=False)",
+        ("rmsnorm_quantize",),
+        lambda x, residual, weight, scale: jitquant.rmsnorm_quantize_fp8(
+            x, weight, residual=residual, scale=scale, amax=False
+        ),
+        plain.rmsnorm_residual_given,
+        lambda m, n: ((m, n), (m, n)),
+        1,
+        lambda m, n, element: m * n * (1 + element) + 4 * (m + 1),
+        _weight_and_scale,
+    ),
+    Op(
         "fp8-rmsnorm-residual-group",
         f"rmsnorm_quantize_per_token_group(x, weight, {GROUP}, residual=r)",
         ("rmsnorm_quantize_per_token_group",),

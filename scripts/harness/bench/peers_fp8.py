@@ -26,10 +26,6 @@ def _vllm_silu_row(fused: Tensor) -> Any:
     )
 
 
-def _flashinfer_group(x: Tensor, size: int = GROUP, **how: Any) -> Any:
-    return module("flashinfer.quantization").per_token_group_quant_8bit(x, size, **how)
-
-
 def _flashinfer_mxfp8(x: Tensor, swizzled: bool = False) -> Any:
     return module("flashinfer").mxfp8_quantize(x, is_sf_swizzled_layout=swizzled)
 
@@ -40,14 +36,14 @@ def _flashinfer_rmsnorm_given(x: Tensor, weight: Tensor, scale: Tensor) -> Any:
     return data
 
 
-def _flashinfer_rmsnorm_residual_group(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
-    rows, cols = x.shape
-    data, normed = torch.empty_like(x, dtype=E4M3), torch.empty_like(x)  # it writes the norm too
-    scales = x.new_empty(cols // GROUP, -(-rows // 4) * 4, dtype=torch.float32)
-    module("flashinfer.norm").fused_add_rmsnorm_fp8_block_quant(
-        data, scales, normed, x, residual, weight, EPS
+def _flashinfer_rmsnorm_residual_given(
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor
+) -> Any:
+    data = torch.empty_like(x, dtype=E4M3)
+    module("flashinfer.norm").fused_add_rmsnorm_quant(
+        data, x, residual, weight, inverse(scale), EPS
     )
-    return data, scales, normed
+    return data
 
 
 @functools.cache
@@ -115,7 +111,6 @@ def _fbgemm_silu(fused: Tensor) -> Any:
 
 
 _TRITON_GROUP = _fbgemm_triton("triton_quantize_fp8_group")
-_COLUMNS = {"column_major_scales": True}
 
 FP8_PEERS: dict[str, dict[str, Peer]] = {
     "cast": {
@@ -136,31 +131,20 @@ FP8_PEERS: dict[str, dict[str, Peer]] = {
     },
     "fp8-group": {
         "vllm": peers_vllm.fp8_group,
-        "flashinfer": _flashinfer_group,
         "torchao": _torchao_blockwise("act_quant_lhs"),
         "fbgemm": lambda x: _TRITON_GROUP(x, GROUP),
     },
     "fp8-group-16": {
         "vllm": lambda x: peers_vllm.fp8_group(x, 16),
-        "flashinfer": lambda x: _flashinfer_group(x, 16),
         "fbgemm": lambda x: _TRITON_GROUP(x, 16),
     },
-    "fp8-group-vllm": {"vllm": peers_vllm.fp8_group, "flashinfer": _flashinfer_group},
+    "fp8-group-vllm": {"vllm": peers_vllm.fp8_group},
     "fp8-group-tma": {
         "vllm": lambda x: peers_vllm.fp8_group(x, tma=True),
-        "flashinfer": lambda x: _flashinfer_group(x, scale_tma_aligned=True, **_COLUMNS),
         "fbgemm": lambda x: _TRITON_GROUP(x, GROUP, k_major=False),
     },
-    "fp8-group-packed": {
-        "vllm": peers_vllm.fp8_group_packed,
-        "flashinfer": lambda x: _flashinfer_group(
-            x, scale_tma_aligned=True, scale_ue8m0=True, **_COLUMNS
-        ),
-    },
-    "int8-group": {
-        "vllm": peers_vllm.int8_group,
-        "flashinfer": lambda x: _flashinfer_group(x, dst_dtype=torch.int8),
-    },
+    "fp8-group-packed": {"vllm": peers_vllm.fp8_group_packed},
+    "int8-group": {"vllm": peers_vllm.int8_group},
     "fp8-group-both": {"torchao": _torchao_blockwise("act_quant_lhs", "act_quant_transposed_lhs")},
     "fp8-block": {
         "vllm": _vllm_block,
@@ -182,9 +166,14 @@ FP8_PEERS: dict[str, dict[str, Peer]] = {
     "fp8-rmsnorm-residual": {
         "vllm": lambda x, residual, weight: peers_vllm.rmsnorm_row(x, weight, EPS, residual)
     },
+    "fp8-rmsnorm-residual-given": {
+        "vllm": lambda x, residual, weight, scale: peers_vllm.rmsnorm_residual_given(
+            x, residual, weight, inverse(scale), EPS
+        ),
+        "flashinfer": _flashinfer_rmsnorm_residual_given,
+    },
     "fp8-rmsnorm-residual-group": {
-        "vllm": lambda x, residual, weight: peers_vllm.rmsnorm_group(x, weight, EPS, residual),
-        "flashinfer": _flashinfer_rmsnorm_residual_group,
+        "vllm": lambda x, residual, weight: peers_vllm.rmsnorm_group(x, weight, EPS, residual)
     },
     "fp8-silu": {"vllm": _vllm_silu_row, "fbgemm": _fbgemm_silu},
     "fp8-silu-given": {"vllm": lambda fused, scale: peers_vllm.silu_given(fused, inverse(scale))},

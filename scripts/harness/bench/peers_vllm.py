@@ -69,7 +69,7 @@ def fp8_group(x: Tensor, size: int = 128, *, tma: bool = False) -> Any:
         scale = torch.empty_strided(
             scale.shape, (1, -(-x.shape[0] // 4) * 4), dtype=torch.float32, device=x.device
         )
-    _op("per_token_group_fp8_quant")(data, x, scale, size, AMAX_EPS, -TOP, TOP, False, tma, tma)
+    _op("per_token_group_fp8_quant")(x, data, scale, size, AMAX_EPS, -TOP, TOP, False, tma, tma)
     return data, scale
 
 
@@ -94,6 +94,14 @@ def int8_group(x: Tensor, size: int = 128) -> Any:
 def rmsnorm_given(x: Tensor, weight: Tensor, scale_inv: Tensor, eps: float) -> Any:
     data = torch.empty_like(x, dtype=E4M3)
     _op("rms_norm_static_fp8_quant")(data, x, weight, scale_inv, eps)
+    return data
+
+
+def rmsnorm_residual_given(
+    x: Tensor, residual: Tensor, weight: Tensor, scale_inv: Tensor, eps: float
+) -> Any:
+    data = torch.empty_like(x, dtype=E4M3)
+    _op("fused_add_rms_norm_static_fp8_quant")(data, x, residual, weight, scale_inv, eps)
     return data
 
 

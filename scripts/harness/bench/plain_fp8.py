@@ -213,6 +213,14 @@ def rmsnorm_given(x: Tensor, weight: Tensor, scale: Tensor, eps: float = 1e-6) -
     return _cast(y, scale), _over(1.0, scale), inv_rms
 
 
+def rmsnorm_residual_given(
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, eps: float = 1e-6
+) -> Results:
+    """The residual is added in place first."""
+    residual.copy_(x.float() + residual.float())
+    return rmsnorm_given(residual, weight, scale, eps)
+
+
 def rmsnorm_group(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Results:
     """RMSNorm, a scale for 128 neighbors of a row."""
     y, inv_rms = _norm(x.float(), weight, eps)
