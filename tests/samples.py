@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from jitquant import reference
-from jitquant.formats import FP8_DTYPES, GRANULARITIES, RECIPES
+from jitquant.formats import GRANULARITIES, RECIPES
 from jitquant.formats import SCALE_LAYOUTS as LAYOUTS
 from jitquant.ops import ALL_OPS, Op
 
@@ -174,7 +174,7 @@ def derived(
     op = OPS[name]
     choices: dict[str, tuple[Any, ...]] = dict(op.choices)
     if "dtype" in op.names:
-        choices["dtype"] = FP8_DTYPES
+        choices["dtype"] = getattr(op.accepts["dtype"], "accepted")  # noqa: B009
     options = ways(**choices)
     others = [key for key in op.names if key in OTHERS]
     taken = {a.name for a in op.default._schema.arguments if not a.kwarg_only}

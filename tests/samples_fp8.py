@@ -53,32 +53,35 @@ def _scale(d: Device, count: int = 1) -> Tensor:
 
 def _fp8_samples() -> list[Sample]:
     out = []
-    # granularity, given, scale_ub, with_amax
+    # granularity, given, bounds, with_amax
     kinds = (
         ("tensor", None, None, True),
         ("row", None, None, True),
         ("tensor", "tensor", None, True),
         ("row", "tensor", None, True),
         ("tensor", "number", None, False),
-        ("row", None, 1.5, True),
-        ("tensor", None, 0.75, True),
+        ("row", None, (1.5, None), True),
+        ("tensor", None, (0.75, 0.5), True),
+        ("row", None, (None, 1.25), True),
         ("tensor", "tensor", None, False),
     )
-    options = ways(kind=kinds, dtype=FP8_DTYPES)
+    options = ways(kind=kinds, dtype=GROUP_DTYPES)
     for (label, make), dtype in itertools.product(inputs().items(), DTYPES):
         for _ in range(3):
-            (granularity, given, bound, with_amax), fp8 = next(options).values()
+            (granularity, given, bounds, with_amax), fp8 = next(options).values()
 
             def arguments(
-                d, make=make, dtype=dtype, g=granularity, given=given, b=bound, a=with_amax, f=fp8
+                d, make=make, dtype=dtype, g=granularity, given=given, b=bounds, a=with_amax, f=fp8
             ) -> Arguments:
                 x = make(dtype, d)
                 scale = _scale(d, row_count(x) if g == "row" else 1) if given == "tensor" else None
                 value = 37.5 if given == "number" else None
-                keywords = {"scale_value": value, "scale_ub": b, "granularity": g, "with_amax": a}
+                most, least = b or (None, None)
+                keywords = {"scale_ub": most, "amax_eps": least, "granularity": g, "with_amax": a}
+                keywords["scale_value"] = value
                 return (x, scale), {"dtype": f, **keywords}
 
-            name = f"{label}-{short(dtype)}-{short(fp8)}-{granularity}-{given}-{bound}-{with_amax}"
+            name = f"{label}-{short(dtype)}-{short(fp8)}-{granularity}-{given}-{bounds}-{with_amax}"
             out.append(Sample("quantize_fp8", name, arguments))
     for value in (1e-42, 3.4e38, float("inf"), float("nan"), 0.0, -2.0):
         out.append(

@@ -123,14 +123,16 @@ def _mhc(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
 
 def _fp8(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
     amax = _larger(args[0], True, keywords["granularity"])
-    return (args[0], amax), _names(keywords, "dtype", "scale_ub", "granularity")
+    return (args[0], amax), _names(keywords, "dtype", "scale_ub", "amax_eps", "granularity")
 
 
 def _silu(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:
     fused = args[0]
     run = keywords.get("interleave", 0) or fused.shape[-1] // 2
     amax = _larger(fused, True, keywords["granularity"], run, True)
-    return (fused, amax), _names(keywords, "dtype", "scale_ub", "granularity", "interleave")
+    return (fused, amax), _names(
+        keywords, "dtype", "scale_ub", "amax_eps", "granularity", "interleave"
+    )
 
 
 def _first(args: tuple[Any, ...], keywords: dict[str, Any]) -> Arguments:

@@ -99,10 +99,27 @@ def scale_from_amax(a: Tensor, top: float) -> Tensor:
     return torch.where(usable, scale, constant(1.0, a))
 
 
+def scale_inv_of(scale: Tensor, a: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What dequantizes: ``1 / scale``.
+
+    Of INT8 whose scale was computed ``A / 127``, as vLLM's dynamic_scaled_int8_quant stores it.
+
+    Args:
+        scale: what elements are multiplied with.
+        a: the amaxes that it was computed from; None: it was given.
+        dtype: of the elements.
+    """
+    inverse = torch.div(constant(1.0, scale), scale)
+    if a is None or dtype != torch.int8:
+        return inverse
+    return torch.where(a <= FP32_MAX, torch.div(a, constant(INT8_MAX, a)), inverse)
+
+
 def cast(
     v: Tensor,
     leading: tuple[int, ...],
     scale: Tensor,
+    scale_inv: Tensor,
     dtype: torch.dtype,
     granularity: str,
     inverse: Tensor | None = None,
@@ -111,7 +128,7 @@ def cast(
     scaled = times(v, scale[:, None], None if inverse is None else inverse[:, None])
     data = encode(scaled, dtype).reshape(*leading, v.shape[1])
     shape = (*leading, 1) if granularity == "row" else (1,)
-    return data, torch.div(constant(1.0, scale), scale).reshape(shape)
+    return data, scale_inv.reshape(shape)
 
 
 def quantize_scaled(
@@ -121,6 +138,7 @@ def quantize_scaled(
     dtype: torch.dtype,
     scale_value: float | None,
     scale_ub: float | None,
+    amax_eps: float | None,
     granularity: str,
     with_amax: bool,
     inverse: Tensor | None = None,
@@ -132,19 +150,22 @@ def quantize_scaled(
         leading: the tensor's dimensions without the last.
         scale: what elements are multiplied with, (1,) or one a row, as ``granularity`` says; None:
             it is made from the amax.
-        dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
         scale_value: the scale of the whole tensor as a number.
-        scale_ub: the scale is made from ``min(amax, scale_ub)``.
+        scale_ub, amax_eps: the scale is made from ``max(min(amax, scale_ub), amax_eps)``.
         granularity: "tensor": scale_inv and amax are (1,); "row": (..., 1).
         with_amax: without it amax is (0,).
         inverse: (rows,), what rows are still to be multiplied with (`nvfp4.times`).
     """
     if scale_value is not None:
         scale = torch.full((1,), scale_value, dtype=torch.float32, device=v.device)
-    amax = amax_keep_nan(v, granularity, inverse)
+    amax, known = amax_keep_nan(v, granularity, inverse), None
     if scale is None:
-        scale = _bounded_scale(amax, scale_ub, dtype)
-    data, scale_inv = cast(v, leading, scale.reshape(-1), dtype, granularity, inverse)
+        known = _bounded(amax, scale_ub, amax_eps)
+        scale = scale_from_amax(known, QUANTIZED_MAX[dtype])
+    scale = scale.reshape(-1)
+    made = scale_inv_of(scale, known, dtype)
+    data, scale_inv = cast(v, leading, scale, made, dtype, granularity, inverse)
     return data, scale_inv, amax.reshape(scale_inv.shape) if with_amax else amax.new_empty(0)
 
 
@@ -154,16 +175,19 @@ def quantize_scaled_from_amax(
     amax: Tensor,
     dtype: torch.dtype,
     scale_ub: float | None,
+    amax_eps: float | None,
     granularity: str,
 ) -> tuple[Tensor, Tensor]:
     """data, scale_inv of fp32 rows with the amax given: one element, or one for each row."""
-    scale = _bounded_scale(amax.reshape(-1), scale_ub, dtype)
-    return cast(v, leading, scale, dtype, granularity)
+    known = _bounded(amax.reshape(-1), scale_ub, amax_eps)
+    scale = scale_from_amax(known, QUANTIZED_MAX[dtype])
+    return cast(v, leading, scale, scale_inv_of(scale, known, dtype), dtype, granularity)
 
 
-def _bounded_scale(amax: Tensor, scale_ub: float | None, dtype: torch.dtype) -> Tensor:
-    bound = amax if scale_ub is None else torch.minimum(amax, constant(scale_ub, amax))
-    return scale_from_amax(bound, QUANTIZED_MAX[dtype])
+def _bounded(amax: Tensor, scale_ub: float | None, amax_eps: float | None) -> Tensor:
+    if scale_ub is not None:
+        amax = torch.minimum(amax, constant(scale_ub, amax))
+    return amax if amax_eps is None else torch.maximum(amax, constant(amax_eps, amax))
 
 
 def quantize_tiles(

@@ -44,13 +44,14 @@ def scale_tensor(scale: Tensor, rows: int, granularity: str, like: Tensor, like_
     _checks.contiguous(scale, "scale")
 
 
-def upper_bound(value: float | None) -> None:
-    """A bound of the amax and a given scale exclude each other."""
-    if value is not None:
-        raise ValueError(
-            f"scale_ub: expected None beside a scale, got {value}. It bounds the amax that a scale "
-            "is computed from"
-        )
+def no_bounds(**values: float | None) -> None:
+    """Bounds of the amax and a given scale exclude each other."""
+    for name, value in values.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}: expected None beside a scale, got {value}. It bounds the amax that a "
+                "scale is computed from"
+            )
 
 
 def counts_tensor(counts: Tensor, leading: tuple[int, ...], like: Tensor, name: str) -> None:

@@ -27,6 +27,7 @@ that is not accepted. The message lists what is expected. On a GPU also
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,7 +58,6 @@ from jitquant.ops._results import BUFFERS, MAKER, Form, quantized
 from jitquant.ops.blockwise import quantize_block, quantize_per_token_group
 from jitquant.ops.schema import (
     EIGHT_BITS,
-    FP8,
     FP32,
     OUTPUT,
     Cast,
@@ -66,6 +66,7 @@ from jitquant.ops.schema import (
     Plan,
     Result,
     Rows,
+    Rule,
     Source,
     fp32,
     product,
@@ -90,12 +91,13 @@ def _plan_scaled(
     dtype: torch.dtype,
     scale_value: float | None,
     scale_ub: float | None,
+    amax_eps: float | None,
     granularity: str,
     with_amax: bool,
 ) -> tuple[Result, ...]:
     given = scale is not None or scale_value is not None
     if given:
-        _checks_fp8.upper_bound(scale_ub)
+        _checks_fp8.no_bounds(scale_ub=scale_ub, amax_eps=amax_eps)
     if scale is not None:
         if scale_value is not None:
             raise ValueError("scale: expected a tensor or a number, got both")
@@ -132,27 +134,29 @@ SCALE_UB = Number(
     "a positive number that is finite in float32, at least 2**-149",
     ". Leave it out for no bound",
 )
+_BOUNDS: dict[str, Rule] = {"dtype": EIGHT_BITS, "scale_ub": SCALE_UB, "amax_eps": SCALE_UB}
 
 SCALED = Cast(
     "{takes}, Tensor? scale=None, {tail}*, {written}ScalarType dtype, float? scale_value=None, "
-    "float? scale_ub=None, {granularity}{options}bool with_amax=True",
+    "float? scale_ub=None, float? amax_eps=None, {granularity}{options}bool with_amax=True",
     ("data", "scale_inv", "amax"),
     _plan_scaled,
     numerics.quantize_scaled,
     _GRANULARITY,
-    {"dtype": FP8, "scale": FP32, "scale_value": SCALE, "scale_ub": SCALE_UB},
+    {"scale": FP32, "scale_value": SCALE, **_BOUNDS},
 )
-"""FP8 with a scale for the tensor or for each row, computed or given."""
+"""FP8 or INT8 with a scale for the tensor or for each row, computed or given."""
 
 FROM_AMAX = Cast(
-    "{takes}, Tensor amax, *, ScalarType dtype, float? scale_ub=None, {granularity}{options}",
+    "{takes}, Tensor amax, *, ScalarType dtype, float? scale_ub=None, float? amax_eps=None, "
+    "{granularity}{options}",
     ("data", "scale_inv"),
     _plan_from_amax,
     numerics.quantize_scaled_from_amax,
     _GRANULARITY,
-    {"dtype": FP8, "amax": FP32, "scale_ub": SCALE_UB},
+    {"amax": FP32, **_BOUNDS},
 )
-"""FP8 with the amax given: the second half of a quantization over a process group."""
+"""FP8 or INT8 with the amax given: the second half of a quantization over a process group."""
 
 
 class Scaled(NamedTuple):
@@ -262,7 +266,7 @@ OPS: tuple[Op, ...] = (
     *(op for ops in (QUANTIZE, SWIGLU, ROTATED, RMSNORM) for op in ops[1:] if op is not None),
     DEQUANTIZE,
 )
-"""Every op of FP8 with a scale for a tensor or a row, and what dequantizes all 8-bit formats."""
+"""Every op of 8 bits with a scale for a tensor or a row, and what dequantizes all such formats."""
 
 
 def quantize_fp8(
@@ -272,6 +276,7 @@ def quantize_fp8(
     dtype: torch.dtype = E4M3,
     scale: float | Tensor | None = None,
     scale_ub: float | None = None,
+    amax_eps: float | None = None,
     amax: bool = True,
     rotate: Rotation = "none",
     signs: Tensor | None = None,
@@ -280,11 +285,12 @@ def quantize_fp8(
     process_group: ProcessGroup | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
-    """Quantizes a tensor to FP8 with a scale for all of it, a row (token), 1x128 or 128x128.
+    """Quantizes to FP8 or INT8 with a scale for the tensor, a row (token), 1x128 or 128x128.
 
-    ``scale = top / amax``, 1 where the amax is 0, infinite or NaN, at most FLT_MAX; top is 448, or
-    57344 for e5m2. This is TransformerEngine's current scaling; with a scale given, the cast of its
-    delayed scaling. Two launches for a computed scale of the whole tensor, one for all else. With
+    ``scale = top / amax``, 1 where the amax is 0, infinite or NaN, at most FLT_MAX; top is 448,
+    57344 for e5m2 or 127 for int8. This is TransformerEngine's current scaling; with a scale given,
+    the cast of its delayed scaling. INT8 is that of vLLM, whose computed scale_inv is
+    ``amax / 127``. Two launches for a computed scale of the whole tensor, one for all else. With
     ``rope`` or ``rotate`` scales are those of rows, or given.
 
     Args:
@@ -292,16 +298,18 @@ def quantize_fp8(
         granularity: what a computed scale covers: "tensor", "row", "1x128" or "128x128". The last
             two are `quantize_per_token_group` and `quantize_block` with their defaults, which have
             more options; they take no scale, scale_ub or process_group, and give no amax.
-        dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
         scale: None to compute it; a number, finite and with a finite reciprocal in float32;
             float32 of one element or of one for each row, which decides the granularity.
         scale_ub: a computed scale is made from ``min(amax, scale_ub)``, as vLLM and FBGEMM have it.
+        amax_eps: that is raised to it: 1e-12 for torchao's scales, 1 / 512 for vLLM's of rows.
+            None: no bound; with 1x128 and 128x128 1e-10.
         amax: whether a given scale comes with the amax of ``x``, for a history; a computed scale
             always does.
         rotate, signs, rope, interleaved: what is quantized, as in `quantize_per_token_group`.
         process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``QuantizedTensor.empty(x.shape, format=..., ...)``, where the format is
-            "fp8_tensor", "fp8_row", "fp8_group" or "fp8_block".
+            "fp8_tensor", "fp8_row", "fp8_group" or "fp8_block", or the same of "int8".
 
     Returns:
         data (..., N), scale_inv and amax: (1,) for the tensor, (..., 1) for rows. amax is that of
@@ -323,17 +331,18 @@ def quantize_fp8(
                 )
         if granularity == "1x128":
             how: Any = {"rotate": rotate, "signs": signs, "rope": rope, "interleaved": interleaved}
-            return quantize_per_token_group(x, dtype=dtype, out=out, **how)
+            return quantize_per_token_group(x, dtype=dtype, eps=amax_eps, out=out, **how)
         if is_rotated:
             raise ValueError(
                 "granularity: expected '1x128', 'row' or a given scale with rotate or rope, got "
                 f"{granularity!r}"
             )
-        return quantize_block(x, dtype=dtype, out=out)
+        return quantize_block(x, dtype=dtype, eps=amax_eps, out=out)
     arguments = {
         "x": x,
         "dtype": dtype,
         "scale_ub": scale_ub,
+        "amax_eps": amax_eps,
         "granularity": granularity,
         "with_amax": amax,
     }
@@ -360,6 +369,7 @@ def swiglu_quantize_fp8(
     dtype: torch.dtype = E4M3,
     scale: float | Tensor | None = None,
     scale_ub: float | None = None,
+    amax_eps: float | None = None,
     interleave: int = 0,
     amax: bool = True,
     process_group: ProcessGroup | None = None,
@@ -372,9 +382,9 @@ def swiglu_quantize_fp8(
     Args:
         fused: (..., 2 * N): [gate | up].
         granularity: "row"; "tensor" if a scale or a ``process_group`` is given.
-        dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
         scale: None to compute one for each row; else as in `quantize_fp8`.
-        scale_ub: as in `quantize_fp8`.
+        scale_ub, amax_eps: as in `quantize_fp8`.
         interleave: length of alternating runs of gate and up columns; 0: [gate | up].
         amax: whether a given scale comes with the amax.
         process_group: the ranks that hold the parts of x, which share one amax; or None.
@@ -393,6 +403,7 @@ def swiglu_quantize_fp8(
             "dtype": dtype,
             "interleave": interleave,
             "scale_ub": scale_ub,
+            "amax_eps": amax_eps,
             "granularity": granularity,
             "with_amax": amax,
         },
@@ -412,6 +423,7 @@ def rmsnorm_quantize_fp8(
     dtype: torch.dtype = E4M3,
     scale: float | Tensor | None = None,
     scale_ub: float | None = None,
+    amax_eps: float | None = None,
     amax: bool = True,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
@@ -427,9 +439,9 @@ def rmsnorm_quantize_fp8(
         residual: of x's shape and dtype; becomes ``x + residual``, added in fp32 and rounded once,
             and that is the v which is normalized. Without it v is x.
         granularity: "row"; "tensor" if a scale is given.
-        dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+        dtype: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
         scale: None to compute one for each row; else as in `quantize_fp8`.
-        scale_ub: as in `quantize_fp8`.
+        scale_ub, amax_eps: as in `quantize_fp8`.
         amax: whether a given scale comes with the amax of y.
         out: buffers of ``QuantizedTensor.empty(x.shape, inv_rms=True, ...)``.
 
@@ -448,6 +460,7 @@ def rmsnorm_quantize_fp8(
             "residual": residual,
             "dtype": dtype,
             "scale_ub": scale_ub,
+            "amax_eps": amax_eps,
             "granularity": granularity,
             "with_amax": amax,
         },
@@ -484,12 +497,21 @@ def dequantize(
     return DEQUANTIZE.one_tensor(args, out)
 
 
-_OF_FP8 = {
-    "tensor": Form(
-        format="fp8_tensor", block=(0, 0), scale_format="float32", layout="row", recipe="te"
-    ),
-    "row": Form(format="fp8_row", block=(1, 0), scale_format="float32", layout="row", recipe="te"),
+_FORMS = {
+    (kind, granularity): Form(
+        format=f"{kind}_{granularity}",
+        block=block,
+        scale_format="float32",
+        layout="row",
+        recipe="te",
+    )
+    for kind in ("fp8", "int8")
+    for granularity, block in (("tensor", (0, 0)), ("row", (1, 0)))
 }
+
+
+def _form(arguments: Mapping[str, Any], granularity: str) -> Form:
+    return _FORMS["int8" if arguments["dtype"] == torch.int8 else "fp8", granularity]
 
 
 def _scale(
@@ -544,7 +566,7 @@ def _scaled(
         arguments["scale"], arguments["scale_value"] = given, number
         arguments["granularity"] = granularity
     halved, amax = ops.source.cols is not None, arguments["with_amax"]
-    return quantized(ops.scaled, arguments, _OF_FP8[granularity], out, amax, halved=halved)
+    return quantized(ops.scaled, arguments, _form(arguments, granularity), out, amax, halved=halved)
 
 
 def _over(
@@ -553,7 +575,7 @@ def _over(
     arguments: dict[str, Any],
     out: QuantizedTensor | None,
 ) -> QuantizedTensor:
-    """FP8 with the amax of a group."""
+    """FP8 or INT8 with the amax of a process group."""
     assert ops.from_amax is not None
     of, halved, run = ops.source.of, ops.source.cols is not None, 0
     if halved:
@@ -574,7 +596,7 @@ def _over(
     )
     arguments["amax"] = amax
     buffers = None if out is None else replace(out, amax=None)
-    q = quantized(ops.from_amax, arguments, _OF_FP8[granularity], buffers, halved=halved)
+    q = quantized(ops.from_amax, arguments, _form(arguments, granularity), buffers, halved=halved)
     if out is not None:
         return out
     return replace(q, amax=amax.reshape(q.scale_inv.shape))

@@ -31,7 +31,9 @@ from jitquant.tensors._parts import Parts, register, slice_bounds
 
 FORMATS: tuple[str, ...] = (
     "fp8_tensor",
+    "int8_tensor",
     "fp8_row",
+    "int8_row",
     "fp8_group",
     "int8_group",
     "fp8_block",
@@ -54,8 +56,7 @@ class QuantizedTensor(Parts):
         amax: fp32, the largest magnitude of the tensor (1,) or of each row (..., 1), NaN if it
             contains one; None if it was not computed.
         inv_rms: fp32 (rows,), from functions with a norm.
-        format: "fp8_tensor", "fp8_row", "fp8_group", "int8_group", "fp8_block", "int8_block" or
-            "mxfp8".
+        format: "fp8_tensor", "fp8_row", "fp8_group", "fp8_block", the same of "int8", or "mxfp8".
         block: rows and columns that share a scale; 0 is all of them.
         scale_format: "float32", "ue8m0", "ue8m0_packed", or "e8m0" for MXFP8.
         layout: of the scales: "row", "column", "column_tma", "row_padded", "linear" or
@@ -107,7 +108,7 @@ class QuantizedTensor(Parts):
             scale_format: of groups and blocks; always "e8m0" for MXFP8.
             layout: of the scales; default "row", or "linear" for MXFP8.
             recipe: of groups and blocks; overwritten by the op that fills the buffers.
-            amax: whether there is a buffer for it; default: with "fp8_tensor" and "fp8_row".
+            amax: whether there is a buffer for it; default: with a scale for the tensor or a row.
             inv_rms: whether there is a buffer for it.
             device: default is PyTorch's.
 
@@ -174,13 +175,13 @@ class QuantizedTensor(Parts):
         return scales_shape(leading, groups, self.scale_format, self.layout), dtype
 
     def _amax_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*shape[:-1], 1) if self.format == "fp8_row" else (1,)
+        return (*shape[:-1], 1) if self.block == (1, 0) else (1,)
 
     @property
     def scale_inv(self) -> Tensor:
         """The factors that dequantize, as views of `stored_scales` for consumers.
 
-        ``fp8_tensor`` (1,); ``fp8_row`` (..., 1); groups (..., ceil(N / G)); blocks
+        One scale (1,); one for each row (..., 1); groups (..., ceil(N / G)); blocks
         (..., ceil(N / rows), ceil(K / columns)); ``mxfp8`` (..., ceil(N / 32)) as
         ``float8_e8m0fnu``. Layout "column" has strides (1, rows), "column_tma"
         (1, rows up to 4); "row_padded" has its last size up to a multiple of 4, and

@@ -6,8 +6,17 @@
 
 namespace jitquant {
 
-inline EightBit fp8_format(ScalarType dtype) {
-  return dtype == ScalarType::Float8_e4m3fn ? EightBit::kE4m3 : EightBit::kE5m2;
+inline EightBit eight_bit_of(ScalarType dtype) {
+  if (dtype == ScalarType::Float8_e4m3fn) return EightBit::kE4m3;
+  return dtype == ScalarType::Float8_e5m2 ? EightBit::kE5m2 : EightBit::kInt8;
+}
+
+// The bounds of an amax that a scale is computed from.
+template <class Args>
+void set_bounds(Fp8Scale& scale, const Args& args) {
+  scale.least = static_cast<float>(args.amax_eps.value_or(0.0));
+  scale.bound =
+      args.scale_ub ? static_cast<float>(*args.scale_ub) : std::numeric_limits<float>::infinity();
 }
 
 // The checked arguments that define the scale, and the shape of scale_inv and amax.
@@ -18,29 +27,26 @@ struct Fp8Arguments {
   Shape shape;  // of scale_inv, and of amax if requested
   bool with_amax;
 
-  static Fp8Arguments of(const View& x, int64_t rows, const std::optional<View>& given,
-                         ScalarType dtype, std::optional<double> scale_value,
-                         std::optional<double> scale_ub, std::string_view granularity,
-                         bool with_amax, bool dynamic_tensor) {
-    const EightBit format = fp8_format(dtype);
+  template <class Args>
+  static Fp8Arguments of(const View& x, int64_t rows, const Args& args, bool dynamic_tensor) {
     Fp8Scale scale = {};
-    scale.by_row = by_row(granularity);
-    scale.bound = std::numeric_limits<float>::infinity();
-    if (given) {
-      JITQUANT_CHECK(!scale_value, "scale: expected a tensor or a number, got both");
-      check_cuda(*given, "scale", &x);
+    scale.by_row = by_row(args.granularity);
+    set_bounds(scale, args);
+    if (args.scale) {
+      JITQUANT_CHECK(!args.scale_value, "scale: expected a tensor or a number, got both");
+      check_cuda(*args.scale, "scale", &x);
       const int64_t count = scale.by_row ? rows : 1;
-      JITQUANT_CHECK(given->numel() == count, "scale: expected ", count, " element",
-                     count == 1 ? "" : "s", " with granularity '", granularity, "', got shape ",
-                     shape_text(*given));
-      check_contiguous(*given, "scale");
+      JITQUANT_CHECK(args.scale->numel() == count, "scale: expected ", count, " element",
+                     count == 1 ? "" : "s", " with granularity '", args.granularity,
+                     "', got shape ", shape_text(*args.scale));
+      check_contiguous(*args.scale, "scale");
       scale.kind = scale.by_row ? Fp8Scale::kRows : Fp8Scale::kTensor;
-      scale.given = static_cast<const float*>(given->const_data_ptr());
-    } else if (scale_value) {
+      scale.given = static_cast<const float*>(args.scale->const_data_ptr());
+    } else if (args.scale_value) {
       JITQUANT_CHECK(!scale.by_row,
                      "scale: expected a tensor with granularity 'row', got a number");
       scale.kind = Fp8Scale::kValue;
-      scale.value = static_cast<float>(*scale_value);
+      scale.value = static_cast<float>(*args.scale_value);
     } else {
       JITQUANT_CHECK(
           scale.by_row || dynamic_tensor,
@@ -48,13 +54,15 @@ struct Fp8Arguments {
           "one scale for the whole tensor quantize the result with quantize_fp8");
       scale.kind = Fp8Scale::kAmax;
     }
-    if (scale_ub) {
-      JITQUANT_CHECK(scale.kind == Fp8Scale::kAmax, "scale_ub: expected None beside a scale, got ",
-                     *scale_ub, ". It bounds the amax that a scale is computed from");
-      scale.bound = static_cast<float>(*scale_ub);
-    }
-    return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1),
-            with_amax};
+    const auto only_computed = [&](const char* name, std::optional<double> value) {
+      JITQUANT_CHECK(!value || scale.kind == Fp8Scale::kAmax, name,
+                     ": expected None beside a scale, got ", *value,
+                     ". It bounds the amax that a scale is computed from");
+    };
+    only_computed("scale_ub", args.scale_ub);
+    only_computed("amax_eps", args.amax_eps);
+    return {args.dtype, eight_bit_of(args.dtype), scale,
+            scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1), args.with_amax};
   }
 
   // Allocates the results.
@@ -76,20 +84,20 @@ struct Fp8FromAmax {
   Fp8Scale scale;
   Shape shape;
 
-  static Fp8FromAmax of(const View& x, int64_t rows, const View& amax, ScalarType dtype,
-                        std::optional<double> scale_ub, std::string_view granularity) {
-    const EightBit format = fp8_format(dtype);
+  template <class Args>
+  static Fp8FromAmax of(const View& x, int64_t rows, const Args& args) {
     Fp8Scale scale = {};
     scale.kind = Fp8Scale::kMaxima;
-    scale.by_row = by_row(granularity);
-    check_cuda(amax, "amax", &x);
+    scale.by_row = by_row(args.granularity);
+    set_bounds(scale, args);
+    check_cuda(args.amax, "amax", &x);
     const int64_t count = scale.by_row ? rows : 1;
-    JITQUANT_CHECK(amax.numel() == count && amax.is_contiguous(), "amax: expected ", count,
-                   " contiguous elements, got shape ", shape_text(amax), " and strides ",
-                   strides_text(amax));
-    scale.given = static_cast<const float*>(amax.const_data_ptr());
-    scale.bound = scale_ub ? static_cast<float>(*scale_ub) : std::numeric_limits<float>::infinity();
-    return {dtype, format, scale, scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1)};
+    JITQUANT_CHECK(args.amax.numel() == count && args.amax.is_contiguous(), "amax: expected ",
+                   count, " contiguous elements, got shape ", shape_text(args.amax),
+                   " and strides ", strides_text(args.amax));
+    scale.given = static_cast<const float*>(args.amax.const_data_ptr());
+    return {args.dtype, eight_bit_of(args.dtype), scale,
+            scale.by_row ? Shape::of(x, x.dim() - 1, 1) : Shape::of(1)};
   }
 
   // Allocates the results.

@@ -2,14 +2,9 @@
 #pragma once
 
 #include "../group/launch.h"
-#include "function.h"
+#include "fp8.h"
 
 namespace jitquant {
-
-inline EightBit eight_bit_of(ScalarType dtype) {
-  if (dtype == ScalarType::Float8_e4m3fn) return EightBit::kE4m3;
-  return dtype == ScalarType::Float8_e5m2 ? EightBit::kE5m2 : EightBit::kInt8;
-}
 
 inline GroupNumerics group_numerics(ScalarType dtype, std::string_view scale_format,
                                     std::string_view recipe, std::optional<double> eps) {

@@ -12,8 +12,7 @@ namespace {
 void quantize_fp8(Call& call, const declared::QuantizeFp8& args, Result& data, Result& scale_inv,
                   Result& amax) {
   const Matrix m = matrix_of(args.x, "x");
-  Fp8Arguments a = Fp8Arguments::of(args.x, m.rows, args.scale, args.dtype, args.scale_value,
-                                    args.scale_ub, args.granularity, args.with_amax, true);
+  Fp8Arguments a = Fp8Arguments::of(args.x, m.rows, args, true);
   const ElementRows out =
       a.results(data, scale_inv, amax, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
   const Launching at(call, args.x);
@@ -25,8 +24,7 @@ void quantize_fp8(Call& call, const declared::QuantizeFp8& args, Result& data, R
 void from_amax(Call& call, const declared::QuantizeFp8FromAmax& args, Result& data,
                Result& scale_inv) {
   const Matrix m = matrix_of(args.x, "x");
-  Fp8FromAmax a =
-      Fp8FromAmax::of(args.x, m.rows, args.amax, args.dtype, args.scale_ub, args.granularity);
+  Fp8FromAmax a = Fp8FromAmax::of(args.x, m.rows, args);
   const ElementRows out =
       a.results(data, scale_inv, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
   const Launching at(call, args.x);

@@ -11,7 +11,7 @@ namespace {
 void quantize_ragged_fp8(Call& call, const declared::QuantizeRaggedFp8& args, Result& data,
                          Result& scale_inv, Result& amax) {
   RaggedArguments a = RaggedArguments::of(args.x, "x", args.offsets, args.scale, args.sizes);
-  const RaggedElements out = ragged_elements(data, args.dtype, fp8_format(args.dtype), args.x);
+  const RaggedElements out = ragged_elements(data, args.dtype, eight_bit_of(args.dtype), args.x);
   a.results(scale_inv, "scale_inv", amax, args.x);
   const Launching at(call, args.x);
   const Workspace partials(kMaxPartials, args.x);

@@ -36,7 +36,7 @@ const void* input_of(const std::optional<View>& input, std::string_view name, Ac
 void quantize_ragged_grad_fp8(Call& call, const declared::QuantizeRaggedGradFp8& args, Result& data,
                               Result& scale_inv, Result& amax, Result& dbias) {
   RaggedArguments a = RaggedArguments::of(args.grad, "grad", args.offsets, args.scale, args.sizes);
-  const EightBit format = fp8_format(args.dtype);
+  const EightBit format = eight_bit_of(args.dtype);
   const int64_t cols = args.grad.size(args.grad.dim() - 1);
   JITQUANT_CHECK(cols >= 1, "grad: expected shape (..., N) with N >= 1, got shape ",
                  shape_text(args.grad));

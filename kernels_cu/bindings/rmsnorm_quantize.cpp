@@ -13,8 +13,7 @@ namespace {
 void rmsnorm_quantize_fp8(Call& call, const declared::RmsnormQuantizeFp8& args, Result& data,
                           Result& scale_inv, Result& amax, Result& inv_rms) {
   const NormInput in(args.x, args.weight, args.eps, args.residual);
-  Fp8Arguments a = Fp8Arguments::of(args.x, in.x.rows, args.scale, args.dtype, args.scale_value,
-                                    args.scale_ub, args.granularity, args.with_amax, false);
+  Fp8Arguments a = Fp8Arguments::of(args.x, in.x.rows, args, false);
   const ElementRows out =
       a.results(data, scale_inv, amax, Shape::of(args.x, args.x.dim() - 1, in.x.cols), args.x);
   float* inverse = inv_rms.floats("inv_rms", in.x.rows, args.x);

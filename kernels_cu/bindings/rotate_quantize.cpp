@@ -15,8 +15,7 @@ void rotate_quantize_fp8(Call& call, const declared::RotateQuantizeFp8& args, Re
   const Matrix m = matrix_of(args.x, "x");
   const Rotation rotation = rotation_of(args.rotate, args.signs, m.cols, args.x);
   const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m, args.x);
-  Fp8Arguments a = Fp8Arguments::of(args.x, m.rows, args.scale, args.dtype, args.scale_value,
-                                    args.scale_ub, args.granularity, args.with_amax, false);
+  Fp8Arguments a = Fp8Arguments::of(args.x, m.rows, args, false);
   const ElementRows out =
       a.results(data, scale_inv, amax, Shape::of(args.x, args.x.dim() - 1, m.cols), args.x);
   const Launching at(call, args.x);

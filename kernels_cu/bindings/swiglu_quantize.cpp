@@ -13,9 +13,7 @@ namespace {
 void swiglu_quantize_fp8(Call& call, const declared::SwigluQuantizeFp8& args, Result& data,
                          Result& scale_inv, Result& amax) {
   const GateAndUp in(args.fused, args.interleave);
-  Fp8Arguments a =
-      Fp8Arguments::of(args.fused, in.fused.rows, args.scale, args.dtype, args.scale_value,
-                       args.scale_ub, args.granularity, args.with_amax, false);
+  Fp8Arguments a = Fp8Arguments::of(args.fused, in.fused.rows, args, false);
   const ElementRows out = a.results(
       data, scale_inv, amax, Shape::of(args.fused, args.fused.dim() - 1, in.cols), args.fused);
   const Launching at(call, args.fused);
@@ -27,8 +25,7 @@ void swiglu_quantize_fp8(Call& call, const declared::SwigluQuantizeFp8& args, Re
 void from_amax(Call& call, const declared::SwigluQuantizeFp8FromAmax& args, Result& data,
                Result& scale_inv) {
   const GateAndUp in(args.fused, args.interleave);
-  Fp8FromAmax a = Fp8FromAmax::of(args.fused, in.fused.rows, args.amax, args.dtype, args.scale_ub,
-                                  args.granularity);
+  Fp8FromAmax a = Fp8FromAmax::of(args.fused, in.fused.rows, args);
   const ElementRows out =
       a.results(data, scale_inv, Shape::of(args.fused, args.fused.dim() - 1, in.cols), args.fused);
   const Launching at(call, args.fused);

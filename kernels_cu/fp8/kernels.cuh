@@ -29,32 +29,39 @@ __device__ __forceinline__ uint4 pack16(const float* v) {
                     pack4<kFormat>(v + 12));
 }
 
-// A block times `factor` as FP8; `format` is one of the two FP8 formats.
+// A block times `factor` in 8 bits.
 template <class T>
 __device__ __forceinline__ uint4 cast_block(const Block<T>& x, float factor, EightBit format) {
   float v[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) v[i] = mul_rn(value_of(x, i), factor);
+  if (format == EightBit::kInt8) return pack16<EightBit::kInt8>(v);
   return format == EightBit::kE4m3 ? pack16<EightBit::kE4m3>(v) : pack16<EightBit::kE5m2>(v);
 }
 
+// The amax that a scale is computed from, where `amax` is that of the values.
+__device__ __forceinline__ float bound_amax(float amax, const Fp8Scale& scale) {
+  return bound_amax(amax, scale.least, scale.bound);
+}
+
 // The scale of the whole tensor. Called by every thread of the block.
-__device__ __forceinline__ float tensor_scale(const Fp8Scale& scale, int partials, float top,
+__device__ __forceinline__ float tensor_scale(const Fp8Scale& scale, int partials, EightBit format,
                                               BlockReduce& reduce) {
   const bool writes = blockIdx.x == 0 && threadIdx.x == 0;
-  float factor;
+  float factor, amax = -1.0f;
   if (scale.kind == Fp8Scale::kAmax) {
-    float amax = 0.0f;
+    amax = 0.0f;
     for (int i = threadIdx.x; i < partials; i += blockDim.x) {
       amax = larger_magnitude(amax, scale.partials[i]);
     }
     amax = reduce.max(amax);
     if (writes && scale.amax != nullptr) *scale.amax = amax;
-    factor = fp8_scale_from_amax(bound_amax(amax, scale.bound), top);
+    amax = bound_amax(amax, scale);
+    factor = fp8_scale_from_amax(amax, largest(format));
   } else {
     factor = scale.kind == Fp8Scale::kValue ? scale.value : *scale.given;
   }
-  if (writes) *scale.scale_inv = fp8_scale_inv(factor);
+  if (writes) *scale.scale_inv = scale_inv_of(factor, amax, format);
   return factor;
 }
 
@@ -84,13 +91,16 @@ JITQUANT_HD bool watches_tensor(const Fp8Scale& scale) {
 // A given scale, of the tensor or of a row, or the scale of a given amax. The first thread to use
 // it writes scale_inv and amax.
 __device__ __forceinline__ float given_scale(const Fp8Scale& scale, int64_t row, int64_t block,
-                                             float top) {
+                                             EightBit format) {
   const int64_t i = scale.by_row ? row : 0;
-  float factor = scale.kind == Fp8Scale::kValue ? scale.value : scale.given[i];
+  float factor = scale.kind == Fp8Scale::kValue ? scale.value : scale.given[i], amax = -1.0f;
   if (scale.kind == Fp8Scale::kMaxima) {
-    factor = fp8_scale_from_amax(bound_amax(factor, scale.bound), top);
+    amax = bound_amax(factor, scale);
+    factor = fp8_scale_from_amax(amax, largest(format));
   }
-  if (block == 0 && (scale.by_row || row == 0)) scale.scale_inv[i] = fp8_scale_inv(factor);
+  if (block == 0 && (scale.by_row || row == 0)) {
+    scale.scale_inv[i] = scale_inv_of(factor, amax, format);
+  }
   return factor;
 }
 
@@ -106,12 +116,12 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_p
   wait_for_previous();
   let_next_begin();
   if (row >= source.rows) {
-    if (i == 0 && !scale.by_row) given_scale(scale, 0, 0, largest(format));  // there are no rows
+    if (i == 0 && !scale.by_row) given_scale(scale, 0, 0, format);  // there are no rows
     return;
   }
   const typename Source::Row p = source.row(row);
   const typename Source::Fetched fetched = source.template fetch<false>(p, block);
-  const float factor = given_scale(scale, row, block, largest(format));
+  const float factor = given_scale(scale, row, block, format);
   store_bytes(out(row) + block * 16, source.cols - block * 16, vector,
               cast_block(source.template value<false>(fetched, p, block), factor, format));
 }
@@ -130,7 +140,7 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_p
   let_next_begin();
   if (i >= count) return;
   const auto fetched = source.template fetch<true>(source.row.even_row(row), block);
-  const float factor = given_scale(scale, row, block, largest(kFormat));
+  const float factor = given_scale(scale, row, block, kFormat);
   uint8_t* const to = data + static_cast<uint64_t>(row) * data_step;
   reinterpret_cast<uint4*>(to)[block] =
       cast_block(source.template value<true>(fetched, {}, 0), factor, kFormat);
@@ -156,9 +166,9 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>,
   if constexpr (kAfterAmax) {
     __shared__ BlockReduce::Scratch scratch;
     BlockReduce reduce(scratch);
-    factor = tensor_scale(scale, partials, largest(format), reduce);
+    factor = tensor_scale(scale, partials, format, reduce);
   } else {
-    factor = given_scale(scale, 0, blocks.first, largest(format));
+    factor = given_scale(scale, 0, blocks.first, format);
   }
   blocks.each(
       [&](int64_t block, const Block<T>& x) { out[block] = cast_block(x, factor, format); });
@@ -187,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
     }
   });
 
-  const float factor = tensor_scale(scale, partials, largest(format), reduce);
+  const float factor = tensor_scale(scale, partials, format, reduce);
   const bool watches = watches_tensor(scale);
   Amax<typename Source::Value::Element, true> amax;
 #pragma unroll 1
@@ -219,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
   begin_overlapped(fetch, [&] {
     if (is_short() && block < source.blocks) source.prefetch(block);
   });
-  const float factor = tensor_scale(scale, 0, largest(format), reduce);
+  const float factor = tensor_scale(scale, 0, format, reduce);
   Amax<T, true> amax;
 #pragma unroll 1
   while (block < source.blocks) {
@@ -258,15 +268,16 @@ __global__ void __launch_bounds__(kClusterThreads)
   Amax<typename Source::Value::Element, true> mine;
   mine.add(v);
   const float amax = cluster.max(reduce.max(mine.result()));
-  float factor;
+  float factor, known = -1.0f;
   if (scale.kind == Fp8Scale::kAmax) {
-    factor = fp8_scale_from_amax(bound_amax(amax, scale.bound), largest(format));
+    known = bound_amax(amax, scale);
+    factor = fp8_scale_from_amax(known, largest(format));
   } else {
     factor = scale.kind == Fp8Scale::kValue ? scale.value : *scale.given;
   }
   if (i == 0) {
     if (scale.amax != nullptr) *scale.amax = amax;
-    *scale.scale_inv = fp8_scale_inv(factor);
+    *scale.scale_inv = scale_inv_of(factor, known, format);
   }
   if (row < source.rows) {
     store_bytes(out(row) + block * 16, source.cols - block * 16, vector,
@@ -315,9 +326,14 @@ cudaError_t launch_cast(const Source& source, const Fp8Scale& scale, int partial
               static_cast<uint32_t>(blocks),
               Divisor(static_cast<uint32_t>(blocks_of(source.cols))));
         };
-        return out.format == EightBit::kE4m3
-                   ? start(std::integral_constant<EightBit, EightBit::kE4m3>())
-                   : start(std::integral_constant<EightBit, EightBit::kE5m2>());
+        switch (out.format) {
+          case EightBit::kE4m3:
+            return start(std::integral_constant<EightBit, EightBit::kE4m3>());
+          case EightBit::kE5m2:
+            return start(std::integral_constant<EightBit, EightBit::kE5m2>());
+          case EightBit::kInt8:
+            return start(std::integral_constant<EightBit, EightBit::kInt8>());
+        }
       }
     }
     return launch<&cast_piece_kernel<Source>>(shape, stream, source, scale, to, out.rows.vector,

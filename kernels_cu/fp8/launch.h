@@ -25,7 +25,7 @@ struct Fp8Scale {
   bool by_row;  // scale_inv and amax are per row
   float value;
   const float* given;
-  float bound;  // upper bound of the amax that determines a scale; infinity if there is none
+  float least, bound;  // the amax that determines a scale is raised to one, and at most the other
   float* scale_inv;
   float* amax;      // null if not requested
   float* partials;  // kMaxPartials floats of workspace, if fp8_partials is true

@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   typename Passes::Reduce reduce = passes.reduce(scratch);
   const bool wants_amax = scale.kind == Fp8Scale::kAmax || scale.amax != nullptr;
   bool rehearsal = kRows == Rows::kFew && rehearses;
-  float factor = 1.0f;
+  float factor = 1.0f, known = -1.0f;
   float tensor_amax = 0.0f;
 
   RowIndex<(kHeld > 0)> r = blockIdx.x;
@@ -322,16 +322,16 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
       amax = reduce.max(larger_magnitude(mine[0].result(), mine[passes.kBlocks - 1].result()));
     }
     if (scale.kind == Fp8Scale::kAmax || scale.kind == Fp8Scale::kMaxima) {
-      const float known = scale.kind == Fp8Scale::kAmax ? amax : factor;
-      factor = fp8_scale_from_amax(bound_amax(known, scale.bound), largest(format));
+      known = bound_amax(scale.kind == Fp8Scale::kAmax ? amax : factor, scale);
+      factor = fp8_scale_from_amax(known, largest(format));
     }
     if (scale.by_row) {
       if (writes) {
-        scale.scale_inv[r] = fp8_scale_inv(factor);
+        scale.scale_inv[r] = scale_inv_of(factor, known, format);
         if (scale.amax != nullptr) scale.amax[r] = amax;
       }
     } else {
-      if (writes && r == 0) *scale.scale_inv = fp8_scale_inv(factor);
+      if (writes && r == 0) *scale.scale_inv = scale_inv_of(factor, known, format);
       tensor_amax = larger_magnitude(tensor_amax, amax);
     }
     uint8_t* const to = out(r);
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   }
   if (source.rows == 0) {
     wait_for_previous();
-    if (!scale.by_row) given_scale(scale, 0, threadIdx.x, largest(format));
+    if (!scale.by_row) given_scale(scale, 0, threadIdx.x, format);
   }
   if (watches_tensor(scale)) finish_tensor_amax(tensor_amax, scale, reduce);
 }

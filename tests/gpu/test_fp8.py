@@ -11,7 +11,7 @@ from samples import DTYPES
 from torch import Tensor
 
 from jitquant import reference
-from jitquant.formats import FP8_DTYPES
+from jitquant.formats import FP8_DTYPES, GROUP_DTYPES
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
 from .helpers import SHAPES, adversarial, module, randn, room_for, same, views
@@ -30,7 +30,7 @@ def _scales(rows: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("fp8", FP8_DTYPES)
+@pytest.mark.parametrize("fp8", GROUP_DTYPES)
 def test_every_16_bit_value(dtype: torch.dtype, fp8: torch.dtype) -> None:
     every = torch.arange(65536, dtype=torch.int32, device="cuda").to(torch.int16).view(dtype)
     for x in (every.view(256, 256), every.view(4096, 16), every[1:].view(5, 13107)):
@@ -42,8 +42,8 @@ def test_every_16_bit_value(dtype: torch.dtype, fp8: torch.dtype) -> None:
                 reference.quantize_fp8(x, given, dtype=fp8),
                 what=f"scale {scale}",
             )
-        for bound in (None, 1.0):
-            options = {"dtype": fp8, "granularity": "row", "scale_ub": bound}
+        for most, least in ((None, None), (1.0, None), (8.0, 0.5)):
+            options = {"dtype": fp8, "granularity": "row", "scale_ub": most, "amax_eps": least}
             same(_quantize(x, **options), reference.quantize_fp8(x, **options))
 
 
@@ -51,7 +51,7 @@ def test_every_16_bit_value(dtype: torch.dtype, fp8: torch.dtype) -> None:
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
 def test_awkward_tensors(dtype: torch.dtype, granularity: str) -> None:
     for i, (rows, cols) in enumerate((*SHAPES, (700, 100), (300, 1040))):
-        fp8 = FP8_DTYPES[i % 2]
+        fp8 = GROUP_DTYPES[i % 3]
         options = {"dtype": fp8, "granularity": granularity}
         scale = _scales(rows if granularity == "row" else 1)
         for name, x in adversarial(rows, cols, dtype).items():

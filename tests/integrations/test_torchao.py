@@ -61,3 +61,21 @@ def test_gptq_is_refused() -> None:
         ValueError, match="rounding: expected one of 'nearest', '4over6', 'mse', got 'gptq'"
     ):
         JitquantNVFP4Config(rounding="gptq")
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+def test_scales_with_an_eps(granularity: Any) -> None:
+    """Those of torchao's float8, also of tiny values and zeros."""
+    from torchao.float8.config import ScalingGranularity
+    from torchao.float8.float8_utils import tensor_to_scale
+
+    kinds = {"tensor": ScalingGranularity.TENSORWISE, "row": ScalingGranularity.AXISWISE}
+    axis = -1 if granularity == "row" else None
+    for x in (randn(40, 64), torch.zeros(3, 16), randn(5, 32) * 1e-14):
+        q = jitquant.quantize_fp8(x, granularity=granularity, amax_eps=1e-12)
+        scale = tensor_to_scale(
+            x, torch.float8_e4m3fn, scaling_granularity=kinds[granularity], axiswise_dim=axis
+        )
+        assert torch.equal(q.scale_inv.reshape(scale.shape), 1 / scale)
+        data = (x.float() * scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        assert torch.equal(q.data.view(torch.uint8), data.view(torch.uint8))

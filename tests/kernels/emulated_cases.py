@@ -159,7 +159,7 @@ def _nvfp4_norms() -> Iterator[Sample]:
 def _fp8() -> Iterator[Sample]:
     # One of more than the L2 cache is taken to hold.
     shapes = ((140, 256), (3, 8208), (2, 33792), (70, 84), (529, 528))
-    fp8 = itertools.cycle(FP8_DTYPES)
+    fp8 = itertools.cycle(GROUP_DTYPES)
     for shape, dtype, strided in itertools.product(shapes, DTYPES, (False, True)):
         x, f = _values(shape, dtype), next(fp8)
         x = _strided(x) if strided else x
@@ -187,7 +187,7 @@ def _fp8() -> Iterator[Sample]:
             yield _case(
                 "swiglu_quantize_fp8", name, args, exact=False, granularity=granularity, **how
             )
-        for each in FP8_DTYPES:
+        for each in GROUP_DTYPES:
             how |= {"dtype": each, "granularity": "tensor", "with_amax": False}
             args = (fused, scale[:1])
             yield _case("swiglu_quantize_fp8", (*what, each), args, exact=False, **how)

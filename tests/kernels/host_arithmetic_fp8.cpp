@@ -105,15 +105,16 @@ void quantize_mx(const float* x, int64_t blocks, int format, uint8_t* codes, flo
       codes, scale, exponent);
 }
 
-void tensor_scales(const float* amax, int64_t n, float top, float* scale, float* scale_inv) {
+void tensor_scales(const float* amax, int64_t n, int format, float* scale, float* scale_inv) {
+  const EightBit elements = static_cast<EightBit>(format);
   for (int64_t i = 0; i < n; ++i) {
-    scale[i] = fp8_scale_from_amax(amax[i], top);
-    scale_inv[i] = fp8_scale_inv(scale[i]);
+    scale[i] = fp8_scale_from_amax(amax[i], largest(elements));
+    scale_inv[i] = scale_inv_of(scale[i], amax[i], elements);
   }
 }
 
-void bounded(const float* amax, int64_t n, float bound, float* out) {
-  for (int64_t i = 0; i < n; ++i) out[i] = bound_amax(amax[i], bound);
+void bounded(const float* amax, int64_t n, float least, float most, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = bound_amax(amax[i], least, most);
 }
 
 // How many of n quotients x / s, |x| from 2^-17 to 2^17 times s, differ from the division: random

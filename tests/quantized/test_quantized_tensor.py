@@ -263,7 +263,7 @@ def test_slice_refuses() -> None:
             (4, 4),
             {"format": "fp4"},
             ValueError,
-            "format: expected one of 'fp8_tensor', 'fp8_row', 'fp8_group', 'int8_group',",
+            "format: expected one of 'fp8_tensor', 'int8_tensor', 'fp8_row', 'int8_row',",
         ),
         (
             (4, 4),
@@ -314,7 +314,7 @@ def test_empty_refuses(
             "row",
             {"format": "x"},
             ValueError,
-            r"q\.format: expected one of 'fp8_tensor', 'fp8_row', 'fp8_group', 'int8_group',",
+            r"q\.format: expected one of 'fp8_tensor', 'int8_tensor', 'fp8_row', 'int8_row',",
         ),
         ("row", {"block": (1, 16)}, ValueError, r"q\.block: expected \(1, 0\), got \(1, 16\)"),
         ("row", {"layout": "column"}, ValueError, r"q\.layout: expected 'row', got 'column'"),

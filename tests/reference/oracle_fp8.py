@@ -70,6 +70,16 @@ def tensor_scale(a: np.ndarray, dtype: str) -> np.ndarray:
     return np.array(out, F32).reshape(np.shape(np.atleast_1d(a)))
 
 
+def tensor_scale_inv(scale: np.ndarray, a: np.ndarray, dtype: str) -> np.ndarray:
+    """What dequantizes: of FP8 the reciprocal; of INT8 the amax over 127, if it is finite."""
+    out = F32(1) / scale
+    if dtype == "int8":
+        known = np.isfinite(a).reshape(out.shape)
+        with np.errstate(invalid="ignore"):
+            out = np.where(known, a.reshape(out.shape).astype(F32) / F32(127), out)
+    return out
+
+
 def exponent_up(s: np.ndarray) -> np.ndarray:
     """ceil(log2(s)) + 127 of positive numbers; 255 where there is none."""
     mantissa, exponent = np.frexp(s.astype(np.float64))

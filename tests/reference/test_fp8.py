@@ -97,23 +97,30 @@ def test_saturation_and_nan() -> None:
 # ---- one scale for the tensor or for a row -----------------------------------------------------
 
 
-def assert_fp8(x: Tensor, dtype: torch.dtype, granularity: str, bound: float | None = None) -> None:
+def assert_fp8(
+    x: Tensor,
+    dtype: torch.dtype,
+    granularity: str,
+    bound: float | None = None,
+    eps: float | None = None,
+) -> None:
     v, name = rows_of(x), name_of(dtype)
     a = oracle.amax(v, axis=1) if granularity == "row" else oracle.amax(v).reshape(1)
     used = a if bound is None else np.where(a > np.float32(bound), np.float32(bound), a)
+    used = used if eps is None else np.where(used < np.float32(eps), np.float32(eps), used)
     scale = oracle.tensor_scale(used, name)
     data, scale_inv, amax = reference.quantize_fp8(
-        x, dtype=dtype, granularity=granularity, scale_ub=bound
+        x, dtype=dtype, granularity=granularity, scale_ub=bound, amax_eps=eps
     )
     same_floats(amax, a)
-    same_floats(scale_inv, np.float32(1) / scale)
+    same_floats(scale_inv, oracle.tensor_scale_inv(scale, used, name))
     with np.errstate(all="ignore"):
         same_bytes(data, oracle.encode(v * scale[:, None], name))
     assert data.shape == x.shape
     assert scale_inv.shape == amax.shape == ((*x.shape[:-1], 1) if granularity == "row" else (1,))
 
 
-@by_fp8
+@by_dtype
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
 def test_fp8_equals_oracle(dtype: torch.dtype, granularity: str) -> None:
     for (label, make), given_dtype in itertools.product(inputs().items(), DTYPES):
@@ -122,9 +129,10 @@ def test_fp8_equals_oracle(dtype: torch.dtype, granularity: str) -> None:
         x = make(given_dtype, "cpu")
         assert_fp8(x, dtype, granularity)
         assert_fp8(x, dtype, granularity, 0.7)
+        assert_fp8(x, dtype, granularity, 3.0, 1.5)
 
 
-@by_fp8
+@by_dtype
 @pytest.mark.parametrize("granularity", ["tensor", "row"])
 def test_fp8_of_every_bf16(dtype: torch.dtype, granularity: str) -> None:
     for x in all_bf16_arrangements():

@@ -9,15 +9,16 @@ namespace jitquant::declared {
 struct QuantizeFp8 {
   static constexpr const char* kName = "quantize_fp8";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor? scale=None, *, ScalarType dtype, float? scale_value=None, float? scale_ub=None, str granularity='tensor', bool with_amax=True";
+      "Tensor x, Tensor? scale=None, *, ScalarType dtype, float? scale_value=None, float? scale_ub=None, float? amax_eps=None, str granularity='tensor', bool with_amax=True";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv", "amax"};
-  using Inputs = std::tuple<View, std::optional<View>, ScalarType, std::optional<double>, std::optional<double>, std::string_view, bool>;
+  using Inputs = std::tuple<View, std::optional<View>, ScalarType, std::optional<double>, std::optional<double>, std::optional<double>, std::string_view, bool>;
 
   const View& x;
   const std::optional<View>& scale;
   ScalarType dtype;
   std::optional<double> scale_value;
   std::optional<double> scale_ub;
+  std::optional<double> amax_eps;
   std::string_view granularity;
   bool with_amax;
 
@@ -27,36 +28,41 @@ struct QuantizeFp8 {
                  "a finite number of at least 2.94e-39, whose reciprocal is finite in float32", ". Elements are multiplied by it: 448 / amax, for instance");
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
+    check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
+                 "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_values("x", x, 1, "(..., N)");
-    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
-                "float8_e4m3fn or float8_e5m2", "");
     check_dtype("scale", scale, {ScalarType::Float},
                 "float32", ". Convert it with scale.float()");
+    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
+                "float8_e4m3fn, float8_e5m2 or int8", "");
   }
 };
 
 struct QuantizeFp8FromAmax {
   static constexpr const char* kName = "quantize_fp8_from_amax";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor amax, *, ScalarType dtype, float? scale_ub=None, str granularity='tensor'";
+      "Tensor x, Tensor amax, *, ScalarType dtype, float? scale_ub=None, float? amax_eps=None, str granularity='tensor'";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv"};
-  using Inputs = std::tuple<View, View, ScalarType, std::optional<double>, std::string_view>;
+  using Inputs = std::tuple<View, View, ScalarType, std::optional<double>, std::optional<double>, std::string_view>;
 
   const View& x;
   const View& amax;
   ScalarType dtype;
   std::optional<double> scale_ub;
+  std::optional<double> amax_eps;
   std::string_view granularity;
 
   void check() const {
     check_name("granularity", granularity, {"tensor", "row"});
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
+    check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
+                 "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_values("x", x, 1, "(..., N)");
-    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
-                "float8_e4m3fn or float8_e5m2", "");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
+    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
+                "float8_e4m3fn, float8_e5m2 or int8", "");
   }
 };
 

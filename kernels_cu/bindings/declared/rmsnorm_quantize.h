@@ -9,9 +9,9 @@ namespace jitquant::declared {
 struct RmsnormQuantizeFp8 {
   static constexpr const char* kName = "rmsnorm_quantize_fp8";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor weight, Tensor? scale=None, float eps=1e-6, *, Tensor(a!)? residual=None, ScalarType dtype, float? scale_value=None, float? scale_ub=None, str granularity='row', bool with_amax=True";
+      "Tensor x, Tensor weight, Tensor? scale=None, float eps=1e-6, *, Tensor(a!)? residual=None, ScalarType dtype, float? scale_value=None, float? scale_ub=None, float? amax_eps=None, str granularity='row', bool with_amax=True";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv", "amax", "inv_rms"};
-  using Inputs = std::tuple<View, View, std::optional<View>, double, std::optional<InPlace>, ScalarType, std::optional<double>, std::optional<double>, std::string_view, bool>;
+  using Inputs = std::tuple<View, View, std::optional<View>, double, std::optional<InPlace>, ScalarType, std::optional<double>, std::optional<double>, std::optional<double>, std::string_view, bool>;
 
   const View& x;
   const View& weight;
@@ -21,6 +21,7 @@ struct RmsnormQuantizeFp8 {
   ScalarType dtype;
   std::optional<double> scale_value;
   std::optional<double> scale_ub;
+  std::optional<double> amax_eps;
   std::string_view granularity;
   bool with_amax;
 
@@ -32,11 +33,13 @@ struct RmsnormQuantizeFp8 {
                  "a finite number of at least 2.94e-39, whose reciprocal is finite in float32", ". Elements are multiplied by it: 448 / amax, for instance");
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
+    check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
+                 "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_values("x", x, 1, "(..., N)");
-    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
-                "float8_e4m3fn or float8_e5m2", "");
     check_dtype("scale", scale, {ScalarType::Float},
                 "float32", ". Convert it with scale.float()");
+    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
+                "float8_e4m3fn, float8_e5m2 or int8", "");
   }
 };
 

@@ -9,15 +9,16 @@ namespace jitquant::declared {
 struct SwigluQuantizeFp8 {
   static constexpr const char* kName = "swiglu_quantize_fp8";
   static constexpr const char* kArguments =
-      "Tensor fused, Tensor? scale=None, *, ScalarType dtype, float? scale_value=None, float? scale_ub=None, str granularity='row', int interleave=0, bool with_amax=True";
+      "Tensor fused, Tensor? scale=None, *, ScalarType dtype, float? scale_value=None, float? scale_ub=None, float? amax_eps=None, str granularity='row', int interleave=0, bool with_amax=True";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv", "amax"};
-  using Inputs = std::tuple<View, std::optional<View>, ScalarType, std::optional<double>, std::optional<double>, std::string_view, int64_t, bool>;
+  using Inputs = std::tuple<View, std::optional<View>, ScalarType, std::optional<double>, std::optional<double>, std::optional<double>, std::string_view, int64_t, bool>;
 
   const View& fused;
   const std::optional<View>& scale;
   ScalarType dtype;
   std::optional<double> scale_value;
   std::optional<double> scale_ub;
+  std::optional<double> amax_eps;
   std::string_view granularity;
   int64_t interleave;
   bool with_amax;
@@ -28,25 +29,28 @@ struct SwigluQuantizeFp8 {
                  "a finite number of at least 2.94e-39, whose reciprocal is finite in float32", ". Elements are multiplied by it: 448 / amax, for instance");
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
+    check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
+                 "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_values("fused", fused, 1, "(..., 2 * N)");
-    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
-                "float8_e4m3fn or float8_e5m2", "");
     check_dtype("scale", scale, {ScalarType::Float},
                 "float32", ". Convert it with scale.float()");
+    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
+                "float8_e4m3fn, float8_e5m2 or int8", "");
   }
 };
 
 struct SwigluQuantizeFp8FromAmax {
   static constexpr const char* kName = "swiglu_quantize_fp8_from_amax";
   static constexpr const char* kArguments =
-      "Tensor fused, Tensor amax, *, ScalarType dtype, float? scale_ub=None, str granularity='row', int interleave=0";
+      "Tensor fused, Tensor amax, *, ScalarType dtype, float? scale_ub=None, float? amax_eps=None, str granularity='row', int interleave=0";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv"};
-  using Inputs = std::tuple<View, View, ScalarType, std::optional<double>, std::string_view, int64_t>;
+  using Inputs = std::tuple<View, View, ScalarType, std::optional<double>, std::optional<double>, std::string_view, int64_t>;
 
   const View& fused;
   const View& amax;
   ScalarType dtype;
   std::optional<double> scale_ub;
+  std::optional<double> amax_eps;
   std::string_view granularity;
   int64_t interleave;
 
@@ -54,11 +58,13 @@ struct SwigluQuantizeFp8FromAmax {
     check_name("granularity", granularity, {"tensor", "row"});
     check_number("scale_ub", scale_ub, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
+    check_number("amax_eps", amax_eps, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
+                 "a positive number that is finite in float32, at least 2**-149", ". Leave it out for no bound");
     check_values("fused", fused, 1, "(..., 2 * N)");
-    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
-                "float8_e4m3fn or float8_e5m2", "");
     check_dtype("amax", amax, {ScalarType::Float},
                 "float32", ". Convert it with amax.float()");
+    check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
+                "float8_e4m3fn, float8_e5m2 or int8", "");
   }
 };
 

@@ -172,8 +172,7 @@ JITQUANT_HD float quotient(float a, float b, float r) {
 
 // ---- one scale for a tensor or a row -----------------------------------------------------------
 
-// min(top / amax, FLT_MAX); 1 if amax is 0, Inf or NaN. Elements are multiplied by it; scale_inv is
-// fp8_scale_inv of it.
+// min(top / amax, FLT_MAX); 1 if amax is 0, Inf or NaN. Elements are multiplied by it.
 JITQUANT_HD float fp8_scale_from_amax(float amax, float top) {
   // Branch-free: a division would check for cases that are selected away at the end.
   const float lift = amax > 0x1p100f ? 0x1p-64f : 1.0f, lifted = mul_rn(amax, lift);
@@ -186,9 +185,19 @@ JITQUANT_HD float fp8_scale_inv(float scale) {
   return reciprocal_rn(scale);
 }
 
-// min(amax, bound), NaN if amax is.
-JITQUANT_HD float bound_amax(float amax, float bound) {
-  return amax > bound ? bound : amax;
+// scale_inv of a scale that was computed from `amax`, negative if it was given: the reciprocal, but
+// for INT8 amax / 127, as vLLM stores it.
+JITQUANT_HD float scale_inv_of(float scale, float amax, EightBit format) {
+  if (format == EightBit::kInt8 && amax >= 0.0f && amax <= kFloatMax) {
+    return div_rn(amax, largest(format));
+  }
+  return fp8_scale_inv(scale);
+}
+
+// max(min(amax, most), least), NaN if amax is.
+JITQUANT_HD float bound_amax(float amax, float least, float most) {
+  const float bound = amax > most ? most : amax;
+  return bound < least ? least : bound;
 }
 
 // ---- where scales and groups lie ---------------------------------------------------------------
