@@ -1,9 +1,10 @@
-"""sglang: NVFP4 linears with this project's products, on Hopper instead of Marlin.
+"""sglang: NVFP4 linears and experts with this project's products, on Hopper instead of Marlin.
 
 sglang calls `register` in each of its processes, through the entry point "jitquant" of
 ``sglang.srt.plugins``; installing both packages is enough. ``SGLANG_PLUGINS`` without "jitquant"
-turns it off. ``JITQUANT_COMPUTE=fp8`` multiplies 256 rows and more in FP8. Experts keep sglang's
-kernels. Written for sglang 0.5.23.
+turns it off. ``JITQUANT_COMPUTE=fp8`` multiplies 256 rows and more of linears in FP8. Experts with
+another activation than ``silu(gate) * up``, and those of servers with LoRA, keep sglang's kernels.
+Written for sglang 0.5.23.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from torch import Tensor, nn
 
-from jitquant.integrations._engines import HOPPER, compute, product
+from jitquant.integrations import _sglang_experts as of_experts
+from jitquant.integrations._engines import compute, is_hopper, product
 from jitquant.loader import NvccNotFoundError
 from jitquant.loader.machine.toolchain import Memo, find_nvcc
 
@@ -27,7 +29,11 @@ USERS = (
     f"{_QUANTIZATION}.modelopt_quant",
     f"{_QUANTIZATION}.compressed_tensors.schemes.compressed_tensors_w4a16_nvfp4",
 )
-"""The modules that import sglang's two functions for Marlin with NVFP4."""
+"""The modules that import sglang's two functions for linears by Marlin with NVFP4."""
+EXPERTS_USERS = (f"{_QUANTIZATION}.marlin_utils_fp4", f"{_QUANTIZATION}.modelopt_quant")
+"""Where sglang's function is found that prepares experts for Marlin with NVFP4."""
+EXPERTS = "sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe"
+"""The module that multiplies by experts with Marlin."""
 
 
 def prepare(original: Callable[[Any], None], layer: Any) -> None:
@@ -70,21 +76,18 @@ def apply(
     return product(input, parts, bias, COMPUTE)
 
 
-def is_hopper(device: torch.device) -> bool:
-    """Whether a device has compute capability 9.0."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
-
-
 def register() -> None:
-    """Hooks `prepare` and `apply` into sglang. Without nvcc nothing changes, with a warning."""
+    """Hooks these functions into sglang. Without nvcc nothing changes, with a warning."""
     try:
         find_nvcc(Memo())
     except NvccNotFoundError as error:
-        _LOGGER.warning("jitquant: NVFP4 linears keep sglang's kernels, because %s", error)
+        _LOGGER.warning("jitquant: NVFP4 layers keep sglang's kernels, because %s", error)
         return
+    hooks: dict[str, Callable[..., Any]] = {f"{EXPERTS}.fused_marlin_moe": of_experts.experts}
     for module in USERS:
-        for name, hook in (
-            ("prepare_nvfp4_layer_for_marlin", prepare),
-            ("apply_fp4_marlin_linear", apply),
-        ):
-            HookRegistry.register(f"{module}.{name}", hook, HookType.AROUND)
+        hooks[f"{module}.prepare_nvfp4_layer_for_marlin"] = prepare
+        hooks[f"{module}.apply_fp4_marlin_linear"] = apply
+    for module in EXPERTS_USERS:
+        hooks[f"{module}.prepare_moe_nvfp4_layer_for_marlin"] = of_experts.prepare
+    for target, hook in hooks.items():
+        HookRegistry.register(target, hook, HookType.AROUND)

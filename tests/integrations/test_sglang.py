@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import jitquant
 from jitquant.loader import NvccNotFoundError
 
-pytest.importorskip("sglang", reason="sglang is not installed; its wheel is enough, with --no-deps")
+pytest.importorskip("sglang", reason="sglang is not installed; no GPU and no sgl-kernel is needed")
 try:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -32,16 +32,20 @@ except ImportError as error:
 
 N, K = 64, 128
 FUNCTIONS = ("prepare_nvfp4_layer_for_marlin", "apply_fp4_marlin_linear")
+PREPARE_EXPERTS, BY_EXPERTS = "prepare_moe_nvfp4_layer_for_marlin", "fused_marlin_moe"
+MODULES: dict[str, tuple[str, ...]] = dict.fromkeys(plugin.USERS, FUNCTIONS)
+MODULES |= {name: (*MODULES.get(name, ()), PREPARE_EXPERTS) for name in plugin.EXPERTS_USERS}
+MODULES[plugin.EXPERTS] = (BY_EXPERTS,)
 Called = list[Any]
 
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> Called:
-    """The calls of sglang's functions, in stand-ins for the modules that import them."""
+    """The calls of sglang's functions, in stand-ins for the modules that have them."""
     calls: Called = []
-    for name in plugin.USERS:
+    for name, functions in MODULES.items():
         module = ModuleType(name)
-        for function in FUNCTIONS:
+        for function in functions:
             setattr(module, function, lambda *args, f=function, **how: calls.append((f, args, how)))
         parent, _, last = name.rpartition(".")
         for i in range(1, name.count(".")):
@@ -119,6 +123,134 @@ def test_elsewhere_marlin_stays(user: str, called: Called) -> None:
     assert called[1][1][1] is made.weight
 
 
+E, H, INNER = 3, 128, 64
+
+
+def layer_of_experts(**config: Any) -> Any:
+    """As sglang's methods leave it to `PREPARE_EXPERTS`; the gsas of experts differ."""
+    made: Any = nn.Module()
+    made.dense = []
+    for name, shape in (("w13", (2 * INNER, H)), ("w2", (H, INNER))):
+        each = [jitquant.quantize_weight_nvfp4(randn(*shape, seed=e) * 2**e) for e in range(E)]
+        made.dense.append(torch.stack([q.dequantize(torch.float32) for q in each]).double())
+        for part, data in (
+            ("weight", torch.stack([q.x_fp4_bytes for q in each])),
+            ("weight_scale", torch.stack([q.x_sf.view(torch.uint8) for q in each])),
+            ("weight_scale_2", torch.cat([q.gsa for q in each])),
+        ):
+            data = data.view(torch.float8_e4m3fn) if part == "weight_scale" else data
+            made.register_parameter(f"{name}_{part}", nn.Parameter(data, requires_grad=False))
+    plain = {"is_gated": True, "activation": "silu", "top_k": 2}
+    made.moe_runner_config = SimpleNamespace(**(plain | config))
+    return made
+
+
+def by_experts(made: Any, x: Tensor, weights: Tensor, ids: Tensor, **more: Any) -> Tensor:
+    """As sglang's runner for Marlin calls it."""
+    y: Tensor = importlib.import_module(plugin.EXPERTS).fused_marlin_moe(
+        hidden_states=x,
+        w1=made.w13_weight,
+        w2=made.w2_weight,
+        w1_scale=made.w13_weight_scale,
+        w2_scale=made.w2_weight_scale,
+        gating_output=torch.zeros(x.shape[0], E),
+        topk_weights=weights,
+        topk_ids=ids,
+        w1_global_scale=made.w13_weight_scale_2,
+        w2_global_scale=made.w2_weight_scale_2,
+        num_bits=4,
+        activation="silu",
+        is_gated=True,
+        **({"global_num_experts": -1, "expert_map": None, "no_combine": False} | more),
+    )
+    return y
+
+
+def expected(made: Any, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    """Of each row and expert, in float64: (T, k, H). Negative ids give zeros."""
+    up, down = made.dense
+    y = torch.zeros(*ids.shape, H, dtype=torch.float64)
+    for row, experts in enumerate(ids.tolist()):
+        for j, e in enumerate(experts):
+            if e >= 0:
+                gate, value = (x[row].double() @ up[e].t()).chunk(2)
+                y[row, j] = weights[row, j] * ((gate * gate.sigmoid() * value) @ down[e].t())
+    return y
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The server's arguments."""
+    args = SimpleNamespace(enable_lora=None, lora_paths=None)
+    context: Any = ModuleType("sglang.srt.runtime_context")
+    context.get_server_args = lambda: args
+    monkeypatch.setitem(sys.modules, context.__name__, context)
+    monkeypatch.setattr(plugin.of_experts, "is_hopper", lambda _: True)
+    return args
+
+
+@pytest.mark.parametrize("user", plugin.EXPERTS_USERS)
+@pytest.mark.usefixtures("on_hopper")
+def test_experts_on_hopper(user: str, called: Called) -> None:
+    made = layer_of_experts()
+    codes = made.w13_weight.data_ptr()
+    importlib.import_module(user).prepare_moe_nvfp4_layer_for_marlin(made, group_size=16)
+    assert made.w13_weight.data_ptr() == codes  # nothing is repacked
+    for rows in (1, 7, 40):
+        x, weights = randn(rows, H), randn(rows, 2, dtype=torch.float32).abs()
+        ids = torch.stack([torch.randperm(E)[:2] for _ in range(rows)]).to(torch.int32)
+        want = expected(made, x, weights, ids)
+        y = by_experts(made, x, weights, ids)
+        assert (y.shape, y.dtype) == (x.shape, torch.bfloat16)
+        assert sqnr(y, want.sum(1)) > 40
+        assert sqnr(by_experts(made, x, weights, ids, routed_scaling_factor=2.5), y * 2.5) > 40
+        each = by_experts(made, x, weights, ids, no_combine=True, routed_scaling_factor=2.5)
+        assert each.shape == (rows, 2, H)
+        assert sqnr(each, want) > 40
+        # Of five experts this process has the last three; one row is padding.
+        others = torch.where(ids == 0, 0, ids + 2)
+        others[-1] = -1
+        map_ = torch.tensor([-1, -1, 0, 1, 2], dtype=torch.int32)
+        local = torch.where(others < 0, -1, map_[others.clamp(min=0)])
+        y = by_experts(made, x, weights, others, expert_map=map_, global_num_experts=5)
+        want = expected(made, x, weights, local).sum(1)
+        assert not y[-1].any()
+        assert rows == 1 or sqnr(y, want) > 40
+    assert called == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"is_gated": False},
+        {"activation": "situ"},
+        {"swiglu_limit": 7.0},
+        {"gemm1_alpha": 1.7, "gemm1_clamp_limit": 7.0},
+        {"top_k": 65},
+        "bias",
+        "lora",
+        "elsewhere",
+    ],
+)
+def test_other_experts_keep_marlin(
+    config: Any, called: Called, on_hopper: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = layer_of_experts(**(config if isinstance(config, dict) else {}))
+    if config == "bias":
+        made.w13_bias = nn.Parameter(torch.zeros(E, 2 * INNER))
+    if config == "lora":
+        on_hopper.lora_paths = ["adapter"]
+    if config == "elsewhere":
+        monkeypatch.setattr(plugin.of_experts, "is_hopper", lambda _: False)
+    importlib.import_module(plugin.EXPERTS_USERS[0]).prepare_moe_nvfp4_layer_for_marlin(made)
+    made.w13_weight = nn.Parameter(torch.zeros(E, 8, 256, dtype=torch.int32), requires_grad=False)
+    by_experts(made, randn(2, H), randn(2, 2), torch.zeros(2, 2, dtype=torch.int32))
+    assert [name for name, *_ in called] == [PREPARE_EXPERTS, BY_EXPERTS]
+    assert called[0][1][0] is made
+    assert called[1][1][1] is made.w13_weight
+    assert called[1][2]["num_bits"] == 4
+
+
 def test_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
     assert not plugin.is_hopper(torch.device("cpu"))
@@ -161,6 +293,26 @@ def test_sglangs_own_modules_have_what_is_hooked() -> None:
         for each in tree(marlin)
         if isinstance(each, ast.FunctionDef)
     }
-    ours = list(inspect.signature(plugin.apply).parameters)[1:-1]
-    assert found["apply_fp4_marlin_linear"][: len(ours)] == ours
+    by_experts = {
+        each.name: [a.arg for a in each.args.args]
+        for each in tree(plugin.EXPERTS)
+        if isinstance(each, ast.FunctionDef)
+    }
+    for name, hook in (
+        ("apply_fp4_marlin_linear", plugin.apply),
+        ("fused_marlin_moe", plugin.of_experts.experts),
+    ):
+        ours = list(inspect.signature(hook).parameters)[1:-1]
+        assert (found | by_experts)[name][: len(ours)] == ours
     assert found["prepare_nvfp4_layer_for_marlin"] == ["layer"]
+    assert found[PREPARE_EXPERTS] == ["layer", "group_size"]
+    more = {"w1_global_scale", "w2_global_scale", "routed_scaling_factor", "no_combine"}
+    assert more <= set(by_experts[BY_EXPERTS])
+    config = next(
+        each
+        for each in tree("sglang.srt.layers.moe.moe_runner.base")
+        if isinstance(each, ast.ClassDef) and each.name == "MoeRunnerConfig"
+    )
+    fields = {e.target.id for e in config.body if isinstance(e, ast.AnnAssign)}  # type: ignore[union-attr]
+    asked = {"is_gated", "activation", "top_k", *plugin.of_experts.LIMITS}
+    assert asked <= fields
