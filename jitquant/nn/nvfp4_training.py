@@ -13,7 +13,8 @@ from torch.nn import functional
 from jitquant.formats import NVFP4_BLOCK, Select, WeightBlock
 from jitquant.nn._linear import check_input, check_linear
 from jitquant.nn._matmul import cut, output_dtype, register
-from jitquant.ops import dequantize_nvfp4, quantize_nvfp4, quantize_nvfp4_both
+from jitquant.nn._nvfp4_mm import nvfp4_mm
+from jitquant.ops import quantize_nvfp4, quantize_nvfp4_both
 from jitquant.tensors import NVFP4Tensor
 
 
@@ -86,19 +87,6 @@ def _padded(x: Tensor) -> Tensor:
     return functional.pad(x, (0, 0, 0, -x.shape[0] % NVFP4_BLOCK))
 
 
-def _product(a: NVFP4Tensor, b: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
-    """``a @ b.T``: codes times block scales, exact in bf16, summed in fp32; then both gsa."""
-    one = torch.ones_like(a.gsa)
-    x, y = (dequantize_nvfp4(q.x_fp4, q.x_sf, one, torch.bfloat16, cols=q.cols) for q in (a, b))
-    with torch.autocast(x.device.type, enabled=False):  # it would round the sums to its dtype
-        if x.is_cuda:
-            product: Tensor = torch.mm(x, y.T, out_dtype=torch.float32)
-        else:
-            product = x.float() @ y.T.float()
-    product = product * (a.gsa * b.gsa)
-    return product if product.dtype == dtype else product.to(dtype)  # see `cut`
-
-
 def _next_state(rng_state: Tensor) -> Tensor:
     state = rng_state.clone()
     rng_state[1].add_(1)
@@ -134,7 +122,7 @@ class _Linear(torch.autograd.Function):
         tensors = [t for parts in kept for t in parts or (None, None, None)]
         ctx.save_for_backward(rng_state, *tensors)
         ctx.cols = (None if xq_t is None else xq_t.cols, wq_t.cols)
-        return cut(_product(xq, wq, dtype), x.shape[0], weight.shape[0])
+        return cut(nvfp4_mm(xq, wq, None, dtype), x.shape[0], weight.shape[0])
 
     @staticmethod
     @once_differentiable
@@ -150,12 +138,12 @@ class _Linear(torch.autograd.Function):
         if needs_weight:
             xq_t = NVFP4Tensor(x_codes, x_scales, x_gsa, None, ctx.cols[0])
             gq, gq_t = quantize_nvfp4_both(grad, rotate=ctx.recipe.rotate, **rounding)
-            grad_weight = _product(gq_t, xq_t, weight_dtype)
+            grad_weight = nvfp4_mm(gq_t, xq_t, None, weight_dtype)
         else:
             gq = quantize_nvfp4(grad, **rounding)
         if needs_x:
             wq_t = NVFP4Tensor(w_codes, w_scales, w_gsa, None, ctx.cols[1])
-            grad_x = _product(gq, wq_t, x_dtype)[: ctx.rows].contiguous()
+            grad_x = nvfp4_mm(gq, wq_t, None, x_dtype)[: ctx.rows].contiguous()
         return grad_x, grad_weight, None, None, None
 
 
@@ -171,7 +159,8 @@ class NVFP4TrainingLinear(nn.Linear):
 
     It is meant for studying FP4 training on GPUs without FP4 tensor cores: codes times scales are
     exact in bf16, and sums are fp32. So a product has the numerics of FP4 tensor cores at the speed
-    of bf16, plus the time for quantization. Backward keeps the NVFP4 transposes of x and of the
+    of bf16, plus the time for quantization. Products are those of `jitquant.nvfp4_linear` on compute
+    capability 9.0 and of scaled_mm from 10.0 on. Backward keeps the NVFP4 transposes of x and of the
     weight. Parameters may be fp32, with or without autocast; each forward quantizes them directly.
 
     Random bytes come from `rng_state`, int64 [seed, offset] on the device, a buffer that is not in

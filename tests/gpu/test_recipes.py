@@ -11,7 +11,7 @@ from samples import OPS
 
 import jitquant
 from jitquant import reference
-from jitquant.nn import NVFP4TrainingLinear
+from jitquant.nn import NVFP4TrainingLinear, NVFP4TrainingRecipe
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
 from .helpers import randn, same
@@ -141,3 +141,78 @@ def test_a_training_step_is_the_cpus() -> None:
     for got, want in zip(found[1], found[0], strict=True):
         # Gradients are quantized after sums whose order differs.
         assert float((got - want).norm() / want.norm()) < 0.02
+
+
+@pytest.mark.parametrize("shape", [(256, 256, 384), (144, 80, 48)])
+def test_products_are_those_of_the_quantized_operands(shape: tuple[int, int, int]) -> None:
+    """By tiles, and of a K that those do not take."""
+    rows, cols, out = shape
+    layer = NVFP4TrainingLinear(cols, out, bias=False, device="cuda")
+    state = layer.rng_state.clone()
+    x, grad = randn(rows, cols).requires_grad_(), randn(rows, out)
+    with torch.autocast("cuda", torch.bfloat16):
+        y = layer(x)
+    y.backward(grad)
+    xq, xq_t = jitquant.quantize_nvfp4_both(x.detach(), rotate="te")
+    wq, wq_t = jitquant.quantize_nvfp4_both(layer.weight.detach(), block="16x16")
+    gq, gq_t = jitquant.quantize_nvfp4_both(
+        grad, rotate="te", rounding="stochastic", rng_state=state
+    )
+    for got, a, b in ((y, xq, wq), (x.grad, gq, wq_t), (layer.weight.grad, gq_t, xq_t)):
+        want = a.dequantize(torch.float32).double() @ b.dequantize(torch.float32).double().T
+        limit = 2e-6 if got.dtype == torch.float32 else 3e-3
+        assert float((got - want).norm() / want.norm()) < limit
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_captured_training_step_draws_anew(compiled: bool) -> None:
+    """Replays have the gradients of as many eager steps, each with bytes of its own."""
+    torch._dynamo.reset()
+    layer = NVFP4TrainingLinear(256, 128, device="cuda")
+    call = torch.compile(layer, fullgraph=True) if compiled else layer
+    x, grad = randn(256, 256), randn(256, 128)
+
+    def step(run: Any = call) -> torch.Tensor:
+        layer.weight.grad = None
+        with torch.autocast("cuda", torch.bfloat16):
+            y = run(x)
+        y.backward(grad)
+        assert layer.weight.grad is not None
+        return layer.weight.grad
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    layer.seed_rounding(4)
+    replayed = []
+    for _ in range(3):
+        graph.replay()
+        replayed.append(captured.clone())
+    assert not torch.equal(replayed[0], replayed[1])
+    layer.seed_rounding(4)
+    for got in replayed:
+        torch.testing.assert_close(got, step(layer), rtol=1e-5, atol=1e-5)
+    assert int(layer.rng_state[1]) == 3
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        NVFP4TrainingRecipe(),
+        NVFP4TrainingRecipe("none", False, "1x16"),
+        NVFP4TrainingRecipe(select="4over6_mae", e4m3_max=256),
+    ],
+)
+def test_a_training_step_does_not_synchronize(recipe: NVFP4TrainingRecipe) -> None:
+    layer = NVFP4TrainingLinear(256, 128, device="cuda", recipe=recipe)
+    x, grad = randn(256, 256).requires_grad_(), randn(256, 128)
+
+    def step() -> None:
+        layer(x).backward(grad)
+
+    assert_no_sync(step)
