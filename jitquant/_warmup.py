@@ -67,8 +67,9 @@ def first_calls(dtype: torch.dtype) -> list[tuple[str, Part | None]]:
     found: dict[tuple[str, Part | None], None] = {}
     for op in ALL_OPS:
         rotations = op.choices.get("rotate", ("none",))
-        for x, x_sf, rotate in itertools.product(inputs, (None, codes), rotations):
+        tables = (None, codes) if "cos" in op.names else (None,)
+        for x, x_sf, rotate, cos in itertools.product(inputs, (None, codes), rotations, tables):
             first = codes.expand(x.shape) if op.names[0] in ("x_fp4", "data") else x
             arguments = {"x": first, op.names[0]: first, "x_sf": x_sf, "rotate": rotate}
-            found.setdefault((op.module, op.part({**arguments, "dtype": dtype})))
+            found.setdefault((op.module, op.part({**arguments, "cos": cos, "dtype": dtype})))
     return sorted(found, key=str)

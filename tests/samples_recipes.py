@@ -57,7 +57,8 @@ def _on(device: torch.device | str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _amax(x: Tensor, kwargs: dict[str, Any]) -> Tensor:
-    rotation = {k: kwargs[k] for k in ("rotate", "signs", "granularity") if k in kwargs}
+    names = ("rotate", "signs", "cos", "sin", "interleaved", "granularity")
+    rotation = {k: kwargs[k] for k in names if k in kwargs}
     return recipes.rotated_amax(x, **rotation)[0]
 
 
@@ -140,6 +141,58 @@ def tables(rows: int, size: int, turn: int) -> dict[str, Any]:
     positions = rows // 2 if rows % 2 == 0 and rows else max(rows, 1)
     angles = randn(positions, size // 2, dtype=torch.float32, seed=turn) * 3
     return {"cos": angles.cos(), "sin": angles.sin(), "interleaved": turn % 2 == 0}
+
+
+def _embedded_samples() -> dict[str, list[Sample]]:
+    """NVFP4 and MXFP4 of values after RoPE and, with most, a transform; some rows are strided."""
+    found: dict[str, list[Sample]] = {
+        name: [] for name in ("rotated_amax", "quantize_nvfp4_recipe", "quantize_mxfp4")
+    }
+    shapes = ((18, 3), (5, 2), (2, 3, 1), (130, 1), (0, 1))
+    every = itertools.product(DTYPES, ROTATIONS, range(3))
+    for turn, (dtype, rotate, kind) in enumerate(every):
+        n = max(recipes.hadamard_size(rotate), 32)
+        *leading, times = shapes[turn % len(shapes)]
+        cols, between = times * n, (0, 24, 0, 23)[turn % 4]
+        if rotate == "none" and turn % 2:
+            cols += 8  # past the last pair; the last block is shorter
+
+        def x(shape=(*leading, cols + between), dtype=dtype, turn=turn, cols=cols) -> Tensor:
+            v = randn(*shape, dtype=torch.float32, seed=turn)
+            if len(v) == 18:
+                v[1] = 0.0
+                v[2, 3] = torch.nan
+                v[3, 1] = torch.inf
+                v[4] *= 1e-30
+                v[5] *= 1e4
+            return v.to(dtype)[..., :cols]
+
+        rows = int(torch.tensor(leading).prod())
+        size = 32 * (1 + (cols // 32 - 1) * (turn // 2 % 2))
+        how: dict[str, Any] = {"rotate": rotate, **tables(rows, size, turn)}
+        if rotate != "none" and turn % 3:
+            how["signs"] = signs_of(rotate)
+        granularity = ("tensor", "row")[(turn + kind) % 2]
+        said = f"rope-{str(dtype)[6:]}-{rotate}-{kind}-{turn}"
+        amax = {**how, "granularity": granularity}
+        found["rotated_amax"].append(
+            Sample("rotated_amax", said, lambda d, x=x, k=amax: ((x().to(d),), _on(d, k)))
+        )
+        layout = SCALE_LAYOUTS[turn // 3 % 2]
+        nvfp4 = {**amax, "scale_layout": layout}
+        mx = {**how, "scaling": MXFP4_SCALINGS[turn % 4], "scale_layout": layout}
+        if kind == 1:
+            rounding = _rounding(x(), turn // 2)
+            nvfp4, mx = {**nvfp4, **rounding}, {**mx, **rounding}
+        elif kind == 2:
+            nvfp4 |= {"select": SELECTS[1 + turn % 7], "e4m3_max": (448, 256)[turn % 2]}
+        if granularity == "tensor" and rotate in ("none", "te", "16"):
+            nvfp4["block"] = "16x16"
+        found["quantize_nvfp4_recipe"].append(_nvfp4(said, x, nvfp4))
+        found["quantize_mxfp4"].append(
+            Sample("quantize_mxfp4", said, lambda d, x=x, k=mx: ((x().to(d),), _on(d, k)))
+        )
+    return found
 
 
 def _rotated_samples() -> tuple[list[Sample], list[Sample]]:
@@ -323,13 +376,14 @@ def recipe_samples() -> dict[str, list[Sample]]:
     back.append(Sample("dequantize_mxfp4", "all_bytes", all_bytes))
     both_amax, both = _both_samples()
     rotated_fp8, rotated_group = _rotated_samples()
+    embedded = _embedded_samples()
     return {
         "rotate_quantize_fp8": rotated_fp8,
         "rotate_quantize_per_token_group": rotated_group,
         "nvfp4_both_amax": both_amax,
         "quantize_nvfp4_both": both,
-        "rotated_amax": amax,
-        "quantize_nvfp4_recipe": nvfp4,
-        "quantize_mxfp4": mxfp4,
+        "rotated_amax": amax + embedded["rotated_amax"],
+        "quantize_nvfp4_recipe": nvfp4 + embedded["quantize_nvfp4_recipe"],
+        "quantize_mxfp4": mxfp4 + embedded["quantize_mxfp4"],
         "dequantize_mxfp4": back,
     }

@@ -82,6 +82,49 @@ def hadamard(v: Tensor, rotate: str, signs: Tensor | None, dtype: torch.dtype) -
     return y.to(dtype).to(torch.float32) if rotate == "te" else y
 
 
+def rope(v: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotary position embedding: ``a cos - b sin`` and ``b cos + a sin`` of pairs (a, b).
+
+    Args:
+        v: fp32 (rows, N).
+        cos, sin: fp32 (P, R / 2), P a divisor of the rows: each serves rows / P that follow each
+            other. The first R columns are pairs.
+        interleaved: pairs are neighbors; False: column i and column i + R / 2.
+    """
+    rows, half = v.shape[0], cos.shape[1]
+    each = rows // cos.shape[0]
+    cos, sin = (t.repeat_interleave(each, 0) for t in (cos, sin))
+    first = v[:, : 2 * half]
+    if interleaved:
+        a, b = first[:, 0::2], first[:, 1::2]
+    else:
+        a, b = first[:, :half], first[:, half:]
+    turned = (a * cos + -(b * sin), b * cos + a * sin)
+    pairs = torch.stack(turned, 2).flatten(1) if interleaved else torch.cat(turned, 1)
+    return torch.cat((pairs, v[:, 2 * half :]), 1)
+
+
+def rotated(
+    x: Tensor,
+    rotate: str,
+    signs: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+) -> Tensor:
+    """fp32 rows after `rope`, if there are tables, and then `hadamard`.
+
+    Args:
+        x: (..., N).
+        rotate, signs: of the transform.
+        cos, sin, interleaved: of `rope`; None: without it.
+    """
+    v = rows_of(x)
+    if cos is not None and sin is not None:
+        v = rope(v, cos, sin, interleaved)
+    return hadamard(v, rotate, signs, x.dtype)
+
+
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> Tensor:
     """Philox4x32-10 (Salmon et al., SC 2011): four 32-bit words a counter, as int64 (..., 4).
 
@@ -289,10 +332,17 @@ def maxima(a: Tensor) -> Tensor:
 
 
 def rotated_amax(
-    x: Tensor, *, rotate: str = "none", signs: Tensor | None = None, granularity: str = "tensor"
+    x: Tensor,
+    *,
+    rotate: str = "none",
+    signs: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    granularity: str = "tensor",
 ) -> tuple[Tensor]:
-    """The amax of ``x`` after `hadamard`, NaN aside: (MAX_PARTIALS,) maxima, or (rows,)."""
-    a = amax(hadamard(rows_of(x), rotate, signs, x.dtype), granularity)
+    """The amax of ``x`` after `rotated`, NaN aside: (MAX_PARTIALS,) maxima, or (rows,)."""
+    a = amax(rotated(x, rotate, signs, cos, sin, interleaved), granularity)
     return (a if granularity == "row" else maxima(a),)
 
 
@@ -304,6 +354,9 @@ def quantize_nvfp4_recipe(
     block: str = "1x16",
     rotate: str = "none",
     signs: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
     select: str = "none",
     e4m3_max: int = 448,
     rounding: str = "nearest",
@@ -319,8 +372,7 @@ def quantize_nvfp4_recipe(
         amax: of what is quantized: maxima of the tensor, or (rows,) with granularity "row".
         granularity: "tensor" or "row".
         block: "1x16" or "16x16".
-        rotate: see `hadamard`.
-        signs: see `hadamard`.
+        rotate, signs, cos, sin, interleaved: see `rotated`.
         select: "none" (recipe "te"), or see `four_over_six`.
         e4m3_max: largest scale.
         rounding: "nearest", or "stochastic" with ``rng_state`` or ``random_bytes``.
@@ -330,7 +382,7 @@ def quantize_nvfp4_recipe(
         from_gsa: ``amax`` is a given gsa, (1,) or (rows,); see `encoding_scale`.
     """
     a = amax.reshape(-1) if granularity == "row" or from_gsa else amax.amax().reshape(1)
-    v = hadamard(rows_of(x), rotate, signs, x.dtype)
+    v = rotated(x, rotate, signs, cos, sin, interleaved)
     r = _bytes_for(rounding, rng_state, random_bytes, v, NVFP4_BLOCK)
     tile_rows = 16 if block == "16x16" else 1
     codes, scales = _encode_nvfp4(v, a, r, select, e4m3_max, tile_rows, from_gsa)
@@ -429,6 +481,9 @@ def quantize_mxfp4(
     scaling: str = "rceil",
     rotate: str = "none",
     signs: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
     rounding: str = "nearest",
     rng_state: Tensor | None = None,
     random_bytes: Tensor | None = None,
@@ -439,10 +494,10 @@ def quantize_mxfp4(
     Args:
         x: (..., N); N up to the next multiple of 32 is taken as zeros.
         scaling: see `mxfp4_exponent`.
-        rotate, signs, rounding, rng_state, random_bytes, scale_layout: as in
+        rotate, signs, cos, sin, interleaved, rounding, rng_state, random_bytes, scale_layout: as in
             `quantize_nvfp4_recipe`.
     """
-    v = hadamard(rows_of(x), rotate, signs, x.dtype)
+    v = rotated(x, rotate, signs, cos, sin, interleaved)
     rows, cols = v.shape
     groups = -(-cols // MXFP4_BLOCK)
     r = _bytes_for(rounding, rng_state, random_bytes, v, MXFP4_BLOCK)

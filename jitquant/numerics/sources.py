@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from jitquant.formats import MAX_PARTIALS, ceil_div
 from jitquant.numerics.nvfp4 import amax, constant, rows_of
-from jitquant.numerics.recipes import hadamard
 
 
 def deinterleave(fused: Tensor, intermediate: int, interleave: int, op: str) -> Tensor:
@@ -43,49 +42,6 @@ def swiglu(fused: Tensor, interleave: int) -> Tensor:
         interleave: 0, or a divisor of N.
     """
     return deinterleave(fused, fused.shape[-1] // 2, interleave, "swiglu")
-
-
-def rope(v: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotary position embedding: ``a cos - b sin`` and ``b cos + a sin`` of pairs (a, b).
-
-    Args:
-        v: fp32 (rows, N).
-        cos, sin: fp32 (P, R / 2), P a divisor of the rows: each serves rows / P that follow each
-            other. The first R columns are pairs.
-        interleaved: pairs are neighbors; False: column i and column i + R / 2.
-    """
-    rows, half = v.shape[0], cos.shape[1]
-    each = rows // cos.shape[0]
-    cos, sin = (t.repeat_interleave(each, 0) for t in (cos, sin))
-    first = v[:, : 2 * half]
-    if interleaved:
-        a, b = first[:, 0::2], first[:, 1::2]
-    else:
-        a, b = first[:, :half], first[:, half:]
-    turned = (a * cos + -(b * sin), b * cos + a * sin)
-    pairs = torch.stack(turned, 2).flatten(1) if interleaved else torch.cat(turned, 1)
-    return torch.cat((pairs, v[:, 2 * half :]), 1)
-
-
-def rotated(
-    x: Tensor,
-    rotate: str,
-    signs: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    interleaved: bool,
-) -> Tensor:
-    """fp32 rows after `rope`, if there are tables, and then `jitquant.numerics.recipes.hadamard`.
-
-    Args:
-        x: (..., N).
-        rotate, signs: of the transform.
-        cos, sin, interleaved: of `rope`; None: without it.
-    """
-    v = rows_of(x)
-    if cos is not None and sin is not None:
-        v = rope(v, cos, sin, interleaved)
-    return hadamard(v, rotate, signs, x.dtype)
 
 
 def add_residual(x: Tensor, residual: Tensor | None) -> Tensor:

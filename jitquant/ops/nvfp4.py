@@ -377,6 +377,8 @@ def quantize_nvfp4(
     block: WeightBlock = "1x16",
     rotate: Rotation = "none",
     signs: Tensor | None = None,
+    rope: tuple[Tensor, Tensor] | None = None,
+    interleaved: bool = False,
     select: Select = "none",
     e4m3_max: int = 448,
     rounding: Rounding = "nearest",
@@ -388,9 +390,9 @@ def quantize_nvfp4(
 ) -> QuantizedActivation:
     """Quantizes activations to NVFP4: at most two launches, one if gsa is given.
 
-    ``block``, ``rotate``, ``select``, ``e4m3_max`` and ``rounding`` are for training recipes and
-    rotation; ``docs/numerics.md`` has the formulas and their sources. A computed gsa is that of the
-    values after the rotation.
+    ``block``, ``rotate``, ``rope``, ``select``, ``e4m3_max`` and ``rounding`` are for training
+    recipes and rotation; ``docs/numerics.md`` has the formulas and their sources. A computed gsa is
+    that of the values after the rotation.
 
     Args:
         x: (..., N); a 1-D tensor is one row.
@@ -402,6 +404,8 @@ def quantize_nvfp4(
         rotate: "none"; "te": TransformerEngine's random Hadamard transform of 16 neighbors;
             "16" to "256": Sylvester's of that many. N must be a multiple of the number.
         signs: int8 (n,) of +1 and -1 for the transform; None: TransformerEngine's, or none.
+        rope, interleaved: rotary position embedding before the transform, in the same launches, as
+            in `jitquant.quantize_per_token_group`.
         select: "none", or how a block's scale is selected: "4over6_mae", "4over6_mse", ...
         e4m3_max: the largest block scale, 448 or 256; ``divisor`` is 6 * e4m3_max then.
         rounding: "nearest", or "stochastic" with one of the next two.
@@ -418,14 +422,14 @@ def quantize_nvfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    if (block, rotate, select, e4m3_max, rounding) != ("1x16", "none", "none", 448, "nearest"):
+    plain = (block, rotate, select, e4m3_max, rounding) == ("1x16", "none", "none", 448, "nearest")
+    if not plain or rope is not None:
         return _by_recipe(
             {
                 "x": x,
                 "granularity": granularity,
                 "block": block,
-                "rotate": rotate,
-                "signs": signs,
+                **sources.rotated_arguments(rotate, signs, rope, interleaved),
                 "select": select,
                 "e4m3_max": e4m3_max,
                 "rounding": rounding,

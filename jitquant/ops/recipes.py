@@ -38,7 +38,7 @@ from jitquant.formats import (
     swizzled_shape,
 )
 from jitquant.numerics import recipes as numerics
-from jitquant.ops import _checks, _checks_fp8, _checks_rotation, _sharded
+from jitquant.ops import _checks, _checks_fp8, _checks_rotation, _sharded, sources
 from jitquant.ops.schema import (
     FP32,
     MATRIX,
@@ -105,8 +105,15 @@ def _check_together(block: str, rotate: str, select: str, rounding: str, e4m3_ma
         )
 
 
-def _plan_rotated_amax(x: Tensor, rotate: str, signs: Tensor | None, granularity: str) -> Plan:
-    _checks_rotation.rotation(rotate, signs, x.shape[-1], x)
+def _plan_rotated_amax(
+    x: Tensor,
+    rotate: str,
+    signs: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    granularity: str,
+) -> Plan:
+    _checks_rotation.rotated_arguments(x, rotate, signs, cos, sin)
     rows = _checks.row_count(x.shape[:-1])
     return Plan(x.device, (fp32(rows if granularity == "row" else MAX_PARTIALS),))
 
@@ -126,6 +133,8 @@ def _plan_recipe(
     block: str,
     rotate: str,
     signs: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
     select: str,
     e4m3_max: int,
     rounding: str,
@@ -134,7 +143,7 @@ def _plan_recipe(
     scale_layout: str,
     from_gsa: bool,
 ) -> Plan:
-    _checks_rotation.rotation(rotate, signs, x.shape[-1], x)
+    _checks_rotation.rotated_arguments(x, rotate, signs, cos, sin)
     _check_rounding(rounding, rng_state, random_bytes, x)
     _check_together(block, rotate, select, rounding, e4m3_max)
     rows = _checks.row_count(x.shape[:-1])
@@ -155,12 +164,14 @@ def _plan_mxfp4(
     x: Tensor,
     rotate: str,
     signs: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
     rounding: str,
     rng_state: Tensor | None,
     random_bytes: Tensor | None,
     scale_layout: str,
 ) -> Plan:
-    _checks_rotation.rotation(rotate, signs, x.shape[-1], x)
+    _checks_rotation.rotated_arguments(x, rotate, signs, cos, sin)
     _check_rounding(rounding, rng_state, random_bytes, x)
     leading, groups = tuple(x.shape[:-1]), ceil_div(x.shape[-1], MXFP4_BLOCK)
     scales: tuple[int, ...] = (*leading, groups)
@@ -247,19 +258,20 @@ def _plan_both(
 
 
 _MAKER = "QuantizedActivation.empty(shape, ...)"
+_ROTATION = {"signs": SIGNS, "cos": FP32, "sin": FP32}
 _CHOICES = {"rotate": ROTATIONS, "rounding": ROUNDINGS, "scale_layout": SCALE_LAYOUTS}
 
 
-def _part(x: Tensor, rotate: str) -> Part | None:
-    return _part_of(x.dtype, rotate)
+def _part(x: Tensor, rotate: str, cos: Tensor | None = None) -> Part | None:
+    return _part_of(x.dtype, "rope" if cos is not None else rotate)
 
 
 def _part_of(dtype: torch.dtype, rotate: str) -> Part | None:
     of = PARTS.get(dtype)
     if of is None:
         return None
-    kind = {"none": 0, "te": 1}.get(rotate, 2)
-    name = f"{of.name}_{('plain', 'te', 'wide')[kind]}"
+    kind = {"none": 0, "te": 1, "rope": 3}.get(rotate, 2)
+    name = f"{of.name}_{('plain', 'te', 'wide', 'rope')[kind]}"
     return Part(name, (*of.flags, f"-DJITQUANT_ROTATE={kind}"))
 
 
@@ -269,7 +281,7 @@ ROTATED_AMAX = Op(
     module="quantize_nvfp4_recipe",
     plan=_plan_rotated_amax,
     reference=numerics.rotated_amax,
-    accepts={"x": Values(), "signs": SIGNS},
+    accepts={"x": Values(), **_ROTATION},
     part=_part,
     choices={"rotate": ROTATIONS, "granularity": GRANULARITIES},
 )
@@ -279,7 +291,7 @@ QUANTIZE = Op(
     module="quantize_nvfp4_recipe",
     plan=_plan_recipe,
     reference=numerics.quantize_nvfp4_recipe,
-    accepts={"x": Values(), "amax": FP32, "signs": SIGNS},
+    accepts={"x": Values(), "amax": FP32, **_ROTATION},
     part=_part,
     choices={
         "granularity": GRANULARITIES,
@@ -316,7 +328,7 @@ QUANTIZE_MXFP4 = Op(
     module="quantize_mxfp4",
     plan=_plan_mxfp4,
     reference=numerics.quantize_mxfp4,
-    accepts={"x": Values(), "signs": SIGNS},
+    accepts={"x": Values(), **_ROTATION},
     part=_part,
     choices={"scaling": MXFP4_SCALINGS, **_CHOICES},
 )
@@ -432,6 +444,8 @@ def quantize_mxfp4(
     scaling: Mxfp4Scaling = "rceil",
     rotate: Rotation = "none",
     signs: Tensor | None = None,
+    rope: tuple[Tensor, Tensor] | None = None,
+    interleaved: bool = False,
     rounding: Rounding = "nearest",
     rng_state: Tensor | None = None,
     random_bytes: Tensor | None = None,
@@ -448,6 +462,8 @@ def quantize_mxfp4(
             (torchao; the least error) or "rceil" (torchao, cuBLAS: nothing saturates).
         rotate: "none", or a Hadamard transform before: see ``docs/numerics.md``.
         signs: int8 (n,) of +1 and -1 for the transform, or None.
+        rope, interleaved: rotary position embedding before it, in the same launch, as in
+            `jitquant.quantize_per_token_group`.
         rounding: "nearest", or "stochastic" with one of the next two.
         rng_state: int64 (2,), seed and offset, on the device of x.
         random_bytes: uint8 of the shape of x, contiguous.
@@ -461,7 +477,8 @@ def quantize_mxfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    args = (x, scaling, rotate, signs, rounding, rng_state, random_bytes, scale_layout)
+    of_rows = sources.rotated_arguments(rotate, signs, rope, interleaved).values()
+    args = (x, scaling, *of_rows, rounding, rng_state, random_bytes, scale_layout)
     if out is None:
         x_fp4, x_sf = QUANTIZE_MXFP4.made(args)
         return x_fp4, x_sf

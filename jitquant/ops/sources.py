@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jitquant.formats import ROTATIONS
-from jitquant.numerics import nvfp4, sources
+from jitquant.numerics import nvfp4, recipes, sources
 from jitquant.ops import _checks, _checks_fp8, _checks_rotation
 from jitquant.ops.schema import FP32, SIGNS, Number, Source, Values
 
@@ -56,7 +56,7 @@ SWIGLU = Source(
 ROTATED = Source(
     "x",
     "Tensor x",
-    sources.rotated,
+    recipes.rotated,
     {"x": Values(), "signs": SIGNS, "cos": FP32, "sin": FP32},
     _checks_rotation.rotated_arguments,
     options='str rotate="none", Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, '

@@ -1,10 +1,10 @@
 #include "declared/quantize_mxfp4.h"
-#include "recipes.h"
+#include "rotate.h"
 
 namespace jitquant {
 
-cudaError_t launch_quantize_mxfp4(const Matrix& x, const Recipe& recipe, const Nvfp4Output& out,
-                                  cudaStream_t stream);
+cudaError_t launch_quantize_mxfp4(const Matrix& x, const Rope& rope, const Recipe& recipe,
+                                  const Nvfp4Output& out, cudaStream_t stream);
 cudaError_t launch_dequantize_mxfp4(const Mxfp4Input& in, void* out, DType dtype, int64_t cols,
                                     cudaStream_t stream);
 
@@ -21,6 +21,7 @@ void quantize_mxfp4(Call& call, const declared::QuantizeMxfp4& args, Result& x_f
   const Matrix m = matrix_of(args.x, "x");
   Recipe recipe = {};
   recipe.rotation = rotation_of(args.rotate, args.signs, m.cols, args.x);
+  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m, args.x);
   recipe.rounding = rounding_of(args.rounding, args.rng_state, args.random_bytes, args.x);
   recipe.scaling = scaling_of(args.scaling);
   const bool swizzled = swizzled_of(args.scale_layout);
@@ -33,7 +34,7 @@ void quantize_mxfp4(Call& call, const declared::QuantizeMxfp4& args, Result& x_f
       static_cast<uint8_t*>(x_sf.memory("x_sf", ScalarType::Float8_e8m0fnu, scales, args.x)),
       m.rows, 2 * groups, swizzled};
   const Launching at(call, args.x);
-  check_launch(launch_quantize_mxfp4(m, recipe, out, at.stream), "quantize_mxfp4");
+  check_launch(launch_quantize_mxfp4(m, rope, recipe, out, at.stream), "quantize_mxfp4");
 }
 
 const uint8_t* bytes_of(const View& t, const char* name, ScalarType dtype, const View& like) {

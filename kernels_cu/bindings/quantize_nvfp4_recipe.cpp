@@ -1,13 +1,13 @@
 #include "declared/quantize_nvfp4_recipe.h"
-#include "recipes.h"
+#include "rotate.h"
 
 namespace jitquant {
 
-cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, bool by_row,
-                                float* maxima, cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const float* maxima, int count,
-                                         bool by_row, bool from_gsa, float divisor, float* gsa,
-                                         const Recipe& recipe, const Nvfp4Output& out,
+cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const Rope& rope,
+                                bool by_row, float* maxima, cudaStream_t stream);
+cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* maxima,
+                                         int count, bool by_row, bool from_gsa, float divisor,
+                                         float* gsa, const Recipe& recipe, const Nvfp4Output& out,
                                          cudaStream_t stream);
 
 namespace {
@@ -15,10 +15,11 @@ namespace {
 void rotated_amax(Call& call, const declared::RotatedAmax& args, Result& maxima) {
   const Matrix m = matrix_of(args.x, "x");
   const Rotation rotation = rotation_of(args.rotate, args.signs, m.cols, args.x);
+  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m, args.x);
   const bool rows = by_row(args.granularity);
   float* out = maxima.floats("maxima", rows ? m.rows : kMaxPartials, args.x);
   const Launching at(call, args.x);
-  check_launch(launch_rotated_amax(m, rotation, rows, out, at.stream), "rotated_amax");
+  check_launch(launch_rotated_amax(m, rotation, rope, rows, out, at.stream), "rotated_amax");
 }
 
 void quantize_nvfp4_recipe(Call& call, const declared::QuantizeNvfp4Recipe& args, Result& x_fp4,
@@ -27,6 +28,7 @@ void quantize_nvfp4_recipe(Call& call, const declared::QuantizeNvfp4Recipe& args
   const bool rows = by_row(args.granularity);
   Recipe recipe = {};
   recipe.rotation = rotation_of(args.rotate, args.signs, m.cols, args.x);
+  const Rope rope = rope_of(args.cos, args.sin, args.interleaved, m, args.x);
   recipe.select = select_of(args.select);
   recipe.rounding = rounding_of(args.rounding, args.rng_state, args.random_bytes, args.x);
   recipe.tile = tile_of(args.block, args.rotate, recipe.rotation);
@@ -49,7 +51,7 @@ void quantize_nvfp4_recipe(Call& call, const declared::QuantizeNvfp4Recipe& args
   const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);
   float* gsa_out = gsa.floats("gsa", rows ? m.rows : 1, args.x);
   const Launching at(call, args.x);
-  check_launch(launch_quantize_nvfp4_recipe(m, static_cast<const float*>(args.amax.data),
+  check_launch(launch_quantize_nvfp4_recipe(m, rope, static_cast<const float*>(args.amax.data),
                                             static_cast<int>(rows ? 0 : count), rows, args.from_gsa,
                                             divisor, gsa_out, recipe, out, at.stream),
                "quantize_nvfp4_recipe");

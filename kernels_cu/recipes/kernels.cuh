@@ -8,7 +8,7 @@
 
 #include "../amax/partials.cuh"
 #include "../nvfp4/common.cuh"
-#include "rules.cuh"
+#include "source.cuh"
 
 namespace jitquant {
 
@@ -46,13 +46,27 @@ struct LaneWalk {
   __device__ __forceinline__ bool exists() const { return row() < rows; }
 };
 
-template <class T>
-__device__ __forceinline__ Block<T> fetch_lane(const PlainSource<T>& source, const LaneWalk& at) {
-  Block<T> x = {};
+template <class T, Rotate kRotate>
+using RowSource =
+    std::conditional_t<kRotate == Rotate::kRope, RotatedSource<T, true>, PlainSource<T>>;
+
+template <class Source>
+__device__ __forceinline__ typename Source::Fetched fetch_lane(const Source& source,
+                                                               const LaneWalk& at) {
+  typename Source::Fetched x = {};
   if (at.exists() && at.block() * 16 < source.cols) {
     x = source.template fetch<false>(source.row(at.row()), at.block());
   }
   return x;
+}
+
+// A lane's block after the rotation, which lanes compute together.
+template <Rotate kRotate, class Source>
+__device__ __forceinline__ auto rotated_lane(const Source& source,
+                                             const typename Source::Fetched& x, int64_t block,
+                                             const Rotation& rotation, uint32_t minus) {
+  return rotated<kRotate>(source.template value<false>(x, typename Source::Row(), block), rotation,
+                          minus);
 }
 
 // The index of a lane's block among those that are rotated together.
@@ -65,9 +79,10 @@ __device__ __forceinline__ void zero_rest(float* maxima) {
   for (int i = gridDim.x + threadIdx.x; i < kMaxPartials; i += blockDim.x) maxima[i] = 0.0f;
 }
 
+// Pairs of columns for RoPE, and those fetched ahead, take more registers.
 template <class T, Rotate kRotate>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 2)
-    rotated_amax_kernel(PlainSource<T> source, Rotation rotation, float* maxima) {
+__global__ void __launch_bounds__(kThreads, (sizeof(T) == 2 ? 4 : 2) >> (kRotate == Rotate::kRope))
+    rotated_amax_kernel(RowSource<T, kRotate> source, Rotation rotation, float* maxima) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   wait_for_previous();
@@ -75,13 +90,14 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 2)
   const uint32_t minus = minus_signs(rotation, part_of(rotation));
   LaneWalk walk(source.rows, blocks_of(source.cols), false);
   Amax<typename Rotated<kRotate, T>::Element> mine;
-  Block<T> next = fetch_lane(source, walk);
+  auto next = fetch_lane(source, walk);
 #pragma unroll 1
   while (walk.more()) {
-    const Block<T> x = next;
+    const auto x = next;
+    const int64_t block = walk.block();
     walk.next();
     next = fetch_lane(source, walk);
-    mine.add(rotated<kRotate>(x, rotation, minus));
+    mine.add(rotated_lane<kRotate>(source, x, block, rotation, minus));
   }
   const float amax = reduce.max(mine.result());
   if (threadIdx.x == 0) maxima[blockIdx.x] = amax;
@@ -103,7 +119,7 @@ __global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
 
 template <class T, Rotate kRotate>
 __global__ void __launch_bounds__(kThreads)
-    rotated_row_amax_kernel(PlainSource<T> source, Rotation rotation, float* amaxes) {
+    rotated_row_amax_kernel(RowSource<T, kRotate> source, Rotation rotation, float* amaxes) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   wait_for_previous();
@@ -116,9 +132,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 1
     for (int64_t first = 0; first < width; first += blockDim.x) {
       const int64_t block = first + threadIdx.x;
-      Block<T> x = {};
+      typename RowSource<T, kRotate>::Fetched x = {};
       if (block < width) x = source.template fetch<false>(source.row(r), block);
-      mine.add(rotated<kRotate>(x, rotation, minus));
+      mine.add(rotated_lane<kRotate>(source, x, block, rotation, minus));
     }
     const float amax = reduce.max(mine.result());
     if (threadIdx.x == 0) amaxes[r] = amax;
@@ -262,8 +278,8 @@ __global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kSt
 }
 
 template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
-__global__ void __launch_bounds__(kThreads, 2)
-    recipe_kernel(PlainSource<T> source, RecipeScale scale, Recipe recipe, Nvfp4Output out) {
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 && kRotate == Rotate::kRope ? 1 : 2)
+    recipe_kernel(RowSource<T, kRotate> source, RecipeScale scale, Recipe recipe, Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   constexpr bool kMx = kScaling == Scaling::kMx;
@@ -272,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint32_t minus = minus_signs(recipe.rotation, part_of(recipe.rotation));
   const bool tile = !kMx && recipe.tile;
   LaneWalk walk(out.rows, out.blocks, tile);
-  Block<T> next = fetch_lane(source, walk);
+  auto next = fetch_lane(source, walk);
   Selection selection = {};
   const bool by_row = !kMx && scale.by_row;
   if (!kMx && !by_row) {
@@ -286,12 +302,12 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 #pragma unroll 1
   while (walk.more()) {
-    const Block<T> x = next;
+    const auto x = next;
     const int64_t row = walk.row(), block = walk.block();
     const bool exists = walk.exists();
     walk.next();
     next = fetch_lane(source, walk);
-    auto y = rotated<kRotate>(x, recipe.rotation, minus);
+    auto y = rotated_lane<kRotate>(source, x, block, recipe.rotation, minus);
     // Signs would change the zeros past the last column.
     if (kMx && kRotate != Rotate::kNone && 16 * block >= source.cols) y = {};
     float b = block_amax(y);
@@ -325,45 +341,60 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 #ifndef __CUDACC_RTC__
 // Calls f with the kind of rotation as a compile-time constant. -DJITQUANT_ROTATE=<number> builds a
-// library for that kind alone, which compiles faster.
-template <bool kWide = true, class F>
-cudaError_t with_rotation(const Rotation& rotation, F&& f) {
-  const Rotate rotate = rotation.lanes == 0 ? Rotate::kNone
-                        : rotation.rounded  ? Rotate::kTe
-                                            : Rotate::kWide;
+// library for that kind alone, which compiles faster. Without kAll, there are two kinds.
+template <bool kAll = true, class F>
+cudaError_t with_rotation(const Rotation& rotation, const Rope& rope, F&& f) {
+  const Rotate rotate = rope.size > 0         ? Rotate::kRope
+                        : rotation.lanes == 0 ? Rotate::kNone
+                        : rotation.rounded    ? Rotate::kTe
+                                              : Rotate::kWide;
 #ifdef JITQUANT_ROTATE
   constexpr Rotate kOnly = static_cast<Rotate>(JITQUANT_ROTATE);
   return rotate == kOnly ? f(std::integral_constant<Rotate, kOnly>()) : cudaErrorInvalidValue;
 #else
   if (rotate == Rotate::kNone) return f(std::integral_constant<Rotate, Rotate::kNone>());
   if (rotate == Rotate::kTe) return f(std::integral_constant<Rotate, Rotate::kTe>());
-  if constexpr (kWide) return f(std::integral_constant<Rotate, Rotate::kWide>());
+  if constexpr (kAll) {
+    if (rotate == Rotate::kWide) return f(std::integral_constant<Rotate, Rotate::kWide>());
+    return f(std::integral_constant<Rotate, Rotate::kRope>());
+  }
   return cudaErrorInvalidValue;
 #endif
 }
 
+template <class T, Rotate kRotate>
+RowSource<T, kRotate> row_source(const Matrix& x, const Rotation& rotation, const Rope& rope) {
+  if constexpr (kRotate == Rotate::kRope) {
+    return {x, rotation, rope};
+  } else {
+    return PlainSource<T>(x);
+  }
+}
+
 template <Scaling kScaling, bool kStochastic>
-cudaError_t launch_recipe(const Matrix& x, const RecipeScale& scale, const Recipe& recipe,
-                          const Nvfp4Output& out, cudaStream_t stream) {
+cudaError_t launch_recipe(const Matrix& x, const Rope& rope, const RecipeScale& scale,
+                          const Recipe& recipe, const Nvfp4Output& out, cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    return with_rotation(recipe.rotation, [&](auto rotate) {
+    return with_rotation(recipe.rotation, rope, [&](auto rotate) {
       const int64_t blocks = out.rows * out.blocks;
       const bool flat = is_flat(x) && out.blocks * 16 == x.cols && !out.swizzled && !recipe.tile &&
                         !scale.by_row && recipe.rounding.random_bytes == nullptr &&
                         blocks < (int64_t{1} << 31) - (int64_t{1} << 24);
-      if (flat) {
-        constexpr auto kKernel = &flat_recipe_kernel<T, rotate, kScaling, kStochastic>;
-        const int64_t grid = persistent_grid((blocks + kThreads - 1) / kThreads,
-                                             blocks_per_sm<kKernel>(kThreads, 0));
-        return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream, flat_source<T>(x),
-                               Divisor(static_cast<uint32_t>(out.blocks)), scale, recipe, out);
+      if constexpr (rotate != Rotate::kRope) {
+        if (flat) {
+          constexpr auto kKernel = &flat_recipe_kernel<T, rotate, kScaling, kStochastic>;
+          const int64_t grid = persistent_grid((blocks + kThreads - 1) / kThreads,
+                                               blocks_per_sm<kKernel>(kThreads, 0));
+          return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream, flat_source<T>(x),
+                                 Divisor(static_cast<uint32_t>(out.blocks)), scale, recipe, out);
+        }
       }
       constexpr auto kKernel = &recipe_kernel<T, rotate, kScaling, kStochastic>;
       const int64_t items = (blocks + kThreads - 1) / kThreads + 16;
       const int64_t grid = persistent_grid(items, blocks_per_sm<kKernel>(kThreads, 0));
-      return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream, PlainSource<T>(x), scale,
-                             recipe, out);
+      return launch<kKernel>({grid, kThreads, Start::kOverlapped}, stream,
+                             row_source<T, rotate>(x, recipe.rotation, rope), scale, recipe, out);
     });
   });
 }

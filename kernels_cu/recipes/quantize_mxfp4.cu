@@ -31,11 +31,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_quantize_mxfp4(const Matrix& x, const Recipe& recipe, const Nvfp4Output& out,
-                                  cudaStream_t stream) {
+cudaError_t launch_quantize_mxfp4(const Matrix& x, const Rope& rope, const Recipe& recipe,
+                                  const Nvfp4Output& out, cudaStream_t stream) {
   return recipe.rounding.stochastic
-             ? launch_recipe<Scaling::kMx, true>(x, {}, recipe, out, stream)
-             : launch_recipe<Scaling::kMx, false>(x, {}, recipe, out, stream);
+             ? launch_recipe<Scaling::kMx, true>(x, rope, {}, recipe, out, stream)
+             : launch_recipe<Scaling::kMx, false>(x, rope, {}, recipe, out, stream);
 }
 
 cudaError_t launch_dequantize_mxfp4(const Mxfp4Input& in, void* out, DType dtype, int64_t cols,

@@ -237,7 +237,7 @@ cudaError_t launch_both(const Matrix& x, const float* maxima, float divisor, con
   const int64_t wide = tiles_of(x.cols), count = tiles_of(x.rows) * wide;
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    return with_rotation<false>(recipe.rotation, [&](auto rotate) {
+    return with_rotation<false>(recipe.rotation, {}, [&](auto rotate) {
       constexpr auto kKernel = &nvfp4_both_kernel<T, rotate, kScaling, kStochastic>;
       constexpr size_t kShared = TileMemory<T>::kBytes;
       if (blocks_per_sm<kKernel>(kThreads, kShared) == 0) return cudaErrorInvalidConfiguration;
@@ -256,7 +256,7 @@ cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, fl
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
     return with_whole(x, [&](auto whole) {
-      return with_rotation<false>(rotation, [&](auto rotate) {
+      return with_rotation<false>(rotation, {}, [&](auto rotate) {
         constexpr auto kKernel = &both_amax_kernel<T, whole, rotate>;
         constexpr size_t kShared = TileMemory<T>::kBytes;
         const int per_sm = blocks_per_sm<kKernel>(kThreads, kShared);

@@ -4,20 +4,20 @@
 namespace jitquant {
 
 #ifndef __CUDACC_RTC__
-cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, bool by_row,
-                                float* maxima, cudaStream_t stream) {
+cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const Rope& rope,
+                                bool by_row, float* maxima, cudaStream_t stream) {
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
-    const PlainSource<T> source(x);
     const auto start = [&](const auto& from) {
       using Source = std::decay_t<decltype(from)>;
       return launch<&maxima_kernel<Source>>(
           {amax_grid(x.rows, x.cols), 2 * kThreads, Start::kOverlapped}, stream, from, maxima);
     };
-    if (rotation.lanes == 0 && !by_row) {
-      return is_flat(x) ? start(flat_source<T>(x)) : start(source);
+    if (rotation.lanes == 0 && rope.size == 0 && !by_row) {
+      return is_flat(x) ? start(flat_source<T>(x)) : start(PlainSource<T>(x));
     }
-    return with_rotation(rotation, [&](auto rotate) {
+    return with_rotation(rotation, rope, [&](auto rotate) {
+      const auto source = row_source<T, rotate>(x, rotation, rope);
       if (by_row) {
         return launch<&rotated_row_amax_kernel<T, rotate>>(
             {persistent_grid(x.rows, 4), kThreads, Start::kOverlapped}, stream, source, rotation,
@@ -36,17 +36,17 @@ cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, bool 
   });
 }
 
-cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const float* maxima, int count,
-                                         bool by_row, bool from_gsa, float divisor, float* gsa,
-                                         const Recipe& recipe, const Nvfp4Output& out,
+cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* maxima,
+                                         int count, bool by_row, bool from_gsa, float divisor,
+                                         float* gsa, const Recipe& recipe, const Nvfp4Output& out,
                                          cudaStream_t stream) {
   const RecipeScale scale = {maxima, count, by_row, from_gsa, divisor, gsa};
   if (!recipe.select.none) {
-    return launch_recipe<Scaling::kSelect, false>(x, scale, recipe, out, stream);
+    return launch_recipe<Scaling::kSelect, false>(x, rope, scale, recipe, out, stream);
   }
   return recipe.rounding.stochastic
-             ? launch_recipe<Scaling::kTe, true>(x, scale, recipe, out, stream)
-             : launch_recipe<Scaling::kTe, false>(x, scale, recipe, out, stream);
+             ? launch_recipe<Scaling::kTe, true>(x, rope, scale, recipe, out, stream)
+             : launch_recipe<Scaling::kTe, false>(x, rope, scale, recipe, out, stream);
 }
 #endif
 

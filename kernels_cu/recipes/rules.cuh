@@ -12,8 +12,8 @@ namespace jitquant {
 // ---- rotation ----------------------------------------------------------------------------------
 
 // The rotations that kernels are compiled for. kTe: 16 neighbors, rounded to the input's type.
-// kWide: 16 to 256 neighbors, 16 per lane.
-enum class Rotate : int { kNone, kTe, kWide };
+// kWide: 16 to 256 neighbors, 16 per lane. kRope: the source embeds positions and then rotates.
+enum class Rotate : int { kNone, kTe, kWide, kRope };
 
 constexpr uint32_t kTeMinus = 0xd7e8u;  // bit i: sign i of TransformerEngine's vector is minus
 
@@ -69,12 +69,13 @@ __device__ __forceinline__ void transform_lanes(float (&v)[16], const Rotation& 
 
 // A block after the transform. For kWide, all lanes of a group compute it together.
 template <Rotate kRotate, class T>
-using Rotated = Block<typename std::conditional<kRotate == Rotate::kWide, float, T>::type>;
+using Rotated =
+    Block<std::conditional_t<kRotate == Rotate::kWide || kRotate == Rotate::kRope, float, T>>;
 
 template <Rotate kRotate, class T>
 __device__ __forceinline__ Rotated<kRotate, T> rotated(const Block<T>& x, const Rotation& r,
                                                        uint32_t minus) {
-  if constexpr (kRotate == Rotate::kNone) {
+  if constexpr (kRotate == Rotate::kNone || kRotate == Rotate::kRope) {
     return x;
   } else {
     float v[16];

@@ -98,11 +98,13 @@ def case_nvfp4_divided_between_columns(here: Here) -> None:
 
 
 def case_recipes(here: Here) -> None:
+    angles = torch.arange(16.0, device=here.device)[None]
     recipes: list[dict[str, Any]] = [
         {"rotate": "te"},
         {"select": "4over6_mae", "e4m3_max": 256},
         {"rotate": "32", "select": "4over6_mse", "block": "1x16"},
         {"block": "16x16"},
+        {"rotate": "32", "rope": (angles.cos(), angles.sin())},
     ]
     x = large_in_one_row(64, 96, here)
     for recipe in recipes:

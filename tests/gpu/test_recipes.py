@@ -83,6 +83,29 @@ def test_rope_a_rotation_and_the_cast_are_one_launch(dtype: torch.dtype) -> None
         same((row.data, row.scale_inv), (wanted.data, wanted.scale_inv))
 
 
+@pytest.mark.parametrize("how", [{"rotate": "128"}, {}, {"rotate": "te", "interleaved": True}])
+def test_rope_and_a_rotation_before_four_bits(how: dict[str, Any]) -> None:
+    """MXFP4, and NVFP4 with a given gsa, take one launch; a computed gsa takes another."""
+    x, angles = randn(257, 64, 128), torch.randn(257, 32)
+    tables = angles.cos(), angles.sin()
+    on_cpu: Any = {"rope": tables, **how}
+    on_gpu: Any = {"rope": tuple(t.cuda() for t in tables), **how}
+    same(jitquant.quantize_mxfp4(x, **on_gpu), jitquant.quantize_mxfp4(x.cpu(), **on_cpu))
+    for scale in ("tensor", "row"):
+        want = jitquant.quantize_nvfp4(x.cpu(), granularity=scale, **on_cpu)
+        got = jitquant.quantize_nvfp4(x, granularity=scale, **on_gpu)
+        same((got.x_fp4, got.x_sf, got.gsa), (want.x_fp4, want.x_sf, want.gsa))
+    assert count_launches(lambda: jitquant.quantize_nvfp4(x, **on_gpu)) == 2
+    gsa = torch.tensor([0.002], device="cuda")
+    for call in (
+        lambda: jitquant.quantize_mxfp4(x, **on_gpu),
+        lambda: jitquant.quantize_nvfp4(x, gsa, **on_gpu),
+    ):
+        assert count_launches(call) == 1
+        assert_no_sync(call)
+        assert_capturable(call)
+
+
 def test_two_launches_that_do_not_synchronize() -> None:
     x, state = randn(512, 1024), torch.tensor([1, 0], device="cuda")
     for call in (

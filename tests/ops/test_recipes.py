@@ -158,6 +158,29 @@ def test_rope_and_a_rotation_before_eight_bits() -> None:
     assert torch.equal(byte_view(group.data), byte_view(wanted.data))
 
 
+def test_rope_and_a_rotation_before_four_bits() -> None:
+    x, angles = randn(6, 4, 128), randn(6, 32, dtype=torch.float32, seed=3)
+    rope = angles.cos(), angles.sin()
+    tables: Any = {"cos": rope[0], "sin": rope[1], "interleaved": True}
+    how: Any = {"rope": rope, "interleaved": True}
+    for rotate in ("none", "128"):
+        amax = reference.rotated_amax(x, rotate=rotate, **tables)[0]
+        assert float(amax.max()) != float(x.abs().max())
+        want = reference.quantize_nvfp4_recipe(x, amax, rotate=rotate, **tables)
+        q = jitquant.quantize_nvfp4(x, rotate=rotate, **how)
+        out = NVFP4Tensor.empty(x.shape)
+        assert jitquant.quantize_nvfp4(x, rotate=rotate, **how, out=out) is out
+        for made in (q, out):
+            for got, wanted in zip((made.x_fp4, made.x_sf, made.gsa), want, strict=True):
+                assert torch.equal(byte_view(got), byte_view(wanted))
+        given = jitquant.quantize_nvfp4(x, q.gsa, rotate=rotate, **how)
+        assert given.gsa.tolist() == q.gsa.tolist()
+        want = reference.quantize_mxfp4(x, rotate=rotate, **tables)
+        parts = jitquant.quantize_mxfp4(x, rotate=rotate, **how)
+        for got, wanted in zip(parts, want, strict=True):
+            assert torch.equal(byte_view(got), byte_view(wanted))
+
+
 def test_an_offset_that_moves_draws_anew() -> None:
     x, state = randn(32, 64), STATE.clone()
 

@@ -63,8 +63,24 @@ def bytes_of(how: dict[str, Any], rows: int, blocks: int, t: bool = False) -> np
     return oracle_recipes.draws(tuple(how["rng_state"].tolist()), rows, blocks, t)
 
 
+def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
+    """One pair after another."""
+    y, half = x.copy(), cos.shape[1]
+    each = len(x) // len(cos)
+    with np.errstate(all="ignore"):
+        for m, k in np.ndindex(len(x), half):
+            i, j = (2 * k, 2 * k + 1) if interleaved else (k, k + half)
+            c, s = cos[m // each, k], sin[m // each, k]
+            y[m, i] = x[m, i] * c - x[m, j] * s
+            y[m, j] = x[m, j] * c + x[m, i] * s
+    return y
+
+
 def rotated(x: np.ndarray, how: dict[str, Any], dtype: torch.dtype) -> np.ndarray:
+    """After RoPE and the transform, if there are any."""
     signs = how.get("signs")
+    if "rope" in how:
+        x = rope(x, *(t.numpy() for t in how["rope"]), how["interleaved"])
     return oracle_recipes.hadamard(
         x, how.get("rotate", "none"), None if signs is None else signs.numpy(), name_of(dtype)
     )
@@ -181,6 +197,17 @@ def rotations(draw: st.DrawFn, accepted: tuple[str, ...]) -> dict[str, Any]:
     return how
 
 
+def embedding(draw: Any, x: Tensor) -> dict[str, Any]:
+    """Tables for some of the columns, or nothing."""
+    sizes = [s for s in (32, 64, x.shape[1]) if s <= x.shape[1] and s % 32 == 0]
+    if not sizes or not draw(st.booleans()):
+        return {}
+    positions = draw(st.sampled_from([p for p in (1, 2, 5, len(x)) if len(x) % p == 0]))
+    half = draw(st.sampled_from(sizes)) // 2
+    angles = randn(positions, half, dtype=torch.float32, seed=half) * 3
+    return {"rope": (angles.cos(), angles.sin()), "interleaved": draw(st.booleans())}
+
+
 def rounding(draw: Any, x: Tensor | None) -> dict[str, Any]:
     """Stochastic, with a state or, for a shape, with bytes."""
     if x is None or draw(st.booleans()):
@@ -203,6 +230,7 @@ def test_nvfp4_in_every_combination(data: st.DataObject) -> None:
     how = data.draw(rotations(ROTATIONS))
     n = recipes.hadamard_size(how["rotate"])
     x = data.draw(tensors(n or 1, 64))
+    how |= embedding(data.draw, x)
     how["block"] = data.draw(st.sampled_from(WEIGHT_BLOCKS))
     how["granularity"] = data.draw(st.sampled_from(GRANULARITIES))
     how["select"] = data.draw(st.sampled_from(SELECTS))
@@ -225,7 +253,7 @@ def test_nvfp4_in_every_combination(data: st.DataObject) -> None:
         with pytest.raises(ValueError, match=r": expected .*, got "):
             jitquant.quantize_nvfp4(x, **how)
     elif (how["rotate"], how["select"], how["e4m3_max"]) == ("none", "none", 448) and not (
-        tile or "rounding" in how
+        tile or "rounding" in how or "rope" in how
     ):
         # No recipe: what the function gives without one.
         plain = jitquant.quantize_nvfp4(
@@ -246,6 +274,7 @@ def test_nvfp4_in_every_combination(data: st.DataObject) -> None:
 def test_mxfp4_in_every_combination(data: st.DataObject) -> None:
     how = data.draw(rotations(ROTATIONS))
     x = data.draw(tensors(recipes.hadamard_size(how["rotate"]) or 1, 64))
+    how |= embedding(data.draw, x)
     how["scaling"] = data.draw(st.sampled_from(MXFP4_SCALINGS))
     how["scale_layout"] = data.draw(st.sampled_from(SCALE_LAYOUTS))
     if data.draw(st.sampled_from(ROUNDINGS)) == "stochastic":
@@ -402,19 +431,6 @@ def test_the_op_is_the_function() -> None:
     equal(parts[0], q.x_fp4_bytes.numpy())
 
 
-def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
-    """One pair after another."""
-    y, half = x.copy(), cos.shape[1]
-    each = len(x) // len(cos)
-    with np.errstate(all="ignore"):
-        for m, k in np.ndindex(len(x), half):
-            i, j = (2 * k, 2 * k + 1) if interleaved else (k, k + half)
-            c, s = cos[m // each, k], sin[m // each, k]
-            y[m, i] = x[m, i] * c - x[m, j] * s
-            y[m, j] = x[m, j] * c + x[m, i] * s
-    return y
-
-
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_rows_that_are_embedded_and_rotated(data: st.DataObject) -> None:
@@ -422,15 +438,8 @@ def test_rows_that_are_embedded_and_rotated(data: st.DataObject) -> None:
     how = data.draw(rotations(ROTATIONS))
     n = recipes.hadamard_size(how["rotate"])
     x = data.draw(tensors(max(n, 32), 64))
-    v = fp32(x)
-    if data.draw(st.booleans()):
-        size = data.draw(st.sampled_from([s for s in (32, 64, x.shape[1]) if s <= x.shape[1]]))
-        positions = data.draw(st.sampled_from([p for p in (1, 2, 5, len(x)) if len(x) % p == 0]))
-        angles = randn(positions, size // 2, dtype=torch.float32, seed=size) * 3
-        tables = angles.cos(), angles.sin()
-        how |= {"rope": tables, "interleaved": data.draw(st.booleans())}
-        v = rope(v, *(t.numpy() for t in tables), how["interleaved"])
-    want = torch.tensor(rotated(v, how, x.dtype))
+    how |= embedding(data.draw, x)
+    want = torch.tensor(rotated(fp32(x), how, x.dtype))
     elements = data.draw(st.sampled_from([torch.int8, torch.float8_e4m3fn]))
     size = data.draw(st.sampled_from([16, 128]))
     rest = {"dtype": elements, "recipe": data.draw(st.sampled_from(["te", "deepgemm"]))}

@@ -9,14 +9,17 @@ namespace jitquant::declared {
 struct QuantizeMxfp4 {
   static constexpr const char* kName = "quantize_mxfp4";
   static constexpr const char* kArguments =
-      "Tensor x, *, str scaling='rceil', str rotate='none', Tensor? signs=None, str rounding='nearest', Tensor? rng_state=None, Tensor? random_bytes=None, str scale_layout='linear'";
+      "Tensor x, *, str scaling='rceil', str rotate='none', Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, str rounding='nearest', Tensor? rng_state=None, Tensor? random_bytes=None, str scale_layout='linear'";
   static constexpr std::initializer_list<const char*> kResults = {"x_fp4", "x_sf"};
-  using Inputs = std::tuple<View, std::string_view, std::string_view, std::optional<View>, std::string_view, std::optional<View>, std::optional<View>, std::string_view>;
+  using Inputs = std::tuple<View, std::string_view, std::string_view, std::optional<View>, std::optional<View>, std::optional<View>, bool, std::string_view, std::optional<View>, std::optional<View>, std::string_view>;
 
   const View& x;
   std::string_view scaling;
   std::string_view rotate;
   const std::optional<View>& signs;
+  const std::optional<View>& cos;
+  const std::optional<View>& sin;
+  bool interleaved;
   std::string_view rounding;
   const std::optional<View>& rng_state;
   const std::optional<View>& random_bytes;
@@ -30,6 +33,10 @@ struct QuantizeMxfp4 {
     check_values("x", x, 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
+    check_dtype("cos", cos, {ScalarType::Float},
+                "float32", ". Convert it with cos.float()");
+    check_dtype("sin", sin, {ScalarType::Float},
+                "float32", ". Convert it with sin.float()");
   }
 };
 

@@ -9,13 +9,16 @@ namespace jitquant::declared {
 struct RotatedAmax {
   static constexpr const char* kName = "rotated_amax";
   static constexpr const char* kArguments =
-      "Tensor x, *, str rotate='none', Tensor? signs=None, str granularity='tensor'";
+      "Tensor x, *, str rotate='none', Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, str granularity='tensor'";
   static constexpr std::initializer_list<const char*> kResults = {"maxima"};
-  using Inputs = std::tuple<View, std::string_view, std::optional<View>, std::string_view>;
+  using Inputs = std::tuple<View, std::string_view, std::optional<View>, std::optional<View>, std::optional<View>, bool, std::string_view>;
 
   const View& x;
   std::string_view rotate;
   const std::optional<View>& signs;
+  const std::optional<View>& cos;
+  const std::optional<View>& sin;
+  bool interleaved;
   std::string_view granularity;
 
   void check() const {
@@ -24,15 +27,19 @@ struct RotatedAmax {
     check_values("x", x, 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
+    check_dtype("cos", cos, {ScalarType::Float},
+                "float32", ". Convert it with cos.float()");
+    check_dtype("sin", sin, {ScalarType::Float},
+                "float32", ". Convert it with sin.float()");
   }
 };
 
 struct QuantizeNvfp4Recipe {
   static constexpr const char* kName = "quantize_nvfp4_recipe";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor amax, *, str granularity='tensor', str block='1x16', str rotate='none', Tensor? signs=None, str select='none', int e4m3_max=448, str rounding='nearest', Tensor? rng_state=None, Tensor? random_bytes=None, str scale_layout='linear', bool from_gsa=False";
+      "Tensor x, Tensor amax, *, str granularity='tensor', str block='1x16', str rotate='none', Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, str select='none', int e4m3_max=448, str rounding='nearest', Tensor? rng_state=None, Tensor? random_bytes=None, str scale_layout='linear', bool from_gsa=False";
   static constexpr std::initializer_list<const char*> kResults = {"x_fp4", "x_sf", "gsa"};
-  using Inputs = std::tuple<View, View, std::string_view, std::string_view, std::string_view, std::optional<View>, std::string_view, int64_t, std::string_view, std::optional<View>, std::optional<View>, std::string_view, bool>;
+  using Inputs = std::tuple<View, View, std::string_view, std::string_view, std::string_view, std::optional<View>, std::optional<View>, std::optional<View>, bool, std::string_view, int64_t, std::string_view, std::optional<View>, std::optional<View>, std::string_view, bool>;
 
   const View& x;
   const View& amax;
@@ -40,6 +47,9 @@ struct QuantizeNvfp4Recipe {
   std::string_view block;
   std::string_view rotate;
   const std::optional<View>& signs;
+  const std::optional<View>& cos;
+  const std::optional<View>& sin;
+  bool interleaved;
   std::string_view select;
   int64_t e4m3_max;
   std::string_view rounding;
@@ -60,6 +70,10 @@ struct QuantizeNvfp4Recipe {
                 "float32", ". Convert it with amax.float()");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
+    check_dtype("cos", cos, {ScalarType::Float},
+                "float32", ". Convert it with cos.float()");
+    check_dtype("sin", sin, {ScalarType::Float},
+                "float32", ". Convert it with sin.float()");
   }
 };
 
