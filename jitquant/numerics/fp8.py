@@ -26,6 +26,9 @@ from jitquant.numerics.nvfp4 import constant, encode_e4m3, rows_of, times
 
 _EXPONENT_NAN = 255
 
+Bounds = tuple[float | None, float | None]
+"""Least and largest element; None: the dtype's."""
+
 
 def encode_e5m2(x: Tensor) -> Tensor:
     """Rounds fp32 to the nearest E5M2 value, ties to even; saturates at +-57344; NaN is 0x7F."""
@@ -197,6 +200,7 @@ def quantize_tiles(
     eps: float,
     recipe: str,
     power_of_two_scales: bool,
+    bounds: Bounds = (None, None),
     inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Elements and scale_inv of groups whose amaxes are given.
@@ -211,12 +215,14 @@ def quantize_tiles(
             divides by it.
         power_of_two_scales: scale_inv is rounded up to a power of two, and elements are multiplied
             with its reciprocal, which is exact.
+        bounds: fp8_min and fp8_max: what elements are clamped to, and top; None: the dtype's.
         inverse: fp32 (tiles,), what elements are still to be multiplied with, and b was
             (`nvfp4.times`).
     """
     if inverse is not None:
         inverse = inverse[:, None]
-    top = constant(QUANTIZED_MAX[dtype], b)
+    low, high = bounds
+    top = constant(QUANTIZED_MAX[dtype] if high is None else high, b)
     one = constant(1.0, b)
     b = torch.maximum(b, constant(eps, b))
     if recipe == "te":
@@ -234,6 +240,8 @@ def quantize_tiles(
         scaled = torch.div(v if inverse is None else v * inverse, scale_inv[:, None])
     else:
         scaled = times(v, factor[:, None], inverse)
+    if bounds != (None, None):
+        scaled = scaled.clamp(low, high)
     return encode(scaled, dtype), scale_inv
 
 
@@ -308,6 +316,7 @@ def _quantize_groups(
     scale_format: str,
     eps: float,
     recipe: str,
+    bounds: Bounds,
     inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Elements (rows, N) and scale_inv fp32 (rows, G) of fp32 rows, times ``inverse`` (rows,)."""
@@ -322,6 +331,7 @@ def _quantize_groups(
         eps,
         recipe,
         scale_format != "float32",
+        bounds,
         inverse,
     )
     data = data.reshape(v.shape[0], b.shape[1] * group_size)[:, : v.shape[1]].contiguous()
@@ -343,6 +353,8 @@ def quantize_group_rows(
     scale_layout: str,
     eps: float | None,
     recipe: str,
+    fp8_min: float | None = None,
+    fp8_max: float | None = None,
     counts: Tensor | None = None,
     inverse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -357,12 +369,14 @@ def quantize_group_rows(
         scale_layout: see `store_scales`.
         eps: what amaxes are raised to; None: the recipe's.
         recipe: "te", "deepgemm" or "vllm".
+        fp8_min, fp8_max: see `quantize_tiles`.
         counts: (E,) of (E, T, N): how many rows of each batch there are. The others are not read,
             and their results are zero.
         inverse: (rows,), what rows are still to be multiplied with (`nvfp4.times`).
     """
     eps = GROUP_EPS[recipe] if eps is None else eps
-    data, scale_inv = _quantize_groups(v, group_size, dtype, scale_format, eps, recipe, inverse)
+    how = (group_size, dtype, scale_format, eps, recipe, (fp8_min, fp8_max))
+    data, scale_inv = _quantize_groups(v, *how, inverse)
     stored = store_scales(scale_inv, leading, scale_format, scale_layout)
     if counts is not None:
         rest = rows_past_counts(counts, leading)
@@ -385,6 +399,8 @@ def quantize_block(
     scale_layout: str = "row",
     eps: float | None = None,
     recipe: str = "te",
+    fp8_min: float | None = None,
+    fp8_max: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """data and scale_inv of ``w`` (..., N, K), a scale for ``block_rows`` by ``block_cols``.
 
@@ -405,6 +421,7 @@ def quantize_block(
         GROUP_EPS[recipe] if eps is None else eps,
         recipe,
         scale_format != "float32",
+        (fp8_min, fp8_max),
     )
     data = data.reshape(count, tall, wide, block_rows, block_cols).permute(0, 1, 3, 2, 4)
     data = data.reshape(count, tall * block_rows, wide * block_cols)[:, :rows, :cols]
@@ -425,12 +442,14 @@ def quantize_per_token_group_both(
     scale_layout: str = "column",
     eps: float | None = None,
     recipe: str = "te",
+    fp8_min: float | None = None,
+    fp8_max: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`quantize_group_rows` of ``x`` (M, K) and of its transpose: data, scale_inv, data_t, ...
 
     data_t is (K, M), contiguous, with groups along M.
     """
-    how = (group_size, dtype, scale_format, scale_layout, eps, recipe)
+    how = (group_size, dtype, scale_format, scale_layout, eps, recipe, fp8_min, fp8_max)
     return (
         *quantize_group_rows(rows_of(x), x.shape[:1], *how),
         *quantize_group_rows(rows_of(x.T), x.shape[1:], *how),
@@ -447,6 +466,8 @@ def quantize_block_both(
     scale_layout: str = "row",
     eps: float | None = None,
     recipe: str = "te",
+    fp8_min: float | None = None,
+    fp8_max: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`quantize_block` of ``w`` (N, K) and of its transpose: data, scale_inv, data_t, scale_inv_t.
 
@@ -458,6 +479,8 @@ def quantize_block_both(
         "scale_layout": scale_layout,
         "eps": eps,
         "recipe": recipe,
+        "fp8_min": fp8_min,
+        "fp8_max": fp8_max,
     }
     return (
         *quantize_block(w, block_rows, block_cols, **keywords),  # type: ignore[arg-type]

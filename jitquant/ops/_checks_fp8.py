@@ -9,6 +9,7 @@ from jitquant.formats import (
     ACTIVATIONS,
     BLOCK_SHAPES,
     GROUP_SIZES,
+    QUANTIZED_MAX,
     one_of,
 )
 from jitquant.ops import _checks
@@ -29,6 +30,23 @@ def block_shape(rows: int, cols: int) -> None:
         raise ValueError(
             f"block: expected one of {', '.join(map(str, BLOCK_SHAPES))}, got {(rows, cols)}. For "
             "blocks of one row call quantize_per_token_group"
+        )
+
+
+def bounds(dtype: torch.dtype, fp8_min: float | None, fp8_max: float | None) -> None:
+    """Bounds of elements lie within the dtype, and the upper one is one of its values."""
+    top = QUANTIZED_MAX[dtype]
+    least = -128.0 if dtype == torch.int8 else -top
+    if fp8_max is not None and (
+        fp8_max > top or torch.tensor(fp8_max, dtype=torch.float32).to(dtype).item() != fp8_max
+    ):
+        raise ValueError(
+            f"fp8_max: expected a value of {dtype} from 16 to {top}, got {fp8_max}. Leave it out "
+            "for the largest"
+        )
+    if fp8_min is not None and fp8_min < least:
+        raise ValueError(
+            f"fp8_min: expected a number from {least} to 0 with {dtype}, got {fp8_min}"
         )
 
 

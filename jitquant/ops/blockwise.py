@@ -14,6 +14,7 @@ from torch import Tensor
 from jitquant.formats import (
     BLOCK_SCALE_LAYOUTS,
     E4M3,
+    E5M2_MAX,
     GROUP_EPS_MIN,
     GROUP_RECIPES,
     GROUP_SCALE_LAYOUTS,
@@ -41,6 +42,7 @@ from jitquant.ops.schema import (
     Plan,
     Result,
     Rows,
+    Rule,
     Values,
     product,
 )
@@ -67,9 +69,12 @@ def _plan_group(
     dtype: torch.dtype,
     scale_format: str,
     scale_layout: str,
+    fp8_min: float | None,
+    fp8_max: float | None,
     counts: Tensor | None = None,
 ) -> tuple[Result, ...]:
     _checks_fp8.group_size(group_size)
+    _checks_fp8.bounds(dtype, fp8_min, fp8_max)
     if counts is not None:
         _checks_fp8.counts_tensor(counts, rows.leading, rows.like, rows.name)
     groups = ceil_div(rows.cols, group_size)
@@ -86,9 +91,11 @@ def _quantize_normed_group(
     scale_layout: str,
     amax_eps: float | None,
     recipe: str,
+    fp8_min: float | None,
+    fp8_max: float | None,
     inverse: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    how = (group_size, dtype, scale_format, scale_layout, amax_eps, recipe)
+    how = (group_size, dtype, scale_format, scale_layout, amax_eps, recipe, fp8_min, fp8_max)
     return numerics.quantize_group_rows(v, leading, *how, inverse=inverse)
 
 
@@ -98,6 +105,13 @@ GROUP_EPS = Number(
     ". Below it the scale of a group of zeros would overflow",
 )
 """What amaxes of groups and blocks are raised to."""
+
+_BOUNDS: dict[str, Rule] = {
+    "dtype": EIGHT_BITS,
+    "fp8_min": Number(-E5M2_MAX, "None or a number from the dtype's least to 0", most=0.0),
+    "fp8_max": Number(16.0, "None or a value of the dtype of at least 16", most=E5M2_MAX),
+}
+"""Of elements."""
 
 _OF_GROUPS = {
     "scale_format": SCALE_FORMATS,
@@ -114,23 +128,24 @@ _OF_BLOCKS = {
 GROUP = Cast(
     "{takes}, int group_size, Tensor? counts=None, *, ScalarType dtype, {options}"
     'str scale_format="float32", str scale_layout="row", float? eps=None, str recipe="te", '
-    "bool zero_padding=True",
+    "bool zero_padding=True, float? fp8_min=None, float? fp8_max=None",
     ("data", "scale_inv"),
     _plan_group,
     numerics.quantize_group_rows,
     _OF_GROUPS,
-    {"counts": INTEGERS, "dtype": EIGHT_BITS, "eps": GROUP_EPS},
+    {"counts": INTEGERS, "eps": GROUP_EPS, **_BOUNDS},
 )
 """FP8 or INT8 with a scale for neighbors of a row; rows past a count are left out."""
 
 NORMED_GROUP = Cast(
     "{takes}, int group_size, {tail}*, {written}ScalarType dtype, "
-    'str scale_format="float32", str scale_layout="row", float? amax_eps=None, str recipe="te"',
+    'str scale_format="float32", str scale_layout="row", float? amax_eps=None, str recipe="te", '
+    "float? fp8_min=None, float? fp8_max=None",
     ("data", "scale_inv"),
     _plan_group,
     _quantize_normed_group,
     _OF_GROUPS,
-    {"dtype": EIGHT_BITS, "amax_eps": GROUP_EPS},
+    {"amax_eps": GROUP_EPS, **_BOUNDS},
 )
 """As GROUP after a norm, whose eps has that name."""
 
@@ -196,8 +211,11 @@ def _plan_block(
     dtype: torch.dtype,
     scale_format: str,
     scale_layout: str,
+    fp8_min: float | None,
+    fp8_max: float | None,
 ) -> Plan:
     _checks_fp8.block_shape(block_rows, block_cols)
+    _checks_fp8.bounds(dtype, fp8_min, fp8_max)
     leading = (*w.shape[:-2], ceil_div(w.shape[-2], block_rows))
     scales = _scales(leading, ceil_div(w.shape[-1], block_cols), scale_format, scale_layout)
     return Plan(w.device, (Result(tuple(w.shape), dtype), scales))
@@ -209,9 +227,12 @@ def _plan_group_both(
     dtype: torch.dtype,
     scale_format: str,
     scale_layout: str,
+    fp8_min: float | None,
+    fp8_max: float | None,
 ) -> Plan:
     _checks_fp8.matrix(x, "x")
     _checks_fp8.group_size(group_size)
+    _checks_fp8.bounds(dtype, fp8_min, fp8_max)
     rows, cols = x.shape
     return Plan(
         x.device,
@@ -231,9 +252,12 @@ def _plan_block_both(
     dtype: torch.dtype,
     scale_format: str,
     scale_layout: str,
+    fp8_min: float | None,
+    fp8_max: float | None,
 ) -> Plan:
     _checks_fp8.matrix(w, "w")
     _checks_fp8.block_shape(block_rows, block_cols)
+    _checks_fp8.bounds(dtype, fp8_min, fp8_max)
     rows, cols = w.shape
     tall, wide = ceil_div(rows, block_rows), ceil_div(cols, block_cols)
     return Plan(
@@ -254,7 +278,7 @@ QUANTIZE_BLOCK = Op(
     plan=_plan_block,
     reference=numerics.quantize_block,
     choices=_OF_BLOCKS,
-    accepts={"w": Values(2, "(..., N, K)"), "dtype": EIGHT_BITS, "eps": GROUP_EPS},
+    accepts={"w": Values(2, "(..., N, K)"), "eps": GROUP_EPS, **_BOUNDS},
     **BUFFERS,
 )
 QUANTIZE_PER_TOKEN_GROUP_BOTH = Op(
@@ -264,7 +288,7 @@ QUANTIZE_PER_TOKEN_GROUP_BOTH = Op(
     plan=_plan_group_both,
     reference=numerics.quantize_per_token_group_both,
     choices=_OF_GROUPS,
-    accepts={"x": MATRIX, "dtype": EIGHT_BITS, "eps": GROUP_EPS},
+    accepts={"x": MATRIX, "eps": GROUP_EPS, **_BOUNDS},
     **BUFFERS,
 )
 QUANTIZE_BLOCK_BOTH = Op(
@@ -274,7 +298,7 @@ QUANTIZE_BLOCK_BOTH = Op(
     plan=_plan_block_both,
     reference=numerics.quantize_block_both,
     choices=_OF_BLOCKS,
-    accepts={"w": MATRIX, "dtype": EIGHT_BITS, "eps": GROUP_EPS},
+    accepts={"w": MATRIX, "eps": GROUP_EPS, **_BOUNDS},
     **BUFFERS,
 )
 
@@ -299,6 +323,8 @@ def quantize_per_token_group(
     scale_layout: GroupScaleLayout = "row",
     eps: float | None = None,
     recipe: GroupRecipe = "te",
+    fp8_min: float | None = None,
+    fp8_max: float | None = None,
     counts: Tensor | None = None,
     zero_padding: bool = True,
     rotate: Rotation = "none",
@@ -325,6 +351,9 @@ def quantize_per_token_group(
             padding zero.
         eps: amaxes are raised to it; None: 1e-10, or 1e-4 with recipe "deepgemm".
         recipe: "te" (TransformerEngine, torchao), "deepgemm" or "vllm"; see ``docs/numerics.md``.
+        fp8_min, fp8_max: bounds of the elements, of INT8 too. The amax becomes fp8_max, a value of
+            the dtype of at least 16; elements below fp8_min, from the dtype's least to 0, become
+            it. None: the dtype's.
         counts: int32 or int64, on x's device: how many rows of each batch are valid, (E,) for x
             (E, T, N), one for (T, N). Rows past the count are not read and influence no scale.
         zero_padding: whether elements and scales of rows past the count become zero. False: they
@@ -350,6 +379,8 @@ def quantize_per_token_group(
         "scale_layout": scale_layout,
         "eps": eps,
         "recipe": recipe,
+        "fp8_min": fp8_min,
+        "fp8_max": fp8_max,
         "zero_padding": zero_padding,
     }
     if rotate != "none" or rope is not None or signs is not None:
@@ -368,6 +399,8 @@ def swiglu_quantize_per_token_group(
     scale_layout: GroupScaleLayout = "row",
     eps: float | None = None,
     recipe: GroupRecipe = "te",
+    fp8_min: float | None = None,
+    fp8_max: float | None = None,
     counts: Tensor | None = None,
     zero_padding: bool = True,
     out: QuantizedTensor | None = None,
@@ -377,8 +410,8 @@ def swiglu_quantize_per_token_group(
     Args:
         fused: (..., 2 * N): [gate | up].
         interleave: length of alternating runs of gate and up columns; 0: [gate | up].
-        group_size, dtype, scale_format, scale_layout, eps, recipe, counts, zero_padding: as in
-            `quantize_per_token_group`.
+        group_size, dtype, scale_format, scale_layout, eps, recipe, fp8_min, fp8_max, counts,
+            zero_padding: as in `quantize_per_token_group`.
         out: buffers of ``QuantizedTensor.empty((*fused.shape[:-1], N), format="fp8_group", ...)``.
 
     Returns:
@@ -399,6 +432,8 @@ def swiglu_quantize_per_token_group(
             "scale_layout": scale_layout,
             "eps": eps,
             "recipe": recipe,
+            "fp8_min": fp8_min,
+            "fp8_max": fp8_max,
             "zero_padding": zero_padding,
         },
         out,
@@ -418,6 +453,8 @@ def rmsnorm_quantize_per_token_group(
     scale_layout: GroupScaleLayout = "row",
     amax_eps: float | None = None,
     recipe: GroupRecipe = "te",
+    fp8_min: float | None = None,
+    fp8_max: float | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
     """RMSNorm in fp32 as in `rmsnorm_quantize_fp8`, then `quantize_per_token_group`, in one launch.
@@ -428,7 +465,8 @@ def rmsnorm_quantize_per_token_group(
         group_size: 16, 32, 64, 128 or 256.
         eps: added to the mean of the squares.
         residual: as in `rmsnorm_quantize_fp8`.
-        dtype, scale_format, scale_layout, recipe: as in `quantize_per_token_group`.
+        dtype, scale_format, scale_layout, recipe, fp8_min, fp8_max: as in
+            `quantize_per_token_group`.
         amax_eps: the eps of `quantize_per_token_group`.
         out: buffers of ``QuantizedTensor.empty(x.shape, format="fp8_group", inv_rms=True, ...)``.
 
@@ -450,6 +488,8 @@ def rmsnorm_quantize_per_token_group(
             "scale_layout": scale_layout,
             "eps": eps,
             "recipe": recipe,
+            "fp8_min": fp8_min,
+            "fp8_max": fp8_max,
             "amax_eps": amax_eps,
         },
         out,
@@ -465,6 +505,8 @@ def quantize_block(
     scale_layout: BlockScaleLayout = "row",
     eps: float | None = None,
     recipe: GroupRecipe = "te",
+    fp8_min: float | None = None,
+    fp8_max: float | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
     """Quantizes a weight to FP8 or INT8 with a scale for each block, in one launch.
@@ -477,7 +519,7 @@ def quantize_block(
         scale_layout: "row": (..., ceil(N / rows), ceil(K / columns)); "row_padded": the last size
             is padded with zeros to a multiple of four; its transpose is what scaled_mm takes for a
             128x128 weight.
-        eps, recipe: as in `quantize_per_token_group`.
+        eps, recipe, fp8_min, fp8_max: as in `quantize_per_token_group`.
         out: buffers of ``QuantizedTensor.empty(w.shape, format="fp8_block", ...)``.
 
     Returns:
@@ -486,7 +528,9 @@ def quantize_block(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    arguments = _of_block(w, block, dtype, scale_format, scale_layout, eps, recipe)
+    arguments = _of_block(
+        w, block, dtype, scale_format, scale_layout, eps, recipe, fp8_min, fp8_max
+    )
     return quantized(QUANTIZE_BLOCK, arguments, _form("block", arguments), out)
 
 
@@ -499,6 +543,8 @@ def quantize_per_token_group_both(
     scale_layout: GroupScaleLayout = "column",
     eps: float | None = None,
     recipe: GroupRecipe = "te",
+    fp8_min: float | None = None,
+    fp8_max: float | None = None,
     out: tuple[QuantizedTensor, QuantizedTensor] | None = None,
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
     """Quantizes a matrix row-wise (1xG) and column-wise (Gx1), reading it once: for training.
@@ -508,7 +554,8 @@ def quantize_per_token_group_both(
 
     Args:
         x: (M, K), M and K >= 1.
-        group_size, dtype, scale_format, eps, recipe: as in `quantize_per_token_group`.
+        group_size, dtype, scale_format, eps, recipe, fp8_min, fp8_max: as in
+            `quantize_per_token_group`.
         scale_layout: as in `quantize_per_token_group`; "column" is what scaled_mm takes.
         out: buffers for the two results, which share no memory.
 
@@ -526,6 +573,8 @@ def quantize_per_token_group_both(
         "scale_layout": scale_layout,
         "eps": eps,
         "recipe": recipe,
+        "fp8_min": fp8_min,
+        "fp8_max": fp8_max,
     }
     return quantized_both(QUANTIZE_PER_TOKEN_GROUP_BOTH, arguments, _form("group", arguments), out)
 
@@ -539,6 +588,8 @@ def quantize_block_both(
     scale_layout: BlockScaleLayout = "row",
     eps: float | None = None,
     recipe: GroupRecipe = "te",
+    fp8_min: float | None = None,
+    fp8_max: float | None = None,
     out: tuple[QuantizedTensor, QuantizedTensor] | None = None,
 ) -> tuple[QuantizedTensor, QuantizedTensor]:
     """Quantizes a weight and its transpose, reading it once, in one launch: for training.
@@ -549,7 +600,8 @@ def quantize_block_both(
 
     Args:
         w: (N, K), N and K >= 1.
-        block, dtype, scale_format, scale_layout, eps, recipe: as in `quantize_block`.
+        block, dtype, scale_format, scale_layout, eps, recipe, fp8_min, fp8_max: as in
+            `quantize_block`.
         out: buffers for the two results, which share no memory.
 
     Returns:
@@ -558,7 +610,9 @@ def quantize_block_both(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    arguments = _of_block(w, block, dtype, scale_format, scale_layout, eps, recipe)
+    arguments = _of_block(
+        w, block, dtype, scale_format, scale_layout, eps, recipe, fp8_min, fp8_max
+    )
     return quantized_both(QUANTIZE_BLOCK_BOTH, arguments, _form("block", arguments), out)
 
 
@@ -602,6 +656,8 @@ def _of_block(
     scale_layout: str,
     eps: float | None,
     recipe: str,
+    fp8_min: float | None,
+    fp8_max: float | None,
 ) -> dict[str, Any]:
     rows, cols = _pair(block)
     return {
@@ -613,6 +669,8 @@ def _of_block(
         "scale_layout": scale_layout,
         "eps": eps,
         "recipe": recipe,
+        "fp8_min": fp8_min,
+        "fp8_max": fp8_max,
     }
 
 

@@ -6,23 +6,50 @@
 
 namespace jitquant {
 
-inline GroupNumerics group_numerics(ScalarType dtype, std::string_view scale_format,
-                                    std::string_view recipe, std::optional<double> eps) {
+// Whether 8 bits hold a number.
+inline bool holds(EightBit format, float x) {
+  switch (format) {
+    case EightBit::kE4m3:
+      return float_from_e4m3(e4m3_from_float(x)) == x;
+    case EightBit::kE5m2:
+      return float_from_e5m2(e5m2_from_float(x)) == x;
+    case EightBit::kInt8:
+      return static_cast<float>(int8_from_float(x)) == x;
+  }
+  return false;
+}
+
+// `args` has dtype, scale_format, recipe and the bounds of elements.
+template <class Args>
+GroupNumerics group_numerics(const Args& args, std::optional<double> eps) {
   GroupNumerics n = {};
-  n.format = eight_bit_of(dtype);
-  n.recipe = recipe == "te"         ? GroupRecipe::kTe
-             : recipe == "deepgemm" ? GroupRecipe::kDeepGemm
-                                    : GroupRecipe::kVllm;
-  n.scale_format = scale_format == "float32" ? ScaleFormat::kFloat32
-                   : scale_format == "ue8m0" ? ScaleFormat::kPowerOfTwo
-                                             : ScaleFormat::kPacked;
+  n.format = eight_bit_of(args.dtype);
+  n.recipe = args.recipe == "te"         ? GroupRecipe::kTe
+             : args.recipe == "deepgemm" ? GroupRecipe::kDeepGemm
+                                         : GroupRecipe::kVllm;
+  n.scale_format = args.scale_format == "float32" ? ScaleFormat::kFloat32
+                   : args.scale_format == "ue8m0" ? ScaleFormat::kPowerOfTwo
+                                                  : ScaleFormat::kPacked;
   n.eps = static_cast<float>(eps.value_or(n.recipe == GroupRecipe::kDeepGemm ? 1e-4 : 1e-10));
+  const float most = largest(n.format), least = n.format == EightBit::kInt8 ? -128.0f : -most;
+  n.high = static_cast<float>(args.fp8_max.value_or(most));
+  n.low = static_cast<float>(args.fp8_min.value_or(least));
+  JITQUANT_CHECK(n.high <= most && holds(n.format, n.high), "fp8_max: expected a value of ",
+                 dtype_text(args.dtype), " from 16 to ", most, ", got ",
+                 args.fp8_max.value_or(most), ". Leave it out for the largest");
+  JITQUANT_CHECK(n.low >= least, "fp8_min: expected a number from ", least, " to 0 with ",
+                 dtype_text(args.dtype), ", got ", args.fp8_min.value_or(least));
+  n.bounded = n.high != most || n.low != least;
   return n;
 }
 
 // The scale is the amax divided by the largest element, as in recipe deepgemm.
 inline GroupNumerics mxfp8_numerics(ScalarType dtype) {
-  return {eight_bit_of(dtype), GroupRecipe::kDeepGemm, ScaleFormat::kE8m0, 0.0f};
+  GroupNumerics n = {};
+  n.format = eight_bit_of(dtype);
+  n.recipe = GroupRecipe::kDeepGemm;
+  n.scale_format = ScaleFormat::kE8m0;
+  return n;
 }
 
 inline void check_group_size(int64_t size) {

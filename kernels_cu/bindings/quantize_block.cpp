@@ -13,8 +13,7 @@ void quantize_block(Call& call, const declared::QuantizeBlock& args, Result& dat
                     Result& scale_inv) {
   const Matrix m = matrix_of(args.w, "w");
   check_block(args.block_rows, args.block_cols);
-  const GroupNumerics numerics =
-      group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
+  const GroupNumerics numerics = group_numerics(args, args.eps);
   const bool padded = padded_of(args.scale_layout);
   const int64_t rank = args.w.dim(), rows = args.w.size(rank - 2);
   const int64_t tall = ceil_div(rows, args.block_rows), wide = ceil_div(m.cols, args.block_cols);

@@ -44,8 +44,7 @@ void quantize_per_token_group_both(Call& call, const declared::QuantizePerTokenG
                                    Result& scale_inv_t) {
   const Matrix m = matrix_of_both(args.x, "x");
   check_group_size(args.group_size);
-  const GroupNumerics numerics =
-      group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
+  const GroupNumerics numerics = group_numerics(args, args.eps);
   const Transposed t(args.x);
   const ScalesPlan plan = ScalesPlan::of(args.x, 1, 1, m.rows, ceil_div(m.cols, args.group_size),
                                          numerics.scale_format, args.scale_layout);
@@ -79,8 +78,7 @@ void quantize_block_both(Call& call, const declared::QuantizeBlockBoth& args, Re
                          Result& scale_inv, Result& data_t, Result& scale_inv_t) {
   const Matrix m = matrix_of_both(args.w, "w");
   check_block(args.block_rows, args.block_cols);
-  const GroupNumerics numerics =
-      group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
+  const GroupNumerics numerics = group_numerics(args, args.eps);
   const bool padded = padded_of(args.scale_layout);
   const Matrix to = data.rows("data", args.dtype, Shape::of(m.rows, m.cols), args.w);
   const GroupScales scales = block_scales(scale_inv, "scale_inv", numerics.scale_format,

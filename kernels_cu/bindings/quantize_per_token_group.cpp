@@ -12,8 +12,7 @@ namespace {
 void quantize_per_token_group(Call& call, const declared::QuantizePerTokenGroup& args, Result& data,
                               Result& scale_inv) {
   const Matrix m = matrix_of(args.x, "x");
-  const GroupNumerics numerics =
-      group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
+  const GroupNumerics numerics = group_numerics(args, args.eps);
   const RowsOfGroups rows =
       RowsOfGroups::of(args.x, m, m.cols, args.group_size, args.counts, args.zero_padding);
   const GroupOutput out =

@@ -16,8 +16,7 @@ void rmsnorm_quantize_per_token_group(Call& call,
                                       Result& data, Result& scale_inv, Result& inv_rms) {
   const NormInput in(args.x, args.weight, args.eps, args.residual);
   check_group_size(args.group_size);
-  const GroupNumerics numerics =
-      group_numerics(args.dtype, args.scale_format, args.recipe, args.amax_eps);
+  const GroupNumerics numerics = group_numerics(args, args.amax_eps);
   const int64_t leading = args.x.dim() - 1;
   const int64_t rows = leading > 0 ? args.x.size(leading - 1) : 1;
   const ScalesPlan plan = ScalesPlan::of(args.x, leading, rows > 0 ? in.x.rows / rows : 0, rows,

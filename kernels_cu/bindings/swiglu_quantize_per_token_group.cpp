@@ -13,8 +13,7 @@ namespace {
 void swiglu_quantize_per_token_group(Call& call, const declared::SwigluQuantizePerTokenGroup& args,
                                      Result& data, Result& scale_inv) {
   const GateAndUp in(args.fused, args.interleave);
-  const GroupNumerics numerics =
-      group_numerics(args.dtype, args.scale_format, args.recipe, args.eps);
+  const GroupNumerics numerics = group_numerics(args, args.eps);
   const RowsOfGroups rows = RowsOfGroups::of(args.fused, in.fused, in.cols, args.group_size,
                                              args.counts, args.zero_padding);
   const GroupOutput out =

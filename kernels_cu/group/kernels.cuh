@@ -27,10 +27,10 @@ __device__ __forceinline__ void with_format(EightBit format, F&& f) {
 
 // A block within one group, as its sixteen bytes (encode_group_block).
 template <EightBit kFormat, class T>
-__device__ __forceinline__ uint4 encode_block(const Block<T>& x, bool by_division, float factor,
-                                              float scale_inv) {
+__device__ __forceinline__ uint4 encode_block(const Block<T>& x, const GroupNumerics& n,
+                                              bool by_division, float factor, float scale_inv) {
   uint32_t words[4];
-  encode_group_block<kFormat>(x, by_division, factor, scale_inv, words);
+  encode_group_block<kFormat>(x, n, by_division, factor, scale_inv, words);
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
@@ -40,12 +40,12 @@ __device__ __forceinline__ uint4 encode_block(const Block<T>& x, const GroupNume
   const bool by_division = divides(n);
   const float factor = by_division ? group_reciprocal(g.scale_inv) : g.factor;
   if (n.format == EightBit::kE4m3) {
-    return encode_block<EightBit::kE4m3>(x, by_division, factor, g.scale_inv);
+    return encode_block<EightBit::kE4m3>(x, n, by_division, factor, g.scale_inv);
   }
   if (n.format == EightBit::kE5m2) {
-    return encode_block<EightBit::kE5m2>(x, by_division, factor, g.scale_inv);
+    return encode_block<EightBit::kE5m2>(x, n, by_division, factor, g.scale_inv);
   }
-  return encode_block<EightBit::kInt8>(x, by_division, factor, g.scale_inv);
+  return encode_block<EightBit::kInt8>(x, n, by_division, factor, g.scale_inv);
 }
 
 // Stores one scale, or zero in its place.

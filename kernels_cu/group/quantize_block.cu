@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, spans_per_sm<T, kWhole>())
     for (int k = 0; k < kHeld; ++k) {
       if (!(kWhole && inside) && !is_there(k)) break;
       store_bytes<kWhole>(to + k * data_step, source.cols - at, vector,
-                          encode_block<format>(x[k], kDivides, factor, g.scale_inv));
+                          encode_block<format>(x[k], numerics, kDivides, factor, g.scale_inv));
     }
   });
 }

@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
   __shared__ float line_maxima[2][2][kAny ? 2 * kSide : 1];  // by side: for half a group of 256
   __shared__ float square_maxima[kLanes][kLanes + 1];        // of 16 x 16 values
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, along = lane & (kLanes - 1);
+  if (!kAny) numerics.bounded = false;
   if (kWhat == Both::kMxfp8) numerics.recipe = GroupRecipe::kDeepGemm;
   if (kWhat == Both::kMxfp8) numerics.scale_format = ScaleFormat::kE8m0;
   const bool square_scales = kWhat != Both::kMxfp8 && extent.square;
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
           if (k >= lines) break;
           const float factor = by_division ? group_reciprocal(b[k]) : b[k];
           store_bytes<!kAny>(to, rest, side.vector,
-                             encode_block<format>(x[k], by_division, factor, b[k]));
+                             encode_block<format>(x[k], numerics, by_division, factor, b[k]));
           to += side.stride;
         }
       });
@@ -302,8 +303,8 @@ cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
   const bool divides =
       numerics.recipe == GroupRecipe::kVllm && numerics.scale_format == ScaleFormat::kFloat32;
   const bool aligned = whole && out_t.data.vector;
-  const bool plain =
-      aligned && size == kSide && !divides && is_plain(out.scales) && is_plain(out_t.scales);
+  const bool plain = aligned && size == kSide && !divides && !numerics.bounded &&
+                     is_plain(out.scales) && is_plain(out_t.scales);
   const bool mxfp8 = aligned && numerics.scale_format == ScaleFormat::kE8m0;
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);

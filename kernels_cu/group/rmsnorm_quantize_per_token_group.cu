@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   if constexpr (kUsual) {
     numerics.format = EightBit::kE4m3, numerics.recipe = GroupRecipe::kTe;
     numerics.scale_format = scales.format = ScaleFormat::kFloat32;
+    numerics.bounded = false;
     places.batched = false;
   }
   using Passes = RowPasses<Source, true, kRows>;
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
       with_format(numerics.format, [&](auto format) {
 #pragma unroll
         for (int k = 0; k < kBlocks; ++k) {
-          const uint4 codes = encode_block<format>(values[k], false, factor[k], 0.0f);
+          const uint4 codes = encode_block<format>(values[k], numerics, false, factor[k], 0.0f);
           const int block = begin + k * blockDim.x;
           if (block < passes.width) passes.store(to, block, codes, vector);
         }
@@ -200,7 +201,7 @@ cudaError_t launch_rmsnorm_per_token_group(const Matrix& x, const Matrix* residu
     if (numerics.scale_format == ScaleFormat::kFloat32) {
       if (numerics.recipe == GroupRecipe::kVllm) return launch(Constant<GroupCase::kDivided>{});
       if (numerics.recipe == GroupRecipe::kTe && numerics.format == EightBit::kE4m3 &&
-          log_lanes > 0 && out.scales.batches == 1) {
+          !numerics.bounded && log_lanes > 0 && out.scales.batches == 1) {
         return launch(Constant<GroupCase::kUsual>{});
       }
     }

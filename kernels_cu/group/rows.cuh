@@ -114,6 +114,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
     group_kernel(Source source, uint8_t* data, GroupNumerics numerics, GroupScales scales,
                  RowCounts counts, GroupPieces pieces) {
   numerics.format = kFormat;
+  numerics.bounded = false;
   if (kMxfp8) numerics.recipe = GroupRecipe::kDeepGemm, numerics.scale_format = ScaleFormat::kE8m0;
   const int lanes = 1 << pieces.log_lanes;
   const uint32_t first = blockIdx.x * (kPieceThreads * kAtOnce) + threadIdx.x;
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
     const float factor = by_division ? group_reciprocal(g[k].scale_inv) : g[k].factor;
-    uint4 codes = encode_block<kFormat>(x[k], by_division, factor, g[k].scale_inv);
+    uint4 codes = encode_block<kFormat>(x[k], numerics, by_division, factor, g[k].scale_inv);
     if (!there[k]) codes = make_uint4(0, 0, 0, 0);
     if (first + k * kPieceThreads < pieces.count && block[k] < pieces.blocks) {
       uint8_t* const to = data + static_cast<uint64_t>(row[k]) * pieces.data_step;
@@ -325,8 +326,9 @@ inline bool is_even(bool even, int64_t step) {
   return even && step >= 0 && step < (int64_t{1} << 32);
 }
 
-// Runs group_kernel if every row is written, consists of whole blocks and is evenly strided;
-// otherwise group_walk_kernel, which skips rows that are left unchanged. kMxfp8: elements are FP8
+// Runs group_kernel if every row is written, consists of whole blocks and is evenly strided, and
+// the format alone bounds elements; otherwise group_walk_kernel, which skips rows that are left
+// unchanged. kMxfp8: elements are FP8
 // and there are no counts, so that no kernels are compiled for these.
 template <bool kMxfp8 = false, class Source>
 cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
@@ -338,7 +340,7 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
   while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
   int64_t width = s.groups << log_lanes, blocks = blocks_of(source.cols);
   const int64_t count = source.rows * width;
-  if (!source.whole() || !out.data.vector || !counts.zero_rest ||
+  if (!source.whole() || !out.data.vector || !counts.zero_rest || numerics.bounded ||
       !is_even(source.row.even, source.row.s2) || !is_even(data.even, data.s2) ||
       count >= (int64_t{1} << 31) - 2 * kThreads) {
     return launch_group_walk(source, numerics, out, counts, group_size, stream);

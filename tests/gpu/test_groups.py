@@ -85,6 +85,18 @@ def test_every_magnitude_of_fp32(eps: float | None) -> None:
             check("quantize_mxfp8_both", x[:500], dtype=fmt)
 
 
+@pytest.mark.parametrize("bounds", [(None, 96.0), (-20.5, None), (-17.0, 64.0)])
+def test_bounds_of_elements(bounds: tuple[float | None, float | None]) -> None:
+    x = _magnitudes()
+    for fmt, recipe, scales in itertools.product(FORMATS, GROUP_RECIPES, ("float32", "ue8m0")):
+        how: dict[str, Any] = {"dtype": fmt, "recipe": recipe, "scale_format": scales}
+        how |= {"fp8_min": bounds[0], "fp8_max": bounds[1]}
+        check("quantize_per_token_group", x, 16, **how)
+        check("quantize_per_token_group_both", x[:300], 16, **how)
+        check("quantize_block", x, 16, 16, **how)
+        check("quantize_block_both", x[:300], 16, 16, **how)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_shapes_sizes_and_layouts(dtype: torch.dtype) -> None:
     """Rows and columns around the tiles' edges, and enough rows that a thread takes several."""

@@ -20,7 +20,7 @@ from samples_experts import more_experts
 from torch import Tensor
 
 from jitquant import reference
-from jitquant.formats import FP8_DTYPES, GROUP_DTYPES, RECIPES, SCALE_LAYOUTS
+from jitquant.formats import FP8_DTYPES, GROUP_DTYPES, GROUP_RECIPES, RECIPES, SCALE_LAYOUTS
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -246,6 +246,22 @@ def _groups() -> Iterator[Sample]:
             how |= {"residual": _finite(shape, dtype, 6)} if added else {}
             what = (*shape, dtype, elements, recipe, added)
             yield _case("rmsnorm_quantize_per_token_group", what, args, **how)
+
+
+def _bounded() -> Iterator[Sample]:
+    bounds = itertools.cycle(((None, 96.0), (-20.5, None), (-17.0, 64.0), (0.0, 112.0)))
+    recipes = itertools.cycle(GROUP_RECIPES)
+    for dtype, elements, cols in itertools.product(DTYPES, GROUP_DTYPES, (256, 250)):
+        x, (low, high) = _values((130, cols), dtype), next(bounds)
+        how = {"dtype": elements, "recipe": next(recipes), "fp8_min": low, "fp8_max": high}
+        what = ("bounded", cols, dtype, elements)
+        yield _case("quantize_per_token_group", what, (x, 32), **how)
+        yield _case("quantize_per_token_group_both", what, (x, 128), **how)
+        yield _case("quantize_block", what, (x, 128, 128), **how)
+        yield _case("quantize_block_both", what, (x, 128, 128), **how)
+        yield _case("swiglu_quantize_per_token_group", what, (x, 16), exact=False, **how)
+        args = (_finite((3, cols), dtype), _finite((cols,), dtype, 5), 32, 1e-5)
+        yield _case("rmsnorm_quantize_per_token_group", what, args, **how)
 
 
 def _many_groups() -> Iterator[Sample]:
@@ -514,6 +530,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "fp8": _fp8,
     "dequantize": _dequantize,
     "groups": _groups,
+    "bounded elements": _bounded,
     "many groups": _many_groups,
     "ragged": _ragged,
     "any groups": functools.partial(_any_groups, 11, 50),

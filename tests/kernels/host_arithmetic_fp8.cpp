@@ -36,7 +36,8 @@ void quantize(const Block<float>* x, int64_t groups, const GroupNumerics& numeri
     const float factor = by_division ? group_reciprocal(g.scale_inv) : g.factor;
     for (int k = 0; k < kBlocks; ++k) {
       uint32_t words[4];
-      encode_group_block<kFormat>(x[kBlocks * i + k], by_division, factor, g.scale_inv, words);
+      encode_group_block<kFormat>(x[kBlocks * i + k], numerics, by_division, factor, g.scale_inv,
+                                  words);
       std::memcpy(codes + 16 * (kBlocks * i + k), words, sizeof words);
     }
     scale_inv[i] = g.scale_inv;
@@ -94,15 +95,17 @@ void quantize_groups(const float* x, int64_t groups, int format, float eps, int 
                      int32_t* exponent) {
   const ScaleFormat scales = power_of_two_scales ? ScaleFormat::kPowerOfTwo : ScaleFormat::kFloat32;
   quantize_as<1>(x, groups,
-                 {static_cast<EightBit>(format), static_cast<GroupRecipe>(recipe), scales, eps},
+                 {static_cast<EightBit>(format), static_cast<GroupRecipe>(recipe), scales, eps,
+                  false, 0.0f, 0.0f},
                  codes, scale_inv, exponent);
 }
 
 void quantize_mx(const float* x, int64_t blocks, int format, uint8_t* codes, float* scale,
                  int32_t* exponent) {
-  quantize_as<kMxfp8Block / 16>(
-      x, blocks, {static_cast<EightBit>(format), GroupRecipe::kDeepGemm, ScaleFormat::kE8m0, 0.0f},
-      codes, scale, exponent);
+  quantize_as<kMxfp8Block / 16>(x, blocks,
+                                {static_cast<EightBit>(format), GroupRecipe::kDeepGemm,
+                                 ScaleFormat::kE8m0, 0.0f, false, 0.0f, 0.0f},
+                                codes, scale, exponent);
 }
 
 void tensor_scales(const float* amax, int64_t n, int format, float* scale, float* scale_inv) {

@@ -88,10 +88,15 @@ def exponent_up(s: np.ndarray) -> np.ndarray:
 
 
 def groups(
-    x: np.ndarray, dtype: str, recipe: str, ue8m0: bool, eps: float
+    x: np.ndarray,
+    dtype: str,
+    recipe: str,
+    ue8m0: bool,
+    eps: float,
+    bounds: tuple[float, float] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bytes, scale_inv and exponents of float32 groups (n, elements)."""
-    top, one = TOP[dtype], F32(1)
+    top, one = TOP[dtype] if bounds is None else F32(bounds[1]), F32(1)
     with np.errstate(all="ignore"):
         b = amax(x, axis=1).astype(F32)
         b = np.where(b < F32(eps), F32(eps), b)
@@ -112,6 +117,9 @@ def groups(
             scaled = x / scale_inv[:, None]
         else:
             scaled = x * factor[:, None]
+        if bounds is not None:
+            low, high = map(F32, bounds)
+            scaled = np.where(scaled < low, low, np.where(scaled > high, high, scaled))
     assert scaled.dtype == F32
     assert scale_inv.dtype == F32
     return encode(scaled, dtype), scale_inv, exponent

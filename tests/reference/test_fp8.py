@@ -22,9 +22,11 @@ from jitquant.formats import (
     GROUP_RECIPES,
     GROUP_SCALE_LAYOUTS,
     GROUP_SIZES,
+    QUANTIZED_MAX,
     SCALE_FORMATS,
 )
 from jitquant.numerics.fp8 import encode, scale_from_amax
+from jitquant.ops import quantize_block, quantize_per_token_group
 
 from . import oracle_fp8 as oracle
 
@@ -328,6 +330,33 @@ def test_every_bf16_in_groups(dtype: torch.dtype, recipe: str, scale_format: str
             np.testing.assert_array_equal(stored.reshape(-1).numpy(), exponent)
         else:
             same_floats(stored, scale_inv)
+
+
+@pytest.mark.parametrize("bounds", [(-448.0, 224.0), (-20.0, 96.0), (0.0, 16.0)])
+@by_dtype
+def test_bounds_of_elements(dtype: torch.dtype, bounds: tuple[float, float]) -> None:
+    """As vLLM's and SGLang's ``fp8_min`` and ``fp8_max``: 224 is what they take on ROCm."""
+    low, high = max(bounds[0], -QUANTIZED_MAX[dtype]), min(bounds[1], QUANTIZED_MAX[dtype])
+    x = randn(40, 64, dtype=torch.float32)
+    x[3, 5], x[7, 2] = math.nan, -math.inf
+    for recipe, scale_format in itertools.product(GROUP_RECIPES, SCALE_FORMATS[:2]):
+        ue8m0 = scale_format != "float32"
+        eps = GROUP_EPS[recipe]
+        how = {"recipe": recipe, "scale_format": scale_format, "fp8_min": low, "fp8_max": high}
+        tiles = x.reshape(-1, 16).numpy()
+        codes, scales, _ = oracle.groups(tiles, name_of(dtype), recipe, ue8m0, eps, (low, high))
+        q = quantize_per_token_group(x, 16, dtype=dtype, **how)
+        same_bytes(q.data, codes)
+        same_floats(q.scale_inv, scales)
+        plain = torch.where(x.isfinite(), x, 0)
+        finite = quantize_per_token_group(plain, 16, dtype=dtype, **how).data.float()
+        assert low <= finite.min()
+        assert finite.max() <= high
+        tile = x[:16, 16:32].reshape(1, -1).numpy()
+        codes, scales, _ = oracle.groups(tile, name_of(dtype), recipe, ue8m0, eps, (low, high))
+        q = quantize_block(x, (16, 16), dtype=dtype, **how)
+        same_bytes(q.data[:16, 16:32], codes)
+        same_floats(q.scale_inv[0, 1], scales)
 
 
 @settings(max_examples=200, deadline=None)

@@ -9,9 +9,9 @@ namespace jitquant::declared {
 struct QuantizeBlock {
   static constexpr const char* kName = "quantize_block";
   static constexpr const char* kArguments =
-      "Tensor w, int block_rows, int block_cols, *, ScalarType dtype, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te'";
+      "Tensor w, int block_rows, int block_cols, *, ScalarType dtype, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', float? fp8_min=None, float? fp8_max=None";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv"};
-  using Inputs = std::tuple<View, int64_t, int64_t, ScalarType, std::string_view, std::string_view, std::optional<double>, std::string_view>;
+  using Inputs = std::tuple<View, int64_t, int64_t, ScalarType, std::string_view, std::string_view, std::optional<double>, std::string_view, std::optional<double>, std::optional<double>>;
 
   const View& w;
   int64_t block_rows;
@@ -21,6 +21,8 @@ struct QuantizeBlock {
   std::string_view scale_layout;
   std::optional<double> eps;
   std::string_view recipe;
+  std::optional<double> fp8_min;
+  std::optional<double> fp8_max;
 
   void check() const {
     check_name("scale_format", scale_format, {"float32", "ue8m0"});
@@ -28,6 +30,10 @@ struct QuantizeBlock {
     check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
                  "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
+    check_number("fp8_min", fp8_min, -0x1.c000000000000p+15, 0x0.0p+0,
+                 "None or a number from the dtype's least to 0", "");
+    check_number("fp8_max", fp8_max, 0x1.0000000000000p+4, 0x1.c000000000000p+15,
+                 "None or a value of the dtype of at least 16", "");
     check_values("w", w, 2, "(..., N, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");

@@ -9,9 +9,9 @@ namespace jitquant::declared {
 struct QuantizePerTokenGroupBoth {
   static constexpr const char* kName = "quantize_per_token_group_both";
   static constexpr const char* kArguments =
-      "Tensor x, int group_size, *, ScalarType dtype, str scale_format='float32', str scale_layout='column', float? eps=None, str recipe='te'";
+      "Tensor x, int group_size, *, ScalarType dtype, str scale_format='float32', str scale_layout='column', float? eps=None, str recipe='te', float? fp8_min=None, float? fp8_max=None";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv", "data_t", "scale_inv_t"};
-  using Inputs = std::tuple<View, int64_t, ScalarType, std::string_view, std::string_view, std::optional<double>, std::string_view>;
+  using Inputs = std::tuple<View, int64_t, ScalarType, std::string_view, std::string_view, std::optional<double>, std::string_view, std::optional<double>, std::optional<double>>;
 
   const View& x;
   int64_t group_size;
@@ -20,6 +20,8 @@ struct QuantizePerTokenGroupBoth {
   std::string_view scale_layout;
   std::optional<double> eps;
   std::string_view recipe;
+  std::optional<double> fp8_min;
+  std::optional<double> fp8_max;
 
   void check() const {
     check_name("scale_format", scale_format, {"float32", "ue8m0", "ue8m0_packed"});
@@ -27,6 +29,10 @@ struct QuantizePerTokenGroupBoth {
     check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
                  "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
+    check_number("fp8_min", fp8_min, -0x1.c000000000000p+15, 0x0.0p+0,
+                 "None or a number from the dtype's least to 0", "");
+    check_number("fp8_max", fp8_max, 0x1.0000000000000p+4, 0x1.c000000000000p+15,
+                 "None or a value of the dtype of at least 16", "");
     check_values("x", x, 2, "(M, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");
@@ -36,9 +42,9 @@ struct QuantizePerTokenGroupBoth {
 struct QuantizeBlockBoth {
   static constexpr const char* kName = "quantize_block_both";
   static constexpr const char* kArguments =
-      "Tensor w, int block_rows, int block_cols, *, ScalarType dtype, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te'";
+      "Tensor w, int block_rows, int block_cols, *, ScalarType dtype, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', float? fp8_min=None, float? fp8_max=None";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv", "data_t", "scale_inv_t"};
-  using Inputs = std::tuple<View, int64_t, int64_t, ScalarType, std::string_view, std::string_view, std::optional<double>, std::string_view>;
+  using Inputs = std::tuple<View, int64_t, int64_t, ScalarType, std::string_view, std::string_view, std::optional<double>, std::string_view, std::optional<double>, std::optional<double>>;
 
   const View& w;
   int64_t block_rows;
@@ -48,6 +54,8 @@ struct QuantizeBlockBoth {
   std::string_view scale_layout;
   std::optional<double> eps;
   std::string_view recipe;
+  std::optional<double> fp8_min;
+  std::optional<double> fp8_max;
 
   void check() const {
     check_name("scale_format", scale_format, {"float32", "ue8m0"});
@@ -55,6 +63,10 @@ struct QuantizeBlockBoth {
     check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
                  "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
+    check_number("fp8_min", fp8_min, -0x1.c000000000000p+15, 0x0.0p+0,
+                 "None or a number from the dtype's least to 0", "");
+    check_number("fp8_max", fp8_max, 0x1.0000000000000p+4, 0x1.c000000000000p+15,
+                 "None or a value of the dtype of at least 16", "");
     check_values("w", w, 2, "(M, K)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");

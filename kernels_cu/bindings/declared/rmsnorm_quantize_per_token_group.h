@@ -9,9 +9,9 @@ namespace jitquant::declared {
 struct RmsnormQuantizePerTokenGroup {
   static constexpr const char* kName = "rmsnorm_quantize_per_token_group";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor weight, int group_size, float eps=1e-6, *, Tensor(a!)? residual=None, ScalarType dtype, str scale_format='float32', str scale_layout='row', float? amax_eps=None, str recipe='te'";
+      "Tensor x, Tensor weight, int group_size, float eps=1e-6, *, Tensor(a!)? residual=None, ScalarType dtype, str scale_format='float32', str scale_layout='row', float? amax_eps=None, str recipe='te', float? fp8_min=None, float? fp8_max=None";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv", "inv_rms"};
-  using Inputs = std::tuple<View, View, int64_t, double, std::optional<InPlace>, ScalarType, std::string_view, std::string_view, std::optional<double>, std::string_view>;
+  using Inputs = std::tuple<View, View, int64_t, double, std::optional<InPlace>, ScalarType, std::string_view, std::string_view, std::optional<double>, std::string_view, std::optional<double>, std::optional<double>>;
 
   const View& x;
   const View& weight;
@@ -23,6 +23,8 @@ struct RmsnormQuantizePerTokenGroup {
   std::string_view scale_layout;
   std::optional<double> amax_eps;
   std::string_view recipe;
+  std::optional<double> fp8_min;
+  std::optional<double> fp8_max;
 
   void check() const {
     check_name("scale_format", scale_format, {"float32", "ue8m0", "ue8m0_packed"});
@@ -32,6 +34,10 @@ struct RmsnormQuantizePerTokenGroup {
                  "a finite number that is not negative", "");
     check_number("amax_eps", amax_eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
                  "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
+    check_number("fp8_min", fp8_min, -0x1.c000000000000p+15, 0x0.0p+0,
+                 "None or a number from the dtype's least to 0", "");
+    check_number("fp8_max", fp8_max, 0x1.0000000000000p+4, 0x1.c000000000000p+15,
+                 "None or a value of the dtype of at least 16", "");
     check_values("x", x, 1, "(..., N)");
     check_dtype("dtype", dtype, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2, ScalarType::Char},
                 "float8_e4m3fn, float8_e5m2 or int8", "");

@@ -9,9 +9,9 @@ namespace jitquant::declared {
 struct RotateQuantizePerTokenGroup {
   static constexpr const char* kName = "rotate_quantize_per_token_group";
   static constexpr const char* kArguments =
-      "Tensor x, int group_size, Tensor? counts=None, *, ScalarType dtype, str rotate='none', Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', bool zero_padding=True";
+      "Tensor x, int group_size, Tensor? counts=None, *, ScalarType dtype, str rotate='none', Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, str scale_format='float32', str scale_layout='row', float? eps=None, str recipe='te', bool zero_padding=True, float? fp8_min=None, float? fp8_max=None";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv"};
-  using Inputs = std::tuple<View, int64_t, std::optional<View>, ScalarType, std::string_view, std::optional<View>, std::optional<View>, std::optional<View>, bool, std::string_view, std::string_view, std::optional<double>, std::string_view, bool>;
+  using Inputs = std::tuple<View, int64_t, std::optional<View>, ScalarType, std::string_view, std::optional<View>, std::optional<View>, std::optional<View>, bool, std::string_view, std::string_view, std::optional<double>, std::string_view, bool, std::optional<double>, std::optional<double>>;
 
   const View& x;
   int64_t group_size;
@@ -27,6 +27,8 @@ struct RotateQuantizePerTokenGroup {
   std::optional<double> eps;
   std::string_view recipe;
   bool zero_padding;
+  std::optional<double> fp8_min;
+  std::optional<double> fp8_max;
 
   void check() const {
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
@@ -35,6 +37,10 @@ struct RotateQuantizePerTokenGroup {
     check_name("recipe", recipe, {"te", "deepgemm", "vllm"});
     check_number("eps", eps, 0x1.9f623d5a8a733p-107, 0x1.fffffe0000000p+127,
                  "None for the recipe's, or a finite number of at least 1e-32", ". Below it the scale of a group of zeros would overflow");
+    check_number("fp8_min", fp8_min, -0x1.c000000000000p+15, 0x0.0p+0,
+                 "None or a number from the dtype's least to 0", "");
+    check_number("fp8_max", fp8_max, 0x1.0000000000000p+4, 0x1.c000000000000p+15,
+                 "None or a value of the dtype of at least 16", "");
     check_values("x", x, 1, "(..., N)");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");

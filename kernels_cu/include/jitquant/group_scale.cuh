@@ -22,6 +22,8 @@ struct GroupNumerics {
   GroupRecipe recipe;
   ScaleFormat scale_format;
   float eps;
+  bool bounded;  // elements are from low to high, which the amax maps to
+  float low, high;
 };
 
 struct GroupScale {
@@ -36,7 +38,7 @@ struct GroupScale {
 template <int kCount>
 JITQUANT_HD void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
                            GroupScale (&g)[kCount]) {
-  const float top = largest(n.format);
+  const float top = n.bounded ? n.high : largest(n.format);
   float b[kCount];
   JITQUANT_UNROLL
   for (int k = 0; k < kCount; ++k) b[k] = amax_keep_nan(n.eps, amax[k]);
@@ -113,24 +115,23 @@ JITQUANT_HD float divide(float x, const GroupDivisor& d) {
 // The sixteen bytes of a block within one group. `factor` is the group's factor or, by division,
 // the group_reciprocal of the scale.
 template <EightBit kFormat, class T>
-JITQUANT_HD void encode_group_block(const Block<T>& x, bool by_division, float factor,
-                                    float scale_inv, uint32_t (&words)[4]) {
-  if (!by_division) {
+JITQUANT_HD void encode_group_block(const Block<T>& x, const GroupNumerics& n, bool by_division,
+                                    float factor, float scale_inv, uint32_t (&words)[4]) {
+  const auto pack = [&](auto&& scaled) {
     const auto word = [&](int i) {
-      const float v[4] = {mul_rn(value_of(x, i), factor), mul_rn(value_of(x, i + 1), factor),
-                          mul_rn(value_of(x, i + 2), factor), mul_rn(value_of(x, i + 3), factor)};
+      const float v[4] = {scaled(value_of(x, i)), scaled(value_of(x, i + 1)),
+                          scaled(value_of(x, i + 2)), scaled(value_of(x, i + 3))};
       return pack4<kFormat>(v);
     };
     words[0] = word(0), words[1] = word(4), words[2] = word(8), words[3] = word(12);
-    return;
-  }
-  const GroupDivisor d = group_divisor(scale_inv, factor);
-  const auto word = [&](int i) {
-    const float v[4] = {divide(value_of(x, i), d), divide(value_of(x, i + 1), d),
-                        divide(value_of(x, i + 2), d), divide(value_of(x, i + 3), d)};
-    return pack4<kFormat>(v);
   };
-  words[0] = word(0), words[1] = word(4), words[2] = word(8), words[3] = word(12);
+  if (!by_division && !n.bounded) return pack([&](float v) { return mul_rn(v, factor); });
+  const GroupDivisor d = group_divisor(scale_inv, factor);
+  if (!n.bounded) return pack([&](float v) { return divide(v, d); });
+  pack([&](float value) {
+    const float v = by_division ? divide(value, d) : mul_rn(value, factor);
+    return v < n.low ? n.low : (v > n.high ? n.high : v);  // NaN stays
+  });
 }
 
 }  // namespace jitquant
