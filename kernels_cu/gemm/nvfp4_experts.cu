@@ -38,17 +38,17 @@ struct GroupOutput {
 };
 
 // Maps the rows of a group to rows of x. Each lane finds one and keeps it: if each of the loads of
-// x found its own, that would take thousands of cycles per group.
+// x found its own, that would take thousands of cycles per group. Rows that the group does not have
+// are its first one, because no other row of x is sure to be written.
 class GroupRows {
  public:
   // `order` is null if the rows of x are sorted.
-  __device__ __forceinline__ GroupRows(const uint16_t* order, Group group, int divisor)
-      : own_(kNoRow) {
+  __device__ __forceinline__ GroupRows(const uint16_t* order, Group group, int divisor) {
     const int lane = threadIdx.x & 31;
-    if (lane >= group.count()) return;
-    const int i = group.first() + lane;
+    const int i = group.first() + (lane < group.count() ? lane : 0);
     own_ = order == nullptr ? i : order[i] / divisor;
   }
+  static __device__ __forceinline__ bool any() { return true; }
   __device__ __forceinline__ int operator()(int row) const { return __shfl_sync(~0u, own_, row); }
 
  private:
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
                         const __grid_constant__ LinearOperand x,
                         const __grid_constant__ GroupRouting routing,
                         const __grid_constant__ GroupOutput to,
-                        const __grid_constant__ ExpertPlan plan, const bool routed_before) {
+                        const __grid_constant__ ExpertPlan plan) {
   extern __shared__ __align__(1024) unsigned char tiles[];
   const int warp = thread_index() >> 5, warps = thread_count() >> 5;
   WarpRing ring(tiles, warp, plan.stages);
@@ -192,18 +192,16 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   const GroupTables tables = tables_at(after_rings + plan.tables_at, routing);
   float* const sums = reinterpret_cast<float*>(after_rings + plan.sums_at);
 
-  // If routed_before, the previous kernel did not write the ids. It let this one begin only after
-  // its own wait, so they can be read already, and no kernel writes weights.
   using Job = GroupJob<Input, kOneToken>;
   TileRange own = {};
+  if constexpr (kOneToken) own = share_of_block(routing.count * layout.tiles);
+  wait_for_previous();
+  let_next_begin();
   if constexpr (kOneToken) {
-    own = share_of_block(routing.count * layout.tiles);
-    wait_for_previous();
     for (int i = thread_index(); i < routing.count; i += thread_count()) {
       tables.groups[i] = {expert_of(routing, i), 1u << 1 | 1u};
     }
   } else {
-    if (!routed_before) wait_for_previous();
     sort_rows(routing, tables, tiles);  // the rings are not in use yet
     own = tiles_of_block<Job::kEither>(tables, layout.tiles);
   }
@@ -216,13 +214,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   const OwnWords words(after_rings + plan.words_at);
   TileStream<Places, kAligned> weights(Places(w, layout, plan, tables.groups, begin, words), words,
                                        w.cols, plan.passes, begin);
-  if (routed_before) {
-    weights.template next<0>(ring.at);
-    wait_for_previous();
-  }
-  // Only after the wait: the next kernel relies on everything written before this one.
-  let_next_begin();
-  if (!routed_before) weights.template next<0>(ring.at);
+  weights.template next<0>(ring.at);
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
   const Job job = {w, layout, routing, to, plan, tables, sums};
@@ -305,12 +297,12 @@ class PairPlaces {
   int64_t apart_ = 0;
 };
 
+// The row of x of an expert that is absent is not written: the other one's is read for it.
 struct PairRows {
   int one, two;
 
-  __device__ __forceinline__ int operator()(int row) const {
-    return row == 0 ? one : row == 1 ? two : kNoRow;
-  }
+  __device__ __forceinline__ bool any() const { return one != kNoRow; }
+  __device__ __forceinline__ int operator()(int row) const { return row == 1 ? two : one; }
 };
 
 constexpr int kPairSums = 16;  // floats per warp and tile
@@ -330,9 +322,9 @@ struct PairJob {
   __device__ __forceinline__ int unit(int pass) const { return places.unit(pass); }
   __device__ __forceinline__ int column(int pass) const { return places.column(pass); }
   __device__ __forceinline__ PairRows rows(int pass) const {
-    const int choice = unit(pass) / k_units * 2;
-    return {places.expert(choice) < 0 ? kNoRow : choice,
-            places.expert(choice + 1) < 0 ? kNoRow : choice + 1};
+    const int one = unit(pass) / k_units * 2, two = one + 1;
+    const bool has_one = places.expert(one) >= 0, has_two = places.expert(two) >= 0;
+    return {has_one ? one : has_two ? two : kNoRow, has_two ? two : has_one ? one : kNoRow};
   }
 
   __device__ __forceinline__ float request_gsa() const {
@@ -403,18 +395,17 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
 
   const TileRange own = share_of_block(w.rows / 8);
   if (thread_index() == 0) begin_block(own);
-  // The previous kernel let this one begin only after its own wait, so the routing can be read.
-  for (int i = thread_index(); i < top_k; i += thread_count()) ids[i] = expert_of(routing, i);
+  wait_for_previous();
+  let_next_begin();
+  for (int i = thread_index(); i < top_k; i += thread_count()) {
+    ids[i] = expert_of(routing, i);
+    weights_of_choices[i] = float_at(choice_weights, weights_dtype, i);
+  }
   __syncthreads();
   const OwnWords words(after_rings + plan.words_at);
   const PairPlaces places(w, plan, ids, top_k, k_units);
   TileStream<PairPlaces, kAligned> weights(places, words, w.cols, plan.passes, own.begin);
   weights.template next<0>(ring.at);
-  wait_for_previous();
-  let_next_begin();
-  for (int i = thread_index(); i < top_k; i += thread_count()) {
-    weights_of_choices[i] = float_at(choice_weights, weights_dtype, i);  // read after a barrier
-  }
 
   constexpr bool kAfter = std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
   constexpr LinearWay kWay = kAfter ? LinearWay::kTwoRows : LinearWay::kEightRows;
@@ -439,15 +430,14 @@ __global__ void __launch_bounds__(kSumThreads)
   const int at = (blockIdx.x % ((per_row + kSumThreads - 1) / kSumThreads)) * kSumThreads +
                  static_cast<int>(threadIdx.x);
   const int top_k = routing.top_k;
-  // The previous kernel let this one begin only after its own wait, so the routing can be read.
+  wait_for_previous();
+  let_next_begin();
   if (threadIdx.x < top_k) {
     const int pair = row * top_k + static_cast<int>(threadIdx.x);
     there[threadIdx.x] = expert_of(routing, pair) >= 0;
     own_weights[threadIdx.x] = float_at(weights, weights_dtype, pair);
   }
   __syncthreads();
-  wait_for_previous();
-  let_next_begin();
   if (at >= per_row) return;
   float y[4] = {};
   for (int first = 0; first < top_k; first += kSumsAtOnce) {
@@ -574,8 +564,7 @@ bool is_aligned(const ExpertWeights& w, const LinearOperand& x) {
 
 template <class Input, bool kOneToken>
 cudaError_t launch_groups(const ExpertWeights& w, const LinearOperand& x,
-                          const GroupRouting& routing, const GroupOutput& to, bool routed_before,
-                          cudaStream_t stream) {
+                          const GroupRouting& routing, const GroupOutput& to, cudaStream_t stream) {
   TileLayout layout = {};
   layout.tile_rows = to.activate ? 8 : kTile;
   const int tiled = to.activate ? w.rows / 2 : w.rows;
@@ -599,9 +588,9 @@ cudaError_t launch_groups(const ExpertWeights& w, const LinearOperand& x,
   }
   plan_steps(shape, w, layout.tile_rows);
   return aligned ? launch_shape<&nvfp4_groups_kernel<Input, true, kOneToken>>(
-                       shape, stream, w, layout, x, routing, to, shape.plan, routed_before)
+                       shape, stream, w, layout, x, routing, to, shape.plan)
                  : launch_shape<&nvfp4_groups_kernel<Input, false, kOneToken>>(
-                       shape, stream, w, layout, x, routing, to, shape.plan, routed_before);
+                       shape, stream, w, layout, x, routing, to, shape.plan);
 }
 
 template <class Input>
@@ -691,7 +680,7 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
                                 to.x_gsa == nullptr ? nullptr : to.x_gsa + first * to.x_gsa_stride,
                                 to.x_gsa_stride,
                                 {}};
-    const cudaError_t error = launch_groups<Input, false>(w, part, routing, output, false, stream);
+    const cudaError_t error = launch_groups<Input, false>(w, part, routing, output, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -781,7 +770,7 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
     LinearOperand h = {layer.activations, nullptr, x.dtype, down.cols, pairs, down.cols};
 
     if (rows == 1) {
-      cudaError_t error = launch_groups<Input, true>(up, part, routing, between, false, stream);
+      cudaError_t error = launch_groups<Input, true>(up, part, routing, between, stream);
       if (error == cudaSuccess) error = launch_one_down<Input>(down, h, routing, own, stream);
       if (error != cudaSuccess) return error;
       continue;
@@ -798,12 +787,12 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
       }
     }
     if (way != LayerWay::kTiles) {
-      cudaError_t error = launch_groups<Input, false>(up, part, routing, between, false, stream);
+      cudaError_t error = launch_groups<Input, false>(up, part, routing, between, stream);
       if (error != cudaSuccess) return error;
       routing.of_tokens = false;
       const GroupOutput partials = {
           layer.partials, DType::kFloat32, down.rows, false, nullptr, 0, {}};
-      error = launch_groups<Input, false>(down, h, routing, partials, true, stream);
+      error = launch_groups<Input, false>(down, h, routing, partials, stream);
       if (error != cudaSuccess) return error;
     }
     const int64_t blocks = rows * ((down.rows / 4 + kSumThreads - 1) / kSumThreads);

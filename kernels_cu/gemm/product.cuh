@@ -152,6 +152,7 @@ __device__ __forceinline__ void order_x8(uint32_t* words) {
 
 // Rows of x in their own order.
 struct RowsAsTheyAre {
+  static __device__ __forceinline__ bool any() { return true; }
   __device__ __forceinline__ int operator()(int row) const { return row; }
 };
 
@@ -190,15 +191,16 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
   // Whether x is loaded row by row and rearranged in shared memory.
   static constexpr bool kTurned = kThrough && !LinearInput<Input>::kCodes && kAligned;
 
-  // Starts to load the columns from k on. Row i of the product is row rows(i) of x, or any if that
-  // is kNoRow: no other depends on it. All lanes of the warp call rows() together.
+  // Starts to load the columns from k on, unless there are no rows. Row i of the product is row
+  // rows(i) of x, or the first if x has no such row: no other depends on it. All lanes of the warp
+  // call rows() together.
   template <class Rows = RowsAsTheyAre>
   __device__ __forceinline__ void request(const LinearOperand& x, int k, Rows rows = {}) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
     for (int s = 0; s < Way::kSegments; ++s) {
       // Without a condition for each load: the compiler would load into other registers and wait.
-      present_[s] = k + s * kSegment < x.cols;
+      present_[s] = rows.any() && k + s * kSegment < x.cols;
       if (kTurned && !present_[s]) continue;
 #pragma unroll
       for (int c = 0; c < Way::kColumns; ++c) {

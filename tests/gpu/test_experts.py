@@ -246,7 +246,7 @@ def test_weights_of_experts_without_rows_change_nothing() -> None:
 
 
 def test_ids_that_the_kernel_before_writes() -> None:
-    """The second product reads them before it waits for the first one."""
+    """Each launch reads them after its own wait."""
     up, down = _weights(64, 512, 512), _weights(64, 512, 256)
     for rows in (1, 9, 400):
         x = torch.randn(rows, 512, device="cuda").bfloat16()

@@ -45,10 +45,6 @@ DTYPES = {
 
 PAGE = 4096
 
-READS_EARLY = {"nvfp4_experts"}
-"""Modules whose second and third launches read routes and weights before their own wait. What the
-call itself writes they may not, and its first launch may read nothing."""
-
 SHARED = ("common", "function")
 """The sources that all bindings are linked with."""
 
@@ -263,10 +259,6 @@ class Machine:
         if kwargs:
             raise RuntimeError(f"{text.decode()} has no {sorted(kwargs)}")
         memory = _Memory(self._machine)
-        for argument, value in zip(schema.arguments, complete, strict=True):
-            if isinstance(value, Tensor) and not (argument.alias_info or argument.is_out):
-                memory.address(value)
-        self._machine.emulation_end_inputs(int(module in READS_EARLY))
         values = (_Value * len(complete))(*(_Value.of(value, memory) for value in complete))
         refusal = ctypes.create_string_buffer(1024)
         done = library.emulation_call(name, values, refusal, ctypes.c_size_t(len(refusal)))

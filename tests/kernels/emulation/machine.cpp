@@ -140,16 +140,14 @@ bool gave_way;    // whether a thread did in this round
 unsigned threads, gang_threads;
 SharedMemory shared;
 std::function<void()> body;
-bool overlapped;                  // with the launch before
-bool holds;                       // threads that wait for that
-bool reads_inputs_early = false;  // what later launches of a call do with what it does not write
-bool stopped;                     // after an error nothing runs on
+bool overlapped;  // with the launch before
+bool holds;       // threads that wait for that
+bool stopped;     // after an error nothing runs on
 
 // The memory of all tensors, of which as much is in use.
 constexpr size_t kArenaBytes = size_t{16} << 30;
 char* arena = nullptr;
-size_t arena_used = 0, arena_inputs = 0;  // what the running call only reads comes first
-unsigned launch_of_call = 0;
+size_t arena_used = 0;
 struct Region {
   const char *begin, *end;
 };
@@ -160,8 +158,7 @@ struct sigaction usual_fault;
 
 void protect(bool on) {
   if (arena == nullptr || on == is_protected) return;
-  const size_t open = on && reads_inputs_early && launch_of_call > 1 ? arena_inputs : 0;
-  mprotect(arena + open, arena_used - open, on ? PROT_NONE : PROT_READ | PROT_WRITE);
+  mprotect(arena, arena_used, on ? PROT_NONE : PROT_READ | PROT_WRITE);
   is_protected = on;
 }
 
@@ -365,7 +362,6 @@ bool acceptable(const Launch& l) {
 
 bool run(const Launch& l, const std::function<void()>& thread) {
   ++launches;
-  ++launch_of_call;
   ++launches_of[l.kernel];
   threads = l.block_x * l.block_y;
   if (!acceptable(l)) return false;
@@ -457,8 +453,7 @@ char* allocate(size_t bytes, size_t past) {
 }
 void release_all() {
   knows_tensors = false;
-  arena_used = arena_inputs = 0;
-  launch_of_call = 0;
+  arena_used = 0;
   regions.clear();
 }
 
@@ -682,11 +677,6 @@ bool emulation_filled(int number) {
 char* emulation_allocate(size_t bytes, size_t past) {
   emulation::knows_tensors = true;
   return emulation::allocate(bytes, past);
-}
-// That the call writes what is allocated from now on.
-void emulation_end_inputs(int read_early) {
-  emulation::arena_inputs = emulation::arena_used;
-  emulation::reads_inputs_early = read_early != 0;
 }
 void emulation_release_all() {
   emulation::release_all();
