@@ -187,7 +187,7 @@ cudaError_t launch_rope_cache(const TensorView& qkv, const TensorView& angles,
     if (norm != nullptr) norm->with_rank(1).with_size(0, size);
   }
   if (size % 16 != 0 || sequences == 0 || tokens % sequences != 0) {
-    jitquant::refuse("q must have a multiple of %lld tokens, and heads of a multiple of 16",
+    jitquant::refuse("q: expected a multiple of %lld tokens, and heads of a multiple of 16",
                      static_cast<long long>(sequences));
   }
   if (tokens == 0) return cudaSuccess;
@@ -219,7 +219,7 @@ cudaError_t launch_rms_norm(const TensorView& x, const TensorView& weight, float
   weight.with_rank(1).with_size(0, cols);
   out.with_shape_of(x);
   if (cols == 0 || cols % kVector != 0 || cols > 1024 * kVector * kHeld) {
-    jitquant::refuse("x must have a multiple of 8 columns, up to 16384, not %lld",
+    jitquant::refuse("x: expected a multiple of 8 columns, up to 16384, got %lld",
                      static_cast<long long>(cols));
   }
   if (rows == 0) return cudaSuccess;
@@ -234,7 +234,7 @@ cudaError_t launch_swiglu(const TensorView& both, const TensorView& out, cudaStr
   const int64_t rows = out.with_rank(2).size(0), cols = out.size(1);
   both.with_rank(2).with_size(0, rows).with_size(1, 2 * cols);
   if (cols % kVector != 0) {
-    jitquant::refuse("out must have a multiple of 8 columns, not %lld",
+    jitquant::refuse("out: expected a multiple of 8 columns, got %lld",
                      static_cast<long long>(cols));
   }
   if (rows * cols == 0) return cudaSuccess;

@@ -60,7 +60,7 @@ cudaError_t launch_NAME(const jitquant::TensorView& x, float s, const jitquant::
     case jitquant::ElementType::kBFloat16:
       return launch_typed<__nv_bfloat16>(x, s, out, stream);
     default:
-      jitquant::refuse("x must be float32, float16 or bfloat16, not %s",
+      jitquant::refuse("x: expected float32, float16 or bfloat16, got %s",
                        jitquant::element_name(x.dtype));
   }
 }
@@ -168,7 +168,7 @@ def test_the_kernel_refuses_wrong_tensors() -> None:
     x = torch.ones(3, device="cuda")
     with pytest.raises(RuntimeError, match="out must have the shape of x"):
         module().NAME(x, 2.0, out=torch.empty(4, device="cuda"))
-    with pytest.raises(RuntimeError, match="x must be float32, float16 or bfloat16, not int64"):
+    with pytest.raises(RuntimeError, match="x: expected float32, float16 or bfloat16, got int64"):
         module().NAME(x.long(), 2.0, out=x.long())
 
 

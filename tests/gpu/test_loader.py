@@ -96,11 +96,11 @@ def test_an_exported_launcher_runs_on_the_current_stream(scale: CudaModule) -> N
     [
         ({"x": lambda x: x.cpu()}, "scale: x: expected a tensor on cuda, got one on the CPU"),
         ({"out": lambda x: x.cpu()}, "scale: out: expected a tensor on cuda, got one on the CPU"),
-        ({"x": lambda x: x.half()}, r"scale: x must be float32, not float16; convert it"),
-        ({"x": lambda x: x.t()}, r"scale: x must be contiguous; pass x\.contiguous\(\)"),
-        ({"out": lambda x: x[1:]}, r"scale: out must have the shape of x, \(4, 4\), not \(3, 4\)"),
+        ({"x": lambda x: x.half()}, r"scale: x: expected float32, got float16\. Convert it"),
+        ({"x": lambda x: x.t()}, r"scale: x: expected contiguous memory\. Pass x\.contiguous\(\)"),
+        ({"out": lambda x: x[1:]}, r"scale: out: expected the shape of x, \(4, 4\), got \(3, 4\)"),
         ({"bias": lambda x: x}, "scale: bias is not for this kernel"),
-        ({"bias": lambda x: x.half()}, "scale: bias must be float32, not float16"),
+        ({"bias": lambda x: x.half()}, "scale: bias: expected float32, got float16"),
         ({"s": lambda x: 1000.0}, "scale: CUDA error cudaErrorLaunchOutOfResources"),
     ],
 )

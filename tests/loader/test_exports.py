@@ -335,19 +335,19 @@ def test_what_a_launcher_is_given_and_may_refuse(tmp_path: Path) -> None:
     assert (call(0), error.value) == ("", 0)
     assert (call(0, how=b"raise"), error.value) == ("", 999)
     assert (call(0, value=5), error.value) == ("", 600)
-    assert call(1) == "x must have 3 dimensions, not 2"
+    assert call(1) == "x: expected 3 dimensions, got 2"
     assert error.value == 1
-    assert call(2) == "x must have size 7 in dimension -1, not 3"
-    assert call(3) == "x must have the shape of y, (2,), not (2, 3)"
-    assert call(4) == "x must be contiguous; pass x.contiguous()"
-    assert call(5) == "x must be float64, not float32; convert it with .to()"
-    assert call(5, kind=99) == "x must be float64, not another dtype; convert it with .to()"
-    assert call(6).startswith("x: the launcher writes to it, but the schema does not mark it (a!)")
-    assert call(7) == "x has 2 dimensions; the launcher looks at dimension 2"
-    assert call(8) == "x must start at a multiple of 64 bytes; pass x.clone()"
-    assert call(9) == "x must be uint8, not float32; convert it with .to()"
+    assert call(2) == "x: expected size 7 in dimension -1, got 3"
+    assert call(3) == "x: expected the shape of y, (2,), got (2, 3)"
+    assert call(4) == "x: expected contiguous memory. Pass x.contiguous()"
+    assert call(5) == "x: expected float64, got float32. Convert it with .to()"
+    assert call(5, kind=99) == "x: expected float64, got another dtype. Convert it with .to()"
+    assert call(6).startswith("x: expected (a!) in the schema, as the launcher writes to it")
+    assert call(7) == "x: got 2 dimensions, and the launcher looks at dimension 2"
+    assert call(8) == "x: expected memory that starts at a multiple of 64 bytes. Pass x.clone()"
+    assert call(9) == "x: expected uint8, got float32. Convert it with .to()"
     assert call(9, kind=FLOAT8) == ""
-    assert call(200) == "n=200 does not fit the launcher's integer of 8 bits"
+    assert call(200) == "n: got 200, which does not fit the launcher's integer of 8 bits"
 
 
 def test_the_names_of_the_dtypes_are_torchs() -> None:

@@ -183,14 +183,14 @@ struct TensorView {
   T* data() const {
     using Element = std::remove_const_t<T>;
     if (!std::is_const_v<T> && !writable)
-      refuse("%s: the launcher writes to it, but the schema does not mark it (a!)", name);
+      refuse("%s: expected (a!) in the schema, as the launcher writes to it", name);
     if constexpr (!std::is_void_v<Element>) {
       constexpr ElementType wanted = ElementOf<Element>::value;
       const bool bytes = wanted == ElementType::kUInt8 &&
                          (dtype == ElementType::kFloat8E4M3 || dtype == ElementType::kFloat8E5M2 ||
                           dtype == ElementType::kFloat8E8M0 || dtype == ElementType::kFloat4E2M1x2);
       if (dtype != wanted && !bytes)
-        refuse("%s must be %s, not %s; convert it with .to()", name, element_name(wanted),
+        refuse("%s: expected %s, got %s. Convert it with .to()", name, element_name(wanted),
                element_name(dtype));
     }
     return static_cast<T*>(address);
@@ -198,20 +198,21 @@ struct TensorView {
 
   // These refuse the tensor if the condition does not hold. They return the view, for chaining.
   const TensorView& contiguous() const {
-    if (!is_contiguous()) refuse("%s must be contiguous; pass %s.contiguous()", name, name);
+    if (!is_contiguous())
+      refuse("%s: expected contiguous memory. Pass %s.contiguous()", name, name);
     return *this;
   }
 
   const TensorView& with_rank(int64_t wanted) const {
     if (rank != wanted)
-      refuse("%s must have %lld dimensions, not %lld", name, static_cast<long long>(wanted),
+      refuse("%s: expected %lld dimensions, got %lld", name, static_cast<long long>(wanted),
              static_cast<long long>(rank));
     return *this;
   }
 
   const TensorView& with_size(int64_t dim, int64_t wanted) const {
     if (size(dim) != wanted)
-      refuse("%s must have size %lld in dimension %lld, not %lld", name,
+      refuse("%s: expected size %lld in dimension %lld, got %lld", name,
              static_cast<long long>(wanted), static_cast<long long>(dim),
              static_cast<long long>(size(dim)));
     return *this;
@@ -223,14 +224,14 @@ struct TensorView {
     if (!same) {
       char ours[160], theirs[160];
       write_shape(ours), other.write_shape(theirs);
-      refuse("%s must have the shape of %s, %s, not %s", name, other.name, theirs, ours);
+      refuse("%s: expected the shape of %s, %s, got %s", name, other.name, theirs, ours);
     }
     return *this;
   }
 
   const TensorView& aligned(int64_t bytes) const {
     if (reinterpret_cast<uintptr_t>(address) % bytes != 0)
-      refuse("%s must start at a multiple of %lld bytes; pass %s.clone()", name,
+      refuse("%s: expected memory that starts at a multiple of %lld bytes. Pass %s.clone()", name,
              static_cast<long long>(bytes), name);
     return *this;
   }
@@ -239,7 +240,7 @@ struct TensorView {
   int64_t index(int64_t dim) const {
     const int64_t i = dim < 0 ? dim + rank : dim;
     if (i < 0 || i >= rank)
-      refuse("%s has %lld dimensions; the launcher looks at dimension %lld", name,
+      refuse("%s: got %lld dimensions, and the launcher looks at dimension %lld", name,
              static_cast<long long>(rank), static_cast<long long>(dim));
     return i;
   }
@@ -377,7 +378,7 @@ struct Parameter<P, std::enable_if_t<std::is_integral_v<P> && std::is_signed_v<P
   static constexpr bool fits(Type t) { return t.kind == Kind::kInt && !t.optional; }
   static P from(const Argument& a) {
     if (a.integer < std::numeric_limits<P>::min() || a.integer > std::numeric_limits<P>::max())
-      refuse("%s=%lld does not fit the launcher's integer of %d bits", a.name,
+      refuse("%s: got %lld, which does not fit the launcher's integer of %d bits", a.name,
              static_cast<long long>(a.integer), static_cast<int>(8 * sizeof(P)));
     return static_cast<P>(a.integer);
   }
