@@ -1,5 +1,6 @@
 // NVFP4 of a weight with one scale per 1x16 elements or per 16x16 tile, packed along either
 // dimension. A line is a row or column of the weight along the packed dimension.
+#include "jitquant/transposed_tiles.cuh"
 #include "kernels.cuh"
 
 namespace jitquant {
@@ -54,44 +55,122 @@ __global__ void __launch_bounds__(kThreads, 4)
   zero_padding(out);
 }
 
-// Packed along the columns: each thread has 16 rows of a column, and 16 neighbors form a tile.
+// Eight bytes of a row: the columns of a thread of weight_columns_kernel.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    weight_columns_kernel(const T* w, int64_t row_count, int64_t row_stride, bool tile,
-                          GlobalScale scale, Nvfp4Recipe recipe, Nvfp4Output out) {
+constexpr int kColumns = 8 / sizeof(T);
+
+// Byte i of each code's eight bytes, of two or four columns, in word i.
+template <int kCount>
+__device__ __forceinline__ void transpose_codes(const Nvfp4Codes (&codes)[kCount],
+                                                uint32_t (&words)[8]) {
+  static_assert(kCount == 2 || kCount == 4);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const auto pairs = [&](int k, uint32_t order) {
+      return half == 0 ? byte_permute(codes[k].low, codes[k + 1].low, order)
+                       : byte_permute(codes[k].high, codes[k + 1].high, order);
+    };
+    uint32_t* const to = words + 4 * half;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t first = pairs(0, i == 0 ? 0x5140 : 0x7362);
+      const uint32_t second = kCount == 4 ? pairs(kCount - 2, i == 0 ? 0x5140 : 0x7362) : 0;
+      to[i] = byte_permute(first, second, 0x5410);
+      to[i + 1] = byte_permute(first, second, 0x7632);
+    }
+  }
+}
+
+// The first `count` of a thread's columns; the others are zero.
+template <class T>
+__device__ __forceinline__ uint2 load_columns(const T* p, int64_t count) {
+  constexpr int kPerWord = kColumns<T> / 2;
+  uint32_t words[2] = {};
+#pragma unroll
+  for (int k = 0; k < kColumns<T>; ++k) {
+    if (k < count) words[k / kPerWord] |= bits_of(p[k]) << (16 * (k % kPerWord));
+  }
+  return make_uint2(words[0], words[1]);
+}
+
+// Packed along the columns: each thread has 16 rows of some neighboring columns, and as many
+// neighbors as have 16 columns form a tile. One thread block per piece of work, as above.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 3)
+    weight_columns_kernel(const T* w, int64_t row_count, int64_t row_stride, bool vector, bool tile,
+                          Divisor threads, bool backwards, GlobalScale scale, Nvfp4Recipe recipe,
+                          Nvfp4Output out) {
+  constexpr int kCount = kColumns<T>;
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  wait_for_previous();
-  let_next_begin();
+  const uint32_t turn = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const uint32_t item = turn * kThreads + threadIdx.x, block = threads.quotient_of(item);
+  const int64_t column = int64_t{item - block * threads.divisor} * kCount;
+  const int64_t columns = out.rows - column;  // from this thread's first one on
+  const int64_t rows = block < out.blocks && columns > 0 ? row_count - int64_t{block} * 16 : 0;
+  const T* const p = w + column + int64_t{block} * 16 * row_stride;
+  const bool whole = vector && columns >= kCount;
+  uint2 raw[16];
+  begin_overlapped(
+      [&] {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          raw[i] = make_uint2(0, 0);
+          if (i >= rows) continue;
+          const T* const from = p + i * row_stride;
+          raw[i] = whole ? *reinterpret_cast<const uint2*>(from) : load_columns(from, columns);
+        }
+      },
+      [&] {
+        if (!is_first()) return;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          if (i < rows) prefetch(p + i * row_stride);
+        }
+      });
   const Nvfp4Encoding encoding = tensor_encoding(scale, recipe, reduce);
-  const int64_t width = (out.rows + 15) / 16 * 16;  // whole tiles: all 16 lanes exist
-  for (BlockWalk walk(width); walk.row < out.blocks; walk.next()) {
-    const int64_t column = walk.block, block = walk.row;
-    const bool inside = column < out.rows;
-    Block<T> v;
-    const int64_t count = inside ? row_count - block * 16 : 0;
-    const T* p = w + column + block * 16 * row_stride;
+  Block<T> x[kCount];
+  transpose_words(raw, x);
+  float b[kCount];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      set_value(v, i, i < count ? to_float(p[i * row_stride]) : 0.0f);
+  for (int k = 0; k < kCount; ++k) b[k] = block_amax(x[k]);
+  if (tile) {
+    float most = b[0];
+#pragma unroll
+    for (int k = 1; k < kCount; ++k) most = amax_keep_nan(most, b[k]);
+#pragma unroll
+    for (int offset = 1; offset < 16 / kCount; offset *= 2) {
+      most = amax_keep_nan(most, __shfl_xor_sync(0xffffffffu, most, offset));
     }
-    float b = block_amax(v);
-    if (tile) {
-      // Width and step are multiples of 16, so 16 neighboring lanes stay together.
-      const unsigned lanes = 0xffffu << (threadIdx.x & 16);
 #pragma unroll
-      for (int offset = 8; offset > 0; offset >>= 1) {
-        b = amax_keep_nan(b, __shfl_xor_sync(lanes, b, offset));
+    for (int k = 0; k < kCount; ++k) b[k] = most;
+  }
+  if (rows <= 0) return;
+  Nvfp4Codes codes[kCount];
+  uint32_t words[8];
+  uint32_t scales = 0;
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    codes[k] = nvfp4_quantize_block(x[k], b[k], encoding);
+    scales |= uint32_t{codes[k].scale} << (8 * k);
+  }
+  transpose_codes(codes, words);
+  const bool together = out.rows % kCount == 0;
+  const auto store = [&](uint8_t* to, uint32_t bytes) {
+    if (together) {
+      using Bytes = std::conditional_t<kCount == 4, uint32_t, uint16_t>;
+      *reinterpret_cast<Bytes*>(to) = static_cast<Bytes>(bytes);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        if (k < columns) to[k] = static_cast<uint8_t>(bytes >> (8 * k));
       }
     }
-    if (!inside) continue;
-    const Nvfp4Codes codes = nvfp4_quantize_block(v, b, encoding);
-    out.scales[block * out.rows + column] = codes.scale;
+  };
+  store(out.scales + block * out.rows + column, scales);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t word = i < 4 ? codes.low : codes.high;
-      out.codes[(block * 8 + i) * out.rows + column] = static_cast<uint8_t>(word >> (8 * (i & 3)));
-    }
+  for (int i = 0; i < 8; ++i) {
+    store(out.codes + (int64_t{block} * 8 + i) * out.rows + column, words[i]);
   }
 }
 
@@ -115,10 +194,12 @@ cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool til
   return dispatch(w.dtype, [&](auto element) {
     using T = decltype(element);
     if (columns) {
-      const int64_t pieces = (tiles * 16 * out.blocks + kThreads - 1) / kThreads;
+      const int64_t threads = tiles > 0 ? tiles * 16 / kColumns<T> : 1;
+      const int64_t pieces = (threads * out.blocks + kThreads - 1) / kThreads;
       return launch<&weight_columns_kernel<T>>(
-          {persistent_grid(pieces, 8), kThreads, Start::kOverlapped}, stream,
-          static_cast<const T*>(w.data), w.rows, w.s2, tile, scale, recipe, out);
+          {pieces > 0 ? pieces : 1, kThreads, Start::kOverlapped}, stream,
+          static_cast<const T*>(w.data), w.rows, w.s2, w.vector, tile,
+          Divisor(static_cast<uint32_t>(threads)), partials, scale, recipe, out);
     }
     const int64_t pieces = (tiles * quads + kWarps - 1) / kWarps;
     return launch<&weight_rows_kernel<T>>(

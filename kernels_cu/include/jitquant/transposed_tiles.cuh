@@ -118,20 +118,14 @@ __device__ __forceinline__ void read_rows(const unsigned char* tile, int row, in
   }
 }
 
-// Reads the blocks at row 16 * block of column `column` and following.
-template <class T>
-__device__ __forceinline__ void read_columns(const unsigned char* tile, int column, int block,
-                                             Block<T> (&x)[TileMemory<T>::kLines]) {
-  using Memory = TileMemory<T>;
-  const int byte = (column & 15) * static_cast<int>(sizeof(T));
-  const unsigned char* p = tile + Memory::offset(16 * block, column >> 4, byte >> 4) + (byte & 15);
-  const auto words = [&](int row) {
-    return *reinterpret_cast<const uint2*>(p + row * Memory::kRowBytes);
-  };
+// Turns eight bytes of 16 rows into as many blocks along the columns.
+template <class T, int kLines>
+__device__ __forceinline__ void transpose_words(const uint2 (&rows)[16], Block<T> (&x)[kLines]) {
+  static_assert(kLines == 8 / sizeof(T));
   if constexpr (sizeof(T) == 2) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint2 even = words(2 * i), odd = words(2 * i + 1);
+      const uint2 even = rows[2 * i], odd = rows[2 * i + 1];
       x[0].words[i] = byte_permute(even.x, odd.x, 0x5410);
       x[1].words[i] = byte_permute(even.x, odd.x, 0x7632);
       x[2].words[i] = byte_permute(even.y, odd.y, 0x5410);
@@ -139,11 +133,23 @@ __device__ __forceinline__ void read_columns(const unsigned char* tile, int colu
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const uint2 two = words(i);
-      x[0].words[i] = two.x, x[1].words[i] = two.y;
-    }
+    for (int i = 0; i < 16; ++i) x[0].words[i] = rows[i].x, x[1].words[i] = rows[i].y;
   }
+}
+
+// Reads the blocks at row 16 * block of column `column` and following.
+template <class T>
+__device__ __forceinline__ void read_columns(const unsigned char* tile, int column, int block,
+                                             Block<T> (&x)[TileMemory<T>::kLines]) {
+  using Memory = TileMemory<T>;
+  const int byte = (column & 15) * static_cast<int>(sizeof(T));
+  const unsigned char* p = tile + Memory::offset(16 * block, column >> 4, byte >> 4) + (byte & 15);
+  uint2 rows[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    rows[i] = *reinterpret_cast<const uint2*>(p + i * Memory::kRowBytes);
+  }
+  transpose_words(rows, x);
 }
 
 // Minimum thread blocks per SM, which limits the registers: three if they fit with their tiles.
