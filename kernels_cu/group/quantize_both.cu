@@ -98,9 +98,51 @@ __device__ __forceinline__ void share_lines(int sharers, int lane, float (&b)[kC
   }
 }
 
-// The cases with kernels of their own. kPlain: the blocks of the transpose are whole and aligned
-// too, and groups or squares of 128 have scales that are unpadded floats, without division. kMxfp8:
-// MXFP8 with such blocks. kAny: everything else.
+// Stores 16 bytes for each of kLanes neighboring lanes, from the first one's `to` on, which may
+// have any alignment. Each lane takes as many bytes from the one before it as come before its
+// 16-byte boundary. The first lane takes them from the last one: it stores both ends, by words. All
+// lanes of a warp call this together.
+__device__ __forceinline__ void store_line(uint8_t* to, int lane, bool there, const uint4& bytes) {
+  static_assert(kLanes == 8);
+  const int over = static_cast<int>(reinterpret_cast<uintptr_t>(to) & 15), skip = -over & 15;
+  const int before = over == 0 ? lane : (lane & -kLanes) | ((lane - 1) & (kLanes - 1));
+  uint32_t w[8] = {__shfl_sync(0xffffffffu, bytes.x, before),
+                   __shfl_sync(0xffffffffu, bytes.y, before),
+                   __shfl_sync(0xffffffffu, bytes.z, before),
+                   __shfl_sync(0xffffffffu, bytes.w, before),
+                   bytes.x,
+                   bytes.y,
+                   bytes.z,
+                   bytes.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) w[i] = skip & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) w[i] = skip & 4 ? w[i + 1] : w[i];
+  const uint32_t order = 0x3210 + 0x1111 * (skip & 3);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) w[i] = byte_permute(w[i], w[i + 1], order);
+  if (!there) return;
+  uint8_t* const aligned = to - over;
+  if ((lane & (kLanes - 1)) != 0) {
+    *reinterpret_cast<uint4*>(aligned) = make_uint4(w[0], w[1], w[2], w[3]);
+    return;
+  }
+  const auto place = [&](int i) { return aligned + i + (i < over ? 16 * kLanes : 0); };
+  uint32_t edge = 0;  // a word that is stored in two parts
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool whole = over <= 4 * i || over >= 4 * i + 4;
+    if (whole) *reinterpret_cast<uint32_t*>(place(4 * i)) = w[i];
+    if (!whole) edge = w[i];
+  }
+  if ((over & 3) == 0) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) *place((over & 12) + i) = static_cast<uint8_t>(edge >> (8 * i));
+}
+
+// The cases with kernels of their own. kPlain: groups or squares of 128 have scales that are
+// unpadded floats, without division. kMxfp8: MXFP8. kAny: everything else, and a matrix whose
+// blocks are not whole and aligned.
 enum class Both : int { kPlain, kMxfp8, kAny };
 
 // One thread block per tile or, for groups of 256, per square of four tiles, which is read twice:
@@ -230,13 +272,22 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
       const int64_t first_byte = int64_t{16} * block, rest = side.length - first_byte;
       const uint32_t lines = rest > 0 && line < side.lines ? side.lines - line : 0;
       uint8_t* to = side.data + line * side.stride + first_byte;
+      // The lines of the transpose may have any length.
+      const bool loose = !kAny && which == 1 && !side.vector;
+      const bool full = 16 * (block - along) + kSide <= side.length;
       with_format(numerics.format, [&](auto format) {
 #pragma unroll
         for (int k = 0; k < kLines; ++k) {
-          if (k >= lines) break;
+          if (!loose && k >= lines) break;
           const float factor = by_division ? group_reciprocal(b[k]) : b[k];
-          store_bytes<!kAny>(to, rest, side.vector,
-                             encode_block<format>(x[k], numerics, by_division, factor, b[k]));
+          const uint4 bytes = encode_block<format>(x[k], numerics, by_division, factor, b[k]);
+          if (!loose) {
+            store_bytes<!kAny>(to, rest, side.vector, bytes);
+          } else if (full) {
+            store_line(to, lane, k < lines, bytes);
+          } else if (k < lines) {
+            store_bytes<false>(to, rest, false, bytes);
+          }
           to += side.stride;
         }
       });
@@ -302,10 +353,9 @@ cudaError_t launch_quantize_both(const Matrix& x, int64_t size, bool square,
   const bool whole = is_whole(x, out.data);
   const bool divides =
       numerics.recipe == GroupRecipe::kVllm && numerics.scale_format == ScaleFormat::kFloat32;
-  const bool aligned = whole && out_t.data.vector;
-  const bool plain = aligned && size == kSide && !divides && !numerics.bounded &&
+  const bool plain = whole && size == kSide && !divides && !numerics.bounded &&
                      is_plain(out.scales) && is_plain(out_t.scales);
-  const bool mxfp8 = aligned && numerics.scale_format == ScaleFormat::kE8m0;
+  const bool mxfp8 = whole && numerics.scale_format == ScaleFormat::kE8m0;
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
     const auto launch = [&](auto is_whole, auto what) {

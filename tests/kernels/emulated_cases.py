@@ -230,6 +230,12 @@ def _groups() -> Iterator[Sample]:
         yield _case("quantize_mxfp8", (dtype, f, layout), (_values((140, 320), dtype),), **how)
         x = _values((140, 160), dtype)
         yield _case("quantize_mxfp8_both", (dtype, f, layout), (x,), **how)
+    # Rows of the transpose that begin at any distance from a multiple of 16 bytes.
+    for dtype, rows in itertools.product(DTYPES, (129, 150, 263)):
+        x = _values((rows, 144), dtype)
+        yield _case("quantize_mxfp8_both", (dtype, rows), (x,), dtype=FP8_DTYPES[rows % 2])
+        how = {"dtype": GROUP_DTYPES[rows % 3], "scale_layout": "column"}
+        yield _case("quantize_per_token_group_both", (dtype, rows), (x, 128), **how)
     for dtype, elements, cols in itertools.product(DTYPES, GROUP_DTYPES, (272, 250)):
         x, how = _values((160, cols), dtype), {"dtype": elements, "recipe": next(recipes)}
         what = (cols, dtype, elements, how["recipe"])
@@ -412,6 +418,24 @@ def _anywhere() -> Iterator[Sample]:
         yield _case("swiglu_quantize_per_token_group", what, args, dtype=elements, **how)
 
 
+def _long() -> Iterator[Sample]:
+    # Rows that a cluster of thread blocks holds, of two sizes.
+    for dtype, cols in itertools.product(DTYPES, (18464, 32752)):
+        x, y, what = _values((3, cols), dtype), _finite((3, cols), dtype), (cols, dtype, "long")
+        for layout in SCALE_LAYOUTS:
+            how = {"granularity": "row", "scale_layout": layout}
+            yield _case("quantize_nvfp4", (*what, layout), (x,), **how)
+            fused = _values((2, 2 * cols), dtype)
+            args = (fused, cols, 8)
+            yield _case("deinterleave_quantize_nvfp4", (*what, layout), args, op="select", **how)
+        yield _case("quantize_fp8", what, (x, None), granularity="row", dtype=FP8_DTYPES[0])
+        args = (_finite((2, 2 * cols), dtype), None)
+        yield _case("swiglu_quantize_fp8", what, args, dtype=FP8_DTYPES[1], exact=False)
+        weight = _finite((cols,), dtype, 5)
+        yield from _norms(what, y, weight)
+        yield from _norms((*what, "added"), y, weight, _finite((3, cols), dtype, 6))
+
+
 def _norms(
     what: Any, x: Tensor, weight: Tensor, added: Tensor | None = None, eps: float = 1e-6
 ) -> Iterator[Sample]:
@@ -536,6 +560,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "any groups": functools.partial(_any_groups, 11, 50),
     "odd widths": _odd_widths,
     "anywhere": _anywhere,
+    "long": _long,
     "experts": lambda: iter(more_experts()[::2]),
     "edges": lambda: itertools.islice(_edges(), None, None, 7),
     "ties": _ties,
