@@ -84,7 +84,8 @@ class NVFP4TrainingRecipe:
 
 def _padded(x: Tensor) -> Tensor:
     """Rows up to a multiple of 16."""
-    return functional.pad(x, (0, 0, 0, -x.shape[0] % NVFP4_BLOCK))
+    more = -x.shape[0] % NVFP4_BLOCK
+    return functional.pad(x, (0, 0, 0, more)) if more else x  # pad would copy
 
 
 def _next_state(rng_state: Tensor) -> Tensor:
@@ -159,9 +160,10 @@ class NVFP4TrainingLinear(nn.Linear):
 
     It is meant for studying FP4 training on GPUs without FP4 tensor cores: codes times scales are
     exact in bf16, and sums are fp32. So a product has the numerics of FP4 tensor cores at the speed
-    of bf16, plus the time for quantization. Products are those of `jitquant.nvfp4_linear` on compute
-    capability 9.0 and of scaled_mm from 10.0 on. Backward keeps the NVFP4 transposes of x and of the
-    weight. Parameters may be fp32, with or without autocast; each forward quantizes them directly.
+    of bf16, plus the time for quantization. Products are those of `jitquant.nvfp4_linear` on
+    compute capability 9.0 and of scaled_mm from 10.0 on. Backward keeps the NVFP4 transposes of x
+    and of the weight. Parameters may be fp32, with or without autocast; each forward quantizes them
+    directly.
 
     Random bytes come from `rng_state`, int64 [seed, offset] on the device, a buffer that is not in
     the state_dict. Each forward adds 1 to the offset, so each replay of a captured graph uses new
