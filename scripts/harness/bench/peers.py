@@ -6,6 +6,8 @@ bring is none of its work, so an op that computes a scale for the tensor has no 
 library wants that given. Layouts of scales and the last bit differ, gate and up are halves where
 they are runs here, and nothing is compared but the time.
 
+FlashInfer's MXFP8 and FP4 are left out: below compute capability 10.0 their kernels are empty.
+
 A library is imported when `versions` or a peer is called. What raises is for the caller to record.
 """
 

@@ -26,10 +26,6 @@ def _vllm_silu_row(fused: Tensor) -> Any:
     )
 
 
-def _flashinfer_mxfp8(x: Tensor, swizzled: bool = False) -> Any:
-    return module("flashinfer").mxfp8_quantize(x, is_sf_swizzled_layout=swizzled)
-
-
 def _flashinfer_rmsnorm_given(x: Tensor, weight: Tensor, scale: Tensor) -> Any:
     data = torch.empty_like(x, dtype=E4M3)
     module("flashinfer.norm").rmsnorm_quant(data, x, weight, inverse(scale), EPS)
@@ -154,8 +150,7 @@ FP8_PEERS: dict[str, dict[str, Peer]] = {
     "fp8-block-both": {
         "torchao": _torchao_blockwise("weight_quant_rhs", "weight_quant_transposed_rhs")
     },
-    "mxfp8": {"flashinfer": _flashinfer_mxfp8, "torchao": _torchao_mxfp8},
-    "mxfp8-swizzled": {"flashinfer": lambda x: _flashinfer_mxfp8(x, swizzled=True)},
+    "mxfp8": {"torchao": _torchao_mxfp8},
     "mxfp8-both": {"torchao": _torchao_mxfp8_both},
     "fp8-rmsnorm": {"vllm": lambda x, weight: peers_vllm.rmsnorm_row(x, weight, EPS)},
     "fp8-rmsnorm-given": {

@@ -8,9 +8,6 @@ from harness.bench.peer import Peer, inverse, module
 NVFP4_PEERS: dict[str, dict[str, Peer]] = {
     "quantize-given": {
         "vllm": lambda x, gsa: peers_vllm.nvfp4_given(x, inverse(gsa)),
-        "flashinfer": lambda x, gsa: module("flashinfer").fp4_quantize(
-            x, inverse(gsa), is_sf_swizzled_layout=False
-        ),
         "fbgemm": lambda x, gsa: module(
             "fbgemm_gpu.experimental.gemm.triton_gemm.fp4_quantize"
         ).triton_scale_nvfp4_quant(x, inverse(gsa)),
