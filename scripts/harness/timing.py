@@ -61,9 +61,11 @@ def graph_times(fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> Gr
     return GraphTimes(brief, sustained)
 
 
-def brief_us(fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> float:
-    """``graph_times(fn, inputs).brief`` alone."""
-    (us,) = _replayed_us(fn, inputs, BRIEF)
+def brief_us(
+    fn: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], stage: Stage = BRIEF
+) -> float:
+    """``graph_times(fn, inputs).brief`` alone, or over another stage."""
+    (us,) = _replayed_us(fn, inputs, stage)
     return us
 
 

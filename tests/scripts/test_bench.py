@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import textwrap
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 import torch
 from harness import timing
 from harness.bench import __main__ as command
-from harness.bench import host, kernels, loader, peers, plain, report, sweep
+from harness.bench import host, kernels, loader, peers, plain, report, shapes, sweep
 from harness.bench.op import Op, Traffic
 from harness.bench.ops import chosen
 from harness.bench.ops_nvfp4 import NVFP4_OPS
@@ -276,6 +277,33 @@ def test_the_cases_of_the_sweep_are_of_equal_work() -> None:
     assert {384, 7168, 7170, 7171, 7176, 28672} <= {case.n for case in sweep.CASES}
     for case in sweep.CASES:
         assert case.m * case.n / (sweep.M * sweep.N) == pytest.approx(1, abs=0.25)
+
+
+def test_shapes_run_and_count_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cases as they are, of fewer rows and columns."""
+    timed = []
+
+    def brief(fn: Callable[..., object], inputs: list[tuple[Tensor]], _: timing.Stage) -> float:
+        timed.append(fn)
+        return 2.0
+
+    monkeypatch.setattr(timing, "brief_us", brief)
+    every = list(shapes.cases())
+    names = [(case.op, case.m, case.n) for case in every]
+    assert len(set(names)) == len(names)
+    small = {case.op: dataclasses.replace(case, m=16, n=256) for case in every}
+    pool = torch.randn(2**16).bfloat16()
+    for case in small.values():
+        made = dataclasses.replace(case, plain=None)
+        if case.op.startswith("gradient"):
+            made = dataclasses.replace(made, extra=lambda n, _: (torch.tensor([0, 16 * n]),))
+        point = shapes.measure(made, pool, CEILINGS)
+        assert not point.error, f"{case.op}: {point.error}"
+        assert point.floor_us is not None
+        values = point.floor_us * CEILINGS.copy * 1e3 / (16 * 256)
+        most = 2 * case.inputs * (1 + case.wide) * case.reads + 2 * case.updates
+        assert most + 0.5 < values < most + 2.4, case.op
+    assert len(timed) == len(small)
 
 
 def test_a_roofline_is_drawn_for_what_was_measured(tmp_path: Path) -> None:

@@ -240,6 +240,38 @@ def sweep(
 
 
 @app.command()
+def shapes(
+    only: Annotated[str, typer.Option(help="A part of the cases' names.")] = "",
+    out: Annotated[Path, typer.Option(help=OUT)] = Path("out/bench"),
+) -> None:
+    """Time ops at many shapes beside a copy of as many bytes, on a GPU, in about a minute."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise fail(f"No GPU: torch {torch.__version__} sees none, and kernels need one.", 2)
+    from harness import timing
+    from harness.bench import shapes as bench
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.manual_seed(0)
+    ceilings = timing.measure_ceilings(device)
+    points = []
+    for point in bench.run(device, ceilings, only):
+        points.append(point)
+        text = f"{point.op:28} {point.m:7} x {point.n:5}  {point.error}"
+        if point.us is not None and point.floor_us is not None:
+            text += f"{point.us:9.2f} us, {point.us / point.floor_us:7.3f} times the floor"
+        if point.compiled_us is not None:
+            text += f", compiled {point.compiled_us:.2f}"
+        console.print(text, highlight=False, soft_wrap=True)
+    record = {**provenance(), "ceilings_gb_per_s": asdict(ceilings)}
+    write_record(out, "shapes", {**record, "rows": [asdict(point) for point in points]})
+    failed = [point for point in points if point.error]
+    if failed:
+        raise fail(f"{len(failed)} of {len(points)} measurements failed.")
+
+
+@app.command()
 def layers(
     tokens: Annotated[int, typer.Option(help="Rows of the linear, a multiple of 128.")] = 8192,
     size: Annotated[int, typer.Option(help="Its columns and outputs, a multiple of 128.")] = 8192,

@@ -201,6 +201,7 @@ SECTIONS: dict[str, Callable[[Record], Record]] = {
     "kernels-fp8": _kernels,
     "kernels-ragged": _kernels,
     "rmsnorm-compiled": _kernels,
+    "shapes": _rows("op", "m", "n", "us", "floor_us", "compiled_us"),
     "sweep": _sweep,
     "host": _rows("name", "us", "ratio", "out_us", "out_ratio", "compiled_us", more=("m", "n")),
     "linear": _rows(*_LINEAR, "fp8", "fp8_weight", "marlin", "humming", more=("peers",)),
