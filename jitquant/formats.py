@@ -166,7 +166,7 @@ GROUP_SCALE_LAYOUTS: Final[tuple[str, ...]] = get_args(GroupScaleLayout)
 BLOCK_SCALE_LAYOUTS: Final[tuple[str, ...]] = get_args(BlockScaleLayout)
 """Row major; row major with rows padded to four scales."""
 
-RAGGED_FORMATS: Final[tuple[str, ...]] = ("fp8_tensor", "nvfp4")
+RAGGED_FORMATS: Final[tuple[str, ...]] = ("fp8_tensor", "nvfp4", "mxfp8")
 """What the tensors of one buffer can be quantized to."""
 
 ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)

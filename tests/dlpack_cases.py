@@ -44,7 +44,7 @@ def calls(a: Wrap, device: torch.device) -> dict[str, Callable[[], Any]]:
     x, rows = _values(8, 128), _values(8, 256)
     signs = torch.where(_values(16) > 0, 1, -1).to(torch.int8)
     ends = torch.tensor([3, 3, 8])
-    offsets = torch.tensor([0, 3 * 128, 3 * 128, 8 * 128])
+    offsets = torch.tensor([0, 3, 3, 8])
     state = torch.tensor([7, 0])
     counts = torch.tensor([2, 4])
     one = torch.tensor([0.01])

@@ -36,6 +36,7 @@ from jitquant.formats import (
     SCALE_FORMATS,
     SCALE_LAYOUTS,
 )
+from jitquant.numerics.ragged import row_of
 
 Device = torch.device | str
 
@@ -403,19 +404,20 @@ GROUPS: dict[str, tuple[list[int], list[int] | None, tuple[int, ...]]] = {
     "one": ([0, 96], None, (96,)),
     "three": ([0, 32, 32, 112], None, (112,)),
     "padded": ([0, 32, 48, 48, 128], [17, 1, 0, 77], (128,)),
-    "gap_before_and_after": ([16, 48, 64], None, (5, 16)),
+    "gap_before_and_after": ([1, 3, 4], None, (5, 16)),
     "none": ([0], None, (32,)),
     "empty_buffer": ([0, 0, 0], None, (0, 8)),
-    "beyond_the_buffer": ([-16, 32, 1000], None, (4, 16)),
-    "sizes_beyond": ([0, 16, 64], [900, 900], (4, 16)),
+    "beyond_the_buffer": ([-1, 2, 2**62], None, (4, 16)),
+    "sizes_beyond": ([0, 1, 4], [900, 2**62], (4, 16)),
     "single_elements": (list(range(65)), None, (64,)),
-    "many": ([16 * i for i in range(258)], [16 - i % 5 for i in range(257)], (257, 16)),
+    "many": ([16 * i for i in range(258)], [16 - i % 5 for i in range(257)], (257 * 16,)),
+    "many_rows": (list(range(0, 516, 2)), [2 - i % 3 for i in range(257)], (3, 172, 16)),
     "buffer_no_multiple_of_16": ([0, 16, 37], None, (37,)),
 }
 
 
 def _ragged_samples() -> list[list[Sample]]:
-    fp8, grad, nvfp4, back, back4 = [], [], [], [], []
+    fp8, grad, nvfp4, mxfp8, back, back4, back8 = [], [], [], [], [], [], []
     for i, ((label, (offsets, sizes, shape)), dtype) in enumerate(
         itertools.product(GROUPS.items(), DTYPES)
     ):
@@ -436,9 +438,12 @@ def _ragged_samples() -> list[list[Sample]]:
         def some_scales(d, where=where, given=given) -> Tensor | None:
             return _scale(d, len(where(d)[0]) - 1) if given else None
 
-        def make_fp8(d, where=where, values=values, scales=some_scales, f=f) -> Arguments:
+        def make_fp8(
+            d, where=where, values=values, scales=some_scales, f=f, activation=activation
+        ) -> Arguments:
             at, sizes = where(d)
-            return (values(d), at, scales(d)), {"sizes": sizes, "dtype": f}
+            how = {"sizes": sizes, "dtype": f, "activation": activation}
+            return (values(d), at, scales(d)), how
 
         def make_grad(
             d, where=where, values=values, scales=some_scales, f=f, i=i, activation=activation
@@ -462,23 +467,36 @@ def _ragged_samples() -> list[list[Sample]]:
             at, sizes = where(d)
             return (parts[0].to(d), parts[1].to(d), at), {"sizes": sizes, "dtype": t}
 
+        def make_mxfp8(d, where=where, values=values, f=f) -> Arguments:
+            at, sizes = where(d)
+            return (values(d), at), {"sizes": sizes, "dtype": f}
+
+        def make_back8(d, make=make_mxfp8, where=where, t=(None, *DTYPES)[i % 4]) -> Arguments:
+            (x, at), how = make("cpu")
+            data, scales = reference.quantize_ragged_mxfp8(x, at, **how)
+            at, sizes = where(d)
+            return (data.to(d), scales.to(d), at), {"sizes": sizes, "dtype": t}
+
         def make_back4(d, where=where, values=values, t=(None, *DTYPES)[i % 4]) -> Arguments:
             at, sizes = where("cpu")
             x = values("cpu", i=0)
             parts = reference.quantize_ragged_nvfp4(x, at, sizes=sizes)
             at, sizes = where(d)
             codes, scales = (p.view(torch.uint8).to(d) for p in parts[:2])
-            keywords = {"numel": x.numel(), "sizes": sizes, "dtype": t}
+            keywords = {"numel": x.numel(), "row_size": row_of(x.shape), "sizes": sizes, "dtype": t}
             return (codes, scales, parts[2].to(d), at), keywords
 
         name = f"{label}-{short(dtype)}-{given}"
-        exact_grad = activation in ("none", "relu", "srelu") and i % 5 == 0
-        fp8.append(Sample("quantize_ragged_fp8", name, make_fp8))
+        exact = activation in ("none", "relu", "srelu")
+        exact_grad = exact and i % 5 == 0
+        fp8.append(Sample("quantize_ragged_fp8", name, make_fp8, exact))
         grad.append(Sample("quantize_ragged_grad_fp8", name, make_grad, exact_grad))
         nvfp4.append(Sample("quantize_ragged_nvfp4", name, make_nvfp4))
         back.append(Sample("dequantize_ragged_fp8", name, make_back))
         back4.append(Sample("dequantize_ragged_nvfp4", name, make_back4))
-    return [fp8, grad, nvfp4, back, back4]
+        mxfp8.append(Sample("quantize_ragged_mxfp8", name, make_mxfp8))
+        back8.append(Sample("dequantize_ragged_mxfp8", name, make_back8))
+    return [fp8, grad, nvfp4, mxfp8, back, back4, back8]
 
 
 def fp8_samples() -> dict[str, list[Sample]]:

@@ -25,7 +25,7 @@ def e8m0_rceil(s: Tensor) -> Tensor:
     return torch.where(s.isnan(), 255, exponent).to(torch.int32)
 
 
-def _quantize_rows(v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantize_mxfp8_rows(v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Elements (rows, N) and E8M0 bytes (rows, ceil(N / 32)) of fp32 rows."""
     blocks, b = group_amax(v, MXFP8_BLOCK)
     exponent = e8m0_rceil(torch.div(b, constant(QUANTIZED_MAX[dtype], b)))
@@ -45,7 +45,7 @@ def quantize_mxfp8(
         scale_layout: "linear" gives (..., ceil(N / 32)); "swizzled_128x4" the tiles that cuBLASLt
             reads, see `swizzle_128x4`.
     """
-    data, scales = _quantize_rows(rows_of(x), dtype)
+    data, scales = quantize_mxfp8_rows(rows_of(x), dtype)
     if scale_layout == "swizzled_128x4":
         stored = swizzle_128x4(scales)
     else:

@@ -1,18 +1,22 @@
-"""Many tensors in one buffer, each with its own scale: FP8 and NVFP4, and the gradient's cast.
+"""Many tensors in one buffer: FP8 and NVFP4 with a scale each, MXFP8, and the gradient's cast.
 
-Segment i is the elements ``offsets[i]`` to ``offsets[i] + sizes[i]`` of the flattened buffer, or,
-without sizes, to ``offsets[i + 1]``. Elements between segments are padding: they
-are not read, and their results are zero. Bounds are those of the buffer.
+Segment i is the rows ``offsets[i]`` to ``offsets[i] + sizes[i]`` of the buffer (..., N), or,
+without sizes, to ``offsets[i + 1]``; a buffer of one dimension has rows of one element. Rows
+between segments are padding: they are not read, and their results are zero. Bounds are those of the
+buffer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jitquant.formats import NVFP4_BLOCK, NVFP4_DIVISOR, QUANTIZED_MAX
-from jitquant.numerics.fp8 import encode, scale_from_amax
+from jitquant.formats import MXFP8_BLOCK, NVFP4_BLOCK, NVFP4_DIVISOR, QUANTIZED_MAX
+from jitquant.numerics.fp8 import decode_e8m0, encode, scale_from_amax
+from jitquant.numerics.mxfp8 import quantize_mxfp8_rows
 from jitquant.numerics.nvfp4 import (
     block_scales,
     constant,
@@ -30,12 +34,20 @@ _GELU_CUBIC = 0.044715
 _QGELU_SLOPE = 1.702
 
 
-def segment_bounds(offsets: Tensor, sizes: Tensor | None, numel: int) -> tuple[Tensor, Tensor]:
+def row_of(shape: Sequence[int]) -> int:
+    """The elements of a row of a buffer of this shape, which offsets count."""
+    return 1 if len(shape) == 1 else shape[-1]
+
+
+def segment_bounds(
+    offsets: Tensor, sizes: Tensor | None, numel: int, row: int = 1
+) -> tuple[Tensor, Tensor]:
     """First element and last + 1 of each segment, int64 (G,), within a buffer of ``numel``."""
-    start = offsets[:-1].clamp(0, numel)
-    stop = offsets[1:].clamp(0, numel)
+    rows = numel // max(row, 1)
+    start = offsets[:-1].clamp(0, rows) * row
+    stop = offsets[1:].clamp(0, rows) * row
     if sizes is not None:
-        stop = torch.minimum(stop, start + sizes.clamp(0, numel))
+        stop = torch.minimum(stop, start + sizes.clamp(0, rows) * row)
     return start, torch.maximum(start, stop)
 
 
@@ -48,9 +60,9 @@ def segment_of(position: Tensor, start: Tensor, stop: Tensor) -> Tensor:
     return torch.where(inside, segment, -1)
 
 
-def _segments_of_elements(offsets: Tensor, sizes: Tensor | None, numel: int) -> Tensor:
-    start, stop = segment_bounds(offsets, sizes, numel)
-    return segment_of(torch.arange(numel, device=offsets.device), start, stop)
+def _segments_of_elements(offsets: Tensor, sizes: Tensor | None, x: Tensor) -> Tensor:
+    start, stop = segment_bounds(offsets, sizes, x.numel(), row_of(x.shape))
+    return segment_of(torch.arange(x.numel(), device=offsets.device), start, stop)
 
 
 def _amax_of_segments(v: Tensor, segment: Tensor, count: int) -> Tensor:
@@ -91,21 +103,38 @@ def quantize_ragged_fp8(
     *,
     sizes: Tensor | None = None,
     dtype: torch.dtype,
+    activation: str = "none",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """data like ``x``, scale_inv and amax (G,): each segment as `quantize_fp8` of a tensor.
 
     Args:
         x: contiguous, of any shape.
-        offsets: int64 (G + 1,), in elements.
+        offsets: int64 (G + 1,), in rows.
         scale: fp32 (G,) to take; None: from the amaxes.
-        sizes: int64 (G,), in elements; None: segments follow each other.
+        sizes: int64 (G,), in rows; None: segments follow each other.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+        activation: of x before; one of `jitquant.formats.ACTIVATIONS`.
     """
-    segment = _segments_of_elements(offsets, sizes, x.numel())
-    data, scale_inv, amax = _quantize_fp8(
-        _flat(x, segment), segment, offsets.numel() - 1, scale, dtype
-    )
+    segment = _segments_of_elements(offsets, sizes, x)
+    v = activated(_flat(x, segment), activation)
+    data, scale_inv, amax = _quantize_fp8(v, segment, offsets.numel() - 1, scale, dtype)
     return data.reshape(x.shape), scale_inv, amax
+
+
+def activated(x: Tensor, activation: str) -> Tensor:
+    """fp32 ``x`` after "relu", "srelu", "silu", "qgelu" or "gelu" (its tanh form); or "none"."""
+    if activation == "none":
+        return x
+    if activation in ("relu", "srelu"):
+        y = torch.where(x < 0, constant(0.0, x), x)
+        return y if activation == "relu" else y * y
+    y = x
+    if activation == "gelu":
+        y = 2 * _SQRT_2_OVER_PI * x * (1 + _GELU_CUBIC * (x * x))
+    if activation == "qgelu":
+        y = _QGELU_SLOPE * x
+    one = constant(1.0, x)
+    return x * torch.div(one, one + torch.exp(-y))
 
 
 def activation_derivative(x: Tensor, activation: str) -> Tensor:
@@ -142,9 +171,9 @@ def quantize_ragged_grad_fp8(
 
     Args:
         grad: (..., N), contiguous; a segment is whole rows of it.
-        offsets: int64 (G + 1,), in elements.
+        offsets: int64 (G + 1,), in rows.
         scale: fp32 (G,) to take; None: from the amaxes.
-        sizes: int64 (G,), in elements.
+        sizes: int64 (G,), in rows.
         act_input: what went into the activation, like ``grad``.
         activation: one of `jitquant.formats.ACTIVATIONS`.
         with_dbias: whether dbias is made; without it is (0, N).
@@ -155,7 +184,7 @@ def quantize_ragged_grad_fp8(
         segment, added in fp64 and rounded once.
     """
     count, cols = offsets.numel() - 1, grad.shape[-1]
-    segment = _segments_of_elements(offsets, sizes, grad.numel())
+    segment = _segments_of_elements(offsets, sizes, grad)
     v = _flat(grad, segment)
     if act_input is not None and activation != "none":
         v = (v * activation_derivative(_flat(act_input, segment), activation)).masked_fill(
@@ -171,9 +200,11 @@ def quantize_ragged_grad_fp8(
     return data.reshape(grad.shape), scale_inv, amax, dbias
 
 
-def _segments_of_blocks(offsets: Tensor, sizes: Tensor | None, numel: int) -> tuple[Tensor, Tensor]:
+def _segments_of_blocks(
+    offsets: Tensor, sizes: Tensor | None, numel: int, row: int
+) -> tuple[Tensor, Tensor]:
     """The segment of the first element of each block of 16, and a mask of elements in it."""
-    start, stop = segment_bounds(offsets, sizes, numel)
+    start, stop = segment_bounds(offsets, sizes, numel, row)
     blocks = -(-numel // NVFP4_BLOCK)
     position = torch.arange(blocks * NVFP4_BLOCK, device=offsets.device)
     position = position.reshape(blocks, NVFP4_BLOCK)
@@ -199,16 +230,16 @@ def quantize_ragged_nvfp4(
 
     Args:
         x: contiguous, of any shape.
-        offsets: int64 (G + 1,), in elements.
+        offsets: int64 (G + 1,), in rows.
         scale: the encoding scale S (G,) to take; gsa is then ``1 / S``. None: from the amaxes.
-        sizes: int64 (G,), in elements.
+        sizes: int64 (G,), in rows.
         recipe: "te" or "vllm".
 
     Returns:
         x_fp4 (ceil(numel / 16) * 8,), x_sf (ceil(numel / 16),), gsa and amax (G,).
     """
     numel, count = x.numel(), offsets.numel() - 1
-    segment, inside = _segments_of_blocks(offsets, sizes, numel)
+    segment, inside = _segments_of_blocks(offsets, sizes, numel, row_of(x.shape))
     v = functional.pad(x.reshape(-1).to(torch.float32), (0, -numel % NVFP4_BLOCK))
     v = v.reshape(-1, NVFP4_BLOCK).masked_fill(~inside, 0.0)
     known = torch.where(v.isnan(), constant(0.0, v), v)
@@ -225,6 +256,37 @@ def quantize_ragged_nvfp4(
     return pack_e2m1(codes).reshape(-1), scales, gsa, amax
 
 
+def quantize_ragged_mxfp8(
+    x: Tensor, offsets: Tensor, *, sizes: Tensor | None = None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """data like ``x`` and E8M0 scales (ceil(numel / 32),) of a buffer in blocks of 32 neighbors.
+
+    Args:
+        x: contiguous, of any shape.
+        offsets: int64 (G + 1,), in rows.
+        sizes: int64 (G,), in rows.
+        dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
+    """
+    v = _flat(x, _segments_of_elements(offsets, sizes, x))
+    data, scales = quantize_mxfp8_rows(v[None], dtype)
+    return data.reshape(x.shape), scales.reshape(-1)
+
+
+def dequantize_ragged_mxfp8(
+    data: Tensor,
+    block_scales: Tensor,
+    offsets: Tensor,
+    *,
+    sizes: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor]:
+    """``data * 2^(e - 127)`` in fp32, rounded once to ``dtype``; zero outside of segments."""
+    segment = _segments_of_elements(offsets, sizes, data)
+    scales = decode_e8m0(block_scales).repeat_interleave(MXFP8_BLOCK)[: data.numel()]
+    values = (data.reshape(-1).to(torch.float32) * scales).masked_fill(segment < 0, 0.0)
+    return (values.to(torch.bfloat16 if dtype is None else dtype).reshape(data.shape),)
+
+
 def dequantize_ragged_fp8(
     data: Tensor,
     scale_inv: Tensor,
@@ -234,7 +296,7 @@ def dequantize_ragged_fp8(
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor]:
     """``data * scale_inv`` of each segment in fp32, rounded once to ``dtype``; zero outside."""
-    segment = _segments_of_elements(offsets, sizes, data.numel())
+    segment = _segments_of_elements(offsets, sizes, data)
     values = data.reshape(-1).to(torch.float32) * _of_segment(scale_inv, segment, 0.0)
     values = values.masked_fill(segment < 0, 0.0)
     return (values.to(torch.bfloat16 if dtype is None else dtype).reshape(data.shape),)
@@ -247,11 +309,12 @@ def dequantize_ragged_nvfp4(
     offsets: Tensor,
     *,
     numel: int,
+    row_size: int = 1,
     sizes: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor]:
     """``e2m1 * s * gsa`` in fp32, rounded once to ``dtype``: (numel,), zero outside of segments."""
-    segment, inside = _segments_of_blocks(offsets, sizes, numel)
+    segment, inside = _segments_of_blocks(offsets, sizes, numel, row_size)
     codes = decode_e2m1(unpack_e2m1(x_fp4)).reshape(-1, NVFP4_BLOCK)
     values = codes * decode_e4m3(x_sf)[:, None] * _of_segment(gsa, segment, 0.0)[:, None]
     values = values.masked_fill(~inside, 0.0).reshape(-1)[:numel]

@@ -134,7 +134,7 @@ def buffer_of_segments(t: Tensor, name: str) -> None:
     if t.layout != torch.strided or not t.is_contiguous():
         raise ValueError(
             f"{name}: expected a contiguous buffer, got one that is not. Offsets count its "
-            f"elements. Call {name}.contiguous() first"
+            f"rows. Call {name}.contiguous() first"
         )
     if t.dim() == 0:
         raise ValueError(f"{name}: expected a tensor of one dimension or more, got shape ()")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jitquant.formats import FP8_SCALE_MIN, FP32_MAX, FP32_TINIEST, NVFP4_BLOCK
+from jitquant.numerics.ragged import row_of
 
 _SHOWN = 8
 
@@ -64,24 +65,26 @@ def _elements(arguments: Mapping[str, Any]) -> Tensor:
 
 
 def _offsets(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
-    numel = arguments.get("numel")
-    if numel is None:
-        numel = _elements(arguments).numel()
+    buffer = _elements(arguments)
+    rows, row = buffer.numel(), row_of(buffer.shape)
+    if "numel" in arguments:
+        rows, row = arguments["numel"], arguments["row_size"]
+    rows //= max(row, 1)
     step = arguments.get("_step", 1)
     sizes = arguments.get("sizes")
     shown = f"{t[:_SHOWN].tolist()}{'...' if t.numel() > _SHOWN else ''}"
     if bool((t[1:] < t[:-1]).any()):
         return f"expected ascending numbers, got {shown}"
     first, last = int(t[0]), int(t[-1])
-    if first < 0 or last > numel:
-        return f"expected 0 to {numel}, the elements of the buffer, got {shown}"
-    if sizes is None and (first != 0 or last != numel):
+    if first < 0 or last > rows:
+        return f"expected 0 to {rows}, the rows of the buffer, got {shown}"
+    if sizes is None and (first != 0 or last != rows):
         return (
-            f"expected offsets from 0 to {numel}, the elements of the buffer, got {shown}. "
-            "Elements outside of segments come out as zeros. For padding pass sizes"
+            f"expected offsets from 0 to {rows}, the rows of the buffer, got {shown}. "
+            "Rows outside of segments come out as zeros. For padding pass sizes"
         )
-    if bool((t[:-1] % step != 0).any()):
-        return f"expected segments that begin at multiples of {step}, got {shown}"
+    if bool((t[:-1] * row % step != 0).any()):
+        return f"expected segments that begin at multiples of {step} elements, got {shown}"
     return None
 
 
@@ -149,8 +152,6 @@ def values(op: str, arguments: Mapping[str, Any]) -> None:
     known = dict(arguments)
     if op == "quantize_ragged_nvfp4":
         known["_step"] = NVFP4_BLOCK
-    elif op == "quantize_ragged_grad_fp8":
-        known["_step"] = arguments["grad"].shape[-1]
     for name, value in arguments.items():
         rule = RULES.get(name)
         if name == "gsa" and op.startswith("dequantize"):

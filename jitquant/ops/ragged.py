@@ -1,9 +1,10 @@
 """Many tensors in one buffer: the public functions. `jitquant.ops.fp8` describes what they share.
 
-A buffer holds G tensors of any shapes, its segments: segment i is the elements ``offsets[i]`` to
-``offsets[i + 1]`` of the flattened buffer. With ``sizes`` it is the ``sizes[i]`` elements from
-``offsets[i]`` on, and the elements up to the next segment are padding, for alignment. Padding is
-ignored, and its results are zero. Offsets ascend. They are on the buffer's device, and the CPU does
+A buffer holds G tensors, its segments: segment i is the rows ``offsets[i]`` to ``offsets[i + 1]``
+of a buffer (..., N), as in grouped products. A buffer of one dimension holds tensors of any shapes:
+its rows have one element (`ragged_offsets`). With ``sizes`` a segment is the ``sizes[i]`` rows from
+``offsets[i]`` on, and those up to the next segment are padding, for alignment. Padding is ignored,
+and its results are zero. Offsets ascend. They are on the buffer's device, and the CPU does
 not read or check them; no kernel accesses memory outside of the buffer, even if they are wrong.
 `jitquant.testing.checked` reads and checks them.
 """
@@ -21,7 +22,9 @@ from jitquant.formats import (
     ACTIVATIONS,
     CODES_PER_BYTE,
     E4M3,
+    E8M0_DTYPE,
     FP4_DTYPE,
+    MXFP8_BLOCK,
     NVFP4_BLOCK,
     NVFP4_DIVISOR,
     QUANTIZED_MAX,
@@ -110,6 +113,33 @@ def _plan_nvfp4(x: Tensor, offsets: Tensor, scale: Tensor | None, sizes: Tensor 
     )
 
 
+def _plan_mxfp8(x: Tensor, offsets: Tensor, sizes: Tensor | None, dtype: torch.dtype) -> Plan:
+    _segments(x, "x", offsets, None, sizes)
+    blocks = ceil_div(_checks.row_count(x.shape), MXFP8_BLOCK)
+    return Plan(x.device, (Result(tuple(x.shape), dtype), Result((blocks,), E8M0_DTYPE)))
+
+
+def _plan_dequantize_mxfp8(
+    data: Tensor,
+    block_scales: Tensor,
+    offsets: Tensor,
+    sizes: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Plan:
+    _checks_fp8.buffer_of_segments(data, "data")
+    _checks.packed_tensor(block_scales, "block_scales", E8M0_DTYPE)
+    _checks.same_device(block_scales, "block_scales", data, "data")
+    _checks_fp8.offsets_tensor(offsets, sizes, data, "data")
+    blocks = ceil_div(_checks.row_count(data.shape), MXFP8_BLOCK)
+    if tuple(block_scales.shape) != (blocks,):
+        raise ValueError(
+            f"block_scales: expected shape ({blocks},), one for 32 elements of data, got shape "
+            f"{_checks.shape_text(block_scales)}"
+        )
+    out = Result(tuple(data.shape), torch.bfloat16 if dtype is None else dtype)
+    return Plan(data.device, (out,))
+
+
 def _plan_dequantize_fp8(
     data: Tensor,
     scale_inv: Tensor,
@@ -130,9 +160,12 @@ def _plan_dequantize_nvfp4(
     gsa: Tensor,
     offsets: Tensor,
     numel: int,
+    row_size: int,
     sizes: Tensor | None,
     dtype: torch.dtype | None,
 ) -> Plan:
+    if row_size < 0:
+        raise ValueError(f"row_size: expected 0 or more, got {row_size}")
     _checks.packed_tensor(x_fp4, "x_fp4", FP4_DTYPE)
     _checks.packed_tensor(x_sf, "x_sf", SCALE_DTYPE)
     _checks.same_device(x_sf, "x_sf", x_fp4, "x_fp4")
@@ -160,6 +193,7 @@ QUANTIZE_FP8 = Op(
     plan=_plan_fp8,
     reference=numerics.quantize_ragged_fp8,
     accepts={"x": INPUT, **_SEGMENTS, "scale": FP32, "dtype": FP8},
+    choices={"activation": ACTIVATIONS},
     maker=_MAKER,
 )
 QUANTIZE_GRAD_FP8 = Op(
@@ -180,6 +214,24 @@ QUANTIZE_NVFP4 = Op(
     reference=numerics.quantize_ragged_nvfp4,
     accepts={"x": INPUT, **_SEGMENTS, "scale": FP32},
     choices={"recipe": RECIPES},
+    maker=_MAKER,
+)
+QUANTIZE_MXFP8 = Op(
+    "quantize_ragged_mxfp8",
+    ["data", "block_scales"],
+    module="quantize_ragged_mxfp8",
+    plan=_plan_mxfp8,
+    reference=numerics.quantize_ragged_mxfp8,
+    accepts={"x": INPUT, **_SEGMENTS, "dtype": FP8},
+    maker=_MAKER,
+)
+DEQUANTIZE_MXFP8 = Op(
+    "dequantize_ragged_mxfp8",
+    ["out"],
+    module="dequantize_ragged",
+    plan=_plan_dequantize_mxfp8,
+    reference=numerics.dequantize_ragged_mxfp8,
+    accepts={"data": FP8, **_SEGMENTS, "dtype": OUTPUT},
     maker=_MAKER,
 )
 DEQUANTIZE_FP8 = Op(
@@ -205,8 +257,10 @@ OPS: tuple[Op, ...] = (
     QUANTIZE_FP8,
     QUANTIZE_GRAD_FP8,
     QUANTIZE_NVFP4,
+    QUANTIZE_MXFP8,
     DEQUANTIZE_FP8,
     DEQUANTIZE_NVFP4,
+    DEQUANTIZE_MXFP8,
 )
 """Every op on many tensors in one buffer."""
 
@@ -221,8 +275,9 @@ def ragged_offsets(first_dims: Tensor, last_dims: Tensor | int) -> Tensor:
         last_dims: their columns: int32 or int64 (G,) on the same device, or a number for all.
 
     Returns:
-        int64 (G + 1,), in elements, as `quantize_ragged` takes them: 0, then the cumulative sum of
-        ``first_dims * last_dims``.
+        int64 (G + 1,), in elements, as `quantize_ragged` takes them for a buffer of one dimension:
+        0, then the cumulative sum of ``first_dims * last_dims``. For matrices of one width N, which
+        are a buffer (rows, N), ``ragged_offsets(first_dims, 1)`` counts its rows.
 
     Raises:
         TypeError, ValueError: an argument is not accepted.
@@ -250,60 +305,76 @@ def quantize_ragged(
     x: Tensor,
     offsets: Tensor,
     *,
-    format: Literal["fp8_tensor", "nvfp4"] = "fp8_tensor",
+    format: Literal["fp8_tensor", "nvfp4", "mxfp8"] = "fp8_tensor",
     scale: Tensor | None = None,
     sizes: Tensor | None = None,
     dtype: torch.dtype = E4M3,
     recipe: Recipe = "te",
+    activation: Activation = "none",
     process_group: ProcessGroup | None = None,
     out: QuantizedRaggedTensor | None = None,
 ) -> QuantizedRaggedTensor:
-    """Quantizes each tensor of a buffer with its own scale.
+    """Quantizes each tensor of a buffer with its own scale, or in MXFP8.
 
-    Two launches, or one if scales are given, for any number of segments.
+    Two launches, or one in MXFP8 or if scales are given, for any number of segments.
 
     Args:
-        x: contiguous, of any shape; offsets count its elements.
-        offsets: int64 (G + 1,), ascending.
+        x: contiguous, (..., N), or of one dimension.
+        offsets: int64 (G + 1,), ascending, in rows of N, or of one element of one dimension.
         format: "fp8_tensor": each segment as `jitquant.quantize_fp8` of a tensor. "nvfp4": each as
             `jitquant.quantize_nvfp4`, in blocks of 16 neighbors of the buffer; segments begin at
-            multiples of 16, and a block belongs to the segment of its first element.
+            multiples of 16 elements, and a block belongs to the segment of its first element.
+            "mxfp8": blocks of 32 neighbors of the buffer as `jitquant.quantize_mxfp8` has them;
+            tensors whose rows are multiples of 32 have those of their own.
         scale: float32 (G,), the factors that encode (NVFP4: S, 2688 / amax); None: from the amaxes.
-        sizes: int64 (G,), elements of each segment; None: segments follow each other.
-        dtype: of "fp8_tensor": ``float8_e4m3fn`` or ``float8_e5m2``.
+        sizes: int64 (G,), rows of each segment; None: segments follow each other.
+        dtype: of "fp8_tensor" and "mxfp8": ``float8_e4m3fn`` or ``float8_e5m2``.
         recipe: of "nvfp4": "te" or "vllm".
-        process_group: the ranks that have the other parts of the same G tensors, or None. One
+        activation: of "fp8_tensor": what is done to x in fp32 before: "none", "relu", "silu",
+            "gelu" (its tanh form), "qgelu" (``x * sigmoid(1.702 * x)``) or "srelu"
+            (``relu(x)^2``). Its backward is `quantize_ragged_grad`.
+        process_group: the ranks that have the other parts of the same G tensors, or None, as with
+            "mxfp8", whose blocks no rank has a part of. One
             all_reduce makes each amax that of all parts. Then the buffer is quantized twice, with
             the amaxes of this rank and with those of all.
         out: buffers of ``QuantizedRaggedTensor.empty(x.shape, offsets, ...)``.
 
     Returns:
-        data, scale_inv (G,), amax (G,), and for NVFP4 block_scales. The amax of an empty segment
-        is 0.
+        data, scale_inv (G,), amax (G,), and for NVFP4 block_scales; for MXFP8 data and
+        block_scales. The amax of an empty segment is 0.
 
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
+    if format == "mxfp8":
+        for name, value in (("scale", scale), ("process_group", process_group)):
+            if value is not None:
+                raise ValueError(
+                    f"{name}: expected None with format 'mxfp8', got {type(value).__name__}. Each "
+                    "block has a scale of its own"
+                )
     if process_group is not None:
         _sharded.check_no_scale(process_group, scale, "scale")
 
         def again(scale: Tensor | None) -> QuantizedRaggedTensor:
             keywords: dict[str, Any] = {"format": format, "dtype": dtype, "recipe": recipe}
+            keywords["activation"] = activation
             return quantize_ragged(x, offsets, scale=scale, sizes=sizes, out=out, **keywords)
 
         return _over(process_group, again, dtype, out)
     # An op takes only the arguments that its format uses.
+    one_of("format", format, RAGGED_FORMATS)
     if format == "nvfp4":
         FP8.check("dtype", dtype)
     else:
-        one_of("format", format, RAGGED_FORMATS)
         one_of("recipe", recipe, RECIPES)
-    packed = format == "nvfp4"
+    if format != "fp8_tensor":
+        one_of("activation", activation, ("none",))
     return _quantized(
-        QUANTIZE_NVFP4 if packed else QUANTIZE_FP8,
+        {"nvfp4": QUANTIZE_NVFP4, "mxfp8": QUANTIZE_MXFP8}.get(format, QUANTIZE_FP8),
         out,
         format=format,
-        recipe=recipe if packed else "te",
+        recipe=recipe if format == "nvfp4" else "te",
         arguments={
             "x": x,
             "offsets": offsets,
@@ -311,6 +382,7 @@ def quantize_ragged(
             "sizes": sizes,
             "recipe": recipe,
             "dtype": dtype,
+            "activation": activation,
         },
     )
 
@@ -335,10 +407,10 @@ def quantize_ragged_grad(
     as `quantize_ragged`.
 
     Args:
-        grad: (..., N), contiguous. Segments are whole rows of it: offsets are multiples of N.
-        offsets: int64 (G + 1,), ascending, in elements.
+        grad: (..., N), contiguous.
+        offsets: int64 (G + 1,), ascending, in rows.
         scale: float32 (G,); None: computed from the amaxes.
-        sizes: int64 (G,), elements of each segment; None: segments follow each other.
+        sizes: int64 (G,), rows of each segment; None: segments follow each other.
         act_input: the activation's input, of grad's shape and dtype.
         activation: "none", "relu", "silu", "gelu" (its tanh form), "qgelu"
             (``x * sigmoid(1.702 * x)``) or "srelu" (``relu(x)^2``).
@@ -402,11 +474,15 @@ def dequantize_ragged(
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
+    if q.format == "mxfp8":
+        args: Any = (q.data, q.block_scales, q.offsets, q.sizes, dtype)
+        return DEQUANTIZE_MXFP8.one_tensor(args, out)
     if q.format != "nvfp4":
         args = (q.data, q.scale_inv, q.offsets, q.sizes, dtype)
         return DEQUANTIZE_FP8.one_tensor(args, out)
     numel = _checks.row_count(q.shape)
-    parts = (q.data, q.block_scales, q.scale_inv, q.offsets, numel, q.sizes, dtype)
+    row = numerics.row_of(q.shape)
+    parts = (q.data, q.block_scales, q.scale_inv, q.offsets, numel, row, q.sizes, dtype)
     if out is None:
         return DEQUANTIZE_NVFP4.one_tensor(parts, None).reshape(q.shape)
     _checks.tensor_out(out)
@@ -431,6 +507,7 @@ def _over(
         out: buffers that ``quantize`` writes, or None.
     """
     first = quantize(None)
+    assert first.amax is not None
     amax = _sharded.max_over(first.amax.clone(), group)
     if first.format == "nvfp4":
         scale, scale_inv = scales_from_amax(amax, NVFP4_DIVISOR)
@@ -440,8 +517,9 @@ def _over(
     q = quantize(scale)
     if out is None:
         return replace(q, amax=amax, scale_inv=q.scale_inv if scale_inv is None else scale_inv)
+    assert out.amax is not None
     out.amax.copy_(amax)
-    if scale_inv is not None:
+    if scale_inv is not None and out.scale_inv is not None:
         out.scale_inv.copy_(scale_inv)
     return out
 
@@ -451,6 +529,7 @@ _PARTS = {
     QUANTIZE_FP8: _OF_FP8,
     QUANTIZE_GRAD_FP8: (*_OF_FP8, "dbias"),
     QUANTIZE_NVFP4: ("data", "block_scales", "scale_inv", "amax"),
+    QUANTIZE_MXFP8: ("data", "block_scales"),
 }
 """The parts of a container that the results of an op are."""
 
@@ -494,7 +573,7 @@ def _quantized(
             shape=tuple(x.shape),
             recipe=recipe,
         )
-    packed = format == "nvfp4"
+    packed = format != "fp8_tensor"
     if not (
         type(out) is QuantizedRaggedTensor
         and out.format == format

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from jitquant.formats import (
     CODES_PER_BYTE,
+    E8M0_DTYPE,
     FP4_DTYPE,
     FP8_DTYPES,
+    MXFP8_BLOCK,
     NVFP4_BLOCK,
     RAGGED_FORMATS,
     RECIPES,
     SCALE_DTYPE,
-    ceil_to,
+    ceil_div,
     one_of,
 )
 from jitquant.tensors._parts import Parts, register
@@ -28,18 +30,21 @@ from jitquant.tensors._parts import Parts, register
 
 @dataclass(eq=False, repr=False)
 class QuantizedRaggedTensor(Parts):
-    """Many tensors in one buffer, each with its own scale.
+    """Many tensors in one buffer, each with its own scale, or in MXFP8.
 
     Attributes:
-        data: "fp8_tensor": elements, of the buffer's shape; "nvfp4": ``float4_e2m1fn_x2``
+        data: elements, of the buffer's shape; "nvfp4": ``float4_e2m1fn_x2``
             (ceil(numel / 16) * 8,), blocks of 16 neighbors of the flattened buffer.
-        scale_inv: fp32 (G,), the factor that dequantizes each segment; "nvfp4": its gsa.
-        amax: fp32 (G,), the largest magnitude of each segment.
-        offsets: int64 (G + 1,), where segments begin, in elements, and where the last one ends.
-        sizes: int64 (G,), their elements; None: each ends where the next begins.
-        block_scales: "nvfp4": ``float8_e4m3fn`` (ceil(numel / 16),).
+        offsets: int64 (G + 1,), where segments begin, in rows of the buffer, and where the last one
+            ends; in elements of a buffer of one dimension.
+        scale_inv: fp32 (G,), the factor that dequantizes each segment; "nvfp4": its gsa; "mxfp8":
+            None.
+        amax: fp32 (G,), the largest magnitude of each segment; "mxfp8": None.
+        sizes: int64 (G,), their rows; None: each ends where the next begins.
+        block_scales: "nvfp4": ``float8_e4m3fn`` (ceil(numel / 16),); "mxfp8": ``float8_e8m0fnu``
+            (ceil(numel / 32),); None: "fp8_tensor".
         dbias: fp32 (G, N), the sum over the rows of each segment, from `quantize_ragged_grad`.
-        format: "fp8_tensor" or "nvfp4".
+        format: "fp8_tensor", "nvfp4" or "mxfp8".
         shape: of the buffer that was quantized.
         recipe: "te" or "vllm".
 
@@ -48,9 +53,9 @@ class QuantizedRaggedTensor(Parts):
     """
 
     data: Tensor
-    scale_inv: Tensor
-    amax: Tensor
     offsets: Tensor
+    scale_inv: Tensor | None = None
+    amax: Tensor | None = None
     sizes: Tensor | None = None
     block_scales: Tensor | None = None
     dbias: Tensor | None = None
@@ -86,7 +91,7 @@ class QuantizedRaggedTensor(Parts):
             shape: of the buffer that will be quantized.
             offsets: int64 (G + 1,); not copied.
             sizes: int64 (G,) or None; not copied.
-            format: "fp8_tensor" or "nvfp4".
+            format: "fp8_tensor", "nvfp4" or "mxfp8".
             dtype: of FP8 elements: ``float8_e4m3fn`` or ``float8_e5m2``.
             dbias: whether there is a buffer for it.
             recipe: "te" or "vllm"; overwritten by the op that fills the buffers.
@@ -105,16 +110,15 @@ class QuantizedRaggedTensor(Parts):
             )
         _check_bounds("", offsets, sizes)
         device, count = offsets.device, offsets.shape[0] - 1
-        blocks = ceil_to(math.prod(shape), NVFP4_BLOCK) // NVFP4_BLOCK
-        packed = format == "nvfp4"
-        data: tuple[int, ...] = (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),) if packed else shape
+        packed, elements, scales = _parts_of(format, shape)
+        floats = None if format == "mxfp8" else (count,)
         return cls(
-            torch.empty(data, dtype=FP4_DTYPE if packed else dtype, device=device),
-            torch.empty(count, dtype=torch.float32, device=device),
-            torch.empty(count, dtype=torch.float32, device=device),
+            torch.empty(elements, dtype=FP4_DTYPE if packed else dtype, device=device),
             offsets,
+            None if floats is None else torch.empty(floats, dtype=torch.float32, device=device),
+            None if floats is None else torch.empty(floats, dtype=torch.float32, device=device),
             sizes,
-            torch.empty(blocks, dtype=SCALE_DTYPE, device=device) if packed else None,
+            None if scales is None else torch.empty(scales[0], dtype=scales[1], device=device),
             torch.empty((count, shape[-1]), dtype=torch.float32, device=device) if dbias else None,
             format,
             shape,
@@ -154,26 +158,30 @@ class QuantizedRaggedTensor(Parts):
         if len(self.shape) == 0:
             raise ValueError(f"{name}.shape: expected a shape of one dimension or more, got ()")
         _check_bounds(f"{name}.", self.offsets, self.sizes)
-        packed = self.format == "nvfp4"
-        if (self.block_scales is not None) != packed:
+        packed, elements, scales = _parts_of(self.format, self.shape)
+        absent = {"scale_inv", "amax"} if self.format == "mxfp8" else set()
+        if (self.block_scales is not None) != (scales is not None):
             raise ValueError(
-                f"{name}.block_scales: expected {'a tensor' if packed else 'None'} with format "
-                f"{self.format!r}, got {'None' if packed else 'a tensor'}"
+                f"{name}.block_scales: expected {'None' if scales is None else 'a tensor'} with "
+                f"format {self.format!r}, got {'a tensor' if scales is None else 'None'}"
             )
-        blocks = ceil_to(math.prod(self.shape), NVFP4_BLOCK) // NVFP4_BLOCK
         count = self.num_segments
-        elements = (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),) if packed else tuple(self.shape)
         floats = (torch.float32,)
+        blocks, scale_dtype = scales or ((0,), SCALE_DTYPE)
         for field, shape, dtypes in (
             ("data", elements, (FP4_DTYPE,) if packed else FP8_DTYPES),
             ("scale_inv", (count,), floats),
             ("amax", (count,), floats),
-            ("block_scales", (blocks,), (SCALE_DTYPE,)),
+            ("block_scales", blocks, (scale_dtype,)),
             ("dbias", (count, self.shape[-1]), floats),
         ):
             part = getattr(self, field)
-            if part is None and field in ("block_scales", "dbias"):
+            if part is None and field in ("block_scales", "dbias", *absent):
                 continue
+            if field in absent:
+                raise ValueError(
+                    f"{name}.{field}: expected None with format {self.format!r}, got a tensor"
+                )
             if not isinstance(part, Tensor) or part.dtype not in dtypes:
                 given = getattr(part, "dtype", type(part).__name__)
                 raise TypeError(
@@ -203,6 +211,19 @@ class QuantizedRaggedTensor(Parts):
             f"dbias={'no' if self.dbias is None else 'yes'}, {self.nbytes} bytes, "
             f"device={str(self.device)!r})"
         )
+
+
+def _parts_of(
+    format: str, shape: tuple[int, ...]
+) -> tuple[bool, tuple[int, ...], tuple[tuple[int, ...], torch.dtype] | None]:
+    """Whether elements are packed, their shape, and shape and dtype of the scales of blocks."""
+    numel = math.prod(shape)
+    if format == "nvfp4":
+        blocks = ceil_div(numel, NVFP4_BLOCK)
+        return True, (blocks * (NVFP4_BLOCK // CODES_PER_BYTE),), ((blocks,), SCALE_DTYPE)
+    if format == "mxfp8":
+        return False, tuple(shape), ((ceil_div(numel, MXFP8_BLOCK),), E8M0_DTYPE)
+    return False, tuple(shape), None
 
 
 def _check_bounds(prefix: str, offsets: Tensor, sizes: Tensor | None) -> None:

@@ -3,8 +3,9 @@
 
 namespace jitquant {
 
-cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, const RaggedScales& scales,
-                                       const RaggedElements& out, cudaStream_t stream);
+cudaError_t launch_quantize_ragged_fp8(const RaggedInput& x, Activation activation,
+                                       const RaggedScales& scales, const RaggedElements& out,
+                                       cudaStream_t stream);
 
 namespace {
 
@@ -16,8 +17,9 @@ void quantize_ragged_fp8(Call& call, const declared::QuantizeRaggedFp8& args, Re
   const Launching at(call, args.x);
   const Workspace partials(kMaxPartials, args.x);
   a.scales.partials = partials.floats();
-  check_launch(launch_quantize_ragged_fp8(a.input, a.scales, out, at.stream),
-               "quantize_ragged_fp8");
+  check_launch(
+      launch_quantize_ragged_fp8(a.input, activation_of(args.activation), a.scales, out, at.stream),
+      "quantize_ragged_fp8");
 }
 
 }  // namespace

@@ -10,15 +10,6 @@ cudaError_t launch_quantize_ragged_grad_fp8(const RaggedInput& x, const RaggedSc
 
 namespace {
 
-Activation activation_of(std::string_view name) {
-  if (name == "none") return Activation::kNone;
-  if (name == "relu") return Activation::kRelu;
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu") return Activation::kGelu;
-  if (name == "qgelu") return Activation::kQgelu;
-  return Activation::kSrelu;
-}
-
 const void* input_of(const std::optional<View>& input, std::string_view name, Activation activation,
                      const View& grad) {
   JITQUANT_CHECK(input.has_value() == (activation != Activation::kNone),

@@ -6,6 +6,20 @@
 
 namespace jitquant {
 
+inline Activation activation_of(std::string_view name) {
+  if (name == "none") return Activation::kNone;
+  if (name == "relu") return Activation::kRelu;
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "qgelu") return Activation::kQgelu;
+  return Activation::kSrelu;
+}
+
+// The elements of a row, which offsets count: one in a buffer of one dimension.
+inline int64_t row_of(const View& x) {
+  return x.dim() == 1 ? 1 : x.size(x.dim() - 1);
+}
+
 // The offsets of a buffer's segments, and their number.
 struct SegmentOffsets {
   const int64_t *offsets, *sizes;
@@ -30,6 +44,9 @@ struct SegmentOffsets {
     }
     return g;
   }
+  SegmentTable table(int64_t numel, int64_t row) const {
+    return {offsets, sizes, count, numel, row};
+  }
   const float* floats(const View& t, const char* name, const View& like) const {
     check_cuda(t, name, &like);
     JITQUANT_CHECK(t.dim() == 1 && t.is_contiguous() && t.numel() == count, name,
@@ -50,14 +67,14 @@ struct RaggedArguments {
     const DType dtype = dtype_of(x, name);
     JITQUANT_CHECK(
         x.is_contiguous(), name,
-        ": expected a contiguous buffer, got one that is not. Offsets count its elements. Call ",
-        name, ".contiguous() first");
+        ": expected a contiguous buffer, got one that is not. Offsets count its rows. Call ", name,
+        ".contiguous() first");
     JITQUANT_CHECK(x.dim() >= 1, name,
                    ": expected a tensor of one dimension or more, got shape ()");
     const SegmentOffsets segments = SegmentOffsets::of(offsets, sizes, x);
-    return {
-        {x.const_data_ptr(), dtype, segments.offsets, segments.sizes, segments.count, x.numel()},
-        {given ? segments.floats(*given, "scale", x) : nullptr, nullptr, nullptr, nullptr}};
+    return {{x.const_data_ptr(), dtype, segments.offsets, segments.sizes, segments.count, x.numel(),
+             row_of(x)},
+            {given ? segments.floats(*given, "scale", x) : nullptr, nullptr, nullptr, nullptr}};
   }
 
   // Allocates the results.

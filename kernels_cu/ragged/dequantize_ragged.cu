@@ -60,7 +60,25 @@ struct Nvfp4Elements {
   }
 };
 
-// Loads the next elements while it computes the current ones.
+// MXFP8: half a block.
+struct Mxfp8Elements {
+  struct Fetched {
+    uint4 bytes;
+    uint8_t exponent;
+  };
+  static constexpr bool kWholeBlocks = false;
+  Fp8Elements elements;
+  const uint8_t* scales;
+
+  __device__ __forceinline__ Fetched fetch(int64_t position, int64_t count) const {
+    return {elements.fetch(position, count), scales[position >> 5]};
+  }
+  __device__ __forceinline__ void values(const Fetched& x, float, float (&v)[16]) const {
+    elements.values(x.bytes, float_from_e8m0(x.exponent), v);
+  }
+};
+
+// Loads the next elements while it computes the current ones. `scales`: of the segments, or null.
 template <class T, class Elements>
 __global__ void __launch_bounds__(kThreads, 2)
     ragged_dequant_kernel(Elements elements, const float* scales, Segments segments, int64_t range,
@@ -85,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const auto enter = [&] {
     const bool is_there = segment >= 0 && segment < segments.count;
     bounds = is_there ? segments.bounds(segment) : SegmentBounds{0, 0};
-    scale = is_there ? scales[segment] : 0.0f;
+    scale = is_there && scales != nullptr ? scales[segment] : 0.0f;
   };
   enter();
 #pragma unroll 1
@@ -111,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         const Part part(at, mine);
         if (part.empty() || (Elements::kWholeBlocks && at.start > mine)) return;
         float w[16];
-        elements.values(x, scales[g], w);
+        elements.values(x, scales != nullptr ? scales[g] : 0.0f, w);
 #pragma unroll
         for (int i = 0; i < 16; ++i) v[i] = part.has(i) ? w[i] : v[i];
       });
@@ -144,19 +162,25 @@ cudaError_t launch_elements(const Elements& elements, const float* scales, const
 
 #ifndef __CUDACC_RTC__
 cudaError_t launch_dequantize_ragged_fp8(const uint8_t* data, EightBit format,
-                                         const float* scale_inv, const int64_t* offsets,
-                                         const int64_t* sizes, int64_t count, int64_t numel,
+                                         const float* scale_inv, const SegmentTable& segments,
                                          void* out, DType dtype, cudaStream_t stream) {
   const Fp8Elements elements = {data, format, reinterpret_cast<uintptr_t>(data) % 16 == 0};
-  return launch_elements(elements, scale_inv, {offsets, sizes, count, numel}, out, dtype, stream);
+  return launch_elements(elements, scale_inv, Segments(segments), out, dtype, stream);
+}
+
+cudaError_t launch_dequantize_ragged_mxfp8(const uint8_t* data, EightBit format,
+                                           const uint8_t* scales, const SegmentTable& segments,
+                                           void* out, DType dtype, cudaStream_t stream) {
+  const Fp8Elements elements = {data, format, reinterpret_cast<uintptr_t>(data) % 16 == 0};
+  return launch_elements(Mxfp8Elements{elements, scales}, nullptr, Segments(segments), out, dtype,
+                         stream);
 }
 
 cudaError_t launch_dequantize_ragged_nvfp4(const uint8_t* codes, const uint8_t* scales,
-                                           const float* gsa, const int64_t* offsets,
-                                           const int64_t* sizes, int64_t count, int64_t numel,
+                                           const float* gsa, const SegmentTable& segments,
                                            void* out, DType dtype, cudaStream_t stream) {
   const Nvfp4Elements elements = {reinterpret_cast<const uint2*>(codes), scales};
-  return launch_elements(elements, gsa, {offsets, sizes, count, numel}, out, dtype, stream);
+  return launch_elements(elements, gsa, Segments(segments), out, dtype, stream);
 }
 #endif
 

@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_threads<Source, kWalk>(kCo
   __syncthreads();
   const bool is_last = blockIdx.x + 1 == gridDim.x;
   for (int64_t i = first_here + threadIdx.x;
-       i < segments.count && (is_last || segments.offsets[i] < base + end); i += kThreads) {
+       i < segments.count && (is_last || segments.offset(i) < base + end); i += kThreads) {
     typename Op::Encoding ignored;
     scales.amax[i] = 0.0f;
     scales.inverse[i] = kCasts ? op.of_scale(scales.given[i], ignored) : op.of_amax(0.0f, ignored);
@@ -554,7 +554,7 @@ SegmentRanges ranges_of(int64_t numel, float* partials) {
 }
 
 inline Segments segments_of(const RaggedInput& x) {
-  return {x.offsets, x.sizes, x.count, x.numel};
+  return Segments({x.offsets, x.sizes, x.count, x.numel, x.row});
 }
 
 template <Walk kWalk, class Source, class Op>

@@ -8,13 +8,13 @@
 
 namespace jitquant {
 
-// The segments: offsets (count + 1,), sizes (count,) or null, in elements of data.
+// The segments: offsets (count + 1,), sizes (count,) or null, in rows of `row` elements of data.
 struct RaggedInput {
   const void* data;
   DType dtype;
   const int64_t* offsets;
   const int64_t* sizes;
-  int64_t count, numel;
+  int64_t count, numel, row;
 };
 
 // Per segment: the given scale and the outputs.

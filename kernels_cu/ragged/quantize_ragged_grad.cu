@@ -45,31 +45,12 @@ struct GradSource {
     Value v;
 #pragma unroll
     for (int i = 0; i < 16; ++i) v.words[i] = float_bits(value_of(x.grad, i));
-    const auto times = [&](auto&& slope) {
+    with_activation(activation, [&](auto act) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        v.words[i] = float_bits(mul_rn(value_of(v, i), slope(value_of(x.input, i))));
+        v.words[i] = float_bits(mul_rn(value_of(v, i), act.slope(value_of(x.input, i))));
       }
-    };
-    switch (activation) {
-      case Activation::kNone:
-        break;
-      case Activation::kRelu:
-        times([](float at) { return drelu(at); });
-        break;
-      case Activation::kSilu:
-        times([](float at) { return dsilu(at); });
-        break;
-      case Activation::kGelu:
-        times([](float at) { return dgelu(at); });
-        break;
-      case Activation::kQgelu:
-        times([](float at) { return dqgelu(at); });
-        break;
-      case Activation::kSrelu:
-        times([](float at) { return dsrelu(at); });
-        break;
-    }
+    });
     return v;
   }
   // Loads `count` elements from i on, which may be unaligned.
@@ -181,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
   const bool is_last = blockIdx.x + 1 == gridDim.x;
   const int64_t before = blockIdx.x == 0 ? 0 : segment_at(segments, block_base - 1) + 1;
   for (int64_t i = before + threadIdx.x;
-       i < segments.count && (is_last || segments.offsets[i] < block_end); i += kThreads) {
+       i < segments.count && (is_last || segments.offset(i) < block_end); i += kThreads) {
     float ignored;
     scales.amax[i] = 0.0f;
     scales.inverse[i] = kCasts ? op.of_scale(scales.given[i], ignored) : op.of_amax(0.0f, ignored);
@@ -195,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 2 : 1)
   if (rows.dbias != nullptr) {
     // Segments that are not whole rows may have no values in some columns.
     for (int64_t i = before + warp;
-         i < segments.count && (is_last || segments.offsets[i] < block_end); i += kWarps) {
+         i < segments.count && (is_last || segments.offset(i) < block_end); i += kWarps) {
       const SegmentBounds at = segments.bounds(i);
       const bool ragged = at.start % rows.cols != 0 || at.stop % rows.cols != 0;
       if (at.stop > at.start && ragged) zero(i);

@@ -11,22 +11,13 @@ namespace jitquant {
 
 constexpr int kStep = 512;  // elements that a warp takes at once
 
-struct Segments {
-  const int64_t* offsets;
-  const int64_t* sizes;  // may be null
-  int64_t count, numel;  // fewer than 2^30 segments
-  float density;         // segments per element
+// Fewer than 2^30 segments.
+struct Segments : SegmentTable {
+  float density;  // segments per element
 
-  Segments(const int64_t* offsets, const int64_t* sizes, int64_t count, int64_t numel)
-      : offsets(offsets),
-        sizes(sizes),
-        count(count),
-        numel(numel),
+  explicit Segments(const SegmentTable& table)
+      : SegmentTable(table),
         density(numel == 0 ? 0.0f : static_cast<float>(count) / static_cast<float>(numel)) {}
-
-  __device__ __forceinline__ SegmentBounds bounds(int64_t i) const {
-    return segment_bounds(offsets, sizes, i, numel);
-  }
 };
 
 // The position of an element among the offsets.
@@ -57,7 +48,7 @@ __device__ __forceinline__ void search_offsets(const Segments& segments, int64_t
   while (around.low < around.high) {
     const int i = first + static_cast<int>(threadIdx.x & 31) * step;
     const int64_t offset =
-        i < around.low ? INT64_MIN : (i < around.high ? segments.offsets[i] : INT64_MAX);
+        i < around.low ? INT64_MIN : (i < around.high ? segments.offset(i) : INT64_MAX);
     narrow(around, position, first, step, offset);
     step = (around.high - around.low + 31) >> 5;
     first = around.low;
@@ -73,7 +64,7 @@ struct OffsetsWindow {
   __device__ __forceinline__ OffsetsWindow(const Segments& segments, int64_t position)
       : first(first_of(segments, position)) {
     const int i = first + static_cast<int>(threadIdx.x & 31);
-    offset = i <= segments.count ? segments.offsets[i] : INT64_MAX;
+    offset = i <= segments.count ? segments.offset(i) : INT64_MAX;
   }
 
   static __device__ __forceinline__ void prefetch(const Segments& segments, int64_t position) {
@@ -109,14 +100,14 @@ __device__ __forceinline__ int own_segment_at(const Segments& segments, int firs
                                               int64_t position) {
   int step = 1;
 #pragma unroll 1
-  for (; first + step < behind && segments.offsets[first + step] <= position; step *= 2) {
+  for (; first + step < behind && segments.offset(first + step) <= position; step *= 2) {
     first += step;
   }
   if (first + step < behind) behind = first + step;
 #pragma unroll 1
   while (behind - first > 1) {
     const int half = (first + behind) >> 1;
-    (segments.offsets[half] <= position ? first : behind) = half;
+    (segments.offset(half) <= position ? first : behind) = half;
   }
   return first;
 }
@@ -130,7 +121,7 @@ __device__ __forceinline__ void visit_own_segments(const Segments& segments, int
   for (int64_t position = mine; first < behind && position < mine + 16; ++first) {
     first = own_segment_at(segments, first, behind, position);
     f(first);
-    position = segments.offsets[first + 1];
+    position = segments.offset(first + 1);
   }
 }
 
@@ -184,8 +175,7 @@ struct SegmentCursor {
     index = around.low - 1;
     SegmentBounds at = {base, base};
     if (index >= 0 && index < segments.count) {
-      const int64_t size = segments.sizes != nullptr ? segments.sizes[index] : segments.numel;
-      at = segment_between(around.from, around.to, size, segments.numel);
+      at = segment_between(around.from, around.to, segments.size(index), segments.numel);
     }
     start = near(at.start), stop = near(at.stop);
     begin = near(around.from), next = near(around.to);

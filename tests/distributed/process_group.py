@@ -274,7 +274,7 @@ def case_many_tensors_in_a_buffer(here: Here) -> None:
                 same(matrix(q.block_scales.view(torch.uint8), i, 2, 16), want, i)
     grad = large_in_one_row(8, 32, here)
     grad[:2] *= 100
-    ends = torch.tensor([0, 2 * 32, 8 * 32], device=here.device)
+    ends = torch.tensor([0, 2, 8], device=here.device)
     g = torch.cat([part(grad[:2], here), part(grad[2:], here)])
     q = jitquant.quantize_ragged_grad(g, ends // 2, process_group=here.group)
     whole = jitquant.quantize_ragged_grad(grad, ends)

@@ -131,13 +131,14 @@ def eight_bit_groups(x: torch.Tensor) -> None:
 
 def groups_of_a_buffer() -> None:
     """Tensors in one buffer, with gaps, empty ones, and a last block that is not whole."""
-    back, fp8, nvfp4, grad = (
+    back, fp8, nvfp4, grad, mxfp8 = (
         get_cuda_module(name, [f"{name}.cu"])
         for name in (
             "dequantize_ragged",
             "quantize_ragged",
             "quantize_ragged_nvfp4",
             "quantize_ragged_grad",
+            "quantize_ragged_mxfp8",
         )
     )
     # Within a range of launch 1, and over several.
@@ -146,14 +147,19 @@ def groups_of_a_buffer() -> None:
         (33, (0, 1, 1, 4, 60)),
         (640, (0, 1, 700, 900)),
     ):
-        at = cols * torch.tensor(ends, device="cuda")
+        at = torch.tensor(ends, device="cuda")
         x = torch.randn(ends[-1] + 4, cols, device="cuda").bfloat16()
         e4m3, e5m2 = {"dtype": torch.float8_e4m3fn}, {"dtype": torch.float8_e5m2}
         for given in (None, torch.rand(len(ends) - 1, device="cuda")):
             for lengths in (None, at.diff() - at.diff().clamp(max=1)):
-                for values in (x, x.float(), x.view(-1)[1:]):
-                    fp8.quantize_ragged_fp8(values, at, given, sizes=lengths, **e4m3)
-                    nvfp4.quantize_ragged_nvfp4(values, at, given, sizes=lengths)
+                for values, row in ((x, 1), (x.float(), 1), (x.view(-1)[1:], cols)):
+                    counted = row * at, given
+                    of = None if lengths is None else row * lengths
+                    fp8.quantize_ragged_fp8(values, *counted, sizes=of, **e4m3)
+                    nvfp4.quantize_ragged_nvfp4(values, *counted, sizes=of)
+                    fp8.quantize_ragged_fp8(values, *counted, sizes=of, activation="qgelu", **e4m3)
+                    codes = mxfp8.quantize_ragged_mxfp8(values, row * at, sizes=of, **e4m3)
+                    back.dequantize_ragged_mxfp8(*codes, row * at, sizes=of)
                 for values in (x, x.float()):
                     act = {"act_input": values, "activation": "gelu"}
                     f = grad.quantize_ragged_grad_fp8

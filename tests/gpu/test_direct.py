@@ -448,7 +448,7 @@ def test_no_reference_and_no_memory_of_8_bits_is_left(all_loaded: None) -> None:
 
 @cache
 def _offsets() -> Tensor:
-    return torch.arange(0, 16_384, 2048, device="cuda")
+    return torch.arange(0, 32, 4, device="cuda")
 
 
 THREADED: dict[str, Callable[..., Any]] = {

@@ -116,6 +116,51 @@ FORMATS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [E4M3, torch.float8_e5m2])
+@pytest.mark.parametrize("count", [1, 3, 65, 4096])
+def test_mxfp8(count: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(count)
+    quantize = module("quantize_ragged_mxfp8").quantize_ragged_mxfp8
+    back = module("dequantize_ragged").dequantize_ragged_mxfp8
+    for i, longest in enumerate((2, 700, 3_000_000 // count)):
+        offsets, sizes, numel = _segments(count, longest)
+        values = torch.randn(numel + 1) * torch.logspace(-3, 3, numel + 1)
+        values[::10_007] = float("nan")
+        given = (torch.float16, torch.float32, torch.bfloat16)[i]
+        for x in (values.to(given)[1:], values.to(given)[:-1]):  # aligned and not
+            for lengths in (None, sizes):
+                at, there = offsets.cuda(), None if lengths is None else lengths.cuda()
+                got = quantize(x.cuda(), at, sizes=there, dtype=dtype)
+                want = reference.quantize_ragged_mxfp8(x, offsets, sizes=lengths, dtype=dtype)
+                same(got, want, what=f"{count} {longest}")
+                values_back = back(*got, at, sizes=there, dtype=given)
+                same(
+                    [values_back],
+                    reference.dequantize_ragged_mxfp8(*want, offsets, sizes=lengths, dtype=given),
+                )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_activations(activation: str) -> None:
+    """Before the cast, with computed and given scales; of srelu and relu to the bit."""
+    torch.manual_seed(5)
+    kernel = module("quantize_ragged").quantize_ragged_fp8
+    offsets, sizes, numel = _segments(65, 5000)
+    for dtype in (torch.bfloat16, torch.float32):
+        x = (3 * torch.randn(numel)).to(dtype)
+        for scale in (None, torch.rand(65) * 9):
+            how = {"dtype": E4M3, "activation": activation}
+            tensors = _on_gpu(x, offsets, scale)
+            got = kernel(*tensors, sizes=sizes.cuda(), **how)
+            want = reference.quantize_ragged_fp8(x, offsets, scale, sizes=sizes, **how)
+            if activation in ("relu", "srelu"):
+                same(got, want, what=activation)
+            differ = got[0].cpu().view(torch.uint8) != want[0].view(torch.uint8)
+            assert differ.sum() <= max(2, 1e-3 * differ.numel())
+            for mine, theirs in zip(got[1:], want[1:], strict=True):
+                torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-4)
+
+
 def _on_gpu(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if t is None else t.cuda() for t in tensors]
 
@@ -175,12 +220,12 @@ def _check_gradients(cols: int, count: int, longest: int, activation: str) -> No
     kernel = module("quantize_ragged_grad").quantize_ragged_grad_fp8
     rows = torch.randint(0, longest, (count,))
     ends = (rows + torch.randint(0, 2, (count,))).cumsum(0)
-    offsets = cols * torch.cat((torch.zeros(1, dtype=torch.int64), ends))
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), ends))
     for dtype in (torch.bfloat16, torch.float32):
         grad, x = torch.randn(2, int(ends[-1]) + 2, cols).to(dtype)
         act = None if activation == "none" else x
         for given in (None, torch.rand(count) * 9):
-            for sizes in (None, cols * rows):
+            for sizes in (None, rows):
                 options = {"activation": activation, "dtype": torch.float8_e5m2}
                 tensors = _on_gpu(grad, offsets, given, sizes, act)
                 got = kernel(*tensors[:3], sizes=tensors[3], act_input=tensors[4], **options)
@@ -216,7 +261,7 @@ def test_gradients_of_many_segments(count: int, activation: str) -> None:
 def _calls() -> dict[str, tuple[Callable[[Tensor], object], int]]:
     """A call for each way, and its launches."""
     offsets, sizes, _ = _segments(65, 4000)
-    at, lengths = (16 * offsets).cuda(), (16 * sizes).cuda()
+    at, lengths = offsets.cuda(), sizes.cuda()
     scale = torch.rand(65).cuda()
     quantize, grad = jitquant.quantize_ragged, jitquant.quantize_ragged_grad
     return {

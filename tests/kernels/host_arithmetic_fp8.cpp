@@ -157,15 +157,10 @@ int64_t count_wrong_whole_quotients(uint32_t divisor, uint32_t n) {
   return wrong;
 }
 
-void derivatives(const float* x, int64_t n, float* relu, float* silu, float* gelu, float* qgelu,
-                 float* srelu) {
-  for (int64_t i = 0; i < n; ++i) {
-    relu[i] = drelu(x[i]);
-    silu[i] = dsilu(x[i]);
-    gelu[i] = dgelu(x[i]);
-    qgelu[i] = dqgelu(x[i]);
-    srelu[i] = dsrelu(x[i]);
-  }
+void activations(const float* x, int64_t n, int activation, float* value, float* slope) {
+  with_activation(static_cast<Activation>(activation), [&](auto act) {
+    for (int64_t i = 0; i < n; ++i) value[i] = act.value(x[i]), slope[i] = act.slope(x[i]);
+  });
 }
 
 int64_t scale_offset(int order, int64_t rows, int64_t cols, int64_t batch, int64_t row,
@@ -174,9 +169,10 @@ int64_t scale_offset(int order, int64_t rows, int64_t cols, int64_t batch, int64
 }
 
 void all_bounds(const int64_t* offsets, const int64_t* sizes, int64_t groups, int64_t numel,
-                int64_t* start, int64_t* stop) {
+                int64_t row, int64_t* start, int64_t* stop) {
+  const SegmentTable table(offsets, sizes, groups, numel, row);
   for (int64_t i = 0; i < groups; ++i) {
-    const SegmentBounds b = segment_bounds(offsets, sizes, i, numel);
+    const SegmentBounds b = table.bounds(i);
     start[i] = b.start, stop[i] = b.stop;
   }
 }

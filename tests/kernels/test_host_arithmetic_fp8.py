@@ -13,7 +13,7 @@ from host_code import compiled, link
 from sweeps import all_bf16, all_bf16_arrangements, all_fp16, same_floats
 from torch import Tensor
 
-from jitquant.formats import FP8_DTYPES, GROUP_DTYPES, GROUP_RECIPES, QUANTIZED_MAX
+from jitquant.formats import ACTIVATIONS, FP8_DTYPES, GROUP_DTYPES, GROUP_RECIPES, QUANTIZED_MAX
 from jitquant.numerics import fp8, mxfp8, ragged
 
 ROOT = Path(__file__).parents[2]
@@ -206,15 +206,19 @@ def test_tensor_scale_of_every_amax(host: ctypes.CDLL, dtype: torch.dtype) -> No
     assert same_floats(bounded, a.clamp(0.25, 1.5))
 
 
-def test_derivatives(host: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("activation", range(1, len(ACTIVATIONS)), ids=ACTIVATIONS[1:])
+def test_activations(host: ctypes.CDLL, activation: int) -> None:
     x = torch.cat((torch.linspace(-12, 12, 4001), torch.tensor([0.0, -0.0, 80.0, -80.0])))
-    results = {name: torch.empty_like(x) for name in ("relu", "silu", "gelu", "qgelu", "srelu")}
-    host.derivatives(p(x), size(x.numel()), *map(p, results.values()))
-    for name, got in results.items():
-        want = ragged.activation_derivative(x, name)
+    value, slope = torch.empty_like(x), torch.empty_like(x)
+    host.activations(p(x), size(x.numel()), activation, p(value), p(slope))
+    name = ACTIVATIONS[activation]
+    for got, want in (
+        (value, ragged.activated(x, name)),
+        (slope, ragged.activation_derivative(x, name)),
+    ):
         torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-6)
-    for name in ("relu", "srelu"):
-        assert torch.equal(results[name], ragged.activation_derivative(x, name))
+        if name in ("relu", "srelu"):
+            assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("layout", ["row", "column", "column_tma"])
@@ -247,7 +251,9 @@ def test_bounds_of_groups(
     lengths = None if sizes is None else torch.tensor(sizes)
     start, stop = (torch.empty(len(offsets) - 1, dtype=torch.int64) for _ in range(2))
     pointer: Any = None if lengths is None else p(lengths)
-    host.all_bounds(p(at), pointer, size(start.numel()), size(numel), p(start), p(stop))
-    want = ragged.segment_bounds(at, lengths, numel)
-    assert torch.equal(start, want[0])
-    assert torch.equal(stop, want[1])
+    for row in (1, 16):
+        shape = (size(start.numel()), size(numel * row), size(row))
+        host.all_bounds(p(at), pointer, *shape, p(start), p(stop))
+        want = ragged.segment_bounds(at, lengths, numel * row, row)
+        assert torch.equal(start, want[0])
+        assert torch.equal(stop, want[1])

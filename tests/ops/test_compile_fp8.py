@@ -32,7 +32,7 @@ def same(a: Any, b: Any) -> bool:
 
 def everything(x: Tensor, w: Tensor, residual: Tensor) -> tuple[Any, ...]:
     """Every quantizer of a matrix."""
-    offsets = torch.tensor([0, 64, 128])
+    offsets = torch.tensor([0, 2, 4])
     ragged = jitquant.quantize_ragged(x, offsets)
     rows = jitquant.quantize_fp8(x, granularity="row")
     return (

@@ -58,9 +58,10 @@ def made(shape: tuple[int, ...] = (6, 40)) -> dict[str, QuantizedTensor]:
 MADE = made()
 GROUPS = {
     "fp8": jitquant.quantize_ragged(randn(80), OFFSETS),
-    "sizes": jitquant.quantize_ragged(randn(5, 16), OFFSETS, sizes=torch.tensor([3, 0, 40])),
+    "sizes": jitquant.quantize_ragged(randn(5, 16), OFFSETS // 16, sizes=torch.tensor([1, 0, 2])),
     "nvfp4": jitquant.quantize_ragged(randn(80), OFFSETS, format="nvfp4", recipe="vllm"),
-    "grad": jitquant.quantize_ragged_grad(randn(5, 16), OFFSETS),
+    "mxfp8": jitquant.quantize_ragged(randn(5, 16), OFFSETS // 16, format="mxfp8"),
+    "grad": jitquant.quantize_ragged_grad(randn(5, 16), OFFSETS // 16),
 }
 every = pytest.mark.parametrize("name", MADE)
 every_groups = pytest.mark.parametrize("name", GROUPS)
@@ -388,7 +389,11 @@ def test_groups(name: str) -> None:
     q = GROUPS[name]
     assert len(q) == q.num_segments == 3
     q.validate()
-    assert q.scale_inv.shape == q.amax.shape == (3,)
+    if name == "mxfp8":
+        assert q.scale_inv is q.amax is None
+        assert q.block_scales.shape == (3,)
+    else:
+        assert q.scale_inv.shape == q.amax.shape == (3,)
     assert q.dequantize(torch.float32).shape == q.shape
     leaves, spec = pytree.tree_flatten(q)
     assert same(pytree.tree_unflatten(leaves, spec), q)
@@ -398,7 +403,7 @@ def test_groups(name: str) -> None:
         q.offsets,
         sizes=q.sizes,
         format=q.format,
-        dtype=q.data.dtype if q.format == "fp8_tensor" else torch.float8_e4m3fn,
+        dtype=torch.float8_e4m3fn if q.format == "nvfp4" else q.data.dtype,
         dbias=q.dbias is not None,
         recipe=q.recipe,
     )
@@ -410,9 +415,9 @@ def test_groups(name: str) -> None:
 
 def test_groups_empty_refuses() -> None:
     with pytest.raises(
-        ValueError, match="format: expected one of 'fp8_tensor', 'nvfp4', got 'mxfp8'"
+        ValueError, match="format: expected one of 'fp8_tensor', 'nvfp4', 'mxfp8', got 'fp8'"
     ):
-        QuantizedRaggedTensor.empty((8,), OFFSETS, format="mxfp8")
+        QuantizedRaggedTensor.empty((8,), OFFSETS, format="fp8")
     with pytest.raises(
         TypeError,
         match=r"dtype: expected torch\.float8_e4m3fn or torch\.float8_e5m2, got torch\.int8",
@@ -461,9 +466,9 @@ def test_bounds_of_groups(changes: dict[str, Any], error: type[Exception], text:
     [
         (
             "fp8",
-            {"format": "mxfp8"},
+            {"format": "fp8"},
             ValueError,
-            r"q\.format: expected one of 'fp8_tensor', 'nvfp4', got 'mxfp8'",
+            r"q\.format: expected one of 'fp8_tensor', 'nvfp4', 'mxfp8', got 'fp8'",
         ),
         (
             "fp8",

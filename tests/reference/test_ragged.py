@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,10 +15,12 @@ from torch import Tensor
 from jitquant import reference
 from jitquant.formats import ACTIVATIONS, FP8_DTYPES, RECIPES
 from jitquant.numerics.fp8 import scale_from_amax
-from jitquant.numerics.ragged import activation_derivative, segment_bounds
+from jitquant.numerics.ragged import activated, activation_derivative, segment_bounds
+
+from . import oracle_fp8 as oracle
 
 U8 = torch.uint8
-E4M3 = FP8_DTYPES[0]
+E4M3, E5M2 = FP8_DTYPES
 
 
 def spans(offsets: list[int], sizes: list[int] | None, numel: int) -> list[tuple[int, int]]:
@@ -67,6 +70,36 @@ def assert_fp8(
         torch.testing.assert_close(values[start:stop], part, rtol=0, atol=0, equal_nan=True)
     assert not codes[~inside].any()
     assert not values[~inside].any()
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_mxfp8_is_that_of_each_tensor(dtype: torch.dtype) -> None:
+    """With rows of multiples of 32, by the oracle's blocks; padding is zero, and not read."""
+    offsets, sizes = [0, 96, 96, 256, 320], [64, 0, 160, 32]
+    x = randn(320, dtype=torch.float32) * torch.logspace(-20, 20, 320)
+    for (start, stop), end in zip(spans(offsets, sizes, 320), offsets[1:], strict=True):
+        x[stop:end] = math.nan if stop > start else x[stop:end]
+    at, lengths = tensors(offsets, sizes)
+    data, scales = reference.quantize_ragged_mxfp8(x, at, sizes=lengths, dtype=dtype)
+    (back,) = reference.dequantize_ragged_mxfp8(
+        data, scales, at, sizes=lengths, dtype=torch.float32
+    )
+    inside = torch.zeros(320, dtype=torch.bool)
+    for start, stop in spans(offsets, sizes, 320):
+        inside[start:stop] = True
+        codes, exponents = oracle.mx_blocks(x[start:stop].reshape(-1, 32).numpy(), str(dtype)[6:])
+        assert data[start:stop].view(U8).tolist() == codes.flatten().tolist()
+        assert scales[start // 32 : stop // 32].view(U8).tolist() == exponents.tolist()
+        values = oracle.decode(codes, str(dtype)[6:]) * np.exp2(exponents[:, None] - 127.0)
+        np.testing.assert_array_equal(back[start:stop].numpy(), values.flatten().astype("float32"))
+    assert not data[~inside].view(U8).any()
+    assert not scales.view(U8)[~inside.view(-1, 32).any(1)].any()
+    assert not back[~inside].any()
+    rows = reference.quantize_ragged_mxfp8(
+        x.view(10, 32), at // 32, sizes=lengths // 32, dtype=dtype
+    )
+    assert torch.equal(rows[0].view(U8).flatten(), data.view(U8))
+    assert torch.equal(rows[1].view(U8), scales.view(U8))
 
 
 def assert_nvfp4(
@@ -224,7 +257,7 @@ def test_a_block_that_reaches_beyond_its_segment() -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS[1:])
-def test_derivative_is_autograds(activation: str) -> None:
+def test_activations_are_torchs_and_derivatives_autograds(activation: str) -> None:
     functions = {
         "relu": torch.relu,
         "silu": torch.nn.functional.silu,
@@ -233,7 +266,10 @@ def test_derivative_is_autograds(activation: str) -> None:
         "srelu": lambda t: torch.relu(t).square(),
     }
     x = torch.linspace(-10, 10, 4001, dtype=torch.float64, requires_grad=True)
-    (want,) = torch.autograd.grad(functions[activation](x).sum(), x)
+    y = functions[activation](x)
+    got = activated(x.detach().float(), activation)
+    torch.testing.assert_close(got.double(), y.detach(), rtol=1e-5, atol=1e-6)
+    (want,) = torch.autograd.grad(y.sum(), x)
     got = activation_derivative(x.detach().float(), activation)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
 
@@ -242,7 +278,7 @@ def test_derivative_is_autograds(activation: str) -> None:
 @pytest.mark.parametrize("static", [False, True])
 def test_gradient(activation: str, static: bool) -> None:
     rows, cols = [3, 0, 1, 5], 12
-    offsets, sizes = [0, 48, 48, 60, 120], [n * cols for n in rows]
+    offsets, sizes = [0, 4, 4, 5, 10], rows
     at, lengths = tensors(offsets, sizes)
     grad, x = randn(10, cols), randn(10, cols, seed=1)
     scale = torch.tensor([1.0, 2.0, 64.0, 0.3]) if static else None
@@ -260,7 +296,7 @@ def test_gradient(activation: str, static: bool) -> None:
     assert dbias.dtype == torch.float32
     first = 0
     for i, count in enumerate(rows):
-        first = offsets[i] // cols
+        first = offsets[i]
         sums = v[first : first + count].double().sum(dim=0)
         torch.testing.assert_close(dbias[i].double(), sums, rtol=1e-7, atol=1e-12)
     without = reference.quantize_ragged_grad_fp8(

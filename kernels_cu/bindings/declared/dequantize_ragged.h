@@ -36,15 +36,16 @@ struct DequantizeRaggedFp8 {
 struct DequantizeRaggedNvfp4 {
   static constexpr const char* kName = "dequantize_ragged_nvfp4";
   static constexpr const char* kArguments =
-      "Tensor x_fp4, Tensor x_sf, Tensor gsa, Tensor offsets, *, int numel, Tensor? sizes=None, ScalarType? dtype=None";
+      "Tensor x_fp4, Tensor x_sf, Tensor gsa, Tensor offsets, *, int numel, int row_size=1, Tensor? sizes=None, ScalarType? dtype=None";
   static constexpr std::initializer_list<const char*> kResults = {"out"};
-  using Inputs = std::tuple<View, View, View, View, int64_t, std::optional<View>, std::optional<ScalarType>>;
+  using Inputs = std::tuple<View, View, View, View, int64_t, int64_t, std::optional<View>, std::optional<ScalarType>>;
 
   const View& x_fp4;
   const View& x_sf;
   const View& gsa;
   const View& offsets;
   int64_t numel;
+  int64_t row_size;
   const std::optional<View>& sizes;
   std::optional<ScalarType> dtype;
 
@@ -55,6 +56,31 @@ struct DequantizeRaggedNvfp4 {
                 "int64", ". Convert it with sizes.long()");
     check_dtype("gsa", gsa, {ScalarType::Float},
                 "float32", ". Convert it with gsa.float()");
+    check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
+                "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
+  }
+};
+
+struct DequantizeRaggedMxfp8 {
+  static constexpr const char* kName = "dequantize_ragged_mxfp8";
+  static constexpr const char* kArguments =
+      "Tensor data, Tensor block_scales, Tensor offsets, *, Tensor? sizes=None, ScalarType? dtype=None";
+  static constexpr std::initializer_list<const char*> kResults = {"out"};
+  using Inputs = std::tuple<View, View, View, std::optional<View>, std::optional<ScalarType>>;
+
+  const View& data;
+  const View& block_scales;
+  const View& offsets;
+  const std::optional<View>& sizes;
+  std::optional<ScalarType> dtype;
+
+  void check() const {
+    check_dtype("data", data, {ScalarType::Float8_e4m3fn, ScalarType::Float8_e5m2},
+                "float8_e4m3fn or float8_e5m2", "");
+    check_dtype("offsets", offsets, {ScalarType::Long},
+                "int64", ". Convert it with offsets.long()");
+    check_dtype("sizes", sizes, {ScalarType::Long},
+                "int64", ". Convert it with sizes.long()");
     check_dtype("dtype", dtype, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Dequantize to float32 and convert the result for another one");
   }

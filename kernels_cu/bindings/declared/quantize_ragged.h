@@ -9,17 +9,19 @@ namespace jitquant::declared {
 struct QuantizeRaggedFp8 {
   static constexpr const char* kName = "quantize_ragged_fp8";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor offsets, Tensor? scale=None, *, Tensor? sizes=None, ScalarType dtype";
+      "Tensor x, Tensor offsets, Tensor? scale=None, *, Tensor? sizes=None, ScalarType dtype, str activation='none'";
   static constexpr std::initializer_list<const char*> kResults = {"data", "scale_inv", "amax"};
-  using Inputs = std::tuple<View, View, std::optional<View>, std::optional<View>, ScalarType>;
+  using Inputs = std::tuple<View, View, std::optional<View>, std::optional<View>, ScalarType, std::string_view>;
 
   const View& x;
   const View& offsets;
   const std::optional<View>& scale;
   const std::optional<View>& sizes;
   ScalarType dtype;
+  std::string_view activation;
 
   void check() const {
+    check_name("activation", activation, {"none", "relu", "silu", "gelu", "qgelu", "srelu"});
     check_dtype("x", x, {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float},
                 "bfloat16, float16 or float32", ". Convert it with x.to(torch.bfloat16)");
     check_dtype("offsets", offsets, {ScalarType::Long},

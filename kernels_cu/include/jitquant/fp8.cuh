@@ -236,10 +236,32 @@ JITQUANT_HD SegmentBounds segment_between(int64_t from, int64_t to, int64_t size
   return {start, stop < start ? start : stop};
 }
 
-// Segment i of a buffer. `sizes` may be null.
-JITQUANT_HD SegmentBounds segment_bounds(const int64_t* offsets, const int64_t* sizes, int64_t i,
-                                         int64_t numel) {
-  return segment_between(offsets[i], offsets[i + 1], sizes != nullptr ? sizes[i] : numel, numel);
-}
+// The segments of a buffer of `rows` rows of `row` elements, which offsets and sizes count.
+struct SegmentTable {
+  const int64_t* offsets;
+  const int64_t* sizes;  // may be null
+  int64_t count, numel, row, rows;
+
+  SegmentTable(const int64_t* offsets, const int64_t* sizes, int64_t count, int64_t numel,
+               int64_t row)
+      : offsets(offsets),
+        sizes(sizes),
+        count(count),
+        numel(numel),
+        row(row),
+        rows(row > 0 ? numel / row : 0) {}
+
+  // In elements, within the buffer.
+  JITQUANT_HD int64_t elements(int64_t n) const {
+    return (n < 0 ? 0 : (n < rows ? n : rows)) * row;
+  }
+  JITQUANT_HD int64_t offset(int64_t i) const { return elements(offsets[i]); }
+  JITQUANT_HD int64_t size(int64_t i) const {
+    return sizes != nullptr ? elements(sizes[i]) : numel;
+  }
+  JITQUANT_HD SegmentBounds bounds(int64_t i) const {
+    return segment_between(offset(i), offset(i + 1), size(i), numel);
+  }
+};
 
 }  // namespace jitquant

@@ -162,7 +162,7 @@ def calls_8_bit(m: int, n: int, device: torch.device) -> tuple[HostCall, ...]:
     given_scale: Any = {"scale": scale, "granularity": "tensor", "amax": False}
     both = jitquant.quantize_per_token_group_both
     both_out = both(x)
-    offsets = torch.tensor([0, m * n], device=device)
+    offsets = torch.tensor([0, m], device=device)
     ragged = functools.partial(QuantizedRaggedTensor.empty, (m, n), offsets)
     ragged_fp8, ragged_nvfp4 = ragged(), ragged(format="nvfp4")
     ragged_grad = ragged(dtype=torch.float8_e5m2, dbias=True)

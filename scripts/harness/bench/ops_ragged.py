@@ -20,9 +20,8 @@ GROUPS = (8, 64, 1024)
 
 
 @functools.lru_cache
-def _offsets(groups: int, rows: int, device: torch.device, cols: int = 1) -> Tensor:
-    """Of whole rows."""
-    return torch.tensor([i * rows // groups * cols for i in range(groups + 1)], device=device)
+def _offsets(groups: int, rows: int, device: torch.device) -> Tensor:
+    return torch.tensor([i * rows // groups for i in range(groups + 1)], device=device)
 
 
 def _fp8(groups: int) -> Op:
@@ -31,7 +30,7 @@ def _fp8(groups: int) -> Op:
         f"fp8-ragged-{groups}",
         f"quantize_ragged(x, offsets) of {groups} groups",
         ("quantize_ragged",),
-        lambda x: jitquant.quantize_ragged(x, _offsets(groups, x.numel(), x.device)),
+        lambda x: jitquant.quantize_ragged(x, _offsets(groups, x.shape[0], x.device)),
         lambda x: plain.ragged(x, groups),
         lambda m, n: ((m, n),),
         2,
@@ -46,7 +45,7 @@ def _nvfp4(groups: int) -> Op:
         f"quantize_ragged(x, offsets, format='nvfp4') of {groups} groups",
         ("quantize_ragged_nvfp4",),
         lambda x: jitquant.quantize_ragged(
-            x, _offsets(groups, x.numel(), x.device), format="nvfp4"
+            x, _offsets(groups, x.shape[0], x.device), format="nvfp4"
         ),
         lambda x: plain.ragged_nvfp4(x, groups),
         lambda m, n: ((m, n),),
@@ -62,7 +61,7 @@ def _fp8_given(groups: int) -> Op:
         f"quantize_ragged(x, offsets, scale=s) of {groups} groups",
         ("quantize_ragged",),
         lambda x, scale: jitquant.quantize_ragged(
-            x, _offsets(groups, x.numel(), x.device), scale=scale
+            x, _offsets(groups, x.shape[0], x.device), scale=scale
         ),
         lambda x, scale: plain.ragged_given(x, scale, groups),
         lambda m, n: ((m, n),),
@@ -80,7 +79,7 @@ def _gradient(groups: int) -> Op:
         ("quantize_ragged_grad",),
         lambda grad, x: jitquant.quantize_ragged_grad(
             grad,
-            _offsets(groups, grad.shape[0], grad.device, grad.shape[1]),
+            _offsets(groups, grad.shape[0], grad.device),
             act_input=x,
             activation="silu",
             dtype=torch.float8_e4m3fn,
