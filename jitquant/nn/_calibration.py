@@ -48,8 +48,11 @@ class InputStatistics:
 
     @property
     def gsa(self) -> Tensor:
-        """The gsa of a static input scale: amax / 2688, fp32 (1,); 1 if all inputs are zero."""
-        return torch.where(self.amax > 0, gsa_from_amax(self.amax), 1.0)
+        """The gsa of a static input scale: amax / 2688, fp32 (1,); 1 if all inputs are zero.
+
+        It is the reciprocal of its reciprocal, which files have, so it is read as it was.
+        """
+        return torch.where(self.amax > 0, 1 / (1 / gsa_from_amax(self.amax)), 1.0)
 
     def to(self, device: torch.device) -> InputStatistics:
         """A copy on a device."""

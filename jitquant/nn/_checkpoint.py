@@ -53,8 +53,13 @@ _PROJECTION_OF = {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
     "down_proj": "down_proj",
+    "w1": "gate_up_proj",
+    "w3": "gate_up_proj",
+    "w2": "down_proj",
 }
 """The tensor of experts in memory that a matrix of an expert is in."""
+_OWNER_OF = ("block_sparse_moe.experts", "mlp.experts")
+"""How files of Mixtral name experts, and how transformers 5 does in memory."""
 _SPARE = 64 << 20  # bytes that are left free
 _KEPT = 1 << 30  # bytes of a family that is read once; a larger one is read again for its amax
 _FP8 = torch.float8_e4m3fn
@@ -276,10 +281,8 @@ def quantize_checkpoint(
         raise ValueError(f"format: expected 'nvfp4' with layout 'modelopt', got {format!r}")
     if calibration is not None and not isinstance(calibration, Calibration):
         calibration = Calibration.load(calibration)
-    if calibration is not None and input_amax is None and format == "nvfp4":
-        input_amax = calibration.input_amax()
     _check_accuracy(format, layout, rounding, calibration, fp8_share)
-    if format == "nvfp4" and input_amax is None:
+    if format == "nvfp4" and input_amax is None and calibration is None:
         raise ValueError(
             "input_amax is None; format 'nvfp4' quantizes activations by a scale from calibration. "
             "Give a calibration, the amaxes that jitquant.nn.report measures (by name), one number "
@@ -411,7 +414,7 @@ class _Work:
             done.uncalibrated = [name for name in self.quantized if self._inputs(name) is None]
             self._check_calibration()
         if self.scheme.inputs is not None and self.scheme.has_gsa:
-            self.amaxes = {name: _amax(name, input_amax) for name in self.quantized}
+            self.amaxes = {name: self._amax(name, input_amax) for name in self.quantized}
         for name in self.source.map:
             entry = self.source.entry(name)
             done.bytes_before += entry.size
@@ -430,13 +433,27 @@ class _Work:
 
     def _inputs(self, name: str) -> InputStatistics | None:
         """What is known of the inputs of a matrix."""
-        owner, _, piece = name.rpartition(".")
-        experts, _, expert = owner.rpartition(".")
-        projection = _PROJECTION_OF.get(piece)
         found = self.calibration.get(name)
-        if found is None and expert.isdecimal() and projection is not None:  # stacked in memory
-            found = self.calibration.get(f"{experts}.{projection}.{expert}")
+        if found is None and (place := _in_memory(name)) is not None:
+            found = self.calibration.get(".".join(place))
         return found
+
+    def _amax(self, name: str, amaxes: float | Mapping[str, float] | None) -> float:
+        """The amax of the inputs of a matrix; of an expert that no token chose, the largest of
+        the others, as engines take it."""
+        amax = amaxes.get(name) if isinstance(amaxes, Mapping) else amaxes
+        if amax is None and (found := self._inputs(name)) is not None:
+            amax = found.amax.item()
+        if amax is None and (place := _in_memory(name)) is not None:
+            start = f"{place[0]}.{place[1]}."
+            others = [f.amax.item() for n, f in self.calibration.items() if n.startswith(start)]
+            amax = max(others, default=None)
+        if amax is None or not 0 < amax < math.inf:
+            raise ValueError(
+                f"input_amax of {name}: expected a positive number, got {amax}. Measure it with "
+                "report(model, inputs), or pass one number for all layers"
+            )
+        return float(amax)
 
     def _check_calibration(self) -> None:
         if len(self.result.uncalibrated) == len(self.quantized):
@@ -817,14 +834,16 @@ def _check_model(config: Mapping[str, Any]) -> None:
         )
 
 
-def _amax(name: str, amaxes: float | Mapping[str, float] | None) -> float:
-    amax = amaxes.get(name) if isinstance(amaxes, Mapping) else amaxes
-    if amax is None or not 0 < amax < math.inf:
-        raise ValueError(
-            f"input_amax of {name}: expected a positive number, got {amax}. Measure it with "
-            "report(model, inputs), or pass one number for all layers"
-        )
-    return float(amax)
+def _in_memory(name: str) -> tuple[str, str, str] | None:
+    """Where transformers 5 has a matrix of an expert: the module, the tensor, and the expert."""
+    owner, _, piece = name.rpartition(".")
+    experts, _, expert = owner.rpartition(".")
+    projection = _PROJECTION_OF.get(piece)
+    if projection is None or not expert.isdecimal():
+        return None
+    if experts.endswith(_OWNER_OF[0]):
+        experts = experts.removesuffix(_OWNER_OF[0]) + _OWNER_OF[1]
+    return experts, projection, expert
 
 
 def _usable(device: torch.device | str) -> torch.device:

@@ -124,7 +124,8 @@ def save_compressed_tensors(
         directory: created if missing.
         input_amax: the largest magnitude of the input of each `NVFP4Linear`, by name, from
             `report` on the unquantized model: ``{l.name: l.input_amax for l in found.layers}``.
-            Other names are ignored. None: the ``input_gsa`` of the layers.
+            Other names are ignored. None: the ``input_gsa`` of the layers. Experts keep theirs,
+            from ``static_input_scales=True`` of `convert`.
 
     Raises:
         ValueError: the model has no such layer, the in_features of one in NVFP4 is not a multiple
@@ -203,8 +204,9 @@ def compressed_tensors(
         if (bias := of_experts.get(f"{place.name}_bias")) is not None:
             assert isinstance(layer, Experts)
             quantized[f"{dot}bias"] = _cut(layer, part, place, bias)
-        if inputs is not None and owner in inputs:
-            quantized[f"{dot}input_global_scale"] = inputs[owner].clone()
+        scaled = owner if place.expert is None else place.name
+        if inputs is not None and scaled in inputs:
+            quantized[f"{dot}input_global_scale"] = inputs[scaled].clone()
         schemes[target] = _scheme(layer, parts, inputs is not None)
         if isinstance(layer, (NVFP4Linear, NVFP4Experts)) and not layer.weight_only:
             dynamic.append(target)
@@ -268,31 +270,35 @@ def _cut(layer: Experts, name: str, place: Place, whole: Tensor) -> Tensor:
 def _input_scales(
     layers: Mapping[str, nn.Module], amaxes: Mapping[str, float] | None
 ) -> dict[str, Tensor] | None:
-    """The ``input_global_scale`` of each layer in NVFP4, which may have several names, or None."""
+    """The ``input_global_scale`` of each layer in NVFP4, which may have several names, and of each
+    projection of experts; None without static scales."""
     names: dict[int, list[str]] = {}
     static: dict[str, Tensor] = {}
+    of_experts: list[str] = []
     for name, layer in layers.items():
         if isinstance(layer, NVFP4Linear):
             names.setdefault(id(layer), []).append(name)
             if layer.input_gsa is not None:
                 static[name] = 1 / layer.input_gsa
+        elif isinstance(layer, NVFP4Experts):
+            for projection in layer.projections:
+                of_experts.append(f"{name}.{projection.name}")
+                gsa = layer._buffers[f"{projection.name}_input_gsa"]
+                if gsa is not None:
+                    static[of_experts[-1]] = 1 / gsa
     if amaxes is None and not static:
         return None
-    experts = [name for name, layer in layers.items() if isinstance(layer, NVFP4Experts)]
-    if experts:
+    wanted = of_experts if amaxes is not None else [*(p[0] for p in names.values()), *of_experts]
+    absent = [name for name in wanted if name not in static]
+    if absent:
         raise ValueError(
-            f"{experts[0]} are experts, whose amaxes are not measured; leave out input_amax and "
-            "static_input_scales, or the experts when converting: ignore=('lm_head', 'experts')"
+            f"{absent[0]}: expected a static scale of its input, as other layers have it, got "
+            "none. Leave the layer out when converting, run it when calibrating, or "
+            + ("pass input_amax" if absent[0] not in of_experts else "leave out input_amax")
         )
     if amaxes is None:
-        absent = [places[0] for places in names.values() if places[0] not in static]
-        if absent:
-            raise ValueError(
-                f"{absent[0]}: expected input_gsa, as other layers have it, got none. Leave it out "
-                "when converting, run it when calibrating, or pass input_amax"
-            )
         return static
-    made: dict[str, Tensor] = {}
+    made = {name: static[name] for name in of_experts}
     for places in names.values():
         amax = next((amaxes[name] for name in places if name in amaxes), None)
         if amax is None or not 0 < amax < math.inf:

@@ -199,12 +199,13 @@ def convert(
             compensates errors if inputs are correlated. For different roundings per layer call
             `convert` several times with ``targets``.
         calibration: of this model, from `calibrate`: for "gptq", which rounds layers that are not
-            in it like "mse", and for the next two arguments, which do not apply to experts.
+            in it like "mse", and for the next two arguments.
         static_input_scales: whether to quantize the inputs of "nvfp4" with the amax of the
             calibration. This saves a launch, and writes the scales that engines need to files.
+            Experts of a layer share one, the largest of theirs.
         fp8_share: 0 to 1: the share of linears that become `Float8BlockwiseLinear` instead, those
             with the lowest SQNR of the outputs in NVFP4, or of the weights without statistics of
-            the inputs. Layers that engines fuse stay together.
+            the inputs. Layers that engines fuse stay together. Experts stay in NVFP4.
         compute: of `NVFP4Linear`, with recipe "nvfp4a16": "fp8" multiplies 256 rows or
             more in FP8; experts stay exact. "fp8_loss" from `report` shows its cost.
         input_select: of `NVFP4Linear`, with recipe "nvfp4": "4over6_mse" and the like quantize
@@ -319,6 +320,10 @@ def convert(
                 of_experts["moments"] = _moments_of_experts(name, module, calibration)
                 if not any(m is not None for each in of_experts["moments"].values() for m in each):
                     done.uncalibrated.append(name)
+            if static_input_scales:
+                of_experts["input_gsas"] = _input_gsas_of_experts(name, module, calibration)
+                if not of_experts["input_gsas"] and name not in done.uncalibrated:
+                    done.uncalibrated.append(name)
             made = _EXPERTS[recipe_name](module, **how | of_experts)
         elif name in done.in_fp8:
             made = Float8BlockwiseLinear.from_linear(module)
@@ -379,6 +384,21 @@ def _moments_of_experts(
         weight = experts.get_parameter(projection.name)
         found = [known.get(f"{name}.{projection.name}.{e}") for e in range(weight.shape[0])]
         made[projection.name] = [None if f is None else f.moment.to(weight.device) for f in found]
+    return made
+
+
+def _input_gsas_of_experts(
+    name: str, experts: nn.Module, calibration: Calibration | None
+) -> dict[str, Tensor]:
+    """Of each projection the largest of its experts, as engines take it; none without inputs."""
+    known = {} if calibration is None else calibration.layers
+    made: dict[str, Tensor] = {}
+    for projection in projections_of(experts):
+        weight = experts.get_parameter(projection.name)
+        found = [known.get(f"{name}.{projection.name}.{e}") for e in range(weight.shape[0])]
+        gsas = [f.gsa.to(weight.device) for f in found if f is not None]
+        if gsas:
+            made[projection.name] = torch.stack(gsas).amax(0)
     return made
 
 

@@ -53,10 +53,11 @@ def load_compressed_tensors(
       quantize them.
     - MXFP4: `MXFP4Linear`.
     - FP8 in 128x128 blocks: `Float8BlockwiseLinear` with the dequantized weight.
-    - Experts: `NVFP4Experts` and `Float8BlockwiseExperts`.
+    - Experts: `NVFP4Experts`, which also has the values of experts in MXFP4, and
+      `Float8BlockwiseExperts`.
 
-    Everything else is loaded unchanged. Calibrated input scales become ``input_gsa``, except in
-    experts, which compute theirs.
+    Everything else is loaded unchanged. Calibrated input scales become ``input_gsa``; experts of a
+    layer share the largest of theirs.
 
     Also reads NVFP4 files of ModelOpt (``quant_method`` "modelopt"), FP8 blocks of DeepSeek ("fp8")
     and experts of gpt-oss in MXFP4 ("mxfp4"), which become `NVFP4Experts` with the same values.
@@ -129,6 +130,8 @@ def load_compressed_tensors(
         if isinstance(new, NVFP4Experts):
             first = next(iter(next(iter(files.values())).values()))
             new.weight_only = not _quantizes_inputs(first.removesuffix("."), config)
+            if new.weight_only:
+                new.forget_input_gsas()
         made.append((module, new))
         done.replaced.append(name)
         weights = [module.get_parameter(part) for part in files]
@@ -263,20 +266,27 @@ def _is_mxfp4(dot: str, tensors: dict[str, Tensor]) -> bool:
     return scale is not None and scale.dtype in (torch.uint8, E8M0_DTYPE)
 
 
+def _mxfp4_parts(
+    dot: str, shape: tuple[int, int], tensors: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Pops the codes and exponents of a matrix from ``tensors``, both uint8."""
+    codes, scales = tensors.pop(f"{dot}weight_packed"), tensors.pop(f"{dot}weight_scale")
+    expected = (shape[0], shape[1] // 2), (shape[0], shape[1] // MXFP4_BLOCK)
+    if (tuple(codes.shape), tuple(scales.shape)) != expected:
+        raise ValueError(
+            f"{dot}weight_packed: expected MXFP4 for the linear's {shape}, {expected[0]} with "
+            f"scales {expected[1]}, got {tuple(codes.shape)} with scales {tuple(scales.shape)}"
+        )
+    return codes, scales.view(torch.uint8)
+
+
 def _mxfp4_layer(dot: str, linear: nn.Linear, tensors: dict[str, Tensor]) -> MXFP4Linear:
     """Takes the layer's parts out of ``tensors``."""
-    state = {part: tensors.pop(f"{dot}{part}") for part in ("weight_packed", "weight_scale")}
-    state["weight_scale"] = state["weight_scale"].view(torch.uint8)
     rows, cols = linear.out_features, linear.in_features
-    shapes = {"weight_packed": (rows, cols // 2), "weight_scale": (rows, cols // MXFP4_BLOCK)}
-    if any(tuple(state[part].shape) != shape for part, shape in shapes.items()):
-        raise ValueError(
-            f"{dot}weight_packed: expected MXFP4 for the linear's {(rows, cols)} ({shapes}), got "
-            f"{tuple(state['weight_packed'].shape)} with scales "
-            f"{tuple(state['weight_scale'].shape)}"
-        )
+    codes, scales = _mxfp4_parts(dot, (rows, cols), tensors)
+    state = {"weight_packed": codes, "weight_scale": scales}
     device = linear.weight.device
-    where = state["weight_packed"].device if device.type == "meta" else device
+    where = codes.device if device.type == "meta" else device
     made = MXFP4Linear(cols, rows, linear.bias is not None, where, linear.weight.dtype)
     if linear.bias is not None:
         state["bias"] = tensors.pop(f"{dot}bias")
@@ -296,7 +306,9 @@ def _fp8_matrix(
     if weight.dtype != torch.float8_e4m3fn or tuple(scale.shape) != blocks:
         raise ValueError(
             f"{dot}weight: expected float8_e4m3fn with a scale for each 128x128 block, {blocks}, "
-            f"got {weight.dtype} {tuple(weight.shape)} with scales of shape {tuple(scale.shape)}"
+            f"got {weight.dtype} {tuple(weight.shape)} with scales of shape {tuple(scale.shape)}. "
+            "jitquant.nn has no layer for this format; inference engines and transformers alone "
+            "(without jitquant_layers) read it"
         )
     q = QuantizedTensor(weight, scale.to(torch.float32), None, None, "fp8_block", BLOCK)
     return q.dequantize(dtype if dtype in INPUT_DTYPES else torch.float32)
@@ -333,6 +345,25 @@ def _experts(
         }
         return NVFP4Experts.from_mxfp4(module, parts_of)
     bases = [base for part in files.values() for base in part.values()]
+    if all(_is_mxfp4(base, tensors) for base in bases):
+        stacks: dict[str, tuple[Tensor, Tensor]] = {}
+        for part, places in files.items():
+            together = _projection(module, part).together
+            experts, pieces = (max(numbers) + 1 for numbers in zip(*places, strict=True))
+            _, rows, cols = _shape_of(module, part)
+            found = {
+                key: _mxfp4_parts(base, (rows // pieces, cols), tensors)
+                for key, base in places.items()
+            }
+            codes, scales = (
+                torch.stack(
+                    [together([found[e, p][i] for p in range(pieces)]) for e in range(experts)]
+                )
+                for i in range(2)
+            )
+            stacks[part] = codes.view(*scales.shape, -1), scales
+        _take_biases(name, module, files, tensors)
+        return NVFP4Experts.from_mxfp4(module, stacks)
     if all(f"{base}weight_packed" in tensors for base in bases):
         parts: dict[str, Tensor] = {}
         for part, places in files.items():
@@ -358,6 +389,9 @@ def _experts(
                 stacked = torch.stack(rows_of)
                 parts[f"{part}_{kind}"] = stacked if kind == "packed" else stacked.view(SCALE_DTYPE)
             parts[f"{part}_gsa"] = torch.cat([own[0] for own in gsas])
+            static = [one["input_gsa"] for one in each.values() if "input_gsa" in one]
+            if len(static) == len(each):
+                parts[f"{part}_input_gsa"] = torch.stack(static).amax(0)
         _take_biases(name, module, files, tensors)
         return NVFP4Experts.from_parts(module, parts)
     fp8 = all(f"{base}weight_scale" in tensors for base in bases)

@@ -225,6 +225,8 @@ class NVFP4Experts(Experts, QuantizedModule):
             without a gate.
         gate_up_proj_scale, ...: ``float8_e4m3fn`` (E, N, ceil(K / 16)).
         gate_up_proj_gsa, ...: fp32 (E,).
+        gate_up_proj_input_gsa, ...: fp32 (1,), a calibrated gsa for the rows of all experts; None:
+            computed in each call, which takes one more launch.
         gate_up_proj_bias, ...: (E, N) parameters without gradient, or None.
         columns: K of each projection.
     """
@@ -238,6 +240,7 @@ class NVFP4Experts(Experts, QuantizedModule):
         weight_only: bool = False,
         rounding: WeightRounding = "nearest",
         moments: Mapping[str, Sequence[Tensor | None]] | None = None,
+        input_gsas: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Takes the weights of a module of experts.
 
@@ -246,6 +249,7 @@ class NVFP4Experts(Experts, QuantizedModule):
             rounding: of the weights, as for `convert`.
             moments: for "gptq": the moments of each expert's inputs, fp32 (K, K) or None, by the
                 name of the projection. An expert without one is rounded like "mse".
+            input_gsas: fp32 (1,) by the name of the projection: static gsas of the inputs.
             weight_only: whether the tokens are not quantized, bfloat16 or float16. Then up to 2048
                 pairs of a token and an expert (on Hopper any number, if both K are multiples of
                 64) use `jitquant.nvfp4_experts`, if the activation is ``silu(gate) * up``, without
@@ -276,6 +280,8 @@ class NVFP4Experts(Experts, QuantizedModule):
             parts[f"{name}_packed"] = codes.view(experts, rows, -1)
             parts[f"{name}_scale"] = scales.view(experts, rows, -1)
             parts[f"{name}_gsa"] = gsa
+        for name, gsa in (input_gsas or {}).items():
+            parts[f"{name}_input_gsa"] = gsa
         self._take(original, parts)
         self.weight_only = weight_only
 
@@ -334,11 +340,18 @@ class NVFP4Experts(Experts, QuantizedModule):
         for name in names:
             shape = original.get_parameter(name).shape
             self.columns[name] = shape[-2] if self.is_transposed else shape[-1]
-        self.quantized = tuple(parts)  # type: ignore[misc]
-        for name, part in parts.items():
-            device = part.device if first.is_meta else first.device
-            self.register_buffer(name, part.to(device))
+        static = [f"{name}_input_gsa" for name in names]
+        self.quantized = tuple(dict.fromkeys((*parts, *static)))  # type: ignore[misc]
+        for name in self.quantized:
+            part = parts.get(name)
+            device = part.device if part is not None and first.is_meta else first.device
+            self.register_buffer(name, None if part is None else part.to(device))
         self._take_biases(original, frozen=True)
+
+    def forget_input_gsas(self) -> None:
+        """Has the gsas of inputs computed in each call, if inputs are quantized."""
+        for projection in self.projections:
+            self._buffers[f"{projection.name}_input_gsa"] = None
 
     def weight(self, name: str) -> NVFP4Tensor:
         """A projection's weights (E, N, K) as views of the buffers, with a gsa for each row."""
@@ -399,10 +412,17 @@ class NVFP4Experts(Experts, QuantizedModule):
         weight = self.weight(name)
         if self.weight_only:
             return nvfp4_grouped_linear(x.detach().contiguous(), weight, ends, dtype=x.dtype)
-        q = quantize_nvfp4(x.detach().contiguous())
+        q = quantize_nvfp4(x.detach().contiguous(), self._buffers[f"{name}_input_gsa"])
         # Past some rows an expert decodes its weight too often: then all are dequantized once.
         multiply_rows = nvfp4_grouped_linear if x.shape[0] <= _DECODED else grouped_linear
         return multiply_rows(q, weight, ends, dtype=x.dtype)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        for name in self.quantized:
+            if f"{prefix}{name}" in state_dict and self._buffers[name] is None:
+                first = self.get_buffer(self.quantized[0])
+                self._buffers[name] = torch.empty(1, dtype=torch.float32, device=first.device)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class _Straight(torch.autograd.Function):

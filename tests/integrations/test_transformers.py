@@ -12,9 +12,11 @@ from nn.helpers import sqnr
 from safetensors.torch import load_file, save_file
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import jitquant
 from jitquant.nn import (
     Float8BlockwiseExperts,
     Float8BlockwiseLinear,
+    MXFP4Linear,
     NVFP4Experts,
     NVFP4Linear,
     calibrate,
@@ -106,9 +108,113 @@ def test_folders_of_quantize_checkpoint(folder: Path, format: Any, tmp_path: Pat
     fp8 = {Float8BlockwiseLinear, Float8BlockwiseExperts}
     assert kinds & (fp8 if format == "fp8_block" else {NVFP4Linear, NVFP4Experts})
     for layer in plain.modules():
-        if format == "modelopt" and isinstance(layer, NVFP4Linear):
-            layer.input_gsa = torch.tensor([64 / 2688])
+        if format == "modelopt" and isinstance(layer, (NVFP4Linear, NVFP4Experts)):
+            for name in layer.quantized:
+                if name.endswith("input_gsa"):
+                    setattr(layer, name, torch.tensor([64 / 2688]))
     assert sqnr(logits(made), logits(plain)) > (25 if format == "fp8_block" else 50)
+
+
+def test_inputs_of_experts_with_static_scales(tmp_path: Path) -> None:
+    """From a calibration to files and back; `quantize_checkpoint` finds the same scales."""
+    model("Mixtral").save_pretrained(tmp_path / "bf16")
+    made = Auto.from_pretrained(tmp_path / "bf16", dtype=BF16).eval()
+    found = calibrate(made, [TOKENS])
+    exact = logits(made)
+    done = convert(made, "nvfp4", calibration=found, static_input_scales=True)
+    assert done.uncalibrated == []
+    experts = made.model.layers[0].mlp.experts
+    known = [f for n, f in found.layers.items() if n.startswith("model.layers.0.mlp.experts.down")]
+    assert torch.equal(experts.down_proj_input_gsa, torch.stack([f.gsa for f in known]).amax(0))
+    assert sqnr(logits(made), exact) > 10
+    state = made.state_dict()
+    again = Auto.from_pretrained(tmp_path / "bf16", dtype=BF16).eval()
+    convert(again, "nvfp4")
+    again.load_state_dict(state)
+    assert torch.equal(logits(again), logits(made))
+
+    made.save_pretrained(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    name = "model.layers.0.block_sparse_moe.experts.1.{}.input_global_scale"
+    assert saved[name.format("w2")] == 1 / experts.down_proj_input_gsa
+    assert saved[name.format("w1")] == saved[name.format("w3")]
+    with jitquant_layers():
+        back = Auto.from_pretrained(tmp_path / "saved", dtype=BF16)
+    assert sqnr(logits(back), logits(made)) > 50
+    for name, gsa in made.named_buffers():
+        if name.endswith("input_gsa"):
+            assert torch.equal(back.get_buffer(name), gsa)
+
+    quantize_checkpoint(tmp_path / "bf16", tmp_path / "out", format="nvfp4", calibration=found)
+    with jitquant_layers():
+        other = Auto.from_pretrained(tmp_path / "out", dtype=BF16)
+    for name, gsa in made.named_buffers():
+        if name.endswith("input_gsa"):
+            torch.testing.assert_close(other.get_buffer(name), gsa, rtol=3e-7, atol=0)
+    other.save_pretrained(tmp_path / "again")  # which refused experts with static scales
+    with jitquant_layers():
+        once_more = Auto.from_pretrained(tmp_path / "again", dtype=BF16)
+    assert sqnr(logits(once_more), logits(other)) > 50
+
+
+def test_an_expert_that_no_token_chose(tmp_path: Path) -> None:
+    made = model("Mixtral")
+    made.save_pretrained(tmp_path / "bf16")
+    found = calibrate(made, [TOKENS])
+    place = "model.layers.0.mlp.experts.down_proj"
+    found.layers[f"{place}.0"].amax.fill_(96.0)
+    del found.layers[f"{place}.2"]
+    quantize_checkpoint(tmp_path / "bf16", tmp_path / "out", format="nvfp4", calibration=found)
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    for expert in (0, 2):
+        name = f"model.layers.0.block_sparse_moe.experts.{expert}.w2.input_global_scale"
+        assert saved[name].item() == 2688 / 96
+
+
+def test_gptq_of_experts_that_files_name_otherwise(tmp_path: Path) -> None:
+    made = model("Mixtral")
+    made.save_pretrained(tmp_path / "bf16")
+    done = quantize_checkpoint(
+        tmp_path / "bf16",
+        tmp_path / "out",
+        rounding="gptq",
+        calibration=calibrate(made, [TOKENS]),
+    )
+    assert done.uncalibrated == []
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "GptOss"])
+def test_experts_in_mxfp4(kind: str, tmp_path: Path) -> None:
+    """They become `NVFP4Experts` with the same values, and are saved as such."""
+    made = model(kind)
+    made.save_pretrained(tmp_path / "bf16")
+    quantize_checkpoint(tmp_path / "bf16", tmp_path / "out", format="mxfp4")
+    with jitquant_layers():
+        back = Auto.from_pretrained(tmp_path / "out", dtype=BF16)
+    kinds = {type(m) for m in back.modules()}
+    assert {MXFP4Linear, NVFP4Experts} <= kinds
+    ours, theirs = (m.model.layers[1].mlp.experts for m in (back, made))
+    assert ours.weight_only
+    for name in ("gate_up_proj", "down_proj"):
+        weight = theirs.get_parameter(name).detach()
+        weight = weight.transpose(-2, -1) if kind == "GptOss" else weight
+        codes, scales = jitquant.quantize_mxfp4(weight.flatten(0, 1).contiguous(), scaling="even")
+        want = jitquant.dequantize_mxfp4(codes, scales, dtype=torch.float32).view(weight.shape)
+        assert torch.equal(ours.weight(name).dequantize(torch.float32), want)
+    back.save_pretrained(tmp_path / "again")
+    with jitquant_layers():
+        other = Auto.from_pretrained(tmp_path / "again", dtype=BF16)
+    assert torch.equal(logits(other), logits(back))
+
+
+def test_folders_without_a_layer_say_who_reads_them(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path / "bf16")
+    quantize_checkpoint(tmp_path / "bf16", tmp_path / "out", format="int8")
+    with jitquant_layers(), pytest.raises(ValueError, match=r"transformers alone .* read it"):
+        Auto.from_pretrained(tmp_path / "out", dtype=BF16)
+    exact = logits(Auto.from_pretrained(tmp_path / "bf16", dtype=BF16))
+    pytest.importorskip("compressed_tensors")
+    assert sqnr(logits(Auto.from_pretrained(tmp_path / "out", dtype=BF16)), exact) > 20
 
 
 def test_products_in_fp8(folder: Path, tmp_path: Path) -> None:

@@ -165,7 +165,8 @@ def test_static_scales_of_inputs(model: Block, tmp_path) -> None:
 def test_some_layers_with_static_scales_cannot_be_saved(model: Block) -> None:
     convert(model, "nvfp4", calibration=calibrate(model, batches()), static_input_scales=True)
     with pytest.raises(
-        ValueError, match="unused: expected input_gsa, as other layers have it, got none"
+        ValueError,
+        match="unused: expected a static scale of its input, as other layers have it, got none",
     ):
         compressed_tensors(model)
 
