@@ -47,4 +47,5 @@ def test_stack(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pair, seconds = layers.stack(2, 2, 16, 512, 384, steps=1)
     assert "2 blocks" in pair.name
     assert pair.ratio == 1
-    assert set(seconds) == {"bf16", "fp8_block"}
+    assert pair.nvfp4 == 1
+    assert set(seconds) == {"bf16", "fp8", "nvfp4"}

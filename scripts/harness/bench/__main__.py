@@ -284,7 +284,8 @@ def layers(
 ) -> None:
     """Time Float8BlockwiseLinear beside nn.Linear in bf16, alone and in a compiled stack.
 
-    The linear by CUDA graph replay; the stack by CUDA events around whole steps.
+    The stack also with NVFP4TrainingLinear. The linear by CUDA graph replay; the stack by CUDA
+    events around whole steps.
     """
     import torch
 
@@ -304,6 +305,8 @@ def layers(
         text = f"{pair.name}: {pair.fp8:.1f} us"
         if pair.bf16 is not None:
             text += f", in bf16 {pair.bf16:.1f} us: {pair.ratio:.3f} times as fast"
+        if pair.bf16 is not None and pair.nvfp4 is not None:
+            text += f"; in NVFP4 {pair.nvfp4:.1f} us, {pair.nvfp4 / pair.bf16:.3f} times as long"
         if pair.gigabytes:
             floor = pair.gigabytes / ceilings.copy * 1e6
             text += f", {floor / pair.fp8:.0%} of the floor of {floor:.1f} us"

@@ -239,14 +239,16 @@ def experts(results: Path) -> list[str]:
 
 
 def layers(results: Path) -> list[str]:
-    """`Float8BlockwiseLinear` and a training step beside bf16."""
+    """`Float8BlockwiseLinear` and training steps beside bf16."""
     return _table(
-        ("", "bf16", "FP8", "times as fast"),
+        ("", "bf16", "FP8", "times as fast", "`NVFP4TrainingLinear`", "times as long"),
         (
             (
                 row["name"],
                 *(f"{row[key] / 1000:.3g} ms" for key in ("bf16", "fp8")),
                 f"{row['ratio']:.2f}",
+                f"{row['nvfp4'] / 1000:.3g} ms" if row.get("nvfp4") else "",
+                f"{row['nvfp4'] / row['bf16']:.2f}" if row.get("nvfp4") else "",
             )
             for row in summary.read(results)["layers"]["rows"]
             if "backward" in row["name"]

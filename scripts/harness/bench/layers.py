@@ -1,4 +1,4 @@
-"""Layers in FP8 beside the same layers in bf16: one linear, and a stack of Llama-shaped blocks."""
+"""Layers in FP8 beside the same in bf16: one linear, and Llama-shaped blocks, also in NVFP4."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from torch.nn import functional
 
 import jitquant
 from harness import timing
-from jitquant.nn import Float8BlockwiseLinear, convert
+from jitquant.nn import Float8BlockwiseLinear, NVFP4TrainingRecipe, convert
 from jitquant.nn._matmul import fp8_mm
 
 BF16 = torch.bfloat16
 DEVICE = "cuda"
-MODULES = ("quantize_both", "quantize_block", "quantize_per_token_group")
+MODULES = (
+    "quantize_both",
+    "quantize_block",
+    "quantize_per_token_group",
+    "quantize_nvfp4_both",
+    "nvfp4_linear",
+)
 HEAD = 128  # elements of an attention head
 
 
@@ -31,12 +37,14 @@ class Pair:
         bf16: None if bf16 has no such step.
         fp8: of the same.
         gigabytes: bytes that a quantizer moves, in 1e9; 0 of anything else.
+        nvfp4: of a step with `NVFP4TrainingLinear`, the whole recipe; None of anything else.
     """
 
     name: str
     bf16: float | None
     fp8: float
     gigabytes: float = 0.0
+    nvfp4: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -191,22 +199,22 @@ def stack(
 ) -> tuple[Pair, dict[str, float]]:
     """A training step of a stack of blocks, each compiled, and the seconds that compiling took."""
     took, seconds = {}, {}
-    for recipe in ("bf16", "fp8_block"):
+    for name, recipe in (("bf16", None), ("fp8", "fp8_block"), ("nvfp4", NVFP4TrainingRecipe())):
         torch.manual_seed(0)
         torch.compiler.reset()
         heads = hidden // HEAD
         blocks = nn.ModuleList(
             LlamaBlock(hidden, ffn, heads, max(1, heads // 4)) for _ in range(layers)
         )
-        if recipe != "bf16":
+        if recipe is not None:
             convert(blocks, recipe)
         begin = time.perf_counter()
-        took[recipe] = _step_us(blocks, batch, length, hidden, steps)
-        seconds[recipe] = time.perf_counter() - begin - steps * took[recipe] * 1e-6
+        took[name] = _step_us(blocks, batch, length, hidden, steps)
+        seconds[name] = time.perf_counter() - begin - steps * took[name] * 1e-6
         del blocks
         torch.cuda.empty_cache()
-    name = (
+    said = (
         f"{layers} blocks, hidden {hidden}, ffn {ffn}, {batch} x {length} tokens: "
         "forward, backward, AdamW"
     )
-    return Pair(name, took["bf16"], took["fp8_block"]), seconds
+    return Pair(said, **took), seconds

@@ -206,7 +206,7 @@ SECTIONS: dict[str, Callable[[Record], Record]] = {
     "host": _rows("name", "us", "ratio", "out_us", "out_ratio", "compiled_us", more=("m", "n")),
     "linear": _rows(*_LINEAR, "fp8", "fp8_weight", "marlin", "humming", more=("peers",)),
     "linear-peers": _rows(*_LINEAR, "marlin", "humming", more=("peers",)),
-    "layers": _rows("name", "bf16", "fp8", "ratio"),
+    "layers": _rows("name", "bf16", "fp8", "ratio", "nvfp4"),
     "model": _rows("format", "sequences", "tokens", "us", "floor_us", "launches"),
     "experts": _rows(
         *("experts", "hidden", "intermediate", "tokens", "routing", "floor", "layer", "behind"),
