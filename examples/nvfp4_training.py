@@ -4,8 +4,8 @@
     python examples/nvfp4_training.py --steps 100 --hidden 128 --seeds 1 --runs bf16 nvfp4
 
 The model is that of fp8_training.py, a byte-wise transformer; the text is language_model.py's,
-the 8 MB of Python's standard library, so nothing is downloaded and no run reads all of it more than
-twice or so. Of one seed all runs have the same initial weights and see the same batches; only the
+the 8 MB of Python's standard library, so nothing is downloaded and a run reads about as much as all
+of it once. Of one seed all runs have the same initial weights and see the same batches; only the
 linears of the blocks differ. Parameters are fp32, and autocast computes
 in bf16. On a GPU a training step is captured as a CUDA graph, in which stochastic rounding draws
 again at each replay.
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=512, help="a multiple of 64")
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--last", type=int, default=2, help="last blocks that stay in bf16")
