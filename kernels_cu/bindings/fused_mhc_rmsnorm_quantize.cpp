@@ -62,7 +62,7 @@ void run(Call& call, const View& X, const View& A, const View& weight, const Nor
   float* inv = inv_rms.floats("inv_rms", rows, X);
   const Launching at(call, X);
   launch_norm(
-      a, given != nullptr ? &scale : nullptr, gsa_out, X, "mhc_rmsnorm_quantize_nvfp4",
+      a, given != nullptr ? &scale : nullptr, gsa_out, rows, X, "mhc_rmsnorm_quantize_nvfp4",
       [&](const RowScale& row_scale) {
         return launch_mhc_rows(mix, w, a.eps, inv, row_scale, a.recipe, out, at.stream);
       },

@@ -30,7 +30,7 @@ void run(Call& call, const View& x, const View& weight, const std::optional<InPl
   float* inv = inv_rms.floats("inv_rms", m.rows, x);
   const Launching at(call, x);
   launch_norm(
-      a, given != nullptr ? &scale : nullptr, gsa_out, x, "rmsnorm_quantize_nvfp4",
+      a, given != nullptr ? &scale : nullptr, gsa_out, m.rows, x, "rmsnorm_quantize_nvfp4",
       [&](const RowScale& row_scale) {
         return launch_rmsnorm_rows(m, residual_rows, w, a.eps, inv, row_scale, a.recipe, out,
                                    at.stream);

@@ -49,10 +49,10 @@ struct NormInput {
 
 // `given` is gsa as a tensor, or null. `launch_rows(scale)` is the first launch, or the only one;
 // `launch_second(scale)` is the second. `partial_count()` is the number of partials that the first
-// one writes.
+// one writes. The gsa of a single row is the tensor's.
 template <class Rows, class Second, class Count>
-void launch_norm(const NormArguments& a, const GlobalScale* given, float* gsa_out, const View& like,
-                 const char* name, Rows&& launch_rows, Second&& launch_second,
+void launch_norm(const NormArguments& a, const GlobalScale* given, float* gsa_out, int64_t rows,
+                 const View& like, const char* name, Rows&& launch_rows, Second&& launch_second,
                  Count&& partial_count) {
   RowScale scale = {};
   scale.divisor = a.divisor;
@@ -60,7 +60,7 @@ void launch_norm(const NormArguments& a, const GlobalScale* given, float* gsa_ou
     scale.mode = RowMode::kGiven;
     scale.given = given != nullptr ? *given : value_scale(*a.gsa, gsa_out);
     check_launch(launch_rows(scale), name);
-  } else if (a.rows) {
+  } else if (a.rows || rows == 1) {
     scale.mode = RowMode::kRowAmax;
     scale.gsa_out = gsa_out;
     check_launch(launch_rows(scale), name);
