@@ -14,7 +14,13 @@ cudaError_t launch_quantize_fp8(const Matrix& x, const Fp8Scale& scale, const El
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
     if (!needs_amax(scale)) return launch_cast_plain<T>(x, scale, 0, out, stream);
-    if (scale.by_row) return launch_fp8_rows(PlainSource<T>(x), scale, out, stream);
+    // The scale of one row is the tensor's, unless the row is too long for a thread block.
+    const bool one = x.rows == 1 && held_in_block<PlainSource<T>>(x.cols);
+    if (scale.by_row || one) {
+      Fp8Scale of_rows = scale;
+      of_rows.by_row = true;
+      return launch_fp8_rows(PlainSource<T>(x), of_rows, out, stream);
+    }
     const AmaxPlan plan = amax_plan(x.rows, x.cols);
     if (plan.cluster > 0) {
       return launch_cluster_cast(PlainSource<T>(x), plan.cluster, scale, out, stream);

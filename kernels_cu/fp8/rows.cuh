@@ -35,16 +35,19 @@ struct RowWidth {
 };
 
 constexpr int kHeldBlocks = 2;  // per thread, of one row
-constexpr uint32_t kRehearsedRows = 8;
+constexpr int kFewRowThreads = 1024;
 
 // How rows are distributed.
-//   kOnce    one thread block per row, for more rows than SMs, without per-launch state. Has
-//            no loop, before which all constants would be fetched.
-//   kFew     the same in a loop
+//   kOnce    one thread block per row, without per-launch state. Has no loop, before which all
+//            constants would be fetched.
+//   kFew     the same for at most one row per SM, with one block of values per thread
+//   kLoop    the same in a loop, for thread blocks that wait for each other
 //   kReread  any number of thread blocks, any rows
-enum class Rows : int { kOnce, kFew, kReread };
+enum class Rows : int { kOnce, kFew, kLoop, kReread };
 template <Rows kRows>
-constexpr int kHeldOf = kRows == Rows::kReread ? 0 : kHeldBlocks;
+constexpr bool kIsOnce = kRows == Rows::kOnce || kRows == Rows::kFew;
+template <Rows kRows>
+constexpr int kHeldOf = kRows == Rows::kReread ? 0 : (kRows == Rows::kFew ? 1 : kHeldBlocks);
 
 // A row in two passes over its blocks of values; each block has the same thread in both. If a
 // thread holds kHeld > 0 blocks, all blocks are whole, the whole row is loaded before any of it is
@@ -60,13 +63,13 @@ struct RowPasses {
   // Blocks that are loaded together.
   static constexpr int kAtOnce = sizeof(Fetched) <= 80 ? kBlocks : 1;
   // Whether a block past the end loads the last block instead and drops it: this takes fewer
-  // instructions than zero-filling every block. Only where rows are never rehearsed.
+  // instructions than zero-filling every block.
   static constexpr bool kClamps =
-      kRows == Rows::kOnce && std::is_same<Fetched, typename Source::Value>::value;
+      kIsOnce<kRows> && std::is_same<Fetched, typename Source::Value>::value;
 
   const Source& source;
   const Normalize<Element>& norm;
-  int width;  // in blocks; 0 in a rehearsal
+  const int width;  // in blocks
   float over_cols;
   Value held[kBlocks];
   float squares[kBlocks];  // sums of squares, for a norm
@@ -83,13 +86,10 @@ struct RowPasses {
     }
   }
 
-  // What precedes the first row, number r, and does not wait for an earlier kernel. Prefetches the
-  // row if there are enough registers. The next kernel may start early if both rehearse; with more
-  // thread blocks, several waiting kernels would share the SMs.
-  static constexpr bool kPrefetches =
-      kRows == Rows::kFew || (kRows == Rows::kOnce && !kNorm && sizeof(Fetched) <= 32);
+  // Prefetches row r, the first one, if there are enough registers.
+  static constexpr bool kPrefetches = kRows == Rows::kFew || kRows == Rows::kLoop ||
+                                      (kRows == Rows::kOnce && !kNorm && sizeof(Fetched) <= 32);
   __device__ __forceinline__ void begin(int64_t r) const {
-    if (kRows == Rows::kFew && gridDim.x <= kRehearsedRows) let_next_begin();
     if constexpr (kPrefetches) {
       if (!is_first() || r >= source.rows) return;
 #pragma unroll
@@ -254,51 +254,95 @@ __device__ __forceinline__ void multiply(Value& v, float inverse) {
 template <class Source>
 constexpr int most_threads(int held) {
   if (held == 0) return kRereadThreads;
+  if (held == 1) return kFewRowThreads;
   if (wants_registers<Source>(0)) return 640;
   return sizeof(typename Source::Fetched) <= 32 ? 576 : 768;
+}
+// Whether a thread block can hold a row.
+template <class Source>
+bool held_in_block(int64_t cols) {
+  return blocks_of(cols) <= kHeldBlocks * most_threads<Source>(kHeldBlocks);
 }
 template <class Source>
 constexpr int rows_per_sm(int held) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   return 1;  // nvcc needs more registers for this architecture
 #endif
-  return held > 0 && sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
+  return held == kHeldBlocks && sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
 }
 
 // There are fewer than 2^31 held rows, so that a row plus a grid step fits.
 template <bool kHolds>
 using RowIndex = std::conditional_t<kHolds, uint32_t, int64_t>;
 
-// With up to kRehearsedRows rows, a kernel runs through its code for one row before it waits for
-// the previous kernel, without loading or storing any block. This warms the instruction caches,
-// which takes longer than all of the work. With more rows the kernel would start too late for that.
-template <class Source, bool kNorm, Rows kRows>
+// kFew is compiled for two cases alone: E4M3 of evenly strided rows, with a computed scale per row
+// (M = 1 on an H200: 0.2 to 0.3 us less than with code for everything), or with one given scale and
+// no amax.
+enum class Fp8Case : int { kAny, kComputed, kGiven };
+
+// Sources that kFew takes. assume_usual() makes the compiler drop the code for other rows.
+template <class Source>
+constexpr bool kHasFew = false;
+template <class T>
+constexpr bool kHasFew<PlainSource<T>> = sizeof(T) == 2;
+template <class T>
+constexpr bool kHasFew<ResidualSource<T>> = sizeof(T) == 2;
+template <class T>
+constexpr bool kHasFew<DeinterleaveSource<T>> = sizeof(T) == 2;
+template <class Source>
+bool is_usual(const Source& source) {
+  return source.row.even;
+}
+template <class T>
+bool is_usual(const ResidualSource<T>& source) {
+  return source.x_row.even && source.residual_row.even;
+}
+template <class T>
+bool is_usual(const DeinterleaveSource<T>& source) {
+  return source.row.even && source.activate;
+}
+template <class T>
+__device__ __forceinline__ void assume_usual(PlainSource<T>& source) {
+  source.row.even = true;
+}
+template <class T>
+__device__ __forceinline__ void assume_usual(ResidualSource<T>& source) {
+  source.x_row.even = source.residual_row.even = true;
+}
+template <class T>
+__device__ __forceinline__ void assume_usual(DeinterleaveSource<T>& source) {
+  source.row.even = source.activate = true;
+}
+
+template <class Source, bool kNorm, Rows kRows, Fp8Case kCase = Fp8Case::kAny>
 __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
                                   rows_per_sm<Source>(kHeldOf<kRows>))
     fp8_row_kernel(Source source, Normalize<typename Source::Element> norm, RowWidth width,
-                   Fp8Scale scale, RowPointer<uint8_t> out, bool vector, EightBit format,
-                   bool rehearses) {
+                   Fp8Scale scale, RowPointer<uint8_t> out, bool vector, EightBit format) {
+  if constexpr (kCase != Fp8Case::kAny) {
+    assume_usual(source);
+    out.even = true, format = EightBit::kE4m3;
+    scale.by_row = kCase == Fp8Case::kComputed;
+    scale.kind = scale.by_row ? Fp8Scale::kAmax : Fp8Scale::kTensor;
+    if (kCase == Fp8Case::kGiven) scale.amax = nullptr;
+  }
   constexpr int kHeld = kHeldOf<kRows>;
   using Passes = RowPasses<Source, kNorm, kRows>;
   Passes passes(source, norm, width);
   __shared__ typename Passes::Reduce::Scratch scratch;
   typename Passes::Reduce reduce = passes.reduce(scratch);
   const bool wants_amax = scale.kind == Fp8Scale::kAmax || scale.amax != nullptr;
-  bool rehearsal = kRows == Rows::kFew && rehearses;
   float factor = 1.0f, known = -1.0f;
   float tensor_amax = 0.0f;
 
   RowIndex<(kHeld > 0)> r = blockIdx.x;
   passes.begin(r);
+  wait_for_previous();
+  let_next_begin();
 #pragma unroll 1
-  while (kRows == Rows::kOnce || r < source.rows) {
-    if (kRows == Rows::kFew) passes.width = rehearsal ? 0 : width.blocks;
-    if (!rehearsal) {
-      wait_for_previous();
-      let_next_begin();
-    }
-    const bool writes = !rehearsal && threadIdx.x == 0;
-    if (!rehearsal && scale.kind != Fp8Scale::kAmax) {
+  while (kIsOnce<kRows> || r < source.rows) {
+    const bool writes = threadIdx.x == 0;
+    if (scale.kind != Fp8Scale::kAmax) {
       factor = scale.kind == Fp8Scale::kValue ? scale.value : scale.given[scale.by_row ? r : 0];
     }
     const typename Source::Row row = source.row(r);
@@ -353,12 +397,10 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
         passes.store(to, b, codes, vector);
       }
     });
-    if (kRows == Rows::kOnce) return;
-    if (!rehearsal) r += gridDim.x;
-    rehearsal = false;
+    if (kIsOnce<kRows>) return;
+    r += gridDim.x;
   }
   if (source.rows == 0) {
-    wait_for_previous();
     if (!scale.by_row) given_scale(scale, 0, threadIdx.x, format);
   }
   if (watches_tensor(scale)) finish_tensor_amax(tensor_amax, scale, reduce);
@@ -370,6 +412,15 @@ struct RowWork {
   int most_threads;
   bool whole, cooperative;
 
+  // Whether kFew takes them.
+  bool few() const {
+    return whole && !cooperative && rows > 0 && rows <= sm_count() &&
+           blocks_of(cols) <= kFewRowThreads;
+  }
+  LaunchShape few_shape() const {
+    return {rows, static_cast<int>((blocks_of(cols) + 31) / 32 * 32), Start::kOverlapped};
+  }
+
   template <class Source>
   static RowWork of(const Source& source, const ColumnVector& weight, const Matrix& out,
                     bool cooperative) {
@@ -380,37 +431,52 @@ struct RowWork {
 };
 
 #ifndef __CUDACC_RTC__
-// The kernels' last argument says whether they rehearse.
-template <auto kOnce, auto kFew, auto kReread, class... Args>
+// Without kLoop: of a kernel that is never cooperative.
+template <auto kOnce, auto kReread, auto kLoop = kReread, class... Args>
 cudaError_t launch_by_rows(const RowWork& work, cudaStream_t stream, const Args&... args) {
   const int64_t wanted = (blocks_of(work.cols) + kHeldBlocks - 1) / kHeldBlocks;
-  const bool held = work.whole && wanted <= work.most_threads;
-  LaunchShape shape = {work.rows > 0 ? work.rows : 1, static_cast<int>((wanted + 31) / 32 * 32),
-                       Start::kOverlapped};
+  const bool held = work.whole && work.rows > 0 && wanted <= work.most_threads;
+  LaunchShape shape = {work.rows, static_cast<int>((wanted + 31) / 32 * 32), Start::kOverlapped};
   if (!held) {
     if (shape.block > kRereadThreads) shape.block = kRereadThreads;
     shape.grid = persistent_grid(work.rows, blocks_per_sm<kReread>(shape.block, 0));
     if (work.cooperative) make_cooperative(shape);
-    return launch<kReread>(shape, stream, args..., false);
+    return launch<kReread>(shape, stream, args...);
   }
   if (work.cooperative) {
-    shape.grid = persistent_grid(work.rows, blocks_per_sm<kFew>(shape.block, 0));
+    shape.grid = persistent_grid(work.rows, blocks_per_sm<kLoop>(shape.block, 0));
     make_cooperative(shape);
-    return launch<kFew>(shape, stream, args..., shape.start == Start::kOverlapped);
+    return launch<kLoop>(shape, stream, args...);
   }
-  if (work.rows > sm_count()) return launch<kOnce>(shape, stream, args..., false);
-  return launch<kFew>(shape, stream, args..., work.rows <= kRehearsedRows);
+  return launch<kOnce>(shape, stream, args...);
 }
 
 template <bool kNorm, class Source>
 cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Source::Element>& norm,
                             const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream) {
   const RowWork work = RowWork::of(source, norm.weight, out.rows, watches_tensor(scale));
+  const RowPointer<uint8_t> to(out.rows);
+  const RowWidth width(source.cols);
+  if constexpr (kHasFew<Source>) {
+    const auto few = [&](auto kind) {
+      return launch<&fp8_row_kernel<Source, kNorm, Rows::kFew, kind>>(
+          work.few_shape(), stream, source, norm, width, scale, to, out.rows.vector, out.format);
+    };
+    if (work.few() && is_usual(source) && to.even && out.format == EightBit::kE4m3) {
+      if (scale.by_row && scale.kind == Fp8Scale::kAmax) {
+        return few(std::integral_constant<Fp8Case, Fp8Case::kComputed>());
+      }
+      if constexpr (kNorm) {
+        if (scale.kind == Fp8Scale::kTensor && scale.amax == nullptr) {
+          return few(std::integral_constant<Fp8Case, Fp8Case::kGiven>());
+        }
+      }
+    }
+  }
   return launch_by_rows<&fp8_row_kernel<Source, kNorm, Rows::kOnce>,
-                        &fp8_row_kernel<Source, kNorm, Rows::kFew>,
-                        &fp8_row_kernel<Source, kNorm, Rows::kReread>>(
-      work, stream, source, norm, RowWidth(source.cols), scale, RowPointer<uint8_t>(out.rows),
-      out.rows.vector, out.format);
+                        &fp8_row_kernel<Source, kNorm, Rows::kReread>,
+                        &fp8_row_kernel<Source, kNorm, Rows::kLoop>>(
+      work, stream, source, norm, width, scale, to, out.rows.vector, out.format);
 }
 
 // For a source that is quantized without a norm.

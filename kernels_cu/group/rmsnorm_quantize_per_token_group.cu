@@ -51,10 +51,10 @@ enum class GroupCase : int { kUsual, kAny, kDivided };
 // The norm, then one scale per group of 16 * 2^log_lanes neighbors.
 template <class Source, Rows kRows, GroupCase kCase>
 __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
-                                  kRows == Rows::kFew ? 1 : rows_per_sm<Source>(kHeldOf<kRows>))
+                                  rows_per_sm<Source>(kHeldOf<kRows>))
     norm_group_kernel(Source source, Normalize<typename Source::Element> norm, RowWidth width,
                       GroupNumerics numerics, GroupScales scales, ScalePlaces places, int log_lanes,
-                      bool padded, RowPointer<uint8_t> out, bool vector, bool rehearses) {
+                      bool padded, RowPointer<uint8_t> out, bool vector) {
   constexpr bool kHolds = kRows != Rows::kReread;
   constexpr bool kUsual = kCase == GroupCase::kUsual, kDivides = kCase == GroupCase::kDivided;
   if constexpr (kUsual) {
@@ -72,23 +72,19 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   // Each of two lanes of a group computes the scale of one of their blocks.
   const bool shares = kBlocks > 1 && (kUsual || lanes > 1);
   const int mine = shares ? threadIdx.x & 1 : 0;
-  bool rehearsal = kRows == Rows::kFew && rehearses;
 
   RowIndex<kHolds> r = blockIdx.x;
   passes.begin(r);
+  wait_for_previous();
+  let_next_begin();
 #pragma unroll 1
-  while (kRows == Rows::kOnce || r < source.rows) {
-    if (kRows == Rows::kFew) passes.width = rehearsal ? 0 : width.blocks;
-    if (!rehearsal) {
-      wait_for_previous();
-      let_next_begin();
-    }
+  while (kIsOnce<kRows> || r < source.rows) {
     const typename Source::Row row = source.row(r);
     passes.first(row, reduce, [](int, const Block<float>&) {});
     float amax[kBlocks];
     if constexpr (kHolds) groups_amax(passes.held, lanes, shares, amax);
     const float inverse = passes.inverse(passes.sum(reduce));
-    if (!rehearsal && threadIdx.x == 0) norm.inv_rms[r] = inverse;
+    if (threadIdx.x == 0) norm.inv_rms[r] = inverse;
     passes.second(row, [&](int begin, Block<float>(&values)[kBlocks]) {
       if constexpr (!kHolds) groups_amax(values, lanes, shares, amax);
       // Per group: the factor of its elements, or the reciprocal of its scale.
@@ -155,15 +151,12 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
         }
       });
     });
-    if (!rehearsal) {
-      if (padded) {
-        const int64_t batch = quotient(int64_t{r}, scales.rows);
-        zero_rest(scales, batch, r - batch * scales.rows);
-      }
-      if (kRows == Rows::kOnce) return;
-      r += gridDim.x;
+    if (padded) {
+      const int64_t batch = quotient(int64_t{r}, scales.rows);
+      zero_rest(scales, batch, r - batch * scales.rows);
     }
-    rehearsal = false;
+    if (kIsOnce<kRows>) return;
+    r += gridDim.x;
   }
 }
 
@@ -171,17 +164,24 @@ template <GroupCase kCase, class Source>
 cudaError_t launch_norm_group(const Source& source, const Normalize<typename Source::Element>& norm,
                               const GroupNumerics& numerics, const GroupOutput& out, int log_lanes,
                               cudaStream_t stream) {
-  // Only for many rows: with few rows, most of the time is latency.
   constexpr GroupCase kOthers = kCase == GroupCase::kUsual ? GroupCase::kAny : kCase;
   const RowWork work = RowWork::of(source, norm.weight, out.data, false);
   const GroupScales& s = out.scales;
   const bool padded = s.grid.stored_rows != s.rows ||
                       s.grid.stored_cols * (s.format == ScaleFormat::kPacked ? 4 : 1) != s.groups;
+  const RowWidth width(source.cols);
+  const RowPointer<uint8_t> to(out.data);
+  if constexpr (kCase == GroupCase::kUsual && kHasFew<Source>) {
+    if (work.few()) {
+      return launch<&norm_group_kernel<Source, Rows::kFew, kCase>>(
+          work.few_shape(), stream, source, norm, width, numerics, s, ScalePlaces(s), log_lanes,
+          padded, to, out.data.vector);
+    }
+  }
   return launch_by_rows<&norm_group_kernel<Source, Rows::kOnce, kCase>,
-                        &norm_group_kernel<Source, Rows::kFew, kOthers>,
                         &norm_group_kernel<Source, Rows::kReread, kOthers>>(
-      work, stream, source, norm, RowWidth(source.cols), numerics, s, ScalePlaces(s), log_lanes,
-      padded, RowPointer<uint8_t>(out.data), out.data.vector);
+      work, stream, source, norm, width, numerics, s, ScalePlaces(s), log_lanes, padded, to,
+      out.data.vector);
 }
 
 }  // namespace

@@ -257,6 +257,28 @@ def test_sums_of_many_groups(machine: Machine) -> None:
     _check(machine, sample, [(many_sms, False)])
 
 
+@pytest.mark.parametrize(
+    ("rows", "cols", "launches"), [(1, 7168, 1), (1, 16416, 1), (2, 48, 2), (3, 7176, 2)]
+)
+def test_one_gsa_of_one_normed_row_takes_one_launch(
+    machine: Machine, rows: int, cols: int, launches: int
+) -> None:
+    x, weight = randn(rows, cols), randn(cols)
+    keywords = {"granularity": "tensor"}
+    sample = Sample("rmsnorm_quantize_nvfp4", "", lambda _: ((x, weight), keywords))
+    before = machine.launches
+    _check(machine, sample, [(HOPPER, False)])
+    assert machine.launches == before + launches
+
+
+@pytest.mark.parametrize("cols", [16, 7168, 16384, 16400, 18432, 18448])
+def test_the_scale_of_one_row_is_that_of_the_tensor(machine: Machine, cols: int) -> None:
+    """In a thread block with one or two blocks of values per thread, or in a cluster."""
+    x = randn(1, cols)
+    sample = Sample("quantize_fp8", "", lambda _: ((x,), {"dtype": torch.float8_e4m3fn}))
+    _check(machine, sample, [(HOPPER, False)])
+
+
 def test_products_in_tiles_of_two_shapes(machine: Machine) -> None:
     """Two clusters take two of three tiles; the third one is split along k in a second launch."""
     (sample,) = (s for s in SAMPLES["nvfp4_linear"] if s.label == "tiles-250x600x192-bfloat16")
