@@ -240,18 +240,22 @@ def experts(results: Path) -> list[str]:
 
 def layers(results: Path) -> list[str]:
     """`Float8BlockwiseLinear` and training steps beside bf16."""
+    rows = [row for row in summary.read(results)["layers"]["rows"] if "backward" in row["name"]]
+    more = ["NVFP4", "times as long"] if any("nvfp4" in row for row in rows) else []
     return _table(
-        ("", "bf16", "FP8", "times as fast", "`NVFP4TrainingLinear`", "times as long"),
+        ("", "bf16", "FP8", "times as fast", *more),
         (
             (
                 row["name"],
                 *(f"{row[key] / 1000:.3g} ms" for key in ("bf16", "fp8")),
                 f"{row['ratio']:.2f}",
-                f"{row['nvfp4'] / 1000:.3g} ms" if row.get("nvfp4") else "",
-                f"{row['nvfp4'] / row['bf16']:.2f}" if row.get("nvfp4") else "",
+                *(
+                    (f"{row['nvfp4'] / 1000:.3g} ms", f"{row['nvfp4'] / row['bf16']:.2f}")
+                    if "nvfp4" in row
+                    else [""] * len(more)
+                ),
             )
-            for row in summary.read(results)["layers"]["rows"]
-            if "backward" in row["name"]
+            for row in rows
         ),
     ) + _origin(results, "layers")
 
