@@ -145,6 +145,8 @@ def _layers() -> list[Sample]:
         (5, 2, 7, 256, 256, "any"),
         (11, 2, 3, 80, 48, "one"),
         (4, 3, 4, 64, 32, "absent"),
+        (17, 2, 5, 48, 32, "absent"),  # more pairs than one warp sorts
+        (32, 1, 3, 48, 32, "one"),  # and as many
         (0, 2, 3, 32, 16, "any"),
     )
     for turn, ((rows, top_k, *shape, kind), dtype) in enumerate(itertools.product(shapes, DTYPES)):
@@ -189,5 +191,59 @@ def more_experts() -> list[Sample]:
         *(
             Sample("nvfp4_experts", f"wide-{d}", lambda v, d=d: wide(v, d), exact=False)
             for d in DTYPES
+        ),
+    ]
+
+
+def experts_in_tiles() -> list[Sample]:
+    """Experts with many rows, alone and beside others with few; for compute capability 9.0."""
+
+    def grouped(
+        device: torch.device | str, counts: list[int], n: int, cols: int, dtype: torch.dtype
+    ) -> Arguments:
+        ends = torch.tensor(counts).cumsum(0).tolist()
+        return _grouped_arguments(device, 0, ends, ends[-1] + 3, n, cols, dtype)
+
+    def mixed(
+        device: torch.device | str,
+        rows: int,
+        top_k: int,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+    ) -> Arguments:
+        ids = routed(rows, top_k, shape[0], "absent")
+        ids[: rows // 2, 0] = 1
+        return layer(rows, shape, ids, dtype, device)
+
+    bf16, fp16 = DTYPES
+    products = (
+        ([130, 0, 60, 100, 190, 250, 300], 130, 128, bf16),  # tiles of each number of columns
+        ([70, 3, 300], 66, 64, fp16),
+        ([20, 1, 50, 16, 17], 257, 192, fp16),
+    )
+    layers = (
+        (40, 2, (3, 192, 64), bf16),
+        (40, 1, (8, 64, 128), fp16),
+        (130, 2, (3, 64, 64), bf16),
+        (110, 2, (3, 64, 32), fp16),
+    )
+    return [
+        *(
+            Sample(
+                "nvfp4_grouped_linear",
+                f"tiles-{max(counts)}x{n}x{cols}-{dtype}",
+                functools.partial(grouped, counts=counts, n=n, cols=cols, dtype=dtype),
+                exact=False,
+            )
+            for counts, n, cols, dtype in products
+        ),
+        *(
+            Sample(
+                "nvfp4_experts",
+                f"tiles-{rows}x{top_k}of{shape}-{dtype}",
+                functools.partial(mixed, rows=rows, top_k=top_k, shape=shape, dtype=dtype),
+                exact=False,
+            )
+            for rows, top_k, shape, dtype in layers
         ),
     ]

@@ -36,6 +36,8 @@ struct TileOutput {
 };
 
 constexpr int kBand = 16;
+template <class Shape>
+constexpr int kBoxRows = Shape::kRows / 4 < 32 ? 32 : Shape::kRows / 4;  // copied at once
 
 #if defined(JITQUANT_HAS_WARPGROUPS)
 
@@ -46,6 +48,8 @@ struct ExpertWalk {
   const int* before;  // (experts + 1,): tiles of x before each expert's
   int experts, tiles_of_weights;
   int expert, row, end, w_tile;  // of the tile: its expert, rows of x, and place in W
+
+  __device__ __forceinline__ int rows() const { return end - row; }
 
   __device__ __forceinline__ bool at(int index) {
     if (index >= before[experts] * tiles_of_weights) return false;
@@ -62,8 +66,12 @@ struct ExpertWalk {
     const int all = before[low + 1] - before[low], rest = index - before[low] * tiles_of_weights;
     const int per = kBand * tiles_of_weights, band = rest / per, own = rest - band * per;
     const int height = min(all - band * kBand, kBand);
-    expert = low, end = ends[low];
-    row = (low == 0 ? 0 : ends[low - 1]) + (band * kBand + own % height) * Shape::kRows;
+    // Tiles of nearly equal rows: those of few are multiplied by fewer columns.
+    const int begin = low == 0 ? 0 : ends[low - 1], last = ends[low];
+    const int each = ((last - begin + all - 1) / all + 7) / 8 * 8;
+    expert = low;
+    row = begin + (band * kBand + own % height) * each;
+    end = min(row + each, last);
     w_tile = own / height;
     return true;
   }
@@ -119,20 +127,21 @@ __device__ __forceinline__ void copy_expert_stages(const ExpertWeights& w, const
                                                    const TensorMap& x_map, ExpertWalk<Shape>& walk,
                                                    const StagesAt& at, int first, int step,
                                                    int stages) {
-  constexpr int kHalf = Shape::kRows / 2, kWords = Shape::kDepth / 64;
+  constexpr int kBoxes = Shape::kRows / kBoxRows<Shape>, kWords = Shape::kDepth / 64;
   constexpr int kBlock = kActivate ? Shape::kWeights / 2 : Shape::kWeights;
   const int words = w.cols / 64, bound = kActivate ? w.rows / 2 : w.rows;
   Ring<Shape::kStages> ring;
   for (int tile = first; walk.at(tile); tile += step) {
     const int first_row = (walk.w_tile * 2 + at.rank) * kBlock;
     const int64_t of_expert = static_cast<int64_t>(walk.expert) * w.rows;
+    const int boxes = (walk.rows() + kBoxRows<Shape> - 1) / kBoxRows<Shape>;
 #pragma unroll 1
     for (int s = 0; s < stages; ++s, ring.next()) {
       const uint32_t stage = at.ring + ring.stage * Shape::kStage, full = at.full + 8 * ring.stage;
       wait_for(at.empty + 8 * ring.stage, ring.parity ^ 1);
       if (threadIdx.x == 0) {
         const int column = s * (Shape::kDepth / 2), row = static_cast<int>(of_expert) + first_row;
-        expect_bytes(full, Shape::kX + Shape::kCodes);
+        expect_bytes(full, boxes * (Shape::kX / kBoxes) + Shape::kCodes);
         copy_own_tile(stage + Shape::kCodesAt, &codes, column, row, full);
         if constexpr (kActivate) {
           copy_own_tile(stage + Shape::kCodesAt + Shape::kCodes / 2, &codes, column,
@@ -140,8 +149,11 @@ __device__ __forceinline__ void copy_expert_stages(const ExpertWeights& w, const
         }
 #pragma unroll
         for (int h = 0; h < Shape::kDepth / 64; ++h) {
-          copy_tile(stage + h * Shape::kRows * 128 + at.rank * kHalf * 128, &x_map,
-                    s * Shape::kDepth + h * 64, walk.row + at.rank * kHalf, full, 3);
+          // Each block copies every second box for both.
+          for (int box = at.rank; box < boxes; box += 2) {
+            copy_tile(stage + (h * kBoxes + box) * kBoxRows<Shape> * 128, &x_map,
+                      s * Shape::kDepth + h * 64, walk.row + box * kBoxRows<Shape>, full, 3);
+          }
         }
       }
 #pragma unroll
@@ -170,6 +182,8 @@ __device__ __forceinline__ void store_expert_sums(const TileOutput& to, const So
                                                   const float (&gsa)[2], int row0, int end, int n) {
   if (n >= to.cols) return;
   const bool second = n + 1 < to.cols;
+  const bool pairs =
+      to.cols % 2 == 0 && reinterpret_cast<uintptr_t>(to.out) % (2 * sizeof(Out)) == 0;
 #pragma unroll
   for (int j = 0; j < kSums / 4; ++j) {
 #pragma unroll
@@ -187,6 +201,14 @@ __device__ __forceinline__ void store_expert_sums(const TileOutput& to, const So
         if (to.x_gsa != nullptr) {
           const float x_gsa = to.x_gsa[row * to.x_gsa_stride];
           y[0] = mul_rn(y[0], x_gsa), y[1] = mul_rn(y[1], x_gsa);
+        }
+        if (pairs) {
+          if constexpr (sizeof(Out) == 4) {
+            *reinterpret_cast<float2*>(out) = make_float2(y[0], y[1]);
+          } else {
+            *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
+          }
+          continue;
         }
         out[0] = from_float<Out>(y[0]);
         if (second) out[1] = from_float<Out>(y[1]);
@@ -209,7 +231,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
   const StagesAt at = begin_stages<Shape>(tiles, barriers);
-  const int group = threadIdx.x >> 7;
+  const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0);  // the compiler sees that lanes agree
   const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
   const int stages = (w.cols + Shape::kDepth - 1) / Shape::kDepth;
   int* const ends = reinterpret_cast<int*>(tiles + Shape::kShared);
@@ -244,55 +266,73 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     constexpr int kPairs = Shape::kDepth / 32;  // of k-steps of 16
     constexpr int kScaleWords = kPairs / 2;     // per stage and row
     const int own_row = across * 64 + warp * 16 + 2 * g;
-    int code_rows[2];
-    uint32_t codes_at[2];
+    uint32_t codes_at[2][kPairs];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      code_rows[h] = kActivate ? h * (Shape::kWeights / 2) + own_row / 2 : own_row + h;
-      codes_at[h] = at.ring + Shape::kCodesAt + code_rows[h] * (Shape::kDepth / 2);
+      const int row = kActivate ? h * (Shape::kWeights / 2) + own_row / 2 : own_row + h;
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        codes_at[h][p] = kept(at.ring + Shape::kCodesAt + row * (Shape::kDepth / 2) +
+                              swizzled_piece<Shape>(row, p) * 16);
+      }
     }
     Ring<Shape::kStages> ring;
-    for (int i = first; walk.at(i); i += step) {
-      float d[Shape::kSums];
+    // Multiplies the current tile, of at most 2 * kSums rows of x.
+    const auto multiply = [&](auto sums) {
+      float d[decltype(sums)::value];
 #pragma unroll
-      for (int j = 0; j < Shape::kSums; ++j) d[j] = 0.0f;
+      for (float& sum : d) sum = 0.0f;
       int previous = -1;
-#pragma unroll 1
-      for (int s = 0; s < stages; ++s, ring.next()) {
-        const uint32_t stage = ring.stage * Shape::kStage;
-        wait_for(at.full + 8 * ring.stage, ring.parity);
-        uint32_t a[2][8], words[2][2][4], scales[2][2];
-        const auto fetch = [&](int p) {
+      uint32_t a[2][8], words[2][2][4], scale_bytes[2][kScaleWords], scales[2][2];
+      const auto fetch = [&](uint32_t stage, int p) {
+        if (p == 0) load_scales<Shape>(at.ring + stage, own_row, 0, scale_bytes);
 #pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            load_shared_16(codes_at[h] + stage + swizzled_piece<Shape>(code_rows[h], p) * 16,
-                           words[p & 1][h]);
-          }
-        };
-        uint32_t scale_bytes[2][kScaleWords];
-        load_scales<Shape>(at.ring + stage, own_row, 0, scale_bytes);
-        fetch(0);
+        for (int h = 0; h < 2; ++h) load_shared_16(codes_at[h][p] + stage, words[p & 1][h]);
+      };
+      const auto prepare = [&](int p) {
+        uint32_t own_scales[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (p % 2 == 0) neighboring_scales<T>(scale_bytes[h][p / 2], scales[h]);
+          own_scales[h] = scales[h][p & 1];
+        }
+        decode<T>(words[p & 1], own_scales, select, a[p & 1]);
+      };
+      wait_for(at.full + 8 * ring.stage, ring.parity);
+      fetch(ring.stage * Shape::kStage, 0);
+      fetch(ring.stage * Shape::kStage, 1);
+      prepare(0);
+#pragma unroll 1
+      for (int s = 0; s < stages; ++s) {
+        const int own_stage = ring.stage;
+        const uint32_t stage = own_stage * Shape::kStage;
+        const bool next = s + 1 < stages;
+        ring.next();
+        // As in nvfp4_linear_tiles_kernel.
 #pragma unroll
         for (int p = 0; p < kPairs; ++p) {
-          if (p + 1 < kPairs) fetch(p + 1);
-          uint32_t own_scales[2];
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            if (p % 2 == 0) neighboring_scales<T>(scale_bytes[h][p / 2], scales[h]);
-            own_scales[h] = scales[h][p & 1];
-          }
-          uint32_t (&f)[8] = a[p & 1];
-          decode<T>(words[p & 1], own_scales, select, f);
+          const uint32_t (&f)[8] = a[p & 1];
           const uint64_t b =
               tile_descriptor(at.ring + stage + (p / 2) * Shape::kRows * 128) + (p % 2) * 4;
           begin_products();
           multiply_tiles<T>(d, f[0], f[1], f[2], f[3], b, 1);
           multiply_tiles<T>(d, f[4], f[5], f[6], f[7], b + 2, 1);
           end_products();
+          if (p + 2 < kPairs) {
+            fetch(stage, p + 2);
+          } else if (next) {
+            if (p + 2 == kPairs) wait_for(at.full + 8 * ring.stage, ring.parity);
+            fetch(ring.stage * Shape::kStage, p + 2 - kPairs);
+          }
           wait_for_products<1>();
           if (p == 0 && previous >= 0) release_stage<Shape>(at, previous);
+          if (p + 1 < kPairs) {
+            prepare(p + 1);
+          } else if (next) {
+            prepare(0);
+          }
         }
-        previous = ring.stage;
+        previous = own_stage;
       }
       wait_for_products<0>();
       release_stage<Shape>(at, previous);
@@ -311,6 +351,24 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         store_expert_sums<float, false>(to, rows, d, back, gsa, walk.row, walk.end, n);
       } else {
         store_expert_sums<T, false>(to, rows, d, back, gsa, walk.row, walk.end, n);
+      }
+    };
+    for (int i = first; walk.at(i); i += step) {
+      const auto as = [&](auto columns) {
+        multiply(std::integral_constant<int, decltype(columns)::value / 2>());
+      };
+      if constexpr (Shape::kRows < 256) {
+        as(std::integral_constant<int, Shape::kRows>());
+      } else if (walk.rows() <= 64) {
+        as(std::integral_constant<int, 64>());
+      } else if (walk.rows() <= 128) {
+        as(std::integral_constant<int, 128>());
+      } else if (walk.rows() <= 160) {
+        as(std::integral_constant<int, 160>());
+      } else if (walk.rows() <= 192) {
+        as(std::integral_constant<int, 192>());
+      } else {
+        as(std::integral_constant<int, 256>());
       }
     }
   }
@@ -354,26 +412,35 @@ __global__ void __launch_bounds__(kSortWarps * 32)
   let_next_begin();
   __syncthreads();
   const auto expert_at = [&](int pair) {
-    const int64_t id = pair >= pairs ? -1
-                       : wide        ? __ldcg(static_cast<const int64_t*>(ids) + pair)
-                                     : __ldcg(static_cast<const int32_t*>(ids) + pair);
+    const int64_t id = wide ? __ldcg(static_cast<const int64_t*>(ids) + pair)
+                            : __ldcg(static_cast<const int32_t*>(ids) + pair);
     return id >= 0 && id < experts ? static_cast<int>(id) : -1;
   };
   const int share = (pairs + kThreads - 1) / kThreads * 32, from = warp * share;
   const int past = min(from + share, pairs);
   int* const own_counts = counts + warp * experts;
+  constexpr int kAtOnce = 4;  // ids that a lane loads before it needs the first
   const auto walk = [&](auto&& visit) {
-    for (int first = from; first < past; first += 32) {
-      const int expert = expert_at(first + lane);
-      const uint32_t alike = __match_any_sync(~0u, expert);
-      const int before = __popc(alike & ((1u << lane) - 1u));
-      const int count = expert >= 0 ? own_counts[expert] : 0;
-      __syncwarp();
-      if (expert >= 0) {
-        visit(first + lane, expert, count + before);
-        if (before == 0) own_counts[expert] = count + __popc(alike);
+    for (int first = from; first < past; first += 32 * kAtOnce) {
+      int loaded[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int pair = first + 32 * i + lane;
+        loaded[i] = pair < past ? expert_at(pair) : -1;
       }
-      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int expert = loaded[i];
+        const uint32_t alike = __match_any_sync(~0u, expert);
+        const int before = __popc(alike & ((1u << lane) - 1u));
+        const int count = expert >= 0 ? own_counts[expert] : 0;
+        __syncwarp();
+        if (expert >= 0) {
+          visit(first + 32 * i + lane, expert, count + before);
+          if (before == 0) own_counts[expert] = count + __popc(alike);
+        }
+        __syncwarp();
+      }
     }
   };
   walk([](int, int, int) {});
@@ -448,7 +515,7 @@ cudaError_t launch_expert_tiles_as(const ExpertWeights& w, const LinearOperand& 
   if (!encode_map(codes, CU_TENSOR_MAP_DATA_TYPE_UINT8, w.codes, w.cols / 2,
                   static_cast<int64_t>(w.experts) * w.rows, w.cols / 2, Shape::kDepth / 2, kBox,
                   Shape::kDepth / 2) ||
-      !encode_map(x_map, kType, x.data, x.cols, x.rows, x.stride * 2, 64, Shape::kRows / 2, 128)) {
+      !encode_map(x_map, kType, x.data, x.cols, x.rows, x.stride * 2, 64, kBoxRows<Shape>, 128)) {
     return cudaErrorInvalidValue;
   }
   constexpr auto kKernel = &nvfp4_expert_tiles_kernel<T, Shape, kActivate>;
@@ -459,7 +526,10 @@ cudaError_t launch_expert_tiles_as(const ExpertWeights& w, const LinearOperand& 
   return launch<kKernel>(shape, stream, w, rows, codes, x_map, to);
 }
 
-// With many rows per expert, larger tiles decode the weights less often.
+// With many rows per expert, larger tiles decode the weights less often. Next to their stages there
+// is room for the ends of so many experts.
+constexpr int kMostOfTall = 768;
+
 template <class T, bool kActivate>
 cudaError_t launch_expert_tiles(const ExpertWeights& w, const LinearOperand& x,
                                 const SortedRows& rows, const TileOutput& to, cudaStream_t stream) {
@@ -467,9 +537,8 @@ cudaError_t launch_expert_tiles(const ExpertWeights& w, const LinearOperand& x,
     return launch_expert_tiles_as<T, decltype(shape), kActivate>(w, x, rows, to, stream);
   };
   const int64_t experts = w.experts;
-  return x.rows > 192 * experts  ? launch(TileShape<256, 2, 1, 128, 3>())
-         : x.rows > 64 * experts ? launch(TileShape<128, 2, 1, 128, 5>())
-                                 : launch(TileShape<64, 4, 1, 128, 6>());
+  return x.rows > 64 * experts && experts <= kMostOfTall ? launch(TileShape<256, 2, 1, 128, 3>())
+                                                         : launch(TileShape<64, 4, 1, 128, 6>());
 }
 
 // Whether the tile kernels take these weights on the current device: TMA needs rows that are a

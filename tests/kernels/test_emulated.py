@@ -31,6 +31,7 @@ from samples import (
     poisoned_buffers,
     randn,
 )
+from samples_experts import experts_in_tiles
 from samples_linear import packed
 from torch import Tensor
 
@@ -221,6 +222,12 @@ def test_products_in_tiles(machine: Machine, checked: set[str]) -> None:
     assert all(tiles.values()), tiles
     assert [ran for name, ran in machine.kernels().items() if "decode_rows" in name] == [True]
     checked.add("tiles")
+
+
+def test_experts_in_tiles(machine: Machine, checked: set[str]) -> None:
+    for sample in experts_in_tiles():
+        _check(machine, sample, [(HOPPER, False), (TWO_CLUSTERS, True)])
+    checked.add("experts in tiles")
 
 
 def test_products_of_few_rows_on_every_device(machine: Machine) -> None:
@@ -674,16 +681,8 @@ def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None
     checked.add("functions")
 
 
-#: For many rows of experts, by warpgroups: tests/gpu/test_experts.py runs them, the emulation not.
-ON_A_GPU_ALONE = ("nvfp4_expert_tiles_kernel", "nvfp4_sort_pairs_kernel")
-
-
 def test_every_kernel_has_run(machine: Machine, checked: set[str]) -> None:
-    if not checked >= {*OPS, *FAMILIES, "functions", "tiles"}:
+    if not checked >= {*OPS, *FAMILIES, "functions", "tiles", "experts in tiles"}:
         pytest.skip("tells something only after all other tests of this file")
-    left = sorted(
-        name
-        for name, launched in machine.kernels().items()
-        if not launched and not any(kernel in name for kernel in ON_A_GPU_ALONE)
-    )
+    left = sorted(name for name, launched in machine.kernels().items() if not launched)
     assert not left, f"no case of emulated_cases.py launches {' or '.join(left)}"

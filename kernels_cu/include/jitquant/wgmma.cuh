@@ -191,6 +191,43 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
         JITQUANT_SUMS_16(d, 48)                                                           \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
+#define JITQUANT_WGMMA_160(types, order)                                                  \
+  asm volatile(                                                                           \
+      "{\n"                                                                               \
+      " .reg .pred add;\n"                                                                \
+      " setp.ne.b32 add, %85, 0;\n"                                                       \
+      " wgmma.mma_async.sync.aligned.m64n160" types                                       \
+      " "                                                                                 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "  \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, " \
+      "{%80, %81, %82, %83}, %84, add, 1, 1" order                                        \
+      ";\n"                                                                               \
+      "}"                                                                                 \
+      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
+        JITQUANT_SUMS_16(d, 48), JITQUANT_SUMS_16(d, 64)                                  \
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
+#define JITQUANT_WGMMA_192(types, order)                                                  \
+  asm volatile(                                                                           \
+      "{\n"                                                                               \
+      " .reg .pred add;\n"                                                                \
+      " setp.ne.b32 add, %101, 0;\n"                                                      \
+      " wgmma.mma_async.sync.aligned.m64n192" types                                       \
+      " "                                                                                 \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "  \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "  \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, " \
+      "{%96, %97, %98, %99}, %100, add, 1, 1" order                                       \
+      ";\n"                                                                               \
+      "}"                                                                                 \
+      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
+        JITQUANT_SUMS_16(d, 48), JITQUANT_SUMS_16(d, 64), JITQUANT_SUMS_16(d, 80)         \
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
 #define JITQUANT_WGMMA_256(types, order)                                                           \
   asm volatile(                                                                                    \
       "{\n"                                                                                        \
@@ -237,6 +274,10 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[kSums], uint32_t a0, u
     JITQUANT_WGMMA(64)
   } else if constexpr (kSums == 64) {
     JITQUANT_WGMMA(128)
+  } else if constexpr (kSums == 80) {
+    JITQUANT_WGMMA(160)
+  } else if constexpr (kSums == 96) {
+    JITQUANT_WGMMA(192)
   } else {
     static_assert(kSums == 128, "columns of wgmma");
     JITQUANT_WGMMA(256)
