@@ -38,6 +38,8 @@ struct GroupRouting {
   int experts, top_k;
   bool of_tokens;  // a row of x serves top_k pairs
   int most;        // rows of an expert, if this launch multiplies them
+  uint4* tables;   // in global memory, or null: if is_sorted, what an earlier launch of the same
+  bool is_sorted;  // rows has stored there, else where to store it
 };
 
 JITQUANT_HD int most_groups(int count, int experts) {
@@ -201,6 +203,21 @@ __device__ __forceinline__ void sort_rows(const GroupRouting& r, const GroupTabl
     }
     __syncthreads();
   }
+}
+
+// Sorts the rows, or loads what an earlier launch has stored.
+__device__ __forceinline__ void route(const GroupRouting& r, const GroupTables& t,
+                                      unsigned char* scratch) {
+  uint4* const own = reinterpret_cast<uint4*>(t.total);
+  const int words = table_bytes(r.count, r.experts) / 16;
+  if (r.is_sorted) {
+    for (int i = thread_index(); i < words; i += thread_count()) own[i] = __ldcg(r.tables + i);
+    __syncthreads();
+    return;
+  }
+  sort_rows(r, t, scratch);
+  if (r.tables == nullptr || blockIdx.x != 0) return;
+  for (int i = thread_index(); i < words; i += thread_count()) r.tables[i] = own[i];
 }
 
 // A contiguous range of tiles.

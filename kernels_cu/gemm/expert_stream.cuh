@@ -207,17 +207,24 @@ class TileStream {
         place_.codes + static_cast<int64_t>(lane_row) * pitch + piece * 16 + kWhich * kSegment / 2;
     const Shared to = stage + lane_row * 128 + code_piece(lane_row, piece) * 16;
     const int64_t four = static_cast<int64_t>(pitch) * 4;
-    const bool whole = place_.high - place_.low == kTile;
+    const auto copy_rows = [&](auto&& there) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (whole || there(4 * i + lane_row)) {
-        copy_16(to + i * 512,
-                i < 2 ? from + i * four : from + places_.second_codes() + (i - 2) * four);
+      for (int i = 0; i < 4; ++i) {
+        if (there(4 * i + lane_row)) {
+          copy_16(to + i * 512,
+                  i < 2 ? from + i * four : from + places_.second_codes() + (i - 2) * four);
+        }
       }
-    }
-    const int row = lane();
-    if (row < kTile && (whole || there(row))) {
-      copy_16(stage + kScalesAt + row * 16, scales_at(row) + kWhich * (kSegment / 16));
+      const int row = lane();
+      if (row < kTile && there(row)) {
+        copy_16(stage + kScalesAt + row * 16, scales_at(row) + kWhich * (kSegment / 16));
+      }
+    };
+    // Nearly all tiles are whole. They have no row to ask about.
+    if (place_.high - place_.low == kTile) {
+      copy_rows([](int) { return true; });
+    } else {
+      copy_rows([&](int row) { return there(row); });
     }
   }
   __device__ __forceinline__ const uint8_t* codes_at(int row) const {

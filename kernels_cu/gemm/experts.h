@@ -51,7 +51,7 @@ struct ExpertLayer {
 // it needs, each aligned to 128 bytes.
 struct ExpertScratch {
   int64_t window;
-  int64_t activations;  // (window * top_k, I) in x's dtype
+  int64_t activations;  // (window * top_k, I) in x's dtype, then the order of the sorted pairs
   int64_t partials;     // (window * top_k, H); none for one row
   int64_t sorted;       // if tile kernels multiply: x, activations and places of the sorted pairs
 };

@@ -94,7 +94,14 @@ struct GroupJob {
     using Way = WayTraits<kWay>;
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     float* const to_sums = sums + (tile * plan.units + own) * Way::kSums;
-    if constexpr (Way::kAfter) {
+    if constexpr (Way::kAfter && kOneToken) {
+      const float undo = __shfl_sync(~0u, own_undo, 0);
+      const float one = sum_of_columns(acc[0]), two = sum_of_columns(acc[2]);
+      if (t == 0 && own < plan.units) {
+        to_sums[g] = mul_rn(one, undo);
+        to_sums[g + 8] = mul_rn(two, undo);
+      }
+    } else if constexpr (Way::kAfter) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) acc[i] = sum_of_columns(acc[i]);
       const float undo[2] = {__shfl_sync(~0u, own_undo, 0), __shfl_sync(~0u, own_undo, 4)};
@@ -202,7 +209,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
       tables.groups[i] = {expert_of(routing, i), 1u << 1 | 1u};
     }
   } else {
-    sort_rows(routing, tables, tiles);  // the rings are not in use yet
+    route(routing, tables, tiles);  // the rings are not in use yet
     own = tiles_of_block<Job::kEither>(tables, layout.tiles);
   }
   if (thread_index() == 0) begin_block(own);
@@ -672,7 +679,7 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
     if (x.scales != nullptr) part.scales = x.scales + first * blocks;
     const GroupRouting routing = {given.offsets, nullptr,   given.wide, static_cast<int>(rows),
                                   first,         w.experts, 1,          false,
-                                  most};
+                                  most,          nullptr,   false};
     const GroupOutput output = {static_cast<uint8_t*>(to.out) + first * out_bytes,
                                 to.dtype,
                                 w.rows,
@@ -704,8 +711,9 @@ LayerWay way_of(const ExpertWeights& up, const ExpertWeights& down, const Linear
   return LayerWay::kGroups;
 }
 
-// Elements of the products of one set of launches by tiles, 512 MiB in fp32.
-constexpr int64_t kMostTiled = int64_t{1} << 27;
+// Elements of the products of one set of launches by tiles, 1 GiB in fp32. Sets of fewer rows would
+// decode the weights more often.
+constexpr int64_t kMostTiled = int64_t{1} << 28;
 
 int64_t floats_of(int64_t elements) {
   return (elements / 2 + 31) / 32 * 32;  // 128-byte aligned
@@ -761,7 +769,9 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
         up.experts,
         top_k,
         true,
-        way == LayerWay::kGroups ? std::numeric_limits<int>::max() : kMostOfGroups};
+        way == LayerWay::kGroups ? std::numeric_limits<int>::max() : kMostOfGroups,
+        reinterpret_cast<uint4*>(layer.activations + floats_of(pairs * down.cols)),
+        false};
     GroupOutput between = {layer.activations, x.dtype, down.cols, true, nullptr, 0, {}};
     // Bulk prefetches need this alignment.
     if (down.cols % kSegment == 0 && apart_by_16(down.codes, 0) && apart_by_16(down.scales, 0)) {
@@ -789,7 +799,7 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
     if (way != LayerWay::kTiles) {
       cudaError_t error = launch_groups<Input, false>(up, part, routing, between, stream);
       if (error != cudaSuccess) return error;
-      routing.of_tokens = false;
+      routing.of_tokens = false, routing.is_sorted = true;
       const GroupOutput partials = {
           layer.partials, DType::kFloat32, down.rows, false, nullptr, 0, {}};
       error = launch_groups<Input, false>(down, h, routing, partials, stream);
@@ -821,9 +831,13 @@ ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
 #endif
   const int64_t tiled = kMostTiled / (down.rows * static_cast<int64_t>(top_k));
   const int64_t most = way == LayerWay::kTiles && tiled > 0 ? tiled : most_sorted() / top_k;
-  const int64_t rows = x.rows < most ? x.rows : most, pairs = rows * top_k;
+  const int64_t sets = x.rows > most ? (x.rows + most - 1) / most : 1;
+  const int64_t rows = (x.rows + sets - 1) / sets, pairs = rows * top_k;
   ExpertScratch scratch = {rows, 0, 0, 0};
-  if (way != LayerWay::kTiles) scratch.activations = floats_of(pairs * down.cols);
+  if (way != LayerWay::kTiles) {
+    const int sorted = table_bytes(static_cast<int>(pairs), up.experts) / 4;
+    scratch.activations = floats_of(pairs * down.cols) + sorted;
+  }
   if (x.rows > 1) scratch.partials = pairs * down.rows;
   if (way != LayerWay::kGroups) {
     scratch.sorted =
