@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 import jitquant
-from jitquant.nn import _nvfp4_mm
+from jitquant.nn import NVFP4TrainingLinear, _nvfp4_mm
 
 from .helpers import spread, sqnr
 
@@ -88,6 +88,28 @@ def test_what_is_called_on_sm_100(
     odd = jitquant.quantize_weight_nvfp4(randn(72, 96))
     _nvfp4_mm.nvfp4_mm(x, odd, None, torch.bfloat16)
     assert len(calls) == 1  # 72 rows are not what cuBLASLt takes
+
+
+def test_the_products_of_a_training_step_on_sm_100(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(out: Tensor, *, output_dtype: torch.dtype, **arguments: Any) -> None:
+        calls.append(output_dtype)
+        out.copy_(as_cublas_reads_nvfp4(arguments))
+
+    calls: list[torch.dtype] = []
+    layer = NVFP4TrainingLinear(64, 96, bias=False, dtype=torch.float32)
+    found = []
+    for there in (False, True):
+        monkeypatch.setattr(_nvfp4_mm, "has_nvfp4", lambda device, there=there: there)
+        monkeypatch.setattr(_nvfp4_mm, "scaled_mm_into", read)
+        layer.seed_rounding(1)
+        layer.weight.grad = None
+        x = randn(32, 64, dtype=torch.float32).requires_grad_()
+        y = layer(x)
+        y.backward(randn(32, 96, dtype=torch.float32, seed=1))
+        found.append((y.detach(), x.grad, layer.weight.grad))
+    assert calls == [torch.float32] * 3
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_what_scaled_mm_hands_on(monkeypatch: pytest.MonkeyPatch) -> None:
