@@ -27,6 +27,8 @@ def _raw_kernels(us: float) -> dict[str, Any]:
             "of_floor": 1 / 3,
             "plain_us": 7.0 if op == "b" else None,
             "peers": {"vllm": None, "flashinfer": 9.0 - m if op == "b" else None},
+            "behind_us": us + 2 * m if m == 1 else None,
+            "peers_behind": {"flashinfer": 7.5} if (op, m) == ("b", 1) else {},
             "host_us": 1.0,
         }
         for op in ("b", "a")
@@ -53,12 +55,15 @@ def test_a_section_has_what_the_documents_show() -> None:
                 "of_floor": [0.333333, 0.333333],
                 "plain_us": [7.0, 7.0],
                 "peer_us": [8.0, -7.0],
+                "behind_us": [3.5, None],
+                "peer_behind_us": [7.5, None],
             },
             {
                 "op": "a",
                 "us": [2.5, 17.5],
                 "sustained_us": [3.0, 3.0],
                 "of_floor": [0.333333, 0.333333],
+                "behind_us": [3.5, None],
             },
         ],
     }

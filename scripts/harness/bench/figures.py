@@ -136,16 +136,23 @@ def main_ops(results: Path) -> list[str]:
 
 
 def peers(results: Path) -> list[str]:
-    """How many times as fast as the best peer each op is that has one."""
+    """How many times as fast as the best peer each op is that has one; if timed, behind too."""
     rows, calls = _rows(results, "kernels-fp8"), _calls()
+    ops = [op for op in calls if any(goals.best_peer(rows, *at) for at in rows if at[0] == op)]
+    behind = [m for m in goals.SIZES if any(rows[op, m].get("peer_behind_us") for op in ops)]
 
-    def ratio(op: str, m: int) -> str:
-        peer = goals.best_peer(rows, op, m)
-        return f"{peer / rows[op, m]['us']:.2f}" if peer else ""
+    def ratio(peer: float | None, us: float | None) -> str:
+        return f"{peer / us:.2f}" if peer and us else ""
+
+    def cells(op: str) -> Iterable[str]:
+        for m in goals.SIZES:
+            yield ratio(goals.best_peer(rows, op, m), rows[op, m]["us"])
+        for m in behind:
+            yield ratio(rows[op, m].get("peer_behind_us"), rows[op, m].get("behind_us"))
 
     return _table(
-        ("times as fast, at M =", *map(str, goals.SIZES)),
-        ((f"`{calls[op]}`", *(ratio(op, m) for m in goals.SIZES)) for op in goals.PEERS),
+        ("times as fast, at M =", *map(str, goals.SIZES), *(f"{m}, behind" for m in behind)),
+        ((f"`{calls[op]}`", *cells(op)) for op in ops),
     )
 
 

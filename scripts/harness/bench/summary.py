@@ -140,15 +140,17 @@ def _kernels(record: Record) -> Record:
     rows = record["rows"]
     sizes = sorted({row["m"] for row in rows})
 
-    def best_peer(row: Record) -> float | None:
-        return min((us for us in row["peers"].values() if us is not None), default=None)
+    def best_of(peers: Record) -> float | None:
+        return min((us for us in peers.values() if us is not None), default=None)
 
     quantities: dict[str, Callable[[Record], float | None]] = {
         "us": lambda row: row["us"],
         "sustained_us": lambda row: row["sustained_us"],
         "of_floor": lambda row: row["of_floor"],
         "plain_us": lambda row: row["plain_us"],
-        "peer_us": best_peer,
+        "peer_us": lambda row: best_of(row["peers"]),
+        "behind_us": lambda row: row.get("behind_us"),
+        "peer_behind_us": lambda row: best_of(row.get("peers_behind", {})),
     }
     made = []
     for op in dict.fromkeys(row["op"] for row in rows):
