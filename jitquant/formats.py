@@ -83,7 +83,7 @@ MAX_PARTIALS: Final = 2048
 Granularity = Literal["tensor", "row"]
 FP8Granularity = Literal["tensor", "row", "1x128", "128x128"]
 ScaleLayout = Literal["linear", "swizzled_128x4"]
-Recipe = Literal["te", "vllm"]
+Recipe = Literal["te", "vllm", "te_flush"]
 WeightBlock = Literal["1x16", "16x16"]
 DeinterleaveOp = Literal["select", "swiglu"]
 
@@ -97,7 +97,8 @@ SCALE_LAYOUTS: Final[tuple[str, ...]] = get_args(ScaleLayout)
 """Row major, or the 128x4 tiles that cuBLASLt's block-scaled matrix multiplication reads."""
 
 RECIPES: Final[tuple[str, ...]] = get_args(Recipe)
-"""TransformerEngine's arithmetic (the default), or that of vLLM, SGLang and FlashInfer."""
+"""TransformerEngine's arithmetic (the default), that of vLLM, SGLang and FlashInfer, or the first
+with code 0 in blocks whose scale underflows, as the second has it."""
 
 WEIGHT_BLOCKS: Final[tuple[str, ...]] = get_args(WeightBlock)
 """Elements of a weight that share one scale."""

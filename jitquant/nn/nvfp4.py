@@ -113,7 +113,7 @@ class NVFP4Linear(QuantizedModule):
             device: default is PyTorch's.
             dtype: of the bias, and of what `run_from_quantized` returns; default is PyTorch's.
             granularity: of the activations that `forward` quantizes: "tensor" or "row".
-            recipe: "te" or "vllm", for weight and activations.
+            recipe: "te", "vllm" or "te_flush", for weight and activations.
             scale_layout: of weight_scale: "linear", or "swizzled_128x4" for scaled_mm; None: the
                 latter if ``device`` supports scaled_mm and ``weight_only`` is False.
             weight_only: whether `forward` does not quantize its input, bfloat16 or float16.

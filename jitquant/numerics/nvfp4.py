@@ -181,23 +181,24 @@ def block_scales(b: Tensor, s: Tensor, recipe: str) -> tuple[Tensor, Tensor]:
 
     ``te`` is the rule of TransformerEngine's reference quantizer, whose bits tests/data has;
     ``vllm`` that of vLLM, SGLang and FlashInfer with exact reciprocals for their approximate ones.
+    ``te_flush`` is ``te``, with code 0 where the stored scale is 0, as ``vllm`` has it.
     Which operand is multiplied first is load-bearing: the two differ in some scale bytes.
 
     Args:
         b: fp32, amax of each block; NaN if the block has one.
         s: fp32, encoding scale, of a shape that broadcasts with ``b``.
-        recipe: "te" or "vllm".
+        recipe: "te", "vllm" or "te_flush".
 
     Returns:
         ``float8_e4m3fn`` scales and fp32 factors, of the shape of ``b``.
     """
     one = constant(1.0, b)
     sixth = torch.div(one, constant(E2M1_MAX, b))
-    scales = encode_e4m3(b * (s * sixth) if recipe == "te" else s * (b * sixth))
+    scales = encode_e4m3(s * (b * sixth) if recipe == "vllm" else b * (s * sixth))
     decoded = decode_e4m3(scales)
     # Where s is zero and 1 / S infinite (S denormal) this is NaN; such a block's codes become 0.
     factor = torch.minimum(torch.div(one, decoded * torch.div(one, s)), constant(FP32_MAX, b))
-    if recipe == "vllm":
+    if recipe != "te":
         factor = torch.where(decoded == 0, constant(0.0, b), factor)
     return scales, factor
 
@@ -210,7 +211,7 @@ def quantize_rows(
     Args:
         v: fp32 (rows, N). N up to the next multiple of 16 is taken as zeros.
         s: fp32 (1,) or (rows,).
-        recipe: "te" or "vllm".
+        recipe: "te", "vllm" or "te_flush".
         tile_rows: rows that share a block scale: 1, or 16 for 16x16 blocks, where the last tile
             has the rows that there are and a tile's scale is repeated for each of its rows.
         inverse: fp32 (rows,), what rows are still to be multiplied with (`times`).
@@ -254,7 +255,7 @@ def encode(
         v: (rows, N); with ``dim=0`` (K, N).
         s: (1,) or (rows,).
         leading: dimensions of the results before the packed one; their product is ``rows``.
-        recipe: "te" or "vllm".
+        recipe: "te", "vllm" or "te_flush".
         scale_layout: of x_sf; "linear" with ``dim=0``.
         block: "1x16", or "16x16": 16 neighbors in a row by 16 rows (at the edges the part there
             is) share a scale, which is stored for each of the 16.

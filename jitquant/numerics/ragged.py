@@ -233,7 +233,7 @@ def quantize_ragged_nvfp4(
         offsets: int64 (G + 1,), in rows.
         scale: the encoding scale S (G,) to take; gsa is then ``1 / S``. None: from the amaxes.
         sizes: int64 (G,), in rows.
-        recipe: "te" or "vllm".
+        recipe: "te", "vllm" or "te_flush".
 
     Returns:
         x_fp4 (ceil(numel / 16) * 8,), x_sf (ceil(numel / 16),), gsa and amax (G,).

@@ -108,8 +108,9 @@ def as_gsa(gsa: object) -> float | Tensor | None:
         return gsa
     if isinstance(gsa, Tensor) or hasattr(gsa, "__dlpack__"):
         tensor = as_tensor(gsa, "gsa")
-        # One element of any shape is one gsa; reshape makes a view here.
-        return tensor.reshape(1) if tensor.dim() != 1 and tensor.numel() == 1 else tensor
+        # One element of any shape is one gsa, and (..., 1) has one for each row.
+        flat = tensor.numel() == 1 or (tensor.dim() > 1 and tensor.shape[-1] == 1)
+        return tensor.reshape(-1) if flat else tensor
     if not isinstance(gsa, bool) and isinstance(gsa, Real):
         return float(gsa)
     raise TypeError(

@@ -396,7 +396,7 @@ def quantize_nvfp4(
 
     Args:
         x: (..., N); a 1-D tensor is one row.
-        gsa: None to compute it, a positive number, or float32 of one element or (rows,).
+        gsa: None to compute it, a positive number, or float32 of one element, (rows,) or (..., 1).
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is ``amax / divisor``.
         recipe: "te" (TransformerEngine) or "vllm"; see ``docs/numerics.md``.
@@ -484,7 +484,7 @@ def quantize_weight_nvfp4(
         dim: dimension of K: -1 or 0.
         gsa: None to compute it, a positive number, or float32 of one element.
         divisor: a computed gsa is ``amax / divisor``.
-        recipe: "te" or "vllm".
+        recipe: "te", "vllm" or "te_flush".
         scale_layout: "linear", or, with ``dim=-1``, "swizzled_128x4".
         process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``NVFP4Tensor.empty(w.shape, dim=dim, ...)``.
@@ -533,13 +533,13 @@ def deinterleave_quantize_nvfp4(
     Args:
         fused: (..., 2 * intermediate), runs of ``interleave`` gate and up columns, alternating.
         intermediate: columns of the result.
-        gsa: None to compute it, a positive number, or float32 of one element or (rows,).
+        gsa: None to compute it, a positive number, or float32 of one element, (rows,) or (..., 1).
         interleave: length of the runs, a divisor of ``intermediate``; 0: [gate | up].
         op: "swiglu": ``silu(gate) * up`` in fp32; "select": the gate unchanged, for a GEMM
             whose epilogue has applied SwiGLU.
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is ``amax / divisor``.
-        recipe: "te" or "vllm".
+        recipe: "te", "vllm" or "te_flush".
         scale_layout: "linear" or "swizzled_128x4".
         process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``QuantizedActivation.empty((*fused.shape[:-1], intermediate), ...)``.
@@ -593,10 +593,10 @@ def rmsnorm_quantize_nvfp4(
         eps: added to the mean of the squares.
         residual: of x's shape and dtype; becomes ``x + residual``, added in fp32 and rounded once,
             and that is the v which is normalized. Without it v is x.
-        gsa: None to compute it, a positive number, or float32 of one element or (rows,).
+        gsa: None to compute it, a positive number, or float32 of one element, (rows,) or (..., 1).
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is ``amax / divisor``.
-        recipe: "te" or "vllm".
+        recipe: "te", "vllm" or "te_flush".
         scale_layout: "linear" or "swizzled_128x4".
         process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``QuantizedActivation.empty(x.shape, inv_rms=True, granularity=...)``.
@@ -649,10 +649,10 @@ def mhc_rmsnorm_quantize_nvfp4(
         A: (..., n_hc), contiguous, of X's dtype or float32.
         weight: (N,), contiguous, of X's dtype or float32.
         eps: added to the mean of the squares.
-        gsa: None to compute it, a positive number, or float32 of one element or (rows,).
+        gsa: None to compute it, a positive number, or float32 of one element, (rows,) or (..., 1).
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is ``amax / divisor``.
-        recipe: "te" or "vllm".
+        recipe: "te", "vllm" or "te_flush".
         scale_layout: "linear" or "swizzled_128x4".
         process_group: the ranks that hold the parts of x, which share one amax; or None.
         out: buffers of ``QuantizedActivation.empty((..., N), inv_rms=True, granularity=...)``.
@@ -715,7 +715,7 @@ def dequantize_nvfp4(*args: Any, **kwargs: Any) -> Tensor:
         dtype: bfloat16, float16 or float32; default bfloat16, or that of ``out``.
         x_fp4: packed codes, or their bytes as uint8: (..., P), or (P, N) with ``dim=0``.
         x_sf: their scales, or the scales' bytes.
-        gsa: float32, one element or (rows,).
+        gsa: float32, one element, (rows,) or (..., 1).
         cols: logical size of the packed dimension; default 2 * P.
         dim: the packed dimension: -1 or 0.
         scale_layout: of x_sf: "linear" or "swizzled_128x4".
@@ -766,6 +766,8 @@ def _dequantize_parts(
 ) -> Tensor:
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
+    if isinstance(gsa, Tensor) and gsa.dim() > 1:
+        gsa = gsa.reshape(-1) if gsa.shape[-1] == 1 else gsa
     return DEQUANTIZE.one_tensor((x_fp4, x_sf, gsa, cols, dim, scale_layout, dtype), out)
 
 

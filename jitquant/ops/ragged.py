@@ -329,7 +329,7 @@ def quantize_ragged(
         scale: float32 (G,), the factors that encode (NVFP4: S, 2688 / amax); None: from the amaxes.
         sizes: int64 (G,), rows of each segment; None: segments follow each other.
         dtype: of "fp8_tensor" and "mxfp8": ``float8_e4m3fn`` or ``float8_e5m2``.
-        recipe: of "nvfp4": "te" or "vllm".
+        recipe: of "nvfp4": "te", "vllm" or "te_flush".
         activation: of "fp8_tensor": what is done to x in fp32 before: "none", "relu", "silu",
             "gelu" (its tanh form), "qgelu" (``x * sigmoid(1.702 * x)``) or "srelu"
             (``relu(x)^2``). Its backward is `quantize_ragged_grad`.

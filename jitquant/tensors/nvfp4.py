@@ -50,7 +50,7 @@ class NVFP4Tensor(Parts):
         cols: logical size of the packed dimension: N. Default: the packed size.
         scale_layout: "linear" or "swizzled_128x4".
         granularity: "tensor" or "row": what one gsa covers.
-        recipe: "te" or "vllm": the arithmetic it was quantized with.
+        recipe: "te", "vllm" or "te_flush": the arithmetic it was quantized with.
         dim: the packed dimension: -1, or 0 for a (K, N) weight, where x_fp4 is
             (ceil(K / 16) * 8, N), x_sf (ceil(K / 16), N), and ``cols`` is K.
 
@@ -92,7 +92,7 @@ class NVFP4Tensor(Parts):
                 `mhc_rmsnorm_quantize_nvfp4` the dimension of the hyper-connections is left out.
             granularity: "tensor": gsa is (1,); "row": (rows,).
             scale_layout: "linear" or "swizzled_128x4"; ``dim=0`` has "linear" only.
-            recipe: "te" or "vllm"; overwritten by the op that fills the buffers.
+            recipe: "te", "vllm" or "te_flush"; overwritten by the op that fills the buffers.
             device: default is PyTorch's.
             inv_rms: whether there is a buffer for inv_rms.
             dim: -1 or 0.

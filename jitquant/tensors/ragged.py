@@ -46,7 +46,7 @@ class QuantizedRaggedTensor(Parts):
         dbias: fp32 (G, N), the sum over the rows of each segment, from `quantize_ragged_grad`.
         format: "fp8_tensor", "nvfp4" or "mxfp8".
         shape: of the buffer that was quantized.
-        recipe: "te" or "vllm".
+        recipe: "te", "vllm" or "te_flush".
 
     It is a registered pytree, and ``torch.load`` reads saved ones if jitquant is imported. The
     constructor checks nothing; `validate` does. Equality is identity; compare the parts.
@@ -94,7 +94,7 @@ class QuantizedRaggedTensor(Parts):
             format: "fp8_tensor", "nvfp4" or "mxfp8".
             dtype: of FP8 elements: ``float8_e4m3fn`` or ``float8_e5m2``.
             dbias: whether there is a buffer for it.
-            recipe: "te" or "vllm"; overwritten by the op that fills the buffers.
+            recipe: "te", "vllm" or "te_flush"; overwritten by the op that fills the buffers.
 
         Raises:
             ValueError, TypeError: an argument is not one of these.

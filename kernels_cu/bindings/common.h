@@ -82,7 +82,8 @@ Matrix matrix_of(const View& t, const char* name);
 
 // Declared names and numbers, already checked.
 inline Nvfp4Recipe recipe_of(std::string_view recipe) {
-  return recipe == "te" ? Nvfp4Recipe::kTe : Nvfp4Recipe::kVllm;
+  if (recipe == "te") return Nvfp4Recipe::kTe;
+  return recipe == "vllm" ? Nvfp4Recipe::kVllm : Nvfp4Recipe::kTeFlush;
 }
 
 inline bool swizzled_of(std::string_view scale_layout) {

@@ -105,7 +105,9 @@ def test_ops_check_too() -> None:
     q = J.quantize_nvfp4(X)
     with pytest.raises(ValueError, match=r"x\.contiguous\(\)"):
         torch.ops.jitquant.quantize_nvfp4(X.T)
-    with pytest.raises(ValueError, match="recipe: expected one of 'te', 'vllm', got 'a'"):
+    with pytest.raises(
+        ValueError, match="recipe: expected one of 'te', 'vllm', 'te_flush', got 'a'"
+    ):
         torch.ops.jitquant.quantize_nvfp4(META, recipe="a")
     with pytest.raises(
         ValueError, match=r"out\.gsa: expected shape \(1,\) for this call, got shape \(2,\)"

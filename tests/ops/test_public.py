@@ -100,6 +100,19 @@ def test_gsa_tensor_is_handed_on(name: str) -> None:
     by_row.validate()
 
 
+def test_gsa_of_rows_as_a_column() -> None:
+    x = randn(2, 3, 40)
+    gsa = torch.linspace(0.001, 0.01, 6)
+    q = jitquant.quantize_nvfp4(x, gsa)
+    for column in (gsa.view(6, 1), gsa.view(2, 3, 1), torch.stack((gsa, gsa), 1)[:, :1]):
+        other = jitquant.quantize_nvfp4(x, column)
+        assert other.gsa.shape == (6,)
+        assert torch.equal(other.x_fp4_bytes, q.x_fp4_bytes)
+        parts = (q.x_fp4, q.x_sf, column, torch.float32)
+        values = jitquant.dequantize_nvfp4(*parts, cols=40)
+        assert torch.equal(values, q.dequantize(torch.float32))
+
+
 def test_strided_gsa_rows() -> None:
     x, gsa = randn(4, 32), torch.linspace(0.01, 0.02, 8)[::2]
     assert_same(jitquant.quantize_nvfp4(x, gsa), jitquant.quantize_nvfp4(x, gsa.contiguous()))

@@ -117,7 +117,7 @@ def test_empty_fits_what_quantize_makes(
             {"scale_layout": "tiled"},
             "scale_layout: expected one of 'linear', 'swizzled_128x4', got 'tiled'",
         ),
-        ((4, 16), {"recipe": "nv"}, "recipe: expected one of 'te', 'vllm', got 'nv'"),
+        ((4, 16), {"recipe": "nv"}, "recipe: expected one of 'te', 'vllm', 'te_flush', got 'nv'"),
         ((16, 4), {"dim": 0, "scale_layout": "swizzled_128x4"}, "with dim=0 it is 'linear'"),
         ((16, 4), {"dim": 0, "granularity": "row"}, "with dim=0 it is 'tensor'"),
     ],
@@ -276,7 +276,11 @@ def test_copies_and_pickles() -> None:
             ValueError,
             r"q\.granularity: expected one of 'tensor', 'row', got 'all'",
         ),
-        ({"recipe": "x"}, ValueError, r"q\.recipe: expected one of 'te', 'vllm', got 'x'"),
+        (
+            {"recipe": "x"},
+            ValueError,
+            r"q\.recipe: expected one of 'te', 'vllm', 'te_flush', got 'x'",
+        ),
         ({"dim": 1}, ValueError, r"q\.dim: expected -1 or 0, got 1"),
         (
             {"x_fp4": None},

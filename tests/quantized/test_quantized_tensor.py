@@ -423,7 +423,9 @@ def test_groups_empty_refuses() -> None:
         match=r"dtype: expected torch\.float8_e4m3fn or torch\.float8_e5m2, got torch\.int8",
     ):
         QuantizedRaggedTensor.empty((8,), OFFSETS, dtype=torch.int8)
-    with pytest.raises(ValueError, match="recipe: expected one of 'te', 'vllm', got 'deepgemm'"):
+    with pytest.raises(
+        ValueError, match="recipe: expected one of 'te', 'vllm', 'te_flush', got 'deepgemm'"
+    ):
         QuantizedRaggedTensor.empty((8,), OFFSETS, recipe="deepgemm")
     with pytest.raises(
         ValueError, match=r"shape: expected a shape of one dimension or more, got \(\)"
@@ -474,7 +476,7 @@ def test_bounds_of_groups(changes: dict[str, Any], error: type[Exception], text:
             "fp8",
             {"recipe": "deepgemm"},
             ValueError,
-            r"q\.recipe: expected one of 'te', 'vllm', got 'deepgemm'",
+            r"q\.recipe: expected one of 'te', 'vllm', 'te_flush', got 'deepgemm'",
         ),
         (
             "fp8",

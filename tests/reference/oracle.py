@@ -84,11 +84,11 @@ def block(x: np.ndarray, b: np.float32, s: np.float32, recipe: str) -> tuple[int
     """Scale byte and codes of a block ``x`` of fp32 whose amax is b (NaN if it has one)."""
     with np.errstate(all="ignore"):
         sixth = F32(1) / F32(6)
-        byte = e4m3(b * (s * sixth) if recipe == "te" else s * (b * sixth))
+        byte = e4m3(s * (b * sixth) if recipe == "vllm" else b * (s * sixth))
         if byte == 127:
             return byte, [0] * len(x)
         value = e4m3_value(byte)
-        if recipe == "vllm" and value == 0:
+        if recipe in ("vllm", "te_flush") and value == 0:
             enc = F32(0)
         else:
             enc = F32(1) / (value * (F32(1) / s))

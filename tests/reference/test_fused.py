@@ -21,7 +21,7 @@ U8 = torch.uint8
 
 
 @pytest.mark.parametrize("shape", [(32, 64), (17, 40), (5, 1), (48, 33)])
-@pytest.mark.parametrize("recipe", ["te", "vllm"])
+@pytest.mark.parametrize("recipe", ["te", "vllm", "te_flush"])
 def test_16x16_blocks(shape: tuple[int, int], recipe: str) -> None:
     w = randn(*shape, dtype=torch.float32)
     x_fp4, x_sf, gsa = reference.quantize_weight_nvfp4(w, block="16x16", recipe=recipe)

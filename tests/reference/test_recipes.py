@@ -274,10 +274,22 @@ def test_signal_to_noise(recipe: str, dtype: torch.dtype) -> None:
 
 def test_the_recipes_differ_a_little() -> None:
     x = randn(256, 512)
-    te, vllm = (reference.quantize_nvfp4(x, recipe=r) for r in RECIPES)
+    te, vllm = (reference.quantize_nvfp4(x, recipe=r) for r in ("te", "vllm"))
     different = (te[1].view(U8) != vllm[1].view(U8)).double().mean()
     assert different < 0.01
     assert torch.equal(te[2], vllm[2])
+
+
+def test_te_flush_drops_the_codes_of_scales_that_underflow() -> None:
+    x = randn(64, 64, dtype=torch.float32)
+    x[:, 16:32] *= 1e-6
+    te, flush = (reference.quantize_nvfp4(x, recipe=r) for r in ("te", "te_flush"))
+    assert torch.equal(te[1].view(U8), flush[1].view(U8))
+    zero = (te[1].view(U8) == 0).repeat_interleave(8, dim=1)
+    assert zero.sum() == 64 * 8
+    assert not (flush[0].view(U8)[zero] & 0x77).any()  # but for signs
+    assert (te[0].view(U8)[zero] & 0x77 == 0x77).all()
+    assert torch.equal(te[0].view(U8)[~zero], flush[0].view(U8)[~zero])
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (2, 0, 17), (0, 1)])

@@ -24,7 +24,7 @@ struct DeinterleaveAmaxQuantizeNvfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm"});
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("granularity", granularity, {"tensor", "row"});
     check_name("op", op, {"select", "swiglu"});
@@ -52,7 +52,7 @@ struct DeinterleaveQuantizeNvfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm"});
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("op", op, {"select", "swiglu"});
     check_values("fused", fused, 1, "(..., 2 * intermediate)");
@@ -78,7 +78,7 @@ struct DeinterleaveQuantizeNvfp4FromAmax {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm"});
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("op", op, {"select", "swiglu"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,

@@ -21,7 +21,7 @@ struct AmaxQuantizeNvfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm"});
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("granularity", granularity, {"tensor", "row"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -46,7 +46,7 @@ struct QuantizeNvfp4FromAmax {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm"});
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
                  "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448");

@@ -19,7 +19,7 @@ struct QuantizeNvfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm"});
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_values("x", x, 1, "(..., N)");
     check_dtype("gsa", gsa, {ScalarType::Float},

@@ -22,7 +22,7 @@ struct QuantizeWeightNvfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm"});
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("block", block, {"1x16", "16x16"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,
@@ -48,7 +48,7 @@ struct QuantizeWeightNvfp4FromGsa {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm"});
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("block", block, {"1x16", "16x16"});
     check_values("w", w, 2, "(N, K), or (K, N) with dim=0");
@@ -73,7 +73,7 @@ struct QuantizeWeightNvfp4FromAmax {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("recipe", recipe, {"te", "vllm"});
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
     check_name("block", block, {"1x16", "16x16"});
     check_number("divisor", divisor, 0x1.0000000000000p-149, 0x1.fffffe0000000p+127,

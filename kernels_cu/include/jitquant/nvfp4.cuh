@@ -8,7 +8,8 @@
 
 namespace jitquant {
 
-enum class Nvfp4Recipe : int { kTe = 0, kVllm = 1 };
+// kTeFlush: kTe, with code 0 in blocks whose scale underflows.
+enum class Nvfp4Recipe : int { kTe = 0, kVllm = 1, kTeFlush = 2 };
 
 constexpr float kSixth = 1.0f / 6.0f;
 
@@ -25,14 +26,14 @@ struct Nvfp4Encoding {
 JITQUANT_HD Nvfp4Encoding nvfp4_encoding(float S, Nvfp4Recipe recipe) {
   if (S > kFloatMax) S = kFloatMax;  // not fminf: keeps NaN
   if (S == 0.0f) S = 1.0f;
-  const bool te = recipe == Nvfp4Recipe::kTe;
+  const bool te = recipe != Nvfp4Recipe::kVllm, keeps = recipe == Nvfp4Recipe::kTe;
   Nvfp4Encoding e;
   e.first = te ? mul_rn(S, kSixth) : kSixth;
   e.second = te ? 1.0f : S;
   e.over_S = reciprocal_rn(S);
   e.most = e.over_S >= 0x1p-100f && e.over_S <= 0x1p100f ? 0x1p126f : -1.0f;
   // As for any scale, recipe te uses 1 / (0 / S), capped at the largest number; 0 / S may be NaN.
-  e.of_zero = te ? (e.over_S <= kFloatMax ? kFloatMax : mul_rn(0.0f, e.over_S)) : 0.0f;
+  e.of_zero = keeps ? (e.over_S <= kFloatMax ? kFloatMax : mul_rn(0.0f, e.over_S)) : 0.0f;
   return e;
 }
 
