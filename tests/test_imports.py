@@ -14,7 +14,7 @@ FLOORS = {
     "loader": ("_command",),
     "ops": ("formats", "numerics", "tensors", "loader"),
     "nn": ("formats", "numerics", "tensors", "loader", "ops"),
-    "integrations": ("formats", "loader", "nn"),
+    "integrations": ("formats", "loader", "ops", "nn"),
 }
 """What each package or module may import of the others."""
 

@@ -157,7 +157,7 @@ def test_none_stands_for_a_buffer_without_elements(machine: tuple[Machine, Torch
     quantize = _module(machine, "quantize_fp8").direct_quantize_fp8
 
     def into(with_amax: bool) -> Any:
-        how = (None, torch.float8_e4m3fn, 2.0, None, "tensor", with_amax)
+        how = (None, torch.float8_e4m3fn, 2.0, None, None, "tensor", with_amax)
         return quantize(True, x, *how, data, scale_inv, None)
 
     assert into(True) is NotImplemented
