@@ -87,10 +87,17 @@ __device__ __forceinline__ float2 error_of_rows(const float2 (&rows)[kSide][kLan
   return e[0];
 }
 
+// Minimum thread blocks per SM. Without a limit the fp32 kernels take 68 to 128 registers, so two
+// blocks fit. Two blocks of 4over6 need all registers.
+template <class T, Scaling kScaling>
+constexpr int both_blocks_per_sm() {
+  if (sizeof(T) == 4) return 1;
+  return kScaling == Scaling::kSelect ? 2 : 3;
+}
+
 // One thread block per tile. A warp takes 16 rows of it and then 16 columns, eight lanes per line.
-// Without a limit the fp32 kernels take 68 to 128 registers, so two blocks fit on an SM.
 template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
+__global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling>())
     nvfp4_both_kernel(TileSource<T> source, const float* maxima, int count, float divisor,
                       Recipe recipe, const __grid_constant__ BothOutput out, uint32_t wide) {
   using Memory = TileMemory<T>;
@@ -165,51 +172,63 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 1 : 2)
   }
   Draws draws;
   if (kStochastic) draws = Draws(recipe.rounding.rng_state);
+  // Rows of the tile, or columns.
+  const auto quantize = [&](auto side) {
+    constexpr int kColumns = decltype(side)::value;
+    constexpr int kAtOnce = kColumns && !kSelects ? 2 : 1;
+    const Nvfp4Output& to = out.side[kColumns];
+    const uint32_t block = kLanes * (kColumns ? down : across) + along;
+    const int64_t step = to.swizzled ? 16 : to.blocks;  // to the next line's scale
 #pragma unroll 1
-  for (int i = 0; i < 2 * Memory::kPasses; ++i) {
-    const int t = i / Memory::kPasses, pass = i % Memory::kPasses;
-    const Nvfp4Output& to = out.side[t];
-    if (i == Memory::kPasses) {
-      s = selection_of(amax_t, divisor);
-      draws = draws.of_columns();
-    }
-    const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
-    const uint32_t line = kSide * (t == 0 ? down : across) + in_tile;
-    const uint32_t block = kLanes * (t == 0 ? across : down) + along;
-    Block<T> x[kLines];
-    if (t == 0) {
-      read_rows<T>(tiles, in_tile, along, x);
-    } else {
-      read_columns<T>(tiles, in_tile, along, x);
-    }
-    const auto store = [&](int k, const Nvfp4Codes& codes) {
-      if (line + k >= to.rows || block >= to.blocks) return;
-      const OutputRow row(to, line + k);
-      row.store(block, scale_place(to, block), codes);
-    };
-    const auto encoded = [&](const auto& y, int k) {
-      if (recipe.tile) {
-        const int p = t == 0 ? warp : along, q = t == 0 ? along : warp;
-        Nvfp4Codes codes = nvfp4_encode_with(y, tile_maxima[p][q], tile_scales[p][q], s.encoding);
-        return codes;
-      }
-      return recipe_block<kScaling, kStochastic>(
-          y, block_amax(y), s, recipe, [&] { return draws.of(line + k, block); },
-          [](float e, bool) { return e; });
-    };
+    for (int pass = 0; pass < Memory::kPasses; ++pass) {
+      const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
+      const uint32_t line = kSide * (kColumns ? across : down) + in_tile;
+      const int64_t there = block < to.blocks ? to.rows - line : 0;
+      const OutputRow row(to, line);
+      uint2* codes_to = row.codes + block;
+      uint8_t* scales_to = row.scales + scale_place(to, block);
+      Block<T> x[kLines];
+      if constexpr (kColumns) read_columns<T>(tiles, in_tile, along, x);
+      const auto one = [&](const Block<T>& line_of, int k) {
+        const auto encoded = [&](const auto& y) {
+          if (recipe.tile) {
+            const int p = kColumns ? along : warp, q = kColumns ? warp : along;
+            return nvfp4_encode_with(y, tile_maxima[p][q], tile_scales[p][q], s.encoding);
+          }
+          return recipe_block<kScaling, kStochastic>(
+              y, block_amax(y), s, recipe, [&] { return draws.of(line + k, block); },
+              [](float e, bool) { return e; });
+        };
+        // All lanes rotate, because they do it together.
+        constexpr Rotate kTurn = kColumns ? kRotate : Rotate::kNone;
+        const Nvfp4Codes codes = encoded(rotated<kTurn>(line_of, recipe.rotation, minus));
+        if (k < there) {
+          *codes_to = make_uint2(codes.low, codes.high);
+          *scales_to = codes.scale;
+        }
+        codes_to += to.blocks;
+        scales_to += step;
+      };
 #pragma unroll 1
-    for (int k = 0; k < kLines; ++k) {
-      // All lanes rotate, because they do it together.
-      const Block<T> line = x[0];
-      if (kRotate == Rotate::kNone || t == 0) {
-        store(k, encoded(line, k));
-      } else {
-        store(k, encoded(rotated<kRotate>(line, recipe.rotation, minus), k));
-      }
+      for (int k = 0; k < kLines; k += kAtOnce) {
+        if constexpr (kColumns) {
 #pragma unroll
-      for (int j = 0; j + 1 < kLines; ++j) x[j] = x[j + 1];
+          for (int j = 0; j < kAtOnce; ++j) {
+            const Block<T> y = x[j];  // a copy in local memory, for the noinline function
+            one(y, k + j);
+          }
+#pragma unroll
+          for (int j = 0; j + kAtOnce < kLines; ++j) x[j] = x[j + kAtOnce];
+        } else {
+          one(read_row<T>(tiles, in_tile + k, along), k);
+        }
+      }
     }
-  }
+  };
+  quantize(std::integral_constant<int, 0>());
+  s = selection_of(amax_t, divisor);
+  draws = draws.of_columns();
+  quantize(std::integral_constant<int, 1>());
   zero_padding(out.side[0]);
   zero_padding(out.side[1]);
 }

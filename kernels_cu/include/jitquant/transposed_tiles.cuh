@@ -137,6 +137,17 @@ __device__ __forceinline__ void transpose_words(const uint2 (&rows)[16], Block<T
   }
 }
 
+template <class T>
+__device__ __forceinline__ Block<T> read_row(const unsigned char* tile, int row, int block) {
+  using Memory = TileMemory<T>;
+  Block<T> x;
+#pragma unroll
+  for (int part = 0; part < Memory::kParts; ++part) {
+    load_words<4>(tile + Memory::offset(row, block, part), x.words + 4 * part);
+  }
+  return x;
+}
+
 // Reads the blocks at row 16 * block of column `column` and following.
 template <class T>
 __device__ __forceinline__ void read_columns(const unsigned char* tile, int column, int block,
