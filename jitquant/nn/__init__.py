@@ -6,7 +6,8 @@ They are imported by ``import jitquant.nn``, or at the first use of ``jitquant.n
 from __future__ import annotations
 
 from jitquant.nn._calibration import Calibration, InputStatistics, calibrate
-from jitquant.nn._checkpoint import Checkpoint, quantize_checkpoint
+from jitquant.nn._checkpoint import quantize_checkpoint
+from jitquant.nn._checkpoint_work import Checkpoint
 from jitquant.nn._compressed_tensors import save_compressed_tensors
 from jitquant.nn._convert import Conversion, convert
 from jitquant.nn._grouped import grouped_linear, stack_experts

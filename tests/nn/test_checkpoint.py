@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import jitquant
 from jitquant.nn import (
-    _checkpoint,
+    _checkpoint_folder,
+    _checkpoint_work,
     _schemes,
     calibrate,
     convert,
@@ -457,7 +458,7 @@ def test_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = folder(tmp_path / "in", tensors())
     usage = type("Usage", (), {"free": 100})
     with monkeypatch.context() as patch:
-        patch.setattr(_checkpoint.shutil, "disk_usage", lambda _: usage)
+        patch.setattr(_checkpoint_folder.shutil, "disk_usage", lambda _: usage)
         with pytest.raises(OSError, match="a disk with 100 bytes free and"):
             quantize_checkpoint(source, tmp_path / "out")
 
@@ -500,9 +501,9 @@ def test_fused_layers_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     at = "model.layers.0.self_attn"
     made = {f"{at}.{n}_proj.weight": randn(64, 64, seed=i) for i, n in enumerate("qkv")}
     source = folder(tmp_path / "in", made, 1)
-    for kept, count in ((_checkpoint._KEPT, 3), (0, 5)):
+    for kept, count in ((_checkpoint_work._KEPT, 3), (0, 5)):
         read: list[str] = []
-        values = _checkpoint._Source.values
+        values = _checkpoint_work.Source.values
 
         def counted(*args: Any, read: list[str] = read, values: Any = values) -> Tensor:
             read.append(args[1].name)
@@ -510,11 +511,11 @@ def test_fused_layers_are_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             return found
 
         with monkeypatch.context() as patch:
-            patch.setattr(_checkpoint, "_KEPT", kept)
-            patch.setattr(_checkpoint._Source, "values", counted)
+            patch.setattr(_checkpoint_work, "_KEPT", kept)
+            patch.setattr(_checkpoint_work.Source, "values", counted)
             quantize_checkpoint(source, tmp_path / f"out{kept}")
         assert len(read) == count
-    one, other = (tmp_path / f"out{kept}" for kept in (_checkpoint._KEPT, 0))
+    one, other = (tmp_path / f"out{kept}" for kept in (_checkpoint_work._KEPT, 0))
     assert (one / "SHA256SUMS").read_text() == (other / "SHA256SUMS").read_text()
 
 
@@ -675,7 +676,7 @@ def test_a_killed_call_knows_what_stays_in_fp8(
 
     with pytest.raises(KeyboardInterrupt):
         quantize_checkpoint(source, tmp_path / "out", progress=stop, **how)
-    monkeypatch.setattr(_checkpoint._Work, "lowest", None)
+    monkeypatch.setattr(_checkpoint_work.Work, "lowest", None)
     done = quantize_checkpoint(source, tmp_path / "out", **how)
     assert done.in_fp8 == want.in_fp8
     assert done.files == want.files

@@ -1,0 +1,136 @@
+"""The folder that `quantize_checkpoint` writes: unfinished work, and all but the weights."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jitquant.formats import NVFP4_BLOCK
+from jitquant.loader.units import show_size
+from jitquant.nn._checkpoint_source import INDEX, Source
+from jitquant.nn._checkpoint_work import Work
+from jitquant.nn._compressed_tensors import FileScheme, quantization_config
+
+SUMS = "SHA256SUMS"
+_STATE = "progress.json"
+_NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".tmp")
+_SPARE = 64 << 20  # bytes that are left free
+
+
+def begin(
+    partial: Path, what: dict[str, Any], restart: bool
+) -> tuple[dict[str, str], list[str] | None]:
+    """Creates the working folder, and finds what an interrupted call has finished.
+
+    Returns:
+        The hashes of the finished files, and the names that stay in FP8, or None.
+    """
+    state = partial / _STATE
+    if partial.exists() and restart:
+        if not state.is_file() and any(partial.iterdir()):
+            raise FileExistsError(f"{partial} is not from an unfinished call; remove it")
+        shutil.rmtree(partial)
+    if not partial.exists():
+        partial.mkdir(parents=True)
+        keep(partial, what, {}, None)
+        return {}, None
+    try:
+        kept = json.loads(state.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    if kept.get("what") != json.loads(json.dumps(what)):
+        raise FileExistsError(
+            f"{partial} is from an unfinished call with other arguments or another source; "
+            "restart=True (--restart) starts over"
+        )
+    done: dict[str, str] = kept["done"]
+    for left in partial.glob("*.tmp"):
+        left.unlink()
+    whole = {file: digest for file, digest in done.items() if (partial / file).is_file()}
+    return whole, kept["in_fp8"]
+
+
+def keep(
+    partial: Path, what: dict[str, Any], done: Mapping[str, str], in_fp8: Sequence[str] | None
+) -> None:
+    beside = partial / f"{_STATE}.tmp"
+    state = {"what": what, "done": done, "in_fp8": in_fp8}
+    beside.write_text(json.dumps(state), encoding="utf-8")
+    beside.replace(partial / _STATE)
+
+
+def check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed + _SPARE:
+        raise OSError(
+            errno.ENOSPC,
+            f"{folder} is on a disk with {show_size(free)} free and {show_size(needed)} are to be "
+            "written",
+        )
+
+
+def finish(source: Source, work: Work, folder: Path, done: Mapping[str, str]) -> None:
+    """Everything but the weights."""
+    for path in sorted(source.directory.iterdir()):
+        known = path.name in ("config.json", INDEX, SUMS, "hf_quant_config.json")
+        if path.is_file() and not known and path.suffix not in _NOT_COPIED:
+            shutil.copyfile(path, folder / path.name)
+    config = {k: v for k, v in source.config.items() if k != "quantization_config"}
+    config["quantization_config"] = _config(work)
+    _write_json(folder / "config.json", config)
+    if work.layout == "modelopt":
+        _write_json(folder / "hf_quant_config.json", _modelopt(work))
+    names = {n: file for file, made in work.outputs.items() for _, parts in made for n in parts}
+    if (source.directory / INDEX).is_file():
+        total = work.bytes_after({})
+        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
+    (folder / _STATE).unlink()
+    sums = dict(done)
+    for path in folder.iterdir():
+        if path.name not in sums:
+            sums[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def _config(work: Work) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json."""
+    if work.layout == "modelopt":
+        return {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "group_size": NVFP4_BLOCK,
+            "kv_cache_scheme": None,
+            "ignore": work.ignored,
+        }
+    layers: dict[str, FileScheme] = {}
+    for name in work.quantized:
+        scheme = work.scheme_of(name)
+        layers[name] = (scheme.name, scheme.weights, scheme.inputs)
+    return quantization_config(layers, work.ignored)
+
+
+def _modelopt(work: Work) -> dict[str, Any]:
+    return {
+        "producer": {"name": "jitquant"},
+        "quantization": {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": None,
+            "group_size": NVFP4_BLOCK,
+            "exclude_modules": work.ignored,
+        },
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())

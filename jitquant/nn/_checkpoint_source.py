@@ -1,0 +1,248 @@
+"""A checkpoint folder: its tensors by name, and the matrices in them, read one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import INPUT_DTYPES, ceil_div
+from jitquant.nn._safetensors import Entry, read_ahead, read_header, read_tensor
+from jitquant.numerics.recipes import dequantize_mxfp4
+from jitquant.tensors.fp8 import QuantizedTensor
+
+INDEX = "model.safetensors.index.json"
+_EMBEDDINGS = ("embed", "wte", "wpe", "lookup", "relative_attention_bias", "position")
+_CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+_PROJECTION_OF = {
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "down_proj": "down_proj",
+    "w1": "gate_up_proj",
+    "w3": "gate_up_proj",
+    "w2": "down_proj",
+}
+"""The tensor of experts in memory that a matrix of an expert is in."""
+_OWNER_OF = ("block_sparse_moe.experts", "mlp.experts")
+"""How files of Mixtral name experts, and how transformers 5 does in memory."""
+_FP8 = torch.float8_e4m3fn
+FP8_TILE = 128
+
+
+class Matrix(NamedTuple):
+    """A weight (N, K) of the checkpoint.
+
+    Attributes:
+        file: the file that contains it.
+        source: "plain", "fp8" (with ``weight_scale_inv``), or for experts of gpt-oss "mxfp4", or
+            "stack": (E, K, N) in bfloat16, float16 or float32.
+        name: the name of its tensor in the file, without ``_blocks``.
+        shape: (N, K).
+        expert: the index of the expert in the tensor, and its rows.
+    """
+
+    file: str
+    source: str
+    name: str
+    shape: tuple[int, int]
+    expert: int = 0
+    rows: slice = slice(None)
+
+
+class Source:
+    """The tensors of a folder by name, read one at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            raise FileNotFoundError(f"{directory} is not a directory. Pass a model's folder")
+        self.directory = directory
+        config = directory / "config.json"
+        if not config.is_file():
+            raise FileNotFoundError(f"{directory} has no config.json. Pass a model's folder")
+        self.config = read_json(config)
+        index = directory / INDEX
+        if index.is_file():
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ValueError(f"{index} has no weight_map; download it again")
+            self.map: dict[str, str] = weight_map
+            names = sorted(set(self.map.values()))
+        else:
+            names = sorted(p.name for p in directory.glob("*.safetensors"))
+        if not names:
+            raise FileNotFoundError(
+                f"{directory} has no *.safetensors; models in other files are converted by "
+                "transformers: model.save_pretrained(...)"
+            )
+        absent = [name for name in names if not (directory / name).is_file()]
+        if absent:
+            raise FileNotFoundError(
+                f"{directory} has no {', '.join(absent)}, which {INDEX} names; download it again"
+            )
+        self.files: dict[str, dict[str, Entry]] = {n: read_header(directory / n) for n in names}
+        found = {name: file for file, entries in self.files.items() for name in entries}
+        if index.is_file():
+            lost = [name for name, file in self.map.items() if found.get(name) != file]
+            if lost:
+                raise ValueError(f"{self.map[lost[0]]} has no {lost[0]}, which {INDEX} says it has")
+        self.map = found
+
+    def entry(self, name: str) -> Entry:
+        return self.files[self.map[name]][name]
+
+    def read(self, name: str, expert: int | None = None) -> Tensor:
+        entry = self.entry(name)
+        if expert is not None:
+            size = entry.size // entry.shape[0]
+            entry = Entry(entry.dtype, entry.shape[1:], entry.begin + expert * size, size)
+        return read_tensor(self.directory / self.map[name], entry)
+
+    def read_ahead(self, name: str) -> None:
+        read_ahead(self.directory / self.map[name], self.entry(name))
+
+    def values(self, matrix: Matrix, device: torch.device) -> Tensor:
+        """A matrix in bfloat16, float16 or float32 on a device."""
+        if matrix.source == "mxfp4":
+            codes, scales = self.mxfp4(matrix)
+            x_fp4, x_sf = codes.to(device), scales.to(device)
+            return dequantize_mxfp4(x_fp4.view(torch.float4_e2m1fn_x2), x_sf)[0]
+        if matrix.source == "stack":
+            return self.read(matrix.name, matrix.expert).to(device).t()[matrix.rows].contiguous()
+        weight = self.read(matrix.name).to(device)
+        if matrix.source == "fp8":
+            scale = self.read(f"{matrix.name}_scale_inv").to(device, torch.float32)
+            block = (FP8_TILE, FP8_TILE)
+            q = QuantizedTensor(weight, scale, None, None, "fp8_block", block)
+            weight = q.dequantize(torch.bfloat16)
+        return weight.contiguous()
+
+    def mxfp4(self, matrix: Matrix) -> tuple[Tensor, Tensor]:
+        """Codes uint8 (N, K / 2) and E8M0 scales (N, K / 32) of a matrix in MXFP4."""
+        codes = self.read(f"{matrix.name}_blocks", matrix.expert)[matrix.rows].flatten(1)
+        scales = self.read(f"{matrix.name}_scales", matrix.expert)[matrix.rows]
+        return codes.contiguous(), scales.contiguous().view(torch.float8_e8m0fnu)
+
+    def matrices(self) -> dict[str, Matrix]:
+        """The weights of linears and experts by the name of their layer."""
+        found: dict[str, Matrix] = {}
+        for name, file in self.map.items():
+            self._find(name, file, found)
+        return found
+
+    def _find(self, name: str, file: str, found: dict[str, Matrix]) -> None:
+        """Registers the matrices of a tensor."""
+        entry = self.entry(name)
+        if name.endswith("_blocks") and entry.dtype == torch.uint8 and len(entry.shape) == 4:
+            experts, rows, groups, _ = entry.shape
+            base = name.removesuffix("_blocks")
+            self._find_experts(found, file, "mxfp4", base, experts, (rows, groups * 32))
+            return
+        if self.is_stack(name):
+            experts, cols, rows = entry.shape
+            self._find_experts(found, file, "stack", name, experts, (rows, cols))
+            return
+        if not name.endswith(".weight") or len(entry.shape) != 2 or 0 in entry.shape:
+            return
+        module = name.removesuffix(".weight")
+        if is_embedding(module):
+            return
+        n, k = entry.shape
+        if entry.dtype == _FP8:
+            scale = f"{name}_scale_inv"
+            blocks = (ceil_div(n, FP8_TILE), ceil_div(k, FP8_TILE))
+            if scale not in self.map or self.entry(scale).shape != blocks:
+                raise ValueError(
+                    f"{name}: expected FP8 in 128x128 blocks with {scale} of shape {blocks}, as "
+                    "DeepSeek stores it, got FP8 without these scales"
+                )
+            found[module] = Matrix(file, "fp8", name, (n, k))
+        elif entry.dtype in INPUT_DTYPES:
+            found[module] = Matrix(file, "plain", name, (n, k))
+
+    def _find_experts(
+        self,
+        found: dict[str, Matrix],
+        file: str,
+        source: str,
+        base: str,
+        experts: int,
+        shape: tuple[int, int],
+    ) -> None:
+        """Registers the matrices of gpt-oss experts, whose gate and up rows alternate."""
+        owner, pieces = expert_pieces(base)
+        rows, cols = shape
+        for expert in range(experts):
+            for i, piece in enumerate(pieces):
+                found[f"{owner}.{expert}.{piece}"] = Matrix(
+                    *(file, source, base, (rows // len(pieces), cols), expert),
+                    slice(i, None, len(pieces)),
+                )
+
+    def is_stack(self, name: str) -> bool:
+        """Whether a tensor contains gpt-oss experts in the layout of its bf16 files."""
+        entry, last = self.entry(name), name.rpartition(".")[2]
+        return (
+            self.config.get("model_type") == "gpt_oss"
+            and last in ("gate_up_proj", "down_proj")
+            and len(entry.shape) == 3
+            and entry.dtype in INPUT_DTYPES
+        )
+
+    def is_scale(self, name: str) -> bool:
+        """Whether a tensor is a scale that is read together with its weight."""
+        if name.endswith("_scales"):
+            return f"{name.removesuffix('_scales')}_blocks" in self.map
+        weight = name.removesuffix("_scale_inv")
+        return weight != name and weight in self.map
+
+
+def expert_pieces(base: str) -> tuple[str, tuple[str, ...]]:
+    """The experts module that a gpt-oss tensor belongs to, and the matrices in it."""
+    owner, _, last = base.rpartition(".")
+    return owner, ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+
+
+def in_memory(name: str) -> tuple[str, str, str] | None:
+    """Where transformers 5 has a matrix of an expert: the module, the tensor, and the expert."""
+    owner, _, piece = name.rpartition(".")
+    experts, _, expert = owner.rpartition(".")
+    projection = _PROJECTION_OF.get(piece)
+    if projection is None or not expert.isdecimal():
+        return None
+    if experts.endswith(_OWNER_OF[0]):
+        experts = experts.removesuffix(_OWNER_OF[0]) + _OWNER_OF[1]
+    return experts, projection, expert
+
+
+def is_embedding(module: str) -> bool:
+    """Whether a matrix is looked up, by the name of its layer."""
+    return any(part in module.rpartition(".")[2] for part in _EMBEDDINGS)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; download it again") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} has a {type(found).__name__} instead of a JSON object")
+    return found
+
+
+def check_model(config: Mapping[str, Any]) -> None:
+    kind = config.get("model_type")
+    if kind in _CONV1D:
+        raise ValueError(
+            f"model_type: expected a model of nn.Linear layers, got {kind!r}, whose matrices are "
+            "transposed (Conv1D)"
+        )
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method not in (None, "fp8", "mxfp4"):
+        raise ValueError(
+            f"quant_method in config.json: expected none, 'fp8' or 'mxfp4', got {method!r}. Start "
+            "from the model before quantization"
+        )

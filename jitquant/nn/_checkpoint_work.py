@@ -1,0 +1,486 @@
+"""What `quantize_checkpoint` does with each tensor of a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from jitquant.formats import INPUT_DTYPES, NVFP4_DIVISOR
+from jitquant.loader.units import show_size
+from jitquant.nn._calibration import InputStatistics, lowest, output_sqnr
+from jitquant.nn._checkpoint_source import (
+    FP8_TILE,
+    Matrix,
+    Source,
+    check_model,
+    expert_pieces,
+    in_memory,
+    is_embedding,
+)
+from jitquant.nn._compressed_tensors import global_scale
+from jitquant.nn._rounding import WeightRounding, gsa_for, quantized_weights, sample, with_gsa
+from jitquant.nn._safetensors import Writer
+from jitquant.nn._schemes import SCHEMES, Layout, Scheme
+from jitquant.nn._targets import families, refusal
+from jitquant.numerics.nvfp4 import gsa_from_amax
+from jitquant.tensors.nvfp4 import NVFP4Tensor
+
+Progress = Callable[[int, int, str], None]
+"""Called with the bytes read, all that will be, and the name of the file in work."""
+
+_KEPT = 1 << 30  # bytes of a family that is read once; a larger one is read again for its amax
+
+
+@dataclass
+class Checkpoint:
+    """What `quantize_checkpoint` wrote; ``print`` it.
+
+    Attributes:
+        path: the folder.
+        format: the requested format.
+        files: the weight files and their SHA-256.
+        elements, quantized: number of elements of all weights, and of the quantized ones.
+        bytes_before, bytes_after: size of all tensors.
+        left: elements of tensors with two or more dimensions that are not quantized, by name.
+        why: the reason, by name.
+        in_fp8: names of the matrices that ``fp8_share`` keeps in FP8 blocks.
+        sqnr: with ``fp8_share``: the SQNR of each matrix in NVFP4, in dB, by name; empty if it was
+            computed by an earlier, interrupted call.
+        uncalibrated: names of matrices that "gptq" rounds like "mse".
+    """
+
+    path: Path
+    format: str
+    files: dict[str, str] = field(default_factory=dict)
+    elements: int = 0
+    quantized: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    left: dict[str, int] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    in_fp8: list[str] = field(default_factory=list)
+    sqnr: dict[str, float] = field(default_factory=dict)
+    uncalibrated: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        share = self.quantized / max(1, self.elements)
+        lines = [
+            f"{self.path}: {len(self.files)} files, {show_size(self.bytes_before)} -> "
+            f"{show_size(self.bytes_after)}",
+            f"  {self.quantized:,} of {self.elements:,} parameters in {self.format} ({share:.1%})",
+        ]
+        for what, some in (
+            ("in FP8", self.in_fp8),
+            ("not in the calibration, rounded as mse", self.uncalibrated),
+        ):
+            if some:
+                more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+                lines.append(f"  {what}: {some[0]}{more}")
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.why.items():
+            reasons.setdefault(why, []).append(name)
+        for why, names in reasons.items():
+            size = sum(self.left[name] for name in names)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"  unchanged: {names[0]}{more}: {size:,} parameters: {why}")
+        return "\n".join(lines)
+
+
+class Work:
+    """Decides what to do with each tensor, and writes it."""
+
+    def __init__(
+        self,
+        source: Source,
+        format: str,
+        layout: str,
+        device: torch.device,
+        rounding: WeightRounding,
+        calibration: Mapping[str, InputStatistics],
+    ) -> None:
+        self.source, self.layout, self.device = source, layout, device
+        self.rounding: WeightRounding = rounding
+        self.calibration = calibration
+        self.scheme: Scheme = SCHEMES[format]
+        self.result = Checkpoint(Path(), format)
+        self.matrices: dict[str, Matrix] = {}
+        self.quantized: dict[str, Matrix] = {}
+        self.ignored: list[str] = []
+        self.amaxes: dict[str, float] = {}
+        self.relatives: dict[str, list[str]] = {}
+        self._kept: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
+        self._samples: dict[str, Tensor] = {}
+        self._gsas: dict[str, Tensor] = {}
+        self._rounded: dict[str, NVFP4Tensor] = {}
+
+    def plan(
+        self,
+        targets: str | Sequence[str],
+        ignored: Sequence[str] | None,
+        fused_layers: Sequence[Sequence[str]],
+        input_amax: float | Mapping[str, float] | None,
+    ) -> None:
+        """Decides by name what to do with each matrix. Reads no values."""
+        config = self.source.config
+        check_model(config)
+        self.matrices = self.source.matrices()
+        shapes = {name: matrix.shape for name, matrix in self.matrices.items()}
+        done = self.result
+        for name, matrix in self.matrices.items():
+            why = refusal(name, shapes, targets, ignored)
+            if why is None and matrix.shape[1] % self.scheme.columns:
+                why = f"its {matrix.shape[1]} columns are not a multiple of {self.scheme.columns}"
+            if why is None:
+                self.quantized[name] = matrix
+            else:
+                done.why[name], done.left[name] = why, math.prod(matrix.shape)
+                self.ignored.append(name)
+        if not self.quantized:
+            first = next(iter(done.why.items()), None)
+            raise ValueError(
+                f"{self.source.directory} has no matrix that targets and ignore leave to be "
+                "quantized" + (f"; {first[0]} is left: {first[1]}" if first else "")
+            )
+        if config.get("tie_word_embeddings") and "lm_head" not in self.ignored:
+            self.ignored.append("lm_head")
+        if self.scheme.has_gsa:
+            for family in families(self.quantized, shapes, fused_layers):
+                self.relatives |= dict.fromkeys(family, family)
+        if self.rounding == "gptq":
+            done.uncalibrated = [name for name in self.quantized if self._inputs(name) is None]
+            self._check_calibration()
+        if self.scheme.inputs is not None and self.scheme.has_gsa:
+            self.amaxes = {name: self._amax(name, input_amax) for name in self.quantized}
+        for name in self.source.map:
+            entry = self.source.entry(name)
+            done.bytes_before += entry.size
+            counts = not name.endswith(("_scales", "weight_scale_inv"))
+            elements = math.prod(entry.shape) * (2 if name.endswith("_blocks") else 1)
+            done.elements += elements if counts else 0
+            why = self._why_left(name)
+            if counts and why is not None:
+                done.why[name], done.left[name] = why, elements
+        done.quantized = sum(math.prod(m.shape) for m in self.quantized.values())
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        self.outputs = {file: self._outputs(file) for file in self.source.files}
+        self.result.bytes_after = self.bytes_after({})
+
+    def _inputs(self, name: str) -> InputStatistics | None:
+        """What is known of the inputs of a matrix."""
+        found = self.calibration.get(name)
+        if found is None and (place := in_memory(name)) is not None:
+            found = self.calibration.get(".".join(place))
+        return found
+
+    def _amax(self, name: str, amaxes: float | Mapping[str, float] | None) -> float:
+        """The amax of the inputs of a matrix; of an expert that no token chose, the largest of
+        the others, as engines take it."""
+        amax = amaxes.get(name) if isinstance(amaxes, Mapping) else amaxes
+        if amax is None and (found := self._inputs(name)) is not None:
+            amax = found.amax.item()
+        if amax is None and (place := in_memory(name)) is not None:
+            start = f"{place[0]}.{place[1]}."
+            others = [f.amax.item() for n, f in self.calibration.items() if n.startswith(start)]
+            amax = max(others, default=None)
+        if amax is None or not 0 < amax < math.inf:
+            raise ValueError(
+                f"input_amax of {name}: expected a positive number, got {amax}. Measure it with "
+                "report(model, inputs), or pass one number for all layers"
+            )
+        return float(amax)
+
+    def _check_calibration(self) -> None:
+        if len(self.result.uncalibrated) == len(self.quantized):
+            raise ValueError(
+                "calibration: expected layers named as in the folder, such as "
+                f"{next(iter(self.quantized))}, got "
+                f"{', '.join([*self.calibration][:1]) or 'no layers'}"
+            )
+        for name, matrix in self.quantized.items():
+            found = self._inputs(name)
+            if found is not None and len(found.moment) != matrix.shape[1]:
+                raise ValueError(
+                    f"calibration: expected {matrix.shape[1]} elements in each input of {name}, "
+                    f"got {len(found.moment)}. Calibrate this model"
+                )
+
+    def lowest(self, share: float, progress: Progress | None) -> list[str]:
+        """The matrices to keep in FP8. Reads all matrices."""
+        rounding: WeightRounding = "mse" if self.rounding == "gptq" else self.rounding
+        sqnr, read, total = self.result.sqnr, 0, self.result.bytes_before
+        for name in self.quantized:
+            weight = self._values(name)
+            found = self._inputs(name)
+            found = None if found is None else found.to(weight.device)
+            q = with_gsa(weight, rounding, self._gsa(name))
+            sqnr[name] = output_sqnr(weight, q, found, self.scheme.inputs is None)
+            if progress is not None:
+                read += weight.nbytes
+                progress(min(read, total), total, "what stays in FP8")
+        groups = [self.relatives.get(name, [name]) for name in self.quantized]
+        fits = [g for g in groups if self.quantized[g[0]].shape[1] % FP8_TILE == 0]
+        return lowest(sqnr, fits, int(share * len(self.quantized) + 0.5))
+
+    def scan(self, done: Mapping[str, str], progress: Progress | None) -> None:
+        """Reads the matrices of files that are not finished, for their amaxes and for NaN."""
+        read, total = 0, self.result.bytes_before
+        for name, matrix in self.quantized.items():
+            if matrix.file not in done and name not in self._maxima:
+                read += self._values(name).nbytes
+                if progress is not None:
+                    progress(min(read, total), total, "whether all weights are finite")
+
+    def set_fp8(self, names: Sequence[str]) -> None:
+        """Marks matrices to be written in FP8 blocks."""
+        done = self.result
+        done.in_fp8 = list(names)
+        done.uncalibrated = [name for name in done.uncalibrated if name not in names]
+        for name in names:
+            self.amaxes.pop(name, None)
+        self._lay_out()
+
+    def scheme_of(self, name: str) -> Scheme:
+        """The scheme of a matrix."""
+        return SCHEMES["fp8_block"] if name in self.result.in_fp8 else self.scheme
+
+    def _why_left(self, name: str) -> str | None:
+        """Why a tensor is not quantized; None if it is, or if it is small."""
+        entry, module = self.source.entry(name), name.removesuffix(".weight")
+        known = module in self.matrices or name.endswith("_blocks") or self.source.is_stack(name)
+        if known or len(entry.shape) < 2 or self._expert_bias(name) is not None:
+            return None
+        if is_embedding(module):
+            return "an embedding"
+        if entry.dtype not in INPUT_DTYPES:
+            return f"it is {entry.dtype}"
+        if len(entry.shape) == 3 and "experts" in name:
+            return f"experts of {self.source.config.get('model_type')} in one tensor are not read"
+        return "not the weight of a linear"
+
+    def _parts(self, name: str, matrix: Matrix) -> Layout:
+        """The tensors to write for a matrix, by full name."""
+        if name not in self.quantized:
+            return {f"{name}.weight": (torch.bfloat16, matrix.shape)}
+        parts = self.scheme_of(name).layout(*matrix.shape)
+        if name in self.amaxes:
+            parts["input_global_scale"] = (torch.float32, (1,))
+        if self.layout == "modelopt":
+            parts = {
+                "weight": parts["weight_packed"],
+                "weight_scale": parts["weight_scale"],
+                "weight_scale_2": (torch.float32, ()),
+                "input_scale": (torch.float32, ()),
+            }
+        return {f"{name}.{part}": about for part, about in parts.items()}
+
+    def _outputs(self, file: str) -> list[tuple[str, Layout]]:
+        """The tensors to write for each tensor of a file, in order."""
+        by_tensor: dict[str, list[str]] = {}
+        for module, matrix in self.matrices.items():
+            if matrix.file == file:
+                by_tensor.setdefault(matrix.name, []).append(module)
+        found = []
+        for name, entry in self.source.files[file].items():
+            made: Layout = {}
+            modules = by_tensor.get(name.removesuffix("_blocks"), [])
+            as_it_is = modules and self.matrices[modules[0]].source in ("plain", "stack")
+            if modules and not (as_it_is and not self.quantized.keys() & set(modules)):
+                for module in modules:
+                    made |= self._parts(module, self.matrices[module])
+            elif self.source.is_scale(name):
+                pass
+            elif self._expert_bias(name) is not None:
+                owner, pieces = self._expert_bias(name) or ("", ())
+                experts, size = entry.shape
+                shape = (size // len(pieces),)
+                for e in range(experts):
+                    made |= {f"{owner}.{e}.{p}.bias": (entry.dtype, shape) for p in pieces}
+            else:
+                made = {name: (entry.dtype, entry.shape)}
+            found.append((name, made))
+        return found
+
+    def _expert_bias(self, name: str) -> tuple[str, tuple[str, ...]] | None:
+        """The experts of a bias, and its matrices, whose elements alternate."""
+        base = name.removesuffix("_bias")
+        if base == name:
+            return None
+        if base in self.source.map and self.source.is_stack(base):
+            owner, pieces = expert_pieces(base)
+            experts = range(self.source.entry(base).shape[0])
+            every = {f"{owner}.{e}.{piece}" for e in experts for piece in pieces}
+            return (owner, pieces) if every & self.quantized.keys() else None
+        return expert_pieces(base) if f"{base}_blocks" in self.source.map else None
+
+    def bytes_after(self, done: Mapping[str, str]) -> int:
+        """Size of the tensors in the files that are not finished."""
+        return sum(
+            math.prod(shape) * dtype.itemsize
+            for file, outputs in self.outputs.items()
+            if file not in done
+            for _, layout in outputs
+            for dtype, shape in layout.values()
+        )
+
+    def run(
+        self,
+        folder: Path,
+        done: dict[str, str],
+        keep: Callable[[], None],
+        progress: Progress | None,
+    ) -> None:
+        """Writes the files that are not finished.
+
+        Args:
+            folder: to write to.
+            done: hashes of the finished files; the others are added.
+            keep: called after each file.
+            progress: called after each tensor.
+        """
+        total, read = self.result.bytes_before, 0
+        for file, outputs in self.outputs.items():
+            size = sum(self.source.entry(name).size for name, _ in outputs)
+            if file in done:
+                read += size
+                continue
+            layout = {n: about for _, made in outputs for n, about in made.items()}
+            with _writing(folder / file, layout) as writer:
+                for i, (name, made) in enumerate(outputs):
+                    for following, _ in outputs[i + 1 : i + 2]:
+                        self.source.read_ahead(following)
+                    for part, tensor in self._tensors(name, made):
+                        writer.write(part, tensor)
+                    read += self.source.entry(name).size
+                    if progress is not None:
+                        progress(read, total, file)
+                done[file] = writer.close()
+            self._kept.clear()
+            keep()
+
+    def _tensors(self, name: str, made: Layout) -> Iterator[tuple[str, Tensor]]:
+        """The tensors to write for one tensor."""
+        modules = dict.fromkeys(part.rpartition(".")[0] for part in made)
+        if list(made) == [name] and not self._is_quantized(name):
+            matrix = self.matrices.get(name.removesuffix(".weight"))
+            if matrix is None or matrix.source == "plain":
+                yield name, self.source.read(name)
+                return
+        bias = self._expert_bias(name)
+        if bias is not None:
+            owner, pieces = bias
+            whole = self.source.read(name)
+            for e in range(whole.shape[0]):
+                for i, piece in enumerate(pieces):
+                    yield f"{owner}.{e}.{piece}.bias", whole[e, i :: len(pieces)]
+            return
+        for module in modules:
+            yield from self._matrix(module)
+
+    def _is_quantized(self, name: str) -> bool:
+        return name.removesuffix(".weight") in self.quantized
+
+    def _matrix(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        matrix = self.matrices[name]
+        if name not in self.quantized:
+            yield f"{name}.weight", self._values(name).to(torch.bfloat16)
+            return
+        scheme, gsa = self.scheme_of(name), None
+        if (found := self._as_it_is(matrix, scheme)) is not None:
+            for part, tensor in found.items():
+                yield f"{name}.{part}", tensor
+            return
+        if scheme.has_gsa and self.rounding == "gptq":
+            q = self._gptq(name)
+            gsa, packed = q.gsa, {"weight_packed": q.x_fp4_bytes, "weight_scale": q.x_sf}
+            parts = packed | {"weight_global_scale": global_scale(gsa)}
+        else:
+            weight = self._values(name)
+            gsa = self._gsa(name) if scheme.has_gsa else None
+            parts = scheme.quantize(weight, gsa, self.rounding)
+        if name in self.amaxes:
+            parts["input_global_scale"] = torch.tensor([NVFP4_DIVISOR / self.amaxes[name]])
+        if self.layout == "modelopt":
+            assert gsa is not None
+            parts = {
+                "weight": parts["weight_packed"],
+                "weight_scale": parts["weight_scale"],
+                "weight_scale_2": gsa.reshape(()),
+                "input_scale": torch.tensor(self.amaxes[name] / NVFP4_DIVISOR),
+            }
+        for part, tensor in parts.items():
+            yield f"{name}.{part}", tensor
+
+    def _gptq(self, name: str) -> NVFP4Tensor:
+        """A matrix, rounded together with those that engines fuse with it."""
+        if name not in self._rounded:
+            family = self.relatives.get(name, [name])
+            weights = [self._values(member) for member in family]
+            known = [self._inputs(member) for member in family]
+            moments = [None if k is None else k.moment.to(self.device) for k in known]
+            made = quantized_weights(weights, "gptq", moments)
+            self._rounded |= dict(zip(family, made, strict=True))
+        return self._rounded.pop(name)
+
+    def _as_it_is(self, matrix: Matrix, scheme: Scheme) -> dict[str, Tensor] | None:
+        """The parts of a matrix that already has the requested format."""
+        if matrix.source == "fp8" and scheme is SCHEMES["fp8_block"]:
+            scale = self.source.read(f"{matrix.name}_scale_inv").to(torch.float32)
+            return {"weight": self.source.read(matrix.name), "weight_scale": scale}
+        if matrix.source == "mxfp4" and self.result.format == "mxfp4":
+            codes, scales = self.source.mxfp4(matrix)
+            return {"weight_packed": codes, "weight_scale": scales.view(torch.uint8)}
+        return None
+
+    def _values(self, name: str) -> Tensor:
+        """The values of a matrix. Records its amax."""
+        if name in self._kept:
+            return self._kept.pop(name)
+        matrix = self.matrices[name]
+        weight = self.source.values(matrix, self.device)
+        if name not in self._maxima:
+            low, high = weight.aminmax()
+            amax = torch.maximum(-low, high).float().reshape(1)
+            if not bool(amax.isfinite()):
+                raise ValueError(
+                    f"{matrix.name} in {self.source.directory / matrix.file}: expected finite "
+                    f"weights, got NaN or infinity. Leave it out with ignore={name!r}, or get the "
+                    "file again"
+                )
+            self._maxima[name] = amax
+            if self.rounding in ("mse", "gptq"):
+                self._samples[name] = sample(weight, len(self.relatives.get(name, [name])))
+        return weight
+
+    def _gsa(self, name: str) -> Tensor:
+        """The gsa of a matrix and of those that engines fuse with it."""
+        family = self.relatives.get(name, [name])
+        for member in family:
+            if member not in self._maxima:
+                weight = self._values(member)
+                if weight.nbytes * len(family) <= _KEPT:
+                    self._kept[member] = weight
+        if name not in self._gsas:
+            amax = torch.stack([self._maxima[member] for member in family]).amax(0)
+            samples = [self._samples.pop(member) for member in family if member in self._samples]
+            gsa = gsa_for(self.rounding, gsa_from_amax(amax), samples)
+            self._gsas |= dict.fromkeys(family, gsa)
+        return self._gsas[name]
+
+
+@contextlib.contextmanager
+def _writing(path: Path, layout: Layout) -> Iterator[Writer]:
+    writer = Writer(path, layout)
+    try:
+        yield writer
+    except BaseException:
+        writer.abandon()
+        raise
