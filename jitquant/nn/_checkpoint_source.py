@@ -31,6 +31,7 @@ _OWNER_OF = ("block_sparse_moe.experts", "mlp.experts")
 """How files of Mixtral name experts, and how transformers 5 does in memory."""
 _FP8 = torch.float8_e4m3fn
 FP8_TILE = 128
+_HOST = torch.device("cpu")
 
 
 class Matrix(NamedTuple):
@@ -90,16 +91,27 @@ class Source:
             if lost:
                 raise ValueError(f"{self.map[lost[0]]} has no {lost[0]}, which {INDEX} says it has")
         self.map = found
+        self._pinned = torch.empty(0, dtype=torch.uint8)
 
     def entry(self, name: str) -> Entry:
         return self.files[self.map[name]][name]
 
-    def read(self, name: str, expert: int | None = None) -> Tensor:
+    def read(self, name: str, expert: int | None = None, device: torch.device = _HOST) -> Tensor:
+        """A tensor, or one expert's part of it.
+
+        For a GPU it is read into pinned memory that is used again: the first write to new memory
+        takes longer than the copy.
+        """
         entry = self.entry(name)
         if expert is not None:
             size = entry.size // entry.shape[0]
             entry = Entry(entry.dtype, entry.shape[1:], entry.begin + expert * size, size)
-        return read_tensor(self.directory / self.map[name], entry)
+        path = self.directory / self.map[name]
+        if device.type != "cuda":
+            return read_tensor(path, entry)
+        if self._pinned.numel() < entry.size:
+            self._pinned = torch.empty(entry.size, dtype=torch.uint8, pin_memory=True)
+        return read_tensor(path, entry, self._pinned).to(device)
 
     def read_ahead(self, name: str) -> None:
         read_ahead(self.directory / self.map[name], self.entry(name))
@@ -111,8 +123,9 @@ class Source:
             x_fp4, x_sf = codes.to(device), scales.to(device)
             return dequantize_mxfp4(x_fp4.view(torch.float4_e2m1fn_x2), x_sf)[0]
         if matrix.source == "stack":
-            return self.read(matrix.name, matrix.expert).to(device).t()[matrix.rows].contiguous()
-        weight = self.read(matrix.name).to(device)
+            stacked = self.read(matrix.name, matrix.expert, device)
+            return stacked.t()[matrix.rows].contiguous()
+        weight = self.read(matrix.name, device=device)
         if matrix.source == "fp8":
             scale = self.read(f"{matrix.name}_scale_inv").to(device, torch.float32)
             block = (FP8_TILE, FP8_TILE)

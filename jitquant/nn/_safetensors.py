@@ -109,16 +109,17 @@ def read_header(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def read_tensor(path: Path, entry: Entry) -> Tensor:
-    """The values of a tensor, in its own memory."""
-    values = torch.empty(entry.size, dtype=torch.uint8)
+def read_tensor(path: Path, entry: Entry, memory: Tensor | None = None) -> Tensor:
+    """The values of a tensor, in memory of its own or at the start of a contiguous one of bytes."""
+    own = torch.empty(entry.size, dtype=torch.uint8) if memory is None else memory
+    values = own[: entry.size]
     if entry.size:
-        memory = memoryview((ctypes.c_char * entry.size).from_address(values.data_ptr()))
+        view = memoryview((ctypes.c_char * entry.size).from_address(values.data_ptr()))
         with path.open("rb", buffering=0) as file:
             file.seek(entry.begin)
             read = 0
             while read < entry.size:
-                count = file.readinto(memory[read : read + (1 << 30)])
+                count = file.readinto(view[read : read + (1 << 30)])
                 if not count:
                     raise OSError(f"{path} ended after {entry.begin + read} bytes")
                 read += count
