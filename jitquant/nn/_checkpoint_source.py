@@ -71,7 +71,7 @@ class Source:
             if not isinstance(weight_map, dict):
                 raise ValueError(f"{index} has no weight_map; download it again")
             self.map: dict[str, str] = weight_map
-            names = sorted(set(self.map.values()))
+            names = sorted({_checked(name, index) for name in self.map.values()})
         else:
             names = sorted(p.name for p in directory.glob("*.safetensors"))
         if not names:
@@ -231,6 +231,13 @@ def in_memory(name: str) -> tuple[str, str, str] | None:
     return experts, projection, expert
 
 
+def _checked(name: object, index: Path) -> str:
+    """The name of a file in the folder itself."""
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ValueError(f"weight_map in {index}: expected names of files beside it, got {name!r}")
+    return name
+
+
 def is_embedding(module: str) -> bool:
     """Whether a matrix is looked up, by the name of its layer."""
     return any(part in module.rpartition(".")[2] for part in _EMBEDDINGS)
@@ -253,7 +260,8 @@ def check_model(config: Mapping[str, Any]) -> None:
             f"model_type: expected a model of nn.Linear layers, got {kind!r}, whose matrices are "
             "transposed (Conv1D)"
         )
-    method = (config.get("quantization_config") or {}).get("quant_method")
+    described = config.get("quantization_config") or {}
+    method = described.get("quant_method") if isinstance(described, dict) else described
     if method not in (None, "fp8", "mxfp4"):
         raise ValueError(
             f"quant_method in config.json: expected none, 'fp8' or 'mxfp4', got {method!r}. Start "

@@ -66,9 +66,12 @@ def _read_json(path: Path) -> tuple[dict[str, Any], int]:
         if not 2 <= length <= _LONGEST or 8 + length > size:
             raise ValueError(f"{path} has {size} bytes and no header of safetensors; read it again")
         try:
-            return json.loads(file.read(length)), 8 + length
+            header = json.loads(file.read(length))
         except ValueError as error:
             raise ValueError(f"the header of {path} is not JSON: {error}; read it again") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"the header of {path} is a JSON {type(header).__name__}; read it again")
+    return header, 8 + length
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -94,10 +97,18 @@ def read_header(path: Path) -> dict[str, Entry]:
     header.pop("__metadata__", None)
     entries: dict[str, Entry] = {}
     for name, about in header.items():
-        begin, end = about["data_offsets"]
-        if about["dtype"] not in DTYPES:
-            raise ValueError(f"{name} in {path} is {about['dtype']}, which is not known")
-        dtype, shape = DTYPES[about["dtype"]], tuple(about["shape"])
+        try:
+            begin, end = map(int, about["data_offsets"])
+            kind, shape = str(about["dtype"]), tuple(map(int, about["shape"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name} in {path} has no dtype, shape and data_offsets; read it again"
+            ) from error
+        if kind not in DTYPES:
+            raise ValueError(f"{name} in {path} is {kind}, which is not known")
+        if begin < 0 or any(size < 0 for size in shape):
+            raise ValueError(f"{name} in {path} begins at {begin} with the shape {shape}")
+        dtype = DTYPES[kind]
         if end - begin != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{name} in {path} has {end - begin} bytes for {shape} of {dtype}")
         entries[name] = Entry(dtype, shape, first + begin, end - begin)

@@ -433,6 +433,38 @@ def test_files_of_json_that_are_broken(file: str, text: str, tmp_path: Path) -> 
     assert not (tmp_path / "out.partial").exists()
 
 
+ENTRY = {"dtype": "BF16", "shape": [4, 4], "data_offsets": [0, 32]}
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ([1], "is a JSON list"),
+        ({"a.weight": {}}, "a.weight in .* has no dtype, shape and data_offsets"),
+        ({"a.weight": 3}, "a.weight in .* has no dtype, shape and data_offsets"),
+        ({"a.weight": ENTRY | {"data_offsets": [-32, 0]}}, "begins at -32"),
+        ({"a.weight": ENTRY | {"shape": [-4, -4]}}, r"the shape \(-4, -4\)"),
+    ],
+)
+def test_headers_that_are_broken(header: Any, says: str, tmp_path: Path) -> None:
+    source = folder(tmp_path / "in", tensors(), 1)
+    (file,) = source.glob("*.safetensors")
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(64))
+    with pytest.raises(ValueError, match=says):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/model.safetensors", 3])
+def test_files_are_beside_their_index(name: Any, tmp_path: Path) -> None:
+    """Nothing is read or written elsewhere."""
+    source = folder(tmp_path / "in", tensors())
+    index = json.dumps({"weight_map": {"a.weight": name}})
+    (source / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError, match="expected names of files beside it"):
+        quantize_checkpoint(source, tmp_path / "out", device="cpu")
+
+
 def test_other_dtypes_are_named(tmp_path: Path) -> None:
     made = {"a.weight": randn(64, 64), "b.weight": randn(64, 64).double()}
     done = quantize_checkpoint(folder(tmp_path / "in", made, 1), tmp_path / "out", device="cpu")
