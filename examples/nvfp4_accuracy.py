@@ -6,7 +6,7 @@
 The model is all-MiniLM-L6-v2, a sentence encoder. Each linear is measured by itself with the inputs
 that it has in the unquantized model; then the whole model is converted by several recipes, and its
 embeddings are compared with those that it gave before. GPTQ is calibrated with sentences of the
-documentation of Python.
+documentation of Python, and with everyday ones (sentences.txt), like those that are measured.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ RECIPES: dict[str, dict[str, Any]] = {
 """What `jitquant.nn.convert` is called with, by what is printed."""
 
 
+EVERYDAY = Path(__file__).with_name("sentences.txt")
+"""128 sentences of many subjects, one a line; none of `TEXT` is among them."""
+
+
 def sentences(count: int) -> list[str]:
     """Of Python's documentation, from all over it."""
     topics = pydoc_data.topics.topics
@@ -95,7 +99,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, help="another encoder's directory")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--calibrated", type=int, default=256, help="sentences for GPTQ")
+    parser.add_argument(
+        "--calibrated", type=int, default=256, help="sentences of documentation for GPTQ"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/accuracy"))
     given = parser.parse_args()
     device = torch.device(given.device)
@@ -112,9 +118,10 @@ def main() -> None:
 
     batch = tokenizer(list(TEXT), padding=True, return_tensors="pt").to(device)
     exact = embeddings(model, batch)
+    texts = sentences(given.calibrated) + EVERYDAY.read_text(encoding="utf-8").splitlines()
     calibrated = [
         tokenizer(list(part), padding=True, truncation=True, return_tensors="pt").to(device)
-        for part in zip(*[iter(sentences(given.calibrated))] * 32, strict=False)
+        for part in zip(*[iter(texts)] * 32, strict=False)
     ]
     model = model.to(torch.bfloat16)
     found = jitquant.nn.calibrate(model, calibrated)
