@@ -100,11 +100,12 @@ def _nvfp4_grouped_mm(
     w_layout: str,
     offsets: Tensor,
     dtype: torch.dtype,
+    out: Tensor | None = None,
 ) -> Tensor:
     rows, (groups, n, packed) = x_fp4.shape[0], w_fp4.shape
     if x_layout == w_layout == "linear" and _reads_as_stored(x_fp4.device, rows, groups):
         operands = (x_fp4, w_fp4, w_sf, w_gsa, offsets, x_sf, x_gsa)
-        stored: Tensor = GROUPED_LINEAR.one_tensor([*operands, dtype], None)
+        stored: Tensor = GROUPED_LINEAR.one_tensor([*operands, dtype], out)
         return stored
     # Codes times block scales are exact in bf16; the gsas follow after the sum.
     one = torch.ones(1, dtype=torch.float32, device=x_fp4.device)
@@ -121,11 +122,17 @@ def _nvfp4_grouped_mm(
     group = _group_of_each(ends, rows)
     w_scales = w_gsa.view(groups, n) if w_gsa.numel() > 1 else w_gsa.view(1, 1)
     y = _scaled(product, x_gsa.view(-1, 1), w_scales, group)
-    return y.masked_fill_((group == groups)[:, None], 0).to(dtype)
+    return _given(y.masked_fill_((group == groups)[:, None], 0), dtype, out)
 
 
 def _fp8_grouped_mm(
-    x: Tensor, x_scales: Tensor, w: Tensor, w_scales: Tensor, offsets: Tensor, dtype: torch.dtype
+    x: Tensor,
+    x_scales: Tensor,
+    w: Tensor,
+    w_scales: Tensor,
+    offsets: Tensor,
+    dtype: torch.dtype,
+    out: Tensor | None = None,
 ) -> Tensor:
     rows, (groups, n, k) = x.shape[0], w.shape
     x, w = x.contiguous(), w.contiguous()  # rows may be strided
@@ -153,7 +160,12 @@ def _fp8_grouped_mm(
             product = _grouped_bf16(x.to(torch.bfloat16), w.to(torch.bfloat16), ends)
             y = _scaled(product, x_scales, w_scales, group).to(torch.bfloat16)
         y = y[:, :n]
-    return y.masked_fill((group == groups)[:, None], 0).to(dtype).contiguous()
+    return _given(y.masked_fill((group == groups)[:, None], 0), dtype, out)
+
+
+def _given(y: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    """A product in ``dtype``, or in the buffer for it."""
+    return y.to(dtype).contiguous() if out is None else out.copy_(y)
 
 
 def _padded(t: Tensor, n: int, k: int) -> Tensor:
@@ -177,16 +189,32 @@ def _without_autocast(implementation: Callable[..., Tensor]) -> Callable[..., Te
     return op
 
 
-_NVFP4 = register(
-    "nvfp4_grouped_mm(Tensor x_fp4, Tensor x_sf, Tensor x_gsa, str x_layout, Tensor w_fp4,"
-    " Tensor w_sf, Tensor w_gsa, str w_layout, Tensor offsets, ScalarType dtype) -> Tensor",
-    _without_autocast(_nvfp4_grouped_mm),
+def _registered(
+    name: str, operands: str, implementation: Callable[..., Tensor], fake: Callable[..., Tensor]
+) -> tuple[Any, Any]:
+    """The op of a product, and the one that writes to a buffer."""
+    op = _without_autocast(implementation)
+
+    def into(*arguments: Any) -> None:
+        op(*arguments[:-1], arguments[-1].dtype, arguments[-1])
+
+    return (
+        register(f"{name}({operands}, ScalarType dtype) -> Tensor", op, fake),
+        register(f"{name}_out({operands}, Tensor(a!) out) -> ()", into, lambda *_: None),
+    )
+
+
+_NVFP4, _NVFP4_OUT = _registered(
+    "nvfp4_grouped_mm",
+    "Tensor x_fp4, Tensor x_sf, Tensor x_gsa, str x_layout, Tensor w_fp4, Tensor w_sf,"
+    " Tensor w_gsa, str w_layout, Tensor offsets",
+    _nvfp4_grouped_mm,
     lambda *arguments: _fake(arguments[0], arguments[4], arguments[-1]),
 )
-_FP8 = register(
-    "fp8_grouped_mm(Tensor x, Tensor x_scales, Tensor w, Tensor w_scales, Tensor offsets,"
-    " ScalarType dtype) -> Tensor",
-    _without_autocast(_fp8_grouped_mm),
+_FP8, _FP8_OUT = _registered(
+    "fp8_grouped_mm",
+    "Tensor x, Tensor x_scales, Tensor w, Tensor w_scales, Tensor offsets",
+    _fp8_grouped_mm,
     lambda *arguments: _fake(arguments[0], arguments[2], arguments[-1]),
 )
 
@@ -196,7 +224,8 @@ def grouped_linear(
     weights: Quantized,
     offsets: Tensor,
     *,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Multiplies the rows of each expert by that expert's weight; inference only.
 
@@ -206,7 +235,8 @@ def grouped_linear(
 
     - NVFP4 with linear scales and up to 8 rows per expert on average (1024 in total), on a GPU with
       compute capability 8.0 or newer: `jitquant.nvfp4_grouped_linear`, which reads only the weights
-      of experts that have rows, as they are stored, and rounds once.
+      of experts that have rows, as they are stored, and rounds once. Nothing but the result is
+      allocated, and with ``out`` nothing.
     - Other NVFP4: ``torch.nn.functional.grouped_mm`` of codes times block scales, which are exact
       in bf16. The product, rounded to bf16, is multiplied by the gsas in fp32. The dequantized
       weights of all experts take memory during the call.
@@ -222,12 +252,14 @@ def grouped_linear(
             ``quantize_fp8(x, granularity="row")``.
         weights: (E, N, K) of the same format: ``quantize_nvfp4`` or ``quantize_fp8(...,
             granularity="row")`` of a stack, or `stack_experts` of quantized weights.
-        offsets: int32 or int64 (E,) on q's device: where the rows of each expert end. On a GPU with
-            a grouped GEMM they are not checked, but made non-decreasing and clamped to T.
-        dtype: of the result: bfloat16, float16 or float32.
+        offsets: int32 or int64 (E,) on q's device: where the rows of each expert end; or (E + 1,)
+            with a leading 0, as `jitquant.quantize_ragged` takes them. On a GPU with a grouped GEMM
+            they are not checked, but made non-decreasing and clamped to T.
+        dtype: of the result: bfloat16, float16 or float32; default that of ``out``, or bfloat16.
+        out: contiguous (T, N) to write to.
 
     Returns:
-        (T, N), without gradient.
+        (T, N), without gradient, or ``out``.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -246,26 +278,40 @@ def grouped_linear(
             f"{tuple(weights.shape)}. For a list of weights call stack_experts"
         )
     offsets = _checks.seen_as_tensor(offsets, "offsets")
+    offsets = _checks.ends_of(offsets, weights.shape[0])
     _check_offsets(offsets, weights.shape[0], q.device)
     if weights.device != q.device:
         raise ValueError(
             f"q and weights: expected tensors on one device, got {q.device} and {weights.device}. "
             "Move one with .to(device)"
         )
+    if out is not None:
+        _checks.tensor_out(out)
+    if dtype is None:
+        dtype = torch.bfloat16 if out is None else out.dtype
     check_dtype(dtype)
+    shape = (q.shape[0], weights.shape[1])
+    if out is not None:
+        _checks.out_tensor(out, "out", shape, dtype, q.device)
     if q.shape[0] == 0:
-        return torch.empty((0, weights.shape[1]), dtype=dtype, device=q.device)
-    result: Tensor
+        return torch.empty(shape, dtype=dtype, device=q.device) if out is None else out
+    operands: tuple[Any, ...]
     if isinstance(q, NVFP4Tensor):
-        result = _NVFP4(
+        new, into = _NVFP4, _NVFP4_OUT
+        operands = (
             *(q.x_fp4_bytes, q.x_sf, q.gsa, q.scale_layout),
             *(weights.x_fp4_bytes, weights.x_sf, weights.gsa, weights.scale_layout),
-            *(offsets, dtype),
+            offsets,
         )
     else:
+        new, into = _FP8, _FP8_OUT
         scales = q.scale_inv, weights.scale_inv.squeeze(-1)
-        result = _FP8(q.data, scales[0], weights.data, scales[1], offsets, dtype)
-    return result
+        operands = (q.data, scales[0], weights.data, scales[1], offsets)
+    if out is None:
+        result: Tensor = new(*operands, dtype)
+        return result
+    into(*operands, out)
+    return out
 
 
 def _check_operand(name: str, operand: object) -> None:
@@ -298,10 +344,9 @@ def _check_offsets(offsets: object, groups: int, device: torch.device) -> None:
         given = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
         raise TypeError(f"offsets: expected a tensor of int32 or int64, got {given}")
     if tuple(offsets.shape) != (groups,):
-        hint = ". Leave out the leading zero" if tuple(offsets.shape) == (groups + 1,) else ""
         raise ValueError(
-            f"offsets: expected shape ({groups},), the end of each expert's rows, got shape "
-            f"{tuple(offsets.shape)}{hint}"
+            f"offsets: expected shape ({groups},), the end of each expert's rows, or one more with a "
+            f"leading 0, got shape {tuple(offsets.shape)}"
         )
     if offsets.device != device:
         raise ValueError(

@@ -119,6 +119,12 @@ def as_gsa(gsa: object) -> float | Tensor | None:
     )
 
 
+def ends_of(offsets: Tensor, groups: int) -> Tensor:
+    """Where the rows of each group end, of offsets that may have a leading 0."""
+    has_zero = isinstance(offsets, Tensor) and tuple(offsets.shape) == (groups + 1,)
+    return offsets[1:] if has_zero else offsets
+
+
 def dimension(dim: int) -> None:
     """``dim`` is -1 or 0."""
     if dim != -1 and dim != 0:

@@ -225,8 +225,9 @@ def nvfp4_grouped_linear(
             (T, K) with linear scales.
         weight: (E, N, K), up to 1024 experts, packed along K with linear scales, and with one gsa
             or one for each row: `jitquant.nn.stack_experts` of quantized weights.
-        offsets: int32 or int64 (E,): where the rows of each expert end. They are not checked, but
-            made non-decreasing and clamped to T.
+        offsets: int32 or int64 (E,): where the rows of each expert end; or (E + 1,) with a leading
+            0, as `jitquant.quantize_ragged` takes them. They are not checked, but made
+            non-decreasing and clamped to T.
         dtype: bfloat16, float16 or float32; default that of ``out``, of ``x``, or bfloat16.
         out: contiguous (T, N) to write to.
 
@@ -254,6 +255,7 @@ def nvfp4_grouped_linear(
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
     values, scales, gsa = parts
+    offsets = _checks.ends_of(offsets, weight.shape[0])
     if dtype is None and scales is None:
         dtype = values.dtype
     return GROUPED_LINEAR.one_tensor(

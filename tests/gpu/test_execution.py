@@ -267,7 +267,10 @@ def test_bad_arguments_reach_no_kernel() -> None:
     cases: list[tuple[str, Callable[[], object]]] = [
         ("x: expected bfloat16, .* got torch.int32", lambda: fused.amax_quantize_nvfp4(x.int())),
         (r"contiguous last dimension.*x\.contiguous\(\)", lambda: fused.amax_quantize_nvfp4(x.T)),
-        ("recipe: .* 'te', 'vllm', 'te_flush', got 'x'", lambda: fused.amax_quantize_nvfp4(x, recipe="x")),
+        (
+            "recipe: .* 'te', 'vllm', 'te_flush', got 'x'",
+            lambda: fused.amax_quantize_nvfp4(x, recipe="x"),
+        ),
         ("scale_layout: .* got 'x'", lambda: fused.amax_quantize_nvfp4(x, scale_layout="x")),
         ("granularity: .* got 'x'", lambda: fused.amax_quantize_nvfp4(x, granularity="x")),
         ("divisor: .* got 0.0", lambda: fused.amax_quantize_nvfp4(x, 0.0)),
