@@ -173,8 +173,10 @@ def test_norms_of_many_rows_with_a_residual(
     x = _values(rows, cols, gap, dtype)
     added = torch.randn(rows, cols, generator=torch.Generator().manual_seed(1)).to(dtype)
     weight = torch.linspace(-2, 3, cols)
+    no_number = weight.clone()
+    no_number[3] = float("nan")
     gsa = torch.linspace(1e-3, 0.3, rows)
-    for weights in (weight.to(dtype), weight):
+    for weights in (weight.to(dtype), weight, no_number):
         for given in (None, gsa, gsa[:1].clone()):
             k: dict[str, Any] = {"scale_layout": scale_layout}
             ours, theirs = added.clone(), added.clone()
