@@ -345,8 +345,8 @@ def _check_offsets(offsets: object, groups: int, device: torch.device) -> None:
         raise TypeError(f"offsets: expected a tensor of int32 or int64, got {given}")
     if tuple(offsets.shape) != (groups,):
         raise ValueError(
-            f"offsets: expected shape ({groups},), the end of each expert's rows, or one more with a "
-            f"leading 0, got shape {tuple(offsets.shape)}"
+            f"offsets: expected shape ({groups},), the end of each expert's rows, or one more for "
+            f"a leading 0, got shape {tuple(offsets.shape)}"
         )
     if offsets.device != device:
         raise ValueError(

@@ -229,6 +229,51 @@ def models(results: Path, *names: str) -> list[str]:
     return table + _origin(results, names[-1])
 
 
+def _granularity(results: Path, table: str) -> list[dict[str, Any]]:
+    rows = summary.read(results)["granularity"]["rows"]
+    return [row for row in rows if row["table"] == table]
+
+
+def fused(results: Path) -> list[str]:
+    """`quantize_fp8` with one scale and one a row, beside amax, scale and cast in three kernels."""
+    rows = _granularity(results, "fused")
+    sizes = list(dict.fromkeys(row["shape"][0] for row in rows))
+    lines = []
+    for call in dict.fromkeys(row["call"] for row in rows):
+        of_call = [row for row in rows if row["call"] == call]
+        lines.append((f"`{call}`", *(_us(row["us"]) for row in of_call)))
+        lines.append(("in three kernels", *(_us(row["unfused_us"]) for row in of_call)))
+    return _table(("us at M =", *map(str, sizes)), lines) + _origin(results, "granularity")
+
+
+def square(results: Path) -> list[str]:
+    """One large matrix by granularity."""
+    rows = _granularity(results, "square")
+    return _table(
+        (" x ".join(map(str, rows[0]["shape"])), "us", "of floor"),
+        ((f"`{r['call']}`", _us(r["us"]), f"{r['floor_us'] / r['us']:.0%}") for r in rows),
+    ) + _origin(results, "granularity")
+
+
+def batches(results: Path) -> list[str]:
+    """1x128 of (batch, sequence, hidden)."""
+    rows = {tuple(row["shape"][:2]): row for row in _granularity(results, "batches")}
+    lengths = list(dict.fromkeys(length for _, length in rows))
+    return _table(
+        ("us, of floor, batch", *(f"sequence {length}" for length in lengths)),
+        (
+            (
+                str(batch),
+                *(
+                    f"{_us(r['us'])}, {r['floor_us'] / r['us']:.0%}"
+                    for r in (rows[batch, length] for length in lengths)
+                ),
+            )
+            for batch in dict.fromkeys(batch for batch, _ in rows)
+        ),
+    ) + _origin(results, "granularity")
+
+
 def experts(results: Path) -> list[str]:
     """`nvfp4_experts` beside bf16."""
     keys = ("floor", "layer", "behind", "bf16")
@@ -428,6 +473,9 @@ TABLES: dict[str, Callable[[Path], list[str]]] = {
     "models": models,
     "llama": lambda results: models(results, "model-llama-8b"),
     "experts": experts,
+    "fused": fused,
+    "square": square,
+    "batches": batches,
     "layers": layers,
     "few-rows": few_rows,
     "many-rows": many_rows,

@@ -205,4 +205,51 @@ def draw_peers(results: Path, path: Path) -> None:
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
-PICTURES = {"overview.svg": draw, "peers.svg": draw_peers}
+def draw_fused(results: Path, path: Path) -> None:
+    """Write us over M of `quantize_fp8` and of its three kernels apart, as SVG: two panels.
+
+    Args:
+        results: the directory of the summary.
+        path: where the picture goes.
+
+    Raises:
+        KeyError: the summary lacks the measurement.
+        OSError: there is no summary.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    rows = [r for r in summary.read(results)["granularity"]["rows"] if r["table"] == "fused"]
+    titles = {"tensor": "FP8, one scale", "row": "FP8, per row"}
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained", facecolor="white")
+        for axes, (kind, title) in zip(
+            figure.subplots(1, 2, sharex=True, sharey=True), titles.items(), strict=True
+        ):
+            shown = [row for row in rows if f"'{kind}'" in row["call"]]
+            sizes = [row["shape"][0] for row in shown]
+            floors = [row["floor_us"] for row in shown]
+            axes.plot(sizes, floors, color=INK, lw=1, ls="--", label="copy")
+            for key, color, name in (
+                ("us", OURS, "fused"),
+                ("unfused_us", THEIRS, "amax, scale, cast"),
+            ):
+                times = [row[key] for row in shown]
+                axes.plot(sizes, times, color=color, lw=2.5, marker="o", ms=4, label=name)
+            axes.set_title(title, loc="left", weight="bold", size=13)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks([1, 64, 1024, 65536], ["1", "64", "1k", "64k"])
+            axes.set_yticks([1, 10, 100, 1000], ["1 µs", "10", "100", "1000"])
+            axes.set_ylim(0.8, 1000)
+            axes.grid(axis="y", color="#e3e6ea")
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.minorticks_off()
+            axes.tick_params(length=0)
+            axes.set_xlabel("rows of 7168")
+        handles, names = axes.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+
+
+PICTURES = {"overview.svg": draw, "peers.svg": draw_peers, "fused.svg": draw_fused}
