@@ -2,7 +2,9 @@
 
 namespace jitquant {
 
-int weight_amax_partials(const Matrix& w);
+int weight_amax_partials(const Matrix& w, bool columns, bool tile);
+cudaError_t launch_weight_in_cluster(const Matrix& w, float divisor, float* gsa, Nvfp4Recipe recipe,
+                                     const Nvfp4Output& out, cudaStream_t stream);
 cudaError_t launch_weight_amax_partials(const Matrix& w, float* partials, int count,
                                         cudaStream_t stream);
 cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool tile,
@@ -50,7 +52,12 @@ void launch_all(Call& call, const View& w, const Weight& in, const GlobalScale* 
                  kName);
     return;
   }
-  const int count = weight_amax_partials(in.matrix);
+  const int count = weight_amax_partials(in.matrix, in.columns, in.tile);
+  if (count == 0) {
+    check_launch(launch_weight_in_cluster(in.matrix, divisor, gsa_out, recipe, out, at.stream),
+                 kName);
+    return;
+  }
   const Workspace partials(count, w);
   check_launch(launch_weight_amax_partials(in.matrix, partials.floats(), count, at.stream), kName);
   const GlobalScale scale = partials_scale(partials.floats(), count, divisor, gsa_out);

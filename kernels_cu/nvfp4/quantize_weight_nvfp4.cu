@@ -175,8 +175,18 @@ __global__ void __launch_bounds__(kThreads, 3)
 }
 
 #ifndef __CUDACC_RTC__
-int weight_amax_partials(const Matrix& w) {
-  return amax_grid(w.rows, w.cols);
+// 0: launch_weight_in_cluster takes it.
+int weight_amax_partials(const Matrix& w, bool columns, bool tile) {
+  const bool by_rows = !columns && !tile && w.rows > 0 && w.cols > 0;
+  return by_rows && amax_plan(w.rows, w.cols).cluster > 0 ? 0 : amax_grid(w.rows, w.cols);
+}
+
+cudaError_t launch_weight_in_cluster(const Matrix& w, float divisor, float* gsa, Nvfp4Recipe recipe,
+                                     const Nvfp4Output& out, cudaStream_t stream) {
+  return dispatch(w.dtype, [&](auto element) {
+    return launch_cluster(PlainSource<decltype(element)>(w), amax_plan(w.rows, w.cols).cluster,
+                          divisor, gsa, recipe, out, stream);
+  });
 }
 
 cudaError_t launch_weight_amax_partials(const Matrix& w, float* partials, int count,
