@@ -473,9 +473,11 @@ cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Sourc
       }
     }
   }
+  // Without a norm, a tensor's amax is not computed by rows: no launch is cooperative.
+  constexpr Rows kWaiting = kNorm ? Rows::kLoop : Rows::kReread;
   return launch_by_rows<&fp8_row_kernel<Source, kNorm, Rows::kOnce>,
                         &fp8_row_kernel<Source, kNorm, Rows::kReread>,
-                        &fp8_row_kernel<Source, kNorm, Rows::kLoop>>(
+                        &fp8_row_kernel<Source, kNorm, kWaiting>>(
       work, stream, source, norm, width, scale, to, out.rows.vector, out.format);
 }
 

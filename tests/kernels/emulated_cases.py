@@ -547,11 +547,32 @@ def _small_gates() -> Iterator[Sample]:
         yield _case("swiglu_quantize_per_token_group", (cols,), (fused, 64, None), **how)
 
 
+def _few_rows() -> Iterator[Sample]:
+    # At most one row per SM: every source and case that has kernels of its own.
+    e4m3, shapes = FP8_DTYPES[0], ((1, 16), (1, 528), (2, 4096), (1, 16384))
+    for dtype, shape in itertools.product(DTYPES, shapes):
+        x, weight = _finite(shape, dtype), _finite(shape[-1:], dtype, 5)
+        how: dict[str, Any] = {"dtype": e4m3, "granularity": "row"}
+        yield _case("quantize_fp8", (*shape, dtype), (x, None), **how)
+        fused = _finite((shape[0], 2 * shape[1]), dtype, 7)
+        yield _case("swiglu_quantize_fp8", (*shape, dtype), (fused, None), exact=False, **how)
+        for added in ({}, {"residual": _finite(shape, dtype, 6)}):
+            what = (*shape, dtype, bool(added))
+            yield _case("rmsnorm_quantize_fp8", what, (x, weight, None), **how, **added)
+            given = {"dtype": e4m3, "granularity": "tensor", "with_amax": False, **added}
+            args = (x, weight, torch.tensor([37.5]))
+            yield _case("rmsnorm_quantize_fp8", (*what, "given"), args, **given)
+            args = (x, weight, 128)
+            name = "rmsnorm_quantize_per_token_group"
+            yield _case(name, what, args, dtype=e4m3, recipe="te", **added)
+
+
 FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "amaxes": _amaxes,
     "nvfp4": _nvfp4,
     "nvfp4 norms": _nvfp4_norms,
     "fp8": _fp8,
+    "few rows": _few_rows,
     "dequantize": _dequantize,
     "groups": _groups,
     "bounded elements": _bounded,

@@ -278,6 +278,26 @@ def test_one_gsa_of_one_normed_row_takes_one_launch(
     assert machine.launches == before + launches
 
 
+@pytest.mark.parametrize(
+    ("shape", "how", "launches"),
+    [
+        ((1, 7168), {}, 1),
+        ((9, 7161), {"scale_layout": "swizzled_128x4", "recipe": "vllm"}, 1),
+        ((147, 448), {}, 2),
+        ((16, 48), {"block": "16x16"}, 2),
+        ((16, 48), {"dim": 0}, 2),
+    ],
+)
+def test_a_small_weight_takes_one_launch(
+    machine: Machine, shape: tuple[int, int], how: dict[str, Any], launches: int
+) -> None:
+    w = randn(*shape)
+    sample = Sample("quantize_weight_nvfp4", "", lambda _: ((w,), how))
+    before = machine.launches
+    _check(machine, sample, [(HOPPER, False)])
+    assert machine.launches == before + launches
+
+
 @pytest.mark.parametrize("cols", [16, 7168, 16384, 16400, 18432, 18448])
 def test_the_scale_of_one_row_is_that_of_the_tensor(machine: Machine, cols: int) -> None:
     """In a thread block with one or two blocks of values per thread, or in a cluster."""
