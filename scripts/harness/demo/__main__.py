@@ -113,6 +113,11 @@ def run(
         f"Held-out Python source: {count} windows of {formats.LENGTH} bytes. Up to "
         f"{report.GOOD:.0f}% more than bf16 is good enough for most uses."
     )
+    if any(row.per_second is not None for row in rows):
+        console.print(
+            "tokens/s: a byte at a time without CUDA graphs, so a model this small waits for the "
+            "CPU. ./scripts/bench model times large ones."
+        )
     out.mkdir(parents=True, exist_ok=True)
     plot, data = out / ("accuracy.svg" if every else "demo.png"), out / "accuracy.json"
     title = f"A language model of {parameters / 1e6:.2f} M parameters"
