@@ -37,10 +37,13 @@ struct TileShape {
   static constexpr int kParts = kAlong > 1 ? kGroups / 2 * kSums * 128 * 4 : 0;
   static constexpr int kShared = kStages * kStage + kParts;
   // Registers per thread of the copying and of each multiplying warpgroup. Summed over warpgroups,
-  // they are what a block has at launch: 3 * 168 = 504 or 5 * 96 = 480.
+  // they are what a block has at launch: 3 * 168 = 504, 4 * 128 = 512 or 5 * 96 = 480.
   static constexpr int kFewRegisters = kGroups == 4 ? 32 : kElement == 1 ? 24 : 56;
-  static constexpr int kManyRegisters = kGroups == 4 ? 112 : kElement == 1 ? 240 : 224;
-  static_assert(kGroups == 2 || kGroups == 4, "registers are for so many warpgroups");
+  static constexpr int kManyRegisters = kGroups == 4    ? 112
+                                        : kGroups == 3  ? 152
+                                        : kElement == 1 ? 240
+                                                        : 224;
+  static_assert(kGroups >= 2 && kGroups <= 4, "registers are for so many warpgroups");
 };
 
 // Whether this library can return a dtype. -DJITQUANT_LINEAR_OUT=<number> builds one for that dtype
@@ -137,7 +140,7 @@ class CopiedScales {
 #pragma unroll
     for (int i = 0; i < (Shape::kWeights + 127) / 128; ++i) {
       const int row = i * 128 + threadIdx.x;
-      if (Shape::kWeights < 128 && row >= Shape::kWeights) break;
+      if (Shape::kWeights % 128 != 0 && row >= Shape::kWeights) break;
       const uint8_t* const from =
           w_.scales + (static_cast<int64_t>(row_ + row) * words + s * kWords) * 4;
       const uint32_t to = stage + Shape::kScalesAt + row * kWords * 4;
@@ -262,6 +265,7 @@ __device__ __forceinline__ void load_scales(uint32_t stage, int row, int word,
 // Tells the blocks that copy into a stage that this warp is done with it.
 template <class Shape>
 __device__ __forceinline__ void release_stage(const StagesAt& at, int stage) {
+  __syncwarp();  // lane 0 arrives for all lanes that have read the stage
   if ((threadIdx.x & 31) == 0) {
     arrive(at.empty + 8 * stage);
     if constexpr (Shape::kShares == 1) arrive_at(at.empty + 8 * stage, at.rank ^ 1);
@@ -297,32 +301,50 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, const float (
   for (int h = 0; h < 2; ++h) {
     if (to.bias != nullptr && (h == 0 || second)) bias[h] = float_at(to.bias, to.bias_dtype, n + h);
   }
-  int row = row0 + 2 * (threadIdx.x & 3);
+  // A store may change what a later load reads, for all that the compiler knows. So the factors and
+  // the residual of these many rows are loaded together, and not each behind the store before it.
+  constexpr int kRows = kSums / 2, kTogether = kRows < 8 ? kRows : 8;
+  // Kept, so that addresses are computed here and not held in registers until then.
+  int row = row0 + 2 * (kept(threadIdx.x) & 3);
   int64_t at = row * to.cols + n;
+  const auto next = [&](int r) {
+    row += r % 2 == 0 ? 1 : 7;
+    at += r % 2 == 0 ? to.cols : 7 * to.cols;
+  };
 #pragma unroll
-  for (int j = 0; j < kSums / 4; ++j) {
+  for (int first = 0; first < kRows; first += kTogether) {
+    const int first_row = row;
+    const int64_t first_at = at;
+    float x_gsa[kTogether];
+    Out more[kTogether][2] = {};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int r = 0; r < kTogether; ++r) {
       const bool there = row < rows;
-      const float x_gsa =
-          to.x_gsa != nullptr ? to.x_gsa[(there ? row : 0) * to.x_gsa_stride] : 1.0f;
-      float y[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        y[h] = add_rn(mul_rn(mul_rn(d[4 * j + 2 * h + i], gsa[h]), x_gsa), bias[h]);
-      }
+      x_gsa[r] = to.x_gsa != nullptr ? to.x_gsa[(there ? row : 0) * to.x_gsa_stride] : 1.0f;
       if (there && to.residual != nullptr) {
         const Out* const residual = static_cast<const Out*>(to.residual) + at;
         if constexpr (kPairs) {
-          const uint32_t more = *reinterpret_cast<const uint32_t*>(residual);
-          y[0] = add_rn(y[0], to_float(Out{static_cast<uint16_t>(more)}));
-          y[1] = add_rn(y[1], to_float(Out{static_cast<uint16_t>(more >> 16)}));
+          const uint32_t word = *reinterpret_cast<const uint32_t*>(residual);
+          more[r][0] = Out{static_cast<uint16_t>(word)};
+          more[r][1] = Out{static_cast<uint16_t>(word >> 16)};
         } else {
-          y[0] = add_rn(y[0], to_float(residual[0]));
-          if (second) y[1] = add_rn(y[1], to_float(residual[1]));
+          more[r][0] = residual[0];
+          if (second) more[r][1] = residual[1];
         }
       }
-      if (there) {
+      next(r);
+    }
+    row = first_row, at = first_at;
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+      float y[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float sum = d[(first + r) / 2 * 4 + 2 * h + r % 2];
+        y[h] = add_rn(mul_rn(mul_rn(sum, gsa[h]), x_gsa[r]), bias[h]);
+        if (to.residual != nullptr) y[h] = add_rn(y[h], to_float(more[r][h]));
+      }
+      if (row < rows) {
         Out* const out = static_cast<Out*>(to.out) + at;
         if constexpr (kPairs) {
           *reinterpret_cast<uint32_t*>(out) = pair_from_floats<Out>(y[0], y[1]);
@@ -331,8 +353,7 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, const float (
           if (second) out[1] = from_float<Out>(y[1]);
         }
       }
-      row += i == 0 ? 1 : 7;
-      at += i == 0 ? to.cols : 7 * to.cols;
+      next(r);
     }
   }
 }

@@ -280,6 +280,7 @@ using Tall64 = TileShape<64, 1, 4, 256, 4>;
 using Wide64 = TileShape<64, 4, 1, 128, 6>;
 using Tall128 = TileShape<128, 1, 2, 128, 5>;
 using Wide128 = TileShape<128, 2, 1, 128, 5>;
+using Wide128By192 = TileShape<128, 3, 1, 128, 4>;  // 192 rows of W
 using Wide256 = TileShape<256, 2, 1, 128, 3>;
 // The same, but a cluster has one tile and each of its two blocks takes half of k.
 template <class Shape>
@@ -382,6 +383,8 @@ cudaError_t launch_as_tiles(const Nvfp4Weight& w, const LinearOperand& x, const 
       choice.template offer<Tall128>(37);
       choice.template offer<Wide128>(65);
       choice.template offer<Split<Tall128>>(23);
+      choice.template offer<Wide128By192>(76);
+      choice.template offer<Split<Wide128By192>>(57);
       choice.template offer<Wide256>(95);
       choice.template offer<Split<Wide256>>(60);
       choice.template offer_both<Wide256, Split<Wide256>>(95, 60);

@@ -218,7 +218,7 @@ def test_products_in_tiles(machine: Machine, checked: set[str]) -> None:
     for sample in (s for s in SAMPLES["nvfp4_linear"] if s.label.startswith("tiles-")):
         _check(machine, sample, [(HOPPER, False), (HOPPER, True)])
     tiles = {name: ran for name, ran in machine.kernels().items() if "nvfp4_linear_tiles" in name}
-    assert len(tiles) == 22
+    assert len(tiles) == 26
     assert all(tiles.values()), tiles
     assert [ran for name, ran in machine.kernels().items() if "decode_rows" in name] == [True]
     checked.add("tiles")
@@ -307,8 +307,8 @@ def test_the_scale_of_one_row_is_that_of_the_tensor(machine: Machine, cols: int)
 
 
 def test_products_in_tiles_of_two_shapes(machine: Machine) -> None:
-    """Two clusters take two of three tiles; the third one is split along k in a second launch."""
-    (sample,) = (s for s in SAMPLES["nvfp4_linear"] if s.label == "tiles-250x600x192-bfloat16")
+    """Two clusters take four of five tiles; the last is split along k in a second launch."""
+    (sample,) = (s for s in SAMPLES["nvfp4_linear"] if s.label == "tiles-250x1200x192-bfloat16")
     for device, launches in ((HOPPER, 1), (TWO_CLUSTERS, 2)):
         before = machine.launches
         _check(machine, sample, [(device, False)])
