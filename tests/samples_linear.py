@@ -157,73 +157,27 @@ def linear_samples() -> dict[str, list[Sample]]:
     add("many_small_integers", many_small_integers, exact=True)
     add("all_bytes_of_scales", all_scales, exact=True)
     add("tiles-all_bytes_of_scales_of_x", all_scales_of_x, exact=True)
-    return {"nvfp4_linear": samples, "nvfp4_linear_fp8": _fp8_samples()}
+    return {"nvfp4_linear": samples, "nvfp4_refold": _refold_samples()}
 
 
-def _fp8_samples() -> list[Sample]:
-    """Tiles of both shapes (nvfp4_linear_fp8.cu), in whole and in part, and every scale."""
-    samples = []
+def _refold_samples() -> list[Sample]:
+    """Rows whose scales are read four at a time and one at a time, and every code and scale."""
 
-    def add(label: str, make: Any, *, exact: bool = False) -> None:
-        samples.append(Sample("nvfp4_linear_fp8", label, make, exact=exact))
-
-    for rows, n, cols, more in (
-        (1, 5, 64, {}),
-        (3, 70, 192, {"bias": True, "tensor": True}),
-        (100, 200, 448, {"residual": True}),
-        (250, 130, 320, {"bias": True, "residual": True}),
-        (300, 260, 128, {}),
-        (0, 16, 64, {}),
-    ):
-
-        def make(
-            device: torch.device | str,
-            rows: int = rows,
-            n: int = n,
-            cols: int = cols,
-            more: dict[str, bool] = more,
-        ) -> Arguments:
-            keywords: dict[str, Any] = {"dtype": torch.float32}
-            if more.get("bias"):
-                keywords["bias"] = randn(n, seed=1).to(device)
-            if more.get("residual"):
-                keywords["residual"] = randn(rows, n, dtype=torch.float32, seed=2).to(device)
-            x, scale_inv = quantized_rows(randn(rows, cols))
-            scale_inv = scale_inv[:1] if more.get("tensor") else scale_inv
-            return (x.to(device), scale_inv.to(device), *_weight(n, cols, device)), keywords
-
-        add(f"{rows}x{n}x{cols}", make)
-
-    def row_stride(device: torch.device | str) -> Arguments:
-        x = quantized_rows(randn(3, 2, 304))[0].to(device)[..., :250]
-        return (x, torch.tensor([0.5], device=device), *_weight(18, 256, device)), {}
-
-    def exact(device: torch.device | str, rows: int) -> Arguments:
-        # Refolded weights are 1 to 24 times 16, so that sums of 128 have 12 bits: tensor cores add
-        # them up exactly as well.
-        x = (torch.arange(rows * 256).reshape(rows, 256) * 7 % 3 - 1).to(torch.float8_e4m3fn)
-        codes = (torch.arange(150 * 128).reshape(150, 128) * 37 % 256).to(torch.uint8)
-        scales = (torch.arange(150 * 16).reshape(150, 16) * 11 % 3 % 2 * 8 + 0x38).to(torch.uint8)
-        scale_inv = torch.tensor([0.25, 3.0])[torch.arange(rows) % 2].reshape(rows, 1)
-        parts = (x, scale_inv, codes, scales, torch.tensor([0.75]))
-        bias = torch.arange(150).float()
-        return tuple(t.to(device) for t in parts), {"bias": bias.to(device)}
+    def weight(device: torch.device | str, n: int, cols: int) -> Arguments:
+        return _weight(n, cols, device), {}
 
     def every_scale(device: torch.device | str) -> Arguments:
-        # Every code times every byte as a scale, in rows that have each of the 16 exponents: the
-        # product with an identity gives the refolded weight.
+        # Every code times every byte as a scale, in rows that have each of the 16 exponents.
         first = torch.tensor([1, *range(14, 127, 8)], dtype=torch.uint8)  # 16 of them
         scales = torch.arange(256).to(torch.uint8).repeat(16)[:, None].repeat(1, 4)
         scales[:, 0] = first.repeat_interleave(256)
         codes = torch.arange(64).add(5).remainder(16).to(torch.uint8)
         packed_codes = (codes[::2] | codes[1::2] << 4).expand(4096, 32).contiguous()
-        x = torch.eye(64).to(torch.float8_e4m3fn)
-        one = torch.ones(1, device=device)
-        parts = (x.to(device), one, packed_codes.to(device), scales.to(device), one)
-        return parts, {"dtype": torch.float32}
+        gsa = torch.tensor([0.75], device=device)
+        return (packed_codes.to(device), scales.to(device), gsa), {}
 
-    add("row_stride", row_stride)
-    add("exact-many", functools.partial(exact, rows=200), exact=True)
-    add("exact-few", functools.partial(exact, rows=9), exact=True)
-    add("all_bytes_of_scales", every_scale, exact=True)
-    return samples
+    samples = [
+        Sample("nvfp4_refold", f"{n}x{cols}", functools.partial(weight, n=n, cols=cols))
+        for n, cols in ((5, 64), (70, 192), (33, 48), (9, 4352), (3, 4112), (0, 64))
+    ]
+    return [*samples, Sample("nvfp4_refold", "all_bytes_of_scales", every_scale)]

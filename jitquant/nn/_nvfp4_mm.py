@@ -23,7 +23,7 @@ from jitquant.nn._matmul import has_nvfp4, major, register
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.numerics.linear import refold_e4m3
 from jitquant.ops.fp8 import quantize_fp8
-from jitquant.ops.linear import LINEAR, LINEAR_FP8
+from jitquant.ops.linear import LINEAR, linear_fp8, takes_fp8
 from jitquant.ops.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -104,13 +104,6 @@ def _multiplies_as_stored(device: torch.device, rows: int, packed: int) -> bool:
     return rows <= MOST_ROWS_AS_STORED and major(device) >= 8
 
 
-def _multiplies_fp8(x: Tensor, w_fp4: Tensor) -> bool:
-    """Whether the op in FP8 takes an x that is made contiguous."""
-    if x.device.type != "cuda":
-        return True
-    return _has_warpgroups(x.device, w_fp4.shape[1]) and x.shape[-1] % 16 == 0
-
-
 def _linear(scales: Tensor, layout: str, leading: tuple[int, ...], packed: int) -> Tensor:
     if layout == "linear":
         return scales
@@ -165,9 +158,9 @@ def _fp8_product(
     """``x @ w.T + bias + residual`` in FP8; without kernels for it, of the same numbers."""
     q = quantize_fp8(x, granularity="row")
     w_fp4, w_sf, w_gsa = weight
-    if _multiplies_fp8(x, w_fp4):
-        operands = (q.data, q.scale_inv, *weight)
-        LINEAR_FP8.out(*operands, bias=bias, residual=residual, dtype=out.dtype, y=out)
+    if takes_fp8(x.device, out.shape[-1], x.shape[-1]):
+        w = NVFP4Tensor(w_fp4.view(FP4_DTYPE), w_sf, w_gsa)
+        linear_fp8(q.data, q.scale_inv, w, bias, residual, out.dtype, out)
         return
     values, scale_inv = refold_e4m3(w_fp4, w_sf)
     a, b = q.data.view(-1, x.shape[-1]), values[:, : x.shape[-1]]

@@ -91,7 +91,7 @@ def refold_e4m3(w_fp4: Tensor, w_sf: Tensor) -> tuple[Tensor, Tensor]:
     ``1 / scale_inv`` is the largest power of two that keeps 6 times the row's largest block scale
     within E4M3, so nothing saturates. What code times scale is then has up to six significant bits
     and E4M3 four: it is rounded once, to nearest even, and exact where E4M3 has it. A block scale
-    that is NaN gives NaN, and counts as 480 here.
+    that is NaN gives NaN with the code's sign, and counts as 480 here.
 
     Args:
         w_fp4: codes (N, K / 2).
@@ -104,7 +104,16 @@ def refold_e4m3(w_fp4: Tensor, w_sf: Tensor) -> tuple[Tensor, Tensor]:
     # A mantissa of 1.25 or more times 6 needs one power of two more than 1.125 does.
     exponent = 13 - ((most + 6) >> 3).clamp(min=1)
     values = _without_gsa(w_fp4, w_sf) * power_of_two(exponent + _BIAS)[:, None]
-    return encode_e4m3(values), inverse_power_of_two(exponent + _BIAS)
+    ones = torch.full_like(w_sf.view(torch.uint8), 0x38).view(w_sf.dtype)
+    negative = values.isnan() & _without_gsa(w_fp4, ones).signbit()
+    data = encode_e4m3(values).view(torch.uint8) | negative.to(torch.uint8) << 7
+    return data.view(torch.float8_e4m3fn), inverse_power_of_two(exponent + _BIAS)
+
+
+def nvfp4_refold(w_fp4: Tensor, w_sf: Tensor, w_gsa: Tensor) -> tuple[Tensor, Tensor]:
+    """`refold_e4m3` with the gsa in scale_inv, ``gsa * scale_inv`` rounded once."""
+    data, scale_inv = refold_e4m3(w_fp4, w_sf)
+    return data, w_gsa * scale_inv
 
 
 def nvfp4_linear_fp8(
@@ -120,8 +129,8 @@ def nvfp4_linear_fp8(
 ) -> tuple[Tensor]:
     """``x W^T`` of FP8 matrices: x as given, W from `refold_e4m3`.
 
-    Sums are in fp32. What comes after is, each rounded once: ``gsa * scale_inv`` of the row of W,
-    scale_inv of the row of x, bias, residual.
+    Sums are in fp32, times ``gsa * scale_inv`` of the row of W and scale_inv of the row of x, plus
+    the bias, and rounded to bf16. The residual is added to that.
 
     Args:
         x: E4M3 (..., K).
@@ -133,7 +142,10 @@ def nvfp4_linear_fp8(
         residual: (..., N), added last.
         dtype: of the result; default bfloat16.
     """
-    weight, w_scale_inv = refold_e4m3(w_fp4, w_sf)
-    dtype = torch.bfloat16 if dtype is None else dtype
-    operands = x.float(), weight.float(), w_gsa * w_scale_inv, x_scale_inv
-    return (_product(*operands, bias, residual, dtype),)
+    weight, scale_inv = nvfp4_refold(w_fp4, w_sf, w_gsa)
+    bias = None if bias is None else bias.bfloat16()
+    operands = x.float(), weight.float(), scale_inv, x_scale_inv
+    product = _product(*operands, bias, None, torch.bfloat16)
+    if residual is not None:
+        return (residual + product.to(residual.dtype),)
+    return (product if dtype is None else product.to(dtype),)

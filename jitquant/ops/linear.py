@@ -12,7 +12,7 @@ from jitquant.formats import CODES_PER_BYTE, COMPUTES, NVFP4_BLOCK, Compute, one
 from jitquant.numerics import linear as numerics
 from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
-from jitquant.ops.schema import FP32, INPUT, OUTPUT, PARTS, Op, Part, Plan, Result
+from jitquant.ops.schema import FP32, INPUT, OUTPUT, PARTS, Op, Part, Plan, Result, fp32
 from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
 __all__ = ["nvfp4_linear"]
@@ -117,17 +117,21 @@ def _plan(
     return _plan_epilogue(x, n, bias, residual, dtype)
 
 
+def _plan_refold(w_fp4: Tensor, w_sf: Tensor, w_gsa: Tensor) -> Plan:
+    n, cols = _weight(w_fp4, w_sf, w_gsa)
+    return Plan(w_fp4.device, (Result((n, cols), torch.float8_e4m3fn), fp32(n)))
+
+
 def _plan_fp8(
     x: Tensor,
     x_scale_inv: Tensor,
-    w_fp4: Tensor,
-    w_sf: Tensor,
-    w_gsa: Tensor,
+    weight: NVFP4Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
     dtype: torch.dtype | None,
 ) -> Plan:
-    n, cols = _weight(w_fp4, w_sf, w_gsa)
+    w_fp4 = weight.x_fp4
+    n, cols = _weight(w_fp4, weight.x_sf, weight.gsa)
     _checks.same_device(x, "x", w_fp4, "w_fp4")
     if x.dtype != torch.float8_e4m3fn:
         raise TypeError(f"x: expected float8_e4m3fn, got {x.dtype}. quantize_fp8 returns it")
@@ -180,17 +184,16 @@ LINEAR = Op(
     accepts={"w_gsa": FP32, "x_gsa": FP32, "bias": INPUT, "dtype": OUTPUT},
     part=_part,
 )
-LINEAR_FP8 = Op(
-    "nvfp4_linear_fp8",
-    ["y"],
-    module="nvfp4_linear_fp8",
-    plan=_plan_fp8,
-    reference=numerics.nvfp4_linear_fp8,
-    accepts={"w_gsa": FP32, "bias": INPUT, "dtype": OUTPUT},
-    part=_part_of_result,
+REFOLD = Op(
+    "nvfp4_refold",
+    ["data", "scale_inv"],
+    module="nvfp4_refold",
+    plan=_plan_refold,
+    reference=numerics.nvfp4_refold,
+    accepts={"w_gsa": FP32},
 )
 
-OPS: tuple[Op, ...] = (LINEAR, LINEAR_FP8)
+OPS: tuple[Op, ...] = (LINEAR, REFOLD)
 """Every product."""
 
 
@@ -220,16 +223,17 @@ def nvfp4_linear(
     the weight once is faster, and `jitquant.nn.NVFP4Linear` does that.
 
     Nothing is allocated beside the result, except ``2 * rows * K`` bytes if x in NVFP4 is decoded,
-    and ``N * (K + 4)`` bytes with ``compute="fp8"`` (N up to a multiple of 16). They come from
-    torch's allocator and are free again, for work on this stream, when the call returns.
+    and the weight in FP8 with ``compute="fp8"``, ``N * (K + 4)`` bytes. They come from torch's
+    allocator and are free again, for work on this stream, when the call returns.
 
     With ``compute="fp8"`` both operands are FP8, at up to twice the tensor cores' rate, which is
     for some hundred rows and more. Codes times block scales are rounded to E4M3 with a power of two
     for each row of the weight, by a launch before the product: between calls, nothing but the NVFP4
     weight is in memory. This loses 0.2 dB of the weight's SQNR (`jitquant.nn.report` says how much
     for a layer: format "nvfp4_fp8"). An x that is not quantized is, to E4M3 with a scale for each
-    row, by one more launch. Sums are in fp32. On CUDA this needs compute capability 9.0, K a
-    multiple of 64 and rows of x that start on multiples of 16 bytes.
+    row, by one more launch. ``torch._scaled_mm`` multiplies: sums are in fp32, the bias is rounded
+    to bf16, the product with it too, and a residual or another dtype comes after that, by one more
+    launch. On CUDA this needs compute capability 8.9 and N and K that are multiples of 16.
 
     Args:
         x: (..., K), bfloat16 or float16, the last dimension contiguous and the rows at one distance
@@ -278,7 +282,7 @@ def nvfp4_linear(
     parts = (weight.x_fp4, weight.x_sf, weight.gsa)
     if compute == "fp8":
         data, scale_inv = _fp8_operand(x)
-        return LINEAR_FP8.one_tensor([data, scale_inv, *parts, bias, residual, dtype], out)
+        return linear_fp8(data, scale_inv, weight, bias, residual, dtype, out)
     if isinstance(x, QuantizedTensor):
         raise TypeError(
             f"x: expected compute='fp8' with a QuantizedTensor of format {x.format!r}, got "
@@ -303,3 +307,79 @@ def _fp8_operand(x: Tensor | NVFP4Tensor | QuantizedTensor) -> tuple[Tensor, Ten
         )
     q = x if isinstance(x, QuantizedTensor) else quantize_fp8(x, granularity="row")
     return q.data, q.scale_inv
+
+
+def takes_fp8(device: torch.device, n: int, cols: int) -> bool:
+    """Whether PyTorch multiplies FP8 matrices of that shape with a scale for each row."""
+    if device.type != "cuda":
+        return True
+    return n % 16 == 0 and cols % 16 == 0 and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def linear_fp8(
+    x: Tensor,
+    x_scale_inv: Tensor,
+    weight: NVFP4Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    dtype: torch.dtype | None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``x @ weight.T`` in FP8: a launch refolds the weight to E4M3, then ``_scaled_mm``.
+
+    Args:
+        x: (..., K) in E4M3.
+        x_scale_inv: one element, or one for each row of x.
+        weight: (N, K) with linear scales.
+        bias: (N,), rounded to bfloat16.
+        residual: (..., N) of the result's dtype, added to the product in bfloat16.
+        dtype: of the result; default bfloat16.
+        out: contiguous (..., N) to write to.
+
+    Raises:
+        TypeError, ValueError: an argument is not accepted.
+        RuntimeError: no kernel for this GPU or shape.
+    """
+    if bias is not None:
+        INPUT.check("bias", bias)
+    if dtype is not None:
+        OUTPUT.check("dtype", dtype)
+    (result,) = _plan_fp8(x, x_scale_inv, weight, bias, residual, dtype).results
+    if out is not None:
+        _checks.tensor_out(out)
+        if out.dtype != result.dtype or out.shape != result.shape or not out.is_contiguous():
+            raise ValueError(
+                f"out: expected {result.dtype} of shape {tuple(result.shape)}, contiguous, got "
+                f"{out.dtype} of shape {_checks.shape_text(out)}"
+            )
+    parts = (weight.x_fp4, weight.x_sf, weight.gsa)
+    n, k = weight.x_fp4.shape[0], x.shape[-1]
+    if x.device.type != "cuda":
+        (y,) = numerics.nvfp4_linear_fp8(
+            x, x_scale_inv, *parts, bias=bias, residual=residual, dtype=dtype
+        )
+        return y if out is None else out.copy_(y)
+    if not takes_fp8(x.device, n, k):
+        raise RuntimeError(
+            "compute: expected 'exact' for this device and shape, got 'fp8'. FP8 products need "
+            "compute capability 8.9 or newer, and N and K that are multiples of 16"
+        )
+    data, scale_inv = REFOLD.made(parts)
+    rows = x.reshape(-1, k).contiguous()
+    scales = x_scale_inv.reshape(-1, 1).expand(rows.shape[0], 1).contiguous()
+    operands = rows, data.t(), scales, scale_inv.view(1, n)
+    more: dict[str, Any] = {
+        "bias": None if bias is None else bias.bfloat16(),
+        "out_dtype": torch.bfloat16,
+    }
+    if rows.shape[0] == 0:
+        return (
+            torch.empty(result.shape, dtype=result.dtype, device=x.device) if out is None else out
+        )
+    if out is not None and residual is None and out.dtype == torch.bfloat16:
+        torch.ops.aten._scaled_mm.out(*operands, **more, out=out.view(-1, n))
+        return out
+    product = torch.ops.aten._scaled_mm(*operands, **more).view(result.shape).to(result.dtype)
+    if residual is not None:
+        return torch.add(residual, product, out=out)
+    return product if out is None else out.copy_(product)

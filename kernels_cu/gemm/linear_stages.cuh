@@ -12,11 +12,10 @@
 
 namespace jitquant {
 
-// kElement is the size of an element of x in bytes. kShares is how many blocks of a cluster split
-// k. With 1, the two blocks of a cluster have neighboring rows of W, and each copies half of x for
-// both. With 2, they have the same tile, and each takes half of k.
-template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing, int kBytes = 2,
-          int kSharesOfK = 1>
+// kShares is how many blocks of a cluster split k. With 1, the two blocks of a cluster have
+// neighboring rows of W, and each copies half of x for both. With 2, they have the same tile, and
+// each takes half of k.
+template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing, int kSharesOfK = 1>
 struct TileShape {
   static constexpr int kRows = kRowsOfX, kAcross = kSideBySide, kAlong = kSplits;
   static constexpr int kDepth = kOfK, kStages = kRing;
@@ -25,12 +24,10 @@ struct TileShape {
   static constexpr int kShares = kSharesOfK;
   static constexpr int kWeights = 64 * kAcross;                // rows of W per block
   static constexpr int kOfCluster = kWeights * (2 / kShares);  // and per cluster
-  static constexpr int kElement = kBytes;
-  static constexpr int kX = kRows * kDepth * kElement;  // bytes per stage
-  // W as codes with scales, or in E4M3 like x.
-  static constexpr int kRowBytes = kElement == 1 ? kDepth : kDepth / 2;
+  static constexpr int kX = kRows * kDepth * 2;                // bytes per stage
+  static constexpr int kRowBytes = kDepth / 2;
   static constexpr int kCodes = kWeights * kRowBytes, kCodesAt = kX;
-  static constexpr int kScales = kElement == 1 ? 0 : kWeights * kDepth / 16;
+  static constexpr int kScales = kWeights * kDepth / 16;
   static constexpr int kScalesAt = kX + kCodes;
   static constexpr int kStage = kX + kCodes + (kScales + 1023) / 1024 * 1024;
   static constexpr int kSums = kRows / 2;  // per thread
@@ -38,11 +35,8 @@ struct TileShape {
   static constexpr int kShared = kStages * kStage + kParts;
   // Registers per thread of the copying and of each multiplying warpgroup. Summed over warpgroups,
   // they are what a block has at launch: 3 * 168 = 504, 4 * 128 = 512 or 5 * 96 = 480.
-  static constexpr int kFewRegisters = kGroups == 4 ? 32 : kElement == 1 ? 24 : 56;
-  static constexpr int kManyRegisters = kGroups == 4    ? 112
-                                        : kGroups == 3  ? 152
-                                        : kElement == 1 ? 240
-                                                        : 224;
+  static constexpr int kFewRegisters = kGroups == 4 ? 32 : 56;
+  static constexpr int kManyRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 152 : 224;
   static_assert(kGroups >= 2 && kGroups <= 4, "registers are for so many warpgroups");
 };
 
@@ -92,7 +86,7 @@ struct TileWalk {
   // A band of tiles of x with all of W, then the next band, so that what clusters read at the same
   // time stays in L2.
   __device__ __forceinline__ bool at(int index) {
-    constexpr int kTogether = 8 / Shape::kElement;
+    constexpr int kTogether = 4;
     const int per = kTogether * plan.tiles_of_weights;
     const int band = index / per, rest = index - band * per;
     const int first = band * kTogether, left = plan.tiles_of_x - first;
@@ -132,7 +126,7 @@ class CopiedScales {
  public:
   __device__ __forceinline__ CopiedScales(const Nvfp4Weight& w) : w_(w), row_(0) {}
 
-  __device__ __forceinline__ void begin(int row, int) { row_ = row; }
+  __device__ __forceinline__ void begin(int row) { row_ = row; }
   // Copies a stage's scales. The thread arrives at the barrier when its copies are complete.
   __device__ __forceinline__ void fill(uint32_t stage, int s, uint32_t full) {
     constexpr int kWords = Shape::kDepth / 64;  // per row and stage
@@ -158,24 +152,18 @@ class CopiedScales {
   int row_;
 };
 
-// For a weight in E4M3.
-struct NoScales {
-  __device__ __forceinline__ void begin(int, int) {}
-  __device__ __forceinline__ void fill(uint32_t, int, uint32_t) {}
-};
-
 // Copies all stages of a block's tiles. Runs in the first warpgroup: every thread copies scales,
 // and thread 0 issues the TMA copies of the block's codes and of half of x for both blocks (of all
 // of x for this block only, if the blocks split k).
-template <class Shape, class Scales>
-__device__ __forceinline__ void copy_stages(Scales scales, const TensorMap& codes,
+template <class Shape>
+__device__ __forceinline__ void copy_stages(CopiedScales<Shape> scales, const TensorMap& codes,
                                             const TensorMap& x_map, TileWalk<Shape>& walk,
                                             Ring<Shape::kStages>& ring, const StagesAt& at,
                                             int first, int step, const StagesOfK& of_k) {
-  constexpr int kHalf = Shape::kRows / 2, kAcrossX = 128 / Shape::kElement;
+  constexpr int kHalf = Shape::kRows / 2, kAcrossX = 64;
   for (int tile = first; walk.at(tile); tile += step) {
     const int first_row = at.template first_weight<Shape>(walk);
-    scales.begin(first_row, of_k.first);
+    scales.begin(first_row);
 #pragma unroll 1
     for (int s = of_k.first; s < of_k.end; ++s, ring.next()) {
       const uint32_t stage = at.ring + ring.stage * Shape::kStage, full = at.full + 8 * ring.stage;
@@ -210,7 +198,7 @@ __device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* 
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kStages; ++i) {
       // Thread 0's copies, and all threads' scales.
-      init_barrier(at.full + 8 * i, Shape::kScales > 0 ? 1 + 128 : 1);
+      init_barrier(at.full + 8 * i, 1 + 128);
       init_barrier(at.empty + 8 * i, (2 / Shape::kShares) * 4 * Shape::kGroups);
     }
     publish_barriers();
@@ -303,7 +291,7 @@ __device__ __forceinline__ void store_as(const LinearEpilogue& to, const float (
   }
   // A store may change what a later load reads, for all that the compiler knows. So the factors and
   // the residual of these many rows are loaded together, and not each behind the store before it.
-  constexpr int kRows = kSums / 2, kTogether = kRows < 8 ? kRows : 8;
+  constexpr int kRows = kSums / 2, kTogether = kSums <= 32 ? 4 : 8;
   // Kept, so that addresses are computed here and not held in registers until then.
   int row = row0 + 2 * (kept(threadIdx.x) & 3);
   int64_t at = row * to.cols + n;

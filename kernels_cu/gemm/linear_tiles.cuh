@@ -284,8 +284,8 @@ using Wide128By192 = TileShape<128, 3, 1, 128, 4>;  // 192 rows of W
 using Wide256 = TileShape<256, 2, 1, 128, 3>;
 // The same, but a cluster has one tile and each of its two blocks takes half of k.
 template <class Shape>
-using Split = TileShape<Shape::kRows, Shape::kAcross, Shape::kAlong, Shape::kDepth, Shape::kStages,
-                        Shape::kElement, 2>;
+using Split =
+    TileShape<Shape::kRows, Shape::kAcross, Shape::kAlong, Shape::kDepth, Shape::kStages, 2>;
 
 // TMA needs rows that are a multiple of 16 bytes apart. Scales are copied four at a time.
 template <class T>

@@ -28,19 +28,12 @@ def products(linear) -> None:  # type: ignore[no-untyped-def]
             linear(codes, *w, scales, torch.rand(m, device="cuda"), bias=torch.randn(n).cuda())
 
 
-def products_in_fp8(linear) -> None:  # type: ignore[no-untyped-def]
-    """Tiles of both shapes, in whole and in part; for compute capability 9.0 alone."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        return
+def refolded_weights(refold) -> None:  # type: ignore[no-untyped-def]
+    """Scales that are read four at a time, and one at a time."""
     one = torch.ones(1, device="cuda")
-    for n, k in ((70, 64), (300, 1088)):
+    for n, k in ((70, 64), (300, 1088), (33, 48)):
         codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
-        scales = torch.full((n, k // 16), 0x38, dtype=torch.uint8, device="cuda")
-        for m in (1, 140, 300):
-            x = torch.randn(m, k).to(torch.float8_e4m3fn).cuda()
-            residual = torch.randn(m, n).bfloat16().cuda()
-            linear(x, torch.rand(m, 1).cuda(), codes, scales, one, residual=residual)
-            linear(x, one, codes, scales, one, bias=torch.randn(n).cuda())
+        refold(codes, torch.full((n, k // 16), 0x38, dtype=torch.uint8, device="cuda"), one)
 
 
 def products_of_experts(module) -> None:  # type: ignore[no-untyped-def]
@@ -259,7 +252,7 @@ def main() -> None:
     groups_of_a_buffer()
     halves_of_a_group(module)
     products(module("nvfp4_linear").nvfp4_linear)
-    products_in_fp8(module("nvfp4_linear_fp8").nvfp4_linear_fp8)
+    refolded_weights(module("nvfp4_refold").nvfp4_refold)
     products_of_experts(module("nvfp4_experts"))
     # More than one block of the cooperative launch, and of the partial maxima.
     large = torch.randn(300, 7168).bfloat16().cuda()

@@ -9,9 +9,8 @@ import torch
 from samples import randn
 
 import jitquant
-from jitquant import reference
-from jitquant.ops.linear import LINEAR, LINEAR_FP8
-from jitquant.ops.schema import Op
+from jitquant.numerics.linear import nvfp4_linear_fp8
+from jitquant.ops.linear import LINEAR, linear_fp8
 
 WEIGHT = jitquant.quantize_weight_nvfp4(randn(24, 96, seed=1))
 X = randn(2, 3, 96)
@@ -27,7 +26,7 @@ def test_x_in_fp8_or_quantized_on_the_way() -> None:
     )
     parts = (WEIGHT.x_fp4, WEIGHT.x_sf, WEIGHT.gsa)
     given = (by_row.data, by_row.scale_inv, *parts)
-    assert torch.equal(reference.nvfp4_linear_fp8(*given, bias=bias, residual=residual)[0], want)
+    assert torch.equal(nvfp4_linear_fp8(*given, bias=bias, residual=residual)[0], want)
     out = torch.empty(2, 3, 24)
     whole = jitquant.quantize_fp8(X)
     assert jitquant.nvfp4_linear(whole, WEIGHT, compute="fp8", out=out) is out
@@ -78,38 +77,45 @@ def test_what_is_refused(x: Any, more: dict[str, Any], error: type[Exception], s
     assert said in str(raised.value)
 
 
+@pytest.mark.parametrize("out", [torch.empty(2, 3, 24).half(), torch.empty(6, 24)], ids=str)
+def test_out_is_of_the_result_in_fp8(out: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"out: expected torch.* of shape \(2, 3, 24\)"):
+        jitquant.nvfp4_linear(X, WEIGHT, dtype=torch.float32, compute="fp8", out=out)
+
+
 @pytest.mark.parametrize("shape", [(2,), (2, 3), (7,)], ids=str)
 def test_scale_inv_is_one_or_one_a_row(shape: tuple[int, ...]) -> None:
     x = X.to(torch.float8_e4m3fn)
-    parts = (WEIGHT.x_fp4, WEIGHT.x_sf, WEIGHT.gsa)
-    call = torch.ops.jitquant.nvfp4_linear_fp8
+
+    def call(scale_inv: torch.Tensor) -> torch.Tensor:
+        return linear_fp8(x, scale_inv, WEIGHT, None, None, None)
+
     if shape == (2, 3):
-        assert call(x, torch.ones(shape), *parts).shape == (2, 3, 24)
+        assert call(torch.ones(shape)).shape == (2, 3, 24)
         return
     with pytest.raises(
         ValueError, match="x_scale_inv: expected 1 or 6 contiguous elements in float32, got"
     ):
-        call(x, torch.ones(shape), *parts)
+        call(torch.ones(shape))
     with pytest.raises(
         ValueError, match="x_scale_inv: expected 1 or 6 contiguous elements in float32, got"
     ):
-        call(x, torch.ones(1, dtype=torch.float64), *parts)
+        call(torch.ones(1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
-    ("op", "x", "least"),
+    ("x", "least"),
     [
-        (LINEAR, X, ("bf16_few_rows", "bf16_few_rows")),
-        (LINEAR, randn(17, 96), ("bf16_some_rows_to_bf16", "bf16_some_rows_to_fp32")),
-        (LINEAR, randn(65, 96), ("bf16_many_rows_to_bf16", "bf16_many_rows_to_fp32")),
-        (LINEAR_FP8, jitquant.quantize_fp8(X).data, ("to_bf16", "to_fp32")),
+        (X, ("bf16_few_rows", "bf16_few_rows")),
+        (randn(17, 96), ("bf16_some_rows_to_bf16", "bf16_some_rows_to_fp32")),
+        (randn(65, 96), ("bf16_many_rows_to_bf16", "bf16_many_rows_to_fp32")),
     ],
 )
 def test_a_first_call_waits_for_the_dtype_of_its_result(
-    op: Op, x: torch.Tensor, least: tuple[str, str]
+    x: torch.Tensor, least: tuple[str, str]
 ) -> None:
     for dtype, name in zip((None, torch.float32), least, strict=True):
-        part = op.part({"x": x, "x_sf": None, "dtype": dtype})
+        part = LINEAR.part({"x": x, "x_sf": None, "dtype": dtype})
         assert part is not None
         assert part.name == name
     codes = {"x": jitquant.quantize_nvfp4(randn(17, 96)).x_fp4, "x_sf": X}
@@ -118,4 +124,4 @@ def test_a_first_call_waits_for_the_dtype_of_its_result(
         assert part is not None
         assert part.name == name
     # Nothing is checked yet: an invalid dtype is refused later.
-    assert op.part({"x": randn(17, 96), "x_sf": None, "dtype": [1]}) is None
+    assert LINEAR.part({"x": randn(17, 96), "x_sf": None, "dtype": [1]}) is None

@@ -58,13 +58,6 @@ __device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
       "r"(rank)
       : "memory");
 }
-__device__ __forceinline__ void store_shared_4(uint32_t to, uint32_t word) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
-}
-__device__ __forceinline__ void store_shared_8(uint32_t to, const uint32_t (&words)[2]) {
-  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(words[0]), "r"(words[1])
-               : "memory");
-}
 // Copies four bytes asynchronously, or stores zeros if `there` is false.
 __device__ __forceinline__ void copy_word(uint32_t to, const uint8_t* from, bool there) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
@@ -147,7 +140,7 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]),        \
       "+f"(d[i + 11]), "+f"(d[i + 12]), "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
-#define JITQUANT_WGMMA_32(types, order)                                          \
+#define JITQUANT_WGMMA_32(types)                                                 \
   asm volatile(                                                                  \
       "{\n"                                                                      \
       " .reg .pred add;\n"                                                       \
@@ -155,12 +148,12 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       " wgmma.mma_async.sync.aligned.m64n32" types                               \
       " "                                                                        \
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, " \
-      "{%16, %17, %18, %19}, %20, add, 1, 1" order                               \
+      "{%16, %17, %18, %19}, %20, add, 1, 1, 0"                                  \
       ";\n"                                                                      \
       "}"                                                                        \
       : JITQUANT_SUMS_16(d, 0)                                                   \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_64(types, order)                                                   \
+#define JITQUANT_WGMMA_64(types)                                                          \
   asm volatile(                                                                           \
       "{\n"                                                                               \
       " .reg .pred add;\n"                                                                \
@@ -169,12 +162,12 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       " "                                                                                 \
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
-      "{%32, %33, %34, %35}, %36, add, 1, 1" order                                        \
+      "{%32, %33, %34, %35}, %36, add, 1, 1, 0"                                           \
       ";\n"                                                                               \
       "}"                                                                                 \
       : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16)                                   \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_128(types, order)                                                  \
+#define JITQUANT_WGMMA_128(types)                                                         \
   asm volatile(                                                                           \
       "{\n"                                                                               \
       " .reg .pred add;\n"                                                                \
@@ -185,13 +178,13 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-      "{%64, %65, %66, %67}, %68, add, 1, 1" order                                        \
+      "{%64, %65, %66, %67}, %68, add, 1, 1, 0"                                           \
       ";\n"                                                                               \
       "}"                                                                                 \
       : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
         JITQUANT_SUMS_16(d, 48)                                                           \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_160(types, order)                                                  \
+#define JITQUANT_WGMMA_160(types)                                                         \
   asm volatile(                                                                           \
       "{\n"                                                                               \
       " .reg .pred add;\n"                                                                \
@@ -203,13 +196,13 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "  \
       "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, " \
-      "{%80, %81, %82, %83}, %84, add, 1, 1" order                                        \
+      "{%80, %81, %82, %83}, %84, add, 1, 1, 0"                                           \
       ";\n"                                                                               \
       "}"                                                                                 \
       : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
         JITQUANT_SUMS_16(d, 48), JITQUANT_SUMS_16(d, 64)                                  \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_192(types, order)                                                  \
+#define JITQUANT_WGMMA_192(types)                                                         \
   asm volatile(                                                                           \
       "{\n"                                                                               \
       " .reg .pred add;\n"                                                                \
@@ -222,13 +215,13 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "  \
       "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "  \
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, " \
-      "{%96, %97, %98, %99}, %100, add, 1, 1" order                                       \
+      "{%96, %97, %98, %99}, %100, add, 1, 1, 0"                                          \
       ";\n"                                                                               \
       "}"                                                                                 \
       : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),         \
         JITQUANT_SUMS_16(d, 48), JITQUANT_SUMS_16(d, 64), JITQUANT_SUMS_16(d, 80)         \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
-#define JITQUANT_WGMMA_256(types, order)                                                           \
+#define JITQUANT_WGMMA_256(types)                                                                  \
   asm volatile(                                                                                    \
       "{\n"                                                                                        \
       " .reg .pred add;\n"                                                                         \
@@ -245,7 +238,7 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       "%111, "                                                                                     \
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
       "%127}, "                                                                                    \
-      "{%128, %129, %130, %131}, %132, add, 1, 1" order                                            \
+      "{%128, %129, %130, %131}, %132, add, 1, 1, 0"                                               \
       ";\n"                                                                                        \
       "}"                                                                                          \
       : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),                  \
@@ -254,19 +247,17 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t shared) {
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
 
 // d (64, 2 * kSums) = A B^T [+ d], asynchronous. Let c = lane % 4 and r = 16 w + lane / 4 for warp
-// w. A lane holds rows r (a0, a2) and r + 8 (a1, a3) of A. Its columns for bf16 and fp16 are those
-// of mma.cuh. For E4M3 they are 4 c to 4 c + 3 (a0, a1) and the same plus 16 (a2, a3).
+// w. A lane holds rows r (a0, a2) and r + 8 (a1, a3) of A. Its columns are those of
+// mma.cuh.
 template <class T, int kSums>
 __device__ __forceinline__ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1,
                                                uint32_t a2, uint32_t a3, uint64_t b, int add) {
 #define JITQUANT_WGMMA(columns)                                     \
   if constexpr (std::is_same<T, Bf16>::value) {                     \
-    JITQUANT_WGMMA_##columns("k16.f32.bf16.bf16", ", 0");           \
-  } else if constexpr (std::is_same<T, Fp16>::value) {              \
-    JITQUANT_WGMMA_##columns("k16.f32.f16.f16", ", 0");             \
+    JITQUANT_WGMMA_##columns("k16.f32.bf16.bf16");                  \
   } else {                                                          \
-    static_assert(std::is_same<T, E4m3>::value, "a type of wgmma"); \
-    JITQUANT_WGMMA_##columns("k32.f32.e4m3.e4m3", "");              \
+    static_assert(std::is_same<T, Fp16>::value, "a type of wgmma"); \
+    JITQUANT_WGMMA_##columns("k16.f32.f16.f16");                    \
   }
   if constexpr (kSums == 16) {
     JITQUANT_WGMMA(32)
@@ -283,25 +274,6 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[kSums], uint32_t a0, u
     JITQUANT_WGMMA(256)
   }
 #undef JITQUANT_WGMMA
-}
-
-// The same for 64 rows of A in shared memory, in E4M3, and 128 columns. A lane's sums are those of
-// rows r and r + 8 of A as above.
-__device__ __forceinline__ void multiply_tiles(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n"
-      " .reg .pred add;\n"
-      " setp.ne.b32 add, %66, 0;\n"
-      " wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, add, 1, 1;\n"
-      "}"
-      : JITQUANT_SUMS_16(d, 0), JITQUANT_SUMS_16(d, 16), JITQUANT_SUMS_16(d, 32),
-        JITQUANT_SUMS_16(d, 48)
-      : "l"(a), "l"(b), "r"(add));
 }
 
 }  // namespace jitquant

@@ -370,7 +370,7 @@ def linear(
     from harness import timing
 
     jitquant.warmup(
-        *("nvfp4_linear", "nvfp4_linear_fp8", "quantize_fp8"),
+        *("nvfp4_linear", "nvfp4_refold", "quantize_fp8"),
         *("quantize_weight_nvfp4", "fused_amax_quantize"),
     )
     torch.manual_seed(0)

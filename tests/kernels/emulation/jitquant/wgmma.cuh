@@ -22,14 +22,6 @@ inline uint32_t load_shared_4(uint32_t from) {
   if (from % 4 != 0) emulation::fail_kernel("4 bytes of shared memory are not aligned");
   return *reinterpret_cast<const uint32_t*>(emulation::shared_pointer(from));
 }
-inline void store_shared_4(uint32_t to, uint32_t word) {
-  if (to % 4 != 0) emulation::fail_kernel("4 bytes of shared memory are not aligned");
-  std::memcpy(emulation::shared_pointer(to), &word, sizeof word);
-}
-inline void store_shared_8(uint32_t to, const uint32_t (&words)[2]) {
-  if (to % 8 != 0) emulation::fail_kernel("8 bytes of shared memory are not aligned");
-  std::memcpy(emulation::shared_pointer(to), &words, sizeof words);
-}
 template <int kThreads>
 void meet() {
   emulation::named_barrier(kThreads);
@@ -196,23 +188,6 @@ void multiply_tiles(float (&d)[kSums], uint32_t a0, uint32_t a1, uint32_t a2, ui
         double sum = add ? sums[4 * j + i] : 0.0;
         for (int k = 0; k < kDepth; ++k) {
           sum += rows[i / 2][k] * shared_element<T>(b, 8 * j + 2 * t + i % 2, k);
-        }
-        sums[4 * j + i] = static_cast<float>(sum);
-      }
-    }
-  });
-}
-
-inline void multiply_tiles(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, warp = (threadIdx.x >> 5) & 3;
-  float* const sums = d;
-  emulation::own_work_later([=] {
-    for (int j = 0; j < 16; ++j) {
-      for (int i = 0; i < 4; ++i) {
-        double sum = add ? sums[4 * j + i] : 0.0;
-        for (int k = 0; k < 32; ++k) {
-          sum += shared_element<E4m3>(a, 16 * warp + g + i / 2 * 8, k) *
-                 shared_element<E4m3>(b, 8 * j + 2 * t + i % 2, k);
         }
         sums[4 * j + i] = static_cast<float>(sum);
       }
