@@ -176,6 +176,16 @@ FP8_OPS = (
         _both(lambda m, n: 4 * _tiles(m) * _tiles(n)),
     ),
     Op(
+        "int8-row",
+        "quantize_fp8(x, granularity='row', dtype=torch.int8)",
+        ("quantize_fp8",),
+        lambda x: jitquant.quantize_fp8(x, granularity="row", dtype=torch.int8),
+        plain.row_int8,
+        lambda m, n: ((m, n),),
+        1,
+        _written(lambda m, n: 2 * m),
+    ),
+    Op(
         "int8-group",
         f"quantize_per_token_group(x, {GROUP}, dtype=torch.int8)",
         ("quantize_per_token_group",),

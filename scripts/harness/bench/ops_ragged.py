@@ -54,6 +54,22 @@ def _nvfp4(groups: int) -> Op:
     )
 
 
+def _mxfp8(groups: int) -> Op:
+    """The tensor of "mxfp8" as so many tensors."""
+    return Op(
+        f"mxfp8-ragged-{groups}",
+        f"quantize_ragged(x, offsets, format='mxfp8') of {groups} groups",
+        ("quantize_ragged_mxfp8",),
+        lambda x: jitquant.quantize_ragged(
+            x, _offsets(groups, x.shape[0], x.device), format="mxfp8"
+        ),
+        lambda x: (plain.mxfp8(x)[0], plain.mxfp8(x)[1].flatten()),
+        lambda m, n: ((m, n),),
+        1,
+        lambda m, n, _: m * n + m * n // 32,
+    )
+
+
 def _fp8_given(groups: int) -> Op:
     """With the scales given, and the amaxes made: of delayed scaling."""
     return Op(
@@ -97,6 +113,8 @@ RAGGED_OPS = (
     *(_nvfp4(groups) for groups in GROUPS),
     _ONE["fp8-tensor"],
     *(_fp8(groups) for groups in GROUPS),
+    _ONE["mxfp8"],
+    _mxfp8(64),
     _ONE["fp8-tensor-given"],
     *(_fp8_given(groups) for groups in GROUPS),
     *(_gradient(groups) for groups in (8, 64)),

@@ -140,6 +140,7 @@ FP8_PEERS: dict[str, dict[str, Peer]] = {
         "fbgemm": lambda x: _TRITON_GROUP(x, GROUP, k_major=False),
     },
     "fp8-group-packed": {"vllm": peers_vllm.fp8_group_packed},
+    "int8-row": {"vllm": peers_vllm.int8_row},
     "int8-group": {"vllm": peers_vllm.int8_group},
     "fp8-group-both": {"torchao": _torchao_blockwise("act_quant_lhs", "act_quant_transposed_lhs")},
     "fp8-block": {

@@ -85,6 +85,12 @@ def fp8_group_packed(x: Tensor, size: int = 128) -> Any:
     return data, scale
 
 
+def int8_row(x: Tensor) -> Any:
+    data, scale = torch.empty_like(x, dtype=torch.int8), _row_scales(x)
+    _op("dynamic_scaled_int8_quant")(data, x, scale, None)
+    return data, scale
+
+
 def int8_group(x: Tensor, size: int = 128) -> Any:
     data, scale = torch.empty_like(x, dtype=torch.int8), _row_scales(x, x.shape[1] // size)
     _op("per_token_group_quant_int8")(x, data, scale, size, AMAX_EPS, -128.0, 127.0)

@@ -154,6 +154,15 @@ def block_both(w: Tensor) -> Results:
     return data, scales, data.T.contiguous(), scales.T.contiguous()
 
 
+def row_int8(x: Tensor) -> Results:
+    """INT8 by row, as vLLM has it."""
+    v = x.float()
+    a = v.abs().amax(dim=-1, keepdim=True)
+    factor = torch.where(a > 0, _over(127.0, a), 1.0)
+    codes = (v * factor).round().clamp(-128, 127).to(torch.int8)
+    return codes, a / torch.full_like(a, 127.0), a
+
+
 def group_int8(x: Tensor) -> Results:
     """The same in INT8, rounded to the nearest."""
     rows, cols = x.shape
