@@ -161,7 +161,10 @@ class TileStream {
       if constexpr (kAligned) {
         copy<kWhich>(stage);
       } else {
-        load_parts<kWhich>(stage, begin);
+        load_parts(
+            stage, cols_ - begin, [&](int row) { return there(row); },
+            [&](int row) { return codes_at(row) + kWhich * kSegment / 2; },
+            [&](int row) { return scales_at(row) + kWhich * (kSegment / 16); });
       }
     }
     __pipeline_commit();
@@ -205,19 +208,19 @@ class TileStream {
     const int lane_row = lane() >> 3, piece = lane() & 7, pitch = cols_ / 2;
     const uint8_t* from =
         place_.codes + static_cast<int64_t>(lane_row) * pitch + piece * 16 + kWhich * kSegment / 2;
-    const Shared to = stage + lane_row * 128 + code_piece(lane_row, piece) * 16;
+    const Shared to = stage + lane_row * kStageRow + piece * 16;
     const int64_t four = static_cast<int64_t>(pitch) * 4;
     const auto copy_rows = [&](auto&& there) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (there(4 * i + lane_row)) {
-          copy_16(to + i * 512,
+          copy_16(to + i * 4 * kStageRow,
                   i < 2 ? from + i * four : from + places_.second_codes() + (i - 2) * four);
         }
       }
       const int row = lane();
       if (row < kTile && there(row)) {
-        copy_16(stage + kScalesAt + row * 16, scales_at(row) + kWhich * (kSegment / 16));
+        copy_16(stage + row * kStageRow + kScalesAt, scales_at(row) + kWhich * (kSegment / 16));
       }
     };
     // Nearly all tiles are whole. They have no row to ask about.
@@ -234,36 +237,6 @@ class TileStream {
   __device__ __forceinline__ const uint8_t* scales_at(int row) const {
     return place_.scales + (row < 8 ? 0 : places_.second_scales()) +
            static_cast<int64_t>(row & 7) * (cols_ / 16);
-  }
-  // For rows that 16-byte copies cannot handle. Codes and scales beyond k are zero.
-  template <int kWhich>
-  __device__ __forceinline__ void load_parts(Shared stage, int begin) {
-#pragma unroll 1
-    for (int i = lane(); i < kTile * 8; i += 32) {
-      const int row = i >> 3, piece = i & 7;
-      if (!there(row)) continue;
-      const uint2* const from =
-          reinterpret_cast<const uint2*>(codes_at(row) + kWhich * (kSegment / 2) + piece * 16);
-      const int left = cols_ - begin - piece * 32;
-      const uint2 low = left > 0 ? from[0] : make_uint2(0, 0);
-      const uint2 high = left > 16 ? from[1] : make_uint2(0, 0);
-      const uint32_t words[4] = {low.x, low.y, high.x, high.y};
-      store_16(stage + row * 128 + code_piece(row, piece) * 16, words);
-    }
-#pragma unroll 1
-    for (int i = lane(); i < kTile * 4; i += 32) {
-      const int row = i >> 2, block = i % 4 * 4;
-      if (!there(row)) continue;
-      uint32_t scales = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (begin + (block + j) * 16 < cols_) {
-          const uint8_t scale = (scales_at(row) + kWhich * (kSegment / 16))[block + j];
-          scales |= static_cast<uint32_t>(scale) << (8 * j);
-        }
-      }
-      store_4(stage + kScalesAt + row * 16 + block, scales);
-    }
   }
 
   Places places_;
@@ -311,7 +284,7 @@ __device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ri
   while (block.from < block.stop) {
 #pragma unroll 1
     for (int pass = 0; pass < plan.passes; ++pass) {
-      HeldX<Input, kWay, kAligned, true> held;
+      Held<Input, kWay, kAligned> held;
       held.request(x, job.column(pass), job.rows(pass));
       // Loaded together with x, because later loads queue behind the copies of weights.
       const float gsa = job.request_gsa();
@@ -319,7 +292,8 @@ __device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ri
       const bool fills = pass == 0 && block.filled == 0;
       // Eight rows leave no registers for that before they are in place.
       if (WayTraits<kWay>::kAfter && fills) ring.fill(weights);
-      held.arrange(shared_at(after_rings) + warp * kStaged);
+      held.arrange(WayTraits<kWay>::kAfter ? ring.at + ring.written
+                                           : shared_at(after_rings) + warp * kStaged);
       if (!WayTraits<kWay>::kAfter && fills) ring.fill(weights);
       if constexpr (held.kTurned) __syncthreads();  // sums may reuse the memory that staged x
       job.keep_gsa(gsa);
@@ -343,7 +317,10 @@ __device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ri
               weights.template next<1>(ring.at + ring.written);
             }
             ring.written = ring.written == last ? 0 : ring.written + kStage;
-            if (s < own) multiply_segment<Input, kWay>(ring.at + ring.read, held.pairs[s], acc);
+            if (s < own) {
+              LaneWords words(lane_parts(ring.at + ring.read));
+              multiply_segment<Input, kWay>(words, held.pairs[s], acc);
+            }
             ring.read = ring.read == last ? 0 : ring.read + kStage;
           }
           job.template keep<kWay>(acc[0], held.undo, tile, words.get(OwnWords::kUnit));

@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         uint32_t own_scales[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          if (p % 2 == 0) neighboring_scales<T>(scale_bytes[h][p / 2], scales[h]);
+          if (p % 2 == 0) scale_pairs<T>(scale_bytes[h][p / 2], scales[h]);
           own_scales[h] = scales[h][p & 1];
         }
         decode<T>(words[p & 1], own_scales, select, a[p & 1]);

@@ -43,19 +43,6 @@ __device__ __forceinline__ void decode(const uint32_t (&words)[2][4], const uint
   }
 }
 
-// Four E4M3 scales as two pairs of neighbors.
-template <class T>
-__device__ __forceinline__ void neighboring_scales(uint32_t bytes, uint32_t (&pairs)[2]) {
-  float scales[4];
-  scales_of(bytes, scales);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t pair = pair_from_floats<T>(scales[2 * i], scales[2 * i + 1]);
-    pairs[i] =
-        multiply_pairs<T>(pair, pair_from_floats<T>(ScaledCodes<T>::kUp, ScaledCodes<T>::kUp));
-  }
-}
-
 // Adds the sums of the two blocks of a cluster that split k. Block `rank` gets those of half
 // `rank`. `theirs` is this thread's place in the ring, which is free once both blocks are here, as
 // such a cluster has one tile.
@@ -143,7 +130,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         uint32_t own_scales[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          if (p % 2 == 0) neighboring_scales<T>(scale_bytes[h][p / 2], scales[h]);
+          if (p % 2 == 0) scale_pairs<T>(scale_bytes[h][p / 2], scales[h]);
           own_scales[h] = scales[h][p & 1];
         }
         decode<T>(words[p & 1], own_scales, select, a[p & 1]);

@@ -34,25 +34,33 @@ struct LinearPlan {
                                   // pass
   int stages;
   int flush, hold;  // tiles whose sums a block collects before adding up, and keeps between passes
-  int kept_at;      // floats from the sums to those kept between passes or for the other block
-  int received_at;  // and to those that the other block sent, after two floats for their barrier
+  int own_sums;     // bytes of sums of a warp
+  int kept_at;      // bytes from the sums to those kept between passes or for the other block
+  int received_at;  // and to those that the other block sent, after 16 bytes for their barrier
+  int row_step;     // of W, from a block's tile to its next
+  int64_t codes_step, scales_step, four_rows;  // bytes: the same, and four rows of codes
 };
 
 // Which of the blocks that split k this is.
 __device__ __forceinline__ int rank_of(const LinearPlan& plan) {
   return blockIdx.x & (plan.shares - 1);
 }
-// The first of W's tiles of this block, and rows of W from one step to the next.
+// The first of W's tiles of this block.
 __device__ __forceinline__ int first_row(const LinearPlan& plan) {
   return (blockIdx.x >> (plan.shares - 1)) * blockDim.y * kTile;
 }
-__device__ __forceinline__ int row_step(const LinearPlan& plan) {
-  return (gridDim.x >> (plan.shares - 1)) * blockDim.y * kTile;
-}
-template <class Way>
-__device__ __forceinline__ int first_column() {
-  return (threadIdx.x >> 5) * Way::kSegments * kSegment;
-}
+// Which warp of the block this is, along k and across W. The compiler sees that lanes agree, and
+// keeps what follows from that in uniform registers.
+struct WarpIndex {
+  int along = __shfl_sync(~0u, static_cast<int>(threadIdx.x >> 5), 0);
+  int across = __shfl_sync(~0u, static_cast<int>(threadIdx.y), 0);
+
+  // The warp's first column of a pass.
+  template <class Way>
+  __device__ __forceinline__ int first_column() const {
+    return along * Way::kSegments * kSegment;
+  }
+};
 template <class Way>
 __device__ __forceinline__ int column_step() {
   return (blockDim.x >> 5) * Way::kSegments * kSegment;
@@ -74,10 +82,14 @@ __device__ __forceinline__ bool is_own(const LinearPlan& plan, const Nvfp4Weight
 template <class Way, bool kAligned>
 class WeightStream {
  public:
-  __device__ __forceinline__ WeightStream(const Nvfp4Weight& w, const LinearPlan& plan)
-      : w_(w), plan_(plan), k_(share_of_k<Way>(plan) + first_column<Way>()) {
-    move_to(first_row(plan) + threadIdx.y * kTile);
-    end_ = row_ + plan.hold * row_step(plan);
+  __device__ __forceinline__ WeightStream(const Nvfp4Weight& w, const LinearPlan& plan,
+                                          WarpIndex warp)
+      : w_(w),
+        plan_(plan),
+        column_(warp.first_column<Way>()),
+        k_(share_of_k<Way>(plan) + column_),
+        first_(first_row(plan) + warp.across * kTile) {
+    move_to(first_);
   }
 
   // Only prefetches the first stage, into L2: an earlier kernel may still be writing it. More would
@@ -89,7 +101,7 @@ class WeightStream {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (row_ + 4 * i + lane_row() < w_.rows) jitquant::prefetch(from);
-        from += static_cast<int64_t>(w_.cols) * 2;  // four rows further
+        from += plan_.four_rows;
       }
       if (lane() < kTile && row_ + lane() < w_.rows) jitquant::prefetch(scales_);
     }
@@ -99,26 +111,25 @@ class WeightStream {
   // of copies, even an empty one, so that groups count stages.
   template <int kWhich>
   __device__ __forceinline__ void next(Shared stage) {
-    const int begin = k_ + kWhich * kSegment;
-    if (row_ < w_.rows && begin < w_.cols) {
-      if constexpr (kAligned) {
-        const uint8_t* from = codes_ + kWhich * (kSegment / 2);
-        const Shared to = stage + lane_row() * 128 + code_piece(lane_row(), lane_piece()) * 16;
-        const bool whole = row_ + kTile <= w_.rows;
+    if (kWhich == 0 && row_ >= limit_) leave();
+    if (row_ < limit_) {
+      const uint8_t* from = codes_ + kWhich * (kSegment / 2);
+      const Shared to = stage + codes_to_;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (whole || row_ + 4 * i + lane_row() < w_.rows) copy_16(to + i * 512, from);
-          from += static_cast<int64_t>(w_.cols) * 2;  // four rows further
-        }
-        if (lane() < kTile && (whole || row_ + lane() < w_.rows)) {
-          copy_16(stage + kScalesAt + lane() * 16, scales_ + kWhich * (kSegment / 16));
-        }
-      } else {
-        load_parts(stage, begin);
+      for (int i = 0; i < 4; ++i) {
+        copy_16(to + i * 4 * kStageRow, from);
+        from = kept(from + plan_.four_rows);  // one addition each
       }
+      if (lane() < kTile) copy_16(stage + scales_to_, scales_ + kWhich * (kSegment / 16));
+    } else {
+      copy_part(stage, kWhich);
     }
     __pipeline_commit();
-    if constexpr (kWhich + 1 == Way::kSegments) advance();
+    if constexpr (kWhich + 1 == Way::kSegments) {
+      row_ += plan_.row_step;
+      codes_ += plan_.codes_step;
+      scales_ += plan_.scales_step;
+    }
   }
 
  private:
@@ -132,82 +143,145 @@ class WeightStream {
     return w_.scales + static_cast<int64_t>(row) * (w_.cols / 16) + k / 16;
   }
 
+  __device__ __forceinline__ int end_of_hold() const {
+    return min(first_ + plan_.hold * plan_.row_step, w_.rows);
+  }
   __device__ __forceinline__ void move_to(int row) {
     row_ = row;
     codes_ = codes_at(row + lane_row(), k_) + lane_piece() * 16;
     scales_ = scales_at(row + (lane() & 15), k_);
+    const bool whole = kAligned && k_ + Way::kSegments * kSegment <= w_.cols;
+    limit_ = whole ? min(end_of_hold(), w_.rows - kTile + 1) : 0;
   }
-  __device__ __forceinline__ void advance() {
-    const int step = row_step(plan_), next = row_ + step;
-    if (next < end_ && next < w_.rows) {
-      row_ = next;
-      codes_ += static_cast<int64_t>(step) * (w_.cols / 2);
-      scales_ += static_cast<int64_t>(step) * (w_.cols / 16);
-      return;
-    }
+  // Moves on if these are all tiles of the hold.
+  __device__ __forceinline__ void leave() {
+    __syncwarp();  // not computed before the branch
+    if (row_ < end_of_hold() || first_ >= w_.rows) return;
     k_ += column_step<Way>();
-    int first = end_ - plan_.hold * step;
     const int begin = share_of_k<Way>(plan_), end = begin + plan_.passes * column_step<Way>();
-    if (k_ - first_column<Way>() >= min(w_.cols, end)) {
-      k_ = begin + first_column<Way>();
-      first = end_;
-      end_ += plan_.hold * step;
+    if (k_ - column_ >= min(w_.cols, end)) {
+      k_ = begin + column_;
+      first_ += plan_.hold * plan_.row_step;
     }
-    move_to(first);
+    move_to(first_);
   }
-  // For rows that 16-byte copies cannot handle. Codes and scales beyond k are zero.
-  __device__ __forceinline__ void load_parts(Shared stage, int begin) {
+  // For a tile or a column that may be out of range in part.
+  __device__ __forceinline__ void copy_part(Shared stage, int which) {
+    const int begin = k_ + which * kSegment;
+    if (row_ >= w_.rows || begin >= w_.cols) return;
+    if constexpr (!kAligned) {
+      load_parts(
+          stage, w_.cols - begin, [&](int row) { return row_ + row < w_.rows; },
+          [&](int row) { return codes_at(row_ + row, begin); },
+          [&](int row) { return scales_at(row_ + row, begin); });
+    } else {
 #pragma unroll 1
-    for (int i = lane(); i < kTile * 8; i += 32) {
-      const int row = i >> 3, piece = i & 7;
-      if (row_ + row >= w_.rows) continue;
-      const uint2* const from =
-          reinterpret_cast<const uint2*>(codes_at(row_ + row, begin) + piece * 16);
-      const int there = w_.cols - begin - piece * 32;
-      const uint2 low = there > 0 ? from[0] : make_uint2(0, 0);
-      const uint2 high = there > 16 ? from[1] : make_uint2(0, 0);
-      const uint32_t words[4] = {low.x, low.y, high.x, high.y};
-      store_16(stage + row * 128 + code_piece(row, piece) * 16, words);
-    }
-#pragma unroll 1
-    for (int i = lane(); i < kTile * 4; i += 32) {
-      const int row = i >> 2, block = i % 4 * 4;
-      if (row_ + row >= w_.rows) continue;
-      uint32_t scales = 0;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (begin + (block + j) * 16 < w_.cols) {
-          scales |= static_cast<uint32_t>(scales_at(row_ + row, begin)[block + j]) << (8 * j);
-        }
+      for (int row = lane_row(); row < kTile && row_ + row < w_.rows; row += 4) {
+        copy_16(stage + row * kStageRow + lane_piece() * 16,
+                codes_at(row_ + row, begin) + lane_piece() * 16);
       }
-      store_4(stage + kScalesAt + row * 16 + block, scales);
+      if (lane() < kTile && row_ + lane() < w_.rows) {
+        copy_16(stage + scales_to_, scales_ + which * (kSegment / 16));
+      }
     }
   }
 
   const Nvfp4Weight& w_;
   const LinearPlan& plan_;
-  int k_, row_, end_;
+  const int column_;
+  int k_, first_;    // of the hold
+  int row_, limit_;  // rows before it begin tiles that are entirely in range
   const uint8_t* codes_;
   const uint8_t* scales_;
+  // Where a lane's parts go in a stage. Kept, because they would be computed each time.
+  const uint32_t codes_to_ =
+      kept(uint32_t{threadIdx.x % 32 / 8 * kStageRow + threadIdx.x % 8 * 16});
+  const uint32_t scales_to_ = kept(uint32_t{threadIdx.x % 32 * kStageRow + kScalesAt});
 };
 
-// Stores one element of y, given the sum without any gsa.
-__device__ __forceinline__ void finish(const LinearEpilogue& to, float sum, float gsa, int row,
-                                       int64_t n) {
-  float y = mul_rn(sum, gsa);
-  if (to.x_gsa != nullptr) y = mul_rn(y, to.x_gsa[row * to.x_gsa_stride]);
-  if (to.bias != nullptr) y = add_rn(y, float_at(to.bias, to.bias_dtype, n));
-  const int64_t i = row * to.cols + n;
-  if (to.residual != nullptr) y = add_rn(y, float_at(to.residual, to.dtype, i));
+// A piece of a tile's sums is what a lane stores and, later, adds up: four neighboring sums, or a
+// single one if scales come after the product.
+template <class Way>
+struct Pieces {
+  static constexpr int kEach = Way::kAfter ? 1 : 4;
+  static constexpr int kSums = Way::kRows * kTile;     // of a tile, in floats
+  static constexpr int kUnits = kSums / (32 * kEach);  // of a tile: 32 pieces
+  // Where sum i of a lane's piece belongs, in the tile.
+  static __device__ __forceinline__ int row(int lane, int unit, int i) {
+    return Way::kAfter ? lane >> 4 : unit * 8 + 2 * (lane & 3) + (i & 1);
+  }
+  static __device__ __forceinline__ int weight(int lane, int i) {
+    return Way::kAfter ? lane & 15 : (lane >> 2) + (i & 2) * 4;
+  }
+};
+
+template <int kEach>
+__device__ __forceinline__ void load_piece(Shared from, float (&sums)[kEach]) {
+  uint32_t words[kEach];
+  if constexpr (kEach == 1) {
+    words[0] = load_4(from);
+  } else {
+    load_16(from, words);
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) sums[i] = bits_float(words[i]);
+}
+template <int kEach>
+__device__ __forceinline__ void store_piece(Shared to, const float (&sums)[kEach]) {
+  uint32_t words[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) words[i] = float_bits(sums[i]);
+  if constexpr (kEach == 1) {
+    store_4(to, words[0]);
+  } else {
+    store_16(to, words);
+  }
+}
+template <int kEach>
+__device__ __forceinline__ void add_piece(float (&sums)[kEach], const float (&more)[kEach]) {
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) sums[i] = add_rn(sums[i], more[i]);
+}
+
+template <class Out, int kEach>
+__device__ __forceinline__ void store_each(const LinearEpilogue& to, const float (&y)[kEach],
+                                           const int (&row)[kEach], const int (&n)[kEach]) {
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    if (row[i] >= 0) static_cast<Out*>(to.out)[row[i] * to.cols + n[i]] = from_float<Out>(y[i]);
+  }
+}
+// Stores elements of y, given the sums without any gsa. Those with a negative row do not exist.
+template <int kEach>
+__device__ __forceinline__ void finish(const LinearEpilogue& to, float (&y)[kEach], float gsa,
+                                       const int (&row)[kEach], const int (&n)[kEach]) {
+  const auto each = [&](const auto& change) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (row[i] >= 0) y[i] = change(y[i], static_cast<int64_t>(row[i]), n[i]);
+    }
+  };
+  each([&](float v, int64_t, int) { return mul_rn(v, gsa); });
+  if (to.x_gsa != nullptr) {
+    each([&](float v, int64_t r, int) { return mul_rn(v, to.x_gsa[r * to.x_gsa_stride]); });
+  }
+  if (to.bias != nullptr) {
+    each([&](float v, int64_t, int i) { return add_rn(v, float_at(to.bias, to.bias_dtype, i)); });
+  }
+  if (to.residual != nullptr) {
+    each([&](float v, int64_t r, int i) {
+      return add_rn(v, float_at(to.residual, to.dtype, r * to.cols + i));
+    });
+  }
   switch (to.dtype) {
     case DType::kBFloat16:
-      static_cast<Bf16*>(to.out)[i] = from_float<Bf16>(y);
+      store_each<Bf16>(to, y, row, n);
       break;
     case DType::kFloat16:
-      static_cast<Fp16*>(to.out)[i] = from_float<Fp16>(y);
+      store_each<Fp16>(to, y, row, n);
       break;
     default:
-      static_cast<float*>(to.out)[i] = y;
+      store_each<float>(to, y, row, n);
   }
 }
 
@@ -218,22 +292,26 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
                         const __grid_constant__ LinearEpilogue to,
                         const __grid_constant__ LinearPlan plan) {
   using Way = WayTraits<kWay>;
+  using Piece = Pieces<Way>;
+  constexpr int kEach = Piece::kEach, kUnits = Piece::kUnits, kUnitBytes = 32 * kEach * 4;
   extern __shared__ __align__(1024) unsigned char tiles[];
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int along = blockDim.x >> 5, beside = blockDim.y;
-  const int warp_k = threadIdx.x >> 5, warp = threadIdx.y * along + warp_k;
+  const WarpIndex index;
+  const int warp = index.across * along + index.along;
   const int warps = along * beside, stages = plan.stages;
 
   const Shared ring = shared_at(tiles) + warp * stages * kStage;
   unsigned char* const after_rings = tiles + warps * stages * kStage;
-  float* const sums = reinterpret_cast<float*>(after_rings);
-  // Sums kept between passes, as (tile, 16 rows by two columns).
-  float* const kept_sums = sums + plan.kept_at;
+  // Sums, as (warp, tile, piece), where the warp first stages its x. Then those kept between
+  // passes, as (tile, piece).
+  const Shared sums = shared_at(after_rings), own_sums = sums + warp * plan.own_sums;
+  const Shared kept_sums = sums + plan.kept_at + lane * (kEach * 4);
 
-  const int step = row_step(plan);
-  WeightStream<Way, kAligned> weights(w, plan);
+  const int step = plan.row_step;
+  WeightStream<Way, kAligned> weights(w, plan, index);
 #if defined(JITQUANT_HAS_CLUSTERS)
-  const Inbox inbox(reinterpret_cast<uint64_t*>(sums + plan.received_at));
+  const Inbox inbox(reinterpret_cast<uint64_t*>(after_rings + plan.received_at));
   if (plan.shares > 1) {
     if (threadIdx.x + threadIdx.y == 0) inbox.open();
     __syncwarp();
@@ -245,32 +323,37 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   weights.prefetch();
   wait_for_previous();
 
-  std::conditional_t<Way::kAfter, HeldRows<Input, kAligned>, HeldX<Input, kWay, kAligned>> held;
+  Held<Input, kWay, kAligned> held;
   const bool many = stages == kManyStages;
-  const int last = (stages - 1) * kStage;
-  int read = 0;
-  // The stage that was multiplied last.
-  const auto free_stage = [&] { return ring + (read == 0 ? last : read - kStage); };
-  constexpr int kPairs = Way::kRows / 2;  // of columns
+  // The stage to multiply next, and the one that was multiplied last.
+  Shared read = ring, free = ring + (stages - 1) * kStage;
+  const Shared last = free;
   const int first_hold = first_row(plan);
 
-  // Unit `at` of the tiles from hold_row on is two columns of one of them, where tiles side by side
-  // are consecutive.
-  const auto finish_unit = [&](int hold_row, int at, float sum, float gsa) {
-    const int which = at / kPairs, tile = beside == 1 ? which : which / beside;
-    const int row = at % kPairs * 2 + (lane >> 4);
-    const int n = hold_row + tile * step + (which - tile * beside) * kTile + (lane & 15);
-    if (n < w.rows && row < x.rows) {
-      finish(to, mul_rn(sum, power_of_two(-kExponent<Input, kWay>)), gsa, row, n);
+  // Unit `at` of the tiles from hold_row on, where tiles side by side are consecutive.
+  const int rows = static_cast<int>(x.rows);  // at most Way::kRows
+  const auto finish_unit = [&](int hold_row, int at, float (&piece)[kEach], float gsa) {
+    const int which = at / kUnits, tile = beside == 1 ? which : which / beside;
+    const int first = hold_row + tile * step + (which - tile * beside) * kTile;
+    int row[kEach], n[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      row[i] = Piece::row(lane, at % kUnits, i), n[i] = first + Piece::weight(lane, i);
+      if (n[i] >= w.rows || row[i] >= rows) row[i] = -1;
+      piece[i] = mul_rn(piece[i], power_of_two(-kExponent<Input, kWay>));
     }
+    finish(to, piece, gsa, row, n);
   };
-  const auto received_sums = [&](int at) {
-    return sums + plan.received_at + 2 + (at >> 1) * 32 + lane;
+  // What a lane reads of a stage. Kept, as it would be computed each time.
+  const uint32_t codes_from = kept(lane_codes_at(lane)), scales_from = kept(lane_scales_at(lane));
+  // The sums of unit `at` that the other block sent.
+  const auto received = [&](int at) {
+    return after_rings + plan.received_at + 16 + (at >> 1) * kUnitBytes + lane * (kEach * 4);
   };
 
   for (int hold_row = first_hold; hold_row < w.rows; hold_row += plan.hold * step) {
     for (int pass = 0; is_own<Way>(plan, w, pass); ++pass) {
-      const int k = share_of_k<Way>(plan) + pass * column_step<Way>() + first_column<Way>();
+      const int k = share_of_k<Way>(plan) + pass * column_step<Way>() + index.first_column<Way>();
       const bool begins = hold_row == first_hold && pass == 0;
       if (begins || plan.passes > 1) {
         held.request(x, k);
@@ -284,8 +367,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
             weights.template next<Way::kSegments - 1>(ring + stage * kStage);
           }
         }
-        held.arrange(Way::kAfter ? free_stage() : shared_at(after_rings) + warp * kStaged);
-        if constexpr (held.kTurned) __syncthreads();  // the sums reuse the memory that staged x
+        held.arrange(Way::kAfter ? free : own_sums);
 #if defined(JITQUANT_HAS_CLUSTERS)
         if (begins && plan.shares > 1) {
           __syncwarp();
@@ -295,28 +377,28 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
       }
       const float stored_gsa = w.gsa[0];  // used only after the sums, so nothing waits for it
       const int present = min(max((w.cols - k + kSegment - 1) / kSegment, 0), Way::kSegments);
-      for (int tile = 0; tile < plan.hold && hold_row + tile * step < w.rows;) {
-        int count = 0;
-        for (; count < plan.flush && tile + count < plan.hold &&
-               hold_row + (tile + count) * step < w.rows;
-             ++count) {
+      const int tiles_here = min(plan.hold, (w.rows - hold_row + step - 1) / step);
+      for (int tile = 0; tile < tiles_here;) {
+        const int count = min(plan.flush, tiles_here - tile);
+        Shared own = own_sums + (Way::kAfter ? t * kTile + g : lane * 4) * 4;
+#pragma unroll 1
+        for (int left = count; left > 0; --left) {
           float acc[Way::kColumns][4] = {};
 #pragma unroll
           for (int s = 0; s < Way::kSegments; ++s) {
             wait_for_stage(many);
             __syncwarp();
+            LaneWords words({read + codes_from, read + scales_from});
             // Runs an even number of stages ahead, so this is the same segment of a later tile.
             if (s == 0) {
-              weights.template next<0>(free_stage());
+              weights.template next<0>(free);
             } else {
-              weights.template next<Way::kSegments - 1>(free_stage());
+              weights.template next<Way::kSegments - 1>(free);
             }
-            if (s < present) {
-              multiply_segment<Input, kWay>(ring + read, held.pairs[s], acc);
-            }
-            read = read == last ? 0 : read + kStage;
+            if (s < present) multiply_segment<Input, kWay>(words, held.pairs[s], acc);
+            free = read;
+            read = read == last ? ring : read + kStage;
           }
-          float* const own = sums + (count * warps + warp) * Way::kSums;
           if constexpr (Way::kAfter) {
             float (&v)[4] = acc[0];
 #pragma unroll
@@ -327,49 +409,68 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
             const float undo[2] = {__shfl_sync(~0u, held.undo, 0), __shfl_sync(~0u, held.undo, 4)};
             if (t < 2) {
               const float scale = t == 0 ? undo[0] : undo[1];
-              own[t * kPitch + g] = mul_rn(t == 0 ? v[0] : v[1], scale);
-              own[t * kPitch + g + 8] = mul_rn(t == 0 ? v[2] : v[3], scale);
+              store_4(own, float_bits(mul_rn(t == 0 ? v[0] : v[1], scale)));
+              store_4(own + 8 * 4, float_bits(mul_rn(t == 0 ? v[2] : v[3], scale)));
             }
           } else {
 #pragma unroll
             for (int c = 0; c < Way::kColumns; ++c) {
-              float* const column = own + (c * 8 + 2 * t) * kPitch + g;
-              column[0] = acc[c][0], column[kPitch] = acc[c][1];
-              column[8] = acc[c][2], column[kPitch + 8] = acc[c][3];
+              store_piece<4>(own + c * kUnitBytes, acc[c]);
             }
           }
+          own += Piece::kSums * 4;
         }
         __syncthreads();
-        // Each warp adds up two columns of a tile.
-        const int units = count * beside * kPairs;
+        const int units = count * beside * kUnits;
         for (int unit = warp; unit < units; unit += warps) {
-          const int row = unit % kPairs * 2 + (lane >> 4);
-          const float* p = sums + unit / kPairs * along * Way::kSums + row * kPitch + (lane & 15);
-          float sum = 0.0f;
+          const int which = unit / kUnits, from_tile = beside == 1 ? which : which / beside;
+          Shared p = sums + (which - from_tile * beside) * along * plan.own_sums +
+                     from_tile * (Piece::kSums * 4) + unit % kUnits * kUnitBytes +
+                     lane * (kEach * 4);
+          float sum[kEach];
           for (int span = 0; span < plan.spans; ++span) {
-            float part = 0.0f;
-#pragma unroll 4
+            float part[kEach];
+#pragma unroll(Way::kAfter ? 4 : 2 * Way::kSegments)
             for (int i = 0; i < plan.span_pairs; ++i) {
-              float pair = p[0];
-              if constexpr (Way::kSegments == 1) pair = add_rn(pair, p[Way::kSums]);
-              p += 2 / Way::kSegments * Way::kSums;
-              part = i == 0 ? pair : add_rn(part, pair);
+              float pair[kEach];
+              load_piece(p, pair);
+              p += plan.own_sums;
+              if constexpr (Way::kSegments == 1) {
+                float second[kEach];
+                load_piece(p, second);
+                p += plan.own_sums;
+                add_piece(pair, second);
+              }
+              if (i == 0) {
+                for (int j = 0; j < kEach; ++j) part[j] = pair[j];
+              } else {
+                add_piece(part, pair);
+              }
             }
-            sum = span == 0 ? part : add_rn(sum, part);
+            if (span == 0) {
+              for (int j = 0; j < kEach; ++j) sum[j] = part[j];
+            } else {
+              add_piece(sum, part);
+            }
           }
-          const int at = tile * beside * kPairs + unit;
-          if (pass > 0) sum = add_rn(kept_sums[at * 32 + lane], sum);
+          const int at = tile * beside * kUnits + unit;
+          const Shared keep = kept_sums + at * kUnitBytes;
+          if (pass > 0) {
+            float before[kEach];
+            load_piece(keep, before);
+            add_piece(sum, before);
+          }
           const bool ends = !is_own<Way>(plan, w, pass + 1);
 #if defined(JITQUANT_HAS_CLUSTERS)
           if (ends && plan.shares > 1 && (at & 1) != rank_of(plan)) {
-            inbox.send(received_sums(at), rank_of(plan) ^ 1, sum);
+            inbox.send(received(at), rank_of(plan) ^ 1, sum);
             continue;
           }
 #endif
           if (ends && plan.shares == 1) {
             finish_unit(hold_row, at, sum, stored_gsa);
           } else {
-            kept_sums[at * 32 + lane] = sum;
+            store_piece(keep, sum);
           }
         }
         __syncthreads();
@@ -380,13 +481,16 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
     if (plan.shares > 1) {
       // Every second unit is finished here, the others in the other block.
       const int rank = rank_of(plan), of_hold = plan.hold * step;
-      const int tiles_here = min(plan.hold, (w.rows - hold_row + step - 1) / step);
-      const int units = tiles_here * beside * kPairs;
+      const int units = min(plan.hold, (w.rows - hold_row + step - 1) / step) * beside * kUnits;
       const float gsa = w.gsa[0];
-      if (threadIdx.x + threadIdx.y == 0) inbox.expect((units + 1 - rank) / 2 * (32 * 4));
+      if (threadIdx.x + threadIdx.y == 0) inbox.expect((units + 1 - rank) / 2 * kUnitBytes);
       inbox.wait((hold_row - first_hold) / of_hold & 1);
       for (int at = 2 * warp + rank; at < units; at += 2 * warps) {
-        finish_unit(hold_row, at, add_rn(kept_sums[at * 32 + lane], *received_sums(at)), gsa);
+        float sum[kEach], theirs[kEach];
+        load_piece(kept_sums + at * kUnitBytes, sum);
+        load_piece(shared_at(received(at)), theirs);
+        add_piece(sum, theirs);
+        finish_unit(hold_row, at, sum, gsa);
       }
       if (hold_row + of_hold < w.rows) {
         __syncwarp();
@@ -405,6 +509,8 @@ template <class Input, LinearWay kWay, bool kAligned>
 cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
                        cudaStream_t stream) {
   using Way = WayTraits<kWay>;
+  using Piece = Pieces<Way>;
+  constexpr int kUnitBytes = 32 * Piece::kEach * 4;
   const int64_t tiles = (w.rows + kTile - 1) / kTile;
   const int sms = sm_count(), shared_bytes = most_shared_bytes();
   LinearPlan plan = {};
@@ -442,25 +548,29 @@ cudaError_t launch_way(const Nvfp4Weight& w, const LinearOperand& x, const Linea
     grid = steps < places ? steps : places;
     const int64_t own = (steps + grid - 1) / grid;
     // Sums that a step keeps; half as many come from the other block.
-    const int64_t units = Way::kRows / 2 * beside;
-    const int64_t keep = plan.shares > 1   ? (2 * units + units + 1) / 2 * 32 * 4
-                         : plan.passes > 1 ? units * 32 * 4
+    const int64_t units = Piece::kUnits * beside;
+    const int64_t keep = plan.shares > 1   ? (2 * units + units + 1) / 2 * kUnitBytes
+                         : plan.passes > 1 ? units * kUnitBytes
                                            : 0;
-    const int64_t step_sums = warps * Way::kSums * 4, staged = Way::kAfter ? 0 : warps * kStaged;
-    const int64_t needed = staged > step_sums ? staged : step_sums;
+    constexpr int64_t kTileBytes = Piece::kSums * 4, kStages = Way::kAfter ? 0 : kStaged;
+    const int64_t needed = warps * (kStages > kTileBytes ? kStages : kTileBytes);
     const int64_t ring = static_cast<int64_t>(warps) * stages * kStage;
     const int64_t left = (shared_bytes - ring) / 1024 * 1024;
     const int64_t most_kept = left - needed < left / 2 ? left - needed : left / 2;
-    if (most_kept < keep + 8) return false;
-    const int64_t hold = keep > 0 && own * keep > most_kept - 8 ? (most_kept - 8) / keep : own;
-    const int64_t flushed = (left - hold * keep - 8) / step_sums,
+    if (most_kept < keep + 16) return false;
+    const int64_t hold = keep > 0 && own * keep > most_kept - 16 ? (most_kept - 16) / keep : own;
+    const int64_t flushed = (left - hold * keep - 16) / (warps * kTileBytes),
                   flush = flushed < hold ? flushed : hold;
-    const int64_t before = flush * step_sums > staged ? flush * step_sums : staged;
+    plan.own_sums = static_cast<int>(flush * kTileBytes > kStages ? flush * kTileBytes : kStages);
+    plan.row_step = static_cast<int>(grid * beside * kTile);
+    plan.codes_step = static_cast<int64_t>(plan.row_step) * (w.cols / 2);
+    plan.scales_step = static_cast<int64_t>(plan.row_step) * (w.cols / 16);
+    plan.four_rows = static_cast<int64_t>(w.cols) * 2;
     plan.hold = static_cast<int>(hold);
     plan.flush = static_cast<int>(flush);
-    plan.kept_at = static_cast<int>(before / 4);
-    plan.received_at = plan.kept_at + static_cast<int>(hold * units * 32);
-    shared = ring + before + hold * keep + 8;
+    plan.kept_at = warps * plan.own_sums;
+    plan.received_at = plan.kept_at + static_cast<int>(hold * units * kUnitBytes);
+    shared = ring + plan.kept_at + hold * keep + 16;
     return true;
   };
   if (!fits(kMostWarps, kManyStages) && !fits(kMostWarps, kFewStages) &&

@@ -1,6 +1,6 @@
 // Shared by the kernels of NVFP4 products: tiles of codes in shared memory, x in registers, and
 // their product. A segment is 256 of k. One stage of a warp's ring of asynchronous copies holds a
-// segment: 16 rows of W by 128 bytes of codes and 16 scales.
+// segment: 16 rows of W, each with 128 bytes of codes and then 16 scales.
 #pragma once
 
 #include "../nvfp4/common.cuh"
@@ -9,8 +9,11 @@
 
 namespace jitquant {
 
-constexpr int kSegment = 256, kTile = 16, kStage = kTile * (kSegment / 2 + kSegment / 16);
-constexpr int kScalesAt = kTile * kSegment / 2;
+constexpr int kSegment = 256, kTile = 16;
+// Bytes of a row in a stage. As an odd number of 16-byte pieces, it lets the 8 lanes of each
+// quarter of a warp's load use different banks.
+constexpr int kStageRow = kSegment / 2 + kSegment / 16, kStage = kTile * kStageRow;
+constexpr int kScalesAt = kSegment / 2;
 constexpr int kMostWarps = 16;
 constexpr int kFewStages = 3, kManyStages = 5;  // odd, because two segments alternate
 constexpr int kStaged = 8 * kSegment * 2;       // bytes of x that a warp transposes at once
@@ -25,8 +28,7 @@ struct WayTraits {
   static constexpr int kColumns = kWay == LinearWay::kSixteenRows ? 2 : 1;  // of 8 rows of x
   static constexpr int kSegments = kWay == LinearWay::kSixteenRows ? 1 : 2;
   static constexpr int kRows = kAfter ? 2 : 8 * kColumns;
-  static constexpr int kLoads = kAfter ? 2 : 8;  // of 8 elements per lane, segment and column
-  static constexpr int kSums = kRows * kPitch;   // floats per warp and tile
+  static constexpr int kSums = kRows * kPitch;  // floats per warp and tile
 };
 
 // x as elements of T, or as codes with scales, whose values are exact in bf16.
@@ -94,12 +96,39 @@ __device__ __forceinline__ void store_4(Shared to, uint32_t word) {
 }
 #endif
 
-// Where a 16-byte piece of a row of codes is stored: swizzled, so that the 8 lanes of each quarter
-// of a warp's load use different banks.
-__device__ __forceinline__ int code_piece(int row, int piece) {
-  return piece ^ (row & 1);
+// Loads the rows of a stage that 16-byte copies cannot handle: those with there(row), from
+// codes_at(row) and scales_at(row) on. What is beyond the first `left` columns is zero.
+template <class There, class CodesAt, class ScalesAt>
+__device__ __forceinline__ void load_parts(Shared stage, int left, const There& there,
+                                           const CodesAt& codes_at, const ScalesAt& scales_at) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll 1
+  for (int i = lane; i < kTile * 8; i += 32) {
+    const int row = i >> 3, piece = i & 7, more = left - piece * 32;
+    if (!there(row)) continue;
+    const uint2* const from = reinterpret_cast<const uint2*>(codes_at(row) + piece * 16);
+    const uint2 low = more > 0 ? from[0] : make_uint2(0, 0);
+    const uint2 high = more > 16 ? from[1] : make_uint2(0, 0);
+    const uint32_t words[4] = {low.x, low.y, high.x, high.y};
+    store_16(stage + row * kStageRow + piece * 16, words);
+  }
+#pragma unroll 1
+  for (int i = lane; i < kTile * 4; i += 32) {
+    const int row = i >> 2, block = i % 4 * 4;
+    if (!there(row)) continue;
+    uint32_t scales = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if ((block + j) * 16 < left) {
+        scales |= static_cast<uint32_t>(scales_at(row)[block + j]) << (8 * j);
+      }
+    }
+    store_4(stage + row * kStageRow + kScalesAt + block, scales);
+  }
 }
-// The same for a row of x, 512 bytes.
+
+// Where a 16-byte piece of a row of x, 512 bytes, is stored: swizzled, so that the 8 lanes of each
+// quarter of a warp's load use different banks.
 __device__ __forceinline__ int x_piece(int row, int piece) {
   return piece ^ ((row + 2 * (piece >> 3)) & 7);
 }
@@ -134,15 +163,19 @@ __device__ __forceinline__ void load_x8(const LinearOperand& x, int row, int k, 
     }
   }
 }
+// Eight neighboring elements of a row of aligned x; of another row if that one does not exist.
+__device__ __forceinline__ const uint16_t* piece_of_x(const LinearOperand& x, int row, int k) {
+  return static_cast<const uint16_t*>(x.data) + (row < x.rows ? row : 0) * x.stride + k;
+}
 // Converts what load_x8 loaded to pairs in the order of codes.
 template <class Input>
 __device__ __forceinline__ void order_x8(uint32_t* words) {
   using T = typename LinearInput<Input>::Operand;
   uint32_t pairs[4];
   if constexpr (LinearInput<Input>::kCodes) {
-    uint32_t scales[4];
+    uint32_t scales[2];
     scale_pairs<T>(words[1], scales);
-    scale_codes<T>(words[0], scales[0], pairs);
+    scale_codes<T>(words[0], half_twice<false>(scales[0]), pairs);
   } else {
     order_as_codes({words[0], words[1], words[2], words[3]}, pairs);
   }
@@ -175,21 +208,15 @@ __device__ __forceinline__ uint32_t max_magnitudes(uint32_t a, uint32_t b) {
   return halves_max(a, b & 0x7fff7fffu);
 }
 
-template <int kSegments, int kColumns>
-struct HeldPairs {
-  uint32_t pairs[kSegments][kColumns][32];
-  float undo;  // factor for the sums of row `lane / 4 % 2`, if scales come after
-};
-// What a warp holds of x during a pass. kThrough: through shared memory, if x is aligned.
-template <class Input, LinearWay kWay, bool kAligned, bool kThrough = kWay != LinearWay::kTwoRows>
-struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> {
+// What a warp holds of x during a pass, for up to 8 or 16 rows.
+template <class Input, LinearWay kWay, bool kAligned>
+struct HeldX {
   using Way = WayTraits<kWay>;
-  using T = typename LinearInput<Input>::Operand;
-  using HeldPairs<Way::kSegments, Way::kColumns>::pairs;
-  using HeldPairs<Way::kSegments, Way::kColumns>::undo;
-
   // Whether x is loaded row by row and rearranged in shared memory.
-  static constexpr bool kTurned = kThrough && !LinearInput<Input>::kCodes && kAligned;
+  static constexpr bool kTurned = !LinearInput<Input>::kCodes && kAligned;
+  static constexpr float undo = 1.0f;  // as in HeldRows
+
+  uint32_t pairs[Way::kSegments][Way::kColumns][32];
 
   // Starts to load the columns from k on, unless there are no rows. Row i of the product is row
   // rows(i) of x, or the first if x has no such row: no other depends on it. All lanes of the warp
@@ -200,23 +227,17 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
 #pragma unroll
     for (int s = 0; s < Way::kSegments; ++s) {
       // Without a condition for each load: the compiler would load into other registers and wait.
-      present_[s] = rows.any() && k + s * kSegment < x.cols;
-      if (kTurned && !present_[s]) continue;
+      if (kTurned && !(rows.any() && k + s * kSegment < x.cols)) continue;
 #pragma unroll
       for (int c = 0; c < Way::kColumns; ++c) {
 #pragma unroll
-        for (int q = 0; q < (kTurned ? Way::kLoads : 8); ++q) {
-          int row = rows(kTurned ? c * 8 + q : Way::kAfter ? g & 1 : c * 8 + g);
+        for (int q = 0; q < 8; ++q) {
+          const int row = rows(c * 8 + (kTurned ? q : g));
+          uint32_t* const words = pairs[s][c] + q * 4;
           if constexpr (kTurned) {
-            const int64_t at = (row < x.rows ? row : 0) * x.stride + k + lane * 8;
-            load_words<4>(static_cast<const uint16_t*>(x.data) + at + s * kSegment,
-                          Way::kAfter ? loaded(s, q) : pairs[s][c] + q * 4);
+            load_words<4>(piece_of_x(x, row, k + s * kSegment + lane * 8), words);
           } else {
-            // If scales come after, column g of the product is block t = g / 2 of row g % 2, and
-            // all its other blocks are zero.
-            if (Way::kAfter && t != (g >> 1)) row = kNoRow;
-            load_x8<Input, kAligned>(x, row, k + s * kSegment + t * 64 + q * 8,
-                                     pairs[s][c] + q * 4);
+            load_x8<Input, kAligned>(x, row, k + s * kSegment + t * 64 + q * 8, words);
           }
         }
       }
@@ -225,17 +246,6 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
 
   // `staging` has kStaged bytes that only this warp uses.
   __device__ __forceinline__ void arrange(Shared staging) {
-    if constexpr (kTurned && Way::kAfter) {
-      arrange_two(staging);
-    } else {
-      arrange_each(staging);
-    }
-  }
-
- private:
-  bool present_[Way::kSegments];  // whether the segments exist
-
-  __device__ __forceinline__ void arrange_each(Shared staging) {
     // Kept, so that the addresses below are computed here and not held in registers until then.
     const int lane = kept(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -259,135 +269,66 @@ struct HeldX : HeldPairs<WayTraits<kWay>::kSegments, WayTraits<kWay>::kColumns> 
         for (int q = 0; q < 8; ++q) order_x8<Input>(p + q * 4);
       }
     }
-    if constexpr (Way::kAfter) scale_up();
+  }
+};
+
+// The same for LinearWay::kTwoRows: every lane loads, orders and scales a part of each row, and
+// only then gets what it holds. Column g of the product is block t = g / 2 of row g % 2, and all
+// its other blocks are zero.
+template <class Input, bool kAligned>
+struct HeldRows {
+  using T = typename LinearInput<Input>::Operand;
+  static constexpr bool kTurned = false;
+  static constexpr int kBytes = 2 * 2 * kSegment * 2;  // of staging: two segments of two rows
+
+  uint32_t pairs[2][1][32];
+  float undo;  // factor for the sums of row g % 2
+
+  template <class Rows = RowsAsTheyAre>
+  __device__ __forceinline__ void request(const LinearOperand& x, int k, Rows rows = {}) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const int column = k + s * kSegment;
+      there_[s] = rows.any() && column < x.cols;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if constexpr (kAligned && !LinearInput<Input>::kCodes) {
+          // Without a condition for each load, as above.
+          const uint16_t* const from = piece_of_x(x, rows(r), (there_[s] ? column : 0) + lane * 8);
+          if (rows.any()) load_words<4>(from, parts_[s][r]);
+        } else {
+          load_x8<Input, kAligned>(x, rows(r), column + lane * 8, parts_[s][r]);
+        }
+      }
+    }
   }
 
-  // Two rows in shared memory: the words of segment s and row r as they were loaded.
-  __device__ __forceinline__ uint32_t* loaded(int s, int r) {
-    return pairs[0][0] + (s * 2 + r) * 4;
-  }
-
-  __device__ __forceinline__ void scale_up() {
-    uint32_t pair = 0;
-#pragma unroll
-    for (int s = 0; s < Way::kSegments; ++s) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) pair = max_magnitudes(pair, pairs[s][0][i]);
-    }
-    uint32_t most = max(pair & 0xffffu, pair >> 16);
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes <<= 1) {
-      if (lanes != 4) most = max(most, __shfl_xor_sync(~0u, most, lanes));
-    }
-    const int up = lift_of(most);
-#pragma unroll
-    for (int s = 0; s < Way::kSegments; ++s) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i)
-        pairs[s][0][i] = multiply_pairs<T>(pairs[s][0][i], lift_pair(up));
-    }
-    undo = undo_lift(up);
-  }
-
-  // Scales two rows, orders them as codes, and gives each lane its block of its row. All other
-  // lanes read zeros.
-  __device__ __forceinline__ void arrange_two(Shared staging) {
-    const int lane = kept(threadIdx.x & 31), g = lane >> 2, t = lane & 3;
-    uint32_t most = 0;  // of both rows, in its halves
+  // `staging` has kBytes that only this warp uses, and may be used again after __syncwarp().
+  __device__ __forceinline__ void arrange(Shared staging) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int lifts[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       uint32_t pair = 0;
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
-        uint32_t* const words = loaded(s, r);
+        uint32_t (&part)[4] = parts_[s][r];
+        if (!there_[s]) part[0] = part[1] = part[2] = part[3] = 0;
+        order_x8<Input>(part);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (!present_[s]) words[i] = 0;
-          pair = max_magnitudes(pair, words[i]);
-        }
+        for (int i = 0; i < 4; ++i) pair = max_magnitudes(pair, part[i]);
       }
-      most |= max(pair & 0xffffu, pair >> 16) << (16 * r);
-    }
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes <<= 1) {
-      most = halves_max(most, __shfl_xor_sync(~0u, most, lanes));
-    }
-    const int up[2] = {lift_of(most & 0xffffu), lift_of(most >> 16)};
-    undo = undo_lift((g & 1) == 0 ? up[0] : up[1]);
-    constexpr int kRow = 2 * kSegment * 2, kZerosAt = 2 * kRow + 32;
-    constexpr uint32_t kZeros[4] = {};
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) store_16(staging + 2 * kRow + (i * 32 + lane) * 16, kZeros);
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        uint32_t* const words = loaded(s, r);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = multiply_pairs<T>(words[i], lift_pair(up[r]));
-        order_x8<Input>(words);
-        store_16(staging + r * kRow + (s * 32 + (lane ^ r)) * 16, words);
-      }
-    }
-    __syncwarp();
-    const int row = g & 1;
-    const bool own = t == (g >> 1);
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-#pragma unroll
-      for (int q = 0; q < 8; ++q) {
-        const int piece = own ? t * 8 + (q ^ row) : q;
-        load_16(staging + (own ? row * kRow : kZerosAt) + (s * 32 + piece) * 16,
-                pairs[s][0] + q * 4);
-      }
-    }
-  }
-};
-
-// The same for LinearWay::kTwoRows with a fifth of the instructions: every lane loads, orders and
-// scales a part of each row, and only then gets what it holds.
-template <class Input, bool kAligned>
-struct HeldRows : HeldPairs<2, 1> {
-  using T = typename LinearInput<Input>::Operand;
-  static constexpr bool kTurned = false;
-  static constexpr int kBytes = 2 * 2 * kSegment * 2;  // of staging: two segments of two rows
-  uint32_t parts[2][2][4];                             // of a segment and row
-
-  __device__ __forceinline__ void request(const LinearOperand& x, int k) {
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        const int column = k + s * kSegment + (threadIdx.x & 31) * 8;
-        load_x8<Input, kAligned>(x, row, column, parts[s][row]);
-      }
-    }
-  }
-  __device__ __forceinline__ void arrange(Shared staging) {
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    int lifts[2];
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      uint32_t pair = 0;
+      lifts[r] = lift_of(__reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16)));
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
-        order_x8<Input>(parts[s][row]);
+        uint32_t (&part)[4] = parts_[s][r];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) pair = max_magnitudes(pair, parts[s][row][i]);
-      }
-      lifts[row] = lift_of(__reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16)));
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          parts[s][row][i] = multiply_pairs<T>(parts[s][row][i], lift_pair(lifts[row]));
-        }
-        store_16(staging + (2 * s + row) * 512 + x_piece(row, lane) * 16, parts[s][row]);
+        for (int i = 0; i < 4; ++i) part[i] = multiply_pairs<T>(part[i], lift_pair(lifts[r]));
+        store_16(staging + (2 * s + r) * 512 + x_piece(r, lane) * 16, part);
       }
     }
     __syncwarp();
-    // Column g of the product is block t = g / 2 of row g % 2. All else is zero.
     const int own = g & 1;
     undo = undo_lift(own == 0 ? lifts[0] : lifts[1]);
 #pragma unroll
@@ -402,10 +343,17 @@ struct HeldRows : HeldPairs<2, 1> {
         }
       }
     }
-    __syncwarp();
   }
+
+ private:
+  bool there_[2];            // whether the segments exist
+  uint32_t parts_[2][2][4];  // of a segment and row
 };
 static_assert(HeldRows<Bf16, true>::kBytes <= kStage, "staged in a free stage of the ring");
+
+template <class Input, LinearWay kWay, bool kAligned>
+using Held = std::conditional_t<WayTraits<kWay>::kAfter, HeldRows<Input, kAligned>,
+                                HeldX<Input, kWay, kAligned>>;
 
 // The sums are the products times 2^kExponent.
 template <class Input, LinearWay kWay>
@@ -419,29 +367,55 @@ __device__ __forceinline__ float power_of_two(int exponent) {
   return bits_float(static_cast<uint32_t>(127 + exponent) << 23);
 }
 
+// What a lane reads of a stage: its codes of row g and its scales of that row. Those of row g + 8
+// come 8 rows later.
+struct LaneParts {
+  Shared codes, scales;
+};
+__device__ __forceinline__ uint32_t lane_codes_at(int lane) {
+  return (lane >> 2) * kStageRow + (lane & 3) * 32;
+}
+__device__ __forceinline__ uint32_t lane_scales_at(int lane) {
+  return (lane >> 2) * kStageRow + kScalesAt + (lane & 3) * 4;
+}
+__device__ __forceinline__ LaneParts lane_parts(Shared stage) {
+  const int lane = threadIdx.x & 31;
+  return {stage + lane_codes_at(lane), stage + lane_scales_at(lane)};
+}
+// What it has loaded of that: scales and half of the codes at first, so that it can wait for them
+// while it requests a stage.
+struct LaneWords {
+  LaneParts from;
+  uint32_t codes[2][8], scales[2];  // of rows g and g + 8
+
+  __device__ __forceinline__ explicit LaneWords(LaneParts parts) : from(parts) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) scales[h] = load_4(from.scales + h * 8 * kStageRow);
+    load<0>();
+  }
+  template <int kHalf>
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      load_16(from.codes + h * 8 * kStageRow + kHalf * 16, codes[h] + kHalf * 4);
+    }
+  }
+};
+
 // Adds the products of 16 rows of W with all columns, over a segment, to acc.
 template <class Input, LinearWay kWay>
-__device__ __forceinline__ void multiply_segment(Shared stage,
+__device__ __forceinline__ void multiply_segment(LaneWords& words,
                                                  const uint32_t (&x)[WayTraits<kWay>::kColumns][32],
                                                  float (&acc)[WayTraits<kWay>::kColumns][4]) {
   using Way = WayTraits<kWay>;
   using T = typename LinearInput<Input>::Operand;
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   constexpr float kZero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  uint32_t codes[2][8], scale_bytes[2];  // of rows g and g + 8
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = g + 8 * h;
-    scale_bytes[h] = load_4(stage + kScalesAt + row * 16 + t * 4);
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      load_16(stage + row * 128 + code_piece(row, 2 * t + j) * 16, codes[h] + 4 * j);
-    }
-  }
+  words.load<1>();
+  const uint32_t (&codes)[2][8] = words.codes;
   if constexpr (Way::kAfter) {
     float scales[2][4];
-    scales_of(scale_bytes[0], scales[0]);
-    scales_of(scale_bytes[1], scales[1]);
+    scales_of(words.scales[0], scales[0]);
+    scales_of(words.scales[1], scales[1]);
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       float d[4];
@@ -464,14 +438,19 @@ __device__ __forceinline__ void multiply_segment(Shared stage,
       acc[0][3] = fma_rn(d[3], scales[1][b], acc[0][3]);
     }
   } else {
-    uint32_t scales[2][4];
-    scale_pairs<T>(scale_bytes[0], scales[0]);
-    scale_pairs<T>(scale_bytes[1], scales[1]);
+    uint32_t scales[2][2];
+    scale_pairs<T>(words.scales[0], scales[0]);
+    scale_pairs<T>(words.scales[1], scales[1]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       uint32_t low[4], high[4];
-      scale_codes<T>(codes[0][i], scales[0][i / 2], low);
-      scale_codes<T>(codes[1][i], scales[1][i / 2], high);
+      const bool upper = i / 2 % 2 == 1;
+      const auto of = [&](int h) {
+        const uint32_t pair = scales[h][i / 4];
+        return upper ? half_twice<true>(pair) : half_twice<false>(pair);
+      };
+      scale_codes<T>(codes[0][i], of(0), low);
+      scale_codes<T>(codes[1][i], of(1), high);
 #pragma unroll
       for (int c = 0; c < Way::kColumns; ++c) {
         const uint32_t* const p = x[c] + i * 4;

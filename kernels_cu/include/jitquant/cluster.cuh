@@ -73,20 +73,32 @@ class Inbox {
         : "memory");
 #endif
   }
-  // Writes x to *shared in block `rank`; `shared` is the address in this block.
-  __device__ __forceinline__ void send(float* shared, uint32_t rank, float x) const {
+  // Writes x, one float or four neighbors, to *shared in block `rank`; `shared` is the address in
+  // this block.
+  template <int kEach>
+  __device__ __forceinline__ void send(void* shared, uint32_t rank, const float (&x)[kEach]) const {
+    static_assert(kEach == 1 || kEach == 4, "what is stored at once");
 #if defined(__CUDA_ARCH__)
-    asm volatile(
-        "{\n"
-        " .reg .b32 to, barrier;\n"
-        " mapa.shared::cluster.u32 to, %0, %2;\n"
-        " mapa.shared::cluster.u32 barrier, %1, %2;\n"
-        " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %3, [barrier];\n"
-        "}" ::"r"(address(shared)),
-        "r"(address(barrier_)), "r"(rank), "f"(x)
-        : "memory");
+    const auto in_block = [&](const void* p) {
+      uint32_t there;
+      asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(p)), "r"(rank));
+      return there;
+    };
+    if constexpr (kEach == 1) {
+      asm volatile(
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+              in_block(shared)),
+          "f"(x[0]), "r"(in_block(barrier_))
+          : "memory");
+    } else {
+      asm volatile(
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+          "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(in_block(shared)),
+          "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(in_block(barrier_))
+          : "memory");
+    }
 #else
-    store_in_block(shared, rank, x);
+    for (int i = 0; i < kEach; ++i) store_in_block(static_cast<float*>(shared) + i, rank, x[i]);
 #endif
   }
   // Called by one thread, once per phase: that many bytes will have been sent to this block.

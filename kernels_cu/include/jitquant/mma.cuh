@@ -205,26 +205,27 @@ struct ScaledCodes;
 template <>
 struct ScaledCodes<Bf16> {
   static constexpr int kExponent = -7;
-  static constexpr float kUp = 0x1p119f;  // 448 times this is 1.75 times the largest power of two
+  static constexpr uint32_t kUp = 0x7b007b00u;  // 2^119 twice: 448 times this is 1.75 * 2^127
 };
 template <>
 struct ScaledCodes<Fp16> {
   static constexpr int kExponent = PlacedCodes<Fp16>::kExponent;
-  static constexpr float kUp = 1.0f;
+  static constexpr uint32_t kUp = 0x3c003c00u;  // 1
 };
 
-// Four E4M3 scales, each twice in a word, for `scale_codes`.
+// Four E4M3 scales as two pairs of neighbors.
 template <class T>
-__device__ __forceinline__ void scale_pairs(uint32_t bytes, uint32_t (&pairs)[4]) {
+__device__ __forceinline__ void scale_pairs(uint32_t bytes, uint32_t (&pairs)[2]) {
   float scales[4];
   scales_of(bytes, scales);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float up = scales[i] * ScaledCodes<T>::kUp;
-    pairs[i] = pair_from_floats<T>(up, up);
+  for (int i = 0; i < 2; ++i) {
+    pairs[i] = multiply_pairs<T>(pair_from_floats<T>(scales[2 * i], scales[2 * i + 1]),
+                                 ScaledCodes<T>::kUp);
   }
 }
 
+// `scale` has the block's scale twice.
 template <class T>
 __device__ __forceinline__ void scale_codes(uint32_t codes, uint32_t scale, uint32_t (&pairs)[4]) {
   place_codes<T>(codes, pairs);
