@@ -221,6 +221,13 @@ def test_the_same_bits_each_time_and_beside_other_rows() -> None:
         assert torch.equal(jitquant.nvfp4_linear(x[:least], w), whole[:least])
 
 
+@pytest.mark.parametrize("rows", [2, 16, 40, 300])
+def test_one_row_that_is_expanded(rows: int) -> None:
+    w, x = _weight(2048, 4096), torch.randn(1, 4096, device="cuda", dtype=torch.bfloat16)
+    y = jitquant.nvfp4_linear(x.expand(rows, 4096), w)
+    assert torch.equal(y, jitquant.nvfp4_linear(x.repeat(rows, 1), w))
+
+
 def test_huge_and_tiny_elements_beside_each_other() -> None:
     w = _weight(64, 512)
     x = torch.randn(2, 512, device="cuda")

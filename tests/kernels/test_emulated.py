@@ -252,6 +252,15 @@ def test_products_whose_k_two_blocks_share(machine: Machine, rows: int, n: int, 
     _check(machine, sample, [(HOPPER, False), (HOPPER, True)])
 
 
+@pytest.mark.parametrize("rows", [2, 40])
+def test_products_of_one_row_that_is_expanded(machine: Machine, rows: int) -> None:
+    """Rows without a stride, which tensor maps take too."""
+    x = randn(1, 576, dtype=torch.bfloat16).expand(rows, 576)
+    made = ((x, *packed(70, 576, seed=1), torch.ones(1)), {"dtype": torch.float32})
+    sample = Sample("nvfp4_linear", f"expanded-{rows}", lambda _: made, exact=False)
+    _check(machine, sample, [(HOPPER, False)])
+
+
 def test_sums_of_many_groups(machine: Machine) -> None:
     """So many that each has a whole thread block for its sums, the last with two columns."""
     grad = torch.arange(330 * 1026).reshape(330, 1026).mul(7).remainder(9).sub(4).bfloat16()
