@@ -333,10 +333,9 @@ def quantize_ragged(
         activation: of "fp8_tensor": what is done to x in fp32 before: "none", "relu", "silu",
             "gelu" (its tanh form), "qgelu" (``x * sigmoid(1.702 * x)``) or "srelu"
             (``relu(x)^2``). Its backward is `quantize_ragged_grad`.
-        process_group: the ranks that have the other parts of the same G tensors, or None, as with
-            "mxfp8", whose blocks no rank has a part of. One
+        process_group: the ranks that have the other parts of the same G tensors, or None. One
             all_reduce makes each amax that of all parts. Then the buffer is quantized twice, with
-            the amaxes of this rank and with those of all.
+            the amaxes of this rank and with those of all. MXFP8 needs none.
         out: buffers of ``QuantizedRaggedTensor.empty(x.shape, offsets, ...)``.
 
     Returns:
