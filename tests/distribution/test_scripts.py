@@ -79,6 +79,35 @@ def test_one_command_writes_what_the_summary_is_made_from(tmp_path: Path) -> Non
     ]
 
 
+RACE = """\
+========= Error: Race reported between Read access at jitquant::load_shared_4(unsigned int)+0x1
+=========     and Write access at jitquant::copy_word(unsigned int, const unsigned char *, bool)+0x1
+=========     and Write access at jitquant::copy_word(unsigned int, const unsigned char *, bool)+0x2
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "known"),
+    [
+        ("", "", True),
+        ("hazard displayed (1 error", "hazards displayed (1 errors", True),
+        ("displayed (1", "displayed (2", False),  # one more than the log shows
+        ("copy_word(unsigned int, const unsigned char *, bool)+0x2", "copy_tile()+0x2", False),
+        ("load_shared_4", "load_4", False),
+        ("Read", "Write", False),
+        (RACE, "all cases ran", False),
+    ],
+)
+def test_only_known_races_are_accepted(tmp_path: Path, old: str, new: str, known: bool) -> None:
+    log = tmp_path / "racecheck.log"
+    log.write_text(RACE.replace(old, new) if old else RACE)
+    function = "sed -n '/^known_races() {/,/^}/p' \"$1\""
+    code = f'eval "$({function})"; known_races "$2"'
+    done = _run("bash", "-c", code, "bash", str(ROOT / "scripts" / "gpu-suite"), str(log))
+    assert (done.returncode == 0) == known
+
+
 def test_the_demo_names_what_it_cannot_use(tmp_path: Path) -> None:
     _needs("typer", "rich", "safetensors")
     demo = str(ROOT / "scripts" / "demo")

@@ -644,7 +644,8 @@ def test_a_launch_that_fails_leaves_no_error_to_others(machine: Machine) -> None
 def _rows_in_two_dimensions(op: Op) -> Sample | None:
     """A sample of an op that takes such rows at any stride."""
     of_row = 1 + (op.names[0] == "X")
-    for sample in SAMPLES[op.name] if not op.names[0].endswith("_fp4") else ():
+    whole = op.names[0].endswith("_fp4") or "offsets" in op.names  # contiguous tensors alone
+    for sample in () if whole else SAMPLES[op.name]:
         x = sample.make("cpu")[0][0]
         if x.dim() == of_row + 2 and x.numel() > 0:
             return sample
