@@ -412,7 +412,7 @@ class NVFP4Experts(Experts, QuantizedModule):
         weight = self.weight(name)
         if self.weight_only:
             return nvfp4_grouped_linear(x.detach().contiguous(), weight, ends, dtype=x.dtype)
-        q = quantize_nvfp4(x.detach().contiguous(), self._buffers[f"{name}_input_gsa"])
+        q = quantize_nvfp4(x.detach().contiguous(), getattr(self, f"{name}_input_gsa"))
         # Past some rows an expert decodes its weight too often: then all are dequantized once.
         multiply_rows = nvfp4_grouped_linear if x.shape[0] <= _DECODED else grouped_linear
         return multiply_rows(q, weight, ends, dtype=x.dtype)
