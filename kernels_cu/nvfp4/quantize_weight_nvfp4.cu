@@ -55,10 +55,6 @@ __global__ void __launch_bounds__(kThreads, 4)
   zero_padding(out);
 }
 
-// Eight bytes of a row: the columns of a thread of weight_columns_kernel.
-template <class T>
-constexpr int kColumns = 8 / sizeof(T);
-
 // Byte i of each code's eight bytes, of two or four columns, in word i.
 template <int kCount>
 __device__ __forceinline__ void transpose_codes(const Nvfp4Codes (&codes)[kCount],
@@ -81,18 +77,6 @@ __device__ __forceinline__ void transpose_codes(const Nvfp4Codes (&codes)[kCount
   }
 }
 
-// The first `count` of a thread's columns; the others are zero.
-template <class T>
-__device__ __forceinline__ uint2 load_columns(const T* p, int64_t count) {
-  constexpr int kPerWord = kColumns<T> / 2;
-  uint32_t words[2] = {};
-#pragma unroll
-  for (int k = 0; k < kColumns<T>; ++k) {
-    if (k < count) words[k / kPerWord] |= bits_of(p[k]) << (16 * (k % kPerWord));
-  }
-  return make_uint2(words[0], words[1]);
-}
-
 // Packed along the columns: each thread has 16 rows of some neighboring columns, and as many
 // neighbors as have 16 columns form a tile. One thread block per piece of work, as above.
 template <class T>
@@ -100,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     weight_columns_kernel(const T* w, int64_t row_count, int64_t row_stride, bool vector, bool tile,
                           Divisor threads, bool backwards, GlobalScale scale, Nvfp4Recipe recipe,
                           Nvfp4Output out) {
-  constexpr int kCount = kColumns<T>;
+  constexpr int kCount = TileMemory<T>::kLines;
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
   const uint32_t turn = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
@@ -118,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, 3)
           raw[i] = make_uint2(0, 0);
           if (i >= rows) continue;
           const T* const from = p + i * row_stride;
-          raw[i] = whole ? *reinterpret_cast<const uint2*>(from) : load_columns(from, columns);
+          raw[i] = whole ? load_columns<true>(from, columns) : load_columns<false>(from, columns);
         }
       },
       [&] {
@@ -204,7 +188,7 @@ cudaError_t launch_quantize_weight_nvfp4(const Matrix& w, bool columns, bool til
   return dispatch(w.dtype, [&](auto element) {
     using T = decltype(element);
     if (columns) {
-      const int64_t threads = tiles > 0 ? tiles * 16 / kColumns<T> : 1;
+      const int64_t threads = tiles > 0 ? tiles * 16 / TileMemory<T>::kLines : 1;
       const int64_t pieces = (threads * out.blocks + kThreads - 1) / kThreads;
       return launch<&weight_columns_kernel<T>>(
           {pieces > 0 ? pieces : 1, kThreads, Start::kOverlapped}, stream,

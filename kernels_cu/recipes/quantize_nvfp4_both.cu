@@ -5,47 +5,63 @@
 
 namespace jitquant {
 
-// The amax of a matrix, and of its transpose after rotation, into the same number of partials each.
-template <class T, bool kWhole, Rotate kRotate>
-__global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
-    both_amax_kernel(TileSource<T> source, Rotation rotation, uint32_t wide, uint32_t count,
-                     float* maxima) {
-  using Memory = TileMemory<T>;
-  constexpr int kLines = Memory::kLines;
-  extern __shared__ __align__(1024) unsigned char tiles[];
-  __shared__ BlockReduce::Scratch scratch;
-  BlockReduce reduce(scratch);
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  wait_for_previous();
-  let_next_begin();
-  const uint32_t minus = minus_signs(rotation, part_of(rotation));
-  Amax<T> plain;
-  Amax<typename Rotated<kRotate, T>::Element> turned;
-#pragma unroll 1
-  for (uint32_t tile = blockIdx.x; tile < count; tile += gridDim.x) {
-    const uint32_t down = tile / wide, across = tile - down * wide;
-    __syncthreads();
-    fetch_tile<kWhole>(source, kSide * down, kLanes * across, tiles);
-    wait_for_copies();
-    __syncthreads();
-#pragma unroll 1
-    for (int pass = 0; pass < Memory::kPasses; ++pass) {
-      Block<T> x[kLines];
-      read_columns<T>(tiles, 16 * warp + kLines * (4 * pass + (lane >> 3)), lane & 7, x);
-#pragma unroll
-      for (int k = 0; k < kLines; ++k) {
-        plain.add(x[k]);
-        if (kRotate != Rotate::kNone) turned.add(rotated<kRotate>(x[k], rotation, minus));
-      }
-    }
-  }
-  const float first = reduce.max(plain.result());
-  const float second = kRotate == Rotate::kNone ? first : reduce.max(turned.result());
+// Writes the amaxes of a thread block, and zeros for those that do not exist.
+__device__ __forceinline__ void put_maxima(float* maxima, float first, float second) {
   if (threadIdx.x == 0) maxima[blockIdx.x] = first, maxima[kBothPartials + blockIdx.x] = second;
   if (blockIdx.x != 0) return;
-  for (int i = gridDim.x + threadIdx.x; i < kBothPartials; i += kThreads) {
+  for (int i = gridDim.x + threadIdx.x; i < kBothPartials; i += blockDim.x) {
     maxima[i] = maxima[kBothPartials + i] = 0.0f;
   }
+}
+
+// The amax of a matrix, which is that of its transpose too.
+template <class Source>
+__global__ void __launch_bounds__(2 * kThreads, amax_blocks_per_sm<Source>())
+    one_amax_kernel(Source source, float* maxima) {
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  prefetch_walked(source);
+  wait_for_previous();
+  let_next_begin();
+  const float amax = walked_amax(source, reduce);
+  put_maxima(maxima, amax, amax);
+}
+
+// The amax of a matrix, and of its transpose after rotation, into the same number of partials each.
+// Each thread has 16 rows of the columns in eight bytes.
+template <class T, bool kWhole>
+__global__ void __launch_bounds__(kThreads, 3)
+    both_amax_kernel(TileSource<T> source, Rotation rotation, Divisor wide, uint32_t count,
+                     float* maxima) {
+  constexpr int kLines = TileMemory<T>::kLines;
+  __shared__ BlockReduce::Scratch scratch;
+  BlockReduce reduce(scratch);
+  wait_for_previous();
+  let_next_begin();
+  const uint32_t minus = minus_signs(rotation, 0);
+  Amax<T> plain, turned;
+#pragma unroll 1
+  for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
+    const uint32_t down = wide.quotient_of(i);
+    const int64_t row = int64_t{16} * down, column = int64_t{i - down * wide.divisor} * kLines;
+    const T* const p = source.data + row * source.stride + column;
+    uint2 rows[16];
+#pragma unroll
+    for (int k = 0; k < 16; ++k) {
+      rows[k] = make_uint2(0, 0);
+      if (row + k >= source.rows) continue;
+      rows[k] = load_columns<kWhole>(p + k * source.stride, source.cols - column);
+    }
+    Block<T> x[kLines];
+    transpose_words(rows, x);
+#pragma unroll
+    for (int k = 0; k < kLines; ++k) {
+      plain.add(x[k]);
+      turned.add(rotated<Rotate::kTe>(x[k], rotation, minus));
+    }
+  }
+  const float first = reduce.max(plain.result()), second = reduce.max(turned.result());
+  put_maxima(maxima, first, second);
 }
 
 struct BothOutput {
@@ -121,7 +137,8 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling>())
   }
   const uint32_t minus = minus_signs(recipe.rotation, part_of(recipe.rotation));
   const float amax = largest(maxima, count, reduce);
-  const float amax_t = largest(maxima + count, count, reduce);
+  // Without a rotation, both have the same.
+  const float amax_t = kRotate == Rotate::kNone ? amax : largest(maxima + count, count, reduce);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     *out.gsa[0] = div_rn(amax, divisor);
     *out.gsa[1] = div_rn(amax_t, divisor);
@@ -271,21 +288,28 @@ cudaError_t launch_both(const Matrix& x, const float* maxima, float divisor, con
 
 cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, float* maxima,
                                    cudaStream_t stream) {
-  const int64_t wide = tiles_of(x.cols), count = tiles_of(x.rows) * wide;
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
+    if (rotation.lanes == 0) {
+      const int most = amax_grid(x.rows, x.cols),
+                count = most < kBothPartials ? most : kBothPartials;
+      const auto start = [&](const auto& source) {
+        using Source = std::decay_t<decltype(source)>;
+        return launch<&one_amax_kernel<Source>>({count, 2 * kThreads, Start::kOverlapped}, stream,
+                                                source, maxima);
+      };
+      return is_flat(x) ? start(flat_source<T>(x)) : start(PlainSource<T>(x));
+    }
     return with_whole(x, [&](auto whole) {
-      return with_rotation<false>(rotation, {}, [&](auto rotate) {
-        constexpr auto kKernel = &both_amax_kernel<T, whole, rotate>;
-        constexpr size_t kShared = TileMemory<T>::kBytes;
-        const int per_sm = blocks_per_sm<kKernel>(kThreads, kShared);
-        if (per_sm == 0) return cudaErrorInvalidConfiguration;
-        const int64_t grid = persistent_grid(count, per_sm);
-        return launch<kKernel>(
-            {grid < kBothPartials ? grid : kBothPartials, kThreads, Start::kOverlapped, 1, kShared},
-            stream, tile_source<T>(x), rotation, static_cast<uint32_t>(wide),
-            static_cast<uint32_t>(count), maxima);
-      });
+      constexpr auto kKernel = &both_amax_kernel<T, whole>;
+      constexpr int kLines = TileMemory<T>::kLines;
+      const int64_t wide = (x.cols + kLines - 1) / kLines, count = (x.rows + 15) / 16 * wide;
+      const int64_t grid =
+          persistent_grid((count + kThreads - 1) / kThreads, blocks_per_sm<kKernel>(kThreads, 0));
+      return launch<kKernel>(
+          {grid < kBothPartials ? grid : kBothPartials, kThreads, Start::kOverlapped}, stream,
+          tile_source<T>(x), rotation, Divisor(static_cast<uint32_t>(wide)),
+          static_cast<uint32_t>(count), maxima);
     });
   });
 }

@@ -118,6 +118,20 @@ __device__ __forceinline__ void read_rows(const unsigned char* tile, int row, in
   }
 }
 
+// Eight bytes of a row from p, which is aligned to them if kWhole; otherwise the first `count`
+// elements, and zeros.
+template <bool kWhole, class T>
+__device__ __forceinline__ uint2 load_columns(const T* p, int64_t count) {
+  if constexpr (kWhole) return *reinterpret_cast<const uint2*>(p);
+  constexpr int kLines = TileMemory<T>::kLines, kPerWord = kLines / 2;
+  uint32_t words[2] = {};
+#pragma unroll
+  for (int k = 0; k < kLines; ++k) {
+    if (k < count) words[k / kPerWord] |= bits_of(p[k]) << (16 * (k % kPerWord));
+  }
+  return make_uint2(words[0], words[1]);
+}
+
 // Turns eight bytes of 16 rows into as many blocks along the columns.
 template <class T, int kLines>
 __device__ __forceinline__ void transpose_words(const uint2 (&rows)[16], Block<T> (&x)[kLines]) {
