@@ -1,5 +1,5 @@
-// The row-by-row FP8 kernel, one thread block per row, in one launch: for a computed scale per row,
-// the amax of each row, and norms.
+// The row-by-row FP8 kernel, one thread block or cluster or some lanes per row, in one launch: for
+// a computed scale per row, the amax of each row, and norms.
 #pragma once
 
 #include "../nvfp4/rows.cuh"
@@ -7,28 +7,11 @@
 
 namespace jitquant {
 
-// The value of a whole block from its fetched data. Zeros if nothing was fetched; then nothing is
-// stored either.
-template <class Source>
-__device__ __forceinline__ typename Source::Value whole_value(
-    const Source& source, const typename Source::Fetched& fetched, const typename Source::Row& row,
-    int block, bool) {
-  return source.template value<true>(fetched, row, block);
-}
-template <class T>
-__device__ __forceinline__ Block<T> whole_value(const ResidualSource<T>& source,
-                                                const typename ResidualSource<T>::Fetched& fetched,
-                                                const typename ResidualSource<T>::Row& row,
-                                                int block, bool there) {
-  const Block<T> sum = source.sum(fetched);
-  if (there) store_block<true>(row.residual + block * 16, 16, true, sum);
-  return sum;
-}
-
 // The width of a row in blocks, and the factor that turns a row's sum into its mean.
 struct RowWidth {
   int blocks;
   float over_cols;
+  int split = 0;  // thread blocks of a row with kCluster; log2 of its lanes with kLanes
 
   explicit RowWidth(int64_t cols)
       : blocks(static_cast<int>(blocks_of(cols))), over_cols(1.0f / static_cast<float>(cols)) {}
@@ -42,12 +25,19 @@ constexpr int kFewRowThreads = 1024;
 //            constants would be fetched.
 //   kFew     the same for at most one row per SM, with one block of values per thread
 //   kLoop    the same in a loop, for thread blocks that wait for each other
+//   kCluster one cluster of thread blocks per row, for rows that are too long for one
+//   kLanes   some lanes of a warp per row, for many rows of at most 1024 columns
 //   kReread  any number of thread blocks, any rows
-enum class Rows : int { kOnce, kFew, kLoop, kReread };
+enum class Rows : int { kOnce, kFew, kLoop, kCluster, kLanes, kReread };
 template <Rows kRows>
-constexpr bool kIsOnce = kRows == Rows::kOnce || kRows == Rows::kFew;
+constexpr bool kIsOnce = kRows != Rows::kLoop && kRows != Rows::kReread;
 template <Rows kRows>
 constexpr int kHeldOf = kRows == Rows::kReread ? 0 : (kRows == Rows::kFew ? 1 : kHeldBlocks);
+constexpr int kLaneRowThreads = 128;
+
+// There are fewer than 2^31 held rows, so that a row plus a grid step fits.
+template <bool kHolds>
+using RowIndex = std::conditional_t<kHolds, uint32_t, int64_t>;
 
 // A row in two passes over its blocks of values; each block has the same thread in both. If a
 // thread holds kHeld > 0 blocks, all blocks are whole, the whole row is loaded before any of it is
@@ -59,36 +49,66 @@ struct RowPasses {
   using Value = typename Held<Source, kNorm>::Value;
   using Fetched = typename Source::Fetched;
   static constexpr int kBlocks = kHeld > 0 ? kHeld : 1;  // blocks in registers at the same time
-  using Reduce = std::conditional_t<kNorm, RowReduce, BlockReduce>;
+  static constexpr bool kLanes = kRows == Rows::kLanes;
+  using Team = std::conditional_t<kRows == Rows::kCluster, ClusterTeam,
+                                  std::conditional_t<kLanes, LaneTeam, BlockTeam>>;
+  using Reduce =
+      std::conditional_t<kLanes, LaneReduce,
+                         std::conditional_t<kNorm, TeamRowReduce<Team>, TeamReduce<Team>>>;
   // Blocks that are loaded together.
   static constexpr int kAtOnce = sizeof(Fetched) <= 80 ? kBlocks : 1;
   // Whether a block past the end loads the last block instead and drops it: this takes fewer
   // instructions than zero-filling every block.
   static constexpr bool kClamps =
-      kIsOnce<kRows> && std::is_same<Fetched, typename Source::Value>::value;
+      kIsOnce<kRows> && !kLanes && std::is_same<Fetched, typename Source::Value>::value;
 
   const Source& source;
   const Normalize<Element>& norm;
-  const int width;  // in blocks
+  Team team;
+  int width;  // in blocks; 0 for a row that does not exist
   float over_cols;
   Value held[kBlocks];
   float squares[kBlocks];  // sums of squares, for a norm
 
   __device__ __forceinline__ RowPasses(const Source& source, const Normalize<Element>& norm,
                                        const RowWidth& row)
-      : source(source), norm(norm), width(row.blocks), over_cols(row.over_cols) {}
+      : source(source),
+        norm(norm),
+        team(team_of(row)),
+        width(row.blocks),
+        over_cols(row.over_cols) {}
 
   __device__ __forceinline__ Reduce reduce(typename Reduce::Scratch& scratch) const {
-    if constexpr (kNorm) {
-      return RowReduce::of<kHeld>(scratch);
+    if constexpr (kLanes) {
+      return Reduce(team);
+    } else if constexpr (kNorm) {
+      return Reduce::template of<kHeld>(scratch, team);
     } else {
-      return Reduce(scratch);
+      return Reduce(scratch, team);
     }
+  }
+
+  // The first row of this thread. With kLanes it may be past the last; then it has no blocks.
+  __device__ __forceinline__ RowIndex<(kHeld > 0)> first_row() {
+    if constexpr (kRows == Rows::kCluster) {
+      return blockIdx.x / team.blocks();
+    } else if constexpr (kLanes) {
+      const uint32_t r = (blockIdx.x * kLaneRowThreads + threadIdx.x) >> team.log2;
+      if (r < source.rows) return r;
+      width = 0;
+      return static_cast<uint32_t>(source.rows - 1);
+    } else {
+      return blockIdx.x;
+    }
+  }
+  // Whether this thread writes the results of its row that are one per row.
+  __device__ __forceinline__ bool leads() const {
+    return team.thread() == 0 && (!kLanes || width > 0);
   }
 
   // Prefetches row r, the first one, if there are enough registers.
   static constexpr bool kPrefetches = kRows == Rows::kFew || kRows == Rows::kLoop ||
-                                      (kRows == Rows::kOnce && !kNorm && sizeof(Fetched) <= 32);
+                                      (kIsOnce<kRows> && !kNorm && sizeof(Fetched) <= 32);
   __device__ __forceinline__ void begin(int64_t r) const {
     if constexpr (kPrefetches) {
       if (!is_first() || r >= source.rows) return;
@@ -152,7 +172,7 @@ struct RowPasses {
         f(b, held);
       }
     } else {
-      f(static_cast<int>(threadIdx.x), held);
+      f(team.thread(), held);
     }
   }
 
@@ -186,7 +206,7 @@ struct RowPasses {
           fetched[k] = source.template fetch<true>(row, b);
           if constexpr (kBeside) weight[k] = weights<W>(b);
         }
-        if (width < kBlocks * static_cast<int>(blockDim.x)) {
+        if (width < kBlocks * team.threads()) {
 #pragma unroll
           for (int k = 0; k < kAtOnce; ++k) {
             if (at(begin + k) >= width) fetched[k] = {}, weight[k] = {};
@@ -230,10 +250,17 @@ struct RowPasses {
     }
   }
 
-  // The index of this thread's k-th block in the row.
-  __device__ __forceinline__ int at(int k) const {
-    return static_cast<int>(threadIdx.x + k * blockDim.x);
+  static __device__ __forceinline__ Team team_of(const RowWidth& row) {
+    if constexpr (kLanes) {
+      return {row.split};
+    } else if constexpr (Team::kCluster) {
+      return Team(row.split);
+    } else {
+      return {};
+    }
   }
+  // The index of this thread's k-th block in the row.
+  __device__ __forceinline__ int at(int k) const { return team.thread() + k * team.threads(); }
   template <class W>
   __device__ __forceinline__ Block<W> weights(int b) const {
     return load_block<true>(static_cast<const W*>(norm.weight.data) + b * 16, 16, true);
@@ -270,10 +297,24 @@ constexpr int rows_per_sm(int held) {
 #endif
   return held == kHeldBlocks && sizeof(typename Source::Fetched) <= 32 ? 2 : 1;
 }
-
-// There are fewer than 2^31 held rows, so that a row plus a grid step fits.
-template <bool kHolds>
-using RowIndex = std::conditional_t<kHolds, uint32_t, int64_t>;
+// The same for each way to distribute rows: 64 or 80 registers if a row has a cluster or some
+// lanes.
+template <class Source, Rows kRows>
+constexpr int row_threads_most() {
+  if (kRows == Rows::kCluster) return kClusterRowThreads;
+  if (kRows == Rows::kLanes) return kLaneRowThreads;
+  return most_threads<Source>(kHeldOf<kRows>);
+}
+template <class Source, Rows kRows>
+constexpr int row_blocks_per_sm() {
+  constexpr int kOfRows = rows_per_sm<Source>(kHeldOf<kRows>);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 1000
+  constexpr int kMore = wants_registers<Source>(0) ? 1 : 2;
+  if (kRows == Rows::kCluster) return kOfRows + kMore;
+  if (kRows == Rows::kLanes) return 2 * (kOfRows + kMore);
+#endif
+  return kOfRows;
+}
 
 // kFew is compiled for two cases alone: E4M3 of evenly strided rows, with a computed scale per row
 // (M = 1 on an H200: 0.2 to 0.3 us less than with code for everything), or with one given scale and
@@ -315,8 +356,8 @@ __device__ __forceinline__ void assume_usual(DeinterleaveSource<T>& source) {
 }
 
 template <class Source, bool kNorm, Rows kRows, Fp8Case kCase = Fp8Case::kAny>
-__global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
-                                  rows_per_sm<Source>(kHeldOf<kRows>))
+__global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
+                                  row_blocks_per_sm<Source, kRows>())
     fp8_row_kernel(Source source, Normalize<typename Source::Element> norm, RowWidth width,
                    Fp8Scale scale, RowPointer<uint8_t> out, bool vector, EightBit format) {
   if constexpr (kCase != Fp8Case::kAny) {
@@ -335,13 +376,13 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   float factor = 1.0f, known = -1.0f;
   float tensor_amax = 0.0f;
 
-  RowIndex<(kHeld > 0)> r = blockIdx.x;
+  RowIndex<(kHeld > 0)> r = passes.first_row();
   passes.begin(r);
   wait_for_previous();
   let_next_begin();
 #pragma unroll 1
   while (kIsOnce<kRows> || r < source.rows) {
-    const bool writes = threadIdx.x == 0;
+    const bool writes = passes.leads();
     if (scale.kind != Fp8Scale::kAmax) {
       factor = scale.kind == Fp8Scale::kValue ? scale.value : scale.given[scale.by_row ? r : 0];
     }
@@ -391,7 +432,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
       }
 #pragma unroll
       for (int k = 0; k < passes.kBlocks; ++k) {
-        const int b = begin + k * blockDim.x;
+        const int b = begin + k * passes.team.threads();
         const uint4 codes = cast_block(values[k], f, format);
         if (b >= passes.width) break;
         passes.store(to, b, codes, vector);
@@ -400,10 +441,12 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
     if (kIsOnce<kRows>) return;
     r += gridDim.x;
   }
-  if (source.rows == 0) {
-    if (!scale.by_row) given_scale(scale, 0, threadIdx.x, format);
+  if constexpr (!kIsOnce<kRows>) {
+    if (source.rows == 0) {
+      if (!scale.by_row) given_scale(scale, 0, threadIdx.x, format);
+    }
+    if (watches_tensor(scale)) finish_tensor_amax(tensor_amax, scale, reduce);
   }
-  if (watches_tensor(scale)) finish_tensor_amax(tensor_amax, scale, reduce);
 }
 
 // The rows of a launch, and whether they can be held.
@@ -411,6 +454,7 @@ struct RowWork {
   int64_t rows, cols;
   int most_threads;
   bool whole, cooperative;
+  int least_lanes_log2;  // with kLanes; 6: not with kLanes
 
   // Whether kFew takes them.
   bool few() const {
@@ -424,18 +468,40 @@ struct RowWork {
   template <class Source>
   static RowWork of(const Source& source, const ColumnVector& weight, const Matrix& out,
                     bool cooperative) {
-    return {source.rows, source.cols, jitquant::most_threads<Source>(kHeldBlocks),
+    int least = 1;
+    while ((1 << least) < lanes_together(source)) ++least;
+    return {source.rows,
+            source.cols,
+            jitquant::most_threads<Source>(kHeldBlocks),
             source.whole() && weight.vector && out.vector && source.rows < (int64_t{1} << 31),
-            cooperative};
+            cooperative,
+            least};
   }
 };
 
+// Up to this many rows per SM, short rows have a thread block each too.
+constexpr int kFewShortRows = 8;
+
 #ifndef __CUDACC_RTC__
-// Without kLoop: of a kernel that is never cooperative.
-template <auto kOnce, auto kReread, auto kLoop = kReread, class... Args>
-cudaError_t launch_by_rows(const RowWork& work, cudaStream_t stream, const Args&... args) {
+// `width` is also one of the arguments. Without kLoop: of a kernel that is never cooperative.
+template <auto kOnce, auto kCluster, auto kLanes, auto kReread, auto kLoop = kReread, class... Args>
+cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t stream,
+                           const Args&... args) {
   const int64_t wanted = (blocks_of(work.cols) + kHeldBlocks - 1) / kHeldBlocks;
   const bool held = work.whole && work.rows > 0 && wanted <= work.most_threads;
+  if (work.whole && !held && !work.cooperative) {
+    const LaunchShape shape = cluster_rows(work.rows, wanted);
+    width.split = shape.cluster;
+    if (shape.cluster > 1) return launch<kCluster>(shape, stream, args...);
+  }
+  if (held && wanted <= 32 && work.least_lanes_log2 < 6 && !work.cooperative &&
+      work.rows > kFewShortRows * sm_count()) {
+    width.split = work.least_lanes_log2;
+    while ((1 << width.split) < wanted) ++width.split;
+    const int rows = kLaneRowThreads >> width.split;
+    return launch<kLanes>({(work.rows + rows - 1) / rows, kLaneRowThreads, Start::kOverlapped},
+                          stream, args...);
+  }
   LaunchShape shape = {work.rows, static_cast<int>((wanted + 31) / 32 * 32), Start::kOverlapped};
   if (!held) {
     if (shape.block > kRereadThreads) shape.block = kRereadThreads;
@@ -456,7 +522,7 @@ cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Sourc
                             const Fp8Scale& scale, const ElementRows& out, cudaStream_t stream) {
   const RowWork work = RowWork::of(source, norm.weight, out.rows, watches_tensor(scale));
   const RowPointer<uint8_t> to(out.rows);
-  const RowWidth width(source.cols);
+  RowWidth width(source.cols);
   if constexpr (kHasFew<Source>) {
     const auto few = [&](auto kind) {
       return launch<&fp8_row_kernel<Source, kNorm, Rows::kFew, kind>>(
@@ -475,10 +541,11 @@ cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Sourc
   }
   // Without a norm, a tensor's amax is not computed by rows: no launch is cooperative.
   constexpr Rows kWaiting = kNorm ? Rows::kLoop : Rows::kReread;
-  return launch_by_rows<&fp8_row_kernel<Source, kNorm, Rows::kOnce>,
-                        &fp8_row_kernel<Source, kNorm, Rows::kReread>,
-                        &fp8_row_kernel<Source, kNorm, kWaiting>>(
-      work, stream, source, norm, width, scale, to, out.rows.vector, out.format);
+  return launch_by_rows<
+      &fp8_row_kernel<Source, kNorm, Rows::kOnce>, &fp8_row_kernel<Source, kNorm, Rows::kCluster>,
+      &fp8_row_kernel<Source, kNorm, Rows::kLanes>, &fp8_row_kernel<Source, kNorm, Rows::kReread>,
+      &fp8_row_kernel<Source, kNorm, kWaiting>>(work, width, stream, source, norm, width, scale, to,
+                                                out.rows.vector, out.format);
 }
 
 // For a source that is quantized without a norm.

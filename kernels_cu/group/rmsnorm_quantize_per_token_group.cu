@@ -50,8 +50,8 @@ enum class GroupCase : int { kUsual, kAny, kDivided };
 
 // The norm, then one scale per group of 16 * 2^log_lanes neighbors.
 template <class Source, Rows kRows, GroupCase kCase>
-__global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
-                                  rows_per_sm<Source>(kHeldOf<kRows>))
+__global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
+                                  row_blocks_per_sm<Source, kRows>())
     norm_group_kernel(Source source, Normalize<typename Source::Element> norm, RowWidth width,
                       GroupNumerics numerics, GroupScales scales, ScalePlaces places, int log_lanes,
                       bool padded, RowPointer<uint8_t> out, bool vector) {
@@ -65,15 +65,15 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
   }
   using Passes = RowPasses<Source, true, kRows>;
   Passes passes(source, norm, width);
-  __shared__ RowReduce::Scratch scratch;
-  RowReduce reduce = passes.reduce(scratch);
+  __shared__ typename Passes::Reduce::Scratch scratch;
+  typename Passes::Reduce reduce = passes.reduce(scratch);
   constexpr int kBlocks = passes.kBlocks;
   const int lanes = 1 << log_lanes;
   // Each of two lanes of a group computes the scale of one of their blocks.
   const bool shares = kBlocks > 1 && (kUsual || lanes > 1);
   const int mine = shares ? threadIdx.x & 1 : 0;
 
-  RowIndex<kHolds> r = blockIdx.x;
+  RowIndex<kHolds> r = passes.first_row();
   passes.begin(r);
   wait_for_previous();
   let_next_begin();
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
     float amax[kBlocks];
     if constexpr (kHolds) groups_amax(passes.held, lanes, shares, amax);
     const float inverse = passes.inverse(passes.sum(reduce));
-    if (threadIdx.x == 0) norm.inv_rms[r] = inverse;
+    if (passes.leads()) norm.inv_rms[r] = inverse;
     passes.second(row, [&](int begin, Block<float>(&values)[kBlocks]) {
       if constexpr (!kHolds) groups_amax(values, lanes, shares, amax);
       // Per group: the factor of its elements, or the reciprocal of its scale.
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
 #pragma unroll 1
       for (int k = mine; k < kBlocks; k += shares ? kBlocks : 1) {
         const GroupScale g = scale_of(numerics, mul_rn(amax[0], inverse));
-        const uint32_t block = begin + k * blockDim.x, group = block >> log_lanes;
+        const uint32_t block = begin + k * passes.team.threads(), group = block >> log_lanes;
         // The group exists if its first block does.
         if ((block & (lanes - 1)) < kBlocks &&
             static_cast<int>(group << log_lanes) < passes.width) {
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(most_threads<Source>(kHeldOf<kRows>),
 #pragma unroll
         for (int k = 0; k < kBlocks; ++k) {
           const uint4 codes = encode_block<format>(values[k], numerics, false, factor[k], 0.0f);
-          const int block = begin + k * blockDim.x;
+          const int block = begin + k * passes.team.threads();
           if (block < passes.width) passes.store(to, block, codes, vector);
         }
       });
@@ -165,11 +165,13 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
                               const GroupNumerics& numerics, const GroupOutput& out, int log_lanes,
                               cudaStream_t stream) {
   constexpr GroupCase kOthers = kCase == GroupCase::kUsual ? GroupCase::kAny : kCase;
-  const RowWork work = RowWork::of(source, norm.weight, out.data, false);
+  RowWork work = RowWork::of(source, norm.weight, out.data, false);
   const GroupScales& s = out.scales;
   const bool padded = s.grid.stored_rows != s.rows ||
                       s.grid.stored_cols * (s.format == ScaleFormat::kPacked ? 4 : 1) != s.groups;
-  const RowWidth width(source.cols);
+  // The lanes of a row hold whole groups, and zero no padding.
+  work.least_lanes_log2 = padded ? 6 : (log_lanes > 1 ? log_lanes : 1);
+  RowWidth width(source.cols);
   const RowPointer<uint8_t> to(out.data);
   if constexpr (kCase == GroupCase::kUsual && kHasFew<Source>) {
     if (work.few()) {
@@ -179,8 +181,10 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
     }
   }
   return launch_by_rows<&norm_group_kernel<Source, Rows::kOnce, kCase>,
+                        &norm_group_kernel<Source, Rows::kCluster, kOthers>,
+                        &norm_group_kernel<Source, Rows::kLanes, kCase>,
                         &norm_group_kernel<Source, Rows::kReread, kOthers>>(
-      work, stream, source, norm, width, numerics, s, ScalePlaces(s), log_lanes, padded, to,
+      work, width, stream, source, norm, width, numerics, s, ScalePlaces(s), log_lanes, padded, to,
       out.data.vector);
 }
 

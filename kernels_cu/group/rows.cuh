@@ -13,12 +13,6 @@ namespace jitquant {
 template <class Source>
 constexpr bool kIsPlain = std::is_same<typename Source::Fetched, typename Source::Value>::value;
 
-// Lanes that compute a value together, one block each: a power of two.
-template <class Source>
-int lanes_together(const Source&) {
-  return 1;
-}
-
 // A row, if rows are `step` elements apart.
 template <class Source>
 __device__ __forceinline__ typename Source::Row row_of(const Source& source, uint32_t row,

@@ -16,6 +16,22 @@ inline LaunchShape cluster_shape(int cluster, int64_t blocks) {
   return {cluster, threads < 32 ? 32 : threads, Start::kOverlapped, cluster};
 }
 
+// The maximum threads of a block whose cluster holds a row: several such blocks fit on an SM.
+constexpr int kClusterRowThreads = 256;
+
+#ifndef __CUDACC_RTC__
+// For rows of `threads` threads each, with a cluster per row. One block: not for this device or
+// this many threads.
+inline LaunchShape cluster_rows(int64_t rows, int64_t threads) {
+  LaunchShape shape = {rows, 0, Start::kOverlapped};
+  if (rows == 0 || rows >= 1 << 28 || threads > 1024 || device_traits().major < 9) return shape;
+  while (shape.cluster * kClusterRowThreads < threads) shape.cluster *= 2;
+  shape.grid *= shape.cluster;
+  shape.block = static_cast<int>(((threads + shape.cluster - 1) / shape.cluster + 31) / 32 * 32);
+  return shape;
+}
+#endif
+
 // Devices before 9.0 have no clusters, so their kernels for clusters are empty.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define JITQUANT_HAS_CLUSTERS 1
@@ -57,6 +73,41 @@ __device__ __forceinline__ void store_in_block(float* shared, uint32_t rank, flo
   *static_cast<float*>(__cluster_map_shared_rank(shared, rank)) = x;
 #endif
 }
+
+// The threads of the thread blocks of a cluster, which reduce together (reduce.cuh). `blocks` of
+// them, at most 16, in a grid of one dimension. Constructed at the start of a kernel: by the time
+// begin() waits for them, all other blocks have long started.
+class ClusterTeam {
+ public:
+  static constexpr bool kCluster = true;
+
+  __device__ __forceinline__ explicit ClusterTeam(int blocks)
+      : blocks_(blocks), rank_(static_cast<int>(blockIdx.x % static_cast<uint32_t>(blocks))) {
+    cluster_arrive_relaxed();
+  }
+  __device__ __forceinline__ uint32_t blocks() const { return blocks_; }
+  __device__ __forceinline__ int threads() const { return blocks_ * static_cast<int>(blockDim.x); }
+  __device__ __forceinline__ int thread() const {
+    return rank_ * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  }
+  __device__ __forceinline__ int warps() const { return threads() >> 5; }
+  __device__ __forceinline__ int warp() const { return thread() >> 5; }
+  __device__ __forceinline__ void begin() {
+    if (!all_started_) cluster_wait();
+    all_started_ = true;
+  }
+  __device__ __forceinline__ void put(float* to, int lane, float x) const {
+    if (lane < blocks_) store_in_block(to, static_cast<uint32_t>(lane), x);
+  }
+  __device__ __forceinline__ void sync() {
+    cluster_arrive();
+    cluster_wait();
+  }
+
+ private:
+  int blocks_, rank_;
+  bool all_started_ = false;
+};
 
 // Floats that another block of the cluster writes to this block's shared memory. An mbarrier counts
 // their bytes when they arrive, so neither block needs a fence.
@@ -162,6 +213,11 @@ class ClusterMax {
  private:
   Scratch& maxima_;
   const bool clustered_;
+};
+#else
+struct ClusterTeam : BlockTeam {
+  __device__ explicit ClusterTeam(int) {}
+  static __device__ uint32_t blocks() { return 1; }
 };
 #endif
 

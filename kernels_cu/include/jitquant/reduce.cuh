@@ -13,13 +13,31 @@ __device__ __forceinline__ float warp_max(float x) {
   return bits_float(__reduce_max_sync(0xffffffffu, float_bits(x)));
 }
 
-// Reductions over a thread block. All its threads call them together and get the result. They
-// alternate between two buffers, so that one barrier each separates reads from later writes.
-class BlockReduce {
+// The threads that reduce together: those of a thread block. cluster.cuh has those of a cluster.
+struct BlockTeam {
+  static constexpr bool kCluster = false;
+  static __device__ __forceinline__ int threads() { return blockDim.x; }
+  static __device__ __forceinline__ int thread() { return threadIdx.x; }
+  static __device__ __forceinline__ int warps() { return blockDim.x >> 5; }
+  static __device__ __forceinline__ int warp() { return threadIdx.x >> 5; }
+  // Before the first put(). Called by all threads.
+  static __device__ __forceinline__ void begin() {}
+  // Writes x to *to for the whole team. Called by some lanes of a warp, numbered from 0 on.
+  static __device__ __forceinline__ void put(float* to, int lane, float x) {
+    if (lane == 0) *to = x;
+  }
+  static __device__ __forceinline__ void sync() { __syncthreads(); }
+};
+
+// Reductions over a team. All its threads call them together and get the result. They alternate
+// between two buffers, so that one barrier each separates reads from later writes.
+template <class Team>
+class TeamReduce {
  public:
   using Scratch = float[2][32];
 
-  __device__ __forceinline__ explicit BlockReduce(Scratch& scratch) : scratch_(scratch) {}
+  __device__ __forceinline__ explicit TeamReduce(Scratch& scratch, const Team& team = {})
+      : scratch_(scratch), team_(team) {}
 
   __device__ __forceinline__ float max(float x) {
     x = warp_max(x);
@@ -28,26 +46,29 @@ class BlockReduce {
   }
 
  protected:
-  static __device__ __forceinline__ int warps() { return blockDim.x >> 5; }
+  __device__ __forceinline__ int warps() const { return team_.warps(); }
   static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
 
   // How many lanes take the result of a warp each after an exchange. Eight, repeated across the
   // warp, are enough for most blocks.
-  static __device__ __forceinline__ int lanes() { return warps() <= 8 ? 8 : 32; }
+  __device__ __forceinline__ int lanes() const { return warps() <= 8 ? 8 : 32; }
 
   // Writes this warp's result. Each of the first lanes gets the result of one warp, or zero.
   __device__ __forceinline__ float exchange(float x) {
     float* const buffer = scratch_[turn_];
     turn_ ^= 1;
-    if (lane() == 0) buffer[threadIdx.x >> 5] = x;
-    __syncthreads();
+    team_.begin();
+    team_.put(buffer + team_.warp(), lane(), x);
+    team_.sync();
     const int warp = lane() & (lanes() - 1);
     return warp < warps() ? buffer[warp] : 0.0f;
   }
 
   Scratch& scratch_;
+  Team team_;
   int turn_ = 0;
 };
+using BlockReduce = TeamReduce<BlockTeam>;
 
 // ---- the sum of a row's squares ----------------------------------------------------------------
 //
@@ -120,27 +141,31 @@ __device__ __forceinline__ float sum_of_chunks(const float (&sums)[kChunkSums], 
   return chunk_sum(both);
 }
 
-// The sum of a row's squares and the maximum of its values, over a thread block.
-class RowReduce : public BlockReduce {
+// Scratch memory for the sum of a row's squares and the maximum of its values.
+struct RowScratch {
+  BlockReduce::Scratch maxima;
+  alignas(16) float sums[2][kChunkSums];
+};
+
+// That sum and maximum, over a team.
+template <class Team>
+class TeamRowReduce : public TeamReduce<Team> {
  public:
-  struct Scratch {
-    BlockReduce::Scratch maxima;
-    alignas(16) float sums[2][kChunkSums];
-  };
+  using Scratch = RowScratch;
 
   // For threads with kBlocks blocks each, or with any number if kBlocks is 0.
   template <int kBlocks>
-  static __device__ __forceinline__ RowReduce of(Scratch& scratch) {
+  static __device__ __forceinline__ TeamRowReduce of(Scratch& scratch, const Team& team = {}) {
     if (kBlocks > 0) {
-      const int first = kBlocks * warps() + static_cast<int>(threadIdx.x);
+      const int first = kBlocks * team.warps() + static_cast<int>(threadIdx.x);
       for (int i = first; i < kChunkSums; i += blockDim.x) {
         scratch.sums[0][i] = scratch.sums[1][i] = 0.0f;
       }
     }
-    return RowReduce(scratch);
+    return TeamRowReduce(scratch, team);
   }
 
-  // The sum, and the maximum of `max`. Each thread has the squares of blocks t, t + blockDim.x, ...
+  // The sum, and the maximum of `max`. Each thread has the squares of blocks t, t + threads, ...
   template <int kBlocks>
   __device__ __forceinline__ float sum(const float (&squares)[kBlocks]) {
     const float mine = chunk_sum(squares);
@@ -174,7 +199,7 @@ class RowReduce : public BlockReduce {
   __device__ __forceinline__ float sum(int count = kChunkSums) {
     const int turn = turn_;
     turn_ ^= 1;
-    __syncthreads();
+    team_.sync();
     return sum_of_chunks(sums_[turn], count);
   }
   __device__ __forceinline__ float2 sum_and_max(float max, int count = kChunkSums) {
@@ -184,8 +209,15 @@ class RowReduce : public BlockReduce {
   }
 
  private:
-  __device__ __forceinline__ explicit RowReduce(Scratch& scratch)
-      : BlockReduce(scratch.maxima), sums_(scratch.sums) {}
+  using Base = TeamReduce<Team>;
+  using Base::exchange;
+  using Base::lane;
+  using Base::team_;
+  using Base::turn_;
+  using Base::warps;
+
+  __device__ __forceinline__ TeamRowReduce(Scratch& scratch, const Team& team)
+      : Base(scratch.maxima, team), sums_(scratch.sums) {}
 
   template <int kBlocks>
   static __device__ __forceinline__ float of_one_warp(float sum) {
@@ -195,12 +227,63 @@ class RowReduce : public BlockReduce {
   template <int kBlocks>
   __device__ __forceinline__ void put(float sum) {
     const int part = lane() >> 4;
-    if ((lane() & 15) == 0 && part < kBlocks) {
-      sums_[turn_][(threadIdx.x >> 5) + part * warps()] = sum;
+    team_.begin();
+    if (part < kBlocks) {
+      team_.put(sums_[turn_] + team_.warp() + part * warps(), lane() & 15, sum);
     }
   }
 
   float (&sums_)[2][kChunkSums];
+};
+using RowReduce = TeamRowReduce<BlockTeam>;
+
+// Some neighboring lanes of a warp, 2^log2 of them, which hold a row of at most 64 blocks: two
+// each.
+struct LaneTeam {
+  static constexpr bool kCluster = false;
+  int log2;
+
+  __device__ __forceinline__ int threads() const { return 1 << log2; }
+  __device__ __forceinline__ int thread() const { return threadIdx.x & (threads() - 1); }
+};
+
+// The sum of a row's squares and the maximum of its values over such lanes. All lanes of a warp
+// call this together.
+class LaneReduce {
+ public:
+  using Scratch = char;
+
+  __device__ __forceinline__ explicit LaneReduce(const LaneTeam& team) : team_(team) {}
+
+  __device__ __forceinline__ float max(float x) const {
+    uint32_t most = float_bits(x);
+#pragma unroll 1
+    for (int offset = team_.threads() >> 1; offset > 0; offset >>= 1) {
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, most, offset);
+      most = other > most ? other : most;
+    }
+    return bits_float(most);
+  }
+  // The blocks of a row shorter than a chunk are added like those of a chunk, as far as there are
+  // any.
+  __device__ __forceinline__ float sum(const float (&squares)[2]) const {
+    if (team_.log2 == 5) {
+      const float half = chunk_sum(squares);
+      return add_rn(half, __shfl_xor_sync(0xffffffffu, half, 16));
+    }
+    float sum = add_rn(squares[0], squares[1]);
+#pragma unroll 1
+    for (int offset = team_.threads() >> 1; offset > 0; offset >>= 1) {
+      sum = add_rn(sum, __shfl_xor_sync(0xffffffffu, sum, offset));
+    }
+    return sum;
+  }
+  __device__ __forceinline__ float2 sum_and_max(const float (&squares)[2], float max) const {
+    return {sum(squares), this->max(max)};
+  }
+
+ private:
+  LaneTeam team_;
 };
 
 }  // namespace jitquant

@@ -42,6 +42,12 @@ constexpr bool wants_registers(...) {
   return false;
 }
 
+// Lanes that compute a value together, one block each: a power of two.
+template <class Source>
+int lanes_together(const Source&) {
+  return 1;
+}
+
 template <class T>
 struct RowPointer {
   T* data;
