@@ -298,6 +298,9 @@ def _ragged() -> Iterator[Sample]:
         args, f = (x.to(dtype), offsets, given), next(fp8)
         what = (dtype, of is None, given is None)
         yield _case("quantize_ragged_fp8", what, args, sizes=of, dtype=f)
+        acted, how = (_finite((60000,), dtype, 2), offsets, given), {"activation": "silu"}
+        name = (*what, "silu")
+        yield _case("quantize_ragged_fp8", name, acted, exact=False, sizes=of, dtype=f, **how)
         aligned = offsets // 16 * 16
         args = (x.to(dtype), aligned, given)
         lengths = None if of is None else torch.minimum(of, aligned.diff())
