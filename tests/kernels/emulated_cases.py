@@ -448,7 +448,7 @@ def _norms(
         return {} if added is None else {"residual": added}
 
     name = "rmsnorm_quantize_nvfp4"
-    for granularity, recipe in zip(GRANULARITIES, RECIPES, strict=True):
+    for granularity, recipe in zip(itertools.cycle(GRANULARITIES), RECIPES, strict=False):
         how = {"granularity": granularity, "recipe": recipe, **residual()}
         how["scale_layout"] = SCALE_LAYOUTS[granularity == "row"]
         yield _case(name, (*what, granularity, recipe), (x, weight, eps), **how)
