@@ -165,6 +165,13 @@ def input_tensor(t: Tensor, name: str, min_dim: int = 1, shape: str = "(..., N)"
         )
 
 
+def with_columns(t: Tensor) -> Tensor:
+    """A tensor to be quantized whose last dimension is contiguous: itself, or a copy."""
+    if t.layout != torch.strided or t.dim() == 0 or t.shape[-1] == 1 or t.stride(-1) == 1:
+        return t
+    return t.contiguous()
+
+
 def contiguous(t: Tensor, name: str) -> None:
     """A tensor whose elements follow each other."""
     if not t.is_contiguous():

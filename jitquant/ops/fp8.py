@@ -3,7 +3,8 @@
 What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.ragged`:
 
 - Inputs are bfloat16, float16 or float32, on the CPU or a GPU, with any leading dimensions and
-  strides and a contiguous last dimension. Objects with ``__dlpack__`` are accepted too.
+  strides. If the last dimension is not contiguous, the functions copy the input first, which takes
+  a launch and memory; ops refuse it. Objects with ``__dlpack__`` are accepted too.
 - ``scale`` encodes, ``q = x * scale``, as in TransformerEngine. ``scale_inv`` of a result
   dequantizes and is ``1 / scale`` to the bit. If a checkpoint stores a scale that dequantizes, pass
   its reciprocal.

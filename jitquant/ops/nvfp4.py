@@ -3,7 +3,8 @@
 What they share:
 
 - Inputs are bfloat16, float16 or float32, on the CPU or a GPU, with any leading dimensions and
-  strides and a contiguous last dimension. Objects with ``__dlpack__`` are accepted too. On a GPU up
+  strides. If the last dimension is not contiguous, the functions copy the input first, which takes
+  a launch and memory; ops refuse it. Objects with ``__dlpack__`` are accepted too. On a GPU up
   to three non-contiguous leading dimensions are read in place. If N is not a multiple of 16, rows
   are padded with zeros; the logical shape is kept.
 - ``gsa`` dequantizes: ``value = e2m1 * s * gsa``. None: it is computed as ``amax / divisor``, for
@@ -830,7 +831,7 @@ def _by_recipe(
                 f"{name}: expected {wanted!r} with a recipe for training or rotation, got another "
                 "value. These follow recipe 'te', and e4m3_max sets their divisor"
             )
-    x = arguments["x"] = _checks.as_tensor(arguments["x"], "x")
+    x = arguments["x"] = _checks.with_columns(_checks.as_tensor(arguments["x"], "x"))
     if process_group is not None:
         _sharded.check_no_scale(process_group, gsa, "gsa")
     given = _checks.as_gsa(gsa)

@@ -500,6 +500,8 @@ class Op:
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """``args`` with arrays of other libraries seen as tensors, the others of their types.
 
+        What is quantized is copied if its columns are not contiguous.
+
         Raises:
             TypeError, ValueError: an argument cannot be what the schema says.
         """
@@ -508,7 +510,10 @@ class Op:
             if optional and value is None:
                 seen.append(None)
             elif kind == "Tensor":
-                seen.append(_checks.as_tensor(value, name))
+                tensor = _checks.as_tensor(value, name)
+                if isinstance(self.accepts.get(name), Values) and tensor.layout == torch.strided:
+                    tensor = tensor if tensor.is_contiguous() else _checks.with_columns(tensor)
+                seen.append(tensor)
             else:
                 _checks.scalar(value, name, kind)
                 seen.append(value)

@@ -161,10 +161,19 @@ def test_training_step_around_a_quantizer() -> None:
 
 def test_error_names_the_argument() -> None:
     def f(x: Tensor) -> QuantizedActivation:
-        return jitquant.quantize_nvfp4(x.T)
+        return jitquant.quantize_nvfp4(x[0, 0])
 
-    with pytest.raises(Exception, match=r"x\.contiguous\(\)"):
+    with pytest.raises(Exception, match=r"x\.reshape\(\.\.\.\)"):
         torch.compile(f, fullgraph=True, backend="aot_eager")(randn(4, 32))
+
+
+def test_strided_columns() -> None:
+    x = randn(32, 4)
+    compiled = torch.compile(
+        lambda x: jitquant.quantize_nvfp4(x.T), fullgraph=True, backend="aot_eager"
+    )
+    want = jitquant.quantize_nvfp4(x.T.contiguous())
+    assert torch.equal(compiled(x).dequantize(), want.dequantize())
 
 
 def test_export() -> None:

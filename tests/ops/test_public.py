@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -98,6 +99,28 @@ def test_gsa_tensor_is_handed_on(name: str) -> None:
     assert by_row.gsa is rows
     assert by_row.granularity == ("row" if q.num_tokens > 1 else "tensor")
     by_row.validate()
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_strided_columns_are_copied(into: bool) -> None:
+    transposed, halved = randn(48, 6).T, randn(6, 96)[:, ::2]
+    for x in (transposed, halved):
+        assert x.stride(-1) != 1
+        calls: tuple[Any, ...] = (
+            jitquant.quantize_nvfp4,
+            jitquant.quantize_fp8,
+            jitquant.quantize_per_token_group,
+            jitquant.quantize_mxfp8,
+            jitquant.quantize_block,
+        )
+        for call in calls:
+            want = call(x.contiguous())
+            got = call(x, out=copy.deepcopy(want)) if into else call(x)
+            assert torch.equal(got.dequantize(torch.float32), want.dequantize(torch.float32))
+        rotated = jitquant.quantize_nvfp4(x, rotate="16", gsa=0.01)
+        want = jitquant.quantize_nvfp4(x.contiguous(), rotate="16", gsa=0.01)
+        assert torch.equal(rotated.dequantize(), want.dequantize())
+        assert torch.equal(jitquant.amax_gsa(x), jitquant.amax_gsa(x.contiguous()))
 
 
 def test_gsa_of_rows_as_a_column() -> None:
