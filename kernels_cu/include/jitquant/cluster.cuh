@@ -215,7 +215,9 @@ class ClusterMax {
   const bool clustered_;
 };
 #else
+// Never launched, but compiled.
 struct ClusterTeam : BlockTeam {
+  ClusterTeam() = default;
   __device__ explicit ClusterTeam(int) {}
   static __device__ uint32_t blocks() { return 1; }
 };
