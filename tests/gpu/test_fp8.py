@@ -164,7 +164,7 @@ def test_bad_arguments_reach_no_kernel() -> None:
     back = module("dequantize").dequantize
     cases: list[tuple[str, Callable[[], object]]] = [
         ("x: expected bfloat16, .* got torch.int32", lambda: _quantize(x.int())),
-        ("dtype: expected float8_e4m3fn", lambda: _quantize(x, dtype=torch.int8)),
+        ("dtype: expected float8_e4m3fn", lambda: _quantize(x, dtype=torch.half)),
         ("granularity: .* got 'block'", lambda: _quantize(x, granularity="block")),
         ("scale: expected float32, got torch.float16", lambda: _quantize(x, scale.half())),
         ("scale: expected 4 elements", lambda: _quantize(x, scale, granularity="row")),
