@@ -77,8 +77,11 @@ def test_what_is_refused(x: Any, more: dict[str, Any], error: type[Exception], s
     assert said in str(raised.value)
 
 
-@pytest.mark.parametrize("out", [torch.empty(2, 3, 24).half(), torch.empty(6, 24)], ids=str)
-def test_out_is_of_the_result_in_fp8(out: torch.Tensor) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((2, 3, 24), torch.float16), ((6, 24), torch.float32)], ids=str
+)
+def test_out_is_of_the_result_in_fp8(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    out = torch.empty(shape, dtype=dtype)
     with pytest.raises(ValueError, match=r"out: expected torch.* of shape \(2, 3, 24\)"):
         jitquant.nvfp4_linear(X, WEIGHT, dtype=torch.float32, compute="fp8", out=out)
 
