@@ -165,9 +165,14 @@ def input_tensor(t: Tensor, name: str, min_dim: int = 1, shape: str = "(..., N)"
         )
 
 
+def is_strided(t: Tensor) -> bool:
+    """Whether t has strides. Taken for granted in compiled code, which may not ask in a backward."""
+    return torch.compiler.is_compiling() or t.layout == torch.strided
+
+
 def with_columns(t: Tensor) -> Tensor:
     """A tensor to be quantized whose last dimension is contiguous: itself, or a copy."""
-    if t.layout != torch.strided or t.dim() == 0 or t.shape[-1] == 1 or t.stride(-1) == 1:
+    if not is_strided(t) or t.dim() == 0 or t.shape[-1] == 1 or t.stride(-1) == 1:
         return t
     return t.contiguous()
 

@@ -511,7 +511,7 @@ class Op:
                 seen.append(None)
             elif kind == "Tensor":
                 tensor = _checks.as_tensor(value, name)
-                if isinstance(self.accepts.get(name), Values) and tensor.layout == torch.strided:
+                if isinstance(self.accepts.get(name), Values) and _checks.is_strided(tensor):
                     tensor = tensor if tensor.is_contiguous() else _checks.with_columns(tensor)
                 seen.append(tensor)
             else:
