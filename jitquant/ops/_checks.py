@@ -166,7 +166,7 @@ def input_tensor(t: Tensor, name: str, min_dim: int = 1, shape: str = "(..., N)"
 
 
 def is_strided(t: Tensor) -> bool:
-    """Whether t has strides. Taken for granted in compiled code, which may not ask in a backward."""
+    """Whether t has strides. Compiled code, which may not ask in a backward, takes it so."""
     return torch.compiler.is_compiling() or t.layout == torch.strided
 
 
