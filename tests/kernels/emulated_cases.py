@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from samples import DTYPES, GRANULARITIES, Sample, randn
 from samples_experts import more_experts
+from samples_recipes import tables
 from torch import Tensor
 
 from jitquant import reference
@@ -437,6 +438,19 @@ def _long() -> Iterator[Sample]:
         weight = _finite((cols,), dtype, 5)
         yield from _norms(what, y, weight)
         yield from _norms((*what, "added"), y, weight, _finite((3, cols), dtype, 6))
+    # More than eight rows for the one multiprocessor of a device, and rows that are rotated first.
+    for dtype in DTYPES:
+        how, what = {"granularity": "row"}, (dtype, "long", "many")
+        x, weight = _finite((9, 18496), dtype), _finite((18496,), dtype, 5)
+        yield _case("quantize_nvfp4", what, (x,), **how)
+        yield _case("rmsnorm_quantize_nvfp4", what, (x, weight), **how)
+        fused = _values((9, 2 * 2048), dtype)
+        yield _case("deinterleave_quantize_nvfp4", what, (fused, 2048, 8), op="select", **how)
+        for cols, embeds in itertools.product((1024, 18496), (False, True)):
+            more = {"rotate": "64", "dtype": FP8_DTYPES[0], **how}
+            more |= tables(9, 64, 0) if embeds else {}
+            args = (_finite((9, cols), dtype), None)
+            yield _case("rotate_quantize_fp8", (*what, cols, embeds), args, **more)
 
 
 def _norms(
