@@ -699,7 +699,7 @@ def test_functions_that_no_op_calls(machine: Machine, checked: set[str]) -> None
 def test_every_kernel_has_run(machine: Machine, checked: set[str]) -> None:
     if not checked >= {*OPS, *FAMILIES, "functions", "tiles", "experts in tiles"}:
         pytest.skip("tells something only after all other tests of this file")
-    # In clusters no case launches these yet: 16-bit rows that one block might hold, and rotated rows.
+    # In clusters no case launches these yet: some 16-bit rows, and rotated rows.
     clusters = re.compile(r"row_kernel<.*(16>|Rotated).*(ClusterTeam|Rows\)3)")
     kernels = machine.kernels().items()
     left = sorted(name for name, ran in kernels if not ran and not clusters.search(name))
