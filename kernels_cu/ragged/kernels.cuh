@@ -15,6 +15,7 @@
 //   Value             the type of a block of its values
 //   kTileThreads, kTileSteps  threads per block of ragged_tile_kernel, and steps of kStep elements
 //                             per warp
+//   kMostBlocks       the most blocks of kThreads threads per SM that have enough registers
 //   vector            the buffer is aligned to 16 bytes
 //   Fetched fetch(i)  loads what is needed for sixteen elements from i on, which all exist
 //   Value value(x)    their values
@@ -53,7 +54,7 @@ struct BufferSource {
   using Element = T;
   using Value = Block<T>;
   using Fetched = Block<T>;
-  static constexpr int kTileThreads = 64, kTileSteps = sizeof(T) == 2 ? 4 : 2;
+  static constexpr int kTileThreads = 64, kTileSteps = sizeof(T) == 2 ? 4 : 2, kMostBlocks = 4;
   const T* data;
   int64_t numel;
   bool vector;
@@ -116,14 +117,15 @@ constexpr bool kSmall = sizeof(typename Source::Fetched) <= 32;
 // only amaxes, all are loaded when the previous ones are done. This leaves enough registers for a
 // thread block of launch 2, which can start before launch 1 has ended.
 template <class Source, Walk kWalk>
-constexpr int kWalkSteps = kSmall<Source> && kWalk == Walk::kAmax ? 4 : 1;
+constexpr int kWalkSteps = kSmall<Source> && kWalk == Walk::kAmax ? Source::kTileSteps : 1;
 // Thread blocks per SM: launch 1 leaves room for those of launch 2. From compute capability 10.0
 // on, nvcc needs more registers.
 template <class Source, Walk kWalk>
 constexpr int blocks_of_threads(int major) {
-  if (!kSmall<Source>) return kWalk == Walk::kGiven ? 2 : 3;
-  if (kWalk == Walk::kAmax) return 2;
-  return major >= 10 ? 3 : 4;
+  int blocks = major >= 10 ? 3 : 4;
+  if (kWalk == Walk::kAmax) blocks = 2;
+  if (!kSmall<Source>) blocks = kWalk == Walk::kGiven ? 2 : 3;
+  return blocks < Source::kMostBlocks ? blocks : Source::kMostBlocks;
 }
 #if defined(__CUDA_ARCH__)
 constexpr int kCompiledFor = __CUDA_ARCH__ / 100;

@@ -8,7 +8,7 @@ template <class T>
 struct ActivatedSource : BufferSource<T> {
   using Value = Block<float>;
   using Fetched = Block<T>;
-  static constexpr int kTileThreads = 64, kTileSteps = sizeof(T) == 2 ? 2 : 1;
+  static constexpr int kTileThreads = 64, kTileSteps = sizeof(T) == 2 ? 2 : 1, kMostBlocks = 2;
   Activation activation;
 
   ActivatedSource(const RaggedInput& x, Activation activation)

@@ -14,6 +14,7 @@ template <class T>
 struct GradSource {
   using Value = Block<float>;
   static constexpr int kTileThreads = kThreads, kTileSteps = sizeof(T) == 2 ? 2 : 1;
+  static constexpr int kMostBlocks = 3;
   struct Fetched {
     Block<T> grad, input;
   };
