@@ -449,6 +449,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
   }
 }
 
+#ifndef __CUDACC_RTC__
 // The rows of a launch, and whether they can be held.
 struct RowWork {
   int64_t rows, cols;
@@ -482,7 +483,6 @@ struct RowWork {
 // Up to this many rows per SM, short rows have a thread block each too.
 constexpr int kFewShortRows = 8;
 
-#ifndef __CUDACC_RTC__
 // `width` is also one of the arguments. Without kLoop: of a kernel that is never cooperative.
 template <auto kOnce, auto kCluster, auto kLanes, auto kReread, auto kLoop = kReread, class... Args>
 cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t stream,
