@@ -296,7 +296,7 @@ def test_shapes_run_and_count_their_bytes(monkeypatch: pytest.MonkeyPatch) -> No
     for case in small.values():
         made = dataclasses.replace(case, plain=None)
         if case.op.startswith("gradient"):
-            made = dataclasses.replace(made, extra=lambda n, _: (torch.tensor([0, 16 * n]),))
+            made = dataclasses.replace(made, extra=lambda *_: (torch.tensor([0, 16]),))
         point = shapes.measure(made, pool, CEILINGS)
         assert not point.error, f"{case.op}: {point.error}"
         assert point.floor_us is not None
@@ -304,6 +304,18 @@ def test_shapes_run_and_count_their_bytes(monkeypatch: pytest.MonkeyPatch) -> No
         most = 2 * case.inputs * (1 + case.wide) * case.reads + 2 * case.updates
         assert most + 0.5 < values < most + 2.4, case.op
     assert len(timed) == len(small)
+
+
+def test_gradients_have_segments_of_all_rows() -> None:
+    """Offsets of a matrix count rows, and what lies past the last row is cut off without a word."""
+    segments = []
+    for case in shapes.cases():
+        if case.op.startswith("gradient"):
+            (offsets,) = case.extra(case.n, torch.device("cpu"))
+            assert (int(offsets[0]), int(offsets[-1])) == (0, case.m), case.op
+            assert bool((offsets.diff() == case.m // (len(offsets) - 1)).all()), case.op
+            segments.append((case.op, len(offsets) - 1))
+    assert set(segments) == {("gradient of 8", 8), ("gradient of 64", 64)}
 
 
 def test_a_roofline_is_drawn_for_what_was_measured(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def _scale(value: float, n: int, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def _offsets(rows: int, groups: int, n: int, device: torch.device) -> tuple[Tensor, ...]:
-    return (torch.tensor([i * rows // groups * n for i in range(groups + 1)], device=device),)
+    return (torch.tensor([i * rows // groups for i in range(groups + 1)], device=device),)
 
 
 def _swiglu_nvfp4(fused: Tensor) -> Any:
