@@ -60,6 +60,13 @@ def quantize(
         list[str] | None,
         typer.Option(help="Names or patterns to skip (repeat); default: heads and routers."),
     ] = None,
+    fused_layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Layers that engines fuse to one product, such as q_proj,k_proj,v_proj (repeat); "
+            "none: each layer has its own scale; default: the usual ones."
+        ),
+    ] = None,
     rounding: Annotated[
         Rounding,
         typer.Option(help="How to round weights to NVFP4, from least to most accurate."),
@@ -108,6 +115,7 @@ def quantize(
             layout=layout.value,
             targets="all" if not targets else targets[0] if len(targets) == 1 else targets,
             ignore=ignore,
+            **_families(fused_layers),
             rounding=rounding.value,
             calibration=calibration,
             fp8_share=fp8_share,
@@ -120,6 +128,23 @@ def quantize(
         print_json(done)
     else:
         console().print(str(done), markup=False)
+
+
+def _families(given: list[str] | None) -> dict[str, Any]:
+    """The argument ``fused_layers``, if it is given."""
+    if not given:
+        return {}
+    if given == ["none"]:
+        return {"fused_layers": ()}
+    families = [[member.strip() for member in family.split(",")] for family in given]
+    for family, text in zip(families, given, strict=True):
+        if len(family) < 2 or not all(family):
+            raise ValueError(
+                "--fused-layers: expected two or more names with commas between them, or none, got "
+                f"{text!r}. Repeat the option for more layers: --fused-layers q_proj,k_proj,v_proj "
+                "--fused-layers gate_proj,up_proj"
+            )
+    return {"fused_layers": families}
 
 
 def _amaxes(given: str | None) -> Any:

@@ -31,6 +31,7 @@ from jitquant.nn._convert import LAYERS, LinearRecipe, check_arguments
 from jitquant.nn._hf_quantizer import SavingQuantizer, attach_quantizer
 from jitquant.nn._load import quantized_modules
 from jitquant.nn._rounding import WeightRounding
+from jitquant.nn._targets import FUSED_LAYERS, as_families
 
 __all__ = ["JitquantConfig", "jitquant_layers"]
 
@@ -42,9 +43,8 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How ``from_pretrained`` quantizes a model.
 
     Attributes:
-        recipe, targets, ignore, rounding, static_input_scales, fp8_share, compute,
-            input_select: as for
-            `jitquant.nn.convert`.
+        recipe, targets, ignore, fused_layers, rounding, static_input_scales, fp8_share, compute,
+            input_select: as for `jitquant.nn.convert`.
         calibration: path of the file that ``calibrate(model, batches).save(path)`` wrote, or None.
     """
 
@@ -54,6 +54,7 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         *,
         targets: str | Sequence[str] = "all",
         ignore: str | Sequence[str] | None = None,
+        fused_layers: Sequence[Sequence[str]] = FUSED_LAYERS,
         rounding: WeightRounding = "nearest",
         calibration: str | PathLike[str] | None = None,
         static_input_scales: bool = False,
@@ -65,12 +66,13 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         """The arguments of `jitquant.nn.convert`.
 
         Raises:
-            ValueError: one is invalid, or they conflict.
+            TypeError, ValueError: one is invalid, or they conflict.
             FileNotFoundError: ``calibration`` does not exist.
         """
         one_of("recipe", recipe, tuple(LAYERS))
         self.quant_method = METHOD
         self.recipe, self.targets, self.ignore = recipe, targets, ignore
+        self.fused_layers = [list(family) for family in as_families(fused_layers)]  # as JSON has it
         self.rounding, self.fp8_share = rounding, fp8_share
         self.static_input_scales = static_input_scales
         self.compute, self.input_select = compute, input_select
@@ -79,7 +81,12 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def arguments(self) -> dict[str, Any]:
         """Those of `jitquant.nn.convert`, the calibration read."""
-        return {"targets": self.targets, "ignore": self.ignore, **self._accuracy()}
+        return {
+            "targets": self.targets,
+            "ignore": self.ignore,
+            "fused_layers": self.fused_layers,
+            **self._accuracy(),
+        }
 
     def _accuracy(self) -> dict[str, Any]:
         found = None if self.calibration is None else Calibration.load(self.calibration)

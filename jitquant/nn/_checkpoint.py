@@ -20,7 +20,7 @@ from jitquant.nn._rounding import (
     WeightRounding,
 )
 from jitquant.nn._schemes import SCHEMES
-from jitquant.nn._targets import FUSED_LAYERS, as_patterns
+from jitquant.nn._targets import FUSED_LAYERS, as_families, as_patterns
 
 Format = Literal["nvfp4", "nvfp4a16", "fp8_block", "fp8_row", "int8", "mxfp4"]
 FileLayout = Literal["compressed-tensors", "modelopt"]
@@ -107,6 +107,7 @@ def quantize_checkpoint(
         device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
     )
     ignored = None if ignore is None else as_patterns("ignore", ignore)
+    fused_layers = as_families(fused_layers)
     files = Source(source)
     known = {} if calibration is None else calibration.layers
     work = Work(files, format, layout, where, rounding, known)

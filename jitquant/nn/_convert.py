@@ -21,7 +21,7 @@ from jitquant.formats import (
 from jitquant.nn._calibration import Calibration, InputStatistics, lowest, output_sqnr
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
-from jitquant.nn._targets import FUSED_LAYERS, as_patterns, families, refusal
+from jitquant.nn._targets import FUSED_LAYERS, as_families, as_patterns, families, refusal
 from jitquant.nn.experts import Float8BlockwiseExperts, NVFP4Experts, projections_of
 from jitquant.nn.experts import refusal as experts_refusal
 from jitquant.nn.float8 import Float8BlockwiseLinear
@@ -238,6 +238,7 @@ def convert(
     how_accurate = (rounding, calibration, static_input_scales, fp8_share, compute, input_select)
     check_arguments(recipe_name, *how_accurate)
     ignored = None if ignore is None else as_patterns("ignore", ignore)
+    fused_layers = as_families(fused_layers)
     parents = {id(child): parent for parent in model.modules() for child in parent.children()}
     holders: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 Shapes = Mapping[str, Sequence[int]]
 """The shape of each weight, by the name of its module."""
@@ -60,6 +61,24 @@ def as_patterns(argument: str, given: object) -> tuple[str, ...]:
                     f"{argument} has {pattern!r}, which is not a regular expression: {error}"
                 ) from error
     return tuple(patterns)
+
+
+def as_families(given: Any) -> tuple[tuple[str, ...], ...]:
+    """Names of layers that engines fuse, several for each product.
+
+    Raises:
+        TypeError: they are something else, such as one family outside of a list.
+    """
+    is_list = isinstance(given, Collection) and not isinstance(given, str)
+    families = given if is_list else (given,)
+    for family in families:
+        is_several = isinstance(family, Collection) and not isinstance(family, str)
+        if not is_several or not all(isinstance(member, str) for member in family):
+            raise TypeError(
+                "fused_layers: expected a list of tuples of names, such as "
+                f"[('q_proj', 'k_proj', 'v_proj')], got {given!r}. Pass () to fuse no layers"
+            )
+    return tuple(tuple(family) for family in families)
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -251,6 +251,20 @@ def test_arguments(tmp_path: Path) -> None:
     assert converted == {f"model.layers.{i}.mlp.{n}_proj" for i in (0, 1) for n in ("gate", "up")}
 
 
+def test_layers_that_share_a_scale(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    made = Auto.from_pretrained(tmp_path, quantization_config=JitquantConfig(), dtype=BF16)
+    config = JitquantConfig(fused_layers=[("q_proj", "k_proj"), ("gate_proj", "up_proj")])
+    assert JitquantConfig.from_dict(config.to_dict()).fused_layers == config.fused_layers
+    own = Auto.from_pretrained(tmp_path, quantization_config=config, dtype=BF16)
+    for of, shared in ((made, True), (own, False)):
+        q, k, v = (getattr(of.model.layers[0].self_attn, f"{n}_proj").weight_gsa for n in "qkv")
+        assert torch.equal(q, k)
+        assert torch.equal(q, v) == shared
+    with pytest.raises(TypeError, match="fused_layers: expected a list of tuples"):
+        JitquantConfig(fused_layers=("q_proj", "k_proj"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("recipe", "how"),
     [

@@ -99,6 +99,7 @@ def plain(path: Path) -> dict[str, Tensor]:
 
 AT_LEAST = {"nvfp4": 18, "nvfp4a16": 18, "fp8_block": 28, "fp8_row": 28, "int8": 35, "mxfp4": 14}
 LEFT = ("embed_tokens", "layernorm", "lm_head")
+NAMES = ("self_attn.q", "self_attn.k", "self_attn.o", "mlp.gate", "mlp.up")
 
 
 @pytest.mark.parametrize("format", AT_LEAST)
@@ -584,13 +585,19 @@ def test_the_command(tmp_path: Path) -> None:
     def run(out: str, *how: str) -> Any:
         return subprocess.run([*command, str(tmp_path / out), *how], capture_output=True, text=True)
 
-    done = run("a", "--format", "nvfp4", "--input-amax", str(amaxes), "--ignore", "re:.*layers.1")
+    fused = ("--fused-layers", "q_proj,o_proj", "--fused-layers", "gate_proj, up_proj")
+    how = ("--format", "nvfp4", "--input-amax", str(amaxes), "--ignore", "re:.*layers.1", *fused)
+    done = run("a", *how)
     assert done.returncode == 0, done.stderr
     assert "3 files" in done.stdout
     assert "parameters in nvfp4" in done.stdout
     assert "named in ignore" in done.stdout
     assert "model.layers.0.mlp.up_proj.input_global_scale" in everything(tmp_path / "a")
     assert "model.layers.1.mlp.up_proj.weight" in everything(tmp_path / "a")
+    name = "model.layers.0.{}_proj.weight_global_scale"
+    scales = {n: everything(tmp_path / "a")[name.format(n)].item() for n in NAMES}
+    assert scales["self_attn.q"] == scales["self_attn.o"] != scales["self_attn.k"]
+    assert scales["mlp.gate"] == scales["mlp.up"]
     done = run("c", "--rounding", "mse", "--fp8-share", "0.5")
     assert done.returncode == 0, done.stderr
     assert "unchanged" in done.stdout
@@ -601,6 +608,17 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nvfp4a16" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_fused_layers_of_the_command() -> None:
+    from jitquant.cli.quantize import _families
+
+    assert _families(None) == {}
+    assert _families(["none"]) == {"fused_layers": ()}
+    assert _families(["a, b", "c,d,e"]) == {"fused_layers": [["a", "b"], ["c", "d", "e"]]}
+    for wrong in (["q_proj"], ["a,b", "none"], ["a,,b"]):
+        with pytest.raises(ValueError, match="--fused-layers: expected two or more names"):
+            _families(wrong)
 
 
 class Attention(nn.Module):

@@ -111,6 +111,9 @@ def test_fused_siblings_have_one_gsa(model: Block) -> None:
     assert sqnr(merged(apart)[0], want[0]) < 3  # what the shared gsa is for
     own = convert(Block().to(BF16), "nvfp4", fused_layers=[("gate", "up", "down")])
     assert own.replaced == ["gate", "up", "down"]
+    for flat in (("gate", "up"), "gate", [("gate", 1)]):  # which would fuse nothing
+        with pytest.raises(TypeError, match=r"fused_layers: expected a list of tuples of names"):
+            convert(apart, "nvfp4", fused_layers=flat)  # type: ignore[arg-type]
 
 
 def test_weights_that_are_not_finite(model: Block) -> None:
