@@ -198,7 +198,9 @@ Select = Literal[
     "static_6",
     "static_4",
 ]
-Mxfp4Scaling = Literal["floor", "ceil", "even", "rceil"]
+Mxfp4Scaling = Literal[
+    "floor", "ceil", "even", "rceil", "gptoss_up", "gptoss_down", "static_6", "static_4"
+]
 
 ROTATIONS: Final[tuple[str, ...]] = ("none", "te", *map(str, HADAMARD_SIZES))
 """None, TransformerEngine's random Hadamard transform, Sylvester's of as many neighbors."""

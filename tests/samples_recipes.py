@@ -180,7 +180,7 @@ def _embedded_samples() -> dict[str, list[Sample]]:
         )
         layout = SCALE_LAYOUTS[turn // 3 % 2]
         nvfp4 = {**amax, "scale_layout": layout}
-        mx = {**how, "scaling": MXFP4_SCALINGS[turn % 4], "scale_layout": layout}
+        mx = {**how, "scaling": MXFP4_SCALINGS[turn % 8], "scale_layout": layout}
         if kind == 1:
             rounding = _rounding(x(), turn // 2)
             nvfp4, mx = {**nvfp4, **rounding}, {**mx, **rounding}
@@ -309,7 +309,8 @@ def recipe_samples() -> dict[str, list[Sample]]:
         how = {**rotation, "granularity": granularity}
         amax.append(Sample("rotated_amax", said, lambda d, x=x, k=how: ((x().to(d),), _on(d, k))))
         how = {**how, "scale_layout": layout}
-        mx = {**rotation, "scaling": MXFP4_SCALINGS[turn % 4], "scale_layout": layout}
+        scaling = MXFP4_SCALINGS[(turn + turn // 2) % 8]
+        mx = {**rotation, "scaling": scaling, "scale_layout": layout}
         if kind == 1:
             rounding = _rounding(x(), 1 if flat else turn // 2)
             how, mx = {**how, **rounding}, {**mx, **rounding}
@@ -344,7 +345,7 @@ def recipe_samples() -> dict[str, list[Sample]]:
                 how["granularity"] = "tensor"
                 how["block"] = "16x16"
             nvfp4.append(_nvfp4(f"{said}-{more}", plain, how))
-            mx = {"scaling": MXFP4_SCALINGS[(i + more) % 4], "scale_layout": layout}
+            mx = {"scaling": MXFP4_SCALINGS[(i + more) % 8], "scale_layout": layout}
             if more:
                 mx |= _rounding(plain(), i)
             mxfp4.append(
@@ -354,6 +355,18 @@ def recipe_samples() -> dict[str, list[Sample]]:
                     lambda d, x=plain, k=mx: ((x().to(d),), _on(d, k)),
                 )
             )
+    for i, scaling in enumerate(MXFP4_SCALINGS):
+
+        def least(d, scaling=scaling, i=i) -> Arguments:
+            """The least numbers there are, of which some share byte 0."""
+            x = torch.randint(-200, 200, (64, 64), generator=torch.Generator().manual_seed(i))
+            bits = x.abs().int() << torch.arange(64, dtype=torch.int32)[:, None] % 21
+            values = bits.view(torch.float32) * x.sign()
+            values[:3] = torch.tensor([2.0**-149, -(2.0**-149), -0.0])[:, None]
+            how = {"scaling": scaling, "scale_layout": "linear"}
+            return (values.to(d),), how | (_on(d, _rounding(values, i // 2)) if i % 2 else {})
+
+        mxfp4.append(Sample("quantize_mxfp4", f"least-{scaling}", least))
     for i, (shape, dtype) in enumerate(
         itertools.product(
             ((5, 64), (48,), (3, 19), (130, 80), (2, 3, 24), (0, 32)), (None, *DTYPES)

@@ -42,6 +42,9 @@ from jitquant.numerics.nvfp4 import (
 
 _WORD = 0xFFFFFFFF
 
+MXFP4_FLUSHING = ("gptoss_up", "gptoss_down", "static_6", "static_4")
+"""Scalings that turn a block whose byte is 0 into zeros, the last two without signs."""
+
 
 def hadamard_size(rotate: str) -> int:
     """Neighbors that a rotation mixes: 0 for "none", 16 for "te"."""
@@ -457,14 +460,18 @@ def mxfp4_exponent(b: Tensor, scaling: str) -> Tensor:
 
     Args:
         b: fp32, not negative.
-        scaling: "floor" (OCP), "ceil", "even" (torchao), "rceil" (torchao, cuBLAS).
+        scaling: "floor" (OCP), "ceil", "even" (torchao), "rceil" (torchao, cuBLAS), "gptoss_up",
+            "gptoss_down", "static_6", "static_4" (fouroversix).
     """
     bits = b.view(torch.int32)
-    if scaling == "rceil":
-        g = torch.div(b, constant(E2M1_MAX, b)).view(torch.int32)
+    if scaling in ("rceil", *MXFP4_FLUSHING):
+        full = 4.0 if scaling in ("gptoss_down", "static_4") else E2M1_MAX
+        g = torch.div(b, constant(full, b)).view(torch.int32)
         e, m = g >> 23, g & 0x7FFFFF
-        up = torch.where(e == 0, m > 0x400000, m > 0)
-        e = e + up
+        if scaling == "rceil":
+            e = e + torch.where(e == 0, m > 0x400000, m > 0)
+        elif scaling != "gptoss_down":
+            e = e + (m > 0)
     else:
         if scaling == "even":
             bits = bits + (1 << 21)
@@ -505,6 +512,9 @@ def quantize_mxfp4(
     e = mxfp4_exponent(blocks.abs().amax(dim=2), scaling)
     scaled = blocks * inverse_power_of_two(e)[:, :, None]
     codes = encode_e2m1(scaled) if r is None else stochastic_e2m1(scaled, r.reshape(blocks.shape))
+    if scaling in MXFP4_FLUSHING:
+        kept = E2M1_SIGN_BIT if scaling.startswith("gptoss") else 0
+        codes = torch.where((e == 0)[:, :, None], codes & kept, codes)
     codes.masked_fill_((e == 255)[:, :, None], 0)
     scales = e.to(torch.uint8).view(E8M0_DTYPE)
     leading = tuple(x.shape[:-1])

@@ -459,7 +459,8 @@ def quantize_mxfp4(
     Args:
         x: (..., N); the last block of a row may be shorter.
         scaling: how a block's amax becomes a power of two: "floor" (OCP MX 1.0), "ceil", "even"
-            (torchao; the least error) or "rceil" (torchao, cuBLAS: nothing saturates).
+            (torchao; the least error), "rceil" (torchao, cuBLAS: nothing saturates),
+            "gptoss_up", "gptoss_down" (gpt-oss), "static_6" or "static_4" (fouroversix).
         rotate: "none", or a Hadamard transform before: see ``docs/numerics.md``.
         signs: int8 (n,) of +1 and -1 for the transform, or None.
         rope, interleaved: rotary position embedding before it, in the same launch, as in

@@ -14,6 +14,10 @@ Mxfp4Scaling scaling_of(std::string_view scaling) {
   if (scaling == "floor") return Mxfp4Scaling::kFloor;
   if (scaling == "ceil") return Mxfp4Scaling::kCeil;
   if (scaling == "even") return Mxfp4Scaling::kEven;
+  if (scaling == "gptoss_up") return Mxfp4Scaling::kGptOssUp;
+  if (scaling == "gptoss_down") return Mxfp4Scaling::kGptOssDown;
+  if (scaling == "static_6") return Mxfp4Scaling::kStatic6;
+  if (scaling == "static_4") return Mxfp4Scaling::kStatic4;
   return Mxfp4Scaling::kRceil;
 }
 

@@ -38,7 +38,17 @@ struct Select {
   float full;
 };
 
-enum class Mxfp4Scaling : int { kFloor, kCeil, kEven, kRceil };
+// Those after kRceil turn a block whose byte is 0 into zeros.
+enum class Mxfp4Scaling : int {
+  kFloor,
+  kCeil,
+  kEven,
+  kRceil,
+  kGptOssUp,
+  kGptOssDown,
+  kStatic6,
+  kStatic4
+};
 
 struct Rounding {
   bool stochastic;

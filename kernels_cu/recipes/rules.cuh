@@ -322,9 +322,13 @@ __device__ __forceinline__ Nvfp4Codes selected_block(const Block<T>& x, float b,
 JITQUANT_HD uint32_t mxfp4_exponent(float b, Mxfp4Scaling scaling) {
   if (!(b <= kFloatMax)) return 255;
   uint32_t bits = float_bits(b);
-  if (scaling == Mxfp4Scaling::kRceil) {
-    const uint32_t g = float_bits(div_rn(b, 6.0f)), e = g >> 23;
-    return e + ((g & 0x7fffffu) > (e == 0 ? 0x400000u : 0u) ? 1u : 0u);
+  if (scaling >= Mxfp4Scaling::kRceil) {
+    const bool down = scaling == Mxfp4Scaling::kGptOssDown;
+    const bool to_four = down || scaling == Mxfp4Scaling::kStatic4;
+    const uint32_t g = float_bits(to_four ? mul_rn(b, 0.25f) : div_rn(b, 6.0f)), e = g >> 23;
+    // The scale of byte 0 is 2^-127, so a subnormal g up to that does not need the next one.
+    const uint32_t most = scaling == Mxfp4Scaling::kRceil && e == 0 ? 0x400000u : 0u;
+    return e + (!down && (g & 0x7fffffu) > most ? 1u : 0u);
   }
   if (scaling == Mxfp4Scaling::kEven) bits += 1u << 21;
   uint32_t e = bits >> 23;
@@ -345,6 +349,10 @@ JITQUANT_HD Nvfp4Codes mxfp4_block(const Block<T>& x, float b, Mxfp4Scaling scal
   const uint32_t e = mxfp4_exponent(b, scaling);
   const uint8_t scale = static_cast<uint8_t>(e);
   if (e == 255) return {0, 0, scale};
+  if (e == 0 && scaling > Mxfp4Scaling::kRceil) {
+    if (scaling >= Mxfp4Scaling::kStatic6) return {0, 0, scale};
+    return {e2m1x8_of_zeros(x, 0), e2m1x8_of_zeros(x, 1), scale};
+  }
   const float enc = inverse_power(e);
   if (r != nullptr) return stochastic_block(x, enc, scale, *r);
   return {e2m1x8(x, 0, enc), e2m1x8(x, 1, enc), scale};

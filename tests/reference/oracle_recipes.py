@@ -214,6 +214,9 @@ def nvfp4(
         return codes, scales, a / divisor if gsa is None else gsa
 
 
+FLUSHING = ("gptoss_up", "gptoss_down", "static_6", "static_4")
+
+
 def _mxfp4_exponent(b: F32, scaling: str) -> int:
     """From the value of b, by logarithms to base 2 of exact numbers."""
     if not np.isfinite(b):
@@ -234,10 +237,12 @@ def _mxfp4_exponent(b: F32, scaling: str) -> int:
     def is_power(x: Fraction) -> bool:
         return x >= Fraction(2) ** -126 and x == Fraction(2) ** (field(x) - 127)
 
-    if scaling == "rceil":
-        g = Fraction(float(b / F32(6)))
+    if scaling in ("rceil", *FLUSHING):
+        g = Fraction(float(b / F32(4 if scaling in ("gptoss_down", "static_4") else 6)))
+        if scaling == "gptoss_down":
+            return field(g)
         if g < Fraction(2) ** -126:
-            return int(g > Fraction(2) ** -127)
+            return int(g > (Fraction(2) ** -127 if scaling == "rceil" else 0))
         return field(g) + (not is_power(g))
     e = field(exact)
     if scaling == "even":
@@ -265,4 +270,6 @@ def mxfp4(v: Array, scaling: str, r: Array | None = None) -> tuple[Array, Array]
             with np.errstate(all="ignore"):
                 scaled = x[at].astype(np.float64) * 2.0 ** (127 - e)
             codes[at] = e2m1(scaled) if r is None else stochastic(scaled, r[at])
+            if e == 0 and scaling in FLUSHING:
+                codes[at] = 8 * np.signbit(x[at]) if scaling.startswith("gptoss") else 0
     return codes, scales

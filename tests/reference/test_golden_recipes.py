@@ -9,6 +9,11 @@ import torch
 from jitquant.numerics import recipes
 
 
+def test_every_vector_is_a_case() -> None:
+    assert {recipe for _, recipe in golden.CASES} <= set(golden.RECIPES)
+    assert len(golden.CASES) == 434
+
+
 @pytest.mark.parametrize(("case", "recipe"), golden.CASES)
 def test_peer_vectors(case: str, recipe: str) -> None:
     golden.assert_equals_golden(case, recipe, lambda name: getattr(recipes, name))

@@ -26,7 +26,7 @@ struct QuantizeMxfp4 {
   std::string_view scale_layout;
 
   void check() const {
-    check_name("scaling", scaling, {"floor", "ceil", "even", "rceil"});
+    check_name("scaling", scaling, {"floor", "ceil", "even", "rceil", "gptoss_up", "gptoss_down", "static_6", "static_4"});
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
     check_name("rounding", rounding, {"nearest", "stochastic"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
