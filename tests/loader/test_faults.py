@@ -27,7 +27,7 @@ import jitquant.loader
 from jitquant.cli import main
 from jitquant.loader import CacheError, CompileError, Loader, LoaderError, core
 from jitquant.loader.compile import trial
-from jitquant.loader.compile.build import make_units
+from jitquant.loader.compile.commands import make_units
 from jitquant.loader.machine.torch_install import torch_install
 from jitquant.loader.machine.watchdog import Watchdog
 from jitquant.loader.request.plan import Request

@@ -336,7 +336,7 @@ def test_nvcc_tells_what_its_assembler_reads(tmp_path: Path, nvcc: None) -> None
 def test_what_the_assembler_reads_is_refused_if_it_does_not_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jitquant.loader.compile.build.names_incbins", lambda plan: False)
+    monkeypatch.setattr("jitquant.loader.compile.commands.names_incbins", lambda plan: False)
     monkeypatch.setattr("jitquant.loader.compile.publish.names_incbins", lambda plan: False)
     (tmp_path / "data.bin").write_bytes(b"\x03")
     source = incbin(tmp_path / "k.cpp", tmp_path / "data.bin")

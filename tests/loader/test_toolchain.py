@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from jitquant.loader import HostCompilerNotFoundError, Loader, NvccNotFoundError
-from jitquant.loader.compile.build import make_units
+from jitquant.loader.compile.commands import make_units
 from jitquant.loader.machine import toolchain as tools
 from jitquant.loader.machine.toolchain import (
     Memo,

@@ -118,7 +118,8 @@ class Builder:
     def _build_in(
         self, plan: Plan, cache: Cache, staging: Path, heartbeat: Heartbeat, reporter: Reporter
     ) -> Published:
-        from .build import KEPT, build
+        from .build import build
+        from .commands import KEPT
         from .publish import describe
         from .shared import SharedObjects
         from .ticks import changed_after, wait_for_next_tick

@@ -14,7 +14,8 @@ from ..request.includes import searched_by, visible_now
 from ..request.plan import Plan, python_abi
 from ..request.sources import FileHasher, is_own
 from ..store.cache import Entry
-from .build import Built, names_incbins
+from .build import Built
+from .commands import names_incbins
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compile.build import make_units
+from ..compile.commands import make_units
 from ..request.plan import Plan, Request
 from ..request.sources import CUDA_SUFFIXES
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compile.build import compiler_environment, make_units
+from ..compile.commands import compiler_environment, make_units
 from ..compile.usage import KernelUsage, demangle, usage_from
 from ..diagnostics import compile_error
 from ..errors import LoaderError, ToolNotFoundError, extra

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compile.build import compiler_environment, linker_flags, make_units
+from ..compile.commands import compiler_environment, linker_flags, make_units
 from ..diagnostics import compile_error
 from ..errors import LoaderError
 from ..machine.processes import Command, default_jobs, run_side_by_side

@@ -1,0 +1,209 @@
+"""The commands that compile and link a module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..machine.archs import gencode_flags
+from ..machine.processes import Command, default_jobs
+from ..machine.toolchain import cudart_flags, cxx_runtime_flags
+from ..machine.torch_install import OLDEST_TORCH, torch_install
+from ..request.plan import Plan, python_include_dir, wheel_include_dirs
+from ..request.sources import CUDA_SUFFIXES, IncludeScan, scan_includes
+
+#: The release of torch whose stable ABI is compiled against: 2.11.
+STABLE_TARGET = f"0x{OLDEST_TORCH[0]:02x}{OLDEST_TORCH[1]:02x}000000000000"
+_HALF_FLAGS = (
+    "-D__CUDA_NO_HALF_OPERATORS__",
+    "-D__CUDA_NO_HALF_CONVERSIONS__",
+    "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-D__CUDA_NO_HALF2_OPERATORS__",
+)
+#: Ends the name of the directory where nvcc keeps what it makes of a source in between.
+KEPT = ".kept"
+TARGET_MACRO = "TORCH_TARGET_VERSION"
+_LINKER_FLAGS = ("-l", "-L", "-Wl,")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One source with the command that compiles it, in the directory of ``depfiles``.
+
+    The command of a ``shared`` one is the same for every module with the same flags.
+    """
+
+    source: str
+    command: Command
+    output: str
+    depfiles: tuple[Path, ...]
+    scan: IncludeScan
+    shared: bool = False
+
+
+def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = None) -> list[Unit]:
+    """The compile command of each source. Objects are numbered, so that names do not collide.
+
+    Generated bindings are written to ``staging``. A compiler that builds several architectures
+    builds at most ``jobs`` at once.
+    """
+    units: list[Unit] = []
+    generated = [str(staging / binding.file_name) for binding in plan.bindings]
+    for binding, path in zip(plan.bindings, generated, strict=True):
+        Path(path).write_text(binding.text(binding.source))
+
+    def add(stem: str, source: str, scan: IncludeScan, *, shared: bool) -> None:
+        depfiles = tuple(staging / f"{stem}.{kind}" for kind in ("d", "host.d", "as.d"))
+        is_cuda = source.lower().endswith(CUDA_SUFFIXES)
+        if is_cuda:
+            argv = _cuda_command(plan, extension, source, stem, scan, jobs or default_jobs())
+        else:
+            argv = _cxx_command(plan, None if shared else extension, source, stem, scan)
+        compiler = "nvcc" if is_cuda else os.path.basename(plan.host.command[0])
+        label = f"{compiler} {os.path.basename(source)}"
+        command = Command(tuple(argv), label)
+        units.append(Unit(source, command, f"{stem}.o", depfiles, scan, shared))
+
+    shared: dict[str, None] = {}
+    for index, source in enumerate((*plan.sources, *generated)):
+        scan = scan_includes(source, plan.include_dirs)
+        if plan.debug:
+            (staging / f"o{index}{KEPT}").mkdir()
+        add(f"o{index}", source, scan, shared=False)
+        shared |= dict.fromkeys(_shared_sources(plan, scan))
+    for source in shared:
+        scan = scan_includes(source, plan.include_dirs)
+        add(Path(source).stem, source, scan, shared=True)
+    return units
+
+
+def _shared_sources(plan: Plan, scan: IncludeScan) -> Iterator[str]:
+    """``x.cpp`` of the project's bindings for each ``x.h`` of them that a source includes."""
+    bindings = os.path.join(plan.roots.labels["lib"], "bindings")
+    for header in scan.files:
+        stem, suffix = os.path.splitext(header)
+        source = f"{stem}.cpp"
+        if suffix == ".h" and os.path.dirname(header) == bindings and os.path.isfile(source):
+            yield source
+
+
+def _host_flags(plan: Plan) -> list[str]:
+    """Flags for the host side of every source.
+
+    GCC shares the static variables of inline functions between all libraries of a process
+    (STB_GNU_UNIQUE), and so between two modules or two versions of one. In depfiles it names the
+    target of a symbolic link to a header of -isystem, so that a new target would be missed. clang
+    does neither.
+    """
+    if "clang" in plan.host.version:
+        return ["-fPIC"]
+    return ["-fPIC", "-fno-gnu-unique", "-fno-canonical-system-headers"]
+
+
+def names_incbins(plan: Plan) -> bool:
+    """Whether the assembler lists what ``.incbin`` reads: GNU's does, clang's does not."""
+    flags = (*plan.request.cuda_flags, *plan.request.cxx_flags)
+    return (
+        "clang" not in plan.host.version
+        and "NVCC_CCBIN" not in os.environ
+        and not any(flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags)
+    )
+
+
+def _cuda_command(
+    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan, jobs: int
+) -> list[str]:
+    nvcc = plan.nvcc
+    assert nvcc is not None
+    flags = plan.request.cuda_flags
+    argv = [*plan.launcher, nvcc.command, "-c", source, "-o", f"{stem}.o"]
+    argv += ["-MD", "-MF", f"{stem}.d"]
+    if "NVCC_CCBIN" not in os.environ and not any(
+        flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags
+    ):
+        argv += ["-ccbin", plan.host.program]
+    argv += gencode_flags(plan.archs.archs)
+    if len(plan.archs.archs) > 1:
+        argv += ["--threads", str(min(len(plan.archs.archs), jobs))]
+    if plan.debug:
+        # -G implies -lineinfo; nvcc and ptxas warn if both are given.
+        argv += ["-G", "-g", "-O0", "--keep", "--keep-dir", f"{stem}{KEPT}"]
+    elif jobs > 1 and _release(nvcc.version) >= (12, 2):
+        # Saves a quarter of the time for the largest modules. Register counts then depend slightly
+        # on how the threads divide the work.
+        argv.append("--split-compile=2")
+    argv += [] if plan.debug else ["-O3", "-lineinfo"]
+    argv += ["--resource-usage", f"-DTORCH_EXTENSION_NAME={extension}"]
+    # nvcc's own depfile leaves out what its host compiler reads last.
+    host = [*_host_flags(plan), "-MD", "-MF", f"{stem}.host.d"]
+    if names_incbins(plan):
+        host.append(f"-Wa\\,--MD\\,{stem}.as.d")
+    argv += ["-Xcompiler", ",".join(host)]
+    if not _sets_standard(flags):
+        argv.append("-std=c++20" if scan.torch else "-std=c++17")
+    for directory in plan.include_dirs:
+        argv += ["-I", directory]
+    if scan.torch:
+        argv += [*_HALF_FLAGS, "--expt-relaxed-constexpr", "-DTORCH_API_INCLUDE_EXTENSION_H"]
+        for directory in (
+            *torch_install().include_dirs,
+            python_include_dir(),
+            *wheel_include_dirs(),
+        ):
+            argv += ["-isystem", directory]
+    return [*argv, *flags]
+
+
+def _cxx_command(
+    plan: Plan, extension: str | None, source: str, stem: str, scan: IncludeScan
+) -> list[str]:
+    flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
+    launcher = () if plan.host.is_wrapped else plan.launcher
+    argv = [*launcher, *plan.host.command, "-c", source, "-o", f"{stem}.o"]
+    if names_incbins(plan):
+        argv.append(f"-Wa,--MD,{stem}.as.d")
+    argv += ["-MD", "-MF", f"{stem}.d", *(["-O0", "-g"] if plan.debug else ["-O2"])]
+    argv += _host_flags(plan)
+    if extension is not None:
+        argv.append(f"-DTORCH_EXTENSION_NAME={extension}")
+    if scan.torch:
+        argv.append("-DTORCH_API_INCLUDE_EXTENSION_H")
+    else:
+        argv.append(f"-D{TARGET_MACRO}={STABLE_TARGET}")
+    if not _sets_standard(flags):
+        argv.append("-std=c++20")
+    for directory in plan.include_dirs:
+        argv += ["-I", directory]
+    cuda = plan.nvcc.include_dirs if plan.nvcc else ()
+    if scan.torch:
+        cuda += wheel_include_dirs()
+    for directory in (*torch_install().include_dirs, python_include_dir(), *cuda):
+        argv += ["-isystem", directory]
+    return [*argv, *flags]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split()[0].split(".")[:2])
+
+
+def _sets_standard(flags: tuple[str, ...] | list[str]) -> bool:
+    return any(flag.startswith(("-std", "--std")) for flag in flags)
+
+
+def compiler_environment() -> dict[str, str]:
+    """The environment of the compilers: English messages, temporary files in their directory."""
+    # ccache takes -gencode for -g, and would not find what another staging directory compiled.
+    return {"CCACHE_NOHASHDIR": "1", **os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": "."}
+
+
+def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:
+    """What to link besides torch's own libraries."""
+    flags = [*plan.host.flags]
+    flags += [f for f in plan.request.cxx_flags if f.startswith(_LINKER_FLAGS)]
+    if torch_install().cuda and any(unit.scan.torch for unit in units):
+        flags += ["-lc10_cuda", "-ltorch_cuda"]
+    if plan.nvcc is not None:
+        flags += cudart_flags(plan.nvcc)
+    return [*flags, *cxx_runtime_flags(plan.host)]
