@@ -200,6 +200,87 @@ def halves_of_a_group(module) -> None:  # type: ignore[no-untyped-def]
             mhc.mhc_rmsnorm_quantize_nvfp4_from_amax(X, A, w, inv_rms, maxima)
 
 
+def recipes(module) -> None:  # type: ignore[no-untyped-def]
+    """Rotation, rotary embedding, stochastic rounding, 4over6 and MXFP4; whole blocks and not."""
+    nvfp4, both = module("quantize_nvfp4_recipe"), module("quantize_nvfp4_both")
+    mx, rows_of = module("quantize_mxfp4"), module("rotate_quantize").rotate_quantize_fp8
+    groups_of = module("rotate_quantize_per_token_group").rotate_quantize_per_token_group
+    scale, e4m3 = torch.tensor([3.0], device="cuda"), {"dtype": torch.float8_e4m3fn}
+    drawn = {"rounding": "stochastic", "rng_state": torch.tensor([1, 2], device="cuda")}
+    four, tile = {"select": "4over6_mse", "e4m3_max": 256}, {"block": "16x16"}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for rotate, rows, cols, gap in (
+            ("none", 5, 35, 3),
+            ("te", 1, 16, 0),
+            ("te", 130, 144, 16),
+            ("64", 40, 192, 8),
+            ("256", 5, 512, 3),
+        ):
+            x = torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols]
+            angles = torch.randn(rows, 16).cuda()
+            rotated = {"rotate": rotate}
+            embedded = {**rotated, "cos": angles.cos(), "sin": angles.sin()}
+            if rotate == "64":
+                embedded["signs"] = torch.ones(64, dtype=torch.int8, device="cuda")
+            for how in (rotated, embedded) if cols >= 32 else (rotated,):
+                for granularity, layout in (("tensor", "linear"), ("row", "swizzled_128x4")):
+                    g, k = {**how, "granularity": granularity}, {"scale_layout": layout}
+                    maxima = nvfp4.rotated_amax(x, **g)
+                    small = granularity == "tensor" and rotate in ("none", "te")
+                    for more in ({}, drawn, four, *([tile, {**tile, **four}] if small else [])):
+                        nvfp4.quantize_nvfp4_recipe(x, maxima, **g, **k, **more)
+                    for more in ({}, drawn, {"scaling": "even"}):
+                        codes = mx.quantize_mxfp4(x, **how, **k, **more)
+                        mx.dequantize_mxfp4(*codes, cols=cols, dtype=dtype, **k)
+                rows_of(x, granularity="row", **e4m3, **how)
+                rows_of(x, scale, granularity="tensor", **e4m3, **how)
+                for layout in ("row", "column_tma"):
+                    groups_of(x, 32, scale_layout=layout, **e4m3, **how)
+                    groups_of(x, 128, scale_format="ue8m0_packed", **e4m3, **how)
+        for rotate, rows, cols, gap in (
+            ("none", 1, 64, 0),
+            ("none", 40, 33, 3),
+            ("none", 130, 144, 16),
+            ("te", 16, 16, 0),
+            ("te", 272, 80, 16),
+        ):
+            x = torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols]
+            for layout in ("linear", "swizzled_128x4"):
+                k = {"rotate": rotate, "scale_layout": layout}
+                maxima = both.nvfp4_both_amax(x, rotate=rotate)
+                for more in ({}, drawn, four, *([tile, {**tile, **four}] * (rotate == "none"))):
+                    both.quantize_nvfp4_both(x, maxima, **k, **more)
+        # In lanes of a warp, in a thread block, in a cluster.
+        for rows, cols in ((1100, 64), (3, 18496), (3, 24640)):
+            x, angles = torch.randn(rows, cols).to(dtype).cuda(), torch.randn(rows, 16).cuda()
+            for how in ({}, {"cos": angles.cos(), "sin": angles.sin()}):
+                rows_of(x, granularity="row", rotate="64", **e4m3, **how)
+
+
+def long_and_many_rows(module) -> None:  # type: ignore[no-untyped-def]
+    """Rows that a cluster holds, and more than eight or 32 rows for each multiprocessor."""
+    fused, deinterleave = module("fused_amax_quantize"), module("deinterleave_quantize")
+    norm, norm_fp8 = module("fused_rmsnorm_quantize"), module("rmsnorm_quantize")
+    quantize, silu = module("quantize_fp8").quantize_fp8, module("swiglu_quantize")
+    norm_group = module("rmsnorm_quantize_per_token_group").rmsnorm_quantize_per_token_group
+    row = {"granularity": "row"}
+    e4m3 = {"dtype": torch.float8_e4m3fn}
+    for dtype in (torch.bfloat16, torch.float32):
+        for rows, cols in ((3, 18464), (1100, 64), (4300, 64), (1100, 2048), (1100, 12320)):
+            x, w = torch.randn(rows, cols).to(dtype).cuda(), torch.rand(cols).to(dtype).cuda()
+            fused.amax_quantize_nvfp4(x, **row)
+            quantize(x, **row, **e4m3)
+            for residual in (None, torch.randn(rows, cols).to(dtype).cuda()):
+                norm.rmsnorm_quantize_nvfp4(x, w, residual=residual, **row)
+                norm_fp8.rmsnorm_quantize_fp8(x, w, residual=residual, **e4m3)
+                for recipe in ("te", "deepgemm", "vllm"):
+                    norm_group(x, w, 32, residual=residual, recipe=recipe, **e4m3)
+            both = torch.randn(rows, 2 * cols).to(dtype).cuda()
+            silu.swiglu_quantize_fp8(both, **e4m3)
+            for op in ("select", "swiglu"):
+                deinterleave.deinterleave_amax_quantize_nvfp4(both, cols, 0, op=op, **row)
+
+
 def main() -> None:
     """Runs the cases; what they compute is checked by the tests."""
 
@@ -220,6 +301,7 @@ def main() -> None:
                 packed = fused.amax_quantize_nvfp4(x, **k)
                 module("dequant_nvfp4").dequant_nvfp4(*packed, cols=cols, dtype=dtype, **k)
                 module("quantize_nvfp4").quantize_nvfp4(x, gsa, **k)
+                norm.rmsnorm_quantize_nvfp4_from_gsa(x, w, gsa, **k)
                 for granularity in ("tensor", "row"):
                     g = {"granularity": granularity, **k}
                     fused.amax_quantize_nvfp4(x, **g)
@@ -227,15 +309,18 @@ def main() -> None:
                     residual = torch.randn(rows, cols).to(dtype).cuda()
                     norm.rmsnorm_quantize_nvfp4(x, w, residual=residual, **g)
                     X = torch.randn(rows, 3, cols).to(dtype).cuda()
-                    mhc.mhc_rmsnorm_quantize_nvfp4(X, torch.rand(rows, 3).cuda(), w, **g)
+                    A = torch.rand(rows, 3).cuda()
+                    mhc.mhc_rmsnorm_quantize_nvfp4(X, A, w, **g)
+                    mhc.mhc_rmsnorm_quantize_nvfp4_from_gsa(X, A, w, gsa, **k)
                     both = torch.randn(rows, 2 * cols).to(dtype).cuda()
                     for op, interleave in (("select", 1 if cols % 8 else 8), ("swiglu", 0)):
-                        deinterleave.deinterleave_amax_quantize_nvfp4(
-                            both, cols, interleave, op=op, **g
-                        )
+                        halves = (both, cols, interleave)
+                        deinterleave.deinterleave_amax_quantize_nvfp4(*halves, op=op, **g)
+                        deinterleave.deinterleave_quantize_nvfp4(*halves, gsa, op=op, **k)
             for dim in (-1, 0):
                 for block in ("1x16", "16x16"):
                     parts = weights.quantize_weight_nvfp4(x, block=block, dim=dim)
+                    weights.quantize_weight_nvfp4_from_gsa(x, gsa, block=block, dim=dim)
                     size = rows if dim == 0 else cols
                     module("dequant_nvfp4").dequant_nvfp4(*parts, cols=size, dim=dim, dtype=dtype)
         many = torch.randn(60033, 208).to(dtype).cuda()
@@ -251,6 +336,8 @@ def main() -> None:
             eight_bit_groups(torch.randn(rows, cols + gap).to(dtype).cuda()[:, :cols])
     groups_of_a_buffer()
     halves_of_a_group(module)
+    recipes(module)
+    long_and_many_rows(module)
     products(module("nvfp4_linear").nvfp4_linear)
     refolded_weights(module("nvfp4_refold").nvfp4_refold)
     products_of_experts(module("nvfp4_experts"))

@@ -1,0 +1,80 @@
+"""The cases of compute-sanitizer, without a GPU: what they call, and that it would be accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gpu import sanitizer_cases
+from samples import OPS
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+KERNELS = Path(__file__).parents[2] / "kernels_cu"
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Tensors of shape and dtype alone, wherever they would be."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.cuda:
+            return args[0].to("meta")
+        kwargs = dict(kwargs or {})
+        if func in _MAKE:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+_MAKE = {torch.randn, torch.rand, torch.randint, torch.ones, torch.full, torch.empty, torch.tensor}
+
+
+class _Function:
+    """A function of a module: returns what its op describes, and notes that it was called."""
+
+    def __init__(self, module: str, name: str, called: set[tuple[str, str]]) -> None:
+        ops = [op for op in OPS.values() if (op.module, op.function) == (module, name)]
+        assert ops, f"no op calls {name} of {module}"
+        self._op, self._called = ops[0], called
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        results = self._op.plan(*args, **kwargs).results
+        self._called.add((self._op.module, self._op.function))
+        made = [torch.empty(result.shape, dtype=result.dtype) for result in results]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def out(self, *args: Any, **kwargs: Any) -> None:
+        self(*args, **{k: v for k, v in kwargs.items() if k not in self._op.results})
+
+
+class _Module(SimpleNamespace):
+    def __init__(self, name: str, called: set[tuple[str, str]]) -> None:
+        super().__init__(_name=name, _called=called)
+
+    def __getattr__(self, name: str) -> _Function:
+        return _Function(self._name, name, self._called)
+
+
+@pytest.fixture(scope="module")
+def called() -> set[tuple[str, str]]:
+    """Module and name of each function that the cases call."""
+    found: set[tuple[str, str]] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sanitizer_cases, "get_cuda_module", lambda name, _: _Module(name, found))
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        with _WithoutValues():
+            sanitizer_cases.main()
+    return found
+
+
+def test_every_module_is_among_the_cases(called: set[tuple[str, str]]) -> None:
+    modules = {path.stem for path in KERNELS.rglob("*.cu")}
+    assert modules - {module for module, _ in called} == set()
+
+
+def test_every_function_is_among_the_cases(called: set[tuple[str, str]]) -> None:
+    assert {(op.module, op.function) for op in OPS.values()} - called == set()
