@@ -187,65 +187,104 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling>())
     }
     __syncthreads();
   }
-  Draws draws;
-  if (kStochastic) draws = Draws(recipe.rounding.rng_state);
-  // Rows of the tile, or columns.
-  const auto quantize = [&](auto side) {
-    constexpr int kColumns = decltype(side)::value;
-    constexpr int kAtOnce = kColumns && !kSelects ? 2 : 1;
-    const Nvfp4Output& to = out.side[kColumns];
-    const uint32_t block = kLanes * (kColumns ? down : across) + along;
-    const int64_t step = to.swizzled ? 16 : to.blocks;  // to the next line's scale
+  if constexpr (kSelects) {
+    // One loop for rows and columns, so that its large body exists once.
 #pragma unroll 1
-    for (int pass = 0; pass < Memory::kPasses; ++pass) {
+    for (int i = 0; i < 2 * Memory::kPasses; ++i) {
+      const bool columns = i >= Memory::kPasses;
+      const int pass = columns ? i - Memory::kPasses : i;
+      const Nvfp4Output& to = out.side[columns];
+      if (i == Memory::kPasses) s = selection_of(amax_t, divisor);
       const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
-      const uint32_t line = kSide * (kColumns ? across : down) + in_tile;
-      const int64_t there = block < to.blocks ? to.rows - line : 0;
-      const OutputRow row(to, line);
-      uint2* codes_to = row.codes + block;
-      uint8_t* scales_to = row.scales + scale_place(to, block);
+      const uint32_t line = kSide * (columns ? across : down) + in_tile;
+      const uint32_t block = kLanes * (columns ? down : across) + along;
       Block<T> x[kLines];
-      if constexpr (kColumns) read_columns<T>(tiles, in_tile, along, x);
-      const auto one = [&](const Block<T>& line_of, int k) {
-        const auto encoded = [&](const auto& y) {
-          if (recipe.tile) {
-            const int p = kColumns ? along : warp, q = kColumns ? warp : along;
-            return nvfp4_encode_with(y, tile_maxima[p][q], tile_scales[p][q], s.encoding);
-          }
-          return recipe_block<kScaling, kStochastic>(
-              y, block_amax(y), s, recipe, [&] { return draws.of(line + k, block); },
-              [](float e, bool) { return e; });
-        };
-        // All lanes rotate, because they do it together.
-        constexpr Rotate kTurn = kColumns ? kRotate : Rotate::kNone;
-        const Nvfp4Codes codes = encoded(rotated<kTurn>(line_of, recipe.rotation, minus));
-        if (k < there) {
-          *codes_to = make_uint2(codes.low, codes.high);
-          *scales_to = codes.scale;
+      if (columns) {
+        read_columns<T>(tiles, in_tile, along, x);
+      } else {
+        read_rows<T>(tiles, in_tile, along, x);
+      }
+      const auto encoded = [&](const auto& y) {
+        if (recipe.tile) {
+          const int p = columns ? along : warp, q = columns ? warp : along;
+          return nvfp4_encode_with(y, tile_maxima[p][q], tile_scales[p][q], s.encoding);
         }
-        codes_to += to.blocks;
-        scales_to += step;
+        return selected_block(y, block_amax(y), s, recipe.select, [](float e, bool) { return e; });
       };
 #pragma unroll 1
-      for (int k = 0; k < kLines; k += kAtOnce) {
-        if constexpr (kColumns) {
-#pragma unroll
-          for (int j = 0; j < kAtOnce; ++j) {
-            const Block<T> y = x[j];  // a copy in local memory, for the noinline function
-            one(y, k + j);
-          }
-#pragma unroll
-          for (int j = 0; j + kAtOnce < kLines; ++j) x[j] = x[j + kAtOnce];
-        } else {
-          one(read_row<T>(tiles, in_tile + k, along), k);
+      for (int k = 0; k < kLines; ++k) {
+        Block<T> y = x[0];  // a copy in local memory, for the noinline function
+        if (kRotate != Rotate::kNone && columns) y = rotated<kRotate>(y, recipe.rotation, minus);
+        const Nvfp4Codes codes = encoded(y);
+        if (line + k < to.rows && block < to.blocks) {
+          const OutputRow row(to, line + k);
+          row.store(block, scale_place(to, block), codes);
         }
+#pragma unroll
+        for (int j = 0; j + 1 < kLines; ++j) x[j] = x[j + 1];
       }
     }
-  };
-  quantize(std::integral_constant<int, 0>());
-  s = selection_of(amax_t, divisor);
-  draws = draws.of_columns();
-  quantize(std::integral_constant<int, 1>());
+  } else {
+    Draws draws;
+    if (kStochastic) draws = Draws(recipe.rounding.rng_state);
+    // Rows of the tile, or columns.
+    const auto quantize = [&](auto side) {
+      constexpr int kColumns = decltype(side)::value;
+      constexpr int kAtOnce = kColumns ? 2 : 1;
+      const Nvfp4Output& to = out.side[kColumns];
+      const uint32_t block = kLanes * (kColumns ? down : across) + along;
+      const int64_t step = to.swizzled ? 16 : to.blocks;  // to the next line's scale
+#pragma unroll 1
+      for (int pass = 0; pass < Memory::kPasses; ++pass) {
+        const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
+        const uint32_t line = kSide * (kColumns ? across : down) + in_tile;
+        const int64_t there = block < to.blocks ? to.rows - line : 0;
+        const OutputRow row(to, line);
+        uint2* codes_to = row.codes + block;
+        uint8_t* scales_to = row.scales + scale_place(to, block);
+        Block<T> x[kLines];
+        if constexpr (kColumns) read_columns<T>(tiles, in_tile, along, x);
+        const auto one = [&](const Block<T>& line_of, int k) {
+          const auto encoded = [&](const auto& y) {
+            if (recipe.tile) {
+              const int p = kColumns ? along : warp, q = kColumns ? warp : along;
+              return nvfp4_encode_with(y, tile_maxima[p][q], tile_scales[p][q], s.encoding);
+            }
+            return recipe_block<kScaling, kStochastic>(
+                y, block_amax(y), s, recipe, [&] { return draws.of(line + k, block); },
+                [](float e, bool) { return e; });
+          };
+          // All lanes rotate, because they do it together.
+          constexpr Rotate kTurn = kColumns ? kRotate : Rotate::kNone;
+          const Nvfp4Codes codes = encoded(rotated<kTurn>(line_of, recipe.rotation, minus));
+          if (k < there) {
+            *codes_to = make_uint2(codes.low, codes.high);
+            *scales_to = codes.scale;
+          }
+          codes_to += to.blocks;
+          scales_to += step;
+        };
+#pragma unroll 1
+        for (int k = 0; k < kLines; k += kAtOnce) {
+          if constexpr (kColumns) {
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+              const Block<T> y = x[j];  // a copy in local memory, for the noinline function
+              one(y, k + j);
+            }
+#pragma unroll
+            for (int j = 0; j + kAtOnce < kLines; ++j) x[j] = x[j + kAtOnce];
+          } else {
+            one(read_row<T>(tiles, in_tile + k, along), k);
+          }
+        }
+      }
+    };
+    quantize(std::integral_constant<int, 0>());
+    s = selection_of(amax_t, divisor);
+    draws = draws.of_columns();
+    quantize(std::integral_constant<int, 1>());
+  }
   zero_padding(out.side[0]);
   zero_padding(out.side[1]);
 }
