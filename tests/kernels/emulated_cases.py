@@ -446,10 +446,11 @@ def _long() -> Iterator[Sample]:
         yield _case("rmsnorm_quantize_nvfp4", what, (x, weight), **how)
         fused = _values((9, 2 * 2048), dtype)
         yield _case("deinterleave_quantize_nvfp4", what, (fused, 2048, 8), op="select", **how)
-        for cols, embeds in itertools.product((1024, 18496), (False, True)):
+        widths = ((9, 1024), (9, 18496), (3, 24640))
+        for (rows, cols), embeds in itertools.product(widths, (False, True)):
             more = {"rotate": "64", "dtype": FP8_DTYPES[0], **how}
-            more |= tables(9, 64, 0) if embeds else {}
-            args = (_finite((9, cols), dtype), None)
+            more |= tables(rows, 64, 0) if embeds else {}
+            args = (_finite((rows, cols), dtype), None)
             yield _case("rotate_quantize_fp8", (*what, cols, embeds), args, **more)
 
 
