@@ -17,6 +17,8 @@ from jitquant import NVFP4Tensor, QuantizedActivation, reference
 from jitquant.numerics.linear import refold_e4m3
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
+from .helpers import in_threads
+
 HOPPER = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
     reason="FP8 products with a weight in NVFP4 are for compute capability 9.0",
@@ -101,6 +103,22 @@ def test_many_rows_against_float64(rows: int, dtype: torch.dtype) -> None:
             x, w.x_fp4, w.x_sf, w.gsa, None, x_gsa, dtype=torch.float32
         )
         _check(scaled, x.double() * x_gsa.double()[:, None], values)
+
+
+@pytest.mark.parametrize("rows", [1, 9, 17, 300])
+def test_the_longest_rows(rows: int) -> None:
+    """Sums of small integers, exact in every order."""
+    n, k = 1000, 65536
+    x = torch.randint(-2, 3, (rows, k), device="cuda").bfloat16()
+    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
+    ones = torch.full((n, k // 16), 0x38, dtype=torch.uint8, device="cuda")
+    w = QuantizedActivation(
+        codes.view(torch.float4_e2m1fn_x2),
+        ones.view(torch.float8_e4m3fn),
+        torch.ones(1, device="cuda"),
+    )
+    expected = x.double() @ _values(w).t()
+    assert torch.equal(jitquant.nvfp4_linear(x, w, dtype=torch.float32).double(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -298,6 +316,26 @@ def test_two_streams_at_once() -> None:
             results.append(jitquant.nvfp4_linear(x, w))
     torch.cuda.synchronize()
     assert all(torch.equal(y, expected) for y in results)
+
+
+@pytest.mark.parametrize("rows", [1, 12, 40, 300])
+def test_four_threads_on_streams_of_their_own(rows: int) -> None:
+    """Two of them with x in NVFP4, which many rows decode to memory of the stream."""
+    w = _weight(1000, 1024)
+    inputs: list[Any] = [torch.randn(rows, 1024, device="cuda").bfloat16() for _ in range(2)]
+    inputs += [_packed_rows(rows, 1024, rows) for _ in range(2)]
+    expected = [jitquant.nvfp4_linear(x, w) for x in inputs]
+
+    def work(i: int) -> None:
+        out = torch.empty_like(expected[i])
+        for _ in range(100):
+            got = jitquant.nvfp4_linear(inputs[i], w)
+            jitquant.nvfp4_linear(inputs[i], w, out=out)
+        torch.cuda.current_stream().synchronize()
+        assert torch.equal(got, expected[i])
+        assert torch.equal(out, expected[i])
+
+    in_threads(len(inputs), work)
 
 
 def test_layers_use_it() -> None:

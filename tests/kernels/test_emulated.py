@@ -265,6 +265,18 @@ def test_products_whose_k_two_blocks_share(machine: Machine, rows: int, n: int, 
     _check(machine, sample, [(HOPPER, False), (HOPPER, True)])
 
 
+@pytest.mark.parametrize("rows", [1, 9])
+def test_products_of_the_longest_rows(machine: Machine, rows: int) -> None:
+    """Sums of small integers, exact in every order."""
+    cols = 65536
+    x = (torch.arange(rows * cols).reshape(rows, cols) * 7 % 5 - 2).bfloat16()
+    codes = (torch.arange(16 * cols // 2).reshape(16, -1) * 37 % 251).to(torch.uint8)
+    scales = torch.full((16, cols // 16), 0x38, dtype=torch.uint8)  # one
+    made = ((x, codes, scales, torch.ones(1)), {"dtype": torch.float32})
+    sample = Sample("nvfp4_linear", f"{rows}x16x{cols}", lambda _: made)
+    _check(machine, sample, [(HOPPER, False), (2, True)])
+
+
 @pytest.mark.parametrize("rows", [2, 40])
 def test_products_of_one_row_that_is_expanded(machine: Machine, rows: int) -> None:
     """Rows without a stride, which tensor maps take too."""
