@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -34,6 +35,26 @@ def same(got: Sequence[Tensor], expected: Sequence[Tensor], *, what: str = "") -
         assert wrong.numel() == 0, (
             f"{what} output {i}: {wrong.numel()} bytes differ, first {wrong[:4]}"
         )
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Calls ``work(i)`` in so many threads at once, each on a stream of its own."""
+    failures: list[str] = []
+
+    def on_a_stream(i: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                work(i)
+        except BaseException as error:
+            failures.append(f"thread {i}: {error!r}")
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=on_a_stream, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
 
 
 def room_for(gib: float) -> None:

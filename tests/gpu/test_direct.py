@@ -25,7 +25,7 @@ from jitquant import QuantizedActivation
 from jitquant.ops import Op
 from jitquant.testing import bytes_of, count_launches
 
-from .helpers import same
+from .helpers import in_threads, same
 
 # Not those whose number of maxima is the device's affair.
 NAMES = sorted(name for name, op in OPS.items() if op.results != ("amax", "inv_rms"))
@@ -464,28 +464,17 @@ def test_threads_on_streams_of_their_own(name: str, all_loaded: None) -> None:
     call = THREADED[name]
     inputs = [randn(30 + i, 512, seed=i).cuda() for i in range(6)]
     want = [results_of(call(x)) for x in inputs]
-    torch.cuda.synchronize()
-    failures: list[str] = []
 
     def work(i: int) -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                out = buffers_like(call(inputs[i]))
-                for _ in range(200):
-                    got = call(inputs[i])
-                    call(inputs[i], out=out)
-                torch.cuda.current_stream().synchronize()
-                same(results_of(got), want[i])
-                same(results_of(out), want[i])
-        except BaseException as error:
-            failures.append(repr(error))
+        out = buffers_like(call(inputs[i]))
+        for _ in range(200):
+            got = call(inputs[i])
+            call(inputs[i], out=out)
+        torch.cuda.current_stream().synchronize()
+        same(results_of(got), want[i])
+        same(results_of(out), want[i])
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(len(inputs), work)
 
 
 def test_another_thread_runs_while_a_launch_waits(calls: dict[str, Callable[[], Any]]) -> None:

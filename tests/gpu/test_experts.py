@@ -17,6 +17,8 @@ from jitquant import NVFP4Tensor, reference
 from jitquant.formats import FP4_DTYPE, SCALE_DTYPE
 from jitquant.testing import assert_capturable, assert_no_sync, count_launches
 
+from .helpers import in_threads
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-22}
 
@@ -277,3 +279,28 @@ def test_two_streams_at_once() -> None:
                 results.append(jitquant.nvfp4_experts(x, up, down, ids, weights))
         torch.cuda.synchronize()
         assert all(torch.equal(y, expected) for y in results)
+
+
+@pytest.mark.parametrize("rows", [1, 6, 100])
+def test_four_threads_on_streams_of_their_own(rows: int) -> None:
+    """Sorted rows and activations are the stream's."""
+    up, down = _weights(8, 512, 1024), _weights(8, 1024, 256)
+    inputs = [torch.randn(rows, 1024, device="cuda").bfloat16() for _ in range(4)]
+    ids = [routed(rows, 2, 8, "any", seed).cuda() for seed in range(4)]
+    weights = torch.rand(rows, 2, device="cuda")
+
+    def layer(i: int, **more: Any) -> Tensor:
+        return jitquant.nvfp4_experts(inputs[i], up, down, ids[i], weights, **more)
+
+    expected = [layer(i) for i in range(4)]
+
+    def work(i: int) -> None:
+        out = torch.empty_like(expected[i])
+        for _ in range(100):
+            got = layer(i)
+            layer(i, out=out)
+        torch.cuda.current_stream().synchronize()
+        assert torch.equal(got, expected[i])
+        assert torch.equal(out, expected[i])
+
+    in_threads(4, work)
