@@ -105,11 +105,6 @@ def _peers_of_products(sections: Sections, rows: int) -> list[str]:
     )
 
 
-def _fp8(sections: Sections) -> list[str]:
-    rows = (row for row in sections["linear"]["rows"] if row["rows"] == 4096 and "fp8" in row)
-    return _span(row["bf16"] / row["fp8"] for row in rows)
-
-
 def _compiled(sections: Sections) -> list[str]:
     rows = goals.rows_of(sections["rmsnorm-compiled"]).values()
     return _span((row["plain_us"] / row["us"] for row in rows), ".1f")
@@ -153,7 +148,6 @@ SENTENCES = (
     ),
     Sentence("docs/performance.md", "{} to {} times with 32 to 128", _products(32, 128)),
     Sentence("docs/performance.md", "{} to {} times with more", _products(129, 1 << 30)),
-    Sentence("docs/performance.md", "{} to {} times bf16's speed with 4096 rows", _fp8),
     Sentence(
         "docs/measurements.md",
         "{} to {} times as fast as the better of them with one row, {} to {} times with 16, and {} "
