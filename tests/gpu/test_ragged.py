@@ -364,3 +364,18 @@ def test_segments_beyond_2_to_the_31_elements(
     (expected,) = back.reference(*want[:3], near_at, numel=short.numel())
     same([near(values)], [expected.reshape(short.shape)])
     assert int(values.count_nonzero()) == int(expected.count_nonzero())
+
+
+@pytest.mark.parametrize("widths", ["each", "one"])
+def test_offsets_are_captured_and_never_waited_for(widths: str) -> None:
+    """Of rows that the kernel before counts, others in each replay."""
+    counts = torch.rand(64, device="cuda") * 100
+    last = torch.randint(1, 5, (64,), device="cuda") * 16 if widths == "each" else 16
+
+    def call(counts: Tensor) -> Tensor:
+        return jitquant.ragged_offsets(counts.int(), last)
+
+    sizes = counts.cpu().long() * (last.cpu() if isinstance(last, Tensor) else last)
+    assert call(counts).tolist() == [0, *sizes.cumsum(0).tolist()]
+    assert_no_sync(call, counts)
+    assert_capturable(call, counts)
