@@ -191,10 +191,11 @@ def picture(record: dict, path: Path) -> None:
         if not curves:
             continue
         curve, end = torch.tensor(curves), mean(record["held_out"][name])
-        above.plot(steps, curve.mean(0), label=f"{LABELS[name]}, {end:.4f} on held-out text")
+        label = f"{LABELS[name]}, {end:.4f} on held-out text"
+        (line,) = above.plot(steps, curve.mean(0), label=label)
         if name != "bf16":
             ratio = curve.mean(0) / plain[: len(curve)].mean(0)
-            below.plot(steps, 100 * (ratio - 1), label=LABELS[name])
+            below.plot(steps, 100 * (ratio - 1), color=line.get_color())
     above.set_ylabel(f"loss, mean of {width} steps (nats a byte)")
     above.legend()
     below.axhspan(-1.5, 1.5, alpha=0.1)
