@@ -39,7 +39,7 @@ def shape_text(t: Tensor) -> str:
     return str(tuple(t.shape))
 
 
-_SCALARS: dict[str, tuple[Any, str, str]] = {
+SCALARS: dict[str, tuple[Any, str, str]] = {
     "int": ((int, SupportsIndex), "an int", ". Convert it with int({name})"),
     "float": ((int, float, SupportsFloat), "a number", ". Convert it with float({name})"),
     "bool": ((bool, SupportsFloat), "a bool", ". Convert it with bool({name})"),
@@ -49,13 +49,12 @@ _SCALARS: dict[str, tuple[Any, str, str]] = {
 """By a schema's type, what can be converted to it, and what an error says of it."""
 
 
-def scalar(value: Any, name: str, kind: str) -> None:
-    """An argument that is not a tensor is of its type in the schema, or can be converted to it."""
-    accepted, expected, way_out = _SCALARS[kind]
-    if not isinstance(value, accepted):
-        raise TypeError(
-            f"{name}: expected {expected}, got {type(value).__name__}{way_out.format(name=name)}"
-        )
+def wrong_scalar(value: object, name: str, kind: str) -> TypeError:
+    """The error of an argument that cannot be converted to its type in the schema."""
+    _, expected, way_out = SCALARS[kind]
+    return TypeError(
+        f"{name}: expected {expected}, got {type(value).__name__}{way_out.format(name=name)}"
+    )
 
 
 def as_tensor(value: Any, name: str) -> Tensor:

@@ -109,7 +109,7 @@ def amax_over(
         x, granularity, keep_nan, run, activate: as in `jitquant.numerics.amax.amax`.
         out: float32 to write to.
     """
-    args = (x, granularity, keep_nan, run, activate)
+    args = AMAX.args(x=x, granularity=granularity, keep_nan=keep_nan, run=run, activate=activate)
     return max_over(AMAX.one_tensor(args, out), group)
 
 

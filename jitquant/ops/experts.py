@@ -241,7 +241,6 @@ def nvfp4_grouped_linear(
     given: Any = x
     if not isinstance(given, (Tensor, NVFP4Tensor)):
         x = _checks.as_tensor(given, "x")
-    parts = (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
     if isinstance(x, NVFP4Tensor) and (x.dim != -1 or x.scale_layout != "linear"):
         raise ValueError(
             f"x: expected dim -1 and scale_layout 'linear', got dim {x.dim} and scale_layout "
@@ -254,13 +253,22 @@ def nvfp4_grouped_linear(
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    values, scales, gsa = parts
-    offsets = _checks.ends_of(offsets, weight.shape[0])
-    if dtype is None and scales is None:
-        dtype = values.dtype
-    return GROUPED_LINEAR.one_tensor(
-        [values, weight.x_fp4, weight.x_sf, weight.gsa, offsets, scales, gsa, dtype], out
+    values, x_sf, x_gsa = (
+        (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
     )
+    if dtype is None and x_sf is None:
+        dtype = values.dtype
+    args = GROUPED_LINEAR.args(
+        x=values,
+        w_fp4=weight.x_fp4,
+        w_sf=weight.x_sf,
+        w_gsa=weight.gsa,
+        offsets=_checks.ends_of(offsets, weight.shape[0]),
+        x_sf=x_sf,
+        x_gsa=x_gsa,
+        dtype=dtype,
+    )
+    return GROUPED_LINEAR.one_tensor(args, out)
 
 
 def nvfp4_experts(
@@ -313,5 +321,16 @@ def nvfp4_experts(
     _check_weight(down, "down")
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    weights = [gate_up.x_fp4, gate_up.x_sf, gate_up.gsa, down.x_fp4, down.x_sf, down.gsa]
-    return EXPERTS.one_tensor([x, *weights, topk_ids, topk_weights, dtype], out)
+    args = EXPERTS.args(
+        x=x,
+        gate_up_fp4=gate_up.x_fp4,
+        gate_up_sf=gate_up.x_sf,
+        gate_up_gsa=gate_up.gsa,
+        down_fp4=down.x_fp4,
+        down_sf=down.x_sf,
+        down_gsa=down.gsa,
+        topk_ids=topk_ids,
+        topk_weights=topk_weights,
+        dtype=dtype,
+    )
+    return EXPERTS.one_tensor(args, out)

@@ -279,7 +279,6 @@ def nvfp4_linear(
         dtype = out.dtype
     if dtype is None and isinstance(x, Tensor):
         dtype = x.dtype
-    parts = (weight.x_fp4, weight.x_sf, weight.gsa)
     if compute == "fp8":
         data, scale_inv = _fp8_operand(x)
         return linear_fp8(data, scale_inv, weight, bias, residual, dtype, out)
@@ -288,10 +287,21 @@ def nvfp4_linear(
             f"x: expected compute='fp8' with a QuantizedTensor of format {x.format!r}, got "
             "compute='exact'"
         )
-    values, scales, gsa = (
+    values, x_sf, x_gsa = (
         (x.x_fp4, x.x_sf, x.gsa) if isinstance(x, NVFP4Tensor) else (x, None, None)
     )
-    return LINEAR.one_tensor([values, *parts, scales, gsa, bias, residual, dtype], out)
+    args = LINEAR.args(
+        x=values,
+        w_fp4=weight.x_fp4,
+        w_sf=weight.x_sf,
+        w_gsa=weight.gsa,
+        x_sf=x_sf,
+        x_gsa=x_gsa,
+        bias=bias,
+        residual=residual,
+        dtype=dtype,
+    )
+    return LINEAR.one_tensor(args, out)
 
 
 def _fp8_operand(x: Tensor | NVFP4Tensor | QuantizedTensor) -> tuple[Tensor, Tensor]:

@@ -473,21 +473,27 @@ def dequantize_ragged(
         )
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
+    common: Any = {"offsets": q.offsets, "sizes": q.sizes, "dtype": dtype}
     if q.format == "mxfp8":
-        args: Any = (q.data, q.block_scales, q.offsets, q.sizes, dtype)
+        args = DEQUANTIZE_MXFP8.args(data=q.data, block_scales=q.block_scales, **common)
         return DEQUANTIZE_MXFP8.one_tensor(args, out)
     if q.format != "nvfp4":
-        args = (q.data, q.scale_inv, q.offsets, q.sizes, dtype)
+        args = DEQUANTIZE_FP8.args(data=q.data, scale_inv=q.scale_inv, **common)
         return DEQUANTIZE_FP8.one_tensor(args, out)
-    numel = _checks.row_count(q.shape)
-    row = numerics.row_of(q.shape)
-    parts = (q.data, q.block_scales, q.scale_inv, q.offsets, numel, row, q.sizes, dtype)
+    args = DEQUANTIZE_NVFP4.args(
+        x_fp4=q.data,
+        x_sf=q.block_scales,
+        gsa=q.scale_inv,
+        numel=_checks.row_count(q.shape),
+        row_size=numerics.row_of(q.shape),
+        **common,
+    )
     if out is None:
-        return DEQUANTIZE_NVFP4.one_tensor(parts, None).reshape(q.shape)
+        return DEQUANTIZE_NVFP4.one_tensor(args, None).reshape(q.shape)
     _checks.tensor_out(out)
     wanted = torch.bfloat16 if dtype is None else dtype
     _checks.out_tensor(out, "out", tuple(q.shape), wanted, q.data.device)
-    DEQUANTIZE_NVFP4.one_tensor(parts, out.view(-1))
+    DEQUANTIZE_NVFP4.one_tensor(args, out.view(-1))
     return out
 
 
@@ -497,7 +503,7 @@ def _over(
     dtype: torch.dtype,
     out: QuantizedRaggedTensor | None,
 ) -> QuantizedRaggedTensor:
-    """Many tensors with the amaxes of a process segment.
+    """Many tensors with the amaxes of a process group.
 
     Args:
         group: the ranks.

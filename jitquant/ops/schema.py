@@ -68,7 +68,7 @@ class Plan(NamedTuple):
 
 
 class Number(NamedTuple):
-    """What is accepted of an argument that is a number, where it is given.
+    """What is accepted of an argument that is a number.
 
     Attributes:
         least, most: the ends of what is accepted, in fp64.
@@ -85,14 +85,14 @@ class Number(NamedTuple):
 
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError if ``value`` is not accepted."""
-        if value is not None and not self.least <= value <= self.most:
+        if not self.least <= value <= self.most:
             raise ValueError(
                 f"{self.shown or name}: expected {self.expected}, got {value}{self.way_out}"
             )
 
 
 class Dtypes(NamedTuple):
-    """What is accepted of an argument that is a dtype, or that has one, where it is given.
+    """What is accepted of an argument that is a dtype, or that has one.
 
     Attributes:
         accepted: these dtypes.
@@ -111,7 +111,7 @@ class Dtypes(NamedTuple):
     def check(self, name: str, value: Any) -> None:
         """Raises TypeError if ``value`` is not accepted."""
         dtype = value.dtype if isinstance(value, Tensor) else value
-        if dtype is not None and dtype not in self.accepted:
+        if dtype not in self.accepted:
             way_out = self.way_out.format(name=name)
             raise TypeError(f"{name}: expected {self.expected}, got {dtype}{way_out}")
 
@@ -145,7 +145,7 @@ class Values(NamedTuple):
 MATRIX = Values(2, "(M, K)")
 
 Rule = Number | Dtypes | Values
-"""What an argument accepts, regardless of the others."""
+"""What an argument accepts where it is given, regardless of the others."""
 
 
 class Part(NamedTuple):
@@ -186,14 +186,16 @@ def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[A
     """``function``, called with those arguments that its parameters are named for.
 
     Args:
-        function: what is called. A parameter that is not known keeps its default.
+        function: what is called. A parameter that is not known keeps its default. A single
+            parameter that is positional only is for all arguments, by name.
         known: names of all arguments.
     """
     names: list[str] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            names = list(known)
-        elif name in known:
+    parameters = inspect.signature(function).parameters
+    if [p.kind for p in parameters.values()] == [inspect.Parameter.POSITIONAL_ONLY]:
+        return function
+    for name, parameter in parameters.items():
+        if name in known:
             names.append(name)
         elif parameter.default is parameter.empty:
             raise TypeError(
@@ -204,6 +206,21 @@ def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[A
         return function(**dict(zip(names, map(arguments.__getitem__, names))))  # noqa: B905
 
     return call
+
+
+def in_order(names: Sequence[str]) -> tuple[Callable[..., Any], Callable[[Arguments], Any]]:
+    """Functions that return arguments of these names as a tuple: of keywords, and of a mapping.
+
+    They are compiled: keywords of a call take less time than those of a dict, and Dynamo traces
+    them, while it refuses an ``itemgetter``.
+    """
+    found: dict[str, Any] = {}
+    text = (
+        f"def args({', '.join(names)}): return ({', '.join(names)},)\n"
+        f"def ordered(arguments): return ({', '.join(f'arguments[{name!r}]' for name in names)},)"
+    )
+    exec(compile(text, __file__, "exec"), found)
+    return found["args"], found["ordered"]
 
 
 def arguments_of(function: Callable[..., Any]) -> str:
@@ -231,6 +248,8 @@ class Op:
         name: its name in ``torch.ops.jitquant``.
         arguments: its arguments as schema text; those with an alias annotation are written to.
         names: its arguments' names.
+        args: all arguments by position, as a tuple, from keywords.
+        ordered: the same, from a mapping that may have others too.
         inv_rms: whether one of the results is inv_rms.
         results: names of its results, which are the buffers' names in the ``out`` overload.
         module: the compiled module, from ``<module>.cu``.
@@ -289,6 +308,9 @@ class Op:
         self._kept: Compiled | None = None
         self._others: dict[Part | None, Compiled] = {}
         self._parts = attrgetter(*results) if len(self.results) > 1 else _alone
+        self._returned: Callable[[tuple[Tensor, ...]], Any] = (
+            tuple if len(self.results) > 1 else itemgetter(0)
+        )
         self._labels = [f"out.{r}" for r in results] if len(self.results) > 1 else ["out"]
         if any(name.endswith("_t") for name in results):  # a tuple of two
             parts = [(name.endswith("_t"), name.removesuffix("_t")) for name in results]
@@ -299,7 +321,7 @@ class Op:
         self.out: Any = packet.out
         arguments_ = self.default._schema.arguments
         self.names = [a.name for a in arguments_]
-        self._pick = itemgetter(*self.names)
+        self.args, self.ordered = in_order(self.names)
         self.inv_rms = "inv_rms" in self.results
         self._positional = sum(not a.kwarg_only for a in arguments_)
         self._defaults = {
@@ -382,24 +404,13 @@ class Op:
         Raises:
             jitquant.loader.LoaderError: it cannot be built or loaded.
         """
-        kept = self._fresh(part)
-        if kept is None:
-            kept = self._kept = self._compile(part)
-            self._others = {o.part: o for o in (*self._others.values(), kept) if o.fresh()}
-        return kept.operator
-
-    def _fresh(self, part: Part | None) -> Compiled | None:
         kept = self._kept
         if kept is not None and kept.part is not None and kept.part != part:
             kept = self._others.get(part)
-        return kept if kept is not None and kept.fresh() else None
-
-    def _kept_for(self, args: Sequence[Any]) -> Compiled | None:
-        """What is loaded for a call with these arguments, which nothing has checked."""
-        kept = self._kept
-        if kept is None or kept.part is None or not isinstance(args[0], Tensor):
-            return self._fresh(None)
-        return self._fresh(self.part(dict(zip(self.names, args))))  # noqa: B905
+        if kept is None or not kept.fresh():
+            kept = self._kept = self._compile(part)
+            self._others = {o.part: o for o in (*self._others.values(), kept) if o.fresh()}
+        return kept.operator
 
     def part(self, arguments: Arguments) -> Part | None:
         """The part of the module that a call with these arguments needs; None: the whole."""
@@ -407,11 +418,6 @@ class Op:
             return PARTS.get(arguments[self.names[0]].dtype)
         part: Part | None = self._part(arguments)
         return part
-
-    @property
-    def has_own_parts(self) -> bool:
-        """Whether the part that a call needs is told by more than its first argument's dtype."""
-        return self._part is not None
 
     def _compile(self, part: Part | None) -> Compiled:
         from jitquant.loader import get_cuda_module, get_part, up_to_date_check
@@ -426,40 +432,54 @@ class Op:
         return Compiled(operator, direct, fresh, part if is_part else None)
 
     def direct(self, args: Sequence[Any], out: Any = None) -> Any:
+        """As `direct_named`, with all arguments by position.
+
+        Args:
+            args: in the schema's order.
+            out: the buffer for a single result, or what has the buffers as attributes of the
+                results' names.
+        """
+        return self._direct(args, {}, () if out is None else self._parts(out))
+
+    def direct_named(self, arguments: Arguments, buffers: Sequence[Any] = ()) -> Any:
         """The results on CUDA as a tuple, past the dispatcher, or else ``NotImplemented``.
 
         Args:
-            args: all arguments, by position in the schema's order.
-            out: the buffer for a single result, or what has the buffers as attributes of the
-                results' names. They are written to, and the result is None.
+            arguments: by name; there may be others.
+            buffers: for the results, in order. They are written to, and the result is None.
 
         Nothing was done where it is ``NotImplemented``: the module has to be loaded; a tensor is
         none of torch's own on the current GPU; a mode, a transform, a compiler or a profiler is to
         see the op; or an argument is not accepted. `dispatched` is to be called then, which does
         all of this, or says what is wrong.
         """
-        kept = None if is_dynamo_compiling() else self._kept_for(args)
-        if kept is None:
-            return NotImplemented
-        if out is None:
-            return kept.direct(True, *args)
-        return kept.direct(True, *args, *self._parts(out))
+        return self._direct((), arguments, buffers)
 
-    def direct_named(self, arguments: Arguments, buffers: Sequence[Any] = ()) -> Any:
-        """As `direct`, with the arguments by name, among others, and the buffers in order."""
-        if is_dynamo_compiling():
+    def _direct(
+        self,
+        args: Sequence[Any],
+        arguments: Arguments,
+        buffers: Sequence[Any],
+        in_dispatcher: bool = False,
+    ) -> Any:
+        """As `direct_named`, with arguments by position, or else by name."""
+        kept = self._kept
+        if kept is None or is_dynamo_compiling():
             return NotImplemented
-        args = self._pick(arguments)
-        kept = self._kept_for(args)
-        return NotImplemented if kept is None else kept.direct(True, *args, *buffers)
+        if kept.part is not None:
+            kept = self._of_part(kept, arguments or dict(zip(self.names, args)))  # noqa: B905
+        if kept is None or not kept.fresh():
+            return NotImplemented
+        return kept.direct(not in_dispatcher, *(args or self.ordered(arguments)), *buffers)
 
-    def _direct_in_dispatcher(self, args: Sequence[Any]) -> Any:
-        """As `direct`, where the dispatcher has done its part."""
-        kept = self._kept_for(args)
-        return kept.direct(False, *args) if kept is not None else NotImplemented
+    def _of_part(self, kept: Compiled, arguments: Arguments) -> Compiled | None:
+        """What there is of the module for a call with these arguments, unchecked."""
+        is_tensor = isinstance(arguments[self.names[0]], Tensor)
+        part = self.part(arguments) if is_tensor else None
+        return kept if kept.part == part else self._others.get(part)
 
     def dispatched(self, args: Sequence[Any], buffers: Sequence[Any] = ()) -> Any:
-        """As `direct`, by the op itself; its tensors are to be tensors."""
+        """As `direct_named`, by the op itself; its tensors are to be tensors."""
         first = list(args[: self._positional])
         keywords = dict(zip(self.names[self._positional :], args[self._positional :], strict=True))
         if buffers:
@@ -475,7 +495,7 @@ class Op:
 
     def made(self, args: Sequence[Any]) -> Any:
         """New results as a tuple, by the shortest way that there is."""
-        results = self.direct(args)
+        results = self._direct(args, {}, ())
         return self.dispatched(self.tensors(args)) if results is NotImplemented else results
 
     def one_tensor(self, args: Sequence[Any], out: Tensor | None) -> Tensor:
@@ -484,18 +504,15 @@ class Op:
         Raises:
             TypeError, ValueError: an argument is not accepted.
         """
-        if out is None:
-            result: Tensor = self.made(args)[0]
-            return result
-        if self.direct(args, out) is NotImplemented:
+        buffers = () if out is None else (out,)
+        results = self._direct(args, {}, buffers)
+        if results is NotImplemented:
             tensors = self.tensors(args)
-            _checks.tensor_out(out)
-            self.dispatched(tensors, (out,))
-        return out
-
-    def ordered(self, arguments: Arguments) -> list[Any]:
-        """All arguments by position, from a mapping that may have others too."""
-        return [arguments[name] for name in self.names]
+            if out is not None:
+                _checks.tensor_out(out)
+            results = self.dispatched(tensors, buffers)
+        result: Tensor = results[0] if out is None else out
+        return result
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """``args`` with arrays of other libraries seen as tensors, the others of their types.
@@ -511,11 +528,12 @@ class Op:
                 seen.append(None)
             elif kind == "Tensor":
                 tensor = _checks.as_tensor(value, name)
-                if isinstance(self.accepts.get(name), Values) and _checks.is_strided(tensor):
-                    tensor = tensor if tensor.is_contiguous() else _checks.with_columns(tensor)
+                if isinstance(self.accepts.get(name), Values) and not tensor.is_contiguous():
+                    tensor = _checks.with_columns(tensor)
                 seen.append(tensor)
             else:
-                _checks.scalar(value, name, kind)
+                if not isinstance(value, _checks.SCALARS[kind][0]):
+                    raise _checks.wrong_scalar(value, name, kind)
                 seen.append(value)
         return seen
 
@@ -525,10 +543,8 @@ class Op:
 
     def _complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """All arguments by position, in the schema's order."""
-        return self.ordered(self._named(args, kwargs))
-
-    def _returned(self, results: tuple[Tensor, ...]) -> Any:
-        return results if len(results) > 1 else results[0]
+        arguments = self._named(args, kwargs)
+        return [arguments[name] for name in self.names]
 
     def _check_memory(self, arguments: Arguments, buffers: Sequence[Tensor] = ()) -> None:
         written: list[tuple[str, Tensor]] = []
@@ -545,7 +561,8 @@ class Op:
             if arguments[name] not in accepted:
                 one_of(name, arguments[name], accepted)
         for name, rule in self.rules:
-            rule.check(name, arguments[name])
+            if (value := arguments[name]) is not None:
+                rule.check(name, value)
         plan: Plan = self._plan(arguments)
         return plan
 
@@ -558,10 +575,10 @@ class Op:
             return self._returned(self._compute(arguments))
 
     def _cuda(self, *args: Any, **kwargs: Any) -> Any:
-        results = self._direct_in_dispatcher(self._complete(args, kwargs))
+        arguments = self._named(args, kwargs)
+        results = self._direct((), arguments, (), in_dispatcher=True)
         if results is not NotImplemented:
             return self._returned(results)
-        arguments = self._named(args, kwargs)
         self._checked(arguments)
         self._check_memory(arguments)
         residual = kwargs.get("residual") if "!" in self.arguments else None
@@ -608,10 +625,9 @@ class Op:
             as_bytes(buffer).copy_(as_bytes(result))
 
     def _cuda_out(self, *args: Any, **kwargs: Any) -> None:
-        buffers = self._buffers(kwargs)
-        if self._direct_in_dispatcher([*self._complete(args, kwargs), *buffers]) is None:
+        buffers, arguments = self._buffers(kwargs), self._named(args, kwargs)
+        if self._direct((), arguments, buffers, in_dispatcher=True) is None:
             return
-        arguments = self._named(args, kwargs)
         plan = self._plan_out(buffers, arguments)
         self._check_memory(arguments, buffers)
         residual = kwargs.get("residual") if "!" in self.arguments else None
@@ -680,7 +696,7 @@ class Source:
     takes: str
     values: Callable[..., Any]
     accepts: Mapping[str, Rule]
-    check: Callable[..., object] = lambda: None
+    check: Callable[..., object] | None = None
     tail: str = ""
     written: str = ""
     options: str = ""
@@ -733,20 +749,22 @@ def product(name: str, source: Source, cast: Cast, *, kind: type[Op] = Op, **res
     )
     text = text.removesuffix(", ").removesuffix(", *")
     known = [a.name for a in torch._C.parse_schema(f"{name}({text}) -> ()").arguments]
-    check, values = by_name(source.check, known), by_name(source.values, known)
+    check = None if source.check is None else by_name(source.check, known)
+    values = by_name(source.values, known)
     planned = by_name(cast.plan, [*known, "rows", "source"])
     quantize = by_name(cast.quantize, [*known, "v", "leading", "inverse"])
     of_cols = None if source.cols is None else by_name(source.cols, known)
 
-    def plan(**arguments: Any) -> Plan:
-        check(arguments)
+    def plan(arguments: Arguments, /) -> Plan:
+        if check is not None:
+            check(arguments)
         like = arguments[source.of]
         cols = like.shape[-1] if of_cols is None else of_cols(arguments)
         rows = Rows(like, source.of, like.shape[: -source.reduced], cols)
         results = planned({**arguments, "rows": rows, "source": source})
         return Plan(like.device, (*results, fp32(rows.count)) if source.inv_rms else results)
 
-    def reference(**arguments: Any) -> tuple[Tensor, ...]:
+    def reference(arguments: Arguments, /) -> tuple[Tensor, ...]:
         made = values(arguments)
         v, inverse = made if isinstance(made, tuple) else (made, None)
         leading = arguments[source.of].shape[: -source.reduced]

@@ -21,7 +21,7 @@ QUICK = {"dequantize_mxfp4"}
     [
         pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
         for name, op in sorted(OPS.items())
-        if op.has_own_parts
+        if op._part is not None
     ],
 )
 def test_every_sample_by_its_part(

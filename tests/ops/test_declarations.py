@@ -73,7 +73,7 @@ def test_the_reference_takes_the_schemas_arguments(op: Op) -> None:
 def test_a_function_gets_the_arguments_that_it_is_named_for() -> None:
     call = by_name(lambda b, a=0, missing=5: (a, b, missing), ("a", "b", "c"))
     assert call({"a": 1, "b": 2, "c": 3}) == (1, 2, 5)
-    everything = by_name(lambda **all_of_them: all_of_them, ("a", "b"))
+    everything = by_name(lambda all_of_them, /: all_of_them, ("a", "b"))
     assert everything({"a": 1, "b": 2}) == {"a": 1, "b": 2}
     with pytest.raises(TypeError, match="<lambda>: expected parameters among a, b, got z"):
         by_name(lambda z: z, ("a", "b"))
@@ -335,7 +335,7 @@ def test_an_op_asks_for_the_dtype_that_it_is_called_with(
     )
     for _ in range(2):
         for x in (bf16, fp16, fp32):
-            assert op._cuda(x) in ("results", ("a", "b"))
+            assert op._cuda(x) in ("results", "a")
     assert asked == [
         (n, (f"-DJITQUANT_DTYPE={i}",)) for i, n in enumerate(("bf16", "fp16", "fp32"))
     ]
