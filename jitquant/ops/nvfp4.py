@@ -769,7 +769,16 @@ def _dequantize_parts(
         dtype = out.dtype
     if isinstance(gsa, Tensor) and gsa.dim() > 1:
         gsa = gsa.reshape(-1) if gsa.shape[-1] == 1 else gsa
-    return DEQUANTIZE.one_tensor((x_fp4, x_sf, gsa, cols, dim, scale_layout, dtype), out)
+    args = DEQUANTIZE.args(
+        x_fp4=x_fp4,
+        x_sf=x_sf,
+        gsa=gsa,
+        cols=cols,
+        dim=dim,
+        scale_layout=scale_layout,
+        dtype=dtype,
+    )
+    return DEQUANTIZE.one_tensor(args, out)
 
 
 def _quantized(
