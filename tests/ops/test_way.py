@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
+import torch
 from samples import randn
 
 import jitquant
@@ -15,25 +18,86 @@ import jitquant
 PACKAGE = Path(jitquant.__file__).parent
 
 
-def test_a_call_goes_through_four_files() -> None:
-    x = randn(2, 32)
-    jitquant.quantize_nvfp4(x)
-    entered: list[str] = []
+class Entered(NamedTuple):
+    """A function of the package that a call went through."""
+
+    file: str
+    name: str
+
+
+def way(call: Callable[[], object]) -> list[Entered]:
+    """The functions that a second call enters, in order."""
+    call()
+    entered: list[Entered] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(PACKAGE):
-            entered.append(path.relative_to(PACKAGE).as_posix())
+            file, name = path.relative_to(PACKAGE).as_posix(), frame.f_code.co_qualname
+            entered.append(Entered(file, name))
 
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        jitquant.quantize_nvfp4(x)
+        call()
     finally:
         sys.setprofile(before)
+    return entered
+
+
+class Call(NamedTuple):
+    """A call of a public function.
+
+    Attributes:
+        call: it.
+        files: how many files it goes through at most, beside those of the numbers and formats.
+        functions: how many functions it enters at most, beside those of the numbers.
+    """
+
+    call: Callable[[], object]
+    files: int
+    functions: int
+
+
+X, W, OFFSETS = randn(2, 32), randn(32, 32), torch.tensor([0, 16, 32])
+Q4, Q8, W4 = jitquant.quantize_nvfp4(W), jitquant.quantize_fp8(W), jitquant.quantize_weight_nvfp4(W)
+RAGGED = jitquant.quantize_ragged(W, OFFSETS)
+CALLS = {
+    "quantize_nvfp4": Call(lambda: jitquant.quantize_nvfp4(X), 3, 25),
+    "quantize_weight_nvfp4": Call(lambda: jitquant.quantize_weight_nvfp4(W), 3, 29),
+    "rmsnorm_quantize_nvfp4": Call(lambda: jitquant.rmsnorm_quantize_nvfp4(X, X[0]), 4, 41),
+    "deinterleave_quantize_nvfp4": Call(lambda: jitquant.deinterleave_quantize_nvfp4(X, 16), 4, 31),
+    "dequantize_nvfp4": Call(lambda: jitquant.dequantize_nvfp4(Q4), 3, 29),
+    "nvfp4_linear": Call(lambda: jitquant.nvfp4_linear(X, W4), 4, 42),
+    "quantize_fp8": Call(lambda: jitquant.quantize_fp8(X), 4, 25),
+    "quantize_per_token_group": Call(lambda: jitquant.quantize_per_token_group(X, 16), 5, 30),
+    "quantize_block": Call(lambda: jitquant.quantize_block(X, (16, 16)), 5, 30),
+    "quantize_mxfp8": Call(lambda: jitquant.quantize_mxfp8(X), 4, 24),
+    "dequantize": Call(lambda: jitquant.dequantize(Q8), 3, 18),
+    "quantize_ragged": Call(lambda: jitquant.quantize_ragged(W, OFFSETS), 4, 29),
+    "dequantize_ragged": Call(lambda: jitquant.dequantize_ragged(RAGGED), 4, 27),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_short_and_its_arguments_have_names(name: str) -> None:
+    call, most_files, most_functions = CALLS[name]
+    entered = [e for e in way(call) if not e.file.startswith("numerics/")]
+    assert entered[0].name == name
+    files = {e.file for e in entered} - {"formats.py"}
+    assert len(files) <= most_files, files
+    assert len(entered) <= most_functions, [e.name for e in entered]
+    # Where all arguments are passed by position, `Op.args` has put them there by name.
+    names = {e.name for e in entered}
+    assert names & {"Op.direct_named", "args"}
+    assert ("args" in names) == bool(names & {"Op.made", "Op.one_tensor"})
+
+
+def test_a_call_goes_through_four_files() -> None:
+    entered = [e.file for e in way(CALLS["quantize_nvfp4"].call)]
+    # And through the table of formats, for the shapes of what is packed.
     files = {"ops/nvfp4.py", "ops/schema.py", "ops/_checks.py", "numerics/nvfp4.py"}
-    assert set(entered) == files
-    assert entered[0] == "ops/nvfp4.py"
+    assert set(entered) - {"formats.py"} == files
     turns = sum(a != b for a, b in pairwise(entered))
     assert turns < 12, entered
-    assert len(entered) <= 60, entered
+    assert len(entered) <= 48, entered
