@@ -26,10 +26,10 @@ FILES = kernel_files(KERNELS)
 SOURCES = [path.name for path in FILES.values()]
 BUILT = ("90a", "100a")
 """What the loader compiles, links and loads every file for."""
-OTHERS = ("80", "86", "89", "120a")
+OTHERS = ("80", "89", "120a")
 """One architecture for each choice that the preprocessor makes beside those."""
-ALIKE = ("103a", "110a", "121a")
-"""Those that take the code of another one's, for which one file will do."""
+ALIKE = ("86", "103a", "110a", "121a")
+"""Those that take the code of others, for which one file will do."""
 QUICK = {"quantize_nvfp4"}
 """Of the modules, those that are not left to --all: nvcc takes ten to thirty seconds for one."""
 ALIASES = {
