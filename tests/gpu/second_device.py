@@ -45,18 +45,30 @@ def _mixture(to: To) -> Tensor:
     return J.nvfp4_experts(x, up, down, ids, to(torch.ones(20, 1)))
 
 
+def _linear(to: To) -> Any:
+    device = to(_X).device
+    # Sums of integers, exact in every order.
+    x, w = to(_X[:20].sign()), J.quantize_weight_nvfp4(torch.ones(48, 1024)).to(device)
+    parts = [t.view(torch.uint8) for t in (w.x_fp4, w.x_sf)]
+    refolded = torch.ops.jitquant.nvfp4_refold(*parts, w.gsa)
+    fp8 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
+    return refolded, [J.nvfp4_linear(x, w, compute=c) for c in ("exact", "fp8")[: 1 + fp8]]
+
+
 def _delayed(to: To) -> Any:
     scaling = J.DelayedScaling(window=4, device=to(_X).device)
     return [scaling.quantize(to(_X)) for _ in range(3)]
 
 
 CASES: dict[str, Callable[[To], Any]] = {
-    "amax_gsa": lambda to: J.amax_gsa(to(_X)),
+    # Of a process group, whose tensors are sharded, the first half is an op of its own.
+    "amax_gsa": lambda to: (J.amax_gsa(to(_X)), torch.ops.jitquant.amax(to(_X))),
     "deinterleave_quantize_nvfp4": lambda to: J.deinterleave_quantize_nvfp4(to(_X), 512),
     "dequantize": lambda to: J.dequantize(J.quantize_per_token_group(_X).to(to(_X).device)),
-    "dequantize_ragged": lambda to: J.dequantize_ragged(
-        J.quantize_ragged(_X, _AT).to(to(_X).device)
-    ),
+    "dequantize_ragged": lambda to: [
+        J.dequantize_ragged(J.quantize_ragged(_X, _AT, format=f).to(to(_X).device))
+        for f in ("fp8_tensor", "nvfp4", "mxfp8")
+    ],
     "dequantize_mxfp4": lambda to: J.dequantize_mxfp4(
         *(t.view(torch.uint8).to(to(_X).device) for t in J.quantize_mxfp4(_X))
     ),
@@ -69,19 +81,23 @@ CASES: dict[str, Callable[[To], Any]] = {
     "nvfp4_grouped_linear": lambda to: J.nvfp4_grouped_linear(
         to(_X[:20].sign()), _experts(48, to(_X).device), to(torch.tensor([3, 20]))
     ),
-    "nvfp4_linear": lambda to: J.nvfp4_linear(
-        to(_X[:20].sign()), J.quantize_weight_nvfp4(torch.ones(48, _X.shape[1])).to(to(_X).device)
-    ),
+    "nvfp4_linear": _linear,
     "quantize_block": lambda to: J.quantize_block(to(_X)),
     "quantize_block_both": lambda to: J.quantize_block_both(to(_X)),
-    "quantize_fp8": lambda to: (J.quantize_fp8(to(_X)), J.quantize_fp8(to(_X), scale=2.0)),
-    "quantize_nvfp4_both": lambda to: J.quantize_nvfp4_both(to(_X[:288]), rotate="te"),
-    "quantize_per_token_group": lambda to: J.quantize_per_token_group(to(_X)),
-    "quantize_per_token_group_both": lambda to: J.quantize_per_token_group_both(to(_X)),
-    "quantize_ragged": lambda to: (
-        J.quantize_ragged(to(_X), to(_AT)),
-        J.quantize_ragged(to(_X), to(_AT), format="nvfp4"),
+    "quantize_fp8": lambda to: (
+        J.quantize_fp8(to(_X)),
+        J.quantize_fp8(to(_X), scale=2.0),
+        J.quantize_fp8(to(_X), granularity="row", rotate="64"),
     ),
+    "quantize_nvfp4_both": lambda to: J.quantize_nvfp4_both(to(_X[:288]), rotate="te"),
+    "quantize_per_token_group": lambda to: (
+        J.quantize_per_token_group(to(_X)),
+        J.quantize_per_token_group(to(_X), rotate="128"),
+    ),
+    "quantize_per_token_group_both": lambda to: J.quantize_per_token_group_both(to(_X)),
+    "quantize_ragged": lambda to: [
+        J.quantize_ragged(to(_X), to(_AT), format=f) for f in ("fp8_tensor", "nvfp4", "mxfp8")
+    ],
     "quantize_ragged_grad": lambda to: J.quantize_ragged_grad(to(_X), to(_AT)),
     "ragged_offsets": lambda to: J.ragged_offsets(to(torch.tensor([3, 0, 5])), 16),
     "quantize_mxfp4": lambda to: J.quantize_mxfp4(to(_X), rotate="128"),
@@ -106,7 +122,7 @@ CASES: dict[str, Callable[[To], Any]] = {
     "swiglu_quantize_per_token_group": lambda to: J.swiglu_quantize_per_token_group(to(_X)),
     "DelayedScaling": _delayed,
 }
-"""A call of each public function, with its tensors moved by ``to``."""
+"""Calls of each public function, with its tensors moved by ``to``, that take every module."""
 
 
 def main(name: str, device: str = "cuda:1") -> None:

@@ -1,4 +1,4 @@
-"""The cases of compute-sanitizer, without a GPU: what they call, and that it would be accepted."""
+"""The cases of compute-sanitizer and of a process on cuda:1, without a GPU: what they call."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from gpu import sanitizer_cases
+from gpu import sanitizer_cases, second_device
 from samples import OPS
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-KERNELS = Path(__file__).parents[2] / "kernels_cu"
+MODULES = {path.stem for path in (Path(__file__).parents[2] / "kernels_cu").rglob("*.cu")}
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -71,10 +72,32 @@ def called() -> set[tuple[str, str]]:
     return found
 
 
-def test_every_module_is_among_the_cases(called: set[tuple[str, str]]) -> None:
-    modules = {path.stem for path in KERNELS.rglob("*.cu")}
-    assert modules - {module for module, _ in called} == set()
+def test_the_sanitizer_sees_every_module(called: set[tuple[str, str]]) -> None:
+    assert MODULES - {module for module, _ in called} == set()
 
 
-def test_every_function_is_among_the_cases(called: set[tuple[str, str]]) -> None:
+def test_the_sanitizer_sees_every_function(called: set[tuple[str, str]]) -> None:
     assert {(op.module, op.function) for op in OPS.values()} - called == set()
+
+
+class _Noted(TorchDispatchMode):
+    """Notes which of the project's ops are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace == "jitquant":
+            self.ops.add(func._schema.name.partition("::")[2])
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_process_on_another_gpu_calls_every_module() -> None:
+    """That it calls every public function is tested in tests/ops/test_public.py."""
+    with _Noted() as noted:
+        for call in second_device.CASES.values():
+            call(torch.clone)
+    assert MODULES - {OPS[name].module for name in noted.ops} == set()
