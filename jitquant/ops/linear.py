@@ -365,9 +365,9 @@ def linear_fp8(
     parts = (weight.x_fp4, weight.x_sf, weight.gsa)
     n, k = weight.x_fp4.shape[0], x.shape[-1]
     if x.device.type != "cuda":
-        (y,) = numerics.nvfp4_linear_fp8(
-            x, x_scale_inv, *parts, bias=bias, residual=residual, dtype=dtype
-        )
+        # By the op, as Inductor generates no C++ that reads codes.
+        data, scale_inv = REFOLD.made(parts)
+        y = numerics.linear_of_refolded(x, x_scale_inv, data, scale_inv, bias, residual, dtype)
         return y if out is None else out.copy_(y)
     if not takes_fp8(x.device, n, k):
         raise RuntimeError(
