@@ -21,17 +21,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import auto
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from jitquant.formats import COMPUTES, Compute, Select, one_of
-from jitquant.nn import Conversion, convert, load_compressed_tensors
+from jitquant.nn import Conversion, load_compressed_tensors
 from jitquant.nn._calibration import Calibration
-from jitquant.nn._convert import LAYERS, LinearRecipe, check_arguments
+from jitquant.nn._convert import LAYERS, LinearRecipe, Plan
 from jitquant.nn._hf_quantizer import SavingQuantizer, attach_quantizer
 from jitquant.nn._load import quantized_modules
 from jitquant.nn._rounding import WeightRounding
 from jitquant.nn._targets import FUSED_LAYERS, as_families
+from jitquant.nn._while_loading import WhileLoading
 
 __all__ = ["JitquantConfig", "jitquant_layers"]
 
@@ -77,27 +79,28 @@ class JitquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.static_input_scales = static_input_scales
         self.compute, self.input_select = compute, input_select
         self.calibration = None if calibration is None else str(calibration)
-        check_arguments(recipe, **self._accuracy())  # before a model is read
+        self.plan()  # before a model is read
 
-    def arguments(self) -> dict[str, Any]:
-        """Those of `jitquant.nn.convert`, the calibration read."""
-        return {
-            "targets": self.targets,
-            "ignore": self.ignore,
-            "fused_layers": self.fused_layers,
-            **self._accuracy(),
-        }
+    def plan(self) -> Plan:
+        """What `jitquant.nn.convert` would do with these arguments; reads the calibration.
 
-    def _accuracy(self) -> dict[str, Any]:
+        Raises:
+            TypeError, ValueError, FileNotFoundError: as `JitquantConfig`.
+        """
         found = None if self.calibration is None else Calibration.load(self.calibration)
-        return {
-            "rounding": self.rounding,
-            "calibration": found,
-            "static_input_scales": self.static_input_scales,
-            "fp8_share": self.fp8_share,
-            "compute": self.compute,
-            "input_select": self.input_select,
-        }
+        return Plan(
+            self.recipe,
+            filter=None,
+            targets=self.targets,
+            ignore=self.ignore,
+            fused_layers=self.fused_layers,
+            rounding=self.rounding,
+            calibration=found,
+            static_input_scales=self.static_input_scales,
+            fp8_share=self.fp8_share,
+            compute=self.compute,
+            input_select=self.input_select,
+        )
 
 
 class JitquantFilesConfig(QuantizationConfigMixin):  # type: ignore[misc]
@@ -118,7 +121,7 @@ class JitquantFilesConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 class JitquantQuantizer(SavingQuantizer):
-    """Converts a model once its weights are loaded, or fills it from quantized files.
+    """Quantizes weights as they are read, or fills a model from quantized files.
 
     Attributes:
         done: what was converted or loaded.
@@ -132,9 +135,41 @@ class JitquantQuantizer(SavingQuantizer):
         super().__init__(quantization_config, **kwargs)
         self._waiting: dict[str, nn.Module] = {}
         self._folder: Path | None = None
+        self._loading: WhileLoading | None = None
+
+    def validate_environment(self, *_: Any, device_map: Any = None, **__: Any) -> None:
+        """Refuses to offload a part of a model: its layers would be replaced, not moved."""
+        devices = {str(d) for d in device_map.values()} if isinstance(device_map, dict) else set()
+        if "disk" in devices or ("cpu" in devices and len(devices) > 1):
+            raise ValueError(
+                f"device_map: expected GPUs that hold the whole model, or the CPU, got "
+                f"{', '.join(sorted(devices))}. Layers of jitquant cannot be offloaded; give more "
+                "GPUs or another recipe"
+            )
+
+    def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+        """Whether a parameter is quantized when it is read."""
+        return self._loading is not None and self._loading.wants(model, param_name)
+
+    def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
+        """Bytes of an element, for what places layers on devices before they are read."""
+        if self.param_needs_quantization(model, param_name):
+            return _ELEMENT_SIZES[self.quantization_config.recipe]
+        return float(param.element_size())
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """What takes a weight that was read."""
+        assert self._loading is not None
+        return _Take(self._loading)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if not self.pre_quantized:
+            tied = getattr(model, "all_tied_weights_keys", None) or {}
+            # transformers casts to the model's dtype before we see a weight. Those that the model
+            # has in another dtype are converted once they are loaded.
+            cast = [n for n, p in model.named_parameters() if p.dtype != torch.get_default_dtype()]
+            kept = {*tied.keys(), *tied.values(), *cast}
+            self._loading = WhileLoading(self.quantization_config.plan(), model, kept)
             return
         files = kwargs.get("checkpoint_files") or ()
         if not files:
@@ -150,8 +185,9 @@ class JitquantQuantizer(SavingQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         attach_quantizer(model, self)
         if not self.pre_quantized:
-            config = self.quantization_config
-            self.done = convert(model, config.recipe, **config.arguments())
+            assert self._loading is not None
+            loading, self._loading = self._loading, None
+            self.done = loading.finish(model)
             return
         assert self._folder is not None
         # Those of the loading lack what was aside; None: the ones that transformers knows.
@@ -164,6 +200,37 @@ class JitquantQuantizer(SavingQuantizer):
         for name, device in devices.items():
             model.get_submodule(name).to(device)
         self._waiting.clear()
+
+
+_ELEMENT_SIZES = {"nvfp4": 0.5625, "nvfp4a16": 0.5625, "mxfp4": 0.53125}
+
+
+class _Take(ConversionOps):  # type: ignore[misc]
+    """The step of transformers in which a weight that was read is quantized.
+
+    It returns only what it did not take, which transformers then puts into the model.
+    """
+
+    def __init__(self, loading: WhileLoading) -> None:
+        self._loading = loading
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        *_: Any,
+        model: Any = None,
+        missing_keys: set[str] | None = None,
+        **__: Any,
+    ) -> dict[str, Any]:
+        left: dict[str, Any] = {}
+        for name in [*input_dict]:
+            tensors = input_dict.pop(name)
+            tensor = tensors[0] if isinstance(tensors, list) else tensors
+            if not self._loading.take(model, name, tensor):
+                left[name] = tensors
+            elif missing_keys is not None:
+                missing_keys.discard(name)
+        return left
 
 
 def _device_near(model: nn.Module, name: str) -> torch.device:

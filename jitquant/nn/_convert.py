@@ -28,6 +28,7 @@ from jitquant.nn.float8 import Float8BlockwiseLinear
 from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.nn.nvfp4 import NVFP4Linear
 from jitquant.nn.nvfp4_training import NVFP4TrainingLinear, NVFP4TrainingRecipe
+from jitquant.ops.recipes import quantize_mxfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 LinearRecipe = Literal["fp8_block", "nvfp4", "nvfp4a16", "mxfp4"]
@@ -40,6 +41,7 @@ LAYERS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "nvfp4a16": (NVFP4Linear, {"weight_only": True}),
     "mxfp4": (MXFP4Linear, {}),
 }
+_TRAINING = "nvfp4_training"
 _CODES = (NVFP4Linear, MXFP4Linear, NVFP4Experts)
 """What has codes in place of its weights."""
 _EXPERTS: dict[str, type[Float8BlockwiseExperts] | type[NVFP4Experts]] = {
@@ -219,188 +221,298 @@ def convert(
             infinity in it, or arguments conflict. Nothing is replaced then.
         TypeError: ``model`` is not a module, or ``filter`` is not callable.
     """
-    if isinstance(recipe, NVFP4TrainingRecipe):
-        kind: Kind = NVFP4TrainingLinear
-        how: dict[str, Any] = {"recipe": recipe}
-        recipe_name = "nvfp4_training"
-    else:
-        one_of("recipe", recipe, tuple(LAYERS))
-        kind, how = LAYERS[recipe]
-        recipe_name = recipe
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, nn.Linear):
-        raise ValueError(
-            f"model: expected a module that contains linear layers, got {type(model).__name__}. "
-            f"For a single linear call {kind.__name__}.from_linear(model)"
-        )
-    check_filter(filter)
-    how_accurate = (rounding, calibration, static_input_scales, fp8_share, compute, input_select)
-    check_arguments(recipe_name, *how_accurate)
-    ignored = None if ignore is None else as_patterns("ignore", ignore)
-    fused_layers = as_families(fused_layers)
-    parents = {id(child): parent for parent in model.modules() for child in parent.children()}
-    holders: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        holders.setdefault(id(parameter), []).append(name)
-    places: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        places.setdefault(id(module), []).append(name)
-    head = _output_embeddings(model)
-
-    done = Conversion(recipe_name)
-    before = done.count(model)
-    shapes = {n: m.weight.shape for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-    chosen: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        if not _is_candidate(module):
-            continue
-        why: str | None = None
-        if isinstance(module, _CONVERTED):
-            why = f"it is a {type(module).__name__} already"
-        elif isinstance(module, nn.Linear):
-            mine = {f"{place}.weight" for place in places[id(module)]}
-            others = [n for n in holders.get(id(module.weight), []) if n not in mine]
-            why = _refusal(module, parents[id(module)])
-            if why is None and kind in _CODES and others:
-                why = f"its weight is also {others[0]}"
-            if why is None and kind is MXFP4Linear and module.in_features % MXFP4_BLOCK:
-                why = f"its in_features is not a multiple of {MXFP4_BLOCK}"
-            if why is None and module is head and ignored is None:
-                why = "a head, left alone by default"
-        else:
-            why = experts_refusal(module)
-            if why is None and recipe_name not in _EXPERTS:
-                why = f"experts have no layer for {recipe_name}"
-            if why is None and any(getattr(module, hooks) for hooks in _HOOKS):
-                why = "it has hooks, which would be lost"
-        if why is None:
-            why = refusal(name, shapes, targets, ignored)
-        if why is None and filter is not None and not filter(name, module):
-            why = "refused by filter"
-        if why is None:
-            chosen[name] = module
-        else:
-            done.skipped[name] = why
-    for name, module in chosen.items():
-        _check_finite(name, module)
-
-    rounded: dict[str, _Rounded] = {}
-    relatives: dict[str, list[str]] = {}
-    linears = {n: m for n, m in chosen.items() if isinstance(m, nn.Linear)}
-    if kind is NVFP4Linear:
-        for family in families(linears, shapes, fused_layers):
-            relatives |= dict.fromkeys(family, family)
-        known = {} if calibration is None else calibration.layers
-        _check_sizes(linears, known)
-        if rounding == "gptq" or static_input_scales:
-            done.uncalibrated = [name for name in linears if name not in known]
-
-    def round_with_relatives(name: str) -> None:
-        family = relatives.get(name, [name])
-        rounded.update(_round({n: linears[n] for n in family}, rounding, calibration))
-
-    if fp8_share:
-        for name in linears:
-            if name not in rounded:
-                round_with_relatives(name)
-            found = None if calibration is None else calibration.layers.get(name)
-            only = bool(how.get("weight_only"))
-            done.sqnr[name] = output_sqnr(linears[name].weight, rounded[name].weight, found, only)
-        groups = [relatives.get(name, [name]) for name in linears]
-        done.in_fp8 = lowest(done.sqnr, groups, int(fp8_share * len(linears) + 0.5))
-    of_experts: dict[str, Any] = {"rounding": rounding} if kind is NVFP4Linear else {}
-    quantized: set[int] = set()
-    for name, module in chosen.items():
-        weights = [p for p in _weights(module) if id(p) not in quantized]
-        quantized |= {id(p) for p in weights}
-        done.bytes_before += sum(p.nbytes for p in weights)
-        made: nn.Module
-        if not isinstance(module, nn.Linear):
-            if rounding == "gptq":
-                of_experts["moments"] = _moments_of_experts(name, module, calibration)
-                if not any(m is not None for each in of_experts["moments"].values() for m in each):
-                    done.uncalibrated.append(name)
-            if static_input_scales:
-                of_experts["input_gsas"] = _input_gsas_of_experts(name, module, calibration)
-                if not of_experts["input_gsas"] and name not in done.uncalibrated:
-                    done.uncalibrated.append(name)
-            made = _EXPERTS[recipe_name](module, **how | of_experts)
-        elif name in done.in_fp8:
-            made = Float8BlockwiseLinear.from_linear(module)
-        elif kind is NVFP4Linear:
-            if name not in rounded:
-                round_with_relatives(name)
-            weight, gsa = rounded.pop(name)
-            gsa = gsa if static_input_scales else None
-            made = NVFP4Linear.from_linear(
-                module,
-                weight=weight,
-                input_gsa=gsa,
-                compute=compute,
-                input_select=input_select,
-                **how,
-            )
-        else:
-            made = kind.from_linear(module, **how)
-        _replace(model, places[id(module)], made)
-        is_codes = isinstance(made, _CODES)
-        done.bytes_after += sum(t.nbytes for t in (made.buffers() if is_codes else weights))
-        done.replaced.append(name)
-    done.finish(before, quantized)
-    if done.replaced and kind in _CODES:  # in FP8 the parameters are what they were
-        attach(model)
-    return done
+    plan = Plan(
+        recipe,
+        filter=filter,
+        targets=targets,
+        ignore=ignore,
+        fused_layers=fused_layers,
+        rounding=rounding,
+        calibration=calibration,
+        static_input_scales=static_input_scales,
+        fp8_share=fp8_share,
+        compute=compute,
+        input_select=input_select,
+    )
+    return plan.convert(model)
 
 
-class _Rounded(NamedTuple):
+class Rounded(NamedTuple):
     """A weight in NVFP4, and the gsa of its inputs if known."""
 
     weight: NVFP4Tensor
     input_gsa: Tensor | None
 
 
-def _round(
-    linears: Mapping[str, nn.Linear], rounding: WeightRounding, calibration: Calibration | None
-) -> dict[str, _Rounded]:
-    """Rounds the weights of linears that share a gsa, and an input gsa."""
-    found = {} if calibration is None else calibration.layers
-    moments = [found[name].moment if name in found else None for name in linears]
-    weights = quantized_weights([m.weight for m in linears.values()], rounding, moments)
-    gsas = [found[name].gsa for name in linears if name in found]
-    static = torch.stack([g.to(gsas[0].device) for g in gsas]).amax(0) if gsas else None
-    return {
-        name: _Rounded(weight, None if static is None else static.to(weight.device, copy=True))
-        for name, weight in zip(linears, weights, strict=True)
-    }
+QuantizedLinear = Rounded | tuple[Tensor, Tensor]
+Quantized = QuantizedLinear | dict[str, dict[str, Tensor]]
+"""A weight of `NVFP4Linear`, of `MXFP4Linear`, or the projections of `NVFP4Experts` by name."""
 
 
-def _moments_of_experts(
-    name: str, experts: nn.Module, calibration: Calibration | None
-) -> dict[str, list[Tensor | None]]:
-    """Of each projection, those of its experts, on their device."""
-    known = {} if calibration is None else calibration.layers
-    made: dict[str, list[Tensor | None]] = {}
-    for projection in projections_of(experts):
-        weight = experts.get_parameter(projection.name)
-        found = [known.get(f"{name}.{projection.name}.{e}") for e in range(weight.shape[0])]
-        made[projection.name] = [None if f is None else f.moment.to(weight.device) for f in found]
-    return made
+class Chosen(NamedTuple):
+    """Which layers of a model are replaced.
+
+    Attributes:
+        modules: these, by name.
+        skipped: the others, and why.
+        families: linears that share a gsa, two or more each.
+        places: all names of a module, by its id.
+    """
+
+    modules: dict[str, nn.Module]
+    skipped: dict[str, str]
+    families: list[list[str]]
+    places: dict[int, list[str]]
 
 
-def _input_gsas_of_experts(
-    name: str, experts: nn.Module, calibration: Calibration | None
-) -> dict[str, Tensor]:
-    """Of each projection the largest of its experts, as engines take it; none without inputs."""
-    known = {} if calibration is None else calibration.layers
-    made: dict[str, Tensor] = {}
-    for projection in projections_of(experts):
-        weight = experts.get_parameter(projection.name)
-        found = [known.get(f"{name}.{projection.name}.{e}") for e in range(weight.shape[0])]
-        gsas = [f.gsa.to(weight.device) for f in found if f is not None]
-        if gsas:
-            made[projection.name] = torch.stack(gsas).amax(0)
-    return made
+class Plan:
+    """The arguments of `convert`, checked, and what it does with them.
+
+    Attributes:
+        recipe: its name.
+        kind: of the layers that replace linears.
+    """
+
+    def __init__(
+        self,
+        recipe: LinearRecipe | NVFP4TrainingRecipe,
+        *,
+        filter: Callable[[str, nn.Module], bool] | None,
+        targets: str | Sequence[str],
+        ignore: str | Sequence[str] | None,
+        fused_layers: Sequence[Sequence[str]],
+        rounding: WeightRounding,
+        calibration: Calibration | None,
+        static_input_scales: bool,
+        fp8_share: float,
+        compute: Compute,
+        input_select: Select,
+    ) -> None:
+        self.kind: Kind
+        self.how: dict[str, Any]
+        if isinstance(recipe, NVFP4TrainingRecipe):
+            self.kind, self.how, self.recipe = NVFP4TrainingLinear, {"recipe": recipe}, _TRAINING
+        else:
+            one_of("recipe", recipe, tuple(LAYERS))
+            (self.kind, self.how), self.recipe = LAYERS[recipe], recipe
+        check_filter(filter)
+        accuracy = (rounding, calibration, static_input_scales, fp8_share, compute, input_select)
+        check_arguments(self.recipe, *accuracy)
+        self.filter, self.targets = filter, targets
+        self.ignored = None if ignore is None else as_patterns("ignore", ignore)
+        self.fused_layers = as_families(fused_layers)
+        self.rounding: WeightRounding = rounding
+        self.known = {} if calibration is None else calibration.layers
+        self.static_input_scales, self.fp8_share = static_input_scales, fp8_share
+        self.compute, self.input_select = compute, input_select
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether a layer may need its weight after it was quantized."""
+        return self.kind not in _CODES or self.fp8_share > 0
+
+    def choose(self, model: nn.Module) -> Chosen:
+        """The layers to replace.
+
+        Raises:
+            TypeError, ValueError: as `convert`.
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+        if isinstance(model, nn.Linear):
+            raise ValueError(
+                f"model: expected a module that contains linear layers, got {type(model).__name__}."
+                f" For a single linear call {self.kind.__name__}.from_linear(model)"
+            )
+        parents = {id(child): parent for parent in model.modules() for child in parent.children()}
+        holders: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            holders.setdefault(id(parameter), []).append(name)
+        places: dict[int, list[str]] = {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            places.setdefault(id(module), []).append(name)
+        head = _output_embeddings(model)
+        shapes = {n: m.weight.shape for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+        chosen: dict[str, nn.Module] = {}
+        skipped: dict[str, str] = {}
+        for name, module in model.named_modules():
+            if not _is_candidate(module):
+                continue
+            why: str | None = None
+            if isinstance(module, _CONVERTED):
+                why = f"it is a {type(module).__name__} already"
+            elif isinstance(module, nn.Linear):
+                mine = {f"{place}.weight" for place in places[id(module)]}
+                others = [n for n in holders.get(id(module.weight), []) if n not in mine]
+                why = _refusal(module, parents[id(module)])
+                if why is None and self.kind in _CODES and others:
+                    why = f"its weight is also {others[0]}"
+                if why is None and self.kind is MXFP4Linear and module.in_features % MXFP4_BLOCK:
+                    why = f"its in_features is not a multiple of {MXFP4_BLOCK}"
+                if why is None and module is head and self.ignored is None:
+                    why = "a head, left alone by default"
+            else:
+                why = experts_refusal(module)
+                if why is None and self.recipe not in _EXPERTS:
+                    why = f"experts have no layer for {self.recipe}"
+                if why is None and any(getattr(module, hooks) for hooks in _HOOKS):
+                    why = "it has hooks, which would be lost"
+            if why is None:
+                why = refusal(name, shapes, self.targets, self.ignored)
+            if why is None and self.filter is not None and not self.filter(name, module):
+                why = "refused by filter"
+            if why is None:
+                chosen[name] = module
+            else:
+                skipped[name] = why
+        linears = {n: m for n, m in chosen.items() if isinstance(m, nn.Linear)}
+        together: list[list[str]] = []
+        if self.kind is NVFP4Linear:
+            together = families(linears, shapes, self.fused_layers)
+            _check_sizes(linears, self.known)
+        return Chosen(chosen, skipped, together, places)
+
+    def quantize(self, weights: Mapping[str, Tensor]) -> dict[str, QuantizedLinear]:
+        """The weights of linears, by their names; in NVFP4 they share a gsa, and an input gsa."""
+        if self.kind is MXFP4Linear:
+            return {
+                name: quantize_mxfp4(weight.detach().contiguous(), scaling="even")
+                for name, weight in weights.items()
+            }
+        found = [self.known.get(name) for name in weights]
+        moments = [None if statistics is None else statistics.moment for statistics in found]
+        made = quantized_weights([*weights.values()], self.rounding, moments)
+        gsas = [statistics.gsa for statistics in found if statistics is not None]
+        static = torch.stack([g.to(gsas[0].device) for g in gsas]).amax(0) if gsas else None
+        return {
+            name: Rounded(weight, None if static is None else static.to(weight.device, copy=True))
+            for name, weight in zip(weights, made, strict=True)
+        }
+
+    def quantize_experts(self, name: str, projection: str, weight: Tensor) -> dict[str, Tensor]:
+        """A projection (E, N, K) of `NVFP4Experts`; ``name`` is that of the experts."""
+        moments = self._moments(name, projection, weight)
+        return NVFP4Experts.quantize(projection, weight, self.rounding, moments)
+
+    def convert(
+        self, model: nn.Module, quantized: Mapping[str, Quantized] | None = None
+    ) -> Conversion:
+        """Replaces the layers of a model.
+
+        Args:
+            model: as for `convert`.
+            quantized: weights that are quantized already, by the names of their layers. Those of
+                the model have their shape, dtype and device, and are not read.
+
+        Raises:
+            TypeError, ValueError: as `convert`.
+        """
+        quantized = {} if quantized is None else quantized
+        chosen, skipped, together, places = self.choose(model)
+        done = Conversion(self.recipe, skipped=skipped)
+        before = done.count(model)
+        for name, module in chosen.items():
+            parts = quantized.get(name)
+            for parameter, weight in _weights(module).items():
+                if parts is None or (isinstance(parts, dict) and parameter not in parts):
+                    check_finite(name, weight)
+        ready = {n: q for n, q in quantized.items() if not isinstance(q, dict)}
+        linears = {n: m for n, m in chosen.items() if isinstance(m, nn.Linear)}
+        relatives = {name: family for family in together for name in family}
+        if self.kind is NVFP4Linear and (self.rounding == "gptq" or self.static_input_scales):
+            done.uncalibrated = [name for name in linears if name not in self.known]
+
+        def quantize(name: str) -> Any:
+            if name not in ready:
+                weights = {n: linears[n].weight for n in relatives.get(name, [name])}
+                ready.update(self.quantize(weights))
+            return ready[name]
+
+        if self.fp8_share:
+            for name, linear in linears.items():
+                found, only = self.known.get(name), bool(self.how.get("weight_only"))
+                done.sqnr[name] = output_sqnr(linear.weight, quantize(name).weight, found, only)
+            groups = [relatives.get(name, [name]) for name in linears]
+            done.in_fp8 = lowest(done.sqnr, groups, int(self.fp8_share * len(linears) + 0.5))
+        seen: set[int] = set()
+        for name, module in chosen.items():
+            weights = [p for p in _weights(module).values() if id(p) not in seen]
+            seen |= {id(p) for p in weights}
+            done.bytes_before += sum(p.nbytes for p in weights)
+            made: nn.Module
+            if not isinstance(module, nn.Linear):
+                made = self._experts(name, module, quantized.get(name), done)
+            elif name in done.in_fp8:
+                made = Float8BlockwiseLinear.from_linear(module)
+            elif self.kind is NVFP4Linear:
+                weight, gsa = quantize(name)
+                made = NVFP4Linear.from_linear(
+                    module,
+                    weight=weight,
+                    input_gsa=gsa if self.static_input_scales else None,
+                    compute=self.compute,
+                    input_select=self.input_select,
+                    **self.how,
+                )
+            elif self.kind is MXFP4Linear:
+                made = MXFP4Linear.from_linear(module, weight=quantize(name))
+            else:
+                made = self.kind.from_linear(module, **self.how)
+            ready.pop(name, None)
+            _replace(model, places[id(module)], made)
+            is_codes = isinstance(made, _CODES)
+            done.bytes_after += sum(t.nbytes for t in (made.buffers() if is_codes else weights))
+            done.replaced.append(name)
+        done.finish(before, seen)
+        if done.replaced and self.kind in _CODES:  # in FP8 the parameters are what they were
+            attach(model)
+        return done
+
+    def _experts(
+        self, name: str, module: nn.Module, quantized: Quantized | None, done: Conversion
+    ) -> nn.Module:
+        kind = _EXPERTS[self.recipe]
+        if kind is Float8BlockwiseExperts:
+            return Float8BlockwiseExperts(module)
+        assert quantized is None or isinstance(quantized, dict)
+        names = [projection.name for projection in projections_of(module)]
+        moments = {n: self._moments(name, n, module.get_parameter(n)) for n in names}
+        if self.rounding == "gptq" and all(m is None for each in moments.values() for m in each):
+            done.uncalibrated.append(name)
+        gsas: dict[str, Tensor] = {}
+        if self.static_input_scales:
+            gsas = self._input_gsas_of_experts(name, module)
+            if not gsas and name not in done.uncalibrated:
+                done.uncalibrated.append(name)
+        return NVFP4Experts(
+            module,
+            rounding=self.rounding,
+            moments=moments,
+            input_gsas=gsas,
+            quantized=quantized,
+            **self.how,
+        )
+
+    def _moments(self, name: str, projection: str, weight: Tensor) -> list[Tensor | None]:
+        """Of the inputs of each expert, on the device of the weight; None if it is not needed."""
+        if self.rounding != "gptq":
+            return [None] * weight.shape[0]
+        found = [self.known.get(f"{name}.{projection}.{e}") for e in range(weight.shape[0])]
+        return [None if f is None else f.moment.to(weight.device) for f in found]
+
+    def _input_gsas_of_experts(self, name: str, experts: nn.Module) -> dict[str, Tensor]:
+        """Of each projection the largest of its experts, as engines take it; none without
+        inputs."""
+        made: dict[str, Tensor] = {}
+        for projection in projections_of(experts):
+            weight = experts.get_parameter(projection.name)
+            found = [
+                self.known.get(f"{name}.{projection.name}.{e}") for e in range(weight.shape[0])
+            ]
+            gsas = [f.gsa.to(weight.device) for f in found if f is not None]
+            if gsas:
+                made[projection.name] = torch.stack(gsas).amax(0)
+        return made
 
 
 def _check_sizes(linears: Mapping[str, nn.Linear], known: Mapping[str, InputStatistics]) -> None:
@@ -474,20 +586,24 @@ def _is_candidate(module: nn.Module) -> bool:
     )
 
 
-def _weights(module: nn.Module) -> list[nn.Parameter]:
-    """The weights of a linear or of experts that get quantized."""
+def _weights(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of a linear or of experts that get quantized, by their names in it."""
     if isinstance(module, nn.Linear):
-        return [module.get_parameter("weight")]
-    return [p for n, p in module.named_parameters(recurse=False) if not n.endswith("_bias")]
+        return {"weight": module.get_parameter("weight")}
+    return {n: p for n, p in module.named_parameters(recurse=False) if not n.endswith("_bias")}
 
 
-def _check_finite(name: str, module: nn.Module) -> None:
-    for weight in _weights(module):
-        if not weight.is_meta and not bool(weight.detach().isfinite().all()):
-            raise ValueError(
-                f"weight of {name}: expected finite values, got NaN or infinity. Leave it out with "
-                f"ignore={name!r}, or check where the weights come from"
-            )
+def check_finite(name: str, weight: Tensor) -> None:
+    """Checks a weight of a layer.
+
+    Raises:
+        ValueError: it has NaN or infinity in it.
+    """
+    if not weight.is_meta and not bool(weight.detach().isfinite().all()):
+        raise ValueError(
+            f"weight of {name}: expected finite values, got NaN or infinity. Leave it out with "
+            f"ignore={name!r}, or check where the weights come from"
+        )
 
 
 def check_filter(filter: object) -> None:

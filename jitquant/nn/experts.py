@@ -241,6 +241,7 @@ class NVFP4Experts(Experts, QuantizedModule):
         rounding: WeightRounding = "nearest",
         moments: Mapping[str, Sequence[Tensor | None]] | None = None,
         input_gsas: Mapping[str, Tensor] | None = None,
+        quantized: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> None:
         """Takes the weights of a module of experts.
 
@@ -250,6 +251,8 @@ class NVFP4Experts(Experts, QuantizedModule):
             moments: for "gptq": the moments of each expert's inputs, fp32 (K, K) or None, by the
                 name of the projection. An expert without one is rounded like "mse".
             input_gsas: fp32 (1,) by the name of the projection: static gsas of the inputs.
+            quantized: what `quantize` returned for a projection, by its name. Its weights in
+                ``original`` are not read.
             weight_only: whether the tokens are not quantized, bfloat16 or float16. Then up to 2048
                 pairs of a token and an expert (on Hopper any number, if both K are multiples of
                 64) use `jitquant.nvfp4_experts`, if the activation is ``silu(gate) * up``, without
@@ -261,29 +264,52 @@ class NVFP4Experts(Experts, QuantizedModule):
         parts: dict[str, Tensor] = {}
         _check(original)
         for name in (n for n in _PROJECTIONS if n in original._parameters):
-            weight = original.get_parameter(name).detach()
-            weight = weight.transpose(-2, -1) if original.is_transposed else weight
-            experts, rows, _ = weight.shape
-            if rounding == "nearest":
-                gsa = gsa_from_amax(weight.abs().amax((1, 2)).float())
-                q = quantize_nvfp4(weight.reshape(experts * rows, -1), gsa.repeat_interleave(rows))
-                codes, scales = q.x_fp4_bytes, q.x_sf
-            else:
-                known = [None] * experts if moments is None else moments[name]
-                each = [
-                    quantized_weights([w], rounding, [moment])[0]
-                    for w, moment in zip(weight, known, strict=True)
-                ]
-                codes = torch.cat([q.x_fp4_bytes for q in each])
-                scales = torch.cat([q.x_sf.view(torch.uint8) for q in each]).view(SCALE_DTYPE)
-                gsa = torch.cat([q.gsa for q in each])
-            parts[f"{name}_packed"] = codes.view(experts, rows, -1)
-            parts[f"{name}_scale"] = scales.view(experts, rows, -1)
-            parts[f"{name}_gsa"] = gsa
+            if quantized is not None and name in quantized:
+                parts |= quantized[name]
+                continue
+            whole = original.get_parameter(name)
+            weight = whole.transpose(-2, -1) if original.is_transposed else whole
+            known = None if moments is None else moments[name]
+            parts |= self.quantize(name, weight, rounding, known)
         for name, gsa in (input_gsas or {}).items():
             parts[f"{name}_input_gsa"] = gsa
         self._take(original, parts)
         self.weight_only = weight_only
+
+    @staticmethod
+    def quantize(
+        name: str,
+        weight: Tensor,
+        rounding: WeightRounding = "nearest",
+        moments: Sequence[Tensor | None] | None = None,
+    ) -> dict[str, Tensor]:
+        """The buffers of a projection, by name.
+
+        Args:
+            name: of the projection.
+            weight: (E, N, K).
+            rounding, moments: as for the class; the moments of this projection.
+        """
+        weight = weight.detach()
+        experts, rows, _ = weight.shape
+        if rounding == "nearest":
+            gsa = gsa_from_amax(weight.abs().amax((1, 2)).float())
+            q = quantize_nvfp4(weight.reshape(experts * rows, -1), gsa.repeat_interleave(rows))
+            codes, scales = q.x_fp4_bytes, q.x_sf
+        else:
+            known = [None] * experts if moments is None else moments
+            each = [
+                quantized_weights([w], rounding, [moment])[0]
+                for w, moment in zip(weight, known, strict=True)
+            ]
+            codes = torch.cat([q.x_fp4_bytes for q in each])
+            scales = torch.cat([q.x_sf.view(torch.uint8) for q in each]).view(SCALE_DTYPE)
+            gsa = torch.cat([q.gsa for q in each])
+        return {
+            f"{name}_packed": codes.view(experts, rows, -1),
+            f"{name}_scale": scales.view(experts, rows, -1),
+            f"{name}_gsa": gsa,
+        }
 
     @classmethod
     def from_parts(cls, original: nn.Module, parts: dict[str, Tensor]) -> NVFP4Experts:

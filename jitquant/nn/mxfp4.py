@@ -76,12 +76,19 @@ class MXFP4Linear(QuantizedModule):
         self.bias = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, *, scaling: Mxfp4Scaling = "even") -> MXFP4Linear:
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        scaling: Mxfp4Scaling = "even",
+        weight: tuple[Tensor, Tensor] | None = None,
+    ) -> MXFP4Linear:
         """A layer with the weight of ``linear`` in MXFP4, and a copy of its bias.
 
         Args:
             linear: of the class ``nn.Linear`` itself; its in_features is a multiple of 32.
             scaling: as for `jitquant.quantize_mxfp4`; "even" has the smallest error.
+            weight: the weight of ``linear``, already quantized by `jitquant.quantize_mxfp4`.
 
         Raises:
             TypeError: it is of another class, whose forward may be another, or of a dtype that
@@ -94,10 +101,12 @@ class MXFP4Linear(QuantizedModule):
                 "may compute something else"
             )
         one_of("scaling", scaling, MXFP4_SCALINGS)
-        weight = linear.weight.detach()
+        plain = linear.weight.detach()
         sizes = (linear.in_features, linear.out_features, linear.bias is not None)
-        made = cls(*sizes, weight.device, weight.dtype)
-        codes, scales = quantize_mxfp4(weight.contiguous(), scaling=scaling)
+        made = cls(*sizes, plain.device, plain.dtype)
+        if weight is None:
+            weight = quantize_mxfp4(plain.contiguous(), scaling=scaling)
+        codes, scales = weight
         made.weight_packed = codes.view(torch.uint8)
         made.weight_scale = scales.view(torch.uint8)
         if made.bias is not None:

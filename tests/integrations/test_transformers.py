@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -26,25 +27,29 @@ from jitquant.nn import (
 )
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
-from jitquant.integrations.transformers import JitquantConfig, jitquant_layers  # noqa: E402
+from jitquant.integrations.transformers import (  # noqa: E402
+    JitquantConfig,
+    JitquantQuantizer,
+    jitquant_layers,
+)
+from jitquant.nn._while_loading import WhileLoading  # noqa: E402
 
 BF16 = torch.bfloat16
 TOKENS = torch.arange(40).reshape(2, 20)
 Auto = transformers.AutoModelForCausalLM
 
 
-def model(kind: str = "Llama") -> Any:
+def model(kind: str = "Llama", **given: Any) -> Any:
     torch.manual_seed(0)
     more = {} if kind == "Llama" else {"num_local_experts": 3, "num_experts_per_tok": 3}
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=64,
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         pad_token_id=0,
-        **more,
+        **{"num_hidden_layers": 2, **more, **given},
     )
     return getattr(transformers, f"{kind}ForCausalLM")(config).to(BF16).eval()
 
@@ -89,6 +94,148 @@ def test_quantized_while_it_is_loaded(folder: Path, recipe: Any, tmp_path: Path)
     if recipe == "nvfp4":
         for name, tensor in one.items():
             assert sqnr(other[name].float(), tensor.float()) > 100, name
+
+
+def live_bytes() -> int:
+    """Memory of the bf16 matrices and stacks that are younger than the last ``gc.freeze``."""
+    gc.collect()
+    sizes = {}
+    for each in gc.get_objects():
+        is_tensor = type(each) in (torch.Tensor, torch.nn.Parameter)
+        if is_tensor and not each.is_meta and each.dtype == BF16 and each.dim() > 1:
+            storage = each.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe"),
+    [
+        ("Llama", "nvfp4"),
+        ("Llama", "mxfp4"),
+        pytest.param("Mixtral", "nvfp4", marks=pytest.mark.slow),
+        pytest.param("GptOss", "nvfp4a16", marks=pytest.mark.slow),
+    ],
+)
+def test_one_group_of_weights_is_in_memory(
+    kind: str, recipe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the linears those that share a gsa, of experts a tensor; nothing is left at the end."""
+    plain = model(kind, num_hidden_layers=6)
+    whole = sum(p.nbytes for p in plain.parameters())
+    stack = max((p.nbytes for p in plain.parameters() if p.dim() == 3), default=0)
+    plain.save_pretrained(tmp_path)
+    plain = Auto.from_pretrained(tmp_path, dtype=BF16)
+    done = convert(plain, recipe)
+    rest = sum(p.nbytes for p in plain.parameters() if p.dim() > 1)
+    seen = []
+    take = WhileLoading.take
+
+    def watched(self: WhileLoading, *arguments: Any) -> bool:
+        seen.append(live_bytes())  # the weight that is taken is among them
+        return take(self, *arguments)
+
+    gc.freeze()
+    try:
+        monkeypatch.setattr(WhileLoading, "take", watched)
+        config = JitquantConfig(recipe)
+        made = Auto.from_pretrained(tmp_path, quantization_config=config, dtype=BF16)
+        monkeypatch.undo()
+        left = live_bytes()
+    finally:
+        gc.unfreeze()
+    assert torch.equal(logits(made), logits(plain))
+    assert made.hf_quantizer.done == done
+    gate_and_up = 2 * 128 * 256 * BF16.itemsize
+    placeholders = BF16.itemsize * len(seen)
+    # An expert's matrices are read one by one and then stacked, by transformers.
+    assert max(seen) <= rest + max(gate_and_up, 3 * stack) + placeholders
+    assert max(seen) < whole / 2
+    assert left <= rest
+    assert not any(bool(t.isnan().any()) for t in made.parameters())
+
+
+def test_what_is_not_quantized_while_it_is_loaded(tmp_path: Path) -> None:
+    """Layers in FP8 need their weights, so they are read as ever, and nothing changes."""
+    model().save_pretrained(tmp_path)
+    ways: list[dict[str, Any]] = [{"recipe": "fp8_block"}, {"recipe": "nvfp4", "fp8_share": 0.3}]
+    for how in ways:
+        config: Any = JitquantConfig(**how)
+        loading = WhileLoading(config.plan(), model())
+        assert not loading.wants(model(), "model.layers.0.mlp.down_proj.weight")
+        made = Auto.from_pretrained(tmp_path, quantization_config=config, dtype=BF16)
+        want = Auto.from_pretrained(tmp_path, dtype=BF16)
+        convert(want, **how)
+        assert torch.equal(logits(made), logits(want))
+
+
+def test_tied_and_incomplete_weights_while_they_are_loaded(tmp_path: Path) -> None:
+    model(tie_word_embeddings=True).save_pretrained(tmp_path / "tied")
+    tied = Auto.from_pretrained(tmp_path / "tied", dtype=BF16)
+    config = JitquantConfig(ignore=())  # the head would be quantized, if it were alone
+    made = Auto.from_pretrained(tmp_path / "tied", quantization_config=config, dtype=BF16)
+    assert made.lm_head.weight is made.model.embed_tokens.weight
+    convert(tied, "nvfp4", ignore=())
+    assert torch.equal(logits(made), logits(tied))
+
+    plain = model()
+    plain.save_pretrained(tmp_path / "lost")
+    tensors = load_file(tmp_path / "lost" / "model.safetensors")
+    lost = tensors.pop("model.layers.1.self_attn.k_proj.weight")
+    save_file(tensors, tmp_path / "lost" / "model.safetensors", {"format": "pt"})
+    made = Auto.from_pretrained(tmp_path / "lost", quantization_config=JitquantConfig(), dtype=BF16)
+    q, k, v = (getattr(made.model.layers[1].self_attn, f"{n}_proj") for n in "qkv")
+    assert torch.equal(q.weight_gsa, k.weight_gsa)
+    assert torch.equal(q.weight_gsa, v.weight_gsa)
+    assert sqnr(q.weight.dequantize(), plain.model.layers[1].self_attn.q_proj.weight) > 15
+
+    tensors["model.layers.1.self_attn.k_proj.weight"] = lost[:-1]
+    save_file(tensors, tmp_path / "lost" / "model.safetensors", {"format": "pt"})
+    how = {"quantization_config": JitquantConfig(), "dtype": BF16}
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):  # transformers' own
+        Auto.from_pretrained(tmp_path / "lost", **how)
+    made = Auto.from_pretrained(tmp_path / "lost", ignore_mismatched_sizes=True, **how)
+    assert isinstance(made.model.layers[1].self_attn.k_proj, NVFP4Linear)
+    assert bool(logits(made).isfinite().all())
+
+
+def test_biases_and_weights_that_are_not_finite(tmp_path: Path) -> None:
+    plain = model(attention_bias=True)
+    with torch.no_grad():
+        for name, bias in plain.named_parameters():
+            if name.endswith("bias"):
+                bias.normal_()
+    plain.save_pretrained(tmp_path)
+    made = Auto.from_pretrained(tmp_path, quantization_config=JitquantConfig(), dtype=BF16)
+    plain = Auto.from_pretrained(tmp_path, dtype=BF16)
+    convert(plain, "nvfp4")
+    assert torch.equal(logits(made), logits(plain))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.inf
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"weight of model\.layers\.1\.mlp\.up_proj: expected"):
+        Auto.from_pretrained(tmp_path, quantization_config=JitquantConfig(), dtype=BF16)
+
+
+def test_no_offload(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path)
+    for places in (["cpu", "disk"], ["cpu", 0]):
+        names = ("model", "lm_head")
+        with pytest.raises(ValueError, match="device_map: expected GPUs that hold the whole model"):
+            Auto.from_pretrained(
+                tmp_path,
+                quantization_config=JitquantConfig(),
+                device_map=dict(zip(names, places, strict=True)),
+            )
+
+
+def test_sizes_for_a_device_map(tmp_path: Path) -> None:
+    """Layers are placed by what they take once they are quantized."""
+    made = model()
+    quantizer = JitquantQuantizer(JitquantConfig("mxfp4"), pre_quantized=False)
+    quantizer._loading = WhileLoading(quantizer.quantization_config.plan(), made)
+    for name, size in (("model.layers.0.mlp.up_proj.weight", 0.53125), ("lm_head.weight", 2)):
+        assert quantizer.param_element_size(made, name, made.get_parameter(name)) == size
 
 
 @pytest.mark.parametrize("format", ["nvfp4a16", "fp8_block", "modelopt"])
