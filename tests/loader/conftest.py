@@ -10,6 +10,7 @@ import pytest
 
 from jitquant.loader import CudaModule, Loader
 
+from .toolkits import write_toolkit
 from .toys import copy_cache, new_loader, nvcc_or_reason, write_plain, write_toy
 
 
@@ -71,6 +72,14 @@ def nvcc() -> None:
     reason = nvcc_or_reason()
     if reason is not None:
         pytest.skip(reason)
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A CUDA toolkit whose nvcc hands everything to g++."""
+    root = write_toolkit(tmp_path / "toolkit")
+    monkeypatch.setenv("CUDA_HOME", str(root))
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -31,14 +31,6 @@ def factor(loader: Loader, source: Path, **arguments: object) -> int:
     return int(module.library.factor())
 
 
-@pytest.fixture
-def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A CUDA toolkit whose nvcc hands everything to g++."""
-    root = write_toolkit(tmp_path / "toolkit")
-    monkeypatch.setenv("CUDA_HOME", str(root))
-    return root
-
-
 #: How a directory can get on the include path: flags of a request, or variables.
 Way = Callable[[list[Path], pytest.MonkeyPatch], dict[str, list[str]]]
 
@@ -337,7 +329,6 @@ def test_what_the_assembler_reads_is_refused_if_it_does_not_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jitquant.loader.compile.commands.names_incbins", lambda plan: False)
-    monkeypatch.setattr("jitquant.loader.compile.publish.names_incbins", lambda plan: False)
     (tmp_path / "data.bin").write_bytes(b"\x03")
     source = incbin(tmp_path / "k.cpp", tmp_path / "data.bin")
     with pytest.raises(CompileError, match=r"k\.cpp uses \.incbin"):

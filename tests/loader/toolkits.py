@@ -5,14 +5,19 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from jitquant.loader.compile.commands import _LATE
+
 _NVCC = r"""#!/bin/sh
 root=$(cd "$(dirname "$0")/.." && pwd)
-output= dryrun= kept= skip=
+output= dryrun= kept= skip= late=
 for word in $NVCC_PREPEND_FLAGS "$@" $NVCC_APPEND_FLAGS; do
   case $skip in
     "") ;;
     drop) skip=; continue ;;
-    host) kept="$kept $(echo "$word" | tr , '\n' | grep ^-fno- | xargs)"; skip=; continue ;;
+    host)
+      kept="$kept $(echo "$word" | tr , '\n' | grep ^-fno- | xargs)"
+      late=$(echo "$word" | tr , '\n' | grep 'host\.d$')
+      skip=; continue ;;
     *) kept="$kept $skip $word"; skip=; continue ;;
   esac
   case $word in
@@ -35,15 +40,17 @@ if [ -n "$dryrun" ]; then
   echo "#\$ g++ -E -x c++ $kept $own"
   exit
 fi
-exec g++ -x c++ -fPIC $kept $own
+g++ -x c++ -fPIC $kept $own || exit
+[ -z "$late" ] || echo "x: $root/include/crt/host_runtime.h" > "$late"
 """
 
 
 def write_toolkit(root: Path, cudart: int = 1) -> Path:
     """Write the toolkit to ``root``; its runtime is one C function that returns ``cudart``."""
-    for place in ("bin", "include/cccl", "lib"):
+    for place in ("bin", "include/cccl", "include/crt", "lib"):
         (root / place).mkdir(parents=True, exist_ok=True)
-    (root / "include" / "cuda_runtime.h").write_text("")
+    for header in ("cuda_runtime.h", *_LATE):
+        (root / "include" / header).write_text("")
     nvcc = root / "bin" / "nvcc"
     nvcc.write_text(_NVCC)
     nvcc.chmod(0o755)

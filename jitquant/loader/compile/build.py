@@ -11,7 +11,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +20,16 @@ from typing import TypeVar
 
 from ..diagnostics import compile_error, parse
 from ..errors import CompileError
-from ..machine.processes import run_side_by_side
+from ..machine.processes import Command, Finished, run_side_by_side
 from ..request import includes
 from ..request.exports import unusable_export
 from ..request.key import digest_of
 from ..request.named import libraries_of, named_by
 from ..request.plan import Plan, all_flags
-from ..request.sources import CUDA_SUFFIXES, parse_depfile
+from ..request.sources import CUDA_SUFFIXES, FileHasher
 from .abi import links_stable
 from .commands import TARGET_MACRO, Unit, compiler_environment, linker_flags, make_units
+from .listing import compile_units, read_by
 from .search import ask, include_path
 from .shared import Compiled, SharedObjects
 from .trial import Trial, link_and_try
@@ -68,6 +69,7 @@ def build(
     *,
     jobs: int,
     slots: threading.Semaphore,
+    hasher: FileHasher,
     shared: SharedObjects,
     kept: Path,
     on_tick: Callable[[list[str]], None],
@@ -85,17 +87,28 @@ def build(
     own = [unit for unit in units if not unit.shared]
     env = compiler_environment()
     prepare = _in_background(_import_torch_extension_tools)
-    paths = _in_background(
-        lambda: [_include_path(unit, plan.launcher, env, staging) for unit in own]
-    )
-    with_others = [
-        _in_background(partial(_compile_shared, plan, unit, shared, kept, slots, env, staging))
-        for unit in units
-        if unit.shared
-    ]
-    finished = run_side_by_side(
-        [unit.command for unit in own], slots=slots, env=env, cwd=staging, on_tick=on_tick
-    )
+    paths = _in_background(lambda: [_include_path(unit, env, staging) for unit in own])
+
+    def run(commands: Sequence[Command], tick: Callable[[list[str]], None]) -> list[Finished]:
+        return run_side_by_side(commands, slots=slots, env=env, cwd=staging, on_tick=tick)
+
+    def compile_shared(unit: Unit) -> Compiled:
+        """The object of ``unit``, compiled here unless a build before this one has done so."""
+
+        def compile_it() -> Compiled:
+            path = _in_background(lambda: _include_path(unit, env, staging))
+            done = compile_units(
+                plan, [unit], staging, hasher, partial(run, tick=lambda labels: None)
+            )
+            read = (unit.source, *read_by(unit, staging))
+            return Compiled(includes.Unit(unit.source, read, path.result()), done[-1])
+
+        inputs = [plan.inputs[key] for key in ("host_compiler", "environment", "torch", "machine")]
+        name = f"{digest_of([unit.command.argv, *inputs])[:32]}.o"
+        return shared.get(kept / name, staging / unit.output, plan.roots, compile_it)
+
+    with_others = [_in_background(partial(compile_shared, unit)) for unit in units if unit.shared]
+    finished = compile_units(plan, own, staging, hasher, partial(run, tick=on_tick))
     read: list[includes.Unit] = []
     if all(item.returncode == 0 for item in finished):
         for compiled in (waiting.result() for waiting in with_others):
@@ -148,7 +161,7 @@ def build(
             log_path=log,
         ) from None
     read += [
-        includes.Unit(unit.source, _read_by(unit, staging), path)
+        includes.Unit(unit.source, read_by(unit, staging), path)
         for unit, path in zip(own, paths.result(), strict=True)
     ]
     steps = [(item.command.label, item.seconds) for item in finished]
@@ -180,55 +193,8 @@ def _in_background(call: Callable[[], _T]) -> Future[_T]:
     return future
 
 
-def _compile_shared(
-    plan: Plan,
-    unit: Unit,
-    shared: SharedObjects,
-    kept: Path,
-    slots: threading.Semaphore,
-    env: Mapping[str, str],
-    staging: Path,
-) -> Compiled:
-    """The object of ``unit``, compiled here unless a build before this one has done so."""
-
-    def compile_it() -> Compiled:
-        path = _in_background(lambda: _include_path(unit, plan.launcher, env, staging))
-        (finished,) = run_side_by_side(
-            [unit.command], slots=slots, env=env, cwd=staging, on_tick=lambda _: None
-        )
-        read = (unit.source, *_read_by(unit, staging))
-        return Compiled(includes.Unit(unit.source, read, path.result()), finished)
-
-    inputs = [plan.inputs[name] for name in ("host_compiler", "environment", "torch", "machine")]
-    name = f"{digest_of([unit.command.argv, *inputs])[:32]}.o"
-    return shared.get(kept / name, staging / unit.output, plan.roots, compile_it)
-
-
-def _include_path(
-    unit: Unit, launcher: tuple[str, ...], env: Mapping[str, str], staging: Path
-) -> includes.IncludePath:
-    is_nvcc = unit.source.lower().endswith(CUDA_SUFFIXES)
-    argv = unit.command.argv
-    if launcher and argv[: len(launcher)] == launcher:
-        argv = argv[len(launcher) :]
-    return include_path(argv, unit.source, is_nvcc=is_nvcc, env=env, cwd=staging)
-
-
-def _read_by(unit: Unit, staging: Path) -> tuple[str, ...]:
-    """What the depfiles of a unit list: of the compiler, of nvcc's own host compiler, of `as`."""
-    inside = os.path.join(staging, "")
-    read: dict[str, None] = {}
-    for depfile in unit.depfiles:
-        try:
-            listed = parse_depfile(depfile.read_text(errors="surrogateescape"))
-        except FileNotFoundError:
-            continue
-        for path in listed:
-            full = os.path.join(staging, path)
-            # What the compilers made for each other, there or elsewhere, is gone by now.
-            if full != unit.source and not full.startswith(inside) and os.path.exists(full):
-                read.setdefault(full)
-    return tuple(read)
+def _include_path(unit: Unit, env: Mapping[str, str], staging: Path) -> includes.IncludePath:
+    return include_path(unit.direct.argv, unit.source, is_nvcc=unit.is_cuda, env=env, cwd=staging)
 
 
 def _linked(

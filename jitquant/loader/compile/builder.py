@@ -144,6 +144,7 @@ class Builder:
                     work,
                     jobs=jobs,
                     slots=slots,
+                    hasher=hasher,
                     shared=self._shared,
                     kept=cache.base / "toolchain",
                     on_tick=heartbeat.tick,

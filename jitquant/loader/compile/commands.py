@@ -25,22 +25,60 @@ _HALF_FLAGS = (
 #: Ends the name of the directory where nvcc keeps what it makes of a source in between.
 KEPT = ".kept"
 TARGET_MACRO = "TORCH_TARGET_VERSION"
+#: What only nvcc's host compiler includes, for the code that nvcc generates.
+_LATE = ("crt/host_runtime.h", "crt/func_macro.h", "math_constants.h", "fatbinary_section.h")
 _LINKER_FLAGS = ("-l", "-L", "-Wl,")
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One source with the command that compiles it, in the directory of ``depfiles``.
+    """One source with the command that compiles it, in a staging directory.
 
-    The command of a ``shared`` one is the same for every module with the same flags.
+    ``launcher`` runs the compiler, and may restore the object of an earlier compilation instead.
+    The command of a ``shared`` unit is the same for every module with the same flags. ``is_listed``
+    is whether the command ``listing``, which writes ``<stem>.all.d``, has to run first.
     """
 
     source: str
-    command: Command
-    output: str
-    depfiles: tuple[Path, ...]
+    stem: str
+    launcher: tuple[str, ...]
+    compiler: tuple[str, ...]
+    options: tuple[str, ...]
     scan: IncludeScan
     shared: bool = False
+    is_listed: bool = False
+
+    @property
+    def output(self) -> str:
+        """The object."""
+        return f"{self.stem}.o"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether nvcc compiles it."""
+        return self.source.lower().endswith(CUDA_SUFFIXES)
+
+    @property
+    def command(self) -> Command:
+        """The command that compiles it."""
+        return self.direct._replace(argv=(*self.launcher, *self.direct.argv))
+
+    @property
+    def direct(self) -> Command:
+        """The same without the launcher."""
+        outputs = ("-o", self.output, "-MD", "-MF", f"{self.stem}.d")
+        return self._command("-c", self.source, *outputs)
+
+    @property
+    def listing(self) -> Command:
+        """The command that lists what nvcc reads, and compiles nothing."""
+        late = [word for header in _LATE for word in ("-include", header)]
+        return self._command("-M", self.source, "-o", f"{self.stem}.all.d", *late)
+
+    def _command(self, *words: str) -> Command:
+        name = "nvcc" if self.is_cuda else os.path.basename(self.compiler[0])
+        label = f"{name} {os.path.basename(self.source)}"
+        return Command((*self.compiler, *words, *self.options), label)
 
 
 def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = None) -> list[Unit]:
@@ -55,16 +93,18 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
         Path(path).write_text(binding.text(binding.source))
 
     def add(stem: str, source: str, scan: IncludeScan, *, shared: bool) -> None:
-        depfiles = tuple(staging / f"{stem}.{kind}" for kind in ("d", "host.d", "as.d"))
-        is_cuda = source.lower().endswith(CUDA_SUFFIXES)
-        if is_cuda:
-            argv = _cuda_command(plan, extension, source, stem, scan, jobs or default_jobs())
+        launcher, is_listed = plan.host.wrapper or plan.launcher, False
+        compiler = (plan.host.program, *plan.host.flags)
+        if source.lower().endswith(CUDA_SUFFIXES):
+            assert plan.nvcc is not None
+            launcher, compiler = plan.launcher, (plan.nvcc.command,)
+            is_listed = bool(launcher or plan.nvcc.wrapper)
+            options = _cuda_options(plan, extension, stem, scan, jobs or default_jobs())
         else:
-            argv = _cxx_command(plan, None if shared else extension, source, stem, scan)
-        compiler = "nvcc" if is_cuda else os.path.basename(plan.host.command[0])
-        label = f"{compiler} {os.path.basename(source)}"
-        command = Command(tuple(argv), label)
-        units.append(Unit(source, command, f"{stem}.o", depfiles, scan, shared))
+            options = _cxx_options(plan, None if shared else extension, stem, scan)
+        units.append(
+            Unit(source, stem, launcher, compiler, tuple(options), scan, shared, is_listed)
+        )
 
     shared: dict[str, None] = {}
     for index, source in enumerate((*plan.sources, *generated)):
@@ -112,14 +152,11 @@ def names_incbins(plan: Plan) -> bool:
     )
 
 
-def _cuda_command(
-    plan: Plan, extension: str, source: str, stem: str, scan: IncludeScan, jobs: int
-) -> list[str]:
+def _cuda_options(plan: Plan, extension: str, stem: str, scan: IncludeScan, jobs: int) -> list[str]:
     nvcc = plan.nvcc
     assert nvcc is not None
     flags = plan.request.cuda_flags
-    argv = [*plan.launcher, nvcc.command, "-c", source, "-o", f"{stem}.o"]
-    argv += ["-MD", "-MF", f"{stem}.d"]
+    argv: list[str] = []
     if "NVCC_CCBIN" not in os.environ and not any(
         flag.startswith(("-ccbin", "--compiler-bindir")) for flag in flags
     ):
@@ -156,16 +193,10 @@ def _cuda_command(
     return [*argv, *flags]
 
 
-def _cxx_command(
-    plan: Plan, extension: str | None, source: str, stem: str, scan: IncludeScan
-) -> list[str]:
+def _cxx_options(plan: Plan, extension: str | None, stem: str, scan: IncludeScan) -> list[str]:
     flags = [f for f in plan.request.cxx_flags if not f.startswith(_LINKER_FLAGS)]
-    launcher = () if plan.host.is_wrapped else plan.launcher
-    argv = [*launcher, *plan.host.command, "-c", source, "-o", f"{stem}.o"]
-    if names_incbins(plan):
-        argv.append(f"-Wa,--MD,{stem}.as.d")
-    argv += ["-MD", "-MF", f"{stem}.d", *(["-O0", "-g"] if plan.debug else ["-O2"])]
-    argv += _host_flags(plan)
+    argv = [f"-Wa,--MD,{stem}.as.d"] if names_incbins(plan) else []
+    argv += [*(["-O0", "-g"] if plan.debug else ["-O2"]), *_host_flags(plan)]
     if extension is not None:
         argv.append(f"-DTORCH_EXTENSION_NAME={extension}")
     if scan.torch:
@@ -194,8 +225,10 @@ def _sets_standard(flags: tuple[str, ...] | list[str]) -> bool:
 
 def compiler_environment() -> dict[str, str]:
     """The environment of the compilers: English messages, temporary files in their directory."""
-    # ccache takes -gencode for -g, and would not find what another staging directory compiled.
-    return {"CCACHE_NOHASHDIR": "1", **os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": "."}
+    # ccache takes -gencode for -g, and would not find what another staging directory compiled. With
+    # DEPEND it checks all that the depfile lists, and keeps nothing if a header was just edited.
+    ccache = {"CCACHE_NOHASHDIR": "1", "CCACHE_DEPEND": "1"}
+    return {**ccache, **os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": "."}
 
 
 def linker_flags(plan: Plan, units: list[Unit]) -> list[str]:

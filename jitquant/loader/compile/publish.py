@@ -6,16 +6,14 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from ..errors import CompileError, LoaderError
+from ..errors import LoaderError
 from ..request.includes import searched_by, visible_now
 from ..request.plan import Plan, python_abi
-from ..request.sources import FileHasher, is_own
+from ..request.sources import FileHasher
 from ..store.cache import Entry
 from .build import Built
-from .commands import names_incbins
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,6 @@ def describe(
 
     Raises:
         LoaderError: a header disappeared while it was being compiled.
-        CompileError: what ``.incbin`` reads is not known.
     """
     headers: dict[str, str] = {}
     read = dict.fromkeys([path for unit in built.units for path in unit.read] + [*built.linked])
@@ -44,7 +41,6 @@ def describe(
         headers[plan.roots.name(path)] = state.digest
     for path in plan.sources:
         headers.pop(plan.roots.name(path), None)
-    _refuse_incbin(plan, read)
     headers = dict(sorted(headers.items()))
     searched = [*searched_by(built.units, plan.roots), *built.searched]
     uses_python = bool(built.trial.init_symbols) or any(
@@ -80,16 +76,3 @@ def describe(
         },
     )
     return Described(entry, tuple(read))
-
-
-def _refuse_incbin(plan: Plan, read: Iterable[str]) -> None:
-    if names_incbins(plan):
-        return
-    for path in (*plan.sources, *read):
-        with open(path, "rb") as stream:
-            if is_own(plan.roots.name(path)) and b".incbin" in stream.read():
-                raise CompileError(
-                    f"module {plan.name!r}: {path} uses .incbin, and the assembler of "
-                    f"{plan.host.program} does not say which files it reads, so an edit of one "
-                    "would go unseen. Compile with g++, or put the bytes into a header."
-                )

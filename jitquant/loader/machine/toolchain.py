@@ -72,9 +72,9 @@ class HostCompiler(NamedTuple):
         return self.command[self._wrapped + 1 :]
 
     @property
-    def is_wrapped(self) -> bool:
-        """Whether ``CXX`` names a wrapper itself."""
-        return bool(self._wrapped)
+    def wrapper(self) -> tuple[str, ...]:
+        """The wrapper that ``CXX`` names, such as ccache; or ``()``."""
+        return self.command[: self._wrapped]
 
     @property
     def _wrapped(self) -> int:

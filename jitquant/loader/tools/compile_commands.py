@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from ..compile.commands import make_units
 from ..request.plan import Plan, Request
-from ..request.sources import CUDA_SUFFIXES
 
 if TYPE_CHECKING:
     from ..core import Loader
@@ -39,23 +38,17 @@ def compile_commands(loader: Loader, requests: Iterable[Request]) -> list[dict[s
         for unit in units:
             if unit.source not in plan.sources:
                 continue  # a generated binding
-            is_cuda = unit.source.lower().endswith(CUDA_SUFFIXES)
-            argv = list(unit.command.argv)
+            argv = list(unit.direct.argv)
             found[unit.source] = {
                 "directory": os.path.dirname(unit.source),
                 "file": unit.source,
                 "arguments": (
                     _for_clang(plan, unit.source, argv)
-                    if is_cuda
-                    else _without_launcher(plan, argv)
+                    if unit.is_cuda
+                    else [flag for flag in argv if flag not in _OF_GCC_ALONE]
                 ),
             }
     return list(found.values())
-
-
-def _without_launcher(plan: Plan, argv: list[str]) -> list[str]:
-    """The command of the compiler itself, without ccache and flags that only GCC knows."""
-    return [flag for flag in argv[argv.index(plan.host.program) :] if flag not in _OF_GCC_ALONE]
 
 
 def merge(path: Path, commands: Iterable[dict[str, object]]) -> int:

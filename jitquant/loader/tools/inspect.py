@@ -152,7 +152,7 @@ def ptx(loader: Loader, request: Request) -> list[Code]:
             for arch in plan.archs.archs:
                 name = arch.partition("+")[0]
                 argv = [
-                    *_without(unit.command.argv),
+                    *_without(unit.direct.argv),
                     *("-ptx", f"-arch=compute_{name}", "-o", "out.ptx"),
                 ]
                 done = subprocess.run(
