@@ -202,7 +202,7 @@ class JitquantQuantizer(SavingQuantizer):
         self._waiting.clear()
 
 
-_ELEMENT_SIZES = {"nvfp4": 0.5625, "nvfp4a16": 0.5625, "mxfp4": 0.53125}
+_ELEMENT_SIZES = {"nvfp4": 0.5625, "nvfp4a16": 0.5625, "mxfp4": 0.59375}
 
 
 class _Take(ConversionOps):  # type: ignore[misc]

@@ -12,29 +12,40 @@ from torch.nn import functional
 from jitquant.formats import INPUT_DTYPES, MXFP4_BLOCK, MXFP4_SCALINGS, Mxfp4Scaling, one_of
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._matmul import output_dtype
+from jitquant.nn._nvfp4_mm import nvfp4_mm_bytes
 from jitquant.ops.recipes import dequantize_mxfp4, quantize_mxfp4
+from jitquant.tensors.nvfp4 import NVFP4Tensor
 
 _BLOCK_BYTES = MXFP4_BLOCK // 2
 
 
 class MXFP4Linear(QuantizedModule):
-    """``x @ weight.T + bias`` with a weight in MXFP4, 0.53125 bytes an element, for inference.
+    """``x @ weight.T + bias`` with a weight in MXFP4, for inference.
 
-    The input is not quantized, and each call dequantizes the weight ("W4A16"). This saves memory,
-    but no time. `NVFP4Linear.from_mxfp4` converts it to a layer that multiplies the same values as
-    they are stored, with 0.03125 bytes more per element.
+    The input is not quantized ("W4A16"). `jitquant.nvfp4_linear` multiplies the codes as they are
+    stored, by the scales that `jitquant.NVFP4Tensor.from_mxfp4` gives them: the same values, to the
+    bits of `NVFP4Linear.from_mxfp4`. The layer keeps these scales beside its own, 0.59375 bytes an
+    element in all; files and ``state_dict`` do not have them (0.53125).
+
+    If the exponents of the weight span more than 17, which E4M3 has no scales for, or if the input
+    is float32, each call dequantizes the weight. This saves memory, but no time.
 
     The weight has no gradient. The input has the gradient through the dequantized weight.
 
     Attributes:
         weight_packed: uint8 (out_features, in_features / 2), two E2M1 codes in a byte.
         weight_scale: uint8 (out_features, in_features / 32), E8M0 exponents.
+        product_scale: ``float8_e4m3fn`` (out_features, in_features / 16), the scales of the
+            product; None if the weight is dequantized. Not in a state_dict.
+        product_gsa: fp32 (1,), their factor, or None.
         bias: (out_features,) parameter without gradient, or None.
     """
 
-    quantized = ("weight_packed", "weight_scale")
+    quantized = ("weight_packed", "weight_scale", "product_scale", "product_gsa")
     weight_packed: Tensor
     weight_scale: Tensor
+    product_scale: Tensor | None
+    product_gsa: Tensor | None
     bias: nn.Parameter | None
 
     def __init__(
@@ -72,6 +83,8 @@ class MXFP4Linear(QuantizedModule):
         for name, size in (("weight_packed", 2), ("weight_scale", MXFP4_BLOCK)):
             shape = (out_features, in_features // size)
             self.register_buffer(name, torch.zeros(shape, dtype=torch.uint8, device=device))
+        for name in ("product_scale", "product_gsa"):
+            self.register_buffer(name, None, persistent=False)
         zeros = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         self.bias = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
 
@@ -111,6 +124,7 @@ class MXFP4Linear(QuantizedModule):
         made.weight_scale = scales.view(torch.uint8)
         if made.bias is not None:
             made.bias.copy_(linear.bias.detach())
+        made.weight_changed()
         return made.train(linear.training)
 
     @classmethod
@@ -148,7 +162,26 @@ class MXFP4Linear(QuantizedModule):
         made.weight_scale = scales.contiguous()
         if made.bias is not None and bias is not None:
             made.bias.copy_(bias.detach())
+        made.weight_changed()
         return made
+
+    def weight_changed(self) -> None:
+        """Makes the scales of the product anew: needed after a write to codes or scales.
+
+        Loading a state_dict calls it. The CPU reads the scales.
+        """
+        self.product_scale = self.product_gsa = None
+        if self.weight_packed.is_meta:
+            return
+        try:
+            q = NVFP4Tensor.from_mxfp4(self.weight_packed, self.weight_scale)
+        except ValueError:  # of exponents that span too much
+            return
+        self.product_scale, self.product_gsa = q.x_sf, q.gsa
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.weight_changed()
 
     @property
     def blocks(self) -> tuple[Tensor, Tensor]:
@@ -173,7 +206,8 @@ class MXFP4Linear(QuantizedModule):
             x: (..., in_features) of the layer's dtype, or of any dtype under autocast.
 
         Returns:
-            (..., out_features) of x's dtype, or of autocast's if it is enabled.
+            (..., out_features) of x's dtype, or of autocast's if it is enabled; rounded once
+            unless the weight is dequantized.
 
         Raises:
             TypeError, ValueError: an argument is invalid.
@@ -195,19 +229,31 @@ class MXFP4Linear(QuantizedModule):
         """As of ``nn.Linear``."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}"
+            f"bias={self.bias is not None}, dequantizes={self.product_scale is None}"
         )
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        """The product with an input of any of the three dtypes."""
+        bias = None if self.bias is None else self.bias.detach()
+        scale, gsa = self.product_scale, self.product_gsa
+        if scale is None or gsa is None or x.dtype == torch.float32 or x.numel() == 0:
+            bias = None if bias is None else bias.to(x.dtype)
+            return functional.linear(x, self.dequantize(x.dtype), bias)
+        rows = x.reshape(-1, self.in_features)  # at one distance, or copied
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        weight = (self.weight_packed, scale, gsa, "linear")
+        values = (rows.view(x.shape), None, None, "linear")
+        return nvfp4_mm_bytes(values, weight, bias, None, x.dtype)
 
 
 class _Product(torch.autograd.Function):
-    """Keeps the layer for backward, which dequantizes again, and no dequantized weight."""
+    """Keeps the layer for backward, which dequantizes the weight, and no dequantized weight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: MXFP4Linear) -> Tensor:
         ctx.layer = layer
-        bias = None if layer.bias is None else layer.bias.to(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
-            return functional.linear(x, layer.dequantize(x.dtype), bias)
+            return layer._multiply(x)
 
     @staticmethod
     @once_differentiable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jitquant.nn import (
     NVFP4Linear,
     convert,
     load_compressed_tensors,
+    mxfp4,
     save_compressed_tensors,
 )
 
@@ -29,7 +31,7 @@ def _linear(dtype: torch.dtype = torch.bfloat16, bias: bool = True) -> nn.Linear
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_product_is_that_of_the_dequantized_weight(dtype: torch.dtype) -> None:
+def test_the_product_is_that_of_the_weight_in_nvfp4(dtype: torch.dtype) -> None:
     linear = _linear(dtype)
     layer = MXFP4Linear.from_linear(linear, scaling="rceil")
     codes, scales = jitquant.quantize_mxfp4(linear.weight.detach(), scaling="rceil")
@@ -37,7 +39,12 @@ def test_the_product_is_that_of_the_dequantized_weight(dtype: torch.dtype) -> No
     assert torch.equal(layer.dequantize(), weight)
     x = randn(2, 5, 96, dtype=dtype).requires_grad_()
     y = layer(x)
-    torch.testing.assert_close(y, nn.functional.linear(x, weight, layer.bias), rtol=0, atol=0)
+    if dtype == torch.float32:  # not an input of these products
+        assert torch.equal(y, nn.functional.linear(x, weight, layer.bias))
+    else:
+        assert torch.equal(y, NVFP4Linear.from_mxfp4(layer)(x))
+        wide = (t.double() for t in (x, weight, linear.bias))
+        torch.testing.assert_close(y, nn.functional.linear(*wide).to(dtype))
     grad = randn(2, 5, 40, dtype=dtype, seed=3)
     y.backward(grad)
     assert x.grad is not None
@@ -46,6 +53,55 @@ def test_the_product_is_that_of_the_dequantized_weight(dtype: torch.dtype) -> No
     plain = linear.weight.detach().float()
     error = (weight.float() - plain).norm() / plain.norm()
     assert 0.05 < float(error) < 0.2
+
+
+def test_exponents_that_nvfp4_has_no_scales_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weight is dequantized, and the product is PyTorch's; until it is another weight."""
+    layer = MXFP4Linear.from_linear(_linear())
+    x = randn(3, 96)
+    codes, scales = layer.weight_packed, layer.weight_scale.clone()
+    with monkeypatch.context() as patch:
+        patch.setattr(mxfp4, "dequantize_mxfp4", None)  # which a product does not call
+        fast = layer(x)
+    state = layer.state_dict()
+    assert state.keys() == {"weight_packed", "weight_scale", "bias"}
+    assert state["weight_packed"].data_ptr() == codes.data_ptr()
+
+    scales[0, 0] = scales.max() - 18
+    layer.load_state_dict({**state, "weight_scale": scales})
+    assert layer.product_scale is None
+    assert "dequantizes=True" in repr(layer)
+    assert torch.equal(layer.state_dict()["weight_scale"], scales)
+    assert torch.equal(layer(x), nn.functional.linear(x, layer.dequantize(), layer.bias))
+    with pytest.raises(ValueError, match="expected exponents within 17"):
+        NVFP4Linear.from_mxfp4(layer)
+    layer.weight_scale[0, 0] += 1
+    layer.weight_changed()
+    assert layer.product_scale is not None
+    assert torch.equal(layer(x), NVFP4Linear.from_mxfp4(layer)(x))
+    assert torch.equal(layer(x)[:, 1:], fast[:, 1:])
+
+
+def test_a_layer_that_is_moved_or_made_elsewhere() -> None:
+    layer = MXFP4Linear.from_linear(_linear())
+    x = randn(2, 3, 96)
+    want = layer(x)
+    assert torch.equal(layer(x.transpose(0, 1)), want.transpose(0, 1))
+    assert layer(x[:0]).shape == (0, 3, 40)
+    with torch.device("meta"):
+        made = MXFP4Linear(96, 40, dtype=torch.bfloat16)
+    assert made.product_scale is None
+    made.load_state_dict(layer.state_dict(), assign=True)
+    assert torch.equal(made(x), want)
+    other = MXFP4Linear(96, 40, dtype=torch.bfloat16)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(pickle.loads(pickle.dumps(other))(x), want)
+    half = layer.half()
+    assert half.product_scale is not None
+    assert half.product_scale.dtype == torch.float8_e4m3fn
+    assert torch.equal(half(x.half()), NVFP4Linear.from_mxfp4(half)(x.half()))
+    compiled = torch.compile(half, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x.half()), half(x.half()))
 
 
 def test_autocast_and_dtypes() -> None:
@@ -107,7 +163,7 @@ def test_a_converted_model_goes_to_files_and_back(tmp_path: Path) -> None:
     assert "not a multiple of 32" in done.skipped["odd"]
     assert "head" in done.skipped["lm_head"]
     elements = 2 * 64 * 96
-    assert done.bytes_after == elements * 17 // 32
+    assert done.bytes_after == elements * 19 // 32 + 2 * 4  # and a factor for each product
     save_compressed_tensors(model, tmp_path)
     found = load_compressed_tensors(plain, tmp_path)
     assert found.replaced == ["up", "down"]
