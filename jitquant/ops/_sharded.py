@@ -140,7 +140,8 @@ def without_inv_rms(out: NVFP4Tensor | None) -> NVFP4Tensor | None:
     if isinstance(out, NVFP4Tensor):
         if out.inv_rms is None:
             raise ValueError(
-                "out.inv_rms is None; a norm has such a result. Make the buffers with inv_rms=True"
+                "out.inv_rms: expected a buffer, as a norm has this result, got None. Make the "
+                "buffers with inv_rms=True"
             )
         return replace(out, inv_rms=None)
     return out
@@ -157,7 +158,7 @@ def amax_buffer(out: object) -> Tensor | None:
         )
     if out.amax is None:
         raise ValueError(
-            "out.amax is None; with process_group there is such a result. Make the buffers with "
-            "amax=True"
+            "out.amax: expected a buffer, as a call with process_group has this result, got None. "
+            "Make the buffers with amax=True"
         )
     return out.amax.view(-1)

@@ -112,9 +112,9 @@ class NVFP4Tensor(Parts):
                 f"{shape}"
             )
         if dim == 0 and scale_layout != "linear":
-            raise ValueError(f"scale_layout is {scale_layout!r}; with dim=0 it is 'linear'")
+            raise ValueError(f"scale_layout: expected 'linear' with dim=0, got {scale_layout!r}")
         if dim == 0 and granularity != "tensor":
-            raise ValueError(f"granularity is {granularity!r}; with dim=0 it is 'tensor'")
+            raise ValueError(f"granularity: expected 'tensor' with dim=0, got {granularity!r}")
         cols = shape[dim]
         groups = ceil_to(cols, NVFP4_BLOCK) // NVFP4_BLOCK
         packed = groups * (NVFP4_BLOCK // CODES_PER_BYTE)

@@ -97,7 +97,7 @@ def test_an_exported_launcher_runs_on_the_current_stream(scale: CudaModule) -> N
         ({"x": lambda x: x.cpu()}, "scale: x: expected a tensor on cuda, got one on the CPU"),
         ({"out": lambda x: x.cpu()}, "scale: out: expected a tensor on cuda, got one on the CPU"),
         ({"x": lambda x: x.half()}, r"scale: x: expected float32, got float16\. Convert it"),
-        ({"x": lambda x: x.t()}, r"scale: x: expected contiguous memory\. Pass x\.contiguous\(\)"),
+        ({"x": lambda x: x.t()}, r"x: expected contiguous memory, got strides \(1, 4\)\. Pass x"),
         ({"out": lambda x: x[1:]}, r"scale: out: expected the shape of x, \(4, 4\), got \(3, 4\)"),
         ({"bias": lambda x: x}, "scale: bias is not for this kernel"),
         ({"bias": lambda x: x.half()}, "scale: bias: expected float32, got float16"),

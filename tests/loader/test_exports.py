@@ -230,15 +230,15 @@ def test_what_only_looks_like_the_macro_is_left_alone(tmp_path: Path) -> None:
 SLIPS = (
     (
         "cudaError_t f0(const float* x, float s, double* out, const jitquant::TensorView* m)",
-        "JITQUANT_EXPORT: the last parameter of f0 must be a cudaStream_t",
+        "JITQUANT_EXPORT: expected f0 to take a cudaStream_t last",
     ),
     (
         "void f1(const float* x, float s, float* out, int* n, cudaStream_t)",
-        "JITQUANT_EXPORT: f1 must be a function that returns cudaError_t",
+        "JITQUANT_EXPORT: expected f1 to return cudaError_t",
     ),
     (
         "cudaError_t f2(const float* x, float s, float* out, cudaStream_t)",
-        "JITQUANT_EXPORT: f2 must have a parameter for each argument",
+        "JITQUANT_EXPORT: expected f2 to take a parameter for each argument",
     ),
     (
         "cudaError_t f3(const float* x, float s, float* out, float* n, cudaStream_t)",
@@ -339,15 +339,17 @@ def test_what_a_launcher_is_given_and_may_refuse(tmp_path: Path) -> None:
     assert error.value == 1
     assert call(2) == "x: expected size 7 in dimension -1, got 3"
     assert call(3) == "x: expected the shape of y, (2,), got (2, 3)"
-    assert call(4) == "x: expected contiguous memory. Pass x.contiguous()"
+    assert call(4) == "x: expected contiguous memory, got strides (1, 2). Pass x.contiguous()"
     assert call(5) == "x: expected float64, got float32. Convert it with .to()"
     assert call(5, kind=99) == "x: expected float64, got another dtype. Convert it with .to()"
-    assert call(6).startswith("x: expected (a!) in the schema, as the launcher writes to it")
-    assert call(7) == "x: got 2 dimensions, and the launcher looks at dimension 2"
-    assert call(8) == "x: expected memory that starts at a multiple of 64 bytes. Pass x.clone()"
+    assert call(6).startswith("x: expected a tensor with (a!) in the schema, as the launcher")
+    assert call(7) == "x: expected 3 dimensions or more, as the launcher reads dimension 2, got 2"
+    expected = "x: expected memory that starts at a multiple of 64 bytes, got an address "
+    assert call(8).startswith(expected)
+    assert call(8).endswith(" past one. Pass x.clone()")
     assert call(9) == "x: expected uint8, got float32. Convert it with .to()"
     assert call(9, kind=FLOAT8) == ""
-    assert call(200) == "n: got 200, which does not fit the launcher's integer of 8 bits"
+    assert call(200) == "n: expected an integer of 8 bits, as the launcher takes, got 200"
 
 
 def test_the_names_of_the_dtypes_are_torchs() -> None:

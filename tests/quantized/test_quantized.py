@@ -118,8 +118,8 @@ def test_empty_fits_what_quantize_makes(
             "scale_layout: expected one of 'linear', 'swizzled_128x4', got 'tiled'",
         ),
         ((4, 16), {"recipe": "nv"}, "recipe: expected one of 'te', 'vllm', 'te_flush', got 'nv'"),
-        ((16, 4), {"dim": 0, "scale_layout": "swizzled_128x4"}, "with dim=0 it is 'linear'"),
-        ((16, 4), {"dim": 0, "granularity": "row"}, "with dim=0 it is 'tensor'"),
+        ((16, 4), {"dim": 0, "scale_layout": "swizzled_128x4"}, "expected 'linear' with dim=0"),
+        ((16, 4), {"dim": 0, "granularity": "row"}, "expected 'tensor' with dim=0"),
     ],
 )
 def test_empty_refuses(shape: tuple[int, ...], kwargs: dict[str, Any], text: str) -> None:

@@ -183,7 +183,10 @@ struct TensorView {
   T* data() const {
     using Element = std::remove_const_t<T>;
     if (!std::is_const_v<T> && !writable)
-      refuse("%s: expected (a!) in the schema, as the launcher writes to it", name);
+      refuse(
+          "%s: expected a tensor with (a!) in the schema, as the launcher writes to it, got one "
+          "without. Write it as Tensor(a!)",
+          name);
     if constexpr (!std::is_void_v<Element>) {
       constexpr ElementType wanted = ElementOf<Element>::value;
       const bool bytes = wanted == ElementType::kUInt8 &&
@@ -198,8 +201,12 @@ struct TensorView {
 
   // These refuse the tensor if the condition does not hold. They return the view, for chaining.
   const TensorView& contiguous() const {
-    if (!is_contiguous())
-      refuse("%s: expected contiguous memory. Pass %s.contiguous()", name, name);
+    if (!is_contiguous()) {
+      char ours[160];
+      write(strides, ours);
+      refuse("%s: expected contiguous memory, got strides %s. Pass %s.contiguous()", name, ours,
+             name);
+    }
     return *this;
   }
 
@@ -223,16 +230,19 @@ struct TensorView {
     for (int64_t i = 0; same && i < rank; ++i) same = sizes[i] == other.sizes[i];
     if (!same) {
       char ours[160], theirs[160];
-      write_shape(ours), other.write_shape(theirs);
+      write(sizes, ours), other.write(other.sizes, theirs);
       refuse("%s: expected the shape of %s, %s, got %s", name, other.name, theirs, ours);
     }
     return *this;
   }
 
   const TensorView& aligned(int64_t bytes) const {
-    if (reinterpret_cast<uintptr_t>(address) % bytes != 0)
-      refuse("%s: expected memory that starts at a multiple of %lld bytes. Pass %s.clone()", name,
-             static_cast<long long>(bytes), name);
+    const int64_t past = reinterpret_cast<uintptr_t>(address) % bytes;
+    if (past != 0)
+      refuse(
+          "%s: expected memory that starts at a multiple of %lld bytes, got an address %lld past "
+          "one. Pass %s.clone()",
+          name, static_cast<long long>(bytes), static_cast<long long>(past), name);
     return *this;
   }
 
@@ -240,16 +250,18 @@ struct TensorView {
   int64_t index(int64_t dim) const {
     const int64_t i = dim < 0 ? dim + rank : dim;
     if (i < 0 || i >= rank)
-      refuse("%s: got %lld dimensions, and the launcher looks at dimension %lld", name,
-             static_cast<long long>(rank), static_cast<long long>(dim));
+      refuse("%s: expected %lld dimensions or more, as the launcher reads dimension %lld, got %lld",
+             name, static_cast<long long>(dim < 0 ? -dim : dim + 1), static_cast<long long>(dim),
+             static_cast<long long>(rank));
     return i;
   }
 
-  void write_shape(char (&text)[160]) const {
+  // One number for each dimension, as Python writes a tuple.
+  void write(const int64_t* numbers, char (&text)[160]) const {
     int used = std::snprintf(text, sizeof text, "(");
     for (int64_t i = 0; i < rank && used < 130; ++i)
       used += std::snprintf(text + used, sizeof text - used, "%s%lld", i ? ", " : "",
-                            static_cast<long long>(sizes[i]));
+                            static_cast<long long>(numbers[i]));
     std::snprintf(text + used, sizeof text - used, rank == 1 ? ",)" : ")");
   }
 };
@@ -378,8 +390,8 @@ struct Parameter<P, std::enable_if_t<std::is_integral_v<P> && std::is_signed_v<P
   static constexpr bool fits(Type t) { return t.kind == Kind::kInt && !t.optional; }
   static P from(const Argument& a) {
     if (a.integer < std::numeric_limits<P>::min() || a.integer > std::numeric_limits<P>::max())
-      refuse("%s: got %lld, which does not fit the launcher's integer of %d bits", a.name,
-             static_cast<long long>(a.integer), static_cast<int>(8 * sizeof(P)));
+      refuse("%s: expected an integer of %d bits, as the launcher takes, got %lld", a.name,
+             static_cast<int>(8 * sizeof(P)), static_cast<long long>(a.integer));
     return static_cast<P>(a.integer);
   }
 };
@@ -470,42 +482,42 @@ cudaError_t call(Function launcher, const Argument* arguments, cudaStream_t stre
   static_assert(::jitquant::exported::Launcher<decltype(&launcher)>::fits<index>(schema), \
                 "JITQUANT_EXPORT: parameter " #index " (from 0) of " #launcher            \
                 " does not fit the schema's argument; jitquant/export.h lists what does");
-#define JITQUANT_EXPORT(launcher, schema)                                                       \
-  static_assert(::jitquant::exported::Launcher<decltype(&launcher)>::returns_error,             \
-                "JITQUANT_EXPORT: " #launcher " must be a function that returns cudaError_t");  \
-  static_assert(::jitquant::exported::Launcher<decltype(&launcher)>::takes_stream,              \
-                "JITQUANT_EXPORT: the last parameter of " #launcher " must be a cudaStream_t"); \
-  static_assert(::jitquant::exported::Launcher<decltype(&launcher)>::counts(schema),            \
-                "JITQUANT_EXPORT: " #launcher                                                   \
-                " must have a parameter for each argument of the schema, and the stream");      \
-  JITQUANT_EXPORT_FITS(launcher, schema, 0)                                                     \
-  JITQUANT_EXPORT_FITS(launcher, schema, 1)                                                     \
-  JITQUANT_EXPORT_FITS(launcher, schema, 2)                                                     \
-  JITQUANT_EXPORT_FITS(launcher, schema, 3)                                                     \
-  JITQUANT_EXPORT_FITS(launcher, schema, 4)                                                     \
-  JITQUANT_EXPORT_FITS(launcher, schema, 5)                                                     \
-  JITQUANT_EXPORT_FITS(launcher, schema, 6)                                                     \
-  JITQUANT_EXPORT_FITS(launcher, schema, 7)                                                     \
-  JITQUANT_EXPORT_FITS(launcher, schema, 8)                                                     \
-  JITQUANT_EXPORT_FITS(launcher, schema, 9)                                                     \
-  JITQUANT_EXPORT_FITS(launcher, schema, 10)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 11)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 12)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 13)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 14)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 15)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 16)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 17)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 18)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 19)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 20)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 21)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 22)                                                    \
-  JITQUANT_EXPORT_FITS(launcher, schema, 23)                                                    \
-  extern "C" __attribute__((visibility("hidden"))) cudaError_t jitquant_export_##launcher(      \
-      const ::jitquant::exported::Argument* arguments, cudaStream_t stream,                     \
-      ::jitquant::Refusal* refusal) {                                                           \
-    return ::jitquant::exported::call(&launcher, arguments, stream, refusal);                   \
+#define JITQUANT_EXPORT(launcher, schema)                                                  \
+  static_assert(::jitquant::exported::Launcher<decltype(&launcher)>::returns_error,        \
+                "JITQUANT_EXPORT: expected " #launcher " to return cudaError_t");          \
+  static_assert(::jitquant::exported::Launcher<decltype(&launcher)>::takes_stream,         \
+                "JITQUANT_EXPORT: expected " #launcher " to take a cudaStream_t last");    \
+  static_assert(::jitquant::exported::Launcher<decltype(&launcher)>::counts(schema),       \
+                "JITQUANT_EXPORT: expected " #launcher                                     \
+                " to take a parameter for each argument of the schema, and the stream");   \
+  JITQUANT_EXPORT_FITS(launcher, schema, 0)                                                \
+  JITQUANT_EXPORT_FITS(launcher, schema, 1)                                                \
+  JITQUANT_EXPORT_FITS(launcher, schema, 2)                                                \
+  JITQUANT_EXPORT_FITS(launcher, schema, 3)                                                \
+  JITQUANT_EXPORT_FITS(launcher, schema, 4)                                                \
+  JITQUANT_EXPORT_FITS(launcher, schema, 5)                                                \
+  JITQUANT_EXPORT_FITS(launcher, schema, 6)                                                \
+  JITQUANT_EXPORT_FITS(launcher, schema, 7)                                                \
+  JITQUANT_EXPORT_FITS(launcher, schema, 8)                                                \
+  JITQUANT_EXPORT_FITS(launcher, schema, 9)                                                \
+  JITQUANT_EXPORT_FITS(launcher, schema, 10)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 11)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 12)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 13)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 14)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 15)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 16)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 17)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 18)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 19)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 20)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 21)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 22)                                               \
+  JITQUANT_EXPORT_FITS(launcher, schema, 23)                                               \
+  extern "C" __attribute__((visibility("hidden"))) cudaError_t jitquant_export_##launcher( \
+      const ::jitquant::exported::Argument* arguments, cudaStream_t stream,                \
+      ::jitquant::Refusal* refusal) {                                                      \
+    return ::jitquant::exported::call(&launcher, arguments, stream, refusal);              \
   }
 
 #endif
