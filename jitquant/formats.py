@@ -211,6 +211,9 @@ ROUNDINGS: Final[tuple[str, ...]] = get_args(Rounding)
 SELECTS: Final[tuple[str, ...]] = get_args(Select)
 """How an NVFP4 block's scale is selected: recipe "te", of two the better one, fouroversix's."""
 
+STATIC_SELECTS: Final = ("static_6", "static_4")
+"""Those of them that choose nothing, so that any rounding may follow."""
+
 E4M3_MAXIMA: Final = (448, 256)
 """Largest NVFP4 block scale, which the block with the tensor's amax gets."""
 

@@ -16,10 +16,12 @@ from jitquant.formats import (
     GROUP_SCALE_LAYOUTS,
     GROUP_SIZES,
     MXFP4_SCALINGS,
+    RECIPES,
     ROTATIONS,
     SCALE_FORMATS,
     SCALE_LAYOUTS,
     SELECTS,
+    STATIC_SELECTS,
 )
 from jitquant.numerics import recipes
 
@@ -92,11 +94,12 @@ def _both_samples() -> tuple[list[Sample], list[Sample]]:
     recipe_list: list[dict[str, Any]] = [
         {},
         {"rounding": "stochastic", "rng_state": STATE},
+        {"rounding": "stochastic", "rng_state": STATE, "select": "static_4"},
         *({"select": select, "e4m3_max": 256} for select in SELECTS[1:]),
         {"block": "16x16"},
         *({"block": "16x16", "select": select} for select in SELECTS[1:]),
     ]
-    every = itertools.product(DTYPES, (True, False), ("none", "te"), range(6))
+    every = itertools.product(DTYPES, (True, False), ("none", "te"), range(7))
     for turn, (dtype, whole, rotate, kind) in enumerate(every):
         fitting = [
             s
@@ -104,7 +107,7 @@ def _both_samples() -> tuple[list[Sample], list[Sample]]:
             if s[0] % max(recipes.hadamard_size(rotate), 1) == 0 and (s[1] % 16 == 0) == whole
         ]
         shape = fitting[turn % len(fitting)]
-        how = recipe_list[kind if kind < 2 else 2 + (turn + 5 * kind) % (len(recipe_list) - 2)]
+        how = recipe_list[kind if kind < 3 else 3 + (turn + 5 * kind) % (len(recipe_list) - 3)]
         if rotate == "none" or "block" not in how:
             how = {**how, "rotate": rotate}
         if turn % 2 and how.get("rotate", "none") != "none":
@@ -185,7 +188,11 @@ def _embedded_samples() -> dict[str, list[Sample]]:
             rounding = _rounding(x(), turn // 2)
             nvfp4, mx = {**nvfp4, **rounding}, {**mx, **rounding}
         elif kind == 2:
-            nvfp4 |= {"select": SELECTS[1 + turn % 7], "e4m3_max": (448, 256)[turn % 2]}
+            select = SELECTS[1 + turn % 7]
+            nvfp4 |= {"select": select, "e4m3_max": (448, 256)[turn % 2]}
+            if select in STATIC_SELECTS:
+                nvfp4 |= _rounding(x(), turn // 2)
+        nvfp4["recipe"] = ("te", "te_flush")[turn % 2] if kind == 2 else RECIPES[turn // 2 % 3]
         if granularity == "tensor" and rotate in ("none", "te", "16"):
             nvfp4["block"] = "16x16"
         found["quantize_nvfp4_recipe"].append(_nvfp4(said, x, nvfp4))
@@ -321,6 +328,19 @@ def recipe_samples() -> dict[str, list[Sample]]:
             mxfp4.append(
                 Sample("quantize_mxfp4", said, lambda d, x=x, k=mx: ((x().to(d),), _on(d, k)))
             )
+    for turn, (dtype, rotate, kind) in enumerate(itertools.product(DTYPES, ROTATIONS, range(3))):
+
+        def some(rotate=rotate, dtype=dtype) -> Tensor:
+            return _wide(rotate, dtype, 0, True)
+
+        how = {"rotate": rotate, "granularity": ("tensor", "row")[turn // 3 % 2]}
+        if kind == 0:  # of a static selection
+            how |= {"select": STATIC_SELECTS[turn % 2], "recipe": ("te", "te_flush")[turn // 2 % 2]}
+            how |= _rounding(some(), turn // 3)
+        else:
+            how["recipe"] = RECIPES[kind]
+            how |= _rounding(some(), turn // 2) if turn // 3 % 3 == 0 else {}
+        nvfp4.append(_nvfp4(f"rule-{str(dtype)[6:]}-{rotate}-{kind}", some, how))
     for i, (label, dtype) in enumerate(itertools.product(inputs(), DTYPES)):
         said = f"{label}-{str(dtype)[6:]}"
 

@@ -211,13 +211,27 @@ def _tile_sum(e: Tensor) -> Tensor:
     return e.expand(tiles, 16, groups).reshape(tiles * 16, groups)[:rows]
 
 
-def _candidate(
-    x: Tensor, s: Tensor, S: Tensor, a: Tensor, denominator: Tensor, select: str, tile_rows: int
-) -> tuple[Tensor, Tensor]:
-    """Codes (rows, groups, 16) of blocks with the stored scales ``s``, and their errors."""
+def _scaled(x: Tensor, s: Tensor, S: Tensor, recipe: str) -> Tensor:
+    """Blocks (rows, groups, 16) with the stored scales ``s`` before they are rounded to E2M1."""
     one = constant(1.0, x)
     enc = torch.minimum(torch.div(one, s * torch.div(one, S)), constant(FP32_MAX, x))
-    codes = encode_e2m1(x * enc[:, :, None])
+    if recipe != "te":
+        enc = torch.where(s == 0, constant(0.0, x), enc)
+    return x * enc[:, :, None]
+
+
+def _candidate(
+    x: Tensor,
+    s: Tensor,
+    S: Tensor,
+    a: Tensor,
+    denominator: Tensor,
+    select: str,
+    tile_rows: int,
+    recipe: str = "te",
+) -> tuple[Tensor, Tensor]:
+    """Codes (rows, groups, 16) of blocks with the stored scales ``s``, and their errors."""
+    codes = encode_e2m1(_scaled(x, s, S, recipe))
     product = decode_e2m1(codes) * s[:, :, None]
     if select.endswith("_fast"):
         d = product - x * S[:, :, None]
@@ -250,6 +264,8 @@ def four_over_six(
     e4m3_max: int,
     tile_rows: int = 1,
     from_gsa: bool = False,
+    recipe: str = "te",
+    r: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The scale that makes a block's amax 6, or that which makes it 4, by the smaller error.
 
@@ -261,6 +277,8 @@ def four_over_six(
         e4m3_max: largest scale: 448 or 256.
         tile_rows: 16: one choice for 16 rows.
         from_gsa: see `encoding_scale`.
+        recipe: "te_flush": code 0 in blocks whose scale is 0.
+        r: random bytes of the shape of ``x`` for the static rules, or None.
 
     Returns:
         uint8 codes (rows, groups, 16) and E4M3 scales (rows, groups).
@@ -270,11 +288,14 @@ def four_over_six(
     S, a = S[:, None], a[:, None]
     base = torch.div(_block_amax(x, tile_rows), constant(full, x)) * S
     s6 = encode_e4m3(base)
-    denominator = constant(full * e4m3_max, x)
-    codes, error = _candidate(x, decode_e4m3(s6), S, a, denominator, select, tile_rows)
-    if not select.startswith("static"):
+    if select.startswith("static"):
+        scaled = _scaled(x, decode_e4m3(s6), S, recipe)
+        codes = encode_e2m1(scaled) if r is None else stochastic_e2m1(scaled, r)
+    else:
+        how = (S, a, constant(full * e4m3_max, x), select, tile_rows, recipe)
+        codes, error = _candidate(x, decode_e4m3(s6), *how)
         s4 = encode_e4m3(base * 1.5)
-        codes4, error4 = _candidate(x, decode_e4m3(s4), S, a, denominator, select, tile_rows)
+        codes4, error4 = _candidate(x, decode_e4m3(s4), *how)
         four = error4 < error
         codes = torch.where(four[:, :, None], codes4, codes)
         s6 = torch.where(four, s4.view(torch.uint8), s6.view(torch.uint8)).view(s6.dtype)
@@ -294,18 +315,20 @@ def _encode_nvfp4(
     e4m3_max: int,
     tile_rows: int,
     from_gsa: bool = False,
+    recipe: str = "te",
 ) -> tuple[Tensor, Tensor]:
     """Codes (rows, N up to 16) and scales (rows, N / 16) of fp32 rows."""
     rows, cols = v.shape
     groups = -(-cols // NVFP4_BLOCK)
     x = functional.pad(v, (0, groups * NVFP4_BLOCK - cols)).reshape(rows, groups, NVFP4_BLOCK)
+    r = None if r is None else r.reshape(x.shape)
     if select != "none":
-        codes, scales = four_over_six(x, a, select, e4m3_max, tile_rows, from_gsa)
+        codes, scales = four_over_six(x, a, select, e4m3_max, tile_rows, from_gsa, recipe, r)
     else:
         S = encoding_scale(a, E2M1_MAX * e4m3_max, from_gsa)[0]
-        scales, factor = block_scales(_block_amax(x, tile_rows), S[:, None], "te")
+        scales, factor = block_scales(_block_amax(x, tile_rows), S[:, None], recipe)
         scaled = x * factor[:, :, None]
-        codes = encode_e2m1(scaled) if r is None else stochastic_e2m1(scaled, r.reshape(x.shape))
+        codes = encode_e2m1(scaled) if r is None else stochastic_e2m1(scaled, r)
         codes.masked_fill_(decode_e4m3(scales).isnan()[:, :, None], 0)
     return codes.reshape(rows, groups * NVFP4_BLOCK), scales
 
@@ -367,6 +390,7 @@ def quantize_nvfp4_recipe(
     random_bytes: Tensor | None = None,
     scale_layout: str = "linear",
     from_gsa: bool = False,
+    recipe: str = "te",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x_fp4, x_sf and gsa of ``x`` (..., N) by a recipe for training or rotation.
 
@@ -376,19 +400,20 @@ def quantize_nvfp4_recipe(
         granularity: "tensor" or "row".
         block: "1x16" or "16x16".
         rotate, signs, cos, sin, interleaved: see `rotated`.
-        select: "none" (recipe "te"), or see `four_over_six`.
+        select: "none" (the recipe's scale), or see `four_over_six`.
         e4m3_max: largest scale.
         rounding: "nearest", or "stochastic" with ``rng_state`` or ``random_bytes``.
         rng_state: see `random_bytes`.
         random_bytes: uint8 of the shape of ``x``.
         scale_layout: of x_sf.
         from_gsa: ``amax`` is a given gsa, (1,) or (rows,); see `encoding_scale`.
+        recipe: "te", "vllm" or "te_flush", see `block_scales`; with a selection not "vllm".
     """
     a = amax.reshape(-1) if granularity == "row" or from_gsa else amax.amax().reshape(1)
     v = rotated(x, rotate, signs, cos, sin, interleaved)
     r = _bytes_for(rounding, rng_state, random_bytes, v, NVFP4_BLOCK)
     tile_rows = 16 if block == "16x16" else 1
-    codes, scales = _encode_nvfp4(v, a, r, select, e4m3_max, tile_rows, from_gsa)
+    codes, scales = _encode_nvfp4(v, a, r, select, e4m3_max, tile_rows, from_gsa, recipe)
     leading = tuple(x.shape[:-1])
     return (
         pack_e2m1(codes).reshape(*leading, codes.shape[1] // 2),

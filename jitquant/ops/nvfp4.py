@@ -400,7 +400,7 @@ def quantize_nvfp4(
         gsa: None to compute it, a positive number, or float32 of one element, (rows,) or (..., 1).
         granularity: what one computed gsa covers: "tensor" or "row".
         divisor: a computed gsa is ``amax / divisor``.
-        recipe: "te" (TransformerEngine) or "vllm"; see ``docs/numerics.md``.
+        recipe: "te" (TransformerEngine), "vllm" or "te_flush"; see ``docs/numerics.md``.
         block: "1x16", or "16x16": 16 rows share scales as well, the leading dimensions as one.
         rotate: "none"; "te": TransformerEngine's random Hadamard transform of 16 neighbors;
             "16" to "256": Sylvester's of that many. N must be a multiple of the number.
@@ -437,8 +437,9 @@ def quantize_nvfp4(
                 "rng_state": rng_state,
                 "random_bytes": random_bytes,
                 "scale_layout": scale_layout,
+                "recipe": recipe,
             },
-            {"divisor": (divisor, NVFP4_DIVISOR), "recipe": (recipe, "te")},
+            divisor,
             gsa,
             process_group,
             out,
@@ -820,7 +821,7 @@ def _quantized(
 
 def _by_recipe(
     arguments: dict[str, Any],
-    others: dict[str, tuple[Any, Any]],
+    divisor: float,
     gsa: float | Tensor | None,
     process_group: ProcessGroup | None,
     out: QuantizedActivation | None,
@@ -829,22 +830,21 @@ def _by_recipe(
 
     Args:
         arguments: those of the op, by name.
-        others: arguments that a recipe does not take, with what they have to be.
+        divisor: as it was given, which has to be the default.
         gsa: as it was given.
         process_group: as it was given.
         out: as it was given.
     """
-    for name, (given, wanted) in others.items():
-        if given is not wanted and given != wanted:
-            raise ValueError(
-                f"{name}: expected {wanted!r} with a recipe for training or rotation, got another "
-                "value. These follow recipe 'te', and e4m3_max sets their divisor"
-            )
+    if divisor != NVFP4_DIVISOR:
+        raise ValueError(
+            f"divisor: expected {NVFP4_DIVISOR} with a recipe for training or rotation, got "
+            f"{divisor!r}. e4m3_max sets their divisor"
+        )
     x = arguments["x"] = _checks.with_columns(_checks.as_tensor(arguments["x"], "x"))
     if process_group is not None:
         _sharded.check_no_scale(process_group, gsa, "gsa")
     given = _checks.as_gsa(gsa)
-    arguments |= {"from_gsa": given is not None, "recipe": "te"}
+    arguments["from_gsa"] = given is not None
     if given is None:
         amax = recipes.ROTATED_AMAX.made(recipes.ROTATED_AMAX.ordered(arguments))[0]
         if process_group is not None:

@@ -21,11 +21,13 @@ from jitquant.formats import (
     MXFP4_BLOCK,
     MXFP4_SCALINGS,
     NVFP4_BLOCK,
+    RECIPES,
     ROTATIONS,
     ROUNDINGS,
     SCALE_DTYPE,
     SCALE_LAYOUTS,
     SELECTS,
+    STATIC_SELECTS,
     WEIGHT_BLOCKS,
     Mxfp4Scaling,
     Rotation,
@@ -98,7 +100,7 @@ def _check_together(block: str, rotate: str, select: str, rounding: str, e4m3_ma
             f"rotate: expected 'none', 'te' or '16' with block='16x16', got {rotate!r}. A wider "
             "rotation would mix blocks that have their own scales"
         )
-    if select != "none" and rounding != "nearest":
+    if select not in ("none", *STATIC_SELECTS) and rounding != "nearest":
         raise ValueError(
             f"rounding: expected 'nearest' with select={select!r}, got {rounding!r}. The choice "
             "would depend on the random numbers"
@@ -142,10 +144,16 @@ def _plan_recipe(
     random_bytes: Tensor | None,
     scale_layout: str,
     from_gsa: bool,
+    recipe: str,
 ) -> Plan:
     _checks_rotation.rotated_arguments(x, rotate, signs, cos, sin)
     _check_rounding(rounding, rng_state, random_bytes, x)
     _check_together(block, rotate, select, rounding, e4m3_max)
+    if select != "none" and recipe == "vllm":
+        raise ValueError(
+            f"recipe: expected 'te' or 'te_flush' with select={select!r}, got 'vllm'. The "
+            "selection has a rule of its own for a block's scale"
+        )
     rows = _checks.row_count(x.shape[:-1])
     if granularity == "row" and block != "1x16":
         raise ValueError("block: expected '1x16' with granularity='row', got '16x16'")
@@ -297,6 +305,7 @@ QUANTIZE = Op(
         "granularity": GRANULARITIES,
         "block": WEIGHT_BLOCKS,
         "select": SELECTS,
+        "recipe": RECIPES,
         **_CHOICES,
     },
     maker=_MAKER,

@@ -51,9 +51,7 @@ void quantize_nvfp4_both(Call& call, const declared::QuantizeNvfp4Both& args, Re
   JITQUANT_CHECK(!recipe.tile || (recipe.rotation.lanes == 0 && !recipe.rounding.stochastic),
                  "rotate and rounding: expected 'none' and 'nearest' with block='16x16', got '",
                  args.rotate, "' and '", args.rounding, "'. The transpose has the same codes");
-  JITQUANT_CHECK(recipe.select.none || !recipe.rounding.stochastic,
-                 "rounding: expected 'nearest' with select='", args.select,
-                 "', got 'stochastic'. The choice would depend on the random numbers");
+  check_selection(recipe, args.select);
   const float divisor = recipe.select.full * largest_scale(args.e4m3_max);
   check_cuda(args.amax, "amax", &args.x);
   JITQUANT_CHECK(args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&

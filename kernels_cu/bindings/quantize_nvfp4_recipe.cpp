@@ -7,8 +7,8 @@ cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const
                                 bool by_row, float* maxima, cudaStream_t stream);
 cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* maxima,
                                          int count, bool by_row, bool from_gsa, float divisor,
-                                         float* gsa, const Recipe& recipe, const Nvfp4Output& out,
-                                         cudaStream_t stream);
+                                         Nvfp4Recipe rule, float* gsa, const Recipe& recipe,
+                                         const Nvfp4Output& out, cudaStream_t stream);
 
 namespace {
 
@@ -34,9 +34,11 @@ void quantize_nvfp4_recipe(Call& call, const declared::QuantizeNvfp4Recipe& args
   recipe.tile = tile_of(args.block, args.rotate, recipe.rotation);
   JITQUANT_CHECK(!rows || !recipe.tile,
                  "block: expected '1x16' with granularity='row', got '16x16'");
-  JITQUANT_CHECK(recipe.select.none || !recipe.rounding.stochastic,
-                 "rounding: expected 'nearest' with select='", args.select,
-                 "', got 'stochastic'. The choice would depend on the random numbers");
+  check_selection(recipe, args.select);
+  const Nvfp4Recipe rule = recipe_of(args.recipe);
+  JITQUANT_CHECK(recipe.select.none || rule != Nvfp4Recipe::kVllm,
+                 "recipe: expected 'te' or 'te_flush' with select='", args.select,
+                 "', got 'vllm'. The selection has a rule of its own for a block's scale");
   const float divisor = recipe.select.full * largest_scale(args.e4m3_max);
   check_cuda(args.amax, "amax", &args.x);
   const int64_t count = args.amax.numel();
@@ -53,7 +55,7 @@ void quantize_nvfp4_recipe(Call& call, const declared::QuantizeNvfp4Recipe& args
   const Launching at(call, args.x);
   check_launch(launch_quantize_nvfp4_recipe(m, rope, static_cast<const float*>(args.amax.data),
                                             static_cast<int>(rows ? 0 : count), rows, args.from_gsa,
-                                            divisor, gsa_out, recipe, out, at.stream),
+                                            divisor, rule, gsa_out, recipe, out, at.stream),
                "quantize_nvfp4_recipe");
 }
 

@@ -92,4 +92,10 @@ inline Rounding rounding_of(std::string_view rounding, const std::optional<View>
   return r;
 }
 
+inline void check_selection(const Recipe& recipe, std::string_view select) {
+  JITQUANT_CHECK(recipe.select.none || recipe.select.single || !recipe.rounding.stochastic,
+                 "rounding: expected 'nearest' with select='", select,
+                 "', got 'stochastic'. The choice would depend on the random numbers");
+}
+
 }  // namespace jitquant

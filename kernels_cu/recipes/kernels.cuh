@@ -154,6 +154,7 @@ struct RecipeScale {
   bool by_row;
   bool from_gsa;  // a given gsa instead of an amax
   float divisor;
+  Nvfp4Recipe rule;
   float* gsa;
 
   // The amax of the tensor or its given gsa, whose `count` is 1. A branch around the loop makes a
@@ -164,9 +165,10 @@ struct RecipeScale {
   }
 
   // The selection for one of these values. Also writes gsa.
-  __device__ __forceinline__ Selection selection(float value, float* gsa_out) const {
+  __device__ __forceinline__ Selection selection(float value, float* gsa_out,
+                                                 Nvfp4Recipe rule = Nvfp4Recipe::kTe) const {
     if (gsa_out != nullptr) *gsa_out = from_gsa ? value : div_rn(value, divisor);
-    return selection_of(value, divisor, from_gsa);
+    return selection_of(value, divisor, from_gsa, rule);
   }
 };
 
@@ -214,6 +216,8 @@ __device__ __forceinline__ Nvfp4Codes recipe_block(const Block<T>& y, float b,
     } else {
       return mxfp4_block(y, b, recipe.scaling, nullptr);
     }
+  } else if constexpr (kScaling == Scaling::kSelect && kStochastic) {
+    return static_stochastic_block(y, b, selection, recipe.select.full, bytes());
   } else if constexpr (kScaling == Scaling::kSelect) {
     return selected_block(y, b, selection, recipe.select, over);
   } else if constexpr (kStochastic) {
@@ -231,8 +235,9 @@ constexpr int recipe_blocks_per_sm() {
   return kRotate == Rotate::kNone && !kStochastic ? 4 : 3;
 }
 
-// A contiguous tensor of fewer than 2^31 whole blocks, with linear scales, one amax, and generated
-// random bytes or none.
+// A contiguous tensor of fewer than 2^31 whole blocks, with linear scales, one amax, generated
+// random bytes or none, and the rule kTe: if it were an argument, one thread block less would fit
+// on an SM with rotated rows.
 template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
 __global__ void __launch_bounds__(kThreads, recipe_blocks_per_sm<T, kRotate, kStochastic>())
     flat_recipe_kernel(FlatSource<T> source, Divisor width, RecipeScale scale, Recipe recipe,
@@ -293,7 +298,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 && kRotate == Rotate:
   const bool by_row = !kMx && scale.by_row;
   if (!kMx && !by_row) {
     const float value = scale.of_tensor(reduce);
-    selection = scale.selection(value, blockIdx.x == 0 && threadIdx.x == 0 ? scale.gsa : nullptr);
+    selection = scale.selection(value, blockIdx.x == 0 && threadIdx.x == 0 ? scale.gsa : nullptr,
+                                scale.rule);
   }
   Draws draws;
   if (kStochastic) draws = Draws(recipe.rounding.rng_state);
@@ -315,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 && kRotate == Rotate:
     if (tile) b = tile_amax(b);
     if (by_row) {
       selection = scale.selection(exists ? scale.maxima[row] : 0.0f,
-                                  exists && block == 0 ? scale.gsa + row : nullptr);
+                                  exists && block == 0 ? scale.gsa + row : nullptr, scale.rule);
     }
     const Nvfp4Codes codes = recipe_block<kScaling, kStochastic>(
         y, b, selection, recipe,
@@ -379,9 +385,12 @@ cudaError_t launch_recipe(const Matrix& x, const Rope& rope, const RecipeScale& 
     return with_rotation(recipe.rotation, rope, [&](auto rotate) {
       const int64_t blocks = out.rows * out.blocks;
       const bool flat = is_flat(x) && out.blocks * 16 == x.cols && !out.swizzled && !recipe.tile &&
-                        !scale.by_row && recipe.rounding.random_bytes == nullptr &&
+                        !scale.by_row && scale.rule == Nvfp4Recipe::kTe &&
+                        recipe.rounding.random_bytes == nullptr &&
                         blocks < (int64_t{1} << 31) - (int64_t{1} << 24);
-      if constexpr (rotate != Rotate::kRope) {
+      // For one that is rarely asked for, the kernel for all tensors has to do.
+      constexpr bool kRare = kScaling == Scaling::kSelect && kStochastic;
+      if constexpr (rotate != Rotate::kRope && !kRare) {
         if (flat) {
           constexpr auto kKernel = &flat_recipe_kernel<T, rotate, kScaling, kStochastic>;
           const int64_t grid = persistent_grid((blocks + kThreads - 1) / kThreads,

@@ -105,20 +105,21 @@ __device__ __forceinline__ float2 error_of_rows(const float2 (&rows)[kSide][kLan
 
 // Minimum thread blocks per SM. Without a limit the fp32 kernels take 68 to 128 registers, so two
 // blocks fit. Two blocks of 4over6 need all registers.
-template <class T, Scaling kScaling>
+template <class T, Scaling kScaling, bool kStochastic>
 constexpr int both_blocks_per_sm() {
   if (sizeof(T) == 4) return 1;
-  return kScaling == Scaling::kSelect ? 2 : 3;
+  return kScaling == Scaling::kSelect && !kStochastic ? 2 : 3;
 }
 
 // One thread block per tile. A warp takes 16 rows of it and then 16 columns, eight lanes per line.
 template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
-__global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling>())
+__global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling, kStochastic>())
     nvfp4_both_kernel(TileSource<T> source, const float* maxima, int count, float divisor,
                       Recipe recipe, const __grid_constant__ BothOutput out, uint32_t wide) {
   using Memory = TileMemory<T>;
   constexpr int kLines = Memory::kLines;
-  constexpr bool kSelects = kScaling == Scaling::kSelect;
+  // Stochastic rounding goes with the static selections alone, which compare nothing.
+  constexpr bool kSelects = kScaling == Scaling::kSelect && !kStochastic;
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ BlockReduce::Scratch scratch;
   __shared__ float2 row_errors[kSelects ? kSide : 1][kLanes];
@@ -359,7 +360,9 @@ cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const float* maxima, flo
                                        cudaStream_t stream) {
   const BothOutput both = {{out, out_t}, {gsa, gsa_t}};
   if (!recipe.select.none) {
-    return launch_both<Scaling::kSelect, false>(x, maxima, divisor, recipe, both, stream);
+    return recipe.rounding.stochastic
+               ? launch_both<Scaling::kSelect, true>(x, maxima, divisor, recipe, both, stream)
+               : launch_both<Scaling::kSelect, false>(x, maxima, divisor, recipe, both, stream);
   }
   return recipe.rounding.stochastic
              ? launch_both<Scaling::kTe, true>(x, maxima, divisor, recipe, both, stream)

@@ -38,11 +38,13 @@ cudaError_t launch_rotated_amax(const Matrix& x, const Rotation& rotation, const
 
 cudaError_t launch_quantize_nvfp4_recipe(const Matrix& x, const Rope& rope, const float* maxima,
                                          int count, bool by_row, bool from_gsa, float divisor,
-                                         float* gsa, const Recipe& recipe, const Nvfp4Output& out,
-                                         cudaStream_t stream) {
-  const RecipeScale scale = {maxima, count, by_row, from_gsa, divisor, gsa};
+                                         Nvfp4Recipe rule, float* gsa, const Recipe& recipe,
+                                         const Nvfp4Output& out, cudaStream_t stream) {
+  const RecipeScale scale = {maxima, count, by_row, from_gsa, divisor, rule, gsa};
   if (!recipe.select.none) {
-    return launch_recipe<Scaling::kSelect, false>(x, rope, scale, recipe, out, stream);
+    return recipe.rounding.stochastic
+               ? launch_recipe<Scaling::kSelect, true>(x, rope, scale, recipe, out, stream)
+               : launch_recipe<Scaling::kSelect, false>(x, rope, scale, recipe, out, stream);
   }
   return recipe.rounding.stochastic
              ? launch_recipe<Scaling::kTe, true>(x, rope, scale, recipe, out, stream)

@@ -161,6 +161,7 @@ JITQUANT_HD uint32_t e2m1x8_stochastic(const Block<T>& x, int half, float enc,
 template <class T>
 JITQUANT_HD Nvfp4Codes stochastic_block(const Block<T>& x, float enc, uint8_t scale,
                                         const RandomBytes& r) {
+  if (enc == 0.0f) return {e2m1x8_of_zeros(x, 0), e2m1x8_of_zeros(x, 1), scale};
   if (!(enc > 0.0f)) return {0, 0, scale};  // the block is NaN
   return {e2m1x8_stochastic(x, 0, enc, r), e2m1x8_stochastic(x, 1, enc, r), scale};
 }
@@ -182,12 +183,22 @@ struct Selection {
 };
 
 // From an amax, or from a given gsa.
-JITQUANT_HD Selection selection_of(float value, float divisor, bool from_gsa = false) {
+JITQUANT_HD Selection selection_of(float value, float divisor, bool from_gsa = false,
+                                   Nvfp4Recipe recipe = Nvfp4Recipe::kTe) {
   float S = value == 0.0f ? 1.0f : div_rn(from_gsa ? 1.0f : divisor, value);
   if (S > kFloatMax) S = kFloatMax;
   if (S == 0.0f) S = 1.0f;
   const float amax = from_gsa ? mul_rn(value, divisor) : value;
-  return {nvfp4_encoding(S, Nvfp4Recipe::kTe), S, amax, divisor};
+  return {nvfp4_encoding(S, recipe), S, amax, divisor};
+}
+
+// A block whose amax maps to `full`, without a choice, rounded stochastically.
+template <class T>
+JITQUANT_HD Nvfp4Codes static_stochastic_block(const Block<T>& x, float b, const Selection& s,
+                                               float full, const RandomBytes& r) {
+  const uint16_t scale = e4m3_from_float(mul_rn(div_rn(b, full), s.S));
+  const float enc = nvfp4_block_encode(float_from_e4m3(scale), s.encoding);
+  return stochastic_block(x, enc, static_cast<uint8_t>(scale), r);
 }
 
 // q| of eight codes as bf16, two per word: 0 and 1, 2 and 3, and so on.

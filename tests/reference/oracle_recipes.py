@@ -139,9 +139,17 @@ def _sum_of_rows(each: list[F32]) -> F32:
     return each[0]
 
 
-def _candidate(tile: Array, s: int, S: F32, a: F32, select: str, full: F32) -> tuple[Array, F32]:
+def _scaled(tile: Array, s: int, S: F32, recipe: str) -> Array:
     stored = F32(_E4M3[s])
-    codes = e2m1(tile * _encoding(stored, S))
+    flushes = recipe != "te" and stored == 0
+    return tile * (F32(0) if flushes else _encoding(stored, S))
+
+
+def _candidate(
+    tile: Array, s: int, S: F32, a: F32, select: str, full: F32, recipe: str
+) -> tuple[Array, F32]:
+    stored = F32(_E4M3[s])
+    codes = e2m1(_scaled(tile, s, S, recipe))
     product = (np.copysign(_E2M1[codes & 7], tile)).astype(F32) * stored
     d = product - tile * S if select.endswith("_fast") else (product * a) / full - tile
     if "abs_max" in select:
@@ -155,24 +163,28 @@ def _candidate(tile: Array, s: int, S: F32, a: F32, select: str, full: F32) -> t
     return codes, _sum_of_rows(rows) if len(rows) > 1 else rows[0]
 
 
-def _tile(tile: Array, S: F32, a: F32, r: Array | None, select: str, top: int) -> tuple[Array, int]:
+def _tile(
+    tile: Array, S: F32, a: F32, r: Array | None, select: str, top: int, recipe: str
+) -> tuple[Array, int]:
     """Codes and the scale byte of blocks that share a scale: (rows, 16)."""
     b = _amax_with_nan(tile)
     if np.isnan(b):
         return np.zeros(tile.shape, np.int64), 127
     if select == "none":
-        s = e4m3(b * (S * (F32(1) / F32(6))))
-        v = tile * _encoding(F32(_E4M3[s]), S)
+        sixth = F32(1) / F32(6)
+        s = e4m3(S * (b * sixth) if recipe == "vllm" else b * (S * sixth))
+        v = _scaled(tile, s, S, recipe)
         return e2m1(v) if r is None else stochastic(v, r), s
     top_code = F32(4) if select == "static_4" else F32(6)
     base = (b / top_code) * S
     full = F32(float(top_code) * top)
     s6 = e4m3(base)
-    codes, error = _candidate(tile, s6, S, a, select, full)
     if select.startswith("static"):
-        return codes, s6
+        v = _scaled(tile, s6, S, recipe)
+        return e2m1(v) if r is None else stochastic(v, r), s6
+    codes, error = _candidate(tile, s6, S, a, select, full, recipe)
     s4 = e4m3(base * F32(1.5))
-    codes4, error4 = _candidate(tile, s4, S, a, select, full)
+    codes4, error4 = _candidate(tile, s4, S, a, select, full, recipe)
     return (codes4, s4) if error4 < error else (codes, s6)
 
 
@@ -185,6 +197,7 @@ def nvfp4(
     select: str = "none",
     e4m3_max: int = 448,
     gsa: Array | None = None,
+    recipe: str = "te",
 ) -> tuple[Array, Array, Array]:
     """NVFP4 of fp32 ``v`` (rows, N), rotated already, with the amax ``a``: (1,) or (rows,).
 
@@ -209,7 +222,7 @@ def nvfp4(
             for k in range(blocks):
                 at = slice(first, first + tile_rows), slice(16 * k, 16 * k + 16)
                 codes[at], scales[at[0], k] = _tile(
-                    x[at], S, own, None if r is None else r[at], select, e4m3_max
+                    x[at], S, own, None if r is None else r[at], select, e4m3_max, recipe
                 )
         return codes, scales, a / divisor if gsa is None else gsa
 

@@ -37,9 +37,9 @@ struct RotatedAmax {
 struct QuantizeNvfp4Recipe {
   static constexpr const char* kName = "quantize_nvfp4_recipe";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor amax, *, str granularity='tensor', str block='1x16', str rotate='none', Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, str select='none', int e4m3_max=448, str rounding='nearest', Tensor? rng_state=None, Tensor? random_bytes=None, str scale_layout='linear', bool from_gsa=False";
+      "Tensor x, Tensor amax, *, str granularity='tensor', str block='1x16', str rotate='none', Tensor? signs=None, Tensor? cos=None, Tensor? sin=None, bool interleaved=False, str select='none', int e4m3_max=448, str rounding='nearest', Tensor? rng_state=None, Tensor? random_bytes=None, str scale_layout='linear', bool from_gsa=False, str recipe='te'";
   static constexpr std::initializer_list<const char*> kResults = {"x_fp4", "x_sf", "gsa"};
-  using Inputs = std::tuple<View, View, std::string_view, std::string_view, std::string_view, std::optional<View>, std::optional<View>, std::optional<View>, bool, std::string_view, int64_t, std::string_view, std::optional<View>, std::optional<View>, std::string_view, bool>;
+  using Inputs = std::tuple<View, View, std::string_view, std::string_view, std::string_view, std::optional<View>, std::optional<View>, std::optional<View>, bool, std::string_view, int64_t, std::string_view, std::optional<View>, std::optional<View>, std::string_view, bool, std::string_view>;
 
   const View& x;
   const View& amax;
@@ -57,11 +57,13 @@ struct QuantizeNvfp4Recipe {
   const std::optional<View>& random_bytes;
   std::string_view scale_layout;
   bool from_gsa;
+  std::string_view recipe;
 
   void check() const {
     check_name("granularity", granularity, {"tensor", "row"});
     check_name("block", block, {"1x16", "16x16"});
     check_name("select", select, {"none", "4over6_mae", "4over6_mse", "4over6_mae_fast", "4over6_mse_fast", "4over6_abs_max", "static_6", "static_4"});
+    check_name("recipe", recipe, {"te", "vllm", "te_flush"});
     check_name("rotate", rotate, {"none", "te", "16", "32", "64", "128", "256"});
     check_name("rounding", rounding, {"nearest", "stochastic"});
     check_name("scale_layout", scale_layout, {"linear", "swizzled_128x4"});
