@@ -10,6 +10,7 @@ import site
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,9 +65,52 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [sys.executable, str(directory / "pip")]
 
 
-def run_pip(pip: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_pip(
+    pip: list[str], *arguments: str, constraints: Path | str = os.devnull
+) -> subprocess.CompletedProcess[str]:
+    """Without the constraints that this machine or its user may have configured."""
     command = [*pip, "--disable-pip-version-check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PIP_CONSTRAINT": str(constraints)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def resolve(pip: list[str], report: Path, *wanted: str) -> list[dict[str, Any]]:
+    """The metadata of what pip would install.
+
+    Raises:
+        LookupError: it finds no such set; what pip says.
+    """
+    dry = ["install", "--quiet", "--dry-run", "--ignore-installed", "--only-binary=:all:"]
+    done = run_pip(pip, *dry, "--report", str(report), *wanted)
+    if done.returncode != 0:
+        raise LookupError(done.stderr.strip())
+    return [item["metadata"] for item in json.loads(report.read_text())["install"]]
+
+
+def toolkit_of_torch(found: list[dict[str, Any]]) -> str:
+    """The release of cuda-toolkit that the torch in ``found`` pins."""
+    (pinned,) = (
+        re.search(r"==([\d.]+)", need)
+        for item in found
+        if item["name"] == "torch"
+        for need in item["requires_dist"]
+        if need.startswith("cuda-toolkit[")
+    )
+    assert pinned is not None
+    return pinned[1]
+
+
+def skip_if_the_index_lacks(pip: list[str], report: Path, torch: str, extras: list[str]) -> None:
+    """Skip unless the index has torch, and our parts of its CUDA: each set without the other."""
+    wanted = [f"torch=={torch}"]
+    try:
+        release = toolkit_of_torch(resolve(pip, report, *wanted))
+        toolkit = [need for need in extras if need.startswith("cuda-toolkit[")]
+        wanted = [f"{need.partition(']')[0]}]=={release}" for need in toolkit]
+        resolve(pip, report, *wanted)
+    except LookupError as error:
+        said = str(error).splitlines()[-1]
+        pytest.skip(f"the index does not have {' '.join(wanted)} for this Python: {said}")
 
 
 @pytest.mark.slow
@@ -77,22 +121,15 @@ def test_the_extras_take_the_cuda_of_torch(pip: list[str], tmp_path: Path, torch
     nvcc 13.0 with the nvvm of 13.5 fails in ptxas.
     """
     report = tmp_path / "report.json"
-    dry = ["install", "--quiet", "--dry-run", "--ignore-installed", "--only-binary=:all:"]
-    wanted = [f"torch=={torch}", *requirements("nvcc"), *requirements("nvrtc")]
-    done = run_pip(pip, *dry, "--report", str(report), *wanted)
-    if "No matching distribution found for torch" in done.stderr:
-        pytest.skip(f"the index has no torch {torch} for this Python")
-    assert done.returncode == 0, done.stderr
-    found = [item["metadata"] for item in json.loads(report.read_text())["install"]]
+    extras = [*requirements("nvcc"), *requirements("nvrtc")]
+    try:
+        found = resolve(pip, report, f"torch=={torch}", *extras)
+    except LookupError:
+        skip_if_the_index_lacks(pip, report, torch, extras)
+        raise
     versions = {item["name"]: item["version"] for item in found}
     assert versions["torch"].partition("+")[0] == torch
-    (built_for,) = (
-        re.search(r"==(\d+\.\d+)\.", need).group(1)  # type: ignore[union-attr]
-        for item in found
-        if item["name"] == "torch"
-        for need in item["requires_dist"]
-        if need.startswith("cuda-toolkit[")
-    )
+    built_for = toolkit_of_torch(found).rpartition(".")[0]
     parts = ("nvcc", "crt", "runtime", "nvrtc")
     names = [*(f"nvidia-cuda-{part}" for part in parts), "nvidia-nvvm"]
     assert {name: versions[name].rpartition(".")[0] for name in names} == dict.fromkeys(
@@ -108,7 +145,7 @@ def test_the_pins_agree_with_the_torch_that_is_pinned(pip: list[str]) -> None:
     cuda = [need for need in requirements("test") if need.startswith("cuda-")]
     assert len(cuda) == 2
     wanted = ["torch", *requirements("nvcc"), *cuda]
-    done = run_pip(pip, *dry, "--constraint", str(ROOT / "constraints.txt"), *wanted)
+    done = run_pip(pip, *dry, *wanted, constraints=ROOT / "constraints.txt")
     assert done.returncode == 0, done.stderr
 
 
@@ -118,13 +155,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("environment")
     python = directory / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    done = subprocess.run(
-        [*pip, "--disable-pip-version-check", *requirements("nvcc")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    done = run_pip(pip, "install", "--quiet", *requirements("nvcc"))
     if done.returncode != 0:
         pytest.skip(f"pip cannot install the extra here: {done.stderr.strip()[-300:]}")
     (packages,) = (directory / "lib").glob("python*/site-packages")
