@@ -73,11 +73,12 @@ def _grouped_bf16(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 
 
 def _scaled(product: Tensor, of_rows: Tensor, of_weights: Tensor, group: Tensor) -> Tensor:
-    """A product times the scales of its rows (rows, 1) and of its experts (groups, N)."""
+    """A product times the scales of its rows (rows, 1) and of its experts (groups, N), in fp32; in
+    place if the product is fp32."""
     groups = of_weights.shape[0]
     if of_weights.numel() > 1:
         of_weights = of_weights[group.clamp(max=groups - 1)]
-    return product.float() * of_rows * of_weights
+    return product.float().mul_(of_rows).mul_(of_weights)
 
 
 def _reads_as_stored(device: torch.device, rows: int, experts: int) -> bool:
@@ -87,6 +88,42 @@ def _reads_as_stored(device: torch.device, rows: int, experts: int) -> bool:
     dequantized.
     """
     return rows <= min(8 * experts, 1024) and experts <= MOST_EXPERTS and major(device) >= 8
+
+
+def _has_tiles(device: torch.device, k: int, experts: int) -> bool:
+    """Whether the kernel decodes a packed weight once for many rows: on compute capability 9.0."""
+    return major(device) == 9 and k % 64 == 0 and experts <= MOST_EXPERTS
+
+
+def _tiled_product(
+    x: NVFP4Tensor,
+    x_gsa: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    offsets: Tensor,
+    dtype: torch.dtype,
+    out: Tensor | None,
+) -> Tensor:
+    """The product with packed weights of many rows, which the kernel takes decoded.
+
+    Args:
+        x: with a gsa of one, so that its values are exact in bf16 and fp16.
+        x_gsa: (1,) or one for each row.
+        weights: codes, scales and gsa.
+        offsets, dtype, out: as for `grouped_linear`.
+    """
+    codes, scales, gsa = weights
+    values = dequantize_nvfp4(x, torch.float16 if dtype == torch.float16 else torch.bfloat16)
+    if x_gsa.numel() == 1:
+        operands = [values, codes, scales, gsa * x_gsa, offsets, None, None, dtype]
+        return GROUPED_LINEAR.one_tensor(operands, out)
+    wide = out if dtype == torch.float32 else None
+    operands = [values, codes, scales, gsa, offsets, None, None, torch.float32]
+    product = GROUPED_LINEAR.one_tensor(operands, wide)
+    of_rows = x_gsa.view(-1, 1)
+    if dtype == torch.float32:
+        return product.mul_(of_rows)
+    y = torch.empty_like(product, dtype=dtype) if out is None else out
+    return torch.mul(product, of_rows, out=y)
 
 
 def _nvfp4_grouped_mm(
@@ -110,6 +147,8 @@ def _nvfp4_grouped_mm(
     # Codes times block scales are exact in bf16; the gsas follow after the sum.
     one = torch.ones(1, dtype=torch.float32, device=x_fp4.device)
     x = NVFP4Tensor(x_fp4.view(FP4_DTYPE), x_sf, one, scale_layout=x_layout)
+    if w_layout == "linear" and _has_tiles(x_fp4.device, packed * CODES_PER_BYTE, groups):
+        return _tiled_product(x, x_gsa, (w_fp4, w_sf, w_gsa), offsets, dtype, out)
     w = NVFP4Tensor(w_fp4.view(FP4_DTYPE), w_sf, one, scale_layout=w_layout)
     a, b = (dequantize_nvfp4(q, torch.bfloat16) for q in (x, w))
     assert b.shape == (groups, n, packed * CODES_PER_BYTE)
@@ -139,7 +178,7 @@ def _fp8_grouped_mm(
     if not has_grouped_mm(x.device):
         group = _group_of_each(offsets, rows)
         product = _looped(x, w, offsets)
-        y = _scaled(product, x_scales, w_scales, group).to(torch.bfloat16)
+        y = _scaled(product, x_scales, w_scales, group)
     else:
         ends = _ends(offsets, rows)
         group = _group_of_each(ends, rows)
@@ -158,9 +197,12 @@ def _fp8_grouped_mm(
             )
         else:
             product = _grouped_bf16(x.to(torch.bfloat16), w.to(torch.bfloat16), ends)
-            y = _scaled(product, x_scales, w_scales, group).to(torch.bfloat16)
+            y = _scaled(product, x_scales, w_scales, group)
         y = y[:, :n]
-    return _given(y.masked_fill((group == groups)[:, None], 0), dtype, out)
+    y.masked_fill_((group == groups)[:, None], 0)
+    if dtype != torch.bfloat16:
+        y = y.to(torch.bfloat16)  # as the kernels round it
+    return _given(y, dtype, out)
 
 
 def _given(y: Tensor, dtype: torch.dtype, out: Tensor | None) -> Tensor:
@@ -237,11 +279,16 @@ def grouped_linear(
       compute capability 8.0 or newer: `jitquant.nvfp4_grouped_linear`, which reads only the weights
       of experts that have rows, as they are stored, and rounds once. Nothing but the result is
       allocated, and with ``out`` nothing.
+    - More rows, on compute capability 9.0 with K a multiple of 64 and linear scales of the weights:
+      the same function, which decodes a weight for every 64 to 256 rows. One more launch decodes
+      ``q``, exactly, to 2 bytes an element. If ``q`` has a gsa for each row, the product is in
+      fp32 before it is multiplied by them; with one gsa, ``out`` is written directly.
     - Other NVFP4: ``torch.nn.functional.grouped_mm`` of codes times block scales, which are exact
       in bf16. The product, rounded to bf16, is multiplied by the gsas in fp32. The dequantized
       weights of all experts take memory during the call.
     - FP8 with a scale for each row of both: ``torch.nn.functional.scaled_grouped_mm`` on sm_90, and
-      ``grouped_mm`` of the codes on sm_100; in bf16.
+      ``grouped_mm`` of the codes on sm_100; in bf16. PyTorch's product has no ``out=``: it is
+      copied to ``out``.
 
     These do not synchronize, and can be captured. Elsewhere, including the CPU, the same operands
     are multiplied group by group with fp32 sums and the same rounding, and the CPU reads the sizes

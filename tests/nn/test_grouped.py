@@ -10,6 +10,7 @@ import torch
 from samples import randn
 from torch import Tensor
 from torch.nn.functional import ScalingType
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import jitquant
 from jitquant.nn import _grouped, grouped_linear, stack_experts
@@ -367,6 +368,112 @@ def test_weights_as_they_are_stored(
     swizzled = NVFP4["swizzled"](randn(64, IN))
     grouped_linear(swizzled, weights, torch.tensor(offsets))
     assert calls == [1]
+
+
+@pytest.mark.parametrize("kind", NVFP4)
+@pytest.mark.parametrize("offsets", OFFSETS.values(), ids=OFFSETS)
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+def test_many_rows_by_tiles(
+    kind: str, offsets: list[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What many rows on Hopper take: packed weights, and x as the exact values of its codes."""
+    cols = 128
+    q = NVFP4[kind](randn(64, cols))
+    weights = NVFP4["row" if kind.endswith("row") else "tensor"](experts(cols=cols))
+    seen: list[torch.dtype] = []
+    product = _grouped.GROUPED_LINEAR.one_tensor
+
+    def noted(args: Any, out: Tensor | None) -> Tensor:
+        x, *_, x_sf, x_gsa, _ = args
+        assert x_sf is x_gsa is None
+        seen.append(x.dtype)
+        assert args[-1] in (x.dtype, torch.float32)  # what the kernel by tiles writes
+        return product(args, out)
+
+    monkeypatch.setattr(_grouped, "_has_tiles", lambda *_: True)
+    monkeypatch.setattr(_grouped.GROUPED_LINEAR, "one_tensor", noted)
+    got = grouped_linear(q, weights, torch.tensor(offsets), dtype=dtype)
+    assert seen == [torch.float16 if dtype == torch.float16 else BF16]
+    assert got.dtype == dtype
+    assert sqnr(got, wanted(q, weights, offsets)) > 48
+    assert (got[offsets[-1] :] == 0).all()
+    out = torch.full_like(got, 7)
+    assert grouped_linear(q, weights, torch.tensor(offsets), out=out) is out
+    assert torch.equal(out, got)
+
+
+def test_where_the_tiles_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    for number, k, count, taken in (
+        (9, 128, 4, True),
+        (9, 96, 4, False),
+        (9, 128, 1025, False),
+        (10, 128, 4, False),
+        (8, 128, 4, False),
+    ):
+        monkeypatch.setattr(_grouped, "major", lambda _, number=number: number)
+        assert _grouped._has_tiles(device, k, count) is taken
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the tensors of a size that operations make, each memory once."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.numel, self.memory = numel, set[int]()
+        self._kept: list[Tensor] = []  # so that no memory is used again
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(each, Tensor) and each.numel() == self.numel:
+                self._kept.append(each)
+                self.memory.add(each.untyped_storage().data_ptr())
+        return made
+
+
+@pytest.mark.parametrize(("kind", "most"), [("stored", 0), ("tensor", 0), ("row", 1), ("fp8", 1)])
+@pytest.mark.usefixtures("grouped_gemms")
+def test_a_call_with_out_allocates_no_result(
+    kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums in fp32 if each row has a gsa; the product of FP8, which PyTorch has no out= for."""
+    form = {"stored": "tensor"}.get(kind, kind)
+    q, w = FORMATS[form](randn(64, 128)), FORMATS[form](experts(cols=128, out=48))
+    offsets = torch.tensor(OFFSETS["rows left"])
+    want = grouped_linear(q, w, offsets)
+    monkeypatch.setattr(_grouped, "_reads_as_stored", lambda *_: kind == "stored")
+    monkeypatch.setattr(_grouped, "_has_tiles", lambda *_: True)
+
+    def kernel(args: Any, out: Tensor | None) -> Tensor:
+        x, codes, *_, dtype = args
+        y = x.new_empty((x.shape[0], codes.shape[1]), dtype=dtype) if out is None else out
+        return y.zero_()
+
+    monkeypatch.setattr(_grouped.GROUPED_LINEAR, "one_tensor", kernel)
+    gemm = _grouped.functional.scaled_grouped_mm
+
+    def quietly(*args: Any, **how: Any) -> Tensor:
+        with _disable_current_modes():
+            y = gemm(*args, **how)
+        return torch.empty_like(y).copy_(y)  # the one that is counted
+
+    monkeypatch.setattr(_grouped.functional, "scaled_grouped_mm", quietly)
+    out = torch.full((64, 48), 7.0, dtype=BF16)
+    if kind == "fp8":
+        operands = (q.data, q.scale_inv, w.data, w.scale_inv.squeeze(-1), offsets, BF16, out)
+        implementation: Any = _grouped._fp8_grouped_mm
+    else:
+        sides = ((t.x_fp4_bytes, t.x_sf, t.gsa, "linear") for t in (q, w))
+        operands = (*next(sides), *next(sides), offsets, BF16, out)
+        implementation = _grouped._nvfp4_grouped_mm
+    with Allocations(out.numel()) as counted:
+        assert implementation(*operands) is out
+    assert len(counted.memory - {out.untyped_storage().data_ptr()}) == most
+    if kind == "fp8":
+        assert torch.equal(out, want)
+    else:
+        assert (out == 0).all()
 
 
 def test_when_weights_are_read_as_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
