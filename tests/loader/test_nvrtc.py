@@ -165,6 +165,33 @@ def test_a_header_that_comes_first_is_seen(tmp_path: Path, loader: Loader) -> No
         loader.get_device_module("k", [source], cuda_flags=flags)
 
 
+@pytest.mark.parametrize(
+    "form",
+    ["-I{}", "-I={}", " -I {}", "-I|{}", "--include-path={}", "--include-path|{}"],
+)
+def test_a_header_is_seen_however_a_flag_names_its_directory(
+    form: str, tmp_path: Path, loader: Loader
+) -> None:
+    nvrtc_or_skip()
+    (tmp_path / "inc").mkdir()
+    header = tmp_path / "inc" / "k.h"
+    header.write_text("__global__ void one() {}\n")
+    source = tmp_path / "k.cu"
+    source.write_text("#include <k.h>\n")
+    flags = [word.format(tmp_path / "inc") for word in form.split("|")]
+    loader.get_device_module("k", [source], cuda_flags=flags).one  # noqa: B018
+    header.write_text("__global__ void two() {}\n")
+    loader.get_device_module("k", [source], cuda_flags=flags).two  # noqa: B018
+
+
+@pytest.mark.parametrize("form", ["--pre-include={}", "-include={}", "--use-pch={}"])
+def test_a_flag_that_adds_a_file_is_refused(form: str, tmp_path: Path, loader: Loader) -> None:
+    source = tmp_path / "k.cu"
+    source.write_text("__global__ void one() {}\n")
+    with pytest.raises(ValueError, match=r"does not see edits of the file that '-+\S+k\.h' adds"):
+        loader.get_device_module("k", [source], cuda_flags=[form.format(tmp_path / "k.h")])
+
+
 def test_neither_nvcc_nor_a_host_compiler_is_needed(source: Path, tmp_path: Path) -> None:
     code = f"""
         from pathlib import Path

@@ -18,6 +18,9 @@ from .compiler import Cubin, NvrtcFailure, compile_cubin
 from .device_module import DeviceModule
 
 _COMPUTED = re.compile(rb"^[ \t]*#[ \t]*include[ \t]+[A-Za-z_]", re.MULTILINE)
+#: A directory in the words of flags, however NVRTC takes it: "-I", "-I=", "--include-path=", apart.
+_DIRECTORY = re.compile(r"\0\s*(?:-I|--include-path(?=[=\0]))[=\s\0]*([^\0]+)")
+_FILE_FLAGS = ("--pre-include", "-include", "--use-pch")
 _MOST_ATTEMPTS = 5
 _HINT = (
     "NVRTC compiles device code alone: put launchers, and the headers that only they need, in "
@@ -92,8 +95,8 @@ class _Unit:
     """A source and NVRTC's options, with the key of everything that it can include.
 
     Raises:
-        ValueError: not one ``.cu``, several architectures, or a macro names the file to include,
-            which only a compiler can follow; NVRTC does not list what it reads.
+        ValueError: not one ``.cu``, several architectures, or a macro or a flag names a file to
+            include, which only a compiler can follow; NVRTC does not list what it reads.
     """
 
     def __init__(self, request: Request, wanted: Wanted) -> None:
@@ -112,6 +115,12 @@ class _Unit:
         self.source = kernels[0]
         self.arch = archs[0].partition("+")[0]
         flags = request.cuda_flags
+        for flag in flags:
+            if flag.strip().startswith(_FILE_FLAGS):
+                raise ValueError(
+                    f"cuda_flags: backend='nvrtc' does not see edits of the file that {flag!r} "
+                    f"adds; write #include into {self.source}."
+                )
         self.options = (
             f"--gpu-architecture=sm_{self.arch}",
             "-default-device",
@@ -120,7 +129,7 @@ class _Unit:
             *(f"-I{directory}" for directory in wanted.include_dirs),
             *flags,
         )
-        directories = [option[2:] for option in self.options if option.startswith("-I")]
+        directories = _DIRECTORY.findall("\0".join(["", *self.options]))
         texts = {
             path: Path(path).read_bytes() for path in scan_includes(self.source, directories).files
         }
