@@ -182,6 +182,7 @@ def _arguments(schema: torch.FunctionSchema) -> tuple[list[object], dict[str, ob
 def test_the_loader_builds_and_loads(name: str, cache: Path, compiled: Callable[[], None]) -> None:
     compiled()
     module = _loader(cache).get(name, [f"{name}.cu"], archs=BUILT)
+    assert build_of(_loader(cache), _request(name)).entry.stable_abi
     lacking = [f for f in EXPORTS[name] if not hasattr(module, f)]
     assert not lacking, f"module {name} does not export {lacking}"
     for function in EXPORTS[name]:
