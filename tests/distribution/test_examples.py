@@ -180,7 +180,7 @@ def two_ranks(script: Path, *arguments: str, cwd: Path) -> str:
             start_new_session=True,
         )
     try:
-        assert launcher.wait(90) == 0, log.read_text()
+        assert launcher.wait(600) == 0, log.read_text()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(launcher.pid, signal.SIGKILL)  # its ranks as well

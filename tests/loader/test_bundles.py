@@ -21,7 +21,7 @@ from jitquant.loader.store.bundles import Bundle, open_bundle, write_bundle
 from jitquant.loader.store.cache import Entry, bundle_paths
 
 from .conftest import Toy
-from .toys import entries, finish, new_loader, python, write_plain
+from .toys import PATIENCE_SECONDS, entries, finish, new_loader, python, write_plain
 
 USE = """
     from pathlib import Path
@@ -83,7 +83,7 @@ def test_it_is_used_far_from_where_it_was_made_and_without_any_compiler(
     code = USE.format(source=str(source))
     nothing = {"PATH": str(tmp_path), "CUDA_HOME": "", "CXX": ""}
     cache = tmp_path / "cache"
-    _, said = python(code, cache, **nothing).communicate(timeout=120)
+    _, said = python(code, cache, **nothing).communicate(timeout=PATIENCE_SECONDS)
     assert "HostCompilerNotFoundError: no C++ compiler" in said
     out, said = finish(python(code, cache, **nothing, JITQUANT_BUNDLES=str(tmp_path / "moved ünd")))
     path, values = out.splitlines()

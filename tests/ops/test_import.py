@@ -27,7 +27,7 @@ def run(code: str, tmp_path: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
