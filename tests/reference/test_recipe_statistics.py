@@ -12,6 +12,7 @@ from samples import randn
 from torch import Tensor
 
 from jitquant import reference
+from jitquant.formats import TE_SIGNS
 from jitquant.numerics import nvfp4, recipes
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -27,6 +28,9 @@ def _values(x: Tensor, **kwargs: Any) -> Tensor:
     a = recipes.rotated_amax(x, rotate=rotate)[0]
     parts = recipes.quantize_nvfp4_recipe(x, a, **kwargs)
     back = nvfp4.dequantize_nvfp4(*parts, cols=x.shape[1], dtype=torch.float32)[0]
+    if rotate == "te":  # signs come before H, so after it on the way back
+        back = recipes.hadamard(back, "16", None, torch.float32)
+        return back * torch.tensor(TE_SIGNS).repeat(x.shape[1] // 16)
     return recipes.hadamard(back, rotate, None, torch.float32)
 
 
@@ -52,6 +56,12 @@ def _slow(wanted: float, kwargs: dict[str, Any]) -> Any:
         _slow(0.00798, {"select": "4over6_abs_max", "e4m3_max": 256}),
         _slow(0.01239, {"select": "4over6_mse", "e4m3_max": 256, "block": "16x16"}),
         (0.01240, {"select": "4over6_mae", "e4m3_max": 256, "block": "16x16"}),
+        _slow(0.01239, {"select": "4over6_mse", "e4m3_max": 448, "block": "16x16"}),
+        _slow(0.01240, {"select": "4over6_mae", "e4m3_max": 448, "block": "16x16"}),
+        (0.00904, {"rotate": "te"}),
+        _slow(0.01243, {"rotate": "te", "block": "16x16"}),
+        _slow(0.01888, {"rotate": "te", "rounding": "stochastic", "rng_state": _state(2)}),
+        _slow(0.00780, {"rotate": "te", "select": "4over6_mae", "e4m3_max": 256}),
     ],
 )
 def test_error_of_nvfp4_on_normal_values(wanted: float, kwargs: dict[str, Any]) -> None:
