@@ -118,9 +118,9 @@ def as_gsa(gsa: object) -> float | Tensor | None:
     )
 
 
-def ends_of(offsets: Tensor, groups: int) -> Tensor:
-    """Where the rows of each group end, of offsets that may have a leading 0."""
-    has_zero = isinstance(offsets, Tensor) and tuple(offsets.shape) == (groups + 1,)
+def ends_of(offsets: Tensor, experts: int) -> Tensor:
+    """Where the rows of each expert end, of offsets that may have a leading 0."""
+    has_zero = isinstance(offsets, Tensor) and tuple(offsets.shape) == (experts + 1,)
     return offsets[1:] if has_zero else offsets
 
 

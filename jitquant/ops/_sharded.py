@@ -49,17 +49,18 @@ AMAX = Op(
 )
 
 
-def _check_group(group: object) -> None:
-    if not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+def _check_group(process_group: object) -> None:
+    if not (dist.is_available() and isinstance(process_group, dist.ProcessGroup)):
         raise TypeError(
             "process_group: expected a torch.distributed.ProcessGroup of this rank, got "
-            f"{type(group).__name__}. Pass mesh.get_group('tp') or torch.distributed.group.WORLD"
+            f"{type(process_group).__name__}. Pass mesh.get_group('tp') or "
+            "torch.distributed.group.WORLD"
         )
 
 
-def check_no_scale(group: object, given: object, name: str) -> None:
+def check_no_scale(process_group: object, given: object, name: str) -> None:
     """Raises if there is nothing to reduce, or no group to reduce over."""
-    _check_group(group)
+    _check_group(process_group)
     if given is not None:
         raise ValueError(
             f"process_group: expected None beside {name}, got a group. With a given {name} no amax "
@@ -76,24 +77,25 @@ def check_granularity_of_norm(granularity: str) -> None:
         )
 
 
-def check_blocks(cols: int, granularity: str, group: ProcessGroup) -> None:
+def check_blocks(cols: int, granularity: str, process_group: ProcessGroup) -> None:
     """Raises where columns are divided, which amaxes by row mean, in the middle of a block."""
-    if granularity == "row" and cols % NVFP4_BLOCK and group.rank() + 1 < group.size():
+    rank, ranks = process_group.rank(), process_group.size()
+    if granularity == "row" and cols % NVFP4_BLOCK and rank + 1 < ranks:
         raise ValueError(
-            f"columns of rank {group.rank()} of {group.size()}: expected a multiple of "
+            f"columns of rank {rank} of {ranks}: expected a multiple of "
             f"{NVFP4_BLOCK} on all ranks but the last, got {cols}. Otherwise a block of "
             f"{NVFP4_BLOCK} would be divided"
         )
 
 
-def max_over(amax: Tensor, group: ProcessGroup) -> Tensor:
-    """The largest of each element over the ranks of a group, in place; NaN where any is NaN."""
-    dist.all_reduce(amax.view(torch.int32), op=dist.ReduceOp.MAX, group=group)
+def max_over(amax: Tensor, process_group: ProcessGroup) -> Tensor:
+    """The largest of each element over a group's ranks, in place; NaN where any is NaN."""
+    dist.all_reduce(amax.view(torch.int32), op=dist.ReduceOp.MAX, group=process_group)
     return amax
 
 
 def amax_over(
-    group: ProcessGroup,
+    process_group: ProcessGroup,
     x: Tensor,
     granularity: str,
     *,
@@ -102,24 +104,24 @@ def amax_over(
     activate: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The amax over all ranks of a group: of the tensor (1,), or of each row (rows,).
+    """The amax over all ranks of a process group: of the tensor (1,), or of each row (rows,).
 
     Args:
-        group: the ranks.
+        process_group: the ranks.
         x, granularity, keep_nan, run, activate: as in `jitquant.numerics.amax.amax`.
         out: float32 to write to.
     """
     args = AMAX.args(x=x, granularity=granularity, keep_nan=keep_nan, run=run, activate=activate)
-    return max_over(AMAX.one_tensor(args, out), group)
+    return max_over(AMAX.one_tensor(args, out), process_group)
 
 
 def norm_amax_over(
-    group: ProcessGroup, op: Op, args: Sequence[Any], inv_rms: Tensor | None
+    process_group: ProcessGroup, op: Op, args: Sequence[Any], inv_rms: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The maxima of a norm over a group, and inv_rms, in the buffer that there may be for it.
 
     Args:
-        group: the ranks.
+        process_group: the ranks.
         op: the first half.
         args: all of its arguments, in its order.
         inv_rms: a buffer, or None.
@@ -132,7 +134,7 @@ def norm_amax_over(
         if op.direct(tensors, SimpleNamespace(amax=amax, inv_rms=inv_rms)) is NotImplemented:
             op.dispatched(tensors, (amax, inv_rms))
     assert inv_rms is not None
-    return max_over(amax, group), inv_rms
+    return max_over(amax, process_group), inv_rms
 
 
 def without_inv_rms(out: NVFP4Tensor | None) -> NVFP4Tensor | None:

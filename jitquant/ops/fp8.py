@@ -579,7 +579,7 @@ def _scaled(
 
 
 def _over(
-    group: ProcessGroup,
+    process_group: ProcessGroup,
     ops: Scaled,
     arguments: dict[str, Any],
     out: QuantizedTensor | None,
@@ -595,7 +595,7 @@ def _over(
     granularity = arguments["granularity"]
     one_of("granularity", granularity, GRANULARITIES)
     amax = _sharded.amax_over(
-        group,
+        process_group,
         arguments[of],
         granularity,
         keep_nan=True,

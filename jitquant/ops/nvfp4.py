@@ -935,7 +935,7 @@ def _buffers(op: Op, out: QuantizedActivation) -> tuple[Any, ...]:
     return (*buffers, out.inv_rms) if op.inv_rms else buffers
 
 
-def _amax_over(group: ProcessGroup, source: Source, arguments: dict[str, Any]) -> Tensor:
+def _amax_over(process_group: ProcessGroup, source: Source, arguments: dict[str, Any]) -> Tensor:
     """The amax of what the ranks of a group have of these values."""
     granularity = arguments["granularity"]
     x = arguments[source.of] = _checks.as_tensor(arguments[source.of], source.of)
@@ -945,13 +945,13 @@ def _amax_over(group: ProcessGroup, source: Source, arguments: dict[str, Any]) -
         source.accepts[source.of].check(source.of, x)
         _checks.deinterleave_arguments(x, cols, run, arguments["op"])
         run = run or cols
-    _sharded.check_blocks(cols, granularity, group)
+    _sharded.check_blocks(cols, granularity, process_group)
     activate = arguments.get("op") == "swiglu"
-    return _sharded.amax_over(group, x, granularity, run=run, activate=activate)
+    return _sharded.amax_over(process_group, x, granularity, run=run, activate=activate)
 
 
 def _norm_over(
-    group: ProcessGroup,
+    process_group: ProcessGroup,
     family: Family,
     arguments: dict[str, Any],
     out: NVFP4Tensor | None,
@@ -961,7 +961,10 @@ def _norm_over(
     _sharded.check_granularity_of_norm(arguments["granularity"])
     buffers = _sharded.without_inv_rms(out)
     amax, inv_rms = _sharded.norm_amax_over(
-        group, family.amax, family.amax.ordered(arguments), None if out is None else out.inv_rms
+        process_group,
+        family.amax,
+        family.amax.ordered(arguments),
+        None if out is None else out.inv_rms,
     )
     if arguments.get("residual") is not None:
         arguments["x"] = arguments["residual"]  # what was normalized

@@ -498,7 +498,7 @@ def dequantize_ragged(
 
 
 def _over(
-    group: ProcessGroup,
+    process_group: ProcessGroup,
     quantize: Callable[[Tensor | None], QuantizedRaggedTensor],
     dtype: torch.dtype,
     out: QuantizedRaggedTensor | None,
@@ -506,14 +506,14 @@ def _over(
     """Many tensors with the amaxes of a process group.
 
     Args:
-        group: the ranks.
+        process_group: the ranks.
         quantize: with scales that are given, or its own.
         dtype: of FP8 elements.
         out: buffers that ``quantize`` writes, or None.
     """
     first = quantize(None)
     assert first.amax is not None
-    amax = _sharded.max_over(first.amax.clone(), group)
+    amax = _sharded.max_over(first.amax.clone(), process_group)
     if first.format == "nvfp4":
         scale, scale_inv = scales_from_amax(amax, NVFP4_DIVISOR)
     else:
