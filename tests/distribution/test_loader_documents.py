@@ -94,6 +94,16 @@ def test_the_table_of_commands_is_whole() -> None:
     assert named == registered | inner | {"cache"}
 
 
+def test_every_flag_that_makes_a_part_is_named() -> None:
+    flags = {
+        flag
+        for path in (ROOT / "jitquant" / "ops").glob("*.py")
+        for flag in re.findall(r"-DJITQUANT_\w+", path.read_text(encoding="utf-8"))
+    }
+    assert len(flags) > 3
+    assert not [flag for flag in sorted(flags) if f"`{flag}" not in LOADER]
+
+
 def strings_of(path: Path) -> list[str]:
     """The strings of a module, with "…" for what a formatted string puts in."""
     found: list[str] = []
