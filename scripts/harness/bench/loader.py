@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,27 @@ if part:
     get_part(name, [name + ".cu"], part, tuple(flags))
 else:
     get_cuda_module(name, [name + ".cu"])
+print("seconds", time.perf_counter() - begin)
+{COMPILERS}
+"""
+
+#: What a first call waits for after an edit, in the process that has called the op before.
+EDITED = f"""
+import sys, time, torch
+from pathlib import Path
+from jitquant.loader import Loader
+from jitquant.loader.request.sources import kernel_files
+kernels, name, part, *flags = sys.argv[1:]
+loader = Loader(kernels_dir=kernels, reload=True)
+def get():
+    if part:
+        return loader.get_part(name, [name + ".cu"], part, tuple(flags))[0]
+    return loader.get(name, [name + ".cu"])
+before = get()
+source = kernel_files(Path(kernels))[name]
+source.write_text(source.read_text() + "// edited\\n")
+begin = time.perf_counter()
+assert get() is not before
 print("seconds", time.perf_counter() - begin)
 {COMPILERS}
 """
@@ -149,6 +171,16 @@ begin = time.process_time()
 import jitquant
 print("seconds", time.process_time() - begin)
 """
+
+#: A kernel of one's own by the other backend.
+NVRTC = """
+import sys, time, torch
+from jitquant.loader import get_cuda_module
+begin = time.perf_counter()
+get_cuda_module("bench_nvrtc", [sys.argv[1]], backend="nvrtc", archs="90a").clear
+print("seconds", time.perf_counter() - begin)
+"""
+KERNEL = "__global__ void clear(float* x) { x[threadIdx.x] = 0; }\n"
 
 HIT = """
 import sys, time, torch
@@ -324,22 +356,42 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
 
 
 def _measure_first_calls(
-    caches: Path, environment: dict[str, str], done: Callable[[str, Row], None]
+    directory: Path, environment: dict[str, str], done: Callable[[str, Row], None]
 ) -> None:
+    """Every part that a bfloat16 tensor needs, cold; the longest of each module after an edit."""
+    kernels = directory / "kernels_cu"
+    shutil.copytree(default_kernels_dir(), kernels)
+    longest: dict[str, tuple[float, str, tuple[str, ...], dict[str, str]]] = {}
     took: list[tuple[float, str]] = []
     for index, (name, part) in enumerate(first_calls(torch.bfloat16)):
         shown = f"{name}_{part.name}" if part else name
         words = (name, part.name, *part.flags) if part else (name, "")
-        cold = {**environment, "JITQUANT_CACHE_DIR": str(caches / str(index))}
+        cold = {**environment, "JITQUANT_CACHE_DIR": str(directory / str(index))}
         row = _row(f"a first call that needs {shown}", partial(_python, FIRST, cold, *words))
         done(f"first_{shown}", row)
         if row[1] is not None:
             took.append((row[1], shown))
-    took.sort()
+            if row[1] > longest.get(name, (0.0,))[0]:
+                longest[name] = (row[1], shown, words, cold)
+    _median_and_most("first", "a first call", took, done)
+    took = []
+    for _, shown, words, built in longest.values():
+        run = partial(_python, EDITED, built, str(kernels), *words)
+        row = _row(f"the first call after an edit of the source of {shown}", run)
+        done(f"edit_{shown}", row)
+        if row[1] is not None:
+            took.append((row[1], shown))
+    _median_and_most("edit", "the first call after an edit", took, done)
+
+
+def _median_and_most(
+    key: str, what: str, took: list[tuple[float, str]], done: Callable[[str, Row], None]
+) -> None:
+    took = sorted(took)
     if took:
         remark = f"of {len(took)}"
-        done("first_median", ("a first call, the median", took[len(took) // 2][0], remark))
-        done("first_most", ("a first call, the longest", took[-1][0], f"{took[-1][1]}, {remark}"))
+        done(f"{key}_median", (f"{what}, the median", took[len(took) // 2][0], remark))
+        done(f"{key}_most", (f"{what}, the longest", took[-1][0], f"{took[-1][1]}, {remark}"))
 
 
 def _measure_cpp(
@@ -361,6 +413,10 @@ def _measure_cpp(
     run = partial(_python, FIRST_CALL, environment, str(stable))
     what = "the same, warm: its first call in a new process"
     done("first_call", _median(what, "beyond importing torch and jitquant", run, 5))
+    kernel = directory / "kernel.cu"
+    kernel.write_text(KERNEL, encoding="utf-8")
+    run = partial(_python, NVRTC, environment, str(kernel))
+    done("nvrtc", _median("a kernel by backend='nvrtc'", "in a new process", run, 3))
     run = partial(_python, HIT, environment, str(stable))
     done("hit", _row("get_cuda_module on a hit, each call", run))
     run = partial(_python, HIT, environment, str(stable), "frozen")
