@@ -12,7 +12,15 @@ import torch
 
 from jitquant.formats import one_of
 from jitquant.nn._calibration import Calibration
-from jitquant.nn._checkpoint_folder import begin, check_space, finish, keep
+from jitquant.nn._checkpoint_folder import (
+    begin,
+    check_free,
+    check_space,
+    end,
+    ended,
+    finish,
+    keep,
+)
 from jitquant.nn._checkpoint_source import Source
 from jitquant.nn._checkpoint_work import Checkpoint, Progress, Work
 from jitquant.nn._rounding import (
@@ -101,8 +109,7 @@ def quantize_checkpoint(
             "they are"
         )
     source, out = Path(source), Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{out} is there already; give another folder, or remove it")
+    check_free(out)
     where = _usable(
         device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
     )
@@ -130,6 +137,10 @@ def quantize_checkpoint(
             for name in files.files
         },
     }
+    if (complete := ended(out, what)) is not None:
+        work.result.path, work.result.files = out, complete[0]
+        work.set_fp8(complete[1] or [])
+        return work.result
     done, in_fp8 = begin(partial, what, restart)
     check_space(partial, work.bytes_after(done))
     if fp8_share:
@@ -153,9 +164,7 @@ def quantize_checkpoint(
                 f"no space left for {partial}; free some, and the same call goes on from here",
             ) from error
         raise
-    if out.is_dir():
-        out.rmdir()
-    partial.rename(out)
+    end(partial, out)
     work.result.path, work.result.files = out, dict(done)
     return work.result
 

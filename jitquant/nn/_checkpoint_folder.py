@@ -38,22 +38,67 @@ def begin(
         shutil.rmtree(partial)
     if not partial.exists():
         partial.mkdir(parents=True)
+    for left in partial.glob("*.tmp"):
+        left.unlink()
+    if not any(partial.iterdir()):  # new, or of a call that was killed before it had a state
         keep(partial, what, {}, None)
         return {}, None
-    try:
-        kept = json.loads(state.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        kept = {}
-    if kept.get("what") != json.loads(json.dumps(what)):
+    kept = _read(state)
+    if kept is None or kept["what"] != json.loads(json.dumps(what)):
         raise FileExistsError(
             f"{partial} is from an unfinished call with other arguments or another source; "
             "restart=True (--restart) starts over"
         )
     done: dict[str, str] = kept["done"]
-    for left in partial.glob("*.tmp"):
-        left.unlink()
     whole = {file: digest for file, digest in done.items() if (partial / file).is_file()}
     return whole, kept["in_fp8"]
+
+
+def check_free(out: Path) -> None:
+    """Checks that a folder can be written to, or may be that of a call with the same arguments.
+
+    Raises:
+        FileExistsError: it is there already.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / _STATE).is_file():
+        raise FileExistsError(f"{out} is there already; give another folder, or remove it")
+
+
+def end(partial: Path, out: Path) -> None:
+    """Gives the complete folder its name.
+
+    What tells that it was unfinished goes last: a call that was killed in between is told from
+    another one by it.
+    """
+    if out.is_dir():
+        out.rmdir()
+    partial.rename(out)
+    (out / _STATE).unlink()
+
+
+def ended(out: Path, what: dict[str, Any]) -> tuple[dict[str, str], list[str] | None] | None:
+    """What `begin` returns, of a folder that an interrupted call has completed, or None.
+
+    Raises:
+        FileExistsError: the folder is from a call with other arguments.
+    """
+    if not (out / _STATE).is_file():
+        return None
+    kept = _read(out / _STATE)
+    if kept is None or kept["what"] != json.loads(json.dumps(what)):
+        raise FileExistsError(f"{out} is there already; give another folder, or remove it")
+    (out / _STATE).unlink()
+    return kept["done"], kept["in_fp8"]
+
+
+def _read(state: Path) -> dict[str, Any] | None:
+    """What `keep` wrote, or None."""
+    try:
+        kept = json.loads(state.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    is_ours = isinstance(kept, dict) and {"what", "done", "in_fp8"} <= kept.keys()
+    return kept if is_ours else None
 
 
 def keep(
@@ -78,7 +123,7 @@ def check_space(folder: Path, needed: int) -> None:
 def finish(source: Source, work: Work, folder: Path, done: Mapping[str, str]) -> None:
     """Everything but the weights."""
     for path in sorted(source.directory.iterdir()):
-        known = path.name in ("config.json", INDEX, SUMS, "hf_quant_config.json")
+        known = path.name in ("config.json", INDEX, SUMS, _STATE, "hf_quant_config.json")
         if path.is_file() and not known and path.suffix not in _NOT_COPIED:
             shutil.copyfile(path, folder / path.name)
     config = {k: v for k, v in source.config.items() if k != "quantization_config"}
@@ -90,10 +135,9 @@ def finish(source: Source, work: Work, folder: Path, done: Mapping[str, str]) ->
     if (source.directory / INDEX).is_file():
         total = work.bytes_after({})
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": names})
-    (folder / _STATE).unlink()
     sums = dict(done)
     for path in folder.iterdir():
-        if path.name not in sums:
+        if path.name not in sums and path.name not in (SUMS, _STATE):
             sums[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")

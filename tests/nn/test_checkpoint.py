@@ -376,6 +376,84 @@ def test_a_killed_call_goes_on(tmp_path: Path) -> None:
     quantize_checkpoint(source, tmp_path / "o", format="int8", restart=True)
 
 
+KILLED = """
+import os, signal, sys
+from jitquant.nn import quantize_checkpoint
+source, folder = sys.argv[1:]
+
+def run(last):
+    count = 0
+    def event(name, arguments):
+        nonlocal count
+        mine = name == "test.tensor" or any(str(a).startswith(out) for a in arguments)
+        if mine and name in ("open", "os.rename", "os.remove", "os.mkdir", "test.tensor"):
+            count += 1
+            if count == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+    out = f"{folder}/{last}"
+    sys.addaudithook(event)
+    quantize_checkpoint(source, out, progress=lambda *_: sys.audit("test.tensor"))
+
+last, status = 0, None
+while status != 0:  # as often as there are events, once each; it is a child of its own
+    last += 1
+    child = os.fork()
+    if child == 0:
+        run(last)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), status
+print(last)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_every_step(tmp_path: Path) -> None:
+    """Each time a file is opened, renamed or removed, and after each tensor."""
+    source = folder(tmp_path / "in", tensors(), 3)
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    quantize_checkpoint(source, whole)
+    killed.mkdir()
+    command = [sys.executable, "-c", KILLED, str(source), str(killed)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    last = int(done.stdout)
+    assert last > 40
+    want = {path.name: path.read_bytes() for path in whole.iterdir()}
+    for i in range(1, last + 1):
+        out, partial = killed / str(i), killed / f"{i}.partial"
+        if i == last:  # it was not killed
+            assert out.is_dir()
+        else:
+            assert not (out.exists() and partial.exists())
+            quantize_checkpoint(source, out)
+        assert not partial.exists()
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == want, i
+
+
+def test_a_call_that_was_killed_at_the_very_end(tmp_path: Path) -> None:
+    """With its name, but with what tells an unfinished call from a finished one."""
+    source = folder(tmp_path / "in", tensors(), 1)
+    state: list[bytes] = []
+
+    def note(*_: Any) -> None:
+        state[:] = [(tmp_path / "out.partial" / "progress.json").read_bytes()]
+
+    quantize_checkpoint(source, tmp_path / "out", progress=note)
+    with pytest.raises(FileExistsError, match="is there already"):
+        quantize_checkpoint(source, tmp_path / "out")
+    (tmp_path / "out" / "progress.json").write_bytes(state[0])
+    with pytest.raises(FileExistsError, match="is there already"):
+        quantize_checkpoint(source, tmp_path / "out", format="int8")
+    (tmp_path / "out" / "progress.json").write_text("[]")  # of somebody else
+    with pytest.raises(FileExistsError, match="is there already"):
+        quantize_checkpoint(source, tmp_path / "out")
+    (tmp_path / "out" / "progress.json").write_bytes(state[0])
+    done = quantize_checkpoint(source, tmp_path / "out")
+    assert done.path == tmp_path / "out"
+    assert not (tmp_path / "out" / "progress.json").exists()
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     def refused(match: str, error: Any = ValueError, **how: Any) -> None:
         with pytest.raises(error, match=match):
