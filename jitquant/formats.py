@@ -257,6 +257,27 @@ def swizzled_shape(rows: int, groups: int) -> tuple[int, int]:
     return ceil_to(rows, SWIZZLE_ROWS), ceil_to(groups, SWIZZLE_COLS)
 
 
+def fp4_shapes(
+    shape: tuple[int, ...], scale_layout: str = "linear", dim: int = -1, block: int = NVFP4_BLOCK
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes in memory of the packed codes and of the scales of a tensor of a logical shape.
+
+    Args:
+        shape: (..., N); with ``dim=0`` (K, N).
+        scale_layout: "linear" or "swizzled_128x4"; with ``dim=0`` "linear" only.
+        dim: the packed dimension, -1 or 0.
+        block: elements that share a scale; the last block of a row is padded.
+    """
+    blocks = (shape[dim] + block - 1) // block
+    packed = blocks * (block // CODES_PER_BYTE)
+    if dim == 0:
+        return (packed, *shape[1:]), (blocks, *shape[1:])
+    codes = (*shape[:-1], packed)
+    if scale_layout == "swizzled_128x4":
+        return codes, swizzled_shape(math.prod(shape[:-1]), blocks)
+    return codes, (*shape[:-1], blocks)
+
+
 def scales_shape(
     leading: tuple[int, ...], groups: int, scale_format: str, scale_layout: str
 ) -> tuple[int, ...]:

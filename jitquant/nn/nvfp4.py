@@ -25,9 +25,8 @@ from jitquant.formats import (
     Recipe,
     ScaleLayout,
     Select,
-    ceil_to,
+    fp4_shapes,
     one_of,
-    swizzled_shape,
 )
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._linear import check_columns, check_dtype, check_linear
@@ -153,16 +152,13 @@ class NVFP4Linear(QuantizedModule):
         self.weight_only = weight_only
         self.compute: Compute = compute
         self.input_select: Select = input_select
-        groups = ceil_to(in_features, NVFP4_BLOCK) // NVFP4_BLOCK
-        packed = torch.zeros(
-            out_features, groups * NVFP4_BLOCK // CODES_PER_BYTE, dtype=torch.uint8, device=device
-        )
+        sizes = (out_features, in_features)
+        packed = torch.zeros(fp4_shapes(sizes)[0], dtype=torch.uint8, device=device)
         if scale_layout is None:
             tiles = has_nvfp4(packed.device) and not weight_only
             scale_layout = "swizzled_128x4" if tiles else "linear"
         self.scale_layout: ScaleLayout = scale_layout
-        swizzled = scale_layout == "swizzled_128x4"
-        shape = swizzled_shape(out_features, groups) if swizzled else (out_features, groups)
+        shape = fp4_shapes(sizes, scale_layout)[1]
         scales = torch.zeros(shape, dtype=torch.uint8, device=device).view(SCALE_DTYPE)
         self.register_buffer("weight_packed", packed)
         self.register_buffer("weight_scale", scales)

@@ -25,8 +25,8 @@ from jitquant.formats import (
     NVFP4_BLOCK,
     SCALE_DTYPE,
     WEIGHT_BLOCKS,
+    fp4_shapes,
     one_of,
-    swizzled_shape,
 )
 from jitquant.ops import _checks_memory
 
@@ -341,11 +341,9 @@ def nvfp4_operand(
             f"{name}: expected a multiple of {block_bytes} bytes ({NVFP4_BLOCK} codes) along the "
             f"packed dimension, got shape {shape_text(codes)}"
         )
-    expected: tuple[int, ...] = (*codes.shape[:-1], size // block_bytes)
-    if dim == 0:
-        expected = (size // block_bytes, codes.shape[1])
-    elif scale_layout == "swizzled_128x4":
-        expected = swizzled_shape(row_count(codes.shape[:-1]), size // block_bytes)
+    whole = CODES_PER_BYTE * size
+    shape = (whole, codes.shape[1]) if dim == 0 else (*codes.shape[:-1], whole)
+    _, expected = fp4_shapes(shape, scale_layout, dim)
     if tuple(scales.shape) != tuple(expected):
         raise ValueError(
             f"{scales_name}: expected shape {tuple(expected)} for {name} of shape "

@@ -38,14 +38,12 @@ from torch import Tensor
 from jitquant.formats import (
     CODES_PER_BYTE,
     DEINTERLEAVE_OPS,
-    FP4_DTYPE,
     FP32_TINIEST,
     GRANULARITIES,
     MAX_PARTIALS,
     NVFP4_BLOCK,
     NVFP4_DIVISOR,
     RECIPES,
-    SCALE_DTYPE,
     SCALE_LAYOUTS,
     WEIGHT_BLOCKS,
     DeinterleaveOp,
@@ -57,11 +55,11 @@ from jitquant.formats import (
     Select,
     WeightBlock,
     one_of,
-    swizzled_shape,
 )
 from jitquant.numerics import nvfp4 as numerics
 from jitquant.numerics import sources as values
 from jitquant.ops import _checks, _sharded, recipes, sources
+from jitquant.ops.recipes import GSA
 from jitquant.ops.schema import (
     FP32,
     OUTPUT,
@@ -73,6 +71,7 @@ from jitquant.ops.schema import (
     Rows,
     Source,
     Values,
+    fp4,
     fp32,
     product,
 )
@@ -91,20 +90,7 @@ __all__ = [
     "rmsnorm_quantize_nvfp4",
 ]
 
-_BLOCK_BYTES = NVFP4_BLOCK // CODES_PER_BYTE
 _MAKER = "NVFP4Tensor.empty(shape, ...)"
-
-
-def _packed(rows: Rows, scale_layout: str, dim: int = -1) -> tuple[Result, Result]:
-    """x_fp4 and x_sf."""
-    groups = -(-(rows.cols if dim == -1 else rows.count) // NVFP4_BLOCK)
-    codes: tuple[int, ...] = (*rows.leading, groups * _BLOCK_BYTES)
-    scales: tuple[int, ...] = (*rows.leading, groups)
-    if dim == 0:
-        codes, scales = (groups * _BLOCK_BYTES, rows.cols), (groups, rows.cols)
-    elif scale_layout == "swizzled_128x4":
-        scales = swizzled_shape(rows.count, groups)
-    return Result(codes, FP4_DTYPE), Result(scales, SCALE_DTYPE)
 
 
 def _plan_computed(
@@ -115,7 +101,7 @@ def _plan_computed(
     dim: int = -1,
 ) -> tuple[Result, ...]:
     count = rows.count if granularity == "row" and gsa_value is None else 1
-    return (*_packed(rows, scale_layout, dim), fp32(count))
+    return (*fp4((*rows.leading, rows.cols), scale_layout, dim), fp32(count))
 
 
 def _plan_given(
@@ -125,7 +111,7 @@ def _plan_given(
         _checks.gsa_of_tensor(gsa, rows.like, rows.name)
     else:
         _checks.gsa_tensor(gsa, rows.count, rows.like, rows.name)
-    return _packed(rows, scale_layout, dim)
+    return fp4((*rows.leading, rows.cols), scale_layout, dim)
 
 
 def _plan_from_amax(
@@ -133,23 +119,17 @@ def _plan_from_amax(
 ) -> tuple[Result, ...]:
     counts = (1,) if source.granularity is None else (1, rows.count)
     _checks.amax_tensor(amax, counts, rows.like, rows.name)
-    return (*_packed(rows, scale_layout, dim), fp32(amax.numel()))
+    return (*fp4((*rows.leading, rows.cols), scale_layout, dim), fp32(amax.numel()))
 
 
 def _plan_from_maxima(rows: Rows, amax: Tensor, scale_layout: str) -> tuple[Result, ...]:
     _checks.amax_tensor(amax, (1, MAX_PARTIALS), rows.like, rows.name)
-    return (*_packed(rows, scale_layout), fp32(1))
+    return (*fp4((*rows.leading, rows.cols), scale_layout), fp32(1))
 
 
 _KEYWORDS = '{options}str recipe="te", str scale_layout="linear"'
 DIVISOR = Number(
     FP32_TINIEST, "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448"
-)
-GSA = Number(
-    FP32_TINIEST,
-    "a positive number that is finite in float32, such as amax / 2688",
-    ". Leave it out to compute it",
-    "gsa",
 )
 _CHOICES = {
     "recipe": RECIPES,

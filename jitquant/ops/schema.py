@@ -36,11 +36,15 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from jitquant.formats import (
     E8M0_DTYPE,
+    FP4_DTYPE,
     FP8_DTYPES,
     FP32_MAX,
     GROUP_DTYPES,
     INPUT_DTYPES,
+    NVFP4_BLOCK,
+    SCALE_DTYPE,
     as_bytes,
+    fp4_shapes,
     one_of,
 )
 from jitquant.ops import _checks, _checks_memory
@@ -58,6 +62,19 @@ class Result(NamedTuple):
 def fp32(*shape: int) -> Result:
     """A result in fp32."""
     return Result(shape, torch.float32)
+
+
+def fp4(
+    shape: tuple[int, ...],
+    scale_layout: str,
+    dim: int = -1,
+    *,
+    block: int = NVFP4_BLOCK,
+    scales: torch.dtype = SCALE_DTYPE,
+) -> tuple[Result, Result]:
+    """x_fp4 and x_sf, in ``scales``, of a tensor of a logical shape."""
+    shapes = fp4_shapes(shape, scale_layout, dim, block)
+    return Result(shapes[0], FP4_DTYPE), Result(shapes[1], scales)
 
 
 class Plan(NamedTuple):

@@ -21,8 +21,8 @@ from jitquant.formats import (
     SCALE_LAYOUTS,
     SWIZZLE_ROWS,
     ceil_to,
+    fp4_shapes,
     one_of,
-    swizzled_shape,
 )
 from jitquant.tensors._parts import Parts, register, slice_bounds
 
@@ -116,15 +116,8 @@ class NVFP4Tensor(Parts):
         if dim == 0 and granularity != "tensor":
             raise ValueError(f"granularity: expected 'tensor' with dim=0, got {granularity!r}")
         cols = shape[dim]
-        groups = ceil_to(cols, NVFP4_BLOCK) // NVFP4_BLOCK
-        packed = groups * (NVFP4_BLOCK // CODES_PER_BYTE)
         rows = math.prod(shape[:-1])
-        fp4_shape: tuple[int, ...] = (*shape[:-1], packed)
-        sf_shape: tuple[int, ...] = (*shape[:-1], groups)
-        if dim == 0:
-            fp4_shape, sf_shape = (packed, shape[1]), (groups, shape[1])
-        if scale_layout == "swizzled_128x4":
-            sf_shape = swizzled_shape(rows, groups)
+        fp4_shape, sf_shape = fp4_shapes(shape, scale_layout, dim)
         count = rows if granularity == "row" else 1
         return cls(
             torch.empty(fp4_shape, dtype=FP4_DTYPE, device=device),

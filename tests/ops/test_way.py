@@ -63,12 +63,12 @@ X, W, OFFSETS = randn(2, 32), randn(32, 32), torch.tensor([0, 16, 32])
 Q4, Q8, W4 = jitquant.quantize_nvfp4(W), jitquant.quantize_fp8(W), jitquant.quantize_weight_nvfp4(W)
 RAGGED = jitquant.quantize_ragged(W, OFFSETS)
 CALLS = {
-    "quantize_nvfp4": Call(lambda: jitquant.quantize_nvfp4(X), 3, 25),
-    "quantize_weight_nvfp4": Call(lambda: jitquant.quantize_weight_nvfp4(W), 3, 29),
-    "rmsnorm_quantize_nvfp4": Call(lambda: jitquant.rmsnorm_quantize_nvfp4(X, X[0]), 4, 41),
-    "deinterleave_quantize_nvfp4": Call(lambda: jitquant.deinterleave_quantize_nvfp4(X, 16), 4, 31),
-    "dequantize_nvfp4": Call(lambda: jitquant.dequantize_nvfp4(Q4), 3, 29),
-    "nvfp4_linear": Call(lambda: jitquant.nvfp4_linear(X, W4), 4, 42),
+    "quantize_nvfp4": Call(lambda: jitquant.quantize_nvfp4(X), 3, 26),
+    "quantize_weight_nvfp4": Call(lambda: jitquant.quantize_weight_nvfp4(W), 3, 30),
+    "rmsnorm_quantize_nvfp4": Call(lambda: jitquant.rmsnorm_quantize_nvfp4(X, X[0]), 4, 42),
+    "deinterleave_quantize_nvfp4": Call(lambda: jitquant.deinterleave_quantize_nvfp4(X, 16), 4, 32),
+    "dequantize_nvfp4": Call(lambda: jitquant.dequantize_nvfp4(Q4), 3, 30),
+    "nvfp4_linear": Call(lambda: jitquant.nvfp4_linear(X, W4), 4, 43),
     "quantize_fp8": Call(lambda: jitquant.quantize_fp8(X), 4, 25),
     "quantize_per_token_group": Call(lambda: jitquant.quantize_per_token_group(X, 16), 5, 30),
     "quantize_block": Call(lambda: jitquant.quantize_block(X, (16, 16)), 5, 30),
@@ -95,9 +95,9 @@ def test_a_call_is_short_and_its_arguments_have_names(name: str) -> None:
 
 def test_a_call_goes_through_four_files() -> None:
     entered = [e.file for e in way(CALLS["quantize_nvfp4"].call)]
+    assert len(entered) <= 49, entered
     # And through the table of formats, for the shapes of what is packed.
+    turned = [file for file in entered if file != "formats.py"]
     files = {"ops/nvfp4.py", "ops/schema.py", "ops/_checks.py", "numerics/nvfp4.py"}
-    assert set(entered) - {"formats.py"} == files
-    turns = sum(a != b for a, b in pairwise(entered))
-    assert turns < 12, entered
-    assert len(entered) <= 48, entered
+    assert set(turned) == files
+    assert sum(a != b for a, b in pairwise(turned)) <= 10, turned
