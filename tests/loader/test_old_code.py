@@ -366,6 +366,11 @@ def test_a_hit_of_another_process_hashes_no_header(
     loader = new_loader(cache)
     assert factor(loader, source) == 3
     assert hashed == [str(source)]  # before the cache is looked at
+    digests = cache / "v1" / "toolchain" / "files.json"
+    assert digests.stat().st_mode & 0o777 == 0o644
+    digests.chmod(0o666)  # anybody could have written it
+    assert factor(new_loader(cache), source) == 3
+    assert str(source.parent / "foo.h") in hashed
 
 
 def test_the_toolkit_of_the_tests_compiles(tmp_path: Path, toolkit: Path) -> None:

@@ -166,6 +166,12 @@ def test_answers_are_kept_until_the_compiler_changes(
     assert runs() == first
     nvcc.write_text(nvcc.read_text().replace("V13.0.88", "V13.9.999"))
     assert find_nvcc(Memo(kept), env)[0].version == "13.9.999"
+    before = runs()
+    for path in kept.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o644
+        path.chmod(0o666)  # anybody could have written it
+    find_nvcc(Memo(kept), env)
+    assert runs() > before
     for path in kept.iterdir():
         path.write_text("{")
     assert find_nvcc(Memo(kept), env)[0].version == "13.9.999"

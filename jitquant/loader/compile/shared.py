@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..machine.processes import Finished
+from ..machine.trust import read_trusted, write_trusted
 from ..request import includes
 from ..request.key import SCHEMA
 from ..request.sources import FileHasher, Roots
-from ..store.trust import doubt, shared_group
 from .ticks import changed_after, wait_for_next_tick
 
 
@@ -76,24 +75,13 @@ class SharedObjects:
         }
         if changed_after(states, moment) is not None:
             return
-        temporary = kept.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
-        try:
-            with open(
-                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb"
-            ) as file:
-                file.write(json.dumps(described).encode() + b"\n" + content)
-            os.replace(temporary, kept)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_trusted(kept, json.dumps(described).encode() + b"\n" + content)
 
     def _read(self, kept: Path, output: Path) -> includes.Unit | None:
         """Write the object to ``output`` if it is there, whole, trusted and up to date."""
         try:
-            with open(kept, "rb") as stream:
-                if doubt(os.fstat(stream.fileno()), shared_group()):
-                    return None
-                described: dict[str, Any] = json.loads(stream.readline())
-                content = stream.read()
+            text, _, content = read_trusted(kept).partition(b"\n")
+            described: dict[str, Any] = json.loads(text)
             if (
                 described["schema"] != SCHEMA
                 or described["sha256"] != hashlib.sha256(content).hexdigest()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import HostCompilerNotFoundError, NvccNotFoundError, extra
+from .trust import read_trusted, write_trusted
 
 _PROBE_SECONDS = 60.0
 #: What runs nvcc and the host compiler.
@@ -106,7 +107,7 @@ class Memo:
         record = self._records.get(question)
         if record is None and self._directory is not None:
             with contextlib.suppress(OSError, ValueError):
-                record = json.loads(self._path(self._directory, question).read_bytes())
+                record = json.loads(read_trusted(self._path(self._directory, question)))
         if record is not None:
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 if record["question"] == question and all(
@@ -129,16 +130,9 @@ class Memo:
         return directory / f"{hashlib.sha256(question.encode()).hexdigest()[:24]}.json"
 
     def _write(self, record: dict[str, Any]) -> None:
-        if self._directory is None:
-            return
-        path = self._path(self._directory, record["question"])
-        temporary = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
-        try:
-            temporary.write_text(json.dumps(record))
-            os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        if self._directory is not None:
+            path = self._path(self._directory, record["question"])
+            write_trusted(path, json.dumps(record).encode())
 
 
 def _signature(path: str) -> tuple[str, int, int]:

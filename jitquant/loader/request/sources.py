@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..machine.trust import read_trusted, write_trusted
+
 CUDA_SUFFIXES = (".cu",)
 CXX_SUFFIXES = (".cpp", ".cc", ".cxx")
 #: Below this many nanoseconds between a change and its hashing a second change could go unseen.
@@ -268,7 +270,7 @@ class FileHasher:
             self._kept = _Kept({}, {})
             if self._file is not None:
                 with contextlib.suppress(OSError, ValueError, TypeError):
-                    self._kept = _Kept(**json.loads(self._file.read_bytes()))
+                    self._kept = _Kept(**json.loads(read_trusted(self._file)))
         return self._kept
 
     def keep(self) -> None:
@@ -287,13 +289,8 @@ class FileHasher:
             files = {path: state for path, state in files.items() if os.path.exists(path)}
         directories = dict(list(directories.items())[-_MOST_SEARCHES:])
         self._kept = _Kept(files, directories)
-        temporary = self._file.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
-        try:
-            temporary.write_text(json.dumps(self._kept._asdict(), separators=(",", ":")))
-            os.replace(temporary, self._file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        text = json.dumps(self._kept._asdict(), separators=(",", ":"))
+        write_trusted(self._file, text.encode())
 
 
 class _Kept(NamedTuple):

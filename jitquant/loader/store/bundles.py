@@ -24,13 +24,13 @@ from typing import Any
 from ..errors import BundleError
 from ..machine.archs import runs_on
 from ..machine.torch_install import OLDEST_TORCH, torch_release
+from ..machine.trust import others_write
 from ..request.key import SCHEMA
 from ..request.plan import Wanted
 from ..request.sources import FileHasher, Watched
 from .cache import BUNDLES, Entry
 from .hold import Hold, hold
 from .match import Build, match_entry
-from .trust import others_write
 
 MANIFEST = "manifest.json"
 #: Incremented when older versions of jitquant cannot read the format of newer ones.

@@ -39,11 +39,11 @@ from ..errors import (
     LoaderError,
     LockTimeoutError,
 )
+from ..machine.trust import GROUP, doubt, others_write, shared_group, write_trusted
 from ..report import outside
 from ..request.includes import Searched
 from ..request.key import SCHEMA, digest_of
 from .hold import Hold, hold
-from .trust import GROUP, doubt, others_write, shared_group
 
 #: Incremented when the directory layout changes.
 _LAYOUT = "v1"
@@ -428,11 +428,8 @@ class Cache:
     def remember_last(self, entry: Entry) -> None:
         """Store the inputs of a module's newest build, to report later what changed."""
         path = self.base / "last" / f"{entry.name}.json"
-        temporary = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
-        with contextlib.suppress(OSError):
-            record = {"inputs": entry.inputs, "headers": entry.headers, "info": entry.info}
-            temporary.write_text(json.dumps(record))
-            os.replace(temporary, path)
+        record = {"inputs": entry.inputs, "headers": entry.headers, "info": entry.info}
+        write_trusted(path, json.dumps(record).encode())
 
     def last(self, name: str) -> dict[str, Any] | None:
         """The inputs of a module's newest build, if they are known."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import stat
+from pathlib import Path
 
 from ..settings import setting
 
@@ -36,6 +38,33 @@ def doubt(status: os.stat_result, group: int | None) -> str:
             "could make this process load any code"
         )
     return others_write(status, shared=shared)
+
+
+def read_trusted(path: Path) -> bytes:
+    """The contents of a file that only trusted users can write to.
+
+    Raises:
+        OSError: others can, or it cannot be read.
+        ValueError: ``JITQUANT_CACHE_GROUP`` names no group.
+    """
+    with open(path, "rb") as stream:
+        if why := doubt(os.fstat(stream.fileno()), shared_group()):
+            raise PermissionError(f"{path} {why}")
+        return stream.read()
+
+
+def write_trusted(path: Path, content: bytes) -> None:
+    """Write a file that only this user can write to, in one step. Does nothing if that fails."""
+    temporary = path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    with contextlib.suppress(OSError):
+        # Whatever the umask.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            with open(descriptor, "wb") as stream:
+                stream.write(content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def others_write(status: os.stat_result, *, shared: bool = False) -> str:
