@@ -12,7 +12,7 @@ import pytest
 
 from jitquant.loader import CompileError
 from jitquant.loader.compile import build as build_module
-from jitquant.loader.compile.commands import Unit
+from jitquant.loader.compile.commands import Unit, make_units
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import parse_depfile
 from jitquant.loader.store.match import Build
@@ -26,7 +26,7 @@ LAUNCHER = """
 import hashlib, os, shutil, subprocess, sys
 from pathlib import Path
 argv = sys.argv[1:]
-if "-c" not in argv:
+if "-c" not in argv or "--dryrun" in argv:
     os.execvp(argv[0], argv)
 source = Path(argv[argv.index("-c") + 1])
 object = Path(argv[argv.index("-o") + 1])
@@ -193,3 +193,21 @@ def test_what_is_listed_ahead_is_all_that_nvcc_reads(
     factor(new_loader(tmp_path / "cache"), write_halves(tmp_path / "source"))
     assert len(found["host.d"]) > 10
     assert found["host.d"] - found["all.d"] == set()
+
+
+def test_a_cache_that_is_named_nvcc_is_a_launcher_too(
+    tmp_path: Path, launcher: Launcher, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JITQUANT_NVCC_LAUNCHER")
+    home = tmp_path / "ccache"
+    (home / "bin").mkdir(parents=True)
+    wrapper = home / "bin" / "nvcc"
+    wrapper.write_text(f'#!/bin/sh\nexec "{launcher.program}" "{toolkit}/bin/nvcc" "$@"\n# ccache')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    source = write(tmp_path / "source" / "k.cu", '"k.h"')
+    write_factor(source.with_name("k.h"), 3)
+    loader = new_loader(tmp_path / "cache")
+    (unit,) = make_units(loader.plan(loader.look_up(Request("k", (source,)))), "k", tmp_path)
+    assert unit.is_listed
+    assert value_of(build(tmp_path / "cache", source)) == 3

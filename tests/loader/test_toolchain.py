@@ -124,6 +124,7 @@ def test_wrapper_script_leads_to_the_toolkit_behind_it(
     wrapper.chmod(0o755)
     found, _ = find_nvcc(Memo(), {"PATH": str(wrapper.parent)})
     assert found.path == str(real)
+    assert not found.keeps_objects
     assert found.include_dirs == (str(tmp_path / "toolkit" / "include"),)
 
 
@@ -175,6 +176,24 @@ def test_answers_are_kept_until_the_compiler_changes(
     for path in kept.iterdir():
         path.write_text("{")
     assert find_nvcc(Memo(kept), env)[0].version == "13.9.999"
+
+
+def test_the_compiler_of_device_code_belongs_to_the_key(
+    tmp_path: Path, toolkit: Path, loader: Loader
+) -> None:
+    """It comes from a wheel of its own, and another one may come under the same nvcc."""
+    nvcc = toolkit / "bin" / "nvcc"
+    text = nvcc.read_text()
+    here = 'echo "#\\$ _HERE_'
+    nvcc.write_text(text.replace(here, f'echo "#\\$ CICC_PATH=$root/nvvm"\n  {here}'))
+    assert nvcc.read_text() != text
+    (toolkit / "nvvm").mkdir()
+    request = Request("toy", (write_toy(tmp_path / "source"),))
+    keys = set()
+    for content in ("one", "another"):
+        (toolkit / "nvvm" / "cicc").write_text(content)
+        keys.add(loader.plan(loader.look_up(request)).level1)
+    assert len(keys) == 2
 
 
 def test_host_compiler(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def make_units(plan: Plan, extension: str, staging: Path, jobs: int | None = Non
         if source.lower().endswith(CUDA_SUFFIXES):
             assert plan.nvcc is not None
             launcher, compiler = plan.launcher, (plan.nvcc.command,)
-            is_listed = bool(launcher or plan.nvcc.wrapper)
+            is_listed = bool(launcher) or plan.nvcc.keeps_objects
             options = _cuda_options(plan, extension, stem, scan, jobs or default_jobs())
         else:
             options = _cxx_options(plan, None if shared else extension, stem, scan)

@@ -38,7 +38,9 @@ class Nvcc(NamedTuple):
     """A CUDA compiler: the real binary, its version, and the toolkit around it.
 
     ``command`` is what is run: a wrapper if one was found (a script with its own flags, or ccache
-    named nvcc), whose digest is ``wrapper`` then; otherwise the binary.
+    named nvcc), whose digest is ``wrapper`` then; otherwise the binary. ``keeps_objects`` is
+    whether the wrapper is or runs ccache or sccache. ``cicc`` is the digest of the program that
+    compiles device code: it comes from a wheel of its own, and does not tell its version.
     """
 
     path: str
@@ -49,6 +51,8 @@ class Nvcc(NamedTuple):
     include_dirs: tuple[str, ...]
     cudart: str
     archs: tuple[int, ...]
+    cicc: str = ""
+    keeps_objects: bool = False
 
     @property
     def cudart_name(self) -> str:
@@ -224,7 +228,7 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
         if not (os.path.isfile(path) and os.access(path, os.X_OK)):
             yield Candidate(path, origin, False, None, f"no {path}")
             continue
-        answer = memo.get(f"nvcc 8 {os.path.abspath(path)}", partial(_probe_nvcc, path))
+        answer = memo.get(f"nvcc 9 {os.path.abspath(path)}", partial(_probe_nvcc, path))
         if "failed" not in answer and not answer["cudart"]:
             answer["failed"] = "its toolkit has no libcudart (nvidia-cuda-runtime in PyPI)"
         if "failed" in answer:
@@ -240,6 +244,8 @@ def examine_nvccs(memo: Memo, env: Mapping[str, str] | None = None) -> Iterator[
             include_dirs=tuple(answer["include_dirs"]),
             cudart=answer["cudart"],
             archs=tuple(answer["archs"]),
+            cicc=answer["cicc"],
+            keeps_objects=answer["keeps_objects"],
         )
         yield Candidate(path, origin, True, nvcc)
 
@@ -299,16 +305,21 @@ def _probe_nvcc(path: str) -> tuple[dict[str, Any], list[str]]:
     if ptxas and ptxas.group(1) != version:
         version += f" (ptxas {ptxas.group(1)})"
     wrapped = os.path.realpath(path) != binary
+    wrapper = Path(path).read_bytes() if wrapped else b""
+    place = re.search(r"^#\$ CICC_PATH=(.*)$", dry, re.MULTILINE)
+    cicc = os.path.join(place.group(1).strip(), "cicc") if place else ""
     answer = {
         "path": binary,
         "command": os.path.abspath(path) if wrapped else binary,
-        "wrapper": hashlib.sha256(Path(path).read_bytes()).hexdigest() if wrapped else "",
+        "wrapper": hashlib.sha256(wrapper).hexdigest() if wrapped else "",
+        "keeps_objects": b"ccache" in wrapper,
+        "cicc": hashlib.sha256(Path(cicc).read_bytes()).hexdigest() if os.path.isfile(cicc) else "",
         "version": version,
         "include_dirs": includes,
         "cudart": _find_cudart([d for d in libs if not d.endswith("/stubs")]),
         "archs": archs,
     }
-    return answer, [path, binary, assembler]
+    return answer, [path, binary, assembler, cicc]
 
 
 def _existing(*paths: str) -> list[str]:

@@ -331,6 +331,7 @@ def make_plan(wanted: Wanted, memo: Memo, env: Mapping[str, str] | None = None) 
     inputs = {
         **wanted.inputs,
         "nvcc": _described(nvcc) if nvcc else None,
+        "cicc": nvcc.cicc[:16] if nvcc else None,
         "cudart": nvcc.cudart_name if nvcc else None,
         "host_compiler": [host.version, list(host.command[1:])],
         "environment": {k: env[k] for k in _COMPILER_VARIABLES if env.get(k)},
