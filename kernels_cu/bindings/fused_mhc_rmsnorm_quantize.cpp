@@ -80,8 +80,8 @@ void mhc_rmsnorm_quantize_nvfp4(Call& call, const declared::MhcRmsnormQuantizeNv
   run(call, args.X, args.A, args.weight, a, nullptr, args.scale_layout, x_fp4, x_sf, &gsa, inv_rms);
 }
 
-void mhc_from_buffer(Call& call, const declared::MhcRmsnormQuantizeNvfp4FromGsa& args,
-                     Result& x_fp4, Result& x_sf, Result& inv_rms) {
+void mhc_from_gsa(Call& call, const declared::MhcRmsnormQuantizeNvfp4FromGsa& args, Result& x_fp4,
+                  Result& x_sf, Result& inv_rms) {
   NormArguments a = {static_cast<float>(args.eps)};
   a.recipe = recipe_of(args.recipe);
   run(call, args.X, args.A, args.weight, a, &args.gsa, args.scale_layout, x_fp4, x_sf, nullptr,
@@ -121,4 +121,4 @@ void mhc_from_amax(Call& call, const declared::MhcRmsnormQuantizeNvfp4FromAmax& 
 }  // namespace jitquant
 
 JITQUANT_FUNCTIONS(function<&mhc_rmsnorm_quantize_nvfp4>(), function<&mhc_rmsnorm_amax>(),
-                   function<&mhc_from_amax>(), function<&mhc_from_buffer>())
+                   function<&mhc_from_amax>(), function<&mhc_from_gsa>())

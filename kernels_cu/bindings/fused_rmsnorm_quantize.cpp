@@ -51,8 +51,8 @@ void rmsnorm_quantize_nvfp4(Call& call, const declared::RmsnormQuantizeNvfp4& ar
       inv_rms);
 }
 
-void rmsnorm_from_buffer(Call& call, const declared::RmsnormQuantizeNvfp4FromGsa& args,
-                         Result& x_fp4, Result& x_sf, Result& inv_rms) {
+void rmsnorm_from_gsa(Call& call, const declared::RmsnormQuantizeNvfp4FromGsa& args, Result& x_fp4,
+                      Result& x_sf, Result& inv_rms) {
   NormArguments a = {static_cast<float>(args.eps)};
   a.recipe = recipe_of(args.recipe);
   run(call, args.x, args.weight, args.residual, a, &args.gsa, args.scale_layout, x_fp4, x_sf,
@@ -93,4 +93,4 @@ void rmsnorm_from_amax(Call& call, const declared::RmsnormQuantizeNvfp4FromAmax&
 }  // namespace jitquant
 
 JITQUANT_FUNCTIONS(function<&rmsnorm_quantize_nvfp4>(), function<&rmsnorm_amax>(),
-                   function<&rmsnorm_from_amax>(), function<&rmsnorm_from_buffer>())
+                   function<&rmsnorm_from_amax>(), function<&rmsnorm_from_gsa>())

@@ -78,8 +78,8 @@ void quantize_weight_nvfp4(Call& call, const declared::QuantizeWeightNvfp4& args
   launch_all(call, args.w, in, value ? &scale : nullptr, d, r, out, gsa_out);
 }
 
-void from_buffer(Call& call, const declared::QuantizeWeightNvfp4FromGsa& args, Result& x_fp4,
-                 Result& x_sf) {
+void from_gsa(Call& call, const declared::QuantizeWeightNvfp4FromGsa& args, Result& x_fp4,
+              Result& x_sf) {
   const Weight in = Weight::of(args.w, args.block, args.dim, swizzled_of(args.scale_layout));
   const Nvfp4Recipe r = recipe_of(args.recipe);
   JITQUANT_CHECK(args.gsa.numel() == 1, "gsa: expected one element for a weight, got shape ",
@@ -104,4 +104,4 @@ void from_amax(Call& call, const declared::QuantizeWeightNvfp4FromAmax& args, Re
 }  // namespace jitquant
 
 JITQUANT_FUNCTIONS(function<&quantize_weight_nvfp4>(), function<&from_amax>(),
-                   function<&from_buffer>())
+                   function<&from_gsa>())

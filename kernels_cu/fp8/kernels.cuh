@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_p
                       EightBit format) {
   const int64_t width = blocks_of(source.cols);
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kPieceThreads + threadIdx.x;
-  const int64_t row = quotient(i, width), block = i - row * width;
-  if (is_short() && row < source.rows) source.prefetch(source.row(row), block);
+  const int64_t row = divide_index(i, width), block = i - row * width;
+  if (is_small_grid() && row < source.rows) source.prefetch(source.row(row), block);
   wait_for_previous();
   let_next_begin();
   if (row >= source.rows) {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kPieceThreads, pieces_per_sm(quantize_blocks_p
   source.activate = true;
   const uint32_t i = blockIdx.x * kPieceThreads + threadIdx.x;
   const uint32_t row = width.quotient_of(i), block = i - row * width.divisor;
-  if (is_short() && i < count) source.prefetch(source.row.even_row(row), block);
+  if (is_small_grid() && i < count) source.prefetch(source.row.even_row(row), block);
   wait_for_previous();
   let_next_begin();
   if (i >= count) return;
@@ -153,11 +153,11 @@ constexpr int kCastShare = sizeof(T) == 4 ? 1 : (kAfterAmax ? 4 : 2);
 
 // cast_piece_kernel for a contiguous tensor. `backwards`: from the end to the beginning.
 template <class T, bool kAfterAmax>
-__global__ void __launch_bounds__(kOnceThreads<kAfterAmax>,
-                                  (kAfterAmax ? 4 : 6) * kThreads / kOnceThreads<kAfterAmax>)
+__global__ void __launch_bounds__(kThreadsPerPiece<kAfterAmax>,
+                                  (kAfterAmax ? 4 : 6) * kThreads / kThreadsPerPiece<kAfterAmax>)
     flat_cast_kernel(FlatSource<T> source, Fp8Scale scale, int partials, bool backwards, uint4* out,
                      EightBit format) {
-  PieceBlocks<T, kCastShare<T, kAfterAmax>, kOnceThreads<kAfterAmax>> blocks(source, backwards);
+  PieceBlocks<T, kCastShare<T, kAfterAmax>, kThreadsPerPiece<kAfterAmax>> blocks(source, backwards);
   begin_overlapped([&] { blocks.fetch(); },
                    [&] {
                      if (is_first()) blocks.prefetch();
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, quantize_blocks_per_sm<Source>())
   };
   begin_overlapped(fetch, [&] {
     if constexpr (Source::kReadsOnlyInputs) {
-      if ((after_amax ? is_first() : is_short()) && walk.row < source.rows) {
+      if ((after_amax ? is_first() : is_small_grid()) && walk.row < source.rows) {
         source.prefetch(source.row(walk.row), walk.block);
       }
     }
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, flat_blocks_per_sm<T>())
     if (block < source.blocks) next = source.fetch(block);
   };
   begin_overlapped(fetch, [&] {
-    if (is_short() && block < source.blocks) source.prefetch(block);
+    if (is_small_grid() && block < source.blocks) source.prefetch(block);
   });
   const float factor = tensor_scale(scale, 0, format, reduce);
   Amax<T, true> amax;
@@ -372,8 +372,8 @@ cudaError_t launch_cast_plain(const Matrix& x, const Fp8Scale& scale, int partia
     return launch<kKernel>(shape, stream, source, scale, to, out.format);
   }
   const auto start = [&](auto after_amax) {
-    constexpr int kWork = kOnceThreads<after_amax> * kCastShare<T, after_amax>;
-    shape.block = kOnceThreads<after_amax>;
+    constexpr int kWork = kThreadsPerPiece<after_amax> * kCastShare<T, after_amax>;
+    shape.block = kThreadsPerPiece<after_amax>;
     if (source.blocks > 0) shape.grid = (source.blocks + kWork - 1) / kWork;
     // If the tensor does not fit in the L2 cache, its end is what launch 1 left there.
     const bool backwards = after_amax && source.blocks > int64_t{sm_count()} * kMostCached<T>;

@@ -21,16 +21,16 @@ constexpr int kHeldBlocks = 2;  // per thread, of one row
 constexpr int kFewRowThreads = 1024;
 
 // How rows are distributed.
-//   kOnce    one thread block per row, without per-launch state. Has no loop, before which all
-//            constants would be fetched.
-//   kFew     the same for at most one row per SM, with one block of values per thread
-//   kLoop    the same in a loop, for thread blocks that wait for each other
-//   kCluster one cluster of thread blocks per row, for rows that are too long for one
-//   kLanes   some lanes of a warp per row, for many rows of at most 1024 columns
-//   kReread  any number of thread blocks, any rows
-enum class Rows : int { kOnce, kFew, kLoop, kCluster, kLanes, kReread };
+//   kBlockPerRow one thread block per row, without per-launch state. Has no loop, before which all
+//                constants would be fetched.
+//   kFew         the same for at most one row per SM, with one block of values per thread
+//   kLoop        the same in a loop, for thread blocks that wait for each other
+//   kCluster     one cluster of thread blocks per row, for rows that are too long for one
+//   kLanes       some lanes of a warp per row, for many rows of at most 1024 columns
+//   kReread      any number of thread blocks, any rows
+enum class Rows : int { kBlockPerRow, kFew, kLoop, kCluster, kLanes, kReread };
 template <Rows kRows>
-constexpr bool kIsOnce = kRows != Rows::kLoop && kRows != Rows::kReread;
+constexpr bool kIsOneRow = kRows != Rows::kLoop && kRows != Rows::kReread;
 template <Rows kRows>
 constexpr int kHeldOf = kRows == Rows::kReread ? 0 : (kRows == Rows::kFew ? 1 : kHeldBlocks);
 constexpr int kLaneRowThreads = 128;
@@ -46,7 +46,7 @@ template <class Source, bool kNorm, Rows kRows>
 struct RowPasses {
   static constexpr int kHeld = kHeldOf<kRows>;
   using Element = typename Source::Element;
-  using Value = typename Held<Source, kNorm>::Value;
+  using Value = typename RowValue<Source, kNorm>::Value;
   using Fetched = typename Source::Fetched;
   static constexpr int kBlocks = kHeld > 0 ? kHeld : 1;  // blocks in registers at the same time
   static constexpr bool kLanes = kRows == Rows::kLanes;
@@ -60,7 +60,7 @@ struct RowPasses {
   // Whether a block past the end loads the last block instead and drops it: this takes fewer
   // instructions than zero-filling every block.
   static constexpr bool kClamps =
-      kIsOnce<kRows> && !kLanes && std::is_same<Fetched, typename Source::Value>::value;
+      kIsOneRow<kRows> && !kLanes && std::is_same<Fetched, typename Source::Value>::value;
 
   const Source& source;
   const Normalize<Element>& norm;
@@ -108,7 +108,7 @@ struct RowPasses {
 
   // Prefetches row r, the first one, if there are enough registers.
   static constexpr bool kPrefetches = kRows == Rows::kFew || kRows == Rows::kLoop ||
-                                      (kIsOnce<kRows> && !kNorm && sizeof(Fetched) <= 32);
+                                      (kIsOneRow<kRows> && !kNorm && sizeof(Fetched) <= 32);
   __device__ __forceinline__ void begin(int64_t r) const {
     if constexpr (kPrefetches) {
       if (!is_first() || r >= source.rows) return;
@@ -381,14 +381,14 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
   wait_for_previous();
   let_next_begin();
 #pragma unroll 1
-  while (kIsOnce<kRows> || r < source.rows) {
+  while (kIsOneRow<kRows> || r < source.rows) {
     const bool writes = passes.leads();
     if (scale.kind != Fp8Scale::kAmax) {
       factor = scale.kind == Fp8Scale::kValue ? scale.value : scale.given[scale.by_row ? r : 0];
     }
     const typename Source::Row row = source.row(r);
     // One per block, so that they do not wait for each other.
-    Amax<typename Held<Source, kNorm>::Value::Element, true> mine[passes.kBlocks];
+    Amax<typename RowValue<Source, kNorm>::Value::Element, true> mine[passes.kBlocks];
     float norm_amax = 0.0f;
     passes.first(row, reduce, [&](int k, const auto& held) {
       if constexpr (kNorm) {
@@ -438,10 +438,10 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
         passes.store(to, b, codes, vector);
       }
     });
-    if (kIsOnce<kRows>) return;
+    if (kIsOneRow<kRows>) return;
     r += gridDim.x;
   }
-  if constexpr (!kIsOnce<kRows>) {
+  if constexpr (!kIsOneRow<kRows>) {
     if (source.rows == 0) {
       if (!scale.by_row) given_scale(scale, 0, threadIdx.x, format);
     }
@@ -484,7 +484,8 @@ struct RowWork {
 constexpr int kFewShortRows = 8;
 
 // `width` is also one of the arguments. Without kLoop: of a kernel that is never cooperative.
-template <auto kOnce, auto kCluster, auto kLanes, auto kReread, auto kLoop = kReread, class... Args>
+template <auto kBlockPerRow, auto kCluster, auto kLanes, auto kReread, auto kLoop = kReread,
+          class... Args>
 cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t stream,
                            const Args&... args) {
   const int64_t wanted = (blocks_of(work.cols) + kHeldBlocks - 1) / kHeldBlocks;
@@ -514,7 +515,7 @@ cudaError_t launch_by_rows(const RowWork& work, RowWidth& width, cudaStream_t st
     make_cooperative(shape);
     return launch<kLoop>(shape, stream, args...);
   }
-  return launch<kOnce>(shape, stream, args...);
+  return launch<kBlockPerRow>(shape, stream, args...);
 }
 
 template <bool kNorm, class Source>
@@ -542,10 +543,10 @@ cudaError_t launch_fp8_rows(const Source& source, const Normalize<typename Sourc
   // Without a norm, a tensor's amax is not computed by rows: no launch is cooperative.
   constexpr Rows kWaiting = kNorm ? Rows::kLoop : Rows::kReread;
   return launch_by_rows<
-      &fp8_row_kernel<Source, kNorm, Rows::kOnce>, &fp8_row_kernel<Source, kNorm, Rows::kCluster>,
-      &fp8_row_kernel<Source, kNorm, Rows::kLanes>, &fp8_row_kernel<Source, kNorm, Rows::kReread>,
-      &fp8_row_kernel<Source, kNorm, kWaiting>>(work, width, stream, source, norm, width, scale, to,
-                                                out.rows.vector, out.format);
+      &fp8_row_kernel<Source, kNorm, Rows::kBlockPerRow>,
+      &fp8_row_kernel<Source, kNorm, Rows::kCluster>, &fp8_row_kernel<Source, kNorm, Rows::kLanes>,
+      &fp8_row_kernel<Source, kNorm, Rows::kReread>, &fp8_row_kernel<Source, kNorm, kWaiting>>(
+      work, width, stream, source, norm, width, scale, to, out.rows.vector, out.format);
 }
 
 // For a source that is quantized without a norm.

@@ -133,7 +133,7 @@ template <class Input, bool kAligned>
 __global__ void __launch_bounds__(kMostWarps * 32, 1)
     nvfp4_one_down_kernel(const __grid_constant__ ExpertWeights w,
                           const __grid_constant__ LinearOperand x,
-                          const __grid_constant__ GroupRouting routing, const void* choice_weights,
+                          const __grid_constant__ BundleRouting routing, const void* choice_weights,
                           const DType weights_dtype, void* out, const DType dtype,
                           const __grid_constant__ ExpertPlan plan) {
   extern __shared__ __align__(1024) unsigned char tiles[];
@@ -173,7 +173,7 @@ namespace {
 
 template <class Input>
 cudaError_t launch_one_down(const ExpertWeights& w, const LinearOperand& x,
-                            const GroupRouting& routing, const ExpertLayer& layer,
+                            const BundleRouting& routing, const ExpertLayer& layer,
                             cudaStream_t stream) {
   const bool aligned = is_aligned<Input>(w, x);
   const int units = (routing.count + 1) / 2 * ((w.cols + kUnit - 1) / kUnit);

@@ -8,8 +8,8 @@ namespace jitquant {
 // How much of the second product's weights a block of the first one prefetches into L2.
 constexpr int kAheadBytes = 131072;
 
-// Where the results of groups go. A row of `out` is a sorted row, or a pair.
-struct GroupOutput {
+// Where the results of bundles go. A row of `out` is a sorted row, or a pair.
+struct BundleOutput {
   void* out;
   DType dtype;
   int cols;
@@ -19,15 +19,15 @@ struct GroupOutput {
   ExpertWeights next;  // the next launch's weights, to prefetch; without rows if unknown
 };
 
-// Maps the rows of a group to rows of x. Each lane finds one and keeps it: if each of the loads of
-// x found its own, that would take thousands of cycles per group. Rows that the group does not have
-// are its first one, because no other row of x is sure to be written.
-class GroupRows {
+// Maps the rows of a bundle to rows of x. Each lane finds one and keeps it: if each of the loads of
+// x found its own, that would take thousands of cycles per bundle. Rows that the bundle does not
+// have are its first one, because no other row of x is sure to be written.
+class BundleRows {
  public:
   // `order` is null if the rows of x are sorted.
-  __device__ __forceinline__ GroupRows(const uint16_t* order, Group group, int divisor) {
+  __device__ __forceinline__ BundleRows(const uint16_t* order, Bundle bundle, int divisor) {
     const int lane = threadIdx.x & 31;
-    const int i = group.first() + (lane < group.count() ? lane : 0);
+    const int i = bundle.first() + (lane < bundle.count() ? lane : 0);
     own_ = order == nullptr ? i : order[i] / divisor;
   }
   static __device__ __forceinline__ bool any() { return true; }
@@ -38,34 +38,34 @@ class GroupRows {
 };
 
 template <class Input, bool kOneToken>
-struct GroupJob {
+struct BundleJob {
   // Whether the number of an expert's rows decides between two ways to multiply.
   static constexpr bool kEither =
       !kOneToken && std::is_same<typename LinearInput<Input>::Operand, Bf16>::value;
 
   const ExpertWeights& w;
   const TileLayout& layout;
-  const GroupRouting& routing;
-  const GroupOutput& to;
+  const BundleRouting& routing;
+  const BundleOutput& to;
   const ExpertPlan& plan;
-  const GroupTables& tables;
+  const BundleTables& tables;
   float* sums;
 
   // If kOneToken, the only row of x.
-  __device__ __forceinline__ Group group() const {
-    return kOneToken ? Group{0, 1u << 1 | 1u} : tables.groups[block_words().group];
+  __device__ __forceinline__ Bundle bundle() const {
+    return kOneToken ? Bundle{0, 1u << 1 | 1u} : tables.bundles[block_words().bundle];
   }
   __device__ __forceinline__ int unit(int pass) const {
     return pass * (blockDim.x >> 5) + (threadIdx.x >> 5);
   }
   __device__ __forceinline__ int column(int pass) const { return unit(pass) * kUnit; }
-  __device__ __forceinline__ GroupRows rows(int) const {
-    return {kOneToken || routing.ids == nullptr ? nullptr : tables.order, group(),
+  __device__ __forceinline__ BundleRows rows(int) const {
+    return {kOneToken || routing.ids == nullptr ? nullptr : tables.order, bundle(),
             routing.of_tokens ? routing.top_k : 1};
   }
 
   __device__ __forceinline__ float request_gsa() const {
-    return kOneToken || w.gsa_row != 0 ? 0.0f : w.gsa[group().expert * w.gsa_expert];
+    return kOneToken || w.gsa_row != 0 ? 0.0f : w.gsa[bundle().expert * w.gsa_expert];
   }
   __device__ __forceinline__ void keep_gsa(float gsa) const {
     if (!kOneToken && thread_index() == 0) block_words().gsa = gsa;
@@ -106,25 +106,25 @@ struct GroupJob {
     if (next.rows == 0) return;
     const int tiles = (next.rows + kTile - 1) / kTile;
     const TileRange range = tiles_of_block<kEither>(tables, tiles);
-    const int group = range.begin / tiles, row = (range.begin - group * tiles) * kTile;
+    const int bundle = range.begin / tiles, row = (range.begin - bundle * tiles) * kTile;
     const int most = min(next.rows - row, kAheadBytes / (next.cols / 2));
     const int rows = min((range.end - range.begin) * kTile, most);
-    if (rows > 0) prefetch_rows(next, tables.groups[group].expert, row, rows);
+    if (rows > 0) prefetch_rows(next, tables.bundles[bundle].expert, row, rows);
   }
 
   template <LinearWay kWay>
   __device__ __forceinline__ void add_up(int from, int count) const {
     using Way = WayTraits<kWay>;
     const int lane = threadIdx.x & 31, n = lane & 15, warps = thread_count() >> 5;
-    const Group group = this->group();
+    const Bundle bundle = this->bundle();
     if constexpr (!kOneToken) {
       // By the last warp, which has the least to add up.
       if (thread_index() == thread_count() - 1 && from + count == block_words().end) {
         prefetch_next();
       }
     }
-    const int first = kOneToken ? 0 : block_words().group * layout.tiles;
-    const int rows_here = group.count(), pairs = (rows_here + 1) / 2;  // at most 4
+    const int first = kOneToken ? 0 : block_words().bundle * layout.tiles;
+    const int rows_here = bundle.count(), pairs = (rows_here + 1) / 2;  // at most 4
     const int inverse = pairs == 1 ? 1 << 16 : pairs == 2 ? 1 << 15 : pairs == 3 ? 21846 : 1 << 14;
     // Each warp adds up two rows of x of a tile.
 #pragma unroll 2
@@ -136,11 +136,11 @@ struct GroupJob {
       for (int unit = 0; unit < plan.units; ++unit, p += Way::kSums) {
         sum = unit == 0 ? *p : add_rn(sum, *p);
       }
-      int tile = from + which - first, expert = group.expert, out_row = group.first() + row;
+      int tile = from + which - first, expert = bundle.expert, out_row = bundle.first() + row;
       if constexpr (kOneToken) {
         out_row = tile / layout.tiles;
         tile -= out_row * layout.tiles;
-        expert = tables.groups[out_row].expert;
+        expert = tables.bundles[out_row].expert;
         if (expert < 0) continue;
       }
       const bool there = row < rows_here;
@@ -168,27 +168,27 @@ struct GroupJob {
 
 template <class Input, bool kAligned, bool kOneToken>
 __global__ void __launch_bounds__(kMostWarps * 32, 1)
-    nvfp4_groups_kernel(const __grid_constant__ ExpertWeights w,
-                        const __grid_constant__ TileLayout layout,
-                        const __grid_constant__ LinearOperand x,
-                        const __grid_constant__ GroupRouting routing,
-                        const __grid_constant__ GroupOutput to,
-                        const __grid_constant__ ExpertPlan plan) {
+    nvfp4_bundles_kernel(const __grid_constant__ ExpertWeights w,
+                         const __grid_constant__ TileLayout layout,
+                         const __grid_constant__ LinearOperand x,
+                         const __grid_constant__ BundleRouting routing,
+                         const __grid_constant__ BundleOutput to,
+                         const __grid_constant__ ExpertPlan plan) {
   extern __shared__ __align__(1024) unsigned char tiles[];
   const int warp = thread_index() >> 5, warps = thread_count() >> 5;
   WarpRing ring(tiles, warp, plan.stages);
   unsigned char* const after_rings = tiles + warps * plan.stages * kStage;
-  const GroupTables tables = tables_at(after_rings + plan.tables_at, routing);
+  const BundleTables tables = tables_at(after_rings + plan.tables_at, routing);
   float* const sums = reinterpret_cast<float*>(after_rings + plan.sums_at);
 
-  using Job = GroupJob<Input, kOneToken>;
+  using Job = BundleJob<Input, kOneToken>;
   TileRange own = {};
   if constexpr (kOneToken) own = share_of_block(routing.count * layout.tiles);
   wait_for_previous();
   let_next_begin();
   if constexpr (kOneToken) {
     for (int i = thread_index(); i < routing.count; i += thread_count()) {
-      tables.groups[i] = {expert_of(routing, i), 1u << 1 | 1u};
+      tables.bundles[i] = {expert_of(routing, i), 1u << 1 | 1u};
     }
   } else {
     route(routing, tables, tiles);  // the rings are not in use yet
@@ -199,9 +199,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   const int begin = own.begin;
   volatile BlockWords& block = block_words();
 
-  using Places = GroupPlaces<kOneToken>;
+  using Places = BundlePlaces<kOneToken>;
   const OwnWords words(after_rings + plan.words_at);
-  TileStream<Places, kAligned> weights(Places(w, layout, plan, tables.groups, begin, words), words,
+  TileStream<Places, kAligned> weights(Places(w, layout, plan, tables.bundles, begin, words), words,
                                        w.cols, plan.passes, begin);
   weights.template next<0>(ring.at);
 
@@ -220,14 +220,14 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
         store_element(to.out, to.dtype, first + i, 0.0f);
       }
     }
-    // Groups of experts with at most two rows come first.
-    int group = begin / layout.tiles;
-    const auto multiply_groups = [&](auto way, int groups) {
-      for (; group < groups && block.from < block.end; ++group) {
+    // Bundles of experts with at most two rows come first.
+    int bundle = begin / layout.tiles;
+    const auto multiply_bundles = [&](auto way, int bundles) {
+      for (; bundle < bundles && block.from < block.end; ++bundle) {
         __syncthreads();
         if (thread_index() == 0) {
-          block.group = group;
-          block.stop = min(block.end, (group + 1) * layout.tiles);
+          block.bundle = bundle;
+          block.stop = min(block.end, (bundle + 1) * layout.tiles);
         }
         __syncthreads();
         multiply_own_tiles<Input, decltype(way)::value, kAligned>(weights, ring, words, x, plan,
@@ -235,9 +235,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
       }
     };
     if constexpr (Job::kEither) {
-      multiply_groups(std::integral_constant<LinearWay, LinearWay::kTwoRows>(), tables.total[2]);
+      multiply_bundles(std::integral_constant<LinearWay, LinearWay::kTwoRows>(), tables.total[2]);
     }
-    multiply_groups(std::integral_constant<LinearWay, LinearWay::kEightRows>(), tables.total[0]);
+    multiply_bundles(std::integral_constant<LinearWay, LinearWay::kEightRows>(), tables.total[0]);
   }
 }
 
@@ -245,8 +245,9 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
 namespace {
 
 template <class Input, bool kOneToken>
-cudaError_t launch_groups(const ExpertWeights& w, const LinearOperand& x,
-                          const GroupRouting& routing, const GroupOutput& to, cudaStream_t stream) {
+cudaError_t launch_bundles(const ExpertWeights& w, const LinearOperand& x,
+                           const BundleRouting& routing, const BundleOutput& to,
+                           cudaStream_t stream) {
   TileLayout layout = {};
   layout.tile_rows = to.activate ? 8 : kTile;
   const int tiled = to.activate ? w.rows / 2 : w.rows;
@@ -269,9 +270,9 @@ cudaError_t launch_groups(const ExpertWeights& w, const LinearOperand& x,
     return cudaErrorInvalidConfiguration;
   }
   plan_steps(shape, w, layout.tile_rows);
-  return aligned ? launch_shape<&nvfp4_groups_kernel<Input, true, kOneToken>>(
+  return aligned ? launch_shape<&nvfp4_bundles_kernel<Input, true, kOneToken>>(
                        shape, stream, w, layout, x, routing, to, shape.plan)
-                 : launch_shape<&nvfp4_groups_kernel<Input, false, kOneToken>>(
+                 : launch_shape<&nvfp4_bundles_kernel<Input, false, kOneToken>>(
                        shape, stream, w, layout, x, routing, to, shape.plan);
 }
 

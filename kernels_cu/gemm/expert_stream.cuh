@@ -1,7 +1,7 @@
 // The stages of weights of a warp's tiles, and their products with x in registers.
 #pragma once
 
-#include "expert_groups.cuh"
+#include "expert_bundles.cuh"
 
 namespace jitquant {
 
@@ -34,9 +34,9 @@ struct Place {
 class OwnWords {
  public:
   static constexpr int kCount = 7;  // odd, so that lanes use different banks
-  // For the stream of stages: its pass, its batch of tiles, its group and the group's first tile.
+  // For the stream of stages: its pass, its batch of tiles, its bundle and the bundle's first tile.
   // For the product: the unit and how many of its segments are in range.
-  enum Word { kPass, kFrom, kTo, kGroup, kFirst, kUnit, kPresent };
+  enum Word { kPass, kFrom, kTo, kBundle, kFirst, kUnit, kPresent };
 
   __device__ __forceinline__ explicit OwnWords(unsigned char* shared)
       : at_(shared_at(shared + thread_index() * (kCount * 4))) {}
@@ -54,11 +54,11 @@ class OwnWords {
 // The same for a block.
 struct BlockWords {
   int end;     // of the block's tiles
-  int group;   // whose tiles the block multiplies
+  int bundle;  // whose tiles the block multiplies
   int from;    // the first tile whose sums are not added up yet
   int stop;    // past the last tile with these rows of x
   int filled;  // whether the rings are filled
-  float gsa;   // of the group's expert, unless every row has its own
+  float gsa;   // of the bundle's expert, unless every row has its own
 };
 __device__ __forceinline__ volatile BlockWords& block_words() {
   __shared__ BlockWords words;
@@ -72,14 +72,15 @@ __device__ __forceinline__ void begin_block(TileRange tiles) {
   block.from = tiles.begin;
   block.filled = 0;
 }
-// The tiles of all groups, one group after another. If kOneToken, a group is a choice of the token.
+// The tiles of all bundles, one bundle after another. If kOneToken, a bundle is a choice of the
+// token.
 template <bool kOneToken>
-class GroupPlaces {
+class BundlePlaces {
  public:
-  __device__ __forceinline__ GroupPlaces(const ExpertWeights& w, const TileLayout& layout,
-                                         const ExpertPlan& plan, const Group* groups, int begin,
-                                         OwnWords words)
-      : w_(w), layout_(layout), plan_(plan), groups_(groups), words_(words) {
+  __device__ __forceinline__ BundlePlaces(const ExpertWeights& w, const TileLayout& layout,
+                                          const ExpertPlan& plan, const Bundle* bundles, int begin,
+                                          OwnWords words)
+      : w_(w), layout_(layout), plan_(plan), bundles_(bundles), words_(words) {
     move_to(begin);
   }
   __device__ __forceinline__ int column(int pass) const {
@@ -91,18 +92,18 @@ class GroupPlaces {
     if (kOneToken || from >= end) return min(from + plan_.hold_two * beside, end);
     int first = words_.get(OwnWords::kFirst);
     if (from - first >= layout_.tiles) move_to(from), first = from;
-    const bool few = groups_[words_.get(OwnWords::kGroup)].few();
+    const bool few = bundles_[words_.get(OwnWords::kBundle)].few();
     const int hold = few ? plan_.hold_two : plan_.hold_eight;
     return min(min(from + hold * beside, end), first + layout_.tiles);
   }
   __device__ __forceinline__ void locate(int tile, int pass, Place& place) {
     int first = words_.get(OwnWords::kFirst);
-    // Tiles side by side may belong to two groups.
+    // Tiles side by side may belong to two bundles.
     if (kOneToken && (tile < first || tile - first >= layout_.tiles)) {
       move_to(tile);
       first = words_.get(OwnWords::kFirst);
     }
-    const int expert = groups_[words_.get(OwnWords::kGroup)].expert;
+    const int expert = bundles_[words_.get(OwnWords::kBundle)].expert;
     const int row = (tile - first) * layout_.tile_rows, k = column(pass);
     const int64_t at = static_cast<int64_t>(max(expert, 0)) * w_.rows + row;
     place.codes = w_.codes + at * (w_.cols / 2) + k / 2;
@@ -111,7 +112,7 @@ class GroupPlaces {
     // Gates and ups always fill their tiles.
     place.high = expert < 0 ? 0 : layout_.tile_rows == kTile ? min(w_.rows - row, kTile) : kTile;
   }
-  // Moves from a warp's tile to its next one, if that belongs to the same group. locate() would
+  // Moves from a warp's tile to its next one, if that belongs to the same bundle. locate() would
   // take a tenth of all instructions.
   __device__ __forceinline__ bool step(int next, Place& place) {
     if (plan_.step_codes == 0 ||
@@ -127,15 +128,15 @@ class GroupPlaces {
 
  private:
   __device__ __forceinline__ void move_to(int tile) {
-    const int group = tile / layout_.tiles;
-    words_.set(OwnWords::kGroup, group);
-    words_.set(OwnWords::kFirst, group * layout_.tiles);
+    const int bundle = tile / layout_.tiles;
+    words_.set(OwnWords::kBundle, bundle);
+    words_.set(OwnWords::kFirst, bundle * layout_.tiles);
   }
 
   const ExpertWeights& w_;
   const TileLayout& layout_;
   const ExpertPlan& plan_;
-  const Group* groups_;
+  const Bundle* bundles_;
   OwnWords words_;
 };
 
@@ -284,18 +285,18 @@ __device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ri
   while (block.from < block.stop) {
 #pragma unroll 1
     for (int pass = 0; pass < plan.passes; ++pass) {
-      Held<Input, kWay, kAligned> held;
-      held.request(x, job.column(pass), job.rows(pass));
+      Fragments<Input, kWay, kAligned> fragments;
+      fragments.request(x, job.column(pass), job.rows(pass));
       // Loaded together with x, because later loads queue behind the copies of weights.
       const float gsa = job.request_gsa();
       __syncwarp();
       const bool fills = pass == 0 && block.filled == 0;
       // Eight rows leave no registers for that before they are in place.
       if (WayTraits<kWay>::kAfter && fills) ring.fill(weights);
-      held.arrange(WayTraits<kWay>::kAfter ? ring.at + ring.written
-                                           : shared_at(after_rings) + warp * kStaged);
+      fragments.arrange(WayTraits<kWay>::kAfter ? ring.at + ring.written
+                                                : shared_at(after_rings) + warp * kStaged);
       if (!WayTraits<kWay>::kAfter && fills) ring.fill(weights);
-      if constexpr (held.kTurned) __syncthreads();  // sums may reuse the memory that staged x
+      if constexpr (fragments.kTurned) __syncthreads();  // sums may reuse the memory that staged x
       job.keep_gsa(gsa);
       const int left = (x.cols - job.column(pass) + kSegment - 1) / kSegment;
       words.set(OwnWords::kUnit, job.unit(pass));
@@ -319,11 +320,11 @@ __device__ __forceinline__ void multiply_own_tiles(Stream& weights, WarpRing& ri
             ring.written = ring.written == last ? 0 : ring.written + kStage;
             if (s < own) {
               LaneWords words(lane_parts(ring.at + ring.read));
-              multiply_segment<Input, kWay>(words, held.pairs[s], acc);
+              multiply_segment<Input, kWay>(words, fragments.pairs[s], acc);
             }
             ring.read = ring.read == last ? 0 : ring.read + kStage;
           }
-          job.template keep<kWay>(acc[0], held.undo, tile, words.get(OwnWords::kUnit));
+          job.template keep<kWay>(acc[0], fragments.undo, tile, words.get(OwnWords::kUnit));
         }
         if (pass + 1 < plan.passes) break;
         __syncthreads();

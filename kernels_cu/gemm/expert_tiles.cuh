@@ -231,7 +231,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
   const StagesAt at = begin_stages<Shape>(tiles, barriers);
-  const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0);  // the compiler sees that lanes agree
+  // By a shuffle, so that the compiler sees that lanes agree.
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x >> 7, 0);
   const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
   const int stages = (w.cols + Shape::kDepth - 1) / Shape::kDepth;
   int* const ends = reinterpret_cast<int*>(tiles + Shape::kShared);
@@ -255,12 +256,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int bound = kActivate ? w.rows / 2 : w.rows;
   ExpertWalk<Shape> walk = {ends, before, w.experts, (bound + kOfCluster - 1) / kOfCluster,
                             0,    0,      0,         0};
-  if (group == 0) {
+  if (warpgroup == 0) {
     give_registers<Shape::kFewRegisters>();
     copy_expert_stages<Shape, kActivate>(w, codes, x_map, walk, at, first, step, stages);
   } else {
     take_registers<Shape::kManyRegisters>();
-    const int across = group - 1;
+    const int across = warpgroup - 1;
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2, t = lane & 3;
     const uint32_t select = t | ((t + 4) << 4);
     constexpr int kPairs = Shape::kDepth / 32;  // of k-steps of 16

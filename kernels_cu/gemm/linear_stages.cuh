@@ -19,8 +19,8 @@ template <int kRowsOfX, int kSideBySide, int kSplits, int kOfK, int kRing, int k
 struct TileShape {
   static constexpr int kRows = kRowsOfX, kAcross = kSideBySide, kAlong = kSplits;
   static constexpr int kDepth = kOfK, kStages = kRing;
-  static constexpr int kGroups = kAcross * kAlong;
-  static constexpr int kThreads = 128 * (1 + kGroups);
+  static constexpr int kWarpgroups = kAcross * kAlong;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kShares = kSharesOfK;
   static constexpr int kWeights = 64 * kAcross;                // rows of W per block
   static constexpr int kOfCluster = kWeights * (2 / kShares);  // and per cluster
@@ -31,13 +31,13 @@ struct TileShape {
   static constexpr int kScalesAt = kX + kCodes;
   static constexpr int kStage = kX + kCodes + (kScales + 1023) / 1024 * 1024;
   static constexpr int kSums = kRows / 2;  // per thread
-  static constexpr int kParts = kAlong > 1 ? kGroups / 2 * kSums * 128 * 4 : 0;
+  static constexpr int kParts = kAlong > 1 ? kWarpgroups / 2 * kSums * 128 * 4 : 0;
   static constexpr int kShared = kStages * kStage + kParts;
   // Registers per thread of the copying and of each multiplying warpgroup. Summed over warpgroups,
   // they are what a block has at launch: 3 * 168 = 504, 4 * 128 = 512 or 5 * 96 = 480.
-  static constexpr int kFewRegisters = kGroups == 4 ? 32 : 56;
-  static constexpr int kManyRegisters = kGroups == 4 ? 112 : kGroups == 3 ? 152 : 224;
-  static_assert(kGroups >= 2 && kGroups <= 4, "registers are for so many warpgroups");
+  static constexpr int kFewRegisters = kWarpgroups == 4 ? 32 : 56;
+  static constexpr int kManyRegisters = kWarpgroups == 4 ? 112 : kWarpgroups == 3 ? 152 : 224;
+  static_assert(kWarpgroups >= 2 && kWarpgroups <= 4, "registers are for so many warpgroups");
 };
 
 // Whether this library can return a dtype. -DJITQUANT_LINEAR_OUT=<number> builds one for that dtype
@@ -199,7 +199,7 @@ __device__ __forceinline__ StagesAt begin_stages(unsigned char* ring, uint64_t* 
     for (int i = 0; i < Shape::kStages; ++i) {
       // Thread 0's copies, and all threads' scales.
       init_barrier(at.full + 8 * i, 1 + 128);
-      init_barrier(at.empty + 8 * i, (2 / Shape::kShares) * 4 * Shape::kGroups);
+      init_barrier(at.empty + 8 * i, (2 / Shape::kShares) * 4 * Shape::kWarpgroups);
     }
     publish_barriers();
   }

@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char tiles[];
   __shared__ __align__(8) uint64_t barriers[2 * Shape::kStages];
   const StagesAt at = begin_stages<Shape>(tiles, barriers);
-  const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0);  // the compiler sees that lanes agree
+  // By a shuffle, so that the compiler sees that lanes agree.
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x >> 7, 0);
   const int first = blockIdx.x >> 1, step = gridDim.x >> 1;
   const StagesOfK of_k = stages_of_k<Shape>(w.cols, at.rank);
   TileWalk<Shape> walk = {plan, 0, 0};
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   let_next_begin();
 
   Ring<Shape::kStages> ring;
-  if (group == 0) {
+  if (warpgroup == 0) {
     give_registers<Shape::kFewRegisters>();
     copy_stages(CopiedScales<Shape>(w), codes, x_map, walk, ring, at, first, step, of_k);
     if constexpr (Shape::kShares > 1) {
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
   } else {
     take_registers<Shape::kManyRegisters>();
-    const int own = group - 1, across = own / Shape::kAlong, along = own % Shape::kAlong;
+    const int own = warpgroup - 1, across = own / Shape::kAlong, along = own % Shape::kAlong;
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, g = lane >> 2, t = lane & 3;
     const uint32_t select = t | ((t + 4) << 4);
     constexpr int kPairs = Shape::kDepth / Shape::kAlong / 32;  // of k-steps of 16
@@ -186,12 +187,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         for (int apart = 1; apart < Shape::kAlong; apart *= 2) {
           // One buffer for each pair of warpgroups that add their sums.
           float* const own_parts = parts + (own / (2 * apart)) * Shape::kSums * 128 + thread;
-          meet<128 * Shape::kGroups>();
+          meet<128 * Shape::kWarpgroups>();
           if (along % (2 * apart) == apart) {
 #pragma unroll
             for (int j = 0; j < Shape::kSums; ++j) own_parts[j * 128] = d[j];
           }
-          meet<128 * Shape::kGroups>();
+          meet<128 * Shape::kWarpgroups>();
           if (along % (2 * apart) == 0) {
 #pragma unroll
             for (int j = 0; j < Shape::kSums; ++j) d[j] = add_rn(d[j], own_parts[j * 128]);

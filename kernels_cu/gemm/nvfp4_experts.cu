@@ -1,17 +1,17 @@
 // Products of a few rows with the NVFP4 weights of their experts, which are read as stored: a
 // product of rows sorted by expert, and a whole mixture-of-experts layer.
 //
-//   group     up to 8 rows of one expert, which a warp multiplies at once
+//   bundle    up to 8 rows of one expert, which a warp multiplies at once
 //   tile      16 rows of a weight: neighboring rows; 8 gates and their 8 ups; or 8 rows each of two
 //             experts by two rows of x, keeping only each expert's product with its own row
 //   unit      512 of k (for a pair of experts: of both), whose x a warp holds in registers
 //   block     up to kMostWarps warps (product.cuh), as (units side by side, tiles side by side)
 //
-// A block takes a contiguous range of the tiles of all groups, so that it meets few groups and few
-// blocks read each weight. Every block of the first product sorts the rows by expert itself, and
-// one stores the order for the second product (expert_groups.cuh). If a layer has only one row, it
-// needs no sorting: all its experts have the same x. Then the tiles of the second product hold
-// pairs of experts, and the sum over experts needs no launch of its own (expert_pairs.cuh).
+// A block takes a contiguous range of the tiles of all bundles, so that it meets few bundles and
+// few blocks read each weight. Every block of the first product sorts the rows by expert itself,
+// and one stores the order for the second product (expert_bundles.cuh). If a layer has only one
+// row, it needs no sorting: all its experts have the same x. Then the tiles of the second product
+// hold pairs of experts, and the sum over experts needs no launch of its own (expert_pairs.cuh).
 //
 // Experts with many rows are multiplied by the kernels of expert_tiles.cuh, on compute capability
 // 9.0.
@@ -30,7 +30,7 @@ constexpr int kSumThreads = 256, kSumsAtOnce = 8;
 
 // y[row] = sum of weight * partials[row * top_k + choice] over the choices, in their order.
 __global__ void __launch_bounds__(kSumThreads)
-    nvfp4_sum_experts_kernel(const float* partials, const __grid_constant__ GroupRouting routing,
+    nvfp4_sum_experts_kernel(const float* partials, const __grid_constant__ BundleRouting routing,
                              const void* weights, const DType weights_dtype, void* out,
                              const DType dtype, const int cols) {
   __shared__ float own_weights[kMostTopK];
@@ -78,7 +78,7 @@ namespace {
 
 // Experts with more rows are multiplied by the tile kernels of expert_tiles.cuh, on devices that
 // have them.
-constexpr int kMostOfGroups = 16;
+constexpr int kMostOfBundles = 16;
 // Rows from which on an expert may have many, and pairs per expert from which on the tile kernels
 // multiply all of them. Measured on an H200: with 128 experts of 2048 x 768 they are faster from 7
 // pairs per expert on, with 256 of 7168 x 2048 from 9.
@@ -117,12 +117,12 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
                                nullptr,
                                nullptr,
                                static_cast<int>(x.rows),
-                               all ? 1 : kMostOfGroups + 1};
+                               all ? 1 : kMostOfBundles + 1};
       const TileOutput output = {to.out,         to.dtype == DType::kFloat32, all, w.rows, to.x_gsa,
                                  to.x_gsa_stride};
       const cudaError_t error = launch_expert_tiles<Input, false>(w, x, rows, output, stream);
       if (all || error != cudaSuccess) return error;
-      most = kMostOfGroups;
+      most = kMostOfBundles;
     }
   }
   for (int64_t first = 0; first < x.rows; first += window) {
@@ -131,25 +131,25 @@ cudaError_t launch_grouped(const ExpertWeights& w, const LinearOperand& x, const
     part.rows = rows;
     part.data = static_cast<const uint8_t*>(x.data) + first * row_bytes;
     if (x.scales != nullptr) part.scales = x.scales + first * blocks;
-    const GroupRouting routing = {given.offsets, nullptr,   given.wide, static_cast<int>(rows),
-                                  first,         w.experts, 1,          false,
-                                  most,          nullptr,   false};
-    const GroupOutput output = {static_cast<uint8_t*>(to.out) + first * out_bytes,
-                                to.dtype,
-                                w.rows,
-                                false,
-                                to.x_gsa == nullptr ? nullptr : to.x_gsa + first * to.x_gsa_stride,
-                                to.x_gsa_stride,
-                                {}};
-    const cudaError_t error = launch_groups<Input, false>(w, part, routing, output, stream);
+    const BundleRouting routing = {given.offsets, nullptr,   given.wide, static_cast<int>(rows),
+                                   first,         w.experts, 1,          false,
+                                   most,          nullptr,   false};
+    const BundleOutput output = {static_cast<uint8_t*>(to.out) + first * out_bytes,
+                                 to.dtype,
+                                 w.rows,
+                                 false,
+                                 to.x_gsa == nullptr ? nullptr : to.x_gsa + first * to.x_gsa_stride,
+                                 to.x_gsa_stride,
+                                 {}};
+    const cudaError_t error = launch_bundles<Input, false>(w, part, routing, output, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }
 
-// Which kernels multiply the rows of a layer: those of groups, those of tiles, or each the experts
+// Which kernels multiply the rows of a layer: those of bundles, those of tiles, or each the experts
 // with few and with many rows.
-enum class LayerWay : int { kGroups, kBoth, kTiles };
+enum class LayerWay : int { kBundles, kBoth, kTiles };
 
 template <class T>
 LayerWay way_of(const ExpertWeights& up, const ExpertWeights& down, const LinearOperand& x,
@@ -160,9 +160,9 @@ LayerWay way_of(const ExpertWeights& up, const ExpertWeights& down, const Linear
     const int64_t pairs = x.rows * top_k;
     const bool all =
         pairs > most_sorted() || pairs >= kTiledPairs * static_cast<int64_t>(up.experts);
-    return !tiled ? LayerWay::kGroups : all ? LayerWay::kTiles : LayerWay::kBoth;
+    return !tiled ? LayerWay::kBundles : all ? LayerWay::kTiles : LayerWay::kBoth;
   }
-  return LayerWay::kGroups;
+  return LayerWay::kBundles;
 }
 
 // Elements of the products of one set of launches by tiles, 1 GiB in fp32. Sets of fewer rows would
@@ -214,7 +214,7 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
     LinearOperand part = x;
     part.rows = rows;
     part.data = static_cast<const uint8_t*>(x.data) + first * x.stride * 2;
-    GroupRouting routing = {
+    BundleRouting routing = {
         nullptr,
         own.routing.ids,
         layer.routing.wide,
@@ -223,10 +223,10 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
         up.experts,
         top_k,
         true,
-        way == LayerWay::kGroups ? std::numeric_limits<int>::max() : kMostOfGroups,
+        way == LayerWay::kBundles ? std::numeric_limits<int>::max() : kMostOfBundles,
         reinterpret_cast<uint4*>(layer.activations + floats_of(pairs * down.cols)),
         false};
-    GroupOutput between = {layer.activations, x.dtype, down.cols, true, nullptr, 0, {}};
+    BundleOutput between = {layer.activations, x.dtype, down.cols, true, nullptr, 0, {}};
     // Bulk prefetches need this alignment.
     if (down.cols % kSegment == 0 && apart_by_16(down.codes, 0) && apart_by_16(down.scales, 0)) {
       between.next = down;
@@ -234,13 +234,13 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
     LinearOperand h = {layer.activations, nullptr, x.dtype, down.cols, pairs, down.cols};
 
     if (rows == 1) {
-      cudaError_t error = launch_groups<Input, true>(up, part, routing, between, stream);
+      cudaError_t error = launch_bundles<Input, true>(up, part, routing, between, stream);
       if (error == cudaSuccess) error = launch_one_down<Input>(down, h, routing, own, stream);
       if (error != cudaSuccess) return error;
       continue;
     }
-    const bool tiles = way != LayerWay::kGroups;
-    const int least = way == LayerWay::kTiles ? 1 : kMostOfGroups + 1;
+    const bool tiles = way != LayerWay::kBundles;
+    const int least = way == LayerWay::kTiles ? 1 : kMostOfBundles + 1;
     if constexpr (kHasTiles) {
       if (tiles) {
         cudaError_t error = launch_layer_tiles<Input>(own, part, least, stream, true);
@@ -251,12 +251,12 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
       }
     }
     if (way != LayerWay::kTiles) {
-      cudaError_t error = launch_groups<Input, false>(up, part, routing, between, stream);
+      cudaError_t error = launch_bundles<Input, false>(up, part, routing, between, stream);
       if (error != cudaSuccess) return error;
       routing.of_tokens = false, routing.is_sorted = true;
-      const GroupOutput partials = {
+      const BundleOutput partials = {
           layer.partials, DType::kFloat32, down.rows, false, nullptr, 0, {}};
-      error = launch_groups<Input, false>(down, h, routing, partials, stream);
+      error = launch_bundles<Input, false>(down, h, routing, partials, stream);
       if (error != cudaSuccess) return error;
     }
     const int64_t blocks = rows * ((down.rows / 4 + kSumThreads - 1) / kSumThreads);
@@ -273,7 +273,7 @@ cudaError_t launch_layer(const ExpertLayer& layer, const LinearOperand& x, cudaS
 
 ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
                              const LinearOperand& x, int top_k) {
-  LayerWay way = LayerWay::kGroups;
+  LayerWay way = LayerWay::kBundles;
 #ifdef JITQUANT_DTYPE
   constexpr DType kOnly = static_cast<DType>(JITQUANT_DTYPE);
   if constexpr (kOnly != DType::kFloat32) {
@@ -293,7 +293,7 @@ ExpertScratch expert_scratch(const ExpertWeights& up, const ExpertWeights& down,
     scratch.activations = floats_of(pairs * down.cols) + sorted;
   }
   if (x.rows > 1) scratch.partials = pairs * down.rows;
-  if (way != LayerWay::kGroups) {
+  if (way != LayerWay::kBundles) {
     scratch.sorted =
         floats_of(pairs * up.cols) + floats_of(pairs * down.cols) + up.experts + 1 + pairs;
   }

@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
   weights.prefetch();
   wait_for_previous();
 
-  Held<Input, kWay, kAligned> held;
+  Fragments<Input, kWay, kAligned> fragments;
   const bool many = stages == kManyStages;
   // The stage to multiply next, and the one that was multiplied last.
   Shared read = ring, free = ring + (stages - 1) * kStage;
@@ -356,7 +356,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
       const int k = share_of_k<Way>(plan) + pass * column_step<Way>() + index.first_column<Way>();
       const bool begins = hold_row == first_hold && pass == 0;
       if (begins || plan.passes > 1) {
-        held.request(x, k);
+        fragments.request(x, k);
         // Keeps the compiler from moving these loads behind the copies, where they would queue.
         __syncwarp();
         if (begins) {
@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
             weights.template next<Way::kSegments - 1>(ring + stage * kStage);
           }
         }
-        held.arrange(Way::kAfter ? free : own_sums);
+        fragments.arrange(Way::kAfter ? free : own_sums);
 #if defined(JITQUANT_HAS_CLUSTERS)
         if (begins && plan.shares > 1) {
           __syncwarp();
@@ -395,7 +395,7 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
             } else {
               weights.template next<Way::kSegments - 1>(free);
             }
-            if (s < present) multiply_segment<Input, kWay>(words, held.pairs[s], acc);
+            if (s < present) multiply_segment<Input, kWay>(words, fragments.pairs[s], acc);
             free = read;
             read = read == last ? ring : read + kStage;
           }
@@ -406,7 +406,8 @@ __global__ void __launch_bounds__(kMostWarps * 32, 1)
               v[i] = add_rn(v[i], __shfl_xor_sync(~0u, v[i], 1));
               v[i] = add_rn(v[i], __shfl_xor_sync(~0u, v[i], 2));
             }
-            const float undo[2] = {__shfl_sync(~0u, held.undo, 0), __shfl_sync(~0u, held.undo, 4)};
+            const float undo[2] = {__shfl_sync(~0u, fragments.undo, 0),
+                                   __shfl_sync(~0u, fragments.undo, 4)};
             if (t < 2) {
               const float scale = t == 0 ? undo[0] : undo[1];
               store_4(own, float_bits(mul_rn(t == 0 ? v[0] : v[1], scale)));

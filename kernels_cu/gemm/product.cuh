@@ -192,7 +192,7 @@ struct RowsAsTheyAre {
 // If scales come after the product: placed bf16 codes are tiny. To make up for that, a power of two
 // per row of x, 2^lift, scales its largest element to near 2^126, but by at most 2^127, which is
 // exact. A row with Inf or NaN is not scaled. `most` has the bits of the largest magnitude.
-__device__ __forceinline__ int lift_of(uint32_t most) {
+__device__ __forceinline__ int lift_of_row(uint32_t most) {
   const int exponent = static_cast<int>(most >> 7);
   return exponent == 255 ? 0 : min(253 - max(exponent, 1), 127);
 }
@@ -210,11 +210,11 @@ __device__ __forceinline__ uint32_t max_magnitudes(uint32_t a, uint32_t b) {
 
 // What a warp holds of x during a pass, for up to 8 or 16 rows.
 template <class Input, LinearWay kWay, bool kAligned>
-struct HeldX {
+struct RowFragments {
   using Way = WayTraits<kWay>;
   // Whether x is loaded row by row and rearranged in shared memory.
   static constexpr bool kTurned = !LinearInput<Input>::kCodes && kAligned;
-  static constexpr float undo = 1.0f;  // as in HeldRows
+  static constexpr float undo = 1.0f;  // as in TwoRowFragments
 
   uint32_t pairs[Way::kSegments][Way::kColumns][32];
 
@@ -276,7 +276,7 @@ struct HeldX {
 // only then gets what it holds. Column g of the product is block t = g / 2 of row g % 2, and all
 // its other blocks are zero.
 template <class Input, bool kAligned>
-struct HeldRows {
+struct TwoRowFragments {
   using T = typename LinearInput<Input>::Operand;
   static constexpr bool kTurned = false;
   static constexpr int kBytes = 2 * 2 * kSegment * 2;  // of staging: two segments of two rows
@@ -319,7 +319,7 @@ struct HeldRows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) pair = max_magnitudes(pair, part[i]);
       }
-      lifts[r] = lift_of(__reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16)));
+      lifts[r] = lift_of_row(__reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16)));
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         uint32_t (&part)[4] = parts_[s][r];
@@ -349,11 +349,11 @@ struct HeldRows {
   bool there_[2];            // whether the segments exist
   uint32_t parts_[2][2][4];  // of a segment and row
 };
-static_assert(HeldRows<Bf16, true>::kBytes <= kStage, "staged in a free stage of the ring");
+static_assert(TwoRowFragments<Bf16, true>::kBytes <= kStage, "staged in a free stage of the ring");
 
 template <class Input, LinearWay kWay, bool kAligned>
-using Held = std::conditional_t<WayTraits<kWay>::kAfter, HeldRows<Input, kAligned>,
-                                HeldX<Input, kWay, kAligned>>;
+using Fragments = std::conditional_t<WayTraits<kWay>::kAfter, TwoRowFragments<Input, kAligned>,
+                                     RowFragments<Input, kWay, kAligned>>;
 
 // The sums are the products times 2^kExponent.
 template <class Input, LinearWay kWay>

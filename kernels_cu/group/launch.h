@@ -26,7 +26,7 @@ struct GroupOutput {
 struct RowCounts {
   const void* counts;  // null: all rows are valid
   bool wide;           // int64; otherwise int32
-  bool zero_rest;
+  bool zero_padding;
 };
 
 }  // namespace jitquant

@@ -9,7 +9,8 @@ namespace {
 
 // Zeroes the padding columns of the scales after this row's groups and, after a matrix's last row,
 // the padding rows. Called by all threads of the block.
-__device__ __forceinline__ void zero_rest(const GroupScales& s, int64_t batch, int64_t row) {
+__device__ __forceinline__ void zero_padding_scales(const GroupScales& s, int64_t batch,
+                                                    int64_t row) {
   const int64_t stored = (s.format == ScaleFormat::kPacked ? 4 : 1) * s.grid.stored_cols;
   const bool last = s.grid.order == ScaleOrder::kColumn && row + 1 == s.rows;
   const int64_t end = last ? s.grid.stored_rows : row + 1;
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
   wait_for_previous();
   let_next_begin();
 #pragma unroll 1
-  while (kIsOnce<kRows> || r < source.rows) {
+  while (kIsOneRow<kRows> || r < source.rows) {
     const typename Source::Row row = source.row(r);
     passes.first(row, reduce, [](int, const Block<float>&) {});
     float amax[kBlocks];
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
           if constexpr (kHolds) {
             place_scale<ScaleKind::kOther>(scales, places, r, group, g);
           } else {
-            const int64_t batch = quotient(r, scales.rows);
+            const int64_t batch = divide_index(r, scales.rows);
             put_scale(scales, batch, r - batch * scales.rows, group, g, false);
           }
         }
@@ -152,10 +153,10 @@ __global__ void __launch_bounds__(row_threads_most<Source, kRows>(),
       });
     });
     if (padded) {
-      const int64_t batch = quotient(int64_t{r}, scales.rows);
-      zero_rest(scales, batch, r - batch * scales.rows);
+      const int64_t batch = divide_index(int64_t{r}, scales.rows);
+      zero_padding_scales(scales, batch, r - batch * scales.rows);
     }
-    if (kIsOnce<kRows>) return;
+    if (kIsOneRow<kRows>) return;
     r += gridDim.x;
   }
 }
@@ -180,7 +181,7 @@ cudaError_t launch_norm_group(const Source& source, const Normalize<typename Sou
           padded, to, out.data.vector);
     }
   }
-  return launch_by_rows<&norm_group_kernel<Source, Rows::kOnce, kCase>,
+  return launch_by_rows<&norm_group_kernel<Source, Rows::kBlockPerRow, kCase>,
                         &norm_group_kernel<Source, Rows::kCluster, kOthers>,
                         &norm_group_kernel<Source, Rows::kLanes, kCase>,
                         &norm_group_kernel<Source, Rows::kReread, kOthers>>(

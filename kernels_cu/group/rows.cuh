@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kPieceThreads, group_blocks_per_sm<Source>(kAt
   // Padding repeats the last block: it belongs to the same group.
   const auto row_at = [&](int k) { return row_of(source, row[k], pieces.source_step); };
   const auto block_at = [&](int k) { return min(block[k], pieces.blocks - 1); };
-  if (!kCounted && (kIsPlain<Source> ? is_first() : is_short())) {
+  if (!kCounted && (kIsPlain<Source> ? is_first() : is_small_grid())) {
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) source.template prefetch<true>(row_at(k), block_at(k));
   }
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kWalkThreads, walk_blocks_per_sm<Source>())
     const auto x = source.template value<false>(item.fetched, nullptr, item.block);
     const GroupScale g = scale_of(numerics, lanes_amax(block_amax(x), shape.group_lanes));
     if (item.row >= scales.rows) continue;
-    const bool write = item.there || counts.zero_rest;
+    const bool write = item.there || counts.zero_padding;
     const uint32_t group = item.block / shape.group_lanes;
     if ((lane_block & (shape.group_lanes - 1)) == 0 && group < scales.groups) {
       store_scale(scales, item.batch, item.row, group, g, !item.there, write);
@@ -296,7 +296,8 @@ cudaError_t launch_group_walk(const Source& source, const GroupNumerics& numeric
   const GroupScales& s = out.scales;
   const WarpShape shape = warp_shape(out, group_size / 16, lanes_together(source));
   // Skips rows that are left unchanged, if no padding follows them.
-  const bool uneven = counts.counts != nullptr && !counts.zero_rest && s.grid.stored_rows == s.rows;
+  const bool uneven =
+      counts.counts != nullptr && !counts.zero_padding && s.grid.stored_rows == s.rows;
   TileGrid grid = {};
   grid.batches = static_cast<uint32_t>(s.batches);
   const int64_t rest = (int64_t{1} << shape.log_rows) - 1;
@@ -334,7 +335,7 @@ cudaError_t launch_groups(const Source& source, const GroupNumerics& numerics,
   while ((int64_t{16} << log_lanes) < group_size) ++log_lanes;
   int64_t width = s.groups << log_lanes, blocks = blocks_of(source.cols);
   const int64_t count = source.rows * width;
-  if (!source.whole() || !out.data.vector || !counts.zero_rest || numerics.bounded ||
+  if (!source.whole() || !out.data.vector || !counts.zero_padding || numerics.bounded ||
       !is_even(source.row.even, source.row.s2) || !is_even(data.even, data.s2) ||
       count >= (int64_t{1} << 31) - 2 * kThreads) {
     return launch_group_walk(source, numerics, out, counts, group_size, stream);

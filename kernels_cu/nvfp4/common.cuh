@@ -66,7 +66,7 @@ __device__ __forceinline__ Nvfp4Encoding tensor_encoding(const GlobalScale& scal
 // Whether a thread of a persistent grid prefetches its first values. Also in large grids if it then
 // waits for an amax, because it loads the values together with the maxima.
 __device__ __forceinline__ bool prefetches_first(const GlobalScale& scale) {
-  return scale.kind == GlobalScale::kPartials ? is_first() : is_short();
+  return scale.kind == GlobalScale::kPartials ? is_first() : is_small_grid();
 }
 
 JITQUANT_HD bool is_by_row(const GlobalScale& scale) {

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kPieceThreads)
   const uint32_t* const codes = reinterpret_cast<const uint32_t*>(in.codes);
   const int64_t first =
       static_cast<int64_t>(blockIdx.x) * (kPieceThreads * kWordsEach) + threadIdx.x;
-  if (is_short() && first < words) prefetch(codes + first);
+  if (is_small_grid() && first < words) prefetch(codes + first);
   wait_for_previous();
   let_next_begin();
   uint32_t word[kWordsEach];

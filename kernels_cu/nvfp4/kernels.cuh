@@ -160,8 +160,8 @@ template <class Source>
 constexpr bool kByPieces = sizeof(typename Source::Fetched) <= 32;
 
 template <class Source>
-cudaError_t launch_tiles(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
-                         const Nvfp4Output& out, cudaStream_t stream) {
+cudaError_t launch_sectors(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
+                           const Nvfp4Output& out, cudaStream_t stream) {
   using Walk = walks::Sectors;
   const int64_t grid = persistent_grid(sectors(out) / kWarps, Walk::blocks_per_sm<Source>());
   return launch<&quantize_kernel<Source, Walk>>({grid, kThreads, Start::kOverlapped}, stream,
@@ -176,9 +176,9 @@ cudaError_t launch_tiles(const Source& source, const GlobalScale& scale, Nvfp4Re
 template <class Source>
 cudaError_t launch_quantize(const Source& source, const GlobalScale& scale, Nvfp4Recipe recipe,
                             const Nvfp4Output& out, cudaStream_t stream) {
-  if constexpr (kByTiles<Source>) {
-    if (source.whole() && by_tiles(scale, out)) {
-      return launch_tiles(source, scale, recipe, out, stream);
+  if constexpr (kBySectors<Source>) {
+    if (source.whole() && by_sectors(scale, out)) {
+      return launch_sectors(source, scale, recipe, out, stream);
     }
   }
   if constexpr (kByPieces<Source>) {
@@ -228,25 +228,26 @@ constexpr int kStayingTurns = sizeof(T) == 2 ? 3 : 1;
 template <class T, bool kAfterAmax>
 cudaError_t launch_quantize_plain(const Matrix& x, const GlobalScale& scale, Nvfp4Recipe recipe,
                                   const Nvfp4Output& out, cudaStream_t stream) {
-  const bool tiles = by_tiles(scale, out);
-  if (is_by_row(scale) || (out.swizzled && !tiles) || !is_flat(x)) {
+  const bool in_sectors = by_sectors(scale, out);
+  if (is_by_row(scale) || (out.swizzled && !in_sectors) || !is_flat(x)) {
     return launch_quantize(PlainSource<T>(x), scale, recipe, out, stream);
   }
   const FlatSource<T> source = flat_source<T>(x);
-  const int64_t items = tiles ? sectors(out) / kWarps : (source.blocks + kThreads - 1) / kThreads;
+  const int64_t items =
+      in_sectors ? sectors(out) / kWarps : (source.blocks + kThreads - 1) / kThreads;
   const bool stays = items <= persistent_grid(items, flat_blocks_per_sm<T>()) * kStayingTurns<T>;
-  if (tiles && stays) {
+  if (in_sectors && stays) {
     const FlatRows<T> rows = {source, static_cast<uint32_t>(out.blocks)};
-    return launch_tiles(rows, scale, recipe, out, stream);
+    return launch_sectors(rows, scale, recipe, out, stream);
   }
   if (stays) {
     return launch<&quantize_kernel<FlatSource<T>, walks::Flat>>(
         {persistent_grid(items, flat_blocks_per_sm<T>()), kThreads, Start::kOverlapped}, stream,
         source, scale, recipe, out, walks::Flat::Plan());
   }
-  constexpr int kBlock = kOnceThreads<kAfterAmax>, kWork = kBlock * kOnceShare<T>;
+  constexpr int kBlock = kThreadsPerPiece<kAfterAmax>, kWork = kBlock * kBlocksPerThread<T>;
   LaunchShape shape = {(source.blocks + kWork - 1) / kWork, kBlock, Start::kOverlapped};
-  if (tiles) {
+  if (in_sectors) {
     static_assert(kSectorsOfTile % (kWork / 32) == 0, "there are whole pieces of work");
     shape.grid = sectors(out) / (kWork / 32);
     return launch<&sector_piece_kernel<T, kAfterAmax>>(shape, stream, source, scale, recipe, out,

@@ -9,12 +9,13 @@ namespace jitquant {
 
 // Linear scales: indexed linearly.
 template <class T, bool kAfterAmax>
-__global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())
+__global__ void __launch_bounds__(kThreadsPerPiece<kAfterAmax>,
+                                  piece_blocks_per_sm<T, kAfterAmax>())
     flat_piece_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
                       Nvfp4Output out) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  PieceBlocks<T, kOnceShare<T>, kOnceThreads<kAfterAmax>> blocks(source, kAfterAmax);
+  PieceBlocks<T, kBlocksPerThread<T>, kThreadsPerPiece<kAfterAmax>> blocks(source, kAfterAmax);
   begin_overlapped([&] { blocks.fetch(); },
                    [&] {
                      if (kAfterAmax && is_first()) blocks.prefetch();
@@ -30,12 +31,13 @@ __global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T
 // Swizzled scales: a warp takes as many sectors as it would have blocks above. The sectors of a
 // thread block belong to the same 128 rows.
 template <class T, bool kAfterAmax>
-__global__ void __launch_bounds__(kOnceThreads<kAfterAmax>, once_blocks_per_sm<T, kAfterAmax>())
+__global__ void __launch_bounds__(kThreadsPerPiece<kAfterAmax>,
+                                  piece_blocks_per_sm<T, kAfterAmax>())
     sector_piece_kernel(FlatSource<T> source, GlobalScale scale, Nvfp4Recipe recipe,
                         Nvfp4Output out, SectorWalk walk) {
   __shared__ BlockReduce::Scratch scratch;
   BlockReduce reduce(scratch);
-  constexpr int kShare = kOnceShare<T>, kOwnWarps = kOnceThreads<kAfterAmax> / 32;
+  constexpr int kShare = kBlocksPerThread<T>, kOwnWarps = kThreadsPerPiece<kAfterAmax> / 32;
   const uint32_t row_count = static_cast<uint32_t>(out.rows);
   const uint32_t width = static_cast<uint32_t>(out.blocks);
   const uint32_t turn = kAfterAmax ? gridDim.x - 1 - blockIdx.x : blockIdx.x;

@@ -219,7 +219,7 @@ struct RowStart {
 // a row of the first `end` in every `step`. Memory serves some of them later than others, by up to
 // a fifth of the time at 4096 rows. So the last rows get thread blocks of their own, which start
 // when another one ends.
-struct HeldRows {
+struct RowSchedule {
   int staying;  // persistent thread blocks
   int step, end;
 
@@ -257,7 +257,7 @@ constexpr int register_rows_registers() {
 template <class Source, int kShare>
 __global__ void __maxnreg__(register_rows_registers<Source>())
     register_rows_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
-                         Nvfp4Recipe recipe, Nvfp4Output out, HeldRows rows) {
+                         Nvfp4Recipe recipe, Nvfp4Output out, RowSchedule rows) {
   constexpr bool kAhead = sizeof(typename Source::Fetched) * kShare <= kMostAhead;
   // Loads early instead of while others compute the row's encoding, for which there are not enough
   // registers.

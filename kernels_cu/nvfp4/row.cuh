@@ -55,7 +55,7 @@ __global__ void __maxnreg__((row_registers<Source, kNorm>(kSm100)))
                Nvfp4Recipe recipe, Nvfp4Output out, int cluster) {
   using T = typename Source::Element;
   using Value = typename Source::Value;
-  using Held = std::conditional_t<kNorm, HeldProduct, Value>;
+  using Kept = std::conditional_t<kNorm, HeldProduct, Value>;
   using Reduce = std::conditional_t<kNorm, TeamRowReduce<Team>, TeamReduce<Team>>;
   const Team team = [&] {
     if constexpr (Team::kCluster) {
@@ -85,7 +85,7 @@ __global__ void __maxnreg__((row_registers<Source, kNorm>(kSm100)))
   wait_for_previous();
   let_next_begin();
 
-  Held held[kRowBlocks];
+  Kept held[kRowBlocks];
   float block_max[kRowBlocks], squares[kRowBlocks];
   const auto take = [&](auto of_weight) {
     using W = decltype(of_weight);

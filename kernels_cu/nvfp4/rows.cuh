@@ -21,11 +21,11 @@ constexpr int kRereadThreads = 256;  // maximum per row
 // times the weight in fp32. The factor inv_rms, known only after the whole row, goes to the
 // encoding.
 template <class Source, bool kNorm>
-struct Held {
+struct RowValue {
   using Value = typename Source::Value;
 };
 template <class Source>
-struct Held<Source, true> {
+struct RowValue<Source, true> {
   using Value = Block<float>;
 };
 
@@ -64,7 +64,7 @@ template <class Source, bool kNorm>
 __global__ void __launch_bounds__(kRereadThreads, 1)
     reread_rows_kernel(Source source, Normalize<typename Source::Element> norm, RowScale scale,
                        Nvfp4Recipe recipe, Nvfp4Output out) {
-  using Value = typename Held<Source, kNorm>::Value;
+  using Value = typename RowValue<Source, kNorm>::Value;
   __shared__ RowReduce::Scratch scratch;
   RowReduce reduce = RowReduce::of<0>(scratch);
   const int width = static_cast<int>(blocks_of(source.cols));
@@ -133,7 +133,7 @@ struct RowPlan {
   LaunchShape shape;
   int partials;  // written with kTensorAmax; 0: no such plan
   // For the kernels that hold rows.
-  HeldRows rows;
+  RowSchedule rows;
   RowStart start;
 };
 

@@ -73,12 +73,12 @@ struct FlatRows {
 // Sources for which quantize_kernel walks over sectors. If a block of values needs more loads,
 // these cost more than the stores of scales.
 template <class Source>
-constexpr bool kByTiles = sizeof(typename Source::Fetched) <= 64;
+constexpr bool kBySectors = sizeof(typename Source::Fetched) <= 64;
 
 #ifndef __CUDACC_RTC__
 // Whether the kernels that take sectors apply: swizzled scales, one gsa, and offsets that fit in 32
 // bits.
-inline bool by_tiles(const GlobalScale& scale, const Nvfp4Output& out) {
+inline bool by_sectors(const GlobalScale& scale, const Nvfp4Output& out) {
   return out.swizzled && !is_by_row(scale) &&
          swizzled_rows(out.rows) <= UINT32_MAX / padded_blocks(out);
 }

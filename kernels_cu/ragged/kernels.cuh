@@ -41,7 +41,7 @@ struct SegmentRanges {
   float* partials;
 
   __device__ __forceinline__ int of(int64_t position) const {
-    return static_cast<int>(quotient(position, span));
+    return static_cast<int>(divide_index(position, span));
   }
   // The ranges that a nonempty segment continues in.
   __device__ __forceinline__ RangesOf after(const SegmentBounds& at) const {

@@ -138,7 +138,7 @@ __device__ __forceinline__ bool is_first() {
 }
 // All threads of a small grid, where most of the time is latency. For kernels that get slower if
 // the first thread blocks of a large grid prefetch.
-__device__ __forceinline__ bool is_short() {
+__device__ __forceinline__ bool is_small_grid() {
   return gridDim.x * blockDim.x <= kFewThreads;
 }
 

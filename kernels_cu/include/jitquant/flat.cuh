@@ -60,11 +60,11 @@ struct PieceBlocks {
 
 // After an amax, a thread block has more to do before its first block of values.
 template <class T>
-constexpr int kOnceShare = sizeof(T) == 2 ? 2 : 1;  // blocks per thread
+constexpr int kBlocksPerThread = sizeof(T) == 2 ? 2 : 1;  // blocks per thread
 template <bool kAfterAmax>
-constexpr int kOnceThreads = kAfterAmax ? kThreads : kPieceThreads;
+constexpr int kThreadsPerPiece = kAfterAmax ? kThreads : kPieceThreads;
 template <class T, bool kAfterAmax>
-constexpr int once_blocks_per_sm() {
+constexpr int piece_blocks_per_sm() {
   return kAfterAmax ? flat_blocks_per_sm<T>() : pieces_per_sm(flat_blocks_per_sm<T>());
 }
 

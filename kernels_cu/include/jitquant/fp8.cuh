@@ -165,7 +165,7 @@ JITQUANT_HD float float_from_e8m0(uint32_t e) {
 
 // a / b, correctly rounded, if r is the correctly rounded 1 / b and the remainder is exact
 // (Markstein).
-JITQUANT_HD float quotient(float a, float b, float r) {
+JITQUANT_HD float div_by_reciprocal(float a, float b, float r) {
   const float q = mul_rn(a, r);
   return fma_rn(fma_rn(-q, b, a), r, q);
 }
@@ -176,7 +176,7 @@ JITQUANT_HD float quotient(float a, float b, float r) {
 JITQUANT_HD float fp8_scale_from_amax(float amax, float top) {
   // Branch-free: a division would check for cases that are selected away at the end.
   const float lift = amax > 0x1p100f ? 0x1p-64f : 1.0f, lifted = mul_rn(amax, lift);
-  const float scale = mul_rn(quotient(top, lifted, reciprocal_rn_ordinary(lifted)), lift);
+  const float scale = mul_rn(div_by_reciprocal(top, lifted, reciprocal_rn_ordinary(lifted)), lift);
   // Inf or NaN if the quotient overflows, or if the amax is too small for its reciprocal.
   return amax > 0.0f && amax <= kFloatMax ? fminf(scale, kFloatMax) : 1.0f;
 }
@@ -217,7 +217,7 @@ struct ScaleGrid {
 };
 
 // a / b of nonnegative numbers that are usually below 2^32, which a GPU divides faster.
-JITQUANT_HD int64_t quotient(int64_t a, int64_t b) {
+JITQUANT_HD int64_t divide_index(int64_t a, int64_t b) {
   if ((a | b) >> 32 == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
   return a / b;
 }

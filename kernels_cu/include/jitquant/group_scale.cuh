@@ -47,7 +47,7 @@ JITQUANT_HD void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
     for (int k = 0; k < kCount; ++k) {
       // Times 2^-3, so that the reciprocal of the largest amax is not subnormal.
       const float lowered = mul_rn(b[k], 0x1p-3f);
-      const float lifted = quotient(top, lowered, reciprocal_rn_ordinary(lowered));
+      const float lifted = div_by_reciprocal(top, lowered, reciprocal_rn_ordinary(lowered));
       g[k].factor = mul_rn(lifted, 0x1p-3f);
       g[k].scale_inv = reciprocal_rn_ordinary(g[k].factor);
     }
@@ -55,7 +55,7 @@ JITQUANT_HD void scales_of(const GroupNumerics& n, const float (&amax)[kCount],
     const float over_top = reciprocal_rn_ordinary(top);
     JITQUANT_UNROLL
     for (int k = 0; k < kCount; ++k) {
-      g[k].scale_inv = quotient(b[k], top, over_top);
+      g[k].scale_inv = div_by_reciprocal(b[k], top, over_top);
       g[k].factor = reciprocal_rn_ordinary(g[k].scale_inv);
     }
   }

@@ -1,5 +1,5 @@
-// Groups of rows that have the same expert: sorting rows by expert, and sharing the tiles of all
-// groups among blocks.
+// Bundles of rows that have the same expert: sorting rows by expert, and sharing the tiles of all
+// bundles among blocks.
 #pragma once
 
 #include "experts.h"
@@ -7,12 +7,12 @@
 
 namespace jitquant {
 
-constexpr int kGroup = 8;
+constexpr int kBundleRows = 8;
 // Relative time of a tile: if its expert has at most two rows, and if it has more.
 constexpr int kTwoCost = 8, kEightCost = 10;
 
-// The rows of a group: `count` of the sorted rows, at most kGroup, from `first` on.
-struct Group {
+// The rows of a bundle: `count` of the sorted rows, at most kBundleRows, from `first` on.
+struct Bundle {
   int expert;
   uint32_t packed;  // first << 5 | count << 1 | whether the expert has at most two rows
 
@@ -22,14 +22,14 @@ struct Group {
 };
 
 // All in shared memory.
-struct GroupTables {
-  int* total;       // groups, rows, and groups of experts with at most two rows
+struct BundleTables {
+  int* total;       // bundles, rows, and bundles of experts with at most two rows
   int* counts;      // (experts,): once sorted, the first row of each expert
-  Group* groups;    // (most_groups,): those of experts with at most two rows first
+  Bundle* bundles;  // (most_bundles,): those of experts with at most two rows first
   uint16_t* order;  // (pairs,): the pair of each sorted row
 };
 
-struct GroupRouting {
+struct BundleRouting {
   const void* offsets;
   const void* ids;
   bool wide;
@@ -42,22 +42,22 @@ struct GroupRouting {
   bool is_sorted;  // rows has stored there, else where to store it
 };
 
-JITQUANT_HD int most_groups(int count, int experts) {
-  const int most = experts + count / kGroup;
+JITQUANT_HD int most_bundles(int count, int experts) {
+  const int most = experts + count / kBundleRows;
   return count < most ? count : most;
 }
 JITQUANT_HD int table_bytes(int count, int experts) {
-  return 16 + (experts * 4 + 15) / 16 * 16 + (most_groups(count, experts) * 8 + 15) / 16 * 16 +
+  return 16 + (experts * 4 + 15) / 16 * 16 + (most_bundles(count, experts) * 8 + 15) / 16 * 16 +
          (count * 2 + 15) / 16 * 16;
 }
-__device__ __forceinline__ GroupTables tables_at(unsigned char* p, const GroupRouting& r) {
-  GroupTables t;
+__device__ __forceinline__ BundleTables tables_at(unsigned char* p, const BundleRouting& r) {
+  BundleTables t;
   t.total = reinterpret_cast<int*>(p);
   p += 16;
   t.counts = reinterpret_cast<int*>(p);
   p += (r.experts * 4 + 15) / 16 * 16;
-  t.groups = reinterpret_cast<Group*>(p);
-  p += (most_groups(r.count, r.experts) * 8 + 15) / 16 * 16;
+  t.bundles = reinterpret_cast<Bundle*>(p);
+  p += (most_bundles(r.count, r.experts) * 8 + 15) / 16 * 16;
   t.order = reinterpret_cast<uint16_t*>(p);
   return t;
 }
@@ -67,7 +67,7 @@ __device__ __forceinline__ int64_t routed(const void* p, bool wide, int i) {
               : __ldcg(static_cast<const int32_t*>(p) + i);
 }
 // The expert of a pair; -1 if none.
-__device__ __forceinline__ int expert_of(const GroupRouting& r, int pair) {
+__device__ __forceinline__ int expert_of(const BundleRouting& r, int pair) {
   const int64_t id = routed(r.ids, r.wide, pair);
   return id >= 0 && id < r.experts ? static_cast<int>(id) : -1;
 }
@@ -107,7 +107,7 @@ __device__ __forceinline__ uint32_t lanes_alike(int value) {
 
 // Sorts rows by expert. The sort is stable, so all blocks find the same order. `scratch` has 4
 // bytes per pair, and 2 per expert and warp.
-__device__ __forceinline__ void sort_rows(const GroupRouting& r, const GroupTables& t,
+__device__ __forceinline__ void sort_rows(const BundleRouting& r, const BundleTables& t,
                                           unsigned char* scratch) {
   const int thread = thread_index(), threads = thread_count();
   const int warp = thread >> 5, lane = thread & 31;
@@ -171,22 +171,22 @@ __device__ __forceinline__ void sort_rows(const GroupRouting& r, const GroupTabl
         before = end;
       }
     }
-    int rows = 0, few = 0, groups = 0;
+    int rows = 0, few = 0, bundles = 0;
     for (int e = begin; e < stop; ++e) {
       const int count = t.counts[e];
       rows += count;
       few += count > 0 && count <= 2;
-      if (count <= r.most) groups += (count + kGroup - 1) / kGroup;
+      if (count <= r.most) bundles += (count + kBundleRows - 1) / kBundleRows;
     }
     int row = sum_before(rows, thread), two = sum_before(few, thread);
     const int all_few = __shfl_sync(~0u, two + few, 31);
-    int eight = all_few + sum_before(groups - few, thread);
+    int eight = all_few + sum_before(bundles - few, thread);
     for (int e = begin; e < stop; ++e) {
       const int count = t.counts[e];
       t.counts[e] = row;
-      for (int i = 0; i < count && count <= r.most; i += kGroup) {
-        const int own = min(count - i, kGroup);
-        t.groups[count <= 2 ? two++ : eight++] = {
+      for (int i = 0; i < count && count <= r.most; i += kBundleRows) {
+        const int own = min(count - i, kBundleRows);
+        t.bundles[count <= 2 ? two++ : eight++] = {
             e, static_cast<uint32_t>((row + i) << 5 | own << 1 | (count <= 2))};
       }
       row += count;
@@ -206,7 +206,7 @@ __device__ __forceinline__ void sort_rows(const GroupRouting& r, const GroupTabl
 }
 
 // Sorts the rows, or loads what an earlier launch has stored.
-__device__ __forceinline__ void route(const GroupRouting& r, const GroupTables& t,
+__device__ __forceinline__ void route(const BundleRouting& r, const BundleTables& t,
                                       unsigned char* scratch) {
   uint4* const own = reinterpret_cast<uint4*>(t.total);
   const int words = table_bytes(r.count, r.experts) / 16;
@@ -234,7 +234,7 @@ __device__ __forceinline__ TileRange share_of_block(uint32_t all) {
 // The tiles of a block. All blocks get the same estimated time: if kEither, tiles of experts with
 // at most two rows, which come first, cost less than others.
 template <bool kEither>
-__device__ __forceinline__ TileRange tiles_of_block(const GroupTables& t, int tiles) {
+__device__ __forceinline__ TileRange tiles_of_block(const BundleTables& t, int tiles) {
   const uint32_t all = t.total[0] * tiles;
   if constexpr (!kEither) {
     return share_of_block(all);
