@@ -124,13 +124,23 @@ def _both_samples() -> tuple[list[Sample], list[Sample]]:
 
         rotation = {k: how[k] for k in ("rotate", "signs") if k in how}
         layout = SCALE_LAYOUTS[turn // 2 % 2]
+        if "rng_state" in how and turn // 2 % 2:
+            how = {k: v for k, v in how.items() if k != "rng_state"}
+            how |= {"random_bytes": _bytes(x()), "random_bytes_t": _bytes(x().T) ^ 0x5A}
+        gsa = torch.tensor([0.01, (0.003, 2.0**-126, 3.3e38)[turn % 3]])
         said = f"{str(dtype)[6:]}-{shape}-{rotate}-{kind}-{turn}"
 
-        def make(d, x=x, how=how, rotation=rotation, layout=layout) -> Arguments:
+        def make(
+            d, x=x, how=how, rotation=rotation, layout=layout, gsa=gsa, turn=turn
+        ) -> Arguments:
             values = x()
-            a = recipes.nvfp4_both_amax(values, **rotation)[0]
+            more = {"scale_layout": layout}
+            if turn % 5 < 2:
+                a, more["from_gsa_t"] = gsa[:1], gsa[1:]
+            else:
+                a = recipes.nvfp4_both_amax(values, **rotation)[0]
             device = values.to(d)
-            return (device, a.to(d)), _on(d, {**how, "scale_layout": layout})
+            return (device, a.to(d)), _on(d, {**how, **more})
 
         amaxes.append(
             Sample("nvfp4_both_amax", said, lambda d, x=x, k=rotation: ((x().to(d),), _on(d, k)))

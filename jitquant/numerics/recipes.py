@@ -334,7 +334,12 @@ def _encode_nvfp4(
 
 
 def _bytes_for(
-    rounding: str, rng_state: Tensor | None, given: Tensor | None, v: Tensor, block: int
+    rounding: str,
+    rng_state: Tensor | None,
+    given: Tensor | None,
+    v: Tensor,
+    block: int,
+    columnwise: bool = False,
 ) -> Tensor | None:
     rows, cols = v.shape
     padded = -(-cols // block) * block
@@ -343,7 +348,7 @@ def _bytes_for(
     if given is not None:
         return functional.pad(given.reshape(rows, cols), (0, padded - cols))
     assert rng_state is not None
-    return random_bytes(rng_state, rows, padded // NVFP4_BLOCK)
+    return random_bytes(rng_state, rows, padded // NVFP4_BLOCK, columnwise)
 
 
 def _stored(scales: Tensor, leading: tuple[int, ...], scale_layout: str) -> Tensor:
@@ -443,39 +448,46 @@ def quantize_nvfp4_both(
     rounding: str = "nearest",
     rng_state: Tensor | None = None,
     scale_layout: str = "linear",
+    random_bytes: Tensor | None = None,
+    random_bytes_t: Tensor | None = None,
+    from_gsa_t: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x_fp4, x_sf, gsa of ``x`` (M, K), and of its transpose, which alone is rotated.
 
     With 16x16 blocks the second three have the codes and scales of the first, transposed. Each of
-    the two has its own random bytes.
+    the two has its own random bytes: drawn, or given as ``random_bytes`` (M, K) and
+    ``random_bytes_t`` (K, M). With ``from_gsa_t``, a given gsa, ``amax`` is one too, of ``x``; with
+    16x16 blocks it is that of both.
     """
     rows, cols = x.shape
     tile_rows = 16 if block == "16x16" else 1
+    from_gsa = from_gsa_t is not None
     results: list[Tensor] = []
     for t in range(2):
-        a = amax[t].amax().reshape(1)
+        if from_gsa_t is not None:
+            a = (from_gsa_t if t and tile_rows == 1 else amax).reshape(1)
+        else:
+            a = amax[t].amax().reshape(1)
         v = rows_of(x.T if t else x)
         if t:
             v = hadamard(v, rotate, signs, x.dtype)
-        r = None
-        if rounding == "stochastic":
-            assert rng_state is not None
-            r = random_bytes(rng_state, v.shape[0], -(-v.shape[1] // NVFP4_BLOCK), bool(t))
+        given = random_bytes_t if t else random_bytes
+        r = _bytes_for(rounding, rng_state, given, v, NVFP4_BLOCK, bool(t))
         if t and tile_rows > 1:
             # The transposed tiles, because the choice of a tile depends on the rows of x.
             groups, groups_t = -(-cols // NVFP4_BLOCK), -(-rows // NVFP4_BLOCK)
             padded = functional.pad(rows_of(x), (0, 0, 0, groups_t * NVFP4_BLOCK - rows))
-            codes, scales = _encode_nvfp4(padded, a, None, select, e4m3_max, tile_rows)
+            codes, scales = _encode_nvfp4(padded, a, None, select, e4m3_max, tile_rows, from_gsa)
             tiles = scales.view(torch.uint8)[::NVFP4_BLOCK].T.repeat_interleave(NVFP4_BLOCK, 0)
             codes, scales = codes.T[:cols], tiles[:cols].contiguous().view(scales.dtype)
             assert scales.shape == (cols, groups_t)
             assert groups * NVFP4_BLOCK >= cols
         else:
-            codes, scales = _encode_nvfp4(v, a, r, select, e4m3_max, tile_rows)
+            codes, scales = _encode_nvfp4(v, a, r, select, e4m3_max, tile_rows, from_gsa)
         results += [
             pack_e2m1(codes),
             _stored(scales, (v.shape[0],), scale_layout),
-            torch.div(a, constant(divisor_of(select, e4m3_max), a)),
+            encoding_scale(a, divisor_of(select, e4m3_max), from_gsa)[2].clone(),
         ]
     return tuple(results)  # type: ignore[return-value]
 

@@ -123,6 +123,7 @@ RULES: dict[str, Rule] = {
     "sizes": _sizes,
     "counts": _counts,
     "gsa": _gsa,
+    "from_gsa_t": _gsa,
     "scale": _scale,
     "scale_inv": _scale_inv,
     "w_gsa": _gsa_of_codes,
@@ -161,7 +162,7 @@ def values(op: str, arguments: Mapping[str, Any]) -> None:
             rule = None  # every byte is an E8M0 scale
         if name == "amax" and "nvfp4" in op:
             rule = _gsa_of_codes  # NaNs are ignored there
-            if arguments.get("from_gsa"):
+            if arguments.get("from_gsa") or arguments.get("from_gsa_t") is not None:
                 name, rule = "gsa", _gsa
         said = rule(value, known) if rule is not None and isinstance(value, Tensor) else None
         if said is not None:

@@ -59,6 +59,7 @@ from jitquant.formats import (
 from jitquant.numerics import nvfp4 as numerics
 from jitquant.numerics import sources as values
 from jitquant.ops import _checks, _sharded, recipes, sources
+from jitquant.ops.recipes import GSA
 from jitquant.ops.schema import (
     FP32,
     OUTPUT,
@@ -129,12 +130,6 @@ def _plan_from_maxima(rows: Rows, amax: Tensor, scale_layout: str) -> tuple[Resu
 _KEYWORDS = '{options}str recipe="te", str scale_layout="linear"'
 DIVISOR = Number(
     FP32_TINIEST, "a positive number that is finite in float32", ". NVFP4's is 2688 = 6 * 448"
-)
-GSA = Number(
-    FP32_TINIEST,
-    "a positive number that is finite in float32, such as amax / 2688",
-    ". Leave it out to compute it",
-    "gsa",
 )
 _CHOICES = {
     "recipe": RECIPES,

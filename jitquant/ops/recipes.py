@@ -16,6 +16,7 @@ from jitquant.formats import (
     E4M3_MAXIMA,
     E8M0_DTYPE,
     FP4_DTYPE,
+    FP32_TINIEST,
     GRANULARITIES,
     MAX_PARTIALS,
     MXFP4_BLOCK,
@@ -47,6 +48,7 @@ from jitquant.ops.schema import (
     OUTPUT,
     PARTS,
     SIGNS,
+    Number,
     Op,
     Part,
     Plan,
@@ -84,13 +86,17 @@ def _check_rounding(
             )
         _checks.contiguous(rng_state, "rng_state")
     if random_bytes is not None:
-        _checks.same_device(random_bytes, "random_bytes", like, "x")
-        if random_bytes.dtype != torch.uint8 or random_bytes.shape != like.shape:
-            raise ValueError(
-                f"random_bytes: expected uint8 of shape {_checks.shape_text(like)}, as x, got "
-                f"{random_bytes.dtype} of shape {_checks.shape_text(random_bytes)}"
-            )
-        _checks.contiguous(random_bytes, "random_bytes")
+        _check_bytes(random_bytes, "random_bytes", like, "x")
+
+
+def _check_bytes(given: Tensor, name: str, like: Tensor, like_name: str) -> None:
+    _checks.same_device(given, name, like, "x")
+    if given.dtype != torch.uint8 or given.shape != like.shape:
+        raise ValueError(
+            f"{name}: expected uint8 of shape {_checks.shape_text(like)}, as {like_name}, got "
+            f"{given.dtype} of shape {_checks.shape_text(given)}"
+        )
+    _checks.contiguous(given, name)
 
 
 def _check_together(block: str, rotate: str, select: str, rounding: str, e4m3_max: int) -> None:
@@ -244,16 +250,31 @@ def _plan_both(
     rounding: str,
     rng_state: Tensor | None,
     scale_layout: str,
+    random_bytes: Tensor | None,
+    random_bytes_t: Tensor | None,
+    from_gsa_t: Tensor | None,
 ) -> Plan:
     rows, cols = _matrix(x, rotate, signs)
-    _check_rounding(rounding, rng_state, None, x)
+    _check_rounding(rounding, rng_state, random_bytes, x)
+    if (random_bytes is None) != (random_bytes_t is None):
+        raise ValueError(
+            "random_bytes: expected bytes for x and for its transpose, or neither, got one of them"
+        )
+    if random_bytes_t is not None:
+        _check_bytes(random_bytes_t, "random_bytes_t", x.T, "the transpose of x")
     _check_together(block, rotate, select, rounding, e4m3_max)
     if block == "16x16" and (rotate, rounding) != ("none", "nearest"):
         raise ValueError(
             "rotate and rounding: expected 'none' and 'nearest' with block='16x16', got "
             f"{rotate!r} and {rounding!r}. The transpose has the same codes"
         )
-    _checks.amax_tensor(amax, (2 * BOTH_PARTIALS,), x, "x")
+    if from_gsa_t is not None:
+        _checks.same_device(from_gsa_t, "from_gsa_t", x, "x")
+        if from_gsa_t.numel() != 1:
+            raise ValueError(
+                f"from_gsa_t: expected one element, got shape {_checks.shape_text(from_gsa_t)}"
+            )
+    _checks.amax_tensor(amax, (2 * BOTH_PARTIALS if from_gsa_t is None else 1,), x, "x")
     return Plan(
         x.device,
         (
@@ -265,6 +286,12 @@ def _plan_both(
     )
 
 
+GSA = Number(
+    FP32_TINIEST,
+    "a positive number that is finite in float32, such as amax / 2688",
+    ". Leave it out to compute it",
+    "gsa",
+)
 _MAKER = "QuantizedActivation.empty(shape, ...)"
 _ROTATION = {"signs": SIGNS, "cos": FP32, "sin": FP32}
 _CHOICES = {"rotate": ROTATIONS, "rounding": ROUNDINGS, "scale_layout": SCALE_LAYOUTS}
@@ -326,7 +353,7 @@ QUANTIZE_BOTH = Op(
     module="quantize_nvfp4_both",
     plan=_plan_both,
     reference=numerics.quantize_nvfp4_both,
-    accepts={"x": MATRIX, "amax": FP32, "signs": SIGNS},
+    accepts={"x": MATRIX, "amax": FP32, "signs": SIGNS, "from_gsa_t": FP32},
     part=_part,
     choices={**_CHOICES, "block": WEIGHT_BLOCKS, "select": SELECTS, "rotate": ROTATIONS[:2]},
     maker=_MAKER,
@@ -373,6 +400,9 @@ def quantize_nvfp4_both(
     e4m3_max: int = 448,
     rounding: Rounding = "nearest",
     rng_state: Tensor | None = None,
+    random_bytes: tuple[Tensor, Tensor] | None = None,
+    gsa: float | Tensor | tuple[float | Tensor, float | Tensor] | None = None,
+    granularity: Literal["tensor"] = "tensor",
     scale_layout: ScaleLayout = "linear",
     process_group: ProcessGroup | None = None,
     out: tuple[NVFP4Tensor, NVFP4Tensor] | None = None,
@@ -382,12 +412,17 @@ def quantize_nvfp4_both(
     The first result is that of x, with blocks along K. The second is that of its transpose, stored
     transposed, with blocks along M: it alone is rotated, has its own amax and gsa, and is
     rounded with its own random bytes. Products that sum over M need it, such as a weight gradient.
+    If gsa is given, there is one launch.
 
     Args:
         x: (M, K), M and K >= 1; with a rotation M is a multiple of 16.
         block: "1x16", or "16x16", where the second has the first's codes and scales, transposed.
         rotate: of the transpose: "none", or "te".
         signs, select, e4m3_max, rounding, rng_state: as in `quantize_nvfp4`.
+        random_bytes: uint8 (M, K), and uint8 (K, M) for the transpose; instead of ``rng_state``.
+        gsa: None to compute them; one for both, or a pair: that of x, and that of the transpose
+            after the rotation. Each is a positive number or float32 of one element.
+        granularity: "tensor"; a gsa for each row and column is not supported.
         scale_layout: "linear", or "swizzled_128x4" for cuBLASLt.
         process_group: the ranks whose parts have one pair of amaxes, or None; with a rotation,
             parts of M are multiples of it.
@@ -400,11 +435,27 @@ def quantize_nvfp4_both(
         TypeError, ValueError: an argument is not accepted.
     """
     x = _checks.as_tensor(x, "x")
-    amax = BOTH_AMAX.made((x, rotate, signs))[0]
+    if granularity != "tensor":
+        raise ValueError(
+            f"granularity: expected 'tensor', got {granularity!r}. For a gsa of each row, call "
+            "quantize_nvfp4(..., granularity='row') with x and with x.T.contiguous()"
+        )
+    if random_bytes is not None and (not isinstance(random_bytes, tuple) or len(random_bytes) != 2):
+        raise TypeError(
+            "random_bytes: expected a tuple of two tensors, for x and for its transpose, got "
+            f"{type(random_bytes).__name__}"
+        )
     if process_group is not None:
-        _sharded.check_no_scale(process_group, None, "gsa")
-        _sharded.max_over(amax, process_group)
+        _sharded.check_no_scale(process_group, gsa, "gsa")
+    given_t = None
+    if gsa is None:
+        amax = BOTH_AMAX.made((x, rotate, signs))[0]
+        if process_group is not None:
+            _sharded.max_over(amax, process_group)
+    else:
+        amax, given_t = _given_pair(gsa, x, block)
     args = (x, amax, block, rotate, signs, select, e4m3_max, rounding, rng_state, scale_layout)
+    args = (*args, *(random_bytes or (None, None)), given_t)
     if out is not None:
         buffers = _both_buffers(out, x, scale_layout)
         named = dict(zip(QUANTIZE_BOTH.names, args, strict=True))
@@ -413,12 +464,43 @@ def quantize_nvfp4_both(
         for part in out:
             part.recipe = "te"
         return out
-    first, scales, gsa, second, scales_t, gsa_t = QUANTIZE_BOTH.made(args)
+    first, scales, gsa_out, second, scales_t, gsa_t = QUANTIZE_BOTH.made(args)
     rows, cols = x.shape
     return (
-        NVFP4Tensor(first, scales, gsa, None, cols, scale_layout),
+        NVFP4Tensor(first, scales, gsa_out, None, cols, scale_layout),
         NVFP4Tensor(second, scales_t, gsa_t, None, rows, scale_layout),
     )
+
+
+def _given_pair(gsa: object, x: Tensor, block: str) -> tuple[Tensor, Tensor]:
+    """A given gsa of x, and one of its transpose, as tensors."""
+    if isinstance(gsa, tuple):
+        if len(gsa) != 2:
+            raise TypeError(
+                f"gsa: expected one, or a tuple of two, for x and for its transpose, got {len(gsa)}"
+            )
+        if block == "16x16":
+            raise ValueError(
+                "gsa: expected one with block='16x16', got two. The transpose has the same codes"
+            )
+        first, second = (_given(one, x) for one in gsa)
+        return first, second
+    one = _given(gsa, x)
+    return one, one
+
+
+def _given(gsa: object, x: Tensor) -> Tensor:
+    given = _checks.as_gsa(gsa)
+    if given is None:
+        raise TypeError("gsa: expected a number or a float32 tensor for both, got None for one")
+    if isinstance(given, float):
+        GSA.check("gsa", given)
+        return torch.full((1,), given, dtype=torch.float32, device=x.device)
+    FP32.check("gsa", given)
+    _checks.same_device(given, "gsa", x, "x")
+    if given.numel() != 1:
+        raise ValueError(f"gsa: expected one element each, got shape {_checks.shape_text(given)}")
+    return given
 
 
 def _both_buffers(out: object, x: Tensor, scale_layout: str) -> tuple[Tensor, ...]:

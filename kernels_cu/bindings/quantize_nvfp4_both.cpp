@@ -5,9 +5,10 @@ namespace jitquant {
 
 cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, float* maxima,
                                    cudaStream_t stream);
-cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const float* maxima, float divisor,
-                                       const Recipe& recipe, const Nvfp4Output& out, float* gsa,
-                                       const Nvfp4Output& out_t, float* gsa_t, cudaStream_t stream);
+cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const BothScale& scale,
+                                       const Recipe& recipe, const BothBytes& given,
+                                       const Nvfp4Output& out, float* gsa, const Nvfp4Output& out_t,
+                                       float* gsa_t, cudaStream_t stream);
 
 namespace {
 
@@ -46,23 +47,45 @@ void quantize_nvfp4_both(Call& call, const declared::QuantizeNvfp4Both& args, Re
   Recipe recipe = {};
   recipe.rotation = rotation_of_columns(args.rotate, args.signs, m.rows, args.x);
   recipe.select = select_of(args.select);
-  recipe.rounding = rounding_of(args.rounding, args.rng_state, std::nullopt, args.x);
+  recipe.rounding = rounding_of(args.rounding, args.rng_state, args.random_bytes, args.x);
+  JITQUANT_CHECK(args.random_bytes.has_value() == args.random_bytes_t.has_value(),
+                 "random_bytes: expected bytes for x and for its transpose, or neither, got one "
+                 "of them");
+  const int64_t sizes[2] = {args.x.size(1), args.x.size(0)};
+  View transposed = args.x;
+  transposed.sizes = sizes;
+  BothBytes given = {{recipe.rounding.random_bytes, nullptr}};
+  if (args.random_bytes_t) {
+    given.side[1] =
+        random_bytes_of(*args.random_bytes_t, "random_bytes_t", transposed, "the transpose of x");
+  }
   recipe.tile = tile_of(args.block, args.rotate, recipe.rotation);
   JITQUANT_CHECK(!recipe.tile || (recipe.rotation.lanes == 0 && !recipe.rounding.stochastic),
                  "rotate and rounding: expected 'none' and 'nearest' with block='16x16', got '",
                  args.rotate, "' and '", args.rounding, "'. The transpose has the same codes");
   check_selection(recipe, args.select);
   const float divisor = recipe.select.full * largest_scale(args.e4m3_max);
+  const bool from_gsa = args.from_gsa_t.has_value();
+  if (from_gsa) {
+    check_cuda(*args.from_gsa_t, "from_gsa_t", &args.x);
+    JITQUANT_CHECK(args.from_gsa_t->numel() == 1, "from_gsa_t: expected one element, got shape ",
+                   shape_text(*args.from_gsa_t));
+  }
   check_cuda(args.amax, "amax", &args.x);
   JITQUANT_CHECK(args.amax.scalar_type() == ScalarType::Float && args.amax.is_contiguous() &&
-                     args.amax.dim() == 2 && args.amax.size(0) == 2 &&
-                     args.amax.size(1) == kBothPartials,
-                 "amax: expected float32 of shape (2, ", kBothPartials, "), contiguous, got ",
+                     args.amax.numel() == (from_gsa ? 1 : 2 * kBothPartials),
+                 "amax: expected float32 of shape (2, ", kBothPartials,
+                 "), contiguous, or a gsa of one element with from_gsa_t, got ",
                  dtype_text(args.amax.dtype), " of shape ", shape_text(args.amax));
+  const float* const maxima = static_cast<const float*>(args.amax.data);
+  // 16x16 blocks have one gsa, as the transpose has the same codes.
+  const float* const second =
+      from_gsa && !recipe.tile ? static_cast<const float*>(args.from_gsa_t->data) : maxima;
+  const BothScale scale = {{maxima, from_gsa ? second : maxima + kBothPartials},
+                           from_gsa ? 1 : kBothPartials,
+                           from_gsa,
+                           divisor};
   const bool swizzled = swizzled_of(args.scale_layout);
-  const int64_t sizes[2] = {args.x.size(1), args.x.size(0)};
-  View transposed = args.x;
-  transposed.sizes = sizes;
   const PackedShape shape = PackedShape::of(args.x, 1, m.rows, m.cols, swizzled);
   const PackedShape shape_t = PackedShape::of(transposed, 1, m.cols, m.rows, swizzled);
   const Nvfp4Output out = shape.output(x_fp4, x_sf, args.x);
@@ -74,8 +97,8 @@ void quantize_nvfp4_both(Call& call, const declared::QuantizeNvfp4Both& args, Re
                              shape_t.rows, shape_t.blocks, swizzled};
   float* const gsa_t_out = gsa_t.floats("gsa_t", 1, args.x);
   const Launching at(call, args.x);
-  check_launch(launch_quantize_nvfp4_both(m, static_cast<const float*>(args.amax.data), divisor,
-                                          recipe, out, gsa_out, out_t, gsa_t_out, at.stream),
+  check_launch(launch_quantize_nvfp4_both(m, scale, recipe, given, out, gsa_out, out_t, gsa_t_out,
+                                          at.stream),
                "quantize_nvfp4_both");
 }
 

@@ -64,6 +64,16 @@ inline bool tile_of(std::string_view block, std::string_view rotate, const Rotat
   return true;
 }
 
+inline const uint8_t* random_bytes_of(const View& given, const char* name, const View& like,
+                                      const char* like_name) {
+  check_cuda(given, name, &like);
+  JITQUANT_CHECK(given.dtype == ScalarType::Byte && same_shape(given, like), name,
+                 ": expected uint8 of shape ", shape_text(like), ", as ", like_name, ", got ",
+                 dtype_text(given.dtype), " of shape ", shape_text(given));
+  check_contiguous(given, name);
+  return static_cast<const uint8_t*>(given.data);
+}
+
 inline Rounding rounding_of(std::string_view rounding, const std::optional<View>& rng_state,
                             const std::optional<View>& random_bytes, const View& like) {
   Rounding r = {rounding == "stochastic", nullptr, nullptr};
@@ -81,14 +91,7 @@ inline Rounding rounding_of(std::string_view rounding, const std::optional<View>
         dtype_text(rng_state->dtype), " of shape ", shape_text(*rng_state));
     r.rng_state = static_cast<const int64_t*>(rng_state->data);
   }
-  if (random_bytes) {
-    check_cuda(*random_bytes, "random_bytes", &like);
-    JITQUANT_CHECK(random_bytes->dtype == ScalarType::Byte && same_shape(*random_bytes, like),
-                   "random_bytes: expected uint8 of shape ", shape_text(like), ", as x, got ",
-                   dtype_text(random_bytes->dtype), " of shape ", shape_text(*random_bytes));
-    check_contiguous(*random_bytes, "random_bytes");
-    r.random_bytes = static_cast<const uint8_t*>(random_bytes->data);
-  }
+  if (random_bytes) r.random_bytes = random_bytes_of(*random_bytes, "random_bytes", like, "x");
   return r;
 }
 

@@ -64,6 +64,19 @@ struct Recipe {
   bool tile;  // 16 rows share a scale
 };
 
+// Of a matrix and of its transpose: `count` partial amaxes each, or a given gsa each.
+struct BothScale {
+  const float* side[2];
+  int count;
+  bool from_gsa;
+  float divisor;
+};
+
+// Given random bytes of both, (rows, cols) and (cols, rows), or null.
+struct BothBytes {
+  const uint8_t* side[2];
+};
+
 struct Mxfp4Input {
   const uint8_t* codes;   // (rows, groups * 16)
   const uint8_t* scales;  // (rows, groups), or swizzled

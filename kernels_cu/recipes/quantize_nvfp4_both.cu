@@ -69,6 +69,12 @@ struct BothOutput {
   float* gsa[2];
 };
 
+// An amax, or a given gsa.
+__device__ __forceinline__ float one_scale(const BothScale& scale, int side, BlockReduce& reduce) {
+  const float amax = largest(scale.side[side], scale.count, reduce);
+  return scale.from_gsa ? *scale.side[side] : amax;
+}
+
 // The errors of one line of a tile with either scale; the block's amax is b.
 template <class T>
 __device__ __forceinline__ float2 errors_of(const Block<T>& x, float b, const Selection& s,
@@ -114,8 +120,8 @@ constexpr int both_blocks_per_sm() {
 // One thread block per tile. A warp takes 16 rows of it and then 16 columns, eight lanes per line.
 template <class T, Rotate kRotate, Scaling kScaling, bool kStochastic>
 __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling, kStochastic>())
-    nvfp4_both_kernel(TileSource<T> source, const float* maxima, int count, float divisor,
-                      Recipe recipe, const __grid_constant__ BothOutput out, uint32_t wide) {
+    nvfp4_both_kernel(TileSource<T> source, BothScale scale, Recipe recipe, BothBytes given,
+                      const __grid_constant__ BothOutput out, uint32_t wide) {
   using Memory = TileMemory<T>;
   constexpr int kLines = Memory::kLines;
   // Stochastic rounding goes with the static selections alone, which compare nothing.
@@ -137,14 +143,15 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling, kSto
     fetch_tile<false>(source, kSide * down, kLanes * across, tiles);
   }
   const uint32_t minus = minus_signs(recipe.rotation, part_of(recipe.rotation));
-  const float amax = largest(maxima, count, reduce);
-  // Without a rotation, both have the same.
-  const float amax_t = kRotate == Rotate::kNone ? amax : largest(maxima + count, count, reduce);
+  const float amax = one_scale(scale, 0, reduce);
+  // Without a rotation, both have the same amax, but not the same given gsa.
+  float amax_t = kRotate == Rotate::kNone ? amax : one_scale(scale, 1, reduce);
+  if (kRotate == Rotate::kNone && scale.from_gsa) amax_t = *scale.side[1];
   if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *out.gsa[0] = div_rn(amax, divisor);
-    *out.gsa[1] = div_rn(amax_t, divisor);
+    *out.gsa[0] = scale.from_gsa ? amax : div_rn(amax, scale.divisor);
+    *out.gsa[1] = scale.from_gsa ? amax_t : div_rn(amax_t, scale.divisor);
   }
-  Selection s = selection_of(amax, divisor);
+  Selection s = selection_of(amax, scale.divisor, scale.from_gsa);
   wait_for_copies();
   __syncthreads();
 
@@ -159,9 +166,9 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling, kSto
     }
     b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 8));
     b = amax_keep_nan(b, __shfl_xor_sync(0xffffffffu, b, 16));
-    uint16_t scale = nvfp4_block_scale(b, s.encoding);
+    uint16_t stored = nvfp4_block_scale(b, s.encoding);
     if constexpr (kSelects) {
-      scale = e4m3_from_float(mul_rn(div_rn(b, recipe.select.full), s.S));
+      stored = e4m3_from_float(mul_rn(div_rn(b, recipe.select.full), s.S));
       if (!recipe.select.single) {
 #pragma unroll 1
         for (int pass = 0; pass < Memory::kPasses; ++pass) {
@@ -179,11 +186,11 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling, kSto
         __syncwarp();
         const float2 e =
             error_of_rows(row_errors, 16 * warp, along, recipe.select.error == Error::kLargest);
-        if (e.y < e.x) scale = e4m3_from_float(mul_rn(mul_rn(div_rn(b, 6.0f), s.S), 1.5f));
+        if (e.y < e.x) stored = e4m3_from_float(mul_rn(mul_rn(div_rn(b, 6.0f), s.S), 1.5f));
       }
     }
     if (lane < kLanes) {
-      tile_scales[warp][along] = static_cast<uint8_t>(scale);
+      tile_scales[warp][along] = static_cast<uint8_t>(stored);
       tile_maxima[warp][along] = b;
     }
     __syncthreads();
@@ -195,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling, kSto
       const bool columns = i >= Memory::kPasses;
       const int pass = columns ? i - Memory::kPasses : i;
       const Nvfp4Output& to = out.side[columns];
-      if (i == Memory::kPasses) s = selection_of(amax_t, divisor);
+      if (i == Memory::kPasses) s = selection_of(amax_t, scale.divisor, scale.from_gsa);
       const int in_tile = 16 * warp + kLines * (4 * pass + (lane >> 3));
       const uint32_t line = kSide * (columns ? across : down) + in_tile;
       const uint32_t block = kLanes * (columns ? down : across) + along;
@@ -252,7 +259,14 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling, kSto
               return nvfp4_encode_with(y, tile_maxima[p][q], tile_scales[p][q], s.encoding);
             }
             return recipe_block<kScaling, kStochastic>(
-                y, block_amax(y), s, recipe, [&] { return draws.of(line + k, block); },
+                y, block_amax(y), s, recipe,
+                [&] {
+                  const uint8_t* const bytes = given.side[kColumns];
+                  return bytes == nullptr || k >= there
+                             ? draws.of(line + k, block)
+                             : given_bytes(bytes, line + k, block,
+                                           kColumns ? source.rows : source.cols);
+                },
                 [](float e, bool) { return e; });
           };
           // All lanes rotate, because they do it together.
@@ -282,7 +296,7 @@ __global__ void __launch_bounds__(kThreads, both_blocks_per_sm<T, kScaling, kSto
       }
     };
     quantize(std::integral_constant<int, 0>());
-    s = selection_of(amax_t, divisor);
+    s = selection_of(amax_t, scale.divisor, scale.from_gsa);
     draws = draws.of_columns();
     quantize(std::integral_constant<int, 1>());
   }
@@ -308,8 +322,8 @@ cudaError_t with_whole(const Matrix& x, F&& f) {
 }
 
 template <Scaling kScaling, bool kStochastic>
-cudaError_t launch_both(const Matrix& x, const float* maxima, float divisor, const Recipe& recipe,
-                        const BothOutput& out, cudaStream_t stream) {
+cudaError_t launch_both(const Matrix& x, const BothScale& scale, const Recipe& recipe,
+                        const BothBytes& given, const BothOutput& out, cudaStream_t stream) {
   const int64_t wide = tiles_of(x.cols), count = tiles_of(x.rows) * wide;
   return dispatch(x.dtype, [&](auto element) {
     using T = decltype(element);
@@ -318,7 +332,7 @@ cudaError_t launch_both(const Matrix& x, const float* maxima, float divisor, con
       constexpr size_t kShared = TileMemory<T>::kBytes;
       if (blocks_per_sm<kKernel>(kThreads, kShared) == 0) return cudaErrorInvalidConfiguration;
       return launch<kKernel>({count, kThreads, Start::kOverlapped, 1, kShared}, stream,
-                             tile_source<T>(x), maxima, kBothPartials, divisor, recipe, out,
+                             tile_source<T>(x), scale, recipe, given, out,
                              static_cast<uint32_t>(wide));
     });
   });
@@ -354,19 +368,19 @@ cudaError_t launch_nvfp4_both_amax(const Matrix& x, const Rotation& rotation, fl
   });
 }
 
-cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const float* maxima, float divisor,
-                                       const Recipe& recipe, const Nvfp4Output& out, float* gsa,
-                                       const Nvfp4Output& out_t, float* gsa_t,
-                                       cudaStream_t stream) {
+cudaError_t launch_quantize_nvfp4_both(const Matrix& x, const BothScale& scale,
+                                       const Recipe& recipe, const BothBytes& given,
+                                       const Nvfp4Output& out, float* gsa, const Nvfp4Output& out_t,
+                                       float* gsa_t, cudaStream_t stream) {
   const BothOutput both = {{out, out_t}, {gsa, gsa_t}};
   if (!recipe.select.none) {
     return recipe.rounding.stochastic
-               ? launch_both<Scaling::kSelect, true>(x, maxima, divisor, recipe, both, stream)
-               : launch_both<Scaling::kSelect, false>(x, maxima, divisor, recipe, both, stream);
+               ? launch_both<Scaling::kSelect, true>(x, scale, recipe, given, both, stream)
+               : launch_both<Scaling::kSelect, false>(x, scale, recipe, given, both, stream);
   }
   return recipe.rounding.stochastic
-             ? launch_both<Scaling::kTe, true>(x, maxima, divisor, recipe, both, stream)
-             : launch_both<Scaling::kTe, false>(x, maxima, divisor, recipe, both, stream);
+             ? launch_both<Scaling::kTe, true>(x, scale, recipe, given, both, stream)
+             : launch_both<Scaling::kTe, false>(x, scale, recipe, given, both, stream);
 }
 #endif
 

@@ -132,6 +132,48 @@ def test_a_given_gsa_goes_with_a_recipe(gsa: Any) -> None:
     assert torch.equal(q.gsa, rows)
 
 
+@pytest.mark.parametrize("rotate", ["none", "te"])
+def test_a_given_gsa_and_bytes_of_both(rotate: Any) -> None:
+    """Each is what the function for one matrix gives."""
+    x, generator = randn(32, 80), torch.Generator().manual_seed(1)
+    sides = (x, x.T.contiguous())
+    random_bytes: Any = tuple(
+        torch.randint(256, tuple(side.shape), dtype=torch.uint8, generator=generator)
+        for side in sides
+    )
+    rounding: Any = {"rounding": "stochastic"}
+    both = jitquant.quantize_nvfp4_both(x, rotate=rotate, **rounding, random_bytes=random_bytes)
+    given: Any = (0.002, torch.tensor([[0.003]]))
+    with_gsa = jitquant.quantize_nvfp4_both(
+        x, rotate=rotate, **rounding, random_bytes=random_bytes, gsa=given
+    )
+    out: Any = tuple(NVFP4Tensor.empty(shape) for shape in ((32, 80), (80, 32)))
+    jitquant.quantize_nvfp4_both(x, rotate=rotate, gsa=given, out=out)
+    for t, (side, own) in enumerate(zip(sides, random_bytes, strict=True)):
+        turn = rotate if t else "none"
+        for made, how in (
+            (both[t], {**rounding, "random_bytes": own}),
+            (with_gsa[t], {**rounding, "random_bytes": own, "gsa": given[t]}),
+            (out[t], {"gsa": given[t], "e4m3_max": 448}),
+        ):
+            want = jitquant.quantize_nvfp4(side, rotate=turn, **how)
+            for field in ("x_fp4", "x_sf", "gsa"):
+                assert torch.equal(byte_view(getattr(made, field)), byte_view(getattr(want, field)))
+
+
+def test_one_gsa_serves_both() -> None:
+    x, gsa = randn(32, 80), torch.tensor([0.002])
+    for how in ({}, {"block": "16x16"}, {"select": "4over6_mse", "e4m3_max": 256}):
+        one = jitquant.quantize_nvfp4_both(x, gsa=gsa, **how)
+        for part, side in zip(one, (x, x.T), strict=True):
+            part.validate()
+            assert torch.equal(part.gsa, gsa)
+            want = jitquant.quantize_nvfp4(side.contiguous(), gsa, **how)
+            assert torch.equal(part.x_sf_bytes, want.x_sf_bytes)
+            if "block" not in how:
+                assert torch.equal(part.x_fp4_bytes, want.x_fp4_bytes)
+
+
 def test_rope_and_a_rotation_before_eight_bits() -> None:
     """As DeepSeek's indexer: 64 of 128 columns are embedded, then all are rotated."""
     x, angles = randn(6, 4, 128), randn(6, 32, dtype=torch.float32, seed=3)

@@ -200,7 +200,7 @@ def test_checked_looks_at_values(name: str) -> None:
 def test_checked_has_a_rule_for_what_has_values() -> None:
     """Each argument that is not elements, codes or a weight."""
     elements = {"x", "X", "A", "w", "fused", "weight", "bias", "residual", "grad", "act_input"}
-    elements |= {"topk_weights", "random_bytes", "cos", "sin"}
+    elements |= {"topk_weights", "random_bytes", "random_bytes_t", "cos", "sin"}
     codes = {"x_fp4", "w_fp4", "gate_up_fp4", "down_fp4", "data"}
     codes.add("block_scales")  # of MXFP8: every byte is an E8M0 scale
     names = {

@@ -130,9 +130,12 @@ def assert_mxfp4(x: Tensor, how: dict[str, Any]) -> None:
 
 def assert_both(x: Tensor, how: dict[str, Any]) -> None:
     first, second = jitquant.quantize_nvfp4_both(x, **how)
-    plain = {k: v for k, v in how.items() if k not in ("rotate", "signs")}
-    assert_part(first, fp32(x), plain, x.dtype, False)
-    assert_part(second, fp32(x.T), how, x.dtype, True)
+    bytes_, gsa = how.get("random_bytes", (None, None)), how.get("gsa")
+    gsa = gsa if isinstance(gsa, tuple) else (gsa, gsa)
+    for t, part in enumerate((first, second)):
+        own = {k: v for k, v in how.items() if t or k not in ("rotate", "signs")}
+        own |= {"random_bytes": bytes_[t]} if bytes_[t] is not None else {}
+        assert_part(part, fp32(x.T if t else x), {**own, "gsa": gsa[t]}, x.dtype, t > 0)
 
 
 def assert_part(q: Any, x: np.ndarray, how: dict[str, Any], dtype: torch.dtype, t: bool) -> None:
@@ -146,6 +149,7 @@ def assert_part(q: Any, x: np.ndarray, how: dict[str, Any], dtype: torch.dtype, 
     codes, scales, gsa = oracle_recipes.nvfp4(
         padded if tile and t else source,
         amaxes(v, "tensor"),
+        gsa=None if how["gsa"] is None else how["gsa"].numpy(),
         tile_rows=16 if tile else 1,
         r=bytes_of(how, rows, groups, t),
         select=how.get("select", "none"),
@@ -288,6 +292,17 @@ def test_both_in_every_combination(data: st.DataObject) -> None:
     how["scale_layout"] = data.draw(st.sampled_from(SCALE_LAYOUTS))
     if data.draw(st.sampled_from(ROUNDINGS)) == "stochastic":
         how |= rounding(data.draw, None)
+        if data.draw(st.booleans()):
+            generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+            how["rng_state"] = None
+            how["random_bytes"] = tuple(
+                torch.randint(256, tuple(like.shape), dtype=U8, generator=generator)
+                for like in (x, x.T)
+            )
+    if data.draw(st.booleans()):
+        values = st.floats(0, 2.0**127, width=32) | st.floats(2.0**-14, 10, width=32)
+        one, other = (torch.tensor([data.draw(values)]) for _ in range(2))
+        how["gsa"] = one if how["block"] == "16x16" or data.draw(st.booleans()) else (one, other)
     if (
         (how["rotate"] == "te" and len(x) % 16)
         or (how["block"] == "16x16" and (how["rotate"] == "te" or "rounding" in how))

@@ -28,9 +28,9 @@ struct Nvfp4BothAmax {
 struct QuantizeNvfp4Both {
   static constexpr const char* kName = "quantize_nvfp4_both";
   static constexpr const char* kArguments =
-      "Tensor x, Tensor amax, *, str block='1x16', str rotate='none', Tensor? signs=None, str select='none', int e4m3_max=448, str rounding='nearest', Tensor? rng_state=None, str scale_layout='linear'";
+      "Tensor x, Tensor amax, *, str block='1x16', str rotate='none', Tensor? signs=None, str select='none', int e4m3_max=448, str rounding='nearest', Tensor? rng_state=None, str scale_layout='linear', Tensor? random_bytes=None, Tensor? random_bytes_t=None, Tensor? from_gsa_t=None";
   static constexpr std::initializer_list<const char*> kResults = {"x_fp4", "x_sf", "gsa", "x_fp4_t", "x_sf_t", "gsa_t"};
-  using Inputs = std::tuple<View, View, std::string_view, std::string_view, std::optional<View>, std::string_view, int64_t, std::string_view, std::optional<View>, std::string_view>;
+  using Inputs = std::tuple<View, View, std::string_view, std::string_view, std::optional<View>, std::string_view, int64_t, std::string_view, std::optional<View>, std::string_view, std::optional<View>, std::optional<View>, std::optional<View>>;
 
   const View& x;
   const View& amax;
@@ -42,6 +42,9 @@ struct QuantizeNvfp4Both {
   std::string_view rounding;
   const std::optional<View>& rng_state;
   std::string_view scale_layout;
+  const std::optional<View>& random_bytes;
+  const std::optional<View>& random_bytes_t;
+  const std::optional<View>& from_gsa_t;
 
   void check() const {
     check_name("rotate", rotate, {"none", "te"});
@@ -54,6 +57,8 @@ struct QuantizeNvfp4Both {
                 "float32", ". Convert it with amax.float()");
     check_dtype("signs", signs, {ScalarType::Char},
                 "int8", ". Convert it with signs.char()");
+    check_dtype("from_gsa_t", from_gsa_t, {ScalarType::Float},
+                "float32", ". Convert it with from_gsa_t.float()");
   }
 };
 
