@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .toys import new_loader
+from .toys import new_loader, write_plain
 
 SOURCE = """
 #include <torch/csrc/stable/library.h>
@@ -55,3 +56,16 @@ def test_torch_in_a_path_with_a_space(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(RuntimeError, match="refused"):
         module.refuse(torch.ones(2, 2))
     assert str(spaced) == cpp_extension.TORCH_LIB_PATH
+
+
+def test_a_cache_of_compilers_that_is_just_on_path_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch would run the compiler through it, which hides for example how the compiler ended."""
+    ccache = tmp_path / "bin" / "ccache"
+    ccache.parent.mkdir()
+    ccache.write_text("#!/bin/sh\nexit 1\n")
+    ccache.chmod(0o755)
+    monkeypatch.setenv("PATH", str(ccache.parent), prepend=os.pathsep)
+    module = new_loader(tmp_path / "cache").get("plain", [write_plain(tmp_path / "source")])
+    assert module.library.factor() == 3

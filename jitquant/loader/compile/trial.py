@@ -311,6 +311,7 @@ def _link_and_load(
     os.environ["TMPDIR"] = "."
     os.environ["LC_ALL"] = "C.UTF-8"
     os.environ["CXX"] = compiler
+    os.environ["TORCH_NO_COMPILER_WRAPPER"] = "1"  # no ccache that happens to be on PATH
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     place = staging
     if _UNQUOTABLE.search(str(staging)):
