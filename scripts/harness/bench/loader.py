@@ -316,7 +316,8 @@ def measure(report: Callable[[Row], None], *, compare: bool = True) -> dict[str,
         report(row)
 
     with tempfile.TemporaryDirectory(prefix="jitquant-bench-") as scratch:
-        environment = {**os.environ, "JITQUANT_QUIET": "1"}
+        # Without a wrapper torch does not find what an earlier run has left in ccache.
+        environment = {**os.environ, "JITQUANT_QUIET": "1", "TORCH_NO_COMPILER_WRAPPER": "1"}
         # As where the package is installed: a module is compiled to bytecode once, not each time.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment["PYTHONPYCACHEPREFIX"] = str(Path(scratch, "bytecode"))
