@@ -10,11 +10,7 @@ template <EightBit kFormat>
 __device__ __forceinline__ void unpack4(uint32_t word, float* v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   if constexpr (kFormat == EightBit::kE4m3) {
-    Block<Fp16> halves = {};
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves.words[0]) : "h"(static_cast<uint16_t>(word)));
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
-        : "=r"(halves.words[1])
-        : "h"(static_cast<uint16_t>(word >> 16)));
+    const Block<Fp16> halves = {halves_from_e4m3(word), halves_from_e4m3(word >> 16)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = value_of(halves, i);
   } else

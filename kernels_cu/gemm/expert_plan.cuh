@@ -92,17 +92,6 @@ int64_t most_sorted() {
   return most_shared_bytes() >= 160 << 10 ? 2048 : 1024;
 }
 
-bool apart_by_16(const void* p, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(p) % 16 == 0 && bytes % 16 == 0;
-}
-
-template <class Input>
-bool is_aligned(const ExpertWeights& w, const LinearOperand& x) {
-  return w.cols % kSegment == 0 && x.cols == w.cols && apart_by_16(w.codes, 0) &&
-         apart_by_16(w.scales, 0) &&
-         (LinearInput<Input>::kCodes || apart_by_16(x.data, x.stride * 2));
-}
-
 }  // namespace
 #endif
 

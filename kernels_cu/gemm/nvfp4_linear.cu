@@ -610,12 +610,7 @@ int64_t count_decoded(const Nvfp4Weight& w, const LinearOperand& x) {
 template <class Input>
 cudaError_t launch_rows(const Nvfp4Weight& w, const LinearOperand& x, const LinearEpilogue& to,
                         void* decoded, cudaStream_t stream) {
-  const auto apart = [](const void* p, int64_t bytes) {
-    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && bytes % 16 == 0;
-  };
-  const bool aligned = w.cols % kSegment == 0 && x.cols == w.cols && apart(w.codes, 0) &&
-                       apart(w.scales, 0) &&
-                       (LinearInput<Input>::kCodes || apart(x.data, x.stride * 2));
+  const bool aligned = is_aligned<Input>(w, x);
   const int64_t rows = x.rows;
   const bool taken = rows <= kMostRows ? kTakesFew : rows <= 64 ? kTakesSome : kTakesMost;
   if (!taken) return cudaErrorInvalidValue;

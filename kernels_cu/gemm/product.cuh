@@ -480,4 +480,20 @@ __device__ __forceinline__ void wait_for_stage(bool many) {
   }
 }
 
+#ifndef __CUDACC_RTC__
+// Whether rows of that many bytes start on multiples of 16.
+inline bool apart_by_16(const void* p, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0 && bytes % 16 == 0;
+}
+
+// Whether whole segments of a weight, of one expert or of many, and of x are loaded 16 bytes at a
+// time.
+template <class Input, class Weight>
+bool is_aligned(const Weight& w, const LinearOperand& x) {
+  return w.cols % kSegment == 0 && x.cols == w.cols && apart_by_16(w.codes, 0) &&
+         apart_by_16(w.scales, 0) &&
+         (LinearInput<Input>::kCodes || apart_by_16(x.data, x.stride * 2));
+}
+#endif
+
 }  // namespace jitquant

@@ -23,14 +23,7 @@ __device__ __forceinline__ uint32_t refold_factor(int exponent) {
 // results are at most 448 / 6.
 __device__ __forceinline__ uint32_t refold_scales(uint32_t bytes, uint32_t factor) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  uint32_t pair;
-  asm("{\n"
-      " .reg .b16 low, high;\n"
-      " mov.b32 {low, high}, %1;\n"
-      " cvt.rn.f16x2.e4m3x2 %0, low;\n"
-      "}"
-      : "=r"(pair)
-      : "r"(bytes));
+  const uint32_t pair = halves_from_e4m3(bytes);
 #else
   const uint32_t pair =
       pair_from_floats<Fp16>(float_from_e4m3(bytes & 0xffu), float_from_e4m3((bytes >> 8) & 0xffu));

@@ -251,9 +251,8 @@ __global__ void __launch_bounds__(kThreads, tiles_per_sm<T, kWhole>())
         if (kWhat == Both::kPlain) {
           side.scales[row * side.line_step + group * side.group_step] = g.scale_inv;
         } else if (kWhat == Both::kMxfp8) {
-          const int64_t at = side.all_scales.swizzled
-                                 ? swizzle_128x4(row, group, swizzled_blocks(side.groups))
-                                 : row * side.line_step + group;
+          const int64_t at =
+              scale_offset(side.all_scales.swizzled, row, group, side.groups, side.line_step);
           static_cast<uint8_t*>(side.all_scales.data)[at] = static_cast<uint8_t>(g.exponent);
         } else {
           store_scale(side.all_scales, 0, row, group, g, false, true);

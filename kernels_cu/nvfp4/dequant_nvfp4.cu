@@ -76,8 +76,7 @@ __global__ void __launch_bounds__(kThreads, kAcross ? 5 : 6)
     const int64_t block = walk.block >> 1;
     next_codes =
         *reinterpret_cast<const uint32_t*>(in.codes + walk.row * in.code_stride + walk.block * 4);
-    next_scale = in.scales[in.swizzled ? swizzle_128x4(walk.row, block, swizzled_blocks(in.blocks))
-                                       : walk.row * in.scale_stride + block];
+    next_scale = in.scales[scale_offset(in.swizzled, walk.row, block, in.blocks, in.scale_stride)];
     next_gsa = in.gsa[walk.row * in.gsa_stride];
   };
   fetch();

@@ -35,6 +35,21 @@ JITQUANT_HD uint16_t e4m3_from_float(float x) {
 #endif
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+// Two E4M3, in the low half of `bytes`, as a pair of fp16. Exact.
+__device__ __forceinline__ uint32_t halves_from_e4m3(uint32_t bytes) {
+  uint32_t halves;
+  asm("{\n"
+      " .reg .b16 low, high;\n"
+      " mov.b32 {low, high}, %1;\n"
+      " cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "}"
+      : "=r"(halves)
+      : "r"(bytes));
+  return halves;
+}
+#endif
+
 // Exact; 0x7f and 0xff give NaN.
 JITQUANT_HD float float_from_e4m3(uint16_t code) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890

@@ -25,4 +25,10 @@ JITQUANT_HD int64_t swizzle_128x4(std::common_type_t<Int> row, std::common_type_
   return static_cast<int64_t>(tile) * 512 + (row & 31) * 16 + ((row >> 5) & 3) * 4 + (block & 3);
 }
 
+// The same of `blocks` blocks in a row, or, if not swizzled, of rows of `step` scales.
+JITQUANT_HD int64_t scale_offset(bool swizzled, int64_t row, int64_t block, int64_t blocks,
+                                 int64_t step) {
+  return swizzled ? swizzle_128x4(row, block, swizzled_blocks(blocks)) : row * step + block;
+}
+
 }  // namespace jitquant
