@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import ScalingType, scaled_mm
+from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
+from jitquant.formats import E8M0_DTYPE
 from jitquant.ops.schema import LIBRARY
 from jitquant.tensors.fp8 import QuantizedTensor
 
@@ -43,9 +44,20 @@ def has_fp8_blockwise(device: torch.device) -> bool:
     return major(device) == 9 and cuda >= (12, 9)
 
 
-def has_nvfp4(device: torch.device) -> bool:
-    """Whether scaled_mm takes NVFP4 there: sm_100 or newer."""
+def has_microscaling(device: torch.device) -> bool:
+    """Whether scaled_mm takes NVFP4 and MXFP8 there: sm_100 or newer."""
     return major(device) >= 10
+
+
+# Dynamo would trace the query of the capability.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def block_scale_format(device: torch.device) -> str:
+    """Of FP8 groups and blocks, as the tensor cores of a device want it.
+
+    "ue8m0", powers of two, where scaled_mm takes MXFP8 and no scales in fp32: as TransformerEngine
+    and DeepGEMM do there. "float32" elsewhere.
+    """
+    return "ue8m0" if has_microscaling(device) else "float32"
 
 
 def output_dtype(x: Tensor) -> torch.dtype:
@@ -76,15 +88,15 @@ def cut(product: Tensor, rows: int, cols: int) -> Tensor:
     return product[:rows, :cols].clone(memory_format=torch.contiguous_format)
 
 
-def groups(data: Tensor, scales: Tensor) -> QuantizedTensor:
+def groups(data: Tensor, scales: Tensor, scale_format: str = "float32") -> QuantizedTensor:
     """A matrix with 1x128 scales in layout "column", from its parts."""
-    return QuantizedTensor(data, scales, None, None, "fp8_group", (1, TILE), "float32", "column")
+    return QuantizedTensor(data, scales, None, None, "fp8_group", (1, TILE), scale_format, "column")
 
 
-def blocks(data: Tensor, scales: Tensor) -> QuantizedTensor:
+def blocks(data: Tensor, scales: Tensor, scale_format: str = "float32") -> QuantizedTensor:
     """A matrix with 128x128 scales in layout "row_padded", from its parts."""
     tile = (TILE, TILE)
-    return QuantizedTensor(data, scales, None, None, "fp8_block", tile, "float32", "row_padded")
+    return QuantizedTensor(data, scales, None, None, "fp8_block", tile, scale_format, "row_padded")
 
 
 def fp8_arguments(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) -> dict[str, Any]:
@@ -109,6 +121,41 @@ def fp8_arguments(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) ->
     }
 
 
+def _mxfp8_scales(q: QuantizedTensor) -> Tensor:
+    """Powers of two of groups or blocks as scaled_mm reads those of MXFP8, swizzled.
+
+    The four groups of 32 in one of 128 share its scale, and are neighbors in the swizzled layout.
+    """
+    # A power of two in fp32 has E8M0's exponent, NaN's too.
+    exponents = q.scale_inv.view(torch.int32) >> 23
+    rows, tiles = q.data.shape[0] // TILE, q.data.shape[1] // TILE
+    if q.block[0] == TILE:
+        lines = exponents[:, :tiles].reshape(rows, tiles, 1, 1).expand(-1, -1, 32, 4)
+    else:
+        lines = exponents.reshape(rows, 4, 32, tiles).permute(0, 3, 2, 1)
+    return (lines * 0x01010101).contiguous().flatten().view(E8M0_DTYPE)
+
+
+def mxfp8_arguments(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) -> dict[str, Any]:
+    """The arguments of scaled_mm for ``a @ b.T`` as MXFP8, which is exact.
+
+    Args:
+        a, b: as in `fp8_arguments`, with scales that are powers of two ("ue8m0").
+        dtype: of the product.
+    """
+    return {
+        "mat_a": a.data,
+        "mat_b": b.data.t(),
+        "scale_a": _mxfp8_scales(a),
+        "scale_recipe_a": ScalingType.BlockWise1x32,
+        "swizzle_a": SwizzleType.SWIZZLE_32_4_4,
+        "scale_b": _mxfp8_scales(b),
+        "scale_recipe_b": ScalingType.BlockWise1x32,
+        "swizzle_b": SwizzleType.SWIZZLE_32_4_4,
+        "output_dtype": dtype,
+    }
+
+
 def fp8_product(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """``a @ b.T`` of the dequantized operands, in fp32, rounded once."""
     with torch.autocast(a.device.type, enabled=False):
@@ -122,15 +169,20 @@ def _fp8_mm(
     b: Tensor,
     b_scales: Tensor,
     b_rows: int,
+    scale_format: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    left = groups(a, a_scales)
-    right = groups(b, b_scales) if b_rows == 1 else blocks(b, b_scales)
-    if not has_fp8_blockwise(a.device):
-        return fp8_product(left, right, dtype)
+    left = groups(a, a_scales, scale_format)
+    right = (groups if b_rows == 1 else blocks)(b, b_scales, scale_format)
     # float16 is rounded from the sum in fp32.
     wide = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-    return scaled_mm(**fp8_arguments(left, right, wide)).to(dtype)
+    if has_fp8_blockwise(a.device):
+        arguments = fp8_arguments(left, right, wide)
+    elif has_microscaling(a.device) and scale_format == "ue8m0":
+        arguments = mxfp8_arguments(left, right, wide)
+    else:
+        return fp8_product(left, right, dtype)
+    return scaled_mm(**arguments).to(dtype)
 
 
 def _fp8_mm_fake(
@@ -139,6 +191,7 @@ def _fp8_mm_fake(
     b: Tensor,
     b_scales: Tensor,
     b_rows: int,
+    scale_format: str,
     dtype: torch.dtype,
 ) -> Tensor:
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
@@ -156,8 +209,8 @@ def register(schema: str, implementation: Any, fake: Any) -> Any:
 
 
 _FP8_MM = register(
-    "fp8_mm(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, int b_rows, ScalarType dtype)"
-    " -> Tensor",
+    "fp8_mm(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, int b_rows, str scale_format,"
+    " ScalarType dtype) -> Tensor",
     _fp8_mm,
     _fp8_mm_fake,
 )
@@ -168,11 +221,13 @@ def fp8_mm(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) -> Tensor
 
     Args:
         a: (M, K) in groups of 128, layout "column"; see `groups`.
-        b: (N, K) in groups, or in blocks of 128x128, layout "row_padded"; see `blocks`.
+        b: (N, K) in groups, or in blocks of 128x128, layout "row_padded"; see `blocks`. Its scales
+            have the format of a's.
         dtype: of the result.
 
     Returns:
         (M, N).
     """
-    result: Tensor = _FP8_MM(a.data, a.stored_scales, b.data, b.stored_scales, b.block[0], dtype)
+    operands = (a.data, a.stored_scales, b.data, b.stored_scales)
+    result: Tensor = _FP8_MM(*operands, b.block[0], a.scale_format, dtype)
     return result

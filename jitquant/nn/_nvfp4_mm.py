@@ -19,7 +19,7 @@ from jitquant.formats import (
     ScaleLayout,
     Select,
 )
-from jitquant.nn._matmul import has_nvfp4, major, register
+from jitquant.nn._matmul import has_microscaling, major, register
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.numerics.linear import refold_e4m3
 from jitquant.ops.fp8 import quantize_fp8
@@ -81,7 +81,7 @@ def scaled_mm_into(
 
 def _on_tensor_cores(device: torch.device, n: int, packed: int) -> bool:
     # cuBLASLt wants rows of 16 bytes.
-    return has_nvfp4(device) and n % NVFP4_BLOCK == 0 and packed % NVFP4_BLOCK == 0
+    return has_microscaling(device) and n % NVFP4_BLOCK == 0 and packed % NVFP4_BLOCK == 0
 
 
 MOST_ROWS_AS_STORED = 64

@@ -64,18 +64,21 @@ def padded(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def quantize_weight(weight: Tensor, transpose: bool) -> QuantizedWeight:
+def quantize_weight(
+    weight: Tensor, transpose: bool, scale_format: str = "float32"
+) -> QuantizedWeight:
     """Quantizes a weight in 128x128 blocks, reading it once.
 
     Args:
         weight: (N, K).
         transpose: whether the transpose is wanted as well.
+        scale_format: "float32" or "ue8m0".
     """
     w = padded(weight.detach())
+    how: dict[str, Any] = {"scale_layout": "row_padded", "scale_format": scale_format}
     if transpose:
-        both = quantize_block_both(w, scale_layout="row_padded", eps=GROUP_EPS_MIN)
-        return QuantizedWeight(*both)
-    return QuantizedWeight(quantize_block(w, scale_layout="row_padded", eps=GROUP_EPS_MIN), None)
+        return QuantizedWeight(*quantize_block_both(w, eps=GROUP_EPS_MIN, **how))
+    return QuantizedWeight(quantize_block(w, eps=GROUP_EPS_MIN, **how), None)
 
 
 class WeightCache:
@@ -98,6 +101,7 @@ class WeightCache:
         transpose: bool,
         version: int = 0,
         part: Callable[[Tensor], Tensor] | None = None,
+        scale_format: str = "float32",
     ) -> QuantizedWeight:
         """The weight in FP8; quantized now where it is not known to be what it was.
 
@@ -106,6 +110,7 @@ class WeightCache:
             transpose: whether the transpose is wanted as well.
             version: what else changes with the weight: of the DTensor that it is the part of.
             part: takes the matrix to be quantized out of ``weight``; always the same one.
+            scale_format: as in `quantize_weight`.
 
         Nothing is kept, and nothing that was kept is used, while a compiler or a CUDA graph records
         the call: a replay has to see the current weight. The same goes for tensors without a
@@ -118,8 +123,11 @@ class WeightCache:
             or weight.is_inference()
             or (weight.is_cuda and torch.cuda.is_current_stream_capturing())
         ):
-            return quantize_weight(weight if part is None else part(weight), transpose)
+            return quantize_weight(
+                weight if part is None else part(weight), transpose, scale_format
+            )
         key = (
+            scale_format,
             STEPS.count,
             weight._version,
             version,
@@ -137,7 +145,9 @@ class WeightCache:
             and not (transpose and kept[2].data_t is None)
         ):
             return kept[2]
-        quantized = quantize_weight(weight if part is None else part(weight), transpose)
+        quantized = quantize_weight(
+            weight if part is None else part(weight), transpose, scale_format
+        )
         self._kept = (key, weakref.ref(weight), quantized)
         return quantized
 

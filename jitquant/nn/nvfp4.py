@@ -30,7 +30,7 @@ from jitquant.formats import (
 )
 from jitquant.nn._codes import QuantizedModule
 from jitquant.nn._linear import check_columns, check_dtype, check_linear
-from jitquant.nn._matmul import has_nvfp4, is_exporting, output_dtype
+from jitquant.nn._matmul import has_microscaling, is_exporting, output_dtype
 from jitquant.nn._nvfp4_mm import Operand, nvfp4_mm, nvfp4_mm_bytes, quantized_bytes
 from jitquant.nn.mxfp4 import MXFP4Linear
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
@@ -155,7 +155,7 @@ class NVFP4Linear(QuantizedModule):
         sizes = (out_features, in_features)
         packed = torch.zeros(fp4_shapes(sizes)[0], dtype=torch.uint8, device=device)
         if scale_layout is None:
-            tiles = has_nvfp4(packed.device) and not weight_only
+            tiles = has_microscaling(packed.device) and not weight_only
             scale_layout = "swizzled_128x4" if tiles else "linear"
         self.scale_layout: ScaleLayout = scale_layout
         shape = fp4_shapes(sizes, scale_layout)[1]

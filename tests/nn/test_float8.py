@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from jitquant import reference
 from jitquant.nn import Float8BlockwiseLinear, _weights, float8
+from jitquant.tensors.fp8 import QuantizedTensor
 
 from .helpers import sqnr
 
@@ -33,6 +34,13 @@ def layer(
         if bias:
             made.bias.copy_(randn(out, seed=2))
     return made
+
+
+def linear_of(made: Float8BlockwiseLinear) -> nn.Linear:
+    """An ``nn.Linear`` with its parameters."""
+    linear = nn.Linear(made.in_features, made.out_features, device="meta", dtype=made.weight.dtype)
+    linear.weight, linear.bias = made.weight, made.bias
+    return linear
 
 
 def outliers(*shape: int, seed: int = 0) -> Tensor:
@@ -67,6 +75,35 @@ def against_float64(
         sqnr(grad_x.flatten(0, -2), g @ weight),
         sqnr(made.weight.grad, g.T @ x2),
     )
+
+
+def test_scales_that_are_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all operands of a step, if asked for, or as GPUs from 10.0 on have them."""
+    scales: list[Tensor] = []
+    real = float8.fp8_mm
+
+    def noted(a: QuantizedTensor, b: QuantizedTensor, dtype: torch.dtype) -> Tensor:
+        scales.extend((a.scale_inv, b.scale_inv))
+        return real(a, b, dtype)
+
+    made, x, grad = layer(), outliers(130, 256), randn(130, 384)
+    exact_scales = against_float64(made, x, grad)
+    monkeypatch.setattr(float8, "fp8_mm", noted)
+    given = Float8BlockwiseLinear.from_linear(linear_of(made), scale_format="ue8m0")
+    assert min(against_float64(given, x, grad)) > min(exact_scales) - 1
+    assert len(scales) == 6
+    mantissas = torch.cat([scale.flatten() for scale in scales]).frexp()[0]
+    assert set(mantissas.tolist()) == {0.0, 0.5}  # padding is 0
+    given.zero_grad()
+    want = (*passes(given, x, grad), given.weight.grad)
+    monkeypatch.setattr(float8, "block_scale_format", lambda device: "ue8m0")
+    there = Float8BlockwiseLinear.from_linear(linear_of(made))
+    there.weight.grad = None
+    assert all(map(torch.equal, (*passes(there, x, grad), there.weight.grad), want))
+    exported = torch.export.export(there.eval(), (x,)).module()
+    assert torch.equal(exported(x), want[0])
+    with pytest.raises(ValueError, match=r"scale_format: expected .*'ue8m0'.*got 'e8m0'"):
+        Float8BlockwiseLinear(16, 16, scale_format="e8m0")  # type: ignore[arg-type]
 
 
 @pytest.fixture

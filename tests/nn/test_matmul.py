@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import ScalingType
+from torch.nn.functional import ScalingType, SwizzleType
 
 import jitquant
 from jitquant.nn import _matmul
@@ -21,9 +21,9 @@ SHAPES = pytest.mark.parametrize(
 )
 
 
-def fp8_operands(m: int, n: int, k: int) -> tuple[QuantizedTensor, QuantizedTensor]:
-    a = jitquant.quantize_per_token_group(spread(m, k), scale_layout="column")
-    return a, jitquant.quantize_block(spread(n, k, 1), scale_layout="row_padded")
+def fp8_operands(m: int, n: int, k: int, **how: Any) -> tuple[QuantizedTensor, QuantizedTensor]:
+    a = jitquant.quantize_per_token_group(spread(m, k), scale_layout="column", **how)
+    return a, jitquant.quantize_block(spread(n, k, 1), scale_layout="row_padded", **how)
 
 
 def factors(scale: Tensor, recipe: Any, rows: int, cols: int) -> Tensor:
@@ -43,12 +43,28 @@ def factors(scale: Tensor, recipe: Any, rows: int, cols: int) -> Tensor:
     return memory[scale.storage_offset() + col // 128 + (row // 128) * leading]
 
 
+def mxfp8_factors(scale: Tensor, rows: int, cols: int) -> Tensor:
+    """The same for E8M0 per 32 elements, tile addresses as in cuBLAS' documentation."""
+    assert scale.dtype == torch.float8_e8m0fnu
+    assert scale.is_contiguous()
+    groups = cols // 32
+    assert scale.numel() == -(-rows // 128) * 128 * -(-groups // 4) * 4
+    m, g = torch.arange(rows)[:, None], torch.arange(groups)[None, :]
+    address = (m // 128 * -(-groups // 4) + g // 4) * 512 + m % 32 * 16 + m % 128 // 32 * 4 + g % 4
+    return scale.flatten().double()[address].repeat_interleave(32, dim=1)
+
+
 def as_cublas_reads(arguments: dict[str, Any]) -> Tensor:
     """The FP8 product of scaled_mm's arguments, in float64."""
     a, b = arguments["mat_a"], arguments["mat_b"]
     assert a.is_contiguous()
     assert b.t().is_contiguous()
     (m, k), n = a.shape, b.shape[1]
+    if arguments["scale_recipe_a"] is ScalingType.BlockWise1x32:
+        assert arguments["scale_recipe_b"] is ScalingType.BlockWise1x32
+        assert arguments["swizzle_a"] == arguments["swizzle_b"] == SwizzleType.SWIZZLE_32_4_4
+        a = a.double() * mxfp8_factors(arguments["scale_a"], m, k)
+        return a @ (b.t().double() * mxfp8_factors(arguments["scale_b"], n, k)).T
     a = a.double() * factors(arguments["scale_a"], arguments["scale_recipe_a"], m, k)
     b = b.t().double() * factors(arguments["scale_b"], arguments["scale_recipe_b"], n, k)
     return a @ b.T
@@ -73,6 +89,33 @@ def test_groups_by_groups(m: int, n: int, k: int) -> None:
     assert sqnr(_matmul.fp8_mm(a, b, torch.float32), want) > 110
 
 
+@SHAPES
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_powers_of_two_are_scales_of_mxfp8(m: int, n: int, k: int, in_blocks: bool) -> None:
+    a, b = fp8_operands(m, n, k, scale_format="ue8m0")
+    if not in_blocks:
+        x = spread(n, k, 1)
+        b = jitquant.quantize_per_token_group(x, scale_layout="column", scale_format="ue8m0")
+    want = a.dequantize(torch.float32).double() @ b.dequantize(torch.float32).double().T
+    got = as_cublas_reads(_matmul.mxfp8_arguments(a, b, torch.bfloat16))
+    assert torch.equal(got, want)
+
+
+def test_scales_of_mxfp8_at_the_ends() -> None:
+    x = torch.zeros(128, 512, dtype=torch.float32)
+    x[0, 128:256] = torch.finfo(torch.float32).max
+    x[1, 256:384] = float("nan")
+    for q in (
+        jitquant.quantize_per_token_group(x, scale_layout="column", scale_format="ue8m0"),
+        jitquant.quantize_block(x, scale_layout="row_padded", scale_format="ue8m0"),
+    ):
+        factors = mxfp8_factors(_matmul._mxfp8_scales(q), *x.shape)
+        rows, cols = q.block[0], q.block[1]
+        want = q.scale_inv.double()[:, : 512 // cols]
+        want = want.repeat_interleave(rows, dim=0).repeat_interleave(cols, dim=1)
+        torch.testing.assert_close(factors, want, rtol=0, atol=0, equal_nan=True)
+
+
 def test_an_untransposed_scale_is_found_out() -> None:
     a, b = fp8_operands(128, 512, 512)  # where the wrong order has the right shape
     arguments = _matmul.fp8_arguments(a, b, torch.bfloat16)
@@ -93,13 +136,16 @@ def test_where_scaled_mm_is(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(_matmul, "_capability", lambda _, major=major: (major, 0))
         monkeypatch.setattr(torch.version, "cuda", cuda)
         device = torch.device("cuda", 0)
-        assert (_matmul.has_fp8_blockwise(device), _matmul.has_nvfp4(device)) == (fp8, nvfp4)
+        assert (_matmul.has_fp8_blockwise(device), _matmul.has_microscaling(device)) == (fp8, nvfp4)
     assert not _matmul.has_fp8_blockwise(torch.device("cpu"))
-    assert not _matmul.has_nvfp4(torch.device("cpu"))
+    assert not _matmul.has_microscaling(torch.device("cpu"))
 
 
+@pytest.mark.parametrize("where", ["has_fp8_blockwise", "has_microscaling"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_is_called_on_sm_90(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_what_is_called_on_tensor_cores(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, where: str
+) -> None:
     """The path to scaled_mm, with scaled_mm replaced by a reading of its arguments."""
     calls = []
 
@@ -107,19 +153,21 @@ def test_what_is_called_on_sm_90(monkeypatch: pytest.MonkeyPatch, dtype: torch.d
         calls.append(output_dtype)
         return as_cublas_reads(arguments).to(output_dtype)
 
-    a, b = fp8_operands(256, 640, 384)
+    a, b = fp8_operands(256, 640, 384, scale_format="ue8m0")
     want = _matmul.fp8_mm(a, b, dtype)
-    monkeypatch.setattr(_matmul, "has_fp8_blockwise", lambda device: True)
+    monkeypatch.setattr(_matmul, where, lambda device: True)
     monkeypatch.setattr(_matmul, "scaled_mm", scaled_mm)
     got = _matmul.fp8_mm(a, b, dtype)
     assert got.dtype == dtype
     torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
     assert calls == [torch.bfloat16 if dtype == torch.bfloat16 else torch.float32]
+    _matmul.fp8_mm(*fp8_operands(256, 640, 384), dtype)  # of 10.0 no scales in fp32
+    assert len(calls) == (2 if where == "has_fp8_blockwise" else 1)
 
 
 def test_opcheck() -> None:
     # Without test_schema: PyTorch cannot compare these dtypes.
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     a, b = fp8_operands(128, 256, 128)
-    parts = (a.data, a.stored_scales, b.data, b.stored_scales, 128, torch.bfloat16)
+    parts = (a.data, a.stored_scales, b.data, b.stored_scales, 128, "float32", torch.bfloat16)
     torch.library.opcheck(torch.ops.jitquant.fp8_mm.default, parts, test_utils=checks)

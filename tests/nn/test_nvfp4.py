@@ -322,7 +322,7 @@ def test_many_rows_in_fp8(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_weight_only_keeps_linear_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitquant.nn.nvfp4.has_nvfp4", lambda device: True)
+    monkeypatch.setattr("jitquant.nn.nvfp4.has_microscaling", lambda device: True)
     assert NVFP4Linear(64, 64, weight_only=True).scale_layout == "linear"
 
 
@@ -417,9 +417,9 @@ def test_compile_with_out() -> None:
 
 def test_the_layout_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert NVFP4Linear(64, 64).scale_layout == "linear"
-    monkeypatch.setattr("jitquant.nn.nvfp4.has_nvfp4", lambda device: True)
+    monkeypatch.setattr("jitquant.nn.nvfp4.has_microscaling", lambda device: True)
     assert NVFP4Linear(64, 64).scale_layout == "swizzled_128x4"
-    assert _matmul.has_nvfp4(torch.device("cpu")) is False
+    assert _matmul.has_microscaling(torch.device("cpu")) is False
 
 
 def test_errors() -> None:

@@ -76,7 +76,7 @@ def test_what_is_called_on_sm_100(
     w = jitquant.quantize_weight_nvfp4(randn(80, 96, seed=1))
     bias = randn(80, seed=2) if with_bias else None
     want = _nvfp4_mm.nvfp4_mm(x, w, bias, torch.bfloat16)
-    monkeypatch.setattr(_nvfp4_mm, "has_nvfp4", lambda device: True)
+    monkeypatch.setattr(_nvfp4_mm, "has_microscaling", lambda device: True)
     monkeypatch.setattr(_nvfp4_mm, "scaled_mm_into", read)
     got = _nvfp4_mm.nvfp4_mm(x, w, bias, torch.bfloat16)
     torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
@@ -99,7 +99,7 @@ def test_the_products_of_a_training_step_on_sm_100(monkeypatch: pytest.MonkeyPat
     layer = NVFP4TrainingLinear(64, 96, bias=False, dtype=torch.float32)
     found = []
     for there in (False, True):
-        monkeypatch.setattr(_nvfp4_mm, "has_nvfp4", lambda device, there=there: there)
+        monkeypatch.setattr(_nvfp4_mm, "has_microscaling", lambda device, there=there: there)
         monkeypatch.setattr(_nvfp4_mm, "scaled_mm_into", read)
         layer.seed_rounding(1)
         layer.weight.grad = None
