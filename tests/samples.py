@@ -19,12 +19,14 @@ from torch import Tensor
 from jitquant import reference
 from jitquant.formats import GRANULARITIES, RECIPES
 from jitquant.formats import SCALE_LAYOUTS as LAYOUTS
-from jitquant.ops import ALL_OPS, Op
+from jitquant.ops import ALL_OPS, KERNEL_OPS, Op
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OPS: dict[str, Op] = {op.name: op for op in ALL_OPS}
+COMPILED_OPS: dict[str, Op] = {op.name: op for op in KERNEL_OPS}
+"""Without those that are made of other ops."""
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,42 @@ def linear_samples() -> dict[str, list[Sample]]:
     add("many_small_integers", many_small_integers, exact=True)
     add("all_bytes_of_scales", all_scales, exact=True)
     add("tiles-all_bytes_of_scales_of_x", all_scales_of_x, exact=True)
-    return {"nvfp4_linear": samples, "nvfp4_refold": _refold_samples()}
+    return {
+        "nvfp4_linear": samples,
+        "nvfp4_refold": _refold_samples(),
+        "nvfp4_linear_fp8": _fp8_samples(),
+    }
+
+
+def _fp8_samples() -> list[Sample]:
+    """One scale of x and one a row, in shapes that PyTorch multiplies on a GPU."""
+
+    def made(
+        device: torch.device | str, leading: tuple[int, ...], n: int, cols: int, more: str
+    ) -> Arguments:
+        keywords: dict[str, Any] = {"dtype": torch.float32} if "fp32" in more else {}
+        if "bias" in more:
+            keywords["bias"] = randn(n, seed=1).to(device)
+        if "residual" in more:
+            dtype = keywords.get("dtype", torch.bfloat16)
+            keywords["residual"] = randn(*leading, n, dtype=dtype, seed=2).to(device)
+        x = randn(*leading, cols + 32 * ("stride" in more))
+        data, scale_inv = (t.to(device) for t in quantized_rows(x))
+        scale_inv = torch.tensor([0.5], device=device) if "tensor" in more else scale_inv
+        return (data[..., :cols], scale_inv, *_weight(n, cols, device)), keywords
+
+    return [
+        Sample("nvfp4_linear_fp8", f"{more}-{leading}x{n}x{cols}", make, exact=False)
+        for leading, n, cols, more in (
+            ((1,), 16, 64, "plain"),
+            ((3,), 80, 192, "bias-tensor-fp32"),
+            ((2, 20), 208, 448, "residual"),
+            ((40,), 128, 320, "bias-residual-fp32"),
+            ((2, 3), 32, 96, "stride"),
+            ((0,), 16, 64, "no_rows"),
+        )
+        for make in [functools.partial(made, leading=leading, n=n, cols=cols, more=more)]
+    ]
 
 
 def _refold_samples() -> list[Sample]:

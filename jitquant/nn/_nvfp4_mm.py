@@ -23,7 +23,7 @@ from jitquant.nn._matmul import has_microscaling, major, register
 from jitquant.numerics.layout import swizzle_128x4, unswizzle_128x4
 from jitquant.numerics.linear import refold_e4m3
 from jitquant.ops.fp8 import quantize_fp8
-from jitquant.ops.linear import LINEAR, linear_fp8, takes_fp8
+from jitquant.ops.linear import LINEAR, LINEAR_FP8, takes_fp8
 from jitquant.ops.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from jitquant.tensors.nvfp4 import NVFP4Tensor
 
@@ -159,8 +159,8 @@ def _fp8_product(
     q = quantize_fp8(x, granularity="row")
     w_fp4, w_sf, w_gsa = weight
     if takes_fp8(x.device, out.shape[-1], x.shape[-1]):
-        w = NVFP4Tensor(w_fp4.view(FP4_DTYPE), w_sf, w_gsa)
-        linear_fp8(q.data, q.scale_inv, w, bias, residual, out.dtype, out)
+        operands = (q.data, q.scale_inv, *weight)
+        LINEAR_FP8.out(*operands, bias=bias, residual=residual, dtype=out.dtype, y=out)
         return
     values, scale_inv = refold_e4m3(w_fp4, w_sf)
     a, b = q.data.view(-1, x.shape[-1]), values[:, : x.shape[-1]]

@@ -142,23 +142,10 @@ def nvfp4_linear_fp8(
         residual: (..., N), added last.
         dtype: of the result; default bfloat16.
     """
-    refolded = nvfp4_refold(w_fp4, w_sf, w_gsa)
-    return (linear_of_refolded(x, x_scale_inv, *refolded, bias, residual, dtype),)
-
-
-def linear_of_refolded(
-    x: Tensor,
-    x_scale_inv: Tensor,
-    data: Tensor,
-    scale_inv: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    """`nvfp4_linear_fp8` by what `nvfp4_refold` gives."""
+    weight, scale_inv = nvfp4_refold(w_fp4, w_sf, w_gsa)
     bias = None if bias is None else bias.bfloat16()
-    operands = x.float(), data.float(), scale_inv, x_scale_inv
+    operands = x.float(), weight.float(), scale_inv, x_scale_inv
     product = _product(*operands, bias, None, torch.bfloat16)
     if residual is not None:
-        return residual + product.to(residual.dtype)
-    return product if dtype is None else product.to(dtype)
+        return (residual + product.to(residual.dtype),)
+    return (product if dtype is None else product.to(dtype),)

@@ -15,6 +15,7 @@ from jitquant.ops.mxfp8 import *
 from jitquant.ops.nvfp4 import *
 from jitquant.ops.ragged import *
 from jitquant.ops.recipes import *
+from jitquant.ops.schema import Composite
 from jitquant.ops.schema import Op as Op
 
 _MODULES = (nvfp4, fp8, blockwise, mxfp8, ragged, linear, recipes, experts)
@@ -31,3 +32,6 @@ __all__ += recipes.__all__
 
 ALL_OPS: tuple[Op, ...] = (_sharded.AMAX, *(op for module in _MODULES for op in module.OPS))
 """Every declared op."""
+
+KERNEL_OPS: tuple[Op, ...] = tuple(op for op in ALL_OPS if not isinstance(op, Composite))
+"""Those with a function of their own in a compiled module."""

@@ -128,6 +128,7 @@ RULES: dict[str, Rule] = {
     "scale_inv": _scale_inv,
     "w_gsa": _gsa_of_codes,
     "x_gsa": _gsa_of_codes,
+    "x_scale_inv": _scale_inv,
     "w_sf": _scale_bytes,
     "x_sf": _scale_bytes,
     "gate_up_gsa": _gsa_of_codes,

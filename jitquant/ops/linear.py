@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,18 @@ from jitquant.formats import CODES_PER_BYTE, COMPUTES, NVFP4_BLOCK, Compute, one
 from jitquant.numerics import linear as numerics
 from jitquant.ops import _checks
 from jitquant.ops.fp8 import quantize_fp8
-from jitquant.ops.schema import FP32, INPUT, OUTPUT, PARTS, Op, Part, Plan, Result, fp32
+from jitquant.ops.schema import (
+    FP32,
+    INPUT,
+    OUTPUT,
+    PARTS,
+    Composite,
+    Op,
+    Part,
+    Plan,
+    Result,
+    fp32,
+)
 from jitquant.tensors import NVFP4Tensor, QuantizedTensor
 
 __all__ = ["nvfp4_linear"]
@@ -43,8 +55,7 @@ def _weight(w_fp4: Tensor, w_sf: Tensor, w_gsa: Tensor) -> tuple[int, int]:
 
 
 def _rows_of(x: Tensor) -> None:
-    """Checks that x has rows, at one distance from each other."""
-    _checks.strided(x, "x")
+    """Checks that x, which is strided, has rows, at one distance from each other."""
     if x.dim() == 0 or (x.stride(-1) != 1 and x.shape[-1] != 1):
         raise ValueError(
             "x: expected shape (..., K) with a contiguous last dimension, got shape "
@@ -55,6 +66,16 @@ def _rows_of(x: Tensor) -> None:
             f"x: expected rows at one stride, got shape {_checks.shape_text(x)} and strides "
             f"{tuple(x.stride())}. Call x.contiguous() first"
         )
+
+
+def _values(x: Tensor) -> None:
+    """Checks an x that is not quantized."""
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        raise TypeError(
+            f"x: expected bfloat16 or float16, got {x.dtype}. Convert it with .to(), or quantize it"
+        )
+    _checks.input_tensor(x, "x")
+    _rows_of(x)
 
 
 def _columns(own: int, cols: int, w_fp4: Tensor, *, whole: bool = False) -> None:
@@ -97,13 +118,7 @@ def _plan(
     n, cols = _weight(w_fp4, w_sf, w_gsa)
     _checks.same_device(x, "x", w_fp4, "w_fp4")
     if x_sf is None:
-        if x.dtype not in (torch.bfloat16, torch.float16):
-            raise TypeError(
-                f"x: expected bfloat16 or float16, got {x.dtype}. Convert it with .to(), or "
-                "quantize it"
-            )
-        _checks.input_tensor(x, "x")
-        _rows_of(x)
+        _values(x)
         _columns(x.shape[-1], cols, w_fp4)
     else:
         _checks.nvfp4_operand(x, x_sf, ("x", "x_sf"), -1, "linear")
@@ -125,16 +140,18 @@ def _plan_refold(w_fp4: Tensor, w_sf: Tensor, w_gsa: Tensor) -> Plan:
 def _plan_fp8(
     x: Tensor,
     x_scale_inv: Tensor,
-    weight: NVFP4Tensor,
+    w_fp4: Tensor,
+    w_sf: Tensor,
+    w_gsa: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
     dtype: torch.dtype | None,
 ) -> Plan:
-    w_fp4 = weight.x_fp4
-    n, cols = _weight(w_fp4, weight.x_sf, weight.gsa)
+    n, cols = _weight(w_fp4, w_sf, w_gsa)
     _checks.same_device(x, "x", w_fp4, "w_fp4")
     if x.dtype != torch.float8_e4m3fn:
         raise TypeError(f"x: expected float8_e4m3fn, got {x.dtype}. quantize_fp8 returns it")
+    _checks.strided(x, "x")
     _rows_of(x)
     _columns(x.shape[-1], cols, w_fp4)
     rows = _checks.row_count(x.shape[:-1])
@@ -175,6 +192,55 @@ def _part_of_result(dtype: torch.dtype | None = None) -> Part | None:
     return Part(f"to_{of.name}", (of.flags[0].replace("_DTYPE", "_LINEAR_OUT"),))
 
 
+def takes_fp8(device: torch.device, n: int, cols: int) -> bool:
+    """Whether PyTorch multiplies FP8 matrices of that shape with a scale for each row."""
+    if device.type != "cuda":
+        return True
+    return n % 16 == 0 and cols % 16 == 0 and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _compose_fp8(
+    x: Tensor,
+    x_scale_inv: Tensor,
+    w_fp4: Tensor,
+    w_sf: Tensor,
+    w_gsa: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    dtype: torch.dtype | None,
+    buffers: Sequence[Tensor] | None,
+) -> tuple[Tensor]:
+    """A launch refolds the weight to E4M3, then ``_scaled_mm``; for a residual or a result in
+    another dtype than bfloat16 there is one more launch.
+    """
+    n, k = w_fp4.shape[0], x.shape[-1]
+    if not takes_fp8(x.device, n, k):
+        raise RuntimeError(
+            "compute: expected 'exact' for this device and shape, got 'fp8'. FP8 products need "
+            "compute capability 8.9 or newer, and N and K that are multiples of 16"
+        )
+    dtype = torch.bfloat16 if dtype is None else dtype
+    shape = (*x.shape[:-1], n)
+    out = None if buffers is None else buffers[0]
+    rows = x.reshape(-1, k).contiguous()
+    if rows.shape[0] == 0:
+        return (torch.empty(shape, dtype=dtype, device=x.device) if out is None else out,)
+    data, scale_inv = REFOLD.made((w_fp4, w_sf, w_gsa))
+    scales = x_scale_inv.reshape(-1, 1).expand(rows.shape[0], 1).contiguous()
+    operands = rows, data.t(), scales, scale_inv.view(1, n)
+    more: dict[str, Any] = {
+        "bias": None if bias is None else bias.bfloat16(),
+        "out_dtype": torch.bfloat16,
+    }
+    if out is not None and residual is None and dtype == torch.bfloat16:
+        torch.ops.aten._scaled_mm.out(*operands, **more, out=out.view(-1, n))
+        return (out,)
+    product = torch.ops.aten._scaled_mm(*operands, **more).view(shape).to(dtype)
+    if residual is not None:
+        return (torch.add(residual, product, out=out),)
+    return (product if out is None else out.copy_(product),)
+
+
 LINEAR = Op(
     "nvfp4_linear",
     ["y"],
@@ -192,8 +258,17 @@ REFOLD = Op(
     reference=numerics.nvfp4_refold,
     accepts={"w_gsa": FP32},
 )
+LINEAR_FP8 = Composite(
+    "nvfp4_linear_fp8",
+    ["y"],
+    module="nvfp4_refold",
+    plan=_plan_fp8,
+    reference=numerics.nvfp4_linear_fp8,
+    composition=_compose_fp8,
+    accepts={"w_gsa": FP32, "bias": INPUT, "dtype": OUTPUT},
+)
 
-OPS: tuple[Op, ...] = (LINEAR, REFOLD)
+OPS: tuple[Op, ...] = (LINEAR, REFOLD, LINEAR_FP8)
 """Every product."""
 
 
@@ -281,7 +356,17 @@ def nvfp4_linear(
         dtype = x.dtype
     if compute == "fp8":
         data, scale_inv = _fp8_operand(x)
-        return linear_fp8(data, scale_inv, weight, bias, residual, dtype, out)
+        args = LINEAR_FP8.args(
+            x=data,
+            x_scale_inv=scale_inv,
+            w_fp4=weight.x_fp4,
+            w_sf=weight.x_sf,
+            w_gsa=weight.gsa,
+            bias=bias,
+            residual=residual,
+            dtype=dtype,
+        )
+        return LINEAR_FP8.one_tensor(args, out)
     if isinstance(x, QuantizedTensor):
         raise TypeError(
             f"x: expected compute='fp8' with a QuantizedTensor of format {x.format!r}, got "
@@ -315,81 +400,8 @@ def _fp8_operand(x: Tensor | NVFP4Tensor | QuantizedTensor) -> tuple[Tensor, Ten
         raise ValueError(
             f"x: expected format 'fp8_row' or 'fp8_tensor' with compute 'fp8', got {x.format!r}"
         )
-    q = x if isinstance(x, QuantizedTensor) else quantize_fp8(x, granularity="row")
+    if isinstance(x, QuantizedTensor):
+        return x.data, x.scale_inv
+    _values(x)
+    q = quantize_fp8(x, granularity="row")
     return q.data, q.scale_inv
-
-
-def takes_fp8(device: torch.device, n: int, cols: int) -> bool:
-    """Whether PyTorch multiplies FP8 matrices of that shape with a scale for each row."""
-    if device.type != "cuda":
-        return True
-    return n % 16 == 0 and cols % 16 == 0 and torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def linear_fp8(
-    x: Tensor,
-    x_scale_inv: Tensor,
-    weight: NVFP4Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    dtype: torch.dtype | None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """``x @ weight.T`` in FP8: a launch refolds the weight to E4M3, then ``_scaled_mm``.
-
-    Args:
-        x: (..., K) in E4M3.
-        x_scale_inv: one element, or one for each row of x.
-        weight: (N, K) with linear scales.
-        bias: (N,), rounded to bfloat16.
-        residual: (..., N) of the result's dtype, added to the product in bfloat16.
-        dtype: of the result; default bfloat16.
-        out: contiguous (..., N) to write to.
-
-    Raises:
-        TypeError, ValueError: an argument is not accepted.
-        RuntimeError: no kernel for this GPU or shape.
-    """
-    if bias is not None:
-        INPUT.check("bias", bias)
-    if dtype is not None:
-        OUTPUT.check("dtype", dtype)
-    (result,) = _plan_fp8(x, x_scale_inv, weight, bias, residual, dtype).results
-    if out is not None:
-        _checks.tensor_out(out)
-        if out.dtype != result.dtype or out.shape != result.shape or not out.is_contiguous():
-            raise ValueError(
-                f"out: expected {result.dtype} of shape {tuple(result.shape)}, contiguous, got "
-                f"{out.dtype} of shape {_checks.shape_text(out)}"
-            )
-    parts = (weight.x_fp4, weight.x_sf, weight.gsa)
-    n, k = weight.x_fp4.shape[0], x.shape[-1]
-    if x.device.type != "cuda":
-        # By the op, as Inductor generates no C++ that reads codes.
-        data, scale_inv = REFOLD.made(parts)
-        y = numerics.linear_of_refolded(x, x_scale_inv, data, scale_inv, bias, residual, dtype)
-        return y if out is None else out.copy_(y)
-    if not takes_fp8(x.device, n, k):
-        raise RuntimeError(
-            "compute: expected 'exact' for this device and shape, got 'fp8'. FP8 products need "
-            "compute capability 8.9 or newer, and N and K that are multiples of 16"
-        )
-    data, scale_inv = REFOLD.made(parts)
-    rows = x.reshape(-1, k).contiguous()
-    scales = x_scale_inv.reshape(-1, 1).expand(rows.shape[0], 1).contiguous()
-    operands = rows, data.t(), scales, scale_inv.view(1, n)
-    more: dict[str, Any] = {
-        "bias": None if bias is None else bias.bfloat16(),
-        "out_dtype": torch.bfloat16,
-    }
-    if rows.shape[0] == 0:
-        return (
-            torch.empty(result.shape, dtype=result.dtype, device=x.device) if out is None else out
-        )
-    if out is not None and residual is None and out.dtype == torch.bfloat16:
-        torch.ops.aten._scaled_mm.out(*operands, **more, out=out.view(-1, n))
-        return out
-    product = torch.ops.aten._scaled_mm(*operands, **more).view(result.shape).to(result.dtype)
-    if residual is not None:
-        return torch.add(residual, product, out=out)
-    return product if out is None else out.copy_(product)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from jitquant.ops import ALL_OPS, Op
+from jitquant.ops import KERNEL_OPS, Op
 from jitquant.ops.schema import Dtypes, Number, Rule
 
 BINDINGS = Path(__file__).parents[2] / "kernels_cu" / "bindings"
@@ -42,7 +42,7 @@ _DTYPES = {
 def headers() -> dict[Path, str]:
     """The text of each header, by its path."""
     modules: dict[str, list[Op]] = {}
-    for op in ALL_OPS:
+    for op in KERNEL_OPS:
         modules.setdefault(op.module, []).append(op)
     return {BINDINGS / "declared" / f"{module}.h": _header(ops) for module, ops in modules.items()}
 

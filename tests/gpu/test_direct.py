@@ -15,7 +15,7 @@ from ops.test_errors import cases
 from ops.test_errors_fp8 import cases as cases_of_8_bits
 from ops.test_public_fp8 import both_calls, buffers_like, ragged_calls, results_of
 from ops.test_public_fp8 import calls as calls_of_one_result
-from samples import OPS, SAMPLES, poisoned_buffers, randn
+from samples import COMPILED_OPS, OPS, SAMPLES, poisoned_buffers, randn
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +28,7 @@ from jitquant.testing import bytes_of, count_launches
 from .helpers import in_threads, same
 
 # Not those whose number of maxima is the device's affair.
-NAMES = sorted(name for name, op in OPS.items() if op.results != ("amax", "inv_rms"))
+NAMES = sorted(name for name, op in COMPILED_OPS.items() if op.results != ("amax", "inv_rms"))
 COLS = 768
 
 

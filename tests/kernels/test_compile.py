@@ -19,7 +19,7 @@ from jitquant.loader.machine.toolchain import Memo, find_nvcc
 from jitquant.loader.request.plan import Request
 from jitquant.loader.request.sources import kernel_files
 from jitquant.loader.tools.inspect import build_of, kernels_of
-from jitquant.ops import ALL_OPS
+from jitquant.ops import KERNEL_OPS
 
 KERNELS = Path(__file__).parents[2] / "kernels_cu"
 FILES = kernel_files(KERNELS)
@@ -37,8 +37,8 @@ ALIASES = {
 }
 """Functions that no op calls: another name of one that is in another module."""
 EXPORTS = {
-    module: [*(op.function for op in ALL_OPS if op.module == module), *ALIASES.get(module, [])]
-    for module in sorted({op.module for op in ALL_OPS})
+    module: [*(op.function for op in KERNEL_OPS if op.module == module), *ALIASES.get(module, [])]
+    for module in sorted({op.module for op in KERNEL_OPS})
 }
 MODULES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(EXPORTS)

@@ -23,7 +23,6 @@ from ops import test_errors, test_errors_fp8
 from samples import (
     ALL_SAMPLES,
     DTYPES,
-    OPS,
     SAMPLES,
     Sample,
     assert_nearly,
@@ -31,6 +30,7 @@ from samples import (
     poisoned_buffers,
     randn,
 )
+from samples import COMPILED_OPS as OPS
 from samples_experts import experts_in_tiles
 from samples_linear import packed
 from torch import Tensor

@@ -6,7 +6,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from samples import OPS, SAMPLES, Sample
+from samples import COMPILED_OPS as OPS
+from samples import SAMPLES, Sample
 
 from jitquant.ops.schema import Compiled, Part
 

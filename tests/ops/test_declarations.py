@@ -14,11 +14,12 @@ from samples import ALL_SAMPLES, OPS, SAMPLES, Sample, byte_view, poisoned_buffe
 import jitquant
 import jitquant.loader
 from jitquant import reference
-from jitquant.ops import ALL_OPS, Op
+from jitquant.ops import ALL_OPS, KERNEL_OPS, Op
 from jitquant.ops.schema import PARTS, arguments_of, by_name
 
 U8 = torch.uint8
 by_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
+by_kernel_op = pytest.mark.parametrize("op", KERNEL_OPS, ids=lambda op: op.name)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -227,7 +228,7 @@ def first_with_residual(op: Op) -> Sample:
     return next((s for s in group if s.make("cpu")[1].get("residual") is not None), group[0])
 
 
-@by_op
+@by_kernel_op
 def test_cuda_hands_the_arguments_on(op: Op, modules: list[tuple[str, list[str]]]) -> None:
     args, kwargs = first_with_residual(op).make("cpu")
     assert op._cuda(*args, **kwargs) == "results"
@@ -279,7 +280,7 @@ class Direct:
         return NotImplemented if self.refuses else ("a", "b")
 
 
-@by_op
+@by_kernel_op
 def test_a_direct_function_gets_all_arguments(
     op: Op, modules: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
