@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -33,18 +35,35 @@ def block_shape(rows: int, cols: int) -> None:
         )
 
 
+def _rounded(x: float, bits: int) -> float:
+    """``x`` with so many significant bits, to nearest even. Without a tensor, which may be
+    elsewhere by default.
+    """
+    mantissa, exponent = math.frexp(x)
+    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
+
+
+def _holds(dtype: torch.dtype, x: float) -> bool:
+    """Whether a number from 16 to the dtype's largest is one of its values."""
+    if dtype == torch.int8:
+        return x == round(x)
+    return _rounded(x, 4 if dtype == torch.float8_e4m3fn else 3) == x
+
+
 def bounds(dtype: torch.dtype, fp8_min: float | None, fp8_max: float | None) -> None:
-    """Bounds of elements lie within the dtype, and the upper one is one of its values."""
+    """Bounds of elements, in float32, lie within the dtype, the upper one being one of its values.
+
+    They are at least 16, at most 0, and finite.
+    """
     top = QUANTIZED_MAX[dtype]
     least = -128.0 if dtype == torch.int8 else -top
-    if fp8_max is not None and (
-        fp8_max > top or torch.tensor(fp8_max, dtype=torch.float32).to(dtype).item() != fp8_max
-    ):
+    high = None if fp8_max is None else _rounded(fp8_max, 24)
+    if high is not None and (high > top or not _holds(dtype, high)):
         raise ValueError(
             f"fp8_max: expected a value of {dtype} from 16 to {top}, got {fp8_max}. Leave it out "
             "for the largest"
         )
-    if fp8_min is not None and fp8_min < least:
+    if fp8_min is not None and _rounded(fp8_min, 24) < least:
         raise ValueError(
             f"fp8_min: expected a number from {least} to 0 with {dtype}, got {fp8_min}"
         )

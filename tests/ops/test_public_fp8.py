@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 import jitquant
 import jitquant.loader
 from jitquant import QuantizedRaggedTensor, QuantizedTensor, reference
-from jitquant.ops import ALL_OPS
+from jitquant.formats import QUANTIZED_MAX
+from jitquant.ops import ALL_OPS, _checks_fp8
 from jitquant.ops.schema import Compiled
 
 U8 = torch.uint8
@@ -284,6 +285,38 @@ def test_rows_past_the_count(layout: str, scale_format: str, fused: bool) -> Non
     assert torch.equal(fresh.data.view(U8)[there], full.data.view(U8)[there])
     zeros = buffers_like(full)
     assert same(call(x, 32, counts=counts, out=zeros, **keywords), zeroed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_the_upper_bound_is_a_value_of_the_dtype(dtype: torch.dtype) -> None:
+    """As a float32: what the kernels get."""
+    top = QUANTIZED_MAX[dtype]
+    numbers = torch.cat([torch.arange(16.0, min(top, 600.0) + 1), torch.linspace(16, top, 500)])
+    for number, own in zip(numbers.tolist(), numbers.to(dtype).float().tolist(), strict=True):
+        for near in (number, number * (1 + 1e-9)):
+            if own == number:
+                _checks_fp8.bounds(dtype, None, near)
+            else:
+                with pytest.raises(ValueError, match="fp8_max: expected a value of"):
+                    _checks_fp8.bounds(dtype, None, near)
+    with pytest.raises(ValueError, match="fp8_max: expected a value of"):
+        _checks_fp8.bounds(dtype, None, top * (1 + 1e-6))
+
+
+def test_bounds_need_no_tensor() -> None:
+    x, counts = randn(2, 4, 32), torch.tensor([1, 3])
+
+    def call(x: Tensor, counts: Tensor, fp8_max: float) -> QuantizedTensor:
+        return jitquant.quantize_per_token_group(
+            x, 16, counts=counts, zero_padding=False, fp8_max=fp8_max
+        )
+
+    with torch.device("meta"):
+        assert call(x, counts, 240.0).data.device.type == "cpu"
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for fp8_max in (240.0, 16.0, 16.0000000001):
+        got = compiled(x, counts, fp8_max)
+        assert same(got.data[1, :3], call(x, counts, fp8_max).data[1, :3])
 
 
 def test_without_counts_every_row_is_there() -> None:
