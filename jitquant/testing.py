@@ -68,7 +68,8 @@ def checked() -> Iterator[None]:
 
     Normally a call does not read its tensors, because that would synchronize: invalid values give
     wrong results, but nothing outside of the tensors is touched. Checks ``offsets`` and ``sizes``
-    (ascending, from the beginning of the buffer to its end, at the multiples that the op needs),
+    (ascending, from the beginning of the buffer to its end, at the multiples that the op needs; a
+    leading 0 is 0),
     ``counts`` (0 to the rows of a batch), ``gsa`` and ``scale`` tensors to quantize with (positive
     and finite), and ``scale_inv``, ``gsa``, ``x_sf``, ``amax`` and ``inv_rms`` to read (not
     negative). For debugging, not for production. Also works on CPU tensors.
@@ -77,8 +78,12 @@ def checked() -> Iterator[None]:
         ValueError: at the call that has such values; it names the op and the argument.
         RuntimeError: a CUDA error, at the call that caused it, or a call while a graph is captured.
     """
-    with _Checked():  # type: ignore[no-untyped-call]
-        yield
+    _checks_values.THREAD.depth += 1
+    try:
+        with _Checked():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        _checks_values.THREAD.depth -= 1
 
 
 def assert_capturable(

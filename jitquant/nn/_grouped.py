@@ -301,7 +301,8 @@ def grouped_linear(
             granularity="row")`` of a stack, or `stack_experts` of quantized weights.
         offsets: int32 or int64 (E,) on q's device: where the rows of each expert end; or (E + 1,)
             with a leading 0, as `jitquant.quantize_ragged` takes them. On a GPU with a grouped GEMM
-            they are not checked, but made non-decreasing and clamped to T.
+            they are not checked, but made non-decreasing and clamped to T. The leading 0 is
+            checked on the CPU, and on a GPU in `jitquant.testing.checked`.
         dtype: of the result: bfloat16, float16 or float32; default that of ``out``, or bfloat16.
         out: contiguous (T, N) to write to.
 

@@ -13,7 +13,7 @@ from typing import Any, SupportsFloat, SupportsIndex
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils.dlpack import from_dlpack
 
 from jitquant.formats import (
@@ -28,7 +28,7 @@ from jitquant.formats import (
     fp4_shapes,
     one_of,
 )
-from jitquant.ops import _checks_memory
+from jitquant.ops import _checks_memory, _checks_values
 
 DEVICES = ("cpu", "cuda", "meta")
 _INPUT_DTYPES_TEXT = "bfloat16, float16 or float32"
@@ -119,9 +119,19 @@ def as_gsa(gsa: object) -> float | Tensor | None:
 
 
 def ends_of(offsets: Tensor, experts: int) -> Tensor:
-    """Where the rows of each expert end, of offsets that may have a leading 0."""
+    """Where the rows of each expert end, of offsets that may have a leading 0.
+
+    The 0 is looked at on the CPU, and on a GPU in `jitquant.testing.checked`.
+    """
     has_zero = isinstance(offsets, Tensor) and tuple(offsets.shape) == (experts + 1,)
-    return offsets[1:] if has_zero else offsets
+    if not has_zero:
+        return offsets
+    if not is_compiling() and _checks_values.may_be_read(offsets) and offsets[0] != 0:
+        raise ValueError(
+            f"offsets: expected 0 as the first of {experts + 1} elements for {experts} experts, "
+            f"got {offsets[0].item()}. Subtract it from all, and pass only their rows"
+        )
+    return offsets[1:]
 
 
 def dimension(dim: int) -> None:

@@ -5,6 +5,7 @@ A rule looks at one argument of an op, by its name in the schema, and says what 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,24 @@ from jitquant.formats import FP8_SCALE_MIN, FP32_MAX, FP32_TINIEST, NVFP4_BLOCK
 from jitquant.numerics.ragged import row_of
 
 _SHOWN = 8
+
+
+class _Thread(threading.local):
+    """How many contexts of `jitquant.testing.checked` a thread is in."""
+
+    depth = 0
+
+
+THREAD = _Thread()
+
+
+def may_be_read(t: Tensor) -> bool:
+    """Whether a call reads values of a tensor: where that does not wait for a GPU, or should."""
+    if type(t) not in (Tensor, torch.nn.Parameter) or t.is_meta:  # fake ones have no values
+        return False
+    if not t.is_cuda:
+        return True
+    return THREAD.depth > 0 and not torch.cuda.is_current_stream_capturing()
 
 
 def _wrong(t: Tensor, wrong: Tensor, expected: str) -> str | None:

@@ -227,7 +227,8 @@ def nvfp4_grouped_linear(
             or one for each row: `jitquant.nn.stack_experts` of quantized weights.
         offsets: int32 or int64 (E,): where the rows of each expert end; or (E + 1,) with a leading
             0, as `jitquant.quantize_ragged` takes them. They are not checked, but made
-            non-decreasing and clamped to T.
+            non-decreasing and clamped to T. Only the leading 0 is, on the CPU and in
+            `jitquant.testing.checked`.
         dtype: bfloat16, float16 or float32; default that of ``out``, of ``x``, or bfloat16.
         out: contiguous (T, N) to write to.
 

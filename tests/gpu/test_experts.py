@@ -15,7 +15,7 @@ from torch import Tensor
 import jitquant
 from jitquant import NVFP4Tensor, reference
 from jitquant.formats import FP4_DTYPE, SCALE_DTYPE
-from jitquant.testing import assert_capturable, assert_no_sync, count_launches
+from jitquant.testing import assert_capturable, assert_no_sync, checked, count_launches
 
 from .helpers import in_threads
 
@@ -304,3 +304,13 @@ def test_four_threads_on_streams_of_their_own(rows: int) -> None:
         assert torch.equal(out, expected[i])
 
     in_threads(4, work)
+
+
+def test_a_leading_zero_is_looked_at_when_calls_are_checked() -> None:
+    x, w = torch.randn(8, 64, device="cuda").bfloat16(), _weights(2, 32, 64)
+    offsets = torch.tensor([3, 4, 8], device="cuda")
+    assert_no_sync(jitquant.nvfp4_grouped_linear, x, w, offsets)
+    for call in (jitquant.nvfp4_grouped_linear, jitquant.nn.grouped_linear):
+        q: Any = jitquant.quantize_nvfp4(x)
+        with checked(), pytest.raises(ValueError, match="offsets: expected 0 as the first of 3"):
+            call(q, w, offsets)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from samples import randn
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn.functional import ScalingType
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -213,6 +214,19 @@ def test_eight_bits_without_scaled_gemm(
     got = grouped_linear(q, w, torch.tensor(OFFSETS["rows left"]))
     assert grouped_gemms == ["bf16"]
     assert sqnr(got, wanted(q, w, OFFSETS["rows left"])) > 48
+
+
+@pytest.mark.parametrize("first", [3, -1])
+def test_the_leading_zero_is_one(first: int) -> None:
+    w, offsets = jitquant.quantize_nvfp4(experts()), torch.tensor([first, 16, 32, 48, 64])
+    for call in (jitquant.nvfp4_grouped_linear, grouped_linear):
+        x: Any = jitquant.quantize_nvfp4(randn(64, IN))
+        with pytest.raises(
+            ValueError, match=rf"offsets: expected 0 as the first of 5 .* 4 experts, got {first}\."
+        ):
+            call(x, w, offsets)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # which has no values
+            assert call(x, w, mode.from_tensor(offsets)).shape == (64, OUT)
 
 
 @pytest.mark.parametrize("kind", ["row", "fp8"])
