@@ -327,7 +327,7 @@ def grouped_linear(
         )
     offsets = _checks.seen_as_tensor(offsets, "offsets")
     offsets = _checks.ends_of(offsets, weights.shape[0])
-    _check_offsets(offsets, weights.shape[0], q.device)
+    _check_offsets(offsets, q.device)
     if weights.device != q.device:
         raise ValueError(
             f"q and weights: expected tensors on one device, got {q.device} and {weights.device}. "
@@ -387,15 +387,10 @@ def _check_operand(name: str, operand: object) -> None:
         )
 
 
-def _check_offsets(offsets: object, groups: int, device: torch.device) -> None:
+def _check_offsets(offsets: object, device: torch.device) -> None:
     if not isinstance(offsets, Tensor) or offsets.dtype not in (torch.int32, torch.int64):
         given = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
         raise TypeError(f"offsets: expected a tensor of int32 or int64, got {given}")
-    if tuple(offsets.shape) != (groups,):
-        raise ValueError(
-            f"offsets: expected shape ({groups},), the end of each expert's rows, or one more for "
-            f"a leading 0, got shape {tuple(offsets.shape)}"
-        )
     if offsets.device != device:
         raise ValueError(
             f"offsets: expected a tensor on {device}, as q is, got one on {offsets.device}"

@@ -121,11 +121,16 @@ def as_gsa(gsa: object) -> float | Tensor | None:
 def ends_of(offsets: Tensor, experts: int) -> Tensor:
     """Where the rows of each expert end, of offsets that may have a leading 0.
 
-    The 0 is looked at on the CPU, and on a GPU in `jitquant.testing.checked`.
+    The 0 is looked at on the CPU, and on a GPU in `jitquant.testing.checked`. What is not a tensor
+    is left to later checks.
     """
-    has_zero = isinstance(offsets, Tensor) and tuple(offsets.shape) == (experts + 1,)
-    if not has_zero:
+    if not isinstance(offsets, Tensor) or offsets.shape == (experts,):
         return offsets
+    if offsets.shape != (experts + 1,):
+        raise ValueError(
+            f"offsets: expected shape ({experts},), the end of each expert's rows, or "
+            f"({experts + 1},) with a leading 0, got shape {shape_text(offsets)}"
+        )
     if not is_compiling() and _checks_values.may_be_read(offsets) and offsets[0] != 0:
         raise ValueError(
             f"offsets: expected 0 as the first of {experts + 1} elements for {experts} experts, "

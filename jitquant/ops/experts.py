@@ -264,7 +264,7 @@ def nvfp4_grouped_linear(
         w_fp4=weight.x_fp4,
         w_sf=weight.x_sf,
         w_gsa=weight.gsa,
-        offsets=_checks.ends_of(offsets, weight.shape[0]),
+        offsets=_checks.ends_of(_checks.seen_as_tensor(offsets, "offsets"), weight.shape[0]),
         x_sf=x_sf,
         x_gsa=x_gsa,
         dtype=dtype,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from samples import randn
@@ -216,6 +217,18 @@ def test_eight_bits_without_scaled_gemm(
     assert sqnr(got, wanted(q, w, OFFSETS["rows left"])) > 48
 
 
+@pytest.mark.parametrize("call", [jitquant.nvfp4_grouped_linear, grouped_linear])
+def test_offsets_of_another_library_may_have_a_leading_zero(call: Any) -> None:
+    q, w = jitquant.quantize_nvfp4(randn(64, IN)), jitquant.quantize_nvfp4(experts())
+    ends = np.array(OFFSETS["uneven"])
+    want = call(q, w, torch.from_numpy(ends))
+    for offsets in (ends, np.array([0, *ends]), np.array([0, *ends], dtype=np.int32)):
+        assert torch.equal(call(q, w, offsets), want)
+    for wrong in (ends[:3], np.array([0, 0, *ends]), ends[:, None]):
+        with pytest.raises(ValueError, match=r"offsets: expected shape \(4,\), .* or \(5,\) with"):
+            call(q, w, wrong)
+
+
 @pytest.mark.parametrize("first", [3, -1])
 def test_the_leading_zero_is_one(first: int) -> None:
     w, offsets = jitquant.quantize_nvfp4(experts()), torch.tensor([first, 16, 32, 48, 64])
@@ -283,7 +296,7 @@ def test_errors(kind: str) -> None:
         grouped_linear(q, w, [16, 32, 48, 64])
     with pytest.raises(
         ValueError,
-        match=r"offsets: expected shape \(4,\), the end of each .* got shape \(3,\)",
+        match=r"offsets: expected shape \(4,\), the end of each .* or \(5,\) .* got shape \(3,\)",
     ):
         grouped_linear(q, w, offsets[1:])
     with pytest.raises(
