@@ -587,16 +587,16 @@ def _over(
     """FP8 or INT8 with the amax of a process group."""
     assert ops.from_amax is not None
     of, halved, run = ops.source.of, ops.source.cols is not None, 0
+    x = arguments[of] = _checks.with_columns(_checks.as_tensor(arguments[of], of))
     if halved:
-        fused = arguments[of] = _checks.as_tensor(arguments[of], of)
-        ops.source.accepts[of].check(of, fused)
+        ops.source.accepts[of].check(of, x)
         interleave = arguments["interleave"]
-        run = interleave or _checks_fp8.gate_and_up(fused, interleave)
+        run = interleave or _checks_fp8.gate_and_up(x, interleave)
     granularity = arguments["granularity"]
     one_of("granularity", granularity, GRANULARITIES)
     amax = _sharded.amax_over(
         process_group,
-        arguments[of],
+        x,
         granularity,
         keep_nan=True,
         run=run,

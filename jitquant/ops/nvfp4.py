@@ -918,7 +918,8 @@ def _buffers(op: Op, out: QuantizedActivation) -> tuple[Any, ...]:
 def _amax_over(process_group: ProcessGroup, source: Source, arguments: dict[str, Any]) -> Tensor:
     """The amax of what the ranks of a group have of these values."""
     granularity = arguments["granularity"]
-    x = arguments[source.of] = _checks.as_tensor(arguments[source.of], source.of)
+    x = _checks.with_columns(_checks.as_tensor(arguments[source.of], source.of))
+    arguments[source.of] = x
     cols, run = x.shape[-1] if x.dim() else 0, 0
     if source.cols is not None:
         cols, run = arguments["intermediate"], arguments["interleave"]
@@ -940,6 +941,8 @@ def _norm_over(
     assert family.amax is not None
     _sharded.check_granularity_of_norm(arguments["granularity"])
     buffers = _sharded.without_inv_rms(out)
+    of = family.source.of
+    arguments[of] = _checks.with_columns(_checks.as_tensor(arguments[of], of))
     amax, inv_rms = _sharded.norm_amax_over(
         process_group,
         family.amax,

@@ -434,7 +434,7 @@ def quantize_nvfp4_both(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    x = _checks.as_tensor(x, "x")
+    x = _checks.with_columns(_checks.as_tensor(x, "x"))
     if granularity != "tensor":
         raise ValueError(
             f"granularity: expected 'tensor', got {granularity!r}. For a gsa of each row, call "

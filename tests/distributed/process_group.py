@@ -11,6 +11,7 @@ import torch
 from samples import byte_view, randn
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import jitquant
 from jitquant import QuantizedActivation, QuantizedRaggedTensor, QuantizedTensor
@@ -344,6 +345,43 @@ def case_out(here: Here) -> None:
         )
         assert got is buffers
         same_fp8(buffers, jitquant.quantize_fp8(x, granularity=granularity), here, 1)
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies of tensors that functions make beside their ops."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
+
+
+def case_strided_columns_are_copied_once(here: Here) -> None:
+    x, weight = large_in_one_row(128, 64, here), torch.ones(64, device=here.device)
+    mixed = torch.stack([x, x], 1)
+    group: dict[str, Any] = {"process_group": here.group}
+    calls: dict[str, Any] = {
+        "nvfp4": lambda t: jitquant.quantize_nvfp4(t, **group),
+        "rotated": lambda t: jitquant.quantize_nvfp4(t, rotate="16", **group),
+        "fp8": lambda t: jitquant.quantize_fp8(t, **group),
+        "swiglu fp8": lambda t: jitquant.swiglu_quantize_fp8(t, granularity="tensor", **group),
+        "swiglu": lambda t: jitquant.deinterleave_quantize_nvfp4(t, 32, **group),
+        "norm": lambda t: jitquant.rmsnorm_quantize_nvfp4(t, weight, granularity="tensor", **group),
+        "mhc": lambda t: jitquant.mhc_rmsnorm_quantize_nvfp4(
+            t, torch.ones_like(t[..., 0]), weight, granularity="tensor", **group
+        ),
+        "both": lambda t: jitquant.quantize_nvfp4_both(t, **group)[1],
+    }
+    for name, call in calls.items():
+        whole = part(mixed if name == "mhc" else x, here)
+        strided = torch.stack([whole, whole], -1)[..., 0]
+        assert strided.stride(-1) == 2
+        with Copies() as copies:
+            got = call(strided)
+        assert copies.count == 1, (name, copies.count)
+        want = call(whole)
+        same(got.dequantize(torch.float32), want.dequantize(torch.float32), name)
 
 
 def case_under_torch_compile(here: Here) -> None:
