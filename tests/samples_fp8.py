@@ -423,6 +423,8 @@ def _ragged_samples() -> list[list[Sample]]:
     ):
         f, given = FP8_DTYPES[i % 2], i % 3 == 1
         activation = ACTIVATIONS[i % len(ACTIVATIONS)]
+        sums = i % 5 > 0
+        of_grad = (*shape, 5) if sums and len(shape) == 1 else shape  # sums are of rows
 
         def where(d, offsets=offsets, sizes=sizes) -> tuple[Tensor, Tensor | None]:
             lengths = None if sizes is None else torch.tensor(sizes).to(d)
@@ -446,14 +448,21 @@ def _ragged_samples() -> list[list[Sample]]:
             return (values(d), at, scales(d)), how
 
         def make_grad(
-            d, where=where, values=values, scales=some_scales, f=f, i=i, activation=activation
+            d,
+            where=where,
+            values=values,
+            of_grad=of_grad,
+            scales=some_scales,
+            f=f,
+            sums=sums,
+            activation=activation,
         ) -> Arguments:
             at, sizes = where(d)
-            x = None if activation == "none" else values(d, seed=1)
+            x = None if activation == "none" else values(d, of_grad, seed=1)
             keywords = {"sizes": sizes, "act_input": x, "activation": activation}
-            return (values(d, i=0), at, scales(d)), {
+            return (values(d, of_grad, i=0), at, scales(d)), {
                 **keywords,
-                "with_dbias": i % 5 > 0,
+                "with_dbias": sums,
                 "dtype": f,
             }
 
@@ -488,7 +497,7 @@ def _ragged_samples() -> list[list[Sample]]:
 
         name = f"{label}-{short(dtype)}-{given}"
         exact = activation in ("none", "relu", "srelu")
-        exact_grad = exact and i % 5 == 0
+        exact_grad = exact and not sums
         fp8.append(Sample("quantize_ragged_fp8", name, make_fp8, exact))
         grad.append(Sample("quantize_ragged_grad_fp8", name, make_grad, exact_grad))
         nvfp4.append(Sample("quantize_ragged_nvfp4", name, make_nvfp4))

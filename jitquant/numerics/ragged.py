@@ -170,7 +170,8 @@ def quantize_ragged_grad_fp8(
     """data, scale_inv, amax, dbias of ``grad * activation'(act_input)``, made in fp32.
 
     Args:
-        grad: (..., N), contiguous; a segment is whole rows of it.
+        grad: (..., N), contiguous; a segment is whole rows of it. With dbias it has two dimensions
+            or more: offsets of one dimension count elements, whose columns are not those of a bias.
         offsets: int64 (G + 1,), in rows.
         scale: fp32 (G,) to take; None: from the amaxes.
         sizes: int64 (G,), in rows.

@@ -95,6 +95,12 @@ def _plan_grad_fp8(
         raise ValueError(
             f"grad: expected shape (..., N) with N >= 1, got shape {_checks.shape_text(grad)}"
         )
+    if with_dbias and grad.dim() == 1:
+        raise ValueError(
+            f"grad: expected shape (rows, N) with dbias, got shape {_checks.shape_text(grad)}. "
+            "Offsets of one dimension count elements, which have no bias gradients. Reshape it and "
+            "count rows, or pass dbias=False"
+        )
     dbias = fp32(count if with_dbias else 0, grad.shape[-1])
     return Plan(grad.device, (Result(tuple(grad.shape), dtype), floats, floats, dbias))
 
@@ -406,14 +412,14 @@ def quantize_ragged_grad(
     as `quantize_ragged`.
 
     Args:
-        grad: (..., N), contiguous.
-        offsets: int64 (G + 1,), ascending, in rows.
+        grad: contiguous, (..., N), or of one dimension without dbias.
+        offsets: int64 (G + 1,), ascending, in rows of N, or of one element of one dimension.
         scale: float32 (G,); None: computed from the amaxes.
         sizes: int64 (G,), rows of each segment; None: segments follow each other.
         act_input: the activation's input, of grad's shape and dtype.
         activation: "none", "relu", "silu", "gelu" (its tanh form), "qgelu"
             (``x * sigmoid(1.702 * x)``) or "srelu" (``relu(x)^2``).
-        dbias: whether to compute bias gradients.
+        dbias: whether to compute bias gradients, of rows.
         dtype: ``float8_e4m3fn`` or ``float8_e5m2``.
         process_group: as in `quantize_ragged`; dbias stays that of this rank's rows.
         out: buffers of ``QuantizedRaggedTensor.empty(grad.shape, offsets, dbias=..., ...)``.

@@ -93,7 +93,7 @@ class QuantizedRaggedTensor(Parts):
             sizes: int64 (G,) or None; not copied.
             format: "fp8_tensor", "nvfp4" or "mxfp8".
             dtype: of FP8 elements: ``float8_e4m3fn`` or ``float8_e5m2``.
-            dbias: whether there is a buffer for it.
+            dbias: whether there is a buffer for it; not with one dimension.
             recipe: "te", "vllm" or "te_flush"; overwritten by the op that fills the buffers.
 
         Raises:
@@ -104,6 +104,10 @@ class QuantizedRaggedTensor(Parts):
         one_of("recipe", recipe, RECIPES)
         if not shape:
             raise ValueError("shape: expected a shape of one dimension or more, got ()")
+        if dbias and len(shape) == 1:
+            raise ValueError(
+                f"shape: expected (rows, N) with dbias, got {shape}. Bias gradients are of rows"
+            )
         if dtype not in FP8_DTYPES:
             raise TypeError(
                 f"dtype: expected torch.float8_e4m3fn or torch.float8_e5m2, got {dtype}"

@@ -31,6 +31,11 @@ void quantize_ragged_grad_fp8(Call& call, const declared::QuantizeRaggedGradFp8&
   const int64_t cols = args.grad.size(args.grad.dim() - 1);
   JITQUANT_CHECK(cols >= 1, "grad: expected shape (..., N) with N >= 1, got shape ",
                  shape_text(args.grad));
+  JITQUANT_CHECK(
+      !args.with_dbias || args.grad.dim() > 1,
+      "grad: expected shape (rows, N) with dbias, got shape ", shape_text(args.grad),
+      ". Offsets of one dimension count elements, which have no bias gradients. Reshape it "
+      "and count rows, or pass dbias=False");
   JITQUANT_CHECK(!args.with_dbias || cols <= int64_t{1} << 30,
                  "grad: expected at most 2^30 columns with dbias, got ", cols);
   RaggedGradient gradient = {nullptr, activation_of(args.activation), cols, nullptr, nullptr};

@@ -454,6 +454,14 @@ def test_ragged_is_a_tensor_each() -> None:
             assert torch.equal(q.amax[i : i + 1], one.amax)
 
 
+def test_gradients_of_elements_have_no_sums() -> None:
+    grad = randn(4, 32).view(-1)
+    q = jitquant.quantize_ragged_grad(grad, OFFSETS, dbias=False)
+    assert q.dbias is None
+    want = jitquant.quantize_ragged(grad, OFFSETS, dtype=torch.float8_e5m2)
+    assert same((q.data, q.scale_inv), (want.data, want.scale_inv))
+
+
 def test_bias_gradients() -> None:
     grad = randn(5, 48)
     q = jitquant.quantize_ragged_grad(grad, OFFSETS)
