@@ -73,7 +73,10 @@ def _scale_inv(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
 
 
 def _counts(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
-    rows = _elements(arguments).shape[-2]
+    batches = _elements(arguments)
+    if batches.dim() < 2:
+        return None  # the op refuses it
+    rows = batches.shape[-2]
     return _wrong(t, (t < 0) | (t > rows), f"0 to {rows}, the rows of a batch")
 
 
@@ -85,6 +88,8 @@ def _elements(arguments: Mapping[str, Any]) -> Tensor:
 
 def _offsets(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
     buffer = _elements(arguments)
+    if buffer.dim() == 0 or t.dim() != 1 or t.numel() == 0:
+        return None  # the op refuses it
     rows, row = buffer.numel(), row_of(buffer.shape)
     if "numel" in arguments:
         rows, row = arguments["numel"], arguments["row_size"]
@@ -109,6 +114,8 @@ def _offsets(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
 
 def _sizes(t: Tensor, arguments: Mapping[str, Any]) -> str | None:
     offsets = arguments["offsets"]
+    if t.shape != offsets[1:].shape:
+        return None  # the op refuses it
     wrong = (t < 0) | (t > offsets[1:] - offsets[:-1])
     return _wrong(t, wrong, "sizes from 0 to the distance between two offsets")
 

@@ -197,6 +197,25 @@ def test_checked_looks_at_values(name: str) -> None:
     call()
 
 
+def test_checked_leaves_what_ops_refuse_to_them() -> None:
+    x, at = randn(4, 32), torch.tensor([0, 2, 4])
+    calls: dict[str, Callable[[], Any]] = {
+        "x: expected a tensor of one dimension or more": lambda: jitquant.quantize_ragged(
+            torch.tensor(1.0), at
+        ),
+        "offsets: expected shape": lambda: jitquant.quantize_ragged(x, at[None]),
+        "offsets: expected shape (G + 1,)": lambda: jitquant.quantize_ragged(x, at[:0]),
+        "sizes: expected shape (2,)": lambda: jitquant.quantize_ragged(x, at, sizes=at),
+        "counts: expected None": lambda: jitquant.quantize_per_token_group(
+            x[0], 32, counts=torch.tensor([1])
+        ),
+    }
+    for said, call in calls.items():
+        with checked(), pytest.raises(ValueError) as raised:
+            call()
+        assert said in str(raised.value)
+
+
 def test_checked_has_a_rule_for_what_has_values() -> None:
     """Each argument that is not elements, codes or a weight."""
     elements = {"x", "X", "A", "w", "fused", "weight", "bias", "residual", "grad", "act_input"}
