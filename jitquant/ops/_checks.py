@@ -101,15 +101,18 @@ def seen_as_tensor(value: Any, name: str) -> Any:
     return as_tensor(value, name)
 
 
+def flat_gsa(gsa: Tensor) -> Tensor:
+    """One element of any shape is one gsa, and (..., 1) has one for each row."""
+    is_column = gsa.numel() == 1 or (gsa.dim() > 1 and gsa.shape[-1] == 1)
+    return gsa.reshape(-1) if is_column else gsa
+
+
 def as_gsa(gsa: object) -> float | Tensor | None:
     """``gsa`` as None, a float or a tensor of at least one dimension."""
     if gsa is None or (isinstance(gsa, Tensor) and gsa.dim() == 1) or isinstance(gsa, float):
         return gsa
     if isinstance(gsa, Tensor) or hasattr(gsa, "__dlpack__"):
-        tensor = as_tensor(gsa, "gsa")
-        # One element of any shape is one gsa, and (..., 1) has one for each row.
-        flat = tensor.numel() == 1 or (tensor.dim() > 1 and tensor.shape[-1] == 1)
-        return tensor.reshape(-1) if flat else tensor
+        return flat_gsa(as_tensor(gsa, "gsa"))
     if not isinstance(gsa, bool) and isinstance(gsa, Real):
         return float(gsa)
     raise TypeError(

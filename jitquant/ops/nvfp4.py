@@ -748,8 +748,9 @@ def _dequantize_parts(
 ) -> Tensor:
     if dtype is None and isinstance(out, Tensor):
         dtype = out.dtype
-    if isinstance(gsa, Tensor) and gsa.dim() > 1:
-        gsa = gsa.reshape(-1) if gsa.shape[-1] == 1 else gsa
+    if not isinstance(gsa, Tensor) or gsa.dim() != 1:
+        gsa = _checks.seen_as_tensor(gsa, "gsa")
+        gsa = _checks.flat_gsa(gsa) if isinstance(gsa, Tensor) else gsa
     args = DEQUANTIZE.args(
         x_fp4=x_fp4,
         x_sf=x_sf,

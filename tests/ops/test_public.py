@@ -134,6 +134,9 @@ def test_gsa_of_rows_as_a_column() -> None:
         parts = (q.x_fp4, q.x_sf, column, torch.float32)
         values = jitquant.dequantize_nvfp4(*parts, cols=40)
         assert torch.equal(values, q.dequantize(torch.float32))
+        of_numpy: Any = column.numpy()
+        values = jitquant.dequantize_nvfp4(q.x_fp4, q.x_sf, of_numpy, torch.float32, cols=40)
+        assert torch.equal(values, q.dequantize(torch.float32))
 
 
 def test_strided_gsa_rows() -> None:
