@@ -56,7 +56,7 @@ from jitquant.formats import (
 from jitquant.numerics import fp8 as numerics
 from jitquant.ops import _checks, _checks_fp8, _sharded, sources
 from jitquant.ops._results import BUFFERS, MAKER, Form, quantized
-from jitquant.ops.blockwise import quantize_block, quantize_per_token_group
+from jitquant.ops.blockwise import GROUP_EPS, quantize_block, quantize_per_token_group
 from jitquant.ops.schema import (
     EIGHT_BITS,
     FP32,
@@ -330,6 +330,10 @@ def quantize_fp8(
                     f"{name}: expected None with granularity {granularity!r}, got a scale. Each "
                     "group has its own. For a given scale use granularity 'tensor' or 'row'"
                 )
+        if amax_eps is not None:  # their functions call it eps
+            if not isinstance(amax_eps, _checks.SCALARS["float"][0]):
+                raise _checks.wrong_scalar(amax_eps, "amax_eps", "float")
+            GROUP_EPS.check("amax_eps", amax_eps)
         if granularity == "1x128":
             how: Any = {"rotate": rotate, "signs": signs, "rope": rope, "interleaved": interleaved}
             return quantize_per_token_group(x, dtype=dtype, eps=amax_eps, out=out, **how)
