@@ -97,8 +97,12 @@ SCALE_LAYOUTS: Final[tuple[str, ...]] = get_args(ScaleLayout)
 """Row major, or the 128x4 tiles that cuBLASLt's block-scaled matrix multiplication reads."""
 
 RECIPES: Final[tuple[str, ...]] = get_args(Recipe)
-"""TransformerEngine's arithmetic (the default), that of vLLM, SGLang and FlashInfer, or the first
-with code 0 in blocks whose scale underflows, as the second has it."""
+"""Arithmetic of NVFP4:
+
+- "te": TransformerEngine's (the default).
+- "vllm": that of vLLM, SGLang and FlashInfer.
+- "te_flush": TransformerEngine's, but blocks whose scale underflows have code 0, as with "vllm".
+"""
 
 WEIGHT_BLOCKS: Final[tuple[str, ...]] = get_args(WeightBlock)
 """Elements of a weight that share one scale."""

@@ -83,7 +83,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
             f"{name}: expected this rank's tensor, got a DTensor. Pass {name}.to_local(), and "
             "process_group=mesh.get_group() if ranks share an amax"
         )
-    # In a backward Dynamo does not trace the question.
+    # Dynamo cannot trace .layout in a backward.
     if not is_dynamo_compiling():
         strided(tensor, name)
     if tensor.device.type not in DEVICES:
@@ -183,7 +183,7 @@ def input_tensor(t: Tensor, name: str, min_dim: int = 1, shape: str = "(..., N)"
 
 
 def is_strided(t: Tensor) -> bool:
-    """Whether t has strides. Compiled code, which may not ask in a backward, takes it so."""
+    """Whether t has strides. Assumed while compiling: Dynamo cannot trace .layout in a backward."""
     return torch.compiler.is_compiling() or t.layout == torch.strided
 
 

@@ -4,7 +4,8 @@ What they share with those of `jitquant.ops.mxfp8` and `jitquant.ops.ragged`:
 
 - Inputs are bfloat16, float16 or float32, on the CPU or a GPU, with any leading dimensions and
   strides. If the last dimension is not contiguous, the functions copy the input first, which takes
-  a launch and memory; ops refuse it. Objects with ``__dlpack__`` are accepted too.
+  a launch and memory; ops refuse it. Ragged functions take contiguous buffers only. Objects with
+  ``__dlpack__`` are accepted too.
 - ``scale`` encodes, ``q = x * scale``, as in TransformerEngine. ``scale_inv`` of a result
   dequantizes and is ``1 / scale`` to the bit. If a checkpoint stores a scale that dequantizes, pass
   its reciprocal.
@@ -303,8 +304,9 @@ def quantize_fp8(
         scale: None to compute it; a number, finite and with a finite reciprocal in float32;
             float32 of one element or of one for each row, which decides the granularity.
         scale_ub: a computed scale is made from ``min(amax, scale_ub)``, as vLLM and FBGEMM have it.
-        amax_eps: that is raised to it: 1e-12 for torchao's scales, 1 / 512 for vLLM's of rows.
-            None: no bound; with 1x128 and 128x128 1e-10.
+        amax_eps: a computed scale is made from ``max(amax, amax_eps)``, after scale_ub: 1e-12 for
+            torchao's scales, 1 / 512 for vLLM's of rows. None: no bound; with 1x128 and 128x128
+            1e-10.
         amax: whether a given scale comes with the amax of ``x``, for a history; a computed scale
             always does.
         rotate, signs, rope, interleaved: what is quantized, as in `quantize_per_token_group`.

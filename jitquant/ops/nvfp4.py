@@ -564,7 +564,9 @@ def rmsnorm_quantize_nvfp4(
     process_group: ProcessGroup | None = None,
     out: QuantizedActivation | None = None,
 ) -> QuantizedActivation:
-    """RMSNorm and quantization in one launch (two with a computed gsa for several rows).
+    """RMSNorm and quantization in one launch.
+
+    With a computed gsa for the whole tensor there are two if it has more than one row.
 
     ``y = v * inv_rms * weight`` in fp32, ``inv_rms = 1 / sqrt(mean(v^2) + eps)``; y is not
     rounded to the input's dtype before it is quantized.

@@ -331,7 +331,7 @@ def quantize_ragged(
             `jitquant.quantize_nvfp4`, in blocks of 16 neighbors of the buffer; segments begin at
             multiples of 16 elements, and a block belongs to the segment of its first element.
             "mxfp8": blocks of 32 neighbors of the buffer as `jitquant.quantize_mxfp8` has them;
-            tensors whose rows are multiples of 32 have those of their own.
+            if N is a multiple of 32, no block spans two tensors.
         scale: float32 (G,), the factors that encode (NVFP4: S, 2688 / amax); None: from the amaxes.
         sizes: int64 (G,), rows of each segment; None: segments follow each other.
         dtype: of "fp8_tensor" and "mxfp8": ``float8_e4m3fn`` or ``float8_e5m2``.

@@ -465,10 +465,10 @@ class Op:
             arguments: by name; there may be others.
             buffers: for the results, in order. They are written to, and the result is None.
 
-        Nothing was done where it is ``NotImplemented``: the module has to be loaded; a tensor is
-        none of torch's own on the current GPU; a mode, a transform, a compiler or a profiler is to
-        see the op; or an argument is not accepted. `dispatched` is to be called then, which does
-        all of this, or says what is wrong.
+        Nothing was done where it is ``NotImplemented``: the module has to be loaded; a tensor is a
+        subclass or on another device; a mode, a transform, a compiler or a profiler is to see the
+        op; or an argument is not accepted. `dispatched` is to be called then, which does all of
+        this, or says what is wrong.
         """
         return self._direct((), arguments, buffers)
 
