@@ -569,15 +569,22 @@ def quantize_mxfp4(
     Raises:
         TypeError, ValueError: an argument is not accepted.
     """
-    of_rows = sources.rotated_arguments(rotate, signs, rope, interleaved).values()
-    args = (x, scaling, *of_rows, rounding, rng_state, random_bytes, scale_layout)
+    arguments = {
+        "x": x,
+        "scaling": scaling,
+        **sources.rotated_arguments(rotate, signs, rope, interleaved),
+        "rounding": rounding,
+        "rng_state": rng_state,
+        "random_bytes": random_bytes,
+        "scale_layout": scale_layout,
+    }
+    args = QUANTIZE_MXFP4.ordered(arguments)
     if out is None:
         x_fp4, x_sf = QUANTIZE_MXFP4.made(args)
         return x_fp4, x_sf
     if not isinstance(out, tuple) or len(out) != 2:
         raise TypeError(f"out: expected a tuple of x_fp4 and x_sf, got {type(out).__name__}")
-    named = dict(zip(QUANTIZE_MXFP4.names, args, strict=True))
-    if QUANTIZE_MXFP4.direct_named(named, out) is NotImplemented:
+    if QUANTIZE_MXFP4.direct_named(arguments, out) is NotImplemented:
         tensors = QUANTIZE_MXFP4.tensors(args)
         for buffer in out:
             _checks.tensor_out(buffer)
