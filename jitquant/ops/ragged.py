@@ -584,18 +584,18 @@ def _quantized(
             shape=tuple(x.shape),
             recipe=recipe,
         )
-    packed = format != "fp8_tensor"
+    has_block_scales = format != "fp8_tensor"
     if not (
         type(out) is QuantizedRaggedTensor
         and out.format == format
         and isinstance(x, Tensor)
         and out.shape == tuple(x.shape)
-        and (out.block_scales is not None) == packed
+        and (out.block_scales is not None) == has_block_scales
         and (out.dbias is not None) == dbias
         and op.direct_named(arguments, [getattr(out, name) for name in names]) is None
     ):
         tensors = op.tensors(op.ordered(arguments))
-        _check_buffers(out, names, format, tuple(tensors[0].shape), packed, dbias)
+        _check_buffers(out, names, format, tuple(tensors[0].shape), has_block_scales, dbias)
         op.dispatched(tensors, _buffers(out, names, tensors[0]))
         seen = dict(zip(op.names, tensors, strict=True))
         offsets, sizes = seen["offsets"], seen["sizes"]
@@ -616,7 +616,7 @@ def _check_buffers(
     names: tuple[str, ...],
     format: str,
     shape: tuple[int, ...],
-    packed: bool,
+    has_block_scales: bool,
     dbias: bool,
 ) -> None:
     """Raises where ``out`` has not the form, or not just the parts, of a result of this call."""
@@ -630,10 +630,11 @@ def _check_buffers(
                 f"out.{field}: expected {wanted!r} for this call, got {getattr(out, field)!r}. "
                 f"{_MAKER} makes buffers that fit"
             )
-    if (out.block_scales is not None) != packed:
+    if (out.block_scales is not None) != has_block_scales:
         raise ValueError(
-            f"out.block_scales: expected {'a buffer' if packed else 'None'} with format "
-            f"{format!r}, got {'None' if packed else 'a buffer'}. {_MAKER} makes buffers that fit"
+            f"out.block_scales: expected {'a buffer' if has_block_scales else 'None'} with format "
+            f"{format!r}, got {'None' if has_block_scales else 'a buffer'}. {_MAKER} makes buffers "
+            "that fit"
         )
     if (out.dbias is not None) != dbias:
         raise ValueError(
