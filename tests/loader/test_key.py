@@ -236,8 +236,22 @@ def test_flags_that_name_what_is_written() -> None:
         ["--time", f"{written}"],
         [f"-time={written}"],
         [f"-fdevice-time-trace={written}"],
+        [f"-ftime-trace={written}"],
+        ["-Xlinker", "-Map", "-Xlinker", f"{written}"],
+        ["-Xlinker", f"-Map={written}"],
+        [f"-Xlinker=-Map,{written}"],
+        ["-Xlinker=-Map", f"-Xlinker={written}"],
+        ["-Wl,-Map", f"-Wl,{written}"],
+        ["-Xcompiler", "-MF", "-Xcompiler", f"{written}"],
+        ["--compiler-options", "-MF", "--compiler-options", f"{written}"],
     ):
         assert named_by([*flags, f"@{read}", f"{read}"]).files == (str(read),), flags
+    for flags in (
+        ["-Xlinker", f"{written}"],
+        ["-Map", f"{read}", "-Xlinker", f"{written}"],
+        [f"-Xlinker={written}"],
+    ):
+        assert named_by(flags).files == (str(written),), flags
 
 
 def test_a_file_that_changes_in_each_build_is_named(

@@ -15,10 +15,12 @@ from .includes import Searched
 _FILE = re.compile(r"(?:^|[,=@])(/[^,]+)")
 _RESPONSE = re.compile(r"(?:^|,)@(/[^,]+)")
 _OPTIONS_FILE = ("-optf", "--options-file")
-# Files that compilers and linkers write, in each build anew: they are no input.
-_WRITES = r"(?:^|,)--?(?:time|fdevice-time-trace|Map|MF)"
+# Files that compilers and linkers write, in each build anew, so they are not inputs.
+_WRITES = r"(?:^|[,=])--?(?:time|ftime-trace|fdevice-time-trace|Map|MF)"
 _WRITTEN = re.compile(_WRITES + "[=,]/[^,]+")
 _WRITTEN_NEXT = re.compile(_WRITES + "$")
+# The next word is for another program: -Xlinker -Map -Xlinker /a.map is -Map /a.map.
+_HANDS_ON = re.compile(r"-X[a-z]+|--[a-z]+-options")
 
 
 class Named(NamedTuple):
@@ -31,13 +33,15 @@ class Named(NamedTuple):
 def named_by(flags: Iterable[str]) -> Named:
     """What is in the files that flags name is part of the flags."""
     files: dict[str, None] = {}
-    words = [""]
+    words, handed_on = [""], ""
     waiting = [*flags][::-1]
     while waiting:
         word = waiting.pop()
         is_options = words[-1] in _OPTIONS_FILE or word.startswith(_OPTIONS_FILE)
-        is_written = _WRITTEN_NEXT.search(words[-1]) is not None
+        is_written = _WRITTEN_NEXT.search(handed_on) is not None
         words.append(word)
+        if not _HANDS_ON.fullmatch(word):
+            handed_on = word
         read = "" if is_written else _WRITTEN.sub("", word)
         for path in filter(os.path.isfile, _FILE.findall(read)):
             if path not in files and (is_options or path in _RESPONSE.findall(word)):
