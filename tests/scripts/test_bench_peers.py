@@ -113,17 +113,30 @@ def fake_gpu(fixed_times: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fake_gpu")
 def test_what_was_measured_is_kept_if_a_peer_ends_the_process(
-    libraries: list[Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    libraries: list[Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     def ends(*_: object) -> None:
         raise SystemExit
 
-    monkeypatch.setitem(peers_fp8.FP8_PEERS["fp8-tensor"], "vllm", ends)
-    with pytest.raises(SystemExit):
+    def measure() -> None:
         command.measure_kernels(
             CPU, [16], 256, "bfloat16", "fp8-row,fp8-tensor", False, 9.0, None, tmp_path
         )
-    (row,) = json.loads((tmp_path / "kernels.json").read_text())["rows"]
+
+    whole, part = tmp_path / "kernels.json", tmp_path / "kernels.partial.json"
+    measure()
+    assert not part.exists()
+    assert capsys.readouterr().out.count("wrote ") == 1
+    before = whole.read_text()
+    monkeypatch.setitem(peers_fp8.FP8_PEERS["fp8-tensor"], "vllm", ends)
+    with pytest.raises(SystemExit):
+        measure()
+    assert whole.read_text() == before
+    assert "wrote " not in capsys.readouterr().out
+    (row,) = json.loads(part.read_text())["rows"]
     assert (row["op"], row["us"]) == ("fp8-row", 10.0)
 
 

@@ -160,6 +160,7 @@ def measure_kernels(
         "peers": libraries,
     }
     rows = []
+    whole: dict[str, Any] = {}
     by_name = {op.name: op for op in ops}
     for part in bench.run(
         ops,
@@ -176,10 +177,12 @@ def measure_kernels(
         console.print(report.kernel_table(by_name[part[0].op], part, peers.absent(libraries)))
         for text in report.remarks(part):
             console.print(f"  {text}", style="yellow", highlight=False, markup=False)
-        # After each op: a peer may end the process.
         took = time.perf_counter() - begin
-        write_record(out, stem, {**record, "seconds": took, "rows": [asdict(row) for row in rows]})
+        whole = {**record, "seconds": took, "rows": [asdict(row) for row in rows]}
+        # A peer may end the process. The record of an earlier run stays until this one is whole.
+        summary.save_part(out, stem, whole)
         console.print()
+    write_record(out, stem, whole)
     try:
         png = out / f"{stem}.png"
         title = f"jitquant on {gpu}, {dtype}, N = {n}"
@@ -447,6 +450,7 @@ def model(
     ceilings = timing.measure_ceilings(torch.device("cuda", torch.cuda.current_device()))
     console.print(f"read {ceilings.read:.0f} GB/s", highlight=False)
     rows = []
+    whole: dict[str, Any] = {}
     for times in bench.run(
         shape,
         chosen,
@@ -458,18 +462,16 @@ def model(
     ):
         console.print(times.text(), highlight=False, soft_wrap=True)
         rows.append({**asdict(times), "per_second": times.per_second})
-        write_record(
-            out,
-            f"model-{shape}",
-            {
-                **provenance(),
-                "ceilings_gb_per_s": asdict(ceilings),
-                "context": context,
-                "layers": layers,
-                "seconds": time.perf_counter() - begin,
-                "rows": rows,
-            },
-        )
+        whole = {
+            **provenance(),
+            "ceilings_gb_per_s": asdict(ceilings),
+            "context": context,
+            "layers": layers,
+            "seconds": time.perf_counter() - begin,
+            "rows": rows,
+        }
+        summary.save_part(out, f"model-{shape}", whole)
+    write_record(out, f"model-{shape}", whole)
     png = out / f"model-{shape}.png"
     bench.picture(rows, f"{torch.cuda.get_device_name()}, {context} tokens in the cache", png)
     console.print(f"wrote {png}", highlight=False, soft_wrap=True)

@@ -33,8 +33,24 @@ def write(results: Path, sections: dict[str, Record]) -> Path:
     return path
 
 
+def save_part(folder: Path, stem: str, record: Record) -> None:
+    """Write what a run has so far to ``<stem>.partial.json``, until `save` has the whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(_part_of(folder, stem), record)
+
+
+def _part_of(folder: Path, stem: str) -> Path:
+    return folder / f"{stem}.partial.json"
+
+
+def _write_json(path: Path, record: Record) -> None:
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
 def save(folder: Path, stem: str, record: Record) -> Path:
     """Write a raw record: into its section if the folder has a summary, else to its own file.
+
+    Parts of it that were saved before are removed.
 
     Returns:
         The path of what was written.
@@ -46,12 +62,14 @@ def save(folder: Path, stem: str, record: Record) -> Path:
     if not (folder / NAME).exists():
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{stem}.json"
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        return path
-    section = section_of(stem, record)
-    if section is None:
-        raise ValueError(f"{stem}: expected one of {', '.join(sorted(SECTIONS))}")
-    return write(folder, {**read(folder), stem: section})
+        _write_json(path, record)
+    else:
+        section = section_of(stem, record)
+        if section is None:
+            raise ValueError(f"{stem}: expected one of {', '.join(sorted(SECTIONS))}")
+        path = write(folder, {**read(folder), stem: section})
+    _part_of(folder, stem).unlink(missing_ok=True)
+    return path
 
 
 def add_folder(results: Path, raw: Path) -> tuple[list[str], list[str]]:
