@@ -11,6 +11,7 @@ from torch import Tensor
 
 import jitquant
 from harness import timing
+from harness.bench.shapes import nbytes
 from jitquant.formats import E4M3_MAX, FP8_GRANULARITIES
 
 DEVICE = "cuda"
@@ -63,15 +64,8 @@ def _inputs(shape: tuple[int, ...]) -> list[tuple[Tensor]]:
     return [(torch.empty_like(x).normal_(),) for _ in range(count)]
 
 
-def _nbytes(result: Any) -> int:
-    """Bytes of a call's results."""
-    parts = result if isinstance(result, tuple) else (result,)
-    tensors = (t for q in parts for t in vars(q).values() if isinstance(t, Tensor))
-    return sum(t.nbytes for t in tensors)
-
-
 def _floor_us(x: Tensor, result: Any, reads: int, copy: float) -> float:
-    return (reads * x.nbytes + _nbytes(result)) / (copy * 1e3)
+    return (reads * x.nbytes + nbytes(result)) / (copy * 1e3)
 
 
 def fused(copy: float) -> Iterator[Time]:
