@@ -377,8 +377,9 @@ def _any_groups(seed: int, count: int) -> Iterator[Sample]:
 def _odd_widths() -> Iterator[Sample]:
     # Rows begin at every distance from a multiple of four bytes.
     ways = itertools.cycle(itertools.product(GROUP_DTYPES, FP8_DTYPES))
-    for dtype, cols in itertools.product(DTYPES, (35, 50, 1009)):
-        x, weight, what = _values((12, cols), dtype), _finite((cols,), dtype, 5), (cols, dtype)
+    # The last have thread blocks of several warps, and more rows than one multiprocessor has those.
+    for dtype, (rows, cols) in itertools.product(DTYPES, ((12, 35), (12, 50), (24, 2065))):
+        x, weight, what = _values((rows, cols), dtype), _finite((cols,), dtype, 5), (cols, dtype)
         elements, f = next(ways)
         for granularity, given in (("tensor", torch.tensor([3.0])), ("row", None)):
             how = {"dtype": f, "granularity": granularity}
@@ -386,8 +387,8 @@ def _odd_widths() -> Iterator[Sample]:
         yield _case("quantize_per_token_group", what, (x, 16, None), dtype=elements)
         yield _case("quantize_block", what, (x, 16, 16), dtype=elements)
         yield _case("quantize_mxfp8_both", what, (_finite((32, cols), dtype),), dtype=f)
-        y = _finite((12, cols), dtype)
-        how = {"residual": _finite((12, cols), dtype, 6)}
+        y = _finite((rows, cols), dtype)
+        how = {"residual": _finite((rows, cols), dtype, 6)}
         yield _case("rmsnorm_quantize_nvfp4", what, (y, weight), **how)
         args = (y, weight, None)
         yield _case("rmsnorm_quantize_fp8", what, args, dtype=f, granularity="row", **how)
