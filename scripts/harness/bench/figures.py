@@ -394,6 +394,8 @@ def loader(results: Path) -> list[str]:
         "import": "`import jitquant` beyond `import torch`, processor time",
         "first_median": "first call of an op in bfloat16, nothing built: the median of all",
         "first_most": f"the same: the longest, of `{longest}`",
+        "edit_median": "the same after an edit of the module's source: the median of all modules",
+        "edit_most": "the same: the longest",
         "cold": "`fused_amax_quantize` as a whole, nothing built",
         "all_cold": "`jitquant.warmup()`, nothing built",
         "bf16_cold": "`jitquant.warmup(dtypes=[torch.bfloat16])`, nothing built",
@@ -407,6 +409,7 @@ def loader(results: Path) -> list[str]:
         "cpp_inline": "the same by `load_inline`",
         "plain": "the kernels of `fused_amax_quantize` by `torch.utils.cpp_extension.load`",
         "inline": "the same by `load_inline`",
+        "nvrtc": 'a kernel by `backend="nvrtc"`',
         "explain": "`jitquant explain fused_amax_quantize`",
         "doctor": "`jitquant doctor`",
     }
