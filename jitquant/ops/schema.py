@@ -521,15 +521,14 @@ class Op:
         Raises:
             TypeError, ValueError: an argument is not accepted.
         """
-        buffers = () if out is None else (out,)
-        results = self._direct(args, {}, buffers)
-        if results is NotImplemented:
+        if out is None:
+            result: Tensor = self.made(args)[0]
+            return result
+        if self._direct(args, {}, (out,)) is NotImplemented:
             tensors = self.tensors(args)
-            if out is not None:
-                _checks.tensor_out(out)
-            results = self.dispatched(tensors, buffers)
-        result: Tensor = results[0] if out is None else out
-        return result
+            _checks.tensor_out(out)
+            self.dispatched(tensors, (out,))
+        return out
 
     def tensors(self, args: Sequence[Any]) -> list[Any]:
         """``args`` with arrays of other libraries seen as tensors, the others of their types.
