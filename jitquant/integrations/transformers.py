@@ -173,7 +173,7 @@ class JitquantQuantizer(SavingQuantizer):
             return
         files = kwargs.get("checkpoint_files") or ()
         if not files:
-            raise ValueError("a quantized model is read from a folder; none was given")
+            raise ValueError("checkpoint_files: expected those of a quantized folder, got none")
         self._folder = Path(files[0]).parent
         # transformers loads what is not quantized. The rest keeps its place, on meta, aside.
         for name, module in quantized_modules(model, self._folder).items():

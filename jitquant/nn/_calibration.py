@@ -130,7 +130,9 @@ class Calibration:
             )
         about = read_metadata(Path(path)).get(_METADATA)
         if about is None:
-            raise ValueError(f"{path} is not a file that Calibration.save wrote")
+            raise ValueError(
+                f"calibration: expected a file that Calibration.save wrote, got {path}"
+            )
         kept = json.loads(about)
         tensors = load_file(Path(path))
         layers = {

@@ -103,10 +103,10 @@ def quantize_checkpoint(
     _check_accuracy(format, layout, rounding, calibration, fp8_share)
     if format == "nvfp4" and input_amax is None and calibration is None:
         raise ValueError(
-            "input_amax is None; format 'nvfp4' quantizes activations by a scale from calibration. "
-            "Give a calibration, the amaxes that jitquant.nn.report measures (by name), one number "
-            "for all layers such as 448, or take format 'nvfp4a16', which leaves activations as "
-            "they are"
+            "input_amax: expected amaxes with format 'nvfp4', which quantizes activations by a "
+            "static scale, got None. Give a calibration, the amaxes that jitquant.nn.report "
+            "measures (by name), one number for all layers such as 448, or take format 'nvfp4a16', "
+            "which leaves activations as they are"
         )
     source, out = Path(source), Path(out)
     check_free(out)
@@ -194,8 +194,8 @@ def _check_accuracy(
             )
     if rounding == "gptq" and calibration is None:
         raise ValueError(
-            "calibration is None; 'gptq' needs it: calibration=jitquant.nn.calibrate(model, "
-            "batches), or the file that its save() wrote"
+            "calibration: expected one with rounding 'gptq', got None. Make it with "
+            "jitquant.nn.calibrate(model, batches), or give the file that its save() wrote"
         )
     if fp8_share and layout == "modelopt":
         raise ValueError(

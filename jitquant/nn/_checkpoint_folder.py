@@ -34,7 +34,9 @@ def begin(
     state = partial / _STATE
     if partial.exists() and restart:
         if not state.is_file() and any(partial.iterdir()):
-            raise FileExistsError(f"{partial} is not from an unfinished call; remove it")
+            raise FileExistsError(
+                f"{partial}: expected the work of an unfinished call, got other files. Remove them"
+            )
         shutil.rmtree(partial)
     if not partial.exists():
         partial.mkdir(parents=True)
@@ -46,8 +48,9 @@ def begin(
     kept = _read(state)
     if kept is None or kept["what"] != json.loads(json.dumps(what)):
         raise FileExistsError(
-            f"{partial} is from an unfinished call with other arguments or another source; "
-            "restart=True (--restart) starts over"
+            f"{partial}: expected the work of an unfinished call with the same arguments, got that "
+            "of one with other arguments or another source. Start over with restart=True "
+            "(--restart)"
         )
     done: dict[str, str] = kept["done"]
     whole = {file: digest for file, digest in done.items() if (partial / file).is_file()}
@@ -61,7 +64,14 @@ def check_free(out: Path) -> None:
         FileExistsError: it is there already.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / _STATE).is_file():
-        raise FileExistsError(f"{out} is there already; give another folder, or remove it")
+        raise _is_there(out)
+
+
+def _is_there(out: Path) -> FileExistsError:
+    return FileExistsError(
+        f"out: expected a folder that does not exist yet, got {out}, which is there already. Give "
+        "another one, or remove it"
+    )
 
 
 def end(partial: Path, out: Path) -> None:
@@ -86,7 +96,7 @@ def ended(out: Path, what: dict[str, Any]) -> tuple[dict[str, str], list[str] | 
         return None
     kept = _read(out / _STATE)
     if kept is None or kept["what"] != json.loads(json.dumps(what)):
-        raise FileExistsError(f"{out} is there already; give another folder, or remove it")
+        raise _is_there(out)
     (out / _STATE).unlink()
     return kept["done"], kept["in_fp8"]
 

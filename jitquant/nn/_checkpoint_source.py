@@ -59,37 +59,45 @@ class Source:
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
-            raise FileNotFoundError(f"{directory} is not a directory. Pass a model's folder")
+            raise FileNotFoundError(
+                f"source: expected a model's folder, got {directory}, which is not a directory"
+            )
         self.directory = directory
         config = directory / "config.json"
         if not config.is_file():
-            raise FileNotFoundError(f"{directory} has no config.json. Pass a model's folder")
+            raise FileNotFoundError(
+                f"source: expected a model's folder, got {directory}, which has no config.json"
+            )
         self.config = read_json(config)
         index = directory / INDEX
         if index.is_file():
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict):
-                raise ValueError(f"{index} has no weight_map; download it again")
+                raise ValueError(f"{index}: expected a weight_map, got none. Download it again")
             self.map: dict[str, str] = weight_map
             names = sorted({_checked(name, index) for name in self.map.values()})
         else:
             names = sorted(p.name for p in directory.glob("*.safetensors"))
         if not names:
             raise FileNotFoundError(
-                f"{directory} has no *.safetensors; models in other files are converted by "
-                "transformers: model.save_pretrained(...)"
+                f"source: expected *.safetensors, got {directory} without them. Convert other "
+                "files with transformers: model.save_pretrained(...)"
             )
         absent = [name for name in names if not (directory / name).is_file()]
         if absent:
             raise FileNotFoundError(
-                f"{directory} has no {', '.join(absent)}, which {INDEX} names; download it again"
+                f"source: expected the files that {INDEX} names, got {directory}, which has no "
+                f"{', '.join(absent)}. Download it again"
             )
         self.files: dict[str, dict[str, Entry]] = {n: read_header(directory / n) for n in names}
         found = {name: file for file, entries in self.files.items() for name in entries}
         if index.is_file():
             lost = [name for name, file in self.map.items() if found.get(name) != file]
             if lost:
-                raise ValueError(f"{self.map[lost[0]]} has no {lost[0]}, which {INDEX} says it has")
+                raise ValueError(
+                    f"{self.map[lost[0]]}: expected {lost[0]}, which {INDEX} says it has, got a "
+                    "file without it. Download it again"
+                )
         self.map = found
         self._pinned = torch.empty(0, dtype=torch.uint8)
 
@@ -247,9 +255,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; download it again") from error
+        raise ValueError(f"{path}: expected JSON, got {error}. Download it again") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path} has a {type(found).__name__} instead of a JSON object")
+        raise ValueError(f"{path}: expected a JSON object, got a {type(found).__name__}")
     return found
 
 

@@ -145,8 +145,8 @@ class Work:
         if not self.quantized:
             first = next(iter(done.why.items()), None)
             raise ValueError(
-                f"{self.source.directory} has no matrix that targets and ignore leave to be "
-                "quantized" + (f"; {first[0]} is left: {first[1]}" if first else "")
+                "targets and ignore: expected to leave a matrix to be quantized, got none in "
+                f"{self.source.directory}" + (f"; {first[0]} is left: {first[1]}" if first else "")
             )
         if config.get("tie_word_embeddings") and "lm_head" not in self.ignored:
             self.ignored.append("lm_head")

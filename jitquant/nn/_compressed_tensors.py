@@ -187,8 +187,8 @@ def compressed_tensors(
                 of_experts[f"{dot}{part}"] = tensor
     if not layers:
         raise ValueError(
-            "the model has no NVFP4Linear, MXFP4Linear or Float8BlockwiseLinear of its own; "
-            "convert(model, ...) puts them in"
+            "model: expected layers that are NVFP4Linear, MXFP4Linear or Float8BlockwiseLinear, "
+            "got none. Call convert(model, ...) first"
         )
     places = places_in_file(model, shapes)
     inputs = _input_scales(layers, input_amax)
@@ -241,8 +241,9 @@ def _check_experts(name: str, experts: NVFP4Experts | Float8BlockwiseExperts) ->
     columns = experts.columns.values() if isinstance(experts, NVFP4Experts) else ()
     if any(size % NVFP4_BLOCK for size in columns):
         raise ValueError(
-            f"{name} has matrices of {tuple(columns)} columns; compressed-tensors has multiples of "
-            f"{NVFP4_BLOCK}. Leave it out when converting, by ignore="
+            f"{name}: expected matrices of a multiple of {NVFP4_BLOCK} columns, as "
+            f"compressed-tensors has them, got {tuple(columns)}. Leave it out when converting, by "
+            "ignore="
         )
 
 
@@ -342,8 +343,8 @@ def _parts(name: str, layer: nn.Module) -> dict[str, Tensor]:
     assert isinstance(layer, NVFP4Linear)
     if layer.in_features % NVFP4_BLOCK:
         raise ValueError(
-            f"{name}.in_features is {layer.in_features}; compressed-tensors has multiples of "
-            f"{NVFP4_BLOCK}. Leave the layer out when converting, by ignore="
+            f"{name}.in_features: expected a multiple of {NVFP4_BLOCK}, as compressed-tensors has "
+            f"it, got {layer.in_features}. Leave the layer out when converting, by ignore="
         )
     state = layer.state_dict()  # its scales are linear
     return {

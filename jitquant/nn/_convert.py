@@ -558,20 +558,23 @@ def check_arguments(
     if not 0 <= fp8_share <= 1:
         raise ValueError(f"fp8_share: expected a number from 0 to 1, such as 0.05, got {fp8_share}")
     is_nvfp4 = recipe in ("nvfp4", "nvfp4a16")
-    given = {"rounding": rounding != "nearest", "fp8_share": fp8_share > 0}
-    for name, is_given in given.items():
-        if is_given and not is_nvfp4:
-            raise ValueError(f"{name} is given with recipe {recipe!r}; it is for NVFP4 alone")
+    given = {"rounding": (rounding, "nearest"), "fp8_share": (fp8_share, 0)}
+    for name, (value, default) in given.items():
+        if value != default and not is_nvfp4:
+            raise ValueError(
+                f"{name}: expected {default!r} with recipe {recipe!r}, got {value!r}. Other values "
+                "are for NVFP4"
+            )
     if static_input_scales and recipe != "nvfp4":
         raise ValueError(f"static_input_scales: expected False with recipe {recipe!r}, got True")
     for name, is_given in {
-        "'gptq'": rounding == "gptq",
+        "rounding 'gptq'": rounding == "gptq",
         "static_input_scales": static_input_scales,
     }.items():
         if is_given and calibration is None:
             raise ValueError(
-                f"calibration is None; {name} needs it: "
-                "calibration=jitquant.nn.calibrate(model, batches)"
+                f"calibration: expected one with {name}, got None. Make it with "
+                "jitquant.nn.calibrate(model, batches)"
             )
 
 

@@ -32,7 +32,10 @@ def check_division(size: int, ranks: int, block: int, name: str) -> None:
             f"{size}. {block} neighbors share a scale"
         )
     if (ranks - 1) * each >= size:
-        raise ValueError(f"{name} is {size}, which leaves nothing for the last of {ranks} ranks")
+        raise ValueError(
+            f"{name}: expected a size with a part for each of {ranks} ranks, got {size}. Divide it "
+            "by fewer"
+        )
 
 
 def forward(

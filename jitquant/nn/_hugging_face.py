@@ -96,8 +96,8 @@ def places_in_file(model: nn.Module, weights: Mapping[str, tuple[int, int]]) -> 
             places[f"{owner}.{place.expert}.{part}.weight"] = place
     if len(places) != len(known):
         raise ValueError(
-            f"the weights of {type(model).__name__} are stored in an unknown layout. Known are "
-            "layouts with one name for each matrix"
+            "model: expected weights that files store with one name for each matrix, got "
+            f"{type(model).__name__}, whose layout is not known"
         )
     return places
 

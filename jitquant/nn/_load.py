@@ -195,8 +195,8 @@ def _check_meta_buffers(model: nn.Module) -> None:
     lost = [n for n, b in model.named_buffers() if b.is_meta and n not in saved]
     if lost:
         raise ValueError(
-            f"the buffers {', '.join(lost)} are on meta and in no state_dict, so no file has their "
-            "values. Create them on a device, or compute them after "
+            f"model: expected buffers with values, or in the state_dict, got {', '.join(lost)} on "
+            "meta, whose values no file has. Create them on a device, or compute them after "
             "model.to_empty(device='cpu')"
         )
 
@@ -254,10 +254,17 @@ def _nvfp4_layer(
     state = {n if n == "input_gsa" else f"weight_{n}": t for n, t in parts.items()}
     if linear.bias is not None:
         if f"{dot}bias" not in tensors:
-            raise ValueError(f"the files lack {dot}bias: they belong to another model")
+            raise _another_model(f"{dot}bias")
         state["bias"] = tensors.pop(f"{dot}bias")
     made.load_state_dict(state)
     return made.train(linear.training)
+
+
+def _another_model(lost: str) -> ValueError:
+    return ValueError(
+        "directory: expected the files of this model, got those of another one: the files lack "
+        f"{lost}"
+    )
 
 
 def _is_mxfp4(dot: str, tensors: dict[str, Tensor]) -> bool:
@@ -338,7 +345,7 @@ def _experts(
     if all(f"{name}.{part}_blocks" in tensors for part in files):
         for bias in (f"{part}_bias" for part in files):
             if getattr(module, bias, None) is not None and f"{name}.{bias}" not in tensors:
-                raise ValueError(f"the files lack {name}.{bias}: they belong to another model")
+                raise _another_model(f"{name}.{bias}")
         take = tensors.pop
         parts_of = {
             part: (take(f"{name}.{part}_blocks"), take(f"{name}.{part}_scales")) for part in files
@@ -434,7 +441,7 @@ def _take_biases(
             continue
         absent = [f"{base}bias" for base in places.values() if f"{base}bias" not in tensors]
         if absent:
-            raise ValueError(f"the files lack {absent[0]}: they belong to another model")
+            raise _another_model(absent[0])
         together = _projection(module, part).together
         experts, pieces = (max(numbers) + 1 for numbers in zip(*places, strict=True))
         tensors[f"{name}.{part}_bias"] = torch.stack(
@@ -482,8 +489,9 @@ def _load_the_rest(model: nn.Module, tensors: dict[str, Tensor], tied: list[list
     absent = [n for n in missing if n not in filled]
     if absent or unexpected:
         raise ValueError(
-            f"the files lack {', '.join(absent) or 'nothing'} and have "
-            f"{', '.join(unexpected) or 'nothing'} besides: they belong to another model"
+            "directory: expected the files of this model, got those of another one: the files lack "
+            f"{', '.join(absent) or 'nothing'} and have {', '.join(unexpected) or 'nothing'} "
+            "besides"
         )
     if on_meta:
         _tie_again(model, tied)
@@ -588,5 +596,7 @@ def _files(directory: Path) -> list[Path]:
         names = sorted(set(weight_map.values()))
     for name in names:
         if not (directory / name).is_file():
-            raise FileNotFoundError(f"{directory} has no {name}")
+            raise FileNotFoundError(
+                f"directory: expected a folder with {name}, got {directory}, which has no {name}"
+            )
     return [directory / name for name in names]

@@ -212,7 +212,7 @@ class ModelReport:
         one_of("of", of, _OPERANDS)
         if not self.layers:
             raise ValueError(
-                "no layer was measured, so there is no picture. print(report) says why"
+                "report: expected layers that were measured, got none. print(report) says why"
             )
         names = _short([layer.name for layer in self.layers])
         width = min(24.0, max(7.0, 0.3 * len(names)))

@@ -64,13 +64,21 @@ def _read_json(path: Path) -> tuple[dict[str, Any], int]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= _LONGEST or 8 + length > size:
-            raise ValueError(f"{path} has {size} bytes and no header of safetensors; read it again")
+            raise ValueError(
+                f"{path}: expected a file of safetensors, got {size} bytes and no header of "
+                "safetensors. Download it again"
+            )
         try:
             header = json.loads(file.read(length))
         except ValueError as error:
-            raise ValueError(f"the header of {path} is not JSON: {error}; read it again") from error
+            raise ValueError(
+                f"{path}: expected a header in JSON, got {error}. Download it again"
+            ) from error
     if not isinstance(header, dict):
-        raise ValueError(f"the header of {path} is a JSON {type(header).__name__}; read it again")
+        raise ValueError(
+            f"{path}: expected a JSON object as header, got a {type(header).__name__}. Download it "
+            "again"
+        )
     return header, 8 + length
 
 
@@ -102,20 +110,28 @@ def read_header(path: Path) -> dict[str, Entry]:
             kind, shape = str(about["dtype"]), tuple(map(int, about["shape"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{name} in {path} has no dtype, shape and data_offsets; read it again"
+                f"{name} in {path}: expected dtype, shape and data_offsets, got {about!r}. "
+                "Download it again"
             ) from error
         if kind not in DTYPES:
-            raise ValueError(f"{name} in {path} is {kind}, which is not known")
+            raise ValueError(f"{name} in {path}: expected one of {', '.join(DTYPES)}, got {kind}")
         if begin < 0 or any(size < 0 for size in shape):
-            raise ValueError(f"{name} in {path} begins at {begin} with the shape {shape}")
+            raise ValueError(
+                f"{name} in {path}: expected a shape and an offset of 0 or more, got {shape} at "
+                f"{begin}. Download it again"
+            )
         dtype = DTYPES[kind]
         if end - begin != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name} in {path} has {end - begin} bytes for {shape} of {dtype}")
+            raise ValueError(
+                f"{name} in {path}: expected {math.prod(shape) * dtype.itemsize} bytes for {shape} "
+                f"of {dtype}, got {end - begin}. Download it again"
+            )
         entries[name] = Entry(dtype, shape, first + begin, end - begin)
     needed = max((e.begin + e.size for e in entries.values()), default=first)
     if size < needed:
         raise ValueError(
-            f"{path} has {size} bytes of {needed}: it is truncated. Copy or download it again"
+            f"{path}: expected {needed} bytes, got {size}: it is truncated. Copy or download it "
+            "again"
         )
     return entries
 
@@ -187,10 +203,14 @@ class Writer:
             ValueError: it is another one.
         """
         if not self._waiting or self._waiting[0] != name:
-            raise ValueError(f"{name} is written in place of {self._waiting[:1]}")
+            raise ValueError(
+                f"name: expected {', '.join(self._waiting[:1]) or 'no more'}, the next tensor of "
+                f"the layout, got {name}"
+            )
         if (tensor.dtype, tuple(tensor.shape)) != self.layout[name]:
             raise ValueError(
-                f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {self.layout[name]}"
+                f"{name}: expected {self.layout[name]}, as in the layout, got {tensor.dtype} "
+                f"{tuple(tensor.shape)}"
             )
         values = tensor.contiguous().cpu()
         self._wait()
@@ -221,7 +241,9 @@ class Writer:
     def close(self) -> str:
         """Gives the file its name, when its bytes are on the disk, and returns its SHA-256."""
         if self._waiting:
-            raise ValueError(f"{', '.join(self._waiting)} were not written")
+            raise ValueError(
+                f"{', '.join(self._waiting)}: expected to be written before the end, got no values"
+            )
         self._wait()
         self._thread.shutdown()
         os.fsync(self._file.fileno())

@@ -58,7 +58,8 @@ def as_patterns(argument: str, given: object) -> tuple[str, ...]:
                 re.compile(pattern[3:])
             except re.error as error:
                 raise ValueError(
-                    f"{argument} has {pattern!r}, which is not a regular expression: {error}"
+                    f"{argument}: expected a regular expression after 're:', got {pattern!r}: "
+                    f"{error}"
                 ) from error
     return tuple(patterns)
 

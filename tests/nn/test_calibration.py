@@ -203,15 +203,21 @@ def test_errors(model: Block) -> None:
         ValueError, match="rounding: expected one of 'nearest', '4over6', 'mse', 'gptq', got 'best'"
     ):
         convert(model, "nvfp4", rounding="best")
-    with pytest.raises(ValueError, match="calibration is None; 'gptq' needs it"):
+    with pytest.raises(
+        ValueError, match="calibration: expected one with rounding 'gptq', got None"
+    ):
         convert(model, "nvfp4", rounding="gptq")
-    with pytest.raises(ValueError, match="calibration is None; static_input_scales needs it"):
+    with pytest.raises(
+        ValueError, match="calibration: expected one with static_input_scales, got None"
+    ):
         convert(model, "nvfp4", static_input_scales=True)
     with pytest.raises(
         ValueError, match="static_input_scales: expected False with recipe 'nvfp4a16', got True"
     ):
         convert(model, "nvfp4a16", static_input_scales=True, calibration=found)
-    with pytest.raises(ValueError, match="rounding is given with recipe 'fp8_block'"):
+    with pytest.raises(
+        ValueError, match="rounding: expected 'nearest' with recipe 'fp8_block', got"
+    ):
         convert(model, "fp8_block", rounding="mse")
     with pytest.raises(
         ValueError, match=r"fp8_share: expected a number from 0 to 1, such as 0\.05, got 5"

@@ -106,5 +106,7 @@ def test_errors() -> None:
         convert(Tiny(), "nvfp4", filter="lm_head")
     with pytest.raises(TypeError, match="ignore: expected a name or a pattern, or several, got 3"):
         convert(Tiny(), "nvfp4", ignore=3)
-    with pytest.raises(ValueError, match=r"ignore has 're:\(', which is not a regular expression"):
+    with pytest.raises(
+        ValueError, match=r"ignore: expected a regular expression after 're:', got 're:\('"
+    ):
         convert(Tiny(), "nvfp4", ignore=["re:("])
