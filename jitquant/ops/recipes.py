@@ -25,7 +25,6 @@ from jitquant.formats import (
     RECIPES,
     ROTATIONS,
     ROUNDINGS,
-    SCALE_DTYPE,
     SCALE_LAYOUTS,
     SELECTS,
     STATIC_SELECTS,
@@ -36,9 +35,8 @@ from jitquant.formats import (
     ScaleLayout,
     Select,
     WeightBlock,
-    ceil_div,
+    fp4_shapes,
     one_of,
-    swizzled_shape,
 )
 from jitquant.numerics import recipes as numerics
 from jitquant.ops import _checks, _checks_fp8, _checks_rotation, _sharded, sources
@@ -54,6 +52,7 @@ from jitquant.ops.schema import (
     Plan,
     Result,
     Values,
+    fp4,
     fp32,
 )
 from jitquant.tensors import NVFP4Tensor
@@ -126,14 +125,6 @@ def _plan_rotated_amax(
     return Plan(x.device, (fp32(rows if granularity == "row" else MAX_PARTIALS),))
 
 
-def _nvfp4(leading: tuple[int, ...], cols: int, scale_layout: str) -> tuple[Result, Result]:
-    groups = ceil_div(cols, NVFP4_BLOCK)
-    scales: tuple[int, ...] = (*leading, groups)
-    if scale_layout == "swizzled_128x4":
-        scales = swizzled_shape(_checks.row_count(leading), groups)
-    return Result((*leading, groups * 8), FP4_DTYPE), Result(scales, SCALE_DTYPE)
-
-
 def _plan_recipe(
     x: Tensor,
     amax: Tensor,
@@ -168,7 +159,7 @@ def _plan_recipe(
     return Plan(
         x.device,
         (
-            *_nvfp4(tuple(x.shape[:-1]), x.shape[-1], scale_layout),
+            *fp4(tuple(x.shape), scale_layout),
             fp32(rows if granularity == "row" else 1),
         ),
     )
@@ -187,11 +178,8 @@ def _plan_mxfp4(
 ) -> Plan:
     _checks_rotation.rotated_arguments(x, rotate, signs, cos, sin)
     _check_rounding(rounding, rng_state, random_bytes, x)
-    leading, groups = tuple(x.shape[:-1]), ceil_div(x.shape[-1], MXFP4_BLOCK)
-    scales: tuple[int, ...] = (*leading, groups)
-    if scale_layout == "swizzled_128x4":
-        scales = swizzled_shape(_checks.row_count(leading), groups)
-    return Plan(x.device, (Result((*leading, 16 * groups), FP4_DTYPE), Result(scales, E8M0_DTYPE)))
+    results = fp4(tuple(x.shape), scale_layout, block=MXFP4_BLOCK, scales=E8M0_DTYPE)
+    return Plan(x.device, results)
 
 
 def _plan_dequantize_mxfp4(
@@ -206,10 +194,8 @@ def _plan_dequantize_mxfp4(
             "x_fp4: expected shape (..., P) with P a multiple of 16 bytes (32 codes), got shape "
             f"{_checks.shape_text(x_fp4)}"
         )
-    leading, groups = tuple(x_fp4.shape[:-1]), size // 16
-    wanted = (*leading, groups)
-    if scale_layout == "swizzled_128x4":
-        wanted = swizzled_shape(_checks.row_count(leading), groups)
+    leading = tuple(x_fp4.shape[:-1])
+    wanted = fp4_shapes((*leading, 2 * size), scale_layout, block=MXFP4_BLOCK)[1]
     if tuple(x_sf.shape) != wanted:
         raise ValueError(
             f"x_sf: expected shape {wanted} for x_fp4 of shape {_checks.shape_text(x_fp4)} and "
@@ -278,9 +264,9 @@ def _plan_both(
     return Plan(
         x.device,
         (
-            *_nvfp4((rows,), cols, scale_layout),
+            *fp4((rows, cols), scale_layout),
             fp32(1),
-            *_nvfp4((cols,), rows, scale_layout),
+            *fp4((cols, rows), scale_layout),
             fp32(1),
         ),
     )
