@@ -67,7 +67,8 @@ def quantize_checkpoint(
         source: a folder with config.json and safetensors files.
         out: a folder that does not exist yet.
         format: "nvfp4": weights and activations; "nvfp4a16": only weights; "fp8_block": 128x128;
-            "fp8_row" and "int8": a scale for each output feature; "mxfp4": only weights.
+            "fp8_row" and "int8": a scale for each output feature; "mxfp4": only weights, which
+            sglang 0.5.23 reads in experts alone.
         layout: "compressed-tensors", or "modelopt" for "nvfp4".
         targets, ignore, fused_layers: as for `convert`. Embeddings are never quantized.
         rounding: of weights to NVFP4, as for `convert`: "nearest", "4over6", "mse" or "gptq".

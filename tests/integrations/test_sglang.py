@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 import jitquant
 from jitquant.loader import NvccNotFoundError
+from jitquant.nn import quantize_checkpoint
 
 pytest.importorskip("sglang", reason="sglang is not installed; no GPU and no sgl-kernel is needed")
 try:
@@ -316,3 +318,49 @@ def test_sglangs_own_modules_have_what_is_hooked() -> None:
     fields = {e.target.id for e in config.body if isinstance(e, ast.AnnAssign)}  # type: ignore[union-attr]
     asked = {"is_gated", "activation", "top_k", *plugin.of_experts.LIMITS}
     assert asked <= fields
+
+
+SCHEMES = {
+    "nvfp4": "CompressedTensorsW4A16Fp4",  # what sglang does with W4A4 on Hopper, by Marlin
+    "nvfp4a16": "CompressedTensorsW4A16Fp4",
+    "fp8_block": "CompressedTensorsW8A8Fp8",
+    "fp8_row": "CompressedTensorsW8A8Fp8",
+    "int8": "CompressedTensorsW8A8Int8",
+    "mxfp4": None,  # sglang 0.5.23 has MXFP4 of this layout for experts only
+}
+
+
+@pytest.mark.parametrize("format", [*SCHEMES, "modelopt"])
+def test_configs_that_are_written_are_read(
+    format: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By sglang's own classes, as on Hopper."""
+    from nn.test_checkpoint import folder, tensors
+
+    try:
+        from sglang.srt.layers.quantization import compressed_tensors, modelopt_quant
+    except ImportError as error:
+        pytest.skip(f"sglang's layers do not import here: {error}")
+    how: dict[str, Any] = {"format": format}
+    if format in ("nvfp4", "modelopt"):
+        how = {"format": "nvfp4", "input_amax": 20.0}
+    if format == "modelopt":
+        how["layout"] = "modelopt"
+    source = folder(tmp_path / "in", tensors(times=4), 1)
+    quantize_checkpoint(source, tmp_path / "out", **how)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    if format == "modelopt":
+        read = modelopt_quant.ModelOptFp4Config.from_config(written)
+        assert read.is_checkpoint_nvfp4_serialized
+        assert (read.group_size, read.exclude_modules) == (16, ["lm_head"])
+        return
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    config = compressed_tensors.compressed_tensors.CompressedTensorsConfig.from_config(written)
+    assert config.ignore == ["lm_head"]
+    (parts,) = config.target_scheme_map.values()
+    arguments = parts["weights"], parts["input_activations"]
+    if SCHEMES[format] is None:
+        with pytest.raises(NotImplementedError, match="No compressed-tensors compatible scheme"):
+            config._get_scheme_from_parts(*arguments)
+        return
+    assert type(config._get_scheme_from_parts(*arguments)).__name__ == SCHEMES[format]
