@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gpu import sanitizer_cases, second_device
-from samples import OPS
+from samples import COMPILED_OPS as OPS
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -100,4 +100,4 @@ def test_a_process_on_another_gpu_calls_every_module() -> None:
     with _Noted() as noted:
         for call in second_device.CASES.values():
             call(torch.clone)
-    assert MODULES - {OPS[name].module for name in noted.ops} == set()
+    assert MODULES - {op.module for name, op in OPS.items() if name in noted.ops} == set()
