@@ -198,6 +198,8 @@ class Compiled(NamedTuple):
 Arguments = Mapping[str, Any]
 """The arguments of a call, by name."""
 
+_BY_POSITION: Arguments = {}
+
 
 def by_name(function: Callable[..., Any], known: Collection[str]) -> Callable[[Arguments], Any]:
     """``function``, called with those arguments that its parameters are named for.
@@ -456,7 +458,7 @@ class Op:
             out: the buffer for a single result, or what has the buffers as attributes of the
                 results' names.
         """
-        return self._direct(args, {}, () if out is None else self._parts(out))
+        return self._direct(args, _BY_POSITION, () if out is None else self._parts(out))
 
     def direct_named(self, arguments: Arguments, buffers: Sequence[Any] = ()) -> Any:
         """The results on CUDA as a tuple, past the dispatcher, or else ``NotImplemented``.
@@ -512,7 +514,7 @@ class Op:
 
     def made(self, args: Sequence[Any]) -> Any:
         """New results as a tuple, by the shortest way that there is."""
-        results = self._direct(args, {}, ())
+        results = self._direct(args, _BY_POSITION, ())
         return self.dispatched(self.tensors(args)) if results is NotImplemented else results
 
     def one_tensor(self, args: Sequence[Any], out: Tensor | None) -> Tensor:
@@ -524,7 +526,7 @@ class Op:
         if out is None:
             result: Tensor = self.made(args)[0]
             return result
-        if self._direct(args, {}, (out,)) is NotImplemented:
+        if self._direct(args, _BY_POSITION, (out,)) is NotImplemented:
             tensors = self.tensors(args)
             _checks.tensor_out(out)
             self.dispatched(tensors, (out,))
