@@ -207,7 +207,7 @@ def test_an_input_that_cannot_be_quantized() -> None:
     assert found.skipped == {"0": "its input is torch.float64"}
     assert math.isnan(found.mean("nvfp4"))
     assert "not measured: 0: its input is torch.float64" in str(found)
-    with pytest.raises(ValueError, match="no layer was measured"):
+    with pytest.raises(ValueError, match="report: expected layers that were measured, got none"):
         found.picture("nowhere.png")
 
 
