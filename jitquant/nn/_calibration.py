@@ -48,11 +48,8 @@ class InputStatistics:
 
     @property
     def gsa(self) -> Tensor:
-        """The gsa of a static input scale: amax / 2688, fp32 (1,); 1 if all inputs are zero.
-
-        It is the reciprocal of its reciprocal, which files have, so it is read as it was.
-        """
-        return torch.where(self.amax > 0, 1 / (1 / gsa_from_amax(self.amax)), 1.0)
+        """As `static_gsa`, of these inputs alone."""
+        return static_gsa([self.amax])
 
     def to(self, device: torch.device) -> InputStatistics:
         """A copy on a device."""
@@ -72,6 +69,21 @@ class InputStatistics:
         if not weight_only:
             noise = noise + output_noise(w, self.noise).sum()
         return decibels(output_noise(w, self.moment).sum().item(), noise.item())
+
+
+def static_gsa(amaxes: Sequence[Tensor]) -> Tensor:
+    """The gsa of a static scale for all of some inputs: amax / 2688; 1 if all of them are zero.
+
+    Rounded so that saving 1 / gsa and loading it gives the same bits.
+
+    Args:
+        amaxes: one or more, fp32 (1,).
+
+    Returns:
+        fp32 (1,) on the device of the first one.
+    """
+    amax = torch.stack([a.to(amaxes[0].device) for a in amaxes]).amax(0)
+    return torch.where(amax > 0, 1 / (1 / gsa_from_amax(amax)), 1.0)
 
 
 def decibels(signal: float, noise: float) -> float:

@@ -182,15 +182,17 @@ class Work:
         return found
 
     def _amax(self, name: str, amaxes: float | Mapping[str, float] | None) -> float:
-        """The amax of the inputs of a matrix; of an expert that no token chose, the largest of
-        the others, as engines take it."""
+        """The amax of the inputs of a matrix; of an expert without inputs, or whose inputs are all
+        zero, the largest of the others, as engines take it. 2688, whose gsa is 1, as in `convert`,
+        if a calibration has only zeros."""
         amax = amaxes.get(name) if isinstance(amaxes, Mapping) else amaxes
-        if amax is None and (found := self._inputs(name)) is not None:
-            amax = found.amax.item()
-        if amax is None and (place := in_memory(name)) is not None:
-            start = f"{place[0]}.{place[1]}."
-            others = [f.amax.item() for n, f in self.calibration.items() if n.startswith(start)]
-            amax = max(others, default=None)
+        if amax is None:
+            own = self._inputs(name)
+            known = [] if own is None else [own.amax.item()]
+            if not any(known) and (place := in_memory(name)) is not None:
+                start = f"{place[0]}.{place[1]}."
+                known = [f.amax.item() for n, f in self.calibration.items() if n.startswith(start)]
+            amax = (max(known) or NVFP4_DIVISOR) if known else None
         if amax is None or not 0 < amax < math.inf:
             raise ValueError(
                 f"input_amax of {name}: expected a positive number, got {amax}. Measure it with "

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from jitquant.formats import (
@@ -18,7 +17,13 @@ from jitquant.formats import (
     Select,
     one_of,
 )
-from jitquant.nn._calibration import Calibration, InputStatistics, lowest, output_sqnr
+from jitquant.nn._calibration import (
+    Calibration,
+    InputStatistics,
+    lowest,
+    output_sqnr,
+    static_gsa,
+)
 from jitquant.nn._hugging_face import is_pretrained
 from jitquant.nn._rounding import WEIGHT_ROUNDINGS, WeightRounding, quantized_weights
 from jitquant.nn._targets import FUSED_LAYERS, as_families, as_patterns, families, refusal
@@ -382,8 +387,8 @@ class Plan:
         found = [self.known.get(name) for name in weights]
         moments = [None if statistics is None else statistics.moment for statistics in found]
         made = quantized_weights([*weights.values()], self.rounding, moments)
-        gsas = [statistics.gsa for statistics in found if statistics is not None]
-        static = torch.stack([g.to(gsas[0].device) for g in gsas]).amax(0) if gsas else None
+        amaxes = [statistics.amax for statistics in found if statistics is not None]
+        static = static_gsa(amaxes) if amaxes else None
         return {
             name: Rounded(weight, None if static is None else static.to(weight.device, copy=True))
             for name, weight in zip(weights, made, strict=True)
@@ -509,9 +514,9 @@ class Plan:
             found = [
                 self.known.get(f"{name}.{projection.name}.{e}") for e in range(weight.shape[0])
             ]
-            gsas = [f.gsa.to(weight.device) for f in found if f is not None]
-            if gsas:
-                made[projection.name] = torch.stack(gsas).amax(0)
+            amaxes = [f.amax for f in found if f is not None]
+            if amaxes:
+                made[projection.name] = static_gsa(amaxes).to(weight.device)
         return made
 
 

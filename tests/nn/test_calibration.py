@@ -162,6 +162,17 @@ def test_static_scales_of_inputs(model: Block, tmp_path) -> None:
     assert sqnr(again(x).detach(), model(x).detach()) > 35
 
 
+def test_inputs_that_are_zero_in_one_of_fused_layers() -> None:
+    """The static scale that they share is that of the other one."""
+    both = nn.ModuleDict({name: nn.Linear(32, 16, dtype=BF16) for name in ("gate_proj", "up_proj")})
+    x = randn(4, 32)
+    both.forward = lambda x: both["gate_proj"](x * 0) + both["up_proj"](x)  # type: ignore
+    found = calibrate(both, [x])
+    convert(both, "nvfp4", calibration=found, static_input_scales=True)
+    for linear in both.children():
+        assert torch.equal(linear.input_gsa, found.layers["up_proj"].gsa)
+
+
 def test_some_layers_with_static_scales_cannot_be_saved(model: Block) -> None:
     convert(model, "nvfp4", calibration=calibrate(model, batches()), static_input_scales=True)
     with pytest.raises(
@@ -301,6 +312,27 @@ def test_what_experts_get(kind: str) -> None:
         assert of_down.rows == of_up.rows
         torch.testing.assert_close(of_down.moment, h.T @ h, rtol=0.05, atol=0.01 * len(h))
     assert rows == 2 * int(real.sum())
+
+
+@pytest.mark.parametrize("dead", [[1], [0, 1, 2, 3]])
+def test_experts_whose_inputs_are_zero(dead: list[int], tmp_path: Path) -> None:
+    """They change nothing for the others. Only if all are zero is the gsa 1."""
+    model = mixture("Qwen3Moe", num_experts=4, moe_intermediate_size=48, mlp_only_layers=[])
+    experts = model.model.layers[0].mlp.experts
+    experts.gate_up_proj.data[dead] = 0
+    found = calibrate(model, [_tokens(0)])
+    place = "model.layers.0.mlp.experts.down_proj"
+    amaxes = [found.layers[f"{place}.{e}"].amax for e in range(4)]
+    assert [e for e in range(4) if amaxes[e] == 0] == dead
+    want = max(amaxes) / 2688 if len(dead) < 4 else torch.ones(1)
+    model.save_pretrained(tmp_path / "plain")
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "out", format="nvfp4", calibration=found)
+    loaded = copy.deepcopy(model)
+    load_compressed_tensors(loaded, tmp_path / "out")
+    convert(model, "nvfp4", calibration=found, static_input_scales=True)
+    for made in (model, loaded):
+        gsa = made.model.layers[0].mlp.experts.down_proj_input_gsa
+        torch.testing.assert_close(gsa, want, rtol=1e-6, atol=0)
 
 
 def test_gptq_brings_experts_closer() -> None:
