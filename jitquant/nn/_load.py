@@ -103,7 +103,7 @@ def load_compressed_tensors(
     for weight, linear in linears.items():
         dot, name = found[weight][0, 0], weight.removesuffix("weight").removesuffix(".")
         layer: nn.Module
-        if f"{dot}weight_packed" in tensors and _is_mxfp4(dot, tensors):
+        if _is_mxfp4(dot, tensors):
             layer = _mxfp4_layer(dot, linear, tensors)
         elif f"{dot}weight_packed" in tensors:
             only = not _quantizes_inputs(dot.removesuffix("."), config)
@@ -268,9 +268,11 @@ def _another_model(lost: str) -> ValueError:
 
 
 def _is_mxfp4(dot: str, tensors: dict[str, Tensor]) -> bool:
-    """Whether codes are MXFP4, which has byte scales and no global scale."""
+    """Whether a matrix is MXFP4: codes with byte scales and no global scale. The scales of FP8 may
+    be bytes too."""
     scale = tensors.get(f"{dot}weight_scale")
-    return scale is not None and scale.dtype in (torch.uint8, E8M0_DTYPE)
+    of_bytes = scale is not None and scale.dtype in (torch.uint8, E8M0_DTYPE)
+    return of_bytes and f"{dot}weight_packed" in tensors
 
 
 def _mxfp4_parts(

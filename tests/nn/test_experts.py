@@ -308,6 +308,22 @@ def test_mxfp4_files_of_gpt_oss(tmp_path: Path) -> None:
         load_compressed_tensors(mixture("GptOss"), tmp_path)
 
 
+def test_fp8_files_with_power_of_two_scales(tmp_path: Path) -> None:
+    """Scales in E8M0 are bytes, as those of MXFP4 are."""
+    model = mixture("Qwen3Moe")
+    done = convert(model, "fp8_block")
+    save_compressed_tensors(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [n for n in tensors if n.endswith("weight_scale")]:
+        tensors[name] = tensors[name].to(torch.float8_e8m0fnu)
+    save_file(tensors, tmp_path / "model.safetensors")
+    back = mixture("Qwen3Moe")
+    assert load_compressed_tensors(back, tmp_path).replaced == done.replaced
+    base = "model.layers.1.mlp.experts.2.down_proj"
+    want = tensors[f"{base}.weight"].float() * tensors[f"{base}.weight_scale"].float()
+    assert torch.equal(back.model.layers[1].mlp.experts.down_proj[2], want.to(BF16))
+
+
 def test_save_pretrained_writes_what_is_read(tmp_path: Path) -> None:
     model = mixture("Mixtral")
     convert(model, "nvfp4")
